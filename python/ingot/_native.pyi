@@ -644,7 +644,6 @@ class Sources:
         ModelSpec's hash, where `metadata` has one, is that of the source whose data this is.
         """
 
-# Only where there is a Unix underneath.
 @final
 class Writer:
     @staticmethod

@@ -108,7 +108,6 @@ class Writer:
         replace_read_only: bool = False,
         aliases: Mapping[str, str] | None = None,
     ) -> None:
-        _check_platform()
         self._path = _native.local_path(destination)
         pairs, flush = texts(metadata), is_durable(durable)
         self._writer: _native.Writer | _native.Appender
@@ -185,7 +184,6 @@ class Writer:
         -----
         A lock says whether a writer is still there. On a file system without locks a file cannot be joined.
         """
-        _check_platform()
         finish = one_of("orphaned", orphaned, ORPHANED) == "finish"
         writer = object.__new__(cls)
         writer._path = _native.local_path(destination)
@@ -283,11 +281,6 @@ def _disown() -> None:
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_disown)
-
-
-def _check_platform() -> None:
-    if not hasattr(_native, "Writer"):
-        raise NotImplementedError("ingot.Writer needs what Unix has: write the file by save_file")
 
 
 def _views(specs: Mapping[str, Any], aliases: Mapping[str, str]) -> Views:

@@ -18,5 +18,6 @@ mod codes;
 pub mod control;
 pub mod counters;
 mod memory;
+mod pages;
 mod simulator;
 mod streams;

@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 use std::ptr;
 
-use rustix::mm::{MapFlags, MprotectFlags, ProtFlags, mmap_anonymous, mprotect, munmap};
+use crate::pages;
 
 /// What stands in memory that a copy under way writes to.
 pub(crate) const POISON: u8 = 0xDB;
@@ -29,17 +29,8 @@ pub(crate) struct Arena {
 
 impl Arena {
     pub(crate) fn new(nbytes: usize) -> Arena {
-        // SAFETY: asks for a place that may be replaced, and there is none: the system chooses.
-        let start = unsafe {
-            mmap_anonymous(
-                ptr::null_mut(),
-                nbytes,
-                ProtFlags::empty(),
-                MapFlags::PRIVATE | MapFlags::NORESERVE,
-            )
-        };
         Arena {
-            start: start.map_or(0, |start| start.addr()),
+            start: pages::reserve(nbytes),
             nbytes,
             next: 0,
             live: BTreeMap::new(),
@@ -96,32 +87,31 @@ impl Arena {
     /// Does `work` with these bytes of the device, which are closed again after it.
     fn open(&self, address: usize, nbytes: usize, work: impl FnOnce(&mut [u8])) {
         let (begin, end) = (address / PAGE * PAGE, (address + nbytes).next_multiple_of(PAGE));
-        let pages = ptr::with_exposed_provenance_mut(begin);
-        let allow = |flags| {
-            // SAFETY: asks that nobody is kept from memory that he uses: the pages are the arena's, and only this function
-            // gives them out, for as long as `work` runs.
-            let done = unsafe { mprotect(pages, end - begin, flags) };
-            assert!(done.is_ok(), "pages of the arena can be opened and closed");
+        let allow = |is_open| {
+            // SAFETY: asks for pages of what was reserved, and that nobody uses them: they are the arena's, and only this
+            // function gives them out, for as long as `work` runs.
+            let done = unsafe { pages::allow(begin, end - begin, is_open) };
+            assert!(done, "pages of the arena can be opened and closed");
         };
         assert!(
             self.is_ours(address) && end <= self.start + self.nbytes,
             "within the arena"
         );
-        allow(MprotectFlags::READ | MprotectFlags::WRITE);
+        allow(true);
         let first = ptr::with_exposed_provenance_mut(address);
         // SAFETY: asks for bytes that can be read and written, and that nobody else uses: they were just opened, and the
         // simulator is locked.
         work(unsafe { std::slice::from_raw_parts_mut(first, nbytes) });
-        allow(MprotectFlags::empty());
+        allow(false);
     }
 }
 
 impl Drop for Arena {
     fn drop(&mut self) {
         if self.start != 0 {
-            // SAFETY: asks for a mapping that nobody uses any more: addresses of it were never more than numbers.
-            let unmapped = unsafe { munmap(ptr::with_exposed_provenance_mut(self.start), self.nbytes) };
-            assert!(unmapped.is_ok(), "the arena is a mapping");
+            // SAFETY: asks for what was reserved and nobody uses any more: addresses of it were never more than numbers.
+            let released = unsafe { pages::release(self.start, self.nbytes) };
+            assert!(released, "the arena was reserved");
         }
     }
 }

@@ -2,7 +2,7 @@
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
-use std::fs::{self, File, Metadata, OpenOptions as FileOptions};
+use std::fs::File;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -11,6 +11,7 @@ use ingot_format::{Entry, Header, HeaderWindow, Index, Limits, Selection, Select
 use ingot_remote::StopFlag;
 
 use crate::backend::{Choice, choose};
+use crate::disk::{Facts, facts_at, open_for_reading};
 use crate::error::{Error, Failure, InFile, unopened};
 use crate::memory::{Region, alignment};
 use crate::options::{BACKEND_VARIABLE, Backend, OpenOptions};
@@ -264,7 +265,7 @@ impl Archive {
 
 /// The file at `path`, to be read by position.
 pub(crate) fn open_source(path: &Path) -> Result<FileSource, Error> {
-    let source = with_room(|| open_file(path)).and_then(FileSource::new);
+    let source = with_room(|| open_for_reading(path)).and_then(FileSource::new);
     source.map_err(unopened(path))
 }
 
@@ -285,11 +286,11 @@ impl ByPath {
 
 impl Reopen for ByPath {
     fn reopen(&self) -> io::Result<File> {
-        open_file(&self.0)
+        open_for_reading(&self.0)
     }
 
-    fn look(&self) -> io::Result<Metadata> {
-        fs::metadata(&self.0)
+    fn look(&self) -> io::Result<Facts> {
+        facts_at(&self.0)
     }
 }
 
@@ -378,19 +379,6 @@ impl<'a> Tensor<'a> {
         };
         view.aligned_to(alignment(self.entry.dtype)).then_some(view)
     }
-}
-
-/// Opens without waiting: a FIFO nobody writes to would otherwise hang the program. That it is none is checked
-/// on the open file, so that nobody can put another in its place between a look and the opening.
-pub(crate) fn open_file(path: &Path) -> io::Result<File> {
-    let mut options = FileOptions::new();
-    options.read(true);
-    #[cfg(unix)]
-    {
-        use std::os::unix::fs::OpenOptionsExt;
-        options.custom_flags(rustix::fs::OFlags::NONBLOCK.bits().cast_signed());
-    }
-    options.open(path)
 }
 
 /// Makes it so that `file` is read as was chosen, where `asked` is what the caller wants.

@@ -102,7 +102,6 @@ pub use values::{Number, has_values};
 pub use verify::{Compared, Definition, Mismatch, Proof, Report, hash, verify};
 pub use watch::{Unwatched, Watch};
 pub use writer::ForeignFile;
-#[cfg(unix)]
 pub use writer::{Appender, Aside, Orphan, Writer};
 
 /// The program in README.md must compile.

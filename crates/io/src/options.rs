@@ -132,7 +132,6 @@ pub enum Replace {
 
 impl SaveOptions {
     /// What becomes of a file that has the name when the new one is whole.
-    #[cfg(unix)]
     pub(crate) fn existing(&self) -> Existing {
         match self.replace {
             Replace::Nothing => Existing::Refuse,

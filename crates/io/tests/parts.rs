@@ -179,13 +179,19 @@ fn a_conversion_that_is_not_known_is_refused_with_both_dtypes() {
 
 #[test]
 fn a_file_that_shrinks_is_an_error_and_no_crash() {
+    // There a file that is mapped cannot be shortened.
+    let backend = if cfg!(windows) {
+        Backend::Pread
+    } else {
+        Backend::Mmap
+    };
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("f");
     std::fs::write(&path, file(&[("m", Dtype::F32, &[2048, 4096])])).unwrap();
     let archive = Archive::open(
         &path,
         &OpenOptions {
-            backend: Backend::Mmap,
+            backend,
             limits: Limits::default(),
         },
     )

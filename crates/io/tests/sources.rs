@@ -169,7 +169,7 @@ fn every_source_gives_the_same_bytes() {
     for (backend, name) in [
         (Backend::Mmap, "mmap"),
         (Backend::Pread, "pread"),
-        (Backend::Auto, "mmap"),
+        (Backend::Auto, if cfg!(windows) { "pread" } else { "mmap" }),
     ] {
         let archive = open(&path, backend);
         assert_eq!(archive.backend(), name, "{}", archive.why());
@@ -222,6 +222,10 @@ fn a_file_that_shrank_or_was_written_to_is_noticed() {
     let (bytes, _) = file();
     let folder = tempfile::tempdir().unwrap();
     for backend in [Backend::Mmap, Backend::Pread] {
+        if cfg!(windows) && backend == Backend::Mmap {
+            // There a file that is mapped cannot be shortened.
+            continue;
+        }
         let path = folder.path().join(format!("{backend}.safetensors"));
         std::fs::write(&path, &bytes).unwrap();
         let archive = open(&path, backend);
@@ -260,6 +264,10 @@ fn a_file_replaced_by_rename_is_read_on_as_it_was() {
         let archive = open(&path, backend);
         let other = folder.path().join("new.safetensors");
         std::fs::write(&other, b"\x02\0\0\0\0\0\0\0{}").unwrap();
+        if cfg!(windows) {
+            // One that is mapped is not replaced there, but may be renamed.
+            std::fs::rename(&path, folder.path().join(format!("{backend}"))).unwrap();
+        }
         std::fs::rename(&other, &path).unwrap();
         suite(&archive, &tensors);
     }
@@ -277,14 +285,18 @@ fn what_is_no_regular_file_is_refused_at_once() {
         open(&folder.path().join("none")).system().unwrap().kind(),
         io::ErrorKind::NotFound
     );
-    let fifo = folder.path().join("fifo");
-    rustix::fs::mkfifoat(rustix::fs::CWD, &fifo, rustix::fs::Mode::RUSR).unwrap();
-    assert_eq!(
-        open(&fifo).to_string(),
-        format!("{}: not a regular file", fifo.display())
-    );
+    #[cfg(unix)]
+    {
+        let fifo = folder.path().join("fifo");
+        rustix::fs::mkfifoat(rustix::fs::CWD, &fifo, rustix::fs::Mode::RUSR).unwrap();
+        assert_eq!(
+            open(&fifo).to_string(),
+            format!("{}: not a regular file", fifo.display())
+        );
+    }
+    let device = if cfg!(windows) { "NUL" } else { "/dev/zero" };
     assert!(
-        open(Path::new("/dev/zero"))
+        open(Path::new(device))
             .to_string()
             .ends_with("not a regular file")
     );
@@ -370,7 +382,7 @@ impl Source for Distant {
             .broken
             .is_some_and(|broken| position <= broken && broken < end)
         {
-            return Err(rustix::io::Errno::IO.into());
+            return Err(io::Error::from_raw_os_error(5));
         }
         let rest = &self.bytes[usize::try_from(position).unwrap()..];
         let count = dest.len().min(rest.len());
@@ -409,10 +421,7 @@ fn a_failing_device_is_named_with_the_tensor_and_the_bytes() {
     let (begin, end) = fault.range().unwrap();
     assert_eq!((fault.code(), fault.tensor()), ("read", Some(&**name)));
     assert!((begin..end).contains(&broken), "{fault}");
-    assert_eq!(
-        fault.system().unwrap().raw_os_error(),
-        Some(rustix::io::Errno::IO.raw_os_error())
-    );
+    assert_eq!(fault.system().unwrap().raw_os_error(), Some(5));
     assert!(archive.read("t03").is_ok(), "the others can be read");
 }
 

@@ -172,9 +172,11 @@ fn os_error(py: Python<'_>, path: &Path, source: &std::io::Error, hint: Option<&
     let make = || -> PyResult<PyErr> {
         let os = py.import("os")?;
         let (errno, text) = match source.raw_os_error() {
+            // There Python has the number of its own from that of the system, and the class by it.
+            Some(_) if cfg!(windows) => (0, source.to_string().into_pyobject(py)?.into_any()),
             Some(errno) => (errno, os.call_method1("strerror", (errno,))?),
             None => (
-                invalid_argument(py)?,
+                number_of(py, source.kind())?,
                 source.to_string().into_pyobject(py)?.into_any(),
             ),
         };
@@ -182,13 +184,26 @@ fn os_error(py: Python<'_>, path: &Path, source: &std::io::Error, hint: Option<&
             Some(hint) => format!("{text} — {hint}").into_pyobject(py)?.into_any(),
             None => text,
         };
+        let system = source.raw_os_error().filter(|_| cfg!(windows));
         Ok(PyErr::from_value(py.get_type::<PyOSError>().call1((
             errno,
             text,
             path.as_os_str(),
+            system,
         ))?))
     };
     make().unwrap_or_else(|failure| failure)
+}
+
+/// The number for a failure that the system has none for.
+fn number_of(py: Python<'_>, kind: std::io::ErrorKind) -> PyResult<i32> {
+    let name = match kind {
+        std::io::ErrorKind::IsADirectory => "EISDIR",
+        std::io::ErrorKind::NotADirectory => "ENOTDIR",
+        std::io::ErrorKind::NotFound => "ENOENT",
+        _ => "EINVAL",
+    };
+    py.import("errno")?.getattr(name)?.extract()
 }
 
 /// A server that says that there is no such file, or that it is not for us, is answered as the system saying so: with
@@ -216,10 +231,6 @@ fn numbered(py: Python<'_>, errno: &str, path: &Path, words: String) -> PyErr {
         Ok(PyErr::from_value(py.get_type::<PyOSError>().call1(arguments)?))
     };
     make().unwrap_or_else(|failure| failure)
-}
-
-fn invalid_argument(py: Python<'_>) -> PyResult<i32> {
-    py.import("errno")?.getattr("EINVAL")?.extract()
 }
 
 /// Saving fails with a `StorageError`; but a target that cannot be written for want of permission, or is a

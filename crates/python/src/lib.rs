@@ -3,7 +3,6 @@
 //! It converts, lets go of the interpreter, calls `ingot-io`, and turns failures into exceptions. It knows no
 //! framework: those live in `python/ingot`, and hand over what makes their tensors ([`wrap::Wrap`]).
 
-#[cfg(unix)]
 mod aside;
 mod chosen;
 mod collector;
@@ -12,7 +11,6 @@ mod device;
 mod distance;
 mod dlpack;
 mod documents;
-#[cfg(unix)]
 mod download;
 mod edit;
 mod errors;
@@ -36,13 +34,11 @@ mod statistics;
 mod tensor;
 mod watch;
 mod wrap;
-#[cfg(unix)]
 mod writer;
 
 /// The module that Python imports.
 #[pyo3::pymodule(gil_used = false)]
 mod _native {
-    #[cfg(unix)]
     #[pymodule_export]
     use crate::aside::Aside;
     #[pymodule_export]
@@ -53,7 +49,6 @@ mod _native {
     use crate::distance::{Distance, distances};
     #[pymodule_export]
     use crate::documents::{fetch_beside, hub_headers, url_file_name};
-    #[cfg(unix)]
     #[pymodule_export]
     use crate::download::{download, planned_download};
     #[pymodule_export]
@@ -82,7 +77,6 @@ mod _native {
     use crate::tensor::Buffer;
     #[pymodule_export]
     use crate::wrap::Wrap;
-    #[cfg(unix)]
     #[pymodule_export]
     use crate::writer::{Appender, ForeignFile, Writer};
 

@@ -25,7 +25,8 @@ pub(crate) fn file_path(given: &Bound<'_, PyAny>) -> PyResult<PathBuf> {
     }
     let encoded = py.import("os")?.call_method1("fsencode", (given,));
     let encoded = encoded.map_err(|fault| no_path(given, fault))?;
-    let bytes = encoded.cast::<PyBytes>()?.as_bytes();
+    let encoded = encoded.cast::<PyBytes>()?;
+    let bytes = encoded.as_bytes();
     // As `open()` does. The system would see a shorter path.
     if bytes.contains(&0) {
         return Err(PyValueError::new_err(match given.is_instance_of::<PyBytes>() {
@@ -37,19 +38,21 @@ pub(crate) fn file_path(given: &Bound<'_, PyAny>) -> PyResult<PathBuf> {
         }));
     }
     refuse_url(py, &String::from_utf8_lossy(bytes))?;
-    Ok(path_of(bytes))
+    path_of(encoded)
 }
 
 #[cfg(unix)]
-fn path_of(bytes: &[u8]) -> PathBuf {
+#[allow(clippy::unnecessary_wraps, reason = "Windows asks Python")]
+fn path_of(encoded: &Bound<'_, PyBytes>) -> PyResult<PathBuf> {
     use std::os::unix::ffi::OsStrExt;
-    PathBuf::from(std::ffi::OsStr::from_bytes(bytes))
+    Ok(PathBuf::from(std::ffi::OsStr::from_bytes(encoded.as_bytes())))
 }
 
-#[cfg(not(unix))]
-fn path_of(bytes: &[u8]) -> PathBuf {
-    // There os.fsencode gives UTF-8.
-    PathBuf::from(String::from_utf8_lossy(bytes).into_owned())
+#[cfg(windows)]
+fn path_of(encoded: &Bound<'_, PyBytes>) -> PyResult<PathBuf> {
+    // Half a character may stand there, which is no UTF-8.
+    let os = encoded.py().import("os")?;
+    os.call_method1("fsdecode", (encoded,))?.extract()
 }
 
 /// Refuses a URL where a path is expected: what would be written to, and what is a path by its type. So is what

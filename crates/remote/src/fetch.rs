@@ -58,7 +58,6 @@ pub struct Resource {
 pub(crate) struct Linked {
     pub(crate) commit: Option<String>,
     /// The SHA-256 of files that are kept outside of Git, as those with weights are.
-    #[cfg_attr(not(unix), expect(dead_code, reason = "only downloads compare it"))]
     pub(crate) etag: Option<String>,
 }
 

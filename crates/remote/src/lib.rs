@@ -33,7 +33,7 @@
 #![cfg_attr(docsrs, feature(doc_cfg))]
 #![forbid(unsafe_code)]
 
-// From the ground up: `lock`, `stop`; `fault`, `network`, `options`, `url`; `http`; `pin`, `secrets`; `store`, `access`;
+// From the ground up: `lock`, `stop`; `fault`, `network`, `options`, `url`; `http`, `system`; `pin`, `secrets`; `store`, `access`;
 // `place`; `fetch`; `file`, `document`. Each imports what stands below it: scripts/check-floors.
 #[cfg(feature = "network")]
 mod access;
@@ -61,6 +61,8 @@ mod secrets;
 mod stop;
 #[cfg(feature = "network")]
 mod store;
+#[cfg(feature = "network")]
+mod system;
 #[cfg(feature = "network")]
 mod url;
 

@@ -12,6 +12,7 @@ use crate::store::azure;
 use crate::store::gcs;
 use crate::store::hub::{self, HubFile, MODEL_FILE};
 use crate::store::s3;
+use crate::system::path_of_url;
 use crate::url::{SCHEMES, Url, decode, decoded, encode_path, split_collapsed, split_scheme};
 
 /// What others call the same, with what it is here.
@@ -355,29 +356,7 @@ fn path_of(rest: &str) -> Result<PathBuf, &'static str> {
     if bytes.contains(&0) {
         return Err("the path has a null byte");
     }
-    #[cfg(unix)]
-    {
-        use std::os::unix::ffi::OsStringExt;
-        Ok(PathBuf::from(std::ffi::OsString::from_vec(bytes)))
-    }
-    #[cfg(not(unix))]
-    {
-        let text = String::from_utf8(bytes).map_err(|_| "the path is not UTF-8")?;
-        Ok(PathBuf::from(without_root_of_drive(&text)))
-    }
-}
-
-/// `C:/x` of `/C:/x` and of `/C|/x`.
-#[cfg(any(not(unix), test))]
-fn without_root_of_drive(path: &str) -> String {
-    match path.as_bytes() {
-        [b'/', drive, b':' | b'|', rest @ ..]
-            if drive.is_ascii_alphabetic() && rest.first().is_none_or(|&byte| byte == b'/') =>
-        {
-            format!("{}:{}", char::from(*drive), &path[3..])
-        }
-        _ => path.to_owned(),
-    }
+    path_of_url(bytes)
 }
 
 #[cfg(test)]
@@ -453,14 +432,6 @@ mod tests {
             assert_eq!(path(text).unwrap_err().code(), "bad-url", "{text}");
         }
         assert!(local_path("file:a").is_none() && local_path("files:///a").is_none());
-        for (path, drive) in [
-            ("/C:/x", "C:/x"),
-            ("/c|/x", "c:/x"),
-            ("/C:", "C:"),
-            ("/C:x", "/C:x"),
-        ] {
-            assert_eq!(without_root_of_drive(path), drive);
-        }
     }
 
     #[test]

@@ -6,7 +6,6 @@ import os
 from os import fsdecode
 from typing import TYPE_CHECKING, NamedTuple, cast
 
-from ingot import _native
 from ingot._native import is_url, local_path, shown_url
 from ingot._objects import resolved as resolved_object
 from ingot._objects import shown
@@ -156,8 +155,6 @@ def convert(
     >>> ingot.convert("pytorch_model.bin", "model.safetensors").tensors  # doctest: +SKIP
     103
     """
-    if not hasattr(_native, "Aside"):
-        raise NotImplementedError("ingot.convert needs what Unix has")
     to = Destination.of(fsdecode(local_path(destination)), format, max_shard_size)
     code = None if dtype is None else float_code(dtype)
     existing = Existing(overwrite, replace_read_only)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import sys
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
@@ -86,18 +87,30 @@ def sweep(beside: str) -> None:
     with suppress(OSError):
         for found in filter(left.fullmatch, os.listdir(directory)):
             folder = os.path.join(directory, found)
-            with suppress(OSError), _in_use(folder):
+            with suppress(OSError):
+                with _in_use(folder):
+                    shutil.rmtree(folder, ignore_errors=True)
+                # Windows keeps the folder as long as the lock in it is open.
                 shutil.rmtree(folder, ignore_errors=True)
 
 
 @contextmanager
 def _in_use(folder: str) -> Iterator[None]:
     """Lock a folder, until the process ends however it does. `OSError` where another has the lock."""
-    import fcntl
+    if sys.platform == "win32":
+        # A folder cannot be locked there, but a file in it, which vanishes when it is closed.
+        import msvcrt
 
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+        descriptor = os.open(os.path.join(folder, ".lock"), os.O_RDWR | os.O_CREAT | os.O_TEMPORARY)
+    else:
+        import fcntl
+
+        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if sys.platform == "win32":
+            msvcrt.locking(descriptor, msvcrt.LK_NBLCK, 1)
+        else:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         yield
     finally:
         os.close(descriptor)

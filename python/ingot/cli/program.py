@@ -112,13 +112,29 @@ def run(given: Sequence[str]) -> int:
     """Carry out a command and give its exit status. Failures are printed, on one line."""
     _never_fail_to_encode()
     try:
-        code = _carried_out(list(given))
+        code = _carried_out(_expanded(given))
         sys.stdout.flush()
     except BrokenPipeError:
         # Python flushes once more when it exits, and would complain.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
     return code
+
+
+def _expanded(given: Sequence[str]) -> list[str]:
+    """Replace words with `*` and `?` by the names that they stand for, as shells of Windows do not."""
+    if sys.platform != "win32":
+        return list(given)
+    from glob import glob
+
+    from ingot._native import is_url
+
+    expanded = []
+    for word in given:
+        # A URL may have a query, and a pattern for names of tensors has no path.
+        is_pattern = any(sign in word for sign in "*?") and not is_url(word)
+        expanded += (sorted(glob(word)) if is_pattern else []) or [word]
+    return expanded
 
 
 def _carried_out(given: list[str]) -> int:

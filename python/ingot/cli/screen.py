@@ -41,6 +41,11 @@ class Screen:
         self.quiet = quiet
         self.is_terminal = self.out.isatty()
         self.has_colour = self.is_terminal and not os.environ.get("NO_COLOR") and _term() != "dumb"
+        if self.has_colour and sys.platform == "win32":
+            # Older consoles print the signs for colours as they are. click brings it there.
+            import colorama
+
+            colorama.just_fix_windows_console()
 
     @property
     def width(self) -> int:

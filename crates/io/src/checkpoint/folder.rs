@@ -1,7 +1,7 @@
 //! The directory that a checkpoint's files lie in, and the index that names them.
 
 use std::ffi::{OsStr, OsString};
-use std::fs::{self, File, Metadata};
+use std::fs::File;
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -10,13 +10,12 @@ use ingot_format::{IndexReader, ShardIndex, to_u64};
 use ingot_remote::StopFlag;
 
 use super::shards::{Backing, Shards, Store};
-use crate::archive::{Archive, open_file};
+use crate::archive::Archive;
+use crate::disk::{self, Beneath, Facts, Kind, Refusal};
 use crate::error::{CheckpointFault, Error, unopened};
 use crate::options::{OpenOptions, Reach};
 use crate::source::{FileSource, Reopen, Stamp, with_room};
 use crate::workers::{Reading, of_directory};
-
-const LINK: &str = "it is a symbolic link, or lies behind one";
 
 /// A directory, and how far its files may lie from it.
 #[derive(Debug)]
@@ -54,13 +53,13 @@ impl Folder {
     }
 
     /// What the system says of a file in it, which is not opened for that where it need not be confined.
-    fn metadata(&self, name: impl AsRef<OsStr>) -> Result<Metadata, Error> {
+    fn facts(&self, name: impl AsRef<OsStr>) -> Result<Facts, Error> {
         let name = name.as_ref();
-        let metadata = match &self.confined {
-            None => fs::metadata(self.at.join(name)),
-            Some(_) => self.open(name)?.metadata(),
+        let facts = match &self.confined {
+            None => disk::facts_at(&self.at.join(name)),
+            Some(_) => disk::facts(&self.open(name)?),
         };
-        metadata.map_err(unopened(&self.path(name)))
+        facts.map_err(unopened(&self.path(name)))
     }
 
     /// Opens a file in it, by a name that rule I6 allows.
@@ -68,7 +67,7 @@ impl Folder {
         let name = name.as_ref();
         let open_fault = |source| unopened(&self.path(name))(source);
         let Some(beneath) = &self.confined else {
-            return with_room(|| open_file(&self.at.join(name))).map_err(open_fault);
+            return with_room(|| disk::open_for_reading(&self.at.join(name))).map_err(open_fault);
         };
         let refused = |reason| {
             let shard = name.to_string_lossy().into_owned();
@@ -78,7 +77,8 @@ impl Folder {
             Refusal::Elsewhere(reason) => refused(reason),
             Refusal::System(source) => open_fault(source),
         })?;
-        if has_other_names(&file).map_err(open_fault)? {
+        let facts = disk::facts(&file).map_err(open_fault)?;
+        if facts.kind == Kind::File && facts.names != 1 {
             return Err(refused("it has a second name somewhere, which is a hard link"));
         }
         Ok(file)
@@ -116,8 +116,8 @@ impl Reopen for ByName {
         self.folder.open(&self.name).map_err(as_of_the_system)
     }
 
-    fn look(&self) -> io::Result<Metadata> {
-        self.folder.metadata(&self.name).map_err(as_of_the_system)
+    fn look(&self) -> io::Result<Facts> {
+        self.folder.facts(&self.name).map_err(as_of_the_system)
     }
 }
 
@@ -145,7 +145,7 @@ impl Beside {
     ) -> Result<(Shards, Beside), Error> {
         let shards = Shards::new(folder.path(name), index_in(&folder, name)?);
         let names = shards.index().shards();
-        let looked: Vec<_> = names.iter().map(|shard| folder.metadata(shard)).collect();
+        let looked: Vec<_> = names.iter().map(|shard| folder.facts(shard)).collect();
         refuse_missing(&shards, &looked)?;
         let stamps = looked.into_iter().map(|looked| Ok(Stamp::of(&looked?)));
         let beside = Beside {
@@ -189,8 +189,8 @@ impl Store for Beside {
 }
 
 /// Fails when shards are not there, with all their names.
-fn refuse_missing(shards: &Shards, looked: &[Result<Metadata, Error>]) -> Result<(), Error> {
-    let is_missing = |shard: &Result<Metadata, Error>| matches!(shard, Err(Error::Open { source, .. }) if source.kind() == io::ErrorKind::NotFound);
+fn refuse_missing(shards: &Shards, looked: &[Result<Facts, Error>]) -> Result<(), Error> {
+    let is_missing = |shard: &Result<Facts, Error>| matches!(shard, Err(Error::Open { source, .. }) if source.kind() == io::ErrorKind::NotFound);
     let missing: Vec<String> = looked
         .iter()
         .zip(shards.index().shards())
@@ -221,14 +221,14 @@ pub(super) fn index_in(folder: &Folder, name: &OsStr) -> Result<ShardIndex, Erro
     let path = folder.path(name);
     let file = folder.open(name)?;
     let open_fault = unopened(&path);
-    let metadata = file.metadata().map_err(open_fault)?;
-    if !metadata.is_file() {
+    let facts = disk::facts(&file).map_err(open_fault)?;
+    if facts.kind != Kind::File {
         return Err(open_fault(io::Error::new(
             io::ErrorKind::InvalidInput,
             "not a regular file",
         )));
     }
-    index_of(file, metadata.len(), &path)
+    index_of(file, facts.nbytes, &path)
 }
 
 /// Reads an index of `nbytes` through a window, so that 60 MB of it cost no more memory than the names in it. `path`
@@ -262,195 +262,4 @@ pub(crate) fn index_of(mut bytes: impl Read, nbytes: u64, path: &Path) -> Result
         }
     }
     reader.finish().map_err(index_fault)
-}
-
-/// Why a file beneath a directory was not opened.
-enum Refusal {
-    Elsewhere(&'static str),
-    System(io::Error),
-}
-
-impl From<io::Error> for Refusal {
-    fn from(source: io::Error) -> Refusal {
-        Refusal::System(source)
-    }
-}
-
-#[cfg(unix)]
-fn has_other_names(file: &File) -> io::Result<bool> {
-    use std::os::unix::fs::MetadataExt;
-    let metadata = file.metadata()?;
-    Ok(metadata.is_file() && metadata.nlink() != 1)
-}
-
-#[cfg(not(unix))]
-fn has_other_names(_: &File) -> io::Result<bool> {
-    // The standard library cannot say.
-    Ok(false)
-}
-
-/// An open directory, from which nothing leads out.
-#[cfg(unix)]
-#[derive(Debug)]
-struct Beneath {
-    directory: std::os::fd::OwnedFd,
-}
-
-#[cfg(unix)]
-impl Beneath {
-    fn of(path: &Path) -> io::Result<Beneath> {
-        use rustix::fs::{Mode, OFlags};
-        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
-        let directory = rustix::fs::open(path, flags, Mode::empty())?;
-        Ok(Beneath { directory })
-    }
-
-    fn open(&self, name: &OsStr) -> Result<File, Refusal> {
-        match self.resolved(name) {
-            Some(outcome) => outcome,
-            None => self.walked(name),
-        }
-    }
-
-    /// By one call that the kernel resolves as a whole. `None` where it has no such call, or a sandbox forbids it.
-    #[cfg(target_os = "linux")]
-    fn resolved(&self, name: &OsStr) -> Option<Result<File, Refusal>> {
-        use rustix::fs::{Mode, ResolveFlags};
-        use rustix::io::Errno;
-        let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS;
-        match rustix::fs::openat2(&self.directory, name, READ, Mode::empty(), resolve) {
-            Ok(file) => Some(Ok(File::from(file))),
-            Err(Errno::NOSYS | Errno::PERM | Errno::INVAL) => None,
-            Err(Errno::LOOP) => Some(Err(Refusal::Elsewhere(LINK))),
-            Err(Errno::XDEV) => Some(Err(Refusal::Elsewhere("it lies outside of the directory"))),
-            Err(errno) => Some(Err(Refusal::System(errno.into()))),
-        }
-    }
-
-    #[cfg(not(target_os = "linux"))]
-    fn resolved(&self, _: &OsStr) -> Option<Result<File, Refusal>> {
-        None
-    }
-
-    /// Part by part, each from the directory opened before it.
-    fn walked(&self, name: &OsStr) -> Result<File, Refusal> {
-        use rustix::fs::{Mode, OFlags};
-        use rustix::io::Errno;
-        use std::os::unix::ffi::OsStrExt;
-        let parts: Vec<&OsStr> = name
-            .as_bytes()
-            .split(|&byte| byte == b'/')
-            .map(OsStr::from_bytes)
-            .collect();
-        let (last, folders) = parts.split_last().ok_or(Refusal::Elsewhere("it has no name"))?;
-        let mut directory = self.directory.try_clone()?;
-        let open = |directory: &std::os::fd::OwnedFd, part: &OsStr, flags| {
-            if matches!(part.as_bytes(), b"" | b"." | b"..") {
-                return Err(Refusal::Elsewhere("it lies outside of the directory"));
-            }
-            match rustix::fs::openat(directory, part, flags | OFlags::NOFOLLOW, Mode::empty()) {
-                Ok(file) => Ok(file),
-                Err(Errno::LOOP | Errno::MLINK) => Err(Refusal::Elsewhere(LINK)),
-                // A link where a directory was asked for.
-                Err(Errno::NOTDIR) if is_link(directory, part) => Err(Refusal::Elsewhere(LINK)),
-                Err(errno) => Err(Refusal::System(errno.into())),
-            }
-        };
-        for part in folders {
-            directory = open(
-                &directory,
-                part,
-                OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC,
-            )?;
-        }
-        open(&directory, last, READ).map(File::from)
-    }
-}
-
-#[cfg(unix)]
-fn is_link(directory: &std::os::fd::OwnedFd, part: &OsStr) -> bool {
-    use rustix::fs::{AtFlags, FileType};
-    rustix::fs::statat(directory, part, AtFlags::SYMLINK_NOFOLLOW)
-        .is_ok_and(|found| FileType::from_raw_mode(found.st_mode) == FileType::Symlink)
-}
-
-/// As [`open_file`] opens: without waiting for whoever writes to a FIFO.
-#[cfg(unix)]
-const READ: rustix::fs::OFlags = rustix::fs::OFlags::RDONLY
-    .union(rustix::fs::OFlags::NONBLOCK)
-    .union(rustix::fs::OFlags::CLOEXEC);
-
-/// A directory, beneath which links are looked for before a file is opened. Not proof against whoever exchanges them
-/// in between; Windows has no call that is.
-#[cfg(not(unix))]
-#[derive(Debug)]
-struct Beneath {
-    path: PathBuf,
-}
-
-#[cfg(not(unix))]
-impl Beneath {
-    fn of(path: &Path) -> io::Result<Beneath> {
-        let path = path.to_owned();
-        Ok(Beneath { path })
-    }
-
-    fn open(&self, name: &OsStr) -> Result<File, Refusal> {
-        let mut path = self.path.clone();
-        for part in Path::new(name) {
-            path.push(part);
-            if path.symlink_metadata()?.is_symlink() {
-                return Err(Refusal::Elsewhere(LINK));
-            }
-        }
-        Ok(open_file(&path)?)
-    }
-}
-
-#[cfg(test)]
-#[cfg(unix)]
-mod tests {
-    use super::*;
-    use std::os::unix::fs::symlink;
-
-    /// Opens `name` both ways, and says how it went.
-    fn outcomes(directory: &Path, name: &str) -> Vec<Option<&'static str>> {
-        let beneath = Beneath::of(directory).unwrap();
-        let mut ways = vec![beneath.walked(OsStr::new(name))];
-        ways.extend(beneath.resolved(OsStr::new(name)));
-        ways.into_iter()
-            .map(|way| match way {
-                Ok(_) => None,
-                Err(Refusal::Elsewhere(reason)) => Some(reason),
-                Err(Refusal::System(_)) => Some("system"),
-            })
-            .collect()
-    }
-
-    #[test]
-    fn a_plain_file_is_opened_and_a_link_anywhere_is_not() {
-        let outer = tempfile::tempdir().unwrap();
-        let inner = outer.path().join("model");
-        fs::create_dir_all(inner.join("sub")).unwrap();
-        fs::write(outer.path().join("secret"), b"x").unwrap();
-        fs::write(inner.join("plain"), b"x").unwrap();
-        fs::write(inner.join("sub/plain"), b"x").unwrap();
-        symlink("../secret", inner.join("link")).unwrap();
-        symlink("plain", inner.join("near")).unwrap();
-        symlink("sub", inner.join("linked")).unwrap();
-        symlink("/", inner.join("root")).unwrap();
-        let all = |name: &str, expected: Option<&str>| {
-            for outcome in outcomes(&inner, name) {
-                assert_eq!(outcome, expected, "{name}");
-            }
-        };
-        all("plain", None);
-        all("sub/plain", None);
-        all("link", Some(LINK));
-        all("near", Some(LINK));
-        all("linked/plain", Some(LINK));
-        all("root/etc/passwd", Some(LINK));
-        all("../secret", Some("it lies outside of the directory"));
-        all("absent", Some("system"));
-    }
 }

@@ -13,10 +13,10 @@ use libloading::Library;
 use super::fault::DeviceFault;
 
 /// Where the driver is, in the order of the search.
-#[cfg(not(windows))]
-const LIBRARIES: [&str; 2] = ["libcuda.so.1", "libcuda.so"];
-#[cfg(windows)]
-const LIBRARIES: [&str; 1] = ["nvcuda.dll"];
+const LIBRARIES: &[&str] = match cfg!(windows) {
+    true => &["nvcuda.dll"],
+    false => &["libcuda.so.1", "libcuda.so"],
+};
 
 /// `CU_MEMHOSTALLOC_PORTABLE`: pinned for every context, not for the current one alone.
 const PORTABLE: c_uint = 1;

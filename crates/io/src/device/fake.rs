@@ -4,7 +4,7 @@
 use std::ffi::c_void;
 use std::path::PathBuf;
 use std::ptr;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use fake_cuda::control::Counters;
 use ingot_format::to_u64;
@@ -20,6 +20,9 @@ use super::stream::DeviceStream;
 
 /// It has one state for the process, so that tests take turns.
 static TURN: Mutex<()> = Mutex::new(());
+
+/// Keeps it loaded: each time that it is, it takes places of Windows for its threads, which are given back with the process.
+static KEPT: OnceLock<Library> = OnceLock::new();
 
 /// Less than a tensor of the tests has.
 pub(super) const SMALL_SLOT_NBYTES: usize = 4096;
@@ -60,7 +63,9 @@ impl Fake {
     pub(super) fn with_slots(seed: u64, devices: usize, slots: usize, slot_nbytes: usize) -> Fake {
         let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
         // SAFETY: asks for a library that does no harm when it is loaded: the workspace's own.
-        let library = Arc::new(unsafe { Library::new(path()) }.unwrap());
+        let loaded = || unsafe { Library::new(path()) }.unwrap();
+        KEPT.get_or_init(loaded);
+        let library = Arc::new(loaded());
         function::<extern "C" fn(u64, usize)>(&library, "fake_cuda_reset")(seed, devices);
         let driver = Arc::new(Driver::load(Some(&path())).unwrap());
         Fake {

@@ -1,12 +1,15 @@
 //! A file that is being edited, and a save that is called off when it is overtaken.
 
-use std::fs::{File, Metadata, OpenOptions};
+use std::fs::File;
 use std::io;
 use std::path::Path;
 use std::sync::{Mutex, PoisonError};
+use std::thread;
+use std::time::Duration;
 
 use ingot_format::{Header, Limits, to_usize};
 
+use crate::disk::{self, Lock, has_no_locks, try_lock};
 use crate::error::{EditError, Error, unopened};
 use crate::source::{FileSource, Stamp};
 use crate::watch::Watch;
@@ -23,11 +26,13 @@ impl<'p> Held<'p> {
     pub(super) fn open(path: &'p Path, watch: &dyn Watch) -> Result<Held<'p>, Error> {
         let open_fault = unopened(path);
         loop {
-            let source = FileSource::new(open_both_ways(path).map_err(open_fault)?).map_err(open_fault)?;
-            lock::wait(source.file(), watch).map_err(|fault| fault.map_or(Error::Interrupted, open_fault))?;
-            let stamp = Stamp::of(&source.file().metadata().map_err(open_fault)?);
+            let source =
+                FileSource::new(disk::open_both_ways(path).map_err(open_fault)?).map_err(open_fault)?;
+            wait_for_lock(source.file(), watch)
+                .map_err(|fault| fault.map_or(Error::Interrupted, open_fault))?;
+            let stamp = Stamp::of(&disk::facts(source.file()).map_err(open_fault)?);
             // The edit that held the lock may have put another file in the place of this one.
-            if stamp.is_same_file(&Stamp::of(&std::fs::metadata(path).map_err(open_fault)?)) {
+            if stamp.is_same_file(&Stamp::of(&disk::facts_at(path).map_err(open_fault)?)) {
                 return Ok(Held { path, source, stamp });
             }
         }
@@ -39,8 +44,7 @@ impl<'p> Held<'p> {
 
     /// Closes the file, which was replaced.
     pub(super) fn release(self) {
-        #[cfg(unix)]
-        crate::save::release(self.source.into_file().into());
+        crate::save::release(self.source.into_file());
     }
 
     /// All bytes before the data, and what they say.
@@ -63,11 +67,11 @@ impl<'p> Held<'p> {
 
     /// Fails when the path leads to another file by now, or somebody wrote to this one.
     pub(super) fn check(&self) -> Result<(), Error> {
-        let is_this = |metadata: Metadata| {
-            let now = Stamp::of(&metadata);
+        let is_this = |facts| {
+            let now = Stamp::of(&facts);
             self.stamp.is_same_file(&now) && self.stamp.is_unwritten(&now)
         };
-        if std::fs::metadata(self.path).is_ok_and(is_this) {
+        if disk::facts_at(self.path).is_ok_and(is_this) {
             return Ok(());
         }
         Err(EditError::Overtaken.about(self.path))
@@ -139,51 +143,19 @@ impl Watch for Guard<'_> {
     }
 }
 
-fn open_both_ways(path: &Path) -> io::Result<File> {
-    let mut options = OpenOptions::new();
-    options.read(true).write(true);
-    #[cfg(unix)]
-    {
-        // A FIFO opens at once, and is then refused for what it is.
-        use std::os::unix::fs::OpenOptionsExt;
-        options.custom_flags(rustix::fs::OFlags::NONBLOCK.bits().cast_signed());
-    }
-    options.open(path)
-}
+/// How long to sleep before the lock is tried again: an edit in place takes less.
+const PAUSE: Duration = Duration::from_millis(5);
 
-#[cfg(unix)]
-mod lock {
-    use super::{File, Watch, io};
-    use rustix::fs::{FlockOperation, flock};
-    use rustix::io::Errno;
-    use std::thread;
-    use std::time::Duration;
-
-    /// How long to sleep before the lock is tried again: an edit in place takes less.
-    const PAUSE: Duration = Duration::from_millis(5);
-
-    /// Locks `file` until it is closed. `Err(None)` when the watch says to stop.
-    pub(super) fn wait(file: &File, watch: &dyn Watch) -> Result<(), Option<io::Error>> {
-        loop {
-            match flock(file, FlockOperation::NonBlockingLockExclusive) {
-                Err(Errno::WOULDBLOCK) if watch.interrupted() => return Err(None),
-                Err(Errno::WOULDBLOCK) => thread::sleep(PAUSE),
-                Err(Errno::INTR) => {}
-                // A file system without locks: an edit that is overtaken is noticed all the same, if not by the
-                // microsecond.
-                Ok(()) | Err(Errno::NOSYS | Errno::OPNOTSUPP | Errno::NOLCK | Errno::INVAL) => return Ok(()),
-                Err(fault) => return Err(Some(fault.into())),
-            }
+/// Locks `file` until it is closed. `Err(None)` when the watch says to stop.
+fn wait_for_lock(file: &File, watch: &dyn Watch) -> Result<(), Option<io::Error>> {
+    loop {
+        match try_lock(file, Lock::Exclusive) {
+            Ok(true) => return Ok(()),
+            Ok(false) if watch.interrupted() => return Err(None),
+            Ok(false) => thread::sleep(PAUSE),
+            // An edit that is overtaken is noticed all the same, if not by the microsecond.
+            Err(fault) if has_no_locks(&fault) => return Ok(()),
+            Err(fault) => return Err(Some(fault)),
         }
-    }
-}
-
-#[cfg(not(unix))]
-mod lock {
-    use super::{File, Watch, io};
-
-    /// Edits are told apart by what they find only.
-    pub(super) fn wait(_: &File, _: &dyn Watch) -> Result<(), Option<io::Error>> {
-        Ok(())
     }
 }

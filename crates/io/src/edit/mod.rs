@@ -6,7 +6,7 @@
 //! | metadata, where all bytes that differ lie in one page | one write into the file, which the kernel copies at once |
 //! | other metadata, or a tensor | a new file of the same name, as [`save`](crate::save) makes it; the bytes that stay are shared where the file system can, or else copied by the kernel |
 //!
-//! A file that is being edited is locked (`flock`), so that a second edit waits for the first and begins with what that
+//! A file that is being edited is locked, so that a second edit waits for the first and begins with what that
 //! one left. An edit that is overtaken by a save, which takes no lock, is refused.
 
 mod assemble;

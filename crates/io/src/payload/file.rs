@@ -185,7 +185,6 @@ impl Copying {
 }
 
 /// Whether files can have blocks in common where `file` lies.
-#[cfg(unix)]
 pub(crate) fn shares_blocks(file: &File) -> bool {
     Copying::to(file) == Copying::Blocks
 }

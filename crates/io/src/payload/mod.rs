@@ -7,7 +7,6 @@ mod gathered;
 mod payload;
 
 pub use file::FileRange;
-#[cfg(unix)]
 pub(crate) use file::shares_blocks;
 pub(crate) use gathered::Gathered;
 pub(crate) use payload::prove_sizes;

@@ -3,14 +3,12 @@
 
 mod digest;
 mod documents;
-#[cfg(unix)]
 mod download;
 mod session;
 mod source;
 
 pub use self::digest::{hash_url, read_url};
 pub use self::documents::{fetch_beside, hub_headers};
-#[cfg(unix)]
 pub use self::download::{DownloadOptions, Downloaded, download, planned_download};
 pub use self::session::REMOTE_HEADER_NBYTES;
 pub(crate) use self::session::header_limits;

@@ -3,15 +3,14 @@
 use std::fs::File;
 use std::io;
 
-use super::attributes::inherited;
 use super::direct::DirectWriter;
 use super::flush::{Flusher, flush};
 use super::in_place;
 use super::pieces::Pieces;
-use super::resolved::DirectoryEntry;
-use super::space::{self, Size};
+use super::space;
 use super::temp::{self, Refused, Temp, TempKind};
 use super::write::{self, Route};
+use crate::disk::{DirectoryEntry, Size};
 use crate::error::{Step, Stop, step};
 use crate::options::{Durability, SaveOptions};
 use crate::payload::{FileRange, Payload};
@@ -97,8 +96,11 @@ fn fill<'p>(
     options: &SaveOptions,
     watch: &dyn Watch,
 ) -> Result<Temp<'p>, Stop> {
-    let (attributes, mode) = inherited(entry).step(step::ATTRIBUTES)?;
-    let temp = Temp::create(entry, mode, kind).step(step::CREATE)?;
+    let (attributes, birth) = entry.inherited().step(step::ATTRIBUTES)?;
+    let temp = Temp::create(entry, birth, kind).step(step::CREATE)?;
+    if let Some(attributes) = &attributes {
+        attributes.begin(temp.file()).step(step::ATTRIBUTES)?;
+    }
     let shared = pieces.share_blocks() && crate::payload::shares_blocks(temp.file());
     let size = if shared { Size::Sparse } else { Size::Set };
     space::reserve(temp.file(), pieces.nbytes(), size, watch)?;

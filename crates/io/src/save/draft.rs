@@ -3,18 +3,13 @@
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
 use std::io;
-use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use rustix::fs::{self, AtFlags, FlockOperation, Mode, OFlags};
-use rustix::io::{Errno, retry_on_intr};
-
-use super::attributes::{Attributes, inherited};
 use super::flush::flush;
-use super::resolved::{DirectoryEntry, Resolved};
-use super::space::{self, Size};
+use super::space;
 use super::temp::{self, Refused};
+use crate::disk::{self, Attributes, DirectoryEntry, Lock, Opening, Resolved, Size, try_lock, unlock};
 use crate::error::{EditError, Error, Step, Stop, step, unopened};
 #[cfg(feature = "remote")]
 use crate::options::ReadOnly;
@@ -49,17 +44,12 @@ impl Draft {
         let entry = find(path, watch)?;
         entry.check_writable(options.read_only).map_err(fault)?;
         temp::remove_stale(&entry);
-        let made = locked_notes(
-            &entry,
-            OFlags::CREATE | OFlags::EXCL,
-            Errno::EXIST,
-            Company::Others,
-        );
+        let made = locked_notes(&entry, Opening::NewNotes, Company::Others);
         let Some(notes) = made.step(step::CREATE).map_err(fault)? else {
             return Err(EditError::Busy.about(path));
         };
         let draft = Draft::begin(path, entry, notes, nbytes).map_err(fault)?;
-        if let Err(stop) = space::reserve(&draft.file, nbytes, Size::Set, watch) {
+        if let Err(stop) = space::reserve(&draft.file, nbytes, Size::Scattered, watch) {
             draft.discard();
             return Err(fault(stop));
         }
@@ -68,8 +58,11 @@ impl Draft {
 
     fn begin(path: &Path, entry: DirectoryEntry, notes: File, nbytes: u64) -> Result<Draft, Stop> {
         let made = || -> io::Result<(Option<Attributes>, File, OsString)> {
-            let (attributes, mode) = inherited(&entry)?;
-            let (file, name) = temp::named(&entry.directory, &entry.name, mode)?;
+            let (attributes, birth) = entry.inherited()?;
+            let (file, name) = temp::named(&entry.directory, &entry.name, birth)?;
+            if let Some(attributes) = &attributes {
+                attributes.begin(&file)?;
+            }
             Ok((attributes, file, name))
         };
         match made() {
@@ -93,7 +86,7 @@ impl Draft {
     /// from being locked so.
     pub(crate) fn notes_of(path: &Path, company: Company, watch: &dyn Watch) -> Result<Option<File>, Error> {
         let entry = find(path, watch)?;
-        locked_notes(&entry, OFlags::NONBLOCK, Errno::NOENT, company)
+        locked_notes(&entry, Opening::Notes, company)
             .step(step::JOURNAL)
             .map_err(|stop| stop.about(path, 0))
     }
@@ -107,19 +100,18 @@ impl Draft {
         watch: &dyn Watch,
     ) -> Result<Option<Draft>, Error> {
         let entry = find(path, watch)?;
-        if !temp::is_temp_of(name.as_bytes(), &entry.name) || name == temp::notes_name(&entry.name) {
+        if !temp::is_temp_of(name, &entry.name) || name == temp::notes_name(&entry.name) {
             return Ok(None);
         }
         let opened = || -> io::Result<(File, Option<Attributes>)> {
-            let flags = OFlags::RDWR | OFlags::NOFOLLOW | OFlags::NONBLOCK;
-            let file = entry.directory.file(name, flags, Mode::empty())?;
-            Ok((file, inherited(&entry)?.0))
+            let file = entry.directory.file(name, Opening::Both)?;
+            Ok((file, entry.inherited()?.0))
         };
         let (file, attributes) = match opened() {
             Err(fault) if fault.kind() == io::ErrorKind::NotFound => return Ok(None),
             opened => opened.step(step::JOURNAL).map_err(|stop| stop.about(path, 0))?,
         };
-        let nbytes = file.metadata().map_or(0, |metadata| metadata.len());
+        let nbytes = disk::facts(&file).map_or(0, |facts| facts.nbytes);
         Ok(Some(Draft {
             path: path.to_owned(),
             entry,
@@ -134,13 +126,15 @@ impl Draft {
     /// Whether whoever made the temporary file, or took it over, still has it open. The lock that says so is undone by the
     /// system however a process ends, and belongs to no number that another process may get.
     pub(crate) fn has_owner(&self) -> Result<bool, Error> {
-        match retry_on_intr(|| fs::flock(&self.file, FlockOperation::NonBlockingLockShared)) {
-            Err(Errno::WOULDBLOCK) => Ok(true),
-            locked => locked
-                .and_then(|()| retry_on_intr(|| fs::flock(&self.file, FlockOperation::Unlock)))
-                .map(|()| false)
-                .map_err(|fault| self.lock_fault(fault)),
-        }
+        let has_none = || -> io::Result<bool> {
+            let locked = try_lock(&self.file, Lock::Shared)?;
+            if locked {
+                unlock(&self.file)?;
+            }
+            Ok(locked)
+        };
+        let has_none = has_none().map_err(|fault| self.lock_fault(fault))?;
+        Ok(!has_none)
     }
 
     /// Whether it still has its temporary name, and not that of its path.
@@ -150,26 +144,21 @@ impl Draft {
 
     /// Makes the temporary file this one's, if it is nobody's. Says whether it did.
     pub(crate) fn own(&self) -> Result<bool, Error> {
-        match retry_on_intr(|| fs::flock(&self.file, FlockOperation::NonBlockingLockExclusive)) {
-            Err(Errno::WOULDBLOCK) => Ok(false),
-            locked => locked.map(|()| true).map_err(|fault| self.lock_fault(fault)),
-        }
+        try_lock(&self.file, Lock::Exclusive).map_err(|fault| self.lock_fault(fault))
     }
 
     /// Lets others open the notes too, after [`Company::Alone`]. Says whether they are still there.
     pub(crate) fn admit(&self) -> Result<bool, Error> {
         let notes = self.notes()?;
-        lock_notes(&notes, Company::Others).map_err(|fault| journal_fault(&self.path, fault))
+        // Without locks, nothing is ever cleaned up either.
+        let _ = disk::share_lock(&notes);
+        has_any_name(&notes).map_err(|fault| journal_fault(&self.path, fault))
     }
 
     /// Where there are no locks, nobody can tell whether anybody is there.
-    fn lock_fault(&self, source: Errno) -> Error {
+    fn lock_fault(&self, source: io::Error) -> Error {
         let step = step::OWNER;
-        Stop::Fault {
-            step,
-            source: source.into(),
-        }
-        .about(&self.path, self.nbytes)
+        Stop::Fault { step, source }.about(&self.path, self.nbytes)
     }
 
     /// Says how long the file is going to be, where that was not known when it was made.
@@ -244,7 +233,7 @@ impl Draft {
         match temp::take_name(&self.entry, &self.file, &self.name, existing) {
             Ok(()) => Ok(()),
             Err(Refused::Fault(fault)) => Err(fault),
-            Err(Refused::Link | Refused::Rename) => Err(Errno::OPNOTSUPP.into()),
+            Err(Refused::Link | Refused::Rename) => Err(disk::unsupported()),
         }
     }
 
@@ -268,7 +257,7 @@ pub(crate) fn journal_fault(path: &Path, source: io::Error) -> Error {
 }
 
 pub(super) fn find(path: &Path, watch: &dyn Watch) -> Result<DirectoryEntry, Error> {
-    match Resolved::find(path, watch).map_err(|stop| stop.about(path, 0))? {
+    match disk::resolve(path, watch).map_err(|stop| stop.about(path, 0))? {
         Resolved::Entry(entry) => Ok(entry),
         Resolved::Nameless(_) | Resolved::Stream(_) => Err(EditError::NoPlace.about(path)),
     }
@@ -293,7 +282,7 @@ pub(crate) fn refuse_read_only(path: &Path, watch: &dyn Watch) -> Result<(), Err
 
 /// That something has the name, which is not to be replaced.
 pub(crate) fn is_there(path: &Path) -> Error {
-    unopened(path)(Errno::EXIST.into())
+    unopened(path)(disk::exists())
 }
 
 /// Who else may have the notes open.
@@ -305,18 +294,15 @@ pub(crate) enum Company {
     Alone,
 }
 
-/// The notes, opened by `flags`; `None` where the system says `none`, or others keep them from being locked. A lock that all
-/// share who have them open keeps them from being taken for ones that were left behind.
-fn locked_notes(
-    entry: &DirectoryEntry,
-    flags: OFlags,
-    none: Errno,
-    company: Company,
-) -> io::Result<Option<File>> {
-    let flags = flags | OFlags::RDWR | OFlags::APPEND | OFlags::NOFOLLOW;
-    let mode = Mode::from_raw_mode(0o600);
-    let file = match entry.directory.file(&temp::notes_name(&entry.name), flags, mode) {
-        Err(fault) if fault == none => return Ok(None),
+/// The notes; `None` where there are none to be opened, or some where new ones are to be made, or others keep them from
+/// being locked. A lock that all share who have them open keeps them from being taken for ones that were left behind.
+fn locked_notes(entry: &DirectoryEntry, opening: Opening, company: Company) -> io::Result<Option<File>> {
+    let none = match opening {
+        Opening::NewNotes => io::ErrorKind::AlreadyExists,
+        _ => io::ErrorKind::NotFound,
+    };
+    let file = match entry.directory.file(&temp::notes_name(&entry.name), opening) {
+        Err(fault) if fault.kind() == none => return Ok(None),
         opened => opened?,
     };
     Ok(lock_notes(&file, company)?.then_some(file))
@@ -325,34 +311,37 @@ fn locked_notes(
 /// Locks the notes. False when others keep them from it, and when `file` has no name any more: a save that cleans up may
 /// have been quicker.
 fn lock_notes(file: &File, company: Company) -> io::Result<bool> {
-    let (operation, tries) = match company {
+    let (lock, tries) = match company {
         // Whoever is alone with them is so for a moment only.
-        Company::Others => (FlockOperation::NonBlockingLockShared, LOCK_TRIES),
-        Company::Alone => (FlockOperation::NonBlockingLockExclusive, 1),
+        Company::Others => (Lock::Shared, LOCK_TRIES),
+        Company::Alone => (Lock::Exclusive, 1),
     };
     for left in (0..tries).rev() {
-        match retry_on_intr(|| fs::flock(file, operation)) {
-            Err(Errno::WOULDBLOCK) if left == 0 => return Ok(false),
-            Err(Errno::WOULDBLOCK) => std::thread::sleep(LOCK_PAUSE),
+        match try_lock(file, lock) {
+            Ok(false) if left == 0 => return Ok(false),
+            Ok(false) => std::thread::sleep(LOCK_PAUSE),
             // Without locks, nothing is ever cleaned up either.
             _ => break,
         }
     }
-    Ok(fs::fstat(file)?.st_nlink > 0)
+    has_any_name(file)
+}
+
+fn has_any_name(file: &File) -> io::Result<bool> {
+    Ok(disk::facts(file)?.names > 0)
 }
 
 /// Removes `name` if `file` has it.
 fn remove_if(entry: &DirectoryEntry, name: &OsStr, file: &File) {
     if has_name(entry, name, file) {
-        let _ = fs::unlinkat(&entry.directory, name, AtFlags::empty());
+        let _ = entry.directory.retire(name, &temp::temp_name(&entry.name));
     }
 }
 
 /// Whether `name` leads to `file`.
 pub(super) fn has_name(entry: &DirectoryEntry, name: &OsStr, file: &File) -> bool {
-    let named = fs::statat(&entry.directory, name, AtFlags::SYMLINK_NOFOLLOW);
     matches!(
-        (named, fs::fstat(file)),
-        (Ok(named), Ok(ours)) if (named.st_dev, named.st_ino) == (ours.st_dev, ours.st_ino)
+        (entry.directory.facts(name), disk::facts(file)),
+        (Ok(Some(named)), Ok(ours)) if named.identity == ours.identity
     )
 }

@@ -6,6 +6,7 @@ use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
 use std::sync::{Mutex, PoisonError};
 use std::thread;
 
+use crate::disk::{self, Kind};
 use crate::error::{Step, Stop, step};
 use crate::watch::{POLL, Watch};
 
@@ -88,6 +89,13 @@ pub(super) fn flush(file: &File, watch: &dyn Watch) -> Result<(), Stop> {
 /// Flushes what can be flushed; pipes and terminals cannot, and there is nothing to lose in them.
 pub(super) fn sync(file: &File) -> io::Result<()> {
     match file.sync_all() {
+        // What Windows says of a device.
+        Err(fault)
+            if fault.kind() == io::ErrorKind::PermissionDenied
+                && disk::facts(file).is_ok_and(|facts| facts.kind == Kind::Other) =>
+        {
+            Ok(())
+        }
         Err(fault)
             if matches!(
                 fault.kind(),

@@ -3,13 +3,11 @@
 use std::fs::File;
 use std::io::{self, Seek};
 
-use rustix::io::Errno;
-
 use super::pieces::Pieces;
-use super::resolved::DirectoryEntry;
-use super::space::{self, Size, release};
+use super::space::{self, release};
 use super::temp;
 use super::write::{self, Route};
+use crate::disk::{Directory, DirectoryEntry, Size, exists};
 use crate::error::{Step, Stop, step};
 use crate::options::{Durability, Existing, SaveOptions};
 use crate::watch::Watch;
@@ -35,7 +33,7 @@ fn fill(
 ) -> Result<(), Stop> {
     let (file, made) = entry.open().step(step::OPEN)?;
     if !made && options.existing() == Existing::Refuse {
-        return Err(Errno::EXIST).step(step::OPEN);
+        return Err(exists()).step(step::OPEN);
     }
     let done = write(&file);
     match done {
@@ -73,7 +71,7 @@ pub(super) fn overwrite(
     write::write(pieces, &scratch, &Route::Cached(None), watch)?;
     space::reserve(file, pieces.nbytes(), Size::Kept, watch)?;
     copy(&scratch, file, pieces.nbytes(), options)?;
-    release(scratch.into());
+    release(scratch);
     Ok(())
 }
 
@@ -109,13 +107,12 @@ fn finish(file: &File, options: &SaveOptions) -> Result<(), Stop> {
 
 /// A file without a name, beside the target or, where nothing may be made there, among the system's temporary ones.
 fn scratch(entry: Option<&DirectoryEntry>) -> io::Result<File> {
-    use super::resolved::Directory;
     let name = entry.map_or("model".as_ref(), |entry| &*entry.name);
     if let Some(entry) = entry
         && let Ok(file) = temp::scratch(&entry.directory, name)
     {
         return Ok(file);
     }
-    let directory = Directory::open(rustix::fs::CWD, &*std::env::temp_dir())?;
+    let directory = Directory::at(&std::env::temp_dir())?;
     temp::scratch(&directory, name)
 }

@@ -21,31 +21,19 @@
 //!
 //! What a large file had that was replaced is given back after [`save`] returned, unless another has it open.
 
-#[cfg(unix)]
 mod atomic;
-#[cfg(unix)]
-mod attributes;
 mod direct;
-#[cfg(unix)]
 pub(crate) mod draft;
 mod flush;
-#[cfg(unix)]
 mod in_place;
-#[cfg(all(unix, feature = "remote"))]
+#[cfg(feature = "remote")]
 mod partial;
 mod pieces;
-#[cfg(not(unix))]
-mod portable;
-#[cfg(unix)]
-mod resolved;
 #[allow(clippy::module_inception, reason = "the file that has the function `save`")]
 mod save;
 mod snapshot;
-#[cfg(unix)]
 mod space;
-#[cfg(unix)]
 mod stream;
-#[cfg(unix)]
 mod temp;
 mod write;
 
@@ -53,5 +41,4 @@ pub use pieces::Pieces;
 pub use save::save;
 pub(crate) use save::save_data;
 pub use snapshot::Snapshot;
-#[cfg(unix)]
 pub(crate) use space::release;

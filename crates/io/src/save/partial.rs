@@ -3,19 +3,13 @@
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
 use std::io;
-use std::os::unix::ffi::OsStringExt;
 use std::path::Path;
 
-use rustix::fs::{self, FileType, FlockOperation, Mode, OFlags};
-use rustix::io::Errno;
-use rustix::process::geteuid;
-
-use super::attributes::{Attributes, inherited};
 use super::draft::{Draft, explain_publishing, find, has_name, is_there};
 use super::flush::flush;
-use super::resolved::DirectoryEntry;
-use super::space::{self, Size};
+use super::space;
 use super::temp::temp_prefix;
+use crate::disk::{self, Attributes, Birth, DirectoryEntry, Lock, Opening, Size, try_lock};
 use crate::error::{EditError, Error, Step, Stop, step};
 use crate::options::{Durability, Existing};
 use crate::watch::Watch;
@@ -33,12 +27,12 @@ impl Draft {
         }
         let name = partial_name(&entry.name);
         let opened = || -> io::Result<Option<(File, Option<Attributes>)>> {
-            let (attributes, mode) = inherited(&entry)?;
-            let Some(file) = locked(&entry, &name, mode)? else {
+            let (attributes, birth) = entry.inherited()?;
+            let Some(file) = locked(&entry, &name, birth)? else {
                 return Ok(None);
             };
-            if attributes.is_some() {
-                fs::fchmod(&file, mode)?;
+            if let Some(attributes) = &attributes {
+                attributes.confine(&file)?;
             }
             Ok(Some((file, attributes)))
         };
@@ -59,8 +53,7 @@ impl Draft {
     pub(crate) fn left(path: &Path, watch: &dyn Watch) -> Option<File> {
         let entry = find(path, watch).ok()?;
         let name = partial_name(&entry.name);
-        let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK;
-        entry.directory.file(&name, flags, Mode::empty()).ok()
+        entry.directory.file(&name, Opening::Read).ok()
     }
 
     /// Sends what it holds to the disk, which may take long.
@@ -77,7 +70,7 @@ impl Draft {
         self.nbytes = nbytes;
         let made = || -> Result<(), Stop> {
             self.file.set_len(0).step(step::WRITE)?;
-            space::reserve(&self.file, nbytes, Size::Set, watch)?;
+            space::reserve(&self.file, nbytes, Size::Scattered, watch)?;
             self.file.set_len(nbytes).step(step::WRITE)
         };
         made().map_err(|stop| stop.about(&self.path, nbytes))
@@ -104,22 +97,16 @@ impl Draft {
 }
 
 /// The file `name`, which may have to be made, with its lock. `None` where somebody else has that.
-fn locked(entry: &DirectoryEntry, name: &OsStr, mode: Mode) -> io::Result<Option<File>> {
-    let flags = OFlags::RDWR | OFlags::CREATE | OFlags::NOFOLLOW | OFlags::NONBLOCK;
+fn locked(entry: &DirectoryEntry, name: &OsStr, birth: Birth) -> io::Result<Option<File>> {
     for _ in 0..TRIES {
-        let file = entry.directory.file(name, flags, mode)?;
-        let stat = fs::fstat(&file)?;
-        // In a directory that others may write to, it may be a pipe, or theirs to change at any time.
-        let is_ours = FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile
-            && stat.st_uid == geteuid().as_raw()
-            && stat.st_nlink <= 1;
-        if !is_ours {
+        let file = entry.directory.file(name, Opening::Any(birth))?;
+        if !disk::is_ours(&disk::facts(&file)?) {
             let name = name.to_string_lossy().into_owned();
             let message = format!("{} is no file of this user's", ingot_format::Escaped(&name));
             return Err(io::Error::new(io::ErrorKind::AlreadyExists, message));
         }
         // Without locks, two who fetch one file at a time meet in it. What both write is compared before it is named.
-        if fs::flock(&file, FlockOperation::NonBlockingLockExclusive) == Err(Errno::WOULDBLOCK) {
+        if matches!(try_lock(&file, Lock::Exclusive), Ok(false)) {
             return Ok(None);
         }
         // Whoever had the lock may have given it the name of the target.
@@ -127,26 +114,24 @@ fn locked(entry: &DirectoryEntry, name: &OsStr, mode: Mode) -> io::Result<Option
             return Ok(Some(file));
         }
     }
-    Err(Errno::BUSY.into())
+    Err(disk::in_use())
 }
 
 /// The name of a file that is fetched, and that stays when that is broken off, so that it can be gone on with.
 fn partial_name(target: &OsStr) -> OsString {
     let mut name = temp_prefix(target);
-    name.extend(b"ingot-part");
-    OsString::from_vec(name)
+    name.push("ingot-part");
+    name
 }
 
 #[cfg(test)]
 mod tests {
-    use std::os::unix::ffi::OsStrExt;
-
     use super::*;
     use crate::save::temp::is_temp_of;
 
     #[test]
     fn what_stays_is_not_taken_for_what_was_left_behind() {
         let target = OsStr::new("a");
-        assert!(!is_temp_of(partial_name(target).as_bytes(), target));
+        assert!(!is_temp_of(&partial_name(target), target));
     }
 }

@@ -8,13 +8,11 @@ use ingot_remote::StopFlag;
 
 use super::pieces::Pieces;
 use super::snapshot::Snapshot;
+use super::{atomic, flush, in_place, stream};
 use crate::digest::Sealed;
-use crate::error::{Error, Stop, unopened};
-#[cfg(unix)]
-use crate::error::{Step, step};
-#[cfg(unix)]
-use crate::options::Durability;
-use crate::options::{Replace, SaveOptions};
+use crate::disk::{Resolved, resolve};
+use crate::error::{Error, Step, Stop, step, unopened};
+use crate::options::{Durability, Replace, SaveOptions};
 use crate::payload::Payload;
 use crate::watch::Watch;
 
@@ -156,16 +154,13 @@ fn save_cut(
     })
 }
 
-#[cfg(unix)]
 fn save_pieces(
     path: &Path,
     pieces: &Pieces<'_>,
     options: &SaveOptions,
     watch: &dyn Watch,
 ) -> Result<(), Stop> {
-    use super::resolved::Resolved;
-    use super::{atomic, flush, in_place, stream};
-    match Resolved::find(path, watch)? {
+    match resolve(path, watch)? {
         Resolved::Entry(entry) => match options.replace {
             Replace::Atomic | Replace::Nothing => atomic::save(&entry, pieces, options, watch),
             Replace::InPlace => in_place::save(&entry, pieces, options, watch),
@@ -183,6 +178,3 @@ fn save_pieces(
         }
     }
 }
-
-#[cfg(not(unix))]
-use super::portable::save as save_pieces;

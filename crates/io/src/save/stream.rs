@@ -4,6 +4,7 @@ use std::fs::File;
 use std::io::{self, Write};
 
 use super::pieces::{PIECE, Pieces, WriteRun};
+use crate::disk::wait_writable;
 use crate::error::{Step, Stop, step};
 use crate::payload::Payload;
 use crate::watch::{POLL, Watch};
@@ -57,17 +58,9 @@ fn write_all(mut file: &File, mut bytes: &[u8], watch: &dyn Watch) -> Result<(),
             Ok(0) => return Err(io::Error::from(io::ErrorKind::WriteZero)).step(step::WRITE),
             Ok(count) => bytes = &bytes[count..],
             Err(fault) if fault.kind() == io::ErrorKind::Interrupted => {}
-            Err(fault) if fault.kind() == io::ErrorKind::WouldBlock => wait_writable(file),
+            Err(fault) if fault.kind() == io::ErrorKind::WouldBlock => wait_writable(file, POLL),
             Err(fault) => return Err(fault).step(step::WRITE),
         }
     }
     Ok(())
-}
-
-/// Waits until a reader made room, or it is time to ask the watch.
-fn wait_writable(file: &File) {
-    use rustix::event::{PollFd, PollFlags, Timespec, poll};
-    let timeout = Timespec::try_from(POLL).ok();
-    // What poll could say, the next write says better.
-    let _ = poll(&mut [PollFd::new(file, PollFlags::OUT)], timeout.as_ref());
 }

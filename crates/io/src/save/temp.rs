@@ -4,18 +4,16 @@ use std::ffi::{OsStr, OsString};
 use std::fs::File;
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::io;
-use std::os::unix::ffi::{OsStrExt, OsStringExt};
 
-#[cfg(target_os = "linux")]
-use rustix::fs::RenameFlags;
-use rustix::fs::{self, AtFlags, Dir, FileType, FlockOperation, Mode, OFlags};
-use rustix::io::{Errno, retry_on_intr};
-
-use super::resolved::{Directory, DirectoryEntry};
 use super::space;
+use crate::disk::{
+    self, Birth, Directory, DirectoryEntry, Kind, Lock, Opening, Unlinked, cut, is_replaced_by_copy, try_lock,
+};
 use crate::options::Existing;
 
-const SUFFIX: &[u8] = b".ingot-tmp";
+const SUFFIX: &str = ".ingot-tmp";
+/// Of a file that was replaced, where it had to be moved out of the way first.
+const OLD_SUFFIX: &str = ".ingot-old";
 const RANDOM: usize = 16;
 /// Bytes of the target's name that stand in a temporary one. 100, so that the whole fits in the 143 bytes that
 /// encrypting file systems leave of the usual 255.
@@ -25,7 +23,7 @@ const TRIES: usize = 100;
 
 /// A file in the target's directory that nobody sees, or under a name that says what it is.
 ///
-/// It is locked (`flock`) as long as it is open, which the kernel undoes however the process ends. A temporary file
+/// It is locked as long as it is open, which the system undoes however the process ends. A temporary file
 /// without a lock is therefore one that was left behind.
 pub(super) struct Temp<'p> {
     entry: &'p DirectoryEntry,
@@ -36,7 +34,7 @@ pub(super) struct Temp<'p> {
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum TempKind {
-    /// `O_TMPFILE`: vanishes by itself when the process ends. Not every file system can.
+    /// It vanishes by itself when the process ends. Not every file system can.
     Unnamed,
     Named,
 }
@@ -51,10 +49,9 @@ pub(super) enum Refused {
 }
 
 impl<'p> Temp<'p> {
-    /// `mode` is cut by the umask, as for every new file.
-    pub(super) fn create(entry: &'p DirectoryEntry, mode: Mode, kind: TempKind) -> io::Result<Temp<'p>> {
+    pub(super) fn create(entry: &'p DirectoryEntry, birth: Birth, kind: TempKind) -> io::Result<Temp<'p>> {
         if kind == TempKind::Unnamed
-            && let Some(file) = unnamed(&entry.directory, mode)
+            && let Some(file) = entry.directory.unnamed(birth)
         {
             lock(&file);
             return Ok(Temp {
@@ -63,7 +60,7 @@ impl<'p> Temp<'p> {
                 name: None,
             });
         }
-        let (file, name) = named(&entry.directory, &entry.name, mode)?;
+        let (file, name) = named(&entry.directory, &entry.name, birth)?;
         Ok(Temp {
             entry,
             file,
@@ -104,7 +101,7 @@ pub(super) fn take_name(
     existing: Existing,
 ) -> Result<(), Refused> {
     match existing {
-        Existing::Refuse => match name_new(entry, name) {
+        Existing::Refuse => match entry.directory.rename_new(name, &entry.name) {
             Some(named) => named.map_err(Refused::Fault),
             None => rename(entry, file, name),
         },
@@ -113,221 +110,178 @@ pub(super) fn take_name(
 }
 
 fn rename(entry: &DirectoryEntry, file: &File, name: &OsStr) -> Result<(), Refused> {
-    let directory = &entry.directory;
     let replaced = space::keep(entry, file);
-    match retry_on_intr(|| fs::renameat(directory, name, directory, &*entry.name)) {
+    match entry.directory.rename(name, &entry.name, &old_name(&entry.name)) {
         Ok(()) => {
             if let Some(replaced) = replaced {
                 space::release(replaced);
             }
             Ok(())
         }
-        Err(Errno::NOSYS | Errno::OPNOTSUPP | Errno::XDEV) => Err(Refused::Rename),
-        Err(fault) => Err(Refused::Fault(fault.into())),
+        Err(fault) if is_replaced_by_copy(&fault) => Err(Refused::Rename),
+        Err(fault) => Err(Refused::Fault(fault)),
     }
 }
 
 impl Drop for Temp<'_> {
     fn drop(&mut self) {
         if let Some(name) = &self.name {
-            let _ = fs::unlinkat(&self.entry.directory, &**name, AtFlags::empty());
+            let _ = self.entry.directory.remove(name);
         }
     }
-}
-
-/// Gives the file `name` the target's name, where nothing has that. `None` where only a rename can that replaces what
-/// has it, since the file system has no links.
-fn name_new(entry: &DirectoryEntry, name: &OsStr) -> Option<io::Result<()>> {
-    let directory = &entry.directory;
-    // Unlike a plain rename, a link replaces nothing that was made in the meantime.
-    match fs::linkat(directory, name, directory, &*entry.name, AtFlags::empty()) {
-        Ok(()) => {
-            // The file has its name. Where it keeps the other one too, the next save takes that away.
-            let _ = fs::unlinkat(directory, name, AtFlags::empty());
-            Some(Ok(()))
-        }
-        Err(Errno::EXIST) => Some(Err(Errno::EXIST.into())),
-        Err(_) => rename_new(entry, name),
-    }
-}
-
-#[cfg(target_os = "linux")]
-fn rename_new(entry: &DirectoryEntry, name: &OsStr) -> Option<io::Result<()>> {
-    let directory = &entry.directory;
-    match fs::renameat_with(directory, name, directory, &*entry.name, RenameFlags::NOREPLACE) {
-        Ok(()) => Some(Ok(())),
-        Err(Errno::EXIST) => Some(Err(Errno::EXIST.into())),
-        Err(_) => None,
-    }
-}
-
-#[cfg(not(target_os = "linux"))]
-fn rename_new(_: &DirectoryEntry, _: &OsStr) -> Option<io::Result<()>> {
-    None
 }
 
 /// A file in `directory` that has no name and never gets one. `target` is the file that is being saved.
 pub(super) fn scratch(directory: &Directory, target: &OsStr) -> io::Result<File> {
-    let mode = Mode::from_raw_mode(0o600);
-    if let Some(file) = unnamed(directory, mode) {
+    if let Some(file) = directory.unnamed(Birth::Private) {
         return Ok(file);
     }
-    let (file, name) = named(directory, target, mode)?;
-    fs::unlinkat(directory, &*name, AtFlags::empty())?;
+    let (file, name) = named(directory, target, Birth::Private)?;
+    directory.remove(&name)?;
     Ok(file)
 }
 
 /// Removes temporary files for `entry` that a process left behind. Whatever cannot be removed, stays; and so does all as
 /// long as somebody has the notes open of those who fill it together, who may finish it without whoever began it.
 pub(super) fn remove_stale(entry: &DirectoryEntry) {
-    let Ok(entries) = Dir::read_from(&entry.directory) else {
+    let Ok(names) = entry.directory.names() else {
         return;
     };
-    let names = entries.flatten().map(|entry| entry.file_name().to_owned());
-    let mut stale: Vec<_> = names
-        .filter(|name| is_temp_of(name.to_bytes(), &entry.name))
-        .collect();
+    let (mut stale, mut old) = (Vec::new(), Vec::new());
+    for name in names {
+        match what_is(&name, &entry.name) {
+            Some(SUFFIX) => stale.push(name),
+            Some(_) => old.push(name),
+            None => {}
+        }
+    }
+    for name in old {
+        remove_old(entry, &name);
+    }
     // By their zeros the notes come first.
     stale.sort();
     let notes = notes_name(&entry.name);
     for name in stale {
-        let name = OsStr::from_bytes(name.to_bytes());
-        let is_held = !remove_unlocked(&entry.directory, name);
+        let is_held = !remove_unlocked(&entry.directory, &name);
         if is_held && name == notes {
             return;
         }
     }
 }
 
+/// Removes what was replaced. It is the whole old file, so where nothing is in its place, it gets its name back.
+fn remove_old(entry: &DirectoryEntry, name: &OsStr) {
+    match entry.existing {
+        Some(_) => drop(entry.directory.remove(name)),
+        None => drop(entry.directory.rename_new(name, &entry.name)),
+    }
+}
+
 /// Removes a file that nobody has the lock of. False when somebody has.
 fn remove_unlocked(directory: &Directory, name: &OsStr) -> bool {
-    // In a directory that others may write to, the name may be a link or a pipe.
-    let flags = OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::NOCTTY;
-    let open = |access| directory.file(name, flags | access, Mode::empty());
+    let open = |opening| directory.file(name, opening);
     // NFS locks only what is open for writing; a copy of a read-only file is not open for it.
-    let Ok(fd) = open(OFlags::RDWR).or_else(|_| open(OFlags::RDONLY)) else {
+    let Ok(file) = open(Opening::Both).or_else(|_| open(Opening::Read)) else {
         return true;
     };
-    let is_file =
-        fs::fstat(&fd).is_ok_and(|stat| FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile);
-    if !is_file {
+    if !disk::facts(&file).is_ok_and(|facts| facts.kind == Kind::File) {
         return true;
     }
-    match fs::flock(&fd, FlockOperation::NonBlockingLockExclusive) {
-        Ok(()) => drop(fs::unlinkat(directory, name, AtFlags::empty())),
-        Err(Errno::WOULDBLOCK) => return false,
+    match try_lock(&file, Lock::Exclusive) {
+        Ok(true) => drop(directory.remove(name)),
+        Ok(false) => return false,
         Err(_) => {}
     }
     true
 }
 
-#[cfg(target_os = "linux")]
-fn unnamed(directory: &Directory, mode: Mode) -> Option<File> {
-    // Whatever the reason that there is none, creating a named file finds it too, or works.
-    let made = directory.file(".".as_ref(), OFlags::TMPFILE | OFlags::RDWR, mode);
-    let file = made.ok()?;
-    // Before Linux 6.1, the umask is forgotten where a file system has no ACLs. A mode that nothing was cut from is
-    // rare enough to always get it from a named file.
-    let cut = fs::fstat(&file).ok()?.st_mode & 0o777;
-    (cut != 0o666).then_some(file)
-}
-
-#[cfg(not(target_os = "linux"))]
-fn unnamed(_: &Directory, _: Mode) -> Option<File> {
-    None
-}
-
 /// A new file with a temporary name, and the name.
-pub(super) fn named(directory: &Directory, target: &OsStr, mode: Mode) -> io::Result<(File, OsString)> {
-    let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW;
+pub(super) fn named(directory: &Directory, target: &OsStr, birth: Birth) -> io::Result<(File, OsString)> {
     for _ in 0..TRIES {
         let name = temp_name(target);
-        let file = match directory.file(&name, flags, mode) {
-            Err(Errno::EXIST) => continue,
+        let file = match directory.file(&name, Opening::New(birth)) {
+            Err(fault) if fault.kind() == io::ErrorKind::AlreadyExists => continue,
             made => made?,
         };
         // Between creation and lock, another save may have taken the file for one left behind.
-        if lock(&file) && fs::fstat(&file).is_ok_and(|stat| stat.st_nlink > 0) {
+        if lock(&file) && disk::facts(&file).is_ok_and(|facts| facts.names > 0) {
             return Ok((file, name));
         }
-        let _ = fs::unlinkat(directory, &*name, AtFlags::empty());
+        let _ = directory.remove(&name);
     }
-    Err(Errno::EXIST.into())
+    Err(disk::exists())
 }
 
 /// Locks `file`. False when somebody else has the lock; true also where there are no locks, since nobody can then
 /// take one to remove the file.
 fn lock(file: &File) -> bool {
-    fs::flock(file, FlockOperation::NonBlockingLockExclusive) != Err(Errno::WOULDBLOCK)
+    try_lock(file, Lock::Exclusive).unwrap_or(true)
 }
 
 /// Gives the unnamed `file` a temporary name.
-#[cfg(target_os = "linux")]
 fn link(directory: &Directory, target: &OsStr, file: &File) -> Result<OsString, Refused> {
-    use std::os::fd::AsRawFd;
-    // Linking the file itself needs a privilege; linking what /proc says it is does not.
-    let path = format!("/proc/self/fd/{}", file.as_raw_fd());
     for _ in 0..TRIES {
         let name = temp_name(target);
-        match fs::linkat(fs::CWD, &*path, directory, &*name, AtFlags::SYMLINK_FOLLOW) {
+        match directory.link(file, &name) {
             Ok(()) => return Ok(name),
-            Err(Errno::EXIST) => {}
-            Err(fault @ (Errno::NOSPC | Errno::DQUOT | Errno::IO)) => {
-                return Err(Refused::Fault(fault.into()));
-            }
-            // No /proc, a sandbox, a file system that only pretends.
-            Err(_) => return Err(Refused::Link),
+            Err(Unlinked::Exists) => {}
+            Err(Unlinked::Fault(fault)) => return Err(Refused::Fault(fault)),
+            Err(Unlinked::Impossible) => return Err(Refused::Link),
         }
     }
     Err(Refused::Link)
 }
 
-#[cfg(not(target_os = "linux"))]
-fn link(_: &Directory, _: &OsStr, _: &File) -> Result<OsString, Refused> {
-    Err(Refused::Link)
+/// `.{target}.{random}.ingot-tmp`
+pub(super) fn temp_name(target: &OsStr) -> OsString {
+    random_name(target, SUFFIX)
 }
 
-/// `.{target}.{random}.ingot-tmp`
-fn temp_name(target: &OsStr) -> OsString {
+/// `.{target}.{random}.ingot-old`
+fn old_name(target: &OsStr) -> OsString {
+    random_name(target, OLD_SUFFIX)
+}
+
+fn random_name(target: &OsStr, suffix: &str) -> OsString {
     // The standard library seeds its hashers from the system's randomness. A name that comes twice, as after a fork,
     // costs one more try.
     let random = RandomState::new().build_hasher().finish();
     let mut name = temp_prefix(target);
-    name.extend(format!("{random:0RANDOM$x}").as_bytes());
-    name.extend(SUFFIX);
-    OsString::from_vec(name)
+    name.push(format!("{random:0RANDOM$x}{suffix}"));
+    name
 }
 
 /// The one temporary name that is known without looking for it: of what those who fill a file together note. It looks
 /// like the others, so that it is removed like them when it is left behind.
 pub(super) fn notes_name(target: &OsStr) -> OsString {
     let mut name = temp_prefix(target);
-    name.extend([b'0'; RANDOM]);
-    name.extend(SUFFIX);
-    OsString::from_vec(name)
+    name.push(format!("{:0RANDOM$}{SUFFIX}", 0));
+    name
 }
 
 /// What all names of such files for `target` begin with.
-pub(super) fn temp_prefix(target: &OsStr) -> Vec<u8> {
-    let stem = target.as_bytes();
-    let stem = match target.to_str() {
-        _ if stem.len() <= STEM => stem,
-        // Some systems refuse names that are not UTF-8, so a character is not cut in two.
-        Some(text) => {
-            let cut = (0..=STEM).rev().find(|&cut| text.is_char_boundary(cut));
-            &stem[..cut.unwrap_or(0)]
-        }
-        None => &stem[..STEM],
-    };
-    [b".", stem, b"."].concat()
+pub(super) fn temp_prefix(target: &OsStr) -> OsString {
+    let mut prefix = OsString::from(".");
+    prefix.push(cut(target, STEM));
+    prefix.push(".");
+    prefix
 }
 
 /// Whether a temporary file for `target` may have this name.
-pub(super) fn is_temp_of(name: &[u8], target: &OsStr) -> bool {
-    let random = name
-        .strip_prefix(&*temp_prefix(target))
-        .and_then(|rest| rest.strip_suffix(SUFFIX));
-    random.is_some_and(|random| random.len() == RANDOM && random.iter().all(u8::is_ascii_hexdigit))
+pub(super) fn is_temp_of(name: &OsStr, target: &OsStr) -> bool {
+    what_is(name, target) == Some(SUFFIX)
+}
+
+/// The suffix of a file beside `target` that has this name, where it is one of ours.
+fn what_is(name: &OsStr, target: &OsStr) -> Option<&'static str> {
+    let rest = name.as_encoded_bytes();
+    let rest = rest.strip_prefix(temp_prefix(target).as_encoded_bytes())?;
+    let (random, suffix) = rest.split_at_checked(RANDOM)?;
+    let is_random = random.iter().all(u8::is_ascii_hexdigit);
+    let ours = [SUFFIX, OLD_SUFFIX]
+        .into_iter()
+        .find(|ours| ours.as_bytes() == suffix);
+    ours.filter(|_| is_random)
 }
 
 #[cfg(test)]
@@ -336,16 +290,14 @@ mod tests {
 
     #[test]
     fn names_are_told_apart_from_those_of_other_targets() {
+        let is_of = |name: &str, target: &str| is_temp_of(OsStr::new(name), OsStr::new(target));
         let name = temp_name(OsStr::new("a"));
-        assert!(is_temp_of(name.as_bytes(), OsStr::new("a")));
-        assert!(!is_temp_of(name.as_bytes(), OsStr::new("b")));
-        assert!(!is_temp_of(b".a.b.0123456789abcdef.ingot-tmp", OsStr::new("a")));
-        assert!(!is_temp_of(b".a..ingot-tmp", OsStr::new("a")));
-        assert!(!is_temp_of(b"a", OsStr::new("a")));
-        assert!(is_temp_of(
-            notes_name(OsStr::new("a")).as_bytes(),
-            OsStr::new("a")
-        ));
+        assert!(is_temp_of(&name, OsStr::new("a")));
+        assert!(!is_temp_of(&name, OsStr::new("b")));
+        assert!(!is_of(".a.b.0123456789abcdef.ingot-tmp", "a"));
+        assert!(!is_of(".a..ingot-tmp", "a"));
+        assert!(!is_of("a", "a"));
+        assert!(is_temp_of(&notes_name(OsStr::new("a")), OsStr::new("a")));
     }
 
     #[test]
@@ -354,6 +306,6 @@ mod tests {
         let name = temp_name(OsStr::new(&long));
         assert!(name.len() <= 143, "{}", name.len());
         assert!(name.to_str().is_some());
-        assert!(is_temp_of(name.as_bytes(), OsStr::new(&long)));
+        assert!(is_temp_of(&name, OsStr::new(&long)));
     }
 }

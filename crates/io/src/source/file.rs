@@ -1,17 +1,16 @@
 //! An open file, read by position.
 
-use std::fs::{File, Metadata};
+use std::fs::File;
 use std::io;
 #[cfg(target_os = "linux")]
 use std::io::IoSliceMut;
 #[cfg(target_os = "linux")]
 use std::ops::Range;
-use std::time::SystemTime;
 
 use super::Source;
 #[cfg(target_os = "linux")]
 use super::direct::DirectReader;
-use crate::disk::remote_file_system;
+use crate::disk::{self, Facts, Kind, remote_file_system};
 #[cfg(target_os = "linux")]
 use crate::residency::{self, is_cold};
 
@@ -36,19 +35,20 @@ impl FileSource {
     /// # Errors
     /// What the system says of the file; that it is a directory, a FIFO, a socket or a device.
     pub fn new(file: File) -> io::Result<FileSource> {
-        let metadata = file.metadata()?;
-        if metadata.is_dir() {
-            return Err(is_a_directory());
-        }
-        if !metadata.is_file() {
-            return Err(io::Error::new(io::ErrorKind::InvalidInput, "not a regular file"));
+        let facts = disk::facts(&file)?;
+        match facts.kind {
+            Kind::File => {}
+            Kind::Directory => return Err(disk::is_a_directory()),
+            Kind::Link | Kind::Other => {
+                return Err(io::Error::new(io::ErrorKind::InvalidInput, "not a regular file"));
+            }
         }
         let remote = remote_file_system(&file);
         if remote.is_some() {
             read_far_ahead(&file);
         }
         Ok(FileSource {
-            stamp: Stamp::of(&metadata),
+            stamp: Stamp::of(&facts),
             remote,
             #[cfg(target_os = "linux")]
             direct: DirectReader::default(),
@@ -56,7 +56,6 @@ impl FileSource {
         })
     }
 
-    #[cfg(unix)]
     pub(crate) fn into_file(self) -> File {
         self.file
     }
@@ -83,23 +82,15 @@ pub(crate) struct Stamp {
     /// Its device, and its number there.
     identity: (u64, u64),
     nbytes: u64,
-    modified: Option<SystemTime>,
+    modified: (i64, i64),
 }
 
 impl Stamp {
-    pub(crate) fn of(metadata: &Metadata) -> Stamp {
-        #[cfg(unix)]
-        let identity = {
-            use std::os::unix::fs::MetadataExt;
-            (metadata.dev(), metadata.ino())
-        };
-        // Nothing that stable Rust tells.
-        #[cfg(not(unix))]
-        let identity = (0, 0);
+    pub(crate) fn of(facts: &Facts) -> Stamp {
         Stamp {
-            identity,
-            nbytes: metadata.len(),
-            modified: metadata.modified().ok(),
+            identity: facts.identity,
+            nbytes: facts.nbytes,
+            modified: facts.modified,
         }
     }
 
@@ -132,20 +123,11 @@ fn read_far_ahead(file: &File) {
 #[cfg(not(target_os = "linux"))]
 fn read_far_ahead(_: &File) {}
 
-/// With the system's number where there is one, so that Python raises the class it has for that.
-fn is_a_directory() -> io::Error {
-    #[cfg(unix)]
-    return rustix::io::Errno::ISDIR.into();
-    #[cfg(not(unix))]
-    return io::ErrorKind::IsADirectory.into();
-}
-
 impl Source for FileSource {
     fn nbytes(&self) -> u64 {
         self.stamp.nbytes
     }
 
-    #[cfg(unix)]
     fn read_at(&self, position: u64, dest: &mut [u8]) -> io::Result<usize> {
         #[cfg(target_os = "linux")]
         if self.remote.is_none()
@@ -153,12 +135,7 @@ impl Source for FileSource {
         {
             return Ok(count);
         }
-        std::os::unix::fs::FileExt::read_at(&self.file, dest, position)
-    }
-
-    #[cfg(windows)]
-    fn read_at(&self, position: u64, dest: &mut [u8]) -> io::Result<usize> {
-        std::os::windows::fs::FileExt::seek_read(&self.file, dest, position)
+        disk::read_at(&self.file, dest, position)
     }
 
     #[cfg(target_os = "linux")]
@@ -186,7 +163,7 @@ impl Source for FileSource {
     }
 
     fn nbytes_now(&self) -> io::Result<Option<u64>> {
-        let now = Stamp::of(&self.file.metadata()?);
+        let now = Stamp::of(&disk::facts(&self.file)?);
         let is_told_by_size = now.nbytes != self.stamp.nbytes;
         Ok((is_told_by_size || self.stamp.is_unwritten(&now)).then_some(now.nbytes))
     }

@@ -5,7 +5,6 @@ use std::path::{Path, PathBuf};
 use ingot_format::{to_u64, to_usize};
 use ingot_remote::StopFlag;
 
-#[cfg(unix)]
 use super::writer::Writer;
 use crate::archive::{Tensor, lent_source};
 use crate::error::{Error, Failure, unopened};
@@ -40,7 +39,6 @@ impl ForeignFile {
     ///
     /// # Errors
     /// As [`Writer::write`]; [`Error::Read`] when the file has fewer bytes.
-    #[cfg(unix)]
     pub fn copy(
         &self,
         position: u64,
@@ -116,7 +114,7 @@ fn fill(source: &dyn Source, position: u64, dest: &mut [u8], watch: &dyn Watch) 
     watched(source.waits(), read, &Asked(watch))?
 }
 
-#[cfg(all(test, unix))]
+#[cfg(test)]
 mod tests {
     use super::*;
     use crate::{Archive, OpenOptions, SaveOptions, Unwatched};

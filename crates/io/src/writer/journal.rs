@@ -1,16 +1,16 @@
 //! What all who fill one file tell each other.
 //!
-//! A file beside the one that is filled, to which records are only ever appended (`O_APPEND`, one call for each batch,
-//! which local file systems do one after another). The order of the records decides: whoever claims bytes and finds
-//! in an earlier record that somebody else has them, has lost, and all who read the journal see it the same way. So no
-//! lock is held while anything is written, and a process that dies leaves claims that nobody has made good.
+//! A file beside the one that is filled, to which records are only ever appended, one batch after another. The order of
+//! the records decides: whoever claims bytes and finds in an earlier record that somebody else has them, has lost, and all
+//! who read the journal see it the same way. So no lock is held while anything is written, and a process that dies leaves
+//! claims that nobody has made good.
 //!
 //! A batch is one record, or a claim and its ranges. It carries its own hash, so that bytes which nobody here wrote are
 //! told from a record, whichever they are: else a claim that failed could pass for one that was made good.
 
 use std::collections::HashMap;
 use std::fs::File;
-use std::io::{self, Seek, Write};
+use std::io;
 use std::ops::Range;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -18,6 +18,7 @@ use ingot_format::{to_u64, to_usize};
 use xxhash_rust::xxh3::Xxh3;
 
 use super::coverage::Coverage;
+use crate::disk;
 use crate::payload::FileRange;
 
 /// Bytes of a record: three words, which are what it is and two numbers.
@@ -157,7 +158,7 @@ impl Journal {
     /// How it ended, by all that stands there now.
     pub(super) fn end_now(&self) -> Result<Option<End>, JournalFault> {
         let mut inner = self.inner();
-        let end = inner.file.metadata()?.len();
+        let end = disk::facts(&inner.file)?.nbytes;
         inner.read_to(end)?;
         Ok(inner.state.end)
     }
@@ -192,16 +193,7 @@ impl Journal {
 impl Inner {
     /// Writes a batch at the end, and says where that was.
     fn write(&mut self, batch: &[u8]) -> Result<u64, JournalFault> {
-        let mut rest = batch;
-        while !rest.is_empty() {
-            match self.file.write(rest) {
-                // On a full disk a part of it may fit: writing the rest says so.
-                Ok(count) => rest = rest.get(count..).unwrap_or_default(),
-                Err(fault) if fault.kind() == io::ErrorKind::Interrupted => {}
-                Err(fault) => return Err(fault.into()),
-            }
-        }
-        let end = self.file.stream_position()?;
+        let end = disk::append(&self.file, batch)?;
         end.checked_sub(to_u64(batch.len())).ok_or(JournalFault::Broken)
     }
 
@@ -526,10 +518,12 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("journal");
         let unreadable = OpenOptions::new().append(true).create(true).open(path).unwrap();
+        let expected = disk::read_at(&unreadable, &mut [0], 0)
+            .unwrap_err()
+            .raw_os_error();
         let found = Journal::new(unreadable, 0, 10).commit();
-        let expected = rustix::io::Errno::BADF.raw_os_error();
         assert!(
-            matches!(&found, Err(JournalFault::System(fault)) if fault.raw_os_error() == Some(expected)),
+            matches!(&found, Err(JournalFault::System(fault)) if fault.raw_os_error() == expected),
             "{found:?}"
         );
     }

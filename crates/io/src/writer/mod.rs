@@ -5,28 +5,18 @@
 //! good when that never comes, the path leads to what was there before. Another process fills the same file after
 //! [`Writer::join`](crate::Writer::join). [`Appender`](crate::Appender) is told each tensor with its bytes, and keeps space for the header.
 
-#[cfg(unix)]
 mod append;
-#[cfg(unix)]
 mod aside;
-#[cfg(unix)]
 mod coverage;
 mod foreign;
-#[cfg(unix)]
 mod journal;
 #[cfg(test)]
-#[cfg(unix)]
 mod model;
-#[cfg(unix)]
 mod preamble;
-#[cfg(unix)]
 #[allow(clippy::module_inception, reason = "the file that has `Writer`")]
 mod writer;
 
-#[cfg(unix)]
 pub use append::Appender;
-#[cfg(unix)]
 pub use aside::Aside;
 pub use foreign::ForeignFile;
-#[cfg(unix)]
 pub use writer::{Orphan, Writer};

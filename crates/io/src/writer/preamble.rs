@@ -2,12 +2,12 @@
 
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
-use std::os::unix::ffi::OsStrExt;
 
 use ingot_format::{to_u64, to_usize};
 use xxhash_rust::xxh3::xxh3_64;
 
 use super::journal::JournalFault;
+use crate::disk::{self, name_bytes, name_of};
 use crate::payload::FileRange;
 
 /// What it begins with, and the version of the rest.
@@ -19,7 +19,7 @@ pub(super) const NBYTES: u64 = SAID + 8;
 
 /// `None` when the name of the temporary file is too long.
 pub(super) fn render(nbytes: u64, name: &OsStr) -> Option<Vec<u8>> {
-    let name = name.as_bytes();
+    let name = name_bytes(name)?;
     let mut preamble = MAGIC.to_vec();
     preamble.extend(nbytes.to_le_bytes());
     preamble.extend(to_u64(name.len()).to_le_bytes());
@@ -35,7 +35,7 @@ pub(super) fn render(nbytes: u64, name: &OsStr) -> Option<Vec<u8>> {
 /// The size of the file, and the name of the temporary file. `None` where whoever made the notes has not come further yet,
 /// or fills the file alone.
 pub(super) fn read(notes: &File) -> Result<Option<(u64, OsString)>, JournalFault> {
-    if notes.metadata()?.len() == 0 {
+    if disk::facts(notes)?.nbytes == 0 {
         return Ok(None);
     }
     let mut preamble = vec![0; to_usize(NBYTES).unwrap_or(usize::MAX)];
@@ -52,5 +52,5 @@ fn parse(preamble: &[u8]) -> Option<(u64, OsString)> {
     let (nbytes, rest) = rest.split_first_chunk()?;
     let (len, rest) = rest.split_first_chunk()?;
     let name = rest.get(..to_usize(u64::from_le_bytes(*len))?)?;
-    Some((u64::from_le_bytes(*nbytes), OsStr::from_bytes(name).to_owned()))
+    Some((u64::from_le_bytes(*nbytes), name_of(name)?))
 }

@@ -2,23 +2,13 @@
 
 use std::io;
 use std::net::{SocketAddr, TcpStream, ToSocketAddrs};
-#[cfg(unix)]
-use std::os::fd::OwnedFd;
 use std::time::Duration;
-
-#[cfg(all(unix, not(target_vendor = "apple")))]
-use rustix::net::{SocketFlags, socket_with};
-#[cfg(unix)]
-use rustix::{
-    event::{PollFd, PollFlags, Timespec, poll},
-    io::{Errno, ioctl_fionbio},
-    net::{AddressFamily, SocketType, sockopt},
-};
 
 use crate::fault::{Fault, FaultKind};
 use crate::http::aside::aside;
 use crate::http::pace::{Deadline, TICK};
 use crate::network::is_public;
+use crate::system::connect;
 use crate::url::bracketed;
 
 /// Which addresses may be connected to.
@@ -98,72 +88,6 @@ pub(crate) fn inward(authority: String) -> Fault {
         to: authority,
         why: "it is no address of the public internet",
     })
-}
-
-/// Connects to one address. Waiting is done in steps, between which it is looked whether to go on.
-#[cfg(unix)]
-fn connect(address: SocketAddr, deadline: Deadline<'_>) -> Result<io::Result<TcpStream>, Fault> {
-    let socket = match begun(address) {
-        Ok(socket) => socket,
-        Err(fault) => return Ok(Err(fault.into())),
-    };
-    loop {
-        let left = deadline.left()?;
-        if left.is_zero() {
-            return Ok(Err(io::ErrorKind::TimedOut.into()));
-        }
-        match is_connected(&socket, left.min(TICK)) {
-            Ok(false) => {}
-            Ok(true) => {
-                let stream = TcpStream::from(socket);
-                return Ok(stream.set_nonblocking(false).map(|()| stream));
-            }
-            Err(fault) => return Ok(Err(fault.into())),
-        }
-    }
-}
-
-/// Sockets of other systems are not waited for in steps.
-#[cfg(not(unix))]
-fn connect(address: SocketAddr, deadline: Deadline<'_>) -> Result<io::Result<TcpStream>, Fault> {
-    match deadline.left()? {
-        Duration::ZERO => Ok(Err(io::ErrorKind::TimedOut.into())),
-        left => aside(move || TcpStream::connect_timeout(&address, left), deadline),
-    }
-}
-
-/// A socket that has begun to connect.
-#[cfg(unix)]
-fn begun(address: SocketAddr) -> Result<OwnedFd, Errno> {
-    let family = match address {
-        SocketAddr::V4(_) => AddressFamily::INET,
-        SocketAddr::V6(_) => AddressFamily::INET6,
-    };
-    #[cfg(not(target_vendor = "apple"))]
-    let socket = socket_with(family, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
-    #[cfg(target_vendor = "apple")]
-    let socket = {
-        let socket = rustix::net::socket(family, SocketType::STREAM, None)?;
-        rustix::io::fcntl_setfd(&socket, rustix::io::FdFlags::CLOEXEC)?;
-        sockopt::set_socket_nosigpipe(&socket, true)?;
-        socket
-    };
-    ioctl_fionbio(&socket, true)?;
-    match rustix::net::connect(&socket, &address) {
-        Ok(()) | Err(Errno::INPROGRESS | Errno::INTR) => Ok(socket),
-        Err(fault) => Err(fault),
-    }
-}
-
-/// Waits for a socket to be connected, or to fail.
-#[cfg(unix)]
-fn is_connected(socket: &OwnedFd, most: Duration) -> Result<bool, Errno> {
-    let most = Timespec::try_from(most).map_err(|_| Errno::INVAL)?;
-    match poll(&mut [PollFd::new(socket, PollFlags::OUT)], Some(&most)) {
-        Ok(0) | Err(Errno::INTR) => Ok(false),
-        Ok(_) => sockopt::socket_error(socket)?.map(|()| true),
-        Err(fault) => Err(fault),
-    }
 }
 
 /// Requests are small and wanted at once; waiting is done in steps, between which others are asked whether to go on.

@@ -1,6 +1,6 @@
 //! Requests and answers of HTTP/1.1, and the connections that they go over.
 
-mod aside;
+pub(crate) mod aside;
 pub(crate) mod client;
 pub(crate) mod connection;
 pub(crate) mod dial;

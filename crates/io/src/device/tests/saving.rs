@@ -267,7 +267,6 @@ fn threads_that_write_a_large_tensor_take_turns_at_two_slots() {
     assert!(fake.counters().pinned_most <= to_u64(2 * SLOT_NBYTES));
 }
 
-#[cfg(unix)]
 #[test]
 fn parts_of_a_file_are_written_from_a_device() {
     use crate::archive::Archive;

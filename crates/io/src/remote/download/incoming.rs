@@ -14,6 +14,7 @@ use super::part_table::{PART_HASH_NBYTES, PartHash, PartTable};
 use super::wanted::{DownloadOptions, Downloaded, VersionedSource, compare};
 use crate::archive::check_unchanged;
 use crate::digest::{Algorithm, Digest, Hasher};
+use crate::disk;
 use crate::error::{Error, Failure};
 use crate::options::{Existing, ReadOptions};
 use crate::payload::FileRange;
@@ -134,11 +135,11 @@ impl Partial {
     }
 
     fn stamp(&self, draft: &Draft) -> Result<Stamp, Error> {
-        let metadata = draft.file().metadata().map_err(|source| Error::Open {
+        let facts = disk::facts(draft.file()).map_err(|source| Error::Open {
             path: self.path.clone(),
             source,
         })?;
-        Ok(Stamp::of(&metadata))
+        Ok(Stamp::of(&facts))
     }
 }
 

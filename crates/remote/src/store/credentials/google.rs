@@ -8,6 +8,7 @@ use super::token::{Field, Question, TokenSource};
 use super::{Keys, Variable, firmware_says, home, read_json, refused, safe_service, set, shown};
 use crate::fault::Fault;
 use crate::options::{RemoteOptions, Secret, Token, credential};
+use crate::system::GCLOUD_VARIABLE;
 use crate::url::Url;
 
 /// What may be done with the token: to read.
@@ -62,10 +63,9 @@ pub(crate) fn entry(options: &RemoteOptions, variable: Variable<'_>) -> Result<O
 /// Where `gcloud auth application-default login` keeps what it was given.
 fn default_file(variable: Variable<'_>) -> Option<PathBuf> {
     let named = set(variable, &["CLOUDSDK_CONFIG"]).map(PathBuf::from);
-    let of_windows = || Some(PathBuf::from(set(variable, &["APPDATA"])?).join("gcloud"));
-    let usual = || match cfg!(windows) {
-        true => of_windows(),
-        false => Some(home(variable)?.join(".config").join("gcloud")),
+    let usual = || match GCLOUD_VARIABLE {
+        Some(folder) => Some(PathBuf::from(set(variable, &[folder])?).join("gcloud")),
+        None => Some(home(variable)?.join(".config").join("gcloud")),
     };
     Some(named.or_else(usual)?.join("application_default_credentials.json"))
 }

@@ -16,6 +16,7 @@ use crate::fault::Fault;
 use crate::options::{RemoteOptions, Secret};
 use crate::stop::StopFlag;
 use crate::store::sigv4::hex;
+use crate::system::for_nobody_else;
 use crate::url::Url;
 
 /// The token of a session is renewed that is good for less than this, as Amazon's tools do it.
@@ -122,9 +123,10 @@ impl Sso {
     fn keep(&self, text: &str) -> std::io::Result<()> {
         let new = self.file.with_extension(format!("{}.new", process::id()));
         let mut options = fs::OpenOptions::new();
-        #[cfg(unix)]
-        std::os::unix::fs::OpenOptionsExt::mode(&mut options, 0o600);
-        let mut file = options.write(true).create_new(true).open(&new)?;
+        let mut file = for_nobody_else(&mut options)
+            .write(true)
+            .create_new(true)
+            .open(&new)?;
         let written = file
             .write_all(text.as_bytes())
             .and_then(|()| fs::rename(&new, &self.file));

@@ -1,10 +1,8 @@
-//! What the system is asked of a file that is open: which file system it lies on, its bytes by position.
+//! Which file systems are slow to map.
 
 use std::fs::File;
-use std::io;
 
-#[cfg(windows)]
-use ingot_format::to_u64;
+use super::file_system;
 
 /// File systems whose pages come over a network or through a process, by the number that `statfs` gives
 /// (linux/magic.h and the sources of those that stand outside the kernel). Mapping a file there fetches it page
@@ -44,51 +42,6 @@ fn remote_name(number: u32) -> Option<&'static str> {
         .iter()
         .find(|row| row.0 == number)
         .map(|row| row.1)
-}
-
-/// The number of the file system that `file` lies on.
-#[cfg(target_os = "linux")]
-pub(crate) fn file_system(file: &File) -> Option<u32> {
-    // The kernel's numbers have 32 bits. The field is as wide as a word of the machine, and keeps their sign.
-    let [a, b, c, d, ..] = rustix::fs::fstatfs(file).ok()?.f_type.to_le_bytes();
-    Some(u32::from_le_bytes([a, b, c, d]))
-}
-
-#[cfg(not(target_os = "linux"))]
-pub(crate) fn file_system(_file: &File) -> Option<u32> {
-    None
-}
-
-#[cfg(unix)]
-pub(crate) fn read_at(file: &File, into: &mut [u8], position: u64) -> io::Result<usize> {
-    std::os::unix::fs::FileExt::read_at(file, into, position)
-}
-
-#[cfg(windows)]
-pub(crate) fn read_at(file: &File, into: &mut [u8], position: u64) -> io::Result<usize> {
-    std::os::windows::fs::FileExt::seek_read(file, into, position)
-}
-
-#[cfg(unix)]
-pub(crate) fn write_all_at(file: &File, bytes: &[u8], position: u64) -> io::Result<()> {
-    // Goes on after short writes and after signals.
-    std::os::unix::fs::FileExt::write_all_at(file, bytes, position)
-}
-
-#[cfg(windows)]
-pub(crate) fn write_all_at(file: &File, mut bytes: &[u8], mut position: u64) -> io::Result<()> {
-    while !bytes.is_empty() {
-        match std::os::windows::fs::FileExt::seek_write(file, bytes, position) {
-            Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
-            Ok(count) => {
-                bytes = &bytes[count..];
-                position += to_u64(count);
-            }
-            Err(fault) if fault.kind() == io::ErrorKind::Interrupted => {}
-            Err(fault) => return Err(fault),
-        }
-    }
-    Ok(())
 }
 
 #[cfg(test)]

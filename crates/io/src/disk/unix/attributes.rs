@@ -1,15 +1,17 @@
 //! What a file has besides its bytes and its name: mode, owner, extended attributes.
 
+use std::ffi::OsStr;
 use std::fs::File;
 use std::io;
 
-use rustix::fs::{self, Gid, Mode, Stat, Uid};
+use rustix::fs::{self, Gid, Mode, Uid};
 use rustix::io::Errno;
 
-use super::resolved::DirectoryEntry;
+use super::directory::Directory;
+use crate::disk::Facts;
 
 /// What the file that is replaced passes on to the new one.
-pub(super) struct Attributes {
+pub(crate) struct Attributes {
     mode: Mode,
     owner: Uid,
     group: Gid,
@@ -17,18 +19,34 @@ pub(super) struct Attributes {
 }
 
 impl Attributes {
-    fn of(entry: &DirectoryEntry, stat: &Stat) -> io::Result<Attributes> {
+    pub(crate) fn of(directory: &Directory, name: &OsStr, facts: &Facts) -> io::Result<Attributes> {
         Ok(Attributes {
-            mode: Mode::from_raw_mode(stat.st_mode),
-            owner: Uid::from_raw(stat.st_uid),
-            group: Gid::from_raw(stat.st_gid),
-            extended: Extended::of(entry)?,
+            mode: Mode::from_raw_mode(facts.mode as rustix::fs::RawMode),
+            owner: Uid::from_raw(facts.owner.0),
+            group: Gid::from_raw(facts.owner.1),
+            extended: Extended::of(directory, name)?,
         })
+    }
+
+    /// Keeps others out of `file`, which was made just now. It was made so.
+    #[allow(
+        clippy::unused_self,
+        clippy::unnecessary_wraps,
+        reason = "Windows does it here"
+    )]
+    pub(crate) fn begin(&self, _: &File) -> io::Result<()> {
+        Ok(())
+    }
+
+    /// Keeps others out of `file`, which may have been made by an earlier call.
+    #[allow(clippy::unused_self, reason = "Windows asks what the old file has")]
+    pub(crate) fn confine(&self, file: &File) -> io::Result<()> {
+        Ok(fs::fchmod(file, Mode::from_raw_mode(0o600))?)
     }
 
     /// Gives `file`, which its owner alone may read as yet, the attributes, as far as this process may. No step lets
     /// anybody in whom the old file kept out.
-    pub(super) fn apply(&self, file: &File) -> io::Result<()> {
+    pub(crate) fn apply(&self, file: &File) -> io::Result<()> {
         let (owner_kept, group_kept) = self.give(file)?;
         // An access list speaks of owner and group, so it means another thing when they are others.
         let list_kept = self.extended.apply(file, owner_kept && group_kept)?;
@@ -59,15 +77,6 @@ impl Attributes {
     }
 }
 
-/// What the new file at `entry` gets from the one that is there, and the mode it has until then: what replaces a private
-/// file is private from the first byte on.
-pub(super) fn inherited(entry: &DirectoryEntry) -> io::Result<(Option<Attributes>, Mode)> {
-    let existing = entry.existing.as_ref();
-    let attributes = existing.map(|stat| Attributes::of(entry, stat)).transpose()?;
-    let mode = if attributes.is_some() { 0o600 } else { 0o666 };
-    Ok((attributes, Mode::from_raw_mode(mode)))
-}
-
 /// Whether it worked; an error only when the reason is another than that it may not, or cannot, be done here.
 fn permitted(result: rustix::io::Result<()>) -> io::Result<bool> {
     match result {
@@ -86,7 +95,7 @@ struct Extended;
 
 #[cfg(not(target_os = "linux"))]
 impl Extended {
-    fn of(_: &DirectoryEntry) -> io::Result<Extended> {
+    fn of(_: &Directory, _: &OsStr) -> io::Result<Extended> {
         Ok(Extended)
     }
 
@@ -97,14 +106,14 @@ impl Extended {
 
 #[cfg(target_os = "linux")]
 mod linux {
-    use std::ffi::{CStr, CString};
+    use std::ffi::{CStr, CString, OsStr};
     use std::fs::File;
     use std::io;
 
     use rustix::fs::{self, Mode, OFlags, XattrFlags};
     use rustix::io::Errno;
 
-    use super::{DirectoryEntry, permitted};
+    use super::{Directory, permitted};
 
     const ACCESS_LIST: &CStr = c"system.posix_acl_access";
     /// What belongs to the old bytes: a signature of them, or the right of a program to act with privileges.
@@ -116,8 +125,8 @@ mod linux {
     pub(super) struct Extended(Option<Vec<(CString, Vec<u8>)>>);
 
     impl Extended {
-        pub(super) fn of(entry: &DirectoryEntry) -> io::Result<Extended> {
-            match read(entry) {
+        pub(super) fn of(directory: &Directory, name: &OsStr) -> io::Result<Extended> {
+            match read(directory, name) {
                 Ok(pairs) => Ok(Extended(Some(pairs))),
                 // Not found: removed a moment ago.
                 Err(Errno::ACCESS | Errno::PERM | Errno::NOENT) => Ok(Extended(None)),
@@ -148,9 +157,9 @@ mod linux {
         }
     }
 
-    fn read(entry: &DirectoryEntry) -> rustix::io::Result<Vec<(CString, Vec<u8>)>> {
+    fn read(directory: &Directory, name: &OsStr) -> rustix::io::Result<Vec<(CString, Vec<u8>)>> {
         let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::NOCTTY;
-        let file = entry.directory.file(&entry.name, flags, Mode::empty())?;
+        let file = directory.open_file(name, flags, Mode::empty())?;
         let mut buffer = vec![0; LARGEST];
         let len = match fs::flistxattr(&file, &mut buffer[..]) {
             Err(Errno::OPNOTSUPP | Errno::NOSYS) => return Ok(Vec::new()),

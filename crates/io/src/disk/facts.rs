@@ -1,0 +1,103 @@
+//! What the system says of a file, and what is asked of it.
+
+use std::io;
+
+/// What has a name, or is open.
+#[allow(dead_code, reason = "Windows says otherwise whose a file is")]
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Facts {
+    pub(crate) kind: Kind,
+    /// Its device, and its number there.
+    pub(crate) identity: (u64, u64),
+    pub(crate) nbytes: u64,
+    /// When it was written to, in the system's own two numbers: they are compared only.
+    pub(crate) modified: (i64, i64),
+    /// How many names it has.
+    pub(crate) names: u64,
+    /// The mode, or what Windows calls attributes.
+    pub(crate) mode: u32,
+    /// Whose it is, and of which group. Windows says both otherwise.
+    pub(crate) owner: (u32, u32),
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Kind {
+    File,
+    Directory,
+    Link,
+    /// A pipe, a socket, a device.
+    Other,
+}
+
+/// How a file of a directory is opened: never through a link, and without waiting for the other end of a pipe.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Opening {
+    Read,
+    Write,
+    Both,
+    /// For [`append`](super::append).
+    Notes,
+    /// Both ways, where nothing has the name.
+    New(Birth),
+    /// As notes that only their owner reads, where nothing has the name.
+    NewNotes,
+    /// Both ways, made where nothing has the name.
+    Any(Birth),
+}
+
+/// Who may read a file until its attributes are set.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Birth {
+    /// Whoever may read new files.
+    Usual,
+    /// Its owner: what replaces a private file is private from the first byte on.
+    Private,
+}
+
+/// What a lock keeps others from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Lock {
+    /// From any lock.
+    Exclusive,
+    /// From an exclusive one.
+    Shared,
+}
+
+/// What happens to the size of a file while room is made for it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Size {
+    /// It becomes what is reserved: for a file that is thrown away on failure. Writing is then a fifth faster, since
+    /// no write has to move the end (1 GiB, ext4, 2 threads: 0.26 s against 0.30 s at best, November 2026).
+    Set,
+    /// As `Set`, of a file that is written in any order.
+    Scattered,
+    /// It becomes what is reserved, but nothing is: the blocks will be those of another file.
+    Sparse,
+    /// It stays: a file that is to be overwritten must not grow when this fails.
+    Kept,
+}
+
+/// Why an unnamed file has no name yet.
+#[allow(dead_code, reason = "where there are no such files there is one reason")]
+pub(crate) enum Unlinked {
+    /// Something has that name.
+    Exists,
+    /// Unnamed files get none here: no /proc, a sandbox, a file system that only pretends.
+    Impossible,
+    Fault(io::Error),
+}
+
+/// Why a file beneath a directory was not opened.
+pub(crate) enum Refusal {
+    Elsewhere(&'static str),
+    System(io::Error),
+}
+
+impl From<io::Error> for Refusal {
+    fn from(source: io::Error) -> Refusal {
+        Refusal::System(source)
+    }
+}
+
+/// Why a file behind a link is refused.
+pub(crate) const LINK: &str = "it is a symbolic link, or lies behind one";

@@ -1,0 +1,36 @@
+//! What the system is asked of files, directories and names. `unix` and `windows` have the same functions and types, of
+//! which one half is compiled: whatever uses them does not ask which system it is.
+
+mod entry;
+mod facts;
+mod file_systems;
+#[cfg(unix)]
+mod unix;
+#[cfg(windows)]
+mod windows;
+
+#[cfg(unix)]
+use unix as system;
+#[cfg(windows)]
+use windows as system;
+
+pub(crate) use entry::{DirectoryEntry, Resolved};
+pub(crate) use facts::{Birth, Facts, Kind, Lock, Opening, Refusal, Size, Unlinked};
+#[cfg(test)]
+pub(crate) use file_systems::REMOTE_FILE_SYSTEMS;
+pub(crate) use file_systems::remote_file_system;
+pub(crate) use system::attributes::Attributes;
+pub(crate) use system::beneath::Beneath;
+pub(crate) use system::directory::Directory;
+#[cfg(test)]
+pub(crate) use system::fault::out_of_descriptors;
+pub(crate) use system::fault::{
+    exists, has_no_locks, in_use, is_a_directory, is_out_of_descriptors, is_replaced_by_copy, unsupported,
+};
+pub(crate) use system::file::{
+    RESERVED_AT_ONCE, append, check_size_limit, descriptors_allowed, facts, facts_at, file_system, is_ours,
+    open_both_ways, open_for_reading, read_at, reserve, share_lock, try_lock, unlock, wait_writable,
+    write_all_at,
+};
+pub(crate) use system::name::{cut, name_bytes, name_of};
+pub(crate) use system::resolve::resolve;

@@ -1,0 +1,226 @@
+//! A directory, held open, and the names in it.
+
+use std::ffi::{OsStr, OsString};
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::ffi::OsStringExt;
+
+#[cfg(target_os = "linux")]
+use rustix::fs::RenameFlags;
+use rustix::fs::{self, Access, AtFlags, Dir, Mode, OFlags};
+use rustix::io::{Errno, retry_on_intr};
+
+use super::file::of_stat;
+use crate::disk::{Birth, Facts, Opening, Unlinked};
+
+/// A directory, held open: it stays the same one when it is renamed.
+pub(crate) struct Directory {
+    fd: OwnedFd,
+}
+
+impl Directory {
+    /// The directory at `path`, wherever the process goes.
+    pub(crate) fn at(path: &std::path::Path) -> io::Result<Directory> {
+        Directory::open(fs::CWD, path)
+    }
+
+    pub(super) fn open(from: BorrowedFd<'_>, path: impl rustix::path::Arg + Copy) -> io::Result<Directory> {
+        let flags = OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let open = |flags| retry_on_intr(|| fs::openat(from, path, flags, Mode::empty()));
+        let fd = match open(flags | OFlags::RDONLY) {
+            // Files can be made in a directory that cannot be listed.
+            #[cfg(target_os = "linux")]
+            Err(Errno::ACCESS) => open(flags | OFlags::PATH),
+            result => result,
+        }?;
+        Ok(Directory { fd })
+    }
+
+    /// Opens the file `name` in it.
+    pub(crate) fn file(&self, name: &OsStr, opening: Opening) -> io::Result<File> {
+        const NEW: OFlags = OFlags::CREATE.union(OFlags::EXCL);
+        let mode = |birth| match birth {
+            Birth::Usual => Mode::from_raw_mode(0o666),
+            Birth::Private => Mode::from_raw_mode(0o600),
+        };
+        // In a directory that others may write to, the name may be a link or a pipe.
+        let waits_not = OFlags::NONBLOCK | OFlags::NOCTTY;
+        let (flags, mode) = match opening {
+            Opening::Read => (OFlags::RDONLY | waits_not, Mode::empty()),
+            Opening::Write => (OFlags::WRONLY | OFlags::NOCTTY, Mode::empty()),
+            Opening::Both => (OFlags::RDWR | waits_not, Mode::empty()),
+            Opening::Notes => (OFlags::RDWR | OFlags::APPEND | waits_not, Mode::empty()),
+            Opening::New(birth) => (OFlags::RDWR | NEW, mode(birth)),
+            Opening::NewNotes => (OFlags::RDWR | OFlags::APPEND | NEW, mode(Birth::Private)),
+            Opening::Any(birth) => (OFlags::RDWR | OFlags::CREATE | waits_not, mode(birth)),
+        };
+        Ok(self.open_file(name, flags | OFlags::NOFOLLOW, mode)?)
+    }
+
+    /// Opens the file `name` in it. One that `flags` ask to make gets `mode`, cut by the umask.
+    pub(super) fn open_file(&self, name: &OsStr, flags: OFlags, mode: Mode) -> rustix::io::Result<File> {
+        let flags = flags | OFlags::CLOEXEC;
+        retry_on_intr(|| fs::openat(&self.fd, name, flags, mode)).map(File::from)
+    }
+
+    /// A new file that has no name, and vanishes by itself when the process ends. Not every file system can.
+    #[cfg(target_os = "linux")]
+    pub(crate) fn unnamed(&self, birth: Birth) -> Option<File> {
+        let mode = match birth {
+            Birth::Usual => 0o666,
+            Birth::Private => 0o600,
+        };
+        // Whatever the reason that there is none, creating a named file finds it too, or works.
+        let mode = Mode::from_raw_mode(mode);
+        let made = self.open_file(".".as_ref(), OFlags::TMPFILE | OFlags::RDWR, mode);
+        let file = made.ok()?;
+        // Before Linux 6.1, the umask is forgotten where a file system has no ACLs. A mode that nothing was cut from is
+        // rare enough to always get it from a named file.
+        let cut = fs::fstat(&file).ok()?.st_mode & 0o777;
+        (cut != 0o666).then_some(file)
+    }
+
+    #[cfg(not(target_os = "linux"))]
+    pub(crate) fn unnamed(&self, _: Birth) -> Option<File> {
+        None
+    }
+
+    /// Gives the unnamed `file` a name.
+    #[cfg(target_os = "linux")]
+    pub(crate) fn link(&self, file: &File, name: &OsStr) -> Result<(), Unlinked> {
+        use std::os::fd::AsRawFd;
+        // Linking the file itself needs a privilege; linking what /proc says it is does not.
+        let path = format!("/proc/self/fd/{}", file.as_raw_fd());
+        match fs::linkat(fs::CWD, &*path, self, name, AtFlags::SYMLINK_FOLLOW) {
+            Ok(()) => Ok(()),
+            Err(Errno::EXIST) => Err(Unlinked::Exists),
+            Err(fault @ (Errno::NOSPC | Errno::DQUOT | Errno::IO)) => Err(Unlinked::Fault(fault.into())),
+            Err(_) => Err(Unlinked::Impossible),
+        }
+    }
+
+    #[cfg(not(target_os = "linux"))]
+    pub(crate) fn link(&self, _: &File, _: &OsStr) -> Result<(), Unlinked> {
+        Err(Unlinked::Impossible)
+    }
+
+    /// What has the name; `None` when nothing has.
+    pub(crate) fn facts(&self, name: &OsStr) -> io::Result<Option<Facts>> {
+        match fs::statat(self, name, AtFlags::SYMLINK_NOFOLLOW) {
+            Ok(stat) => Ok(Some(of_stat(&stat))),
+            Err(Errno::NOENT) => Ok(None),
+            Err(fault) => Err(fault.into()),
+        }
+    }
+
+    /// Fails where this process may not write to the file `name`.
+    pub(crate) fn check_writable(&self, name: &OsStr) -> io::Result<()> {
+        match fs::accessat(self, name, Access::WRITE_OK, AtFlags::EACCESS) {
+            // Removed a moment ago; or a kernel that cannot answer for the effective user.
+            Ok(()) | Err(Errno::NOENT | Errno::NOSYS | Errno::INVAL) => Ok(()),
+            Err(fault) => Err(fault.into()),
+        }
+    }
+
+    /// All names in it.
+    pub(crate) fn names(&self) -> io::Result<Vec<OsString>> {
+        let entries = Dir::read_from(self)?.flatten();
+        let names = entries.map(|entry| entry.file_name().to_bytes().to_vec());
+        Ok(names.map(OsString::from_vec).collect())
+    }
+
+    pub(crate) fn remove(&self, name: &OsStr) -> io::Result<()> {
+        Ok(fs::unlinkat(self, name, AtFlags::empty())?)
+    }
+
+    /// Removes the file `name`, which somebody may have open; the name is free then.
+    pub(crate) fn retire(&self, name: &OsStr, _: &OsStr) -> io::Result<()> {
+        self.remove(name)
+    }
+
+    /// Gives the file `from` the name `to`, and takes that from the file that had it.
+    pub(crate) fn rename(&self, from: &OsStr, to: &OsStr, _: &OsStr) -> io::Result<()> {
+        Ok(retry_on_intr(|| fs::renameat(self, from, self, to))?)
+    }
+
+    /// Gives the file `from` the name `to`, where nothing has that. `None` where only a rename can that replaces what
+    /// has it, since the file system has no links.
+    pub(crate) fn rename_new(&self, from: &OsStr, to: &OsStr) -> Option<io::Result<()>> {
+        // Unlike a plain rename, a link replaces nothing that was made in the meantime.
+        match fs::linkat(self, from, self, to, AtFlags::empty()) {
+            Ok(()) => {
+                // The file has its name. Where it keeps the other one too, the next save takes that away.
+                let _ = self.remove(from);
+                Some(Ok(()))
+            }
+            Err(Errno::EXIST) => Some(Err(Errno::EXIST.into())),
+            Err(_) => self.rename_replacing_nothing(from, to),
+        }
+    }
+
+    #[cfg(target_os = "linux")]
+    fn rename_replacing_nothing(&self, from: &OsStr, to: &OsStr) -> Option<io::Result<()>> {
+        match fs::renameat_with(self, from, self, to, RenameFlags::NOREPLACE) {
+            Ok(()) => Some(Ok(())),
+            Err(Errno::EXIST) => Some(Err(Errno::EXIST.into())),
+            Err(_) => None,
+        }
+    }
+
+    #[cfg(not(target_os = "linux"))]
+    fn rename_replacing_nothing(&self, _: &OsStr, _: &OsStr) -> Option<io::Result<()>> {
+        None
+    }
+
+    /// Keeps the file `name`, which is about to be replaced, so that replacing it does not give back what it has. `None`
+    /// where that cannot be.
+    #[cfg(target_os = "linux")]
+    pub(crate) fn keep(&self, name: &OsStr) -> Option<File> {
+        // Without the right to read it, too.
+        let flags = OFlags::PATH | OFlags::NOFOLLOW;
+        self.open_file(name, flags, Mode::empty()).ok()
+    }
+
+    #[cfg(not(target_os = "linux"))]
+    pub(crate) fn keep(&self, _: &OsStr) -> Option<File> {
+        None
+    }
+
+    /// Makes names in this directory durable. `file` is on the same file system.
+    pub(crate) fn flush(&self, file: &File) -> io::Result<()> {
+        match retry_on_intr(|| fs::fsync(&self.fd)) {
+            // Opened without the right to list it, so only the whole file system can be flushed.
+            Err(Errno::BADF) => flush_system(file),
+            // Some network file systems have no such call for directories; they make names durable at once.
+            Ok(()) | Err(Errno::INVAL | Errno::NOSYS | Errno::OPNOTSUPP) => Ok(()),
+            Err(fault) => Err(fault.into()),
+        }
+    }
+
+    #[cfg(target_os = "linux")]
+    pub(super) fn is_proc(&self) -> bool {
+        fs::fstatfs(&self.fd).is_ok_and(|system| system.f_type == fs::PROC_SUPER_MAGIC)
+    }
+
+    #[cfg(not(target_os = "linux"))]
+    pub(super) fn is_proc(&self) -> bool {
+        false
+    }
+}
+
+#[cfg(target_os = "linux")]
+fn flush_system(file: &File) -> io::Result<()> {
+    Ok(fs::syncfs(file)?)
+}
+
+#[cfg(not(target_os = "linux"))]
+fn flush_system(_: &File) -> io::Result<()> {
+    Err(Errno::BADF.into())
+}
+
+impl AsFd for Directory {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+}

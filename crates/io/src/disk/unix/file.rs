@@ -1,0 +1,181 @@
+//! What is asked of a file that is open, and of one by its path.
+
+use std::fs::File;
+use std::io;
+use std::io::{Seek, Write};
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::path::Path;
+use std::time::Duration;
+
+use ingot_format::to_usize;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::fs::{FileType, FlockOperation, OFlags, Stat, flock, fstat, stat};
+use rustix::io::{Errno, retry_on_intr};
+use rustix::process::{Resource, geteuid, getrlimit};
+
+use crate::disk::{Facts, Kind, Lock};
+
+/// What the system says of an open file.
+pub(crate) fn facts(file: &File) -> io::Result<Facts> {
+    Ok(of_stat(&fstat(file)?))
+}
+
+/// What it says of the file that a path leads to.
+pub(crate) fn facts_at(path: &Path) -> io::Result<Facts> {
+    Ok(of_stat(&stat(path)?))
+}
+
+#[allow(
+    clippy::unnecessary_cast,
+    clippy::useless_conversion,
+    clippy::cast_lossless,
+    clippy::cast_sign_loss,
+    reason = "the fields of `stat` have other types on other systems, and are compared only"
+)]
+pub(super) fn of_stat(stat: &Stat) -> Facts {
+    Facts {
+        kind: kind_of(stat),
+        identity: (stat.st_dev as u64, stat.st_ino as u64),
+        nbytes: stat.st_size.try_into().unwrap_or(0),
+        modified: (stat.st_mtime as i64, stat.st_mtime_nsec.try_into().unwrap_or(0)),
+        names: stat.st_nlink as u64,
+        mode: stat.st_mode as u32,
+        owner: (stat.st_uid, stat.st_gid),
+    }
+}
+
+pub(super) fn kind_of(stat: &Stat) -> Kind {
+    match FileType::from_raw_mode(stat.st_mode) {
+        FileType::RegularFile => Kind::File,
+        FileType::Directory => Kind::Directory,
+        FileType::Symlink => Kind::Link,
+        _ => Kind::Other,
+    }
+}
+
+/// Whether a file is this user's alone to change: in a directory that others may write to, it may be a pipe, or theirs.
+pub(crate) fn is_ours(facts: &Facts) -> bool {
+    facts.kind == Kind::File && facts.owner.0 == geteuid().as_raw() && facts.names <= 1
+}
+
+/// The number of the file system that `file` lies on.
+#[cfg(target_os = "linux")]
+pub(crate) fn file_system(file: &File) -> Option<u32> {
+    // The kernel's numbers have 32 bits. The field is as wide as a word of the machine, and keeps their sign.
+    let [a, b, c, d, ..] = rustix::fs::fstatfs(file).ok()?.f_type.to_le_bytes();
+    Some(u32::from_le_bytes([a, b, c, d]))
+}
+
+#[cfg(not(target_os = "linux"))]
+pub(crate) fn file_system(_file: &File) -> Option<u32> {
+    None
+}
+
+pub(crate) fn read_at(file: &File, into: &mut [u8], position: u64) -> io::Result<usize> {
+    file.read_at(into, position)
+}
+
+pub(crate) fn write_all_at(file: &File, bytes: &[u8], position: u64) -> io::Result<()> {
+    // Goes on after short writes and after signals.
+    file.write_all_at(bytes, position)
+}
+
+/// Appends to notes that others append to, in one call, which local file systems do one after another. Says where the
+/// bytes end.
+pub(crate) fn append(mut notes: &File, bytes: &[u8]) -> io::Result<u64> {
+    // On a full disk a part of it may fit: writing the rest says so.
+    notes.write_all(bytes)?;
+    notes.stream_position()
+}
+
+/// Opens without waiting: a FIFO nobody writes to would otherwise hang the program. That it is none is checked
+/// on the open file, so that nobody can put another in its place between a look and the opening.
+pub(crate) fn open_for_reading(path: &Path) -> io::Result<File> {
+    File::options().read(true).custom_flags(nonblock()).open(path)
+}
+
+/// The same, for reading and writing.
+pub(crate) fn open_both_ways(path: &Path) -> io::Result<File> {
+    File::options()
+        .read(true)
+        .write(true)
+        .custom_flags(nonblock())
+        .open(path)
+}
+
+fn nonblock() -> i32 {
+    OFlags::NONBLOCK.bits().cast_signed()
+}
+
+/// Locks a file until it is closed, however its process ends, or unlocked. False when somebody else has a lock that
+/// keeps it from that.
+pub(crate) fn try_lock(file: &File, lock: Lock) -> io::Result<bool> {
+    let operation = match lock {
+        Lock::Exclusive => FlockOperation::NonBlockingLockExclusive,
+        Lock::Shared => FlockOperation::NonBlockingLockShared,
+    };
+    match retry_on_intr(|| flock(file, operation)) {
+        Ok(()) => Ok(true),
+        Err(Errno::WOULDBLOCK) => Ok(false),
+        Err(fault) => Err(fault.into()),
+    }
+}
+
+/// Makes an exclusive lock of this file a shared one.
+pub(crate) fn share_lock(file: &File) -> io::Result<()> {
+    try_lock(file, Lock::Shared).map(|_| ())
+}
+
+pub(crate) fn unlock(file: &File) -> io::Result<()> {
+    Ok(retry_on_intr(|| flock(file, FlockOperation::Unlock))?)
+}
+
+/// Bytes that are reserved in one call. Where that means to fill pages (tmpfs), it takes about 0.1 s.
+pub(crate) const RESERVED_AT_ONCE: u64 = 1 << 30;
+
+/// Reserves `count` bytes from `position` on. False where the file system cannot; the error is of the kind
+/// [`io::ErrorKind::Interrupted`] after a signal.
+#[cfg(target_os = "linux")]
+pub(crate) fn reserve(file: &File, position: u64, count: u64, size: crate::disk::Size) -> io::Result<bool> {
+    use crate::disk::Size;
+    use rustix::fs::{FallocateFlags, fallocate};
+    let flags = match size {
+        Size::Sparse => return file.set_len(position + count).map(|()| true),
+        Size::Set | Size::Scattered => FallocateFlags::empty(),
+        Size::Kept => FallocateFlags::KEEP_SIZE,
+    };
+    match fallocate(file, flags, position, count) {
+        Ok(()) => Ok(true),
+        Err(fault @ (Errno::INTR | Errno::NOSPC | Errno::FBIG | Errno::DQUOT | Errno::IO | Errno::ROFS)) => {
+            Err(fault.into())
+        }
+        Err(_) => Ok(false),
+    }
+}
+
+#[cfg(not(target_os = "linux"))]
+pub(crate) fn reserve(_: &File, _: u64, _: u64, _: crate::disk::Size) -> io::Result<bool> {
+    Ok(false)
+}
+
+/// Fails when the process may not write files this large (`ulimit -f`). Writing would find out by a signal, which
+/// ends the process unless it is ignored.
+pub(crate) fn check_size_limit(nbytes: u64) -> io::Result<()> {
+    match getrlimit(Resource::Fsize).current {
+        Some(limit) if nbytes > limit => Err(Errno::FBIG.into()),
+        _ => Ok(()),
+    }
+}
+
+/// Files that this process may have open.
+pub(crate) fn descriptors_allowed() -> usize {
+    let limit = getrlimit(Resource::Nofile).current;
+    limit.and_then(to_usize).unwrap_or(usize::MAX)
+}
+
+/// Waits until whoever reads a pipe made room in it, or that time is over.
+pub(crate) fn wait_writable(file: &File, most: Duration) {
+    let timeout = Timespec::try_from(most).ok();
+    // What poll could say, the next write says better.
+    let _ = poll(&mut [PollFd::new(file, PollFlags::OUT)], timeout.as_ref());
+}

@@ -1,0 +1,144 @@
+//! Finding out what a path leads to.
+
+use std::ffi::{OsStr, OsString};
+use std::fs::File;
+use std::io::{self, Write};
+use std::os::fd::AsFd;
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::path::{Path, PathBuf};
+use std::thread;
+
+use rustix::fs::{self, CWD, FileType, Mode, OFlags};
+use rustix::io::{Errno, retry_on_intr};
+
+use super::directory::Directory;
+use crate::disk::{DirectoryEntry, Kind, Resolved};
+use crate::error::{Step, Stop, step};
+use crate::watch::{POLL, Watch};
+
+/// As many links as Linux follows.
+const LINKS: usize = 40;
+
+/// Follows `path` to its end.
+pub(crate) fn resolve(path: &Path, watch: &dyn Watch) -> Result<Resolved, Stop> {
+    match fs::stat(path).map(|stat| FileType::from_raw_mode(stat.st_mode)) {
+        Ok(FileType::Directory) => return Err(Errno::ISDIR).step(step::OPEN),
+        Ok(FileType::RegularFile) | Err(Errno::NOENT) => {}
+        Ok(kind) => return open_stream(path, kind, watch),
+        Err(fault) => return Err(fault).step(step::OPEN),
+    }
+    follow(path).step(step::OPEN)
+}
+
+/// Follows symlinks one by one, because the last directory on the way is where the new file has to be made.
+fn follow(path: &Path) -> io::Result<Resolved> {
+    let mut path = path.to_path_buf();
+    let mut from: Option<Directory> = None;
+    for _ in 0..LINKS {
+        if let Some(file) = standard_stream(&path) {
+            return file.map(Resolved::Stream);
+        }
+        let (parent, name) = split(&path)?;
+        let base = from.as_ref().map_or(CWD, AsFd::as_fd);
+        let directory = Directory::open(base, parent)?;
+        let existing = directory.facts(name)?;
+        match existing.map(|facts| facts.kind) {
+            None | Some(Kind::File) => {
+                let name = name.to_owned();
+                return Ok(Resolved::Entry(DirectoryEntry {
+                    directory,
+                    name,
+                    existing,
+                }));
+            }
+            // Its text is no path that leads there: `/memfd:x (deleted)`.
+            Some(Kind::Link) if directory.is_proc() => {
+                let file = directory.open_file(name, OFlags::WRONLY | OFlags::NOCTTY, Mode::empty())?;
+                return Ok(Resolved::Nameless(file));
+            }
+            Some(Kind::Link) => {
+                let link = fs::readlinkat(&directory, name, Vec::new())?;
+                path = PathBuf::from(OsString::from_vec(link.into_bytes()));
+                from = Some(directory);
+            }
+            Some(Kind::Directory) => return Err(Errno::ISDIR.into()),
+            // It was a regular file, or nothing, a moment ago.
+            Some(_) => return Err(Errno::BUSY.into()),
+        }
+    }
+    Err(Errno::LOOP.into())
+}
+
+/// The directory and the name of the last component, as the system would read them: `a/` and `a/.` name a directory.
+fn split(path: &Path) -> io::Result<(&OsStr, &OsStr)> {
+    let bytes = path.as_os_str().as_bytes();
+    let (parent, name) = match bytes.iter().rposition(|&byte| byte == b'/') {
+        Some(slash) => bytes.split_at(slash + 1),
+        None => (&b"."[..], bytes),
+    };
+    match name {
+        _ if bytes.is_empty() => Err(Errno::NOENT.into()),
+        b"" | b"." | b".." => Err(Errno::ISDIR.into()),
+        name => Ok((OsStr::from_bytes(parent), OsStr::from_bytes(name))),
+    }
+}
+
+/// Our own standard output or error, when `path` is a name for it. Opening the name of a regular file would begin at
+/// its start, over what the shell or the program wrote before; the open stream stands where it should.
+fn standard_stream(path: &Path) -> Option<io::Result<File>> {
+    let fd = match path.to_str()? {
+        "/dev/stdout" | "/dev/fd/1" | "/proc/self/fd/1" => {
+            // What `print!` holds back belongs in front.
+            if let Err(fault) = io::stdout().flush() {
+                return Some(Err(fault));
+            }
+            io::stdout().as_fd().try_clone_to_owned()
+        }
+        "/dev/stderr" | "/dev/fd/2" | "/proc/self/fd/2" => io::stderr().as_fd().try_clone_to_owned(),
+        _ => return None,
+    };
+    Some(fd.map(File::from))
+}
+
+/// Opens what takes bytes in order. It does not block, so that a save into a pipe without a reader can be
+/// interrupted.
+fn open_stream(path: &Path, kind: FileType, watch: &dyn Watch) -> Result<Resolved, Stop> {
+    let flags = OFlags::WRONLY | OFlags::CLOEXEC | OFlags::NOCTTY | OFlags::NONBLOCK;
+    loop {
+        if watch.interrupted() {
+            return Err(Stop::Interrupted);
+        }
+        match retry_on_intr(|| fs::open(path, flags, Mode::empty())) {
+            Ok(fd) => return Ok(Resolved::Stream(fd.into())),
+            // A pipe that nobody reads yet.
+            Err(Errno::NXIO) if kind == FileType::Fifo => thread::sleep(POLL),
+            Err(fault) => {
+                // A socket cannot be opened by name, and a pipe of another user may not be.
+                return match standard_stream(path) {
+                    Some(file) => file.map(Resolved::Stream).step(step::OPEN),
+                    None => Err(fault).step(step::OPEN),
+                };
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parts(path: &str) -> Option<(&str, &str)> {
+        let (parent, name) = split(Path::new(path)).ok()?;
+        Some((parent.to_str()?, name.to_str()?))
+    }
+
+    #[test]
+    fn splits_as_the_system_does() {
+        assert_eq!(parts("a"), Some((".", "a")));
+        assert_eq!(parts("/a"), Some(("/", "a")));
+        assert_eq!(parts("b/../a"), Some(("b/../", "a")));
+        for path in ["", "/", "a/", "a/.", "a/..", ".", ".."] {
+            assert_eq!(parts(path), None, "{path}");
+        }
+    }
+}

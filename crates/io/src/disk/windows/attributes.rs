@@ -1,0 +1,65 @@
+//! What a file has besides its bytes and its name: what Windows calls attributes, and its access list.
+
+use std::ffi::OsStr;
+use std::fs::File;
+use std::io;
+
+use windows_sys::Win32::Storage::FileSystem::{
+    FILE_ATTRIBUTE_ARCHIVE, FILE_ATTRIBUTE_HIDDEN, FILE_ATTRIBUTE_NORMAL, FILE_ATTRIBUTE_NOT_CONTENT_INDEXED,
+    FILE_ATTRIBUTE_READONLY, FILE_ATTRIBUTE_SYSTEM,
+};
+
+use super::calls::{AccessList, access_list, set_access_list, set_attributes};
+use super::directory::Directory;
+use crate::disk::{Facts, Opening};
+
+/// Those that users set. The others say how the disk keeps a file.
+const KEPT: u32 = FILE_ATTRIBUTE_ARCHIVE
+    | FILE_ATTRIBUTE_HIDDEN
+    | FILE_ATTRIBUTE_NOT_CONTENT_INDEXED
+    | FILE_ATTRIBUTE_READONLY
+    | FILE_ATTRIBUTE_SYSTEM;
+
+/// What the file that is replaced passes on to the new one.
+pub(crate) struct Attributes {
+    attributes: u32,
+    /// `None` when this process may not read it.
+    access: Option<AccessList>,
+}
+
+impl Attributes {
+    #[allow(clippy::unnecessary_wraps, reason = "elsewhere not all of it can be read")]
+    pub(crate) fn of(directory: &Directory, name: &OsStr, facts: &Facts) -> io::Result<Attributes> {
+        let file = directory.file(name, Opening::Read);
+        Ok(Attributes {
+            attributes: facts.mode & KEPT,
+            access: file.and_then(|file| access_list(&file)).ok(),
+        })
+    }
+
+    /// Keeps others out of `file`, which was made just now: whom the old file kept out does not see a byte of the new one.
+    #[allow(clippy::unnecessary_wraps, reason = "elsewhere this can fail")]
+    pub(crate) fn begin(&self, file: &File) -> io::Result<()> {
+        if let Some(access) = &self.access
+            && access_list(file).is_ok_and(|now| now != *access)
+        {
+            // As far as this process may.
+            let _ = set_access_list(file, access);
+        }
+        Ok(())
+    }
+
+    /// Keeps others out of `file`, which may have been made by an earlier call.
+    pub(crate) fn confine(&self, file: &File) -> io::Result<()> {
+        self.begin(file)
+    }
+
+    /// Gives `file` the rest, when all is written to it.
+    pub(crate) fn apply(&self, file: &File) -> io::Result<()> {
+        let attributes = match self.attributes {
+            0 => FILE_ATTRIBUTE_NORMAL,
+            some => some,
+        };
+        set_attributes(file, attributes)
+    }
+}

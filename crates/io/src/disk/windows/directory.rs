@@ -1,0 +1,235 @@
+//! A directory, and the names in it.
+
+use std::ffi::{OsStr, OsString};
+use std::fs::{self, File};
+use std::io;
+use std::os::windows::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use windows_sys::Win32::Foundation::{
+    ERROR_ACCESS_DENIED, ERROR_USER_MAPPED_FILE, GENERIC_READ, GENERIC_WRITE,
+};
+use windows_sys::Win32::Storage::FileSystem::{
+    FILE_ATTRIBUTE_READONLY, FILE_FLAG_BACKUP_SEMANTICS, FILE_FLAG_OPEN_REPARSE_POINT,
+    MOVEFILE_REPLACE_EXISTING, MOVEFILE_WRITE_THROUGH, WRITE_DAC,
+};
+
+use super::calls;
+use super::fault::{has_number, is_shared_by_nobody, numbered, patiently};
+use super::file::{facts, looked_at};
+use super::name::verbatim;
+use crate::disk::{Birth, Facts, Kind, Opening, Unlinked, facts_at};
+
+/// For how long it is tried to replace a file at once that somebody has: readers come and go.
+const MOMENT: Duration = Duration::from_millis(100);
+
+/// A directory, by its path from the root: it cannot be renamed while a file in it is open, and a program that changes its
+/// working directory does not change it.
+pub(crate) struct Directory {
+    path: PathBuf,
+}
+
+impl Directory {
+    /// The directory at `path`, wherever the process goes.
+    pub(crate) fn at(path: &Path) -> io::Result<Directory> {
+        let path = match path.as_os_str().is_empty() {
+            true => Path::new("."),
+            false => path,
+        };
+        let path = verbatim(&std::path::absolute(path)?);
+        match facts_at(&path)?.kind {
+            Kind::Directory => Ok(Directory { path }),
+            _ => Err(io::ErrorKind::NotADirectory.into()),
+        }
+    }
+
+    pub(super) fn path(&self, name: &OsStr) -> PathBuf {
+        self.path.join(name)
+    }
+
+    /// Opens the file `name` in it.
+    pub(crate) fn file(&self, name: &OsStr, opening: Opening) -> io::Result<File> {
+        let mut options = File::options();
+        match opening {
+            Opening::Read => options.read(true),
+            Opening::Write => options.write(true),
+            Opening::Both | Opening::Notes => options.read(true).write(true),
+            Opening::New(_) | Opening::NewNotes => options.read(true).write(true).create_new(true),
+            Opening::Any(_) => options.read(true).write(true).create(true).truncate(false),
+        };
+        // What is written in place may be a file that another program has to fetch first, which is marked as links are.
+        if !matches!(opening, Opening::Write) {
+            options.custom_flags(FILE_FLAG_OPEN_REPARSE_POINT);
+        }
+        let path = self.path(name);
+        let open = || patiently(is_shared_by_nobody, || options.open(&path));
+        if let Opening::New(Birth::Private) | Opening::Any(Birth::Private) = opening {
+            // For the access list, which not every server lets one change.
+            let mut options = options.clone();
+            options.access_mode(GENERIC_READ | GENERIC_WRITE | WRITE_DAC);
+            match options.open(&path) {
+                Err(fault) if fault.kind() == io::ErrorKind::PermissionDenied => {}
+                outcome => return outcome,
+            }
+        }
+        open()
+    }
+
+    /// There are no files without a name.
+    #[allow(clippy::unused_self, reason = "elsewhere there are")]
+    pub(crate) fn unnamed(&self, _: Birth) -> Option<File> {
+        None
+    }
+
+    #[allow(clippy::unused_self, reason = "elsewhere there are files without a name")]
+    pub(crate) fn link(&self, _: &File, _: &OsStr) -> Result<(), Unlinked> {
+        Err(Unlinked::Impossible)
+    }
+
+    /// What has the name; `None` when nothing has.
+    pub(crate) fn facts(&self, name: &OsStr) -> io::Result<Option<Facts>> {
+        match looked_at(&self.path(name), FILE_FLAG_OPEN_REPARSE_POINT) {
+            Ok(file) => facts(&file).map(Some),
+            Err(fault) if fault.kind() == io::ErrorKind::NotFound => Ok(None),
+            Err(fault) => Err(fault),
+        }
+    }
+
+    /// Fails where this process may not write to the file `name`.
+    pub(crate) fn check_writable(&self, name: &OsStr) -> io::Result<()> {
+        let is_read_only = |facts: Facts| facts.mode & FILE_ATTRIBUTE_READONLY != 0;
+        if self.facts(name)?.is_some_and(is_read_only) {
+            return Err(numbered(ERROR_ACCESS_DENIED));
+        }
+        match File::options().write(true).open(self.path(name)) {
+            Err(fault) if has_number(&fault, ERROR_ACCESS_DENIED) => Err(fault),
+            // Removed a moment ago, or somebody has it.
+            _ => Ok(()),
+        }
+    }
+
+    /// All names in it.
+    pub(crate) fn names(&self) -> io::Result<Vec<OsString>> {
+        Ok(fs::read_dir(&self.path)?
+            .flatten()
+            .map(|entry| entry.file_name())
+            .collect())
+    }
+
+    pub(crate) fn remove(&self, name: &OsStr) -> io::Result<()> {
+        let path = self.path(name);
+        patiently(is_shared_by_nobody, || match fs::remove_file(&path) {
+            Err(fault) if has_number(&fault, ERROR_ACCESS_DENIED) && make_writable(&path) => {
+                fs::remove_file(&path)
+            }
+            outcome => outcome,
+        })
+    }
+
+    /// Removes the file `name`, which somebody may have open: as long as that is so, it may have the name `spare`.
+    pub(crate) fn retire(&self, name: &OsStr, spare: &OsStr) -> io::Result<()> {
+        match calls::rename(&self.path(name), &self.path(spare), 0) {
+            Ok(()) => self.remove(spare),
+            Err(_) => self.remove(name),
+        }
+    }
+
+    /// Gives the file `from` the name `to`, and takes that from the file that had it.
+    ///
+    /// Windows puts no file in the place of one that is mapped, and older versions and other file systems than NTFS none
+    /// in the place of one that is open. But it renames both: so what somebody has for longer than a moment is renamed to
+    /// `old`, and goes as soon as nobody has it. Between the two renames there is nothing at the path, and a process that
+    /// ends there leaves the old file under that name, of which the next save knows.
+    pub(crate) fn rename(&self, from: &OsStr, to: &OsStr, old: &OsStr) -> io::Result<()> {
+        let (from, to, old) = (self.path(from), self.path(to), self.path(old));
+        let begin = Instant::now();
+        let passes = |fault: &io::Error| may_pass(fault) && begin.elapsed() < MOMENT;
+        match patiently(passes, || replace(&from, &to)) {
+            Err(fault) if may_pass(&fault) => patiently(may_pass, || {
+                let Err(fault) = replace(&from, &to) else {
+                    return Ok(());
+                };
+                // That somebody does not share the file says more than that it may not be replaced.
+                rename_around(&from, &to, &old).map_err(|around| match is_shared_by_nobody(&around) {
+                    true => around,
+                    false => fault,
+                })
+            }),
+            outcome => outcome,
+        }
+    }
+
+    /// Gives the file `from` the name `to`, where nothing has that.
+    pub(crate) fn rename_new(&self, from: &OsStr, to: &OsStr) -> Option<io::Result<()>> {
+        let (from, to) = (self.path(from), self.path(to));
+        Some(patiently(is_shared_by_nobody, || {
+            calls::rename(&from, &to, MOVEFILE_WRITE_THROUGH)
+        }))
+    }
+
+    /// The system gives back what a file has by itself.
+    #[allow(clippy::unused_self, reason = "elsewhere it is asked of the directory")]
+    pub(crate) fn keep(&self, _: &OsStr) -> Option<File> {
+        None
+    }
+
+    /// Makes names in this directory durable. `file` is on the same file system.
+    pub(crate) fn flush(&self, file: &File) -> io::Result<()> {
+        let directory = File::options()
+            .write(true)
+            .custom_flags(FILE_FLAG_BACKUP_SEMANTICS)
+            .open(&self.path);
+        match directory.and_then(|directory| directory.sync_all()) {
+            Ok(()) => Ok(()),
+            // Who may only add files does not flush the directory. NTFS writes its journal with every file.
+            Err(_) => file.sync_all(),
+        }
+    }
+}
+
+/// Whether somebody may have let go of the file a moment later.
+fn may_pass(fault: &io::Error) -> bool {
+    is_shared_by_nobody(fault)
+        || has_number(fault, ERROR_ACCESS_DENIED)
+        || has_number(fault, ERROR_USER_MAPPED_FILE)
+}
+
+/// Puts the file `from` in the place of `to`, at once.
+fn replace(from: &Path, to: &Path) -> io::Result<()> {
+    let rename = || calls::rename(from, to, MOVEFILE_REPLACE_EXISTING | MOVEFILE_WRITE_THROUGH);
+    let fault = match rename() {
+        Err(fault) if may_pass(&fault) => fault,
+        outcome => return outcome,
+    };
+    if has_number(&fault, ERROR_ACCESS_DENIED) && make_writable(to) {
+        return rename().inspect_err(|_| drop(set_read_only(to, true)));
+    }
+    // That of the standard library knows the other way that NTFS has: over a file that is open.
+    fs::rename(from, to).map_err(|_| fault)
+}
+
+fn rename_around(from: &Path, to: &Path, old: &Path) -> io::Result<()> {
+    calls::rename(to, old, MOVEFILE_WRITE_THROUGH)?;
+    if let Err(fault) = calls::rename(from, to, MOVEFILE_WRITE_THROUGH) {
+        // Nobody else is to find nothing there.
+        let _ = calls::rename(old, to, MOVEFILE_WRITE_THROUGH);
+        return Err(fault);
+    }
+    // One that is mapped stays until the next save.
+    let _ = fs::remove_file(old);
+    Ok(())
+}
+
+/// Makes a read-only file one that can be replaced. False when it was none, or cannot be made so.
+fn make_writable(path: &Path) -> bool {
+    let is_read_only =
+        fs::symlink_metadata(path).is_ok_and(|found| found.is_file() && found.permissions().readonly());
+    is_read_only && set_read_only(path, false).is_ok()
+}
+
+fn set_read_only(path: &Path, read_only: bool) -> io::Result<()> {
+    let mut permissions = fs::metadata(path)?.permissions();
+    permissions.set_readonly(read_only);
+    fs::set_permissions(path, permissions)
+}

@@ -1,0 +1,91 @@
+//! Errors by the numbers of the system, and waiting for what passes.
+
+use std::io;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use windows_sys::Win32::Foundation::{
+    ERROR_ALREADY_EXISTS, ERROR_BUSY, ERROR_CANT_RESOLVE_FILENAME, ERROR_INVALID_FUNCTION,
+    ERROR_LOCK_VIOLATION, ERROR_NOT_SUPPORTED, ERROR_SHARING_VIOLATION, ERROR_TOO_MANY_OPEN_FILES,
+    WIN32_ERROR,
+};
+
+/// For how long one waits for a file that somebody has for a moment: a scanner of viruses, an indexer, a program that makes
+/// backups.
+const PATIENCE: Duration = Duration::from_secs(1);
+/// How long to sleep before it is tried again.
+const PAUSE: Duration = Duration::from_millis(2);
+
+#[allow(
+    clippy::cast_possible_wrap,
+    reason = "the standard library has the same numbers with a sign"
+)]
+pub(super) fn numbered(number: WIN32_ERROR) -> io::Error {
+    io::Error::from_raw_os_error(number as i32)
+}
+
+pub(super) fn has_number(fault: &io::Error, number: WIN32_ERROR) -> bool {
+    fault.raw_os_error().and_then(|found| u32::try_from(found).ok()) == Some(number)
+}
+
+/// Something has the name.
+pub(crate) fn exists() -> io::Error {
+    numbered(ERROR_ALREADY_EXISTS)
+}
+
+pub(crate) fn is_a_directory() -> io::Error {
+    // The system's own number for it means something else.
+    io::ErrorKind::IsADirectory.into()
+}
+
+/// Somebody changes it just now.
+pub(crate) fn in_use() -> io::Error {
+    numbered(ERROR_BUSY)
+}
+
+pub(crate) fn unsupported() -> io::Error {
+    numbered(ERROR_NOT_SUPPORTED)
+}
+
+pub(super) fn too_many_links() -> io::Error {
+    numbered(ERROR_CANT_RESOLVE_FILENAME)
+}
+
+#[cfg(test)]
+pub(crate) fn out_of_descriptors() -> io::Error {
+    numbered(ERROR_TOO_MANY_OPEN_FILES)
+}
+
+/// Whether a file system renames no file over another: none is known here.
+pub(crate) fn is_replaced_by_copy(_: &io::Error) -> bool {
+    false
+}
+
+/// Whether a lock was refused because the file system has none.
+pub(crate) fn has_no_locks(fault: &io::Error) -> bool {
+    has_number(fault, ERROR_NOT_SUPPORTED) || has_number(fault, ERROR_INVALID_FUNCTION)
+}
+
+/// A process may have millions of handles.
+pub(crate) fn is_out_of_descriptors(fault: &io::Error) -> bool {
+    has_number(fault, ERROR_TOO_MANY_OPEN_FILES)
+}
+
+/// Whether somebody has the file open and does not share it.
+pub(super) fn is_shared_by_nobody(fault: &io::Error) -> bool {
+    has_number(fault, ERROR_SHARING_VIOLATION) || has_number(fault, ERROR_LOCK_VIOLATION)
+}
+
+/// Tries `work` again for a second, as long as its error `passes`.
+pub(super) fn patiently<T>(
+    passes: impl Fn(&io::Error) -> bool,
+    mut work: impl FnMut() -> io::Result<T>,
+) -> io::Result<T> {
+    let begin = Instant::now();
+    loop {
+        match work() {
+            Err(fault) if passes(&fault) && begin.elapsed() < PATIENCE => thread::sleep(PAUSE),
+            outcome => return outcome,
+        }
+    }
+}

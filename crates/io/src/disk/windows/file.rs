@@ -1,0 +1,238 @@
+//! What is asked of a file that is open, and of one by its path.
+
+use std::fs::File;
+use std::io;
+use std::os::windows::fs::{FileExt, OpenOptionsExt};
+use std::path::Path;
+use std::thread;
+use std::time::Duration;
+
+use ingot_format::to_u64;
+use windows_sys::Win32::Foundation::{
+    ERROR_ACCESS_DENIED, ERROR_DISK_FULL, ERROR_FILE_TOO_LARGE, ERROR_HANDLE_DISK_FULL,
+    ERROR_INVALID_FUNCTION, ERROR_INVALID_PARAMETER,
+};
+use windows_sys::Win32::Storage::FileSystem::{
+    FILE_ATTRIBUTE_DIRECTORY, FILE_ATTRIBUTE_REPARSE_POINT, FILE_FLAG_BACKUP_SEMANTICS, FILE_READ_ATTRIBUTES,
+    LOCKFILE_EXCLUSIVE_LOCK, LOCKFILE_FAIL_IMMEDIATELY,
+};
+
+use super::calls::{self, information, is_deleted, set_sparse};
+use super::fault::{has_number, is_a_directory, is_shared_by_nobody, patiently};
+use crate::disk::{Facts, Kind, Lock, Size};
+
+/// Where locks are: behind the end of any file, since Windows keeps others from reading what is locked.
+const LOCKED: u64 = 1 << 62;
+/// The byte that whoever appends to notes locks meanwhile.
+const APPENDING: u64 = LOCKED + 1;
+
+/// Bytes that are reserved in one call: all, which takes no time.
+pub(crate) const RESERVED_AT_ONCE: u64 = u64::MAX;
+
+/// What is no file on a disk.
+const NO_FILE: Facts = Facts {
+    kind: Kind::Other,
+    identity: (0, 0),
+    nbytes: 0,
+    modified: (0, 0),
+    names: 1,
+    mode: 0,
+    owner: (0, 0),
+};
+
+/// What the system says of an open file.
+pub(crate) fn facts(file: &File) -> io::Result<Facts> {
+    let found = match information(file) {
+        // A device, a pipe, a console.
+        Err(fault)
+            if has_number(&fault, ERROR_INVALID_FUNCTION) || has_number(&fault, ERROR_INVALID_PARAMETER) =>
+        {
+            return Ok(NO_FILE);
+        }
+        found => found?,
+    };
+    let pair = |high: u32, low: u32| u64::from(high) << 32 | u64::from(low);
+    let attributes = found.dwFileAttributes;
+    let kind = match attributes {
+        // Not what another program has to fetch first, such as OneDrive, which is marked so too.
+        _ if attributes & FILE_ATTRIBUTE_REPARSE_POINT != 0 && file.metadata()?.is_symlink() => Kind::Link,
+        _ if attributes & FILE_ATTRIBUTE_DIRECTORY != 0 => Kind::Directory,
+        _ => Kind::File,
+    };
+    let modified = pair(
+        found.ftLastWriteTime.dwHighDateTime,
+        found.ftLastWriteTime.dwLowDateTime,
+    );
+    Ok(Facts {
+        kind,
+        identity: (
+            found.dwVolumeSerialNumber.into(),
+            pair(found.nFileIndexHigh, found.nFileIndexLow),
+        ),
+        nbytes: pair(found.nFileSizeHigh, found.nFileSizeLow),
+        modified: (modified.cast_signed(), 0),
+        names: match is_deleted(file)? {
+            true => 0,
+            false => found.nNumberOfLinks.into(),
+        },
+        mode: attributes,
+        owner: (0, 0),
+    })
+}
+
+/// What it says of the file that a path leads to.
+pub(crate) fn facts_at(path: &Path) -> io::Result<Facts> {
+    facts(&looked_at(path, 0)?)
+}
+
+/// A handle that only asks: whoever else has the file is not in the way.
+pub(super) fn looked_at(path: &Path, flags: u32) -> io::Result<File> {
+    File::options()
+        .access_mode(FILE_READ_ATTRIBUTES)
+        // Else no directory opens.
+        .custom_flags(FILE_FLAG_BACKUP_SEMANTICS | flags)
+        .open(path)
+}
+
+/// Whether a file is one that this user alone changes: a file, of one name. Whose it is access lists say.
+pub(crate) fn is_ours(facts: &Facts) -> bool {
+    facts.kind == Kind::File && facts.names <= 1
+}
+
+/// File systems have no numbers here.
+pub(crate) fn file_system(_: &File) -> Option<u32> {
+    None
+}
+
+pub(crate) fn read_at(file: &File, into: &mut [u8], position: u64) -> io::Result<usize> {
+    file.seek_read(into, position)
+}
+
+pub(crate) fn write_all_at(file: &File, mut bytes: &[u8], mut position: u64) -> io::Result<()> {
+    while !bytes.is_empty() {
+        match file.seek_write(bytes, position) {
+            Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
+            Ok(count) => {
+                bytes = &bytes[count..];
+                position += to_u64(count);
+            }
+            Err(fault) if fault.kind() == io::ErrorKind::Interrupted => {}
+            Err(fault) => return Err(fault),
+        }
+    }
+    Ok(())
+}
+
+/// Appends to notes that others append to, one after another. Says where the bytes end.
+pub(crate) fn append(notes: &File, bytes: &[u8]) -> io::Result<u64> {
+    calls::lock(notes, APPENDING, LOCKFILE_EXCLUSIVE_LOCK)?;
+    let appended = || -> io::Result<u64> {
+        let position = information(notes)
+            .map(|found| u64::from(found.nFileSizeHigh) << 32 | u64::from(found.nFileSizeLow))?;
+        write_all_at(notes, bytes, position)?;
+        Ok(position + to_u64(bytes.len()))
+    };
+    let appended = appended();
+    calls::unlock(notes, APPENDING)?;
+    appended
+}
+
+/// Opens a file that others may replace, rename or delete while it is open.
+pub(crate) fn open_for_reading(path: &Path) -> io::Result<File> {
+    opened(path, File::options().read(true))
+}
+
+/// The same, for reading and writing.
+pub(crate) fn open_both_ways(path: &Path) -> io::Result<File> {
+    opened(path, File::options().read(true).write(true))
+}
+
+/// The standard library shares what it opens: it may be read, written to, renamed and deleted.
+fn opened(path: &Path, options: &std::fs::OpenOptions) -> io::Result<File> {
+    match patiently(is_shared_by_nobody, || options.open(path)) {
+        // What the system says of a directory.
+        Err(fault) if has_number(&fault, ERROR_ACCESS_DENIED) && path.is_dir() => Err(is_a_directory()),
+        outcome => outcome,
+    }
+}
+
+/// Locks a file until it is closed, however its process ends, or unlocked. False when somebody else has a lock that
+/// keeps it from that.
+pub(crate) fn try_lock(file: &File, lock: Lock) -> io::Result<bool> {
+    let flags = match lock {
+        Lock::Exclusive => LOCKFILE_EXCLUSIVE_LOCK | LOCKFILE_FAIL_IMMEDIATELY,
+        Lock::Shared => LOCKFILE_FAIL_IMMEDIATELY,
+    };
+    match calls::lock(file, LOCKED, flags) {
+        Ok(()) => Ok(true),
+        Err(fault) if is_locked(&fault) => Ok(false),
+        Err(fault) => Err(fault),
+    }
+}
+
+fn is_locked(fault: &io::Error) -> bool {
+    use windows_sys::Win32::Foundation::{ERROR_IO_PENDING, ERROR_LOCK_VIOLATION};
+    has_number(fault, ERROR_LOCK_VIOLATION) || has_number(fault, ERROR_IO_PENDING)
+}
+
+/// Makes an exclusive lock of this file a shared one.
+pub(crate) fn share_lock(file: &File) -> io::Result<()> {
+    // Whoever has the exclusive one may have both. Of two, the exclusive one is undone first.
+    if try_lock(file, Lock::Shared)? {
+        unlock(file)?;
+    }
+    Ok(())
+}
+
+pub(crate) fn unlock(file: &File) -> io::Result<()> {
+    calls::unlock(file, LOCKED)
+}
+
+/// Reserves `count` bytes from `position` on. False where the file system cannot.
+pub(crate) fn reserve(file: &File, position: u64, count: u64, size: Size) -> io::Result<bool> {
+    let end = position + count;
+    let Ok(room) = i64::try_from(end) else {
+        return Ok(false);
+    };
+    // Less room than it has would cut it.
+    let is_there = size == Size::Kept
+        && information(file)
+            .is_ok_and(|found| end <= u64::from(found.nFileSizeHigh) << 32 | u64::from(found.nFileSizeLow));
+    if is_there {
+        return Ok(true);
+    }
+    let full = [ERROR_DISK_FULL, ERROR_HANDLE_DISK_FULL, ERROR_FILE_TOO_LARGE];
+    match calls::allocate(file, room) {
+        Ok(()) => {}
+        Err(fault) if full.iter().any(|&number| has_number(&fault, number)) => return Err(fault),
+        Err(_) => return Ok(false),
+    }
+    match size {
+        Size::Kept => {}
+        Size::Set | Size::Sparse => file.set_len(end)?,
+        Size::Scattered => {
+            // There is room, which is given back: where a byte is written far behind the last one, the system first fills
+            // all in between with zeros, but for files that have no place on the disk there.
+            calls::allocate(file, 0)?;
+            let _ = set_sparse(file);
+            file.set_len(end)?;
+        }
+    }
+    Ok(true)
+}
+
+/// There is no such limit.
+#[allow(clippy::unnecessary_wraps, reason = "elsewhere there is one")]
+pub(crate) fn check_size_limit(_: u64) -> io::Result<()> {
+    Ok(())
+}
+
+/// Files that this process may have open.
+pub(crate) fn descriptors_allowed() -> usize {
+    usize::MAX
+}
+
+/// Waits before a pipe is written to again.
+pub(crate) fn wait_writable(_: &File, most: Duration) {
+    thread::sleep(most);
+}

@@ -1,0 +1,258 @@
+//! What Windows is asked for: files that somebody has open, long paths, names, attributes.
+
+use std::os::windows::fs::{MetadataExt, OpenOptionsExt, symlink_file};
+use std::path::absolute;
+
+use ingot_io::Backend;
+
+use super::*;
+
+/// `FILE_SHARE_READ`, and not that it may be deleted or renamed.
+const SHARE_READ: u32 = 1;
+const HIDDEN: u32 = 2;
+
+/// A file of one tensor, and its bytes.
+fn tensor(path: &Path, byte: u8) -> Vec<u8> {
+    let shape = [1 << 20];
+    let spec = Spec {
+        name: "tensor",
+        dtype: Dtype::U8,
+        shape: &shape,
+    };
+    let layout = layout(&[spec], None, Format::Safetensors).unwrap();
+    let bytes = vec![byte; 1 << 20];
+    save(
+        path,
+        &layout,
+        &[Payload::from(&bytes[..])],
+        &SaveOptions::default(),
+        &Unwatched,
+    )
+    .unwrap();
+    bytes
+}
+
+#[test]
+fn a_file_that_is_loaded_is_replaced_renamed_and_deleted() {
+    let (folder, path) = folder();
+    let old = tensor(&path, 1);
+    let archive = Archive::open(&path, &OpenOptions::default()).unwrap();
+    assert_eq!(archive.backend(), "pread");
+    let loaded = archive.read("tensor").unwrap();
+    tensor(&path, 2);
+    assert!(loaded.to_vec() == old);
+    assert!(
+        archive.read("tensor").unwrap().to_vec() == old,
+        "the file that was opened is read"
+    );
+    let other = folder.path().join("other");
+    let archive = Archive::open(&path, &OpenOptions::default()).unwrap();
+    fs::rename(&path, &other).unwrap();
+    fs::remove_file(&other).unwrap();
+    assert!(archive.read("tensor").unwrap().to_vec() == vec![2; 1 << 20]);
+}
+
+#[test]
+fn a_file_that_is_mapped_is_replaced_and_goes_with_the_next_save() {
+    let (folder, path) = folder();
+    let old = tensor(&path, 1);
+    let mapped = OpenOptions {
+        backend: Backend::Mmap,
+        ..OpenOptions::default()
+    };
+    let archive = Archive::open(&path, &mapped).unwrap();
+    let loaded = archive.read("tensor").unwrap();
+    tensor(&path, 2);
+    assert!(loaded.to_vec() == old);
+    drop((archive, loaded));
+    tensor(&path, 3);
+    assert_eq!(names(folder.path()), ["file"]);
+}
+
+#[test]
+fn what_is_mapped_is_named_when_it_cannot_be_written_in_place() {
+    let (_folder, path) = folder();
+    let old = tensor(&path, 1);
+    let mapped = OpenOptions {
+        backend: Backend::Mmap,
+        ..OpenOptions::default()
+    };
+    let archive = Archive::open(&path, &mapped).unwrap();
+    let loaded = archive.read("tensor").unwrap();
+    let text = put(&path, &new(100), &IN_PLACE).unwrap_err().to_string();
+    assert!(text.contains("has it mapped into memory"), "{text}");
+    assert_eq!(loaded.len(), old.len());
+}
+
+#[test]
+fn a_file_that_somebody_has_for_a_moment_is_waited_for() {
+    let (folder, path) = folder();
+    let scanner = File::options()
+        .read(true)
+        .share_mode(SHARE_READ)
+        .open(&path)
+        .unwrap();
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            thread::sleep(Duration::from_millis(300));
+            drop(scanner);
+        });
+        put(&path, b"new", &SaveOptions::default()).unwrap();
+    });
+    assert_eq!(fs::read(&path).unwrap(), b"new");
+    assert_eq!(names(folder.path()), ["file"]);
+}
+
+#[test]
+fn a_file_that_somebody_keeps_says_so_and_stays() {
+    let (folder, path) = folder();
+    let _keeper = File::options()
+        .read(true)
+        .share_mode(SHARE_READ)
+        .open(&path)
+        .unwrap();
+    let text = put(&path, b"new", &SaveOptions::default())
+        .unwrap_err()
+        .to_string();
+    assert!(text.contains("another program has it open"), "{text}");
+    assert_eq!(fs::read(&path).unwrap(), OLD);
+    assert_eq!(names(folder.path()), ["file"]);
+}
+
+#[test]
+fn a_file_that_was_moved_away_by_a_save_that_was_killed_comes_back() {
+    let (folder, path) = folder();
+    let old = folder.path().join(".file.0123456789abcdef.ingot-old");
+    fs::rename(&path, &old).unwrap();
+    assert!(put_watched(&path, b"new", &SaveOptions::default(), &StopAfter::new(0)).is_err());
+    assert_eq!(fs::read(&path).unwrap(), OLD);
+    fs::write(&old, "what was there before that").unwrap();
+    put(&path, b"new", &SaveOptions::default()).unwrap();
+    assert_eq!(names(folder.path()), ["file"]);
+}
+
+#[test]
+fn an_attribute_stays_and_what_is_read_only_is_replaced_only_when_forced() {
+    let (folder, path) = folder();
+    let set = |path: &Path, read_only| {
+        let mut permissions = fs::metadata(path).unwrap().permissions();
+        permissions.set_readonly(read_only);
+        fs::set_permissions(path, permissions).unwrap();
+    };
+    set(&path, true);
+    let text = put(&path, b"new", &SaveOptions::default())
+        .unwrap_err()
+        .to_string();
+    assert!(
+        text.contains("could not replace it, since it is read-only"),
+        "{text}"
+    );
+    assert_eq!(fs::read(&path).unwrap(), OLD);
+    put(&path, b"new", &FORCE).unwrap();
+    assert_eq!(fs::read(&path).unwrap(), b"new");
+    assert!(fs::metadata(&path).unwrap().permissions().readonly());
+    assert_eq!(names(folder.path()), ["file"]);
+    set(&path, false);
+}
+
+#[test]
+fn a_hidden_file_stays_hidden() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("file");
+    let made = File::options()
+        .write(true)
+        .create_new(true)
+        .attributes(HIDDEN)
+        .open(&path)
+        .unwrap();
+    drop(made);
+    if fs::metadata(&path).unwrap().file_attributes() & HIDDEN == 0 {
+        eprintln!("not run: this file system hides no files");
+        return;
+    }
+    put(&path, b"new", &SaveOptions::default()).unwrap();
+    assert_ne!(fs::metadata(&path).unwrap().file_attributes() & HIDDEN, 0);
+}
+
+#[test]
+fn a_path_may_be_longer_than_260_characters() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut deep = folder.path().to_owned();
+    while deep.as_os_str().len() < 400 {
+        deep.push("a folder with a name of its own");
+    }
+    fs::create_dir_all(&deep).unwrap();
+    let path = deep.join("file");
+    for options in [SaveOptions::default(), IN_PLACE] {
+        put(&path, b"new", &options).unwrap();
+        assert_eq!(fs::read(&path).unwrap(), b"new");
+    }
+    tensor(&path, 5);
+    let archive = Archive::open(&path, &OpenOptions::default()).unwrap();
+    assert_eq!(archive.read("tensor").unwrap().len(), 1 << 20);
+    assert_eq!(names(&deep), ["file"]);
+}
+
+#[test]
+fn a_path_may_have_the_long_form() {
+    let (folder, path) = folder();
+    let long = PathBuf::from(format!(r"\\?\{}", absolute(&path).unwrap().display()));
+    put(&long, b"new", &SaveOptions::default()).unwrap();
+    assert_eq!(fs::read(&path).unwrap(), b"new");
+    let server = PathBuf::from(r"\\?\UNC\no such server\share\file");
+    assert!(put(&server, b"new", &SaveOptions::default()).is_err());
+    assert_eq!(names(folder.path()), ["file"]);
+}
+
+#[test]
+fn names_of_devices_are_refused_and_nothing_is_lost_to_them() {
+    let folder = tempfile::tempdir().unwrap();
+    for name in ["nul.safetensors", "AUX.bt", "com1", "Lpt9.x.y"] {
+        let text = put(&folder.path().join(name), b"new", &SaveOptions::default())
+            .unwrap_err()
+            .to_string();
+        assert!(text.contains("Windows keeps this name for the device"), "{text}");
+    }
+    assert_eq!(names(folder.path()), [""; 0]);
+    put(Path::new("NUL"), b"new", &SaveOptions::default()).unwrap();
+}
+
+#[test]
+fn case_dots_and_spaces_are_what_windows_makes_of_them() {
+    let (folder, path) = folder();
+    put(&folder.path().join("FILE"), b"new", &SaveOptions::default()).unwrap();
+    assert_eq!(fs::read(&path).unwrap(), b"new");
+    assert_eq!(names(folder.path()).len(), 1);
+    put(&folder.path().join("file. ."), b"dots", &SaveOptions::default()).unwrap();
+    assert_eq!(fs::read(&path).unwrap(), b"dots");
+    assert_eq!(names(folder.path()).len(), 1);
+}
+
+#[test]
+fn a_name_need_not_be_text() {
+    use std::ffi::OsString;
+    use std::os::windows::ffi::OsStringExt;
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join(OsString::from_wide(&[0xD800, 0x61]));
+    if fs::write(&path, b"old").is_err() {
+        eprintln!("not run: this file system wants names that are text");
+        return;
+    }
+    put(&path, b"new", &SaveOptions::default()).unwrap();
+    assert_eq!(fs::read(&path).unwrap(), b"new");
+}
+
+#[test]
+fn a_link_is_followed_and_kept() {
+    let (folder, path) = folder();
+    let link = folder.path().join("link");
+    if symlink_file("file", &link).is_err() || !link.is_symlink() {
+        eprintln!("not run: this user may not make links, or the system has none");
+        return;
+    }
+    for options in [SaveOptions::default(), IN_PLACE] {
+        put(&link, b"new", &options).unwrap();
+        assert!(link.is_symlink());
+        assert_eq!(fs::read(&path).unwrap(), b"new");
+    }
+}

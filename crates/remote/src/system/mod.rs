@@ -1,0 +1,17 @@
+//! What differs from system to system. `unix` and `windows` have the same names, of which one half is compiled.
+
+#[cfg(any(windows, test))]
+mod drive;
+#[cfg(unix)]
+mod unix;
+#[cfg(windows)]
+mod windows;
+
+#[cfg(unix)]
+use unix as here;
+#[cfg(windows)]
+use windows as here;
+
+pub(crate) use here::{
+    BACKSLASH_ESCAPES, GCLOUD_VARIABLE, connect, for_nobody_else, path_of_url, without_waiting,
+};

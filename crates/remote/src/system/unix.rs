@@ -1,0 +1,98 @@
+//! The half for Linux, macOS and the other systems of this kind.
+
+use std::ffi::OsString;
+use std::fs::OpenOptions;
+use std::io;
+use std::net::{SocketAddr, TcpStream};
+use std::os::fd::OwnedFd;
+use std::os::unix::ffi::OsStringExt;
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::PathBuf;
+use std::process::ChildStdout;
+use std::time::Duration;
+
+#[cfg(not(target_vendor = "apple"))]
+use rustix::net::{SocketFlags, socket_with};
+use rustix::{
+    event::{PollFd, PollFlags, Timespec, poll},
+    io::{Errno, ioctl_fionbio},
+    net::{AddressFamily, SocketType, sockopt},
+};
+
+use crate::fault::Fault;
+use crate::http::pace::{Deadline, TICK};
+
+/// Whether a backslash in a command takes the next letter as it is.
+pub(crate) const BACKSLASH_ESCAPES: bool = true;
+
+/// Where gcloud keeps what is its own: a variable with a folder, where that is not in the folder of the user.
+pub(crate) const GCLOUD_VARIABLE: Option<&str> = None;
+
+/// The path in a URL of `file:`.
+pub(crate) fn path_of_url(bytes: Vec<u8>) -> Result<PathBuf, &'static str> {
+    Ok(PathBuf::from(OsString::from_vec(bytes)))
+}
+
+/// Has a file that is made be for nobody else to read.
+pub(crate) fn for_nobody_else(options: &mut OpenOptions) -> &mut OpenOptions {
+    options.mode(0o600)
+}
+
+/// Has a pipe say what it has, and not wait for more.
+pub(crate) fn without_waiting(pipe: &ChildStdout) {
+    let _ = ioctl_fionbio(pipe, true);
+}
+
+/// Connects to one address. Waiting is done in steps, between which it is looked whether to go on.
+pub(crate) fn connect(address: SocketAddr, deadline: Deadline<'_>) -> Result<io::Result<TcpStream>, Fault> {
+    let socket = match begun(address) {
+        Ok(socket) => socket,
+        Err(fault) => return Ok(Err(fault.into())),
+    };
+    loop {
+        let left = deadline.left()?;
+        if left.is_zero() {
+            return Ok(Err(io::ErrorKind::TimedOut.into()));
+        }
+        match is_connected(&socket, left.min(TICK)) {
+            Ok(false) => {}
+            Ok(true) => {
+                let stream = TcpStream::from(socket);
+                return Ok(stream.set_nonblocking(false).map(|()| stream));
+            }
+            Err(fault) => return Ok(Err(fault.into())),
+        }
+    }
+}
+
+/// A socket that has begun to connect.
+fn begun(address: SocketAddr) -> Result<OwnedFd, Errno> {
+    let family = match address {
+        SocketAddr::V4(_) => AddressFamily::INET,
+        SocketAddr::V6(_) => AddressFamily::INET6,
+    };
+    #[cfg(not(target_vendor = "apple"))]
+    let socket = socket_with(family, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
+    #[cfg(target_vendor = "apple")]
+    let socket = {
+        let socket = rustix::net::socket(family, SocketType::STREAM, None)?;
+        rustix::io::fcntl_setfd(&socket, rustix::io::FdFlags::CLOEXEC)?;
+        sockopt::set_socket_nosigpipe(&socket, true)?;
+        socket
+    };
+    ioctl_fionbio(&socket, true)?;
+    match rustix::net::connect(&socket, &address) {
+        Ok(()) | Err(Errno::INPROGRESS | Errno::INTR) => Ok(socket),
+        Err(fault) => Err(fault),
+    }
+}
+
+/// Waits for a socket to be connected, or to fail.
+fn is_connected(socket: &OwnedFd, most: Duration) -> Result<bool, Errno> {
+    let most = Timespec::try_from(most).map_err(|_| Errno::INVAL)?;
+    match poll(&mut [PollFd::new(socket, PollFlags::OUT)], Some(&most)) {
+        Ok(0) | Err(Errno::INTR) => Ok(false),
+        Ok(_) => sockopt::socket_error(socket)?.map(|()| true),
+        Err(fault) => Err(fault),
+    }
+}
