@@ -118,7 +118,8 @@ def test_a_model_is_loaded_as_vllm_loads_it(llama: Path, tmp_path: Path, options
 
 def test_ranks_that_share_tensors_read_their_parts(llama: Path, tmp_path: Path) -> None:
     for report in ranks(llama, tmp_path, tensor=2, backend="pread"):
-        assert report["ingot"]["nbytes_read"] < 0.65 * nbytes(llama)
+        # More than half: rows that are cut by columns are shorter than a page, and read whole.
+        assert report["ingot"]["nbytes_read"] < 0.7 * nbytes(llama)
 
 
 def test_a_stage_of_a_pipeline_reads_its_layers(llama: Path, tmp_path: Path) -> None:

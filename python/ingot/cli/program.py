@@ -123,7 +123,7 @@ def run(given: Sequence[str]) -> int:
 
 def _expanded(given: Sequence[str]) -> list[str]:
     """Replace words with `*` and `?` by the names that they stand for, as shells of Windows do not."""
-    if sys.platform != "win32":
+    if os.name != "nt":
         return list(given)
     from glob import glob
 
