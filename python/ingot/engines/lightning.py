@@ -175,11 +175,11 @@ class CheckpointIO(Base):  # type: ignore[misc]
                 "pickle's storages go, and ingot's checkpoints have none"
             )
         self.teardown()
-        import fsspec
+        from fsspec.core import OpenFile
 
         # Not mapped: what is resumed from may be removed or replaced while its tensors are used.
         tensors, metadata = load_file(
-            fsspec.open(os.fspath(path)), map_location or "cpu", backend="pread", return_metadata=True
+            OpenFile(*_place(path)), map_location or "cpu", backend="pread", return_metadata=True
         )
         shown = _escaped(os.fspath(path))
         if metadata is None or KEY not in metadata:
