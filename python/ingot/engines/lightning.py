@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from importlib import import_module
 from types import new_class
 
@@ -94,6 +95,8 @@ class CheckpointIO(Base):  # type: ignore[misc]
         self._background = background
         self._options: SaveOptions = options
         self._saving: SaveFuture | None = None
+        # Set when a checkpoint has been removed, or stays.
+        self._removals: list[threading.Event] = []
 
     def save_checkpoint(
         self, checkpoint: Mapping[str, Any], path: Path, storage_options: object = None
@@ -215,11 +218,20 @@ class CheckpointIO(Base):  # type: ignore[misc]
 
         if self._saving is None or self._saving.done():
             remove(self._saving)
-        else:
-            self._saving.add_done_callback(remove)
+            return
+        done = threading.Event()
+        self._removals.append(done)
+
+        def remove_later(saving: Future[None]) -> None:
+            try:
+                remove(saving)
+            finally:
+                done.set()
+
+        self._saving.add_done_callback(remove_later)
 
     def teardown(self) -> None:
-        """Wait for the checkpoint that is being written.
+        """Wait for the checkpoint that is being written, and for those that are removed after it.
 
         Raises
         ------
@@ -227,8 +239,14 @@ class CheckpointIO(Base):  # type: ignore[misc]
             Writing it failed.
         """
         saving, self._saving = self._saving, None
-        if saving is not None:
-            saving.result()
+        removals, self._removals = self._removals, []
+        try:
+            if saving is not None:
+                saving.result()
+        finally:
+            # A future has its result before what follows it has run.
+            for done in removals:
+                done.wait()
 
 
 def _place(path: Path) -> tuple[Any, str]:
