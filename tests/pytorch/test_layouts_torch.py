@@ -111,7 +111,12 @@ def distributed() -> torch.Tensor:
     if not distributed.is_available():
         pytest.skip("this torch has no torch.distributed")
     from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.tensor import Replicate, distribute_tensor
+
+    try:
+        from torch.distributed.tensor import Replicate, distribute_tensor
+    except ImportError:
+        # Where torch 2.4 has them.
+        from torch.distributed._tensor import Replicate, distribute_tensor
 
     distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
     try:

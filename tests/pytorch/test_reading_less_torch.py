@@ -64,8 +64,14 @@ def test_conversion_gives_what_torch_gives(tmp_path: Path, stored: torch.dtype) 
         found = load_file(path, dtype=wanted)["values"]
         expected = values.to(wanted)
         nan = torch.isnan(values.to(torch.float32))
-        same(found[~nan], expected[~nan])
-        assert torch.isnan(found[nan].to(torch.float32)).all()
+        assert (found.dtype, found.shape) == (wanted, values.shape)
+        known = ~nan
+        if wanted is torch.float8_e4m3fn:
+            # Of what is too large torch 2.4 makes NaN, and newer ones the largest number.
+            known &= ~torch.isnan(expected.to(torch.float32))
+        ours, theirs = (bits(tensor).view(-1, wanted.itemsize) for tensor in (found, expected))
+        assert torch.equal(ours[known], theirs[known])
+        assert torch.isnan(found.to(torch.float32)[nan]).all()
         # What is left of a NaN differs between torch's vector code, its scalar code and machines. What ingot
         # leaves is settled by the tests of crates/io/src/convert.rs.
 
@@ -86,7 +92,7 @@ def test_integers_bools_and_complex_numbers_stay_what_they_are(tmp_path: Path, b
 
 def test_what_cannot_be_converted_is_named(tmp_path: Path) -> None:
     path = tmp_path / "f4.safetensors"
-    save_file({"packed": torch.zeros(4, dtype=torch.uint8).view(torch.float4_e2m1fn_x2)}, path)
+    ingot.serialize_file({"packed": {"dtype": "F4", "shape": [8], "data": bytes(4)}}, path)
     with pytest.raises(ingot.DtypeError, match="tensor `packed`: F4 is not converted to F32") as caught:
         load_file(path, dtype=torch.float32)
     assert caught.value.code == "no-conversion"

@@ -298,7 +298,8 @@ class Hooked(nn.Module):
         self.a = nn.Linear(2, 2)
         self.b = self.a
         self.done = 0
-        self.register_load_state_dict_pre_hook(self._rename)
+        # Of the name without the underscore the oldest torch has none.
+        self._register_load_state_dict_pre_hook(self._rename, with_module=True)
         self.register_load_state_dict_post_hook(self._finish)
 
     @staticmethod

@@ -62,6 +62,9 @@ def check(part: ingot._open.TensorSlice, array: numpy.ndarray[Any, Any], index: 
             part[index]
         assert caught.value.tensor == str(array.shape)
         return
+    except DeprecationWarning:
+        # numpy 1 warns of what numpy 2 refuses, and is no oracle for it.
+        return
     found = part[index]
     assert isinstance(found, numpy.ndarray)
     assert found.shape == wanted.shape
@@ -202,6 +205,11 @@ def test_the_repr_says_what_it_is(path: Path) -> None:
         assert repr(file.get_slice("(4, 5)")) == "<slice of tensor `(4, 5)`: I32 [4, 5]>"
 
 
+needs_f4 = pytest.mark.skipif(
+    not hasattr(torch, "float4_e2m1fn_x2"), reason=f"torch {torch.__version__} has no dtype for F4"
+)
+
+
 class TestF4:
     """Two elements to a byte: `get_shape` counts elements, and so do indices."""
 
@@ -212,7 +220,7 @@ class TestF4:
         ingot.serialize_file({"t": {"dtype": "F4", "shape": [3, 8], "data": data}}, path)
         return path
 
-    @pytest.mark.parametrize("framework", ["np", "pt"])
+    @pytest.mark.parametrize("framework", ["np", pytest.param("pt", marks=needs_f4)])
     def test_on_byte_boundaries(self, path: Path, framework: str) -> None:
         # Upstream raises for torch here.
         with ingot.safe_open(path, framework) as file:
@@ -232,12 +240,13 @@ class TestF4:
                     nibbles = found.view(numpy.uint8)
                     assert (nibbles[..., 0::2] | nibbles[..., 1::2] << 4).tolist() == wanted.tolist()
 
-    @pytest.mark.parametrize("framework", ["np", "pt"])
+    @pytest.mark.parametrize("framework", ["np", pytest.param("pt", marks=needs_f4)])
     def test_inside_a_byte_is_refused(self, path: Path, framework: str) -> None:
         with ingot.safe_open(path, framework) as file, pytest.raises(ingot.SliceError) as caught:
             file.get_slice("t")[:, 1:3]
         assert caught.value.code == "partial-byte"
 
+    @needs_f4
     def test_torch_does_not_index_bytes_for_elements(self, path: Path) -> None:
         with ingot.safe_open(path, "pt") as file, pytest.raises(ingot.SliceError, match="`t`"):
             file.get_slice("t")[[0, 1], [0, 1]]
