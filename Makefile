@@ -68,7 +68,7 @@ test-python: $(VENV)/.ingot $(VENV)/.test $(VENV)/.demo
 
 # One after another: they measure memory, fill disks and start processes of their own.
 test-slow: $(VENV)/.ingot $(VENV)/.test $(VENV)/.demo
-	$(BIN)/python -m pytest tests -m slow
+	$(BIN)/python -m pytest tests -m slow -n auto --dist worksteal
 
 test-frameworks: $(VENV)/.ingot $(VENV_FRAMEWORKS)/.made
 	$(VENV_FRAMEWORKS)/bin/python -m pytest tests/frameworks tests/upstream/test_compat_frameworks.py \

@@ -129,6 +129,7 @@ def test_in_fake_mode_tensors_are_fake(tmp_path: Path) -> None:
 
 # torch's transforms import what it calls deprecated.
 @pytest.mark.filterwarnings("ignore::DeprecationWarning:torch")
+@pytest.mark.filterwarnings("ignore::FutureWarning:torch")
 def test_tensors_from_outside_are_saved_inside_of_modes_and_transforms(tmp_path: Path) -> None:
     path = tmp_path / "outside.safetensors"
     outside = {
