@@ -264,6 +264,20 @@ fn a_killed_edit_leaves_a_whole_file_and_the_next_one_cleans_up() {
 }
 
 #[test]
+fn a_trap_under_a_temporary_name_hurts_nothing() {
+    let (folder, path) = folder();
+    let victim = folder.path().join("victim");
+    fs::write(&victim, OLD).unwrap();
+    #[cfg(unix)]
+    unix::lay_traps(folder.path(), &victim);
+    fs::create_dir(folder.path().join(".file.2123456789abcdef.ingot-tmp")).unwrap();
+    fs::hard_link(&victim, folder.path().join(".file.3123456789abcdef.ingot-tmp")).unwrap();
+    put(&path, b"new", &SaveOptions::default()).unwrap();
+    assert_eq!(fs::read(&victim).unwrap(), OLD);
+    assert_eq!(fs::read(&path).unwrap(), b"new");
+}
+
+#[test]
 fn a_temporary_file_is_removed_when_nobody_holds_it() {
     let (folder, path) = folder();
     let stale = folder.path().join(".file.0123456789abcdef.ingot-tmp");
