@@ -75,20 +75,24 @@ fn folder() -> (TempDir, PathBuf) {
     (folder, path)
 }
 
-/// Whether it is a file that was deleted and that somebody has open: older versions of Windows, and wine, list its name until
-/// it is closed, and open it no more.
-fn is_going(path: &Path) -> bool {
-    cfg!(windows)
-        && !path.is_dir()
-        && File::open(path).is_err_and(|fault| fault.kind() == io::ErrorKind::PermissionDenied)
+/// The names in a folder. Older versions of Windows, and wine, list what was removed until nobody has it open: what a thread
+/// has that a save left alone with a flush goes a moment later.
+fn names(folder: &Path) -> Vec<String> {
+    let is_going = |name: &String| cfg!(windows) && name.ends_with(".ingot-tmp");
+    for _ in 0..500 {
+        let names = listed(folder);
+        if !names.iter().any(is_going) {
+            return names;
+        }
+        thread::sleep(Duration::from_millis(20));
+    }
+    listed(folder)
 }
 
-fn names(folder: &Path) -> Vec<String> {
+fn listed(folder: &Path) -> Vec<String> {
     let mut names: Vec<String> = fs::read_dir(folder)
         .unwrap()
-        .map(|entry| entry.unwrap())
-        .filter(|entry| !is_going(&entry.path()))
-        .map(|entry| entry.file_name().to_string_lossy().into_owned())
+        .map(|entry| entry.unwrap().file_name().to_string_lossy().into_owned())
         .collect();
     names.sort();
     names
