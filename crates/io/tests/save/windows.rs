@@ -147,6 +147,7 @@ fn a_file_that_another_process_has_mapped_is_replaced_and_that_keeps_its_bytes()
     let new = tensor(&path, 2);
     let archive = Archive::open(&path, &OpenOptions::default()).unwrap();
     assert!(archive.read("tensor").unwrap().to_vec() == new);
+    drop(archive);
     end(child);
     tensor(&path, 3);
     assert_eq!(names(folder.path()), ["file"]);

@@ -248,12 +248,15 @@ mod tests {
         let found = || fs::read(file.path()).unwrap();
         write_all_at(file.as_file(), b"abc", 0).unwrap();
         for count in [2, 3, 10] {
-            assert!(reserve(file.as_file(), 0, count, Size::Kept).unwrap());
+            let reserved = reserve(file.as_file(), 0, count, Size::Kept).unwrap();
+            assert!(reserved || count > 3, "they are there");
             assert_eq!(found(), b"abc", "{count} bytes reserved");
         }
+        // wine 8 reserves nothing, and says so.
         for (end, size) in [(4, Size::Set), (5, Size::Sparse), (6, Size::Scattered)] {
-            assert!(reserve(file.as_file(), 0, end, size).unwrap());
-            assert_eq!(to_u64(found().len()), end);
+            let before = to_u64(found().len());
+            let reserved = reserve(file.as_file(), 0, end, size).unwrap();
+            assert_eq!(to_u64(found().len()), if reserved { end } else { before });
             assert!(found().starts_with(b"abc"));
         }
     }
