@@ -146,6 +146,7 @@ lint-python: $(VENV)/.lint
 lint-text: $(VENV)/.lint
 	scripts/check-unsafe
 	scripts/check-floors
+	scripts/check-windows
 	scripts/licences --check
 	$(BIN)/typos
 

@@ -20,6 +20,10 @@ pub(crate) fn reserve(nbytes: usize) -> usize {
 /// # Safety
 /// They are of what [`reserve`] gave, and nobody uses them who is not to.
 pub(crate) unsafe fn allow(address: usize, nbytes: usize, is_open: bool) -> bool {
+    if nbytes == 0 {
+        // The system takes no pages at all for a mistake.
+        return true;
+    }
     let pages = ptr::with_exposed_provenance_mut(address);
     if is_open {
         // SAFETY: asks for reserved pages: so the caller promised. Those that have memory keep what is in it.

@@ -28,7 +28,7 @@ pub(super) fn hint(step: &str, fault: &io::Error) -> Option<&'static str> {
             "a program has it mapped into memory, perhaps this one: close that, or load files without backend=\"mmap\"",
         ),
         _ if is_held(fault) => Some(
-            "another program has it open and lets nobody replace it: close that, or save to another name",
+            "another program has it open, perhaps mapped into memory, and lets nobody replace it: close that, or save to another name",
         ),
         (step::CREATE | step::RENAME, PermissionDenied | ResourceBusy) => {
             Some("an existing file can be written in place instead, though not atomically (atomic=False)")

@@ -152,6 +152,7 @@ pub struct Dest<'a> {
     start: NonNull<u8>,
     len: usize,
     /// Whether the system has yet to find pages for it.
+    #[cfg_attr(not(target_os = "linux"), allow(dead_code, reason = "elsewhere nobody asks"))]
     is_untouched: bool,
     owner: PhantomData<&'a mut [u8]>,
 }

@@ -202,8 +202,35 @@ fn whole_blocks(range: &Range<u64>, begin: u64, position: u64) -> Range<u64> {
     start..range.end - (length - lead) % BLOCK
 }
 
-#[cfg(all(test, target_os = "linux"))]
+#[cfg(test)]
 mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use std::io::Write;
+
+    proptest! {
+        #[test]
+        fn a_range_is_copied_wherever_it_stands(
+            begin in 0..9000u64, skipped in 0..9000u64, count in 0..20_000u64, position in 0..9000u64,
+        ) {
+            let whole: Vec<u8> = (0..251).cycle().take(40_000).collect();
+            let (mut from, mut to) = (tempfile::tempfile().unwrap(), tempfile::tempfile().unwrap());
+            from.write_all(&whole).unwrap();
+            to.write_all(&[7; 40_000]).unwrap();
+            let range = FileRange::new(&from, begin, skipped + count);
+            range.copy(skipped..skipped + count, &to, position, &mut Vec::new()).unwrap();
+            let mut found = vec![0; 40_000];
+            FileRange::new(&to, 0, 40_000).read(0, &mut found).unwrap();
+            let (start, end) = (usize::try_from(position).unwrap(), usize::try_from(position + count).unwrap());
+            let first = usize::try_from(begin + skipped).unwrap();
+            prop_assert!(found[start..end] == whole[first..first + end - start]);
+            prop_assert!(found[..start].iter().chain(&found[end..]).all(|&byte| byte == 7));
+        }
+    }
+}
+
+#[cfg(all(test, target_os = "linux"))]
+mod tests_of_shared_blocks {
     use super::*;
     use proptest::prelude::*;
     use std::io::Write;
@@ -230,24 +257,6 @@ mod tests {
     }
 
     proptest! {
-        #[test]
-        fn a_range_is_copied_wherever_it_stands(
-            begin in 0..9000u64, skipped in 0..9000u64, count in 0..20_000u64, position in 0..9000u64,
-        ) {
-            let whole: Vec<u8> = (0..251).cycle().take(40_000).collect();
-            let (mut from, mut to) = (tempfile::tempfile().unwrap(), tempfile::tempfile().unwrap());
-            from.write_all(&whole).unwrap();
-            to.write_all(&[7; 40_000]).unwrap();
-            let range = FileRange::new(&from, begin, skipped + count);
-            range.copy(skipped..skipped + count, &to, position, &mut Vec::new()).unwrap();
-            let mut found = vec![0; 40_000];
-            FileRange::new(&to, 0, 40_000).read(0, &mut found).unwrap();
-            let (start, end) = (usize::try_from(position).unwrap(), usize::try_from(position + count).unwrap());
-            let first = usize::try_from(begin + skipped).unwrap();
-            prop_assert!(found[start..end] == whole[first..first + end - start]);
-            prop_assert!(found[..start].iter().chain(&found[end..]).all(|&byte| byte == 7));
-        }
-
         #[test]
         fn blocks_that_are_shared_are_whole_in_both_files_and_all_there_are(
             begin in 0..9000u64, start in 0..9000u64, length in 0..20_000u64, position in 0..9000u64, same in any::<bool>(),

@@ -10,7 +10,7 @@ mod model;
 mod part_table;
 mod wanted;
 
-use std::path::{Path, PathBuf};
+use std::path::{Path, PathBuf, is_separator};
 
 use ingot_format::Escaped;
 use ingot_remote::{Fault, INDEX_FILE, RemoteOptions, is_repository, redacted, url_file_name};
@@ -163,7 +163,8 @@ fn is_folder(path: &Path) -> bool {
 }
 
 fn ends_in_slash(path: &Path) -> bool {
-    path.as_os_str().as_encoded_bytes().ends_with(b"/")
+    let last = path.as_os_str().as_encoded_bytes().last();
+    last.is_some_and(|&last| is_separator(last.into()))
 }
 
 /// `path`, or the name that the URL gives in it where it is a directory.
@@ -171,7 +172,9 @@ fn named(path: &Path, name: &str) -> Result<PathBuf, Fault> {
     if !is_folder(path) {
         return Ok(path.to_owned());
     }
-    let is_name = !matches!(name, "" | "." | "..") && !name.contains(['/', '\\', '\0']);
+    // A colon stands after a drive, or before a stream of a file, where there are such.
+    let is_elsewhere = name.contains(['/', '\\', '\0']) || cfg!(windows) && name.contains(':');
+    let is_name = !matches!(name, "" | "." | "..") && !is_elsewhere;
     match is_name {
         true => Ok(path.join(name)),
         false => {
@@ -259,6 +262,10 @@ mod tests {
             "https://h/a%5Cb",
         ] {
             assert!(named(folder.path(), &url_file_name(url)).is_err(), "{url}");
+        }
+        for url in ["https://h/C%3Aa", "https://h/a%3Ab"] {
+            let found = named(folder.path(), &url_file_name(url));
+            assert_eq!(found.is_err(), cfg!(windows), "{url}");
         }
         assert_eq!(
             named(&folder.path().join("x"), &url_file_name("https://h")).unwrap(),

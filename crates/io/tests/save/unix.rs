@@ -14,18 +14,10 @@ fn is_root() -> bool {
     rustix::process::geteuid().is_root()
 }
 
-#[test]
-fn a_trap_under_a_temporary_name_hurts_nothing() {
-    let (folder, path) = folder();
-    let victim = folder.path().join("victim");
-    fs::write(&victim, OLD).unwrap();
-    symlink(&victim, folder.path().join(".file.0123456789abcdef.ingot-tmp")).unwrap();
-    let pipe = folder.path().join(".file.1123456789abcdef.ingot-tmp");
-    make_pipe(&pipe);
-    fs::create_dir(folder.path().join(".file.2123456789abcdef.ingot-tmp")).unwrap();
-    put(&path, b"new", &SaveOptions::default()).unwrap();
-    assert_eq!(fs::read(&victim).unwrap(), OLD);
-    assert_eq!(fs::read(&path).unwrap(), b"new");
+/// Puts what only this system has under temporary names.
+pub(super) fn lay_traps(folder: &Path, victim: &Path) {
+    symlink(victim, folder.join(".file.0123456789abcdef.ingot-tmp")).unwrap();
+    make_pipe(&folder.join(".file.1123456789abcdef.ingot-tmp"));
 }
 
 // ── W5, W7: what a file has besides its bytes ────────────────────────────────────────────────────────────────────

@@ -1,7 +1,9 @@
 //! What Windows is asked for: files that somebody has open, long paths, names, attributes.
 
+use std::io::{BufRead, BufReader, Read, Write};
 use std::os::windows::fs::{MetadataExt, OpenOptionsExt, symlink_file};
 use std::path::absolute;
+use std::process::Child;
 
 use ingot_io::Backend;
 
@@ -9,6 +11,8 @@ use super::*;
 
 /// `FILE_SHARE_READ`, and not that it may be deleted or renamed.
 const SHARE_READ: u32 = 1;
+/// The same, and that it may be written to, deleted and renamed.
+const SHARE_ALL: u32 = 7;
 const HIDDEN: u32 = 2;
 
 /// A file of one tensor, and its bytes.
@@ -82,6 +86,90 @@ fn what_is_mapped_is_named_when_it_cannot_be_written_in_place() {
     let text = put(&path, &new(100), &IN_PLACE).unwrap_err().to_string();
     assert!(text.contains("has it mapped into memory"), "{text}");
     assert_eq!(loaded.len(), old.len());
+}
+
+/// What a process does that has a file mapped; on its own this test does nothing.
+#[test]
+fn mapping() {
+    let Some(path) = std::env::var_os("INGOT_MAP_PATH").map(PathBuf::from) else {
+        return;
+    };
+    let sharing = std::env::var("INGOT_MAP_SHARING").unwrap().parse().unwrap();
+    let _keeper = File::options()
+        .read(true)
+        .share_mode(sharing)
+        .open(&path)
+        .unwrap();
+    let mapped = OpenOptions {
+        backend: Backend::Mmap,
+        ..OpenOptions::default()
+    };
+    let archive = Archive::open(&path, &mapped).unwrap();
+    let loaded = archive.read("tensor").unwrap();
+    println!("\nmapped");
+    io::stdout().flush().unwrap();
+    // Until whoever began this has done what he wants to.
+    io::stdin().read_to_end(&mut Vec::new()).unwrap();
+    assert!(loaded.to_vec() == vec![1; 1 << 20]);
+}
+
+/// Another process, once it has the file mapped, which it shares as it is told to.
+fn mapped_elsewhere(path: &Path, sharing: u32) -> Child {
+    let mut child = Command::new(std::env::current_exe().unwrap())
+        .args(["windows::mapping", "--exact", "--nocapture", "--test-threads=1"])
+        .env("INGOT_MAP_PATH", path)
+        .env("INGOT_MAP_SHARING", sharing.to_string())
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let lines = BufReader::new(child.stdout.as_mut().unwrap()).lines();
+    assert!(lines.map_while(Result::ok).any(|line| line == "mapped"));
+    child
+}
+
+/// Has the other process compare what it has mapped, and end.
+fn end(mut child: Child) {
+    drop(child.stdin.take());
+    let output = child.wait_with_output().unwrap();
+    assert!(
+        output.status.success(),
+        "{}",
+        String::from_utf8_lossy(&output.stdout)
+    );
+}
+
+#[test]
+fn a_file_that_another_process_has_mapped_is_replaced_and_that_keeps_its_bytes() {
+    let (folder, path) = folder();
+    tensor(&path, 1);
+    let child = mapped_elsewhere(&path, SHARE_ALL);
+    let new = tensor(&path, 2);
+    let archive = Archive::open(&path, &OpenOptions::default()).unwrap();
+    assert!(archive.read("tensor").unwrap().to_vec() == new);
+    drop(archive);
+    end(child);
+    tensor(&path, 3);
+    assert_eq!(names(folder.path()), ["file"]);
+}
+
+#[test]
+fn a_file_that_another_process_has_mapped_and_does_not_share_names_that_and_stays() {
+    let (folder, path) = folder();
+    tensor(&path, 1);
+    let before = fs::read(&path).unwrap();
+    let child = mapped_elsewhere(&path, SHARE_READ);
+    let text = put(&path, b"new", &SaveOptions::default())
+        .unwrap_err()
+        .to_string();
+    assert!(
+        text.contains("another program has it open, perhaps mapped into memory, and lets nobody replace it")
+            && text.ends_with("close that, or save to another name"),
+        "{text}"
+    );
+    end(child);
+    assert!(fs::read(&path).unwrap() == before);
+    assert_eq!(names(folder.path()), ["file"]);
 }
 
 #[test]

@@ -39,3 +39,46 @@ impl Beneath {
         Ok(open_for_reading(&path)?)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fs;
+
+    #[test]
+    fn a_plain_file_is_opened_and_what_lies_elsewhere_is_not() {
+        let outer = tempfile::tempdir().unwrap();
+        let inner = outer.path().join("model");
+        fs::create_dir_all(inner.join("sub")).unwrap();
+        for path in ["secret", "model/plain", "model/sub/plain"] {
+            fs::write(outer.path().join(path), b"x").unwrap();
+        }
+        let beneath = Beneath::of(&inner).unwrap();
+        let opened = |name: &str| match beneath.open(OsStr::new(name)) {
+            Ok(_) => None,
+            Err(Refusal::Elsewhere(reason)) => Some(reason),
+            Err(Refusal::System(_)) => Some("system"),
+        };
+        for name in ["plain", "sub/plain", r"sub\plain"] {
+            assert_eq!(opened(name), None, "{name}");
+        }
+        let absolute = inner.join("plain");
+        for name in [
+            "../secret",
+            r"..\secret",
+            r"sub\..\..\secret",
+            r"\secret",
+            "C:secret",
+            r"C:\secret",
+            r"\\server\share\secret",
+            absolute.to_str().unwrap(),
+        ] {
+            assert_eq!(opened(name), Some("it lies outside of the directory"), "{name}");
+        }
+        assert_eq!(
+            opened("plain:stream"),
+            Some("it is a stream of a file, and no file")
+        );
+        assert_eq!(opened("absent"), Some("system"));
+    }
+}

@@ -233,3 +233,56 @@ fn set_read_only(path: &Path, read_only: bool) -> io::Result<()> {
     permissions.set_readonly(read_only);
     fs::set_permissions(path, permissions)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn folder() -> (tempfile::TempDir, Directory) {
+        let folder = tempfile::tempdir().unwrap();
+        let directory = Directory::at(folder.path()).unwrap();
+        for name in ["new", "old"] {
+            fs::write(directory.path(name.as_ref()), name).unwrap();
+        }
+        (folder, directory)
+    }
+
+    fn read(directory: &Directory, name: &str) -> Option<Vec<u8>> {
+        fs::read(directory.path(name.as_ref())).ok()
+    }
+
+    #[test]
+    fn a_name_is_taken_from_the_file_that_had_it_only_where_that_is_meant() {
+        let (_folder, directory) = folder();
+        let [new, old, spare] = ["new", "old", "spare"].map(OsStr::new);
+        let refused = directory.rename_new(new, old).unwrap().unwrap_err();
+        assert_eq!(refused.kind(), io::ErrorKind::AlreadyExists);
+        assert_eq!(read(&directory, "old").unwrap(), b"old");
+        let reader = directory.file(old, Opening::Read).unwrap();
+        directory.rename(new, old, spare).unwrap();
+        assert_eq!(read(&directory, "old").unwrap(), b"new");
+        assert_eq!(read(&directory, "new"), None);
+        assert_eq!(reader.metadata().unwrap().len(), 3);
+        drop(reader);
+        directory.rename_new(old, new).unwrap().unwrap();
+        assert_eq!(read(&directory, "new").unwrap(), b"new");
+        assert!(directory.facts(old).unwrap().is_none());
+    }
+
+    #[test]
+    fn what_is_read_only_is_not_writable_and_goes_all_the_same() {
+        let (_folder, directory) = folder();
+        let old = OsStr::new("old");
+        directory.check_writable(old).unwrap();
+        set_read_only(&directory.path(old), true).unwrap();
+        let refused = directory.check_writable(old).unwrap_err();
+        assert_eq!(refused.kind(), io::ErrorKind::PermissionDenied);
+        directory.remove(old).unwrap();
+        assert_eq!(directory.names().unwrap(), ["new"]);
+        let new = directory.file("new".as_ref(), Opening::Both).unwrap();
+        directory.flush(&new).unwrap();
+        directory.retire("new".as_ref(), "spare".as_ref()).unwrap();
+        drop(new);
+        assert_eq!(directory.names().unwrap(), [""; 0]);
+    }
+}

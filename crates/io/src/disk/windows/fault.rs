@@ -89,3 +89,28 @@ pub(super) fn patiently<T>(
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_passes_is_waited_for_and_anything_else_is_told_at_once() {
+        let mut left = 3;
+        let outcome = patiently(is_shared_by_nobody, || match left {
+            0 => Ok("there"),
+            _ => {
+                left -= 1;
+                Err(numbered(ERROR_SHARING_VIOLATION))
+            }
+        });
+        assert_eq!(outcome.unwrap(), "there");
+        let mut calls = 0;
+        let outcome = patiently(is_shared_by_nobody, || {
+            calls += 1;
+            Err::<(), _>(in_use())
+        });
+        assert!(has_number(&outcome.unwrap_err(), ERROR_BUSY));
+        assert_eq!(calls, 1);
+    }
+}

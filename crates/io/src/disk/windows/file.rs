@@ -236,3 +236,85 @@ pub(crate) fn descriptors_allowed() -> usize {
 pub(crate) fn wait_writable(_: &File, most: Duration) {
     thread::sleep(most);
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fs;
+
+    #[test]
+    fn room_is_the_size_but_where_that_is_kept() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let found = || fs::read(file.path()).unwrap();
+        write_all_at(file.as_file(), b"abc", 0).unwrap();
+        for count in [2, 3, 10] {
+            let reserved = reserve(file.as_file(), 0, count, Size::Kept).unwrap();
+            assert!(reserved || count > 3, "they are there");
+            assert_eq!(found(), b"abc", "{count} bytes reserved");
+        }
+        // wine 8 reserves nothing, and says so.
+        for (end, size) in [(4, Size::Set), (5, Size::Sparse), (6, Size::Scattered)] {
+            let before = to_u64(found().len());
+            let reserved = reserve(file.as_file(), 0, end, size).unwrap();
+            assert_eq!(to_u64(found().len()), if reserved { end } else { before });
+            assert!(found().starts_with(b"abc"));
+        }
+    }
+
+    #[test]
+    fn a_lock_is_of_one_or_of_all_and_keeps_nobody_from_the_bytes() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        write_all_at(file.as_file(), b"abc", 0).unwrap();
+        let [one, two] = [0, 1].map(|_| open_both_ways(file.path()).unwrap());
+        assert!(try_lock(&one, Lock::Exclusive).unwrap());
+        assert!(!try_lock(&two, Lock::Exclusive).unwrap());
+        assert!(!try_lock(&two, Lock::Shared).unwrap());
+        let mut bytes = [0; 3];
+        assert_eq!(read_at(&two, &mut bytes, 0).unwrap(), 3);
+        write_all_at(&two, b"x", 1).unwrap();
+        share_lock(&one).unwrap();
+        assert!(try_lock(&two, Lock::Shared).unwrap());
+        unlock(&two).unwrap();
+        assert!(!try_lock(&two, Lock::Exclusive).unwrap());
+        drop(one);
+        assert!(try_lock(&two, Lock::Exclusive).unwrap());
+        assert_eq!(fs::read(file.path()).unwrap(), b"axc");
+    }
+
+    #[test]
+    fn what_several_append_is_all_there_and_in_one_piece() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        thread::scope(|scope| {
+            for letter in b'a'..b'e' {
+                let notes = open_both_ways(file.path()).unwrap();
+                scope.spawn(move || {
+                    for _ in 0..25 {
+                        append(&notes, &[letter; 100]).unwrap();
+                    }
+                });
+            }
+        });
+        let found = fs::read(file.path()).unwrap();
+        assert_eq!(found.len(), 4 * 25 * 100);
+        let is_whole = |piece: &[u8]| piece.iter().all(|letter| *letter == piece[0]);
+        assert!(found.chunks(100).all(is_whole));
+    }
+
+    #[test]
+    fn files_directories_and_devices_are_told_apart() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("file");
+        fs::write(&path, b"abc").unwrap();
+        assert_eq!(facts_at(folder.path()).unwrap().kind, Kind::Directory);
+        let device = File::options().read(true).open("NUL").unwrap();
+        assert_eq!(facts(&device).unwrap().kind, Kind::Other);
+        assert!(
+            open_for_reading(folder.path()).is_err_and(|fault| fault.kind() == io::ErrorKind::IsADirectory)
+        );
+        let file = open_for_reading(&path).unwrap();
+        let before = facts(&file).unwrap();
+        assert_eq!((before.kind, before.nbytes, before.names), (Kind::File, 3, 1));
+        assert_eq!(facts_at(&path).unwrap().identity, before.identity);
+        assert!(is_ours(&before) && !is_ours(&facts(&device).unwrap()));
+    }
+}

@@ -111,4 +111,14 @@ mod tests {
             assert_eq!(verbatim(Path::new(path)), Path::new(expected));
         }
     }
+
+    #[test]
+    fn a_name_is_cut_at_a_letter_and_comes_back_from_its_bytes() {
+        use std::os::windows::ffi::OsStringExt;
+        assert_eq!(cut(OsStr::new("ää"), 3), OsStr::new("ä"));
+        assert_eq!(cut(OsStr::new("ab"), 3), OsStr::new("ab"));
+        let name = OsString::from("mödel");
+        assert_eq!(name_bytes(&name).and_then(name_of), Some(name.clone()));
+        assert_eq!(name_bytes(&OsString::from_wide(&[0xD800])), None);
+    }
 }

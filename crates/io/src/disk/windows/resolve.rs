@@ -87,3 +87,34 @@ fn rooted(path: &Path) -> io::Result<PathBuf> {
     }
     std::path::absolute(path)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_path_leads_to_a_name_in_a_directory_or_it_is_said_why_not() {
+        let folder = tempfile::tempdir().unwrap();
+        fs::write(folder.path().join("there"), b"x").unwrap();
+        let led = |name: &str| match follow(&folder.path().join(name))? {
+            Resolved::Entry(entry) => Ok((entry.name, entry.existing.is_some())),
+            _ => Err(io::Error::other("no entry")),
+        };
+        assert_eq!(led("there").unwrap(), ("there".into(), true));
+        assert_eq!(led("new").unwrap(), ("new".into(), false));
+        for (name, kind) in [
+            ("", io::ErrorKind::IsADirectory),
+            ("there/", io::ErrorKind::IsADirectory),
+            (r"new\", io::ErrorKind::IsADirectory),
+            ("absent/new", io::ErrorKind::NotFound),
+            ("aux.safetensors", io::ErrorKind::InvalidInput),
+        ] {
+            assert_eq!(led(name).unwrap_err().kind(), kind, "{name}");
+        }
+        assert_eq!(
+            follow(Path::new("")).err().map(|fault| fault.kind()),
+            Some(io::ErrorKind::NotFound)
+        );
+        assert!(matches!(follow(Path::new("NUL")), Ok(Resolved::Stream(_))));
+    }
+}
