@@ -164,16 +164,18 @@ fuzz: | tools
 	PYTHON="$(PYTHON)" scripts/fuzz $(FUZZ_SECONDS)
 
 # The generators for as long as nobody waits, where `make test` runs each for seconds: steps of the state machine, answers
-# of the lying server, kills, every system call, and the fuzz targets. `make proof` prints what ran.
+# of the lying server, kills, every system call, the fuzz targets, and seconds of a training loop in which such things happen. `make proof` prints what ran.
 RECORD := $(CURDIR)/target/proof.jsonl
 STEPS ?= 1000000
 ANSWERS ?= 100000
 KILLS ?= 5000
+SOAK ?= 7200
 nightly: export INGOT_RECORD := $(RECORD)
 nightly: $(VENV)/.ingot $(VENV)/.test
 	rm -f $(RECORD)
 	INGOT_STEPS=$(STEPS) INGOT_ANSWERS=$(ANSWERS) INGOT_KILLS=$(KILLS) $(BIN)/python -m pytest \
 		tests/trust/test_any_order.py tests/trust/test_every_call.py tests/remote/test_lying_servers.py
+	INGOT_SOAK=$(SOAK) $(BIN)/python -m pytest tests/trust/test_soak.py -o faulthandler_timeout=0
 	PYTHON="$(PYTHON)" scripts/fuzz $(FUZZ_SECONDS)
 	scripts/proof $(RECORD)
 
