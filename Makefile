@@ -164,7 +164,8 @@ fuzz: | tools
 	PYTHON="$(PYTHON)" scripts/fuzz $(FUZZ_SECONDS)
 
 # The generators for as long as nobody waits, where `make test` runs each for seconds: steps of the state machine, answers
-# of the lying server, kills, every system call, the fuzz targets, and seconds of a training loop in which such things happen. `make proof` prints what ran.
+# of the lying server, kills, every system call, the fuzz targets, and seconds of a training loop in which such things
+# happen. `make proof` prints what ran.
 RECORD := $(CURDIR)/target/proof.jsonl
 STEPS ?= 1000000
 ANSWERS ?= 100000
