@@ -1,4 +1,4 @@
-# make demo | demo-ranks | test | test-all | test-frameworks | test-browser | test-clients | test-engines | test-candle | test-versions | test-windows | docs | wheels | check-wheels | lint | bench | bench-loads | bench-remote | bench-ranks | bench-formats | fuzz | nightly | proof | clean
+# make demo | demo-ranks | test | test-all | test-frameworks | test-browser | test-clients | test-engines | test-candle | test-versions | test-windows | docs | wheels | check-wheels | lint | bench | bench-loads | bench-remote | bench-ranks | bench-formats | fuzz | nightly | proof | mutants | clean
 #
 # Every target sets itself up: it checks for Rust and Python, makes .venv, installs the pinned tools and builds the
 # extension module. Nothing runs twice while its inputs stay the same. What may be set, here or in the environment:
@@ -33,7 +33,7 @@ export PYO3_PYTHON := $(CURDIR)/$(BIN)/python
 # The wheel, the tests and the benches use one profile, and the versions of Cargo.lock.
 CARGO_FLAGS := --release --locked
 
-.PHONY: help demo demo-ranks test test-all test-rust test-oldest-rust test-python test-slow test-frameworks test-clients test-engines test-browser test-gpu test-candle test-versions test-windows docs wheels check-wheels check-crates lint lint-rust lint-python lint-text lint-types lint-workflows bench bench-loads bench-remote bench-browser bench-ranks bench-gpu bench-formats fuzz nightly proof clean tools rebuild
+.PHONY: help demo demo-ranks test test-all test-rust test-oldest-rust test-python test-slow test-frameworks test-clients test-engines test-browser test-gpu test-candle test-versions test-windows docs wheels check-wheels check-crates lint lint-rust lint-python lint-text lint-types lint-workflows bench bench-loads bench-remote bench-browser bench-ranks bench-gpu bench-formats fuzz nightly proof mutants clean tools rebuild
 .DELETE_ON_ERROR:
 # Cargo holds one lock and the benches want the machine for themselves.
 .NOTPARALLEL:
@@ -182,6 +182,13 @@ nightly: $(VENV)/.ingot $(VENV)/.test
 
 proof:
 	@scripts/proof $(RECORD)
+
+# Whether the tests of ingot-format fail when its code is changed: in every way that cargo-mutants knows, or in the part of
+# them that MUTANTS names. The share is added to the record, and `make proof` prints it.
+MUTANTS ?=
+mutants: export INGOT_RECORD := $(RECORD)
+mutants: | tools
+	scripts/mutants $(MUTANTS)
 
 bench: $(VENV)/.ingot $(VENV)/.test $(VENV)/.demo $(VENV_RC)/.made
 	cargo bench --locked --workspace
