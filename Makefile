@@ -1,4 +1,4 @@
-# make demo | demo-ranks | test | test-all | test-frameworks | test-browser | test-clients | test-engines | test-candle | test-versions | test-windows | docs | wheels | check-wheels | lint | bench | bench-loads | bench-remote | bench-ranks | bench-formats | fuzz | nightly | proof | clean
+# make demo | demo-ranks | test | test-all | test-frameworks | test-browser | test-clients | test-engines | test-candle | test-versions | test-windows | docs | wheels | check-wheels | lint | bench | bench-loads | bench-remote | bench-ranks | bench-formats | fuzz | nightly | proof | mutants | clean
 #
 # Every target sets itself up: it checks for Rust and Python, makes .venv, installs the pinned tools and builds the
 # extension module. Nothing runs twice while its inputs stay the same. What may be set, here or in the environment:
@@ -33,7 +33,7 @@ export PYO3_PYTHON := $(CURDIR)/$(BIN)/python
 # The wheel, the tests and the benches use one profile, and the versions of Cargo.lock.
 CARGO_FLAGS := --release --locked
 
-.PHONY: help demo demo-ranks test test-all test-rust test-oldest-rust test-python test-slow test-frameworks test-clients test-engines test-browser test-gpu test-candle test-versions test-windows docs wheels check-wheels check-crates lint lint-rust lint-python lint-text lint-types lint-workflows bench bench-loads bench-remote bench-browser bench-ranks bench-gpu bench-formats fuzz nightly proof clean tools rebuild
+.PHONY: help demo demo-ranks test test-all test-rust test-orders test-oldest-rust test-python test-slow test-frameworks test-clients test-engines test-browser test-gpu test-candle test-versions test-windows docs wheels check-wheels check-crates lint lint-rust lint-python lint-text lint-types lint-workflows bench bench-loads bench-remote bench-browser bench-ranks bench-gpu bench-formats fuzz nightly proof mutants clean tools rebuild
 .DELETE_ON_ERROR:
 # Cargo holds one lock and the benches want the machine for themselves.
 .NOTPARALLEL:
@@ -62,6 +62,12 @@ OLDEST_FLAGS := --locked --target-dir $(or $(CARGO_TARGET_DIR),target)/oldest-ru
 test-oldest-rust: | tools $(VENV)/.made
 	cargo +$(OLDEST_RUST) check $(OLDEST_FLAGS) --workspace
 	cargo +$(OLDEST_RUST) test $(OLDEST_FLAGS) --package ingot-format --package ingot-remote --package ingot-io --all-features --lib
+
+# The tests of threads, in orders that shuttle chooses: `make test-rust` has them in those that happen.
+ORDERS ?= 1000
+test-orders: | tools
+	INGOT_ORDERS=$(ORDERS) RUSTFLAGS="--cfg shuttle" cargo test $(CARGO_FLAGS) --package ingot-io --lib \
+		--target-dir $(or $(CARGO_TARGET_DIR),target)/shuttle -- in_every_order_of_threads
 
 test-python: $(VENV)/.ingot $(VENV)/.test $(VENV)/.demo
 	$(BIN)/python -m pytest tests -m "not slow" -n auto --dist worksteal
@@ -165,21 +171,32 @@ fuzz: | tools
 	PYTHON="$(PYTHON)" scripts/fuzz $(FUZZ_SECONDS)
 
 # The generators for as long as nobody waits, where `make test` runs each for seconds: steps of the state machine, answers
-# of the lying server, kills, every system call, and the fuzz targets. `make proof` prints what ran.
+# of the lying server, kills, every system call, the fuzz targets, orders of threads, and seconds of a training loop in
+# which such things happen. `make proof` prints what ran.
 RECORD := $(CURDIR)/target/proof.jsonl
 STEPS ?= 1000000
 ANSWERS ?= 100000
 KILLS ?= 5000
+SOAK ?= 7200
 nightly: export INGOT_RECORD := $(RECORD)
 nightly: $(VENV)/.ingot $(VENV)/.test
 	rm -f $(RECORD)
 	INGOT_STEPS=$(STEPS) INGOT_ANSWERS=$(ANSWERS) INGOT_KILLS=$(KILLS) $(BIN)/python -m pytest \
 		tests/trust/test_any_order.py tests/trust/test_every_call.py tests/remote/test_lying_servers.py
+	INGOT_SOAK=$(SOAK) $(BIN)/python -m pytest tests/trust/test_soak.py -o faulthandler_timeout=0
+	$(MAKE) test-orders
 	PYTHON="$(PYTHON)" scripts/fuzz $(FUZZ_SECONDS)
 	scripts/proof $(RECORD)
 
 proof:
 	@scripts/proof $(RECORD)
+
+# Whether the tests of ingot-format fail when its code is changed: in every way that cargo-mutants knows, or in the part of
+# them that MUTANTS names. The share is added to the record, and `make proof` prints it.
+MUTANTS ?=
+mutants: export INGOT_RECORD := $(RECORD)
+mutants: | tools
+	scripts/mutants $(MUTANTS)
 
 bench: $(VENV)/.ingot $(VENV)/.test $(VENV)/.demo $(VENV_RC)/.made
 	cargo bench --locked --workspace

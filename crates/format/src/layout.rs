@@ -237,3 +237,18 @@ pub(crate) fn sorted(pairs: &[(&str, &str)]) -> Result<Metadata, FormatError> {
         None => Ok(metadata),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_alignment_is_chosen_by_its_bytes_and_no_other_number() {
+        for align in [Align::Elements, Align::CacheLine, Align::Page] {
+            assert_eq!(Align::from_nbytes(align.nbytes()), Some(align));
+        }
+        for other in [0, 1, 7, 16, 63, 65, 4095, 8192, u64::MAX] {
+            assert_eq!(Align::from_nbytes(other), None);
+        }
+    }
+}

@@ -31,7 +31,7 @@
 
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
-// From the ground up: `options`, `digest`, `convert`, `residency`; `error`; `disk`, `watch`, `memory`, `values`; `source`;
+// From the ground up: `sync`; `options`, `digest`, `convert`, `residency`; `error`; `disk`, `watch`, `memory`, `values`; `source`;
 // `backend`, `workers`; `archive`; `payload`, `checkpoint`; `read`; `distance`, `statistics`, `verify`; `save`;
 // `serialize`, `remote`; `edit`; `writer`. Each imports what stands below it: scripts/check-floors.
 mod archive;
@@ -56,6 +56,7 @@ mod save;
 mod serialize;
 mod source;
 mod statistics;
+mod sync;
 mod values;
 mod verify;
 mod watch;

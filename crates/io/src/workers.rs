@@ -3,16 +3,17 @@
 use std::num::NonZeroUsize;
 use std::ops::Range;
 use std::panic::resume_unwind;
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Mutex, OnceLock};
-use std::thread::{self, Thread};
+use std::sync::OnceLock;
+use std::sync::atomic::AtomicBool;
 
 use ingot_format::{to_u64, to_usize};
-use ingot_remote::{StopFlag, locked};
+use ingot_remote::StopFlag;
 
 use crate::error::{Error, Failure};
 use crate::options::{ReadOptions, THREADS_VARIABLE};
 use crate::source::Source;
+use crate::sync::thread::{self, Thread};
+use crate::sync::{AtomicU64, AtomicUsize, Mutex, Ordering, locked};
 use crate::watch::{POLL, Watch};
 
 /// What [`THREADS_VARIABLE`] says.
@@ -384,6 +385,7 @@ impl Drop for ThreadEnd<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::sync::in_every_order;
     use crate::watch::Unwatched;
     use std::time::Instant;
 
@@ -391,7 +393,7 @@ mod tests {
     fn hears(stop: StopFlag<'_>) -> bool {
         let begun = Instant::now();
         while !stop.is_set() && begun.elapsed().as_secs() < 60 {
-            thread::sleep(POLL / 10);
+            std::thread::sleep(POLL / 10);
         }
         stop.is_set()
     }
@@ -415,5 +417,81 @@ mod tests {
         let stop = AtomicBool::new(true);
         let outcome = watched(true, hears, &StopFlag::from(&stop));
         assert!(matches!(outcome, Err(Failure::Interrupted)));
+    }
+
+    /// Notes what it is told, and stops at some look.
+    #[derive(Default)]
+    struct Told {
+        done: Mutex<Vec<u64>>,
+        stops_at: Option<usize>,
+    }
+
+    impl Watch for Told {
+        fn interrupted(&self) -> bool {
+            self.stops_at.is_some_and(|look| locked(&self.done).len() > look)
+        }
+
+        fn progressed(&self, done: u64, total: u64) {
+            assert!(done <= total);
+            locked(&self.done).push(done);
+        }
+    }
+
+    #[test]
+    fn in_every_order_of_threads_each_task_is_done_once_and_the_caller_is_told_of_all() {
+        in_every_order(|| {
+            let (told, begun) = (Told::default(), Mutex::new(Vec::new()));
+            let work = |task: usize, _: StopFlag<'_>| {
+                locked(&begun).push(task);
+                Ok::<_, Failure>(task)
+            };
+            share(Reading::waiting(3), vec![1, 2, 3, 4], 10, work, &told).unwrap();
+            let mut begun = begun.into_inner().unwrap();
+            begun.sort_unstable();
+            assert_eq!(begun, [1, 2, 3, 4]);
+            let told = told.done.into_inner().unwrap();
+            assert!(told.is_sorted());
+            assert_eq!(told.last(), Some(&10));
+        });
+    }
+
+    #[test]
+    fn in_every_order_of_threads_the_failure_is_that_of_the_first_number_that_fails() {
+        in_every_order(|| {
+            let work = |number: usize, _: StopFlag<'_>| match number {
+                11 | 13 => Err(Error::InvalidThreads {
+                    found: number.to_string(),
+                }),
+                _ => Ok(number),
+            };
+            let failed = in_parallel(Reading::waiting(3), &[10, 11, 12, 13], work, &Unwatched);
+            assert!(matches!(failed, Err(Error::InvalidThreads { found }) if found == "11"));
+            let numbers = [14, 12, 10];
+            let made = in_parallel(Reading::waiting(3), &numbers, work, &Unwatched).unwrap();
+            assert_eq!(made, numbers);
+        });
+    }
+
+    #[test]
+    fn in_every_order_of_threads_who_is_stopped_leaves_with_no_thread_behind() {
+        in_every_order(|| {
+            let told = Told {
+                stops_at: Some(1),
+                ..Told::default()
+            };
+            let at_work = AtomicUsize::new(0);
+            let work = |_: usize, _: StopFlag<'_>| {
+                at_work.fetch_add(1, Ordering::Relaxed);
+                at_work.fetch_sub(1, Ordering::Relaxed);
+                Ok::<_, Failure>(1)
+            };
+            let outcome = share(Reading::on(2), vec![0; 4], 4, work, &told);
+            assert_eq!(at_work.into_inner(), 0);
+            match outcome {
+                Err(Failure::Interrupted) => {}
+                Ok(()) => assert_eq!(told.done.into_inner().unwrap().last(), Some(&4)),
+                Err(other) => panic!("{other:?}"),
+            }
+        });
     }
 }

@@ -152,3 +152,13 @@ fn an_index_above_the_limit_is_refused_before_it_is_read() {
         "index-too-large"
     );
 }
+
+#[test]
+fn a_fault_stands_at_the_byte_that_is_wrong_whatever_the_window() {
+    let text = "{\"metadata\":{\"total_size\":12},\"weight_map\":{\"a\":\"x\",\"b\"?\"y\"}}";
+    let at = text.find('?').unwrap();
+    for width in [1, 2, 3, 7, 20, text.len()] {
+        let fault = through_window(text.as_bytes(), width).unwrap_err().to_string();
+        assert!(fault.contains(&format!("byte {at}")), "{width}: {fault}");
+    }
+}

@@ -2,16 +2,16 @@
 #![allow(unsafe_code)]
 
 use std::collections::VecDeque;
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::mem;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
-use std::{mem, thread};
 
 use super::copy::Copy;
 use super::driver::{Driver, Event, Stream};
 use super::fault::DeviceFault;
 use super::gpu::Gpu;
 use super::numa::near;
-use ingot_remote::locked;
+use crate::sync::{Condvar, Mutex, PoisonError, locked, thread};
 
 /// Bytes of a slot: a copy of so many takes twenty times as long as it takes to queue it.
 pub(super) const SLOT_NBYTES: usize = 4 << 20;

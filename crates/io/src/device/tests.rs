@@ -13,7 +13,7 @@ use fake_cuda::control::Counters;
 use ingot_format::{Dtype, Format, Index, Limits, Spec, layout, to_u64, to_usize};
 
 use super::device::Device;
-use super::fake::{Fake, MISTAKES, pattern};
+use super::fake::{Fake, MISTAKES, SMALL_SLOT_NBYTES, pattern};
 use super::{DeviceFault, DeviceRegion};
 use crate::archive::Archive;
 use crate::error::{Error, Failure};
@@ -22,6 +22,7 @@ use crate::read::home::{Found, Home};
 use crate::read::part::Part;
 use crate::read::read::read_to;
 use crate::source::{MemorySource, Source};
+use crate::sync::in_every_order;
 use crate::watch::Unwatched;
 
 /// A file of tensors of these sizes, which are named by their numbers.
@@ -399,5 +400,45 @@ fn memory_that_is_given_back_while_a_load_wants_it_keeps_nobody_waiting() {
             assert!(is_right(&fake, &device, &parts, &loaded));
         }
         is_over.store(true, Ordering::Relaxed);
+    });
+}
+
+#[test]
+fn in_every_order_of_threads_they_share_the_slots_of_a_ring() {
+    in_every_order(|| {
+        let fake = Fake::new(1, 1, 2);
+        let device = fake.device(0);
+        let filled = crate::sync::Mutex::new(0);
+        crate::sync::thread::scope(|scope| {
+            for number in 0..3 {
+                let (fake, gpu, filled) = (&fake, &device.gpu, &filled);
+                scope.spawn(move || {
+                    let mut slot = fake.ring.lend(gpu).unwrap();
+                    slot.bytes().fill(number);
+                    *crate::sync::locked(filled) += 1;
+                    assert!(slot.bytes().iter().all(|&byte| byte == number));
+                });
+            }
+        });
+        assert_eq!(*crate::sync::locked(&filled), 3);
+        drop(device);
+        assert!(fake.counters().pinned_most <= 2 * to_u64(SMALL_SLOT_NBYTES));
+    });
+}
+
+#[test]
+fn in_every_order_of_threads_a_slot_that_cannot_be_made_keeps_nobody_waiting() {
+    in_every_order(|| {
+        let fake = Fake::new(1, 1, 2);
+        let device = fake.device(0);
+        // Not for want of memory.
+        fake.fail(1, 1);
+        crate::sync::thread::scope(|scope| {
+            let lend = || fake.ring.lend(&device.gpu).is_ok();
+            let lent: Vec<_> = (0..3).map(|_| scope.spawn(lend)).collect();
+            for lent in lent {
+                lent.join().unwrap();
+            }
+        });
     });
 }

@@ -1,13 +1,12 @@
 //! Digests of runs of bytes that come in pieces, from many threads.
 
 use std::ops::Range;
-use std::sync::{Condvar, Mutex, PoisonError};
 
 use ingot_format::{to_u64, to_usize};
-use ingot_remote::locked;
 
 use super::algorithm::{Algorithm, Digest, Hasher};
 use super::tree::{SUBTREE_NBYTES, Tree};
+use crate::sync::{Condvar, Mutex, PoisonError, locked};
 
 /// A destination of bytes that keeps digests of them only: one for each run.
 ///
@@ -171,6 +170,7 @@ impl OrderedHash {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::sync::{in_every_order, thread};
     use proptest::prelude::*;
 
     fn bytes(len: usize) -> Vec<u8> {
@@ -211,25 +211,45 @@ mod tests {
     }
 
     #[test]
-    fn a_later_piece_waits_for_the_earlier_one() {
-        let file = bytes(1000);
-        let range = 0..1000;
-        let digests = Digests::new(Algorithm::Sha256, [range]);
-        std::thread::scope(|scope| {
-            scope.spawn(|| digests.feed(600, &file[600..]));
-            std::thread::yield_now();
-            digests.feed(0, &file[..600]);
+    fn in_every_order_of_threads_a_later_piece_waits_for_the_earlier_one() {
+        in_every_order(|| {
+            let file = bytes(1000);
+            let digests = Digests::new(Algorithm::Sha256, [0..900, 900..1000]);
+            thread::scope(|scope| {
+                scope.spawn(|| digests.feed(600, &file[600..]));
+                scope.spawn(|| digests.feed(300, &file[300..600]));
+                digests.feed(0, &file[..300]);
+            });
+            let naive = |range: Range<usize>| Some(Algorithm::Sha256.digest(&file[range]));
+            assert_eq!(digests.finish(), [naive(0..900), naive(900..1000)]);
         });
-        assert_eq!(digests.finish(), [Some(Algorithm::Sha256.digest(&file))]);
     }
 
     #[test]
-    fn a_run_that_misses_bytes_has_no_digest_and_nobody_waits_for_it() {
-        let digests = Digests::new(Algorithm::Sha256, [0..10, 10..(5 << 20)]);
-        std::thread::scope(|scope| {
-            scope.spawn(|| digests.feed(5, &[0; 5]));
-            digests.end();
+    fn in_every_order_of_threads_parts_of_one_subtree_are_joined() {
+        in_every_order(|| {
+            let file = bytes(to_usize(SUBTREE_NBYTES).unwrap() + 1000);
+            let digests = Digests::new(Algorithm::Blake3, std::iter::once(0..to_u64(file.len())));
+            let (shared, whole) = (&digests, &file[..]);
+            thread::scope(|scope| {
+                for (begin, end) in [(0, 500), (500, 1000), (1000, whole.len())] {
+                    scope.spawn(move || shared.feed(to_u64(begin), &whole[begin..end]));
+                }
+            });
+            assert_eq!(digests.finish(), [Some(Algorithm::Blake3.digest(&file))]);
         });
-        assert_eq!(digests.finish(), [None, None]);
+    }
+
+    #[test]
+    fn in_every_order_of_threads_a_run_that_misses_bytes_has_no_digest_and_nobody_waits_for_it() {
+        in_every_order(|| {
+            let digests = Digests::new(Algorithm::Sha256, [0..10, 10..(5 << 20)]);
+            thread::scope(|scope| {
+                scope.spawn(|| digests.feed(5, &[0; 5]));
+                scope.spawn(|| digests.feed(7, &[0; 3]));
+                digests.end();
+            });
+            assert_eq!(digests.finish(), [None, None]);
+        });
     }
 }

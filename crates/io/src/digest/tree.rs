@@ -1,7 +1,7 @@
 //! BLAKE3 is a tree: threads hash subtrees of one input, in any order, and these are joined at the end.
 
 use std::collections::HashMap;
-use std::sync::{Mutex, OnceLock, PoisonError};
+use std::sync::OnceLock;
 
 use blake3::hazmat::{
     ChainingValue, HasherExt, Mode, left_subtree_len, merge_subtrees_non_root, merge_subtrees_root,
@@ -9,6 +9,7 @@ use blake3::hazmat::{
 use ingot_format::{to_u64, to_usize};
 
 use super::algorithm::{Algorithm, Digest};
+use crate::sync::{Mutex, locked};
 
 /// Bytes in a subtree, but for the last one of an input. A power of two, as the tree asks for; few enough to be hashed
 /// while they are in a core's cache, and to be kept until the rest of them comes; enough for the widest registers.
@@ -60,7 +61,7 @@ impl Tree {
     fn gather(&self, subtree: std::ops::Range<u64>, at: u64, bytes: &[u8]) {
         let number = size(subtree.start / SUBTREE_NBYTES);
         let len = size(subtree.end - subtree.start);
-        let mut partial = self.partial.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut partial = locked(&self.partial);
         let part = partial.entry(number).or_insert_with(|| Partial {
             bytes: vec![0; len],
             filled: 0,

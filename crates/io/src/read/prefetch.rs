@@ -1,8 +1,7 @@
 //! Reading tensors in the background, before they are asked for.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
-use std::thread::{self, JoinHandle};
+use std::sync::Arc;
 use std::time::Duration;
 
 use ingot_format::Index;
@@ -15,6 +14,8 @@ use crate::checkpoint::Checkpoint;
 use crate::device::Onto;
 use crate::error::Error;
 use crate::options::ReadOptions;
+use crate::sync::thread::{self, JoinHandle};
+use crate::sync::{Condvar, Mutex, MutexGuard, PoisonError, locked};
 use crate::watch::Watch;
 
 /// How often whoever waits looks whether to stop.
@@ -229,7 +230,7 @@ impl Prefetch {
 
     /// Stops reading, and lets go of what was not handed out. Again is allowed.
     pub fn close(&self) {
-        let thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let thread = locked(&self.thread).take();
         if self.process != std::process::id() {
             // Not of this process, so not to be waited for, nor let go of.
             std::mem::forget(thread);
@@ -392,7 +393,7 @@ impl Shared {
     }
 
     fn locked(&self) -> MutexGuard<'_, Progress> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        locked(&self.state)
     }
 }
 
@@ -411,5 +412,90 @@ impl Drop for Leave<'_> {
         }
         drop(state);
         self.0.changed.notify_all();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use ingot_format::to_u64;
+
+    use super::*;
+    use crate::options::CheckpointOptions;
+    use crate::serialize::safetensors::{Dtype, TensorView, serialize};
+    use crate::sync::in_every_order;
+    use crate::watch::Unwatched;
+
+    const NBYTES: usize = 100;
+
+    /// Starts to read all tensors, of which two may be held.
+    fn ahead(path: &Path) -> Prefetch {
+        let model = Arc::new(Checkpoint::open(path, &CheckpointOptions::default()).unwrap());
+        let request = |name| Request {
+            tensor: model.id(name).unwrap(),
+            index: None,
+            onto: None,
+        };
+        let requests = NAMES.map(request).to_vec();
+        Prefetch::new(model, requests, 2 * to_u64(NBYTES), ReadOptions::default())
+    }
+
+    fn letter(fetched: &Fetched) -> char {
+        match &fetched.found {
+            Found::Host(region) => char::from(region.to_vec()[NBYTES - 1]),
+            Found::Device(_) => panic!("it was asked for in the memory of the host"),
+        }
+    }
+
+    const NAMES: [&str; 5] = ["a", "b", "c", "d", "e"];
+
+    /// Runs `test` on a file of tensors that hold their names.
+    fn with_file(test: impl Fn(&Path) + Send + Sync + 'static) {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("model.safetensors");
+        let bytes = NAMES.map(|name| name.repeat(NBYTES).into_bytes());
+        let view = |bytes| TensorView::new(Dtype::U8, vec![NBYTES], bytes).unwrap();
+        let views = NAMES.iter().zip(&bytes).map(|(name, bytes)| (*name, view(bytes)));
+        std::fs::write(&path, serialize(views, None).unwrap()).unwrap();
+        in_every_order(move || test(&path));
+    }
+
+    #[test]
+    fn in_every_order_of_threads_each_tensor_is_handed_out_once() {
+        with_file(|path| {
+            let ahead = ahead(path);
+            let by_name = |rank| {
+                let found = ahead.take(rank, &Unwatched).unwrap();
+                found.map(|found| (rank, letter(&found)))
+            };
+            let mut handed_out = thread::scope(|scope| {
+                let other = scope.spawn(|| [4, 1, 4].map(by_name));
+                let next = || ahead.next(&Unwatched).unwrap();
+                let mut found: Vec<_> = std::iter::from_fn(next)
+                    .map(|(rank, found)| (rank, letter(&found)))
+                    .collect();
+                found.extend(other.join().unwrap().into_iter().flatten());
+                found
+            });
+            handed_out.sort_unstable();
+            assert_eq!(handed_out, [(0, 'a'), (1, 'b'), (2, 'c'), (3, 'd'), (4, 'e')]);
+        });
+    }
+
+    #[test]
+    fn in_every_order_of_threads_it_closes_while_it_reads_and_while_it_waits_for_room() {
+        with_file(|path| {
+            let ahead = ahead(path);
+            thread::scope(|scope| {
+                let reader = scope.spawn(|| ahead.take(2, &Unwatched));
+                ahead.close();
+                match reader.join().unwrap() {
+                    Ok(found) => assert_eq!(found.map(|found| letter(&found)), Some('c')),
+                    Err(fault) => assert!(matches!(fault, Error::Closed { .. })),
+                }
+            });
+            assert!(matches!(ahead.next(&Unwatched), Err(Error::Closed { .. })));
+        });
     }
 }

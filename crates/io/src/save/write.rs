@@ -4,9 +4,6 @@ use std::collections::VecDeque;
 use std::fs::File;
 use std::io;
 use std::ops::Range;
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
-use std::thread;
 use std::time::Duration;
 
 use ingot_format::to_u64;
@@ -17,6 +14,7 @@ use super::pieces::{PIECE, Pieces};
 use crate::digest::{Sealed, Sealing};
 use crate::error::{Step, Stop, step};
 use crate::payload::Payload;
+use crate::sync::{AtomicUsize, Condvar, Mutex, MutexGuard, Ordering, PoisonError, locked, thread};
 use crate::watch::{POLL, Watch};
 use crate::workers::Team;
 
@@ -298,7 +296,7 @@ impl Ring {
     }
 
     fn state(&self) -> MutexGuard<'_, RingState> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        locked(&self.state)
     }
 
     /// A buffer to fill. `None` when no writer gives one back in time.
@@ -357,9 +355,9 @@ mod tests {
     use crate::memory::Bytes;
     use crate::payload::{FileRange, Produce};
     use crate::save::save_data;
+    use crate::sync::in_every_order;
     use proptest::prelude::*;
     use std::io::Write;
-    use std::thread::ThreadId;
 
     fn bytes(len: usize) -> Vec<u8> {
         (0..len).map(|n| u8::try_from(n % 251).unwrap()).collect()
@@ -369,7 +367,7 @@ mod tests {
     #[derive(Debug)]
     struct Far<'b> {
         bytes: &'b [u8],
-        asked_by: Mutex<Vec<ThreadId>>,
+        asked_by: Mutex<Vec<std::thread::ThreadId>>,
     }
 
     impl Produce for Far<'_> {
@@ -378,7 +376,7 @@ mod tests {
         }
 
         fn produce(&self, begin: u64, into: &mut [u8]) -> io::Result<()> {
-            self.asked_by.lock().unwrap().push(thread::current().id());
+            self.asked_by.lock().unwrap().push(std::thread::current().id());
             let begin = ingot_format::to_usize(begin).unwrap();
             into.copy_from_slice(&self.bytes[begin..begin + into.len()]);
             Ok(())
@@ -451,8 +449,51 @@ mod tests {
             prop_assert_eq!(pieces.nbytes(), to_u64(naive.len()));
             prop_assert!(written(&pieces, threads, direct) == naive);
             for far in far {
-                prop_assert!(far.asked_by.into_inner().unwrap().iter().all(|&id| id == thread::current().id()));
+                prop_assert!(far.asked_by.into_inner().unwrap().iter().all(|&id| id == std::thread::current().id()));
             }
+        }
+    }
+
+    /// Fails at the end of its bytes, or not.
+    #[derive(Debug)]
+    struct Few {
+        nbytes: usize,
+        fails: bool,
+    }
+
+    impl Produce for Few {
+        fn nbytes(&self) -> u64 {
+            to_u64(self.nbytes)
+        }
+
+        fn produce(&self, begin: u64, into: &mut [u8]) -> io::Result<()> {
+            let begin = ingot_format::to_usize(begin).unwrap();
+            into.copy_from_slice(&bytes(self.nbytes)[begin..begin + into.len()]);
+            match self.fails && begin + into.len() == self.nbytes {
+                true => Err(io::ErrorKind::InvalidData.into()),
+                false => Ok(()),
+            }
+        }
+    }
+
+    #[test]
+    fn in_every_order_of_threads_what_is_fetched_and_what_is_not_is_written_whole_or_the_failure_is_told() {
+        for fails in [false, true] {
+            in_every_order(move || {
+                let (first, few) = (bytes(PIECE), Few { nbytes: 10, fails });
+                let payloads = [Payload::Bytes(Bytes::from(&first[..])), Payload::Produced(&few)];
+                let nbytes = payloads.iter().map(Payload::nbytes).sum();
+                let pieces = Pieces::of_data(&[], nbytes, &payloads).unwrap();
+                let file = tempfile::NamedTempFile::new().unwrap();
+                let route = Route::Cached(None);
+                let writer = writer(&pieces, file.as_file(), &route, 2);
+                let outcome = writer.write_with(2);
+                assert_eq!(outcome.is_err(), fails);
+                if !fails {
+                    assert!(writer.prove_complete().is_ok());
+                    assert!(std::fs::read(file.path()).unwrap() == [first, bytes(10)].concat());
+                }
+            });
         }
     }
 

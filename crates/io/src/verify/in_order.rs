@@ -1,7 +1,5 @@
 //! All bytes of a source, one after another, for hash functions of others.
 
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
-
 use ingot_format::to_u64;
 
 use super::pass::reading;
@@ -9,6 +7,7 @@ use crate::error::Failure;
 use crate::read::input::Witness;
 use crate::read::show::show;
 use crate::source::Source;
+use crate::sync::{Condvar, Mutex, MutexGuard, PoisonError, locked};
 use crate::watch::Watch;
 
 /// Gives `take` all bytes of `source` in their order. They are read by several threads, and `take` is called by one of
@@ -70,7 +69,7 @@ impl Witness for Queue<'_> {
 
 impl<'t> Queue<'t> {
     fn locked(&self) -> MutexGuard<'_, Turn<'t>> {
-        self.turn.lock().unwrap_or_else(PoisonError::into_inner)
+        locked(&self.turn)
     }
 }
 
@@ -78,6 +77,7 @@ impl<'t> Queue<'t> {
 mod tests {
     use super::*;
     use crate::source::MemorySource;
+    use crate::sync::{in_every_order, thread};
     use crate::watch::Unwatched;
 
     #[test]
@@ -88,6 +88,34 @@ mod tests {
             let mut found = Vec::new();
             read_in_order(&source, &mut |piece| found.extend_from_slice(piece), &Unwatched).unwrap();
             assert!(found == bytes, "{len} bytes");
+        }
+    }
+
+    #[test]
+    fn in_every_order_of_threads_pieces_are_taken_in_theirs_and_none_waits_for_one_that_does_not_come() {
+        for comes in [true, false] {
+            in_every_order(move || {
+                let mut found = Vec::new();
+                let mut take = |piece: &[u8]| found.extend_from_slice(piece);
+                let queue = Queue {
+                    turn: Mutex::new(Turn {
+                        at: 0,
+                        ended: false,
+                        take: &mut take,
+                    }),
+                    moved: Condvar::new(),
+                };
+                thread::scope(|scope| {
+                    scope.spawn(|| queue.see(5, b"fgh"));
+                    scope.spawn(|| queue.see(3, b"de"));
+                    match comes {
+                        true => queue.see(0, b"abc"),
+                        false => queue.end(),
+                    }
+                });
+                let expected: &[u8] = if comes { b"abcdefgh" } else { b"" };
+                assert_eq!(found, expected);
+            });
         }
     }
 }

@@ -1,0 +1,25 @@
+//! Threads, and what they wait for each other by, for all that waits: those of the standard library.
+//!
+//! With `--cfg shuttle` (`make test-orders`) they are shuttle's, which runs one thread at a time and chooses who goes on
+//! wherever one of them might wait. No timeout ever ends there: where a wake-up is lost, a test ends with a deadlock.
+
+#[cfg(test)]
+mod orders;
+#[cfg(all(test, shuttle))]
+mod shuttled;
+
+#[cfg(not(all(test, shuttle)))]
+mod system {
+    pub(crate) use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+    pub(crate) use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+    pub(crate) use std::thread;
+
+    pub(crate) use ingot_remote::locked;
+}
+
+#[cfg(test)]
+pub(crate) use orders::in_every_order;
+#[cfg(all(test, shuttle))]
+pub(crate) use shuttled::*;
+#[cfg(not(all(test, shuttle)))]
+pub(crate) use system::*;

@@ -1,0 +1,72 @@
+//! What shuttle has in place of the standard library's, and what it lacks.
+
+pub(crate) use shuttle::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+pub(crate) use shuttle::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+
+/// As [`ingot_remote::locked`].
+pub(crate) fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+pub(crate) mod thread {
+    use std::io;
+
+    use shuttle::rand::{Rng, thread_rng};
+    use shuttle::thread::ScopedJoinHandle;
+    pub(crate) use shuttle::thread::{JoinHandle, Scope, Thread, current, park_timeout};
+    pub(crate) use std::thread::available_parallelism;
+
+    /// Ends the wait of whoever opened the scope when `work` is over, and not when the threads of it are: shuttle wakes
+    /// them then whatever they wait for.
+    pub(crate) fn scope<'env, R>(work: impl for<'scope> FnOnce(&'scope Scope<'scope, 'env>) -> R) -> R {
+        let (over, is_over) = shuttle::sync::mpsc::channel::<()>();
+        shuttle::thread::scope(|scope| {
+            scope.spawn(move || is_over.recv().is_err());
+            let outcome = work(scope);
+            drop(over);
+            outcome
+        })
+    }
+
+    /// Starts threads, and fails to now and then, as the system may.
+    pub(crate) struct Builder;
+
+    impl Builder {
+        pub(crate) fn new() -> Builder {
+            Builder
+        }
+
+        pub(crate) fn name(self, _: String) -> Builder {
+            self
+        }
+
+        pub(crate) fn spawn<F, T>(self, work: F) -> io::Result<JoinHandle<T>>
+        where
+            F: FnOnce() -> T + Send + 'static,
+            T: Send + 'static,
+        {
+            is_allowed()?;
+            Ok(shuttle::thread::spawn(work))
+        }
+
+        pub(crate) fn spawn_scoped<'scope, F, T>(
+            self,
+            scope: &'scope Scope<'scope, '_>,
+            work: F,
+        ) -> io::Result<ScopedJoinHandle<'scope, T>>
+        where
+            F: FnOnce() -> T + Send + 'scope,
+            T: Send + 'scope,
+        {
+            is_allowed()?;
+            Ok(scope.spawn(work))
+        }
+    }
+
+    fn is_allowed() -> io::Result<()> {
+        match thread_rng().gen_ratio(1, 16) {
+            true => Err(io::ErrorKind::WouldBlock.into()),
+            false => Ok(()),
+        }
+    }
+}

@@ -1,0 +1,34 @@
+"""What a step draws: names, contents, options."""
+
+from __future__ import annotations
+
+from hypothesis import strategies as st
+
+from .content import DTYPES
+
+# The last takes many pages.
+SHAPES = [(), (0,), (3,), (2, 3), (5, 1, 2), (40, 50), (70_000,)]
+NAMES = ["a", "b", "c.weight", 'quo"te', "ö"]
+FILES = ["a.safetensors", "b.safetensors", "c.bt"]
+# Each has files of one pattern: others would stay beside them.
+FOLDERS = {"s": "model{suffix}.safetensors", "t": "model{suffix}.bt"}
+
+SPECS = st.dictionaries(
+    st.sampled_from(NAMES),
+    st.tuples(st.sampled_from(sorted(DTYPES.values())), st.sampled_from(SHAPES)),
+    max_size=4,
+)
+TEXTS = st.sampled_from(["", "x", "ü" * 30, "long" * 700])
+METADATA = st.dictionaries(st.sampled_from(["k", "step", "ö"]), TEXTS, max_size=2)
+LAYOUT = st.fixed_dictionaries(
+    {},
+    optional={
+        "checksums": st.sampled_from([True, "xxh3", ["sha256", "modelspec"]]),
+        "reserve_header": st.sampled_from([0, 100, 5000]),
+        "align": st.sampled_from([8, 64, 4096]),
+    },
+)
+# One of what there is, by its number modulo how many there are.
+ANY = st.integers(0, 59)
+FILE = st.sampled_from(FILES)
+BACKEND = st.sampled_from(["auto", "mmap", "pread"])

@@ -1,0 +1,120 @@
+"""The folder of one machine: what is in it, what has to be in it, and which handles are open on that."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+from hypothesis.stateful import RuleBasedStateMachine, invariant
+
+import ingot
+import ingot.numpy
+
+from .content import Array, Model, Tensors, assert_same, numbered, read_plainly, texts
+from .drawn import FILES, FOLDERS
+
+
+@dataclass
+class Held:
+    """An open handle, and the file that it was opened on."""
+
+    handle: ingot.safe_open[Any]
+    model: Model
+    #: The number of the file, or of the folder, on its disk.
+    inode: int
+    #: Whether that file, and none in its place, was written to since; or anything in that folder.
+    is_written: bool = False
+    #: What it gave, and what that has to be for ever.
+    given: list[tuple[Array, Array]] = field(default_factory=list)
+
+    def check(self, found: Tensors, expected: Tensors) -> None:
+        assert_same(found, expected)
+        self.given += [(found[name], expected[name]) for name in found]
+        del self.given[:-20]
+
+
+class Folder(RuleBasedStateMachine):
+    """What all rules need to know of the folder."""
+
+    root: ClassVar[Path]
+    #: Of all machines.
+    steps: ClassVar[int] = 0
+    machines: ClassVar[int] = 0
+
+    def __init__(self) -> None:
+        super().__init__()
+        type(self).machines += 1
+        # The invariants hold before the first step too.
+        type(self).steps -= 1
+        self.folder = self.root / str(self.machines)
+        self.folder.mkdir()
+        self.number = 0
+        self.models: dict[str, Model] = {}
+        self.held: list[Held] = []
+
+    # --- what there is to choose from ---
+
+    def pick(self, number: int, names: Sequence[str] = (*FILES, *FOLDERS)) -> str:
+        there = [name for name in names if name in self.models]
+        return there[number % len(there)]
+
+    def made(self, specs: dict[str, tuple[str, tuple[int, ...]]]) -> Tensors:
+        tensors = {}
+        for name, (dtype, shape) in specs.items():
+            self.number += 1
+            tensors[name] = numbered(self.number, dtype, shape)
+        return tensors
+
+    def settle(self, name: str, tensors: Tensors, metadata: dict[str, str] | None) -> None:
+        """`name` was written, and holds this."""
+        self.models[name] = Model(tensors, metadata)
+        self.check(name)
+
+    def check(self, name: str) -> None:
+        model, path = self.models[name], self.folder / name
+        if name.endswith(".safetensors"):
+            found = read_plainly(path)
+        else:
+            found = Model(ingot.numpy.load_file(path, backend="pread"), texts(ingot.read_metadata(path)))
+        assert_same(found.tensors, model.tensors)
+        if model.metadata is not None:
+            assert found.metadata == model.metadata
+
+    def written_into(self, name: str, *, into_data: bool) -> None:
+        """The file `name` is about to be written to, where it stands; or files in that folder replaced."""
+        path = self.folder / name
+        inode = path.stat().st_ino if path.exists() else None
+        for held in self.held:
+            if held.inode == inode:
+                held.is_written = True
+                if into_data:
+                    # Views of the mapping show what is written: SECURITY.md, "What is not promised".
+                    held.given.clear()
+
+    def refused(self, codes: list[str], call: Callable[[], object], name: str) -> None:
+        with pytest.raises(ingot.SafetensorError) as caught:
+            call()
+        assert caught.value.code in codes
+        if name in self.models:
+            self.check(name)
+
+    @invariant()
+    def nothing_else_is_there(self) -> None:
+        type(self).steps += 1
+        assert set(os.listdir(self.folder)) == self.models.keys()
+
+
+def has_any(machine: Folder) -> bool:
+    return bool(machine.models)
+
+
+def has_file(machine: Folder) -> bool:
+    return any(name in machine.models for name in FILES)
+
+
+def has_held(machine: Folder) -> bool:
+    return bool(machine.held)
