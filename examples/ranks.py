@@ -118,8 +118,8 @@ def main() -> None:
         whole = ingot.torch.load_file(folder)
         assert all(whole[name].shape == tensor.shape for name, tensor in state.items())
     say(f"all {len(state)} tensors are the same on both meshes, and one process reads the files as well")
-    # A worker of gloo may still hold the tensors of the last gather, and torch 2.13 aborts a process that ends
-    # before it has let go of them. Rank 0 comes last, and the others wait here without the interpreter's lock.
+    # A worker of gloo may still hold the tensors of the last gather, and torch aborts a process that ends
+    # before it has let go of them (2.13). Rank 0 comes last, and the others wait here without the GIL.
     dist.barrier()
     dist.destroy_process_group()
 
