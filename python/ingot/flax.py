@@ -19,7 +19,7 @@ from . import _native
 from ._dtypes import F4_LOOSE, NAMES
 from ._face import Whole
 from ._frameworks import lacks, missing, not_a_tensor, unknown_device
-from ._load import Carrier, Reads, Wanted, about
+from ._load import Carrier, Reads, Wanted, about, in_file
 from ._open.pieces import Piece, batches, taken, within
 from ._text import _escaped, _quoted
 from .errors import DtypeError, OptionError, SaveError
@@ -168,10 +168,9 @@ class Spread(Carrier):
         except DtypeError as error:
             raise about(checkpoint, name, error) from None
         except ValueError as error:
-            path = "" if checkpoint.path is None else f"{_escaped(checkpoint.path)}: "
             raise OptionError(
-                f"{path}tensor {_quoted(name)}: its shape {list(shape)} does not fit the sharding: "
-                f"{_escaped(str(error).partition(chr(10))[0])}",
+                f"{in_file(checkpoint)}tensor {_quoted(name)}: its shape {list(shape)} does not fit the "
+                f"sharding: {_escaped(str(error).partition(chr(10))[0])}",
                 code="no-device",
                 path=checkpoint.path,
                 tensor=name,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tomllib
 from importlib.metadata import Distribution, distribution
+from itertools import combinations
 from pathlib import Path
 
 import pytest
@@ -62,3 +63,17 @@ def test_the_pythons_that_are_tried_are_those_that_the_package_names(installed: 
     assert all(
         f"Programming Language :: Python :: {version}" in named for version in table["python"]["versions"]
     )
+
+
+def test_a_package_has_one_version_in_all_environments_that_share_it() -> None:
+    """Those of the clients and of the engines see the packages of the tests, which pip has to keep."""
+    pins = {name: pinned(name) for name in ("test", "clients", "engines")}
+    assert {"torch", "torchvision", "transformers"} <= pins["clients"].keys() & pins["engines"].keys()
+    for left, right in combinations(pins.values(), 2):
+        assert {name: left[name] for name in left.keys() & right.keys() if left[name] != right[name]} == {}
+
+
+def pinned(file: str) -> dict[str, str]:
+    lines = (ROOT / "requirements" / f"{file}.txt").read_text("utf-8").splitlines()
+    wanted = [Requirement(line) for line in lines if line and not line.startswith("#")]
+    return {one.name: str(one.specifier) for one in wanted}

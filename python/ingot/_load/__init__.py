@@ -1,6 +1,7 @@
 """Tensors that are loaded: which, how much of each, as what, to where, and who is told."""
 
 from .faults import about as about
+from .faults import in_file as in_file
 from .faults import misfit as misfit
 from .faults import no_destination as no_destination
 from .loading import Value as Value

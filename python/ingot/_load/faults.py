@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from ingot._native import Checkpoint
 
 
-def where(checkpoint: Checkpoint) -> str:
+def in_file(checkpoint: Checkpoint) -> str:
     """What messages about a file begin with."""
     return "" if checkpoint.path is None else f"{_escaped(checkpoint.path)}: "
 
@@ -29,7 +29,7 @@ def no_destination(name: str, expected: str, found: object) -> TypeError:
 def about(checkpoint: Checkpoint, name: str, error: DtypeError) -> DtypeError:
     """What a framework says of a dtype, about a tensor of a file."""
     return DtypeError(
-        f"{where(checkpoint)}tensor {_quoted(name)}: {error}",
+        f"{in_file(checkpoint)}tensor {_quoted(name)}: {error}",
         code=error.code,
         path=checkpoint.path,
         tensor=name,

@@ -10,7 +10,7 @@ from ingot._native import Gpu
 from ingot._text import _quoted
 from ingot.errors import OptionError, SliceError
 
-from .faults import where
+from .faults import in_file
 from .moves import Carrier, Placement, carried, carrier, landing, moved, on, settled
 from .reads import PLAIN, Reads
 from .selected import Wanted, is_read, wanted
@@ -279,7 +279,7 @@ def _warn_of_total(checkpoint: Checkpoint) -> None:
 
         said, found = wrong
         warn(
-            f"{where(checkpoint)}the index gives total_size as {said}, and the tensors take {found} bytes: "
+            f"{in_file(checkpoint)}the index gives total_size as {said}, and the tensors take {found} bytes: "
             "nothing depends on it",
             stacklevel=4,
         )
@@ -319,7 +319,7 @@ def indexed(checkpoint: Checkpoint, name: str, tensor: Any, index: Any, at: Call
         return at(tensor, index)
     except IndexError as error:
         raise SliceError(
-            f"{where(checkpoint)}tensor {_quoted(name)}: {error}",
+            f"{in_file(checkpoint)}tensor {_quoted(name)}: {error}",
             code="index",
             path=checkpoint.path,
             tensor=name,

@@ -10,7 +10,7 @@ from ingot._native import Gpu
 from ingot._text import _quoted
 from ingot.errors import DtypeError, OptionError
 
-from .faults import about, where
+from .faults import about, in_file
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -93,7 +93,7 @@ def _by_pattern(moves: dict[str, Move | None]) -> Callable[[Checkpoint, str], Mo
         checkpoint.info(name)
         some = ", ".join(map(_quoted, islice(moves, 3))) + (", …" if len(moves) > 3 else "")
         raise OptionError(
-            f"{where(checkpoint)}tensor {_quoted(name)}: no pattern of device fits its name: found "
+            f"{in_file(checkpoint)}tensor {_quoted(name)}: no pattern of device fits its name: found "
             f"{some or 'none'} — a last `*` fits every name",
             code="no-device",
             path=checkpoint.path,

@@ -5,8 +5,10 @@ from __future__ import annotations
 from itertools import filterfalse, islice
 from typing import Generic, NamedTuple, TypeVar
 
-from ingot._text import _escaped, _quoted
+from ingot._text import _quoted
 from ingot.errors import OptionError, TensorNotFoundError
+
+from .faults import in_file
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -112,9 +114,9 @@ class Selected(NamedTuple, Generic[Tensor]):
         if names and prefixes and not found:
             tops = dict.fromkeys(name.partition(".")[0] for name in names)
             some = ", ".join(map(_quoted, islice(tops, 3))) + (", …" if len(tops) > 3 else "")
-            where = "" if checkpoint.path is None else f"{_escaped(checkpoint.path)}: "
+            asked = " or ".join(map(_quoted, prefixes))
             raise TensorNotFoundError(
-                f"{where}no tensor has a name that begins with {' or '.join(map(_quoted, prefixes))}: "
+                f"{in_file(checkpoint)}no tensor has a name that begins with {asked}: "
                 f"names begin with {some}",
                 code="unknown-prefix",
                 path=checkpoint.path,

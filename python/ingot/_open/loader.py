@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from operator import index
 from typing import Generic
 
-from ingot._load import Value, landing, moved
+from ingot._load import Value, in_file, landing, moved
 from ingot._text import _escaped, _quoted
 from ingot.errors import SafetensorError, SliceError, TensorNotFoundError
 
@@ -184,9 +184,8 @@ def _is_bound(given: object) -> bool:
 
 
 def _misfit(checkpoint: Checkpoint, name: str, expected: str, found: str) -> SliceError:
-    where = "" if checkpoint.path is None else f"{_escaped(checkpoint.path)}: "
     return SliceError(
-        f"{where}tensor {_quoted(name)}: plan: expected {expected}, found {found}",
+        f"{in_file(checkpoint)}tensor {_quoted(name)}: plan: expected {expected}, found {found}",
         code="invalid-plan",
         path=checkpoint.path,
         tensor=name,

@@ -9,7 +9,8 @@ from __future__ import annotations
 import json
 from typing import NamedTuple
 
-from ingot._text import _escaped, _quoted
+from ingot._load import in_file
+from ingot._text import _quoted
 from ingot.errors import CheckpointError
 
 TYPE_CHECKING = False
@@ -53,7 +54,6 @@ def begins(checkpoint: Checkpoint) -> dict[str, tuple[int, ...]] | None:
 
 
 def _broken(checkpoint: Checkpoint, reason: str) -> CheckpointError:
-    where = "" if checkpoint.path is None else f"{_escaped(checkpoint.path)}: "
     return CheckpointError(
-        f"{where}{KEY} in the metadata: {reason}", code="invalid-parts", path=checkpoint.path
+        f"{in_file(checkpoint)}{KEY} in the metadata: {reason}", code="invalid-parts", path=checkpoint.path
     )

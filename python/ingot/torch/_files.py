@@ -18,7 +18,7 @@ from ingot._options import (
     texts,
 )
 from ingot._save import rendered, write_file
-from ingot._text import _escaped, _quoted
+from ingot._text import _quoted
 from ingot.errors import OptionError
 
 from ._copies import copied
@@ -217,7 +217,7 @@ def _loaded(
 ) -> dict[str, torch.Tensor]:
     """The tensors that were asked for, and those that the file's record of shared tensors adds."""
     one_of("shared", shared, LOADED)
-    where = "" if checkpoint.path is None else f"{_escaped(checkpoint.path)}: "
+    where = _load.in_file(checkpoint)
     views = recorded(checkpoint) if shared == "alias" else {}
     if selected.is_everything():
         found = _load.tensors(checkpoint, None, wrap, move, how)

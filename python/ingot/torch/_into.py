@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import torch
 
-from ingot._load import Wanted, fill, misfit
+from ingot._load import Wanted, fill, in_file, misfit
 from ingot._options import FLOATS
 from ingot._text import _escaped, _quoted
 from ingot.errors import DestinationError
@@ -45,7 +45,7 @@ def slots(
     target: torch.nn.Module | Mapping[str, torch.Tensor], checkpoint: Checkpoint, strict: bool
 ) -> tuple[list[Slot], IncompatibleKeys]:
     """What is filled of the tensors of `target`, and which names did not fit."""
-    where = "" if checkpoint.path is None else f"{_escaped(checkpoint.path)}: "
+    where = in_file(checkpoint)
     views = recorded(checkpoint)
     stored = {name: name for name in checkpoint.offset_names()}
     stored |= {name: place["of"] for name, place in views.items() if "shape" not in place}
