@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from os import PathLike
-from typing import Any, Literal, final
+from typing import Any, Literal, TypeAlias, final
 
 from typing_extensions import Buffer as AnyBuffer
 
@@ -254,6 +254,9 @@ class Destinations:
     ) -> Destinations: ...
     def __len__(self) -> int: ...
 
+# The index; and of each file its size, its version and its first bytes.
+_Heads: TypeAlias = tuple[bytes | None, list[tuple[int, str, bytes]]]
+
 @final
 class Checkpoint:
     @staticmethod
@@ -265,6 +268,12 @@ class Checkpoint:
         confine: bool = False,
         lent: bool = False,
     ) -> Checkpoint: ...
+    @staticmethod
+    def open_with(
+        path: str | bytes | PathLike[str] | PathLike[bytes], backend: str, heads: _Heads
+    ) -> Checkpoint: ...
+    @staticmethod
+    def open_url_with(url: str, storage_options: Mapping[str, Any] | None, heads: _Heads) -> Checkpoint: ...
     @staticmethod
     def open_url(
         url: str,
@@ -399,6 +408,7 @@ class Checkpoint:
         progress: Callable[[int, int], object] | None = None,
     ) -> None: ...
     def share(self) -> Checkpoint: ...
+    def heads(self) -> _Heads | None: ...
     def close(self) -> None: ...
 
 def in_natural_order(names: list[str]) -> list[str]:

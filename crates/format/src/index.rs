@@ -14,7 +14,7 @@ use core::str;
 pub use error::{IndexError, ShardNameFault};
 pub use headers::ShardHeaders;
 
-use crate::codec::json::plain_nbytes;
+use crate::codec::json::{plain_nbytes, string};
 use crate::extent::{index, to_u32, to_u64, to_usize};
 use crate::metadata::METADATA_KEY;
 use crate::name_order::{SameName, order};
@@ -153,6 +153,30 @@ impl ShardIndex {
     fn tensor_in(&self, shard: usize) -> &str {
         let found = self.entries().find(|entry| entry.1 == shard);
         found.map_or("", |entry| entry.0)
+    }
+
+    /// An index that says the same, as JSON, with the tensors in the same order.
+    #[must_use]
+    pub fn render(&self) -> Vec<u8> {
+        let mut out = Vec::from(*b"{");
+        if let Some(metadata) = self.metadata() {
+            string("metadata", &mut out);
+            out.push(b':');
+            out.extend_from_slice(metadata.as_bytes());
+            out.push(b',');
+        }
+        string("weight_map", &mut out);
+        out.extend_from_slice(b":{");
+        for (place, (name, shard)) in self.entries().enumerate() {
+            if place > 0 {
+                out.push(b',');
+            }
+            string(name, &mut out);
+            out.push(b':');
+            string(&self.shards[shard], &mut out);
+        }
+        out.extend_from_slice(b"}}");
+        out
     }
 
     /// The file that holds the tensor `name`.

@@ -13,6 +13,7 @@ use ingot_remote::StopFlag;
 use crate::backend::{Choice, choose};
 use crate::disk::{Facts, facts_at, open_for_reading};
 use crate::error::{Error, Failure, InFile, unopened};
+use crate::heads::Head;
 use crate::memory::{Region, alignment};
 use crate::options::{BACKEND_VARIABLE, Backend, OpenOptions};
 use crate::source::{FileSource, LocalFile, MappedSource, Reopen, Source, read_exactly, with_room};
@@ -56,24 +57,44 @@ impl Archive {
     /// with the rule that the header breaks; [`Error::Read`] when reading the header fails;
     /// [`Error::UnknownBackend`] and [`Error::InvalidThreads`] when the environment asks for what there is not.
     pub fn open(path: &Path, options: &OpenOptions) -> Result<Archive, Error> {
-        Archive::of_file(open_source(path)?, path.to_owned(), None, options)
+        Archive::open_as(path, options, false, None)
     }
 
     /// As [`Archive::open`], for one of perhaps many.
     pub(crate) fn open_lent(path: &Path, options: &OpenOptions) -> Result<Archive, Error> {
-        let again = Box::new(ByPath::new(path));
-        Archive::of_file(open_source(path)?, path.to_owned(), Some(again), options)
+        Archive::open_as(path, options, true, None)
+    }
+
+    /// As [`Archive::open`], for one of perhaps many that `is_lent`, and for one of which the `head` may be known.
+    pub(crate) fn open_as(
+        path: &Path,
+        options: &OpenOptions,
+        is_lent: bool,
+        head: Option<&Head>,
+    ) -> Result<Archive, Error> {
+        let again = is_lent.then(|| Box::new(ByPath::new(path)) as Box<dyn Reopen>);
+        Archive::of_file(open_source(path)?, path.to_owned(), again, options, head)
     }
 
     /// As [`Archive::open`], for a file that is open. `path` is for the errors. With a way to open it `again`, others may
-    /// have its descriptor while nobody reads it.
+    /// have its descriptor while nobody reads it. Its header is not read where the `head` is known, and is that of this version.
     pub(crate) fn of_file(
         file: FileSource,
         path: PathBuf,
         again: Option<Box<dyn Reopen>>,
         options: &OpenOptions,
+        head: Option<&Head>,
     ) -> Result<Archive, Error> {
-        let header = read_header(&file, Some(&path), &options.limits)?;
+        let header = match head.filter(|head| head.is_of(&file)) {
+            Some(head) => {
+                let header = Header::parse(&head.bytes, head.nbytes, &options.limits);
+                header.map_err(|fault| Error::Header {
+                    path: Some(path.clone()),
+                    fault,
+                })?
+            }
+            None => read_header(&file, Some(&path), &options.limits)?,
+        };
         threads_of_environment()?;
         let variable = std::env::var(BACKEND_VARIABLE).ok();
         let choice = choose(options.backend, variable.as_deref(), file.remote())?;
@@ -234,6 +255,30 @@ impl Archive {
         let memory = Arc::clone(self.source().memory()?);
         let at = to_usize(self.header.data_start() + begin)?;
         Some(Region::new(memory, at, to_usize(end - begin)?))
+    }
+
+    /// What another process needs to open the file without reading it. `None` where that reads it as fast.
+    ///
+    /// # Errors
+    /// [`Error::Read`]; [`Error::Changed`] when it is no longer what was opened; [`Error::Interrupted`].
+    pub(crate) fn head(&self, stop: StopFlag<'_>) -> Result<Option<Head>, Error> {
+        let source = self.source();
+        let Some(version) = source.version() else {
+            return Ok(None);
+        };
+        let nbytes = source.nbytes();
+        let head_nbytes = match nbytes <= WHOLE_NBYTES {
+            true => nbytes,
+            false => self.header.data_start(),
+        };
+        let mut bytes = vec![0; size(head_nbytes)];
+        read_exactly(source, 0, &mut bytes, stop).map_err(|failure| self.explain(failure))?;
+        self.check_unchanged()?;
+        Ok(Some(Head {
+            nbytes,
+            version,
+            bytes,
+        }))
     }
 
     /// Fails when the file is no longer what was opened.
@@ -438,6 +483,10 @@ pub(crate) fn nearest<'n>(names: impl Iterator<Item = &'n str>, name: &str) -> O
 /// Bytes that the first read takes, and those of a long header that lie in memory at a time. Most headers are shorter,
 /// so that it is the only read; and it is little enough to stay in a core's cache.
 const START_NBYTES: u64 = 64 << 10;
+
+/// Files of up to this size are given to other processes whole: a server that gives no parts of one would have to be asked
+/// for all of it by each.
+const WHOLE_NBYTES: u64 = 128 << 10;
 
 /// Bytes of the length before the header.
 const PREFIX_NBYTES: usize = 8;

@@ -19,9 +19,10 @@ pub(crate) use shards::{Shards, Store};
 
 use crate::archive::{Archive, Tensor, TensorId, nearest};
 use crate::error::Error;
+use crate::heads::{Head, Heads};
 use crate::options::CheckpointOptions;
 use crate::watch::{Unwatched, Watch};
-use crate::workers::in_parallel;
+use crate::workers::{Reading, in_parallel};
 use folder::Beside;
 use locate::{Located, OpenFile, locate};
 use shards::Difference;
@@ -89,7 +90,16 @@ impl Checkpoint {
     /// What [`Archive::open`] says; [`Error::Index`] with the rule that the index breaks; [`Error::Checkpoint`] where
     /// index, shards and directory do not go together.
     pub fn open(path: &Path, options: &CheckpointOptions) -> Result<Checkpoint, Error> {
-        Checkpoint::located(path, options, Archive::open)
+        Checkpoint::located(path, options, false, None)
+    }
+
+    /// As [`Checkpoint::open`], with what another process has read to open the same ([`Checkpoint::heads`]): of files that are
+    /// the same here, by their size and the time of their last change, no header is read. Of others they are.
+    ///
+    /// # Errors
+    /// As [`Checkpoint::open`].
+    pub fn open_with(path: &Path, options: &CheckpointOptions, heads: Heads) -> Result<Checkpoint, Error> {
+        Checkpoint::located(path, options, false, Some(heads))
     }
 
     /// As [`Checkpoint::open`], for one of perhaps many: its only file does not stay open either.
@@ -97,16 +107,22 @@ impl Checkpoint {
     /// # Errors
     /// As [`Checkpoint::open`].
     pub fn open_lent(path: &Path, options: &CheckpointOptions) -> Result<Checkpoint, Error> {
-        Checkpoint::located(path, options, Archive::open_lent)
+        Checkpoint::located(path, options, true, None)
     }
 
-    fn located(path: &Path, options: &CheckpointOptions, open: OpenFile) -> Result<Checkpoint, Error> {
-        match locate(path, options, open)? {
+    fn located(
+        path: &Path,
+        options: &CheckpointOptions,
+        is_lent: bool,
+        heads: Option<Heads>,
+    ) -> Result<Checkpoint, Error> {
+        let head = heads.as_ref().and_then(Heads::of_file);
+        match locate(path, options, OpenFile { is_lent, head })? {
             Located::File(archive) => Ok(Checkpoint {
                 files: Contents::File(archive),
             }),
             Located::Index { folder, name } => {
-                let (shards, beside) = Beside::index(folder, &name, &options.open)?;
+                let (shards, beside) = Beside::index(folder, &name, &options.open, heads)?;
                 Ok(Checkpoint::of_shards(shards, Box::new(beside)))
             }
         }
@@ -137,6 +153,27 @@ impl Checkpoint {
         Checkpoint {
             files: Contents::Shards(Box::new(opened)),
         }
+    }
+
+    /// What was read to open the files, for other processes that open the same: all headers and the index. `None` where they
+    /// read it as fast as they are told of it, from a disk, from memory or from an object; and where they could not tell
+    /// whether they have the same files.
+    ///
+    /// # Errors
+    /// As [`Checkpoint::file`]; [`Error::Read`]; [`Error::Interrupted`].
+    pub fn heads(&self, watch: &dyn Watch) -> Result<Option<Heads>, Error> {
+        if self.files() == 0 || self.file(0)?.source().version().is_none() {
+            return Ok(None);
+        }
+        let (files, numbers) = (self.all_files()?, (0..self.files()).collect::<Vec<_>>());
+        let reading = match &self.files {
+            Contents::File(_) => Reading::waiting(1),
+            Contents::Shards(opened) => opened.store.reading(),
+        };
+        let head = |number: usize, stop: StopFlag<'_>| files[number].head(stop);
+        let heads: Option<Vec<Head>> = in_parallel(reading, &numbers, head, watch)?.into_iter().collect();
+        let index = self.index().map(ShardIndex::render);
+        Ok(heads.map(|files| Heads { index, files }))
     }
 
     /// What the files are, as the first of them says. Of an index behind a URL none is asked: what they are is then what

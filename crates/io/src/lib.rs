@@ -32,7 +32,7 @@
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
 // From the ground up: `sync`; `options`, `digest`, `convert`, `residency`; `error`; `disk`, `watch`, `memory`, `values`; `source`;
-// `backend`, `workers`; `archive`; `payload`, `checkpoint`; `read`; `distance`, `statistics`, `verify`; `save`;
+// `heads`, `backend`, `workers`; `archive`; `payload`, `checkpoint`; `read`; `distance`, `statistics`, `verify`; `save`;
 // `serialize`, `remote`; `edit`; `writer`. Each imports what stands below it: scripts/check-floors.
 mod archive;
 mod backend;
@@ -44,6 +44,7 @@ mod disk;
 mod distance;
 mod edit;
 mod error;
+mod heads;
 mod memory;
 mod options;
 mod payload;
@@ -77,6 +78,7 @@ pub use edit::{
     passed_over, replace_tensor, update_metadata,
 };
 pub use error::{CheckpointFault, EditError, Error, Misfit};
+pub use heads::{Head, Heads};
 pub use ingot_format::MODEL_SPEC_KEY;
 pub use ingot_remote::StopFlag;
 pub use memory::{Bytes, Dest, Dim, Footprint, Memory, Region, Strided, StridedDest, crowds, overlapping};

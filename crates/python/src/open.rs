@@ -61,14 +61,9 @@ impl Checkpoint {
         lent: bool,
     ) -> PyResult<Checkpoint> {
         let path = file_path(path)?;
-        let backend = Backend::from_name(backend).ok_or_else(|| {
-            PyValueError::new_err(format!(
-                "unknown backend {backend:?}: expected \"auto\", \"mmap\" or \"pread\""
-            ))
-        })?;
         let options = CheckpointOptions {
             open: OpenOptions {
-                backend,
+                backend: backend_of(backend)?,
                 limits: limits(leniency, max_header_size)?,
             },
             reach: if confine {
@@ -84,6 +79,38 @@ impl Checkpoint {
         };
         let checkpoint = py.detach(|| Checkpoint::of(open(&path, &options)?));
         checkpoint.map_err(|error| raise(py, &error))
+    }
+
+    /// Opens a path, with what another process has read to open the same.
+    #[staticmethod]
+    fn open_with(
+        py: Python<'_>,
+        path: &Bound<'_, PyAny>,
+        backend: &str,
+        heads: Heads,
+    ) -> PyResult<Checkpoint> {
+        let path = file_path(path)?;
+        let mut options = CheckpointOptions::default();
+        options.open.backend = backend_of(backend)?;
+        let open = || Checkpoint::of(ingot_io::Checkpoint::open_with(&path, &options, given(heads))?);
+        py.detach(open).map_err(|error| raise(py, &error))
+    }
+
+    /// Opens what is behind a URL, likewise.
+    #[staticmethod]
+    fn open_url_with(
+        py: Python<'_>,
+        url: &str,
+        storage_options: Option<&Bound<'_, PyDict>>,
+        heads: Heads,
+    ) -> PyResult<Checkpoint> {
+        let (options, heads) = (remote_options(storage_options)?, given(heads));
+        let limits = remote_limits("accept", None)?;
+        let open = |signals: &Signals| {
+            let opened = ingot_io::Checkpoint::open_url_with(url, &options, &limits, heads, signals);
+            Checkpoint::of(opened?)
+        };
+        Signals::default().run(py, open)
     }
 
     /// Opens what is behind a URL.
@@ -544,12 +571,44 @@ impl Checkpoint {
         })
     }
 
+    /// What was read to open it, for other processes that open the same; `None` where they read it as fast.
+    fn heads(&self, py: Python<'_>) -> PyResult<Option<Heads>> {
+        let checkpoint = self.opened(py)?;
+        let heads = Signals::default().run(py, |signals: &Signals| checkpoint.heads(signals))?;
+        Ok(heads.map(|heads| {
+            let files = heads.files.into_iter();
+            let files = files.map(|head| (head.nbytes, head.version, head.bytes));
+            (heads.index, files.collect())
+        }))
+    }
+
     fn close(&self) {
         self.checkpoint
             .write()
             .unwrap_or_else(PoisonError::into_inner)
             .take();
     }
+}
+
+/// The index; and of each file its size, its version and its first bytes.
+type Heads = (Option<Vec<u8>>, Vec<(u64, String, Vec<u8>)>);
+
+fn given((index, files): Heads) -> ingot_io::Heads {
+    let files = files.into_iter().map(|(nbytes, version, bytes)| ingot_io::Head {
+        nbytes,
+        version,
+        bytes,
+    });
+    let files = files.collect();
+    ingot_io::Heads { index, files }
+}
+
+fn backend_of(name: &str) -> PyResult<Backend> {
+    Backend::from_name(name).ok_or_else(|| {
+        PyValueError::new_err(format!(
+            "unknown backend {name:?}: expected \"auto\", \"mmap\" or \"pread\""
+        ))
+    })
 }
 
 impl Checkpoint {

@@ -121,6 +121,12 @@ impl Resource {
         }
     }
 
+    /// The same, of which a server of the Hub has said the commit.
+    pub(crate) fn of_commit(self, commit: Option<String>) -> Resource {
+        locked(&self.linked).commit = commit;
+        self
+    }
+
     /// What a server of the Hub has said of the file.
     pub(crate) fn linked(&self) -> Linked {
         locked(&self.linked).clone()

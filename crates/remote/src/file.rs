@@ -12,7 +12,7 @@ use crate::http::client::Response;
 use crate::http::pace::{Deadline, Pace};
 use crate::http::retry::Tries;
 use crate::lock::locked;
-use crate::pin::Pin;
+use crate::pin::{Pin, line};
 use crate::stop::StopFlag;
 
 /// Bytes that the first request asks for. The headers of files of about 1,300 tensors fit, which is nearly every shard
@@ -34,6 +34,15 @@ pub const GAP_NBYTES: u64 = 128 << 10;
 /// As many connections as browsers and the clients of object stores keep to one host, give or take.
 pub const READS_AT_ONCE: usize = 16;
 
+/// Of what one process tells another: the commit of the Hub, and the region in which a bucket lies.
+const COMMIT: &str = "commit";
+const REGION: &str = "region";
+
+/// The region of the bucket, where another process has [told](RemoteFile::told) it.
+pub fn told_region(told: &str) -> Option<&str> {
+    line(told, REGION)
+}
+
 /// A file behind a URL, of one version.
 #[derive(Debug)]
 pub struct RemoteFile {
@@ -48,6 +57,18 @@ pub struct RemoteFile {
 }
 
 impl RemoteFile {
+    /// A file of which another process has told the size, the [version](RemoteFile::told) and the first bytes: nothing is
+    /// asked for.
+    pub fn known(resource: Resource, nbytes: u64, told: &str, start: Vec<u8>) -> RemoteFile {
+        RemoteFile {
+            resource: resource.of_commit(line(told, COMMIT).map(ToOwned::to_owned)),
+            pin: Pin::of_lines(nbytes, told),
+            start,
+            is_whole: false,
+            changed: Mutex::new(None),
+        }
+    }
+
     /// Asks for the start of a file.
     pub fn begin(resource: Resource, start_nbytes: u64, stop: StopFlag<'_>) -> Result<RemoteFile, Fault> {
         RemoteFile::begun(resource, start_nbytes, WHOLE_NBYTES, WHOLE_NBYTES, stop)
@@ -124,6 +145,23 @@ impl RemoteFile {
             self.resource.home().unsigned(),
             self.pin.version()?
         ))
+    }
+
+    /// What another process has to know of the version, beside the size, to read the rest of it: no secret. `None` where
+    /// nothing tells versions apart, and where the server gave more than it was asked for, since it may give no parts.
+    pub fn told(&self) -> Option<String> {
+        let held = to_u64(self.start.len());
+        let mut told = self.pin.to_lines();
+        if told.is_empty() || self.is_whole || held > START_NBYTES && held == self.pin.nbytes {
+            return None;
+        }
+        let options = &self.resource.client().options;
+        for (key, value) in [(COMMIT, self.commit()), (REGION, options.region.clone())] {
+            if let Some(value) = value {
+                told.extend([key, " ", &value, "\n"]);
+            }
+        }
+        Some(told)
     }
 
     /// Whether it is given whole or not at all.

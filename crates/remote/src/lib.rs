@@ -74,7 +74,7 @@ pub use {
     document::shard_headers,
     fault::Fault,
     fetch::Resource,
-    file::{GAP_NBYTES, READS_AT_ONCE, RemoteFile, START_NBYTES},
+    file::{GAP_NBYTES, READS_AT_ONCE, RemoteFile, START_NBYTES, told_region},
     http::client::Client,
     options::{RemoteOptions, Secret, Token},
     place::{Location, Remote, is_repository, is_url, local_path, url_file_name, was_url},

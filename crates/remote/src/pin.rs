@@ -1,5 +1,7 @@
 //! Which version of a file was opened.
 
+use std::fmt::Write as _;
+
 use crate::fault::{Fault, FaultKind};
 use crate::http::message::Head;
 use crate::url::{SecurityOrigin, Url};
@@ -85,11 +87,96 @@ impl Pin {
         }
     }
 
+    /// The same as lines of text, for [`Pin::of_lines`].
+    pub(crate) fn to_lines(&self) -> String {
+        let mut lines = String::new();
+        let mut line = |key: &str, value: &Option<String>| {
+            if let Some(value) = value {
+                // Writing to a string does not fail.
+                let _ = writeln!(lines, "{key} {value}");
+            }
+        };
+        match &self.version {
+            Version::Tag(tag) => line("tag", &Some(tag.clone())),
+            Version::Dated { weak, modified } => {
+                line("weak", weak);
+                line("modified", modified);
+            }
+        }
+        lines
+    }
+
+    /// A version of so many bytes that [`Pin::to_lines`] has written. Which server named it is not known.
+    pub(crate) fn of_lines(nbytes: u64, lines: &str) -> Pin {
+        let said = |key| line(lines, key).map(ToOwned::to_owned);
+        let version = match said("tag") {
+            Some(tag) => Version::Tag(tag),
+            None => Version::Dated {
+                weak: said("weak"),
+                modified: said("modified"),
+            },
+        };
+        Pin {
+            nbytes,
+            version,
+            origin: None,
+        }
+    }
+
     /// What no other version of the file at this address says of itself, as far as the server says anything.
     pub(crate) fn version(&self) -> Option<String> {
         match &self.version {
             Version::Tag(tag) => Some(format!("etag {tag}")),
             Version::Dated { modified, .. } => Some(format!("modified {}", modified.as_ref()?)),
         }
+    }
+}
+
+/// What follows `key` on the line that it begins.
+pub(crate) fn line<'l>(lines: &'l str, key: &str) -> Option<&'l str> {
+    let mut values = lines
+        .lines()
+        .filter_map(|line| line.strip_prefix(key)?.strip_prefix(' '));
+    values.next()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn said(version: Version) -> Pin {
+        Pin {
+            nbytes: 12,
+            version,
+            origin: None,
+        }
+    }
+
+    #[test]
+    fn a_version_is_the_same_after_it_was_told() {
+        let text = |text: &str| Some(text.to_owned());
+        for version in [
+            Version::Tag("\"tag of words\"".to_owned()),
+            Version::Dated {
+                weak: text("W/\"1\""),
+                modified: text("Thu, 01 Jan 1970 00:00:00 GMT"),
+            },
+            Version::Dated {
+                weak: None,
+                modified: text("tag, or so"),
+            },
+            Version::default(),
+        ] {
+            let pin = said(version);
+            let again = Pin::of_lines(12, &pin.to_lines());
+            assert!(pin.check(&again).is_ok(), "{pin:?} {again:?}");
+            assert!(again.check(&pin).is_ok());
+        }
+    }
+
+    #[test]
+    fn a_line_begins_with_the_whole_of_its_key() {
+        assert_eq!(line("committer x\ncommit 1\n", "commit"), Some("1"));
+        assert_eq!(line("", "commit"), None);
     }
 }

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from ingot._load import Reads
+    from ingot._native import _Heads as Heads
     from ingot._objects import Source
     from ingot._options import Leniency, Loading
     from ingot.typing import StorageOptions
@@ -59,5 +60,14 @@ def open_checkpoint(
 
 def loading(source: Source, how: Loading) -> AbstractContextManager[tuple[Checkpoint, Reads]]:
     """What is loaded from, open, and how it is to be read. It is told of, or shown, until it has been."""
-    checkpoint = open_checkpoint(source, how.backend, storage_options=how.storage_options)
-    return reading(checkpoint, how)
+    return reading(opened(source, how), how)
+
+
+def opened(source: Source, how: Loading, heads: Heads | None = None) -> Checkpoint:
+    """What is loaded from, open. `heads` are what another process has read to open the same."""
+    if heads is None:
+        return open_checkpoint(source, how.backend, storage_options=how.storage_options)
+    path: Any = source
+    if isinstance(path, str) and is_url(path):
+        return Checkpoint.open_url_with(path, how.storage_options, heads)
+    return Checkpoint.open_with(path, how.backend, heads)

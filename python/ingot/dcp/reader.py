@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from functools import partial
 from math import prod
 from uuid import uuid4
 
@@ -135,10 +136,9 @@ class Reader(StorageReader):
     def _opened(self) -> list[Checkpoint]:
         """The checkpoint, or each of the files in a directory that hold parts."""
         path: Any = self._path
-        options = self._how.storage_options
         is_folder = is_path(path) and not is_url(os.fsdecode(path)) and os.path.isdir(path)
         try:
-            return [_open.open_checkpoint(path, self._how.backend, storage_options=options)]
+            return [self._open()]
         except (CheckpointError, IsADirectoryError):
             names = sorted(os.listdir(path)) if is_folder else []
             files = [os.path.join(path, name) for name in names if name.endswith(".safetensors")]
@@ -149,6 +149,15 @@ class Reader(StorageReader):
                 # Of whole tensors: what that is a checkpoint of, an index would have to say.
                 raise
             return opened
+
+    def _open(self) -> Checkpoint:
+        if self._is_shared():
+            return together.opened(partial(_open.opened, self._path, self._how), Peers(self._group))
+        return _open.opened(self._path, self._how)
+
+    def _is_shared(self) -> bool:
+        """Whether ranks load together."""
+        return self._read_once is not False and has_ranks()
 
     def _tensor(self, name: str, code: str, chunks: list[Chunk]) -> TensorStorageMetadata:
         dtype = DTYPES.get(code)
@@ -197,13 +206,13 @@ class Reader(StorageReader):
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
         """Read all items at once, each into the memory that the planner has for it."""
-        if self._read_once is False or not has_ranks():
+        if self._is_shared():
+            resolved = self._read_together(plan, planner)
+        else:
             slots, resolved = self._resolved(plan, planner)
             for number, found in slots.items():
                 with reading(self._files[number], self._how) as (checkpoint, reads):
                     read(checkpoint, found, reads)
-        else:
-            resolved = self._read_together(plan, planner)
         for item, tensor in resolved:
             planner.commit_tensor(item, tensor)
         done: Future[None] = Future()

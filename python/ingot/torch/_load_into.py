@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from contextlib import ExitStack
+from functools import partial
 
 import torch
 
 from ingot import _open
+from ingot._load import reading
 from ingot._options import Loading, one_of, takes_read_options
 from ingot.errors import OptionError
 from ingot.typing import ReadOptions
@@ -97,8 +99,9 @@ def load_into(
     floating point. For other devices and other dtypes they are read in pieces of 64 MiB at most, which torch
     then copies: onto a GPU where that has a driver that is called, else through pinned memory where torch has
     some for the device. To wider floats a device converts them, else the host. The copies are ordered by the
-    device's current stream. What ranks send each other takes at most 128 MiB of a rank's memory. The module's
-    own loading hooks do not run: `load_model` runs them.
+    device's current stream. What ranks send each other takes at most 128 MiB of a rank's memory. Of a URL or
+    a network file system the first of them reads the index and the headers, and tells the others. The
+    module's own loading hooks do not run: `load_model` runs them.
     """
     how = Loading.of(options, ReadOptions)
     if _is_shared(target, read_once):
@@ -152,13 +155,15 @@ def _together(
     from ._ranks.peers import Peers
 
     found: list[IncompatibleKeys] = []
-    with ExitStack() as opened:
+    peers = Peers(process_group)
+    with ExitStack() as told:
 
         def look() -> together.Looked:
-            checkpoint, reads = opened.enter_context(_open.loading(source, how))
+            checkpoint = together.opened(partial(_open.opened, source, how), peers)
+            checkpoint, reads = told.enter_context(reading(checkpoint, how))
             wanted, keys = slots(target, checkpoint, strict)
             found.append(keys)
             return together.Looked(checkpoint, wanted, reads)
 
-        together.load(look, Peers(process_group), read_once)
+        together.load(look, peers, read_once)
     return found[0]

@@ -88,6 +88,17 @@ proptest! {
     }
 
     #[test]
+    fn what_is_rendered_says_the_same_in_the_same_order(text in text()) {
+        if let Ok(index) = ShardIndex::parse(text.as_bytes()) {
+            let again = ShardIndex::parse(&index.render());
+            let again = again.unwrap_or_else(|fault| panic!("{fault} of {text}"));
+            prop_assert_eq!(said(&index), said(&again));
+            prop_assert_eq!(index.metadata(), again.metadata());
+            prop_assert!(serde_json::from_slice::<Json>(&index.render()).is_ok());
+        }
+    }
+
+    #[test]
     fn any_window_says_the_same(text in text(), width in 1_usize..80) {
         let whole = ShardIndex::parse(text.as_bytes());
         let pieces = through_window(text.as_bytes(), width);

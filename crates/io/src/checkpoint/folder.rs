@@ -13,6 +13,7 @@ use super::shards::{Backing, Shards, Store};
 use crate::archive::Archive;
 use crate::disk::{self, Beneath, Facts, Kind, Refusal};
 use crate::error::{CheckpointFault, Error, unopened};
+use crate::heads::Heads;
 use crate::options::{OpenOptions, Reach};
 use crate::source::{FileSource, Reopen, Stamp, with_room};
 use crate::workers::{Reading, of_directory};
@@ -134,16 +135,24 @@ pub(super) struct Beside {
     folder: Arc<Folder>,
     stamps: Vec<Stamp>,
     options: OpenOptions,
+    /// What another process has read of the same.
+    heads: Option<Heads>,
 }
 
 impl Beside {
-    /// Reads the index `name`, and looks whether all its shards are there.
+    /// Reads the index `name`, where another process has not, and looks whether all its shards are there.
     pub(super) fn index(
         folder: Folder,
         name: &OsStr,
         options: &OpenOptions,
+        heads: Option<Heads>,
     ) -> Result<(Shards, Beside), Error> {
-        let shards = Shards::new(folder.path(name), index_in(&folder, name)?);
+        let path = folder.path(name);
+        let index = match heads.as_ref().and_then(|heads| heads.index.as_ref()) {
+            Some(given) => index_of(&**given, to_u64(given.len()), &path)?,
+            None => index_in(&folder, name)?,
+        };
+        let shards = Shards::new(path, index);
         let names = shards.index().shards();
         let looked: Vec<_> = names.iter().map(|shard| folder.facts(shard)).collect();
         refuse_missing(&shards, &looked)?;
@@ -152,6 +161,7 @@ impl Beside {
             stamps: stamps.collect::<Result<_, Error>>()?,
             folder: Arc::new(folder),
             options: *options,
+            heads,
         };
         Ok((shards, beside))
     }
@@ -171,7 +181,8 @@ impl Store for Beside {
             folder: Arc::clone(&self.folder),
             name: name.into(),
         };
-        Archive::of_file(file, path, Some(Box::new(again)), &self.options)
+        let head = self.heads.as_ref().and_then(|heads| heads.of_shard(number));
+        Archive::of_file(file, path, Some(Box::new(again)), &self.options, head)
     }
 
     fn reading(&self) -> Reading {

@@ -10,6 +10,7 @@ use ingot_format::{Foreign, FormatError};
 use super::folder::Folder;
 use crate::archive::Archive;
 use crate::error::{CheckpointFault, Error, unopened};
+use crate::heads::Head;
 use crate::options::{CheckpointOptions, OpenOptions, Reach};
 
 /// What a path leads to.
@@ -22,9 +23,20 @@ pub(super) enum Located {
     },
 }
 
-/// How a file is opened that is the only one: as [`Archive::open`] does it, or as one of perhaps many
-/// ([`Archive::open_lent`]).
-pub(super) type OpenFile = fn(&Path, &OpenOptions) -> Result<Archive, Error>;
+/// How a file is opened that is the only one.
+#[derive(Clone, Copy)]
+pub(super) struct OpenFile<'h> {
+    /// As one of perhaps many ([`Archive::open_lent`]).
+    pub(super) is_lent: bool,
+    /// What another process has read of it.
+    pub(super) head: Option<&'h Head>,
+}
+
+impl OpenFile<'_> {
+    fn open(self, path: &Path, options: &OpenOptions) -> Result<Archive, Error> {
+        Archive::open_as(path, options, self.is_lent, self.head)
+    }
+}
 
 /// The index, and the file, that everybody looks for first.
 const USUAL_INDEX: &str = "model.safetensors.index.json";
@@ -34,7 +46,7 @@ const USUAL_FILE: &str = "model.safetensors";
 const EXTENSIONS: [&str; 2] = [".safetensors", ".bt"];
 
 /// Finds the index, or the file and opens it.
-pub(super) fn locate(path: &Path, options: &CheckpointOptions, open: OpenFile) -> Result<Located, Error> {
+pub(super) fn locate(path: &Path, options: &CheckpointOptions, open: OpenFile<'_>) -> Result<Located, Error> {
     if path.extension().is_some_and(|extension| extension == "json") && !path.is_dir() {
         return index_at(path, options.reach);
     }
@@ -54,9 +66,9 @@ pub(super) fn locate(path: &Path, options: &CheckpointOptions, open: OpenFile) -
     }
 }
 
-fn open_one(path: &Path, options: &CheckpointOptions, open: OpenFile) -> Result<Archive, Error> {
+fn open_one(path: &Path, options: &CheckpointOptions, open: OpenFile<'_>) -> Result<Archive, Error> {
     if options.reach == Reach::FollowLinks {
-        return open(path, &options.open);
+        return open.open(path, &options.open);
     }
     if path.is_dir() {
         return Err(unopened(path)(io::ErrorKind::IsADirectory.into()));
@@ -66,7 +78,7 @@ fn open_one(path: &Path, options: &CheckpointOptions, open: OpenFile) -> Result<
 }
 
 fn confined(folder: &Folder, name: &OsStr, path: &Path, options: &OpenOptions) -> Result<Archive, Error> {
-    Archive::of_file(folder.source(name)?, path.to_owned(), None, options)
+    Archive::of_file(folder.source(name)?, path.to_owned(), None, options, None)
 }
 
 fn index_at(path: &Path, reach: Reach) -> Result<Located, Error> {
@@ -81,7 +93,7 @@ fn parted(path: &Path, reach: Reach) -> Result<(Folder, OsString), Error> {
 
 /// An index before files, because files beside an index are its shards: first the usual one, then the only one. Then
 /// files, likewise.
-fn in_directory(path: &Path, options: &CheckpointOptions, open: OpenFile) -> Result<Located, Error> {
+fn in_directory(path: &Path, options: &CheckpointOptions, open: OpenFile<'_>) -> Result<Located, Error> {
     let open_fault = unopened(path);
     let mut names = Vec::new();
     for entry in fs::read_dir(path).map_err(open_fault)? {
@@ -99,7 +111,7 @@ fn in_directory(path: &Path, options: &CheckpointOptions, open: OpenFile) -> Res
     } else if let Some(name) = the_one(&files, USUAL_FILE) {
         let file = path.join(&name);
         let archive = match options.reach {
-            Reach::FollowLinks => open(&file, &options.open),
+            Reach::FollowLinks => open.open(&file, &options.open),
             Reach::Confined => confined(&Folder::new(path, options.reach)?, &name, &file, &options.open),
         };
         return archive.map(|archive| Located::File(Box::new(archive)));

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use ingot_format::{Foreign, FormatError, Header, Limits, ShardIndex, to_u64};
 use ingot_remote::{
     Client, Fault, INDEX_FILE, Location, MODEL_FILE, READS_AT_ONCE, Remote, RemoteFile, RemoteOptions,
-    Resource, START_NBYTES, StopFlag, local_path, redacted,
+    Resource, START_NBYTES, StopFlag, local_path, redacted, told_region,
 };
 
 use super::source;
@@ -14,6 +14,7 @@ use crate::archive::Archive;
 use crate::checkpoint::folder::index_of;
 use crate::checkpoint::{Backing, Checkpoint, Shards, Store, read_index};
 use crate::error::{CheckpointFault, Error, Failure};
+use crate::heads::{Head, Heads};
 use crate::options::{Backend, CheckpointOptions, OpenOptions, Reach};
 use crate::watch::Watch;
 use crate::workers::{Reading, share, watched};
@@ -88,6 +89,36 @@ impl Checkpoint {
         limits: &Limits,
         watch: &dyn Watch,
     ) -> Result<Checkpoint, Error> {
+        Checkpoint::at_url(url, options, limits, None, watch)
+    }
+
+    /// As [`Checkpoint::open_url`], with what another process has read to open the same ([`Checkpoint::heads`]): nothing is
+    /// asked for before a tensor is read, and then it has to be of the same version.
+    ///
+    /// # Errors
+    /// As [`Checkpoint::open_url`].
+    pub fn open_url_with(
+        url: &str,
+        options: &RemoteOptions,
+        limits: &Limits,
+        heads: Heads,
+        watch: &dyn Watch,
+    ) -> Result<Checkpoint, Error> {
+        let mut options = options.clone();
+        if options.region.is_none() {
+            let told = heads.files.first().and_then(|head| told_region(&head.version));
+            options.region = told.map(ToOwned::to_owned);
+        }
+        Checkpoint::at_url(url, &options, limits, Some(Arc::new(heads)), watch)
+    }
+
+    fn at_url(
+        url: &str,
+        options: &RemoteOptions,
+        limits: &Limits,
+        heads: Option<Arc<Heads>>,
+        watch: &dyn Watch,
+    ) -> Result<Checkpoint, Error> {
         if let Some(path) = local_path(url) {
             let path = path.map_err(|fault| refused(&redacted(url), fault))?;
             let open = OpenOptions {
@@ -97,7 +128,10 @@ impl Checkpoint {
             let reach = Reach::FollowLinks;
             return Checkpoint::open(&path, &CheckpointOptions { open, reach });
         }
-        in_session(url, options, limits, watch, |session| session.open(url))
+        in_session(url, options, limits, watch, |session| match &heads {
+            Some(heads) => session.knowing(heads).open(url),
+            None => session.open(url),
+        })
     }
 }
 
@@ -149,10 +183,12 @@ fn region_of(error: &Error) -> Option<&str> {
 }
 
 /// Opens files behind URLs: one client, with its connections, for all that one URL leads to.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Session<'f> {
     client: Arc<Client>,
     limits: Limits,
+    /// What another process has read of the same.
+    heads: Option<Arc<Heads>>,
     pub(super) stop: StopFlag<'f>,
 }
 
@@ -161,32 +197,85 @@ impl<'f> Session<'f> {
         Session {
             client: Arc::new(Client::new(options.clone())),
             limits: *limits,
+            heads: None,
             stop,
+        }
+    }
+
+    /// The same, of what another process has opened.
+    fn knowing(&self, heads: &Arc<Heads>) -> Session<'f> {
+        Session {
+            heads: Some(Arc::clone(heads)),
+            ..self.clone()
         }
     }
 
     /// The same for work that heeds another flag.
     pub(super) fn heeding<'g>(&self, stop: StopFlag<'g>) -> Session<'g> {
-        let client = Arc::clone(&self.client);
-        let limits = self.limits;
-        Session { client, limits, stop }
+        Session {
+            client: Arc::clone(&self.client),
+            limits: self.limits,
+            heads: self.heads.clone(),
+            stop,
+        }
     }
 
     fn open(&self, url: &str) -> Result<Checkpoint, Error> {
         match self.locate(url)? {
             Location::Cached(path, remote) => self.cached(&path, remote.map(|remote| *remote)),
-            Location::Remote(remote) if remote.is_folder() => self.model_of(&remote),
-            Location::Remote(remote) if remote.is_index() => {
-                let source = self.index_file(&remote, self.stop);
-                let source = source.map_err(|fault| refused(&remote.shown, fault))?;
-                self.index(*remote, source)
-            }
-            Location::Remote(remote) => {
-                let source = self.source(&remote, START_NBYTES);
-                let source = source.map_err(|fault| refused(&remote.shown, fault))?;
-                self.content(*remote, source)
-            }
+            Location::Remote(remote) if self.heads.is_some() => self.told(*remote),
+            Location::Remote(remote) => self.asked(*remote),
         }
+    }
+
+    fn asked(&self, remote: Remote) -> Result<Checkpoint, Error> {
+        if remote.is_folder() {
+            return self.model_of(&remote);
+        }
+        let refused = |fault| refused(&remote.shown, fault);
+        if remote.is_index() {
+            let source = self.index_file(&remote, self.stop).map_err(refused)?;
+            return self.index(remote, source);
+        }
+        let source = self.source(&remote, START_NBYTES).map_err(refused)?;
+        self.content(remote, source)
+    }
+
+    /// What another process has opened: nothing is asked for.
+    fn told(&self, remote: Remote) -> Result<Checkpoint, Error> {
+        let (index, first) = match self.heads.as_deref() {
+            Some(Heads { index, files }) => (index.as_ref(), files.first()),
+            None => (None, None),
+        };
+        let file = |name| match remote.is_folder() {
+            true => self.beside(&remote, name),
+            false => Ok(remote.clone()),
+        };
+        match (index, first) {
+            (Some(index), Some(first)) => {
+                let file = file(INDEX_FILE)?;
+                let nbytes = to_u64(index.len());
+                let source = RemoteFile::known(self.resource(&file), nbytes, &first.version, index.clone());
+                self.index(file, source)
+            }
+            (None, Some(only)) => {
+                let mut model = file(MODEL_FILE)?;
+                model.shown.clone_from(&remote.shown);
+                let source = self.known(&model, only);
+                self.content(model, source)
+            }
+            (_, None) => self.asked(remote),
+        }
+    }
+
+    /// A file of tensors that another process has opened.
+    fn known(&self, remote: &Remote, head: &Head) -> RemoteFile {
+        RemoteFile::known(
+            self.resource(remote),
+            head.nbytes,
+            &head.version,
+            head.bytes.clone(),
+        )
     }
 
     pub(super) fn locate(&self, url: &str) -> Result<Location, Error> {
@@ -285,12 +374,17 @@ impl<'f> Session<'f> {
     }
 
     /// A shard. What came with its header is not kept: there may be many.
-    fn shard(&self, remote: Remote, start_nbytes: u64) -> Result<Archive, Error> {
+    fn shard(&self, remote: Remote, number: usize, start_nbytes: u64) -> Result<Archive, Error> {
         if let Some(path) = remote.cached() {
             return self.cached_file(&path);
         }
-        let source = self.source(&remote, start_nbytes);
-        let mut source = source.map_err(|fault| refused(&remote.shown, fault))?;
+        let mut source = match self.heads.as_ref().and_then(|heads| heads.of_shard(number)) {
+            Some(head) => self.known(&remote, head),
+            None => {
+                let source = self.source(&remote, start_nbytes);
+                source.map_err(|fault| refused(&remote.shown, fault))?
+            }
+        };
         let header = self.header(&remote, &source)?;
         source.let_go();
         Ok(archive(remote, header, source))
@@ -384,7 +478,7 @@ impl Store for RemoteShards {
             .map(|name| to_u64(name.len()) + TENSOR_NBYTES);
         let expected = METADATA_NBYTES + entries.sum::<u64>();
         let session = self.session.heeding(stop);
-        session.shard(remote, expected.clamp(LEAST_NBYTES, MOST_NBYTES))
+        session.shard(remote, number, expected.clamp(LEAST_NBYTES, MOST_NBYTES))
     }
 
     fn reading(&self) -> Reading {

@@ -38,6 +38,10 @@ impl Source for RemoteFile {
         READS_AT_ONCE
     }
 
+    fn version(&self) -> Option<String> {
+        self.told()
+    }
+
     fn nbytes_now(&self) -> io::Result<Option<u64>> {
         Ok(RemoteFile::nbytes_now(self))
     }

@@ -98,6 +98,11 @@ impl Stamp {
         self.nbytes
     }
 
+    /// What the file's machine says of the version. Another machine may number the file otherwise.
+    pub(crate) fn version(&self) -> String {
+        format!("modified {} {}", self.modified.0, self.modified.1)
+    }
+
     /// Whether nobody wrote to it until `now`.
     pub(crate) fn is_unwritten(&self, now: &Stamp) -> bool {
         // Neither the inode's change time nor its link count: replacing the file by rename alters those, and
@@ -150,6 +155,10 @@ impl Source for FileSource {
 
     fn waits(&self) -> bool {
         self.remote.is_some()
+    }
+
+    fn version(&self) -> Option<String> {
+        self.waits().then(|| self.stamp.version())
     }
 
     #[cfg(target_os = "linux")]

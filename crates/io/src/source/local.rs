@@ -158,6 +158,13 @@ impl Source for LocalFile {
         }
     }
 
+    fn version(&self) -> Option<String> {
+        match &self.descriptor {
+            Descriptor::Kept(file) => file.version(),
+            Descriptor::Lent(lent) => lent.waits.then(|| lent.stamp.version()),
+        }
+    }
+
     fn is_cold(&self, span: &Range<u64>) -> bool {
         match &self.descriptor {
             Descriptor::Kept(file) => file.is_cold(span),

@@ -102,6 +102,10 @@ impl Source for MappedSource {
         self.file.waits()
     }
 
+    fn version(&self) -> Option<String> {
+        self.file.version()
+    }
+
     fn is_cold(&self, span: &Range<u64>) -> bool {
         self.file.is_cold(span)
     }

@@ -96,6 +96,12 @@ pub trait Source: Send + Sync + Debug {
     /// Gives up the page cache's copy of these bytes, which nobody here reads again soon. Advice: it may stay.
     fn forget(&self, _span: Range<u64>) {}
 
+    /// What other processes that open the same know this version by, besides its size; `None` where they open it as fast as
+    /// they are told of it, and where nothing tells versions apart.
+    fn version(&self) -> Option<String> {
+        None
+    }
+
     /// Bytes there are now. Differs from [`Source::nbytes`] when someone wrote to the file since; `None` when
     /// they were overwritten and their number is the same.
     ///

@@ -134,6 +134,23 @@ class Peers:
             return [pickle.loads(one[8:]) for one in heads]
         return [pickle.loads(one) for one in self._gathered(data, most, doing)]
 
+    def told(self, mine: Any, doing: str) -> Any:
+        """What the first rank gives, on all."""
+        data = pickle.dumps(mine) if self.rank == 0 else b""
+        head = self._sent(len(data).to_bytes(8, "little") + data[: _SHORT_NBYTES - 8], _SHORT_NBYTES, doing)
+        nbytes = int.from_bytes(head[:8], "little")
+        # What follows a pickle is not looked at.
+        short = nbytes <= _SHORT_NBYTES - 8
+        return pickle.loads(head[8:] if short else self._sent(data, nbytes, doing))
+
+    def _sent(self, mine: bytes, nbytes: int, doing: str) -> bytearray:
+        """So many bytes of the first rank, on all."""
+        held = bytearray(mine.ljust(nbytes, b"\0"))
+        first = dist.get_global_rank(self._cpu, 0)
+        data = torch.frombuffer(held, dtype=torch.uint8)
+        self._wait(lambda: dist.broadcast(data, first, self._cpu, async_op=True), doing)
+        return held
+
     def _gathered(self, mine: bytes, nbytes: int, doing: str) -> list[bytearray]:
         """So many bytes of each rank, of which the last may be none of its."""
         held = [bytearray(nbytes) for _ in range(self.size)]

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from ingot._native import Checkpoint, TensorInfo
+    from ingot._native import _Heads as Heads
 
     from .peers import Peers
     from .placements import Box
@@ -38,6 +39,22 @@ class Looked(NamedTuple):
     checkpoint: Checkpoint
     slots: list[Slot]
     reads: Reads
+
+
+def opened(open_with: Callable[[Heads | None], Checkpoint], peers: Peers) -> Checkpoint:
+    """What all ranks open: the first reads the headers for all where it does not come from this machine.
+
+    All of them call it. Where it raises on the first rank, the others find out by themselves.
+    """
+    if peers.rank != 0:
+        return open_with(peers.told(None, "opening"))
+    heads = None
+    try:
+        checkpoint = open_with(None)
+        heads = checkpoint.heads()
+        return checkpoint
+    finally:
+        peers.told(heads, "opening")
 
 
 def load(look: Callable[[], Looked], peers: Peers, asked: str | bool) -> None:
