@@ -146,7 +146,7 @@ class Peers:
     def _sent(self, mine: bytes, nbytes: int, doing: str) -> bytearray:
         """So many bytes of the first rank, on all."""
         held = bytearray(mine.ljust(nbytes, b"\0"))
-        first = dist.get_global_rank(self._cpu, 0)
+        first = dist.get_global_rank(self.group, 0)
         data = torch.frombuffer(held, dtype=torch.uint8)
         self._wait(lambda: dist.broadcast(data, first, self._cpu, async_op=True), doing)
         return held
