@@ -2,8 +2,6 @@
 
 use core::fmt;
 
-use crate::extent;
-
 macro_rules! dtypes {
     ($($(#[$doc:meta])* $code:ident $text:literal $bits:literal $bt:expr;)*) => {
         /// The type of a tensor's elements.
@@ -101,7 +99,7 @@ impl Dtype {
     #[must_use]
     pub fn bitsize(&self) -> usize {
         // 64 at most.
-        extent::to_usize(self.bits()).unwrap_or(64)
+        usize::try_from(self.bits()).unwrap_or(64)
     }
 
     /// Whole bytes of one element, as the safetensors crate has them: none for the packed dtypes.
