@@ -149,12 +149,23 @@ def test_a_server_with_another_version_by_then_is_found_out(saved):
             load_tensors(checkpoint, None, wrap, None, PLAIN)
 
 
+def test_headers_of_a_file_system_are_nothing_to_a_server(saved, tmp_path):
+    """As of a cache that one rank has and another has not."""
+    if lacked := slow_disk.missing():
+        pytest.skip(f"no FUSE mount: {lacked}")
+    with slow_disk.mounted(saved.parent, tmp_path / "mount"), serving(Folder(saved.parent)) as server:
+        heads = Checkpoint.open(tmp_path / "mount" / saved.name).heads()
+        checkpoint = Checkpoint.open_url_with(server.url(f"/{saved.name}"), None, heads)
+        found = load_tensors(checkpoint, None, wrap, None, PLAIN)
+    assert all(torch.equal(found[name], tensor) for name, tensor in TENSORS.items())
+
+
 def test_what_ranks_are_told_of_a_url_holds_no_secret(saved):
-    options = {"headers": {"Authorization": "Bearer hush-hush"}}
+    options = {"headers": {"Authorization": "Bearer hush-hush"}, "region": "eu-central-1"}
     with serving(Folder(saved.parent)) as server:
         url = server.url(f"/{saved.name}?token=hush-hush")
         heads = Checkpoint.open_url(url, options).heads()
-    assert heads is not None
+    assert [version for _, version, _ in heads[1]] == ['tag "1"\nregion eu-central-1\n'] * len(heads[1])
     assert "hush" not in repr(heads)
 
 

@@ -32,6 +32,12 @@ impl Heads {
         }
     }
 
+    /// The index, and the version of the first of its files.
+    #[cfg(feature = "remote")]
+    pub(crate) fn of_index(&self) -> Option<(&[u8], &str)> {
+        Some((self.index.as_deref()?, &self.files.first()?.version))
+    }
+
     /// That of shard `number`.
     pub(crate) fn of_shard(&self, number: usize) -> Option<&Head> {
         self.index.as_ref().and(self.files.get(number))

@@ -58,15 +58,15 @@ pub struct RemoteFile {
 
 impl RemoteFile {
     /// A file of which another process has told the size, the [version](RemoteFile::told) and the first bytes: nothing is
-    /// asked for.
-    pub fn known(resource: Resource, nbytes: u64, told: &str, start: Vec<u8>) -> RemoteFile {
-        RemoteFile {
+    /// asked for. `None` where that was told of a file of another kind, such as one in a cache.
+    pub fn known(resource: Resource, nbytes: u64, told: &str, start: Vec<u8>) -> Option<RemoteFile> {
+        Some(RemoteFile {
+            pin: Pin::of_lines(nbytes, told)?,
             resource: resource.of_commit(line(told, COMMIT).map(ToOwned::to_owned)),
-            pin: Pin::of_lines(nbytes, told),
             start,
             is_whole: false,
             changed: Mutex::new(None),
-        }
+        })
     }
 
     /// Asks for the start of a file.

@@ -106,21 +106,19 @@ impl Pin {
         lines
     }
 
-    /// A version of so many bytes that [`Pin::to_lines`] has written. Which server named it is not known.
-    pub(crate) fn of_lines(nbytes: u64, lines: &str) -> Pin {
+    /// A version of so many bytes that [`Pin::to_lines`] has written, if it has. Which server named it is not known.
+    pub(crate) fn of_lines(nbytes: u64, lines: &str) -> Option<Pin> {
         let said = |key| line(lines, key).map(ToOwned::to_owned);
-        let version = match said("tag") {
-            Some(tag) => Version::Tag(tag),
-            None => Version::Dated {
-                weak: said("weak"),
-                modified: said("modified"),
-            },
+        let version = match (said("tag"), said("weak"), said("modified")) {
+            (Some(tag), ..) => Version::Tag(tag),
+            (None, None, None) => return None,
+            (None, weak, modified) => Version::Dated { weak, modified },
         };
-        Pin {
+        Some(Pin {
             nbytes,
             version,
             origin: None,
-        }
+        })
     }
 
     /// What no other version of the file at this address says of itself, as far as the server says anything.
@@ -165,13 +163,18 @@ mod tests {
                 weak: None,
                 modified: text("tag, or so"),
             },
-            Version::default(),
         ] {
             let pin = said(version);
-            let again = Pin::of_lines(12, &pin.to_lines());
+            let again = Pin::of_lines(12, &pin.to_lines()).unwrap();
             assert!(pin.check(&again).is_ok(), "{pin:?} {again:?}");
             assert!(again.check(&pin).is_ok());
         }
+    }
+
+    #[test]
+    fn what_no_server_said_is_no_version() {
+        assert!(Pin::of_lines(12, &said(Version::default()).to_lines()).is_none());
+        assert!(Pin::of_lines(12, "written 1 2").is_none());
     }
 
     #[test]

@@ -148,8 +148,8 @@ impl Beside {
         heads: Option<Heads>,
     ) -> Result<(Shards, Beside), Error> {
         let path = folder.path(name);
-        let index = match heads.as_ref().and_then(|heads| heads.index.as_ref()) {
-            Some(given) => index_of(&**given, to_u64(given.len()), &path)?,
+        let index = match heads.as_ref().and_then(|heads| heads.index.as_deref()) {
+            Some(given) => index_of(given, to_u64(given.len()), &path)?,
             None => index_in(&folder, name)?,
         };
         let shards = Shards::new(path, index);

@@ -241,41 +241,34 @@ impl<'f> Session<'f> {
         self.content(remote, source)
     }
 
-    /// What another process has opened: nothing is asked for.
+    /// What another process has opened: nothing is asked for. Its files may have been of another kind, such as those of a
+    /// cache.
     fn told(&self, remote: Remote) -> Result<Checkpoint, Error> {
-        let (index, first) = match self.heads.as_deref() {
-            Some(Heads { index, files }) => (index.as_ref(), files.first()),
-            None => (None, None),
-        };
         let file = |name| match remote.is_folder() {
             true => self.beside(&remote, name),
             false => Ok(remote.clone()),
         };
-        match (index, first) {
-            (Some(index), Some(first)) => {
-                let file = file(INDEX_FILE)?;
-                let nbytes = to_u64(index.len());
-                let source = RemoteFile::known(self.resource(&file), nbytes, &first.version, index.clone());
-                self.index(file, source)
+        if let Some((index, version)) = self.heads.as_ref().and_then(|heads| heads.of_index()) {
+            let file = file(INDEX_FILE)?;
+            let nbytes = to_u64(index.len());
+            if let Some(source) = RemoteFile::known(self.resource(&file), nbytes, version, index.to_owned()) {
+                return self.index(file, source);
             }
-            (None, Some(only)) => {
-                let mut model = file(MODEL_FILE)?;
-                model.shown.clone_from(&remote.shown);
-                let source = self.known(&model, only);
-                self.content(model, source)
-            }
-            (_, None) => self.asked(remote),
         }
+        if let Some(only) = self.heads.as_ref().and_then(|heads| heads.of_file()) {
+            let mut model = file(MODEL_FILE)?;
+            model.shown.clone_from(&remote.shown);
+            if let Some(source) = self.known(&model, only) {
+                return self.content(model, source);
+            }
+        }
+        self.asked(remote)
     }
 
     /// A file of tensors that another process has opened.
-    fn known(&self, remote: &Remote, head: &Head) -> RemoteFile {
-        RemoteFile::known(
-            self.resource(remote),
-            head.nbytes,
-            &head.version,
-            head.bytes.clone(),
-        )
+    fn known(&self, remote: &Remote, head: &Head) -> Option<RemoteFile> {
+        let start = head.bytes.clone();
+        RemoteFile::known(self.resource(remote), head.nbytes, &head.version, start)
     }
 
     pub(super) fn locate(&self, url: &str) -> Result<Location, Error> {
@@ -378,8 +371,9 @@ impl<'f> Session<'f> {
         if let Some(path) = remote.cached() {
             return self.cached_file(&path);
         }
-        let mut source = match self.heads.as_ref().and_then(|heads| heads.of_shard(number)) {
-            Some(head) => self.known(&remote, head),
+        let head = self.heads.as_ref().and_then(|heads| heads.of_shard(number));
+        let mut source = match head.and_then(|head| self.known(&remote, head)) {
+            Some(source) => source,
             None => {
                 let source = self.source(&remote, start_nbytes);
                 source.map_err(|fault| refused(&remote.shown, fault))?

@@ -100,7 +100,7 @@ impl Stamp {
 
     /// What the file's machine says of the version. Another machine may number the file otherwise.
     pub(crate) fn version(&self) -> String {
-        format!("modified {} {}", self.modified.0, self.modified.1)
+        format!("written {} {}", self.modified.0, self.modified.1)
     }
 
     /// Whether nobody wrote to it until `now`.
