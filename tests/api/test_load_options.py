@@ -196,8 +196,8 @@ NEW_OPTION = {
     ],
     "_open/door.py": [
         (
-            "    return reading(checkpoint, how)\n",
-            '    checkpoint = open_checkpoint(source, how.backend, "accept", how.max_header_size)\n',
+            "        return open_checkpoint(source, how.backend, storage_options=how.storage_options)\n",
+            '        return open_checkpoint(source, how.backend, "accept", how.max_header_size)\n',
         ),
     ],
 }
