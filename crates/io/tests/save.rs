@@ -212,9 +212,18 @@ fn with(mut command: Command, path: &Path, how: &str) -> Command {
     command
 }
 
+/// What wine says of a process in five hundred, which it does not begin: `ERROR_INTERNAL_ERROR`. No other system has the
+/// number.
+const NOT_BEGUN: i32 = 1359;
+
 /// Has a child do something for ever, and kills it while it does.
 fn kill(mut command: Command, after: Duration) {
-    let mut child = command.spawn().unwrap();
+    let mut child = (0..10)
+        .find_map(|_| match command.spawn() {
+            Err(fault) if fault.raw_os_error() == Some(NOT_BEGUN) => None,
+            begun => Some(begun.unwrap()),
+        })
+        .expect("a process");
     // As long as it takes a busy machine to begin a program.
     let mut lines = BufReader::new(child.stderr.take().unwrap()).lines();
     let begun = lines.find(|line| line.as_ref().is_ok_and(|line| line == BEGUN));
