@@ -223,7 +223,7 @@ fn kill(mut command: Command, after: Duration) {
             Err(fault) if fault.raw_os_error() == Some(NOT_BEGUN) => None,
             begun => Some(begun.unwrap()),
         })
-        .expect("a process");
+        .unwrap();
     // As long as it takes a busy machine to begin a program.
     let mut lines = BufReader::new(child.stderr.take().unwrap()).lines();
     let begun = lines.find(|line| line.as_ref().is_ok_and(|line| line == BEGUN));
