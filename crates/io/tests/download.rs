@@ -99,5 +99,6 @@ fn a_killed_download_leaves_a_whole_file_and_the_next_one_cleans_up() {
         assert!(fs::read(&path).unwrap() == vec![letter; NBYTES]);
         assert_eq!(names(folder.path()), ["file"], "round {round}");
     }
+    eprintln!("{rounds} kills: {broken_off} left the begin of a file");
     assert!(broken_off > 0, "none of {rounds} was killed under way");
 }

@@ -208,33 +208,6 @@ mod tests {
     use proptest::prelude::*;
     use std::io::Write;
 
-    proptest! {
-        #[test]
-        fn a_range_is_copied_wherever_it_stands(
-            begin in 0..9000u64, skipped in 0..9000u64, count in 0..20_000u64, position in 0..9000u64,
-        ) {
-            let whole: Vec<u8> = (0..251).cycle().take(40_000).collect();
-            let (mut from, mut to) = (tempfile::tempfile().unwrap(), tempfile::tempfile().unwrap());
-            from.write_all(&whole).unwrap();
-            to.write_all(&[7; 40_000]).unwrap();
-            let range = FileRange::new(&from, begin, skipped + count);
-            range.copy(skipped..skipped + count, &to, position, &mut Vec::new()).unwrap();
-            let mut found = vec![0; 40_000];
-            FileRange::new(&to, 0, 40_000).read(0, &mut found).unwrap();
-            let (start, end) = (usize::try_from(position).unwrap(), usize::try_from(position + count).unwrap());
-            let first = usize::try_from(begin + skipped).unwrap();
-            prop_assert!(found[start..end] == whole[first..first + end - start]);
-            prop_assert!(found[..start].iter().chain(&found[end..]).all(|&byte| byte == 7));
-        }
-    }
-}
-
-#[cfg(all(test, target_os = "linux"))]
-mod tests_of_shared_blocks {
-    use super::*;
-    use proptest::prelude::*;
-    use std::io::Write;
-
     #[test]
     fn what_the_system_copies_is_what_was_asked_for() {
         let (mut from, mut to) = (tempfile::tempfile().unwrap(), tempfile::tempfile().unwrap());
@@ -271,6 +244,31 @@ mod tests_of_shared_blocks {
             prop_assert!(whole == 0 || is_one(blocks.start));
         }
     }
+
+    proptest! {
+        #[test]
+        fn a_range_is_copied_wherever_it_stands(
+            begin in 0..9000u64, skipped in 0..9000u64, count in 0..20_000u64, position in 0..9000u64,
+        ) {
+            let whole: Vec<u8> = (0..251).cycle().take(40_000).collect();
+            let (mut from, mut to) = (tempfile::tempfile().unwrap(), tempfile::tempfile().unwrap());
+            from.write_all(&whole).unwrap();
+            to.write_all(&[7; 40_000]).unwrap();
+            let range = FileRange::new(&from, begin, skipped + count);
+            range.copy(skipped..skipped + count, &to, position, &mut Vec::new()).unwrap();
+            let mut found = vec![0; 40_000];
+            FileRange::new(&to, 0, 40_000).read(0, &mut found).unwrap();
+            let (start, end) = (usize::try_from(position).unwrap(), usize::try_from(position + count).unwrap());
+            let first = usize::try_from(begin + skipped).unwrap();
+            prop_assert!(found[start..end] == whole[first..first + end - start]);
+            prop_assert!(found[..start].iter().chain(&found[end..]).all(|&byte| byte == 7));
+        }
+    }
+}
+
+#[cfg(all(test, target_os = "linux"))]
+mod tests_of_linux {
+    use super::*;
 
     #[test]
     fn where_the_system_cannot_copy_it_says_so() {

@@ -99,7 +99,6 @@ fn reopened(file: &File) -> Option<File> {
 mod tests {
     use super::*;
     use crate::memory::Dest;
-    use ingot_remote::StopFlag;
 
     const NBYTES: usize = (5 << 20) + 1234;
 
@@ -142,28 +141,6 @@ mod tests {
                     let found = found.unwrap_or(if refused { 0 } else { usize::MAX });
                     assert!(found > 0 || refused);
                     assert!(dest[..found] == rest[..found], "{position} to {at}");
-                });
-            }
-        }
-    }
-
-    #[test]
-    fn a_loop_of_reads_fills_everything_and_never_reads_a_wrong_end() {
-        let (_named, file, bytes) = cold();
-        let source = crate::FileSource::new(file).unwrap();
-        for position in [0, 8, 4096, 5000] {
-            for (at, nbytes) in [
-                (0, NBYTES),
-                (position % BLOCK, NBYTES),
-                (0, 2 << 20),
-                (8, (1 << 20) + 1),
-            ] {
-                let expected = &bytes[position..NBYTES.min(position + nbytes)];
-                placed(at, expected.len() + 1, |dest| {
-                    let (dest, after) = dest.split_at_mut(expected.len());
-                    crate::source::read_exactly(&source, to_u64(position), dest, StopFlag::never()).unwrap();
-                    assert!(dest == expected, "{position} to {at}");
-                    assert_eq!(after, [0], "not a byte more");
                 });
             }
         }

@@ -177,3 +177,79 @@ impl Source for FileSource {
         Ok((is_told_by_size || self.stamp.is_unwritten(&now)).then_some(now.nbytes))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::memory::Block;
+    use crate::source::read_exactly;
+    use ingot_format::to_u64;
+    use ingot_remote::StopFlag;
+
+    const NBYTES: usize = (5 << 20) + 1234;
+    /// A block of a disk, and a page of memory.
+    const BLOCK: usize = 4096;
+
+    /// A file of which the system holds nothing in memory, where it can give that up.
+    fn cold() -> (tempfile::NamedTempFile, FileSource, Vec<u8>) {
+        let mixed = |n: usize| n.to_le_bytes()[1] ^ n.to_le_bytes()[0];
+        let bytes: Vec<u8> = (0..NBYTES).map(mixed).collect();
+        let folder = std::env::var_os("CARGO_TARGET_TMPDIR").unwrap_or_else(|| ".".into());
+        let named = tempfile::NamedTempFile::new_in(folder).unwrap();
+        disk::write_all_at(named.as_file(), &bytes, 0).unwrap();
+        named.as_file().sync_all().unwrap();
+        let source = FileSource::new(File::open(named.path()).unwrap()).unwrap();
+        source.forget(0..to_u64(NBYTES));
+        (named, source, bytes)
+    }
+
+    /// Memory that begins `at` bytes into a page.
+    fn placed(at: usize, nbytes: usize, work: impl FnOnce(&mut [u8])) {
+        let mut block = Block::allocate(at + nbytes).unwrap();
+        let (_, mut dest) = block.dest().split_at(at);
+        dest.fill(work);
+    }
+
+    #[test]
+    fn a_loop_of_reads_fills_everything_and_never_reads_a_wrong_end() {
+        let (_named, source, bytes) = cold();
+        for position in [0, 8, 4096, 5000] {
+            for (at, nbytes) in [
+                (0, NBYTES),
+                (position % BLOCK, NBYTES),
+                (0, 2 << 20),
+                (8, (1 << 20) + 1),
+            ] {
+                let expected = &bytes[position..NBYTES.min(position + nbytes)];
+                placed(at, expected.len() + 1, |dest| {
+                    let (dest, after) = dest.split_at_mut(expected.len());
+                    read_exactly(&source, to_u64(position), dest, StopFlag::never()).unwrap();
+                    assert!(dest == expected, "{position} to {at}");
+                    assert_eq!(after, [0], "not a byte more");
+                });
+            }
+        }
+    }
+
+    #[test]
+    fn a_file_that_was_shortened_gives_what_is_there_and_then_ends() {
+        let (named, source, bytes) = cold();
+        let left = 3 * BLOCK + 7;
+        named.as_file().set_len(to_u64(left)).unwrap();
+        let mut dest = vec![0; NBYTES];
+        let mut found = 0;
+        loop {
+            match source.read_at(to_u64(found), &mut dest[found..]).unwrap() {
+                0 => break,
+                count => found += count,
+            }
+        }
+        assert_eq!(found, left);
+        assert!(dest[..left] == bytes[..left]);
+        let fault = read_exactly(&source, 0, &mut dest, StopFlag::never()).unwrap_err();
+        assert!(
+            matches!(fault, crate::error::Failure::Read { found, .. } if found == left),
+            "{fault:?}"
+        );
+    }
+}

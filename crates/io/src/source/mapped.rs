@@ -184,7 +184,6 @@ fn targets(runs: &mut [(u64, &mut [u8])]) -> Vec<libc::iovec> {
 }
 
 #[cfg(test)]
-#[cfg(target_os = "linux")]
 mod tests {
     use super::super::FileSource;
     use super::*;
@@ -197,31 +196,63 @@ mod tests {
     }
 
     #[test]
-    fn runs_are_copied_from_the_file_and_not_from_what_was_written_to_its_tensors() {
+    fn reads_are_of_the_file_and_not_of_what_was_written_to_its_tensors_and_end_with_it() {
         let (_file, source) = mapped(b"0123456789");
         let first = source.memory().unwrap().as_ptr();
         // SAFETY: the mapping is writable for ten bytes, and nobody else uses it.
         unsafe { first.write(b'x') };
-        let (mut one, mut two) = ([0; 2], [0; 2]);
-        assert!(source.copy_runs(&mut [(7, &mut one), (0, &mut two)]));
-        assert_eq!((&one, &two), (b"78", b"01"));
+        let mut dest = [0; 20];
+        assert_eq!(source.read_at(0, &mut dest).unwrap(), 10);
+        assert_eq!(&dest[..11], b"0123456789\0");
+        assert_eq!(source.read_at(9, &mut dest).unwrap(), 1);
+        assert_eq!(source.read_at(10, &mut dest).unwrap(), 0);
     }
 
     #[test]
-    fn runs_past_the_mapping_are_refused() {
-        let (_file, source) = mapped(&[7; 9000]);
-        let mut dest = [0; 2];
-        assert!(!source.copy_runs(&mut [(8999, &mut dest)]));
-        assert!(!source.copy_runs(&mut [(u64::MAX, &mut dest)]));
-    }
-
-    #[test]
-    fn a_shortened_file_is_no_crash() {
+    fn a_mapped_file_that_is_shortened_is_read_to_its_end_or_cannot_be_shortened() {
         let (file, source) = mapped(&[7; 20_000]);
-        let (mut one, mut two) = ([0; 2], [0; 2]);
-        let mut runs: [(u64, &mut [u8]); 2] = [(5, &mut one), (17_000, &mut two)];
-        assert!(source.copy_runs(&mut runs));
-        file.as_file().set_len(5000).unwrap();
-        assert!(!source.copy_runs(&mut runs));
+        let shortened = file.as_file().set_len(5000);
+        let left = if shortened.is_ok() { 5000 } else { 20_000 };
+        assert_eq!(source.nbytes_now().unwrap(), Some(left));
+        let mut dest = vec![0; 20_000];
+        assert_eq!(
+            source.read_at(0, &mut dest).unwrap(),
+            usize::try_from(left).unwrap()
+        );
+        assert_eq!(shortened.is_err(), cfg!(windows), "{shortened:?}");
+    }
+
+    #[cfg(target_os = "linux")]
+    mod copied_by_the_kernel {
+        use super::*;
+
+        #[test]
+        fn runs_are_copied_from_the_file_and_not_from_what_was_written_to_its_tensors() {
+            let (_file, source) = mapped(b"0123456789");
+            let first = source.memory().unwrap().as_ptr();
+            // SAFETY: the mapping is writable for ten bytes, and nobody else uses it.
+            unsafe { first.write(b'x') };
+            let (mut one, mut two) = ([0; 2], [0; 2]);
+            assert!(source.copy_runs(&mut [(7, &mut one), (0, &mut two)]));
+            assert_eq!((&one, &two), (b"78", b"01"));
+        }
+
+        #[test]
+        fn runs_past_the_mapping_are_refused() {
+            let (_file, source) = mapped(&[7; 9000]);
+            let mut dest = [0; 2];
+            assert!(!source.copy_runs(&mut [(8999, &mut dest)]));
+            assert!(!source.copy_runs(&mut [(u64::MAX, &mut dest)]));
+        }
+
+        #[test]
+        fn a_shortened_file_is_no_crash() {
+            let (file, source) = mapped(&[7; 20_000]);
+            let (mut one, mut two) = ([0; 2], [0; 2]);
+            let mut runs: [(u64, &mut [u8]); 2] = [(5, &mut one), (17_000, &mut two)];
+            assert!(source.copy_runs(&mut runs));
+            file.as_file().set_len(5000).unwrap();
+            assert!(!source.copy_runs(&mut runs));
+        }
     }
 }

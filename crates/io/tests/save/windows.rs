@@ -1,4 +1,7 @@
-//! What Windows is asked for: files that somebody has open, long paths, names, attributes.
+//! What Windows is asked for: files that somebody has open, long paths, names, attributes, access lists, pipes.
+
+#[path = "windows/system.rs"]
+mod system;
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::windows::fs::{MetadataExt, OpenOptionsExt, symlink_file};
@@ -8,12 +11,15 @@ use std::process::Child;
 use ingot_io::Backend;
 
 use super::*;
+use system::{access_list, owner, pipe, set_access_list};
 
 /// `FILE_SHARE_READ`, and not that it may be deleted or renamed.
 const SHARE_READ: u32 = 1;
 /// The same, and that it may be written to, deleted and renamed.
 const SHARE_ALL: u32 = 7;
 const HIDDEN: u32 = 2;
+/// `ERROR_PIPE_LISTENING`: nobody has opened the other end so far.
+const NOBODY_WRITES: i32 = 536;
 
 /// A file of one tensor, and its bytes.
 fn tensor(path: &Path, byte: u8) -> Vec<u8> {
@@ -260,6 +266,132 @@ fn a_hidden_file_stays_hidden() {
     }
     put(&path, b"new", &SaveOptions::default()).unwrap();
     assert_ne!(fs::metadata(&path).unwrap().file_attributes() & HIDDEN, 0);
+}
+
+/// A file that nobody but its owner may read, in a folder whose list opens what is made there for all; and its list.
+fn confined() -> (TempDir, PathBuf, String) {
+    let (folder, path) = folder();
+    let owner = owner(&path);
+    set_access_list(
+        folder.path(),
+        &format!("D:P(A;OICI;FA;;;{owner})(A;OICI;FR;;;WD)"),
+    );
+    set_access_list(&path, &format!("D:P(A;;FA;;;{owner})"));
+    let list = access_list(&path);
+    assert!(list.contains(&owner) && !list.contains(";WD)"), "{list}");
+    (folder, path, list)
+}
+
+#[test]
+fn an_existing_file_keeps_its_access_list_whatever_that_of_the_directory_is() {
+    for options in [SaveOptions::default(), FAST, IN_PLACE] {
+        let (_folder, path, list) = confined();
+        put(&path, &new(NEW_SIZE), &options).unwrap();
+        assert_eq!(access_list(&path), list);
+        assert_eq!(fs::read(&path).unwrap(), new(NEW_SIZE));
+    }
+}
+
+#[test]
+fn a_new_file_has_the_access_list_of_any_that_is_made_there() {
+    let (folder, _, list) = confined();
+    let (other, plain) = (folder.path().join("other"), folder.path().join("plain"));
+    fs::write(&plain, b"new").unwrap();
+    for options in [SaveOptions::default(), IN_PLACE] {
+        put(&other, b"new", &options).unwrap();
+        assert_eq!(access_list(&other), access_list(&plain));
+        assert_ne!(access_list(&other), list);
+        fs::remove_file(&other).unwrap();
+    }
+}
+
+#[test]
+fn a_pipe_is_streamed_into() {
+    let name = format!(r"\\.\pipe\ingot-{}", std::process::id());
+    let mut pipe = pipe(Path::new(&name));
+    // More than a pipe holds, so that the reader has to be waited for.
+    let bytes: Vec<u8> = (0..9_000_000u32).map(|n| n.to_le_bytes()[0]).collect();
+    thread::scope(|scope| {
+        let saver = scope.spawn(|| put(Path::new(&name), &bytes, &SaveOptions::default()));
+        thread::sleep(Duration::from_millis(120));
+        let mut found = Vec::new();
+        while let Err(fault) = pipe.read_to_end(&mut found) {
+            let is_waiting = fault.raw_os_error() == Some(NOBODY_WRITES);
+            assert!(is_waiting && !saver.is_finished(), "{fault}");
+            thread::sleep(Duration::from_millis(1));
+        }
+        saver.join().unwrap().unwrap();
+        assert!(found == bytes);
+    });
+}
+
+/// A folder on a small file system, where whoever runs the tests has made one: `scripts/test-windows` does.
+fn small_disk() -> Option<TempDir> {
+    let disk = std::env::var_os("INGOT_SMALL_DISK");
+    if disk.is_none() {
+        eprintln!("not run: INGOT_SMALL_DISK names no folder on a file system of 4 MiB");
+    }
+    disk.map(|disk| tempfile::tempdir_in(disk).unwrap())
+}
+
+#[test]
+fn a_full_disk_keeps_the_old_file_and_says_what_is_needed() {
+    let Some(folder) = small_disk() else { return };
+    let path = folder.path().join("file");
+    fs::write(&path, OLD).unwrap();
+    for options in [SaveOptions::default(), FAST] {
+        let text = assert_write_fails(put(&path, &new(6 << 20), &options), io::ErrorKind::StorageFull);
+        assert!(text.ends_with("the file needs 6291456 bytes"), "{text}");
+        assert_eq!(fs::read(&path).unwrap(), OLD);
+        assert_eq!(names(folder.path()), ["file"]);
+    }
+    // Nothing is held back: what fits, fits.
+    for size in [1500 << 10, 100] {
+        put(&path, &new(size), &SaveOptions::default()).unwrap();
+        assert!(fs::read(&path).unwrap() == new(size));
+        fs::write(&path, OLD).unwrap();
+    }
+}
+
+#[test]
+fn faults_are_named_by_step_and_path() {
+    let (folder, path) = folder();
+    let begins = |path: &Path, result: Result<(), Error>, step: &str| {
+        let text = result.unwrap_err().to_string();
+        assert!(text.starts_with(&format!("{}: {step}", path.display())), "{text}");
+    };
+    let nowhere = folder.path().join("not there").join("file");
+    begins(
+        &nowhere,
+        put(&nowhere, OLD, &FAST),
+        "could not open it for writing: ",
+    );
+    let keeper = File::options()
+        .read(true)
+        .share_mode(SHARE_READ)
+        .open(&path)
+        .unwrap();
+    begins(
+        &path,
+        put(&path, &new(100), &FAST),
+        "could not rename the temporary file over it: ",
+    );
+    begins(
+        &path,
+        put(&path, &new(100), &IN_PLACE),
+        "could not open it for writing: ",
+    );
+    drop(keeper);
+    assert_eq!(fs::read(&path).unwrap(), OLD);
+    assert_eq!(names(folder.path()), ["file"]);
+    if let Some(folder) = small_disk() {
+        let path = folder.path().join("file");
+        let text = put(&path, &new(6 << 20), &FAST).unwrap_err().to_string();
+        let steps = ["could not reserve space: ", "could not write: "];
+        let expected = steps.map(|step| format!("{}: {step}", path.display()));
+        assert!(expected.iter().any(|begin| text.starts_with(begin)), "{text}");
+        assert_eq!(names(folder.path()), [""; 0]);
+    }
 }
 
 #[test]

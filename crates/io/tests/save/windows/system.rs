@@ -1,0 +1,126 @@
+//! What the tests ask of Windows, and the standard library has no function for: pipes with a name, and access lists.
+#![allow(unsafe_code)]
+
+use std::ffi::OsStr;
+use std::fs::File;
+use std::io;
+use std::os::windows::ffi::OsStrExt;
+use std::os::windows::io::FromRawHandle;
+use std::path::Path;
+use std::ptr;
+
+use windows_sys::Win32::Foundation::{INVALID_HANDLE_VALUE, LocalFree};
+use windows_sys::Win32::Security::Authorization::{
+    ConvertSecurityDescriptorToStringSecurityDescriptorW,
+    ConvertStringSecurityDescriptorToSecurityDescriptorW, SDDL_REVISION_1,
+};
+use windows_sys::Win32::Security::{
+    DACL_SECURITY_INFORMATION, GetFileSecurityW, OBJECT_SECURITY_INFORMATION, OWNER_SECURITY_INFORMATION,
+    PSECURITY_DESCRIPTOR, SetFileSecurityW,
+};
+use windows_sys::Win32::Storage::FileSystem::PIPE_ACCESS_INBOUND;
+use windows_sys::Win32::System::Pipes::{CreateNamedPipeW, PIPE_TYPE_BYTE, PIPE_WAIT};
+use windows_sys::core::BOOL;
+
+/// Bytes that a pipe holds.
+const HELD_NBYTES: u32 = 4096;
+
+fn wide(text: &OsStr) -> Vec<u16> {
+    text.encode_wide().chain([0]).collect()
+}
+
+#[track_caller]
+fn assert_done(answer: BOOL) {
+    assert_ne!(answer, 0, "{}", io::Error::last_os_error());
+}
+
+/// The end of a pipe to read from. The other has the name.
+pub(super) fn pipe(name: &Path) -> File {
+    let name = wide(name.as_os_str());
+    // SAFETY: `CreateNamedPipeW` asks for a string that ends in a null, which `wide` makes, and for no attributes or such
+    // that can be read: none.
+    let pipe = unsafe {
+        CreateNamedPipeW(
+            name.as_ptr(),
+            PIPE_ACCESS_INBOUND,
+            PIPE_TYPE_BYTE | PIPE_WAIT,
+            1,
+            0,
+            HELD_NBYTES,
+            0,
+            ptr::null(),
+        )
+    };
+    assert_ne!(pipe, INVALID_HANDLE_VALUE, "{}", io::Error::last_os_error());
+    // SAFETY: `from_raw_handle` asks for an open handle that nobody else closes: it was made just now.
+    unsafe { File::from_raw_handle(pipe) }
+}
+
+/// What a file says of itself, as text.
+fn described(path: &Path, what: OBJECT_SECURITY_INFORMATION) -> String {
+    let path = wide(path.as_os_str());
+    let mut descriptor = [0_u64; 512];
+    let mut needed = 0;
+    let nbytes = u32::try_from(size_of_val(&descriptor)).unwrap();
+    // SAFETY: `GetFileSecurityW` asks for a string that ends in a null, for as many bytes as it is told that may be written,
+    // and for a number that may be: `path`, `descriptor` and `needed`, which nobody else has.
+    let answer = unsafe {
+        GetFileSecurityW(
+            path.as_ptr(),
+            what,
+            descriptor.as_mut_ptr().cast(),
+            nbytes,
+            &raw mut needed,
+        )
+    };
+    assert_done(answer);
+    let (mut text, mut len) = (ptr::null_mut(), 0);
+    // SAFETY: the call asks for a descriptor, which the one above wrote, and for a pointer and a number that may be written.
+    let answer = unsafe {
+        ConvertSecurityDescriptorToStringSecurityDescriptorW(
+            descriptor.as_mut_ptr().cast(),
+            SDDL_REVISION_1,
+            what,
+            &raw mut text,
+            &raw mut len,
+        )
+    };
+    assert_done(answer);
+    // SAFETY: `from_raw_parts` asks for `len` characters that can be read: the call above made so many, with the null.
+    let letters = unsafe { std::slice::from_raw_parts(text, usize::try_from(len).unwrap()) };
+    let described = String::from_utf16_lossy(letters);
+    // SAFETY: `LocalFree` asks for what the call above gave, which is used no more: `described` is a copy.
+    unsafe { LocalFree(text.cast()) };
+    described.trim_end_matches('\0').to_owned()
+}
+
+/// Who may do what with a file.
+pub(super) fn access_list(path: &Path) -> String {
+    described(path, DACL_SECURITY_INFORMATION)
+}
+
+/// Whose a file is.
+pub(super) fn owner(path: &Path) -> String {
+    let described = described(path, OWNER_SECURITY_INFORMATION);
+    described.strip_prefix("O:").unwrap().to_owned()
+}
+
+pub(super) fn set_access_list(path: &Path, list: &str) {
+    let (path, list) = (wide(path.as_os_str()), wide(list.as_ref()));
+    let mut descriptor: PSECURITY_DESCRIPTOR = ptr::null_mut();
+    // SAFETY: the call asks for a string that ends in a null, and for a pointer that may be written.
+    let answer = unsafe {
+        ConvertStringSecurityDescriptorToSecurityDescriptorW(
+            list.as_ptr(),
+            SDDL_REVISION_1,
+            &raw mut descriptor,
+            ptr::null_mut(),
+        )
+    };
+    assert_done(answer);
+    // SAFETY: `SetFileSecurityW` asks for a string that ends in a null and for a descriptor, which the call above made.
+    let answer = unsafe { SetFileSecurityW(path.as_ptr(), DACL_SECURITY_INFORMATION, descriptor) };
+    assert_done(answer);
+    // SAFETY: `LocalFree` asks for what the first call gave, which is used no more.
+    unsafe { LocalFree(descriptor) };
+}
