@@ -119,6 +119,20 @@ def test_a_hostile_header_is_refused(header: bytes, word: str) -> None:
         ingot.convert("in.npy", "out.safetensors")
 
 
+def test_what_numpy_takes_for_no_header_is_none() -> None:
+    header = b"{'descr': '|u1', 'fortran_order': False, 'shape': (2,),%c}"
+    for version, space in ((b"\1\0", 0xA0), (b"\1\0", 0x0B), (b"\3\x75", 0x20)):
+        said = header % space
+        Path("in.npy").write_bytes(
+            b"\x93NUMPY" + version + struct.pack("<I", len(said))[: 2 * version[0]] + said + b"ab"
+        )
+        with pytest.raises(ValueError, match="header|version"):
+            numpy.load("in.npy")
+        with pytest.raises(ingot.ConversionError) as caught:
+            ingot.convert("in.npy", "out.safetensors")
+        assert caught.value.code == "npy-header"
+
+
 def test_a_header_longer_than_the_limit_is_refused_before_it_is_read() -> None:
     Path("in.npy").write_bytes(b"\x93NUMPY\2\0" + struct.pack("<I", 1 << 31) + bytes(8))
     with pytest.raises(ingot.ConversionError, match="2147483648 bytes, and the limit is 10000"):

@@ -418,7 +418,7 @@ def _meta(file: Any, name: Any) -> Any:
 
 
 def are_there(group: str, m: SimpleNamespace) -> bool:
-    """Whether a wheel has what the calls of a group call; those of `prefetch` are made as where there is no CUDA."""
+    """Whether a wheel has what the calls of a group call. `prefetch` is called as where there is no CUDA."""
     return group != "prefetching" or (hasattr(m.top, "PrefetchLoader") and not torch.cuda.is_available())
 
 
