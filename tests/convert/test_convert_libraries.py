@@ -249,7 +249,7 @@ def test_a_shape_that_no_array_has_is_refused_also_without_elements() -> None:
 
 
 def test_what_the_new_file_cannot_hold_is_an_error_of_the_source() -> None:
-    numpy.savez("in.npz", **{"__metadata__": WEIGHT})
+    numpy.savez("in.npz", __metadata__=WEIGHT)
     with pytest.raises(ingot.ConversionError, match=r"^in.npz: out.safetensors: ") as caught:
         ingot.convert("in.npz", "out.safetensors")
     assert (caught.value.path, caught.value.tensor) == ("in.npz", "__metadata__")

@@ -240,7 +240,7 @@ def test_a_storage_that_an_old_file_does_not_list_is_named() -> None:
     at = data.rindex(b"\x80\x02]q")
     for keys in ([], ["other"]):
         Path("old.pt").write_bytes(data[:at] + pickle.dumps(keys, 2))
-        with pytest.raises(ingot.ConversionError, match="old.pt: a storage is not in the file") as caught:
+        with pytest.raises(ingot.ConversionError, match=r"old.pt: a storage is not in the file") as caught:
             ingot.convert("old.pt", "out.safetensors")
         assert caught.value.code == "truncated"
 

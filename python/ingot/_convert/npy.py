@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy
 
+from ingot._text import _quoted
 from ingot.errors import ConversionError
 
 from .refusal import refused
@@ -20,10 +21,13 @@ MAGIC = b"\x93NUMPY"
 MAX_HEADER_NBYTES = 10_000
 # White space of Python's grammar, which is not all that text has.
 _S = r"[ \t\n\r\f]*"
+# One of its numbers, or a long one of Python 2, and a tuple of them.
+_N = rf"(?:0+|[1-9][0-9]*)L?{_S}"
+_TUPLE = rf"\({_S}(?P<shape>(?:{_N},{_S}(?:{_N}(?:,{_S}{_N})*,?{_S})?)?)\)"
 _HEADER = re.compile(
     rf"\{{{_S}(?:'descr'{_S}:{_S}(?P<descr>'[^'\\]{{1,20}}'|[\[(].*){_S},{_S})"
     rf"'fortran_order'{_S}:{_S}(?P<order>True|False){_S},{_S}"
-    rf"'shape'{_S}:{_S}\((?P<shape>[0-9L, \t\n\r\f]*)\){_S},?{_S}\}}{_S}",
+    rf"'shape'{_S}:{_S}{_TUPLE}{_S},?{_S}\}}{_S}",
     re.DOTALL,
 )
 _DTYPE = re.compile(r"[<>|=]?[?biufcSUVOmMa][0-9]*(\[[0-9a-zA-Z]+\])?")
@@ -61,9 +65,13 @@ def header(path: str, name: str, stream: IO[bytes]) -> Header | None:
     descr = match["descr"].strip("'")
     if not _DTYPE.fullmatch(descr) or descr.lstrip("<>|=")[0] in "SUVOmMa":
         return None
+    try:
+        dtype = numpy.dtype(descr)
+    except TypeError as error:
+        raise _damaged(path, name, f"its dtype is none: {_quoted(descr)}") from error
     dims = [dim.strip().rstrip("L") for dim in match["shape"].split(",")]
     shape = tuple(int(dim) for dim in dims if dim)
-    return Header(numpy.dtype(descr), match["order"] == "True", shape, 8 + width.size + length)
+    return Header(dtype, match["order"] == "True", shape, 8 + width.size + length)
 
 
 def _damaged(path: str, name: str, reason: str) -> ConversionError:
