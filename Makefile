@@ -19,7 +19,7 @@ VENV_CLIENTS := .venv-clients
 VENV_ENGINES := .venv-engines
 # Other peers that load safetensors files, for `make bench-loads` and `make bench-remote` only.
 VENV_PEERS := .venv-peers
-# The release candidate of the peer, for `make bench` only.
+# The release candidate of the peer, in front of everything that .venv holds: for `make test-rc` and `make bench` only.
 VENV_RC := .venv-rc
 # What builds the site, in front of everything that .venv holds: for `make docs` only.
 VENV_DOCS := .venv-docs
@@ -33,7 +33,7 @@ export PYO3_PYTHON := $(CURDIR)/$(BIN)/python
 # The wheel, the tests and the benches use one profile, and the versions of Cargo.lock.
 CARGO_FLAGS := --release --locked
 
-.PHONY: help demo demo-ranks test test-all test-rust test-orders test-oldest-rust test-python test-slow test-frameworks test-clients test-engines test-browser test-gpu test-candle test-versions test-windows docs wheels check-wheels check-crates lint lint-rust lint-python lint-text lint-types lint-workflows bench bench-loads bench-remote bench-browser bench-ranks bench-gpu bench-formats fuzz nightly proof mutants clean tools rebuild
+.PHONY: help demo demo-ranks test test-all test-rust test-orders test-oldest-rust test-python test-slow test-frameworks test-rc test-clients test-engines test-browser test-gpu test-candle test-versions test-windows docs wheels check-wheels check-crates lint lint-rust lint-python lint-text lint-types lint-workflows bench bench-loads bench-remote bench-browser bench-ranks bench-gpu bench-formats fuzz nightly proof mutants clean tools rebuild
 .DELETE_ON_ERROR:
 # Cargo holds one lock and the benches want the machine for themselves.
 .NOTPARALLEL:
@@ -81,6 +81,10 @@ test-frameworks: $(VENV)/.ingot $(VENV_FRAMEWORKS)/.made
 		tests/convert/test_convert_frameworks.py tests/trust/test_every_dtype.py tests/api/test_devices_in_frameworks.py \
 		tests/api/test_load_options.py tests/api/test_save_options.py tests/api/test_dtypes.py tests/api/test_progress.py \
 		tests/api/test_vocabulary.py
+
+# What the package does beside safetensors, held against its coming release.
+test-rc: $(VENV)/.ingot $(VENV)/.test $(VENV_RC)/.made
+	$(VENV_RC)/bin/python -m pytest tests/differential tests/upstream/compat
 
 test-clients: $(VENV)/.ingot $(VENV)/.test $(VENV)/.demo $(VENV_CLIENTS)/.made
 	$(VENV_CLIENTS)/bin/python -m pytest tests/clients
@@ -171,18 +175,20 @@ fuzz: | tools
 	PYTHON="$(PYTHON)" scripts/fuzz $(FUZZ_SECONDS)
 
 # The generators for as long as nobody waits, where `make test` runs each for seconds: steps of the state machine, answers
-# of the lying server, kills, every system call, the fuzz targets, orders of threads, and seconds of a training loop in
-# which such things happen. `make proof` prints what ran.
+# of the lying server, kills, every system call, files of other formats with changed bytes, the fuzz targets, orders of
+# threads, and seconds of a training loop in which such things happen. `make proof` prints what ran.
 RECORD := $(CURDIR)/target/proof.jsonl
 STEPS ?= 1000000
 ANSWERS ?= 100000
 KILLS ?= 5000
+FILES ?= 20000
 SOAK ?= 7200
 nightly: export INGOT_RECORD := $(RECORD)
 nightly: $(VENV)/.ingot $(VENV)/.test
 	rm -f $(RECORD)
-	INGOT_STEPS=$(STEPS) INGOT_ANSWERS=$(ANSWERS) INGOT_KILLS=$(KILLS) $(BIN)/python -m pytest \
-		tests/trust/test_any_order.py tests/trust/test_every_call.py tests/remote/test_lying_servers.py
+	INGOT_STEPS=$(STEPS) INGOT_ANSWERS=$(ANSWERS) INGOT_KILLS=$(KILLS) INGOT_FILES=$(FILES) $(BIN)/python -m pytest \
+		tests/trust/test_any_order.py tests/trust/test_every_call.py tests/remote/test_lying_servers.py \
+		tests/convert/test_convert_mutants.py
 	INGOT_SOAK=$(SOAK) $(BIN)/python -m pytest tests/trust/test_soak.py -o faulthandler_timeout=0
 	$(MAKE) test-orders
 	PYTHON="$(PYTHON)" scripts/fuzz $(FUZZ_SECONDS)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import struct
 import zipfile
 from pathlib import Path
@@ -109,14 +110,47 @@ def test_a_zip_bomb_is_refused_with_the_limit_named(monkeypatch: pytest.MonkeyPa
         (b"{'descr': '<f4', 'fortran_order': False, 'shape': (1 << 60,), }", "no description"),
         (b"{'descr': '<f4', 'fortran_order': False, 'shape': (__import__('os'),), }", "no description"),
         (b"[" * 5000, "no description"),
+        (b"{'descr': '|b4', 'fortran_order': False, 'shape': (2,), }", "its dtype is none: `|b4`"),
         (b"{'descr': '<f4', 'fortran_order': False, 'shape': (8796093022208,), }", "cut short"),
         (b"{'descr': '<f4', 'fortran_order': False, 'shape': (), }", "follow the array"),
     ],
 )
 def test_a_hostile_header_is_refused(header: bytes, word: str) -> None:
     Path("in.npy").write_bytes(b"\x93NUMPY\1\0" + struct.pack("<H", len(header)) + header + bytes(8))
-    with pytest.raises(ingot.ConversionError, match=f"in.npy: .*{word}"):
+    with pytest.raises(ingot.ConversionError, match=f"in.npy: .*{re.escape(word)}"):
         ingot.convert("in.npy", "out.safetensors")
+
+
+@pytest.mark.parametrize(
+    ("version", "shape"),
+    [
+        (b"\1\0", "(2,),\xa0"),
+        (b"\1\0", "(2,),\x0b"),
+        (b"\1\0", "(2),"),
+        (b"\1\0", "(02,),"),
+        (b"\1\0", "(2,,),"),
+        (b"\1\0", "(,2),"),
+        (b"\3\x75", "(2,),"),
+    ],
+)
+def test_what_numpy_takes_for_no_header_is_none(version: bytes, shape: str) -> None:
+    header = f"{{'descr': '|u1', 'fortran_order': False, 'shape': {shape}}}".encode("latin-1")
+    length = struct.pack("<I", len(header))[: 2 if version[0] == 1 else 4]
+    Path("in.npy").write_bytes(b"\x93NUMPY" + version + length + header + b"ab")
+    with pytest.raises(ValueError, match=r"header|version|shape"):
+        numpy.load("in.npy")
+    with pytest.raises(ingot.ConversionError) as caught:
+        ingot.convert("in.npy", "out.safetensors")
+    assert caught.value.code == "npy-header"
+
+
+def test_shapes_are_read_as_numpy_reads_them() -> None:
+    for shape, expected in {"()": (), "(2,)": (2,), "( 2L, 1 )": (2, 1), "(2,1,00,)": (2, 1, 0)}.items():
+        header = f"{{'descr': '|u1', 'fortran_order': False, 'shape': {shape}, }}".encode("latin-1")
+        data = bytes(int(numpy.prod(expected, dtype=int)))
+        Path("in.npy").write_bytes(b"\x93NUMPY\1\0" + struct.pack("<H", len(header)) + header + data)
+        ingot.convert("in.npy", "out.safetensors", overwrite=True)
+        assert load_file("out.safetensors")["tensor"].shape == expected
 
 
 def test_a_header_longer_than_the_limit_is_refused_before_it_is_read() -> None:

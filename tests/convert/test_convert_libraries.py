@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import struct
 import sys
 from collections.abc import Callable
@@ -229,10 +230,29 @@ def test_every_cut_and_every_changed_number_of_a_gguf_ends_in_one_error_or_in_a_
             Path("changed.gguf").write_bytes(changed)
             try:
                 ingot.convert("changed.gguf", "out.safetensors", overwrite=True, verify=False)
-            except ingot.SafetensorError as error:
+            except ingot.ConversionError as error:
                 refused.append(str(error))
     assert len(refused) > 50
-    assert all("changed.gguf" in words or "out.safetensors" in words for words in refused)
+    assert all("changed.gguf" in words for words in refused)
+
+
+def test_a_shape_that_no_array_has_is_refused_also_without_elements() -> None:
+    data = Path(gguf_file()).read_bytes()
+    rows, columns = (size.to_bytes(8, "little") for size in WEIGHT.shape)
+    assert data.count(columns + rows) == 2
+    changed = data.replace(columns + rows, (1 << 62).to_bytes(8, "little") + bytes(8))
+    Path("changed.gguf").write_bytes(changed)
+    with pytest.raises(ingot.ConversionError, match=r"changed.gguf: tensor `plain`: .*overflows") as caught:
+        ingot.convert("changed.gguf", "out.safetensors")
+    assert caught.value.code == "size-overflow"
+    assert sorted(os.listdir()) == ["changed.gguf", "in.gguf"]
+
+
+def test_what_the_new_file_cannot_hold_is_an_error_of_the_source() -> None:
+    numpy.savez("in.npz", __metadata__=WEIGHT)
+    with pytest.raises(ingot.ConversionError, match=r"^in.npz: out.safetensors: ") as caught:
+        ingot.convert("in.npz", "out.safetensors")
+    assert (caught.value.path, caught.value.tensor) == ("in.npz", "__metadata__")
 
 
 # --- Arrow and Parquet ---

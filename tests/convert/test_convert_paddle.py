@@ -148,3 +148,15 @@ def test_every_cut_is_refused() -> None:
 def test_an_array_of_objects_is_refused() -> None:
     with pytest.raises(ingot.ConversionError, match="expected numbers"):
         ingot.convert(pickled({"a": numpy.array([{}], object)}), "out.safetensors")
+
+
+def test_no_room_is_made_for_bytes_that_are_not_there() -> None:
+    for nbytes in (1 << 40, 1 << 62, 2**64 - 1):
+        Path("in.pdparams").write_bytes(
+            b"\x80\x05" + pickle.BYTEARRAY8 + nbytes.to_bytes(8, "little") + b"ab."
+        )
+        with pytest.raises(ingot.ConversionError, match=f"expected {nbytes} more bytes, found 3"):
+            ingot.convert("in.pdparams", "out.safetensors")
+    Path("in.pdparams").write_bytes(pickle.dumps({"a": WEIGHT, "b": bytearray(b"ab")}, 5))
+    with pytest.raises(ingot.ConversionError, match="asks for more than arrays"):
+        ingot.convert("in.pdparams", "out.safetensors")

@@ -233,6 +233,25 @@ def test_a_storage_that_is_too_short_is_named() -> None:
     assert caught.value.code == "truncated"
 
 
+def test_a_storage_that_an_old_file_does_not_list_is_named() -> None:
+    """torch fills the storages that are listed at the end, and gives the others as their memory was."""
+    torch.save({"weight": WEIGHT}, "old.pt", _use_new_zipfile_serialization=False)
+    data = Path("old.pt").read_bytes()
+    at = data.rindex(b"\x80\x02]q")
+    for keys in ([], ["other"]):
+        Path("old.pt").write_bytes(data[:at] + pickle.dumps(keys, 2))
+        with pytest.raises(ingot.ConversionError, match=r"old.pt: a storage is not in the file") as caught:
+            ingot.convert("old.pt", "out.safetensors")
+        assert caught.value.code == "truncated"
+
+
+def test_a_changed_byte_is_noticed_by_the_checksum() -> None:
+    data = Path(saved({"weight": WEIGHT}, "model.bin")).read_bytes()
+    Path("model.bin").write_bytes(data.replace(b"little", b"lxttle", 1))
+    with pytest.raises(ingot.ConversionError, match=r"model.bin: .*CRC"):
+        ingot.convert("model.bin", "out.safetensors")
+
+
 def test_a_file_that_is_cut_short_is_refused() -> None:
     data = Path(saved({"weight": torch.zeros(5000)}, "model.bin")).read_bytes()
     for part in (3, 100, len(data) // 2, len(data) - 1):

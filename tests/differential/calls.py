@@ -29,6 +29,8 @@ from differential.givens import (
     NAMES,
     NO_DEVICES,
     PATHS,
+    PLANS,
+    PREFETCHING,
     SERIALIZED,
     SPECS,
     STATES,
@@ -384,6 +386,42 @@ def _signatures() -> Iterator[tuple[str, Call]]:
             )
 
 
+def _prefetching() -> Iterator[tuple[str, Call]]:
+    for title, plan in PLANS.items():
+        yield (
+            f"prefetch(plan={title})",
+            lambda m, place, p=plan: opened(m, place).prefetch(p, device="cuda:0"),
+        )
+    for title, options in PREFETCHING.items():
+        yield (
+            f"prefetch({title})",
+            lambda m, place, o=options: opened(m, place).prefetch({"b": None}, **o),
+        )
+        yield (
+            f"closed.prefetch({title})",
+            lambda m, place, o=options: closed(m, place).prefetch(**o),
+        )
+    yield "prefetch(np)", lambda m, place: opened(m, place, "np").prefetch()
+    for title, name in {"there": "b", **NAMES}.items():
+        yield (
+            f"get_tensor_meta({title})",
+            lambda m, place, n=name: _meta(opened(m, place), n),
+        )
+    yield "closed.get_tensor_meta", lambda m, place: _meta(closed(m, place), "b")
+    for name in ("PrefetchLoader", "TensorMeta", "PySafeSlice"):
+        yield f"{name}()", lambda m, place, n=name: getattr(m.top, n)()
+
+
+def _meta(file: Any, name: Any) -> Any:
+    found = file.get_tensor_meta(name)
+    return found.dtype, found.shape, found.data_offsets
+
+
+def are_there(group: str, m: SimpleNamespace) -> bool:
+    """Whether a wheel has what the calls of a group call. `prefetch` is called as where there is no CUDA."""
+    return group != "prefetching" or (hasattr(m.top, "PrefetchLoader") and not torch.cuda.is_available())
+
+
 # All of them, each with its name.
 GROUPS: dict[str, dict[str, Call]] = {
     "opening": dict(_opening()),
@@ -392,6 +430,7 @@ GROUPS: dict[str, dict[str, Call]] = {
     "handles": dict(_handles()),
     "slices": dict(_slices()),
     "models": dict(_models()),
+    "prefetching": dict(_prefetching()),
     "privates": dict(_privates()),
     "signatures": dict(_signatures()),
 }

@@ -244,6 +244,54 @@ METADATA: dict[str, Any] = {
     "zero": 0,
 }
 
+# What is given for the plan of `prefetch`.
+PLANS: dict[str, Any] = {
+    "None": None,
+    "empty": {},
+    "list": ["b"],
+    "str": "b",
+    "int": 3,
+    "whole": {"b": None},
+    "missing": {"nope": None},
+    "int key": {3: None},
+    "None key": {None: None},
+    "int value": {"b": 3},
+    "tuple value": {"b": (0, 1)},
+    "missing, int value": {"nope": 3},
+    "rows": {"b": slice(0, 2)},
+    "no rows": {"b": slice(2, 1)},
+    "rows from the end": {"b": slice(-2, None)},
+    "rows past the end": {"b": slice(0, 4)},
+    "rows before the first": {"b": slice(-4, None)},
+    "rows with step 2": {"b": slice(0, 2, 2)},
+    "rows with step 0": {"b": slice(0, 2, 0)},
+    "rows with step -1": {"b": slice(2, 0, -1)},
+    "rows by str": {"b": slice("a", 2)},
+    "rows by float": {"b": slice(1.0, 2)},
+    "rows, huge": {"b": slice(None, 2**70)},
+    "rows of a scalar": {"s": slice(0, 1)},
+    "rows of none": {"z": slice(None)},
+}
+
+# What is given beside it.
+PREFETCHING: dict[str, dict[str, Any]] = {
+    "nothing": {},
+    "device cpu": {"device": "cpu"},
+    "device cuda": {"device": "cuda"},
+    "device cuda:0": {"device": "cuda:0"},
+    "device int": {"device": 0},
+    "device -1": {"device": -1},
+    "device foo": {"device": "foo"},
+    "device float": {"device": 1.5},
+    "device list": {"device": ["cuda"]},
+    "threads 0": {"threads": 0},
+    "threads -1": {"threads": -1},
+    "threads huge": {"threads": 2**70},
+    "threads str": {"threads": "a"},
+    "threads None": {"threads": None},
+    "unknown": {"more": 1},
+}
+
 NAMES: dict[str, Any] = {
     "missing": "nope",
     "near": "aa",

@@ -57,7 +57,8 @@ def metadata_upstream(format: str, path: Path) -> dict[str, str] | None:
 
 
 def test_the_wheels_are_those_that_the_differences_speak_of() -> None:
-    assert {package: version(package) for package in VERSIONS} == VERSIONS
+    for package, versions in VERSIONS.items():
+        assert version(package) in versions
 
 
 @pytest.mark.parametrize("vector", [pytest.param(vector, id=vector.name) for vector in vectors()])

@@ -16,8 +16,8 @@ import safetensors
 
 from vectors.case import FOLDER, Vector, vectors
 
-# What `upstream` speaks of. Another version may judge otherwise.
-VERSIONS = {"safetensors": "0.8.0", "bintensors": "0.2.0"}
+# What `upstream` speaks of, in `.venv` and for `make test-rc`. Another version may judge otherwise.
+VERSIONS = {"safetensors": ("0.8.0", "0.9.0rc1"), "bintensors": ("0.2.0",)}
 
 
 def deserialize(format: str, file: bytes) -> list[tuple[str, dict[str, Any]]] | None:
@@ -49,8 +49,8 @@ def write(measured: dict[str, str]) -> None:
 
 def main() -> int:
     for package, expected in VERSIONS.items():
-        if version(package) != expected:
-            print(f"{package}: expected version {expected}, found {version(package)}")
+        if version(package) not in expected:
+            print(f"{package}: expected version {' or '.join(expected)}, found {version(package)}")
             return 1
     measured = {vector.name: measure(vector) for vector in vectors()}
     if sys.argv[1:] == ["--write"]:

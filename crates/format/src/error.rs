@@ -592,3 +592,71 @@ impl fmt::Display for SystemError {
         self.0.fmt(f)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::dtype::Dtype;
+    use alloc::string::ToString;
+
+    #[test]
+    fn the_sizes_that_did_not_agree_are_told_with_the_fault() {
+        let tensor = || "a".to_string();
+        for (fault, sizes) in [
+            (FormatError::TooShort { file_nbytes: 7 }, Some((8, 7))),
+            (FormatError::HeaderTooLarge { found: 9, limit: 5 }, Some((5, 9))),
+            (
+                FormatError::HeaderPastEnd {
+                    header_nbytes: 20,
+                    file_nbytes: 12,
+                },
+                Some((28, 12)),
+            ),
+            (
+                FormatError::TrailingBytes {
+                    expected: 3,
+                    found: 4,
+                },
+                Some((3, 4)),
+            ),
+            (
+                FormatError::WrongLength {
+                    tensor: tensor(),
+                    dtype: Dtype::F32,
+                    shape: [2].to_vec(),
+                    expected: 8,
+                    found: 7,
+                },
+                Some((8, 7)),
+            ),
+            (
+                FormatError::InvalidTensorView(Dtype::F32, [2, 3].to_vec(), 20),
+                Some((24, 20)),
+            ),
+            (FormatError::DuplicateTensor { tensor: tensor() }, None),
+        ] {
+            assert_eq!(fault.expected_found(), sizes, "{fault}");
+            let foreign = FormatError::Foreign {
+                kind: Foreign::Gzip,
+                fault: alloc::boxed::Box::new(fault),
+            };
+            assert_eq!(foreign.expected_found(), sizes, "{foreign}");
+        }
+    }
+
+    #[cfg(feature = "std")]
+    #[test]
+    fn faults_of_the_system_are_one_when_kind_and_number_are() {
+        use std::io;
+        let fault = |fault: io::Error| SystemError::from(fault);
+        let missing = || fault(io::Error::from_raw_os_error(2));
+        assert_eq!(missing(), missing());
+        assert_ne!(missing(), fault(io::Error::from_raw_os_error(13)));
+        // The same kind, of which one has no number.
+        assert_ne!(missing(), fault(io::ErrorKind::NotFound.into()));
+        assert_ne!(
+            fault(io::ErrorKind::NotFound.into()),
+            fault(io::ErrorKind::TimedOut.into())
+        );
+    }
+}

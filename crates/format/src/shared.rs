@@ -411,6 +411,21 @@ mod tests {
     }
 
     #[test]
+    fn what_was_expected_is_said() {
+        for (text, expected) in [
+            ("[]", "an object from names to objects with `of`"),
+            (r#"{"b":"a"}"#, "an object with `of`"),
+            (
+                r#"{"b":{"of":"a","shape":3,"stride":[1],"begin":0}}"#,
+                "a list of integers from 0 on",
+            ),
+        ] {
+            let said = parse_shared(text).unwrap_err().to_string();
+            assert!(said.contains(&alloc::format!("expected {expected}")), "{said}");
+        }
+    }
+
+    #[test]
     fn dimensions_beyond_the_limit_are_not_kept() {
         let dims = |count: usize| vec!["9223372036854775807"; count].join(",");
         let record = |count| {

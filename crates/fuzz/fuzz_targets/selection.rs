@@ -2,9 +2,12 @@
 //! the tensor.
 #![no_main]
 
-use ingot_format::{Dtype, Index, Selection, nbytes};
+mod selected;
+
+use ingot_format::{Dtype, Selection, nbytes};
 use libfuzzer_sys::arbitrary::{Result, Unstructured};
 use libfuzzer_sys::fuzz_target;
+use selected::{merged, naive, part};
 
 fuzz_target!(|input: &[u8]| {
     // Input that ends too early says nothing of interest.
@@ -59,45 +62,6 @@ fn check(input: &mut Unstructured<'_>) -> Result<()> {
     Ok(())
 }
 
-/// One part of an index, most often near to the places that there are.
-fn part(input: &mut Unstructured<'_>) -> Result<Index> {
-    fn place(input: &mut Unstructured<'_>) -> Result<i64> {
-        if input.ratio(1, 16)? {
-            input.arbitrary()
-        } else {
-            input.int_in_range(-8..=8)
-        }
-    }
-    fn bound(input: &mut Unstructured<'_>) -> Result<Option<i64>> {
-        if input.arbitrary()? {
-            Ok(Some(place(input)?))
-        } else {
-            Ok(None)
-        }
-    }
-    Ok(match input.int_in_range(0..=9)? {
-        0..=2 => Index::At(place(input)?),
-        3..=6 => Index::Span {
-            start: bound(input)?,
-            stop: bound(input)?,
-            step: match input.int_in_range(0..=9)? {
-                0 => Some(input.arbitrary()?),
-                step @ 1..=4 => Some(step),
-                _ => None,
-            },
-        },
-        7 => {
-            let mut list = Vec::new();
-            for _ in 0..input.int_in_range(0..=5)? {
-                list.push(place(input)?);
-            }
-            Index::Pick(list)
-        }
-        8 => Index::Rest,
-        _ => Index::NewAxis,
-    })
-}
-
 /// All that is said of a selection of any size keeps to the tensor.
 fn within(selection: &Selection, dtype: Dtype, shape: &[u64]) {
     const LOOKED_AT: usize = 1000;
@@ -117,91 +81,4 @@ fn within(selection: &Selection, dtype: Dtype, shape: &[u64]) {
         assert!(row.count > 0 && row.nbytes > 0);
         assert!(row.begin + (row.count - 1) * row.stride + row.nbytes <= whole);
     }
-}
-
-/// What an index takes, found element by element.
-struct Naive {
-    shape: Vec<u64>,
-    /// Ranges of bits in the order of the result, neighbours joined.
-    bits: Vec<(u64, u64)>,
-}
-
-fn naive(dtype: Dtype, shape: &[u64], index: &[Index]) -> Naive {
-    let speaks = index
-        .iter()
-        .filter(|part| !matches!(part, Index::Rest | Index::NewAxis))
-        .count();
-    let mut result = Vec::new();
-    let mut axes: Vec<Vec<u64>> = Vec::new();
-    let whole = |axes: &mut Vec<Vec<u64>>, result: &mut Vec<u64>| {
-        result.push(shape[axes.len()]);
-        axes.push((0..shape[axes.len()]).collect());
-    };
-    for part in index {
-        match part {
-            Index::NewAxis => result.push(1),
-            Index::Rest => (speaks..shape.len()).for_each(|_| whole(&mut axes, &mut result)),
-            Index::At(at) => {
-                let size = shape[axes.len()];
-                axes.push(vec![counted(*at, size)]);
-            }
-            Index::Pick(list) => {
-                let size = shape[axes.len()];
-                result.push(list.len() as u64);
-                axes.push(list.iter().map(|&at| counted(at, size)).collect());
-            }
-            Index::Span { start, stop, step } => {
-                let size = i128::from(shape[axes.len()]);
-                let clip = |bound: i64| match i128::from(bound) {
-                    bound if bound < 0 => (bound + size).max(0),
-                    bound => bound.min(size),
-                };
-                let (start, stop) = (start.map_or(0, clip), stop.map_or(size, clip));
-                let step = i128::from(step.unwrap_or(1));
-                let places: Vec<u64> = (0..size)
-                    .filter(|&at| start <= at && at < stop && (at - start) % step == 0)
-                    .map(|at| at as u64)
-                    .collect();
-                result.push(places.len() as u64);
-                axes.push(places);
-            }
-        }
-    }
-    while axes.len() < shape.len() {
-        whole(&mut axes, &mut result);
-    }
-    let mut elements = vec![0];
-    for (places, size) in axes.iter().zip(shape) {
-        elements = elements
-            .iter()
-            .flat_map(|before| places.iter().map(move |place| before * size + place))
-            .collect();
-    }
-    let bits = elements
-        .iter()
-        .map(|element| (element * dtype.bits(), (element + 1) * dtype.bits()));
-    Naive {
-        shape: result,
-        bits: merged(bits),
-    }
-}
-
-fn counted(at: i64, size: u64) -> u64 {
-    if at < 0 {
-        size - at.unsigned_abs()
-    } else {
-        at.unsigned_abs()
-    }
-}
-
-/// The ranges, those joined of which one begins where the one before it ends.
-fn merged(ranges: impl Iterator<Item = (u64, u64)>) -> Vec<(u64, u64)> {
-    let mut merged: Vec<(u64, u64)> = Vec::new();
-    for (begin, end) in ranges {
-        match merged.last_mut() {
-            Some(last) if last.1 == begin => last.1 = end,
-            _ => merged.push((begin, end)),
-        }
-    }
-    merged
 }

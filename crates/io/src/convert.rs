@@ -302,13 +302,14 @@ impl Small {
     }
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use proptest::prelude::*;
+/// What floats mean, found the slow way: for tests, and for the fuzz target `convert`.
+#[cfg(any(test, feature = "fuzzing"))]
+#[allow(clippy::unwrap_used, reason = "tests")]
+pub(crate) mod naive {
+    use super::Dtype;
 
     /// The obvious meaning of a pattern, by the shape of the dtype alone; `None` for NaN.
-    fn naive_value(dtype: Dtype, pattern: u32) -> Option<f64> {
+    pub(crate) fn value(dtype: Dtype, pattern: u32) -> Option<f64> {
         let (bits, mantissa_bits, bias) = match dtype {
             Dtype::F32 => (32, 23, 127),
             Dtype::F16 => (16, 10, 15),
@@ -337,12 +338,13 @@ mod tests {
     }
 
     /// The pattern whose value is nearest, of two the even one, found among all there are.
-    fn naive_nearest(dtype: Dtype, value: f64) -> u32 {
+    #[cfg(test)]
+    pub(crate) fn nearest(dtype: Dtype, wanted: f64) -> u32 {
         let sign_bit = if dtype.bits() == 16 { 0x8000 } else { 0x80 };
-        let of = |magnitude: u32| naive_value(dtype, magnitude).filter(|value| value.is_finite());
+        let of = |magnitude: u32| value(dtype, magnitude).filter(|value| value.is_finite());
         // Magnitudes ascend, and those that are numbers come first.
         let numbers: Vec<f64> = (0..sign_bit).map_while(of).collect();
-        let after = numbers.partition_point(|&number| number <= value.abs());
+        let after = numbers.partition_point(|&number| number <= wanted.abs());
         let largest = numbers.len() - 1;
         // The step after the largest number is as long as the one before it.
         let upper = |at: usize| {
@@ -352,7 +354,7 @@ mod tests {
                 .unwrap_or(2.0 * numbers[largest] - numbers[largest - 1])
         };
         let below = after - 1;
-        let (down, up) = (value.abs() - numbers[below], upper(below + 1) - value.abs());
+        let (down, up) = (wanted.abs() - numbers[below], upper(below + 1) - wanted.abs());
         let magnitude = match down.total_cmp(&up) {
             std::cmp::Ordering::Less => below,
             std::cmp::Ordering::Equal if below % 2 == 0 => below,
@@ -360,13 +362,19 @@ mod tests {
         };
         let magnitude = u32::try_from(magnitude).unwrap();
         match dtype {
-            Dtype::F8_E4M3 if magnitude == 0x7F => 0x7E | u32::from(value.is_sign_negative()) << 7,
+            Dtype::F8_E4M3 if magnitude == 0x7F => 0x7E | u32::from(wanted.is_sign_negative()) << 7,
             Dtype::F8_E4M3FNUZ | Dtype::F8_E5M2FNUZ if magnitude > 0x7F => 0x80,
             Dtype::F8_E4M3FNUZ | Dtype::F8_E5M2FNUZ if magnitude == 0 => 0,
-            _ if value.is_sign_negative() => sign_bit | magnitude,
+            _ if wanted.is_sign_negative() => sign_bit | magnitude,
             _ => magnitude,
         }
     }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
 
     fn converted(from: Dtype, to: Dtype, pattern: u32) -> u32 {
         let size = |dtype: Dtype| usize::try_from(dtype.bits() / 8).unwrap();
@@ -394,7 +402,7 @@ mod tests {
         for dtype in NARROW {
             for pattern in 0..1_u32 << dtype.bits() {
                 let wide = converted(dtype, Dtype::F32, pattern);
-                match naive_value(dtype, pattern) {
+                match naive::value(dtype, pattern) {
                     Some(value) => {
                         assert_eq!(
                             f64::from(f32::from_bits(wide)).to_bits(),
@@ -474,7 +482,7 @@ mod tests {
             let value = f32::from_bits(bits);
             prop_assume!(!value.is_nan());
             if value.is_finite() {
-                prop_assert_eq!(converted(Dtype::F32, to, bits), naive_nearest(to, f64::from(value)), "{} {:#x} {}", to, bits, value);
+                prop_assert_eq!(converted(Dtype::F32, to, bits), naive::nearest(to, f64::from(value)), "{} {:#x} {}", to, bits, value);
             }
         }
 

@@ -33,7 +33,7 @@
 
 // From the ground up: `sync`; `options`, `digest`, `convert`, `residency`; `error`; `disk`, `watch`, `memory`, `values`; `source`;
 // `heads`, `backend`, `workers`; `archive`; `payload`, `checkpoint`; `read`; `distance`, `statistics`, `verify`; `save`;
-// `serialize`, `remote`; `edit`; `writer`. Each imports what stands below it: scripts/check-floors.
+// `serialize`, `remote`; `edit`; `writer`; `fuzzing`. Each imports what stands below it: scripts/check-floors.
 mod archive;
 mod backend;
 mod checkpoint;
@@ -44,6 +44,9 @@ mod disk;
 mod distance;
 mod edit;
 mod error;
+#[cfg(feature = "fuzzing")]
+#[doc(hidden)]
+pub mod fuzzing;
 mod heads;
 mod memory;
 mod options;

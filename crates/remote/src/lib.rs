@@ -34,7 +34,7 @@
 #![forbid(unsafe_code)]
 
 // From the ground up: `lock`, `stop`; `fault`, `network`, `options`, `url`; `http`, `system`; `pin`, `secrets`; `store`, `access`;
-// `place`; `fetch`; `file`, `document`. Each imports what stands below it: scripts/check-floors.
+// `place`; `fetch`; `file`, `document`, `fuzzing`. Each imports what stands below it: scripts/check-floors.
 #[cfg(feature = "network")]
 mod access;
 #[cfg(feature = "network")]
@@ -45,6 +45,9 @@ mod fault;
 mod fetch;
 #[cfg(feature = "network")]
 mod file;
+#[cfg(all(feature = "fuzzing", unix))]
+#[doc(hidden)]
+pub mod fuzzing;
 #[cfg(feature = "network")]
 mod http;
 mod lock;

@@ -219,6 +219,7 @@ mod tests {
             ("http:/u:p@h/x?y", "http:/h/x?…"),
             ("ftp://u:p@h/x?y", "ftp://h/x?…"),
             ("simplecache::s3://k:s@b/k", "simplecache::s3://b/k"),
+            ("simplecache::s3:/k:s@b/k", "simplecache::s3:/b/k"),
             ("s3://b/k?x", "s3://b/k?x"),
             ("s3://b/k?x=y", "s3://b/k?…"),
             ("s3://b/k#x", "s3://b/k#x"),

@@ -25,7 +25,8 @@ pub(crate) fn split_scheme(text: &str) -> Option<(&str, &str)> {
 /// The same of a URL that was made a path, which leaves one slash of two.
 pub(crate) fn split_collapsed(text: &str) -> Option<(&str, &str)> {
     let (scheme, rest) = text.split_once(":/")?;
-    let is_known = SCHEMES.iter().any(|known| known.eq_ignore_ascii_case(scheme));
+    let last = scheme.rsplit("::").next().unwrap_or_default();
+    let is_known = SCHEMES.iter().any(|known| known.eq_ignore_ascii_case(last));
     is_known.then_some((scheme, rest))
 }
 

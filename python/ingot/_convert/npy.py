@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy
 
+from ingot._text import _quoted
 from ingot.errors import ConversionError
 
 from .refusal import refused
@@ -18,10 +19,15 @@ if TYPE_CHECKING:
 MAGIC = b"\x93NUMPY"
 # NumPy's own limit, in bytes. Headers of arrays take about a hundred.
 MAX_HEADER_NBYTES = 10_000
+# White space of Python's grammar, which is not all that text has.
+_S = r"[ \t\n\r\f]*"
+# One of its numbers, or a long one of Python 2, and a tuple of them.
+_N = rf"(?:0+|[1-9][0-9]*)L?{_S}"
+_TUPLE = rf"\({_S}(?P<shape>(?:{_N},{_S}(?:{_N}(?:,{_S}{_N})*,?{_S})?)?)\)"
 _HEADER = re.compile(
-    r"\{\s*(?:'descr'\s*:\s*(?P<descr>'[^'\\]{1,20}'|[\[(].*)\s*,\s*)"
-    r"'fortran_order'\s*:\s*(?P<order>True|False)\s*,\s*"
-    r"'shape'\s*:\s*\((?P<shape>[0-9L,\s]*)\)\s*,?\s*\}\s*",
+    rf"\{{{_S}(?:'descr'{_S}:{_S}(?P<descr>'[^'\\]{{1,20}}'|[\[(].*){_S},{_S})"
+    rf"'fortran_order'{_S}:{_S}(?P<order>True|False){_S},{_S}"
+    rf"'shape'{_S}:{_S}{_TUPLE}{_S},?{_S}\}}{_S}",
     re.DOTALL,
 )
 _DTYPE = re.compile(r"[<>|=]?[?biufcSUVOmMa][0-9]*(\[[0-9a-zA-Z]+\])?")
@@ -42,9 +48,9 @@ def header(path: str, name: str, stream: IO[bytes]) -> Header | None:
     head = stream.read(8)
     if len(head) < 8 or not head.startswith(MAGIC):
         raise _damaged(path, name, "it has no header of NumPy's")
-    major = head[6]
-    if major not in (1, 2, 3):
-        raise _damaged(path, name, f"expected version 1, 2 or 3, found {major}")
+    major, minor = head[6], head[7]
+    if major not in (1, 2, 3) or minor:
+        raise _damaged(path, name, f"expected version 1.0, 2.0 or 3.0, found {major}.{minor}")
     width = struct.Struct("<H" if major == 1 else "<I")
     field = stream.read(width.size)
     if len(field) < width.size:
@@ -59,9 +65,13 @@ def header(path: str, name: str, stream: IO[bytes]) -> Header | None:
     descr = match["descr"].strip("'")
     if not _DTYPE.fullmatch(descr) or descr.lstrip("<>|=")[0] in "SUVOmMa":
         return None
+    try:
+        dtype = numpy.dtype(descr)
+    except TypeError as error:
+        raise _damaged(path, name, f"its dtype is none: {_quoted(descr)}") from error
     dims = [dim.strip().rstrip("L") for dim in match["shape"].split(",")]
     shape = tuple(int(dim) for dim in dims if dim)
-    return Header(numpy.dtype(descr), match["order"] == "True", shape, 8 + width.size + length)
+    return Header(dtype, match["order"] == "True", shape, 8 + width.size + length)
 
 
 def _damaged(path: str, name: str, reason: str) -> ConversionError:

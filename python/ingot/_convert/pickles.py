@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import struct
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from .limits import OBJECT_NBYTES, VALUE_NBYTES
@@ -97,6 +98,11 @@ class Machine(_Base):  # type: ignore[misc]
             # A number is hashed at once, and a text only once.
             if not isinstance(key, (str, bytes, int)):
                 self.pay(key)
+
+    def load_bytearray8(self) -> None:
+        # Only what is there: the standard library makes room for as much as the pickle says.
+        (nbytes,) = struct.unpack("<Q", self.read(8))
+        self.append(bytearray(self.read(nbytes)))
 
     def load_reduce(self) -> None:
         self.pay(self.stack[-1])

@@ -111,7 +111,7 @@ class Window(RawIOBase):
 
 def contents(path: str, member: Member) -> bytes:
     """All bytes of a member."""
-    with opened(path, member) as stream:
+    with reading(path, "a ZIP archive"), opened(path, member) as stream:
         return stream.read()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import mmap
+import operator
 import os
 import re
 from typing import Any
@@ -319,8 +320,11 @@ class safe_open(_Lent, ingot.safe_open[Any]):
         threads : int
             How many threads read. 0 is taken for 1.
         """
+        threads = operator.index(threads)
         if threads < 0:
             raise OverflowError("can't convert negative int to unsigned")
+        if threads >= 1 << 64:
+            raise OverflowError("int too big to convert")
         refuse_bad_plan(self._checkpoint, plan)
         return super().prefetch(plan, device=device, threads=max(threads, 1))
 

@@ -173,3 +173,14 @@ fn a_fault_stands_at_the_byte_that_is_wrong_whatever_the_window() {
         assert!(fault.contains(&format!("byte {at}")), "{width}: {fault}");
     }
 }
+
+#[test]
+fn what_ends_too_early_is_refused_with_its_last_piece() {
+    let text = br#"{"weight_map":{"a":"b"}"#;
+    let mut reader = IndexReader::new(to_u64(text.len())).unwrap();
+    let fault = reader.feed(text).unwrap_err();
+    assert_eq!(fault.code(), "invalid-json");
+    // Where more is to come it is no fault.
+    let mut reader = IndexReader::new(to_u64(text.len()) + 1).unwrap();
+    assert!(reader.feed(text).is_ok());
+}

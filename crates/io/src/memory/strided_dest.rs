@@ -58,7 +58,7 @@ impl<'a> StridedDest<'a> {
     }
 
     /// The same over all of `memory`, of which none is left over but what the strides step over.
-    #[cfg(test)]
+    #[cfg(any(test, feature = "fuzzing"))]
     pub(crate) fn over(
         memory: &'a mut [u8],
         itemsize: usize,

@@ -22,20 +22,20 @@ use crate::disk;
 use crate::payload::FileRange;
 
 /// Bytes of a record: three words, which are what it is and two numbers.
-const RECORD: usize = 24;
+pub(super) const RECORD: usize = 24;
 /// Where the hash of a batch stands in it: the second number of its first record.
 const CHECK: Range<usize> = 16..24;
 /// Bytes that are read at a time, where no batch is longer. There is no telling how long a file is that others can
 /// write to.
 const PIECE: u64 = 1 << 20;
 
-const CLAIM: u64 = 1;
-const RANGE: u64 = 2;
-const DONE: u64 = 3;
-const FAILED: u64 = 4;
-const COMMIT: u64 = 5;
-const ABANDON: u64 = 6;
-const TAKE_OVER: u64 = 7;
+pub(super) const CLAIM: u64 = 1;
+pub(super) const RANGE: u64 = 2;
+pub(super) const DONE: u64 = 3;
+pub(super) const FAILED: u64 = 4;
+pub(super) const COMMIT: u64 = 5;
+pub(super) const ABANDON: u64 = 6;
+pub(super) const TAKE_OVER: u64 = 7;
 
 pub(super) struct Journal {
     inner: Mutex<Inner>,
@@ -77,7 +77,7 @@ pub(super) enum Verdict {
 
 /// A claim, which its owner makes good or takes back.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Claim(u64);
+pub(super) struct Claim(pub(super) u64);
 
 /// What the records say, in their order.
 #[derive(Debug)]
@@ -240,7 +240,11 @@ impl Inner {
 fn batch(kind: u64, number: u64, ranges: &[Range<u64>]) -> Vec<u8> {
     let ranges = ranges.iter().flat_map(|range| [RANGE, range.start, range.end]);
     let words = [kind, number, 0].into_iter().chain(ranges);
-    let mut batch: Vec<u8> = words.flat_map(u64::to_le_bytes).collect();
+    sealed(words.flat_map(u64::to_le_bytes).collect())
+}
+
+/// The same bytes with the hash that they need.
+pub(super) fn sealed(mut batch: Vec<u8>) -> Vec<u8> {
     let check = check(&batch);
     batch[CHECK].copy_from_slice(&check);
     batch
@@ -300,19 +304,18 @@ impl JournalState {
     }
 
     fn claim(&mut self, position: u64, records: &[u8]) -> Option<Verdict> {
-        let records = records.as_chunks::<RECORD>().0;
-        let mut ranges: Vec<Range<u64>> = Vec::with_capacity(records.len());
-        for record in records {
-            let [kind, begin, end] = words(record);
-            if kind != RANGE || begin >= end || end > self.total {
-                return None;
+        let range = |record| match words(record) {
+            [RANGE, begin, end] if begin < end && end <= self.total => Some(begin..end),
+            _ => None,
+        };
+        // Nothing is taken by a claim that is none: whoever reads it once more would find that as another's.
+        let ranges = records.as_chunks::<RECORD>().0.iter().map(range);
+        let ranges: Vec<Range<u64>> = ranges.collect::<Option<_>>()?;
+        for (number, range) in ranges.iter().enumerate() {
+            if !self.taken.add(range) {
+                self.release(&ranges[..number]);
+                return Some(Verdict::Taken(number));
             }
-            let range = begin..end;
-            if !self.taken.add(&range) {
-                self.release(&ranges);
-                return Some(Verdict::Taken(ranges.len()));
-            }
-            ranges.push(range);
         }
         self.open.insert(position, ranges);
         Some(Verdict::Accepted)
@@ -331,7 +334,7 @@ impl JournalState {
 }
 
 /// The three words of a record.
-fn words(record: &[u8; RECORD]) -> [u64; 3] {
+pub(super) fn words(record: &[u8; RECORD]) -> [u64; 3] {
     let mut words = [0; 3];
     for (word, bytes) in words.iter_mut().zip(record.as_chunks().0) {
         *word = u64::from_le_bytes(*bytes);
@@ -499,6 +502,18 @@ mod tests {
             file.set_len(nbytes).unwrap();
             let found = journals[0].commit();
             assert!(matches!(found, Err(JournalFault::Broken)), "{nbytes}: {found:?}");
+        }
+    }
+
+    #[test]
+    fn a_claim_that_is_none_takes_nothing_however_often_it_is_read() {
+        let (folder, journals) = several(1, 10);
+        let forged = batch(CLAIM, 2, &[0..4, 8..11]);
+        std::fs::write(folder.path().join("journal"), forged).unwrap();
+        for _ in 0..2 {
+            let found = journals[0].end_now();
+            assert!(matches!(found, Err(JournalFault::Broken)), "{found:?}");
+            assert_eq!(journals[0].written(&(0..10)), 0);
         }
     }
 

@@ -10,6 +10,8 @@ mod aside;
 mod coverage;
 mod foreign;
 mod journal;
+#[cfg(any(test, feature = "fuzzing"))]
+pub(crate) mod journal_model;
 #[cfg(test)]
 mod model;
 mod preamble;

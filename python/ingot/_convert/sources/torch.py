@@ -25,7 +25,7 @@ from ingot._convert.trial import Trial
 from ingot._convert.values import dtype_of, no_dtype
 from ingot._convert.zipped import Member, contents, members
 from ingot._dtypes import CODES, F4_PACKED
-from ingot._text import _escaped
+from ingot._text import _escaped, _quoted
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -176,13 +176,27 @@ def _try_old(path: str, budget: Budget) -> int:
             seen.add(key)
             budget.unpack(nbytes)
 
+    objects, keys = 0, None
     with reading(path, TITLE), open(path, "rb") as file:
         source = Bounded(path, file, size_of(path))
-        objects = 0
         for _ in range(_OLD_PICKLES):
             objects = file.tell()
-            Trial(source, budget, storage).load()
-        return objects
+            keys = Trial(source, budget, storage).load()
+    # torch fills those that are listed; the others would be of other memory.
+    listed = {_text(key) for key in keys} if isinstance(keys, list) else set()
+    if lost := sorted(seen - listed):
+        raise refused(
+            path,
+            f"a storage is not in the file: expected one with the key {_quoted(lost[0])}",
+            code="truncated",
+            expected=lost[0],
+        )
+    return objects
+
+
+def _text(key: object) -> object:
+    """A key as torch has it: of Python 2's text too."""
+    return key.decode("utf-8", "replace") if isinstance(key, bytes) else key
 
 
 def _refuse_programs(path: str, records: dict[str, Member] | None) -> None:

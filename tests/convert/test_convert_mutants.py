@@ -1,0 +1,241 @@
+"""Files of the formats that ingot reads by itself, with bytes changed at random.
+
+They are converted to what NumPy, msgpack or torch reads in them, or refused with one error; nothing is left.
+
+`INGOT_FILES` says how many of each format; `make nightly` tries more.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import pickle
+import random
+import struct
+import unicodedata
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import gguf
+import msgpack
+import numpy
+import pytest
+import torch
+
+import ingot
+from ingot._convert import msgpack as our_msgpack
+from ingot._convert.limits import Budget, limits
+from ingot.numpy import load_file
+from support.record import note
+
+pytestmark = pytest.mark.slow
+
+# So many of each format; a test takes no longer than the time that it has on a busy machine.
+FILES = int(os.environ.get("INGOT_FILES", "1500"))
+FILES_OF_ONE_TEST = 500
+WEIGHT = numpy.arange(24, dtype=numpy.float32).reshape(4, 6)
+TREE: dict[str, Any] = {
+    "a": WEIGHT,
+    "b": numpy.asfortranarray(WEIGHT[:, :2]),
+    "c": numpy.array([1, 2, 3], ">i4"),
+    "d": numpy.array([True, False]),
+    "e": numpy.float64(2.5),
+    "f": numpy.zeros((0, 3), numpy.uint8),
+}
+
+
+def npy(array: Any, version: tuple[int, int] | None = None) -> bytes:
+    file = io.BytesIO()
+    numpy.lib.format.write_array(file, numpy.asanyarray(array), version)
+    return file.getvalue()
+
+
+def npz(save: Callable[..., None]) -> bytes:
+    file = io.BytesIO()
+    save(file, **TREE, o=numpy.array([None, "x"], object))
+    return file.getvalue()
+
+
+def flax(tree: Any) -> Any:
+    if isinstance(tree, dict):
+        return {key: flax(value) for key, value in tree.items()}
+    array = numpy.ascontiguousarray(tree)
+    return msgpack.ExtType(
+        1, msgpack.packb((array.shape, array.dtype.name, array.tobytes()), use_bin_type=True)
+    )
+
+
+def torch_file(**options: Any) -> bytes:
+    weight = torch.from_numpy(WEIGHT.copy())
+    file = io.BytesIO()
+    torch.save(
+        {
+            "a": weight,
+            "t": weight.t(),
+            "row": weight[1],
+            "h": weight.half(),
+            "n": {"x": torch.ones(2)},
+            "epoch": 3,
+        },
+        file,
+        **options,
+    )
+    return file.getvalue()
+
+
+def gguf_file() -> bytes:
+    path = Path("seed.gguf")
+    writer = gguf.GGUFWriter(path, "llama")
+    writer.add_uint32("some.number", 3)
+    writer.add_array("some.words", ["a", "bc"])
+    writer.add_tensor("a", WEIGHT)
+    writer.add_tensor("h", WEIGHT.astype(numpy.float16))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    data = path.read_bytes()
+    path.unlink()
+    return data
+
+
+# The name of a file, and files of that format.
+SEEDS: dict[str, Callable[[], list[bytes]]] = {
+    "in.npy": lambda: [*(npy(array) for array in TREE.values()), npy(WEIGHT, (2, 0)), npy(WEIGHT, (3, 0))],
+    "in.npz": lambda: [npz(numpy.savez), npz(numpy.savez_compressed)],
+    "in.msgpack": lambda: [
+        msgpack.packb({"params": flax(TREE), "step": 3, "names": ["x", None, 1.5]}, use_bin_type=True),
+        msgpack.packb(flax({"long": {"w": numpy.zeros(3000, numpy.float32)}}), use_bin_type=True),
+    ],
+    "in.pdparams": lambda: [pickle.dumps({**TREE, "epoch": 3}, protocol) for protocol in (2, 4)],
+    "in.pt": lambda: [torch_file(), torch_file(_use_new_zipfile_serialization=False)],
+    "in.gguf": lambda: [gguf_file()],
+}
+# Numbers that say too much, or nothing.
+TELLING = [
+    0,
+    1,
+    2,
+    7,
+    0x7F,
+    0x80,
+    0xFF,
+    0x100,
+    0x7FFF,
+    0xFFFF,
+    0x10000,
+    0x7FFFFFFF,
+    0xFFFFFFFF,
+    2**40,
+    2**63,
+    2**64 - 1,
+]
+
+
+def mutant(seeds: list[bytes], dice: random.Random) -> bytes:
+    """One of the files with a few things changed."""
+    data = bytearray(dice.choice(seeds))
+    for _ in range(dice.choice([1, 1, 1, 2, 4])):
+        at, end = sorted(dice.choices(range(len(data) + 1), k=2))
+        end = min(end, at + dice.choice([1, 4, 16, 4096]))
+        match dice.randrange(8):
+            case 0 if data:
+                data[at % len(data)] ^= 1 << dice.randrange(8)
+            case 1 if data:
+                data[at % len(data)] = dice.randrange(256)
+            case 2:
+                del data[at:end]
+            case 3:
+                data[at:at] = data[at:end]
+            case 4:
+                other = dice.choice(seeds)
+                data[at:end] = other[at:end]
+            case 5:
+                del data[dice.randrange(len(data) + 1) :]
+            case 6:
+                form = dice.choice(["<H", "<I", "<Q", ">H", ">I", ">Q"])
+                number = dice.choice(TELLING) % 2 ** (8 * struct.calcsize(form))
+                data[at : at + struct.calcsize(form)] = struct.pack(form, number)
+            case _:
+                data[at:at] = dice.randbytes(dice.choice([1, 2, 8]))
+    return bytes(data)
+
+
+def equal(found: Any, expected: Any) -> bool:
+    """Whether two arrays are one, to the byte: in the order of bytes of this machine."""
+    expected = numpy.asarray(expected)
+    native = expected.astype(expected.dtype.newbyteorder("="))
+    return bool(
+        found.dtype == native.dtype and found.shape == native.shape and found.tobytes() == native.tobytes()
+    )
+
+
+def as_numpy_reads_it(data: bytes, found: dict[str, Any]) -> None:
+    read = numpy.load(io.BytesIO(data), allow_pickle=False)
+    arrays = {"tensor": read} if isinstance(read, numpy.ndarray) else read
+    for name, array in found.items():
+        assert equal(array, arrays[name]), name
+
+
+def as_msgpack_reads_it(data: bytes, found: dict[str, Any]) -> None:
+    mine = our_msgpack.load_inner("x", data, Budget("x", limits(len(data), None)))
+    if "kind=-1," in repr(mine):
+        # They make times of such extensions, or refuse them; ours are left out.
+        return
+    theirs = msgpack.unpackb(data, strict_map_key=False, ext_hook=our_msgpack.Extension)
+    # A number that is none differs from itself.
+    assert repr(mine) == repr(theirs)
+
+
+def as_torch_reads_it(data: bytes, found: dict[str, Any]) -> None:
+    read = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
+    for name, array in found.items():
+        tensor = read
+        for key in name.split("."):
+            tensor = tensor[key]
+        assert equal(array, tensor.numpy()), name
+
+
+ORACLES: dict[str, Callable[[bytes, dict[str, Any]], None]] = {
+    "in.npy": as_numpy_reads_it,
+    "in.npz": as_numpy_reads_it,
+    "in.msgpack": as_msgpack_reads_it,
+    "in.pt": as_torch_reads_it,
+}
+
+
+def converted(name: str, data: bytes) -> bool:
+    """Whether a file becomes one of tensors, which has to be right."""
+    out = Path("out.safetensors")
+    Path(name).write_bytes(data)
+    out.write_bytes(b"old")
+    try:
+        ingot.convert(name, out, overwrite=True)
+    except ingot.ConversionError as error:
+        said = str(error)
+        assert name in said
+        assert "Cc" not in map(unicodedata.category, said), repr(said)
+        assert out.read_bytes() == b"old"
+        return False
+    finally:
+        assert sorted(os.listdir()) == sorted([name, out.name])
+    found = load_file(out, backend="pread")
+    if check := ORACLES.get(name):
+        check(data, found)
+    return True
+
+
+@pytest.mark.parametrize("first", range(0, FILES, FILES_OF_ONE_TEST))
+@pytest.mark.parametrize("name", SEEDS)
+@pytest.mark.filterwarnings("ignore")
+def test_a_file_with_changed_bytes_is_what_others_read_in_it_or_refused(name: str, first: int) -> None:
+    seeds = SEEDS[name]()
+    number, wrong, right = first, 1, 0
+    try:
+        for number in range(first, first + FILES_OF_ONE_TEST):
+            right += converted(name, mutant(seeds, random.Random(f"{name} {number}")))
+        wrong = 0
+    finally:
+        note(f"mutants of files, {name.removeprefix('in.')}", number - first + 1, wrong)
+    assert 0 < right < FILES_OF_ONE_TEST
