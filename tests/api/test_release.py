@@ -91,9 +91,12 @@ def test_wheels_that_differ_are_told_by_their_members(tmp_path: Path) -> None:
 
 def test_the_workflow_builds_and_tries_every_wheel_that_there_is() -> None:
     workflow = (ROOT / ".github" / "workflows" / "release.yml").read_text("utf-8")
+    # Windows has a linker of its own there.
+    released = [name for name in WHEELS.TARGETS if not name.endswith("-cross")]
+    assert "-cross" not in workflow
     # Once where it is built, and once or more where it is tried.
-    assert [name for name in WHEELS.TARGETS if f"wheel: {name} }}" not in workflow] == []
-    assert [name for name in WHEELS.TARGETS if f"wheel: {name}, " not in workflow] == []
+    assert [name for name in released if f"wheel: {name} }}" not in workflow] == []
+    assert [name for name in released if f"wheel: {name}, " not in workflow] == []
 
 
 CARGO: dict[str, Any] = {

@@ -212,9 +212,11 @@ def converted(name: str, data: bytes) -> bool:
     out.write_bytes(b"old")
     try:
         ingot.convert(name, out, overwrite=True)
-    except ingot.ConversionError as error:
+    except (ingot.ConversionError, ingot.SaveError) as error:
         said = str(error)
-        assert name in said
+        # What the new file cannot have is said of that.
+        about = name if isinstance(error, ingot.ConversionError) else out.name
+        assert about in said
         assert "Cc" not in map(unicodedata.category, said), repr(said)
         assert out.read_bytes() == b"old"
         return False

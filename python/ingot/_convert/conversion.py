@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from contextlib import contextmanager
 from os import fsdecode
 from typing import TYPE_CHECKING, NamedTuple, cast
 
@@ -13,7 +12,7 @@ from ingot._objects import shown
 from ingot._options import Existing, checked_progress, float_code, is_durable, is_path, texts
 from ingot._progress import told
 from ingot._text import _escaped
-from ingot.errors import ConversionError, OptionError, SaveError
+from ingot.errors import OptionError
 
 from .destination import Destination
 from .fetched import copied, fetched, sweep
@@ -28,7 +27,7 @@ from .verify import verify as verified
 from .write import Ending, check_npz, code_in, write_native, write_npz
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
     from typing import Literal
 
     from ingot._objects import Source
@@ -215,12 +214,11 @@ class _Write(NamedTuple):
             check_npz(self.to.path, entries, self.code)
         total = sum(nbytes(code_in(entry, self.code), entry.shape) for entry in entries)
         moved = _counter(tell, total * (2 if self.verify else 1))
-        with _storing(path):
-            files = (
-                self._shards(entries, metadata, shared, total, moved)
-                if self.to.place
-                else self._file(entries, metadata, shared, moved)
-            )
+        files = (
+            self._shards(entries, metadata, shared, total, moved)
+            if self.to.place
+            else self._file(entries, metadata, shared, moved)
+        )
         return Conversion(
             source=path,
             destination=self.to.path,
@@ -316,22 +314,6 @@ def _check(path: str, contents: Contents, chosen: Selected, budget: Budget) -> N
                 tensor=entry.name,
             )
     budget.check_tensors(sum(nbytes(entry.code, entry.shape) for entry in chosen.entries))
-
-
-@contextmanager
-def _storing(path: str) -> Iterator[None]:
-    """What the new file cannot hold, the source at `path` should not have."""
-    try:
-        yield
-    except SaveError as error:
-        raise ConversionError(
-            f"{_escaped(path)}: {error}",
-            code=error.code,
-            path=path,
-            tensor=error.tensor,
-            expected=error.expected,
-            found=error.found,
-        ) from error
 
 
 def _counter(tell: Tell | None, total: int) -> Moved:
