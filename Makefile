@@ -72,7 +72,7 @@ test-orders: | tools
 test-python: $(VENV)/.ingot $(VENV)/.test $(VENV)/.demo
 	$(BIN)/python -m pytest tests -m "not slow" -n auto --dist worksteal
 
-# They measure memory, fill disks and start processes of their own, each in its own process and folder.
+# They measure memory, fill disks and start processes of their own, each in folders of its own.
 test-slow: $(VENV)/.ingot $(VENV)/.test $(VENV)/.demo
 	$(BIN)/python -m pytest tests -m slow -n auto --dist worksteal
 

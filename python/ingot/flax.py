@@ -151,11 +151,11 @@ class Spread(Carrier):
             told(batch)
         jax.block_until_ready(under_way)
         return [
-            self._whole(shape, [own[device] for device in boxes], dtype)
+            self._assembled(shape, [own[device] for device in boxes], dtype)
             for (_, shape), own, boxes, dtype in zip(outlines, shards, homes, dtypes, strict=True)
         ]
 
-    def _whole(self, shape: tuple[int, ...], shards: list[jax.Array], dtype: Any) -> jax.Array:
+    def _assembled(self, shape: tuple[int, ...], shards: list[jax.Array], dtype: Any) -> jax.Array:
         # Without a shard nothing else says the dtype. Older versions of jax need a shard, and take no dtype.
         lacking = {} if shards else {"dtype": dtype}
         return jax.make_array_from_single_device_arrays(shape, self._sharding, shards, **lacking)

@@ -149,6 +149,20 @@ def test_a_server_with_another_version_by_then_is_found_out(saved):
             load_tensors(checkpoint, None, wrap, None, PLAIN)
 
 
+class Whole(Folder):
+    """The same from a server that gives no parts."""
+
+    def __call__(self, handler: Handler, request: Request) -> None:
+        data = (self.path / request.path[1:]).read_bytes()
+        handler.head(200, Content_Length=len(data), ETag=self.tag)
+        handler.body(data)
+
+
+def test_a_server_that_gives_no_parts_is_asked_by_each(saved):
+    with serving(Whole(saved.parent)) as server:
+        assert Checkpoint.open_url(server.url(f"/{saved.name}")).heads() is None
+
+
 def test_headers_of_a_file_system_are_nothing_to_a_server(saved, tmp_path):
     """As of a cache that one rank has and another has not."""
     if lacked := slow_disk.missing():

@@ -266,16 +266,11 @@ impl Archive {
         let Some(version) = source.version() else {
             return Ok(None);
         };
-        let nbytes = source.nbytes();
-        let head_nbytes = match nbytes <= WHOLE_NBYTES {
-            true => nbytes,
-            false => self.header.data_start(),
-        };
-        let mut bytes = vec![0; size(head_nbytes)];
+        let mut bytes = vec![0; size(self.header.data_start())];
         read_exactly(source, 0, &mut bytes, stop).map_err(|failure| self.explain(failure))?;
         self.check_unchanged()?;
         Ok(Some(Head {
-            nbytes,
+            nbytes: source.nbytes(),
             version,
             bytes,
         }))
@@ -483,10 +478,6 @@ pub(crate) fn nearest<'n>(names: impl Iterator<Item = &'n str>, name: &str) -> O
 /// Bytes that the first read takes, and those of a long header that lie in memory at a time. Most headers are shorter,
 /// so that it is the only read; and it is little enough to stay in a core's cache.
 const START_NBYTES: u64 = 64 << 10;
-
-/// Files of up to this size are given to other processes whole: a server that gives no parts of one would have to be asked
-/// for all of it by each.
-const WHOLE_NBYTES: u64 = 128 << 10;
 
 /// Bytes of the length before the header.
 const PREFIX_NBYTES: usize = 8;

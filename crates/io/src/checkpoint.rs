@@ -90,7 +90,7 @@ impl Checkpoint {
     /// What [`Archive::open`] says; [`Error::Index`] with the rule that the index breaks; [`Error::Checkpoint`] where
     /// index, shards and directory do not go together.
     pub fn open(path: &Path, options: &CheckpointOptions) -> Result<Checkpoint, Error> {
-        Checkpoint::located(path, options, false, None)
+        Checkpoint::open_with(path, options, Heads::default())
     }
 
     /// As [`Checkpoint::open`], with what another process has read to open the same ([`Checkpoint::heads`]): of files that are
@@ -99,7 +99,7 @@ impl Checkpoint {
     /// # Errors
     /// As [`Checkpoint::open`].
     pub fn open_with(path: &Path, options: &CheckpointOptions, heads: Heads) -> Result<Checkpoint, Error> {
-        Checkpoint::located(path, options, false, Some(heads))
+        Checkpoint::located(path, options, false, heads)
     }
 
     /// As [`Checkpoint::open`], for one of perhaps many: its only file does not stay open either.
@@ -107,16 +107,16 @@ impl Checkpoint {
     /// # Errors
     /// As [`Checkpoint::open`].
     pub fn open_lent(path: &Path, options: &CheckpointOptions) -> Result<Checkpoint, Error> {
-        Checkpoint::located(path, options, true, None)
+        Checkpoint::located(path, options, true, Heads::default())
     }
 
     fn located(
         path: &Path,
         options: &CheckpointOptions,
         is_lent: bool,
-        heads: Option<Heads>,
+        heads: Heads,
     ) -> Result<Checkpoint, Error> {
-        let head = heads.as_ref().and_then(Heads::of_file);
+        let head = heads.of_file();
         match locate(path, options, OpenFile { is_lent, head })? {
             Located::File(archive) => Ok(Checkpoint {
                 files: Contents::File(archive),

@@ -3,8 +3,8 @@
 use crate::source::Source;
 
 /// What one process has read of the files of a checkpoint to open it. Another opens the same with it, and reads none of that:
-/// [`Checkpoint::open_with`](crate::Checkpoint::open_with).
-#[derive(Clone, Debug, PartialEq, Eq)]
+/// [`Checkpoint::open_with`](crate::Checkpoint::open_with). By default it is nothing.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Heads {
     /// The index, as JSON, where there is one.
     pub index: Option<Vec<u8>>,

@@ -12,7 +12,7 @@ use crate::http::client::Response;
 use crate::http::pace::{Deadline, Pace};
 use crate::http::retry::Tries;
 use crate::lock::locked;
-use crate::pin::{Pin, line};
+use crate::pin::{Pin, add_line, line};
 use crate::stop::StopFlag;
 
 /// Bytes that the first request asks for. The headers of files of about 1,300 tensors fit, which is nearly every shard
@@ -50,6 +50,8 @@ pub struct RemoteFile {
     pin: Pin,
     /// The first bytes, which came with the size.
     start: Vec<u8>,
+    /// Whether the server gave the part that it was asked for, and not the file.
+    gives_parts: bool,
     /// Whether the server gives no parts, and the file is too large to be kept in `start`.
     is_whole: bool,
     /// What was found when the file turned out to be another: its size, where that is known.
@@ -64,6 +66,7 @@ impl RemoteFile {
             pin: Pin::of_lines(nbytes, told)?,
             resource: resource.of_commit(line(told, COMMIT).map(ToOwned::to_owned)),
             start,
+            gives_parts: true,
             is_whole: false,
             changed: Mutex::new(None),
         })
@@ -93,7 +96,7 @@ impl RemoteFile {
         stop: StopFlag<'_>,
     ) -> Result<RemoteFile, Fault> {
         let mut tries = Tries::new(&resource.client().options, stop);
-        let Begun { pin, start, is_whole } = loop {
+        let begun = loop {
             match begin(&resource, start_nbytes, held_nbytes, whole_nbytes, tries.deadline) {
                 Ok(begun) => break begun,
                 Err(fault) => tries.after(fault)?,
@@ -101,9 +104,10 @@ impl RemoteFile {
         };
         Ok(RemoteFile {
             resource,
-            pin,
-            start,
-            is_whole,
+            pin: begun.pin,
+            start: begun.start,
+            gives_parts: begun.gives_parts,
+            is_whole: begun.is_whole,
             changed: Mutex::new(None),
         })
     }
@@ -148,19 +152,14 @@ impl RemoteFile {
     }
 
     /// What another process has to know of the version, beside the size, to read the rest of it: no secret. `None` where
-    /// nothing tells versions apart, and where the server gave more than it was asked for, since it may give no parts.
+    /// nothing tells versions apart, and where the server may give no parts.
     pub fn told(&self) -> Option<String> {
-        let held = to_u64(self.start.len());
         let mut told = self.pin.to_lines();
-        if told.is_empty() || self.is_whole || held > START_NBYTES && held == self.pin.nbytes {
+        if told.is_empty() || !self.gives_parts {
             return None;
         }
-        let options = &self.resource.client().options;
-        for (key, value) in [(COMMIT, self.commit()), (REGION, options.region.clone())] {
-            if let Some(value) = value {
-                told.extend([key, " ", &value, "\n"]);
-            }
-        }
+        add_line(&mut told, COMMIT, self.commit().as_ref());
+        add_line(&mut told, REGION, self.resource.client().options.region.as_ref());
         Some(told)
     }
 
@@ -212,6 +211,7 @@ struct Begun {
     /// The version, with the size.
     pin: Pin,
     start: Vec<u8>,
+    gives_parts: bool,
     is_whole: bool,
 }
 
@@ -224,7 +224,9 @@ fn begin(
     deadline: Deadline<'_>,
 ) -> Result<Begun, Fault> {
     let asked = 0..nbytes;
-    let (response, expected, pin) = match resource.ask(&asked, None, deadline)? {
+    let answer = resource.ask(&asked, None, deadline)?;
+    let gives_parts = matches!(answer, Answer::Part { .. });
+    let (response, expected, pin) = match answer {
         Answer::Nothing => return Ok(Begun::default()),
         // Its body is asked for when it is wanted.
         Answer::Whole {
@@ -235,6 +237,7 @@ fn begin(
             return Ok(Begun {
                 pin,
                 start: Vec::new(),
+                gives_parts: false,
                 is_whole: true,
             });
         }
@@ -257,6 +260,7 @@ fn begin(
     Ok(Begun {
         pin,
         start,
+        gives_parts,
         is_whole: false,
     })
 }

@@ -1,7 +1,5 @@
 //! Which version of a file was opened.
 
-use std::fmt::Write as _;
-
 use crate::fault::{Fault, FaultKind};
 use crate::http::message::Head;
 use crate::url::{SecurityOrigin, Url};
@@ -90,17 +88,11 @@ impl Pin {
     /// The same as lines of text, for [`Pin::of_lines`].
     pub(crate) fn to_lines(&self) -> String {
         let mut lines = String::new();
-        let mut line = |key: &str, value: &Option<String>| {
-            if let Some(value) = value {
-                // Writing to a string does not fail.
-                let _ = writeln!(lines, "{key} {value}");
-            }
-        };
         match &self.version {
-            Version::Tag(tag) => line("tag", &Some(tag.clone())),
+            Version::Tag(tag) => add_line(&mut lines, "tag", Some(tag)),
             Version::Dated { weak, modified } => {
-                line("weak", weak);
-                line("modified", modified);
+                add_line(&mut lines, "weak", weak.as_ref());
+                add_line(&mut lines, "modified", modified.as_ref());
             }
         }
         lines
@@ -127,6 +119,13 @@ impl Pin {
             Version::Tag(tag) => Some(format!("etag {tag}")),
             Version::Dated { modified, .. } => Some(format!("modified {}", modified.as_ref()?)),
         }
+    }
+}
+
+/// Adds the line that [`line`] finds, where there is a value.
+pub(crate) fn add_line(lines: &mut String, key: &str, value: Option<&String>) {
+    if let Some(value) = value {
+        lines.extend([key, " ", value, "\n"]);
     }
 }
 

@@ -8,7 +8,7 @@ from .door import BACKENDS as BACKENDS
 from .door import again_by as again_by
 from .door import loading as loading
 from .door import open_checkpoint as open_checkpoint
-from .door import opened as opened
+from .door import open_source as open_source
 from .handle import safe_open as safe_open
 from .handle import warm as warm
 from .loader import PrefetchLoader as PrefetchLoader

@@ -60,10 +60,10 @@ def open_checkpoint(
 
 def loading(source: Source, how: Loading) -> AbstractContextManager[tuple[Checkpoint, Reads]]:
     """What is loaded from, open, and how it is to be read. It is told of, or shown, until it has been."""
-    return reading(opened(source, how), how)
+    return reading(open_source(source, how), how)
 
 
-def opened(source: Source, how: Loading, heads: Heads | None = None) -> Checkpoint:
+def open_source(source: Source, how: Loading, heads: Heads | None = None) -> Checkpoint:
     """What is loaded from, open. `heads` are what another process has read to open the same."""
     if heads is None:
         return open_checkpoint(source, how.backend, storage_options=how.storage_options)

@@ -138,7 +138,7 @@ class Reader(StorageReader):
         path: Any = self._path
         is_folder = is_path(path) and not is_url(os.fsdecode(path)) and os.path.isdir(path)
         try:
-            return [self._open()]
+            return [self._checkpoint()]
         except (CheckpointError, IsADirectoryError):
             names = sorted(os.listdir(path)) if is_folder else []
             files = [os.path.join(path, name) for name in names if name.endswith(".safetensors")]
@@ -150,10 +150,10 @@ class Reader(StorageReader):
                 raise
             return opened
 
-    def _open(self) -> Checkpoint:
+    def _checkpoint(self) -> Checkpoint:
         if self._is_shared():
-            return together.opened(partial(_open.opened, self._path, self._how), Peers(self._group))
-        return _open.opened(self._path, self._how)
+            return together.open_once(partial(_open.open_source, self._path, self._how), Peers(self._group))
+        return _open.open_source(self._path, self._how)
 
     def _is_shared(self) -> bool:
         """Whether ranks load together."""

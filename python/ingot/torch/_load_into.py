@@ -159,7 +159,7 @@ def _together(
     with ExitStack() as told:
 
         def look() -> together.Looked:
-            checkpoint = together.opened(partial(_open.opened, source, how), peers)
+            checkpoint = together.open_once(partial(_open.open_source, source, how), peers)
             checkpoint, reads = told.enter_context(reading(checkpoint, how))
             wanted, keys = slots(target, checkpoint, strict)
             found.append(keys)

@@ -136,7 +136,7 @@ pub(super) struct Beside {
     stamps: Vec<Stamp>,
     options: OpenOptions,
     /// What another process has read of the same.
-    heads: Option<Heads>,
+    heads: Heads,
 }
 
 impl Beside {
@@ -145,10 +145,10 @@ impl Beside {
         folder: Folder,
         name: &OsStr,
         options: &OpenOptions,
-        heads: Option<Heads>,
+        heads: Heads,
     ) -> Result<(Shards, Beside), Error> {
         let path = folder.path(name);
-        let index = match heads.as_ref().and_then(|heads| heads.index.as_deref()) {
+        let index = match heads.index.as_deref() {
             Some(given) => index_of(given, to_u64(given.len()), &path)?,
             None => index_in(&folder, name)?,
         };
@@ -181,8 +181,11 @@ impl Store for Beside {
             folder: Arc::clone(&self.folder),
             name: name.into(),
         };
-        let head = self.heads.as_ref().and_then(|heads| heads.of_shard(number));
-        Archive::of_file(file, path, Some(Box::new(again)), &self.options, head)
+        let (again, head) = (
+            Some(Box::new(again) as Box<dyn Reopen>),
+            self.heads.of_shard(number),
+        );
+        Archive::of_file(file, path, again, &self.options, head)
     }
 
     fn reading(&self) -> Reading {

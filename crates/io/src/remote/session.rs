@@ -89,7 +89,7 @@ impl Checkpoint {
         limits: &Limits,
         watch: &dyn Watch,
     ) -> Result<Checkpoint, Error> {
-        Checkpoint::at_url(url, options, limits, None, watch)
+        Checkpoint::open_url_with(url, options, limits, Heads::default(), watch)
     }
 
     /// As [`Checkpoint::open_url`], with what another process has read to open the same ([`Checkpoint::heads`]): nothing is
@@ -109,16 +109,6 @@ impl Checkpoint {
             let told = heads.files.first().and_then(|head| told_region(&head.version));
             options.region = told.map(ToOwned::to_owned);
         }
-        Checkpoint::at_url(url, &options, limits, Some(Arc::new(heads)), watch)
-    }
-
-    fn at_url(
-        url: &str,
-        options: &RemoteOptions,
-        limits: &Limits,
-        heads: Option<Arc<Heads>>,
-        watch: &dyn Watch,
-    ) -> Result<Checkpoint, Error> {
         if let Some(path) = local_path(url) {
             let path = path.map_err(|fault| refused(&redacted(url), fault))?;
             let open = OpenOptions {
@@ -128,9 +118,9 @@ impl Checkpoint {
             let reach = Reach::FollowLinks;
             return Checkpoint::open(&path, &CheckpointOptions { open, reach });
         }
-        in_session(url, options, limits, watch, |session| match &heads {
-            Some(heads) => session.knowing(heads).open(url),
-            None => session.open(url),
+        let heads = Arc::new(heads);
+        in_session(url, &options, limits, watch, |session| {
+            session.knowing(&heads).open(url)
         })
     }
 }
@@ -188,7 +178,7 @@ pub(crate) struct Session<'f> {
     client: Arc<Client>,
     limits: Limits,
     /// What another process has read of the same.
-    heads: Option<Arc<Heads>>,
+    heads: Arc<Heads>,
     pub(super) stop: StopFlag<'f>,
 }
 
@@ -197,7 +187,7 @@ impl<'f> Session<'f> {
         Session {
             client: Arc::new(Client::new(options.clone())),
             limits: *limits,
-            heads: None,
+            heads: Arc::default(),
             stop,
         }
     }
@@ -205,7 +195,7 @@ impl<'f> Session<'f> {
     /// The same, of what another process has opened.
     fn knowing(&self, heads: &Arc<Heads>) -> Session<'f> {
         Session {
-            heads: Some(Arc::clone(heads)),
+            heads: Arc::clone(heads),
             ..self.clone()
         }
     }
@@ -215,7 +205,7 @@ impl<'f> Session<'f> {
         Session {
             client: Arc::clone(&self.client),
             limits: self.limits,
-            heads: self.heads.clone(),
+            heads: Arc::clone(&self.heads),
             stop,
         }
     }
@@ -223,8 +213,10 @@ impl<'f> Session<'f> {
     fn open(&self, url: &str) -> Result<Checkpoint, Error> {
         match self.locate(url)? {
             Location::Cached(path, remote) => self.cached(&path, remote.map(|remote| *remote)),
-            Location::Remote(remote) if self.heads.is_some() => self.told(*remote),
-            Location::Remote(remote) => self.asked(*remote),
+            Location::Remote(remote) => match self.told(&remote)? {
+                Some(told) => Ok(told),
+                None => self.asked(*remote),
+            },
         }
     }
 
@@ -241,28 +233,26 @@ impl<'f> Session<'f> {
         self.content(remote, source)
     }
 
-    /// What another process has opened: nothing is asked for. Its files may have been of another kind, such as those of a
-    /// cache.
-    fn told(&self, remote: Remote) -> Result<Checkpoint, Error> {
+    /// What another process has opened, where it has: nothing is asked for. Its files may have been of another kind, such as
+    /// those of a cache.
+    fn told(&self, remote: &Remote) -> Result<Option<Checkpoint>, Error> {
         let file = |name| match remote.is_folder() {
-            true => self.beside(&remote, name),
+            true => self.beside(remote, name),
             false => Ok(remote.clone()),
         };
-        if let Some((index, version)) = self.heads.as_ref().and_then(|heads| heads.of_index()) {
+        if let Some((index, version)) = self.heads.of_index() {
             let file = file(INDEX_FILE)?;
-            let nbytes = to_u64(index.len());
-            if let Some(source) = RemoteFile::known(self.resource(&file), nbytes, version, index.to_owned()) {
-                return self.index(file, source);
-            }
+            let (resource, nbytes) = (self.resource(&file), to_u64(index.len()));
+            let source = RemoteFile::known(resource, nbytes, version, index.to_owned());
+            return source.map(|source| self.index(file, source)).transpose();
         }
-        if let Some(only) = self.heads.as_ref().and_then(|heads| heads.of_file()) {
-            let mut model = file(MODEL_FILE)?;
-            model.shown.clone_from(&remote.shown);
-            if let Some(source) = self.known(&model, only) {
-                return self.content(model, source);
-            }
-        }
-        self.asked(remote)
+        let Some(only) = self.heads.of_file() else {
+            return Ok(None);
+        };
+        let mut model = file(MODEL_FILE)?;
+        model.shown.clone_from(&remote.shown);
+        let source = self.known(&model, only);
+        source.map(|source| self.content(model, source)).transpose()
     }
 
     /// A file of tensors that another process has opened.
@@ -371,7 +361,7 @@ impl<'f> Session<'f> {
         if let Some(path) = remote.cached() {
             return self.cached_file(&path);
         }
-        let head = self.heads.as_ref().and_then(|heads| heads.of_shard(number));
+        let head = self.heads.of_shard(number);
         let mut source = match head.and_then(|head| self.known(&remote, head)) {
             Some(source) => source,
             None => {

@@ -126,8 +126,7 @@ class Peers:
     def gather(self, mine: Any, doing: str) -> list[Any]:
         """What each rank gives, of all of them."""
         data = pickle.dumps(mine)
-        head = len(data).to_bytes(8, "little") + data[: _SHORT_NBYTES - 8]
-        heads = self._gathered(head, _SHORT_NBYTES, doing)
+        heads = self._gathered(_begin(data), _SHORT_NBYTES, doing)
         most = max(int.from_bytes(one[:8], "little") for one in heads)
         # What follows a pickle is not looked at.
         if most <= _SHORT_NBYTES - 8:
@@ -137,7 +136,7 @@ class Peers:
     def told(self, mine: Any, doing: str) -> Any:
         """What the first rank gives, on all."""
         data = pickle.dumps(mine) if self.rank == 0 else b""
-        head = self._sent(len(data).to_bytes(8, "little") + data[: _SHORT_NBYTES - 8], _SHORT_NBYTES, doing)
+        head = self._sent(_begin(data), _SHORT_NBYTES, doing)
         nbytes = int.from_bytes(head[:8], "little")
         # What follows a pickle is not looked at.
         short = nbytes <= _SHORT_NBYTES - 8
@@ -267,6 +266,11 @@ class Peers:
         if not missing:
             return self.error(self.rank, f"lost its connections in {doing}: {fault}", "rank-lost")
         return self.error(missing[0], f"is gone, or does not answer: the others wait in {doing}", "rank-lost")
+
+
+def _begin(data: bytes) -> bytes:
+    """The number of bytes, and as many of them as go in one message with it."""
+    return len(data).to_bytes(8, "little") + data[: _SHORT_NBYTES - 8]
 
 
 def _takes_cpu(group: Any) -> bool:

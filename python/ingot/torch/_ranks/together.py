@@ -41,7 +41,7 @@ class Looked(NamedTuple):
     reads: Reads
 
 
-def opened(open_with: Callable[[Heads | None], Checkpoint], peers: Peers) -> Checkpoint:
+def open_once(open_with: Callable[[Heads | None], Checkpoint], peers: Peers) -> Checkpoint:
     """What all ranks open: the first reads the headers for all where it does not come from this machine.
 
     All of them call it. Where it raises on the first rank, the others find out by themselves.
