@@ -73,7 +73,7 @@ def test_a_tensor_that_has_to_be_packed_is_packed_piece_by_piece(
 
 
 def test_every_dtype_of_jax_comes_from_many_devices_as_it_is(tmp_path: Path) -> None:
-    pytest.importorskip("jax")
+    jax = pytest.importorskip("jax")
     program = """
 os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=4"
 import jax, ingot.flax
@@ -97,7 +97,9 @@ say(sorted(plain))
 """
     path = tmp_path / "model.safetensors"
     names = run(program, path).said()
-    assert {"BF16.many", "F64.many", "I64.few", "F4.many", "BOOL.many"} <= set(names)
+    wanted = {"BF16.many", "F64.many", "I64.few", "BOOL.many"}
+    wanted |= {"F4.many"} if hasattr(jax.numpy, "float4_e2m1fn") else set()
+    assert wanted <= set(names)
     assert path.read_bytes() == Path(f"{path}.plain").read_bytes()
 
 

@@ -18,6 +18,8 @@ from jax import numpy as jnp  # noqa: E402  # It is there, as the line above fou
 
 import ingot.flax  # noqa: E402
 
+from .jax_of_any_age import enable_x64  # noqa: E402
+
 WIDE = ("F64", "I64", "U64")
 
 
@@ -73,9 +75,9 @@ def test_64_bit_dtypes_are_kept_or_refused_never_cut(wide: bool, path: Path, cod
 
 
 def test_64_bits_may_be_switched_after_a_file_was_read(path: Path) -> None:
-    with jax.enable_x64(True):
+    with enable_x64(True):
         assert ingot.flax.load_file(path)["I64"].dtype == jnp.int64
-    with jax.enable_x64(False), pytest.raises(ingot.DtypeError):
+    with enable_x64(False), pytest.raises(ingot.DtypeError):
         ingot.flax.load_file(path)
 
 
