@@ -22,6 +22,9 @@ def paddle_build(code: str, data: bytes, shape: tuple[int, ...]) -> paddle.Tenso
     if code in DTYPES:
         # Paddle has no `view` for them.
         return from_dlpack(raw.view(DTYPES[code]).reshape(shape).__dlpack__())
+    if not data:
+        # The first Paddle that ingot supports has no `view` of nothing.
+        return paddle.empty(shape, ingot.paddle.DTYPES[code])
     return from_dlpack(raw.__dlpack__()).view(ingot.paddle.DTYPES[code]).reshape(shape)
 
 
