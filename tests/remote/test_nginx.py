@@ -116,6 +116,8 @@ def nginx(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nginx]:
                 break
             except OSError:
                 time.sleep(0.1)
+        # That one is written down too, before a test counts its own.
+        server.requests(after=0)
         yield server
     finally:
         process.terminate()
