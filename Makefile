@@ -30,8 +30,8 @@ PIP_INSTALL := -m pip install --quiet --disable-pip-version-check
 
 # Clippy builds pyo3 as well, which takes its settings from a Python: this one, not what comes first on the path.
 export PYO3_PYTHON := $(CURDIR)/$(BIN)/python
-# The wheel, the tests and the benches use one profile, and the versions of Cargo.lock.
-CARGO_FLAGS := --release --locked
+# With the versions of Cargo.lock. The wheel and the benches are of the profile `release`, which this one inherits.
+CARGO_FLAGS := --profile tests --locked
 
 .PHONY: help demo demo-ranks test test-all test-rust test-orders test-oldest-rust test-python test-slow test-frameworks test-rc test-clients test-engines test-browser test-gpu test-candle test-versions test-windows docs wheels check-wheels check-crates lint lint-rust lint-python lint-text lint-types lint-workflows bench bench-loads bench-remote bench-browser bench-ranks bench-gpu bench-formats fuzz nightly proof mutants clean tools rebuild
 .DELETE_ON_ERROR:
