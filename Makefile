@@ -33,7 +33,7 @@ export PYO3_PYTHON := $(CURDIR)/$(BIN)/python
 # With the versions of Cargo.lock. The wheel and the benches are of the profile `release`, which this one inherits.
 CARGO_FLAGS := --profile tests --locked
 
-.PHONY: help demo demo-ranks test test-all test-rust test-orders test-oldest-rust test-python test-slow test-frameworks test-rc test-clients test-engines test-browser test-gpu test-candle test-versions test-windows docs wheels check-wheels check-crates lint lint-rust lint-python lint-text lint-types lint-workflows bench bench-loads bench-remote bench-browser bench-ranks bench-gpu bench-formats fuzz nightly proof mutants clean tools rebuild
+.PHONY: help demo demo-ranks test test-all test-programs test-rust test-orders test-oldest-rust test-python test-slow test-frameworks test-rc test-clients test-engines test-browser test-gpu test-candle test-versions test-windows docs wheels check-wheels check-crates lint lint-rust lint-python lint-text lint-types lint-workflows bench bench-loads bench-remote bench-browser bench-ranks bench-gpu bench-formats fuzz nightly proof mutants clean tools rebuild
 .DELETE_ON_ERROR:
 # Cargo holds one lock and the benches want the machine for themselves.
 .NOTPARALLEL:
@@ -52,6 +52,10 @@ demo-ranks: $(VENV)/.ingot $(VENV)/.test
 # runs in `make test-all`, with which a change is done.
 test: test-rust test-python
 test-all: test test-slow
+
+# What `make test-rust` builds, alone.
+test-programs: | tools $(VENV)/.made
+	cargo test $(CARGO_FLAGS) --workspace --no-run
 
 test-rust: | tools $(VENV)/.made
 	cargo test $(CARGO_FLAGS) --workspace --no-fail-fast
