@@ -439,7 +439,8 @@ def _resolve(code: str) -> numpy.dtype[Any] | Callable[[Array, tuple[int, ...]],
     scalar = getattr(ml_dtypes, name, None)
     if scalar is None:
         raise DtypeError(
-            f"numpy with ml_dtypes {ml_dtypes.__version__} has no dtype for {code}: pip install --upgrade ml_dtypes",
+            f"numpy with ml_dtypes {ml_dtypes.__version__} has no dtype for {code}: "
+            "pip install --upgrade ml_dtypes",
             code="dtype-not-in-framework",
             found=code,
         )
