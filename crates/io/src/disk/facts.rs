@@ -41,8 +41,6 @@ pub(crate) enum Opening {
     New(Birth),
     /// As notes that only their owner reads, where nothing has the name.
     NewNotes,
-    /// Both ways, made where nothing has the name.
-    Any(Birth),
 }
 
 /// Who may read a file until its attributes are set.

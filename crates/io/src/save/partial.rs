@@ -32,7 +32,7 @@ impl Draft {
                 return Ok(None);
             };
             if let Some(attributes) = &attributes {
-                attributes.confine(&file)?;
+                disk::confine(&file, attributes)?;
             }
             Ok(Some((file, attributes)))
         };
@@ -99,7 +99,7 @@ impl Draft {
 /// The file `name`, which may have to be made, with its lock. `None` where somebody else has that.
 fn locked(entry: &DirectoryEntry, name: &OsStr, birth: Birth) -> io::Result<Option<File>> {
     for _ in 0..TRIES {
-        let file = entry.directory.file(name, Opening::Any(birth))?;
+        let file = disk::open_or_make(&entry.directory, name, birth)?;
         if !disk::is_ours(&disk::facts(&file)?) {
             let name = name.to_string_lossy().into_owned();
             let message = format!("{} is no file of this user's", ingot_format::Escaped(&name));

@@ -38,12 +38,6 @@ impl Attributes {
         Ok(())
     }
 
-    /// Keeps others out of `file`, which may have been made by an earlier call.
-    #[allow(clippy::unused_self, reason = "Windows asks what the old file has")]
-    pub(crate) fn confine(&self, file: &File) -> io::Result<()> {
-        Ok(fs::fchmod(file, Mode::from_raw_mode(0o600))?)
-    }
-
     /// Gives `file`, which its owner alone may read as yet, the attributes, as far as this process may. No step lets
     /// anybody in whom the old file kept out.
     pub(crate) fn apply(&self, file: &File) -> io::Result<()> {

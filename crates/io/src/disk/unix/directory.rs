@@ -14,6 +14,14 @@ use rustix::io::{Errno, retry_on_intr};
 use super::file::of_stat;
 use crate::disk::{Birth, Facts, Opening, Unlinked};
 
+/// Of a new file, before the umask cuts it.
+pub(super) fn mode(birth: Birth) -> Mode {
+    match birth {
+        Birth::Usual => Mode::from_raw_mode(0o666),
+        Birth::Private => Mode::from_raw_mode(0o600),
+    }
+}
+
 /// A directory, held open: it stays the same one when it is renamed.
 pub(crate) struct Directory {
     fd: OwnedFd,
@@ -40,10 +48,6 @@ impl Directory {
     /// Opens the file `name` in it.
     pub(crate) fn file(&self, name: &OsStr, opening: Opening) -> io::Result<File> {
         const NEW: OFlags = OFlags::CREATE.union(OFlags::EXCL);
-        let mode = |birth| match birth {
-            Birth::Usual => Mode::from_raw_mode(0o666),
-            Birth::Private => Mode::from_raw_mode(0o600),
-        };
         // In a directory that others may write to, the name may be a link or a pipe.
         let waits_not = OFlags::NONBLOCK | OFlags::NOCTTY;
         let (flags, mode) = match opening {
@@ -53,7 +57,6 @@ impl Directory {
             Opening::Notes => (OFlags::RDWR | OFlags::APPEND | waits_not, Mode::empty()),
             Opening::New(birth) => (OFlags::RDWR | NEW, mode(birth)),
             Opening::NewNotes => (OFlags::RDWR | OFlags::APPEND | NEW, mode(Birth::Private)),
-            Opening::Any(birth) => (OFlags::RDWR | OFlags::CREATE | waits_not, mode(birth)),
         };
         Ok(self.open_file(name, flags | OFlags::NOFOLLOW, mode)?)
     }
@@ -67,13 +70,8 @@ impl Directory {
     /// A new file that has no name, and vanishes by itself when the process ends. Not every file system can.
     #[cfg(target_os = "linux")]
     pub(crate) fn unnamed(&self, birth: Birth) -> Option<File> {
-        let mode = match birth {
-            Birth::Usual => 0o666,
-            Birth::Private => 0o600,
-        };
         // Whatever the reason that there is none, creating a named file finds it too, or works.
-        let mode = Mode::from_raw_mode(mode);
-        let made = self.open_file(".".as_ref(), OFlags::TMPFILE | OFlags::RDWR, mode);
+        let made = self.open_file(".".as_ref(), OFlags::TMPFILE | OFlags::RDWR, mode(birth));
         let file = made.ok()?;
         // Before Linux 6.1, the umask is forgotten where a file system has no ACLs. A mode that nothing was cut from is
         // rare enough to always get it from a named file.

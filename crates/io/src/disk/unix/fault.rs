@@ -13,11 +13,6 @@ pub(crate) fn is_a_directory() -> io::Error {
     Errno::ISDIR.into()
 }
 
-/// Somebody changes it just now.
-pub(crate) fn in_use() -> io::Error {
-    Errno::BUSY.into()
-}
-
 pub(crate) fn unsupported() -> io::Error {
     Errno::OPNOTSUPP.into()
 }

@@ -11,7 +11,7 @@ use ingot_format::to_usize;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{FileType, FlockOperation, OFlags, Stat, flock, fstat, stat};
 use rustix::io::{Errno, retry_on_intr};
-use rustix::process::{Resource, geteuid, getrlimit};
+use rustix::process::{Resource, getrlimit};
 
 use crate::disk::{Facts, Kind, Lock};
 
@@ -51,11 +51,6 @@ pub(super) fn kind_of(stat: &Stat) -> Kind {
         FileType::Symlink => Kind::Link,
         _ => Kind::Other,
     }
-}
-
-/// Whether a file is this user's alone to change: in a directory that others may write to, it may be a pipe, or theirs.
-pub(crate) fn is_ours(facts: &Facts) -> bool {
-    facts.kind == Kind::File && facts.owner.0 == geteuid().as_raw() && facts.names <= 1
 }
 
 /// The number of the file system that `file` lies on.

@@ -49,11 +49,6 @@ impl Attributes {
         Ok(())
     }
 
-    /// Keeps others out of `file`, which may have been made by an earlier call.
-    pub(crate) fn confine(&self, file: &File) -> io::Result<()> {
-        self.begin(file)
-    }
-
     /// Gives `file` the rest, when all is written to it.
     pub(crate) fn apply(&self, file: &File) -> io::Result<()> {
         let attributes = match self.attributes {

@@ -56,24 +56,30 @@ impl Directory {
             Opening::Write => options.write(true),
             Opening::Both | Opening::Notes => options.read(true).write(true),
             Opening::New(_) | Opening::NewNotes => options.read(true).write(true).create_new(true),
-            Opening::Any(_) => options.read(true).write(true).create(true).truncate(false),
         };
         // What is written in place may be a file that another program has to fetch first, which is marked as links are.
         if !matches!(opening, Opening::Write) {
             options.custom_flags(FILE_FLAG_OPEN_REPARSE_POINT);
         }
-        let path = self.path(name);
-        let open = || patiently(is_shared_by_nobody, || options.open(&path));
-        if let Opening::New(Birth::Private) | Opening::Any(Birth::Private) = opening {
-            // For the access list, which not every server lets one change.
-            let mut options = options.clone();
-            options.access_mode(GENERIC_READ | GENERIC_WRITE | WRITE_DAC);
-            match options.open(&path) {
-                Err(fault) if fault.kind() == io::ErrorKind::PermissionDenied => {}
-                outcome => return outcome,
-            }
+        match opening {
+            Opening::New(Birth::Private) => self.opened_privately(name, &options),
+            _ => self.opened(name, &options),
         }
-        open()
+    }
+
+    pub(super) fn opened(&self, name: &OsStr, options: &fs::OpenOptions) -> io::Result<File> {
+        let path = self.path(name);
+        patiently(is_shared_by_nobody, || options.open(&path))
+    }
+
+    /// Opens it so that its access list can be changed too, which not every server allows.
+    pub(super) fn opened_privately(&self, name: &OsStr, options: &fs::OpenOptions) -> io::Result<File> {
+        let mut private = options.clone();
+        private.access_mode(GENERIC_READ | GENERIC_WRITE | WRITE_DAC);
+        match self.opened(name, &private) {
+            Err(fault) if fault.kind() == io::ErrorKind::PermissionDenied => self.opened(name, options),
+            outcome => outcome,
+        }
     }
 
     /// There are no files without a name.

@@ -94,11 +94,6 @@ pub(super) fn looked_at(path: &Path, flags: u32) -> io::Result<File> {
         .open(path)
 }
 
-/// Whether a file is one that this user alone changes: a file, of one name. Whose it is access lists say.
-pub(crate) fn is_ours(facts: &Facts) -> bool {
-    facts.kind == Kind::File && facts.names <= 1
-}
-
 /// File systems have no numbers here.
 pub(crate) fn file_system(_: &File) -> Option<u32> {
     None
@@ -315,6 +310,5 @@ mod tests {
         let before = facts(&file).unwrap();
         assert_eq!((before.kind, before.nbytes, before.names), (Kind::File, 3, 1));
         assert_eq!(facts_at(&path).unwrap().identity, before.identity);
-        assert!(is_ours(&before) && !is_ours(&facts(&device).unwrap()));
     }
 }

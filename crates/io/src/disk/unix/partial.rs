@@ -1,0 +1,35 @@
+//! A file that stays where whoever fills it is broken off, under a name that anybody can tell.
+
+use std::ffi::OsStr;
+use std::fs::File;
+use std::io;
+
+use rustix::fs::{Mode, OFlags, fchmod};
+use rustix::io::Errno;
+use rustix::process::geteuid;
+
+use super::attributes::Attributes;
+use super::directory::{Directory, mode};
+use crate::disk::{Birth, Facts, Kind};
+
+/// Opens the file `name` both ways, made where nothing has the name.
+pub(crate) fn open_or_make(directory: &Directory, name: &OsStr, birth: Birth) -> io::Result<File> {
+    // In a directory that others may write to, the name may be a link or a pipe.
+    let careful = OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::NOCTTY;
+    Ok(directory.open_file(name, OFlags::RDWR | OFlags::CREATE | careful, mode(birth))?)
+}
+
+/// Whether a file is this user's alone to change: in a directory that others may write to, it may be a pipe, or theirs.
+pub(crate) fn is_ours(facts: &Facts) -> bool {
+    facts.kind == Kind::File && facts.owner.0 == geteuid().as_raw() && facts.names <= 1
+}
+
+/// Keeps others out of `file`, which may have been made by an earlier call, and gets these attributes when it is whole.
+pub(crate) fn confine(file: &File, _: &Attributes) -> io::Result<()> {
+    Ok(fchmod(file, Mode::from_raw_mode(0o600))?)
+}
+
+/// Somebody changes it just now.
+pub(crate) fn in_use() -> io::Error {
+    Errno::BUSY.into()
+}
