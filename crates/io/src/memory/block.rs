@@ -4,9 +4,9 @@ use std::io;
 use std::ops::Range;
 
 use ingot_format::to_u64;
-use memmap2::MmapMut;
 
 use super::dest::Dest;
+use super::pages::Pages;
 use crate::error::Failure;
 
 /// What a huge page takes on the machines that have them.
@@ -19,59 +19,60 @@ pub(crate) const HUGE_PAGE_NBYTES: usize = 2 << 20;
 /// only huge pages that it fills are asked for, so that it takes no more memory than it has bytes.
 #[derive(Debug)]
 pub(crate) struct Block {
-    pages: MmapMut,
+    pages: Pages,
     used: Range<usize>,
+    /// Whether nobody has written to it.
+    is_untouched: bool,
 }
 
 impl Block {
     /// `nbytes` bytes, which cost nothing before they are touched.
     pub(crate) fn allocate(nbytes: usize) -> Result<Block, Failure> {
         if nbytes < HUGE_PAGE_NBYTES {
-            // A mapping has at least one byte.
+            // There are no pages of no bytes.
             return Block::of(nbytes.max(1), |_| 0..nbytes, nbytes);
         }
         let block = Block::of(
             nbytes + HUGE_PAGE_NBYTES,
             |pages| {
-                let begin = pages.as_ptr().align_offset(HUGE_PAGE_NBYTES);
+                let begin = pages.as_mut_ptr().align_offset(HUGE_PAGE_NBYTES);
                 begin..begin + nbytes
             },
             nbytes,
         )?;
-        #[cfg(target_os = "linux")]
-        {
-            let whole = nbytes - nbytes % HUGE_PAGE_NBYTES;
-            // A kernel without huge pages loses nothing, so the answer does not matter.
-            let _ = block
-                .pages
-                .advise_range(memmap2::Advice::HugePage, block.used.start, whole);
-        }
+        let whole = nbytes - nbytes % HUGE_PAGE_NBYTES;
+        block.pages.want_huge(block.used.start..block.used.start + whole);
         Ok(block)
     }
 
     fn of(
-        mapped: usize,
-        used: impl FnOnce(&MmapMut) -> Range<usize>,
+        allocated: usize,
+        used: impl FnOnce(&Pages) -> Range<usize>,
         nbytes: usize,
     ) -> Result<Block, Failure> {
         let refused = |source: io::Error| Failure::OutOfMemory {
             nbytes: to_u64(nbytes),
             source: Some(source),
         };
-        let pages = MmapMut::map_anon(mapped).map_err(refused)?;
+        let pages = Pages::allocate(allocated).map_err(refused)?;
         Ok(Block {
             used: used(&pages),
             pages,
+            is_untouched: true,
         })
     }
 
     /// All of it, to be filled.
     pub(crate) fn dest(&mut self) -> Dest<'_> {
-        Dest::untouched(&mut self.pages[self.used.clone()])
+        let bytes = &mut self.pages.bytes_mut()[self.used.clone()];
+        match std::mem::take(&mut self.is_untouched) {
+            true => Dest::untouched(bytes),
+            false => Dest::from(bytes),
+        }
     }
 
-    /// The mapping, and which of its bytes are the block.
-    pub(crate) fn into_pages(self) -> (MmapMut, Range<usize>) {
+    /// The pages, and which of their bytes are the block.
+    pub(crate) fn into_pages(self) -> (Pages, Range<usize>) {
         (self.pages, self.used)
     }
 }

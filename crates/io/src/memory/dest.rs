@@ -7,6 +7,8 @@ use std::marker::PhantomData;
 use std::ops::Range;
 use std::ptr::NonNull;
 
+use super::pages::populate;
+
 /// Bytes where they lie: memory that stays readable for `'a`, but that others may change.
 ///
 /// A framework hands over memory that any thread of the program may write to, so this is no `&[u8]` and gives
@@ -152,7 +154,6 @@ pub struct Dest<'a> {
     start: NonNull<u8>,
     len: usize,
     /// Whether the system has yet to find pages for it.
-    #[cfg_attr(not(target_os = "linux"), allow(dead_code, reason = "elsewhere nobody asks"))]
     is_untouched: bool,
     owner: PhantomData<&'a mut [u8]>,
 }
@@ -215,37 +216,21 @@ impl<'a> Dest<'a> {
         (part(self.start, at), part(middle, self.len - at))
     }
 
-    /// Has the system find pages for the memory, if it is fresh. That it cannot is no failure: the bytes that are
-    /// written then find them one by one.
-    #[cfg(target_os = "linux")]
+    /// Has the system find pages for the memory, if it is fresh.
     pub(crate) fn populate(&mut self) {
-        if !self.is_untouched {
-            return;
+        if self.is_untouched {
+            // SAFETY: asks for `len` bytes from `start` on that may be written, are zero, and that nobody else uses: `new`
+            // was promised the first and the last, and `is_untouched` says that nobody has written to them since the
+            // system gave them.
+            unsafe { populate(self.start.as_ptr(), self.len) };
+            self.is_untouched = false;
         }
-        let page = rustix::param::page_size();
-        let (begin, end) = (self.start.addr().get(), self.start.addr().get() + self.len);
-        let (first, last) = (begin.next_multiple_of(page), end - end % page);
-        if first >= last {
-            return;
-        }
-        let start = self.start.as_ptr().wrapping_add(first - begin);
-        // SAFETY: `madvise` asks that the advice does no harm to whoever uses the memory from `start` on for
-        // `last - first` bytes: they lie in this `Dest`, and `PopulateWrite` changes no byte.
-        let populated = unsafe {
-            rustix::mm::madvise(start.cast(), last - first, rustix::mm::Advice::LinuxPopulateWrite)
-        };
-        // Kernels before 5.14 do not know it.
-        let _ = populated;
-        self.is_untouched = false;
     }
-
-    /// Elsewhere pages are found when they are written to.
-    #[cfg(not(target_os = "linux"))]
-    pub(crate) fn populate(&mut self) {}
 
     /// Calls `write` with the bytes, to be filled. `write` hands them to the operating system, or copies into them, and
     /// keeps nothing.
     pub(crate) fn fill<R>(&mut self, write: impl FnOnce(&mut [u8]) -> R) -> R {
+        self.is_untouched = false;
         // SAFETY: `from_raw_parts_mut` asks for
         // - a non-null pointer, aligned for u8: `NonNull`, and every address is aligned for bytes;
         // - `self.len` initialised bytes, readable and writable, in one allocation, at most `isize::MAX`: `new` was
@@ -262,6 +247,7 @@ impl Dest<'_> {
     /// Calls `write` with the bytes of all of them, in their order, to be filled as by [`Dest::fill`].
     pub(crate) fn fill_all<R>(dests: &mut [Dest<'_>], write: impl FnOnce(Vec<&mut [u8]>) -> R) -> R {
         let lent = dests.iter_mut().map(|dest| {
+            dest.is_untouched = false;
             // SAFETY: `from_raw_parts_mut` asks for what it asks for in `fill`. Nothing else accesses the bytes while the
             // slice lives: no two of `dests` share any, since each is the only one that may write to its own (`new`,
             // `split_at`), and all are borrowed mutably until `write` returns.

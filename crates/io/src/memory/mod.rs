@@ -7,6 +7,7 @@
 mod block;
 mod dest;
 mod footprint;
+mod pages;
 mod region;
 mod strided;
 mod strided_dest;
@@ -14,6 +15,7 @@ mod strided_dest;
 pub(crate) use block::{Block, HUGE_PAGE_NBYTES};
 pub use dest::{Bytes, Dest};
 pub use footprint::{Dim, Footprint, crowds, overlapping};
+pub(crate) use pages::Pages;
 pub(crate) use region::alignment;
 pub use region::{Memory, Region};
 pub use strided::Strided;

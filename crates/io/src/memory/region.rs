@@ -7,15 +7,23 @@ use ingot_format::Dtype;
 use memmap2::{MmapMut, MmapRaw};
 
 use super::block::Block;
+use super::pages::Pages;
 
 /// Memory that outlives whoever made it: tensors share it, and it goes when the last of them does. It is never
 /// moved or resized.
 #[derive(Debug)]
 pub struct Memory {
-    pages: MmapRaw,
+    held: Held,
     /// Bytes of the pages before the first that is used, which is at most their number.
     skip: usize,
     len: usize,
+}
+
+#[derive(Debug)]
+enum Held {
+    Pages(Pages),
+    /// Of a file.
+    Mapping(MmapRaw),
 }
 
 impl Memory {
@@ -23,7 +31,11 @@ impl Memory {
     /// written or read at the same time is up to whoever holds a region of it.
     #[must_use]
     pub fn as_ptr(&self) -> *mut u8 {
-        self.pages.as_mut_ptr().wrapping_add(self.skip)
+        let start = match &self.held {
+            Held::Pages(pages) => pages.as_mut_ptr(),
+            Held::Mapping(pages) => pages.as_mut_ptr(),
+        };
+        start.wrapping_add(self.skip)
     }
 
     /// Bytes in it.
@@ -61,7 +73,7 @@ impl From<MmapMut> for Memory {
         Memory {
             skip: 0,
             len: pages.len(),
-            pages: MmapRaw::from(pages),
+            held: Held::Mapping(MmapRaw::from(pages)),
         }
     }
 }
@@ -70,7 +82,7 @@ impl From<Block> for Memory {
     fn from(block: Block) -> Memory {
         let (pages, used) = block.into_pages();
         Memory {
-            pages: MmapRaw::from(pages),
+            held: Held::Pages(pages),
             skip: used.start,
             len: used.len(),
         }

@@ -8,10 +8,10 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 
 use ingot_format::{Layout, to_u64, to_usize};
-use memmap2::MmapMut;
 
 use super::pieces::{PIECE, Pieces};
 use crate::error::{Error, Stop, step};
+use crate::memory::Pages;
 use crate::payload::{Payload, prove_sizes};
 use crate::watch::Watch;
 use crate::workers::Team;
@@ -45,7 +45,7 @@ const THREADS: usize = 8;
 /// ```
 #[derive(Debug)]
 pub struct Snapshot {
-    blocks: Vec<MmapMut>,
+    blocks: Vec<Pages>,
     nbytes: u64,
 }
 
@@ -100,14 +100,16 @@ impl Snapshot {
     #[must_use]
     pub(super) fn payloads(&self) -> Vec<Payload<'_>> {
         let mut rest = self.nbytes;
-        let cut = |block: &MmapMut| -> usize {
+        let cut = |block: &Pages| -> usize {
             let len = block.len().min(to_usize(rest).unwrap_or(usize::MAX));
             rest -= to_u64(len);
             len
         };
         let lens: Vec<usize> = self.blocks.iter().map(cut).collect();
         let parts = self.blocks.iter().zip(lens);
-        parts.map(|(block, len)| Payload::from(&block[..len])).collect()
+        parts
+            .map(|(block, len)| Payload::from(&block.bytes()[..len]))
+            .collect()
     }
 }
 
@@ -119,7 +121,7 @@ enum CopyFault {
 
 struct Copier<'c, 'a> {
     pieces: &'c Pieces<'a>,
-    blocks: Vec<OnceLock<MmapMut>>,
+    blocks: Vec<OnceLock<Pages>>,
     /// The block that nobody has begun with.
     next: AtomicUsize,
     team: Team<'c, CopyFault>,
@@ -181,24 +183,21 @@ impl Copier<'_, '_> {
         }
     }
 
-    fn copied(&self, block: usize) -> Result<MmapMut, CopyFault> {
+    fn copied(&self, block: usize) -> Result<Pages, CopyFault> {
         let pieces = self.pieces_of(block);
         let len: usize = pieces.clone().map(|piece| self.pieces.len(piece)).sum();
-        let mut copy = MmapMut::map_anon(len).map_err(CopyFault::Memory)?;
-        // Refused by kernels without huge pages, which then gives small ones.
-        #[cfg(target_os = "linux")]
-        let _ = copy.advise(memmap2::Advice::HugePage);
+        let mut copy = Pages::allocate(len).map_err(CopyFault::Memory)?;
+        copy.want_huge(0..len);
         let mut begin = 0;
         for piece in pieces {
-            let len = self.pieces.len(piece);
-            // Faulting pages in one by one costs more than copying does. What fails here is found by the copy.
-            #[cfg(target_os = "linux")]
-            let _ = copy.advise_range(memmap2::Advice::PopulateWrite, begin, len);
-            let into = &mut copy[begin..begin + len];
+            let range = begin..begin + self.pieces.len(piece);
+            // Faulting pages in one by one costs more than copying does.
+            copy.populate(range.clone());
+            begin = range.end;
+            let into = &mut copy.bytes_mut()[range];
             self.pieces
                 .fill(piece, into, self.team.stop())
                 .map_err(CopyFault::Read)?;
-            begin += len;
         }
         Ok(copy)
     }

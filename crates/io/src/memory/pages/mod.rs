@@ -1,0 +1,69 @@
+//! Private memory of this process: whole pages of the system, zero until they are written to. `unix` and `windows` have the
+//! same type, of which one half is compiled.
+#![allow(unsafe_code)]
+
+use std::ops::Range;
+
+#[cfg(unix)]
+mod unix;
+#[cfg(windows)]
+mod windows;
+
+#[cfg(unix)]
+use unix as system;
+#[cfg(windows)]
+use windows as system;
+
+pub(crate) use system::Pages;
+pub(super) use system::populate;
+
+impl Pages {
+    /// The bytes, as long as nobody writes to them.
+    pub(crate) fn bytes(&self) -> &[u8] {
+        // SAFETY: `from_raw_parts` asks for
+        // - a non-null pointer to `len` initialised bytes in one allocation, at most `isize::MAX`: the system gave them,
+        //   zeroed, and `self` keeps them;
+        // - no write to them while the slice lives: `bytes_mut` borrows `self` exclusively, and whoever writes by
+        //   `as_mut_ptr` has `Pages` that nobody asks for slices any more (`Memory`, in region.rs).
+        unsafe { std::slice::from_raw_parts(self.as_mut_ptr(), self.len()) }
+    }
+
+    /// The bytes, to be written to.
+    pub(crate) fn bytes_mut(&mut self) -> &mut [u8] {
+        // SAFETY: `from_raw_parts_mut` asks for what `from_raw_parts` does in `bytes`, and for no other access while the
+        // slice lives: `self` is borrowed exclusively.
+        unsafe { std::slice::from_raw_parts_mut(self.as_mut_ptr(), self.len()) }
+    }
+
+    /// Has the system find memory for all of a range that nobody has written to, which costs more page by page.
+    pub(crate) fn populate(&mut self, range: Range<usize>) {
+        let fresh = &mut self.bytes_mut()[range];
+        // SAFETY: asks for bytes that may be written and that nobody else uses: `fresh` is borrowed exclusively. They are
+        // zero, or `populate` of Windows makes some of them so: see above.
+        unsafe { populate(fresh.as_mut_ptr(), fresh.len()) };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pages_are_zero_and_keep_what_is_written_to_them() {
+        for nbytes in [1, 4096, (5 << 20) + 7] {
+            let mut pages = Pages::allocate(nbytes).unwrap();
+            assert_eq!(pages.len(), nbytes);
+            assert_eq!(pages.as_mut_ptr().addr() % 4096, 0);
+            assert!(pages.bytes().iter().all(|byte| *byte == 0));
+            pages.want_huge(0..nbytes);
+            pages.populate(0..nbytes);
+            pages.bytes_mut().fill(7);
+            assert!(pages.bytes().iter().all(|byte| *byte == 7));
+        }
+    }
+
+    #[test]
+    fn more_pages_than_there_are_addresses_are_refused() {
+        assert!(Pages::allocate(1 << 50).is_err());
+    }
+}

@@ -1,0 +1,65 @@
+//! By a mapping of no file.
+#![allow(unsafe_code)]
+
+use std::io;
+use std::ops::Range;
+
+#[cfg(target_os = "linux")]
+use memmap2::Advice;
+use memmap2::{MmapMut, MmapRaw};
+
+/// Private memory of this process.
+#[derive(Debug)]
+pub(crate) struct Pages(MmapRaw);
+
+impl Pages {
+    /// `nbytes` bytes, one at least, which cost nothing before they are touched.
+    pub(crate) fn allocate(nbytes: usize) -> io::Result<Pages> {
+        MmapMut::map_anon(nbytes).map(|pages| Pages(MmapRaw::from(pages)))
+    }
+
+    /// The first byte. Readable and writable for [`Pages::len`] bytes as long as `self` lives.
+    pub(crate) fn as_mut_ptr(&self) -> *mut u8 {
+        self.0.as_mut_ptr()
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.0.len()
+    }
+
+    /// Asks for huge pages, where there are some.
+    #[cfg(target_os = "linux")]
+    pub(crate) fn want_huge(&self, range: Range<usize>) {
+        // A kernel without them loses nothing, so the answer does not matter.
+        let _ = self.0.advise_range(Advice::HugePage, range.start, range.len());
+    }
+
+    #[cfg(not(target_os = "linux"))]
+    pub(crate) fn want_huge(&self, _: Range<usize>) {}
+}
+
+/// Has the system find pages for fresh memory. That it cannot is no failure: the bytes that are written then find them one by
+/// one.
+///
+/// # Safety
+/// The `nbytes` bytes from `start` on are mapped for writing.
+#[cfg(target_os = "linux")]
+pub(in crate::memory) unsafe fn populate(start: *mut u8, nbytes: usize) {
+    use rustix::mm::{Advice, madvise};
+    let page = rustix::param::page_size();
+    let (begin, end) = (start.addr(), start.addr() + nbytes);
+    let (first, last) = (begin.next_multiple_of(page), end - end % page);
+    if first >= last {
+        return;
+    }
+    let start = start.wrapping_add(first - begin);
+    // SAFETY: `madvise` asks that the advice does no harm to whoever uses the memory from `start` on for `last - first`
+    // bytes: they lie in what the caller promised, and `PopulateWrite` changes no byte.
+    let populated = unsafe { madvise(start.cast(), last - first, Advice::LinuxPopulateWrite) };
+    // Kernels before 5.14 do not know it.
+    let _ = populated;
+}
+
+/// Elsewhere pages are found when they are written to.
+#[cfg(not(target_os = "linux"))]
+pub(in crate::memory) unsafe fn populate(_: *mut u8, _: usize) {}

@@ -1,0 +1,77 @@
+//! By `VirtualAlloc`.
+//!
+//! Not by a mapping of no file, as elsewhere: that is memory which processes could share, on wine a file that is written to
+//! the disk. And memmap2 asks for it as memory that may be executed too, which a hardened process is refused.
+#![allow(unsafe_code)]
+
+use std::io;
+use std::ops::Range;
+use std::ptr::{self, NonNull};
+
+use windows_sys::Win32::System::Memory::{
+    MEM_COMMIT, MEM_RELEASE, MEM_RESERVE, PAGE_READWRITE, VirtualAlloc, VirtualFree,
+};
+
+/// Private memory of this process.
+#[derive(Debug)]
+pub(crate) struct Pages {
+    start: NonNull<u8>,
+    len: usize,
+}
+
+// SAFETY: `Send` asks that another thread may use and free the memory: it is of the process, and no thread is noted in it.
+unsafe impl Send for Pages {}
+// SAFETY: `Sync` asks that threads may share a `&Pages`: through one the memory is only read, and `as_mut_ptr` leaves what
+// is done by it to its caller.
+unsafe impl Sync for Pages {}
+
+impl Pages {
+    /// `nbytes` bytes, one at least, which cost nothing before they are touched.
+    pub(crate) fn allocate(nbytes: usize) -> io::Result<Pages> {
+        // SAFETY: asks for nothing where the system chooses the place.
+        let start = unsafe { VirtualAlloc(ptr::null(), nbytes, MEM_RESERVE | MEM_COMMIT, PAGE_READWRITE) };
+        match NonNull::new(start.cast()) {
+            Some(start) => Ok(Pages { start, len: nbytes }),
+            None => Err(io::Error::last_os_error()),
+        }
+    }
+
+    /// The first byte. Readable and writable for [`Pages::len`] bytes as long as `self` lives.
+    pub(crate) fn as_mut_ptr(&self) -> *mut u8 {
+        self.start.as_ptr()
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Huge pages are for whoever was given a right to them.
+    pub(crate) fn want_huge(&self, _: Range<usize>) {}
+}
+
+impl Drop for Pages {
+    fn drop(&mut self) {
+        // SAFETY: asks for the start of what `VirtualAlloc` reserved, whole, and that nobody uses it any more: `start` is
+        // what it gave, and whoever had a pointer was told that it is good as long as `self` lives.
+        let freed = unsafe { VirtualFree(self.start.as_ptr().cast(), 0, MEM_RELEASE) };
+        debug_assert_ne!(freed, 0, "it was reserved");
+    }
+}
+
+/// What the system finds memory for at once.
+const PAGE_NBYTES: usize = 4096;
+
+/// Has the system find pages for fresh memory, by a zero in each.
+///
+/// Before a read, wine looks at a byte of each page and writes it back. Of a page that is there that costs nothing; of another
+/// it costs two faults, and the second has the processors of all threads forget what the first found.
+///
+/// # Safety
+/// The `nbytes` bytes from `start` on are mapped for writing, zero, and nobody else uses them meanwhile.
+pub(in crate::memory) unsafe fn populate(start: *mut u8, nbytes: usize) {
+    for at in (0..nbytes).step_by(PAGE_NBYTES) {
+        // SAFETY: `write_volatile` asks for a byte that may be written: `at` is less than `nbytes`, of which the caller
+        // promised that.
+        unsafe { start.wrapping_add(at).write_volatile(0) };
+    }
+}
