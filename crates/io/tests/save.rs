@@ -388,10 +388,12 @@ fn savers_of_one_path_leave_whole_files_only() {
                 assert!(found == fill(found[0]), "a mixed file of {} bytes", found.len());
             }
         });
-        for saver in savers {
-            saver.join().unwrap();
-        }
+        let saved: Vec<_> = savers.into_iter().map(|saver| saver.join()).collect();
+        // Whatever they say, or the reader goes on for ever.
         done.store(true, Ordering::Relaxed);
+        for saved in saved {
+            saved.unwrap();
+        }
     });
     assert_eq!(names(folder.path()), ["file"]);
 }
