@@ -201,8 +201,9 @@ nightly: $(VENV)/.ingot $(VENV)/.test
 proof:
 	@scripts/proof $(RECORD)
 
-# Whether the tests of ingot-format fail when its code is changed: in every way that cargo-mutants knows, or in the part of
-# them that MUTANTS names. The share is added to the record, and `make proof` prints it.
+# Whether a test fails when the code is changed: of ingot-format, and of what plans, reads, saves and shares a file in
+# ingot-io; in every way that cargo-mutants knows, or in the subject and the part of them that MUTANTS names, as in
+# `plan 1/8`. The share is added to the record, and `make proof` prints it.
 MUTANTS ?=
 mutants: export INGOT_RECORD := $(RECORD)
 mutants: | tools
