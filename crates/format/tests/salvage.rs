@@ -204,6 +204,26 @@ fn a_tensor_without_bytes_is_sound_wherever_it_stands() {
         &["a 0..4", "none 4..4", "b 4..8"],
         &["overlap none rewritten"],
     );
+    let json = object(&[entry("a", 0, 4), entry("none", 4, 4), entry("b", 4, 8)]);
+    check(&json, 8, &["a 0..4", "none 4..4", "b 4..8"], &[]);
+}
+
+#[test]
+fn bytes_are_shared_with_the_first_of_those_that_reach_furthest() {
+    let others = |items: &[String]| {
+        let header = salvaged(&object(items), 10).unwrap();
+        let findings = header.findings().iter().map(|found| match &found.fault {
+            FormatError::Overlap { tensor, other, .. } => format!("{tensor} {other}"),
+            fault => fault.code().to_owned(),
+        });
+        findings.collect::<Vec<_>>()
+    };
+    // The second reaches further than the first, and the third shares bytes with it alone.
+    let items = [entry("a", 0, 4), entry("b", 2, 8), entry("c", 6, 10)];
+    assert_eq!(others(&items), ["b a", "a b", "c b", "b c"]);
+    // The second reaches as far.
+    let items = [entry("a", 0, 8), entry("b", 2, 8), entry("c", 6, 10)];
+    assert_eq!(others(&items), ["b a", "a b", "c a", "a c"]);
 }
 
 #[test]
