@@ -124,6 +124,18 @@ mod tests {
     }
 
     #[test]
+    fn room_for_metadata_may_be_cut_anywhere() {
+        let text = br#"{   "a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]}}"#;
+        let head_nbytes = to_u64(text.len() + PREFIX_NBYTES);
+        for cut in 1..5 {
+            let mut window = HeaderWindow::new(head_nbytes, head_nbytes + 1);
+            assert_eq!(window.feed(&text[..cut]), Some(cut));
+            assert_eq!(window.feed(&text[cut..]), Some(text.len() - cut));
+            assert!(window.finish().is_some(), "{cut}");
+        }
+    }
+
+    #[test]
     fn a_header_of_which_not_all_was_seen_is_none() {
         let text = br#"{"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]}}"#;
         let head_nbytes = to_u64(text.len() + PREFIX_NBYTES);

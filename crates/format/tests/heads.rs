@@ -54,3 +54,10 @@ fn there_is_no_entry_behind_the_last() {
     assert_eq!(header.entry(0).map(|entry| entry.name), Some("a"));
     assert_eq!(header.entry(1), None);
 }
+
+#[test]
+fn what_is_no_utf_8_is_told_with_its_place_in_the_file() {
+    let file = b"\x05\0\0\0\0\0\0\0{\"a\xff\"";
+    let fault = Header::parse(file, 13, &Limits::default()).unwrap_err();
+    assert_eq!(fault, FormatError::InvalidUtf8 { position: 11 });
+}

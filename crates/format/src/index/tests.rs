@@ -227,6 +227,14 @@ fn what_is_no_utf_8_is_refused_at_once_with_its_place_in_the_whole() {
 }
 
 #[test]
+fn a_wrong_value_is_refused_at_once_and_told_with_its_place() {
+    let text = br#"{"metadata":{"a":nulL},"weight_map":{}}"#;
+    let mut reader = IndexReader::new(to_u64(text.len())).unwrap();
+    let fault = reader.feed(&text[..30]).unwrap_err();
+    assert!(fault.to_string().contains("after byte 12: "), "{fault}");
+}
+
+#[test]
 fn a_wrong_escape_is_refused_at_once_and_told_as_what_it_is() {
     let text = br#"{"weight_map":{"a\x":"b"}}"#;
     let mut reader = IndexReader::new(to_u64(text.len())).unwrap();
