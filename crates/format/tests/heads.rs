@@ -61,3 +61,23 @@ fn what_is_no_utf_8_is_told_with_its_place_in_the_file() {
     let fault = Header::parse(file, 13, &Limits::default()).unwrap_err();
     assert_eq!(fault, FormatError::InvalidUtf8 { position: 11 });
 }
+
+#[test]
+fn padding_with_nul_is_named_where_that_is_what_is_wrong() {
+    let reason = |text: &[u8]| {
+        let head = [&u64::try_from(text.len()).unwrap().to_le_bytes()[..], text].concat();
+        let file_nbytes = u64::try_from(head.len()).unwrap();
+        Header::parse(&head, file_nbytes, &Limits::default())
+            .unwrap_err()
+            .to_string()
+    };
+    let hint = "padded with NUL, not spaces";
+    assert!(reason(b"{}\0\0\0").contains(hint), "{}", reason(b"{}\0\0\0"));
+    for text in [&b"{}x"[..], b"{]}", b"{\"a\"\0", b"{\"a\""] {
+        let reason = reason(text);
+        assert!(
+            reason.contains("invalid JSON") && !reason.contains(hint),
+            "{reason}"
+        );
+    }
+}

@@ -458,6 +458,19 @@ mod tests {
     }
 
     #[test]
+    fn a_block_is_plain_where_each_of_its_bytes_is() {
+        for byte in 0..=u8::MAX {
+            let is_plain_byte = !matches!(byte, b'"' | b'\\' | 0..=0x1f);
+            assert_eq!(is_plain(&[byte; 16]), is_plain_byte, "{byte}");
+            for place in 0..16 {
+                let mut block = *b"model.layers.12.";
+                block[place] = byte;
+                assert_eq!(is_plain(&block), is_plain_byte, "{byte} at {place}");
+            }
+        }
+    }
+
+    #[test]
     fn takes_what_upstream_writes() {
         for text in [
             "{}      ",
