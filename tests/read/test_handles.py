@@ -18,7 +18,6 @@ import torch
 import ingot
 import ingot.numpy
 import ingot.torch
-import ingot.typing
 
 TENSORS = {
     "b": numpy.arange(6, dtype=numpy.float32).reshape(2, 3),
@@ -231,7 +230,7 @@ def at_once(work: Callable[[int], object], count: int = 16) -> None:
 
 
 @pytest.mark.parametrize("backend", ["pread", "mmap"])
-def test_sixteen_threads_do_all_that_a_handle_can_at_once(path: Path, backend: ingot.typing.Backend) -> None:
+def test_sixteen_threads_do_all_that_a_handle_can_at_once(path: Path, backend: str) -> None:
     file = ingot.safe_open(path, "np", backend=backend)
 
     def right(found: Iterable[tuple[str, Any]]) -> bool:
@@ -270,7 +269,7 @@ def test_sixteen_threads_do_all_that_a_handle_can_at_once(path: Path, backend: i
 
 @pytest.mark.parametrize("backend", ["pread", "mmap"])
 def test_a_handle_that_is_closed_under_sixteen_threads_gives_whole_tensors_until_then(
-    path: Path, backend: ingot.typing.Backend
+    path: Path, backend: str
 ) -> None:
     for _ in range(3):
         file = ingot.safe_open(path, "np", backend=backend)
