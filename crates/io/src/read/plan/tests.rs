@@ -234,6 +234,15 @@ fn only_what_goes_on_in_one_file_as_it_is_is_read_at_once() {
         ..next
     };
     assert_eq!(count(converted), 2);
+    // Nothing has to be read.
+    assert!(Plan::fresh(&[piece(64, 0)]).0.pieces().is_empty());
+    // Neither is aligned in the file, and both are where they are put.
+    let aligned = |position| Piece {
+        alignment: 8,
+        ..piece(position, 8)
+    };
+    let (plan, _) = Plan::fresh(&[aligned(73), aligned(81)]);
+    assert_eq!(plan.pieces().len(), 1, "{plan}");
     // Its elements would not be aligned.
     assert_eq!(
         count(Piece {
