@@ -1,4 +1,4 @@
-# make demo | demo-ranks | test | test-all | test-frameworks | test-browser | test-clients | test-engines | test-candle | test-versions | test-windows | docs | wheels | check-wheels | lint | bench | bench-loads | bench-remote | bench-ranks | bench-formats | fuzz | nightly | proof | mutants | clean
+# make demo | demo-ranks | test | test-all | test-frameworks | test-browser | test-clients | test-engines | test-candle | test-versions | test-windows | test-sanitizers | docs | wheels | check-wheels | lint | bench | bench-loads | bench-remote | bench-ranks | bench-formats | fuzz | nightly | proof | mutants | clean
 #
 # Every target sets itself up: it checks for Rust and Python, makes .venv, installs the pinned tools and builds the
 # extension module. Nothing runs twice while its inputs stay the same. What may be set, here or in the environment:
@@ -33,7 +33,7 @@ export PYO3_PYTHON := $(CURDIR)/$(BIN)/python
 # With the versions of Cargo.lock. The wheel and the benches are of the profile `release`, which this one inherits.
 CARGO_FLAGS := --profile tests --locked
 
-.PHONY: help demo demo-ranks test test-all test-programs test-rust test-orders test-oldest-rust test-python test-slow test-frameworks test-rc test-clients test-engines test-browser test-gpu test-candle test-versions test-windows docs wheels check-wheels check-crates lint lint-rust lint-windows lint-python lint-text lint-types lint-workflows bench bench-loads bench-remote bench-browser bench-ranks bench-gpu bench-formats fuzz nightly proof mutants clean tools rebuild
+.PHONY: help demo demo-ranks test test-all test-programs test-rust test-orders test-oldest-rust test-python test-slow test-frameworks test-rc test-clients test-engines test-browser test-gpu test-candle test-versions test-windows test-sanitizers docs wheels check-wheels check-crates lint lint-rust lint-windows lint-python lint-text lint-types lint-workflows bench bench-loads bench-remote bench-browser bench-ranks bench-gpu bench-formats fuzz nightly proof mutants clean tools rebuild
 .DELETE_ON_ERROR:
 # Cargo holds one lock and the benches want the machine for themselves.
 .NOTPARALLEL:
@@ -122,6 +122,11 @@ test-versions: $(VENV)/.ingot
 test-windows: | tools
 	scripts/test-windows
 
+# The tests of the crates with AddressSanitizer and ThreadSanitizer, or with the one that SANITIZERS names.
+SANITIZERS ?= address thread
+test-sanitizers: | tools
+	scripts/test-sanitizers $(SANITIZERS)
+
 # The site, into `site`: no warning, no broken link, no request to another host.
 docs: $(VENV)/.ingot $(VENV)/.test $(VENV_DOCS)/.made
 	rm -rf site
@@ -209,8 +214,9 @@ nightly: $(VENV)/.ingot $(VENV)/.test
 proof:
 	@scripts/proof $(RECORD)
 
-# Whether the tests of ingot-format fail when its code is changed: in every way that cargo-mutants knows, or in the part of
-# them that MUTANTS names. The share is added to the record, and `make proof` prints it.
+# Whether a test fails when the code is changed: of ingot-format, and of what plans, reads, saves and shares a file in
+# ingot-io; in every way that cargo-mutants knows, or in the subject and the part of them that MUTANTS names, as in
+# `plan 1/8`. The share is added to the record, and `make proof` prints it.
 MUTANTS ?=
 mutants: export INGOT_RECORD := $(RECORD)
 mutants: | tools

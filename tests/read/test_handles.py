@@ -6,7 +6,8 @@ import gc
 import mmap
 import pickle
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -215,21 +216,80 @@ def test_it_is_pickled_by_path(path: Path) -> None:
     assert torch.equal(other["b"], torch.from_numpy(TENSORS["b"]))
 
 
-def test_many_threads_may_use_one_handle(path: Path) -> None:
-    file = ingot.safe_open(path, "np", backend="pread")
-    wrong = threading.Event()
+def at_once(work: Callable[[int], object], count: int = 16) -> None:
+    """Do `work` on so many threads, which begin together, and raise what one of them raised."""
+    barrier = threading.Barrier(count)
 
-    def read() -> None:
-        for _ in range(50):
-            if not (file["b"] == TENSORS["b"]).all() or file.get_slice("b")[1, 2] != 5:
-                wrong.set()
+    def begin(number: int) -> None:
+        barrier.wait()
+        work(number)
 
-    threads = [threading.Thread(target=read) for _ in range(16)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not wrong.is_set()
+    with ThreadPoolExecutor(count) as threads:
+        for done in [threads.submit(begin, number) for number in range(count)]:
+            done.result()
+
+
+@pytest.mark.parametrize("backend", ["pread", "mmap"])
+def test_sixteen_threads_do_all_that_a_handle_can_at_once(path: Path, backend: str) -> None:
+    file = ingot.safe_open(path, "np", backend=backend)
+
+    def right(found: Iterable[tuple[str, Any]]) -> bool:
+        tensors = dict(found)
+        return all((tensors.pop(name) == array).all() for name, array in TENSORS.items()) and not tensors
+
+    def pickled() -> bool:
+        with pickle.loads(pickle.dumps(file)) as other:
+            return bool((other["b"] == TENSORS["b"]).all())
+
+    def prefetched() -> bool:
+        with file.prefetch() as loader:
+            return right(loader)
+
+    questions: list[Callable[[], bool]] = [
+        lambda: (file["b"] == TENSORS["b"]).all(),
+        lambda: file.get_slice("b")[1, 2] == 5,
+        lambda: right(file.get_tensors().items()),
+        lambda: right(file.items()),
+        lambda: right(file.iter_tensors()),
+        lambda: file.keys() == ["a", "b", "c"] and file.metadata() == {"format": "np"},
+        lambda: file.info("c").shape == () and "d" not in file and file.get("d") is None,
+        pickled,
+        prefetched,
+    ]
+
+    def ask(number: int) -> None:
+        for turn in range(50):
+            # Each thread asks in an order of its own.
+            question = (number + turn * (1 + number % 4)) % len(questions)
+            assert questions[question](), question
+
+    at_once(ask)
+    file.close()
+
+
+@pytest.mark.parametrize("backend", ["pread", "mmap"])
+def test_a_handle_that_is_closed_under_sixteen_threads_gives_whole_tensors_until_then(
+    path: Path, backend: str
+) -> None:
+    for _ in range(3):
+        file = ingot.safe_open(path, "np", backend=backend)
+
+        def read(file: ingot.safe_open[Any] = file) -> None:
+            # The first of the sixteen closes it, so that this ends.
+            while True:
+                assert (file["b"] == TENSORS["b"]).all()
+                assert file.get_slice("b")[1, 2] == 5
+
+        def use(number: int, close: Callable[[], None] = file.close, read: Callable[[], None] = read) -> None:
+            if number == 0:
+                close()
+                return
+            with pytest.raises(ingot.ClosedError):
+                read()
+
+        at_once(use)
+        with pytest.raises(ingot.ClosedError):
+            file.keys()
 
 
 def test_unknown_choices_are_refused_with_a_list(path: Path) -> None:

@@ -282,6 +282,7 @@ mod tests {
             let text = record.render();
             let again = Checksums::parse(&text).unwrap();
             prop_assert_eq!(&again, &record);
+            prop_assert_eq!(again.algorithm(), algorithm);
             prop_assert!(names.iter().all(|name| again.get(name) == Some("0123456789abcdef")));
         }
     }

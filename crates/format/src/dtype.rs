@@ -148,4 +148,17 @@ mod tests {
         assert_eq!(Dtype::ALL.len(), 22);
         assert_eq!((0..=255).filter_map(Dtype::from_bintensors_number).count(), 15);
     }
+
+    #[test]
+    fn sizes_are_those_of_the_safetensors_crate() {
+        for (dtype, bits, bytes) in [
+            (Dtype::F4, 4, 0),
+            (Dtype::F6_E2M3, 6, 0),
+            (Dtype::U8, 8, 1),
+            (Dtype::BF16, 16, 2),
+            (Dtype::C64, 64, 8),
+        ] {
+            assert_eq!((dtype.bitsize(), dtype.size()), (bits, bytes), "{dtype}");
+        }
+    }
 }

@@ -192,6 +192,37 @@ mod tests {
         }
     }
 
+    /// A head with this text, and the header that it has before `data_nbytes` bytes of data.
+    fn parsed(text: &[u8], data_nbytes: u64) -> (Vec<u8>, Header) {
+        let head = [&to_u64(text.len()).to_le_bytes()[..], text].concat();
+        let header = Header::parse(&head, to_u64(head.len()) + data_nbytes, &Limits::default()).unwrap();
+        (head, header)
+    }
+
+    #[test]
+    fn what_just_fits_is_written_and_a_byte_more_is_not() {
+        // The space before the colon is not as we write it, so that everything is written anew.
+        let text = br#"{"__metadata__" :{"k":"v"},"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]}}"#;
+        let (head, header) = parsed(text, 1);
+        let edited = edit_metadata(&head, &header, Some(&[("k", "vw")])).unwrap();
+        let expected = br#"{"__metadata__":{"k":"vw"},"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]}}"#;
+        assert_eq!(&edited[8..], expected);
+        assert_eq!(edit_metadata(&head, &header, Some(&[("k", "vwx")])), None);
+    }
+
+    #[test]
+    fn the_head_of_another_file_is_never_taken_for_that_of_this_one() {
+        let (_, header) = parsed(br#"{"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]}} "#, 1);
+        let read = |head: &[u8]| Header::parse(head, to_u64(head.len()) + 1, &Limits::default()).unwrap();
+        // Of the same length: what comes of it has the tensors of this file, or nothing does.
+        let (head, _) = parsed(br#"{"b":{"dtype":"U8","shape":[1],"data_offsets":[0,1]}} "#, 1);
+        let edited = edit_metadata(&head, &header, None).unwrap();
+        assert!(read(&edited).entries().eq(header.entries()));
+        // Of another length, so that the data would begin elsewhere.
+        let (head, _) = parsed(br#"{"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]}}    "#, 1);
+        assert_eq!(edit_metadata(&head, &header, None), None);
+    }
+
     #[test]
     fn a_null_for_metadata_is_replaced() {
         let text = b"{\"__metadata__\":null}               ";

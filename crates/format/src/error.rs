@@ -644,6 +644,61 @@ mod tests {
         }
     }
 
+    #[test]
+    fn a_fault_of_ranges_tells_the_range_its_tensor_and_its_sizes() {
+        let tensor = || "a".to_string();
+        let (begin, end) = (3, 10);
+        let mismatch = FormatError::SizeMismatch {
+            tensor: tensor(),
+            dtype: Dtype::F32,
+            shape: [2].to_vec(),
+            expected: 8,
+            begin,
+            end,
+        };
+        assert_eq!(mismatch.expected_found(), Some((8, 7)));
+        let hole = FormatError::Hole {
+            tensor: tensor(),
+            begin,
+            end,
+        };
+        let overlap = FormatError::Overlap {
+            tensor: tensor(),
+            other: "b".to_string(),
+            begin,
+            end,
+        };
+        for fault in [mismatch, hole, overlap] {
+            assert_eq!(
+                (fault.tensor(), fault.range()),
+                (Some("a"), Some((3, 10))),
+                "{fault}"
+            );
+        }
+        assert_eq!(
+            (FormatError::NoRoom.tensor(), FormatError::NoRoom.range()),
+            (None, None)
+        );
+        assert_eq!(FormatError::ReservedName.tensor(), Some(METADATA_KEY));
+    }
+
+    #[cfg(feature = "std")]
+    #[test]
+    fn a_fault_of_the_system_is_told_in_its_words_and_is_the_source() {
+        use core::error::Error as _;
+        let system = std::io::Error::other("the disk is gone");
+        let fault = FormatError::from(system);
+        assert_eq!(
+            SystemError::from(std::io::Error::other("the disk is gone")).to_string(),
+            "the disk is gone"
+        );
+        assert_eq!(
+            fault.source().map(ToString::to_string).as_deref(),
+            Some("the disk is gone")
+        );
+        assert!(FormatError::NoRoom.source().is_none());
+    }
+
     #[cfg(feature = "std")]
     #[test]
     fn faults_of_the_system_are_one_when_kind_and_number_are() {

@@ -381,11 +381,11 @@ fn name_foreign(start: &[u8], fault: FormatError) -> FormatError {
         return fault;
     }
     match Foreign::of_start(start) {
-        Some(kind) if !matches!(fault, FormatError::Foreign { .. }) => FormatError::Foreign {
+        Some(kind) => FormatError::Foreign {
             kind,
             fault: alloc::boxed::Box::new(fault),
         },
-        _ => fault,
+        None => fault,
     }
 }
 

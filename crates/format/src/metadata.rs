@@ -93,3 +93,47 @@ impl Metadata {
         &self.text[begin..extent::index(self.ends[number])]
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn metadata(pairs: &[(&str, &str)]) -> Metadata {
+        let mut metadata = Metadata::default();
+        for (key, value) in pairs {
+            metadata.push(key);
+            metadata.push(value);
+        }
+        metadata
+    }
+
+    #[test]
+    fn a_key_has_its_value_and_another_has_none() {
+        let some = metadata(&[("a", "1"), ("b", "2"), ("", "3")]);
+        assert_eq!(
+            ["a", "b", "", "c"].map(|key| some.get(key)),
+            [Some("1"), Some("2"), Some("3"), None]
+        );
+        assert_eq!((some.len(), some.is_empty()), (3, false));
+        assert!(metadata(&[]).is_empty());
+    }
+
+    #[test]
+    fn of_a_key_that_stands_there_more_often_the_last_value_is_kept_and_the_key_told() {
+        let some = metadata(&[
+            ("c", "1"),
+            ("b", "2"),
+            ("a", "3"),
+            ("b", "4"),
+            ("d", "5"),
+            ("c", "6"),
+            ("b", "7"),
+        ]);
+        assert_eq!(some.duplicate(), Some("b"));
+        let (kept, twice) = some.last_of_each();
+        assert_eq!(kept, metadata(&[("a", "3"), ("d", "5"), ("c", "6"), ("b", "7")]));
+        assert_eq!(twice, ["b", "c"]);
+        assert_eq!(kept.duplicate(), None);
+        assert_eq!(kept.clone().last_of_each(), (kept, Vec::new()));
+    }
+}

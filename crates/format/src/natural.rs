@@ -129,6 +129,17 @@ mod tests {
     }
 
     #[test]
+    fn what_names_have_in_common_is_passed_over_and_no_digit_of_a_number_is() {
+        for common in (0..40).map(|nbytes| "model.h.7".chars().cycle().take(nbytes).collect::<String>()) {
+            let order =
+                |one: &str, other: &str| natural_order(&[&common, one].concat(), &[&common, other].concat());
+            assert_eq!(order(".2.z", ".10.a"), Ordering::Less, "{common}");
+            assert_eq!(order("x12", "x3"), Ordering::Greater, "{common}");
+            assert_eq!(order("x120", "x121"), Ordering::Less, "{common}");
+        }
+    }
+
+    #[test]
     fn numbers_are_compared_by_value_however_long() {
         let long = "9".repeat(100);
         assert_eq!(natural_order("h.2", "h.10"), Ordering::Less);
@@ -139,5 +150,7 @@ mod tests {
         );
         assert_eq!(natural_order("h.01.b", "h.1.a"), Ordering::Less);
         assert_eq!(natural_order("h.01b", "h.1a"), Ordering::Greater);
+        // Zeros decide where both parts end, and not where one of them goes on.
+        assert_eq!(natural_order("h.1", "h.01b"), Ordering::Less);
     }
 }

@@ -85,6 +85,15 @@ mod tests {
     }
 
     #[test]
+    fn a_path_is_escaped_and_neither_quoted_nor_cut() {
+        let long = "x".repeat(Quoted::CHARS + 1);
+        assert_eq!(
+            Escaped(&format!("{long}\x1b")).to_string(),
+            format!("{long}\\x1b")
+        );
+    }
+
+    #[test]
     fn cuts_long_names() {
         let long = "x".repeat(60_000);
         assert_eq!(

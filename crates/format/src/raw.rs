@@ -183,3 +183,21 @@ pub(crate) fn check_room(entries: usize, dims: usize, pairs: usize) -> Result<()
     }
     Ok(())
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_header_may_take_all_the_room_there_is_and_no_byte_more() {
+        let dims = ROOM_NBYTES / size_of::<u64>();
+        assert_eq!(dims * size_of::<u64>(), ROOM_NBYTES);
+        assert_eq!(check_room(0, dims, 0), Ok(()));
+        let fault = check_room(0, dims, 1).unwrap_err();
+        let expected = FormatError::HeaderTooLarge {
+            found: to_u64(ROOM_NBYTES) + 8,
+            limit: Limits::HEADER_NBYTES,
+        };
+        assert_eq!(fault, expected);
+    }
+}

@@ -424,7 +424,7 @@ fn span(
 ) -> Result<(u64, u64, u64), SelectionError> {
     let step = match step.unwrap_or(1) {
         0 => return Err(SelectionError::ZeroStep { axis }),
-        step if step < 0 => return Err(SelectionError::NegativeStep { axis, step }),
+        step @ ..0 => return Err(SelectionError::NegativeStep { axis, step }),
         step => step.unsigned_abs(),
     };
     let clip = |bound: i64| match bound.unsigned_abs() {

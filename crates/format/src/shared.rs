@@ -380,6 +380,7 @@ mod tests {
             }
             let places: Vec<u64> = (0..part.count()).map(|number| part.place(number)).collect();
             prop_assert_eq!(naive.iter().max().map(|last| last + 1), Some(part.end()));
+            prop_assert_eq!(naive.iter().min(), Some(&part.begin()));
             let in_a_row = places.windows(2).all(|pair| pair[1] == pair[0] + 1);
             prop_assert_eq!(part.is_packed(), in_a_row);
             prop_assert_eq!(places, naive);
@@ -408,6 +409,14 @@ mod tests {
         ] {
             assert!(parse_shared(text).is_err(), "{text}");
         }
+    }
+
+    #[test]
+    fn a_fault_tells_its_tensor_where_it_is_of_one() {
+        let fault = SharedError::about("b", "names itself");
+        assert_eq!(fault.tensor(), Some("b"));
+        assert!(fault.to_string().starts_with("tensor `b`: "), "{fault}");
+        assert_eq!(parse_shared("[]").unwrap_err().tensor(), None);
     }
 
     #[test]

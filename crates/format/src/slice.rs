@@ -297,3 +297,111 @@ impl<'data> Iterator for SliceIterator<'data> {
 }
 
 impl ExactSizeIterator for SliceIterator<'_> {}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use alloc::string::ToString;
+    use alloc::vec;
+
+    const TWO: NonZeroUsize = NonZeroUsize::MIN.saturating_add(1);
+    const ALPHABET: &[u8] = b"abcdefghijkl";
+
+    fn narrow(start: Bound<usize>, stop: Bound<usize>, step: NonZeroUsize) -> TensorIndexer {
+        TensorIndexer::Narrow(start, stop, step)
+    }
+
+    /// The shape and the bytes of a slice of the letters from a to l in rows of 4.
+    fn of_letters(slices: &[TensorIndexer]) -> Result<(Vec<usize>, Vec<u8>), InvalidSlice> {
+        let tensor = TensorView::new(Dtype::U8, vec![3, 4], ALPHABET).unwrap();
+        let parts = tensor.sliced_data(slices)?;
+        Ok((parts.newshape(), parts.flatten().copied().collect()))
+    }
+
+    #[test]
+    fn a_slice_has_the_elements_that_its_bounds_say() {
+        use Bound::{Excluded, Included, Unbounded};
+        for (slices, shape, bytes) in [
+            (vec![2.into()], vec![4], "ijkl"),
+            (vec![2.into(), 3.into()], vec![], "l"),
+            (vec![(1..3).into()], vec![2, 4], "efghijkl"),
+            (vec![(1..=1).into(), (..=1).into()], vec![1, 2], "ef"),
+            (vec![(..).into(), (3..).into()], vec![3, 1], "dhl"),
+            (vec![(3..3).into()], vec![0, 4], ""),
+            (vec![(0..0).into()], vec![0, 4], ""),
+            (
+                vec![(..).into(), narrow(Excluded(0), Unbounded, TWO)],
+                vec![3, 2],
+                "bdfhjl",
+            ),
+            (vec![narrow(Unbounded, Included(2), TWO), 0.into()], vec![2], "ai"),
+            (vec![0.into(), narrow(Unbounded, Excluded(3), TWO)], vec![2], "ac"),
+        ] {
+            assert_eq!(
+                of_letters(&slices),
+                Ok((shape, bytes.as_bytes().to_vec())),
+                "{slices:?}"
+            );
+        }
+    }
+
+    #[test]
+    fn what_the_tensor_has_not_is_refused_with_the_place_that_is_out_of_range() {
+        let out_of_range = |dim_index, asked, dim_size| InvalidSlice::SliceOutOfRange {
+            dim_index,
+            asked,
+            dim_size,
+        };
+        for (slices, fault) in [
+            (vec![3.into()], out_of_range(0, 3, 3)),
+            (vec![(..).into(), 4.into()], out_of_range(1, 4, 4)),
+            (vec![(1..4).into()], out_of_range(0, 3, 3)),
+            (vec![(6..9).into()], out_of_range(0, 8, 3)),
+            #[allow(clippy::reversed_empty_ranges, reason = "that is what is refused")]
+            (vec![(2..1).into()], out_of_range(0, 2, 3)),
+            (
+                vec![(..).into(), (..).into(), (..).into()],
+                InvalidSlice::TooManySlices,
+            ),
+        ] {
+            assert_eq!(of_letters(&slices), Err(fault), "{slices:?}");
+        }
+        let packed = slice_byte_ranges(Dtype::F4, &[4], &[(1..3).into()]);
+        assert_eq!(packed, Err(InvalidSlice::MisalignedSlice));
+    }
+
+    #[test]
+    fn what_is_left_of_a_slice_is_counted_while_it_is_taken() {
+        let tensor = TensorView::new(Dtype::U8, vec![3, 4], ALPHABET).unwrap();
+        let mut parts = tensor.sliced_data(&[(..).into(), (1..3).into()]).unwrap();
+        assert_eq!((parts.remaining_byte_len(), parts.size_hint()), (6, (3, Some(3))));
+        assert_eq!(parts.next(), Some(&b"bc"[..]));
+        assert_eq!((parts.remaining_byte_len(), parts.len()), (4, 2));
+        assert_eq!(parts.by_ref().collect::<Vec<_>>(), [b"fg", b"jk"]);
+        assert_eq!((parts.remaining_byte_len(), parts.next()), (0, None));
+    }
+
+    #[test]
+    fn an_index_prints_as_in_python_and_a_fault_says_what_is_wrong() {
+        use Bound::{Excluded, Included};
+        for (index, text) in [
+            (7.into(), "7"),
+            ((..).into(), ":"),
+            ((2..).into(), "2:"),
+            ((..=4).into(), ":5"),
+            (narrow(Excluded(1), Excluded(9), TWO), "2:9:2"),
+            (narrow(Included(1), Included(9), NonZeroUsize::MIN), "1:10"),
+        ] {
+            assert_eq!(TensorIndexer::to_string(&index), text);
+        }
+        let fault = of_letters(&[9.into()]).unwrap_err();
+        assert_eq!(
+            fault.to_string(),
+            "index 9 out of bounds for tensor dimension #0 of size 3"
+        );
+        assert_eq!(
+            InvalidSlice::TooManySlices.to_string(),
+            "more slices than the tensor has dimensions"
+        );
+    }
+}

@@ -116,3 +116,52 @@ fn begins_without_case(text: &[u8], lower: &[u8]) -> bool {
     text.get(..lower.len())
         .is_some_and(|start| start.eq_ignore_ascii_case(lower))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use alloc::string::ToString;
+
+    #[test]
+    fn a_file_is_recognised_by_how_it_begins() {
+        for (start, kind) in [
+            (
+                &b"version https://git-lfs.github.com/spec/v1\n"[..],
+                Some(Foreign::GitLfsPointer),
+            ),
+            (b"PK\x03\x04..archive/data.pkl..", Some(Foreign::PytorchZip)),
+            (b"PK\x03\x04..weight.npy..", Some(Foreign::Npz)),
+            (b"PK\x03\x04..readme.txt..", Some(Foreign::Zip)),
+            (b"PK\x05\x06", Some(Foreign::Zip)),
+            // No ZIP, whatever it speaks of.
+            (b"..archive/data.pkl..", None),
+            (b"..weight.npy..", None),
+            (b"GGUF\x03", Some(Foreign::Gguf)),
+            (b"\x89HDF\r\n\x1a\n", Some(Foreign::Hdf5)),
+            (b"\x93NUMPY\x01", Some(Foreign::Npy)),
+            (b"\x1f\x8b\x08", Some(Foreign::Gzip)),
+            (b"\x28\xb5\x2f\xfd", Some(Foreign::Zstd)),
+            (b"%PDF-1.7", Some(Foreign::Pdf)),
+            (&[0; 8], Some(Foreign::Zeros)),
+            (&[0; 7], None),
+            (b"\0\0\0\0\0\0\0\x01", None),
+            (b"\x80\x02}q", Some(Foreign::Pickle)),
+            (b"\x80\x05(", Some(Foreign::Pickle)),
+            (b"\x80\x06}q", None),
+            (b"\x80\x02\0", None),
+            (b"\n <!DocType HTML><p>", Some(Foreign::Html)),
+            (b"<HTML>", Some(Foreign::Html)),
+            (b"\xef\xbb\xbf<?xml version", Some(Foreign::Xml)),
+            (b" {\"weight_map\": {}}", Some(Foreign::IndexJson)),
+            (b"[\"weight_map\"]", None),
+            (b"{\"a\": 1}", Some(Foreign::Json)),
+            (b"{\n}", Some(Foreign::Json)),
+            (b"{\r\n}", Some(Foreign::Json)),
+            (b"{1}", None),
+            (b"", None),
+        ] {
+            assert_eq!(Foreign::of_start(start), kind, "{}", start.escape_ascii());
+        }
+        assert_eq!(Foreign::Pdf.to_string(), "a PDF document");
+    }
+}

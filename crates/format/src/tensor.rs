@@ -289,3 +289,72 @@ impl<'de> Deserialize<'de> for Dtype {
         Dtype::from_code(&code).ok_or_else(|| de::Error::custom(format_args!("unknown dtype `{code}`")))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use alloc::string::ToString;
+    use alloc::vec;
+
+    const HEADER: &str = r#"{"__metadata__":{"k":"v"},"a":{"dtype":"F32","shape":[2],"data_offsets":[0,8]},"b":{"dtype":"U8","shape":[],"data_offsets":[8,9]}}"#;
+
+    #[test]
+    fn the_json_of_a_header_is_read_and_written_as_it_was() {
+        let metadata: Metadata = serde_json::from_str(HEADER).unwrap();
+        assert_eq!(metadata.data_len(), 9);
+        assert_eq!(metadata.offset_keys(), ["a", "b"]);
+        let info = TensorInfo {
+            dtype: Dtype::F32,
+            shape: vec![2],
+            data_offsets: (0, 8),
+        };
+        assert_eq!(metadata.info("a"), Some(&info));
+        assert_eq!(serde_json::to_string(&metadata).unwrap(), HEADER);
+        let none: Metadata = serde_json::from_str(r#"{"__metadata__":null}"#).unwrap();
+        assert_eq!((none.data_len(), none.metadata()), (0, &None));
+    }
+
+    #[test]
+    fn json_of_another_form_is_refused_with_its_reason() {
+        let entry = |fields: &str| alloc::format!(r#"{{"a":{{{fields}}}}}"#);
+        for (text, reason) in [
+            ("[]".to_string(), "expected a safetensors header"),
+            (
+                r#"{"a":[]}"#.to_string(),
+                "expected dtype, shape and data_offsets of a tensor",
+            ),
+            (
+                r#"{"__metadata__":[]}"#.to_string(),
+                "expected a map from strings to strings",
+            ),
+            (
+                r#"{"__metadata__":{"k":"v","k":"w"}}"#.to_string(),
+                "two values for \"k\"",
+            ),
+            (
+                r#"{"__metadata__":{},"__metadata__":{}}"#.to_string(),
+                "duplicate field `__metadata__`",
+            ),
+            (
+                entry(r#""shape":[1],"data_offsets":[0,1]"#),
+                "missing field `dtype`",
+            ),
+            (
+                entry(r#""dtype":"U8","data_offsets":[0,1]"#),
+                "missing field `shape`",
+            ),
+            (
+                entry(r#""dtype":"U8","shape":[1]"#),
+                "missing field `data_offsets`",
+            ),
+            (entry(r#""dtype":"U8","dtype":"U8""#), "duplicate field `dtype`"),
+            (entry(r#""dtype":"U3""#), "unknown dtype `U3`"),
+        ] {
+            let fault = serde_json::from_str::<Metadata>(&text).unwrap_err().to_string();
+            assert!(fault.contains(reason), "{text}: {fault}");
+        }
+        // Other fields are passed over.
+        let more = entry(r#""more":[1,{}],"dtype":"U8","shape":[1],"data_offsets":[0,1]"#);
+        assert!(serde_json::from_str::<Metadata>(&more).is_ok());
+    }
+}

@@ -312,6 +312,19 @@ mod tests {
     }
 
     #[test]
+    fn a_reader_tells_how_many_tensors_it_has_and_prints_without_their_bytes() {
+        let buffer = file(Format::Safetensors);
+        let tensors = SafeTensors::deserialize(&buffer).unwrap();
+        assert_eq!((tensors.len(), tensors.is_empty()), (1, false));
+        assert_eq!(
+            alloc::format!("{tensors:?}"),
+            "Tensors { format: Safetensors, len: 1, data_nbytes: 8, .. }"
+        );
+        let none = SafeTensors::deserialize(b"\x02\0\0\0\0\0\0\0{}").unwrap();
+        assert_eq!((none.len(), none.is_empty()), (0, true));
+    }
+
+    #[test]
     fn views_outlive_the_reader() {
         let buffer = file(Format::Safetensors);
         let view = SafeTensors::deserialize(&buffer).unwrap().tensor("bias").unwrap();

@@ -247,6 +247,21 @@ mod tests {
     }
 
     #[test]
+    fn a_view_is_written_as_it_is_and_so_is_a_reference_to_it() {
+        fn told(view: impl View) -> (Dtype, Vec<usize>, Vec<u8>, usize) {
+            (
+                view.dtype(),
+                view.shape().to_vec(),
+                view.data().into_owned(),
+                view.data_len(),
+            )
+        }
+        let view = TensorView::new(Dtype::U16, vec![2, 1], b"abcd").unwrap();
+        let expected = (Dtype::U16, vec![2, 1], b"abcd".to_vec(), 4);
+        assert_eq!((told(&view), told(view)), (expected.clone(), expected));
+    }
+
+    #[test]
     fn accepts_scalars_and_empty_tensors() {
         assert!(TensorView::new(Dtype::F64, vec![], &[0; 8]).is_ok());
         assert!(TensorView::new(Dtype::F64, vec![0, 3], &[]).is_ok());

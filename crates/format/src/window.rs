@@ -114,6 +114,41 @@ mod tests {
         format!("{header:?}")
     }
 
+    #[test]
+    fn what_is_no_utf_8_is_left_to_others_at_once() {
+        let mut window = HeaderWindow::new(100, 100);
+        assert_eq!(window.feed(b"{\"a\xff\":"), None);
+        // A character that is cut in two may still come.
+        let mut window = HeaderWindow::new(100, 100);
+        assert_eq!(window.feed(b"{\"a\xc3"), Some(1));
+    }
+
+    #[test]
+    fn room_for_metadata_may_be_cut_anywhere() {
+        let text = br#"{   "a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]}}"#;
+        let head_nbytes = to_u64(text.len() + PREFIX_NBYTES);
+        for cut in 1..5 {
+            let mut window = HeaderWindow::new(head_nbytes, head_nbytes + 1);
+            assert_eq!(window.feed(&text[..cut]), Some(cut));
+            assert_eq!(window.feed(&text[cut..]), Some(text.len() - cut));
+            assert!(window.finish().is_some(), "{cut}");
+        }
+    }
+
+    #[test]
+    fn a_header_of_which_not_all_was_seen_is_none() {
+        let text = br#"{"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]}}"#;
+        let head_nbytes = to_u64(text.len() + PREFIX_NBYTES);
+        let finished = |head_nbytes: u64| {
+            let mut window = HeaderWindow::new(head_nbytes, head_nbytes + 1);
+            assert_eq!(window.feed(text), Some(text.len()));
+            window.finish()
+        };
+        assert!(finished(head_nbytes).is_some());
+        // A byte more, which may be anything.
+        assert!(finished(head_nbytes + 1).is_none());
+    }
+
     proptest! {
         #[test]
         fn any_window_gives_the_header_or_steps_aside(

@@ -1,4 +1,4 @@
-//! What a reader is told that gives fewer bytes of a file than its header has.
+//! What a reader is told of a head that is not there whole, or just as large as it may be, and of what is not in it.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -18,5 +18,66 @@ fn a_header_that_was_not_given_whole_is_told_with_its_size_and_what_was_given() 
             file_nbytes: u64::try_from(given).unwrap(),
         };
         assert_eq!(fault, expected);
+    }
+}
+
+#[test]
+fn a_file_shorter_than_the_length_of_its_header_is_too_short_whatever_was_read() {
+    let start = b"\x02\0\0\0\0\0\0\0{}";
+    let fault = Header::head_nbytes(start, 7, &Limits::default()).unwrap_err();
+    assert_eq!(fault, FormatError::TooShort { file_nbytes: 7 });
+    assert_eq!(Header::head_nbytes(start, 10, &Limits::default()), Ok(10));
+}
+
+#[test]
+fn json_alone_may_be_as_large_as_the_limit_and_its_data_would_begin_after_it() {
+    let text = br#"{"a":{"dtype":"U8","shape":[3],"data_offsets":[0,3]}}"#;
+    let nbytes = u64::try_from(text.len()).unwrap();
+    let limits = |header_nbytes| Limits {
+        header_nbytes,
+        ..Limits::default()
+    };
+    let header = Header::parse_json(text, &limits(nbytes)).unwrap();
+    assert_eq!((header.data_start(), header.data_nbytes()), (nbytes + 8, 3));
+    let fault = Header::parse_json(text, &limits(nbytes - 1)).unwrap_err();
+    let expected = FormatError::HeaderTooLarge {
+        found: nbytes,
+        limit: nbytes - 1,
+    };
+    assert_eq!(fault, expected);
+}
+
+#[test]
+fn there_is_no_entry_behind_the_last() {
+    let text = br#"{"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]}}"#;
+    let header = Header::parse_json(text, &Limits::default()).unwrap();
+    assert_eq!(header.entry(0).map(|entry| entry.name), Some("a"));
+    assert_eq!(header.entry(1), None);
+}
+
+#[test]
+fn what_is_no_utf_8_is_told_with_its_place_in_the_file() {
+    let file = b"\x05\0\0\0\0\0\0\0{\"a\xff\"";
+    let fault = Header::parse(file, 13, &Limits::default()).unwrap_err();
+    assert_eq!(fault, FormatError::InvalidUtf8 { position: 11 });
+}
+
+#[test]
+fn padding_with_nul_is_named_where_that_is_what_is_wrong() {
+    let reason = |text: &[u8]| {
+        let head = [&u64::try_from(text.len()).unwrap().to_le_bytes()[..], text].concat();
+        let file_nbytes = u64::try_from(head.len()).unwrap();
+        Header::parse(&head, file_nbytes, &Limits::default())
+            .unwrap_err()
+            .to_string()
+    };
+    let hint = "padded with NUL, not spaces";
+    assert!(reason(b"{}\0\0\0").contains(hint), "{}", reason(b"{}\0\0\0"));
+    for text in [&b"{}x"[..], b"{]}", b"{\"a\"\0", b"{\"a\""] {
+        let reason = reason(text);
+        assert!(
+            reason.contains("invalid JSON") && !reason.contains(hint),
+            "{reason}"
+        );
     }
 }

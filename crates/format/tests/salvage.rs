@@ -204,6 +204,32 @@ fn a_tensor_without_bytes_is_sound_wherever_it_stands() {
         &["a 0..4", "none 4..4", "b 4..8"],
         &["overlap none rewritten"],
     );
+    // Where it stands well, only what is wrong elsewhere is told of.
+    let json = object(&[entry("a", 0, 4), entry("none", 4, 4), entry("b", 4, 6)]);
+    check(
+        &json,
+        8,
+        &["a 0..4", "none 4..4", "b 4..6"],
+        &["trailing-bytes - bytes-left-out"],
+    );
+}
+
+#[test]
+fn bytes_are_shared_with_the_first_of_those_that_reach_furthest() {
+    let others = |items: &[String]| {
+        let header = salvaged(&object(items), 10).unwrap();
+        let findings = header.findings().iter().map(|found| match &found.fault {
+            FormatError::Overlap { tensor, other, .. } => format!("{tensor} {other}"),
+            fault => fault.code().to_owned(),
+        });
+        findings.collect::<Vec<_>>()
+    };
+    // The second reaches further than the first, and the third shares bytes with it alone.
+    let items = [entry("a", 0, 4), entry("b", 2, 8), entry("c", 6, 10)];
+    assert_eq!(others(&items), ["b a", "a b", "c b"]);
+    // The second reaches as far.
+    let items = [entry("a", 0, 8), entry("b", 2, 8), entry("c", 6, 10)];
+    assert_eq!(others(&items), ["b a", "a b", "c a"]);
 }
 
 #[test]
@@ -246,6 +272,13 @@ fn the_last_of_several_values_counts() {
     let (_, findings, metadata) = told(&salvaged(&json, 4).unwrap());
     assert_eq!(findings, ["duplicate-metadata-key - last-kept"; 2]);
     assert_eq!(metadata.unwrap(), "j=0;k=3");
+    // An empty one is one.
+    let json = format!(" {}", object(&[r#""__metadata__":{}"#.into()]));
+    let (_, findings, metadata) = told(&salvaged(&json, 0).unwrap());
+    assert_eq!(
+        (findings, metadata),
+        (strings(&["not-strict - rewritten"]), Some(String::new()))
+    );
 }
 
 #[test]
@@ -265,6 +298,9 @@ fn nul_is_taken_for_padding_and_bytes_that_are_no_text_are_replaced() {
         &["a 0..4"],
         &["invalid-json - rewritten"],
     );
+    let padded = salvaged("{}\0\0\0", 0).unwrap();
+    let reason = "padded with NUL, not spaces".to_owned();
+    assert_eq!(padded.findings()[0].fault, FormatError::InvalidJson { reason });
     let mut header = format!(r#"{{"__metadata__":{{"k":"x"}},{}}}"#, entry("a", 0, 4)).into_bytes();
     let at = header.iter().position(|&byte| byte == b'x').unwrap();
     header[at] = 0xff;
@@ -276,6 +312,8 @@ fn nul_is_taken_for_padding_and_bytes_that_are_no_text_are_replaced() {
         (&*strings(&["a 0..4"]), "k=\u{fffd}".into())
     );
     assert_eq!(findings, ["invalid-utf8 - made-text"]);
+    let position = 8 + at as u64;
+    assert_eq!(header.findings()[0].fault, FormatError::InvalidUtf8 { position });
 }
 
 #[test]

@@ -255,3 +255,36 @@ impl fmt::Display for ShardNameFault {
         f.write_str(self.description())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use alloc::string::ToString;
+
+    #[test]
+    fn a_name_that_stands_there_twice_is_told_with_where() {
+        let twice = |first: &str, second: &str| IndexError::DuplicateTensor {
+            tensor: "a".to_string(),
+            shards: (first.to_string(), second.to_string()),
+        };
+        assert_eq!(
+            twice("x", "x").to_string(),
+            "tensor `a`: it stands there twice, in `x`"
+        );
+        assert_eq!(
+            twice("x", "y").to_string(),
+            "tensor `a`: it stands there twice, in `x` and in `y`"
+        );
+    }
+
+    #[test]
+    fn the_reserved_name_is_a_tensor_s_and_a_field_is_none() {
+        let field = IndexError::DuplicateField {
+            field: "metadata".to_string(),
+        };
+        assert_eq!(IndexError::ReservedName.tensor(), Some(METADATA_KEY));
+        assert_eq!((field.tensor(), field.expected_found()), (None, None));
+        let large = IndexError::TooLarge { found: 9, limit: 8 };
+        assert_eq!(large.expected_found(), Some((8, 9)));
+    }
+}

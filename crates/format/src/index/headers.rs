@@ -235,6 +235,16 @@ mod tests {
     }
 
     #[test]
+    fn metadata_may_be_as_large_as_a_value_may() {
+        let text = |nbytes: usize| {
+            let filler = "x".repeat(nbytes - r#"{"a":""}"#.len());
+            format!(r#"{{"index":{{"metadata":{{"a":"{filler}"}}}},"headers":{{"a":{{"x":{ENTRY}}}}}}}"#)
+        };
+        assert!(read(&text(ShardIndex::VALUE_NBYTES)).is_some());
+        assert!(read(&text(ShardIndex::VALUE_NBYTES + 1)).is_none());
+    }
+
+    #[test]
     fn a_header_over_the_limit_is_refused() {
         let limits = Limits {
             header_nbytes: 10,

@@ -100,3 +100,70 @@ pub(super) fn refuse_collisions(shards: &[String]) -> Result<(), IndexError> {
         }),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_name_is_refused_for_what_is_wrong_with_it() {
+        use ShardNameFault as Fault;
+        let long = "a".repeat(PART_NBYTES);
+        let path = |nbytes: usize| "a/".repeat(nbytes / 2) + &"b".repeat(nbytes % 2);
+        for (name, verdict) in [
+            ("a.safetensors", Ok(())),
+            ("a/b", Ok(())),
+            ("", Err(Fault::Empty)),
+            ("/a", Err(Fault::Absolute)),
+            ("~a", Err(Fault::Home)),
+            ("a\\b", Err(Fault::Backslash)),
+            ("c:a", Err(Fault::Colon)),
+            ("a\nb", Err(Fault::Control)),
+            ("a//b", Err(Fault::EmptyPart)),
+            ("a/", Err(Fault::EmptyPart)),
+            ("./a", Err(Fault::Parent)),
+            ("a/..", Err(Fault::Parent)),
+            ("...", Err(Fault::TrailingDot)),
+            ("a /b", Err(Fault::TrailingDot)),
+            ("NUL", Err(Fault::Device)),
+            ("a/con .txt", Err(Fault::Device)),
+            ("Com1.safetensors", Err(Fault::Device)),
+            ("lpt\u{b2}", Err(Fault::Device)),
+            ("com", Ok(())),
+            ("com10", Ok(())),
+            ("comX", Ok(())),
+            ("null", Ok(())),
+            (&long, Ok(())),
+            (&[&long, "b"].concat(), Err(Fault::TooLong)),
+            (&path(PATH_NBYTES), Ok(())),
+            (&(path(PATH_NBYTES - 1) + "bb"), Err(Fault::TooLong)),
+        ] {
+            assert_eq!(check(name), verdict, "{name}");
+        }
+    }
+
+    #[test]
+    fn a_name_in_a_url_keeps_the_rule_however_often_it_is_decoded() {
+        for (name, is_good) in [
+            ("a%20b", true),
+            ("100%", true),
+            ("%zz", true),
+            ("a%2fb", true),
+            ("%2e%2e", false),
+            ("%2fa", false),
+            ("a%5cb", false),
+            ("%252e%252e", false),
+            ("%2525252525252561", false),
+            ("%25252561", true),
+        ] {
+            let verdict = if is_good {
+                Ok(())
+            } else {
+                Err(ShardNameFault::Encoded)
+            };
+            assert_eq!(check_decoded(name), verdict, "{name}");
+        }
+        assert_eq!(decoded("a%41%c3%A4%4"), Some("aAä%4".to_owned()));
+        assert_eq!(decoded("a%4"), None);
+    }
+}

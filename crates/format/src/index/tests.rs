@@ -184,3 +184,60 @@ fn what_ends_too_early_is_refused_with_its_last_piece() {
     let mut reader = IndexReader::new(to_u64(text.len()) + 1).unwrap();
     assert!(reader.feed(text).is_ok());
 }
+
+#[test]
+fn names_that_are_not_there_are_not_found_wherever_they_would_stand() {
+    let names = ["b", "d", "f", "h", "j"];
+    for count in 0..=names.len() {
+        let tensors: Vec<String> = names[..count]
+            .iter()
+            .map(|name| format!("\"{name}\":\"x\""))
+            .collect();
+        let text = format!("{{\"weight_map\":{{{}}}}}", tensors.join(","));
+        let index = ShardIndex::parse(text.as_bytes()).unwrap();
+        assert_eq!(index.is_empty(), count == 0);
+        for (number, name) in names.iter().enumerate() {
+            assert_eq!(index.find(name), (number < count).then_some(number));
+        }
+        for name in ["", "a", "c", "e", "g", "i", "k"] {
+            assert_eq!(index.find(name), None, "{name} of {count}");
+        }
+    }
+}
+
+#[test]
+fn the_total_is_what_the_metadata_says() {
+    let total = |text: &str| ShardIndex::parse(text.as_bytes()).unwrap().total_nbytes();
+    assert_eq!(
+        total(r#"{"metadata":{"total_size":12},"weight_map":{}}"#),
+        Some(12)
+    );
+    assert_eq!(total(r#"{"metadata":{"size":12},"weight_map":{}}"#), None);
+    assert_eq!(total(r#"{"weight_map":{}}"#), None);
+}
+
+#[test]
+fn what_is_no_utf_8_is_refused_at_once_with_its_place_in_the_whole() {
+    let text = b"{\"weight_map\":{\"a\":\"x\",\"b\xFF\":\"y\"}}";
+    let mut reader = IndexReader::new(to_u64(text.len())).unwrap();
+    let taken = reader.feed(&text[..23]).unwrap();
+    // There is more to come after this piece, and the byte is wrong whatever that is.
+    let fault = reader.feed(&text[taken..28]).unwrap_err();
+    assert_eq!(fault, IndexError::InvalidUtf8 { position: 25 });
+}
+
+#[test]
+fn a_wrong_value_is_refused_at_once_and_told_with_its_place() {
+    let text = br#"{"metadata":{"a":nulL},"weight_map":{}}"#;
+    let mut reader = IndexReader::new(to_u64(text.len())).unwrap();
+    let fault = reader.feed(&text[..30]).unwrap_err();
+    assert!(fault.to_string().contains("after byte 12: "), "{fault}");
+}
+
+#[test]
+fn a_wrong_escape_is_refused_at_once_and_told_as_what_it_is() {
+    let text = br#"{"weight_map":{"a\x":"b"}}"#;
+    let mut reader = IndexReader::new(to_u64(text.len())).unwrap();
+    let fault = reader.feed(&text[..text.len() - 1]).unwrap_err();
+    assert!(fault.to_string().contains("escape"), "{fault}");
+}

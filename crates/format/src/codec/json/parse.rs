@@ -287,8 +287,8 @@ fn four_digits(text: [u8; 4]) -> Option<u64> {
         return None;
     }
     // Neighbours are joined to pairs, and these to a number.
-    let pairs = (values.wrapping_mul(10 << 8 | 1) >> 8) & 0x00ff_00ff;
-    Some(u64::from(pairs.wrapping_mul(100 << 16 | 1) >> 16))
+    let pairs = (values.wrapping_mul((10 << 8) + 1) >> 8) & 0x00ff_00ff;
+    Some(u64::from(pairs.wrapping_mul((100 << 16) + 1) >> 16))
 }
 
 /// Bytes of `body` before the first quote, backslash or control character.
@@ -440,6 +440,37 @@ mod tests {
     }
 
     #[test]
+    fn four_digits_are_those_that_each_by_itself_is() {
+        for (digits, place, byte) in [*b"0123", *b"4567", *b"8901", *b"9999"]
+            .into_iter()
+            .flat_map(|digits| (0..4).map(move |place| (digits, place)))
+            .flat_map(|(digits, place)| (0..=u8::MAX).map(move |byte| (digits, place, byte)))
+        {
+            let mut text = digits;
+            text[place] = byte;
+            let value = |sum: u64, byte: &u8| 10 * sum + u64::from(byte - b'0');
+            let naive = text
+                .iter()
+                .all(u8::is_ascii_digit)
+                .then(|| text.iter().fold(0, value));
+            assert_eq!(four_digits(text), naive, "{}", text.escape_ascii());
+        }
+    }
+
+    #[test]
+    fn a_block_is_plain_where_each_of_its_bytes_is() {
+        for byte in 0..=u8::MAX {
+            let is_plain_byte = !matches!(byte, b'"' | b'\\' | 0..=0x1f);
+            assert_eq!(is_plain(&[byte; 16]), is_plain_byte, "{byte}");
+            for place in 0..16 {
+                let mut block = *b"model.layers.12.";
+                block[place] = byte;
+                assert_eq!(is_plain(&block), is_plain_byte, "{byte} at {place}");
+            }
+        }
+    }
+
+    #[test]
     fn takes_what_upstream_writes() {
         for text in [
             "{}      ",
@@ -447,6 +478,8 @@ mod tests {
             "{\"__metadata__\":{\"format\":\"pt\"},\"a\":{\"dtype\":\"F8_E4M3\",\"shape\":[],\"data_offsets\":[0,1]},\
              \"b\":{\"dtype\":\"F8_E5M2\",\"shape\":[0],\"data_offsets\":[1,1]}}  ",
             "{\"é\":{\"dtype\":\"BF16\",\"shape\":[1],\"data_offsets\":[0,2]},\"__metadata__\":{}}",
+            // The longest number that surely fits.
+            "{\"a\":{\"dtype\":\"U8\",\"shape\":[9999999999999999999],\"data_offsets\":[0,1]}}",
             // With room for more metadata, as ingot writes.
             "{   }  ",
             "{\"__metadata__\":{\"k\":\"v\"}    }  ",

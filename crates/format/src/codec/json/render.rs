@@ -116,3 +116,18 @@ fn escape(byte: u8, out: &mut Vec<u8>) {
     };
     out.extend([b'\\', short]);
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_character_is_escaped_as_serde_json_does() {
+        for c in ('\0'..='\u{ff}').chain(['\u{2028}', '😀']) {
+            let text = alloc::format!("a{c}b");
+            let mut out = Vec::new();
+            string(&text, &mut out);
+            assert_eq!(out, serde_json::to_vec(&text).unwrap(), "{c:?}");
+        }
+    }
+}
