@@ -44,12 +44,16 @@ def run(number: int) -> None:
 
 @pytest.mark.parametrize("number", range(int(os.environ.get("INGOT_STEPS", "10000")) // STEPS_OF_ONE_SEED))
 def test_files_and_handles_hold_what_they_have_to_in_any_order(number: int) -> None:
-    before, wrong = Files.steps, 1
+    before = Files.steps
+    fault: dict[str, object] = {}
     try:
         run(number)
-        wrong = 0
+    except BaseException as error:
+        # A process that is ended later prints nothing of it.
+        fault = {"seed": number, "fault": repr(error)}
+        raise
     finally:
-        note("state machine, steps", Files.steps - before, wrong)
+        note("state machine, steps", Files.steps - before, int(bool(fault)), **fault)
     assert Files.steps - before > STEPS_OF_ONE_SEED // 2
 
 
