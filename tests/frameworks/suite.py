@@ -75,6 +75,14 @@ class Binding:
         return self.module.__name__.removeprefix("ingot.")
 
 
+def lacking(young: Mapping[str, str], has: Callable[[str], bool]) -> dict[str, str]:
+    """What this version refuses, of dtypes that are younger than the oldest that ingot supports.
+
+    `young` has the name of each in the framework, by its code.
+    """
+    return {code: f"no dtype for {code}" for code, name in young.items() if not has(name)}
+
+
 @dataclass(frozen=True)
 class Case:
     """A tensor, and what a file must hold for it."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import jax
@@ -10,14 +11,12 @@ import numpy
 
 import ingot.flax
 
-from .suite import Binding, Layout
+from .suite import Binding, Layout, lacking
 from .with_numpy import numpy_build, numpy_bytes, numpy_dtype
 
 jax.config.update("jax_enable_x64", True)
 
-# Dtypes that came to jax after the oldest version that ingot supports.
 YOUNG = {"F4": "float4_e2m1fn", "F8_E8M0": "float8_e8m0fnu"}
-lacking = {code: f"no dtype for {code}" for code, name in YOUNG.items() if not hasattr(jnp, name)}
 
 
 def jax_build(code: str, data: bytes, shape: tuple[int, ...]) -> jax.Array:
@@ -31,7 +30,7 @@ def jax_bytes(code: str, array: Any) -> bytes:
 
 BINDING = Binding(
     module=ingot.flax,
-    refused={"F6_E2M3": "6-bit", "F6_E3M2": "6-bit", **lacking},
+    refused={"F6_E2M3": "6-bit", "F6_E3M2": "6-bit", **lacking(YOUNG, partial(hasattr, jnp))},
     build=jax_build,
     bytes_of=jax_bytes,
     shape_of=lambda code, array: list(array.shape),

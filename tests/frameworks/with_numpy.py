@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import ml_dtypes
@@ -9,7 +10,7 @@ import numpy
 
 import ingot.numpy
 
-from .suite import Binding, Layout
+from .suite import Binding, Layout, lacking
 
 
 def numpy_dtype(code: str) -> numpy.dtype[Any]:
@@ -32,18 +33,18 @@ def numpy_bytes(code: str, array: Any) -> bytes:
     return (nibbles[:, 0] | nibbles[:, 1] << 4).astype(numpy.uint8).tobytes()
 
 
-# Dtypes that came to ml_dtypes after the oldest version that a framework may hold it to.
+# TensorFlow may hold ml_dtypes to a version that lacks them.
 YOUNG = {"F4": "float4_e2m1fn", "F8_E8M0": "float8_e8m0fnu"}
-lacking = {code: f"no dtype for {code}" for code, name in YOUNG.items() if not hasattr(ml_dtypes, name)}
+LACKING = lacking(YOUNG, partial(hasattr, ml_dtypes))
 
 BINDING = Binding(
     module=ingot.numpy,
-    refused={"F6_E2M3": "6-bit", "F6_E3M2": "6-bit", **lacking},
+    refused={"F6_E2M3": "6-bit", "F6_E3M2": "6-bit", **LACKING},
     build=numpy_build,
     bytes_of=numpy_bytes,
     shape_of=lambda code, array: list(array.shape),
     dtype_of=numpy_dtype,
-    table=(ingot.numpy.DTYPES | ingot.numpy.ML_DTYPES).keys() - lacking.keys(),
+    table=(ingot.numpy.DTYPES | ingot.numpy.ML_DTYPES).keys() - LACKING.keys(),
     layouts={
         "reversed": Layout((4, 3, 2), lambda array: array[::-1]),
         "broadcast": Layout((1, 2), lambda array: numpy.broadcast_to(array, (3, array.shape[1]))),

@@ -9,7 +9,7 @@ import tensorflow as tf
 
 import ingot.tensorflow
 
-from .suite import Binding, Layout
+from .suite import Binding, Layout, lacking
 from .with_numpy import numpy_build, numpy_bytes
 
 
@@ -35,13 +35,11 @@ def has(name: str) -> bool:
         return False
 
 
-# Dtypes that came to TensorFlow after the oldest version that ingot supports.
 YOUNG = {"F4": "float4_e2m1fn", "F8_E4M3FNUZ": "float8_e4m3fnuz", "F8_E5M2FNUZ": "float8_e5m2fnuz"}
-lacking = {code: f"no dtype for {code}" for code, name in YOUNG.items() if not has(name)}
 
 BINDING = Binding(
     module=ingot.tensorflow,
-    refused={"F6_E2M3": "6-bit", "F6_E3M2": "6-bit", "F8_E8M0": "tensorflow", **lacking},
+    refused={"F6_E2M3": "6-bit", "F6_E3M2": "6-bit", "F8_E8M0": "tensorflow", **lacking(YOUNG, has)},
     build=tf_build,
     bytes_of=tf_bytes,
     shape_of=lambda code, tensor: list(tensor.shape),

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy
 import torch
 
 import ingot.torch
 
-from .suite import Binding, Layout
+from .suite import Binding, Layout, lacking
 
 
 def torch_build(code: str, data: bytes, shape: tuple[int, ...]) -> torch.Tensor:
@@ -24,13 +26,11 @@ def torch_shape(code: str, tensor: torch.Tensor) -> list[int]:
     return [*tensor.shape[:-1], tensor.shape[-1] * 2] if code == "F4" else list(tensor.shape)
 
 
-# Dtypes that came to torch after the oldest version that ingot supports.
 YOUNG = {"F4": "float4_e2m1fn_x2", "F8_E8M0": "float8_e8m0fnu"}
-lacking = {code: f"no dtype for {code}" for code, name in YOUNG.items() if not hasattr(torch, name)}
 
 BINDING = Binding(
     module=ingot.torch,
-    refused={"F6_E2M3": "6-bit", "F6_E3M2": "6-bit", **lacking},
+    refused={"F6_E2M3": "6-bit", "F6_E3M2": "6-bit", **lacking(YOUNG, partial(hasattr, torch))},
     build=torch_build,
     bytes_of=torch_bytes,
     shape_of=torch_shape,

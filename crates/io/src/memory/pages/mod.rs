@@ -38,8 +38,8 @@ impl Pages {
     /// Has the system find memory for all of a range that nobody has written to, which costs more page by page.
     pub(crate) fn populate(&mut self, range: Range<usize>) {
         let fresh = &mut self.bytes_mut()[range];
-        // SAFETY: asks for bytes that may be written and that nobody else uses: `fresh` is borrowed exclusively. They are
-        // zero, or `populate` of Windows makes some of them so: see above.
+        // SAFETY: asks for bytes that may be written, are zero, and that nobody else uses: `fresh` is borrowed exclusively, and
+        // nobody has written to it since the system gave it.
         unsafe { populate(fresh.as_mut_ptr(), fresh.len()) };
     }
 }
@@ -47,6 +47,12 @@ impl Pages {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Compiled where `Pages` may be sent and shared, of which Windows has only the word of `unsafe impl`.
+    const _: () = {
+        const fn is_sent_and_shared<T: Send + Sync>() {}
+        is_sent_and_shared::<Pages>();
+    };
 
     #[test]
     fn pages_are_zero_and_keep_what_is_written_to_them() {
