@@ -543,6 +543,13 @@ mod tests {
         );
     }
 
+    #[test]
+    fn a_journal_that_is_shortened_while_it_is_read_is_broken() {
+        let (_folder, journals) = several(1, 10);
+        let found = journals[0].inner().read(1);
+        assert!(matches!(found, Err(JournalFault::Broken)), "{found:?}");
+    }
+
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(40))]
         #[test]
