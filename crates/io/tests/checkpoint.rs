@@ -269,6 +269,26 @@ fn a_shard_that_was_closed_is_refused_when_another_file_has_its_name() {
 }
 
 #[test]
+fn a_shard_that_was_never_opened_is_refused_when_another_file_has_its_name() {
+    let directory = tempfile::tempdir().unwrap();
+    let checkpoint = open(&write(directory.path()), Backend::Pread);
+    let shard = directory.path().join("1.safetensors");
+    let modified = fs::metadata(&shard).unwrap().modified().unwrap();
+    // Of the same size and time, as two saves leave them that fall within one tick of the system's clock.
+    let (other, mut bytes) = (directory.path().join("other"), file(1));
+    *bytes.last_mut().unwrap() ^= 1;
+    fs::write(&other, bytes).unwrap();
+    let written = fs::File::options().write(true).open(&other).unwrap();
+    written.set_modified(modified).unwrap();
+    fs::rename(&other, &shard).unwrap();
+    let found = checkpoint.find_all(&["1.0"], &Unwatched).map(drop);
+    assert!(
+        matches!(&found, Err(Error::Changed { path: Some(path), nbytes_now: None, .. }) if *path == shard),
+        "{found:?}"
+    );
+}
+
+#[test]
 fn numbers_that_no_file_or_tensor_has_are_refused() {
     let directory = tempfile::tempdir().unwrap();
     let index = write(directory.path());

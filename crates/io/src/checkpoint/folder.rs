@@ -15,7 +15,7 @@ use crate::disk::{self, Beneath, Facts, Kind, Refusal};
 use crate::error::{CheckpointFault, Error, unopened};
 use crate::heads::Heads;
 use crate::options::{OpenOptions, Reach};
-use crate::source::{FileSource, Reopen, Stamp, with_room};
+use crate::source::{FileSource, Reopen, Source, Stamp, with_room};
 use crate::workers::{Reading, of_directory};
 
 /// A directory, and how far its files may lie from it.
@@ -92,9 +92,11 @@ impl Folder {
     }
 }
 
-/// Fails when a file, of which it was looked `then` what it is, was written to by `now`, or is another one.
-fn check_unwritten(then: &Stamp, now: &Stamp, path: &Path) -> Result<(), Error> {
-    if then.is_unwritten(now) {
+/// Fails when `file` was written to since it was looked `then` what has its path, or is another one.
+fn check_unwritten(then: &Stamp, file: &FileSource, path: &Path) -> Result<(), Error> {
+    let now = file.stamp();
+    // Two saves within one tick of the system's clock give files of one time.
+    if then.is_in_its_place(now, file.waits()) {
         return Ok(());
     }
     let is_told_by_size = now.nbytes() != then.nbytes();
@@ -176,7 +178,7 @@ impl Store for Beside {
         let name = shards.name(number);
         let path = self.folder.path(name);
         let file = self.folder.source(name)?;
-        check_unwritten(&self.stamps[number], file.stamp(), &path)?;
+        check_unwritten(&self.stamps[number], &file, &path)?;
         let again = ByName {
             folder: Arc::clone(&self.folder),
             name: name.into(),

@@ -114,6 +114,13 @@ impl Stamp {
     pub(crate) fn is_same_file(&self, now: &Stamp) -> bool {
         now.identity == self.identity
     }
+
+    /// Whether `now`, of what has the path now, is of the same file as it was. What a network or another process gives, for
+    /// which a read `waits`, may have another number each time it is opened (FUSE, CIFS): there size and time alone have
+    /// to do.
+    pub(crate) fn is_in_its_place(&self, now: &Stamp, waits: bool) -> bool {
+        self.is_unwritten(now) && (waits || self.is_same_file(now))
+    }
 }
 
 /// Has the kernel ask for twice as much at once where a read goes on where the last one ended. Each answer takes as long,

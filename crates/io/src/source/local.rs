@@ -115,10 +115,9 @@ impl Lent {
         Ok(file)
     }
 
-    /// Whether this is the file that was opened, as it was then. What a network or another process gives may have another
-    /// number each time it is opened (FUSE, CIFS): there size and time alone have to do.
+    /// Whether this is the file that was opened, as it was then.
     fn is_same(&self, now: &Stamp) -> bool {
-        self.stamp.is_unwritten(now) && (self.waits || self.stamp.is_same_file(now))
+        self.stamp.is_in_its_place(now, self.waits)
     }
 
     fn nbytes_now(&self) -> io::Result<Option<u64>> {
