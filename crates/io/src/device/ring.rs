@@ -432,3 +432,78 @@ impl Drop for Lent {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::device::Device;
+    use super::super::fake::Fake;
+    use super::*;
+
+    /// Longer than any test takes.
+    const LONG: Duration = Duration::from_secs(3600);
+
+    /// A ring with a slot that was filled and came back, at a time from which it is never idle.
+    fn used() -> (Fake, Device) {
+        let fake = Fake::new(1, 1, 2);
+        let device = fake.device(0);
+        fake.ring.lend(&device.gpu).unwrap().send(&[]).unwrap();
+        device.gpu.finish().unwrap();
+        locked(&fake.ring.state).used = Instant::now() + LONG;
+        (fake, device)
+    }
+
+    #[test]
+    fn sixteen_readers_have_a_slot_each() {
+        const { assert!(PINNED_NBYTES / SLOT_NBYTES >= 16) };
+    }
+
+    #[test]
+    fn memory_is_given_back_when_it_is_idle_and_when_that_is_asked_for_and_not_before() {
+        for (is_let_go, is_idle, is_left) in
+            [(false, false, true), (true, false, false), (false, true, false)]
+        {
+            let (fake, _device) = used();
+            if is_idle {
+                locked(&fake.ring.state).used = Instant::now().checked_sub(IDLE).unwrap();
+            }
+            assert_eq!(fake.ring.is_used(is_let_go), is_left, "{is_let_go} {is_idle}");
+            assert_eq!(locked(&fake.ring.state).is_watched, is_left);
+            assert_eq!(fake.counters().pinned > 0, is_left);
+        }
+    }
+
+    #[test]
+    fn memory_that_is_let_go_is_given_back_by_another_thread() {
+        let (fake, _device) = used();
+        assert!(fake.counters().pinned > 0);
+        fake.ring.let_go();
+        let begun = Instant::now();
+        while fake.counters().pinned > 0 {
+            assert!(begun.elapsed() < Duration::from_secs(60), "nobody gives it back");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+
+    #[test]
+    fn the_thread_of_a_ring_that_is_gone_need_not_wait() {
+        let ring = Ring::new(1, 2);
+        let idle = Arc::clone(&ring.idle);
+        assert!(!*locked(&idle.is_over));
+        drop(ring);
+        assert!(*locked(&idle.is_over));
+    }
+
+    #[test]
+    fn a_slot_whose_device_is_lost_is_forgotten_and_one_that_cannot_tell_yet_is_kept() {
+        // What the driver says of the event, after two calls that make the context the current one.
+        for (code, left) in [(700, 0), (1, 1)] {
+            let (fake, _device) = used();
+            let pinned = fake.counters().pinned;
+            fake.fail(3, code);
+            fake.ring.give_back();
+            let state = locked(&fake.ring.state);
+            assert_eq!((state.made, state.resting.len()), (left, left), "{code}");
+            assert_eq!(fake.counters().pinned, pinned, "none of it was freed");
+        }
+    }
+}
