@@ -311,6 +311,18 @@ mod tests {
         }
     }
 
+    #[cfg(feature = "std")]
+    #[test]
+    fn the_metadata_of_a_map_is_stored() {
+        let metadata: std::collections::HashMap<_, _> = [("format", "pt"), ("step", "7")]
+            .map(|(key, value)| (key.to_string(), value.to_string()))
+            .into();
+        let tensors = [("w", view(Dtype::U8, &[1], &[7]))];
+        let file = crate::safetensors::serialize(tensors, Some(metadata.clone())).unwrap();
+        let (_, header) = SafeTensors::read_metadata(&file).unwrap();
+        assert_eq!(header.metadata(), &Some(metadata));
+    }
+
     #[test]
     fn refuses_what_memory_cannot_hold() {
         let fault = to_safetensors(vec![("vast", Vast)]).unwrap_err();

@@ -369,7 +369,8 @@ mod tests {
             begin in 0..9_u64,
         ) {
             let (shape, stride): (Vec<u64>, Vec<u64>) = dims.iter().copied().unzip();
-            let part = Excerpt::new(shape, stride, begin).unwrap();
+            let part = Excerpt::new(shape.clone(), stride.clone(), begin).unwrap();
+            prop_assert_eq!((part.shape(), part.stride(), part.begin()), (&*shape, &*stride, begin));
             let mut naive = Vec::new();
             for i in 0..dims[0].0 {
                 for j in 0..dims[1].0 {

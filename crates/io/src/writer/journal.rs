@@ -507,13 +507,15 @@ mod tests {
 
     #[test]
     fn a_claim_that_is_none_takes_nothing_however_often_it_is_read() {
-        let (folder, journals) = several(1, 10);
-        let forged = batch(CLAIM, 2, &[0..4, 8..11]);
-        std::fs::write(folder.path().join("journal"), forged).unwrap();
-        for _ in 0..2 {
-            let found = journals[0].end_now();
-            assert!(matches!(found, Err(JournalFault::Broken)), "{found:?}");
-            assert_eq!(journals[0].written(&(0..10)), 0);
+        for none in [8..11, 8..8] {
+            let (folder, journals) = several(1, 10);
+            let forged = batch(CLAIM, 2, &[0..4, none]);
+            std::fs::write(folder.path().join("journal"), forged).unwrap();
+            for _ in 0..2 {
+                let found = journals[0].end_now();
+                assert!(matches!(found, Err(JournalFault::Broken)), "{found:?}");
+                assert_eq!(journals[0].written(&(0..10)), 0);
+            }
         }
     }
 
