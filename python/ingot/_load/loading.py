@@ -299,13 +299,16 @@ def part(
     checkpoint: Checkpoint, name: str, index: Any, wrap: Wrap, move: Move | Placement | None, at: At
 ) -> Any:
     """What `index` takes of one tensor, on the device that `move` takes it to."""
-    settled(checkpoint, (name,), move)
-    by = carrier(checkpoint, name, move)
-    onto = on(checkpoint, name, move)
-    # As the index of one of many None means all of the tensor.
-    wanted = Wanted([name], [(None,) if index is None else index])
-    if by is not None and is_read(checkpoint, wanted):
-        return by.read(checkpoint, wanted, PLAIN)[0]
+    onto = None
+    # The usual answer first: programs ask for a hundred thousand parts.
+    if move is not None:
+        settled(checkpoint, (name,), move)
+        by = carrier(checkpoint, name, move)
+        # As the index of one of many None means all of the tensor.
+        wanted = Wanted([name], [(None,) if index is None else index])
+        if by is not None and is_read(checkpoint, wanted):
+            return by.read(checkpoint, wanted, PLAIN)[0]
+        onto = on(checkpoint, name, move)
     try:
         found = checkpoint.select(name, index, wrap, onto=onto)
     except NotImplementedError:
