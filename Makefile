@@ -33,7 +33,7 @@ export PYO3_PYTHON := $(CURDIR)/$(BIN)/python
 # With the versions of Cargo.lock. The wheel and the benches are of the profile `release`, which this one inherits.
 CARGO_FLAGS := --profile tests --locked
 
-.PHONY: help demo demo-ranks test test-all test-programs test-rust test-orders test-oldest-rust test-python test-slow test-frameworks test-rc test-clients test-engines test-browser test-gpu test-candle test-versions test-windows test-sanitizers docs wheels check-wheels check-crates lint lint-rust lint-windows lint-python lint-text lint-types lint-workflows bench bench-loads bench-remote bench-browser bench-ranks bench-gpu bench-formats fuzz nightly proof mutants clean tools rebuild
+.PHONY: help demo demo-ranks test test-all test-programs test-rust test-orders test-oldest-rust test-python test-slow test-frameworks test-rc test-clients test-engines test-browser test-gpu test-candle test-versions test-windows test-sanitizers docs wheels check-wheels check-crates lint lint-rust lint-python lint-text lint-types lint-workflows bench bench-loads bench-remote bench-browser bench-ranks bench-gpu bench-formats fuzz nightly proof mutants clean tools rebuild
 .DELETE_ON_ERROR:
 # Cargo holds one lock and the benches want the machine for themselves.
 .NOTPARALLEL:
@@ -150,21 +150,13 @@ check-crates: | tools
 	cargo publish --dry-run --locked --package ingot-format --package ingot-remote --package ingot-io
 	scripts/check-semver
 
-lint: lint-rust lint-windows lint-python lint-types lint-text lint-workflows
+lint: lint-rust lint-python lint-types lint-text lint-workflows
 
 lint-rust: | tools $(VENV)/.made
 	cargo fmt --all --check
 	cargo fmt --all --manifest-path tests/candle/ingot/Cargo.toml --check
 	cargo clippy $(CARGO_FLAGS) --workspace --all-targets -- -D warnings
 	RUSTDOCFLAGS=-Dwarnings cargo doc $(CARGO_FLAGS) --workspace --no-deps
-
-# That the crates and their tests compile for Windows: on wine the tests take too long for every change.
-lint-windows: | tools
-	@if command -v x86_64-w64-mingw32-gcc >/dev/null && command -v rustup >/dev/null; then \
-		rustup --quiet target add x86_64-pc-windows-gnu && \
-		RUSTFLAGS=-Dwarnings cargo check $(CARGO_FLAGS) --target x86_64-pc-windows-gnu --target-dir $(or $(CARGO_TARGET_DIR),target)/windows \
-			--package ingot-format --package ingot-remote --package ingot-io --features ingot-io/remote --all-targets; \
-	else echo "gcc-mingw-w64-x86-64 or rustup is missing: nothing is compiled for Windows"; fi
 
 lint-python: $(VENV)/.lint
 	$(BIN)/ruff check
