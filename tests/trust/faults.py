@@ -6,23 +6,23 @@ Runs in a process of its own, without other threads, in the folder that `furnish
 from __future__ import annotations
 
 import errno
+import importlib
 import os
 import random
 import signal
 import time
 from collections import Counter
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy
-import torch
 from writers import SMALL, Writers, editors, writers
 
 import ingot
 import ingot._convert
 import ingot.numpy
-import ingot.torch
 from support.supervised import KILL, OPENDIR, Decide, Ended, is_possible, supervised
 
 OLD = {"a": numpy.ones(20_000), "b": numpy.arange(7)}
@@ -71,16 +71,24 @@ def furnish(folder: Path) -> None:
 def ways(durable: bool) -> Writers:
     """All ways to write, each of which changes `MODEL` or `shards` or makes `NEW`, always to the same."""
     anew: dict[str, Any] = {"durable": durable, "overwrite": True}
-    state = {name: torch.from_numpy(numpy.ascontiguousarray(array)) for name, array in SMALL.items()}
     return {
         **writers(MODEL, durable),
         **editors(MODEL, durable),
-        "sharded": lambda: ingot.torch.save_sharded(state, "shards", 1000, **anew),
         "convert": lambda: ingot.convert("other.safetensors", MODEL, source_format="safetensors", **anew),
         "repair": lambda: ingot.repair("other.safetensors", MODEL, **anew),
         "first save": lambda: ingot.numpy.save_file(SMALL, NEW, durable=durable),
         "first merge": lambda: ingot.merge([MODEL, "other.safetensors"], NEW, durable=durable),
+        "sharded": partial(save_sharded, **anew),
     }
+
+
+def save_sharded(**anew: Any) -> None:
+    import torch
+
+    import ingot.torch
+
+    state = {name: torch.from_numpy(numpy.ascontiguousarray(array)) for name, array in SMALL.items()}
+    ingot.torch.save_sharded(state, "shards", 1000, **anew)
 
 
 def tree() -> dict[str, bytes]:
@@ -117,6 +125,9 @@ class Way:
     """One way to write, what it makes of what is there, and what was found wrong about it."""
 
     def __init__(self, name: str, durable: bool = True) -> None:
+        if name == "sharded":
+            # Before the forks, each of which takes six times as long with torch: the others do without.
+            importlib.import_module("ingot.torch")
         self.name, self.write = name, ways(durable)[name]
         self.before, self.old = tree(), self.values()
         self.wrong: list[str] = []
@@ -245,22 +256,30 @@ class Watched(Way):
             self.after_a_kill(f"killed before call {last}, {self.calls[last - 1]}")
 
 
-def findings(name: str, what: str) -> tuple[int, list[str]] | None:
-    """How many faults there were, and what was wrong; None where calls cannot be seen."""
+Findings = dict[str, tuple[int, list[str]]]
+
+
+def findings(name: str) -> Findings | None:
+    """Of each kind of fault, how many there were and what was wrong; None where calls cannot be seen."""
     if not is_possible():
         return None
     way = Watched(name)
-    {"fail": way.each_fails, "interrupted": way.each_is_interrupted, "killed": way.each_is_the_last}[what]()
-    return way.count, way.wrong
+    kinds = {"fail": way.each_fails, "interrupted": way.each_is_interrupted, "killed": way.each_is_the_last}
+    found: Findings = {}
+    for what, each in kinds.items():
+        way.count, way.wrong = 0, []
+        each()
+        found[what] = way.count, way.wrong
+    return found
 
 
 def killed_at_random(kills: int, seed: int) -> tuple[int, list[str]]:
-    """Kills of all ways in turn, each at any moment of its own."""
+    """Kills of all ways, as many of each, each at any moment of its own."""
     chance = random.Random(seed)
     names = list(ways(durable=True))
     known: dict[tuple[str, bool], Way] = {}
     for kill in range(kills):
-        which = names[kill % len(names)], chance.random() < 0.3
+        which = names[kill * len(names) // kills], chance.random() < 0.3
         if which not in known:
             known[which] = Way(*which)
         known[which].killed_at(chance.uniform(0, 1.2 * known[which].took))

@@ -88,6 +88,10 @@ def anonymous_nbytes() -> int:
     return int(line.split()[1]) * 1024
 
 
+def threads() -> int:
+    return len(os.listdir("/proc/self/task"))
+
+
 @dataclass
 class Rest:
     """What a process holds when it has nothing to do."""
@@ -101,8 +105,7 @@ class Rest:
         gc.collect()
         # What was freed and not given back to the system is no growth.
         ctypes.CDLL(None).malloc_trim(0)
-        threads = len(os.listdir("/proc/self/task"))
-        return cls(anonymous_nbytes(), len(os.listdir("/proc/self/fd")), threads)
+        return cls(anonymous_nbytes(), len(os.listdir("/proc/self/fd")), threads())
 
 
 @dataclass
@@ -266,14 +269,12 @@ class Trainer:
             path = self.folder / name
             if path.is_dir():
                 self.left += [each for each in os.listdir(path) if not each.startswith("model")]
-        before, rest = self.rests[:1], Rest.now()
         for _ in range(100):
-            if not before or (rest.descriptors, rest.threads) == (before[0].descriptors, before[0].threads):
+            if not self.rests or threads() == self.rests[0].threads:
                 break
             # A thread that was joined may be listed for a moment.
             time.sleep(0.05)
-            rest = Rest.now()
-        self.rests.append(rest)
+        self.rests.append(Rest.now())
 
     def report(self) -> dict[str, Any]:
         """What came of it. Memory is that of the last fifth of the rests over that of the second."""
