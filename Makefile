@@ -33,7 +33,7 @@ export PYO3_PYTHON := $(CURDIR)/$(BIN)/python
 # With the versions of Cargo.lock. The wheel and the benches are of the profile `release`, which this one inherits.
 CARGO_FLAGS := --profile tests --locked
 
-.PHONY: help demo demo-ranks test test-all test-programs test-rust test-orders test-oldest-rust test-python test-slow test-frameworks test-rc test-clients test-engines test-browser test-gpu test-candle test-versions test-windows test-sanitizers docs wheels check-wheels check-crates lint lint-rust lint-python lint-text lint-types lint-workflows bench bench-loads bench-remote bench-browser bench-ranks bench-gpu bench-formats fuzz nightly proof mutants clean tools rebuild
+.PHONY: help demo demo-ranks test test-all test-programs test-rust test-orders test-oldest-rust test-python test-slow test-every-python test-frameworks test-rc test-clients test-engines test-browser test-gpu test-candle test-versions test-windows test-sanitizers docs wheels check-wheels check-crates lint lint-rust lint-python lint-text lint-types lint-workflows bench bench-loads bench-remote bench-browser bench-ranks bench-gpu bench-formats fuzz nightly proof mutants clean tools rebuild
 .DELETE_ON_ERROR:
 # Cargo holds one lock and the benches want the machine for themselves.
 .NOTPARALLEL:
@@ -51,7 +51,7 @@ demo-ranks: $(VENV)/.ingot $(VENV)/.test
 # What a change is tried with: a few minutes. What is slow by nature - kills, gigabytes, stress - is marked so, and
 # runs in `make test-all`, with which a change is done.
 test: test-rust test-python
-test-all: test test-slow
+test-all: test-rust test-every-python
 
 # What `make test-rust` builds, alone.
 test-programs: | tools $(VENV)/.made
@@ -73,12 +73,17 @@ test-orders: | tools
 	INGOT_ORDERS=$(ORDERS) RUSTFLAGS="--cfg shuttle" cargo test $(CARGO_FLAGS) --package ingot-io --lib \
 		--target-dir $(or $(CARGO_TARGET_DIR),target)/shuttle -- in_every_order_of_threads
 
+PYTEST := $(BIN)/python -m pytest tests -n auto --dist worksteal
 test-python: $(VENV)/.ingot $(VENV)/.test $(VENV)/.demo
-	$(BIN)/python -m pytest tests -m "not slow" -n auto --dist worksteal
+	$(PYTEST) -m "not slow"
 
 # They measure memory, fill disks and start processes of their own, each in folders of its own.
 test-slow: $(VENV)/.ingot $(VENV)/.test $(VENV)/.demo
-	$(BIN)/python -m pytest tests -m slow -n auto --dist worksteal
+	$(PYTEST) -m slow
+
+# In one run: half of what is slow waits, while the others work.
+test-every-python: $(VENV)/.ingot $(VENV)/.test $(VENV)/.demo
+	$(PYTEST)
 
 test-frameworks: $(VENV)/.ingot $(VENV_FRAMEWORKS)/.made
 	$(VENV_FRAMEWORKS)/bin/python -m pytest tests/frameworks tests/upstream/test_compat_frameworks.py \
