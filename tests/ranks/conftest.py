@@ -30,15 +30,17 @@ def as_rank() -> Pretend:
     return _pretended
 
 
-@pytest.fixture(scope="session")
+# Not for a session: each mesh that a test makes is a process group, for which gloo keeps a thread in every
+# rank that wakes up all the time. Ranks of a session came to 600 each, which took most of a processor.
+@pytest.fixture(scope="module")
 def four(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ranks]:
-    """Four ranks, for all tests of them."""
+    """Four ranks, for the tests of a module."""
     ranks = Ranks(4, tmp_path_factory.mktemp("four"))
     yield ranks
     ranks.close()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def eight(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ranks]:
     """Eight ranks, likewise."""
     ranks = Ranks(8, tmp_path_factory.mktemp("eight"))
