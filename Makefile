@@ -81,7 +81,7 @@ test-python: $(VENV)/.ingot $(VENV)/.test $(VENV)/.demo
 test-slow: $(VENV)/.ingot $(VENV)/.test $(VENV)/.demo
 	$(PYTEST) -m slow
 
-# In one run: half of what is slow waits, while the others work.
+# In one run: what is slow waits for much of its time, while the others work.
 test-every-python: $(VENV)/.ingot $(VENV)/.test $(VENV)/.demo
 	$(PYTEST)
 

@@ -78,6 +78,7 @@ def ways(durable: bool) -> Writers:
         "repair": lambda: ingot.repair("other.safetensors", MODEL, **anew),
         "first save": lambda: ingot.numpy.save_file(SMALL, NEW, durable=durable),
         "first merge": lambda: ingot.merge([MODEL, "other.safetensors"], NEW, durable=durable),
+        # The last, and with it torch: see `Way`.
         "sharded": partial(save_sharded, **anew),
     }
 
