@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 import traceback
@@ -46,6 +47,8 @@ class Counting:
 
 
 def _work(rank: int, size: int, store: str, path: list[str], calls: Connection) -> None:
+    # What was imported before the fork is looked through by no collection, and stays shared.
+    gc.freeze()
     sys.path[:] = path
     import datetime
 
