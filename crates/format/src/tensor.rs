@@ -309,6 +309,8 @@ mod tests {
             data_offsets: (0, 8),
         };
         assert_eq!(metadata.info("a"), Some(&info));
+        let tensors = metadata.tensors();
+        assert_eq!((tensors.len(), tensors["a"]), (2, &info));
         assert_eq!(serde_json::to_string(&metadata).unwrap(), HEADER);
         let none: Metadata = serde_json::from_str(r#"{"__metadata__":null}"#).unwrap();
         assert_eq!((none.data_len(), none.metadata()), (0, &None));

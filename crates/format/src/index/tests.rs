@@ -241,3 +241,24 @@ fn a_wrong_escape_is_refused_at_once_and_told_as_what_it_is() {
     let fault = reader.feed(&text[..text.len() - 1]).unwrap_err();
     assert!(fault.to_string().contains("escape"), "{fault}");
 }
+
+#[test]
+fn what_stands_in_the_place_of_a_shard_is_named() {
+    for (value, words) in [
+        ("null", "null"),
+        ("true", "true or false"),
+        ("false", "true or false"),
+        ("-1.5", "a number"),
+        ("[\"a\"]", "an array"),
+        ("{}", "an object"),
+    ] {
+        let text = format!(r#"{{"weight_map":{{"a":{value}}}}}"#);
+        let error = ShardIndex::parse(text.as_bytes()).unwrap_err();
+        assert_eq!(
+            error.to_string(),
+            format!("tensor `a`: expected the name of a file, found {words}")
+        );
+    }
+    let error = ShardIndex::parse(br#"{"weight_map":"a"}"#).unwrap_err();
+    assert!(error.to_string().ends_with("found a string"), "{error}");
+}
