@@ -63,13 +63,12 @@ impl<K: Clone + PartialEq, V: Clone> Issued<K, V> {
         }
         // The threads of a load need new keys at the same moment: one asks. Where that fails, each finds out by itself.
         let turn = Turn::begin(self, source);
-        if turn.is_none() {
-            while self.is_asked(source) {
-                sleep(LOOK, stop)?;
-            }
-            if let Some(value) = self.good(source) {
-                return Ok(value);
-            }
+        while turn.is_none() && self.is_asked(source) {
+            sleep(LOOK, stop)?;
+        }
+        // Also with a turn: since the first look another one may have begun and ended.
+        if let Some(value) = self.good(source) {
+            return Ok(value);
         }
         let new = issue().map_err(|fault| fault.of_credentials(name))?;
         if let Some(mut rows) = briefly(&self.rows) {
@@ -100,8 +99,8 @@ struct Turn<'i, K: PartialEq, V> {
 impl<'i, K: Clone + PartialEq, V> Turn<'i, K, V> {
     /// None: another thread asks it already.
     fn begin(issued: &'i Issued<K, V>, source: &'i K) -> Option<Turn<'i, K, V>> {
-        let mut asked = briefly(&issued.asked)?;
         let row = (process::id(), source.clone());
+        let mut asked = briefly(&issued.asked)?;
         let is_first = !asked.contains(&row);
         is_first.then(|| {
             asked.push(row);
@@ -120,6 +119,7 @@ impl<K: PartialEq, V> Drop for Turn<'_, K, V> {
 
 #[cfg(test)]
 mod tests {
+    use std::cell::Cell;
     use std::sync::atomic::{AtomicUsize, Ordering};
 
     use super::*;
@@ -159,5 +159,39 @@ mod tests {
         issued.rows.lock().unwrap().clear();
         issued.asked.lock().unwrap().push((process::id() + 1, 1));
         assert_eq!(run(&issued, false), [Some(Some(7)); 8]);
+    }
+
+    static ISSUED: Issued<Overtaken, u8> = Issued::new();
+
+    /// A source that another caller asks, once where it is true, between the first look of the one that has it and its turn.
+    struct Overtaken(Cell<bool>);
+
+    impl PartialEq for Overtaken {
+        fn eq(&self, _: &Overtaken) -> bool {
+            true
+        }
+    }
+
+    impl Clone for Overtaken {
+        fn clone(&self) -> Overtaken {
+            if self.0.take() {
+                assert_eq!(asked_as(false, 1), Some(1));
+            }
+            Overtaken(Cell::new(false))
+        }
+    }
+
+    fn asked_as(is_overtaken: bool, issued: u8) -> Option<u8> {
+        let source = Overtaken(Cell::new(is_overtaken));
+        let new = Timed {
+            value: Some(issued),
+            until: SystemTime::now() + NOBODY_VALIDITY,
+        };
+        ISSUED.get(&source, "it", StopFlag::never(), || Ok(new)).unwrap()
+    }
+
+    #[test]
+    fn what_was_issued_between_the_first_look_and_the_turn_is_taken() {
+        assert_eq!(asked_as(true, 2), Some(1));
     }
 }
