@@ -12,9 +12,12 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
-# Forked from one that has imported torch, since that takes seconds.
+# Forked from one that has imported torch, since that takes seconds. So does what each would import by itself:
+# torch._dynamo for its first distributed tensor, and pytest for the functions of tests.
 _context = get_context("forkserver")
-_context.set_forkserver_preload(["torch.distributed.tensor", "torch.distributed.checkpoint", "ingot.torch"])
+_context.set_forkserver_preload(
+    ["torch.distributed.tensor", "torch.distributed.checkpoint", "torch._dynamo", "ingot.torch", "pytest"]
+)
 
 
 GONE = "gone"

@@ -7,11 +7,11 @@ that was killed is found by those who wait for it, who tell the others by the st
 from __future__ import annotations
 
 import pickle
+import threading
 import time
 from contextlib import contextmanager, suppress
 from copy import copy
 from datetime import timedelta
-from functools import partial
 from socket import gethostname
 from typing import NamedTuple
 from weakref import WeakKeyDictionary
@@ -62,6 +62,7 @@ class _Apart:
     """Connections between the ranks of a group that nothing but background saves of these ranks uses."""
 
     def __init__(self, gloo: Any, number: int) -> None:
+        #: None once they were let go of.
         self.gloo = gloo
         # The same on all ranks.
         self.number = number
@@ -108,12 +109,21 @@ class Peers:
 
     def leave(self) -> None:
         """Take no part any more: those who wait for this rank give up, and say that it is gone."""
-        # Connections end with the last who has them, and what others wait for on them.
         if _APART.get(self.group) is self._apart:
             _APART.pop(self.group, None)
-        self._cpu = self._apart = None
+        held = [self._cpu, self._apart]
+        self.done()
+        _drop(held)
         with suppress(RuntimeError, dist.DistError):
             self._store.set("lost", "")
+
+    def done(self) -> None:
+        """Let go of connections apart, which wait for the next save.
+
+        What others wait for on them ends when nobody has them any more, and a traceback may have these peers
+        for long.
+        """
+        self._cpu = self._apart = None
 
     def _connected(self) -> Any:
         store = c10d.PrefixStore("connections", self._store)
@@ -216,11 +226,14 @@ class Peers:
     def exchange(self, parcels: Parcels, doing: str) -> None:
         """Send each rank its bytes, and receive those that each sends. All memory is there already."""
         given = parcels.received, parcels.sent, parcels.from_each, parcels.to_each
-        # torch's function asks for what a backend by itself has another name for.
-        send = partial(dist.all_to_all_single, group=self._cpu, async_op=True)
-        if self._apart is not None:
-            send = self._apart.gloo.alltoall_base
-        self._wait(lambda: send(*given), doing)
+
+        def begin() -> Any:
+            # torch's function asks for what a backend by itself has another name for.
+            if self._apart is not None:
+                return self._cpu.alltoall_base(*given)
+            return dist.all_to_all_single(*given, group=self._cpu, async_op=True)
+
+        self._wait(begin, doing)
 
     def error(self, rank: int, reason: str, code: str) -> RankError:
         return RankError(f"rank {rank} of {self.size} {reason}", code=code, rank=rank)
@@ -229,6 +242,7 @@ class Peers:
         """Until a collective is done. Raises where a rank cannot take part in it any more."""
         if self._apart is not None and not self._apart.are_whole:
             raise self._lost(doing, None)
+        work = None
         try:
             work = begin()
             looked = time.monotonic()
@@ -246,13 +260,17 @@ class Peers:
             fault: BaseException | None = None
         # What the backends raise: of gloo and NCCL, and of a store whose host is gone.
         except (RuntimeError, dist.DistError) as error:
-            fault = error
+            # Its frames have the connections, as what is under way on them has.
+            fault = error.with_traceback(None)
+        work = None
         raise self._lost(doing, fault) from fault
 
     def _lost(self, doing: str, fault: BaseException | None) -> RankError:
         """Who is gone: of those who are there each says so in the store."""
         if self._apart is not None:
             self._apart.are_whole = False
+            held, self._cpu, self._apart.gloo = [self._cpu, self._apart.gloo], None, None
+            _drop(held)
         try:
             self._store.set(f"here/{self.rank}", "")
             self._store.set("lost", "")
@@ -266,6 +284,16 @@ class Peers:
         if not missing:
             return self.error(self.rank, f"lost its connections in {doing}: {fault}", "rank-lost")
         return self.error(missing[0], f"is gone, or does not answer: the others wait in {doing}", "rank-lost")
+
+
+def _drop(held: list[Any]) -> None:
+    """Has connections end, where nobody else has them.
+
+    That waits for what is under way on them, and so for the other ranks to let go of theirs: in a thread.
+    """
+    # Where there cannot be one more, it waits here.
+    with suppress(RuntimeError):
+        threading.Thread(target=held.clear, name="ingot-ranks-end").start()
 
 
 def _begin(data: bytes) -> bytes:

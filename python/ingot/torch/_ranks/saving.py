@@ -258,6 +258,7 @@ def write_later(
 
     def work() -> None:
         with ExitStack() as streams:
+            streams.callback(apart.done)
             with apart.step("waiting for the device"):
                 streams.enter_context(in_order())
             write(together, files, place, durable, existing, apart, future._stage)
