@@ -33,7 +33,14 @@ pub(super) fn reserve(file: &File, nbytes: u64, size: Size, watch: &dyn Watch) -
             return Err(Stop::Interrupted);
         }
         let count = disk::RESERVED_AT_ONCE.min(nbytes - position);
-        match disk::reserve(file, position, count, size) {
+        // Step by step all that is free would be taken before one fails, and nobody else could write meanwhile. The first
+        // step shows that the file system can reserve: of one that cannot, as it compresses, nothing is known before.
+        let has_room = if position > 0 {
+            disk::check_room(file, nbytes)
+        } else {
+            Ok(())
+        };
+        match has_room.and_then(|()| disk::reserve(file, position, count, size)) {
             Ok(true) => position += count,
             Err(fault) if fault.kind() == io::ErrorKind::Interrupted && signals < SIGNALS => signals += 1,
             // Interrupted too often: writing goes on without.
@@ -123,5 +130,27 @@ impl Drop for Releasing {
     fn drop(&mut self) {
         drop(self.0.take());
         DONE.fetch_add(1, Ordering::Release);
+    }
+}
+
+#[cfg(all(test, target_os = "linux"))]
+mod tests {
+    use std::os::unix::fs::MetadataExt;
+
+    use super::*;
+    use crate::watch::Unwatched;
+
+    #[test]
+    fn what_has_no_room_is_refused_before_it_has_taken_what_there_is() {
+        let file = tempfile::tempfile().unwrap();
+        let space = rustix::fs::fstatvfs(&file).unwrap();
+        let nbytes = space.f_bfree * space.f_frsize + (1 << 40);
+        let stop = reserve(&file, nbytes, Size::Set, &Unwatched);
+        assert!(file.metadata().unwrap().blocks() * 512 <= disk::RESERVED_AT_ONCE + (1 << 20));
+        let Err(Stop::Fault { step, source }) = stop else {
+            panic!("it was reserved");
+        };
+        assert_eq!((step, source.kind()), (step::RESERVE, io::ErrorKind::StorageFull));
+        assert!(disk::check_room(&file, 1).is_ok());
     }
 }

@@ -153,6 +153,31 @@ pub(crate) fn reserve(_: &File, _: u64, _: u64, _: crate::disk::Size) -> io::Res
     Ok(false)
 }
 
+/// Fails when a file of `nbytes` has no room, where the system says how much there is. What is kept for some counts as room,
+/// and so do the blocks that the file has: none is refused that fits.
+#[cfg(target_os = "linux")]
+pub(crate) fn check_room(file: &File, nbytes: u64) -> io::Result<()> {
+    use rustix::fs::{fstatvfs, syncfs};
+    let is_short = || {
+        let (Ok(space), Ok(stat)) = (fstatvfs(file), fstat(file)) else {
+            return false;
+        };
+        let there = u64::try_from(stat.st_blocks).unwrap_or(0).saturating_mul(512);
+        // Without a size it is one that does not know.
+        space.f_blocks > 0 && nbytes.saturating_sub(there) > space.f_bfree.saturating_mul(space.f_frsize)
+    };
+    // What was deleted just now may be free after that only, as on btrfs.
+    if is_short() && syncfs(file).is_ok() && is_short() {
+        return Err(Errno::NOSPC.into());
+    }
+    Ok(())
+}
+
+#[cfg(not(target_os = "linux"))]
+pub(crate) fn check_room(_: &File, _: u64) -> io::Result<()> {
+    Ok(())
+}
+
 /// Fails when the process may not write files this large (`ulimit -f`). Writing would find out by a signal, which
 /// ends the process unless it is ignored.
 pub(crate) fn check_size_limit(nbytes: u64) -> io::Result<()> {

@@ -216,6 +216,12 @@ pub(crate) fn reserve(file: &File, position: u64, count: u64, size: Size) -> io:
     Ok(true)
 }
 
+/// That is found when it is reserved, all at once.
+#[allow(clippy::unnecessary_wraps, reason = "elsewhere it is asked")]
+pub(crate) fn check_room(_: &File, _: u64) -> io::Result<()> {
+    Ok(())
+}
+
 /// There is no such limit.
 #[allow(clippy::unnecessary_wraps, reason = "elsewhere there is one")]
 pub(crate) fn check_size_limit(_: u64) -> io::Result<()> {
