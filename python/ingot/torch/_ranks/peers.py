@@ -62,12 +62,10 @@ class _Apart:
     """Connections between the ranks of a group that nothing but background saves of these ranks uses."""
 
     def __init__(self, gloo: Any, number: int) -> None:
-        #: None once they were let go of.
+        #: None once a rank was lost: what others sent before may still lie in them.
         self.gloo = gloo
         # The same on all ranks.
         self.number = number
-        #: Not once a rank was lost: what others sent before may still lie in them.
-        self.are_whole = True
 
 
 # They go with the group.
@@ -95,7 +93,7 @@ class Peers:
         destroys its process groups meanwhile.
         """
         own = _APART.get(self.group)
-        numbers = self.gather(own.number if own and own.are_whole else 0, "connecting")
+        numbers = self.gather(own.number if own and own.gloo is not None else 0, "connecting")
         if own is None or set(numbers) != {own.number}:
             with self.step("connecting"):
                 own = _APART[self.group] = _Apart(self._connected(), self._number)
@@ -240,7 +238,7 @@ class Peers:
 
     def _wait(self, begin: Callable[[], Any], doing: str) -> None:
         """Until a collective is done. Raises where a rank cannot take part in it any more."""
-        if self._apart is not None and not self._apart.are_whole:
+        if self._apart is not None and self._apart.gloo is None:
             raise self._lost(doing, None)
         work = None
         try:
@@ -268,7 +266,6 @@ class Peers:
     def _lost(self, doing: str, fault: BaseException | None) -> RankError:
         """Who is gone: of those who are there each says so in the store."""
         if self._apart is not None:
-            self._apart.are_whole = False
             held, self._cpu, self._apart.gloo = [self._cpu, self._apart.gloo], None, None
             _drop(held)
         try:
