@@ -79,7 +79,7 @@ class Peers:
         given: Any = dist.group.WORLD if group is None else group
         self.group = given
         self.rank, self.size = dist.get_rank(self.group), dist.get_world_size(self.group)
-        self._cpu = _on_cpu(self.group)
+        self._cpu: Any = _on_cpu(self.group)
         name = self.group.group_name
         self._number = _MEETINGS[name] = _MEETINGS.get(name, 0) + 1
         self._store = c10d.PrefixStore(f"ingot/{name}/{self._number}", c10d._get_default_store())
