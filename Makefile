@@ -27,6 +27,13 @@ VENV_DOCS := .venv-docs
 VENV_WHEELS := .venv-wheels
 BIN := $(VENV)/bin
 PIP_INSTALL := -m pip install --quiet --disable-pip-version-check
+# Followed by the Python to install for.
+UV_INSTALL := $(BIN)/uv pip install --quiet --python
+# Of all indexes the newest, as pip does it. Where one offers torch==X+cpu beside torch==X, the first counts as newer.
+UV_TORCH := $(if $(TORCH_INDEX),--index $(TORCH_INDEX) --index-strategy unsafe-best-match)
+# The indexes that pip is told in the environment hold for uv too, where it is told none of its own.
+export UV_DEFAULT_INDEX ?= $(PIP_INDEX_URL)
+export UV_INDEX ?= $(PIP_EXTRA_INDEX_URL)
 
 # Clippy builds pyo3 as well, which takes its settings from a Python: this one, not what comes first on the path.
 export PYO3_PYTHON := $(CURDIR)/$(BIN)/python
@@ -276,39 +283,39 @@ endef
 tools:
 	@scripts/check-tools "$(PYTHON)"
 
-$(VENV)/.made: | tools
+$(VENV)/.made: requirements/uv.txt | tools
 	"$(PYTHON)" -m venv $(VENV)
-	@touch $@
-
-$(VENV)/.build $(VENV)/.formats $(VENV)/.lint: $(VENV)/.%: requirements/%.txt $(VENV)/.made
 	$(BIN)/python $(PIP_INSTALL) -r $<
 	@touch $@
 
-# Where an index offers torch==X+cpu beside torch==X, pip takes the first: it counts as newer.
+$(VENV)/.build $(VENV)/.formats $(VENV)/.lint: $(VENV)/.%: requirements/%.txt $(VENV)/.made
+	$(UV_INSTALL) $(BIN)/python -r $<
+	@touch $@
+
 $(VENV)/.test: requirements/test.txt $(VENV)/.made
-	$(BIN)/python $(PIP_INSTALL) $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) -r $<
+	$(UV_INSTALL) $(BIN)/python $(UV_TORCH) -r $<
 	@touch $@
 
 $(VENV)/.demo: requirements/demo.txt $(VENV)/.made
-	$(BIN)/python $(PIP_INSTALL) --no-deps -r $<
+	$(UV_INSTALL) $(BIN)/python --no-deps -r $<
 	@touch $@
 
 # Its own peer first, then everything of .venv, the module under development included.
 $(VENV_RC)/.made: requirements/bench-rc.txt $(VENV)/.made
 	"$(PYTHON)" -m venv $(VENV_RC)
-	$(VENV_RC)/bin/python $(PIP_INSTALL) --no-deps -r $<
+	$(UV_INSTALL) $(VENV_RC)/bin/python --no-deps -r $<
 	$(call behind,$(VENV_RC))
 	@touch $@
 
 $(VENV_PEERS)/.made: requirements/bench-peers.txt $(VENV)/.made
 	"$(PYTHON)" -m venv $(VENV_PEERS)
-	$(VENV_PEERS)/bin/python $(PIP_INSTALL) --no-deps -r $<
+	$(UV_INSTALL) $(VENV_PEERS)/bin/python --no-deps -r $<
 	$(call behind,$(VENV_PEERS))
 	@touch $@
 
 $(VENV_DOCS)/.made: requirements/docs.txt $(VENV)/.test
 	"$(PYTHON)" -m venv $(VENV_DOCS)
-	$(VENV_DOCS)/bin/python $(PIP_INSTALL) -r $<
+	$(UV_INSTALL) $(VENV_DOCS)/bin/python -r $<
 	$(call behind,$(VENV_DOCS))
 	@touch $@
 
@@ -317,7 +324,7 @@ $(VENV_WHEELS)/.made: requirements/wheels.txt | tools
 	$(VENV_WHEELS)/bin/python $(PIP_INSTALL) -r $<
 	@touch $@
 
-# Behind before the installation: pip sees the torch that .venv has, and leaves it where it is.
+# Behind before the installation: pip, and not uv, sees the torch that .venv has, and leaves it where it is.
 $(VENV_CLIENTS)/.made: requirements/clients.txt $(VENV)/.test
 	"$(PYTHON)" -m venv $(VENV_CLIENTS)
 	$(call behind,$(VENV_CLIENTS))
@@ -336,7 +343,7 @@ $(VENV_ENGINES)/.made: requirements/engines.txt requirements/engine-sources.txt 
 # The sources of ingot, with the module that .venv has built among them.
 $(VENV_FRAMEWORKS)/.made: requirements/frameworks.txt $(VENV)/.made
 	"$(PYTHON)" -m venv $(VENV_FRAMEWORKS)
-	$(VENV_FRAMEWORKS)/bin/python $(PIP_INSTALL) -r $<
+	$(UV_INSTALL) $(VENV_FRAMEWORKS)/bin/python -r $<
 	echo "$(CURDIR)/python" >"$$($(VENV_FRAMEWORKS)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/ingot.pth"
 	@touch $@
 
