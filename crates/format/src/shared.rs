@@ -384,6 +384,12 @@ mod tests {
             prop_assert_eq!(naive.iter().min(), Some(&part.begin()));
             let in_a_row = places.windows(2).all(|pair| pair[1] == pair[0] + 1);
             prop_assert_eq!(part.is_packed(), in_a_row);
+            for by in 0..=begin {
+                let moved = part.counted_from(by).unwrap();
+                let there: Vec<u64> = (0..moved.count()).map(|number| moved.place(number) + by).collect();
+                prop_assert_eq!(&there, &places);
+            }
+            prop_assert_eq!(part.counted_from(begin + 1), None);
             prop_assert_eq!(places, naive);
         }
     }
