@@ -143,6 +143,10 @@ mod tests {
     #[test]
     fn what_has_no_room_is_refused_before_it_has_taken_what_there_is() {
         let file = tempfile::tempfile().unwrap();
+        if !disk::reserve(&file, 0, 1, Size::Set).unwrap() {
+            eprintln!("not run: the file system of temporary files cannot reserve");
+            return;
+        }
         let space = rustix::fs::fstatvfs(&file).unwrap();
         let nbytes = space.f_bfree * space.f_frsize + (1 << 40);
         let stop = reserve(&file, nbytes, Size::Set, &Unwatched);
