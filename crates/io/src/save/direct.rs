@@ -123,6 +123,7 @@ mod linux {
                 );
                 return;
             };
+            assert!(DirectWriter::open(&file, WORTH_IT - 1).is_none());
             let mut buffer = Aligned::default();
             let bytes = buffer.first(BLOCK + 100, 2 * BLOCK);
             bytes.fill(7);
