@@ -744,6 +744,26 @@ mod traced {
     }
 
     #[test]
+    fn a_flush_that_fails_while_the_rest_is_written_is_reported() {
+        // In memory nothing is written past the page cache: a large file is flushed piece by piece.
+        let folder = match tempfile::tempdir_in("/dev/shm") {
+            Ok(folder) => folder,
+            Err(fault) => return eprintln!("not run: there is no /dev/shm: {fault}"),
+        };
+        let path = folder.path().join("file");
+        fs::write(&path, OLD).unwrap();
+        let large = format!("INGOT_SAVE_SIZE={}", 48 << 20);
+        let arguments = ["-E", &large, "-e", "inject=fdatasync:error=EIO"];
+        let Some((lines, text)) = strace(&arguments, &path, "") else {
+            return;
+        };
+        assert!(lines.iter().any(|line| call(line) == Some("fdatasync")));
+        assert!(text.contains("could not flush: "), "{text}");
+        assert_eq!(fs::read(&path).unwrap(), OLD);
+        assert_eq!(names(folder.path()), ["file"]);
+    }
+
+    #[test]
     fn a_directory_that_cannot_be_flushed_is_reported() {
         let (folder, path) = folder();
         let only_directory = folder.path().to_str().unwrap();
