@@ -27,8 +27,8 @@ VENV_DOCS := .venv-docs
 VENV_WHEELS := .venv-wheels
 BIN := $(VENV)/bin
 PIP_INSTALL := -m pip install --quiet --disable-pip-version-check
-# Followed by the Python to install for. Compiled once, as pip does it, and not by each process that imports torch where none may
-# write that down (PYTHONDONTWRITEBYTECODE): 3 s of processor for an import, where it is 9.
+# Followed by the Python to install for. Compiled once, as pip does it, and not by each process that imports torch where none
+# may write that down (PYTHONDONTWRITEBYTECODE): 3 s of processor for an import, where it is 9.
 UV_INSTALL := $(BIN)/uv pip install --quiet --compile-bytecode --python
 # Of all indexes the newest, as pip does it. Where one offers torch==X+cpu beside torch==X, the first counts as newer.
 UV_TORCH := $(if $(TORCH_INDEX),--index $(TORCH_INDEX) --index-strategy unsafe-best-match)
