@@ -345,3 +345,27 @@ pub(super) fn has_name(entry: &DirectoryEntry, name: &OsStr, file: &File) -> boo
         (Ok(Some(named)), Ok(ours)) if named.identity == ours.identity
     )
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_lock_that_somebody_has_for_a_moment_is_waited_for() -> io::Result<()> {
+        let folder = tempfile::tempdir()?;
+        let path = folder.path().join("notes");
+        let notes = File::create(&path)?;
+        let theirs = File::options().write(true).open(&path)?;
+        assert!(try_lock(&theirs, Lock::Exclusive)?);
+        assert!(!lock_notes(&notes, Company::Alone)?);
+        let is_locked = std::thread::scope(|scope| {
+            scope.spawn(move || {
+                std::thread::sleep(3 * LOCK_PAUSE);
+                drop(theirs);
+            });
+            lock_notes(&notes, Company::Others)
+        });
+        assert!(is_locked?);
+        Ok(())
+    }
+}
