@@ -197,20 +197,22 @@ fuzz: | tools
 	PYTHON="$(PYTHON)" scripts/fuzz $(FUZZ_SECONDS)
 
 # The generators for as long as nobody waits, where `make test` runs each for seconds: steps of the state machine, answers
-# of the lying server, kills, every system call, files of other formats with changed bytes, the fuzz targets, orders of
-# threads, and seconds of a training loop in which such things happen. `make proof` prints what ran.
+# of the lying server, kills, every system call, files of other formats with changed bytes, changed headers that the reader in
+# JavaScript and that in Rust judge, the fuzz targets, orders of threads, and seconds of a training loop in which such things
+# happen. `make proof` prints what ran.
 RECORD := $(CURDIR)/target/proof.jsonl
 STEPS ?= 1000000
 ANSWERS ?= 100000
 KILLS ?= 5000
 FILES ?= 20000
+HEADERS ?= 1000000
 SOAK ?= 7200
 nightly: export INGOT_RECORD := $(RECORD)
 nightly: $(VENV)/.ingot $(VENV)/.test
 	rm -f $(RECORD)
-	INGOT_STEPS=$(STEPS) INGOT_ANSWERS=$(ANSWERS) INGOT_KILLS=$(KILLS) INGOT_FILES=$(FILES) $(BIN)/python -m pytest \
-		tests/trust/test_any_order.py tests/trust/test_every_call.py tests/remote/test_lying_servers.py \
-		tests/convert/test_convert_mutants.py
+	INGOT_STEPS=$(STEPS) INGOT_ANSWERS=$(ANSWERS) INGOT_KILLS=$(KILLS) INGOT_FILES=$(FILES) INGOT_HEADERS=$(HEADERS) \
+		$(BIN)/python -m pytest tests/trust/test_any_order.py tests/trust/test_every_call.py \
+		tests/remote/test_lying_servers.py tests/convert/test_convert_mutants.py tests/web/test_web_mutants.py
 	INGOT_SOAK=$(SOAK) $(BIN)/python -m pytest tests/trust/test_soak.py -o faulthandler_timeout=0
 	$(MAKE) test-orders
 	PYTHON="$(PYTHON)" scripts/fuzz $(FUZZ_SECONDS)

@@ -21,12 +21,17 @@ JS = Path(__file__).parents[2] / "js"
 needs_node = pytest.mark.skipif(NODE is None, reason="node is not installed")
 
 
-def node(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
+def node(*arguments: str | Path, given: str = "") -> subprocess.CompletedProcess[str]:
     # The programs that the tests start find the interpreter and the package of this run.
     package = str(Path(ingot.__file__).parents[1])
     environment = os.environ | {"PYTHON": sys.executable, "PYTHONPATH": package}
     return subprocess.run(
-        [str(NODE), *map(str, arguments)], env=environment, capture_output=True, text=True, check=False
+        [str(NODE), *map(str, arguments)],
+        env=environment,
+        input=given,
+        capture_output=True,
+        encoding="utf-8",
+        check=False,
     )
 
 
