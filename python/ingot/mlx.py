@@ -87,7 +87,17 @@ def payload(name: str, array: Any) -> tuple[str, tuple[int, ...], Any]:
         )
     # On the CPU, since GPUs have no F64.
     plain = array if array.ndim else mx.reshape(array, (1,), stream=mx.cpu)
-    return code, array.shape, memoryview(mx.view(plain, _INTEGERS[array.itemsize], stream=mx.cpu))
+    try:
+        # mlx computes values when they are asked for.
+        values = memoryview(mx.view(plain, _INTEGERS[array.itemsize], stream=mx.cpu))
+    except RuntimeError as error:
+        raise SaveError(
+            f"tensor {_quoted(name)}: mlx has no values for it, as inside mx.compile and mx.vmap: {error}",
+            code="no-values",
+            tensor=name,
+            found=str(error),
+        ) from error
+    return code, array.shape, values
 
 
 _whole: Whole[mx.array] = Whole(wrap, mover, at, payload)
