@@ -66,8 +66,8 @@ fn publish(
             Durability::Fast => Ok(()),
         },
         Err(Refused::Fault(fault)) => Err(fault).step(step::RENAME),
-        Err(Refused::Link) if temp.kind() == TempKind::Unnamed => return Err(Unpublished::Nameless),
-        Err(Refused::Link | Refused::Rename) => in_place::copy_to(entry, temp.file(), pieces, options),
+        Err(Refused::Link) => return Err(Unpublished::Nameless),
+        Err(Refused::Rename) => in_place::copy_to(entry, temp.file(), pieces, options),
     }
     .map_err(Unpublished::Stop)
 }

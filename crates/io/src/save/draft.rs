@@ -349,13 +349,15 @@ pub(super) fn has_name(entry: &DirectoryEntry, name: &OsStr, file: &File) -> boo
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::watch::Unwatched;
 
     #[test]
     fn a_lock_that_somebody_has_for_a_moment_is_waited_for() -> io::Result<()> {
         let folder = tempfile::tempdir()?;
         let path = folder.path().join("notes");
         let notes = File::create(&path)?;
-        let theirs = File::options().write(true).open(&path)?;
+        let open = || File::options().write(true).open(&path);
+        let theirs = open()?;
         assert!(try_lock(&theirs, Lock::Exclusive)?);
         assert!(!lock_notes(&notes, Company::Alone)?);
         let is_locked = std::thread::scope(|scope| {
@@ -366,6 +368,36 @@ mod tests {
             lock_notes(&notes, Company::Others)
         });
         assert!(is_locked?);
+        assert!(!try_lock(&open()?, Lock::Exclusive)?);
         Ok(())
+    }
+
+    #[test]
+    fn notes_without_a_name_are_locked_by_nobody() -> io::Result<()> {
+        let folder = tempfile::tempdir()?;
+        let path = folder.path().join("notes");
+        let notes = File::create(&path)?;
+        std::fs::remove_file(&path)?;
+        assert!(!lock_notes(&notes, Company::Alone)?);
+        Ok(())
+    }
+
+    #[test]
+    fn only_the_temporary_file_of_the_same_path_is_joined() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("a");
+        let draft = Draft::create(&path, 10, &SaveOptions::default(), &Unwatched).unwrap();
+        let join = |name: &OsStr| Draft::join(&path, name, draft.notes().unwrap(), &Unwatched);
+        let joined = join(draft.name()).unwrap().unwrap();
+        assert_eq!((joined.name(), joined.nbytes), (draft.name(), 10));
+        let of_another = temp::temp_name(OsStr::new("b"));
+        std::fs::write(folder.path().join(&of_another), b"").unwrap();
+        let of_nobody = temp::temp_name(OsStr::new("a"));
+        for name in [of_another, of_nobody, temp::notes_name(OsStr::new("a"))] {
+            assert!(join(&name).unwrap().is_none(), "{}", name.display());
+        }
+        let folder_of_that_name = temp::temp_name(OsStr::new("a"));
+        std::fs::create_dir(folder.path().join(&folder_of_that_name)).unwrap();
+        assert!(join(&folder_of_that_name).is_err());
     }
 }

@@ -107,3 +107,56 @@ pub(super) fn sync(file: &File) -> io::Result<()> {
         outcome => outcome,
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::watch::Unwatched;
+
+    struct Now;
+    impl Watch for Now {
+        fn interrupted(&self) -> bool {
+            true
+        }
+    }
+
+    /// A flusher whose thread does what is sent here.
+    fn flusher() -> (Sender<io::Result<()>>, Flusher) {
+        let (sender, outcome) = mpsc::channel();
+        let flusher = Flusher {
+            written: mpsc::channel().0,
+            outcome: Mutex::new(outcome),
+        };
+        (sender, flusher)
+    }
+
+    #[test]
+    fn a_flush_that_takes_long_is_waited_for_until_the_watch_says_no() {
+        let file = tempfile::tempfile().unwrap();
+        let (sender, slow) = flusher();
+        let finished = thread::scope(|scope| {
+            scope.spawn(move || {
+                thread::sleep(3 * POLL);
+                sender.send(Ok(())).unwrap();
+            });
+            slow.finish(&file, &Unwatched)
+        });
+        assert!(finished.is_ok());
+        let (_sender, endless) = flusher();
+        assert!(matches!(endless.finish(&file, &Now), Err(Stop::Interrupted)));
+    }
+
+    #[test]
+    fn what_the_thread_says_is_the_outcome_and_its_end_is_none() {
+        let file = tempfile::tempfile().unwrap();
+        let (sender, failed) = flusher();
+        sender.send(Err(io::ErrorKind::StorageFull.into())).unwrap();
+        assert!(matches!(
+            failed.finish(&file, &Unwatched),
+            Err(Stop::Fault { .. })
+        ));
+        let (sender, ended) = flusher();
+        drop(sender);
+        assert!(ended.finish(&file, &Unwatched).is_ok());
+    }
+}

@@ -381,5 +381,21 @@ mod tests {
         let pieces = Pieces::cut(b"head", &payloads[..6]);
         assert_eq!(pieces.fetched(), [1]);
         assert!(pieces.is_fetched(1) && !pieces.is_fetched(0) && !pieces.is_fetched(2));
+        // It ends where a piece does.
+        assert_eq!(Pieces::cut(b"", &payloads[6..]).fetched(), [0, 1]);
+    }
+
+    #[test]
+    fn blocks_are_shared_of_long_ranges_that_begin_alike_in_a_block() {
+        let file = tempfile::tempfile().unwrap();
+        let shares = |head: &[u8], nbytes: usize| {
+            let payloads = [Payload::File(FileRange::new(&file, 0, to_u64(nbytes)))];
+            Pieces::cut(head, &payloads).share_blocks()
+        };
+        assert!(shares(b"", STRAIGHT));
+        assert!(!shares(b"", STRAIGHT - 1));
+        assert!(!shares(b"head", STRAIGHT));
+        let in_memory = vec![0; STRAIGHT];
+        assert!(!Pieces::cut(b"", &[Payload::from(&in_memory[..])]).share_blocks());
     }
 }

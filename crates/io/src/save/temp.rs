@@ -41,7 +41,7 @@ pub(super) enum TempKind {
 
 /// Why the new file did not get the target's name.
 pub(super) enum Refused {
-    /// An unnamed file cannot be named here; a named one has to be written.
+    /// An unnamed file cannot be named here; one that has a name has to be written.
     Link,
     /// The file system renames no file over another.
     Rename,
@@ -70,13 +70,6 @@ impl<'p> Temp<'p> {
 
     pub(super) fn file(&self) -> &File {
         &self.file
-    }
-
-    pub(super) fn kind(&self) -> TempKind {
-        match self.name {
-            None => TempKind::Unnamed,
-            Some(_) => TempKind::Named,
-        }
     }
 
     /// Gives the file the target's name, which takes it from the file that had it, if that may be.
