@@ -339,17 +339,41 @@ mod tests {
         let payloads = vec![Payload::from(&small[..]); 4000];
         let pieces = Pieces::cut(&small, &payloads);
         assert_eq!(pieces.count(), 1);
+        assert_eq!(runs(&pieces), [(true, 4_001_000)]);
+    }
+
+    /// Whether each run of all pieces is one of gathered bytes, and its length; but for those that are empty.
+    fn runs(pieces: &Pieces<'_>) -> Vec<(bool, u64)> {
         let mut runs = Vec::new();
-        let mut buffer = Vec::new();
         let note = |run: WriteRun<'_>| -> io::Result<()> {
-            runs.push(run.len());
+            runs.push((matches!(run, WriteRun::Gathered(_)), run.len()));
             Ok(())
         };
         let read =
             |payload: &Payload<'_>, begin, into: &mut [u8]| payload.read(begin, into, StopFlag::never());
-        let written = pieces.each_run(pieces.range(0), &mut buffer, read, note);
-        written.unwrap();
-        assert_eq!(runs, [4_001_000]);
+        pieces
+            .each_run(0..pieces.nbytes(), &mut Vec::new(), read, note)
+            .unwrap();
+        runs.retain(|&(_, len)| len > 0);
+        runs
+    }
+
+    #[test]
+    fn what_is_gathered_is_no_longer_than_a_piece_and_what_is_long_goes_straight() {
+        let bytes = vec![1; STRAIGHT];
+        let small = vec![Payload::from(&bytes[..1024]); 2 * PIECE / 1024];
+        let piece = to_u64(PIECE);
+        assert_eq!(runs(&Pieces::cut(b"", &small)), [(true, piece), (true, piece)]);
+        assert_eq!(
+            runs(&Pieces::cut(b"1", &small)),
+            [(true, piece - 1023), (true, piece), (true, 1024)]
+        );
+        let long = [Payload::from(&bytes[..STRAIGHT - 1]), Payload::from(&bytes[..])];
+        let straight = to_u64(STRAIGHT);
+        assert_eq!(
+            runs(&Pieces::cut(b"", &long)),
+            [(true, straight - 1), (false, straight)]
+        );
     }
 
     #[test]

@@ -224,6 +224,7 @@ mod tests {
                 .save(&path, &layout, &SaveOptions::default(), &Unwatched)
                 .unwrap();
             assert!(std::fs::read(&path).unwrap() == expected, "{len}");
+            assert_eq!(snapshot.blocks.len(), (len + 3).div_ceil(BLOCK));
         }
     }
 
@@ -276,5 +277,44 @@ mod tests {
         let layout = layout_of(&[bytes.len()]);
         let taken = Snapshot::take(&layout, &[Payload::from(&bytes[..])], Path::new("file"), &Now);
         assert!(matches!(taken, Err(Error::Interrupted)));
+    }
+
+    #[test]
+    fn only_blocks_with_something_to_fetch_are_the_calling_threads() {
+        #[derive(Debug)]
+        struct Absent;
+        impl crate::Produce for Absent {
+            fn nbytes(&self) -> u64 {
+                1
+            }
+
+            fn produce(&self, _: u64, _: &mut [u8]) -> io::Result<()> {
+                Ok(())
+            }
+        }
+        let near = vec![0; BLOCK];
+        let of_pieces = |count: usize| Payload::from(&near[..count * PIECE]);
+        // In the first piece of a block, in another, and in the last.
+        for before in [PIECES_IN_BLOCK, PIECES_IN_BLOCK + 2, 2 * PIECES_IN_BLOCK - 1] {
+            let first = of_pieces(PIECES_IN_BLOCK);
+            let payloads = [
+                first.clone(),
+                of_pieces(before - PIECES_IN_BLOCK),
+                Payload::Produced(&Absent),
+                first,
+            ];
+            let pieces = Pieces::of_data(&[], payloads.iter().map(Payload::nbytes).sum(), &payloads).unwrap();
+            let copier = Copier {
+                pieces: &pieces,
+                blocks: Vec::new(),
+                next: AtomicUsize::new(0),
+                team: Team::new(pieces.nbytes(), &Unwatched, || CopyFault::Interrupted),
+            };
+            assert_eq!(
+                [0, 1, 2].map(|block| copier.is_fetched(block)),
+                [false, true, false],
+                "{before}"
+            );
+        }
     }
 }

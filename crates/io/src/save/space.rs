@@ -150,11 +150,37 @@ mod tests {
         let space = rustix::fs::fstatvfs(&file).unwrap();
         let nbytes = space.f_bfree * space.f_frsize + (1 << 40);
         let stop = reserve(&file, nbytes, Size::Set, &Unwatched);
-        assert!(file.metadata().unwrap().blocks() * 512 <= disk::RESERVED_AT_ONCE + (1 << 20));
+        let taken = file.metadata().unwrap().blocks() * 512;
+        assert!(taken <= disk::RESERVED_AT_ONCE + (1 << 20));
+        // Whether the file system can reserve is known from the first step.
+        assert!(
+            taken >= disk::RESERVED_AT_ONCE || space.f_bavail * space.f_frsize < 2 * disk::RESERVED_AT_ONCE
+        );
         let Err(Stop::Fault { step, source }) = stop else {
             panic!("it was reserved");
         };
         assert_eq!((step, source.kind()), (step::RESERVE, io::ErrorKind::StorageFull));
         assert!(disk::check_room(&file, 1).is_ok());
+    }
+
+    #[test]
+    fn what_is_given_back_is_waited_for() {
+        let before = given_back();
+        BEGUN.fetch_add(1, Ordering::Relaxed);
+        let releasing = Releasing(None);
+        let more = thread::scope(|scope| {
+            scope.spawn(move || {
+                thread::sleep(Duration::from_millis(50));
+                drop(releasing);
+            });
+            more_was_given_back_than(before, &Unwatched)
+        });
+        assert!(more);
+        // A large file without a name, which a thread closes.
+        let before = given_back();
+        let file = tempfile::tempfile().unwrap();
+        file.set_len(LONG).unwrap();
+        release(file);
+        assert!(more_was_given_back_than(before, &Unwatched));
     }
 }

@@ -3,12 +3,12 @@
 use std::fs::File;
 use std::io::{self, Write};
 
-use super::pieces::{PIECE, Pieces, WriteRun};
+use super::pieces::{Pieces, WriteRun};
 use crate::disk::wait_writable;
 use crate::error::{Step, Stop, step};
 use crate::payload::Payload;
 use crate::watch::{POLL, Watch};
-use ingot_format::to_u64;
+use ingot_format::to_usize;
 
 /// Writes everything into `file` from where it stands.
 pub(super) fn write(pieces: &Pieces<'_>, file: &File, watch: &dyn Watch) -> Result<(), Stop> {
@@ -38,13 +38,9 @@ fn write_run(run: &WriteRun<'_>, file: &File, buffer: &mut Vec<u8>, watch: &dyn 
         WriteRun::Gathered(bytes) => write_all(file, bytes, watch),
         WriteRun::Bytes(bytes, range) => bytes.lend(range.clone(), |bytes| write_all(file, bytes, watch)),
         WriteRun::File(source, range) => {
-            for begin in (range.start..range.end).step_by(PIECE) {
-                let end = range.end.min(begin + to_u64(PIECE));
-                buffer.resize(ingot_format::to_usize(end - begin).unwrap_or(0), 0);
-                source.read(begin, buffer).step(step::READ)?;
-                write_all(file, buffer, watch)?;
-            }
-            Ok(())
+            buffer.resize(to_usize(run.len()).unwrap_or(0), 0);
+            source.read(range.start, buffer).step(step::READ)?;
+            write_all(file, buffer, watch)
         }
     }
 }
@@ -63,4 +59,50 @@ fn write_all(mut file: &File, mut bytes: &[u8], watch: &dyn Watch) -> Result<(),
         }
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::payload::FileRange;
+    use crate::save::pieces::PIECE;
+    use crate::watch::Unwatched;
+
+    #[test]
+    fn what_lies_in_memory_and_in_another_file_is_written_in_order() {
+        let folder = tempfile::tempdir().unwrap();
+        let bytes: Vec<u8> = (0..2 * PIECE + 7)
+            .map(|n| u8::try_from(n % 251).unwrap())
+            .collect();
+        let other = folder.path().join("other");
+        std::fs::write(&other, &bytes).unwrap();
+        let other = File::open(other).unwrap();
+        let of_other = |begin: usize, end: usize| {
+            Payload::File(FileRange::new(
+                &other,
+                ingot_format::to_u64(begin),
+                ingot_format::to_u64(end - begin),
+            ))
+        };
+        let payloads = [
+            of_other(0, bytes.len()),
+            Payload::from(&bytes[..PIECE]),
+            of_other(3, 10),
+            of_other(5, PIECE + 5),
+        ];
+        let expected = [
+            b"head",
+            &bytes[..],
+            &bytes[..PIECE],
+            &bytes[3..10],
+            &bytes[5..PIECE + 5],
+        ]
+        .concat();
+        let nbytes = payloads.iter().map(Payload::nbytes).sum();
+        let pieces = Pieces::of_data(b"head", nbytes, &payloads).unwrap();
+        let path = folder.path().join("file");
+        let file = File::create(&path).unwrap();
+        assert!(write(&pieces, &file, &Unwatched).is_ok());
+        assert!(std::fs::read(&path).unwrap() == expected);
+    }
 }

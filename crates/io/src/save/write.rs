@@ -661,4 +661,67 @@ mod tests {
             assert_eq!(seen.last(), Some(&(total, total)));
         }
     }
+
+    #[test]
+    fn a_thread_takes_one_piece_where_some_have_to_be_fetched() {
+        let far = Far {
+            bytes: &bytes(1),
+            asked_by: Mutex::default(),
+        };
+        let near = bytes(10);
+        let payloads = [Payload::from(&near[..]), Payload::Produced(&far)];
+        let file = tempfile::tempfile().unwrap();
+        for (payloads, expected) in [(&payloads[..1], SHARED_PIECES), (&payloads[..], 1)] {
+            let nbytes = payloads.iter().map(Payload::nbytes).sum();
+            let pieces = Pieces::of_data(&[], nbytes, payloads).unwrap();
+            assert_eq!(writer(&pieces, &file, &Route::Shared, 0).at_once(), expected);
+            assert_eq!(writer(&pieces, &file, &Route::Cached(None), 0).at_once(), 1);
+        }
+    }
+
+    /// Comes late.
+    #[derive(Debug)]
+    struct Late(usize);
+
+    impl Produce for Late {
+        fn nbytes(&self) -> u64 {
+            to_u64(self.0)
+        }
+
+        fn produce(&self, _: u64, into: &mut [u8]) -> io::Result<()> {
+            std::thread::sleep(POLL);
+            into.fill(7);
+            Ok(())
+        }
+    }
+
+    /// Tried: with threads, each waits for the bytes before its own, and nobody is left to write those that are fetched.
+    #[test]
+    fn digests_that_are_taken_in_order_wait_for_nothing_that_is_fetched() {
+        let (late, near) = (Late(PIECE), vec![7; 10 * PIECE]);
+        let shapes = [[to_u64(PIECE)], [to_u64(near.len())]];
+        let names = ["a", "b"];
+        let specs: Vec<ingot_format::Spec<'_>> = std::iter::zip(names, &shapes)
+            .map(|(name, shape)| ingot_format::Spec {
+                name,
+                dtype: ingot_format::Dtype::U8,
+                shape,
+            })
+            .collect();
+        let keep = crate::Keep {
+            model_spec: true,
+            ..Default::default()
+        };
+        let options = ingot_format::LayoutOptions::default();
+        let format = ingot_format::Format::Safetensors;
+        let sealed = Sealed::new(&specs, None, format, &options, keep).unwrap();
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("file");
+        let payloads = [Payload::Produced(&late), Payload::from(&near[..])];
+        sealed
+            .save(&path, &payloads, &crate::SaveOptions::default(), &Unwatched)
+            .unwrap();
+        let file = std::fs::read(&path).unwrap();
+        assert!(file.ends_with(&near) && crate::verify(&path, None, &Unwatched).unwrap().is_ok());
+    }
 }
