@@ -400,4 +400,41 @@ mod tests {
         std::fs::create_dir(folder.path().join(&folder_of_that_name)).unwrap();
         assert!(join(&folder_of_that_name).is_err());
     }
+
+    #[test]
+    fn notes_that_cannot_be_opened_are_not_taken_for_none() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("a");
+        assert!(
+            Draft::notes_of(&path, Company::Others, &Unwatched)
+                .unwrap()
+                .is_none()
+        );
+        std::fs::create_dir(folder.path().join(temp::notes_name(OsStr::new("a")))).unwrap();
+        assert!(Draft::notes_of(&path, Company::Others, &Unwatched).is_err());
+    }
+
+    #[test]
+    fn a_draft_has_its_own_name_until_it_gets_that_of_its_path() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("a");
+        let mut draft = Draft::create(&path, 10, &SaveOptions::default(), &Unwatched).unwrap();
+        assert!(draft.is_unnamed());
+        std::fs::write(&path, "old").unwrap();
+        let refused = draft.publish(Existing::Refuse, Durability::Fast, &Unwatched);
+        assert_eq!(refused.unwrap_err().to_string(), is_there(&path).to_string());
+        assert!(draft.is_unnamed());
+        draft.grow_to(20);
+        draft
+            .publish(Existing::Replace, Durability::Fast, &Unwatched)
+            .unwrap();
+        assert!(!draft.is_unnamed());
+        assert_eq!(std::fs::read(&path).unwrap(), [0; 10]);
+        // It has lost the name that it is published from.
+        let gone = draft
+            .publish(Existing::Replace, Durability::Fast, &Unwatched)
+            .unwrap_err();
+        assert_ne!(gone.to_string(), is_there(&path).to_string());
+        assert!(gone.to_string().contains("20 bytes"), "{gone}");
+    }
 }

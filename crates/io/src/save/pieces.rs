@@ -359,6 +359,20 @@ mod tests {
     }
 
     #[test]
+    fn a_range_has_the_parts_that_have_bytes_in_it() {
+        let bytes = vec![1; PIECE];
+        let payloads = [Payload::from(&bytes[..]), Payload::from(&bytes[..])];
+        let lens = |head: &[u8], piece: usize| -> Vec<usize> {
+            let pieces = Pieces::cut(head, &payloads);
+            pieces.spans(pieces.range(piece)).map(|span| span.len).collect()
+        };
+        assert_eq!((lens(b"", 0), lens(b"", 1)), (vec![PIECE], vec![PIECE]));
+        assert_eq!(lens(b"head", 0), [4, PIECE - 4]);
+        assert_eq!(lens(b"head", 1), [4, PIECE - 4]);
+        assert_eq!(lens(b"head", 2), [4]);
+    }
+
+    #[test]
     fn what_is_gathered_is_no_longer_than_a_piece_and_what_is_long_goes_straight() {
         let bytes = vec![1; STRAIGHT];
         let small = vec![Payload::from(&bytes[..1024]); 2 * PIECE / 1024];

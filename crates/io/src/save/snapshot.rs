@@ -7,7 +7,7 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 
-use ingot_format::{Layout, to_u64, to_usize};
+use ingot_format::Layout;
 
 use super::pieces::{PIECE, Pieces};
 use crate::error::{Error, Stop, step};
@@ -46,7 +46,6 @@ const THREADS: usize = 8;
 #[derive(Debug)]
 pub struct Snapshot {
     blocks: Vec<Pages>,
-    nbytes: u64,
 }
 
 impl Snapshot {
@@ -86,7 +85,6 @@ impl Snapshot {
             CopyFault::Read(source) => Stop::of(step::READ, source).about(path, pieces.nbytes()),
         })?;
         Ok(Snapshot {
-            nbytes: pieces.nbytes(),
             // One that were missing would be missed by `save`, which counts the bytes.
             blocks: copier
                 .blocks
@@ -99,17 +97,8 @@ impl Snapshot {
     /// The copy, in the order of the payloads, cut as its memory is.
     #[must_use]
     pub(super) fn payloads(&self) -> Vec<Payload<'_>> {
-        let mut rest = self.nbytes;
-        let cut = |block: &Pages| -> usize {
-            let len = block.len().min(to_usize(rest).unwrap_or(usize::MAX));
-            rest -= to_u64(len);
-            len
-        };
-        let lens: Vec<usize> = self.blocks.iter().map(cut).collect();
-        let parts = self.blocks.iter().zip(lens);
-        parts
-            .map(|(block, len)| Payload::from(&block.bytes()[..len]))
-            .collect()
+        let blocks = self.blocks.iter();
+        blocks.map(|block| Payload::from(block.bytes())).collect()
     }
 }
 
@@ -207,7 +196,7 @@ impl Copier<'_, '_> {
 mod tests {
     use super::*;
     use crate::{SaveOptions, Unwatched};
-    use ingot_format::{Dtype, Format, Spec};
+    use ingot_format::{Dtype, Format, LayoutOptions, Spec, to_u64};
 
     #[test]
     fn a_snapshot_has_the_bytes_and_keeps_them() {
@@ -226,6 +215,30 @@ mod tests {
             assert!(std::fs::read(&path).unwrap() == expected, "{len}");
             assert_eq!(snapshot.blocks.len(), (len + 3).div_ceil(BLOCK));
         }
+    }
+
+    #[test]
+    fn a_snapshot_gets_its_digests() {
+        let specs = [Spec {
+            name: "a",
+            dtype: Dtype::U8,
+            shape: &[8],
+        }];
+        let keep = crate::Keep {
+            tensors: Some(crate::Algorithm::Blake3),
+            ..Default::default()
+        };
+        let options = LayoutOptions::default();
+        let sealed = crate::Sealed::new(&specs, None, Format::Safetensors, &options, keep).unwrap();
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("file");
+        let payloads = [Payload::from(&b"12345678"[..])];
+        let snapshot = Snapshot::take(sealed.layout(), &payloads, &path, &Unwatched).unwrap();
+        sealed
+            .save_snapshot(&path, &snapshot, &SaveOptions::default(), &Unwatched)
+            .unwrap();
+        assert!(std::fs::read(&path).unwrap().ends_with(b"12345678"));
+        assert!(crate::verify(&path, None, &Unwatched).unwrap().is_ok());
     }
 
     /// Of U8 tensors with so many elements.

@@ -559,6 +559,12 @@ mod traced {
             calls(&lines, &DURABLE),
             ["fallocate", "pwrite64", "fallocate", "fsync"]
         );
+        // Of a new file, the name too.
+        let (lines, _) = strace(&[], &path.with_file_name("new"), "in-place").unwrap();
+        assert_eq!(
+            calls(&lines, &DURABLE),
+            ["fallocate", "pwrite64", "fsync", "fsync"]
+        );
     }
 
     fn thread_of(line: &str) -> &str {
