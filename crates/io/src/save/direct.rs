@@ -86,13 +86,14 @@ mod linux {
             let mut written = 0;
             while written < whole && !self.refused.load(Ordering::Relaxed) {
                 match rustix::io::pwrite(&self.file, &bytes[written..whole], position + to_u64(written)) {
-                    // Not a whole number of blocks: the disk is about to be full, or the system went on without.
-                    Ok(count) if count % BLOCK != 0 => {
-                        written += count;
-                        break;
-                    }
                     Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
-                    Ok(count) => written += count,
+                    Ok(count) => {
+                        written += count;
+                        // The disk is about to be full, or the system went on without.
+                        if count % BLOCK != 0 {
+                            break;
+                        }
+                    }
                     Err(Errno::INTR) => {}
                     // A block larger than any that was known, or a file system that changed its mind.
                     Err(Errno::INVAL | Errno::OPNOTSUPP | Errno::NOSYS | Errno::NOTBLK) => {
