@@ -292,20 +292,39 @@ mod tests {
         assert!(matches!(taken, Err(Error::Interrupted)));
     }
 
+    /// A byte that is elsewhere, and how often it was asked for.
+    #[derive(Debug, Default)]
+    struct Absent(AtomicUsize);
+
+    impl crate::Produce for Absent {
+        fn nbytes(&self) -> u64 {
+            1
+        }
+
+        fn produce(&self, _: u64, _: &mut [u8]) -> io::Result<()> {
+            self.0.fetch_add(1, Ordering::Relaxed);
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn what_has_to_be_fetched_is_fetched_once() {
+        let near = vec![0; usize::try_from(PARALLEL).unwrap()];
+        let absent = Absent::default();
+        let payloads = [Payload::from(&near[..]), Payload::Produced(&absent)];
+        Snapshot::take(
+            &layout_of(&[near.len(), 1]),
+            &payloads,
+            Path::new("file"),
+            &Unwatched,
+        )
+        .unwrap();
+        assert_eq!(absent.0.into_inner(), 1);
+    }
+
     #[test]
     fn only_blocks_with_something_to_fetch_are_the_calling_threads() {
-        #[derive(Debug)]
-        struct Absent;
-        impl crate::Produce for Absent {
-            fn nbytes(&self) -> u64 {
-                1
-            }
-
-            fn produce(&self, _: u64, _: &mut [u8]) -> io::Result<()> {
-                Ok(())
-            }
-        }
-        let near = vec![0; BLOCK];
+        let (near, absent) = (vec![0; BLOCK], Absent::default());
         let of_pieces = |count: usize| Payload::from(&near[..count * PIECE]);
         // In the first piece of a block, in another, and in the last.
         for before in [PIECES_IN_BLOCK, PIECES_IN_BLOCK + 2, 2 * PIECES_IN_BLOCK - 1] {
@@ -313,7 +332,7 @@ mod tests {
             let payloads = [
                 first.clone(),
                 of_pieces(before - PIECES_IN_BLOCK),
-                Payload::Produced(&Absent),
+                Payload::Produced(&absent),
                 first,
             ];
             let pieces = Pieces::of_data(&[], payloads.iter().map(Payload::nbytes).sum(), &payloads).unwrap();
