@@ -373,6 +373,7 @@ mod tests {
     }
 
     #[test]
+    #[cfg(unix)]
     fn notes_without_a_name_are_locked_by_nobody() -> io::Result<()> {
         let folder = tempfile::tempdir()?;
         let path = folder.path().join("notes");
@@ -389,7 +390,8 @@ mod tests {
         let draft = Draft::create(&path, 10, &SaveOptions::default(), &Unwatched).unwrap();
         let join = |name: &OsStr| Draft::join(&path, name, draft.notes().unwrap(), &Unwatched);
         let joined = join(draft.name()).unwrap().unwrap();
-        assert_eq!((joined.name(), joined.nbytes), (draft.name(), 10));
+        draft.write(b"0123456789", 0).unwrap();
+        assert!(joined.is_unnamed() && joined.file().metadata().unwrap().len() == 10);
         let of_another = temp::temp_name(OsStr::new("b"));
         std::fs::write(folder.path().join(&of_another), b"").unwrap();
         let of_nobody = temp::temp_name(OsStr::new("a"));
@@ -420,6 +422,7 @@ mod tests {
         let path = folder.path().join("a");
         let mut draft = Draft::create(&path, 10, &SaveOptions::default(), &Unwatched).unwrap();
         assert!(draft.is_unnamed());
+        draft.write(b"0123456789", 0).unwrap();
         std::fs::write(&path, "old").unwrap();
         let refused = draft.publish(Existing::Refuse, Durability::Fast, &Unwatched);
         assert_eq!(refused.unwrap_err().to_string(), is_there(&path).to_string());
@@ -429,7 +432,7 @@ mod tests {
             .publish(Existing::Replace, Durability::Fast, &Unwatched)
             .unwrap();
         assert!(!draft.is_unnamed());
-        assert_eq!(std::fs::read(&path).unwrap(), [0; 10]);
+        assert_eq!(std::fs::read(&path).unwrap(), b"0123456789");
         // It has lost the name that it is published from.
         let gone = draft
             .publish(Existing::Replace, Durability::Fast, &Unwatched)
