@@ -440,4 +440,20 @@ mod tests {
         assert_ne!(gone.to_string(), is_there(&path).to_string());
         assert!(gone.to_string().contains("20 bytes"), "{gone}");
     }
+
+    /// Root may write to what is read-only; nobody may on Windows.
+    #[test]
+    #[cfg(feature = "remote")]
+    fn what_may_not_be_written_to_is_refused() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let may_write = || File::options().write(true).open(file.path()).is_ok();
+        assert!(refuse_read_only(file.path(), &Unwatched).is_ok());
+        let before = file.as_file().metadata().unwrap().permissions();
+        let mut after = before.clone();
+        after.set_readonly(true);
+        std::fs::set_permissions(file.path(), after).unwrap();
+        assert_eq!(refuse_read_only(file.path(), &Unwatched).is_ok(), may_write());
+        // Windows removes nothing that is read-only.
+        std::fs::set_permissions(file.path(), before).unwrap();
+    }
 }
