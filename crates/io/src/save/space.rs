@@ -167,9 +167,13 @@ mod tests {
     fn what_is_reserved_step_by_step_is_no_longer_than_it_has_to_be() {
         let file = tempfile::tempfile().unwrap();
         let nbytes = disk::RESERVED_AT_ONCE + 5;
-        if reserve(&file, nbytes, Size::Set, &Unwatched).is_err() {
-            eprintln!("not run: temporary files have no room for 1 GiB");
-            return;
+        match reserve(&file, nbytes, Size::Set, &Unwatched) {
+            Ok(()) => {}
+            Err(Stop::Fault { source, .. }) if is_full(&source) => {
+                eprintln!("not run: temporary files have no room for 1 GiB");
+                return;
+            }
+            Err(_) => panic!("it failed for another reason"),
         }
         // Nothing where the file system cannot reserve.
         assert!([0, nbytes].contains(&file.metadata().unwrap().len()));
