@@ -72,7 +72,7 @@ impl<'a> FileRange<'a> {
             while filled < into.len() {
                 let position = self.begin + begin + to_u64(filled);
                 match read_at(file, &mut into[filled..], position) {
-                    Ok(0) => return Err(self.ended(position)),
+                    Ok(0) => return Err(self.ended(file, position)),
                     Ok(count) => filled += count,
                     Err(fault) if fault.kind() == io::ErrorKind::Interrupted => {}
                     Err(fault) => return Err(fault),
@@ -128,7 +128,7 @@ impl<'a> FileRange<'a> {
             while copied < count {
                 let rest = ingot_format::to_usize(count - copied).unwrap_or(usize::MAX);
                 match rustix::fs::copy_file_range(file, Some(&mut from), to, Some(&mut onto), rest) {
-                    Ok(0) => return Err(self.ended(from)),
+                    Ok(0) => return Err(self.ended(file, from)),
                     Ok(more) => copied += to_u64(more),
                     Err(Errno::INTR) => {}
                     Err(fault @ (Errno::NOSPC | Errno::DQUOT | Errno::FBIG | Errno::IO)) => {
@@ -147,9 +147,13 @@ impl<'a> FileRange<'a> {
         Ok(0)
     }
 
-    fn ended(&self, position: u64) -> io::Error {
+    /// `file` has nothing at `position`. Where threads read from several, it may have ended before this one.
+    fn ended(&self, file: &File, position: u64) -> io::Error {
+        let end = file
+            .metadata()
+            .map_or(position, |facts| facts.len().min(position));
         let message = format!(
-            "the file that is copied from ended at byte {position}, expected {} bytes from {} on",
+            "the file that is copied from ended at byte {end}, expected {} bytes from {} on",
             self.nbytes, self.begin
         );
         io::Error::new(io::ErrorKind::UnexpectedEof, message)

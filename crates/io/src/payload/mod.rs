@@ -9,6 +9,8 @@ mod payload;
 pub use file::FileRange;
 pub(crate) use file::shares_blocks;
 pub(crate) use gathered::Gathered;
+#[cfg(test)]
+pub(crate) use payload::Gather;
 pub(crate) use payload::prove_sizes;
 pub use payload::{Payload, Produce};
 pub(crate) use payload::{Section, prove_total};

@@ -116,3 +116,36 @@ fn scratch(entry: Option<&DirectoryEntry>) -> io::Result<File> {
     let directory = Directory::at(&std::env::temp_dir())?;
     temp::scratch(&directory, name)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::disk::{Resolved, resolve};
+    use crate::options::Replace;
+    use crate::watch::Unwatched;
+
+    #[test]
+    fn what_came_to_be_meanwhile_stays_where_nothing_may_be_replaced() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("file");
+        let Ok(Resolved::Entry(entry)) = resolve(&path, &Unwatched) else {
+            panic!("it has a place in its directory");
+        };
+        let options = SaveOptions {
+            replace: Replace::Nothing,
+            ..SaveOptions::default()
+        };
+        let put = || {
+            fill(&entry, &options, |mut file| {
+                io::Write::write_all(&mut file, b"bytes").step(step::WRITE)
+            })
+        };
+        assert!(put().is_ok());
+        std::fs::write(&path, b"other").unwrap();
+        let Err(Stop::Fault { step, source }) = put() else {
+            panic!("it was replaced");
+        };
+        assert_eq!((step, source.kind()), (step::OPEN, io::ErrorKind::AlreadyExists));
+        assert_eq!(std::fs::read(&path).unwrap(), b"other");
+    }
+}

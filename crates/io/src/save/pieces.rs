@@ -29,8 +29,6 @@ pub struct Pieces<'a> {
     ends: Vec<u64>,
     /// Pieces with bytes that only the saving thread fetches, in order.
     fetched: Vec<usize>,
-    /// Whether bytes of devices are among them.
-    on_device: bool,
     /// What puts digests of everything into the head.
     sealed: Option<&'a Sealed>,
 }
@@ -69,7 +67,6 @@ impl<'a> Pieces<'a> {
             payloads,
             ends: Vec::with_capacity(payloads.len() + 1),
             fetched: Vec::new(),
-            on_device: false,
             sealed: None,
         };
         let mut end = to_u64(head.len());
@@ -78,10 +75,8 @@ impl<'a> Pieces<'a> {
             let begin = end;
             end = end.saturating_add(payload.nbytes());
             pieces.ends.push(end);
-            match payload {
-                Payload::Produced(_) => pieces.fetch(begin..end),
-                Payload::Device(_) => pieces.on_device = true,
-                _ => {}
+            if let Payload::Produced(_) = payload {
+                pieces.fetch(begin..end);
             }
         }
         pieces
@@ -204,14 +199,12 @@ impl<'a> Pieces<'a> {
     ///
     /// # Errors
     /// As [`Pieces::fill`].
-    pub(super) fn slot(&self, piece: usize, stop: StopFlag<'_>) -> io::Result<Option<Lent>> {
+    pub(crate) fn slot(&self, piece: usize, stop: StopFlag<'_>) -> io::Result<Option<Lent>> {
         let range = self.range(piece);
-        let first = self
-            .on_device
-            .then(|| self.spans(range.clone()).find_map(|span| span.device()));
+        let first = self.spans(range.clone()).find_map(|span| span.device());
         // In tests, slots have a few KiB.
         let holds = |device: &&Device| device.slot_nbytes() >= self.len(piece);
-        let Some(device) = first.flatten().filter(holds) else {
+        let Some(device) = first.filter(holds) else {
             return Ok(None);
         };
         let mut slot = device.lend()?;
@@ -239,9 +232,9 @@ impl<'a> Pieces<'a> {
     }
 
     /// Whether some bytes of these pieces lie on a device.
-    pub(super) fn are_on_device(&self, pieces: Range<usize>) -> bool {
+    pub(crate) fn are_on_device(&self, pieces: Range<usize>) -> bool {
         let range = self.range(pieces.start).start..self.range(pieces.end.saturating_sub(1)).end;
-        self.on_device && self.spans(range).any(|span| span.device().is_some())
+        self.spans(range).any(|span| span.device().is_some())
     }
 
     /// Calls `write` with the bytes of `range` of the file, in order: long ones as they are, short ones gathered in

@@ -178,3 +178,41 @@ fn save_pieces(
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::payload::FileRange;
+    use crate::watch::Unwatched;
+
+    fn save_new(path: &Path, payload: Payload<'_>) -> Result<(), Error> {
+        let options = SaveOptions {
+            replace: Replace::Nothing,
+            ..SaveOptions::default()
+        };
+        save_data(path, b"head", payload.nbytes(), &[payload], &options, &Unwatched)
+    }
+
+    #[test]
+    fn where_nothing_may_be_replaced_another_fault_is_still_one_of_writing() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("file");
+        let empty = tempfile::tempfile().unwrap();
+        let saved = save_new(&path, Payload::File(FileRange::new(&empty, 0, 5)));
+        assert!(matches!(saved, Err(Error::Write { .. })), "{saved:?}");
+        save_new(&path, Payload::from(&b"bytes"[..])).unwrap();
+        let saved = save_new(&path, Payload::from(&b"bytes"[..]));
+        assert!(matches!(saved, Err(Error::Open { .. })), "{saved:?}");
+    }
+
+    #[cfg(target_os = "linux")]
+    #[test]
+    fn a_file_without_a_name_is_not_replaced_where_nothing_may_be() {
+        use std::os::fd::AsRawFd;
+        let file = tempfile::tempfile().unwrap();
+        let path = format!("/proc/self/fd/{}", file.as_raw_fd());
+        let saved = save_new(Path::new(&path), Payload::from(&b"bytes"[..]));
+        assert!(matches!(saved, Err(Error::Open { .. })), "{saved:?}");
+        assert_eq!(file.metadata().unwrap().len(), 0);
+    }
+}

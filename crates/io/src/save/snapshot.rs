@@ -322,6 +322,43 @@ mod tests {
         assert_eq!(absent.0.into_inner(), 1);
     }
 
+    /// Its first two reads wait for each other, for a minute at most.
+    #[derive(Debug, Default)]
+    struct Together(AtomicUsize);
+
+    impl crate::payload::Gather for Together {
+        fn nbytes(&self) -> u64 {
+            to_u64(2 * BLOCK)
+        }
+
+        fn waits(&self) -> bool {
+            false
+        }
+
+        fn read(&self, _: u64, _: &mut [u8], _: ingot_remote::StopFlag<'_>) -> io::Result<()> {
+            self.0.fetch_add(1, Ordering::Relaxed);
+            let begin = std::time::Instant::now();
+            while self.0.load(Ordering::Relaxed) < 2 {
+                match begin.elapsed().as_secs() < 60 {
+                    true => thread::yield_now(),
+                    false => return Err(io::ErrorKind::TimedOut.into()),
+                }
+            }
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn threads_copy_beside_the_calling_one() {
+        if thread::available_parallelism().map_or(1, usize::from) == 1 {
+            eprintln!("not run: there is one core");
+            return;
+        }
+        let together = Together::default();
+        let payloads = [Payload::Gathered(&together)];
+        Snapshot::take(&layout_of(&[2 * BLOCK]), &payloads, Path::new("file"), &Unwatched).unwrap();
+    }
+
     #[test]
     fn only_blocks_with_something_to_fetch_are_the_calling_threads() {
         let (near, absent) = (vec![0; BLOCK], Absent::default());

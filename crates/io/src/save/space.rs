@@ -17,14 +17,31 @@ use crate::watch::Watch;
 /// can write side by side (8.6 GB/s with two after this, against 5 with one, ext4, November 2026). Renaming over a file
 /// is cheaper too: ext4 then flushes what has no place on the disk yet, which took seconds, and here is nothing.
 pub(super) fn reserve(file: &File, nbytes: u64, size: Size, watch: &dyn Watch) -> Result<(), Stop> {
-    /// Signals that may break off one call. A file system can undo it each time, so that a timer which ticks fast
-    /// enough would keep it from ever ending.
-    const SIGNALS: u32 = 16;
-
     disk::check_size_limit(nbytes).step(step::RESERVE)?;
     if size == Size::Sparse {
         return file.set_len(nbytes).step(step::RESERVE);
     }
+    each_step(nbytes, watch, |position, count| {
+        // All that is free would be taken before a step fails, and nobody else could write meanwhile. The first one shows
+        // that the file system can reserve: of one that cannot, as it compresses, nothing is known before.
+        if position > 0 {
+            disk::check_room(file, nbytes)?;
+        }
+        disk::reserve(file, position, count, size)
+    })
+}
+
+/// Has `reserve` take `nbytes` step by step: it is given where a step begins and how long it is, and says whether the file
+/// system can reserve.
+fn each_step(
+    nbytes: u64,
+    watch: &dyn Watch,
+    mut reserve: impl FnMut(u64, u64) -> io::Result<bool>,
+) -> Result<(), Stop> {
+    /// Signals that may break off the calls. A file system can undo one each time, so that a timer which ticks fast
+    /// enough would keep it from ever ending.
+    const SIGNALS: u32 = 16;
+
     let mut position = 0;
     let mut signals = 0;
     let mut released = given_back();
@@ -33,14 +50,7 @@ pub(super) fn reserve(file: &File, nbytes: u64, size: Size, watch: &dyn Watch) -
             return Err(Stop::Interrupted);
         }
         let count = disk::RESERVED_AT_ONCE.min(nbytes - position);
-        // Step by step all that is free would be taken before one fails, and nobody else could write meanwhile. The first
-        // step shows that the file system can reserve: of one that cannot, as it compresses, nothing is known before.
-        let has_room = if position > 0 {
-            disk::check_room(file, nbytes)
-        } else {
-            Ok(())
-        };
-        match has_room.and_then(|()| disk::reserve(file, position, count, size)) {
+        match reserve(position, count) {
             Ok(true) => position += count,
             Err(fault) if fault.kind() == io::ErrorKind::Interrupted && signals < SIGNALS => signals += 1,
             // Interrupted too often: writing goes on without.
@@ -177,6 +187,67 @@ mod tests {
         }
         // Nothing where the file system cannot reserve.
         assert!([0, nbytes].contains(&file.metadata().unwrap().len()));
+    }
+
+    /// Takes two steps by calls that come to these ends, and then to none: what came of it, and how many calls there were.
+    fn taken(ends: &[Result<bool, io::ErrorKind>]) -> (Result<(), Stop>, usize) {
+        let mut calls = Vec::new();
+        let outcome = each_step(disk::RESERVED_AT_ONCE + 5, &Unwatched, |position, count| {
+            calls.push((position, count));
+            ends.get(calls.len() - 1)
+                .map_or(Ok(true), |&end| end.map_err(io::Error::from))
+        });
+        let count = calls.len();
+        calls.dedup();
+        let steps = [(0, disk::RESERVED_AT_ONCE), (disk::RESERVED_AT_ONCE, 5)];
+        assert_eq!(calls, steps[..calls.len()]);
+        (outcome, count)
+    }
+
+    #[test]
+    fn a_step_that_signals_break_off_is_taken_again_and_after_many_of_them_writing_goes_on_without() {
+        let signal = Err(io::ErrorKind::Interrupted);
+        for (ends, calls) in [(vec![signal; 16], 18), (vec![signal; 17], 17)] {
+            let (outcome, count) = taken(&ends);
+            assert!(outcome.is_ok());
+            assert_eq!(count, calls);
+        }
+        let (outcome, count) = taken(&[Ok(false)]);
+        assert!(outcome.is_ok());
+        assert_eq!(count, 1);
+    }
+
+    #[test]
+    fn a_full_disk_is_asked_again_once_it_may_be_less_full_and_another_fault_is_told_at_once() {
+        for (kind, is_full) in [
+            (io::ErrorKind::StorageFull, true),
+            (io::ErrorKind::QuotaExceeded, true),
+            (io::ErrorKind::FileTooLarge, false),
+        ] {
+            BEGUN.fetch_add(1, Ordering::Relaxed);
+            let releasing = Releasing(None);
+            let (outcome, count) = thread::scope(|scope| {
+                scope.spawn(move || {
+                    thread::sleep(Duration::from_millis(50));
+                    drop(releasing);
+                });
+                taken(&[Ok(true), Err(kind)])
+            });
+            assert_eq!(
+                (outcome.is_ok(), count),
+                (is_full, if is_full { 3 } else { 2 }),
+                "{kind}"
+            );
+        }
+        // As long as some are given back meanwhile, by others too, and no longer.
+        let (outcome, _) = taken(&vec![Err(io::ErrorKind::StorageFull); 1000]);
+        assert!(matches!(
+            outcome,
+            Err(Stop::Fault {
+                step: step::RESERVE,
+                ..
+            })
+        ));
     }
 
     #[test]

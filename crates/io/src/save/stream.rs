@@ -45,16 +45,26 @@ fn write_run(run: &WriteRun<'_>, file: &File, buffer: &mut Vec<u8>, watch: &dyn 
     }
 }
 
-fn write_all(mut file: &File, mut bytes: &[u8], watch: &dyn Watch) -> Result<(), Stop> {
+fn write_all(file: &File, bytes: &[u8], watch: &dyn Watch) -> Result<(), Stop> {
+    write_each(file, || wait_writable(file, POLL), bytes, watch)
+}
+
+/// Writes `bytes` as far as `into` takes them, and calls `wait` before the next try where it takes none now.
+fn write_each(
+    mut into: impl Write,
+    wait: impl Fn(),
+    mut bytes: &[u8],
+    watch: &dyn Watch,
+) -> Result<(), Stop> {
     while !bytes.is_empty() {
         if watch.interrupted() {
             return Err(Stop::Interrupted);
         }
-        match file.write(bytes) {
+        match into.write(bytes) {
             Ok(0) => return Err(io::Error::from(io::ErrorKind::WriteZero)).step(step::WRITE),
             Ok(count) => bytes = &bytes[count..],
             Err(fault) if fault.kind() == io::ErrorKind::Interrupted => {}
-            Err(fault) if fault.kind() == io::ErrorKind::WouldBlock => wait_writable(file, POLL),
+            Err(fault) if fault.kind() == io::ErrorKind::WouldBlock => wait(),
             Err(fault) => return Err(fault).step(step::WRITE),
         }
     }
@@ -63,6 +73,8 @@ fn write_all(mut file: &File, mut bytes: &[u8], watch: &dyn Watch) -> Result<(),
 
 #[cfg(test)]
 mod tests {
+    use std::cell::Cell;
+
     use super::*;
     use crate::payload::FileRange;
     use crate::save::pieces::PIECE;
@@ -104,5 +116,35 @@ mod tests {
         let file = File::create(&path).unwrap();
         assert!(write(&pieces, &file, &Unwatched).is_ok());
         assert!(std::fs::read(&path).unwrap() == expected);
+    }
+
+    /// Takes a byte at every third call; a signal breaks off one before, and at another it has no room.
+    #[derive(Default)]
+    struct Moody {
+        calls: usize,
+        taken: Vec<u8>,
+    }
+
+    impl Write for Moody {
+        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+            self.calls += 1;
+            match self.calls % 3 {
+                1 => Err(io::ErrorKind::Interrupted.into()),
+                2 => Err(io::ErrorKind::WouldBlock.into()),
+                _ => self.taken.write(&bytes[..1]),
+            }
+        }
+
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn what_breaks_off_a_write_or_has_it_wait_loses_no_byte() {
+        let (mut moody, waits) = (Moody::default(), Cell::new(0));
+        let wait = || waits.set(waits.get() + 1);
+        assert!(write_each(&mut moody, wait, b"bytes", &Unwatched).is_ok());
+        assert_eq!((&moody.taken[..], waits.get()), (&b"bytes"[..], 5));
     }
 }

@@ -279,7 +279,11 @@ fn what_is(name: &OsStr, target: &OsStr) -> Option<&'static str> {
 
 #[cfg(test)]
 mod tests {
+    use std::path::Path;
+
     use super::*;
+    use crate::disk::Resolved;
+    use crate::watch::Unwatched;
 
     #[test]
     fn names_are_told_apart_from_those_of_other_targets() {
@@ -300,5 +304,54 @@ mod tests {
         assert!(name.len() <= 143, "{}", name.len());
         assert!(name.to_str().is_some());
         assert!(is_temp_of(&name, OsStr::new(&long)));
+    }
+
+    /// Removes what was left behind for `file` in a folder: what is there then.
+    fn after_removal(folder: &Path) -> Vec<String> {
+        let Ok(Resolved::Entry(entry)) = disk::resolve(&folder.join("file"), &Unwatched) else {
+            panic!("it has a place in its directory");
+        };
+        remove_stale(&entry);
+        let names = std::fs::read_dir(folder).unwrap();
+        let mut names: Vec<String> = names
+            .map(|name| name.unwrap().file_name().into_string().unwrap())
+            .collect();
+        names.sort();
+        names
+    }
+
+    #[test]
+    fn what_was_replaced_gets_its_name_back_where_nothing_has_it_and_goes_where_something_has() {
+        let folder = tempfile::tempdir().unwrap();
+        let replace =
+            |bytes: &str| std::fs::write(folder.path().join(old_name("file".as_ref())), bytes).unwrap();
+        for bytes in ["old", "older"] {
+            replace(bytes);
+            assert_eq!(after_removal(folder.path()), ["file"]);
+            assert_eq!(std::fs::read(folder.path().join("file")).unwrap(), b"old");
+        }
+    }
+
+    #[test]
+    fn what_was_left_behind_goes_but_what_is_held_and_nothing_while_its_notes_are() {
+        let folder = tempfile::tempdir().unwrap();
+        let make = |number: u64| {
+            let name = format!(".file.{number:016x}{SUFFIX}");
+            (File::create(folder.path().join(&name)).unwrap(), name)
+        };
+        let (held, held_name) = make(1);
+        assert!(lock(&held));
+        let left = || drop(make(2));
+        left();
+        assert_eq!(after_removal(folder.path()), [&held_name[..]]);
+        let (notes, notes_are) = make(0);
+        assert_eq!(notes_are, notes_name("file".as_ref()).into_string().unwrap());
+        assert!(lock(&notes));
+        left();
+        assert_eq!(after_removal(folder.path()).len(), 3);
+        drop(notes);
+        assert_eq!(after_removal(folder.path()), [&held_name[..]]);
+        drop(held);
+        assert_eq!(after_removal(folder.path()), [""; 0]);
     }
 }

@@ -353,7 +353,7 @@ mod tests {
     use super::*;
     use crate::Unwatched;
     use crate::memory::Bytes;
-    use crate::payload::{FileRange, Produce};
+    use crate::payload::{FileRange, Gather, Produce};
     use crate::save::save_data;
     use crate::sync::in_every_order;
     use proptest::prelude::*;
@@ -695,13 +695,11 @@ mod tests {
         }
     }
 
-    /// Tried: with threads, each waits for the bytes before its own, and nobody is left to write those that are fetched.
-    #[test]
-    fn digests_that_are_taken_in_order_wait_for_nothing_that_is_fetched() {
-        let (late, near) = (Late(PIECE), vec![7; 10 * PIECE]);
-        let shapes = [[to_u64(PIECE)], [to_u64(near.len())]];
-        let names = ["a", "b"];
-        let specs: Vec<ingot_format::Spec<'_>> = std::iter::zip(names, &shapes)
+    /// What keeps digests that are taken in order, of tensors of so many bytes.
+    fn in_order(lens: &[usize]) -> Sealed {
+        let names: Vec<String> = (0..lens.len()).map(|number| number.to_string()).collect();
+        let shapes: Vec<[u64; 1]> = lens.iter().map(|&len| [to_u64(len)]).collect();
+        let specs: Vec<ingot_format::Spec<'_>> = std::iter::zip(&names, &shapes)
             .map(|(name, shape)| ingot_format::Spec {
                 name,
                 dtype: ingot_format::Dtype::U8,
@@ -713,15 +711,133 @@ mod tests {
             ..Default::default()
         };
         let options = ingot_format::LayoutOptions::default();
-        let format = ingot_format::Format::Safetensors;
-        let sealed = Sealed::new(&specs, None, format, &options, keep).unwrap();
+        Sealed::new(&specs, None, ingot_format::Format::Safetensors, &options, keep).unwrap()
+    }
+
+    /// Tried: with threads, each waits for the bytes before its own, and nobody is left to write those that are fetched.
+    #[test]
+    fn digests_that_are_taken_in_order_wait_for_nothing_that_is_fetched() {
+        let (late, near) = (Late(PIECE), vec![7; 10 * PIECE]);
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("file");
         let payloads = [Payload::Produced(&late), Payload::from(&near[..])];
-        sealed
+        in_order(&[PIECE, near.len()])
             .save(&path, &payloads, &crate::SaveOptions::default(), &Unwatched)
             .unwrap();
         let file = std::fs::read(&path).unwrap();
         assert!(file.ends_with(&near) && crate::verify(&path, None, &Unwatched).unwrap().is_ok());
+    }
+
+    /// Tried: without [`Ending`], this runs into its minute.
+    #[test]
+    fn a_piece_that_fails_ends_those_whose_digests_wait_for_it() {
+        let (tell, told) = std::sync::mpsc::channel();
+        std::thread::spawn(move || {
+            let (empty, near) = (tempfile::tempfile().unwrap(), bytes(40 << 20));
+            let missing = Payload::File(FileRange::new(&empty, 0, to_u64(PIECE)));
+            let folder = tempfile::tempdir().unwrap();
+            let saved = in_order(&[PIECE, near.len()]).save(
+                &folder.path().join("file"),
+                &[missing, Payload::from(&near[..])],
+                &crate::SaveOptions::default(),
+                &Unwatched,
+            );
+            tell.send(saved.unwrap_err().to_string()).unwrap();
+        });
+        let text = told.recv_timeout(Duration::from_secs(60)).unwrap();
+        assert!(text.contains("ended at byte 0"), "{text}");
+    }
+
+    /// Bytes that any thread may read, which note who does.
+    #[derive(Debug)]
+    struct Near {
+        nbytes: usize,
+        waits: bool,
+        read_by: Mutex<Vec<std::thread::ThreadId>>,
+    }
+
+    impl Near {
+        fn new(nbytes: usize, waits: bool) -> Near {
+            let read_by = Mutex::default();
+            Near {
+                nbytes,
+                waits,
+                read_by,
+            }
+        }
+
+        /// Whether the thread that asks has read it, and whether others have.
+        fn is_read_by_this(&self) -> Vec<bool> {
+            let this = std::thread::current().id();
+            let mut found: Vec<bool> = locked(&self.read_by).iter().map(|&id| id == this).collect();
+            found.sort_unstable();
+            found.dedup();
+            found
+        }
+    }
+
+    impl Gather for Near {
+        fn nbytes(&self) -> u64 {
+            to_u64(self.nbytes)
+        }
+
+        fn waits(&self) -> bool {
+            self.waits
+        }
+
+        fn read(&self, _: u64, into: &mut [u8], _: ingot_remote::StopFlag<'_>) -> io::Result<()> {
+            locked(&self.read_by).push(std::thread::current().id());
+            into.fill(7);
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn threads_write_what_is_long_and_what_waits_but_not_what_is_short() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("file");
+        let (short, long) = (100, 40 << 20);
+        let options = crate::SaveOptions::default();
+        for (nbytes, waits, by_this) in [
+            (short, false, true),
+            (short, true, false),
+            (long, false, false),
+            (long, true, false),
+        ] {
+            let near = Near::new(nbytes, waits);
+            let payload = Payload::Gathered(&near);
+            save_data(&path, b"head", payload.nbytes(), &[payload], &options, &Unwatched).unwrap();
+            assert_eq!(near.is_read_by_this(), [by_this], "{nbytes} bytes, {waits}");
+        }
+        // Beside what only the calling thread fetches, and with digests that are taken in order.
+        let (near, late) = (Near::new(long, false), Late(1));
+        let payloads = [Payload::Gathered(&near), Payload::Produced(&late)];
+        save_data(&path, b"head", to_u64(long) + 1, &payloads, &options, &Unwatched).unwrap();
+        // It reads the piece that both have bytes in.
+        assert_eq!(near.is_read_by_this(), [false, true]);
+        let near = Near::new(long, false);
+        in_order(&[long])
+            .save(&path, &[Payload::Gathered(&near)], &options, &Unwatched)
+            .unwrap();
+        assert_eq!(near.is_read_by_this(), [false]);
+    }
+
+    #[test]
+    fn what_lies_on_no_device_is_copied_for_digests_alone() {
+        let near = bytes(10);
+        let payloads = [Payload::from(&near[..])];
+        let sealed = in_order(&[10]);
+        let file = tempfile::tempfile().unwrap();
+        let route = Route::Cached(None);
+        for (sealing, gathered) in [(None, &near[..]), (Some(sealed.begin()), &[])] {
+            let pieces = Pieces::of_data(&[], 10, &payloads).unwrap();
+            let writer = PieceWriter {
+                sealing,
+                ..writer(&pieces, &file, &route, 0)
+            };
+            let mut buffers = Buffers::default();
+            writer.write_pieces(0..1, &mut buffers).unwrap();
+            assert_eq!(buffers.gathered, gathered);
+        }
     }
 }

@@ -5,7 +5,8 @@ use std::path::Path;
 use std::slice;
 
 use fake_cuda::control::Counters;
-use ingot_format::{Dtype, Format, Layout, Spec, layout, to_u64};
+use ingot_format::{Dtype, Format, Layout, Spec, layout, to_u64, to_usize};
+use ingot_remote::StopFlag;
 
 use super::super::bytes::DeviceBytes;
 use super::super::device::Device;
@@ -17,7 +18,7 @@ use super::Dice;
 use crate::error::Error;
 use crate::options::{Durability, SaveOptions};
 use crate::payload::Payload;
-use crate::save::{Snapshot, save};
+use crate::save::{Pieces, Snapshot, save};
 use crate::watch::Unwatched;
 
 /// The layout of U8 tensors of these sizes, which stand in the file in this order.
@@ -237,6 +238,55 @@ fn a_call_that_fails_is_named_and_the_old_file_stays() {
         }
         assert!(failed * 2 > calls, "{failed} of {calls} calls were told of");
     }
+}
+
+#[test]
+fn each_piece_with_bytes_of_a_device_is_one_wait_and_others_are_none() {
+    let fake = Fake::with_slots(6, 2, 2, SLOT_NBYTES);
+    let devices = [fake.device(0), fake.device(1)];
+    let block = |size: usize| fake.block_of(&devices[0], &pattern(6, size));
+    let owners: Vec<DeviceBlock> = [1000, 0, 1, 600, 77, 0, 5].map(block).into();
+    let other = fake.block_of(&devices[1], &pattern(7, 1000));
+    begin(&devices).unwrap();
+    let on_device = |block: &DeviceBlock| Fake::bytes(&devices[0], block);
+    let bytes: Vec<DeviceBytes> = owners.iter().map(on_device).collect();
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("file");
+    // All calls but the copies.
+    let waits = |payloads: &[Payload<'_>]| {
+        let sizes: Vec<usize> = payloads
+            .iter()
+            .map(|payload| to_usize(payload.nbytes()).unwrap())
+            .collect();
+        let before = fake.counters();
+        save(&path, &laid_out(&sizes), payloads, &options(), &Unwatched).unwrap();
+        let after = fake.counters();
+        (after.calls - before.calls) - (after.copies - before.copies)
+    };
+    let payloads: Vec<Payload<'_>> = bytes.iter().map(Payload::Device).collect();
+    // Pins the memory that the next ones find.
+    waits(&payloads[..1]);
+    let one = waits(&payloads[..1]);
+    assert_eq!(waits(&payloads), one);
+    assert_eq!(waits(&payloads[1..2]), 0);
+    let other = Fake::bytes(&devices[1], &other);
+    let both = [payloads[0].clone(), Payload::Device(&other), payloads[2].clone()];
+    waits(&both);
+    assert_eq!(waits(&both), waits(&both[..2]));
+
+    // What lies on the host is written from there: in pieces 0, 1, 3 and 4.
+    let host = vec![7; 2 * SLOT_NBYTES];
+    let mixed = [&host[..], &host[..], &host[..10]].map(Payload::from);
+    let [first, second, third] = mixed;
+    let payloads = [first, payloads[0].clone(), second, payloads[1].clone(), third];
+    let layout = laid_out(&[host.len(), 1000, host.len(), 0, 10]);
+    let pieces = Pieces::of(&layout, &payloads).unwrap();
+    for piece in 0..pieces.count() {
+        assert_eq!(pieces.are_on_device(piece..piece + 1), piece == 2, "{piece}");
+        let slot = pieces.slot(piece, StopFlag::never()).unwrap();
+        assert_eq!(slot.is_some(), piece == 2, "{piece}");
+    }
+    assert!(pieces.are_on_device(0..5) && pieces.are_on_device(2..4));
 }
 
 #[test]
