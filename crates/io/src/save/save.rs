@@ -204,15 +204,4 @@ mod tests {
         let saved = save_new(&path, Payload::from(&b"bytes"[..]));
         assert!(matches!(saved, Err(Error::Open { .. })), "{saved:?}");
     }
-
-    #[cfg(target_os = "linux")]
-    #[test]
-    fn a_file_without_a_name_is_not_replaced_where_nothing_may_be() {
-        use std::os::fd::AsRawFd;
-        let file = tempfile::tempfile().unwrap();
-        let path = format!("/proc/self/fd/{}", file.as_raw_fd());
-        let saved = save_new(Path::new(&path), Payload::from(&b"bytes"[..]));
-        assert!(matches!(saved, Err(Error::Open { .. })), "{saved:?}");
-        assert_eq!(file.metadata().unwrap().len(), 0);
-    }
 }
