@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import pytest
+
+from remote.servers import good, serving
 
 if TYPE_CHECKING:
     import torch
@@ -23,3 +26,13 @@ def tensors() -> dict[str, torch.Tensor]:
         "bytes": torch.arange(250, dtype=torch.uint8),
         'nämé " \\ \n': torch.randn(7, 3).to(torch.bfloat16),
     }
+
+
+@pytest.fixture
+def served(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Puts what `writers` downloads behind the URL that the environment names."""
+    from writers import SERVED
+
+    with serving(good(SERVED)) as server:
+        monkeypatch.setenv("URL", server.url("/model.safetensors"))
+        yield

@@ -228,8 +228,8 @@ class Watched(Way):
 
     def judge(self, what: str, ended: Ended, files: dict[str, bytes]) -> None:
         self.count += 1
-        if what.startswith(CLEANING) or "is written" in str(ended.said):
-            # What cannot be found or removed stays for the next time.
+        if what.startswith(CLEANING) or "is written" in str(ended.said) or self.name == "download":
+            # What cannot be found or removed stays for the next time, and so does what was fetched.
             files = without_leftovers(files)
         if ended.code != 0 or not ended.said:
             self.note(what, "it neither returned nor raised", ended)

@@ -23,11 +23,11 @@ say(faults.findings(sys.argv[1]))
 """
 WAYS = ["small", "large", "background", "background without snapshot", "checksums", "large with checksums"]
 WAYS += ["bintensors", "buffers", "merge", "rewrite", "writer", "appender", "metadata", "tensor", "split"]
-WAYS += ["sharded", "convert", "repair", "first save", "first merge"]
+WAYS += ["sharded", "convert", "repair", "download", "first save", "first merge"]
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
+def folder(tmp_path: Path, served: None) -> Path:
     import faults
 
     faults.furnish(tmp_path / "models")

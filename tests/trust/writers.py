@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -18,8 +19,8 @@ import ingot.numpy
 SMALL = {"a": numpy.full(3000, 2.0), "b": numpy.full(500, 3, numpy.int16).reshape(5, 100).T}
 # Past the page cache, where the file system can, and by several threads.
 LARGE = {"a": numpy.full(36 << 20, 2, numpy.uint8), "b": numpy.zeros((7, 3)).T}
-# What NumPy imports when an array is first saved.
-ingot.numpy.save(SMALL)
+# What is behind the URL that the environment names. Saving an array imports what NumPy has not imported yet.
+SERVED = ingot.numpy.save(SMALL, {"from": "elsewhere"})
 
 Writers = dict[str, Callable[[], object]]
 
@@ -58,6 +59,7 @@ def writers(path: str, durable: bool) -> Writers:
         "buffers": lambda: ingot.serialize_file(spec, path, durable=durable),
         "merge": lambda: ingot.merge(["model.safetensors", "other.safetensors"], path, **anew),
         "rewrite": lambda: ingot.rewrite("other.safetensors", path, rename=str.upper, **anew),
+        "download": lambda: ingot.download(os.environ["URL"], path, **anew),
         "writer": lambda: fill(ingot.Writer(path, SMALL, durable=durable)),
         "appender": lambda: fill(ingot.Writer(path, reserve=500, durable=durable)),
     }
