@@ -118,7 +118,7 @@ mod tests {
         assert!(std::fs::read(&path).unwrap() == expected);
     }
 
-    /// Takes a byte at every third call; a signal breaks off one before, and at another it has no room.
+    /// Takes a byte at every third call, five in all; a signal breaks off one before, and at another it has no room.
     #[derive(Default)]
     struct Moody {
         calls: usize,
@@ -131,6 +131,7 @@ mod tests {
             match self.calls % 3 {
                 1 => Err(io::ErrorKind::Interrupted.into()),
                 2 => Err(io::ErrorKind::WouldBlock.into()),
+                _ if self.calls > 15 => Err(io::ErrorKind::BrokenPipe.into()),
                 _ => self.taken.write(&bytes[..1]),
             }
         }
@@ -146,5 +147,9 @@ mod tests {
         let wait = || waits.set(waits.get() + 1);
         assert!(write_each(&mut moody, wait, b"bytes", &Unwatched).is_ok());
         assert_eq!((&moody.taken[..], waits.get()), (&b"bytes"[..], 5));
+        let Err(Stop::Fault { source, .. }) = write_each(&mut moody, wait, b"more", &Unwatched) else {
+            panic!("nobody reads it");
+        };
+        assert_eq!((source.kind(), waits.get()), (io::ErrorKind::BrokenPipe, 6));
     }
 }

@@ -728,24 +728,42 @@ mod tests {
         assert!(file.ends_with(&near) && crate::verify(&path, None, &Unwatched).unwrap().is_ok());
     }
 
+    /// Cannot be read, and takes a while to say so.
+    #[derive(Debug)]
+    struct Missing;
+
+    impl Gather for Missing {
+        fn nbytes(&self) -> u64 {
+            10
+        }
+
+        fn waits(&self) -> bool {
+            false
+        }
+
+        fn read(&self, _: u64, _: &mut [u8], _: ingot_remote::StopFlag<'_>) -> io::Result<()> {
+            std::thread::sleep(POLL);
+            Err(io::Error::other("the cable was pulled"))
+        }
+    }
+
     /// Tried: without [`Ending`], this runs into its minute.
     #[test]
     fn a_piece_that_fails_ends_those_whose_digests_wait_for_it() {
         let (tell, told) = std::sync::mpsc::channel();
         std::thread::spawn(move || {
-            let (empty, near) = (tempfile::tempfile().unwrap(), bytes(40 << 20));
-            let missing = Payload::File(FileRange::new(&empty, 0, to_u64(PIECE)));
+            let near = bytes(40 << 20);
             let folder = tempfile::tempdir().unwrap();
-            let saved = in_order(&[PIECE, near.len()]).save(
+            let saved = in_order(&[10, near.len()]).save(
                 &folder.path().join("file"),
-                &[missing, Payload::from(&near[..])],
+                &[Payload::Gathered(&Missing), Payload::from(&near[..])],
                 &crate::SaveOptions::default(),
                 &Unwatched,
             );
             tell.send(saved.unwrap_err().to_string()).unwrap();
         });
         let text = told.recv_timeout(Duration::from_secs(60)).unwrap();
-        assert!(text.contains("ended at byte 0"), "{text}");
+        assert!(text.contains("the cable was pulled"), "{text}");
     }
 
     /// Bytes that any thread may read, which note who does.
