@@ -120,17 +120,15 @@ fn scratch(entry: Option<&DirectoryEntry>) -> io::Result<File> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::disk::{Resolved, resolve};
     use crate::options::Replace;
+    use crate::save::draft::find;
     use crate::watch::Unwatched;
 
     #[test]
     fn what_came_to_be_meanwhile_stays_where_nothing_may_be_replaced() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("file");
-        let Ok(Resolved::Entry(entry)) = resolve(&path, &Unwatched) else {
-            panic!("it has a place in its directory");
-        };
+        let entry = find(&path, &Unwatched).unwrap();
         let options = SaveOptions {
             replace: Replace::Nothing,
             ..SaveOptions::default()

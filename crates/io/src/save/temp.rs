@@ -282,7 +282,7 @@ mod tests {
     use std::path::Path;
 
     use super::*;
-    use crate::disk::Resolved;
+    use crate::save::draft::find;
     use crate::watch::Unwatched;
 
     #[test]
@@ -308,10 +308,7 @@ mod tests {
 
     /// Removes what was left behind for `file` in a folder: what is there then.
     fn after_removal(folder: &Path) -> Vec<String> {
-        let Ok(Resolved::Entry(entry)) = disk::resolve(&folder.join("file"), &Unwatched) else {
-            panic!("it has a place in its directory");
-        };
-        remove_stale(&entry);
+        remove_stale(&find(&folder.join("file"), &Unwatched).unwrap());
         let names = std::fs::read_dir(folder).unwrap();
         let mut names: Vec<String> = names
             .map(|name| name.unwrap().file_name().into_string().unwrap())
