@@ -29,6 +29,9 @@ pub struct Pieces<'a> {
     ends: Vec<u64>,
     /// Pieces with bytes that only the saving thread fetches, in order.
     fetched: Vec<usize>,
+    /// Whether bytes of devices are among them. Looking for them in each piece takes 8 % of the time to write tensors of 400
+    /// bytes, and 28 % of 40 bytes (2026-11, into the page cache).
+    on_device: bool,
     /// What puts digests of everything into the head.
     sealed: Option<&'a Sealed>,
 }
@@ -67,6 +70,7 @@ impl<'a> Pieces<'a> {
             payloads,
             ends: Vec::with_capacity(payloads.len() + 1),
             fetched: Vec::new(),
+            on_device: false,
             sealed: None,
         };
         let mut end = to_u64(head.len());
@@ -75,8 +79,10 @@ impl<'a> Pieces<'a> {
             let begin = end;
             end = end.saturating_add(payload.nbytes());
             pieces.ends.push(end);
-            if let Payload::Produced(_) = payload {
-                pieces.fetch(begin..end);
+            match payload {
+                Payload::Produced(_) => pieces.fetch(begin..end),
+                Payload::Device(_) => pieces.on_device = true,
+                _ => {}
             }
         }
         pieces
@@ -201,10 +207,12 @@ impl<'a> Pieces<'a> {
     /// As [`Pieces::fill`].
     pub(crate) fn slot(&self, piece: usize, stop: StopFlag<'_>) -> io::Result<Option<Lent>> {
         let range = self.range(piece);
-        let first = self.spans(range.clone()).find_map(|span| span.device());
+        let first = self
+            .on_device
+            .then(|| self.spans(range.clone()).find_map(|span| span.device()));
         // In tests, slots have a few KiB.
         let holds = |device: &&Device| device.slot_nbytes() >= self.len(piece);
-        let Some(device) = first.filter(holds) else {
+        let Some(device) = first.flatten().filter(holds) else {
             return Ok(None);
         };
         let mut slot = device.lend()?;
@@ -234,7 +242,7 @@ impl<'a> Pieces<'a> {
     /// Whether some bytes of these pieces lie on a device.
     pub(crate) fn are_on_device(&self, pieces: Range<usize>) -> bool {
         let range = self.range(pieces.start).start..self.range(pieces.end.saturating_sub(1)).end;
-        self.spans(range).any(|span| span.device().is_some())
+        self.on_device && self.spans(range).any(|span| span.device().is_some())
     }
 
     /// Calls `write` with the bytes of `range` of the file, in order: long ones as they are, short ones gathered in
