@@ -253,19 +253,17 @@ fn wanted() -> impl Strategy<Value = Vec<Wanted>> {
 /// Element by element.
 fn naive(bytes: &[u8], matrix: &Matrix, wanted: &Wanted, dtype: Dtype) -> Vec<u8> {
     let size = |dtype: Dtype| to_usize(dtype.bits() / 8).unwrap();
-    let columns = to_usize(matrix.columns).unwrap();
-    let mut result = Vec::new();
-    for row in wanted.rows.places(matrix.rows) {
-        for column in wanted.columns.places(matrix.columns) {
-            let at = (row * columns + column) * size(matrix.dtype);
-            let mut element = vec![0; size(dtype)];
-            convert(
-                matrix.dtype,
-                dtype,
-                &bytes[at..at + size(matrix.dtype)],
-                &mut element,
-            );
-            result.extend(element);
+    let (rows, columns) = (
+        wanted.rows.places(matrix.rows),
+        wanted.columns.places(matrix.columns),
+    );
+    let mut result = vec![0; rows.len() * columns.len() * size(dtype)];
+    let mut elements = result.chunks_exact_mut(size(dtype));
+    for row in rows {
+        for column in &columns {
+            let at = (row * to_usize(matrix.columns).unwrap() + column) * size(matrix.dtype);
+            let element = elements.next().unwrap();
+            convert(matrix.dtype, dtype, &bytes[at..at + size(matrix.dtype)], element);
         }
     }
     result

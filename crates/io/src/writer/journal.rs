@@ -347,21 +347,22 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
     use std::fs::OpenOptions;
+    use std::path::Path;
 
     /// Several who have the same journal open, each by itself, as processes do.
     fn several(count: usize, total: u64) -> (tempfile::TempDir, Vec<Journal>) {
         let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("journal");
-        let open = || {
-            OpenOptions::new()
-                .read(true)
-                .append(true)
-                .create(true)
-                .open(&path)
-                .unwrap()
-        };
-        let journals = (0..count).map(|_| Journal::new(open(), 0, total)).collect();
+        let journals = (0..count).map(|_| open(folder.path(), total)).collect();
         (folder, journals)
+    }
+
+    fn open(folder: &Path, total: u64) -> Journal {
+        let file = OpenOptions::new()
+            .read(true)
+            .append(true)
+            .create(true)
+            .open(folder.join("journal"));
+        Journal::new(file.unwrap(), 0, total)
     }
 
     #[test]
@@ -430,22 +431,21 @@ mod tests {
         (folder, journals, bytes)
     }
 
-    /// What one who comes late finds in a journal of these bytes.
-    fn late(bytes: &[u8]) -> Result<Verdict, JournalFault> {
-        let (folder, journals) = several(1, 30);
-        std::fs::write(folder.path().join("journal"), bytes).unwrap();
-        journals[0].commit()
+    /// What one who comes late finds in the journal of the folder, where it has these bytes.
+    fn late(folder: &Path, bytes: &[u8]) -> Result<Verdict, JournalFault> {
+        std::fs::write(folder.join("journal"), bytes).unwrap();
+        open(folder, 30).commit()
     }
 
     #[test]
     fn no_byte_of_a_journal_can_change_without_an_error() {
-        let (_folder, _, bytes) = some_journal();
-        assert_eq!(late(&bytes).unwrap(), Verdict::Accepted);
+        let (folder, _, bytes) = some_journal();
+        assert_eq!(late(folder.path(), &bytes).unwrap(), Verdict::Accepted);
         for at in 0..bytes.len() {
             for change in [1, 2, 4, 6, 0x80, 0xFF] {
                 let mut changed = bytes.clone();
                 changed[at] ^= change;
-                let found = late(&changed);
+                let found = late(folder.path(), &changed);
                 assert!(
                     matches!(found, Err(JournalFault::Broken)),
                     "{at}, {change}: {found:?}"
@@ -456,14 +456,14 @@ mod tests {
 
     #[test]
     fn a_truncated_journal_is_an_error_or_the_start_of_one() {
-        let (_folder, _, bytes) = some_journal();
+        let (folder, _, bytes) = some_journal();
         let (mut ends, mut rest) = (vec![0], &*bytes);
         while let Some(batch) = first_batch(rest, &mut 0) {
             ends.push(ends[ends.len() - 1] + batch.len());
             rest = &rest[batch.len()..];
         }
         for len in 0..bytes.len() {
-            match late(&bytes[..len]) {
+            match late(folder.path(), &bytes[..len]) {
                 Ok(verdict) => {
                     assert_eq!(verdict, Verdict::Incomplete, "{len}");
                     assert!(ends.contains(&len), "{len}");
