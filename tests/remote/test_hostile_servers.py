@@ -151,11 +151,16 @@ def test_n7_a_body_without_end_is_read_no_further_than_asked() -> None:
 
 def test_n7_bytes_after_an_answer_are_not_the_next_one() -> None:
     def answer(handler: Handler, request: Request) -> None:
-        handler.part(DATA, request, ETag='"v1"')
+        begin, end = request.range
+        end = min(end, len(DATA))
+        span = f"bytes {begin}-{end - 1}/{len(DATA)}"
+        handler.head(206, Content_Range=span, Content_Length=end - begin, ETag='"v1"')
+        handler.body(DATA[begin : end - 1])
         forged = (
             f"HTTP/1.1 206 x\r\nContent-Range: bytes 0-9/{len(DATA)}\r\nContent-Length: 10\r\n\r\n0123456789"
         )
-        handler.wfile.write(forged.encode())
+        # Sent with the last byte. What came after the next request would be its answer, which is refused.
+        handler.wfile.write(DATA[end - 1 : end] + forged.encode())
         handler.wfile.flush()
 
     with serving(answer) as server:
