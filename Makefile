@@ -6,6 +6,7 @@
 #   PYTHON            the Python to make .venv with (python3)
 #   TORCH_INDEX       one more package index to look for torch in, such as the one with its builds for CPU only
 #   CARGO_TARGET_DIR  where cargo builds (./target)
+#   WORKERS           how many processes run the tests in Python (3 for 2 processors)
 
 PYTHON ?= python3
 TORCH_INDEX ?=
@@ -47,7 +48,7 @@ CARGO_FLAGS := --profile tests --locked
 .NOTPARALLEL:
 
 help:
-	@sed -n 's/^# \{0,1\}//; 1,8p' Makefile
+	@sed -n 's/^# \{0,1\}//; 1,9p' Makefile
 
 demo: $(VENV)/.ingot $(VENV)/.test $(VENV)/.demo
 	$(BIN)/python examples/demo.py
@@ -81,7 +82,9 @@ test-orders: | tools
 	INGOT_ORDERS=$(ORDERS) RUSTFLAGS="--cfg shuttle" cargo test $(CARGO_FLAGS) --package ingot-io --lib \
 		--target-dir $(or $(CARGO_TARGET_DIR),target)/shuttle -- in_every_order_of_threads
 
-PYTEST := $(BIN)/python -m pytest tests -n auto --dist worksteal
+# Half as many processes again as there are processors: a test waits for a disk, a server or a process now and then.
+WORKERS ?= $(shell echo $$(($$(getconf _NPROCESSORS_ONLN) * 3 / 2)))
+PYTEST := $(BIN)/python -m pytest tests -n $(WORKERS) --dist worksteal
 test-python: $(VENV)/.ingot $(VENV)/.test $(VENV)/.demo
 	$(PYTEST) -m "not slow"
 
