@@ -21,8 +21,8 @@ os.environ["AWS_EC2_METADATA_DISABLED"] = os.environ["NO_GCE_CHECK"] = "true"
 # A shell that starts a program in the background has it ignore Ctrl-C, and with it all that this one starts.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# Threads of OpenBLAS wait for work by asking again and again, and there is none for them here. In each of a thousand
-# processes that import numpy that is half of what the import takes.
+# Threads of OpenBLAS wait for work by asking again and again, and there is none for them here: half of what
+# importing numpy takes, in each of a thousand processes.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 # Nothing here outlives a power cut. What tests the flushing asks for it, or takes this away.
