@@ -96,8 +96,12 @@ class Bench:
 def file_of(bench: Bench, name: str, count: int, nbytes: int) -> tuple[Path, Loaded]:
     """A file of `count` tensors of `nbytes` bytes each, and what it holds."""
     random = torch.Generator().manual_seed(count)
+    # Eight bytes at a time: random bytes of 8 GiB would take longer than all rows.
+    whole = torch.iinfo(torch.int64)
     tensors = {
-        f"layer.{number:05}": torch.randint(0, 256, (nbytes,), dtype=torch.uint8, generator=random)
+        f"layer.{number:05}": torch.randint(
+            whole.min, whole.max, (nbytes // 8,), dtype=torch.int64, generator=random
+        ).view(torch.uint8)
         for number in range(count)
     }
     path = bench.folder / name
@@ -275,7 +279,7 @@ def installed(package: str) -> str | None:
 
 def main() -> None:
     parser = options.parser(__doc__)
-    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--device", default="cuda:0", help="with its number, which fastsafetensors asks for")
     parser.add_argument("--mib", type=int, default=8192, help="the size of the large file")
     parser.add_argument("--loads", action="store_true", help="whole loads only")
     parser.add_argument("--json", type=Path, help="where the record goes")

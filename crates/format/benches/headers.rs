@@ -1,25 +1,28 @@
 //! Headers parsed and rendered, against the crates of the two formats.
 //!
-//! Each group first asserts that both sides give the same entries, or the same bytes. A time divided by the number
-//! in its name is the time for one tensor.
+//! The two take turns, each first in every other round, after it is asserted that both give the same entries, or the same
+//! bytes. The first round is not counted. Printed are microseconds (medians) and the ratio of the two: above 1 is in our
+//! favour. A time divided by the number of tensors is the time for one.
 //!
-//! `cargo bench -p ingot-format --bench headers`
+//! `cargo bench -p ingot-format --bench headers`, or `-- 100` for another number of rounds.
 
 #![allow(
-    missing_docs,
-    reason = "criterion's macros write functions without documentation"
+    clippy::expect_used,
+    clippy::print_stdout,
+    reason = "a bench has nobody to report to"
 )]
-#![allow(clippy::expect_used, reason = "a bench has nobody to report to")]
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::hint::black_box;
+use std::time::{Duration, Instant};
 
-use criterion::measurement::WallTime;
-use criterion::{BenchmarkGroup, BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
 use ingot_format::{Dtype, Format, Header, Layout, Limits, Spec, layout, nbytes, to_u64, to_usize};
 
 const COUNTS: [usize; 3] = [100, 10_000, 100_000];
+const ROUNDS: usize = 31;
+/// A side works for as long as this in each round, so that the clock does not count.
+const ROUND: Duration = Duration::from_millis(20);
 const SHAPE: [u64; 2] = [2, 3];
 const UPSTREAM_SHAPE: [usize; 2] = [2, 3];
 
@@ -134,88 +137,133 @@ macro_rules! upstream_places {
     };
 }
 
-fn group<'c>(bench: &'c mut Criterion, name: &str, count: usize) -> BenchmarkGroup<'c, WallTime> {
-    let mut group = bench.benchmark_group(name);
-    group.throughput(Throughput::Elements(to_u64(count)));
-    group
-}
-
-fn parse_headers(bench: &mut Criterion) {
+fn main() {
+    let rounds = std::env::args()
+        .skip(1)
+        .find_map(|argument| argument.parse().ok());
+    let rounds = rounds.unwrap_or(ROUNDS);
+    let cores = std::thread::available_parallelism().map_or(0, |cores| cores.get());
+    println!("headers, {rounds} rounds, {cores} cores");
+    println!("| what | tensors | ingot, us | peer, us | ratio | lowest | highest |");
+    println!("|---|---|---|---|---|---|---|");
     for count in COUNTS {
-        let names = names(count);
-        let specs = specs(&names);
-
-        let file_of = |format| file(&layout(&specs, None, format).expect("the tensors can be laid out"));
-        let safe = file_of(Format::Safetensors);
-        let (_, metadata) = safetensors::SafeTensors::read_metadata(&safe).expect("upstream reads it");
-        assert_eq!(our_places(&parse(&safe)), upstream_places!(metadata));
-        let mut group_safe = group(bench, "parse safetensors", count);
-        group_safe.bench_with_input(BenchmarkId::new("ingot", count), &safe, |bench, file| {
-            bench.iter(|| parse(black_box(file)));
-        });
-        group_safe.bench_with_input(BenchmarkId::new("safetensors", count), &safe, |bench, file| {
-            bench.iter(|| safetensors::SafeTensors::read_metadata(black_box(file)));
-        });
-        group_safe.finish();
-
-        let bt = file_of(Format::Bintensors);
-        let (_, metadata) = bintensors::BinTensors::read_metadata(&bt).expect("upstream reads it");
-        assert_eq!(our_places(&parse(&bt)), upstream_places!(metadata));
-        let mut group_bt = group(bench, "parse bintensors", count);
-        group_bt.bench_with_input(BenchmarkId::new("ingot", count), &bt, |bench, file| {
-            bench.iter(|| parse(black_box(file)));
-        });
-        group_bt.bench_with_input(BenchmarkId::new("bintensors", count), &bt, |bench, file| {
-            bench.iter(|| bintensors::BinTensors::read_metadata(black_box(file)));
-        });
-        group_bt.finish();
+        parse_headers(count, rounds);
+        render_headers(count, rounds);
     }
 }
 
+/// Times the two in turn, and prints a row.
+fn compare<A, B>(
+    what: &str,
+    count: usize,
+    rounds: usize,
+    mut ours: impl FnMut() -> A,
+    mut theirs: impl FnMut() -> B,
+) {
+    let mut times = [Vec::new(), Vec::new()];
+    for round in 0..=rounds {
+        for side in [round % 2, 1 - round % 2] {
+            let took = match side {
+                0 => microseconds(&mut ours),
+                _ => microseconds(&mut theirs),
+            };
+            if round > 0 {
+                times[side].push(took);
+            }
+        }
+    }
+    let ratios = times[0].iter().zip(&times[1]).map(|(ours, theirs)| theirs / ours);
+    let ratios = sorted(ratios.collect());
+    let [ours, theirs] = times.map(|times| sorted(times)[rounds / 2]);
+    println!(
+        "| {what} | {count} | {ours:.1} | {theirs:.1} | {:.2} | {:.2} | {:.2} |",
+        theirs / ours,
+        ratios[0],
+        ratios[rounds - 1]
+    );
+}
+
+/// What `work` takes once, on average of a round.
+fn microseconds<R>(work: &mut impl FnMut() -> R) -> f64 {
+    let begun = Instant::now();
+    let mut times = 0_u32;
+    while begun.elapsed() < ROUND {
+        black_box(work());
+        times += 1;
+    }
+    begun.elapsed().as_secs_f64() * 1e6 / f64::from(times)
+}
+
+fn sorted(mut times: Vec<f64>) -> Vec<f64> {
+    times.sort_by(f64::total_cmp);
+    times
+}
+
+fn parse_headers(count: usize, rounds: usize) {
+    let names = names(count);
+    let specs = specs(&names);
+    let file_of = |format| file(&layout(&specs, None, format).expect("the tensors can be laid out"));
+
+    let safe = file_of(Format::Safetensors);
+    let (_, metadata) = safetensors::SafeTensors::read_metadata(&safe).expect("upstream reads it");
+    assert_eq!(our_places(&parse(&safe)), upstream_places!(metadata));
+    let theirs = || safetensors::SafeTensors::read_metadata(black_box(&safe));
+    compare(
+        "parse safetensors",
+        count,
+        rounds,
+        || parse(black_box(&safe)),
+        theirs,
+    );
+
+    let bt = file_of(Format::Bintensors);
+    let (_, metadata) = bintensors::BinTensors::read_metadata(&bt).expect("upstream reads it");
+    assert_eq!(our_places(&parse(&bt)), upstream_places!(metadata));
+    let theirs = || bintensors::BinTensors::read_metadata(black_box(&bt));
+    compare(
+        "parse bintensors",
+        count,
+        rounds,
+        || parse(black_box(&bt)),
+        theirs,
+    );
+}
+
 /// Upstream has no call that renders a header alone, so both sides make the whole file; each tensor has 12 bytes.
-fn render_headers(bench: &mut Criterion) {
+fn render_headers(count: usize, rounds: usize) {
     assert_eq!(
         nbytes(Dtype::BF16, &SHAPE).ok(),
         Some(to_u64(Zeros::data().len()))
     );
-    for count in COUNTS {
-        let names = names(count);
-        let specs = specs(&names);
-        let ours = |format| {
-            let new = layout(black_box(&specs), None, format).expect("the tensors can be laid out");
-            let mut file = new.head;
-            for _ in &new.order {
-                file.extend_from_slice(Zeros::data());
-            }
-            file
-        };
-        let pairs = || names.iter().map(|name| (name, Zeros));
+    let names = names(count);
+    let specs = specs(&names);
+    let ours = |format| {
+        let new = layout(black_box(&specs), None, format).expect("the tensors can be laid out");
+        let mut file = new.head;
+        for _ in &new.order {
+            file.extend_from_slice(Zeros::data());
+        }
+        file
+    };
+    let pairs = || names.iter().map(|name| (name, Zeros));
 
-        assert!(
-            ours(Format::Safetensors) == safetensors::serialize(pairs(), None).expect("upstream writes it")
-        );
-        let mut group_safe = group(bench, "render safetensors", count);
-        group_safe.bench_function(BenchmarkId::new("ingot", count), |bench| {
-            bench.iter(|| ours(Format::Safetensors));
-        });
-        group_safe.bench_function(BenchmarkId::new("safetensors", count), |bench| {
-            bench.iter(|| safetensors::serialize(pairs(), None));
-        });
-        group_safe.finish();
+    let safe = || safetensors::serialize(pairs(), None).expect("upstream writes it");
+    assert!(ours(Format::Safetensors) == safe());
+    compare(
+        "render safetensors",
+        count,
+        rounds,
+        || ours(Format::Safetensors),
+        safe,
+    );
 
-        assert!(
-            ours(Format::Bintensors) == bintensors::serialize(pairs(), &None).expect("upstream writes it")
-        );
-        let mut group_bt = group(bench, "render bintensors", count);
-        group_bt.bench_function(BenchmarkId::new("ingot", count), |bench| {
-            bench.iter(|| ours(Format::Bintensors));
-        });
-        group_bt.bench_function(BenchmarkId::new("bintensors", count), |bench| {
-            bench.iter(|| bintensors::serialize(pairs(), &None));
-        });
-        group_bt.finish();
-    }
+    let bt = || bintensors::serialize(pairs(), &None).expect("upstream writes it");
+    assert!(ours(Format::Bintensors) == bt());
+    compare(
+        "render bintensors",
+        count,
+        rounds,
+        || ours(Format::Bintensors),
+        bt,
+    );
 }
-
-criterion_group!(headers, parse_headers, render_headers);
-criterion_main!(headers);
