@@ -13,14 +13,18 @@ pub(crate) const FREED: u8 = 0xEE;
 
 /// Allocations are aligned as the real ones are.
 const ALIGNMENT: usize = 512;
+/// Pinned memory is aligned as that of pages is.
 const PAGE: usize = 4096;
 
-/// The memory of one device, which only the simulator can touch.
+/// The memory of one device. Its addresses are reserved, and whoever touches them ends with a fault; what stands there is
+/// elsewhere, where only the simulator finds it.
 #[derive(Debug)]
 pub(crate) struct Arena {
     start: usize,
     nbytes: usize,
     next: usize,
+    /// The first bytes of it: as many as were ever asked for.
+    bytes: Vec<u8>,
     /// What is allocated: address and size.
     live: BTreeMap<usize, usize>,
     /// What was freed, by its size, to be handed out again first.
@@ -33,6 +37,7 @@ impl Arena {
             start: pages::reserve(nbytes),
             nbytes,
             next: 0,
+            bytes: Vec::new(),
             live: BTreeMap::new(),
             freed: Vec::new(),
         }
@@ -72,37 +77,30 @@ impl Arena {
         (self.start..self.start + self.nbytes).contains(&address)
     }
 
-    pub(crate) fn fill(&self, address: usize, nbytes: usize, byte: u8) {
-        self.open(address, nbytes, |memory| memory.fill(byte));
+    pub(crate) fn fill(&mut self, address: usize, nbytes: usize, byte: u8) {
+        self.at(address, nbytes).fill(byte);
     }
 
-    pub(crate) fn write(&self, address: usize, bytes: &[u8]) {
-        self.open(address, bytes.len(), |memory| memory.copy_from_slice(bytes));
+    pub(crate) fn write(&mut self, address: usize, bytes: &[u8]) {
+        self.at(address, bytes.len()).copy_from_slice(bytes);
     }
 
-    pub(crate) fn read(&self, address: usize, into: &mut [u8]) {
-        self.open(address, into.len(), |memory| into.copy_from_slice(memory));
+    pub(crate) fn read(&mut self, address: usize, into: &mut [u8]) {
+        into.copy_from_slice(self.at(address, into.len()));
     }
 
-    /// Does `work` with these bytes of the device, which are closed again after it.
-    fn open(&self, address: usize, nbytes: usize, work: impl FnOnce(&mut [u8])) {
-        let (begin, end) = (address / PAGE * PAGE, (address + nbytes).next_multiple_of(PAGE));
-        let allow = |is_open| {
-            // SAFETY: asks for pages of what was reserved, and that nobody uses them: they are the arena's, and only this
-            // function gives them out, for as long as `work` runs.
-            let done = unsafe { pages::allow(begin, end - begin, is_open) };
-            assert!(done, "pages of the arena can be opened and closed");
-        };
+    /// These bytes of the device.
+    fn at(&mut self, address: usize, nbytes: usize) -> &mut [u8] {
+        let begin = address.wrapping_sub(self.start);
         assert!(
-            self.is_ours(address) && end <= self.start + self.nbytes,
+            self.is_ours(address) && nbytes <= self.nbytes - begin,
             "within the arena"
         );
-        allow(true);
-        let first = ptr::with_exposed_provenance_mut(address);
-        // SAFETY: asks for bytes that can be read and written, and that nobody else uses: they were just opened, and the
-        // simulator is locked.
-        work(unsafe { std::slice::from_raw_parts_mut(first, nbytes) });
-        allow(false);
+        let end = begin + nbytes;
+        if self.bytes.len() < end {
+            self.bytes.resize(end, 0);
+        }
+        &mut self.bytes[begin..end]
     }
 }
 

@@ -236,13 +236,13 @@ impl Simulator {
         }
     }
 
-    fn arena(&self, address: usize) -> Option<&Arena> {
-        let mut arenas = self.devices.iter().map(|device| &device.arena);
+    fn arena(&mut self, address: usize) -> Option<&mut Arena> {
+        let mut arenas = self.devices.iter_mut().map(|device| &mut device.arena);
         arenas.find(|arena| arena.is_ours(address))
     }
 
     /// What stands there now, without carrying anything out.
-    pub(crate) fn peek(&self, address: usize, into: &mut [u8]) -> bool {
+    pub(crate) fn peek(&mut self, address: usize, into: &mut [u8]) -> bool {
         let arena = self.arena(address).filter(|arena| arena.has(address, into.len()));
         arena.is_some_and(|arena| {
             arena.read(address, into);
@@ -250,7 +250,7 @@ impl Simulator {
         })
     }
 
-    pub(crate) fn poke(&self, address: usize, bytes: &[u8]) -> bool {
+    pub(crate) fn poke(&mut self, address: usize, bytes: &[u8]) -> bool {
         let arena = self
             .arena(address)
             .filter(|arena| arena.has(address, bytes.len()));
@@ -373,7 +373,7 @@ impl Simulator {
             staged: None,
         };
         let device = copy.on_device();
-        let is_there = |arena: &Arena| arena.has(device.start, nbytes);
+        let is_there = |arena: &mut Arena| arena.has(device.start, nbytes);
         if !self.arena(device.start).is_some_and(is_there) {
             self.counters.stray += 1;
             return Err(INVALID_VALUE);
@@ -419,7 +419,7 @@ impl Simulator {
         Ok(())
     }
 
-    fn fill_device(&self, address: usize, nbytes: usize, byte: u8) {
+    fn fill_device(&mut self, address: usize, nbytes: usize, byte: u8) {
         if let Some(arena) = self.arena(address) {
             arena.fill(address, nbytes, byte);
         }

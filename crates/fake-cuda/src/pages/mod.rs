@@ -1,4 +1,4 @@
-//! Pages of memory that nobody can touch until they are opened.
+//! Addresses of memory that nobody can touch.
 
 #[cfg(unix)]
 mod unix;
@@ -6,6 +6,6 @@ mod unix;
 mod windows;
 
 #[cfg(unix)]
-pub(crate) use unix::{allow, release, reserve};
+pub(crate) use unix::{release, reserve};
 #[cfg(windows)]
-pub(crate) use windows::{allow, release, reserve};
+pub(crate) use windows::{release, reserve};

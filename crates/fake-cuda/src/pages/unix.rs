@@ -3,7 +3,7 @@
 
 use std::ptr;
 
-use rustix::mm::{MapFlags, MprotectFlags, ProtFlags, mmap_anonymous, mprotect, munmap};
+use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous, munmap};
 
 /// The address of `nbytes` bytes that nobody can touch; 0 where there are none.
 pub(crate) fn reserve(nbytes: usize) -> usize {
@@ -17,19 +17,6 @@ pub(crate) fn reserve(nbytes: usize) -> usize {
         )
     };
     start.map_or(0, |start| start.addr())
-}
-
-/// Opens whole pages, or closes them. Says whether it did.
-///
-/// # Safety
-/// They are of what [`reserve`] gave, and nobody uses them who is not to.
-pub(crate) unsafe fn allow(address: usize, nbytes: usize, is_open: bool) -> bool {
-    let flags = match is_open {
-        true => MprotectFlags::READ | MprotectFlags::WRITE,
-        false => MprotectFlags::empty(),
-    };
-    // SAFETY: asks that nobody is kept from memory that he uses: so the caller promised.
-    unsafe { mprotect(ptr::with_exposed_provenance_mut(address), nbytes, flags) }.is_ok()
 }
 
 /// Gives all of it back. Says whether it did.
