@@ -16,6 +16,7 @@ if not torch.cuda.is_available():
 
 SLOT = 4 << 20
 SIZES = [0, 1, 255, 65_536, SLOT - 1, SLOT, SLOT + 1, 3 * SLOT + 5]
+BINTENSORS_LACKS = ["C64", "F4", "F8_E4M3FNUZ", "F8_E5M2FNUZ", "F8_E8M0"]
 
 
 def random(nbytes: int, seed: int) -> Any:
@@ -43,8 +44,10 @@ def moved(tensors: dict[str, Any]) -> dict[str, Any]:
 def test_a_file_is_that_of_the_same_tensors_on_the_host(
     tmp_path: Path, tensors: dict[str, Any], moved: dict[str, Any], options: Any
 ) -> None:
-    ingot.torch.save_file(tensors, tmp_path / "host", **options)
-    ingot.torch.save_file(moved, tmp_path / "device", **options)
+    left_out = {f"dtype.{code}" for code in BINTENSORS_LACKS if options.get("format") == "bintensors"}
+    for side, held in (("host", tensors), ("device", moved)):
+        saved = {name: tensor for name, tensor in held.items() if name not in left_out}
+        ingot.torch.save_file(saved, tmp_path / side, **options)
     assert (tmp_path / "device").read_bytes() == (tmp_path / "host").read_bytes()
 
 
