@@ -118,24 +118,27 @@ def test_a_link_to_nothing_is_something(write: Write, folder: Path) -> None:
         assert os.readlink(there) == "nowhere"
 
 
+# By one process for all of them: one that imports torch takes seconds to begin.
 READ_ONLY = """
 import encodings.cp437, ingot.torch
 from importlib import import_module
 sys.path[:0] = {paths!r}
 test = import_module("test_overwrite")
-write, folder = getattr(test, {name!r}), test.Path(".")
 # Once elsewhere: what is imported late may lie where nobody may look.
-os.mkdir("elsewhere")
-os.link("source.safetensors", "elsewhere/source.safetensors")
-write(test.Path("elsewhere"))
+for write in test.WRITERS:
+    os.makedirs(f"elsewhere/{{write.__name__}}")
+    os.link("source.safetensors", f"elsewhere/{{write.__name__}}/source.safetensors")
+    write(test.Path("elsewhere", write.__name__))
 become_nobody()
-found = []
-for options in ({{}}, {{"overwrite": True}}, {{"overwrite": True, "replace_read_only": True}}):
-    try:
-        write(folder, **options)
-        found.append("written")
-    except OSError as error:
-        found.append([type(error).__name__, error.errno, "replace_read_only=True" in str(error)])
+found = {{write.__name__: [] for write in test.WRITERS}}
+for write in test.WRITERS:
+    for options in ({{}}, {{"overwrite": True}}, {{"overwrite": True, "replace_read_only": True}}):
+        try:
+            write(test.Path(write.__name__), **options)
+            outcome = "written"
+        except OSError as error:
+            outcome = [type(error).__name__, error.errno, "replace_read_only=True" in str(error)]
+        found[write.__name__].append(outcome)
 say(found)
 """
 
@@ -150,19 +153,24 @@ def folder_of_anybody() -> Iterator[Path]:
         yield folder
 
 
-@every_writer
-def test_what_is_read_only_has_a_word_of_its_own(write: Write, folder_of_anybody: Path) -> None:
-    folder = folder_of_anybody
-    there = place(write, folder)
-    there.chmod(0o444)
-    there.parent.chmod(0o777)
+def test_what_is_read_only_has_a_word_of_its_own(folder_of_anybody: Path) -> None:
+    folder, places = folder_of_anybody, {}
+    for write in WRITERS:
+        own = folder / write.__name__
+        own.mkdir()
+        os.link(folder / "source.safetensors", own / "source.safetensors")
+        there = places[write.__name__] = place(write, own)
+        there.chmod(0o444)
+        own.chmod(0o777)
+        there.parent.chmod(0o777)
     tests = Path(__file__).parents[1]
-    program = READ_ONLY.format(paths=[str(tests), str(tests / "save")], name=write.__name__)
-    refused, read_only, written = run(program, folder=folder).said()
-    assert refused == ["FileExistsError", errno.EEXIST, False]
-    assert read_only == ["PermissionError", errno.EACCES, True]
-    assert written == "written"
-    assert there.read_bytes() != OLD
+    found = run(READ_ONLY.format(paths=[str(tests), str(tests / "save")]), folder=folder).said()
+    assert found.keys() == places.keys()
+    for name, (refused, read_only, written) in found.items():
+        assert refused == ["FileExistsError", errno.EEXIST, False], name
+        assert read_only == ["PermissionError", errno.EACCES, True], name
+        assert written == "written", name
+        assert places[name].read_bytes() != OLD, name
 
 
 # Those that tell of progress, by which a test knows when they are nearly done. `save_sharded` takes the steps
