@@ -3,6 +3,7 @@
 
 use std::collections::BTreeMap;
 use std::ptr;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use crate::pages;
 
@@ -33,8 +34,11 @@ pub(crate) struct Arena {
 
 impl Arena {
     pub(crate) fn new(nbytes: usize) -> Arena {
+        let mut reserved = reserved();
+        let kept = reserved.iter().position(|&(_, size)| size == nbytes);
+        let start = kept.map(|rank| reserved.swap_remove(rank).0);
         Arena {
-            start: pages::reserve(nbytes),
+            start: start.unwrap_or_else(|| pages::reserve(nbytes)),
             nbytes,
             next: 0,
             bytes: Vec::new(),
@@ -107,11 +111,15 @@ impl Arena {
 impl Drop for Arena {
     fn drop(&mut self) {
         if self.start != 0 {
-            // SAFETY: asks for what was reserved and nobody uses any more: addresses of it were never more than numbers.
-            let released = unsafe { pages::release(self.start, self.nbytes) };
-            assert!(released, "the arena was reserved");
+            reserved().push((self.start, self.nbytes));
         }
     }
+}
+
+/// Addresses that no device has just now, and how many. They are kept, since some systems take long to reserve so many.
+fn reserved() -> MutexGuard<'static, Vec<(usize, usize)>> {
+    static RESERVED: Mutex<Vec<(usize, usize)>> = Mutex::new(Vec::new());
+    RESERVED.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Pinned memory of the host. What was freed is kept until the reset, so that a copy which reads it late reads other bytes.

@@ -6,6 +6,6 @@ mod unix;
 mod windows;
 
 #[cfg(unix)]
-pub(crate) use unix::{release, reserve};
+pub(crate) use unix::reserve;
 #[cfg(windows)]
-pub(crate) use windows::{release, reserve};
+pub(crate) use windows::reserve;

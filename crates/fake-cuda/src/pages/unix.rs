@@ -3,7 +3,7 @@
 
 use std::ptr;
 
-use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous, munmap};
+use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous};
 
 /// The address of `nbytes` bytes that nobody can touch; 0 where there are none.
 pub(crate) fn reserve(nbytes: usize) -> usize {
@@ -17,13 +17,4 @@ pub(crate) fn reserve(nbytes: usize) -> usize {
         )
     };
     start.map_or(0, |start| start.addr())
-}
-
-/// Gives all of it back. Says whether it did.
-///
-/// # Safety
-/// It is what [`reserve`] gave, and nobody uses it any more.
-pub(crate) unsafe fn release(address: usize, nbytes: usize) -> bool {
-    // SAFETY: asks for a mapping that nobody uses any more: so the caller promised.
-    unsafe { munmap(ptr::with_exposed_provenance_mut(address), nbytes) }.is_ok()
 }
