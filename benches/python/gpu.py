@@ -97,10 +97,10 @@ def file_of(bench: Bench, name: str, count: int, nbytes: int) -> tuple[Path, Loa
     """A file of `count` tensors of `nbytes` bytes each, and what it holds."""
     random = torch.Generator().manual_seed(count)
     # Eight bytes at a time: random bytes of 8 GiB would take longer than all rows.
-    whole = torch.iinfo(torch.int64)
+    limits = torch.iinfo(torch.int64)
     tensors = {
         f"layer.{number:05}": torch.randint(
-            whole.min, whole.max, (nbytes // 8,), dtype=torch.int64, generator=random
+            limits.min, limits.max, (nbytes // 8,), dtype=torch.int64, generator=random
         ).view(torch.uint8)
         for number in range(count)
     }

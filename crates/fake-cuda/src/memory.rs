@@ -23,8 +23,7 @@ const PAGE: usize = 4096;
 pub(crate) struct Arena {
     start: usize,
     nbytes: usize,
-    next: usize,
-    /// The first bytes of it: as many as were ever asked for.
+    /// What stands at the addresses that were ever handed out, which are the first.
     bytes: Vec<u8>,
     /// What is allocated: address and size.
     live: BTreeMap<usize, usize>,
@@ -40,7 +39,6 @@ impl Arena {
         Arena {
             start: start.unwrap_or_else(|| pages::reserve(nbytes)),
             nbytes,
-            next: 0,
             bytes: Vec::new(),
             live: BTreeMap::new(),
             freed: Vec::new(),
@@ -55,11 +53,11 @@ impl Arena {
             self.live.insert(address, nbytes);
             return Some(address);
         }
-        let address = self.start + self.next;
-        (self.start != 0 && self.next + nbytes <= self.nbytes).then(|| {
-            self.next += nbytes;
-            self.live.insert(address, nbytes);
-            address
+        let begin = self.bytes.len();
+        (self.start != 0 && begin + nbytes <= self.nbytes).then(|| {
+            self.bytes.resize(begin + nbytes, 0);
+            self.live.insert(self.start + begin, nbytes);
+            self.start + begin
         })
     }
 
@@ -93,18 +91,10 @@ impl Arena {
         into.copy_from_slice(self.at(address, into.len()));
     }
 
-    /// These bytes of the device.
+    /// These bytes of the device, which were handed out.
     fn at(&mut self, address: usize, nbytes: usize) -> &mut [u8] {
-        let begin = address.wrapping_sub(self.start);
-        assert!(
-            self.is_ours(address) && nbytes <= self.nbytes - begin,
-            "within the arena"
-        );
-        let end = begin + nbytes;
-        if self.bytes.len() < end {
-            self.bytes.resize(end, 0);
-        }
-        &mut self.bytes[begin..end]
+        let begin = address - self.start;
+        &mut self.bytes[begin..begin + nbytes]
     }
 }
 
