@@ -7,17 +7,16 @@
     reason = "the numbers are small"
 )]
 
-mod in_memory;
-
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use in_memory::archive;
 use ingot_format::{Dtype, to_u64};
 use ingot_io::{
     Archive, Distance, Error, Number, ReadOptions, Tensor, Unwatched, Watch, distances, has_values,
 };
 use proptest::prelude::*;
+
+use crate::in_memory::archive;
 
 /// The distance of one tensor from another.
 fn between(one: (Dtype, Vec<u8>), two: (Dtype, Vec<u8>)) -> Option<Distance> {

@@ -67,7 +67,7 @@ fn a_killed_download_leaves_a_whole_file_and_the_next_one_cleans_up() {
     for round in 0..rounds {
         let asked = server.asked().len();
         let mut child = Command::new(std::env::current_exe().unwrap())
-            .args(["child", "--exact", "--nocapture", "--test-threads=1"])
+            .args(["download::child", "--exact", "--nocapture", "--test-threads=1"])
             .env("INGOT_DOWNLOAD_URL", server.at(""))
             .env("INGOT_DOWNLOAD_PATH", &path)
             .stdin(Stdio::null())

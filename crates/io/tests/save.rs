@@ -6,10 +6,8 @@
 )]
 
 #[cfg(unix)]
-#[path = "save/unix.rs"]
 mod unix;
 #[cfg(windows)]
-#[path = "save/windows.rs"]
 mod windows;
 
 use std::fs::{self, File};
@@ -201,7 +199,7 @@ fn child_of(program: &Path) -> Command {
     command
 }
 
-const CHILD_ARGUMENTS: [&str; 4] = ["child", "--exact", "--nocapture", "--test-threads=1"];
+const CHILD_ARGUMENTS: [&str; 4] = ["save::child", "--exact", "--nocapture", "--test-threads=1"];
 
 fn with(mut command: Command, path: &Path, how: &str) -> Command {
     command.env("INGOT_SAVE_PATH", path).env("INGOT_SAVE_HOW", how);

@@ -7,12 +7,11 @@
     reason = "the numbers are small"
 )]
 
-mod in_memory;
-
-use in_memory::archive;
 use ingot_format::{Dtype, to_u64};
 use ingot_io::{Number, ReadOptions, Statistics, Tensor, Unwatched, has_values, statistics};
 use proptest::prelude::*;
+
+use crate::in_memory::archive;
 
 fn of(dtype: Dtype, bytes: Vec<u8>, bins: usize) -> Statistics {
     let archive = archive(&[("t", dtype, bytes)]);

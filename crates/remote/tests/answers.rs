@@ -2,10 +2,6 @@
 //! refused here too, or a test says why not; and what we take has the bytes that it has to them.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "tests")]
 
-mod of_hyper;
-#[allow(dead_code, reason = "this file needs less of it than its neighbours")]
-mod server;
-
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
 use std::io::{self, BufRead, BufReader, Read, Write};
@@ -15,8 +11,9 @@ use std::thread;
 use std::time::Duration;
 
 use ingot_remote::{Client, Fault, Location, RemoteFile, RemoteOptions, Resource, StopFlag};
-use of_hyper::of_hyper;
-use server::{Answer, Server};
+
+use crate::of_hyper::of_hyper;
+use crate::server::{Answer, Server};
 
 /// What `http` refuses in a path and we take. Paths go as they stand, and curl sends these: they are in keys of stores.
 const TAKEN: &[char] = &['<', '>', '`', '"'];

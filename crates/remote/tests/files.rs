@@ -1,8 +1,6 @@
 //! Files behind URLs, as callers of this crate read them, from a server on this machine.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "tests")]
 
-mod server;
-
 use std::fs;
 use std::io::Read;
 #[cfg(target_os = "linux")]
@@ -16,7 +14,8 @@ use ingot_remote::{
     Client, Fault, Location, Remote, RemoteFile, RemoteOptions, Resource, Secret, StopFlag, Token,
     shard_headers,
 };
-use server::{Answer, Server};
+
+use crate::server::{Answer, Server};
 
 const COMMIT: &str = "0123456789abcdef0123456789abcdef01234567";
 

@@ -1,6 +1,5 @@
 //! What Windows is asked for: files that somebody has open, long paths, names, attributes, access lists, pipes.
 
-#[path = "windows/system.rs"]
 mod system;
 
 use std::io::{BufRead, BufReader, Read, Write};
@@ -122,7 +121,12 @@ fn mapping() {
 /// Another process, once it has the file mapped, which it shares as it is told to.
 fn mapped_elsewhere(path: &Path, sharing: u32) -> Child {
     let mut child = Command::new(std::env::current_exe().unwrap())
-        .args(["windows::mapping", "--exact", "--nocapture", "--test-threads=1"])
+        .args([
+            "save::windows::mapping",
+            "--exact",
+            "--nocapture",
+            "--test-threads=1",
+        ])
         .env("INGOT_MAP_PATH", path)
         .env("INGOT_MAP_SHARING", sharing.to_string())
         .stdin(Stdio::piped())

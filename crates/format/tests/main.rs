@@ -1,0 +1,10 @@
+//! The tests of what callers see, a file for each subject, and one program for all, since each more takes seconds to build.
+//! `memory.rs` has its own, with an allocator that counts.
+
+mod against_upstream;
+mod binary_header;
+mod heads;
+mod index_vectors;
+mod round_trip;
+mod salvage;
+mod vectors;

@@ -1,0 +1,15 @@
+//! The tests of what callers see, a file for each subject, and one program for all, since each more takes seconds to build.
+
+mod checkpoint;
+mod distance;
+#[cfg(feature = "remote")]
+mod download;
+mod drop_in;
+mod edit;
+mod hash;
+mod in_memory;
+mod parts;
+mod save;
+mod serialize_to_file;
+mod sources;
+mod statistics;
