@@ -27,10 +27,12 @@ VENV_DOCS := .venv-docs
 # What builds wheels and looks into them: for `make wheels` and `make check-wheels` only.
 VENV_WHEELS := .venv-wheels
 BIN := $(VENV)/bin
-PIP_INSTALL := -m pip install --quiet --disable-pip-version-check
-# Followed by the Python to install for. Compiled once, as pip does it, and not by each process that imports torch where none
-# may write that down (PYTHONDONTWRITEBYTECODE): 3 s of processor for an import, where it is 9.
-UV_INSTALL := $(BIN)/uv pip install --quiet --compile-bytecode --python
+# What is imported is compiled then, by the first process that does, and not all that is installed. Each may
+# write that down: where none may, each import of torch takes 9 s of processor for 2.
+unexport PYTHONDONTWRITEBYTECODE
+PIP_INSTALL := -m pip install --quiet --disable-pip-version-check --no-compile
+# Followed by the Python to install for.
+UV_INSTALL := $(BIN)/uv pip install --quiet --python
 # Of all indexes the newest, as pip does it. Where one offers torch==X+cpu beside torch==X, the first counts as newer.
 UV_TORCH := $(if $(TORCH_INDEX),--index $(TORCH_INDEX) --index-strategy unsafe-best-match)
 # The indexes that pip is told in the environment hold for uv too, where it is told none of its own.
