@@ -3,12 +3,6 @@
 //! What both write is the same, what both read means the same, we read nothing that they refuse, and what they
 //! read and we refuse stands in [`STRICTER`] with its reason.
 
-#![allow(
-    clippy::unwrap_used,
-    clippy::expect_used,
-    reason = "a test fails by panicking"
-)]
-
 use std::borrow::Cow;
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::panic::catch_unwind;

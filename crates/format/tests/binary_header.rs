@@ -1,11 +1,5 @@
 //! The binary header, byte by byte: files that bintensors wrote, and one file for each way to break a rule.
 
-#![allow(
-    clippy::unwrap_used,
-    clippy::expect_used,
-    reason = "a test fails by panicking"
-)]
-
 use ingot_format::{Dtype, Entry, Format, FormatError, Header, Layout, Limits, Spec, layout, to_u64};
 
 /// A file around `header`, its length rightly given.

@@ -1,7 +1,5 @@
 //! What a reader is told of a head that is not there whole, or just as large as it may be, and of what is not in it.
 
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
-
 use ingot_format::{FormatError, Header, Limits};
 
 #[test]

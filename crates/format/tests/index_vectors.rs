@@ -1,9 +1,4 @@
 //! Every `[[index]]` of `tests/vectors/index.toml` through [`ShardIndex`], and these against FORMAT.md.
-#![allow(
-    clippy::unwrap_used,
-    clippy::panic,
-    reason = "a vector that is written wrongly fails the test"
-)]
 
 use std::collections::BTreeSet;
 

@@ -1,11 +1,5 @@
 //! What is laid out is what is read: `parse` after `layout` changes nothing, in both formats.
 
-#![allow(
-    clippy::unwrap_used,
-    clippy::expect_used,
-    reason = "a test fails by panicking"
-)]
-
 use std::collections::{BTreeMap, BTreeSet};
 
 use ingot_format::{Dtype, Entry, Format, Header, Limits, Spec, layout, nbytes};

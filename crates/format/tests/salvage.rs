@@ -1,9 +1,4 @@
 //! What [`Leniency::Salvage`] makes of headers that break rules.
-#![allow(
-    clippy::unwrap_used,
-    clippy::expect_used,
-    reason = "a test fails by panicking"
-)]
 
 use ingot_format::{Dtype, FormatError, Header, Leniency, Limits, Remedy, Spec, layout};
 use proptest::prelude::*;

@@ -1,10 +1,4 @@
 //! Every vector of `tests/vectors` through [`Header::parse`] and [`layout()`], and the vectors against FORMAT.md.
-#![allow(
-    clippy::unwrap_used,
-    clippy::expect_used,
-    clippy::panic,
-    reason = "a vector that is written wrongly fails the test"
-)]
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;

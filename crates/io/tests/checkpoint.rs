@@ -1,7 +1,5 @@
 //! Tensors of many files, read at once.
 
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
-
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};

@@ -1,5 +1,4 @@
 //! Downloads by a process that is killed at a random moment.
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 #[path = "../../remote/tests/server/mod.rs"]
 #[allow(dead_code, reason = "other tests ask it for more")]

@@ -1,11 +1,5 @@
 //! Programs written for the safetensors crate, compiled against it and against ingot: only the crate's name differs, and
 //! what they do must be the same.
-#![allow(
-    clippy::unwrap_used,
-    clippy::expect_used,
-    clippy::panic,
-    reason = "a test fails by panicking, also in the functions it calls"
-)]
 
 use proptest::prelude::*;
 

@@ -1,7 +1,5 @@
 //! Editing, merging and filling files, on the disk.
 
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
-
 use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::io::{Read, Seek};

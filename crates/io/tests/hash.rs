@@ -1,9 +1,4 @@
 //! Hashes of files, and the digests that files keep of their tensors.
-#![allow(
-    clippy::unwrap_used,
-    clippy::panic,
-    reason = "the functions that tests share are tests too, though clippy cannot see it"
-)]
 
 use std::fs;
 use std::io;

@@ -1,5 +1,4 @@
 //! Parts of tensors: the right bytes, and not many more of them read.
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::io;
 use std::sync::Arc;

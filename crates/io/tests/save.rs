@@ -1,9 +1,4 @@
 //! Saving, and everything that can go wrong with it. The numbers W… are those of the list of threats.
-#![allow(
-    clippy::unwrap_used,
-    clippy::panic,
-    reason = "the functions that tests share are tests too, though clippy cannot see it"
-)]
 
 #[cfg(unix)]
 mod unix;

@@ -1,8 +1,4 @@
 //! Writing the tensors of a program: the old file survives whatever goes wrong.
-#![allow(
-    clippy::unwrap_used,
-    reason = "a test fails by panicking, also in the functions it calls"
-)]
 
 use std::borrow::Cow;
 use std::collections::HashMap;

@@ -1,5 +1,4 @@
 //! One suite that every source must pass.
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::fs::File;
 use std::io;

@@ -1,5 +1,4 @@
 //! Statistics of values: those of the obvious loop.
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 #![allow(
     clippy::cast_precision_loss,
     clippy::cast_possible_truncation,

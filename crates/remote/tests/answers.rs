@@ -1,6 +1,5 @@
 //! Answers of HTTP/1.1 and URLs, held against `hyper`, `httparse`, `ureq` and `http`: what any of them refuses is
 //! refused here too, or a test says why not; and what we take has the bytes that it has to them.
-#![allow(clippy::unwrap_used, clippy::panic, reason = "tests")]
 
 use std::collections::BTreeSet;
 use std::fmt::Write as _;

@@ -1,5 +1,4 @@
 //! Files behind URLs, as callers of this crate read them, from a server on this machine.
-#![allow(clippy::unwrap_used, clippy::panic, reason = "tests")]
 
 use std::fs;
 use std::io::Read;

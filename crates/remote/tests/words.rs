@@ -1,5 +1,4 @@
 //! What is known without asking anybody: URLs, faults, secrets, locks and flags.
-#![allow(clippy::unwrap_used, reason = "tests")]
 
 use std::io;
 use std::path::{Path, PathBuf};
