@@ -30,9 +30,9 @@ pub(super) fn hint(step: &str, fault: &io::Error) -> Option<&'static str> {
         _ if is_held(fault) => Some(
             "another program has it open, perhaps mapped into memory, and lets nobody replace it: close that, or save to another name",
         ),
-        (step::CREATE | step::RENAME, PermissionDenied | ResourceBusy) => {
-            Some("an existing file can be written in place instead, though not atomically (atomic=False)")
-        }
+        (step::CREATE | step::RENAME, PermissionDenied | ResourceBusy) => Some(
+            "save_file(..., atomic=False) writes an existing file in place instead, though not atomically",
+        ),
         (step::SEAL, NotSeekable) => Some("what is streamed keeps no checksums"),
         (step::READ_ONLY, PermissionDenied) => {
             Some("it can be replaced all the same (replace_read_only=True)")
