@@ -392,7 +392,7 @@ fn a_read_only_directory_allows_only_writing_in_place() {
         text.contains("could not create a temporary file: Permission denied"),
         "{text}"
     );
-    assert!(text.contains("atomic=False"), "{text}");
+    assert!(text.contains("save_file(..., atomic=False)"), "{text}");
     assert_eq!(fs::read(&path).unwrap(), OLD);
     let text = save("in-place");
     assert!(text.contains("saved"), "{text}");
