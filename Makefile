@@ -27,8 +27,8 @@ VENV_DOCS := .venv-docs
 # What builds wheels and looks into them: for `make wheels` and `make check-wheels` only.
 VENV_WHEELS := .venv-wheels
 BIN := $(VENV)/bin
-# What is imported is compiled then, by the first process that does, and not all that is installed. Each may
-# write that down: where none may, each import of torch takes 9 s of processor for 2.
+# What is imported is compiled then, by the first process that does, and not all that is installed. Where it may not write that
+# down, each import of torch takes 9 s of processor and not 2.
 unexport PYTHONDONTWRITEBYTECODE
 PIP_INSTALL := -m pip install --quiet --disable-pip-version-check --no-compile
 # Followed by the Python to install for.
