@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import os
 import sys
 from pathlib import Path
 
@@ -26,7 +27,8 @@ def updated(*, room: bool, durable: bool):
             f"edited-{place.scale}.safetensors", lambda path: _write(path, place.count(256 * MIB), ["layers"])
         )
         theirs_at = place.directory / "edited-by-peer.safetensors"
-        steps = map(str, itertools.count())
+        # Two processes may edit one file in turn (builds.py), and no edit may find its own value there.
+        steps = (f"{os.getpid()}.{number}" for number in itertools.count())
         # Once before, so that there is room or none.
         ingot.update_metadata(path, set={"step": "-"}, in_place=False, durable=True)
         expected = "in-place" if room else "rewritten"

@@ -1,6 +1,5 @@
 """Opening the largest header that is legal: time and memory. As a program: one opening in a fresh process."""
 
-import functools
 import hashlib
 import importlib
 import json
@@ -21,10 +20,8 @@ def write(path: Path, count: int) -> None:
     path.write_bytes(len(header).to_bytes(8, "little") + header)
 
 
-@functools.cache
 def _opened(place, rounds: int) -> tuple[dict[str, list[dict]], int]:
-    """What each opening took, and the bytes of the header. Two rows show it."""
-
+    """What each opening took, and the bytes of the header."""
     count = place.count(COUNT)
     path = place.made(f"empty-{count}.safetensors", lambda path: write(path, count))
     header_nbytes = int.from_bytes(path.read_bytes()[:8], "little")
