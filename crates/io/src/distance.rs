@@ -23,7 +23,7 @@ use crate::read::gather::Destination;
 use crate::read::input::level;
 use crate::read::ordered::Ordered;
 use crate::read::plan::{Piece, Plan};
-use crate::read::show::{FileRun, looking};
+use crate::read::show::{FileRun, check_sizes, looking};
 use crate::source::Source;
 use crate::values::{Number, has_values};
 use crate::watch::{After, Watch};
@@ -263,6 +263,7 @@ impl Work<'_> {
     }
 
     fn distances(&self, pairs: usize, watch: &dyn Watch) -> Result<Vec<Option<Distance>>, InFile> {
+        check_sizes(self.sources)?;
         let differing: Vec<AtomicBool> = (0..pairs).map(|_| AtomicBool::new(false)).collect();
         let differs = |pair: &Pair| differing[pair.rank].load(Relaxed);
         let compare = |pair: &Pair, [ours, theirs]: [&[u8]; 2]| {

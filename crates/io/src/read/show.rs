@@ -9,7 +9,7 @@ use super::execute::{carry_out, tasks};
 use super::gather::Destination;
 use super::input::Witness;
 use super::plan::{Piece, Plan};
-use crate::error::InFile;
+use crate::error::{Failure, InFile};
 use crate::options::ReadOptions;
 use crate::source::Source;
 use crate::watch::Watch;
@@ -50,6 +50,27 @@ pub(crate) fn looking(sources: &[&dyn Source], runs: &[FileRun], options: &ReadO
     Reading::above(ALONE_NBYTES, nbytes(runs), &spans, options)
 }
 
+/// Files up to this size are read without a question. Larger ones may be nothing but a hole, which takes years to read.
+const UNQUESTIONED_NBYTES: u64 = 1 << 40;
+
+/// Check that sources of which all is read can have the size that they claim.
+pub(crate) fn check_sizes(sources: &[&dyn Source]) -> Result<(), InFile> {
+    for (file, source) in sources.iter().enumerate() {
+        if source.nbytes() > UNQUESTIONED_NBYTES {
+            source.check_size().map_err(|fault| InFile {
+                file: Some(file),
+                failure: Failure::Read {
+                    position: 0,
+                    expected: to_usize(source.nbytes()).unwrap_or(usize::MAX),
+                    found: 0,
+                    source: Some(fault),
+                },
+            })?;
+        }
+    }
+    Ok(())
+}
+
 /// Pieces that are planned at once. A run may be as long as a server or a sparse file claims, so its pieces are made
 /// while earlier ones are read.
 const PLANNED_PIECES: usize = 4096;
@@ -62,6 +83,7 @@ pub(crate) fn show(
     reading: Reading,
     watch: &dyn Watch,
 ) -> Result<(), InFile> {
+    check_sizes(sources)?;
     let chunk_nbytes = reading.chunk_nbytes;
     let mut pieces = runs.iter().flat_map(move |(file, run)| {
         let parts = cut(run.clone(), chunk_nbytes, witnesses.get(*file).copied());
