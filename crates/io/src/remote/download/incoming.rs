@@ -144,6 +144,17 @@ impl Partial {
     }
 }
 
+/// Unlocks the file. A flush that was interrupted goes on with a copy of the descriptor, which shares the lock.
+impl Drop for Partial {
+    fn drop(&mut self) {
+        let place = self.place.get_mut().unwrap_or_else(PoisonError::into_inner);
+        if let Some(draft) = &place.draft {
+            // Where there are no locks, there is none to be undone.
+            let _ = disk::unlock(draft.file());
+        }
+    }
+}
+
 /// Fetches what is missing of all these files.
 pub(super) fn fetch(files: &[Incoming], how: &DownloadOptions, watch: &dyn Watch) -> Result<(), Error> {
     let parts = |(file, incoming): (usize, &Incoming)| {
@@ -557,6 +568,23 @@ mod tests {
         let kept = Partial::new(held, 0, Existing::Refuse, Keep::Open).unwrap();
         assert!(Draft::resume(&path, Existing::Refuse, &Unwatched).is_err());
         drop(kept);
+    }
+
+    #[test]
+    fn a_flush_that_goes_on_holds_no_lock() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("a");
+        let resumed = || Draft::resume(&path, Existing::Refuse, &Unwatched);
+        let mut draft = resumed().unwrap();
+        draft.begin_anew(3, &Unwatched).unwrap();
+        let partial = Partial::new(draft, 3, Existing::Refuse, Keep::Open).unwrap();
+        let flushing = partial
+            .with(|draft| Ok(draft.file().try_clone().unwrap()))
+            .unwrap();
+        assert!(resumed().is_err());
+        drop(partial);
+        assert!(resumed().is_ok());
+        drop(flushing);
     }
 
     #[test]
