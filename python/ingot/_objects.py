@@ -433,8 +433,8 @@ def _possible(nbytes: Any, name: str) -> int:
     is_whole = hasattr(nbytes, "__index__") and not isinstance(nbytes, bool)
     if not is_whole or not 0 <= index(nbytes) <= _MOST_NBYTES:
         raise StorageError(
-            f"{_escaped(name)}: expected a size in bytes from 0 to {_MOST_NBYTES}, found {nbytes!r:.80} — give the "
-            "right size, as `ingot.Ranges(store, path, nbytes=…)`",
+            f"{_escaped(name)}: expected a size in bytes from 0 to {_MOST_NBYTES}, found {nbytes!r:.80} — "
+            "give the right size, as `ingot.Ranges(store, path, nbytes=…)`",
             code="impossible-size",
             path=name,
             expected=_MOST_NBYTES,

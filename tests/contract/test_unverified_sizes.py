@@ -1,7 +1,7 @@
 """Nothing is allocated from a size before a read has proved it.
 
-Servers, stores, open files, sparse files, indices and headers claim any size here. Each call ends with an error, or does
-work that is bounded, in a child process whose memory is limited.
+Servers, stores, open files, sparse files, indices and headers claim any size here. Each call ends with an
+error, or does work that is bounded, in a child process whose memory is limited.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from remote.servers import Answer, Handler, Request, serving
 
 import ingot
 import ingot.numpy
+from remote.servers import Answer, Handler, Request, serving
 
 resource = pytest.importorskip("resource", reason="this system limits no memory")
 
@@ -58,14 +58,18 @@ class Claimed:
     def head(self, path): return {"size": self.size}
     def get_ranges(self, path, *, starts, ends): return [self.bytes(*both) for both in zip(starts, ends)]
     # of an open file
-    def read(self, count=-1): found = self.bytes(self.at, self.at + count); self.at += len(found); return found
+    def read(self, count=-1):
+        found = self.bytes(self.at, self.at + count)
+        self.at += len(found)
+        return found
     def seek(self, at, whence=0): self.at = self.size + at if whence == 2 else at; return self.at
     def tell(self): return self.at
 
 class FileSystem:
     def __init__(self, claimed): self.claimed = claimed
     def info(self, path): return {"size": self.claimed.size}
-    def cat_ranges(self, paths, starts, ends, on_error=""): return self.claimed.get_ranges("", starts=starts, ends=ends)
+    def cat_ranges(self, paths, starts, ends, on_error=""):
+        return self.claimed.get_ranges("", starts=starts, ends=ends)
     def unstrip_protocol(self, path): return "fake://" + path
 
 def source(kind, value):
@@ -248,7 +252,9 @@ def test_indices_and_headers_that_claim_any_size(tmp_path: Path) -> None:
     rows: list[tuple[str, object, list[str]]] = []
     for number, total in enumerate([*SIZES, *(size for size in NO_SIZES if not isinstance(size, bytes))]):
         index = tmp_path / f"m{number}.safetensors.index.json"
-        index.write_text(json.dumps({"metadata": {"total_size": total}, "weight_map": {"t": "a.safetensors"}}))
+        index.write_text(
+            json.dumps({"metadata": {"total_size": total}, "weight_map": {"t": "a.safetensors"}})
+        )
         rows.append(("path", str(index), ["load"]))
     count = len(rows)
     for number, entry in enumerate(

@@ -1,4 +1,4 @@
-"""Which identity a request carries: at redirects, through proxies, after a refusal, and where a token is empty."""
+"""Which identity a request carries: at redirects, through proxies, after a refusal, with empty tokens."""
 
 from __future__ import annotations
 
@@ -58,7 +58,9 @@ def redirecting(location: str) -> Answer:
     return answer
 
 
-@pytest.mark.parametrize("location", ["/new", "new", "http://HERE/new", "//HERE/new", "http://evil:x@HERE/new"])
+@pytest.mark.parametrize(
+    "location", ["/new", "new", "http://HERE/new", "//HERE/new", "http://evil:x@HERE/new"]
+)
 def test_the_user_of_a_url_is_kept_at_a_redirect_on_its_host(location: str) -> None:
     with serving(redirecting(location)) as server:
         url = server.url("/old").replace("http://", "http://me:p%40w@")
@@ -157,12 +159,17 @@ class Store:
             answered(handler, f"<Error><Code>{code}</Code></Error>", status)
 
 
-KEY_REFUSALS = [(400, "ExpiredToken"), (403, "InvalidAccessKeyId"), (400, "TokenRefreshRequired"), (401, "No")]
+KEY_REFUSALS = [
+    (400, "ExpiredToken"),
+    (403, "InvalidAccessKeyId"),
+    (400, "TokenRefreshRequired"),
+    (401, "No"),
+]
 
 
 @pytest.mark.parametrize(
     ("url", "refusal"),
-    [("gs://b/k", (401, "Unauthorized")), *(("s3://b/k", refusal) for refusal in KEY_REFUSALS)],
+    [("gs://b/k", (401, "Refused")), *(("s3://b/k", refusal) for refusal in KEY_REFUSALS)],
 )
 def test_a_refused_identity_is_requested_again(
     monkeypatch: pytest.MonkeyPatch, url: str, refusal: tuple[int, str]
@@ -231,7 +238,9 @@ def test_an_empty_session_token_counts_as_absent(
 
         def requested(**options: object) -> list[dict[str, str]]:
             server.requests.clear()
-            ingot.safe_open("s3://b/k", "np", storage_options={**QUICK, "endpoint": server.url(""), **options})
+            ingot.safe_open(
+                "s3://b/k", "np", storage_options={**QUICK, "endpoint": server.url(""), **options}
+            )
             return [request.headers for request in server.requests]
 
         found = [requested(**pair, session_token=empty)]
@@ -306,7 +315,12 @@ def test_headers_with_several_spaces_are_signed_as_botocore_signs_them(value: st
 
 def test_no_error_shows_a_query_however_the_server_writes_it_again() -> None:
     secret = "se+cret/of=it"
-    echoes = [secret, secret.replace("+", " "), quote(secret, safe=""), quote(quote(secret, safe=""), safe="")]
+    echoes = [
+        secret,
+        secret.replace("+", " "),
+        quote(secret, safe=""),
+        quote(quote(secret, safe=""), safe=""),
+    ]
     echoes += [secret.replace("/", "\\/"), secret.replace("+", "&#43;"), secret.replace("=", "\\u003d")]
     for echo in echoes:
         for given in (secret, quote(secret, safe="")):

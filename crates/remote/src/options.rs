@@ -104,7 +104,7 @@ pub struct RemoteOptions {
     pub connect_timeout: Duration,
     /// The server has this long for an answer, and then for each [`RemoteOptions::min_rate`] times as many bytes.
     pub stall_timeout: Duration,
-    /// Time for one request of up to 8 MiB, with all that is tried again.
+    /// Time for one request of up to 8 MiB, including retries. Each MiB that arrives renews it.
     pub timeout: Duration,
     /// Bytes per second; a server that gives fewer over `stall_timeout` is given up.
     pub min_rate: u64,
