@@ -1,8 +1,7 @@
 """Every wait of the library ends: soon after an interrupt, and at its deadline.
 
-`WAITS` is the table of all waits. A row makes a peer that stalls or drips, and returns the call that waits for
-it. Other rooms add their rows here. Each row runs twice: Ctrl-C comes in the middle, and the deadline passes,
-where the wait has one.
+`WAITS` is the table of all waits. A row makes a peer that stalls or drips, and returns the call that waits.
+Other rooms add their rows here. Each row runs twice: Ctrl-C comes in the middle, and the deadline passes.
 
 On an idle machine a call ends within 100 ms of an interrupt and within 1.1 times its limit. A busy one is
 allowed more: what fails here is a wait without an end. With INGOT_WAITS=measure the tests hold the exact
