@@ -13,6 +13,7 @@ import io
 import os
 from collections import deque
 from concurrent.futures import Future
+from operator import index
 from threading import Lock, Thread
 from typing import TYPE_CHECKING, cast
 from weakref import WeakSet
@@ -56,6 +57,9 @@ if TYPE_CHECKING:
 # Bytes that are copied at a time.
 _PART_NBYTES = 8 << 20
 
+# The largest size of a file that systems can express.
+_MOST_NBYTES = 2**63 - 1
+
 # Requests that are best under way at once: as many as for what is behind a URL.
 _AT_ONCE = 16
 
@@ -96,7 +100,7 @@ class Ranges:
     TypeError
         `store` has neither pair of methods, or `path` is not a str.
     OptionError
-        `nbytes` is negative.
+        `nbytes` is negative, or larger than any file.
 
     Notes
     -----
@@ -123,6 +127,12 @@ class Ranges:
             )
         if nbytes is not None and nbytes < 0:
             raise OptionError(f"nbytes {nbytes} is negative", code="negative-nbytes", found=nbytes)
+        if nbytes is not None and nbytes > _MOST_NBYTES:
+            raise OptionError(
+                f"nbytes {nbytes} is too large: expected at most {_MOST_NBYTES}",
+                code="impossible-size",
+                found=nbytes,
+            )
         self.store = store
         self.path = path
         self.nbytes = nbytes
@@ -332,10 +342,10 @@ class _File(_Waiting):
         # Some know it, and would have to read all of it to find their end.
         nbytes = getattr(self._file, "size", None)
         if isinstance(nbytes, int):
-            return nbytes
+            return _possible(nbytes, self.name)
         with self._lock:
             self._file.seek(0, os.SEEK_END)
-            return int(self._file.tell())
+            return _possible(self._file.tell(), self.name)
 
     def _read(self, begin: int, end: int) -> Any:
         file = self._file
@@ -389,14 +399,15 @@ class _Store(_Waiting):
         """What tells one version of the file from another."""
         assert self._look is not None
         seen = self._look()
-        if not isinstance(seen.get("size"), int):
+        if seen.get("size") is None:
             raise StorageError(
                 f"{_escaped(self.name)}: the store does not say how large it is: give its size, as "
                 "`ingot.Ranges(store, path, nbytes=…)`",
                 code="no-size",
                 path=self.name,
             )
-        return {key: seen[key] for key in _VERSION if seen.get(key) is not None}
+        stamp = {key: seen[key] for key in _VERSION if seen.get(key) is not None}
+        return {**stamp, "size": _possible(seen["size"], self.name)}
 
     def _nbytes(self) -> int | None:
         now = self._now()
@@ -409,6 +420,27 @@ _VERSION = (
     *("size", "ETag", "etag", "e_tag", "version", "version_id", "VersionId", "generation", "md5Hash"),
     *("content_md5", "mtime", "modified", "last_modified", "LastModified", "updated", "created"),
 )
+
+
+def _possible(nbytes: Any, name: str) -> int:
+    """Return the size that an object claims for the file `name`.
+
+    Raises
+    ------
+    StorageError
+        No file has this size.
+    """
+    is_whole = hasattr(nbytes, "__index__") and not isinstance(nbytes, bool)
+    if not is_whole or not 0 <= index(nbytes) <= _MOST_NBYTES:
+        raise StorageError(
+            f"{_escaped(name)}: expected a size in bytes from 0 to {_MOST_NBYTES}, found {nbytes!r:.80} — "
+            "give the right size, as `ingot.Ranges(store, path, nbytes=…)`",
+            code="impossible-size",
+            path=name,
+            expected=_MOST_NBYTES,
+            found=nbytes,
+        )
+    return index(nbytes)
 
 
 def _of_store(store: Any, path: str, nbytes: int | None) -> Reader | str:

@@ -219,7 +219,8 @@ class StorageOptions(TypedDict, total=False):
     connect_timeout: float
     #: Seconds after which a server is given up that sends nothing, or less than `min_rate`; 30 by default.
     stall_timeout: float
-    #: Seconds for one request of up to 8 MiB with all that is tried again, 600 by default.
+    #: Seconds for one request of up to 8 MiB, including retries; 600 by default. Each MiB that arrives
+    #: renews it.
     timeout: float
     #: Bytes per second, 1,024 by default.
     min_rate: int

@@ -6,12 +6,12 @@
 
 mod apart;
 
+use std::iter;
 use std::ops::Range;
-use std::sync::Mutex;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
 use ingot_format::{Dtype, to_usize};
-use ingot_remote::{StopFlag, locked};
+use ingot_remote::StopFlag;
 
 use self::apart::{Apart, STEP};
 use crate::archive::{Files, Tensor, TensorId};
@@ -21,8 +21,9 @@ use crate::options::ReadOptions;
 use crate::read::execute::execute;
 use crate::read::gather::Destination;
 use crate::read::input::level;
+use crate::read::ordered::Ordered;
 use crate::read::plan::{Piece, Plan};
-use crate::read::show::{FileRun, looking};
+use crate::read::show::{FileRun, check_sizes, looking};
 use crate::source::Source;
 use crate::values::{Number, has_values};
 use crate::watch::{After, Watch};
@@ -132,8 +133,10 @@ fn are_comparable(one: Tensor<'_>, two: Tensor<'_>) -> bool {
 struct Pair {
     /// Which of the pairs that are asked for.
     rank: usize,
-    /// Which of the chunks.
-    chunk: usize,
+    /// Which of the chunks of the whole pair.
+    chunk: u64,
+    /// Whether these are the last elements of what was cut.
+    is_last: bool,
     elements: u64,
     sides: [Side; 2],
 }
@@ -170,7 +173,8 @@ impl Pair {
 
     /// Bytes of both sides.
     fn nbytes(&self) -> u64 {
-        self.runs().into_iter().map(|(_, run)| run.end - run.start).sum()
+        let nbytes = self.runs().map(|(_, run)| run.end - run.start);
+        nbytes[0].saturating_add(nbytes[1])
     }
 
     fn dtypes(&self) -> [Dtype; 2] {
@@ -182,7 +186,8 @@ impl Pair {
     fn cut(self, nbytes: u64) -> impl Iterator<Item = Pair> {
         let bits = self.dtypes().map(Dtype::bits).into_iter().max().unwrap_or(8);
         let most = (nbytes * 8 / bits / STEP).max(1) * STEP;
-        (0..self.elements.div_ceil(most)).map(move |part| {
+        let parts = self.elements.div_ceil(most);
+        (0..parts).map(move |part| {
             let elements = part * most..self.elements.min((part + 1) * most);
             let side = |side: &Side| Side {
                 position: side.run(elements.clone()).1.start,
@@ -190,28 +195,33 @@ impl Pair {
             };
             Pair {
                 elements: elements.end - elements.start,
+                is_last: part + 1 == parts,
                 sides: self.sides.each_ref().map(side),
                 ..self
             }
         })
     }
+
+    /// In chunks, with their numbers.
+    fn chunks(self) -> impl Iterator<Item = Pair> {
+        let numbered = |(chunk, pair)| Pair { chunk, ..pair };
+        (0..).zip(self.cut(CHUNK_NBYTES)).map(numbered)
+    }
 }
 
 /// Pairs that follow one another, together where they have so many bytes at most.
-fn grouped(pairs: impl Iterator<Item = Pair>, most: u64) -> Vec<Vec<Pair>> {
-    let mut groups: Vec<Vec<Pair>> = Vec::new();
-    let mut nbytes = 0;
-    for pair in pairs {
-        nbytes += pair.nbytes();
-        match groups.last_mut() {
-            Some(group) if nbytes <= most => group.push(pair),
-            _ => {
-                nbytes = pair.nbytes();
-                groups.push(vec![pair]);
-            }
+fn grouped(pairs: impl Iterator<Item = Pair>, most: u64) -> impl Iterator<Item = Vec<Pair>> {
+    let mut pairs = pairs.peekable();
+    iter::from_fn(move || {
+        let first = pairs.next()?;
+        let mut nbytes = first.nbytes();
+        let mut group = vec![first];
+        while let Some(pair) = pairs.next_if(|pair| nbytes + pair.nbytes() <= most) {
+            nbytes += pair.nbytes();
+            group.push(pair);
         }
-    }
-    groups
+        Some(group)
+    })
 }
 
 /// All that has to be read.
@@ -219,7 +229,7 @@ struct Work<'a> {
     sources: &'a [&'a dyn Source],
     reading: Reading,
     /// In the order of the first files.
-    chunks: Vec<Pair>,
+    pairs: Vec<Pair>,
 }
 
 impl Work<'_> {
@@ -235,6 +245,7 @@ impl Work<'_> {
                 are_comparable(one, two).then(|| Pair {
                     rank,
                     chunk: 0,
+                    is_last: true,
                     elements: one.entry().shape.iter().product(),
                     sides: [Side::of(one, our), Side::of(two, their)],
                 })
@@ -244,48 +255,46 @@ impl Work<'_> {
         let mut runs: Vec<FileRun> = whole.iter().flat_map(Pair::runs).collect();
         runs.sort_by_key(|(file, run)| (*file, run.start));
         let reading = looking(sources, &runs, options);
-        let chunks = whole.into_iter().flat_map(|pair| pair.cut(CHUNK_NBYTES));
-        let numbered = |(chunk, pair)| Pair { chunk, ..pair };
         Work {
             sources,
             reading,
-            chunks: chunks.enumerate().map(numbered).collect(),
+            pairs: whole,
         }
     }
 
     fn distances(&self, pairs: usize, watch: &dyn Watch) -> Result<Vec<Option<Distance>>, InFile> {
+        check_sizes(self.sources)?;
         let differing: Vec<AtomicBool> = (0..pairs).map(|_| AtomicBool::new(false)).collect();
-        let differs = |pair: &Pair| differing[pair.rank].load(Ordering::Relaxed);
+        let differs = |pair: &Pair| differing[pair.rank].load(Relaxed);
         let compare = |pair: &Pair, [ours, theirs]: [&[u8]; 2]| {
             if ours != theirs {
-                differing[pair.rank].store(true, Ordering::Relaxed);
+                differing[pair.rank].store(true, Relaxed);
             }
         };
-        for chunk in &self.chunks {
-            let [one, two] = chunk.dtypes();
-            differing[chunk.rank].store(one != two, Ordering::Relaxed);
+        for pair in &self.pairs {
+            let [one, two] = pair.dtypes();
+            differing[pair.rank].store(one != two, Relaxed);
         }
         self.look(|pair| !differs(pair), compare, 0, watch)?;
-        let apart: Vec<Mutex<Apart>> = self.chunks.iter().map(|_| Mutex::new(Apart::NOTHING)).collect();
-        let fold = |pair: &Pair, bytes: [&[u8]; 2]| locked(&apart[pair.chunk]).add(pair.dtypes(), bytes);
+        let apart: Vec<_> = (0..pairs)
+            .map(|_| Ordered::new(Apart::NOTHING, Apart::joined))
+            .collect();
+        let fold = |pair: &Pair, bytes: [&[u8]; 2]| {
+            apart[pair.rank].add(pair.chunk, pair.is_last, |apart| apart.add(pair.dtypes(), bytes));
+        };
         let is_folded = |pair: &Pair| differs(pair) && pair.dtypes().into_iter().all(has_values);
         self.look(is_folded, fold, 1, watch)?;
-        let mut of_pairs = vec![Apart::NOTHING; pairs];
-        for (chunk, apart) in self.chunks.iter().zip(apart) {
-            of_pairs[chunk.rank] = of_pairs[chunk.rank].joined(*locked(&apart));
-        }
-        let mut found: Vec<Option<Distance>> = of_pairs.into_iter().map(Distance::of).collect();
-        for chunk in self
-            .chunks
-            .iter()
-            .filter(|chunk| differs(chunk) && !is_folded(chunk))
-        {
-            found[chunk.rank] = Some(Distance::default());
+        let mut found: Vec<Option<Distance>> = apart
+            .into_iter()
+            .map(|apart| Distance::of(apart.finish()))
+            .collect();
+        for pair in self.pairs.iter().filter(|pair| differs(pair) && !is_folded(pair)) {
+            found[pair.rank] = Some(Distance::default());
         }
         Ok(found)
     }
 
-    /// Shows the bytes of both sides of those chunks that are `wanted`, as long as they are, in parts that come in their
+    /// Shows the bytes of both sides of those pairs that are `wanted`, as long as they are, in parts that come in their
     /// order. It is one of two looks, this one after so many; what it passes over counts as done.
     fn look(
         &self,
@@ -294,19 +303,14 @@ impl Work<'_> {
         before: u64,
         watch: &dyn Watch,
     ) -> Result<(), InFile> {
-        let nbytes = |pairs: &[Pair]| -> u64 { pairs.iter().map(Pair::nbytes).sum() };
-        let all = nbytes(&self.chunks);
-        let chunks: Vec<Pair> = self
-            .chunks
-            .iter()
-            .filter(|&chunk| wanted(chunk))
-            .cloned()
-            .collect();
-        let total = nbytes(&chunks);
+        let nbytes = |pairs: &[Pair]| pairs.iter().map(Pair::nbytes).fold(0, u64::saturating_add);
+        let all = nbytes(&self.pairs);
+        let pairs: Vec<Pair> = self.pairs.iter().filter(|pair| wanted(pair)).cloned().collect();
+        let total = nbytes(&pairs);
         let watch = After {
             watch,
-            before: before * all + (all - total),
-            total: 2 * all,
+            before: (before * all).saturating_add(all - total),
+            total: all.saturating_mul(2),
         };
         let window_nbytes = match self.reading.waits {
             true => WAITING_WINDOW_NBYTES,
@@ -322,7 +326,7 @@ impl Work<'_> {
             }
             Ok(to_usize(done).unwrap_or(usize::MAX))
         };
-        let tasks = grouped(chunks.into_iter(), 2 * CHUNK_NBYTES);
+        let tasks = grouped(pairs.into_iter().flat_map(Pair::chunks), 2 * CHUNK_NBYTES);
         share(self.reading, tasks, total, work, &watch)
     }
 

@@ -5,15 +5,13 @@
 //! it, and blocks are joined by the formula of Chan, Golub and LeVeque (1979): squares are never subtracted from each
 //! other, so that a small spread around a large mean is right.
 
-use std::sync::{Mutex, PoisonError};
-
 use ingot_format::{Dtype, Header, to_u64, to_usize};
-use ingot_remote::locked;
 
 use crate::archive::{Files, Tensor, TensorId};
 use crate::error::{Error, InFile};
 use crate::options::ReadOptions;
 use crate::read::input::Witness;
+use crate::read::ordered::Ordered;
 use crate::read::show::{FileRun, looking, show};
 use crate::source::Source;
 use crate::values::{Number, as_floats, has_values, single, singles};
@@ -100,11 +98,8 @@ pub fn statistics(
     Ok(tensors.iter().zip(&ids).map(told).collect())
 }
 
-/// Some of the bytes of one tensor.
-#[derive(Clone)]
-struct TensorChunk {
-    /// Which of the tensors that are asked for.
-    rank: usize,
+/// The bytes of one tensor.
+struct TensorRun {
     dtype: Dtype,
     run: FileRun,
 }
@@ -113,9 +108,8 @@ struct TensorChunk {
 struct Work<'a> {
     sources: &'a [&'a dyn Source],
     reading: Reading,
-    tensors: usize,
-    /// In the order of the files.
-    chunks: Vec<TensorChunk>,
+    /// In the order of the files; without a byte where the dtype has no values.
+    tensors: Vec<TensorRun>,
 }
 
 impl Work<'_> {
@@ -126,48 +120,33 @@ impl Work<'_> {
         tensors: &[TensorId],
         options: &ReadOptions,
     ) -> Work<'a> {
-        let whole = |(rank, id): (usize, &TensorId)| {
+        let whole = |id: &TensorId| {
             let entry = headers[id.file].entry(id.number)?;
-            let start = headers[id.file].data_start();
-            has_values(entry.dtype).then(|| TensorChunk {
-                rank,
+            let begin = headers[id.file].data_start() + entry.begin;
+            let nbytes = if has_values(entry.dtype) {
+                entry.nbytes()
+            } else {
+                0
+            };
+            Some(TensorRun {
                 dtype: entry.dtype,
-                run: (id.file, start + entry.begin..start + entry.end),
+                run: (id.file, begin..begin + nbytes),
             })
         };
-        let whole: Vec<TensorChunk> = tensors.iter().enumerate().filter_map(whole).collect();
-        let runs: Vec<FileRun> = whole.iter().map(|tensor| tensor.run.clone()).collect();
-        let reading = looking(sources, &runs, options);
-        let step = to_u64(reading.chunk_nbytes);
-        let cut = |tensor: TensorChunk| {
-            let (file, run) = tensor.run.clone();
-            let begins = run.clone().step_by(reading.chunk_nbytes);
-            begins.map(move |at| TensorChunk {
-                run: (file, at..run.end.min(at + step)),
-                ..tensor
-            })
-        };
+        let tensors: Vec<TensorRun> = tensors.iter().filter_map(whole).collect();
+        let runs: Vec<FileRun> = tensors.iter().map(|tensor| tensor.run.clone()).collect();
         Work {
             sources,
-            reading,
-            tensors: tensors.len(),
-            chunks: whole.into_iter().flat_map(cut).collect(),
+            reading: looking(sources, &runs, options),
+            tensors,
         }
     }
 
     fn moments(&self, watch: &dyn Watch) -> Result<Vec<Moments>, InFile> {
-        let of_chunks = self.pass(
-            |_| Moments::default(),
-            |moments, dtype, bytes| {
-                *moments = moments.joined(Moments::of(dtype, bytes));
-            },
-            watch,
-        )?;
-        let mut of_tensors = vec![Moments::default(); self.tensors];
-        for (chunk, moments) in self.chunks.iter().zip(of_chunks) {
-            of_tensors[chunk.rank] = of_tensors[chunk.rank].joined(moments);
-        }
-        Ok(of_tensors)
+        let fold = |moments: &mut Moments, dtype: Dtype, bytes: &[u8]| {
+            *moments = moments.joined(Moments::of(dtype, bytes));
+        };
+        self.pass(|_| Ordered::new(Moments::default(), Moments::joined), fold, watch)
     }
 
     fn histograms(
@@ -176,78 +155,78 @@ impl Work<'_> {
         moments: &[Moments],
         watch: &dyn Watch,
     ) -> Result<Vec<Vec<u64>>, InFile> {
-        let mut of_tensors = vec![vec![0; bins]; self.tensors];
         if bins == 0 {
-            return Ok(of_tensors);
+            return Ok(vec![Vec::new(); self.tensors.len()]);
         }
-        let of_chunks = self.pass(
-            |rank| Histogram::over(moments[rank].range, bins),
-            Histogram::count,
-            watch,
-        )?;
-        for (chunk, histogram) in self.chunks.iter().zip(of_chunks) {
-            for (sum, count) in of_tensors[chunk.rank].iter_mut().zip(histogram.bins) {
-                *sum += count;
-            }
-        }
-        Ok(of_tensors)
+        let empty = |rank: usize| Histogram::over(moments[rank].range, bins);
+        let begin = |rank| Ordered::new(empty(rank), Histogram::joined);
+        let counted = self.pass(begin, Histogram::count, watch)?;
+        Ok(counted.into_iter().map(|histogram| histogram.bins).collect())
     }
 
-    /// Folds the bytes of each chunk into what `begin` gives for its tensor. The results are in the order of the
-    /// chunks, so that they are joined in the same order each time and give the same numbers.
-    fn pass<A: Send>(
+    /// Folds the bytes of each tensor, a chunk after the other, into what `begin` returns for it.
+    fn pass<A: Clone + Send + Sync>(
         &self,
-        begin: impl Fn(usize) -> A + Sync,
+        begin: impl Fn(usize) -> Ordered<A>,
         fold: impl Fn(&mut A, Dtype, &[u8]) + Sync,
         watch: &dyn Watch,
     ) -> Result<Vec<A>, InFile> {
-        let folded = self.chunks.iter().map(|chunk| Mutex::new(begin(chunk.rank)));
-        let folded: Vec<Mutex<A>> = folded.collect();
+        let folded: Vec<Ordered<A>> = (0..self.tensors.len()).map(begin).collect();
         let folds = (0..self.sources.len()).map(|file| {
             let [from, to] =
-                [file, file + 1].map(|file| self.chunks.partition_point(|chunk| chunk.run.0 < file));
+                [file, file + 1].map(|file| self.tensors.partition_point(|tensor| tensor.run.0 < file));
             Folds {
-                chunks: &self.chunks[from..to],
+                tensors: &self.tensors[from..to],
+                chunk_nbytes: to_u64(self.reading.chunk_nbytes),
                 folded: &folded[from..to],
                 fold: &fold,
             }
         });
         let folds: Vec<Folds<'_, _, _>> = folds.collect();
         let witnesses: Vec<&dyn Witness> = folds.iter().map(|folds| folds as _).collect();
-        let runs: Vec<FileRun> = self.chunks.iter().map(|chunk| chunk.run.clone()).collect();
+        let runs: Vec<FileRun> = self.tensors.iter().map(|tensor| tensor.run.clone()).collect();
         show(self.sources, &witnesses, &runs, self.reading, watch)?;
         drop(witnesses);
         drop(folds);
-        let folded = folded.into_iter().map(Mutex::into_inner);
-        Ok(folded
-            .map(|folded| folded.unwrap_or_else(PoisonError::into_inner))
-            .collect())
+        Ok(folded.into_iter().map(Ordered::finish).collect())
     }
 }
 
-/// What the bytes of the chunks of one file are folded into.
+/// What the bytes of the tensors of one file are folded into.
 struct Folds<'f, A, F> {
-    chunks: &'f [TensorChunk],
-    /// One for each of the chunks.
-    folded: &'f [Mutex<A>],
+    tensors: &'f [TensorRun],
+    /// Each tensor is read in chunks of so many bytes, each by one thread.
+    chunk_nbytes: u64,
+    /// One for each of the tensors.
+    folded: &'f [Ordered<A>],
     fold: &'f F,
 }
 
-impl<A: Send, F: Fn(&mut A, Dtype, &[u8]) + Sync> Witness for Folds<'_, A, F> {
+impl<A: Clone + Send + Sync, F: Fn(&mut A, Dtype, &[u8]) + Sync> Witness for Folds<'_, A, F> {
     fn step_nbytes(&self) -> u64 {
         SHOWN_NBYTES
     }
 
     fn see(&self, position: u64, bytes: &[u8]) {
         let end = position + to_u64(bytes.len());
-        let first = self.chunks.partition_point(|chunk| chunk.run.1.end <= position);
-        let chunks = self.chunks[first..].iter().zip(&self.folded[first..]);
-        for (chunk, folded) in chunks.take_while(|(chunk, _)| chunk.run.1.start < end) {
-            let [from, to] = [chunk.run.1.start.max(position), chunk.run.1.end.min(end)]
-                .map(|at| to_usize(at - position).unwrap_or(usize::MAX));
-            let mut folded = locked(folded);
-            for step in bytes[from..to].chunks(STEP_NBYTES) {
-                (self.fold)(&mut folded, chunk.dtype, step);
+        let first = self
+            .tensors
+            .partition_point(|tensor| tensor.run.1.end <= position);
+        let tensors = self.tensors[first..].iter().zip(&self.folded[first..]);
+        for (tensor, folded) in tensors.take_while(|(tensor, _)| tensor.run.1.start < end) {
+            let run = &tensor.run.1;
+            let mut at = run.start.max(position);
+            while at < run.end.min(end) {
+                let chunk = (at - run.start) / self.chunk_nbytes;
+                let chunk_end = run.end.min(run.start + (chunk + 1) * self.chunk_nbytes);
+                let until = chunk_end.min(end);
+                let [from, to] = [at, until].map(|at| to_usize(at - position).unwrap_or(usize::MAX));
+                folded.add(chunk, until == chunk_end, |result| {
+                    for step in bytes[from..to].chunks(STEP_NBYTES) {
+                        (self.fold)(result, tensor.dtype, step);
+                    }
+                });
+                at = until;
             }
         }
     }
@@ -276,8 +255,9 @@ impl Watch for Passes<'_> {
     }
 
     fn progressed(&self, done: u64, total: u64) {
+        let before = self.before.saturating_mul(total);
         self.watch
-            .progressed(self.before * total + done, self.passes * total);
+            .progressed(before.saturating_add(done), self.passes.saturating_mul(total));
     }
 }
 
@@ -549,6 +529,7 @@ fn integers<const N: usize, T: Copy + Ord + Default + Into<i128>>(
 }
 
 /// How many values lie in each part of a range.
+#[derive(Clone)]
 struct Histogram {
     low: f64,
     /// Parts in one unit.
@@ -571,6 +552,14 @@ impl Histogram {
             scale: if scale.is_finite() { scale } else { 0.0 },
             bins: vec![0; bins],
         }
+    }
+
+    /// The counts of both, which are over the same range.
+    fn joined(mut self, other: Histogram) -> Histogram {
+        for (sum, count) in self.bins.iter_mut().zip(other.bins) {
+            *sum += count;
+        }
+        self
     }
 
     #[allow(

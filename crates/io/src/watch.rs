@@ -87,6 +87,7 @@ impl Watch for After<'_> {
     }
 
     fn progressed(&self, done: u64, _: u64) {
-        self.watch.progressed(self.before + done, self.total);
+        self.watch
+            .progressed(self.before.saturating_add(done), self.total);
     }
 }

@@ -127,8 +127,9 @@ pub(crate) fn each(nbytes: u64, chunks: usize, least: usize) -> usize {
     each.clamp(least, CHUNK_NBYTES).next_multiple_of(least)
 }
 
-/// Does `work` on every task, first to last, on as many threads as `reading` says at most. `work` says how many bytes it
-/// has done, of the `total` that `watch` is told, and gives up waiting when its flag is set.
+/// Run `work` on every task, in order, on at most as many threads as `reading` allows. `work` returns how many bytes it
+/// processed, of the `total` that `watch` is told, and stops waiting when its stop flag is set. Tasks are taken from the
+/// iterator as threads become free, so that a list of tasks takes no memory for work that has not begun.
 ///
 /// Where the system refuses threads there are fewer, and with none at all the caller does the work. It does so too where
 /// there is work for one thread only, unless that waits: then the caller has to watch.
@@ -137,19 +138,21 @@ pub(crate) fn each(nbytes: u64, chunks: usize, least: usize) -> usize {
 /// The first failure of `work`, or that `watch` wants no more. Tasks that were begun are finished, others dropped.
 pub(crate) fn share<T: Send, E: Send + From<Failure>>(
     reading: Reading,
-    mut tasks: Vec<T>,
+    tasks: impl IntoIterator<Item = T, IntoIter: Send>,
     total: u64,
     work: impl Fn(T, StopFlag<'_>) -> Result<usize, E> + Sync,
     watch: &dyn Watch,
 ) -> Result<(), E> {
-    let threads = reading.threads.min(tasks.len());
-    tasks.reverse();
-    let tasks = Mutex::new(tasks);
+    let mut tasks = tasks.into_iter();
+    // One task for each thread: fewer tasks need fewer threads.
+    let first: Vec<T> = tasks.by_ref().take(reading.threads).collect();
+    let threads = first.len();
+    let tasks = Mutex::new(first.into_iter().chain(tasks));
     let team = Team::new(total, watch, || Failure::Interrupted.into());
     let step = || {
         let task = match team.stopped() {
             true => None,
-            false => locked(&tasks).pop(),
+            false => locked(&tasks).next(),
         };
         match task.map(|task| work(task, team.stop())) {
             None => return false,
@@ -228,7 +231,7 @@ pub(crate) fn in_parallel<T: Send + Sync>(
             false => Ok(0),
         }
     };
-    let ranks = (0..numbers.len()).collect();
+    let ranks = 0..numbers.len();
     let shared = share(reading, ranks, 0, run, watch);
     let mut made = Vec::with_capacity(numbers.len());
     for outcome in done.into_iter().filter_map(OnceLock::into_inner) {

@@ -1,10 +1,12 @@
 //! Who we are: what a request says of that to the host that the caller has named, and to no other.
 
+use std::time::Instant;
+
 use crate::fault::Fault;
 use crate::http::message::HttpRequest;
+use crate::http::pace::Deadline;
 use crate::http::proxy::basic;
 use crate::options::{RemoteOptions, Secret};
-use crate::stop::StopFlag;
 use crate::store::azure::AzureAccess;
 use crate::store::credentials::token::TokenSource;
 use crate::store::s3::S3Access;
@@ -28,12 +30,27 @@ impl Access {
         Access::Header(token.map(|token| Secret::new(format!("Bearer {}", token.reveal()))))
     }
 
+    /// `Authorization: Basic …`, where a URL names a user.
+    pub(crate) fn basic(user: Option<&str>) -> Access {
+        Access::Header(user.map(|user| Secret::new(basic(user))))
+    }
+
+    /// Forgets a token or keys that were issued by the time `sent` and then refused. Returns whether there were any.
+    pub(crate) fn forget(&self, sent: Instant) -> bool {
+        match self {
+            Access::Header(_) => false,
+            Access::S3(access) => access.forget(sent),
+            Access::Azure(access) => access.forget(sent),
+            Access::Google(source) => source.forget(sent),
+        }
+    }
+
     /// Adds to a request what it needs to be let in; says whether any of it is secret.
     pub(crate) fn apply(
         &self,
         request: &mut HttpRequest<'_>,
         options: &RemoteOptions,
-        stop: StopFlag<'_>,
+        deadline: Deadline<'_>,
     ) -> Result<bool, Fault> {
         let given = |(name, value): &(String, Secret)| (name.clone(), value.reveal().to_owned());
         request.headers.extend(options.headers.iter().map(given));
@@ -47,21 +64,14 @@ impl Access {
             // Who gives the header himself knows why.
             Access::Header(_) | Access::Google(_) if is_given("authorization") => true,
             Access::Header(value) => {
-                let user = || request.url.user.as_deref().map(basic);
-                let value = value
-                    .as_ref()
-                    .map(|value| value.reveal().to_owned())
-                    .or_else(user);
-                let is_known = value.is_some();
-                request
-                    .headers
-                    .extend(value.map(|value| ("Authorization".to_owned(), value)));
-                is_known
+                let header = |value: &Secret| ("Authorization".to_owned(), value.reveal().to_owned());
+                request.headers.extend(value.as_ref().map(header));
+                value.is_some()
             }
-            Access::S3(access) => access.sign(request, options, stop)?,
-            Access::Azure(access) => access.sign(request, options, stop)?,
+            Access::S3(access) => access.sign(request, options, deadline)?,
+            Access::Azure(access) => access.sign(request, options, deadline)?,
             Access::Google(source) => {
-                let token = source.token(options, stop)?;
+                let token = source.token(options, deadline)?;
                 let header =
                     |token: &Secret| ("Authorization".to_owned(), format!("Bearer {}", token.reveal()));
                 request.headers.extend(token.as_ref().map(header));

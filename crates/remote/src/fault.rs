@@ -6,6 +6,16 @@ use std::io;
 use std::ops::Range;
 use std::time::Duration;
 
+/// What Amazon's services, and those that speak like them, say of keys that are no longer good.
+const EXPIRED: &[&str] = &[
+    "ExpiredToken",
+    "ExpiredTokenException",
+    "InvalidAccessKeyId",
+    "InvalidClientTokenId",
+    "InvalidToken",
+    "TokenRefreshRequired",
+];
+
 /// Why a remote file could not be read. It lies inside the [`io::Error`] that reading
 /// gives.
 #[derive(Debug)]
@@ -153,6 +163,19 @@ impl Fault {
         match *self.kind {
             FaultKind::Status { status, .. } => Some(status),
             _ => None,
+        }
+    }
+
+    /// Whether the server refuses the token or the keys that the request had, and may take others of the same caller.
+    pub(crate) fn refuses_identity(&self) -> bool {
+        match &*self.kind {
+            FaultKind::Status { status: 401, .. } => true,
+            FaultKind::Status {
+                status: 400 | 403,
+                said: Some(said),
+                ..
+            } => EXPIRED.contains(&said.split([' ', ';']).next().unwrap_or_default()),
+            _ => false,
         }
     }
 

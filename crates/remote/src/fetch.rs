@@ -2,6 +2,7 @@
 
 use std::ops::Range;
 use std::sync::{Arc, Mutex};
+use std::time::Instant;
 
 use ingot_format::{Escaped, to_u64, to_usize};
 
@@ -152,13 +153,20 @@ impl Resource {
         let before = locked(&self.found).clone();
         if let Some(found) = before {
             match self.walk(found, question) {
-                Err(fault) if matches!(fault.status(), Some(401 | 403 | 404 | 410)) => {
+                // A store says 400 of an address that was signed with keys that are over.
+                Err(fault) if matches!(fault.status(), Some(400 | 401 | 403 | 404 | 410)) => {
                     locked(&self.found).take();
                 }
                 answer => return answer,
             }
         }
-        self.walk(self.at_home(), question)
+        let sent = Instant::now();
+        match self.walk(self.at_home(), question) {
+            Err(fault) if fault.refuses_identity() && self.access.forget(sent) => {
+                self.walk(self.at_home(), question)
+            }
+            answer => answer,
+        }
     }
 
     /// The body of an answer, which has `expected` bytes where it says so. `None` where they are more than `most`.
@@ -263,16 +271,15 @@ impl Resource {
             headers,
             body: &[],
         };
+        let mut carries_secrets = at.url.is_secret();
         if at.is_trusted {
-            let options = &self.client.options;
-            let carries_secrets = self.access.apply(&mut request, options, deadline.stop)?;
-            if carries_secrets && self.client.is_overheard(&at.url)? {
-                return Err(FaultKind::Option(
-                    "a proxy would read the credentials of a request over http://: give a URL of https://, or none"
-                        .to_owned(),
-                )
-                .into());
-            }
+            carries_secrets |= self.access.apply(&mut request, &self.client.options, deadline)?;
+        }
+        if carries_secrets && self.client.is_overheard(&at.url)? {
+            return Err(Fault::option(
+                "a proxy would read the credentials of a request over http://, which a query may be too: give a URL of \
+                 https://, or none",
+            ));
         }
         let is_named = at.url.origin() == self.home.origin();
         let scope = match is_named || self.client.options.allow_private_redirects {

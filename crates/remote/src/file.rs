@@ -31,6 +31,9 @@ const WHOLE_NBYTES: u64 = 8 << 20;
 /// while a request of some 10 ms is on its way.
 pub const GAP_NBYTES: u64 = 128 << 10;
 
+/// Bytes that memory is made for at once, where a file says how many there are.
+const STEP_NBYTES: usize = 64 << 10;
+
 /// As many connections as browsers and the clients of object stores keep to one host, give or take.
 pub const READS_AT_ONCE: usize = 16;
 
@@ -280,13 +283,13 @@ struct RangeReader<'s> {
 impl RangeReader<'_> {
     /// All of its bytes.
     fn all(mut self) -> Result<Vec<u8>, Fault> {
-        let mut bytes = vec![0; to_usize(self.range.end - self.range.start).unwrap_or(usize::MAX)];
-        let mut at = 0;
-        while at < bytes.len() {
-            match self.next(&mut bytes[at..])? {
-                0 => break,
-                count => at += count,
-            }
+        let mut bytes = Vec::new();
+        while !self.range.is_empty() {
+            // As they come: how many there are is what the file says of itself.
+            let at = bytes.len();
+            bytes.resize(at + STEP_NBYTES, 0);
+            let count = self.next(&mut bytes[at..])?;
+            bytes.truncate(at + count);
         }
         Ok(bytes)
     }
@@ -309,7 +312,10 @@ impl RangeReader<'_> {
                     return Ok(count);
                 }
                 Err(fault) => {
-                    self.open = None;
+                    // What came until then leaves time for the rest.
+                    if let (Some((_, pace)), Some(tries)) = (self.open.take(), &mut self.tries) {
+                        tries.deadline = pace.deadline();
+                    }
                     if let FaultKind::Changed { nbytes_now } = fault.kind() {
                         locked(&self.file.changed).get_or_insert(*nbytes_now);
                     }

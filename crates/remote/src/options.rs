@@ -38,6 +38,11 @@ impl Secret {
         }
     }
 
+    /// Whether it is no secret at all.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.0.trim().is_empty()
+    }
+
     pub(crate) fn reveal(&self) -> &str {
         &self.0
     }
@@ -62,7 +67,7 @@ pub(crate) fn credential(
     for name in names {
         if let Some(secret) = variable(name)
             .map(Secret::new)
-            .filter(|secret| !secret.0.is_empty())
+            .filter(|secret| !secret.is_empty())
         {
             return secret.checked(name).map(Some);
         }
@@ -99,7 +104,7 @@ pub struct RemoteOptions {
     pub connect_timeout: Duration,
     /// The server has this long for an answer, and then for each [`RemoteOptions::min_rate`] times as many bytes.
     pub stall_timeout: Duration,
-    /// Time for one request of up to 8 MiB, with all that is tried again.
+    /// Time for one request of up to 8 MiB, including retries. Each MiB that arrives renews it.
     pub timeout: Duration,
     /// Bytes per second; a server that gives fewer over `stall_timeout` is given up.
     pub min_rate: u64,
@@ -196,6 +201,27 @@ const OURS: &[&str] = &[
 ];
 
 impl RemoteOptions {
+    /// The same without credentials that are empty, which count as absent: scripts set them so.
+    pub(crate) fn without_empty(&self) -> RemoteOptions {
+        let mut options = self.clone();
+        if matches!(&options.token, Token::Given(token) if token.is_empty()) {
+            options.token = Token::Environment;
+        }
+        if matches!(&options.access_key, Some((id, secret)) if id.is_empty() && secret.is_empty()) {
+            options.access_key = None;
+        }
+        for secret in [
+            &mut options.session_token,
+            &mut options.account_key,
+            &mut options.sas_token,
+            &mut options.connection_string,
+            &mut options.client_secret,
+        ] {
+            secret.take_if(|secret| secret.is_empty());
+        }
+        options
+    }
+
     /// Refuses what no request can hold.
     pub(crate) fn check(&self) -> Result<(), Fault> {
         for (name, value) in &self.headers {

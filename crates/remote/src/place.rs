@@ -116,6 +116,7 @@ impl Location {
         variable: &dyn Fn(&str) -> Option<String>,
     ) -> Result<Location, Fault> {
         options.check()?;
+        let options = &options.without_empty();
         match scheme_of(text) {
             Some(("hf", rest)) => Location::of_hub(text, HubFile::parse(rest)?, options, variable),
             Some(("s3", rest)) => {
@@ -135,11 +136,11 @@ impl Location {
                 if let Some(file) = HubFile::of_url(&url, variable) {
                     return Location::of_hub(text, file?, options, variable);
                 }
-                let token = match &options.token {
-                    Token::Given(token) => Some(token.clone()),
-                    _ => None,
+                let access = match &options.token {
+                    Token::Given(token) => Access::bearer(Some(token.clone())),
+                    _ => Access::basic(url.user.as_deref()),
                 };
-                Ok(Location::remote("http", text, url, Access::bearer(token)))
+                Ok(Location::remote("http", text, url, access))
             }
             None => match local_path(text) {
                 Some(path) => Ok(Location::Cached(path?, None)),
@@ -162,11 +163,16 @@ impl Location {
                 FaultKind::Offline(why.to_owned()).into()
             });
         }
-        let access = Access::bearer(hub::token(options, variable)?);
+        let token = hub::token(options, variable)?;
         let remote = |file: &HubFile| -> Result<Box<Remote>, Fault> {
+            let home = file.url(options, variable)?;
+            let access = match token {
+                Some(token) => Access::bearer(Some(token)),
+                None => Access::basic(home.user.as_deref()),
+            };
             Ok(Box::new(Remote {
                 backend: "hf",
-                home: file.url(options, variable)?,
+                home,
                 access: Arc::new(access),
                 shown: redacted(text),
                 hub: Some(file.clone()),

@@ -93,6 +93,9 @@ const SIGNATURES: &[&str] = &[
 ];
 const SIGNATURE_PREFIXES: &[&str] = &["x-amz-", "x-goog-"];
 
+/// Parts of a query that say which file, or how it is sent, and let nobody in.
+const HARMLESS: &[&str] = &["download", "generation", "versionid"];
+
 /// What makes two URLs one place to send secrets to.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct SecurityOrigin {
@@ -153,11 +156,13 @@ impl Url {
     pub(crate) fn join(&self, location: &str) -> Result<Url, Fault> {
         check_characters(location)?;
         let head = location.split(['/', '?', '#']).next().unwrap_or_default();
+        // A user that a server names is nobody that the caller knows.
+        let absolute = |text: &str| Url::parse(text).map(|url| Url { user: None, ..url });
         if head.contains(':') {
-            return Url::parse(location);
+            return absolute(location);
         }
         if let Some(rest) = location.strip_prefix("//") {
-            return Url::parse(&format!("{}://{rest}", self.scheme.name()));
+            return absolute(&format!("{}://{rest}", self.scheme.name()));
         }
         let location = location.split('#').next().unwrap_or_default();
         let (path, query) = match location.split_once('?') {
@@ -178,6 +183,22 @@ impl Url {
             query: query.as_deref().map(encode_foreign),
             ..self.clone()
         })
+    }
+
+    /// Whether it lets in whoever knows it: by a query that is more than the name of a version, or by what looks like one
+    /// in the key of a store.
+    pub(crate) fn is_secret(&self) -> bool {
+        let query = self.query.as_deref().unwrap_or_default();
+        let mut names = query.split('&').filter_map(|pair| pair.split('=').next());
+        let is_secret =
+            |name: &str| !name.is_empty() && !HARMLESS.contains(&name.to_ascii_lowercase().as_str());
+        names.any(is_secret) || self.keyed_query().is_some()
+    }
+
+    /// Where in the path begins what looks like a query, which is a part of the key of a store.
+    fn keyed_query(&self) -> Option<usize> {
+        let at = self.path.find("%3F")?;
+        self.path[at..].contains("%3D").then_some(at)
     }
 
     pub(crate) fn origin(&self) -> SecurityOrigin {
@@ -245,11 +266,7 @@ impl Url {
 
 impl fmt::Display for Url {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        // What looks like a query in the key of a store is part of the path here.
-        let keyed = self
-            .path
-            .find("%3F")
-            .filter(|&end| self.path[end..].contains("%3D"));
+        let keyed = self.keyed_query();
         let path = &self.path[..keyed.unwrap_or(self.path.len())];
         let is_cut = keyed.is_some() || self.query.is_some();
         let query = if is_cut { "?…" } else { "" };
@@ -486,11 +503,32 @@ mod tests {
     }
 
     #[test]
+    fn a_query_lets_in_unless_it_names_a_version() {
+        for (text, is_secret) in [
+            ("http://h/x", false),
+            ("http://h/x?", false),
+            ("http://h/x?download=true", false),
+            ("http://h/x?versionId=1&&generation=2", false),
+            ("http://h/x?sv=1&sig=s", true),
+            ("http://h/x?X-Amz-Signature=s", true),
+            ("http://h/x?Expires=1&Signature=s&Key-Pair-Id=k", true),
+            ("http://h/x?download=true&access_token=s", true),
+            ("http://h/x?s", true),
+            ("http://h/c/b%3Fsv%3D1%26sig%3Ds", true),
+            ("http://h/c/b%3F", false),
+        ] {
+            assert_eq!(parsed(text).is_secret(), is_secret, "{text}");
+        }
+    }
+
+    #[test]
     fn redirects_are_resolved_as_the_rfc_says() {
         let base = parsed("https://u:p@h:8/a/b/c?q");
         for (location, expected) in [
             ("https://other/x", "https://other/x"),
             ("//other/x", "https://other/x"),
+            ("https://evil:x@h:8/x", "https://h:8/x"),
+            ("//evil@h:8/x", "https://h:8/x"),
             ("/x/./y/../z", "https://h:8/x/z"),
             ("d", "https://h:8/a/b/d"),
             ("../d", "https://h:8/a/d"),

@@ -1,11 +1,9 @@
-//! BLAKE3 is a tree: threads hash subtrees of one input, in any order, and these are joined at the end.
+//! BLAKE3 is a tree: threads hash subtrees of one input, in any order, and these are joined as they come.
 
 use std::collections::HashMap;
 use std::sync::OnceLock;
 
-use blake3::hazmat::{
-    ChainingValue, HasherExt, Mode, left_subtree_len, merge_subtrees_non_root, merge_subtrees_root,
-};
+use blake3::hazmat::{ChainingValue, HasherExt, Mode, merge_subtrees_non_root, merge_subtrees_root};
 use ingot_format::{to_u64, to_usize};
 
 use super::algorithm::{Algorithm, Digest};
@@ -13,17 +11,24 @@ use crate::sync::{Mutex, locked};
 
 /// Bytes in a subtree, but for the last one of an input. A power of two, as the tree asks for; few enough to be hashed
 /// while they are in a core's cache, and to be kept until the rest of them comes; enough for the widest registers.
-/// What is kept of each is 40 bytes: 320 MB for a terabyte.
 pub(crate) const SUBTREE_NBYTES: u64 = 128 << 10;
 
 /// The digest of one input, whose bytes come in any order.
+///
+/// Two neighbours become one node as soon as both are there, so that memory is taken for what has come out of order, and
+/// never for the size that is expected.
 pub(crate) struct Tree {
     nbytes: u64,
-    /// One for each subtree. Where there is only one it is the root, and this is the digest.
-    values: Vec<OnceLock<ChainingValue>>,
+    /// The digest of all, once all bytes came.
+    root: OnceLock<Digest>,
+    /// Nodes whose neighbours have not come.
+    alone: Mutex<HashMap<Node, ChainingValue>>,
     /// Subtrees of which some bytes have come, by their number.
-    partial: Mutex<HashMap<usize, Partial>>,
+    partial: Mutex<HashMap<u64, Partial>>,
 }
+
+/// A node of the tree: its height, which is 0 for subtrees, and its number among the nodes of that height.
+type Node = (u32, u64);
 
 struct Partial {
     bytes: Vec<u8>,
@@ -35,7 +40,11 @@ impl Tree {
     pub(crate) fn new(nbytes: u64) -> Tree {
         Tree {
             nbytes,
-            values: (0..count(nbytes)).map(|_| OnceLock::new()).collect(),
+            root: match nbytes {
+                0 => Algorithm::Blake3.digest(&[]).into(),
+                _ => OnceLock::new(),
+            },
+            alone: Mutex::default(),
             partial: Mutex::default(),
         }
     }
@@ -47,7 +56,7 @@ impl Tree {
         let mut rest = bytes;
         while !rest.is_empty() {
             let first = at - at % SUBTREE_NBYTES;
-            let last = self.nbytes.min(first + SUBTREE_NBYTES);
+            let last = self.nbytes.min(first.saturating_add(SUBTREE_NBYTES));
             let (now, after) = rest.split_at(rest.len().min(size(last - at)));
             match now.len() == size(last - first) {
                 true => self.put(first, now),
@@ -59,7 +68,7 @@ impl Tree {
     }
 
     fn gather(&self, subtree: std::ops::Range<u64>, at: u64, bytes: &[u8]) {
-        let number = size(subtree.start / SUBTREE_NBYTES);
+        let number = subtree.start / SUBTREE_NBYTES;
         let len = size(subtree.end - subtree.start);
         let mut partial = locked(&self.partial);
         let part = partial.entry(number).or_insert_with(|| Partial {
@@ -80,23 +89,48 @@ impl Tree {
         }
     }
 
+    /// Takes a whole subtree.
     fn put(&self, begin: u64, bytes: &[u8]) {
-        let value = match self.values.len() {
-            1 => *blake3::hash(bytes).as_bytes(),
-            _ => subtree(begin, bytes),
-        };
-        // Fed twice, it is the same.
-        let _ = self.values[size(begin / SUBTREE_NBYTES)].set(value);
+        if self.nbytes <= SUBTREE_NBYTES {
+            // Fed twice, it is the same.
+            let _ = self.root.set(Digest::of_blake3(&blake3::hash(bytes)));
+            return;
+        }
+        self.join((0, begin / SUBTREE_NBYTES), subtree(begin, bytes));
+    }
+
+    /// Joins a node with its neighbours, as far up as they have come.
+    fn join(&self, (mut height, mut number): Node, mut value: ChainingValue) {
+        let last = (self.nbytes - 1) / SUBTREE_NBYTES;
+        let mut alone = locked(&self.alone);
+        loop {
+            let other = number ^ 1;
+            // Without a neighbour to its right, it is the node above too.
+            if other <= last >> height {
+                let Some(found) = alone.remove(&(height, other)) else {
+                    alone.insert((height, number), value);
+                    return;
+                };
+                let (left, right) = if number < other {
+                    (&value, &found)
+                } else {
+                    (&found, &value)
+                };
+                if last >> height == 1 {
+                    let _ = self
+                        .root
+                        .set(Digest::of_blake3(&merge_subtrees_root(left, right, Mode::Hash)));
+                    return;
+                }
+                value = merge_subtrees_non_root(left, right, Mode::Hash);
+            }
+            (height, number) = (height + 1, number / 2);
+        }
     }
 
     /// The digest; `None` when some bytes did not come.
     pub(crate) fn finish(self) -> Option<Digest> {
-        let values: Option<Vec<ChainingValue>> = self.values.into_iter().map(OnceLock::into_inner).collect();
-        Some(match values?.as_slice() {
-            [] => Algorithm::Blake3.digest(&[]),
-            [root] => Digest::of_blake3(&blake3::Hash::from_bytes(*root)),
-            values => join(self.nbytes, values),
-        })
+        self.root.into_inner()
     }
 }
 
@@ -106,34 +140,6 @@ fn subtree(begin: u64, bytes: &[u8]) -> ChainingValue {
     hasher.set_input_offset(begin);
     hasher.update(bytes);
     hasher.finalize_non_root()
-}
-
-/// The digest of an input of `nbytes`, more than one subtree, from all of its subtrees in order.
-fn join(nbytes: u64, subtrees: &[ChainingValue]) -> Digest {
-    let (left, right) = halves(nbytes, subtrees);
-    Digest::of_blake3(&merge_subtrees_root(&left, &right, Mode::Hash))
-}
-
-fn halves(nbytes: u64, subtrees: &[ChainingValue]) -> (ChainingValue, ChainingValue) {
-    let in_left = left_subtree_len(nbytes);
-    // A power of two that is less than the whole and at least one subtree, so this cuts between subtrees.
-    let (left, right) = subtrees.split_at(size(in_left / SUBTREE_NBYTES));
-    (inner(in_left, left), inner(nbytes - in_left, right))
-}
-
-fn inner(nbytes: u64, subtrees: &[ChainingValue]) -> ChainingValue {
-    match subtrees {
-        [one] => *one,
-        _ => {
-            let (left, right) = halves(nbytes, subtrees);
-            merge_subtrees_non_root(&left, &right, Mode::Hash)
-        }
-    }
-}
-
-/// How many subtrees an input of `nbytes` has.
-fn count(nbytes: u64) -> usize {
-    size(nbytes.div_ceil(SUBTREE_NBYTES))
 }
 
 fn size(nbytes: u64) -> usize {

@@ -28,8 +28,8 @@ pub(crate) use system::fault::{
     exists, has_no_locks, is_a_directory, is_out_of_descriptors, is_replaced_by_copy, unsupported,
 };
 pub(crate) use system::file::{
-    RESERVED_AT_ONCE, append, check_room, check_size_limit, descriptors_allowed, facts, facts_at,
-    file_system, open_both_ways, open_for_reading, read_at, reserve, share_lock, try_lock, unlock,
+    RESERVED_AT_ONCE, append, check_extent, check_room, check_size_limit, descriptors_allowed, facts,
+    facts_at, file_system, open_both_ways, open_for_reading, read_at, reserve, share_lock, try_lock, unlock,
     wait_writable, write_all_at,
 };
 pub(crate) use system::name::{cut, name_bytes, name_of};

@@ -46,11 +46,36 @@ pub(crate) fn execute<'d>(
     reading: Reading,
     watch: &dyn Watch,
 ) -> Result<(), InFile> {
-    let mut chunks = split(plan, dests, sources, reading.chunk_nbytes);
+    let tasks = tasks(plan, dests, sources, reading.chunk_nbytes);
+    carry_out(tasks, sources, witnesses, reading, plan.nbytes(), watch)
+}
+
+/// Chunks that one thread reads, one after the other.
+pub(super) type Task<'p, 'd> = Vec<Chunk<'p, 'd>>;
+
+/// The tasks of a plan, in the order of the files.
+pub(super) fn tasks<'p, 'd>(
+    plan: &Plan<'p>,
+    dests: impl IntoIterator<Item = Destination<'d>>,
+    sources: &[&dyn Source],
+    chunk_nbytes: usize,
+) -> Vec<Task<'p, 'd>> {
+    let mut chunks = split(plan, dests, sources, chunk_nbytes);
     chunks.sort_by_key(|chunk| (chunk.file, chunk.span.start));
-    let tasks = join(chunks, sources, reading.chunk_nbytes);
+    join(chunks, sources, chunk_nbytes)
+}
+
+/// Read all bytes of these tasks, `total` in all.
+pub(super) fn carry_out<'p, 'd>(
+    tasks: impl IntoIterator<Item = Task<'p, 'd>, IntoIter: Send>,
+    sources: &[&dyn Source],
+    witnesses: &[&dyn Witness],
+    reading: Reading,
+    total: u64,
+    watch: &dyn Watch,
+) -> Result<(), InFile> {
     let stages = Stages::default();
-    let read = |task: Vec<Chunk<'_, '_>>, stop: StopFlag<'_>| {
+    let read = |task: Task<'_, '_>, stop: StopFlag<'_>| {
         let file = task.first().map_or(0, |chunk| chunk.file);
         let witness = witnesses.get(file).copied();
         let outcome = stages.lend(|stage| relay::read(sources[file], witness, task, stage, stop));
@@ -60,7 +85,7 @@ pub(crate) fn execute<'d>(
             InFile { file, failure }
         })
     };
-    share(reading, tasks, plan.nbytes(), read, watch)
+    share(reading, tasks, total, read, watch)
 }
 
 /// Cuts the plan into chunks.
@@ -132,11 +157,7 @@ fn cut<'p, 'd>(
 /// Puts chunks together that one thread reads one after the other. From a source where it is beginning a read that costs
 /// they are one read: neighbours with no more bytes between them than it gives for fewer reads, `most` from the first to
 /// the last. From others they are any that follow, `most` bytes in all, or fewer where runs are short.
-fn join<'p, 'd>(
-    mut chunks: Vec<Chunk<'p, 'd>>,
-    sources: &[&dyn Source],
-    most: usize,
-) -> Vec<Vec<Chunk<'p, 'd>>> {
+fn join<'p, 'd>(mut chunks: Vec<Chunk<'p, 'd>>, sources: &[&dyn Source], most: usize) -> Vec<Task<'p, 'd>> {
     let mut begins = Vec::new();
     let (mut file, mut span, mut cost) = (0, 0..0, 0);
     for (rank, chunk) in chunks.iter().enumerate() {

@@ -93,17 +93,22 @@ const ALIGNMENT: usize = 64;
 impl Piece<'_> {
     /// Bytes that lie together, as they are, without a place.
     pub(crate) fn run(file: usize, run: Range<u64>) -> Result<Piece<'static>, Failure> {
-        Ok(Piece {
+        Ok(Piece::straight(file, run.start, size(run.end - run.start)?))
+    }
+
+    /// The same for so many bytes from `position` on.
+    pub(crate) fn straight(file: usize, position: u64, nbytes: usize) -> Piece<'static> {
+        Piece {
             file,
-            position: run.start,
+            position,
             gathered: None,
             converted: None,
             alignment: 1,
             place: Place {
-                nbytes: size(run.end - run.start)?,
+                nbytes,
                 ..Place::default()
             },
-        })
+        }
     }
 
     /// Where the first of its bytes is in the file.

@@ -1,14 +1,15 @@
 //! Reading for those who look at bytes and keep none: digests, statistics, the system's cache.
 
+use std::iter;
 use std::ops::Range;
 
-use ingot_format::to_u64;
+use ingot_format::{to_u64, to_usize};
 
-use super::execute::execute;
+use super::execute::{carry_out, tasks};
 use super::gather::Destination;
 use super::input::Witness;
 use super::plan::{Piece, Plan};
-use crate::error::InFile;
+use crate::error::{Failure, InFile};
 use crate::options::ReadOptions;
 use crate::source::Source;
 use crate::watch::Watch;
@@ -34,7 +35,9 @@ pub(crate) fn joined(runs: impl IntoIterator<Item = FileRun>) -> Vec<FileRun> {
 
 /// Bytes of these runs.
 pub(crate) fn nbytes(runs: &[FileRun]) -> u64 {
-    runs.iter().map(|(_, run)| run.end - run.start).sum()
+    let nbytes = runs.iter().map(|(_, run)| run.end - run.start);
+    // Servers may claim anything.
+    nbytes.fold(0, u64::saturating_add)
 }
 
 /// How these runs of the sources, which come in their order, are best read to be looked at.
@@ -47,7 +50,32 @@ pub(crate) fn looking(sources: &[&dyn Source], runs: &[FileRun], options: &ReadO
     Reading::above(ALONE_NBYTES, nbytes(runs), &spans, options)
 }
 
-/// Reads these runs, in pieces that are begun in their order, and shows them to the witnesses: one for each file, or none.
+/// Files up to this size are read without a question. Larger ones may be nothing but a hole, which takes years to read.
+const UNQUESTIONED_NBYTES: u64 = 1 << 40;
+
+/// Check that sources of which all is read can have the size that they claim.
+pub(crate) fn check_sizes(sources: &[&dyn Source]) -> Result<(), InFile> {
+    for (file, source) in sources.iter().enumerate() {
+        if source.nbytes() > UNQUESTIONED_NBYTES {
+            source.check_size().map_err(|fault| InFile {
+                file: Some(file),
+                failure: Failure::Read {
+                    position: 0,
+                    expected: to_usize(source.nbytes()).unwrap_or(usize::MAX),
+                    found: 0,
+                    source: Some(fault),
+                },
+            })?;
+        }
+    }
+    Ok(())
+}
+
+/// Pieces that are planned at once. A run may be as long as a server or a sparse file claims, so its pieces are made
+/// while earlier ones are read.
+const PLANNED_PIECES: usize = 4096;
+
+/// Read these runs in pieces that begin in order, and show them to the witnesses: one for each file, or none.
 pub(crate) fn show(
     sources: &[&dyn Source],
     witnesses: &[&dyn Witness],
@@ -55,19 +83,35 @@ pub(crate) fn show(
     reading: Reading,
     watch: &dyn Watch,
 ) -> Result<(), InFile> {
-    let mut pieces = Vec::with_capacity(runs.len());
-    for (file, run) in runs {
-        let mut at = run.start;
-        while at < run.end {
-            let most = to_u64(reading.chunk_nbytes).min(run.end - at);
-            let end = witnesses
-                .get(*file)
-                .map_or(at + most, |witness| witness.cut(at, most));
-            pieces.push(Piece::run(*file, at..end)?);
-            at = end;
-        }
-    }
-    let plan = Plan::into_each(pieces);
-    let dests = plan.blocks().iter().map(|&nbytes| Destination::Shown(nbytes));
-    execute(&plan, sources, witnesses, dests, reading, watch)
+    check_sizes(sources)?;
+    let chunk_nbytes = reading.chunk_nbytes;
+    let mut pieces = runs.iter().flat_map(move |(file, run)| {
+        let parts = cut(run.clone(), chunk_nbytes, witnesses.get(*file).copied());
+        parts.map(|(position, nbytes)| Piece::straight(*file, position, nbytes))
+    });
+    let planned = iter::from_fn(move || {
+        let pieces: Vec<_> = pieces.by_ref().take(PLANNED_PIECES).collect();
+        (!pieces.is_empty()).then(|| Plan::into_each(pieces))
+    });
+    let tasks = planned.flat_map(move |plan| {
+        let dests = plan.blocks().iter().map(|&nbytes| Destination::Shown(nbytes));
+        tasks(&plan, dests, sources, chunk_nbytes)
+    });
+    carry_out(tasks, sources, witnesses, reading, nbytes(runs), watch)
+}
+
+/// The position and the size of each part of a run: at most so many bytes, cut where `witness` prefers it.
+fn cut(run: Range<u64>, most: usize, witness: Option<&dyn Witness>) -> impl Iterator<Item = (u64, usize)> {
+    let mut at = run.start;
+    iter::from_fn(move || {
+        let begin = at;
+        let left = to_u64(most).min(run.end - begin);
+        at = witness.map_or(begin + left, |witness| witness.cut(begin, left));
+        (begin < run.end).then(|| {
+            (
+                begin,
+                to_usize(at - begin).map_or(most, |nbytes| nbytes.min(most)),
+            )
+        })
+    })
 }

@@ -140,6 +140,14 @@ impl Source for FileSource {
         self.stamp.nbytes
     }
 
+    fn check_size(&self) -> io::Result<()> {
+        match self.remote {
+            // A network or another process makes up the size of its file system.
+            Some(_) => Ok(()),
+            None => disk::check_extent(&self.file, self.stamp.nbytes),
+        }
+    }
+
     fn read_at(&self, position: u64, dest: &mut [u8]) -> io::Result<usize> {
         #[cfg(target_os = "linux")]
         if self.remote.is_none()

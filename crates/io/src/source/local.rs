@@ -138,6 +138,10 @@ impl Source for LocalFile {
         }
     }
 
+    fn check_size(&self) -> io::Result<()> {
+        self.with(FileSource::check_size)
+    }
+
     fn read_at(&self, position: u64, dest: &mut [u8]) -> io::Result<usize> {
         self.with(|file| file.read_at(position, dest))
     }

@@ -68,6 +68,10 @@ impl Source for MappedSource {
         self.file.nbytes()
     }
 
+    fn check_size(&self) -> io::Result<()> {
+        self.file.check_size()
+    }
+
     fn read_at(&self, position: u64, dest: &mut [u8]) -> io::Result<usize> {
         // From the file, not from the mapping: where another process shortened it, this is a short read, and
         // copying from the pages that are gone would be a SIGBUS.

@@ -30,6 +30,14 @@ pub trait Source: Send + Sync + Debug {
     /// Bytes there were when the source was opened.
     fn nbytes(&self) -> u64;
 
+    /// Check that there can be as many bytes as the size says, before all of them are read.
+    ///
+    /// # Errors
+    /// The file is larger than its file system.
+    fn check_size(&self) -> io::Result<()> {
+        Ok(())
+    }
+
     /// Copies bytes from `position` on into `dest`, and says how many. None means that there are no more.
     ///
     /// # Errors

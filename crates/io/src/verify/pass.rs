@@ -4,17 +4,14 @@ use crate::digest::{Digests, SUBTREE_NBYTES};
 use crate::error::{Failure, InFile};
 use crate::options::ReadOptions;
 use crate::read::input::Witness;
-use crate::read::show::{FileRun, joined, looking, nbytes, show};
+use crate::read::show::{FileRun, joined, looking, show};
 use crate::source::Source;
 use crate::watch::Watch;
-use crate::workers::{Reading, each};
+use crate::workers::Reading;
 
-/// Bytes that are read at once of what has to be hashed in order, at least: so few that they are in the cache when it is
-/// their turn, and so many that it does not matter that one thread wakes another.
+/// Bytes that are read at once of what has to be hashed in order: so few that they are in the cache when it is their
+/// turn, and so many that it does not matter that one thread wakes another.
 const PIECE_NBYTES: usize = 1 << 20;
-
-/// Pieces of a long file: a plan takes half a kilobyte for each of them.
-const MAX_PIECES: usize = 64 << 10;
 
 /// What pieces that wait for a network, or for earlier ones to be hashed, take of memory at most, all together.
 const WAITING_NBYTES: usize = 128 << 20;
@@ -84,7 +81,7 @@ pub(super) fn reading(sources: &[&dyn Source], runs: &[FileRun]) -> Reading {
     let reading = looking(sources, runs, &ReadOptions::default());
     let most = match reading.waits {
         true => (WAITING_NBYTES / reading.threads).max(PIECE_NBYTES),
-        false => each(nbytes(runs), MAX_PIECES, PIECE_NBYTES),
+        false => PIECE_NBYTES,
     };
     Reading {
         chunk_nbytes: reading.chunk_nbytes.min(most),

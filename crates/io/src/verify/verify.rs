@@ -14,7 +14,7 @@ use crate::error::Error;
 use crate::options::{Backend, OpenOptions};
 use crate::payload::Payload;
 use crate::read::show::nbytes;
-use crate::watch::{After, Watch, tell_all};
+use crate::watch::{After, Watch};
 
 /// What the digests of a file say of it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -117,10 +117,6 @@ pub fn verify(path: &Path, sha256: Option<Digest>, watch: &dyn Watch) -> Result<
     of_files(vec![&archive], sha256, watch).map(|mut reports| reports.swap_remove(0))
 }
 
-/// Files are read as one up to about this many bytes: what is kept in memory until they are, a plan and the digests of
-/// subtrees, takes a thousandth of them.
-const TOGETHER_NBYTES: u64 = 64 << 30;
-
 impl Checkpoint {
     /// Compares each file with the digests that it keeps, as [`verify`] does: a report for each, in their order. All are
     /// held against the index first. They should be open for reading by position, since a mapping of a file that is
@@ -132,22 +128,7 @@ impl Checkpoint {
         if sha256.is_some() {
             self.one_file()?;
         }
-        let mut total = 0;
-        let begin = |archive: &Archive| {
-            total += archive.header().file_nbytes();
-            total - archive.header().file_nbytes()
-        };
-        let archives = self.all_files()?;
-        let begins: Vec<u64> = archives.iter().copied().map(begin).collect();
-        let numbered: Vec<(u64, &Archive)> = begins.into_iter().zip(archives).collect();
-        let mut reports = Vec::with_capacity(numbered.len());
-        for together in numbered.chunk_by(|one, next| one.0 / TOGETHER_NBYTES == next.0 / TOGETHER_NBYTES) {
-            let before = together[0].0;
-            let archives = together.iter().map(|file| file.1).collect();
-            reports.extend(of_files(archives, sha256, &After { watch, before, total })?);
-        }
-        tell_all(watch, total)?;
-        Ok(reports)
+        of_files(self.all_files()?, sha256, watch)
     }
 }
 
@@ -163,7 +144,8 @@ fn of_files(
     let feeding: Vec<_> = checks.iter().map(Check::feeding).collect();
     let runs = wanted(&feeding);
     let headers = files.headers();
-    let total: u64 = headers.iter().map(|header| header.file_nbytes()).sum();
+    let sizes = headers.iter().map(|header| header.file_nbytes());
+    let total = sizes.fold(0, u64::saturating_add);
     // What need not be read counts as done.
     let before = total - nbytes(&runs);
     feed(&feeding, &runs, &After { watch, before, total }).map_err(|fault| files.explain(fault))?;

@@ -11,7 +11,7 @@ use std::time::Instant;
 use ingot_format::to_u64;
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, ServerName};
-use rustls::{ClientConfig, ClientConnection, RootCertStore, StreamOwned};
+use rustls::{ClientConfig, ClientConnection, RootCertStore, Stream};
 
 use crate::fault::{Fault, FaultKind};
 use crate::http::pace::{Deadline, Pace};
@@ -24,8 +24,17 @@ const BUFFER_NBYTES: usize = 8 << 10;
 enum Transport {
     Plain(TcpStream),
     /// Through another, which is safe itself where a proxy is spoken to over `https:`.
-    Tls(Box<StreamOwned<ClientConnection, Transport>>),
+    Tls(Box<Tls>),
 }
+
+#[derive(Debug)]
+struct Tls {
+    session: ClientConnection,
+    below: Transport,
+}
+
+/// Whether to go on waiting. Asked after every wait and after every read, also of a part of a TLS record.
+type Check<'c> = dyn FnMut() -> Result<(), Fault> + 'c;
 
 /// A connection to a server. What it reads beyond a head stays in its buffer.
 #[derive(Debug)]
@@ -70,48 +79,41 @@ impl Connection {
         let session = ClientConnection::new(Arc::clone(config), name);
         let mut session = session.map_err(|fault| refuse(io::Error::other(fault)))?;
         let begun = Instant::now();
-        while session.is_handshaking() {
-            match session.complete_io(&mut self.transport) {
-                Ok(_) => {}
-                Err(fault) if !is_a_tick(&fault) => {
-                    // What is refused for a reason of TLS is refused again.
-                    return Err(match fault.kind() {
-                        io::ErrorKind::InvalidData => refuse(fault),
-                        _ => FaultKind::Broken(fault).into(),
-                    });
-                }
-                Err(_) if !deadline.left()?.is_zero() => {}
-                Err(_) => {
-                    return Err(FaultKind::Slow {
-                        what: "no safe connection had come about",
-                        after: begun.elapsed(),
-                    }
-                    .into());
-                }
+        let mut check = || match deadline.left()?.is_zero() {
+            true => Err(FaultKind::Slow {
+                what: "TLS handshake timed out",
+                after: begun.elapsed(),
             }
+            .into()),
+            false => Ok(()),
+        };
+        while session.is_handshaking() {
+            let mut below = Checked {
+                transport: &mut self.transport,
+                check: &mut check,
+            };
+            // What is refused for a reason of TLS is refused again.
+            session
+                .complete_io(&mut below)
+                .map_err(|error| match error.kind() {
+                    io::ErrorKind::InvalidData => refuse(error),
+                    _ => broken(error),
+                })?;
         }
-        let session = StreamOwned::new(session, self.transport);
-        Ok(Connection::of(Transport::Tls(Box::new(session))))
+        let below = self.transport;
+        Ok(Connection::of(Transport::Tls(Box::new(Tls { session, below }))))
     }
 
     /// Sends all of `bytes`.
     pub(crate) fn send(&mut self, bytes: &[u8], pace: &mut Pace<'_>) -> Result<(), Fault> {
-        let mut rest = bytes;
-        while !rest.is_empty() {
-            match self.transport.write(rest) {
-                Ok(0) => return Err(FaultKind::Broken(io::ErrorKind::WriteZero.into()).into()),
-                Ok(count) => rest = &rest[count..],
-                Err(fault) if is_a_tick(&fault) => pace.check()?,
-                Err(fault) => return Err(FaultKind::Broken(fault).into()),
-            }
-        }
-        loop {
-            match self.transport.flush() {
-                Ok(()) => return Ok(()),
-                Err(fault) if is_a_tick(&fault) => pace.check()?,
-                Err(fault) => return Err(FaultKind::Broken(fault).into()),
-            }
-        }
+        let mut checked = Checked {
+            transport: &mut self.transport,
+            check: &mut || pace.check(),
+        };
+        checked
+            .write_all(bytes)
+            .and_then(|()| checked.flush())
+            .map_err(broken)
     }
 
     /// Bytes that have come into the buffer and were not taken.
@@ -184,60 +186,105 @@ impl Transport {
     fn socket(&self) -> &TcpStream {
         match self {
             Transport::Plain(socket) => socket,
-            Transport::Tls(session) => session.sock.socket(),
+            Transport::Tls(tls) => tls.below.socket(),
         }
     }
 
-    /// Reads once, however often it has to wait for that.
+    /// Reads once, however often it has to wait for that. Only what comes out of it counts as progress: records of TLS
+    /// that hold nothing, or do not end, do not.
     fn receive(&mut self, dest: &mut [u8], pace: &mut Pace<'_>) -> Result<usize, Fault> {
+        pace.resume();
+        let mut checked = Checked {
+            transport: self,
+            check: &mut || pace.check(),
+        };
+        let count = match checked.read(dest) {
+            Ok(count) => count,
+            // A server that ends a connection of TLS without saying so: what is missing shows in the lengths.
+            Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => 0,
+            Err(error) => return Err(broken(error)),
+        };
+        pace.came(to_u64(count));
+        pace.check()?;
+        Ok(count)
+    }
+}
+
+/// A transport whose reads and writes end with an error once `check` fails.
+struct Checked<'c, 't> {
+    transport: &'t mut Transport,
+    check: &'t mut Check<'c>,
+}
+
+impl Checked<'_, '_> {
+    /// Waits for the socket in ticks, between which it is checked whether to go on.
+    fn wait<T>(
+        socket: &mut TcpStream,
+        check: &mut Check<'_>,
+        mut call: impl FnMut(&mut TcpStream) -> io::Result<T>,
+    ) -> io::Result<T> {
         loop {
-            let outcome = self.read(dest);
-            if let Ok(count) = &outcome {
-                pace.came(to_u64(*count));
-            }
-            pace.check()?;
+            let outcome = call(socket);
+            check()?;
             match outcome {
-                Ok(count) => return Ok(count),
-                Err(fault) if is_a_tick(&fault) => {}
-                // A server that ends a connection of TLS without saying so: what is missing shows in the lengths.
-                Err(fault) if fault.kind() == io::ErrorKind::UnexpectedEof => return Ok(0),
-                Err(fault) => return Err(FaultKind::Broken(fault).into()),
+                Err(error) if is_a_tick(&error) => {}
+                outcome => return outcome,
             }
         }
     }
+
+    /// What `call` does with the TLS of this transport, over what is below.
+    fn secured<T>(
+        tls: &mut Tls,
+        check: &mut Check<'_>,
+        call: impl FnOnce(&mut Stream<'_, ClientConnection, Checked<'_, '_>>) -> io::Result<T>,
+    ) -> io::Result<T> {
+        let transport = &mut tls.below;
+        call(&mut Stream::new(
+            &mut tls.session,
+            &mut Checked { transport, check },
+        ))
+    }
 }
 
-impl Read for Transport {
+impl Read for Checked<'_, '_> {
     fn read(&mut self, dest: &mut [u8]) -> io::Result<usize> {
-        match self {
-            Transport::Plain(socket) => socket.read(dest),
-            Transport::Tls(session) => session.read(dest),
+        match self.transport {
+            Transport::Plain(socket) => Checked::wait(socket, self.check, |socket| socket.read(dest)),
+            Transport::Tls(tls) => Checked::secured(tls, self.check, |stream| stream.read(dest)),
         }
     }
 }
 
-impl Write for Transport {
+impl Write for Checked<'_, '_> {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        match self {
-            Transport::Plain(socket) => socket.write(bytes),
-            Transport::Tls(session) => session.write(bytes),
+        match self.transport {
+            Transport::Plain(socket) => Checked::wait(socket, self.check, |socket| socket.write(bytes)),
+            Transport::Tls(tls) => Checked::secured(tls, self.check, |stream| stream.write(bytes)),
         }
     }
 
     fn flush(&mut self) -> io::Result<()> {
-        match self {
-            Transport::Plain(socket) => socket.flush(),
-            Transport::Tls(session) => session.flush(),
+        match self.transport {
+            Transport::Plain(socket) => Checked::wait(socket, self.check, Write::flush),
+            Transport::Tls(tls) => Checked::secured(tls, self.check, |stream| stream.flush()),
         }
     }
 }
 
 /// Whether a wait was over and nothing more.
-fn is_a_tick(fault: &io::Error) -> bool {
+fn is_a_tick(error: &io::Error) -> bool {
     matches!(
-        fault.kind(),
+        error.kind(),
         io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut | io::ErrorKind::Interrupted
     )
+}
+
+/// The fault of a check that failed below, or of a connection that broke.
+fn broken(error: io::Error) -> Fault {
+    error
+        .downcast::<Fault>()
+        .unwrap_or_else(|error| FaultKind::Broken(error).into())
 }
 
 /// How safe connections are made. There is no way to do without the check.

@@ -7,13 +7,20 @@ use crate::fault::{Fault, FaultKind};
 use crate::options::RemoteOptions;
 use crate::stop::StopFlag;
 
-/// How long one wait is at most, before it is looked whether to go on.
-pub(crate) const TICK: Duration = Duration::from_millis(100);
+/// The longest single wait before the stop flag and the deadline are looked at again. With the 50 ms after which the
+/// calling thread looks for signals, a call ends within 100 ms of an interrupt.
+pub(crate) const TICK: Duration = Duration::from_millis(25);
+
+/// Payload that renews the deadline of a request. What may be much more, a whole file from a server that gives no parts,
+/// takes as long as it takes, as long as it comes.
+const PROGRESS_NBYTES: u64 = 1 << 20;
 
 /// When a request is given up: at that time, or once nobody wants it any more.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Deadline<'f> {
     pub(crate) at: Instant,
+    /// The time that it allowed from the start.
+    time: Duration,
     pub(crate) stop: StopFlag<'f>,
 }
 
@@ -23,7 +30,12 @@ impl<'f> Deadline<'f> {
         let now = Instant::now();
         let at = now.checked_add(time);
         let at = at.unwrap_or(now + Duration::from_secs(86_400));
-        Deadline { at, stop }
+        Deadline { at, time, stop }
+    }
+
+    /// The same time from now on.
+    fn renewed(self) -> Deadline<'f> {
+        Deadline::within(self.time, self.stop)
     }
 
     /// The same, but so long from now at most.
@@ -44,7 +56,8 @@ impl<'f> Deadline<'f> {
     }
 }
 
-/// Watches over one exchange with a server: in each window of time it has to bring so many bytes.
+/// Watches over one exchange with a server: in each window of time it has to bring so many bytes of payload, and each
+/// [`PROGRESS_NBYTES`] of them renew the deadline.
 #[derive(Debug)]
 pub(crate) struct Pace<'f> {
     window: Duration,
@@ -52,6 +65,8 @@ pub(crate) struct Pace<'f> {
     /// When the present window began, and what has come since.
     since: Instant,
     nbytes: u64,
+    /// Bytes since the deadline was renewed.
+    progress: u64,
     deadline: Deadline<'f>,
     begun: Instant,
 }
@@ -64,19 +79,32 @@ impl<'f> Pace<'f> {
             window_nbytes: bytes_in(window, options.min_rate),
             since: Instant::now(),
             nbytes: 0,
+            progress: 0,
             deadline,
             begun: Instant::now(),
         }
     }
 
-    /// What says that nobody wants the answer any more.
-    pub(crate) fn stop(&self) -> StopFlag<'f> {
-        self.deadline.stop
+    /// When the exchange is given up, by the progress until now.
+    pub(crate) fn deadline(&self) -> Deadline<'f> {
+        self.deadline
     }
 
-    /// Notes that bytes came.
+    /// Begins another window where one is over: what the caller did between two reads is not the server's time.
+    pub(crate) fn resume(&mut self) {
+        let now = Instant::now();
+        if now.duration_since(self.since) >= self.window {
+            (self.since, self.nbytes) = (now, 0);
+        }
+    }
+
+    /// Notes that payload came.
     pub(crate) fn came(&mut self, nbytes: u64) {
         self.nbytes = self.nbytes.saturating_add(nbytes);
+        self.progress = self.progress.saturating_add(nbytes);
+        if self.progress >= PROGRESS_NBYTES {
+            (self.deadline, self.progress) = (self.deadline.renewed(), 0);
+        }
     }
 
     /// Whether to go on waiting. Asked after every wait and every read, so that bytes that trickle in count too.
@@ -86,7 +114,7 @@ impl<'f> Pace<'f> {
             let after = self.begun.elapsed();
             Err(FaultKind::Slow { what, after }.into())
         };
-        if self.stop().is_set() {
+        if self.deadline.stop.is_set() {
             return Err(FaultKind::Stopped.into());
         }
         if now >= self.deadline.at {

@@ -27,10 +27,15 @@ pub(crate) struct Tries<'f> {
 
 impl<'f> Tries<'f> {
     pub(crate) fn new(options: &RemoteOptions, stop: StopFlag<'f>) -> Tries<'f> {
+        Tries::until(Deadline::within(options.timeout, stop), options)
+    }
+
+    /// The attempts of one that is a part of another, which has this deadline.
+    pub(crate) fn until(deadline: Deadline<'f>, options: &RemoteOptions) -> Tries<'f> {
         Tries {
             made: 0,
             most: options.retries.saturating_add(1),
-            deadline: Deadline::within(options.timeout, stop),
+            deadline,
         }
     }
 

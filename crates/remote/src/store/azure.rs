@@ -1,5 +1,7 @@
 //! Azure Blob Storage.
 
+use std::time::Instant;
+
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use jiff::Timestamp;
@@ -7,11 +9,12 @@ use ring::hmac;
 
 use crate::fault::{Fault, FaultKind};
 use crate::http::message::{HttpRequest, http_date};
+use crate::http::pace::Deadline;
 use crate::options::{RemoteOptions, Secret, Token, credential};
-use crate::stop::StopFlag;
 use crate::store::bucket::Object;
 use crate::store::credentials::token::TokenSource;
 use crate::store::credentials::{Variable, azure, set};
+use crate::store::sigv4::collapsed;
 use crate::url::{Url, encode_path};
 
 /// The version of the service that requests are written for. Tokens are known to none before that of 2017.
@@ -90,7 +93,7 @@ impl Connection {
 
     fn get(&self, name: &str) -> Option<String> {
         let pair = self.0.iter().find(|pair| pair.0.eq_ignore_ascii_case(name));
-        pair.map(|pair| pair.1.clone())
+        pair.map(|pair| pair.1.clone()).filter(|value| !value.is_empty())
     }
 
     fn endpoint(&self, account: &str) -> Option<String> {
@@ -151,7 +154,8 @@ fn by_url_or_key(
     query: Option<Secret>,
     key: Option<Secret>,
 ) -> Result<Option<(Option<String>, Entry)>, Fault> {
-    match (query, key) {
+    let is_given = |secret: &Secret| !secret.reveal().trim().trim_start_matches('?').is_empty();
+    match (query.filter(is_given), key.filter(is_given)) {
         (Some(query), _) => {
             let query = query.reveal().trim().trim_start_matches('?');
             match query.bytes().all(|byte| byte.is_ascii_graphic()) {
@@ -173,19 +177,24 @@ fn option(why: &str) -> Fault {
 }
 
 impl AzureAccess {
+    /// Forgets a token that was issued by the time `sent` and then refused. Returns whether there was one.
+    pub(crate) fn forget(&self, sent: Instant) -> bool {
+        matches!(&self.entry, Entry::Issued(source) if source.forget(sent))
+    }
+
     /// Adds to a request what it is let in by; says whether that is secret.
     pub(crate) fn sign(
         &self,
         request: &mut HttpRequest<'_>,
         options: &RemoteOptions,
-        stop: StopFlag<'_>,
+        deadline: Deadline<'_>,
     ) -> Result<bool, Fault> {
         let mut add = |name: &str, value: String| request.headers.push((name.to_owned(), value));
         add("x-ms-version", VERSION.to_owned());
         let token = match &self.entry {
             Entry::Url => None,
             Entry::Token(token) => Some(token.clone()),
-            Entry::Issued(source) => source.token(options, stop)?,
+            Entry::Issued(source) => source.token(options, deadline)?,
             Entry::Key(key) => {
                 add("x-ms-date", http_date(Timestamp::now()));
                 let signature = hmac::sign(key, self.text(request).as_bytes());
@@ -228,7 +237,7 @@ impl AzureAccess {
         let mut own: Vec<String> = request
             .headers
             .iter()
-            .map(|(name, value)| format!("{}:{}\n", name.to_ascii_lowercase(), value.trim()))
+            .map(|(name, value)| format!("{}:{}\n", name.to_ascii_lowercase(), collapsed(value)))
             .filter(|line| line.starts_with("x-ms-"))
             .collect();
         own.sort();

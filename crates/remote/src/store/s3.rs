@@ -1,11 +1,13 @@
 //! Amazon S3, and what speaks like it.
 
+use std::time::Instant;
+
 use jiff::Timestamp;
 
 use crate::fault::Fault;
 use crate::http::message::HttpRequest;
+use crate::http::pace::Deadline;
 use crate::options::RemoteOptions;
-use crate::stop::StopFlag;
 use crate::store::bucket::Object;
 use crate::store::credentials::amazon::{Amazon, host_of};
 use crate::store::credentials::source::Source;
@@ -91,19 +93,24 @@ impl S3Access {
         }
     }
 
+    /// Forgets keys that were issued by the time `sent` and then refused. Returns whether there were any.
+    pub(crate) fn forget(&self, sent: Instant) -> bool {
+        self.keys.as_ref().is_some_and(|source| source.forget(sent))
+    }
+
     /// Signs a request, if there is anything to sign it with; says whether what it carries is secret.
     pub(crate) fn sign(
         &self,
         request: &mut HttpRequest<'_>,
         options: &RemoteOptions,
-        stop: StopFlag<'_>,
+        deadline: Deadline<'_>,
     ) -> Result<bool, Fault> {
         if self.is_payer {
             let payer = ("x-amz-request-payer".to_owned(), "requester".to_owned());
             request.headers.push(payer);
         }
         let source = self.keys.as_ref();
-        let keys = source.map(|source| source.keys(options, stop)).transpose()?;
+        let keys = source.map(|source| source.keys(options, deadline)).transpose()?;
         let Some(keys) = keys.flatten() else {
             return Ok(false);
         };
@@ -118,7 +125,9 @@ impl S3Access {
 mod tests {
     use super::*;
     use crate::options::Secret;
+    use crate::stop::StopFlag;
     use std::fs;
+    use std::time::Duration;
 
     fn nothing(_: &str) -> Option<String> {
         None
@@ -165,7 +174,8 @@ mod tests {
                 Some(pair.1.clone())
             };
             let (_, access) = locate("b/k", options, &variable).unwrap();
-            let keys = access.keys?.keys(options, StopFlag::never()).unwrap();
+            let deadline = Deadline::within(Duration::ZERO, StopFlag::never());
+            let keys = access.keys?.keys(options, deadline).unwrap();
             Some(keys?.id.reveal().to_owned())
         };
         let mut options = RemoteOptions::default();

@@ -1,5 +1,7 @@
 //! Signature Version 4 of Amazon, which Google's store takes too.
 
+use std::collections::BTreeMap;
+
 use jiff::Timestamp;
 use ring::{digest, hmac};
 
@@ -16,20 +18,18 @@ pub(crate) fn sign(request: &mut HttpRequest<'_>, keys: &Keys, region: &str, ser
     if let Some(session) = &keys.session {
         add("x-amz-security-token", session.reveal());
     }
-    let mut signed: Vec<(String, &str)> = request
-        .headers
-        .iter()
-        .map(|(name, value)| (name.to_ascii_lowercase(), value.trim()))
-        .filter(|(name, _)| name == "range" || name.starts_with("x-amz-"))
-        .collect();
-    let authority = request.url.authority();
-    signed.push(("host".to_owned(), &authority));
-    signed.sort();
-    let names: Vec<&str> = signed.iter().map(|header| header.0.as_str()).collect();
+    let mut signed = BTreeMap::from([("host".to_owned(), vec![request.url.authority()])]);
+    for (name, value) in &request.headers {
+        let name = name.to_ascii_lowercase();
+        if name == "range" || name.starts_with("x-amz-") {
+            signed.entry(name).or_default().push(collapsed(value));
+        }
+    }
+    let names: Vec<&str> = signed.keys().map(String::as_str).collect();
     let names = names.join(";");
     let lines: String = signed
         .iter()
-        .map(|(name, value)| format!("{name}:{value}\n"))
+        .map(|(name, values)| format!("{name}:{}\n", values.join(",")))
         .collect();
     let canonical = format!(
         "{}\n{}\n{}\n{lines}\n{names}\n{body}",
@@ -64,6 +64,12 @@ fn canonical_query(query: &str) -> String {
         .collect();
     pairs.sort();
     pairs.join("&")
+}
+
+/// A header as it is signed: with one space for each run of them.
+pub(crate) fn collapsed(value: &str) -> String {
+    let words: Vec<&str> = value.split_ascii_whitespace().collect();
+    words.join(" ")
 }
 
 fn keyed(key: &[u8], text: &[u8]) -> Vec<u8> {
@@ -106,5 +112,11 @@ mod tests {
              SignedHeaders=host;range;x-amz-content-sha256;x-amz-date, \
              Signature=f0e8bdb87c964420e857bd35b5d6ed310bd44f0170aba48dd91039c6036bdb41"
         );
+    }
+
+    /// Held against what botocore signs by tests/remote.
+    #[test]
+    fn headers_are_signed_with_single_spaces_and_each_name_once() {
+        assert_eq!(collapsed(" a  b\t c "), "a b c");
     }
 }

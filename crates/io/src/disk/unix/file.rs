@@ -178,6 +178,26 @@ pub(crate) fn check_room(_: &File, _: u64) -> io::Result<()> {
     Ok(())
 }
 
+/// Fail when a file of `nbytes` is larger than its file system: most of it is a hole.
+#[cfg(target_os = "linux")]
+pub(crate) fn check_extent(file: &File, nbytes: u64) -> io::Result<()> {
+    let Ok(space) = rustix::fs::fstatvfs(file) else {
+        return Ok(());
+    };
+    let most = space.f_blocks.saturating_mul(space.f_frsize);
+    if most > 0 && nbytes > most {
+        let why =
+            format!("the file is sparse: its file system holds {most} bytes at most, and it claims {nbytes}");
+        return Err(io::Error::new(io::ErrorKind::InvalidData, why));
+    }
+    Ok(())
+}
+
+#[cfg(not(target_os = "linux"))]
+pub(crate) fn check_extent(_: &File, _: u64) -> io::Result<()> {
+    Ok(())
+}
+
 /// Fails when the process may not write files this large (`ulimit -f`). Writing would find out by a signal, which
 /// ends the process unless it is ignored.
 pub(crate) fn check_size_limit(nbytes: u64) -> io::Result<()> {

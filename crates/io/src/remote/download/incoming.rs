@@ -1,10 +1,11 @@
 //! Files on their way: parts of all of them come at once, each into the file that gets its name in the end.
 
+use std::collections::BTreeSet;
 use std::fs::File;
 use std::io;
 use std::ops::Range;
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, TryLockError};
 
 use ingot_format::{to_u64, to_usize};
@@ -31,7 +32,7 @@ pub(super) struct Incoming {
     versioned: VersionedSource,
     path: PathBuf,
     table: PartTable,
-    /// The hashes that its parts have, as far as they were there when this began.
+    /// The hashes of its parts that were there when this began; empty where none was.
     hashes: Vec<PartHash>,
     landing: Landing,
     fetched: AtomicU64,
@@ -143,13 +144,24 @@ impl Partial {
     }
 }
 
+/// Unlocks the file. A flush that was interrupted goes on with a copy of the descriptor, which shares the lock.
+impl Drop for Partial {
+    fn drop(&mut self) {
+        let place = self.place.get_mut().unwrap_or_else(PoisonError::into_inner);
+        if let Some(draft) = &place.draft {
+            // Where there are no locks, there is none to be undone.
+            let _ = disk::unlock(draft.file());
+        }
+    }
+}
+
 /// Fetches what is missing of all these files.
 pub(super) fn fetch(files: &[Incoming], how: &DownloadOptions, watch: &dyn Watch) -> Result<(), Error> {
     let parts = |(file, incoming): (usize, &Incoming)| {
         let numbers = 0..incoming.table.count();
-        numbers.map(move |number| (file, number)).collect::<Vec<_>>()
+        numbers.map(move |number| (file, number))
     };
-    let tasks = files.iter().enumerate().flat_map(parts).collect();
+    let tasks = files.iter().enumerate().flat_map(parts);
     let spans: Vec<(&dyn Source, Range<u64>)> = files
         .iter()
         .map(|file| (&*file.versioned.source, 0..file.nbytes()))
@@ -195,13 +207,12 @@ impl Incoming {
             partial.discard();
             return Err(error);
         }
-        let hashes = left.unwrap_or_else(|| vec![PartHash::default(); table.count()]);
         let partial = Partial::new(partial, table.nbytes(), how.existing, keep)?;
         Ok(Incoming {
             versioned,
             path,
             table,
-            hashes,
+            hashes: left.unwrap_or_default(),
             landing: Landing::Partial(partial),
             fetched: AtomicU64::new(0),
         })
@@ -234,6 +245,11 @@ impl Incoming {
         self.versioned.source.nbytes()
     }
 
+    /// The hash of a part that was there when this began; zero where it was not.
+    fn hash(&self, number: usize) -> PartHash {
+        self.hashes.get(number).copied().unwrap_or_default()
+    }
+
     fn follow(&self) -> Option<Follow<'_>> {
         let follows = self.versioned.sha256.is_some() && matches!(self.landing, Landing::Partial(_));
         follows.then(|| Follow::new(&self.table))
@@ -244,7 +260,7 @@ impl Incoming {
         let part = self.table.part(number);
         match &self.landing {
             Landing::Named => {
-                let has_hash = |file: File| has_hash(&file, &part, &self.hashes[number]);
+                let has_hash = |file: File| has_hash(&file, &part, &self.hash(number));
                 if !File::open(&self.path).is_ok_and(has_hash) {
                     return Err(is_there(&self.path));
                 }
@@ -265,7 +281,7 @@ impl Incoming {
         stop: StopFlag<'_>,
     ) -> Result<(), Error> {
         let part = self.table.part(number);
-        if !has_hash(draft.file(), &part, &self.hashes[number]) {
+        if !has_hash(draft.file(), &part, &self.hash(number)) {
             let hash = self.fetch(draft, &part, stop)?;
             draft.write(&hash, self.table.position(number))?;
         }
@@ -448,7 +464,8 @@ fn size(range: &Range<u64>) -> usize {
 /// memory: so nobody waits for the parts before his own, and nothing is kept.
 struct Follow<'f> {
     table: &'f PartTable,
-    is_there: Vec<AtomicBool>,
+    /// The parts that are there and were not hashed.
+    waiting: Mutex<BTreeSet<usize>>,
     turn: Mutex<HashedParts>,
 }
 
@@ -463,7 +480,7 @@ impl<'f> Follow<'f> {
     fn new(table: &'f PartTable) -> Follow<'f> {
         Follow {
             table,
-            is_there: (0..table.count()).map(|_| AtomicBool::new(false)).collect(),
+            waiting: Mutex::default(),
             turn: Mutex::new(HashedParts {
                 next: 0,
                 hasher: Hasher::new(Algorithm::Sha256),
@@ -473,7 +490,7 @@ impl<'f> Follow<'f> {
 
     /// Notes that a part is there, in `file`. Whoever does so hashes what can be hashed, unless somebody is at it.
     fn came(&self, number: usize, file: &File) -> io::Result<()> {
-        self.is_there[number].store(true, Ordering::SeqCst);
+        locked(&self.waiting).insert(number);
         loop {
             let mut turn = match self.turn.try_lock() {
                 Ok(turn) => turn,
@@ -493,14 +510,13 @@ impl<'f> Follow<'f> {
     }
 
     fn can_go_on(&self, next: usize) -> bool {
-        self.is_there
-            .get(next)
-            .is_some_and(|is_there| is_there.load(Ordering::SeqCst))
+        locked(&self.waiting).contains(&next)
     }
 
     fn hash(&self, turn: &mut HashedParts, file: &File) -> io::Result<()> {
         let part = self.table.part(turn.next);
         feed(&mut turn.hasher, file, &part)?;
+        locked(&self.waiting).remove(&turn.next);
         turn.next += 1;
         Ok(())
     }
@@ -552,6 +568,23 @@ mod tests {
         let kept = Partial::new(held, 0, Existing::Refuse, Keep::Open).unwrap();
         assert!(Draft::resume(&path, Existing::Refuse, &Unwatched).is_err());
         drop(kept);
+    }
+
+    #[test]
+    fn a_flush_that_goes_on_holds_no_lock() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("a");
+        let resumed = || Draft::resume(&path, Existing::Refuse, &Unwatched);
+        let mut draft = resumed().unwrap();
+        draft.begin_anew(3, &Unwatched).unwrap();
+        let partial = Partial::new(draft, 3, Existing::Refuse, Keep::Open).unwrap();
+        let flushing = partial
+            .with(|draft| Ok(draft.file().try_clone().unwrap()))
+            .unwrap();
+        assert!(resumed().is_err());
+        drop(partial);
+        assert!(resumed().is_ok());
+        drop(flushing);
     }
 
     #[test]

@@ -204,6 +204,7 @@ impl<'a> Amazon<'a> {
         let source = |name: &str| format!("{name} of the profile {}", ingot_format::Quoted(profile));
         let get = |name: &str| {
             let found = self.profiles.get_of(file, &section, name).map(Secret::new);
+            let found = found.filter(|secret| !secret.is_empty());
             found.map(|secret| secret.checked(&source(name))).transpose()
         };
         let (id, secret) = (get("aws_access_key_id")?, get("aws_secret_access_key")?);

@@ -13,7 +13,6 @@ use crate::http::pace::{Deadline, Pace};
 use crate::http::retry::Tries;
 use crate::options::{RemoteOptions, Secret};
 use crate::secrets::Secrets;
-use crate::stop::StopFlag;
 use crate::url::{Url, encode_segment};
 
 /// Bytes of an answer that are looked at.
@@ -25,13 +24,13 @@ const NEAR_TIMEOUT: Duration = Duration::from_secs(1);
 /// What asks one of them.
 pub(crate) struct Asker<'f> {
     client: Client,
-    pub(crate) stop: StopFlag<'f>,
+    deadline: Deadline<'f>,
 }
 
 impl<'f> Asker<'f> {
     /// One that asks the service at `url`. No proxy leads to one that is next to this machine, and none shall see what
     /// that is told.
-    pub(crate) fn of(url: &Url, options: &RemoteOptions, stop: StopFlag<'f>) -> Asker<'f> {
+    pub(crate) fn of(url: &Url, options: &RemoteOptions, deadline: Deadline<'f>) -> Asker<'f> {
         let client = match is_near(url) {
             true => Client::direct(RemoteOptions {
                 connect_timeout: NEAR_TIMEOUT.min(options.connect_timeout),
@@ -40,7 +39,7 @@ impl<'f> Asker<'f> {
             }),
             false => Client::new(options.clone()),
         };
-        Asker { client, stop }
+        Asker { client, deadline }
     }
 
     /// The body of the answer.
@@ -49,7 +48,7 @@ impl<'f> Asker<'f> {
             let why = format!("a proxy would read what {} is told over http://", request.url);
             return Err(FaultKind::Option(why).into());
         }
-        let mut tries = Tries::new(&self.client.options, self.stop);
+        let mut tries = Tries::until(self.deadline, &self.client.options);
         loop {
             match self.ask_once(request, tries.deadline) {
                 Ok(answer) => return Ok(answer),

@@ -2,12 +2,11 @@
 
 use std::process;
 use std::sync::Mutex;
-use std::time::{Duration, SystemTime};
+use std::time::{Duration, Instant, SystemTime};
 
-use crate::fault::Fault;
-use crate::http::pace::sleep;
+use crate::fault::{Fault, FaultKind};
+use crate::http::pace::{Deadline, sleep};
 use crate::lock::briefly;
-use crate::stop::StopFlag;
 
 /// What is good for less than this is asked for again: no request is sent with keys that are over when it arrives.
 const LEAST_VALIDITY: Duration = Duration::from_secs(300);
@@ -20,9 +19,16 @@ const NOBODY_VALIDITY: Duration = Duration::from_secs(3600);
 
 /// What each of some sources has issued last. It is good for all files that this process opens.
 pub(super) struct Issued<K: PartialEq, V> {
-    rows: Mutex<Vec<(K, Timed<V>)>>,
+    rows: Mutex<Vec<Row<K, V>>>,
     /// The sources that are being asked, and by which process: a forked one has a copy of what its parent was about.
     asked: Mutex<Vec<(u32, K)>>,
+}
+
+/// What a source has issued, and when.
+struct Row<K, V> {
+    source: K,
+    timed: Timed<V>,
+    at: Instant,
 }
 
 /// Something that is good for a while. None: the source has nothing for this caller.
@@ -50,12 +56,13 @@ impl<K: Clone + PartialEq, V: Clone> Issued<K, V> {
         }
     }
 
-    /// What `source` has issued and is still good, or what it issues now. `name` is what its faults call it.
+    /// What `source` has issued and is still good, or what it issues now. `name` is what its faults call it. Another
+    /// thread that asks the source is waited for until `deadline`.
     pub(super) fn get(
         &self,
         source: &K,
         name: &str,
-        stop: StopFlag<'_>,
+        deadline: Deadline<'_>,
         issue: impl FnOnce() -> Result<Timed<V>, Fault>,
     ) -> Result<Option<V>, Fault> {
         if let Some(value) = self.good(source) {
@@ -63,8 +70,14 @@ impl<K: Clone + PartialEq, V: Clone> Issued<K, V> {
         }
         // The threads of a load need new keys at the same moment: one asks. Where that fails, each finds out by itself.
         let turn = Turn::begin(self, source);
+        let begun = Instant::now();
         while turn.is_none() && self.is_asked(source) {
-            sleep(LOOK, stop)?;
+            if deadline.left()?.is_zero() {
+                let what = "another thread's request for credentials did not end";
+                let after = begun.elapsed();
+                return Err(Fault::new(FaultKind::Slow { what, after }).of_credentials(name));
+            }
+            sleep(LOOK, deadline.stop)?;
         }
         // Also with a turn: since the first look another one may have begun and ended.
         if let Some(value) = self.good(source) {
@@ -72,15 +85,31 @@ impl<K: Clone + PartialEq, V: Clone> Issued<K, V> {
         }
         let new = issue().map_err(|fault| fault.of_credentials(name))?;
         if let Some(mut rows) = briefly(&self.rows) {
-            rows.retain(|row| row.0 != *source);
-            rows.push((source.clone(), new.clone()));
+            rows.retain(|row| row.source != *source);
+            rows.push(Row {
+                source: source.clone(),
+                timed: new.clone(),
+                at: Instant::now(),
+            });
         }
         Ok(new.value)
     }
 
+    /// Forgets what `source` had issued by the time `sent`, since a request that was sent then was refused with it. Returns
+    /// whether there was such a thing, so that it makes sense to ask the source again.
+    pub(super) fn forget(&self, source: &K, sent: Instant) -> bool {
+        let Some(mut rows) = briefly(&self.rows) else {
+            return false;
+        };
+        let found = rows
+            .iter()
+            .position(|row| row.source == *source && row.timed.value.is_some() && row.at <= sent);
+        found.map(|at| rows.swap_remove(at)).is_some()
+    }
+
     fn good(&self, source: &K) -> Option<Option<V>> {
         let rows = briefly(&self.rows)?;
-        let (_, timed) = rows.iter().find(|row| row.0 == *source)?;
+        let timed = &rows.iter().find(|row| row.source == *source)?.timed;
         (timed.until > SystemTime::now() + LEAST_VALIDITY).then(|| timed.value.clone())
     }
 
@@ -123,6 +152,11 @@ mod tests {
     use std::sync::atomic::{AtomicUsize, Ordering};
 
     use super::*;
+    use crate::stop::StopFlag;
+
+    fn later() -> Deadline<'static> {
+        Deadline::within(Duration::from_secs(60), StopFlag::never())
+    }
 
     #[test]
     fn one_thread_asks_for_all_and_each_by_itself_where_it_fails() {
@@ -140,7 +174,7 @@ mod tests {
                         })
                         .ok_or_else(|| Fault::option("no"))
                 };
-                issued.get(&1, "it", StopFlag::never(), issue).ok()
+                issued.get(&1, "it", later(), issue).ok()
             };
             std::thread::scope(|scope| {
                 let threads: Vec<_> = (0..8).map(|_| scope.spawn(one)).collect();
@@ -159,6 +193,40 @@ mod tests {
         issued.rows.lock().unwrap().clear();
         issued.asked.lock().unwrap().push((process::id() + 1, 1));
         assert_eq!(run(&issued, false), [Some(Some(7)); 8]);
+    }
+
+    #[test]
+    fn a_refused_value_is_issued_again_unless_that_has_happened_already() {
+        let issued = Issued::new();
+        let next = AtomicUsize::new(0);
+        let get = || {
+            let until = SystemTime::now() + NOBODY_VALIDITY;
+            let value = Some(next.fetch_add(1, Ordering::Relaxed));
+            let issue = || Ok(Timed { value, until });
+            issued.get(&1, "it", later(), issue).unwrap()
+        };
+        assert!(!issued.forget(&1, Instant::now()));
+        assert_eq!(get(), Some(0));
+        let sent = Instant::now();
+        assert!(!issued.forget(&2, sent));
+        assert!(issued.forget(&1, sent));
+        let new = get();
+        assert_ne!(new, Some(0));
+        // Of two requests that were sent with the old value, the second finds the new one.
+        assert!(!issued.forget(&1, sent));
+        assert!(issued.forget(&1, Instant::now()));
+    }
+
+    #[test]
+    fn a_thread_that_waits_for_another_keeps_its_own_deadline() {
+        let issued = Issued::<u8, u8>::new();
+        issued.asked.lock().unwrap().push((process::id(), 1));
+        let soon = Deadline::within(Duration::from_millis(50), StopFlag::never());
+        let fault = issued
+            .get(&1, "it", soon, || panic!("it is being asked"))
+            .unwrap_err();
+        assert_eq!(fault.code(), "no-credentials");
+        assert!(fault.to_string().contains("another thread's request"), "{fault}");
     }
 
     static ISSUED: Issued<Overtaken, u8> = Issued::new();
@@ -187,7 +255,7 @@ mod tests {
             value: Some(issued),
             until: SystemTime::now() + NOBODY_VALIDITY,
         };
-        ISSUED.get(&source, "it", StopFlag::never(), || Ok(new)).unwrap()
+        ISSUED.get(&source, "it", later(), || Ok(new)).unwrap()
     }
 
     #[test]

@@ -100,9 +100,10 @@ fn read_json(path: &Path) -> Result<serde_json::Value, Fault> {
     serde_json::from_str(&read(path)?).map_err(|_| refused(format!("{} is no JSON", shown(path))))
 }
 
-/// The token that is all of a file.
-fn token_in(path: &Path) -> Result<Secret, Fault> {
-    Secret::new(read(path)?.trim()).checked(&format!("the token in {}", shown(path)))
+/// The token that is all of a file; `None` where that is empty.
+fn token_in(path: &Path) -> Result<Option<Secret>, Fault> {
+    let token = Secret::new(read(path)?.trim()).checked(&format!("the token in {}", shown(path)))?;
+    Ok(Some(token).filter(|token| !token.is_empty()))
 }
 
 /// Whether a service of this machine or of its cloud is asked, which stands next to it: no proxy leads there.

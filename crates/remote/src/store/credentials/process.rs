@@ -8,8 +8,7 @@ use std::time::Duration;
 use super::refused;
 use crate::fault::{Fault, FaultKind};
 use crate::http::pace::Deadline;
-use crate::options::{RemoteOptions, Secret};
-use crate::stop::StopFlag;
+use crate::options::Secret;
 use crate::system::{BACKSLASH_ESCAPES, without_waiting};
 
 /// How often it is looked whether a program has ended.
@@ -18,8 +17,8 @@ const LOOK: Duration = Duration::from_millis(10);
 /// Bytes of what it prints that are read: what fits into a pipe while nobody reads it.
 const OUTPUT_NBYTES: u64 = 64 << 10;
 
-/// What a program prints that is not run by a shell. It has the time of one request, and is ended with the call.
-pub(super) fn run(command: &Secret, options: &RemoteOptions, stop: StopFlag<'_>) -> Result<String, Fault> {
+/// What a program prints that is not run by a shell. It has the time of the request that needs its keys, and is ended with the call.
+pub(super) fn run(command: &Secret, deadline: Deadline<'_>) -> Result<String, Fault> {
     let words = split(command.reveal()).ok_or_else(|| refused("it has a quote that is not closed"))?;
     let [program, arguments @ ..] = &words[..] else {
         return Err(refused("it names no program"));
@@ -31,7 +30,7 @@ pub(super) fn run(command: &Secret, options: &RemoteOptions, stop: StopFlag<'_>)
         .stderr(Stdio::null())
         .spawn();
     let mut child = child.map_err(|fault| refused(format!("the program cannot be run: {fault}")))?;
-    let ended = wait(&mut child, Deadline::within(options.timeout, stop));
+    let ended = wait(&mut child, deadline);
     if ended.is_err() {
         // It may have ended by itself.
         let _ = child.kill();

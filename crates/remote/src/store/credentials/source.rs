@@ -1,6 +1,7 @@
 //! Sources of keys of S3: what stands there, and what is issued for a while.
 
 use std::path::PathBuf;
+use std::time::Instant;
 
 use jiff::Timestamp;
 
@@ -8,11 +9,11 @@ use super::asker::{Asker, element, form, posted, useless};
 use super::issued::{Issued, Timed};
 use super::process::run;
 use super::sso::Sso;
-use super::{Keys, refused, token_in, until};
+use super::{Keys, refused, shown, token_in, until};
 use crate::fault::Fault;
 use crate::http::message::HttpRequest;
+use crate::http::pace::Deadline;
 use crate::options::{RemoteOptions, Secret};
-use crate::stop::StopFlag;
 use crate::store::sigv4::sign;
 use crate::url::{Url, encode_segment};
 
@@ -83,21 +84,35 @@ impl Source {
 
     /// Keys that are good for some minutes at least: those that were issued before, or new ones. None: the machine has
     /// no role.
-    pub(crate) fn keys(&self, options: &RemoteOptions, stop: StopFlag<'_>) -> Result<Option<Keys>, Fault> {
+    pub(crate) fn keys(
+        &self,
+        options: &RemoteOptions,
+        deadline: Deadline<'_>,
+    ) -> Result<Option<Keys>, Fault> {
         match self {
             Source::Known(keys) => Ok(Some(keys.clone())),
-            Source::Issued(issuer) => KEYS.get(issuer, &issuer.name, stop, || issuer.issue(options, stop)),
+            Source::Issued(issuer) => {
+                KEYS.get(issuer, &issuer.name, deadline, || issuer.issue(options, deadline))
+            }
+        }
+    }
+
+    /// Forgets keys that were issued by the time `sent` and then refused. Returns whether there were any.
+    pub(crate) fn forget(&self, sent: Instant) -> bool {
+        match self {
+            Source::Known(_) => false,
+            Source::Issued(issuer) => KEYS.forget(issuer, sent),
         }
     }
 }
 
 impl Issuer {
-    fn issue(&self, options: &RemoteOptions, stop: StopFlag<'_>) -> Result<Timed<Keys>, Fault> {
+    fn issue(&self, options: &RemoteOptions, deadline: Deadline<'_>) -> Result<Timed<Keys>, Fault> {
         match &self.way {
-            Way::Role(role) => role.issue(options, stop),
-            Way::Sso(sso) => of_json(&sso.ask(options, stop)?, &sso.portal.to_string()),
+            Way::Role(role) => role.issue(options, deadline),
+            Way::Sso(sso) => of_json(&sso.ask(options, deadline)?, &sso.portal.to_string()),
             Way::Process(command) => {
-                let mut keys = of_json(&run(command, options, stop)?, "the program")?;
+                let mut keys = of_json(&run(command, deadline)?, "the program")?;
                 // What does not say when it is over is not over: a program is not run for each request.
                 if keys.until == until(None) {
                     keys.until = Timed::<Keys>::nothing().until;
@@ -107,35 +122,42 @@ impl Issuer {
             Way::Container { service, token } => {
                 let token = match token {
                     Some(ContainerToken::Text(text)) => Some(text.clone()),
-                    Some(ContainerToken::File(path)) => Some(token_in(path)?),
+                    Some(ContainerToken::File(path)) => token_in(path)?,
                     None => None,
                 };
                 let headers: Vec<_> = token.iter().map(|token| ("Authorization", token)).collect();
-                let answer = Asker::of(service, options, stop).get(service, &headers)?;
+                let answer = Asker::of(service, options, deadline).get(service, &headers)?;
                 of_json(&answer, &service.to_string())
             }
-            Way::Instance { service } => of_instance(service, options, stop),
+            Way::Instance { service } => of_instance(service, options, deadline),
         }
     }
 }
 
 impl Role {
-    fn issue(&self, options: &RemoteOptions, stop: StopFlag<'_>) -> Result<Timed<Keys>, Fault> {
+    fn issue(&self, options: &RemoteOptions, deadline: Deadline<'_>) -> Result<Timed<Keys>, Fault> {
         let pairs = self.pairs.iter().map(|(name, value)| (*name, value.as_str()));
-        let asker = Asker::of(&self.service, options, stop);
+        let asker = Asker::of(&self.service, options, deadline);
         let answer = match &self.proof {
             Proof::Token(file) => {
-                let token = token_in(file)?;
+                let token = token_in(file)?.ok_or_else(|| refused(format!("{} is empty", shown(file))))?;
                 let token = ("WebIdentityToken", token.reveal());
                 asker.post(&self.service, &form(pairs.chain([token])))?
             }
             Proof::Keys(source) => {
-                let keys = source.keys(options, stop)?;
-                let keys = keys.ok_or_else(|| refused("this machine has no role"))?;
                 let body = form(pairs);
-                let mut request = posted(&self.service, "application/x-www-form-urlencoded", &body);
-                sign(&mut request, &keys, &self.region, "sts", Timestamp::now());
-                asker.ask(&request)?
+                let ask = || {
+                    let keys = source.keys(options, deadline)?;
+                    let keys = keys.ok_or_else(|| refused("this machine has no role"))?;
+                    let mut request = posted(&self.service, "application/x-www-form-urlencoded", &body);
+                    sign(&mut request, &keys, &self.region, "sts", Timestamp::now());
+                    asker.ask(&request)
+                };
+                let sent = Instant::now();
+                match ask() {
+                    Err(fault) if fault.refuses_identity() && source.forget(sent) => ask()?,
+                    answer => answer?,
+                }
             }
         };
         let text = |name: &str| element(&answer, name).map(ToOwned::to_owned);
@@ -145,8 +167,8 @@ impl Role {
 }
 
 /// Version 2 of that service: first a token, which nobody gets who only makes this process follow a link.
-fn of_instance(service: &Url, options: &RemoteOptions, stop: StopFlag<'_>) -> Result<Timed<Keys>, Fault> {
-    let asker = Asker::of(service, options, stop);
+fn of_instance(service: &Url, options: &RemoteOptions, deadline: Deadline<'_>) -> Result<Timed<Keys>, Fault> {
+    let asker = Asker::of(service, options, deadline);
     let at = |path: &str| Url {
         path: format!("{}{path}", service.path.trim_end_matches('/')),
         ..service.clone()
@@ -163,6 +185,9 @@ fn of_instance(service: &Url, options: &RemoteOptions, stop: StopFlag<'_>) -> Re
             body: &[],
         })?;
         let token = Secret::new(token.trim()).checked("the token of the machine")?;
+        if token.is_empty() {
+            return Err(useless(&service.to_string()));
+        }
         let role = asker.get(&at(roles), &[("X-aws-ec2-metadata-token", &token)])?;
         Ok((token, role))
     };
@@ -204,12 +229,13 @@ fn of_json(body: &str, source: &str) -> Result<Timed<Keys>, Fault> {
 /// The keys that a source has issued: name, secret, session and when they are over.
 fn keys_of([id, secret, session, over]: [Option<String>; 4], source: &str) -> Result<Timed<Keys>, Fault> {
     let checked = |text: String| Secret::new(text).checked(&format!("what {source} has issued"));
-    let needed = |text: Option<String>| checked(text.ok_or_else(|| useless(source))?);
+    let given = |text: Option<String>| text.filter(|text| !text.trim().is_empty());
+    let needed = |text: Option<String>| checked(given(text).ok_or_else(|| useless(source))?);
     Ok(Timed {
         value: Some(Keys {
             id: needed(id)?,
             secret: needed(secret)?,
-            session: session.map(checked).transpose()?,
+            session: given(session).map(checked).transpose()?,
         }),
         until: until(over.as_deref()),
     })

@@ -13,8 +13,8 @@ use serde_json::{Value, json};
 use super::asker::{Asker, posted, useless};
 use super::{read_json, refused, shown, until};
 use crate::fault::Fault;
+use crate::http::pace::Deadline;
 use crate::options::{RemoteOptions, Secret};
-use crate::stop::StopFlag;
 use crate::store::sigv4::hex;
 use crate::system::for_nobody_else;
 use crate::url::Url;
@@ -45,18 +45,18 @@ impl Sso {
     }
 
     /// The answer with the keys.
-    pub(super) fn ask(&self, options: &RemoteOptions, stop: StopFlag<'_>) -> Result<String, Fault> {
-        let token = self.token(options, stop)?;
+    pub(super) fn ask(&self, options: &RemoteOptions, deadline: Deadline<'_>) -> Result<String, Fault> {
+        let token = self.token(options, deadline)?;
         let folder = self.portal.path.trim_end_matches('/');
         let url = Url {
             path: format!("{folder}/federation/credentials"),
             query: Some(self.query.clone()),
             ..self.portal.clone()
         };
-        Asker::of(&url, options, stop).get(&url, &[("x-amz-sso_bearer_token", &token)])
+        Asker::of(&url, options, deadline).get(&url, &[("x-amz-sso_bearer_token", &token)])
     }
 
-    fn token(&self, options: &RemoteOptions, stop: StopFlag<'_>) -> Result<Secret, Fault> {
+    fn token(&self, options: &RemoteOptions, deadline: Deadline<'_>) -> Result<Secret, Fault> {
         let log_in = |why: &str| refused(format!("{why}: log in with `aws sso login`"));
         if !self.file.exists() {
             return Err(log_in(&format!("there is no {}", shown(&self.file))));
@@ -64,7 +64,9 @@ impl Sso {
         let kept = read_json(&self.file)?;
         let text = |name: &str| kept.get(name).and_then(Value::as_str);
         let (now, over) = (SystemTime::now(), until(text("expiresAt")));
-        let present = text("accessToken").filter(|_| over > now).map(Secret::new);
+        let present = text("accessToken")
+            .filter(|token| over > now && !token.trim().is_empty())
+            .map(Secret::new);
         let present = present
             .map(|token| token.checked(&format!("the token in {}", shown(&self.file))))
             .transpose()?;
@@ -72,13 +74,13 @@ impl Sso {
         let renewed = match parts {
             _ if over > now + LEAST_VALIDITY || !self.is_renewed => None,
             [Some(client), Some(secret), Some(refresh)] if until(text("registrationExpiresAt")) > now => {
-                Some(self.renew(&kept, [client, secret, refresh], options, stop))
+                Some(self.renew(&kept, [client, secret, refresh], options, deadline))
             }
             _ => None,
         };
         match (renewed, present) {
             (Some(Ok(token)), _) => Ok(token),
-            (Some(Err(fault)), _) if stop.is_set() => Err(fault),
+            (Some(Err(fault)), _) if deadline.stop.is_set() => Err(fault),
             (_, Some(token)) => Ok(token),
             (Some(Err(fault)), None) => Err(fault),
             (None, None) => Err(log_in("the login is over")),
@@ -91,7 +93,7 @@ impl Sso {
         kept: &Value,
         [client, secret, refresh]: [&str; 3],
         options: &RemoteOptions,
-        stop: StopFlag<'_>,
+        deadline: Deadline<'_>,
     ) -> Result<Secret, Fault> {
         let url = Url {
             path: format!("{}/token", self.login.path.trim_end_matches('/')),
@@ -104,7 +106,7 @@ impl Sso {
             "refreshToken": refresh,
         });
         let body = body.to_string();
-        let answer = Asker::of(&url, options, stop).ask(&posted(&url, "application/json", &body))?;
+        let answer = Asker::of(&url, options, deadline).ask(&posted(&url, "application/json", &body))?;
         let answer: Value = serde_json::from_str(&answer).unwrap_or_default();
         let text = |name: &str| answer.get(name).and_then(Value::as_str);
         let token = text("accessToken").ok_or_else(|| useless(&url.to_string()))?;

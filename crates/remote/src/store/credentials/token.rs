@@ -1,7 +1,7 @@
 //! Tokens that are issued for a while, by OAuth 2.0 and by the services of machines: those of Google and of Azure.
 
 use std::path::PathBuf;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
@@ -15,8 +15,8 @@ use super::asker::{Asker, form, posted, useless};
 use super::issued::{Issued, Timed};
 use super::{read, refused, shown, until};
 use crate::fault::Fault;
+use crate::http::pace::Deadline;
 use crate::options::{RemoteOptions, Secret};
-use crate::stop::StopFlag;
 use crate::url::Url;
 
 /// How long the claim may be used that a token is asked for with.
@@ -79,17 +79,26 @@ impl TokenSource {
     }
 
     /// A token that is good for some minutes at least. None: the machine has no identity.
-    pub(crate) fn token(&self, options: &RemoteOptions, stop: StopFlag<'_>) -> Result<Option<Secret>, Fault> {
-        TOKENS.get(self, &self.name, stop, || self.issue(options, stop))
+    pub(crate) fn token(
+        &self,
+        options: &RemoteOptions,
+        deadline: Deadline<'_>,
+    ) -> Result<Option<Secret>, Fault> {
+        TOKENS.get(self, &self.name, deadline, || self.issue(options, deadline))
     }
 
-    fn issue(&self, options: &RemoteOptions, stop: StopFlag<'_>) -> Result<Timed<Secret>, Fault> {
-        let asker = Asker::of(&self.service, options, stop);
+    /// Forgets a token that was issued by the time `sent` and then refused. Returns whether there was one.
+    pub(crate) fn forget(&self, sent: Instant) -> bool {
+        TOKENS.forget(self, sent)
+    }
+
+    fn issue(&self, options: &RemoteOptions, deadline: Deadline<'_>) -> Result<Timed<Secret>, Fault> {
+        let asker = Asker::of(&self.service, options, deadline);
         let answer = match &self.question {
             Question::Form(fields) => {
                 let values = fields
                     .iter()
-                    .map(|(_, field)| field.value(&self.service, options, stop));
+                    .map(|(_, field)| field.value(&self.service, options, deadline));
                 let values = values.collect::<Result<Vec<Secret>, Fault>>()?;
                 let names = fields.iter().map(|(name, _)| *name);
                 asker.post(&self.service, &form(names.zip(values.iter().map(Secret::reveal))))?
@@ -110,7 +119,7 @@ impl TokenSource {
                 let mut request = posted(service, "application/json", &body);
                 let value = format!("Bearer {}", first.reveal());
                 request.headers.push(("Authorization".to_owned(), value));
-                token_of(&Asker::of(service, options, stop).ask(&request)?, service)
+                token_of(&Asker::of(service, options, deadline).ask(&request)?, service)
             }
             _ => Ok(token),
         }
@@ -123,7 +132,7 @@ impl Field {
         Field::Text(Secret::new(text))
     }
 
-    fn value(&self, service: &Url, options: &RemoteOptions, stop: StopFlag<'_>) -> Result<Secret, Fault> {
+    fn value(&self, service: &Url, options: &RemoteOptions, deadline: Deadline<'_>) -> Result<Secret, Fault> {
         match self {
             Field::Text(text) => Ok(text.clone()),
             Field::File(path, field) => {
@@ -135,7 +144,7 @@ impl Field {
                     .iter()
                     .map(|(name, value)| (name.as_str(), value))
                     .collect();
-                let answer = Asker::of(url, options, stop).get(url, &headers)?;
+                let answer = Asker::of(url, options, deadline).get(url, &headers)?;
                 one_field(&answer, field.as_deref(), &format!("the token of {url}"))
             }
             Field::Claim {
@@ -150,16 +159,16 @@ impl Field {
 
 /// The token that is all of `text`, or the one in this field of its JSON.
 fn one_field(text: &str, field: Option<&str>, source: &str) -> Result<Secret, Fault> {
-    let Some(field) = field else {
-        return Secret::new(text.trim()).checked(source);
+    let json: Value = match field {
+        Some(_) => serde_json::from_str(text).unwrap_or_default(),
+        None => text.trim().into(),
     };
-    let json: Value = serde_json::from_str(text).unwrap_or_default();
-    let token = json.get(field).and_then(Value::as_str);
-    let token = token.ok_or_else(|| {
-        refused(format!(
-            "{source}: there is no field {}",
-            ingot_format::Quoted(field)
-        ))
+    let token = field
+        .map_or(Some(&json), |field| json.get(field))
+        .and_then(Value::as_str);
+    let token = token.filter(|token| !token.trim().is_empty()).ok_or_else(|| {
+        let field = field.map(|field| format!(" in the field {}", ingot_format::Quoted(field)));
+        refused(format!("{source}: there is none{}", field.unwrap_or_default()))
     })?;
     Secret::new(token).checked(source)
 }
@@ -175,7 +184,8 @@ fn token_of(answer: &str, service: &Url) -> Result<Timed<Secret>, Fault> {
             .map(ToOwned::to_owned)
             .or_else(|| Some(value.as_u64()?.to_string()))
     };
-    let token = text(["access_token", "accessToken"]).ok_or_else(|| useless(&service.to_string()))?;
+    let token = text(["access_token", "accessToken"]).filter(|token| !token.trim().is_empty());
+    let token = token.ok_or_else(|| useless(&service.to_string()))?;
     let seconds = text(["expires_in", "expiresIn"]).and_then(|seconds| seconds.parse::<u64>().ok());
     Ok(Timed {
         value: Some(Secret::new(token).checked(&format!("the token of {service}"))?),
