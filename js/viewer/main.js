@@ -215,9 +215,14 @@ class Page {
 
   async #drop(event) {
     event.preventDefault();
-    const entries = [...event.dataTransfer.items].map((item) => item.webkitGetAsEntry?.()).filter(Boolean);
-    const files = (await Promise.all(entries.map((entry) => filesOf(entry)))).flat();
-    if (files.length > 0) await this.#files(files, this.tables[0] && this.screenName === "compare" ? 1 : 0);
+    // The items are empty once the event is over.
+    const dropped = [...event.dataTransfer.items].map((item) => ({ entry: item.webkitGetAsEntry?.(), file: item.getAsFile() }));
+    try {
+      const files = (await Promise.all(dropped.map(filesOfItem))).flat();
+      if (files.length > 0) await this.#files(files, this.tables[0] && this.screenName === "compare" ? 1 : 0);
+    } catch (error) {
+      this.#fail(error);
+    }
   }
 
   // --- Keys ---
@@ -248,6 +253,17 @@ class Page {
     if (!table || table.tensors.length === 0) return;
     const now = table.numberOf(this.state.t) ?? (by > 0 ? -1 : 0);
     this.openTensor((now + by + table.tensors.length) % table.tensors.length);
+  }
+}
+
+/** The files of a dropped item. A page of file:// can read a dropped file, but no entry. */
+async function filesOfItem({ entry, file }) {
+  if (!entry?.isDirectory) return file ? [file] : [];
+  try {
+    return await filesOf(entry);
+  } catch (error) {
+    const hint = "choose it with the button “A folder” instead";
+    throw Object.assign(new Error(`the browser does not let this page read the dropped folder \`${escapeName(entry.name)}\` — ${hint}`), { code: "read", cause: error });
   }
 }
 
