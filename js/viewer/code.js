@@ -1,7 +1,7 @@
 // A tensor as code: how to read it elsewhere. Names become literals of each language, so that none can end one.
 
 /**
- * Return texts by what they are for. `path` is the path or the address of the file or of the model. `hasRange` says that the
+ * Return code that reads a tensor, by kind. `path` is the path or the address of the file or of the model. `hasRange` says that the
  * tensor is at `position` of the file at `path`.
  */
 export function codeFor({ name, path, position, nbytes, isUrl, hasRange }) {

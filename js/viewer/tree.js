@@ -296,8 +296,8 @@ export class Tree {
 const UNITS = { "": 1, B: 1, KB: 1e3, MB: 1e6, GB: 1e9, KIB: 1024, MIB: 1024 ** 2, GIB: 1024 ** 3 };
 
 /**
- * Return what a filter requires, all of which must hold: `test` of a tensor, and `patterns`, which are regular expressions
- * for its name. A pattern may take any time, so no pattern may run in the thread of the page. The words are `dtype:BF16`,
+ * Return the conditions of a filter: `test` of a tensor, and `patterns`, which are regular expressions for its name. All must
+ * hold. A pattern may take any time, so no pattern may run in the thread of the page. The words are `dtype:BF16`,
  * `size:>10MB`, `shape:2,3`, `/regular expression/`, or a part of the name. Null if there is no word.
  *
  * @throws {SyntaxError} For an invalid regular expression or size.

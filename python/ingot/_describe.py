@@ -282,7 +282,7 @@ def config_beside(
     storage_options: StorageOptions | None = None,
     progress: Callable[[int, int], object] | None = None,
 ) -> ConfigFile | None:
-    """Read ``config.json`` beside the model at `path`, a path or a URL; return None if there is none.
+    """Read ``config.json`` beside the model at `path`, a path or a URL. Return None if it does not exist.
 
     A URL is requested with `storage_options`. `progress` may raise to stop the request.
     """

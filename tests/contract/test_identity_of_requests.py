@@ -80,7 +80,7 @@ def answer(handler: Handler, request: Request) -> None:
 
 @dataclass(frozen=True)
 class Store:
-    """How a kind of URL is read, and the Authorization header that shows who reads."""
+    """The options of a kind of URL, and the Authorization header that they lead to."""
 
     url: str
     options: Mapping[str, object]
@@ -309,7 +309,7 @@ def test_every_function_with_storage_options_is_in_the_table() -> None:
 def test_requests_are_those_of_the_call(kind: str, name: str, elsewhere: Server, tmp_path: Path) -> None:
     store, (paths, call) = STORES[kind], CALLS[name]
     if kind == "hf":
-        # A repository stands for its model.
+        # The URL of a repository opens its model.
         paths = (*paths, *(path.partition("/")[0] for path in paths))
     with serving(answer) as server:
         home = server.url("")

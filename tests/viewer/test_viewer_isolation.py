@@ -1,4 +1,4 @@
-"""The viewer's server sends no byte of another file, and clients without the token keep nobody out."""
+"""The viewer's server sends no byte of another file, and clients without the token do not exhaust it."""
 
 from __future__ import annotations
 
@@ -450,7 +450,7 @@ def wrong(client: socket.socket) -> None:
     client.sendall(f"GET /f/0 HTTP/1.1\r\nHost: {host}:{port}\r\nAuthorization: Bearer x\r\n\r\n".encode())
 
 
-def test_slow_clients_keep_nobody_out(large: Path) -> None:
+def test_server_answers_beside_slow_clients(large: Path) -> None:
     shelf = Shelf([str(large)])
     with closing(Server(shelf)) as server, ExitStack() as stack:
         address = urlsplit(server.url)

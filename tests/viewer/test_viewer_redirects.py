@@ -54,7 +54,7 @@ READ = """async ([url, headers]) => {
 
 @pytest.fixture
 def hosts(monkeypatch: pytest.MonkeyPatch, chromium: Any) -> Any:
-    """Read through a redirect; returns what came of it, and the headers that both hosts got."""
+    """Read through a redirect, and return the outcome and both servers."""
     monkeypatch.setattr(Handler, "do_OPTIONS", preflight, raising=False)
     with ExitStack() as stack:
         other = stack.enter_context(serving(file))

@@ -141,7 +141,7 @@ class Server:
 
 
 class _Connections:
-    """The open connections, of which there are at most `most`.
+    """The open connections, at most `most`.
 
     A new connection replaces the one that has been idle longest. A connection is busy only while it answers a
     request with the token, so connections without the token never keep others out.
@@ -261,14 +261,19 @@ class _Handler(BaseHTTPRequestHandler):
             return self._refuse(404, "no such file")
         with ExitStack() as stack:
             try:
-                if number is None:
-                    listed = json.dumps(shelf.listed()).encode()
-                else:
-                    opening: AbstractContextManager[OpenFile] = shelf.files[int(number[1])].open()
-                    file = stack.enter_context(opening)
+                found = self._listed() if number is None else self._opened(int(number[1]), stack)
             except (OSError, SafetensorError) as fault:
                 return self._refuse(409 if isinstance(fault, SafetensorError) else 503, str(fault))
-            return self._give(listed, "application/json") if number is None else self._give_range(file)
+            if isinstance(found, bytes):
+                return self._give(found, "application/json")
+            return self._give_range(found)
+
+    def _listed(self) -> bytes:
+        return json.dumps(self.server.shelf.listed()).encode()
+
+    def _opened(self, number: int, stack: ExitStack) -> OpenFile:
+        opening: AbstractContextManager[OpenFile] = self.server.shelf.files[number].open()
+        return stack.enter_context(opening)
 
     def _only(self, field: str) -> str | None:
         """The value of a header field that the request has exactly once."""

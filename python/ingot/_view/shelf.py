@@ -182,7 +182,7 @@ OpenFile = OpenLocalFile | ReadFile | Document
 
 
 class Opened(NamedTuple):
-    """An open checkpoint, and what it was opened by."""
+    """An open checkpoint, with its path or URL and the options that opened it."""
 
     handle: Checkpoint
     #: The path or the URL. None for an object.
