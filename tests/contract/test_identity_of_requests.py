@@ -332,7 +332,7 @@ def test_requests_are_those_of_the_call(kind: str, name: str, elsewhere: Server,
     assert elsewhere.requests == []
 
 
-#: Commands that read, each with its arguments after the path.
+#: Commands that read, each with its arguments after the URL. `{}` is a folder.
 COMMANDS = {
     "info": ["weight"],
     "tree": [],
@@ -343,6 +343,10 @@ COMMANDS = {
     "hash": [],
     "verify": [],
     "check": [],
+    "view": ["--html", "{}/report.html"],
+    "download": ["{}/copy.safetensors"],
+    "convert": ["{}/copy.bt"],
+    "split": ["{}/shards", "--max-shard-size", "20"],
 }
 
 
@@ -350,7 +354,8 @@ COMMANDS = {
 def test_requests_of_a_command_are_those_of_the_environment(
     command: str, elsewhere: Server, tmp_path: Path
 ) -> None:
-    ended = run(command, "hf://me/single/model.safetensors", *COMMANDS[command])
+    arguments = [argument.format(tmp_path) for argument in COMMANDS[command]]
+    ended = run(command, "hf://me/single/model.safetensors", *arguments)
     assert ended.code == 0, ended
     assert elsewhere.requests
     for request in elsewhere.requests:

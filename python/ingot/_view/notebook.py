@@ -1,4 +1,4 @@
-"""`ingot.view`: the viewer in a notebook, or wherever a program wants its address."""
+"""`ingot.view`: the viewer in a notebook, or for a program that wants its address."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def view(
     height
         Of the frame, in pixels.
     storage_options
-        How URLs are read, as `ingot.safe_open` takes it.
+        How URLs are read, as `ingot.safe_open` takes it. A handle keeps the options that it was opened with.
 
     Returns
     -------
