@@ -292,7 +292,7 @@ def is_installed(module: str) -> bool:
     return find_spec(NEEDS.get(module, "ingot")) is not None
 
 
-def test_every_function_with_storage_options_is_in_the_table() -> None:
+def test_table_has_every_function_with_storage_options() -> None:
     taking = set()
     for module in filter(is_installed, MODULES):
         loaded = import_module(module)
@@ -306,7 +306,9 @@ def test_every_function_with_storage_options_is_in_the_table() -> None:
 
 @pytest.mark.parametrize("name", [name for name in CALLS if is_installed(name.rpartition(".")[0])])
 @pytest.mark.parametrize("kind", STORES)
-def test_requests_are_those_of_the_call(kind: str, name: str, elsewhere: Server, tmp_path: Path) -> None:
+def test_requests_use_the_options_of_the_call(
+    kind: str, name: str, elsewhere: Server, tmp_path: Path
+) -> None:
     store, (paths, call) = STORES[kind], CALLS[name]
     if kind == "hf":
         # The URL of a repository opens its model.
@@ -351,9 +353,7 @@ COMMANDS = {
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_requests_of_a_command_are_those_of_the_environment(
-    command: str, elsewhere: Server, tmp_path: Path
-) -> None:
+def test_requests_of_commands_use_the_environment(command: str, elsewhere: Server, tmp_path: Path) -> None:
     arguments = [argument.format(tmp_path) for argument in COMMANDS[command]]
     ended = run(command, "hf://me/single/model.safetensors", *arguments)
     assert ended.code == 0, ended

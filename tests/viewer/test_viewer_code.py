@@ -97,7 +97,7 @@ def test_code_has_no_command_for_a_name_that_is_no_argument() -> None:
 
 
 @pytest.mark.parametrize("file", ["my-lora.safetensors", "my.bt", "weights"])
-def test_a_report_has_the_name_of_its_file(tmp_path: Path, file: str) -> None:
+def test_report_has_the_name_of_its_file(tmp_path: Path, file: str) -> None:
     ingot.numpy.save_file({"x": numpy.arange(3)}, tmp_path / file)
     (tmp_path / "config.json").write_text("{}")
     good("view", tmp_path / file, "--html", tmp_path / "r.html")

@@ -83,7 +83,7 @@ def large(tmp_path: Path) -> Path:
     return path
 
 
-def test_close_ends_answers_without_bytes_of_another_file(tmp_path: Path, large: Path) -> None:
+def test_view_close_ends_answers_without_bytes_of_another_file(tmp_path: Path, large: Path) -> None:
     other = tmp_path / "other"
     other.write_bytes(b"S" * LARGE)
     view = ingot.view(large, how="server")
@@ -100,7 +100,7 @@ def test_close_ends_answers_without_bytes_of_another_file(tmp_path: Path, large:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="counts descriptors in /proc")
-def test_close_leaves_no_descriptor(large: Path) -> None:
+def test_view_close_leaves_no_descriptor(large: Path) -> None:
     before = descriptors()
     view = ingot.view(large, how="server")
     with begun(str(view.url)):
@@ -113,7 +113,7 @@ def test_close_leaves_no_descriptor(large: Path) -> None:
     view.close()
 
 
-def test_close_may_be_called_while_an_answer_reads() -> None:
+def test_view_close_works_while_an_answer_reads() -> None:
     """A finalizer may close the view in any thread, also in one of the server."""
     data = ingot.numpy.save({"a": numpy.arange(100)})
     views: list[ingot.View] = []
@@ -174,7 +174,7 @@ FORKED = """
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="the system has no fork")
-def test_close_in_a_forked_child_ends_nothing(tmp_path: Path) -> None:
+def test_view_close_in_a_forked_child_ends_nothing(tmp_path: Path) -> None:
     path = tmp_path / "m.safetensors"
     ingot.numpy.save_file({"a": numpy.arange(9)}, path)
     code = [sys.executable, "-W", "ignore", "-c", textwrap.dedent(FORKED), str(path)]
@@ -182,7 +182,7 @@ def test_close_in_a_forked_child_ends_nothing(tmp_path: Path) -> None:
     assert (ended.returncode, ended.stdout) == (0, "closed\n"), ended.stderr
 
 
-def test_the_list_is_right_while_ranges_are_read(tmp_path: Path) -> None:
+def test_file_list_is_right_while_ranges_are_read(tmp_path: Path) -> None:
     path = tmp_path / "m.safetensors"
     ingot.numpy.save_file({f"t{n}": numpy.full(5000, n, numpy.float32) for n in range(40)}, path)
     data = path.read_bytes()
@@ -235,7 +235,7 @@ MANY = """
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="limits descriptors")
-def test_more_shards_than_descriptors_are_shown(tmp_path: Path) -> None:
+def test_view_shows_more_shards_than_descriptors(tmp_path: Path) -> None:
     name = "model-{:05}-of-00300.safetensors"
     weight_map = {f"t{n}": name.format(n + 1) for n in range(300)}
     for tensor, file in weight_map.items():
@@ -270,7 +270,9 @@ def remove(path: Path, other: Path) -> None:
 
 @pytest.mark.skipif(sys.platform == "win32", reason="has no FIFO")
 @pytest.mark.parametrize("change", [replace_by_rename, replace_by_link, replace_by_fifo, remove])
-def test_another_file_at_the_path_is_refused(tmp_path: Path, change: Callable[[Path, Path], None]) -> None:
+def test_server_refuses_another_file_at_the_path(
+    tmp_path: Path, change: Callable[[Path, Path], None]
+) -> None:
     path, other = tmp_path / "m.safetensors", tmp_path / "other"
     ingot.numpy.save_file({"a": numpy.arange(9)}, path)
     other.write_bytes(b"S" * 1000)
@@ -283,7 +285,7 @@ def test_another_file_at_the_path_is_refused(tmp_path: Path, change: Callable[[P
             assert str(path).encode() in body
 
 
-def test_a_relative_path_stays_in_its_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_view_keeps_the_folder_of_a_relative_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for n, name in enumerate(("one", "two")):
         (tmp_path / name).mkdir()
         ingot.numpy.save_file({"a": numpy.full(9, n)}, tmp_path / name / "m.safetensors")
@@ -333,7 +335,7 @@ OBJECTS: list[Callable[[Path, bytes], Any]] = [
 
 @pytest.mark.parametrize("made", OBJECTS)
 @pytest.mark.parametrize("is_open", [False, True])
-def test_an_object_has_no_configuration(
+def test_view_of_an_object_has_no_configuration(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, made: Callable[[Path, bytes], Any], is_open: bool
 ) -> None:
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "of another model"}))
@@ -344,7 +346,7 @@ def test_an_object_has_no_configuration(
         assert [file["name"].rpartition(".")[2] for file in listed(str(view.url))] == ["safetensors"]
 
 
-def test_a_handle_has_the_configuration_beside_its_file(
+def test_view_of_a_handle_has_the_configuration_beside_its_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model, elsewhere = tmp_path / "model", tmp_path / "elsewhere"
@@ -368,7 +370,7 @@ def make_socket(path: Path) -> None:
 @pytest.mark.skipif(sys.platform == "win32", reason="has no FIFO")
 @pytest.mark.parametrize("make", [os.mkfifo, Path.mkdir, make_socket])
 @pytest.mark.parametrize("how", ["server", "page"])
-def test_a_configuration_that_is_no_file_is_left_out(
+def test_view_skips_a_configuration_that_is_no_regular_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, make: Callable[[Path], None], how: str
 ) -> None:
     ingot.numpy.save_file({"a": numpy.arange(9)}, tmp_path / "m.safetensors")
@@ -411,7 +413,9 @@ SHAPES = [
 
 
 @pytest.mark.parametrize(("dtype", "shape", "nbits"), SHAPES)
-def test_a_range_reads_only_its_bytes(tmp_path: Path, dtype: str, shape: tuple[int, ...], nbits: int) -> None:
+def test_server_reads_only_the_bytes_of_a_range(
+    tmp_path: Path, dtype: str, shape: tuple[int, ...], nbits: int
+) -> None:
     random = numpy.random.default_rng(0)
     nbytes = int(numpy.prod(shape, dtype=int)) * nbits // 8
     tensors = {
@@ -480,7 +484,7 @@ def test_server_answers_beside_slow_clients(large: Path) -> None:
             parts += len(client.recv(1 << 20))
 
 
-def test_a_ticket_is_good_once_for_all_that_try(large: Path) -> None:
+def test_ticket_works_once_for_concurrent_clients(large: Path) -> None:
     shelf = Shelf([str(large)])
     with closing(Server(shelf)) as server:
         path = urlsplit(server.ticket()).path

@@ -71,7 +71,7 @@ def hosts(monkeypatch: pytest.MonkeyPatch, chromium: Any) -> Any:
         yield read
 
 
-def test_headers_stay_at_their_host_in_a_browser(hosts: Any) -> None:
+def test_reader_keeps_headers_at_their_host_in_a_browser(hosts: Any) -> None:
     # The second time it is known that the browser hides redirects.
     for headers in ({"X-Api-Key": "s3cret"}, {"Authorization": "Bearer s3cret", "X-Key": "s3cret"}) * 2:
         found, home, other = hosts(headers)
@@ -80,7 +80,7 @@ def test_headers_stay_at_their_host_in_a_browser(hosts: Any) -> None:
         assert other.requests == []
 
 
-def test_a_token_is_followed_and_stays_at_its_host_in_a_browser(hosts: Any) -> None:
+def test_reader_follows_redirects_with_a_token_in_a_browser(hosts: Any) -> None:
     for headers in ({"Authorization": "Bearer s3cret"}, {}):
         found, _, other = hosts(headers)
         assert found == 1

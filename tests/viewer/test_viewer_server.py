@@ -99,7 +99,7 @@ def test_ranges(server: Server, asked: str | None, status: int, expected: slice)
         assert found.headers["Content-Range"] == f"bytes */{len(DATA)}"
 
 
-def test_ranges_of_many_at_once(server: Server) -> None:
+def test_ranges_of_concurrent_clients(server: Server) -> None:
     ranges = [(begin, begin + 301) for begin in range(0, len(DATA) - 301, 97)]
     asked = [f"bytes={begin}-{end - 1}" for begin, end in ranges]
     with ThreadPoolExecutor(8) as pool:

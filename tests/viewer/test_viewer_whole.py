@@ -80,7 +80,7 @@ def drop(look: Look, *paths: Path) -> None:
 
 
 @pytest.mark.parametrize("report", [False, True])
-def test_a_dropped_file_is_opened(double_click: DoubleClick, tmp_path: Path, report: bool) -> None:
+def test_page_opens_dropped_files(double_click: DoubleClick, tmp_path: Path, report: bool) -> None:
     first, second = (
         save(tmp_path / name, {name: numpy.eye(8)}) for name in ("a.safetensors", "b.safetensors")
     )
@@ -98,7 +98,7 @@ def test_a_dropped_file_is_opened(double_click: DoubleClick, tmp_path: Path, rep
 
 
 @pytest.mark.parametrize("is_served", [False, True])
-def test_a_dropped_folder_is_opened_or_a_card(
+def test_page_opens_a_dropped_folder_or_shows_a_card(
     double_click: DoubleClick, opened_by_hand: Look, tmp_path: Path, is_served: bool
 ) -> None:
     (tmp_path / "folder").mkdir()
