@@ -55,7 +55,7 @@ const PAUSE = 250;
 /** A server that wants to be left alone for longer, in milliseconds, is: the request fails at once. */
 const MAX_PAUSE = 10_000;
 
-// Browsers follow redirects themselves and do not say where to. That is found out by asking once.
+// Browsers follow redirects themselves and do not say where to. The first redirect shows whether this is one.
 let redirectsAreHidden = false;
 
 /** A fault of the network or the server. `retryIn` is null where a second try would meet it again. */
@@ -216,17 +216,19 @@ export function pause(milliseconds, outer) {
   });
 }
 
-/** The answer to a GET, redirects followed. The caller's headers go to the caller's host and to no other. */
+/** Return the answer to a GET, redirects followed. The caller's headers go to the caller's host and to no other. */
 export async function get(url, headers, settings, signal) {
-  let ours = settings.headers;
+  let ours = new Headers(settings.headers);
   for (let at = url, hops = 0; ; ) {
-    const response = await ask(at, allHeaders(ours, headers), settings, signal);
-    if (response.type === "opaqueredirect" && !redirectsAreHidden) {
+    const follows = redirectsAreHidden && staysAtItsHost(ours);
+    const response = await ask(at, allHeaders(ours, headers), settings, signal, follows);
+    if (response.type === "opaqueredirect" && !follows) {
       redirectsAreHidden = true;
-      continue;
+      if (staysAtItsHost(ours)) continue;
+      throw hiddenRedirect(ours);
     }
     if (!REDIRECTS.has(response.status)) {
-      // A `fetch` that followed by itself. Browsers take the Authorization header away on the way to another host.
+      // A `fetch` that followed by itself.
       if (response.redirected && response.url) refuseRedirect(at, new URL(response.url), url, settings);
       return response;
     }
@@ -234,9 +236,20 @@ export async function get(url, headers, settings, signal) {
     if (++hops > MAX_HOPS) throw remoteFault("redirect-refused", `more than ${MAX_HOPS} redirects`);
     const next = redirectTarget(at, response.headers.get("location"));
     refuseRedirect(at, next, url, settings);
-    if (next.origin !== at.origin) ours = {};
+    if (next.origin !== at.origin) ours = new Headers();
     at = next;
   }
+}
+
+/** Whether a browser that follows a redirect sends none of these headers to another host: it removes Authorization only. */
+function staysAtItsHost(headers) {
+  return [...headers.keys()].every((name) => name === "authorization");
+}
+
+function hiddenRedirect(headers) {
+  const name = [...headers.keys()].find((one) => one !== "authorization");
+  const why = `the server redirects, and the browser would send the header ${quoteName(name)} to a host that it does not name`;
+  return remoteFault("redirect-refused", `${why} — give the address that it redirects to, or no header but Authorization`);
 }
 
 function allHeaders(ours, more) {
@@ -245,10 +258,9 @@ function allHeaders(ours, more) {
   return headers;
 }
 
-async function ask(url, headers, settings, signal) {
-  const redirect = redirectsAreHidden ? "follow" : "manual";
+async function ask(url, headers, settings, signal, follows) {
   try {
-    return await settings.fetch(url.href, { headers, signal, redirect });
+    return await settings.fetch(url.href, { headers, signal, redirect: follows ? "follow" : "manual" });
   } catch (error) {
     if (signal.aborted) throw error;
     const reason = escapeName(String(error?.cause?.message ?? error?.message ?? error));

@@ -120,7 +120,10 @@ export interface ParseOptions extends HeaderOptions {
 export interface ReadOptions extends HeaderOptions {
   /** In place of the global one. It has to honour `headers`, `signal` and `redirect: "manual"`. */
   fetch?: typeof globalThis.fetch;
-  /** Sent to the host of the URL, and to no other that it redirects to. */
+  /**
+   * Sent to the host of the URL, and to no other that it redirects to. A browser follows redirects by itself and removes
+   * `Authorization` only, so with another header a redirect is `redirect-refused` there.
+   */
   headers?: HeadersInit;
   /**
    * Follow redirects to other hosts in private networks too. `false`. What is looked at is the host in the URL: a name

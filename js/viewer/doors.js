@@ -1,7 +1,7 @@
 // How a model comes in: files that were dropped or chosen, an address, the local server, or a report. Each gives a
 // `Table` over sources of one interface, and each source has a `wire`: what a worker opens the same file by.
 
-import { SafetensorError, hubUrl, readIndex, readModel } from "../safetensors.js";
+import { SafetensorError, escapeName, hubUrl, readIndex, readModel } from "../safetensors.js";
 import { knownBy, openSource } from "../source.js";
 import { Table } from "./table.js";
 
@@ -64,7 +64,10 @@ async function configOf(url) {
 export async function fromServer(token) {
   const headers = { authorization: `Bearer ${token}` };
   const answer = await fetch("files", { headers });
-  if (!answer.ok) throw new SafetensorError(`the server answers ${answer.status}: open the address that \`ingot view\` printed`, { code: "http-status" });
+  if (!answer.ok) {
+    const why = answer.status === 401 ? "open the address that `ingot view` printed" : escapeName((await answer.text()).trim());
+    throw new SafetensorError(`the server answers ${answer.status}: ${why}`, { code: "http-status" });
+  }
   const { models } = await answer.json();
   return models.map(({ label, format, files }) => async () => {
     const open = ({ number, name, size, etag, head, headNbytes }) => {

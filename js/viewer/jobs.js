@@ -4,25 +4,31 @@ let worker = null;
 let next = 0;
 const waiting = new Map();
 
-/** Of the script of the page, where that is one file; else beside it. */
-function started() {
+/** The address of the worker's script: a copy of the page's own script if the page is one file. */
+let script = null;
+
+function made() {
   const whole = document.querySelector("#viewer");
-  const made = whole
-    ? new Worker(URL.createObjectURL(new Blob([whole.textContent], { type: "text/javascript" })))
-    : new Worker(new URL("work.js", document.querySelector("script[src]").src), { type: "module" });
-  made.addEventListener("message", ({ data: { number, progress, ...ended } }) => {
+  if (!whole) return new Worker(new URL("work.js", document.querySelector("script[src]").src), { type: "module" });
+  script ??= URL.createObjectURL(new Blob([whole.textContent], { type: "text/javascript" }));
+  return new Worker(script);
+}
+
+function started() {
+  const shared = made();
+  shared.addEventListener("message", ({ data: { number, progress, ...ended } }) => {
     const job = waiting.get(number);
     if (progress !== undefined) return job?.tell(progress);
     waiting.delete(number);
     if (ended.error) job?.reject(Object.assign(new Error(ended.error.message), ended.error));
     else job?.resolve(ended.result);
   });
-  made.addEventListener("error", (event) => {
+  shared.addEventListener("error", (event) => {
     for (const job of waiting.values()) job.reject(new Error(event.message || "the worker could not be started"));
     waiting.clear();
     worker = null;
   });
-  return made;
+  return shared;
 }
 
 /**
@@ -42,6 +48,25 @@ export function run(job, given, { signal, tell = () => {} } = {}) {
     waiting.set(number, { resolve, reject, tell });
     worker.postMessage({ number, job, given });
   });
+}
+
+/** Run a job in a worker of its own for at most `timeout` milliseconds: the job's code may not end by itself. */
+export async function runApart(job, given, { signal, timeout }) {
+  signal.throwIfAborted();
+  const apart = made();
+  let timer;
+  try {
+    return await new Promise((resolve, reject) => {
+      apart.addEventListener("message", ({ data }) => (data.error ? reject(new Error(data.error.message)) : resolve(data.result)));
+      apart.addEventListener("error", (event) => reject(new Error(event.message || "the worker could not be started")));
+      signal.addEventListener("abort", () => reject(signal.reason));
+      timer = setTimeout(() => reject(new Error(`stopped: it takes longer than ${timeout / 1000} s`)), timeout);
+      apart.postMessage({ number: 0, job, given });
+    });
+  } finally {
+    clearTimeout(timer);
+    apart.terminate();
+  }
 }
 
 export function isAbort(error) {

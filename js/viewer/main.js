@@ -4,7 +4,7 @@ import { escapeName } from "../safetensors.js";
 import { Comparison } from "./compare.js";
 import { fromAddress, fromFiles, fromReport, fromServer } from "./doors.js";
 import { button, card, h } from "./dom.js";
-import { isAbort } from "./jobs.js";
+import { isAbort, runApart } from "./jobs.js";
 import { fileMap } from "./map.js";
 import { meantOf } from "./meant.js";
 import { nameOf, overview } from "./overview.js";
@@ -22,6 +22,8 @@ const KEYS = {
 const FIRST_ROWS = 60;
 /** Milliseconds until a page says that it opens a model. Before, it would only be laid out and painted twice. */
 const PATIENCE = 200;
+/** Milliseconds that regular expressions of a filter may take. */
+const LONGEST_SEARCH = 5000;
 const RECENT = "ingot-recent";
 
 class Page {
@@ -113,8 +115,7 @@ class Page {
     this.rows = new Rows(this.tree, { open: (number) => this.openTensor(number), sort });
     this.side.append(this.rows.element);
     this.side.hidden = false;
-    this.found = undefined;
-    this.pointed = undefined;
+    this.found = this.pointed = this.node = undefined;
   }
 
   openTensor(number) {
@@ -148,21 +149,38 @@ class Page {
     const { find, t } = this.state;
     if (this.found !== find) {
       if (document.activeElement !== this.filter) this.filter.value = find ?? "";
-      try {
-        this.rows.show(filterOf(find));
-        this.told.textContent = find ? `${whole(this.rows.length)} of ${whole(this.tables[0].tensors.length)} tensors` : "";
-        this.found = find;
-      } catch (error) {
-        this.told.textContent = error.message;
-      }
+      this.found = find;
+      this.#find(find);
     }
     if (screen === "tensor" && this.pointed !== t) {
       this.pointed = t;
       const number = this.tables[0].numberOf(t);
       if (number === undefined) return;
-      const node = this.tree.reveal(number);
+      this.node = this.tree.reveal(number);
       if (!find) this.rows.show(null);
-      this.rows.point(node);
+      this.rows.point(this.node);
+    }
+  }
+
+  /** Shows the tensors that a filter finds: at once, or for a regular expression when a worker has matched the names. */
+  async #find(find) {
+    this.finding?.abort();
+    const { signal } = (this.finding = new AbortController());
+    const { tensors } = this.tables[0];
+    try {
+      const filter = filterOf(find);
+      let test = filter?.test;
+      if (filter?.patterns.length > 0) {
+        this.told.textContent = "Searching…";
+        const given = { names: tensors.map(({ name }) => name), patterns: filter.patterns };
+        const matches = await runApart("matching", given, { signal, timeout: LONGEST_SEARCH });
+        test = (tensor, number) => matches[number] === 1 && filter.test(tensor);
+      }
+      this.rows.show(test);
+      if (filter?.patterns.length > 0) this.rows.point(this.node);
+      this.told.textContent = filter ? `${whole(this.rows.length)} of ${whole(tensors.length)} tensors` : "";
+    } catch (error) {
+      if (!isAbort(error)) this.told.textContent = error.message;
     }
   }
 
@@ -215,9 +233,14 @@ class Page {
 
   async #drop(event) {
     event.preventDefault();
-    const entries = [...event.dataTransfer.items].map((item) => item.webkitGetAsEntry?.()).filter(Boolean);
-    const files = (await Promise.all(entries.map((entry) => filesOf(entry)))).flat();
-    if (files.length > 0) await this.#files(files, this.tables[0] && this.screenName === "compare" ? 1 : 0);
+    // The items are empty once the event is over.
+    const dropped = [...event.dataTransfer.items].map((item) => ({ entry: item.webkitGetAsEntry?.(), file: item.getAsFile() }));
+    try {
+      const files = (await Promise.all(dropped.map(filesOfItem))).flat();
+      if (files.length > 0) await this.#files(files, this.tables[0] && this.screenName === "compare" ? 1 : 0);
+    } catch (error) {
+      this.#fail(error);
+    }
   }
 
   // --- Keys ---
@@ -248,6 +271,17 @@ class Page {
     if (!table || table.tensors.length === 0) return;
     const now = table.numberOf(this.state.t) ?? (by > 0 ? -1 : 0);
     this.openTensor((now + by + table.tensors.length) % table.tensors.length);
+  }
+}
+
+/** The files of a dropped item. A page of file:// can read a dropped file, but no entry. */
+async function filesOfItem({ entry, file }) {
+  if (!entry?.isDirectory) return file ? [file] : [];
+  try {
+    return await filesOf(entry);
+  } catch (error) {
+    const hint = "choose it with the button “A folder” instead";
+    throw Object.assign(new Error(`the browser does not let this page read the dropped folder \`${escapeName(entry.name)}\` — ${hint}`), { code: "read", cause: error });
   }
 }
 

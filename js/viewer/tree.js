@@ -287,7 +287,7 @@ export class Tree {
     // In order once, and not for each letter of a filter.
     this.#byName ??= Uint32Array.from(tensors.keys()).sort((a, b) => natural(tensors[a].name, tensors[b].name));
     const nodes = [];
-    for (const number of this.#byName) if (filter(tensors[number])) nodes.push(this.#leafOf(number));
+    for (const number of this.#byName) if (filter(tensors[number], number)) nodes.push(this.#leafOf(number));
     if (this.sort !== "name") nodes.sort((a, b) => this.compare(a, b));
     return { nodes, indents: new Uint8Array(nodes.length) };
   }
@@ -296,14 +296,22 @@ export class Tree {
 const UNITS = { "": 1, B: 1, KB: 1e3, MB: 1e6, GB: 1e9, KIB: 1024, MIB: 1024 ** 2, GIB: 1024 ** 3 };
 
 /**
- * What a filter asks for: words that all have to fit. `dtype:BF16`, `size:>10MB`, `/regular expression/`, or a part of the
- * name. Null where it asks for nothing.
+ * Return the conditions of a filter: `test` of a tensor, and `patterns`, which are regular expressions for its name. All must
+ * hold. A pattern may take any time, so no pattern may run in the thread of the page. The words are `dtype:BF16`,
+ * `size:>10MB`, `shape:2,3`, `/regular expression/`, or a part of the name. Null if there is no word.
  *
- * @throws {SyntaxError} For a regular expression or a size that there is not.
+ * @throws {SyntaxError} For an invalid regular expression or size.
  */
 export function filterOf(text) {
-  const tests = (text ?? "").trim().split(/\s+/).filter(Boolean).map(testOf);
-  return tests.length === 0 ? null : (tensor) => tests.every((test) => test(tensor));
+  const words = (text ?? "").trim().split(/\s+/).filter(Boolean);
+  if (words.length === 0) return null;
+  const tests = words.filter((word) => !isPattern(word)).map(testOf);
+  const patterns = words.filter(isPattern).map((word) => new RegExp(word.slice(1, -1), "u").source);
+  return { test: (tensor) => tests.every((test) => test(tensor)), patterns };
+}
+
+function isPattern(word) {
+  return word.length > 2 && word.startsWith("/") && word.endsWith("/");
 }
 
 function testOf(word) {
@@ -311,10 +319,6 @@ function testOf(word) {
   if (key?.toLowerCase() === "dtype") return (tensor) => tensor.dtype.startsWith(said.toUpperCase());
   if (key?.toLowerCase() === "shape") return (tensor) => tensor.shape.join(",") === said.replace(/[[\]]/g, "");
   if (key?.toLowerCase() === "size") return sizeTest(said);
-  if (word.length > 2 && word.startsWith("/") && word.endsWith("/")) {
-    const pattern = new RegExp(word.slice(1, -1), "u");
-    return (tensor) => pattern.test(tensor.name);
-  }
   const part = word.toLowerCase();
   return (tensor) => tensor.name.toLowerCase().includes(part);
 }

@@ -97,6 +97,12 @@ const JOBS = {
     return texts;
   },
 
+  /** Which of these names match all of these regular expressions, as 0 or 1. */
+  async matching({ names, patterns }) {
+    const expressions = patterns.map((pattern) => new RegExp(pattern, "u"));
+    return Uint8Array.from(names, (name) => expressions.every((expression) => expression.test(name)));
+  },
+
   /** Of pairs of tensors, in their order; `tell` is given those that were found since, as pairs of place and what was found. */
   async distances({ pairs }, tell, signal) {
     const found = [];

@@ -27,6 +27,7 @@ from .errors import CheckpointError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from typing import Literal, TypeAlias
 
     from ._parameters import Counter
@@ -201,7 +202,7 @@ def _described(
         headers, found = remote.headers_and_config() if wants_config else (remote.headers(), None)
     else:
         headers, path = _local(source, max_header_size)
-        found = _config_beside(path) if wants_config else None
+        found = _parsed(config_beside(path)) if wants_config else None
     if count == "stored":
         return _counted(headers, _parameters.stored, None)
     counter = _parameters.logical(found if config is None else config, headers.names)
@@ -267,22 +268,50 @@ def _local(source: Path, max_header_size: int | None) -> tuple[_Headers, str]:
         checkpoint.close()
 
 
-def _config_beside(path: str) -> Config | None:
-    """What ``config.json`` beside the file at `path` holds; None where there is none."""
+class ConfigFile(NamedTuple):
+    """A ``config.json``, which may be invalid."""
+
+    #: Its path or URL without secrets.
+    path: str
+    #: At most `CONFIG_NBYTES`, and one more of a larger file.
+    data: bytes
+
+
+def config_beside(
+    path: str,
+    storage_options: StorageOptions | None = None,
+    progress: Callable[[int, int], object] | None = None,
+) -> ConfigFile | None:
+    """Read ``config.json`` beside the model at `path`, a path or a URL. Return None if it does not exist.
+
+    A URL is requested with `storage_options`. `progress` may raise to stop the request.
+    """
+    if is_url(path):
+        try:
+            return ConfigFile(*fetch_beside(path, CONFIG, CONFIG_NBYTES, storage_options, progress=progress))
+        except (FileNotFoundError, PermissionError):
+            # A store that does not let clients list a bucket answers so if the file does not exist.
+            return None
     path = os.path.join(os.path.dirname(path), CONFIG)
     try:
-        # Before it is opened, since whoever opens a FIFO waits.
         if not stat.S_ISREG(os.stat(path).st_mode):
             raise _unusable(path, "is no regular file")
-        with open(path, "rb") as file:
-            data = file.read(CONFIG_NBYTES + 1)
+        with open(path, "rb", opener=_without_waiting) as file:
+            return ConfigFile(path, file.read(CONFIG_NBYTES + 1))
     except FileNotFoundError:
         return None
-    return _parsed(data, path)
 
 
-def _parsed(data: bytes, path: str) -> Config:
-    """What the configuration says: another program's file, whose JSON is read as that program reads it."""
+def _without_waiting(path: str, flags: int) -> int:
+    """Open a file that may have become a FIFO, which would wait for its writer."""
+    return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
+
+
+def _parsed(file: ConfigFile | None) -> Config | None:
+    """Return what the configuration says, with JSON as Python's own parser reads it."""
+    if file is None:
+        return None
+    path, data = file
     if len(data) > CONFIG_NBYTES:
         raise _unusable(path, f"is too large: expected at most {CONFIG_NBYTES} bytes")
     try:
@@ -343,12 +372,7 @@ class _Remote:
         return headers._replace(files=[(name, text, tensors)])
 
     def _config(self) -> Config | None:
-        try:
-            shown, data = fetch_beside(self._url, CONFIG, CONFIG_NBYTES, self._options, progress=self._tell)
-        except (FileNotFoundError, PermissionError):
-            # A store that does not let us list a bucket says the latter of what is not there.
-            return None
-        return _parsed(data, shown)
+        return _parsed(config_beside(self._url, self._options, self._tell))
 
     def _tell(self, done: int, total: int) -> None:
         """Stop a request that nobody wants any more. Called ten times a second while it is under way."""

@@ -371,6 +371,9 @@ class Checkpoint:
     ) -> dict[str, Any]: ...
     def tensor(self, name: str, wrap: Wrap, *, onto: Onto | None = None) -> Any: ...
     def select(self, name: str, index: Any, wrap: Wrap, *, onto: Onto | None = None) -> Any: ...
+    def tensor_bytes(self, name: str, begin: int, end: int) -> memoryview:
+        """Return the bytes of a tensor from `begin` to before `end`, counted from its first byte."""
+
     def stream(
         self,
         requests: Sequence[tuple[str, Any]],

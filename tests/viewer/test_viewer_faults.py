@@ -114,6 +114,15 @@ def test_a_file_that_changes_is_told_of(viewed: Opener, tmp_path: Path) -> None:
     look.wait("the file changed while it was read")
 
 
+def test_page_says_that_a_file_was_replaced(viewed: Opener, tmp_path: Path) -> None:
+    path = save(tmp_path / "model.safetensors", {"x": numpy.ones((1000, 1000), numpy.float32)})
+    look = viewed(path)
+    os.replace(save(tmp_path / "other.safetensors", {"y": numpy.ones(9)}), path)
+    look.page.reload()
+    look.wait(f"{path}: the file was replaced — start the viewer again to see the new one")
+    look.faults.clear()
+
+
 def test_a_chosen_file_that_changes_is_told_of(opened_by_hand: Look, tmp_path: Path) -> None:
     path = save(tmp_path / "model.safetensors", {"x": numpy.ones((1000, 1000), numpy.float32)})
     look = opened_by_hand

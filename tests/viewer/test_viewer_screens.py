@@ -133,6 +133,19 @@ def test_filters(viewed: Opener) -> None:
     assert look.rows() == []
 
 
+def test_filter_leaves_the_page_usable_while_it_searches(viewed: Opener, tmp_path: Path) -> None:
+    names = ["a" * 60 + "!", "b"]
+    path = save(tmp_path / "m.safetensors", {name: numpy.ones(4, numpy.float32) for name in names})
+    # By a link, and typed. The next filter ends the search for the one before.
+    look = viewed(path, at=f"t=b&view=values&find={quote('/^(a+)+$/')}")
+    assert look.text("aside [role=status]").startswith(("Searching…", "stopped"))
+    assert look.page.locator("main tbody").count() == 1
+    for text in ("/^(a|aa)+$/ b", "/^(b|bb)+$/"):
+        look.page.fill("aside input", text)
+    look.wait("1 of 2 tensors")
+    assert [row[0] for row in look.rows()] == ["b"]
+
+
 def test_a_filter_that_is_none_says_so(viewed: Opener) -> None:
     look = viewed(minilm())
     look.page.fill("aside input", "size:>much")

@@ -99,15 +99,10 @@ def test_ranges(server: Server, asked: str | None, status: int, expected: slice)
         assert found.headers["Content-Range"] == f"bytes */{len(DATA)}"
 
 
-def test_ranges_where_the_system_does_not_send_files(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    from ingot._view import server as server_module
-    from ingot._view import shelf as shelf_module
-
-    monkeypatch.setattr(server_module, "_SENDS_FILES", False)
-    monkeypatch.setattr(shelf_module, "_PIECE", 7)
+def test_ranges_of_concurrent_clients(server: Server) -> None:
+    ranges = [(begin, begin + 301) for begin in range(0, len(DATA) - 301, 97)]
+    asked = [f"bytes={begin}-{end - 1}" for begin, end in ranges]
     with ThreadPoolExecutor(8) as pool:
-        ranges = [(begin, begin + 301) for begin in range(0, len(DATA) - 301, 97)]
-        asked = [f"bytes={begin}-{end - 1}" for begin, end in ranges]
         found = list(pool.map(lambda value: ask(server, "/f/0", Range=value).body, asked))
     assert found == [DATA[begin:end] for begin, end in ranges]
 
@@ -126,8 +121,8 @@ def test_the_list_says_how_long_a_header_is(tmp_path: Path) -> None:
         path = tmp_path / f"{name}.safetensors"
         path.write_bytes(data)
         shelf = Shelf([str(path)])
-        assert [file.head_nbytes for file in shelf.files] == [expected], name
-        shelf.close()
+        [[listed]] = [model["files"] for model in shelf.listed()["models"]]
+        assert listed["headNbytes"] == expected, name
 
 
 def test_a_range_of_another_version_is_the_whole_file(server: Server, model: Path) -> None:
@@ -218,16 +213,6 @@ def test_a_ticket_is_good_once(server: Server) -> None:
     assert ask(server, path).status == 404
 
 
-def test_connections_are_counted(server: Server) -> None:
-    address = urlsplit(server.origin)
-    idle = [socket.create_connection((str(address.hostname), address.port)) for _ in range(40)]
-    # Those that found no room are closed at once, and the others wait.
-    idle[-1].settimeout(20)
-    assert idle[-1].recv(1) == b""
-    for one in idle:
-        one.close()
-
-
 def test_too_many_fields_are_refused(server: Server) -> None:
     assert ask(server, "/f/0", **{f"X-{number}": "y" for number in range(80)}).status == 431
 
@@ -283,10 +268,10 @@ def test_large_pieces_of_what_is_remote_are_put_together(
             shelf = Shelf([store.url("/model.safetensors")])
             file = shelf.files[0]
             assert not isinstance(file, shelf_module.LocalFile)
-            assert b"".join(file.pieces(0, file.size))[-4100:] == data[-4100:]
+            whole = file.read(0, file.size)
+            assert whole[-4100:] == data[-4100:]
             for begin, end in ((300, 301), (400, 2400), (file.size - 777, file.size)):
-                whole = b"".join(file.pieces(0, file.size))
-                assert b"".join(file.pieces(begin, end)) == whole[begin:end]
+                assert file.read(begin, end) == whole[begin:end]
 
 
 def test_the_command_serves_until_ctrl_c(model: Path) -> None:

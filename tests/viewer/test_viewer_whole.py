@@ -71,6 +71,45 @@ def test_the_viewer_is_one_file(double_click: DoubleClick, tmp_path: Path) -> No
     ]
 
 
+def drop(look: Look, *paths: Path) -> None:
+    """Drop files on the page as a user does."""
+    session = look.page.context.new_cdp_session(look.page)
+    data = {"items": [], "files": [str(path) for path in paths], "dragOperationsMask": 1}
+    for kind in ("dragEnter", "dragOver", "drop"):
+        session.send("Input.dispatchDragEvent", {"type": kind, "x": 300, "y": 300, "data": data})
+
+
+@pytest.mark.parametrize("report", [False, True])
+def test_page_opens_dropped_files(double_click: DoubleClick, tmp_path: Path, report: bool) -> None:
+    first, second = (
+        save(tmp_path / name, {name: numpy.eye(8)}) for name in ("a.safetensors", "b.safetensors")
+    )
+    good("view", *([first] if report else []), "--html", tmp_path / "viewer.html")
+    look = double_click(tmp_path / "viewer.html")
+    for path in (second, first):
+        drop(look, path)
+        look.wait("Tensors")
+        look.page.wait_for_function(
+            "(name) => document.querySelector('main h2').textContent === name", arg=path.name
+        )
+    # Names and folders that hold nothing to open are cards too.
+    drop(look, first, second)
+    look.wait("ambiguous-checkpoint")
+
+
+@pytest.mark.parametrize("is_served", [False, True])
+def test_page_opens_a_dropped_folder_or_shows_a_card(
+    double_click: DoubleClick, opened_by_hand: Look, tmp_path: Path, is_served: bool
+) -> None:
+    (tmp_path / "folder").mkdir()
+    save(tmp_path / "folder" / "model.safetensors", {"x": numpy.eye(8)})
+    good("view", "--html", tmp_path / "viewer.html")
+    look = opened_by_hand if is_served else double_click(tmp_path / "viewer.html")
+    drop(look, tmp_path / "folder")
+    # Chromium lets no page of file:// read a folder that is dropped on it.
+    look.wait("64" if is_served else "choose it with the button")
+
+
 def test_the_folder_is_a_web_site(chromium: Any, tmp_path: Path) -> None:
     """Its modules as they are, on a server that knows nothing of them, nor of ranges."""
     folder = tmp_path / "viewer"

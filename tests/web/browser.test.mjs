@@ -33,6 +33,20 @@ test("redirects that are hidden are found out once, and then left to the browser
   assert.equal((await errorOf(() => read("https://10.0.0.1/m"))).code, "redirect-refused");
 });
 
+test("headers that a browser would send to another host are never sent with a redirect that it follows", async () => {
+  const read = (asked, headers) => readHeader("https://example.org/m", { fetch: browserFetch(asked, "https://cdn.example.com/m"), headers });
+  // Before and after it is known that redirects are hidden.
+  for (const headers of [{ "X-Api-Key": "key" }, { authorization: "Bearer t", cookie: "c" }, [["x-amz-security-token", "t"]], new Headers({ accept: "*/*" })]) {
+    const asked = [];
+    const error = await errorOf(() => read(asked, headers));
+    assert.deepEqual([error.code, asked.map(([, redirect]) => redirect)], ["redirect-refused", ["manual"]]);
+    assert.match(error.message, /the header `/);
+  }
+  const asked = [];
+  assert.equal((await read(asked, { Authorization: "Bearer t" })).size, 1);
+  assert.equal(asked.at(-1)[1], "follow");
+});
+
 test("an address is relative to the page", async (t) => {
   globalThis.document = { baseURI: "https://example.org/viewer/index.html" };
   t.after(() => delete globalThis.document);

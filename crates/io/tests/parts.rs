@@ -73,6 +73,28 @@ fn naive(bytes: &[u8], columns: usize, size: usize, rows: &[usize], wanted: &[us
         .collect()
 }
 
+/// Elements of four bits begin and end inside of bytes; ranges of bytes do not care.
+#[test]
+fn ranges_of_bytes_read_only_these() {
+    let bytes = file(&[("a", Dtype::U8, &[5]), ("x", Dtype::F4, &[1000, 3])]);
+    let read = Arc::new(AtomicU64::new(0));
+    let source = Counting {
+        bytes: MemorySource::new(bytes.clone()),
+        read: Arc::clone(&read),
+    };
+    let archive = Archive::from_source(Box::new(source), &Limits::default()).unwrap();
+    let data = &bytes[bytes.len() - 1500..];
+    for range in [0..1500, 0..1, 1..2, 700..1501, 1499..1500, 40..40, 2000..3000] {
+        read.store(0, Ordering::Relaxed);
+        let part = Part::bytes(archive.find("x").unwrap(), range.clone()).unwrap();
+        let found = ingot_io::read([&part], &ReadOptions::default(), &Unwatched).unwrap();
+        let clipped = |at: i64| usize::try_from(at).unwrap().min(1500);
+        let expected = &data[clipped(range.start)..clipped(range.end)];
+        assert_eq!(found[0].to_vec(), expected);
+        assert_eq!(read.load(Ordering::Relaxed), to_u64(expected.len()));
+    }
+}
+
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(96))]
 

@@ -30,7 +30,7 @@ use crate::paths::file_path;
 use crate::prefetch::Stream;
 use crate::remote::remote_options;
 use crate::shards::{self, ShardIndex};
-use crate::tensor::BufferSource;
+use crate::tensor::{BufferSource, memoryview};
 use crate::watch::Signals;
 use crate::wrap::{Shared, Wrap};
 
@@ -457,6 +457,23 @@ impl Checkpoint {
         };
         wrap.accepts(py, path, &part)?;
         wrap.wrap(py, path, Lies::Host(&region), &part, &mut Shared::default())
+    }
+
+    /// The bytes `begin..end` of a tensor, counted from its first byte, as a memoryview.
+    fn tensor_bytes<'py>(
+        &self,
+        py: Python<'py>,
+        name: &str,
+        begin: i64,
+        end: i64,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        let checkpoint = self.opened(py)?;
+        let tensor = find(py, &checkpoint, name)?;
+        let part = Part::bytes(tensor, begin..end).map_err(|error| raise(py, &error))?;
+        let regions = Signals::detach(py, |signals| {
+            ingot_io::read([&part], &ReadOptions::default(), signals)
+        })?;
+        memoryview(py, &regions[0])
     }
 
     /// Starts to read tensors in the background: pairs of a name and what to take of it, None for all.

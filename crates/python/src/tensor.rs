@@ -17,7 +17,7 @@ use pyo3::buffer::PyUntypedBuffer;
 use pyo3::exceptions::{PyBufferError, PyMemoryError, PyValueError};
 use pyo3::ffi;
 use pyo3::prelude::*;
-use pyo3::types::PyBytes;
+use pyo3::types::{PyBytes, PyMemoryView, PySlice};
 
 use crate::dlpack::{Shown, Take, dl_dtype};
 
@@ -231,6 +231,14 @@ impl Buffer {
     pub(crate) fn new(memory: Arc<Memory>) -> Buffer {
         Buffer { memory }
     }
+}
+
+/// The bytes of a region as a memoryview.
+pub(crate) fn memoryview<'py>(py: Python<'py>, region: &Region) -> PyResult<Bound<'py, PyAny>> {
+    let buffer = Bound::new(py, Buffer::new(Arc::clone(region.memory())))?;
+    let end = region.at() + region.len();
+    let within = py.get_type::<PySlice>().call1((region.at(), end))?;
+    PyMemoryView::from(&buffer)?.get_item(within)
 }
 
 #[pymethods]

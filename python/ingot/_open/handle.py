@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from os import fsdecode
 from os.path import basename
 from typing import overload
 
 from ingot._frameworks import adapter
 from ingot._load import Value, placing, settled, tensor, tensors
 from ingot._native import Gpu, in_natural_order, why_pageable
-from ingot._options import checked_ahead, checked_threads, leniency
+from ingot._options import checked_ahead, checked_threads, is_path, leniency
 from ingot._text import _escaped, nbytes, plural
 from ingot.errors import ClosedError
 
@@ -674,6 +675,12 @@ class safe_open(Mapping[str, Value]):
         """What opens it again, wherever that is; None where nothing does."""
         # Of a URL with all that opens it: tokens and keys go along.
         return type(self)._reopen, (again_by(self._given, self.path), *self._arguments)
+
+    @property
+    def _origin(self) -> tuple[str | None, StorageOptions | None]:
+        """The path or URL, None for an object, and the storage options that the handle was opened with."""
+        place = again_by(self._given, self.path)
+        return fsdecode(place) if is_path(place) else None, self._arguments[6]
 
     # By methods of the class, so that a pickle names nothing but `ingot.safe_open`.
 

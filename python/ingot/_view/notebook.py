@@ -1,4 +1,4 @@
-"""`ingot.view`: the viewer in a notebook, or wherever a program wants its address."""
+"""`ingot.view`: the viewer in a notebook, or for a program that wants its address."""
 
 from __future__ import annotations
 
@@ -8,18 +8,17 @@ from weakref import finalize
 
 from ingot import _open
 from ingot._native import is_url, local_path
-from ingot._options import one_of
+from ingot._options import is_path, one_of
 
 from . import report, whole
 from .server import Server
-from .shelf import Shelf
+from .shelf import Opened, Shelf, opened
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from types import TracebackType
     from typing import Any, Self
 
-    from ingot._native import Checkpoint
     from ingot._objects import Source
     from ingot.typing import StorageOptions
 
@@ -104,12 +103,12 @@ def view(
     height
         Of the frame, in pixels.
     storage_options
-        How URLs are read, as `ingot.safe_open` takes it.
+        How URLs are read, as `ingot.safe_open` takes it. A handle keeps the options that it was opened with.
 
     Returns
     -------
     View
-        Last in a cell of a notebook it is shown.
+        Shown if it is the last expression of a notebook's cell.
 
     Raises
     ------
@@ -122,7 +121,7 @@ def view(
         `how` is none of the three, or a page is asked for with two models.
     """
     one_of("how", how, _HOW)
-    models = [_opened(one, storage_options) for one in (source, other) if one is not None]
+    models = [_model(one, storage_options) for one in (source, other) if one is not None]
     is_page = how == "page" or (how == "auto" and other is None and any(map(os.environ.get, _REMOTE)))
     if is_page:
         if other is not None:
@@ -131,7 +130,8 @@ def view(
             raise OptionError(
                 "how='page' shows one model: expected no `other`", code="one-model", found=other
             )
-        return View(None, whole.page(report.made(models[0])), height)
+        [model] = [opened(one) if isinstance(one, str) else one for one in models]
+        return View(None, whole.page(report.made(model)), height)
     shelf = Shelf(models)
     try:
         server = Server(shelf, ancestors=_ANCESTORS)
@@ -148,13 +148,13 @@ def _ended(server: Server, shelf: Shelf) -> None:
     shelf.close()
 
 
-def _opened(source: Any, storage_options: StorageOptions | None) -> str | Checkpoint:
-    """A path of this machine as it is, for the page to read by itself; all others through a handle."""
+def _model(source: Any, storage_options: StorageOptions | None) -> str | Opened:
+    """Return a local path as it is, for the page to read its files, and everything else open."""
     if isinstance(source, _open.safe_open):
         source._check_open()
-        checkpoint: Checkpoint = source._checkpoint
-        return checkpoint
-    is_path = isinstance(source, (str, bytes, os.PathLike))
-    if is_path and not (isinstance(source, str) and is_url(source)):
+        place, options = source._origin
+        return Opened(source._checkpoint, place, options)
+    if is_path(source) and not (isinstance(source, str) and is_url(source)):
         return os.fsdecode(local_path(source))
-    return _open.open_checkpoint(source, "auto", storage_options=storage_options)
+    handle = _open.open_checkpoint(source, "auto", storage_options=storage_options)
+    return Opened(handle, source if isinstance(source, str) else None, storage_options)

@@ -5,15 +5,17 @@ from __future__ import annotations
 import json
 from base64 import b64encode
 
-from ingot._native import statistics
+from ingot._native import Wrap, statistics
 
-from .shelf import Document, ReadFile, bytes_wrap, opened, read_through
+from .shelf import Document, ReadFile, read_through
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from ingot._native import Checkpoint, Statistics, TensorInfo
+
+    from .shelf import Opened
 
 _BINS = 64
 # Rows and columns of a thumbnail, and how many tensors have one.
@@ -23,10 +25,10 @@ _MOST_THUMBNAILS = 300
 _LARGEST_INTEGER = 1 << 53
 
 
-def made(source: str | Checkpoint, progress: Callable[[int, int], object] | None = None) -> str:
-    """A report of a file or a checkpoint, as JSON. All of it is read, in little memory."""
-    checkpoint, place = opened(source)
-    model = read_through(checkpoint, place)
+def made(source: Opened, progress: Callable[[int, int], object] | None = None) -> str:
+    """Return a report of a file or a checkpoint as JSON. All of it is read, in little memory."""
+    checkpoint = source.handle
+    model = read_through(source)
     names = checkpoint.names()
     counted = statistics(checkpoint, names, bins=_BINS, progress=progress)
     report = {
@@ -66,7 +68,7 @@ def _thumbnails(checkpoint: Checkpoint) -> Iterator[tuple[str, dict[str, object]
         steps = [-(-dim // _CELLS) for dim in info.shape[-2:]]
         shape = [-(-dim // step) for dim, step in zip(info.shape[-2:], steps, strict=True)]
         index = (*(0 for _ in info.shape[:-2]), *(slice(None, None, step) for step in steps))
-        data: memoryview = checkpoint.select(info.name, index, bytes_wrap)
+        data: memoryview = checkpoint.select(info.name, index, _BYTES)
         nbytes = shape[0] * shape[1] * _element_nbytes(info)
         yield info.name, {"shape": shape, "data": b64encode(data[:nbytes]).decode()}
 
@@ -80,3 +82,15 @@ def _element_nbytes(info: TensorInfo) -> int:
     from math import prod
 
     return info.nbytes // prod(info.shape)
+
+
+def _memory(shape: object, dtype: object, buffer: memoryview, offset: int = 0) -> memoryview:
+    # More may follow: the caller knows how many bytes are theirs.
+    return memoryview(buffer).cast("B")[offset:]
+
+
+def _itself(code: str) -> str:
+    return code
+
+
+_BYTES = Wrap.buffer(_memory, _itself)

@@ -1,8 +1,8 @@
-"""A server for the viewer: it gives the page, and ranges of the files on a shelf, to who has the token.
+"""The viewer's server: it serves the page, and byte ranges of files to clients that have the token.
 
-It listens on 127.0.0.1 only. What keeps other pages, and other users of the machine, from the files: the name
-by which it is called has to be its own (a page elsewhere may have its name resolve to 127.0.0.1), data is not
-given to requests that other sites caused, and it takes a token that no request carries by itself.
+It listens on 127.0.0.1 only. Three rules keep other pages and other users of the machine from the files. The
+Host header must be the server's own name, because a page elsewhere may have its name resolve to 127.0.0.1.
+Requests that other sites cause get no data. Data takes a token, which browsers do not send by themselves.
 """
 
 from __future__ import annotations
@@ -12,28 +12,34 @@ import json
 import os
 import re
 import secrets
-from functools import cache, partial
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+import socket
+from contextlib import ExitStack, contextmanager, suppress
+from functools import cache
+from http.server import BaseHTTPRequestHandler
 from importlib.resources import files
-from threading import BoundedSemaphore, Thread
+from threading import Condition, Event, Thread, current_thread
 
-from .shelf import LocalFile, Shelf
+from ingot.errors import SafetensorError
+
+from .shelf import Shelf
 from .whole import Parts
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from socket import socket
-    from typing import Any
+    from collections.abc import Iterator
+    from contextlib import AbstractContextManager
 
-    from .shelf import File
+    from .shelf import OpenFile
 
 # A browser opens six for one page.
-_MOST_CONNECTIONS = 32
-# Seconds that a connection may lie idle, or a client may take none of the bytes it asked for.
+_MOST_CONNECTIONS = 64
+# Seconds that a connection may be idle, or that a client may read nothing of its answer.
 _PATIENCE = 60
+# Seconds between two looks at whether the server is closed.
+_POLL = 0.1
+# Seconds that `close` waits for answers to end. One that reads a remote file may take longer.
+_CLOSING = 1
 _MOST_FIELDS = 64
-# Without it `socket.sendfile` would read by the place in the file that all threads share.
-_SENDS_FILES = hasattr(os, "sendfile")
 _RANGE = re.compile(r"bytes=(\d{1,16})-(\d{0,16})")
 _TYPES = {".js": "text/javascript", ".css": "text/css"}
 _POLICY = (
@@ -43,77 +49,170 @@ _POLICY = (
 
 
 class Server:
-    """Serves a shelf until it is closed, from threads of its own.
+    """Serve a shelf until `close`, from threads of its own.
 
     Parameters
     ----------
     shelf
-        The files. It stays the caller's.
+        The files. The caller closes it after the server.
     port
-        Of 127.0.0.1. 0 takes one that is free.
+        A port of 127.0.0.1. 0 takes a free one.
     ancestors
-        The pages that may show this one in a frame, as the content security policy has them.
+        The pages that may show the viewer in a frame, in the syntax of the content security policy.
     """
 
     def __init__(self, shelf: Shelf, port: int = 0, ancestors: str = "'none'") -> None:
-        # Loaded before the first request, so that a fault is one of the start.
-        hashes = _page().hashes
+        # Loaded before the first request, so that a fault shows when the server starts.
+        self.policy = _POLICY.format(ancestors=ancestors, **_page().hashes)
         _static()
-        self._http = _Http(shelf, port, _POLICY.format(ancestors=ancestors, **hashes))
-        # Seconds until it notices that it is to end.
-        serve = partial(self._http.serve_forever, poll_interval=0.1)
-        self._thread = Thread(target=serve, name="ingot-view", daemon=True)
+        self.shelf = shelf
+        self.token = secrets.token_urlsafe(24)
+        self.tickets: set[str] = set()
+        self.connections = _Connections(_MOST_CONNECTIONS)
+        self._listener = socket.create_server(("127.0.0.1", port), backlog=128)
+        self._listener.settimeout(_POLL)
+        self._port: int = self._listener.getsockname()[1]
+        self.names = {f"{host}:{self._port}" for host in ("127.0.0.1", "localhost")}
+        self._closed = Event()
+        self._pid = os.getpid()
+        self._thread = Thread(target=self._accept, name="ingot-view", daemon=True)
         self._thread.start()
 
     @property
     def origin(self) -> str:
-        """Where it listens: ``http://127.0.0.1:PORT``."""
-        return f"http://127.0.0.1:{self._http.server_port}"
+        """The server's origin: ``http://127.0.0.1:PORT``."""
+        return f"http://127.0.0.1:{self._port}"
 
     @property
     def url(self) -> str:
-        """The address of the page, with the token in its fragment: no request and no log has that."""
-        return f"{self.origin}/#token={self._http.token}"
+        """The address of the page. The token is in its fragment, which no request and no log contains."""
+        return f"{self.origin}/#token={self.token}"
 
     def ticket(self) -> str:
-        """An address that leads to the page once: for command lines, which other users can read."""
-        self._http.tickets.add(ticket := f"/open/{secrets.token_urlsafe(24)}")
+        """Return an address that leads to the page once: for command lines, which other users can read."""
+        self.tickets.add(ticket := f"/open/{secrets.token_urlsafe(24)}")
         return self.origin + ticket
 
     def close(self) -> None:
-        """End it. Answers that are under way break off."""
-        self._http.shutdown()
-        self._http.server_close()
-        self._thread.join()
-
-
-class _Http(ThreadingHTTPServer):
-    daemon_threads = True
-    request_queue_size = 64
-
-    def __init__(self, shelf: Shelf, port: int, policy: str) -> None:
-        super().__init__(("127.0.0.1", port), _Handler)
-        self.shelf = shelf
-        self.policy = policy
-        self.token = secrets.token_urlsafe(24)
-        self.tickets: set[str] = set()
-        self.names = {f"{host}:{self.server_port}" for host in ("127.0.0.1", "localhost")}
-        self._room = BoundedSemaphore(_MOST_CONNECTIONS)
-
-    def process_request(self, request: Any, client_address: Any) -> None:
-        if not self._room.acquire(blocking=False):
-            self.shutdown_request(request)
+        """End the server and its connections. Answers in progress break off. May be called more than once."""
+        if os.getpid() != self._pid:
+            # A child of a fork has no thread of the server, and shares the sockets with the parent.
+            self._listener.close()
             return
-        super().process_request(request, client_address)
+        self._closed.set()
+        # A finalizer may run in any thread.
+        if current_thread() is not self._thread:
+            self._thread.join(_CLOSING)
+        self.connections.close(_CLOSING)
 
-    def process_request_thread(self, request: Any, client_address: Any) -> None:
+    def _accept(self) -> None:
+        while not self._closed.is_set():
+            try:
+                connection, _ = self._listener.accept()
+            except TimeoutError:
+                continue
+            except OSError:
+                # The client left before it was accepted, or the process has no descriptors left.
+                self._closed.wait(_POLL)
+                continue
+            self._begin(connection)
+        # Copies of the socket in children of a fork stop listening too.
+        with suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+
+    def _begin(self, connection: socket.socket) -> None:
+        if not self.connections.admit(connection):
+            connection.close()
+            return
         try:
-            super().process_request_thread(request, client_address)
-        finally:
-            self._room.release()
+            Thread(target=self._serve, args=(connection,), name="ingot-view-connection", daemon=True).start()
+        except RuntimeError:
+            # The system has no more threads.
+            self.connections.leave(connection)
 
-    def handle_error(self, request: Any, client_address: Any) -> None:
-        """Nothing: browsers break off what they no longer want."""
+    def _serve(self, connection: socket.socket) -> None:
+        # Clients leave when they want, and files fail in the middle of an answer.
+        with suppress(OSError, SafetensorError):
+            try:
+                _Handler(connection, None, self)  # type: ignore[arg-type]
+            finally:
+                self.connections.leave(connection)
+
+
+class _Connections:
+    """The open connections, at most `most`.
+
+    A new connection replaces the one that has been idle longest. A connection is busy only while it answers a
+    request with the token, so connections without the token never keep others out.
+
+    Sockets are closed under the lock. Otherwise `shutdown` in another thread could hit a reused descriptor.
+    """
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        # Reentrant, since a finalizer that closes the server may run at any place.
+        self._changed = Condition()
+        self._is_open = True
+        # In the order in which they became idle.
+        self._idle: dict[socket.socket, None] = {}
+        self._busy: set[socket.socket] = set()
+        # Shut down, but their threads still run.
+        self._ending: set[socket.socket] = set()
+
+    def admit(self, connection: socket.socket) -> bool:
+        """Add a connection and return True, or return False if there is no room."""
+        with self._changed:
+            if len(self._idle) + len(self._busy) >= self._most and self._idle:
+                self._end(next(iter(self._idle)))
+            is_full = len(self._idle) + len(self._busy) >= self._most or len(self._ending) >= self._most
+            if not self._is_open or is_full:
+                return False
+            self._idle[connection] = None
+            return True
+
+    @contextmanager
+    def answering(self, connection: socket.socket) -> Iterator[None]:
+        """Keep a connection while it answers a request with the token."""
+        with self._changed:
+            if connection in self._ending:
+                raise ConnectionAbortedError
+            self._idle.pop(connection, None)
+            self._busy.add(connection)
+        try:
+            yield
+        finally:
+            with self._changed:
+                if connection in self._busy:
+                    self._busy.remove(connection)
+                    self._idle[connection] = None
+
+    def leave(self, connection: socket.socket) -> None:
+        """Close and remove a connection whose thread ends."""
+        with self._changed:
+            self._idle.pop(connection, None)
+            self._busy.discard(connection)
+            self._ending.discard(connection)
+            # The client sees the end even if a child of a fork has a copy of the socket.
+            with suppress(OSError):
+                connection.shutdown(socket.SHUT_WR)
+            connection.close()
+            self._changed.notify_all()
+
+    def close(self, timeout: float) -> None:
+        """Shut all connections down, and wait up to `timeout` seconds for their threads."""
+        with self._changed:
+            self._is_open = False
+            for connection in (*self._idle, *self._busy):
+                self._end(connection)
+            self._changed.wait_for(lambda: not self._ending, timeout)
+
+    def _end(self, connection: socket.socket) -> None:
+        self._idle.pop(connection, None)
+        self._busy.discard(connection)
+        self._ending.add(connection)
+        with suppress(OSError):
+            connection.shutdown(socket.SHUT_RDWR)
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -122,8 +221,8 @@ class _Handler(BaseHTTPRequestHandler):
     sys_version = ""
     timeout = _PATIENCE
     disable_nagle_algorithm = True
-    server: _Http  # pyright: ignore[reportIncompatibleVariableOverride]
-    connection: socket
+    server: Server  # type: ignore[assignment]
+    connection: socket.socket
 
     def do_GET(self) -> None:
         self._answer()
@@ -132,11 +231,11 @@ class _Handler(BaseHTTPRequestHandler):
         self._answer()
 
     def log_message(self, format: str, *args: object) -> None:
-        """Nothing is logged."""
+        """Log nothing."""
 
     def _answer(self) -> None:
         if "Content-Length" in self.headers or "Transfer-Encoding" in self.headers:
-            # A body that nobody reads would be taken for the next request.
+            # The body is not read, and would be taken for the next request.
             self.close_connection = True
         if len(self.headers) > _MOST_FIELDS:
             return self._refuse(431, "too many header fields")
@@ -144,23 +243,40 @@ class _Handler(BaseHTTPRequestHandler):
             return self._refuse(421, "this server has another name")
         if self.path in _static():
             return self._give(*_static()[self.path])
-        if self.path in self.server.tickets:
+        with suppress(KeyError):
             self.server.tickets.remove(self.path)
             return self._head(303, 0, {"Location": f"/#token={self.server.token}"})
         if self.headers.get("Sec-Fetch-Site", "same-origin") != "same-origin":
-            return self._refuse(403, "another site asks")
+            return self._refuse(403, "another site sent the request")
         given = (self._only("Authorization") or "").encode()
         if not hmac.compare_digest(given, f"Bearer {self.server.token}".encode()):
             return self._refuse(401, "the token is missing or wrong")
-        if self.path == "/files":
-            return self._give(json.dumps(self.server.shelf.listed()).encode(), "application/json")
+        with self.server.connections.answering(self.connection):
+            return self._answer_with_data()
+
+    def _answer_with_data(self) -> None:
         number = re.fullmatch(r"/f/(\d{1,6})", self.path)
-        if number is None or int(number[1]) >= len(self.server.shelf.files):
+        shelf = self.server.shelf
+        if self.path != "/files" and (number is None or int(number[1]) >= len(shelf.files)):
             return self._refuse(404, "no such file")
-        return self._give_range(self.server.shelf.files[int(number[1])])
+        with ExitStack() as stack:
+            try:
+                found = self._listed() if number is None else self._opened(int(number[1]), stack)
+            except (OSError, SafetensorError) as fault:
+                return self._refuse(409 if isinstance(fault, SafetensorError) else 503, str(fault))
+            if isinstance(found, bytes):
+                return self._give(found, "application/json")
+            return self._give_range(found)
+
+    def _listed(self) -> bytes:
+        return json.dumps(self.server.shelf.listed()).encode()
+
+    def _opened(self, number: int, stack: ExitStack) -> OpenFile:
+        opening: AbstractContextManager[OpenFile] = self.server.shelf.files[number].open()
+        return stack.enter_context(opening)
 
     def _only(self, field: str) -> str | None:
-        """The value of a header field that stands in the request once."""
+        """The value of a header field that the request has exactly once."""
         values = self.headers.get_all(field, [])
         return values[0] if len(values) == 1 else None
 
@@ -170,16 +286,16 @@ class _Handler(BaseHTTPRequestHandler):
             self.wfile.write(body)
 
     def _refuse(self, status: int, reason: str) -> None:
-        body = f"{reason}\n".encode()
-        self._head(status, len(body), {"Content-Type": "text/plain"})
+        body = f"{reason}\n".encode(errors="backslashreplace")
+        self._head(status, len(body), {"Content-Type": "text/plain; charset=utf-8"})
         if self.command == "GET":
             self.wfile.write(body)
 
-    def _give_range(self, file: File) -> None:
+    def _give_range(self, file: OpenFile) -> None:
         version, size = f'"{file.version}"', file.size
         fields = {"Content-Type": "application/octet-stream", "ETag": version, "Accept-Ranges": "bytes"}
         asked = self._only("Range")
-        # Of an empty file there is no range; a refusal would stand on the console of the page.
+        # An empty file has no range; browsers would log a refusal on the console of the page.
         if asked is None or size == 0 or self.headers.get("If-Range", version) != version:
             return self._body(file, 0, size, 200, fields)
         match = _RANGE.fullmatch(asked)
@@ -192,17 +308,13 @@ class _Handler(BaseHTTPRequestHandler):
             file, begin, end, 206, fields | {"Content-Range": f"bytes {begin}-{end - 1}/{size}"}
         )
 
-    def _body(self, file: File, begin: int, end: int, status: int, fields: dict[str, str]) -> None:
+    def _body(self, file: OpenFile, begin: int, end: int, status: int, fields: dict[str, str]) -> None:
         self._head(status, end - begin, fields)
         if self.command == "HEAD" or begin == end:
             return
-        # Whatever breaks off in the middle must not be followed by another answer.
+        # No other answer may follow one that broke off.
         self.close_connection, keep = True, self.close_connection
-        if isinstance(file, LocalFile) and _SENDS_FILES:
-            sent = self.connection.sendfile(file.stream, begin, end - begin)
-        else:
-            sent = sum(self.wfile.write(piece) for piece in file.pieces(begin, end))
-        self.close_connection = keep or sent != end - begin
+        self.close_connection = keep or file.send(self.connection, begin, end) != end - begin
 
     def _head(self, status: int, nbytes: int, fields: dict[str, str]) -> None:
         self.send_response(status)
@@ -229,9 +341,9 @@ def _page() -> Parts:
 
 @cache
 def _static() -> dict[str, tuple[bytes, str]]:
-    """The page, by the path of its address, and the modules that it is made of.
+    """Return the page and its modules by the paths of their addresses.
 
-    The page is one document: a browser asks for modules one level after the other, and waits for each.
+    The page is one document, because a browser requests modules one level after the other.
     """
     web = files("ingot") / "web"
     found = {"/": (_page().page().encode(), "text/html; charset=utf-8")}

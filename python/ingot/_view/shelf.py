@@ -1,92 +1,120 @@
-"""The files that a viewer may read: found once, held open, known to the page by their numbers only."""
+"""The models that a viewer shows, and their files, which the page knows by number only."""
 
 from __future__ import annotations
 
 import json
 import os
 from base64 import b64encode
-from contextlib import suppress
+from contextlib import contextmanager, nullcontext, suppress
+from functools import cached_property
 from stat import S_ISREG
-from threading import Lock
+from typing import NamedTuple
 
 from ingot import _open
-from ingot._native import ShardIndex, Wrap, fetch_beside, is_url, local_path, shown_url
-from ingot.errors import CheckpointError, SafetensorError
+from ingot._describe import CONFIG, CONFIG_NBYTES, config_beside
+from ingot._native import ShardIndex, is_url, local_path, shown_url, url_file_name
+from ingot._text import _escaped
+from ingot.errors import CheckpointError, SafetensorError, StorageError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
+    from contextlib import AbstractContextManager
     from io import FileIO
+    from socket import socket
 
     from ingot._native import Checkpoint, TensorInfo
+    from ingot.typing import StorageOptions
 
 # Bytes of a remote file that are in memory at a time.
 _PIECE = 4 << 20
-# Of a `config.json`, as the reader in JavaScript has it.
-_MAX_CONFIG = 10_000_000
 _KINDS = (".safetensors", ".bt", ".index.json")
-# Of a header, as every reader has it.
+# The largest header, in bytes: the limit of every reader.
 _MAX_HEADER = 100_000_000
-# Of a header that the list of files brings along, so that the page need not ask for it.
+# Headers up to this size come with the list of files, so that the page need not request them.
 _SHORT_HEAD = 1 << 16
-# A pipe must not be waited for. Windows has no such flags, and translates line ends unless told not to.
+# Opening a FIFO must not wait for its writer. Windows has no such flags, and translates line ends by default.
 _OPENING = os.O_RDONLY | sum(getattr(os, flag, 0) for flag in ("O_NONBLOCK", "O_CLOEXEC", "O_BINARY"))
 
 
 class LocalFile:
-    """A file of this machine. It is opened here, and never by name again."""
+    """A file on this machine.
+
+    Each answer opens the file by its path and has a descriptor of its own, so that any number of files can be
+    shown and no answer depends on another. Another file that has the path by then is refused.
+    """
 
     def __init__(self, path: str, name: str) -> None:
         self.name = name
-        self.stream: FileIO = os.fdopen(os.open(path, _OPENING), "rb", buffering=0)
-        # The place in the file is that of all threads.
-        self._lock = Lock()
-        if not S_ISREG(os.fstat(self.stream.fileno()).st_mode):
-            self.stream.close()
-            raise CheckpointError(f"{path}: is no regular file", path=path)
+        # A relative path would follow the working directory of the process.
+        self._path = os.path.abspath(path)
+        self._identity: tuple[int, int] | None = None
+        with self.open() as file:
+            self._identity = file.identity
 
-    @property
-    def size(self) -> int:
-        """Bytes in the file, as it is now."""
-        return os.fstat(self.stream.fileno()).st_size
+    @contextmanager
+    def open(self) -> Iterator[OpenLocalFile]:
+        """Open the file for one answer.
 
-    @property
-    def version(self) -> str:
-        """What tells the file from itself after it was changed."""
-        found = os.fstat(self.stream.fileno())
-        return f"{found.st_mtime_ns:x}-{found.st_size:x}"
+        Raises
+        ------
+        OSError
+            The file cannot be opened.
+        CheckpointError
+            The path leads to something else than a regular file.
+        StorageError
+            The file was replaced.
+        """
+        with os.fdopen(os.open(self._path, _OPENING), "rb", buffering=0) as stream:
+            file = OpenLocalFile(self.name, stream)
+            if not S_ISREG(file.facts.st_mode):
+                raise CheckpointError(f"{_escaped(self._path)}: is no regular file", path=self._path)
+            if self._identity not in (None, file.identity):
+                why = "the file was replaced — start the viewer again to see the new one"
+                raise StorageError(f"{_escaped(self._path)}: {why}", code="changed", path=self._path)
+            yield file
 
-    @property
+
+class OpenLocalFile:
+    """A local file, open for one answer. Size, version and bytes are of the same descriptor."""
+
+    def __init__(self, name: str, stream: FileIO) -> None:
+        self.name, self._stream = name, stream
+        self.facts = os.fstat(stream.fileno())
+        self.size = self.facts.st_size
+        # Differs after the file was changed.
+        self.version = f"{self.facts.st_mtime_ns:x}-{self.size:x}"
+        self.identity = self.facts.st_dev, self.facts.st_ino
+
+    @cached_property
     def head_nbytes(self) -> int | None:
-        """Bytes up to the end of the header, so that the page is given just these; None where nobody knows.
+        """The bytes up to the end of the header, or None if it has no possible length.
 
-        The page reads the length again, and judges it. Of JSON all of it is wanted.
+        The page reads the length again, and judges it. Of JSON the page wants all.
         """
         if self.name.endswith(".json"):
-            return min(_MAX_CONFIG, self.size)
-        length = int.from_bytes(b"".join(self.pieces(0, 8)), "little")
+            return min(CONFIG_NBYTES, self.size)
+        length = int.from_bytes(self.read(0, 8), "little")
         return 8 + length if 2 <= length <= min(_MAX_HEADER, self.size - 8) else None
 
-    def pieces(self, begin: int, end: int) -> Iterator[bytes]:
-        """The bytes from `begin` to before `end`, or to the end of a file that is shorter by now."""
-        while begin < end:
-            with self._lock:
-                self.stream.seek(begin)
-                piece = self.stream.read(min(_PIECE, end - begin))
-            if not piece:
-                return
-            begin += len(piece)
-            yield piece
+    def read(self, begin: int, end: int) -> bytes:
+        """Return the bytes from `begin` to before `end`, or to the end of a file that was shortened."""
+        self._stream.seek(begin)
+        parts = []
+        while begin < end and (part := self._stream.read(end - begin)):
+            parts.append(part)
+            begin += len(part)
+        return b"".join(parts)
 
-    def close(self) -> None:
-        self.stream.close()
+    def send(self, connection: socket, begin: int, end: int) -> int:
+        """Send the bytes from `begin` to before `end`, and return how many there were."""
+        return connection.sendfile(self._stream, begin, end - begin)
 
 
 class ReadFile:
-    """A file that is read through a handle, as one behind a URL is: credentials stay here.
+    """A file that is read through a handle, such as a remote one: credentials stay in this process.
 
-    The page gets the header that was proven, written anew as `.safetensors`, and after it the bytes of the
-    tensors.
+    The page gets the proven header, rewritten as `.safetensors`, and after it the bytes of the tensors.
     """
 
     def __init__(
@@ -96,25 +124,35 @@ class ReadFile:
         self.version = os.urandom(8).hex()
         self._handle = handle
         self._infos = infos
-        # All that comes before the tensors.
+        # All bytes before the tensors.
         self.head = _rendered(metadata, infos)
-        self.size = len(self.head) + (infos[-1].end if infos else 0)
+        self.head_nbytes = len(self.head)
+        self.size = self.head_nbytes + (infos[-1].end if infos else 0)
 
-    @property
-    def head_nbytes(self) -> int:
-        return len(self.head)
+    def open(self) -> AbstractContextManager[ReadFile]:
+        """Return the file itself: the handle serves all answers."""
+        return nullcontext(self)
 
-    def pieces(self, begin: int, end: int) -> Iterator[bytes | memoryview]:
-        """The bytes from `begin` to before `end`."""
-        if begin < len(self.head):
+    def read(self, begin: int, end: int) -> bytes:
+        """Return the bytes from `begin` to before `end`."""
+        return b"".join(self._pieces(begin, end))
+
+    def send(self, connection: socket, begin: int, end: int) -> int:
+        """Send the bytes from `begin` to before `end`, and return how many there were."""
+        sent = 0
+        for piece in self._pieces(begin, end):
+            connection.sendall(piece)
+            sent += len(piece)
+        return sent
+
+    def _pieces(self, begin: int, end: int) -> Iterator[bytes | memoryview]:
+        if begin < self.head_nbytes:
             yield self.head[begin:end]
-        begin, end = (max(position - len(self.head), 0) for position in (begin, end))
+        begin, end = (max(position - self.head_nbytes, 0) for position in (begin, end))
         for info in _overlapping(self._infos, begin, end):
-            within = max(begin, info.begin) - info.begin, min(end, info.end) - info.begin
-            yield from _bytes_of(self._handle, info, *within)
-
-    def close(self) -> None:
-        """Nothing: the handle is that of all files of its model."""
+            first, last = max(begin, info.begin) - info.begin, min(end, info.end) - info.begin
+            for at in range(first, last, _PIECE):
+                yield self._handle.tensor_bytes(info.name, at, min(last, at + _PIECE))
 
 
 class Document:
@@ -125,96 +163,107 @@ class Document:
         self.head_nbytes = self.size
         self.version = os.urandom(8).hex()
 
-    def pieces(self, begin: int, end: int) -> Iterator[bytes | memoryview]:
-        """The bytes from `begin` to before `end`."""
-        yield self.head[begin:end]
+    def open(self) -> AbstractContextManager[Document]:
+        """Return the document itself."""
+        return nullcontext(self)
 
-    def close(self) -> None:
-        """Nothing."""
+    def read(self, begin: int, end: int) -> bytes:
+        """Return the bytes from `begin` to before `end`."""
+        return self.head[begin:end]
+
+    def send(self, connection: socket, begin: int, end: int) -> int:
+        """Send the bytes from `begin` to before `end`, and return how many there were."""
+        connection.sendall(self.head[begin:end])
+        return end - begin
 
 
 File = LocalFile | ReadFile | Document
+OpenFile = OpenLocalFile | ReadFile | Document
+
+
+class Opened(NamedTuple):
+    """An open checkpoint, with its path or URL and the options that opened it."""
+
+    handle: Checkpoint
+    #: The path or the URL. None for an object.
+    place: str | None
+    storage_options: StorageOptions | None = None
 
 
 class Model:
-    """The files of one path, and what people call it."""
+    """The files of one path, and the label that the page shows."""
 
     def __init__(self, label: str, files: Sequence[File], format: str | None = None) -> None:
         self.label, self.files = label, files
-        # That of files that are read through a handle, which the page cannot see.
+        # The format of files that are read through a handle, which the page cannot see.
         self.format = format
 
 
 class Shelf:
-    """The models that are looked at, one or two. Close it to close their files."""
+    """The models that are shown, one or two: local paths, URLs or open checkpoints.
 
-    def __init__(self, sources: Sequence[str | Checkpoint]) -> None:
-        self.models: list[Model] = []
+    `close` closes the handles that the shelf opened.
+    """
+
+    def __init__(self, sources: Sequence[str | Opened]) -> None:
+        self._handles: list[Checkpoint] = []
         try:
-            for source in sources:
-                self.models.append(_found(source))
+            self.models = [self._model(source) for source in sources]
         except BaseException:
             self.close()
             raise
         self.files = [file for model in self.models for file in model.files]
 
+    def _model(self, source: str | Opened) -> Model:
+        if isinstance(source, str) and not is_url(source):
+            return _local(source)
+        if isinstance(source, str):
+            source = opened(source)
+            self._handles.append(source.handle)
+        return read_through(source)
+
     def listed(self) -> dict[str, object]:
-        """What the page is told: models, their files by number and version, and headers that are short."""
+        """Return what the page needs first: models, their files by number and version, and short headers."""
         numbers = iter(range(len(self.files)))
         return {
             "models": [
                 {
                     "label": model.label,
                     "format": model.format,
-                    "files": [
-                        {
-                            "number": next(numbers),
-                            "name": file.name,
-                            "size": file.size,
-                            "etag": f'"{file.version}"',
-                            "headNbytes": file.head_nbytes,
-                            "head": _short_head(file),
-                        }
-                        for file in model.files
-                    ],
+                    "files": [{"number": next(numbers), **_entry(file)} for file in model.files],
                 }
                 for model in self.models
             ]
         }
 
     def close(self) -> None:
-        for model in self.models:
-            for file in model.files:
-                file.close()
+        for handle in self._handles:
+            handle.close()
 
 
-def _short_head(file: File) -> str | None:
-    nbytes = file.head_nbytes
-    if nbytes is None or nbytes > _SHORT_HEAD:
-        return None
-    return b64encode(b"".join(file.pieces(0, nbytes))).decode()
+def _entry(file: File) -> dict[str, object]:
+    with file.open() as found:
+        nbytes = found.head_nbytes
+        head = None if nbytes is None or nbytes > _SHORT_HEAD else b64encode(found.read(0, nbytes)).decode()
+        return {
+            "name": file.name,
+            "size": found.size,
+            "etag": f'"{found.version}"',
+            "headNbytes": nbytes,
+            "head": head,
+        }
 
 
-def _found(source: str | Checkpoint) -> Model:
-    if not isinstance(source, str) or is_url(source):
-        return read_through(*opened(source))
+def _local(source: str) -> Model:
     path = os.fsdecode(local_path(source))
     named = _in_folder(path) if os.path.isdir(path) else _with_neighbours(path)
-    files: list[File] = []
-    try:
-        for place, name in named:
-            files.append(LocalFile(place, name))
-    except BaseException:
-        for file in files:
-            file.close()
-        raise
-    return Model(path, files)
+    return Model(path, [LocalFile(place, name) for place, name in named])
 
 
 def _in_folder(folder: str) -> list[tuple[str, str]]:
-    """The files of a folder, by path and name, that a page may want. Which of them it opens, it says."""
-    names = sorted(name for name in os.listdir(folder) if name.endswith(_KINDS) or name == "config.json")
-    if names in ([], ["config.json"]):
+    """Return the files of a folder that a page may want, by path and name."""
+    names = sorted(name for name in os.listdir(folder) if name.endswith(_KINDS) or name == CONFIG)
+    if names in ([], [CONFIG]):
         raise CheckpointError(
             f"{folder}: the directory holds no checkpoint: expected a .safetensors or .bt file, or an index",
             path=folder,
@@ -227,17 +276,17 @@ def _in_folder(folder: str) -> list[tuple[str, str]]:
 
 
 def _with_neighbours(path: str) -> list[tuple[str, str]]:
-    """A file with what belongs to it: the shards of an index, and how a model was quantised."""
+    """Return a file, the shards that it names as an index, and ``config.json``."""
     folder, name = os.path.split(path)
-    # A file of another name is opened as the only one there is.
-    config = ["config.json"] if name.endswith(_KINDS) else []
+    # The page opens a file of another name only if there is no other.
+    config = [CONFIG] if name.endswith(_KINDS) else []
     names = [name, *(_shards(path) if name.endswith(".json") else []), *config]
     others = [(os.path.join(folder, other), other) for other in names[1:]]
     return [(path, name), *(place for place in others if os.path.isfile(place[0]))]
 
 
 def _shards(index: str) -> list[str]:
-    # What is wrong with an index, the page shows.
+    # The page shows faults of the index.
     with suppress(SafetensorError, OSError):
         return ShardIndex.read(index).shards
     return []
@@ -246,39 +295,47 @@ def _shards(index: str) -> list[str]:
 # Through a handle. --------------------------------------------------------------------------------------
 
 
-def opened(source: str | Checkpoint) -> tuple[Checkpoint, str]:
-    """The handle of a model, and what it was opened by."""
-    if not isinstance(source, str):
-        return source, source.path or "bytes in memory"
+def opened(source: str) -> Opened:
+    """Open a path or a URL."""
     place = source if is_url(source) else os.fsdecode(local_path(source))
-    return _open.open_checkpoint(place, "auto"), place
+    return Opened(_open.open_checkpoint(place, "auto"), place)
 
 
-def read_through(handle: Checkpoint, path: str) -> Model:
-    """The files of an open checkpoint, which was opened at `path`."""
-    shown = shown_url(path)
+def read_through(source: Opened) -> Model:
+    """Return the files of an open checkpoint."""
+    handle = source.handle
     files: list[ReadFile | Document] = []
     index = handle.index()
     if index is not None:
         text = json.dumps({"metadata": index.metadata() or {}, "weight_map": index.weight_map()}).encode()
         files.append(Document("model.safetensors.index.json", text))
     for name, metadata, infos in handle.headers():
-        # The page goes by the ending, which an address or bytes in memory may lack.
-        files.append(ReadFile(name if index is not None else "model.safetensors", handle, metadata, infos))
-    config = _config_beside(path)
+        files.append(ReadFile(name if index is not None else _file_name(source), handle, metadata, infos))
+    config = _config(source)
     if config is not None:
-        files.append(Document("config.json", config))
-    return Model(shown, files, handle.format)
+        files.append(Document(CONFIG, config))
+    return Model(_label(source), files, handle.format)
 
 
-def _config_beside(path: str) -> bytes | None:
-    """How a model was quantised, where a file says so."""
+def _label(source: Opened) -> str:
+    return shown_url(source.place or source.handle.path or "bytes in memory")
+
+
+def _file_name(source: Opened) -> str:
+    """Return the name of the only file, with an ending that the page knows."""
+    place = source.place or ""
+    name = os.path.basename(url_file_name(place) if is_url(place) else source.handle.path or place)
+    return name if name.endswith((".safetensors", ".bt")) else f"{name or 'model'}.safetensors"
+
+
+def _config(source: Opened) -> bytes | None:
+    """Read ``config.json`` beside the model, which says how it was quantised. An object has none."""
+    if source.place is None:
+        return None
+    path = source.place if is_url(source.place) else source.handle.path or source.place
     with suppress(SafetensorError, OSError):
-        if is_url(path):
-            return fetch_beside(path, "config.json", _MAX_CONFIG)[1]
-        folder = path if os.path.isdir(path) else os.path.dirname(path)
-        with open(os.path.join(folder, "config.json"), "rb") as file:
-            return file.read(_MAX_CONFIG)
+        found = config_beside(path, source.storage_options)
+        return None if found is None else found.data
     return None
 
 
@@ -287,7 +344,7 @@ def _rendered(metadata: dict[str, str] | None, infos: list[TensorInfo]) -> bytes
     for info in infos:
         header[info.name] = {"dtype": info.dtype, "shape": info.shape, "data_offsets": [info.begin, info.end]}
     text = json.dumps(header, separators=(",", ":")).encode()
-    # To a multiple of 8 bytes, as every writer does.
+    # Every writer pads to a multiple of 8 bytes.
     text += b" " * (-len(text) % 8)
     return len(text).to_bytes(8, "little") + text
 
@@ -300,56 +357,3 @@ def _overlapping(infos: list[TensorInfo], begin: int, end: int) -> Iterator[Tens
             return
         if infos[number].nbytes:
             yield infos[number]
-
-
-def _bytes_of(handle: Checkpoint, info: TensorInfo, begin: int, end: int) -> Iterator[memoryview]:
-    """The bytes of a tensor from `begin` on: by slices of it, which are what a handle reads."""
-    if not info.shape or info.nbytes % _elements(info):
-        # A scalar; and elements of less than a byte, of which a slice may not begin everywhere.
-        yield _raw(handle, info.name, ())[begin:end]
-        return
-    # Down to the first dimension of which a slice fits, or one that holds but a part of what is wanted.
-    index: tuple[int, ...] = ()
-    start, inner = 0, info.nbytes
-    for at, dim in enumerate(info.shape):
-        inner //= dim
-        first, last = (begin - start) // inner, (end - 1 - start) // inner
-        if inner <= _PIECE or at == len(info.shape) - 1:
-            break
-        if first != last:
-            for row in range(first, last + 1):
-                from_row = start + row * inner
-                yield from _bytes_of(handle, info, max(begin, from_row), min(end, from_row + inner))
-            return
-        index, start = (*index, first), start + first * inner
-    for at in range(begin - start, end - start, _PIECE):
-        upto = min(end - start, at + _PIECE)
-        first, last = at // inner, -(-upto // inner)
-        part = _raw(handle, info.name, (*index, slice(first, last)))
-        yield part[at - first * inner : upto - first * inner]
-
-
-def _elements(info: TensorInfo) -> int:
-    from math import prod
-
-    return prod(info.shape)
-
-
-def _raw(handle: Checkpoint, name: str, index: tuple[int | slice, ...]) -> memoryview:
-    if index:
-        found: memoryview = handle.select(name, index, bytes_wrap)
-    else:
-        found = handle.tensor(name, bytes_wrap)
-    return found
-
-
-def _memory(shape: object, dtype: object, buffer: memoryview, offset: int = 0) -> memoryview:
-    # More may follow: whoever asks knows how many bytes are theirs.
-    return memoryview(buffer).cast("B")[offset:]
-
-
-def _itself(code: str) -> str:
-    return code
-
-
-bytes_wrap = Wrap.buffer(_memory, _itself)

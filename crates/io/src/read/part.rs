@@ -1,5 +1,7 @@
 //! What is wanted of a tensor, and memory of the caller that it fits.
 
+use std::ops::Range;
+
 use ingot_format::{Dtype, Index, Selection, to_u64};
 
 use super::plan::{Piece, Place};
@@ -42,6 +44,21 @@ impl<'a> Part<'a> {
             tensor,
             selection,
             dtype,
+        })
+    }
+
+    /// The bytes of `tensor` in `range`, counted from its first byte. The range is clipped to the tensor, and may begin
+    /// and end anywhere, also where elements are narrower than a byte.
+    ///
+    /// # Errors
+    /// [`Error::Slice`] if the range cannot be an index.
+    pub fn bytes(tensor: Tensor<'a>, range: Range<i64>) -> Result<Part<'a>, Error> {
+        let nbytes = [tensor.entry().nbytes()];
+        let selection = Selection::new(Dtype::U8, &nbytes, &[range.into()]);
+        Ok(Part {
+            tensor,
+            selection: Some(Box::new(selection.map_err(|fault| tensor.misindexed(fault))?)),
+            dtype: tensor.entry().dtype,
         })
     }
 

@@ -75,10 +75,11 @@ def _write(screen: Screen, paths: tuple[str, ...], html: str, existing: Existing
     if len(paths) > 1:
         raise click.UsageError(f"expected one PATH, or none, for --html, found {len(paths)}")
     from ingot._view import report, whole
+    from ingot._view.shelf import opened
 
     target = arguments.target(html, existing)
     with bar(screen, "Reading") as tell:
-        text = whole.page(report.made(paths[0], tell) if paths else None)
+        text = whole.page(report.made(opened(paths[0]), tell) if paths else None)
     _replace(target, text)
     screen.answer({"file": html, "nbytes": len(text.encode())})
     screen.say(f"{shown(html)}: {nbytes(len(text.encode()))}")
