@@ -207,7 +207,9 @@ class Gpu:
     ``current()`` gives the number of the device among the visible ones, the caller's current stream, and the
     handle of that. ``allocate(stream, wanted)`` is given codes of dtypes, each with a shape in what the
     framework stores, and gives for each a tensor for use on that stream, with a DLPack capsule of its memory.
-    `driver` is a library that does as the driver does, for tests.
+    ``stream(ordinal)`` returns the caller's current stream on a device, and its handle: a prefetch keeps its
+    device when another one becomes the current one. Without it, that is the stream which was current when the
+    prefetch began. `driver` is a library that does as the driver does, for tests.
     """
 
     def __new__(
@@ -215,6 +217,7 @@ class Gpu:
         current: Callable[[], tuple[int, Any, int]],
         allocate: Callable[[Any, list[tuple[str, tuple[int, ...]]]], list[tuple[Any, Any]]],
         *,
+        stream: Callable[[int], tuple[Any, int]] | None = None,
         driver: str | PathLike[str] | None = None,
     ) -> Gpu: ...
 

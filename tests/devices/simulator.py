@@ -71,8 +71,19 @@ def built() -> Path:
 
 #: In the order of the driver.
 COUNTERS = (
-    *("calls", "contexts", "streams", "events", "pinned", "pinned_most", "copies", "bytes_in", "bytes_out"),
-    *("host_waits", "without_context", "forked", "captured", "pageable", "overlapping", "stray", "deadlocks"),
+    *("calls", "contexts", "streams", "events", "pinned", "pinned_most", "records", "copies"),
+    *(
+        "bytes_in",
+        "bytes_out",
+        "host_waits",
+        "without_context",
+        "forked",
+        "captured",
+        "pageable",
+        "overlapping",
+        "stray",
+        "deadlocks",
+    ),
 )
 
 
@@ -142,8 +153,8 @@ class Array:
             self.managed.contents.deleter(self.managed)
         elif self.is_allocated and not self.gpus.is_lost:
             # As an allocator does, in the order of the caller's stream.
-            self.gpus.finish(self.ordinal)
-            assert self.gpus.library.fake_cuda_free(self.address) == 0
+            given = None, ctypes.c_size_t(self.ordinal), ctypes.c_uint64(self.address)
+            assert self.gpus.library.fake_cuda_free_in_order(*given) == 0
 
     def numpy(self) -> Any:
         """Its values, as what is queued on the caller's stream now finds them."""
@@ -159,7 +170,6 @@ class Gpus:
         self.library: Any = ctypes.CDLL(str(self.path))
         self.library.fake_cuda_allocate.restype = ctypes.c_uint64
         self.library.fake_cuda_allocate.argtypes = (ctypes.c_size_t, ctypes.c_size_t)
-        self.library.fake_cuda_free.argtypes = (ctypes.c_uint64,)
         self.library.fake_cuda_read.argtypes = (ctypes.c_uint64, ctypes.c_char_p, ctypes.c_size_t)
         self.library.fake_cuda_read.restype = ctypes.c_bool
         self.library.fake_cuda_fail.argtypes = (ctypes.c_uint64, ctypes.c_int)
@@ -255,12 +265,32 @@ class Gpus:
         given = ctypes.c_size_t(array.ordinal), ctypes.c_uint64(array.address), ctypes.c_size_t(array.nbytes)
         assert self.library.fake_cuda_old_owner(None, *given, ctypes.c_uint8(byte)) == 0
 
-    def capture(self, ordinal: int, is_capturing: bool) -> int:
-        """Begin or end a capture on the default stream of a device; the code that it gives."""
-        code: int = self.library.fake_cuda_capture(
-            None, ctypes.c_size_t(ordinal), ctypes.c_bool(is_capturing)
-        )
+    def stream(self, ordinal: int) -> int:
+        """Return the handle of a new stream of a device."""
+        context, stream = ctypes.c_void_p(), ctypes.c_void_p()
+        assert self.library.cuDevicePrimaryCtxRetain(ctypes.byref(context), ordinal) == 0
+        assert self.library.cuCtxSetCurrent(context) == 0
+        assert self.library.cuStreamCreate(ctypes.byref(stream), 1) == 0
+        assert self.library.cuCtxSetCurrent(None) == 0
+        return stream.value or 0
+
+    def capture(self, ordinal: int, is_capturing: bool, stream: int = 0) -> int:
+        """Begin or end a capture on a stream of a device; the code that it gives."""
+        given = ctypes.c_void_p(stream), ctypes.c_size_t(ordinal), ctypes.c_bool(is_capturing)
+        code: int = self.library.fake_cuda_capture(*given)
         return code
+
+    def busy(self, ordinal: int, is_busy: bool) -> None:
+        """Begin or end a kernel on the default stream of a device that runs until it is ended."""
+        given = None, ctypes.c_size_t(ordinal), ctypes.c_bool(is_busy)
+        assert self.library.fake_cuda_busy(*given) == 0
+
+    def wait_for_copies(self, count: int) -> None:
+        """Wait until so many copies were queued."""
+        deadline = time.monotonic() + 20
+        while self.counted()["copies"] < count:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
 
     def payload(self, name: str, tensor: Any) -> Any:
         """What is handed over of a tensor that is saved: of the device, or a NumPy array."""

@@ -64,7 +64,9 @@ def test_a_file_is_read_onto_the_device_whatever_the_backend(
 
 def test_a_handle_reads_tensors_slices_and_several_onto_it(gpus: Gpus, path: Path) -> None:
     with ingot.safe_open(path, "simulated", device=1) as file:
-        assert (file.backend, file.why) == ("pread", "a GPU is read onto in parallel, from no mapping")
+        assert file.backend == "pread"
+        # What follows depends on what was pinned in this process before.
+        assert file.why.startswith("a GPU is read onto in parallel, from no mapping")
         assert same(file["large"], TENSORS["large"])
         assert file["large"].ordinal == 1
         assert all_same(file.get_tensors(["half", "odd"]), {name: TENSORS[name] for name in ("half", "odd")})
@@ -140,6 +142,7 @@ def test_memory_goes_back_when_the_last_tensor_does(framework: ModuleType, gpus:
     first = framework.load_file(path, 0)
     places = {name: tensor.address for name, tensor in first.items()}
     del first
+    gpus.finish(0)
     # The allocator hands out first what came back, so that nothing is left where all is.
     again = framework.load_file(path, 0)
     assert {name: tensor.address for name, tensor in again.items()} == places

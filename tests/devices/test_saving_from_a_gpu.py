@@ -141,7 +141,7 @@ def test_a_call_that_fails_is_a_device_error_and_the_old_file_stays(
 ) -> None:
     path = tmp_path / "t"
     path.write_bytes(b"old")
-    gpus.library.fake_cuda_fail(12, 999)
+    gpus.library.fake_cuda_fail(24, 999)
     with pytest.raises(ingot.DeviceError, match=r"cu\w+ gave CUDA_ERROR_UNKNOWN \(999\)") as caught:
         framework.save_file(tensors, path)
     assert caught.value.code == "device"

@@ -85,6 +85,17 @@ def free_and_refuse(managed: int, made: Any) -> int:
     return -1
 
 
+OTHERS: list[torch.Tensor] = []
+
+
+def free_with_others_and_refuse(managed: int, made: Any) -> int:
+    """Fails, after it has freed the tensor and then another one."""
+    OTHERS.pop()
+    code = free_and_refuse(managed, made)
+    OTHERS.pop()
+    return code
+
+
 class TestExchange:
     """A torch that has C functions for it takes tensors by those."""
 
@@ -136,6 +147,20 @@ class TestExchange:
         assert is_mapped(path) == (backend == "mmap")
         del kept, tensor
         assert not is_mapped(path)
+
+    def test_a_tensor_that_is_freed_before_others_is_freed_once(self, path: Path) -> None:
+        others = ingot.torch.load_file(path)
+        OTHERS.extend(others.values())
+        OTHERS.extend(ingot.torch.load_file(path).values())
+        del others
+        wrap = _native.Wrap.dlpack(
+            torch._C._from_dlpack, lambda code: None, capsule(keep(failing(free_with_others_and_refuse)))
+        )
+        tensors = _native.Checkpoint.open(path, "mmap").tensors(None, wrap)
+        assert not OTHERS
+        assert [tensor[0, 0].item() for tensor in tensors.values()] == list(range(COUNT))
+        del tensors
+        assert not is_mapped(path), "memory that nobody frees"
 
     def test_what_they_took_is_given_back(self, path: Path) -> None:
         def load() -> int:

@@ -306,6 +306,29 @@ os.kill(os.getpid(), signal.SIGKILL)
 
 
 @pytest.mark.filterwarnings("ignore")
+def test_aside_is_committed_by_the_process_that_made_it(tmp_path: Path) -> None:
+    path = tmp_path / "t.json"
+    program = """
+aside = ingot._native.Aside.create(sys.argv[1])
+with open(os.path.join(os.path.dirname(sys.argv[1]), aside.draft_name), "w") as file:
+    file.write("whole")
+child = os.fork()
+if child == 0:
+    try:
+        aside.commit()
+    except ingot.ClosedError as error:
+        os._exit(0 if error.code == "forked" else 2)
+    os._exit(1)
+assert os.waitpid(child, 0)[1] == 0
+assert not os.path.exists(sys.argv[1])
+aside.commit()
+aside.close()
+"""
+    assert run(program, path).code == 0
+    assert path.read_text() == "whole"
+
+
+@pytest.mark.filterwarnings("ignore")
 def test_a_forked_child_has_to_join(tmp_path: Path) -> None:
     path = tmp_path / "t.safetensors"
     program = """

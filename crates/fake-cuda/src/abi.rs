@@ -11,21 +11,28 @@
 
 use std::cell::Cell;
 use std::ffi::{c_char, c_int, c_uint, c_void};
+use std::thread;
+use std::time::Duration;
 
-use crate::codes::{INVALID_DEVICE, INVALID_VALUE, NO_DEVICE, NOT_READY, SUCCESS, words};
-use crate::simulator::{Outcome, Simulator, code, held};
+use crate::codes::{
+    BUSY, CONTEXT_IS_DESTROYED, INVALID_DEVICE, INVALID_VALUE, NO_DEVICE, NOT_READY, SUCCESS, words,
+};
+use crate::simulator::{Mode, Outcome, Simulator, code, held};
 use crate::streams::Way;
 
 thread_local! {
     /// The context that is current on this thread.
     static CURRENT: Cell<usize> = const { Cell::new(0) };
+    /// What this thread may do while another one captures.
+    static MODE: Cell<Mode> = const { Cell::new(Mode::Global) };
 }
 
 /// Does `work`, which the call of this name is.
 fn called(name: &'static str, work: impl FnOnce(&mut Simulator) -> Outcome) -> c_int {
     let mut held = held();
     let simulator = held.get();
-    code(simulator.call(name).and_then(|()| work(simulator)))
+    let begun = simulator.call(name, MODE.get(), CURRENT.get());
+    code(begun.and_then(|()| work(simulator)))
 }
 
 /// The same for a call that needs a current context, whose device `work` is given.
@@ -34,6 +41,19 @@ fn within(name: &'static str, work: impl FnOnce(&mut Simulator, usize) -> Outcom
         let ordinal = simulator.current(CURRENT.get())?;
         work(simulator, ordinal)
     })
+}
+
+/// The same for a call that waits. While it does, other threads make calls.
+fn waiting(name: &'static str, work: impl Fn(&mut Simulator, usize) -> Outcome) -> c_int {
+    let mut outcome = within(name, &work);
+    while outcome == BUSY {
+        thread::sleep(Duration::from_millis(1));
+        let mut held = held();
+        let simulator = held.get();
+        let current = simulator.current(CURRENT.get());
+        outcome = code(current.and_then(|ordinal| work(simulator, ordinal)));
+    }
+    outcome
 }
 
 /// Puts an answer where the caller wants it.
@@ -127,7 +147,7 @@ pub extern "C" fn cuCtxSetCurrent(context: *mut c_void) -> c_int {
     called("cuCtxSetCurrent", |simulator| {
         let context = context.addr();
         if context != 0 {
-            simulator.ordinal_of(context).ok_or(INVALID_VALUE)?;
+            simulator.ordinal_of(context).ok_or(CONTEXT_IS_DESTROYED)?;
         }
         CURRENT.set(context);
         Ok(())
@@ -145,8 +165,8 @@ pub unsafe extern "C" fn cuCtxGetCurrent(context: *mut *mut c_void) -> c_int {
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuMemHostAlloc(place: *mut *mut c_void, nbytes: usize, _flags: c_uint) -> c_int {
-    within("cuMemHostAlloc", |simulator, _| {
-        let address = simulator.pin(nbytes)?;
+    within("cuMemHostAlloc", |simulator, ordinal| {
+        let address = simulator.pin(nbytes, ordinal)?;
         // SAFETY: the caller's contract.
         unsafe { answer(place, handle(address)) }
     })
@@ -163,12 +183,12 @@ fn at(address: u64) -> Outcome<usize> {
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuStreamCreate(stream: *mut *mut c_void, flags: c_uint) -> c_int {
-    within("cuStreamCreate", |simulator, _| {
+    within("cuStreamCreate", |simulator, ordinal| {
         // One that orders itself with the legacy stream is not simulated.
         if flags != 1 {
             return Err(INVALID_VALUE);
         }
-        let created = simulator.create_stream();
+        let created = simulator.create_stream(ordinal);
         // SAFETY: the caller's contract.
         unsafe { answer(stream, handle(created)) }
     })
@@ -176,14 +196,14 @@ pub unsafe extern "C" fn cuStreamCreate(stream: *mut *mut c_void, flags: c_uint)
 
 #[unsafe(no_mangle)]
 pub extern "C" fn cuStreamDestroy_v2(stream: *mut c_void) -> c_int {
-    within("cuStreamDestroy_v2", |simulator, _| {
+    waiting("cuStreamDestroy_v2", |simulator, _| {
         simulator.destroy_stream(stream.addr())
     })
 }
 
 #[unsafe(no_mangle)]
 pub extern "C" fn cuStreamSynchronize(stream: *mut c_void) -> c_int {
-    within("cuStreamSynchronize", |simulator, ordinal| {
+    waiting("cuStreamSynchronize", |simulator, ordinal| {
         let stream = simulator.stream(stream.addr(), ordinal)?;
         simulator.drain(stream)
     })
@@ -202,14 +222,28 @@ pub unsafe extern "C" fn cuStreamIsCapturing(stream: *mut c_void, status: *mut c
     within("cuStreamIsCapturing", |simulator, ordinal| {
         let stream = simulator.stream(stream.addr(), ordinal)?;
         // SAFETY: the caller's contract.
-        unsafe { answer(status, c_int::from(simulator.is_capturing(stream))) }
+        unsafe { answer(status, simulator.capture_status(stream)) }
+    })
+}
+
+/// Gives the thread another mode, and the caller the one that it had.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuThreadExchangeStreamCaptureMode(mode: *mut c_int) -> c_int {
+    called("cuThreadExchangeStreamCaptureMode", |_| {
+        if mode.is_null() {
+            return Err(INVALID_VALUE);
+        }
+        // SAFETY: the caller's contract.
+        let wanted = Mode::of(unsafe { mode.read() }).ok_or(INVALID_VALUE)?;
+        // SAFETY: the caller's contract.
+        unsafe { answer(mode, MODE.replace(wanted).number()) }
     })
 }
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuEventCreate(event: *mut *mut c_void, _flags: c_uint) -> c_int {
-    within("cuEventCreate", |simulator, _| {
-        let created = simulator.create_event();
+    within("cuEventCreate", |simulator, ordinal| {
+        let created = simulator.create_event(ordinal);
         // SAFETY: the caller's contract.
         unsafe { answer(event, handle(created)) }
     })
@@ -242,7 +276,7 @@ pub extern "C" fn cuEventQuery(event: *mut c_void) -> c_int {
 
 #[unsafe(no_mangle)]
 pub extern "C" fn cuEventSynchronize(event: *mut c_void) -> c_int {
-    within("cuEventSynchronize", |simulator, _| {
+    waiting("cuEventSynchronize", |simulator, _| {
         simulator.finish_event(event.addr())
     })
 }

@@ -11,10 +11,15 @@ pub(crate) const INVALID_DEVICE: i32 = 101;
 pub(crate) const INVALID_CONTEXT: i32 = 201;
 pub(crate) const INVALID_HANDLE: i32 = 400;
 pub(crate) const NOT_READY: i32 = 600;
+pub(crate) const CONTEXT_IS_DESTROYED: i32 = 709;
 pub(crate) const CAPTURE_UNSUPPORTED: i32 = 900;
+pub(crate) const CAPTURE_INVALIDATED: i32 = 901;
 pub(crate) const UNKNOWN: i32 = 999;
 
-const NAMES: [(i32, &CStr, &CStr); 22] = [
+/// No code of the driver: the call has to wait for a kernel that does not end, and is made again.
+pub(crate) const BUSY: i32 = -1;
+
+const NAMES: [(i32, &CStr, &CStr); 24] = [
     (0, c"CUDA_SUCCESS", c"no error"),
     (1, c"CUDA_ERROR_INVALID_VALUE", c"invalid argument"),
     (2, c"CUDA_ERROR_OUT_OF_MEMORY", c"out of memory"),
@@ -33,6 +38,11 @@ const NAMES: [(i32, &CStr, &CStr); 22] = [
         c"CUDA_ERROR_ECC_UNCORRECTABLE",
         c"uncorrectable ECC error encountered",
     ),
+    (
+        304,
+        c"CUDA_ERROR_OPERATING_SYSTEM",
+        c"OS call failed or operation not supported on this OS",
+    ),
     (400, c"CUDA_ERROR_INVALID_HANDLE", c"invalid resource handle"),
     (600, c"CUDA_ERROR_NOT_READY", c"device not ready"),
     (
@@ -45,6 +55,7 @@ const NAMES: [(i32, &CStr, &CStr); 22] = [
         c"CUDA_ERROR_LAUNCH_TIMEOUT",
         c"the launch timed out and was terminated",
     ),
+    (709, c"CUDA_ERROR_CONTEXT_IS_DESTROYED", c"context is destroyed"),
     (710, c"CUDA_ERROR_ASSERT", c"device-side assert triggered"),
     (714, c"CUDA_ERROR_HARDWARE_STACK_ERROR", c"hardware stack error"),
     (719, c"CUDA_ERROR_LAUNCH_FAILED", c"unspecified launch failure"),

@@ -13,7 +13,8 @@ pub extern "C" fn fake_cuda_reset(seed: u64, devices: usize) {
     held().reset(seed, devices);
 }
 
-/// Has the call of this number from now on fail with `error`: 1 is the next one. Some errors stay.
+/// Has the call of this number from now on fail with `error`: 1 is the next one. Some errors stay with the device whose
+/// context is current, or with all devices where none is.
 #[unsafe(no_mangle)]
 pub extern "C" fn fake_cuda_fail(number: u64, error: c_int) {
     held().get().planned = (number > 0).then_some((number, error));
@@ -23,6 +24,12 @@ pub extern "C" fn fake_cuda_fail(number: u64, error: c_int) {
 #[unsafe(no_mangle)]
 pub extern "C" fn fake_cuda_pin_limit(nbytes: usize) {
     held().get().pin_limit = nbytes;
+}
+
+/// Sets the code that pinning gives beyond the limit. At first it is that of no memory.
+#[unsafe(no_mangle)]
+pub extern "C" fn fake_cuda_pin_code(error: c_int) {
+    held().get().pin_code = error;
 }
 
 /// Makes a mistake from now on: 1, threads do not wait for events; 2, streams that were created wait for none; 3, the
@@ -50,13 +57,40 @@ pub unsafe extern "C" fn fake_cuda_counters(into: *mut Counters) {
     unsafe { into.write(counters) };
 }
 
-/// Begins or ends a capture on a stream of a device.
+/// Begins or ends a capture on a stream of a device, in global mode. Ending one that a call has broken gives 901.
 #[unsafe(no_mangle)]
 pub extern "C" fn fake_cuda_capture(stream: *mut c_void, ordinal: usize, is_capturing: bool) -> c_int {
     let mut held = held();
     let simulator = held.get();
     let stream = simulator.stream(stream.addr(), ordinal);
     code(stream.and_then(|stream| simulator.capture(stream, is_capturing)))
+}
+
+/// Begins or ends a kernel on a stream of a device that runs until it is ended: nothing is done there meanwhile.
+#[unsafe(no_mangle)]
+pub extern "C" fn fake_cuda_busy(stream: *mut c_void, ordinal: usize, is_busy: bool) -> c_int {
+    let mut held = held();
+    let simulator = held.get();
+    let stream = simulator.stream(stream.addr(), ordinal);
+    code(stream.and_then(|stream| simulator.set_busy(stream, is_busy)))
+}
+
+/// Has all done that is queued: first what the legacy streams have, then the rest.
+#[unsafe(no_mangle)]
+pub extern "C" fn fake_cuda_finish() -> c_int {
+    code(held().get().finish_all())
+}
+
+/// Destroys the primary context of a device with all that it has, as `cudaDeviceReset` does.
+#[unsafe(no_mangle)]
+pub extern "C" fn fake_cuda_device_reset(ordinal: usize) -> c_int {
+    code(held().get().reset_device(ordinal))
+}
+
+/// Has every later call for a device fail with `error`, which is one that stays.
+#[unsafe(no_mangle)]
+pub extern "C" fn fake_cuda_lose(ordinal: usize, error: c_int) -> c_int {
+    code(held().get().lose(ordinal, error))
 }
 
 /// Allocates memory of a device; 0 where there is none. Memory that was freed is handed out again first.
@@ -69,11 +103,14 @@ pub extern "C" fn fake_cuda_allocate(ordinal: usize, nbytes: usize) -> u64 {
         .unwrap_or(0)
 }
 
-/// Gives memory of a device back, which is overwritten at once.
+/// Gives memory of a device back in the order of a stream, as allocators of frameworks do. It is overwritten then.
 #[unsafe(no_mangle)]
-pub extern "C" fn fake_cuda_free(address: u64) -> c_int {
+pub extern "C" fn fake_cuda_free_in_order(stream: *mut c_void, ordinal: usize, address: u64) -> c_int {
+    let mut held = held();
+    let simulator = held.get();
+    let stream = simulator.stream(stream.addr(), ordinal);
     let address = usize::try_from(address).map_err(|_| INVALID_VALUE);
-    code(address.and_then(|address| held().get().free(address)))
+    code(stream.and_then(|stream| simulator.queue_free(stream, address?)))
 }
 
 /// Queues a write to memory of a device: what its owner before still does with it.

@@ -16,6 +16,8 @@ pub struct Counters {
     pub pinned: u64,
     /// The same at most.
     pub pinned_most: u64,
+    /// Recordings of events.
+    pub records: u64,
     /// Copies that were queued.
     pub copies: u64,
     /// Bytes that they take to devices.

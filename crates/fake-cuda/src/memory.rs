@@ -71,6 +71,14 @@ impl Arena {
         true
     }
 
+    /// Frees all that is allocated.
+    pub(crate) fn clear(&mut self) {
+        let live: Vec<usize> = self.live.keys().copied().collect();
+        for address in live {
+            self.free(address);
+        }
+    }
+
     pub(crate) fn has(&self, address: usize, nbytes: usize) -> bool {
         is_within(&self.live, address, nbytes)
     }
@@ -116,17 +124,35 @@ fn reserved() -> MutexGuard<'static, Vec<(usize, usize)>> {
 #[derive(Debug, Default)]
 pub(crate) struct Pinned {
     live: BTreeMap<usize, usize>,
+    /// The device in whose context each was allocated.
+    owners: BTreeMap<usize, usize>,
     kept: Vec<Box<[u8]>>,
 }
 
 impl Pinned {
-    pub(crate) fn allocate(&mut self, nbytes: usize) -> usize {
+    pub(crate) fn allocate(&mut self, nbytes: usize, ordinal: usize) -> usize {
         // Of this alignment, so that reads past the page cache work as they do with real ones.
         let memory = vec![0; nbytes + PAGE].into_boxed_slice();
         let address = memory.as_ptr().expose_provenance().next_multiple_of(PAGE);
         self.kept.push(memory);
         self.live.insert(address, nbytes);
+        self.owners.insert(address, ordinal);
         address
+    }
+
+    /// The device in whose context it was allocated.
+    pub(crate) fn owner(&self, address: usize) -> Option<usize> {
+        self.live
+            .get(&address)
+            .and_then(|_| self.owners.get(&address))
+            .copied()
+    }
+
+    /// What was allocated in the context of a device.
+    pub(crate) fn of(&self, ordinal: usize) -> Vec<usize> {
+        let all = self.live.keys().copied();
+        all.filter(|address| self.owners.get(address) == Some(&ordinal))
+            .collect()
     }
 
     /// How many bytes were freed, if there were any.

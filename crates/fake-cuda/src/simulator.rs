@@ -1,15 +1,15 @@
 //! The state of the driver, and the scheduler.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use crate::codes::{
-    CAPTURE_UNSUPPORTED, INVALID_CONTEXT, INVALID_DEVICE, INVALID_HANDLE, INVALID_VALUE, NOT_INITIALIZED,
-    OUT_OF_MEMORY, SUCCESS, UNKNOWN, is_sticky,
+    BUSY, CAPTURE_INVALIDATED, CAPTURE_UNSUPPORTED, INVALID_CONTEXT, INVALID_DEVICE, INVALID_HANDLE,
+    INVALID_VALUE, NOT_INITIALIZED, OUT_OF_MEMORY, SUCCESS, UNKNOWN, is_sticky,
 };
 use crate::counters::Counters;
 use crate::memory::{Arena, POISON, Pinned, bytes_of, write_host};
-use crate::streams::{Copy, Item, StreamId, Streams, Way};
+use crate::streams::{Capture, Copy, Item, StreamId, Streams, Ticket, Way};
 
 /// Of each device.
 const MEMORY_NBYTES: usize = 8 << 30;
@@ -18,6 +18,29 @@ const MEMORY_NBYTES: usize = 8 << 30;
 const LEGACY: StreamId = 0x100;
 /// Contexts are these numbers and the ordinal, so that one of before a reset is none.
 const CONTEXT: usize = 0x5000_0000;
+/// Numbers of contexts that a device has, each for one reset of the device.
+const RESETS: usize = 0x100;
+
+/// Calls that break no capture, on streams that are not captured.
+const HARMLESS: [&str; 11] = [
+    "cuInit",
+    "cuThreadExchangeStreamCaptureMode",
+    "cuStreamIsCapturing",
+    "cuCtxGetCurrent",
+    "cuCtxSetCurrent",
+    "cuDeviceGet",
+    "cuDeviceGetAttribute",
+    "cuEventRecord",
+    "cuStreamWaitEvent",
+    "cuMemcpyHtoDAsync_v2",
+    "cuMemcpyDtoHAsync_v2",
+];
+/// Calls that a thread whose current device is lost still makes.
+const ALWAYS: [&str; 3] = [
+    "cuThreadExchangeStreamCaptureMode",
+    "cuCtxGetCurrent",
+    "cuCtxSetCurrent",
+];
 
 /// Of a new device: it is not integrated, and on a machine whose memory has no nodes.
 const ATTRIBUTES: [(i32, i32); 2] = [(18, 0), (134, -1)];
@@ -34,12 +57,38 @@ pub(crate) struct Simulator {
     streams: Streams,
     pinned: Pinned,
     pub(crate) pin_limit: usize,
+    /// What pinning gives beyond it.
+    pub(crate) pin_code: i32,
     pub(crate) mistake: Option<Mistake>,
     pub(crate) counters: Counters,
     /// In how many calls from now one fails, and with what.
     pub(crate) planned: Option<(u64, i32)>,
-    /// What every call gives from now on.
-    sticky: Option<i32>,
+    /// Recordings that somebody has asked for.
+    asked: BTreeSet<Ticket>,
+}
+
+/// What a thread may do while another one captures a stream: `CUstreamCaptureMode`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Mode {
+    Global,
+    ThreadLocal,
+    Relaxed,
+}
+
+impl Mode {
+    pub(crate) fn of(number: i32) -> Option<Mode> {
+        [Mode::Global, Mode::ThreadLocal, Mode::Relaxed]
+            .into_iter()
+            .find(|mode| mode.number() == number)
+    }
+
+    pub(crate) fn number(self) -> i32 {
+        match self {
+            Mode::Global => 0,
+            Mode::ThreadLocal => 1,
+            Mode::Relaxed => 2,
+        }
+    }
 }
 
 /// What is done wrong on the caller's behalf, as if he had forgotten it: for tests of tests.
@@ -67,6 +116,10 @@ impl Mistake {
 #[derive(Debug)]
 struct Device {
     retained: u64,
+    /// How often it was reset.
+    resets: usize,
+    /// What every call for it gives from now on.
+    lost: Option<i32>,
     attributes: BTreeMap<i32, i32>,
     arena: Arena,
 }
@@ -98,12 +151,14 @@ impl Simulator {
     fn new(seed: u64, devices: usize, generation: usize) -> Simulator {
         let device = |_| Device {
             retained: 0,
+            resets: 0,
+            lost: None,
             attributes: BTreeMap::from(ATTRIBUTES),
             arena: Arena::new(MEMORY_NBYTES),
         };
         let mut streams = Streams::default();
         for ordinal in 0..devices {
-            streams.open(LEGACY + ordinal);
+            streams.open(LEGACY + ordinal, ordinal);
         }
         Simulator {
             random: seed,
@@ -114,29 +169,41 @@ impl Simulator {
             streams,
             pinned: Pinned::default(),
             pin_limit: usize::MAX,
+            pin_code: OUT_OF_MEMORY,
             mistake: None,
             counters: Counters::default(),
             planned: None,
-            sticky: None,
+            asked: BTreeSet::new(),
         }
     }
 
-    /// Begins a call: whether it fails whatever it does.
-    pub(crate) fn call(&mut self, name: &'static str) -> Outcome {
+    /// Begins a call of a thread with this mode and this current context: whether it fails whatever it does.
+    pub(crate) fn call(&mut self, name: &'static str, mode: Mode, context: usize) -> Outcome {
         self.counters.calls += 1;
         if self.process != std::process::id() {
             self.counters.forked += 1;
             return Err(NOT_INITIALIZED);
         }
-        if let Some(code) = self.sticky {
+        let current = self.ordinal_of(context);
+        let lost = current.and_then(|ordinal| self.devices[ordinal].lost);
+        if let Some(code) = lost.filter(|_| !ALWAYS.contains(&name)) {
             return Err(code);
         }
         if let Some((left, code)) = self.planned {
             self.planned = (left > 1).then_some((left - 1, code));
             if left <= 1 {
-                self.sticky = is_sticky(code).then_some(code);
+                let all = 0..self.devices.len();
+                let struck = current.map_or(all, |ordinal| ordinal..ordinal + 1);
+                if is_sticky(code) {
+                    struck
+                        .into_iter()
+                        .try_for_each(|ordinal| self.lose(ordinal, code))?;
+                }
                 return Err(code);
             }
+        }
+        if mode != Mode::Relaxed && !HARMLESS.contains(&name) && self.break_captures() {
+            return Err(CAPTURE_UNSUPPORTED);
         }
         match name == "cuInit" || self.is_initialized {
             true => Ok(()),
@@ -166,9 +233,17 @@ impl Simulator {
 
     pub(crate) fn retain(&mut self, ordinal: usize) -> Outcome<usize> {
         let device = self.devices.get_mut(ordinal).ok_or(INVALID_VALUE)?;
+        if let Some(code) = device.lost {
+            return Err(code);
+        }
         device.retained += 1;
         self.counters.contexts += 1;
-        Ok(CONTEXT + self.generation * 0x100 + ordinal)
+        Ok(self.context(ordinal))
+    }
+
+    /// The primary context of a device as it is now.
+    fn context(&self, ordinal: usize) -> usize {
+        CONTEXT + (self.generation * RESETS + self.devices[ordinal].resets) * 0x100 + ordinal
     }
 
     pub(crate) fn release(&mut self, ordinal: usize) -> Outcome {
@@ -180,9 +255,9 @@ impl Simulator {
 
     /// The device of a context that is retained.
     pub(crate) fn ordinal_of(&self, context: usize) -> Option<usize> {
-        let ordinal = context.checked_sub(CONTEXT + self.generation * 0x100)?;
+        let ordinal = context.checked_sub(CONTEXT)? % 0x100;
         self.devices.get(ordinal).filter(|device| device.retained > 0)?;
-        Some(ordinal)
+        (self.context(ordinal) == context).then_some(ordinal)
     }
 
     /// The device whose context is current; raises where none is.
@@ -194,29 +269,68 @@ impl Simulator {
         found.ok_or(INVALID_CONTEXT)
     }
 
-    /// Raises where something is being captured, which this call would break.
-    pub(crate) fn refuse_capture(&mut self) -> Outcome {
-        if self.streams.is_any_capturing() {
-            self.counters.captured += 1;
-            return Err(CAPTURE_UNSUPPORTED);
+    /// Breaks all captures that are under way, as a forbidden call does; whether there was one.
+    fn break_captures(&mut self) -> bool {
+        let mut is_any = false;
+        for capture in self.streams.captures() {
+            (capture.is_valid, is_any) = (false, true);
         }
+        self.counters.captured += u64::from(is_any);
+        is_any
+    }
+
+    /// Raises where the stream is being captured, which ordering it with others breaks: this driver takes no work into a
+    /// graph.
+    fn refuse_captured(&mut self, id: StreamId) -> Outcome {
+        match self.capture_status(id) {
+            0 => Ok(()),
+            _ => {
+                self.break_captures();
+                Err(CAPTURE_UNSUPPORTED)
+            }
+        }
+    }
+
+    /// Destroys the primary context of a device and all that it has.
+    pub(crate) fn reset_device(&mut self, ordinal: usize) -> Outcome {
+        let device = self.devices.get_mut(ordinal).ok_or(INVALID_DEVICE)?;
+        device.resets += 1;
+        device.lost = None;
+        device.arena.clear();
+        for address in self.pinned.of(ordinal) {
+            self.unpin(address)?;
+        }
+        let (streams, events) = self.streams.destroy(ordinal);
+        // The legacy stream was not created.
+        self.counters.streams -= as_u64(streams.saturating_sub(1));
+        self.counters.events -= as_u64(events);
+        self.streams.open(LEGACY + ordinal, ordinal);
+        Ok(())
+    }
+
+    /// Has every later call for a device fail. Nothing is done there any more.
+    pub(crate) fn lose(&mut self, ordinal: usize, code: i32) -> Outcome {
+        let device = self.devices.get_mut(ordinal).ok_or(INVALID_DEVICE)?;
+        device.lost = Some(code);
+        self.streams.stop(ordinal);
         Ok(())
     }
 
     // Memory.
 
-    pub(crate) fn pin(&mut self, nbytes: usize) -> Outcome<usize> {
-        self.refuse_capture()?;
+    pub(crate) fn pin(&mut self, nbytes: usize, ordinal: usize) -> Outcome<usize> {
         let pinned = self.counters.pinned + as_u64(nbytes);
         if pinned > as_u64(self.pin_limit) {
-            return Err(OUT_OF_MEMORY);
+            return Err(self.pin_code);
         }
         self.counters.pinned = pinned;
         self.counters.pinned_most = self.counters.pinned_most.max(pinned);
-        Ok(self.pinned.allocate(nbytes))
+        Ok(self.pinned.allocate(nbytes, ordinal))
     }
 
     pub(crate) fn unpin(&mut self, address: usize) -> Outcome {
+        let owner = self.pinned.owner(address).ok_or(INVALID_VALUE)?;
+        self.devices[owner].lost.map_or(Ok(()), Err)?;
         let nbytes = self.pinned.free(address).ok_or(INVALID_VALUE)?;
         self.counters.pinned -= as_u64(nbytes);
         Ok(())
@@ -262,9 +376,9 @@ impl Simulator {
 
     // Streams and events.
 
-    pub(crate) fn create_stream(&mut self) -> usize {
+    pub(crate) fn create_stream(&mut self, ordinal: usize) -> usize {
         self.counters.streams += 1;
-        self.streams.create_stream()
+        self.streams.create_stream(ordinal)
     }
 
     /// The work on it is done before it goes.
@@ -287,17 +401,28 @@ impl Simulator {
 
     pub(crate) fn capture(&mut self, id: StreamId, is_capturing: bool) -> Outcome {
         let stream = self.streams.get(id).ok_or(INVALID_HANDLE)?;
-        stream.is_capturing = is_capturing;
+        let begun = is_capturing.then_some(Capture { is_valid: true });
+        match std::mem::replace(&mut stream.capture, begun) {
+            Some(ended) if !ended.is_valid => Err(CAPTURE_INVALIDATED),
+            _ => Ok(()),
+        }
+    }
+
+    /// `CUstreamCaptureStatus`: 1 while it is captured, 2 where that was broken.
+    pub(crate) fn capture_status(&mut self, id: StreamId) -> i32 {
+        let capture = self.streams.get(id).and_then(|stream| stream.capture);
+        capture.map_or(0, |capture| if capture.is_valid { 1 } else { 2 })
+    }
+
+    pub(crate) fn set_busy(&mut self, id: StreamId, is_busy: bool) -> Outcome {
+        let stream = self.streams.get(id).ok_or(INVALID_HANDLE)?;
+        stream.is_busy = is_busy;
         Ok(())
     }
 
-    pub(crate) fn is_capturing(&mut self, id: StreamId) -> bool {
-        self.streams.get(id).is_some_and(|stream| stream.is_capturing)
-    }
-
-    pub(crate) fn create_event(&mut self) -> usize {
+    pub(crate) fn create_event(&mut self, ordinal: usize) -> usize {
         self.counters.events += 1;
-        self.streams.create_event()
+        self.streams.create_event(ordinal)
     }
 
     pub(crate) fn destroy_event(&mut self, event: usize) -> Outcome {
@@ -311,6 +436,8 @@ impl Simulator {
     }
 
     pub(crate) fn record(&mut self, event: usize, stream: StreamId, ordinal: usize) -> Outcome {
+        self.refuse_captured(stream)?;
+        self.counters.records += 1;
         self.take_some_steps();
         let stream = match self.mistake {
             Some(Mistake::WrongStream) => LEGACY + ordinal,
@@ -323,6 +450,7 @@ impl Simulator {
     }
 
     pub(crate) fn wait(&mut self, stream: StreamId, event: usize) -> Outcome {
+        self.refuse_captured(stream)?;
         let ticket = self.streams.ticket(event).ok_or(INVALID_HANDLE)?;
         let is_legacy = stream < LEGACY + self.devices.len();
         let forgotten = if is_legacy {
@@ -337,17 +465,25 @@ impl Simulator {
         Ok(())
     }
 
-    /// Whether the last recording of an event is done, after some steps.
+    /// Whether the last recording of an event is done, after some steps. Who asks again waits for it, and it is done then.
     pub(crate) fn query(&mut self, event: usize) -> Outcome<bool> {
-        self.refuse_capture()?;
         self.take_some_steps();
         let ticket = self.streams.ticket(event).ok_or(INVALID_HANDLE)?;
         let ticket = ticket.filter(|_| self.mistake != Some(Mistake::NoHostWait));
-        Ok(ticket.is_none_or(|ticket| self.streams.is_done(ticket)))
+        let Some(ticket) = ticket.filter(|&ticket| !self.streams.is_done(ticket)) else {
+            return Ok(true);
+        };
+        if self.asked.insert(ticket) {
+            return Ok(false);
+        }
+        match self.run_until(|streams| streams.left_for(ticket)) {
+            Ok(()) => Ok(true),
+            Err(BUSY) => Ok(false),
+            Err(code) => Err(code),
+        }
     }
 
     pub(crate) fn finish_event(&mut self, event: usize) -> Outcome {
-        self.refuse_capture()?;
         match self.streams.ticket(event).ok_or(INVALID_HANDLE)? {
             Some(_) if self.mistake == Some(Mistake::NoHostWait) => Ok(()),
             Some(ticket) => self.run_until(|streams| streams.left_for(ticket)),
@@ -356,14 +492,19 @@ impl Simulator {
     }
 
     pub(crate) fn drain(&mut self, id: StreamId) -> Outcome {
-        self.refuse_capture()?;
         self.streams.get(id).ok_or(INVALID_HANDLE)?;
         self.run_until(|streams| streams.left_on(id))
+    }
+
+    pub(crate) fn finish_all(&mut self) -> Outcome {
+        let ids = self.streams.ids();
+        ids.into_iter().try_for_each(|id| self.drain(id))
     }
 
     // Copies.
 
     pub(crate) fn copy(&mut self, from: usize, to: usize, nbytes: usize, way: Way, id: StreamId) -> Outcome {
+        self.refuse_captured(id)?;
         self.take_some_steps();
         let mut copy = Copy {
             from,
@@ -419,6 +560,13 @@ impl Simulator {
         Ok(())
     }
 
+    /// What an allocator frees when the stream has come to it.
+    pub(crate) fn queue_free(&mut self, id: StreamId, address: usize) -> Outcome {
+        let stream = self.streams.get(id).ok_or(INVALID_HANDLE)?;
+        stream.queue.push_back(Item::Free(address));
+        Ok(())
+    }
+
     fn fill_device(&mut self, address: usize, nbytes: usize, byte: u8) {
         if let Some(arena) = self.arena(address) {
             arena.fill(address, nbytes, byte);
@@ -463,6 +611,10 @@ impl Simulator {
                 nbytes,
                 byte,
             }) => self.fill_device(*address, *nbytes, *byte),
+            Some(Item::Free(address)) => {
+                let is_freed = self.free(*address).is_ok();
+                self.counters.stray += u64::from(!is_freed);
+            }
             _ => {}
         }
         item.is_some()
@@ -501,9 +653,13 @@ impl Simulator {
             let is_other = self.next_random().is_multiple_of(16);
             let next = self.streams.what_holds(id).filter(|_| !is_other);
             let is_done = match next {
+                Some(next) if self.streams.is_busy(next) => return Err(BUSY),
                 Some(next) => self.take_step(next),
                 None => self.take_any_step(true),
             };
+            if !is_done && self.streams.is_any_busy() {
+                return Err(BUSY);
+            }
             if !is_done {
                 self.counters.deadlocks += 1;
                 eprintln!("the streams wait for each other:\n{}", self.streams.shown());

@@ -21,6 +21,8 @@ pub(crate) enum Item {
     },
     Record(Ticket),
     Wait(Ticket),
+    /// Memory that an allocator frees in the order of a stream.
+    Free(usize),
 }
 
 /// A copy, and the bytes of its source where these were taken at once.
@@ -49,16 +51,33 @@ impl Copy {
 
 #[derive(Debug)]
 pub(crate) struct Stream {
+    /// The device that has it.
+    ordinal: usize,
     pub(crate) queue: VecDeque<Item>,
-    pub(crate) is_capturing: bool,
+    pub(crate) capture: Option<Capture>,
+    /// Whether a kernel runs on it that does not end.
+    pub(crate) is_busy: bool,
+}
+
+/// A capture of a stream into a graph, in global mode.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Capture {
+    pub(crate) is_valid: bool,
+}
+
+#[derive(Debug)]
+struct Event {
+    /// The device that has it.
+    ordinal: usize,
+    /// Its last recording; none before the first.
+    last: Option<Ticket>,
 }
 
 /// All streams and events.
 #[derive(Debug, Default)]
 pub(crate) struct Streams {
     streams: BTreeMap<StreamId, Stream>,
-    /// The last recording of each event; none before the first.
-    events: BTreeMap<usize, Option<Ticket>>,
+    events: BTreeMap<usize, Event>,
     done: BTreeSet<Ticket>,
     next: usize,
 }
@@ -71,18 +90,21 @@ impl Streams {
         0x7000_0000 + self.next * 0x10
     }
 
-    pub(crate) fn create_stream(&mut self) -> StreamId {
+    pub(crate) fn create_stream(&mut self, ordinal: usize) -> StreamId {
         let id = self.number();
-        self.open(id);
+        self.open(id, ordinal);
         id
     }
 
     /// A stream that is there without being created.
-    pub(crate) fn open(&mut self, id: StreamId) {
-        self.streams.entry(id).or_insert_with(|| Stream {
+    pub(crate) fn open(&mut self, id: StreamId, ordinal: usize) {
+        let stream = Stream {
+            ordinal,
             queue: VecDeque::new(),
-            is_capturing: false,
-        });
+            capture: None,
+            is_busy: false,
+        };
+        self.streams.insert(id, stream);
     }
 
     pub(crate) fn get(&mut self, id: StreamId) -> Option<&mut Stream> {
@@ -93,14 +115,41 @@ impl Streams {
         self.streams.remove(&id).is_some()
     }
 
-    pub(crate) fn is_any_capturing(&self) -> bool {
-        self.streams.values().any(|stream| stream.is_capturing)
+    /// The captures that are under way.
+    pub(crate) fn captures(&mut self) -> impl Iterator<Item = &mut Capture> {
+        self.streams
+            .values_mut()
+            .filter_map(|stream| stream.capture.as_mut())
     }
 
-    pub(crate) fn create_event(&mut self) -> usize {
+    pub(crate) fn create_event(&mut self, ordinal: usize) -> usize {
         let id = self.number();
-        self.events.insert(id, None);
+        self.events.insert(id, Event { ordinal, last: None });
         id
+    }
+
+    /// Drops what is queued on the streams of a device. Nothing waits for it.
+    pub(crate) fn stop(&mut self, ordinal: usize) {
+        for stream in self
+            .streams
+            .values_mut()
+            .filter(|stream| stream.ordinal == ordinal)
+        {
+            self.done
+                .extend(stream.queue.drain(..).filter_map(|item| match item {
+                    Item::Record(ticket) => Some(ticket),
+                    _ => None,
+                }));
+        }
+    }
+
+    /// Destroys the streams and events of a device; how many of both. Nothing waits for what was queued there.
+    pub(crate) fn destroy(&mut self, ordinal: usize) -> (usize, usize) {
+        let before = (self.streams.len(), self.events.len());
+        self.stop(ordinal);
+        self.streams.retain(|_, stream| stream.ordinal != ordinal);
+        self.events.retain(|_, event| event.ordinal != ordinal);
+        (before.0 - self.streams.len(), before.1 - self.events.len())
     }
 
     pub(crate) fn remove_event(&mut self, id: usize) -> bool {
@@ -111,26 +160,32 @@ impl Streams {
     pub(crate) fn record(&mut self, event: usize, stream: StreamId) -> bool {
         self.next += 1;
         let ticket = Ticket::try_from(self.next).unwrap_or(Ticket::MAX);
-        let (Some(last), Some(stream)) = (self.events.get_mut(&event), self.streams.get_mut(&stream)) else {
+        let (Some(event), Some(stream)) = (self.events.get_mut(&event), self.streams.get_mut(&stream)) else {
             return false;
         };
-        *last = Some(ticket);
+        event.last = Some(ticket);
         stream.queue.push_back(Item::Record(ticket));
         true
     }
 
     /// What waiting for an event waits for: nothing where it was never recorded. `None` for what is no event.
     pub(crate) fn ticket(&self, event: usize) -> Option<Option<Ticket>> {
-        self.events.get(&event).copied()
+        self.events.get(&event).map(|event| event.last)
     }
 
     pub(crate) fn is_done(&self, ticket: Ticket) -> bool {
         self.done.contains(&ticket)
     }
 
+    /// All streams, the legacy ones first.
+    pub(crate) fn ids(&self) -> Vec<StreamId> {
+        self.streams.keys().copied().collect()
+    }
+
     /// Streams whose next item can be carried out.
     pub(crate) fn ready(&self) -> Vec<StreamId> {
         let is_ready = |stream: &Stream| match stream.queue.front() {
+            _ if stream.is_busy => false,
             None => false,
             Some(Item::Wait(ticket)) => self.is_done(*ticket),
             Some(_) => true,
@@ -166,6 +221,16 @@ impl Streams {
             }
         }
         None
+    }
+
+    /// Whether a kernel runs on a stream that does not end.
+    pub(crate) fn is_busy(&self, id: StreamId) -> bool {
+        self.streams.get(&id).is_some_and(|stream| stream.is_busy)
+    }
+
+    /// The same of any stream.
+    pub(crate) fn is_any_busy(&self) -> bool {
+        self.streams.values().any(|stream| stream.is_busy)
     }
 
     /// Whether the next item of a stream is a kernel.

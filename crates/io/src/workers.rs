@@ -7,12 +7,12 @@ use std::sync::OnceLock;
 use std::sync::atomic::AtomicBool;
 
 use ingot_format::{to_u64, to_usize};
-use ingot_remote::StopFlag;
+use ingot_remote::{Caller, StopFlag};
 
 use crate::error::{Error, Failure};
 use crate::options::{ReadOptions, THREADS_VARIABLE};
 use crate::source::Source;
-use crate::sync::thread::{self, Thread};
+use crate::sync::thread::{self, Thread, ThreadId};
 use crate::sync::{AtomicU64, AtomicUsize, Mutex, Ordering, locked};
 use crate::watch::{POLL, Watch};
 
@@ -247,6 +247,8 @@ pub(crate) fn in_parallel<T: Send + Sync>(
 
 /// What the threads of one call have in common, with the caller that watches.
 pub(crate) struct Team<'w, E> {
+    /// The thread that made the call.
+    caller: ThreadId,
     watch: &'w dyn Watch,
     total: u64,
     done: AtomicU64,
@@ -259,6 +261,7 @@ impl<'w, E: Send> Team<'w, E> {
     /// Before any work of `total` bytes. `interrupted` is what the outcome is when `watch` wants no more.
     pub(crate) fn new(total: u64, watch: &'w dyn Watch, interrupted: fn() -> E) -> Team<'w, E> {
         Team {
+            caller: thread::current().id(),
             watch,
             total,
             done: AtomicU64::new(0),
@@ -355,7 +358,7 @@ impl<'w, E: Send> Team<'w, E> {
 
     /// What tells work that waits to leave off.
     pub(crate) fn stop(&self) -> StopFlag<'_> {
-        StopFlag::from(&self.stop)
+        StopFlag::of(&self.stop, self)
     }
 
     /// Whether to leave off.
@@ -369,6 +372,14 @@ impl<'w, E: Send> Team<'w, E> {
     /// The first failure, or that the watch wants no more.
     pub(crate) fn outcome(&self) -> Result<(), E> {
         locked(&self.failure).take().map_or(Ok(()), Err)
+    }
+}
+
+impl<E: Send> Caller for Team<'_, E> {
+    fn ask(&self) {
+        if thread::current().id() == self.caller {
+            self.look();
+        }
     }
 }
 

@@ -1,7 +1,7 @@
 //! Files of any content that get their name when they are whole.
 
 use std::ffi::{OsStr, OsString};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use ingot_io::{Error, Replace};
 use pyo3::prelude::*;
@@ -45,13 +45,21 @@ impl Aside {
     #[pyo3(signature = (*, overwrite = true))]
     fn commit(&self, py: Python<'_>, overwrite: bool) -> PyResult<()> {
         Signals::detach(py, |signals| {
-            let mut aside = self.aside.lock().unwrap_or_else(PoisonError::into_inner);
-            let aside = aside.as_mut().ok_or(Error::Closed { path: None })?;
-            aside.commit(existing(overwrite), signals)
+            // Not held meanwhile, since a child of a fork would wait for it for ever.
+            let mut aside = self.locked().take().ok_or(Error::Closed { path: None })?;
+            let committed = aside.commit(existing(overwrite), signals);
+            *self.locked() = Some(aside);
+            committed
         })
     }
 
     fn close(&self, py: Python<'_>) {
-        py.detach(|| drop(self.aside.lock().unwrap_or_else(PoisonError::into_inner).take()));
+        py.detach(|| drop(self.locked().take()));
+    }
+}
+
+impl Aside {
+    fn locked(&self) -> MutexGuard<'_, Option<ingot_io::Aside>> {
+        self.aside.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -29,17 +29,25 @@ pub(crate) struct Gpu {
     /// `current()` gives the number of the device, the caller's stream, and the handle of that.
     current: Py<PyAny>,
     allocate: Py<PyAny>,
+    /// `stream(ordinal)` gives the caller's stream on the device of this number, and its handle.
+    stream: Option<Py<PyAny>>,
     driver: Option<PathBuf>,
 }
 
 #[pymethods]
 impl Gpu {
     #[new]
-    #[pyo3(signature = (current, allocate, *, driver = None))]
-    fn new(current: Py<PyAny>, allocate: Py<PyAny>, driver: Option<PathBuf>) -> Gpu {
+    #[pyo3(signature = (current, allocate, *, stream = None, driver = None))]
+    fn new(
+        current: Py<PyAny>,
+        allocate: Py<PyAny>,
+        stream: Option<Py<PyAny>>,
+        driver: Option<PathBuf>,
+    ) -> Gpu {
         Gpu {
             current,
             allocate,
+            stream,
             driver,
         }
     }
@@ -70,6 +78,24 @@ impl Gpu {
         let at = at.map_err(|fault| refused(py, fault))?;
         Ok(Current { at, stream })
     }
+
+    /// The device of `onto`, and the caller's stream there now: another device may have become the current one since.
+    fn current_on(&self, py: Python<'_>, onto: &Onto) -> PyResult<Current> {
+        let ordinal = onto.at().ordinal();
+        let (stream, handle): (Py<PyAny>, usize) = if let Some(stream) = &self.stream {
+            stream.call1(py, (ordinal,))?.extract(py)?
+        } else {
+            let (current, stream, handle): (i32, Py<PyAny>, usize) = self.current.call0(py)?.extract(py)?;
+            if current != ordinal {
+                let (at, stream) = (onto.at().clone(), py.None());
+                return Ok(Current { at, stream });
+            }
+            (stream, handle)
+        };
+        // SAFETY: asks for a stream of the device: the framework gave its handle, and `Current` keeps the stream.
+        let at = unsafe { onto.at().beside(ptr::with_exposed_provenance_mut(handle)) };
+        Ok(Current { at, stream })
+    }
 }
 
 /// A device, and the caller's current stream there, which is kept.
@@ -89,6 +115,12 @@ impl Current {
     pub(crate) fn begin(&self, py: Python<'_>) -> PyResult<()> {
         let begun = py.detach(|| self.at.begin());
         begun.map_err(|fault| refused(py, fault))
+    }
+
+    /// Has what the caller queues from now on wait for all that was copied.
+    pub(crate) fn hold(&self, py: Python<'_>) -> PyResult<()> {
+        let held = py.detach(|| self.at.hold());
+        held.map_err(|fault| refused(py, fault))
     }
 }
 
@@ -144,13 +176,15 @@ impl Homes {
         })
     }
 
-    /// Has the streams that are the caller's current ones now wait for all that was read.
-    pub(crate) fn hold(&self, py: Python<'_>) -> PyResult<()> {
-        self.gpus.iter().try_for_each(|gpu| {
-            let current = gpu.get().current(py)?;
-            py.detach(|| current.at.hold())
-                .map_err(|fault| refused(py, fault))
-        })
+    /// The caller's current streams on the devices. Raises if one is being recorded into a graph, which a wait for what was read
+    /// would break.
+    pub(crate) fn current(&self, py: Python<'_>) -> PyResult<Vec<Current>> {
+        let current = |(gpu, onto): (&Py<Gpu>, &Arc<Onto>)| {
+            let current = gpu.get().current_on(py, onto)?;
+            current.refuse_capture(py)?;
+            Ok(current)
+        };
+        self.gpus.iter().zip(&self.devices).map(current).collect()
     }
 
     /// The device of the tensor with this number.

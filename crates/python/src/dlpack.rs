@@ -6,12 +6,12 @@
 #![allow(unsafe_code)]
 
 use std::any::Any;
-use std::cell::{Cell, UnsafeCell};
+use std::cell::UnsafeCell;
 use std::ffi::{CStr, c_int, c_void};
 use std::mem::MaybeUninit;
 use std::ptr::{self, NonNull};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering, fence};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering, fence};
 
 use ingot_format::{Dtype, to_u64, to_usize};
 use ingot_io::{DeviceRegion, Found, Memory, Region};
@@ -226,6 +226,8 @@ struct Exported<M> {
     /// Shape, then strides.
     dims: Dims,
     group: NonNull<Group<M>>,
+    /// Whether it was freed, for whoever still has the group.
+    is_freed: AtomicBool,
 }
 
 /// Tensors over one memory, which goes with the last of them. That way many small ones are not each an allocation of their
@@ -269,7 +271,7 @@ impl Managed for DlManagedTensorVersioned {
         DlManagedTensorVersioned {
             version: VERSION,
             manager_ctx: ptr::null_mut(),
-            deleter: Some(delete_noted),
+            deleter: Some(delete::<DlManagedTensorVersioned>),
             flags: 0,
             dl_tensor,
         }
@@ -443,6 +445,7 @@ impl<M: Managed> Exports<M> {
                 }),
                 dims: dims.clone(),
                 group: self.group,
+                is_freed: AtomicBool::new(false),
             })
         };
         self.used += 1;
@@ -572,9 +575,9 @@ impl Exchange {
         dims: &Dims,
         exports: &mut Option<Exports<DlManagedTensorVersioned>>,
     ) -> Option<Bound<'py, PyAny>> {
-        let managed = Exports::over(exports, lies).export(lies, dtype, dims).ok()?;
+        let exports = Exports::over(exports, lies);
+        let managed = exports.export(lies, dtype, dims).ok()?;
         let mut made = ptr::null_mut();
-        FREED.set(ptr::null());
         // SAFETY: `managed_tensor_to_py_object_no_sync` asks for a tensor that it may have, which `managed` is, a place
         // for an object, and the interpreter, which `py` says is held.
         let code = unsafe { (self.to_py_object)(managed, &raw mut made) };
@@ -582,19 +585,19 @@ impl Exchange {
             // SAFETY: asks for a new reference, or null: it is what a framework that answers 0 has put there.
             return unsafe { Bound::from_owned_ptr_or_opt(py, made.cast()) };
         }
-        drop(PyErr::take(py));
-        if FREED.get() != managed.cast_const().cast() {
-            // SAFETY: `delete` asks for a pointer from `Exports::export` that nobody else frees. The framework has failed, on this
-            // thread, so it holds nothing; and it has not freed this, which `delete_noted` would have noted.
+        // DLPack does not say whether a framework that fails to take a tensor has freed it.
+        //
+        // SAFETY: dereferencing asks for an `Exported` that is there: `exports` counts its group, which keeps the place also
+        // after `delete`, and that drops nothing of a flag.
+        let is_freed = unsafe { &(*managed.cast::<Exported<DlManagedTensorVersioned>>()).is_freed };
+        if !is_freed.load(Ordering::Acquire) {
+            // SAFETY: `delete` asks for a pointer from `Exports::export` that nobody else frees. The framework has failed, so it
+            // holds nothing; and it has not freed this.
             unsafe { delete(managed) };
         }
+        drop(PyErr::take(py));
         None
     }
-}
-
-thread_local! {
-    /// What [`delete_noted`] freed last on this thread.
-    static FREED: Cell<*const c_void> = const { Cell::new(ptr::null()) };
 }
 
 /// Frees what [`Exports::export`] made. Frameworks call it from any thread, with or without the interpreter, when the
@@ -607,20 +610,12 @@ unsafe extern "C" fn delete<M>(managed: *mut M) {
     // SAFETY: asks for an `Exported` that is there: `managed` is the first field of the one that `export` wrote, whose
     // layout is C's, and the contract above says that it was not freed.
     let group = unsafe { (*exported).group };
+    // SAFETY: as above.
+    unsafe { &(*exported).is_freed }.store(true, Ordering::Release);
     // SAFETY: `drop_in_place` asks for the same, that nobody else has it, and that it is not used again: the contract.
     unsafe { ptr::drop_in_place(exported) };
     // SAFETY: `leave` asks for one that `left` counts, once: `export` did for this tensor, and it is dropped.
     unsafe { leave(group) };
-}
-
-/// The same, for whoever wants to know. DLPack does not say whether a framework that fails to take a tensor has freed it.
-///
-/// # Safety
-/// As for [`delete`].
-unsafe extern "C" fn delete_noted(managed: *mut DlManagedTensorVersioned) {
-    FREED.set(managed.cast_const().cast());
-    // SAFETY: the contract above is the same.
-    unsafe { delete(managed) };
 }
 
 /// Frees the tensor of a capsule that no framework took. One that did has renamed the capsule.

@@ -37,13 +37,14 @@ impl Stream {
         wrap: &Wrap,
     ) -> PyResult<Option<(Bound<'py, PyString>, Bound<'py, PyAny>)>> {
         let prefetch = self.opened(py)?;
+        let streams = self.homes.current(py)?;
         let Some((rank, part)) = Signals::detach(py, |signals| prefetch.next(signals))? else {
             return Ok(None);
         };
         let tensor = self.checkpoint.tensor(self.tensors[rank]);
         let tensor = tensor.map_err(|error| raise(py, &error))?;
         let name = PyString::new(py, tensor.entry().name);
-        self.homes.hold(py)?;
+        streams.iter().try_for_each(|stream| stream.hold(py))?;
         Ok(Some((name, wrapped(py, &tensor, &part, wrap)?)))
     }
 
@@ -59,8 +60,9 @@ impl Stream {
         let Some(&rank) = self.ranks.get(&id) else {
             return Ok(None);
         };
+        let streams = self.homes.current(py)?;
         let part = Signals::detach(py, |signals| prefetch.take(rank, signals))?;
-        self.homes.hold(py)?;
+        streams.iter().try_for_each(|stream| stream.hold(py))?;
         part.map(|part| wrapped(py, &tensor, &part, wrap)).transpose()
     }
 

@@ -70,7 +70,7 @@ mod system;
 mod url;
 
 pub use lock::{briefly, locked};
-pub use stop::StopFlag;
+pub use stop::{Caller, StopFlag};
 
 #[cfg(feature = "network")]
 pub use {

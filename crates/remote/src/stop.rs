@@ -1,28 +1,69 @@
 //! How work that waits hears that nobody wants it any more.
 
+use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
+
+/// Something that only the thread of a call can ask whether the call goes on, such as an interpreter for its signals.
+pub trait Caller: Sync {
+    /// Asks, if this is the thread of the call, and sets the flag if the answer is no.
+    fn ask(&self);
+}
 
 /// Tells work that waits, such as a read over a network, that nobody wants it any more. The work looks now and then, and
 /// gives up.
-#[derive(Clone, Copy, Debug)]
-pub struct StopFlag<'f>(Option<&'f AtomicBool>);
+#[derive(Clone, Copy)]
+pub struct StopFlag<'f> {
+    flag: Option<&'f AtomicBool>,
+    caller: Option<&'f dyn Caller>,
+}
 
 impl<'f> StopFlag<'f> {
     /// The flag of work that is not stopped.
     #[must_use]
     pub const fn never() -> StopFlag<'f> {
-        StopFlag(None)
+        StopFlag {
+            flag: None,
+            caller: None,
+        }
+    }
+
+    /// A flag that `caller` sets.
+    #[must_use]
+    pub fn of(flag: &'f AtomicBool, caller: &'f dyn Caller) -> StopFlag<'f> {
+        StopFlag {
+            flag: Some(flag),
+            caller: Some(caller),
+        }
     }
 
     /// Whether to give up.
     #[must_use]
     pub fn is_set(self) -> bool {
-        self.0.is_some_and(|flag| flag.load(Ordering::Relaxed))
+        self.flag.is_some_and(|flag| flag.load(Ordering::Relaxed))
+    }
+
+    /// Asks the caller first, which work does that waits on the thread of the call: no other thread can ask meanwhile. The
+    /// caller may run any code, so no lock may be held.
+    #[must_use]
+    pub fn asked(self) -> bool {
+        if let Some(caller) = self.caller {
+            caller.ask();
+        }
+        self.is_set()
+    }
+}
+
+impl fmt::Debug for StopFlag<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("StopFlag").field(&self.flag).finish()
     }
 }
 
 impl<'f> From<&'f AtomicBool> for StopFlag<'f> {
     fn from(flag: &'f AtomicBool) -> StopFlag<'f> {
-        StopFlag(Some(flag))
+        StopFlag {
+            flag: Some(flag),
+            caller: None,
+        }
     }
 }

@@ -59,19 +59,25 @@ def gpu(target: torch.device) -> Gpu | None:
     """
     if target.type != "cuda" or torch.version.cuda is None:
         return None
-    return Gpu(partial(_current, target), _allocate)
+    return Gpu(partial(_current, target), _allocate, stream=_stream)
 
 
 def _current(target: torch.device) -> tuple[int, torch.cuda.Stream, int]:
     """The number of a device, the stream that is the current one of this thread, and its handle."""
     try:
         ordinal = torch.cuda.current_device() if target.index is None else target.index
-        stream = torch.cuda.current_stream(ordinal)
+        stream, handle = _stream(ordinal)
     except (RuntimeError, AssertionError) as error:
         raise DeviceError(
             f"device {target}: torch cannot use it: {_first_line(error)}", code="no-device", found=str(target)
         ) from error
-    return ordinal, stream, stream.cuda_stream
+    return ordinal, stream, handle
+
+
+def _stream(ordinal: int) -> tuple[torch.cuda.Stream, int]:
+    """Return the current stream of this thread on a device, and its handle."""
+    stream = torch.cuda.current_stream(ordinal)
+    return stream, stream.cuda_stream
 
 
 def _allocate(

@@ -4,16 +4,18 @@
 use std::ops::Range;
 
 use ingot_format::to_u64;
+use ingot_remote::StopFlag;
 
 use super::copy::Copy;
 use super::device::Device;
 use super::fault::DeviceFault;
+use super::ring::Lent;
 use super::stream::DeviceStream;
 
 /// Bytes in memory of a device, which are copied to the host piece by piece, by any thread.
 #[derive(Clone, Debug)]
 pub struct DeviceBytes {
-    device: Device,
+    stream: DeviceStream,
     address: u64,
     nbytes: usize,
 }
@@ -27,7 +29,7 @@ impl DeviceBytes {
     /// asked for: then some of either are saved.
     pub unsafe fn new(stream: &DeviceStream, address: u64, nbytes: usize) -> DeviceBytes {
         DeviceBytes {
-            device: stream.device.clone(),
+            stream: stream.clone(),
             address,
             nbytes,
         }
@@ -46,7 +48,19 @@ impl DeviceBytes {
     }
 
     pub(crate) fn device(&self) -> &Device {
-        &self.device
+        &self.stream.device
+    }
+
+    /// Copies bytes of the device, of which these are some, to their places in a slot, and waits until they are there. If that
+    /// fails, the slot goes back to the ring, and the caller's stream uses the memory after copies that still run.
+    pub(crate) fn fetch(
+        &self,
+        slot: &mut Lent,
+        copies: &[Copy],
+        stop: StopFlag<'_>,
+    ) -> Result<(), DeviceFault> {
+        let fetched = self.device().fetch(slot, copies, stop);
+        fetched.inspect_err(|_| self.stream.settle())
     }
 
     /// The bytes of `range`, to the place of a slot that begins at `at`.
@@ -66,13 +80,14 @@ impl DeviceBytes {
     pub(crate) fn each<E: From<DeviceFault>>(
         &self,
         range: Range<usize>,
+        stop: StopFlag<'_>,
         mut take: impl FnMut(&[u8]) -> Result<(), E>,
     ) -> Result<(), E> {
         let mut begin = range.start;
         while begin < range.end {
-            let end = range.end.min(begin + self.device.slot_nbytes());
-            let mut slot = self.device.lend()?;
-            self.device.fetch(&mut slot, &[self.copied_to(0, begin..end)])?;
+            let end = range.end.min(begin + self.device().slot_nbytes());
+            let mut slot = self.device().lend(stop)?;
+            self.fetch(&mut slot, &[self.copied_to(0, begin..end)], stop)?;
             take(&slot.bytes()[..end - begin])?;
             begin = end;
         }

@@ -2,6 +2,8 @@
 
 use std::sync::Arc;
 
+use ingot_remote::StopFlag;
+
 use super::copy::Copy;
 #[cfg(test)]
 use super::driver::Driver;
@@ -40,15 +42,20 @@ impl Device {
         self.gpu.finish()
     }
 
-    /// A slot that no copy uses. Waits until there is one.
-    pub(crate) fn lend(&self) -> Result<Lent, DeviceFault> {
-        self.ring.lend(&self.gpu)
+    /// Returns a slot that no copy uses. Waits until there is one.
+    pub(crate) fn lend(&self, stop: StopFlag<'_>) -> Result<Lent, DeviceFault> {
+        self.ring.lend(&self.gpu, stop)
     }
 
-    /// Copies these bytes of the device to their places in a slot, and waits until they are there. Where that fails, nobody has
-    /// the slot any more.
-    pub(crate) fn fetch(&self, slot: &mut Lent, copies: &[Copy]) -> Result<(), DeviceFault> {
-        slot.fetch(&self.gpu, copies)
+    /// Copies these bytes of the device to their places in a slot, and waits until they are there. If that fails, the slot goes
+    /// back to the ring.
+    pub(crate) fn fetch(
+        &self,
+        slot: &mut Lent,
+        copies: &[Copy],
+        stop: StopFlag<'_>,
+    ) -> Result<(), DeviceFault> {
+        slot.fetch(&self.gpu, copies, stop)
     }
 
     pub(crate) fn slot_nbytes(&self) -> usize {

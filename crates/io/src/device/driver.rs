@@ -22,8 +22,10 @@ const LIBRARIES: &[&str] = match cfg!(windows) {
 const PORTABLE: c_uint = 1;
 /// `CU_STREAM_NON_BLOCKING`: nothing on it waits for the default stream.
 const NON_BLOCKING: c_uint = 1;
-/// `CU_EVENT_BLOCKING_SYNC | CU_EVENT_DISABLE_TIMING`: a thread that waits sleeps.
-const SLEEPING: c_uint = 1 | 2;
+/// `CU_EVENT_DISABLE_TIMING`: an event that only orders work.
+const UNTIMED: c_uint = 2;
+/// `CU_STREAM_CAPTURE_MODE_RELAXED`: calls of the thread break no capture of another one.
+const RELAXED: c_int = 2;
 /// `CU_STREAM_LEGACY`, which is what a null stream means to frameworks.
 const LEGACY: *mut c_void = ptr::without_provenance_mut(1);
 /// `CU_DEVICE_ATTRIBUTE_HOST_NUMA_ID`, since CUDA 12.2.
@@ -105,11 +107,11 @@ calls! {
     finish = "cuStreamSynchronize" (*mut c_void);
     wait = "cuStreamWaitEvent" (*mut c_void, *mut c_void, c_uint);
     capturing = "cuStreamIsCapturing" (*mut c_void, *mut c_int);
+    exchange_mode = "cuThreadExchangeStreamCaptureMode" (*mut c_int);
     create_event = "cuEventCreate" (*mut *mut c_void, c_uint);
     destroy_event = "cuEventDestroy_v2" (*mut c_void);
     record = "cuEventRecord" (*mut c_void, *mut c_void);
     query_event = "cuEventQuery" (*mut c_void);
-    finish_event = "cuEventSynchronize" (*mut c_void);
     copy_in = "cuMemcpyHtoDAsync_v2" (u64, *const c_void, usize, *mut c_void);
     copy_out = "cuMemcpyDtoHAsync_v2" (*mut c_void, u64, usize, *mut c_void);
 }
@@ -192,6 +194,26 @@ impl Driver {
         words.to_string_lossy().into_owned()
     }
 
+    /// Does `work` with calls that break no capture of another thread, which every call is made by. The mode of the thread is
+    /// then what it was.
+    pub(crate) fn relaxed<R>(&self, work: impl FnOnce() -> Result<R, DeviceFault>) -> Result<R, DeviceFault> {
+        let before = self.exchange_mode(RELAXED)?;
+        let outcome = work();
+        let restored = self.exchange_mode(before);
+        let made = outcome?;
+        restored?;
+        Ok(made)
+    }
+
+    /// Gives this thread another capture mode; returns the one that it had.
+    fn exchange_mode(&self, mode: c_int) -> Result<c_int, DeviceFault> {
+        let mut mode = mode;
+        // SAFETY: asks for a mode of the driver that can be replaced.
+        let code = unsafe { (self.calls.exchange_mode)(&raw mut mode) };
+        self.check("cuThreadExchangeStreamCaptureMode", code)?;
+        Ok(mode)
+    }
+
     /// The primary context of a device, which frameworks use too. One that is retained is released once.
     pub(crate) fn retain(&self, ordinal: i32) -> Result<(c_int, Context), DeviceFault> {
         let mut device = 0;
@@ -214,15 +236,23 @@ impl Driver {
         Ok(value)
     }
 
-    pub(crate) fn release(&self, device: c_int) {
+    pub(crate) fn release(&self, device: c_int) -> Result<(), DeviceFault> {
         // SAFETY: asks for a device whose primary context was retained: the caller's.
         let code = unsafe { (self.calls.release)(device) };
-        // Nothing can be done about a device that is lost.
-        let _ = code;
+        self.check("cuDevicePrimaryCtxRelease_v2", code)
     }
 
-    /// Does `work` with `context` as the current one of this thread, and then makes that of the caller current again.
+    /// Does `work` with `context` as the current one of this thread, and then makes that of the caller current again. It
+    /// breaks no capture of another thread.
     pub(crate) fn within<R>(
+        &self,
+        context: Context,
+        work: impl FnOnce() -> Result<R, DeviceFault>,
+    ) -> Result<R, DeviceFault> {
+        self.relaxed(|| self.with_current(context, work))
+    }
+
+    fn with_current<R>(
         &self,
         context: Context,
         work: impl FnOnce() -> Result<R, DeviceFault>,
@@ -308,7 +338,7 @@ impl Driver {
     pub(crate) fn create_event(&self) -> Result<Event, DeviceFault> {
         let mut event = ptr::null_mut();
         // SAFETY: asks for a place for the answer.
-        let code = unsafe { (self.calls.create_event)(&raw mut event, SLEEPING) };
+        let code = unsafe { (self.calls.create_event)(&raw mut event, UNTIMED) };
         self.check("cuEventCreate", code)?;
         Ok(Event(event))
     }
@@ -334,13 +364,6 @@ impl Driver {
             NOT_READY => Ok(false),
             code => self.check("cuEventQuery", code).map(|()| true),
         }
-    }
-
-    /// Waits until all that was noted in the event is done.
-    pub(crate) fn wait_until_done(&self, event: Event) -> Result<(), DeviceFault> {
-        // SAFETY: asks for an event.
-        let code = unsafe { (self.calls.finish_event)(event.0) };
-        self.check("cuEventSynchronize", code)
     }
 
     /// Queues a copy to the memory of a device.

@@ -143,14 +143,72 @@ impl Fake {
         self.function::<extern "C" fn(usize)>("fake_cuda_pin_limit")(nbytes);
     }
 
+    /// Sets the code that pinning gives beyond the limit.
+    pub(super) fn pin_code(&self, code: i32) {
+        self.function::<extern "C" fn(i32)>("fake_cuda_pin_code")(code);
+    }
+
     pub(super) fn set_attribute(&self, ordinal: usize, attribute: i32, value: i32) {
         let set = self.function::<extern "C" fn(usize, i32, i32) -> i32>("fake_cuda_attribute");
         assert_eq!(set(ordinal, attribute, value), 0);
     }
 
+    /// Begins or ends a capture on the default stream of the first device.
     pub(super) fn capture(&self, is_capturing: bool) {
+        assert_eq!(self.capture_on(Neighbour::DEFAULT, is_capturing), 0);
+    }
+
+    /// Begins or ends a capture in global mode; the code of the driver, which says at the end whether it was broken.
+    pub(super) fn capture_on(&self, stream: Neighbour, is_capturing: bool) -> i32 {
         let capture = self.function::<extern "C" fn(*mut c_void, usize, bool) -> i32>("fake_cuda_capture");
-        assert_eq!(capture(ptr::null_mut(), 0, is_capturing), 0);
+        capture(stream.0, 0, is_capturing)
+    }
+
+    /// A new stream of somebody else on a device.
+    pub(super) fn neighbour(&self, device: &Device) -> Neighbour {
+        type Create = unsafe extern "C" fn(*mut *mut c_void, u32) -> i32;
+        let create = self.function::<Create>("cuStreamCreate");
+        let mut stream = ptr::null_mut();
+        let created = device.gpu.within(|_, _| {
+            // SAFETY: asks for a place for the answer.
+            assert_eq!(unsafe { create(&raw mut stream, 1) }, 0);
+            Ok(())
+        });
+        created.unwrap();
+        Neighbour(stream)
+    }
+
+    /// Begins or ends a kernel on the default stream of the first device that runs until it is ended.
+    pub(super) fn busy(&self, is_busy: bool) {
+        let busy = self.function::<extern "C" fn(*mut c_void, usize, bool) -> i32>("fake_cuda_busy");
+        assert_eq!(busy(ptr::null_mut(), 0, is_busy), 0);
+    }
+
+    /// Has all done that is queued: first what the callers have, then the rest.
+    pub(super) fn settle(&self) {
+        assert_eq!(self.function::<extern "C" fn() -> i32>("fake_cuda_finish")(), 0);
+    }
+
+    /// Does to a device what `cudaDeviceReset` does.
+    pub(super) fn reset_device(&self, ordinal: usize) {
+        let reset = self.function::<extern "C" fn(usize) -> i32>("fake_cuda_device_reset");
+        assert_eq!(reset(ordinal), 0);
+    }
+
+    /// Has every later call for a device fail with this code.
+    pub(super) fn lose(&self, ordinal: usize, code: i32) {
+        let lose = self.function::<extern "C" fn(usize, i32) -> i32>("fake_cuda_lose");
+        assert_eq!(lose(ordinal, code), 0);
+    }
+
+    /// Gives this thread another capture mode; the one that it had.
+    pub(super) fn exchange_mode(&self, mode: i32) -> i32 {
+        type Exchange = unsafe extern "C" fn(*mut i32) -> i32;
+        let exchange = self.function::<Exchange>("cuThreadExchangeStreamCaptureMode");
+        let mut mode = mode;
+        // SAFETY: asks for a mode that can be replaced.
+        assert_eq!(unsafe { exchange(&raw mut mode) }, 0);
+        mode
     }
 
     pub(super) fn counters(&self) -> Counters {
@@ -171,6 +229,14 @@ impl Fake {
         assert!(unsafe { read(address, bytes.as_mut_ptr(), nbytes) });
         bytes
     }
+}
+
+/// A stream of somebody else, which the ring knows nothing of.
+#[derive(Clone, Copy)]
+pub(super) struct Neighbour(*mut c_void);
+
+impl Neighbour {
+    pub(super) const DEFAULT: Neighbour = Neighbour(ptr::null_mut());
 }
 
 /// A function of `control`.
@@ -201,23 +267,31 @@ impl Allocator for Framework {
             let nbytes = fresh.nbytes;
             assert_eq!(old_owner(ptr::null_mut(), self.ordinal, address, nbytes, 0x99), 0);
             let library = Arc::clone(&self.library);
+            let ordinal = self.ordinal;
+            let owner = Arc::new(Allocated {
+                library,
+                ordinal,
+                address,
+            });
             // SAFETY: asks for memory that is allocated until the owner goes, which frees it.
-            Ok(unsafe { DeviceBlock::new(address, nbytes, Arc::new(Allocated { library, address })) })
+            Ok(unsafe { DeviceBlock::new(address, nbytes, owner) })
         };
         blocks.iter().map(block).collect()
     }
 }
 
-/// Gives its memory back when it goes.
+/// Gives its memory back when it goes, in the order of the caller's stream.
 struct Allocated {
     library: Arc<Library>,
+    ordinal: usize,
     address: u64,
 }
 
 impl Drop for Allocated {
     fn drop(&mut self) {
-        let free = function::<extern "C" fn(u64) -> i32>(&self.library, "fake_cuda_free");
-        assert_eq!(free(self.address), 0);
+        type Free = extern "C" fn(*mut c_void, usize, u64) -> i32;
+        let free = function::<Free>(&self.library, "fake_cuda_free_in_order");
+        assert_eq!(free(ptr::null_mut(), self.ordinal, self.address), 0);
     }
 }
 

@@ -25,6 +25,8 @@ pub enum DeviceFault {
     Forked,
     /// The caller's stream is being recorded into a graph.
     Capturing,
+    /// The caller stopped the call while it waited for a device.
+    Interrupted,
     /// The environment asks for a number of pinned bytes that is none.
     Pinned {
         /// What it asks for.
@@ -56,7 +58,7 @@ impl DeviceFault {
             DeviceFault::Symbol { .. } => Some("a driver of CUDA 11 or newer has it"),
             DeviceFault::Forked => Some("start workers by `spawn` or `forkserver`"),
             DeviceFault::Capturing => Some("load before the capture begins"),
-            DeviceFault::Pinned { .. } => None,
+            DeviceFault::Interrupted | DeviceFault::Pinned { .. } => None,
             DeviceFault::Call { code, .. } if is_sticky(*code) => Some(
                 "an earlier operation on this device failed, and every later one says so until the process ends",
             ),
@@ -76,16 +78,28 @@ impl DeviceFault {
             || matches!(self, DeviceFault::Call { code, .. } if is_sticky(*code))
     }
 
-    /// Whether memory could not be had, or not be pinned.
-    pub(crate) fn is_about_memory(&self) -> bool {
+    /// Whether the context of the device is gone, as `cudaDeviceReset` leaves it: a new one can be opened.
+    pub(crate) fn is_reset(&self) -> bool {
         matches!(
             self,
             DeviceFault::Call {
-                code: 1 | 2 | 801,
-                call: "cuMemHostAlloc",
+                code: 4 | 201 | 400 | 709,
                 ..
             }
         )
+    }
+
+    /// Whether memory was not pinned, on a device that can still be used. The codes differ between systems: 304 in some
+    /// containers, 801 where it is not supported.
+    pub(crate) fn is_unpinned(&self) -> bool {
+        !self.is_lost()
+            && matches!(
+                self,
+                DeviceFault::Call {
+                    call: "cuMemHostAlloc",
+                    ..
+                }
+            )
     }
 
     /// The word for it in kebab-case.
@@ -95,6 +109,7 @@ impl DeviceFault {
             DeviceFault::NoDriver { .. } | DeviceFault::Symbol { .. } => "no-driver",
             DeviceFault::Forked => "device-forked",
             DeviceFault::Capturing => "device-capturing",
+            DeviceFault::Interrupted => "interrupted",
             DeviceFault::Pinned { .. } => "invalid-pinned",
             DeviceFault::Call { code: 2, .. } => "device-out-of-memory",
             DeviceFault::Call { .. } => "device",
@@ -109,6 +124,7 @@ impl fmt::Display for DeviceFault {
             DeviceFault::Symbol { symbol } => write!(f, "the driver has no `{symbol}`")?,
             DeviceFault::Forked => f.write_str("the driver cannot be used in the child of a fork")?,
             DeviceFault::Capturing => f.write_str("the current stream is being captured into a graph")?,
+            DeviceFault::Interrupted => f.write_str("interrupted")?,
             DeviceFault::Pinned { found } => write!(
                 f,
                 "{PINNED_VARIABLE} must be a number of bytes, found {:?}",

@@ -1,6 +1,7 @@
 //! One device: its context, a stream for copies, and the events that order them.
 
-use std::sync::{Arc, Mutex};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use ingot_remote::locked;
 
@@ -21,15 +22,18 @@ pub(crate) struct Gpu {
     is_integrated: bool,
     /// Events that nothing waits for.
     events: Mutex<Vec<Event>>,
+    /// Whether the context was seen to be gone, with the stream, the events and all memory that was pinned in it.
+    was_reset: AtomicBool,
 }
 
 impl Gpu {
     /// The device of this number among the visible ones.
     pub(crate) fn open(driver: &Arc<Driver>, ordinal: i32) -> Result<Gpu, DeviceFault> {
         driver.refuse_child()?;
-        let (device, context) = driver.retain(ordinal)?;
+        let (device, context) = driver.relaxed(|| driver.retain(ordinal))?;
         let stream = driver.within(context, || driver.create_stream());
-        let stream = stream.inspect_err(|_| driver.release(device))?;
+        // What went wrong first is told.
+        let stream = stream.inspect_err(|_| drop(driver.relaxed(|| driver.release(device))))?;
         let node = driver.attribute(device, HOST_NUMA_ID).ok();
         let is_integrated = driver.attribute(device, INTEGRATED).is_ok_and(|value| value != 0);
         Ok(Gpu {
@@ -41,6 +45,7 @@ impl Gpu {
             stream,
             is_integrated,
             events: Mutex::default(),
+            was_reset: AtomicBool::new(false),
         })
     }
 
@@ -56,8 +61,19 @@ impl Gpu {
         self.is_integrated
     }
 
-    pub(crate) fn driver(&self) -> &Arc<Driver> {
-        &self.driver
+    /// Whether the context is gone that this device was opened with: `cudaDeviceReset` destroys it under all who use it.
+    pub(crate) fn is_reset(&self) -> bool {
+        if !self.was_reset.load(Ordering::Relaxed) {
+            let asked = self.within(|driver, stream| driver.is_capturing(stream));
+            self.was_reset
+                .store(asked.is_err_and(|fault| fault.is_reset()), Ordering::Relaxed);
+        }
+        self.was_reset.load(Ordering::Relaxed)
+    }
+
+    /// Raises in the child of a fork.
+    pub(crate) fn refuse_child(&self) -> Result<(), DeviceFault> {
+        self.driver.refuse_child()
     }
 
     /// Does `work` with this device as the current one of the calling thread.
@@ -125,15 +141,22 @@ impl Gpu {
 
 impl Drop for Gpu {
     fn drop(&mut self) {
-        let events = std::mem::take(&mut *locked(&self.events));
-        let given_back = self.within(|driver, stream| {
-            let events: Result<Vec<()>, _> =
-                events.iter().map(|&event| driver.destroy_event(event)).collect();
-            driver.destroy_stream(stream)?;
-            events
-        });
-        if !matches!(given_back, Err(DeviceFault::Forked)) {
-            self.driver.release(self.device);
+        // In the child of a fork nothing is the child's to destroy, and the lock may be held for ever.
+        if self.driver.refuse_child().is_err() {
+            return;
         }
+        let events = self.events.get_mut().unwrap_or_else(PoisonError::into_inner);
+        let events = std::mem::take(events);
+        if !self.is_reset() {
+            let destroyed = self.within(|driver, stream| {
+                let events: Result<Vec<()>, _> =
+                    events.iter().map(|&event| driver.destroy_event(event)).collect();
+                driver.destroy_stream(stream)?;
+                events
+            });
+            // Nothing can be done about a device that is lost.
+            drop(destroyed);
+        }
+        drop(self.driver.relaxed(|| self.driver.release(self.device)));
     }
 }

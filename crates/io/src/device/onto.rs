@@ -47,6 +47,12 @@ impl Onto {
         Onto { at, allocator }
     }
 
+    /// The device, in the order of whose stream memory is allocated and used.
+    #[must_use]
+    pub fn at(&self) -> &DeviceStream {
+        &self.at
+    }
+
     /// A block of fresh memory, which has this number, to be filled between [`DeviceStream::begin`] and
     /// [`DeviceStream::hold`].
     pub(crate) fn dest<'b>(&'b self, block: &'b mut DeviceBlock, number: usize) -> DeviceDest<'b> {

@@ -3,8 +3,11 @@
 
 use std::collections::VecDeque;
 use std::mem;
+use std::ptr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
+
+use ingot_remote::StopFlag;
 
 use super::copy::Copy;
 use super::driver::{Driver, Event, Stream};
@@ -21,6 +24,14 @@ pub(super) const PINNED_NBYTES: usize = 128 << 20;
 
 /// How long slots that nobody uses are kept: loads often follow each other.
 const IDLE: Duration = Duration::from_secs(5);
+
+/// How often a thread that waits asks its caller whether to go on. Half of the 100 ms that are promised.
+const ASK: Duration = Duration::from_millis(50);
+
+/// How long a thread that waits for a copy sleeps before it looks again: a fourth of the time that it has waited, within these.
+/// A copy of a slot takes 75 µs at 55 GB/s.
+const SHORTEST: Duration = Duration::from_micros(20);
+const LONGEST: Duration = Duration::from_millis(1);
 
 /// So many slots are made whatever else fails: one is filled while the other is copied.
 const FEWEST: usize = 2;
@@ -66,7 +77,11 @@ struct Copies {
 /// The memory of a slot.
 #[derive(Debug)]
 enum Memory {
-    Pinned { start: *mut u8, driver: Arc<Driver> },
+    /// In the context of this device, whose reset frees it.
+    Pinned {
+        start: *mut u8,
+        gpu: Arc<Gpu>,
+    },
     Pageable(Vec<u8>),
 }
 
@@ -100,32 +115,58 @@ impl Ring {
         locked(&self.state).why_pageable.clone()
     }
 
-    /// A slot that no copy uses. Waits until there is one.
-    pub(crate) fn lend(self: &Arc<Ring>, gpu: &Arc<Gpu>) -> Result<Lent, DeviceFault> {
+    /// Returns a slot that no copy uses. Waits until there is one.
+    pub(crate) fn lend(self: &Arc<Ring>, gpu: &Arc<Gpu>, stop: StopFlag<'_>) -> Result<Lent, DeviceFault> {
+        // Before the lock, which another thread may have held when this process was forked.
+        gpu.refuse_child()?;
+        self.begin_use();
+        loop {
+            let slot = match self.next(stop)? {
+                Next::Made(slot) => self.ready(slot, gpu, stop)?,
+                Next::Room => self.make(gpu)?,
+            };
+            if let Some(slot) = slot {
+                return Ok(Lent {
+                    slot: Some(slot),
+                    ring: Arc::clone(self),
+                    gpu: Arc::clone(gpu),
+                });
+            }
+        }
+    }
+
+    /// Notes that slots are used, and has a thread give them back later.
+    fn begin_use(self: &Arc<Ring>) {
         let mut state = locked(&self.state);
         state.used = Instant::now();
         if !state.is_watched {
             state.is_watched = self.watch();
         }
+    }
+
+    /// The slot whose copies are the oldest, or room for a new one, which comes first where those still run. Waits while all
+    /// slots are lent.
+    fn next(&self, stop: StopFlag<'_>) -> Result<Next, DeviceFault> {
+        let mut state = locked(&self.state);
         loop {
             let is_room = state.made < state.most;
-            let is_ready = |slot: &Slot| Ok(!is_room || slot.is_free()?);
-            if state.resting.front().map(is_ready).transpose()? == Some(true)
+            // One that cannot tell is looked at again, by whoever has it.
+            let is_ready = |slot: &Slot| !is_room || slot.is_free().unwrap_or(true);
+            if state.resting.front().is_some_and(is_ready)
                 && let Some(slot) = state.resting.pop_front()
             {
-                drop(state);
-                return self.ready(slot, gpu);
+                return Ok(Next::Made(slot));
             }
-            if state.made < state.most {
+            if is_room {
                 state.made += 1;
-                drop(state);
-                if let Some(slot) = self.make(gpu)? {
-                    return Ok(self.lent(slot, gpu));
-                }
-                state = locked(&self.state);
-                continue;
+                return Ok(Next::Room);
             }
-            state = self.came_back.wait(state).unwrap_or_else(PoisonError::into_inner);
+            let waited = self.came_back.wait_timeout(state, ASK);
+            drop(waited.unwrap_or_else(PoisonError::into_inner));
+            if stop.asked() {
+                return Err(DeviceFault::Interrupted);
+            }
+            state = locked(&self.state);
         }
     }
 
@@ -158,27 +199,24 @@ impl Ring {
         self.idle.end();
     }
 
-    /// The slot, once the copies out of it are done.
-    fn ready(self: &Arc<Ring>, mut slot: Slot, gpu: &Arc<Gpu>) -> Result<Lent, DeviceFault> {
-        match slot.finish() {
-            Ok(()) => Ok(self.lent(slot, gpu)),
-            Err(fault) => {
+    /// The slot, once the copies of it are done. `None` if its memory is gone, or if another device than `gpu` fails that used
+    /// it last: that is no failure of this caller.
+    fn ready(&self, mut slot: Slot, gpu: &Arc<Gpu>, stop: StopFlag<'_>) -> Result<Option<Slot>, DeviceFault> {
+        match slot.finish(stop) {
+            Ok(()) if !slot.is_gone() => Ok(Some(slot)),
+            Err(fault) if fault == DeviceFault::Interrupted || slot.is_used_by(gpu) => {
                 // Its copies may still run, which is asked again.
                 self.take_back(slot);
                 Err(fault)
             }
+            Ok(()) | Err(_) => {
+                self.forget(slot);
+                Ok(None)
+            }
         }
     }
 
-    fn lent(self: &Arc<Ring>, slot: Slot, gpu: &Arc<Gpu>) -> Lent {
-        Lent {
-            slot: Some(slot),
-            ring: Arc::clone(self),
-            gpu: Arc::clone(gpu),
-        }
-    }
-
-    /// A new slot. `None` where no more can be pinned, and there are enough.
+    /// A new slot, for which there is room. `None` where no more can be pinned, and there are enough.
     fn make(&self, gpu: &Arc<Gpu>) -> Result<Option<Slot>, DeviceFault> {
         // The driver takes memory near the thread that asks.
         let pinned = near(gpu.node(), || {
@@ -186,14 +224,14 @@ impl Ring {
         });
         let fault = match pinned {
             Ok(start) => {
-                let driver = Arc::clone(gpu.driver());
-                return Ok(Some(Slot::new(Memory::Pinned { start, driver })));
+                let gpu = Arc::clone(gpu);
+                return Ok(Some(Slot::new(Memory::Pinned { start, gpu })));
             }
             Err(fault) => fault,
         };
         let mut state = locked(&self.state);
         state.made -= 1;
-        if !fault.is_about_memory() {
+        if !fault.is_unpinned() {
             drop(state);
             // Somebody may wait for a slot, and there is room for one.
             self.came_back.notify_one();
@@ -210,16 +248,21 @@ impl Ring {
     }
 
     /// Takes back a slot whose copies failed, of which some may be queued.
-    fn abandon(&self, slot: Slot, gpu: &Gpu) {
-        match gpu.finish() {
-            Ok(()) => self.take_back(slot),
+    fn abandon(&self, mut slot: Slot, gpu: &Arc<Gpu>) {
+        match gpu.within(|driver, _| gpu.mark(driver)) {
+            Ok(event) => {
+                let gpu = Arc::clone(gpu);
+                slot.copies = Some(Copies { gpu, event });
+                self.take_back(slot);
+            }
             Err(_) => self.forget(slot),
         }
     }
 
-    /// Lets go of a slot of whose copies nobody knows whether they still run: its memory is never used again.
+    /// Drops a slot whose memory is gone, or whose copies may still run for all that the driver tells: its memory is never
+    /// used again.
     fn forget(&self, slot: Slot) {
-        mem::forget(slot);
+        slot.leak();
         let mut state = locked(&self.state);
         state.made -= 1;
         drop(state);
@@ -241,7 +284,7 @@ impl Ring {
                 Ok(true) => free.push(slot),
                 // It has taken the memory along, which no call gives back.
                 Err(fault) if fault.is_lost() => {
-                    mem::forget(slot);
+                    slot.leak();
                     state.made -= 1;
                 }
                 Ok(false) | Err(_) => state.resting.push_back(slot),
@@ -283,6 +326,14 @@ impl Idle {
     }
 }
 
+/// The slot that is lent next.
+enum Next {
+    /// One that there is. Its copies may still run.
+    Made(Slot),
+    /// A new one, which is counted already.
+    Room,
+}
+
 impl Slot {
     fn new(memory: Memory) -> Slot {
         Slot { memory, copies: None }
@@ -292,19 +343,54 @@ impl Slot {
     fn is_free(&self) -> Result<bool, DeviceFault> {
         match &self.copies {
             None => Ok(true),
-            Some(copies) => copies.gpu.within(|driver, _| driver.is_done(copies.event)),
+            Some(copies) => match copies.gpu.within(|driver, _| driver.is_done(copies.event)) {
+                // They ended with their context.
+                Err(fault) if fault.is_reset() => Ok(true),
+                asked => asked,
+            },
         }
     }
 
-    /// Waits until no copy uses it.
-    fn finish(&mut self) -> Result<(), DeviceFault> {
-        if let Some(Copies { gpu, event }) = &self.copies {
-            gpu.within(|driver, _| driver.wait_until_done(*event))?;
+    /// Waits until no copy uses it. The driver's own wait would hear of no interrupt, and a copy may wait for a kernel of the
+    /// caller's that takes for ever.
+    fn finish(&mut self, stop: StopFlag<'_>) -> Result<(), DeviceFault> {
+        let begun = Instant::now();
+        let mut asked = begun;
+        while !self.is_free()? {
+            let is_late = asked.elapsed() >= ASK;
+            if is_late {
+                asked = Instant::now();
+            }
+            if stop.is_set() || is_late && stop.asked() {
+                return Err(DeviceFault::Interrupted);
+            }
+            thread::sleep((begun.elapsed() / 4).clamp(SHORTEST, LONGEST));
         }
         if let Some(Copies { gpu, event }) = self.copies.take() {
             gpu.give_back(event);
         }
         Ok(())
+    }
+
+    fn is_used_by(&self, gpu: &Arc<Gpu>) -> bool {
+        let copies = self.copies.as_ref();
+        copies.is_some_and(|copies| Arc::ptr_eq(&copies.gpu, gpu))
+    }
+
+    /// Whether its memory went with the context that it was pinned in.
+    fn is_gone(&self) -> bool {
+        match &self.memory {
+            Memory::Pinned { gpu, .. } => gpu.is_reset(),
+            Memory::Pageable(_) => false,
+        }
+    }
+
+    /// Drops all but the memory, which is never freed.
+    fn leak(mut self) {
+        match &mut self.memory {
+            Memory::Pinned { start, .. } => *start = ptr::null_mut(),
+            Memory::Pageable(bytes) => mem::forget(mem::take(bytes)),
+        }
     }
 }
 
@@ -318,14 +404,15 @@ impl Drop for Slot {
 
 impl Drop for Memory {
     fn drop(&mut self) {
-        if let Memory::Pinned { start, driver } = self
-            && driver.refuse_child().is_ok()
+        if let Memory::Pinned { start, gpu } = self
+            && !start.is_null()
+            && !gpu.is_reset()
         {
             // SAFETY: `free` asks that nobody uses the memory any more: only a slot is dropped that no copy uses
-            // (`give_back`, `forget`), and it alone has the address.
-            let freed = unsafe { driver.free(*start) };
-            // A context that is lost has taken it along.
-            let _ = freed;
+            // (`give_back`, `leak`), and it alone has the address.
+            let freed = gpu.within(|driver, _| unsafe { driver.free(*start) });
+            // A context that is lost has taken it along, and a child of a fork has none.
+            drop(freed);
         }
     }
 }
@@ -354,71 +441,90 @@ impl Lent {
         }
     }
 
-    /// Copies these bytes of a device to their places in the slot, and waits until they are there. Where that fails, nobody
-    /// has the slot any more.
-    pub(super) fn fetch(&mut self, gpu: &Gpu, copies: &[Copy]) -> Result<(), DeviceFault> {
-        let room = self.bytes();
-        let (start, nbytes) = (room.as_mut_ptr(), room.len());
+    /// Copies these bytes of a device to their places in the slot, and waits until they are there. If that fails, the slot goes
+    /// back to the ring.
+    pub(super) fn fetch(
+        &mut self,
+        gpu: &Arc<Gpu>,
+        copies: &[Copy],
+        stop: StopFlag<'_>,
+    ) -> Result<(), DeviceFault> {
+        let start = self.room_for(copies);
         let queue = |driver: &Driver, stream: Stream| {
             for copy in copies {
                 let bytes = copy.bytes();
-                assert!(bytes.end <= nbytes, "a copy ends within its slot");
                 let to = start.wrapping_add(bytes.start);
                 // SAFETY: asks for
-                // - bytes that nobody else uses until the copy is done: those of the slot, which is borrowed until it is,
-                //   and is not lent again before (`abandon`);
+                // - bytes that nobody else uses until the copy is done: those of the slot (`room_for`), which nobody has
+                //   until it is (`finish`, `abandon`);
                 // - as many on the device: `DeviceBytes`, which makes copies, was promised them.
                 unsafe { driver.copy_out(to, copy.address, bytes.len(), stream) }?;
             }
-            let copied = gpu.mark(driver)?;
-            let waited = driver.wait_until_done(copied);
-            gpu.give_back(copied);
-            waited
+            gpu.mark(driver)
         };
-        let fetched = gpu.within(queue);
-        if fetched.is_err()
-            && let Some(slot) = self.slot.take()
-        {
-            self.ring.abandon(slot, gpu);
+        let marked = gpu.within(queue);
+        let Some(mut slot) = self.queued(marked, gpu)? else {
+            return Ok(());
+        };
+        match slot.finish(stop) {
+            Ok(()) => {
+                self.slot = Some(slot);
+                Ok(())
+            }
+            Err(fault) => {
+                self.ring.take_back(slot);
+                Err(fault)
+            }
         }
-        fetched
+    }
+
+    /// The first byte of the slot, which has room for these copies.
+    fn room_for(&mut self, copies: &[Copy]) -> *mut u8 {
+        let room = self.bytes();
+        let fits = copies.iter().all(|copy| copy.bytes().end <= room.len());
+        assert!(fits, "a copy ends within its slot");
+        room.as_mut_ptr()
     }
 
     /// Queues these copies, and gives the slot back, to be lent again when they are done.
     pub(crate) fn send(mut self, copies: &[Copy]) -> Result<(), DeviceFault> {
-        let room = self.bytes();
-        let (start, nbytes) = (room.as_ptr(), room.len());
+        let start = self.room_for(copies);
         let gpu = Arc::clone(&self.gpu);
         let queue = |driver: &Driver, stream: Stream| {
             for copy in copies {
                 let bytes = copy.bytes();
-                assert!(bytes.end <= nbytes, "a copy ends within its slot");
-                let from = start.wrapping_add(bytes.start);
+                let from = start.cast_const().wrapping_add(bytes.start);
                 // SAFETY: asks for
-                // - bytes that stay until the copy is done: those of the slot, which is not lent before (`queued`);
+                // - bytes that stay until the copy is done: those of the slot (`room_for`), which is not lent before
+                //   (`finish`, `abandon`);
                 // - as many on the device: `DeviceDest`, which makes copies, was promised them.
                 unsafe { driver.copy_in(from, copy.address, bytes.len(), stream) }?;
             }
             gpu.mark(driver)
         };
         let marked = gpu.within(queue);
-        self.queued(marked)
+        let sent = self.queued(marked, &gpu)?;
+        sent.into_iter().for_each(|slot| self.ring.take_back(slot));
+        Ok(())
     }
 
-    /// What is done with the slot once copies were queued, or failed to be.
-    fn queued(&mut self, marked: Result<Event, DeviceFault>) -> Result<(), DeviceFault> {
+    /// The slot, with the copies that use it by now. If they failed, the slot goes back to the ring.
+    fn queued(
+        &mut self,
+        marked: Result<Event, DeviceFault>,
+        gpu: &Arc<Gpu>,
+    ) -> Result<Option<Slot>, DeviceFault> {
         let Some(mut slot) = self.slot.take() else {
-            return Ok(());
+            return Ok(None);
         };
         match marked {
             Ok(event) => {
-                let gpu = Arc::clone(&self.gpu);
+                let gpu = Arc::clone(gpu);
                 slot.copies = Some(Copies { gpu, event });
-                self.ring.take_back(slot);
-                Ok(())
+                Ok(Some(slot))
             }
             Err(fault) => {
-                self.ring.abandon(slot, &self.gpu);
+                self.ring.abandon(slot, gpu);
                 Err(fault)
             }
         }
@@ -446,7 +552,8 @@ mod tests {
     fn used() -> (Fake, Device) {
         let fake = Fake::new(1, 1, 2);
         let device = fake.device(0);
-        fake.ring.lend(&device.gpu).unwrap().send(&[]).unwrap();
+        let lent = fake.ring.lend(&device.gpu, StopFlag::never());
+        lent.unwrap().send(&[]).unwrap();
         device.gpu.finish().unwrap();
         locked(&fake.ring.state).used = Instant::now() + LONG;
         (fake, device)
@@ -495,11 +602,11 @@ mod tests {
 
     #[test]
     fn a_slot_whose_device_is_lost_is_forgotten_and_one_that_cannot_tell_yet_is_kept() {
-        // What the driver says of the event, after two calls that make the context the current one.
+        // What the driver says of the event, after three calls that make the context the current one.
         for (code, left) in [(700, 0), (1, 1)] {
             let (fake, _device) = used();
             let pinned = fake.counters().pinned;
-            fake.fail(3, code);
+            fake.fail(4, code);
             fake.ring.give_back();
             let state = locked(&fake.ring.state);
             assert_eq!((state.made, state.resting.len()), (left, left), "{code}");

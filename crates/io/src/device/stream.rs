@@ -36,6 +36,18 @@ impl DeviceStream {
         })
     }
 
+    /// The same device in the order of another stream of the caller's; a null `stream` is the default one.
+    ///
+    /// # Safety
+    /// As for [`DeviceStream::new`].
+    #[must_use]
+    pub unsafe fn beside(&self, stream: *mut c_void) -> DeviceStream {
+        DeviceStream {
+            device: self.device.clone(),
+            stream: Stream::of_framework(stream),
+        }
+    }
+
     pub(crate) fn device(&self) -> &Device {
         &self.device
     }
@@ -60,6 +72,16 @@ impl DeviceStream {
     /// The device fails.
     pub fn hold(&self) -> Result<(), DeviceFault> {
         self.device.gpu.hold(self.stream)
+    }
+
+    /// Has memory that copies use be used by others after them only, before it is given up: in the order of the caller's
+    /// stream, or, if that is not possible, by a wait.
+    pub(crate) fn settle(&self) {
+        let held = self.refuse_capture().and_then(|()| self.hold());
+        if held.is_err() {
+            // A device that is lost copies nothing any more.
+            drop(self.device.finish());
+        }
     }
 
     /// Raises where what the caller queues is being recorded into a graph, which a wait would break.

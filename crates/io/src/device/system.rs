@@ -38,22 +38,17 @@ pub(super) fn device(ordinal: i32, driver: Option<&Path>) -> Result<Device, Devi
     let Some(system) = systems.get_mut(&key) else {
         unreachable!("it was inserted above");
     };
-    let gpu = match system.gpus.get(&ordinal) {
-        Some(gpu) => Arc::clone(gpu),
-        None => {
-            let gpu = Arc::new(Gpu::open(&system.driver, ordinal)?);
-            system.gpus.insert(ordinal, Arc::clone(&gpu));
-            gpu
-        }
-    };
     Ok(Device {
-        gpu,
+        gpu: system.gpu(ordinal)?,
         ring: Arc::clone(&system.ring),
     })
 }
 
 /// Why slots of the ring are not pinned, where some are not.
 pub fn why_pageable() -> Option<String> {
+    if !is_in_use() {
+        return None;
+    }
     // A handle that is asked why it reads as it does waits for nobody.
     let systems = briefly(&SYSTEMS)?;
     systems.values().find_map(|system| system.ring.why_pageable())
@@ -61,8 +56,16 @@ pub fn why_pageable() -> Option<String> {
 
 /// Has the pinned memory that no copy uses given back now, and not when it has been idle for some time.
 pub fn release_pinned() {
+    if !is_in_use() {
+        return;
+    }
     let systems = locked(&SYSTEMS);
     systems.values().for_each(|system| system.ring.let_go());
+}
+
+/// Whether this process has used a device. The child of one that has must not take locks that were held when it was forked.
+fn is_in_use() -> bool {
+    PROCESS.get() == Some(&process::id())
 }
 
 /// Raises in the child of a process that used a device: before the lock, which another thread may have held when it was
@@ -83,6 +86,16 @@ impl System {
             ring: Arc::new(Ring::new(SLOT_NBYTES, most)),
             gpus: BTreeMap::new(),
         })
+    }
+
+    /// The device of this number, opened again if it was reset.
+    fn gpu(&mut self, ordinal: i32) -> Result<Arc<Gpu>, DeviceFault> {
+        if let Some(gpu) = self.gpus.get(&ordinal).filter(|gpu| !gpu.is_reset()) {
+            return Ok(Arc::clone(gpu));
+        }
+        let gpu = Arc::new(Gpu::open(&self.driver, ordinal)?);
+        self.gpus.insert(ordinal, Arc::clone(&gpu));
+        Ok(gpu)
     }
 }
 

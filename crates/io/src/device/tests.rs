@@ -1,6 +1,8 @@
 //! Reading onto a device, on the simulated driver. Saving is beside it.
 
+mod neighbours;
 mod saving;
+mod waits;
 
 use std::collections::BTreeSet;
 use std::io;
@@ -11,6 +13,7 @@ use std::thread;
 
 use fake_cuda::control::Counters;
 use ingot_format::{Dtype, Format, Index, Limits, Spec, layout, to_u64, to_usize};
+use ingot_remote::StopFlag;
 
 use super::device::Device;
 use super::fake::{Fake, MISTAKES, SMALL_SLOT_NBYTES, pattern};
@@ -205,6 +208,8 @@ fn attempt(threads: usize, prepare: impl FnOnce(&Fake)) -> (Result<bool, Error>,
             Ok(is_right(&fake, &device, &parts, &loaded))
         });
     fake.fail(0, 0);
+    // Copies that still run keep their slot.
+    fake.settle();
     fake.ring.give_back();
     (outcome, fake.counters())
 }
@@ -375,7 +380,7 @@ fn a_file_that_is_cut_short_while_copies_run_is_told_of_and_the_memory_is_given_
     let refused = load(&fake, &device, &whole(&archive)).unwrap_err();
     assert!(matches!(refused, Error::Read { .. }), "{refused}");
     // Copies that are still under way would find their memory gone.
-    device.finish().unwrap();
+    fake.settle();
     assert!(fake.counters().copies > 0);
     assert_eq!(fake.counters().stray, 0);
 }
@@ -411,7 +416,7 @@ fn in_every_order_of_threads_they_share_the_slots_of_a_ring() {
             for number in 0..3 {
                 let (fake, gpu, filled) = (&fake, &device.gpu, &filled);
                 scope.spawn(move || {
-                    let mut slot = fake.ring.lend(gpu).unwrap();
+                    let mut slot = fake.ring.lend(gpu, StopFlag::never()).unwrap();
                     slot.bytes().fill(number);
                     *crate::sync::locked(filled) += 1;
                     assert!(slot.bytes().iter().all(|&byte| byte == number));
@@ -432,7 +437,7 @@ fn in_every_order_of_threads_a_slot_that_cannot_be_made_keeps_nobody_waiting() {
         // Not for want of memory.
         fake.fail(1, 1);
         crate::sync::thread::scope(|scope| {
-            let lend = || fake.ring.lend(&device.gpu).is_ok();
+            let lend = || fake.ring.lend(&device.gpu, StopFlag::never()).is_ok();
             let lent: Vec<_> = (0..3).map(|_| scope.spawn(lend)).collect();
             for lent in lent {
                 lent.join().unwrap();

@@ -69,7 +69,10 @@ impl Failure {
 
 impl From<DeviceFault> for Failure {
     fn from(fault: DeviceFault) -> Failure {
-        Failure::Device(fault)
+        match fault {
+            DeviceFault::Interrupted => Failure::Interrupted,
+            fault => Failure::Device(fault),
+        }
     }
 }
 
@@ -146,9 +149,11 @@ impl From<io::Error> for Stop {
 impl Stop {
     /// An error of the operating system; or that the watch wanted no more while a payload was read, which comes as one.
     pub(crate) fn of(step: &'static str, source: io::Error) -> Stop {
-        let inner = source.get_ref().and_then(|inner| inner.downcast_ref());
-        match inner {
-            Some(Error::Interrupted) => Stop::Interrupted,
+        let inner = source.get_ref();
+        let by_watch = inner.and_then(|inner| inner.downcast_ref());
+        let by_device = inner.and_then(|inner| inner.downcast_ref());
+        match (by_watch, by_device) {
+            (Some(Error::Interrupted), _) | (_, Some(DeviceFault::Interrupted)) => Stop::Interrupted,
             _ => Stop::Fault { step, source },
         }
     }

@@ -61,7 +61,7 @@ impl Payload<'_> {
             Payload::File(range) => range.read(begin, into)?,
             Payload::Section(section) => section.read(begin, into, stop)?,
             Payload::Gathered(gathered) => gathered.read(begin, into, stop)?,
-            Payload::Device(bytes) => copied_out(bytes, at()?, into)?,
+            Payload::Device(bytes) => copied_out(bytes, at()?, into, stop)?,
             Payload::Produced(source) => source.produce(begin, into)?,
         }
         Ok(())
@@ -87,9 +87,9 @@ impl Payload<'_> {
     }
 }
 
-fn copied_out(bytes: &DeviceBytes, begin: usize, into: &mut [u8]) -> io::Result<()> {
+fn copied_out(bytes: &DeviceBytes, begin: usize, into: &mut [u8], stop: StopFlag<'_>) -> io::Result<()> {
     let (range, mut filled) = (begin..begin + into.len(), 0);
-    bytes.each(range, |some| {
+    bytes.each(range, stop, |some| {
         into[filled..filled + some.len()].copy_from_slice(some);
         filled += some.len();
         Ok(())

@@ -77,15 +77,26 @@ pub(super) fn carry_out<'p, 'd>(
     let stages = Stages::default();
     let read = |task: Task<'_, '_>, stop: StopFlag<'_>| {
         let file = task.first().map_or(0, |chunk| chunk.file);
-        let witness = witnesses.get(file).copied();
-        let outcome = stages.lend(|stage| relay::read(sources[file], witness, task, stage, stop));
-        outcome.map_err(|failure| {
-            witness.inspect(|witness| witness.end());
-            let file = Some(file);
-            InFile { file, failure }
-        })
+        let mut ending = Ending(witnesses.get(file).copied());
+        let outcome = stages.lend(|stage| relay::read(sources[file], ending.0, task, stage, stop));
+        if outcome.is_ok() {
+            ending.0 = None;
+        }
+        let file = Some(file);
+        outcome.map_err(|failure| InFile { file, failure })
     };
     share(reading, tasks, total, read, watch)
+}
+
+/// Tells a witness, when dropped, that bytes will not come: a read failed or panicked, and others wait for its bytes.
+struct Ending<'w>(Option<&'w dyn Witness>);
+
+impl Drop for Ending<'_> {
+    fn drop(&mut self) {
+        if let Some(witness) = self.0 {
+            witness.end();
+        }
+    }
 }
 
 /// Cuts the plan into chunks.

@@ -9,7 +9,7 @@ use super::gather::Destination;
 use super::part::Part;
 use super::plan::{Blocks, Piece, Place, Plan};
 use crate::device::{DeviceBlock, DeviceFault, DeviceRegion, Fresh, Onto};
-use crate::error::{Failure, InFile};
+use crate::error::Failure;
 use crate::memory::{Block, Memory, Region};
 
 /// Where a part that is read goes.
@@ -53,6 +53,27 @@ impl Found {
 pub(super) struct Pools<'h> {
     homes: &'h [Home<'h>],
     devices: Vec<&'h Onto>,
+}
+
+/// The devices that bytes are copied to. The callers' streams wait for the copies when this is dropped, also if a reader
+/// panics: memory that is given up before that is overwritten.
+pub(super) struct Copying<'p>(&'p [&'p Onto]);
+
+impl Copying<'_> {
+    /// Has the callers' streams wait for the copies.
+    pub(super) fn end(mut self) -> Result<(), DeviceFault> {
+        while let Some((onto, rest)) = self.0.split_first() {
+            onto.at.hold()?;
+            self.0 = rest;
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Copying<'_> {
+    fn drop(&mut self) {
+        self.0.iter().for_each(|onto| onto.at.settle());
+    }
 }
 
 /// What an allocator is asked for: which of the blocks of a plan are for one of the parts alone.
@@ -167,25 +188,10 @@ impl<'h> Pools<'h> {
         })
     }
 
-    /// Has the copies that follow wait for what the callers' streams do.
-    pub(super) fn begin(&self) -> Result<(), DeviceFault> {
-        self.devices.iter().try_for_each(|onto| onto.at.begin())
-    }
-
-    /// Has the callers' streams wait for the copies; where reading has failed, waits for the copies itself, because the memory
-    /// goes.
-    pub(super) fn end(&self, outcome: Result<(), InFile>) -> Result<(), InFile> {
-        let ended = outcome.and_then(|()| {
-            let held = self.devices.iter().try_for_each(|onto| onto.at.hold());
-            held.map_err(|fault| InFile::from(Failure::from(fault)))
-        });
-        if ended.is_err() {
-            for onto in &self.devices {
-                // What went wrong first is told.
-                let _ = onto.at.device().finish();
-            }
-        }
-        ended
+    /// Has the copies that follow wait for the work that the callers' streams have by now.
+    pub(super) fn begin(&self) -> Result<Copying<'_>, DeviceFault> {
+        self.devices.iter().try_for_each(|onto| onto.at.begin())?;
+        Ok(Copying(&self.devices))
     }
 
     /// Whether one of the devices has the host's memory for its own.

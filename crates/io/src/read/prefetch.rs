@@ -164,6 +164,7 @@ impl Prefetch {
     /// # Errors
     /// What reading it met, once; [`Error::Interrupted`] when `watch` wants to wait no longer, [`Error::Closed`].
     pub fn next(&self, watch: &dyn Watch) -> Result<Option<(usize, Fetched)>, Error> {
+        self.refuse_child()?;
         let first = self.shared.locked().first;
         for rank in first..self.shared.requests.len() {
             let part = self.take(rank, watch);
@@ -183,11 +184,8 @@ impl Prefetch {
     /// # Errors
     /// As [`Prefetch::next`].
     pub fn take(&self, rank: usize, watch: &dyn Watch) -> Result<Option<Fetched>, Error> {
+        self.refuse_child()?;
         let shared = &self.shared;
-        if self.process != std::process::id() {
-            // A fork has no threads, and perhaps a lock that nobody will open.
-            return Err(shared.closed());
-        }
         let mut state = shared.locked();
         loop {
             if state.is_closed {
@@ -228,14 +226,21 @@ impl Prefetch {
         }
     }
 
-    /// Stops reading, and lets go of what was not handed out. Again is allowed.
+    /// Raises in the child of a fork, which has no thread that reads, and locks that nobody may ever open.
+    fn refuse_child(&self) -> Result<(), Error> {
+        if self.process == std::process::id() {
+            Ok(())
+        } else {
+            Err(self.shared.closed())
+        }
+    }
+
+    /// Stops reading and frees the tensors that were not handed out. May be called more than once.
     pub fn close(&self) {
-        let thread = locked(&self.thread).take();
-        if self.process != std::process::id() {
-            // Not of this process, so not to be waited for, nor let go of.
-            std::mem::forget(thread);
+        if self.refuse_child().is_err() {
             return;
         }
+        let thread = locked(&self.thread).take();
         {
             let mut state = self.shared.locked();
             state.is_closed = true;
@@ -252,6 +257,9 @@ impl Prefetch {
 impl Drop for Prefetch {
     fn drop(&mut self) {
         self.close();
+        // What is left is a thread of the parent's, which a child can neither wait for nor detach.
+        let thread = self.thread.get_mut().unwrap_or_else(PoisonError::into_inner);
+        std::mem::forget(thread.take());
     }
 }
 
@@ -480,6 +488,24 @@ mod tests {
             });
             handed_out.sort_unstable();
             assert_eq!(handed_out, [(0, 'a'), (1, 'b'), (2, 'c'), (3, 'd'), (4, 'e')]);
+        });
+    }
+
+    #[test]
+    fn in_the_child_of_a_fork_it_is_closed_whatever_locks_were_held() {
+        with_file(|path| {
+            let mut ahead = ahead(path);
+            while ahead.next(&Unwatched).unwrap().is_some() {}
+            // As a child finds it that was forked while another thread had both locks.
+            ahead.process = 0;
+            let (shared, thread) = (Arc::clone(&ahead.shared), locked(&ahead.thread).take());
+            let held = shared.locked();
+            assert!(matches!(ahead.next(&Unwatched), Err(Error::Closed { .. })));
+            assert!(matches!(ahead.take(0, &Unwatched), Err(Error::Closed { .. })));
+            ahead.close();
+            drop(ahead);
+            drop(held);
+            thread.unwrap().join().unwrap();
         });
     }
 

@@ -130,9 +130,9 @@ pub(crate) fn read_owned<'p, 'a: 'p>(
     let mut blocks = allocated.map_err(|failure| files.explain(failure))?;
     let sources = files.sources();
     let reading = reading(&plan, &sources, options).within(pools.chunk_nbytes());
-    pools
-        .begin()
-        .map_err(|fault| files.explain(Failure::from(fault)))?;
+    let explain = |fault| files.explain(Failure::from(fault));
+    // Dropped before the blocks are.
+    let copying = pools.begin().map_err(explain)?;
     let outcome = execute(
         &plan,
         &sources,
@@ -141,7 +141,8 @@ pub(crate) fn read_owned<'p, 'a: 'p>(
         reading,
         watch,
     );
-    pools.end(outcome).map_err(|fault| files.explain(fault))?;
+    outcome.map_err(|fault| files.explain(fault))?;
+    copying.end().map_err(explain)?;
     if pools.is_integrated() {
         // What the system read ahead of a thread, and keeps in groups of pages, more than a thread gave up.
         for (file, span) in plan.stretches() {

@@ -106,7 +106,7 @@ impl<'p, 'd> Group<'p, 'd> {
         };
         let copies = self.copies();
         let span = self.span();
-        let mut slot = device.lend()?;
+        let mut slot = device.lend(stop)?;
         let mut room = slot.bytes();
         let mut at = 0;
         let mut chunks = Vec::with_capacity(self.chunks.len());

@@ -7,7 +7,7 @@ use std::ops::Range;
 use ingot_format::{FormatError, Layout, to_u64, to_usize};
 use ingot_remote::StopFlag;
 
-use crate::device::{Copy, Device, Lent};
+use crate::device::{Copy, Device, DeviceBytes, Lent};
 use crate::digest::Sealed;
 use crate::disk::write_all_at;
 use crate::memory::Bytes;
@@ -215,8 +215,8 @@ impl<'a> Pieces<'a> {
         let Some(device) = first.flatten().filter(holds) else {
             return Ok(None);
         };
-        let mut slot = device.lend()?;
-        let mut copies: Vec<(&Device, Vec<Copy>)> = Vec::new();
+        let mut slot = device.lend(stop)?;
+        let mut copies: Vec<(&DeviceBytes, Vec<Copy>)> = Vec::new();
         let mut at = 0;
         for span in self.spans(range) {
             let end = at + span.len;
@@ -224,17 +224,18 @@ impl<'a> Pieces<'a> {
                 Payload::Device(bytes) if span.len > 0 => {
                     let begin = to_usize(span.begin).ok_or(io::ErrorKind::InvalidInput)?;
                     let copy = bytes.copied_to(at, begin..begin + span.len);
-                    match copies.iter_mut().find(|(known, _)| known.is(bytes.device())) {
+                    let is_there = |(known, _): &&mut (&DeviceBytes, _)| known.device().is(bytes.device());
+                    match copies.iter_mut().find(is_there) {
                         Some((_, copies)) => copies.push(copy),
-                        None => copies.push((bytes.device(), vec![copy])),
+                        None => copies.push((bytes, vec![copy])),
                     }
                 }
                 payload => payload.read(span.begin, &mut slot.bytes()[at..end], stop)?,
             }
             at = end;
         }
-        for (device, copies) in copies {
-            device.fetch(&mut slot, &copies)?;
+        for (bytes, copies) in copies {
+            bytes.fetch(&mut slot, &copies, stop)?;
         }
         Ok(Some(slot))
     }

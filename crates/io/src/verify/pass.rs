@@ -92,6 +92,7 @@ pub(super) fn reading(sources: &[&dyn Source], runs: &[FileRun]) -> Reading {
 #[cfg(test)]
 mod tests {
     use std::io;
+    use std::panic::{AssertUnwindSafe, catch_unwind};
     use std::sync::mpsc::channel;
     use std::thread;
     use std::time::Duration;
@@ -106,6 +107,7 @@ mod tests {
     #[derive(Debug)]
     struct Broken {
         waits: bool,
+        panics: bool,
     }
 
     impl Source for Broken {
@@ -116,6 +118,7 @@ mod tests {
         fn read_at(&self, position: u64, dest: &mut [u8]) -> io::Result<usize> {
             if position >> 20 == 5 {
                 thread::sleep(Duration::from_millis(20));
+                assert!(!self.panics, "planted");
                 return Err(io::Error::other("the cable was pulled"));
             }
             Ok(dest.len())
@@ -136,7 +139,8 @@ mod tests {
             let (tell, told) = channel();
             thread::spawn(move || {
                 let digests = Digests::new(algorithm, Some(0..NBYTES));
-                let outcome = feed_all(&Broken { waits }, &digests, &Unwatched);
+                let broken = Broken { waits, panics: false };
+                let outcome = feed_all(&broken, &digests, &Unwatched);
                 let position = match outcome {
                     Err(Failure::Read { position, .. }) => Some(position),
                     _ => None,
@@ -146,6 +150,20 @@ mod tests {
             let (position, digests) = told.recv_timeout(Duration::from_secs(60)).unwrap();
             assert_eq!(position.map(|position| position >> 20), Some(5), "{algorithm}");
             assert_eq!(digests, [None], "{algorithm}");
+        }
+    }
+
+    #[test]
+    fn a_read_that_panics_ends_those_that_wait_for_its_bytes() {
+        for waits in [false, true] {
+            let (tell, told) = channel();
+            thread::spawn(move || {
+                let digests = Digests::new(Algorithm::Sha256, Some(0..NBYTES));
+                let broken = Broken { waits, panics: true };
+                let feed = || feed_all(&broken, &digests, &Unwatched);
+                tell.send(catch_unwind(AssertUnwindSafe(feed)).is_err()).unwrap();
+            });
+            assert!(told.recv_timeout(Duration::from_secs(60)).unwrap());
         }
     }
 }

@@ -1,9 +1,9 @@
 //! A file of any content, which another program or library fills before it gets its name.
 
 use std::ffi::OsStr;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
-use crate::error::Error;
+use crate::error::{EditError, Error};
 use crate::options::{Existing, SaveOptions};
 use crate::save::draft::Draft;
 use crate::watch::Watch;
@@ -13,6 +13,7 @@ use crate::watch::Watch;
 pub struct Aside {
     /// `None` once it is committed.
     draft: Option<Draft>,
+    path: PathBuf,
     options: SaveOptions,
     process: u32,
 }
@@ -25,6 +26,7 @@ impl Aside {
     pub fn create(path: &Path, options: &SaveOptions, watch: &dyn Watch) -> Result<Aside, Error> {
         Ok(Aside {
             draft: Some(Draft::create(path, 0, options, watch)?),
+            path: path.to_owned(),
             options: *options,
             process: std::process::id(),
         })
@@ -39,8 +41,12 @@ impl Aside {
     /// Gives the file the name of its path. A second time, nothing happens.
     ///
     /// # Errors
-    /// [`Error::Write`]; [`Error::Open`] for a file that is not to be replaced. The new one is gone then.
+    /// [`Error::Write`]; [`Error::Open`] for a file that is not to be replaced. The new one is gone then. [`Error::Edit`] in the
+    /// child of a fork, whose parent has the file.
     pub fn commit(&mut self, existing: Existing, watch: &dyn Watch) -> Result<(), Error> {
+        if !self.is_ours() {
+            return Err(EditError::Forked.about(&self.path));
+        }
         let Some(draft) = self.draft.take() else {
             return Ok(());
         };
@@ -50,12 +56,16 @@ impl Aside {
         }
         published
     }
+
+    /// A fork has the same file open, and it is not the one that made it.
+    fn is_ours(&self) -> bool {
+        self.process == std::process::id()
+    }
 }
 
 impl Drop for Aside {
     fn drop(&mut self) {
-        // A fork has the same file open, and it is not the one that made it.
-        if self.process == std::process::id()
+        if self.is_ours()
             && let Some(draft) = self.draft.take()
         {
             draft.discard();

@@ -13,6 +13,7 @@ use ingot_format::{
     Dtype, Entry, Format, Header, Index, LayoutOptions, Limits, Selection, Spec, layout_with, to_u64,
     to_usize,
 };
+use ingot_remote::StopFlag;
 
 use super::journal::{End, Journal, JournalFault, Verdict};
 use super::preamble;
@@ -20,7 +21,8 @@ use crate::error::{EditError, Error, Stop, step};
 use crate::options::{Existing, SaveOptions};
 use crate::payload::{FileRange, Payload};
 use crate::save::draft::{Company, Draft, journal_fault};
-use crate::watch::Watch;
+use crate::watch::{Asked, Watch};
+use crate::workers::watched;
 
 /// Bytes of a tensor that pass through memory at a time, where they do not lie there as the file is to have them.
 pub(super) const PIECE: u64 = 4 << 20;
@@ -507,11 +509,14 @@ pub(super) fn put(
     }
     if let (Payload::Device(bytes), Some(range)) = (payload, range()) {
         let mut position = position;
-        return bytes.each(range, |bytes| {
-            crate::disk::write_all_at(file, bytes, position)?;
-            position += to_u64(bytes.len());
-            Ok(())
-        });
+        let write = |stop: StopFlag<'_>| {
+            bytes.each(range, stop, |bytes| {
+                crate::disk::write_all_at(file, bytes, position)?;
+                position += to_u64(bytes.len());
+                Ok(())
+            })
+        };
+        return watched(false, write, &Asked(watch)).map_err(|_| io::Error::other(Error::Interrupted))?;
     }
     if let Payload::File(range) = payload {
         return range.copy(begin..begin + count, file, position, buffer);
