@@ -127,6 +127,12 @@ def in_transform() -> bool:
     return _functorch.peek_interpreter_stack() is not None
 
 
+def is_differentiated() -> bool:
+    """Return whether a transform is active in which torch refuses writes to tensors from outside."""
+    kinds = _functorch.TransformType.Grad, _functorch.TransformType.Jvp
+    return in_transform() and any(level.key() in kinds for level in _functorch.get_interpreter_stack())
+
+
 def undisturbed() -> AbstractContextManager[object]:
     """Has torch do what it does by itself, whatever mode, default device or transform is active."""
     stack = ExitStack()
