@@ -14,6 +14,8 @@ pub struct Part<'a> {
     tensor: Tensor<'a>,
     /// `None` for all of it. Boxed, since most parts are whole tensors, of which there are many.
     selection: Option<Box<Selection>>,
+    /// Whether the index has a list of places, which gives a copy whatever lies together in the mapping.
+    has_list: bool,
     dtype: Dtype,
 }
 
@@ -41,6 +43,7 @@ impl<'a> Part<'a> {
         Ok(Part {
             tensor,
             selection,
+            has_list: index.iter().any(|part| matches!(part, Index::Pick(_))),
             dtype,
         })
     }
@@ -108,12 +111,15 @@ impl<'a> Part<'a> {
         })
     }
 
-    /// Where the part lies in the mapping, if it does so as it is wanted.
+    /// Where the part lies in the mapping, if it does so as it is wanted. A list gives what the file holds, and the
+    /// mapping has what was written to its tensors.
     pub(super) fn view(&self) -> Option<Region> {
-        match (self.selection.as_deref(), self.converted()) {
-            (_, Some(_)) => None,
-            (Some(selection), None) => self.tensor.view(selection),
-            (None, None) => self.tensor.mapped(),
+        if self.has_list || self.converted().is_some() {
+            return None;
+        }
+        match self.selection.as_deref() {
+            Some(selection) => self.tensor.view(selection),
+            None => self.tensor.mapped(),
         }
     }
 
@@ -132,6 +138,7 @@ impl<'a> From<Tensor<'a>> for Part<'a> {
         Part {
             tensor,
             selection: None,
+            has_list: false,
             dtype: tensor.entry().dtype,
         }
     }
