@@ -148,3 +148,18 @@ def test_load_into_marks_dtensors_as_modified_for_autograd(path, as_rank, dtype)
         for loss in losses:
             with pytest.raises(RuntimeError, match="modified by an inplace operation"):
                 loss.backward()
+
+
+def test_load_into_fills_a_tensor_named_like_a_part_of_another(tmp_path, as_rank):
+    named = {"w": WHOLE["rows"], "w[3:6, 0:6]": WHOLE["plain"]}
+    save_file(named, tmp_path / "named.safetensors")
+    with as_rank(1, 4):
+        target = {
+            "w": distribute_tensor(
+                torch.zeros(10, 6), init_device_mesh("cpu", (4,)), [Shard(0)], src_data_rank=None
+            ),
+            "w[3:6, 0:6]": torch.zeros(3),
+        }
+        load_into(target, tmp_path / "named.safetensors", read_once=False)
+        assert torch.equal(target["w"].to_local(), WHOLE["rows"][3:6])
+        assert torch.equal(target["w[3:6, 0:6]"], WHOLE["plain"])

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import torch
 
-from ingot._load import Wanted, fill, in_file, misfit
+from ingot._load import Label, Wanted, fill, in_file, misfit
 from ingot._options import FLOATS
 from ingot._text import _escaped, _quoted
 from ingot.errors import DestinationError
@@ -203,8 +203,8 @@ class _Requests:
         return sum(tensor.nbytes for tensor in self.tensors.values())
 
 
-def _spelled(name: str, block: Box) -> str:
-    return f"{name}[{', '.join(f'{side.start}:{side.stop}' for side in block)}]"
+def _spelled(name: str, block: Box) -> Label:
+    return Label(f"{name}[{', '.join(f'{side.start}:{side.stop}' for side in block)}]")
 
 
 def _by_device(
