@@ -55,7 +55,7 @@ def nbytes(size: int | str) -> int:
 
 
 def _counted(size: str) -> float:
-    """The bytes that a text says; 0 for what is no size."""
+    """Return the bytes that a text means, or 0 if it is no size."""
     match = _SIZE.fullmatch(size)
     unit = UNITS.get(match[2].upper()) if match else None
     return 0 if match is None or unit is None else float(match[1]) * unit

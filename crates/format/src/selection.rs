@@ -479,7 +479,7 @@ impl Fold {
         }
     }
 
-    /// Puts a turn for each place of `list`, at least 2, around what is there.
+    /// Puts a turn for each place of `list`, at least 2, around the loops so far.
     fn pick(&mut self, list: &[Steps], unit: u64) -> Result<(), SelectionError> {
         // With a loop inside, two places lie further apart than a block is long, and none touch.
         let is_dense = self.loops.is_empty() && self.block == unit;
@@ -499,7 +499,7 @@ impl Fold {
         Ok(())
     }
 
-    /// Adds `nbits` from `begin` on to what the list picks.
+    /// Appends `nbits` from `begin` on to the blocks of the list.
     fn stretch(&mut self, begin: u64, nbits: u64) {
         let end = begin + nbits;
         match self.blocks.last_mut() {

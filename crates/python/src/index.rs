@@ -39,7 +39,7 @@ fn one(part: &Bound<'_, PyAny>) -> PyResult<Index> {
     if let Ok(list) = part.cast::<PyList>() {
         return picked(list).map(Index::Pick);
     }
-    // As in a list, and as frameworks take it.
+    // Frameworks take a range for a list too.
     if let Ok(range) = part.cast::<PyRange>() {
         return Ok(Index::Pick(vec![of_range(range)?]));
     }
@@ -55,7 +55,7 @@ fn picked(list: &Bound<'_, PyList>) -> PyResult<Vec<Places>> {
     list.iter().map(place).collect()
 }
 
-/// A range as its first place, its last one and its step say it: one that is longer than 64 bits count has no `len`.
+/// Converts a range from its first place, its last and its step, since `len` fails above 64 bits.
 fn of_range(range: &Bound<'_, PyRange>) -> PyResult<Places> {
     if !range.is_truthy()? {
         return Ok(Places {

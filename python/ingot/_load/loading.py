@@ -333,7 +333,7 @@ def _spelled(checkpoint: Checkpoint, name: str, part: Any) -> Any:
     """Return an index for a framework, which would write out a range before it compares it with the shape."""
     if isinstance(part, range):
         shape = checkpoint.info(name).shape
-        # Dimensions of what has no elements may be of any size.
+        # A dimension of an empty tensor may have any size.
         longest = max(shape) if all(shape) and shape else 0
         if not all(-longest <= place < longest for place in (*part[:1], *part[-1:])):
             raise IndexError(f"{part} does not fit shape {list(shape)}")
@@ -343,6 +343,6 @@ def _spelled(checkpoint: Checkpoint, name: str, part: Any) -> Any:
     spelled = [_spelled(checkpoint, name, one) for one in part]
     if isinstance(part, tuple):
         return tuple(spelled)
-    # Each range of a list stands for its places.
+    # A range in a list means all of its places.
     pairs = zip(part, spelled, strict=True)
     return [place for one, found in pairs for place in (found if isinstance(one, range) else (found,))]

@@ -165,7 +165,7 @@ def read(checkpoint: Checkpoint, slots: list[Slot], reads: Reads) -> None:
 
 
 def wholes(slots: Iterable[Slot]) -> list[torch.Tensor]:
-    """Return the DTensors among what is filled."""
+    """Return the DTensors among the slots."""
     return [one.whole for one in slots if one.whole is not None]
 
 

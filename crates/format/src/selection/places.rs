@@ -4,7 +4,7 @@ use alloc::vec::Vec;
 
 use super::error::SelectionError;
 
-/// Places at one distance: one by itself, or those of Python's `range`. Negative ones count from the end.
+/// Places at one distance, as in Python's `range`, or a single place. Negative ones count from the end.
 ///
 /// ```
 /// use ingot_format::{Dtype, Index, Places, Selection};
@@ -41,7 +41,7 @@ impl Places {
         }
     }
 
-    /// The first place that a dimension of `size` does not have, of which one is known to be.
+    /// The first place outside a dimension of `size`. The caller knows that there is one.
     fn first_outside(&self, size: u64) -> i64 {
         let (start, size) = (i128::from(self.start), i128::from(size));
         let pace = i128::from(self.step.unsigned_abs().max(1));
@@ -56,7 +56,7 @@ impl Places {
             0
         };
         let place = start + turns * i128::from(self.step);
-        // Further out than 64 bits reach it is as far as they do.
+        // Clipped to what the error can hold.
         i64::try_from(place).unwrap_or(if self.step > 0 { i64::MAX } else { i64::MIN })
     }
 }
@@ -84,7 +84,7 @@ impl Steps {
         (0..self.count).map(move |turns| self.at(turns))
     }
 
-    /// The place after `turns` others. It lies in the dimension, so that nothing is lost where this wraps.
+    /// The place after `turns` others. Wrapping is right, since the place is in the dimension.
     fn at(self, turns: u64) -> u64 {
         let forth = turns.wrapping_mul(self.step.cast_unsigned());
         self.start.wrapping_add(forth)
@@ -111,7 +111,7 @@ pub(super) fn place(at: i64, axis: usize, size: u64) -> Result<u64, SelectionErr
     })
 }
 
-/// What a list takes of dimension `axis`, of `size` places. Neighbours at one distance are one.
+/// Resolves a list against dimension `axis` of `size`, and joins neighbours at one distance.
 pub(super) fn within(list: &[Places], axis: usize, size: u64) -> Result<Vec<Steps>, SelectionError> {
     let mut found: Vec<Steps> = Vec::new();
     for one in list.iter().filter(|one| one.count > 0) {
@@ -136,7 +136,7 @@ pub(super) fn within(list: &[Places], axis: usize, size: u64) -> Result<Vec<Step
     Ok(found)
 }
 
-/// Adds `next` to the last of `list` where it goes on as that does.
+/// Appends `next`, as part of the last entry if it continues that.
 fn join(list: &mut Vec<Steps>, next: Steps) {
     if let Some(last) = list.last_mut() {
         let distance = last.distance(next.start);

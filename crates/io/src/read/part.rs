@@ -14,7 +14,7 @@ pub struct Part<'a> {
     tensor: Tensor<'a>,
     /// `None` for all of it. Boxed, since most parts are whole tensors, of which there are many.
     selection: Option<Box<Selection>>,
-    /// Whether the index has a list of places, which gives a copy whatever lies together in the mapping.
+    /// Whether the index has a list of places. Its result is always a copy.
     has_list: bool,
     dtype: Dtype,
 }
@@ -111,8 +111,8 @@ impl<'a> Part<'a> {
         })
     }
 
-    /// Where the part lies in the mapping, if it does so as it is wanted. A list gives what the file holds, and the
-    /// mapping has what was written to its tensors.
+    /// The region of the mapping that holds the part unchanged, if there is one. A list is never read from the mapping,
+    /// in which the caller may have changed values.
     pub(super) fn view(&self) -> Option<Region> {
         if self.has_list || self.converted().is_some() {
             return None;
