@@ -51,6 +51,9 @@ TYPE_STRINGS = {
     "U64": "<u8",
 }
 
+# What to do about complex numbers of another width.
+ANOTHER_COMPLEX = ": convert it to complex64, or save its `.real` and `.imag`"
+
 # Words that do not mean one dtype to all.
 _AMBIGUOUS = {
     "f4": "F4 in a file and float32 to NumPy",
@@ -122,5 +125,6 @@ def meant(dtype: object) -> str | None:
     word = word_of(dtype)
     if word in _AMBIGUOUS:
         return f"{word!r} is {_AMBIGUOUS[word]}"
-    near = word.replace("fp", "f")
-    return f"did you mean {_WORDS[near]!r}?" if near in _WORDS else None
+    near = word.replace("fp", "f").upper()
+    # A code, since NumPy's own words count bytes: its f8 is float64.
+    return f"did you mean {near!r}?" if near in NAMES else None

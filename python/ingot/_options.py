@@ -380,7 +380,7 @@ def float_code(dtype: Dtype) -> str:
     code = code_of(dtype)
     if code in FLOATS:
         return code
-    hint = meant(dtype)
+    hint = meant(dtype) if code is None else f"{code} is only read as it is stored, without dtype"
     raise OptionError(
         f"dtype {dtype!r} is none that floats are converted to: expected one of {', '.join(FLOATS)}, "
         f"or what a framework calls one of them{f': {hint}' if hint else ''}",

@@ -275,6 +275,8 @@ def boxes(shape: tuple[int, ...], begin: int, end: int) -> list[Box]:
     """
     if not shape:
         return [Box((), (), slice(begin, end))]
+    if begin == end:
+        return [Box((0,) * len(shape), (0,) * len(shape), slice(0, 0))]
     row, count = prod(shape[1:]), end - begin
     if count < row:
         # In one row, or across the border of two.

@@ -7,6 +7,7 @@ import os
 import re
 from contextlib import contextmanager, suppress
 from io import BufferedWriter
+from math import inf
 from secrets import token_hex
 from typing import TypeVar
 
@@ -32,27 +33,32 @@ PREFIX = re.compile(r"\.ingot-[0-9a-f]{8}\.")
 
 UNITS = {"KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 _SUFFIX = "{suffix}"
-_SIZE = re.compile(r"\s*([+-]?\d+(?:\.\d+)?)\s*([a-z]+)\s*", re.IGNORECASE)
+_SIZE = re.compile(r"\s*([+-]?\d+(?:\.\d+)?)\s*([a-z]+)\s*", re.IGNORECASE | re.ASCII)
 
 Shard = TypeVar("Shard")
 
 
 def nbytes(size: int | str) -> int:
     """`size` in bytes."""
-    if isinstance(size, int):
-        return size
-    if not isinstance(size, str):
+    if isinstance(size, bool) or not isinstance(size, int | str):
         raise TypeError(f"max_shard_size must be an int or a str, found {type(size).__name__}")
-    match = _SIZE.fullmatch(size)
-    unit = UNITS.get(match[2].upper()) if match else None
-    if match is None or unit is None:
+    count: float = size if isinstance(size, int) else _counted(size)
+    if not 1 <= count < inf:
         raise OptionError(
-            f"max_shard_size {size!r} is no size: expected a number of bytes, or one with {', '.join(UNITS)}",
+            f"max_shard_size {size!r} is no size: expected a number of bytes above 0, or one with "
+            f"{', '.join(UNITS)}",
             code="invalid-size",
             expected=tuple(UNITS),
             found=size,
         )
-    return int(float(match[1]) * unit)
+    return int(count)
+
+
+def _counted(size: str) -> float:
+    """Return the bytes that a text means, or 0 if it is no size."""
+    match = _SIZE.fullmatch(size)
+    unit = UNITS.get(match[2].upper()) if match else None
+    return 0 if match is None or unit is None else float(match[1]) * unit
 
 
 def split(sizes: Iterable[int], limit: int) -> list[list[int]]:

@@ -317,4 +317,12 @@ def _pair(name: str, spec: Any) -> tuple[Any, Sequence[int]]:
     for dim in shape:
         if isinstance(dim, bool) or not hasattr(dim, "__index__"):
             raise TypeError(f"tensor {_quoted(name)}: expected a shape of ints, found {shape!r}")
-    return dtype, [int(dim) for dim in shape]
+    dims = [int(dim) for dim in shape]
+    if not all(0 <= dim < 1 << 64 for dim in dims):
+        raise SaveError(
+            f"tensor {_quoted(name)}: expected a shape of integers from 0 to 2^64 - 1, found {dims}",
+            code="invalid-shape",
+            tensor=name,
+            found=dims,
+        )
+    return dtype, dims

@@ -332,7 +332,8 @@ def _pull(shard: jax.Shard, box: _save.Box, into: arrays.Array) -> None:
     starts = [begin - offset for begin, offset in zip(begins, offsets, strict=True)]
     # The thread that asks has the default of 32 bits, whatever the one that saves has chosen.
     with _64_bits(True):
-        into[place] = jax.lax.dynamic_slice(shard.data, starts, sizes)
+        # NumPy takes a scalar of ml_dtypes from an array of its own only.
+        into[place] = numpy.asarray(jax.lax.dynamic_slice(shard.data, starts, sizes))
 
 
 def _not_plain(array: jax.Array) -> str | None:

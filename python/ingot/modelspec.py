@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import re
 from base64 import b64decode
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from datetime import datetime
 from os import PathLike
@@ -29,7 +30,7 @@ from . import _native
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable
 
     Path = str | bytes | PathLike[str] | PathLike[bytes]
     Fault = tuple["Severity", str]
@@ -131,6 +132,8 @@ def read(source: Path | Mapping[str, str]) -> ModelSpec | None:
         The file cannot be opened.
     HeaderError
         The file breaks a rule of its format.
+    TypeError
+        `source` is neither a path nor a dict.
     """
     found = {
         key.removeprefix(_PREFIX): text for key, text in _pairs(source).items() if key.startswith(_PREFIX)
@@ -224,8 +227,12 @@ def validate(source: Path | Mapping[str, str] | ModelSpec) -> list[Finding]:
 
 
 def _pairs(source: Path | Mapping[str, str]) -> Mapping[str, str]:
-    if not isinstance(source, (str, bytes, PathLike)):
+    if isinstance(source, Mapping):
         return source
+    if not isinstance(source, (str, bytes, PathLike)):
+        raise TypeError(
+            f"expected a path, or the metadata of a file as a dict, found {type(source).__name__}"
+        )
     checkpoint = _native.Checkpoint.open(source)
     try:
         return checkpoint.metadata() or {}

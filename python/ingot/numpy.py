@@ -7,7 +7,7 @@ from sys import modules
 from typing import overload
 
 from . import _load, _native
-from ._dtypes import CODES, F4_LOOSE, NAMES, TYPE_STRINGS
+from ._dtypes import ANOTHER_COMPLEX, CODES, F4_LOOSE, NAMES, TYPE_STRINGS
 from ._face import Whole
 from ._frameworks import installing, missing
 from ._load import misfit
@@ -335,7 +335,9 @@ def _ml_payload(name: str, array: Array) -> tuple[str, tuple[int, ...], Any]:
         return code, array.shape, integers if integers.dtype == little else _fetcher(integers, little)
     if dtype.name == F4_LOOSE:
         return "F4", array.shape, _nibbles_fetcher(name, array)
-    reason = ": how 6-bit values are packed is not settled" if dtype.name.startswith("float6") else ""
+    reason = ANOTHER_COMPLEX if dtype.kind == "c" else ""
+    if dtype.name.startswith("float6"):
+        reason = ": how 6-bit values are packed is not settled"
     raise SaveError(
         f"tensor {_quoted(name)}: the format has no dtype for {dtype}{reason}",
         code="unsupported-dtype",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import re
 import subprocess
 import sys
 import warnings
@@ -161,6 +162,20 @@ def test_what_is_no_float_is_refused_by_all_in_the_same_words(
             dtype,
         )
     assert not new.exists()
+
+
+@pytest.mark.parametrize(
+    "dtype",
+    [*IN_FILES, *NAMES.values(), "fp8", "fp16", "fp32", "fp64", "bfp16", "i4", "f8", "torch.int8", np.int16],
+    ids=repr,
+)
+def test_load_file_suggests_only_what_it_converts_to(dtype: Any, path: Path) -> None:
+    try:
+        ingot.numpy.load_file(path, dtype=dtype)
+    except ingot.OptionError as error:
+        suggested = re.search("did you mean '(.*)'", str(error))
+        if suggested:
+            ingot.numpy.load_file(path, dtype=suggested[1])
 
 
 # What is stored ------------------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from io import BytesIO
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -202,3 +203,38 @@ def test_a_sharding_of_one_device_and_its_kind_of_memory_are_kept(path: Path) ->
     assert found.devices() == {device}
     assert found.sharding.memory_kind == where.memory_kind
     assert numpy.array_equal(numpy.asarray(found), ARRAYS["matrix"])
+
+
+DTYPES = {
+    **ingot.numpy.DTYPES,
+    **{code: getattr(ml_dtypes, name) for code, name in ingot.numpy.ML_DTYPES.items()},
+}
+SHAPES = [(), (0,), (4, 0), (0, 4), (2, 0, 3), (8,), (4, 6), (8, 4, 2)]
+
+
+def divides(shape: tuple[int, ...], spec: tuple[Any, ...]) -> bool:
+    """Whether each device has as much of every dimension as the others."""
+    ways = [2 ** (2 if isinstance(axis, tuple) else axis is not None) for axis in spec]
+    return len(spec) <= len(shape) and all(size % way == 0 for size, way in zip(shape, ways, strict=False))
+
+
+@pytest.mark.parametrize("code", sorted(DTYPES.keys() & ingot.flax.DTYPES))
+def test_save_file_writes_every_shape_from_several_devices(path: Path, code: str) -> None:
+    values = 2 ** (numpy.arange(64) % 3)
+    with enable_x64(True):
+        for spec in [(), ("a",), ("a", "b")]:
+            # Files are in the order of names, so that empty ones are first and last.
+            arrays = {
+                f"{place} {number}": values[: prod(shape)].reshape(shape).astype(DTYPES[code])
+                for number, shape in enumerate(shape for shape in SHAPES if divides(shape, spec))
+                for place in "az"
+                # Two elements of F4 share a byte.
+                if code != "F4" or prod(shape) % 2 == 0
+            }
+            ingot.flax.save_file(
+                {name: jax.device_put(array, sharding(*spec)) for name, array in arrays.items()}, path
+            )
+            found = ingot.numpy.load_file(path)
+            assert found.keys() == arrays.keys()
+            for name, array in arrays.items():
+                numpy.testing.assert_array_equal(found[name], array, strict=True)

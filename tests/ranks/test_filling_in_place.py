@@ -136,3 +136,30 @@ def test_flat_parameters_are_refused_with_what_to_use(path, as_rank):
         inner = FullyShardedDataParallel(nn.Linear(6, 10), device_id=torch.device("cpu"))
         with pytest.raises(DestinationError, match=r"module `0`: .*fully_shard.*set_model_state_dict"):
             load_into(nn.Sequential(inner), path, strict=False)
+
+
+@pytest.mark.parametrize("dtype", [None, torch.float64], ids=["as stored", "converted"])
+def test_load_into_marks_dtensors_as_modified_for_autograd(path, as_rank, dtype):
+    with as_rank(1, 4):
+        target = distributed(lambda tensor: tensor.to(dtype))
+        leaves = [tensor.requires_grad_() for tensor in target.values() if tensor.is_floating_point()]
+        losses = [(tensor * tensor).sum() for tensor in leaves]
+        load_into(target, path, read_once=False)
+        for loss in losses:
+            with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+                loss.backward()
+
+
+def test_load_into_fills_a_tensor_named_like_a_part_of_another(tmp_path, as_rank):
+    named = {"w": WHOLE["rows"], "w[3:6, 0:6]": WHOLE["plain"]}
+    save_file(named, tmp_path / "named.safetensors")
+    with as_rank(1, 4):
+        target = {
+            "w": distribute_tensor(
+                torch.zeros(10, 6), init_device_mesh("cpu", (4,)), [Shard(0)], src_data_rank=None
+            ),
+            "w[3:6, 0:6]": torch.zeros(3),
+        }
+        load_into(target, tmp_path / "named.safetensors", read_once=False)
+        assert torch.equal(target["w"].to_local(), WHOLE["rows"][3:6])
+        assert torch.equal(target["w[3:6, 0:6]"], WHOLE["plain"])

@@ -73,11 +73,13 @@ def loads(path, read_once, dtype=None, window=None, nodes=None):
         expected = placed({name: tensor.to(dtype or tensor.dtype) for name, tensor in whole().items()})
         target = placed({name: torch.zeros_like(tensor, dtype=dtype) for name, tensor in whole().items()})
         counted = []
+        versions = {name: tensor._version for name, tensor in target.items()}
         found = load_into(
             target, path, read_once=read_once, progress=lambda done, total: counted.append((done, total))
         )
         assert found == ([], [])
         same(target, expected)
+        assert all(tensor._version > versions[name] for name, tensor in target.items())
         done, total = counted[-1]
         assert done == total
         return sum(getattr(one, "to_local", lambda one=one: one)().nbytes for one in target.values()) == total

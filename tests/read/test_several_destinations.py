@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 import ingot
 import ingot.numpy
@@ -23,7 +26,7 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "model.safetensors"
 
 
-@pytest.fixture(params=FRAMEWORKS)
+@pytest.fixture(params=FRAMEWORKS, scope="module")
 def framework(request):
     return FRAMEWORKS[request.param]
 
@@ -113,3 +116,50 @@ def test_destinations_that_overlap_are_refused_before_anything_is_read(path, fra
     with pytest.raises(ingot.DestinationError, match="`fused`"):
         load(path, slices={"fused": [slice(0, 2), slice(2, 4)]}, out=out)
     assert not np.asarray(memory).any()
+
+
+# What several destinations for one of these are called in messages is the name of another.
+NAMES = ["w", "w[0]", "w[1]", "w[0][0]", "w[0][1]", "w.0", "[0]", ""]
+
+
+@given(data=st.data(), backend=st.sampled_from(["mmap", "pread"]))
+def test_load_file_keeps_tensors_named_like_destinations(
+    named: Path, framework: Any, data: Any, backend: str
+) -> None:
+    load, make = framework
+    out: dict[str, Any] = {}
+    slices: dict[str, Any] = {}
+    expected: dict[str, Any] = {}
+    for number, name in enumerate(NAMES):
+        whole = WHOLE + number
+        how = data.draw(st.sampled_from(["several", "one", "slice", "sliced into one", "whole"]), name)
+        expected[name] = [whole]
+        if how in ("several", "slice", "sliced into one"):
+            rows = data.draw(st.lists(st.integers(0, 11), min_size=1, max_size=3), name)
+            slices[name] = rows if how == "several" else rows[0]
+            expected[name] = [whole[row] for row in (rows if how == "several" else rows[:1])]
+        if how in ("several", "one", "sliced into one"):
+            memory = [make(np.zeros(part.shape, np.float32)) for part in expected[name]]
+            out[name] = memory if how == "several" else memory[0]
+    found = load(named, slices=slices, out=out, backend=backend)
+    assert sorted(found) == sorted(NAMES)
+    for name, parts in expected.items():
+        several = found[name] if isinstance(found[name], list) else [found[name]]
+        assert out.get(name) is None or isinstance(found[name], list) or found[name] is out[name]
+        for one, part in zip(several, parts, strict=True):
+            np.testing.assert_array_equal(np.asarray(one), part, strict=True)
+
+
+@pytest.fixture(scope="module")
+def named(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("named") / "model.safetensors"
+    ingot.numpy.save_file({name: WHOLE + number for number, name in enumerate(NAMES)}, path)
+    return path
+
+
+def test_load_file_names_a_destination_that_does_not_fit(path, framework):
+    load, make = framework
+    out = {"fused": [make(np.zeros(20, np.float32)), make(np.zeros(7, np.float32))]}
+    with pytest.raises(ingot.DestinationError, match="`fused`") as caught:
+        load(path, slices={"fused": [0, 1]}, out=out)
+    assert caught.value.tensor == "fused"

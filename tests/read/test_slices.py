@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -160,6 +162,93 @@ def test_torch_indexes_as_torch_does(path: Path, shape: tuple[int, ...], index: 
     found = part[index]
     assert found.shape == wanted.shape
     assert torch.equal(found, wanted)
+
+
+places: st.SearchStrategy[Any] = st.one_of(
+    numbers,
+    numbers.map(numpy.int64),
+    st.builds(range, numbers, numbers, st.integers(1, 3) | st.integers(-3, -1)),
+)
+listed: st.SearchStrategy[Any] = st.lists(places, max_size=4) | st.builds(range, numbers, numbers)
+
+
+def written_out(part: Any) -> Any:
+    """The same index for NumPy, which reads a list of ranges otherwise."""
+    if isinstance(part, tuple):
+        return tuple(map(written_out, part))
+    if isinstance(part, range):
+        return list(part)
+    if isinstance(part, list):
+        places = [place for one in part for place in (one if isinstance(one, range) else [int(one)])]
+        return numpy.array(places, dtype=numpy.intp)
+    return part
+
+
+@pytest.mark.parametrize("backend", ["mmap", "pread"])
+@given(shape=st.sampled_from(SHAPES), index=indices(parts | listed))
+def test_get_slice_takes_ranges_for_their_places(
+    path: Path, backend: str, shape: tuple[int, ...], index: Any
+) -> None:
+    array = array_of(shape)
+    with ingot.safe_open(path, "np", backend=backend) as file:
+        part = file.get_slice(str(shape))
+        try:
+            wanted = numpy.asarray(array[written_out(index)])
+        except IndexError:
+            with pytest.raises(ingot.SliceError):
+                part[index]
+            return
+        numpy.testing.assert_array_equal(part[index], wanted, strict=True)
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[int, tuple[Any, Any]]]:
+    """Handles of mapped files whose tensor was written to, and what the files hold."""
+    folder = tmp_path_factory.mktemp("written")
+    with ExitStack() as stack:
+        found = {}
+        for rows in (4, 3000):
+            array = array_of((rows, 5, 40))
+            ingot.numpy.save_file({"a": array}, folder / f"{rows}.safetensors")
+            file = stack.enter_context(ingot.safe_open(folder / f"{rows}.safetensors", "np", backend="mmap"))
+            file["a"][:] = -1
+            found[rows] = file, array
+        yield found
+
+
+slices = st.builds(slice, bounds, bounds, st.none() | st.integers(1, 4))
+
+
+@pytest.mark.parametrize("rows", [4, 3000])
+@given(
+    first=st.lists(numbers, max_size=1),
+    some=st.lists(places, max_size=4),
+    rest=st.lists(slices | st.none(), max_size=3),
+)
+def test_get_slice_with_a_list_gives_what_the_file_holds(
+    written: dict[int, tuple[Any, Any]], rows: int, first: list[int], some: list[Any], rest: list[Any]
+) -> None:
+    file, array = written[rows]
+    # For many rows, as many places.
+    index = (*first, some * (rows // 4), *rest)
+    try:
+        wanted = numpy.asarray(array[written_out(index)])
+    except IndexError:
+        return
+    numpy.testing.assert_array_equal(file.get_slice("a")[index], wanted, strict=True)
+
+
+@pytest.mark.parametrize("rows", [4, 3000])
+@given(index=indices(parts))
+def test_get_slice_without_a_list_gives_what_was_written(
+    written: dict[int, tuple[Any, Any]], rows: int, index: Any
+) -> None:
+    file, array = written[rows]
+    try:
+        wanted = numpy.full_like(array[index], -1)
+    except IndexError:
+        return
+    numpy.testing.assert_array_equal(file.get_slice("a")[index], wanted, strict=True)
 
 
 @pytest.mark.parametrize("index", [slice(None, None, -1), (..., slice(3, 0, -2))])

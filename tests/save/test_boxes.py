@@ -11,17 +11,17 @@ from hypothesis import strategies as st
 
 from ingot._save import boxes
 
-SHAPES = st.lists(st.integers(1, 7), max_size=4).map(tuple)
+SHAPES = st.lists(st.integers(0, 7), max_size=4).map(tuple)
 
 
 @given(SHAPES, st.data())
 def test_boxes_hold_the_elements_in_their_order(shape: tuple[int, ...], data: st.DataObject) -> None:
     array = numpy.arange(prod(shape)).reshape(shape)
-    begin = data.draw(st.integers(0, array.size - 1))
-    end = data.draw(st.integers(begin + 1, array.size))
+    begin = data.draw(st.integers(0, array.size))
+    end = data.draw(st.integers(begin, array.size))
     found = boxes(shape, begin, end)
     assert len(found) <= 2
-    assert sum(prod(box.sizes) for box in found) <= 3 * (end - begin)
+    assert sum(prod(box.sizes) for box in found) <= 3 * (end - begin) or not shape
     parts = [array[box.slices].reshape(-1)[box.within] for box in found]
     assert numpy.concatenate(parts).tolist() == list(range(begin, end))
     for box in found:

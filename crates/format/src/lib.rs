@@ -91,7 +91,7 @@ pub use natural::natural_order;
 pub use quoted::{Escaped, Quoted};
 #[cfg(feature = "std")]
 pub use safetensors::serialize;
-pub use selection::{Index, Row, Rows, Run, Runs, Selection, SelectionError, Strides};
+pub use selection::{Index, Places, Row, Rows, Run, Runs, Selection, SelectionError, Strides};
 pub use serialize::{Contents, to_vec};
 pub use shared::{Excerpt, SHARED_KEY, SharedError, SharedName, parse_shared, render_shared};
 pub use sniff::Foreign;

@@ -5,6 +5,7 @@
 //! few loops over as long blocks as they allow. All positions are in bits until it is known that they are bytes.
 
 mod error;
+mod places;
 mod runs;
 mod strides;
 #[cfg(test)]
@@ -15,9 +16,12 @@ use alloc::vec::Vec;
 use core::ops::{Range, RangeFrom, RangeFull, RangeTo};
 
 use crate::dtype::Dtype;
-use crate::extent::{self, to_u64};
+use crate::extent::{self, ExtentError, to_u64};
+
+use places::{Steps, place};
 
 pub use error::SelectionError;
+pub use places::Places;
 pub use runs::{Row, Rows, Runs};
 pub use strides::Strides;
 
@@ -45,8 +49,9 @@ pub enum Index {
         /// Distance between places, above zero. `None`: 1.
         step: Option<i64>,
     },
-    /// A list of places, in any order and as often as wanted. Negative ones count from the end.
-    Pick(Vec<i64>),
+    /// A list of places, in any order and as often as wanted, one by one or by ranges. Negative ones count from
+    /// the end.
+    Pick(Vec<Places>),
     /// `...`: as many whole dimensions as the other parts leave over.
     Rest,
     /// `None` in Python: a dimension of size 1 that only the result has.
@@ -74,7 +79,7 @@ impl From<i64> for Index {
 
 impl From<Vec<i64>> for Index {
     fn from(list: Vec<i64>) -> Index {
-        Index::Pick(list)
+        Index::Pick(list.into_iter().map(Places::from).collect())
     }
 }
 
@@ -178,7 +183,7 @@ impl Selection {
     ///
     /// ```
     /// use ingot_format::{Dtype, Index, Selection};
-    /// let picked = Selection::new(Dtype::BF16, &[4, 3], &[Index::Pick(vec![3, 0, 0]), Index::NewAxis])?;
+    /// let picked = Selection::new(Dtype::BF16, &[4, 3], &[Index::from(vec![3, 0, 0]), Index::NewAxis])?;
     /// assert_eq!(picked.shape(), [3, 1, 3]);
     ///
     /// let fault = Selection::new(Dtype::BF16, &[4, 3], &[Index::At(4)]).unwrap_err();
@@ -199,15 +204,26 @@ impl Selection {
         // No position in the tensor can overflow after this, not even counted in bits.
         extent::nbytes(dtype, shape).map_err(|reason| no_extent(shape, reason))?;
         let (taken, result) = take(shape, index)?;
-        let mut selection = if result.contains(&0) {
-            Selection::empty()
-        } else {
-            Selection::fold(dtype, shape, &taken)?
-        };
+        let nbytes = extent::nbytes(dtype, &result).map_err(|reason| no_extent(&result, reason));
         // A list may repeat a place until the result overflows, though the tensor does not.
-        selection.nbytes = extent::nbytes(dtype, &result).map_err(|reason| no_extent(&result, reason))?;
-        selection.shape = result;
-        Ok(selection)
+        let is_countable = !matches!(
+            nbytes,
+            Err(SelectionError::Extent {
+                reason: ExtentError::Overflow,
+                ..
+            })
+        );
+        let selection = if is_countable && !result.contains(&0) {
+            // Before `nbytes` fails, since this names the run that is no whole number of bytes.
+            Selection::fold(dtype, shape, &taken)?
+        } else {
+            Selection::empty()
+        };
+        Ok(Selection {
+            nbytes: nbytes?,
+            shape: result,
+            ..selection
+        })
     }
 
     /// The shape of the result.
@@ -296,7 +312,7 @@ impl Selection {
                         fold.even(*count, step * unit);
                     }
                 }
-                Taken::Picked(places) => fold.pick(places, unit),
+                Taken::Picked(ranges) => fold.pick(ranges, unit)?,
             }
             unit *= dim;
         }
@@ -308,8 +324,8 @@ impl Selection {
 enum Taken {
     /// `count` places from `start` on, `step` apart: a slice, an int, or a list that is like a slice.
     Even { start: u64, count: u64, step: u64 },
-    /// These places.
-    Picked(Vec<u64>),
+    /// The places of these, one after another.
+    Picked(Vec<Steps>),
 }
 
 /// What `index` takes along each dimension, and the shape of the result.
@@ -336,9 +352,10 @@ fn take(shape: &[u64], index: &[Index]) -> Result<(Vec<Taken>, Vec<u64>), Select
                 result.push(count);
             }
             Index::Pick(list) => {
-                let places = list.iter().map(|&at| place(at, axis, shape[axis]));
-                taken.push(evened(places.collect::<Result<_, _>>()?));
-                result.push(to_u64(list.len()));
+                taken.push(evened(places::within(list, axis, shape[axis])?));
+                // Places that overflow 64 bits take more bytes than that.
+                let counts = list.iter().map(|places| places.count);
+                result.push(counts.fold(0, u64::saturating_add));
             }
             Index::Rest => {
                 whole(&shape[axis..axis + left_over], &mut taken, &mut result);
@@ -399,21 +416,6 @@ fn prove_list_in_place(left_over: usize, index: &[Index]) -> Result<(), Selectio
     }
 }
 
-/// The place `at` along a dimension of `size`.
-fn place(at: i64, axis: usize, size: u64) -> Result<u64, SelectionError> {
-    let distance = at.unsigned_abs();
-    let place = if at < 0 {
-        size.checked_sub(distance)
-    } else {
-        Some(distance).filter(|&place| place < size)
-    };
-    place.ok_or(SelectionError::IndexOutOfRange {
-        axis,
-        size,
-        index: at,
-    })
-}
-
 /// Start, count and step of a slice, as Python's `slice.indices` gives them for steps above zero.
 fn span(
     start: Option<i64>,
@@ -436,29 +438,16 @@ fn span(
     Ok((start, stop.saturating_sub(start).div_ceil(step), step))
 }
 
-/// A list whose places are all the same distance apart is a slice, which needs no memory for each place and may
-/// be folded. The distance 0, one place many times, is as good as any other.
-fn evened(places: Vec<u64>) -> Taken {
-    let [start, ref rest @ ..] = places[..] else {
-        return Taken::Picked(places);
-    };
-    let step = match rest.first() {
-        None => Some(1),
-        Some(second) => second.checked_sub(start),
-    };
-    match step {
-        Some(step)
-            if places
-                .windows(2)
-                .all(|pair| pair[0].checked_add(step) == Some(pair[1])) =>
-        {
-            Taken::Even {
-                start,
-                count: to_u64(places.len()),
-                step,
-            }
-        }
-        _ => Taken::Picked(places),
+/// A list whose places are all the same distance apart is a slice, which may be folded. The distance 0, one place
+/// many times, is as good as any other; a slice does not go backwards.
+fn evened(list: Vec<Steps>) -> Taken {
+    match list[..] {
+        [Steps { start, count, step }] if !step.is_negative() => Taken::Even {
+            start,
+            count,
+            step: step.unsigned_abs(),
+        },
+        _ => Taken::Picked(list),
     }
 }
 
@@ -490,17 +479,33 @@ impl Fold {
         }
     }
 
-    /// Puts a turn for each of `places`, at least 2, around what is there.
-    fn pick(&mut self, places: &[u64], unit: u64) {
+    /// Puts a turn for each place of `list`, at least 2, around the loops so far.
+    fn pick(&mut self, list: &[Steps], unit: u64) -> Result<(), SelectionError> {
         // With a loop inside, two places lie further apart than a block is long, and none touch.
-        for begin in places.iter().map(|place| place * unit) {
-            let end = begin + self.block;
-            match self.blocks.last_mut() {
-                Some(before) if before.end == begin => before.end = end,
-                _ => self.blocks.push(Run { begin, end }),
+        let is_dense = self.loops.is_empty() && self.block == unit;
+        for steps in list {
+            if is_dense && steps.step == 1 {
+                self.stretch(steps.start * unit, steps.count * unit);
+            } else {
+                let blocks = usize::try_from(steps.count).unwrap_or(usize::MAX);
+                let reserved = self.blocks.try_reserve(blocks);
+                reserved.map_err(|_| SelectionError::TooManyPlaces { found: steps.count })?;
+                for place in steps.places() {
+                    self.stretch(place * unit, self.block);
+                }
             }
         }
         self.loops.push(Loop::Pick);
+        Ok(())
+    }
+
+    /// Appends `nbits` from `begin` on to the blocks of the list.
+    fn stretch(&mut self, begin: u64, nbits: u64) {
+        let end = begin + nbits;
+        match self.blocks.last_mut() {
+            Some(before) if before.end == begin => before.end = end,
+            _ => self.blocks.push(Run { begin, end }),
+        }
     }
 
     /// Leaves bits for bytes.

@@ -165,7 +165,7 @@ fn little_more_is_read_than_what_is_needed() {
         assert!(2 * read <= 3 * needed, "columns: {read} bytes read for {needed}");
         let (read, needed) = ratio(vec![span(64, 128, 1)]);
         assert_eq!(read, needed, "rows");
-        let (read, needed) = ratio(vec![Index::Pick(vec![3, 100, 5, 5])]);
+        let (read, needed) = ratio(vec![Index::from(vec![3, 100, 5, 5])]);
         assert_eq!(read, needed, "picked rows");
     }
 }

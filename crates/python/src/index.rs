@@ -1,6 +1,6 @@
 //! What Python puts between the brackets.
 
-use ingot_format::Index;
+use ingot_format::{Index, Places};
 use pyo3::exceptions::{PyNotImplementedError, PyOverflowError};
 use pyo3::prelude::*;
 use pyo3::types::{PyBool, PyEllipsis, PyInt, PyList, PyRange, PySlice, PyTuple};
@@ -39,27 +39,39 @@ fn one(part: &Bound<'_, PyAny>) -> PyResult<Index> {
     if let Ok(list) = part.cast::<PyList>() {
         return picked(list).map(Index::Pick);
     }
+    // Frameworks take a range for a list too.
+    if let Ok(range) = part.cast::<PyRange>() {
+        return Ok(Index::Pick(vec![of_range(range)?]));
+    }
     integer(part).map(Index::At)
 }
 
 /// The places of a list, which may hold ranges among its integers: each stands for all of its own.
-fn picked(list: &Bound<'_, PyList>) -> PyResult<Vec<i64>> {
-    let mut places = Vec::with_capacity(list.len());
-    for one in list {
-        match one.cast::<PyRange>() {
-            Ok(range) => places.extend(of_range(range)?),
-            Err(_) => places.push(integer(&one)?),
-        }
-    }
-    Ok(places)
+fn picked(list: &Bound<'_, PyList>) -> PyResult<Vec<Places>> {
+    let place = |one: Bound<'_, PyAny>| match one.cast::<PyRange>() {
+        Ok(range) => of_range(range),
+        Err(_) => integer(&one).map(Places::from),
+    };
+    list.iter().map(place).collect()
 }
 
-fn of_range<'py>(range: &Bound<'py, PyRange>) -> PyResult<impl Iterator<Item = i64> + use<'py>> {
-    let bound = |name| range.getattr(name)?.extract::<i64>();
-    let (start, step, count) = (bound("start")?, bound("step")?, range.len()?);
-    // Every place of a range lies before its stop, which fits.
-    let places = std::iter::successors(Some(start), move |place| place.checked_add(step));
-    Ok(places.take(count))
+/// Converts a range from its first place, its last and its step, since `len` fails above 64 bits.
+fn of_range(range: &Bound<'_, PyRange>) -> PyResult<Places> {
+    if !range.is_truthy()? {
+        return Ok(Places {
+            start: 0,
+            count: 0,
+            step: 1,
+        });
+    }
+    let (start, last) = (clipped(&range.get_item(0)?)?, clipped(&range.get_item(-1)?)?);
+    let step = clipped(&range.getattr("step")?)?;
+    let turns = last.abs_diff(start) / step.unsigned_abs();
+    Ok(Places {
+        start,
+        count: turns.saturating_add(1),
+        step,
+    })
 }
 
 /// An integer, or what counts as one: Python's and numpy's, but neither bools, which numpy reads as masks, nor

@@ -21,6 +21,7 @@ from .moves import settled as settled
 from .reads import PLAIN as PLAIN
 from .reads import Reads as Reads
 from .reads import reading as reading
+from .selected import Label as Label
 from .selected import Selected as Selected
 from .selected import Wanted as Wanted
 from .selected import wanted as wanted

@@ -17,7 +17,7 @@ def in_file(checkpoint: Checkpoint) -> str:
 
 def misfit(name: str, reason: str, code: str = "destination") -> DestinationError:
     """The refusal to read the tensor `name` into memory of the caller."""
-    return DestinationError(f"tensor {_quoted(name)}: {reason}", code=code, tensor=name)
+    return DestinationError(f"tensor {_quoted(name)}: {reason}", code=code, tensor=str(name))
 
 
 def no_destination(name: str, expected: str, found: object) -> TypeError:

@@ -319,11 +319,30 @@ def part(
 def indexed(checkpoint: Checkpoint, name: str, tensor: Any, index: Any, at: Callable[[Any, Any], Any]) -> Any:
     """`tensor[index]` as the framework's `at` has it."""
     try:
-        return at(tensor, index)
-    except IndexError as error:
+        return at(tensor, _spelled(checkpoint, name, index))
+    except (IndexError, OverflowError) as error:
         raise SliceError(
             f"{in_file(checkpoint)}tensor {_quoted(name)}: {error}",
             code="index",
             path=checkpoint.path,
             tensor=name,
         ) from error
+
+
+def _spelled(checkpoint: Checkpoint, name: str, part: Any) -> Any:
+    """Return an index for a framework, which would write out a range before it compares it with the shape."""
+    if isinstance(part, range):
+        shape = checkpoint.info(name).shape
+        # A dimension of an empty tensor may have any size.
+        longest = max(shape) if all(shape) and shape else 0
+        if not all(-longest <= place < longest for place in (*part[:1], *part[-1:])):
+            raise IndexError(f"{part} does not fit shape {list(shape)}")
+        return list(part)
+    if not isinstance(part, list | tuple) or set(map(type, part)).isdisjoint((range, list, tuple)):
+        return part
+    spelled = [_spelled(checkpoint, name, one) for one in part]
+    if isinstance(part, tuple):
+        return tuple(spelled)
+    # A range in a list means all of its places.
+    pairs = zip(part, spelled, strict=True)
+    return [place for one, found in pairs for place in (found if isinstance(one, range) else (found,))]

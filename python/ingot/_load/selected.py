@@ -21,6 +21,18 @@ if TYPE_CHECKING:
 Tensor = TypeVar("Tensor")
 
 
+class Label(str):
+    """What messages call a destination. It equals only itself, since any text may be the name of a tensor."""
+
+    __slots__ = ()
+
+    def __eq__(self, other: object) -> bool:
+        return self is other
+
+    __ne__ = object.__ne__
+    __hash__ = object.__hash__
+
+
 class Wanted(NamedTuple):
     """What is to be read, a column for each question: of many tensors no object is made for each."""
 
@@ -49,7 +61,7 @@ class Selected(NamedTuple, Generic[Tensor]):
     dtype: str | None = None
     out: Mapping[str, Tensor] | None = None
     # Of a tensor with several destinations: what each is called among `slices` and `out`.
-    several: Mapping[str, list[str]] | None = None
+    several: Mapping[str, list[Label]] | None = None
 
     @classmethod
     def by(cls, how: Loading, out: Mapping[str, Tensor | list[Tensor]] | None) -> Selected[Any]:
@@ -133,7 +145,9 @@ class Selected(NamedTuple, Generic[Tensor]):
         names: Container[str],
         others: Container[str],
     ) -> None:
-        given = {label: name for name, labels in (self.several or {}).items() for label in labels}
+        given: dict[str, str] = {
+            label: name for name, labels in (self.several or {}).items() for label in labels
+        }
         for label in filterfalse(names.__contains__, mapping):
             name = given.get(label, label)
             if name not in others:
@@ -161,10 +175,10 @@ class Selected(NamedTuple, Generic[Tensor]):
 
 def _apart(
     slices: dict[str, Any], out: Mapping[str, Tensor | list[Tensor]]
-) -> tuple[dict[str, Any], dict[str, Tensor], dict[str, list[str]]]:
+) -> tuple[dict[str, Any], dict[str, Tensor], dict[str, list[Label]]]:
     """`slices` and `out` with a name for each of several destinations, and these names."""
     own: dict[str, Any] = {}
-    several: dict[str, list[str]] = {}
+    several: dict[str, list[Label]] = {}
     for name, given in out.items():
         if not isinstance(given, list):
             own[name] = given
@@ -180,14 +194,7 @@ def _apart(
                 expected=len(given),
                 found=indices,
             )
-        several[name] = [f"{name}{[number]}" for number in range(len(given))]
-        if taken := next(filter(out.__contains__, several[name]), None):
-            raise OptionError(
-                f"tensor {_quoted(taken)}: out has this name, and a list for {_quoted(name)}, whose "
-                "destinations are called so: load one of the two apart",
-                code="slices-and-out",
-                tensor=taken,
-            )
+        several[name] = [Label(f"{name}[{number}]") for number in range(len(given))]
         own |= zip(several[name], given, strict=True)
         slices |= zip(several[name], indices, strict=True)
     return slices, own, several

@@ -115,10 +115,10 @@ class TensorSlice(Generic[Value]):
 
         Parameters
         ----------
-        index : int, slice, None, ``...``, list of int, or a tuple of these
-            By the rules of NumPy's basic indexing, and one list of positions. Only the selected bytes are
-            read. Whatever else the framework can index by (masks, arrays, several lists) is left to it: the
-            whole tensor is read, or mapped, and indexed.
+        index : int, slice, None, ``...``, range, list of int or range, or a tuple of these
+            By the rules of NumPy's basic indexing, and one list of positions, in which a range means all of
+            its positions. Only the selected bytes are read. Whatever else the framework can index by (masks,
+            arrays, several lists) is left to it: the whole tensor is read, or mapped, and indexed.
 
         Returns
         -------

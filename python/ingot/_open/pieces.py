@@ -99,8 +99,9 @@ def taken(index: Any, shape: tuple[int, ...]) -> list[Taken]:
 def _along(part: Any, size: int) -> Taken:
     if isinstance(part, slice):
         return range(*part.indices(size))
-    if isinstance(part, list):
-        return [integer(place) for place in part]
+    if isinstance(part, list | range):
+        runs = [part] if isinstance(part, range) else part
+        return [place for run in runs for place in (run if isinstance(run, range) else (integer(run),))]
     return integer(part)
 
 

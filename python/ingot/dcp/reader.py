@@ -22,7 +22,7 @@ from torch.futures import Future
 
 from ingot import _open
 from ingot._frameworks import lacks
-from ingot._load import reading
+from ingot._load import Label, reading
 from ingot._native import is_url
 from ingot._options import Loading, is_path, takes_read_options
 from ingot._text import _escaped, _quoted
@@ -264,7 +264,8 @@ class Reader(StorageReader):
         return is_path(checkpoint_id)
 
 
-def _label(item: ReadItem) -> str:
+def _label(item: ReadItem) -> Label:
     """What messages call the memory that it is for: a tensor may have several."""
     begin = ", ".join(map(str, item.dest_offsets))
-    return f"{item.dest_index.fqn} at [{begin}]" if any(item.dest_offsets) else item.dest_index.fqn
+    name = item.dest_index.fqn
+    return Label(f"{name} at [{begin}]" if any(item.dest_offsets) else name)

@@ -23,7 +23,7 @@ from ingot.errors import OptionError
 
 from ._copies import copied
 from ._devices import mover, widening
-from ._filling import destinations
+from ._filling import destinations, refuse_captured
 from ._into import fill_tensors
 from ._payload import payload
 from ._shared import recorded, refuse_shared, restore, views_among
@@ -157,8 +157,8 @@ def load_file(
         This torch lacks a tensor's dtype, or it cannot be converted. `ingot.safe_open` reads the other
         tensors.
     DestinationError
-        A tensor of `out` has another shape or dtype, no memory, or shares memory with another or with itself.
-        Nothing has been read.
+        A tensor of `out` has another shape or dtype, no memory, or shares memory with another or with itself;
+        or autograd does not allow it to be filled, as for `load_into`. Nothing has been read.
     StorageError
         Reading failed. What was read by then is in the tensors of `out`.
     IntegrityError
@@ -261,6 +261,7 @@ def _parts(
     # them. Nearly all files are without them, and some have many tensors.
     restored = {name: views[name] for name in names if name in views and not is_cut(name)} if views else {}
     sources = {name: names[name] for name in names if name not in restored} if restored else names
+    refuse_captured(out)
     places = destinations(out)
     bases = dict.fromkeys(place["of"] for place in restored.values())
     lacking = {base: base for base in bases if base not in sources or is_cut(base)}

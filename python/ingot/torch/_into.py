@@ -7,13 +7,13 @@ from typing import NamedTuple
 
 import torch
 
-from ingot._load import Wanted, fill, in_file, misfit
+from ingot._load import Label, Wanted, fill, in_file, misfit
 from ingot._options import FLOATS
 from ingot._text import _escaped, _quoted
 from ingot.errors import DestinationError
 
 from ._devices import gpu
-from ._filling import Filling, destinations, refuse_destination
+from ._filling import Filling, destinations, refuse_captured, refuse_destination, writing
 from ._ranks.local import held, identity, is_dtensor
 from ._ranks.placements import Part, in_elements
 from ._shared import recorded
@@ -57,6 +57,7 @@ def slots(
     unexpected = [name for name in stored if name not in own]
     if strict and (missing or unexpected):
         raise RuntimeError(_strict_message(where, target, missing, unexpected))
+    refuse_captured(taken)
     for name, tensor in taken.items():
         _refuse_shape(checkpoint, stored[name], name, tensor)
     found = {name: slot(name, stored[name], tensor) for name, tensor in taken.items()}
@@ -74,6 +75,8 @@ class Slot(NamedTuple):
     # None for all of it.
     part: Part | None
     tensor: torch.Tensor
+    # The DTensor whose local part `tensor` is. It has a version counter of its own.
+    whole: torch.Tensor | None = None
 
 
 def slot(name: str, source: str, tensor: torch.Tensor) -> Slot:
@@ -86,7 +89,7 @@ def slot(name: str, source: str, tensor: torch.Tensor) -> Slot:
     except ValueError as fault:
         raise misfit(name, str(fault)) from None
     refuse_destination(name, local)
-    return Slot(name, source, None if part.is_whole() else part, local)
+    return Slot(name, source, None if part.is_whole() else part, local, tensor)
 
 
 def tensors_of(target: torch.nn.Module | Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
@@ -143,7 +146,7 @@ def _refuse_shape(checkpoint: Checkpoint, source: str, name: str, tensor: torch.
         )
 
 
-def read(checkpoint: Checkpoint, slots: Iterable[Slot], reads: Reads) -> None:
+def read(checkpoint: Checkpoint, slots: list[Slot], reads: Reads) -> None:
     """Fill each: straight from the file, or in pieces that torch copies."""
     straight, elsewhere = _Requests(), _Requests()
     for one in slots:
@@ -156,8 +159,14 @@ def read(checkpoint: Checkpoint, slots: Iterable[Slot], reads: Reads) -> None:
     places, wanted = destinations(straight.tensors), straight.wanted()
     first, second = reads.shares(lambda: checkpoint.parts_nbytes(wanted), elsewhere.nbytes)
     fillings = _by_device(checkpoint, elsewhere.wanted(), [*elsewhere.tensors.values()])
-    fill(checkpoint, wanted, places, first)
-    _fill(fillings, second)
+    with writing([*straight.tensors.values(), *wholes(slots)]):
+        fill(checkpoint, wanted, places, first)
+        _fill(fillings, second)
+
+
+def wholes(slots: Iterable[Slot]) -> list[torch.Tensor]:
+    """Return the DTensors among the slots."""
+    return [one.whole for one in slots if one.whole is not None]
 
 
 class _Requests:
@@ -194,8 +203,8 @@ class _Requests:
         return sum(tensor.nbytes for tensor in self.tensors.values())
 
 
-def _spelled(name: str, block: Box) -> str:
-    return f"{name}[{', '.join(f'{side.start}:{side.stop}' for side in block)}]"
+def _spelled(name: str, block: Box) -> Label:
+    return Label(f"{name}[{', '.join(f'{side.start}:{side.stop}' for side in block)}]")
 
 
 def _by_device(
@@ -226,7 +235,8 @@ def fill_tensors(
 ) -> None:
     """Read what is wanted into `tensors`, of which those of the CPU are `places`."""
     if len(places) == len(tensors):
-        fill(checkpoint, wanted, places, reads)
+        with writing(tensors.values()):
+            fill(checkpoint, wanted, places, reads)
         return
     here = [rank for rank, tensor in enumerate(tensors.values()) if tensor.is_cpu]
     others = [rank for rank, tensor in enumerate(tensors.values()) if not tensor.is_cpu]
@@ -241,8 +251,9 @@ def fill_tensors(
     first, second = reads.shares(
         lambda: checkpoint.parts_nbytes(wanted.some(here)), lambda: sum(tensor.nbytes for tensor in elsewhere)
     )
-    fill(checkpoint, wanted.some(here), places, first)
-    _fill(fillings, second)
+    with writing(tensor for tensor in tensors.values() if tensor.is_cpu):
+        fill(checkpoint, wanted.some(here), places, first)
+        _fill(fillings, second)
 
 
 def _strict_message(where: str, target: object, missing: list[str], unexpected: list[str]) -> str:

@@ -79,8 +79,9 @@ def load_into(
     DestinationError
         A tensor has another shape than in the file, no memory (on ``"meta"``: call `to_empty` first), or
         memory that it shares with another in part; a DTensor has a ``Partial`` placement, or keeps its values
-        in another class; the module has the flat parameters of ``FullyShardedDataParallel``. Nothing has been
-        read.
+        in another class; the module has the flat parameters of ``FullyShardedDataParallel``; a tensor was
+        made in `torch.inference_mode` and is filled outside of it; or the call is inside
+        of `torch.func.grad` or another transform that differentiates. Nothing has been read.
     RankError
         Another rank failed, is gone, or loads from another file: all of them raise, and the message names the
         rank and what it raised. The rank that failed raises its own error.
@@ -102,6 +103,9 @@ def load_into(
     device's current stream. What ranks send each other takes at most 128 MiB of a rank's memory. Of a URL or
     a network file system the first of them reads the index and the headers, and tells the others. The
     module's own loading hooks do not run: `load_model` runs them.
+
+    For autograd, filling a tensor is ``copy_`` under ``torch.no_grad()``: it may require a gradient, and its
+    version counter is incremented, so that ``backward`` raises if it needs the values from before.
     """
     how = Loading.of(options, ReadOptions)
     if _is_shared(target, read_once):

@@ -10,7 +10,7 @@ import torch
 from torch._C import _functorch  # pyright: ignore[reportAttributeAccessIssue]
 
 from ingot import _native
-from ingot._dtypes import F4_PACKED, NAMES
+from ingot._dtypes import ANOTHER_COMPLEX, F4_PACKED, NAMES
 from ingot._frameworks import lacks
 from ingot._options import named
 from ingot._save import boxes
@@ -127,6 +127,12 @@ def in_transform() -> bool:
     return _functorch.peek_interpreter_stack() is not None
 
 
+def is_differentiated() -> bool:
+    """Return whether a transform is active in which torch refuses writes to tensors from outside."""
+    kinds = _functorch.TransformType.Grad, _functorch.TransformType.Jvp
+    return in_transform() and any(level.key() in kinds for level in _functorch.get_interpreter_stack())
+
+
 def undisturbed() -> AbstractContextManager[object]:
     """Has torch do what it does by itself, whatever mode, default device or transform is active."""
     stack = ExitStack()
@@ -210,7 +216,8 @@ def storable(name: str, tensor: torch.Tensor) -> str:
     code = _CODES.get(tensor.dtype)
     if code is None:
         raise SaveError(
-            f"tensor {_quoted(name)}: the format has no dtype for {tensor.dtype}",
+            f"tensor {_quoted(name)}: the format has no dtype for {tensor.dtype}"
+            f"{ANOTHER_COMPLEX if tensor.is_complex() else ''}",
             code="unsupported-dtype",
             tensor=name,
             found=str(tensor.dtype),

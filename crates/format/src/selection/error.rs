@@ -47,6 +47,11 @@ pub enum SelectionError {
     TwoLists,
     /// A list and an int have something else between them, and numpy and PyTorch differ in what that means.
     SeparatedList,
+    /// A list has more places than there is memory for.
+    TooManyPlaces {
+        /// Their number.
+        found: u64,
+    },
     /// A run begins or ends inside a byte.
     PartialByte {
         /// Type of the elements.
@@ -79,6 +84,7 @@ impl SelectionError {
             SelectionError::TwoEllipses => "two-ellipses",
             SelectionError::TwoLists => "two-lists",
             SelectionError::SeparatedList => "separated-list",
+            SelectionError::TooManyPlaces { .. } => "too-many-places",
             SelectionError::PartialByte { .. }
             | SelectionError::Extent {
                 reason: ExtentError::PartialByte { .. },
@@ -127,6 +133,9 @@ impl fmt::Display for SelectionError {
                 "a list and an int stand apart in the index, which numpy and PyTorch read differently \
                  — load the tensor, then index it",
             ),
+            SelectionError::TooManyPlaces { found } => {
+                write!(f, "no memory for the {found} places of a list — read it in parts")
+            }
             SelectionError::PartialByte {
                 dtype,
                 begin_bit,

@@ -59,7 +59,7 @@ fn dimensions_at_one_pace_become_one_row() {
 
 #[test]
 fn a_list_that_is_like_a_slice_is_one() {
-    let listed = Selection::new(Dtype::U8, &[9, 4], &[Index::Pick(vec![1, 3, -4, 7])]).unwrap();
+    let listed = Selection::new(Dtype::U8, &[9, 4], &[Index::from(vec![1, 3, -4, 7])]).unwrap();
     let sliced = Selection::new(Dtype::U8, &[9, 4], &[stepped(Some(1), None, 2)]).unwrap();
     assert_eq!(listed, sliced);
 }
@@ -95,7 +95,7 @@ fn an_int_out_of_range_is_named_with_its_dimension() {
             "index-out-of-range"
         );
         assert_eq!(
-            code(Dtype::U8, &[5], &[Index::Pick(vec![0, at])]),
+            code(Dtype::U8, &[5], &[Index::from(vec![0, at])]),
             "index-out-of-range"
         );
     }
@@ -125,7 +125,7 @@ fn steps_must_be_above_zero() {
 #[test]
 fn an_index_has_room_for_one_ellipsis_and_one_list() {
     assert_eq!(code(Dtype::U8, &[5], &[Index::Rest, Index::Rest]), "two-ellipses");
-    let list = Index::Pick(vec![0]);
+    let list = Index::from(vec![0]);
     assert_eq!(code(Dtype::U8, &[5, 5], &[list.clone(), list]), "two-lists");
     let fault = Selection::new(Dtype::U8, &[5], &[Index::At(0), Index::Rest, Index::At(0)]).unwrap_err();
     assert_eq!(
@@ -145,14 +145,14 @@ fn a_scalar_takes_no_index_that_needs_a_dimension() {
         assert!(selection.shape().iter().all(|&dim| dim == 1));
         assert_eq!(selection.runs().collect::<Vec<_>>(), [Run { begin: 0, end: 4 }]);
     }
-    for part in [Index::At(0), Index::WHOLE, Index::Pick(vec![])] {
+    for part in [Index::At(0), Index::WHOLE, Index::from(vec![])] {
         assert_eq!(code(Dtype::F32, &[], &[part]), "too-many-indices");
     }
 }
 
 #[test]
 fn a_list_apart_from_an_int_is_refused_unless_it_comes_first() {
-    let list = || Index::Pick(vec![0, 1]);
+    let list = || Index::from(vec![0, 1]);
     let at = || Index::At(0);
     for index in [
         vec![at(), Index::WHOLE, list()],
@@ -179,6 +179,75 @@ fn a_list_apart_from_an_int_is_refused_unless_it_comes_first() {
     }
 }
 
+fn range(start: i64, count: u64, step: i64) -> Places {
+    Places { start, count, step }
+}
+
+fn written_out(places: &Places) -> impl Iterator<Item = i64> + use<> {
+    let Places { start, count, step } = *places;
+    (0..i64::try_from(count).unwrap()).map(move |turns| start + turns * step)
+}
+
+#[test]
+fn a_range_of_a_list_is_not_written_out() {
+    const HALF: u64 = 1 << 50;
+    const START: i64 = 1 << 50;
+    let huge = [2 * HALF];
+    for (list, expected) in [
+        (vec![range(0, 2 * HALF, 1)], vec![(0, 2 * HALF)]),
+        (
+            vec![range(START, HALF, 1), range(0, HALF, 1)],
+            vec![(HALF, 2 * HALF), (0, HALF)],
+        ),
+        (
+            vec![range(-START, HALF + 1, 1), Places::from(5)],
+            vec![(HALF, 2 * HALF), (0, 1), (5, 6)],
+        ),
+    ] {
+        assert_eq!(runs(Dtype::U8, &huge, &[Index::Pick(list)]), expected);
+    }
+    // What is empty takes no memory, however many places it has.
+    for list in [vec![range(-1, HALF, -1)], vec![range(0, HALF, 1), range(0, 9, 1)]] {
+        let selection = Selection::new(Dtype::U8, &[HALF, 0], &[Index::Pick(list)]).unwrap();
+        assert_eq!(selection.runs().next(), None);
+    }
+    let backwards = Selection::new(Dtype::U8, &huge, &[Index::Pick(vec![range(-1, HALF, -1)])]).unwrap_err();
+    assert_eq!(backwards.code(), "too-many-places");
+    assert_eq!(
+        backwards.to_string(),
+        "no memory for the 1125899906842624 places of a list — read it in parts"
+    );
+    let again = vec![range(0, u64::MAX, 0), range(0, u64::MAX, 0)];
+    assert_eq!(code(Dtype::U8, &[3], &[Index::Pick(again)]), "size-overflow");
+}
+
+#[test]
+fn a_range_that_leaves_its_dimension_is_refused_by_its_first_place_outside() {
+    for (places, outside) in [
+        (range(0, 1 << 33, 1), 3),
+        (range(2, 2, 7), 9),
+        (range(-3, 7, 1), 3),
+        (range(-4, 2, 1), -4),
+        (range(5, 9, -1), 5),
+        (range(2, 9, -2), -4),
+        (range(0, u64::MAX, i64::MIN), i64::MIN),
+        (range(1, u64::MAX, i64::MAX), i64::MAX),
+        (range(i64::MIN, u64::MAX, i64::MIN), i64::MIN),
+    ] {
+        let fault =
+            Selection::new(Dtype::U8, &[3], &[Index::Pick(vec![Places::from(0), places])]).unwrap_err();
+        assert_eq!(
+            fault.to_string(),
+            alloc::format!("index {outside} is out of range for dimension 0 of size 3"),
+            "{places:?}"
+        );
+    }
+    assert_eq!(
+        code(Dtype::U8, &[3], &[Index::Pick(vec![range(7, 0, 1)])]),
+        "accepted"
+    );
+}
+
 #[test]
 fn packed_elements_are_taken_by_whole_bytes() {
     assert_eq!(
@@ -188,7 +257,7 @@ fn packed_elements_are_taken_by_whole_bytes() {
     // A row of three takes a byte and a half; two neighbours take three.
     assert_eq!(runs(Dtype::F4, &[4, 3], &[Index::from(0..2)]), [(0, 3)]);
     assert_eq!(
-        runs(Dtype::F4, &[4, 3], &[Index::Pick(vec![2, 3, 0, 1])]),
+        runs(Dtype::F4, &[4, 3], &[Index::from(vec![2, 3, 0, 1])]),
         [(3, 6), (0, 3)]
     );
     assert_eq!(runs(Dtype::F6_E3M2, &[8], &[Index::from(4..)]), [(3, 6)]);
@@ -200,7 +269,7 @@ fn packed_elements_are_taken_by_whole_bytes() {
         "expected runs of F4 that begin and end on a byte, found bits 12..24 — load the tensor, then index it"
     );
     assert_eq!(
-        code(Dtype::F4, &[4, 3], &[Index::Pick(vec![0, 1, 3, 2])]),
+        code(Dtype::F4, &[4, 3], &[Index::from(vec![0, 1, 3, 2])]),
         "partial-byte"
     );
     assert_eq!(
@@ -229,11 +298,11 @@ fn no_size_overflows() {
         "it reaches to the end"
     );
     assert_eq!(
-        code(Dtype::U8, &huge, &[Index::Pick(vec![0; 5]), Index::NewAxis]),
+        code(Dtype::U8, &huge, &[Index::from(vec![0; 5]), Index::NewAxis]),
         "accepted",
         "fewer rows than the tensor has"
     );
-    let fault = Selection::new(Dtype::U8, &[2, 1 << 59], &[Index::Pick([0, 1, 1, 0].repeat(8))]).unwrap_err();
+    let fault = Selection::new(Dtype::U8, &[2, 1 << 59], &[Index::from([0, 1, 1, 0].repeat(8))]).unwrap_err();
     assert_eq!(fault.code(), "size-overflow");
     assert_eq!(
         fault.to_string(),
@@ -295,7 +364,11 @@ fn naive_select(shape: &[u64], index: &[Index]) -> Option<Naive> {
         let dim = i64::try_from(shape[taken.len()]).unwrap();
         let places: Vec<u64> = match part {
             Index::At(at) => vec![wrap(*at, dim)?],
-            Index::Pick(list) => list.iter().map(|&at| wrap(at, dim)).collect::<Option<_>>()?,
+            Index::Pick(list) => list
+                .iter()
+                .flat_map(written_out)
+                .map(|at| wrap(at, dim))
+                .collect::<Option<_>>()?,
             Index::Span { start, stop, step } => {
                 let clip = |bound: i64| {
                     let bound = i128::from(bound) + if bound < 0 { i128::from(dim) } else { 0 };
@@ -372,12 +445,18 @@ fn part(dim: u64) -> BoxedStrategy<Index> {
     let step = prop::option::of(prop_oneof![8 => 1..=4_i64, 1 => 1..=i64::MAX]);
     let slice =
         (bound.clone(), bound, step).prop_map(|(start, stop, step)| Index::Span { start, stop, step });
-    let list = |most: usize| prop::collection::vec(-reach..reach, 0..most).prop_map(Index::Pick);
+    let list = |most: usize| prop::collection::vec(-reach..reach, 0..most).prop_map(Index::from);
     // Neighbours in a list grow together.
     let stretches = prop::collection::vec((0..reach, 1..4_i64), 0..4).prop_map(move |stretches| {
         let places = stretches
             .into_iter()
             .flat_map(|(from, count)| from..(from + count).min(reach));
+        Index::from(places.collect::<Vec<i64>>())
+    });
+    let ranges = prop::collection::vec((-reach..reach, 0..4_u64, -3..=3_i64), 0..4).prop_map(|ranges| {
+        let places = ranges
+            .into_iter()
+            .map(|(start, count, step)| range(start, count, step));
         Index::Pick(places.collect())
     });
     prop_oneof![
@@ -386,6 +465,7 @@ fn part(dim: u64) -> BoxedStrategy<Index> {
         3 => (-reach..reach).prop_map(Index::At),
         1 => list(5),
         1 => stretches,
+        1 => ranges,
     ]
     .boxed()
 }
@@ -427,7 +507,7 @@ fn wild_part() -> impl Strategy<Value = Index> {
             stop,
             step
         }),
-        prop::collection::vec(-6..6_i64, 0..4).prop_map(Index::Pick),
+        prop::collection::vec(-6..6_i64, 0..4).prop_map(Index::from),
         Just(Index::Rest),
         Just(Index::NewAxis),
     ]

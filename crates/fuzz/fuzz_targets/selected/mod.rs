@@ -1,6 +1,6 @@
 //! Indexes, and what they take, found element by element: for the targets `selection` and `plan`.
 
-use ingot_format::{Dtype, Index};
+use ingot_format::{Dtype, Index, Places};
 use libfuzzer_sys::arbitrary::{Result, Unstructured};
 
 /// One part of an index, most often near to the places that there are.
@@ -11,6 +11,18 @@ pub fn part(input: &mut Unstructured<'_>) -> Result<Index> {
         } else {
             input.int_in_range(-8..=8)
         }
+    }
+    fn places(input: &mut Unstructured<'_>) -> Result<Places> {
+        if input.ratio(1, 2)? {
+            return Ok(Places::from(place(input)?));
+        }
+        // Any number of places that memory holds: backwards each takes a run.
+        let count = if input.ratio(1, 16)? { 1 << 16 } else { 4 };
+        Ok(Places {
+            start: place(input)?,
+            count: input.int_in_range(0..=count)?,
+            step: if input.ratio(1, 16)? { input.arbitrary()? } else { input.int_in_range(-3..=3)? },
+        })
     }
     fn bound(input: &mut Unstructured<'_>) -> Result<Option<i64>> {
         if input.arbitrary()? {
@@ -33,7 +45,7 @@ pub fn part(input: &mut Unstructured<'_>) -> Result<Index> {
         7 => {
             let mut list = Vec::new();
             for _ in 0..input.int_in_range(0..=5)? {
-                list.push(place(input)?);
+                list.push(places(input)?);
             }
             Index::Pick(list)
         }
@@ -70,8 +82,13 @@ pub fn naive(dtype: Dtype, shape: &[u64], index: &[Index]) -> Naive {
             }
             Index::Pick(list) => {
                 let size = shape[axes.len()];
-                result.push(list.len() as u64);
-                axes.push(list.iter().map(|&at| counted(at, size)).collect());
+                let written_out = |places: &Places| {
+                    let Places { start, count, step } = *places;
+                    (0..count as i64).map(move |turns| counted(start + turns * step, size))
+                };
+                let places: Vec<u64> = list.iter().flat_map(written_out).collect();
+                result.push(places.len() as u64);
+                axes.push(places);
             }
             Index::Span { start, stop, step } => {
                 let size = i128::from(shape[axes.len()]);

@@ -385,7 +385,9 @@ impl Error {
     #[must_use]
     pub fn hint(&self) -> Option<&'static str> {
         match self {
-            Error::Write { step, source, .. } => hint(step, source),
+            Error::Write {
+                path, step, source, ..
+            } => hint(path, step, source),
             // What is opened so is a destination that has to be new.
             Error::Open { source, .. } if source.kind() == io::ErrorKind::AlreadyExists => {
                 Some("overwrite=True replaces it")

@@ -1,6 +1,7 @@
 //! What can fail while a file is written, and what its user can do about it.
 
 use std::io;
+use std::path::Path;
 
 /// What can fail, as [`Error::Write`](super::Error::Write) says it after "could not".
 pub(crate) mod step {
@@ -20,8 +21,8 @@ pub(crate) mod step {
     pub(crate) const COPY: &str = "overwrite it in place, so it holds a mix of old and new bytes";
 }
 
-/// What the user can do about a fault.
-pub(super) fn hint(step: &str, fault: &io::Error) -> Option<&'static str> {
+/// What the user can do about a fault in writing to `path`.
+pub(super) fn hint(path: &Path, step: &str, fault: &io::Error) -> Option<&'static str> {
     use io::ErrorKind::{NotSeekable, PermissionDenied, ResourceBusy};
     match (step, fault.kind()) {
         _ if is_mapped(fault) => Some(
@@ -30,7 +31,7 @@ pub(super) fn hint(step: &str, fault: &io::Error) -> Option<&'static str> {
         _ if is_held(fault) => Some(
             "another program has it open, perhaps mapped into memory, and lets nobody replace it: close that, or save to another name",
         ),
-        (step::CREATE | step::RENAME, PermissionDenied | ResourceBusy) => Some(
+        (step::CREATE | step::RENAME, PermissionDenied | ResourceBusy) if path.exists() => Some(
             "save_file(..., atomic=False) writes an existing file in place instead, though not atomically",
         ),
         (step::SEAL, NotSeekable) => Some("what is streamed keeps no checksums"),

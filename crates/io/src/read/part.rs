@@ -16,6 +16,8 @@ pub struct Part<'a> {
     tensor: Tensor<'a>,
     /// `None` for all of it. Boxed, since most parts are whole tensors, of which there are many.
     selection: Option<Box<Selection>>,
+    /// Whether the index has a list of places. Its result is always a copy.
+    has_list: bool,
     dtype: Dtype,
 }
 
@@ -43,6 +45,7 @@ impl<'a> Part<'a> {
         Ok(Part {
             tensor,
             selection,
+            has_list: index.iter().any(|part| matches!(part, Index::Pick(_))),
             dtype,
         })
     }
@@ -125,12 +128,15 @@ impl<'a> Part<'a> {
         })
     }
 
-    /// Where the part lies in the mapping, if it does so as it is wanted.
+    /// The region of the mapping that holds the part unchanged, if there is one. A list is never read from the mapping,
+    /// in which the caller may have changed values.
     pub(super) fn view(&self) -> Option<Region> {
-        match (self.selection.as_deref(), self.converted()) {
-            (_, Some(_)) => None,
-            (Some(selection), None) => self.tensor.view(selection),
-            (None, None) => self.tensor.mapped(),
+        if self.has_list || self.converted().is_some() {
+            return None;
+        }
+        match self.selection.as_deref() {
+            Some(selection) => self.tensor.view(selection),
+            None => self.tensor.mapped(),
         }
     }
 
@@ -149,6 +155,7 @@ impl<'a> From<Tensor<'a>> for Part<'a> {
         Part {
             tensor,
             selection: None,
+            has_list: false,
             dtype: tensor.entry().dtype,
         }
     }

@@ -301,7 +301,7 @@ impl Tensor<'_> {
     }
 
     /// What `index` takes of it: its shape, and its bytes in C order. A view of the mapping where the bytes lie
-    /// together in it, else a copy; only the bytes needed are read, or little more.
+    /// together in it and the index has no list, else a copy; only the bytes needed are read, or little more.
     ///
     /// # Errors
     /// [`Error::Slice`] when the index does not fit, and what [`read`] says.

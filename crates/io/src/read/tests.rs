@@ -192,9 +192,12 @@ impl Along {
         let limit = to_usize(size).unwrap() + 1;
         let number = |pick: &Pick, limit: usize| i64::try_from(pick.index(limit)).unwrap();
         match self {
-            Along::Places(picks) if size > 0 => {
-                Index::Pick(picks.iter().map(|pick| number(pick, limit - 1)).collect())
-            }
+            Along::Places(picks) if size > 0 => Index::from(
+                picks
+                    .iter()
+                    .map(|pick| number(pick, limit - 1))
+                    .collect::<Vec<_>>(),
+            ),
             Along::Whole | Along::Places(_) => Index::WHOLE,
             Along::Span(start, stop, step) => Index::Span {
                 start: Some(number(start, limit)),

@@ -44,7 +44,8 @@ def command(
     source = opened(path)
     place = _shards.Place(destination, pattern)
     sizes = [info.nbytes for info in source.infos()]
-    limit = int(max_shard_size) if max_shard_size.isdecimal() else _shards.nbytes(max_shard_size)
+    is_number = max_shard_size.isascii() and max_shard_size.isdecimal()
+    limit = _shards.nbytes(int(max_shard_size) if is_number else max_shard_size)
     shards = _shards.split(sizes, limit)
     place.check(existing)
     if not dry_run:

@@ -11,8 +11,8 @@ from typing import NamedTuple
 import torch
 
 from ingot._load import Reads, Wanted, fill
-from ingot.torch._filling import destinations
-from ingot.torch._into import Slot, read
+from ingot.torch._filling import destinations, writing
+from ingot.torch._into import Slot, read, wholes
 from ingot.torch._tensors import DTYPES
 
 from .exchange import Parcels, Run, padded, raw, sides
@@ -150,7 +150,7 @@ class Load:
         nbytes = sum(one.tensor.nbytes for one in [*self._own.values(), *self._alone]) - alone
         by_itself, by_others = reads.shares(lambda: alone, lambda: nbytes)
         self._done, self._nbytes = 0, nbytes
-        with ThreadPoolExecutor(1, "ingot-window") as ahead:
+        with ThreadPoolExecutor(1, "ingot-window") as ahead, writing(wholes(self._own.values())):
             self._rounds(ahead, direct, by_itself, by_others)
 
     def _rounds(
