@@ -170,7 +170,8 @@ def convert(
         found, word = resolved(path, source_format)
         budget = Budget(found, limits(source_nbytes(found, FORMATS[word].is_folder), max_nbytes))
         to.check(existing)
-        with FORMATS[word].opened(found, Options(dequantize, budget)) as contents:
+        options_of_source = Options(dequantize, budget, source_format=source_format)
+        with FORMATS[word].opened(found, options_of_source) as contents:
             chosen = selected(found, contents.entries, root, keep, drop)
             _check(found, contents, chosen, budget)
             with told(progress, f"Converting {_escaped(os.path.basename(found))}") as tell:

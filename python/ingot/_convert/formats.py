@@ -55,6 +55,7 @@ FORMATS = {
     "savedmodel": Format("TensorFlow SavedModel", "savedmodel", ("saved_model.pb",), is_folder=True),
     "tensorflow": Format("TensorFlow checkpoint", "tensorflow", (".index",), is_folder=True),
     "paddle": Format("PaddlePaddle", "paddle", (".pdparams", ".pdopt")),
+    "pickle": Format("pickle of NumPy arrays", "paddle", (".pkl", ".pickle")),
     "gguf": Format("GGUF", "gguf", (".gguf",)),
     "arrow": Format("Arrow", "arrow", (".arrow", ".feather", ".arrows")),
     "parquet": Format("Parquet", "parquet", (".parquet",)),
@@ -111,7 +112,8 @@ _BY_CONTENT: dict[str, Callable[[_Start], bool]] = {
         or (_is_pickle(start) and start.head[2:].startswith(_LEGACY_TORCH))
     ),
     "npz": lambda start: any(name.endswith(".npy") for name in start.members),
-    "paddle": _is_pickle,
+    "paddle": lambda start: _is_pickle(start) and start.path.lower().endswith(FORMATS["paddle"].suffixes),
+    "pickle": _is_pickle,
     "sharded": lambda start: start.head.lstrip()[:1] == b"{" and b"weight_map" in start.head + start.tail,
 }
 # For what has no mark of its own: the name says it, where the first byte allows it.
@@ -120,6 +122,8 @@ _FIRST_BYTES: dict[str, Callable[[int], bool]] = {
     # The number of the field `ir_version`.
     "onnx": lambda first: first == 0x08,
     "sharded": lambda first: first in b"{ \t\r\n",
+    # Protocols 0 and 1 begin with an opcode.
+    "pickle": lambda first: first in b"(cdl}])",
     "savedmodel": lambda first: True,
 }
 

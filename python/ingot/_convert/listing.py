@@ -63,6 +63,9 @@ def listed(path: str) -> Listing:
 def _listed(path: str, entry: Entry) -> Listed:
     file = entry.file or (path if entry.region is None else entry.region.path)
     if entry.fault is not None:
-        return Listed(entry.name, str(entry.fault.found or "?"), None, None, file)
+        if getattr(entry.fault, "code", None) == "unsafe-pickle":
+            # A listing selects nothing, and its reader should know.
+            raise entry.fault
+        return Listed(entry.name, str(getattr(entry.fault, "found", None) or "?"), None, None, file)
     code, size = entry.stored or (entry.code, nbytes(entry.code, entry.shape))
     return Listed(entry.name, code, entry.shape, size, file)

@@ -10,17 +10,19 @@ import numpy
 from ingot.errors import ConversionError
 
 from .refusal import refused
+from .source import Plain
 
 if TYPE_CHECKING:
     from ingot.numpy import Array
 
 
-class Region:
+class Region(Plain):
     """A run of bytes in a file, which is opened when they are read and not before."""
 
     __slots__ = ("nbytes", "path", "position")
 
     def __init__(self, path: str, position: int, nbytes: int) -> None:
+        super().__init__("bytes", f"{nbytes} bytes")
         self.path = path
         self.position = position
         self.nbytes = nbytes

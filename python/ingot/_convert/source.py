@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from ingot.errors import ConversionError
 
+from .refusal import refused
+
 if TYPE_CHECKING:
     from ingot.numpy import Array
 
@@ -29,7 +31,7 @@ class Entry:
     """Equal for tensors that are one and the same. None where the format has no such thing."""
     region: Region | None = None
     """Where its bytes stand just as a file of tensors has them, if they do: little-endian, in C order."""
-    fault: ConversionError | None = None
+    fault: ConversionError | ModuleNotFoundError | None = None
     """Why it cannot be converted, if it cannot. It may still be left out."""
     stored: tuple[str, int] | None = None
     """The source's word for its dtype, and the bytes of its values, where FORMAT.md has no such dtype."""
@@ -37,24 +39,51 @@ class Entry:
     """The path of the file that holds it, where the source is several."""
 
 
-# What is wrong with one tensor and not with the file.
-_OF_ONE_TENSOR = ("unsupported-dtype", "quantized")
-
 Made = TypeVar("Made", bound="Entry | None")
 
 
-def possible(make: Callable[..., Made], *arguments: Any) -> Made | Entry:
-    """What `make` gives, or an entry with the fault for which it gives nothing."""
+def possible(name: str, make: Callable[..., Made], *arguments: Any) -> Made | Entry:
+    """Return the entry `name` that `make` returns, or one with the fault that it raises.
+
+    A fault is raised only if the entry is chosen. Limits apply to the whole source and are raised at once.
+    """
     try:
         return make(*arguments)
     except ConversionError as error:
-        if error.code not in _OF_ONE_TENSOR or error.tensor is None:
+        if error.code == "too-large":
             raise
-        return Entry(error.tensor, "", (), _never, fault=error)
+        return faulty(name, error)
+    except ModuleNotFoundError as error:
+        return faulty(name, error)
+
+
+def faulty(name: str, fault: ConversionError | ModuleNotFoundError) -> Entry:
+    """Return an entry that cannot be converted."""
+    return Entry(name, "", (), _never, fault=fault)
 
 
 def _never() -> Any:
     raise AssertionError("an entry with a fault is not read")
+
+
+class Unusable:
+    """A value that cannot be converted, with the reason."""
+
+    def __init__(self, reason: str, code: str, found: object = None) -> None:
+        self.reason, self.code, self.found = reason, code, found
+
+    def fault(self, path: str, name: str) -> ConversionError:
+        """Return the error for the entry `name` that holds this value."""
+        return refused(path, self.reason, code=self.code, tensor=name, found=self.found)
+
+
+class Plain:
+    """A value that is no tensor and has no Python object here."""
+
+    __slots__ = ("kind", "text")
+
+    def __init__(self, kind: str, text: str) -> None:
+        self.kind, self.text = kind, text
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +125,8 @@ class Options:
     """Of all that is made of the source."""
     values: bool = True
     """Whether they are wanted. Otherwise no entry is read, and the source may be opened without them."""
+    source_format: str | None = None
+    """The format that the caller named."""
 
 
 _LONGEST_VALUE = 80
@@ -105,6 +136,8 @@ _MOST_BITS = 256
 
 def left_out(name: str, value: Any) -> LeftOut:
     """The note of a value that is no tensor."""
+    if isinstance(value, Plain):
+        return LeftOut(name, value.kind, value.text[:_LONGEST_VALUE])
     kind = type(value).__name__
     if isinstance(value, int) and value.bit_length() > _MOST_BITS:
         return LeftOut(name, kind, f"{value.bit_length()} bits")

@@ -31,7 +31,9 @@ def contents(prefix: str) -> Contents:
     entries: list[Entry] = []
     left_out: list[LeftOut] = []
     for key in sorted(shapes):
-        entry = possible(_entry, prefix, reader, key, tuple(shapes[key]), dtypes[key])
+        entry = possible(
+            key.removesuffix(_SUFFIX), _entry, prefix, reader, key, tuple(shapes[key]), dtypes[key]
+        )
         if entry is None:
             left_out.append(LeftOut(key.removesuffix(_SUFFIX), f"variable of {dtypes[key].name}"))
         else:

@@ -66,7 +66,7 @@ def opened(path: str, options: Options) -> Iterator[Contents]:
     """The tensors; single values beside them become metadata, and lists are left out."""
     with reading(path, TITLE), open(path, "rb") as file:
         header = _Header(path, file, options.budget)
-    entries = [possible(_entry, header, info, options) for info in header.tensors]
+    entries = [possible(info.name, _entry, header, info, options) for info in header.tensors]
     yield Contents(entries, header.left_out, header.metadata)
 
 

@@ -100,7 +100,7 @@ class _Walk:
             kind = properties.get_filter(number)[0]
             if kind not in _FILTERS:
                 raise self._refusal(name, f"a filter that is a plugin (number {kind})", "plugin")
-        entry = possible(self._entry, name, dataset)
+        entry = possible(name, self._entry, name, dataset)
         if entry is None:
             self.left_out.append(LeftOut(name, f"dataset of {dataset.dtype}"))
         else:

@@ -27,7 +27,11 @@ def opened(path: str, options: Options) -> Iterator[Contents]:
     entries: list[Entry] = []
     left_out: list[LeftOut] = []
     for name, member in members(path, options.budget).items():
-        entry = possible(_entry, path, name.removesuffix(".npy"), member) if name.endswith(".npy") else None
+        entry = (
+            possible(name.removesuffix(".npy"), _entry, path, name.removesuffix(".npy"), member)
+            if name.endswith(".npy")
+            else None
+        )
         if entry is None:
             kind = "array of objects, records or text" if name.endswith(".npy") else "file"
             left_out.append(LeftOut(name, kind, f"{member.nbytes} bytes"))

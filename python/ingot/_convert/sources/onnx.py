@@ -80,7 +80,7 @@ class _Walk:
         if tensor.data_type in (words.UNDEFINED, words.STRING):
             self.left_out.append(LeftOut(name, "tensor of text"))
             return
-        self.entries.append(possible(self._entry, name, tensor))
+        self.entries.append(possible(name, self._entry, name, tensor))
 
     def _entry(self, name: str, tensor: Any) -> Entry:
         code = code_of(self._path, name, self._onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type))
