@@ -298,9 +298,9 @@ def _archive(path: str, budget: Budget) -> Any:
     records = _records(path, budget)
     _refuse_programs(path, records)
     with reading(path, TITLE):
-        # No checksum is written where torch is told so.
+        budget.hold(records[_PICKLE].nbytes)
+        # torch writes no checksum if it is told so.
         pickled = contents(path, records[_PICKLE], may_lack_checksum=True)
-        budget.hold(len(pickled))
         machine = _Machine(Bounded(path, BytesIO(pickled), len(pickled), has_spans=False), budget)
         tree = machine.load()
         machine.expect_end()
