@@ -9,11 +9,11 @@ from ingot._text import _quoted
 from .refusal import refused
 
 
-def inside(path: str, location: object, key: str) -> str:
-    """The path of the file that `path` calls `location`, under `key`.
+def inside(path: str, location: object, key: str, *, may_leave_by_link: bool = False) -> str:
+    """Return the path of the file that `path` calls `location`, under `key`.
 
-    Links are followed only in the way that caches of downloads need: what `location` names may be one, and it
-    has to be a regular file in the end.
+    A link may not lead out of the folder. If the file at `path` is a link itself, others may lead to where it
+    does: caches of downloads have the files of all models in one folder, and links to them.
     """
     reason = _fault(location)
     if reason:
@@ -26,7 +26,18 @@ def inside(path: str, location: object, key: str) -> str:
         )
     assert isinstance(location, str)
     found = os.path.join(os.path.dirname(path), *location.split("/"))
-    if not os.path.isfile(found):
+    real = os.path.realpath(found)
+    folders = (os.path.realpath(os.path.dirname(path)), os.path.dirname(os.path.realpath(path)))
+    if not may_leave_by_link and not any(real.startswith(os.path.join(folder, "")) for folder in folders):
+        raise refused(
+            path,
+            f"{_quoted(key)} is in {_quoted(location)}, which is a link out of the folder: "
+            "expected a file inside it",
+            code="outside",
+            tensor=key,
+            found=location,
+        )
+    if not os.path.isfile(real):
         raise refused(
             path,
             f"{_quoted(key)} is in {_quoted(location)}, and there is no such file",

@@ -39,6 +39,8 @@ if TYPE_CHECKING:
 
 # Bytes that an array has fewer of, also where another of its dimensions is 0.
 _TOO_LONG = 1 << 63
+# Of NumPy's arrays.
+_MOST_DIMENSIONS = 64
 
 
 def convert(
@@ -170,8 +172,9 @@ def convert(
         found, word = resolved(path, source_format)
         budget = Budget(found, limits(source_nbytes(found, FORMATS[word].is_folder), max_nbytes))
         to.check(existing)
-        options_of_source = Options(dequantize, budget, source_format=source_format)
-        with FORMATS[word].opened(found, options_of_source) as contents:
+        beside = os.path.dirname(os.path.realpath(to.path))
+        reading = Options(dequantize, budget, source_format=source_format, beside=beside)
+        with FORMATS[word].opened(found, reading) as contents:
             chosen = selected(found, contents.entries, root, keep, drop)
             _check(found, contents, chosen, budget)
             with told(progress, f"Converting {_escaped(os.path.basename(found))}") as tell:
@@ -307,6 +310,15 @@ def _check(path: str, contents: Contents, chosen: Selected, budget: Budget) -> N
         )
     for entry in chosen.entries:
         # A tensor without elements has dimensions too, and no library makes an array of such.
+        if len(entry.shape) > _MOST_DIMENSIONS:
+            raise refused(
+                path,
+                f"{len(entry.shape)} dimensions: expected {_MOST_DIMENSIONS} or fewer",
+                code="dimensions",
+                tensor=entry.name,
+                expected=_MOST_DIMENSIONS,
+                found=len(entry.shape),
+            )
         if nbytes(entry.code, tuple(filter(None, entry.shape))) >= _TOO_LONG:
             raise refused(
                 path,

@@ -65,6 +65,9 @@ FORMATS = {
 _HEAD_NBYTES = 512
 # Of LevelDB's tables, which index files of TensorFlow are, at their very end.
 _TABLE_MAGIC = bytes.fromhex("57fb808b247547db")
+_HDF5 = b"\x89HDF\r\n\x1a\n"
+# What begins files of other formats, which may hold HDF5 files.
+_MARKS = (b"PK\3\4", b"GGUF", b"ARROW1", b"\xff\xff\xff\xff", b"PAR1", b"\x80", b"{")
 # What `torch.save` wrote before it wrote archives: a pickle of this number.
 _LEGACY_TORCH = bytes.fromhex("8a0a6cfc9c46f9206aa850192e")
 
@@ -79,6 +82,18 @@ class _Start:
 
     def begins(self, *marks: bytes) -> bool:
         return self.head.startswith(marks)
+
+    @property
+    def has_user_block(self) -> bool:
+        """Whether the mark of HDF5 comes after 512 bytes, or 1024, and so on."""
+        with open(self.path, "rb") as file:
+            end, position = file.seek(0, os.SEEK_END), 512
+            while position < end:
+                file.seek(position)
+                if file.read(len(_HDF5)) == _HDF5:
+                    return True
+                position *= 2
+        return False
 
     @cached_property
     def members(self) -> frozenset[str]:
@@ -101,7 +116,7 @@ def _is_pickle(start: _Start) -> bool:
 # Asked in this order, of files that are not this package's own.
 _BY_CONTENT: dict[str, Callable[[_Start], bool]] = {
     "npy": lambda start: start.begins(b"\x93NUMPY"),
-    "hdf5": lambda start: start.begins(b"\x89HDF\r\n\x1a\n"),
+    "hdf5": lambda start: start.begins(_HDF5) or (not start.begins(*_MARKS) and start.has_user_block),
     "gguf": lambda start: start.begins(b"GGUF"),
     "arrow": lambda start: start.begins(b"ARROW1", b"\xff\xff\xff\xff"),
     "parquet": lambda start: start.begins(b"PAR1") and start.tail.endswith(b"PAR1"),

@@ -27,8 +27,8 @@ def refused(
 
 
 @contextmanager
-def reading(path: str, title: str) -> Iterator[None]:
-    """Whatever is raised in here means that `path` is no whole `title`."""
+def reading(path: str, title: str, tensor: str | None = None) -> Iterator[None]:
+    """Raise `ConversionError` for what is raised in here: `path` is no whole `title`."""
     try:
         yield
     except (SafetensorError, ImportError, MemoryError):
@@ -39,6 +39,7 @@ def reading(path: str, title: str) -> Iterator[None]:
             path,
             f"not {title} that can be read: {said or type(error).__name__}",
             code="unreadable",
+            tensor=tensor,
             expected=title,
         ) from error
 

@@ -39,7 +39,7 @@ class Entry:
     """The path of the file that holds it, where the source is several."""
 
 
-Made = TypeVar("Made", bound="Entry | None")
+Made = TypeVar("Made", bound="Entry | LeftOut | None")
 
 
 def possible(name: str, make: Callable[..., Made], *arguments: Any) -> Made | Entry:
@@ -127,6 +127,8 @@ class Options:
     """Whether they are wanted. Otherwise no entry is read, and the source may be opened without them."""
     source_format: str | None = None
     """The format that the caller named."""
+    beside: str | None = None
+    """The folder of the new file, which has room for temporary ones."""
 
 
 _LONGEST_VALUE = 80

@@ -91,8 +91,7 @@ class _Header:
         self.data = -(-file.tell() // self._alignment) * self._alignment
 
     def refusal(self, reason: str, code: str, tensor: str | None = None) -> ConversionError:
-        where = f"tensor {_quoted(tensor)}: " if tensor is not None else ""
-        return refused(self.path, f"{where}{reason}", code=code, tensor=tensor)
+        return refused(self.path, reason, code=code, tensor=tensor)
 
     def _pair(self) -> None:
         key, kind = self._text(), self._number("<I")

@@ -23,10 +23,11 @@ def opened(path: str, options: Options) -> Iterator[Contents]:
     """The array, which is called ``tensor``."""
     with open(path, "rb") as file:
         header = npy.header(path, LONE, file)
-    code = None if header is None else code_of(path, LONE, header.dtype)
-    if header is None or code is None:
-        yield Contents([], [LeftOut(LONE, "array of objects, records or text")])
+    if isinstance(header, LeftOut):
+        yield Contents([], [header])
         return
+    code = code_of(path, LONE, header.dtype)
+    assert code is not None, "numbers only: the header says so"
     region = Region(path, header.nbytes, nbytes(code, header.shape))
     there = size_of(path) - header.nbytes
     if there < region.nbytes:

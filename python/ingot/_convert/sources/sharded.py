@@ -31,7 +31,7 @@ def opened(path: str, options: Options) -> Iterator[Contents]:
     weight_map, metadata = _index(path)
     # Every file once, under the first tensor that names it.
     named = {shard: name for name, shard in reversed(weight_map.items())}
-    shards = {shard: inside(path, shard, named[shard]) for shard in sorted(named)}
+    shards = {shard: inside(path, shard, named[shard], may_leave_by_link=True) for shard in sorted(named)}
     entries: list[Entry] = []
     left_out: list[LeftOut] = []
     with ExitStack() as stack:
@@ -48,7 +48,10 @@ def opened(path: str, options: Options) -> Iterator[Contents]:
 def files(path: str) -> list[str]:
     """The files that the index at `path` names."""
     weight_map, _ = _index(path)
-    return [inside(path, shard, "weight_map") for shard in sorted(set(weight_map.values()))]
+    return [
+        inside(path, shard, "weight_map", may_leave_by_link=True)
+        for shard in sorted(set(weight_map.values()))
+    ]
 
 
 def _shard(file: str, options: Options) -> Any:
