@@ -1,12 +1,16 @@
-"""Names of other files that stand in a file: they stay inside its folder."""
+"""Names of other files that belong to a file: they stay inside its folder."""
 
 from __future__ import annotations
 
 import os
+import re
 
 from ingot._text import _quoted
 
 from .refusal import refused
+
+# The name of a file that says which part of how many it is.
+PART = re.compile(r"(?P<stem>.+)-(?P<number>\d{1,6})-of-(?P<count>\d{1,6})\.(?P<ending>\w+)", re.DOTALL)
 
 
 def inside(path: str, location: object, key: str, *, may_leave_by_link: bool = False) -> str:

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import os
+import re
 from dataclasses import dataclass
 from functools import cached_property
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from ingot import _native
 from ingot._options import one_of
 from ingot._text import _escaped
-from ingot.errors import ConversionError, HeaderError
+from ingot.errors import ConversionError, HeaderError, SafetensorError
 
+from .confined import PART
 from .framing import begun, proven
 from .refusal import refused
 
@@ -63,6 +66,9 @@ FORMATS = {
 
 # As long a begin of a file as any mark below needs.
 _HEAD_NBYTES = 512
+# What checkpoints in several files consist of, and what `load_file` reads.
+_SHARDS = ("torch", "safetensors", "bintensors")
+_LOADED = ("safetensors", "bintensors", "sharded")
 # Of LevelDB's tables, which index files of TensorFlow are, at their very end.
 _TABLE_MAGIC = bytes.fromhex("57fb808b247547db")
 _HDF5 = b"\x89HDF\r\n\x1a\n"
@@ -143,8 +149,10 @@ _FIRST_BYTES: dict[str, Callable[[int], bool]] = {
 }
 
 
-def recognised(path: str, source: str | None) -> str:
-    """The word of `FORMATS` for what lies at `path`; `source`, if the caller said it.
+def recognised(path: str, source: str | None, is_whole: bool = True) -> str:
+    """Return the word of `FORMATS` for the file at `path`; `source`, if the caller named it.
+
+    If `is_whole`, a file that is one part of a checkpoint by its name is refused.
 
     Raises
     ------
@@ -157,6 +165,22 @@ def recognised(path: str, source: str | None) -> str:
         return one_of("source_format", source, tuple(FORMATS))
     if os.path.isdir(path):
         raise IsADirectoryError(f"a folder is resolved first: {path}")
+    word = _by_content(path)
+    part = PART.fullmatch(os.path.basename(path))
+    # A GGUF file knows its parts itself.
+    if is_whole and part is not None and int(part["count"]) > 1 and word in _SHARDS:
+        raise refused(
+            path,
+            f"part {int(part['number'])} of {int(part['count'])} of a checkpoint: expected its index, or the "
+            f"folder of all — source_format={word!r} converts this part alone",
+            code="part",
+            expected="an index",
+            found=os.path.basename(path),
+        )
+    return word
+
+
+def _by_content(path: str) -> str:
     if not os.path.exists(path) and os.path.exists(path + ".index"):
         return "tensorflow"
     try:
@@ -184,16 +208,22 @@ def _other(start: _Start, error: HeaderError) -> str:
 # What a folder may hold, the first that is there: pattern of names, and the word.
 _IN_FOLDERS = (
     ("saved_model.pb", "savedmodel"),
-    (".safetensors.index.json", "sharded"),
     (".bin.index.json", "sharded"),
     (".index.json", "sharded"),
 )
+# What trainers write beside a model, which is meant if nothing else is there.
+_BESIDE = re.compile(
+    r"(optimizer|scheduler|scaler)\.(pt|bin|safetensors)|rng_state\w*\.pth|training_args\.bin"
+)
 
 
-def resolved(path: str, source: str | None) -> tuple[str, str]:
-    """The file or folder to read, and its format. Of a folder that holds one checkpoint it is this one."""
+def resolved(path: str, source: str | None, is_whole: bool = True) -> tuple[str, str]:
+    """Return the file or folder to read, and its format. In a folder, what `load_file` finds comes first."""
     if not os.path.isdir(path):
-        return path, recognised(path, source)
+        return path, recognised(path, source, is_whole)
+    loaded = _as_loaded(path) if source in (None, *_LOADED) else None
+    if loaded is not None:
+        return loaded
     for ending, word in _IN_FOLDERS:
         found = sorted(name for name in os.listdir(path) if name.endswith(ending))
         if found and source in (None, word):
@@ -202,8 +232,34 @@ def resolved(path: str, source: str | None) -> tuple[str, str]:
         source is None and any(name.endswith(".index") for name in os.listdir(path))
     ):
         return path, "tensorflow"
-    one = _only(path, sorted(_files(path)))
-    return one, recognised(one, source)
+    one = _only(path, _of_one_model(sorted(_files(path))))
+    return one, recognised(one, source, is_whole)
+
+
+def _as_loaded(folder: str) -> tuple[str, str] | None:
+    """Return the file or the index that `load_file` reads in a folder, and its format."""
+    try:
+        checkpoint = _native.Checkpoint.open(folder, "pread")
+    except IsADirectoryError:
+        # There is none.
+        return None
+    except SafetensorError as error:
+        assert error.code is not None
+        said = str(error).removeprefix(f"{_escaped(folder)}: ")
+        raise refused(folder, said, code=error.code) from error
+    try:
+        assert checkpoint.path is not None
+        return checkpoint.path, "sharded" if checkpoint.is_sharded else checkpoint.format
+    finally:
+        checkpoint.close()
+
+
+def _of_one_model(names: list[str]) -> list[str]:
+    """Return the files that may be meant: of a GGUF in parts the first, and none beside a model."""
+    names = [name for name in names if not _BESIDE.fullmatch(name)] or names
+    parts = [PART.fullmatch(name) for name in names]
+    stems = {part["stem"] if part and part["ending"] == "gguf" else None for part in parts}
+    return names[:1] if len(stems) == 1 and None not in stems else names
 
 
 def _files(folder: str) -> Iterator[str]:

@@ -50,7 +50,7 @@ def listed(path: str) -> Listing:
     ConversionError, OSError, ModuleNotFoundError
         As `ingot.convert`, but for what only values show.
     """
-    found, word = resolved(path, None)
+    found, word = resolved(path, None, is_whole=False)
     held = limits(source_nbytes(found, FORMATS[word].is_folder), None)._replace(tensors=_ANY_NBYTES)
     options = Options(dequantize=True, budget=Budget(found, held), values=False)
     with FORMATS[word].opened(found, options) as contents:

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from typing import IO
 
+    from ingot.errors import ConversionError
+
     from .limits import Budget
 
 # The one in Python: that in C makes room for as many values as a pickle says it will have.
@@ -59,11 +61,16 @@ class Foreign(Unusable):
     """A class or function that is never called, or what a call of it would make."""
 
     def __init__(self, name: str, expected: str) -> None:
-        super().__init__(
-            f"the pickle in it asks for more than {expected}, and is not run: {_quoted(name)} — "
+        self._name, self._expected = name, expected
+
+    def fault(self, path: str, name: str) -> ConversionError:
+        return refused(
+            path,
+            f"the pickle in it asks for more than {self._expected}, and is not run: {_quoted(self._name)} — "
             "drop=[…] leaves it out",
-            "unsafe-pickle",
-            name,
+            code="unsafe-pickle",
+            tensor=name,
+            found=self._name,
         )
 
     def __setitem__(self, key: object, value: object) -> None:
