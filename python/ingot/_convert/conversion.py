@@ -18,10 +18,11 @@ from .destination import Destination
 from .fetched import copied, fetched, sweep
 from .formats import FORMATS, resolved
 from .limits import Budget, limits, source_nbytes
+from .others import LeftOut
 from .refusal import refused
 from .report import Conversion
 from .selection import Selected, selected
-from .source import LeftOut, Options
+from .source import Options
 from .values import nbytes
 from .verify import verify as verified
 from .write import Ending, check_npz, code_in, write_native, write_npz

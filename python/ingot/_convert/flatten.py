@@ -14,8 +14,9 @@ from ingot._text import _quoted
 from ingot.errors import ConversionError
 
 from .limits import RECORD_NBYTES
+from .others import LeftOut, Unusable, left_out
 from .refusal import refused
-from .source import LeftOut, Unusable, left_out, possible
+from .source import possible
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -244,7 +244,6 @@ def _as_loaded(folder: str) -> tuple[str, str] | None:
         # There is none.
         return None
     except SafetensorError as error:
-        assert error.code is not None
         said = str(error).removeprefix(f"{_escaped(folder)}: ")
         raise refused(folder, said, code=error.code) from error
     try:

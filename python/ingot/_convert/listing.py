@@ -11,7 +11,8 @@ from .source import Options
 from .values import nbytes
 
 if TYPE_CHECKING:
-    from .source import Entry, LeftOut
+    from .others import LeftOut
+    from .source import Entry
 
 # A listing makes no tensor, so they may be of any size.
 _ANY_NBYTES = 1 << 63

@@ -12,8 +12,8 @@ from ingot._dtypes import CODES
 from ingot._text import _escaped, _quoted
 from ingot.errors import ConversionError
 
+from .others import LeftOut
 from .refusal import refused
-from .source import LeftOut
 from .values import dtype_of
 
 if TYPE_CHECKING:

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy
 
+from .others import Plain, Unusable
 from .pickles import PLAIN_CALLS, Machine, Named
 from .positions import Region
-from .source import Entry, Plain, Unusable
+from .source import Entry
 from .values import code_of, dtype_of, elements
 
 if TYPE_CHECKING:

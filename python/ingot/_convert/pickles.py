@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from ingot._text import _quoted
 
 from .limits import OBJECT_NBYTES, VALUE_NBYTES
+from .others import Plain, Unusable
 from .positions import Region
 from .refusal import refused
-from .source import Plain, Unusable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

@@ -9,8 +9,8 @@ import numpy
 
 from ingot.errors import ConversionError
 
+from .others import Plain
 from .refusal import refused
-from .source import Plain
 
 if TYPE_CHECKING:
     from ingot.numpy import Array

@@ -17,7 +17,13 @@ _LONGEST = 300
 
 
 def refused(
-    path: str, reason: str, *, code: str, tensor: str | None = None, expected: Any = None, found: Any = None
+    path: str,
+    reason: str,
+    *,
+    code: str | None,
+    tensor: str | None = None,
+    expected: Any = None,
+    found: Any = None,
 ) -> ConversionError:
     """The error that names the file, the tensor if it is about one, and `reason`, escaped already."""
     where = _escaped(path) if tensor is None else f"{_escaped(path)}: tensor {_quoted(tensor)}"

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from ingot.errors import ConversionError
 
-from .refusal import refused
+from .others import LeftOut
 
 if TYPE_CHECKING:
     from ingot.numpy import Array
@@ -66,47 +66,6 @@ def _never() -> Any:
     raise AssertionError("an entry with a fault is not read")
 
 
-class Unusable:
-    """A value that cannot be converted, with the reason."""
-
-    def __init__(self, reason: str, code: str, found: object = None) -> None:
-        self.reason, self.code, self.found = reason, code, found
-
-    def fault(self, path: str, name: str) -> ConversionError:
-        """Return the error for the entry `name` that holds this value."""
-        return refused(path, self.reason, code=self.code, tensor=name, found=self.found)
-
-
-class Plain:
-    """A value that is no tensor and has no Python object here."""
-
-    __slots__ = ("kind", "text")
-
-    def __init__(self, kind: str, text: str) -> None:
-        self.kind, self.text = kind, text
-
-
-@dataclass(frozen=True, slots=True)
-class LeftOut:
-    """Something in the source that is no tensor, and that the new file does not have.
-
-    Attributes
-    ----------
-    name : str
-        Where it stands, named as a tensor there would be.
-    kind : str
-        What it is, such as ``"int"``.
-    value : str
-        What it says, cut where it is long; empty for what has no short form.
-    """
-
-    __module__ = "ingot"
-
-    name: str
-    kind: str
-    value: str = ""
-
-
 @dataclass(frozen=True, slots=True)
 class Contents:
     """All that one source holds."""
@@ -129,23 +88,3 @@ class Options:
     """The format that the caller named."""
     beside: str | None = None
     """The folder of the new file, which has room for temporary ones."""
-
-
-_LONGEST_VALUE = 80
-# Python refuses to write out the longest ints, and takes long for long ones.
-_MOST_BITS = 256
-
-
-def left_out(name: str, value: Any) -> LeftOut:
-    """The note of a value that is no tensor."""
-    if isinstance(value, Plain):
-        return LeftOut(name, value.kind, value.text[:_LONGEST_VALUE])
-    kind = type(value).__name__
-    if isinstance(value, int) and value.bit_length() > _MOST_BITS:
-        return LeftOut(name, kind, f"{value.bit_length()} bits")
-    if isinstance(value, (str, int, float, complex, bool, bytes)):
-        text = repr(value[:_LONGEST_VALUE] if isinstance(value, (str, bytes)) else value)
-        return LeftOut(name, kind, text[:_LONGEST_VALUE])
-    if isinstance(value, (list, tuple, dict, set, frozenset)):
-        return LeftOut(name, kind, f"{len(value)} items")
-    return LeftOut(name, kind)

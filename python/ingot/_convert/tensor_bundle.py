@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy
 
+from .others import LeftOut
 from .refusal import lacks, reading
-from .source import Contents, Entry, LeftOut, possible
+from .source import Contents, Entry, possible
 from .values import code_of
 
 if TYPE_CHECKING:

@@ -12,9 +12,9 @@ from ingot._serialize import _REGION
 from ingot.errors import ConversionError
 
 from . import npy
+from .others import LeftOut
 from .refusal import reading, refused
 from .runs import differing
-from .source import LeftOut
 from .values import code_of, stored
 from .write import apart, code_in, parts
 from .zipped import members

@@ -11,10 +11,11 @@ import numpy
 from ingot._convert.confined import inside
 from ingot._convert.flatten import MAX_DEPTH
 from ingot._convert.limits import OBJECT_NBYTES, RECORD_NBYTES, VALUE_NBYTES
+from ingot._convert.others import LeftOut
 from ingot._convert.positions import Region, cut_short, size_of
 from ingot._convert.protobuf import without_values
 from ingot._convert.refusal import lacks, reading, refused
-from ingot._convert.source import Contents, Entry, LeftOut, Options, possible
+from ingot._convert.source import Contents, Entry, Options, possible
 from ingot._convert.values import code_of, dtype_of, nbytes
 
 if TYPE_CHECKING:

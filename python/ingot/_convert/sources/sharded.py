@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 from ingot._convert.confined import inside
 from ingot._convert.framing import is_ours
+from ingot._convert.others import LeftOut
 from ingot._convert.positions import size_of
 from ingot._convert.refusal import reading, refused
-from ingot._convert.source import Contents, Entry, LeftOut, Options
+from ingot._convert.source import Contents, Entry, Options
 from ingot._text import _quoted
 
 from . import native
