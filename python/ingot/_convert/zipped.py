@@ -34,7 +34,6 @@ _HAS_DESCRIPTOR, _DESCRIPTOR_NBYTES = 0x8, 24
 _ENTRY, _LENGTHS, _LENGTHS_AT = b"PK\1\2", struct.Struct("<3H"), 28
 _ENTRY_NBYTES = 46
 # What follows the directory: the two records of large archives, and the record of all.
-_IN_OTHER_RECORD = 0xFFFFFFFF
 _END_64, _LOCATOR, _END = struct.Struct("<4sQ2H2L4Q"), struct.Struct("<4sLQL"), struct.Struct("<4s4H2LH")
 
 
@@ -93,18 +92,26 @@ def _check_directory(file: IO[bytes], begin: int, entries: int) -> None:
         fixed = file.read(_ENTRY_NBYTES)
         file.seek(sum(_LENGTHS.unpack_from(fixed, _LENGTHS_AT)), os.SEEK_CUR)
     end = file.tell()
+    nbytes = end - begin
     tail = file.read(_END_64.size + _LOCATOR.size + _END.size)
     if tail.startswith(b"PK\6\6"):
-        locator = _LOCATOR.unpack_from(tail, _END_64.size)
-        if (_END_64.unpack_from(tail)[-1], locator[0], locator[2]) != (begin, b"PK\6\7", end):
-            raise ValueError("it has two directories")
+        record, locator = _END_64.unpack_from(tail), _LOCATOR.unpack_from(tail, _END_64.size)
+        if record[4:] != (0, 0, entries, entries, nbytes, begin) or locator != (b"PK\6\7", 0, end, 1):
+            raise ValueError("it has two directories, or is in several files")
         end += _END_64.size + _LOCATOR.size
         tail = tail[_END_64.size + _LOCATOR.size :]
-    signature, *_, position, comment_nbytes = _END.unpack_from(tail)
-    if signature != b"PK\5\6" or position not in (begin, _IN_OTHER_RECORD):
-        raise ValueError("it has two directories")
-    if file.seek(0, os.SEEK_END) != end + _END.size + comment_nbytes:
+    record = _END.unpack_from(tail)
+    expected = (0, 0, entries, entries, nbytes, begin)
+    # Numbers that are too large for this record are in the other.
+    in_other = (0xFFFF, 0xFFFF, 0xFFFF, 0xFFFF, 0xFFFFFFFF, 0xFFFFFFFF)
+    if record[0] != b"PK\5\6" or any(map(_differs, record[1:7], expected, in_other)):
+        raise ValueError("it has two directories, or is in several files")
+    if file.seek(0, os.SEEK_END) != end + _END.size + record[7]:
         raise ValueError("bytes follow its directory")
+
+
+def _differs(found: int, expected: int, in_other: int) -> bool:
+    return found not in (expected, in_other)
 
 
 def opened(path: str, member: Member, *, may_lack_checksum: bool = False) -> IO[bytes]:

@@ -159,8 +159,8 @@ def _rebuilt(
     begin: Any,
     shape: Any,
     stride: Any,
-    requires_grad: object = False,
-    hooks: object = None,
+    requires_grad: object,
+    hooks: object,
     metadata: Any = None,
 ) -> _Tensor:
     if not isinstance(storage, _Storage) or type(begin) is not int or begin < 0:
@@ -172,6 +172,10 @@ def _rebuilt(
     return _Tensor(
         storage, begin, shape, stride, storage.word, bool(flags.get("conj")), bool(flags.get("neg"))
     )
+
+
+def _rebuilt_first(machine: _Machine, storage: Any, begin: Any, shape: Any, stride: Any) -> _Tensor:
+    return _rebuilt(machine, storage, begin, shape, stride, False, None)
 
 
 def _rebuilt_with_dtype(
@@ -239,7 +243,7 @@ _CALLS: dict[str, Callable[..., Any]] = {
     "torch.nn.parameter.Parameter": _itself,
     "torch._tensor._rebuild_from_type_v2": _from_type,
     "torch.tensor._rebuild_from_type_v2": _from_type,
-    "torch._utils._rebuild_tensor": _rebuilt,
+    "torch._utils._rebuild_tensor": _rebuilt_first,
     "torch._utils._rebuild_tensor_v2": _rebuilt,
     "torch._utils._rebuild_tensor_v3": _rebuilt_with_dtype,
     "torch._utils._rebuild_parameter": _itself,
