@@ -130,7 +130,8 @@ _BY_CONTENT: dict[str, Callable[[_Start], bool]] = {
     "keras": lambda start: "config.json" in start.members,
     "torch": lambda start: (
         any(name.endswith("/data.pkl") for name in start.members)
-        or (_is_pickle(start) and start.head[2:].startswith(_LEGACY_TORCH))
+        # Protocols 4 and 5 have the length of a frame before it.
+        or (_is_pickle(start) and _LEGACY_TORCH in (start.head[2:15], start.head[11:24]))
     ),
     "npz": lambda start: any(name.endswith(".npy") for name in start.members),
     "paddle": lambda start: _is_pickle(start) and start.path.lower().endswith(FORMATS["paddle"].suffixes),

@@ -141,7 +141,8 @@ class _Walk:
     def _values(self, name: str, dataset: Any, dtype: numpy.dtype[Any]) -> Array:
         with reading(self._path, TITLE, name):
             found = numpy.asarray(dataset[()])
-        return found if found.dtype == dtype else found.view(dtype)
+        # A value without dimensions comes in the order of bytes of this machine, whatever the dataset has.
+        return found.view(dtype) if dtype != dataset.dtype else found
 
     def _refusal(self, name: str, what: str, code: str) -> ConversionError:
         return refused(
