@@ -369,7 +369,8 @@ def test_a_shape_that_no_array_has_is_refused_also_without_elements() -> None:
     rows, columns = (size.to_bytes(8, "little") for size in WEIGHT.shape)
     assert data.count(columns + rows) == 2
     changed = data.replace(columns + rows, (1 << 62).to_bytes(8, "little") + bytes(8))
-    Path("changed.gguf").write_bytes(changed)
+    # Without the values, which no tensor has now.
+    Path("changed.gguf").write_bytes(changed[: -WEIGHT.nbytes // 2])
     with pytest.raises(ingot.ConversionError, match=r"changed.gguf: tensor `plain`: .*overflows") as caught:
         ingot.convert("changed.gguf", "out.safetensors")
     assert caught.value.code == "size-overflow"
@@ -510,6 +511,23 @@ WRITERS: dict[str, Callable[[str], Any]] = {
     "arrow": write_file,
     "parquet": write_parquet,
 }
+
+
+@pytest.mark.parametrize("word", ["hdf5", "user block", "stream", "arrow", "parquet", "gguf"])
+def test_convert_refuses_what_follows_the_first_file(word: str) -> None:
+    if word == "user block":
+        with h5py.File("in.data", "w", userblock_size=512) as file:
+            file["a"] = WEIGHT
+    elif word == "gguf":
+        os.rename(gguf_file(), "in.data")
+    else:
+        (WRITERS | {"stream": write_stream})[word]("in.data")
+    data = Path("in.data").read_bytes()
+    ingot.convert("in.data", "out.safetensors")
+    for more in (data, b"more and more and more"):
+        Path("two.data").write_bytes(data + more)
+        with pytest.raises(ingot.ConversionError, match=r"^two.data: "):
+            ingot.convert("two.data", "two.safetensors")
 
 
 @pytest.mark.parametrize("word", WRITERS)

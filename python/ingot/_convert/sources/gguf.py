@@ -80,6 +80,8 @@ def opened(path: str, options: Options) -> Iterator[Contents]:
         for header in headers
         for info in header.tensors
     ]
+    for header in headers:
+        header.expect_end()
     left_out = [one for header in headers for one in header.left_out]
     # The other parts repeat some of it.
     yield Contents(entries, left_out, headers[0].metadata)
@@ -158,6 +160,16 @@ class _Header:
 
     def refusal(self, reason: str, code: str, tensor: str | None = None) -> ConversionError:
         return refused(self.path, reason, code=code, tensor=tensor)
+
+    def expect_end(self) -> None:
+        """Raise if bytes follow the tensors, such as another file. Types of an unknown size end anywhere."""
+        sizes = [_stored_nbytes(info) for info in self.tensors]
+        if None in sizes:
+            return
+        ends = [info.begin + (size or 0) for info, size in zip(self.tensors, sizes, strict=True)]
+        end = self.data + -(-max(ends, default=0) // self._alignment) * self._alignment
+        if end < self.nbytes:
+            raise self.refusal(f"{self.nbytes - end} bytes follow the tensors", "trailing")
 
     def _take_part(self) -> None:
         """Take out what says that the file is one of several, which the new file is not."""
@@ -243,6 +255,20 @@ class _Header:
             raise self.refusal(
                 f"the header is cut short: expected {nbytes} more bytes, found {there}", "truncated"
             )
+
+
+def _stored_nbytes(info: _Info) -> int | None:
+    """The bytes of a tensor in the file; None if its type is unknown, or only the package gguf knows it."""
+    plain = _PLAIN.get(info.kind)
+    if plain is not None:
+        return nbytes(plain, info.shape)
+    try:
+        import gguf
+
+        block, block_nbytes = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType(info.kind)]
+    except (ModuleNotFoundError, ValueError):
+        return None
+    return prod(info.shape) // block * block_nbytes
 
 
 class _Skipped(NamedTuple):

@@ -6,7 +6,8 @@ storage, virtual datasets, and filters that are plugins.
 
 from __future__ import annotations
 
-from contextlib import contextmanager
+import os
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -29,6 +30,10 @@ if TYPE_CHECKING:
     from ingot.numpy import Array
 
 TITLE = "an HDF5 file"
+MAGIC = b"\x89HDF\r\n\x1a\n"
+# By the version of the block that begins a file: where it has the width of positions, and the file's end.
+_END_OF_FILE = {0: (13, 40), 1: (13, 44), 2: (9, 28), 3: (9, 28)}
+_SUPERBLOCK_NBYTES, _END_NBYTES = 64, 8
 # Those of the library itself, and h5py's lzf. Any other is a plugin, which is code.
 _FILTERS = {1: "deflate", 2: "shuffle", 3: "fletcher32", 4: "szip", 5: "nbit", 6: "scaleoffset", 32000: "lzf"}
 
@@ -51,12 +56,28 @@ def datasets(path: str, file: Any, budget: Budget) -> Iterator[Contents]:
         archive = h5py.File(file, "r")
     with archive:
         with reading(path, TITLE):
+            _expect_end(file, archive.userblock_size)
             walk = _Walk(path, h5py, budget)
             if archive.userblock_size:
                 walk.left_out.append(LeftOut("user block", "bytes", f"{archive.userblock_size} bytes"))
             walk.attributes("", archive)
             walk.group("", archive, 0)
         yield Contents(walk.entries, walk.left_out)
+
+
+def _expect_end(file: Any, begin: int) -> None:
+    """Raise if bytes follow the file that starts at `begin`, of which the library takes no notice."""
+    with nullcontext(file) if hasattr(file, "read") else open(file, "rb") as opened_file:
+        opened_file.seek(begin)
+        head = opened_file.read(_SUPERBLOCK_NBYTES)
+        width_at, end_at = _END_OF_FILE.get(head[len(MAGIC)], (0, 0))
+        if head[width_at] != _END_NBYTES:
+            return
+        following = opened_file.seek(0, os.SEEK_END) - int.from_bytes(
+            head[end_at : end_at + _END_NBYTES], "little"
+        )
+    if following > 0:
+        raise ValueError(f"{following} bytes follow the file")
 
 
 class _Walk:
