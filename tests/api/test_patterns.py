@@ -1,4 +1,4 @@
-"""Patterns of tensor names, wherever a call takes some: in devices, and in what is kept or dropped."""
+"""Patterns of tensor names in device maps, and in the arguments that keep or drop tensors."""
 
 from __future__ import annotations
 

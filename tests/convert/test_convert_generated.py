@@ -50,7 +50,7 @@ WORDS = ("w", "b", "a.b", "layers", "0", "模", "x y", "[0]", "weight", "é")
 
 @dataclass
 class Source:
-    """A file, and what is in it."""
+    """A file with its contents."""
 
     path: str
     tensors: dict[str, Array] = field(default_factory=dict)
@@ -507,7 +507,7 @@ MAKERS = (
 
 
 def lost(source: Source, found: dict[str, Array], report: ingot.Conversion) -> list[str]:
-    """What was neither converted with equal values nor listed; and what was made up."""
+    """Return the tensors that are lost, wrong or made up."""
     faults = [f"{key} is not listed" for key in source.listed - {one.name for one in report.left_out}]
     faults += [f"{key} was made up" for key in found.keys() - source.tensors.keys()]
     for key, expected in source.tensors.items():

@@ -72,14 +72,15 @@ def convert(
     source : str, bytes, os.PathLike, or an object to read from
         A file or a folder. Its content decides what it is, and its name only where the content has no mark:
         PyTorch's checkpoints (also in several files with an index), ``.npz``, ``.npy``, HDF5 and Keras, flax
-        msgpack, ONNX, TensorFlow's SavedModels and checkpoints, PaddlePaddle, GGUF, Arrow, Parquet,
-        ``.safetensors`` and ``.bt``. Or the URL of one file, or an object that holds one, as for
-        `ingot.safe_open`: it is fetched first, beside `destination`, and removed when this is over.
+        msgpack, ONNX, TensorFlow's SavedModels and checkpoints, PaddlePaddle, pickles of NumPy arrays, GGUF (all
+        parts of a model), Arrow, Parquet, ``.safetensors`` and ``.bt``. Or the URL of one file, or an object that
+        holds one, as for `ingot.safe_open`: it is fetched first, beside `destination`, and removed afterwards.
     destination : str, bytes or os.PathLike
         The file to write, whose name says the format: ``.safetensors``, ``.bt`` or ``.npz``. A folder, which
         exists or ends in a slash, or `max_shard_size` writes several files with an index, as `ingot.split`.
     source_format : str, optional
-        What `source` is, where it cannot be seen: a word of ``Conversion.source_format``.
+        The format of `source`, a word of ``Conversion.source_format``, if it cannot be detected. With it, one
+        part of a checkpoint is converted alone, which is refused otherwise.
     format : {"safetensors", "bintensors", "npz"}, optional
         What to write, whatever the name says.
     max_shard_size : int or str, optional
@@ -123,9 +124,9 @@ def convert(
     Raises
     ------
     ConversionError
-        The source is damaged, truncated, of no known format, asks for more than tensors (a pickle with a
-        payload), names files outside its folder, becomes too large, or has tensors that no file can hold.
-        ``code`` says which. Nothing was written.
+        The source is damaged, truncated, of an unknown format, one part of several, or becomes too large; or a
+        chosen tensor has no dtype in the new file, is an object of a program, or is outside the folder of the
+        source. ``code`` and ``tensor`` name the reason and the tensor. Nothing was written.
     FileExistsError
         There is something at `destination`, and `overwrite` is not set.
     OSError
@@ -153,8 +154,8 @@ def convert(
     gives them back. Views of one memory that differ are written each in full. An .npz has every name in full,
     and no metadata.
 
-    One tensor is in memory at a time, where the source allows: not for old pickles of torch (before 1.6), the
-    initializers inside of ONNX models, and Arrow files that are packed.
+    One tensor is in memory at a time, where the source allows: not for the tensors inside of ONNX models, and
+    Arrow files that are packed.
 
     Examples
     --------

@@ -40,7 +40,7 @@ def flatten(
     make: Callable[[str, Any], Entry],
     budget: Budget,
 ) -> tuple[list[Entry], list[LeftOut]]:
-    """Return the entries that `make` makes of the tensors of `tree`, and what is no tensor.
+    """Return the entries that `make` makes of the tensors of `tree`, and the other values.
 
     A dict or list without tensors is left out as one.
     """
@@ -147,9 +147,9 @@ class _Walk:
     def _below_odd_key(
         self, keys: tuple[str, ...], key: Any, value: Any
     ) -> Iterator[tuple[tuple[str, ...], Any]]:
-        """Yield what is below a key that is no name: with tensors in it, it cannot be converted."""
+        """Yield the value below a key that is no name. Tensors in it cannot be converted."""
         where = _quoted(".".join(keys)) if keys else "the top level"
-        # Not its value: a key may stand for more than fits in any message.
+        # Without the value: a key may be longer than any message.
         kind = type(key).__name__ if not isinstance(key, int) else f"an int of {key.bit_length()} bits"
         word = repr(key) if key is None or isinstance(key, float) else kind
         known = self._weights.get(id(value))

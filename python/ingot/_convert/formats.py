@@ -91,7 +91,7 @@ class _Start:
 
     @property
     def has_user_block(self) -> bool:
-        """Whether the mark of HDF5 comes after 512 bytes, or 1024, and so on."""
+        """Return whether the mark of HDF5 comes after 512 bytes, or 1024, and so on."""
         with open(self.path, "rb") as file:
             end, position = file.seek(0, os.SEEK_END), 512
             while position < end:
@@ -242,7 +242,7 @@ def _as_loaded(folder: str) -> tuple[str, str] | None:
     try:
         checkpoint = _native.Checkpoint.open(folder, "pread")
     except IsADirectoryError:
-        # There is none.
+        # The folder holds no checkpoint.
         return None
     except SafetensorError as error:
         said = str(error).removeprefix(f"{_escaped(folder)}: ")

@@ -45,7 +45,7 @@ class Dtype:
             self.word = "V"
 
     def resolved(self) -> numpy.dtype[Any]:
-        """Return the dtype; `TypeError` if there is none of that name."""
+        """Return the dtype; `TypeError` if the name is unknown."""
         if self.word.lstrip("<>|=")[:1] in ("O", "V", "S", "a", "U", "M", "m", "T"):
             return numpy.dtype(self.word.lstrip("<>|=")[:1].replace("a", "S").replace("T", "U"))
         try:
@@ -56,7 +56,7 @@ class Dtype:
 
 
 def code_in(word: str) -> str:
-    """Return the code of a dtype of ml_dtypes; `TypeError` if there is none of that name."""
+    """Return the code of a dtype of ml_dtypes; `TypeError` if the name is unknown."""
     from ingot.numpy import ML_DTYPES
 
     for code, name in ML_DTYPES.items():

@@ -1,4 +1,4 @@
-"""Read pickles without importing, calling or allocating what they name.
+"""Read pickles without importing or calling the names in them.
 
 A pickle names classes and functions and calls them. Here a name stays a name. `Machine.calls` has a function
 of this package for each that files of tensors need; any other makes a `Foreign` object, which can be left out

@@ -34,7 +34,7 @@ def refused(
 
 @contextmanager
 def reading(path: str, title: str, tensor: str | None = None) -> Iterator[None]:
-    """Raise `ConversionError` for what is raised in here: `path` is no whole `title`."""
+    """Turn any exception into a `ConversionError`: `path` is no whole `title`."""
     try:
         yield
     except (SafetensorError, ImportError, MemoryError):

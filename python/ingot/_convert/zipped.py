@@ -30,7 +30,7 @@ _LOCAL = struct.Struct("<4s5H3L2H")
 _ENCRYPTED = 0x1 | 0x40
 # A member may have its checksum and sizes behind its bytes; the longest form of that, in bytes.
 _HAS_DESCRIPTOR, _DESCRIPTOR_NBYTES = 0x8, 24
-# An entry of the directory: what is before the name has these three lengths at these places.
+# An entry of the directory: the part before the name has three lengths at this place.
 _ENTRY, _LENGTHS, _LENGTHS_AT = b"PK\1\2", struct.Struct("<3H"), 28
 _ENTRY_NBYTES = 46
 # What follows the directory: the two records of large archives, and the record of all.
@@ -115,13 +115,13 @@ def _differs(found: int, expected: int, in_other: int) -> bool:
 
 
 def opened(path: str, member: Member, *, may_lack_checksum: bool = False) -> IO[bytes]:
-    """The member, to be read from its begin. Closing it closes the archive.
+    """Open a member, to be read from its begin. Closing it closes the archive.
 
     With `may_lack_checksum`, a checksum of 0 means that the writer computed none.
     """
     archive = zipfile.ZipFile(path)
     if may_lack_checksum and not member.checksum:
-        # zipfile compares what is there.
+        # zipfile skips the comparison if the entry has no checksum.
         del archive.getinfo(member.name).CRC
     stream = archive.open(member.name)
     # The archive keeps its file open for as long as a member of it is.
@@ -159,7 +159,7 @@ class Window(RawIOBase):
 
 
 def contents(path: str, member: Member, *, may_lack_checksum: bool = False) -> bytes:
-    """All bytes of a member."""
+    """Return all bytes of a member."""
     with (
         reading(path, "a ZIP archive"),
         opened(path, member, may_lack_checksum=may_lack_checksum) as stream,

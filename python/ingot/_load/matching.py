@@ -1,6 +1,6 @@
-"""Patterns of tensor names: ``*`` stands for any text and ``?`` for one character.
+"""Match tensor names with patterns: ``*`` is any text and ``?`` one character.
 
-Everything else stands for itself, because names have brackets too. The name of a tensor matches only that
+Everything else is literal, because names have brackets too. The name of a tensor matches only that
 tensor, even if it has a ``*``.
 """
 
@@ -20,7 +20,7 @@ _MOST_COMPARED = 10_000
 
 
 def matcher(pattern: str) -> Callable[[str], bool]:
-    """Return a function that tells whether a name matches."""
+    """Return a function that returns whether a name matches."""
     # Imported here: few loads have patterns.
     import re
 

@@ -143,7 +143,7 @@ fn texts(names: &[&OsString]) -> Vec<String> {
         .collect()
 }
 
-/// `model-00001-of-00004.safetensors`: one of several files, of which an index says what they hold.
+/// Whether a file is a shard by its name, such as `model-00001-of-00004.safetensors`.
 fn is_part(name: &OsStr) -> bool {
     let parsed = name.to_str().and_then(|name| {
         let (rest, count) = name.rsplit_once('.')?.0.rsplit_once("-of-")?;

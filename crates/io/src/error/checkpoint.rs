@@ -115,7 +115,7 @@ impl fmt::Display for CheckpointFault {
             CheckpointFault::MissingIndex { found } => {
                 f.write_str("the directory holds shards of a checkpoint without their index: ")?;
                 list(f, found)?;
-                f.write_str(" — get the index and all shards, or give the path of one shard")
+                f.write_str(" — fetch the index and all shards, or pass the path of one shard")
             }
             CheckpointFault::MissingShards { shards, of } => {
                 write!(f, "{} of the {of} files that the index names are not there: ", shards.len())?;

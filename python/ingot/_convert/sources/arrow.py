@@ -57,7 +57,7 @@ def opened(path: str, options: Options) -> Iterator[Contents]:
 
 
 def _rewound(source: Any, open_it: Any, pa: Any, fields: Iterable[int], begin: int = 0) -> Any:
-    """A reader of some columns from the begin on."""
+    """Return a reader of some columns from the begin on."""
     source.seek(begin)
     return open_it(source, options=pa.ipc.IpcReadOptions(included_fields=list(fields)))
 

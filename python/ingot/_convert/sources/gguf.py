@@ -73,7 +73,7 @@ class _Info(NamedTuple):
 
 @contextmanager
 def opened(path: str, options: Options) -> Iterator[Contents]:
-    """The tensors of all parts; single values beside them become metadata, and lists are left out."""
+    """Yield the tensors of all parts. Single values become metadata, and lists are left out."""
     headers = _headers(path, options)
     entries = [
         replace(possible(info.name, _entry, header, info, options), file=header.path)
@@ -88,7 +88,7 @@ def opened(path: str, options: Options) -> Iterator[Contents]:
 
 
 def _headers(path: str, options: Options) -> list[_Header]:
-    """The headers of all parts that the model at `path` has, in their order."""
+    """Return the headers of all parts of the model at `path`, in their order."""
     budget = options.budget
     first = _header(path, budget)
     count = first.part[1]
@@ -172,7 +172,7 @@ class _Header:
             raise self.refusal(f"{self.nbytes - end} bytes follow the tensors", "trailing")
 
     def _take_part(self) -> None:
-        """Take out what says that the file is one of several, which the new file is not."""
+        """Take out the values that describe the file as one of several, which the new file is not."""
         number, count, tensors = (self.metadata.pop(key, None) for key in _SPLIT)
         for text in (number, count, tensors):
             if text is not None and not re.fullmatch(r"\d{1,9}", text):
@@ -258,7 +258,7 @@ class _Header:
 
 
 def _stored_nbytes(info: _Info) -> int | None:
-    """The bytes of a tensor in the file; None if its type is unknown, or only the package gguf knows it."""
+    """Return the bytes of a tensor in the file, or None if its type is unknown."""
     plain = _PLAIN.get(info.kind)
     if plain is not None:
         return nbytes(plain, info.shape)

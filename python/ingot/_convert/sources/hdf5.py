@@ -66,7 +66,7 @@ def datasets(path: str, file: Any, budget: Budget) -> Iterator[Contents]:
 
 
 def _expect_end(file: Any, begin: int) -> None:
-    """Raise if bytes follow the file that starts at `begin`, of which the library takes no notice."""
+    """Raise if bytes follow the file that starts at `begin`. The library ignores them."""
     with nullcontext(file) if hasattr(file, "read") else open(file, "rb") as opened_file:
         opened_file.seek(begin)
         head = opened_file.read(_SUPERBLOCK_NBYTES)
@@ -162,7 +162,7 @@ class _Walk:
     def _values(self, name: str, dataset: Any, dtype: numpy.dtype[Any]) -> Array:
         with reading(self._path, TITLE, name):
             found = numpy.asarray(dataset[()])
-        # A value without dimensions comes in the order of bytes of this machine, whatever the dataset has.
+        # h5py returns a value without dimensions in the byte order of this machine.
         return found.view(dtype) if dtype != dataset.dtype else found
 
     def _refusal(self, name: str, what: str, code: str) -> ConversionError:
@@ -175,7 +175,7 @@ class _Walk:
 
 
 def _named(dataset: Any) -> numpy.dtype[Any] | None:
-    """The dtype that Keras names for opaque bytes, as which it stores what HDF5 has no type for."""
+    """Return the dtype that Keras names for opaque bytes, which hold dtypes unknown to HDF5."""
     word = dataset.attrs.get("dtype") if dataset.dtype.kind == "V" and dataset.dtype.names is None else None
     code = CODES.get(word) if isinstance(word, str) else None
     dtype = None if code is None else dtype_of(code)

@@ -25,13 +25,13 @@ if TYPE_CHECKING:
     from ingot.numpy import Array
 
 TITLE = "an ONNX model"
-# Attributes of a Constant that are its value, with the dtypes that ONNX gives them.
+# Attributes of a Constant that are its value, with their dtypes in ONNX.
 _NUMBERS = {"value_float": "F32", "value_floats": "F32", "value_int": "I64", "value_ints": "I64"}
 
 
 @contextmanager
 def opened(path: str, options: Options) -> Iterator[Contents]:
-    """The tensors of the graph by name; those of graphs within nodes behind the names of these."""
+    """Yield the tensors by name. Tensors in attributes are named after their nodes."""
     try:
         import onnx
     except ModuleNotFoundError as error:
@@ -103,7 +103,7 @@ class _Walk:
                     self._attribute(name, attribute, depth)
 
     def _attribute(self, name: str, attribute: Any, depth: int) -> None:
-        """Add whatever tensors an attribute has."""
+        """Add all tensors of an attribute."""
         for place, tensor in _each(name, attribute, "t", "tensors"):
             self._tensor(place, tensor)
         for place, sparse in _each(name, attribute, "sparse_tensor", "sparse_tensors"):
@@ -189,7 +189,7 @@ class _Walk:
 
 
 def _each(name: str, attribute: Any, one: str, many: str) -> Iterator[tuple[str, Any]]:
-    """The values of an attribute that has one or many, each with its name."""
+    """Yield the values of an attribute that has one or many, each with its name."""
     if attribute.HasField(one):
         yield name, getattr(attribute, one)
     for number, value in enumerate(getattr(attribute, many)):

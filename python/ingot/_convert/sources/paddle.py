@@ -38,7 +38,7 @@ _CUT = "UnpackBigParamInfor@@"
 
 @contextmanager
 def opened(path: str, options: Options) -> Iterator[Contents]:
-    """The arrays of nested dicts, named as `ingot._convert.flatten` says."""
+    """Yield the arrays of nested dicts, named as `ingot._convert.flatten` says."""
     marked: set[int] = set()
     with reading(path, TITLE), open(path, "rb") as file:
         machine = _Machine(Bounded(path, file, size_of(path)), options.budget, marked)
@@ -96,7 +96,7 @@ class _Machine(ArrayMachine):
 
 
 def _data(marked: set[int], _: Machine, expression: object = None, names: object = None) -> object:
-    """In place of `eval`, by which paddle pickles a kind of tensor: ``eval("data", {"data": array})``."""
+    """Return the array of ``eval("data", {"data": array})``, by which Paddle pickles a kind of tensor."""
     if expression != "data" or not isinstance(names, dict) or names.keys() != {"data"}:
         raise pickle.UnpicklingError(f"a call of eval is refused: {expression!r}")
     if not isinstance(names["data"], PickledArray):
@@ -106,7 +106,7 @@ def _data(marked: set[int], _: Machine, expression: object = None, names: object
 
 
 def _named(marked: set[int], _: Machine, items: object = ()) -> object:
-    """In place of `tuple`, by which paddle pickles the others: as ``tuple((name, array))``."""
+    """Return the array of ``tuple((name, array))``, by which Paddle pickles the others."""
     if isinstance(items, tuple) and [type(item) for item in items] == [str, PickledArray]:
         marked.add(id(items[1]))
         return items[1]

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 TITLE = "a Parquet file"
 MAGIC = b"PAR1"
-# Of the length of the footer, and of what is between the columns and the footer.
+# Bytes of the length of the footer, and of the longest gap between the columns and the footer.
 _LENGTH_NBYTES, _LONGEST_GAP = 4, 64 << 20
 
 

@@ -75,7 +75,7 @@ _CLASSES = re.compile(
 
 @contextmanager
 def opened(path: str, options: Options) -> Iterator[Contents]:
-    """The tensors of nested dicts, named as `ingot._convert.flatten` says."""
+    """Yield the tensors of nested dicts, named as `ingot._convert.flatten` says."""
     with open(path, "rb") as file:
         is_archive = file.read(4) == b"PK\3\4"
     tree = _archive(path, options.budget) if is_archive else _old(path, options.budget)
@@ -128,7 +128,7 @@ class _Tensor(NamedTuple):
     is_neg: bool
 
     def nbytes_used(self, width: int) -> int:
-        """The bytes of the storage up to the end of the last element."""
+        """Return the bytes of the storage up to the end of the last element."""
         if not elements(self.shape):
             return 0
         last = sum((size - 1) * step for size, step in zip(self.shape, self.stride, strict=True))
@@ -204,7 +204,7 @@ def _itself(_: _Machine, tensor: Any, *others: object) -> Any:
 
 
 def _from_other(machine: _Machine, tensor: Any, dtype: Any, *others: object) -> Any:
-    """A tensor of a device without storages, which is kept as one of the host or as an array."""
+    """Return a tensor that a device without storages keeps on the host, or as an array."""
     kept = tensor.word if isinstance(tensor, _Tensor) else getattr(tensor.dtype, "name", None)
     return tensor if kept == _word(dtype) else _odd(f"{_word(dtype)}, stored as {kept}")(machine)
 
@@ -287,24 +287,24 @@ class _Machine(ArrayMachine):
 
 
 def _stored(name: str) -> str | None:
-    """The dtype of a class of storages."""
+    """Return the dtype of a class of storages."""
     match = _STORAGE.fullmatch(name)
     return None if match is None else _STORED.get(match[1])
 
 
 def _width(word: str) -> int:
-    """The bytes of an element."""
+    """Return the bytes of an element."""
     code = CODES.get(word)
     return dtype_of(code).itemsize if code is not None else _WIDTHS.get(word, 1)
 
 
 def _archive(path: str, budget: Budget) -> Any:
-    """What an archive holds, which `torch.save` writes since 1.6."""
+    """Load an archive, which `torch.save` writes since 1.6."""
     records = _records(path, budget)
     _refuse_programs(path, records)
     with reading(path, TITLE):
         budget.hold(records[_PICKLE].nbytes)
-        # torch writes no checksum if it is told so.
+        # torch writes no checksums after `set_crc32_options(False)`.
         pickled = contents(path, records[_PICKLE], may_lack_checksum=True)
         machine = _Machine(Bounded(path, BytesIO(pickled), len(pickled), has_spans=False), budget)
         tree = machine.load()
@@ -336,7 +336,7 @@ class _Unpacked:
         self._last: tuple[Member, bytes] | None = None
 
     def held(self, member: Member, is_little: bool) -> _Held:
-        """The bytes of a member."""
+        """Return the bytes of a member."""
         if member.is_packed:
             return _Held(member.nbytes, None, partial(self._read, member), is_little)
         return _in_region(Region(self._path, member.position, member.nbytes), is_little)
@@ -355,7 +355,7 @@ def _in_region(region: Region, is_little: bool = True) -> _Held:
 
 
 def _records(path: str, budget: Budget) -> dict[str, Member]:
-    """The files in the archive, without the folder that all of them are in."""
+    """Return the files in the archive, without the folder that all of them are in."""
     found = members(path, budget)
     folders = {name.partition("/")[0] for name in found}
     if len(folders) > 1:
@@ -383,7 +383,7 @@ def _refuse_programs(path: str, records: dict[str, Member]) -> None:
 
 
 def _old(path: str, budget: Budget) -> Any:
-    """What a file from before there were archives holds: pickles, and the storages behind them."""
+    """Load a file from before 1.6, which has pickles and the storages behind them."""
     nbytes = size_of(path)
     with reading(path, TITLE), open(path, "rb") as file:
 
@@ -470,7 +470,7 @@ def _entry(path: str, name: str, tensor: _Tensor) -> Entry:
 
 
 def _unpacked(raw: Array, code: str) -> Array:
-    """For F4 one element to a byte, as NumPy has it."""
+    """Return F4 with one element to a byte, as NumPy has it."""
     if code != "F4":
         return raw
     halves = numpy.stack([raw & 15, raw >> 4], -1)
