@@ -210,14 +210,17 @@ STEPS ?= 1000000
 ANSWERS ?= 100000
 KILLS ?= 5000
 FILES ?= 20000
+CONVERSIONS ?= 20000
 HEADERS ?= 1000000
 SOAK ?= 7200
 nightly: export INGOT_RECORD := $(RECORD)
 nightly: $(VENV)/.ingot $(VENV)/.test
 	rm -f $(RECORD)
 	INGOT_STEPS=$(STEPS) INGOT_ANSWERS=$(ANSWERS) INGOT_KILLS=$(KILLS) INGOT_FILES=$(FILES) INGOT_HEADERS=$(HEADERS) \
+		INGOT_CONVERSIONS=$(CONVERSIONS) \
 		$(BIN)/python -m pytest tests/trust/test_any_order.py tests/trust/test_every_call.py \
-		tests/remote/test_lying_servers.py tests/convert/test_convert_mutants.py tests/web/test_web_mutants.py
+		tests/remote/test_lying_servers.py tests/convert/test_convert_mutants.py \
+		tests/convert/test_convert_generated.py tests/web/test_web_mutants.py
 	INGOT_SOAK=$(SOAK) $(BIN)/python -m pytest tests/trust/test_soak.py -o faulthandler_timeout=0
 	$(MAKE) test-orders
 	PYTHON="$(PYTHON)" scripts/fuzz $(FUZZ_SECONDS)

@@ -108,8 +108,9 @@ class Whole(Generic[Tensor]):
         device : str, int, the framework's device, dict or callable, optional
             Where the tensors are placed; the module says which devices its framework takes. By default where
             upstream puts them: on the framework's default device, and paddle's on the CPU.
-            A dict has patterns of names (`fnmatch`), each with a device, such as
-            ``{"layers.0.*": "gpu:0", "*": "cpu"}``: the first that fits decides. A callable is given what
+            A dict has patterns of names, each with a device, such as ``{"layers.0.*": "gpu:0", "*": "cpu"}``,
+            where ``*`` is any text and ``?`` one character. The first that matches decides, and each has to
+            match a tensor. A callable is given what
             `ingot.safe_open.info` gives, and returns the device.
         return_metadata : bool
             Return the metadata too, of the same look at the file.

@@ -85,9 +85,9 @@ Door = Callable[[Path, Any, str], dict[str, torch.Tensor]]
         ({"layers.0.*": "meta", "*": "cpu"}, {"layers.0.w", "layers.0.b"}),
         # The first that fits, not the closest.
         ({"layers.*": "cpu", "layers.0.*": "meta", "*": torch.device("meta")}, {"Head[0]"}),
-        ({"*.[!b]": "meta", "*": None}, {"layers.0.w", "layers.1.w", "layers.2.w"}),
-        # As fnmatch has it, on every system: case counts, and a bracket is a set of characters.
-        ({"head*": "meta", "Head[0]": "meta", "Head[[]0]": "cpu", "*": "cpu"}, set()),
+        ({"*.?.w": "meta", "*": None}, {"layers.0.w", "layers.1.w", "layers.2.w"}),
+        # Brackets are part of names.
+        ({"Head[0]": "meta", "*": "cpu"}, {"Head[0]"}),
         (lambda info: "meta" if info.name.endswith("w") else "cpu", {f"layers.{n}.w" for n in range(3)}),
         (lambda info: torch.device("meta" if info.begin == 0 else "cpu"), {"Head[0]"}),
     ],
@@ -103,7 +103,7 @@ def test_each_tensor_goes_where_its_name_sends_it(
 
 
 @every_door
-@pytest.mark.parametrize("device", [{}, {"layers.*": "cpu"}, {"head*": "cpu", "layers.*": "meta"}])
+@pytest.mark.parametrize("device", [{}, {"layers.*": "cpu"}, {"layers.?.w": "cpu", "layers.*": "meta"}])
 def test_a_name_that_no_pattern_fits_is_named(path: Path, backend: str, door: Door, device: Any) -> None:
     with pytest.raises(ingot.OptionError, match="no pattern of device fits") as caught:
         door(path, device, backend)
@@ -113,6 +113,16 @@ def test_a_name_that_no_pattern_fits_is_named(path: Path, backend: str, door: Do
     assert caught.value.expected == tuple(device)
     if device:
         assert caught.value.tensor == "Head[0]"
+
+
+@every_door
+@pytest.mark.parametrize("pattern", ["head*", "layer.0.*", "Head[[]0]"])
+def test_a_pattern_that_matches_no_tensor_is_an_error(
+    path: Path, backend: str, door: Door, pattern: str
+) -> None:
+    with pytest.raises(ingot.TensorNotFoundError, match=r"did you mean `") as caught:
+        door(path, {pattern: "cpu", "*": "cpu"}, backend)
+    assert caught.value.tensor == pattern
 
 
 def test_it_is_said_before_anything_is_read(path: Path) -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import re
 import struct
 import zipfile
 from pathlib import Path
+from typing import Any
 
 import ml_dtypes
 import numpy
@@ -90,6 +92,46 @@ def test_an_array_of_objects_is_left_out_and_not_unpickled(payload: Payload) -> 
     with pytest.raises(ingot.ConversionError, match="no tensor in it is to be converted") as caught:
         ingot.convert("in.npy", "other.safetensors")
     assert caught.value.code == "no-tensors"
+
+
+@pytest.mark.parametrize("save", [numpy.savez, numpy.savez_compressed])
+def test_convert_reads_bfloat16_of_npz(save: Any) -> None:
+    half = numpy.arange(8).reshape(2, 4).astype(ml_dtypes.bfloat16)
+    fives = numpy.arange(8).astype(ml_dtypes.float8_e5m2)
+    fours = numpy.arange(4).astype(ml_dtypes.float8_e4m3fn)
+    save("in.npz", half=half, turned=half.T, fives=fives, fours=fours, void=numpy.zeros(2, "V2"))
+    report = ingot.convert("in.npz", "out.safetensors")
+    found = load_file("out.safetensors")
+    assert found.keys() == {"half", "turned", "fives"}
+    for name, expected in (("half", half), ("turned", half.T), ("fives", fives)):
+        assert found[name].dtype == expected.dtype
+        numpy.testing.assert_array_equal(found[name].astype("f4"), expected.astype("f4"))
+    # One byte may be a float of several kinds, or an integer, and a void of NumPy's is no number.
+    assert {(one.name, one.value) for one in report.left_out} == {("fours.npy", "<V1"), ("void.npy", "|V2")}
+    numpy.save("in.npy", half)
+    ingot.convert("in.npy", "lone.safetensors")
+    assert load_file("lone.safetensors")["tensor"].tobytes() == half.tobytes()
+
+
+def test_convert_minds_a_damaged_array_only_where_it_is_chosen() -> None:
+    numpy.save("in.npy", numpy.ones(2))
+    with zipfile.ZipFile("in.npz", "w") as archive:
+        archive.writestr("good.npy", Path("in.npy").read_bytes())
+        archive.writestr("bad.npy", b"no array at all")
+        archive.writestr("short.npy", Path("in.npy").read_bytes()[:-1])
+    ingot.convert("in.npz", "out.safetensors", keep="good")
+    for name in ("bad", "short"):
+        with pytest.raises(ingot.ConversionError, match=f"tensor `{name}`: "):
+            ingot.convert("in.npz", f"{name}.safetensors", keep=name)
+
+
+def test_convert_refuses_more_dimensions_than_arrays_have() -> None:
+    header = {"w": {"dtype": "U8", "shape": [1] * 65, "data_offsets": [0, 1]}}
+    raw = json.dumps(header).encode()
+    Path("in.safetensors").write_bytes(struct.pack("<Q", len(raw)) + raw + b"x")
+    with pytest.raises(ingot.ConversionError, match=r"tensor `w`: 65 dimensions: expected 64") as caught:
+        ingot.convert("in.safetensors", "out.bt")
+    assert caught.value.code == "dimensions"
 
 
 def test_a_zip_bomb_is_refused_with_the_limit_named(monkeypatch: pytest.MonkeyPatch) -> None:

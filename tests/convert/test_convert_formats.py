@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import pytest
 import torch
 
 import ingot
+from ingot._convert import listed
 from ingot._convert.formats import _BY_CONTENT, _FIRST_BYTES, FORMATS, resolved
 from ingot.numpy import load_file, save_file
 
@@ -98,12 +100,58 @@ def test_a_folder_is_the_one_checkpoint_that_is_in_it() -> None:
     torch.save({"a": torch.ones(3)}, "folder/pytorch_model.bin")
     Path("folder/readme.txt").write_text("text")
     ingot.convert("folder", "out.safetensors")
-    save_file(ONE, "folder/model.safetensors")
+    torch.save({"b": torch.ones(3)}, "folder/other.bin")
     with pytest.raises(
-        ingot.ConversionError, match=r"2 files that could be converted: model.safetensors, pyt"
+        ingot.ConversionError, match=r"2 files that could be converted: other.bin, pyt"
     ) as error:
         ingot.convert("folder", "other.safetensors")
     assert error.value.code == "ambiguous"
+    save_file(ONE, "folder/model.safetensors")
+    assert ingot.convert("folder", "other.safetensors").source_format == "safetensors"
+
+
+def test_convert_finds_in_a_folder_what_load_file_finds() -> None:
+    Path("folder").mkdir()
+    for number in (1, 2):
+        save_file({f"w{number}": numpy.ones(2)}, f"folder/model.fp16-{number:05}-of-00002.safetensors")
+    with pytest.raises(ingot.ConversionError, match="without their index") as caught:
+        ingot.convert("folder", "out.safetensors")
+    assert caught.value.code == "missing-index"
+    weight_map = {f"w{number}": f"model.fp16-{number:05}-of-00002.safetensors" for number in (1, 2)}
+    index = {"metadata": {}, "weight_map": weight_map}
+    Path("folder/model.safetensors.index.fp16.json").write_text(json.dumps(index))
+    torch.save({"a": torch.ones(3)}, "folder/optimizer.pt")
+    assert ingot.convert("folder", "out.safetensors").source_format == "sharded"
+    assert load_file("out.safetensors").keys() == load_file("folder").keys() == {"w1", "w2"}
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "adapter_model.bin", "pytorch_model.bin"])
+def test_convert_finds_the_model_in_the_folder_of_a_trainer(name: str) -> None:
+    Path("folder").mkdir()
+    for other in ("optimizer.pt", "scheduler.pt", "rng_state_0.pth", "training_args.bin"):
+        torch.save({"other": torch.ones(3)}, f"folder/{other}")
+    if name.endswith(".bin"):
+        torch.save({"a": torch.ones(3)}, f"folder/{name}")
+    else:
+        save_file(ONE, f"folder/{name}")
+    ingot.convert("folder", "out.safetensors")
+    assert load_file("out.safetensors").keys() == {"a"}
+
+
+@pytest.mark.parametrize("path", ["", "pytorch_model-00001-of-00004.bin", "model-00001-of-00004.safetensors"])
+def test_convert_does_not_take_one_shard_for_a_model(path: str) -> None:
+    Path("folder").mkdir()
+    name = path or "pytorch_model-00001-of-00004.bin"
+    if name.endswith(".bin"):
+        torch.save({"a": torch.ones(3)}, f"folder/{name}")
+    else:
+        save_file(ONE, f"folder/{name}")
+    with pytest.raises(ingot.ConversionError, match="part 1 of 4") as caught:
+        ingot.convert(f"folder/{path}", "out.safetensors")
+    assert caught.value.code == "part"
+    word = "torch" if name.endswith(".bin") else "safetensors"
+    assert ingot.convert(f"folder/{name}", "out.safetensors", source_format=word).tensors == 1
+    assert listed(f"folder/{name}").tensors[0].name == "a"
 
 
 def test_paths_of_every_kind_are_taken(tmp_path: Path) -> None:

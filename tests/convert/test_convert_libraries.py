@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import struct
 import sys
+import tempfile
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -21,6 +23,7 @@ from onnx import helper, numpy_helper
 
 import ingot
 from ingot import _convert
+from ingot._convert import listed
 from ingot.numpy import load_file
 
 RANDOM = numpy.random.default_rng(0)
@@ -70,6 +73,8 @@ def test_hdf5_that_reaches_into_other_files_is_refused(make: Callable[[h5py.File
     Path("other.bin").write_bytes(b"secret secret se")
     with h5py.File("in.h5", "w") as file:
         make(file)
+        file["w"] = WEIGHT
+    assert ingot.convert("in.h5", "kept.safetensors", keep="w").dropped == ("a",)
     with pytest.raises(ingot.ConversionError, match=r"in.h5: tensor `a`: ") as caught:
         ingot.convert("in.h5", "out.safetensors")
     assert caught.value.code == "outside"
@@ -94,6 +99,53 @@ def test_a_dataset_that_was_never_written_is_no_way_to_fill_the_disk() -> None:
         ingot.convert("in.h5", "out.safetensors")
 
 
+def test_convert_lists_attributes_and_the_user_block_of_hdf5() -> None:
+    with h5py.File("in.h5", "w", userblock_size=1024) as file:
+        file.attrs["whole"] = numpy.ones(3)
+        file.create_dataset("group/w", data=WEIGHT).attrs["scale"] = numpy.float32(2)
+        file["group"].attrs["text"] = "x"
+    with open("in.h5", "r+b") as raw:
+        raw.write(b"#!/bin/sh\n")
+    report = ingot.convert("in.h5", "out.safetensors")
+    numpy.testing.assert_array_equal(load_file("out.safetensors")["group/w"], WEIGHT)
+    assert {one.name for one in report.left_out} == {
+        "user block",
+        "@whole",
+        "group@text",
+        "group/w@scale",
+    }
+
+
+def keras_file(path: str, method: int) -> ml_dtypes.bfloat16:
+    half = WEIGHT.astype(ml_dtypes.bfloat16)
+    with h5py.File("in.weights.h5", "w") as file:
+        file.create_dataset("vars/0", data=half).attrs["dtype"] = "bfloat16"
+        file["vars/1"] = WEIGHT
+        file["vars/2"] = half
+    with zipfile.ZipFile(path, "w", method) as archive:
+        archive.writestr("config.json", "{}")
+        archive.write("in.weights.h5", "model.weights.h5")
+    return half
+
+
+@pytest.mark.parametrize("method", [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED])
+@pytest.mark.parametrize("name", ["in.keras", "in.weights.h5"])
+def test_convert_reads_bfloat16_as_keras_stores_it(
+    name: str, method: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    half = keras_file("in.keras", method)
+    # Temporary files belong to where the new file will be.
+    monkeypatch.setattr(tempfile, "tempdir", "/nowhere")
+    report = ingot.convert(name, "out.safetensors")
+    found = load_file("out.safetensors")
+    assert found["vars/0"].tobytes() == half.tobytes()
+    assert found["vars/0"].dtype == ml_dtypes.bfloat16
+    assert found.keys() == {"vars/0", "vars/1"}
+    # Nothing says what the other bytes mean.
+    assert "vars/2" in {one.name for one in report.left_out}
+    assert set(listed(name).tensors[0].shape or ()) == {4, 64}
+
+
 # --- ONNX ---
 
 
@@ -101,6 +153,82 @@ def model(*tensors: onnx.TensorProto, nodes: tuple[onnx.NodeProto, ...] = ()) ->
     output = helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT, None)
     node = helper.make_node("Identity", ["w"], ["y"])
     return helper.make_model(helper.make_graph([node, *nodes], "g", [], [output], list(tensors)))
+
+
+def test_convert_reads_every_tensor_of_an_onnx_model() -> None:
+    def tensor(value: float) -> onnx.TensorProto:
+        return numpy_helper.from_array(numpy.full(3, value, "f4"), "unused")
+
+    sparse = helper.make_sparse_tensor(
+        helper.make_tensor("values", onnx.TensorProto.FLOAT, [1], [1]),
+        helper.make_tensor("indices", onnx.TensorProto.INT64, [1], [0]),
+        [3],
+    )
+    inner = helper.make_graph([helper.make_node("Constant", [], ["k"], value=tensor(4))], "inner", [], [])
+    nodes = (
+        helper.make_node("Constant", [], ["k"], value=tensor(1)),
+        helper.make_node("Constant", [], ["floats"], value_floats=[1.0, 2.0]),
+        helper.make_node("Constant", [], ["float"], value_float=0.5),
+        helper.make_node("Constant", [], ["ints"], value_ints=[7, 8]),
+        helper.make_node("Constant", [], ["int"], value_int=2**40),
+        helper.make_node("Constant", [], ["text"], value_string="x"),
+        helper.make_node("Constant", [], ["sparse"], sparse_value=sparse),
+        helper.make_node("Odd", [], ["o"], "odd", t=tensor(2), many=[tensor(3), tensor(5)]),
+        helper.make_node("If", ["w"], ["z"], "branch", then_branch=inner),
+        helper.make_node("Linear", ["w"], ["l"], "linear", domain="ai.onnx.ml", coefficients=[1.0, 2.0]),
+    )
+    made = model(numpy_helper.from_array(WEIGHT, "w"), nodes=nodes)
+    function = made.functions.add(name="twice", domain="local")
+    function.node.append(helper.make_node("Constant", [], ["k"], value=tensor(6)))
+    function.attribute_proto.append(helper.make_attribute("bias", tensor(7)))
+    made.training_info.add().initialization.initializer.append(numpy_helper.from_array(WEIGHT, "state"))
+    Path("in.onnx").write_bytes(made.SerializeToString())
+    report = ingot.convert("in.onnx", "out.safetensors")
+    found = load_file("out.safetensors")
+    expected = {"k": 1, "odd.t": 2, "odd.many.0": 3, "odd.many.1": 5}
+    expected |= {"branch.then_branch.k": 4, "local.twice.k": 6, "local.twice.bias": 7}
+    assert all(found[name].tolist() == [value] * 3 for name, value in expected.items())
+    assert found["floats"].tolist() == [1, 2]
+    assert found["float"].tolist() == 0.5
+    assert (found["ints"].tolist(), found["int"].tolist()) == ([7, 8], 2**40)
+    numpy.testing.assert_array_equal(found["training_0.initialization.state"], WEIGHT)
+    assert len(found) == len(expected) + 6
+    assert {one.name for one in report.left_out} == {"sparse", "linear.coefficients"}
+    assert {one.name for one in listed("in.onnx").tensors} == found.keys()
+
+
+@pytest.mark.parametrize("outside", [False, True])
+def test_convert_reads_small_floats_of_onnx_and_names_small_integers(outside: bool) -> None:
+    fours = numpy.arange(16).reshape(2, 8).astype(ml_dtypes.float4_e2m1fn)
+    tensors = [
+        numpy_helper.from_array(fours, "four"),
+        numpy_helper.from_array(numpy.arange(4).astype(ml_dtypes.int4), "int"),
+    ]
+    onnx.save(
+        model(*tensors), "in.onnx", save_as_external_data=outside, location="data.bin", size_threshold=0
+    )
+    with pytest.raises(ingot.ConversionError, match=r"tensor `int`: .*int4"):
+        ingot.convert("in.onnx", "out.safetensors")
+    ingot.convert("in.onnx", "out.safetensors", drop="int")
+    assert load_file("out.safetensors")["four"].astype("f4").tolist() == fours.astype("f4").tolist()
+
+
+def test_convert_does_not_follow_a_link_out_of_the_folder_of_onnx() -> None:
+    for folder in ("model", "blobs", "snapshot"):
+        Path(folder).mkdir()
+    made = model(numpy_helper.from_array(WEIGHT, "w"))
+    onnx.save(made, "model/in.onnx", save_as_external_data=True, location="data.bin", size_threshold=0)
+    Path("model/data.bin").rename("blobs/data")
+    Path("model/data.bin").symlink_to(Path("blobs/data").resolve())
+    with pytest.raises(ingot.ConversionError, match="link out of the folder") as caught:
+        ingot.convert("model/in.onnx", "out.safetensors")
+    assert (caught.value.code, caught.value.tensor) == ("outside", "w")
+    # In a cache of downloads, the model is a link to the same folder.
+    Path("model/in.onnx").rename("blobs/model")
+    Path("snapshot/in.onnx").symlink_to("../blobs/model")
+    Path("snapshot/data.bin").symlink_to("../blobs/data")
+    ingot.convert("snapshot/in.onnx", "out.safetensors")
+    numpy.testing.assert_array_equal(load_file("out.safetensors")["w"], WEIGHT)
 
 
 @pytest.mark.parametrize("outside", [False, True])
@@ -241,7 +369,8 @@ def test_a_shape_that_no_array_has_is_refused_also_without_elements() -> None:
     rows, columns = (size.to_bytes(8, "little") for size in WEIGHT.shape)
     assert data.count(columns + rows) == 2
     changed = data.replace(columns + rows, (1 << 62).to_bytes(8, "little") + bytes(8))
-    Path("changed.gguf").write_bytes(changed)
+    # Without the values, which no tensor has now.
+    Path("changed.gguf").write_bytes(changed[: -WEIGHT.nbytes // 2])
     with pytest.raises(ingot.ConversionError, match=r"changed.gguf: tensor `plain`: .*overflows") as caught:
         ingot.convert("changed.gguf", "out.safetensors")
     assert caught.value.code == "size-overflow"
@@ -254,6 +383,55 @@ def test_a_name_that_the_new_file_cannot_have_is_an_error_of_the_save() -> None:
         ingot.convert("in.npz", "out.safetensors")
     assert caught.value.tensor == "__metadata__"
     assert os.listdir() == ["in.npz"]
+
+
+def gguf_parts(count: int, total: int | None = None) -> dict[str, numpy.ndarray[Any, Any]]:
+    tensors = {f"blk.{number}.w": WEIGHT + number for number in range(count)}
+    for number, (name, tensor) in enumerate(tensors.items()):
+        writer = gguf.GGUFWriter(f"m-{number + 1:05}-of-{count:05}.gguf", "llama")
+        writer.add_uint16("split.no", number)
+        writer.add_uint16("split.count", count)
+        writer.add_int32("split.tensors.count", total or count)
+        writer.add_tensor(name, tensor)
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_tensors_to_file()
+        writer.close()
+    return tensors
+
+
+@pytest.mark.parametrize("path", ["m-00001-of-00003.gguf", "m-00002-of-00003.gguf", "."])
+def test_convert_reads_all_parts_of_a_gguf(path: str) -> None:
+    tensors = gguf_parts(3)
+    Path("README.md").write_text("x")
+    ingot.convert(path, "out.safetensors")
+    found = load_file("out.safetensors")
+    assert found.keys() == tensors.keys()
+    assert all(numpy.array_equal(found[name], tensor) for name, tensor in tensors.items())
+    assert ingot.read_metadata("out.safetensors") == {"general.architecture": "llama"}
+
+
+def test_convert_does_not_take_some_parts_of_a_gguf_for_the_model() -> None:
+    gguf_parts(3)
+    os.rename("m-00003-of-00003.gguf", "away.gguf")
+    for path in ("m-00001-of-00003.gguf", "away.gguf"):
+        with pytest.raises(ingot.ConversionError, match="part"):
+            ingot.convert(path, "out.safetensors")
+    assert [one.name for one in listed("m-00001-of-00003.gguf").tensors] == ["blk.0.w"]
+    os.rename("away.gguf", "m-00003-of-00003.gguf")
+    os.replace("m-00002-of-00003.gguf", "m-00003-of-00003.gguf")
+    gguf_parts(2, total=5)
+    os.rename("m-00001-of-00002.gguf", "m-00002-of-00003.gguf")
+    for path in ("m-00001-of-00003.gguf", "m-00002-of-00002.gguf"):
+        with pytest.raises(ingot.ConversionError, match="part") as caught:
+            ingot.convert(path, "out.safetensors")
+        assert caught.value.code in ("part", "missing-file")
+
+
+def test_convert_names_a_tensor_of_gguf_once() -> None:
+    with pytest.raises(ingot.ConversionError) as caught:
+        ingot.convert(gguf_file(packed=gguf.GGMLQuantizationType.Q8_0), "out.safetensors")
+    assert str(caught.value).count("packed") == 1
 
 
 # --- Arrow and Parquet ---
@@ -333,6 +511,23 @@ WRITERS: dict[str, Callable[[str], Any]] = {
     "arrow": write_file,
     "parquet": write_parquet,
 }
+
+
+@pytest.mark.parametrize("word", ["hdf5", "user block", "stream", "arrow", "parquet", "gguf"])
+def test_convert_refuses_what_follows_the_first_file(word: str) -> None:
+    if word == "user block":
+        with h5py.File("in.data", "w", userblock_size=512) as file:
+            file["a"] = WEIGHT
+    elif word == "gguf":
+        os.rename(gguf_file(), "in.data")
+    else:
+        (WRITERS | {"stream": write_stream})[word]("in.data")
+    data = Path("in.data").read_bytes()
+    ingot.convert("in.data", "out.safetensors")
+    for more in (data, b"more and more and more"):
+        Path("two.data").write_bytes(data + more)
+        with pytest.raises(ingot.ConversionError, match=r"^two.data: "):
+            ingot.convert("two.data", "two.safetensors")
 
 
 @pytest.mark.parametrize("word", WRITERS)

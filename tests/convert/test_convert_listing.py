@@ -119,6 +119,11 @@ def as_paddle(weight: Array) -> str:
     return "in.pdparams"
 
 
+def as_pickle(weight: Array) -> str:
+    Path("in.pkl").write_bytes(pickle.dumps({"w": weight, "epoch": 3}, 5))
+    return "in.pkl"
+
+
 def as_gguf(weight: Array) -> str:
     writer = gguf.GGUFWriter("in.gguf", "llama")
     writer.add_array("tokens", ["a", "b"])
@@ -172,6 +177,7 @@ MAKERS: tuple[Callable[[Array], str], ...] = (
     as_onnx,
     as_onnx_with_data,
     as_paddle,
+    as_pickle,
     as_gguf,
     as_arrow,
     as_packed_arrows,

@@ -141,7 +141,11 @@ def as_msgpack_reads_it(data: bytes, found: dict[str, Any]) -> None:
 
 
 def as_torch_reads_it(data: bytes, found: dict[str, Any]) -> None:
-    read = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
+    try:
+        read = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
+    except ValueError:
+        # It refuses text of Python 2 that is not UTF-8, and an alignment that is no number.
+        return
     for name, array in found.items():
         tensor = read
         for key in name.split("."):

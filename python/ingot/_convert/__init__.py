@@ -7,8 +7,8 @@ The way of data: `formats.resolved` says what a file is, a module of `sources` g
 
 from __future__ import annotations
 
+from .others import LeftOut
 from .report import Conversion
-from .source import LeftOut
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -18,10 +18,11 @@ from .destination import Destination
 from .fetched import copied, fetched, sweep
 from .formats import FORMATS, resolved
 from .limits import Budget, limits, source_nbytes
+from .others import LeftOut
 from .refusal import refused
 from .report import Conversion
 from .selection import Selected, selected
-from .source import LeftOut, Options
+from .source import Options
 from .values import nbytes
 from .verify import verify as verified
 from .write import Ending, check_npz, code_in, write_native, write_npz
@@ -39,6 +40,8 @@ if TYPE_CHECKING:
 
 # Bytes that an array has fewer of, also where another of its dimensions is 0.
 _TOO_LONG = 1 << 63
+# Of NumPy's arrays.
+_MOST_DIMENSIONS = 64
 
 
 def convert(
@@ -69,14 +72,15 @@ def convert(
     source : str, bytes, os.PathLike, or an object to read from
         A file or a folder. Its content decides what it is, and its name only where the content has no mark:
         PyTorch's checkpoints (also in several files with an index), ``.npz``, ``.npy``, HDF5 and Keras, flax
-        msgpack, ONNX, TensorFlow's SavedModels and checkpoints, PaddlePaddle, GGUF, Arrow, Parquet,
-        ``.safetensors`` and ``.bt``. Or the URL of one file, or an object that holds one, as for
-        `ingot.safe_open`: it is fetched first, beside `destination`, and removed when this is over.
+        msgpack, ONNX, TensorFlow's SavedModels and checkpoints, PaddlePaddle, pickles of NumPy arrays, GGUF (all
+        parts of a model), Arrow, Parquet, ``.safetensors`` and ``.bt``. Or the URL of one file, or an object that
+        holds one, as for `ingot.safe_open`: it is fetched first, beside `destination`, and removed afterwards.
     destination : str, bytes or os.PathLike
         The file to write, whose name says the format: ``.safetensors``, ``.bt`` or ``.npz``. A folder, which
         exists or ends in a slash, or `max_shard_size` writes several files with an index, as `ingot.split`.
     source_format : str, optional
-        What `source` is, where it cannot be seen: a word of ``Conversion.source_format``.
+        The format of `source`, a word of ``Conversion.source_format``, if it cannot be detected. With it, one
+        part of a checkpoint is converted alone, which is refused otherwise.
     format : {"safetensors", "bintensors", "npz"}, optional
         What to write, whatever the name says.
     max_shard_size : int or str, optional
@@ -120,9 +124,9 @@ def convert(
     Raises
     ------
     ConversionError
-        The source is damaged, truncated, of no known format, asks for more than tensors (a pickle with a
-        payload), names files outside its folder, becomes too large, or has tensors that no file can hold.
-        ``code`` says which. Nothing was written.
+        The source is damaged, truncated, of an unknown format, one part of several, or becomes too large; or a
+        chosen tensor has no dtype in the new file, is an object of a program, or is outside the folder of the
+        source. ``code`` and ``tensor`` name the reason and the tensor. Nothing was written.
     FileExistsError
         There is something at `destination`, and `overwrite` is not set.
     OSError
@@ -150,8 +154,8 @@ def convert(
     gives them back. Views of one memory that differ are written each in full. An .npz has every name in full,
     and no metadata.
 
-    One tensor is in memory at a time, where the source allows: not for old pickles of torch (before 1.6), the
-    initializers inside of ONNX models, and Arrow files that are packed.
+    One tensor is in memory at a time, where the source allows: not for the tensors inside of ONNX models, and
+    Arrow files that are packed.
 
     Examples
     --------
@@ -170,7 +174,9 @@ def convert(
         found, word = resolved(path, source_format)
         budget = Budget(found, limits(source_nbytes(found, FORMATS[word].is_folder), max_nbytes))
         to.check(existing)
-        with FORMATS[word].opened(found, Options(dequantize, budget)) as contents:
+        beside = os.path.dirname(os.path.realpath(to.path))
+        reading = Options(dequantize, budget, source_format=source_format, beside=beside)
+        with FORMATS[word].opened(found, reading) as contents:
             chosen = selected(found, contents.entries, root, keep, drop)
             _check(found, contents, chosen, budget)
             with told(progress, f"Converting {_escaped(os.path.basename(found))}") as tell:
@@ -306,6 +312,15 @@ def _check(path: str, contents: Contents, chosen: Selected, budget: Budget) -> N
         )
     for entry in chosen.entries:
         # A tensor without elements has dimensions too, and no library makes an array of such.
+        if len(entry.shape) > _MOST_DIMENSIONS:
+            raise refused(
+                path,
+                f"{len(entry.shape)} dimensions: expected {_MOST_DIMENSIONS} or fewer",
+                code="dimensions",
+                tensor=entry.name,
+                expected=_MOST_DIMENSIONS,
+                found=len(entry.shape),
+            )
         if nbytes(entry.code, tuple(filter(None, entry.shape))) >= _TOO_LONG:
             raise refused(
                 path,

@@ -3,7 +3,7 @@
 The rule: keys and positions from the top down, joined by dots. ``{"model": {"layers": [w, b]}}`` becomes
 ``model.layers.0`` and ``model.layers.1``. Keys are str, or ints in decimal; an empty one is a name like any
 other, so that ``{"": {"a": w}}`` becomes ``.a``. A tensor below no key, which is all that a file holds, is
-called ``tensor``. Two tensors of one name are refused.
+called ``tensor``. A tensor below any other key cannot be converted.
 """
 
 from __future__ import annotations
@@ -14,13 +14,15 @@ from ingot._text import _quoted
 from ingot.errors import ConversionError
 
 from .limits import RECORD_NBYTES
+from .others import LeftOut, Unusable, left_out
 from .refusal import refused
-from .source import LeftOut, left_out
+from .source import possible
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from .limits import Budget
+    from .source import Entry
 
 LONE = "tensor"
 # Levels of dicts and lists. Real ones have fewer than ten.
@@ -32,25 +34,39 @@ _CHARACTER_NBYTES = 4
 
 
 def flatten(
-    path: str, tree: Any, is_tensor: Callable[[Any], bool], budget: Budget
-) -> tuple[dict[str, Any], list[LeftOut]]:
-    """The tensors of `tree` by name, and what is none. A dict or list without any is left out as one."""
-    walk = _Walk(path, is_tensor)
+    path: str,
+    tree: Any,
+    is_tensor: Callable[[Any], bool],
+    make: Callable[[str, Any], Entry],
+    budget: Budget,
+) -> tuple[list[Entry], list[LeftOut]]:
+    """Return the entries that `make` makes of the tensors of `tree`, and the other values.
+
+    A dict or list without tensors is left out as one.
+    """
+
+    def is_leaf(value: Any) -> bool:
+        return isinstance(value, Unusable) or is_tensor(value)
+
+    def entry(name: str, value: Any) -> Entry:
+        if isinstance(value, Unusable):
+            raise value.fault(path, name)
+        return make(name, value)
+
+    walk = _Walk(path, is_leaf)
     # A few bytes of a pickle can name one list in another, and that one in the next, several times each: what
     # they stand for grows by powers. So it is weighed first, each list once, and paid for before any of it is
     # named.
     budget.hold(walk.weight(tree, 0).nbytes)
-    tensors: dict[str, Any] = {}
+    entries: list[Entry] = []
     others: list[LeftOut] = []
     for keys, value in walk.leaves((), tree):
         name = ".".join(keys) if keys else LONE
-        if not is_tensor(value):
-            others.append(left_out(name, value))
-        elif name in tensors:
-            raise twice(path, name)
+        if is_leaf(value):
+            entries.append(possible(name, entry, name, value))
         else:
-            tensors[name] = value
-    return tensors, others
+            others.append(left_out(name, value))
+    return entries, others
 
 
 def twice(path: str, name: str) -> ConversionError:
@@ -117,26 +133,30 @@ class _Walk:
         return _Weight(nbytes, leaves, height, True)
 
     def leaves(self, keys: tuple[str, ...], value: Any) -> Iterator[tuple[tuple[str, ...], Any]]:
-        """Tensors, and dicts and lists that have none, each below its keys."""
+        """Yield tensors, and dicts and lists that have none, each below its keys."""
         known = self._weights.get(id(value))
         if self._is_tensor(value) or known is None or not known.has_tensors:
             yield keys, value
             return
         for key, inner in _items(value):
-            yield from self.leaves((*keys, self._text(keys, key)), inner)
+            if isinstance(key, str) or (isinstance(key, int) and key.bit_length() <= _MAX_KEY_BITS):
+                yield from self.leaves((*keys, str(key)), inner)
+            else:
+                yield from self._below_odd_key(keys, key, inner)
 
-    def _text(self, keys: tuple[str, ...], key: Any) -> str:
-        if isinstance(key, str) or (isinstance(key, int) and key.bit_length() <= _MAX_KEY_BITS):
-            return str(key)
+    def _below_odd_key(
+        self, keys: tuple[str, ...], key: Any, value: Any
+    ) -> Iterator[tuple[tuple[str, ...], Any]]:
+        """Yield the value below a key that is no name. Tensors in it cannot be converted."""
         where = _quoted(".".join(keys)) if keys else "the top level"
-        # Not what it says: a key may stand for more than fits in any message.
+        # Without the value: a key may be longer than any message.
         kind = type(key).__name__ if not isinstance(key, int) else f"an int of {key.bit_length()} bits"
-        raise refused(
-            self._path,
-            f"a key at {where}: expected str or int, found {kind}",
-            code="key",
-            found=type(key).__name__,
-        )
+        word = repr(key) if key is None or isinstance(key, float) else kind
+        known = self._weights.get(id(value))
+        if self._is_tensor(value) or (known is not None and known.has_tensors):
+            reason = f"a key at {where}: expected str or int, found {kind} — drop=[…] leaves it out"
+            value = Unusable(reason, "key", type(key).__name__)
+        yield (*keys, f"({word})"), value
 
 
 def _items(value: Any) -> Iterator[tuple[Any, Any]]:

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import os
+import re
 from dataclasses import dataclass
 from functools import cached_property
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from ingot import _native
 from ingot._options import one_of
 from ingot._text import _escaped
-from ingot.errors import ConversionError, HeaderError
+from ingot.errors import ConversionError, HeaderError, SafetensorError
 
+from .confined import PART
 from .framing import begun, proven
 from .refusal import refused
 
@@ -55,6 +58,7 @@ FORMATS = {
     "savedmodel": Format("TensorFlow SavedModel", "savedmodel", ("saved_model.pb",), is_folder=True),
     "tensorflow": Format("TensorFlow checkpoint", "tensorflow", (".index",), is_folder=True),
     "paddle": Format("PaddlePaddle", "paddle", (".pdparams", ".pdopt")),
+    "pickle": Format("pickle of NumPy arrays", "paddle", (".pkl", ".pickle")),
     "gguf": Format("GGUF", "gguf", (".gguf",)),
     "arrow": Format("Arrow", "arrow", (".arrow", ".feather", ".arrows")),
     "parquet": Format("Parquet", "parquet", (".parquet",)),
@@ -62,8 +66,14 @@ FORMATS = {
 
 # As long a begin of a file as any mark below needs.
 _HEAD_NBYTES = 512
+# What checkpoints in several files consist of, and what `load_file` reads.
+_SHARDS = ("torch", "safetensors", "bintensors")
+_LOADED = ("safetensors", "bintensors", "sharded")
 # Of LevelDB's tables, which index files of TensorFlow are, at their very end.
 _TABLE_MAGIC = bytes.fromhex("57fb808b247547db")
+_HDF5 = b"\x89HDF\r\n\x1a\n"
+# What begins files of other formats, which may hold HDF5 files.
+_MARKS = (b"PK\3\4", b"GGUF", b"ARROW1", b"\xff\xff\xff\xff", b"PAR1", b"\x80", b"{")
 # What `torch.save` wrote before it wrote archives: a pickle of this number.
 _LEGACY_TORCH = bytes.fromhex("8a0a6cfc9c46f9206aa850192e")
 
@@ -78,6 +88,18 @@ class _Start:
 
     def begins(self, *marks: bytes) -> bool:
         return self.head.startswith(marks)
+
+    @property
+    def has_user_block(self) -> bool:
+        """Return whether the mark of HDF5 comes after 512 bytes, or 1024, and so on."""
+        with open(self.path, "rb") as file:
+            end, position = file.seek(0, os.SEEK_END), 512
+            while position < end:
+                file.seek(position)
+                if file.read(len(_HDF5)) == _HDF5:
+                    return True
+                position *= 2
+        return False
 
     @cached_property
     def members(self) -> frozenset[str]:
@@ -100,7 +122,7 @@ def _is_pickle(start: _Start) -> bool:
 # Asked in this order, of files that are not this package's own.
 _BY_CONTENT: dict[str, Callable[[_Start], bool]] = {
     "npy": lambda start: start.begins(b"\x93NUMPY"),
-    "hdf5": lambda start: start.begins(b"\x89HDF\r\n\x1a\n"),
+    "hdf5": lambda start: start.begins(_HDF5) or (not start.begins(*_MARKS) and start.has_user_block),
     "gguf": lambda start: start.begins(b"GGUF"),
     "arrow": lambda start: start.begins(b"ARROW1", b"\xff\xff\xff\xff"),
     "parquet": lambda start: start.begins(b"PAR1") and start.tail.endswith(b"PAR1"),
@@ -108,10 +130,12 @@ _BY_CONTENT: dict[str, Callable[[_Start], bool]] = {
     "keras": lambda start: "config.json" in start.members,
     "torch": lambda start: (
         any(name.endswith("/data.pkl") for name in start.members)
-        or (_is_pickle(start) and start.head[2:].startswith(_LEGACY_TORCH))
+        # Protocols 4 and 5 have the length of a frame before it.
+        or (_is_pickle(start) and _LEGACY_TORCH in (start.head[2:15], start.head[11:24]))
     ),
     "npz": lambda start: any(name.endswith(".npy") for name in start.members),
-    "paddle": _is_pickle,
+    "paddle": lambda start: _is_pickle(start) and start.path.lower().endswith(FORMATS["paddle"].suffixes),
+    "pickle": _is_pickle,
     "sharded": lambda start: start.head.lstrip()[:1] == b"{" and b"weight_map" in start.head + start.tail,
 }
 # For what has no mark of its own: the name says it, where the first byte allows it.
@@ -120,12 +144,16 @@ _FIRST_BYTES: dict[str, Callable[[int], bool]] = {
     # The number of the field `ir_version`.
     "onnx": lambda first: first == 0x08,
     "sharded": lambda first: first in b"{ \t\r\n",
+    # Protocols 0 and 1 begin with an opcode.
+    "pickle": lambda first: first in b"(cdl}])",
     "savedmodel": lambda first: True,
 }
 
 
-def recognised(path: str, source: str | None) -> str:
-    """The word of `FORMATS` for what lies at `path`; `source`, if the caller said it.
+def recognised(path: str, source: str | None, is_whole: bool = True) -> str:
+    """Return the word of `FORMATS` for the file at `path`; `source`, if the caller named it.
+
+    If `is_whole`, a file that is one part of a checkpoint by its name is refused.
 
     Raises
     ------
@@ -138,6 +166,22 @@ def recognised(path: str, source: str | None) -> str:
         return one_of("source_format", source, tuple(FORMATS))
     if os.path.isdir(path):
         raise IsADirectoryError(f"a folder is resolved first: {path}")
+    word = _by_content(path)
+    part = PART.fullmatch(os.path.basename(path))
+    # A GGUF file knows its parts itself.
+    if is_whole and part is not None and int(part["count"]) > 1 and word in _SHARDS:
+        raise refused(
+            path,
+            f"part {int(part['number'])} of {int(part['count'])} of a checkpoint: expected its index, or the "
+            f"folder of all — source_format={word!r} converts this part alone",
+            code="part",
+            expected="an index",
+            found=os.path.basename(path),
+        )
+    return word
+
+
+def _by_content(path: str) -> str:
     if not os.path.exists(path) and os.path.exists(path + ".index"):
         return "tensorflow"
     try:
@@ -165,16 +209,22 @@ def _other(start: _Start, error: HeaderError) -> str:
 # What a folder may hold, the first that is there: pattern of names, and the word.
 _IN_FOLDERS = (
     ("saved_model.pb", "savedmodel"),
-    (".safetensors.index.json", "sharded"),
     (".bin.index.json", "sharded"),
     (".index.json", "sharded"),
 )
+# What trainers write beside a model, which is meant if nothing else is there.
+_BESIDE = re.compile(
+    r"(optimizer|scheduler|scaler)\.(pt|bin|safetensors)|rng_state\w*\.pth|training_args\.bin"
+)
 
 
-def resolved(path: str, source: str | None) -> tuple[str, str]:
-    """The file or folder to read, and its format. Of a folder that holds one checkpoint it is this one."""
+def resolved(path: str, source: str | None, is_whole: bool = True) -> tuple[str, str]:
+    """Return the file or folder to read, and its format. In a folder, what `load_file` finds comes first."""
     if not os.path.isdir(path):
-        return path, recognised(path, source)
+        return path, recognised(path, source, is_whole)
+    loaded = _as_loaded(path) if source in (None, *_LOADED) else None
+    if loaded is not None:
+        return loaded
     for ending, word in _IN_FOLDERS:
         found = sorted(name for name in os.listdir(path) if name.endswith(ending))
         if found and source in (None, word):
@@ -183,8 +233,33 @@ def resolved(path: str, source: str | None) -> tuple[str, str]:
         source is None and any(name.endswith(".index") for name in os.listdir(path))
     ):
         return path, "tensorflow"
-    one = _only(path, sorted(_files(path)))
-    return one, recognised(one, source)
+    one = _only(path, _of_one_model(sorted(_files(path))))
+    return one, recognised(one, source, is_whole)
+
+
+def _as_loaded(folder: str) -> tuple[str, str] | None:
+    """Return the file or the index that `load_file` reads in a folder, and its format."""
+    try:
+        checkpoint = _native.Checkpoint.open(folder, "pread")
+    except IsADirectoryError:
+        # The folder holds no checkpoint.
+        return None
+    except SafetensorError as error:
+        said = str(error).removeprefix(f"{_escaped(folder)}: ")
+        raise refused(folder, said, code=error.code) from error
+    try:
+        assert checkpoint.path is not None
+        return checkpoint.path, "sharded" if checkpoint.is_sharded else checkpoint.format
+    finally:
+        checkpoint.close()
+
+
+def _of_one_model(names: list[str]) -> list[str]:
+    """Return the files that may be meant: of a GGUF in parts the first, and none beside a model."""
+    names = [name for name in names if not _BESIDE.fullmatch(name)] or names
+    parts = [PART.fullmatch(name) for name in names]
+    stems = {part["stem"] if part and part["ending"] == "gguf" else None for part in parts}
+    return names[:1] if len(stems) == 1 and None not in stems else names
 
 
 def _files(folder: str) -> Iterator[str]:

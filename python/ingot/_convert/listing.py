@@ -11,7 +11,8 @@ from .source import Options
 from .values import nbytes
 
 if TYPE_CHECKING:
-    from .source import Entry, LeftOut
+    from .others import LeftOut
+    from .source import Entry
 
 # A listing makes no tensor, so they may be of any size.
 _ANY_NBYTES = 1 << 63
@@ -50,7 +51,7 @@ def listed(path: str) -> Listing:
     ConversionError, OSError, ModuleNotFoundError
         As `ingot.convert`, but for what only values show.
     """
-    found, word = resolved(path, None)
+    found, word = resolved(path, None, is_whole=False)
     held = limits(source_nbytes(found, FORMATS[word].is_folder), None)._replace(tensors=_ANY_NBYTES)
     options = Options(dequantize=True, budget=Budget(found, held), values=False)
     with FORMATS[word].opened(found, options) as contents:
@@ -63,6 +64,9 @@ def listed(path: str) -> Listing:
 def _listed(path: str, entry: Entry) -> Listed:
     file = entry.file or (path if entry.region is None else entry.region.path)
     if entry.fault is not None:
-        return Listed(entry.name, str(entry.fault.found or "?"), None, None, file)
+        if getattr(entry.fault, "code", None) == "unsafe-pickle":
+            # A listing selects nothing, and its reader should know.
+            raise entry.fault
+        return Listed(entry.name, str(getattr(entry.fault, "found", None) or "?"), None, None, file)
     code, size = entry.stored or (entry.code, nbytes(entry.code, entry.shape))
     return Listed(entry.name, code, entry.shape, size, file)

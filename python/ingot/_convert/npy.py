@@ -8,10 +8,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy
 
-from ingot._text import _quoted
+from ingot._dtypes import CODES
+from ingot._text import _escaped, _quoted
 from ingot.errors import ConversionError
 
+from .others import LeftOut
 from .refusal import refused
+from .values import dtype_of
 
 if TYPE_CHECKING:
     from typing import IO
@@ -19,6 +22,7 @@ if TYPE_CHECKING:
 MAGIC = b"\x93NUMPY"
 # NumPy's own limit, in bytes. Headers of arrays take about a hundred.
 MAX_HEADER_NBYTES = 10_000
+_LONGEST_DESCR = 80
 # White space of Python's grammar, which is not all that text has.
 _S = r"[ \t\n\r\f]*"
 # One of its numbers, or a long one of Python 2, and a tuple of them.
@@ -31,6 +35,9 @@ _HEADER = re.compile(
     re.DOTALL,
 )
 _DTYPE = re.compile(r"[<>|=]?[?biufcSUVOmMa][0-9]*(\[[0-9a-zA-Z]+\])?")
+# NumPy writes the size of a dtype of another package, and not its name. Of these sizes there is one each.
+# Voids of NumPy's own have no order of bytes and begin with "|".
+_OF_ML_DTYPES = {"<V2": "bfloat16", "<f1": "float8_e5m2"}
 
 
 class Header(NamedTuple):
@@ -43,8 +50,8 @@ class Header(NamedTuple):
     """Of the header."""
 
 
-def header(path: str, name: str, stream: IO[bytes]) -> Header | None:
-    """The header at the begin of `stream`; None for arrays of records, text or objects."""
+def header(path: str, name: str, stream: IO[bytes]) -> Header | LeftOut:
+    """Read the header at the begin of `stream`. Arrays of records, text or objects are left out."""
     head = stream.read(8)
     if len(head) < 8 or not head.startswith(MAGIC):
         raise _damaged(path, name, "it has no header of NumPy's")
@@ -63,10 +70,13 @@ def header(path: str, name: str, stream: IO[bytes]) -> Header | None:
     if len(raw) < length or match is None:
         raise _damaged(path, name, "the header is no description of an array")
     descr = match["descr"].strip("'")
-    if not _DTYPE.fullmatch(descr) or descr.lstrip("<>|=")[0] in "SUVOmMa":
-        return None
+    known = _OF_ML_DTYPES.get(descr)
+    if known is None and (not _DTYPE.fullmatch(descr) or descr.lstrip("<>|=")[0] in "SUVOmMa"):
+        is_void = re.fullmatch(r"[<>]V\d+", descr)
+        kind = "array of a dtype without a name" if is_void else "array of objects, records or text"
+        return LeftOut(name, kind, _escaped(descr)[:_LONGEST_DESCR])
     try:
-        dtype = numpy.dtype(descr)
+        dtype = numpy.dtype(descr) if known is None else dtype_of(CODES[known])
     except TypeError as error:
         raise _damaged(path, name, f"its dtype is none: {_quoted(descr)}") from error
     dims = [dim.strip().rstrip("L") for dim in match["shape"].split(",")]

@@ -1,18 +1,29 @@
-"""The machine that reads pickles, with every step paid for before it is taken."""
+"""Read pickles without importing or calling the names in them.
+
+A pickle names classes and functions and calls them. Here a name stays a name. `Machine.calls` has a function
+of this package for each that files of tensors need; any other makes a `Foreign` object, which can be left out
+but not converted. Every step is paid for before it is taken.
+"""
 
 from __future__ import annotations
 
 import pickle
-import struct
+from _compat_pickle import IMPORT_MAPPING, NAME_MAPPING
+from codecs import escape_decode
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from ingot._text import _quoted
+
 from .limits import OBJECT_NBYTES, VALUE_NBYTES
+from .others import Plain, Unusable
 from .positions import Region
 from .refusal import refused
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
     from typing import IO
+
+    from ingot.errors import ConversionError
 
     from .limits import Budget
 
@@ -34,10 +45,49 @@ _NEVER = (
 )
 
 
+# Bytes of the longest line: protocol 0 has the values of an array in one.
+_LONGEST_LINE = 1 << 28
+
+
+class Named(Plain):
+    """The name of a class, a function or a constant, which is not imported."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__("name", name)
+        self.name = name
+
+
+class Foreign(Unusable):
+    """A class or function that is never called, or what a call of it would make."""
+
+    def __init__(self, name: str, expected: str) -> None:
+        self._name, self._expected = name, expected
+
+    def fault(self, path: str, name: str) -> ConversionError:
+        return refused(
+            path,
+            f"the pickle in it asks for more than {self._expected}, and is not run: {_quoted(self._name)} — "
+            "drop=[…] leaves it out",
+            code="unsafe-pickle",
+            tensor=name,
+            found=self._name,
+        )
+
+    def __setitem__(self, key: object, value: object) -> None:
+        pass
+
+    def append(self, value: object) -> None:
+        """Ignore what the pickle adds."""
+
+    extend = add = update = append
+
+
 class Bounded:
     """A stream of `nbytes`, of which nothing is read that is not there, whatever a pickle says."""
 
-    def __init__(self, path: str, stream: IO[bytes], nbytes: int) -> None:
+    def __init__(self, path: str, stream: IO[bytes], nbytes: int, *, has_spans: bool = True) -> None:
+        self.has_spans = has_spans
+        """Whether positions of the stream are those of the file."""
         self._path = path
         self._stream = stream
         self._nbytes = nbytes
@@ -47,7 +97,7 @@ class Bounded:
         return self._stream.read(nbytes)
 
     def readline(self) -> bytes:
-        return self._stream.readline(1 << 16)
+        return self._stream.readline(_LONGEST_LINE)
 
     def span(self, nbytes: int) -> Region:
         """The next bytes, which stay where they are. Of a file only."""
@@ -56,8 +106,12 @@ class Bounded:
         self._stream.seek(nbytes, 1)
         return Region(self._path, position, nbytes)
 
+    def left(self) -> int:
+        """Return how many bytes follow."""
+        return self._nbytes - self._stream.tell()
+
     def _check(self, nbytes: int) -> None:
-        there = self._nbytes - self._stream.tell()
+        there = self.left()
         if nbytes > there:
             raise refused(
                 self._path,
@@ -69,14 +123,64 @@ class Bounded:
 
 
 class Machine(_Base):  # type: ignore[misc]
-    """Builds what a pickle says, as far as the budget reaches. What may be called, subclasses say."""
+    """Build what a pickle describes, as far as the budget reaches.
+
+    Text of Python 2, which may be bytes too, becomes str if it is UTF-8.
+    """
 
     dispatch: ClassVar[dict[int, Any]] = {}
+    calls: Mapping[str, Callable[..., Any]]
+    """By the name in Python 3; called with the machine and the arguments."""
+    expected = "tensors"
+    """What the pickle may ask for, in messages."""
 
-    def __init__(self, source: Bounded, budget: Budget, encoding: str = "ASCII") -> None:
+    def __init__(self, source: Bounded, budget: Budget) -> None:
         self.source = source
         self.budget = budget
-        super().__init__(source, encoding=encoding)
+        super().__init__(source)
+
+    def expect_end(self) -> None:
+        """Raise if anything follows the pickle, such as another."""
+        frame = self._unframer.current_frame
+        unread = 0 if frame is None else len(frame.getbuffer()) - frame.tell()
+        if following := unread + self.source.left():
+            raise pickle.UnpicklingError(f"{following} bytes follow the pickle, which would be lost")
+
+    def knows(self, name: str) -> bool:
+        """Return whether the name of a class or function is harmless and means something."""
+        return name in self.calls
+
+    def find_class(self, module: str, name: str) -> Named | Foreign:
+        full = modern(module, name)
+        return Named(full) if self.knows(full) else Foreign(full, self.expected)
+
+    def called(self, function: Any, arguments: Any) -> Any:
+        """Return what a call makes. Foreign is what anything foreign is part of."""
+        if not isinstance(arguments, tuple):
+            raise pickle.UnpicklingError("a call without a tuple of arguments")
+        for one in (function, *arguments):
+            if isinstance(one, Foreign):
+                return one
+        self.pay(arguments)
+        if not isinstance(function, Named):
+            raise pickle.UnpicklingError(f"a call of {type(function).__name__}, which is no function")
+        if function.name not in self.calls:
+            return Foreign(function.name, self.expected)
+        return self.calls[function.name](self, *arguments)
+
+    def _decode_string(self, value: bytes) -> str | bytes:
+        try:
+            return value.decode()
+        except UnicodeDecodeError:
+            return value
+
+    def load_string(self) -> None:
+        line = self.readline()
+        self.budget.hold(len(line))
+        text = line[:-1].strip()
+        if len(text) < 2 or text[0] != text[-1] or text[:1] not in (b"'", b'"'):
+            raise pickle.UnpicklingError("text without quotes")
+        self.append(self._decode_string(escape_decode(text[1:-1])[0]))
 
     def pay(self, value: Any) -> None:
         """Pay for going through all of `value`, as hashing it and copying it do.
@@ -99,14 +203,18 @@ class Machine(_Base):  # type: ignore[misc]
             if not isinstance(key, (str, bytes, int)):
                 self.pay(key)
 
-    def load_bytearray8(self) -> None:
-        # Only what is there: the standard library makes room for as much as the pickle says.
-        (nbytes,) = struct.unpack("<Q", self.read(8))
-        self.append(bytearray(self.read(nbytes)))
-
     def load_reduce(self) -> None:
+        arguments = self.stack.pop()
+        self.stack[-1] = self.called(self.stack[-1], arguments)
+
+    load_newobj = load_reduce
+
+    def load_build(self) -> None:
         self.pay(self.stack[-1])
-        super().load_reduce()
+        state = self.stack.pop()
+        # Attributes of dicts and of tensors hold nothing that is converted.
+        if hasattr(self.stack[-1], "build"):
+            self.stack[-1].build(state)
 
     # Above a mark, the stack has what stands there and nothing else.
 
@@ -132,6 +240,58 @@ class Machine(_Base):  # type: ignore[misc]
 
     def load_refused(self) -> None:
         raise pickle.UnpicklingError("an object that is no tensor is refused")
+
+
+def modern(module: str, name: str) -> str:
+    """Return the name that Python 3 and today's NumPy have for what a pickle names."""
+    module, name = NAME_MAPPING.get((module, name), (IMPORT_MAPPING.get(module, module), name))
+    if module == "numpy.core" or module.startswith("numpy.core."):
+        module = "numpy._core" + module.removeprefix("numpy.core")
+    return f"{module}.{name}"
+
+
+def _dict(_: Machine, values: Any = ()) -> dict[Any, Any]:
+    return dict(values)
+
+
+def _set(_: Machine, values: Any = ()) -> set[Any]:
+    return set(values)
+
+
+def _complex(_: Machine, *parts: Any) -> complex:
+    return complex(*parts)
+
+
+def _bytes(machine: Machine, value: Any = b"", encoding: Any = None) -> Any:
+    if isinstance(value, int):
+        # Not bytes of the file.
+        machine.budget.hold(max(value, 0))
+        return Plain("bytes", f"{value} bytes")
+    if isinstance(value, Region):
+        return value
+    if isinstance(value, (bytes, bytearray, list, tuple)) and encoding is None:
+        return bytes(value)
+    return _encoded(machine, value, encoding)
+
+
+def _encoded(_: Machine, text: Any, encoding: Any = "utf-8") -> bytes:
+    if not isinstance(text, str) or encoding not in _ENCODINGS:
+        raise pickle.UnpicklingError(f"text in encoding {encoding!r} is refused")
+    return text.encode(encoding)
+
+
+# How protocols 0 to 2 have bytes.
+_ENCODINGS = ("latin1", "latin-1", "utf-8")
+# What any pickle may have besides tensors.
+PLAIN_CALLS: dict[str, Callable[..., Any]] = {
+    "collections.OrderedDict": _dict,
+    "collections.Counter": _dict,
+    "builtins.set": _set,
+    "builtins.complex": _complex,
+    "builtins.bytes": _bytes,
+    "builtins.bytearray": _bytes,
+    "_codecs.encode": _encoded,
+}
 
 
 def _paid(code: int, name: str) -> Callable[[Machine], None]:

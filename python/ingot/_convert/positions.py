@@ -9,18 +9,20 @@ import numpy
 
 from ingot.errors import ConversionError
 
+from .others import Plain
 from .refusal import refused
 
 if TYPE_CHECKING:
     from ingot.numpy import Array
 
 
-class Region:
+class Region(Plain):
     """A run of bytes in a file, which is opened when they are read and not before."""
 
     __slots__ = ("nbytes", "path", "position")
 
     def __init__(self, path: str, position: int, nbytes: int) -> None:
+        super().__init__("bytes", f"{nbytes} bytes")
         self.path = path
         self.position = position
         self.nbytes = nbytes

@@ -17,7 +17,13 @@ _LONGEST = 300
 
 
 def refused(
-    path: str, reason: str, *, code: str, tensor: str | None = None, expected: Any = None, found: Any = None
+    path: str,
+    reason: str,
+    *,
+    code: str | None,
+    tensor: str | None = None,
+    expected: Any = None,
+    found: Any = None,
 ) -> ConversionError:
     """The error that names the file, the tensor if it is about one, and `reason`, escaped already."""
     where = _escaped(path) if tensor is None else f"{_escaped(path)}: tensor {_quoted(tensor)}"
@@ -27,8 +33,8 @@ def refused(
 
 
 @contextmanager
-def reading(path: str, title: str) -> Iterator[None]:
-    """Whatever is raised in here means that `path` is no whole `title`."""
+def reading(path: str, title: str, tensor: str | None = None) -> Iterator[None]:
+    """Turn any exception into a `ConversionError`: `path` is no whole `title`."""
     try:
         yield
     except (SafetensorError, ImportError, MemoryError):
@@ -39,6 +45,7 @@ def reading(path: str, title: str) -> Iterator[None]:
             path,
             f"not {title} that can be read: {said or type(error).__name__}",
             code="unreadable",
+            tensor=tensor,
             expected=title,
         ) from error
 

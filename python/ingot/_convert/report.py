@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from ingot._text import nbytes, plural
 
 if TYPE_CHECKING:
-    from .source import LeftOut
+    from .others import LeftOut
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,18 +37,17 @@ def selected(
 ) -> Selected:
     """Those below `root` that `keep` and `drop` leave, each piece of memory once."""
     below = list(entries) if root is None else _below(path, entries, root)
-    by_name: dict[str, Entry] = {}
-    for entry in below:
-        if entry.name in by_name:
-            raise twice(path, entry.name)
-        by_name[entry.name] = entry
-    names = list(by_name)
+    names = list(dict.fromkeys(entry.name for entry in below))
     kept = set(names) if keep is None else chosen(names, keep, path)
     kept -= set() if drop is None else chosen(names, drop, path)
-    in_full = [by_name[name] for name in names if name in kept]
+    in_full = [entry for entry in below if entry.name in kept]
+    seen: set[str] = set()
     for entry in in_full:
         if entry.fault is not None:
             raise entry.fault
+        if entry.name in seen:
+            raise twice(path, entry.name)
+        seen.add(entry.name)
         _check_name(path, entry.name)
     dropped = [] if root is None else [one.name for one in entries if not _is_under(one, root)]
     dropped += [name for name in names if name not in kept]

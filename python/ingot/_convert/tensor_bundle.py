@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy
 
+from .others import LeftOut
 from .refusal import lacks, reading
-from .source import Contents, Entry, LeftOut, possible
+from .source import Contents, Entry, possible
 from .values import code_of
 
 if TYPE_CHECKING:
@@ -31,7 +32,9 @@ def contents(prefix: str) -> Contents:
     entries: list[Entry] = []
     left_out: list[LeftOut] = []
     for key in sorted(shapes):
-        entry = possible(_entry, prefix, reader, key, tuple(shapes[key]), dtypes[key])
+        entry = possible(
+            key.removesuffix(_SUFFIX), _entry, prefix, reader, key, tuple(shapes[key]), dtypes[key]
+        )
         if entry is None:
             left_out.append(LeftOut(key.removesuffix(_SUFFIX), f"variable of {dtypes[key].name}"))
         else:

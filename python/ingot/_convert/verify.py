@@ -12,6 +12,7 @@ from ingot._serialize import _REGION
 from ingot.errors import ConversionError
 
 from . import npy
+from .others import LeftOut
 from .refusal import reading, refused
 from .runs import differing
 from .values import code_of, stored
@@ -87,8 +88,9 @@ class _Npz:
         with reading(self._path, _TITLE):
             self._stream = self._stack.enter_context(opened_member(self._path, self._members[f"{name}.npy"]))
             header = npy.header(self._path, name, self._stream)
-        code = None if header is None else code_of(self._path, name, header.dtype)
-        return code or "", () if header is None else header.shape
+        if isinstance(header, LeftOut):
+            return "", ()
+        return code_of(self._path, name, header.dtype) or "", header.shape
 
     def piece(self, name: str, index: Any, size: int) -> memoryview:
         with reading(self._path, _TITLE):

@@ -1,7 +1,8 @@
 """Members of ZIP archives, read by the directory at the end after that has been checked.
 
-Two readers of one archive see two things where names stand twice, where members overlap, or where the
-directory and a member's own header differ. Such archives are refused, and so are encrypted ones.
+Two readers of one archive see two things where names stand twice, where members overlap, where the directory
+and a member's own header differ, or where bytes of another archive are before, between or behind the members.
+Such archives are refused, and so are encrypted ones.
 """
 
 from __future__ import annotations
@@ -27,6 +28,13 @@ _METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
 # Of a member's own header: signature, version, flags, method, time, date, checksum, two sizes, two lengths.
 _LOCAL = struct.Struct("<4s5H3L2H")
 _ENCRYPTED = 0x1 | 0x40
+# A member may have its checksum and sizes behind its bytes; the longest form of that, in bytes.
+_HAS_DESCRIPTOR, _DESCRIPTOR_NBYTES = 0x8, 24
+# An entry of the directory: the part before the name has three lengths at this place.
+_ENTRY, _LENGTHS, _LENGTHS_AT = b"PK\1\2", struct.Struct("<3H"), 28
+_ENTRY_NBYTES = 46
+# What follows the directory: the two records of large archives, and the record of all.
+_END_64, _LOCATOR, _END = struct.Struct("<4sQ2H2L4Q"), struct.Struct("<4sLQL"), struct.Struct("<4s4H2LH")
 
 
 class Member(NamedTuple):
@@ -38,32 +46,38 @@ class Member(NamedTuple):
     position: int
     """Of its bytes in the archive."""
     is_packed: bool
+    checksum: int
 
 
 def members(path: str, budget: Budget | None = None) -> dict[str, Member]:
     """All files of the archive at `path`, by name. Without a budget, of one that was written just now."""
     found: dict[str, Member] = {}
     with reading(path, "a ZIP archive"), open(path, "rb") as file, zipfile.ZipFile(file) as archive:
-        end = 0
+        _check_directory(file, archive.start_dir, len(archive.infolist()))
+        end = slack = 0
         for info in sorted(archive.infolist(), key=lambda info: info.header_offset):
-            if info.is_dir():
-                continue
             position = _checked(path, file, info)
             if info.filename in found:
                 raise _refusal(path, info, "stands in it twice", "duplicate-member")
             if info.header_offset < end:
                 raise _refusal(path, info, "lies within another member", "overlap")
+            if info.header_offset > end + slack:
+                raise _refusal(path, info, "follows bytes of no member", "zip-headers")
             end = position + info.compress_size
+            slack = _DESCRIPTOR_NBYTES if info.flag_bits & _HAS_DESCRIPTOR else 0
             packed = info.compress_type != zipfile.ZIP_STORED
             if not packed and info.file_size != info.compress_size:
                 raise _refusal(path, info, "is stored, and has two sizes", "zip-headers")
-            found[info.filename] = Member(info.filename, info.file_size, position, packed)
+            if not info.is_dir():
+                found[info.filename] = Member(info.filename, info.file_size, position, packed, info.CRC)
         if end > archive.start_dir:
             raise refused(
                 path,
                 "a member reaches into the directory of the archive",
                 code="overlap",
             )
+        if end + slack < archive.start_dir:
+            raise refused(path, "the directory follows bytes of no member", code="zip-headers")
     if budget is not None:
         budget.hold(len(found) * OBJECT_NBYTES)
         # Those that are stored take as many bytes in the file.
@@ -71,9 +85,44 @@ def members(path: str, budget: Budget | None = None) -> dict[str, Member]:
     return found
 
 
-def opened(path: str, member: Member) -> IO[bytes]:
-    """The member, to be read from its begin. Closing it closes the archive."""
+def _check_directory(file: IO[bytes], begin: int, entries: int) -> None:
+    """Raise unless the directory that starts at `begin` is the only one, and ends the file."""
+    file.seek(begin)
+    for _ in range(entries):
+        fixed = file.read(_ENTRY_NBYTES)
+        file.seek(sum(_LENGTHS.unpack_from(fixed, _LENGTHS_AT)), os.SEEK_CUR)
+    end = file.tell()
+    nbytes = end - begin
+    tail = file.read(_END_64.size + _LOCATOR.size + _END.size)
+    if tail.startswith(b"PK\6\6"):
+        record, locator = _END_64.unpack_from(tail), _LOCATOR.unpack_from(tail, _END_64.size)
+        if record[4:] != (0, 0, entries, entries, nbytes, begin) or locator != (b"PK\6\7", 0, end, 1):
+            raise ValueError("it has two directories, or is in several files")
+        end += _END_64.size + _LOCATOR.size
+        tail = tail[_END_64.size + _LOCATOR.size :]
+    record = _END.unpack_from(tail)
+    expected = (0, 0, entries, entries, nbytes, begin)
+    # Numbers that are too large for this record are in the other.
+    in_other = (0xFFFF, 0xFFFF, 0xFFFF, 0xFFFF, 0xFFFFFFFF, 0xFFFFFFFF)
+    if record[0] != b"PK\5\6" or any(map(_differs, record[1:7], expected, in_other)):
+        raise ValueError("it has two directories, or is in several files")
+    if file.seek(0, os.SEEK_END) != end + _END.size + record[7]:
+        raise ValueError("bytes follow its directory")
+
+
+def _differs(found: int, expected: int, in_other: int) -> bool:
+    return found not in (expected, in_other)
+
+
+def opened(path: str, member: Member, *, may_lack_checksum: bool = False) -> IO[bytes]:
+    """Open a member, to be read from its begin. Closing it closes the archive.
+
+    With `may_lack_checksum`, a checksum of 0 means that the writer computed none.
+    """
     archive = zipfile.ZipFile(path)
+    if may_lack_checksum and not member.checksum:
+        # zipfile skips the comparison if the entry has no checksum.
+        del archive.getinfo(member.name).CRC
     stream = archive.open(member.name)
     # The archive keeps its file open for as long as a member of it is.
     archive.close()
@@ -109,9 +158,12 @@ class Window(RawIOBase):
         return len(found)
 
 
-def contents(path: str, member: Member) -> bytes:
-    """All bytes of a member."""
-    with reading(path, "a ZIP archive"), opened(path, member) as stream:
+def contents(path: str, member: Member, *, may_lack_checksum: bool = False) -> bytes:
+    """Return all bytes of a member."""
+    with (
+        reading(path, "a ZIP archive"),
+        opened(path, member, may_lack_checksum=may_lack_checksum) as stream,
+    ):
         return stream.read()
 
 

@@ -11,6 +11,7 @@ from ingot._text import _quoted
 from ingot.errors import DtypeError, OptionError
 
 from .faults import about, in_file
+from .matching import matcher, matching
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -82,12 +83,15 @@ def _pattern(given: object) -> str:
 
 
 def _by_pattern(moves: dict[str, Move | None]) -> Callable[[Checkpoint, str], Move | None]:
-    # Imported here: few loads have patterns.
-    from fnmatch import fnmatchcase
+    matchers = [(matcher(pattern), move) for pattern, move in moves.items()]
+    checked: set[int] = set()
 
     def choose(checkpoint: Checkpoint, name: str) -> Move | None:
-        for pattern, move in moves.items():
-            if fnmatchcase(name, pattern):
+        if id(checkpoint) not in checked:
+            _check_patterns(checkpoint, moves)
+            checked.add(id(checkpoint))
+        for matches, move in matchers:
+            if matches(name):
                 return move
         # A name of no tensor is the other error.
         checkpoint.info(name)
@@ -102,6 +106,14 @@ def _by_pattern(moves: dict[str, Move | None]) -> Callable[[Checkpoint, str], Mo
         )
 
     return choose
+
+
+def _check_patterns(checkpoint: Checkpoint, patterns: Iterable[str]) -> None:
+    """Raise `TensorNotFoundError` for a pattern that matches no tensor, unless it matches every name."""
+    names = dict.fromkeys([*checkpoint.names(), *checkpoint.shared()])
+    for pattern in patterns:
+        if pattern != "*":
+            matching(names, pattern, checkpoint.path)
 
 
 def settled(

@@ -70,8 +70,9 @@ class safe_open(Mapping[str, Value]):
         maps it. Onto a GPU of torch they are read, through pinned memory, whatever the backend: in the order
         of the current stream of the thread that calls. To its other accelerators, and to shardings of jax,
         they come in pieces; to any other device they are copied. NumPy knows only ``"cpu"``. A dict has
-        patterns of names (`fnmatch`), each with a device: ``{"layers.0.*": "cuda:0", "*": "cpu"}``. The first
-        that fits decides. A callable is given what `info` gives, and returns the device.
+        patterns of names, each with a device: ``{"layers.0.*": "cuda:0", "*": "cpu"}``. ``*`` is any text and
+        ``?`` one character. The first that matches decides, and each has to match a tensor. A callable is
+        called with what `info` returns, and returns the device.
     backend : {"auto", "mmap", "pread"}
         How the file is read. ``"mmap"`` maps it, copy on write: tensors can be written to, the file never
         changes. ``"pread"`` reads into memory that ingot owns, past the page cache what is not in it.

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from ingot._text import _escaped, _quoted
-from ingot.errors import TensorNotFoundError
+from ingot._load.matching import matching, not_found
+from ingot._text import _quoted
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -13,21 +13,15 @@ if TYPE_CHECKING:
 
 
 def chosen(names: list[str], which: Which, path: str) -> set[str]:
-    """Those of `names` that `which` takes."""
+    """Return the names that `which` selects; every name and pattern has to match one."""
     if callable(which):
         return {name for name in names if which(name)}
-    # Imported here: it brings `re`.
-    from fnmatch import fnmatchcase
-
     found: set[str] = set()
-    there = set(names)
+    there = dict.fromkeys(names)
     for pattern in [which] if isinstance(which, str) else which:
         if not isinstance(pattern, str):
             raise TypeError(f"patterns must be str, found {type(pattern).__name__}")
-        fits = {pattern} & there or {name for name in names if fnmatchcase(name, pattern)}
-        if not fits:
-            raise _not_found(path, pattern)
-        found |= fits
+        found |= matching(there, pattern, path)
     return found
 
 
@@ -43,7 +37,7 @@ def renaming(
     elif hasattr(rename, "keys"):
         table = dict(rename)
         for name in table.keys() - set(names):
-            raise _not_found(path, name)
+            raise not_found(names, name, path)
 
         def looked_up(name: str) -> str:
             return table.get(name, name)
@@ -61,12 +55,3 @@ def renaming(
         return new
 
     return checked
-
-
-def _not_found(path: str, name: str) -> TensorNotFoundError:
-    return TensorNotFoundError(
-        f"{_escaped(path)}: tensor {_quoted(name)}: the file has none of this name",
-        code="unknown-tensor",
-        path=path,
-        tensor=name,
-    )

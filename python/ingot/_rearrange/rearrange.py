@@ -138,9 +138,8 @@ def rewrite(
         that share a tensor among them.
     keep, drop : str, iterable of str, or callable, optional
         Which tensors go into the new file: those of `keep`, all by default, without those of `drop`. A
-        callable is asked for each name. A str is a pattern for whole names, as in a shell: ``*`` is any
-        text, ``?`` one character, ``[abc]`` one of these; a name without them is itself. ``"encoder.*"`` is
-        a prefix.
+        callable is called with each name. A str is a pattern for whole names: ``*`` is any text and ``?``
+        one character; brackets are literal. ``"encoder.*"`` is a prefix. Each has to match a tensor.
     metadata : dict of str to str or None, optional
         The text to store. By default that of the source.
     overwrite : bool

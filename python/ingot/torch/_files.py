@@ -111,12 +111,12 @@ def load_file(
         Where the tensors are placed: what `torch.device` takes. ``"meta"`` gives shapes and dtypes and reads
         nothing. Onto a GPU (``"cuda"``) and other accelerators tensors are read through pinned memory, into
         memory of torch's own allocator: when this returns, what is queued on the current stream finds them
-        there. A dict has
-        patterns of names (`fnmatch`), each with a device, such as ``{"layers.0.*": "cuda:0", "*": "cpu"}``:
-        the first that fits decides. A callable is given what `ingot.safe_open.info` gives, and returns the
-        device. Names that share memory go where the one goes that the file holds. Tensors of `out` stay where
-        they are. torch's default device changes nothing of this. Inside of a ``FakeTensorMode`` the tensors
-        are fake ones of that mode, on this device.
+        there. A dict has patterns of names, each with a device, such as
+        ``{"layers.0.*": "cuda:0", "*": "cpu"}``. ``*`` is any text and ``?`` one character. The first that
+        matches decides, and each has to match a tensor. A callable is called with what `ingot.safe_open.info`
+        returns, and returns the device. Names that share memory go where the one goes that the file holds.
+        Tensors of `out` stay where they are. torch's default device changes nothing of this. Inside of a
+        ``FakeTensorMode`` the tensors are fake ones of that mode, on this device.
     shared : {"alias", "drop"}
         What to do with the names that ``save_file(..., shared="alias")`` did not write tensors for.
         ``"alias"`` gives them back, on the same memory as the tensor that was written; ``"drop"`` gives what

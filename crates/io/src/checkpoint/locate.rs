@@ -108,6 +108,8 @@ fn in_directory(path: &Path, options: &CheckpointOptions, open: OpenFile<'_>) ->
         return Ok(Located::Index { folder, name });
     } else if !indexes.is_empty() {
         ambiguous(&indexes)
+    } else if !files.is_empty() && files.iter().all(|name| is_part(name)) {
+        CheckpointFault::MissingIndex { found: texts(&files) }
     } else if let Some(name) = the_one(&files, USUAL_FILE) {
         let file = path.join(&name);
         let archive = match options.reach {
@@ -131,12 +133,25 @@ fn the_one(names: &[&OsString], usual: &str) -> Option<OsString> {
 }
 
 fn ambiguous(names: &[&OsString]) -> CheckpointFault {
-    CheckpointFault::Ambiguous {
-        found: names
-            .iter()
-            .map(|name| name.to_string_lossy().into_owned())
-            .collect(),
-    }
+    CheckpointFault::Ambiguous { found: texts(names) }
+}
+
+fn texts(names: &[&OsString]) -> Vec<String> {
+    names
+        .iter()
+        .map(|name| name.to_string_lossy().into_owned())
+        .collect()
+}
+
+/// Whether a file is a shard by its name, such as `model-00001-of-00004.safetensors`.
+fn is_part(name: &OsStr) -> bool {
+    let parsed = name.to_str().and_then(|name| {
+        let (rest, count) = name.rsplit_once('.')?.0.rsplit_once("-of-")?;
+        let number = rest.rsplit_once('-')?.1;
+        number.parse::<u32>().ok()?;
+        count.parse::<u32>().ok()
+    });
+    parsed.is_some_and(|count| count > 1)
 }
 
 /// `model.safetensors.index.json`, and with a variant `model.safetensors.index.fp16.json`.

@@ -15,6 +15,11 @@ pub enum CheckpointFault {
         /// Their names.
         found: Vec<String>,
     },
+    /// The directory holds shards by their names, and no index.
+    MissingIndex {
+        /// Their names.
+        found: Vec<String>,
+    },
     /// Shards that the index names are not there.
     MissingShards {
         /// Their names.
@@ -71,6 +76,7 @@ impl CheckpointFault {
         match self {
             CheckpointFault::NoCheckpoint => "no-checkpoint",
             CheckpointFault::Ambiguous { .. } => "ambiguous-checkpoint",
+            CheckpointFault::MissingIndex { .. } => "missing-index",
             CheckpointFault::MissingShards { .. } => "missing-shards",
             CheckpointFault::MissingTensor { .. } => "missing-tensor",
             CheckpointFault::ExtraTensor { .. } => "extra-tensor",
@@ -105,6 +111,11 @@ impl fmt::Display for CheckpointFault {
                 f.write_str("the directory holds more than one checkpoint, and any could be meant: ")?;
                 list(f, found)?;
                 f.write_str(" — give the path of the one to open")
+            }
+            CheckpointFault::MissingIndex { found } => {
+                f.write_str("the directory holds shards of a checkpoint without their index: ")?;
+                list(f, found)?;
+                f.write_str(" — fetch the index and all shards, or pass the path of one shard")
             }
             CheckpointFault::MissingShards { shards, of } => {
                 write!(f, "{} of the {of} files that the index names are not there: ", shards.len())?;

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -9,17 +10,20 @@ from typing import TYPE_CHECKING, Any
 import numpy
 
 from ingot._convert.columns import kind_of, pyarrow, values
+from ingot._convert.others import LeftOut
 from ingot._convert.refusal import reading
-from ingot._convert.source import Contents, Entry, LeftOut, Options
+from ingot._convert.source import Contents, Entry, Options
 from ingot._convert.values import dtype_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
     from ingot.numpy import Array
 
 TITLE = "an Arrow file"
 MAGIC = b"ARROW1"
+# Where a file has its stream, and the length of its footer.
+_STREAM_AT, _LENGTH = 8, struct.Struct("<I")
 # More bits than a value of any column with a width has.
 _WIDEST = 1 << 40
 
@@ -35,8 +39,8 @@ def opened(path: str, options: Options) -> Iterator[Contents]:
             open_it = pa.ipc.open_file if is_file else pa.ipc.open_stream
             schema = open_it(source).schema
             wanted = range(len(schema)) if options.values else _narrowest(schema)
-            source.seek(0)
-            table = open_it(source, options=pa.ipc.IpcReadOptions(included_fields=list(wanted))).read_all()
+            table = _rewound(source, open_it, pa, wanted).read_all()
+            _expect_end(source, pa, is_file, _narrowest(schema))
             # Offsets and lengths come from the file, and are not looked at before.
             table.validate(full=True)
         rows = table.num_rows
@@ -50,6 +54,25 @@ def opened(path: str, options: Options) -> Iterator[Contents]:
             read = partial(_column, pa, path, field.name, table, number, code, shape)
             entries.append(Entry(field.name, code, (rows, *shape), read))
         yield Contents(entries, left_out)
+
+
+def _rewound(source: Any, open_it: Any, pa: Any, fields: Iterable[int], begin: int = 0) -> Any:
+    """Return a reader of some columns from the begin on."""
+    source.seek(begin)
+    return open_it(source, options=pa.ipc.IpcReadOptions(included_fields=list(fields)))
+
+
+def _expect_end(source: Any, pa: Any, is_file: bool, fields: list[int]) -> None:
+    """Raise if a stream is followed by more than what ends a file: the footer, its length and the mark."""
+    end = source.size()
+    if is_file:
+        # A file is a stream behind a mark.
+        source.seek(end - len(MAGIC) - _LENGTH.size)
+        end -= len(MAGIC) + _LENGTH.size + _LENGTH.unpack(source.read(_LENGTH.size))[0]
+    for _ in _rewound(source, pa.ipc.open_stream, pa, fields, _STREAM_AT if is_file else 0):
+        pass
+    if source.tell() != end:
+        raise ValueError(f"{end - source.tell()} bytes follow its batches")
 
 
 def _narrowest(schema: Any) -> list[int]:

@@ -12,7 +12,7 @@ from ingot._convert.flatten import flatten
 from ingot._convert.msgpack import Extension, load, load_inner
 from ingot._convert.positions import Region
 from ingot._convert.refusal import reading, refused
-from ingot._convert.source import Contents, Entry, Options, possible
+from ingot._convert.source import Contents, Entry, Options
 from ingot._convert.values import dtype_of, nbytes, no_dtype
 from ingot._dtypes import CODES
 
@@ -40,10 +40,12 @@ def opened(path: str, options: Options) -> Iterator[Contents]:
     """The arrays of nested dicts, named as `ingot._convert.flatten` says."""
     with reading(path, TITLE), open(path, "rb") as file:
         tree = _arrays(path, load(path, file, options.budget), options.budget)
-    arrays, left_out = flatten(path, tree, lambda value: isinstance(value, _Array), options.budget)
-    yield Contents(
-        [possible(_entry, path, name, array) for name, array in arrays.items()], left_out, {"format": "flax"}
-    )
+    entries, left_out = flatten(path, tree, _is_array, partial(_entry, path), options.budget)
+    yield Contents(entries, left_out, {"format": "flax"})
+
+
+def _is_array(value: Any) -> bool:
+    return isinstance(value, _Array)
 
 
 def _arrays(path: str, tree: Any, budget: Budget) -> Any:

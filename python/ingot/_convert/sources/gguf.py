@@ -7,16 +7,21 @@ knows.
 
 from __future__ import annotations
 
+import os
+import re
 import struct
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from math import prod
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from ingot._convert.confined import PART
 from ingot._convert.limits import OBJECT_NBYTES, RECORD_NBYTES
+from ingot._convert.others import LeftOut
 from ingot._convert.positions import Region, size_of
 from ingot._convert.refusal import lacks, reading, refused
-from ingot._convert.source import Contents, Entry, LeftOut, Options, possible
+from ingot._convert.source import Contents, Entry, Options, possible
 from ingot._convert.values import dtype_of, nbytes
 from ingot._text import _quoted
 from ingot.errors import ConversionError
@@ -48,6 +53,11 @@ _VALUES = {
 }
 _TEXT, _LIST = 8, 9
 _ALIGNMENT = "general.alignment"
+# What llama.cpp's gguf-split writes into each part: its number from 0, how many there are, and how many
+# tensors all of them have.
+_SPLIT = ("split.no", "split.count", "split.tensors.count")
+# As many as five digits say.
+_MOST_PARTS = 99_999
 # Bytes of the shortest pair and of the shortest tensor: no file can claim more of them than have room in it.
 _PAIR_NBYTES, _TENSOR_NBYTES = 13, 24
 # GGML's own limit.
@@ -63,11 +73,64 @@ class _Info(NamedTuple):
 
 @contextmanager
 def opened(path: str, options: Options) -> Iterator[Contents]:
-    """The tensors; single values beside them become metadata, and lists are left out."""
+    """Yield the tensors of all parts. Single values become metadata, and lists are left out."""
+    headers = _headers(path, options)
+    entries = [
+        replace(possible(info.name, _entry, header, info, options), file=header.path)
+        for header in headers
+        for info in header.tensors
+    ]
+    for header in headers:
+        header.expect_end()
+    left_out = [one for header in headers for one in header.left_out]
+    # The other parts repeat some of it.
+    yield Contents(entries, left_out, headers[0].metadata)
+
+
+def _headers(path: str, options: Options) -> list[_Header]:
+    """Return the headers of all parts of the model at `path`, in their order."""
+    budget = options.budget
+    first = _header(path, budget)
+    count = first.part[1]
+    if count == 1:
+        return [first]
+    name = PART.fullmatch(os.path.basename(path))
+    if name is None or int(name["count"]) != count:
+        raise first.refusal(
+            f"part {first.part[0] + 1} of {count} of a model, and its name is not that of such a part: "
+            f"expected …-{first.part[0] + 1:05}-of-{count:05}.gguf",
+            "part",
+        )
+    paths = [
+        os.path.join(os.path.dirname(path), f"{name['stem']}-{number:05}-of-{count:05}.{name['ending']}")
+        for number in range(1, count + 1)
+    ]
+    missing = next((other for other in paths if not os.path.isfile(other)), None)
+    if missing is not None:
+        if not options.values:
+            # One part may be looked into.
+            return [first]
+        raise first.refusal(
+            f"part of a model of {count} files: there is no {_quoted(missing)}", "missing-file"
+        )
+    headers = [_header(other, budget) for other in paths]
+    for number, header in enumerate(headers):
+        if header.part != (number, count):
+            found = f"part {header.part[0] + 1} of {header.part[1]}"
+            raise header.refusal(
+                f"by its name part {number + 1} of {count}, and by its header {found}", "part"
+            )
+    expected, found_tensors = first.split_tensors, sum(len(header.tensors) for header in headers)
+    if expected is not None and expected != found_tensors:
+        raise first.refusal(
+            f"a model of {expected} tensors: found {found_tensors} in its {count} files", "part"
+        )
+    return headers
+
+
+def _header(path: str, budget: Budget) -> _Header:
     with reading(path, TITLE), open(path, "rb") as file:
-        header = _Header(path, file, options.budget)
-    entries = [possible(_entry, header, info, options) for info in header.tensors]
-    yield Contents(entries, header.left_out, header.metadata)
+        return _Header(path, file, budget)
 
 
 class _Header:
@@ -78,6 +141,10 @@ class _Header:
         self.metadata: dict[str, str] = {}
         self.left_out: list[LeftOut] = []
         self._alignment = 32
+        self.part = (0, 1)
+        """Which part of a model it is, from 0, and how many there are."""
+        self.split_tensors: int | None = None
+        """How many tensors all parts have."""
         self._take(len(MAGIC))
         version = self._number("<I")
         if version not in (2, 3):
@@ -87,12 +154,33 @@ class _Header:
         budget.hold(RECORD_NBYTES * tensors + OBJECT_NBYTES * pairs)
         for _ in range(pairs):
             self._pair()
+        self._take_part()
         self.tensors = [self._info() for _ in range(tensors)]
         self.data = -(-file.tell() // self._alignment) * self._alignment
 
     def refusal(self, reason: str, code: str, tensor: str | None = None) -> ConversionError:
-        where = f"tensor {_quoted(tensor)}: " if tensor is not None else ""
-        return refused(self.path, f"{where}{reason}", code=code, tensor=tensor)
+        return refused(self.path, reason, code=code, tensor=tensor)
+
+    def expect_end(self) -> None:
+        """Raise if bytes follow the tensors, such as another file. Types of an unknown size end anywhere."""
+        sizes = [_stored_nbytes(info) for info in self.tensors]
+        if None in sizes:
+            return
+        ends = [info.begin + (size or 0) for info, size in zip(self.tensors, sizes, strict=True)]
+        end = self.data + -(-max(ends, default=0) // self._alignment) * self._alignment
+        if end < self.nbytes:
+            raise self.refusal(f"{self.nbytes - end} bytes follow the tensors", "trailing")
+
+    def _take_part(self) -> None:
+        """Take out the values that describe the file as one of several, which the new file is not."""
+        number, count, tensors = (self.metadata.pop(key, None) for key in _SPLIT)
+        for text in (number, count, tensors):
+            if text is not None and not re.fullmatch(r"\d{1,9}", text):
+                raise self.refusal(f"a part of a model by {_quoted(text)}: expected a number", "part")
+        self.part = (int(number or 0), max(int(count or 1), 1))
+        if self.part[1] > _MOST_PARTS:
+            raise self.refusal(f"a model of {count} files: expected {_MOST_PARTS} or fewer", "part")
+        self.split_tensors = None if tensors is None else int(tensors)
 
     def _pair(self) -> None:
         key, kind = self._text(), self._number("<I")
@@ -167,6 +255,20 @@ class _Header:
             raise self.refusal(
                 f"the header is cut short: expected {nbytes} more bytes, found {there}", "truncated"
             )
+
+
+def _stored_nbytes(info: _Info) -> int | None:
+    """Return the bytes of a tensor in the file, or None if its type is unknown."""
+    plain = _PLAIN.get(info.kind)
+    if plain is not None:
+        return nbytes(plain, info.shape)
+    try:
+        import gguf
+
+        block, block_nbytes = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType(info.kind)]
+    except (ModuleNotFoundError, ValueError):
+        return None
+    return prod(info.shape) // block * block_nbytes
 
 
 class _Skipped(NamedTuple):

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import shutil
 from contextlib import contextmanager
+from io import BytesIO
 from tempfile import TemporaryFile
 from typing import TYPE_CHECKING
 
+from ingot._convert.others import LeftOut
 from ingot._convert.refusal import reading, refused
-from ingot._convert.source import Contents, LeftOut, Options
+from ingot._convert.source import Contents, Options
 from ingot._convert.zipped import Member, Window, members
 from ingot._convert.zipped import opened as opened_member
 
@@ -20,6 +22,7 @@ if TYPE_CHECKING:
 
 TITLE = "a Keras archive"
 WEIGHTS = "model.weights.h5"
+_PIECE_NBYTES = 1 << 20
 
 
 @contextmanager
@@ -41,13 +44,24 @@ def opened(path: str, options: Options) -> Iterator[Contents]:
 
 @contextmanager
 def _weights(path: str, member: Member, options: Options) -> Iterator[IO[bytes] | Window]:
-    """A member to be read in any order. Where values are wanted, it was held against its checksum."""
-    if not (options.values or member.is_packed):
-        with open(path, "rb") as archive:
-            yield Window(archive, member)
+    """Open a member to be read in any order. If values are wanted, its checksum is compared."""
+    if member.is_packed:
+        with BytesIO() if options.beside is None else TemporaryFile(dir=options.beside) as file:
+            _unpack(path, member, options, file)
+            yield file
         return
-    with TemporaryFile() as file:
+    if options.values:
         with reading(path, TITLE), opened_member(path, member) as stream:
-            shutil.copyfileobj(stream, file, 1 << 20)
-        file.seek(0)
-        yield file
+            while stream.read(_PIECE_NBYTES):
+                pass
+    with open(path, "rb") as archive:
+        yield Window(archive, member)
+
+
+def _unpack(path: str, member: Member, options: Options, file: IO[bytes]) -> None:
+    """Unpack a member into a file where the new one will be, or into memory, within its budget."""
+    if options.beside is None:
+        options.budget.hold(member.nbytes)
+    with reading(path, TITLE), opened_member(path, member) as stream:
+        shutil.copyfileobj(stream, file, _PIECE_NBYTES)
+    file.seek(0)

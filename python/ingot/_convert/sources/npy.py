@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING
 
 from ingot._convert import npy
 from ingot._convert.flatten import LONE
+from ingot._convert.others import LeftOut
 from ingot._convert.positions import Region, cut_short, size_of
 from ingot._convert.refusal import refused
-from ingot._convert.source import Contents, Entry, LeftOut, Options
+from ingot._convert.source import Contents, Entry, Options
 from ingot._convert.values import code_of, nbytes
 
 if TYPE_CHECKING:
@@ -23,10 +24,11 @@ def opened(path: str, options: Options) -> Iterator[Contents]:
     """The array, which is called ``tensor``."""
     with open(path, "rb") as file:
         header = npy.header(path, LONE, file)
-    code = None if header is None else code_of(path, LONE, header.dtype)
-    if header is None or code is None:
-        yield Contents([], [LeftOut(LONE, "array of objects, records or text")])
+    if isinstance(header, LeftOut):
+        yield Contents([], [header])
         return
+    code = code_of(path, LONE, header.dtype)
+    assert code is not None, "numbers only: the header says so"
     region = Region(path, header.nbytes, nbytes(code, header.shape))
     there = size_of(path) - header.nbytes
     if there < region.nbytes:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy
 
 from ingot._convert import npy
+from ingot._convert.others import LeftOut
 from ingot._convert.positions import cut_short, fill
 from ingot._convert.refusal import reading, refused
-from ingot._convert.source import Contents, Entry, LeftOut, Options, possible
+from ingot._convert.source import Contents, Entry, Options, possible
 from ingot._convert.values import code_of, nbytes
 from ingot._convert.zipped import Member, members
 from ingot._convert.zipped import opened as opened_member
@@ -27,21 +29,25 @@ def opened(path: str, options: Options) -> Iterator[Contents]:
     entries: list[Entry] = []
     left_out: list[LeftOut] = []
     for name, member in members(path, options.budget).items():
-        entry = possible(_entry, path, name.removesuffix(".npy"), member) if name.endswith(".npy") else None
-        if entry is None:
-            kind = "array of objects, records or text" if name.endswith(".npy") else "file"
-            left_out.append(LeftOut(name, kind, f"{member.nbytes} bytes"))
+        if not name.endswith(".npy"):
+            left_out.append(LeftOut(name, "file", f"{member.nbytes} bytes"))
+            continue
+        array = name.removesuffix(".npy")
+        found = possible(array, _entry, path, array, member)
+        if isinstance(found, LeftOut):
+            left_out.append(replace(found, name=name))
         else:
-            entries.append(entry)
+            entries.append(found)
     yield Contents(entries, left_out)
 
 
-def _entry(path: str, name: str, member: Member) -> Entry | None:
-    with reading(path, "an .npz archive"), opened_member(path, member) as stream:
+def _entry(path: str, name: str, member: Member) -> Entry | LeftOut:
+    with reading(path, "an .npz archive", name), opened_member(path, member) as stream:
         header = npy.header(path, name, stream)
-    code = None if header is None else code_of(path, name, header.dtype)
-    if header is None or code is None:
-        return None
+    if isinstance(header, LeftOut):
+        return header
+    code = code_of(path, name, header.dtype)
+    assert code is not None, "numbers only: the header says so"
     expected, found = nbytes(code, header.shape), member.nbytes - header.nbytes
     if expected != found:
         raise refused(
@@ -55,7 +61,7 @@ def _entry(path: str, name: str, member: Member) -> Entry | None:
 
     def read() -> Array:
         array = numpy.empty(expected, numpy.uint8)
-        with reading(path, "an .npz archive"), opened_member(path, member) as stream:
+        with reading(path, "an .npz archive", name), opened_member(path, member) as stream:
             stream.read(header.nbytes)
             fill(stream, array.data, path, name)
             # The checksum is compared at the end of the member.

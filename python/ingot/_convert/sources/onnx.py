@@ -1,4 +1,4 @@
-"""ONNX initializers, those in other files too, which have to lie in the folder of the model."""
+"""ONNX: the tensors of graphs, functions and attributes, also those in other files of the folder."""
 
 from __future__ import annotations
 
@@ -6,15 +6,17 @@ from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+import numpy
+
 from ingot._convert.confined import inside
 from ingot._convert.flatten import MAX_DEPTH
-from ingot._convert.limits import OBJECT_NBYTES, RECORD_NBYTES
+from ingot._convert.limits import OBJECT_NBYTES, RECORD_NBYTES, VALUE_NBYTES
+from ingot._convert.others import LeftOut
 from ingot._convert.positions import Region, cut_short, size_of
 from ingot._convert.protobuf import without_values
 from ingot._convert.refusal import lacks, reading, refused
-from ingot._convert.source import Contents, Entry, LeftOut, Options, possible
+from ingot._convert.source import Contents, Entry, Options, possible
 from ingot._convert.values import code_of, dtype_of, nbytes
-from ingot._text import _quoted
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -23,11 +25,13 @@ if TYPE_CHECKING:
     from ingot.numpy import Array
 
 TITLE = "an ONNX model"
+# Attributes of a Constant that are its value, with their dtypes in ONNX.
+_NUMBERS = {"value_float": "F32", "value_floats": "F32", "value_int": "I64", "value_ints": "I64"}
 
 
 @contextmanager
 def opened(path: str, options: Options) -> Iterator[Contents]:
-    """The initializers of the graph by name; those of graphs within nodes behind the names of these."""
+    """Yield the tensors by name. Tensors in attributes are named after their nodes."""
     try:
         import onnx
     except ModuleNotFoundError as error:
@@ -38,6 +42,11 @@ def opened(path: str, options: Options) -> Iterator[Contents]:
             raise ValueError("it has no graph")
         walk = _Walk(path, onnx, options.budget)
         walk.graph("", model.graph, 0)
+        for function in model.functions:
+            walk.function(function)
+        for number, training in enumerate(model.training_info):
+            walk.graph(f"training_{number}.initialization.", training.initialization, 0)
+            walk.graph(f"training_{number}.algorithm.", training.algorithm, 0)
     yield Contents(walk.entries, walk.left_out)
 
 
@@ -49,6 +58,8 @@ def _model(onnx: Any, path: str, options: Options) -> Any:
 
 
 class _Walk:
+    """The way through all places of a model that have tensors."""
+
     def __init__(self, path: str, onnx: Any, budget: Budget) -> None:
         self._path = path
         self._budget = budget
@@ -57,55 +68,113 @@ class _Walk:
         self.left_out: list[LeftOut] = []
 
     def graph(self, prefix: str, graph: Any, depth: int) -> None:
+        """Add the tensors of a graph, and of the graphs in its nodes."""
         if depth > MAX_DEPTH:
             raise ValueError(
                 f"graphs stand in each other more than {MAX_DEPTH} levels deep, which is the limit"
             )
         # Names grow with the depth: that of a node stands in those of all that is in its graphs.
         tensors = len(graph.initializer) + len(graph.sparse_initializer)
-        self._budget.hold((RECORD_NBYTES + len(prefix)) * (tensors + 1) + OBJECT_NBYTES * len(graph.node))
+        self._budget.hold((RECORD_NBYTES + len(prefix)) * (tensors + 1))
         for tensor in graph.initializer:
             self._tensor(prefix + tensor.name, tensor)
         for sparse in graph.sparse_initializer:
-            self.left_out.append(LeftOut(prefix + sparse.values.name, "sparse tensor"))
-        for number, node in enumerate(graph.node):
+            self._sparse(prefix + sparse.values.name, sparse)
+        self._nodes(prefix, graph.node, depth)
+
+    def function(self, function: Any) -> None:
+        """Add the tensors of a function, which are named below it."""
+        prefix = ".".join(filter(None, (function.domain, function.name, function.overload))) + "."
+        for attribute in function.attribute_proto:
+            self._attribute(f"{prefix}{attribute.name}", attribute, 0)
+        self._nodes(prefix, function.node, 0)
+
+    def _nodes(self, prefix: str, nodes: Any, depth: int) -> None:
+        self._budget.hold(OBJECT_NBYTES * len(nodes))
+        for number, node in enumerate(nodes):
+            where = prefix + (node.name or f"node_{number}")
             for attribute in node.attribute:
-                graphs = [attribute.g] if attribute.HasField("g") else attribute.graphs
-                for inner in graphs:
-                    name = node.name or f"node_{number}"
-                    self.graph(f"{prefix}{name}.{attribute.name}.", inner, depth + 1)
+                # A graph calls the tensor of a Constant by the output of the node.
+                is_constant = node.op_type == "Constant" and node.output
+                name = prefix + node.output[0] if is_constant else f"{where}.{attribute.name}"
+                if is_constant and attribute.name in _NUMBERS:
+                    self._numbers(name, attribute)
+                else:
+                    self._attribute(name, attribute, depth)
+
+    def _attribute(self, name: str, attribute: Any, depth: int) -> None:
+        """Add all tensors of an attribute."""
+        for place, tensor in _each(name, attribute, "t", "tensors"):
+            self._tensor(place, tensor)
+        for place, sparse in _each(name, attribute, "sparse_tensor", "sparse_tensors"):
+            self._sparse(place, sparse)
+        for place, graph in _each(name, attribute, "g", "graphs"):
+            self.graph(f"{place}.", graph, depth + 1)
+        if attribute.floats:
+            # Trees and linear models have their weights in such.
+            self._budget.hold(RECORD_NBYTES + len(name))
+            self.left_out.append(LeftOut(name, "attribute", f"{len(attribute.floats)} floats"))
+
+    def _numbers(self, name: str, attribute: Any) -> None:
+        code = _NUMBERS[attribute.name]
+        word = attribute.name.removeprefix("value_")
+        values = {
+            "float": attribute.f,
+            "floats": attribute.floats,
+            "int": attribute.i,
+            "ints": attribute.ints,
+        }[word]
+        self._budget.hold(RECORD_NBYTES + len(name) + VALUE_NBYTES * (len(values) if word[-1] == "s" else 1))
+        array = numpy.array(values, dtype_of(code))
+        self.entries.append(Entry(name, code, array.shape, lambda: array))
+
+    def _sparse(self, name: str, sparse: Any) -> None:
+        self._budget.hold(RECORD_NBYTES + len(name))
+        self.left_out.append(LeftOut(name, "sparse tensor", f"shape {list(sparse.dims)[:8]}"))
 
     def _tensor(self, name: str, tensor: Any) -> None:
         words = self._onnx.TensorProto.DataType
+        self._budget.hold(RECORD_NBYTES + len(name))
         if tensor.data_type in (words.UNDEFINED, words.STRING):
-            self.left_out.append(LeftOut(name, "tensor of text"))
+            kind = "tensor of text" if tensor.data_type == words.STRING else "tensor without a dtype"
+            self.left_out.append(LeftOut(name, kind))
             return
-        self.entries.append(possible(self._entry, name, tensor))
+        self.entries.append(possible(name, self._entry, name, tensor))
 
     def _entry(self, name: str, tensor: Any) -> Entry:
-        code = code_of(self._path, name, self._onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type))
-        assert code is not None
-        shape = tuple(tensor.dims)
-        if any(size < 0 for size in shape):
-            raise ValueError(f"tensor {name!r} has shape {list(shape)}")
+        with reading(self._path, TITLE, name):
+            dtype = self._onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type)
+            shape = tuple(tensor.dims)
+            if any(size < 0 for size in shape):
+                raise ValueError(f"shape {list(shape)[:8]}")
+        code = code_of(self._path, name, dtype)
+        assert code is not None, "text was left out"
         if tensor.data_location != self._onnx.TensorProto.EXTERNAL:
             return Entry(name, code, shape, partial(self._values, name, tensor))
         region = self._elsewhere(name, tensor, code, shape)
-        read = partial(region.array, name, dtype_of(code), shape)
+
+        def read() -> Array:
+            raw = region.read(name)
+            if code == "F4":
+                # Two elements to a byte, the first in the lower half.
+                raw = numpy.stack([raw & 15, raw >> 4], -1).reshape(-1)[: nbytes("U8", shape)]
+            return raw.view(dtype_of(code)).reshape(shape)
+
         return Entry(name, code, shape, read, file=region.path)
 
     def _values(self, name: str, tensor: Any) -> Array:
-        with reading(self._path, f"an ONNX model with tensor {_quoted(name)}"):
+        with reading(self._path, TITLE, name):
             array: Array = self._onnx.numpy_helper.to_array(tensor)
             return array
 
     def _elsewhere(self, name: str, tensor: Any, code: str, shape: tuple[int, ...]) -> Region:
         where = {pair.key: pair.value for pair in tensor.external_data}
-        other = inside(self._path, where.get("location"), name)
-        position, there = int(where.get("offset", 0)), size_of(other)
         expected = nbytes(code, shape)
-        claimed = int(where.get("length", expected))
-        if code == "F4" or claimed != expected:
+        with reading(self._path, TITLE, name):
+            position, claimed = int(where.get("offset", 0)), int(where.get("length", expected))
+        other = inside(self._path, where.get("location"), name)
+        there = size_of(other)
+        if claimed != expected:
             raise refused(
                 self._path,
                 f"shape {list(shape)} of {code} needs {expected} bytes, and it says {claimed}",
@@ -117,3 +186,11 @@ class _Walk:
         if position < 0 or position + expected > there:
             raise cut_short(other, name, expected, max(there - position, 0))
         return Region(other, position, expected)
+
+
+def _each(name: str, attribute: Any, one: str, many: str) -> Iterator[tuple[str, Any]]:
+    """Yield the values of an attribute that has one or many, each with its name."""
+    if attribute.HasField(one):
+        yield name, getattr(attribute, one)
+    for number, value in enumerate(getattr(attribute, many)):
+        yield f"{name}.{number}", value

@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any
 import numpy
 
 from ingot._convert.columns import kind_of, pyarrow, values
-from ingot._convert.positions import cut_short
+from ingot._convert.others import LeftOut
+from ingot._convert.positions import cut_short, size_of
 from ingot._convert.refusal import reading
-from ingot._convert.source import Contents, Entry, LeftOut, Options
+from ingot._convert.source import Contents, Entry, Options
 from ingot._convert.values import dtype_of
 
 if TYPE_CHECKING:
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
 
 TITLE = "a Parquet file"
 MAGIC = b"PAR1"
+# Bytes of the length of the footer, and of the longest gap between the columns and the footer.
+_LENGTH_NBYTES, _LONGEST_GAP = 4, 64 << 20
 
 
 @contextmanager
@@ -32,6 +35,7 @@ def opened(path: str, options: Options) -> Iterator[Contents]:
         file = import_module("pyarrow.parquet").ParquetFile(path)
     with file:
         with reading(path, TITLE):
+            _expect_one(path, file.metadata)
             groups = [file.metadata.row_group(number) for number in range(file.metadata.num_row_groups)]
             options.budget.unpack(sum(group.total_byte_size for group in groups))
             schema, rows = file.schema_arrow, file.metadata.num_rows
@@ -45,6 +49,21 @@ def opened(path: str, options: Options) -> Iterator[Contents]:
             read = partial(_column, pa, path, field.name, file, code, (rows, *shape))
             entries.append(Entry(field.name, code, (rows, *shape), read))
         yield Contents(entries, left_out)
+
+
+def _expect_one(path: str, metadata: Any) -> None:
+    """Raise if another file is in front of the footer, which counts positions from the begin of all."""
+    ends = [len(MAGIC)]
+    for number in range(metadata.num_row_groups):
+        for column in map(metadata.row_group(number).column, range(metadata.num_columns)):
+            begin = column.dictionary_page_offset or column.data_page_offset
+            ends.append(begin + column.total_compressed_size)
+    footer = size_of(path) - metadata.serialized_size - len(MAGIC) - _LENGTH_NBYTES
+    with open(path, "rb") as file:
+        file.seek(max(ends))
+        # Indexes of pages and filters may be there; another file begins and ends with the mark.
+        if MAGIC in file.read(min(max(footer - max(ends), 0), _LONGEST_GAP)):
+            raise ValueError("it has more than one file")
 
 
 def _column(pa: Any, path: str, name: str, file: Any, code: str, shape: tuple[int, ...]) -> Array:

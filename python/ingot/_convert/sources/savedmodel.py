@@ -6,8 +6,9 @@ import os
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+from ingot._convert.others import LeftOut
 from ingot._convert.refusal import refused
-from ingot._convert.source import Contents, LeftOut, Options
+from ingot._convert.source import Contents, Options
 from ingot._convert.tensor_bundle import contents
 from ingot._text import _escaped
 

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 from ingot._convert.confined import inside
 from ingot._convert.framing import is_ours
+from ingot._convert.others import LeftOut
 from ingot._convert.positions import size_of
 from ingot._convert.refusal import reading, refused
-from ingot._convert.source import Contents, Entry, LeftOut, Options
+from ingot._convert.source import Contents, Entry, Options
 from ingot._text import _quoted
 
 from . import native
@@ -31,7 +32,7 @@ def opened(path: str, options: Options) -> Iterator[Contents]:
     weight_map, metadata = _index(path)
     # Every file once, under the first tensor that names it.
     named = {shard: name for name, shard in reversed(weight_map.items())}
-    shards = {shard: inside(path, shard, named[shard]) for shard in sorted(named)}
+    shards = {shard: inside(path, shard, named[shard], may_leave_by_link=True) for shard in sorted(named)}
     entries: list[Entry] = []
     left_out: list[LeftOut] = []
     with ExitStack() as stack:
@@ -48,7 +49,10 @@ def opened(path: str, options: Options) -> Iterator[Contents]:
 def files(path: str) -> list[str]:
     """The files that the index at `path` names."""
     weight_map, _ = _index(path)
-    return [inside(path, shard, "weight_map") for shard in sorted(set(weight_map.values()))]
+    return [
+        inside(path, shard, "weight_map", may_leave_by_link=True)
+        for shard in sorted(set(weight_map.values()))
+    ]
 
 
 def _shard(file: str, options: Options) -> Any:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from fnmatch import fnmatchcase
-
 import click
 
 from ingot import _options
+from ingot._rearrange import chosen
 from ingot.cli import arguments
 from ingot.cli.progress import Several, bar
 from ingot.cli.screen import Screen, printing
@@ -50,7 +49,8 @@ def command(
     """
     source = opened(path)
     infos = source.infos()
-    changed = {info.name for info in infos if _changes(info, dtype, keep)}
+    kept = chosen([info.name for info in infos], keep, path)
+    changed = {info.name for info in infos if info.name not in kept and _changes(info, dtype)}
     arguments.target(destination, existing)
     after = sum(_size(info, dtype) if info.name in changed else info.nbytes for info in infos)
     if not dry_run:
@@ -69,9 +69,8 @@ def command(
     return 0
 
 
-def _changes(info: TensorInfo, dtype: str, keep: tuple[str, ...]) -> bool:
-    is_float = info.dtype in _options.FLOATS
-    return is_float and info.dtype != dtype and not any(fnmatchcase(info.name, pattern) for pattern in keep)
+def _changes(info: TensorInfo, dtype: str) -> bool:
+    return info.dtype in _options.FLOATS and info.dtype != dtype
 
 
 def _size(info: TensorInfo, dtype: str) -> int:

@@ -57,8 +57,8 @@ def command(
     """Convert SOURCE to DESTINATION, whose name says the format: .safetensors, .bt or .npz.
 
     SOURCE is a checkpoint of PyTorch, .npz, .npy, HDF5 or Keras, flax msgpack, ONNX, TensorFlow,
-    PaddlePaddle, GGUF, Arrow, Parquet, .safetensors or .bt. Its content decides, where it has a mark. No code
-    from it is run.
+    PaddlePaddle, a pickle of arrays, GGUF, Arrow, Parquet, .safetensors or .bt. Its content decides, where it
+    has a mark. No code from it is run.
     """
     if dry_run:
         return _planned(screen, path, destination, source_format, max_shard_size, existing)
