@@ -275,7 +275,7 @@ class Gpus:
         return stream.value or 0
 
     def capture(self, ordinal: int, is_capturing: bool, stream: int = 0) -> int:
-        """Begin or end a capture on a stream of a device; the code that it gives."""
+        """Begin or end a capture on a stream of a device, and return the driver's code."""
         given = ctypes.c_void_p(stream), ctypes.c_size_t(ordinal), ctypes.c_bool(is_capturing)
         code: int = self.library.fake_cuda_capture(*given)
         return code

@@ -55,7 +55,7 @@ class TestCapture:
         loading = threading.Thread(target=lambda: found.append(framework.load_file(path, 0)))
         loading.start()
         loading.join()
-        # What gives back idle memory, and does after some seconds by itself.
+        # The idle thread frees memory now, as it does by itself after some seconds.
         deadline = time.monotonic() + 20
         while gpus.counted()["pinned"] and time.monotonic() < deadline:
             _native.release_pinned()
@@ -99,7 +99,7 @@ class TestInterrupt:
     """A call that waits for a kernel of the caller's hears Ctrl-C."""
 
     def interrupted(self, call: Callable[[], object]) -> float:
-        """Return how long `call`, which is made again and again, goes on after an interrupt."""
+        """Return the seconds from an interrupt to the end of a loop that makes `call`."""
         sent: list[float] = []
 
         def interrupt() -> None:
@@ -245,7 +245,7 @@ class TestFork:
     def test_child_takes_no_lock_of_a_driver_that_is_loaded(
         self, tmp_path: Path, path: Path, call: Callable[[], object]
     ) -> None:
-        # Loading it as a library blocks, with the lock of all drivers held, until somebody writes to it.
+        # Loading a pipe as a library blocks until the pipe is written to, with the lock of all drivers held.
         pipe = tmp_path / "driver"
         os.mkfifo(pipe)
         gpu = _native.Gpu(lambda: (0, None, 0), lambda stream, wanted: [], driver=pipe)

@@ -128,7 +128,7 @@ impl Streams {
         id
     }
 
-    /// Drops what is queued on the streams of a device. Nothing waits for it.
+    /// Drops the work that is queued on the streams of a device. Nothing waits for it.
     pub(crate) fn stop(&mut self, ordinal: usize) {
         for stream in self
             .streams
@@ -143,7 +143,7 @@ impl Streams {
         }
     }
 
-    /// Destroys the streams and events of a device; how many of both. Nothing waits for what was queued there.
+    /// Destroys the streams and events of a device, with their work; returns the numbers of both.
     pub(crate) fn destroy(&mut self, ordinal: usize) -> (usize, usize) {
         let before = (self.streams.len(), self.events.len());
         self.stop(ordinal);

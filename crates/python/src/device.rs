@@ -29,7 +29,7 @@ pub(crate) struct Gpu {
     /// `current()` gives the number of the device, the caller's stream, and the handle of that.
     current: Py<PyAny>,
     allocate: Py<PyAny>,
-    /// `stream(ordinal)` gives the caller's stream on the device of this number, and its handle.
+    /// `stream(ordinal)` returns the caller's stream on the device of this number, and its handle.
     stream: Option<Py<PyAny>>,
     driver: Option<PathBuf>,
 }
@@ -176,8 +176,8 @@ impl Homes {
         })
     }
 
-    /// The caller's current streams on the devices. Raises if one is being recorded into a graph, which a wait for what was read
-    /// would break.
+    /// Returns the caller's current streams on the devices. Raises if one is being captured into a graph, because a wait for
+    /// copies would break the capture.
     pub(crate) fn current(&self, py: Python<'_>) -> PyResult<Vec<Current>> {
         let current = |(gpu, onto): (&Py<Gpu>, &Arc<Onto>)| {
             let current = gpu.get().current_on(py, onto)?;

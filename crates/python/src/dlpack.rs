@@ -226,7 +226,7 @@ struct Exported<M> {
     /// Shape, then strides.
     dims: Dims,
     group: NonNull<Group<M>>,
-    /// Whether it was freed, for whoever still has the group.
+    /// Whether it was freed. Readable as long as the group exists.
     is_freed: AtomicBool,
 }
 

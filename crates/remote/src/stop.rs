@@ -3,7 +3,7 @@
 use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// Something that only the thread of a call can ask whether the call goes on, such as an interpreter for its signals.
+/// The caller of a function, which only the calling thread can ask whether to stop: an interpreter with signals, for example.
 pub trait Caller: Sync {
     /// Asks, if this is the thread of the call, and sets the flag if the answer is no.
     fn ask(&self);
@@ -42,8 +42,8 @@ impl<'f> StopFlag<'f> {
         self.flag.is_some_and(|flag| flag.load(Ordering::Relaxed))
     }
 
-    /// Asks the caller first, which work does that waits on the thread of the call: no other thread can ask meanwhile. The
-    /// caller may run any code, so no lock may be held.
+    /// Asks the caller, if this is the calling thread, and returns whether to give up. For work that waits on the calling
+    /// thread, where no other thread can ask. Hold no lock: the caller may run any code.
     #[must_use]
     pub fn asked(self) -> bool {
         if let Some(caller) = self.caller {

@@ -51,8 +51,8 @@ impl DeviceBytes {
         &self.stream.device
     }
 
-    /// Copies bytes of the device, of which these are some, to their places in a slot, and waits until they are there. If that
-    /// fails, the slot goes back to the ring, and the caller's stream uses the memory after copies that still run.
+    /// Copies bytes of the same device and stream as these to their places in a slot, and waits until they are there. If that
+    /// fails, the slot goes back to the ring, and the caller's stream waits for copies that still run.
     pub(crate) fn fetch(
         &self,
         slot: &mut Lent,

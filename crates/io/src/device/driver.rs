@@ -194,8 +194,8 @@ impl Driver {
         words.to_string_lossy().into_owned()
     }
 
-    /// Does `work` with calls that break no capture of another thread, which every call is made by. The mode of the thread is
-    /// then what it was.
+    /// Does `work` in the relaxed capture mode, in which no call of this thread breaks a capture of another thread, and restores
+    /// the thread's mode. Every group of calls is made this way.
     pub(crate) fn relaxed<R>(&self, work: impl FnOnce() -> Result<R, DeviceFault>) -> Result<R, DeviceFault> {
         let before = self.exchange_mode(RELAXED)?;
         let outcome = work();
@@ -205,7 +205,7 @@ impl Driver {
         Ok(made)
     }
 
-    /// Gives this thread another capture mode; returns the one that it had.
+    /// Sets the capture mode of this thread; returns the mode before.
     fn exchange_mode(&self, mode: c_int) -> Result<c_int, DeviceFault> {
         let mut mode = mode;
         // SAFETY: asks for a mode of the driver that can be replaced.
@@ -242,8 +242,8 @@ impl Driver {
         self.check("cuDevicePrimaryCtxRelease_v2", code)
     }
 
-    /// Does `work` with `context` as the current one of this thread, and then makes that of the caller current again. It
-    /// breaks no capture of another thread.
+    /// Does `work` with `context` as the current one of this thread, and restores the caller's context. No capture of another
+    /// thread is broken.
     pub(crate) fn within<R>(
         &self,
         context: Context,

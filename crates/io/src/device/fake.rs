@@ -143,7 +143,7 @@ impl Fake {
         self.function::<extern "C" fn(usize)>("fake_cuda_pin_limit")(nbytes);
     }
 
-    /// Sets the code that pinning gives beyond the limit.
+    /// Sets the code with which pinning fails beyond the limit.
     pub(super) fn pin_code(&self, code: i32) {
         self.function::<extern "C" fn(i32)>("fake_cuda_pin_code")(code);
     }
@@ -164,7 +164,7 @@ impl Fake {
         capture(stream.0, 0, is_capturing)
     }
 
-    /// A new stream of somebody else on a device.
+    /// Returns a new stream of another user of a device.
     pub(super) fn neighbour(&self, device: &Device) -> Neighbour {
         type Create = unsafe extern "C" fn(*mut *mut c_void, u32) -> i32;
         let create = self.function::<Create>("cuStreamCreate");
@@ -201,7 +201,7 @@ impl Fake {
         assert_eq!(lose(ordinal, code), 0);
     }
 
-    /// Gives this thread another capture mode; the one that it had.
+    /// Sets the capture mode of this thread; returns the mode before.
     pub(super) fn exchange_mode(&self, mode: i32) -> i32 {
         type Exchange = unsafe extern "C" fn(*mut i32) -> i32;
         let exchange = self.function::<Exchange>("cuThreadExchangeStreamCaptureMode");
@@ -231,7 +231,7 @@ impl Fake {
     }
 }
 
-/// A stream of somebody else, which the ring knows nothing of.
+/// A stream of another user of a device, unknown to the ring.
 #[derive(Clone, Copy)]
 pub(super) struct Neighbour(*mut c_void);
 
@@ -280,7 +280,7 @@ impl Allocator for Framework {
     }
 }
 
-/// Gives its memory back when it goes, in the order of the caller's stream.
+/// Frees its memory when dropped, in the order of the caller's stream.
 struct Allocated {
     library: Arc<Library>,
     ordinal: usize,

@@ -32,7 +32,7 @@ impl Gpu {
         driver.refuse_child()?;
         let (device, context) = driver.relaxed(|| driver.retain(ordinal))?;
         let stream = driver.within(context, || driver.create_stream());
-        // What went wrong first is told.
+        // The first fault is reported.
         let stream = stream.inspect_err(|_| drop(driver.relaxed(|| driver.release(device))))?;
         let node = driver.attribute(device, HOST_NUMA_ID).ok();
         let is_integrated = driver.attribute(device, INTEGRATED).is_ok_and(|value| value != 0);
@@ -63,12 +63,15 @@ impl Gpu {
 
     /// Whether the context is gone that this device was opened with: `cudaDeviceReset` destroys it under all who use it.
     pub(crate) fn is_reset(&self) -> bool {
-        if !self.was_reset.load(Ordering::Relaxed) {
-            let asked = self.within(|driver, stream| driver.is_capturing(stream));
-            self.was_reset
-                .store(asked.is_err_and(|fault| fault.is_reset()), Ordering::Relaxed);
+        if self.was_reset.load(Ordering::Relaxed) {
+            return true;
         }
-        self.was_reset.load(Ordering::Relaxed)
+        let asked = self.within(|driver, stream| driver.is_capturing(stream));
+        let is_reset = asked.is_err_and(|fault| fault.is_reset());
+        if is_reset {
+            self.was_reset.store(true, Ordering::Relaxed);
+        }
+        is_reset
     }
 
     /// Raises in the child of a fork.

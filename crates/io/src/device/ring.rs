@@ -25,11 +25,11 @@ pub(super) const PINNED_NBYTES: usize = 128 << 20;
 /// How long slots that nobody uses are kept: loads often follow each other.
 const IDLE: Duration = Duration::from_secs(5);
 
-/// How often a thread that waits asks its caller whether to go on. Half of the 100 ms that are promised.
+/// Time between two questions of a waiting thread to its caller. Half of the 100 ms in which an interrupt is promised to work.
 const ASK: Duration = Duration::from_millis(50);
 
-/// How long a thread that waits for a copy sleeps before it looks again: a fourth of the time that it has waited, within these.
-/// A copy of a slot takes 75 µs at 55 GB/s.
+/// Limits of the time between two queries of a thread that waits for a copy: it sleeps for a fourth of the time that it has
+/// waited. A copy of a slot takes 75 µs at 55 GB/s.
 const SHORTEST: Duration = Duration::from_micros(20);
 const LONGEST: Duration = Duration::from_millis(1);
 
@@ -135,7 +135,7 @@ impl Ring {
         }
     }
 
-    /// Notes that slots are used, and has a thread give them back later.
+    /// Notes that slots are used, and starts the thread that frees idle ones.
     fn begin_use(self: &Arc<Ring>) {
         let mut state = locked(&self.state);
         state.used = Instant::now();
@@ -150,7 +150,7 @@ impl Ring {
         let mut state = locked(&self.state);
         loop {
             let is_room = state.made < state.most;
-            // One that cannot tell is looked at again, by whoever has it.
+            // If the query fails, `ready` makes it again and handles the fault.
             let is_ready = |slot: &Slot| !is_room || slot.is_free().unwrap_or(true);
             if state.resting.front().is_some_and(is_ready)
                 && let Some(slot) = state.resting.pop_front()
@@ -259,7 +259,7 @@ impl Ring {
         }
     }
 
-    /// Drops a slot whose memory is gone, or whose copies may still run for all that the driver tells: its memory is never
+    /// Drops a slot whose memory is gone, or whose copies may still run because the driver cannot be asked. The memory is never
     /// used again.
     fn forget(&self, slot: Slot) {
         slot.leak();
@@ -351,8 +351,8 @@ impl Slot {
         }
     }
 
-    /// Waits until no copy uses it. The driver's own wait would hear of no interrupt, and a copy may wait for a kernel of the
-    /// caller's that takes for ever.
+    /// Waits until no copy uses it. It polls, since the driver's own wait cannot be interrupted, and a copy may wait for a
+    /// kernel that never ends.
     fn finish(&mut self, stop: StopFlag<'_>) -> Result<(), DeviceFault> {
         let begun = Instant::now();
         let mut asked = begun;
@@ -364,7 +364,12 @@ impl Slot {
             if stop.is_set() || is_late && stop.asked() {
                 return Err(DeviceFault::Interrupted);
             }
-            thread::sleep((begun.elapsed() / 4).clamp(SHORTEST, LONGEST));
+            let waited = begun.elapsed();
+            if waited < SHORTEST {
+                thread::yield_now();
+            } else {
+                thread::sleep((waited / 4).clamp(SHORTEST, LONGEST));
+            }
         }
         if let Some(Copies { gpu, event }) = self.copies.take() {
             gpu.give_back(event);
@@ -434,6 +439,7 @@ impl Lent {
                 // - that many bytes in one allocation, readable and writable: `cuMemHostAlloc` gave them, as zeros or as
                 //   whatever was written to them last;
                 // - no other access while the slice lives: no copy uses them (`ready`), and `self` is borrowed mutably.
+                // Not provable: a `cudaDeviceReset` by another thread frees them while the slot is filled.
                 unsafe { std::slice::from_raw_parts_mut(*start, self.ring.slot_nbytes) }
             }
             Some(Memory::Pageable(bytes)) => bytes,

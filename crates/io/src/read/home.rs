@@ -55,12 +55,12 @@ pub(super) struct Pools<'h> {
     devices: Vec<&'h Onto>,
 }
 
-/// The devices that bytes are copied to. The callers' streams wait for the copies when this is dropped, also if a reader
-/// panics: memory that is given up before that is overwritten.
+/// Devices with copies under way. When this is dropped, also because a reader panicked, the callers' streams are made to wait
+/// for the copies: the memory that they write to may be freed next.
 pub(super) struct Copying<'p>(&'p [&'p Onto]);
 
 impl Copying<'_> {
-    /// Has the callers' streams wait for the copies.
+    /// Makes the callers' streams wait for the copies.
     pub(super) fn end(mut self) -> Result<(), DeviceFault> {
         while let Some((onto, rest)) = self.0.split_first() {
             onto.at.hold()?;
@@ -188,7 +188,7 @@ impl<'h> Pools<'h> {
         })
     }
 
-    /// Has the copies that follow wait for the work that the callers' streams have by now.
+    /// Makes the copies that follow wait for the work that is queued on the callers' streams.
     pub(super) fn begin(&self) -> Result<Copying<'_>, DeviceFault> {
         self.devices.iter().try_for_each(|onto| onto.at.begin())?;
         Ok(Copying(&self.devices))

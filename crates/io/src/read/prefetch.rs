@@ -226,7 +226,7 @@ impl Prefetch {
         }
     }
 
-    /// Raises in the child of a fork, which has no thread that reads, and locks that nobody may ever open.
+    /// Raises in the child of a fork, which has no reading thread and whose locks may stay locked for ever.
     fn refuse_child(&self) -> Result<(), Error> {
         if self.process == std::process::id() {
             Ok(())

@@ -13,7 +13,9 @@ pub(crate) mod thread {
 
     use shuttle::rand::{Rng, thread_rng};
     use shuttle::thread::ScopedJoinHandle;
-    pub(crate) use shuttle::thread::{JoinHandle, Scope, Thread, ThreadId, current, park_timeout, sleep};
+    pub(crate) use shuttle::thread::{
+        JoinHandle, Scope, Thread, ThreadId, current, park_timeout, sleep, yield_now,
+    };
     pub(crate) use std::thread::available_parallelism;
 
     /// Ends the wait of whoever opened the scope when `work` is over, and not when the threads of it are: shuttle wakes
