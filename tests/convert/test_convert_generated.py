@@ -420,7 +420,9 @@ def as_onnx(chance: random.Random) -> Source:
     source = Source("in.onnx")
     maker = OnnxModel(chance, source)
     made = helper.make_model(maker.graph("", 0))
-    made.graph.initializer.append(maker.tensor("w", "w"))
+    # One tensor that can be converted.
+    made.graph.initializer.append(numpy_helper.from_array(numpy.ones(2), "w"))
+    source.tensors["w"] = numpy.ones(2)
     if chance.random() < 0.3:
         made.functions.add(name="f", domain="local").node.extend(maker.nodes("local.f.", 1))
     if chance.random() < 0.2:

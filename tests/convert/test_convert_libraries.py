@@ -197,6 +197,20 @@ def test_convert_reads_every_tensor_of_an_onnx_model() -> None:
     assert {one.name for one in listed("in.onnx").tensors} == found.keys()
 
 
+def test_convert_tells_nodes_of_one_name_apart() -> None:
+    nodes = tuple(
+        helper.make_node("Odd", [], [f"o{value}"], "odd", t=numpy_helper.from_array(numpy.full(2, value)))
+        for value in (1.0, 2.0)
+    )
+    onnx.save(model(numpy_helper.from_array(WEIGHT, "w"), nodes=nodes), "in.onnx")
+    ingot.convert("in.onnx", "out.safetensors")
+    found = load_file("out.safetensors")
+    assert {name: array.tolist() for name, array in found.items() if name != "w"} == {
+        "odd.t": [1, 1],
+        "odd_2.t": [2, 2],
+    }
+
+
 @pytest.mark.parametrize("outside", [False, True])
 def test_convert_reads_small_floats_of_onnx_and_names_small_integers(outside: bool) -> None:
     fours = numpy.arange(16).reshape(2, 8).astype(ml_dtypes.float4_e2m1fn)

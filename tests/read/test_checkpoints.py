@@ -269,6 +269,25 @@ def test_a_directory_without_a_checkpoint_says_so(tmp_path: Path) -> None:
         opened(tmp_path)
 
 
+@pytest.mark.parametrize("found", [(1,), (2, 3)])
+def test_load_file_refuses_a_directory_of_shards_without_an_index(
+    tmp_path: Path, found: tuple[int, ...]
+) -> None:
+    for number in found:
+        ingot.numpy.save_file(RIGHT, tmp_path / f"model-{number:05}-of-00003.safetensors")
+    error = refusal(tmp_path)
+    assert error.code == "missing-index"
+    assert "`model-0000" in str(error)
+    with pytest.raises(ingot.CheckpointError):
+        ingot.numpy.load_file(tmp_path)
+    # A model in one file is whole, and a shard can be loaded by its path.
+    assert ingot.numpy.load_file(tmp_path / f"model-{found[0]:05}-of-00003.safetensors")
+    for path in tmp_path.iterdir():
+        path.unlink()
+    ingot.numpy.save_file(RIGHT, tmp_path / "model-00001-of-00001.safetensors")
+    assert ingot.numpy.load_file(tmp_path).keys() == RIGHT.keys()
+
+
 def test_a_directory_with_several_lists_them(tmp_path: Path) -> None:
     for name in ("x.safetensors", "y.bt"):
         ingot.numpy.save_file(RIGHT, tmp_path / name)

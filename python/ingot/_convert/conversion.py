@@ -72,9 +72,10 @@ def convert(
     source : str, bytes, os.PathLike, or an object to read from
         A file or a folder. Its content decides what it is, and its name only where the content has no mark:
         PyTorch's checkpoints (also in several files with an index), ``.npz``, ``.npy``, HDF5 and Keras, flax
-        msgpack, ONNX, TensorFlow's SavedModels and checkpoints, PaddlePaddle, pickles of NumPy arrays, GGUF (all
-        parts of a model), Arrow, Parquet, ``.safetensors`` and ``.bt``. Or the URL of one file, or an object that
-        holds one, as for `ingot.safe_open`: it is fetched first, beside `destination`, and removed afterwards.
+        msgpack, ONNX, TensorFlow's SavedModels and checkpoints, PaddlePaddle, pickles of NumPy arrays, GGUF
+        (all parts of a model), Arrow, Parquet, ``.safetensors`` and ``.bt``. Or the URL of one file, or an
+        object that holds one, as for `ingot.safe_open`: it is fetched first, beside `destination`, and
+        removed afterwards.
     destination : str, bytes or os.PathLike
         The file to write, whose name says the format: ``.safetensors``, ``.bt`` or ``.npz``. A folder, which
         exists or ends in a slash, or `max_shard_size` writes several files with an index, as `ingot.split`.
@@ -124,9 +125,9 @@ def convert(
     Raises
     ------
     ConversionError
-        The source is damaged, truncated, of an unknown format, one part of several, or becomes too large; or a
-        chosen tensor has no dtype in the new file, is an object of a program, or is outside the folder of the
-        source. ``code`` and ``tensor`` name the reason and the tensor. Nothing was written.
+        The source is damaged, truncated, of an unknown format, one part of several, or becomes too large; or
+        a chosen tensor has no dtype in the new file, is an object of a program, or is outside the folder of
+        the source. ``code`` and ``tensor`` name the reason and the tensor. Nothing was written.
     FileExistsError
         There is something at `destination`, and `overwrite` is not set.
     OSError

@@ -70,7 +70,7 @@ class PickledArray(Plain):
 
     def __init__(self) -> None:
         super().__init__("array of text or times", "")
-        self.raw: Region | bytes = b""
+        self.raw: Region | bytes | bytearray = b""
         self.dtype: numpy.dtype[Any] = numpy.dtype("V")
         self.shape: tuple[int, ...] = ()
         self.is_fortran = False

@@ -57,7 +57,7 @@ def datasets(path: str, file: Any, budget: Budget) -> Iterator[Contents]:
     with archive:
         with reading(path, TITLE):
             _expect_end(file, archive.userblock_size)
-            walk = _Walk(path, h5py, budget)
+            walk = _Walk(path, h5py, archive, budget)
             if archive.userblock_size:
                 walk.left_out.append(LeftOut("user block", "bytes", f"{archive.userblock_size} bytes"))
             walk.attributes("", archive)
@@ -83,8 +83,9 @@ def _expect_end(file: Any, begin: int) -> None:
 class _Walk:
     """The way through all groups, which leaves the file by no link."""
 
-    def __init__(self, path: str, h5py: Any, budget: Budget) -> None:
+    def __init__(self, path: str, h5py: Any, archive: Any, budget: Budget) -> None:
         self._path = path
+        self._archive = archive
         self._budget = budget
         self._h5py = h5py
         self._groups: set[Any] = set()
@@ -157,10 +158,12 @@ class _Walk:
         if shape is None or code is None:
             return None
         memory = self._h5py.h5o.get_info(dataset.id).addr
-        return Entry(name, code, shape, partial(self._values, name, dataset, dtype), memory)
+        return Entry(name, code, shape, partial(self._values, name, dtype), memory)
 
-    def _values(self, name: str, dataset: Any, dtype: numpy.dtype[Any]) -> Array:
+    def _values(self, name: str, dtype: numpy.dtype[Any]) -> Array:
         with reading(self._path, TITLE, name):
+            # Opened again: h5py may crash when a dataset outlives its file.
+            dataset = self._archive[name]
             found = numpy.asarray(dataset[()])
         # h5py returns a value without dimensions in the byte order of this machine.
         return found.view(dtype) if dtype != dataset.dtype else found

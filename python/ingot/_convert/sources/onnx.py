@@ -64,6 +64,7 @@ class _Walk:
         self._path = path
         self._budget = budget
         self._onnx = onnx
+        self._nodes_seen: set[str] = set()
         self.entries: list[Entry] = []
         self.left_out: list[LeftOut] = []
 
@@ -93,6 +94,10 @@ class _Walk:
         self._budget.hold(OBJECT_NBYTES * len(nodes))
         for number, node in enumerate(nodes):
             where = prefix + (node.name or f"node_{number}")
+            if node.attribute and where in self._nodes_seen:
+                # Nodes may have the same name.
+                where += f"_{number}"
+            self._nodes_seen.add(where)
             for attribute in node.attribute:
                 # A graph calls the tensor of a Constant by the output of the node.
                 is_constant = node.op_type == "Constant" and node.output
