@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import closing, contextmanager
 from errno import EAGAIN
 from io import FileIO
 from math import prod
@@ -15,6 +16,7 @@ from ._options import (
     Saving,
     checked_progress,
     format_for,
+    is_durable,
     is_path,
     known_format,
     refuse_of_named_files,
@@ -26,12 +28,13 @@ from .typing import SaveOptions
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
     from typing_extensions import TypeIs
 
     from ._background import SaveFuture
     from ._native import Export, NewFile
+    from ._options import Existing
     from .typing import Path, Progress, Tell, Writable
 
     Payload = Callable[[str, Any], Any]
@@ -220,6 +223,17 @@ def _taking_all(file: Writable, called: str) -> Callable[[bytes], None]:
             rest = memoryview(rest)[count:]
 
     return write
+
+
+@contextmanager
+def replacing(path: str | bytes, existing: Existing, durable: bool | None = None) -> Iterator[str]:
+    """Give the path of a temporary file, which replaces the one at `path` when the block ends."""
+    aside = _native.Aside.create(
+        path, durable=is_durable(durable), replace_read_only=existing.replace_read_only
+    )
+    with closing(aside):
+        yield aside.draft_path
+        aside.commit(overwrite=existing.overwrite)
 
 
 class Storage(FileIO):

@@ -14,6 +14,7 @@ use unix as system;
 #[cfg(windows)]
 use windows as system;
 
+pub use entry::blob_digest;
 pub(crate) use entry::{DirectoryEntry, Resolved};
 pub(crate) use facts::{Birth, Facts, Kind, Lock, Opening, Refusal, Size, Unlinked};
 #[cfg(test)]

@@ -93,6 +93,7 @@ pub fn update_metadata(
         check_shared(record, &header, path)?;
     }
     if way == Way::InPlace
+        && !held.is_shared
         && let Some(edited) = edit_metadata(&head, &header, new.as_deref())
         && let Some((begin, bytes)) = within_a_page(&head, &edited)
     {

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use ingot_format::{Header, Limits, to_usize};
 
-use crate::disk::{self, Lock, has_no_locks, try_lock};
+use crate::disk::{self, Lock, Resolved, has_no_locks, try_lock};
 use crate::error::{EditError, Error, unopened};
 use crate::source::{FileSource, Stamp};
 use crate::watch::Watch;
@@ -19,6 +19,8 @@ pub(super) struct Held<'p> {
     path: &'p Path,
     source: FileSource,
     stamp: Stamp,
+    /// Whether it is read under other names too, so that it must not be written in place.
+    pub(super) is_shared: bool,
 }
 
 impl<'p> Held<'p> {
@@ -33,7 +35,13 @@ impl<'p> Held<'p> {
             let stamp = Stamp::of(&disk::facts(source.file()).map_err(open_fault)?);
             // The edit that held the lock may have put another file in the place of this one.
             if stamp.is_same_file(&Stamp::of(&disk::facts_at(path).map_err(open_fault)?)) {
-                return Ok(Held { path, source, stamp });
+                let resolved = disk::resolve(path, watch).map_err(|stop| stop.about(path, 0))?;
+                return Ok(Held {
+                    path,
+                    source,
+                    stamp,
+                    is_shared: matches!(resolved, Resolved::Entry(entry) if entry.is_shared()),
+                });
             }
         }
     }

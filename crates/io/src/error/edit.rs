@@ -69,6 +69,8 @@ pub enum EditError {
     Forked,
     /// What writers note beside the file is broken.
     BrokenJournal,
+    /// The path is that of a blob, whose name is the digest of its contents.
+    Blob,
     /// What is at the path takes bytes in order only, or has no name that could pass to another file.
     NoPlace,
 }
@@ -92,6 +94,7 @@ impl EditError {
             EditError::Orphaned { .. } => "orphaned",
             EditError::Forked => "forked",
             EditError::BrokenJournal => "broken-journal",
+            EditError::Blob => "blob",
             EditError::NoPlace => "no-place",
         }
     }
@@ -174,6 +177,10 @@ impl fmt::Display for EditError {
                 f.write_str("this writer belongs to the process that was forked — join the file in this one")
             }
             EditError::BrokenJournal => f.write_str("what the writers noted beside the file is broken"),
+            EditError::Blob => f.write_str(
+                "the file is a blob of a cache, named after its contents: other contents would change every \
+                 snapshot that links to it — save to the snapshot's path, which replaces the link, or elsewhere",
+            ),
             EditError::NoPlace => f.write_str("not a regular file: this needs one with a name"),
         }
     }

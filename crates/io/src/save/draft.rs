@@ -174,6 +174,11 @@ impl Draft {
         &self.file
     }
 
+    /// The path of the temporary file.
+    pub(crate) fn draft_path(&self) -> PathBuf {
+        self.entry.directory.path(&self.name)
+    }
+
     /// The name of the temporary file.
     pub(crate) fn name(&self) -> &OsStr {
         &self.name

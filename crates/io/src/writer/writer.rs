@@ -1,10 +1,9 @@
 //! Tensors and parts of them, in any order.
 
-use std::ffi::OsString;
 use std::fs::File;
 use std::io;
 use std::ops::Range;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -77,7 +76,7 @@ pub(super) enum Membership {
 }
 
 pub(super) struct Filling {
-    path: std::path::PathBuf,
+    path: PathBuf,
     file: File,
     header: Header,
     pub(super) journal: Journal,
@@ -234,12 +233,10 @@ impl Writer {
         &self.filling.path
     }
 
-    /// The name that the file has until the commit, in the directory that it is to be in.
+    /// The path of the temporary file, which exists until the commit.
     #[must_use]
-    pub fn draft_name(&self) -> OsString {
-        let draft = self.draft.lock();
-        let draft = draft.unwrap_or_else(std::sync::PoisonError::into_inner);
-        draft.name().to_owned()
+    pub fn draft_path(&self) -> PathBuf {
+        self.draft().draft_path()
     }
 
     /// Writes the elements of the tensor `name` that `index` takes: all by an empty one. `payload` has those bytes, of a

@@ -44,7 +44,8 @@ impl Directory {
         }
     }
 
-    pub(super) fn path(&self, name: &OsStr) -> PathBuf {
+    /// The path of the file `name` in it.
+    pub(crate) fn path(&self, name: &OsStr) -> PathBuf {
         self.path.join(name)
     }
 
