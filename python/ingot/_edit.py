@@ -61,16 +61,16 @@ def update_metadata(
     SaveError
         The header would be longer than 100,000,000 bytes. Nothing was touched.
     StorageError
-        Writing failed, or another process replaced the file meanwhile (``code`` is ``"overtaken"``): what it
-        wrote stays.
+        Writing failed; another process replaced the file meanwhile (``code`` is ``"overtaken"``), and what it
+        wrote stays; or another edit held the file for a minute (``"locked"``).
 
     Notes
     -----
     The file is changed in place where the new metadata fits into the room of the header (``reserve_header``
     of `save_file`, the spaces that an earlier change left, those at the end of a header) and all bytes that
     differ lie within one 4096-byte page of the file. They are then changed by one write, which the system
-    copies at once. A file with other hard links, or in the Hugging Face cache, is never changed in place. What
-    that means:
+    copies at once. A file with other hard links, or in the Hugging Face cache, is never changed in place.
+    What that means:
 
     - A process that is killed, at any moment, leaves the old file or the new one.
     - A reader that reads the header before or after the write sees the old or the new metadata, whole. One

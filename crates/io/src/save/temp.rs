@@ -7,7 +7,8 @@ use std::io;
 
 use super::space;
 use crate::disk::{
-    self, Birth, Directory, DirectoryEntry, Kind, Lock, Opening, Unlinked, cut, is_replaced_by_copy, try_lock,
+    self, Birth, Directory, DirectoryEntry, Kind, Lock, Locked, Opening, Unlinked, cut, is_replaced_by_copy,
+    try_lock,
 };
 use crate::options::Existing;
 
@@ -23,11 +24,11 @@ const TRIES: usize = 100;
 
 /// A file in the target's directory that nobody sees, or under a name that says what it is.
 ///
-/// It is locked as long as it is open, which the system undoes however the process ends. A temporary file
-/// without a lock is therefore one that was left behind.
+/// It is locked until it gets the target's name or is dropped, and the system removes the lock however the process ends. A
+/// temporary file without a lock is therefore one that was left behind.
 pub(super) struct Temp<'p> {
     entry: &'p DirectoryEntry,
-    file: File,
+    file: Locked,
     /// `None` when it has no name yet, or has the target's.
     name: Option<OsString>,
 }
@@ -56,7 +57,7 @@ impl<'p> Temp<'p> {
             lock(&file);
             return Ok(Temp {
                 entry,
-                file,
+                file: Locked::new(file),
                 name: None,
             });
         }
@@ -82,6 +83,7 @@ impl<'p> Temp<'p> {
         let name = self.name.insert(name);
         take_name(self.entry, &self.file, name, existing)?;
         self.name = None;
+        self.file.unlock();
         Ok(())
     }
 }
@@ -131,7 +133,7 @@ pub(super) fn scratch(directory: &Directory, target: &OsStr) -> io::Result<File>
     }
     let (file, name) = named(directory, target, Birth::Private)?;
     directory.remove(&name)?;
-    Ok(file)
+    file.try_clone()
 }
 
 /// Removes temporary files for `entry` that a process left behind. Whatever cannot be removed, stays; and so does all as
@@ -189,12 +191,12 @@ fn remove_unlocked(directory: &Directory, name: &OsStr) -> bool {
 }
 
 /// A new file with a temporary name, and the name.
-pub(super) fn named(directory: &Directory, target: &OsStr, birth: Birth) -> io::Result<(File, OsString)> {
+pub(super) fn named(directory: &Directory, target: &OsStr, birth: Birth) -> io::Result<(Locked, OsString)> {
     for _ in 0..TRIES {
         let name = temp_name(target);
         let file = match directory.file(&name, Opening::New(birth)) {
             Err(fault) if fault.kind() == io::ErrorKind::AlreadyExists => continue,
-            made => made?,
+            made => Locked::new(made?),
         };
         // Between creation and lock, another save may have taken the file for one left behind.
         if lock(&file) && disk::facts(&file).is_ok_and(|facts| facts.names > 0) {

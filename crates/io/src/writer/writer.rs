@@ -15,6 +15,7 @@ use ingot_format::{
 
 use super::journal::{End, Journal, JournalFault, Verdict};
 use super::preamble;
+use crate::disk::Locked;
 use crate::error::{EditError, Error, Stop, step};
 use crate::options::{Existing, SaveOptions};
 use crate::payload::{FileRange, Payload};
@@ -191,7 +192,7 @@ impl Writer {
     }
 
     /// A guest of the file whose notes these are.
-    fn open(path: &Path, notes: File, options: &SaveOptions, watch: &dyn Watch) -> Result<Writer, Error> {
+    fn open(path: &Path, notes: Locked, options: &SaveOptions, watch: &dyn Watch) -> Result<Writer, Error> {
         let (nbytes, name) = preamble::read(&notes)
             .map_err(|fault| explain(path, fault))?
             .ok_or_else(|| EditError::NothingToJoin.about(path))?;
