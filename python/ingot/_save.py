@@ -12,6 +12,7 @@ from os.path import join
 from typing import Any, NamedTuple
 
 from . import _native
+from ._failures import warn as warn_of_failures
 from ._options import (
     Saving,
     checked_progress,
@@ -77,6 +78,7 @@ def write_file(
         need none.
     """
     how = Saving.of(options)
+    warn_of_failures()
     if is_writable(filename):
         refuse_of_named_files(filename, options, background)
         _stream(filename, tensors, payload, texts(metadata), how, export=export, shared=shared, views=views)
@@ -104,7 +106,7 @@ def write_file(
         return None
     from ._background import SAVES, SaveFuture
 
-    future = SaveFuture()
+    future = SaveFuture(fsdecode(path))
     if snapshot == "host":
         file.snapshot()
     if snapshot is None:

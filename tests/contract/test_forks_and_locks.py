@@ -15,7 +15,7 @@ from support.processes import run
 if not hasattr(os, "fork"):
     pytest.skip("there is no fork", allow_module_level=True)
 
-# Forks a child while a file is written. The child lives until the end of the program, as a worker of a DataLoader does.
+# Forks a child while a file is written. It lives until the end of the program, as a worker of a DataLoader.
 FORKING = """
 import os
 # A wait for a lock that a child holds ends the program.
@@ -60,7 +60,7 @@ assert os.waitpid(children[0], 0)[1] == 0
 WRITERS = {
     "save_file": "ingot.numpy.save_file(tensors, path, progress=fork)",
     "save_file_fast": "ingot.numpy.save_file(tensors, path, progress=fork, durable=False)",
-    "save_file_over": "ingot.numpy.save_file(tensors, path); ingot.numpy.save_file(tensors, path, progress=fork)",
+    "save_file_over": "for tell in (False, fork): ingot.numpy.save_file(tensors, path, progress=tell)",
     "save_file_new": "ingot.rewrite(source, path, progress=fork)",
     "background": "ingot.numpy.save_file(tensors, path, progress=fork, background=True).result()",
     "merge": "ingot.merge([source], path, progress=fork)",
