@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use super::flush::flush;
 use super::space;
-use super::temp::{self, Refused};
+use super::temp::{self, Refused, has_name};
 use crate::disk::{
     self, Attributes, DirectoryEntry, Lock, Locked, Opening, Resolved, Size, try_lock, unlock,
 };
@@ -145,7 +145,7 @@ impl Draft {
 
     /// Whether it still has its temporary name, and not that of its path.
     pub(crate) fn is_unnamed(&self) -> bool {
-        has_name(&self.entry, &self.name, &self.file)
+        has_name(&self.entry.directory, &self.name, &self.file)
     }
 
     /// Makes the temporary file this one's, if it is nobody's. Says whether it did.
@@ -353,17 +353,9 @@ fn has_any_name(file: &File) -> io::Result<bool> {
 
 /// Removes `name` if `file` has it.
 fn remove_if(entry: &DirectoryEntry, name: &OsStr, file: &File) {
-    if has_name(entry, name, file) {
+    if has_name(&entry.directory, name, file) {
         let _ = entry.directory.retire(name, &temp::temp_name(&entry.name));
     }
-}
-
-/// Whether `name` leads to `file`.
-pub(super) fn has_name(entry: &DirectoryEntry, name: &OsStr, file: &File) -> bool {
-    matches!(
-        (entry.directory.facts(name), disk::facts(file)),
-        (Ok(Some(named)), Ok(ours)) if named.identity == ours.identity
-    )
 }
 
 #[cfg(test)]

@@ -5,10 +5,10 @@ use std::fs::File;
 use std::io;
 use std::path::Path;
 
-use super::draft::{Draft, busy, explain_publishing, find, has_name, is_there};
+use super::draft::{Draft, busy, explain_publishing, find, is_there};
 use super::flush::flush;
 use super::space;
-use super::temp::temp_prefix;
+use super::temp::{has_name, temp_prefix};
 use crate::disk::{self, Attributes, Birth, DirectoryEntry, Lock, Locked, Opening, Size, try_lock};
 use crate::error::{Error, Step, Stop, step};
 use crate::options::{Durability, Existing};
@@ -111,7 +111,7 @@ fn locked(entry: &DirectoryEntry, name: &OsStr, birth: Birth) -> io::Result<Opti
             return Ok(None);
         }
         // Whoever had the lock may have given it the name of the target.
-        if has_name(entry, name, &file) {
+        if has_name(&entry.directory, name, &file) {
             return Ok(Some(file));
         }
     }

@@ -4,12 +4,11 @@ use std::ffi::{OsStr, OsString};
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::os::unix::ffi::OsStringExt;
 use std::path::{Path, PathBuf};
 
 #[cfg(target_os = "linux")]
 use rustix::fs::RenameFlags;
-use rustix::fs::{self, Access, AtFlags, Dir, Mode, OFlags};
+use rustix::fs::{self, Access, AtFlags, Mode, OFlags};
 use rustix::io::{Errno, retry_on_intr};
 
 use super::file::of_stat;
@@ -132,13 +131,6 @@ impl Directory {
         }
     }
 
-    /// All names in it.
-    pub(crate) fn names(&self) -> io::Result<Vec<OsString>> {
-        let entries = Dir::read_from(self)?.flatten();
-        let names = entries.map(|entry| entry.file_name().to_bytes().to_vec());
-        Ok(names.map(OsString::from_vec).collect())
-    }
-
     pub(crate) fn remove(&self, name: &OsStr) -> io::Result<()> {
         Ok(fs::unlinkat(self, name, AtFlags::empty())?)
     }
@@ -149,7 +141,7 @@ impl Directory {
     }
 
     /// Gives the file `from` the name `to`, and takes that from the file that had it.
-    pub(crate) fn rename(&self, from: &OsStr, to: &OsStr, _: &OsStr) -> io::Result<()> {
+    pub(crate) fn rename(&self, from: &OsStr, to: &OsStr, _: &dyn Fn() -> OsString) -> io::Result<()> {
         Ok(retry_on_intr(|| fs::renameat(self, from, self, to))?)
     }
 
