@@ -10,6 +10,9 @@ from concurrent.futures import CancelledError, Future, wait
 from contextlib import suppress
 from typing import TypeVar
 
+from ._failures import Outcome, record, warn
+from ._text import _escaped
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -20,7 +23,27 @@ T = TypeVar("T")
 F = TypeVar("F", bound="Future[Any]")
 
 
-class SaveFuture(Future[None]):
+class Told(Future[None]):
+    """A future that notes whether the program has asked how the save ended."""
+
+    def __init__(self, outcome: Outcome) -> None:
+        super().__init__()
+        self._outcome = outcome
+
+    def result(self, timeout: float | None = None) -> None:
+        try:
+            return super().result(timeout)
+        finally:
+            self._outcome.is_asked |= self.done()
+
+    def exception(self, timeout: float | None = None) -> BaseException | None:
+        try:
+            return super().exception(timeout)
+        finally:
+            self._outcome.is_asked |= self.done()
+
+
+class SaveFuture(Told):
     """A save in the background: what ``save_file(..., background=True)`` returns. Its result is None.
 
     Attributes
@@ -31,11 +54,12 @@ class SaveFuture(Future[None]):
         cancelled before, it raises what that raises.
     """
 
-    def __init__(self) -> None:
-        super().__init__()
-        # In the child of a fork this runs again, for whoever has the two.
-        self.staged: Future[None] = self.__dict__.get("staged") or Future()
-        Future.__init__(self.staged)
+    def __init__(self, path: str = "") -> None:
+        super().__init__(Outcome())
+        self._path = path
+        # In the child of a fork this runs again, for the program that has the two.
+        self.staged: Future[None] = self.__dict__.get("staged") or Told(self._outcome)
+        Told.__init__(self.staged, self._outcome)
         # It is no call that waits for its turn, so it cannot be cancelled.
         self.staged.set_running_or_notify_cancel()
         self.add_done_callback(_end_staging)
@@ -56,11 +80,20 @@ class SharedSaveFuture(SaveFuture):
 
 def _end_staging(future: Future[None]) -> None:
     assert isinstance(future, SaveFuture)
-    fault = CancelledError() if future.cancelled() else future.exception()
+    fault = CancelledError() if future.cancelled() else Future.exception(future)
     if fault is None:
         future._stage()
-    elif not future.staged.done():
+        return
+    if not future.cancelled():
+        record(future._outcome, _described(future._path, fault))
+    if not future.staged.done():
         future.staged.set_exception(fault)
+
+
+def _described(path: str, fault: BaseException) -> str:
+    """The error in one line, with the path."""
+    text = f"{type(fault).__name__}: {fault}"
+    return text if _escaped(path) in text else f"{_escaped(path)}: {text}"
 
 
 # The name by which users know it.
@@ -95,6 +128,7 @@ class Line:
 
     def put(self, call: Callable[[], T], future: F) -> F:
         """Take `call` on. Its result, or what it raises, is that of `future`, which is returned."""
+        warn()
         turn = (future, call)
         try:
             with self._lock:
@@ -158,6 +192,9 @@ class Line:
         for future in orphans:
             # A thread that is not here may have held its lock.
             future.__init__()  # type: ignore[misc]
+            if isinstance(future, SaveFuture):
+                # It may succeed in the parent, which reports it.
+                future._outcome.is_asked = True
             future.set_exception(
                 RuntimeError("this process was forked while the file was saved by its parent")
             )

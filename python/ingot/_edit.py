@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import json
+from io import BufferedWriter
+
 from . import _native
 from ._frameworks import payload
-from ._options import is_durable, texts
+from ._options import Existing, is_durable, texts
+from ._save import Storage, replacing
 from ._text import _quoted
 
 TYPE_CHECKING = False
@@ -57,15 +61,16 @@ def update_metadata(
     SaveError
         The header would be longer than 100,000,000 bytes. Nothing was touched.
     StorageError
-        Writing failed, or another process replaced the file meanwhile (``code`` is ``"overtaken"``): what it
-        wrote stays.
+        Writing failed; another process replaced the file meanwhile (``code`` is ``"overtaken"``), and what it
+        wrote stays; or another edit held the file for a minute (``"locked"``).
 
     Notes
     -----
     The file is changed in place where the new metadata fits into the room of the header (``reserve_header``
     of `save_file`, the spaces that an earlier change left, those at the end of a header) and all bytes that
     differ lie within one 4096-byte page of the file. They are then changed by one write, which the system
-    copies at once. What that means:
+    copies at once. A file with other hard links, or in the Hugging Face cache, is never changed in place.
+    What that means:
 
     - A process that is killed, at any moment, leaves the old file or the new one.
     - A reader that reads the header before or after the write sees the old or the new metadata, whole. One
@@ -83,6 +88,9 @@ def update_metadata(
     mode, owner and symlinks are kept, readers see the old file or the new one, whole, whatever happens. The
     data is shared with the old file where the file system can (reflinks on XFS and Btrfs), else it is copied
     by the kernel.
+
+    Signatures of the whole file (``c2pa:manifest``, ``c2pa:manifest.uri``, ``__signature__``) are removed,
+    since the change breaks them, unless `set` has them or nothing else changes.
 
     Changes at the same time, in any number of processes, wait for one another (``flock``), and none is lost.
     """
@@ -130,3 +138,15 @@ def replace_tensor(filename: Path, name: str, tensor: Any, *, durable: bool | No
     The other tensors are shared with the old file or copied by the kernel, as for `update_metadata`.
     """
     _native.replace_tensor(filename, name, tensor, payload, is_durable(durable))
+
+
+def update_index(path: str, set: Mapping[str, str], remove: Iterable[str]) -> None:
+    """Change the metadata of an index. The rest of it stays."""
+    # This refuses an index that breaks a rule.
+    _native.ShardIndex.read(path)
+    with open(path, encoding="utf-8") as file:
+        index = json.load(file)
+    metadata = {**(index.get("metadata") or {}), **set}
+    index["metadata"] = {key: value for key, value in metadata.items() if key not in remove}
+    with replacing(path, Existing(overwrite=True)) as draft, BufferedWriter(Storage(draft, "w")) as new:
+        new.write(json.dumps(index, indent=2).encode())

@@ -157,7 +157,7 @@ class Verification:
     ok : bool
         Every byte of every tensor is vouched for and nothing differs: each tensor has a digest, or the data
         section or the file has one, and all of them are right. False for a file that keeps no digests, unless
-        `expected_sha256` was given.
+        `expected_sha256` was given or the file is in the Hugging Face cache.
     algorithm : str or None
         Of the tensors' digests; None where the file keeps none.
     checked : int
@@ -171,7 +171,8 @@ class Verification:
     modelspec : Compared or None
         The data section against ``modelspec.hash_sha256``: ``expected``, ``found``, ``same``.
     file : Compared or None
-        The whole file against `expected_sha256`.
+        The whole file against `expected_sha256`, or against the SHA-256 in its name in the Hugging Face
+        cache.
     shards : dict of str to Verification
         For a checkpoint of several files, what those of each say. Its own attributes are then all of theirs
         together: tensors in the order of the files, `algorithm` None where they have several, and `modelspec`
@@ -244,7 +245,7 @@ def verify(
         fetched in parts, which are not kept.
     expected_sha256 : str, optional
         The SHA-256 of the whole file, as 64 hexadecimal digits, from wherever the file came from. Not for an
-        index.
+        index. By default the one in the name of the file, if it is in the Hugging Face cache.
     progress, storage_options : optional
         As for `hash`.
 

@@ -34,6 +34,7 @@ __all__ = [
     "Wrap",
     "Writer",
     "__version__",
+    "blob_digest",
     "distances",
     "download",
     "fetch_beside",
@@ -544,6 +545,9 @@ def hash(
     progress: Callable[[int, int], object] | None = None,
     storage_options: Mapping[str, Any] | None = None,
 ) -> str | None: ...
+def blob_digest(path: str | bytes | PathLike[str] | PathLike[bytes]) -> str | None:
+    """Return the digest that a blob of a content-addressed store has as its name, or None for other files."""
+
 def hashes() -> list[str]: ...
 def verify(
     path: str | bytes | PathLike[str] | PathLike[bytes],
@@ -682,7 +686,7 @@ class Writer:
     def names(self) -> list[str]: ...
     def write(self, name: str, tensor: Any, index: Any, payload: Callable[[str, Any], Any]) -> None: ...
     @property
-    def draft_name(self) -> str:
+    def draft_path(self) -> str:
         """The name that the file has until the commit, in the directory that it is to be in."""
 
     def commit(self, *, overwrite: bool = True) -> None:
@@ -704,7 +708,7 @@ class Aside:
         replace_read_only: bool = False,
     ) -> Aside: ...
     @property
-    def draft_name(self) -> str: ...
+    def draft_path(self) -> str: ...
     def commit(self, *, overwrite: bool = True) -> None: ...
     def close(self) -> None: ...
 

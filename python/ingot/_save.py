@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import closing, contextmanager
 from errno import EAGAIN
 from io import FileIO
 from math import prod
@@ -11,10 +12,12 @@ from os.path import join
 from typing import Any, NamedTuple
 
 from . import _native
+from ._failures import warn as warn_of_failures
 from ._options import (
     Saving,
     checked_progress,
     format_for,
+    is_durable,
     is_path,
     known_format,
     refuse_of_named_files,
@@ -26,12 +29,13 @@ from .typing import SaveOptions
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
     from typing_extensions import TypeIs
 
     from ._background import SaveFuture
     from ._native import Export, NewFile
+    from ._options import Existing
     from .typing import Path, Progress, Tell, Writable
 
     Payload = Callable[[str, Any], Any]
@@ -74,6 +78,7 @@ def write_file(
         need none.
     """
     how = Saving.of(options)
+    warn_of_failures()
     if is_writable(filename):
         refuse_of_named_files(filename, options, background)
         _stream(filename, tensors, payload, texts(metadata), how, export=export, shared=shared, views=views)
@@ -101,7 +106,7 @@ def write_file(
         return None
     from ._background import SAVES, SaveFuture
 
-    future = SaveFuture()
+    future = SaveFuture(fsdecode(path))
     if snapshot == "host":
         file.snapshot()
     if snapshot is None:
@@ -220,6 +225,17 @@ def _taking_all(file: Writable, called: str) -> Callable[[bytes], None]:
             rest = memoryview(rest)[count:]
 
     return write
+
+
+@contextmanager
+def replacing(path: str | bytes, existing: Existing, durable: bool | None = None) -> Iterator[str]:
+    """Give the path of a temporary file, which replaces the one at `path` when the block ends."""
+    aside = _native.Aside.create(
+        path, durable=is_durable(durable), replace_read_only=existing.replace_read_only
+    )
+    with closing(aside):
+        yield aside.draft_path
+        aside.commit(overwrite=existing.overwrite)
 
 
 class Storage(FileIO):

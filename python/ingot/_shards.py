@@ -11,7 +11,7 @@ from math import inf
 from secrets import token_hex
 from typing import TypeVar
 
-from ._native import RECORD_KEYS, ShardIndex, local_path
+from ._native import RECORD_KEYS, local_path
 from ._options import Existing
 from ._save import Storage
 from ._text import _escaped
@@ -339,31 +339,6 @@ def _undo(place: Place, links: list[str]) -> None:
             # Where both were one file already, the system leaves both names.
             _remove(place, [prefix + name])
         _remove(place, links)
-
-
-def update_index(path: str, set: Mapping[str, str], remove: Iterable[str], durable: bool) -> None:
-    """Change the metadata of an index. All else stays, and so does the index until the new one is whole."""
-    # What it breaks of the rules for an index is found here.
-    ShardIndex.read(path)
-    # The target of a link, beside which the new one is written.
-    path = os.path.realpath(path)
-    with open(path, encoding="utf-8") as file:
-        index = json.load(file)
-    metadata = {**(index.get("metadata") or {}), **set}
-    index["metadata"] = {key: value for key, value in metadata.items() if key not in remove}
-    folder, name = os.path.split(path)
-    with hidden() as prefix:
-        beside = os.path.join(folder, prefix + name)
-        try:
-            _write_text(beside, json.dumps(index, indent=2), durable)
-            os.chmod(beside, os.stat(path).st_mode & 0o7777)
-            os.replace(beside, path)
-        except BaseException:
-            with suppress(FileNotFoundError):
-                os.remove(beside)
-            raise
-    if durable:
-        _flush(folder)
 
 
 def _flush(directory: str) -> None:

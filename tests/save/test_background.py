@@ -401,3 +401,76 @@ def test_a_bar_of_tqdm_gets_the_bytes(tmp_path: Path, monkeypatch: pytest.Monkey
     (bar,) = bars
     assert bar.n == bar.total == path.stat().st_size
     assert bar.closed
+
+
+FAILING = """
+import warnings
+# A limit of file sizes, which the background saves exceed.
+path = sys.argv[1]
+tensors = {"a": numpy.ones(10_000)}
+resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+def save(number):
+    return ingot.numpy.save_file(tensors, f"{path}-{number}", background=True)
+def wait(future):
+    while not future.done(): time.sleep(0.01)
+"""
+
+
+def test_save_file_warns_of_a_background_save_that_failed_unasked(tmp_path: Path) -> None:
+    ended = run(
+        FAILING
+        + """
+wait(save(1))
+found = []
+for save_next in (lambda: save(2), lambda: ingot.numpy.save_file({}, path)):
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        future = save_next()
+    if future is not None: wait(future)
+    found.append([[one.category.__name__, str(one.message)] for one in caught])
+say(found)
+""",
+        tmp_path / "file",
+    )
+    for number, warned in enumerate(ended.said(), 1):
+        ((category, message),) = warned
+        assert category == "RuntimeWarning"
+        assert f"{tmp_path / 'file'}-{number}" in message
+
+
+def test_a_background_save_that_failed_unasked_is_printed_at_exit(tmp_path: Path) -> None:
+    ended = run(
+        FAILING + "warnings.simplefilter('ignore')\nfor number in range(3): save(number)", tmp_path / "file"
+    )
+    assert ended.code == 0
+    lines = ended.err.splitlines()
+    assert len(lines) == 3
+    for number, line in enumerate(lines):
+        assert f"{tmp_path / 'file'}-{number}" in line
+
+
+@pytest.mark.parametrize(
+    "asking",
+    [
+        "try: future.result()\nexcept OSError: pass",
+        "future.exception()",
+        "wait(future); future.exception()",
+        "try: future.staged.result()\nexcept OSError: pass",
+        "import asyncio\nasync def main():\n try: await asyncio.wrap_future(future)\n except OSError: pass\n"
+        "asyncio.run(main())",
+    ],
+)
+def test_a_background_save_that_failed_is_not_reported_once_it_was_asked(asking: str, tmp_path: Path) -> None:
+    ended = run(FAILING + "warnings.simplefilter('error')\nfuture = save(1)\n" + asking, tmp_path / "file")
+    assert (ended.code, ended.err) == (0, "")
+
+
+def test_a_child_does_not_report_the_background_saves_of_its_parent(tmp_path: Path) -> None:
+    program = """
+wait(save(1))
+child = os.fork()
+if child: os.waitpid(child, 0)
+"""
+    ended = run(FAILING + program, tmp_path / "file")
+    assert len(ended.err.splitlines()) == 1

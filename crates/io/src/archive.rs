@@ -14,7 +14,7 @@ use crate::backend::{Choice, choose};
 use crate::disk::{Facts, facts_at, open_for_reading};
 use crate::error::{Error, Failure, InFile, unopened};
 use crate::heads::Head;
-use crate::memory::{Region, alignment};
+use crate::memory::{Region, alignment, mapped_files};
 use crate::options::{BACKEND_VARIABLE, Backend, OpenOptions};
 use crate::source::{FileSource, LocalFile, MappedSource, Reopen, Source, read_exactly, with_room};
 use crate::workers::threads_of_environment;
@@ -97,7 +97,12 @@ impl Archive {
         };
         threads_of_environment()?;
         let variable = std::env::var(BACKEND_VARIABLE).ok();
-        let choice = choose(options.backend, variable.as_deref(), file.remote())?;
+        let choice = choose(
+            options.backend,
+            variable.as_deref(),
+            file.remote(),
+            mapped_files(),
+        )?;
         let file = match again {
             Some(again) => LocalFile::lent(file, again),
             None => LocalFile::kept(file),

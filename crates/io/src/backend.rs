@@ -12,12 +12,17 @@ pub(crate) struct Choice {
     pub(crate) why: Cow<'static, str>,
 }
 
+/// Files that are mapped at once by default. A process has 65,530 mappings on Linux, which allocators and thread stacks
+/// take too; further files are read.
+const MOST_MAPPED: usize = 16_384;
+
 /// Chooses for a file on the file system `remote`, where that is one of [`REMOTE_FILE_SYSTEMS`](crate::disk::REMOTE_FILE_SYSTEMS). `variable` is the
-/// value of [`BACKEND_VARIABLE`], where it is set.
+/// value of [`BACKEND_VARIABLE`], where it is set, and `mapped` the number of files that are mapped already.
 pub(crate) fn choose(
     asked: Backend,
     variable: Option<&str>,
     remote: Option<&'static str>,
+    mapped: usize,
 ) -> Result<Choice, Error> {
     let chosen = |backend, why| Ok(Choice { backend, why });
     if asked != Backend::Auto {
@@ -40,6 +45,10 @@ pub(crate) fn choose(
     // s), and of a mapping the next process has the pages.
     match remote {
         Some(name) => chosen(Backend::Pread, format!("{name} is slow to map").into()),
+        None if mapped >= MOST_MAPPED => chosen(
+            Backend::Pread,
+            format!("{mapped} files are mapped already").into(),
+        ),
         None => chosen(Backend::Mmap, "local file system".into()),
     }
 }
@@ -50,7 +59,7 @@ mod tests {
     use crate::disk::{REMOTE_FILE_SYSTEMS, remote_file_system};
 
     fn chosen(asked: Backend, variable: Option<&str>) -> Choice {
-        choose(asked, variable, None).unwrap()
+        choose(asked, variable, None, 0).unwrap()
     }
 
     #[test]
@@ -64,33 +73,42 @@ mod tests {
 
     #[test]
     fn a_backend_that_is_none_is_refused_with_the_choices() {
-        let refusal = choose(Backend::Auto, Some("mmpa"), None).unwrap_err();
+        let refusal = choose(Backend::Auto, Some("mmpa"), None, 0).unwrap_err();
         assert_eq!(refusal.code(), "unknown-backend");
         assert_eq!(
             refusal.to_string(),
             "INGOT_BACKEND `mmpa` is unknown: expected one of auto, mmap, pread"
         );
         assert!(
-            choose(Backend::Mmap, Some("mmpa"), None).is_ok(),
+            choose(Backend::Mmap, Some("mmpa"), None, 0).is_ok(),
             "the caller has said which"
         );
     }
 
     #[test]
+    #[cfg(not(windows))]
+    fn no_more_files_are_mapped_by_default_than_a_process_has_mappings_for() {
+        let chosen = |asked, mapped| choose(asked, None, None, mapped).unwrap().backend;
+        assert_eq!(chosen(Backend::Auto, MOST_MAPPED - 1), Backend::Mmap);
+        assert_eq!(chosen(Backend::Auto, MOST_MAPPED), Backend::Pread);
+        assert_eq!(chosen(Backend::Mmap, MOST_MAPPED), Backend::Mmap);
+    }
+
+    #[test]
     fn what_comes_over_a_network_is_read_and_what_does_not_is_mapped() {
         if cfg!(windows) {
-            let choice = choose(Backend::Auto, None, None).unwrap();
+            let choice = choose(Backend::Auto, None, None, 0).unwrap();
             assert_eq!(choice.backend, Backend::Pread, "{}", choice.why);
             return;
         }
         for (_, name) in REMOTE_FILE_SYSTEMS {
-            let choice = choose(Backend::Auto, None, Some(name)).unwrap();
+            let choice = choose(Backend::Auto, None, Some(name), 0).unwrap();
             assert_eq!(
                 (choice.backend, &*choice.why),
                 (Backend::Pread, &*format!("{name} is slow to map"))
             );
             assert_eq!(
-                choose(Backend::Mmap, None, Some(name)).unwrap().backend,
+                choose(Backend::Mmap, None, Some(name), 0).unwrap().backend,
                 Backend::Mmap
             );
         }

@@ -75,6 +75,7 @@ pub use device::{
     release_pinned, why_pageable,
 };
 pub use digest::{Algorithm, Digest, Keep, Sealed, Unequal};
+pub use disk::blob_digest;
 pub use distance::{Distance, distances};
 pub use edit::{
     Alias, Edited, Inherit, MetadataChange, Origin, Origins, Pick, RECORD_KEYS, Role, Way, aliases, assemble,

@@ -13,7 +13,7 @@ use crate::watch::Signals;
 /// A file that others fill before it gets its name. See `_native.pyi`.
 #[pyclass(frozen, module = "ingot._native")]
 pub(crate) struct Aside {
-    draft_name: OsString,
+    draft_path: OsString,
     /// `None` once closed.
     aside: Mutex<Option<ingot_io::Aside>>,
 }
@@ -32,14 +32,14 @@ impl Aside {
         let options = save_options(durable, Replace::Atomic, replace_read_only);
         let aside = Signals::detach(py, |signals| ingot_io::Aside::create(&path, &options, signals))?;
         Ok(Aside {
-            draft_name: aside.name().unwrap_or_default().to_owned(),
+            draft_path: aside.draft_path().unwrap_or_default().into_os_string(),
             aside: Mutex::new(Some(aside)),
         })
     }
 
     #[getter]
-    fn draft_name(&self) -> &OsStr {
-        &self.draft_name
+    fn draft_path(&self) -> &OsStr {
+        &self.draft_path
     }
 
     #[pyo3(signature = (*, overwrite = true))]

@@ -11,6 +11,7 @@ use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict};
 
 use crate::errors::exception;
+use crate::paths::file_path;
 use crate::remote::{Location, remote_options};
 use crate::watch::Signals;
 
@@ -55,6 +56,12 @@ pub(crate) fn read_url(
         ingot_io::read_url(url, &options, &mut call, signals)
     })?;
     raised.map_or(Ok(()), Err)
+}
+
+/// The digest in the name of a blob. See `_native.pyi`.
+#[pyfunction]
+pub(crate) fn blob_digest(path: &Bound<'_, PyAny>) -> PyResult<Option<String>> {
+    Ok(ingot_io::blob_digest(&file_path(path)?))
 }
 
 /// The names that `hash` takes.

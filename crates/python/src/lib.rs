@@ -56,7 +56,7 @@ mod _native {
     #[pymodule_export]
     use crate::export::Export;
     #[pymodule_export]
-    use crate::hash::{hash, hashes, read_url, verify};
+    use crate::hash::{blob_digest, hash, hashes, read_url, verify};
     #[pymodule_export]
     use crate::header::TensorInfo;
     #[pymodule_export]
@@ -84,7 +84,7 @@ mod _native {
     #[allow(non_upper_case_globals, reason = "the name that Python modules use")]
     const __version__: &str = env!("CARGO_PKG_VERSION");
     /// The keys under which metadata speaks of the tensors: of their digests, of that of all data, of names that share
-    /// one; and all of them.
+    /// one; and all of them, with signatures.
     #[pymodule_export]
     const CHECKSUMS_KEY: &str = ingot_format::CHECKSUMS_KEY;
     #[pymodule_export]
@@ -92,5 +92,5 @@ mod _native {
     #[pymodule_export]
     const SHARED_KEY: &str = ingot_format::SHARED_KEY;
     #[pymodule_export]
-    const RECORD_KEYS: [&str; 3] = ingot_io::RECORD_KEYS;
+    const RECORD_KEYS: [&str; 7] = ingot_io::RECORD_KEYS;
 }

@@ -141,8 +141,8 @@ impl Writer {
     }
 
     #[getter]
-    fn draft_name(&self, py: Python<'_>) -> PyResult<OsString> {
-        Ok(self.opened(py)?.draft_name())
+    fn draft_path(&self, py: Python<'_>) -> PyResult<OsString> {
+        Ok(self.opened(py)?.draft_path().into_os_string())
     }
 
     #[pyo3(signature = (*, overwrite = true))]

@@ -71,13 +71,11 @@ class Destination(NamedTuple):
 
 
 @contextmanager
-def drafted(path: str, name: str) -> Iterator[str]:
-    """Give the path of the file `name`, which is to be the one at `path`, of which speaks what is raised."""
-    folder, last = os.path.split(os.path.realpath(path))
-    draft = os.path.join(folder, name)
+def drafted(path: str, draft: str) -> Iterator[str]:
+    """Give `draft`, the temporary file for `path`. Errors that name it name `path` instead."""
     try:
         # The first for what has its name escaped in a message.
-        with called(name, last), called(draft, path):
+        with called(os.path.basename(draft), os.path.basename(path)), called(draft, path):
             yield draft
     except FileExistsError:
         raise FileExistsError(EEXIST, "it was made meanwhile — overwrite=True replaces it", path) from None

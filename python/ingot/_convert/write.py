@@ -115,7 +115,7 @@ def write_native(
                     writer.write(entry.name, part, index)
                     moved(part.nbytes)
         filling = native(writer)
-        with drafted(path, filling.draft_name) as draft:
+        with drafted(path, filling.draft_path) as draft:
             ending.check(draft)
             filling.commit(overwrite=ending.existing.overwrite)
 
@@ -125,7 +125,7 @@ def write_npz(path: str, entries: Sequence[Entry], code: str | None, ending: End
     aside = _native.Aside.create(
         path, durable=ending.durable, replace_read_only=ending.existing.replace_read_only
     )
-    with closing(aside), drafted(path, aside.draft_name) as draft:
+    with closing(aside), drafted(path, aside.draft_path) as draft:
         with BufferedWriter(Storage(draft, "w")) as file:
             _archive(file, entries, code, moved)
         ending.check(draft)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from ingot._native import CHECKSUMS_KEY, MODEL_SPEC_KEY, SHARED_KEY
+from ingot._native import MODEL_SPEC_KEY, RECORD_KEYS
 from ingot._options import Existing, alignment, format_for, is_durable, room
 from ingot._shards import of_index
 from ingot._text import _escaped, _quoted
@@ -59,7 +59,7 @@ def together(opened: Sources) -> dict[str, str] | None:
     for path, pairs in _metadata(opened):
         found = {} if found is None else found
         for key, value in pairs.items():
-            if key in (CHECKSUMS_KEY, SHARED_KEY):
+            if key in RECORD_KEYS and key != MODEL_SPEC_KEY:
                 continue
             other, first = found.setdefault(key, (value, path))
             # A hash of one of several files is not true of the new one, which leaves it out.

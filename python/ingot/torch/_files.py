@@ -392,6 +392,8 @@ def save_file(
         Return an `ingot.SaveFuture` soon, and write in a thread. What goes wrong while writing is raised by
         its ``result()``; when its ``staged`` is done, the tensors may change. Such saves follow one another
         in the order of the calls. The interpreter does not exit before they are done.
+        If a save fails and its future is never asked, the next save warns (`RuntimeWarning`), and the error
+        is printed on standard error at exit.
     **options
         How the file is written: `ingot.typing.SaveOptions`.
 

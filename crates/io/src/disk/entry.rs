@@ -1,12 +1,14 @@
 //! What a path leads to.
 
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::fs::File;
 use std::io;
+use std::path::Path;
 
-use super::{Attributes, Birth, Directory, Facts, Opening, exists};
+use super::{Attributes, Birth, Directory, Facts, Opening, exists, resolve};
 use crate::error::{Step, Stop, step};
 use crate::options::{Existing, ReadOnly, SaveOptions};
+use crate::watch::Unwatched;
 
 /// What a path leads to, every symlink followed.
 #[allow(dead_code, reason = "not every system has files without a name")]
@@ -26,16 +28,89 @@ pub(crate) struct DirectoryEntry {
     pub(crate) name: OsString,
     /// `None` when nothing has the name.
     pub(crate) existing: Option<Facts>,
+    /// The existing file, if the name is a link to it that a save replaces.
+    pub(crate) blob: Option<Blob>,
+}
+
+/// A file of a content-addressed store, such as the cache of the Hugging Face Hub: snapshots link to it, and its name is
+/// the digest of its contents. Saves never write to it.
+pub(crate) struct Blob {
+    directory: Directory,
+    name: OsString,
+    /// Its name in the store, which may be a link to another file.
+    digest: OsString,
+}
+
+/// A link to a blob.
+pub(super) struct LinkToBlob {
+    pub(super) directory: Directory,
+    pub(super) name: OsString,
+    pub(super) digest: OsString,
+}
+
+/// Directories of which one is beside the blobs of a store.
+pub(crate) const BESIDE_BLOBS: [&str; 2] = ["snapshots", "refs"];
+/// The directory of the blobs.
+pub(crate) const BLOBS: &str = "blobs";
+
+/// Whether `name` is a SHA-1 or a SHA-256, as the names of blobs are.
+pub(crate) fn is_digest(name: &OsStr) -> bool {
+    let name = name.as_encoded_bytes();
+    matches!(name.len(), 40 | 64) && name.iter().all(u8::is_ascii_hexdigit)
 }
 
 impl DirectoryEntry {
+    /// The entry `name`, or the link to it if it is a blob: that gets a file of its own.
+    pub(super) fn new(
+        directory: Directory,
+        name: OsString,
+        existing: Option<Facts>,
+        link_to_blob: Option<LinkToBlob>,
+    ) -> DirectoryEntry {
+        let (directory, name, blob) = match link_to_blob {
+            Some(link) => {
+                let digest = link.digest;
+                (
+                    link.directory,
+                    link.name,
+                    Some(Blob {
+                        directory,
+                        name,
+                        digest,
+                    }),
+                )
+            }
+            None => (directory, name, None),
+        };
+        DirectoryEntry {
+            directory,
+            name,
+            existing,
+            blob,
+        }
+    }
+
+    /// The directory and the name of the existing file.
+    fn current(&self) -> (&Directory, &OsStr) {
+        match &self.blob {
+            Some(blob) => (&blob.directory, &blob.name),
+            None => (&self.directory, &self.name),
+        }
+    }
+
+    /// Whether the existing file is read under other names too, so that an edit makes a new file.
+    pub(crate) fn is_shared(&self) -> bool {
+        self.blob.is_some() || self.existing.is_some_and(|facts| facts.names > 1)
+    }
+
     /// Whether the existing file, if there is one, may be replaced. Renaming over it needs no right to write to it,
     /// so this has to be asked.
     pub(crate) fn check_writable(&self, read_only: ReadOnly) -> Result<(), Stop> {
         if self.existing.is_none() || read_only == ReadOnly::Replace {
             return Ok(());
         }
-        self.directory.check_writable(&self.name).step(step::READ_ONLY)
+        let (directory, name) = self.current();
+        directory.check_writable(name).step(step::READ_ONLY)
     }
 
     /// Whether what has the name, if anything has, may go.
@@ -70,7 +145,8 @@ impl DirectoryEntry {
 
     /// What the new file gets from the one that is there, and who may read it until then.
     pub(crate) fn inherited(&self) -> io::Result<(Option<Attributes>, Birth)> {
-        let of = |facts| Attributes::of(&self.directory, &self.name, facts);
+        let (directory, name) = self.current();
+        let of = |facts| Attributes::of(directory, name, facts);
         let attributes = self.existing.as_ref().map(of).transpose()?;
         let birth = match attributes {
             Some(_) => Birth::Private,
@@ -78,4 +154,16 @@ impl DirectoryEntry {
         };
         Ok((attributes, birth))
     }
+}
+
+/// The digest of its contents that a file has as its name: a SHA-256, or Git's SHA-1, if `path` leads to a blob of a
+/// content-addressed store, such as the cache of the Hugging Face Hub.
+#[must_use]
+pub fn blob_digest(path: &Path) -> Option<String> {
+    let digest = match resolve(path, &Unwatched) {
+        Ok(Resolved::Entry(entry)) => entry.blob?.digest,
+        Err(Stop::Refused(_)) => path.file_name()?.to_owned(),
+        _ => return None,
+    };
+    digest.into_string().ok()
 }

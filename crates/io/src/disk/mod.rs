@@ -4,6 +4,7 @@
 mod entry;
 mod facts;
 mod file_systems;
+mod locked;
 #[cfg(unix)]
 mod unix;
 #[cfg(windows)]
@@ -14,11 +15,13 @@ use unix as system;
 #[cfg(windows)]
 use windows as system;
 
+pub use entry::blob_digest;
 pub(crate) use entry::{DirectoryEntry, Resolved};
 pub(crate) use facts::{Birth, Facts, Kind, Lock, Opening, Refusal, Size, Unlinked};
 #[cfg(test)]
 pub(crate) use file_systems::REMOTE_FILE_SYSTEMS;
 pub(crate) use file_systems::remote_file_system;
+pub(crate) use locked::Locked;
 pub(crate) use system::attributes::Attributes;
 pub(crate) use system::beneath::Beneath;
 pub(crate) use system::directory::Directory;
@@ -29,8 +32,8 @@ pub(crate) use system::fault::{
 };
 pub(crate) use system::file::{
     RESERVED_AT_ONCE, append, check_extent, check_room, check_size_limit, descriptors_allowed, facts,
-    facts_at, file_system, open_both_ways, open_for_reading, read_at, reserve, share_lock, try_lock, unlock,
-    wait_writable, write_all_at,
+    facts_at, file_system, lock_holder, open_both_ways, open_for_reading, read_at, reserve, share_lock,
+    try_lock, unlock, wait_writable, write_all_at,
 };
 pub(crate) use system::name::{cut, name_bytes, name_of};
 /// What a download asks of what an earlier one left.

@@ -1,5 +1,6 @@
 //! Other metadata, or another tensor, in a file that is there.
 
+use std::collections::BTreeSet;
 use std::path::Path;
 
 use ingot_format::{
@@ -8,7 +9,7 @@ use ingot_format::{
 };
 
 use super::held::{Guard, Held};
-use super::records::{aliases, check_shared};
+use super::records::{SIGNATURE_OF_DATA, SIGNATURES_OF_FILE, aliases, check_shared};
 use crate::error::{EditError, Error, Stop, step};
 use crate::options::{Durability, SaveOptions};
 use crate::payload::{FileRange, Payload};
@@ -89,10 +90,12 @@ pub fn update_metadata(
     if same(old.as_deref(), new.as_deref()) {
         return Ok(Edited::Unchanged);
     }
+    let new = without_stale_signatures(old.as_deref(), new);
     if let Some((_, record)) = change.set.iter().find(|pair| pair.0 == SHARED_KEY) {
         check_shared(record, &header, path)?;
     }
     if way == Way::InPlace
+        && !held.is_shared
         && let Some(edited) = edit_metadata(&head, &header, new.as_deref())
         && let Some((begin, bytes)) = within_a_page(&head, &edited)
     {
@@ -120,7 +123,7 @@ pub fn update_metadata(
 /// it may be named by any of them.
 ///
 /// A digest that the file keeps of the tensor becomes that of the new bytes. ModelSpec's, which is of all data, is left
-/// out: it would be wrong, and to make another takes reading everything.
+/// out, and so are signatures: it would be wrong, and to make another takes reading everything.
 ///
 /// It is always a new file: tensors are longer than what can be changed at once, and a reader must not see half of one.
 ///
@@ -215,16 +218,18 @@ fn head_with_digest(
 ) -> Result<Vec<u8>, Error> {
     let record = renewed(header, name, payload, watch)
         .map_err(|source| Stop::of(step::READ, source).about(path, header.file_nbytes()))?;
-    let of_all = header
-        .metadata()
-        .and_then(|metadata| metadata.get(MODEL_SPEC_KEY));
-    if record.is_none() && of_all.is_none() {
+    let of_all: Vec<&str> = [MODEL_SPEC_KEY, SIGNATURE_OF_DATA]
+        .into_iter()
+        .chain(SIGNATURES_OF_FILE)
+        .collect();
+    let has_one = |metadata: &Metadata| of_all.iter().any(|key| metadata.get(key).is_some());
+    if record.is_none() && !header.metadata().is_some_and(has_one) {
         return Ok(head);
     }
     let set: Vec<(&str, &str)> = record.iter().map(|record| (CHECKSUMS_KEY, &**record)).collect();
     let change = MetadataChange {
         set: &set,
-        remove: &[MODEL_SPEC_KEY],
+        remove: &of_all,
     };
     let pairs = changed(header.metadata(), &change);
     match edit_metadata(&head, header, pairs.as_deref()) {
@@ -263,6 +268,26 @@ fn changed<'a>(old: Option<&'a Metadata>, change: &MetadataChange<'a>) -> Option
     pairs.extend(change.set.iter().filter(|pair| !change.remove.contains(&pair.0)));
     pairs.sort_unstable();
     Some(pairs)
+}
+
+/// `new` without the signatures of the whole file that it has from `old`, which the edit breaks. They stay if the edit
+/// changes only such keys, as a tool does that signs a file.
+fn without_stale_signatures<'a>(
+    old: Option<&[(&str, &str)]>,
+    new: Option<Vec<(&'a str, &'a str)>>,
+) -> Option<Vec<(&'a str, &'a str)>> {
+    let is_signature = |pair: &(&str, &str)| SIGNATURES_OF_FILE.contains(&pair.0);
+    let others = |pairs: Option<&[(&str, &str)]>| -> BTreeSet<(String, String)> {
+        let others = pairs.into_iter().flatten().filter(|pair| !is_signature(pair));
+        others
+            .map(|pair| (pair.0.to_owned(), pair.1.to_owned()))
+            .collect()
+    };
+    if others(old) == others(new.as_deref()) {
+        return new;
+    }
+    let is_stale = |pair: &(&str, &str)| is_signature(pair) && old.is_some_and(|old| old.contains(pair));
+    new.map(|pairs| pairs.into_iter().filter(|pair| !is_stale(pair)).collect())
 }
 
 /// Whether both say the same, in any order.

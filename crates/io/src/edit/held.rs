@@ -5,35 +5,45 @@ use std::io;
 use std::path::Path;
 use std::sync::{Mutex, PoisonError};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use ingot_format::{Header, Limits, to_usize};
 
-use crate::disk::{self, Lock, has_no_locks, try_lock};
+use crate::disk::{self, Lock, Locked, Resolved, has_no_locks, lock_holder, try_lock};
 use crate::error::{EditError, Error, unopened};
 use crate::source::{FileSource, Stamp};
 use crate::watch::Watch;
 
-/// A file that is open, locked against other edits, and what its path leads to.
+/// A file that is open, locked against other edits until this is dropped, and what its path leads to.
 pub(super) struct Held<'p> {
     path: &'p Path,
     source: FileSource,
+    lock: Locked,
     stamp: Stamp,
+    /// Whether it is read under other names too, so that it must not be written in place.
+    pub(super) is_shared: bool,
 }
 
 impl<'p> Held<'p> {
-    /// Waits until nobody else edits the file.
+    /// Waits until no other edit of the file is in progress, up to [`PATIENCE`].
     pub(super) fn open(path: &'p Path, watch: &dyn Watch) -> Result<Held<'p>, Error> {
         let open_fault = unopened(path);
         loop {
             let source =
                 FileSource::new(disk::open_both_ways(path).map_err(open_fault)?).map_err(open_fault)?;
-            wait_for_lock(source.file(), watch)
-                .map_err(|fault| fault.map_or(Error::Interrupted, open_fault))?;
+            let lock = Locked::of(source.file()).map_err(open_fault)?;
+            wait_for_lock(path, &lock, PATIENCE, watch)?;
             let stamp = Stamp::of(&disk::facts(source.file()).map_err(open_fault)?);
             // The edit that held the lock may have put another file in the place of this one.
             if stamp.is_same_file(&Stamp::of(&disk::facts_at(path).map_err(open_fault)?)) {
-                return Ok(Held { path, source, stamp });
+                let resolved = disk::resolve(path, watch).map_err(|stop| stop.about(path, 0))?;
+                return Ok(Held {
+                    path,
+                    source,
+                    lock,
+                    stamp,
+                    is_shared: matches!(resolved, Resolved::Entry(entry) if entry.is_shared()),
+                });
             }
         }
     }
@@ -44,6 +54,7 @@ impl<'p> Held<'p> {
 
     /// Closes the file, which was replaced.
     pub(super) fn release(self) {
+        drop(self.lock);
         crate::save::release(self.source.into_file());
     }
 
@@ -146,16 +157,50 @@ impl Watch for Guard<'_> {
 /// How long to sleep before the lock is tried again: an edit in place takes less.
 const PAUSE: Duration = Duration::from_millis(5);
 
-/// Locks `file` until it is closed. `Err(None)` when the watch says to stop.
-fn wait_for_lock(file: &File, watch: &dyn Watch) -> Result<(), Option<io::Error>> {
+/// How long an edit waits for another one, which may have to copy a large file.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// Locks `file`, which is at `path`, as soon as no other process has it locked.
+fn wait_for_lock(path: &Path, file: &File, patience: Duration, watch: &dyn Watch) -> Result<(), Error> {
+    let begin = Instant::now();
     loop {
         match try_lock(file, Lock::Exclusive) {
             Ok(true) => return Ok(()),
-            Ok(false) if watch.interrupted() => return Err(None),
+            Ok(false) if watch.interrupted() => return Err(Error::Interrupted),
+            Ok(false) if begin.elapsed() >= patience => {
+                let locked = EditError::Locked {
+                    holder: lock_holder(file),
+                    seconds: patience.as_secs(),
+                };
+                return Err(locked.about(path));
+            }
             Ok(false) => thread::sleep(PAUSE),
-            // An edit that is overtaken is noticed all the same, if not by the microsecond.
+            // Without locks, an edit that is overtaken is still found, though not to the microsecond.
             Err(fault) if has_no_locks(&fault) => return Ok(()),
-            Err(fault) => return Err(Some(fault)),
+            Err(fault) => return Err(unopened(path)(fault)),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::watch::Unwatched;
+
+    #[test]
+    fn a_lock_that_is_never_released_is_an_error_that_names_the_file_and_the_process() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("model");
+        let theirs = File::create(&path).unwrap();
+        assert!(try_lock(&theirs, Lock::Exclusive).unwrap());
+        let ours = disk::open_both_ways(&path).unwrap();
+        let fault = wait_for_lock(&path, &ours, Duration::from_millis(20), &Unwatched).unwrap_err();
+        assert_eq!(fault.code(), "locked");
+        let text = fault.to_string();
+        assert!(text.starts_with(&path.display().to_string()), "{text}");
+        let process = format!("in process {}", std::process::id());
+        assert!(!cfg!(target_os = "linux") || text.contains(&process), "{text}");
+        drop(theirs);
+        wait_for_lock(&path, &ours, Duration::ZERO, &Unwatched).unwrap();
     }
 }

@@ -6,6 +6,8 @@
 //! | `ingot.shared`, names without a tensor of their own | made of the names that are taken; a tensor whose own name is not among them is stored under one that is | left out |
 //! | `ingot.checksums`, digests of tensors | those of the tensors, under their new names; one of a part that is stored now is made | left out, or made by the save |
 //! | `modelspec.hash_sha256`, the digest of the data | that of the file whose data it is, all and in its order; else left out | left out, or made by the save |
+//! | `vouch_credential`, a signature of the data | left out | left out |
+//! | `c2pa:manifest`, `c2pa:manifest.uri`, `__signature__`: signatures of the whole file | left out, and by an edit of other metadata too | left out |
 //!
 //! An index speaks of files; what stands under these keys in its metadata says nothing and is left out, and its totals
 //! are counted anew.
@@ -24,9 +26,22 @@ use crate::digest::{Algorithm, Digest};
 use crate::error::Error;
 use crate::verify::RecordedDigests;
 
-/// The keys of metadata that speaks of the tensors beside it. In other metadata that is given for a new file they were
-/// made for another one.
-pub const RECORD_KEYS: [&str; 3] = [CHECKSUMS_KEY, SHARED_KEY, MODEL_SPEC_KEY];
+/// The keys of signatures of a whole file, its metadata too: those of C2PA and CryptoTensors.
+pub(crate) const SIGNATURES_OF_FILE: [&str; 3] = ["c2pa:manifest", "c2pa:manifest.uri", "__signature__"];
+/// The key of Vouch's signature of the data.
+pub(crate) const SIGNATURE_OF_DATA: &str = "vouch_credential";
+
+/// The keys of metadata that describes the tensors beside it. In metadata that is given for a new file they describe
+/// another one.
+pub const RECORD_KEYS: [&str; 7] = [
+    CHECKSUMS_KEY,
+    SHARED_KEY,
+    MODEL_SPEC_KEY,
+    SIGNATURES_OF_FILE[0],
+    SIGNATURES_OF_FILE[1],
+    SIGNATURES_OF_FILE[2],
+    SIGNATURE_OF_DATA,
+];
 
 /// Another name for a tensor of some files, or for a part of one.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -53,7 +53,17 @@ pub enum EditError {
         found: u64,
     },
     /// Another writer fills a file of this name.
-    Busy,
+    Busy {
+        /// The process that locked the file, if the system reports it.
+        holder: Option<u32>,
+    },
+    /// Another process did not finish its edit of this file in time.
+    Locked {
+        /// The process that locked the file, if the system reports it.
+        holder: Option<u32>,
+        /// Seconds that were waited.
+        seconds: u64,
+    },
     /// Nobody fills a file of this name, so there is nothing to join.
     NothingToJoin,
     /// The file was finished, so nothing can be added.
@@ -69,6 +79,8 @@ pub enum EditError {
     Forked,
     /// What writers note beside the file is broken.
     BrokenJournal,
+    /// The path is that of a blob, whose name is the digest of its contents.
+    Blob,
     /// What is at the path takes bytes in order only, or has no name that could pass to another file.
     NoPlace,
 }
@@ -85,13 +97,15 @@ impl EditError {
             EditError::NotFilled { found: 0, .. } => "never-filled",
             EditError::NotFilled { .. } => "partly-filled",
             EditError::ReserveFull { .. } => "reserve-full",
-            EditError::Busy => "busy",
+            EditError::Busy { .. } => "busy",
+            EditError::Locked { .. } => "locked",
             EditError::NothingToJoin => "nothing-to-join",
             EditError::Committed => "committed",
             EditError::Abandoned => "abandoned",
             EditError::Orphaned { .. } => "orphaned",
             EditError::Forked => "forked",
             EditError::BrokenJournal => "broken-journal",
+            EditError::Blob => "blob",
             EditError::NoPlace => "no-place",
         }
     }
@@ -153,7 +167,15 @@ impl fmt::Display for EditError {
                 f,
                 "no space left for its entry: {expected} bytes were reserved for the header, it needs {found}"
             ),
-            EditError::Busy => f.write_str("another writer is filling this file"),
+            EditError::Busy { holder } => {
+                f.write_str("another writer is filling this file")?;
+                in_process(f, *holder)
+            }
+            EditError::Locked { holder, seconds } => {
+                write!(f, "the file is still locked by another edit after {seconds} s")?;
+                in_process(f, *holder)?;
+                f.write_str(" — try again when that has ended")
+            }
             EditError::NothingToJoin => {
                 f.write_str("no writer is filling this file — make one before others join it")
             }
@@ -174,9 +196,18 @@ impl fmt::Display for EditError {
                 f.write_str("this writer belongs to the process that was forked — join the file in this one")
             }
             EditError::BrokenJournal => f.write_str("what the writers noted beside the file is broken"),
+            EditError::Blob => f.write_str(
+                "the file is a blob of a cache, named after its contents: other contents would change every \
+                 snapshot that links to it — save to the snapshot's path, which replaces the link, or elsewhere",
+            ),
             EditError::NoPlace => f.write_str("not a regular file: this needs one with a name"),
         }
     }
+}
+
+/// Names the process that locked a file, if it is known.
+fn in_process(f: &mut fmt::Formatter<'_>, holder: Option<u32>) -> fmt::Result {
+    holder.map_or(Ok(()), |process| write!(f, ", in process {process}"))
 }
 
 impl std::error::Error for EditError {}

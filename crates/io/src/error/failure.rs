@@ -137,6 +137,7 @@ pub(crate) fn unopened(path: &Path) -> impl Fn(io::Error) -> Error + Copy {
 /// Why a save ended early. [`save`](crate::save) adds the path.
 pub(crate) enum Stop {
     Fault { step: &'static str, source: io::Error },
+    Refused(EditError),
     Interrupted,
 }
 
@@ -163,6 +164,7 @@ impl Stop {
     pub(crate) fn about(self, path: &Path, nbytes: u64) -> Error {
         let (step, source) = match self {
             Stop::Interrupted => return Error::Interrupted,
+            Stop::Refused(fault) => return fault.about(path),
             Stop::Fault { step, source } => (step, source),
         };
         let of_device = |fault: DeviceFault| Failure::from(fault).about(Some(path), None);

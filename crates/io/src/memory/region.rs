@@ -2,6 +2,7 @@
 #![allow(unsafe_code)]
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use ingot_format::Dtype;
 use memmap2::{MmapMut, MmapRaw};
@@ -23,7 +24,31 @@ pub struct Memory {
 enum Held {
     Pages(Pages),
     /// Of a file.
-    Mapping(MmapRaw),
+    Mapping(FileMapping),
+}
+
+/// A mapped file, which counts.
+#[derive(Debug)]
+struct FileMapping(MmapRaw);
+
+static MAPPED_FILES: AtomicUsize = AtomicUsize::new(0);
+
+/// How many files are mapped by this process.
+pub(crate) fn mapped_files() -> usize {
+    MAPPED_FILES.load(Ordering::Relaxed)
+}
+
+impl FileMapping {
+    fn new(pages: MmapMut) -> FileMapping {
+        MAPPED_FILES.fetch_add(1, Ordering::Relaxed);
+        FileMapping(MmapRaw::from(pages))
+    }
+}
+
+impl Drop for FileMapping {
+    fn drop(&mut self) {
+        MAPPED_FILES.fetch_sub(1, Ordering::Relaxed);
+    }
 }
 
 impl Memory {
@@ -33,7 +58,7 @@ impl Memory {
     pub fn as_ptr(&self) -> *mut u8 {
         let start = match &self.held {
             Held::Pages(pages) => pages.as_mut_ptr(),
-            Held::Mapping(pages) => pages.as_mut_ptr(),
+            Held::Mapping(mapping) => mapping.0.as_mut_ptr(),
         };
         start.wrapping_add(self.skip)
     }
@@ -73,7 +98,7 @@ impl From<MmapMut> for Memory {
         Memory {
             skip: 0,
             len: pages.len(),
-            held: Held::Mapping(MmapRaw::from(pages)),
+            held: Held::Mapping(FileMapping::new(pages)),
         }
     }
 }

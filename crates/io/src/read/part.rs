@@ -61,6 +61,7 @@ impl<'a> Part<'a> {
         Ok(Part {
             tensor,
             selection: Some(Box::new(selection.map_err(|fault| tensor.misindexed(fault))?)),
+            has_list: false,
             dtype: tensor.entry().dtype,
         })
     }

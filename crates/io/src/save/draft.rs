@@ -8,8 +8,10 @@ use std::time::Duration;
 
 use super::flush::flush;
 use super::space;
-use super::temp::{self, Refused};
-use crate::disk::{self, Attributes, DirectoryEntry, Lock, Opening, Resolved, Size, try_lock, unlock};
+use super::temp::{self, Refused, has_name};
+use crate::disk::{
+    self, Attributes, DirectoryEntry, Lock, Locked, Opening, Resolved, Size, try_lock, unlock,
+};
 use crate::error::{EditError, Error, Step, Stop, step, unopened};
 #[cfg(feature = "remote")]
 use crate::options::ReadOnly;
@@ -25,10 +27,10 @@ pub(crate) struct Draft {
     pub(super) path: PathBuf,
     pub(super) entry: DirectoryEntry,
     pub(super) attributes: Option<Attributes>,
-    pub(super) file: File,
+    pub(super) file: Locked,
     pub(super) name: OsString,
     /// `None` where it is filled alone.
-    pub(super) notes: Option<File>,
+    pub(super) notes: Option<Locked>,
     pub(super) nbytes: u64,
 }
 
@@ -46,7 +48,7 @@ impl Draft {
         temp::remove_stale(&entry);
         let made = locked_notes(&entry, Opening::NewNotes, Company::Others);
         let Some(notes) = made.step(step::CREATE).map_err(fault)? else {
-            return Err(EditError::Busy.about(path));
+            return Err(busy(&entry, &temp::notes_name(&entry.name), path));
         };
         let draft = Draft::begin(path, entry, notes, nbytes).map_err(fault)?;
         if let Err(stop) = space::reserve(&draft.file, nbytes, Size::Scattered, watch) {
@@ -56,8 +58,8 @@ impl Draft {
         Ok(draft)
     }
 
-    fn begin(path: &Path, entry: DirectoryEntry, notes: File, nbytes: u64) -> Result<Draft, Stop> {
-        let made = || -> io::Result<(Option<Attributes>, File, OsString)> {
+    fn begin(path: &Path, entry: DirectoryEntry, notes: Locked, nbytes: u64) -> Result<Draft, Stop> {
+        let made = || -> io::Result<(Option<Attributes>, Locked, OsString)> {
             let (attributes, birth) = entry.inherited()?;
             let (file, name) = temp::named(&entry.directory, &entry.name, birth)?;
             if let Some(attributes) = &attributes {
@@ -84,7 +86,11 @@ impl Draft {
 
     /// The notes that somebody made beside `path`, open for appending. `None` when there are none, or others keep them
     /// from being locked so.
-    pub(crate) fn notes_of(path: &Path, company: Company, watch: &dyn Watch) -> Result<Option<File>, Error> {
+    pub(crate) fn notes_of(
+        path: &Path,
+        company: Company,
+        watch: &dyn Watch,
+    ) -> Result<Option<Locked>, Error> {
         let entry = find(path, watch)?;
         locked_notes(&entry, Opening::Notes, company)
             .step(step::JOURNAL)
@@ -96,15 +102,15 @@ impl Draft {
     pub(crate) fn join(
         path: &Path,
         name: &OsStr,
-        notes: File,
+        notes: Locked,
         watch: &dyn Watch,
     ) -> Result<Option<Draft>, Error> {
         let entry = find(path, watch)?;
         if !temp::is_temp_of(name, &entry.name) || name == temp::notes_name(&entry.name) {
             return Ok(None);
         }
-        let opened = || -> io::Result<(File, Option<Attributes>)> {
-            let file = entry.directory.file(name, Opening::Both)?;
+        let opened = || -> io::Result<(Locked, Option<Attributes>)> {
+            let file = Locked::new(entry.directory.file(name, Opening::Both)?);
             Ok((file, entry.inherited()?.0))
         };
         let (file, attributes) = match opened() {
@@ -139,7 +145,7 @@ impl Draft {
 
     /// Whether it still has its temporary name, and not that of its path.
     pub(crate) fn is_unnamed(&self) -> bool {
-        has_name(&self.entry, &self.name, &self.file)
+        has_name(&self.entry.directory, &self.name, &self.file)
     }
 
     /// Makes the temporary file this one's, if it is nobody's. Says whether it did.
@@ -174,6 +180,11 @@ impl Draft {
         &self.file
     }
 
+    /// The path of the temporary file.
+    pub(crate) fn draft_path(&self) -> PathBuf {
+        self.entry.directory.path(&self.name)
+    }
+
     /// The name of the temporary file.
     pub(crate) fn name(&self) -> &OsStr {
         &self.name
@@ -184,7 +195,7 @@ impl Draft {
         let notes = self.notes.as_ref().ok_or(io::ErrorKind::NotFound);
         notes
             .map_err(io::Error::from)
-            .and_then(File::try_clone)
+            .and_then(|notes| notes.try_clone())
             .map_err(|fault| self.write_fault(fault))
     }
 
@@ -222,6 +233,7 @@ impl Draft {
             flush(&self.file, watch)?;
         }
         self.name_it(existing).step(step::RENAME)?;
+        self.file.unlock();
         self.remove_notes();
         match durable {
             Durability::Durable => self.entry.directory.flush(&self.file).step(step::FLUSH_DIRECTORY),
@@ -263,6 +275,13 @@ pub(super) fn find(path: &Path, watch: &dyn Watch) -> Result<DirectoryEntry, Err
     }
 }
 
+/// That another writer has locked the file `name` beside `path`.
+pub(super) fn busy(entry: &DirectoryEntry, name: &OsStr, path: &Path) -> Error {
+    let locked = entry.directory.file(name, Opening::Read);
+    let holder = locked.ok().and_then(|file| disk::lock_holder(&file));
+    EditError::Busy { holder }.about(path)
+}
+
 /// What kept a file from getting its name.
 pub(super) fn explain_publishing(path: &Path, nbytes: u64, stop: Stop) -> Error {
     match stop {
@@ -296,7 +315,7 @@ pub(crate) enum Company {
 
 /// The notes; `None` where there are none to be opened, or some where new ones are to be made, or others keep them from
 /// being locked. A lock that all share who have them open keeps them from being taken for ones that were left behind.
-fn locked_notes(entry: &DirectoryEntry, opening: Opening, company: Company) -> io::Result<Option<File>> {
+fn locked_notes(entry: &DirectoryEntry, opening: Opening, company: Company) -> io::Result<Option<Locked>> {
     let none = match opening {
         Opening::NewNotes => io::ErrorKind::AlreadyExists,
         _ => io::ErrorKind::NotFound,
@@ -305,6 +324,7 @@ fn locked_notes(entry: &DirectoryEntry, opening: Opening, company: Company) -> i
         Err(fault) if fault.kind() == none => return Ok(None),
         opened => opened?,
     };
+    let file = Locked::new(file);
     Ok(lock_notes(&file, company)?.then_some(file))
 }
 
@@ -333,17 +353,9 @@ fn has_any_name(file: &File) -> io::Result<bool> {
 
 /// Removes `name` if `file` has it.
 fn remove_if(entry: &DirectoryEntry, name: &OsStr, file: &File) {
-    if has_name(entry, name, file) {
+    if has_name(&entry.directory, name, file) {
         let _ = entry.directory.retire(name, &temp::temp_name(&entry.name));
     }
-}
-
-/// Whether `name` leads to `file`.
-pub(super) fn has_name(entry: &DirectoryEntry, name: &OsStr, file: &File) -> bool {
-    matches!(
-        (entry.directory.facts(name), disk::facts(file)),
-        (Ok(Some(named)), Ok(ours)) if named.identity == ours.identity
-    )
 }
 
 #[cfg(test)]
@@ -388,7 +400,8 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("a");
         let draft = Draft::create(&path, 10, &SaveOptions::default(), &Unwatched).unwrap();
-        let join = |name: &OsStr| Draft::join(&path, name, draft.notes().unwrap(), &Unwatched);
+        let notes = || Locked::new(draft.notes().unwrap());
+        let join = |name: &OsStr| Draft::join(&path, name, notes(), &Unwatched);
         let joined = join(draft.name()).unwrap().unwrap();
         draft.write(b"0123456789", 0).unwrap();
         assert!(joined.is_unnamed() && joined.file().metadata().unwrap().len() == 10);

@@ -13,6 +13,8 @@
 //! | anything but a pipe or a device, under [`Replace::Nothing`](crate::Replace::Nothing) | refused; a file that was made meanwhile stays too |
 //! | a file that this process may not write to | refused, unless [`ReadOnly::Replace`](crate::ReadOnly::Replace) |
 //! | a symlink | followed to its end, which may not exist yet; the link stays |
+//! | a symlink to a blob of a content-addressed store | replaced by the new file, in place too; the blob stays as it is |
+//! | such a blob | refused |
 //! | a pipe, terminal or other device, standard output | the bytes are streamed into it; refused where the file is to keep digests, which stand before them |
 //! | a directory | refused |
 //!

@@ -5,19 +5,19 @@ use std::fs::File;
 use std::io;
 use std::path::Path;
 
-use super::draft::{Draft, explain_publishing, find, has_name, is_there};
+use super::draft::{Draft, busy, explain_publishing, find, is_there};
 use super::flush::flush;
 use super::space;
-use super::temp::temp_prefix;
-use crate::disk::{self, Attributes, Birth, DirectoryEntry, Lock, Opening, Size, try_lock};
-use crate::error::{EditError, Error, Step, Stop, step};
+use super::temp::{has_name, temp_prefix};
+use crate::disk::{self, Attributes, Birth, DirectoryEntry, Lock, Locked, Opening, Size, try_lock};
+use crate::error::{Error, Step, Stop, step};
 use crate::options::{Durability, Existing};
 use crate::watch::Watch;
 
 /// How often the file is opened that somebody else has just given its name to, or taken away.
 const TRIES: usize = 10;
 
-/// Of a draft under a name that its target gives. It is locked as long as it is open, so that nobody else fills it.
+/// Of a draft under a name that its target gives. It is locked until it is dropped, so that no other process fills it.
 impl Draft {
     /// Opens what was left for `path`, or makes an empty file.
     pub(crate) fn resume(path: &Path, existing: Existing, watch: &dyn Watch) -> Result<Draft, Error> {
@@ -26,7 +26,7 @@ impl Draft {
             return Err(is_there(path));
         }
         let name = partial_name(&entry.name);
-        let opened = || -> io::Result<Option<(File, Option<Attributes>)>> {
+        let opened = || -> io::Result<Option<(Locked, Option<Attributes>)>> {
             let (attributes, birth) = entry.inherited()?;
             let Some(file) = locked(&entry, &name, birth)? else {
                 return Ok(None);
@@ -37,7 +37,7 @@ impl Draft {
             Ok(Some((file, attributes)))
         };
         let opened = opened().step(step::CREATE).map_err(|stop| stop.about(path, 0))?;
-        let (file, attributes) = opened.ok_or_else(|| EditError::Busy.about(path))?;
+        let (file, attributes) = opened.ok_or_else(|| busy(&entry, &name, path))?;
         Ok(Draft {
             path: path.to_owned(),
             entry,
@@ -97,7 +97,7 @@ impl Draft {
 }
 
 /// The file `name`, which may have to be made, with its lock. `None` where somebody else has that.
-fn locked(entry: &DirectoryEntry, name: &OsStr, birth: Birth) -> io::Result<Option<File>> {
+fn locked(entry: &DirectoryEntry, name: &OsStr, birth: Birth) -> io::Result<Option<Locked>> {
     for _ in 0..TRIES {
         let file = disk::open_or_make(&entry.directory, name, birth)?;
         if !disk::is_ours(&disk::facts(&file)?) {
@@ -106,11 +106,12 @@ fn locked(entry: &DirectoryEntry, name: &OsStr, birth: Birth) -> io::Result<Opti
             return Err(io::Error::new(io::ErrorKind::AlreadyExists, message));
         }
         // Without locks, two who fetch one file at a time meet in it. What both write is compared before it is named.
+        let file = Locked::new(file);
         if matches!(try_lock(&file, Lock::Exclusive), Ok(false)) {
             return Ok(None);
         }
         // Whoever had the lock may have given it the name of the target.
-        if has_name(entry, name, &file) {
+        if has_name(&entry.directory, name, &file) {
             return Ok(Some(file));
         }
     }
@@ -128,6 +129,20 @@ fn partial_name(target: &OsStr) -> OsString {
 mod tests {
     use super::*;
     use crate::save::temp::is_temp_of;
+    use crate::watch::Unwatched;
+
+    /// As the thread has that flushes it.
+    #[test]
+    fn a_draft_can_be_resumed_while_an_earlier_call_still_has_its_file_open() {
+        let folder = tempfile::tempdir().unwrap();
+        let resume = || Draft::resume(&folder.path().join("a"), Existing::Refuse, &Unwatched);
+        let first = resume().unwrap();
+        let flushing = first.file().try_clone().unwrap();
+        assert_eq!(resume().map(drop).unwrap_err().code(), "busy");
+        drop(first);
+        resume().unwrap();
+        drop(flushing);
+    }
 
     #[test]
     fn what_stays_is_not_taken_for_what_was_left_behind() {

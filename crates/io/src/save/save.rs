@@ -162,8 +162,8 @@ fn save_pieces(
 ) -> Result<(), Stop> {
     match resolve(path, watch)? {
         Resolved::Entry(entry) => match options.replace {
-            Replace::Atomic | Replace::Nothing => atomic::save(&entry, pieces, options, watch),
-            Replace::InPlace => in_place::save(&entry, pieces, options, watch),
+            Replace::InPlace if entry.blob.is_none() => in_place::save(&entry, pieces, options, watch),
+            _ => atomic::save(&entry, pieces, options, watch),
         },
         Resolved::Nameless(_) if options.replace == Replace::Nothing => {
             Err(io::Error::from(io::ErrorKind::AlreadyExists)).step(step::OPEN)

@@ -6,28 +6,35 @@ use std::hash::{BuildHasher, Hasher, RandomState};
 use std::io;
 
 use super::space;
+use xxhash_rust::xxh3::xxh3_64;
+
 use crate::disk::{
-    self, Birth, Directory, DirectoryEntry, Kind, Lock, Opening, Unlinked, cut, is_replaced_by_copy, try_lock,
+    self, Birth, Directory, DirectoryEntry, Kind, Lock, Locked, Opening, Unlinked, cut, is_replaced_by_copy,
+    try_lock,
 };
 use crate::options::Existing;
 
 const SUFFIX: &str = ".ingot-tmp";
 /// Of a file that was replaced, where it had to be moved out of the way first.
 const OLD_SUFFIX: &str = ".ingot-old";
-const RANDOM: usize = 16;
-/// Bytes of the target's name that stand in a temporary one. 100, so that the whole fits in the 143 bytes that
-/// encrypting file systems leave of the usual 255.
-const STEM: usize = 100;
-/// Names that are tried. They are 64 random bits, so a second one is needed only when somebody plays tricks.
-const TRIES: usize = 100;
+const DIGITS: usize = 16;
+/// Bytes of the target's name that a temporary one has. 80, so that the whole, with a hash of what was cut off, fits in the
+/// 143 bytes that encrypting file systems leave of the usual 255.
+const STEM: usize = 80;
+/// Numbers of temporary names that are tried. Each save takes the lowest that is free, so that the next one finds what was
+/// left behind without listing the directory, which may have any number of files.
+const TRIES: u64 = 100;
+/// Numbers that each save looks up. Higher ones are looked up as long as each of them is there: as many saves to one target
+/// at once are rare.
+const LOOKED_UP: u64 = 8;
 
 /// A file in the target's directory that nobody sees, or under a name that says what it is.
 ///
-/// It is locked as long as it is open, which the system undoes however the process ends. A temporary file
-/// without a lock is therefore one that was left behind.
+/// It is locked until it gets the target's name or is dropped, and the system removes the lock however the process ends. A
+/// temporary file without a lock is therefore one that was left behind.
 pub(super) struct Temp<'p> {
     entry: &'p DirectoryEntry,
-    file: File,
+    file: Locked,
     /// `None` when it has no name yet, or has the target's.
     name: Option<OsString>,
 }
@@ -56,7 +63,7 @@ impl<'p> Temp<'p> {
             lock(&file);
             return Ok(Temp {
                 entry,
-                file,
+                file: Locked::new(file),
                 name: None,
             });
         }
@@ -82,6 +89,7 @@ impl<'p> Temp<'p> {
         let name = self.name.insert(name);
         take_name(self.entry, &self.file, name, existing)?;
         self.name = None;
+        self.file.unlock();
         Ok(())
     }
 }
@@ -104,7 +112,10 @@ pub(super) fn take_name(
 
 fn rename(entry: &DirectoryEntry, file: &File, name: &OsStr) -> Result<(), Refused> {
     let replaced = space::keep(entry, file);
-    match entry.directory.rename(name, &entry.name, &old_name(&entry.name)) {
+    match entry
+        .directory
+        .rename(name, &entry.name, &|| free_old_name(entry))
+    {
         Ok(()) => {
             if let Some(replaced) = replaced {
                 space::release(replaced);
@@ -131,76 +142,100 @@ pub(super) fn scratch(directory: &Directory, target: &OsStr) -> io::Result<File>
     }
     let (file, name) = named(directory, target, Birth::Private)?;
     directory.remove(&name)?;
-    Ok(file)
+    file.try_clone()
 }
 
 /// Removes temporary files for `entry` that a process left behind. Whatever cannot be removed, stays; and so does all as
-/// long as somebody has the notes open of those who fill it together, who may finish it without whoever began it.
+/// long as others have the notes open, who may finish the file that they fill together.
 pub(super) fn remove_stale(entry: &DirectoryEntry) {
-    let Ok(names) = entry.directory.names() else {
-        return;
-    };
-    let (mut stale, mut old) = (Vec::new(), Vec::new());
-    for name in names {
-        match what_is(&name, &entry.name) {
-            Some(SUFFIX) => stale.push(name),
-            Some(_) => old.push(name),
-            None => {}
-        }
-    }
-    for name in old {
-        remove_old(entry, &name);
-    }
-    // By their zeros the notes come first.
-    stale.sort();
-    let notes = notes_name(&entry.name);
-    for name in stale {
-        let is_held = !remove_unlocked(&entry.directory, &name);
-        if is_held && name == notes {
-            return;
+    remove_old(entry);
+    for number in 0..TRIES {
+        match remove_unlocked(&entry.directory, &numbered(&entry.name, number, SUFFIX)) {
+            // The notes.
+            Left::Held if number == 0 => return,
+            Left::Absent if number >= LOOKED_UP => return,
+            _ => {}
         }
     }
 }
 
 /// Removes what was replaced. It is the whole old file, so where nothing is in its place, it gets its name back.
-fn remove_old(entry: &DirectoryEntry, name: &OsStr) {
-    match entry.existing {
-        Some(_) => drop(entry.directory.remove(name)),
-        None => drop(entry.directory.rename_new(name, &entry.name)),
+fn remove_old(entry: &DirectoryEntry) {
+    let names = (1..=TRIES).map(|number| numbered(&entry.name, number, OLD_SUFFIX));
+    let there: Vec<OsString> = names
+        .take_while(|name| !is_free(&entry.directory, name))
+        .collect();
+    // The last is the newest.
+    for name in there.iter().rev() {
+        match entry.existing {
+            Some(_) => drop(entry.directory.remove(name)),
+            None => drop(entry.directory.rename_new(name, &entry.name)),
+        }
     }
 }
 
-/// Removes a file that nobody has the lock of. False when somebody has.
-fn remove_unlocked(directory: &Directory, name: &OsStr) -> bool {
+/// A name for the file that is being replaced.
+fn free_old_name(entry: &DirectoryEntry) -> OsString {
+    let mut names = (1..=TRIES).map(|number| numbered(&entry.name, number, OLD_SUFFIX));
+    let free = names.find(|name| is_free(&entry.directory, name));
+    free.unwrap_or_else(|| random_name(&entry.name, OLD_SUFFIX))
+}
+
+fn is_free(directory: &Directory, name: &OsStr) -> bool {
+    matches!(directory.facts(name), Ok(None))
+}
+
+/// What is under a temporary name.
+enum Left {
+    Absent,
+    /// A file that another process has locked.
+    Held,
+    /// A file that was removed, or cannot be.
+    Behind,
+}
+
+/// Removes a file that no process has locked.
+fn remove_unlocked(directory: &Directory, name: &OsStr) -> Left {
     let open = |opening| directory.file(name, opening);
     // NFS locks only what is open for writing; a copy of a read-only file is not open for it.
-    let Ok(file) = open(Opening::Both).or_else(|_| open(Opening::Read)) else {
-        return true;
+    let file = match open(Opening::Both) {
+        Err(fault) if fault.kind() == io::ErrorKind::NotFound => return Left::Absent,
+        opened => opened.or_else(|_| open(Opening::Read)),
+    };
+    let Ok(file) = file.map(Locked::new) else {
+        return Left::Behind;
     };
     if !disk::facts(&file).is_ok_and(|facts| facts.kind == Kind::File) {
-        return true;
+        return Left::Behind;
     }
     match try_lock(&file, Lock::Exclusive) {
-        Ok(true) => drop(directory.remove(name)),
-        Ok(false) => return false,
-        Err(_) => {}
+        // It may have got the target's name meanwhile, and another save this one.
+        Ok(true) if has_name(directory, name, &file) => drop(directory.remove(name)),
+        Ok(false) => return Left::Held,
+        _ => {}
     }
-    true
+    Left::Behind
+}
+
+/// Whether `name` leads to `file`.
+pub(super) fn has_name(directory: &Directory, name: &OsStr, file: &File) -> bool {
+    matches!(
+        (directory.facts(name), disk::facts(file)),
+        (Ok(Some(named)), Ok(ours)) if named.identity == ours.identity
+    )
 }
 
 /// A new file with a temporary name, and the name.
-pub(super) fn named(directory: &Directory, target: &OsStr, birth: Birth) -> io::Result<(File, OsString)> {
-    for _ in 0..TRIES {
-        let name = temp_name(target);
+pub(super) fn named(directory: &Directory, target: &OsStr, birth: Birth) -> io::Result<(Locked, OsString)> {
+    for name in temp_names(target) {
         let file = match directory.file(&name, Opening::New(birth)) {
             Err(fault) if fault.kind() == io::ErrorKind::AlreadyExists => continue,
-            made => made?,
+            made => Locked::new(made?),
         };
-        // Between creation and lock, another save may have taken the file for one left behind.
-        if lock(&file) && disk::facts(&file).is_ok_and(|facts| facts.names > 0) {
+        // Between creation and lock, another save may have taken the file for one left behind. It removes the name then.
+        if lock(&file) && has_name(directory, &name, &file) {
             return Ok((file, name));
         }
-        let _ = directory.remove(&name);
     }
     Err(disk::exists())
 }
@@ -213,8 +248,7 @@ fn lock(file: &File) -> bool {
 
 /// Gives the unnamed `file` a temporary name.
 fn link(directory: &Directory, target: &OsStr, file: &File) -> Result<OsString, Refused> {
-    for _ in 0..TRIES {
-        let name = temp_name(target);
+    for name in temp_names(target) {
         match directory.link(file, &name) {
             Ok(()) => return Ok(name),
             Err(Unlinked::Exists) => {}
@@ -225,56 +259,55 @@ fn link(directory: &Directory, target: &OsStr, file: &File) -> Result<OsString, 
     Err(Refused::Link)
 }
 
-/// `.{target}.{random}.ingot-tmp`
+/// The names to try for a temporary file: `.{target}.{number}.ingot-tmp`.
+fn temp_names(target: &OsStr) -> impl Iterator<Item = OsString> {
+    let several = (1..=TRIES).map(|number| numbered(target, number, SUFFIX));
+    // Where others take all of those away on purpose.
+    several.chain(std::iter::once_with(|| temp_name(target)))
+}
+
+/// A temporary name that no other file has.
 pub(super) fn temp_name(target: &OsStr) -> OsString {
     random_name(target, SUFFIX)
 }
 
-/// `.{target}.{random}.ingot-old`
-fn old_name(target: &OsStr) -> OsString {
-    random_name(target, OLD_SUFFIX)
-}
-
 fn random_name(target: &OsStr, suffix: &str) -> OsString {
-    // The standard library seeds its hashers from the system's randomness. A name that comes twice, as after a fork,
-    // costs one more try.
-    let random = RandomState::new().build_hasher().finish();
+    // The standard library seeds its hashers from the system's randomness.
+    numbered(target, RandomState::new().build_hasher().finish(), suffix)
+}
+
+fn numbered(target: &OsStr, number: u64, suffix: &str) -> OsString {
     let mut name = temp_prefix(target);
-    name.push(format!("{random:0RANDOM$x}{suffix}"));
+    name.push(format!("{number:0DIGITS$x}{suffix}"));
     name
 }
 
-/// The one temporary name that is known without looking for it: of what those who fill a file together note. It looks
-/// like the others, so that it is removed like them when it is left behind.
+/// The name of the notes of those who fill a file together. It has the form of a temporary name, so that it is removed like
+/// one when it is left behind.
 pub(super) fn notes_name(target: &OsStr) -> OsString {
-    let mut name = temp_prefix(target);
-    name.push(format!("{:0RANDOM$}{SUFFIX}", 0));
-    name
+    numbered(target, 0, SUFFIX)
 }
 
-/// What all names of such files for `target` begin with.
+/// The beginning of the names of all such files for `target`.
 pub(super) fn temp_prefix(target: &OsStr) -> OsString {
     let mut prefix = OsString::from(".");
     prefix.push(cut(target, STEM));
+    if target.len() > STEM {
+        // Others may begin with the same characters.
+        prefix.push(format!("-{:016x}", xxh3_64(target.as_encoded_bytes())));
+    }
     prefix.push(".");
     prefix
 }
 
 /// Whether a temporary file for `target` may have this name.
 pub(super) fn is_temp_of(name: &OsStr, target: &OsStr) -> bool {
-    what_is(name, target) == Some(SUFFIX)
-}
-
-/// The suffix of a file beside `target` that has this name, where it is one of ours.
-fn what_is(name: &OsStr, target: &OsStr) -> Option<&'static str> {
     let rest = name.as_encoded_bytes();
-    let rest = rest.strip_prefix(temp_prefix(target).as_encoded_bytes())?;
-    let (random, suffix) = rest.split_at_checked(RANDOM)?;
-    let is_random = random.iter().all(u8::is_ascii_hexdigit);
-    let ours = [SUFFIX, OLD_SUFFIX]
-        .into_iter()
-        .find(|ours| ours.as_bytes() == suffix);
-    ours.filter(|_| is_random)
+    let rest = rest.strip_prefix(temp_prefix(target).as_encoded_bytes());
+    let parts = rest.and_then(|rest| rest.split_at_checked(DIGITS));
+    parts.is_some_and(|(number, suffix)| {
+        number.iter().all(u8::is_ascii_hexdigit) && suffix == SUFFIX.as_bytes()
+    })
 }
 
 #[cfg(test)]
@@ -306,6 +339,38 @@ mod tests {
         assert!(is_temp_of(&name, OsStr::new(&long)));
     }
 
+    #[test]
+    fn a_long_name_shares_no_temporary_names_with_another() {
+        let long = |end: &str| OsString::from("a".repeat(120) + end);
+        assert!(!is_temp_of(&temp_name(&long("b")), &long("c")));
+    }
+
+    #[test]
+    fn files_that_many_saves_left_are_all_removed() {
+        let folder = tempfile::tempdir().unwrap();
+        let directory = Directory::at(folder.path()).unwrap();
+        let target = OsStr::new("file");
+        let left: Vec<_> = (0..20)
+            .map(|_| named(&directory, target, Birth::Usual).unwrap())
+            .collect();
+        assert_eq!(after_removal(folder.path()).len(), 20);
+        drop(left);
+        assert_eq!(after_removal(folder.path()), [""; 0]);
+    }
+
+    #[test]
+    fn a_file_under_the_name_of_one_that_was_just_published_is_not_removed() {
+        let folder = tempfile::tempdir().unwrap();
+        let directory = Directory::at(folder.path()).unwrap();
+        let (first, name) = named(&directory, OsStr::new("file"), Birth::Usual).unwrap();
+        let seen = Locked::of(&first).unwrap();
+        directory.remove(&name).unwrap();
+        drop(first);
+        let (_second, same) = named(&directory, OsStr::new("file"), Birth::Usual).unwrap();
+        assert_eq!(same, name);
+        assert!(!has_name(&directory, &name, &seen));
+    }
+
     /// Removes what was left behind for `file` in a folder: what is there then.
     fn after_removal(folder: &Path) -> Vec<String> {
         remove_stale(&find(&folder.join("file"), &Unwatched).unwrap());
@@ -320,8 +385,13 @@ mod tests {
     #[test]
     fn what_was_replaced_gets_its_name_back_where_nothing_has_it_and_goes_where_something_has() {
         let folder = tempfile::tempdir().unwrap();
-        let replace =
-            |bytes: &str| std::fs::write(folder.path().join(old_name("file".as_ref())), bytes).unwrap();
+        let replace = |bytes: &str| {
+            std::fs::write(
+                folder.path().join(numbered("file".as_ref(), 1, OLD_SUFFIX)),
+                bytes,
+            )
+            .unwrap()
+        };
         for bytes in ["old", "older"] {
             replace(bytes);
             assert_eq!(after_removal(folder.path()), ["file"]);

@@ -10,6 +10,7 @@ use super::pass::{Feeding, feed, wanted};
 use crate::archive::{Archive, Files};
 use crate::checkpoint::Checkpoint;
 use crate::digest::{Algorithm, Digest, Digests, Hasher};
+use crate::disk;
 use crate::error::Error;
 use crate::options::{Backend, OpenOptions};
 use crate::payload::Payload;
@@ -31,7 +32,8 @@ pub struct Report {
     pub missing: Vec<String>,
     /// The data section against ModelSpec's hash; `None` where the file has none.
     pub model_spec: Option<Compared>,
-    /// The whole file against what the caller expects; `None` where that was nothing.
+    /// The whole file against what the caller expects, or against the digest in its name if it is a blob of the
+    /// Hugging Face cache. `None` if there is neither.
     pub file: Option<Compared>,
 }
 
@@ -179,6 +181,9 @@ impl<'a> Check<'a> {
             .map_or(Algorithm::Blake3, |record| record.algorithm);
         let metadata = header.metadata();
         let model_spec = metadata.and_then(|metadata| metadata.get(MODEL_SPEC_KEY));
+        // A blob of a cache is named after its contents.
+        let of_name = || sha256_from(&disk::blob_digest(archive.path()?)?);
+        let sha256 = sha256.or_else(of_name);
         let sha256_of = |range: Option<_>| Digests::new(Algorithm::Sha256, range);
         Ok(Check {
             archive,

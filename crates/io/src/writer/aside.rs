@@ -1,6 +1,5 @@
 //! A file of any content, which another program or library fills before it gets its name.
 
-use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 
 use crate::error::{EditError, Error};
@@ -32,10 +31,10 @@ impl Aside {
         })
     }
 
-    /// The name that it has until it is committed, in the directory that it is to be in.
+    /// The path of the temporary file, which exists until the commit.
     #[must_use]
-    pub fn name(&self) -> Option<&OsStr> {
-        self.draft.as_ref().map(Draft::name)
+    pub fn draft_path(&self) -> Option<PathBuf> {
+        self.draft.as_ref().map(Draft::draft_path)
     }
 
     /// Gives the file the name of its path. A second time, nothing happens.

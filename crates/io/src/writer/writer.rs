@@ -1,10 +1,9 @@
 //! Tensors and parts of them, in any order.
 
-use std::ffi::OsString;
 use std::fs::File;
 use std::io;
 use std::ops::Range;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -17,6 +16,7 @@ use ingot_remote::StopFlag;
 
 use super::journal::{End, Journal, JournalFault, Verdict};
 use super::preamble;
+use crate::disk::Locked;
 use crate::error::{EditError, Error, Stop, step};
 use crate::options::{Existing, SaveOptions};
 use crate::payload::{FileRange, Payload};
@@ -79,7 +79,7 @@ pub(super) enum Membership {
 }
 
 pub(super) struct Filling {
-    path: std::path::PathBuf,
+    path: PathBuf,
     file: File,
     header: Header,
     pub(super) journal: Journal,
@@ -194,7 +194,7 @@ impl Writer {
     }
 
     /// A guest of the file whose notes these are.
-    fn open(path: &Path, notes: File, options: &SaveOptions, watch: &dyn Watch) -> Result<Writer, Error> {
+    fn open(path: &Path, notes: Locked, options: &SaveOptions, watch: &dyn Watch) -> Result<Writer, Error> {
         let (nbytes, name) = preamble::read(&notes)
             .map_err(|fault| explain(path, fault))?
             .ok_or_else(|| EditError::NothingToJoin.about(path))?;
@@ -236,12 +236,10 @@ impl Writer {
         &self.filling.path
     }
 
-    /// The name that the file has until the commit, in the directory that it is to be in.
+    /// The path of the temporary file, which exists until the commit.
     #[must_use]
-    pub fn draft_name(&self) -> OsString {
-        let draft = self.draft.lock();
-        let draft = draft.unwrap_or_else(std::sync::PoisonError::into_inner);
-        draft.name().to_owned()
+    pub fn draft_path(&self) -> PathBuf {
+        self.draft().draft_path()
     }
 
     /// Writes the elements of the tensor `name` that `index` takes: all by an empty one. `payload` has those bytes, of a

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import os
+from hashlib import sha1
 from typing import NamedTuple
 
 import click
 
-from ingot import _open
-from ingot._native import shown_url
+from ingot import _hash, _native, _open
+from ingot._native import is_url, shown_url
 from ingot.cli import arguments
+from ingot.cli.progress import bar
 from ingot.cli.screen import Screen, printing
 from ingot.cli.sources import Source, opened
 from ingot.cli.spoken import status, told
@@ -30,6 +33,10 @@ _COLUMNS = (Column("finding"), Column("where"), Column("what"))
 # What is read at addresses of its own size, in bytes. Elements of other dtypes lie anywhere.
 _ALIGNMENT = {2: ("I16", "U16", "F16", "BF16"), 4: ("I32", "U32", "F32", "C64"), 8: ("F64", "I64", "U64")}
 _ALIGNMENT_OF = {dtype: size for size, dtypes in _ALIGNMENT.items() for dtype in dtypes}
+
+
+# Hexadecimal digits of a SHA-1.
+_GIT_DIGITS = 40
 
 
 class Checked(NamedTuple):
@@ -54,7 +61,8 @@ def command(screen: Screen, paths: tuple[str, ...], values: bool) -> int:
 
     The header is held against all rules of the format, also those that readers pass over (FORMAT.md,
     "Leniency"), and tensors must be aligned to their elements. A file that breaks a rule outright is
-    refused, as every command refuses it.
+    refused, as every command refuses it. Files in the Hugging Face cache are compared with the digests in
+    their names.
 
     Several paths are all checked, whatever is found. One that is refused or cannot be opened has an error for
     a finding, and the greatest exit status counts: 2 where a path cannot be opened. --quiet prints the paths
@@ -90,7 +98,7 @@ def _several(screen: Screen, paths: Sequence[str], values: bool) -> int:
 
 def _checked(screen: Screen, path: str, values: bool) -> Checked:
     source = opened(path)
-    findings = [*_strictness(source), *_alignment(source), *_index(source)]
+    findings = [*_strictness(source), *_alignment(source), *_index(source), *_blobs(screen, source)]
     if values:
         findings += _values(screen, source)
     return Checked(source.path, len(source.handle), findings, 1 if findings else 0)
@@ -159,6 +167,30 @@ def _index(source: Source) -> Iterator[Finding]:
     totals = source.handle.wrong_total()
     if totals is not None:
         yield "total-size", source.path, f"the index says {totals[0]} bytes, the tensors take {totals[1]}"
+
+
+def _blobs(screen: Screen, source: Source) -> Iterator[Finding]:
+    for file in filter(None, [source.index, *source.files]):
+        expected = None if is_url(file) else _native.blob_digest(file)
+        if expected is None:
+            continue
+        found = _git_digest(file) if len(expected) == _GIT_DIGITS else _sha256(screen, file)
+        if found != expected.lower():
+            yield "blob", shown_url(file), f"its name in the cache is {expected}, its contents have {found}"
+
+
+def _sha256(screen: Screen, file: str) -> str:
+    with bar(screen, "Hashing") as tell:
+        return _hash.hash(file, "sha256", progress=tell)
+
+
+def _git_digest(file: str) -> str:
+    """The SHA-1 by which Git names a file, as the Hub does for files outside of its large file storage."""
+    with open(file, "rb") as opened_file:
+        found = sha1(b"blob %d\0" % os.fstat(opened_file.fileno()).st_size, usedforsecurity=False)
+        while piece := opened_file.read(1 << 20):
+            found.update(piece)
+    return found.hexdigest()
 
 
 def _values(screen: Screen, source: Source) -> Iterator[Finding]:

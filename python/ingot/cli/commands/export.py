@@ -7,6 +7,7 @@ from urllib.parse import quote
 
 import click
 
+from ingot._save import replacing
 from ingot.cli import arguments
 from ingot.cli.progress import Several, bar
 from ingot.cli.screen import Screen, printing
@@ -81,8 +82,8 @@ def command(
         with bar(screen, "Exporting") as tell:
             steps = Several(tell, sum(info.nbytes for info in infos))
             for info, target in zip(infos, targets, strict=True):
-                with steps.within(info.nbytes) as within:
-                    _write(source, info.name, target, kind, within)
+                with steps.within(info.nbytes) as within, replacing(target, existing) as draft:
+                    _write(source, info.name, draft, kind, within)
     written = [{"name": info.name, "file": target} for info, target in zip(infos, targets, strict=True)]
     for info, target in zip(infos, targets, strict=True):
         screen.say(f"{'would write' if dry_run else 'wrote'} {shown(target)}: {nbytes(info.nbytes)}")
@@ -104,25 +105,18 @@ class _Counted:
         return written
 
 
-def _write(source: Source, name: str, target: str, kind: str, tell: Tell) -> None:
+def _write(source: Source, name: str, draft: str, kind: str, tell: Tell) -> None:
     import numpy
 
     array = widened(source.values(name)) if kind == "npy" else _bytes(source, name)
-    beside = f"{target}.{os.getpid()}.part"
-    try:
-        with open(beside, "xb") as file:
-            counted = _Counted(file, tell, array.nbytes)
-            if kind == "npy":
-                numpy.save(counted, array, allow_pickle=False)
-            else:
-                flat = array.reshape(-1)
-                for at in range(0, flat.size, _STEP):
-                    counted.write(flat[at : at + _STEP].data)
-        os.replace(beside, target)
-    except BaseException:
-        if os.path.exists(beside):
-            os.remove(beside)
-        raise
+    with open(draft, "wb") as file:
+        counted = _Counted(file, tell, array.nbytes)
+        if kind == "npy":
+            numpy.save(counted, array, allow_pickle=False)
+        else:
+            flat = array.reshape(-1)
+            for at in range(0, flat.size, _STEP):
+                counted.write(flat[at : at + _STEP].data)
 
 
 def _bytes(source: Source, name: str) -> Array:

@@ -7,9 +7,9 @@ import sys
 
 import click
 
-from ingot import _edit, _rearrange, _shards
+from ingot import _edit, _rearrange
 from ingot._native import shown_url
-from ingot._options import is_durable
+from ingot._save import replacing
 from ingot.cli import arguments
 from ingot.cli.screen import Screen, printing, warn
 from ingot.cli.sources import opened
@@ -135,8 +135,8 @@ def export(path: str, json_file: str | None, existing: Existing) -> int:
     if json_file is None or json_file == "-":
         sys.stdout.write(text)
         return 0
-    mode = "w" if existing.overwrite else "x"
-    with open(arguments.target(json_file, existing), mode, encoding="ascii") as out:
+    target = arguments.target(json_file, existing)
+    with replacing(target, existing) as draft, open(draft, "w", encoding="ascii") as out:
         out.write(text)
     return 0
 
@@ -230,7 +230,7 @@ def change(screen: Screen, path: str, pairs: dict[str, str], gone: Sequence[str]
 def _changed(source: Source, new: dict[str, str], removed: list[str]) -> str:
     if source.index is None:
         return _edit.update_metadata(source.only_file(), new, removed)
-    _shards.update_index(source.index, new, removed, is_durable(None))
+    _edit.update_index(source.index, new, removed)
     return "rewritten"
 
 

@@ -25,7 +25,8 @@ def command(screen: Screen, paths: tuple[str, ...], expected: str | None) -> int
     """Compare the bytes with digests; exits with 1 unless every byte is vouched for.
 
     The digests are those that `save_file(checksums=...)` keeps in the metadata, the hash of ModelSpec, and
-    the one of --sha256. A file that keeps none is not ok without the last.
+    the one of --sha256. Files in the Hugging Face cache are compared with the SHA-256 in their names. A file
+    without any digest is not ok.
     """
     files = [file for path in paths for file in opened(path).files]
     if expected is not None and len(files) != 1:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import os
-
 import click
 
+from ingot._save import replacing
 from ingot.cli import arguments
 from ingot.cli.progress import bar
 from ingot.cli.screen import Screen, printing
@@ -80,22 +79,10 @@ def _write(screen: Screen, paths: tuple[str, ...], html: str, existing: Existing
     target = arguments.target(html, existing)
     with bar(screen, "Reading") as tell:
         text = whole.page(report.made(opened(paths[0]), tell) if paths else None)
-    _replace(target, text)
+    with replacing(target, existing) as draft, open(draft, "w", encoding="utf-8") as file:
+        file.write(text)
     screen.answer({"file": html, "nbytes": len(text.encode())})
     screen.say(f"{shown(html)}: {nbytes(len(text.encode()))}")
-
-
-def _replace(target: str, text: str) -> None:
-    """Write a file which is there whole, or not at all."""
-    from ingot import _native
-
-    aside = _native.Aside.create(target)
-    try:
-        with open(os.path.join(os.path.dirname(target), aside.draft_name), "w", encoding="utf-8") as file:
-            file.write(text)
-        aside.commit()
-    finally:
-        aside.close()
 
 
 def _serve(screen: Screen, shelf: Shelf, port: int, no_browser: bool) -> None:

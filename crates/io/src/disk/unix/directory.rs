@@ -4,11 +4,11 @@ use std::ffi::{OsStr, OsString};
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::os::unix::ffi::OsStringExt;
+use std::path::{Path, PathBuf};
 
 #[cfg(target_os = "linux")]
 use rustix::fs::RenameFlags;
-use rustix::fs::{self, Access, AtFlags, Dir, Mode, OFlags};
+use rustix::fs::{self, Access, AtFlags, Mode, OFlags};
 use rustix::io::{Errno, retry_on_intr};
 
 use super::file::of_stat;
@@ -25,24 +25,34 @@ pub(super) fn mode(birth: Birth) -> Mode {
 /// A directory, held open: it stays the same one when it is renamed.
 pub(crate) struct Directory {
     fd: OwnedFd,
+    /// As it was given, for programs that open files by their paths.
+    path: PathBuf,
 }
 
 impl Directory {
     /// The directory at `path`, wherever the process goes.
-    pub(crate) fn at(path: &std::path::Path) -> io::Result<Directory> {
-        Directory::open(fs::CWD, path)
+    pub(crate) fn at(path: &Path) -> io::Result<Directory> {
+        Directory::open(None, path)
     }
 
-    pub(super) fn open(from: BorrowedFd<'_>, path: impl rustix::path::Arg + Copy) -> io::Result<Directory> {
+    /// The directory at `path`, which is relative to `from`.
+    pub(super) fn open(from: Option<&Directory>, path: &Path) -> io::Result<Directory> {
         let flags = OFlags::DIRECTORY | OFlags::CLOEXEC;
-        let open = |flags| retry_on_intr(|| fs::openat(from, path, flags, Mode::empty()));
+        let base = from.map_or(fs::CWD, AsFd::as_fd);
+        let open = |flags| retry_on_intr(|| fs::openat(base, path, flags, Mode::empty()));
         let fd = match open(flags | OFlags::RDONLY) {
             // Files can be made in a directory that cannot be listed.
             #[cfg(target_os = "linux")]
             Err(Errno::ACCESS) => open(flags | OFlags::PATH),
             result => result,
         }?;
-        Ok(Directory { fd })
+        let path = from.map_or_else(|| path.to_owned(), |from| from.path.join(path));
+        Ok(Directory { fd, path })
+    }
+
+    /// The path of the file `name` in it.
+    pub(crate) fn path(&self, name: &OsStr) -> PathBuf {
+        self.path.join(name)
     }
 
     /// Opens the file `name` in it.
@@ -121,13 +131,6 @@ impl Directory {
         }
     }
 
-    /// All names in it.
-    pub(crate) fn names(&self) -> io::Result<Vec<OsString>> {
-        let entries = Dir::read_from(self)?.flatten();
-        let names = entries.map(|entry| entry.file_name().to_bytes().to_vec());
-        Ok(names.map(OsString::from_vec).collect())
-    }
-
     pub(crate) fn remove(&self, name: &OsStr) -> io::Result<()> {
         Ok(fs::unlinkat(self, name, AtFlags::empty())?)
     }
@@ -138,7 +141,7 @@ impl Directory {
     }
 
     /// Gives the file `from` the name `to`, and takes that from the file that had it.
-    pub(crate) fn rename(&self, from: &OsStr, to: &OsStr, _: &OsStr) -> io::Result<()> {
+    pub(crate) fn rename(&self, from: &OsStr, to: &OsStr, _: &dyn Fn() -> OsString) -> io::Result<()> {
         Ok(retry_on_intr(|| fs::renameat(self, from, self, to))?)
     }
 
@@ -205,6 +208,15 @@ impl Directory {
     pub(super) fn is_proc(&self) -> bool {
         false
     }
+}
+
+/// What `path` leads to, seen from a directory.
+pub(super) fn facts_of_target(from: Option<&Directory>, path: &Path) -> Option<Facts> {
+    let base = from.map_or(fs::CWD, AsFd::as_fd);
+    fs::statat(base, path, AtFlags::empty())
+        .as_ref()
+        .map(of_stat)
+        .ok()
 }
 
 #[cfg(target_os = "linux")]

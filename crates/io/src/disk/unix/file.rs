@@ -116,6 +116,30 @@ pub(crate) fn try_lock(file: &File, lock: Lock) -> io::Result<bool> {
     }
 }
 
+/// The process that has locked `file`, or one of several. `None` if the system does not report it.
+#[cfg(target_os = "linux")]
+pub(crate) fn lock_holder(file: &File) -> Option<u32> {
+    let stat = fstat(file).ok()?;
+    let (major, minor) = (rustix::fs::major(stat.st_dev), rustix::fs::minor(stat.st_dev));
+    let place = format!("{major:02x}:{minor:02x}:{}", stat.st_ino);
+    // `1: FLOCK  ADVISORY  WRITE 17684 fe:00:10011042 0 EOF`. Lines of waiting processes have `->` before `FLOCK`.
+    let holder = |line: &str| {
+        let mut words = line.split_whitespace().skip(1);
+        let is_lock = words.next() == Some("FLOCK");
+        let (process, at) = (words.nth(2)?, words.next()?);
+        (is_lock && at == place).then(|| process.parse().ok())?
+    };
+    std::fs::read_to_string("/proc/locks")
+        .ok()?
+        .lines()
+        .find_map(holder)
+}
+
+#[cfg(not(target_os = "linux"))]
+pub(crate) fn lock_holder(_: &File) -> Option<u32> {
+    None
+}
+
 /// Makes an exclusive lock of this file a shared one.
 pub(crate) fn share_lock(file: &File) -> io::Result<()> {
     try_lock(file, Lock::Shared).map(|_| ())

@@ -8,12 +8,13 @@ use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
 use std::thread;
 
-use rustix::fs::{self, CWD, FileType, Mode, OFlags};
+use rustix::fs::{self, FileType, Mode, OFlags};
 use rustix::io::{Errno, retry_on_intr};
 
-use super::directory::Directory;
+use super::directory::{Directory, facts_of_target};
+use crate::disk::entry::{BESIDE_BLOBS, BLOBS, LinkToBlob, is_digest};
 use crate::disk::{DirectoryEntry, Kind, Resolved};
-use crate::error::{Step, Stop, step};
+use crate::error::{EditError, Step, Stop, step};
 use crate::watch::{POLL, Watch};
 
 /// As many links as Linux follows.
@@ -27,46 +28,79 @@ pub(crate) fn resolve(path: &Path, watch: &dyn Watch) -> Result<Resolved, Stop> 
         Ok(kind) => return open_stream(path, kind, watch),
         Err(fault) => return Err(fault).step(step::OPEN),
     }
-    follow(path).step(step::OPEN)
+    follow(path)
 }
 
-/// Follows symlinks one by one, because the last directory on the way is where the new file has to be made.
-fn follow(path: &Path) -> io::Result<Resolved> {
+/// Follows symlinks one by one, because the last directory on the way is where the new file has to be made. A link to a
+/// blob is not followed: the new file gets its name.
+fn follow(path: &Path) -> Result<Resolved, Stop> {
     let mut path = path.to_path_buf();
-    let mut from: Option<Directory> = None;
+    let mut from: Option<(Directory, OsString)> = None;
+    let mut link_to_blob = None;
     for _ in 0..LINKS {
         if let Some(file) = standard_stream(&path) {
-            return file.map(Resolved::Stream);
+            return file.map(Resolved::Stream).step(step::OPEN);
         }
-        let (parent, name) = split(&path)?;
-        let base = from.as_ref().map_or(CWD, AsFd::as_fd);
-        let directory = Directory::open(base, parent)?;
-        let existing = directory.facts(name)?;
+        let (parent, name) = split(&path).step(step::OPEN)?;
+        let base = from.as_ref().map(|(directory, _)| directory);
+        let directory = Directory::open(base, Path::new(parent)).step(step::OPEN)?;
+        let name = name.to_owned();
+        let existing = directory.facts(&name).step(step::OPEN)?;
+        if link_to_blob.is_none() && is_digest(&name) && is_of_blobs(&directory, Path::new(parent), base) {
+            if from.is_none() && existing.is_some() {
+                return Err(Stop::Refused(EditError::Blob));
+            }
+            link_to_blob = from.take().map(|(directory, link)| LinkToBlob {
+                directory,
+                name: link,
+                digest: name.clone(),
+            });
+        }
         match existing.map(|facts| facts.kind) {
             None | Some(Kind::File) => {
-                let name = name.to_owned();
-                return Ok(Resolved::Entry(DirectoryEntry {
+                return Ok(Resolved::Entry(DirectoryEntry::new(
                     directory,
                     name,
                     existing,
-                }));
+                    link_to_blob,
+                )));
             }
             // Its text is no path that leads there: `/memfd:x (deleted)`.
             Some(Kind::Link) if directory.is_proc() => {
-                let file = directory.open_file(name, OFlags::WRONLY | OFlags::NOCTTY, Mode::empty())?;
-                return Ok(Resolved::Nameless(file));
+                let file = directory.open_file(&name, OFlags::WRONLY | OFlags::NOCTTY, Mode::empty());
+                return file.map(Resolved::Nameless).step(step::OPEN);
             }
             Some(Kind::Link) => {
-                let link = fs::readlinkat(&directory, name, Vec::new())?;
+                let link = fs::readlinkat(&directory, &name, Vec::new()).step(step::OPEN)?;
                 path = PathBuf::from(OsString::from_vec(link.into_bytes()));
-                from = Some(directory);
+                from = Some((directory, name));
             }
-            Some(Kind::Directory) => return Err(Errno::ISDIR.into()),
+            Some(Kind::Directory) => return Err(Errno::ISDIR).step(step::OPEN),
             // It was a regular file, or nothing, a moment ago.
-            Some(_) => return Err(Errno::BUSY.into()),
+            Some(_) => return Err(Errno::BUSY).step(step::OPEN),
         }
     }
-    Err(Errno::LOOP.into())
+    Err(Errno::LOOP).step(step::OPEN)
+}
+
+/// Whether `directory`, which is `parent` seen from `base`, has the blobs of a content-addressed store. It may have that
+/// name in its own parent directory, or in the path.
+fn is_of_blobs(directory: &Directory, parent: &Path, base: Option<&Directory>) -> bool {
+    let is_beside = |from: Option<&Directory>, above: &Path| {
+        let facts = |name| facts_of_target(from, &above.join(name));
+        BESIDE_BLOBS
+            .into_iter()
+            .filter_map(facts)
+            .any(|facts| facts.kind == Kind::Directory)
+    };
+    let identity = |path: &Path| facts_of_target(Some(directory), path).map(|facts| facts.identity);
+    let above = Path::new("..");
+    let has_name = identity(&above.join(BLOBS)).is_some_and(|found| Some(found) == identity(Path::new(".")));
+    if has_name && is_beside(Some(directory), above) {
+        return true;
+    }
+    // `blobs` may be a link to a directory elsewhere.
+    parent.file_name() == Some(BLOBS.as_ref()) && parent.parent().is_some_and(|above| is_beside(base, above))
 }
 
 /// The directory and the name of the last component, as the system would read them: `a/` and `a/.` name a directory.

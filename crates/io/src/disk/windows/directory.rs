@@ -44,7 +44,8 @@ impl Directory {
         }
     }
 
-    pub(super) fn path(&self, name: &OsStr) -> PathBuf {
+    /// The path of the file `name` in it.
+    pub(crate) fn path(&self, name: &OsStr) -> PathBuf {
         self.path.join(name)
     }
 
@@ -116,6 +117,7 @@ impl Directory {
     }
 
     /// All names in it.
+    #[cfg(test)]
     pub(crate) fn names(&self) -> io::Result<Vec<OsString>> {
         Ok(fs::read_dir(&self.path)?
             .flatten()
@@ -147,8 +149,8 @@ impl Directory {
     /// in the place of one that is open. But it renames both: so what somebody has for longer than a moment is renamed to
     /// `old`, and goes as soon as nobody has it. Between the two renames there is nothing at the path, and a process that
     /// ends there leaves the old file under that name, of which the next save knows.
-    pub(crate) fn rename(&self, from: &OsStr, to: &OsStr, old: &OsStr) -> io::Result<()> {
-        let (from, to, old) = (self.path(from), self.path(to), self.path(old));
+    pub(crate) fn rename(&self, from: &OsStr, to: &OsStr, old: &dyn Fn() -> OsString) -> io::Result<()> {
+        let (from, to) = (self.path(from), self.path(to));
         let begin = Instant::now();
         let passes = |fault: &io::Error| may_pass(fault) && begin.elapsed() < MOMENT;
         match patiently(passes, || replace(&from, &to)) {
@@ -157,9 +159,11 @@ impl Directory {
                     return Ok(());
                 };
                 // That somebody does not share the file says more than that it may not be replaced.
-                rename_around(&from, &to, &old).map_err(|around| match is_shared_by_nobody(&around) {
-                    true => around,
-                    false => fault,
+                rename_around(&from, &to, &self.path(&old())).map_err(|around| {
+                    match is_shared_by_nobody(&around) {
+                        true => around,
+                        false => fault,
+                    }
                 })
             }),
             outcome => outcome,
@@ -265,7 +269,7 @@ mod tests {
         assert_eq!(refused.kind(), io::ErrorKind::AlreadyExists);
         assert_eq!(read(&directory, "old").unwrap(), b"old");
         let reader = directory.file(old, Opening::Read).unwrap();
-        directory.rename(new, old, spare).unwrap();
+        directory.rename(new, old, &|| spare.to_owned()).unwrap();
         assert_eq!(read(&directory, "old").unwrap(), b"new");
         assert_eq!(read(&directory, "new"), None);
         assert_eq!(reader.metadata().unwrap().len(), 3);

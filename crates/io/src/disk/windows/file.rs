@@ -179,6 +179,11 @@ pub(crate) fn share_lock(file: &File) -> io::Result<()> {
     Ok(())
 }
 
+/// Windows does not report the process that has locked a file.
+pub(crate) fn lock_holder(_: &File) -> Option<u32> {
+    None
+}
+
 pub(crate) fn unlock(file: &File) -> io::Result<()> {
     calls::unlock(file, LOCKED)
 }

@@ -1,6 +1,6 @@
 //! Finding out what a path leads to.
 
-use std::ffi::OsStr;
+use std::ffi::{OsStr, OsString};
 use std::fs::{self, File};
 use std::io::{self, Write};
 use std::path::{Component, Path, PathBuf, Prefix};
@@ -8,8 +8,9 @@ use std::path::{Component, Path, PathBuf, Prefix};
 use super::directory::Directory;
 use super::fault::{in_use, is_a_directory, too_many_links};
 use super::name::device;
+use crate::disk::entry::{BESIDE_BLOBS, BLOBS, LinkToBlob, is_digest};
 use crate::disk::{DirectoryEntry, Kind, Resolved};
-use crate::error::{Step, Stop, step};
+use crate::error::{EditError, Step, Stop, step};
 use crate::watch::Watch;
 
 /// As many links as Windows follows.
@@ -17,38 +18,64 @@ const LINKS: usize = 63;
 
 /// Follows `path` to its end.
 pub(crate) fn resolve(path: &Path, _: &dyn Watch) -> Result<Resolved, Stop> {
-    follow(path).step(step::OPEN)
+    follow(path)
 }
 
-/// Follows symlinks one by one, because the last directory on the way is where the new file has to be made.
-fn follow(path: &Path) -> io::Result<Resolved> {
+/// Follows symlinks one by one, because the last directory on the way is where the new file has to be made. A link to a
+/// blob is not followed: the new file gets its name.
+fn follow(path: &Path) -> Result<Resolved, Stop> {
     if is_device(path) {
         // What `print!` holds back belongs in front.
-        io::stdout().flush()?;
-        return File::options().write(true).open(path).map(Resolved::Stream);
+        let opened = io::stdout()
+            .flush()
+            .and_then(|()| File::options().write(true).open(path));
+        return opened.map(Resolved::Stream).step(step::OPEN);
     }
-    let mut path = rooted(path)?;
+    let mut path = rooted(path).step(step::OPEN)?;
+    let mut from = None;
+    let mut link_to_blob = None;
     for _ in 0..LINKS {
         let (Some(name), Some(parent)) = (path.file_name(), path.parent()) else {
-            return Err(is_a_directory());
+            return Err(is_a_directory()).step(step::OPEN);
         };
-        let directory = Directory::at(parent)?;
-        let existing = directory.facts(name)?;
+        let directory = Directory::at(parent).step(step::OPEN)?;
+        let name = name.to_owned();
+        let existing = directory.facts(&name).step(step::OPEN)?;
+        if link_to_blob.is_none() && is_digest(&name) && is_of_blobs(parent) {
+            if from.is_none() && existing.is_some() {
+                return Err(Stop::Refused(EditError::Blob));
+            }
+            link_to_blob = from.take().map(|(directory, link)| LinkToBlob {
+                directory,
+                name: link,
+                digest: name.clone(),
+            });
+        }
         match existing.map(|facts| facts.kind) {
             None | Some(Kind::File) => {
-                let name = name.to_owned();
-                return Ok(Resolved::Entry(DirectoryEntry {
+                return Ok(Resolved::Entry(DirectoryEntry::new(
                     directory,
                     name,
                     existing,
-                }));
+                    link_to_blob,
+                )));
             }
-            Some(Kind::Link) => path = rooted(&parent.join(fs::read_link(&path)?))?,
-            Some(Kind::Directory) => return Err(is_a_directory()),
-            Some(Kind::Other) => return Err(in_use()),
+            Some(Kind::Link) => {
+                let link = fs::read_link(&path).and_then(|link| rooted(&parent.join(link)));
+                path = link.step(step::OPEN)?;
+                from = Some((directory, name));
+            }
+            Some(Kind::Directory) => return Err(is_a_directory()).step(step::OPEN),
+            Some(Kind::Other) => return Err(in_use()).step(step::OPEN),
         }
     }
-    Err(too_many_links())
+    Err(too_many_links()).step(step::OPEN)
+}
+
+/// Whether the directory at `path` has the blobs of a content-addressed store.
+fn is_of_blobs(path: &Path) -> bool {
+    let is_beside = |name| path.with_file_name(name).is_dir();
+    path.file_name() == Some(BLOBS.as_ref()) && BESIDE_BLOBS.into_iter().any(is_beside)
 }
 
 /// A pipe, a console, another device.
@@ -96,7 +123,13 @@ mod tests {
     fn a_path_leads_to_a_name_in_a_directory_or_it_is_said_why_not() {
         let folder = tempfile::tempdir().unwrap();
         fs::write(folder.path().join("there"), b"x").unwrap();
-        let led = |name: &str| match follow(&folder.path().join(name))? {
+        let followed = |path: &Path| {
+            follow(path).map_err(|stop| match stop {
+                Stop::Fault { source, .. } => source,
+                _ => io::Error::other("refused"),
+            })
+        };
+        let led = |name: &str| match followed(&folder.path().join(name))? {
             Resolved::Entry(entry) => Ok((entry.name, entry.existing.is_some())),
             _ => Err(io::Error::other("no entry")),
         };
@@ -112,7 +145,7 @@ mod tests {
             assert_eq!(led(name).unwrap_err().kind(), kind, "{name}");
         }
         assert_eq!(
-            follow(Path::new("")).err().map(|fault| fault.kind()),
+            followed(Path::new("")).err().map(|fault| fault.kind()),
             Some(io::ErrorKind::NotFound)
         );
         assert!(matches!(follow(Path::new("NUL")), Ok(Resolved::Stream(_))));
