@@ -24,7 +24,7 @@ from remote.servers import Answer, Handler, Request, serving
 
 resource = pytest.importorskip("resource", reason="this system limits no memory")
 
-#: The address space of a child, and what it may hold: an interpreter with numpy takes a tenth.
+#: Limits of a child, for its address space and its resident memory. An interpreter with numpy takes a tenth.
 ADDRESSES = 4 << 30
 RESIDENT_MIB = 700
 
@@ -142,7 +142,7 @@ def head_of(nbytes: int) -> bytes:
 
 
 def claiming(nbytes: int) -> Answer:
-    """A server that has the head, says that the file has so many bytes, and gives no more of them."""
+    """Serve the head of a file that claims so many bytes, and none of the bytes after it."""
     head = head_of(nbytes)
 
     def answer(handler: Handler, request: Request) -> None:

@@ -5,7 +5,7 @@ Other rooms add their rows here. Each row runs twice: Ctrl-C comes in the middle
 
 On an idle machine a call ends within 100 ms of an interrupt and within 1.1 times its limit. A busy one is
 allowed more: what fails here is a wait without an end. With INGOT_WAITS=measure the tests hold the exact
-bounds; with `-s` they print what they find.
+bounds; with `-s` they print the measured times.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ import ingot.numpy
 from remote.proxies import Certificate, certificate, proxying
 from remote.servers import Answer, Handler, Request, good, serving
 
-#: Seconds after which a call gives up.
+#: The timeout of each call, in seconds.
 LIMIT = 1.0
 OPTIONS = {
     "retries": 0,
@@ -92,7 +92,7 @@ class Peers:
         return f"{scheme}://127.0.0.1:{listener.getsockname()[1]}/m.safetensors"
 
     def tls(self, peer: socket.socket, *, drips: str) -> None:
-        """Speak TLS and give the file; the handshake or the body comes one byte at a time."""
+        """Serve the file over TLS, with the handshake or the body one byte at a time."""
         incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
         session = self.cert().context.wrap_bio(incoming, outgoing, server_side=True)
 
@@ -218,7 +218,7 @@ def loaded(url: str, peers: Peers) -> object:
 
 
 def whole_file_stalls(peers: Peers) -> Call:
-    """A server that gives no parts, and stops within the file."""
+    """A server without ranges that stops within the file."""
 
     def answer(handler: Handler, request: Request) -> None:
         handler.head(200, Content_Length=64 << 20, ETag='"1"')

@@ -5,7 +5,9 @@ from __future__ import annotations
 import base64
 import json
 import os
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from urllib.parse import quote
 
@@ -47,7 +49,7 @@ BASIC = "Basic " + base64.b64encode(b"me:p@w").decode()
 
 
 def redirecting(location: str) -> Answer:
-    """A server that redirects from /old, and else gives the file."""
+    """Redirect from /old, and serve the file at every other path."""
 
     def answer(handler: Handler, request: Request) -> None:
         if request.path.endswith("/old"):
@@ -192,6 +194,26 @@ def test_a_refused_identity_is_requested_again(
         with pytest.raises(PermissionError):
             ingot.safe_open(url, "np", storage_options=options)
         assert store.issued == 4
+
+
+def test_threads_that_are_refused_together_all_get_the_new_identity(monkeypatch: pytest.MonkeyPatch) -> None:
+    store = Store((401, "Refused"))
+    together = threading.Barrier(8)
+
+    def file(handler: Handler, request: Request) -> None:
+        # All are under way with the old identity before the first is refused.
+        if not store.valid and request.range[0] > 0:
+            together.wait(30)
+        store.file(handler, request)
+
+    with serving(store.keys) as service, serving(file) as server:
+        monkeypatch.setenv("AWS_CONTAINER_CREDENTIALS_FULL_URI", service.url("/creds"))
+        opened = ingot.safe_open("s3://b/k", "np", storage_options={**QUICK, "endpoint": server.url("")})
+        store.valid.clear()
+        with ThreadPoolExecutor(8) as threads:
+            found = list(threads.map(lambda _: int(opened["t2"][0]), range(8)))
+        assert found == [2] * 8
+        assert store.issued == 2
 
 
 def test_a_refusal_for_another_reason_asks_nobody_again(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -135,7 +135,7 @@ struct Pair {
     rank: usize,
     /// Which of the chunks of the whole pair.
     chunk: u64,
-    /// Whether these are the last elements of what was cut.
+    /// Whether these are the last elements of the pair before it was cut.
     is_last: bool,
     elements: u64,
     sides: [Side; 2],

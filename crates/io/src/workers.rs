@@ -128,7 +128,7 @@ pub(crate) fn each(nbytes: u64, chunks: usize, least: usize) -> usize {
 }
 
 /// Run `work` on every task, in order, on at most as many threads as `reading` allows. `work` returns how many bytes it
-/// processed, of the `total` that `watch` is told, and stops waiting when its stop flag is set. Tasks are taken from the
+/// processed, of the `total` that `watch` reports, and stops waiting when its stop flag is set. Tasks are taken from the
 /// iterator as threads become free, so that a list of tasks takes no memory for work that has not begun.
 ///
 /// Where the system refuses threads there are fewer, and with none at all the caller does the work. It does so too where

@@ -35,7 +35,7 @@ impl Access {
         Access::Header(user.map(|user| Secret::new(basic(user))))
     }
 
-    /// Forgets a token or keys that were issued by the time `sent` and then refused. Returns whether there were any.
+    /// Forgets a token or keys that were issued by the time `sent` and then refused. Returns whether there may be others.
     pub(crate) fn forget(&self, sent: Instant) -> bool {
         match self {
             Access::Header(_) => false,

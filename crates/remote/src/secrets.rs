@@ -195,7 +195,7 @@ impl Fault {
     }
 }
 
-/// `text` without `secret`, whatever the case of its ASCII letters and however its characters are escaped.
+/// Remove `secret` from `text`, in any ASCII case and with any of its characters escaped.
 fn without(text: &str, secret: &str) -> String {
     let (mut kept, mut rest) = (String::new(), text);
     while let Some(first) = rest.chars().next() {
@@ -210,8 +210,8 @@ fn without(text: &str, secret: &str) -> String {
     kept
 }
 
-/// What follows `c` where `text` begins with it, as it stands or as servers write it: percent-encoded, perhaps more than
-/// once, a space as `+` and `+` as a space, behind a backslash, or as an entity of HTML.
+/// Return the rest of `text` after `c` if `text` begins with `c`, plain or escaped: percent-encoded once or several times,
+/// a space as `+` and `+` as a space, after a backslash, or as an HTML entity.
 fn after_char(text: &str, c: char) -> Option<&str> {
     let first = text.chars().next()?;
     let is_space = |c: char| c == ' ' || c == '+';

@@ -93,7 +93,7 @@ const SIGNATURES: &[&str] = &[
 ];
 const SIGNATURE_PREFIXES: &[&str] = &["x-amz-", "x-goog-"];
 
-/// Parts of a query that say which file, or how it is sent, and let nobody in.
+/// Names in a query that select a file or how it is sent, and are no credentials.
 const HARMLESS: &[&str] = &["download", "generation", "versionid"];
 
 /// What makes two URLs one place to send secrets to.
@@ -156,7 +156,7 @@ impl Url {
     pub(crate) fn join(&self, location: &str) -> Result<Url, Fault> {
         check_characters(location)?;
         let head = location.split(['/', '?', '#']).next().unwrap_or_default();
-        // A user that a server names is nobody that the caller knows.
+        // The user in a Location header is the server's, not the caller's.
         let absolute = |text: &str| Url::parse(text).map(|url| Url { user: None, ..url });
         if head.contains(':') {
             return absolute(location);
@@ -185,8 +185,8 @@ impl Url {
         })
     }
 
-    /// Whether it lets in whoever knows it: by a query that is more than the name of a version, or by what looks like one
-    /// in the key of a store.
+    /// Whether the URL is a credential: its query holds more than the name of a version, or the key of a store contains
+    /// such a query.
     pub(crate) fn is_secret(&self) -> bool {
         let query = self.query.as_deref().unwrap_or_default();
         let mut names = query.split('&').filter_map(|pair| pair.split('=').next());

@@ -15,8 +15,8 @@ pub(crate) const SUBTREE_NBYTES: u64 = 128 << 10;
 
 /// The digest of one input, whose bytes come in any order.
 ///
-/// Two neighbours become one node as soon as both are there, so that memory is taken for what has come out of order, and
-/// never for the size that is expected.
+/// Two neighbours become one node as soon as both are there. Memory is needed for subtrees that arrive out of order, and
+/// not for the size that is expected.
 pub(crate) struct Tree {
     nbytes: u64,
     /// The digest of all, once all bytes came.

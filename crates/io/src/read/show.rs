@@ -53,7 +53,7 @@ pub(crate) fn looking(sources: &[&dyn Source], runs: &[FileRun], options: &ReadO
 /// Files up to this size are read without a question. Larger ones may be nothing but a hole, which takes years to read.
 const UNQUESTIONED_NBYTES: u64 = 1 << 40;
 
-/// Check that sources of which all is read can have the size that they claim.
+/// Check that large sources can have the size that they claim, before a pass over all of their bytes.
 pub(crate) fn check_sizes(sources: &[&dyn Source]) -> Result<(), InFile> {
     for (file, source) in sources.iter().enumerate() {
         if source.nbytes() > UNQUESTIONED_NBYTES {

@@ -190,8 +190,8 @@ impl Transport {
         }
     }
 
-    /// Reads once, however often it has to wait for that. Only what comes out of it counts as progress: records of TLS
-    /// that hold nothing, or do not end, do not.
+    /// Read once, after any number of ticks. Only payload counts as progress: TLS records that are empty or incomplete
+    /// do not.
     fn receive(&mut self, dest: &mut [u8], pace: &mut Pace<'_>) -> Result<usize, Fault> {
         pace.resume();
         let mut checked = Checked {
@@ -233,7 +233,7 @@ impl Checked<'_, '_> {
         }
     }
 
-    /// What `call` does with the TLS of this transport, over what is below.
+    /// Run `call` on the TLS stream over the transport below.
     fn secured<T>(
         tls: &mut Tls,
         check: &mut Check<'_>,

@@ -11,8 +11,8 @@ use crate::stop::StopFlag;
 /// calling thread looks for signals, a call ends within 100 ms of an interrupt.
 pub(crate) const TICK: Duration = Duration::from_millis(25);
 
-/// Payload that renews the deadline of a request. What may be much more, a whole file from a server that gives no parts,
-/// takes as long as it takes, as long as it comes.
+/// Payload that renews the deadline of a request. A whole file from a server without ranges may take any time while it
+/// arrives.
 const PROGRESS_NBYTES: u64 = 1 << 20;
 
 /// When a request is given up: at that time, or once nobody wants it any more.

@@ -177,7 +177,7 @@ fn option(why: &str) -> Fault {
 }
 
 impl AzureAccess {
-    /// Forgets a token that was issued by the time `sent` and then refused. Returns whether there was one.
+    /// Forgets a token that was issued by the time `sent` and then refused. Returns whether there may be others.
     pub(crate) fn forget(&self, sent: Instant) -> bool {
         matches!(&self.entry, Entry::Issued(source) if source.forget(sent))
     }

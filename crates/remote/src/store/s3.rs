@@ -93,7 +93,7 @@ impl S3Access {
         }
     }
 
-    /// Forgets keys that were issued by the time `sent` and then refused. Returns whether there were any.
+    /// Forgets keys that were issued by the time `sent` and then refused. Returns whether there may be others.
     pub(crate) fn forget(&self, sent: Instant) -> bool {
         self.keys.as_ref().is_some_and(|source| source.forget(sent))
     }

@@ -144,12 +144,12 @@ impl Partial {
     }
 }
 
-/// Unlocks the file. A flush that was interrupted goes on with a copy of the descriptor, which shares the lock.
+/// Unlock the file. After an interrupt the flush continues with a copy of the descriptor, which shares the lock.
 impl Drop for Partial {
     fn drop(&mut self) {
         let place = self.place.get_mut().unwrap_or_else(PoisonError::into_inner);
         if let Some(draft) = &place.draft {
-            // Where there are no locks, there is none to be undone.
+            // A file system without locks has nothing to unlock.
             let _ = disk::unlock(draft.file());
         }
     }

@@ -56,8 +56,8 @@ impl<K: Clone + PartialEq, V: Clone> Issued<K, V> {
         }
     }
 
-    /// What `source` has issued and is still good, or what it issues now. `name` is what its faults call it. Another
-    /// thread that asks the source is waited for until `deadline`.
+    /// Return the valid identity that `source` issued before, or request a new one. Faults name the source `name`. If
+    /// another thread requests it already, wait for that thread until `deadline`.
     pub(super) fn get(
         &self,
         source: &K,
@@ -95,16 +95,20 @@ impl<K: Clone + PartialEq, V: Clone> Issued<K, V> {
         Ok(new.value)
     }
 
-    /// Forgets what `source` had issued by the time `sent`, since a request that was sent then was refused with it. Returns
-    /// whether there was such a thing, so that it makes sense to ask the source again.
+    /// Forgets what `source` had issued by the time `sent`, since a request that was sent then was refused. Returns whether
+    /// another request may have another identity, which another thread may have been issued by now.
     pub(super) fn forget(&self, source: &K, sent: Instant) -> bool {
         let Some(mut rows) = briefly(&self.rows) else {
             return false;
         };
-        let found = rows
-            .iter()
-            .position(|row| row.source == *source && row.timed.value.is_some() && row.at <= sent);
-        found.map(|at| rows.swap_remove(at)).is_some()
+        let Some(at) = rows.iter().position(|row| row.source == *source) else {
+            return true;
+        };
+        let has_value = rows[at].timed.value.is_some();
+        if has_value && rows[at].at <= sent {
+            rows.swap_remove(at);
+        }
+        has_value
     }
 
     fn good(&self, source: &K) -> Option<Option<V>> {
@@ -205,16 +209,16 @@ mod tests {
             let issue = || Ok(Timed { value, until });
             issued.get(&1, "it", later(), issue).unwrap()
         };
-        assert!(!issued.forget(&1, Instant::now()));
         assert_eq!(get(), Some(0));
         let sent = Instant::now();
-        assert!(!issued.forget(&2, sent));
         assert!(issued.forget(&1, sent));
         let new = get();
         assert_ne!(new, Some(0));
         // Of two requests that were sent with the old value, the second finds the new one.
-        assert!(!issued.forget(&1, sent));
+        assert!(issued.forget(&1, sent));
+        assert_eq!(get(), new);
         assert!(issued.forget(&1, Instant::now()));
+        assert_ne!(get(), new);
     }
 
     #[test]

@@ -97,7 +97,7 @@ impl Source {
         }
     }
 
-    /// Forgets keys that were issued by the time `sent` and then refused. Returns whether there were any.
+    /// Forgets keys that were issued by the time `sent` and then refused. Returns whether there may be others.
     pub(crate) fn forget(&self, sent: Instant) -> bool {
         match self {
             Source::Known(_) => false,

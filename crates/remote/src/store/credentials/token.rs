@@ -87,7 +87,7 @@ impl TokenSource {
         TOKENS.get(self, &self.name, deadline, || self.issue(options, deadline))
     }
 
-    /// Forgets a token that was issued by the time `sent` and then refused. Returns whether there was one.
+    /// Forgets a token that was issued by the time `sent` and then refused. Returns whether there may be others.
     pub(crate) fn forget(&self, sent: Instant) -> bool {
         TOKENS.forget(self, sent)
     }
