@@ -317,8 +317,8 @@ fn a_trap_under_a_temporary_name_hurts_nothing() {
     fs::write(&victim, OLD).unwrap();
     #[cfg(unix)]
     unix::lay_traps(folder.path(), &victim);
-    fs::create_dir(folder.path().join(".file.2123456789abcdef.ingot-tmp")).unwrap();
-    fs::hard_link(&victim, folder.path().join(".file.3123456789abcdef.ingot-tmp")).unwrap();
+    fs::create_dir(folder.path().join(".file.0000000000000003.ingot-tmp")).unwrap();
+    fs::hard_link(&victim, folder.path().join(".file.0000000000000004.ingot-tmp")).unwrap();
     put(&path, b"new", &SaveOptions::default()).unwrap();
     assert_eq!(fs::read(&victim).unwrap(), OLD);
     assert_eq!(fs::read(&path).unwrap(), b"new");
@@ -327,9 +327,9 @@ fn a_trap_under_a_temporary_name_hurts_nothing() {
 #[test]
 fn a_temporary_file_is_removed_when_nobody_holds_it() {
     let (folder, path) = folder();
-    let stale = folder.path().join(".file.0123456789abcdef.ingot-tmp");
-    let live = folder.path().join(".file.fedcba9876543210.ingot-tmp");
-    let of_another = folder.path().join(".other.0123456789abcdef.ingot-tmp");
+    let stale = folder.path().join(".file.0000000000000001.ingot-tmp");
+    let live = folder.path().join(".file.0000000000000005.ingot-tmp");
+    let of_another = folder.path().join(".other.0000000000000001.ingot-tmp");
     for path in [&stale, &live, &of_another] {
         fs::write(path, b"half a model").unwrap();
     }

@@ -232,9 +232,14 @@ pub(super) fn named(directory: &Directory, target: &OsStr, birth: Birth) -> io::
             Err(fault) if fault.kind() == io::ErrorKind::AlreadyExists => continue,
             made => Locked::new(made?),
         };
-        // Between creation and lock, another save may have taken the file for one left behind. It removes the name then.
-        if lock(&file) && has_name(directory, &name, &file) {
+        // Between creation and lock, another save may have taken the file for one left behind, and removed its name.
+        let is_locked = lock(&file);
+        let has_name = disk::facts(&file).map(|facts| facts.names > 0);
+        if is_locked && matches!(has_name, Ok(true)) {
             return Ok((file, name));
+        }
+        if has_name.unwrap_or(true) {
+            let _ = directory.remove(&name);
         }
     }
     Err(disk::exists())

@@ -16,8 +16,8 @@ fn is_root() -> bool {
 
 /// Puts what only this system has under temporary names.
 pub(super) fn lay_traps(folder: &Path, victim: &Path) {
-    symlink(victim, folder.join(".file.0123456789abcdef.ingot-tmp")).unwrap();
-    make_pipe(&folder.join(".file.1123456789abcdef.ingot-tmp"));
+    symlink(victim, folder.join(".file.0000000000000001.ingot-tmp")).unwrap();
+    make_pipe(&folder.join(".file.0000000000000002.ingot-tmp"));
 }
 
 // ── W5, W7: what a file has besides its bytes ────────────────────────────────────────────────────────────────────

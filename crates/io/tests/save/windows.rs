@@ -220,7 +220,7 @@ fn a_file_that_somebody_keeps_says_so_and_stays() {
 #[test]
 fn a_file_that_was_moved_away_by_a_save_that_was_killed_comes_back() {
     let (folder, path) = folder();
-    let old = folder.path().join(".file.0123456789abcdef.ingot-old");
+    let old = folder.path().join(".file.0000000000000001.ingot-old");
     fs::rename(&path, &old).unwrap();
     assert!(put_watched(&path, b"new", &SaveOptions::default(), &StopAfter::new(0)).is_err());
     assert_eq!(fs::read(&path).unwrap(), OLD);

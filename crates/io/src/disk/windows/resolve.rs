@@ -1,6 +1,6 @@
 //! Finding out what a path leads to.
 
-use std::ffi::{OsStr, OsString};
+use std::ffi::OsStr;
 use std::fs::{self, File};
 use std::io::{self, Write};
 use std::path::{Component, Path, PathBuf, Prefix};
