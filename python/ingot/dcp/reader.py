@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from contextlib import contextmanager
 from functools import partial
 from math import prod
 from uuid import uuid4
@@ -39,6 +40,7 @@ from .parts import Chunk, begins
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from typing import Any
 
     from torch.distributed import ProcessGroup
@@ -230,9 +232,13 @@ class Reader(StorageReader):
         return resolved
 
     def _read_one(self, file: Checkpoint, slots: list[Slot], peers: Peers) -> None:
-        with reading(file, self._how) as (checkpoint, reads):
-            looked = together.Looked(checkpoint, slots, reads)
-            together.load(lambda: looked, peers, self._read_once)
+        @contextmanager
+        def look() -> Iterator[together.Looked]:
+            with reading(file, self._how) as (checkpoint, reads):
+                yield together.Looked(checkpoint, slots, reads, self._path)
+
+        # The plan is for the files that are open: it fits no others.
+        together.load(look, peers, self._read_once, tries=1)
 
     def _resolved(
         self, plan: LoadPlan, planner: LoadPlanner

@@ -24,7 +24,7 @@ from ingot.torch._copies import as_of_now, copied
 from ingot.torch._tensors import DTYPES, storable
 
 from .exchange import Parcels, Run, padded, sides
-from .local import Held, held, identity, is_dtensor
+from .local import Held, held, identity, is_distributed
 from .peers import this_node
 from .placements import Part, in_elements, within
 from .plan import WINDOW_NBYTES, Pattern, Plan, Span, Tensor, cut, sent, spread
@@ -91,7 +91,7 @@ def look(tensors: Mapping[str, torch.Tensor], shared: Callable[..., dict[str, st
     ties: dict[Any, list[str]] = {}
     plain = {}
     for name, tensor in tensors.items():
-        if not is_dtensor(tensor):
+        if not is_distributed(tensor):
             found[name] = Held(Part.whole(tensor.shape), tensor)
             plain[name] = tensor
             continue
