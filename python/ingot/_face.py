@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from typing_extensions import Buffer, Unpack
 
     from ._background import SaveFuture
-    from ._load import Carrier, Into
-    from ._native import Export, Gpu
+    from ._load import Carrier, Into, Reads
+    from ._native import Checkpoint, Export, Gpu
     from ._objects import Source
     from ._save import Payload
     from .typing import Device, Format, LoadOptions, Path, SaveOptions, Writable

@@ -121,7 +121,9 @@ def loads_parts(folder, kind):
     rows = parts(kind, True).zero_()
     load_into({"w": rows}, folder, strict=False)
     expected = parts(kind, True)
-    assert torch.equal(rows[1:7, :4] if kind == "padded" else rows, expected[1:7, :4] if kind == "padded" else expected)
+    assert torch.equal(
+        rows[1:7, :4] if kind == "padded" else rows, expected[1:7, :4] if kind == "padded" else expected
+    )
 
 
 KINDS = ["rows", "padded", "fused", "few ranks"]
@@ -262,7 +264,7 @@ def test_save_sharded_accepts_one_directory_in_several_spellings(four, tmp_path)
 
 def test_a_part_is_refused_without_a_process_group(tmp_path):
     part = annotated(torch.zeros(3), (6,), ((0,),), ((0,),), ((3,),))
-    with pytest.raises(SaveError, match="`w`.*init_process_group"):
+    with pytest.raises(SaveError, match=r"`w`.*init_process_group"):
         save_sharded({"w": part}, tmp_path / "model")
     save_file({"w": torch.zeros(6)}, tmp_path / "w.safetensors")
     part += 1

@@ -67,7 +67,7 @@ TRIES = 20
 
 
 def loaded(source: Source, how: Loading, work: Callable[[Checkpoint, Reads], T]) -> T:
-    """Open `source` and return what `work` makes of it: all of one version, if a save replaces it meanwhile."""
+    """Open `source` and return what `work` makes of it, of one version if a save replaces it meanwhile."""
     for left in reversed(range(TRIES)):
         with reading(open_source(source, how), how) as (checkpoint, reads):
             try:

@@ -26,6 +26,7 @@ from ingot._frameworks import lacks
 from ingot._load import reading
 from ingot._native import is_url
 from ingot._options import Loading, is_path, takes_read_options
+from ingot._parts import listed
 from ingot._text import _escaped, _quoted
 from ingot.errors import CheckpointError
 from ingot.torch._into import Slot, read
@@ -36,6 +37,7 @@ from ingot.torch._ranks.placements import Part
 from ingot.torch._tensors import DTYPES
 from ingot.typing import ReadOptions
 
+from .opening import open_parts, parts_in
 from .parts import Chunk, begins
 
 TYPE_CHECKING = False
@@ -138,19 +140,21 @@ class Reader(StorageReader):
     def _opened(self) -> list[Checkpoint]:
         """The checkpoint, or each of the files in a directory that hold parts."""
         path: Any = self._path
-        is_folder = is_path(path) and not is_url(os.fsdecode(path)) and os.path.isdir(path)
-        try:
+        if not is_path(path) or is_url(os.fsdecode(path)) or not os.path.isdir(path):
             return [self._checkpoint()]
-        except (CheckpointError, IsADirectoryError):
-            names = sorted(os.listdir(path)) if is_folder else []
-            files = [os.path.join(path, name) for name in names if name.endswith(".safetensors")]
-            if len(files) < 2:
-                raise
-            opened = [_open.open_checkpoint(file, self._how.backend, lent=True) for file in files]
-            if any(begins(one) is None for one in opened):
-                # Of whole tensors: what that is a checkpoint of, an index would have to say.
-                raise
-            return opened
+        folder = os.fsdecode(path)
+        if listed(folder) is None:
+            try:
+                return [self._checkpoint()]
+            except (CheckpointError, IsADirectoryError):
+                if len(parts_in(folder)) < 2 and listed(folder) is None:
+                    raise
+                opened = open_parts(folder, self._how.backend)
+                if any(begins(one) is None for one in opened):
+                    # Of whole tensors: what that is a checkpoint of, an index would have to say.
+                    raise
+                return opened
+        return open_parts(folder, self._how.backend)
 
     def _checkpoint(self) -> Checkpoint:
         if self._is_shared():

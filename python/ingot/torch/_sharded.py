@@ -7,10 +7,11 @@ from collections.abc import Mapping
 from functools import partial
 from typing import NamedTuple, overload
 
+from ingot._hidden import new_prefix
 from ingot._native import NewFile
 from ingot._options import Existing, Saving, is_durable, texts
 from ingot._save import new_file, staging
-from ingot._shards import Place, index, nbytes, new_prefix, split, write
+from ingot._shards import Place, index, nbytes, split, write
 from ingot._text import _quoted
 from ingot.errors import OptionError, SaveError
 
@@ -294,7 +295,7 @@ def _put_later(put: Callable[..., None], files: list[NewFile], snapshot: str | N
 
 
 def _save_together(asked: Callable[[], _Asked], process_group: ProcessGroup | None) -> SaveFuture | None:
-    """Save tensors that ranks hold parts of. All of them call this. `asked` checks the arguments of a rank."""
+    """Save tensors that ranks hold parts of. All ranks call this. `asked` checks a rank's arguments."""
     # Imported here: most saves are of one process.
     from ._ranks.peers import Peers
     from ._ranks.saving import Files, Together, look, write, write_later

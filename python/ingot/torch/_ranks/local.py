@@ -52,7 +52,8 @@ def _dtensor() -> Any:
 
 def whole_shape(tensor: torch.Tensor) -> tuple[int, ...]:
     """Return the shape of the tensor that `tensor` is, or is a part of."""
-    return tuple(getattr(tensor, "global_shape") if _is_annotated(tensor) else tensor.shape)
+    annotated: Any = tensor
+    return tuple(annotated.global_shape if _is_annotated(tensor) else tensor.shape)
 
 
 def _is_annotated(tensor: Any) -> bool:
@@ -116,7 +117,12 @@ def _nothing(shape: Any, local: torch.Tensor) -> Held:
 def _annotated(tensor: Any) -> Held:
     """Return the part that the attributes of a CheckpointableTensor describe."""
     try:
-        whole, *shards = (tensor.global_shape, tensor.global_offsets, tensor.local_offsets, tensor.local_sizes)
+        whole, *shards = (
+            tensor.global_shape,
+            tensor.global_offsets,
+            tensor.local_offsets,
+            tensor.local_sizes,
+        )
         boxes = [
             (_box(whole, begin, size), _box(tensor.shape, at, size))
             for begin, at, size in zip(*shards, strict=True)

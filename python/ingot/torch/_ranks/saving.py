@@ -17,6 +17,7 @@ import torch
 
 from ingot import _shards
 from ingot._background import SAVES, SharedSaveFuture
+from ingot._hidden import called
 from ingot._text import _quoted
 from ingot._writer import Writer
 from ingot.errors import RankError, SaveError
@@ -348,7 +349,7 @@ class _Fill:
         """A step whose failure names the files as they will be called."""
         name, path = next(iter(paths.items()))
         hidden = os.path.basename(path).removesuffix(name)
-        with self._peers.step(doing), _shards.called(hidden, ""):
+        with self._peers.step(doing), called(hidden, ""):
             yield
 
     def _write_all(self, paths: Mapping[str, str], writers: dict[str, Writer], opened: ExitStack) -> None:

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 
 class Looked(NamedTuple):
-    """What a rank has found: a file, what it wants of it, how that is read, and the path that it was given."""
+    """What a rank has found: a file, what it wants of it, how that is read, and the path of the caller."""
 
     checkpoint: Checkpoint
     slots: list[Slot]
@@ -67,7 +67,7 @@ def open_once(open_with: Callable[[Heads | None], Checkpoint], peers: Peers) -> 
 
 
 class Opened(NamedTuple):
-    """What a rank has opened: on which machine, whether it is mapped, and which version of the files it is."""
+    """What a rank has opened: on which machine, whether it is mapped, and the version of the files."""
 
     node: str
     is_mapped: bool
