@@ -78,6 +78,20 @@ def loaded(source: Source, how: Loading, work: Callable[[Checkpoint, Reads], T])
     raise AssertionError("the last try returns or raises")
 
 
+def open_all(source: Source, how: Loading, heads: Heads | None = None) -> Checkpoint:
+    """Open `source` and all its files, of one version if a save replaces it meanwhile."""
+    for left in reversed(range(TRIES)):
+        checkpoint = open_source(source, how, heads)
+        try:
+            checkpoint.identity()
+        except (StorageError, CheckpointError, OSError):
+            if not left or not checkpoint.is_replaced():
+                raise
+        else:
+            return checkpoint
+    raise AssertionError("the last try returns or raises")
+
+
 def open_source(source: Source, how: Loading, heads: Heads | None = None) -> Checkpoint:
     """What is loaded from, open. `heads` are what another process has read to open the same."""
     if heads is None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from math import prod
 from uuid import uuid4
@@ -37,7 +37,7 @@ from ingot.torch._ranks.placements import Part
 from ingot.torch._tensors import DTYPES
 from ingot.typing import ReadOptions
 
-from .opening import open_parts, parts_in
+from .opening import settled
 from .parts import Chunk, begins
 
 TYPE_CHECKING = False
@@ -142,24 +142,17 @@ class Reader(StorageReader):
         path: Any = self._path
         if not is_path(path) or is_url(os.fsdecode(path)) or not os.path.isdir(path):
             return [self._checkpoint()]
-        folder = os.fsdecode(path)
-        if listed(folder) is None:
-            try:
-                return [self._checkpoint()]
-            except (CheckpointError, IsADirectoryError):
-                if len(parts_in(folder)) < 2 and listed(folder) is None:
-                    raise
-                opened = open_parts(folder, self._how.backend)
-                if any(begins(one) is None for one in opened):
-                    # Of whole tensors: what that is a checkpoint of, an index would have to say.
-                    raise
-                return opened
-        return open_parts(folder, self._how.backend)
+        with suppress(CheckpointError, OSError):
+            # All ranks take part in this, and then each looks for parts by itself.
+            whole = self._checkpoint()
+            if begins(whole) is None and listed(os.fsdecode(path)) is None:
+                return [whole]
+        return settled(os.fsdecode(path), partial(_open.open_all, path, self._how), self._how.backend)
 
     def _checkpoint(self) -> Checkpoint:
         if self._is_shared():
-            return together.open_once(partial(_open.open_source, self._path, self._how), Peers(self._group))
-        return _open.open_source(self._path, self._how)
+            return together.open_once(partial(_open.open_all, self._path, self._how), Peers(self._group))
+        return _open.open_all(self._path, self._how)
 
     def _is_shared(self) -> bool:
         """Whether ranks load together."""

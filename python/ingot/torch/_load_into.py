@@ -171,7 +171,7 @@ def _together(
 
     @contextmanager
     def look() -> Iterator[together.Looked]:
-        checkpoint = together.open_once(partial(_open.open_source, source, how), peers)
+        checkpoint = together.open_once(partial(_open.open_all, source, how), peers)
         with reading(checkpoint, how) as (checkpoint, reads):
             wanted, keys = slots(target, checkpoint, strict)
             found.append(keys)
