@@ -164,7 +164,9 @@ class Whole(Generic[Tensor]):
         move = placing(self._mover, device)
         selected = Selected.by(how, out)
 
-        def work(checkpoint: Checkpoint, reads: Reads) -> Any:
+        def work(
+            checkpoint: Checkpoint, reads: Reads
+        ) -> dict[str, Tensor] | tuple[dict[str, Tensor], dict[str, str] | None]:
             found = chosen(checkpoint, selected, self._wrap, move, reads, self._at, self._into)
             return (found, checkpoint.metadata()) if return_metadata else found
 

@@ -9,12 +9,12 @@ from contextlib import contextmanager, suppress
 from io import BufferedWriter
 from typing import TypeVar
 
-from ._hidden import PREFIX, hidden
-from ._lock import NAME as LOCK
-from ._lock import is_held, locked
+from ._directory.hidden import PREFIX, hidden
+from ._directory.lock import NAME as LOCK
+from ._directory.lock import is_held, locked
+from ._directory.parts import MANIFEST, PART, listed, recover
 from ._native import RECORD_KEYS, ShardIndex, local_path
 from ._options import Existing
-from ._parts import MANIFEST, PART, listed, recover
 from ._save import Storage
 from ._text import _escaped
 from .errors import CheckpointError, OptionError, StorageError

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from errno import EEXIST
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
-from ingot._hidden import called
+from ingot._directory.hidden import called
 from ingot._options import Existing, one_of
 from ingot._shards import Place
 from ingot._shards import nbytes as shard_nbytes

@@ -9,8 +9,8 @@ import sys
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
+from ingot._directory.hidden import PREFIX, hidden
 from ingot._download import download
-from ingot._hidden import PREFIX, hidden
 from ingot._native import shown_url
 from ingot._objects import Reader, shown
 from ingot._progress import told

@@ -6,7 +6,7 @@ import os
 import time
 
 from ingot import _open
-from ingot._parts import PART, listed
+from ingot._directory.parts import PART, listed
 from ingot._text import _escaped
 from ingot.errors import CheckpointError
 
@@ -50,7 +50,8 @@ def _opened(folder: str, open_whole: Callable[[], Checkpoint], backend: str) -> 
     try:
         whole = open_whole()
     except (CheckpointError, IsADirectoryError):
-        if len(_names(folder)) < 2:
+        names = _names(folder)
+        if len(names) < 2 and not any(map(PART.fullmatch, names)):
             raise
         opened = _parts(folder, backend)
         if opened is not None and any(begins(one) is None for one in opened):

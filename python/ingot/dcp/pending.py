@@ -5,40 +5,42 @@ from __future__ import annotations
 import sys
 import threading
 import time
-from weakref import ref
+from contextlib import suppress
+
+from ingot.errors import SaveError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from contextlib import ExitStack
     from types import FrameType
-
-    from .writer import Writer
 
 # The function of torch that calls all methods of a writer for one save.
 _CALLER = "_save_state_dict"
 _LOOK_SECONDS = 0.2
 
 
-def watch(writer: Writer) -> None:
-    """Give the save of `writer` up when torch's call for it has ended without `finish`."""
+def give_up(saving: ExitStack) -> None:
+    """Remove what a save has written that does not come to its end."""
+    error = SaveError("the save was given up", code="abandoned")
+    saving.__exit__(type(error), error, None)
+
+
+def watch(pending: list[ExitStack]) -> None:
+    """Give the pending save up when torch's call for it has ended and the save is still in the list."""
     thread = threading.get_ident()
     call = next((id(frame) for frame in _frames(thread) if frame.f_code.co_name == _CALLER), None)
     if call is not None:
-        threading.Thread(
-            target=_watch, args=(ref(writer), thread, call), name="ingot-pending-save", daemon=True
-        ).start()
+        given = pending, pending[0], thread, call
+        threading.Thread(target=_watch, args=given, name="ingot-pending-save", daemon=True).start()
 
 
-def _watch(writer: ref[Writer], thread: int, call: int) -> None:
-    while any(id(frame) == call for frame in _frames(thread)):
+def _watch(pending: list[ExitStack], saving: ExitStack, thread: int, call: int) -> None:
+    while saving in pending and any(id(frame) == call for frame in _frames(thread)):
         time.sleep(_LOOK_SECONDS)
-        pending = writer()
-        if pending is None or not pending._is_pending():
-            return
-        del pending
-    pending = writer()
-    if pending is not None:
-        pending._give_up()
+    with suppress(ValueError):
+        pending.remove(saving)
+        give_up(saving)
 
 
 def _frames(thread: int) -> Iterator[FrameType]:

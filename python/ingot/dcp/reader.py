@@ -22,11 +22,11 @@ from torch.distributed.checkpoint.storage import StorageReader
 from torch.futures import Future
 
 from ingot import _open
+from ingot._directory.parts import listed
 from ingot._frameworks import lacks
 from ingot._load import reading
 from ingot._native import is_url
 from ingot._options import Loading, is_path, takes_read_options
-from ingot._parts import listed
 from ingot._text import _escaped, _quoted
 from ingot.errors import CheckpointError
 from ingot.torch._into import Slot, read

@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 from contextlib import contextmanager, suppress
 
-from ingot._hidden import hidden
-from ingot._lock import is_held
-from ingot._parts import MANIFEST, keep, recover
+from ingot._directory.hidden import hidden
+from ingot._directory.lock import is_held
+from ingot._directory.parts import MANIFEST, keep, recover
 from ingot._shards import alone, remove
 
 TYPE_CHECKING = False

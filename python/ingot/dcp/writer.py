@@ -16,7 +16,7 @@ from torch.distributed.checkpoint.storage import StorageWriter, WriteResult
 from torch.futures import Future
 
 from ingot import _writer
-from ingot._hidden import called
+from ingot._directory.hidden import called
 from ingot._options import Existing, is_durable, is_path, texts
 from ingot._shards import Place, aside, nbytes
 from ingot._text import _quoted
@@ -31,7 +31,7 @@ from ingot.torch._sharded import planned
 from ingot.torch._tensors import storable
 
 from . import parts
-from .pending import watch
+from .pending import give_up, watch
 from .replacement import replacing
 
 TYPE_CHECKING = False
@@ -145,16 +145,10 @@ class Writer(StorageWriter):
         self._save_id = uuid4().hex
 
     def _give_up(self) -> None:
-        """Take away what a save that did not come to its end has written."""
+        """Remove what a save that did not come to its end has written."""
+        self._writers = {}
         with suppress(IndexError):
-            saving = self._saving.pop()
-            self._writers = {}
-            error = SaveError("the save was given up", code="abandoned")
-            saving.__exit__(type(error), error, None)
-
-    def _is_pending(self) -> bool:
-        """Return whether a save is under way that this writer has to end."""
-        return bool(self._saving)
+            give_up(self._saving.pop())
 
     def __del__(self) -> None:
         if getattr(self, "_saving", None):
@@ -277,7 +271,7 @@ class Writer(StorageWriter):
             self._give_up()
             raise
         if self._saving:
-            watch(self)
+            watch(self._saving)
         done: Future[list[WriteResult]] = Future()
         done.set_result(results)
         return done

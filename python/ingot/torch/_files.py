@@ -179,7 +179,9 @@ def load_file(
     move = _load.placing(mover if how.dtype is None else widening, device)
     selected = Selected.by(how, out)
 
-    def work(checkpoint: Checkpoint, reads: Reads) -> Any:
+    def work(
+        checkpoint: Checkpoint, reads: Reads
+    ) -> dict[str, torch.Tensor] | tuple[dict[str, torch.Tensor], dict[str, str] | None]:
         found = _loaded(checkpoint, move, shared, selected, reads)
         return (found, checkpoint.metadata()) if return_metadata else found
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from functools import partial
 from typing import NamedTuple, overload
 
-from ingot._hidden import new_prefix
+from ingot._directory.hidden import new_prefix
 from ingot._native import NewFile
 from ingot._options import Existing, Saving, is_durable, texts
 from ingot._save import new_file, staging

@@ -138,7 +138,7 @@ def product(shape: tuple[int, ...], boxes: Sequence[tuple[Box, Box]]) -> tuple[P
     across = [dim for dim in range(len(box)) if any(other[dim] != box[dim] for other, _ in ordered)]
     if len(across) > 1:
         return None
-    intervals = [((side.start, side.stop),) for side in box]
+    intervals: list[tuple[Interval, ...]] = [((side.start, side.stop),) for side in box]
     memory = [*place]
     for dim in across:
         sides = [(other[dim], at[dim]) for other, at in ordered]

@@ -17,7 +17,7 @@ import torch
 
 from ingot import _shards
 from ingot._background import SAVES, SharedSaveFuture
-from ingot._hidden import called
+from ingot._directory.hidden import called
 from ingot._text import _quoted
 from ingot._writer import Writer
 from ingot.errors import RankError, SaveError

@@ -112,7 +112,7 @@ def _look(
     """Return what this rank found, and what each opened. None if a save replaced the files between ranks."""
     looked: list[Looked] = []
 
-    def met() -> tuple[dict[str, object], tuple[Opened, str, str]]:
+    def met() -> tuple[dict[str, object], tuple[Opened, str]]:
         one = look()
         looked.append(one)
         opened = one.checkpoint.identity()

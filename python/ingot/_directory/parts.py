@@ -12,9 +12,10 @@ import os
 import re
 from contextlib import suppress
 
-from ._hidden import PREFIX, hidden
-from ._text import _escaped
-from .errors import CheckpointError
+from ingot._text import _escaped
+from ingot.errors import CheckpointError
+
+from .hidden import PREFIX, hidden
 
 #: A file of parts, as torch's Hugging Face storage names them.
 PART = re.compile(r"shard-[0-9]{5,}-model-[0-9]{5,}-of-[0-9]{5,}\.safetensors")
@@ -55,23 +56,24 @@ def _lost(path: str, reason: str) -> CheckpointError:
 
 def keep(directory: str, old: list[str], durable: bool) -> list[str]:
     """Write the manifest, and give the old files the names that it lists. Returns these names."""
-    links: list[str] | None = []
+    links: list[str] = []
+    has_links = True
     with hidden() as prefix:
         try:
             for name in old:
                 os.link(os.path.join(directory, name), os.path.join(directory, prefix + name))
                 links.append(prefix + name)
         except OSError:
-            # The file system has no links. What is to be replaced is lost if this process is killed.
-            links = None
+            # Without hard links, the old checkpoint is lost if this process is killed from here on.
+            has_links = False
         beside = os.path.join(directory, prefix + MANIFEST)
         with open(beside, "w", encoding="utf-8") as file:
-            json.dump({"files": links}, file)
+            json.dump({"files": links if has_links else None}, file)
             if durable:
                 file.flush()
                 os.fsync(file.fileno())
         os.replace(beside, os.path.join(directory, MANIFEST))
-    return links or []
+    return links
 
 
 def recover(directory: str) -> None:

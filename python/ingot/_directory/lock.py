@@ -15,8 +15,8 @@ from contextlib import contextmanager, suppress
 from socket import gethostname
 from threading import Lock
 
-from ._text import _escaped
-from .errors import StorageError
+from ingot._text import _escaped
+from ingot.errors import StorageError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
