@@ -102,7 +102,7 @@ def load_into(
     floating point. For other devices and other dtypes they are read in pieces of 64 MiB at most, which torch
     then copies: onto a GPU where that has a driver that is called, else through pinned memory where torch has
     some for the device. To wider floats a device converts them, else the host. The copies are ordered by the
-    device's current stream. What ranks send each other takes at most 128 MiB of a rank's memory. Of a URL or
+    device's current stream. What ranks send each other takes up to 224 MiB of a rank's memory. Of a URL or
     a network file system the first of them reads the index and the headers, and tells the others. The
     module's own loading hooks do not run: `load_model` runs them.
     """

@@ -109,8 +109,8 @@ def save_sharded(
         Flush the files and the directory to the disk before returning. True by default, unless the
         environment has ``INGOT_DURABLE=0``.
     overwrite : bool
-        Replace the checkpoint that is at `destination`: its files that `filename_pattern` fits, and no
-        others, are removed when the new one is in place. Otherwise it is an error that it is there.
+        Replace the checkpoint that is at `destination`: its files that `filename_pattern` fits, those of
+        ``ingot.dcp.Writer(whole=False)``, and no others, are removed when the new one is in place. Otherwise it is an error that it is there.
     replace_read_only : bool
         Replace read-only files of it too.
     checksums : {"blake3", "sha256", "xxh3", "xxh3_128"}, optional
@@ -118,7 +118,8 @@ def save_sharded(
         ``load_file(destination, verify=True)`` compare. Without it the files are those of huggingface_hub.
 
     process_group : torch.distributed.ProcessGroup, optional
-        The ranks that save together, where tensors are DTensors: all by default. All of them call this, with
+        The ranks that save together, where tensors are DTensors or have the attributes of torch's
+        ``CheckpointableTensor``: all by default. All of them call this, with
         the same options. Given, they do so whatever their tensors are.
     background : bool
         Return an `ingot.SaveFuture` soon, and write in a thread: as for `save_file`.
@@ -141,7 +142,7 @@ def save_sharded(
     OSError
         The directory cannot be made or written to.
     StorageError
-        Writing a file failed.
+        Writing a file failed, or another save to the directory goes on (``code`` is ``"busy"``).
     SharedMemoryError
         Tensors share memory, and none of them holds all of it. It is a `RuntimeError` too.
     ValueError, TypeError, SaveError
@@ -163,7 +164,8 @@ def save_sharded(
     the new one, whole: files are written under other names first, and where the old checkpoint has files of
     the same names, its index is pointed to hard links of them meanwhile. Only on a file system without hard
     links is there a moment, while files are renamed, in which neither is whole. What an interrupted save left
-    behind, the next one removes. Two saves to one directory at the same time are not foreseen.
+    behind, the next one removes, in directories beside this one too whose names differ in numbers only. A save
+    holds a lock on the directory: a second one waits for up to a minute.
     """
     together = process_group is not None or _are_distributed(state_dict)
 
