@@ -13,6 +13,7 @@ import traceback
 import warnings
 from pathlib import Path
 
+import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
@@ -225,6 +226,7 @@ def play(chance, folder, scratch, shared):
     return len(killed)
 
 
+@pytest.mark.timeout(max(300, STEPS))
 def test_every_load_gives_one_whole_checkpoint(tmp_path: Path) -> None:
     seed = int(os.environ.get("INGOT_SEED", str(random.randrange(1 << 30))))
     chance, shared, kills, rounds = random.Random(seed), Shared(tmp_path), 0, 0
