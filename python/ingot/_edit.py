@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 from io import BufferedWriter
 
 from . import _native
+from ._directory.lock import locked
 from ._frameworks import payload
 from ._options import Existing, is_durable, texts
 from ._save import Storage, replacing
@@ -144,9 +146,10 @@ def update_index(path: str, set: Mapping[str, str], remove: Iterable[str]) -> No
     """Change the metadata of an index. The rest of it stays."""
     # This refuses an index that breaks a rule.
     _native.ShardIndex.read(path)
-    with open(path, encoding="utf-8") as file:
-        index = json.load(file)
-    metadata = {**(index.get("metadata") or {}), **set}
-    index["metadata"] = {key: value for key, value in metadata.items() if key not in remove}
-    with replacing(path, Existing(overwrite=True)) as draft, BufferedWriter(Storage(draft, "w")) as new:
-        new.write(json.dumps(index, indent=2).encode())
+    with locked(os.path.dirname(os.path.realpath(path))):
+        with open(path, encoding="utf-8") as file:
+            index = json.load(file)
+        metadata = {**(index.get("metadata") or {}), **set}
+        index["metadata"] = {key: value for key, value in metadata.items() if key not in remove}
+        with replacing(path, Existing(overwrite=True)) as draft, BufferedWriter(Storage(draft, "w")) as new:
+            new.write(json.dumps(index, indent=2).encode())

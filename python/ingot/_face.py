@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from typing_extensions import Buffer, Unpack
 
     from ._background import SaveFuture
-    from ._load import Carrier, Into
-    from ._native import Export, Gpu
+    from ._load import Carrier, Into, Reads
+    from ._native import Checkpoint, Export, Gpu
     from ._objects import Source
     from ._save import Payload
     from .typing import Device, Format, LoadOptions, Path, SaveOptions, Writable
@@ -163,10 +163,15 @@ class Whole(Generic[Tensor]):
     ) -> dict[str, Tensor] | tuple[dict[str, Tensor], dict[str, str] | None]:
         """What `load_file` gives, also where some of it has a place."""
         move = placing(self._mover, device)
-        with _open.loading(filename, how) as (checkpoint, reads):
-            selected = Selected.by(how, out)
+        selected = Selected.by(how, out)
+
+        def work(
+            checkpoint: Checkpoint, reads: Reads
+        ) -> dict[str, Tensor] | tuple[dict[str, Tensor], dict[str, str] | None]:
             found = chosen(checkpoint, selected, self._wrap, move, reads, self._at, self._into)
-        return (found, checkpoint.metadata()) if return_metadata else found
+            return (found, checkpoint.metadata()) if return_metadata else found
+
+        return _open.loaded(filename, how, work)
 
     def load(self, data: Buffer, device: Device = None) -> dict[str, Tensor]:
         """Load all tensors from the bytes of a file.

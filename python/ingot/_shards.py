@@ -8,14 +8,17 @@ import re
 from contextlib import contextmanager, suppress
 from io import BufferedWriter
 from math import inf
-from secrets import token_hex
 from typing import TypeVar
 
-from ._native import RECORD_KEYS, local_path
+from ._directory.hidden import PREFIX, hidden
+from ._directory.lock import NAME as LOCK
+from ._directory.lock import is_held, locked
+from ._directory.parts import MANIFEST, PART, listed, recover
+from ._native import RECORD_KEYS, ShardIndex, local_path
 from ._options import Existing
 from ._save import Storage
 from ._text import _escaped
-from .errors import OptionError, StorageError
+from .errors import CheckpointError, OptionError, StorageError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -26,9 +29,6 @@ if TYPE_CHECKING:
 
 # Of an index: what it says of all its files. It is counted anew for others.
 _TOTALS = ("total_size", "total_parameters")
-
-
-PREFIX = re.compile(r"\.ingot-[0-9a-f]{8}\.")
 
 
 UNITS = {"KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
@@ -109,7 +109,7 @@ class Place:
         self._pattern = pattern
         self.index = pattern.replace(_SUFFIX, "") + ".index.json"
         before, after = map(re.escape, pattern.split(_SUFFIX))
-        self._files = re.compile(f"{before}(-[0-9]{{5,}}-of-[0-9]{{5,}})?{after}")
+        self._files = re.compile(f"{before}(-[0-9]{{5,}}-of-[0-9]{{5,}})?{after}|{PART.pattern}")
         # A save to such a name may have left its own temporary file too, which begins with a dot more.
         self._hidden = re.compile(rf"{PREFIX.pattern}(.+)|\.{PREFIX.pattern}(.+)\.[0-9a-f]{{16}}\.ingot-tmp")
 
@@ -120,11 +120,15 @@ class Place:
         numbers = range(1, count + 1)
         return [self._pattern.replace(_SUFFIX, f"-{number:05d}-of-{count:05d}") for number in numbers]
 
+    def at(self, directory: str) -> Place:
+        """Return the same names in another directory."""
+        return Place(directory, self._pattern)
+
     def path(self, name: str) -> str:
         return os.path.join(self.directory, name)
 
     def files(self) -> list[str]:
-        """The names of all files here that belong to a checkpoint."""
+        """Return the names of all files here that belong to a checkpoint: whole tensors, or parts of them."""
         return [name for name in sorted(os.listdir(self.directory)) if self._files.fullmatch(name)]
 
     def leftovers(self) -> list[str]:
@@ -133,9 +137,19 @@ class Place:
         for name in sorted(os.listdir(self.directory)):
             hidden = self._hidden.fullmatch(name)
             of = hidden and (hidden[1] or hidden[2])
-            if of and (of == self.index or self._files.fullmatch(of)):
+            if of and (of in (self.index, MANIFEST) or self._files.fullmatch(of)):
                 found.append(name)
         return found
+
+    def needed(self) -> set[str]:
+        """Return the names of the files that the index or a replacement of parts needs.
+
+        Raises `OSError` or `CheckpointError` if that cannot be read.
+        """
+        needed = set(listed(self.directory) or ())
+        with suppress(FileNotFoundError):
+            needed |= set(ShardIndex.read(self.path(self.index)).shards)
+        return needed
 
     def check(self, existing: Existing) -> None:
         """Raise where a file of a checkpoint is here that has to stay."""
@@ -185,16 +199,56 @@ def aside(
     prefix: str | None = None,
 ) -> Iterator[dict[str, str]]:
     """Give paths for files of these names, and put what the block writes there in place, as `write` does."""
-    with _made(place.directory):
-        stale = place.leftovers()
+    with alone(place) as stale:
         with hidden(prefix) as prefix, _replacing(place, names, index, durable, existing, prefix) as kept:
             yield {name: place.path(prefix + name) for name in names}
         stale += kept
-    # The new checkpoint is whole: what cannot be found or removed now, the next save removes.
-    if existing.overwrite:
-        with suppress(OSError):
-            stale += [name for name in place.files() if name not in names]
-    _remove(place, stale)
+        # The new checkpoint is whole: what cannot be found or removed now, the next save removes.
+        if existing.overwrite:
+            with suppress(OSError):
+                stale += [name for name in place.files() if name not in names]
+
+
+@contextmanager
+def alone(place: Place) -> Iterator[list[str]]:
+    """Hold the lock of a directory, which is made if it is missing, while the block saves a checkpoint to it.
+
+    Gives a list of names. Their files are removed after the block, unless it fails: those that a killed save
+    left, and those that the block adds.
+    """
+    with _made(place.directory), locked(place.directory):
+        recover(place.directory)
+        # Their writers are gone: a save that is under way has the lock.
+        stale = place.leftovers()
+        yield stale
+        remove(place, stale)
+    _tidy_siblings(place)
+
+
+def _tidy_siblings(place: Place) -> None:
+    """Remove what killed saves left in directories beside this one, of names with other numbers."""
+    parent, name = os.path.split(os.path.realpath(place.directory))
+    alike = re.compile(re.sub(r"\d+", r"\\d+", re.escape(name)))
+    if not re.search(r"\d", name):
+        return
+    with suppress(OSError), os.scandir(parent) as entries:
+        for entry in entries:
+            # A save that ends removes the file of its lock.
+            if (
+                alike.fullmatch(entry.name)
+                and entry.name != name
+                and os.path.lexists(os.path.join(entry, LOCK))
+            ):
+                with suppress(OSError, CheckpointError):
+                    _tidy(place.at(entry.path))
+
+
+def _tidy(place: Place) -> None:
+    """Remove what a killed save left, if no save is under way, and the directory if it is empty then."""
+    with locked(place.directory, seconds=0):
+        needed = place.needed()
+        remove(place, [name for name in place.leftovers() if name not in needed])
+    os.rmdir(place.directory)
 
 
 @contextmanager
@@ -259,8 +313,9 @@ def _replacing(
         if durable:
             place.flush(", though the checkpoint is written")
     except BaseException:
-        if not is_whole:
-            _remove(place, made)
+        # The child of a fork leaves the files to its parent.
+        if not is_whole and is_held(place.directory):
+            remove(place, made)
             _undo(place, kept)
         raise
 
@@ -307,9 +362,11 @@ def _link_old(
             os.link(place.path(name), place.path(prefix + name))
             links.append(prefix + name)
     except OSError:
-        # The file system has none, or the old checkpoint is not whole.
-        _remove(place, links)
-        return []
+        # The file system has none, or the old checkpoint is not whole. Without the index, readers refuse the
+        # directory while its files are of two checkpoints.
+        remove(place, links)
+        os.replace(place.path(place.index), place.path(prefix + place.index))
+        return [prefix + place.index]
     old["weight_map"] = {
         tensor: prefix + file if file in replaced else file for tensor, file in old["weight_map"].items()
     }
@@ -320,7 +377,7 @@ def _link_old(
             if durable:
                 place.flush()
         except BaseException:
-            _remove(place, [another + place.index])
+            remove(place, [another + place.index])
             _undo(place, links)
             raise
     return links
@@ -337,8 +394,8 @@ def _undo(place: Place, links: list[str]) -> None:
             os.link(place.path(link), place.path(prefix + name))
             os.replace(place.path(prefix + name), place.path(name))
             # Where both were one file already, the system leaves both names.
-            _remove(place, [prefix + name])
-        _remove(place, links)
+            remove(place, [prefix + name])
+        remove(place, links)
 
 
 def _flush(directory: str) -> None:
@@ -360,53 +417,11 @@ def _write_text(path: str, text: str, durable: bool) -> None:
             os.fsync(file.fileno())
 
 
-def _remove(place: Place, names: Iterable[str]) -> None:
+def remove(place: Place, names: Iterable[str]) -> None:
     """Remove what is there, as far as that can be done."""
     for name in names:
         with suppress(OSError):
             os.remove(place.path(name))
-
-
-def new_prefix() -> str:
-    """What names begin with of files that are yet to get their own."""
-    return f".ingot-{token_hex(4)}."
-
-
-@contextmanager
-def hidden(prefix: str | None = None) -> Iterator[str]:
-    """Give what such names begin with, before the name that the file is to have.
-
-    What is raised in the block speaks of the latter, which is the one that the user knows.
-    """
-    prefix = prefix or new_prefix()
-    with called(prefix, ""):
-        yield prefix
-
-
-@contextmanager
-def called(hidden: str, shown: str) -> Iterator[None]:
-    """What is raised in the block says `shown` in place of `hidden`."""
-    try:
-        yield
-    except Exception as fault:
-        _call(hidden, shown, fault)
-        raise
-
-
-def _call(hidden: str, shown: str, fault: Exception) -> None:
-    fault.args = tuple(_with(hidden, shown, part) for part in fault.args)
-    for field in ("path", "filename", "filename2"):
-        if isinstance(found := getattr(fault, field, None), (str, bytes)):
-            setattr(fault, field, _with(hidden, shown, found))
-    if isinstance(fault, OSError) and fault.filename2 is not None and fault.filename == fault.filename2:
-        # A rename between the two names, of which one is left.
-        del fault.filename2
-
-
-def _with(hidden: str, shown: str, found: object) -> object:
-    if isinstance(found, str):
-        return found.replace(hidden, shown)
-    return found.replace(os.fsencode(hidden), os.fsencode(shown)) if isinstance(found, bytes) else found
 
 
 def of_index(metadata: Mapping[str, str]) -> dict[str, str]:

@@ -127,7 +127,7 @@ class LoadOptions(ReadOptions, total=False):
         For some of these tensors, the part to read: what would stand in ``tensor[...]``, as for
         `ingot.safe_open.get_slice`. A list may have a `range` among its ints, which stands for all of its
         own: ``[range(0, 4), range(8, 12)]`` takes eight rows. Of rows no other byte is read; of columns in
-        files half as many again at most, where a row of the tensor takes 3 KiB or more. From a URL what lies
+        files at most as many bytes again, where a row of the tensor takes 2 KiB or more. From a URL what lies
         between two parts is read too where it has up to 128 KiB, which takes less time than another request.
     dtype : ingot.typing.Dtype, optional
         Convert floating-point tensors to this dtype while they are read, chunk by chunk: ``"BF16"``,

@@ -281,6 +281,16 @@ impl Archive {
         }))
     }
 
+    /// The version of the file that was opened, and whether other machines see the file too; `None` for what is no file
+    /// of this machine.
+    pub(crate) fn identity(&self) -> Option<(String, bool)> {
+        match &self.bytes {
+            Storage::File(file) => Some(file.identity()),
+            Storage::Mapped(mapped) => Some(mapped.file().identity()),
+            Storage::Elsewhere(_) => None,
+        }
+    }
+
     /// Fails when the file is no longer what was opened.
     pub(crate) fn check_unchanged(&self) -> Result<(), Error> {
         check_unchanged(self.source(), self.path())

@@ -2,6 +2,7 @@
 
 pub(crate) mod folder;
 mod locate;
+mod replacement;
 mod shards;
 
 use std::borrow::Cow;
@@ -25,6 +26,7 @@ use crate::watch::{Unwatched, Watch};
 use crate::workers::{Reading, in_parallel};
 use folder::Beside;
 use locate::{Located, OpenFile, locate};
+use replacement::Replacement;
 use shards::Difference;
 
 /// One file, or the shards of an index, as one. Any number of threads may use it at once.
@@ -99,7 +101,7 @@ impl Checkpoint {
     /// # Errors
     /// As [`Checkpoint::open`].
     pub fn open_with(path: &Path, options: &CheckpointOptions, heads: Heads) -> Result<Checkpoint, Error> {
-        Checkpoint::located(path, options, false, heads)
+        Checkpoint::settled(path, options, false, &heads)
     }
 
     /// As [`Checkpoint::open`], for one of perhaps many: its only file does not stay open either.
@@ -107,7 +109,24 @@ impl Checkpoint {
     /// # Errors
     /// As [`Checkpoint::open`].
     pub fn open_lent(path: &Path, options: &CheckpointOptions) -> Result<Checkpoint, Error> {
-        Checkpoint::located(path, options, true, Heads::default())
+        Checkpoint::settled(path, options, true, &Heads::default())
+    }
+
+    /// Opens the checkpoint, again if a save replaced it meanwhile.
+    fn settled(
+        path: &Path,
+        options: &CheckpointOptions,
+        is_lent: bool,
+        heads: &Heads,
+    ) -> Result<Checkpoint, Error> {
+        let mut replacement = Replacement::watched(path);
+        loop {
+            let opened = Checkpoint::located(path, options, is_lent, heads.clone());
+            match opened {
+                Err(fault) if replacement.explains(&fault) => {}
+                opened => return opened,
+            }
+        }
     }
 
     fn located(
@@ -197,6 +216,31 @@ impl Checkpoint {
                 None => first.why().to_owned(),
             },
         })
+    }
+
+    /// Whether a save has replaced the index since it was read: other files may then have the names of the shards.
+    /// False for one file, which stays open, and for what is not in a directory of this machine.
+    #[must_use]
+    pub fn is_replaced(&self) -> bool {
+        match &self.files {
+            Contents::File(_) => false,
+            Contents::Shards(opened) => opened.store.is_replaced(),
+        }
+    }
+
+    /// Text that differs for other versions of the files, and whether other machines see the same files. `None` for what
+    /// is no file of this machine.
+    ///
+    /// # Errors
+    /// As [`Checkpoint::file`].
+    pub fn identity(&self) -> Result<Option<(String, bool)>, Error> {
+        let files = self.all_files()?;
+        let identities: Option<Vec<_>> = files.into_iter().map(Archive::identity).collect();
+        Ok(identities.map(|all| {
+            let is_shared = all.iter().all(|(_, is_shared)| *is_shared);
+            let texts: Vec<_> = all.into_iter().map(|(text, _)| text).collect();
+            (texts.join("\n"), is_shared)
+        }))
     }
 
     /// The file, or the index; `None` for what is no file.

@@ -4,6 +4,7 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use ingot_format::{Dtype, Format, Index, Leniency, Limits, Spec, layout, to_u64};
 use ingot_io::{
@@ -283,6 +284,52 @@ fn a_shard_that_was_never_opened_is_refused_when_another_file_has_its_name() {
     assert!(
         matches!(&found, Err(Error::Changed { path: Some(path), nbytes_now: None, .. }) if *path == shard),
         "{found:?}"
+    );
+}
+
+/// Gives a directory an index of one shard, which only that index names, and removes the shard before.
+fn replace_index(directory: &Path, version: u64) {
+    let name = |version: u64| format!("{version}.safetensors");
+    fs::write(directory.join(name(version)), file(0)).unwrap();
+    let entries: Vec<String> = (0..SIZES.len())
+        .map(|number| format!("\"0.{number}\": \"{}\"", name(version)))
+        .collect();
+    let index = format!("{{\"weight_map\": {{{}}}}}", entries.join(", "));
+    fs::write(directory.join("new"), index).unwrap();
+    fs::rename(
+        directory.join("new"),
+        directory.join("model.safetensors.index.json"),
+    )
+    .unwrap();
+    let _ = fs::remove_file(directory.join(name(version.wrapping_sub(1))));
+}
+
+#[test]
+fn a_checkpoint_that_is_replaced_while_it_is_opened_is_opened_again() {
+    let directory = tempfile::tempdir().unwrap();
+    replace_index(directory.path(), 0);
+    let is_done = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            for version in 1..400 {
+                replace_index(directory.path(), version);
+            }
+            is_done.store(true, Ordering::Relaxed);
+        });
+        while !is_done.load(Ordering::Relaxed) {
+            let checkpoint = Checkpoint::open(directory.path(), &CheckpointOptions::default()).unwrap();
+            assert_eq!((checkpoint.len(), checkpoint.files()), (SIZES.len(), 1));
+        }
+    });
+    let checkpoint = open(directory.path(), Backend::Pread);
+    assert!(!checkpoint.is_replaced());
+    let identity = checkpoint.identity().unwrap();
+    assert!(identity.is_some());
+    replace_index(directory.path(), 400);
+    assert!(checkpoint.is_replaced());
+    assert_ne!(
+        open(directory.path(), Backend::Pread).identity().unwrap(),
+        identity
     );
 }
 

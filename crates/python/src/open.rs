@@ -599,6 +599,17 @@ impl Checkpoint {
         }))
     }
 
+    fn is_replaced(&self, py: Python<'_>) -> PyResult<bool> {
+        let checkpoint = self.opened(py)?;
+        Ok(py.detach(|| checkpoint.is_replaced()))
+    }
+
+    fn identity(&self, py: Python<'_>) -> PyResult<Option<(String, bool)>> {
+        let checkpoint = self.opened(py)?;
+        py.detach(|| checkpoint.identity())
+            .map_err(|error| raise(py, &error))
+    }
+
     fn close(&self) {
         self.checkpoint
             .write()

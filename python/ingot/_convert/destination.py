@@ -7,8 +7,9 @@ from contextlib import contextmanager
 from errno import EEXIST
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
+from ingot._directory.hidden import called
 from ingot._options import Existing, one_of
-from ingot._shards import Place, called
+from ingot._shards import Place
 from ingot._shards import nbytes as shard_nbytes
 from ingot._text import _escaped
 from ingot.errors import OptionError

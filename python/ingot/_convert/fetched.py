@@ -9,11 +9,11 @@ import sys
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
+from ingot._directory.hidden import PREFIX, hidden
 from ingot._download import download
 from ingot._native import shown_url
 from ingot._objects import Reader, shown
 from ingot._progress import told
-from ingot._shards import PREFIX, hidden
 from ingot._text import _escaped
 from ingot.errors import ConversionError
 

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from typing import TypeVar
+
 from ingot._load import reading
 from ingot._native import Checkpoint, is_url
 from ingot._options import is_path, one_of
-from ingot.errors import OptionError
+from ingot.errors import CheckpointError, OptionError, StorageError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from contextlib import AbstractContextManager
+    from collections.abc import Callable
     from typing import Any
 
     from ingot._load import Reads
@@ -17,6 +19,8 @@ if TYPE_CHECKING:
     from ingot._objects import Source
     from ingot._options import Leniency, Loading
     from ingot.typing import StorageOptions
+
+T = TypeVar("T")
 
 BACKENDS = ("auto", "mmap", "pread")
 
@@ -58,9 +62,34 @@ def open_checkpoint(
     return Checkpoint.open(path, backend, leniency, max_header_size, confine, lent)
 
 
-def loading(source: Source, how: Loading) -> AbstractContextManager[tuple[Checkpoint, Reads]]:
-    """What is loaded from, open, and how it is to be read. It is told of, or shown, until it has been."""
-    return reading(open_source(source, how), how)
+# How often a checkpoint is loaded that a save replaces each time.
+TRIES = 20
+
+
+def loaded(source: Source, how: Loading, work: Callable[[Checkpoint, Reads], T]) -> T:
+    """Open `source` and return what `work` makes of it, of one version if a save replaces it meanwhile."""
+    for left in reversed(range(TRIES)):
+        with reading(open_source(source, how), how) as (checkpoint, reads):
+            try:
+                return work(checkpoint, reads)
+            except (StorageError, CheckpointError, OSError):
+                if not left or not checkpoint.is_replaced():
+                    raise
+    raise AssertionError("the last try returns or raises")
+
+
+def open_all(source: Source, how: Loading, heads: Heads | None = None) -> Checkpoint:
+    """Open `source` and all its files, of one version if a save replaces it meanwhile."""
+    for left in reversed(range(TRIES)):
+        checkpoint = open_source(source, how, heads)
+        try:
+            checkpoint.identity()
+        except (StorageError, CheckpointError, OSError):
+            if not left or not checkpoint.is_replaced():
+                raise
+        else:
+            return checkpoint
+    raise AssertionError("the last try returns or raises")
 
 
 def open_source(source: Source, how: Loading, heads: Heads | None = None) -> Checkpoint:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from contextlib import contextmanager, suppress
 from functools import partial
 from math import prod
 from uuid import uuid4
@@ -21,6 +22,7 @@ from torch.distributed.checkpoint.storage import StorageReader
 from torch.futures import Future
 
 from ingot import _open
+from ingot._directory.parts import listed
 from ingot._frameworks import lacks
 from ingot._load import Label, reading
 from ingot._native import is_url
@@ -35,10 +37,12 @@ from ingot.torch._ranks.placements import Part
 from ingot.torch._tensors import DTYPES
 from ingot.typing import ReadOptions
 
+from .opening import settled
 from .parts import Chunk, begins
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from typing import Any
 
     from torch.distributed import ProcessGroup
@@ -136,24 +140,19 @@ class Reader(StorageReader):
     def _opened(self) -> list[Checkpoint]:
         """The checkpoint, or each of the files in a directory that hold parts."""
         path: Any = self._path
-        is_folder = is_path(path) and not is_url(os.fsdecode(path)) and os.path.isdir(path)
-        try:
+        if not is_path(path) or is_url(os.fsdecode(path)) or not os.path.isdir(path):
             return [self._checkpoint()]
-        except (CheckpointError, IsADirectoryError):
-            names = sorted(os.listdir(path)) if is_folder else []
-            files = [os.path.join(path, name) for name in names if name.endswith(".safetensors")]
-            if len(files) < 2:
-                raise
-            opened = [_open.open_checkpoint(file, self._how.backend, lent=True) for file in files]
-            if any(begins(one) is None for one in opened):
-                # Of whole tensors: what that is a checkpoint of, an index would have to say.
-                raise
-            return opened
+        with suppress(CheckpointError, OSError):
+            # All ranks take part in this, and then each looks for parts by itself.
+            whole = self._checkpoint()
+            if begins(whole) is None and listed(os.fsdecode(path)) is None:
+                return [whole]
+        return settled(os.fsdecode(path), partial(_open.open_all, path, self._how), self._how.backend)
 
     def _checkpoint(self) -> Checkpoint:
         if self._is_shared():
-            return together.open_once(partial(_open.open_source, self._path, self._how), Peers(self._group))
-        return _open.open_source(self._path, self._how)
+            return together.open_once(partial(_open.open_all, self._path, self._how), Peers(self._group))
+        return _open.open_all(self._path, self._how)
 
     def _is_shared(self) -> bool:
         """Whether ranks load together."""
@@ -230,9 +229,13 @@ class Reader(StorageReader):
         return resolved
 
     def _read_one(self, file: Checkpoint, slots: list[Slot], peers: Peers) -> None:
-        with reading(file, self._how) as (checkpoint, reads):
-            looked = together.Looked(checkpoint, slots, reads)
-            together.load(lambda: looked, peers, self._read_once)
+        @contextmanager
+        def look() -> Iterator[together.Looked]:
+            with reading(file, self._how) as (checkpoint, reads):
+                yield together.Looked(checkpoint, slots, reads, self._path)
+
+        # The plan is for the files that are open: it fits no others.
+        together.load(look, peers, self._read_once, tries=1)
 
     def _resolved(
         self, plan: LoadPlan, planner: LoadPlanner

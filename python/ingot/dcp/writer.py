@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext, suppress
 from functools import partial
 from typing import NamedTuple
 from uuid import uuid4
@@ -16,11 +16,13 @@ from torch.distributed.checkpoint.storage import StorageWriter, WriteResult
 from torch.futures import Future
 
 from ingot import _writer
+from ingot._directory.hidden import called
 from ingot._options import Existing, is_durable, is_path, texts
-from ingot._shards import Place, aside, called, nbytes
+from ingot._shards import Place, aside, nbytes
 from ingot._text import _quoted
-from ingot.errors import OptionError, SaveError
+from ingot.errors import OptionError, RankError, SaveError
 from ingot.torch._files import save_file
+from ingot.torch._load_into import has_ranks
 from ingot.torch._ranks.local import Held
 from ingot.torch._ranks.peers import Peers, this_node
 from ingot.torch._ranks.placements import Part
@@ -29,6 +31,8 @@ from ingot.torch._sharded import planned
 from ingot.torch._tensors import storable
 
 from . import parts
+from .pending import give_up, watch
+from .replacement import replacing
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -45,9 +49,10 @@ _SHARD = "shard-{rank:05d}-model-{number:05d}-of-{count:05d}.safetensors"
 
 
 class _Local(NamedTuple):
-    """What a rank tells the coordinator: its machine, and its names in their order."""
+    """What a rank tells the coordinator: its machine, its directory, and its names in their order."""
 
     node: str
+    directory: str
     names: list[str]
 
 
@@ -59,6 +64,8 @@ class _Global(NamedTuple):
     rank: int
     # Of ranks of several machines, who send what they have: the names in their order.
     names: list[str] | None = None
+    # The start of the paths of files of parts.
+    prefix: str = ""
 
 
 class Writer(StorageWriter):
@@ -88,7 +95,8 @@ class Writer(StorageWriter):
     Notes
     -----
     The files of whole tensors are those of `ingot.torch.save_sharded`, byte for byte, in one pass: there is
-    no consolidation. They get their names when all ranks have written, the index last. `async_save` works
+    no consolidation. Files get their names when all ranks have written, the index last. From the plan to the end
+    a save holds a lock on the directory. ``use_collectives=False`` needs ``whole=False``. `async_save` works
     with either, and writing holds the GIL for no longer than it takes to hand tensors over.
 
     A state dict holds tensors only. Objects that are none, as the ``param_groups`` of an optimizer, are
@@ -115,7 +123,10 @@ class Writer(StorageWriter):
         self._whole, self._group = whole, process_group
         self._save_id = uuid4().hex
         self._place = Place(path, filename_pattern)
-        self._saving: ExitStack | None = None
+        # The save that is under way, on the coordinator. A list, from which two threads do not take the same.
+        self._saving: list[ExitStack] = []
+        # Of files of parts, when all are written.
+        self._names: list[str] = []
         self._writers: dict[str, _writer.Writer] = {}
 
     @property
@@ -135,23 +146,40 @@ class Writer(StorageWriter):
         self._save_id = uuid4().hex
 
     def _give_up(self) -> None:
-        """Take away what a save that did not come to its end has written."""
-        if self._saving is not None:
-            saving, self._saving = self._saving, None
-            self._writers = {}
-            error = SaveError("the save was given up", code="abandoned")
-            saving.__exit__(type(error), error, None)
+        """Remove what a save that did not come to its end has written."""
+        self._writers = {}
+        with suppress(IndexError):
+            give_up(self._saving.pop())
 
     def __del__(self) -> None:
-        if getattr(self, "_saving", None) is not None:
+        if getattr(self, "_saving", None):
             self._give_up()
 
     def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
         """Take a role; the coordinator makes the files, and puts them in place."""
-        self._is_coordinator = is_coordinator
+        self._rank: int = kwargs.get("rank", 0)
+        # Without torch's collectives every rank plans and finishes by itself, and this writer's ranks agree.
+        self._plans_alone = not kwargs.get("use_collectives", True) and has_ranks()
+        if self._plans_alone and self._whole:
+            raise OptionError(
+                "use_collectives=False: each rank plans its own tensors, and whole tensors need one plan: "
+                "save parts by ingot.dcp.Writer(…, whole=False)",
+                code="parts-only",
+                found=False,
+            )
 
     def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
         """Refuse what is no tensor, and note the order of the names."""
+        with Peers(self._group).step("planning") if self._plans_alone else nullcontext():
+            self._check_items(plan)
+        if not getattr(plan, "usable", True):
+            # It stands for the one that the planner has kept, with what was noted there.
+            return plan
+        names = [item.index.fqn for item in plan.items]
+        directory = os.path.realpath(self._place.directory)
+        return dataclasses.replace(plan, storage_data=_Local(this_node(), directory, names))
+
+    def _check_items(self, plan: SavePlan) -> None:
         for item in plan.items:
             if item.type is WriteItemType.BYTE_IO or item.tensor_data is None:
                 raise SaveError(
@@ -160,19 +188,16 @@ class Writer(StorageWriter):
                     code="no-tensor",
                     tensor=item.index.fqn,
                 )
-        if not getattr(plan, "usable", True):
-            # It stands for the one that the planner has kept, with what was noted there.
-            return plan
-        names = [item.index.fqn for item in plan.items]
-        return dataclasses.replace(plan, storage_data=_Local(this_node(), names))
 
     def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
         """Plan the files, and make them."""
+        self._give_up()
+        self._check_directories(plans)
         if not self._whole:
-            self._refuse_other_shards()
+            prefix = self._begin_parts_together() if self._plans_alone else self._begin_parts()
             return [
-                dataclasses.replace(plan, storage_data=_Global({}, {}, rank))
-                for rank, plan in enumerate(plans)
+                dataclasses.replace(plan, storage_data=_Global({}, {}, rank, prefix=prefix))
+                for rank, plan in enumerate(plans, self._rank if self._plans_alone else 0)
             ]
         plans = _complete(plans)
         specs = _specs(plans)
@@ -191,12 +216,44 @@ class Writer(StorageWriter):
                 of_own = {tensor: specs[tensor].stored() for tensor in own}
                 made = _writer.Writer(paths[name], of_own, of_file, durable=self._durable)
                 self._writers[name] = saving.enter_context(made)
-            self._saving = saving.pop_all()
+            self._saving.append(saving.pop_all())
         files = {tensor: name for name, own in tensors.items() for tensor in own}
         return [
             dataclasses.replace(plan, storage_data=_Global(paths, files, rank))
             for rank, plan in enumerate(plans)
         ]
+
+    def _check_directories(self, plans: list[SavePlan]) -> None:
+        """Raise if a rank saves to another directory. Plans that a planner has kept are of other saves."""
+        own = os.path.realpath(self._place.directory)
+        for rank, plan in enumerate(plans):
+            told = plan.storage_data
+            if getattr(plan, "usable", True) and isinstance(told, _Local) and told.directory != own:
+                raise RankError(
+                    f"rank {rank} of {len(plans)} has another directory than the coordinator: "
+                    f"expected {own!r}, found {told.directory!r}",
+                    code="ranks-differ",
+                    rank=rank,
+                )
+
+    def _begin_parts(self) -> str:
+        """Prepare the directory for files of parts. Returns what their paths start with."""
+        with ExitStack() as saving:
+            replacement = replacing(self._place, self._existing, self._durable)
+            prefix, self._names = saving.enter_context(replacement)
+            self._saving.append(saving.pop_all())
+        return os.path.join(os.path.abspath(self._place.directory), prefix)
+
+    def _begin_parts_together(self) -> str:
+        """Have the first of all ranks prepare the directory."""
+        peers, prefix = Peers(self._group), ""
+        own = os.path.realpath(self._place.directory)
+        peers.same(lambda: ({"directory": own}, None), "comparing options")
+        with peers.step("preparing the directory"):
+            if not peers.rank:
+                prefix = self._begin_parts()
+        told: str = peers.told(prefix, "preparing the directory")
+        return told
 
     def _files(self, sizes: dict[str, int]) -> Files:
         """What is written of tensors of so many bytes, in their order."""
@@ -208,17 +265,25 @@ class Writer(StorageWriter):
         where = plan.storage_data
         if not isinstance(where, _Global):
             raise _other_plans()
-        whole = self._write_whole if where.names is None else self._send
-        work = whole if self._whole else self._write_parts
         try:
-            results = work(plan, planner, where)
+            results = self._written(plan, planner, where)
         except BaseException:
             # Of the coordinator: nobody will put the files in place.
             self._give_up()
             raise
+        if self._saving:
+            watch(self._saving)
         done: Future[list[WriteResult]] = Future()
         done.set_result(results)
         return done
+
+    def _written(self, plan: SavePlan, planner: SavePlanner, where: _Global) -> list[WriteResult]:
+        """Write this rank's items. If ranks plan alone, all raise if one fails."""
+        if where.names is not None:
+            return self._send(plan, planner, where)
+        with Peers(self._group).step("writing") if self._plans_alone else nullcontext():
+            work = self._write_whole if self._whole else self._write_parts
+            return work(plan, planner, where)
 
     def _write_whole(self, plan: SavePlan, planner: SavePlanner, where: _Global) -> list[WriteResult]:
         results = []
@@ -261,48 +326,35 @@ class Writer(StorageWriter):
                 shards.append(free := {})
             free[item.index.fqn] = item
         results = []
-        os.makedirs(self._place.directory, exist_ok=True)
         for number, shard in enumerate(shards, 1):
             name = _SHARD.format(rank=where.rank + 1, number=number, count=len(shards))
             tensors = {tensor: _values(planner, item) for tensor, item in shard.items()}
             noted = parts.metadata({tensor: _begin(item) for tensor, item in shard.items()})
-            path = self._place.path(name)
-            save_file(
-                tensors,
-                path,
-                noted,
-                shared="copy",
-                durable=self._durable,
-                replace_read_only=self._existing.replace_read_only,
-            )
+            with called(os.path.basename(where.prefix), ""):
+                save_file(tensors, where.prefix + name, noted, shared="copy", durable=self._durable)
             results += [
                 WriteResult(item.index, tensors[tensor].nbytes, name) for tensor, item in shard.items()
             ]
         return results
 
-    def _refuse_other_shards(self) -> None:
-        """Raise where parts of another save are in the directory, and have to stay."""
-        for name in self._shards():
-            self._existing.check(self._place.path(name))
-
-    def _shards(self) -> list[str]:
-        folder = self._place.directory
-        names = sorted(os.listdir(folder)) if os.path.isdir(folder) else []
-        return [name for name in names if name.startswith("shard-") and name.endswith(".safetensors")]
-
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
         """Put the files in place."""
-        if not self._whole:
-            written = {result.storage_data for some in results for result in some}
-            # Of an earlier save by more ranks: they would be taken for parts of this one.
-            for name in set(self._shards()) - written:
-                os.remove(self._place.path(name))
+        written = {result.storage_data for some in results for result in some}
+        if self._plans_alone:
+            peers = Peers(self._group)
+            written = {name for names in peers.gather(written, "finishing") for name in names}
+            with peers.step("finishing"):
+                self._put_in_place(written)
+        else:
+            self._put_in_place(written)
+
+    def _put_in_place(self, written: set[str]) -> None:
+        if not self._saving:
+            # Another rank does, or ranks of several machines have agreed that all is in place.
             return
-        saving, self._saving = self._saving, None
-        if saving is None:
-            # Ranks of several machines have agreed that all is in place.
-            return
-        with saving:
+        with self._saving.pop():
+            if not self._whole:
+                self._names += sorted(written)
             for writer in self._writers.values():
                 writer.commit()
         self._writers = {}

@@ -177,9 +177,15 @@ def load_file(
     """
     how = Loading.of(options)
     move = _load.placing(mover if how.dtype is None else widening, device)
-    with _open.loading(filename, how) as (checkpoint, reads):
-        found = _loaded(checkpoint, move, shared, Selected.by(how, out), reads)
-    return (found, checkpoint.metadata()) if return_metadata else found
+    selected = Selected.by(how, out)
+
+    def work(
+        checkpoint: Checkpoint, reads: Reads
+    ) -> dict[str, torch.Tensor] | tuple[dict[str, torch.Tensor], dict[str, str] | None]:
+        found = _loaded(checkpoint, move, shared, selected, reads)
+        return (found, checkpoint.metadata()) if return_metadata else found
+
+    return _open.loaded(filename, how, work)
 
 
 def load(data: Buffer, *, shared: Loaded = "alias") -> dict[str, torch.Tensor]:

@@ -14,7 +14,7 @@ from ingot.errors import DestinationError
 
 from ._devices import gpu
 from ._filling import Filling, destinations, refuse_captured, refuse_destination, writing
-from ._ranks.local import held, identity, is_dtensor
+from ._ranks.local import held, identity, is_distributed, whole_shape
 from ._ranks.placements import Part, in_elements
 from ._shared import recorded
 from ._tensors import _CODES, not_plain, undisturbed, wrap
@@ -81,7 +81,7 @@ class Slot(NamedTuple):
 
 def slot(name: str, source: str, tensor: torch.Tensor) -> Slot:
     """What is filled of `tensor`: of a DTensor the part that this rank has. Raises where nothing can be."""
-    if not is_dtensor(tensor):
+    if not is_distributed(tensor):
         refuse_destination(name, tensor)
         return Slot(name, source, None, tensor)
     try:
@@ -89,7 +89,7 @@ def slot(name: str, source: str, tensor: torch.Tensor) -> Slot:
     except ValueError as fault:
         raise misfit(name, str(fault)) from None
     refuse_destination(name, local)
-    return Slot(name, source, None if part.is_whole() else part, local, tensor)
+    return Slot(name, source, None if part.is_whole() else part, local, None if local is tensor else tensor)
 
 
 def tensors_of(target: torch.nn.Module | Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
@@ -125,7 +125,7 @@ def _ties(tensors: Mapping[str, torch.Tensor]) -> dict[str, int]:
     for name, tensor in tensors.items():
         plain = tensor.device.type != "meta" and not_plain(tensor) is None and tensor.numel()
         place: Any = name
-        if is_dtensor(tensor):
+        if is_distributed(tensor):
             place = identity(tensor)
         elif plain:
             place = tensor.device, tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype
@@ -138,10 +138,10 @@ def _refuse_shape(checkpoint: Checkpoint, source: str, name: str, tensor: torch.
     shape = [*info.shape]
     if info.dtype == "F4" and shape:
         shape[-1] //= 2
-    if shape != list(tensor.shape):
+    if shape != (found := list(whole_shape(tensor))):
         raise misfit(
             name,
-            f"the destination has another shape: expected {shape}, found {list(tensor.shape)}",
+            f"the destination has another shape: expected {shape}, found {found}",
             "destination-shape",
         )
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack
+from collections.abc import Mapping
+from contextlib import contextmanager
 from functools import partial
 
 import torch
@@ -14,16 +15,18 @@ from ingot.errors import OptionError
 from ingot.typing import ReadOptions
 
 from ._into import IncompatibleKeys, read, slots, tensors_of
-from ._ranks.local import is_dtensor
+from ._ranks.local import has_group, is_distributed
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Iterator
     from typing import Literal, TypeAlias
 
     from torch.distributed import ProcessGroup
     from typing_extensions import Unpack
 
+    from ingot._load import Reads
+    from ingot._native import Checkpoint
     from ingot._objects import Source
 
     ReadOnce: TypeAlias = Literal["auto", "job", "node", False]
@@ -100,34 +103,45 @@ def load_into(
     floating point. For other devices and other dtypes they are read in pieces of 64 MiB at most, which torch
     then copies: onto a GPU where that has a driver that is called, else through pinned memory where torch has
     some for the device. To wider floats a device converts them, else the host. The copies are ordered by the
-    device's current stream. What ranks send each other takes at most 128 MiB of a rank's memory. Of a URL or
+    device's current stream. What ranks send each other takes up to 224 MiB of a rank's memory. Of a URL or
     a network file system the first of them reads the index and the headers, and tells the others. The
     module's own loading hooks do not run: `load_model` runs them.
 
     For autograd, filling a tensor is ``copy_`` under ``torch.no_grad()``: it may require a gradient, and its
     version counter is incremented, so that ``backward`` raises if it needs the values from before.
     """
-    how = Loading.of(options, ReadOptions)
+
+    def asked() -> Loading:
+        known_read_once(read_once)
+        return Loading.of(options, ReadOptions)
+
     if _is_shared(target, read_once):
-        return _together(target, source, strict, read_once, process_group, how)
-    with _open.loading(source, how) as (checkpoint, reads):
+        return _together(target, source, strict, read_once, process_group, asked)
+
+    def work(checkpoint: Checkpoint, reads: Reads) -> IncompatibleKeys:
         found, keys = slots(target, checkpoint, strict)
         read(checkpoint, found, reads)
-    return keys
+        return keys
+
+    return _open.loaded(source, asked(), work)
 
 
-def _is_shared(target: Target, read_once: ReadOnce) -> bool:
-    """Whether ranks load together."""
-    if known_read_once(read_once) in ("job", "node"):
-        return True
-    return read_once == "auto" and has_ranks() and any(map(is_dtensor, tensors_of(target).values()))
+def _is_shared(target: Target, read_once: object) -> bool:
+    """Return whether ranks load together. Raises nothing that one rank alone would raise."""
+    if read_once in ("job", "node"):
+        return has_group()
+    if read_once is False or not has_ranks():
+        return False
+    if isinstance(target, torch.nn.Module):
+        return any(map(is_distributed, tensors_of(target).values()))
+    return isinstance(target, Mapping) and any(map(is_distributed, target.values()))
 
 
 def known_read_once(read_once: ReadOnce) -> ReadOnce:
     """`read_once`, which must be one of the choices, and have ranks to be chosen."""
     if read_once is not False:
         one_of("read_once", read_once, READ_ONCE)
-    if read_once in ("job", "node") and not _has_group():
+    if read_once in ("job", "node") and not has_group():
         raise OptionError(
             f"read_once {read_once!r} is for ranks of a process group, and there is none: call "
             "`torch.distributed.init_process_group` first",
@@ -137,13 +151,9 @@ def known_read_once(read_once: ReadOnce) -> ReadOnce:
     return read_once
 
 
-def _has_group() -> bool:
-    return torch.distributed.is_available() and torch.distributed.is_initialized()
-
-
 def has_ranks() -> bool:
     """Whether there is more than one."""
-    return _has_group() and torch.distributed.get_world_size() > 1
+    return has_group() and torch.distributed.get_world_size() > 1
 
 
 def _together(
@@ -152,7 +162,7 @@ def _together(
     strict: bool,
     read_once: ReadOnce,
     process_group: ProcessGroup | None,
-    how: Loading,
+    asked: Callable[[], Loading],
 ) -> IncompatibleKeys:
     # Imported here: most loads are of one process.
     from ._ranks import together
@@ -160,14 +170,16 @@ def _together(
 
     found: list[IncompatibleKeys] = []
     peers = Peers(process_group)
-    with ExitStack() as told:
+    with peers.step("comparing options"):
+        how = asked()
 
-        def look() -> together.Looked:
-            checkpoint = together.open_once(partial(_open.open_source, source, how), peers)
-            checkpoint, reads = told.enter_context(reading(checkpoint, how))
+    @contextmanager
+    def look() -> Iterator[together.Looked]:
+        checkpoint = together.open_once(partial(_open.open_all, source, how), peers)
+        with reading(checkpoint, how) as (checkpoint, reads):
             wanted, keys = slots(target, checkpoint, strict)
             found.append(keys)
-            return together.Looked(checkpoint, wanted, reads)
+            yield together.Looked(checkpoint, wanted, reads, source)
 
-        together.load(look, peers, read_once)
-    return found[0]
+    together.load(look, peers, read_once)
+    return found[-1]

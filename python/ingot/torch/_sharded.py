@@ -3,24 +3,27 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from functools import partial
-from typing import overload
+from typing import NamedTuple, overload
 
+from ingot._directory.hidden import new_prefix
 from ingot._native import NewFile
 from ingot._options import Existing, Saving, is_durable, texts
 from ingot._save import new_file, staging
-from ingot._shards import Place, index, nbytes, new_prefix, split, write
-from ingot.errors import OptionError
+from ingot._shards import Place, index, nbytes, split, write
+from ingot._text import _quoted
+from ingot.errors import OptionError, SaveError
 
 from ._copies import copied
 from ._model import duplicate_names, storage_ptr, storage_size
 from ._payload import payload
-from ._ranks.local import is_dtensor
+from ._ranks.local import has_group, is_distributed
 from ._tensors import _export, _tensors, storable
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, Mapping
+    from collections.abc import Callable, Hashable
     from typing import Literal
 
     import torch
@@ -106,8 +109,8 @@ def save_sharded(
         Flush the files and the directory to the disk before returning. True by default, unless the
         environment has ``INGOT_DURABLE=0``.
     overwrite : bool
-        Replace the checkpoint that is at `destination`: its files that `filename_pattern` fits, and no
-        others, are removed when the new one is in place. Otherwise it is an error that it is there.
+        Replace the checkpoint that is at `destination`: its files that `filename_pattern` fits, those of
+        ``ingot.dcp.Writer(whole=False)``, and no others, are removed when the new one is in place. Otherwise it is an error that it is there.
     replace_read_only : bool
         Replace read-only files of it too.
     checksums : {"blake3", "sha256", "xxh3", "xxh3_128"}, optional
@@ -115,7 +118,8 @@ def save_sharded(
         ``load_file(destination, verify=True)`` compare. Without it the files are those of huggingface_hub.
 
     process_group : torch.distributed.ProcessGroup, optional
-        The ranks that save together, where tensors are DTensors: all by default. All of them call this, with
+        The ranks that save together, where tensors are DTensors or have the attributes of torch's
+        ``CheckpointableTensor``: all by default. All of them call this, with
         the same options. Given, they do so whatever their tensors are.
     background : bool
         Return an `ingot.SaveFuture` soon, and write in a thread: as for `save_file`.
@@ -138,7 +142,7 @@ def save_sharded(
     OSError
         The directory cannot be made or written to.
     StorageError
-        Writing a file failed.
+        Writing a file failed, or another save to the directory goes on (``code`` is ``"busy"``).
     SharedMemoryError
         Tensors share memory, and none of them holds all of it. It is a `RuntimeError` too.
     ValueError, TypeError, SaveError
@@ -160,25 +164,81 @@ def save_sharded(
     the new one, whole: files are written under other names first, and where the old checkpoint has files of
     the same names, its index is pointed to hard links of them meanwhile. Only on a file system without hard
     links is there a moment, while files are renamed, in which neither is whole. What an interrupted save left
-    behind, the next one removes. Two saves to one directory at the same time are not foreseen.
+    behind, the next one removes, in directories beside this one too whose names differ in numbers only. A save
+    holds a lock on the directory: a second one waits for up to a minute.
     """
-    limit, how = nbytes(max_shard_size), Saving(durable=durable, snapshot=snapshot, checksums=checksums)
-    place, flush = Place(destination, filename_pattern), is_durable(durable)
-    if background:
-        # Where a relative path leads now, and not when its turn comes.
-        place = Place(os.path.join(os.getcwd(), place.directory), filename_pattern)
-    existing, where = Existing(overwrite, replace_read_only), how.snapshot_of()
-    own = _tensors(state_dict)
-    if process_group is not None or any(map(is_dtensor, own.values())):
-        if checksums:
-            raise OptionError(
-                "checksums: a digest is of a whole tensor, and each rank has parts of these: save without",
-                code="parts-have-no-digest",
-                found=checksums,
-            )
-        return _save_together(
-            own, place, limit, texts(metadata) or {}, flush, existing, process_group, background, where
+    together = process_group is not None or _are_distributed(state_dict)
+
+    def asked() -> _Asked:
+        how = Saving(durable=durable, snapshot=snapshot, checksums=checksums)
+        limit, place = nbytes(max_shard_size), Place(destination, filename_pattern)
+        if background or together:
+            # Where a relative path leads now, and for this rank.
+            place = Place(os.path.join(os.getcwd(), place.directory), filename_pattern)
+        return _Asked(
+            _tensors(state_dict),
+            place,
+            limit,
+            texts(metadata) or {},
+            is_durable(durable),
+            Existing(overwrite, replace_read_only),
+            background,
+            how,
         )
+
+    if together:
+        _check_has_ranks(state_dict)
+        return _save_together(asked, process_group)
+    return _save_alone(asked())
+
+
+class _Asked(NamedTuple):
+    """The arguments of `save_sharded`, checked."""
+
+    tensors: dict[str, torch.Tensor]
+    place: Place
+    limit: int
+    metadata: dict[str, str]
+    durable: bool
+    existing: Existing
+    background: bool
+    how: Saving
+
+    def options(self) -> dict[str, object]:
+        """Return the options that all ranks have to give alike."""
+        return {
+            "directory": os.path.realpath(self.place.directory),
+            "max_shard_size": self.limit,
+            "filename_pattern": self.place.index,
+            "metadata": self.metadata,
+            "durable": self.durable,
+            "overwrite": self.existing.overwrite,
+            "replace_read_only": self.existing.replace_read_only,
+            "background": self.background,
+        }
+
+
+def _are_distributed(state_dict: Mapping[str, torch.Tensor]) -> bool:
+    """Return whether ranks hold parts of these tensors. Raises nothing that one rank alone would raise."""
+    return isinstance(state_dict, Mapping) and any(map(is_distributed, state_dict.values()))
+
+
+def _check_has_ranks(state_dict: Mapping[str, torch.Tensor]) -> None:
+    """Raise for parts of tensors if there are no other ranks that could have the rest."""
+    if has_group():
+        return
+    name = next((name for name, tensor in state_dict.items() if is_distributed(tensor)), "")
+    raise SaveError(
+        f"tensor {_quoted(name)}: it is a part of a tensor, and there are no ranks that have the rest: call "
+        "`torch.distributed.init_process_group` first",
+        code="no-values",
+        tensor=name,
+    )
+
+
+def _save_alone(asked: _Asked) -> SaveFuture | None:
+    own, place, limit, of_user, flush, existing, background, how = asked
+    where = how.snapshot_of()
     place.check(existing)
     # All of them before the first file is written.
     for name, tensor in own.items():
@@ -189,7 +249,7 @@ def save_sharded(
         name: (tensor.device, storage_ptr(tensor), storage_size(tensor)) for name, tensor in tensors.items()
     }
     sizes = {name: _size(tensor) for name, tensor in tensors.items()}
-    names, of_file, of_index = planned(place, sizes, homes, limit, texts(metadata) or {}, shared)
+    names, of_file, of_index = planned(place, sizes, homes, limit, of_user, shared)
     if background and where == "device":
         tensors = copied(tensors, where)
     prefix = new_prefix()
@@ -236,33 +296,29 @@ def _put_later(put: Callable[..., None], files: list[NewFile], snapshot: str | N
     return SAVES.put(lambda: put(write_last), future)
 
 
-def _save_together(
-    own: Mapping[str, torch.Tensor],
-    place: Place,
-    limit: int,
-    of_user: dict[str, str],
-    flush: bool,
-    existing: Existing,
-    process_group: ProcessGroup | None,
-    background: bool,
-    snapshot: str | None,
-) -> SaveFuture | None:
-    """Save what ranks hold together. All of them call it."""
+def _save_together(asked: Callable[[], _Asked], process_group: ProcessGroup | None) -> SaveFuture | None:
+    """Save tensors that ranks hold parts of. All ranks call this. `asked` checks a rank's arguments."""
     # Imported here: most saves are of one process.
     from ._ranks.peers import Peers
     from ._ranks.saving import Files, Together, look, write, write_later
 
     peers = Peers(process_group)
-    options = {
-        "max_shard_size": limit,
-        "filename_pattern": place.index,
-        "metadata": of_user,
-        "durable": flush,
-        "overwrite": existing.overwrite,
-        "replace_read_only": existing.replace_read_only,
-        "background": background,
-    }
-    peers.same(lambda: (options, None), "comparing options")
+    checked: list[_Asked] = []
+
+    def check() -> tuple[dict[str, object], None]:
+        one = asked()
+        if one.how.checksums:
+            raise OptionError(
+                "checksums: a digest is of a whole tensor, and each rank has parts of these: save without",
+                code="parts-have-no-digest",
+                found=one.how.checksums,
+            )
+        one.how.snapshot_of()
+        checked.append(one)
+        return one.options(), None
+
+    peers.same(check, "comparing options")
+    own, place, limit, of_user, flush, existing, background, how = checked[0]
     with peers.step(f"looking at {place.directory}"):
         if not peers.rank:
             place.check(existing)
@@ -273,7 +329,7 @@ def _save_together(
     sizes = {name: spec.nbytes for name, spec in specs.items()}
     files = Files(*planned(place, sizes, homes, limit, of_user, together.shared))
     if background:
-        return write_later(together, files, place, flush, existing, peers, snapshot)
+        return write_later(together, files, place, flush, existing, peers, how.snapshot_of())
     write(together, files, place, flush, existing, peers)
     return None
 

@@ -135,6 +135,8 @@ fn as_of_the_system(error: Error) -> io::Error {
 #[derive(Debug)]
 pub(super) struct Beside {
     folder: Arc<Folder>,
+    /// The index as it was read; `None` where another process has read it.
+    index: Option<Listed>,
     stamps: Vec<Stamp>,
     options: OpenOptions,
     /// What another process has read of the same.
@@ -150,18 +152,27 @@ impl Beside {
         heads: Heads,
     ) -> Result<(Shards, Beside), Error> {
         let path = folder.path(name);
-        let index = match heads.index.as_deref() {
-            Some(given) => index_of(given, to_u64(given.len()), &path)?,
-            None => index_in(&folder, name)?,
+        let (index, listed) = match heads.index.as_deref() {
+            Some(given) => (index_of(given, to_u64(given.len()), &path)?, None),
+            None => {
+                let (index, file) = index_in(&folder, name)?;
+                (index, Some(file))
+            }
         };
         let shards = Shards::new(path, index);
         let names = shards.index().shards();
         let looked: Vec<_> = names.iter().map(|shard| folder.facts(shard)).collect();
+        // A save replaces the index before and after it replaces the shards. So an index that is still in its place was
+        // there when the stamps were taken, and these are of its shards. The open file keeps its number from being reused.
+        let index = listed
+            .map(|file| Listed::proven(name, &file, &folder))
+            .transpose()?;
         refuse_missing(&shards, &looked)?;
         let stamps = looked.into_iter().map(|looked| Ok(Stamp::of(&looked?)));
         let beside = Beside {
             stamps: stamps.collect::<Result<_, Error>>()?,
             folder: Arc::new(folder),
+            index,
             options: *options,
             heads,
         };
@@ -169,7 +180,45 @@ impl Beside {
     }
 }
 
+/// An index file, and the version of it that was read.
+#[derive(Debug)]
+struct Listed {
+    name: OsString,
+    stamp: Stamp,
+    waits: bool,
+}
+
+impl Listed {
+    /// Fails if `name` no longer leads to `file`, or if `file` was written to.
+    fn proven(name: &OsStr, file: &FileSource, folder: &Folder) -> Result<Listed, Error> {
+        let listed = Listed {
+            name: name.to_owned(),
+            stamp: *file.stamp(),
+            waits: file.waits(),
+        };
+        if listed.is_replaced(folder) {
+            return Err(Error::Changed {
+                path: Some(folder.path(name)),
+                nbytes_at_open: listed.stamp.nbytes(),
+                nbytes_now: None,
+            });
+        }
+        Ok(listed)
+    }
+
+    fn is_replaced(&self, folder: &Folder) -> bool {
+        let now = folder.facts(&self.name).map(|facts| Stamp::of(&facts));
+        !now.is_ok_and(|now| self.stamp.is_in_its_place(&now, self.waits))
+    }
+}
+
 impl Store for Beside {
+    fn is_replaced(&self) -> bool {
+        self.index
+            .as_ref()
+            .is_some_and(|index| index.is_replaced(&self.folder))
+    }
+
     fn path(&self, name: &str) -> PathBuf {
         self.folder.path(name)
     }
@@ -229,11 +278,12 @@ fn refuse_missing(shards: &Shards, looked: &[Result<Facts, Error>]) -> Result<()
 /// [`Error::Open`], and [`Error::Index`] with the rule that it breaks.
 pub fn read_index(path: &Path) -> Result<ShardIndex, Error> {
     let folder = Folder::new(path.parent().unwrap_or(Path::new("")), Reach::FollowLinks)?;
-    index_in(&folder, path.file_name().unwrap_or_default())
+    let (index, _) = index_in(&folder, path.file_name().unwrap_or_default())?;
+    Ok(index)
 }
 
-/// The index `name` of a directory.
-pub(super) fn index_in(folder: &Folder, name: &OsStr) -> Result<ShardIndex, Error> {
+/// The index `name` of a directory, and its open file.
+fn index_in(folder: &Folder, name: &OsStr) -> Result<(ShardIndex, FileSource), Error> {
     let path = folder.path(name);
     let file = folder.open(name)?;
     let open_fault = unopened(&path);
@@ -244,7 +294,9 @@ pub(super) fn index_in(folder: &Folder, name: &OsStr) -> Result<ShardIndex, Erro
             "not a regular file",
         )));
     }
-    index_of(file, facts.nbytes, &path)
+    let file = FileSource::new(file).map_err(open_fault)?;
+    let index = index_of(file.file(), facts.nbytes, &path)?;
+    Ok((index, file))
 }
 
 /// Reads an index of `nbytes` through a window, so that 60 MB of it cost no more memory than the names in it. `path`

@@ -123,6 +123,11 @@ pub(crate) trait Store: Debug + Send + Sync {
     /// How many are opened at once.
     fn reading(&self) -> Reading;
 
+    /// Whether another index has the place of the one that was read. Only for files of this machine.
+    fn is_replaced(&self) -> bool {
+        false
+    }
+
     /// Called when many have been opened.
     fn rest(&self) {}
 

@@ -103,6 +103,11 @@ impl Stamp {
         format!("written {} {}", self.modified.0, self.modified.1)
     }
 
+    /// Text that differs for other versions. Without the number of the file, which may differ between containers.
+    pub(crate) fn identity(&self) -> String {
+        format!("{} bytes, {}", self.nbytes, self.version())
+    }
+
     /// Whether nobody wrote to it until `now`.
     pub(crate) fn is_unwritten(&self, now: &Stamp) -> bool {
         // Neither the inode's change time nor its link count: replacing the file by rename alters those, and

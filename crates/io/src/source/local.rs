@@ -84,6 +84,14 @@ impl LocalFile {
         }
     }
 
+    /// The version of the file that was opened, and whether other machines see the file too.
+    pub(crate) fn identity(&self) -> (String, bool) {
+        match &self.descriptor {
+            Descriptor::Kept(file) => (file.stamp().identity(), file.waits()),
+            Descriptor::Lent(lent) => (lent.stamp.identity(), lent.waits),
+        }
+    }
+
     /// Does `work` with the file, which is open as long as that takes.
     ///
     /// # Errors

@@ -1,4 +1,4 @@
-"""What this rank has in its own memory of a DTensor."""
+"""The part of a distributed tensor that this rank has in its own memory."""
 
 from __future__ import annotations
 
@@ -7,11 +7,16 @@ from typing import NamedTuple
 
 import torch
 
-from .placements import Part, part
+from .placements import Part, part, product
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
+
+# What torch's CheckpointableTensor (2.15) has: attributes of an ordinary tensor.
+_ATTRIBUTES = ("global_shape", "global_offsets", "local_offsets", "local_sizes")
+# What torch asks of other tensors that are parts.
+_HOOKS = ("__create_write_items__", "__create_chunk_list__")
 
 
 class Held(NamedTuple):
@@ -19,6 +24,18 @@ class Held(NamedTuple):
 
     part: Part
     local: torch.Tensor
+
+
+def has_group() -> bool:
+    """Return whether this process is a rank of a process group."""
+    return torch.distributed.is_available() and torch.distributed.is_initialized()
+
+
+def is_distributed(tensor: object) -> bool:
+    """Return whether `tensor` stands for a tensor of which each rank has a part."""
+    if is_dtensor(tensor):
+        return True
+    return isinstance(tensor, torch.Tensor) and (_is_annotated(tensor) or _is_hooked(tensor))
 
 
 def is_dtensor(tensor: object) -> bool:
@@ -33,14 +50,39 @@ def _dtensor() -> Any:
     return getattr(module, "DTensor", None)
 
 
+def whole_shape(tensor: torch.Tensor) -> tuple[int, ...]:
+    """Return the shape of the tensor that `tensor` is, or is a part of."""
+    annotated: Any = tensor
+    return tuple(annotated.global_shape if _is_annotated(tensor) else tensor.shape)
+
+
+def _is_annotated(tensor: Any) -> bool:
+    return all(hasattr(tensor, name) for name in _ATTRIBUTES)
+
+
+def _is_hooked(tensor: Any) -> bool:
+    return any(hasattr(tensor, name) for name in _HOOKS)
+
+
 def held(tensor: Any) -> Held:
-    """What this rank holds of a DTensor. Nothing, where it is not in the mesh.
+    """Return the part of a distributed tensor that this rank holds: nothing, if it is outside of the mesh.
 
     Raises
     ------
     ValueError
         There are no bytes in its memory that are part of the tensor's values. The message says what to call.
     """
+    if is_dtensor(tensor):
+        return _of_mesh(tensor)
+    if _is_hooked(tensor):
+        raise ValueError(
+            f"{type(tensor).__name__} describes its parts by `{_HOOKS[0]}`, which only "
+            "torch.distributed.checkpoint calls: use `ingot.dcp.Writer` and `ingot.dcp.Reader`"
+        )
+    return _annotated(tensor)
+
+
+def _of_mesh(tensor: Any) -> Held:
     if any(placement.is_partial() for placement in tensor.placements):
         raise ValueError(
             "a DTensor with the placement Partial has values that are still to be summed: "
@@ -56,8 +98,7 @@ def held(tensor: Any) -> Held:
     mesh = tensor.device_mesh
     coordinate = mesh.get_coordinate()
     if coordinate is None:
-        nothing = Part(tuple(tensor.shape), tuple(() for _ in tensor.shape))
-        return Held(nothing, local.new_empty(nothing.local_shape))
+        return _nothing(tensor.shape, local)
     found = part(tensor.shape, mesh.shape, coordinate, tensor.placements)
     if found.numel != local.numel():
         raise ValueError(
@@ -68,9 +109,58 @@ def held(tensor: Any) -> Held:
     return Held(found, local if found.numel else local.new_empty(found.local_shape))
 
 
+def _nothing(shape: Any, local: torch.Tensor) -> Held:
+    found = Part.nothing(shape)
+    return Held(found, local.new_empty(found.local_shape))
+
+
+def _annotated(tensor: Any) -> Held:
+    """Return the part that the attributes of a CheckpointableTensor describe."""
+    try:
+        whole, *shards = (
+            tensor.global_shape,
+            tensor.global_offsets,
+            tensor.local_offsets,
+            tensor.local_sizes,
+        )
+        boxes = [
+            (_box(whole, begin, size), _box(tensor.shape, at, size))
+            for begin, at, size in zip(*shards, strict=True)
+            if 0 not in size
+        ]
+    except (TypeError, ValueError) as fault:
+        raise ValueError(
+            f"its attributes {', '.join(_ATTRIBUTES)} do not describe parts of it: {fault}"
+        ) from None
+    if not boxes:
+        return _nothing(whole, tensor)
+    found = product(tuple(whole), boxes)
+    if found is None:
+        raise ValueError(
+            f"its {len(boxes)} shards are not blocks along one dimension, in the order of the whole tensor: "
+            "use `ingot.dcp.Writer` and `ingot.dcp.Reader`"
+        )
+    part_held, place = found
+    return Held(part_held, tensor.detach()[place])
+
+
+def _box(shape: Any, begin: Any, size: Any) -> tuple[slice, ...]:
+    """Return the box of this size at `begin`. Raises `ValueError` if it is not within `shape`."""
+    sides = [*zip(shape, begin, size, strict=True)]
+    if not all(0 <= at <= at + length <= limit for limit, at, length in sides):
+        raise ValueError(f"a shard of {list(size)} at {list(begin)} is outside of {list(shape)}")
+    return tuple(slice(at, at + length) for _, at, length in sides)
+
+
 def identity(tensor: Any) -> tuple[Any, ...]:
-    """Equal for DTensors that are one: of the same memory, and the same part of it."""
-    with torch.no_grad():
-        local = tensor.to_local()
+    """Equal for distributed tensors that are one: of the same memory, and the same part of it."""
+    if not is_dtensor(tensor) and _is_hooked(tensor):
+        # Its memory may be elsewhere.
+        return (id(tensor),)
+    local, where = tensor, tuple(getattr(tensor, name, None) for name in _ATTRIBUTES)
+    if is_dtensor(tensor):
+        with torch.no_grad():
+            local = tensor.to_local()
+        where = tensor.shape, tuple(tensor.placements)
     place = local.untyped_storage()._cdata, local.storage_offset(), local.shape, local.stride()
-    return (*place, tensor.shape, tuple(tensor.placements), tensor.dtype)
+    return (*place, *where, tensor.dtype)

@@ -191,13 +191,16 @@ class Peers:
             fault = error
         told = self.gather((*mine, self._problem(fault, doing)), doing)
         self._raise(fault, [problem for *_, problem in told], doing)
-        for rank, (other, *_) in enumerate(told):
-            for what, expected in told[0][0].items():
-                if other[what] != expected:
-                    found = f"expected {expected!r}, found {other[what]!r}"
-                    reason = f"has another {what} than rank 0, {doing}: {found}"
-                    raise self.error(rank, reason, "ranks-differ")
+        for what in mine[0]:
+            self.alike(what, [other[what] for other, *_ in told], doing)
         return [fact for _, fact, _ in told]
+
+    def alike(self, what: str, found: list[Any], doing: str) -> None:
+        """Raise if a rank has found something else than the first. All ranks have the same list."""
+        for rank, one in enumerate(found):
+            if one != found[0]:
+                reason = f"has another {what} than rank 0, {doing}: expected {found[0]!r}, found {one!r}"
+                raise self.error(rank, reason, "ranks-differ")
 
     def agree(self, fault: BaseException | None, doing: str, more: bool = False) -> bool:
         """Raise on all ranks where one has a `fault`. Says whether one of them has `more` to do."""

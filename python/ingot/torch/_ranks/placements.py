@@ -7,7 +7,8 @@ An offset alone does not say it, since a strided shard takes several stretches o
 from __future__ import annotations
 
 from functools import lru_cache
-from itertools import product
+from itertools import pairwise
+from itertools import product as combinations
 from math import prod
 from typing import NamedTuple
 
@@ -35,6 +36,12 @@ class Part(NamedTuple):
         """All of it."""
         return cls(tuple(shape), tuple(((0, size),) if size else () for size in shape))
 
+    @classmethod
+    def nothing(cls, shape: Sequence[int]) -> Part:
+        """Return the part of a rank that holds no element."""
+        # A tensor without dimensions has one element: a dimension of length 0 leaves none of it.
+        return cls(tuple(shape), tuple(() for _ in shape) or ((),))
+
     @property
     def local_shape(self) -> tuple[int, ...]:
         """The shape of what the rank holds."""
@@ -52,7 +59,7 @@ class Part(NamedTuple):
     def boxes(self) -> Iterator[tuple[Box, Box]]:
         """Blocks that are the part together: where each lies in the tensor, and where in the rank's own."""
         along = [[*_placed(intervals)] for intervals in self.intervals]
-        for sides in product(*along):
+        for sides in combinations(*along):
             yield tuple(side[0] for side in sides), tuple(side[1] for side in sides)
 
     def run(self) -> int:
@@ -91,7 +98,7 @@ def pieces(box: Box, limit: int | None) -> Iterator[Box]:
         return
     step = max(1, (limit or 1) // max(1, row))
     sides = [[*_steps(side, 1)] for side in box[: cut - 1]] + [[*_steps(box[cut - 1], step)]]
-    for leading in product(*sides):
+    for leading in combinations(*sides):
         yield (*leading, *box[cut:])
 
 
@@ -118,6 +125,33 @@ def within(origin: Box, inner: Box) -> Box:
 def in_elements(box: Box) -> Box:
     """A box of bytes with two elements each, such as those of F4, as a file counts it."""
     return (*box[:-1], slice(2 * box[-1].start, 2 * box[-1].stop)) if box else box
+
+
+def product(shape: tuple[int, ...], boxes: Sequence[tuple[Box, Box]]) -> tuple[Part, Box] | None:
+    """Return the part that several boxes form, and the box of local memory that holds it.
+
+    Each of `boxes` is a box of the tensor and the box of local memory with its elements. None if they differ
+    in several dimensions, overlap, or do not follow one another in memory.
+    """
+    ordered = sorted(boxes, key=lambda pair: [side.start for side in pair[0]])
+    (box, place), last = ordered[0], ordered[-1][1]
+    across = [dim for dim in range(len(box)) if any(other[dim] != box[dim] for other, _ in ordered)]
+    if len(across) > 1:
+        return None
+    intervals: list[tuple[Interval, ...]] = [((side.start, side.stop),) for side in box]
+    memory = [*place]
+    for dim in across:
+        sides = [(other[dim], at[dim]) for other, at in ordered]
+        if any(
+            after.start < before.stop or behind.start != ahead.stop
+            for (before, ahead), (after, behind) in pairwise(sides)
+        ):
+            return None
+        intervals[dim] = _joined((side.start, side.stop) for side, _ in sides)
+        memory[dim] = slice(place[dim].start, last[dim].stop)
+    if any(at[dim] != side for _, at in ordered for dim, side in enumerate(place) if dim not in across):
+        return None
+    return Part(shape, tuple(intervals)), tuple(memory)
 
 
 def part(

@@ -17,6 +17,7 @@ import torch
 
 from ingot import _shards
 from ingot._background import SAVES, SharedSaveFuture
+from ingot._directory.hidden import called
 from ingot._text import _quoted
 from ingot._writer import Writer
 from ingot.errors import RankError, SaveError
@@ -24,7 +25,7 @@ from ingot.torch._copies import as_of_now, copied
 from ingot.torch._tensors import DTYPES, storable
 
 from .exchange import Parcels, Run, padded, sides
-from .local import Held, held, identity, is_dtensor
+from .local import Held, held, identity, is_distributed
 from .peers import this_node
 from .placements import Part, in_elements, within
 from .plan import WINDOW_NBYTES, Pattern, Plan, Span, Tensor, cut, sent, spread
@@ -91,7 +92,7 @@ def look(tensors: Mapping[str, torch.Tensor], shared: Callable[..., dict[str, st
     ties: dict[Any, list[str]] = {}
     plain = {}
     for name, tensor in tensors.items():
-        if not is_dtensor(tensor):
+        if not is_distributed(tensor):
             found[name] = Held(Part.whole(tensor.shape), tensor)
             plain[name] = tensor
             continue
@@ -348,7 +349,7 @@ class _Fill:
         """A step whose failure names the files as they will be called."""
         name, path = next(iter(paths.items()))
         hidden = os.path.basename(path).removesuffix(name)
-        with self._peers.step(doing), _shards.called(hidden, ""):
+        with self._peers.step(doing), called(hidden, ""):
             yield
 
     def _write_all(self, paths: Mapping[str, str], writers: dict[str, Writer], opened: ExitStack) -> None:

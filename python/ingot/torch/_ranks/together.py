@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from functools import partial
 from hashlib import sha256
 from math import prod
 from operator import itemgetter
@@ -11,6 +14,10 @@ from typing import NamedTuple
 import torch
 
 from ingot._load import Reads, Wanted, fill
+from ingot._open import TRIES
+from ingot._options import is_path
+from ingot._text import _escaped
+from ingot.errors import CheckpointError, RankError, StorageError
 from ingot.torch._filling import destinations, writing
 from ingot.torch._into import Slot, read, wholes
 from ingot.torch._tensors import DTYPES
@@ -23,6 +30,7 @@ from .plan import Tensor, Wants, plan, sent
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from contextlib import AbstractContextManager
     from typing import Any
 
     from ingot._native import Checkpoint, TensorInfo
@@ -34,11 +42,12 @@ if TYPE_CHECKING:
 
 
 class Looked(NamedTuple):
-    """What a rank has found: a file, what it wants of it, and how that is read."""
+    """What a rank has found: a file, what it wants of it, how that is read, and the path of the caller."""
 
     checkpoint: Checkpoint
     slots: list[Slot]
     reads: Reads
+    source: object
 
 
 def open_once(open_with: Callable[[Heads | None], Checkpoint], peers: Peers) -> Checkpoint:
@@ -57,23 +66,90 @@ def open_once(open_with: Callable[[Heads | None], Checkpoint], peers: Peers) -> 
         peers.told(heads, "opening")
 
 
-def load(look: Callable[[], Looked], peers: Peers, asked: str | bool) -> None:
-    """Fill each rank's tensors, read as it was asked for. All ranks call it, whatever they want.
+class Opened(NamedTuple):
+    """What a rank has opened: on which machine, whether it is mapped, and the version of the files."""
 
-    Raises on all ranks where `look` raises on one, and where they have different files or were asked for
-    different things.
+    node: str
+    is_mapped: bool
+    identity: tuple[str, bool] | None
+
+
+def load(
+    look: Callable[[], AbstractContextManager[Looked]], peers: Peers, asked: str | bool, tries: int = TRIES
+) -> None:
+    """Fill the tensors of all ranks, from one version of the files. All ranks call it, whatever they want.
+
+    Raises on all ranks if `look` raises on one, or if ranks have different files or different options. If a
+    save replaces the files meanwhile, all ranks look again.
     """
+    for left in reversed(range(tries)):
+        with ExitStack() as told:
+            looked = _look(partial(_enter, told, look), peers, asked, left)
+            if looked is None:
+                continue
+            one, facts = looked
+            try:
+                _read(one, facts, peers, asked)
+            except (StorageError, CheckpointError, OSError, RankError) as fault:
+                is_lost = isinstance(fault, RankError) and fault.code != "rank-failed"
+                if is_lost or not left or not peers.agree(None, "reading", _is_replaced(one, fault)):
+                    raise
+            else:
+                return
+
+
+def _enter(told: ExitStack, look: Callable[[], AbstractContextManager[Looked]]) -> Looked:
+    return told.enter_context(look())
+
+
+def _is_replaced(looked: Looked, fault: Exception) -> bool:
+    return not isinstance(fault, RankError) and looked.checkpoint.is_replaced()
+
+
+def _look(
+    look: Callable[[], Looked], peers: Peers, asked: str | bool, left: int
+) -> tuple[Looked, list[Opened]] | None:
+    """Return what this rank found, and what each opened. None if a save replaced the files between ranks."""
     looked: list[Looked] = []
 
-    def met() -> tuple[dict[str, object], tuple[str, bool]]:
+    def met() -> tuple[dict[str, object], tuple[Opened, str]]:
         one = look()
         looked.append(one)
-        given: dict[str, object] = {"read_once": asked, "file": fingerprint(one.checkpoint)}
-        return given, (this_node(), one.checkpoint.backend == "mmap")
+        opened = one.checkpoint.identity()
+        facts = Opened(this_node(), one.checkpoint.backend == "mmap", opened)
+        path: Any = one.source
+        place = "an object" if opened is None or not is_path(path) else os.path.realpath(os.fsdecode(path))
+        return {"read_once": asked, "file": place}, (facts, fingerprint(one.checkpoint))
 
     facts = peers.same(met, "opening")
-    ((checkpoint, slots, reads),) = looked
-    whose, nodes = scope(asked, facts)
+    opened, prints = [one for one, _ in facts], [one for _, one in facts]
+    if len(set(prints)) == 1 and _are_one_version(opened):
+        return looked[0], opened
+    if left and any(identity is not None for *_, identity in opened):
+        return None
+    peers.alike("file", prints, "opening")
+    raise CheckpointError(
+        f"{_escaped(looked[0].checkpoint.path or '')}: ranks opened different versions of it: expected one "
+        "version, found that it was replaced in each of several tries",
+        code="changed",
+        path=looked[0].checkpoint.path,
+    )
+
+
+def _are_one_version(opened: list[Opened]) -> bool:
+    """Return whether all ranks that see the same disk or network opened the same version."""
+    versions: dict[str, str] = {}
+    for node, _, identity in opened:
+        if identity is not None:
+            text, is_shared = identity
+            if versions.setdefault("" if is_shared else node, text) != text:
+                return False
+    return True
+
+
+def _read(looked: Looked, opened: list[Opened], peers: Peers, asked: str | bool) -> None:
+    checkpoint, slots, reads, _ = looked
+    whose, nodes = scope(asked, [(one.node, one.is_mapped) for one in opened])
     if whose is not None:
         Load(checkpoint, slots, peers, nodes, whose).run(reads)
         return

@@ -1,0 +1,51 @@
+"""A save that another rank's failure ends: torch does not tell the storage of the coordinator."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from contextlib import suppress
+
+from ingot.errors import SaveError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from contextlib import ExitStack
+    from types import FrameType
+
+# The function of torch that calls all methods of a writer for one save.
+_CALLER = "_save_state_dict"
+_LOOK_SECONDS = 0.2
+
+
+def give_up(saving: ExitStack) -> None:
+    """Remove what a save has written that does not come to its end."""
+    error = SaveError("the save was given up", code="abandoned")
+    saving.__exit__(type(error), error, None)
+
+
+def watch(pending: list[ExitStack]) -> None:
+    """Give the pending save up when torch's call for it has ended and the save is still in the list."""
+    thread = threading.get_ident()
+    call = next((id(frame) for frame in _frames(thread) if frame.f_code.co_name == _CALLER), None)
+    if call is not None:
+        given = pending, pending[0], thread, call
+        threading.Thread(target=_watch, args=given, name="ingot-pending-save", daemon=True).start()
+
+
+def _watch(pending: list[ExitStack], saving: ExitStack, thread: int, call: int) -> None:
+    while saving in pending and any(id(frame) == call for frame in _frames(thread)):
+        time.sleep(_LOOK_SECONDS)
+    with suppress(ValueError):
+        pending.remove(saving)
+        give_up(saving)
+
+
+def _frames(thread: int) -> Iterator[FrameType]:
+    """Return the calls that a thread is in."""
+    frame = sys._current_frames().get(thread)
+    while frame is not None:
+        yield frame
+        frame = frame.f_back

@@ -1,0 +1,256 @@
+"""Savers and readers of one directory at once, some of which are killed: every load is one checkpoint, whole.
+
+`INGOT_SAVES` is the number of steps, each a save or a load.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import time
+import traceback
+import warnings
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Shard, distribute_tensor
+
+import ingot
+import ingot.dcp
+from ingot.torch import load_file, load_into, save_sharded
+from support.ranks import _context
+from support.record import note
+
+STEPS = int(os.environ.get("INGOT_SAVES", "300"))
+STEPS_OF_AN_ACTOR = 25
+#: Seconds that a round may take: a hang fails.
+SECONDS = 120
+NAMES = [f"layers.{number}.weight" for number in range(5)]
+SHAPE = (6, 3)
+FILE = "model.safetensors"
+
+
+def state(version, mesh=None):
+    whole = {name: torch.full(SHAPE, float(version)) for name in NAMES}
+    if mesh is None:
+        return whole
+    return {
+        name: distribute_tensor(tensor, mesh, [Shard(0)], src_data_rank=None)
+        for name, tensor in whole.items()
+    }
+
+
+def size(chance):
+    """Return a size of files: all tensors in one, or some in each."""
+    return chance.choice([72, 150, 1 << 20])
+
+
+def save_whole(folder, version, chance, mesh):
+    save_sharded(state(version, mesh), folder, size(chance), overwrite=True)
+
+
+def save_by_dcp(folder, version, chance, mesh, whole=True, **options):
+    writer = ingot.dcp.Writer(folder, size(chance), overwrite=True, whole=whole)
+    dcp.save(state(version, mesh), storage_writer=writer, no_dist=mesh is None, **options)
+
+
+def save_parts(folder, version, chance, mesh):
+    save_by_dcp(folder, version, chance, mesh, whole=False)
+
+
+def save_parts_alone(folder, version, chance, mesh):
+    options = {} if mesh is None else {"use_collectives": False}
+    save_by_dcp(folder, version, chance, mesh, whole=False, **options)
+
+
+def save_joined(folder, version, chance, mesh):
+    """Fill one file by a writer and by one that joins it. An index there goes on to name others."""
+    specs = dict.fromkeys(NAMES, ("F32", SHAPE))
+    if mesh is None or not dist.get_rank():
+        try:
+            writer = ingot.Writer(folder / FILE, specs)
+        except ingot.StorageError as fault:
+            if fault.code == "busy":
+                # Another writer fills it.
+                return
+            raise
+        with writer:
+            joined = ingot.Writer.join(folder / FILE)
+            for number, (name, tensor) in enumerate(state(version).items()):
+                (joined if number % 2 else writer).write(name, tensor)
+            joined.close()
+            writer.commit()
+
+
+def read_file(folder, chance):
+    return load_file(folder, backend=chance.choice(["mmap", "pread", "auto"]))
+
+
+def read_into(folder, chance):
+    found = state(-1)
+    load_into(found, folder)
+    return found
+
+
+def read_handle(folder, chance):
+    while True:
+        try:
+            with ingot.safe_open(folder, "pt") as file:
+                return {name: file.get_tensor(name) for name in file}
+        except (ingot.StorageError, FileNotFoundError) as fault:
+            # Files are opened when they are read: one that was replaced by then is refused.
+            if "open it again" not in str(fault) and not isinstance(fault, FileNotFoundError):
+                raise
+
+
+def read_by_dcp(folder, chance):
+    found = state(-1)
+    dcp.load(found, storage_reader=ingot.dcp.Reader(folder), no_dist=True)
+    return found
+
+
+WHOLE = [save_whole, save_by_dcp, save_joined]
+ANY = [save_whole, save_by_dcp, save_parts, save_parts_alone]
+READERS = [read_file, read_into, read_handle]
+
+
+class Shared:
+    """What actors and the test share: the counts, and a file for what went wrong."""
+
+    def __init__(self, folder: Path) -> None:
+        self.versions, self.steps = _context.Value("i", 1), _context.Value("i", 0)
+        self.problems = folder / "problems"
+
+    def version(self) -> int:
+        with self.versions.get_lock():
+            self.versions.value += 1
+            return self.versions.value
+
+    def count(self) -> None:
+        with self.steps.get_lock():
+            self.steps.value += 1
+
+    def report(self, kind: str, text: str) -> None:
+        with open(self.problems, "a") as file:
+            file.write(json.dumps([kind, text]) + "\n")
+
+
+def prepare():
+    os.environ["INGOT_DURABLE"] = "0"
+    warnings.filterwarnings("ignore")
+    torch.set_num_threads(1)
+
+
+def reads(folder, seed, shared, readers):
+    prepare()
+    chance = random.Random(seed)
+    for _ in range(STEPS_OF_AN_ACTOR):
+        read = chance.choice(readers)
+        try:
+            found = read(folder, chance)
+        except BaseException:
+            shared.report("broken", f"{read.__name__}: {traceback.format_exc()}")
+        else:
+            values = sorted({float(value) for tensor in found.values() for value in tensor.flatten()})
+            if sorted(found) != NAMES or len(values) != 1:
+                shared.report("mixed", f"{read.__name__}: {sorted(found)}: {values}")
+        shared.count()
+        time.sleep(chance.random() * 0.004)
+
+
+def saves(folder, seed, shared, savers, rank=0, ranks=1, store=""):
+    prepare()
+    mesh = None
+    if ranks > 1:
+        os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+        dist.init_process_group("gloo", store=dist.FileStore(store, ranks), rank=rank, world_size=ranks)
+        mesh = init_device_mesh("cpu", (ranks,))
+    # All ranks choose alike.
+    chance = random.Random(seed)
+    for _ in range(STEPS_OF_AN_ACTOR):
+        save, version = chance.choice(savers), [shared.version()]
+        if mesh is not None:
+            dist.broadcast_object_list(version)
+        try:
+            save(folder, version[0], chance, mesh)
+        except BaseException as error:
+            shared.report("refused", f"{save.__name__}: {type(error).__name__}: {traceback.format_exc()}")
+            if mesh is not None:
+                break
+        if not rank:
+            shared.count()
+        time.sleep(chance.random() * 0.004)
+    os._exit(0)
+
+
+def actor(number, chance, folder, scratch, shared, savers, readers):
+    """Start one: the processes of a reader, of a saver, or of ranks that save together."""
+    seed = chance.random()
+    if number == 0:
+        calls = [(reads, (folder, seed, shared, readers))]
+    else:
+        ranks = chance.choice([1, 1, 2])
+        store = str(scratch / f"store{seed}")
+        calls = [(saves, (folder, seed, shared, savers, rank, ranks, store)) for rank in range(ranks)]
+        if number > 1 and chance.random() < 0.3:
+            calls = [(reads, (folder, seed, shared, readers))]
+    processes = [_context.Process(target=call, args=given, daemon=True) for call, given in calls]
+    for process in processes:
+        process.start()
+    return processes
+
+
+def play(chance, folder, scratch, shared):
+    """Have some actors save and load, and kill some of them."""
+    savers, readers = chance.choice([(WHOLE, [*READERS, read_by_dcp]), (ANY, [read_by_dcp])])
+    save_sharded(state(1), folder, size(chance), overwrite=True)
+    count = chance.randint(2, 4)
+    actors = [actor(number, chance, folder, scratch, shared, savers, readers) for number in range(count)]
+    killed = []
+    until = time.monotonic() + SECONDS
+    kills = sorted(time.monotonic() + chance.random() * 1.5 for _ in range(chance.randint(0, 2)))
+    while any(process.is_alive() for processes in actors for process in processes):
+        assert time.monotonic() < until, "an actor hangs"
+        time.sleep(0.01)
+        if kills and time.monotonic() > kills[0]:
+            kills.pop(0)
+            processes = chance.choice(actors[1:])
+            killed.append(processes)
+            for process in chance.sample(processes, len(processes)):
+                process.kill()
+    return len(killed)
+
+
+@pytest.mark.timeout(max(300, STEPS))
+def test_every_load_gives_one_whole_checkpoint(tmp_path: Path) -> None:
+    seed = int(os.environ.get("INGOT_SEED", str(random.randrange(1 << 30))))
+    chance, shared, kills, rounds = random.Random(seed), Shared(tmp_path), 0, 0
+    while shared.steps.value < STEPS:
+        rounds += 1
+        folder = tmp_path / f"step-{rounds}"
+        kills += play(chance, folder, tmp_path, shared)
+        problems = (
+            [json.loads(line) for line in shared.problems.read_text().splitlines()]
+            if shared.problems.exists()
+            else []
+        )
+        serious = [one for one in problems if not is_told_of_kill(one)]
+        assert not serious, f"INGOT_SEED={seed}, round {rounds}: {serious[0][0]}: {serious[0][1]}"
+        # The next save leaves nothing of those that were killed.
+        save_sharded(state(1), folder, 72, overwrite=True)
+        left = [name for name in os.listdir(folder) if name.startswith(".ingot")]
+        assert not left, f"INGOT_SEED={seed}, round {rounds}: {left}"
+    note("steps of savers and readers", shared.steps.value, 0, rounds=rounds, kills=kills)
+
+
+def is_told_of_kill(problem):
+    """Return whether a rank raised since another was killed."""
+    return problem[0] == "refused" and any(
+        text in problem[1]
+        for text in ("Connection closed by peer", "rank-lost", "Connection reset", "is gone")
+    )
