@@ -95,9 +95,9 @@ class Writer(StorageWriter):
     Notes
     -----
     The files of whole tensors are those of `ingot.torch.save_sharded`, byte for byte, in one pass: there is
-    no consolidation. Files get their names when all ranks have written, the index last. From the plan to the end
-    a save holds a lock on the directory. ``use_collectives=False`` needs ``whole=False``. `async_save` works
-    with either, and writing holds the GIL for no longer than it takes to hand tensors over.
+    no consolidation. Files get their names when all ranks have written, the index last. From the plan to the
+    end a save holds a lock on the directory. ``use_collectives=False`` needs ``whole=False``. `async_save`
+    works with either, and writing holds the GIL for no longer than it takes to hand tensors over.
 
     A state dict holds tensors only. Objects that are none, as the ``param_groups`` of an optimizer, are
     refused by name.

@@ -110,7 +110,8 @@ def save_sharded(
         environment has ``INGOT_DURABLE=0``.
     overwrite : bool
         Replace the checkpoint that is at `destination`: its files that `filename_pattern` fits, those of
-        ``ingot.dcp.Writer(whole=False)``, and no others, are removed when the new one is in place. Otherwise it is an error that it is there.
+        ``ingot.dcp.Writer(whole=False)``, and no others, are removed when the new one is in place. Otherwise
+        it is an error that it is there.
     replace_read_only : bool
         Replace read-only files of it too.
     checksums : {"blake3", "sha256", "xxh3", "xxh3_128"}, optional
@@ -164,8 +165,8 @@ def save_sharded(
     the new one, whole: files are written under other names first, and where the old checkpoint has files of
     the same names, its index is pointed to hard links of them meanwhile. Only on a file system without hard
     links is there a moment, while files are renamed, in which neither is whole. What an interrupted save left
-    behind, the next one removes, in directories beside this one too whose names differ in numbers only. A save
-    holds a lock on the directory: a second one waits for up to a minute.
+    behind, the next one removes, in directories beside this one too whose names differ in numbers only. A
+    save holds a lock on the directory: a second one waits for up to a minute.
     """
     together = process_group is not None or _are_distributed(state_dict)
 
