@@ -31,9 +31,10 @@ import ingot.dcp
 import ingot.torch
 import options
 from goal import Goal
-from ingot.torch._ranks import peers, together
-from ingot.torch._ranks.placements import part
-from ingot.torch._ranks.plan import Tensor, Wants, plan
+from ingot._ranks import peers
+from ingot._ranks.placements import part
+from ingot._ranks.plan import Tensor, Wants, plan
+from ingot.torch import _load_by_ranks
 from turns import in_turn
 
 SIZE = 4
@@ -198,7 +199,7 @@ def columns(folder: Path, rounds: int) -> dict[str, Any]:
 def asked_for(path: Path, expected: Tensors, how: str, nodes: list[int]) -> float:
     """Bytes from storage of all ranks together."""
     store = Counting(path)
-    together.this_node = lambda: f"node {nodes[dist.get_rank()]}"
+    _load_by_ranks.this_node = lambda: f"node {nodes[dist.get_rank()]}"
     try:
         if how == "all":
             ingot.torch.load_file(ingot.Ranges(store, "model"))
@@ -208,7 +209,7 @@ def asked_for(path: Path, expected: Tensors, how: str, nodes: list[int]) -> floa
             ingot.torch.load_into(target, source, strict=False, read_once=False if how == "slices" else how)
             same(target, expected)
     finally:
-        together.this_node = peers.this_node
+        _load_by_ranks.this_node = peers.this_node
     return sum(of_all(store.nbytes))
 
 
@@ -236,13 +237,13 @@ def saves(folder: Path, tensors: Tensors, rounds: int) -> dict[str, Any]:
             work: Callable[[], Any] = lambda: dcp.save(tensors, storage_writer=writer)  # noqa: E731
         else:
             work = lambda: ingot.torch.save_sharded(tensors, place)  # noqa: E731
-        from ingot.torch._ranks import saving
+        from ingot.torch import _save_by_ranks
 
-        saving.this_node = lambda: f"node {dist.get_rank()}" if "sent" in side else "node"
+        _save_by_ranks.this_node = lambda: f"node {dist.get_rank()}" if "sent" in side else "node"
         Path("/proc/self/clear_refs").write_text("5")
         before, resident = written(), memory("VmRSS")
         seconds = timed(work)
-        saving.this_node = peers.this_node
+        _save_by_ranks.this_node = peers.this_node
         found = {
             "seconds": seconds,
             "written": sum(of_all(written() - before)),

@@ -48,27 +48,24 @@ if TYPE_CHECKING:
     from . import paddle as paddle
     from . import tensorflow as tensorflow
     from . import torch as torch
-    from ._background import SaveFuture
     from ._convert import Conversion, convert
-    from ._describe import FileMetadata, RepoMetadata, describe, describe_async
-    from ._download import Download, download
-    from ._edit import replace_tensor, update_metadata
-    from ._hash import Verification, hash, verify
     from ._native import ShardIndex, TensorInfo
-    from ._objects import Ranges
-    from ._open import (
-        PrefetchLoader,
-        TensorIterator,
-        TensorSlice,
-        read_index,
-        read_metadata,
-        safe_open,
-        warm,
-    )
-    from ._rearrange import Repair, merge, repair, rewrite, split
-    from ._serialize import deserialize, serialize, serialize_file
+    from ._read.ahead import TensorIterator
+    from ._read.digest import Verification, hash, verify
+    from ._read.documents import read_index, read_metadata
+    from ._read.handle import safe_open, warm
+    from ._read.inspect import FileMetadata, RepoMetadata, describe, describe_async
+    from ._read.loader import PrefetchLoader
+    from ._read.part import TensorSlice
+    from ._read.source import Ranges
     from ._view.notebook import View, view
-    from ._writer import Writer
+    from ._write.background import SaveFuture
+    from ._write.download import Download, download
+    from ._write.edit import replace_tensor, update_metadata
+    from ._write.rearrange import merge, rewrite, split
+    from ._write.repair import Repair, repair
+    from ._write.serialize import deserialize, serialize, serialize_file
+    from ._write.writer import Writer
     from .typing import StorageOptions
 
 # Without the modules for frameworks: what asks for all names, as `help` and `import *` do, would import them.
@@ -133,46 +130,46 @@ __all__ = [
 # Imported when they are first used. `import ingot` alone takes nothing of the standard library.
 _LATER = {
     "Conversion": "_convert",
-    "Download": "_download",
-    "FileMetadata": "_describe",
-    "PrefetchLoader": "_open",
-    "Ranges": "_objects",
-    "Repair": "_rearrange",
-    "RepoMetadata": "_describe",
-    "SaveFuture": "_background",
-    "Verification": "_hash",
+    "Download": "_write.download",
+    "FileMetadata": "_read.inspect",
+    "PrefetchLoader": "_read.loader",
+    "Ranges": "_read.source",
+    "Repair": "_write.repair",
+    "RepoMetadata": "_read.inspect",
+    "SaveFuture": "_write.background",
+    "Verification": "_read.digest",
     "View": "_view.notebook",
     "ShardIndex": "_native",
     "StorageOptions": "typing",
     "TensorInfo": "_native",
-    "TensorIterator": "_open",
-    "TensorSlice": "_open",
-    "Writer": "_writer",
+    "TensorIterator": "_read.ahead",
+    "TensorSlice": "_read.part",
+    "Writer": "_write.writer",
     "convert": "_convert",
-    "describe": "_describe",
-    "describe_async": "_describe",
-    "deserialize": "_serialize",
-    "download": "_download",
-    "hash": "_hash",
-    "merge": "_rearrange",
-    "read_index": "_open",
-    "read_metadata": "_open",
-    "repair": "_rearrange",
-    "replace_tensor": "_edit",
-    "rewrite": "_rearrange",
-    "safe_open": "_open",
-    "serialize": "_serialize",
-    "serialize_file": "_serialize",
-    "split": "_rearrange",
-    "update_metadata": "_edit",
-    "verify": "_hash",
+    "describe": "_read.inspect",
+    "describe_async": "_read.inspect",
+    "deserialize": "_write.serialize",
+    "download": "_write.download",
+    "hash": "_read.digest",
+    "merge": "_write.rearrange",
+    "read_index": "_read.documents",
+    "read_metadata": "_read.documents",
+    "repair": "_write.repair",
+    "replace_tensor": "_write.edit",
+    "rewrite": "_write.rearrange",
+    "safe_open": "_read.handle",
+    "serialize": "_write.serialize",
+    "serialize_file": "_write.serialize",
+    "split": "_write.rearrange",
+    "update_metadata": "_write.edit",
+    "verify": "_read.digest",
     "view": "_view.notebook",
-    "warm": "_open",
+    "warm": "_read.handle",
     # Parts of what others give, under the names by which they are pickled.
-    "Compared": "_hash",
+    "Compared": "_read.digest",
     "LeftOut": "_convert",
-    "Mismatch": "_hash",
-    "ModelDownload": "_download",
+    "Mismatch": "_read.digest",
+    "ModelDownload": "_write.download",
 }
 
 

@@ -6,9 +6,10 @@ from typing import Any, Literal, TypeAlias, final
 
 from typing_extensions import Buffer as AnyBuffer
 
-from ._load import Onto, Wanted
-from ._objects import Reader
-from ._options import Leniency
+from ._base.checks import Leniency
+from ._read.moves import Onto
+from ._read.select import Wanted
+from ._read.source import Reader
 from .errors import HeaderError
 
 __all__ = [

@@ -16,12 +16,15 @@ from functools import partial
 from math import prod
 
 from . import _native
-from ._dtypes import F4_LOOSE, NAMES
-from ._face import Whole
-from ._frameworks import lacks, missing, not_a_tensor, unknown_device
-from ._load import Carrier, Reads, Wanted, about, in_file
-from ._open.pieces import Piece, batches, taken, within
-from ._text import _escaped, _quoted
+from ._adapters.face import Whole
+from ._adapters.pieces import Piece, batches, taken, within
+from ._base.dtypes import F4_LOOSE, NAMES
+from ._base.frameworks import lacks, missing, not_a_tensor, unknown_device
+from ._base.text import _escaped, _quoted
+from ._read.faults import about, in_file
+from ._read.moves import Carrier
+from ._read.reads import Reads
+from ._read.select import Wanted
 from .errors import DtypeError, OptionError, SaveError
 
 try:
@@ -45,10 +48,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from typing import Any
 
-    from . import _save
-    from ._load import Move
+    from ._adapters.pieces import Box
     from ._native import Checkpoint
-    from ._open.pieces import Box
+    from ._read.moves import Move
+    from ._write import save as _save
 
 __all__ = ["load", "load_file", "save", "save_file"]
 

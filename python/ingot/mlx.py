@@ -8,10 +8,10 @@ own. It has neither 8-bit nor 4-bit floats, and computes with ``F64`` on the CPU
 from __future__ import annotations
 
 from . import _native
-from ._dtypes import NAMES
-from ._face import Whole
-from ._frameworks import lacks, missing, not_a_tensor, unknown_device
-from ._text import _quoted
+from ._adapters.face import Whole
+from ._base.dtypes import NAMES
+from ._base.frameworks import lacks, missing, not_a_tensor, unknown_device
+from ._base.text import _quoted
 from .errors import SaveError
 
 try:

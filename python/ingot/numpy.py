@@ -6,14 +6,16 @@ from functools import lru_cache
 from sys import modules
 from typing import overload
 
-from . import _load, _native
-from ._dtypes import ANOTHER_COMPLEX, CODES, F4_LOOSE, NAMES, TYPE_STRINGS
-from ._face import Whole
-from ._frameworks import installing, missing
-from ._load import misfit
-from ._options import Loading, takes_load_options, takes_save_options
-from ._save import boxes
-from ._text import _quoted
+from . import _native
+from ._adapters.face import Whole
+from ._base.checks import Loading, takes_load_options, takes_save_options
+from ._base.dtypes import ANOTHER_COMPLEX, CODES, F4_LOOSE, NAMES, TYPE_STRINGS
+from ._base.frameworks import installing, missing
+from ._base.text import _quoted
+from ._read import faults
+from ._read import load as _load
+from ._read.faults import misfit
+from ._write.save import boxes
 from .errors import DtypeError, OptionError, SaveError
 
 try:
@@ -28,12 +30,14 @@ if TYPE_CHECKING:
 
     from typing_extensions import Buffer, Unpack
 
-    from ._background import SaveFuture
-    from ._hash import Hasher
-    from ._load import Memory, Reads, Wanted
     from ._native import Checkpoint
-    from ._objects import Source
-    from ._save import Box
+    from ._read.digest import Hasher
+    from ._read.load import Memory
+    from ._read.reads import Reads
+    from ._read.select import Wanted
+    from ._read.source import Source
+    from ._write.background import SaveFuture
+    from ._write.save import Box
     from .typing import Format, LoadOptions, Path, SaveOptions, Writable
 
     Array = numpy.ndarray[Any, numpy.dtype[Any]]
@@ -291,7 +295,7 @@ def save_with_checksum(
     TypeError, DtypeError, SaveError, OptionError
         As `save` does.
     """
-    from ._hash import with_digest
+    from ._read.digest import with_digest
 
     return with_digest(save(tensor_dict, metadata, format=format), hasher)
 
@@ -466,7 +470,7 @@ def _memory(name: str, array: Any) -> Memory:
     Asked of those that `_export` does not show.
     """
     if not isinstance(array, numpy.ndarray):
-        raise _load.no_destination(name, "numpy.ndarray", array)
+        raise faults.no_destination(name, "numpy.ndarray", array)
     code, lettered = _stored(array.dtype)
     if code is None:
         raise misfit(

@@ -9,10 +9,10 @@ they may be written to, and the file does not change. Paddle has no dtype for ``
 from __future__ import annotations
 
 from . import _native
-from ._dtypes import NAMES
-from ._face import Whole
-from ._frameworks import lacks, missing, not_a_tensor, unknown_device
-from ._text import _quoted
+from ._adapters.face import Whole
+from ._base.dtypes import NAMES
+from ._base.frameworks import lacks, missing, not_a_tensor, unknown_device
+from ._base.text import _quoted
 from .errors import SaveError
 
 try:
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
-    from ._save import Box
+    from ._write.save import Box
     from .numpy import Array
 
 __all__ = ["load", "load_file", "save", "save_file"]

@@ -11,10 +11,10 @@ Variables, of TensorFlow and of Keras, are saved as what they hold.
 from __future__ import annotations
 
 from . import _native
-from ._dtypes import F4_LOOSE, NAMES
-from ._face import Whole
-from ._frameworks import lacks, missing, not_a_tensor, unknown_device
-from ._text import _quoted
+from ._adapters.face import Whole
+from ._base.dtypes import F4_LOOSE, NAMES
+from ._base.frameworks import lacks, missing, not_a_tensor, unknown_device
+from ._base.text import _quoted
 from .errors import SaveError
 
 try:
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
-    from ._save import Box
+    from ._write.save import Box
 
 __all__ = ["load", "load_file", "save", "save_file"]
 

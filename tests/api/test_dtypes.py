@@ -17,8 +17,8 @@ import pytest
 
 import ingot
 import ingot.numpy
-from ingot._dtypes import F4_LOOSE, F4_PACKED, IN_FILES, NAMES, TYPE_STRINGS, code_of
-from ingot._options import FLOATS
+from ingot._base.checks import FLOATS
+from ingot._base.dtypes import F4_LOOSE, F4_PACKED, IN_FILES, NAMES, TYPE_STRINGS, code_of
 from support.doors import parameters, public_functions
 from support.dtypes import BITS
 
@@ -292,8 +292,8 @@ def test_no_framework_is_imported_to_know_a_dtype() -> None:
     program = """
 import sys
 import warnings
-from ingot._dtypes import code_of
-from ingot._options import float_code
+from ingot._base.dtypes import code_of
+from ingot._base.checks import float_code
 assert float_code("torch.bfloat16") == float_code("bf16") == float_code("jnp.bfloat16") == "BF16"
 assert code_of(float) == code_of("<f8") == "F64"
 frameworks = {"numpy", "ml_dtypes", "torch", "jax", "tensorflow", "mlx", "paddle"}

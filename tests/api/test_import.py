@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import ingot
-from ingot._frameworks import FRAMEWORKS
+from ingot._base.frameworks import FRAMEWORKS
 
 PACKAGE = Path(ingot.__file__).parent
 

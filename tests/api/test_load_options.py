@@ -14,8 +14,8 @@ import pytest
 
 import ingot
 import ingot.numpy
-from ingot._frameworks import FRAMEWORKS
-from ingot._options import Loading
+from ingot._base.checks import Loading
+from ingot._base.frameworks import FRAMEWORKS
 from ingot.typing import LoadOptions, ReadOptions
 from support.changed_package import said_by
 from support.doors import public_functions
@@ -191,10 +191,10 @@ NEW_OPTION = {
         ),
         ("    verify: bool\n    expected_sha256", "    max_header_size: int | None\n"),
     ],
-    "_options.py": [
+    "_base/checks.py": [
         ("    verify: bool = False\n    expected_sha256", "    max_header_size: int | None = None\n"),
     ],
-    "_open/door.py": [
+    "_read/door.py": [
         (
             "        return open_checkpoint(source, how.backend, storage_options=how.storage_options)\n",
             '        return open_checkpoint(source, how.backend, "accept", how.max_header_size)\n',

@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 import ingot
 import ingot.compat.safetensors
 import ingot.numpy
-from ingot._html import MOST_ROWS, page, table, tree
-from ingot._text import _escaped
+from ingot._base.html import MOST_ROWS, page, table, tree
+from ingot._base.text import _escaped
 
 TAGS = {"div", "b", "small", "table", "tr", "td", "details", "summary", "blockquote"}
 HOSTILE = [

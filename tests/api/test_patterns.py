@@ -92,7 +92,7 @@ def test_a_device_map_takes_brackets_as_they_are_and_minds_typos(path: str) -> N
 
 
 def test_matcher_matches_what_a_regular_expression_matches() -> None:
-    from ingot._load.matching import matcher
+    from ingot._base.matching import matcher
 
     chance = random.Random(0)
     for _ in range(2000):

@@ -14,7 +14,7 @@ import pytest
 
 import ingot
 import ingot.numpy
-from ingot._frameworks import FRAMEWORKS
+from ingot._base.frameworks import FRAMEWORKS
 
 PRIVATE = re.compile(r"ingot\.(\w+\.)*_")
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import ingot
-from ingot._frameworks import FRAMEWORKS
+from ingot._base.frameworks import FRAMEWORKS
 from ingot.typing import SaveOptions
 from support.changed_package import said_by
 
@@ -61,7 +61,7 @@ NEW_OPTION = {
         ),
         ("    checksums: Checksums\n", "    mode: int | None\n"),
     ],
-    "_options.py": [
+    "_base/checks.py": [
         ("    checksums: Checksums = None\n", "    mode: int | None = None\n"),
         (
             "        return cls(**options)\n",
@@ -69,7 +69,7 @@ NEW_OPTION = {
             "            raise TypeError('mode must be an int')\n",
         ),
     ],
-    "_save.py": [
+    "_write/save.py": [
         (
             "    # What is left of the tensors is in `file`.\n",
             "    plain = write\n\n    def write(file):\n        import os\n\n        plain(file)\n"

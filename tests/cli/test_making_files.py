@@ -265,7 +265,7 @@ def test_help_and_version_are_there() -> None:
 def test_an_interruption_that_comes_too_late_says_that_the_file_is_there(
     folder: Path, late: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = ingot._rearrange.merge
+    real = ingot._write.rearrange.merge
 
     def interrupted(*arguments: object, **options: object) -> None:
         # A signal that comes while the system renames is heard by Python when that is done.
@@ -273,7 +273,7 @@ def test_an_interruption_that_comes_too_late_says_that_the_file_is_there(
             real(*arguments, **options)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(ingot._rearrange, "merge", interrupted)
+    monkeypatch.setattr(ingot._write.rearrange, "merge", interrupted)
     for told in ("out", "out"):
         ended = run("merge", "a.safetensors", "-o", told, "--overwrite")
         said = f"ingot: {told}: is written and complete: the interruption came after it\n" if late else ""

@@ -9,7 +9,7 @@ from types import ModuleType
 
 import pytest
 
-from ingot import _frameworks
+from ingot._base import frameworks
 
 from .simulator import Gpus
 
@@ -17,7 +17,7 @@ from .simulator import Gpus
 @pytest.fixture
 def gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Gpus]:
     made = Gpus(tmp_path, devices=2)
-    monkeypatch.setitem(_frameworks.FRAMEWORKS, "simulated", "simulated")
+    monkeypatch.setitem(frameworks.FRAMEWORKS, "simulated", "simulated")
     monkeypatch.setitem(sys.modules, "ingot.simulated", made.module())
     yield made
     made.release()

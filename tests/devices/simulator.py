@@ -24,7 +24,7 @@ import numpy as np
 
 from ingot import _native
 from ingot import numpy as arrays
-from ingot._face import Whole
+from ingot._adapters.face import Whole
 
 ROOT = Path(__file__).parents[2]
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import ingot
-from ingot._open import pieces
+from ingot._adapters import pieces
 
 torch = pytest.importorskip("torch")
 
@@ -408,7 +408,8 @@ class ByDriver:
 def test_what_a_driver_reads_is_widened_in_pieces_and_the_rest_is_read_straight(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from ingot._load import Reads, Wanted
+    from ingot._read.reads import Reads
+    from ingot._read.select import Wanted
     from ingot.torch import _devices
 
     monkeypatch.setattr(_devices, "gpu", lambda device: "the driver")

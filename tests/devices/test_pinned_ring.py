@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import ingot
-from ingot._open import pieces
+from ingot._adapters import pieces
 
 torch = pytest.importorskip("torch")
 

@@ -9,9 +9,10 @@ import pytest
 
 import ingot
 import ingot.numpy
-from ingot._load import Reads, Wanted
+from ingot._adapters import pieces
 from ingot._native import Checkpoint
-from ingot._open import pieces
+from ingot._read.reads import Reads
+from ingot._read.select import Wanted
 
 torch = pytest.importorskip("torch")
 

@@ -85,7 +85,7 @@ for code in sorted(ingot.flax.DTYPES):
     for name, count in (("few", 24), ("many", 4 * 2_000_003 // 4)):
         shape = (4, count // 4, 2) if name == "many" else (4, 3, 2)
         values = (numpy.arange(numpy.prod(shape)) % 7).reshape(shape)
-        dtype = {**ingot._dtypes.NAMES, "BOOL": "bool_", "F4": ingot._dtypes.F4_LOOSE}[code]
+        dtype = {**ingot._base.dtypes.NAMES, "BOOL": "bool_", "F4": ingot._base.dtypes.F4_LOOSE}[code]
         array = values.astype(getattr(jax.numpy, dtype))
         plain[f"{code}.{name}"] = array
         spread[f"{code}.{name}"] = jax.device_put(array, sharding)

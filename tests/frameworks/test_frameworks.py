@@ -14,7 +14,7 @@ import pytest
 import ingot
 from frameworks import suite
 from frameworks.suite import Binding, Layout
-from ingot import _frameworks
+from ingot._base import frameworks
 
 # The frameworks, each with the package that it is installed by, in the order of their imports: paddle ends
 # the process that has imported tensorflow before.
@@ -116,7 +116,7 @@ ALIASES = {
 @pytest.mark.parametrize("binding", each(lambda binding: iter([("", ())])))
 def test_every_name_of_a_framework_and_its_cpu(binding: Binding, tmp_path: Path) -> None:
     names = ALIASES[binding.name]
-    assert set(names) == {name for name, module in _frameworks.FRAMEWORKS.items() if module == binding.name}
+    assert set(names) == {name for name, module in frameworks.FRAMEWORKS.items() if module == binding.name}
     path = tmp_path / "t.safetensors"
     expected = suite.case(binding, "F32", suite.LAYOUTS["cube"])
     binding.module.save_file({"t": expected.tensor}, path)

@@ -13,7 +13,7 @@ import pytest
 
 import ingot
 import ingot.numpy
-from ingot._open import pieces
+from ingot._adapters import pieces
 
 jax = pytest.importorskip("jax")
 from jax.sharding import NamedSharding, PartitionSpec, SingleDeviceSharding  # noqa: E402

@@ -9,7 +9,7 @@ import torch
 
 import ingot
 import ingot.torch
-from ingot._open import pieces
+from ingot._adapters import pieces
 from ingot.torch import _filling, load_file, load_into, save_file
 
 BACKENDS = ("mmap", "pread")

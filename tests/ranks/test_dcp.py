@@ -19,11 +19,11 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
 import ingot
-import ingot._open
+import ingot._read.door
 import ingot.dcp
+from ingot._ranks import peers
 from ingot.dcp import writer as writing
-from ingot.torch import save_file, save_sharded
-from ingot.torch._ranks import peers, saving
+from ingot.torch import _save_by_ranks, save_file, save_sharded
 from support.ranks import Counting, contents
 
 # torch says so of each save and load without a process group.
@@ -91,7 +91,7 @@ def stock_loads(path, layout):
 
 def saves(path, layout, options, background=False, nodes=None):
     rank = dist.get_rank()
-    for module in (saving, writing):
+    for module in (_save_by_ranks, writing):
         module.this_node = lambda: "node" if nodes is None else f"node {nodes[rank]}"
     writer = ingot.dcp.Writer(path, **options)
     try:
@@ -100,7 +100,7 @@ def saves(path, layout, options, background=False, nodes=None):
         else:
             dcp.save(placed(layout), storage_writer=writer)
     finally:
-        for module in (saving, writing):
+        for module in (_save_by_ranks, writing):
             module.this_node = peers.this_node
 
 
@@ -186,7 +186,7 @@ def reads_wrongly(path, case):
         reader = ingot.dcp.Reader(path, read_once="job")
         reader.set_up_storage_reader = lambda metadata, is_coordinator: vars(reader).update(
             _chunks=metadata.storage_data,
-            _files=[ingot._open.open_checkpoint(path.with_name("other"), "auto")],
+            _files=[ingot._read.door.open_checkpoint(path.with_name("other"), "auto")],
         )
     else:
         reader = ingot.dcp.Reader(path, read_once="job")

@@ -13,7 +13,7 @@ from torch.distributed.tensor.placement_types import _StridedShard
 from torch.testing._internal.two_tensor import TwoTensor
 
 from ingot import DestinationError
-from ingot._open import pieces
+from ingot._adapters import pieces
 from ingot.torch import IncompatibleKeys, load_into, save_file
 
 WHOLE = {

@@ -8,8 +8,8 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import Shard, distribute_tensor
 
+from ingot._ranks import peers
 from ingot.torch import load_file, load_into, save_sharded
-from ingot.torch._ranks import peers
 from support.ranks import contents
 
 

@@ -15,9 +15,9 @@ from torch.distributed.tensor import Shard, distribute_tensor
 import ingot
 import ingot.dcp
 from ingot import StorageError
-from ingot._load import PLAIN
-from ingot._load import tensors as load_tensors
 from ingot._native import Checkpoint
+from ingot._read.load import tensors as load_tensors
+from ingot._read.reads import PLAIN
 from ingot.torch import load_into, save_sharded
 from ingot.torch._tensors import wrap
 from remote.servers import Handler, Request, serving

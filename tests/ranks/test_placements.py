@@ -13,7 +13,7 @@ from torch.distributed.tensor import Partial, Replicate, Shard, distribute_tenso
 from torch.distributed.tensor.placement_types import _StridedShard
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from ingot.torch._ranks.placements import Part, part
+from ingot._ranks.placements import Part, part
 
 
 def held_by_torch(tensor, mesh_shape, coordinate, placements):

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from torch.distributed.tensor import Replicate, Shard
 from torch.distributed.tensor.placement_types import _StridedShard
 
-from ingot.torch._ranks import plan as planning
-from ingot.torch._ranks.placements import Part, part
-from ingot.torch._ranks.plan import Tensor, Wants, plan, sent
+from ingot._ranks import plan as planning
+from ingot._ranks.placements import Part, part
+from ingot._ranks.plan import Tensor, Wants, plan, sent
 
 
 @pytest.fixture(autouse=True)

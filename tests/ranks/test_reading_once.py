@@ -16,8 +16,8 @@ from torch.distributed.tensor.placement_types import _StridedShard
 
 import ingot
 from ingot import OptionError, RankError
-from ingot.torch import load_into, save_file
-from ingot.torch._ranks import peers, plan, together
+from ingot._ranks import peers, plan
+from ingot.torch import _load_by_ranks, load_into, save_file
 from support.ranks import GONE, Counting
 
 
@@ -68,7 +68,7 @@ def loads(path, read_once, dtype=None, window=None, nodes=None):
     if window is not None:
         plan.WINDOW_NBYTES, plan._LEAST_NBYTES, plan.DIRECT_NBYTES = window
     rank = dist.get_rank()
-    together.this_node = lambda: "node" if nodes is None else f"node {nodes[rank]}"
+    _load_by_ranks.this_node = lambda: "node" if nodes is None else f"node {nodes[rank]}"
     try:
         expected = placed({name: tensor.to(dtype or tensor.dtype) for name, tensor in whole().items()})
         target = placed({name: torch.zeros_like(tensor, dtype=dtype) for name, tensor in whole().items()})
@@ -85,7 +85,7 @@ def loads(path, read_once, dtype=None, window=None, nodes=None):
         return sum(getattr(one, "to_local", lambda one=one: one)().nbytes for one in target.values()) == total
     finally:
         plan.WINDOW_NBYTES, plan._LEAST_NBYTES, plan.DIRECT_NBYTES = 32 << 20, 1 << 20, 128 << 10
-        together.this_node = peers.this_node
+        _load_by_ranks.this_node = peers.this_node
 
 
 @pytest.fixture(scope="module")
@@ -116,11 +116,11 @@ def test_values_are_converted_where_they_arrive(four, path):
 def bytes_asked_for(path, read_once, nodes=None):
     store = Counting(path)
     rank = dist.get_rank()
-    together.this_node = lambda: "node" if nodes is None else f"node {nodes[rank]}"
+    _load_by_ranks.this_node = lambda: "node" if nodes is None else f"node {nodes[rank]}"
     try:
         load_into(placed(whole()), ingot.Ranges(store, "model"), read_once=read_once)
     finally:
-        together.this_node = peers.this_node
+        _load_by_ranks.this_node = peers.this_node
     return store.nbytes
 
 

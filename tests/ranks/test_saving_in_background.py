@@ -17,8 +17,8 @@ from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
 import ingot
 from ingot import RankError, SaveError
-from ingot.torch import save_sharded
-from ingot.torch._ranks import peers, plan, saving
+from ingot._ranks import peers, plan
+from ingot.torch import _save_by_ranks, save_sharded
 from support.ranks import GONE, contents
 
 OPTIONS = {"max_shard_size": "100KB", "metadata": {"made": "by hand"}}
@@ -75,9 +75,9 @@ class Gate:
 
 def saves(folder, snapshot, nodes=None, window=None):
     rank = dist.get_rank()
-    saving.this_node = lambda: "node" if nodes is None else f"node {nodes[rank]}"
+    _save_by_ranks.this_node = lambda: "node" if nodes is None else f"node {nodes[rank]}"
     if window is not None:
-        plan.WINDOW_NBYTES = saving.WINDOW_NBYTES = window
+        plan.WINDOW_NBYTES = _save_by_ranks.WINDOW_NBYTES = window
     tensors = placed(whole())
     try:
         future = save_sharded(tensors, folder, background=True, snapshot=snapshot, **OPTIONS)
@@ -85,8 +85,8 @@ def saves(folder, snapshot, nodes=None, window=None):
         change(tensors)
         assert future.result(60) is None
     finally:
-        saving.this_node = peers.this_node
-        plan.WINDOW_NBYTES = saving.WINDOW_NBYTES = 32 << 20
+        _save_by_ranks.this_node = peers.this_node
+        plan.WINDOW_NBYTES = _save_by_ranks.WINDOW_NBYTES = 32 << 20
     return sorted(os.listdir(folder))
 
 
@@ -234,7 +234,7 @@ def test_what_cannot_be_planned_is_raised_by_the_call(four, tmp_path, case, own,
 def breaks(folder, step, nodes):
     """Rank 1 is killed as the thread comes to its collective of this number."""
     rank = dist.get_rank()
-    saving.this_node = lambda: f"node {nodes[rank]}"
+    _save_by_ranks.this_node = lambda: f"node {nodes[rank]}"
     wait, steps = peers.Peers._wait, []
 
     def counted(self, begin, doing):
@@ -284,14 +284,14 @@ def interrupted(folder):
         def put(work, future):
             raise KeyboardInterrupt
 
-        saving.SAVES.put = put
+        _save_by_ranks.SAVES.put = put
     try:
         future = save_sharded(placed(whole()), folder, overwrite=True, background=True)
         with pytest.raises(RankError) as caught:
             future.result(30)
         return caught.value
     finally:
-        vars(saving.SAVES).pop("put", None)
+        vars(_save_by_ranks.SAVES).pop("put", None)
 
 
 def saves_anew(folder):

@@ -18,8 +18,8 @@ from torch.distributed.tensor.placement_types import _StridedShard
 
 import ingot
 from ingot import RankError, SaveError
-from ingot.torch import save_sharded
-from ingot.torch._ranks import peers, plan, saving
+from ingot._ranks import peers, plan
+from ingot.torch import _save_by_ranks, save_sharded
 from support.ranks import GONE, contents
 
 
@@ -74,14 +74,14 @@ OPTIONS = {
 
 def saves(folder, options, nodes=None, window=None):
     rank = dist.get_rank()
-    saving.this_node = lambda: "node" if nodes is None else f"node {nodes[rank]}"
+    _save_by_ranks.this_node = lambda: "node" if nodes is None else f"node {nodes[rank]}"
     if window is not None:
-        plan.WINDOW_NBYTES = saving.WINDOW_NBYTES = window
+        plan.WINDOW_NBYTES = _save_by_ranks.WINDOW_NBYTES = window
     try:
         save_sharded(placed(whole()), folder, **options)
     finally:
-        saving.this_node = peers.this_node
-        plan.WINDOW_NBYTES = saving.WINDOW_NBYTES = 32 << 20
+        _save_by_ranks.this_node = peers.this_node
+        plan.WINDOW_NBYTES = _save_by_ranks.WINDOW_NBYTES = 32 << 20
     # Every rank finds the files there when it comes back.
     return sorted(os.listdir(folder))
 
@@ -181,7 +181,7 @@ def test_what_is_no_whole_checkpoint_is_refused_before_anything_is_written(
 def breaks(folder, case, step, nodes):
     """Rank 1 fails as it comes to its collective of this number."""
     rank = dist.get_rank()
-    saving.this_node = lambda: f"node {nodes[rank]}"
+    _save_by_ranks.this_node = lambda: f"node {nodes[rank]}"
     wait, steps = peers.Peers._wait, []
 
     def counted(self, begin, doing):

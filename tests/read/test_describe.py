@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 
 import ingot
 import ingot.numpy
-from ingot import _parameters
+from ingot._read import parameters
 from support import hub_metadata
 from support.counted_models import INDEX, files_of, write
 from vectors.case import counts
@@ -258,7 +258,7 @@ def test_a_pattern_made_to_take_long_does_not(tmp_path: Path) -> None:
 @given(st.text("ab.", max_size=12), st.lists(st.text("ab.", max_size=3), min_size=1, max_size=5))
 def test_globs_match_what_expressions_match(text: str, parts: list[str]) -> None:
     expression = ".*".join(map(re.escape, parts))
-    assert _parameters._fits(parts, text) == (re.fullmatch(expression, text) is not None)
+    assert parameters._fits(parts, text) == (re.fullmatch(expression, text) is not None)
 
 
 @given(st.text("ab.\\*^$", max_size=8), st.text("ab.", max_size=10))
@@ -267,7 +267,7 @@ def test_a_target_matches_at_most_what_its_expression_matches(pattern: str, modu
         expression = re.compile(pattern)
     except re.error:
         return
-    if _parameters._targets([f"re:{pattern}"]).match(module):
+    if parameters._targets([f"re:{pattern}"]).match(module):
         assert expression.match(module) is not None
 
 

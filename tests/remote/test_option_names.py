@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import ingot
-from ingot._options import NAMES, OPTIONS, OTHER_NAMES
+from ingot._base.checks import NAMES, OPTIONS, OTHER_NAMES
 
 from .clouds import SECRET, running
 from .servers import good, serving

@@ -16,8 +16,8 @@ import pytest
 
 import ingot
 import ingot.numpy
-from ingot import _progress
-from ingot._background import Line
+from ingot._base import progress as _progress
+from ingot._write.background import Line
 from support.processes import run
 
 MIB = 1 << 20

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ingot._save import boxes
+from ingot._write.save import boxes
 
 SHAPES = st.lists(st.integers(0, 7), max_size=4).map(tuple)
 

@@ -469,7 +469,7 @@ def test_merging_takes_next_to_no_memory(tmp_path: Path) -> None:
         ingot.numpy.save_file(arrays, path)
         paths.append(path)
     program = """
-import ingot._rearrange
+import ingot._write.rearrange
 forget_peak()
 before = memory("VmRSS")
 ingot.merge(sys.argv[2:], sys.argv[1], durable=os.environ["FLUSH"] == "1", overwrite=True)

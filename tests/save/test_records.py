@@ -389,7 +389,7 @@ def test_what_others_put_into_the_folder_meanwhile_stays(monkeypatch: pytest.Mon
         Path("new/below/theirs").write_text("x")
         raise OSError("no more")
 
-    monkeypatch.setattr("ingot._shards._write_text", failing)
+    monkeypatch.setattr("ingot._write.shards._write_text", failing)
     with pytest.raises(OSError, match="no more"):
         ingot.torch.save_sharded({"a": W, "b": Z}, "new/below", 10)
     assert os.listdir("new/below") == ["theirs"]

@@ -26,7 +26,7 @@ import torch
 import ingot
 import ingot.numpy
 import ingot.torch
-from ingot._options import Saving
+from ingot._base.checks import Saving
 from ingot.typing import Writable
 from support.processes import run
 

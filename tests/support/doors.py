@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from importlib import import_module
 from typing import Any
 
-from ingot._frameworks import FRAMEWORKS
+from ingot._base.frameworks import FRAMEWORKS
 
 # In this order: paddle ends the process that has imported tensorflow before.
 MODULES = ("ingot", "ingot.modelspec", *(f"ingot.{name}" for name in sorted(set(FRAMEWORKS.values()))))

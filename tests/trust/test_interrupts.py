@@ -128,7 +128,7 @@ def test_ctrl_c_ends_whatever_reads_for_long_and_leaves_nothing_open(path: Path)
     file_of(header.encode(), 4 << 30, path)
     program = """
 from collections import deque
-import ingot._open, ingot._hash
+import ingot._read.handle, ingot._read.digest
 path = "model.safetensors"
 # Pages that nobody has written to take no memory.
 out = {"a": numpy.empty((2, 1 << 29), numpy.float32)}
@@ -170,7 +170,7 @@ def test_ctrl_c_ends_whatever_writes_for_long_and_leaves_nothing(path: Path) -> 
     large += b'"small":{"dtype":"F64","shape":[5],"data_offsets":[%d,%d]}}' % (4 << 30, (4 << 30) + 40)
     file_of(large, (4 << 30) + 40, path.parent / "large.safetensors")
     program = """
-import ingot._edit, ingot._rearrange, ingot._shards, ingot._save, ingot._writer
+import ingot._write.edit, ingot._write.rearrange, ingot._write.shards, ingot._write.save, ingot._write.writer
 path, array = "model.safetensors", numpy.zeros(2 << 30, numpy.uint8)
 ingot.numpy.save({"a": numpy.ones((2, 2)).T})
 null = open("/dev/null", "wb", buffering=0)
@@ -201,7 +201,7 @@ say(found)
 
 def test_ctrl_c_ends_a_snapshot(tmp_path: Path) -> None:
     program = """
-import ingot._background
+import ingot._write.background
 # Pages that nobody has written to take no memory, but their copies do.
 array = numpy.zeros(2 << 30, numpy.uint8)
 holds = held()

@@ -174,7 +174,18 @@ def test_a_command_speaks_in_options(file: Path, tmp_path: Path, capsys: pytest.
 
 
 # What the commands call. Its messages are those that somebody who types reads.
-CALLED = ("_convert", "_download.py", "_edit.py", "_hash.py", "_rearrange", "_shards.py", "modelspec.py")
+CALLED = (
+    "_convert",
+    "_write/download.py",
+    "_write/edit.py",
+    "_read/digest.py",
+    "_write/assemble.py",
+    "_write/names.py",
+    "_write/rearrange.py",
+    "_write/repair.py",
+    "_write/shards.py",
+    "modelspec.py",
+)
 # An argument with what to give it, as in `overwrite=True` or `say which by metadata=`.
 NAMED = re.compile(r"(?<![\w`.({])[a-z_]+=(?:True|False|…|\.\.\.|\{|$|[ ,;)])")
 

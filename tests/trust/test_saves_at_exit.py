@@ -19,7 +19,7 @@ IMPORTS = {
     "nothing": "",
     "threading": "import threading",
     "ingot": "import ingot.numpy",
-    "what saves": "import ingot.numpy, ingot._background",
+    "what saves": "import ingot.numpy, ingot._write.background",
     "futures": "import concurrent.futures.thread",
 }
 

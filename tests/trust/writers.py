@@ -9,11 +9,11 @@ from typing import Any
 import numpy
 
 import ingot
-import ingot._background
-import ingot._edit
-import ingot._rearrange
-import ingot._shards
-import ingot._writer
+import ingot._write.background
+import ingot._write.edit
+import ingot._write.rearrange
+import ingot._write.shards
+import ingot._write.writer
 import ingot.numpy
 
 SMALL = {"a": numpy.full(3000, 2.0), "b": numpy.full(500, 3, numpy.int16).reshape(5, 100).T}

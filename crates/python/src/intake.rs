@@ -167,7 +167,7 @@ pub(crate) fn metadata_of_new(
     Ok(pairs)
 }
 
-/// Metadata as pairs of strings; `None` where there is none. `_serialize.texts` has checked it.
+/// Metadata as pairs of strings; `None` where there is none. `ingot._base.checks.texts` has checked it.
 pub(crate) fn metadata(metadata: Option<&Bound<'_, PyAny>>) -> PyResult<Option<Vec<(String, String)>>> {
     let Some(metadata) = metadata.filter(|metadata| !metadata.is_none()) else {
         return Ok(None);

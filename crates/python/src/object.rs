@@ -1,8 +1,8 @@
 //! Bytes that an object of Python gives: a file-like object, or the client of a store.
 //!
-//! Python says what each kind of object is asked (`python/ingot/_objects.py`); which ranges it is asked for, and how many at
-//! once, is the plan's to say, as for every source. The interpreter is held while a range is asked for and never while
-//! its bytes are copied.
+//! Python says what each kind of object is asked (`python/ingot/_read/source.py`); which ranges it is asked for, and
+//! how many at once, is the plan's to say, as for every source. The interpreter is held while a range is asked for and
+//! never while its bytes are copied.
 
 use std::fmt;
 use std::io::{self, Read};
@@ -24,7 +24,7 @@ const GAP_NBYTES: u64 = 128 << 10;
 /// Seconds after which a thread that waits for an answer looks whether anybody still wants it.
 const POLL: f64 = 0.05;
 
-/// A `Reader` of `python/ingot/_objects.py`.
+/// A `Reader` of `python/ingot/_read/source.py`.
 pub(crate) struct ObjectSource {
     reader: Py<PyAny>,
     nbytes: u64,

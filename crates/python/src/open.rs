@@ -145,7 +145,7 @@ impl Checkpoint {
         Checkpoint::elsewhere(py, || ingot_io::Archive::from_source(Box::new(source), &limits))
     }
 
-    /// Opens what an object gives: a `Reader` of `_objects.py`, whose `name` is for the errors.
+    /// Opens what an object gives: a `Reader` of `_read/source.py`, whose `name` is for the errors.
     #[staticmethod]
     #[pyo3(signature = (reader, leniency = "accept", max_header_size = None))]
     fn from_object(

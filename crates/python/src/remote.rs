@@ -33,14 +33,14 @@ impl Location {
     }
 }
 
-/// What `storage_options` says. The names and what they mean stand in `python/ingot/_options.py`.
+/// What `storage_options` says. The names and what they mean stand in `python/ingot/_base/checks.py`.
 pub(crate) fn remote_options(given: Option<&Bound<'_, PyDict>>) -> PyResult<RemoteOptions> {
     let Some(given) = given else {
         return Ok(RemoteOptions::default());
     };
     let py = given.py();
     let mut reading = Reading {
-        names: py.import("ingot._options")?.getattr("NAMES")?,
+        names: py.import("ingot._base.checks")?.getattr("NAMES")?,
         options: RemoteOptions::default(),
         id: None,
         secret: None,
@@ -175,7 +175,7 @@ impl Reading<'_> {
 
 fn unknown(py: Python<'_>, name: &str) -> PyErr {
     let known = py
-        .import("ingot._options")
+        .import("ingot._base.checks")
         .and_then(|module| module.getattr("OPTIONS")?.extract::<Vec<String>>())
         .unwrap_or_default();
     let message = format!(

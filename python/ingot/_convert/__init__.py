@@ -3,6 +3,8 @@
 The way of data: `formats.resolved` says what a file is, a module of `sources` gives its `Contents`,
 `selection` decides which tensors go into the new file, `write` writes them one at a time beside their
 `destination`, and `verify` compares them before the new file takes its name.
+
+Only `cli` may use this room.
 """
 
 from __future__ import annotations

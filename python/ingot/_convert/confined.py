@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 
-from ingot._text import _quoted
+from ingot._base.text import _quoted
 
 from .refusal import refused
 

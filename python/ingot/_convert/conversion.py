@@ -6,12 +6,12 @@ import os
 from os import fsdecode
 from typing import TYPE_CHECKING, NamedTuple, cast
 
+from ingot._base.checks import Existing, checked_progress, float_code, is_durable, is_path, texts
+from ingot._base.progress import told
+from ingot._base.text import _escaped
 from ingot._native import is_url, local_path, shown_url
-from ingot._objects import resolved as resolved_object
-from ingot._objects import shown
-from ingot._options import Existing, checked_progress, float_code, is_durable, is_path, texts
-from ingot._progress import told
-from ingot._text import _escaped
+from ingot._read.source import resolved as resolved_object
+from ingot._read.source import shown
 from ingot.errors import OptionError
 
 from .destination import Destination
@@ -31,8 +31,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from typing import Literal
 
-    from ingot._objects import Source
-    from ingot._rearrange import Which
+    from ingot._read.source import Source
+    from ingot._write.names import Which
     from ingot.typing import Dtype, Path, Progress, StorageOptions, Tell
 
     from .runs import Moved
@@ -255,7 +255,7 @@ class _Write(NamedTuple):
         total: int,
         moved: Moved,
     ) -> list[str]:
-        from ingot._shards import index, split, write
+        from ingot._write.shards import index, split, write
 
         place = self.to.place
         assert place is not None

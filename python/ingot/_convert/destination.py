@@ -7,11 +7,11 @@ from contextlib import contextmanager
 from errno import EEXIST
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
-from ingot._directory.hidden import called
-from ingot._options import Existing, one_of
-from ingot._shards import Place
-from ingot._shards import nbytes as shard_nbytes
-from ingot._text import _escaped
+from ingot._base.checks import Existing, one_of
+from ingot._base.text import _escaped
+from ingot._write.directory.hidden import called
+from ingot._write.shards import Place
+from ingot._write.shards import nbytes as shard_nbytes
 from ingot.errors import OptionError
 
 if TYPE_CHECKING:

@@ -9,12 +9,12 @@ import sys
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
-from ingot._directory.hidden import PREFIX, hidden
-from ingot._download import download
+from ingot._base.progress import told
+from ingot._base.text import _escaped
 from ingot._native import shown_url
-from ingot._objects import Reader, shown
-from ingot._progress import told
-from ingot._text import _escaped
+from ingot._read.source import Reader, shown
+from ingot._write.directory.hidden import PREFIX, hidden
+from ingot._write.download import download
 from ingot.errors import ConversionError
 
 if TYPE_CHECKING:

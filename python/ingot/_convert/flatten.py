@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ingot._text import _quoted
+from ingot._base.text import _quoted
 from ingot.errors import ConversionError
 
 from .limits import RECORD_NBYTES

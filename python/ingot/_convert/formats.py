@@ -10,8 +10,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ingot import _native
-from ingot._options import one_of
-from ingot._text import _escaped
+from ingot._base.checks import one_of
+from ingot._base.text import _escaped
 from ingot.errors import ConversionError, HeaderError, SafetensorError
 
 from .confined import PART

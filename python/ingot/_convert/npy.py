@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy
 
-from ingot._dtypes import CODES
-from ingot._text import _escaped, _quoted
+from ingot._base.dtypes import CODES
+from ingot._base.text import _escaped, _quoted
 from ingot.errors import ConversionError
 
 from .others import LeftOut

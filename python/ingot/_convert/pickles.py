@@ -12,7 +12,7 @@ from _compat_pickle import IMPORT_MAPPING, NAME_MAPPING
 from codecs import escape_decode
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from ingot._text import _quoted
+from ingot._base.text import _quoted
 
 from .limits import OBJECT_NBYTES, VALUE_NBYTES
 from .others import Plain, Unusable

@@ -5,8 +5,8 @@ from __future__ import annotations
 from contextlib import contextmanager
 from typing import Any
 
-from ingot._frameworks import installing
-from ingot._text import _escaped, _quoted
+from ingot._base.frameworks import installing
+from ingot._base.text import _escaped, _quoted
 from ingot.errors import ConversionError, SafetensorError
 
 TYPE_CHECKING = False

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ingot._text import nbytes, plural
+from ingot._base.text import nbytes, plural
 
 if TYPE_CHECKING:
     from .others import LeftOut
@@ -58,7 +58,7 @@ class Conversion:
     def _repr_html_(self) -> str:
         """What a notebook shows: what was written, and a row for each tensor that is not as it was."""
         # Imported here: it is for notebooks.
-        from ingot._html import page, table
+        from ingot._base.html import page, table
 
         facts = [
             f"{self.source_format} → {self.format}",

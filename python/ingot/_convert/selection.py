@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
-from ingot._rearrange import chosen
-from ingot._text import _quoted
+from ingot._base.text import _quoted
+from ingot._write.names import chosen
 
 from .flatten import twice
 from .refusal import refused
@@ -14,7 +14,7 @@ from .refusal import refused
 if TYPE_CHECKING:
     from collections.abc import Hashable, Sequence
 
-    from ingot._rearrange import Which
+    from ingot._write.names import Which
 
     from .source import Entry
 

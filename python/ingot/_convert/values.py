@@ -5,11 +5,11 @@ from __future__ import annotations
 from math import prod
 from typing import TYPE_CHECKING, Any
 
-from ingot._dtypes import CODES, F4_LOOSE, NAMES
-from ingot._frameworks import installing
-from ingot._frameworks import lacks as framework_lacks
-from ingot._load import PLAIN
-from ingot._text import _escaped
+from ingot._base.dtypes import CODES, F4_LOOSE, NAMES
+from ingot._base.frameworks import installing
+from ingot._base.frameworks import lacks as framework_lacks
+from ingot._base.text import _escaped
+from ingot._read.reads import PLAIN
 from ingot.errors import ConversionError
 
 from .refusal import refused
@@ -21,8 +21,9 @@ except ModuleNotFoundError as error:
         f"ingot.convert needs numpy, which is not installed: {installing('convert')}", name="numpy"
     ) from error
 
-from ingot import _load, _native
+from ingot import _native
 from ingot import numpy as arrays
+from ingot._read import load, select
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -140,6 +141,6 @@ def stored(array: Array) -> memoryview:
 def cast(array: Array, code: str) -> Array:
     """The array in another floating-point dtype, with the values that `load_file(dtype=)` gives."""
     checkpoint = _native.Checkpoint.from_buffer(arrays.save({"array": array}))
-    selected: _load.Selected[Array] = _load.Selected(dtype=code)
-    found: Array = _load.chosen(checkpoint, selected, arrays.wrap, None, PLAIN, arrays.at)["array"]
+    selected: select.Selected[Array] = select.Selected(dtype=code)
+    found: Array = load.chosen(checkpoint, selected, arrays.wrap, None, PLAIN, arrays.at)["array"]
     return found

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy
 
 from ingot import _native
-from ingot._serialize import _REGION
+from ingot._write.serialize import _REGION
 from ingot.errors import ConversionError
 
 from . import npy

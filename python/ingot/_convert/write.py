@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy
 
 from ingot import _native
-from ingot._options import FLOATS, Existing
-from ingot._save import Storage
-from ingot._text import _escaped, _quoted
-from ingot._writer import Writer, native
+from ingot._base.checks import FLOATS, Existing
+from ingot._base.text import _escaped, _quoted
+from ingot._write.save import Storage
+from ingot._write.writer import Writer, native
 from ingot.errors import ConversionError, SaveError
 
 from .destination import drafted

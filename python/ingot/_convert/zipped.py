@@ -13,7 +13,7 @@ import zipfile
 from io import RawIOBase
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ingot._text import _quoted
+from ingot._base.text import _quoted
 from ingot.errors import ConversionError
 
 from .limits import OBJECT_NBYTES

@@ -6,9 +6,10 @@ import os
 from html import escape
 from weakref import finalize
 
-from ingot import _open
+from ingot._base.checks import is_path, one_of
 from ingot._native import is_url, local_path
-from ingot._options import is_path, one_of
+from ingot._read import door
+from ingot._read import handle as _handle
 
 from . import report, whole
 from .server import Server
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from types import TracebackType
     from typing import Any, Self
 
-    from ingot._objects import Source
+    from ingot._read.source import Source
     from ingot.typing import StorageOptions
 
 _HOW = ("auto", "server", "page")
@@ -150,11 +151,11 @@ def _ended(server: Server, shelf: Shelf) -> None:
 
 def _model(source: Any, storage_options: StorageOptions | None) -> str | Opened:
     """Return a local path as it is, for the page to read its files, and everything else open."""
-    if isinstance(source, _open.safe_open):
+    if isinstance(source, _handle.safe_open):
         source._check_open()
         place, options = source._origin
         return Opened(source._checkpoint, place, options)
     if is_path(source) and not (isinstance(source, str) and is_url(source)):
         return os.fsdecode(local_path(source))
-    handle = _open.open_checkpoint(source, "auto", storage_options=storage_options)
+    handle = door.open_checkpoint(source, "auto", storage_options=storage_options)
     return Opened(handle, source if isinstance(source, str) else None, storage_options)

@@ -10,10 +10,10 @@ from functools import cached_property
 from stat import S_ISREG
 from typing import NamedTuple
 
-from ingot import _open
-from ingot._describe import CONFIG, CONFIG_NBYTES, config_beside
+from ingot._base.text import _escaped
 from ingot._native import ShardIndex, is_url, local_path, shown_url, url_file_name
-from ingot._text import _escaped
+from ingot._read import door
+from ingot._read.inspect import CONFIG, CONFIG_NBYTES, config_beside
 from ingot.errors import CheckpointError, SafetensorError, StorageError
 
 TYPE_CHECKING = False
@@ -298,7 +298,7 @@ def _shards(index: str) -> list[str]:
 def opened(source: str) -> Opened:
     """Open a path or a URL."""
     place = source if is_url(source) else os.fsdecode(local_path(source))
-    return Opened(_open.open_checkpoint(place, "auto"), place)
+    return Opened(door.open_checkpoint(place, "auto"), place)
 
 
 def read_through(source: Opened) -> Model:

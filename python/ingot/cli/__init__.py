@@ -29,7 +29,7 @@ def main() -> int:
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] not in ("click", "rich"):
             raise
-        from ingot._frameworks import installing
+        from ingot._base.frameworks import installing
 
         sys.stderr.write(f"ingot: the command needs click and rich: {installing('cli')}\n")
         return 2

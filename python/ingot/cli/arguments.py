@@ -9,8 +9,8 @@ from functools import wraps
 
 import click
 
+from ingot._base.checks import FLOATS, Existing, float_code
 from ingot._native import is_url, local_path
-from ingot._options import FLOATS, Existing, float_code
 from ingot.errors import OptionError, SafetensorError
 
 from .screen import warn

@@ -10,8 +10,8 @@ from math import prod
 
 import click
 
-from ingot import _open
 from ingot._native import Checkpoint, is_url, shown_url, url_file_name
+from ingot._read import door
 
 from .wording import shown
 
@@ -89,7 +89,7 @@ class Source:
         for name in self.handle.offset_names() if names is None else names:
             held.setdefault(self.file_of(name), []).append(name)
         for file, of_file in held.items():
-            yield _open.open_checkpoint(file, "auto"), of_file
+            yield door.open_checkpoint(file, "auto"), of_file
 
     def values(self, name: str) -> Array:
         """A tensor as an array of numpy; a view where the file is mapped."""
@@ -117,7 +117,7 @@ class Source:
 
 def opened(path: str, *, backend: str = "auto") -> Source:
     """Open what a user typed: a file, and whatever else `ingot.safe_open` takes."""
-    return Source(path, _open.open_checkpoint(path, backend))
+    return Source(path, door.open_checkpoint(path, backend))
 
 
 def _name(file: str) -> str:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from ingot._text import _Escapes, scaled
-from ingot._text import nbytes as nbytes
-from ingot._text import plural as plural
+from ingot._base.text import _Escapes, scaled
+from ingot._base.text import nbytes as nbytes
+from ingot._base.text import plural as plural
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

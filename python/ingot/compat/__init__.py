@@ -19,6 +19,8 @@ Where every process of a program shall do so, also those that it starts, put one
     import os; os.environ.get("INGOT_COMPAT") == "1" and __import__("ingot.compat").compat.install()
 
 Python runs it when it starts. Without ``INGOT_COMPAT=1`` in the environment that costs one look into a dict.
+
+No other part of the package uses it.
 """
 
 from __future__ import annotations

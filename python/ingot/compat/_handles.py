@@ -9,11 +9,11 @@ import re
 from typing import Any
 
 import ingot
-from ingot import _load, _open
-from ingot._frameworks import adapter, module_of
+from ingot._base.checks import one_of
+from ingot._base.frameworks import adapter, module_of
+from ingot._base.text import _quoted
 from ingot._native import Checkpoint, local_path
-from ingot._options import one_of
-from ingot._text import _quoted
+from ingot._read import door, load, loader, moves, part
 from ingot.errors import OptionError, SafetensorError, SliceError
 
 from . import _arguments, _slicing
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
     from typing import IO, Self
 
-    from ingot._frameworks import Adapter
+    from ingot._base.frameworks import Adapter
     from ingot._native import TensorInfo
     from ingot.typing import Path
 
@@ -58,7 +58,7 @@ def path_only(filename: Any) -> Any:
     return filename if isinstance(filename, str) else local_path(filename)
 
 
-def mover(framework: str, device: Any) -> _load.Move | None:
+def mover(framework: str, device: Any) -> moves.Move | None:
     """What takes a tensor to `device`, which narrows 64 bits where the framework does so of itself.
 
     Upstream leaves that to the framework, and programs count on it. ingot's own modules keep all bits, or
@@ -66,7 +66,7 @@ def mover(framework: str, device: Any) -> _load.Move | None:
     """
     module = adapter(framework)
     try:
-        move: _load.Move | None = getattr(module, "narrowing", module.mover)(device)
+        move: moves.Move | None = getattr(module, "narrowing", module.mover)(device)
     except OptionError as error:
         known = _known_device(device)
         if known is not None and framework not in ("pt", "torch", "pytorch"):
@@ -108,7 +108,7 @@ class _Lent:
 
     if TYPE_CHECKING:
         _adapter: Adapter
-        _move: _load.Move | _load.Placement | None
+        _move: moves.Move | moves.Placement | None
 
     def _lender(self) -> tuple[str, Any]:
         """The framework, and the device."""
@@ -162,7 +162,7 @@ class TensorMeta:
         return f'TensorMeta {{ dtype: "{self.dtype}", {place} }}'
 
 
-class PySafeSlice(_Lent, _open.TensorSlice[Any]):
+class PySafeSlice(_Lent, part.TensorSlice[Any]):
     """A tensor of an open file, to be read in part."""
 
     __slots__ = ("_arguments",)
@@ -173,7 +173,7 @@ class PySafeSlice(_Lent, _open.TensorSlice[Any]):
         info: TensorInfo,
         framework: str,
         device: Any,
-        again: Callable[[], _open.Again | None],
+        again: Callable[[], part.Again | None],
     ) -> None:
         self._checkpoint = checkpoint
         self._info = info
@@ -234,7 +234,7 @@ class safe_open(_Lent, ingot.safe_open[Any]):
     def __init__(self, filename: Path, framework: str, device: Any = ..., *, backend: Any = ...) -> None:
         backend = chosen(backend)
         self._lend(framework, _device(device), backend)
-        self._checkpoint = _open.open_checkpoint(path_only(filename), backend)
+        self._checkpoint = door.open_checkpoint(path_only(filename), backend)
         self._given = filename
 
     def _lend(self, framework: str, device: Any, backend: str) -> None:
@@ -247,9 +247,9 @@ class safe_open(_Lent, ingot.safe_open[Any]):
     def _lender(self) -> tuple[str, Any]:
         return self._arguments[:2]
 
-    def _again(self) -> _open.Again | None:
+    def _again(self) -> part.Again | None:
         framework, device, backend, *_ = self._arguments
-        return _reopened, (_open.again_by(self._given, self.path), framework, device, backend)
+        return _reopened, (door.again_by(self._given, self.path), framework, device, backend)
 
     def __enter__(self) -> Self:
         # Upstream lets a closed file be entered, and refuses what is asked of it then.
@@ -277,7 +277,7 @@ class safe_open(_Lent, ingot.safe_open[Any]):
             if self._move is None:
                 tensor = self._checkpoint.tensor(name, self._adapter.wrap)
             else:
-                tensor = _load.tensor(self._checkpoint, name, self._adapter.wrap, self._move)
+                tensor = load.tensor(self._checkpoint, name, self._adapter.wrap, self._move)
         except SafetensorError as error:
             begin_as_upstream(error, _OPENING)
             raise
@@ -308,7 +308,7 @@ class safe_open(_Lent, ingot.safe_open[Any]):
     @_opening
     def prefetch(  # type: ignore[override]
         self, plan: dict[str, slice | None] | None = None, *, device: Any = None, threads: int = 8
-    ) -> _open.PrefetchLoader[Any]:
+    ) -> loader.PrefetchLoader[Any]:
         """Start to read tensors in the background.
 
         Parameters
@@ -328,7 +328,7 @@ class safe_open(_Lent, ingot.safe_open[Any]):
         refuse_bad_plan(self._checkpoint, plan)
         return super().prefetch(plan, device=device, threads=max(threads, 1))
 
-    def _mover(self, device: Any) -> _load.Move | None:
+    def _mover(self, device: Any) -> moves.Move | None:
         return mover(self._arguments[0], device)
 
 
@@ -339,7 +339,7 @@ class _safe_open_handle(safe_open):
 
     @_opening
     def __init__(self, f: IO[bytes], framework: str, device: Any = ..., *, backend: Any = ...) -> None:
-        one_of("backend", chosen(backend), _open.BACKENDS)
+        one_of("backend", chosen(backend), door.BACKENDS)
         self._lend(framework, _device(device), "auto")
         self._checkpoint = Checkpoint.from_buffer(_mapped(f.fileno()))
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import ingot
+from ingot._base.text import _quoted
 from ingot._native import local_path
-from ingot._text import _quoted
 from ingot.errors import SaveError
 
 from ._tensor_spec import TensorSpec

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from operator import index as integer
 
-from ingot._dtypes import CODES, F4_PACKED
-from ingot._options import unpacked
+from ingot._base.checks import unpacked
+from ingot._base.dtypes import CODES, F4_PACKED
 from ingot.errors import SaveError
 
 TYPE_CHECKING = False

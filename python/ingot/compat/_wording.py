@@ -13,7 +13,8 @@ from functools import wraps
 from importlib.machinery import PathFinder
 from importlib.util import module_from_spec
 
-from ingot import _text, errors
+from ingot import errors
+from ingot._base import text
 from ingot._native import is_url
 from ingot.errors import SafetensorError, StorageError
 
@@ -173,9 +174,9 @@ def _beginning(error: SafetensorError, doing: str) -> str | None:
         elif error.code == "foreign-file" and "(invalid JSON" in str(error):
             # Nothing but zeros: a header of no bytes.
             words = _HEADER["invalid-json"]
-        return f"{doing}: {words.format(tensor=_text._quoted(error.tensor))}"
+        return f"{doing}: {words.format(tensor=text._quoted(error.tensor))}"
     if isinstance(error, errors.TensorNotFoundError):
-        return f"File does not contain tensor {_text._escaped(error.tensor or '')}"
+        return f"File does not contain tensor {text._escaped(error.tensor or '')}"
     if isinstance(error, errors.ClosedError):
         return "File is closed"
     if isinstance(error, errors.OptionError) and (error.code or "").startswith("unknown-"):

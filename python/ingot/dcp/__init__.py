@@ -3,11 +3,13 @@
 >>> import torch.distributed.checkpoint as dcp
 >>> dcp.load(state_dict, storage_reader=ingot.dcp.Reader("model"))  # doctest: +SKIP
 >>> dcp.save(state_dict, storage_writer=ingot.dcp.Writer("model"))  # doctest: +SKIP
+
+No other part of the package uses it.
 """
 
 from __future__ import annotations
 
-from ingot._frameworks import missing
+from ingot._base.frameworks import missing
 
 try:
     import torch.distributed.checkpoint as _dcp  # noqa: F401

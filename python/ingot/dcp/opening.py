@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 import time
 
-from ingot import _open
-from ingot._directory.parts import PART, listed
-from ingot._text import _escaped
+from ingot._base.text import _escaped
+from ingot._read import door
+from ingot._write.directory.parts import PART, listed
 from ingot.errors import CheckpointError
 
 from .parts import begins
@@ -26,7 +26,7 @@ _PAUSE_SECONDS = 0.005
 
 def settled(folder: str, open_whole: Callable[[], Checkpoint], backend: str) -> list[Checkpoint]:
     """Open the checkpoint in a directory, again if a save replaces it meanwhile."""
-    for left in reversed(range(_open.TRIES)):
+    for left in reversed(range(door.TRIES)):
         try:
             found = _opened(folder, open_whole, backend)
         except FileNotFoundError:
@@ -65,7 +65,7 @@ def _parts(folder: str, backend: str) -> list[Checkpoint] | None:
     before = _seen(folder)
     if before is None or not before[1]:
         return None
-    opened = [_open.open_checkpoint(os.path.join(folder, name), backend, lent=True) for name, *_ in before[1]]
+    opened = [door.open_checkpoint(os.path.join(folder, name), backend, lent=True) for name, *_ in before[1]]
     return opened if _seen(folder) == before else None
 
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 import json
 from typing import NamedTuple
 
-from ingot._load import in_file
-from ingot._text import _quoted
+from ingot._base.text import _quoted
+from ingot._read.faults import in_file
 from ingot.errors import CheckpointError
 
 TYPE_CHECKING = False

@@ -21,19 +21,20 @@ from torch.distributed.checkpoint.planner import LoadItemType
 from torch.distributed.checkpoint.storage import StorageReader
 from torch.futures import Future
 
-from ingot import _open
-from ingot._directory.parts import listed
-from ingot._frameworks import lacks
-from ingot._load import Label, reading
+from ingot._base.checks import Loading, is_path, takes_read_options
+from ingot._base.frameworks import lacks
+from ingot._base.text import _escaped, _quoted
 from ingot._native import is_url
-from ingot._options import Loading, is_path, takes_read_options
-from ingot._text import _escaped, _quoted
+from ingot._ranks.peers import Peers
+from ingot._ranks.placements import Part
+from ingot._read import door
+from ingot._read.reads import reading
+from ingot._read.select import Label
+from ingot._write.directory.parts import listed
 from ingot.errors import CheckpointError
+from ingot.torch import _load_by_ranks
 from ingot.torch._into import Slot, read
 from ingot.torch._load_into import has_ranks, known_read_once
-from ingot.torch._ranks import together
-from ingot.torch._ranks.peers import Peers
-from ingot.torch._ranks.placements import Part
 from ingot.torch._tensors import DTYPES
 from ingot.typing import ReadOptions
 
@@ -50,7 +51,7 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
     from ingot._native import Checkpoint
-    from ingot._objects import Source
+    from ingot._read.source import Source
     from ingot.torch._load_into import ReadOnce
 
 
@@ -147,12 +148,12 @@ class Reader(StorageReader):
             whole = self._checkpoint()
             if begins(whole) is None and listed(os.fsdecode(path)) is None:
                 return [whole]
-        return settled(os.fsdecode(path), partial(_open.open_all, path, self._how), self._how.backend)
+        return settled(os.fsdecode(path), partial(door.open_all, path, self._how), self._how.backend)
 
     def _checkpoint(self) -> Checkpoint:
         if self._is_shared():
-            return together.open_once(partial(_open.open_all, self._path, self._how), Peers(self._group))
-        return _open.open_all(self._path, self._how)
+            return _load_by_ranks.open_once(partial(door.open_all, self._path, self._how), Peers(self._group))
+        return door.open_all(self._path, self._how)
 
     def _is_shared(self) -> bool:
         """Whether ranks load together."""
@@ -230,12 +231,12 @@ class Reader(StorageReader):
 
     def _read_one(self, file: Checkpoint, slots: list[Slot], peers: Peers) -> None:
         @contextmanager
-        def look() -> Iterator[together.Looked]:
+        def look() -> Iterator[_load_by_ranks.Looked]:
             with reading(file, self._how) as (checkpoint, reads):
-                yield together.Looked(checkpoint, slots, reads, self._path)
+                yield _load_by_ranks.Looked(checkpoint, slots, reads, self._path)
 
         # The plan is for the files that are open: it fits no others.
-        together.load(look, peers, self._read_once, tries=1)
+        _load_by_ranks.load(look, peers, self._read_once, tries=1)
 
     def _resolved(
         self, plan: LoadPlan, planner: LoadPlanner

@@ -5,17 +5,17 @@ from __future__ import annotations
 import os
 from contextlib import contextmanager, suppress
 
-from ingot._directory.hidden import hidden
-from ingot._directory.lock import is_held
-from ingot._directory.parts import MANIFEST, keep, recover
-from ingot._shards import alone, remove
+from ingot._write.directory.hidden import hidden
+from ingot._write.directory.lock import is_held
+from ingot._write.directory.parts import MANIFEST, keep, recover
+from ingot._write.shards import alone, remove
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from ingot._options import Existing
-    from ingot._shards import Place
+    from ingot._base.checks import Existing
+    from ingot._write.shards import Place
 
 
 @contextmanager

@@ -15,18 +15,18 @@ from torch.distributed.checkpoint.planner import SavePlanner, WriteItemType
 from torch.distributed.checkpoint.storage import StorageWriter, WriteResult
 from torch.futures import Future
 
-from ingot import _writer
-from ingot._directory.hidden import called
-from ingot._options import Existing, is_durable, is_path, texts
-from ingot._shards import Place, aside, nbytes
-from ingot._text import _quoted
+from ingot._base.checks import Existing, is_durable, is_path, texts
+from ingot._base.text import _quoted
+from ingot._ranks.local import Held
+from ingot._ranks.peers import Peers, this_node
+from ingot._ranks.placements import Part
+from ingot._write import writer as _writer
+from ingot._write.directory.hidden import called
+from ingot._write.shards import Place, aside, nbytes
 from ingot.errors import OptionError, RankError, SaveError
 from ingot.torch._files import save_file
 from ingot.torch._load_into import has_ranks
-from ingot.torch._ranks.local import Held
-from ingot.torch._ranks.peers import Peers, this_node
-from ingot.torch._ranks.placements import Part
-from ingot.torch._ranks.saving import Files, Looked, Together, write
+from ingot.torch._save_by_ranks import Files, Looked, Together, write
 from ingot.torch._sharded import planned
 from ingot.torch._tensors import storable
 

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 import torch
 
-from ingot._text import _quoted
+from ingot._base.text import _quoted
 from ingot.errors import CheckpointError, SaveError
 
 TYPE_CHECKING = False

@@ -13,8 +13,8 @@ from types import new_class
 
 import torch
 
-from ingot._options import Saving, takes_save_options
-from ingot._text import _escaped
+from ingot._base.checks import Saving, takes_save_options
+from ingot._base.text import _escaped
 from ingot.errors import CheckpointError
 from ingot.torch import load_file, save_file
 from ingot.typing import SaveOptions

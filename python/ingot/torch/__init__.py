@@ -1,8 +1,11 @@
-"""Load and save PyTorch tensors."""
+"""Load and save PyTorch tensors.
+
+`ingot.dcp`, `ingot.engines` and `ingot.compat` use it; no other part of the package does.
+"""
 
 from __future__ import annotations
 
-from ingot._frameworks import missing
+from ingot._base.frameworks import missing
 
 try:
     import torch as _torch  # noqa: F401

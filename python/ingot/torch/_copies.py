@@ -7,7 +7,7 @@ from contextlib import ExitStack, contextmanager
 import torch
 import torch.utils.dlpack
 
-from ingot._open import pieces
+from ingot._adapters import pieces
 
 from ._link import link
 from ._tensors import fetcher, not_plain, undisturbed

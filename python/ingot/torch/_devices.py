@@ -6,10 +6,10 @@ from functools import cache, partial
 
 import torch
 
-from ingot._load import Carrier
+from ingot._adapters.pieces import pieces, room
+from ingot._base.text import _escaped
 from ingot._native import Gpu
-from ingot._open.pieces import pieces, room
-from ingot._text import _escaped
+from ingot._read.moves import Carrier
 from ingot.errors import DeviceError, OptionError
 
 from ._filling import Filling, is_widened, packed
@@ -20,8 +20,10 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-    from ingot._load import Move, Reads, Wanted
     from ingot._native import Checkpoint
+    from ingot._read.moves import Move
+    from ingot._read.reads import Reads
+    from ingot._read.select import Wanted
 
 
 def mover(device: Any) -> Move | None:

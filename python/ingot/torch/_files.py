@@ -7,18 +7,14 @@ from typing import overload
 
 import torch
 
-from ingot import _load, _native, _open
-from ingot._load import PLAIN, Selected
-from ingot._options import (
-    Loading,
-    known_format,
-    one_of,
-    takes_load_options,
-    takes_save_options,
-    texts,
-)
-from ingot._save import rendered, write_file
-from ingot._text import _quoted
+from ingot import _native
+from ingot._base.checks import Loading, known_format, one_of, takes_load_options, takes_save_options, texts
+from ingot._base.text import _quoted
+from ingot._read import door, faults, moves, select
+from ingot._read import load as _load
+from ingot._read.reads import PLAIN
+from ingot._read.select import Selected
+from ingot._write.save import rendered, write_file
 from ingot.errors import OptionError
 
 from ._copies import copied
@@ -36,12 +32,13 @@ if TYPE_CHECKING:
 
     from typing_extensions import Buffer, Unpack
 
-    from ingot._background import SaveFuture
-    from ingot._hash import Hasher
-    from ingot._load import Move, Placement, Reads
     from ingot._native import Checkpoint
-    from ingot._objects import Source
-    from ingot._save import Views
+    from ingot._read.digest import Hasher
+    from ingot._read.moves import Move, Placement
+    from ingot._read.reads import Reads
+    from ingot._read.source import Source
+    from ingot._write.background import SaveFuture
+    from ingot._write.save import Views
     from ingot.typing import (
         Device,
         Format,
@@ -176,7 +173,7 @@ def load_file(
         The record of shared tensors in the metadata is broken (``code`` is ``"invalid-alias"``).
     """
     how = Loading.of(options)
-    move = _load.placing(mover if how.dtype is None else widening, device)
+    move = moves.placing(mover if how.dtype is None else widening, device)
     selected = Selected.by(how, out)
 
     def work(
@@ -185,7 +182,7 @@ def load_file(
         found = _loaded(checkpoint, move, shared, selected, reads)
         return (found, checkpoint.metadata()) if return_metadata else found
 
-    return _open.loaded(filename, how, work)
+    return door.loaded(filename, how, work)
 
 
 def load(data: Buffer, *, shared: Loaded = "alias") -> dict[str, torch.Tensor]:
@@ -223,7 +220,7 @@ def _loaded(
 ) -> dict[str, torch.Tensor]:
     """The tensors that were asked for, and those that the file's record of shared tensors adds."""
     one_of("shared", shared, LOADED)
-    where = _load.in_file(checkpoint)
+    where = faults.in_file(checkpoint)
     views = recorded(checkpoint) if shared == "alias" else {}
     if selected.is_everything():
         found = _load.tensors(checkpoint, None, wrap, move, how)
@@ -234,7 +231,7 @@ def _loaded(
         found = _load.tensors(checkpoint, dict.fromkeys(names.values()), wrap, move, how)
         restore(found, {name: views[name] for name in names if name in views})
         return {name: found[name] for name in names}
-    _load.settled(checkpoint, [names[name] for name in names if name not in (selected.out or {})], move)
+    moves.settled(checkpoint, [names[name] for name in names if name not in (selected.out or {})], move)
     _load.refuse_unproven(checkpoint, how)
     return _parts(checkpoint, move, selected, names, views, where, how)
 
@@ -273,8 +270,8 @@ def _parts(
     lacking = {base: base for base in bases if base not in sources or is_cut(base)}
     whole: Selected[torch.Tensor] = Selected(dtype=selected.dtype)
     first, second = how.shares(
-        lambda: checkpoint.parts_nbytes(_load.wanted(checkpoint, selected, sources, sources)),
-        lambda: checkpoint.parts_nbytes(_load.wanted(checkpoint, whole, lacking, lacking)),
+        lambda: checkpoint.parts_nbytes(select.wanted(checkpoint, selected, sources, sources)),
+        lambda: checkpoint.parts_nbytes(select.wanted(checkpoint, whole, lacking, lacking)),
     )
     found = _load.load(checkpoint, selected, sources, wrap, move, first, at, partial(fill_tensors, places))
     others = _load.load(checkpoint, whole, lacking, wrap, move, second, at)
@@ -459,7 +456,7 @@ def save_with_checksum(
     ValueError, TypeError, SharedMemoryError, SaveError, OptionError
         As `save` does.
     """
-    from ingot._hash import with_digest
+    from ingot._read.digest import with_digest
 
     return with_digest(save(tensors, metadata, format=format), hasher)
 

@@ -11,10 +11,12 @@ import torch
 from torch.autograd import forward_ad
 from torch.autograd.graph import increment_version
 
-from ingot._load import Reads, fill, misfit, no_destination
+from ingot._adapters.pieces import aligned, batches, pieces, room
+from ingot._base.checks import FLOATS
 from ingot._native import Destinations, Export
-from ingot._open.pieces import aligned, batches, pieces, room
-from ingot._options import FLOATS
+from ingot._read.faults import misfit, no_destination
+from ingot._read.load import fill
+from ingot._read.reads import Reads
 from ingot.errors import DestinationError
 
 from ._link import Ring, link
@@ -38,9 +40,10 @@ if TYPE_CHECKING:
     from collections.abc import Generator, Iterable, Iterator, Mapping
     from typing import Any
 
-    from ingot._load import Memory, Wanted
+    from ingot._adapters.pieces import Piece
     from ingot._native import Checkpoint, Gpu
-    from ingot._open.pieces import Piece
+    from ingot._read.load import Memory
+    from ingot._read.select import Wanted
 
 
 def destinations(tensors: Mapping[str, torch.Tensor]) -> Destinations:

@@ -7,15 +7,17 @@ from typing import NamedTuple
 
 import torch
 
-from ingot._load import Label, Wanted, fill, in_file, misfit
-from ingot._options import FLOATS
-from ingot._text import _escaped, _quoted
+from ingot._base.checks import FLOATS
+from ingot._base.text import _escaped, _quoted
+from ingot._ranks.local import held, identity, is_distributed, whole_shape
+from ingot._ranks.placements import Part, in_elements
+from ingot._read.faults import in_file, misfit
+from ingot._read.load import fill
+from ingot._read.select import Label, Wanted
 from ingot.errors import DestinationError
 
 from ._devices import gpu
 from ._filling import Filling, destinations, refuse_captured, refuse_destination, writing
-from ._ranks.local import held, identity, is_distributed, whole_shape
-from ._ranks.placements import Part, in_elements
 from ._shared import recorded
 from ._tensors import _CODES, not_plain, undisturbed, wrap
 
@@ -24,10 +26,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
     from typing import Any
 
-    from ingot._load import Reads
     from ingot._native import Checkpoint, Destinations, Gpu
-
-    from ._ranks.placements import Box
+    from ingot._ranks.placements import Box
+    from ingot._read.reads import Reads
 
 
 class IncompatibleKeys(NamedTuple):

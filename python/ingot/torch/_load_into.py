@@ -8,14 +8,14 @@ from functools import partial
 
 import torch
 
-from ingot import _open
-from ingot._load import reading
-from ingot._options import Loading, one_of, takes_read_options
+from ingot._base.checks import Loading, one_of, takes_read_options
+from ingot._ranks.local import has_group, is_distributed
+from ingot._read import door
+from ingot._read.reads import reading
 from ingot.errors import OptionError
 from ingot.typing import ReadOptions
 
 from ._into import IncompatibleKeys, read, slots, tensors_of
-from ._ranks.local import has_group, is_distributed
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -25,9 +25,9 @@ if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
     from typing_extensions import Unpack
 
-    from ingot._load import Reads
     from ingot._native import Checkpoint
-    from ingot._objects import Source
+    from ingot._read.reads import Reads
+    from ingot._read.source import Source
 
     ReadOnce: TypeAlias = Literal["auto", "job", "node", False]
     Target: TypeAlias = torch.nn.Module | Mapping[str, torch.Tensor]
@@ -123,7 +123,7 @@ def load_into(
         read(checkpoint, found, reads)
         return keys
 
-    return _open.loaded(source, asked(), work)
+    return door.loaded(source, asked(), work)
 
 
 def _is_shared(target: Target, read_once: object) -> bool:
@@ -165,8 +165,9 @@ def _together(
     asked: Callable[[], Loading],
 ) -> IncompatibleKeys:
     # Imported here: most loads are of one process.
-    from ._ranks import together
-    from ._ranks.peers import Peers
+    from ingot._ranks.peers import Peers
+
+    from . import _load_by_ranks
 
     found: list[IncompatibleKeys] = []
     peers = Peers(process_group)
@@ -174,12 +175,12 @@ def _together(
         how = asked()
 
     @contextmanager
-    def look() -> Iterator[together.Looked]:
-        checkpoint = together.open_once(partial(_open.open_all, source, how), peers)
+    def look() -> Iterator[_load_by_ranks.Looked]:
+        checkpoint = _load_by_ranks.open_once(partial(door.open_all, source, how), peers)
         with reading(checkpoint, how) as (checkpoint, reads):
             wanted, keys = slots(target, checkpoint, strict)
             found.append(keys)
-            yield together.Looked(checkpoint, wanted, reads, source)
+            yield _load_by_ranks.Looked(checkpoint, wanted, reads, source)
 
-    together.load(look, peers, read_once)
+    _load_by_ranks.load(look, peers, read_once)
     return found[-1]

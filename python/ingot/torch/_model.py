@@ -7,8 +7,8 @@ from collections import defaultdict
 
 import torch
 
-from ingot._options import takes_load_options
-from ingot._text import _quoted
+from ingot._base.checks import takes_load_options
+from ingot._base.text import _quoted
 from ingot.errors import SharedMemoryError
 
 from ._files import load_file, save_file
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from typing_extensions import Unpack
 
-    from ingot._objects import Source
+    from ingot._read.source import Source
     from ingot.typing import Device, LoadOptions, Path, Writable
 
 # Names in a message. The rest are counted.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from ingot._options import unpacked
+from ingot._base.checks import unpacked
 
 from ._devices import gpu
 from ._tensors import _crosses_by_dlpack, _to_dlpack, fetcher, storable, undisturbed

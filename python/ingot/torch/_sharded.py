@@ -7,18 +7,18 @@ from collections.abc import Mapping
 from functools import partial
 from typing import NamedTuple, overload
 
-from ingot._directory.hidden import new_prefix
+from ingot._base.checks import Existing, Saving, is_durable, texts
+from ingot._base.text import _quoted
 from ingot._native import NewFile
-from ingot._options import Existing, Saving, is_durable, texts
-from ingot._save import new_file, staging
-from ingot._shards import Place, index, nbytes, split, write
-from ingot._text import _quoted
+from ingot._ranks.local import has_group, is_distributed
+from ingot._write.directory.hidden import new_prefix
+from ingot._write.save import new_file, staging
+from ingot._write.shards import Place, index, nbytes, split, write
 from ingot.errors import OptionError, SaveError
 
 from ._copies import copied
 from ._model import duplicate_names, storage_ptr, storage_size
 from ._payload import payload
-from ._ranks.local import has_group, is_distributed
 from ._tensors import _export, _tensors, storable
 
 TYPE_CHECKING = False
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     import torch
     from torch.distributed import ProcessGroup
 
-    from ingot._background import SaveFuture
+    from ingot._write.background import SaveFuture
     from ingot.typing import Checksums, Path, Snapshot
 
 
@@ -285,7 +285,7 @@ def _save_alone(asked: _Asked) -> SaveFuture | None:
 
 def _put_later(put: Callable[..., None], files: list[NewFile], snapshot: str | None) -> SaveFuture:
     """Call `put` in the background. `files` are what it writes, the last of them last."""
-    from ingot._background import SAVES, SaveFuture
+    from ingot._write.background import SAVES, SaveFuture
 
     future = SaveFuture()
     if snapshot == "host":
@@ -300,8 +300,9 @@ def _put_later(put: Callable[..., None], files: list[NewFile], snapshot: str | N
 def _save_together(asked: Callable[[], _Asked], process_group: ProcessGroup | None) -> SaveFuture | None:
     """Save tensors that ranks hold parts of. All ranks call this. `asked` checks a rank's arguments."""
     # Imported here: most saves are of one process.
-    from ._ranks.peers import Peers
-    from ._ranks.saving import Files, Together, look, write, write_later
+    from ingot._ranks.peers import Peers
+
+    from ._save_by_ranks import Files, Together, look, write, write_later
 
     peers = Peers(process_group)
     checked: list[_Asked] = []

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import torch
 
-from ingot._text import _quoted
+from ingot._base.text import _quoted
 from ingot.errors import SharedMemoryError
 
 TYPE_CHECKING = False
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from ingot._native import Checkpoint
-    from ingot._save import Views
+    from ingot._write.save import Views
 
 # Dimensions that a part of a tensor has in a file at most.
 _MAX_DIMS = 64

@@ -10,11 +10,11 @@ import torch
 from torch._C import _functorch  # pyright: ignore[reportAttributeAccessIssue]
 
 from ingot import _native
-from ingot._dtypes import ANOTHER_COMPLEX, F4_PACKED, NAMES
-from ingot._frameworks import lacks
-from ingot._options import named
-from ingot._save import boxes
-from ingot._text import _quoted
+from ingot._base.checks import named
+from ingot._base.dtypes import ANOTHER_COMPLEX, F4_PACKED, NAMES
+from ingot._base.frameworks import lacks
+from ingot._base.text import _quoted
+from ingot._write.save import boxes
 from ingot.errors import SaveError
 
 from ._link import link
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
     from typing import Any
 
-    from ingot._save import Box
+    from ingot._write.save import Box
 
 
 # Those that this torch has. One that it lacks blocks the tensors of that dtype only.

@@ -18,7 +18,7 @@ from torch import nn
 import ingot
 import ingot.compat
 import ingot.torch
-from ingot._frameworks import FRAMEWORKS
+from ingot._base.frameworks import FRAMEWORKS
 
 
 def test_both_classes_catch_the_errors_of_both(compat: SimpleNamespace, path: Path) -> None:

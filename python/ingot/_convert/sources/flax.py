@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy
 
+from ingot._base.dtypes import CODES
 from ingot._convert.flatten import flatten
 from ingot._convert.msgpack import Extension, load, load_inner
 from ingot._convert.positions import Region
 from ingot._convert.refusal import reading, refused
 from ingot._convert.source import Contents, Entry, Options
 from ingot._convert.values import dtype_of, nbytes, no_dtype
-from ingot._dtypes import CODES
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -16,6 +16,7 @@ from functools import partial
 from math import prod
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from ingot._base.text import _quoted
 from ingot._convert.confined import PART
 from ingot._convert.limits import OBJECT_NBYTES, RECORD_NBYTES
 from ingot._convert.others import LeftOut
@@ -23,7 +24,6 @@ from ingot._convert.positions import Region, size_of
 from ingot._convert.refusal import lacks, reading, refused
 from ingot._convert.source import Contents, Entry, Options, possible
 from ingot._convert.values import dtype_of, nbytes
-from ingot._text import _quoted
 from ingot.errors import ConversionError
 
 if TYPE_CHECKING:

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 
 from numpy.lib.stride_tricks import as_strided
 
+from ingot._base.frameworks import adapter
 from ingot._convert.refusal import refused
 from ingot._convert.source import Contents, Entry, Options
-from ingot._frameworks import adapter
 from ingot._native import RECORD_KEYS
-from ingot._open import open_checkpoint
+from ingot._read.door import open_checkpoint
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -7,13 +7,13 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from ingot._base.text import _quoted
 from ingot._convert.confined import inside
 from ingot._convert.framing import is_ours
 from ingot._convert.others import LeftOut
 from ingot._convert.positions import size_of
 from ingot._convert.refusal import reading, refused
 from ingot._convert.source import Contents, Entry, Options
-from ingot._text import _quoted
 
 from . import native
 from . import torch as torch_source

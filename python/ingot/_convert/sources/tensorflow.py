@@ -7,10 +7,10 @@ import os
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+from ingot._base.text import _escaped
 from ingot._convert.refusal import refused
 from ingot._convert.source import Contents, Options
 from ingot._convert.tensor_bundle import TITLE, contents
-from ingot._text import _escaped
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy
 
+from ingot._base.dtypes import CODES, F4_PACKED
 from ingot._convert import pickled_arrays
 from ingot._convert.flatten import flatten
 from ingot._convert.others import Plain, Unusable
@@ -26,7 +27,6 @@ from ingot._convert.refusal import reading, refused
 from ingot._convert.source import Contents, Entry, Options
 from ingot._convert.values import dtype_of, elements, no_dtype
 from ingot._convert.zipped import Member, contents, members
-from ingot._dtypes import CODES, F4_PACKED
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import click
 
-from ingot import _options
-from ingot._rearrange import chosen
+from ingot._base import checks
+from ingot._write.names import chosen
 from ingot.cli import arguments
 from ingot.cli.progress import Several, bar
 from ingot.cli.screen import Screen, printing
@@ -16,8 +16,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from ingot._base.checks import Existing
     from ingot._native import TensorInfo
-    from ingot._options import Existing
 
 
 # Bytes of tensors that are in memory at once; one that is larger is alone.
@@ -70,7 +70,7 @@ def command(
 
 
 def _changes(info: TensorInfo, dtype: str) -> bool:
-    return info.dtype in _options.FLOATS and info.dtype != dtype
+    return info.dtype in checks.FLOATS and info.dtype != dtype
 
 
 def _size(info: TensorInfo, dtype: str) -> int:
@@ -87,8 +87,8 @@ def _write(
     existing: Existing,
 ) -> None:
     from ingot import numpy
-    from ingot._load import Wanted
-    from ingot._writer import Writer, native
+    from ingot._read.select import Wanted
+    from ingot._write.writer import Writer, native
 
     specs = {info.name: (dtype if info.name in changed else info.dtype, info.shape) for info in infos}
     metadata = source.metadata() or None

@@ -8,8 +8,9 @@ from typing import NamedTuple
 
 import click
 
-from ingot import _hash, _native, _open
+from ingot import _native
 from ingot._native import is_url, shown_url
+from ingot._read import digest, door
 from ingot.cli import arguments
 from ingot.cli.progress import bar
 from ingot.cli.screen import Screen, printing
@@ -143,7 +144,7 @@ def _described(found: Checked) -> dict[str, object]:
 def _strictness(source: Source) -> Iterator[Finding]:
     for file in source.files:
         try:
-            _open.open_checkpoint(file, "pread", "refuse")
+            door.open_checkpoint(file, "pread", "refuse")
         except HeaderError as error:
             if error.code != "not-strict":
                 raise
@@ -181,7 +182,7 @@ def _blobs(screen: Screen, source: Source) -> Iterator[Finding]:
 
 def _sha256(screen: Screen, file: str) -> str:
     with bar(screen, "Hashing") as tell:
-        return _hash.hash(file, "sha256", progress=tell)
+        return digest.hash(file, "sha256", progress=tell)
 
 
 def _git_digest(file: str) -> str:

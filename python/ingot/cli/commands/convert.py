@@ -16,8 +16,8 @@ from ingot.cli.wording import nbytes, plural, shown
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from ingot._base.checks import Existing
     from ingot._convert import Conversion
-    from ingot._options import Existing
 
 
 @click.command(short_help="Make a file of tensors of a file of another format.")

@@ -10,7 +10,7 @@ from importlib import metadata
 import click
 
 from ingot import __version__
-from ingot._frameworks import DISTRIBUTION, installing
+from ingot._base.frameworks import DISTRIBUTION, installing
 from ingot.cli import arguments
 from ingot.cli.screen import Screen, printing
 from ingot.cli.sources import opened

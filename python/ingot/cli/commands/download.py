@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import click
 
-from ingot import _download
 from ingot._native import is_url
+from ingot._write import download
 from ingot.cli import arguments
 from ingot.cli.progress import bar
 from ingot.cli.screen import Screen, printing
@@ -14,8 +14,8 @@ from ingot.cli.wording import nbytes, plural, shown
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from ingot._download import Download
-    from ingot._options import Existing
+    from ingot._base.checks import Existing
+    from ingot._write.download import Download
 
 
 def _remote(context: click.Context, parameter: click.Parameter, given: str) -> str:
@@ -55,7 +55,7 @@ def command(
 
 
 def _plan(screen: Screen, source: str, destination: str, expected: str | None, existing: Existing) -> None:
-    files = _download.planned(source, destination, expected_sha256=expected, **existing._asdict())
+    files = download.planned(source, destination, expected_sha256=expected, **existing._asdict())
     screen.answer({"dry_run": True, "files": [{"file": name, "nbytes": size} for name, size in files]})
     _tell(screen, files, "would fetch")
 
@@ -69,7 +69,7 @@ def _fetch(
     existing: Existing,
 ) -> None:
     with bar(screen, "Downloading") as tell:
-        done = _download.download(
+        done = download.download(
             source,
             destination,
             expected_sha256=expected,

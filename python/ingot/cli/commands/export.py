@@ -7,7 +7,7 @@ from urllib.parse import quote
 
 import click
 
-from ingot._save import replacing
+from ingot._write.save import replacing
 from ingot.cli import arguments
 from ingot.cli.progress import Several, bar
 from ingot.cli.screen import Screen, printing
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from typing_extensions import Buffer
 
-    from ingot._options import Existing
+    from ingot._base.checks import Existing
     from ingot.cli.sources import Array
     from ingot.typing import Tell
 

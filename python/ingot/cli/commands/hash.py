@@ -6,7 +6,8 @@ import os
 
 import click
 
-from ingot import _hash, _native
+from ingot import _native
+from ingot._read import digest as _digest
 from ingot.cli import arguments
 from ingot.cli.progress import Several, bar
 from ingot.cli.screen import Screen, printing
@@ -43,7 +44,7 @@ def command(screen: Screen, paths: tuple[str, ...], algorithms: tuple[str, ...],
         for file, size in zip(files, sizes, strict=True):
             for algorithm in chosen:
                 with steps.within(size) as within:
-                    rows.append((algorithm, _hash.hash(file, algorithm, progress=within), file))
+                    rows.append((algorithm, _digest.hash(file, algorithm, progress=within), file))
     rows = [(algorithm, digest, _native.shown_url(file)) for algorithm, digest, file in rows]
     described = [{"file": file, "algorithm": name, "digest": digest} for name, digest, file in rows]
     screen.answer({"hashes": described})

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from ingot import _options
+from ingot._base import checks
 from ingot.cli import arguments
 from ingot.cli.screen import Screen, printing
 from ingot.cli.sources import opened, parameters
@@ -46,5 +46,5 @@ def command(screen: Screen, path: str) -> int:
 
 def _size(info: TensorInfo, bits: int) -> int:
     # What is quantised already is not made larger or smaller by anybody.
-    is_float = info.dtype in _options.FLOATS
+    is_float = info.dtype in checks.FLOATS
     return -(-parameters(info) * bits // 8) if is_float else info.nbytes

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from ingot import _rearrange
+from ingot._write import rearrange
 from ingot.cli import arguments
 from ingot.cli.progress import bar
 from ingot.cli.screen import Screen, printing
@@ -15,7 +15,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Literal
 
-    from ingot._options import Existing
+    from ingot._base.checks import Existing
 
 
 @click.command(short_help="Make one file of several, or of a checkpoint.")
@@ -44,7 +44,7 @@ def command(
     arguments.target(output, existing)
     if not dry_run:
         with bar(screen, "Merging") as tell:
-            _rearrange.merge(paths, output, on_duplicate=on_duplicate, **existing._asdict(), progress=tell)
+            rearrange.merge(paths, output, on_duplicate=on_duplicate, **existing._asdict(), progress=tell)
     infos = {info.name: info for source in sources for info in source.infos()}
     size = sum(info.nbytes for info in infos.values())
     screen.answer(

@@ -7,9 +7,10 @@ import sys
 
 import click
 
-from ingot import _edit, _rearrange
 from ingot._native import shown_url
-from ingot._save import replacing
+from ingot._write import edit as _edit
+from ingot._write import rearrange
+from ingot._write.save import replacing
 from ingot.cli import arguments
 from ingot.cli.screen import Screen, printing, warn
 from ingot.cli.sources import opened
@@ -22,7 +23,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from ingot._options import Existing
+    from ingot._base.checks import Existing
     from ingot.cli.sources import Source
 
 _COLUMNS = (Column("key"), Column("value"))
@@ -157,7 +158,7 @@ def clean(
         return _replace(screen, path, before, kept, dry_run)
     arguments.target(output, existing)
     if not dry_run:
-        _rearrange.rewrite(path, output, metadata=kept or None, **existing._asdict())
+        rearrange.rewrite(path, output, metadata=kept or None, **existing._asdict())
     screen.say(f"{'would write' if dry_run else 'wrote'} {shown(output)}: {plural(len(kept), 'key')} left")
     return 0
 

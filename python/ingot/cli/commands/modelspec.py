@@ -101,7 +101,7 @@ def _pair(text: str) -> tuple[str, str]:
 
 
 def _hash(screen: Screen, file: str) -> str:
-    from ingot import _hash as hashes
+    from ingot._read import digest as hashes
 
     with bar(screen, "Hashing") as tell:
         return hashes.hash(file, "modelspec", progress=tell)

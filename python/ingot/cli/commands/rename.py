@@ -6,7 +6,7 @@ import re
 
 import click
 
-from ingot import _rearrange
+from ingot._write import rearrange
 from ingot.cli import arguments
 from ingot.cli.progress import bar
 from ingot.cli.screen import Screen, printing
@@ -18,7 +18,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ingot._options import Existing
+    from ingot._base.checks import Existing
 
 _COLUMNS = (Column("old"), Column("new"))
 
@@ -58,7 +58,7 @@ def command(
     arguments.target(destination, existing)
     if not dry_run:
         with bar(screen, "Writing") as tell:
-            _rearrange.rewrite(path, destination, rename=table, **existing._asdict(), progress=tell)
+            rearrange.rewrite(path, destination, rename=table, **existing._asdict(), progress=tell)
     screen.answer({"dry_run": dry_run, "file": destination, "renamed": table})
     screen.table(_COLUMNS, list(table.items()))
     if screen.is_terminal:

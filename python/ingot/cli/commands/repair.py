@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from ingot import _rearrange
+from ingot._write import repair
 from ingot.cli import arguments
 from ingot.cli.progress import bar
 from ingot.cli.screen import Screen, printing
@@ -15,8 +15,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ingot._options import Existing
-    from ingot._rearrange import Finding
+    from ingot._base.checks import Existing
+    from ingot._write.repair import Finding
 
 _COLUMNS = (Column("rule"), Column("tensor"), Column("found"), Column("done"))
 
@@ -35,11 +35,11 @@ def command(screen: Screen, path: str, destination: str, existing: Existing, dry
     """
     arguments.target(destination, existing)
     if dry_run:
-        opened, findings = _rearrange.examined(path)
+        opened, findings = repair.examined(path)
         tensors = len(opened.sizes(0))
     else:
         with bar(screen, "Repairing") as tell:
-            done = _rearrange.repair(path, destination, **existing._asdict(), progress=tell)
+            done = repair.repair(path, destination, **existing._asdict(), progress=tell)
         tensors, findings = done.tensors, done.findings
     named = [finding._asdict() for finding in findings]
     screen.answer({"dry_run": dry_run, "file": destination, "tensors": tensors, "findings": named})

@@ -6,7 +6,8 @@ import os
 
 import click
 
-from ingot import _rearrange, _shards
+from ingot._write import rearrange
+from ingot._write import shards as _shards
 from ingot.cli import arguments
 from ingot.cli.progress import bar
 from ingot.cli.screen import Screen, printing
@@ -16,7 +17,7 @@ from ingot.cli.wording import nbytes, plural, shown
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from ingot._options import Existing
+    from ingot._base.checks import Existing
 
 
 @click.command(short_help="Make several files and an index of one file.")
@@ -50,7 +51,7 @@ def command(
     place.check(existing)
     if not dry_run:
         with bar(screen, "Splitting") as tell:
-            _rearrange.split(
+            rearrange.split(
                 path, destination, limit, filename_pattern=pattern, **existing._asdict(), progress=tell
             )
     files = [

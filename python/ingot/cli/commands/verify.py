@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import click
 
-from ingot import _hash
 from ingot._native import shown_url
+from ingot._read import digest
 from ingot.cli import arguments
 from ingot.cli.progress import Several, bar
 from ingot.cli.screen import Screen, printing
@@ -14,7 +14,7 @@ from ingot.cli.wording import shown
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from ingot._hash import Compared, Verification
+    from ingot._read.digest import Compared, Verification
 
 
 @click.command(short_help="Compare the tensors with the digests that the file keeps.")
@@ -37,7 +37,7 @@ def command(screen: Screen, paths: tuple[str, ...], expected: str | None) -> int
         steps = Several(tell, sum(sizes))
         for file, size in zip(files, sizes, strict=True):
             with steps.within(size) as within:
-                reports[shown_url(file)] = _hash.verify(file, expected_sha256=expected, progress=within)
+                reports[shown_url(file)] = digest.verify(file, expected_sha256=expected, progress=within)
     screen.answer({"ok": all(reports.values()), "files": [_described(*one) for one in reports.items()]})
     for file, report in reports.items():
         # Tensors without a digest of their own are no news where one vouches for all of them.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from ingot._save import replacing
+from ingot._write.save import replacing
 from ingot.cli import arguments
 from ingot.cli.progress import bar
 from ingot.cli.screen import Screen, printing
@@ -12,7 +12,7 @@ from ingot.cli.wording import nbytes, shown
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from ingot._options import Existing
+    from ingot._base.checks import Existing
     from ingot._view.shelf import Shelf
 
 

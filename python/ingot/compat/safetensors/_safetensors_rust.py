@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ingot._open import PrefetchLoader, TensorStream
+from ingot._read.loader import PrefetchLoader, TensorStream
 from ingot.compat._handles import PySafeSlice, TensorMeta, _safe_open_handle, safe_open
 from ingot.compat._specs import deserialize, serialize, serialize_file
 from ingot.compat._tensor_spec import TensorSpec

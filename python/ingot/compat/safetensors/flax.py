@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ingot import flax as _ingot
-from ingot._face import Whole
+from ingot._adapters.face import Whole
 from ingot.compat._handles import MMAP, chosen, path_only, safe_open
 from ingot.compat._wording import reading, writing
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ingot import mlx as _ingot
-from ingot._face import Whole
+from ingot._adapters.face import Whole
 from ingot.compat._handles import MMAP, chosen, path_only, safe_open
 from ingot.compat._wording import reading, writing
 

@@ -7,7 +7,7 @@ from collections import defaultdict
 import torch
 
 from ingot import torch as _ingot
-from ingot._text import _quoted
+from ingot._base.text import _quoted
 from ingot.compat._handles import HERE, MMAP, chosen, mover, path_only, safe_open
 from ingot.compat._specs import deserialize, serialize, serialize_file
 from ingot.compat._tensor_spec import TensorSpec

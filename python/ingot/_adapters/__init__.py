@@ -1,0 +1,1 @@
+"""Code that the framework modules share; only they and `compat` may use this room."""

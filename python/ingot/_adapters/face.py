@@ -1,0 +1,334 @@
+"""`load`, `load_file`, `save` and `save_file` for frameworks that differ in their tensors only."""
+
+from __future__ import annotations
+
+from typing import Generic, TypeVar, overload
+
+from ingot import _native
+from ingot._base.checks import Loading, known_format, named, takes_load_options, takes_save_options, texts
+from ingot._read import door
+from ingot._read import load as _load
+from ingot._read.load import chosen
+from ingot._read.moves import placing
+from ingot._read.select import Selected
+from ingot._write.save import write_file
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from typing import Any, Literal
+
+    from typing_extensions import Buffer, Unpack
+
+    from ingot._native import Checkpoint, Export, Gpu
+    from ingot._read.load import Into
+    from ingot._read.moves import Carrier
+    from ingot._read.reads import Reads
+    from ingot._read.source import Source
+    from ingot._write.background import SaveFuture
+    from ingot._write.save import Payload
+    from ingot.typing import Device, Format, LoadOptions, Path, SaveOptions, Writable
+
+Tensor = TypeVar("Tensor")
+
+
+class Whole(Generic[Tensor]):
+    """Whole files of one framework's tensors. Its methods are the functions of that framework's module.
+
+    Parameters
+    ----------
+    wrap : Wrap
+        How bytes become tensors.
+    mover : callable
+        Gives, for a device, what takes a tensor there; None where it may stay.
+    at : callable
+        Indexes a tensor by the framework's own rules.
+    payload : callable
+        Gives, for a name and a tensor, the code, the shape and the bytes to store.
+    value : str
+        What messages call a tensor.
+    export : Export, optional
+        Shows many tensors at once, before `payload` is asked.
+    into : callable, optional
+        Reads into tensors that are there already.
+    """
+
+    __slots__ = ("_at", "_export", "_into", "_mover", "_payload", "_value", "_wrap")
+
+    def __init__(
+        self,
+        wrap: _native.Wrap,
+        mover: Callable[[Any], Callable[[Any], Tensor] | Gpu | Carrier | None],
+        at: Callable[[Any, Any], Any],
+        payload: Payload,
+        *,
+        value: str = "tensor",
+        export: Export | None = None,
+        into: Into | None = None,
+    ) -> None:
+        self._wrap = wrap
+        self._mover = mover
+        self._at = at
+        self._payload = payload
+        self._value = value
+        self._export = export
+        self._into = into
+
+    @overload
+    def load_file(
+        self,
+        filename: Source,
+        device: Device = None,
+        *,
+        return_metadata: Literal[True],
+        **options: Unpack[LoadOptions],
+    ) -> tuple[dict[str, Tensor], dict[str, str] | None]: ...
+
+    @overload
+    def load_file(
+        self,
+        filename: Source,
+        device: Device = None,
+        *,
+        return_metadata: Literal[False] = False,
+        **options: Unpack[LoadOptions],
+    ) -> dict[str, Tensor]: ...
+
+    @takes_load_options
+    def load_file(
+        self,
+        filename: Source,
+        device: Device = None,
+        *,
+        return_metadata: bool = False,
+        **options: Unpack[LoadOptions],
+    ) -> dict[str, Tensor] | tuple[dict[str, Tensor], dict[str, str] | None]:
+        """Load the tensors of a file, or some of them, or parts of them.
+
+        Parameters
+        ----------
+        filename : str, bytes, os.PathLike, or an object to read from
+            A `.safetensors` or a `.bt` file, the index of a sharded checkpoint, a directory with one of
+            these, a URL, or an object that holds a file, such as an open file, a buffer or `ingot.Ranges`: as
+            for `ingot.safe_open`.
+        device : str, int, the framework's device, dict or callable, optional
+            Where the tensors are placed; the module says which devices its framework takes. By default where
+            upstream puts them: on the framework's default device, and paddle's on the CPU.
+            A dict has patterns of names, each with a device, such as ``{"layers.0.*": "gpu:0", "*": "cpu"}``,
+            where ``*`` is any text and ``?`` one character. The first that matches decides, and each has to
+            match a tensor. A callable is given what
+            `ingot.safe_open.info` gives, and returns the device.
+        return_metadata : bool
+            Return the metadata too, of the same look at the file.
+        **options
+            What is loaded, and how: `ingot.typing.LoadOptions`.
+
+        Returns
+        -------
+        dict of str to tensor
+            In the order of `keys`, else of the file, with the shape of the header. The module says which
+            tensors are views of the file and which are copies. With `return_metadata` a tuple of this and of
+            what `ingot.read_metadata` gives.
+
+        Raises
+        ------
+        OSError
+            The file cannot be opened.
+        HeaderError
+            The file breaks a rule of its format; ``code`` says which.
+        CheckpointError
+            The index breaks a rule, or the shards do not hold what it says.
+        DtypeError
+            The framework lacks a tensor's dtype or cannot hold its shape. `ingot.safe_open` reads the other
+            tensors.
+        TensorNotFoundError
+            `keys` or `slices` name a tensor that the file does not have, and the message the nearest name; or
+            no name begins with `prefix`.
+        SliceError
+            An index does not fit its tensor.
+        StorageError
+            Reading failed.
+        IntegrityError
+            A tensor, or the file, is not what its digest says (``code`` is ``"digest-mismatch"``); the
+            file keeps no digest of a tensor (``"no-digest"``), or a record that cannot be used
+            (``"invalid-checksums"``).
+        OptionError
+            `device`, `backend`, `dtype` or `threads` is not one of the choices; no pattern of `device` fits a
+            name; or `slices` have a tensor that the other options leave out; or what is asked for cannot be
+            compared.
+        """
+        return self.loaded(filename, device, Loading.of(options), return_metadata)
+
+    def loaded(
+        self,
+        filename: Source,
+        device: Device,
+        how: Loading,
+        return_metadata: bool,
+        out: Mapping[str, Tensor | list[Tensor]] | None = None,
+    ) -> dict[str, Tensor] | tuple[dict[str, Tensor], dict[str, str] | None]:
+        """What `load_file` gives, also where some of it has a place."""
+        move = placing(self._mover, device)
+        selected = Selected.by(how, out)
+
+        def work(
+            checkpoint: Checkpoint, reads: Reads
+        ) -> dict[str, Tensor] | tuple[dict[str, Tensor], dict[str, str] | None]:
+            found = chosen(checkpoint, selected, self._wrap, move, reads, self._at, self._into)
+            return (found, checkpoint.metadata()) if return_metadata else found
+
+        return door.loaded(filename, how, work)
+
+    def load(self, data: Buffer, device: Device = None) -> dict[str, Tensor]:
+        """Load all tensors from the bytes of a file.
+
+        Parameters
+        ----------
+        data : bytes, bytearray, memoryview, mmap or any other C-contiguous buffer
+            A whole file, in either format: its content decides. It is copied and may change afterwards.
+        device : str, int, the framework's device, dict or callable, optional
+            As for `load_file`.
+
+        Returns
+        -------
+        dict of str to tensor
+            As `load_file` gives them.
+
+        Raises
+        ------
+        TypeError
+            `data` is not a buffer.
+        HeaderError, DtypeError, OptionError
+            As `load_file` does.
+        """
+        move = placing(self._mover, device)
+        return _load.tensors(_native.Checkpoint.from_buffer(data), None, self._wrap, move)
+
+    def save(
+        self,
+        tensors: Mapping[str, Tensor],
+        metadata: Mapping[str, str] | None = None,
+        *,
+        format: Format = "safetensors",
+    ) -> bytes:
+        """Give the bytes of a file that holds these tensors.
+
+        Parameters
+        ----------
+        tensors : dict of str to tensor
+            Of any layout and on any device. What is stored is the tensor's values in C order, little-endian.
+        metadata : dict of str to str, optional
+            Text to store beside the tensors. What speaks of the tensors of another file is left out: digests,
+            ``modelspec.hash_sha256``, names that share a tensor.
+        format : {"safetensors", "bintensors"}
+            What to write.
+
+        Returns
+        -------
+        bytes
+            The same for the same input (FORMAT.md, "Writing").
+
+        Raises
+        ------
+        TypeError
+            `tensors` is not a dict, a value is not a tensor (a dict within the dict is none), or a name, a
+            key or a value of the metadata is not a str.
+        SaveError
+            A tensor has no plain values, the format lacks its dtype, a name is reserved, or no header can
+            hold the tensors.
+        OptionError
+            `format` is not one of the two.
+        """
+        return _native.serialize(
+            named(tensors, value=self._value),
+            self._payload,
+            texts(metadata),
+            known_format(format),
+            export=self._export,
+        )
+
+    @overload
+    def save_file(
+        self,
+        tensors: Mapping[str, Tensor],
+        filename: Path,
+        metadata: Mapping[str, str] | None = None,
+        *,
+        background: Literal[True],
+        **options: Unpack[SaveOptions],
+    ) -> SaveFuture: ...
+
+    @overload
+    def save_file(
+        self,
+        tensors: Mapping[str, Tensor],
+        filename: Path | Writable,
+        metadata: Mapping[str, str] | None = None,
+        *,
+        background: Literal[False] = False,
+        **options: Unpack[SaveOptions],
+    ) -> None: ...
+
+    @takes_save_options
+    def save_file(
+        self,
+        tensors: Mapping[str, Tensor],
+        filename: Path | Writable,
+        metadata: Mapping[str, str] | None = None,
+        *,
+        background: bool = False,
+        **options: Unpack[SaveOptions],
+    ) -> SaveFuture | None:
+        """Save tensors to a file.
+
+        Parameters
+        ----------
+        tensors, metadata
+            As for `save`.
+        filename : str, bytes, os.PathLike, or an object with a ``write``
+            Where to write. A file of that name is replaced, also when the tensors were loaded from it. An
+            object such as an open binary file or `io.BytesIO` is given the bytes of the file, a piece at a
+            time (`ingot.typing.Writable`).
+        background : bool
+            Return an `ingot.SaveFuture` soon, and write in a thread. What goes wrong while writing is raised
+            by its ``result()``; when its ``staged`` is done, the tensors may change. Such saves follow one
+            another in the order of the calls. The interpreter does not exit before they are done.
+            If a save fails and its future is never asked, the next save warns (`RuntimeWarning`), and the
+            error is printed on standard error at exit.
+        **options
+            How the file is written: `ingot.typing.SaveOptions`.
+
+        Returns
+        -------
+        None or ingot.SaveFuture
+            The future of a save in the background, whose result is None.
+
+        Raises
+        ------
+        OSError
+            The file or its directory cannot be opened for writing.
+        StorageError
+            Writing failed. What stood under that name before still stands there if `atomic`.
+        TypeError, SaveError, OptionError
+            As `save` does, and before the disk is touched.
+        """
+        return self.saved(tensors, filename, metadata, options, background)
+
+    def saved(
+        self,
+        tensors: Mapping[str, Any],
+        filename: Path | Writable,
+        metadata: Mapping[str, str] | None,
+        options: SaveOptions,
+        background: bool,
+    ) -> SaveFuture | None:
+        """What `save_file` does, also where its first argument has another name."""
+        return write_file(
+            filename,
+            named(tensors, value=self._value),
+            self._payload,
+            metadata,
+            options,
+            export=self._export,
+            background=background,
+        )

@@ -1,0 +1,148 @@
+"""The names of frameworks, and the modules that serve them."""
+
+from __future__ import annotations
+
+from sys import modules
+
+from ingot.errors import DtypeError, OptionError
+
+from .text import _quoted
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from typing import Any, Protocol
+
+    from ingot._native import Wrap
+
+    class Adapter(Protocol):
+        """What a module such as `ingot.torch` gives to `safe_open`."""
+
+        wrap: Wrap
+
+        def mover(self, device: object) -> Any:
+            """A `moves.Move`, which takes a tensor to `device` or reads it onto one; None if it may stay."""
+
+        def at(self, tensor: Any, index: Any) -> Any:
+            """`tensor[index]` by the framework's own rules."""
+
+
+# What the package index calls this package: there `ingot` is another one.
+DISTRIBUTION = "ingot-tensors"
+
+# Upstream's names, each with the module of this package. A framework is added here and nowhere else.
+FRAMEWORKS = {
+    "numpy": "numpy",
+    "np": "numpy",
+    "torch": "torch",
+    "pt": "torch",
+    "pytorch": "torch",
+    "flax": "flax",
+    "jax": "flax",
+    "tensorflow": "tensorflow",
+    "tf": "tensorflow",
+    "mlx": "mlx",
+    "paddle": "paddle",
+}
+
+
+def module_of(framework: str) -> str:
+    """The name of the module for `framework`."""
+    if not isinstance(framework, str):
+        raise TypeError(f"framework must be a str, not {type(framework).__name__}")
+    module = FRAMEWORKS.get(framework)
+    if module is None:
+        raise OptionError(
+            f"framework {framework!r} is unknown: expected one of {', '.join(FRAMEWORKS)}",
+            code="unknown-framework",
+            expected=tuple(FRAMEWORKS),
+            found=framework,
+        )
+    return module
+
+
+def adapter(framework: str) -> Adapter:
+    """The module for `framework`, imported now."""
+    name = f"ingot.{module_of(framework)}"
+    # A module with the names of an `Adapter`, which checkers cannot see.
+    imported: Any = modules.get(name)
+    if imported is None:
+        from importlib import import_module
+
+        imported = import_module(name)
+    found: Adapter = imported
+    return found
+
+
+# The packages whose tensors these modules take. jax's arrays are made in jaxlib.
+_OWNERS = {
+    "numpy": "numpy",
+    "ml_dtypes": "numpy",
+    "torch": "torch",
+    "jax": "flax",
+    "jaxlib": "flax",
+    "tensorflow": "tensorflow",
+    "mlx": "mlx",
+    "paddle": "paddle",
+}
+
+
+def is_of_framework(kind: type) -> bool:
+    """Whether a class is one of a framework's, not one of a program that uses it."""
+    return kind.__module__.partition(".")[0] in _OWNERS
+
+
+def payload(name: str, tensor: Any) -> Any:
+    """What the module of the tensor's own framework hands over for it."""
+    # Classes derived from a framework's are that framework's.
+    for kind in type(tensor).__mro__:
+        module = _OWNERS.get(kind.__module__.partition(".")[0])
+        if module is not None:
+            made: Any = adapter(module)
+            return made.payload(name, tensor)
+    raise not_a_tensor(name, tensor, "an array or a tensor")
+
+
+def installing(extra: str) -> str:
+    """The command that installs what an extra of this package names."""
+    # In quotes, because zsh takes brackets for a pattern.
+    return f"pip install '{DISTRIBUTION}[{extra}]'"
+
+
+def missing(package: str, error: ImportError, module: str | None = None) -> ImportError:
+    """`error` again, with the command that helps. For the import of `package` at the top of `module`.
+
+    The module is named as the package is where it is not given.
+    """
+    # What of mlx is imported is `mlx.core`.
+    if error.name not in (package, f"{package}.core"):
+        # The package is there, and something that it needs is not: its own words are the better ones.
+        return error
+    return ModuleNotFoundError(
+        f"ingot.{module or package} needs {package}, which is not installed: {installing(package)}",
+        name=package,
+    )
+
+
+def lacks(framework: str, code: str) -> DtypeError:
+    """The refusal of a dtype that `framework`, a name with its version, does not have."""
+    reason = ", and how 6-bit values are packed is not settled" if code.startswith("F6") else ""
+    return DtypeError(
+        f"{framework} has no dtype for {code}{reason}", code="dtype-not-in-framework", found=code
+    )
+
+
+def unknown_device(framework: str, device: object, choices: Sequence[str]) -> OptionError:
+    """The refusal of a device that `framework` does not have here."""
+    return OptionError(
+        f"device {device!r} is unknown to {framework}: expected one of {', '.join(choices)}",
+        code="unknown-device",
+        expected=tuple(choices),
+        found=device,
+    )
+
+
+def not_a_tensor(name: str, value: object, expected: str, flatten: str = "") -> TypeError:
+    """The refusal to save `value`. `flatten` is how the framework makes one dict of dicts within dicts."""
+    way_out = f": {flatten} makes one dict of them" if flatten and hasattr(value, "keys") else ""
+    return TypeError(f"tensor {_quoted(name)}: expected {expected}, found {type(value).__name__}{way_out}")

@@ -1,0 +1,105 @@
+"""How far a load or a save is, for the eye or for a function."""
+
+from __future__ import annotations
+
+import sys
+from contextlib import contextmanager
+from os import fsdecode
+from os.path import basename
+
+from ingot._native import shown_url
+
+from .text import _escaped
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from contextlib import AbstractContextManager
+    from typing import TextIO
+
+    from ingot.typing import Path, Tell
+
+
+@contextmanager
+def told(progress: bool | Tell, title: str) -> Iterator[Tell | None]:
+    """Give what has to be told ``(bytes done, bytes in all)`` now and then, or None where nobody listens.
+
+    `progress` is what `checked_progress` gave. True is for a bar: tqdm's where it is installed, else a line
+    of our own on standard error.
+    """
+    if progress is True:
+        bar = _bar(title)
+        try:
+            yield bar.tell
+        finally:
+            bar.close()
+    else:
+        yield None if progress is False else progress
+
+
+def telling(progress: bool | Tell, verb: str, path: Path) -> AbstractContextManager[Tell | None]:
+    """Do as `told` does, of what is done to the file at `path`, which may be a URL."""
+    if progress is not True:
+        return told(progress, verb)
+    # Of a URL what is no secret, and of that its end.
+    shown = shown_url(fsdecode(path)).removesuffix("?…").rstrip("/")
+    return told(progress, f"{verb} {_escaped(basename(shown))}")
+
+
+def _bar(title: str) -> _Tqdm | _Line:
+    try:
+        from tqdm.auto import tqdm  # type: ignore[import-untyped,unused-ignore]
+    except ImportError:
+        return _Line(title, sys.stderr)
+    return _Tqdm(tqdm(desc=title, unit="B", unit_scale=True, unit_divisor=1024))
+
+
+class _Tqdm:
+    """A bar of tqdm."""
+
+    def __init__(self, bar: object) -> None:
+        self._bar = bar
+
+    def tell(self, done: int, total: int) -> None:
+        bar = self._bar
+        bar.total = total  # type: ignore[attr-defined]
+        bar.update(done - bar.n)  # type: ignore[attr-defined]
+
+    def close(self) -> None:
+        self._bar.close()  # type: ignore[attr-defined]
+
+
+class _Line:
+    """One line of text. On a terminal it grows; elsewhere, as in a log, it is written once, at the end."""
+
+    def __init__(self, title: str, out: TextIO | None) -> None:
+        self._title = title
+        # None where a program has no standard error, such as one without a console.
+        self._out = out
+        self._grows = out is not None and out.isatty()
+        self._shown = ""
+
+    def tell(self, done: int, total: int) -> None:
+        percent = 100 * done // total if total else 100
+        line = f"{self._title}: {percent:3d} % of {_size(total)}"
+        if line != self._shown:
+            self._shown = line
+            if self._grows:
+                self._write("\r" + line)
+
+    def close(self) -> None:
+        if self._shown:
+            self._write("\n" if self._grows else self._shown + "\n")
+
+    def _write(self, text: str) -> None:
+        if self._out is not None:
+            self._out.write(text)
+            self._out.flush()
+
+
+def _size(nbytes: int) -> str:
+    size, units = float(nbytes), ["B", "KiB", "MiB", "GiB"]
+    while size >= 1024 and len(units) > 1:
+        size /= 1024
+        units.pop(0)
+    return f"{nbytes} B" if units[0] == "B" else f"{size:.1f} {units[0]}"

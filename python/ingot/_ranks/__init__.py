@@ -1,0 +1,1 @@
+"""Placements, plans and messages of tensors on several ranks; only `torch` and `dcp` may use this room."""

@@ -1,0 +1,1 @@
+"""Sources, open files, loads, inspection and digests; every room except `_base` may use this one."""

@@ -1,0 +1,302 @@
+"""Hashes of files, and the digests that files keep of their tensors."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from ingot import _native
+from ingot._base.checks import checked_progress
+from ingot._base.progress import telling
+from ingot._base.text import _escaped, _quoted
+from ingot.errors import OptionError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
+
+    from ingot.typing import Path, Progress, StorageOptions
+
+    Hasher = str | Callable[[bytes], Any]
+
+
+def hash(
+    source: Path,
+    algorithm: str = "sha256",
+    *,
+    progress: Progress = False,
+    storage_options: StorageOptions | None = None,
+) -> str:
+    """Give the hash of a file.
+
+    Parameters
+    ----------
+    source : str, bytes or os.PathLike
+        Any file; one of tensors where the table says so. Or a URL, as for `ingot.safe_open`.
+    algorithm : str
+        What to compute:
+
+        ``"sha256"``, ``"blake3"``, ``"xxh3"``, ``"xxh3_128"``
+            Of the whole file. BLAKE3 takes all processors; XXH3 finds accidents, not attacks.
+        ``"autov1"``
+            The first 8 digits of the SHA-256 of the 64 KiB that begin at 1 MiB: A1111's old model hash.
+        ``"autov2"``
+            The first 10 digits of the SHA-256 of the file: Civitai's AutoV2.
+        ``"autov3"``
+            The SHA-256 of the data section, which edits of the metadata leave as it is: Civitai's AutoV3,
+            of which some pages show the first 12 digits, and the ``sshs_model_hash`` of adapters. A file of
+            tensors.
+        ``"sshs_legacy"``
+            ``"autov1"`` of the safetensors file that holds the same tensors and of the metadata only what
+            begins with ``ss_``: the ``sshs_legacy_hash`` of adapters. A file of tensors.
+        ``"modelspec"``
+            ``"autov3"`` after ``0x``: ModelSpec's ``modelspec.hash_sha256``. A file of tensors.
+        any name that `hashlib.new` takes, such as ``"md5"``, ``"sha1"`` or ``"sha512"``
+            Of the whole file.
+    progress : bool, None or callable
+        As for `load_file`: True shows a bar, a callable is told now and then the bytes that are done and
+        those that there are to do, and may raise to end the call. Not for the algorithms of hashlib.
+    storage_options : dict, optional
+        How a URL is reached (`ingot.StorageOptions`).
+
+    Returns
+    -------
+    str
+        Hexadecimal digits in lower case.
+
+    Raises
+    ------
+    OSError
+        The file cannot be opened.
+    StorageError
+        Reading failed, or the file was written to meanwhile.
+    HeaderError
+        The file holds no tensors, and `algorithm` is defined for files of tensors only.
+    OptionError
+        `algorithm` is not one of the choices.
+
+    Notes
+    -----
+    The file is read by position: one that another process shortens meanwhile is an error, not a crash. A
+    remote file is fetched in parts, several at once, of which at most 128 MiB are kept at a time.
+    """
+    with telling(checked_progress(progress), "Hashing", source) as tell:
+        found = _native.hash(source, algorithm, tell, storage_options)
+    return _of_hashlib(source, algorithm, storage_options) if found is None else found
+
+
+def _of_hashlib(source: Path, algorithm: str, storage_options: StorageOptions | None) -> str:
+    # Not at the top: it costs as much as the rest of this package.
+    import hashlib
+
+    _known(algorithm)
+    if isinstance(source, str) and _native.is_url(source):
+        hasher = hashlib.new(algorithm)
+        _native.read_url(source, hasher.update, storage_options)
+        return hasher.hexdigest()
+    with open(_native.local_path(source), "rb", buffering=0) as file:
+        return hashlib.file_digest(file, algorithm).hexdigest()
+
+
+def with_digest(file: bytes, hasher: Hasher) -> tuple[bytes, bytes]:
+    """The digest of `file`, and `file`."""
+    if not isinstance(hasher, str):
+        return hasher(file).digest(), file
+    import hashlib
+
+    _known(hasher)
+    return hashlib.new(hasher, file).digest(), file
+
+
+def _known(algorithm: str) -> None:
+    """Raise `OptionError` unless hashlib has `algorithm`, with a length of its own: the shakes have none."""
+    import hashlib
+
+    names = {name for name in hashlib.algorithms_available if not name.startswith("shake")}
+    if algorithm not in names:
+        choices = (*_native.hashes(), *sorted(names - {"sha256"}))
+        raise OptionError(
+            f"algorithm {algorithm!r} is unknown: expected one of {', '.join(choices)}",
+            code="unknown-algorithm",
+            expected=choices,
+            found=algorithm,
+        )
+
+
+class Mismatch(NamedTuple):
+    """A tensor whose bytes are not those that were written."""
+
+    tensor: str
+    expected: str
+    found: str
+
+
+# A body of a named tuple holds fields only.
+Mismatch.__module__ = "ingot"
+
+
+class Compared(NamedTuple):
+    """The expected digest, beside the one that was computed."""
+
+    expected: str
+    found: str
+    same: bool
+
+
+# A body of a named tuple holds fields only.
+Compared.__module__ = "ingot"
+
+
+@dataclass(frozen=True)
+class Verification:
+    """What the digests of a file say of it. `verify` makes them.
+
+    Attributes
+    ----------
+    ok : bool
+        Every byte of every tensor is vouched for and nothing differs: each tensor has a digest, or the data
+        section or the file has one, and all of them are right. False for a file that keeps no digests, unless
+        `expected_sha256` was given or the file is in the Hugging Face cache.
+    algorithm : str or None
+        Of the tensors' digests; None where the file keeps none.
+    checked : int
+        How many tensors were compared with their digest.
+    bad : list of Mismatch
+        Tensors that differ, in the order of the file, each with ``tensor``, ``expected`` and ``found``.
+    unchecked : list of str
+        Tensors without a digest, in the order of the file.
+    missing : list of str
+        Names that have a digest and no tensor.
+    modelspec : Compared or None
+        The data section against ``modelspec.hash_sha256``: ``expected``, ``found``, ``same``.
+    file : Compared or None
+        The whole file against `expected_sha256`, or against the SHA-256 in its name in the Hugging Face
+        cache.
+    shards : dict of str to Verification
+        For a checkpoint of several files, what those of each say. Its own attributes are then all of theirs
+        together: tensors in the order of the files, `algorithm` None where they have several, and `modelspec`
+        None, since it speaks of one file. Empty for one file.
+    """
+
+    __module__ = "ingot"
+
+    ok: bool
+    algorithm: str | None = None
+    checked: int = 0
+    bad: list[Mismatch] = field(default_factory=list)
+    unchecked: list[str] = field(default_factory=list)
+    missing: list[str] = field(default_factory=list)
+    modelspec: Compared | None = None
+    file: Compared | None = None
+    shards: dict[str, Verification] = field(default_factory=dict)
+
+    def __bool__(self) -> bool:
+        return self.ok
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows: the lines of `str`."""
+        # Imported here: it is for notebooks.
+        from ingot._base.html import page, table
+
+        first, *rest = str(self).split("\n")
+        return page(first, (), table([line] for line in rest))
+
+    def __str__(self) -> str:
+        """One line that says whether all is well, and one for each thing that is not."""
+        lines = [f"{'ok' if self.ok else 'NOT ok'}: {self.checked} tensors checked"]
+        if self.algorithm is not None:
+            lines[0] += f" by {self.algorithm}"
+        if self.shards:
+            lines[0] += f" in {len(self.shards)} files"
+            for name, report in self.shards.items():
+                lines += [f"{_escaped(name)}: {line}" for line in str(report).splitlines()[report.ok :]]
+            return "\n".join(lines)
+        for what, pair in (("modelspec.hash_sha256", self.modelspec), ("the file", self.file)):
+            if pair is not None and pair.same:
+                lines[0] += f", {what} is as expected"
+            elif pair is not None:
+                lines.append(f"{what}: expected {_escaped(pair.expected)}, found {pair.found}")
+        lines += [
+            f"tensor {_quoted(row.tensor)}: expected {row.expected}, found {row.found}" for row in self.bad
+        ]
+        if self.unchecked and self.algorithm is None and not self.ok:
+            lines[0] += f", the file keeps no digest of its {len(self.unchecked)} tensors"
+        else:
+            lines += [f"tensor {_quoted(name)}: has no digest" for name in self.unchecked]
+        lines += [f"tensor {_quoted(name)}: has a digest and is not there" for name in self.missing]
+        return "\n".join(lines)
+
+
+def verify(
+    source: Path,
+    *,
+    expected_sha256: str | None = None,
+    progress: Progress = False,
+    storage_options: StorageOptions | None = None,
+) -> Verification:
+    """Compare the bytes of a file, or of all files of a checkpoint, with the digests that they keep of them.
+
+    Parameters
+    ----------
+    source : str, bytes or os.PathLike
+        A file that was saved with ``checksums=...`` or has ``modelspec.hash_sha256`` in its metadata; the
+        index of such files, or a directory with one. Or a URL, as for `ingot.safe_open`: what is behind it is
+        fetched in parts, which are not kept.
+    expected_sha256 : str, optional
+        The SHA-256 of the whole file, as 64 hexadecimal digits, from wherever the file came from. Not for an
+        index. By default the one in the name of the file, if it is in the Hugging Face cache.
+    progress, storage_options : optional
+        As for `hash`.
+
+    Returns
+    -------
+    Verification
+        True where all is well; ``print(report)`` names each tensor that is not.
+
+    Raises
+    ------
+    OSError
+        The file cannot be opened.
+    HeaderError
+        The file breaks a rule of its format; a truncated one does.
+    CheckpointError
+        Index and files do not go together, or one hash is asked of several files.
+    IntegrityError
+        The record of digests in the metadata is broken, or of an unknown algorithm (``code`` is
+        ``"invalid-checksums"``). That digests differ is no error but stands in the report.
+    StorageError
+        Reading failed, or the file was written to meanwhile.
+    OptionError
+        `expected_sha256` is no such digest.
+
+    Notes
+    -----
+    The digests guard against accidents. Who changes a file on purpose can change its digests too;
+    `expected_sha256`, from another place, guards against that as well.
+    """
+    with telling(checked_progress(progress), "Verifying", source) as tell:
+        found = _native.verify(source, expected_sha256, tell, storage_options)
+    reports = {name: _report(facts) for name, facts in found}
+    return _together(reports) if len(reports) != 1 else next(iter(reports.values()))
+
+
+def _report(facts: dict[str, Any]) -> Verification:
+    facts["bad"] = [Mismatch(*row) for row in facts["bad"]]
+    for of_all in ("modelspec", "file"):
+        facts[of_all] = None if facts[of_all] is None else Compared(*facts[of_all])
+    return Verification(**facts)
+
+
+def _together(shards: dict[str, Verification]) -> Verification:
+    reports = shards.values()
+    algorithms = {report.algorithm for report in reports}
+    return Verification(
+        ok=all(reports),
+        algorithm=algorithms.pop() if len(algorithms) == 1 else None,
+        checked=sum(report.checked for report in reports),
+        bad=[row for report in reports for row in report.bad],
+        unchecked=[name for report in reports for name in report.unchecked],
+        missing=[name for report in reports for name in report.missing],
+        shards=shards,
+    )

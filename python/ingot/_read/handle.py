@@ -1,0 +1,748 @@
+"""A file of tensors, or a checkpoint of many, open for reading."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from os import fsdecode
+from os.path import basename
+from typing import overload
+
+from ingot._base.checks import checked_ahead, checked_threads, is_path, leniency
+from ingot._base.frameworks import adapter
+from ingot._base.text import _escaped, nbytes, plural
+from ingot._native import Gpu, in_natural_order, why_pageable
+from ingot.errors import ClosedError
+
+from .ahead import AHEAD, TensorIterator, in_order
+from .door import again_by, open_checkpoint
+from .load import Value, tensor, tensors
+from .loader import PrefetchLoader, planned
+from .moves import placing, settled
+from .part import TensorSlice, known
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+    from typing import Any, Literal, Self, TypeVar
+
+    import jax
+    import mlx.core as mlx
+    import numpy
+    import paddle
+    import tensorflow
+    import torch
+    from typing_extensions import Unpack
+
+    from ingot._native import TensorInfo
+    from ingot.errors import HeaderError
+    from ingot.typing import Device, OpenOptions, Path, StorageOptions
+
+    from .ahead import Order
+    from .moves import Move, Placement
+    from .part import Again
+    from .source import Source
+
+    Other = TypeVar("Other")
+
+
+class safe_open(Mapping[str, Value]):
+    """Open a file, or a checkpoint of many files, and read tensors from it one by one.
+
+    Parameters
+    ----------
+    filename : str, bytes, os.PathLike, or an object to read from
+        A `.safetensors` or a `.bt` file; the content decides which, not the name. Or the index of a sharded
+        checkpoint (``model.safetensors.index.json``): its shards become one handle. Or a directory: with
+        ``model.safetensors.index.json`` in it, else one other ``*.safetensors.index.json``, else
+        ``model.safetensors``, else one other file of tensors. A str that begins with ``http://``,
+        ``https://``, ``hf://``, ``s3://``, ``gs://`` or ``az://`` is the URL of a file: the header is fetched
+        at once, and of the tensors what is asked for. ``file://`` is the path of one. Or the
+        URL of an index, whose shards lie beside it.
+        ``hf://owner/repo`` is the repository's ``model.safetensors``, else its
+        ``model.safetensors.index.json``. Or an object that holds one file: a buffer (but `bytes` are a path);
+        a file that is open for reading bytes, with ``read``, ``seek`` and ``tell``, such as a member of a
+        zip; a file of fsspec, ``fsspec.open("gcs://bucket/model.safetensors")``; or `ingot.Ranges`, a file in
+        any store. The notes say how these are read.
+    framework : str
+        That of the tensors: ``"numpy"`` or ``"np"``; ``"torch"``, ``"pt"`` or ``"pytorch"``; ``"jax"`` or
+        ``"flax"``; ``"tensorflow"`` or ``"tf"``; ``"mlx"``; ``"paddle"``.
+    device : str, int, the framework's device, dict or callable
+        Where the tensors are placed. On ``"cpu"``, the default, they are views of the file where the backend
+        maps it. Onto a GPU of torch they are read, through pinned memory, whatever the backend: in the order
+        of the current stream of the thread that calls. To its other accelerators, and to shardings of jax,
+        they come in pieces; to any other device they are copied. NumPy knows only ``"cpu"``. A dict has
+        patterns of names, each with a device: ``{"layers.0.*": "cuda:0", "*": "cpu"}``. ``*`` is any text and
+        ``?`` one character. The first that matches decides, and each has to match a tensor. A callable is
+        called with what `info` returns, and returns the device.
+    backend : {"auto", "mmap", "pread"}
+        How the file is read. ``"mmap"`` maps it, copy on write: tensors can be written to, the file never
+        changes. ``"pread"`` reads into memory that ingot owns, past the page cache what is not in it.
+        ``"auto"`` takes what suits the file: a mapping where it is on a local disk, whose pages all processes
+        share and the next one finds in the page cache; reading where it comes over a network or through FUSE.
+        ``INGOT_BACKEND`` in the environment decides where this is ``"auto"``; `backend` and `why` of the
+        handle say what was chosen.
+    strict : bool
+        Also refuse what is harmless but not as a writer should write it (FORMAT.md, "Lenient and strict").
+    lenient : bool
+        Of a file that breaks rules, take the tensors that are sound, as `ingot.repair` does; `unsound` has
+        the others. Of a sharded checkpoint `keys` gives what the index says, `offset_keys` the sound ones.
+    max_header_size : int, optional
+        Refuse longer headers, in bytes. 100,000,000 by default, as upstream; 25,000,000 for URLs.
+    confine : bool
+        Refuse symbolic links below the directory that `filename` is or lies in, and files with a second name
+        (hard links). By default links are followed, because the cache of the Hub is made of them. An index
+        that names files outside of its directory is always refused. Nothing for URLs.
+    storage_options : dict, optional
+        How a URL is reached: token, headers, keys, timeouts (`ingot.StorageOptions`).
+
+    Raises
+    ------
+    OSError
+        The file cannot be opened: `FileNotFoundError`, `PermissionError` and so on. `FileNotFoundError` names
+        the shards that are missing. `IsADirectoryError`: a directory without a checkpoint.
+    HeaderError
+        The file breaks a rule of its format; ``code`` says which.
+    CheckpointError
+        The index breaks a rule (FORMAT.md, I1 to I8), the shards do not hold what it says, or the directory
+        holds several checkpoints.
+    OptionError
+        `framework`, `device`, `backend` or ``INGOT_BACKEND`` is not one of the choices, or the scheme of a
+        URL is none of these. Reading a tensor whose name no pattern of `device` fits raises it too.
+    ImportError
+        The framework is not installed. The message has the command that installs it.
+
+    Notes
+    -----
+    It works as a context manager and without ``with``. It is a `collections.abc.Mapping` from name to tensor:
+    ``len(file)``, ``name in file``, ``for name in file``, ``file[name]``, ``file.get(name)``,
+    ``file.items()``, of which the last two read the tensors one by one. Unlike a dict, it is equal to itself
+    only, and `keys` gives a list, as upstream's does. To type checkers its values are the framework's tensors
+    where `framework` is a literal, such as ``"pt"``; a notebook shows it as a tree and completes its names.
+
+    After `close` every method raises `ClosedError`; tensors and slices that were taken before remain good. A
+    handle can be used from many threads at once, and pickled, as its slices can: it is then opened again, by
+    its path, where it arrives, such as in the workers of a ``DataLoader``.
+
+    Opening a sharded checkpoint reads its index, finds all its shards and opens the first. Each other one
+    is opened when it is first needed, and every one is held against the index when it is: a shard that
+    lacks a tensor which the index says it holds, or has one that it does not, is refused
+    (`CheckpointError`), and so is one that was exchanged since (`StorageError`). What looks into all
+    shards, such as `get_tensors`, `offset_keys`, `parameter_count` and every `load_file`, holds all of them
+    against it; `keys` gives what the index says. Where ``total_size`` in the index is not the size of the
+    tensors, whatever reads all of them warns (`UserWarning`).
+
+    A checkpoint of thousands of shards takes few descriptors: those that were not read for the longest are
+    closed when more than 48 are open, and opened again when they are read. `StorageError` where another file
+    has the name by then, or it was written to. A checkpoint of one file keeps it open.
+
+    Of an object what is asked for is what a URL would be asked for: the header, then the bytes that are
+    wanted, several ranges at a time where the object stands for a store. The handle holds the object and
+    never closes it. An open file is read by one range at a time, which moves its position: let nothing else
+    use it meanwhile. A buffer cannot be resized as long as the handle is there; a `io.BytesIO` can. What an
+    object raises is the cause of a `StorageError` that names the object, and an answer that is too short or
+    too long is one too. A store is asked after each reading whether the file is still the one that was
+    opened, as far as it tells versions apart; of an open file only its end is noticed. Pickling a handle
+    pickles the object with it. In a child after a fork, what was opened before raises `ClosedError`
+    (``"forked"``), memory excepted: open it again there.
+
+    Opening a remote index fetches it and nothing else; `format` is then what the names of its shards
+    say. A shard that is missing raises `FileNotFoundError` when it is first needed, with its URL. On the Hub
+    all shards are of the commit that the index was of.
+    """
+
+    __module__ = "ingot"
+
+    __slots__ = ("__weakref__", "_adapter", "_arguments", "_checkpoint", "_given", "_move")
+
+    @overload
+    def __init__(
+        self: safe_open[numpy.ndarray[Any, numpy.dtype[Any]]],
+        filename: Source,
+        framework: Literal["numpy", "np"],
+        device: Device = "cpu",
+        **options: Unpack[OpenOptions],
+    ) -> None: ...
+
+    @overload
+    def __init__(
+        self: safe_open[torch.Tensor],
+        filename: Source,
+        framework: Literal["torch", "pt", "pytorch"],
+        device: Device = "cpu",
+        **options: Unpack[OpenOptions],
+    ) -> None: ...
+
+    @overload
+    def __init__(
+        self: safe_open[jax.Array],
+        filename: Source,
+        framework: Literal["jax", "flax"],
+        device: Device = "cpu",
+        **options: Unpack[OpenOptions],
+    ) -> None: ...
+
+    @overload
+    def __init__(
+        self: safe_open[tensorflow.Tensor],
+        filename: Source,
+        framework: Literal["tensorflow", "tf"],
+        device: Device = "cpu",
+        **options: Unpack[OpenOptions],
+    ) -> None: ...
+
+    @overload
+    def __init__(
+        self: safe_open[mlx.array],
+        filename: Source,
+        framework: Literal["mlx"],
+        device: Device = "cpu",
+        **options: Unpack[OpenOptions],
+    ) -> None: ...
+
+    @overload
+    def __init__(
+        self: safe_open[paddle.Tensor],
+        filename: Source,
+        framework: Literal["paddle"],
+        device: Device = "cpu",
+        **options: Unpack[OpenOptions],
+    ) -> None: ...
+
+    @overload
+    def __init__(
+        self: safe_open[Any],
+        filename: Source,
+        framework: str,
+        device: Device = "cpu",
+        **options: Unpack[OpenOptions],
+    ) -> None: ...
+
+    def __init__(
+        self,
+        filename: Source,
+        framework: str,
+        device: Device = "cpu",
+        *,
+        backend: str = "auto",
+        strict: bool = False,
+        lenient: bool = False,
+        max_header_size: int | None = None,
+        confine: bool = False,
+        storage_options: StorageOptions | None = None,
+    ) -> None:
+        self._adapter = adapter(framework)
+        self._move = placing(self._adapter.mover, device)
+        self._checkpoint = open_checkpoint(
+            filename, backend, leniency(strict, lenient), max_header_size, confine, storage_options
+        )
+        self._given = filename
+        self._arguments = (
+            framework,
+            device,
+            backend,
+            strict,
+            max_header_size,
+            confine,
+            storage_options,
+            lenient,
+        )
+
+    def keys(self) -> list[str]:  # type: ignore[override]
+        """Give the names of all tensors, sorted."""
+        return self._checkpoint.names()
+
+    def offset_keys(self) -> list[str]:
+        """Give the names of all tensors in the order of their data, file after file."""
+        return self._checkpoint.offset_names()
+
+    def metadata(self) -> dict[str, str] | None:
+        """Give the text that is stored beside the tensors.
+
+        Returns
+        -------
+        dict of str to str, or None
+            A fresh dict that the caller may change; None where the file has none. For a sharded checkpoint
+            that of the index, whose values may be any JSON, such as the int ``total_size``;
+            `shard_metadata` has that of the files.
+        """
+        return self._checkpoint.metadata()
+
+    def shard_metadata(self) -> dict[str, dict[str, str] | None]:
+        """Give the metadata of each file.
+
+        Returns
+        -------
+        dict of str to dict or None
+            By the name that the index has for the file. A single file has its own name.
+
+        Raises
+        ------
+        HeaderError, CheckpointError, StorageError
+            A file that had to be opened cannot be used.
+        """
+        return self._checkpoint.shard_metadata()
+
+    @property
+    def unsound(self) -> dict[str, HeaderError]:
+        """The tensors that cannot be read, each with the error that reading it raises.
+
+        Empty unless the handle was opened with ``lenient=True``: otherwise a file with such a tensor is
+        refused. `ingot.repair` tells what else is wrong with a file.
+
+        Raises
+        ------
+        HeaderError, CheckpointError, StorageError
+            A file that had to be opened cannot be used.
+        """
+        return self._checkpoint.unsound()
+
+    @property
+    def shards(self) -> list[str]:
+        """The paths of the files, in the order of their names: one, where there is no index."""
+        return self._checkpoint.shards
+
+    def shard_of(self, name: str) -> str:
+        """Give the path of the file that holds a tensor.
+
+        Parameters
+        ----------
+        name : str
+            The tensor.
+
+        Raises
+        ------
+        TensorNotFoundError
+            There is no such tensor.
+        """
+        return self._checkpoint.shard_of(name) or ""
+
+    def parameter_count(self) -> dict[str, int]:
+        """Count the elements of each dtype, over all files. No tensor is read.
+
+        Returns
+        -------
+        dict of str to int
+            By the dtype's code, such as ``{"BF16": 7241732096}``. Elements as they are stored: a scalar
+            is one, buffers count, and what a quantised model packs into an ``I32`` is one; `ingot.describe`
+            counts what it was before. In the order of FORMAT.md's table.
+
+        Raises
+        ------
+        HeaderError, CheckpointError, StorageError
+            A file that had to be opened cannot be used.
+        """
+        return self._checkpoint.parameter_count()
+
+    def info(self, name: str) -> TensorInfo:
+        """Say what a tensor is without reading it.
+
+        Parameters
+        ----------
+        name : str
+            The tensor.
+
+        Returns
+        -------
+        TensorInfo
+            With ``name``, ``dtype`` (a code such as ``"BF16"``), ``shape`` (a tuple), ``begin`` and ``end``
+            (bytes, counted from the start of the data section), ``nbytes``, and ``parameter_count`` (the
+            elements).
+
+        Raises
+        ------
+        TensorNotFoundError
+            There is no such tensor.
+        """
+        return self._checkpoint.info(name)
+
+    def get_tensor(self, name: str) -> Value:
+        """Read one tensor.
+
+        Parameters
+        ----------
+        name : str
+            The tensor.
+
+        Returns
+        -------
+        array or tensor of the framework
+            On the CPU with ``"mmap"`` a view of the mapped file that is read when it is first touched, else a
+            copy. It may be written to, and it outlives the handle. Views that one handle gives of one tensor
+            share their memory, as upstream's torch tensors do: what is written to one is seen by the others,
+            and never by the file. `get_slice` says which parts are views.
+
+        Raises
+        ------
+        TensorNotFoundError
+            There is no such tensor. The nearest name is in the message.
+        DtypeError
+            The framework lacks the dtype or cannot hold the shape. The other tensors of the file can be read.
+        StorageError
+            Reading failed, or the file is shorter now than when it was opened.
+        """
+        checkpoint, move = self._checkpoint, self._move
+        if move is None:
+            # Programs ask for a hundred thousand tensors.
+            plain: Value = checkpoint.tensor(name, self._adapter.wrap)
+            return plain
+        found: Value = tensor(checkpoint, name, self._adapter.wrap, move)
+        return found
+
+    def get_tensors(self, names: Iterable[str] | None = None) -> dict[str, Value]:
+        """Read several tensors at once, which is faster than one by one.
+
+        Parameters
+        ----------
+        names : iterable of str, optional
+            The tensors, all of them by default.
+
+        Returns
+        -------
+        dict of str to array or tensor
+            As `get_tensor` gives them, in the order of `names`, else in that of the file.
+
+        Raises
+        ------
+        TensorNotFoundError, DtypeError, StorageError
+            As `get_tensor` does, for the first tensor that fails.
+        """
+        return tensors(self._checkpoint, names, self._adapter.wrap, self._move)
+
+    def iter_tensors(self, order: Order = "file", *, ahead: int = AHEAD) -> TensorIterator[Value]:
+        """Read the tensors one after the other, ahead of the caller, in the background.
+
+        Parameters
+        ----------
+        order : {"file", "name"} or iterable of str
+            In which order they come: that of their data, which is the fastest; that of their names; or these
+            tensors only, in this order.
+        ahead : int
+            How many bytes may be read and not yet taken, 256 MiB by default. A tensor that is larger is read
+            when nothing else waits. Where the file is mapped they are bytes of the page cache.
+
+        Returns
+        -------
+        TensorIterator
+            Of pairs of name and tensor, as `get_tensor` gives them. It outlives the handle. Closing or
+            dropping it frees what was not taken and ends the thread that reads.
+
+        Raises
+        ------
+        TensorNotFoundError
+            `order` names a tensor that there is not.
+        OptionError
+            `order` or `ahead` is not one of the choices.
+        DtypeError, StorageError
+            As `get_tensor` does, from the iterator, when the tensor's turn comes. The next call goes on with
+            the next tensor.
+        """
+        # A handle of its own, so that it outlives this one.
+        checkpoint = self._checkpoint.share()
+        names = in_order(checkpoint, order)
+        settled(checkpoint, names, self._move)
+        return TensorIterator(checkpoint, names, self._adapter.wrap, self._move, checked_ahead(ahead))
+
+    def prefetch(
+        self,
+        plan: Mapping[str, slice | None] | None = None,
+        *,
+        device: Device = None,
+        threads: int | None = None,
+        ahead: int = AHEAD,
+    ) -> PrefetchLoader[Value]:
+        """Read tensors, or rows of them, in the background, to be taken by name or one after the other.
+
+        What safetensors 0.9 calls so, for every framework, device and source.
+
+        Parameters
+        ----------
+        plan : dict of str to slice or None, optional
+            Which tensors: each whole, or the rows of its first dimension that a slice of step 1 selects. All
+            of them, whole, by default. Nothing else is read.
+        device : str, int, the framework's device, dict or callable, optional
+            Where the tensors are placed, as for `safe_open`. That of the handle by default.
+        threads : int, optional
+            How many threads read at once, as for ``load_file``.
+        ahead : int
+            How many bytes may be read and not yet taken, 256 MiB by default, as for `iter_tensors`.
+
+        Returns
+        -------
+        PrefetchLoader
+            Which hands out each tensor once, by `PrefetchLoader.take` or as pairs of name and tensor in the
+            order of the file. It outlives the handle. A handle may have several, such as one for each device.
+
+        Raises
+        ------
+        TypeError
+            `plan` is not a dict, or has something other than None or a slice of ints for a tensor.
+        TensorNotFoundError
+            `plan` names a tensor that there is not.
+        SliceError
+            A slice of `plan` has another step than 1 or reaches past the rows, or its tensor is a scalar.
+        OptionError
+            `device`, `threads` or `ahead` is not one of the choices.
+        DtypeError, StorageError
+            As `get_tensor` does, from the loader, for the tensor that is taken.
+
+        Examples
+        --------
+        >>> with ingot.safe_open("model.safetensors", "pt") as file:  # doctest: +SKIP
+        ...     with file.prefetch({"wte": slice(0, 1000), "bias": None}, device="cuda:0") as loader:
+        ...         bias = loader.take("bias")
+        """
+        move = self._move if device is None else self._mover(device)
+        # A handle of its own, so that it outlives this one.
+        checkpoint = self._checkpoint.share()
+        rows = planned(checkpoint, plan)
+        settled(checkpoint, rows, move)
+        threads, ahead = checked_threads(threads), checked_ahead(ahead)
+        return PrefetchLoader(checkpoint, rows, self._adapter.wrap, move, ahead, threads)
+
+    def _mover(self, device: Device) -> Move | Placement | None:
+        """What takes tensors to `device`."""
+        return placing(self._adapter.mover, device)
+
+    def warm(self, names: Iterable[str] | None = None) -> int:
+        """Bring tensors into the system's page cache, as `ingot.warm` does for a whole file.
+
+        Parameters
+        ----------
+        names : iterable of str, optional
+            The tensors, all of them by default.
+
+        Returns
+        -------
+        int
+            Their bytes.
+
+        Raises
+        ------
+        TensorNotFoundError
+            There is no such tensor.
+        StorageError
+            Reading failed.
+        """
+        return self._checkpoint.warm(names)
+
+    def get_slice(self, name: str) -> TensorSlice[Value]:
+        """Prepare to read a part of a tensor.
+
+        Parameters
+        ----------
+        name : str
+            The tensor.
+
+        Returns
+        -------
+        TensorSlice
+            Index it as you would the tensor: ``file.get_slice("wte")[:10, ::2]``. It outlives the handle.
+
+        Raises
+        ------
+        TensorNotFoundError
+            There is no such tensor.
+        """
+        # A handle of its own, so that it outlives this one.
+        checkpoint = self._checkpoint.share()
+        return TensorSlice(checkpoint, checkpoint.info(name), self._adapter, self._move, self._again)
+
+    @property
+    def path(self) -> str:
+        """The file, as it was given, as a str; or the index; or the URL without user, password and query.
+
+        What an object calls itself; empty for a buffer.
+        """
+        path = self._checkpoint.path
+        return "" if path is None else path
+
+    @property
+    def format(self) -> str:
+        """``"safetensors"`` or ``"bintensors"``."""
+        return self._checkpoint.format
+
+    @property
+    def backend(self) -> str:
+        """How it is read: ``"mmap"``, ``"pread"``, ``"http"``, ``"hf"``, ``"s3"``, ``"gs"`` or ``"az"``.
+
+        ``"memory"`` for a buffer, ``"object"`` for what else there is to read from.
+        """
+        return "pread" if self._passes_mapping() else self._checkpoint.backend
+
+    def _passes_mapping(self) -> bool:
+        """Whether tensors are read onto a GPU, which no mapping serves."""
+        return isinstance(self._move, Gpu) and self._checkpoint.backend == "mmap"
+
+    @property
+    def why(self) -> str:
+        """Why that backend was chosen, as a sentence.
+
+        Where a GPU is reached through memory that could not be pinned, which is slower, also why not.
+        """
+        why = self._checkpoint.why
+        if self._passes_mapping():
+            why = "a GPU is read onto in parallel, from no mapping"
+        unpinned = why_pageable()
+        if unpinned is None or self._move is None:
+            return why
+        return f"{why}; the GPU is reached through memory that is not pinned: {unpinned}"
+
+    def close(self) -> None:
+        """Close the file. Again is allowed.
+
+        Slices and mapped tensors keep what they need of it.
+        """
+        self._checkpoint.close()
+
+    def __enter__(self) -> Self:
+        self._check_open()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def __len__(self) -> int:
+        return len(self._checkpoint)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._checkpoint
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.keys())
+
+    def __getitem__(self, name: str) -> Value:
+        return self.get_tensor(name)
+
+    @overload
+    def get(self, name: str, /) -> Value | None: ...
+
+    @overload
+    def get(self, name: str, /, default: Other) -> Value | Other: ...
+
+    def get(self, name: str, /, default: Any = None) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
+        """Read one tensor, or give `default` where there is none of that name.
+
+        Parameters
+        ----------
+        name : str
+            The tensor.
+        default : object, optional
+            What to give in its place. None by default.
+
+        Raises
+        ------
+        DtypeError, StorageError
+            As `get_tensor` does.
+        """
+        return self.get_tensor(name) if name in self else default
+
+    # Those of a mapping would compare all tensors, and forbid a set of handles.
+    def __eq__(self, other: object) -> bool:
+        return self is other
+
+    def __hash__(self) -> int:
+        return object.__hash__(self)
+
+    def _ipython_key_completions_(self) -> list[str]:
+        """The names that IPython completes ``file["`` with."""
+        return self.keys()
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows: the tensors as a folded tree. No tensor is read, no shard opened."""
+        # Imported here: it is for notebooks.
+        from ingot._base.html import page, tree
+
+        facts = [self.format, self.backend]
+        if self._checkpoint.closed:
+            return page(self.path, [*facts, "closed"])
+        facts.append(plural(len(self), "tensor"))
+        if self._checkpoint.is_sharded:
+            names = in_natural_order(self.keys())
+            facts.append(plural(len(self.shards), "file"))
+            return page(self.path, facts, tree((name, (basename(self.shard_of(name)),)) for name in names))
+        infos = self._checkpoint.infos(natural=True)
+        facts.append(nbytes(sum(info.nbytes for info in infos)))
+        rows = ((info.name, (info.dtype, list(info.shape), nbytes(info.nbytes))) for info in infos)
+        return page(self.path, facts, tree(rows))
+
+    def __repr__(self) -> str:
+        state = "closed" if self._checkpoint.closed else f"{len(self)} tensors"
+        return f"<ingot.safe_open {_escaped(self.path)}: {self.format}, {self.backend}, {state}>"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        self._check_open()
+        return known(self._again())
+
+    def _again(self) -> Again | None:
+        """What opens it again, wherever that is; None where nothing does."""
+        # Of a URL with all that opens it: tokens and keys go along.
+        return type(self)._reopen, (again_by(self._given, self.path), *self._arguments)
+
+    @property
+    def _origin(self) -> tuple[str | None, StorageOptions | None]:
+        """The path or URL, None for an object, and the storage options that the handle was opened with."""
+        place = again_by(self._given, self.path)
+        return fsdecode(place) if is_path(place) else None, self._arguments[6]
+
+    # By methods of the class, so that a pickle names nothing but `ingot.safe_open`.
+
+    @classmethod
+    def _reopen(
+        cls,
+        path: Source,
+        framework: str,
+        device: Any,
+        backend: str,
+        strict: bool,
+        max_header_size: int | None,
+        confine: bool,
+        storage_options: StorageOptions | None,
+        lenient: bool,
+    ) -> Self:
+        file = object.__new__(cls)
+        safe_open.__init__(
+            file,
+            path,
+            framework,
+            device,
+            backend=backend,
+            strict=strict,
+            lenient=lenient,
+            max_header_size=max_header_size,
+            confine=confine,
+            storage_options=storage_options,
+        )
+        return file
+
+    def _check_open(self) -> None:
+        if self._checkpoint.closed:
+            raise ClosedError(f"{_escaped(self.path)}: file is closed", code="closed", path=self.path)
+
+
+def warm(source: Path) -> int:
+    """Bring a file's tensors into the system's page cache, so that what reads them next need not wait.
+
+    It reads in parallel, keeps nothing in memory of its own, and returns when all is there.
+
+    Parameters
+    ----------
+    source : str, bytes or os.PathLike
+        A `.safetensors` or a `.bt` file.
+
+    Returns
+    -------
+    int
+        The bytes of the tensors.
+
+    Raises
+    ------
+    OSError
+        The file cannot be opened.
+    HeaderError, StorageError
+        As `ingot.safe_open` does, and where reading fails.
+    """
+    checkpoint = open_checkpoint(source, "pread")
+    try:
+        return checkpoint.warm()
+    finally:
+        checkpoint.close()

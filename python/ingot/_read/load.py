@@ -1,0 +1,348 @@
+"""Tensors that are loaded: read, moved to their device, and told of."""
+
+from __future__ import annotations
+
+from functools import partial
+from itertools import filterfalse
+from typing import TypeVar
+
+from ingot._base.text import _quoted
+from ingot._native import Gpu
+from ingot.errors import OptionError, SliceError
+
+from .faults import in_file
+from .moves import Carrier, Placement, carried, carrier, landing, moved, on, settled
+from .reads import PLAIN, Reads
+from .select import Wanted, is_read, wanted
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+    from typing import Any
+
+    from typing_extensions import TypeVar as WithDefault
+
+    from ingot._native import Checkpoint, Destinations, Wrap
+
+    from .moves import Move
+    from .select import Selected
+
+    # The code of the dtype, a capsule or a buffer, and whether the buffer is of a tensor without dimensions.
+    Memory = tuple[str, Any, bool]
+    # What fills tensors of a framework.
+    Into = Callable[[Checkpoint, Wanted, Mapping[str, Any], Reads], None]
+    # `tensor[index]` by the rules of a framework.
+    At = Callable[[Any, Any], Any]
+
+# Bytes that are compared with their digests before they go to a device that a framework copies to.
+PROVEN_NBYTES = 64 << 20
+
+if TYPE_CHECKING:
+    # What a handle gives: the tensors of a framework, if checkers know which.
+    Value = WithDefault("Value", covariant=True, default=Any)
+else:
+    Value = TypeVar("Value", covariant=True)
+
+
+def chosen(
+    checkpoint: Checkpoint,
+    selected: Selected[Any],
+    wrap: Wrap,
+    move: Move | Placement | None,
+    reads: Reads,
+    at: At,
+    into: Into | None = None,
+) -> dict[str, Any]:
+    """The tensors that were asked for, on the device that `move` takes them to."""
+    if selected.is_everything():
+        return tensors(checkpoint, None, wrap, move, reads)
+    names = selected.names(checkpoint)
+    if selected.is_plain():
+        return tensors(checkpoint, names, wrap, move, reads)
+    settled(checkpoint, filterfalse((selected.out or {}).__contains__, names), move)
+    refuse_unproven(checkpoint, reads)
+    return selected.grouped(load(checkpoint, selected, names, wrap, move, reads, at, into))
+
+
+def refuse_unproven(checkpoint: Checkpoint, reads: Reads) -> None:
+    """Raise `OptionError` if tensors shall be compared that do not come whole and as they are."""
+    if reads.proves():
+        option = "verify" if reads.proof[0] else "expected_sha256"
+        raise OptionError(
+            f"{option} is for whole tensors as they are: it goes with keys, prefix and where, not with "
+            "slices, dtype or out — call ingot.verify first",
+            code="not-provable",
+            path=checkpoint.path,
+        )
+
+
+def load(
+    checkpoint: Checkpoint,
+    selected: Selected[Any],
+    names: Mapping[str, str],
+    wrap: Wrap,
+    move: Move | Placement | None,
+    reads: Reads,
+    at: At,
+    into: Into | None = None,
+) -> dict[str, Any]:
+    """The tensors of `names`, each with its name in the file, on the device that `move` takes it to.
+
+    `into` fills those that have a place. `at` is for the indices that files are not read by: masks, arrays,
+    several lists. Then the whole tensor is read, as `TensorSlice` does.
+    """
+    out = selected.out or {}
+    # There may be many of them, so that no Python code runs for each where it need not.
+    places = wanted(checkpoint, selected, out, names)
+    for name, index in zip(out, places.indices or (), strict=False):
+        if index is None and selected.of(name) is not None:
+            raise SliceError(
+                f"tensor {_quoted(name)}: its index in slices is one that only frameworks know, which goes "
+                "without a place in out: expected ints, slices, None, ... and one list of ints",
+                code="index",
+                path=checkpoint.path,
+                tensor=name,
+            )
+    fresh = list(filterfalse(out.__contains__, names)) if len(out) < len(names) else []
+    others = wanted(checkpoint, selected, fresh, names)
+    filling, reading = reads.shares(
+        lambda: checkpoint.parts_nbytes(places), lambda: checkpoint.parts_nbytes(others)
+    )
+    if out and into is not None:
+        # First, because it may be refused.
+        into(checkpoint, places, out, filling)
+    asked = [
+        selected.of(name) if index is None else None
+        for name, index in zip(fresh, others.indices or (), strict=False)
+    ]
+    read = dict(zip(fresh, _read(checkpoint, others, asked, wrap, move, reading, at), strict=True))
+    # The first gives the order, the others all values.
+    return {**names, **read, **out}
+
+
+def _read(
+    checkpoint: Checkpoint,
+    wanted: Wanted,
+    asked: list[Any],
+    wrap: Wrap,
+    move: Move | Placement | None,
+    reads: Reads,
+    at: At,
+) -> list[Any]:
+    """What is wanted, where `move` takes it. `asked` has the indices that are left to the framework."""
+    groups: dict[Carrier | None, list[int]] = {}
+    if isinstance(move, (Carrier, Placement)):
+        for rank, name in enumerate(wanted.names):
+            is_left = bool(asked) and asked[rank] is not None
+            groups.setdefault(None if is_left else carrier(checkpoint, name, move), []).append(rank)
+    if not any(groups):
+        onto = landing(checkpoint, wanted.names, move)
+        found = checkpoint.parts(wanted, wrap, onto=onto, **reads.options())
+        return _finished(checkpoint, wanted.names, found, asked, move, at)
+    by_rank: dict[int, Any] = {}
+    parts = [wanted.some(ranks) for ranks in groups.values()]
+    shares = reads.shares(*(partial(checkpoint.parts_nbytes, part) for part in parts))
+    for (by, ranks), part, share in zip(groups.items(), parts, shares, strict=True):
+        if by is not None:
+            found = by.read(checkpoint, part, share)
+        else:
+            onto = landing(checkpoint, part.names, move)
+            found = checkpoint.parts(part, wrap, onto=onto, **share.options())
+            left = [asked[rank] for rank in ranks] if asked else []
+            found = _finished(checkpoint, part.names, found, left, move, at)
+        by_rank.update(zip(ranks, found, strict=True))
+    return [by_rank[rank] for rank in range(len(wanted.names))]
+
+
+def _finished(
+    checkpoint: Checkpoint,
+    names: list[str],
+    found: list[Any],
+    asked: list[Any],
+    move: Move | Placement | None,
+    at: At,
+) -> list[Any]:
+    """What was read, with the indices that are left to the framework, and where `move` takes it."""
+    for rank, index in enumerate(asked):
+        if index is not None:
+            found[rank] = indexed(checkpoint, names[rank], found[rank], index, at)
+    if move is None or isinstance(move, Gpu):
+        return found
+    for rank, name in enumerate(names):
+        # One by one, so that what has been moved is freed before the next is.
+        found[rank] = moved(checkpoint, name, found[rank], move)
+    return found
+
+
+def fill(
+    checkpoint: Checkpoint,
+    wanted: Wanted,
+    destinations: Destinations,
+    reads: Reads,
+) -> None:
+    """Read what is wanted into memory of others."""
+    checkpoint.fill(wanted, destinations, **reads.options())
+
+
+def tensors(
+    checkpoint: Checkpoint,
+    names: Iterable[str] | None,
+    wrap: Wrap,
+    move: Move | Placement | None,
+    reads: Reads = PLAIN,
+) -> dict[str, Any]:
+    """The tensors of these names, or all, on the device that `move` takes them to."""
+    names = settled(checkpoint, names, move)
+    # The digest of a file is known when all of it has been read, and nothing is handed out before.
+    groups = carried(checkpoint, names, move) if reads.proof[1] is None else {}
+    if groups:
+        return _carry(checkpoint, names, groups, wrap, move, reads)
+    onto = landing(checkpoint, names, move)
+    # What is mapped is read when it is moved; what is proven is not mapped.
+    is_moved = move is not None and onto is None
+    is_read_later = is_moved and checkpoint.backend == "mmap" and not reads.proves()
+    reading, moving = (Reads(reads.threads), reads) if is_read_later else (reads, PLAIN)
+    if reading.proves():
+        found = checkpoint.proven(names, wrap, *reading.proof, onto=onto, **reading.options())
+    else:
+        found = checkpoint.tensors(names, wrap, onto=onto, **reading.options())
+    if names is None:
+        _warn_of_total(checkpoint)
+    if move is None or isinstance(move, Gpu):
+        return found
+    total = 0 if moving.tell is None else sum(checkpoint.info(name).nbytes for name in found)
+    done = 0
+    for name in found:
+        # One by one, so that what has been moved is freed before the next is.
+        found[name] = moved(checkpoint, name, found[name], move)
+        if moving.tell is not None:
+            done += checkpoint.info(name).nbytes
+            moving.tell(done, total)
+    return found
+
+
+def _carry(
+    checkpoint: Checkpoint,
+    names: Iterable[str] | None,
+    groups: dict[Carrier | None, list[str]],
+    wrap: Wrap,
+    move: Move | Placement | None,
+    reads: Reads,
+) -> dict[str, Any]:
+    """What `tensors` gives, where a framework has some of them read."""
+    found: dict[str, Any] = {}
+    shares = reads.shares(*(partial(_nbytes, checkpoint, some) for some in groups.values()))
+    for (by, some), share in zip(groups.items(), shares, strict=True):
+        if by is None:
+            found |= tensors(checkpoint, some, wrap, move, share)
+        elif share.proves():
+            found |= _proven(checkpoint, some, wrap, by, share)
+        else:
+            found |= zip(some, by.read(checkpoint, Wanted(some), share), strict=True)
+    if names is None:
+        _warn_of_total(checkpoint)
+    return {name: found[name] for name in (checkpoint.offset_names() if names is None else names)}
+
+
+def _proven(
+    checkpoint: Checkpoint, names: list[str], wrap: Wrap, by: Carrier, reads: Reads
+) -> dict[str, Any]:
+    """Tensors that are compared with their digests in the memory of the host, some at a time."""
+    batches: list[list[str]] = []
+    filled = 0
+    for name in names:
+        nbytes = checkpoint.info(name).nbytes
+        if not batches or filled + nbytes > PROVEN_NBYTES:
+            batches.append([])
+            filled = 0
+        batches[-1].append(name)
+        filled += nbytes
+    found: dict[str, Any] = {}
+    shares = reads.shares(*(partial(_nbytes, checkpoint, batch) for batch in batches))
+    for batch, share in zip(batches, shares, strict=True):
+        some = checkpoint.proven(batch, wrap, *share.proof, **share.options())
+        for name in batch:
+            found[name] = moved(checkpoint, name, some.pop(name), by)
+    return found
+
+
+def _nbytes(checkpoint: Checkpoint, names: list[str]) -> int:
+    return sum(checkpoint.info(name).nbytes for name in names)
+
+
+def _warn_of_total(checkpoint: Checkpoint) -> None:
+    """Tell whoever has just read everything that the index gives another size."""
+    wrong = checkpoint.wrong_total()
+    if wrong is not None:
+        # Imported here: it is rare.
+        from warnings import warn
+
+        said, found = wrong
+        warn(
+            f"{in_file(checkpoint)}the index gives total_size as {said}, and the tensors take {found} bytes: "
+            "nothing depends on it",
+            stacklevel=4,
+        )
+
+
+def tensor(checkpoint: Checkpoint, name: str, wrap: Wrap, move: Move | Placement) -> Any:
+    """One tensor, on the device that `move` takes it to."""
+    settled(checkpoint, (name,), move)
+    by = carrier(checkpoint, name, move)
+    if by is not None:
+        return by.read(checkpoint, Wanted([name]), PLAIN)[0]
+    found = checkpoint.tensor(name, wrap, onto=on(checkpoint, name, move))
+    return moved(checkpoint, name, found, move)
+
+
+def part(
+    checkpoint: Checkpoint, name: str, index: Any, wrap: Wrap, move: Move | Placement | None, at: At
+) -> Any:
+    """What `index` takes of one tensor, on the device that `move` takes it to."""
+    onto = None
+    # The usual answer first: programs ask for a hundred thousand parts.
+    if move is not None:
+        settled(checkpoint, (name,), move)
+        by = carrier(checkpoint, name, move)
+        # As the index of one of many None means all of the tensor.
+        wanted = Wanted([name], [(None,) if index is None else index])
+        if by is not None and is_read(checkpoint, wanted):
+            return by.read(checkpoint, wanted, PLAIN)[0]
+        onto = on(checkpoint, name, move)
+    try:
+        found = checkpoint.select(name, index, wrap, onto=onto)
+    except NotImplementedError:
+        found = indexed(checkpoint, name, checkpoint.tensor(name, wrap, onto=onto), index, at)
+    return moved(checkpoint, name, found, move)
+
+
+def indexed(checkpoint: Checkpoint, name: str, tensor: Any, index: Any, at: Callable[[Any, Any], Any]) -> Any:
+    """`tensor[index]` as the framework's `at` has it."""
+    try:
+        return at(tensor, _spelled(checkpoint, name, index))
+    except (IndexError, OverflowError) as error:
+        raise SliceError(
+            f"{in_file(checkpoint)}tensor {_quoted(name)}: {error}",
+            code="index",
+            path=checkpoint.path,
+            tensor=name,
+        ) from error
+
+
+def _spelled(checkpoint: Checkpoint, name: str, part: Any) -> Any:
+    """Return an index for a framework, which would write out a range before it compares it with the shape."""
+    if isinstance(part, range):
+        shape = checkpoint.info(name).shape
+        # A dimension of an empty tensor may have any size.
+        longest = max(shape) if all(shape) and shape else 0
+        if not all(-longest <= place < longest for place in (*part[:1], *part[-1:])):
+            raise IndexError(f"{part} does not fit shape {list(shape)}")
+        return list(part)
+    if not isinstance(part, list | tuple) or set(map(type, part)).isdisjoint((range, list, tuple)):
+        return part
+    spelled = [_spelled(checkpoint, name, one) for one in part]
+    if isinstance(part, tuple):
+        return tuple(spelled)
+    # A range in a list means all of its places.
+    pairs = zip(part, spelled, strict=True)
+    return [place for one, found in pairs for place in (found if isinstance(one, range) else (found,))]

@@ -1,0 +1,198 @@
+"""Tensors, or rows of them, that are read in the background and handed out once each."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from operator import index
+from typing import Generic
+
+from ingot._base.text import _escaped, _quoted
+from ingot.errors import SafetensorError, SliceError, TensorNotFoundError
+
+from .faults import in_file
+from .load import Value
+from .moves import landing, moved
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Self
+
+    from ingot._native import Checkpoint, Wrap
+
+    from .moves import Move, Placement
+
+    # For each tensor its rows; None for all of them.
+    Rows = dict[str, slice | None]
+
+
+class PrefetchLoader(Generic[Value]):
+    """Tensors of an open file, read in the background. `safe_open.prefetch` makes them.
+
+    Each tensor is handed out once, by `take` or by iteration, which gives pairs of name and tensor in the
+    order of the file, each as soon as it is read. A tensor that is taken out of turn is read next, and does
+    not wait for room. An exception about one tensor does not end the loader.
+
+    It stops reading and frees what was not handed out when it is closed, when it is dropped, and at the end
+    of a ``with``. It outlives its handle, and may be used from many threads at once.
+    """
+
+    __module__ = "ingot"
+
+    __slots__ = ("__weakref__", "_checkpoint", "_move", "_names", "_planned", "_stream", "_wrap")
+
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        rows: Rows,
+        wrap: Wrap,
+        move: Move | Placement | None,
+        ahead: int,
+        threads: int | None,
+    ) -> None:
+        self._checkpoint = checkpoint
+        self._wrap = wrap
+        self._move = move
+        self._names = [name for name in checkpoint.offset_names() if name in rows]
+        self._planned = frozenset(self._names)
+        requests = [(name, rows[name]) for name in self._names]
+        onto = landing(checkpoint, self._names, move)
+        self._stream = checkpoint.stream(requests, ahead, threads, onto=onto)
+        if checkpoint.backend == "object":
+            from .source import close_at_exit
+
+            close_at_exit(self)
+
+    def names(self) -> list[str]:
+        """Give the names of the tensors that it was made for, in the order of the file."""
+        return list(self._names)
+
+    def take(self, name: str) -> Value:
+        """Give one tensor, and wait until it is read.
+
+        Parameters
+        ----------
+        name : str
+            A tensor of the plan.
+
+        Returns
+        -------
+        array or tensor of the framework
+            As `safe_open.get_tensor` gives it, or as `TensorSlice` gives its rows.
+
+        Raises
+        ------
+        TensorNotFoundError
+            It is not in the plan.
+        SafetensorError
+            It was handed out before (``code`` is ``"taken"``).
+        DtypeError, StorageError
+            As `safe_open.get_tensor` does.
+        ClosedError
+            The loader is closed.
+        """
+        if name not in self._planned:
+            self._check_open()
+            raise TensorNotFoundError(
+                f"tensor {_quoted(name)} is not in the plan of this loader",
+                code="unknown-tensor",
+                tensor=name,
+            )
+        tensor = self._stream.take(name, self._wrap)
+        if tensor is None:
+            raise SafetensorError(
+                f"tensor {_quoted(name)} was taken before: a loader hands out each tensor once",
+                code="taken",
+                tensor=name,
+            )
+        found: Value = moved(self._checkpoint, name, tensor, self._move)
+        return found
+
+    def close(self) -> None:
+        """Stop reading, and let go of the tensors that were not handed out. Again is allowed."""
+        self._stream.close()
+        self._checkpoint.close()
+
+    def __iter__(self) -> TensorStream[Value]:
+        return TensorStream(self)
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        state = "closed" if self._checkpoint.closed else f"{len(self)} tensors"
+        return f"<ingot.PrefetchLoader {_escaped(self._checkpoint.path or '')}: {state}>"
+
+    def _check_open(self) -> None:
+        # A method of a closed checkpoint raises what says so.
+        len(self._checkpoint)
+
+    def _next(self) -> tuple[str, Value]:
+        """The next pair that was not taken by name."""
+        found = self._stream.next(self._wrap)
+        if found is None:
+            raise StopIteration
+        name, tensor = found
+        return name, moved(self._checkpoint, name, tensor, self._move)
+
+
+class TensorStream(Generic[Value]):
+    """The pairs of a `PrefetchLoader` that were not taken by name."""
+
+    __slots__ = ("_loader",)
+
+    def __init__(self, loader: PrefetchLoader[Value]) -> None:
+        self._loader = loader
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> tuple[str, Value]:
+        return self._loader._next()
+
+
+def planned(checkpoint: Checkpoint, plan: Mapping[str, slice | None] | None) -> Rows:
+    """The tensors of `plan`, all where it is None, with the rows of each."""
+    if plan is None:
+        return dict.fromkeys(checkpoint.offset_names())
+    if not isinstance(plan, Mapping):
+        raise TypeError(f"plan must be a dict of str to slice or None, found {type(plan).__name__}")
+    return {name: _rows(checkpoint, name, rows) for name, rows in plan.items()}
+
+
+def _rows(checkpoint: Checkpoint, name: str, rows: object) -> slice | None:
+    """`rows`, which must be within the tensor: a plan for another shape is a mistake."""
+    shape = checkpoint.info(name).shape
+    if rows is None:
+        return None
+    if not isinstance(rows, slice) or not all(map(_is_bound, (rows.start, rows.stop, rows.step))):
+        raise TypeError(f"tensor {_quoted(name)}: plan must give None or a slice of ints, found {rows!r}")
+    if not shape:
+        raise _misfit(checkpoint, name, "rows of a tensor with a dimension", "a scalar")
+    for bound in (rows.start, rows.stop):
+        if bound is not None and not -shape[0] <= index(bound) <= shape[0]:
+            raise _misfit(checkpoint, name, f"bounds within its {shape[0]} rows", str(bound))
+    if rows.step is not None and index(rows.step) != 1:
+        raise _misfit(checkpoint, name, "a step of 1", str(rows.step))
+    start, stop, _ = rows.indices(shape[0])
+    return slice(start, stop)
+
+
+def _is_bound(given: object) -> bool:
+    return given is None or hasattr(given, "__index__")
+
+
+def _misfit(checkpoint: Checkpoint, name: str, expected: str, found: str) -> SliceError:
+    return SliceError(
+        f"{in_file(checkpoint)}tensor {_quoted(name)}: plan: expected {expected}, found {found}",
+        code="invalid-plan",
+        path=checkpoint.path,
+        tensor=name,
+        expected=expected,
+        found=found,
+    )

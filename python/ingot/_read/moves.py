@@ -1,0 +1,178 @@
+"""What takes tensors to a device, or has them read onto one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from itertools import islice
+
+from ingot._base.frameworks import is_of_framework
+from ingot._base.matching import matcher, matching
+from ingot._base.text import _quoted
+from ingot._native import Gpu
+from ingot.errors import DtypeError, OptionError
+
+from .faults import about, in_file
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+    from typing import Any, TypeAlias
+
+    from ingot._native import Checkpoint
+    from ingot.typing import Device
+
+    from .reads import Reads
+    from .select import Wanted
+
+    # Takes a tensor to a device, or has it read onto one.
+    Move: TypeAlias = "Callable[[Any], Any] | Gpu | Carrier"
+    # Where tensors are read onto: all, or each to its own or to the host.
+    Onto: TypeAlias = "Gpu | list[Gpu | None]"
+
+
+class Carrier:
+    """Has tensors read onto a device, or spread over several, by what its framework offers.
+
+    Called with a tensor of the host, it takes that one there.
+    """
+
+    __slots__ = ()
+
+    def read(self, checkpoint: Checkpoint, wanted: Wanted, reads: Reads) -> list[Any]:
+        """What is wanted, on the device. No more of it is in the memory of the host at a time than pieces."""
+        raise NotImplementedError
+
+    def __call__(self, tensor: Any) -> Any:
+        raise NotImplementedError
+
+
+class Placement:
+    """A device for each tensor, by its name. `placing` makes them."""
+
+    __slots__ = ("_choose", "_moves")
+
+    def __init__(self, choose: Callable[[Checkpoint, str], Move | None]) -> None:
+        self._choose = choose
+        self._moves: dict[str, Move | None] = {}
+
+    def of(self, checkpoint: Checkpoint, name: str) -> Move | None:
+        """What takes the tensor `name` to its device; None where it may stay."""
+        if name not in self._moves:
+            self._moves[name] = self._choose(checkpoint, name)
+        return self._moves[name]
+
+
+def placing(mover: Callable[[Any], Move | None], device: Device) -> Move | Placement | None:
+    """What takes tensors to `device`: to one, or to that which a dict of patterns or a callable gives each.
+
+    Devices of frameworks may be callables too: a `torch.device` is.
+    """
+    if device is None or isinstance(device, str):
+        return mover(device)
+    if isinstance(device, Mapping):
+        return Placement(_by_pattern({_pattern(given): mover(one) for given, one in device.items()}))
+    if callable(device) and not is_of_framework(type(device)):
+        return Placement(lambda checkpoint, name: mover(device(checkpoint.info(name))))
+    return mover(device)
+
+
+def _pattern(given: object) -> str:
+    if not isinstance(given, str):
+        raise TypeError(f"patterns of device must be str, found {type(given).__name__}")
+    return given
+
+
+def _by_pattern(moves: dict[str, Move | None]) -> Callable[[Checkpoint, str], Move | None]:
+    matchers = [(matcher(pattern), move) for pattern, move in moves.items()]
+    checked: set[int] = set()
+
+    def choose(checkpoint: Checkpoint, name: str) -> Move | None:
+        if id(checkpoint) not in checked:
+            _check_patterns(checkpoint, moves)
+            checked.add(id(checkpoint))
+        for matches, move in matchers:
+            if matches(name):
+                return move
+        # A name of no tensor is the other error.
+        checkpoint.info(name)
+        some = ", ".join(map(_quoted, islice(moves, 3))) + (", …" if len(moves) > 3 else "")
+        raise OptionError(
+            f"{in_file(checkpoint)}tensor {_quoted(name)}: no pattern of device fits its name: found "
+            f"{some or 'none'} — a last `*` fits every name",
+            code="no-device",
+            path=checkpoint.path,
+            tensor=name,
+            expected=tuple(moves),
+        )
+
+    return choose
+
+
+def _check_patterns(checkpoint: Checkpoint, patterns: Iterable[str]) -> None:
+    """Raise `TensorNotFoundError` for a pattern that matches no tensor, unless it matches every name."""
+    names = dict.fromkeys([*checkpoint.names(), *checkpoint.shared()])
+    for pattern in patterns:
+        if pattern != "*":
+            matching(names, pattern, checkpoint.path)
+
+
+def settled(
+    checkpoint: Checkpoint, names: Iterable[str] | None, move: Move | Placement | None
+) -> Iterable[str] | None:
+    """These names, or None for all, of which each has a device: it raises before any of them is read."""
+    if not isinstance(move, Placement) or isinstance(names, str):
+        return names
+    known = checkpoint.offset_names() if names is None else list(names)
+    for name in known:
+        move.of(checkpoint, name)
+    return None if names is None else known
+
+
+def landing(
+    checkpoint: Checkpoint, names: Iterable[str] | None, move: Move | Placement | None
+) -> Onto | None:
+    """The devices that these tensors, or all, are read onto; None where all come to the host."""
+    if not isinstance(move, Placement):
+        return move if isinstance(move, Gpu) else None
+    known = checkpoint.offset_names() if names is None else names
+    gpus = [on(checkpoint, name, move) for name in known]
+    return gpus if any(gpus) else None
+
+
+def on(checkpoint: Checkpoint, name: str, move: Move | Placement | None) -> Gpu | None:
+    """The device that the tensor `name` is read onto; None where it comes to the host."""
+    if isinstance(move, Placement):
+        move = move.of(checkpoint, name)
+    return move if isinstance(move, Gpu) else None
+
+
+def carrier(checkpoint: Checkpoint, name: str, move: Move | Placement | None) -> Carrier | None:
+    """What has the tensor `name` read by its framework; None where the extension module reads it."""
+    if isinstance(move, Placement):
+        move = move.of(checkpoint, name)
+    return move if isinstance(move, Carrier) else None
+
+
+def carried(
+    checkpoint: Checkpoint, names: Iterable[str] | None, move: Move | Placement | None
+) -> dict[Carrier | None, list[str]]:
+    """These tensors, or all, by what has them read by its framework; nothing where all are read otherwise."""
+    if not isinstance(move, (Carrier, Placement)) or isinstance(names, str):
+        return {}
+    groups: dict[Carrier | None, list[str]] = {}
+    for name in checkpoint.offset_names() if names is None else dict.fromkeys(names):
+        groups.setdefault(carrier(checkpoint, name, move), []).append(name)
+    return groups if any(groups) else {}
+
+
+def moved(checkpoint: Checkpoint, name: str, tensor: Any, move: Move | Placement | None) -> Any:
+    """`tensor` on the device that `move` takes it to, unless it was read onto it."""
+    # The usual answer first: programs ask for a hundred thousand tensors.
+    if move is None or isinstance(move, Gpu):
+        return tensor
+    if isinstance(move, Placement):
+        return moved(checkpoint, name, tensor, move.of(checkpoint, name))
+    try:
+        return move(tensor)
+    except DtypeError as error:
+        raise about(checkpoint, name, error) from error.__cause__

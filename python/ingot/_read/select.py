@@ -1,0 +1,237 @@
+"""Which tensors are loaded, how much of each, as what and to where."""
+
+from __future__ import annotations
+
+from itertools import filterfalse, islice
+from typing import Generic, NamedTuple, TypeVar
+
+from ingot._base.text import _quoted
+from ingot.errors import OptionError, TensorNotFoundError
+
+from .faults import in_file
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Container, Iterable, Mapping
+    from typing import Any
+
+    from ingot._base.checks import Loading
+    from ingot._native import Checkpoint, TensorInfo
+
+Tensor = TypeVar("Tensor")
+
+
+class Label(str):
+    """What messages call a destination. It equals only itself, since any text may be the name of a tensor."""
+
+    __slots__ = ()
+
+    def __eq__(self, other: object) -> bool:
+        return self is other
+
+    __ne__ = object.__ne__
+    __hash__ = object.__hash__
+
+
+class Wanted(NamedTuple):
+    """What is to be read, a column for each question: of many tensors no object is made for each."""
+
+    # In the file.
+    names: list[str]
+    # Into each; None where all are wanted whole.
+    indices: list[Any] | None = None
+    # What to convert to, all or each; None for what is stored.
+    dtypes: str | list[str] | None = None
+
+    def some(self, ranks: list[int]) -> Wanted:
+        """What is wanted of the tensors at these places."""
+        names = [self.names[rank] for rank in ranks]
+        indices = None if self.indices is None else [self.indices[rank] for rank in ranks]
+        dtypes = [self.dtypes[rank] for rank in ranks] if isinstance(self.dtypes, list) else self.dtypes
+        return Wanted(names, indices, dtypes)
+
+
+class Selected(NamedTuple, Generic[Tensor]):
+    """What `load_file` was asked for: which tensors, how much of each, as what and to where."""
+
+    keys: Iterable[str] | None = None
+    prefix: str | tuple[str, ...] | None = None
+    where: Callable[[TensorInfo], object] | None = None
+    slices: Mapping[str, Any] | None = None
+    dtype: str | None = None
+    out: Mapping[str, Tensor] | None = None
+    # Of a tensor with several destinations: what each is called among `slices` and `out`.
+    several: Mapping[str, list[Label]] | None = None
+
+    @classmethod
+    def by(cls, how: Loading, out: Mapping[str, Tensor | list[Tensor]] | None) -> Selected[Any]:
+        """What the options of a load say."""
+        selected: Selected[Any] = cls(how.keys, how.prefix, how.where, how.slices, how.dtype)
+        # Several destinations have as many slices. Looking at each of many takes time.
+        if out is None or not how.slices or list not in set(map(type, out.values())):
+            return selected._replace(out=out)
+        slices, own, several = _apart(dict(how.slices or {}), out)
+        return selected._replace(slices=slices, out=own, several=several)
+
+    def is_everything(self) -> bool:
+        """Whether it is the whole file as it is."""
+        return all(option is None for option in self)
+
+    def names(self, checkpoint: Checkpoint, others: Mapping[str, str] | None = None) -> dict[str, str]:
+        """The tensors that `keys`, `prefix` and `where` all admit: in the order of `keys`, else of the file.
+
+        Each with its name in the file. `others` are more names that tensors of the file have, with that one.
+        """
+        others = {} if others is None else others
+        names = self._asked(checkpoint, others)
+        if self.prefix is not None:
+            names = self._below(checkpoint, self.prefix, names)
+        if self.where is not None:
+            names = [name for name in names if self.where(checkpoint.info(others.get(name, name)))]
+        # There may be many of these, so that no Python code runs for each.
+        found = dict(zip(names, map(others.get, names, names), strict=True))
+        for name, labels in (self.several or {}).items():
+            if name in found:
+                found |= dict.fromkeys(labels, found.pop(name))
+        for option, mapping in (("slices", self.slices), ("out", self.out)):
+            self._refuse_unselected(checkpoint, option, mapping or {}, found, others)
+        return found
+
+    def grouped(self, found: dict[str, Any]) -> dict[str, Any]:
+        """What was loaded by the caller's names: a list for a tensor with several destinations."""
+        if self.several is None:
+            return found
+        lists = {name: [found.pop(label) for label in labels] for name, labels in self.several.items()}
+        return found | lists
+
+    def _asked(self, checkpoint: Checkpoint, others: Mapping[str, str]) -> list[str]:
+        if self.keys is None:
+            return [*checkpoint.offset_names(), *others]
+        if isinstance(self.keys, str):
+            # A str is an iterable of str, so it would be taken for the names of its letters.
+            raise TypeError("keys must be an iterable of str, not a str")
+        names = list(dict.fromkeys(self.keys))
+        for name in names:
+            if name not in others and name not in checkpoint:
+                checkpoint.info(name)
+        return names
+
+    @staticmethod
+    def _below(checkpoint: Checkpoint, prefix: str | tuple[str, ...], names: list[str]) -> list[str]:
+        prefixes = prefix if isinstance(prefix, tuple) else (prefix,)
+        for one in prefixes:
+            if not isinstance(one, str):
+                raise TypeError(f"prefix must be a str or a tuple of str, found {type(one).__name__}")
+        found = [name for name in names if name.startswith(prefixes)]
+        if names and prefixes and not found:
+            tops = dict.fromkeys(name.partition(".")[0] for name in names)
+            some = ", ".join(map(_quoted, islice(tops, 3))) + (", …" if len(tops) > 3 else "")
+            asked = " or ".join(map(_quoted, prefixes))
+            raise TensorNotFoundError(
+                f"{in_file(checkpoint)}no tensor has a name that begins with {asked}: "
+                f"names begin with {some}",
+                code="unknown-prefix",
+                path=checkpoint.path,
+                expected=tuple(tops),
+                found=prefix,
+            )
+        return found
+
+    def _refuse_unselected(
+        self,
+        checkpoint: Checkpoint,
+        option: str,
+        mapping: Mapping[str, Any],
+        names: Container[str],
+        others: Container[str],
+    ) -> None:
+        given: dict[str, str] = {
+            label: name for name, labels in (self.several or {}).items() for label in labels
+        }
+        for label in filterfalse(names.__contains__, mapping):
+            name = given.get(label, label)
+            if name not in others:
+                # Says so where there is no such tensor at all.
+                checkpoint.info(name)
+            raise OptionError(
+                f"{option} has tensor {_quoted(name)}, which keys, prefix and where leave out",
+                code="not-selected",
+                path=checkpoint.path,
+                tensor=name,
+            )
+
+    def of(self, name: str) -> Any:
+        """The index into the tensor `name`; None for all of it."""
+        if self.slices is None or name not in self.slices:
+            return None
+        index = self.slices[name]
+        # One that adds a dimension, as `(None,)` does and as it means the same between brackets.
+        return (None,) if index is None else index
+
+    def is_plain(self) -> bool:
+        """Whether tensors come whole and as they are."""
+        return self.slices is None and self.dtype is None and self.out is None
+
+
+def _apart(
+    slices: dict[str, Any], out: Mapping[str, Tensor | list[Tensor]]
+) -> tuple[dict[str, Any], dict[str, Tensor], dict[str, list[Label]]]:
+    """`slices` and `out` with a name for each of several destinations, and these names."""
+    own: dict[str, Any] = {}
+    several: dict[str, list[Label]] = {}
+    for name, given in out.items():
+        if not isinstance(given, list):
+            own[name] = given
+            continue
+        indices = slices.pop(name, None)
+        if not isinstance(indices, list) or len(indices) != len(given):
+            found = f"a list of {len(indices)}" if isinstance(indices, list) else type(indices).__name__
+            raise OptionError(
+                f"tensor {_quoted(name)}: out has a list of {len(given)} destinations, so slices needs a "
+                f"list of as many indices: found {found}",
+                code="slices-and-out",
+                tensor=name,
+                expected=len(given),
+                found=indices,
+            )
+        several[name] = [Label(f"{name}[{number}]") for number in range(len(given))]
+        own |= zip(several[name], given, strict=True)
+        slices |= zip(several[name], indices, strict=True)
+    return slices, own, several
+
+
+def wanted(
+    checkpoint: Checkpoint, selected: Selected[Any], some: Iterable[str], names: Mapping[str, str]
+) -> Wanted:
+    """What is to be read of `some` tensors of `names`, each of which has its name in the file.
+
+    All of those that have an index which files are not read by.
+    """
+    whole = Wanted(list(map(names.__getitem__, some)), None, selected.dtype)
+    if selected.slices is None:
+        return whole
+    indices = list(map(selected.of, some))
+    distinct = {id(index): index for index in indices}
+    found = whole._replace(indices=indices)
+    if all(map(_is_basic, distinct.values())) or is_read(checkpoint, found):
+        return found
+    each = zip(whole.names, indices, strict=True)
+    read = [is_read(checkpoint, Wanted([name], [index], selected.dtype)) for name, index in each]
+    return whole._replace(
+        indices=[index if is_read else None for index, is_read in zip(indices, read, strict=True)]
+    )
+
+
+def _is_basic(index: Any) -> bool:
+    """Whether it is made of what every file is read by, as nearly all are."""
+    parts = index if type(index) is tuple else (index,)
+    return set(map(type, parts)) <= {int, slice, type(None), type(...)}
+
+
+def is_read(checkpoint: Checkpoint, wanted: Wanted) -> bool:
+    """Whether files are read by all of these indices."""
+    try:
+        checkpoint.parts_nbytes(wanted)
+    except NotImplementedError:
+        return False
+    return True

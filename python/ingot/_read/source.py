@@ -1,0 +1,521 @@
+"""Objects that are read in place of a file: open files, buffers, and files in other libraries' stores.
+
+Which bytes are read, and how many ranges at once, is decided where it is for every source. What is here
+answers for one range (`Reader.ask`), each answer a future, so that whoever waits for a store that hangs can
+leave.
+"""
+
+from __future__ import annotations
+
+import atexit
+import errno
+import io
+import os
+from collections import deque
+from concurrent.futures import Future
+from operator import index
+from threading import Lock, Thread
+from typing import TYPE_CHECKING, cast
+from weakref import WeakSet
+
+from ingot._base.text import _escaped
+from ingot._native import Checkpoint, shown_url
+from ingot.errors import ClosedError, OptionError, SafetensorError, StorageError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+    from typing import Any, Protocol, TypeAlias
+
+    from typing_extensions import Buffer
+
+    from ingot._base.checks import Leniency
+    from ingot.typing import Path
+
+    class Closes(Protocol):
+        """What may have a thread of its own that reads."""
+
+        def close(self) -> None: ...
+
+    class OpenFile(Protocol):
+        """An open file, or something like one."""
+
+        def read(self, size: int, /) -> Any: ...
+        def seek(self, position: int, whence: int = ..., /) -> Any: ...
+        def tell(self) -> int: ...
+
+    class FileOfFsspec(Protocol):
+        """What ``fsspec.open`` gives, or the ``open`` of a file system."""
+
+        @property
+        def fs(self) -> Any: ...
+        @property
+        def path(self) -> str: ...
+
+    # What every call that reads takes.
+    Source: TypeAlias = "Path | Buffer | OpenFile | FileOfFsspec | Ranges"
+
+# Bytes that are copied at a time.
+_PART_NBYTES = 8 << 20
+
+# The largest size of a file that systems can express.
+_MOST_NBYTES = 2**63 - 1
+
+# Requests that are best under way at once: as many as for what is behind a URL.
+_AT_ONCE = 16
+
+
+# Those that read ahead. A thread that asks for bytes when the interpreter ends would abort the process.
+_READING: WeakSet[Closes] = WeakSet()
+
+
+def close_at_exit(reading: Closes) -> None:
+    """Have its thread end before the interpreter does."""
+    _READING.add(reading)
+
+
+@atexit.register
+def _close() -> None:
+    for reading in list(_READING):
+        reading.close()
+
+
+class Ranges:
+    """A file in a store, to be given in place of a path to what reads.
+
+    Parameters
+    ----------
+    store : obstore store, fsspec file system, or any object like one
+        What gives the bytes. Of obstore its methods ``get_ranges(path, starts=, ends=)``, which gives a list
+        of buffers, and ``head(path)``, a mapping with ``"size"``; of fsspec ``cat_ranges`` and ``info``. A
+        class of your own needs either pair. Up to 16 threads call it at once; an fsspec file system that is
+        not asynchronous is called by one at a time.
+    path : str
+        The file's path in the store.
+    nbytes : int, optional
+        Its size, where that is known: then it is not asked for, and ``head`` is not needed. Nor is it noticed
+        then that the file was replaced by another one of that size.
+
+    Raises
+    ------
+    TypeError
+        `store` has neither pair of methods, or `path` is not a str.
+    OptionError
+        `nbytes` is negative, or larger than any file.
+
+    Notes
+    -----
+    The store is held, never closed, and pickled with the handles that are pickled.
+
+    Examples
+    --------
+    >>> import obstore.store
+    >>> store = obstore.store.S3Store("bucket", region="eu-west-1")  # doctest: +SKIP
+    >>> tensors = ingot.numpy.load_file(ingot.Ranges(store, "model.safetensors"))  # doctest: +SKIP
+    """
+
+    __module__ = "ingot"
+
+    __slots__ = ("nbytes", "path", "store")
+
+    def __init__(self, store: Any, path: str, *, nbytes: int | None = None) -> None:
+        if not isinstance(path, str):
+            raise TypeError(f"the path in a store must be a str, found {type(path).__name__}")
+        if not _is_fsspec(store) and not callable(getattr(store, "get_ranges", None)):
+            raise TypeError(
+                "expected a store with `get_ranges`, as obstore's, or a file system with `cat_ranges`, as "
+                f"fsspec's, found {type(store).__name__}"
+            )
+        if nbytes is not None and nbytes < 0:
+            raise OptionError(f"nbytes {nbytes} is negative", code="negative-nbytes", found=nbytes)
+        if nbytes is not None and nbytes > _MOST_NBYTES:
+            raise OptionError(
+                f"nbytes {nbytes} is too large: expected at most {_MOST_NBYTES}",
+                code="impossible-size",
+                found=nbytes,
+            )
+        self.store = store
+        self.path = path
+        self.nbytes = nbytes
+
+    def __repr__(self) -> str:
+        return f"ingot.Ranges({type(self.store).__name__}, {shown_url(self.path)!r})"
+
+
+def resolved(given: Any) -> Reader | Buffer | str | None:
+    """What is to be read of what is no str or bytes: an object, a buffer, or the path of a local file.
+
+    None for what is none of these.
+    """
+    if isinstance(given, Ranges):
+        return _of_store(given.store, given.path, given.nbytes)
+    path = getattr(given, "path", None)
+    if isinstance(path, str) and _is_fsspec(getattr(given, "fs", None)):
+        _check_fsspec(given)
+        return _of_store(given.fs, path, None)
+    if hasattr(given, "__fspath__"):
+        return None
+    if callable(getattr(given, "getbuffer", None)):
+        _check_open(given, _named(given))
+        return _Memory(given)
+    if _is_buffer(given):
+        return given  # type: ignore[no-any-return]
+    is_file = all(callable(getattr(given, name, None)) for name in ("read", "seek", "tell"))
+    return _File(given) if is_file else None
+
+
+def shown(found: Reader | Buffer) -> str:
+    """What an object is called, or a buffer."""
+    return found.name if isinstance(found, Reader) else f"<{type(found).__name__}>"
+
+
+def open_object(given: Any, backend: str, leniency: Leniency, max_header_size: int | None) -> Any:
+    """The checkpoint that `given` holds, or the path that it is, or is taken for."""
+    found = resolved(given)
+    if found is None or isinstance(found, str):
+        return found or given
+    if backend == "mmap":
+        raise OptionError(
+            f"backend 'mmap' is for files: a {type(given).__name__} cannot be mapped", code="unmappable"
+        )
+    if isinstance(found, Reader):
+        return Checkpoint.from_object(found, leniency, max_header_size)
+    return Checkpoint.from_buffer(found, leniency, max_header_size)
+
+
+class Reader:
+    """What the extension module asks for bytes."""
+
+    name: str
+    """For errors. Without secrets."""
+    nbytes: int
+    at_once: int
+    """How many ranges may be asked for at once. None where nothing is waited for."""
+
+    def ask(self, begin: int, end: int) -> Future[Any]:
+        """Ask for the bytes of a range: a buffer."""
+        raise NotImplementedError
+
+    def ask_nbytes(self) -> Future[int | None]:
+        """Ask how many bytes there are now: None for as many, but others."""
+        answer: Future[int | None] = Future()
+        answer.set_result(self.nbytes)
+        return answer
+
+    def parts(self) -> Iterator[Any]:
+        """All bytes, a part after the other, of which several are asked for ahead.
+
+        Raises
+        ------
+        StorageError
+            A part cannot be had, or the file is another one by the end.
+        """
+        asked: deque[tuple[int, Future[Any]]] = deque()
+        for begin in range(0, self.nbytes, _PART_NBYTES):
+            end = min(begin + _PART_NBYTES, self.nbytes)
+            asked.append((end - begin, self.ask(begin, end)))
+            if len(asked) > self.at_once:
+                yield self._answer(*asked.popleft())
+        for expected, answer in asked:
+            yield self._answer(expected, answer)
+        now = self.ask_nbytes().result()
+        if now != self.nbytes:
+            raise StorageError(
+                f"{_escaped(self.name)}: the file was changed while it was read",
+                code="changed",
+                path=self.name,
+                expected=self.nbytes,
+                found=now,
+            )
+
+    def _answer(self, expected: int, answer: Future[Any]) -> Any:
+        try:
+            part = answer.result()
+            found = memoryview(part).nbytes
+        except SafetensorError:
+            raise
+        except Exception as error:
+            raise self._fault(error) from error
+        if found != expected:
+            raise StorageError(
+                f"{_escaped(self.name)}: expected {expected} bytes of the object, found {found}",
+                code="read",
+                path=self.name,
+                expected=expected,
+                found=found,
+            )
+        return part
+
+    def _fault(self, error: Exception) -> Exception:
+        """What is said of what the object raised, whose own words may hold secrets."""
+        if isinstance(error, FileNotFoundError):
+            return FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), self.name)
+        message = f"{_escaped(self.name)}: the object raised {type(error).__name__}"
+        return StorageError(message, code="read", path=self.name)
+
+
+class _Memory(Reader):
+    """Such as a `io.BytesIO`: its memory is shown, for as long as it takes to copy from it."""
+
+    at_once = 0
+
+    def __init__(self, memory: Any) -> None:
+        self._memory = memory
+        self.name = _named(memory)
+        self.nbytes = memoryview(memory.getbuffer()).nbytes
+
+    def ask(self, begin: int, end: int) -> Future[Any]:
+        _check_open(self._memory, self.name)
+        answer: Future[Any] = Future()
+        answer.set_result(self._memory.getbuffer()[begin:end])
+        return answer
+
+    def ask_nbytes(self) -> Future[int | None]:
+        answer: Future[int | None] = Future()
+        answer.set_result(memoryview(self._memory.getbuffer()).nbytes)
+        return answer
+
+
+class _Waiting(Reader):
+    """Each answer comes from a thread of its own, which is left behind where nobody waits for it any more."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self._process = os.getpid()
+
+    def _later(self, work: Callable[..., Any], *arguments: Any) -> Future[Any]:
+        if self._process != os.getpid():
+            # An open file shares its position with the parent, and a store has threads that are not here.
+            raise ClosedError(
+                f"{_escaped(self.name)}: it was opened in another process, before a fork: open it again in "
+                "this one",
+                code="forked",
+                path=self.name,
+            )
+        answer: Future[Any] = Future()
+
+        def run() -> None:
+            try:
+                found = work(*arguments)
+            except BaseException as error:
+                answer.set_exception(error)
+            else:
+                answer.set_result(found)
+
+        Thread(target=run, name="ingot-ask", daemon=True).start()
+        return answer
+
+    def _opening(self, work: Callable[[], Any]) -> Any:
+        """What `work` gives, before there is anything to read from."""
+        try:
+            return self._later(work).result()
+        except SafetensorError:
+            raise
+        except Exception as error:
+            raise self._fault(error) from error
+
+
+class _File(_Waiting):
+    """An open file, read one range at a time, since it has one position."""
+
+    at_once = 1
+
+    def __init__(self, file: Any) -> None:
+        super().__init__(_named(file))
+        self._file = file
+        self._lock = Lock()
+        _check_open(file, self.name)
+        for method, code, what in (
+            ("readable", "not-readable", "is not open for reading"),
+            ("seekable", "not-seekable", "cannot be read at any position: read it, and use `load(data)`"),
+        ):
+            able = getattr(file, method, None)
+            if callable(able) and not able():
+                raise OptionError(f"{_escaped(self.name)}: {what}", code=code, path=self.name)
+        if isinstance(file, io.TextIOBase) or isinstance(file.read(0), str):
+            raise _text(self.name, file)
+        self.nbytes = self._opening(self._size)
+
+    def ask(self, begin: int, end: int) -> Future[Any]:
+        return self._later(self._read, begin, end)
+
+    def _size(self) -> int:
+        # Some know it, and would have to read all of it to find their end.
+        nbytes = getattr(self._file, "size", None)
+        if isinstance(nbytes, int):
+            return _possible(nbytes, self.name)
+        with self._lock:
+            self._file.seek(0, os.SEEK_END)
+            return _possible(self._file.tell(), self.name)
+
+    def _read(self, begin: int, end: int) -> Any:
+        file = self._file
+        with self._lock:
+            _check_open(file, self.name)
+            file.seek(begin)
+            found = file.read(end - begin)
+            if 0 < len(found) < end - begin:
+                found = bytearray(found)
+                while len(found) < end - begin and (more := file.read(end - begin - len(found))):
+                    found += more
+            if file.tell() != begin + len(found):
+                raise StorageError(
+                    f"{_escaped(self.name)}: its position was moved while it was read: expected "
+                    f"{begin + len(found)}, found {file.tell()} — read it by nothing else meanwhile",
+                    code="moved",
+                    path=self.name,
+                    expected=begin + len(found),
+                    found=file.tell(),
+                )
+        return found
+
+
+class _Store(_Waiting):
+    """A file in a store."""
+
+    def __init__(
+        self,
+        name: str,
+        at_once: int,
+        get: Callable[[int, int], Any],
+        look: Callable[[], Mapping[str, Any]] | None,
+        nbytes: int | None,
+    ) -> None:
+        super().__init__(name)
+        self.at_once = at_once
+        self._get = get
+        self._look = look if nbytes is None else None
+        self._stamp: dict[str, Any] = {}
+        if nbytes is None:
+            self._stamp = self._opening(self._now)
+        self.nbytes = self._stamp["size"] if nbytes is None else nbytes
+
+    def ask(self, begin: int, end: int) -> Future[Any]:
+        return self._later(self._get, begin, end)
+
+    def ask_nbytes(self) -> Future[int | None]:
+        return self._later(self._nbytes) if self._look is not None else super().ask_nbytes()
+
+    def _now(self) -> dict[str, Any]:
+        """What tells one version of the file from another."""
+        assert self._look is not None
+        seen = self._look()
+        if seen.get("size") is None:
+            raise StorageError(
+                f"{_escaped(self.name)}: the store does not say how large it is: give its size, as "
+                "`ingot.Ranges(store, path, nbytes=…)`",
+                code="no-size",
+                path=self.name,
+            )
+        stamp = {key: seen[key] for key in _VERSION if seen.get(key) is not None}
+        return {**stamp, "size": _possible(seen["size"], self.name)}
+
+    def _nbytes(self) -> int | None:
+        now = self._now()
+        was_replaced = now["size"] == self.nbytes and now != self._stamp
+        return None if was_replaced else now["size"]
+
+
+# What stores call the size of a file, and what changes when it is replaced.
+_VERSION = (
+    *("size", "ETag", "etag", "e_tag", "version", "version_id", "VersionId", "generation", "md5Hash"),
+    *("content_md5", "mtime", "modified", "last_modified", "LastModified", "updated", "created"),
+)
+
+
+def _possible(nbytes: Any, name: str) -> int:
+    """Return the size that an object claims for the file `name`.
+
+    Raises
+    ------
+    StorageError
+        No file has this size.
+    """
+    is_whole = hasattr(nbytes, "__index__") and not isinstance(nbytes, bool)
+    if not is_whole or not 0 <= index(nbytes) <= _MOST_NBYTES:
+        raise StorageError(
+            f"{_escaped(name)}: expected a size in bytes from 0 to {_MOST_NBYTES}, found {nbytes!r:.80} — "
+            "give the right size, as `ingot.Ranges(store, path, nbytes=…)`",
+            code="impossible-size",
+            path=name,
+            expected=_MOST_NBYTES,
+            found=nbytes,
+        )
+    return index(nbytes)
+
+
+def _of_store(store: Any, path: str, nbytes: int | None) -> Reader | str:
+    if not _is_fsspec(store):
+        head: Any = getattr(store, "head", None)
+        if nbytes is None and not callable(head):
+            raise TypeError(
+                "expected a store with `head`, or the size of the file, as in `ingot.Ranges(store, path, "
+                f"nbytes=…)`, found {type(store).__name__}"
+            )
+        return _Store(
+            shown_url(path),
+            _AT_ONCE,
+            lambda begin, end: _only(store.get_ranges(path, starts=[begin], ends=[end])),
+            (lambda: cast("Mapping[str, Any]", head(path))) if callable(head) else None,
+            nbytes,
+        )
+    if type(store).__module__ == "fsspec.implementations.local":
+        # It has a way of its own, which is faster.
+        return str(store._strip_protocol(path))
+    return _Store(
+        shown_url(store.unstrip_protocol(path)),
+        # One instance of others is for one thread.
+        _AT_ONCE if getattr(store, "async_impl", False) else 1,
+        lambda begin, end: _only(store.cat_ranges([path], [begin], [end], on_error="raise")),
+        lambda: store.info(path),
+        nbytes,
+    )
+
+
+def _only(answers: Any) -> Any:
+    (answer,) = answers
+    return answer
+
+
+def _is_buffer(given: Any) -> bool:
+    try:
+        memoryview(given).release()
+    except TypeError:
+        return False
+    return True
+
+
+def _is_fsspec(store: Any) -> bool:
+    return callable(getattr(store, "cat_ranges", None)) and callable(getattr(store, "info", None))
+
+
+def _check_fsspec(file: Any) -> None:
+    """Refuse what does not give the bytes that its file system has under its path."""
+    name = shown_url(file.fs.unstrip_protocol(file.path))
+    _check_open(file, name)
+    mode, packed = getattr(file, "mode", "rb"), getattr(file, "compression", None)
+    if isinstance(mode, str) and "r" not in mode:
+        raise OptionError(f"{_escaped(name)}: is not open for reading", code="not-readable", path=name)
+    if isinstance(mode, str) and "t" in mode:
+        raise _text(name, file)
+    if packed is not None:
+        raise OptionError(
+            f"{_escaped(name)}: is unpacked by {packed} while it is read: give what its `open()` gives",
+            code="compressed",
+            path=name,
+        )
+
+
+def _check_open(file: Any, name: str) -> None:
+    if getattr(file, "closed", False) is True:
+        raise ClosedError(f"{_escaped(name)}: the {type(file).__name__} is closed", code="closed", path=name)
+
+
+def _text(name: str, file: Any) -> TypeError:
+    return TypeError(
+        f'{_escaped(name)}: the {type(file).__name__} gives text: expected bytes — open it with mode "rb"'
+    )
+
+
+def _named(file: Any) -> str:
+    name = getattr(file, "name", None)
+    return name if isinstance(name, str) and name else f"<{type(file).__name__}>"

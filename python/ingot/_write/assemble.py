@@ -1,0 +1,91 @@
+"""How a file of other files' tensors is written."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from ingot._base.checks import Existing, alignment, format_for, is_durable, room
+from ingot._base.text import _escaped, _quoted
+from ingot._native import MODEL_SPEC_KEY, RECORD_KEYS
+from ingot.errors import SaveError
+
+from .shards import of_index
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from ingot._native import Sources
+    from ingot.typing import Align, Format, Tell
+
+    Pick = tuple[int, int, str]
+
+
+class Writing(NamedTuple):
+    """How a file is written, beside what is in it."""
+
+    # Whether digests of the sources go along.
+    inherit: bool
+    existing: Existing
+    durable: bool | None
+    format: Format | None = None
+    reserve_header: int = 0
+    align: Align = 8
+
+    def write(
+        self,
+        opened: Sources,
+        path: str | bytes,
+        picks: list[Pick],
+        metadata: dict[str, str] | None,
+        tell: Tell | None,
+    ) -> None:
+        opened.write(
+            path,
+            picks,
+            metadata,
+            format_for(path, self.format),
+            inherit=self.inherit,
+            reserve=room(self.reserve_header),
+            align=alignment(self.align),
+            durable=is_durable(self.durable),
+            progress=tell,
+            **self.existing._asdict(),
+        )
+
+
+def together(opened: Sources) -> dict[str, str] | None:
+    """The metadata of all sources, without what is made anew of theirs; None where none has any."""
+    found: dict[str, tuple[str, str]] | None = None
+    for path, pairs in _metadata(opened):
+        found = {} if found is None else found
+        for key, value in pairs.items():
+            if key in RECORD_KEYS and key != MODEL_SPEC_KEY:
+                continue
+            other, first = found.setdefault(key, (value, path))
+            # A hash of one of several files is not true of the new one, which leaves it out.
+            if other != value and key != MODEL_SPEC_KEY:
+                raise SaveError(
+                    f"metadata key {_quoted(key)}: {_escaped(first)} and {_escaped(path)} differ "
+                    "— say which by metadata=",
+                    code="metadata-conflict",
+                    path=path,
+                    expected=other,
+                    found=value,
+                )
+    return None if found is None else {key: value for key, (value, _) in found.items()}
+
+
+def _metadata(opened: Sources) -> Iterator[tuple[str, dict[str, str]]]:
+    """The metadata of each file and each index that has some, with its path.
+
+    Of an index that is what a file can hold and what speaks of no tensor.
+    """
+    for at in range(len(opened)):
+        for path, pairs in opened.metadata(at).items():
+            if pairs is not None:
+                yield path, pairs
+        pairs_of_index = opened.index_metadata(at)
+        if pairs_of_index is not None:
+            texts_in_it = {key: text for key, text in pairs_of_index.items() if isinstance(text, str)}
+            yield opened.path(at), of_index(texts_in_it)

@@ -1,0 +1,242 @@
+"""Work that goes on while the program does, one piece after another."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from collections import deque
+from concurrent.futures import CancelledError, Future, wait
+from contextlib import suppress
+from typing import TypeVar
+
+from ingot._base.text import _escaped
+
+from .failures import Outcome, record, warn
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from types import FrameType
+    from typing import Any
+
+T = TypeVar("T")
+F = TypeVar("F", bound="Future[Any]")
+
+
+class Told(Future[None]):
+    """A future that notes whether the program has asked how the save ended."""
+
+    def __init__(self, outcome: Outcome) -> None:
+        super().__init__()
+        self._outcome = outcome
+
+    def result(self, timeout: float | None = None) -> None:
+        try:
+            return super().result(timeout)
+        finally:
+            self._outcome.is_asked |= self.done()
+
+    def exception(self, timeout: float | None = None) -> BaseException | None:
+        try:
+            return super().exception(timeout)
+        finally:
+            self._outcome.is_asked |= self.done()
+
+
+class SaveFuture(Told):
+    """A save in the background: what ``save_file(..., background=True)`` returns. Its result is None.
+
+    Attributes
+    ----------
+    staged : concurrent.futures.Future
+        Done when the tensors may change: at once where `snapshot` had them copied, else when all bytes are
+        written, before the file is flushed and gets its name. Its result is None; where the save fails or is
+        cancelled before, it raises what that raises.
+    """
+
+    def __init__(self, path: str = "") -> None:
+        super().__init__(Outcome())
+        self._path = path
+        # In the child of a fork this runs again, for the program that has the two.
+        self.staged: Future[None] = self.__dict__.get("staged") or Told(self._outcome)
+        Told.__init__(self.staged, self._outcome)
+        # It is no call that waits for its turn, so it cannot be cancelled.
+        self.staged.set_running_or_notify_cancel()
+        self.add_done_callback(_end_staging)
+
+    def _stage(self) -> None:
+        """Say that the tensors may change."""
+        if not self.staged.done():
+            self.staged.set_result(None)
+
+
+class SharedSaveFuture(SaveFuture):
+    """Of a save by several ranks: it cannot be cancelled, since the others would wait for this one."""
+
+    def cancel(self) -> bool:
+        """Say that it goes on."""
+        return False
+
+
+def _end_staging(future: Future[None]) -> None:
+    assert isinstance(future, SaveFuture)
+    fault = CancelledError() if future.cancelled() else Future.exception(future)
+    if fault is None:
+        future._stage()
+        return
+    if not future.cancelled():
+        record(future._outcome, _described(future._path, fault))
+    if not future.staged.done():
+        future.staged.set_exception(fault)
+
+
+def _described(path: str, fault: BaseException) -> str:
+    """The error in one line, with the path."""
+    text = f"{type(fault).__name__}: {fault}"
+    return text if _escaped(path) in text else f"{_escaped(path)}: {text}"
+
+
+# The name by which users know it.
+SaveFuture.__module__ = "ingot"
+
+
+class Line:
+    """Calls functions in the order in which they came, on one thread that is there only while there are some.
+
+    The thread is none of those that an interpreter leaves behind when it exits; where it waits for no new one
+    any more, the call is over when `put` returns. In a child after a fork there is no such thread: what
+    waited goes on in the parent, and the child's futures say so.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._reset()
+        if hasattr(os, "register_at_fork"):
+            os.register_at_fork(
+                before=lambda: self._lock.acquire(),
+                after_in_parent=lambda: self._lock.release(),
+                after_in_child=self._disown,
+            )
+
+    def _reset(self) -> None:
+        # One that its holder may take again: a signal handler may save while `put` runs below it.
+        self._lock = threading.RLock()
+        self._waiting: deque[tuple[Future[Any], Callable[[], Any]]] = deque()
+        self._running: Future[Any] | None = None
+        # The one that calls what waits. Others that were started end before they call anything.
+        self._thread: threading.Thread | None = None
+
+    def put(self, call: Callable[[], T], future: F) -> F:
+        """Take `call` on. Its result, or what it raises, is that of `future`, which is returned."""
+        warn()
+        turn = (future, call)
+        try:
+            with self._lock:
+                self._waiting.append(turn)
+                is_nobodys = self._thread is None and not self._starts_thread()
+            if is_nobodys:
+                self._run_here()
+            elif _exits() and self._thread is not threading.current_thread():
+                # It may be a daemon's, which ends where it stands.
+                wait([future])
+        except BaseException:
+            # Ctrl-C. Nobody has the future, so the call is not made later, unless it has begun.
+            with self._lock, suppress(ValueError):
+                self._waiting.remove(turn)
+            raise
+        return future
+
+    def _starts_thread(self) -> bool:
+        """Whether there is a thread now."""
+        if _exits():
+            return False
+        thread = threading.Thread(target=self._run, name=self._name, daemon=False)
+        try:
+            thread.start()
+        except RuntimeError:
+            return False
+        # Not before: Ctrl-C can end start() when there is no thread yet.
+        self._thread = thread
+        return True
+
+    def _run_here(self) -> None:
+        own = threading.current_thread()
+        try:
+            self._thread = own
+            self._run()
+        finally:
+            with self._lock:
+                if self._thread is own:
+                    self._thread = self._running = None
+
+    def _run(self) -> None:
+        own = threading.current_thread()
+        while True:
+            with self._lock:
+                if self._thread is not own:
+                    return
+                if not self._waiting:
+                    self._thread = None
+                    return
+                self._running, call = self._waiting.popleft()
+            _settle(self._running, call)
+            self._running = None
+            # What the call holds shall not wait for the next one.
+            del call
+
+    def _disown(self) -> None:
+        orphans = [future for future, _ in self._waiting]
+        if self._running is not None:
+            orphans.append(self._running)
+        self._reset()
+        for future in orphans:
+            # A thread that is not here may have held its lock.
+            future.__init__()  # type: ignore[misc]
+            if isinstance(future, SaveFuture):
+                # It may succeed in the parent, which reports it.
+                future._outcome.is_asked = True
+            future.set_exception(
+                RuntimeError("this process was forked while the file was saved by its parent")
+            )
+
+
+def _exits() -> bool:
+    """Whether the interpreter waits for no new thread any more, because it is about to exit."""
+    main = threading.main_thread()
+    if not main.is_alive():
+        return True
+    if sys.version_info >= (3, 12):
+        # It starts none either, and says so.
+        return False
+    # It tells only programs that had imported `threading` by then. What it calls as it exits, such as a
+    # function given to `atexit`, stands alone on the stack, and everything before stands on the program.
+    # Where there is no telling, as in a program that embeds Python, saving before `put` returns is what
+    # loses nothing.
+    frame = sys._current_frames().get(main.ident or 0)
+    while frame is not None and frame.f_back is not None:
+        frame = frame.f_back
+    return frame is None or not _is_program(frame)
+
+
+def _is_program(frame: FrameType) -> bool:
+    """Whether the interpreter was started to run this: a script, a command, or a module by ``-m``."""
+    name = frame.f_code.co_name
+    return name == "_run_module_as_main" or (
+        name == "<module>" and frame.f_globals.get("__name__") == "__main__"
+    )
+
+
+def _settle(future: Future[T], call: Callable[[], T]) -> None:
+    if not future.set_running_or_notify_cancel():
+        return
+    try:
+        result = call()
+    except BaseException as fault:
+        future.set_exception(fault)
+    else:
+        future.set_result(result)
+
+
+# One after another, so that of two saves to one path the later is what stays, however the path is spelt.
+SAVES = Line("ingot-background")

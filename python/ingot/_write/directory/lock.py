@@ -1,0 +1,232 @@
+"""The lock of a directory: one save at a time writes a checkpoint there.
+
+The lock is on a file in the directory, which exists as long as the save does. A process that is killed leaves
+the file without a lock. On a file system without locks the file itself is the lock, and the process
+that it names has to be gone before another takes it.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import sys
+import time
+from contextlib import contextmanager, suppress
+from socket import gethostname
+from threading import Lock
+
+from ingot._base.text import _escaped
+from ingot.errors import StorageError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+#: The name of the file.
+NAME = ".ingot-saving.lock"
+#: Seconds for which a save waits for another, counted anew whenever another process gets the lock.
+WAIT_SECONDS = 60.0
+_PAUSE_SECONDS = 0.02
+# On Windows no other process reads a locked byte: one that is behind the text.
+_LOCKED_BYTE = 1 << 30
+_HELD_ELSEWHERE = {errno.EACCES, errno.EAGAIN, errno.EDEADLK}
+_NO_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP, errno.EINVAL}
+
+
+class _Held:
+    """The open lock files of this process, by directory."""
+
+    def __init__(self) -> None:
+        self.guard = Lock()
+        self.descriptors: dict[str, int] = {}
+
+    def forget(self) -> None:
+        """Close the parent's files in the child of a fork, which has no part in the parent's saves."""
+        descriptors, self.descriptors, self.guard = self.descriptors, {}, Lock()
+        for descriptor in descriptors.values():
+            with suppress(OSError):
+                os.close(descriptor)
+
+
+_HELD = _Held()
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_HELD.forget)
+
+
+@contextmanager
+def locked(directory: str, seconds: float | None = None) -> Iterator[None]:
+    """Hold the lock of a directory, which is made if another save has removed it.
+
+    Raises
+    ------
+    StorageError
+        Another save has held the lock for `seconds`, by default `WAIT_SECONDS` (``code`` is ``"busy"``).
+    OSError
+        The lock file cannot be made.
+    """
+    key = os.path.realpath(directory)
+    _acquire(directory, key, WAIT_SECONDS if seconds is None else seconds)
+    try:
+        yield
+    finally:
+        if is_held(directory):
+            _release(os.path.join(directory, NAME), key)
+
+
+def is_held(directory: str) -> bool:
+    """Return whether this process holds the lock of a directory. The child of a fork does not."""
+    return os.path.realpath(directory) in _HELD.descriptors
+
+
+def _acquire(directory: str, key: str, seconds: float) -> None:
+    until, owner = time.monotonic() + seconds, ""
+    while True:
+        if _try(directory, key):
+            return
+        found = _owner(os.path.join(directory, NAME))
+        if found != owner and owner:
+            until = time.monotonic() + seconds
+        owner = found
+        if time.monotonic() >= until:
+            raise StorageError(
+                f"{_escaped(directory)}: another save to this directory is under way"
+                f"{f' ({_escaped(owner)})' if owner else ''}: waited {seconds:g} s for it to end: save to "
+                f"another directory, or remove {NAME} if no save is running",
+                code="busy",
+                path=directory,
+            )
+        time.sleep(_PAUSE_SECONDS)
+
+
+def _try(directory: str, key: str) -> bool:
+    """Take the lock. Returns False if another save holds it."""
+    path = os.path.join(directory, NAME)
+    with _HELD.guard:
+        if key in _HELD.descriptors:
+            return False
+        descriptor, is_new = _open(path)
+        try:
+            is_ours = _lock(descriptor)
+            if is_ours is None:
+                is_ours = is_new or _take_over(path)
+            if is_ours and _is_there(path, descriptor):
+                _write_owner(descriptor)
+                _HELD.descriptors[key] = descriptor
+                return True
+        except BaseException:
+            os.close(descriptor)
+            raise
+        os.close(descriptor)
+        return False
+
+
+def _open(path: str) -> tuple[int, bool]:
+    """Open the lock file. Returns whether it is new."""
+    flags = (
+        os.O_RDWR | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NOINHERIT", 0)
+    )
+    while True:
+        try:
+            return os.open(path, flags | os.O_CREAT | os.O_EXCL, 0o666), True
+        except FileExistsError:
+            pass
+        except FileNotFoundError:
+            # A save that failed has removed the directory that it made.
+            os.makedirs(os.path.dirname(path), exist_ok=True)
+            continue
+        with suppress(FileNotFoundError):
+            return os.open(path, flags), False
+
+
+def _lock(descriptor: int) -> bool | None:
+    """Lock the file. Returns False if another process has the lock, None if the file system has no locks."""
+    try:
+        if sys.platform == "win32":
+            import msvcrt
+
+            os.lseek(descriptor, _LOCKED_BYTE, os.SEEK_SET)
+            msvcrt.locking(descriptor, msvcrt.LK_NBLCK, 1)
+        else:
+            import fcntl
+
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as fault:
+        if fault.errno in _HELD_ELSEWHERE:
+            return False
+        if fault.errno in _NO_LOCKS:
+            return None
+        raise
+    return True
+
+
+def _take_over(path: str) -> bool:
+    """Remove the file of a process that is gone, on a file system without locks, for the next try."""
+    owner = _owner(path).split()
+    if len(owner) == 4 and owner[3] == gethostname() and not _is_alive(int(owner[1])):
+        with suppress(OSError):
+            os.remove(path)
+    return False
+
+
+def _is_alive(process: int) -> bool:
+    if process == os.getpid():
+        # Nothing in this process holds the lock.
+        return False
+    if sys.platform == "win32":
+        # Signal 0 would end the process there.
+        return True
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except OSError:
+        return True
+    return True
+
+
+def _is_there(path: str, descriptor: int) -> bool:
+    """Return whether the file has its name: the save before this one removes it while others wait for it."""
+    with suppress(OSError):
+        return os.path.samestat(os.stat(path), os.fstat(descriptor))
+    return False
+
+
+def _write_owner(descriptor: int) -> None:
+    os.lseek(descriptor, 0, os.SEEK_SET)
+    os.ftruncate(descriptor, 0)
+    os.write(descriptor, f"process {os.getpid()} on {gethostname()}".encode())
+
+
+def _owner(path: str) -> str:
+    """Return the process that holds the lock, as the file names it."""
+    try:
+        with open(path, encoding="utf-8", errors="replace") as file:
+            return file.read(200)
+    except OSError:
+        return ""
+
+
+def _release(path: str, key: str) -> None:
+    with _HELD.guard:
+        descriptor = _HELD.descriptors.pop(key)
+    try:
+        if sys.platform != "win32":
+            # Its name goes first: a save that locks it afterwards finds that out.
+            with suppress(OSError):
+                os.remove(path)
+    finally:
+        _unlock(descriptor)
+    if sys.platform == "win32":
+        # Not if another save has opened it by now.
+        with suppress(OSError):
+            os.remove(path)
+
+
+def _unlock(descriptor: int) -> None:
+    if sys.platform != "win32":
+        import fcntl
+
+        # Closing it is not enough where a child of a fork has it too.
+        with suppress(OSError):
+            fcntl.flock(descriptor, fcntl.LOCK_UN)
+    os.close(descriptor)

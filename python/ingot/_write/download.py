@@ -1,0 +1,185 @@
+"""Files behind URLs, and models of many of them, fetched to be kept."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from ingot import _native
+from ingot._base.checks import checked_progress, checked_threads, is_durable
+from ingot._base.progress import telling
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from ingot.typing import Path, Progress, StorageOptions
+
+
+class Download(NamedTuple):
+    """What `download` has fetched.
+
+    Attributes
+    ----------
+    path : str
+        Where the file is; of a model of many files the index.
+    nbytes : int
+        Its size; of a model that of all files together.
+    fetched : int
+        Bytes that came over the network for it: fewer than `nbytes` where an earlier, interrupted call
+        had some of them, 0 where the file came out of the Hub's local cache.
+    sha256 : str or None
+        What it was compared with: the digest that the caller expects, or the one that the Hub keeps. None
+        where there is neither, and for a model, whose `files` have their own.
+    """
+
+    path: str
+    nbytes: int
+    fetched: int
+    sha256: str | None
+
+    @property
+    def files(self) -> tuple[Download, ...]:
+        """The files: a model's shards in the order of their names, then its index; else just this one."""
+        return (self,)
+
+
+# A body of a named tuple holds fields only.
+Download.__module__ = "ingot"
+
+
+class ModelDownload(Download):
+    """A model of many files."""
+
+    __module__ = "ingot"
+
+    _files: tuple[Download, ...] = ()
+
+    @property
+    def files(self) -> tuple[Download, ...]:
+        return self._files
+
+
+def download(
+    source: str,
+    destination: Path,
+    *,
+    expected_sha256: str | None = None,
+    overwrite: bool = False,
+    replace_read_only: bool = False,
+    threads: int | None = None,
+    progress: Progress = False,
+    durable: bool | None = None,
+    storage_options: StorageOptions | None = None,
+) -> Download:
+    """Download a remote file or model. An interrupted download resumes where it stopped.
+
+    Parameters
+    ----------
+    source : str
+        The URL of any file, as for `ingot.safe_open`. That of an index, which is what is named
+        ``*.index.json``, and a repository of the Hub that has an index and no ``model.safetensors``, is a
+        model of many files: the index and every file that it names, which lie beside it, are fetched.
+    destination : str, bytes or os.PathLike
+        Where to write. In a directory, which exists, or ends in a slash and then is made, the file has the
+        name that it has in the URL. Until all of it is there, nothing has this name, or what had it before
+        stays. For a model of many files it has to be a directory.
+    expected_sha256 : str, optional
+        The SHA-256 of the file, as 64 hexadecimal digits. What has another is not kept. Files of the Hub that
+        it keeps as LFS or Xet objects, as it does those with weights, are compared with the one it says. For
+        a model of many files, of all of which one digest cannot speak, it is refused.
+    overwrite : bool
+        Replace what is at `destination`. Mode and owner pass on to the new file.
+    replace_read_only : bool
+        Replace a read-only file too.
+    threads : int, optional
+        How many parts are fetched at once, of all files together, 16 by default.
+    progress : bool, None or callable
+        As for `load_file`, over the bytes of all files. What is there from an earlier call counts as done.
+    durable : bool, optional
+        As for `save_file`.
+    storage_options : dict, optional
+        How the URL is reached (`ingot.StorageOptions`).
+
+    Returns
+    -------
+    Download
+        ``path``, ``nbytes``, ``fetched`` and ``sha256``, and ``files`` beside them.
+
+    Raises
+    ------
+    FileExistsError
+        There is something at `destination`, or where a shard goes, and `overwrite` is not set. No shard was
+        asked for.
+    OSError
+        The server has no such file or refuses it (`FileNotFoundError`, `PermissionError`); or the directory
+        of `destination` cannot be written to.
+    StorageError
+        The server cannot be reached, or breaks off more often than it is asked again; the file was replaced
+        meanwhile (``code`` is ``"changed"``); writing failed; another process fetches this file (``"busy"``).
+    IntegrityError
+        It is not what `expected_sha256`, or the Hub, says (``"digest-mismatch"``).
+    CheckpointError
+        The index breaks a rule of FORMAT.md, such as I6: names of shards that lead out of its directory are
+        refused before any of them is asked for.
+    TypeError, OptionError
+        An argument is not what it should be. `destination` is no directory, and the source a model of many
+        files.
+
+    Notes
+    -----
+    Parts of 1 to 8 MiB come over several connections into ``.{name}.ingot-part`` beside `destination`, which
+    has notes of them behind its last byte. That file stays when the call ends early: by an error, by Ctrl-C,
+    with the process or with the machine. The next call for the same URL reads every part again that the notes
+    name, keeps those that have the hash which was noted, and fetches the rest. It does so only for the very
+    same version (the ETag, or else size and time of modification); for another it begins anew. A server that
+    says neither is never gone on with, and one that serves no parts of files is read from the start each
+    time.
+
+    What `destination` is to hold is neither read nor judged: it may be any file.
+
+    The parts of all files of a model come together, as many at once as those of one file. Those of the Hub
+    are of the commit that the index was of, whatever is pushed meanwhile, and one that is the same in another
+    commit is gone on with. When all are whole, and not before, the shards get their names, and the index gets
+    its own last: no index names what is not there. With `overwrite` the old index goes just before the first
+    shard is replaced. A call that ends among these renames, as with the machine, has left notes by which the
+    next one knows the shards that have their names, reads them again and keeps them, if index and shards are
+    the same at the server. Any other file that is there stays and is an error, unless `overwrite` is set, and
+    so is one of a server that tells no versions apart. Symbolic links in the directory are followed.
+    """
+    if not isinstance(source, str):
+        raise TypeError(f"source must be a str, found {type(source).__name__}")
+    threads, progress = checked_threads(threads), checked_progress(progress)
+    with telling(progress, "Downloading", source) as tell:
+        done, files = _native.download(
+            source,
+            destination,
+            storage_options=storage_options,
+            expected_sha256=expected_sha256,
+            overwrite=overwrite,
+            replace_read_only=replace_read_only,
+            durable=is_durable(durable),
+            threads=threads,
+            progress=tell,
+        )
+    if not files:
+        return Download(*done)
+    model = ModelDownload(*done)
+    model._files = tuple(Download(*file) for file in files)
+    return model
+
+
+def planned(
+    source: str,
+    destination: Path,
+    *,
+    expected_sha256: str | None = None,
+    overwrite: bool = False,
+    replace_read_only: bool = False,
+) -> list[tuple[str, int]]:
+    """Give the files that `download` would make, with their sizes, and write nothing."""
+    return _native.planned_download(
+        source,
+        destination,
+        storage_options=None,
+        expected_sha256=expected_sha256,
+        overwrite=overwrite,
+        replace_read_only=replace_read_only,
+    )

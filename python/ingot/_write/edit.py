@@ -1,0 +1,156 @@
+"""Metadata, and single tensors, of files that are there."""
+
+from __future__ import annotations
+
+import json
+import os
+from io import BufferedWriter
+
+from ingot import _native
+from ingot._base.checks import Existing, is_durable, texts
+from ingot._base.frameworks import payload
+from ingot._base.text import _quoted
+
+from .directory.lock import locked
+from .save import Storage, replacing
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+    from typing import Any, Literal
+
+    from ingot.typing import Path
+
+
+def update_metadata(
+    filename: Path,
+    set: Mapping[str, str] | None = None,
+    remove: Iterable[str] = (),
+    *,
+    in_place: bool = True,
+    durable: bool | None = None,
+) -> Literal["unchanged", "in-place", "rewritten"]:
+    """Change the text that is stored beside the tensors of a file. No tensor is read.
+
+    Parameters
+    ----------
+    filename : str, bytes or os.PathLike
+        The file, in either format. A symlink is followed.
+    set : dict of str to str, optional
+        Keys with their new values. Other keys keep theirs.
+    remove : iterable of str
+        Keys to remove. Those that are not there are passed over; one that is in `set` too is removed.
+    in_place : bool
+        False always makes a new file.
+    durable : bool, optional
+        Flush to the disk before returning. True by default, unless the environment has ``INGOT_DURABLE=0``.
+
+    Returns
+    -------
+    {"unchanged", "in-place", "rewritten"}
+        What was done. ``"rewritten"`` leaves room for the next change, of at least 512 bytes.
+
+    Raises
+    ------
+    TypeError
+        A key or a value is not a str. The message names the key.
+    OSError
+        The file cannot be opened for reading and writing.
+    HeaderError
+        The file breaks a rule of its format.
+    SafetensorError
+        ``ingot.shared`` in `set` is no record of names that share tensors of this file (``code`` is
+        ``"invalid-alias"``). Nothing was touched.
+    SaveError
+        The header would be longer than 100,000,000 bytes. Nothing was touched.
+    StorageError
+        Writing failed; another process replaced the file meanwhile (``code`` is ``"overtaken"``), and what it
+        wrote stays; or another edit held the file for a minute (``"locked"``).
+
+    Notes
+    -----
+    The file is changed in place where the new metadata fits into the room of the header (``reserve_header``
+    of `save_file`, the spaces that an earlier change left, those at the end of a header) and all bytes that
+    differ lie within one 4096-byte page of the file. They are then changed by one write, which the system
+    copies at once. A file with other hard links, or in the Hugging Face cache, is never changed in place.
+    What that means:
+
+    - A process that is killed, at any moment, leaves the old file or the new one.
+    - A reader that reads the header before or after the write sees the old or the new metadata, whole. One
+      that reads it in the very microsecond in which it is copied may see some old and some new bytes, on
+      file systems that do not lock reads against writes (ext4, tmpfs; XFS does): a value that is part old,
+      part new, or a header that is refused. That came to 2 of 28,000 reads beside a process that did nothing
+      but edit. Names, shapes and data are never in question. ``in_place=False`` avoids it.
+    - Loss of power leaves the old or the new page if the disk writes blocks of 4096 bytes as a whole, as
+      those with physical sectors of that size do. ``in_place=False`` does not depend on it.
+    - Handles that were open before notice, by the time of modification, that the file was written to, and
+      raise `StorageError` (``code`` is ``"changed"``) when they are asked for tensors; tensors that were
+      taken from them remain good.
+
+    Otherwise a new file is made beside the old one and renamed over it, with all that `save_file` promises:
+    mode, owner and symlinks are kept, readers see the old file or the new one, whole, whatever happens. The
+    data is shared with the old file where the file system can (reflinks on XFS and Btrfs), else it is copied
+    by the kernel.
+
+    Signatures of the whole file (``c2pa:manifest``, ``c2pa:manifest.uri``, ``__signature__``) are removed,
+    since the change breaks them, unless `set` has them or nothing else changes.
+
+    Changes at the same time, in any number of processes, wait for one another (``flock``), and none is lost.
+    """
+    if isinstance(remove, str):
+        # A str is an iterable of str, so it would be taken for the names of its letters.
+        raise TypeError("remove must be an iterable of str, not a str")
+    gone = list(remove)
+    for key in gone:
+        if not isinstance(key, str):
+            raise TypeError(f"metadata keys must be str, found {_quoted(key)} of type {type(key).__name__}")
+    return _native.update_metadata(filename, texts(set) or {}, gone, in_place, is_durable(durable))
+
+
+def replace_tensor(filename: Path, name: str, tensor: Any, *, durable: bool | None = None) -> None:
+    """Put other values into one tensor of a file. The rest stays as it is, byte for byte.
+
+    Parameters
+    ----------
+    filename : str, bytes or os.PathLike
+        The file, in either format. A symlink is followed.
+    name : str
+        The tensor. Names that share it (``save_file(..., shared="alias")``) stay names of that one tensor,
+        and any of them may be given; parts of it are parts of the new values.
+    tensor : array or tensor of any framework
+        Of the dtype and the shape that stand in the header.
+    durable : bool, optional
+        As for `update_metadata`.
+
+    Raises
+    ------
+    TensorNotFoundError
+        There is no such tensor.
+    SaveError
+        Dtype or shape differ (``code`` is ``"mismatch"``), or the tensor has no values.
+    SafetensorError
+        The name is one of a part of a stored tensor (``"invalid-alias"``), which the message names.
+    OSError, HeaderError, StorageError
+        As for `update_metadata`.
+
+    Notes
+    -----
+    This always makes a new file and renames it over the old one, with the promises of `save_file`. Writing
+    into the old one could not be done at once, and no reader knows of a journal by which it could be seen
+    whole; so a killed process or a reader in between would get half of the old values and half of the new.
+    The other tensors are shared with the old file or copied by the kernel, as for `update_metadata`.
+    """
+    _native.replace_tensor(filename, name, tensor, payload, is_durable(durable))
+
+
+def update_index(path: str, set: Mapping[str, str], remove: Iterable[str]) -> None:
+    """Change the metadata of an index. The rest of it stays."""
+    # This refuses an index that breaks a rule.
+    _native.ShardIndex.read(path)
+    with locked(os.path.dirname(os.path.realpath(path))):
+        with open(path, encoding="utf-8") as file:
+            index = json.load(file)
+        metadata = {**(index.get("metadata") or {}), **set}
+        index["metadata"] = {key: value for key, value in metadata.items() if key not in remove}
+        with replacing(path, Existing(overwrite=True)) as draft, BufferedWriter(Storage(draft, "w")) as new:
+            new.write(json.dumps(index, indent=2).encode())

@@ -1,0 +1,57 @@
+"""Which tensors of a file a new one gets, and under which names."""
+
+from __future__ import annotations
+
+from ingot._base.matching import matching, not_found
+from ingot._base.text import _quoted
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+
+    Which = str | Iterable[str] | Callable[[str], bool]
+
+
+def chosen(names: list[str], which: Which, path: str) -> set[str]:
+    """Return the names that `which` selects; every name and pattern has to match one."""
+    if callable(which):
+        return {name for name in names if which(name)}
+    found: set[str] = set()
+    there = dict.fromkeys(names)
+    for pattern in [which] if isinstance(which, str) else which:
+        if not isinstance(pattern, str):
+            raise TypeError(f"patterns must be str, found {type(pattern).__name__}")
+        found |= matching(there, pattern, path)
+    return found
+
+
+def renaming(
+    names: list[str], rename: Mapping[str, str] | Callable[[str], str] | None, path: str
+) -> Callable[[str], str]:
+    """What gives the new name for an old one."""
+    if rename is None:
+        return str
+    give: Callable[[str], str]
+    if callable(rename):
+        give = rename
+    elif hasattr(rename, "keys"):
+        table = dict(rename)
+        for name in table.keys() - set(names):
+            raise not_found(names, name, path)
+
+        def looked_up(name: str) -> str:
+            return table.get(name, name)
+
+        give = looked_up
+    else:
+        raise TypeError(f"rename must be a dict or a callable, found {type(rename).__name__}")
+
+    def checked(name: str) -> str:
+        new = give(name)
+        if not isinstance(new, str):
+            raise TypeError(
+                f"tensor {_quoted(name)}: expected a str for its new name, found {type(new).__name__}"
+            )
+        return new
+
+    return checked

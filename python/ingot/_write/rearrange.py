@@ -1,0 +1,294 @@
+"""Files made of the tensors of other files."""
+
+from __future__ import annotations
+
+from ingot._base.checks import Existing, checked_progress, is_durable, one_of, texts
+from ingot._base.progress import telling
+from ingot._native import Sources, local_path
+
+from .assemble import Writing, together
+from .names import chosen, renaming
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+    from typing import Any, Literal
+
+    from ingot.typing import Align, Format, Path, Progress, StorageOptions, Tell
+
+    from .assemble import Pick
+    from .names import Which
+
+ON_DUPLICATE = ("error", "first", "last")
+
+# In place of the metadata: that of the sources.
+KEPT: Any = ...
+
+
+def merge(
+    sources: Iterable[Path],
+    destination: Path,
+    *,
+    on_duplicate: Literal["error", "first", "last"] = "error",
+    metadata: Mapping[str, str] | None = KEPT,
+    format: Format | None = None,
+    reserve_header: int = 0,
+    align: Align = 8,
+    durable: bool | None = None,
+    overwrite: bool = False,
+    replace_read_only: bool = False,
+    progress: Progress = False,
+    storage_options: StorageOptions | None = None,
+) -> None:
+    """Make one file of several. No tensor is decoded, and less than 64 MiB of memory are taken.
+
+    Parameters
+    ----------
+    sources : iterable of str, bytes or os.PathLike
+        The files, in either format or in both; sharded checkpoints, by directory or index, or URLs, as for
+        `ingot.safe_open`. A remote source is fetched as it is written, and only what is taken of it.
+    destination : str, bytes or os.PathLike
+        Where to write. With `overwrite` it may be one of the sources: what is there stays until the new file
+        is whole.
+    on_duplicate : {"error", "first", "last"}
+        What to do with a name that several sources have: refuse it, or take it from the first or the last
+        of them.
+    metadata : dict of str to str or None, optional
+        The text to store. By default what the sources have, all together, which must not contradict each
+        other. Of the metadata of an index that is what is text and speaks of no number of bytes.
+    overwrite : bool
+        Replace what is at `destination`. Otherwise that is an error, also where it was made meanwhile.
+    format, reserve_header, align, durable, replace_read_only, progress
+        As for `save_file`.
+    storage_options : dict, optional
+        How URLs are reached (`ingot.StorageOptions`).
+
+    Raises
+    ------
+    FileExistsError
+        There is something at `destination`, and `overwrite` is not set.
+    OSError, HeaderError, CheckpointError
+        A source cannot be opened, or breaks a rule of its format.
+    SafetensorError
+        The record of names that share a tensor is broken (``code`` is ``"invalid-alias"``).
+    SaveError
+        Two sources have a tensor of one name (``code`` is ``"duplicate-tensor"``; both are named); their
+        metadata contradict each other (``"metadata-conflict"``); the format lacks a dtype.
+    StorageError
+        Writing failed, or a source was changed meanwhile (``"overtaken"``).
+    TypeError, OptionError
+        An argument is not what it should be.
+
+    Notes
+    -----
+    The file is byte for byte the one that `save_file` of the same tensors and metadata writes, with the
+    digests that the sources keep of the tensors, under their new names. A file keeps digests of one
+    algorithm: where sources have several, that of the most tensors. ``modelspec.hash_sha256`` stays where all
+    data is the same. With `metadata` there are no digests, and that hash only where it is true.
+
+    Names that share a tensor (``save_file(..., shared="alias")``) are names like all others, and share it in
+    the new file too. Where the name that it was stored under is left out, it is stored under another.
+    """
+    progress = checked_progress(progress)
+    one_of("on_duplicate", on_duplicate, ON_DUPLICATE)
+    if isinstance(sources, (str, bytes)) or hasattr(sources, "__fspath__"):
+        raise TypeError("sources must be an iterable of paths, not a path")
+    paths, destination = list(sources), local_path(destination)
+    opened = Sources.open(paths, storage_options)
+    picks = [(at, *pick) for at in range(len(paths)) for pick in enumerate(opened.names(at))]
+    if on_duplicate != "error":
+        by_name: dict[str, Pick] = {}
+        for pick in reversed(picks) if on_duplicate == "first" else picks:
+            by_name[pick[2]] = pick
+        picks = list(by_name.values())
+    pairs = together(opened) if metadata is KEPT else texts(metadata)
+    existing = Existing(overwrite, replace_read_only)
+    how = Writing(metadata is KEPT, existing, durable, format, reserve_header, align)
+    with telling(progress, "Merging", destination) as tell:
+        how.write(opened, destination, picks, pairs, tell)
+
+
+def rewrite(
+    source: Path,
+    destination: Path,
+    *,
+    rename: Mapping[str, str] | Callable[[str], str] | None = None,
+    keep: Which | None = None,
+    drop: Which | None = None,
+    metadata: Mapping[str, str] | None = KEPT,
+    format: Format | None = None,
+    reserve_header: int = 0,
+    align: Align = 8,
+    durable: bool | None = None,
+    overwrite: bool = False,
+    replace_read_only: bool = False,
+    progress: Progress = False,
+    storage_options: StorageOptions | None = None,
+) -> None:
+    """Make a file of tensors of another, or of a checkpoint: some, under other names, in the other format.
+
+    Parameters
+    ----------
+    source : str, bytes or os.PathLike
+        The file, in either format, or a sharded checkpoint, or a URL, as for `ingot.merge`.
+    destination : str, bytes or os.PathLike
+        Where to write; it may be `source`. What is there stays until the new file is whole.
+    rename : dict of str to str, or callable, optional
+        New names for old ones; or what gives the new name for every old one. Of those that are kept, names
+        that share a tensor among them.
+    keep, drop : str, iterable of str, or callable, optional
+        Which tensors go into the new file: those of `keep`, all by default, without those of `drop`. A
+        callable is called with each name. A str is a pattern for whole names: ``*`` is any text and ``?``
+        one character; brackets are literal. ``"encoder.*"`` is a prefix. Each has to match a tensor.
+    metadata : dict of str to str or None, optional
+        The text to store. By default that of the source.
+    overwrite : bool
+        Replace what is at `destination`. Otherwise that is an error, also where it was made meanwhile.
+    format, reserve_header, align, durable, replace_read_only, progress
+        As for `save_file`: by default the name of `destination` decides the format.
+    storage_options : dict, optional
+        As for `merge`.
+
+    Raises
+    ------
+    TensorNotFoundError
+        A pattern, or a name to rename, fits no tensor.
+    SaveError
+        Two tensors would have one name; the format lacks a dtype.
+    OSError, HeaderError, CheckpointError, StorageError, SafetensorError, TypeError, OptionError
+        As for `merge`.
+
+    Notes
+    -----
+    The file is byte for byte the one that `save_file` of the same tensors and metadata writes, with the
+    digests that the sources keep of the tensors, under their new names. A file keeps digests of one
+    algorithm: where sources have several, that of the most tensors. ``modelspec.hash_sha256`` stays where all
+    data is the same. With `metadata` there are no digests, and that hash only where it is true.
+
+    Names that share a tensor (``save_file(..., shared="alias")``) are names like all others, and share it in
+    the new file too. Where the name that it was stored under is left out, it is stored under another.
+    """
+    progress, destination = checked_progress(progress), local_path(destination)
+    opened = Sources.open([source], storage_options)
+    names, path = opened.names(0), opened.path(0)
+    kept = set(names) if keep is None else chosen(names, keep, path)
+    if drop is not None:
+        kept -= chosen(names, drop, path)
+    new_name = renaming(names, rename, path)
+    picks = [(0, number, new_name(name)) for number, name in enumerate(names) if name in kept]
+    pairs = together(opened) if metadata is KEPT else texts(metadata)
+    existing = Existing(overwrite, replace_read_only)
+    how = Writing(metadata is KEPT, existing, durable, format, reserve_header, align)
+    with telling(progress, "Writing", destination) as tell:
+        how.write(opened, destination, picks, pairs, tell)
+
+
+def split(
+    source: Path,
+    destination: Path,
+    max_shard_size: int | str = "5GB",
+    *,
+    filename_pattern: str = "model{suffix}.safetensors",
+    metadata: Mapping[str, str] | None = KEPT,
+    durable: bool | None = None,
+    overwrite: bool = False,
+    replace_read_only: bool = False,
+    progress: Progress = False,
+    storage_options: StorageOptions | None = None,
+) -> None:
+    """Make several files and an index of a file or a checkpoint, as huggingface_hub does.
+
+    Parameters
+    ----------
+    source : str, bytes or os.PathLike
+        The file, in either format, or a sharded checkpoint, or a URL, as for `ingot.merge`.
+    destination : str, bytes or os.PathLike
+        Where to write: a directory, which is made if it is not there.
+    max_shard_size : int or str
+        The bytes of tensors that a file may hold: a number, or one with ``KB``, ``MB``, ``GB`` or ``TB``,
+        which are powers of 1000. A tensor that is larger gets a file of its own.
+    filename_pattern : str
+        The names of the files, with ``{suffix}`` where ``-00001-of-00003`` goes. A single file has no suffix
+        and no index. ``.bt`` at the end writes bintensors files.
+    metadata : dict of str to str or None, optional
+        The text to store. By default that of the source. It goes into the index, and its ``format`` (``"pt"``
+        where there is none) into each file; into the file, where there is only one.
+    overwrite : bool
+        Replace the checkpoint that is at `destination`: its files that `filename_pattern` fits, and no
+        others, are removed when the new one is in place. Otherwise it is an error that it is there.
+    durable, replace_read_only, progress
+        As for `save_file`.
+    storage_options : dict, optional
+        As for `merge`.
+
+    Raises
+    ------
+    FileExistsError
+        A file of a checkpoint is at `destination`, and `overwrite` is not set.
+    OSError, HeaderError, CheckpointError, SaveError, StorageError, TypeError
+        As for `merge`.
+    OptionError
+        `max_shard_size` is no such size, or `filename_pattern` is no name with one ``{suffix}``.
+
+    Notes
+    -----
+    Digests that the source keeps of tensors go into their files, as for `merge`, and names that share a
+    tensor into the file of that tensor. The index names the tensors that are stored.
+
+    The index is written last: if this fails, the directory holds the old checkpoint or the new one, whole,
+    on file systems with hard links. What an interrupted call left behind, the next one removes.
+    """
+    from .shards import Place, index, nbytes, write
+    from .shards import split as planned
+
+    progress = checked_progress(progress)
+    place, limit = Place(destination, filename_pattern), nbytes(max_shard_size)
+    existing = Existing(overwrite, replace_read_only)
+    place.check(existing)
+    flush, opened = is_durable(durable), Sources.open([source], storage_options)
+    names, sizes = opened.names(0), opened.sizes(0)
+    pairs = (together(opened) if metadata is KEPT else texts(metadata)) or {}
+    of_file = {"format": pairs.get("format", "pt")}
+    shards = planned(sizes, limit)
+    files = place.names(len(shards))
+    whole: dict[str, object] | None = None
+    if len(shards) == 1:
+        of_file |= pairs
+    else:
+        whole = index(
+            {file: [names[number] for number in shard] for file, shard in zip(files, shards, strict=True)},
+            sum(sizes),
+            {key: value for key, value in pairs.items() if key != "format"},
+        )
+    # Names that share a tensor go where that goes.
+    sharing: dict[int, list[int]] = {}
+    for number, tensor in enumerate(opened.shared(0), start=len(sizes)):
+        sharing.setdefault(tensor, []).append(number)
+
+    done, total = 0, sum(sizes)
+    # Under names that nothing has: `write` sees to what is in the place of a shard.
+    how = Writing(metadata is KEPT, Existing(overwrite=True), flush)
+
+    def save(shard_path: str, shard: list[int]) -> None:
+        nonlocal done
+        numbers = [other for number in shard for other in (number, *sharing.get(number, ()))]
+        picks = [(0, number, names[number]) for number in numbers]
+        size = sum(sizes[number] for number in shard)
+        part = _part(tell, done, size, total)
+        how.write(opened, shard_path, picks, of_file, part)
+        done += size
+
+    with telling(progress, "Splitting", opened.path(0)) as tell:
+        write(place, dict(zip(files, shards, strict=True)), save, whole, flush, existing)
+
+
+def _part(tell: Tell | None, before: int, size: int, total: int) -> Tell | None:
+    """What tells of a file as the part that its tensors, of `size` bytes, are of all."""
+    if tell is None:
+        return None
+
+    def within(done: int, of: int) -> None:
+        # Files have headers too.
+        tell(before + (size * done // of if of else size), total)
+
+    return within

@@ -1,0 +1,206 @@
+"""A valid file of what is sound in a broken one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from os import fsdecode
+from typing import NamedTuple
+
+from ingot._base.checks import Existing, checked_progress, format_for
+from ingot._base.progress import telling
+from ingot._base.text import _escaped, _quoted, nbytes, plural
+from ingot._native import Sources, local_path
+from ingot.errors import HeaderError
+
+from .assemble import Writing, together
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from ingot.typing import Align, Format, Path, Progress, StorageOptions
+
+
+class Finding(NamedTuple):
+    """A rule that a file breaks, and what was done about it."""
+
+    #: The code of the rule (FORMAT.md), such as ``"trailing-bytes"``.
+    code: str
+    #: The tensor that it concerns; None for the file.
+    tensor: str | None
+    #: What is wrong, as a sentence.
+    found: str
+    #: What was done, as the table in `repair` has it.
+    done: str
+
+
+@dataclass(frozen=True, slots=True)
+class Repair:
+    """What `ingot.repair` did.
+
+    Attributes
+    ----------
+    source, destination : str
+        The file that was read, and the one that was written.
+    format : str
+        That of the new file: ``"safetensors"`` or ``"bintensors"``.
+    tensors : int
+        How many it has.
+    nbytes : int
+        Bytes of their values.
+    findings : tuple of Finding
+        What was wrong, each with ``code``, ``tensor``, ``found`` and ``done``. Empty where the source breaks
+        no rule; the new file holds the same then.
+    """
+
+    __module__ = "ingot"
+
+    source: str
+    destination: str
+    format: str
+    tensors: int
+    nbytes: int
+    findings: tuple[Finding, ...]
+
+    @property
+    def left_out(self) -> tuple[str, ...]:
+        """The names of the tensors that the new file lacks."""
+        return tuple(finding.tensor or "" for finding in self.findings if finding.done == "tensor-left-out")
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows: what was written, and a row for each finding."""
+        # Imported here: it is for notebooks.
+        from ingot._base.html import page, table
+
+        facts = [
+            self.format,
+            plural(self.tensors, "tensor"),
+            nbytes(self.nbytes),
+            plural(len(self.findings), "finding"),
+        ]
+        rows = [(one.code, one.tensor or "", one.found, one.done) for one in self.findings]
+        return page(f"{self.source} → {self.destination}", facts, table(rows))
+
+
+def repair(
+    source: Path,
+    destination: Path,
+    *,
+    format: Format | None = None,
+    reserve_header: int = 0,
+    align: Align = 8,
+    durable: bool | None = None,
+    overwrite: bool = False,
+    replace_read_only: bool = False,
+    progress: Progress = False,
+    storage_options: StorageOptions | None = None,
+) -> Repair:
+    """Write a valid file of what is sound in a broken one, and report each change.
+
+    The new file holds the tensors that ``ingot.safe_open(source, framework, lenient=True)`` gives. Their
+    bytes are copied as they are, and less than 64 MiB of memory are taken beside the header. Nothing is
+    guessed: a tensor whose dtype, shape or bytes are in doubt is left out.
+
+    Parameters
+    ----------
+    source : str, bytes or os.PathLike
+        The file, in either format, or a URL, as for `ingot.merge`. Of a sharded checkpoint, whose index must
+        be sound, all shards become one file.
+    destination : str, bytes or os.PathLike
+        Where to write; it may be `source`. What is there stays until the new file is whole.
+    overwrite : bool
+        Replace what is at `destination`. Otherwise that is an error, also where it was made meanwhile.
+    format, reserve_header, align, durable, replace_read_only, progress
+        As for `save_file`: by default the name of `destination` decides the format.
+    storage_options : dict, optional
+        How URLs are reached (`ingot.StorageOptions`).
+
+    Returns
+    -------
+    Repair
+        What was wrong, and what was done:
+
+        ``"tensor-left-out"``
+            The tensor is cut off by the end of the file, shares bytes with another, has a dtype that is none,
+            bytes that do not fit its shape, an entry that cannot be read, or a name that another one has too.
+            Of two entries that say the same one is kept, and so is the first of two names for one tensor.
+        ``"bytes-left-out"``
+            Bytes between the tensors, or after the last, that belong to none.
+        ``"made-text"``
+            A value of the metadata that is no text is kept as its JSON; bytes of the header that are not
+            UTF-8 become U+FFFD.
+        ``"last-kept"``
+            Of several values for one key of the metadata the last, which is what other readers see.
+        ``"value-left-out"``
+            Metadata that is no object of values, or a record of ingot's own that is broken.
+        ``"rewritten"``
+            What is clear in its meaning and not as it should be: padding, unknown fields, the order of the
+            entries.
+
+    Raises
+    ------
+    FileExistsError
+        There is something at `destination`, and `overwrite` is not set.
+    HeaderError
+        Nothing can be understood: the length of the header is wrong, or it is not JSON, or the file is of
+        another kind. Or the file has tensors, and none of them is sound.
+    SaveError
+        The format lacks a dtype, or has no room for a name.
+    OSError, CheckpointError, StorageError, TypeError, OptionError
+        As for `merge`.
+
+    Notes
+    -----
+    Digests that the source keeps of its tensors go along and are not compared: `ingot.verify` of the new file
+    does that. ``modelspec.hash_sha256`` stays where all data is the same, as for `merge`. Names that share a
+    tensor go along with it, and are left out where it is.
+    """
+    progress, destination = checked_progress(progress), local_path(destination)
+    opened, findings = examined(source, storage_options)
+    names, path = opened.names(0), opened.path(0)
+    how = Writing(True, Existing(overwrite, replace_read_only), durable, format, reserve_header, align)
+    with telling(progress, "Repairing", destination) as tell:
+        picks = [(0, number, name) for number, name in enumerate(names)]
+        how.write(opened, destination, picks, together(opened), tell)
+    sizes = opened.sizes(0)
+    return Repair(
+        source=path,
+        destination=fsdecode(destination),
+        format=format_for(destination, format),
+        tensors=len(sizes),
+        nbytes=sum(sizes),
+        findings=findings,
+    )
+
+
+def examined(
+    source: Path, storage_options: StorageOptions | None = None
+) -> tuple[Sources, tuple[Finding, ...]]:
+    """What is sound in a file, and what is not.
+
+    Raises
+    ------
+    HeaderError
+        The file has tensors, and none of them is sound.
+    """
+    opened = Sources.open([source], storage_options, "salvage")
+    path = opened.path(0)
+    findings = tuple(
+        Finding(code, tensor, _of(path, tensor, found), done)
+        for code, tensor, found, done in opened.findings(0)
+    )
+    left_out = [finding for finding in findings if finding.done == "tensor-left-out"]
+    if left_out and not opened.names(0):
+        first = left_out[0]
+        raise HeaderError(
+            f"{_escaped(path)}: none of {plural(len(left_out), 'tensor')} is sound: tensor "
+            f"{_quoted(first.tensor)}: {first.found}",
+            code=first.code,
+            path=path,
+            tensor=first.tensor,
+        )
+    return opened, findings
+
+
+def _of(path: str, tensor: str | None, found: str) -> str:
+    """`found` without the file and the tensor that it begins with."""
+    found = found.removeprefix(f"{_escaped(path)}: ")
+    return found if tensor is None else found.removeprefix(f"tensor {_quoted(tensor)}: ")

@@ -1,0 +1,313 @@
+"""Files that are written: by their names, now or in the background, or to an object with a `write`."""
+
+from __future__ import annotations
+
+import json
+from contextlib import closing, contextmanager
+from errno import EAGAIN
+from io import FileIO
+from math import prod
+from os import fsdecode, getcwd
+from os.path import join
+from typing import Any, NamedTuple
+
+from ingot import _native
+from ingot._base.checks import (
+    Saving,
+    checked_progress,
+    format_for,
+    is_durable,
+    is_path,
+    known_format,
+    refuse_of_named_files,
+    texts,
+)
+from ingot._base.text import _escaped, _quoted
+from ingot.errors import StorageError
+from ingot.typing import SaveOptions
+
+from .failures import warn as warn_of_failures
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
+    from typing_extensions import TypeIs
+
+    from ingot._base.checks import Existing
+    from ingot._native import Export, NewFile
+    from ingot.typing import Path, Progress, Tell, Writable
+
+    from .background import SaveFuture
+
+    Payload = Callable[[str, Any], Any]
+
+    # For each name that is not stored, the name of the tensor that it shares, and which part of that.
+    Views = dict[str, dict[str, Any]]
+
+
+def write_file(
+    filename: Path | Writable,
+    tensors: dict[str, Any],
+    payload: Payload,
+    metadata: Mapping[str, str] | None,
+    options: SaveOptions,
+    *,
+    export: Export | None = None,
+    shared: str = "copy",
+    views: str | None = None,
+    background: bool = False,
+    copies: Callable[[dict[str, Any]], dict[str, Any]] = dict,
+) -> SaveFuture | None:
+    """Write a file. The end of every function that does, with tensors of whatever framework.
+
+    Parameters
+    ----------
+    filename : str, bytes, os.PathLike or Writable
+        Where to write.
+    metadata
+        As for `serialize_file`.
+    tensors : dict of str to tensor
+        As `named` gives it.
+    payload, export, shared, views
+        As for `_native.prepare`: how the tensors are handed over, and what of those that share memory.
+    options : dict
+        As callers gave them.
+    background : bool
+        As for `ingot.numpy.save_file`.
+    copies : callable
+        Gives copies of tensors that lie where they do, for ``snapshot="device"``. Those of most frameworks
+        need none.
+    """
+    how = Saving.of(options)
+    warn_of_failures()
+    if is_writable(filename):
+        refuse_of_named_files(filename, options, background)
+        _stream(filename, tensors, payload, texts(metadata), how, export=export, shared=shared, views=views)
+        return None
+    path = _native.local_path(filename)
+    snapshot = how.snapshot_of()
+    if background and snapshot == "device":
+        tensors = copies(tensors)
+    file = new_file(
+        # Where a relative path leads now, and not when its turn comes.
+        join(getcwd(), fsdecode(path)) if background else path,
+        tensors,
+        payload,
+        metadata,
+        how,
+        export=export,
+        shared=shared,
+        views=views,
+    )
+    write = _native.NewFile.write
+    # What is left of the tensors is in `file`.
+    del tensors, payload, export
+    if not background:
+        _telling(how.progress, path, write)(file)
+        return None
+    from .background import SAVES, SaveFuture
+
+    future = SaveFuture(fsdecode(path))
+    if snapshot == "host":
+        file.snapshot()
+    if snapshot is None:
+        write = staging(future, write)
+    else:
+        future._stage()
+    told = _telling(how.progress, path, write)
+    return SAVES.put(lambda: told(file), future)
+
+
+def new_file(
+    path: str | bytes,
+    tensors: dict[str, Any],
+    payload: Payload,
+    metadata: Mapping[str, str] | None,
+    how: Saving,
+    **shown: Any,
+) -> NewFile:
+    """A file that is yet to be written. `shown` is how the tensors are handed over."""
+    return _native.prepare(
+        path,
+        tensors,
+        payload,
+        texts(metadata),
+        format_for(path, how.format),
+        **shown,
+        **how.layout(),
+        **how.of_named_file(),
+    )
+
+
+def staging(future: SaveFuture, write: Callable[..., None]) -> Callable[..., None]:
+    """`write`, with `future` told when all bytes of the tensors are written: none is read after that."""
+
+    def told_of(file: NewFile, tell: Tell | None = None) -> None:
+        def told(done: int, total: int) -> None:
+            if done == total:
+                future._stage()
+            if tell is not None:
+                tell(done, total)
+
+        write(file, told)
+
+    return told_of
+
+
+def _telling(progress: Progress, path: str | bytes, work: Callable[..., None]) -> Callable[..., None]:
+    """`work`, whose last argument is what it tells how far it is, with `progress` for that.
+
+    What it needs is imported when it is asked for, since few programs do.
+    """
+    progress = checked_progress(progress)
+    if progress is False:
+        return work
+    from ingot._base.progress import telling
+
+    def told(*given: Any) -> None:
+        with telling(progress, "Saving", path) as tell:
+            work(*given, tell)
+
+    return told
+
+
+def is_writable(given: object) -> TypeIs[Writable]:
+    """Whether bytes are given to it, and not to the file that it names. `py.path.local` has a `write` too."""
+    return not is_path(given) and callable(getattr(given, "write", None))
+
+
+def _stream(
+    file: Writable,
+    tensors: dict[str, Any],
+    payload: Payload,
+    metadata: dict[str, str] | None,
+    how: Saving,
+    **shown: Any,
+) -> None:
+    """Give the bytes of a file to `file`, a piece at a time. `shown` is how the tensors are handed over."""
+    name = getattr(file, "name", None)
+    called = name if isinstance(name, str) else type(file).__name__
+    write, format = _taking_all(file, called), known_format(how.format or "safetensors")
+
+    def work(tell: Tell | None = None) -> None:
+        _native.stream(write, tensors, payload, metadata, format, **shown, **how.layout(), progress=tell)
+
+    _telling(how.progress, called, work)()
+
+
+def _taking_all(file: Writable, called: str) -> Callable[[bytes], None]:
+    """The `write` of `file`, called again until it took everything."""
+    # Imported here: a program without such files need not have it.
+    from io import RawIOBase, TextIOBase
+
+    # What wraps a text file, as those of `tempfile` do, has the encoding of one.
+    if isinstance(file, TextIOBase) or isinstance(getattr(file, "encoding", None), str):
+        raise TypeError(
+            f"expected a binary file, found the text file {_quoted(called)}: open it with mode 'wb', or give "
+            "its `buffer`"
+        )
+    raw = isinstance(file, RawIOBase)
+
+    def write(piece: bytes) -> None:
+        rest: bytes | memoryview = piece
+        while rest:
+            count = file.write(rest)
+            if count is None and raw:
+                raise BlockingIOError(EAGAIN, "the file does not block and is full", called)
+            if not isinstance(count, int) or isinstance(count, bool):
+                return
+            if not 0 < count <= len(rest):
+                raise StorageError(
+                    f"{_escaped(called)}: write took {count} of {len(rest)} bytes",
+                    code="write",
+                    expected=len(rest),
+                    found=count,
+                )
+            rest = memoryview(rest)[count:]
+
+    return write
+
+
+@contextmanager
+def replacing(path: str | bytes, existing: Existing, durable: bool | None = None) -> Iterator[str]:
+    """Give the path of a temporary file, which replaces the one at `path` when the block ends."""
+    aside = _native.Aside.create(
+        path, durable=is_durable(durable), replace_read_only=existing.replace_read_only
+    )
+    with closing(aside):
+        yield aside.draft_path
+        aside.commit(overwrite=existing.overwrite)
+
+
+class Storage(FileIO):
+    """A file for bytes, whose failure is a `StorageError` with its path.
+
+    To be written through a buffer, which calls again for what was not taken at once.
+    """
+
+    def write(self, data: Any, /) -> int:
+        try:
+            return super().write(data)
+        except OSError as fault:
+            path = str(self.name)
+            raise StorageError(
+                f"{_escaped(path)}: could not write: {fault.strerror}",
+                errno=fault.errno,
+                code="write",
+                path=path,
+            ) from fault
+
+
+def rendered(views: Views) -> str | None:
+    """The record of these names; None where there are none. FORMAT.md, "Shared tensors"."""
+    return json.dumps(views, sort_keys=True, separators=(",", ":"), ensure_ascii=False) if views else None
+
+
+class Box(NamedTuple):
+    """A part of a tensor, and what of it is meant.
+
+    Attributes
+    ----------
+    starts, sizes : tuple of int
+        Where it begins and how much it takes, of each dimension.
+    within : slice
+        The elements that are meant, among those of the part in C order.
+    """
+
+    starts: tuple[int, ...]
+    sizes: tuple[int, ...]
+    within: slice
+
+    @property
+    def slices(self) -> tuple[slice, ...]:
+        """What the tensor is indexed with."""
+        return tuple(slice(start, start + size) for start, size in zip(self.starts, self.sizes, strict=True))
+
+
+def boxes(shape: tuple[int, ...], begin: int, end: int) -> list[Box]:
+    """The elements from `begin` to `end` in C order: one box or two, of at most three times as many elements.
+
+    The number of rows in a box depends on the number of elements alone, not on where they begin: jax compiles
+    anew for every other size.
+    """
+    if not shape:
+        return [Box((), (), slice(begin, end))]
+    if begin == end:
+        return [Box((0,) * len(shape), (0,) * len(shape), slice(0, 0))]
+    row, count = prod(shape[1:]), end - begin
+    if count < row:
+        # In one row, or across the border of two.
+        border = min((begin // row + 1) * row, end)
+        parts = [(begin, border), (border, end)]
+        return [box for part in parts if part[0] < part[1] for box in _in_a_row(shape, row, *part)]
+    rows = min((count + row - 2) // row + 1, shape[0])
+    first = min(begin // row, shape[0] - rows)
+    skipped = begin - first * row
+    return [Box((first, *(0 for _ in shape[1:])), (rows, *shape[1:]), slice(skipped, skipped + count))]
+
+
+def _in_a_row(shape: tuple[int, ...], row: int, begin: int, end: int) -> list[Box]:
+    number = begin // row
+    inner = boxes(shape[1:], begin - number * row, end - number * row)
+    return [Box((number, *box.starts), (1, *box.sizes), box.within) for box in inner]

@@ -1,0 +1,154 @@
+"""Tensors as plain buffers, without a framework or with one that ingot does not know."""
+
+from __future__ import annotations
+
+from ingot import _native
+from ingot._base.checks import known_format, named, stored, takes_save_options, texts
+from ingot._base.text import _quoted
+from ingot.errors import SaveError
+
+from .save import write_file
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+    from typing import Any
+
+    from typing_extensions import Buffer, Unpack
+
+    from ingot.typing import Format, Path, SaveOptions, Writable
+
+
+def serialize(
+    tensor_dict: Mapping[str, Mapping[str, Any]],
+    metadata: Mapping[str, str] | None = None,
+    *,
+    format: Format = "safetensors",
+) -> bytes:
+    """Give the bytes of a file that holds these buffers.
+
+    Parameters
+    ----------
+    tensor_dict : dict of str to dict
+        Name to ``{"dtype": ..., "shape": ..., "data": ...}``. The dtype is one of `ingot.typing.Dtype`, such
+        as ``"F32"`` or ``"float32"``; ``"float4_e2m1fn_x2"`` takes the packed shape, as torch gives it, and
+        doubles its last dimension. The data is any C-contiguous buffer, little-endian, of exactly the size
+        that dtype and shape ask for; it is read, not kept.
+    metadata : dict of str to str, optional
+        Text to store beside the tensors. What speaks of the tensors of another file is left out: digests,
+        ``modelspec.hash_sha256``, names that share a tensor.
+    format : {"safetensors", "bintensors"}
+        What to write.
+
+    Returns
+    -------
+    bytes
+        The same for the same input: metadata is sorted by key, tensors by alignment and name (FORMAT.md,
+        "Writing").
+
+    Raises
+    ------
+    TypeError
+        A name, a key or a value of the metadata is not a str; an entry is not such a dict; data is not a
+        buffer.
+    SaveError
+        A dtype is unknown or not in that format, a buffer is not contiguous or not of the right size, a name
+        is reserved, or no header can hold the tensors.
+    OptionError
+        `format` is not one of the two.
+    """
+    tensors = named(tensor_dict)
+    return _native.serialize(tensors, _spec, texts(metadata), known_format(format))
+
+
+@takes_save_options
+def serialize_file(
+    tensor_dict: Mapping[str, Mapping[str, Any]],
+    filename: Path | Writable,
+    metadata: Mapping[str, str] | None = None,
+    **options: Unpack[SaveOptions],
+) -> None:
+    """Write these buffers to a file.
+
+    Parameters
+    ----------
+    tensor_dict, metadata
+        As for `serialize`.
+    filename : str, bytes, os.PathLike, or an object with a ``write``
+        Where to write. A file of that name is replaced. An object such as an open binary file or `io.BytesIO`
+        is given the bytes of the file, a piece at a time (`ingot.typing.Writable`).
+    **options
+        How the file is written: `ingot.typing.SaveOptions`.
+
+    Raises
+    ------
+    OSError
+        The file or its directory cannot be opened for writing.
+    StorageError
+        Writing failed. What stood under that name before still stands there if `atomic`.
+    TypeError, SaveError, OptionError
+        As for `serialize`, and before the disk is touched.
+    """
+    write_file(filename, named(tensor_dict), _spec, metadata, options)
+
+
+def deserialize(data: Buffer) -> list[tuple[str, dict[str, Any]]]:
+    """Take the tensors out of the bytes of a file.
+
+    Parameters
+    ----------
+    data : bytes, bytearray, memoryview, mmap or any other C-contiguous buffer
+        A whole file, in either format: its content decides.
+
+    Returns
+    -------
+    list of (str, dict)
+        In the order of the file, each with ``"dtype"`` (a code such as ``"F32"``), ``"shape"`` (a list) and
+        ``"data"``, a bytearray that is a copy of the tensor's bytes.
+
+    Raises
+    ------
+    TypeError
+        `data` is not a buffer.
+    HeaderError
+        The bytes are not such a file.
+    """
+    checkpoint = _native.Checkpoint.from_buffer(data)
+    regions = checkpoint.tensors(None, _REGION)
+    found = []
+    for name in checkpoint.offset_names():
+        entry = checkpoint.info(name)
+        buffer, offset = regions[name]
+        copy = bytearray(memoryview(buffer)[offset : offset + entry.nbytes])
+        found.append((name, {"dtype": entry.dtype, "shape": list(entry.shape), "data": copy}))
+    return found
+
+
+def _region(shape: Sequence[int], dtype: str, buffer: Buffer, offset: int) -> tuple[Buffer, int]:
+    return buffer, offset
+
+
+def _as_bytes(code: str) -> str | Callable[[Any, Any], Any]:
+    # Any dtype is fine as U8, of which `_region` then gives the place.
+    return code if code == "U8" else lambda region, shape: region
+
+
+_REGION = _native.Wrap.buffer(_region, _as_bytes)
+
+
+def _spec(name: str, spec: Mapping[str, Any]) -> tuple[str, Sequence[int], Any]:
+    try:
+        dtype, shape, data = spec["dtype"], spec["shape"], spec["data"]
+    except (KeyError, TypeError, IndexError):
+        raise TypeError(f'tensor {_quoted(name)}: expected a dict with "dtype", "shape" and "data"') from None
+    try:
+        view = memoryview(data)
+    except TypeError:
+        raise TypeError(
+            f"tensor {_quoted(name)}: data must be bytes or another buffer, found {type(data).__name__}"
+        ) from None
+    if not view.c_contiguous:
+        raise SaveError(
+            f"tensor {_quoted(name)}: the buffer is not in C order", code="not-contiguous", tensor=name
+        )
+    return *stored(name, dtype, shape), view if view.ndim else view.cast("B")

@@ -1,0 +1,430 @@
+"""A checkpoint of several files and an index, as huggingface_hub has them, in a directory."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from contextlib import contextmanager, suppress
+from io import BufferedWriter
+from math import inf
+from typing import TypeVar
+
+from ingot._base.checks import Existing
+from ingot._base.text import _escaped
+from ingot._native import RECORD_KEYS, ShardIndex, local_path
+from ingot.errors import CheckpointError, OptionError, StorageError
+
+from .directory.hidden import PREFIX, hidden
+from .directory.lock import NAME as LOCK
+from .directory.lock import is_held, locked
+from .directory.parts import MANIFEST, PART, listed, recover
+from .save import Storage
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+    from typing import Any
+
+    from ingot.typing import Path
+
+# Of an index: what it says of all its files. It is counted anew for others.
+_TOTALS = ("total_size", "total_parameters")
+
+
+UNITS = {"KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
+_SUFFIX = "{suffix}"
+_SIZE = re.compile(r"\s*([+-]?\d+(?:\.\d+)?)\s*([a-z]+)\s*", re.IGNORECASE | re.ASCII)
+
+Shard = TypeVar("Shard")
+
+
+def nbytes(size: int | str) -> int:
+    """`size` in bytes."""
+    if isinstance(size, bool) or not isinstance(size, int | str):
+        raise TypeError(f"max_shard_size must be an int or a str, found {type(size).__name__}")
+    count: float = size if isinstance(size, int) else _counted(size)
+    if not 1 <= count < inf:
+        raise OptionError(
+            f"max_shard_size {size!r} is no size: expected a number of bytes above 0, or one with "
+            f"{', '.join(UNITS)}",
+            code="invalid-size",
+            expected=tuple(UNITS),
+            found=size,
+        )
+    return int(count)
+
+
+def _counted(size: str) -> float:
+    """Return the bytes that a text means, or 0 if it is no size."""
+    match = _SIZE.fullmatch(size)
+    unit = UNITS.get(match[2].upper()) if match else None
+    return 0 if match is None or unit is None else float(match[1]) * unit
+
+
+def split(sizes: Iterable[int], limit: int) -> list[list[int]]:
+    """The tensors of each file, by their numbers: in their order, as many as fit.
+
+    One that is too large comes at once, alone.
+    """
+    shards: list[list[int]] = []
+    current: list[int] = []
+    filled = 0
+    for number, size in enumerate(sizes):
+        if size > limit:
+            shards.append([number])
+            continue
+        if filled + size > limit:
+            shards.append(current)
+            current, filled = [], 0
+        current.append(number)
+        filled += size
+    if current or not shards:
+        shards.append(current)
+    return shards
+
+
+def index(
+    files: Mapping[str, Iterable[str]], total_size: int, metadata: Mapping[str, str]
+) -> dict[str, object]:
+    """The index of these files, each with the names of its tensors, without what is of one file."""
+    return {
+        "metadata": {"total_size": total_size, **of_index(metadata)},
+        "weight_map": {name: file for file, names in files.items() for name in names},
+    }
+
+
+class Place:
+    """A directory, and which names in it are those of a checkpoint."""
+
+    def __init__(self, directory: Path, pattern: str) -> None:
+        if not isinstance(pattern, str):
+            raise TypeError(f"filename_pattern must be a str, found {type(pattern).__name__}")
+        if pattern.count(_SUFFIX) != 1 or os.path.basename(pattern) != pattern or pattern.startswith("."):
+            raise OptionError(
+                f"filename_pattern {pattern!r} cannot be used: expected a file name with one {_SUFFIX}",
+                code="invalid-pattern",
+                found=pattern,
+            )
+        self.directory = os.fsdecode(local_path(directory))
+        self._pattern = pattern
+        self.index = pattern.replace(_SUFFIX, "") + ".index.json"
+        before, after = map(re.escape, pattern.split(_SUFFIX))
+        self._files = re.compile(f"{before}(-[0-9]{{5,}}-of-[0-9]{{5,}})?{after}|{PART.pattern}")
+        # A save to such a name may have left its own temporary file too, which begins with a dot more.
+        self._hidden = re.compile(rf"{PREFIX.pattern}(.+)|\.{PREFIX.pattern}(.+)\.[0-9a-f]{{16}}\.ingot-tmp")
+
+    def names(self, count: int) -> list[str]:
+        """The names of so many files."""
+        if count == 1:
+            return [self._pattern.replace(_SUFFIX, "")]
+        numbers = range(1, count + 1)
+        return [self._pattern.replace(_SUFFIX, f"-{number:05d}-of-{count:05d}") for number in numbers]
+
+    def at(self, directory: str) -> Place:
+        """Return the same names in another directory."""
+        return Place(directory, self._pattern)
+
+    def path(self, name: str) -> str:
+        return os.path.join(self.directory, name)
+
+    def files(self) -> list[str]:
+        """Return the names of all files here that belong to a checkpoint: whole tensors, or parts of them."""
+        return [name for name in sorted(os.listdir(self.directory)) if self._files.fullmatch(name)]
+
+    def leftovers(self) -> list[str]:
+        """The names of what interrupted saves left here."""
+        found = []
+        for name in sorted(os.listdir(self.directory)):
+            hidden = self._hidden.fullmatch(name)
+            of = hidden and (hidden[1] or hidden[2])
+            if of and (of in (self.index, MANIFEST) or self._files.fullmatch(of)):
+                found.append(name)
+        return found
+
+    def needed(self) -> set[str]:
+        """Return the names of the files that the index or a replacement of parts needs.
+
+        Raises `OSError` or `CheckpointError` if that cannot be read.
+        """
+        needed = set(listed(self.directory) or ())
+        with suppress(FileNotFoundError):
+            needed |= set(ShardIndex.read(self.path(self.index)).shards)
+        return needed
+
+    def check(self, existing: Existing) -> None:
+        """Raise where a file of a checkpoint is here that has to stay."""
+        if os.path.isdir(self.directory):
+            for name in [*self.files(), self.index]:
+                existing.check(self.path(name))
+
+    def flush(self, so_far: str = "") -> None:
+        """Bring to the disk what was renamed and removed here. `so_far` is what to say if that fails."""
+        try:
+            _flush(self.directory)
+        except OSError as fault:
+            raise StorageError(
+                f"{_escaped(self.directory)}: could not flush the directory{so_far}: {fault.strerror}",
+                errno=fault.errno,
+                code="write",
+                path=self.directory,
+            ) from fault
+
+
+def write(
+    place: Place,
+    shards: Mapping[str, Shard],
+    save: Callable[[str, Shard], None],
+    index: dict[str, object] | None,
+    durable: bool,
+    existing: Existing,
+    prefix: str | None = None,
+) -> None:
+    """Write all files under other names, then put them in place, the index last, and remove what was there.
+
+    `save` writes one of the shards to the path that it is given: the directory's, and before the name a
+    prefix, which may be given. A directory that was made for them goes again if this fails.
+    """
+    with aside(place, shards, index, durable, existing, prefix) as paths:
+        for name, path in paths.items():
+            save(path, shards[name])
+
+
+@contextmanager
+def aside(
+    place: Place,
+    names: Collection[str],
+    index: dict[str, object] | None,
+    durable: bool,
+    existing: Existing,
+    prefix: str | None = None,
+) -> Iterator[dict[str, str]]:
+    """Give paths for files of these names, and put what the block writes there in place, as `write` does."""
+    with alone(place) as stale:
+        with hidden(prefix) as prefix, _replacing(place, names, index, durable, existing, prefix) as kept:
+            yield {name: place.path(prefix + name) for name in names}
+        stale += kept
+        # The new checkpoint is whole: what cannot be found or removed now, the next save removes.
+        if existing.overwrite:
+            with suppress(OSError):
+                stale += [name for name in place.files() if name not in names]
+
+
+@contextmanager
+def alone(place: Place) -> Iterator[list[str]]:
+    """Hold the lock of a directory, which is made if it is missing, while the block saves a checkpoint to it.
+
+    Gives a list of names. Their files are removed after the block, unless it fails: those that a killed save
+    left, and those that the block adds.
+    """
+    with _made(place.directory), locked(place.directory):
+        recover(place.directory)
+        # Their writers are gone: a save that is under way has the lock.
+        stale = place.leftovers()
+        yield stale
+        remove(place, stale)
+    _tidy_siblings(place)
+
+
+def _tidy_siblings(place: Place) -> None:
+    """Remove what killed saves left in directories beside this one, of names with other numbers."""
+    parent, name = os.path.split(os.path.realpath(place.directory))
+    alike = re.compile(re.sub(r"\d+", r"\\d+", re.escape(name)))
+    if not re.search(r"\d", name):
+        return
+    with suppress(OSError), os.scandir(parent) as entries:
+        for entry in entries:
+            # A save that ends removes the file of its lock.
+            if (
+                alike.fullmatch(entry.name)
+                and entry.name != name
+                and os.path.lexists(os.path.join(entry, LOCK))
+            ):
+                with suppress(OSError, CheckpointError):
+                    _tidy(place.at(entry.path))
+
+
+def _tidy(place: Place) -> None:
+    """Remove what a killed save left, if no save is under way, and the directory if it is empty then."""
+    with locked(place.directory, seconds=0):
+        needed = place.needed()
+        remove(place, [name for name in place.leftovers() if name not in needed])
+    os.rmdir(place.directory)
+
+
+@contextmanager
+def _made(directory: str) -> Iterator[None]:
+    """Make a directory and those above it, and remove them if the block fails and leaves nothing in them."""
+    missing: list[str] = []
+    above = os.path.abspath(directory)
+    while not os.path.lexists(above):
+        missing.append(above)
+        above = os.path.dirname(above)
+    try:
+        os.makedirs(directory, exist_ok=True)
+        yield
+    except BaseException:
+        with suppress(OSError):
+            for made in missing:
+                os.rmdir(made)
+        raise
+
+
+@contextmanager
+def _replacing(
+    place: Place,
+    names: Collection[str],
+    index: dict[str, object] | None,
+    durable: bool,
+    existing: Existing,
+    prefix: str,
+) -> Iterator[list[str]]:
+    """Rename the files that the block has written under names with `prefix`.
+
+    Gives a list that has the names of what they replaced in the end. If this fails, those have their own
+    again.
+    """
+    # The names of what is made here and goes again when this fails.
+    made = [prefix + name for name in names]
+    kept: list[str] = []
+    is_whole = False
+    rename = os.replace if existing.overwrite else _rename_new
+    try:
+        yield kept
+        if index is not None:
+            made.append(prefix + place.index)
+            _write_text(place.path(prefix + place.index), json.dumps(index, indent=2), durable)
+        # What was made meanwhile has to stay too.
+        place.check(existing)
+        kept += _keep_old(place, names, durable)
+        for name in names:
+            rename(place.path(prefix + name), place.path(name))
+            if not existing.overwrite:
+                made.append(name)
+        if index is not None:
+            if durable:
+                place.flush()
+            rename(place.path(prefix + place.index), place.path(place.index))
+        elif existing.overwrite and os.path.lexists(place.path(place.index)):
+            if durable:
+                place.flush()
+            os.remove(place.path(place.index))
+        # The new checkpoint is whole, and stays.
+        is_whole = True
+        if durable:
+            place.flush(", though the checkpoint is written")
+    except BaseException:
+        # The child of a fork leaves the files to its parent.
+        if not is_whole and is_held(place.directory):
+            remove(place, made)
+            _undo(place, kept)
+        raise
+
+
+def _rename_new(source: str, destination: str) -> None:
+    """Rename a file, where nothing has the new name."""
+    try:
+        # Unlike a rename, a link replaces nothing that was made a moment ago.
+        os.link(source, destination)
+    except FileExistsError:
+        # With the words for it.
+        Existing().check(destination)
+        raise
+    except OSError:
+        # The file system has no links.
+        os.replace(source, destination)
+    else:
+        os.remove(source)
+
+
+def _keep_old(place: Place, shards: Iterable[str], durable: bool) -> list[str]:
+    """Point the old index to hard links of old files that are about to be replaced. Gives their names."""
+    try:
+        with open(place.path(place.index), encoding="utf-8") as file:
+            old = json.load(file)
+        weight_map = old["weight_map"]
+        replaced = sorted(set(weight_map.values()) & set(shards))
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
+        # Without an index that names them, there is nothing that would be half of one and half of another.
+        return []
+    with hidden() as prefix:
+        return _link_old(place, old, replaced, durable, prefix)
+
+
+def _link_old(
+    place: Place, old: dict[str, Any], replaced: list[str], durable: bool, prefix: str
+) -> list[str]:
+    """Give the `replaced` files and the index a second name with `prefix`, and have the index name those."""
+    links: list[str] = []
+    if not replaced:
+        return links
+    try:
+        for name in [*replaced, place.index]:
+            os.link(place.path(name), place.path(prefix + name))
+            links.append(prefix + name)
+    except OSError:
+        # The file system has none, or the old checkpoint is not whole. Without the index, readers refuse the
+        # directory while its files are of two checkpoints.
+        remove(place, links)
+        os.replace(place.path(place.index), place.path(prefix + place.index))
+        return [prefix + place.index]
+    old["weight_map"] = {
+        tensor: prefix + file if file in replaced else file for tensor, file in old["weight_map"].items()
+    }
+    with hidden() as another:
+        try:
+            _write_text(place.path(another + place.index), json.dumps(old, indent=2), durable)
+            os.replace(place.path(another + place.index), place.path(place.index))
+            if durable:
+                place.flush()
+        except BaseException:
+            remove(place, [another + place.index])
+            _undo(place, links)
+            raise
+    return links
+
+
+def _undo(place: Place, links: list[str]) -> None:
+    """Give the old files their names again, the index last, which names `links` until then.
+
+    Where that fails it goes on naming them: the old checkpoint is whole, and the next save cleans up.
+    """
+    with suppress(OSError), hidden() as prefix:
+        for link in links:
+            name = PREFIX.sub("", link, count=1)
+            os.link(place.path(link), place.path(prefix + name))
+            os.replace(place.path(prefix + name), place.path(name))
+            # Where both were one file already, the system leaves both names.
+            remove(place, [prefix + name])
+        remove(place, links)
+
+
+def _flush(directory: str) -> None:
+    if os.name == "nt":
+        # Windows flushes no directories.
+        return
+    opened = os.open(directory, os.O_RDONLY)
+    try:
+        os.fsync(opened)
+    finally:
+        os.close(opened)
+
+
+def _write_text(path: str, text: str, durable: bool) -> None:
+    with BufferedWriter(Storage(path, "w")) as file:
+        file.write(text.encode())
+        if durable:
+            file.flush()
+            os.fsync(file.fileno())
+
+
+def remove(place: Place, names: Iterable[str]) -> None:
+    """Remove what is there, as far as that can be done."""
+    for name in names:
+        with suppress(OSError):
+            os.remove(place.path(name))
+
+
+def of_index(metadata: Mapping[str, str]) -> dict[str, str]:
+    """What of the metadata of a file goes into the index of several: what would be true of them."""
+    return {key: text for key, text in metadata.items() if key not in (*RECORD_KEYS, *_TOTALS)}

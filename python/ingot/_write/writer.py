@@ -1,0 +1,340 @@
+"""A file that is filled tensor by tensor."""
+
+from __future__ import annotations
+
+import os
+from weakref import WeakSet
+
+from ingot import _native
+from ingot._base.checks import (
+    alignment,
+    format_for,
+    is_durable,
+    known_format,
+    named,
+    one_of,
+    room,
+    stored,
+    texts,
+)
+from ingot._base.frameworks import payload
+from ingot._base.text import _escaped, _quoted
+from ingot.errors import ClosedError, OptionError, SaveError
+
+from .save import rendered
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from typing import Any, Literal, Self
+
+    from ingot.typing import Align, Format, Path
+
+    from .save import Views
+
+    Index = Any
+
+_ALL = ...
+ORPHANED = ("refuse", "finish")
+# Those of this process, which a fork of it has to let go of.
+_WRITERS: WeakSet[Writer] = WeakSet()
+
+
+class Writer:
+    """Write a file that need not fit in memory: tensor by tensor, slice by slice, by threads and processes.
+
+    Parameters
+    ----------
+    destination : str, bytes or os.PathLike
+        The file. What is there stays until `commit`.
+    specs : dict of str to (dtype, shape), optional
+        All tensors of the file. The dtype is one of `ingot.typing.Dtype`, such as ``"BF16"``. Any object with
+        ``dtype`` and ``shape`` may stand in place of the pair: a tensor on the meta device, an array, the
+        `TensorInfo` of another file.
+    metadata : dict of str to str, optional
+        Text to store beside the tensors, as for `save_file`.
+    reserve : int, optional
+        In place of `specs`, where they are not known: bytes for the header, about 100 and the name for each
+        tensor. Tensors are then appended whole, in the order of the calls, and `join` is not possible.
+    format : {"safetensors", "bintensors"}, optional
+        What to write. By default ``.bt`` at the end of the path means bintensors. Not with `reserve`, which
+        bintensors headers have no place for.
+    reserve_header, align
+        As for `save_file`, with `specs`.
+    durable : bool, optional
+        Flush the file and its directory in `commit`. True by default, unless the environment has
+        ``INGOT_DURABLE=0``.
+    replace_read_only : bool
+        Replace a read-only file too.
+    aliases : dict of str to str, optional
+        Other names for tensors of `specs`, each with the name of its tensor, which is stored once. They are
+        kept as ``save_file(..., shared="alias")`` of `ingot.torch` keeps them. With `specs` only.
+
+    Raises
+    ------
+    OSError
+        The directory cannot be written to.
+    StorageError
+        There is no space, or another writer fills the same file (``code`` is ``"busy"``).
+    TypeError, SaveError, OptionError
+        The specs are none, or no file can hold such tensors.
+
+    Notes
+    -----
+    With ``with``, leaving without a commit leaves the old file and removes what was written; so does losing
+    the writer, and the next save to this destination cleans up after a process that was killed. The file is
+    the one that `save_file` of the same tensors writes, byte for byte, except with `reserve`.
+
+    Several processes fill one file: one makes the writer, the others `join`, on the same machine. Each
+    element has to be written exactly once, by anybody; who writes what need not be agreed on beforehand, as
+    a second attempt is refused. One of them commits when all have written, and the one that made the writer
+    stays until then: when it is killed, no other adds to the file or commits it any more, unless one of the
+    others finishes it in its place (`join`). After a fork, the child has to join.
+
+    Every range that is written apart takes some 50 bytes beside the file until the commit, so writing the
+    columns of a large matrix one by one costs more than writing its rows.
+
+    Examples
+    --------
+    >>> with ingot.Writer("out.safetensors", {"wte": ("F32", [50257, 768])}) as writer:  # doctest: +SKIP
+    ...     for first in range(0, 50257, 1000):
+    ...         writer.write("wte", rows(first, first + 1000), index=slice(first, first + 1000))
+    ...     writer.commit()
+    """
+
+    __module__ = "ingot"
+
+    __slots__ = ("__weakref__", "_path", "_writer")
+
+    def __init__(
+        self,
+        destination: Path,
+        specs: Mapping[str, Any] | None = None,
+        metadata: Mapping[str, str] | None = None,
+        *,
+        reserve: int | None = None,
+        format: Format | None = None,
+        reserve_header: int = 0,
+        align: Align = 8,
+        durable: bool | None = None,
+        replace_read_only: bool = False,
+        aliases: Mapping[str, str] | None = None,
+    ) -> None:
+        self._path = _native.local_path(destination)
+        pairs, flush = texts(metadata), is_durable(durable)
+        self._writer: _native.Writer | _native.Appender
+        if (specs is None) == (reserve is None):
+            raise OptionError("expected either specs or reserve", code="specs-or-reserve")
+        if reserve is not None:
+            if format is not None and known_format(format) != "safetensors":
+                raise OptionError(
+                    "reserve is for safetensors: a bintensors header has no room",
+                    code="no-room",
+                    found=format,
+                )
+            if aliases:
+                raise OptionError(
+                    "aliases is for specs: with reserve the tensors are not known", code="specs-or-reserve"
+                )
+            self._writer = _native.Appender.create(
+                self._path, room(reserve), pairs, durable=flush, replace_read_only=replace_read_only
+            )
+        else:
+            self._writer = _native.Writer.create(
+                self._path,
+                [_declared(name, spec) for name, spec in named(specs or {}, value="(dtype, shape)").items()],
+                pairs,
+                format_for(self._path, format),
+                views=rendered(_views(specs or {}, aliases or {})),
+                reserve=room(reserve_header),
+                align=alignment(align),
+                durable=flush,
+                replace_read_only=replace_read_only,
+            )
+        _WRITERS.add(self)
+
+    @classmethod
+    def join(
+        cls,
+        destination: Path,
+        *,
+        orphaned: Literal["refuse", "finish"] = "refuse",
+        durable: bool | None = None,
+    ) -> Self:
+        """Take part in filling a file that a writer in another process, or in this one, began.
+
+        Parameters
+        ----------
+        destination : str, bytes or os.PathLike
+            The path that it was given, or another way to the same.
+        orphaned : {"refuse", "finish"}
+            What to do where the writer that began the file was killed, or its process crashed, before a
+            commit. By default it cannot be joined: what it had written may be of an earlier run, with other
+            values. With ``"finish"`` this writer takes its place, and what was written counts; that all of it
+            belongs together is for the caller to know. One of several who ask for it takes the place, the
+            others join that one. Elements that were being written at the time have to be written again.
+        durable : bool, optional
+            As for `Writer`, for a commit by this one.
+
+        Returns
+        -------
+        Writer
+            Leaving it without a commit takes nothing away: only the one that began the file, or took that
+            one's place, does that.
+
+        Raises
+        ------
+        StorageError
+            No writer fills this file (``code`` is ``"nothing-to-join"``); the writer that began it was killed
+            (``"orphaned"``), and with ``"finish"``, others who joined it have not left yet; what the writers
+            noted beside the file is damaged (``"broken-journal"``), or cannot be read or locked
+            (``"write"``).
+        OptionError
+            `orphaned` is neither of the two.
+
+        Notes
+        -----
+        A lock says whether a writer is still there. On a file system without locks a file cannot be joined.
+        """
+        finish = one_of("orphaned", orphaned, ORPHANED) == "finish"
+        writer = object.__new__(cls)
+        writer._path = _native.local_path(destination)
+        writer._writer = _native.Writer.join(writer._path, finish=finish, durable=is_durable(durable))
+        _WRITERS.add(writer)
+        return writer
+
+    def write(self, name: str, tensor: Any, index: Index = _ALL) -> None:
+        """Write a tensor, or a part of one.
+
+        Parameters
+        ----------
+        name : str
+            One of the specs; with `reserve` any name that is not there yet.
+        tensor : array or tensor of any framework
+            Its values. Neither kept nor changed; it must not change while it is written.
+        index : int, slice, None, ``...``, list of int, or a tuple of these
+            Which elements of the tensor these are, by the rules of NumPy's basic indexing: the shape of
+            `tensor` is that of ``whole[index]``. All by default. Not with `reserve`.
+
+        Raises
+        ------
+        TensorNotFoundError
+            No spec has this name.
+        SliceError
+            The index does not fit the spec.
+        SaveError
+            Dtype or shape are not those of the spec (``code`` is ``"mismatch"``); elements were written
+            before, or are being written by another writer (``"filled-twice"``); there is no space left in
+            the header (``"reserve-full"``).
+        ClosedError
+            The file was committed, or this writer was closed.
+        StorageError
+            Writing failed, or the one that began the file left (``"abandoned"``) or was killed
+            (``"orphaned"``), or what the writers noted beside the file is damaged (``"broken-journal"``).
+
+        Notes
+        -----
+        What is refused, or fails, does not count as written.
+        """
+        if isinstance(self._writer, _native.Appender):
+            if index is not _ALL:
+                raise OptionError("with reserve, tensors are appended whole", code="appended-in-part")
+            self._writer.append(name, tensor, payload)
+            return
+        try:
+            self._writer.write(name, tensor, index, payload)
+        except NotImplementedError:
+            raise TypeError(
+                f"tensor {_quoted(name)}: expected an index of ints, slices, None, ... or one list of ints"
+            ) from None
+
+    def commit(self) -> None:
+        """Give the file its name, and bring it to the disk first.
+
+        Raises
+        ------
+        SaveError
+            Elements were not written: never (``code`` is ``"never-filled"``) or in part
+            (``"partly-filled"``). The tensor is named, and writing may go on.
+        ClosedError
+            The file was committed before.
+        StorageError
+            Flushing or renaming failed: the old file is there; what was written is not. Or as for `write`.
+        """
+        self._writer.commit()
+
+    def close(self) -> None:
+        """Leave. Without a commit the file is given up, if this writer began it. Again is allowed."""
+        self._writer.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<ingot.Writer {_escaped(self._path)}>"
+
+    def __reduce__(self) -> Any:
+        raise ClosedError("a writer stays in its process: join the file in the other one", code="forked")
+
+
+def native(writer: Writer) -> _native.Writer:
+    """What fills the file of a writer with `specs`."""
+    assert isinstance(writer._writer, _native.Writer)
+    return writer._writer
+
+
+def _disown() -> None:
+    for writer in tuple(_WRITERS):
+        writer._writer.disown()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_disown)
+
+
+def _views(specs: Mapping[str, Any], aliases: Mapping[str, str]) -> Views:
+    """The record of `aliases`, which are no names of `specs` and stand for names of `specs`."""
+    for name, of in aliases.items():
+        if name in specs or of not in specs:
+            raise SaveError(
+                f"tensor {_quoted(name)}: "
+                + ("it has a spec of its own" if name in specs else f"no spec has the name {_quoted(of)}")
+                + ": expected another name for a tensor of specs",
+                code="invalid-alias",
+                tensor=name,
+                found=of,
+            )
+    return {name: {"of": of} for name, of in aliases.items()}
+
+
+def _declared(name: str, spec: Any) -> tuple[str, str, list[int]]:
+    """Name, code and shape in elements."""
+    dtype, shape = _pair(name, spec)
+    code, of_elements = stored(name, dtype, shape)
+    return name, code, list(of_elements)
+
+
+def _pair(name: str, spec: Any) -> tuple[Any, Sequence[int]]:
+    if isinstance(spec, (tuple, list)) and len(spec) == 2:
+        dtype, shape = spec
+    else:
+        dtype, shape = getattr(spec, "dtype", None), getattr(spec, "shape", None)
+    if dtype is None or shape is None or isinstance(shape, (str, int)):
+        raise TypeError(
+            f"tensor {_quoted(name)}: expected (dtype, shape), or what has both, found {type(spec).__name__}"
+        )
+    for dim in shape:
+        if isinstance(dim, bool) or not hasattr(dim, "__index__"):
+            raise TypeError(f"tensor {_quoted(name)}: expected a shape of ints, found {shape!r}")
+    dims = [int(dim) for dim in shape]
+    if not all(0 <= dim < 1 << 64 for dim in dims):
+        raise SaveError(
+            f"tensor {_quoted(name)}: expected a shape of integers from 0 to 2^64 - 1, found {dims}",
+            code="invalid-shape",
+            tensor=name,
+            found=dims,
+        )
+    return dtype, dims

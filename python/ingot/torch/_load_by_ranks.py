@@ -1,0 +1,341 @@
+"""Loading by many ranks, so that each byte is read once: one sends the others what they want of it."""
+
+from __future__ import annotations
+
+import os
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from functools import partial
+from hashlib import sha256
+from math import prod
+from operator import itemgetter
+from typing import NamedTuple
+
+import torch
+
+from ingot._base.checks import is_path
+from ingot._base.text import _escaped
+from ingot._ranks.exchange import Parcels, Run, padded, raw, sides
+from ingot._ranks.peers import this_node
+from ingot._ranks.placements import Part, in_elements, within
+from ingot._ranks.plan import Tensor, Wants, plan, sent
+from ingot._read.door import TRIES
+from ingot._read.load import fill
+from ingot._read.reads import Reads
+from ingot._read.select import Wanted
+from ingot.errors import CheckpointError, RankError, StorageError
+from ingot.torch._filling import destinations, writing
+from ingot.torch._into import Slot, read, wholes
+from ingot.torch._tensors import DTYPES
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from contextlib import AbstractContextManager
+    from typing import Any
+
+    from ingot._native import Checkpoint, TensorInfo
+    from ingot._native import _Heads as Heads
+    from ingot._ranks.peers import Peers
+    from ingot._ranks.placements import Box
+    from ingot._ranks.plan import Block, Plan
+
+
+class Looked(NamedTuple):
+    """What a rank has found: a file, what it wants of it, how that is read, and the path of the caller."""
+
+    checkpoint: Checkpoint
+    slots: list[Slot]
+    reads: Reads
+    source: object
+
+
+def open_once(open_with: Callable[[Heads | None], Checkpoint], peers: Peers) -> Checkpoint:
+    """What all ranks open: the first reads the headers for all where it does not come from this machine.
+
+    All of them call it. Where it raises on the first rank, the others find out by themselves.
+    """
+    if peers.rank != 0:
+        return open_with(peers.told(None, "opening"))
+    heads = None
+    try:
+        checkpoint = open_with(None)
+        heads = checkpoint.heads()
+        return checkpoint
+    finally:
+        peers.told(heads, "opening")
+
+
+class Opened(NamedTuple):
+    """What a rank has opened: on which machine, whether it is mapped, and the version of the files."""
+
+    node: str
+    is_mapped: bool
+    identity: tuple[str, bool] | None
+
+
+def load(
+    look: Callable[[], AbstractContextManager[Looked]], peers: Peers, asked: str | bool, tries: int = TRIES
+) -> None:
+    """Fill the tensors of all ranks, from one version of the files. All ranks call it, whatever they want.
+
+    Raises on all ranks if `look` raises on one, or if ranks have different files or different options. If a
+    save replaces the files meanwhile, all ranks look again.
+    """
+    for left in reversed(range(tries)):
+        with ExitStack() as told:
+            looked = _look(partial(_enter, told, look), peers, asked, left)
+            if looked is None:
+                continue
+            one, facts = looked
+            try:
+                _read(one, facts, peers, asked)
+            except (StorageError, CheckpointError, OSError, RankError) as fault:
+                is_lost = isinstance(fault, RankError) and fault.code != "rank-failed"
+                if is_lost or not left or not peers.agree(None, "reading", _is_replaced(one, fault)):
+                    raise
+            else:
+                return
+
+
+def _enter(told: ExitStack, look: Callable[[], AbstractContextManager[Looked]]) -> Looked:
+    return told.enter_context(look())
+
+
+def _is_replaced(looked: Looked, fault: Exception) -> bool:
+    return not isinstance(fault, RankError) and looked.checkpoint.is_replaced()
+
+
+def _look(
+    look: Callable[[], Looked], peers: Peers, asked: str | bool, left: int
+) -> tuple[Looked, list[Opened]] | None:
+    """Return what this rank found, and what each opened. None if a save replaced the files between ranks."""
+    looked: list[Looked] = []
+
+    def met() -> tuple[dict[str, object], tuple[Opened, str]]:
+        one = look()
+        looked.append(one)
+        opened = one.checkpoint.identity()
+        facts = Opened(this_node(), one.checkpoint.backend == "mmap", opened)
+        path: Any = one.source
+        place = "an object" if opened is None or not is_path(path) else os.path.realpath(os.fsdecode(path))
+        return {"read_once": asked, "file": place}, (facts, fingerprint(one.checkpoint))
+
+    facts = peers.same(met, "opening")
+    opened, prints = [one for one, _ in facts], [one for _, one in facts]
+    if len(set(prints)) == 1 and _are_one_version(opened):
+        return looked[0], opened
+    if left and any(identity is not None for *_, identity in opened):
+        return None
+    peers.alike("file", prints, "opening")
+    raise CheckpointError(
+        f"{_escaped(looked[0].checkpoint.path or '')}: ranks opened different versions of it: expected one "
+        "version, found that it was replaced in each of several tries",
+        code="changed",
+        path=looked[0].checkpoint.path,
+    )
+
+
+def _are_one_version(opened: list[Opened]) -> bool:
+    """Return whether all ranks that see the same disk or network opened the same version."""
+    versions: dict[str, str] = {}
+    for node, _, identity in opened:
+        if identity is not None:
+            text, is_shared = identity
+            if versions.setdefault("" if is_shared else node, text) != text:
+                return False
+    return True
+
+
+def _read(looked: Looked, opened: list[Opened], peers: Peers, asked: str | bool) -> None:
+    checkpoint, slots, reads, _ = looked
+    whose, nodes = scope(asked, [(one.node, one.is_mapped) for one in opened])
+    if whose is not None:
+        Load(checkpoint, slots, peers, nodes, whose).run(reads)
+        return
+    with peers.step(f"reading {checkpoint.path or 'what was given to load from'}"):
+        read(checkpoint, slots, reads)
+
+
+def scope(asked: str | bool, facts: list[tuple[str, bool]]) -> tuple[str | None, list[int]]:
+    """Who reads for whom, "job", "node" or None for nobody; and the number of each rank's node.
+
+    `facts` are each rank's node, and whether the file is mapped there.
+    """
+    names = [*dict.fromkeys(node for node, _ in facts)]
+    nodes = [names.index(node) for node, _ in facts]
+    if asked != "auto":
+        return (asked if isinstance(asked, str) else None), nodes
+    # The ranks of a machine have one cache of what is mapped; all else comes over a network.
+    is_far = not all(is_mapped for _, is_mapped in facts)
+    return ("job" if is_far and len(names) > 1 else None), nodes
+
+
+def fingerprint(checkpoint: Checkpoint) -> str:
+    """Equal for files with the same tensors at the same places."""
+    digest, infos = sha256(), checkpoint.infos()
+    for info in infos:
+        digest.update(f"{info.name}\0{info.dtype}{info.shape}{info.begin}:{info.end}\0".encode())
+    return f"{len(infos)} tensors, digest {digest.hexdigest()[:16]}"
+
+
+class _Piece(NamedTuple):
+    """What comes to this rank: the number of a tensor, and where in this rank's part of it."""
+
+    tensor: int
+    place: Box
+    shape: tuple[int, ...]
+    itemsize: int
+
+
+class Load:
+    """One load by all ranks of a process group."""
+
+    def __init__(
+        self, checkpoint: Checkpoint, slots: list[Slot], peers: Peers, nodes: list[int], scope: str
+    ) -> None:
+        self._checkpoint, self._peers = checkpoint, peers
+        self._infos = checkpoint.infos()
+        self._numbers = {info.name: number for number, info in enumerate(self._infos)}
+        # Of a tensor that a rank has two places for, the second reads for itself.
+        self._own: dict[int, Slot] = {}
+        self._alone: list[Slot] = []
+        for one in slots:
+            number = self._numbers[one.source]
+            movable = self._infos[number].dtype in DTYPES and number not in self._own
+            if movable:
+                self._own[number] = one
+            else:
+                self._alone.append(one)
+        wants = peers.gather(self._wants(), "planning")
+        with peers.step("planning"):
+            tensors = [_tensor(info) for info in self._infos]
+            self._plan: Plan = plan(tensors, wants, nodes, scope, peers.rank)
+
+    def _wants(self) -> Wants:
+        known: dict[Part, int] = {}
+        kinds = [0] * len(self._infos)
+        for number, one in self._own.items():
+            part = one.part or Part.whole(_tensor(self._infos[number]).shape)
+            kinds[number] = known.setdefault(part, len(known) + 1)
+        return Wants([*known], _packed(kinds))
+
+    def run(self, reads: Reads) -> None:
+        direct = [self._own[number] for number, _ in self._plan.direct(self._peers.rank)] + self._alone
+        alone = sum(one.tensor.nbytes for one in direct)
+        nbytes = sum(one.tensor.nbytes for one in [*self._own.values(), *self._alone]) - alone
+        by_itself, by_others = reads.shares(lambda: alone, lambda: nbytes)
+        self._done, self._nbytes = 0, nbytes
+        with ThreadPoolExecutor(1, "ingot-window") as ahead, writing(wholes(self._own.values())):
+            self._rounds(ahead, direct, by_itself, by_others)
+
+    def _rounds(
+        self, ahead: ThreadPoolExecutor, direct: list[Slot], by_itself: Reads, by_others: Reads
+    ) -> None:
+        """Read what is this rank's, then exchange windows: each is read while the one before is sent."""
+        peers, doing = self._peers, f"reading {self._checkpoint.path or 'what was given to load from'}"
+        fault: BaseException | None = None
+        rounds = self._plan.rounds()
+        windows = next(rounds, None)
+        stage = ahead.submit(self._stage, windows, by_others)
+        try:
+            read(self._checkpoint, direct, by_itself)
+        except BaseException as error:
+            fault = error
+        while True:
+            window: tuple[Parcels, list[_Piece]] | None = None
+            following = None
+            if fault is None:
+                try:
+                    staged = stage.result()
+                    following = next(rounds, None)
+                    # Its buffer is not that which is packed from now.
+                    stage = ahead.submit(self._stage, following, by_others)
+                    window = self._pack(windows, staged)
+                except BaseException as error:
+                    fault = error
+            if not peers.agree(fault, doing, more=windows is not None) or window is None:
+                return
+            parcels, arriving = window
+            peers.exchange(parcels, doing)
+            try:
+                self._unpack(arriving, parcels.received)
+                self._tell(arriving, by_others)
+            except BaseException as error:
+                fault = error
+            windows = following
+
+    def _tell(self, pieces: list[_Piece], reads: Reads) -> None:
+        self._done += sum(prod(piece.shape) * self._own[piece.tensor].tensor.itemsize for piece in pieces)
+        if reads.tell is not None:
+            reads.tell(self._done, self._nbytes)
+
+    def _stage(
+        self, windows: list[tuple[int, list[Block]]] | None, reads: Reads
+    ) -> list[tuple[Block, torch.Tensor]]:
+        """Read the window of this rank: each block as elements of no dtype."""
+        mine = dict(windows or []).get(self._peers.rank, [])
+        shapes = [(sides(block.box), block.pattern.tensor.itemsize) for block in mine]
+        memory = Run(torch.empty(sum(padded(*one) for one in shapes), dtype=torch.uint8))
+        found = [(block, memory.take(*one)) for block, one in zip(mine, shapes, strict=True)]
+        infos = [self._infos[block.tensor] for block in mine]
+        tensors = {
+            f"{info.name}#{number}": elements.view(DTYPES[info.dtype])
+            for number, (info, (_, elements)) in enumerate(zip(infos, found, strict=True))
+        }
+        indices = [
+            in_elements(block.box) if info.dtype == "F4" else block.box
+            for info, block in zip(infos, mine, strict=True)
+        ]
+        wanted = Wanted([info.name for info in infos], indices)
+        fill(self._checkpoint, wanted, destinations(tensors), Reads(reads.threads))
+        return found
+
+    def _pack(
+        self, windows: list[tuple[int, list[Block]]] | None, staged: list[tuple[Block, torch.Tensor]]
+    ) -> tuple[Parcels, list[_Piece]]:
+        """What this rank sends of its window, and what comes to it of all."""
+        for_each: list[list[torch.Tensor]] = [[] for _ in range(self._peers.size)]
+        for block, elements in staged:
+            for rank, part in block.pattern.wanted:
+                for box, _ in sent(part, block.box):
+                    for_each[rank].append(elements[within(block.box, box)])
+        from_each = [0] * self._peers.size
+        arriving: list[_Piece] = []
+        for rank, blocks in sorted(windows or [], key=itemgetter(0)):
+            coming = [*self._arriving(blocks)]
+            from_each[rank] += sum(padded(piece.shape, piece.itemsize) for piece in coming)
+            arriving += coming
+        return Parcels.of(for_each, from_each), arriving
+
+    def _arriving(self, blocks: list[Block]) -> Iterator[_Piece]:
+        for block in blocks:
+            for rank, part in block.pattern.wanted:
+                if rank == self._peers.rank:
+                    for box, place in sent(part, block.box):
+                        yield _Piece(block.tensor, place, sides(box), block.pattern.tensor.itemsize)
+
+    def _unpack(self, pieces: list[_Piece], received: torch.Tensor) -> None:
+        run = Run(received)
+        with torch.no_grad():
+            for piece in pieces:
+                dtype = DTYPES[self._infos[piece.tensor].dtype]
+                own, found = self._own[piece.tensor].tensor, run.take(piece.shape, piece.itemsize)
+                if own.dtype == dtype:
+                    raw(own)[piece.place].copy_(found)
+                else:
+                    own[piece.place].copy_(found.view(dtype))
+
+
+def _tensor(info: TensorInfo) -> Tensor:
+    """As torch stores it: of F4 two elements are one."""
+    dtype = DTYPES.get(info.dtype)
+    shape = (*info.shape[:-1], info.shape[-1] // 2) if info.dtype == "F4" and info.shape else info.shape
+    return Tensor(tuple(shape), 1 if dtype is None else dtype.itemsize)
+
+
+def _packed(kinds: list[int]) -> Any:
+    """A few bytes for each tensor."""
+    from array import array
+
+    return array("I", kinds)
