@@ -59,8 +59,9 @@ class SaveFuture(Told):
         super().__init__(Outcome())
         self._path = path
         # In the child of a fork this runs again, for the program that has the two.
-        self.staged: Future[None] = self.__dict__.get("staged") or Told(self._outcome)
-        Told.__init__(self.staged, self._outcome)
+        staged: Told = self.__dict__.get("staged") or Told(self._outcome)
+        Told.__init__(staged, self._outcome)
+        self.staged: Future[None] = staged
         # It is no call that waits for its turn, so it cannot be cancelled.
         self.staged.set_running_or_notify_cancel()
         self.add_done_callback(_end_staging)
