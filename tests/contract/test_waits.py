@@ -10,6 +10,7 @@ bounds; with `-s` they print the measured times.
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import shutil
@@ -30,6 +31,7 @@ import pytest
 
 import ingot
 import ingot.numpy
+from ingot._write.directory import lock
 from remote.proxies import Certificate, certificate, proxying
 from remote.servers import Answer, Handler, Request, good, serving
 
@@ -332,6 +334,44 @@ def store_hangs(opens: bool) -> Callable[[Peers], Call]:
     return row
 
 
+# Files of this machine. The waits for a GPU are in tests/devices and crates/io/src/device/tests, those for
+# other ranks in tests/ranks.
+
+
+def saved(peers: Peers) -> Path:
+    path = peers.folder / "saved.safetensors"
+    path.write_bytes(DATA)
+    return path
+
+
+def hold(peers: Peers, path: Path) -> None:
+    """Lock a file as another process does."""
+    fcntl.flock(peers.ending.enter_context(path.open("a")), fcntl.LOCK_EX)
+
+
+def directory_locked(peers: Peers) -> Call:
+    """Another save writes a checkpoint to the directory."""
+    peers.patch.setattr(lock, "WAIT_SECONDS", LIMIT)
+    there = peers.folder / "checkpoint"
+    there.mkdir()
+    hold(peers, there / lock.NAME)
+    path = saved(peers)
+    return lambda: ingot.split(path, there, 1 << 20)
+
+
+def file_locked(peers: Peers) -> Call:
+    """Another process edits the file."""
+    path = saved(peers)
+    hold(peers, path)
+    return lambda: ingot.update_metadata(path, {"a": "b"})
+
+
+def pipe_without_a_reader(peers: Peers) -> Call:
+    path = peers.folder / "pipe"
+    os.mkfifo(path)
+    return lambda: ingot.numpy.save_file({"a": np.arange(7)}, path)
+
+
 @dataclass(frozen=True)
 class Wait:
     """A wait of the library."""
@@ -379,6 +419,9 @@ WAITS = [
     Wait("credential request of another thread", another_threads_request),
     Wait("store object, opening", store_hangs(opens=False), is_limited=False),
     Wait("store object, reading", store_hangs(opens=True), is_limited=False),
+    Wait("lock of a directory", directory_locked),
+    Wait("lock of a file", file_locked, is_limited=False),
+    Wait("pipe without a reader", pipe_without_a_reader, is_limited=False),
 ]
 
 
