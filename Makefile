@@ -211,6 +211,7 @@ ANSWERS ?= 100000
 KILLS ?= 5000
 FILES ?= 20000
 CONVERSIONS ?= 20000
+SAVES ?= 20000
 HEADERS ?= 1000000
 SOAK ?= 7200
 nightly: export INGOT_RECORD := $(RECORD)
@@ -221,6 +222,7 @@ nightly: $(VENV)/.ingot $(VENV)/.test
 		$(BIN)/python -m pytest tests/trust/test_any_order.py tests/trust/test_every_call.py \
 		tests/remote/test_lying_servers.py tests/convert/test_convert_mutants.py \
 		tests/convert/test_convert_generated.py tests/web/test_web_mutants.py
+	INGOT_SAVES=$(SAVES) $(BIN)/python -m pytest tests/ranks/test_savers_and_readers.py -o faulthandler_timeout=0
 	INGOT_SOAK=$(SOAK) $(BIN)/python -m pytest tests/trust/test_soak.py -o faulthandler_timeout=0
 	$(MAKE) test-orders
 	PYTHON="$(PYTHON)" scripts/fuzz $(FUZZ_SECONDS)
