@@ -96,7 +96,8 @@ OPENDIR = "openat of a directory"
 NAMES = {number: name for name, (number, _) in CALLS.items()}
 
 AUDIT_ARCH_X86_64 = 0xC000003E
-BPF_LOAD, BPF_JUMP_IF_EQUAL, BPF_RETURN = 0x20, 0x15, 0x06
+BPF_LOAD, BPF_JUMP_IF_EQUAL, BPF_JUMP_IF_SET, BPF_RETURN = 0x20, 0x15, 0x45, 0x06
+MAP_ANONYMOUS, FLAGS_OF_MMAP = 0x20, 16 + 3 * 8
 RET_USER_NOTIF, RET_ALLOW = 0x7FC00000, 0x7FFF0000
 PR_SET_NO_NEW_PRIVS = 38
 SYS_SECCOMP, SET_MODE_FILTER, NEW_LISTENER = 317, 1, 1 << 3
@@ -174,6 +175,9 @@ def _listener() -> int:
     """Have all calls of this process asked about. Gives the descriptor by which to answer."""
     steps = [(BPF_LOAD, 0, 0, 4), (BPF_JUMP_IF_EQUAL, 1, 0, AUDIT_ARCH_X86_64), (BPF_RETURN, 0, 0, RET_ALLOW)]
     steps.append((BPF_LOAD, 0, 0, 0))
+    # Memory without a file is allowed: the child allocates some before its parent can answer.
+    steps += [(BPF_JUMP_IF_EQUAL, 0, 4, CALLS["mmap"][0]), (BPF_LOAD, 0, 0, FLAGS_OF_MMAP)]
+    steps += [(BPF_JUMP_IF_SET, 0, 1, MAP_ANONYMOUS), (BPF_RETURN, 0, 0, RET_ALLOW), (BPF_LOAD, 0, 0, 0)]
     for number in NAMES:
         steps += [(BPF_JUMP_IF_EQUAL, 0, 1, number), (BPF_RETURN, 0, 0, RET_USER_NOTIF)]
     steps.append((BPF_RETURN, 0, 0, RET_ALLOW))
