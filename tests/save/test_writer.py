@@ -311,7 +311,7 @@ def test_aside_is_committed_by_the_process_that_made_it(tmp_path: Path) -> None:
     path = tmp_path / "t.json"
     program = """
 aside = ingot._native.Aside.create(sys.argv[1])
-with open(os.path.join(os.path.dirname(sys.argv[1]), aside.draft_name), "w") as file:
+with open(aside.draft_path, "w") as file:
     file.write("whole")
 child = os.fork()
 if child == 0:

@@ -193,6 +193,9 @@ FLUSHES = ["fsync", "fdatasync", "sync_file_range", "syncfs"]
 SEEN = ",".join([*TOUCHES, *FLUSHES, RENAMES])
 
 
+PASSING = (".0000000000000000.ingot-tmp", "/.ingot-saving.lock")
+
+
 def lost(calls: list[str], folder: Path) -> list[str]:
     """What a loss of power may take away of what `calls` made: bytes of files that got a name, and names."""
     files, names, gone = set[str](), set[str](), []
@@ -209,8 +212,8 @@ def lost(calls: list[str], folder: Path) -> list[str]:
         elif name in FLUSHES:
             files.discard(paths[0])
             names.discard(paths[0])
-        # What a writer notes beside its file goes when that gets its name.
-        elif name in TOUCHES and paths and not paths[0].endswith(".0000000000000000.ingot-tmp"):
+        # The notes of a writer and the lock of a directory are removed before the save ends.
+        elif name in TOUCHES and paths and not paths[0].endswith(PASSING):
             # Bytes go from the first to the second.
             files.add(paths[-1] if name == "copy_file_range" else paths[0])
     return gone + sorted(names)

@@ -119,7 +119,7 @@ impl Checkpoint {
         is_lent: bool,
         heads: &Heads,
     ) -> Result<Checkpoint, Error> {
-        let mut replacement = Replacement::watched(path);
+        let mut replacement = Replacement::of(path);
         loop {
             let opened = Checkpoint::located(path, options, is_lent, heads.clone());
             match opened {

@@ -193,13 +193,13 @@ class Writer(StorageWriter):
         """Plan the files, and make them."""
         self._give_up()
         self._check_directories(plans)
+        plans = _complete(plans)
         if not self._whole:
             prefix = self._begin_parts_together() if self._plans_alone else self._begin_parts()
             return [
                 dataclasses.replace(plan, storage_data=_Global({}, {}, rank, prefix=prefix))
                 for rank, plan in enumerate(plans, self._rank if self._plans_alone else 0)
             ]
-        plans = _complete(plans)
         specs = _specs(plans)
         nodes = {plan.storage_data.node for plan in plans if plan.items}
         if len(nodes) > 1:
@@ -366,9 +366,9 @@ class Writer(StorageWriter):
 
 
 def _complete(plans: list[SavePlan]) -> list[SavePlan]:
-    """The plans of all ranks, where the planner keeps them and gives only those that are others than before.
+    """Return the plans of all ranks. A planner that keeps plans passes only those that have changed.
 
-    The files have other names in each save, so that each rank needs a plan that says them.
+    Temporary files have new names in each save, and each rank reads them in its plan.
     """
     if all(getattr(plan, "usable", True) for plan in plans):
         return plans

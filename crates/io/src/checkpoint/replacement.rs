@@ -2,7 +2,7 @@
 
 use std::fs;
 use std::io;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::{Duration, SystemTime};
 
 use crate::error::{CheckpointFault, Error};
@@ -14,38 +14,45 @@ const PAUSE: Duration = Duration::from_millis(2);
 /// Clocks of file systems advance in steps, of 10 ms at most on Linux: changes within a step have one time.
 const STEP: Duration = Duration::from_millis(20);
 
-/// The directory of a checkpoint, watched for changes while the checkpoint is opened.
+/// Decides whether to open a checkpoint again.
 pub(super) struct Replacement<'p> {
     path: &'p Path,
-    directory: PathBuf,
-    /// When a name in the directory changed last.
+    /// When a name in the directory changed last, as of the last failure.
     modified: Option<SystemTime>,
     left: usize,
 }
 
 impl<'p> Replacement<'p> {
-    pub(super) fn watched(path: &'p Path) -> Replacement<'p> {
-        let parent = path.parent().unwrap_or(Path::new(""));
-        let directory = if path.is_dir() { path } else { parent };
+    /// Costs nothing until an attempt fails.
+    pub(super) fn of(path: &'p Path) -> Replacement<'p> {
         Replacement {
             path,
-            directory: directory.to_owned(),
-            modified: modified(directory),
+            modified: None,
             left: TRIES,
         }
     }
 
     /// Whether a replacement may be the reason for `fault`, so that it is worth another try. Waits for that.
     pub(super) fn explains(&mut self, fault: &Error) -> bool {
-        let now = modified(&self.directory);
-        let is_changing = now != self.modified || now.is_some_and(is_recent);
-        if self.left == 0 || !self.may_pass(fault) || !is_changing {
+        if self.left == 0 || !self.may_pass(fault) {
+            return false;
+        }
+        let now = modified(self.directory());
+        // The first failure has nothing to compare with, and is worth a second try.
+        if now == self.modified && !now.is_some_and(is_recent) {
             return false;
         }
         self.left -= 1;
         self.modified = now;
         std::thread::sleep(PAUSE);
         true
+    }
+
+    fn directory(&self) -> &Path {
+        match self.path.parent() {
+            Some(parent) if !self.path.is_dir() => parent,
+            _ => self.path,
+        }
     }
 
     fn may_pass(&self, fault: &Error) -> bool {

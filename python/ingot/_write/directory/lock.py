@@ -60,7 +60,8 @@ def locked(directory: str, seconds: float | None = None) -> Iterator[None]:
     Raises
     ------
     StorageError
-        Another save has held the lock for `seconds`, by default `WAIT_SECONDS` (``code`` is ``"busy"``).
+        Another save has held the lock for `seconds`, by default `WAIT_SECONDS` (``code`` is ``"busy"``), or
+        locking or writing the lock file failed (``"write"``).
     OSError
         The lock file cannot be made.
     """
@@ -113,11 +114,25 @@ def _try(directory: str, key: str) -> bool:
                 _write_owner(descriptor)
                 _HELD.descriptors[key] = descriptor
                 return True
-        except BaseException:
+        except BaseException as fault:
+            if is_new:
+                with suppress(OSError):
+                    os.remove(path)
             os.close(descriptor)
+            if isinstance(fault, OSError):
+                raise _not_locked(directory, fault) from fault
             raise
         os.close(descriptor)
         return False
+
+
+def _not_locked(directory: str, fault: OSError) -> StorageError:
+    return StorageError(
+        f"{_escaped(directory)}: could not lock the directory: {fault.strerror}",
+        errno=fault.errno,
+        code="write",
+        path=directory,
+    )
 
 
 def _open(path: str) -> tuple[int, bool]:
