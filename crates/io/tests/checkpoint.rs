@@ -4,7 +4,6 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 
 use ingot_format::{Dtype, Format, Index, Leniency, Limits, Spec, layout, to_u64};
 use ingot_io::{
@@ -288,6 +287,7 @@ fn a_shard_that_was_never_opened_is_refused_when_another_file_has_its_name() {
 }
 
 /// Gives a directory an index of one shard, which only that index names, and removes the shard before.
+#[cfg(unix)]
 fn replace_index(directory: &Path, version: u64) {
     let name = |version: u64| format!("{version}.safetensors");
     fs::write(directory.join(name(version)), file(0)).unwrap();
@@ -304,19 +304,15 @@ fn replace_index(directory: &Path, version: u64) {
     let _ = fs::remove_file(directory.join(name(version.wrapping_sub(1))));
 }
 
+// Windows renames no file over one that is open, as the index is here.
+#[cfg(unix)]
 #[test]
 fn a_checkpoint_that_is_replaced_while_it_is_opened_is_opened_again() {
     let directory = tempfile::tempdir().unwrap();
     replace_index(directory.path(), 0);
-    let is_done = AtomicBool::new(false);
     std::thread::scope(|scope| {
-        scope.spawn(|| {
-            for version in 1..400 {
-                replace_index(directory.path(), version);
-            }
-            is_done.store(true, Ordering::Relaxed);
-        });
-        while !is_done.load(Ordering::Relaxed) {
+        let replacing = scope.spawn(|| (1..400).for_each(|version| replace_index(directory.path(), version)));
+        while !replacing.is_finished() {
             let checkpoint = Checkpoint::open(directory.path(), &CheckpointOptions::default()).unwrap();
             assert_eq!((checkpoint.len(), checkpoint.files()), (SIZES.len(), 1));
         }
