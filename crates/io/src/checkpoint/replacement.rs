@@ -38,8 +38,10 @@ impl<'p> Replacement<'p> {
             return false;
         }
         let now = modified(self.directory());
-        // The first failure has nothing to compare with, and is worth a second try.
-        if now == self.modified && !now.is_some_and(is_recent) {
+        // A changed file proves a replacement. Otherwise the directory shows one; the first failure has nothing to compare it
+        // with, and is worth a second try. Two changes may have one time, and this thread may not have run for long.
+        let is_proven = matches!(fault, Error::Changed { .. });
+        if !is_proven && now == self.modified && !now.is_some_and(is_recent) {
             return false;
         }
         self.left -= 1;
