@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from errno import EACCES, EEXIST
-from os import W_OK, access, environ, fsdecode, strerror, supports_effective_ids
-from os.path import exists, lexists
+from os import W_OK, access, environ, fsdecode, stat, strerror, supports_effective_ids
+from os.path import lexists, samestat
 from typing import NamedTuple, TypeVar
 
 from ingot.errors import OptionError, SaveError
@@ -242,12 +242,18 @@ class Existing(NamedTuple):
             return
         if not self.overwrite:
             raise FileExistsError(EEXIST, f"{strerror(EEXIST)} — overwrite=True replaces it", path)
-        if not self.replace_read_only and exists(path) and not _may_write(path):
+        if not self.replace_read_only and _is_read_only(path):
             raise PermissionError(EACCES, "it is read-only — replace_read_only=True replaces it", path)
 
 
-def _may_write(path: str) -> bool:
-    return access(path, W_OK, effective_ids=access in supports_effective_ids)
+def _is_read_only(path: str) -> bool:
+    """Return whether a file is there and read-only. One that another save removes meanwhile is not."""
+    try:
+        before = stat(path)
+        may_write = access(path, W_OK, effective_ids=access in supports_effective_ids)
+        return not may_write and samestat(before, stat(path))
+    except OSError:
+        return False
 
 
 def _refuse_others(options: Mapping[str, Any], known: Collection[str]) -> None:
