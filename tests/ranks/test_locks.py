@@ -1,4 +1,4 @@
-"""The lock of a directory: one save at a time, and nothing of a save that goes on is taken away."""
+"""The lock of a directory: one save at a time, and no file of a running save is removed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Savers and readers of one directory at once, some of which are killed: every load is one checkpoint, whole.
+"""Savers and readers share one directory, and some are killed: every load returns one whole checkpoint.
 
 `INGOT_SAVES` is the number of steps, each a save or a load. Many need `-o faulthandler_timeout=0`.
 """
@@ -68,7 +68,7 @@ def save_parts_alone(folder, version, chance, mesh):
 
 
 def save_joined(folder, version, chance, mesh):
-    """Fill one file by a writer and by one that joins it. An index there goes on to name others."""
+    """Fill one file by a writer and by one that joins it. An index there still names the other files."""
     specs = dict.fromkeys(NAMES, ("F32", SHAPE))
     if mesh is None or not dist.get_rank():
         try:

@@ -231,7 +231,7 @@ def _taking_all(file: Writable, called: str) -> Callable[[bytes], None]:
 
 @contextmanager
 def replacing(path: str | bytes, existing: Existing, durable: bool | None = None) -> Iterator[str]:
-    """Give the path of a temporary file, which replaces the one at `path` when the block ends."""
+    """Yield the path of a temporary file, which replaces the file at `path` when the block ends."""
     aside = _native.Aside.create(
         path, durable=is_durable(durable), replace_read_only=existing.replace_read_only
     )

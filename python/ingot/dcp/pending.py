@@ -1,4 +1,4 @@
-"""A save that another rank's failure ends: torch does not tell the storage of the coordinator."""
+"""A save that another rank's failure ends, which torch does not report to the coordinator's storage."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @contextmanager
 def replacing(place: Place, existing: Existing, durable: bool) -> Iterator[tuple[str, list[str]]]:
-    """Give a prefix for the names of new files, and a list for the names that they get after the block."""
+    """Yield a prefix for temporary names, and a list for the names of the new files."""
     with alone(place) as stale:
         place.check(existing)
         names: list[str] = []
@@ -36,7 +36,7 @@ def replacing(place: Place, existing: Existing, durable: bool) -> Iterator[tuple
 
 
 def _publish(place: Place, prefix: str, names: list[str], durable: bool) -> list[str]:
-    """Give the new files their names. Returns the names of files that can be removed then."""
+    """Rename the new files, and return the names of files that can be removed."""
     old = place.files()
     if os.path.lexists(place.path(place.index)):
         # Readers prefer an index, so the new files can get their names beside it.

@@ -55,7 +55,7 @@ def _lost(path: str, reason: str) -> CheckpointError:
 
 
 def keep(directory: str, old: list[str], durable: bool) -> list[str]:
-    """Write the manifest, and give the old files the names that it lists. Returns these names."""
+    """Write the manifest, link the old files to the names that it lists, and return these names."""
     links: list[str] = []
     has_links = True
     with hidden() as prefix:
@@ -77,11 +77,11 @@ def keep(directory: str, old: list[str], durable: bool) -> list[str]:
 
 
 def recover(directory: str) -> None:
-    """Give the old files their names again, if a replacement did not end. The caller holds the lock."""
+    """Restore the names of the old files if a replacement did not end. The caller holds the lock."""
     try:
         links = listed(directory)
     except CheckpointError:
-        # Readers refuse what is there until a save replaces it.
+        # Readers reject the directory until a save replaces its files.
         return
     if links is None:
         return
