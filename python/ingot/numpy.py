@@ -8,15 +8,16 @@ from typing import overload
 
 from . import _native
 from ._adapters.face import Whole
-from ._base.checks import Loading, takes_load_options, takes_save_options
 from ._base.dtypes import ANOTHER_COMPLEX, CODES, F4_LOOSE, NAMES, TYPE_STRINGS
 from ._base.frameworks import installing, missing
+from ._base.options import Loading, Saving, takes
 from ._base.text import _quoted
 from ._read import faults
 from ._read import load as _load
 from ._read.faults import misfit
 from ._write.save import boxes
 from .errors import DtypeError, OptionError, SaveError
+from .typing import LoadOptions, SaveOptions
 
 try:
     import numpy
@@ -38,7 +39,7 @@ if TYPE_CHECKING:
     from ._read.source import Source
     from ._write.background import SaveFuture
     from ._write.save import Box
-    from .typing import Format, LoadOptions, Path, SaveOptions, Writable
+    from .typing import Format, Path, Writable
 
     Array = numpy.ndarray[Any, numpy.dtype[Any]]
 
@@ -72,7 +73,7 @@ def load_file(
 ) -> dict[str, Array]: ...
 
 
-@takes_load_options
+@takes(LoadOptions)
 def load_file(
     filename: Source,
     *,
@@ -136,7 +137,7 @@ def load_file(
         `backend`, `dtype` or `threads` is not one of the choices; or `slices` or `out` have an array that the
         other options leave out; or what is asked for cannot be compared.
     """
-    return _whole.loaded(filename, None, Loading.of(options), return_metadata, out)
+    return _whole.loaded(filename, None, Loading.of(load_file, options), return_metadata, out)
 
 
 def load(data: Buffer) -> dict[str, Array]:
@@ -223,7 +224,7 @@ def save_file(
 ) -> None: ...
 
 
-@takes_save_options
+@takes(SaveOptions)
 def save_file(
     tensor_dict: Mapping[str, Any],
     filename: Path | Writable,
@@ -265,7 +266,7 @@ def save_file(
     TypeError, DtypeError, SaveError, OptionError
         As `save` does, and before the disk is touched.
     """
-    return _whole.saved(tensor_dict, filename, metadata, options, background)
+    return _whole.saved(tensor_dict, filename, metadata, Saving.of(save_file, options), background)
 
 
 def save_with_checksum(

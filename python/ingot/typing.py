@@ -10,6 +10,7 @@ from ._native import TensorInfo
 
 __all__ = [
     "Align",
+    "CheckOptions",
     "Checksum",
     "Checksums",
     "Device",
@@ -21,6 +22,7 @@ __all__ = [
     "Progress",
     "ReadOptions",
     "SaveOptions",
+    "SelectOptions",
     "Snapshot",
     "StorageOptions",
     "Tell",
@@ -91,16 +93,7 @@ class OpenOptions(TypedDict, total=False):
 
 
 class ReadOptions(TypedDict, total=False):
-    """How a file is read: those of `LoadOptions` that `ingot.torch.load_into` takes too."""
-
-    backend: str
-    threads: int | None
-    progress: Progress
-    storage_options: StorageOptions | None
-
-
-class LoadOptions(ReadOptions, total=False):
-    """How a file is loaded: what every `load_file` takes, but for what decides what it returns.
+    """How a source is read.
 
     Attributes
     ----------
@@ -116,6 +109,22 @@ class LoadOptions(ReadOptions, total=False):
         load. Views of a mapped file are done at once, or when they have been moved to a device.
     storage_options : dict, optional
         How a URL is reached (`ingot.StorageOptions`).
+    max_header_size : int, optional
+        Reject longer headers, in bytes. 100,000,000 by default, as upstream; 25,000,000 for URLs.
+    """
+
+    backend: str
+    threads: int | None
+    progress: Progress
+    storage_options: StorageOptions | None
+    max_header_size: int | None
+
+
+class SelectOptions(TypedDict, total=False):
+    """Which tensors are loaded, how much of each, and as what.
+
+    Attributes
+    ----------
     keys : iterable of str, optional
         Only these tensors, in this order.
     prefix : str or tuple of str, optional
@@ -134,6 +143,20 @@ class LoadOptions(ReadOptions, total=False):
         ``"bfloat16"``, or the framework's own. The values are those of PyTorch's ``tensor.to(dtype)``, and
         the tensors in the dtype of the file are never in memory. Integers, bools and complex numbers stay
         what they are.
+    """
+
+    keys: Iterable[str] | None
+    prefix: str | tuple[str, ...] | None
+    where: Callable[[TensorInfo], object] | None
+    slices: Mapping[str, Any] | None
+    dtype: Dtype | None
+
+
+class CheckOptions(TypedDict, total=False):
+    """What is compared with digests while a source is read.
+
+    Attributes
+    ----------
     verify : bool
         Compare the tensors with the digests that the file keeps of them (`ingot.verify`), or where it keeps
         none with ModelSpec's, and give nothing when one differs. They are then copies in memory of their own,
@@ -142,13 +165,12 @@ class LoadOptions(ReadOptions, total=False):
         The SHA-256 of the whole file, to be compared likewise. All of the file is read then.
     """
 
-    keys: Iterable[str] | None
-    prefix: str | tuple[str, ...] | None
-    where: Callable[[TensorInfo], object] | None
-    slices: Mapping[str, Any] | None
-    dtype: Dtype | None
     verify: bool
     expected_sha256: str | None
+
+
+class LoadOptions(ReadOptions, SelectOptions, CheckOptions, total=False):
+    """How a file is loaded: what every `load_file` takes beside the options of its framework."""
 
 
 class SaveOptions(TypedDict, total=False):

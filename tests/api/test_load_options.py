@@ -14,8 +14,8 @@ import pytest
 
 import ingot
 import ingot.numpy
-from ingot._base.checks import Loading
 from ingot._base.frameworks import FRAMEWORKS
+from ingot._base.options import Loading
 from ingot.typing import LoadOptions, ReadOptions
 from support.changed_package import said_by
 from support.doors import public_functions
@@ -105,6 +105,7 @@ GIVES: dict[str, tuple[Callable[[], Any], dict[str, Any]]] = {
     "threads": (lambda: 2, {"x.a": ROWS, "x.b": ROWS}),
     "progress": (lambda: None, {"x.a": ROWS, "x.b": ROWS}),
     "storage_options": (lambda: {"retries": 1}, {"x.a": ROWS, "x.b": ROWS}),
+    "max_header_size": (lambda: 10_000, {"x.a": ROWS, "x.b": ROWS}),
     "keys": (lambda: iter(["x.b"]), {"x.b": ROWS}),
     "prefix": (lambda: ("x.a", "y"), {"x.a": ROWS}),
     "where": (lambda: lambda info: info.name.endswith("b"), {"x.b": ROWS}),
@@ -181,23 +182,24 @@ def test_a_module_is_loaded_by_the_same_options(path: Path) -> None:
         ingot_torch.load_model(Model(), path, expected_sha256="0" * 64)
 
 
-# How `load_file(max_header_size=...)` would come about: the files to change, with what stands there and what
+# How `load_file(longest_header=...)` would come about: the files to change, with what stands there and what
 # comes before it.
 NEW_OPTION = {
     "typing.py": [
         (
             "    verify : bool\n        Compare the tensors with",
-            "    max_header_size : int, optional\n        Refuse longer headers.\n",
+            "    longest_header : int, optional\n        Longer headers are rejected.\n",
         ),
-        ("    verify: bool\n    expected_sha256", "    max_header_size: int | None\n"),
+        ("    verify: bool\n    expected_sha256", "    longest_header: int | None\n"),
     ],
-    "_base/checks.py": [
-        ("    verify: bool = False\n    expected_sha256", "    max_header_size: int | None = None\n"),
+    "_base/options.py": [
+        ("    verify: bool = False\n    expected_sha256", "    longest_header: int | None = None\n"),
     ],
     "_read/door.py": [
         (
-            "        return open_checkpoint(source, how.backend, storage_options=how.storage_options)\n",
-            '        return open_checkpoint(source, how.backend, "accept", how.max_header_size)\n',
+            "    if heads is None:\n        return open_checkpoint(\n",
+            "    if heads is None:\n"
+            '        return open_checkpoint(source, "auto", "accept", how.longest_header)\n',
         ),
     ],
 }
@@ -215,11 +217,11 @@ for name in sys.argv[2:]:
     given = (sys.argv[1],) if function == "load_file" else (None, sys.argv[1])
     refused = False
     try:
-        load(*given, max_header_size=8)
+        load(*given, longest_header=8)
     except ingot.HeaderError:
         refused = True
-    shown = "max_header_size" in inspect.signature(load).parameters
-    answer[name] = refused and shown and "Refuse longer headers." in load.__doc__
+    shown = "longest_header" in inspect.signature(load).parameters
+    answer[name] = refused and shown and "Longer headers are rejected." in load.__doc__
 print(json.dumps(answer))
 """
 

@@ -61,7 +61,7 @@ NEW_OPTION = {
         ),
         ("    checksums: Checksums\n", "    mode: int | None\n"),
     ],
-    "_base/checks.py": [
+    "_base/options.py": [
         ("    checksums: Checksums = None\n", "    mode: int | None = None\n"),
         (
             "        return cls(**options)\n",

@@ -26,7 +26,7 @@ import torch
 import ingot
 import ingot.numpy
 import ingot.torch
-from ingot._base.checks import Saving
+from ingot._base.options import Saving
 from ingot.typing import Writable
 from support.processes import run
 
@@ -212,8 +212,8 @@ def test_progress_is_told_of_a_stream_and_can_stop_it(capfd: pytest.CaptureFixtu
 
 GIVEN: dict[str, Any] = {
     "durable": False,
-    "atomic": True,
-    "replace_read_only": False,
+    "atomic": False,
+    "replace_read_only": True,
     "snapshot": False,
     "background": True,
 }

@@ -5,13 +5,15 @@ from __future__ import annotations
 from typing import Generic, TypeVar, overload
 
 from ingot import _native
-from ingot._base.checks import Loading, known_format, named, takes_load_options, takes_save_options, texts
+from ingot._base.checks import known_format, named, texts
+from ingot._base.options import Loading, Saving, takes
 from ingot._read import door
 from ingot._read import load as _load
 from ingot._read.load import chosen
 from ingot._read.moves import placing
 from ingot._read.select import Selected
 from ingot._write.save import write_file
+from ingot.typing import LoadOptions, SaveOptions
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -27,7 +29,7 @@ if TYPE_CHECKING:
     from ingot._read.source import Source
     from ingot._write.background import SaveFuture
     from ingot._write.save import Payload
-    from ingot.typing import Device, Format, LoadOptions, Path, SaveOptions, Writable
+    from ingot.typing import Device, Format, Path, Writable
 
 Tensor = TypeVar("Tensor")
 
@@ -94,7 +96,7 @@ class Whole(Generic[Tensor]):
         **options: Unpack[LoadOptions],
     ) -> dict[str, Tensor]: ...
 
-    @takes_load_options
+    @takes(LoadOptions)
     def load_file(
         self,
         filename: Source,
@@ -157,7 +159,7 @@ class Whole(Generic[Tensor]):
             name; or `slices` have a tensor that the other options leave out; or what is asked for cannot be
             compared.
         """
-        return self.loaded(filename, device, Loading.of(options), return_metadata)
+        return self.loaded(filename, device, Loading.of(self.load_file, options), return_metadata)
 
     def loaded(
         self,
@@ -269,7 +271,7 @@ class Whole(Generic[Tensor]):
         **options: Unpack[SaveOptions],
     ) -> None: ...
 
-    @takes_save_options
+    @takes(SaveOptions)
     def save_file(
         self,
         tensors: Mapping[str, Tensor],
@@ -312,14 +314,14 @@ class Whole(Generic[Tensor]):
         TypeError, SaveError, OptionError
             As `save` does, and before the disk is touched.
         """
-        return self.saved(tensors, filename, metadata, options, background)
+        return self.saved(tensors, filename, metadata, Saving.of(self.save_file, options), background)
 
     def saved(
         self,
         tensors: Mapping[str, Any],
         filename: Path | Writable,
         metadata: Mapping[str, str] | None,
-        options: SaveOptions,
+        how: Saving,
         background: bool,
     ) -> SaveFuture | None:
         """What `save_file` does, also where its first argument has another name."""
@@ -328,7 +330,7 @@ class Whole(Generic[Tensor]):
             named(tensors, value=self._value),
             self._payload,
             metadata,
-            options,
+            how,
             export=self._export,
             background=background,
         )

@@ -5,21 +5,20 @@ from __future__ import annotations
 from errno import EACCES, EEXIST
 from os import W_OK, access, environ, fsdecode, stat, strerror, supports_effective_ids
 from os.path import lexists, samestat
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 from ingot.errors import OptionError, SaveError
-from ingot.typing import LoadOptions, ReadOptions, SaveOptions, StorageOptions
+from ingot.typing import StorageOptions
 
 from .dtypes import F4_PACKED, IN_FILES, code_of, meant, word_of
 from .text import _quoted
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
     from typing import Any, Literal
 
-    from ingot._native import TensorInfo
-    from ingot.typing import Align, Checksums, Dtype, Format, Progress, Snapshot, Tell
+    from ingot.typing import Checksums, Dtype, Progress, Tell
 
     Leniency = Literal["refuse", "accept", "salvage"]
 
@@ -256,105 +255,6 @@ def _is_read_only(path: str) -> bool:
         return False
 
 
-def _refuse_others(options: Mapping[str, Any], known: Collection[str]) -> None:
-    """Refuse a keyword that is no option as Python refuses it."""
-    for name in options.keys() - set(known):
-        raise TypeError(f"unexpected keyword argument {name!r}: expected one of {', '.join(known)}")
-
-
-class Loading(NamedTuple):
-    """The options of loading, checked, each with its default. `LoadOptions` documents them."""
-
-    backend: str = "auto"
-    threads: int | None = None
-    progress: bool | Tell = False
-    storage_options: StorageOptions | None = None
-    keys: Iterable[str] | None = None
-    prefix: str | tuple[str, ...] | None = None
-    where: Callable[[TensorInfo], object] | None = None
-    slices: Mapping[str, Any] | None = None
-    # The code in a header.
-    dtype: str | None = None
-    verify: bool = False
-    expected_sha256: str | None = None
-
-    @classmethod
-    def of(cls, options: LoadOptions | ReadOptions, known: type = LoadOptions) -> Loading:
-        """What a caller gave as keywords, those of `known`."""
-        if not options:
-            # So it is where thousands of small files are loaded.
-            return _AS_USUAL
-        _refuse_others(options, known.__annotations__)
-        given: dict[str, Any] = {**options}
-        for name, checked in _CHECKED.items():
-            if name in given:
-                given[name] = checked(given[name])
-        return cls(**given)
-
-
-_AS_USUAL = Loading()
-
-
-class Saving(NamedTuple):
-    """The options of saving, each with its default. `SaveOptions` documents them."""
-
-    format: Format | None = None
-    durable: bool | None = None
-    atomic: bool = True
-    replace_read_only: bool = False
-    progress: Progress = False
-    snapshot: Snapshot = True
-    reserve_header: int = 0
-    align: Align = 8
-    checksums: Checksums = None
-
-    @classmethod
-    def of(cls, options: SaveOptions) -> Saving:
-        """What a caller gave as keywords."""
-        _refuse_others(options, cls._fields)
-        return cls(**options)
-
-    def layout(self) -> dict[str, Any]:
-        """What decides the bytes, checked, by the names that the extension module has."""
-        return {
-            "reserve": room(self.reserve_header),
-            "align": alignment(self.align),
-            "checksums": known_checksums(self.checksums),
-        }
-
-    def snapshot_of(self) -> str | None:
-        """Where a save in the background copies its tensors to; None for nowhere."""
-        if not isinstance(self.snapshot, str):
-            return "host" if self.snapshot else None
-        return one_of("snapshot", self.snapshot, SNAPSHOTS)
-
-    def of_named_file(self) -> dict[str, Any]:
-        """What a file with a name is written by, likewise."""
-        return {
-            "durable": is_durable(self.durable),
-            "atomic": self.atomic,
-            "replace_read_only": self.replace_read_only,
-        }
-
-
-# What an object with a `write` cannot keep.
-_OF_NAMED_FILES = ("durable", "atomic", "replace_read_only", "snapshot")
-
-
-def refuse_of_named_files(file: object, options: SaveOptions, background: bool) -> None:
-    """Raise `OptionError` for what a caller asked of `file`, which has a `write` and no name."""
-    asked = [name for name in _OF_NAMED_FILES if options.get(name) is not None]
-    asked += ["background"] * background
-    if asked:
-        raise OptionError(
-            f"{', '.join(asked)}: goes with a file that is given by its name, found an object with a write: "
-            f"{type(file).__name__}",
-            code="needs-a-name",
-            expected="a str, bytes or os.PathLike",
-            found=type(file).__name__,
-        )
-
-
 def checked_threads(threads: int | None) -> int | None:
     """`threads`, which must be a number of them or None."""
     if threads is None:
@@ -397,16 +297,8 @@ def float_code(dtype: Dtype) -> str:
     )
 
 
-def _checked_dtype(dtype: Dtype | None) -> str | None:
+def checked_dtype(dtype: Dtype | None) -> str | None:
     return None if dtype is None else float_code(dtype)
-
-
-# Those of loading that are not what they were given as, or are not looked at before a file is opened.
-_CHECKED: dict[str, Callable[[Any], Any]] = {
-    "threads": checked_threads,
-    "progress": checked_progress,
-    "dtype": _checked_dtype,
-}
 
 
 def checked_ahead(ahead: int) -> int:
@@ -416,59 +308,3 @@ def checked_ahead(ahead: int) -> int:
             f"ahead {ahead} is negative: expected a number of bytes", code="negative-ahead", found=ahead
         )
     return ahead
-
-
-Function = TypeVar("Function", bound="Callable[..., Any]")
-
-
-def _showing(
-    documented: type, defaults: Mapping[str, Any], known: type | None = None
-) -> Callable[[Function], Function]:
-    """What gives a function each option of `known` in its signature and its docstring, for its ``**options``.
-
-    So an option is documented once, by `documented`, for all functions that take it.
-    """
-    names = list((known or documented).__annotations__)
-
-    def shows(function: Function) -> Function:
-        # Imported here: frameworks have imported it, and the rest of this package does without.
-        from inspect import Parameter, cleandoc, signature
-
-        shown = signature(function)
-        own = [one for one in shown.parameters.values() if one.kind is not Parameter.VAR_KEYWORD]
-        options = [
-            Parameter(
-                name,
-                Parameter.KEYWORD_ONLY,
-                default=defaults[name],
-                annotation=documented.__annotations__[name].__forward_arg__,
-            )
-            for name in names
-        ]
-        whole: Any = function
-        whole.__signature__ = shown.replace(parameters=own + options)
-        # Without docstrings where Python was told to leave them out.
-        before, marked, rest = cleandoc(function.__doc__ or "").partition("**options\n")
-        _, _, after = rest.partition("\n")
-        entries = _entries(cleandoc(documented.__doc__ or ""))
-        if marked:
-            whole.__doc__ = before + "".join(entries.get(name, "") for name in names) + after
-        return function
-
-    return shows
-
-
-def _entries(doc: str) -> dict[str, str]:
-    """The lines about each attribute, of a docstring that ends with them."""
-    found: dict[str, str] = {}
-    name = ""
-    for line in doc.partition("\n----------\n")[2].splitlines():
-        if not line.startswith(" "):
-            name = line.partition(" : ")[0]
-        found[name] = f"{found.get(name, '')}{line}\n"
-    return found
-
-
-takes_save_options = _showing(SaveOptions, Saving._field_defaults)
-takes_load_options = _showing(LoadOptions, Loading._field_defaults)
-takes_read_options = _showing(LoadOptions, Loading._field_defaults, ReadOptions)

@@ -15,7 +15,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
-    from ingot._base.checks import Leniency, Loading
+    from ingot._base.checks import Leniency
+    from ingot._base.options import Loading
     from ingot._native import _Heads as Heads
     from ingot.typing import StorageOptions
 
@@ -97,7 +98,12 @@ def open_all(source: Source, how: Loading, heads: Heads | None = None) -> Checkp
 def open_source(source: Source, how: Loading, heads: Heads | None = None) -> Checkpoint:
     """What is loaded from, open. `heads` are what another process has read to open the same."""
     if heads is None:
-        return open_checkpoint(source, how.backend, storage_options=how.storage_options)
+        return open_checkpoint(
+            source,
+            how.backend,
+            max_header_size=how.max_header_size,
+            storage_options=how.storage_options,
+        )
     path: Any = source
     if isinstance(path, str) and is_url(path):
         return Checkpoint.open_url_with(path, how.storage_options, heads)

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
     from typing import TypedDict
 
-    from ingot._base.checks import Loading
+    from ingot._base.options import Loading
     from ingot._native import Checkpoint
     from ingot.typing import Tell
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Container, Iterable, Mapping
     from typing import Any
 
-    from ingot._base.checks import Loading
+    from ingot._base.options import Loading
     from ingot._native import Checkpoint, TensorInfo
 
 Tensor = TypeVar("Tensor")

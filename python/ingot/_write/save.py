@@ -13,18 +13,15 @@ from typing import Any, NamedTuple
 
 from ingot import _native
 from ingot._base.checks import (
-    Saving,
     checked_progress,
     format_for,
     is_durable,
     is_path,
     known_format,
-    refuse_of_named_files,
     texts,
 )
 from ingot._base.text import _escaped, _quoted
 from ingot.errors import StorageError
-from ingot.typing import SaveOptions
 
 from .failures import warn as warn_of_failures
 
@@ -35,6 +32,7 @@ if TYPE_CHECKING:
     from typing_extensions import TypeIs
 
     from ingot._base.checks import Existing
+    from ingot._base.options import Saving
     from ingot._native import Export, NewFile
     from ingot.typing import Path, Progress, Tell, Writable
 
@@ -51,7 +49,7 @@ def write_file(
     tensors: dict[str, Any],
     payload: Payload,
     metadata: Mapping[str, str] | None,
-    options: SaveOptions,
+    how: Saving,
     *,
     export: Export | None = None,
     shared: str = "copy",
@@ -71,18 +69,17 @@ def write_file(
         As `named` gives it.
     payload, export, shared, views
         As for `_native.prepare`: how the tensors are handed over, and what of those that share memory.
-    options : dict
-        As callers gave them.
+    how : Saving
+        How the file is written.
     background : bool
         As for `ingot.numpy.save_file`.
     copies : callable
         Gives copies of tensors that lie where they do, for ``snapshot="device"``. Those of most frameworks
         need none.
     """
-    how = Saving.of(options)
     warn_of_failures()
     if is_writable(filename):
-        refuse_of_named_files(filename, options, background)
+        how.check_writable(filename, background)
         _stream(filename, tensors, payload, texts(metadata), how, export=export, shared=shared, views=views)
         return None
     path = _native.local_path(filename)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from ingot import _native
-from ingot._base.checks import known_format, named, stored, takes_save_options, texts
+from ingot._base.checks import known_format, named, stored, texts
+from ingot._base.options import Saving, takes
 from ingot._base.text import _quoted
 from ingot.errors import SaveError
+from ingot.typing import SaveOptions
 
 from .save import write_file
 
@@ -16,7 +18,7 @@ if TYPE_CHECKING:
 
     from typing_extensions import Buffer, Unpack
 
-    from ingot.typing import Format, Path, SaveOptions, Writable
+    from ingot.typing import Format, Path, Writable
 
 
 def serialize(
@@ -61,7 +63,7 @@ def serialize(
     return _native.serialize(tensors, _spec, texts(metadata), known_format(format))
 
 
-@takes_save_options
+@takes(SaveOptions)
 def serialize_file(
     tensor_dict: Mapping[str, Mapping[str, Any]],
     filename: Path | Writable,
@@ -89,7 +91,8 @@ def serialize_file(
     TypeError, SaveError, OptionError
         As for `serialize`, and before the disk is touched.
     """
-    write_file(filename, named(tensor_dict), _spec, metadata, options)
+    how = Saving.of(serialize_file, options)
+    write_file(filename, named(tensor_dict), _spec, metadata, how)
 
 
 def deserialize(data: Buffer) -> list[tuple[str, dict[str, Any]]]:

@@ -21,8 +21,9 @@ from torch.distributed.checkpoint.planner import LoadItemType
 from torch.distributed.checkpoint.storage import StorageReader
 from torch.futures import Future
 
-from ingot._base.checks import Loading, is_path, takes_read_options
+from ingot._base.checks import is_path
 from ingot._base.frameworks import lacks
+from ingot._base.options import Loading, takes
 from ingot._base.text import _escaped, _quoted
 from ingot._native import is_url
 from ingot._ranks.peers import Peers
@@ -86,7 +87,7 @@ class Reader(StorageReader):
     not looked at.
     """
 
-    @takes_read_options
+    @takes(ReadOptions)
     def __init__(
         self,
         path: Source,
@@ -97,7 +98,7 @@ class Reader(StorageReader):
     ) -> None:
         self._path = path
         self._read_once, self._group = known_read_once(read_once), process_group
-        self._how = Loading.of(options, ReadOptions)
+        self._how = Loading.of(Reader.__init__, options)
         self._load_id = uuid4().hex
         self._files: list[Checkpoint] = []
 

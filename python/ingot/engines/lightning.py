@@ -13,7 +13,7 @@ from types import new_class
 
 import torch
 
-from ingot._base.checks import Saving, takes_save_options
+from ingot._base.options import check_names, takes
 from ingot._base.text import _escaped
 from ingot.errors import CheckpointError
 from ingot.torch import load_file, save_file
@@ -87,11 +87,10 @@ class CheckpointIO(Base):  # type: ignore[misc]
     (``FSDPStrategy``, ``ModelParallelStrategy``) Lightning saves by itself, and asks no plugin.
     """
 
-    @takes_save_options
+    @takes(SaveOptions)
     def __init__(self, *, background: bool = False, **options: Unpack[SaveOptions]) -> None:
         super().__init__()
-        # What is unknown is refused now.
-        Saving.of(options)
+        check_names(CheckpointIO.__init__, options)
         self._background = background
         self._options: SaveOptions = options
         self._saving: SaveFuture | None = None

@@ -8,7 +8,8 @@ from typing import overload
 import torch
 
 from ingot import _native
-from ingot._base.checks import Loading, known_format, one_of, takes_load_options, takes_save_options, texts
+from ingot._base.checks import known_format, one_of, texts
+from ingot._base.options import Loading, Saving, takes
 from ingot._base.text import _quoted
 from ingot._read import door, faults, moves, select
 from ingot._read import load as _load
@@ -16,6 +17,7 @@ from ingot._read.reads import PLAIN
 from ingot._read.select import Selected
 from ingot._write.save import rendered, write_file
 from ingot.errors import OptionError
+from ingot.typing import LoadOptions, SaveOptions
 
 from ._copies import copied
 from ._devices import mover, widening
@@ -39,14 +41,7 @@ if TYPE_CHECKING:
     from ingot._read.source import Source
     from ingot._write.background import SaveFuture
     from ingot._write.save import Views
-    from ingot.typing import (
-        Device,
-        Format,
-        LoadOptions,
-        Path,
-        SaveOptions,
-        Writable,
-    )
+    from ingot.typing import Device, Format, Path, Writable
 
     Shared = Literal["error", "copy", "alias"]
     Contiguous = Literal["error", "copy"]
@@ -86,7 +81,7 @@ def load_file(
 ) -> dict[str, torch.Tensor]: ...
 
 
-@takes_load_options
+@takes(LoadOptions)
 def load_file(
     filename: Source,
     device: Device = "cpu",
@@ -172,7 +167,7 @@ def load_file(
     SafetensorError
         The record of shared tensors in the metadata is broken (``code`` is ``"invalid-alias"``).
     """
-    how = Loading.of(options)
+    how = Loading.of(load_file, options)
     move = moves.placing(mover if how.dtype is None else widening, device)
     selected = Selected.by(how, out)
 
@@ -368,7 +363,7 @@ def save_file(
 ) -> None: ...
 
 
-@takes_save_options
+@takes(SaveOptions)
 def save_file(
     tensors: Mapping[str, torch.Tensor],
     filename: Path | Writable,
@@ -420,7 +415,7 @@ def save_file(
         own,
         _payload(own, shared),
         metadata,
-        options,
+        Saving.of(save_file, options),
         export=_export,
         shared=_native_shared(shared),
         views=rendered(views),

@@ -8,7 +8,8 @@ from functools import partial
 
 import torch
 
-from ingot._base.checks import Loading, one_of, takes_read_options
+from ingot._base.checks import one_of
+from ingot._base.options import Loading, takes
 from ingot._ranks.local import has_group, is_distributed
 from ingot._read import door
 from ingot._read.reads import reading
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
 READ_ONCE = ("auto", "job", "node")
 
 
-@takes_read_options
+@takes(ReadOptions)
 def load_into(
     target: torch.nn.Module | Mapping[str, torch.Tensor],
     source: Source,
@@ -113,7 +114,7 @@ def load_into(
 
     def asked() -> Loading:
         known_read_once(read_once)
-        return Loading.of(options, ReadOptions)
+        return Loading.of(load_into, options)
 
     if _is_shared(target, read_once):
         return _together(target, source, strict, read_once, process_group, asked)

@@ -7,9 +7,10 @@ from collections import defaultdict
 
 import torch
 
-from ingot._base.checks import takes_load_options
+from ingot._base.options import check_names, takes
 from ingot._base.text import _quoted
 from ingot.errors import SharedMemoryError
+from ingot.typing import LoadOptions
 
 from ._files import load_file, save_file
 from ._tensors import not_plain
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
     from ingot._read.source import Source
-    from ingot.typing import Device, LoadOptions, Path, Writable
+    from ingot.typing import Device, Path, Writable
 
 # Names in a message. The rest are counted.
 _SHOWN = 3
@@ -74,7 +75,7 @@ def save_model(
     )
 
 
-@takes_load_options
+@takes(LoadOptions)
 def load_model(
     model: torch.nn.Module,
     filename: Source,
@@ -117,6 +118,7 @@ def load_model(
     UserWarning
         Tensors of the file were converted to the dtype that the module has. The message names them.
     """
+    check_names(load_model, options)
     state = load_file(filename, device, shared="drop", **options)
     converted = _converted(state, model.state_dict())
     result = into_model(model, state, strict)

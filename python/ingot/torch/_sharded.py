@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from functools import partial
 from typing import NamedTuple, overload
 
-from ingot._base.checks import Existing, Saving, is_durable, texts
+from ingot._base.checks import Existing, is_durable, texts
+from ingot._base.options import Saving
 from ingot._base.text import _quoted
 from ingot._native import NewFile
 from ingot._ranks.local import has_group, is_distributed
