@@ -57,6 +57,30 @@ export function leastName(names) {
   return names.reduce((least, name) => (compareNames(name, least) < 0 ? name : least));
 }
 
+/**
+ * The name most like `name`: equal except for case and separators, or with the longest common start or end; null if less
+ * than half is common. The Rust crate has the same rule, so that messages agree.
+ */
+export function nearestName(names, name) {
+  const letters = (text) => new TextEncoder().encode(text.replace(/[^\p{Alphabetic}\p{N}]/gu, "").toLowerCase());
+  const wanted = letters(name);
+  let [best, likeness] = [null, -1];
+  for (const candidate of names) {
+    const found = letters(candidate);
+    const common = (at) => {
+      let count = 0;
+      while (count < Math.min(found.length, wanted.length) && at(found, count) === at(wanted, count)) count++;
+      return count;
+    };
+    const same = Math.max(
+      common((bytes, count) => bytes[count]),
+      common((bytes, count) => bytes[bytes.length - 1 - count]),
+    );
+    if (same >= likeness) [best, likeness] = [candidate, same];
+  }
+  return 2 * likeness >= Math.max(wanted.length, 1) ? best : null;
+}
+
 // --- Errors ---
 
 /**

@@ -1,3 +1,4 @@
+import type { Decoded } from "./decode.js";
 import type { Source } from "./source.js";
 
 /** Any memory: a buffer, or a view of a part of one. */
@@ -101,6 +102,25 @@ export interface Model extends Iterable<{ readonly shard: string; readonly tenso
   readonly size: number;
   get(name: string): { readonly shard: string; readonly tensor: Tensor } | undefined;
   has(name: string): boolean;
+  /**
+   * Reads a tensor, or its rows `begin` to before `end`, as numbers: only their bytes are read, and beside the values one
+   * piece of 3 MiB is in memory. An unknown name is a `SafetensorError` with the nearest name; rows outside of the tensor
+   * are a `RangeError`.
+   */
+  readTensor(
+    name: string,
+    options?: { rows?: readonly [begin: number, end: number]; signal?: AbortSignal },
+  ): Promise<ReadTensor>;
+}
+
+/** The values of a tensor, or of rows of it. */
+export interface ReadTensor<Name extends Dtype = Dtype> {
+  readonly name: string;
+  readonly dtype: Name;
+  /** The shape of what was read. */
+  readonly shape: readonly number[];
+  /** In C order, in the array that `decode` makes of the dtype. */
+  readonly values: Decoded[Name];
 }
 
 export interface HeaderOptions {
@@ -203,8 +223,7 @@ export declare function parseIndex(bytes: Bytes, options?: { path?: string }): S
 /**
  * The header of a file in memory, of a `File` or `Blob`, or at a URL. Text is a URL, or an address of the Hub such as
  * `hf://owner/name/model.safetensors`. Nothing but the header is read: by one request, or by two where it is longer
- * than `firstBytes`. In Node, `fs.openAsBlob(path)` gives a Blob. What `openSource` gave keeps its own options, and its
- * tensors can be read too.
+ * than `firstBytes`. In Node, text without a scheme is a path. A source of `openSource` keeps its own options.
  */
 export declare function readHeader(
   source: Bytes | Blob | Source | URL | string,
@@ -219,7 +238,7 @@ export declare function readIndex(
 
 /**
  * The headers of a model. `source` is the address of a file, of an index, of a directory (with a slash at its end) or
- * of a repository of the Hub; or a `File`, or all files of a folder; or what `openSource` gave, one or several. What an
+ * of a repository of the Hub; in Node also the path of a file, an index or a directory; or a `File`, or all files of a folder; or what `openSource` gave, one or several. What an
  * index says is checked against its shards.
  */
 export declare function readModel(

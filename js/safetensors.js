@@ -19,10 +19,13 @@ import {
   leastName,
   naming,
   namingLater,
+  nearestName,
   quoteName,
 } from "./errors.js";
+import { exists, isPath, locate, pathOf } from "./file.js";
 import { Transport, concatenate, getWhole, linked, sizeOption } from "./http.js";
-import { UrlSource, asSource, bytesOf, isBlob, isBuffer, isSource, readAll } from "./source.js";
+import { readElements } from "./read.js";
+import { UrlSource, asSource, bytesOf, isBlob, isBuffer, isSource, openSource, readAll } from "./source.js";
 
 export { SafetensorError, compareNames, escapeName, hubUrl, quoteName };
 
@@ -1307,16 +1310,21 @@ async function headerOf(source, settings) {
   });
 }
 
-async function headerAt(url, settings) {
-  return headerOf(await UrlSource.open(url, settings), settings);
+/** The file at a URL and its header. */
+async function openedAt(url, settings) {
+  const source = await UrlSource.open(url, settings);
+  const header = await headerOf(source, settings);
+  source.forgetHead();
+  return { source, header };
 }
 
-/** The header of a file in memory, of a `File` or `Blob`, of a source, or at a URL. No more of it is read. */
+/** The header of a file in memory, of a `File` or `Blob`, of a source, at a URL, or in Node at a path. */
 export async function readHeader(source, options = {}) {
   if (isBuffer(source)) return parseHeader(source, options);
   const settings = new Settings(options);
   if (isBlob(source) || isSource(source)) return headerOf(asSource(source), settings);
-  return headerAt(urlOf(source, settings), settings);
+  if (isPath(source)) return headerOf(await openSource(source), settings);
+  return (await openedAt(urlOf(source, settings), settings)).header;
 }
 
 /** The index of a sharded checkpoint, from any of the same sources. Its shards are not looked at. */
@@ -1324,6 +1332,7 @@ export async function readIndex(source, options = {}) {
   if (isBuffer(source)) return parseIndex(source, options);
   const settings = new Settings(options);
   if (isBlob(source) || isSource(source)) return indexOf(asSource(source), settings);
+  if (isPath(source)) return indexOf(await openSource(source), settings);
   return indexAt(urlOf(source, settings), settings);
 }
 
@@ -1344,7 +1353,10 @@ async function indexAt(url, settings) {
 
 /** The headers of a model, and its index where it is sharded. */
 class Model {
-  constructor(path, index, shards, config) {
+  #sources;
+
+  constructor(path, index, shards, config, sources) {
+    this.#sources = sources;
     this.path = path;
     this.index = index;
     this.shards = shards;
@@ -1365,6 +1377,13 @@ class Model {
 
   get size() {
     return this.index === null ? this.shards.values().next().value.size : this.index.weightMap.size;
+  }
+
+  /** Reads a tensor, or rows of it, as numbers. */
+  async readTensor(name, { rows, signal } = {}) {
+    const { shard, position } = tensorRange(this, name);
+    const { tensor } = this.get(name);
+    return readElements(this.#sources.get(shard), position, tensor, rows, signal);
   }
 
   /** All tensors, file by file, in the order of their data. */
@@ -1390,19 +1409,35 @@ function totalSizeWarnings(index, shards) {
  */
 export async function readModel(source, options = {}) {
   const settings = new Settings(options);
-  const folder =
-    typeof source === "string" || source instanceof URL
-      ? new RemoteFolder(urlOf(source, settings), settings)
-      : new FileFolder(isBlob(source) || isSource(source) ? [source] : [...source], settings);
+  const folder = await folderOf(source, settings);
   const { index, name } = await folder.locate();
   const config = folder.config();
   // Both are asked for at once; the one that nobody waits for yet must not count as unhandled.
   config.catch(() => {});
   const names = index === null ? [name] : index.shards;
-  const headers = await mapLimited(names, settings, (shard, inner) => folder.header(shard, inner));
-  const shards = new Map(names.map((shard, place) => [shard, headers[place]]));
+  const opened = await mapLimited(names, settings, (shard, inner) => folder.open(shard, inner));
+  const shards = new Map(names.map((shard, place) => [shard, opened[place].header]));
+  const sources = new Map(names.map((shard, place) => [shard, opened[place].source]));
   if (index !== null) naming(folder.path, () => refuseDifferences(index, shards));
-  return new Model(folder.path, index, shards, await config);
+  return new Model(folder.path, index, shards, await config, sources);
+}
+
+async function folderOf(source, settings) {
+  if (isPath(source)) return new FileFolder(await filesAt(source, settings), settings);
+  if (typeof source === "string" || source instanceof URL) return new RemoteFolder(urlOf(source, settings), settings);
+  return new FileFolder(isBlob(source) || isSource(source) ? [source] : [...source], settings);
+}
+
+/** The files of the model at a path: the file or the index, the shards that the index names, and `config.json`. */
+async function filesAt(given, settings) {
+  const path = await locate(pathOf(given));
+  const base = path.slice(0, path.lastIndexOf("/") + 1);
+  const main = await openSource(path);
+  const shards = isIndexName(path) ? (await indexOf(main, settings)).shards : [];
+  const others = [...shards, ...(settings.config === true ? ["config.json"] : [])].map((name) => base + name);
+  // A shard that is missing is an error that names all of them.
+  const found = await mapLimited(others, settings, async (name) => ((await exists(name)) ? openSource(name) : null));
+  return [main, ...found.filter((source) => source !== null)];
 }
 
 /** What a folder holds that can be opened without a name, in the order in which it is looked for. */
@@ -1455,10 +1490,10 @@ class RemoteFolder {
 
   async single() {
     const url = new URL(SINGLE_FILE, this.url);
-    const header = await unlessMissing(headerAt(url, this.settings));
-    if (header === null) return null;
+    const opened = await unlessMissing(openedAt(url, this.settings));
+    if (opened === null) return null;
     // Looking for it has read it.
-    this.read.set(SINGLE_FILE, header);
+    this.read.set(SINGLE_FILE, opened);
     return { index: null, name: SINGLE_FILE };
   }
 
@@ -1481,11 +1516,11 @@ class RemoteFolder {
     throw noCheckpoint(`expected ${SINGLE_FILE} or ${INDEX_FILE}`).toError(this.path);
   }
 
-  async header(name, settings) {
+  async open(name, settings) {
     if (this.read.has(name)) return this.read.get(name);
     const isOnly = !isIndexName(this.url.pathname);
     const url = isOnly ? this.url : naming(this.path, () => this.shardUrl(name));
-    return headerAt(url, settings);
+    return openedAt(url, settings);
   }
 
   shardUrl(name) {
@@ -1581,8 +1616,9 @@ class FileFolder {
     }
   }
 
-  async header(name, settings) {
-    return headerOf(asSource(this.files.get(this.base + name)), settings);
+  async open(name, settings) {
+    const source = asSource(this.files.get(this.base + name));
+    return { source, header: await headerOf(source, settings) };
   }
 
   async config() {
@@ -1646,7 +1682,10 @@ function differenceOf(tensor, isExtra, shard, index, shards) {
 export function tensorRange(source, name) {
   const found = source instanceof Model ? source.get(name) : { shard: null, tensor: source.get(name) };
   if (found?.tensor === undefined) {
-    throw new Fault("unknown-tensor", null, "there is none of this name", { tensor: name }).toError(null);
+    const names = source instanceof Model ? Array.from(source, ({ tensor }) => tensor.name) : source.names();
+    const near = nearestName(names, name);
+    const reason = `the file has none of this name${near === null ? "" : ` — did you mean ${quoteName(near)}?`}`;
+    throw new Fault("unknown-tensor", null, reason, { tensor: name }).toError(source.path ?? null);
   }
   const { shard, tensor } = found;
   const header = shard === null ? source : source.shards.get(shard);

