@@ -48,9 +48,9 @@ if TYPE_CHECKING:
     from . import paddle as paddle
     from . import tensorflow as tensorflow
     from . import torch as torch
+    from ._base.keys import glob
     from ._convert import Conversion, convert
     from ._native import ShardIndex, TensorInfo
-    from ._read.ahead import TensorIterator
     from ._read.digest import Verification, hash, verify
     from ._read.documents import read_index, read_metadata
     from ._read.handle import safe_open, warm
@@ -96,7 +96,6 @@ __all__ = [
     "StorageError",
     "StorageOptions",
     "TensorInfo",
-    "TensorIterator",
     "TensorNotFoundError",
     "TensorSlice",
     "Verification",
@@ -109,6 +108,7 @@ __all__ = [
     "deserialize",
     "download",
     "errors",
+    "glob",
     "hash",
     "merge",
     "modelspec",
@@ -142,7 +142,6 @@ _LATER = {
     "ShardIndex": "_native",
     "StorageOptions": "typing",
     "TensorInfo": "_native",
-    "TensorIterator": "_read.ahead",
     "TensorSlice": "_read.part",
     "Writer": "_write.writer",
     "convert": "_convert",
@@ -150,6 +149,7 @@ _LATER = {
     "describe_async": "_read.inspect",
     "deserialize": "_write.serialize",
     "download": "_write.download",
+    "glob": "_base.keys",
     "hash": "_read.digest",
     "merge": "_write.rearrange",
     "read_index": "_read.documents",

@@ -634,6 +634,9 @@ class Sources:
         After them stand the names that share one of them.
         """
 
+    def infos(self, source: int) -> list[TensorInfo]:
+        """Return the facts of the same tensors. Aliases have the facts of the stored tensor, under their name."""
+
     def shared(self, source: int) -> list[int]:
         """Give for each of these the number of the tensor."""
 

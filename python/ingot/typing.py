@@ -16,6 +16,8 @@ __all__ = [
     "Device",
     "Dtype",
     "Format",
+    "Glob",
+    "Keys",
     "LoadOptions",
     "OpenOptions",
     "Path",
@@ -38,6 +40,50 @@ Progress = bool | Tell | None
 
 #: A device in any form that the framework takes; for each tensor by patterns of names, or by a callable.
 Device = object | Mapping[str, object] | Callable[[TensorInfo], object]
+
+
+class Glob:
+    """Several patterns of tensor names. `ingot.glob` returns one.
+
+    Two of the same patterns are equal. It can be pickled, and be a key of a dict.
+
+    Attributes
+    ----------
+    patterns : tuple of str
+        The names and patterns.
+    """
+
+    __slots__ = ("patterns",)
+
+    patterns: tuple[str, ...]
+
+    def __init__(self, *patterns: str) -> None:
+        wrong = next((one for one in patterns if not isinstance(one, str)), None)
+        if wrong is not None:
+            raise TypeError(f"glob() takes names and patterns as str, found {type(wrong).__name__}")
+        if not patterns:
+            raise TypeError("glob() takes one name or pattern, or more: found none")
+        self.patterns = patterns
+
+    def __eq__(self, other: object) -> bool:
+        return self.patterns == other.patterns if isinstance(other, Glob) else NotImplemented
+
+    def __hash__(self) -> int:
+        return hash(self.patterns)
+
+    def __reduce__(self) -> tuple[type[Glob], tuple[str, ...]]:
+        return Glob, self.patterns
+
+    def __repr__(self) -> str:
+        shown = ", ".join(repr(one if len(one) <= 60 else one[:60] + "…") for one in self.patterns[:3])
+        rest = len(self.patterns) - 3
+        return f"ingot.glob({shown}{f', … {rest:,} more' if rest > 0 else ''})"
+
+
+#: Which tensors: the name of one; or a pattern, in which ``*`` is any text and ``?`` one character; or
+#: `ingot.glob` of several; or exact names, in the order of the result; or a callable that returns whether a
+#: tensor is one of them.
+Keys = str | Glob | Iterable[str] | Callable[[TensorInfo], object]
 
 #: A dtype by its code in a file or by its name, in large letters or small (``"BF16"``, ``"bf16"``,
 #: ``"bfloat16"``, ``"torch.bfloat16"``); or that of torch, NumPy, ml_dtypes, jax, TensorFlow, mlx or paddle
@@ -125,13 +171,14 @@ class SelectOptions(TypedDict, total=False):
 
     Attributes
     ----------
-    keys : iterable of str, optional
-        Only these tensors, in this order.
-    prefix : str or tuple of str, optional
-        Only tensors whose names begin with it, or with one of them; at least one has to.
-    where : callable, optional
-        Only tensors for which it gives something true. It is called with what `ingot.safe_open.info` gives.
-        A tensor has to pass all of `keys`, `prefix` and `where`; nothing is read of those that do not.
+    keys : str, ingot.glob, iterable of str or callable, optional
+        Only these tensors, all by default. A str is the name of a tensor, or else a pattern: ``*`` is any
+        text and ``?`` one character; brackets are literal. `ingot.glob` takes several patterns. Any other
+        iterable has exact names, and the result their order. A callable is called with the `TensorInfo` of
+        each tensor, and returns whether to load it. Each name and pattern has to match a tensor. An alias
+        has the `TensorInfo` of the tensor that it shares, under its own name.
+    drop : str, ingot.glob, iterable of str or callable, optional
+        None of these tensors, as for `keys`. Nothing is read of a tensor that is left out.
     slices : dict of str to index, optional
         For some of these tensors, the part to read: what would stand in ``tensor[...]``, as for
         `ingot.safe_open.get_slice`. A list may have a `range` among its ints, which stands for all of its
@@ -145,9 +192,8 @@ class SelectOptions(TypedDict, total=False):
         what they are.
     """
 
-    keys: Iterable[str] | None
-    prefix: str | tuple[str, ...] | None
-    where: Callable[[TensorInfo], object] | None
+    keys: Keys | None
+    drop: Keys | None
     slices: Mapping[str, Any] | None
     dtype: Dtype | None
 

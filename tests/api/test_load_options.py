@@ -107,8 +107,7 @@ GIVES: dict[str, tuple[Callable[[], Any], dict[str, Any]]] = {
     "storage_options": (lambda: {"retries": 1}, {"x.a": ROWS, "x.b": ROWS}),
     "max_header_size": (lambda: 10_000, {"x.a": ROWS, "x.b": ROWS}),
     "keys": (lambda: iter(["x.b"]), {"x.b": ROWS}),
-    "prefix": (lambda: ("x.a", "y"), {"x.a": ROWS}),
-    "where": (lambda: lambda info: info.name.endswith("b"), {"x.b": ROWS}),
+    "drop": (lambda: iter(["x.b"]), {"x.a": ROWS}),
     "slices": (lambda: {"x.a": slice(1, 3)}, {"x.a": ROWS[1:3], "x.b": ROWS}),
     "dtype": (lambda: "F16", {"x.a": ROWS, "x.b": ROWS}),
     "verify": (lambda: True, {"x.a": ROWS, "x.b": ROWS}),
@@ -146,6 +145,8 @@ def test_a_value_that_is_none_of_an_option_is_refused_before_the_file_is_looked_
         ("threads", 0, ingot.OptionError),
         ("threads", "2", TypeError),
         ("progress", 1, TypeError),
+        ("keys", b"x.a", TypeError),
+        ("drop", [["x.a"]], TypeError),
         ("dtype", "I8", ingot.OptionError),
         ("backend", "disk", ingot.OptionError),
     ]

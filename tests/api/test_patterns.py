@@ -28,19 +28,19 @@ def path(tmp_path: Path) -> str:
 
 def kept_by_rewrite(path: str, pattern: str) -> set[str]:
     out = path + ".out.safetensors"
-    ingot.rewrite(path, out, keep=pattern, overwrite=True)
+    ingot.rewrite(path, out, keys=pattern, overwrite=True)
     return set(load_file(out))
 
 
 def kept_by_convert(path: str, pattern: str) -> set[str]:
     out = path + ".bt"
-    ingot.convert(path, out, keep=pattern, overwrite=True)
+    ingot.convert(path, out, keys=pattern, overwrite=True)
     return set(load_file(out))
 
 
 def kept_by_cast(path: str, pattern: str) -> set[str]:
     out = path + ".out.safetensors"
-    command = [sys.executable, "-m", "ingot", "cast", path, out, "--dtype", "F16", "--keep", pattern]
+    command = [sys.executable, "-m", "ingot", "cast", path, out, "--dtype", "F16", "--except", pattern]
     ended = subprocess.run([*command, "--overwrite"], capture_output=True, text=True, check=False)
     if ended.returncode:
         raise ingot.TensorNotFoundError(ended.stderr, code="unknown-tensor")
@@ -92,11 +92,11 @@ def test_a_device_map_takes_brackets_as_they_are_and_minds_typos(path: str) -> N
 
 
 def test_matcher_matches_what_a_regular_expression_matches() -> None:
-    from ingot._base.matching import matcher
+    from ingot._base.keys import _matcher
 
     chance = random.Random(0)
     for _ in range(2000):
         pattern = "".join(chance.choices("ab[]*?.!-\n", k=chance.randrange(6)))
         name = "".join(chance.choices("ab[]*?.!-\n", k=chance.randrange(6)))
         expected = re.escape(pattern).replace(r"\*", "(?s:.*)").replace(r"\?", "(?s:.)")
-        assert matcher(pattern)(name) == (re.fullmatch(expected, name) is not None), (pattern, name)
+        assert (_matcher(pattern)(name) is not None) == (re.fullmatch(expected, name) is not None), (pattern, name)

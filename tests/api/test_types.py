@@ -92,7 +92,7 @@ def test_editing(tmp_path: Path) -> None:
     )
     assert ingot.update_metadata(path, set={"a": "b"}, remove=["k"], durable=False) == "in-place"
     ingot.replace_tensor(path, "t", numpy.zeros(3, numpy.float32), durable=False)
-    ingot.rewrite(path, tmp_path / "out.bt", keep=["t"], rename={"t": "u"}, durable=False, overwrite=True)
+    ingot.rewrite(path, tmp_path / "out.bt", keys=["t"], rename={"t": "u"}, durable=False, overwrite=True)
     ingot.merge(
         [path, tmp_path / "out.bt"], path, on_duplicate="first", metadata=None, durable=False, overwrite=True
     )

@@ -29,9 +29,9 @@ def with_torch(path: str) -> float:
         assert_type(file.get_slice("w")[:1], torch.Tensor)
         assert_type(file.get_slice("w").shape, tuple[int, ...])
         assert_type(file.get_slice("w").ndim, int)
-        assert_type(file.iter_tensors(), ingot.TensorIterator[torch.Tensor])
+        assert_type(file.prefetch(keys="w"), ingot.PrefetchLoader[torch.Tensor])
         assert_type(file.prefetch({"w": slice(0, 1)}).take("w"), torch.Tensor)
-        for name, tensor in file.iter_tensors("name"):
+        for name, tensor in file.prefetch(keys=sorted(file)):
             assert_type(name, str)
             assert_type(tensor, torch.Tensor)
         return float(total(file))

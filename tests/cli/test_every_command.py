@@ -250,7 +250,7 @@ def test_repair(model: Path, tmp_path: Path, expected: dict[str, numpy.ndarray])
 
 
 def test_cast(model: Path, tmp_path: Path, expected: dict[str, numpy.ndarray]) -> None:
-    good("cast", model, tmp_path / "c.safetensors", "--dtype", "f16", "--keep", "*LayerNorm*")
+    good("cast", model, tmp_path / "c.safetensors", "--dtype", "f16", "--except", "*LayerNorm*")
     found = ingot.numpy.load_file(tmp_path / "c.safetensors")
     for name, array in expected.items():
         kept = "LayerNorm" in name or array.dtype != numpy.float32

@@ -119,10 +119,10 @@ def test_convert_minds_a_damaged_array_only_where_it_is_chosen() -> None:
         archive.writestr("good.npy", Path("in.npy").read_bytes())
         archive.writestr("bad.npy", b"no array at all")
         archive.writestr("short.npy", Path("in.npy").read_bytes()[:-1])
-    ingot.convert("in.npz", "out.safetensors", keep="good")
+    ingot.convert("in.npz", "out.safetensors", keys="good")
     for name in ("bad", "short"):
         with pytest.raises(ingot.ConversionError, match=f"tensor `{name}`: "):
-            ingot.convert("in.npz", f"{name}.safetensors", keep=name)
+            ingot.convert("in.npz", f"{name}.safetensors", keys=name)
 
 
 def test_convert_refuses_more_dimensions_than_arrays_have() -> None:

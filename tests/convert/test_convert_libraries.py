@@ -74,7 +74,7 @@ def test_hdf5_that_reaches_into_other_files_is_refused(make: Callable[[h5py.File
     with h5py.File("in.h5", "w") as file:
         make(file)
         file["w"] = WEIGHT
-    assert ingot.convert("in.h5", "kept.safetensors", keep="w").dropped == ("a",)
+    assert ingot.convert("in.h5", "kept.safetensors", keys="w").dropped == ("a",)
     with pytest.raises(ingot.ConversionError, match=r"in.h5: tensor `a`: ") as caught:
         ingot.convert("in.h5", "out.safetensors")
     assert caught.value.code == "outside"

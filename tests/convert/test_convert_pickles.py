@@ -153,7 +153,7 @@ def test_convert_names_a_tensor_that_no_file_can_hold_and_drops_it(legacy: bool)
 def test_convert_minds_odd_keys_only_of_tensors_that_are_chosen(key: Any) -> None:
     torch.save({"state_dict": {"w": torch.ones(2)}, "cache": {key: torch.ones(2)}}, "in.pt")
     ingot.convert("in.pt", "out.safetensors", root="state_dict")
-    ingot.convert("in.pt", "out.safetensors", overwrite=True, keep="state_dict.w")
+    ingot.convert("in.pt", "out.safetensors", overwrite=True, keys="state_dict.w")
     ingot.convert("in.pt", "out.safetensors", overwrite=True, drop="cache.*")
     with pytest.raises(ingot.ConversionError, match="a key at `cache`") as caught:
         ingot.convert("in.pt", "out.safetensors", overwrite=True)
@@ -170,7 +170,7 @@ def test_convert_minds_foreign_objects_only_where_they_are_chosen() -> None:
 
 def test_convert_minds_two_tensors_of_one_name_only_where_they_are_chosen() -> None:
     torch.save({"a": {"b": torch.ones(2)}, "a.b": torch.ones(1), "w": torch.ones(3)}, "in.pt")
-    ingot.convert("in.pt", "out.safetensors", keep="w")
+    ingot.convert("in.pt", "out.safetensors", keys="w")
     assert load_file("out.safetensors").keys() == {"w"}
 
 

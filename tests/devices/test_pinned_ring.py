@@ -83,7 +83,7 @@ def test_handles_and_what_is_read_ahead_wait_as_well(path: Path, make: Make) -> 
         streams = make(seed)
         with ingot.safe_open(path, "pt", "far") as file:
             assert all_same({name: file[name] for name in file}, streams)
-            assert all_same(dict(file.iter_tensors()), streams)
+            assert all_same(dict(file.prefetch()), streams)
         out = {name: torch.zeros_like(tensor).to("far") for name, tensor in TENSORS.items()}
         assert all_same(framework.load_file(path, out=out), streams)
 

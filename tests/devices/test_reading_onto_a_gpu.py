@@ -74,7 +74,7 @@ def test_a_handle_reads_tensors_slices_and_several_onto_it(gpus: Gpus, path: Pat
         assert same(part[10:20], TENSORS["table"][10:20])
         assert same(part[:, 3::7], TENSORS["table"][:, 3::7])
         assert same(part[[5, 1]], TENSORS["table"][[5, 1]])
-        assert all_same(dict(file.iter_tensors()))
+        assert all_same(dict(file.prefetch()))
         with file.prefetch({"table": slice(2, 9), "scalar": None}) as loader:
             assert same(loader.take("table"), TENSORS["table"][2:9])
             assert same(loader.take("scalar"), TENSORS["scalar"])
@@ -83,7 +83,7 @@ def test_a_handle_reads_tensors_slices_and_several_onto_it(gpus: Gpus, path: Pat
 def test_options_of_a_load_go_together_with_it(framework: ModuleType, gpus: Gpus, path: Path) -> None:
     found = framework.load_file(path, 0, keys=["matrix", "table"], slices={"table": (slice(None), [0, 5])})
     assert all_same(found, {"matrix": TENSORS["matrix"], "table": TENSORS["table"][:, [0, 5]]})
-    found = framework.load_file(path, 0, prefix="half", dtype="F32")
+    found = framework.load_file(path, 0, keys="half*", dtype="F32")
     assert all_same(found, {"half": TENSORS["half"].astype("f4")})
     told: list[tuple[int, int]] = []
     framework.load_file(path, 0, progress=lambda done, total: told.append((done, total)))

@@ -61,7 +61,7 @@ def test_a_handle_and_what_it_reads_ahead_leave_nothing_either(gpus: Gpus, path:
     with ingot.safe_open(path, "simulated", 0, backend=backend) as file:
         assert are_right({name: file[name] for name in file})
         assert resident_pages(path) <= FEW
-        assert are_right(dict(file.iter_tensors()))
+        assert are_right(dict(file.prefetch()))
     assert resident_pages(path) <= FEW
 
 

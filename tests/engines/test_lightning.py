@@ -124,7 +124,7 @@ def test_a_checkpoint_is_an_ordinary_file_of_tensors(pl: Any, tmp_path: Path) ->
     training = trainer(pl, tmp_path, 1, CheckpointIO(), filename="one")
     training.fit(module, batches())
     path = tmp_path / "one.ckpt"
-    weights = ingot.torch.load_file(path, prefix="state_dict.")
+    weights = ingot.torch.load_file(path, keys="state_dict.*")
     expected = module.state_dict()
     assert sorted(weights) == sorted(f"state_dict.{name}" for name in expected)
     assert all(torch.equal(weights[f"state_dict.{name}"], expected[name]) for name in expected)

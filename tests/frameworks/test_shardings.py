@@ -77,7 +77,7 @@ def test_each_device_has_what_the_sharding_says(path: Path, spec: tuple[Any, ...
     with ingot.safe_open(path, "jax", where, backend=backend) as file:
         assert same(file["matrix"], ARRAYS["matrix"], where)
         assert same(file.get_slice("matrix")[::2, 4:], ARRAYS["matrix"][::2, 4:], where)
-        assert all(same(array, ARRAYS[name], where) for name, array in file.iter_tensors(names))
+        assert all(same(array, ARRAYS[name], where) for name, array in file.prefetch(keys=names))
 
 
 @pytest.mark.usefixtures("_either_way")

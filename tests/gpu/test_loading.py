@@ -95,7 +95,7 @@ def test_slices_conversion_handles_and_prefetch_come_as_on_the_host(
         part = file.get_slice("matrix")
         assert same(part[3:9], matrix[3:9])
         assert same(part[:, 5::7], matrix[:, 5::7])
-        assert all(same(tensor, tensors[name]) for name, tensor in file.iter_tensors())
+        assert all(same(tensor, tensors[name]) for name, tensor in file.prefetch())
         with file.prefetch({"matrix": slice(10, 20)}) as loader, torch.cuda.stream(torch.cuda.Stream()):
             assert same(loader.take("matrix"), matrix[10:20])
     half = ingot.torch.load_file(path, device="cuda", keys=["matrix"], dtype="BF16")["matrix"]
@@ -158,7 +158,7 @@ def test_tensors_come_and_go_through_the_pinned_pieces_of_torch_as_well(
         ingot.torch.load_file(path, keys=["matrix"], out=out)
         assert same(out["matrix"].contiguous(), tensors["matrix"])
         with ingot.safe_open(path, "pt", device="cuda") as file:
-            assert all(same(tensor, tensors[name]) for name, tensor in file.iter_tensors())
+            assert all(same(tensor, tensors[name]) for name, tensor in file.prefetch())
 
 
 def test_memory_is_the_allocators_and_comes_back(path: Path) -> None:

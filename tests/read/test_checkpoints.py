@@ -367,8 +367,8 @@ def test_some_tensors_of_many_shards_and_parts_of_them(
         return load(checkpoint, backend=backend, **options)
 
     assert_equal(some(keys=["d", "a", "b"]), {name: everything[name] for name in "dab"})
-    assert_equal(some(prefix=("b", "c")), {name: everything[name] for name in "cb"})
-    assert_equal(some(where=lambda info: info.dtype == "F32"), {name: everything[name] for name in "ad"})
+    assert_equal(some(keys=ingot.glob("b*", "c*")), {name: everything[name] for name in "cb"})
+    assert_equal(some(keys=lambda info: info.dtype == "F32"), {name: everything[name] for name in "ad"})
     slices = {"a": (slice(None), slice(1, 3)), "b": slice(0, 4, 2)}
     assert_equal(
         some(keys=["b", "a", "c"], slices=slices),
@@ -429,12 +429,14 @@ def test_load_into_fills_a_module_from_all_shards(tmp_path: Path) -> None:
 def test_tensors_of_many_shards_are_read_ahead(checkpoint: Path, backend: str, ahead: int) -> None:
     everything = LEFT | RIGHT
     file = opened(checkpoint, backend=backend)
-    for order, names in (("file", "cadb"), ("name", "abcd"), (["d", "a"], "da")):
-        with file.iter_tensors(order, ahead=ahead) as tensors:
-            assert_equal(dict(tensors), {name: everything[name] for name in names})
-    iterator = file.iter_tensors()
+    for keys, names in ((None, "cadb"), (file.keys(), "abcd"), (["d", "a"], "da")):
+        with file.prefetch(keys=keys, ahead=ahead) as loader:
+            found = dict(loader)
+            assert list(found) == list(names)
+            assert_equal(found, {name: everything[name] for name in names})
+    loader = file.prefetch()
     file.close()
-    assert [name for name, _ in iterator] == ["c", "a", "d", "b"]
+    assert [name for name, _ in loader] == ["c", "a", "d", "b"]
 
 
 def test_a_shard_that_shrinks_is_named_by_whoever_reads_it(checkpoint: Path) -> None:
@@ -453,7 +455,7 @@ def test_a_shard_that_shrinks_is_named_by_whoever_reads_it(checkpoint: Path) -> 
                 return True
 
             with pytest.raises(ingot.StorageError, match=f"{B}.*shrank"):
-                ingot.torch.load_file(checkpoint, where=shrink, backend=backend, **given)
+                ingot.torch.load_file(checkpoint, keys=shrink, backend=backend, **given)
 
 
 def test_warming_counts_the_bytes_of_all_shards(checkpoint: Path) -> None:

@@ -98,7 +98,7 @@ def test_parts_and_conversions_are_the_same(cold: Path) -> None:
     same(found | {name: ARRAYS[name] for name in slices})
     for name, index in slices.items():
         assert numpy.array_equal(found[name], ARRAYS[name][index]), name
-    half = ingot.numpy.load_file(cold, backend="pread", prefix="small", dtype="F16")
+    half = ingot.numpy.load_file(cold, backend="pread", keys="small*", dtype="F16")
     assert all(half[name].dtype == numpy.float16 for name in half)
 
 

@@ -103,7 +103,7 @@ READS: dict[str, Callable[[Path], Any]] = {
     ),
     "get_tensors": lambda path: ingot.safe_open(path, "np").get_tensors(["small", "large"]),
     "get_slice": lambda path: ingot.safe_open(path, "np").get_slice("large")[5:],
-    "iter_tensors": lambda path: dict(ingot.safe_open(path, "np").iter_tensors()),
+    "prefetch": lambda path: dict(ingot.safe_open(path, "np").prefetch()),
     "warm": ingot.warm,
 }
 

@@ -166,7 +166,7 @@ def test_every_reading_call_takes_it(given: Any, tmp_path: Path) -> None:
         numpy.testing.assert_array_equal(file["half"], expected["half"])
         part = file.get_slice("wide")[7:250:3, 5:900:2]
         numpy.testing.assert_array_equal(part, expected["wide"][7:250:3, 5:900:2])
-        for name, tensor in file.iter_tensors():
+        for name, tensor in file.prefetch():
             numpy.testing.assert_array_equal(tensor, expected[name])
     assert ingot.read_metadata(given) == {"made": "by hand"}
     report = ingot.convert(given, tmp_path / "new.bt")
@@ -506,7 +506,7 @@ file = ingot.safe_open(ingot.Ranges(Store(), "m", nbytes=len(data)), "np")
 @pytest.mark.parametrize("end", ["", "del iterator", "iterator.close()", "iterator = None; file.close()"])
 def test_reading_ahead_ends_where_nobody_takes_what_it_reads(end: str) -> None:
     # The thread that reads wants the interpreter, which whoever drops the iterator has.
-    program = SLOW + f"iterator = file.iter_tensors()\ntime.sleep(0.1)\n{end}\nsay('ended')"
+    program = SLOW + f"iterator = file.prefetch()\ntime.sleep(0.1)\n{end}\nsay('ended')"
     assert run(program, 0.3).said() == "ended"
 
 

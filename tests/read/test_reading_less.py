@@ -35,15 +35,15 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def test_keys_prefix_and_where_have_all_to_admit_a_tensor(file: Path, backend: str) -> None:
+def test_load_file_keys_and_drop_select_tensors(file: Path, backend: str) -> None:
     load = ingot.numpy.load_file
     assert list(load(file, backend=backend, keys=["scalar", "a.bias"])) == ["scalar", "a.bias"]
-    assert set(load(file, backend=backend, prefix="a.")) == {"a.weight", "a.bias"}
-    assert set(load(file, backend=backend, prefix=("b.", "s"))) == {"b.ids", "b.half", "scalar"}
-    found = load(file, backend=backend, where=lambda info: info.dtype == "F32" and info.nbytes > 4)
+    assert set(load(file, backend=backend, keys="a.*")) == {"a.weight", "a.bias"}
+    assert set(load(file, backend=backend, keys=ingot.glob("b.*", "s*"))) == {"b.ids", "b.half", "scalar"}
+    found = load(file, backend=backend, keys=lambda info: info.dtype == "F32" and info.nbytes > 4)
     assert list(found) == ["a.weight"]
-    both = load(file, backend=backend, keys=["a.bias", "b.ids"], prefix="a.", where=lambda info: info.nbytes)
-    assert list(both) == ["a.bias"]
+    both = load(file, backend=backend, keys=["b.ids", "a.bias", "a.weight"], drop="*.weight")
+    assert list(both) == ["b.ids", "a.bias"]
     np.testing.assert_array_equal(both["a.bias"], ARRAYS["a.bias"])
     assert load(file, backend=backend, keys=[]) == {}
 
@@ -58,13 +58,8 @@ def test_an_unknown_name_is_refused_with_the_nearest(file: Path, option: str) ->
 @pytest.mark.parametrize("option", ["slices", "out"])
 def test_a_tensor_that_the_other_options_leave_out_is_refused(file: Path, option: str) -> None:
     with pytest.raises(ingot.OptionError, match=f"{option} has tensor `scalar`") as caught:
-        ingot.numpy.load_file(file, prefix="a.", **{option: {"scalar": ...}})
+        ingot.numpy.load_file(file, keys="a.*", **{option: {"scalar": ...}})
     assert (caught.value.code, caught.value.tensor) == ("not-selected", "scalar")
-
-
-def test_one_string_is_no_list_of_keys(file: Path) -> None:
-    with pytest.raises(TypeError, match="not a str"):
-        ingot.numpy.load_file(file, keys="scalar")
 
 
 PARTS = st.one_of(

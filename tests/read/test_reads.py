@@ -115,9 +115,11 @@ def assert_none_left():
 def test_iterating_gives_every_tensor_in_the_order_asked_for(large, backend, ahead):
     path, arrays = large
     with ingot.safe_open(path, "np", backend=backend) as file:
-        orders = {"file": file.offset_keys(), "name": file.keys(), ("w2", "b3", "w0"): ["w2", "b3", "w0"]}
-        for order, names in orders.items():
-            found = list(file.iter_tensors(order, ahead=ahead))
+        for keys in (None, file.keys(), ["w2", "b3", "w0"]):
+            names = keys or file.offset_keys()
+            loader = file.prefetch(keys=keys, ahead=ahead)
+            assert loader.names() == names
+            found = list(loader)
             assert [name for name, _ in found] == names
             same(dict(found), {name: arrays[name] for name in names})
 
@@ -125,35 +127,36 @@ def test_iterating_gives_every_tensor_in_the_order_asked_for(large, backend, ahe
 def test_an_iterator_outlives_its_handle(large):
     path, arrays = large
     with ingot.safe_open(path, "np", backend="pread") as file:
-        tensors = file.iter_tensors()
-    same(dict(tensors), arrays)
+        loader = file.prefetch()
+    same(dict(loader), arrays)
 
 
 @pytest.mark.skipif(not os.path.isdir("/proc/self/task"), reason="threads are counted in /proc")
 @pytest.mark.parametrize("end", ["close", "drop"])
 def test_ending_an_iterator_half_way_ends_its_threads(large, end):
     with ingot.safe_open(large[0], "np", backend="pread") as file:
-        tensors = file.iter_tensors(ahead=1 << 20)
+        loader = file.prefetch(ahead=1 << 20)
+        tensors = iter(loader)
         next(tensors)
         assert "ingot-prefetch" in threads()
         if end == "close":
-            tensors.close()
+            loader.close()
             with pytest.raises(ingot.ClosedError):
                 next(tensors)
         else:
-            del tensors
+            del loader, tensors
         assert_none_left()
 
 
-def test_what_is_no_order_is_refused(large):
+def test_prefetch_rejects_wrong_options(large):
     with ingot.safe_open(large[0], "np") as file:
-        with pytest.raises(ingot.OptionError, match="order 'size' is unknown") as caught:
-            file.iter_tensors("size")
-        assert caught.value.code == "unknown-order"
+        with pytest.raises(ingot.OptionError, match="found both") as caught:
+            file.prefetch({"w0": None}, keys="w0")
+        assert caught.value.code == "plan-and-keys"
         with pytest.raises(ingot.TensorNotFoundError):
-            file.iter_tensors(["w0", "none"])
+            file.prefetch(keys=["w0", "none"])
         with pytest.raises(ingot.OptionError, match="negative"):
-            file.iter_tensors(ahead=-1)
+            file.prefetch(ahead=-1)
 
 
 def test_a_file_that_shrinks_under_an_iterator_is_named(large, tmp_path):
@@ -161,8 +164,9 @@ def test_a_file_that_shrinks_under_an_iterator_is_named(large, tmp_path):
     path.write_bytes(large[0].read_bytes())
     with (
         ingot.safe_open(path, "np", backend="pread") as file,
-        file.iter_tensors(file.offset_keys(), ahead=0) as tensors,
+        file.prefetch(ahead=0) as loader,
     ):
+        tensors = iter(loader)
         next(tensors)
         os.truncate(path, 20 << 20)
         with pytest.raises(ingot.StorageError, match="shrank from") as caught:
@@ -176,7 +180,8 @@ def test_an_unknown_dtype_does_not_end_an_iterator(tmp_path):
         "b": {"dtype": "F32", "shape": [1], "data": bytes(4)},
     }
     ingot.serialize_file(tensors, tmp_path / "t")
-    with ingot.safe_open(tmp_path / "t", "np") as file, file.iter_tensors(["a", "b"]) as found:
+    with ingot.safe_open(tmp_path / "t", "np") as file, file.prefetch(keys=["a", "b"]) as loader:
+        found = iter(loader)
         with pytest.raises(ingot.DtypeError, match="`a`"):
             next(found)
         assert next(found)[0] == "b"

@@ -104,7 +104,7 @@ def load_some(client: Client) -> bytes:
 
 def fetch_ahead(client: Client) -> bytes:
     with ingot.safe_open(client.url("m.safetensors"), "np", storage_options=client.options()) as file:
-        return tensors(dict(file.iter_tensors()))
+        return tensors(dict(file.prefetch()))
 
 
 def load_model(client: Client) -> bytes:

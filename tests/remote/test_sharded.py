@@ -96,8 +96,8 @@ def test_everything_that_loads_a_directory_loads_an_index() -> None:
         url = server.url(f"/model/{INDEX}")
         assert same(ingot.numpy.load_file(url))
         assert same(ingot.safe_open(url, "np").get_tensors())
-        assert same(dict(ingot.safe_open(url, "np").iter_tensors()))
-        assert ingot.numpy.load_file(url, prefix="layers.1.").keys() == {"layers.1.weight", "layers.1.bias"}
+        assert same(dict(ingot.safe_open(url, "np").prefetch()))
+        assert ingot.numpy.load_file(url, keys="layers.1.*").keys() == {"layers.1.weight", "layers.1.bias"}
         out = {"layers.2.weight": np.zeros((512, 1024), np.uint8)}
         ingot.numpy.load_file(url, keys=["layers.2.weight"], out=out)
         assert np.array_equal(out["layers.2.weight"], tensors()["layers.2.weight"])

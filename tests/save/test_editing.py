@@ -374,10 +374,10 @@ def test_metadata_that_differ_have_to_be_chosen(tmp_path: Path) -> None:
 # What to do, and the old names of what is there then, by the new ones.
 REWRITES: list[tuple[dict[str, Any], dict[str, str]]] = [
     ({}, {name: name for name in tensors()}),
-    ({"keep": "encoder.*"}, {name: name for name in ("encoder.0.weight", "encoder.0.bias")}),
-    ({"keep": ["step", "head.*"], "drop": "*.mask"}, {name: name for name in ("step", "head.weight")}),
-    ({"drop": lambda name: "." in name}, {name: name for name in ("step", "nothing")}),
-    ({"keep": "step", "rename": {"step": "global step"}}, {"global step": "step"}),
+    ({"keys": "encoder.*"}, {name: name for name in ("encoder.0.weight", "encoder.0.bias")}),
+    ({"keys": ingot.glob("step", "head.*"), "drop": "*.mask"}, {name: name for name in ("step", "head.weight")}),
+    ({"drop": lambda info: "." in info.name}, {name: name for name in ("step", "nothing")}),
+    ({"keys": "step", "rename": {"step": "global step"}}, {"global step": "step"}),
     ({"rename": str.upper}, {name.upper(): name for name in tensors()}),
 ]
 
@@ -402,7 +402,7 @@ def test_a_rewritten_file_is_the_saved_one(
 def test_what_fits_no_tensor_is_an_error(tmp_path: Path) -> None:
     path = save(tmp_path / "t.safetensors")
     before = path.read_bytes()
-    for options in ({"keep": "decoder.*"}, {"drop": ["step", "stop"]}, {"rename": {"stop": "x"}}):
+    for options in ({"keys": "decoder.*"}, {"drop": ["step", "stop"]}, {"rename": {"stop": "x"}}):
         with pytest.raises(ingot.TensorNotFoundError):
             ingot.rewrite(path, path, **options)
     with pytest.raises(ingot.SaveError) as caught:

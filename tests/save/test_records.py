@@ -63,7 +63,7 @@ def test_names_are_renamed_chosen_and_compared_like_all_others() -> None:
     path = saved(TIED)
     ingot.rewrite(path, "g", rename=lambda name: f"model.{name}", overwrite=True)
     assert loaded("g") == {f"model.{name}": tensor.tolist() for name, tensor in TIED.items()}
-    ingot.rewrite(path, "g", rename={"enc": "tied"}, keep=["d*", "e*"], drop="dec", overwrite=True)
+    ingot.rewrite(path, "g", rename={"enc": "tied"}, keys=ingot.glob("d*", "e*"), drop="dec", overwrite=True)
     assert (loaded("g"), stored("g")) == ({"tied": W.tolist()}, ["tied"])
     ingot.rewrite(path, "g", drop="enc", overwrite=True)
     assert (loaded("g"), record("g")) == ({"dec": W.tolist(), "z": Z.tolist()}, None)

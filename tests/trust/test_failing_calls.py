@@ -261,7 +261,7 @@ with ingot.safe_open(path, "np", backend="pread") as file:
     part = file.get_slice("large")
     found = [
         file.get_tensors(),
-        dict(file.iter_tensors()),
+        dict(file.prefetch()),
         ingot.numpy.load_file(path, **options),
         ingot.numpy.load_file(path, verify=True, **options),
         ingot.numpy.load_file(path, out=out, **options),

@@ -111,7 +111,7 @@ LONG_READS = {
     "verifying load": "ingot.numpy.load_file(path, verify=True)",
     "memory that is there": "ingot.numpy.load_file(path, out=out, keys=['a'], backend='pread')",
     "list": 'ingot.safe_open(path, "np", backend="pread").get_slice("a")[[0, 1, 0]]',
-    "iterator": 'deque(ingot.safe_open(path, "np", backend="pread").iter_tensors(), maxlen=0)',
+    "iterator": 'deque(ingot.safe_open(path, "np", backend="pread").prefetch(), maxlen=0)',
     "handle": 'ingot.safe_open(path, "np").warm()',
     "cache": "ingot.warm(path)",
     "hash": 'ingot.hash(path, "blake3")',

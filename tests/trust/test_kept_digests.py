@@ -198,7 +198,7 @@ def test_digests_go_with_tensors_that_are_split_and_merged(
         assert_whole(path, len(tensors))
         assert record(path) == record(source)
         assert "modelspec.hash_sha256" not in (ingot.read_metadata(path) or {})
-    ingot.rewrite(path, folder / "again.bt", keep="large", overwrite=True)
+    ingot.rewrite(path, folder / "again.bt", keys="large", overwrite=True)
     assert_whole(folder / "again.bt", 1)
 
 
@@ -255,7 +255,7 @@ def test_the_hash_of_all_data_stays_only_where_all_data_does(tmp_path: Path) -> 
     ingot.rewrite(source, out, overwrite=True)
     assert ingot.read_metadata(out) == kept
     assert ingot.verify(out).modelspec.same
-    for change in ({"rename": {"a": "z"}}, {"drop": "b"}, {"keep": "c"}):
+    for change in ({"rename": {"a": "z"}}, {"drop": "b"}, {"keys": "c"}):
         ingot.rewrite(source, out, **change, overwrite=True)
         assert ingot.read_metadata(out) == {"k": "v"}
     ingot.numpy.save_file({"d": np.ones(3)}, tmp_path / "other.safetensors", {}, checksums="modelspec")

@@ -103,7 +103,7 @@ check(out)
 """,
     "iterated": """
 with ingot.safe_open(INDEX, "np", backend=BACKEND) as file:
-    check(dict(file.iter_tensors()))
+    check(dict(file.prefetch()))
 """,
     "threads": """
 with ingot.safe_open(INDEX, "np", backend=BACKEND) as file:

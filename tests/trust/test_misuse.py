@@ -119,36 +119,11 @@ def test_a_name_that_is_no_str_says_what_was_expected(given: Any, file: Path) ->
             opened.get_slice,
             opened.info,
             opened.shard_of,
-            lambda name: opened.get_tensors([name]),
-            lambda name: ingot.numpy.load_file(file, keys=[name]),
-            lambda name: list(opened.iter_tensors([name])),
         ):
             with pytest.raises(
                 TypeError, match=f"name of a tensor as a str, found {type(given).__name__}.*keys"
             ):
                 call(given)
-
-
-@pytest.mark.parametrize("prefix", [["encoder"], 1, ("encoder", 1), b"encoder", {"encoder"}])
-def test_a_prefix_of_another_type_says_what_was_expected(prefix: Any, file: Path) -> None:
-    with pytest.raises(TypeError, match="prefix must be a str or a tuple of str, found"):
-        ingot.numpy.load_file(file, prefix=prefix)
-
-
-@pytest.mark.parametrize("prefix", ["model.", ("x", "y"), "encoder.a."])
-def test_a_prefix_that_fits_nothing_says_how_names_begin(prefix: Any, file: Path) -> None:
-    with pytest.raises(ingot.TensorNotFoundError, match="no tensor has a name that begins with") as caught:
-        ingot.numpy.load_file(file, prefix=prefix)
-    assert "`encoder`" in str(caught.value)
-    assert "`decoder`" in str(caught.value)
-    assert caught.value.code == "unknown-prefix"
-
-
-def test_a_prefix_of_several_may_fit_nothing_where_another_does(file: Path, tmp_path: Path) -> None:
-    assert list(ingot.numpy.load_file(file, prefix=("model.", "encoder."))) == ["encoder.a"]
-    ingot.numpy.save_file({}, tmp_path / "empty.safetensors")
-    assert ingot.numpy.load_file(tmp_path / "empty.safetensors", prefix="a") == {}
-    assert ingot.numpy.load_file(file, prefix=()) == {}
 
 
 # The command ---------------------------------------------------------------------------------------------

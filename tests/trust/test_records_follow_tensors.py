@@ -184,7 +184,7 @@ class Sequence:
         if metadata is not None and metadata is not ...:
             metadata = {key: text for key, text in metadata.items() if isinstance(text, str)}
         if self.random.random() < 0.5:
-            ingot.rewrite(file.path, path, keep=lambda name: name in kept, metadata=metadata)
+            ingot.rewrite(file.path, path, keys=lambda info: info.name in kept, metadata=metadata)
         else:
             gone = [name for name in file.tensors if name not in kept]
             ingot.rewrite(file.path, path, drop=gone, metadata=metadata)
@@ -242,7 +242,7 @@ class Sequence:
             source_format="bintensors" if file.path.suffix == ".bt" else "safetensors",
             max_shard_size=self.random.choice([8, 1000]) if shards else None,
             dtype=dtype,
-            keep=lambda name: name in kept,
+            keys=lambda info: info.name in kept,
             verify=self.random.random() < 0.5,
         )
         tensors = {name: file.tensors[name] for name in kept}

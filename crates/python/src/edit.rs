@@ -2,7 +2,7 @@
 
 use std::ffi::OsString;
 
-use ingot_format::{Finding, Leniency};
+use ingot_format::{Entry, Finding, Leniency};
 use ingot_io::{
     Alias, Edited, Inherit, MetadataChange, Origins, Pick, Replace, Role, Way, aliases, passed_over,
 };
@@ -10,7 +10,7 @@ use pyo3::exceptions::PyIndexError;
 use pyo3::prelude::*;
 use pyo3::types::{PyAny, PyDict, PyList};
 
-use crate::header::{leniency_of, texts};
+use crate::header::{TensorInfo, leniency_of, texts};
 use crate::intake::{Exporter, borrowed, metadata};
 use crate::paths::file_path;
 use crate::remote::Location;
@@ -192,6 +192,20 @@ impl Sources {
         let names = origins.files().iter().flat_map(|file| file.header().names());
         let all = names.chain(aliases.iter().map(|alias| &*alias.name));
         PyList::new(py, all.collect::<Vec<_>>())
+    }
+
+    /// The facts of these tensors; of an alias those of the stored tensor, under its own name.
+    fn infos(&self, py: Python<'_>, source: usize) -> PyResult<Vec<TensorInfo>> {
+        let Source { origins, aliases } = self.source(source)?;
+        let entries = origins.files().iter().flat_map(|file| file.header().entries());
+        let stored = |alias: &Alias| origins.files()[alias.file].header().entry(alias.number);
+        let aliases = aliases.iter().filter_map(|alias| {
+            Some(Entry {
+                name: &alias.name,
+                ..stored(alias)?
+            })
+        });
+        entries.chain(aliases).map(|entry| TensorInfo::of(py, &entry)).collect()
     }
 
     /// For each name that shares a tensor, the number of that.

@@ -144,8 +144,7 @@ class Whole(Generic[Tensor]):
             The framework lacks a tensor's dtype or cannot hold its shape. `ingot.safe_open` reads the other
             tensors.
         TensorNotFoundError
-            `keys` or `slices` name a tensor that the file does not have, and the message the nearest name; or
-            no name begins with `prefix`.
+            A name or pattern of `keys`, `drop` or `slices` matches nothing. The message has the nearest name.
         SliceError
             An index does not fit its tensor.
         StorageError

@@ -18,14 +18,16 @@ from .checks import (
     one_of,
     room,
 )
+from .keys import checked_keys
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Mapping
     from typing import Any
 
-    from ingot._native import TensorInfo
     from ingot.typing import Align, Checksums, Format, Progress, Snapshot, Tell
+
+    from .keys import Selector
 
 Function = TypeVar("Function", bound="Callable[..., Any]")
 
@@ -41,9 +43,8 @@ class Loading(NamedTuple):
     progress: bool | Tell = False
     storage_options: StorageOptions | None = None
     max_header_size: int | None = None
-    keys: Iterable[str] | None = None
-    prefix: str | tuple[str, ...] | None = None
-    where: Callable[[TensorInfo], object] | None = None
+    keys: Selector | None = None
+    drop: Selector | None = None
     slices: Mapping[str, Any] | None = None
     # The code in a header.
     dtype: str | None = None
@@ -70,6 +71,8 @@ _DEFAULT = Loading()
 _CHECKED: dict[str, Callable[[Any], Any]] = {
     "threads": checked_threads,
     "progress": checked_progress,
+    "keys": lambda given: checked_keys("keys", given),
+    "drop": lambda given: checked_keys("drop", given),
     "dtype": checked_dtype,
 }
 

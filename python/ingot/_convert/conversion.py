@@ -7,6 +7,7 @@ from os import fsdecode
 from typing import TYPE_CHECKING, NamedTuple, cast
 
 from ingot._base.checks import Existing, checked_progress, float_code, is_durable, is_path, texts
+from ingot._base.keys import checked_keys, shared_prefix
 from ingot._base.progress import told
 from ingot._base.text import _escaped
 from ingot._native import is_url, local_path, shown_url
@@ -21,7 +22,7 @@ from .limits import Budget, limits, source_nbytes
 from .others import LeftOut
 from .refusal import refused
 from .report import Conversion
-from .selection import Selected, selected
+from .selection import Choice, Selected, selected
 from .source import Options
 from .values import nbytes
 from .verify import verify as verified
@@ -32,8 +33,7 @@ if TYPE_CHECKING:
     from typing import Literal
 
     from ingot._read.source import Source
-    from ingot._write.names import Which
-    from ingot.typing import Dtype, Path, Progress, StorageOptions, Tell
+    from ingot.typing import Dtype, Keys, Path, Progress, StorageOptions, Tell
 
     from .runs import Moved
     from .source import Contents, Entry
@@ -53,8 +53,9 @@ def convert(
     max_shard_size: int | str | None = None,
     dtype: Dtype | None = None,
     root: str | None = None,
-    keep: Which | None = None,
-    drop: Which | None = None,
+    strip_prefix: str = "",
+    keys: Keys | None = None,
+    drop: Keys | None = None,
     metadata: Mapping[str, str] | None = None,
     dequantize: bool = False,
     max_nbytes: int | None = None,
@@ -91,8 +92,11 @@ def convert(
     root : str, optional
         Take only the tensors below this name, and take it off their names: ``"state_dict"`` of a checkpoint
         that has more than the model in it.
-    keep, drop : str, iterable of str, or callable, optional
-        Which tensors go into the new file, as for `ingot.rewrite`.
+    strip_prefix : str
+        Remove this from the beginning of the name of each chosen tensor, all of which need to have it:
+        ``"module."``.
+    keys, drop : str, ingot.glob, iterable of str or callable, optional
+        Which tensors the new file has, as for `ingot.rewrite`. With `root` these are the names below it.
     metadata : dict of str to str, optional
         Text to store beside the tensors, added to that of the source.
     dequantize : bool
@@ -136,7 +140,7 @@ def convert(
     ModuleNotFoundError
         A package that reads the source is not installed. The message has the command that installs it.
     TensorNotFoundError
-        `keep` or `drop` fit no tensor.
+        A name or pattern of `keys` or `drop` matches nothing.
     SaveError
         The new format lacks a dtype, or cannot have a name.
     StorageError
@@ -170,6 +174,9 @@ def convert(
     if to.kind == "npz" and metadata:
         raise OptionError("an .npz has no place for metadata", code="npz-metadata")
     progress = checked_progress(progress)
+    if not isinstance(strip_prefix, str):
+        raise TypeError(f"strip_prefix must be a str, found {type(strip_prefix).__name__}")
+    choice = Choice(root, checked_keys("keys", keys), checked_keys("drop", drop), strip_prefix)
 
     def converted(path: str, shown: str) -> Conversion:
         found, word = resolved(path, source_format)
@@ -178,7 +185,7 @@ def convert(
         beside = os.path.dirname(os.path.realpath(to.path))
         reading = Options(dequantize, budget, source_format=source_format, beside=beside)
         with FORMATS[word].opened(found, reading) as contents:
-            chosen = selected(found, contents.entries, root, keep, drop)
+            chosen = selected(found, contents.entries, choice)
             _check(found, contents, chosen, budget)
             with told(progress, f"Converting {_escaped(os.path.basename(found))}") as tell:
                 return options.run(shown, word, contents, chosen, tell)
@@ -239,6 +246,7 @@ class _Write(NamedTuple):
             left_out=tuple(left_out),
             dropped=tuple(chosen.dropped),
             verified=self.verify,
+            prefix=shared_prefix(entry.name for entry in entries),
         )
 
     def _file(

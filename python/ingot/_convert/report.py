@@ -35,9 +35,12 @@ class Conversion:
     left_out : tuple of LeftOut
         What was no tensor, each with ``name``, ``kind`` and ``value``.
     dropped : tuple of str
-        Tensors that `keep`, `drop` or `root` left out.
+        Tensors that `keys`, `drop` or `root` left out.
     verified : bool
         Whether every tensor was read again and compared.
+    prefix : str
+        What programs put before all names of the new file, such as ``module.``, and `strip_prefix` removes.
+        Empty if there is none.
     """
 
     __module__ = "ingot"
@@ -54,6 +57,7 @@ class Conversion:
     left_out: tuple[LeftOut, ...]
     dropped: tuple[str, ...]
     verified: bool
+    prefix: str
 
     def _repr_html_(self) -> str:
         """What a notebook shows: what was written, and a row for each tensor that is not as it was."""
@@ -66,6 +70,7 @@ class Conversion:
             plural(self.tensors, "tensor"),
             nbytes(self.nbytes),
             "verified" if self.verified else "not verified",
+            *([f"all names begin with {self.prefix}"] if self.prefix else []),
         ]
         rows = [
             *(("left out", item.name, f"{item.kind} {item.value}") for item in self.left_out),

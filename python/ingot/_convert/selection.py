@@ -1,22 +1,28 @@
-"""Which tensors of a source the new file gets, under which names, and which of them once."""
+"""The tensors of a source that the new file has, and their names there."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
-from ingot._base.text import _quoted
-from ingot._write.names import chosen
+from ingot._base.keys import NamedTensors, select
+from ingot._base.text import _escaped, _quoted
+from ingot._native import TensorInfo
+from ingot.errors import OptionError
 
 from .flatten import twice
 from .refusal import refused
+from .values import elements, nbytes
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Sequence
 
-    from ingot._write.names import Which
+    from ingot._base.keys import Selector
 
     from .source import Entry
+
+# Bytes and elements of a tensor that are reported at most.
+_MOST = (1 << 63) - 1
 
 
 class Selected(NamedTuple):
@@ -32,14 +38,21 @@ class Selected(NamedTuple):
         return [entry for entry in self.in_full if entry.name not in self.shared]
 
 
-def selected(
-    path: str, entries: Sequence[Entry], root: str | None, keep: Which | None, drop: Which | None
-) -> Selected:
-    """Those below `root` that `keep` and `drop` leave, each piece of memory once."""
+class Choice(NamedTuple):
+    """The tensors that the caller chose."""
+
+    root: str | None
+    keys: Selector | None
+    drop: Selector | None
+    strip_prefix: str
+
+
+def selected(path: str, entries: Sequence[Entry], choice: Choice) -> Selected:
+    """Return the chosen tensors below `root`, each piece of memory once."""
+    root = choice.root
     below = list(entries) if root is None else _below(path, entries, root)
     names = list(dict.fromkeys(entry.name for entry in below))
-    kept = set(names) if keep is None else chosen(names, keep, path)
-    kept -= set() if drop is None else chosen(names, drop, path)
+    kept = set(select(NamedTensors(path, names, lambda: map(_info, below)), choice.keys, choice.drop))
     in_full = [entry for entry in below if entry.name in kept]
     seen: set[str] = set()
     for entry in in_full:
@@ -51,7 +64,27 @@ def selected(
         _check_name(path, entry.name)
     dropped = [] if root is None else [one.name for one in entries if not _is_under(one, root)]
     dropped += [name for name in names if name not in kept]
+    in_full = [_stripped(path, entry, choice.strip_prefix) for entry in in_full]
     return Selected(in_full, _shared(in_full), dropped)
+
+
+def _info(entry: Entry) -> TensorInfo:
+    # A source can give a tensor more elements than a number of 64 bits counts.
+    size = min(nbytes(entry.code, entry.shape), _MOST) if entry.fault is None else 0
+    return TensorInfo(entry.name, entry.code, entry.shape, 0, size, min(elements(entry.shape), _MOST))
+
+
+def _stripped(path: str, entry: Entry, prefix: str) -> Entry:
+    if not entry.name.startswith(prefix):
+        raise OptionError(
+            f"{_escaped(path)}: tensor {_quoted(entry.name)}: the name does not begin with {_quoted(prefix)}, "
+            "which strip_prefix removes — keys and drop select the tensors",
+            code="prefix",
+            path=path,
+            tensor=entry.name,
+            expected=prefix,
+        )
+    return replace(entry, name=entry.name[len(prefix) :]) if prefix else entry
 
 
 def _check_name(path: str, name: str) -> None:

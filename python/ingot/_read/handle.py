@@ -9,20 +9,20 @@ from typing import overload
 
 from ingot._base.checks import checked_ahead, checked_threads, is_path, leniency
 from ingot._base.frameworks import adapter
+from ingot._base.keys import checked_keys, select
 from ingot._base.text import _escaped, nbytes, plural
 from ingot._native import Gpu, in_natural_order, why_pageable
 from ingot.errors import ClosedError
 
-from .ahead import AHEAD, TensorIterator, in_order
 from .door import again_by, open_checkpoint
 from .load import Value, tensor, tensors
-from .loader import PrefetchLoader, planned
+from .loader import AHEAD, PrefetchLoader, planned
 from .moves import placing, settled
 from .part import TensorSlice, known
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterator
     from typing import Any, Literal, Self, TypeVar
 
     import jax
@@ -35,9 +35,8 @@ if TYPE_CHECKING:
 
     from ingot._native import TensorInfo
     from ingot.errors import HeaderError
-    from ingot.typing import Device, OpenOptions, Path, StorageOptions
+    from ingot.typing import Device, Keys, OpenOptions, Path, StorageOptions
 
-    from .ahead import Order
     from .moves import Move, Placement
     from .part import Again
     from .source import Source
@@ -388,64 +387,42 @@ class safe_open(Mapping[str, Value]):
         found: Value = tensor(checkpoint, name, self._adapter.wrap, move)
         return found
 
-    def get_tensors(self, names: Iterable[str] | None = None) -> dict[str, Value]:
+    def get_tensors(self, keys: Keys | None = None, *, drop: Keys | None = None) -> dict[str, Value]:
         """Read several tensors at once, which is faster than one by one.
 
         Parameters
         ----------
-        names : iterable of str, optional
-            The tensors, all of them by default.
+        keys, drop : str, ingot.glob, iterable of str or callable, optional
+            Which tensors, as for `load_file`: all by default.
 
         Returns
         -------
         dict of str to array or tensor
-            As `get_tensor` gives them, in the order of `names`, else in that of the file.
-
-        Raises
-        ------
-        TensorNotFoundError, DtypeError, StorageError
-            As `get_tensor` does, for the first tensor that fails.
-        """
-        return tensors(self._checkpoint, names, self._adapter.wrap, self._move)
-
-    def iter_tensors(self, order: Order = "file", *, ahead: int = AHEAD) -> TensorIterator[Value]:
-        """Read the tensors one after the other, ahead of the caller, in the background.
-
-        Parameters
-        ----------
-        order : {"file", "name"} or iterable of str
-            In which order they come: that of their data, which is the fastest; that of their names; or these
-            tensors only, in this order.
-        ahead : int
-            How many bytes may be read and not yet taken, 256 MiB by default. A tensor that is larger is read
-            when nothing else waits. Where the file is mapped they are bytes of the page cache.
-
-        Returns
-        -------
-        TensorIterator
-            Of pairs of name and tensor, as `get_tensor` gives them. It outlives the handle. Closing or
-            dropping it frees what was not taken and ends the thread that reads.
+            As `get_tensor` returns them: in the order of an iterable of `keys`, else of the file.
 
         Raises
         ------
         TensorNotFoundError
-            `order` names a tensor that there is not.
-        OptionError
-            `order` or `ahead` is not one of the choices.
+            A name or pattern of `keys` or `drop` matches nothing. The message has the nearest name.
+        TypeError
+            `keys` or `drop` is none of these.
         DtypeError, StorageError
-            As `get_tensor` does, from the iterator, when the tensor's turn comes. The next call goes on with
-            the next tensor.
+            As `get_tensor` does, for the first tensor that fails.
         """
-        # A handle of its own, so that it outlives this one.
-        checkpoint = self._checkpoint.share()
-        names = in_order(checkpoint, order)
-        settled(checkpoint, names, self._move)
-        return TensorIterator(checkpoint, names, self._adapter.wrap, self._move, checked_ahead(ahead))
+        return tensors(self._checkpoint, self._selected(keys, drop), self._adapter.wrap, self._move)
+
+    def _selected(self, keys: Keys | None, drop: Keys | None) -> list[str] | None:
+        """Return the names of the selected tensors, or None for all."""
+        if keys is None and drop is None:
+            return None
+        return select(self._checkpoint, checked_keys("keys", keys), checked_keys("drop", drop))
 
     def prefetch(
         self,
         plan: Mapping[str, slice | None] | None = None,
         *,
+        keys: Keys | None = None,
+        drop: Keys | None = None,
         device: Device = None,
         threads: int | None = None,
         ahead: int = AHEAD,
@@ -457,44 +434,52 @@ class safe_open(Mapping[str, Value]):
         Parameters
         ----------
         plan : dict of str to slice or None, optional
-            Which tensors: each whole, or the rows of its first dimension that a slice of step 1 selects. All
-            of them, whole, by default. Nothing else is read.
+            Which tensors: each whole, or the rows of its first dimension that a slice of step 1 selects.
+            Nothing else is read. Not with `keys` or `drop`.
+        keys, drop : str, ingot.glob, iterable of str or callable, optional
+            Which tensors, all whole, as for `load_file`: all of the file by default.
         device : str, int, the framework's device, dict or callable, optional
-            Where the tensors are placed, as for `safe_open`. That of the handle by default.
+            Where the tensors are placed, as for `safe_open`. The handle's device by default.
         threads : int, optional
             How many threads read at once, as for ``load_file``.
         ahead : int
-            How many bytes may be read and not yet taken, 256 MiB by default, as for `iter_tensors`.
+            How many bytes may be read and not yet taken, 256 MiB by default. A tensor that is larger is read
+            when nothing else waits. If the file is mapped, they are bytes of the page cache.
 
         Returns
         -------
         PrefetchLoader
-            Which hands out each tensor once, by `PrefetchLoader.take` or as pairs of name and tensor in the
-            order of the file. It outlives the handle. A handle may have several, such as one for each device.
+            Which hands out each tensor once, by `PrefetchLoader.take` or as pairs of name and tensor: in the
+            order of an iterable of `keys`, else of the file, which is the fastest. It outlives the handle. A
+            handle may have several, such as one for each device.
 
         Raises
         ------
         TypeError
-            `plan` is not a dict, or has something other than None or a slice of ints for a tensor.
+            `plan` is not a dict, or has something other than None or a slice of ints for a tensor; or `keys`
+            or `drop` is not a selector.
         TensorNotFoundError
-            `plan` names a tensor that there is not.
+            A name of `plan`, or a name or pattern of `keys` or `drop`, matches nothing.
         SliceError
             A slice of `plan` has another step than 1 or reaches past the rows, or its tensor is a scalar.
         OptionError
-            `device`, `threads` or `ahead` is not one of the choices.
+            `device`, `threads` or `ahead` is not one of the choices, or `plan` comes with `keys` or `drop`.
         DtypeError, StorageError
-            As `get_tensor` does, from the loader, for the tensor that is taken.
+            As `get_tensor` does, from the loader, when the tensor is taken or its turn comes. The next call
+            goes on with the next tensor.
 
         Examples
         --------
         >>> with ingot.safe_open("model.safetensors", "pt") as file:  # doctest: +SKIP
+        ...     for name, tensor in file.prefetch(keys="encoder.*"):
+        ...         print(name, tensor.shape)
         ...     with file.prefetch({"wte": slice(0, 1000), "bias": None}, device="cuda:0") as loader:
         ...         bias = loader.take("bias")
         """
         move = self._move if device is None else self._mover(device)
+        rows = planned(self._checkpoint, plan, checked_keys("keys", keys), checked_keys("drop", drop))
         # A handle of its own, so that it outlives this one.
         checkpoint = self._checkpoint.share()
-        rows = planned(checkpoint, plan)
         settled(checkpoint, rows, move)
         threads, ahead = checked_threads(threads), checked_ahead(ahead)
         return PrefetchLoader(checkpoint, rows, self._adapter.wrap, move, ahead, threads)
@@ -503,13 +488,13 @@ class safe_open(Mapping[str, Value]):
         """What takes tensors to `device`."""
         return placing(self._adapter.mover, device)
 
-    def warm(self, names: Iterable[str] | None = None) -> int:
+    def warm(self, keys: Keys | None = None, *, drop: Keys | None = None) -> int:
         """Bring tensors into the system's page cache, as `ingot.warm` does for a whole file.
 
         Parameters
         ----------
-        names : iterable of str, optional
-            The tensors, all of them by default.
+        keys, drop : str, ingot.glob, iterable of str or callable, optional
+            Which tensors, as for `load_file`: all by default.
 
         Returns
         -------
@@ -519,11 +504,13 @@ class safe_open(Mapping[str, Value]):
         Raises
         ------
         TensorNotFoundError
-            There is no such tensor.
+            A name or pattern of `keys` or `drop` matches nothing. The message has the nearest name.
+        TypeError
+            `keys` or `drop` is none of these.
         StorageError
             Reading failed.
         """
-        return self._checkpoint.warm(names)
+        return self._checkpoint.warm(self._selected(keys, drop))
 
     def get_slice(self, name: str) -> TensorSlice[Value]:
         """Prepare to read a part of a tensor.
@@ -719,8 +706,8 @@ class safe_open(Mapping[str, Value]):
             raise ClosedError(f"{_escaped(self.path)}: file is closed", code="closed", path=self.path)
 
 
-def warm(source: Path) -> int:
-    """Bring a file's tensors into the system's page cache, so that what reads them next need not wait.
+def warm(source: Path, *, keys: Keys | None = None, drop: Keys | None = None) -> int:
+    """Bring a file's tensors into the system's page cache, so that the next read need not wait for the disk.
 
     It reads in parallel, keeps nothing in memory of its own, and returns when all is there.
 
@@ -728,6 +715,8 @@ def warm(source: Path) -> int:
     ----------
     source : str, bytes or os.PathLike
         A `.safetensors` or a `.bt` file.
+    keys, drop : str, ingot.glob, iterable of str or callable, optional
+        Which tensors, as for `load_file`: all by default.
 
     Returns
     -------
@@ -738,11 +727,17 @@ def warm(source: Path) -> int:
     ------
     OSError
         The file cannot be opened.
+    TensorNotFoundError
+        A name or pattern of `keys` or `drop` matches nothing. The message has the nearest name.
+    TypeError
+        `keys` or `drop` is none of these.
     HeaderError, StorageError
-        As `ingot.safe_open` does, and where reading fails.
+        As `ingot.safe_open` does, and if reading fails.
     """
+    wanted, unwanted = checked_keys("keys", keys), checked_keys("drop", drop)
     checkpoint = open_checkpoint(source, "pread")
     try:
-        return checkpoint.warm()
+        is_all = wanted is None and unwanted is None
+        return checkpoint.warm(None if is_all else select(checkpoint, wanted, unwanted))
     finally:
         checkpoint.close()

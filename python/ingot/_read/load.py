@@ -69,7 +69,7 @@ def refuse_unproven(checkpoint: Checkpoint, reads: Reads) -> None:
     if reads.proves():
         option = "verify" if reads.proof[0] else "expected_sha256"
         raise OptionError(
-            f"{option} is for whole tensors as they are: it goes with keys, prefix and where, not with "
+            f"{option} is for whole tensors as they are: it goes with keys and drop, not with "
             "slices, dtype or out — call ingot.verify first",
             code="not-provable",
             path=checkpoint.path,

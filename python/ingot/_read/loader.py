@@ -6,8 +6,9 @@ from collections.abc import Mapping
 from operator import index
 from typing import Generic
 
+from ingot._base.keys import select
 from ingot._base.text import _escaped, _quoted
-from ingot.errors import SafetensorError, SliceError, TensorNotFoundError
+from ingot.errors import OptionError, SafetensorError, SliceError, TensorNotFoundError
 
 from .faults import in_file
 from .load import Value
@@ -17,20 +18,24 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Self
 
+    from ingot._base.keys import Selector
     from ingot._native import Checkpoint, Wrap
 
     from .moves import Move, Placement
 
-    # For each tensor its rows; None for all of them.
+    # For each tensor, in the order of reading, its rows; None for all of them.
     Rows = dict[str, slice | None]
+
+# Bytes that are read ahead by default: several of the largest tensors that are common, few beside a model.
+AHEAD = 256 << 20
 
 
 class PrefetchLoader(Generic[Value]):
     """Tensors of an open file, read in the background. `safe_open.prefetch` makes them.
 
-    Each tensor is handed out once, by `take` or by iteration, which gives pairs of name and tensor in the
-    order of the file, each as soon as it is read. A tensor that is taken out of turn is read next, and does
-    not wait for room. An exception about one tensor does not end the loader.
+    Each tensor is handed out once, by `take` or by iteration over pairs of name and tensor, each as soon as
+    it is read: in the order of an iterable of `keys`, else of the file. A tensor that is taken out of turn is
+    read next, and does not wait for room. An exception about one tensor does not end the loader.
 
     It stops reading and frees what was not handed out when it is closed, when it is dropped, and at the end
     of a ``with``. It outlives its handle, and may be used from many threads at once.
@@ -38,7 +43,7 @@ class PrefetchLoader(Generic[Value]):
 
     __module__ = "ingot"
 
-    __slots__ = ("__weakref__", "_checkpoint", "_move", "_names", "_planned", "_stream", "_wrap")
+    __slots__ = ("__weakref__", "_checkpoint", "_move", "_planned", "_stream", "_wrap")
 
     def __init__(
         self,
@@ -52,19 +57,17 @@ class PrefetchLoader(Generic[Value]):
         self._checkpoint = checkpoint
         self._wrap = wrap
         self._move = move
-        self._names = [name for name in checkpoint.offset_names() if name in rows]
-        self._planned = frozenset(self._names)
-        requests = [(name, rows[name]) for name in self._names]
-        onto = landing(checkpoint, self._names, move)
-        self._stream = checkpoint.stream(requests, ahead, threads, onto=onto)
+        self._planned = rows
+        onto = landing(checkpoint, rows, move)
+        self._stream = checkpoint.stream([*rows.items()], ahead, threads, onto=onto)
         if checkpoint.backend == "object":
             from .source import close_at_exit
 
             close_at_exit(self)
 
     def names(self) -> list[str]:
-        """Give the names of the tensors that it was made for, in the order of the file."""
-        return list(self._names)
+        """Return the names of the tensors that it was made for, in their order."""
+        return [*self._planned]
 
     def take(self, name: str) -> Value:
         """Give one tensor, and wait until it is read.
@@ -116,7 +119,7 @@ class PrefetchLoader(Generic[Value]):
         return TensorStream(self)
 
     def __len__(self) -> int:
-        return len(self._names)
+        return len(self._planned)
 
     def __enter__(self) -> Self:
         return self
@@ -156,13 +159,24 @@ class TensorStream(Generic[Value]):
         return self._loader._next()
 
 
-def planned(checkpoint: Checkpoint, plan: Mapping[str, slice | None] | None) -> Rows:
-    """The tensors of `plan`, all where it is None, with the rows of each."""
+def planned(
+    checkpoint: Checkpoint,
+    plan: Mapping[str, slice | None] | None,
+    keys: Selector | None,
+    drop: Selector | None,
+) -> Rows:
+    """Return the tensors of `plan`, or those that `keys` and `drop` select, with the rows of each."""
     if plan is None:
-        return dict.fromkeys(checkpoint.offset_names())
+        return dict.fromkeys(select(checkpoint, keys, drop))
+    if keys is not None or drop is not None:
+        raise OptionError(
+            "prefetch() takes a plan, which names its tensors, or keys and drop: found both",
+            code="plan-and-keys",
+        )
     if not isinstance(plan, Mapping):
         raise TypeError(f"plan must be a dict of str to slice or None, found {type(plan).__name__}")
-    return {name: _rows(checkpoint, name, rows) for name, rows in plan.items()}
+    rows = {name: _rows(checkpoint, name, one) for name, one in plan.items()}
+    return {name: rows[name] for name in checkpoint.offset_names() if name in rows}
 
 
 def _rows(checkpoint: Checkpoint, name: str, rows: object) -> slice | None:

@@ -6,10 +6,11 @@ from collections.abc import Mapping
 from itertools import islice
 
 from ingot._base.frameworks import is_of_framework
-from ingot._base.matching import matcher, matching
+from ingot._base.keys import matching
 from ingot._base.text import _quoted
 from ingot._native import Gpu
 from ingot.errors import DtypeError, OptionError
+from ingot.typing import Glob
 
 from .faults import about, in_file
 
@@ -76,26 +77,25 @@ def placing(mover: Callable[[Any], Move | None], device: Device) -> Move | Place
     return mover(device)
 
 
-def _pattern(given: object) -> str:
-    if not isinstance(given, str):
-        raise TypeError(f"patterns of device must be str, found {type(given).__name__}")
+def _pattern(given: object) -> str | Glob:
+    if not isinstance(given, str | Glob):
+        raise TypeError(
+            f"device takes names, patterns and ingot.glob(...) as the keys of a dict, found {type(given).__name__}"
+        )
     return given
 
 
-def _by_pattern(moves: dict[str, Move | None]) -> Callable[[Checkpoint, str], Move | None]:
-    matchers = [(matcher(pattern), move) for pattern, move in moves.items()]
-    checked: set[int] = set()
+def _by_pattern(moves: dict[str | Glob, Move | None]) -> Callable[[Checkpoint, str], Move | None]:
+    by_name: dict[str, Move | None] = {}
 
     def choose(checkpoint: Checkpoint, name: str) -> Move | None:
-        if id(checkpoint) not in checked:
-            _check_patterns(checkpoint, moves)
-            checked.add(id(checkpoint))
-        for matches, move in matchers:
-            if matches(name):
-                return move
+        if name not in by_name:
+            by_name.update(_matched(checkpoint, moves))
+        if name in by_name:
+            return by_name[name]
         # A name of no tensor is the other error.
         checkpoint.info(name)
-        some = ", ".join(map(_quoted, islice(moves, 3))) + (", …" if len(moves) > 3 else "")
+        some = ", ".join(map(_shown, islice(moves, 3))) + (", …" if len(moves) > 3 else "")
         raise OptionError(
             f"{in_file(checkpoint)}tensor {_quoted(name)}: no pattern of device fits its name: found "
             f"{some or 'none'} — a last `*` fits every name",
@@ -108,12 +108,21 @@ def _by_pattern(moves: dict[str, Move | None]) -> Callable[[Checkpoint, str], Mo
     return choose
 
 
-def _check_patterns(checkpoint: Checkpoint, patterns: Iterable[str]) -> None:
-    """Raise `TensorNotFoundError` for a pattern that matches no tensor, unless it matches every name."""
+def _shown(pattern: str | Glob) -> str:
+    return _quoted(pattern if isinstance(pattern, str) else repr(pattern))
+
+
+def _matched(checkpoint: Checkpoint, moves: dict[str | Glob, Move | None]) -> dict[str, Move | None]:
+    """Return the move of each tensor that a pattern matches: that of the first of these patterns.
+
+    Raises `TensorNotFoundError` for a pattern that matches no tensor.
+    """
     names = dict.fromkeys([*checkpoint.names(), *checkpoint.shared()])
-    for pattern in patterns:
-        if pattern != "*":
-            matching(names, pattern, checkpoint.path)
+    groups = [(matching(names, pattern, checkpoint.path), move) for pattern, move in moves.items()]
+    found: dict[str, Move | None] = {}
+    for matched, move in reversed(groups):
+        found.update(dict.fromkeys(matched, move))
+    return found
 
 
 def settled(

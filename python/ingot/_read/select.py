@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-from itertools import filterfalse, islice
+from itertools import filterfalse
 from typing import Generic, NamedTuple, TypeVar
 
+from ingot._base.keys import select
 from ingot._base.text import _quoted
-from ingot.errors import OptionError, TensorNotFoundError
-
-from .faults import in_file
+from ingot._native import TensorInfo
+from ingot.errors import OptionError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Container, Iterable, Mapping
+    from collections.abc import Container, Iterable, Mapping
     from typing import Any
 
+    from ingot._base.keys import Selector, Tensors
     from ingot._base.options import Loading
-    from ingot._native import Checkpoint, TensorInfo
+    from ingot._native import Checkpoint
 
 Tensor = TypeVar("Tensor")
 
@@ -51,12 +52,32 @@ class Wanted(NamedTuple):
         return Wanted(names, indices, dtypes)
 
 
+class _WithAliases:
+    """The tensors of a checkpoint, and more names that they have."""
+
+    def __init__(self, checkpoint: Checkpoint, others: Mapping[str, str]) -> None:
+        self._checkpoint = checkpoint
+        self._others = others
+        self.path = checkpoint.path
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._others or name in self._checkpoint
+
+    def offset_names(self) -> list[str]:
+        return [*self._checkpoint.offset_names(), *self._others]
+
+    def info(self, name: str) -> TensorInfo:
+        stored = self._checkpoint.info(self._others.get(name, name))
+        return TensorInfo(
+            name, stored.dtype, stored.shape, stored.begin, stored.end, stored.parameter_count
+        )
+
+
 class Selected(NamedTuple, Generic[Tensor]):
     """What `load_file` was asked for: which tensors, how much of each, as what and to where."""
 
-    keys: Iterable[str] | None = None
-    prefix: str | tuple[str, ...] | None = None
-    where: Callable[[TensorInfo], object] | None = None
+    keys: Selector | None = None
+    drop: Selector | None = None
     slices: Mapping[str, Any] | None = None
     dtype: str | None = None
     out: Mapping[str, Tensor] | None = None
@@ -66,7 +87,7 @@ class Selected(NamedTuple, Generic[Tensor]):
     @classmethod
     def by(cls, how: Loading, out: Mapping[str, Tensor | list[Tensor]] | None) -> Selected[Any]:
         """What the options of a load say."""
-        selected: Selected[Any] = cls(how.keys, how.prefix, how.where, how.slices, how.dtype)
+        selected: Selected[Any] = cls(how.keys, how.drop, how.slices, how.dtype)
         # Several destinations have as many slices. Looking at each of many takes time.
         if out is None or not how.slices or list not in set(map(type, out.values())):
             return selected._replace(out=out)
@@ -78,16 +99,14 @@ class Selected(NamedTuple, Generic[Tensor]):
         return all(option is None for option in self)
 
     def names(self, checkpoint: Checkpoint, others: Mapping[str, str] | None = None) -> dict[str, str]:
-        """The tensors that `keys`, `prefix` and `where` all admit: in the order of `keys`, else of the file.
+        """Return the selected tensors: in the order of an iterable of `keys`, else of the file.
 
-        Each with its name in the file. `others` are more names that tensors of the file have, with that one.
+        Each comes with its name in the file. `others` are more names of tensors of the file, each with the
+        name of its tensor.
         """
         others = {} if others is None else others
-        names = self._asked(checkpoint, others)
-        if self.prefix is not None:
-            names = self._below(checkpoint, self.prefix, names)
-        if self.where is not None:
-            names = [name for name in names if self.where(checkpoint.info(others.get(name, name)))]
+        tensors: Tensors = _WithAliases(checkpoint, others) if others else checkpoint
+        names = select(tensors, self.keys, self.drop)
         # There may be many of these, so that no Python code runs for each.
         found = dict(zip(names, map(others.get, names, names), strict=True))
         for name, labels in (self.several or {}).items():
@@ -103,39 +122,6 @@ class Selected(NamedTuple, Generic[Tensor]):
             return found
         lists = {name: [found.pop(label) for label in labels] for name, labels in self.several.items()}
         return found | lists
-
-    def _asked(self, checkpoint: Checkpoint, others: Mapping[str, str]) -> list[str]:
-        if self.keys is None:
-            return [*checkpoint.offset_names(), *others]
-        if isinstance(self.keys, str):
-            # A str is an iterable of str, so it would be taken for the names of its letters.
-            raise TypeError("keys must be an iterable of str, not a str")
-        names = list(dict.fromkeys(self.keys))
-        for name in names:
-            if name not in others and name not in checkpoint:
-                checkpoint.info(name)
-        return names
-
-    @staticmethod
-    def _below(checkpoint: Checkpoint, prefix: str | tuple[str, ...], names: list[str]) -> list[str]:
-        prefixes = prefix if isinstance(prefix, tuple) else (prefix,)
-        for one in prefixes:
-            if not isinstance(one, str):
-                raise TypeError(f"prefix must be a str or a tuple of str, found {type(one).__name__}")
-        found = [name for name in names if name.startswith(prefixes)]
-        if names and prefixes and not found:
-            tops = dict.fromkeys(name.partition(".")[0] for name in names)
-            some = ", ".join(map(_quoted, islice(tops, 3))) + (", …" if len(tops) > 3 else "")
-            asked = " or ".join(map(_quoted, prefixes))
-            raise TensorNotFoundError(
-                f"{in_file(checkpoint)}no tensor has a name that begins with {asked}: "
-                f"names begin with {some}",
-                code="unknown-prefix",
-                path=checkpoint.path,
-                expected=tuple(tops),
-                found=prefix,
-            )
-        return found
 
     def _refuse_unselected(
         self,
@@ -154,7 +140,7 @@ class Selected(NamedTuple, Generic[Tensor]):
                 # Says so where there is no such tensor at all.
                 checkpoint.info(name)
             raise OptionError(
-                f"{option} has tensor {_quoted(name)}, which keys, prefix and where leave out",
+                f"{option} has tensor {_quoted(name)}, which keys and drop leave out",
                 code="not-selected",
                 path=checkpoint.path,
                 tensor=name,

@@ -1,28 +1,13 @@
-"""Which tensors of a file a new one gets, and under which names."""
+"""New names for the tensors of a file."""
 
 from __future__ import annotations
 
-from ingot._base.matching import matching, not_found
+from ingot._base.keys import not_found
 from ingot._base.text import _quoted
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
-
-    Which = str | Iterable[str] | Callable[[str], bool]
-
-
-def chosen(names: list[str], which: Which, path: str) -> set[str]:
-    """Return the names that `which` selects; every name and pattern has to match one."""
-    if callable(which):
-        return {name for name in names if which(name)}
-    found: set[str] = set()
-    there = dict.fromkeys(names)
-    for pattern in [which] if isinstance(which, str) else which:
-        if not isinstance(pattern, str):
-            raise TypeError(f"patterns must be str, found {type(pattern).__name__}")
-        found |= matching(there, pattern, path)
-    return found
+    from collections.abc import Callable, Mapping
 
 
 def renaming(

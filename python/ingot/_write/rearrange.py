@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 from ingot._base.checks import Existing, checked_progress, is_durable, one_of, texts
+from ingot._base.keys import NamedTensors, checked_keys, select
 from ingot._base.progress import telling
 from ingot._native import Sources, local_path
 
 from .assemble import Writing, together
-from .names import chosen, renaming
+from .names import renaming
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
     from typing import Any, Literal
 
-    from ingot.typing import Align, Format, Path, Progress, StorageOptions, Tell
+    from ingot.typing import Align, Format, Keys, Path, Progress, StorageOptions, Tell
 
     from .assemble import Pick
-    from .names import Which
 
 ON_DUPLICATE = ("error", "first", "last")
 
@@ -113,8 +113,8 @@ def rewrite(
     destination: Path,
     *,
     rename: Mapping[str, str] | Callable[[str], str] | None = None,
-    keep: Which | None = None,
-    drop: Which | None = None,
+    keys: Keys | None = None,
+    drop: Keys | None = None,
     metadata: Mapping[str, str] | None = KEPT,
     format: Format | None = None,
     reserve_header: int = 0,
@@ -134,12 +134,11 @@ def rewrite(
     destination : str, bytes or os.PathLike
         Where to write; it may be `source`. What is there stays until the new file is whole.
     rename : dict of str to str, or callable, optional
-        New names for old ones; or what gives the new name for every old one. Of those that are kept, names
-        that share a tensor among them.
-    keep, drop : str, iterable of str, or callable, optional
-        Which tensors go into the new file: those of `keep`, all by default, without those of `drop`. A
-        callable is called with each name. A str is a pattern for whole names: ``*`` is any text and ``?``
-        one character; brackets are literal. ``"encoder.*"`` is a prefix. Each has to match a tensor.
+        A new name for some tensors, or a callable that returns the new name of each selected tensor. Aliases
+        are among them.
+    keys, drop : str, ingot.glob, iterable of str or callable, optional
+        Which tensors the new file has, as for `load_file`: all by default. A file has one order of tensors,
+        whatever the order of `keys`.
     metadata : dict of str to str or None, optional
         The text to store. By default that of the source.
     overwrite : bool
@@ -152,7 +151,7 @@ def rewrite(
     Raises
     ------
     TensorNotFoundError
-        A pattern, or a name to rename, fits no tensor.
+        A name or pattern of `keys` or `drop`, or a name in `rename`, matches nothing.
     SaveError
         Two tensors would have one name; the format lacks a dtype.
     OSError, HeaderError, CheckpointError, StorageError, SafetensorError, TypeError, OptionError
@@ -169,11 +168,10 @@ def rewrite(
     the new file too. Where the name that it was stored under is left out, it is stored under another.
     """
     progress, destination = checked_progress(progress), local_path(destination)
+    wanted, unwanted = checked_keys("keys", keys), checked_keys("drop", drop)
     opened = Sources.open([source], storage_options)
     names, path = opened.names(0), opened.path(0)
-    kept = set(names) if keep is None else chosen(names, keep, path)
-    if drop is not None:
-        kept -= chosen(names, drop, path)
+    kept = set(select(NamedTensors(path, names, lambda: opened.infos(0)), wanted, unwanted))
     new_name = renaming(names, rename, path)
     picks = [(0, number, new_name(name)) for number, name in enumerate(names) if name in kept]
     pairs = together(opened) if metadata is KEPT else texts(metadata)

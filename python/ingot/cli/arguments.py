@@ -12,6 +12,7 @@ import click
 from ingot._base.checks import FLOATS, Existing, float_code
 from ingot._native import is_url, local_path
 from ingot.errors import OptionError, SafetensorError
+from ingot.typing import Glob
 
 from .screen import warn
 from .sources import opened
@@ -124,6 +125,36 @@ class FloatDtype(click.Choice[str]):
             return float_code(value)
         except OptionError as error:
             self.fail(str(error), param, ctx)
+
+
+def selecting(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Add ``--keys`` and ``--drop`` to a command, which gets each as a selector, or None without patterns.
+
+    The argument ``NAME...`` of a command is a short form of ``--keys``.
+    """
+
+    @click.option(
+        "--keys",
+        multiple=True,
+        metavar="PATTERN",
+        shell_complete=tensor_names,
+        help="Only these tensors: names, or patterns with * and ?.",
+    )
+    @click.option(
+        "--drop", multiple=True, metavar="PATTERN", shell_complete=tensor_names, help="Not these tensors."
+    )
+    @wraps(function)
+    def command(
+        *given: Any, keys: tuple[str, ...], drop: tuple[str, ...], names: tuple[str, ...] = (), **options: Any
+    ) -> Any:
+        return function(*given, keys=patterns((*names, *keys)), drop=patterns(drop), **options)
+
+    return command
+
+
+def patterns(given: tuple[str, ...]) -> Glob | None:
+    """Return a selector of the patterns that the user typed; None if there is none."""
+    return Glob(*given) if given else None
 
 
 def existing(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -10,6 +10,7 @@ from math import prod
 
 import click
 
+from ingot._base.keys import NamedTensors, select
 from ingot._native import Checkpoint, is_url, shown_url, url_file_name
 from ingot._read import door
 
@@ -17,14 +18,22 @@ from .wording import shown
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-    from typing import Any
+    from collections.abc import Iterable, Iterator, Sequence
+    from typing import Any, Protocol, TypeVar
 
     import numpy
 
     from ingot._convert import LeftOut
     from ingot._native import TensorInfo
+    from ingot.typing import Glob
 
+    class HasName(Protocol):
+        """What is known of a tensor."""
+
+        @property
+        def name(self) -> str: ...
+
+    Named = TypeVar("Named", bound=HasName)
     Array = numpy.ndarray[Any, numpy.dtype[Any]]
 
 
@@ -113,6 +122,14 @@ class Source:
             f"{shown(self.path)}: is a checkpoint of {len(self.files)} files: "
             "expected one file, which `ingot merge` makes of it"
         )
+
+
+def chosen(path: str, infos: Sequence[Named], keys: Glob | None, drop: Glob | None) -> Sequence[Named]:
+    """Return what `keys` and `drop` select of `infos`, in their order."""
+    if keys is None and drop is None:
+        return infos
+    names = {*select(NamedTensors(path, [info.name for info in infos], tuple), keys, drop)}
+    return [info for info in infos if info.name in names]
 
 
 def opened(path: str, *, backend: str = "auto") -> Source:

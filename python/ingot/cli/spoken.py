@@ -26,7 +26,7 @@ OPTIONS = {
     "dtype": "--dtype",
     "expected_sha256": "--sha256",
     "filename_pattern": "--pattern",
-    "keep": "--keep",
+    "keys": "--keys",
     "drop": "--drop",
     "max_nbytes": "--max-bytes",
     "max_shard_size": "--max-shard-size",
@@ -35,6 +35,7 @@ OPTIONS = {
     "replace_read_only": "--replace-read-only",
     "root": "--root",
     "source_format": "--source-format",
+    "strip_prefix": "--strip-prefix",
     "threads": "--threads",
 }
 # Ways out that no option gives.

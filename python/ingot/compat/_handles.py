@@ -23,12 +23,12 @@ from ._wording import StepError, begin_as_upstream, reading, restate
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable
     from typing import IO, Self
 
     from ingot._base.frameworks import Adapter
     from ingot._native import TensorInfo
-    from ingot.typing import Path
+    from ingot.typing import Keys, Path
 
 _OPENING = "Error while deserializing header"
 _opening = reading(_OPENING)
@@ -289,9 +289,9 @@ class safe_open(_Lent, ingot.safe_open[Any]):
         return tensor
 
     @_opening
-    def get_tensors(self, names: Iterable[str] | None = None) -> dict[str, Any]:
-        """Read all tensors, or those of these names."""
-        return super().get_tensors(names)
+    def get_tensors(self, keys: Keys | None = None, *, drop: Keys | None = None) -> dict[str, Any]:
+        """Read all tensors, or those that `keys` and `drop` select."""
+        return super().get_tensors(keys, drop=drop)
 
     @_opening
     def get_slice(self, name: str) -> PySafeSlice:

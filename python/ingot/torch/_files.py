@@ -141,8 +141,8 @@ def load_file(
     CheckpointError
         The index breaks a rule, or the shards do not hold what it says.
     TensorNotFoundError
-        `keys`, `slices` or `out` name a tensor that the file does not have, and the message the nearest name;
-        or no name begins with `prefix`.
+        A name or pattern of `keys`, `drop`, `slices` or `out` matches nothing. The message has the nearest
+        name.
     SliceError
         An index does not fit its tensor.
     DtypeError

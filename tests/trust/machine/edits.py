@@ -69,7 +69,7 @@ class Edits(Folder):
             self.folder / source,
             self.folder / name,
             rename=lambda key: new.get(key, key),
-            keep=lambda key: key in kept,
+            keys=lambda info: info.name in kept,
             overwrite=True,
             **options,
         )

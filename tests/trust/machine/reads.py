@@ -87,7 +87,7 @@ class Reads(Folder):
                 if array.ndim:
                     held.check({name: handle.get_slice(name)[1:3]}, {name: array[1:3]})
         elif way == "iterated":
-            held.check(dict(handle.iter_tensors()), tensors)
+            held.check(dict(handle.prefetch()), tensors)
         elif way == "fetched":
             with handle.prefetch() as loader:
                 held.check({name: loader.take(name) for name in tensors}, tensors)

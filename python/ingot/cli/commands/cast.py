@@ -5,19 +5,19 @@ from __future__ import annotations
 import click
 
 from ingot._base import checks
-from ingot._write.names import chosen
 from ingot.cli import arguments
 from ingot.cli.progress import Several, bar
 from ingot.cli.screen import Screen, printing
-from ingot.cli.sources import Source, opened, parameters
+from ingot.cli.sources import Source, chosen, opened, parameters
 from ingot.cli.wording import nbytes, plural, shown
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from ingot._base.checks import Existing
     from ingot._native import TensorInfo
+    from ingot.typing import Glob
 
 
 # Bytes of tensors that are in memory at once; one that is larger is alone.
@@ -29,8 +29,13 @@ _BITS = {"F64": 64, "F32": 32, "F16": 16, "BF16": 16}
 @arguments.source
 @arguments.destination
 @click.option("--dtype", required=True, type=arguments.FloatDtype(), help="The new dtype.")
+@arguments.selecting
 @click.option(
-    "--keep", multiple=True, metavar="PATTERN", help="Tensors to leave as they are, such as '*norm*'."
+    "--except",
+    "same",
+    multiple=True,
+    metavar="PATTERN",
+    help="Tensors that keep their dtype, such as '*norm*'.",
 )
 @arguments.writing
 @printing
@@ -39,7 +44,9 @@ def command(
     path: str,
     destination: str,
     dtype: str,
-    keep: tuple[str, ...],
+    keys: Glob | None,
+    drop: Glob | None,
+    same: tuple[str, ...],
     existing: Existing,
     dry_run: bool,
 ) -> int:
@@ -48,9 +55,9 @@ def command(
     Integers, booleans and complex numbers stay what they are. At most 256 MiB, or one tensor, are in memory.
     """
     source = opened(path)
-    infos = source.infos()
-    kept = chosen([info.name for info in infos], keep, path)
-    changed = {info.name for info in infos if info.name not in kept and _changes(info, dtype)}
+    infos = chosen(path, source.infos(), keys, drop)
+    floats = chosen(path, infos, None, arguments.patterns(same))
+    changed = {info.name for info in floats if _changes(info, dtype)}
     arguments.target(destination, existing)
     after = sum(_size(info, dtype) if info.name in changed else info.nbytes for info in infos)
     if not dry_run:
@@ -80,7 +87,7 @@ def _size(info: TensorInfo, dtype: str) -> int:
 def _write(
     screen: Screen,
     source: Source,
-    infos: list[TensorInfo],
+    infos: Sequence[TensorInfo],
     changed: set[str],
     dtype: str,
     destination: str,
@@ -95,7 +102,7 @@ def _write(
     made = Writer(destination, specs, metadata, replace_read_only=existing.replace_read_only)
     with bar(screen, "Casting") as tell, made as writer:
         steps = Several(tell, sum(info.nbytes for info in infos))
-        for checkpoint, names in source.checkpoints():
+        for checkpoint, names in source.checkpoints(info.name for info in infos):
             for batch in _batches([checkpoint.info(name) for name in names]):
                 wanted = Wanted([info.name for info in batch], None, [specs[info.name][0] for info in batch])
                 for info, array in zip(batch, checkpoint.parts(wanted, numpy.wrap), strict=True):

@@ -18,6 +18,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from ingot._base.checks import Existing
     from ingot._convert import Conversion
+    from ingot.typing import Glob
 
 
 @click.command(short_help="Make a file of tensors of a file of another format.")
@@ -29,8 +30,8 @@ if TYPE_CHECKING:
 @click.option("--dtype", type=arguments.FloatDtype(), help="Cast floats to it.")
 @click.option("--max-shard-size", metavar="SIZE", help="Write several files and an index: 5GB.")
 @click.option("--root", metavar="NAME", help="Only what is below this name: state_dict.")
-@click.option("--keep", multiple=True, metavar="PATTERN", help="Only these tensors.")
-@click.option("--drop", multiple=True, metavar="PATTERN", help="Not these tensors.")
+@click.option("--strip-prefix", metavar="TEXT", default="", help="Remove it from all names: module.")
+@arguments.selecting
 @click.option("--dequantize", is_flag=True, help="Make F32 of the quantised tensors of GGUF.")
 @click.option("--max-bytes", type=click.IntRange(0), help="The most bytes of tensors to unpack to.")
 @click.option(
@@ -46,8 +47,9 @@ def command(
     dtype: str | None,
     max_shard_size: str | None,
     root: str | None,
-    keep: tuple[str, ...],
-    drop: tuple[str, ...],
+    strip_prefix: str,
+    keys: Glob | None,
+    drop: Glob | None,
     dequantize: bool,
     max_bytes: int | None,
     verify: bool,
@@ -70,8 +72,9 @@ def command(
             dtype=dtype,
             max_shard_size=max_shard_size,
             root=root,
-            keep=keep or None,
-            drop=drop or None,
+            strip_prefix=strip_prefix,
+            keys=keys,
+            drop=drop,
             dequantize=dequantize,
             max_nbytes=max_bytes,
             verify=verify,
@@ -109,6 +112,8 @@ def _tell(screen: Screen, done: Conversion) -> None:
     cast = f", {len(done.cast):,} cast" if done.cast else ""
     what = f"{plural(done.tensors, 'tensor')}, {nbytes(done.nbytes)}{cast}{compared}"
     screen.say(f"wrote {shown(done.destination)}: {FORMATS[done.source_format].title}, {what}")
+    if done.prefix:
+        screen.say(f"all names begin with {shown(done.prefix)} (--strip-prefix {shown(done.prefix)} removes it)")
     rows = [("shared", name, first) for name, first in done.shared.items()]
     rows += [("left out", one.name, f"{one.kind} {one.value}".rstrip()) for one in done.left_out]
     if rows and not screen.quiet:
@@ -130,4 +135,5 @@ def _described(done: Conversion) -> dict[str, object]:
         "left_out": [{"name": one.name, "kind": one.kind, "value": one.value} for one in done.left_out],
         "dropped": done.dropped,
         "verified": done.verified,
+        "prefix": done.prefix,
     }

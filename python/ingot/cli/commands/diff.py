@@ -8,7 +8,7 @@ from ingot import _native
 from ingot.cli import arguments
 from ingot.cli.progress import Several, bar
 from ingot.cli.screen import Screen, printing
-from ingot.cli.sources import Source, opened
+from ingot.cli.sources import Source, chosen, opened
 from ingot.cli.tables import Column
 from ingot.cli.wording import plural, real, shape
 
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from ingot._native import Distance, TensorInfo
+    from ingot.typing import Glob
 
     # A sign, what it is about, the one and the other.
     Difference = tuple[str, str, str, str]
@@ -35,8 +36,11 @@ _VALUES = (
 @click.argument("a", metavar="A", callback=arguments.anywhere, shell_complete=arguments.paths)
 @click.argument("b", metavar="B", callback=arguments.anywhere, shell_complete=arguments.paths)
 @click.option("--values", is_flag=True, help="Also compare the values of tensors that both have.")
+@arguments.selecting
 @printing
-def command(screen: Screen, a: str, b: str, values: bool) -> int:
+def command(
+    screen: Screen, a: str, b: str, values: bool, keys: Glob | None, drop: Glob | None
+) -> int:
     """Compare names, dtypes, shapes and metadata of two files; exits with 1 where they differ.
 
     - is only in A, + only in B, ~ differs, and * differs in values only. What --values gives: how many
@@ -45,8 +49,11 @@ def command(screen: Screen, a: str, b: str, values: bool) -> int:
     exact. The files are read in parallel, in little memory, and tensors of equal bytes are only compared.
     """
     one, two = opened(a), opened(b)
-    tensors, metadata = list(_tensors(one, two)), list(_metadata(one, two))
-    distances = _distances(screen, one, two) if values else {}
+    # A name or pattern may match tensors of one file only.
+    both = {info.name: info for source in (one, two) for info in source.infos()}
+    names = {info.name for info in chosen(f"{a} and {b}", [*both.values()], keys, drop)}
+    tensors, metadata = list(_tensors(one, two, names)), list(_metadata(one, two))
+    distances = _distances(screen, one, two, names) if values else {}
     if screen.as_json:
         screen.answer(_described(tensors, metadata, distances, values))
     if not screen.quiet:
@@ -76,9 +83,9 @@ def _print(
         screen.say((differing if rows else "names, dtypes, shapes and metadata are equal") + known)
 
 
-def _tensors(one: Source, two: Source) -> Iterator[Difference]:
+def _tensors(one: Source, two: Source, names: set[str]) -> Iterator[Difference]:
     ours, theirs = ({info.name: info for info in source.infos()} for source in (one, two))
-    for name in _native.in_natural_order([*ours.keys() | theirs.keys()]):
+    for name in _native.in_natural_order([*names]):
         info, other = ours.get(name), theirs.get(name)
         if info is None or other is None:
             yield "+" if info is None else "-", name, _told(info), _told(other)
@@ -99,10 +106,14 @@ def _metadata(one: Source, two: Source) -> Iterator[Difference]:
             yield sign, key, abridged(text or ""), abridged(other or "")
 
 
-def _distances(screen: Screen, one: Source, two: Source) -> dict[str, Distance]:
+def _distances(screen: Screen, one: Source, two: Source, chosen: set[str]) -> dict[str, Distance]:
     """How far apart the values are, of tensors of one shape that differ at all."""
     theirs = {info.name: info for info in two.infos()}
-    pairs = [info for info in one.in_natural_order() if _alike(info, theirs.get(info.name))]
+    pairs = [
+        info
+        for info in one.in_natural_order()
+        if info.name in chosen and _alike(info, theirs.get(info.name))
+    ]
     names = [info.name for info in pairs]
     nbytes = sum(info.nbytes + theirs[info.name].nbytes for info in pairs)
     with bar(screen, "Comparing") as tell, Several(tell, nbytes).within(nbytes) as within:

@@ -11,7 +11,7 @@ from ingot._write.save import replacing
 from ingot.cli import arguments
 from ingot.cli.progress import Several, bar
 from ingot.cli.screen import Screen, printing
-from ingot.cli.sources import Source, opened
+from ingot.cli.sources import Source, chosen, opened
 from ingot.cli.wording import nbytes, shown
 
 from .cat import widened
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from ingot._base.checks import Existing
     from ingot.cli.sources import Array
-    from ingot.typing import Tell
+    from ingot.typing import Glob, Tell
 
 # Bytes that file systems take for a name, with room for numbers and suffixes.
 _LONGEST = 200
@@ -38,12 +38,13 @@ _STEP = 16 << 20
 
 @click.command()
 @arguments.path
-@click.argument("names", metavar="NAME...", nargs=-1, required=True, shell_complete=arguments.tensor_names)
+@click.argument("names", metavar="[NAME]...", nargs=-1, shell_complete=arguments.tensor_names)
+@arguments.selecting
 @click.option(
     "--npy", "kind", flag_value="npy", default=True, help="Files that numpy.load reads (the default)."
 )
 @click.option("--raw", "kind", flag_value="bin", help="The bytes alone, little-endian.")
-@arguments.output("The file, for one NAME.")
+@arguments.output("The file, for one tensor.")
 @click.option(
     "-d",
     "--directory",
@@ -58,7 +59,8 @@ _STEP = 16 << 20
 def command(
     screen: Screen,
     path: str,
-    names: tuple[str, ...],
+    keys: Glob | None,
+    drop: Glob | None,
     kind: str,
     output: str | None,
     directory: str,
@@ -70,10 +72,12 @@ def command(
     They are named after the tensors, with every character that could mean something to a file system as
     %XX. A .npy file holds bfloat16 and smaller floats as float32, which numpy reads without ml_dtypes.
     """
-    if output is not None and len(names) > 1:
-        raise click.UsageError("--output is for one NAME: --directory takes several")
+    if keys is None:
+        raise click.UsageError("expected the name of a tensor, or --keys")
     source = opened(path)
-    infos = [source.handle.info(name) for name in dict.fromkeys(names)]
+    infos = chosen(path, source.infos(), keys, drop)
+    if output is not None and len(infos) != 1:
+        raise click.UsageError(f"--output is for one tensor, found {len(infos):,}: --directory takes several")
     files = distinct([info.name for info in infos], kind)
     paths = [output] if output is not None else [os.path.join(directory, file) for file in files]
     # All refusals before the first file is written.

@@ -9,6 +9,7 @@ import click
 from ingot.cli import arguments
 from ingot.cli.foreign import known_parameters, looked_into
 from ingot.cli.screen import Screen, printing
+from ingot.cli.sources import chosen
 from ingot.cli.tables import Column
 from ingot.cli.wording import nbytes, shape
 
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from ingot.cli.foreign import Looked, Row
+    from ingot.typing import Glob
 
 _SHORT = (Column("name"), Column("dtype"), Column("shape"))
 _LONG = (*_SHORT, Column("parameters", right=True), Column("size", right=True))
@@ -33,18 +35,23 @@ _PLACES = (Column("begin", right=True, spare=True), Column("end", right=True, sp
     help="By name (layer.2 before layer.10), by size, largest first, or as they lie in the file.",
 )
 @click.option("-r", "--reverse", is_flag=True, help="The other way round.")
-@click.option("--grep", metavar="REGEX", help="Only tensors in whose name this is found.")
+@arguments.selecting
 @printing
-def command(screen: Screen, path: str, long: bool, sort: str, reverse: bool, grep: str | None) -> int:
+def command(
+    screen: Screen,
+    path: str,
+    long: bool,
+    sort: str,
+    reverse: bool,
+    keys: Glob | None,
+    drop: Glob | None,
+) -> int:
     """List the tensors: name, dtype, shape.
 
     Also those of files that `ingot convert` reads, by their headers: no value is read.
     """
-    wanted = arguments.pattern(grep)
     source = looked_into(path)
-    infos = _sorted(source, sort)
-    if wanted is not None:
-        infos = [info for info in infos if wanted.search(info.name)]
+    infos = chosen(source.path, _sorted(source, sort), keys, drop)
     if reverse:
         infos = infos[::-1]
     if screen.as_json:

@@ -8,7 +8,7 @@ from ingot import _native
 from ingot.cli import arguments
 from ingot.cli.progress import Several, bar
 from ingot.cli.screen import Screen, printing
-from ingot.cli.sources import Source, opened
+from ingot.cli.sources import Source, chosen, opened
 from ingot.cli.tables import Column
 from ingot.cli.wording import real, shown
 
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from ingot._native import Statistics
+    from ingot.typing import Glob
 
     Found = dict[str, Statistics | None]
 
@@ -33,29 +34,37 @@ _BAR = 40
 @click.command(short_help="Range, mean, spread, zeros, NaN, infinities; a histogram.")
 @arguments.path
 @click.argument("names", metavar="[NAME]...", nargs=-1, shell_complete=arguments.tensor_names)
+@arguments.selecting
 @click.option("--all", "everything", is_flag=True, help="Every tensor of the file.")
 @click.option(
     "--bins",
     type=click.IntRange(0, 1000),
-    help="Parts of the histogram. 16 for one NAME on a terminal, else none.",
+    help="Parts of the histogram. 16 for one tensor on a terminal, else none.",
 )
 @printing
-def command(screen: Screen, path: str, names: tuple[str, ...], everything: bool, bins: int | None) -> int:
+def command(
+    screen: Screen,
+    path: str,
+    everything: bool,
+    bins: int | None,
+    keys: Glob | None,
+    drop: Glob | None,
+) -> int:
     """Give the range, mean and spread of values, and how many are zero, NaN or infinite.
 
     Minimum, maximum, mean and standard deviation are those of the finite values. A complex number counts as
     two values. The file is read in parallel, in little memory.
     """
-    if everything == bool(names):
-        raise click.UsageError("expected the name of a tensor, or --all")
+    if everything == bool(keys):
+        raise click.UsageError("expected the name of a tensor, --keys or --all")
     source = opened(path)
+    names = [info.name for info in chosen(path, source.in_natural_order(), keys, drop)]
     if bins is None:
         bins = 16 if len(names) == 1 and (screen.is_terminal or screen.as_json) else 0
-    found = statistics(screen, source, names or None, bins)
-    chosen = names or _native.in_natural_order([*found])
-    screen.answer({"tensors": [_described(source, name, found[name]) for name in chosen]})
-    screen.table(_COLUMNS, [_row(source, name, found[name]) for name in chosen])
-    for name in chosen if bins else ():
+    found = statistics(screen, source, names, bins)
+    screen.answer({"tensors": [_described(source, name, found[name]) for name in names]})
+    screen.table(_COLUMNS, [_row(source, name, found[name]) for name in names])
+    for name in names if bins else ():
         screen.lines(_histogram(screen, name, found[name]))
     return 0
 

@@ -7,13 +7,15 @@ import click
 from ingot.cli import arguments
 from ingot.cli.modules import Group, grouped, tree
 from ingot.cli.screen import Screen, printing
-from ingot.cli.sources import opened
+from ingot.cli.sources import chosen, opened
 from ingot.cli.tables import Column
 from ingot.cli.wording import count, nbytes, shape
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from ingot.typing import Glob
 
 _COLUMNS = (
     Column("module"),
@@ -29,10 +31,13 @@ _COLUMNS = (
 @arguments.path
 @click.option("-L", "--depth", type=click.IntRange(1), help="No deeper than so many modules.")
 @click.option("--expand", is_flag=True, help="Each of several modules that are alike.")
+@arguments.selecting
 @printing
-def command(screen: Screen, path: str, depth: int | None, expand: bool) -> int:
+def command(
+    screen: Screen, path: str, depth: int | None, expand: bool, keys: Glob | None, drop: Glob | None
+) -> int:
     """Show the tensors by module path, and modules that are alike as one: `layers.0-31`."""
-    groups = grouped(tree(opened(path).in_natural_order()), expand)
+    groups = grouped(tree(chosen(path, opened(path).in_natural_order(), keys, drop)), expand)
     if screen.as_json:
         screen.answer({"modules": [_described(group, "", depth or 0) for group in groups]})
         return 0
