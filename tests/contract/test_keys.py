@@ -1,4 +1,4 @@
-"""Every function and every command that selects tensors takes the same selectors, and refuses the same ones."""
+"""Every function and every command that selects tensors takes the same selectors."""
 
 from __future__ import annotations
 
