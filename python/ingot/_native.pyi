@@ -635,7 +635,7 @@ class Sources:
         """
 
     def infos(self, source: int) -> list[TensorInfo]:
-        """Return the facts of the same tensors. Aliases have the facts of the stored tensor, under their name."""
+        """Return the facts of the same tensors. An alias has those of its tensor, under its own name."""
 
     def shared(self, source: int) -> list[int]:
         """Give for each of these the number of the tensor."""

@@ -58,9 +58,9 @@ class Glob:
     patterns: tuple[str, ...]
 
     def __init__(self, *patterns: str) -> None:
-        wrong = next((one for one in patterns if not isinstance(one, str)), None)
-        if wrong is not None:
-            raise TypeError(f"glob() takes names and patterns as str, found {type(wrong).__name__}")
+        wrong = [type(one).__name__ for one in patterns if not isinstance(one, str)]
+        if wrong:
+            raise TypeError(f"glob() takes names and patterns as str, found {wrong[0]}")
         if not patterns:
             raise TypeError("glob() takes one name or pattern, or more: found none")
         self.patterns = patterns

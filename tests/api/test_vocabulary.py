@@ -75,6 +75,10 @@ OTHERWISE = {
         "ingot.serialize": "bytes have no name that decides the format",
         "*.save_with_checksum": "bytes have no name that decides the format",
     },
+    "keys": {
+        "ingot.safe_open.get_tensors": "positional, as the name for get_tensor",
+        "ingot.safe_open.warm": "positional, as for get_tensors",
+    },
     "max_shard_size": {
         "ingot.convert": "None is one file",
     },

@@ -111,16 +111,16 @@ def checked_keys(option: str, given: object) -> Selector | None:
     names: list[Any] = [*given]
     # No Python code runs for each of many names.
     if not {*map(type, names)} <= {str}:
-        wrong = next((name for name in names if not isinstance(name, str)), None)
-        if wrong is not None:
-            raise _wrong_type(option, f"{found} of {type(wrong).__name__}")
-    return (*dict.fromkeys(names),)
+        wrong = [type(name).__name__ for name in names if not isinstance(name, str)]
+        if wrong:
+            raise _wrong_type(option, f"{found} of {wrong[0]}")
+    return (*names,)
 
 
 def _wrong_type(option: str, found: str) -> TypeError:
     return TypeError(
-        f"{option} takes a str (the name of a tensor, or a pattern with * and ?), ingot.glob(...), an iterable "
-        f"of names, or a callable: found {found}"
+        f"{option} takes a str (the name of a tensor, or a pattern with * and ?), ingot.glob(...), an "
+        f"iterable of names, or a callable: found {found}"
     )
 
 
@@ -144,10 +144,11 @@ def select(tensors: Tensors, keys: Selector | None, drop: Selector | None = None
 
 def _selected(tensors: Tensors, keys: Selector) -> list[str]:
     if isinstance(keys, tuple):
-        missed = next(filterfalse(tensors.__contains__, keys), None)
+        distinct = dict.fromkeys(keys)
+        missed = next(filterfalse(tensors.__contains__, distinct), None)
         if missed is not None:
             raise not_found(tensors.offset_names(), missed, tensors.path, is_exact=True)
-        return [*keys]
+        return [*distinct]
     if isinstance(keys, str | Glob):
         # A name alone needs no list of all names.
         if isinstance(keys, str) and keys in tensors:

@@ -77,8 +77,8 @@ def _info(entry: Entry) -> TensorInfo:
 def _stripped(path: str, entry: Entry, prefix: str) -> Entry:
     if not entry.name.startswith(prefix):
         raise OptionError(
-            f"{_escaped(path)}: tensor {_quoted(entry.name)}: the name does not begin with {_quoted(prefix)}, "
-            "which strip_prefix removes — keys and drop select the tensors",
+            f"{_escaped(path)}: tensor {_quoted(entry.name)}: the name does not begin with "
+            f"{_quoted(prefix)}, which strip_prefix removes — keys and drop select the tensors",
             code="prefix",
             path=path,
             tensor=entry.name,

@@ -12,7 +12,7 @@ from ingot._base.frameworks import adapter
 from ingot._base.keys import checked_keys, select
 from ingot._base.text import _escaped, nbytes, plural
 from ingot._native import Gpu, in_natural_order, why_pageable
-from ingot.errors import ClosedError
+from ingot.errors import ClosedError, TensorNotFoundError
 
 from .door import again_by, open_checkpoint
 from .load import Value, tensor, tensors
@@ -22,7 +22,7 @@ from .part import TensorSlice, known
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
     from typing import Any, Literal, Self, TypeVar
 
     import jax
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     import torch
     from typing_extensions import Unpack
 
+    from ingot._base.keys import Selector
     from ingot._native import TensorInfo
     from ingot.errors import HeaderError
     from ingot.typing import Device, Keys, OpenOptions, Path, StorageOptions
@@ -409,13 +410,20 @@ class safe_open(Mapping[str, Value]):
         DtypeError, StorageError
             As `get_tensor` does, for the first tensor that fails.
         """
-        return tensors(self._checkpoint, self._selected(keys, drop), self._adapter.wrap, self._move)
+        wanted, unwanted = checked_keys("keys", keys), checked_keys("drop", drop)
+        names: Iterable[str] | None
+        # Reading looks up exact names anyway.
+        names = wanted if isinstance(wanted, tuple) and unwanted is None else self._selected(wanted, unwanted)
+        try:
+            return tensors(self._checkpoint, names, self._adapter.wrap, self._move)
+        except TensorNotFoundError:
+            # Its error has more hints.
+            self._selected(wanted, unwanted)
+            raise
 
-    def _selected(self, keys: Keys | None, drop: Keys | None) -> list[str] | None:
+    def _selected(self, keys: Selector | None, drop: Selector | None) -> list[str] | None:
         """Return the names of the selected tensors, or None for all."""
-        if keys is None and drop is None:
-            return None
-        return select(self._checkpoint, checked_keys("keys", keys), checked_keys("drop", drop))
+        return None if keys is None and drop is None else select(self._checkpoint, keys, drop)
 
     def prefetch(
         self,
@@ -510,7 +518,7 @@ class safe_open(Mapping[str, Value]):
         StorageError
             Reading failed.
         """
-        return self._checkpoint.warm(self._selected(keys, drop))
+        return self._checkpoint.warm(self._selected(checked_keys("keys", keys), checked_keys("drop", drop)))
 
     def get_slice(self, name: str) -> TensorSlice[Value]:
         """Prepare to read a part of a tensor.

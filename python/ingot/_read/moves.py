@@ -80,7 +80,8 @@ def placing(mover: Callable[[Any], Move | None], device: Device) -> Move | Place
 def _pattern(given: object) -> str | Glob:
     if not isinstance(given, str | Glob):
         raise TypeError(
-            f"device takes names, patterns and ingot.glob(...) as the keys of a dict, found {type(given).__name__}"
+            "device takes names, patterns and ingot.glob(...) as the keys of a dict, found "
+            f"{type(given).__name__}"
         )
     return given
 

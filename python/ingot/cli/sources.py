@@ -31,7 +31,8 @@ if TYPE_CHECKING:
         """What is known of a tensor."""
 
         @property
-        def name(self) -> str: ...
+        def name(self) -> str:
+            """The name of the tensor."""
 
     Named = TypeVar("Named", bound=HasName)
     Array = numpy.ndarray[Any, numpy.dtype[Any]]

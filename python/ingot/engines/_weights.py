@@ -10,9 +10,9 @@ import torch
 from ingot._base.checks import checked_ahead, checked_threads, one_of
 from ingot._base.text import _escaped, _quoted
 from ingot._native import in_natural_order
-from ingot._read.loader import AHEAD
 from ingot._read.door import BACKENDS
 from ingot._read.handle import safe_open
+from ingot._read.loader import AHEAD
 from ingot.errors import CheckpointError, OptionError
 from ingot.torch import DTYPES
 

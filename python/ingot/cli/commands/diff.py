@@ -38,9 +38,7 @@ _VALUES = (
 @click.option("--values", is_flag=True, help="Also compare the values of tensors that both have.")
 @arguments.selecting
 @printing
-def command(
-    screen: Screen, a: str, b: str, values: bool, keys: Glob | None, drop: Glob | None
-) -> int:
+def command(screen: Screen, a: str, b: str, values: bool, keys: Glob | None, drop: Glob | None) -> int:
     """Compare names, dtypes, shapes and metadata of two files; exits with 1 where they differ.
 
     - is only in A, + only in B, ~ differs, and * differs in values only. What --values gives: how many
@@ -110,9 +108,7 @@ def _distances(screen: Screen, one: Source, two: Source, chosen: set[str]) -> di
     """How far apart the values are, of tensors of one shape that differ at all."""
     theirs = {info.name: info for info in two.infos()}
     pairs = [
-        info
-        for info in one.in_natural_order()
-        if info.name in chosen and _alike(info, theirs.get(info.name))
+        info for info in one.in_natural_order() if info.name in chosen and _alike(info, theirs.get(info.name))
     ]
     names = [info.name for info in pairs]
     nbytes = sum(info.nbytes + theirs[info.name].nbytes for info in pairs)
