@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     import paddle
     import tensorflow
     import torch
-    from ingot._base.keys import Selector
 
+    from ingot._base.keys import Selector
 
     from .moves import Move, Placement
     from .part import Again
