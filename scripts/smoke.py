@@ -23,12 +23,12 @@ def files(folder: Path) -> None:
     for name in ("model.safetensors", "model.bt"):
         path = folder / name
         ingot.serialize_file(tensors, path, {"step": "1"}, checksums="blake3")
-        assert ingot.read_metadata(path)["step"] == "1"
+        assert ingot.inspect(path).metadata["step"] == "1"
         assert ingot.hash(path) == hashlib.sha256(path.read_bytes()).hexdigest()
         assert ingot.verify(path)
         ((tensor, entry),) = ingot.deserialize(path.read_bytes())
         assert (tensor, bytes(entry["data"])) == ("a", VALUES)
-        assert ingot.describe(path).parameter_total == len(VALUES) // 4
+        assert ingot.inspect(path).parameter_total == len(VALUES) // 4
         path.write_bytes(path.read_bytes()[:-1])
         assert refusal(path) == "truncated"
 
@@ -36,7 +36,7 @@ def files(folder: Path) -> None:
 def refusal(path: Path) -> str | None:
     """The code of the error that opening a file raises."""
     try:
-        ingot.read_metadata(path)
+        ingot.inspect(path)
     except ingot.HeaderError as error:
         return error.code
     return None

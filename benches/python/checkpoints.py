@@ -53,7 +53,11 @@ def index(full: int, *, by_name: bool):
         from duel import Duel
 
         path = _index(place, full, by_name=by_name)
-        return Duel(lambda: ingot.read_index(path), lambda: _loaded(path), _assert_same_index).run(rounds)
+
+        def read():
+            return ingot.inspect(path, shards=False)
+
+        return Duel(read, lambda: _loaded(path), _assert_same_index).run(rounds)
 
     return measure
 
@@ -176,8 +180,7 @@ def _loaded(path: Path) -> dict[str, str]:
 
 
 def _assert_same_index(ours, theirs: dict[str, str]) -> None:
-    assert ours.weight_map() == theirs
-    assert all(ours.shard_of(name) == file for name, file in theirs.items())
+    assert ours.weight_map == theirs
 
 
 def main(side: str, path: str) -> None:
@@ -187,9 +190,11 @@ def main(side: str, path: str) -> None:
         print(json.dumps(_first_load(side, path)))
         return
     # What is imported when it is first used is none of the work's memory.
-    ingot.read_index  # noqa: B018
-    held, found = fresh.measured(lambda: ingot.read_index(path) if side == "ingot" else _loaded(Path(path)))
-    print(json.dumps(found | {"tensors": len(held)}))
+    inspect = ingot.inspect
+    held, found = fresh.measured(
+        lambda: inspect(path, shards=False) if side == "ingot" else _loaded(Path(path))
+    )
+    print(json.dumps(found | {"tensors": len(held.weight_map if side == "ingot" else held)}))
 
 
 def _first_load(side: str, directory: str) -> dict:

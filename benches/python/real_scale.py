@@ -52,7 +52,7 @@ def counted(model: Path) -> dict:
 def headers(model: Path) -> dict:
     import ingot
 
-    found = ingot.describe(model, count="stored")
+    found = ingot.inspect(model, count="stored")
     return {"files": len(found.files_metadata), "tensors": len(found.weight_map)}
 
 
@@ -96,7 +96,7 @@ def edited(model: Path) -> dict:
 
     file = model / "model.safetensors"
     ingot.update_metadata(file, set={"note": str(time.time_ns())})
-    return {"metadata": len(ingot.read_metadata(file))}
+    return {"metadata": len(ingot.inspect(file).metadata)}
 
 
 # For each what is measured, of which models, and whether it is done once only.
@@ -117,7 +117,7 @@ def one(action: str, model: str) -> dict:
     import ingot.torch
 
     # What is imported when it is first used is none of the work's.
-    _ = ingot.describe, ingot.split, ingot.merge, ingot.update_metadata, ingot.read_metadata
+    _ = ingot.inspect, ingot.split, ingot.merge, ingot.update_metadata
     before = _bytes_read()
     found, taken = fresh.measured(lambda: ACTIONS[action][0](Path(model)))
     return taken | {"read_nbytes": _bytes_read() - before, "found": found}

@@ -1,7 +1,7 @@
 """Store and load tensors, in the `.safetensors` and the `.bt` format.
 
 >>> import ingot
->>> with ingot.safe_open("model.safetensors", "np") as file:  # doctest: +SKIP
+>>> with ingot.open("model.safetensors") as file:  # doctest: +SKIP
 ...     print(file.keys(), file["wte"].shape)
 
 `ingot.numpy`, `ingot.torch`, `ingot.flax` (jax), `ingot.tensorflow`, `ingot.mlx` and `ingot.paddle` load and
@@ -50,11 +50,10 @@ if TYPE_CHECKING:
     from . import torch as torch
     from ._base.keys import glob
     from ._convert import Conversion, convert
-    from ._native import ShardIndex, TensorInfo
+    from ._native import TensorInfo
     from ._read.digest import Verification, hash, verify
-    from ._read.documents import read_index, read_metadata
-    from ._read.handle import safe_open, warm
-    from ._read.inspect import FileMetadata, RepoMetadata, describe, describe_async
+    from ._read.handle import open, safe_open, warm
+    from ._read.inspect import FileMetadata, RepoMetadata, inspect, inspect_async
     from ._read.loader import PrefetchLoader
     from ._read.part import TensorSlice
     from ._read.source import Ranges
@@ -90,7 +89,6 @@ __all__ = [
     "SafetensorError",
     "SaveError",
     "SaveFuture",
-    "ShardIndex",
     "SharedMemoryError",
     "SliceError",
     "StorageError",
@@ -103,17 +101,16 @@ __all__ = [
     "Writer",
     "__version__",
     "convert",
-    "describe",
-    "describe_async",
     "deserialize",
     "download",
     "errors",
     "glob",
     "hash",
+    "inspect",
+    "inspect_async",
     "merge",
     "modelspec",
-    "read_index",
-    "read_metadata",
+    "open",
     "repair",
     "replace_tensor",
     "rewrite",
@@ -139,21 +136,19 @@ _LATER = {
     "SaveFuture": "_write.background",
     "Verification": "_read.digest",
     "View": "_view.notebook",
-    "ShardIndex": "_native",
     "StorageOptions": "typing",
     "TensorInfo": "_native",
     "TensorSlice": "_read.part",
     "Writer": "_write.writer",
     "convert": "_convert",
-    "describe": "_read.inspect",
-    "describe_async": "_read.inspect",
     "deserialize": "_write.serialize",
     "download": "_write.download",
     "glob": "_base.keys",
     "hash": "_read.digest",
+    "inspect": "_read.inspect",
+    "inspect_async": "_read.inspect",
     "merge": "_write.rearrange",
-    "read_index": "_read.documents",
-    "read_metadata": "_read.documents",
+    "open": "_read.handle",
     "repair": "_write.repair",
     "replace_tensor": "_write.edit",
     "rewrite": "_write.rearrange",

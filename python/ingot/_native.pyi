@@ -40,6 +40,7 @@ __all__ = [
     "download",
     "fetch_beside",
     "hash",
+    "hash_object",
     "hashes",
     "hub_headers",
     "in_natural_order",
@@ -56,7 +57,6 @@ __all__ = [
     "stream",
     "update_metadata",
     "url_file_name",
-    "verify",
     "why_pageable",
 ]
 
@@ -261,6 +261,8 @@ class Destinations:
 
 # The index; and of each file its size, its version and its first bytes.
 _Heads: TypeAlias = tuple[bytes | None, list[tuple[int, str, bytes]]]
+# The name of a file, its metadata, and its tensors in the order of their data.
+_FileHeader: TypeAlias = tuple[str, dict[str, str] | None, list[TensorInfo]]
 
 @final
 class Checkpoint:
@@ -347,10 +349,18 @@ class Checkpoint:
     @property
     def is_sharded(self) -> bool: ...
     def index(self) -> ShardIndex | None:
-        """Give the index by itself; None where there is none."""
+        """Return the index by itself, or None if there is none."""
 
-    def headers(self) -> list[tuple[str, dict[str, str] | None, list[TensorInfo]]]:
-        """Give of each file what it is called, its metadata, and its tensors in the order of their data."""
+    def headers(self) -> list[_FileHeader]:
+        """Return the header of each file."""
+
+    def verify(
+        self,
+        expected_sha256: str | None = None,
+        *,
+        progress: Callable[[int, int], object] | None = None,
+    ) -> list[tuple[str, dict[str, Any]]]:
+        """Compare each file with its digests. Return its name, and arguments for `ingot.Verification`."""
 
     def proven(
         self,
@@ -548,16 +558,15 @@ def hash(
     progress: Callable[[int, int], object] | None = None,
     storage_options: Mapping[str, Any] | None = None,
 ) -> str | None: ...
+def hash_object(
+    object: Any, name: str, definition: str, progress: Callable[[int, int], object] | None = None
+) -> str | None:
+    """Return the hash of a buffer, or of a `Reader` of `_read/source.py`. `name` is for errors."""
+
 def blob_digest(path: str | bytes | PathLike[str] | PathLike[bytes]) -> str | None:
     """Return the digest that a blob of a content-addressed store has as its name, or None for other files."""
 
 def hashes() -> list[str]: ...
-def verify(
-    path: str | bytes | PathLike[str] | PathLike[bytes],
-    expected_sha256: str | None = None,
-    progress: Callable[[int, int], object] | None = None,
-    storage_options: Mapping[str, Any] | None = None,
-) -> list[tuple[str, dict[str, Any]]]: ...
 def read_url(
     url: str, take: Callable[[bytes], object], storage_options: Mapping[str, Any] | None = None
 ) -> None:
@@ -601,13 +610,11 @@ def replace_tensor(
 @final
 class ShardIndex:
     @staticmethod
-    def read(source: str | bytes | PathLike[str] | PathLike[bytes]) -> ShardIndex: ...
-    def __len__(self) -> int: ...
-    def __contains__(self, key: object, /) -> bool: ...
+    def read(source: str | bytes | PathLike[str] | PathLike[bytes]) -> ShardIndex | None:
+        """Read the index at a path or in a directory, and none of its shards. None for a single file."""
+
     @property
     def shards(self) -> list[str]: ...
-    def keys(self) -> list[str]: ...
-    def shard_of(self, name: str) -> str | None: ...
     def weight_map(self) -> dict[str, str]: ...
     def metadata(self) -> dict[str, Any] | None: ...
 
@@ -615,12 +622,9 @@ class ShardIndex:
 class Sources:
     """Files, and checkpoints of many, whose tensors go into others."""
 
-    @staticmethod
-    def open(
-        paths: Sequence[str | bytes | PathLike[str] | PathLike[bytes]],
-        storage_options: Mapping[str, Any] | None = None,
-        leniency: Leniency = "accept",
-    ) -> Sources: ...
+    def __new__(cls, checkpoints: Sequence[Checkpoint], leniency: Leniency = "accept") -> Sources:
+        """Take the files of open checkpoints, which are closed afterwards."""
+
     def __len__(self) -> int: ...
     def path(self, source: int) -> str:
         """Give the path of its index, or of its only file."""

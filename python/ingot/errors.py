@@ -166,9 +166,15 @@ def _storage_error(
 class IntegrityError(SafetensorError, ValueError):
     """A digest does not match, or the digests in a file's metadata cannot be used.
 
-    ``code`` is ``"digest-mismatch"``, with the two digests as `expected` and `found`, or
-    ``"invalid-checksums"``.
+    ``code`` is ``"digest-mismatch"``, with the two digests as `expected` and `found`, ``"no-digest"``, or
+    ``"invalid-checksums"``. If `ingot.verify` raises it, `report` is the `ingot.Verification`.
     """
+
+    report: Any
+
+    def __init__(self, message: str = "", *, report: Any = None, **fields: Any) -> None:
+        super().__init__(message, **fields)
+        self.report = report
 
 
 class DestinationError(SafetensorError, BufferError):

@@ -21,18 +21,19 @@ from __future__ import annotations
 import re
 from base64 import b64decode
 from collections.abc import Mapping
+from contextlib import closing
 from dataclasses import dataclass, field, fields
 from datetime import datetime
-from os import PathLike
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, Unpack
 
-from . import _native
+from ._base.options import Loading, takes
+from ._read.door import open_checkpoint
+from .typing import HeaderOptions, Source
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    Path = str | bytes | PathLike[str] | PathLike[bytes]
     Fault = tuple["Severity", str]
 
 __all__ = ["VERSION", "Finding", "ModelSpec", "metadata", "read", "validate"]
@@ -113,13 +114,16 @@ class Finding(NamedTuple):
         return f"{self.severity}: {self.key}: {self.message}"
 
 
-def read(source: Path | Mapping[str, str]) -> ModelSpec | None:
-    """Read what a file says of itself.
+@takes(HeaderOptions)
+def read(source: Source | Mapping[str, str], **options: Unpack[HeaderOptions]) -> ModelSpec | None:
+    """Read the ModelSpec of a file.
 
     Parameters
     ----------
-    source : str, bytes or os.PathLike, or dict of str to str
-        A file of tensors, or the metadata of one. Of a file only the header is read.
+    source : ingot.typing.Source, or dict of str to str
+        A file of tensors, as for `ingot.open`, of which the header is read; or the metadata of a file.
+    **options
+        How the header is read: `ingot.typing.HeaderOptions`.
 
     Returns
     -------
@@ -133,10 +137,17 @@ def read(source: Path | Mapping[str, str]) -> ModelSpec | None:
     HeaderError
         The file breaks a rule of its format.
     TypeError
-        `source` is neither a path nor a dict.
+        `source` cannot be read from, or an option is unknown.
     """
+    return _spec(_pairs(source, Loading.of(read, options)))
+
+
+def _spec(pairs: Mapping[str, Any]) -> ModelSpec | None:
+    # The index of a checkpoint may have any JSON.
     found = {
-        key.removeprefix(_PREFIX): text for key, text in _pairs(source).items() if key.startswith(_PREFIX)
+        key.removeprefix(_PREFIX): text
+        for key, text in pairs.items()
+        if key.startswith(_PREFIX) and isinstance(text, str)
     }
     if not found:
         return None
@@ -199,13 +210,18 @@ def metadata(
     return pairs
 
 
-def validate(source: Path | Mapping[str, str] | ModelSpec) -> list[Finding]:
-    """Say what is wrong with the ModelSpec of a file.
+@takes(HeaderOptions)
+def validate(
+    source: Source | Mapping[str, str] | ModelSpec, **options: Unpack[HeaderOptions]
+) -> list[Finding]:
+    """Return what is wrong with the ModelSpec of a file.
 
     Parameters
     ----------
-    source : str, bytes or os.PathLike, dict of str to str, or ModelSpec
-        A file of tensors, or the metadata of one.
+    source : ingot.typing.Source, dict of str to str, or ModelSpec
+        A file of tensors, as for `ingot.open`, or the metadata of one.
+    **options
+        How the header is read: `ingot.typing.HeaderOptions`.
 
     Returns
     -------
@@ -215,10 +231,11 @@ def validate(source: Path | Mapping[str, str] | ModelSpec) -> list[Finding]:
 
     Raises
     ------
-    OSError, HeaderError
+    OSError, HeaderError, TypeError
         As `read` does.
     """
-    spec = source if isinstance(source, ModelSpec) else read(source)
+    how = Loading.of(validate, options)
+    spec = source if isinstance(source, ModelSpec) else _spec(_pairs(source, how))
     if spec is None:
         return [Finding("error", f"{_PREFIX}sai_model_spec", "is missing: the file says nothing of itself")]
     found = [*_missing(spec), *_malformed(spec)]
@@ -226,18 +243,12 @@ def validate(source: Path | Mapping[str, str] | ModelSpec) -> list[Finding]:
     return sorted(found, key=lambda finding: order.index(finding.severity))
 
 
-def _pairs(source: Path | Mapping[str, str]) -> Mapping[str, str]:
+def _pairs(source: Source | Mapping[str, str], how: Loading) -> Mapping[str, Any]:
     if isinstance(source, Mapping):
         return source
-    if not isinstance(source, (str, bytes, PathLike)):
-        raise TypeError(
-            f"expected a path, or the metadata of a file as a dict, found {type(source).__name__}"
-        )
-    checkpoint = _native.Checkpoint.open(source)
-    try:
+    limit, options = how.max_header_size, how.storage_options
+    with closing(open_checkpoint(source, "pread", "accept", limit, storage_options=options)) as checkpoint:
         return checkpoint.metadata() or {}
-    finally:
-        checkpoint.close()
 
 
 # What every file must and should say.

@@ -36,10 +36,9 @@ if TYPE_CHECKING:
     from ._read.load import Memory
     from ._read.reads import Reads
     from ._read.select import Wanted
-    from ._read.source import Source
     from ._write.background import SaveFuture
     from ._write.save import Box
-    from .typing import Format, Path, Writable
+    from .typing import Format, Path, Source, Writable
 
     Array = numpy.ndarray[Any, numpy.dtype[Any]]
 
@@ -106,7 +105,7 @@ def load_file(
         of the mapped file, copy on write: they may be written to, the file does not change, and nothing is
         read before it is touched; slices that do not lie together in the file, and converted arrays, have
         memory of their own. ``BF16``, ``F8_…`` and ``F4`` are the dtypes of ml_dtypes; ``F4`` is unpacked,
-        one element to a byte. With `return_metadata` a tuple of this and of what `ingot.read_metadata` gives.
+        one element to a byte. With `return_metadata` a tuple of this and of the metadata of the file.
 
     Raises
     ------

@@ -17,6 +17,7 @@ __all__ = [
     "Dtype",
     "Format",
     "Glob",
+    "HeaderOptions",
     "Keys",
     "LoadOptions",
     "OpenOptions",
@@ -26,6 +27,7 @@ __all__ = [
     "SaveOptions",
     "SelectOptions",
     "Snapshot",
+    "Source",
     "StorageOptions",
     "Tell",
     "Writable",
@@ -127,15 +129,73 @@ class Writable(Protocol):
         """
 
 
-class OpenOptions(TypedDict, total=False):
-    """What `ingot.safe_open` takes beside the file, the framework and the device."""
+class Buffer(Protocol):
+    """An object with the buffer protocol: `bytearray`, `memoryview`, `mmap.mmap`, an array. Not `bytes`."""
+
+    def __buffer__(self, flags: int, /) -> memoryview: ...
+
+
+class BinaryFile(Protocol):
+    """A file that is open for reading bytes: `open(path, "rb")`, `io.BytesIO`, a member of a zip."""
+
+    def read(self, size: int, /) -> Any: ...
+    def seek(self, position: int, whence: int = ..., /) -> Any: ...
+    def tell(self) -> int: ...
+
+
+class FsspecFile(Protocol):
+    """A file of fsspec: the result of ``fsspec.open`` or of the ``open`` of a file system."""
+
+    @property
+    def fs(self) -> Any: ...
+    @property
+    def path(self) -> str: ...
+
+
+class StoreFile(Protocol):
+    """A file in a store of obstore, fsspec or the caller: `ingot.Ranges`."""
+
+    @property
+    def store(self) -> Any: ...
+    @property
+    def path(self) -> str: ...
+    @property
+    def nbytes(self) -> int | None: ...
+
+
+#: Everything that can be read from: a path, a URL, a directory, an index, or an object that holds one file.
+Source = Path | Buffer | BinaryFile | FsspecFile | StoreFile
+
+
+class HeaderOptions(TypedDict, total=False):
+    """How a header is read: the part of `ReadOptions` for functions that read no tensor."""
+
+    storage_options: StorageOptions | None
+    max_header_size: int | None
+
+
+class OpenOptions(HeaderOptions, total=False):
+    """How `ingot.open` and `ingot.safe_open` open a source.
+
+    Attributes
+    ----------
+    strict : bool
+        Reject headers that are valid but not in the form that writers should use (FORMAT.md, "Lenient and
+        strict").
+    lenient : bool
+        Open a broken file with the tensors that are sound, as `ingot.repair` does; `safe_open.unsound` has
+        the others. `safe_open.keys` of a sharded checkpoint lists the tensors of the index,
+        `safe_open.offset_keys` the sound ones.
+    confine : bool
+        Reject symbolic links below the directory of the source, and files with a second name (hard links).
+        By default links are followed, because the cache of the Hub consists of links. An index that names
+        files outside of its directory is always rejected. Without effect on URLs and objects.
+    """
 
     backend: str
     strict: bool
     lenient: bool
-    max_header_size: int | None
     confine: bool
-    storage_options: StorageOptions | None
 
 
 class ReadOptions(TypedDict, total=False):

@@ -38,10 +38,6 @@ ROWS |= {f"the other frameworks: {row.called}": row for row in NAMES.alike()}
 SILENT = {
     "ingot.PrefetchLoader.close",
     "ingot.PrefetchLoader.names",
-    "ingot.ShardIndex.keys",
-    "ingot.ShardIndex.metadata",
-    "ingot.ShardIndex.shard_of",
-    "ingot.ShardIndex.weight_map",
     "ingot.TensorSlice.get_dtype",
     "ingot.TensorSlice.get_shape",
     "ingot.View.close",

@@ -38,7 +38,7 @@ def objects(path: Path) -> dict[str, Any]:
         "safe_open": file,
         "slice": file.get_slice("a"),
         "Verification": ingot.verify(path),
-        "describe": ingot.describe(path),
+        "inspect": ingot.inspect(path),
         "TensorInfo": file.info("a"),
         "Conversion": ingot.convert(path, converted),
         "Download": ingot.Download("a", 1, 0, None),
@@ -46,7 +46,7 @@ def objects(path: Path) -> dict[str, Any]:
     }
 
 
-KINDS = ["safe_open", "slice", "Verification", "describe", "TensorInfo", "Conversion", "Download", "error"]
+KINDS = ["safe_open", "slice", "Verification", "inspect", "TensorInfo", "Conversion", "Download", "error"]
 
 
 @pytest.mark.parametrize("kind", KINDS)

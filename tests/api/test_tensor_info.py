@@ -25,7 +25,7 @@ def path(path: Path) -> Path:
 def test_a_handle_a_choice_and_a_description_say_the_same(path: Path) -> None:
     chosen: list[TensorInfo] = []
     ingot.numpy.load_file(path, keys=lambda info: chosen.append(info) or True)
-    described = ingot.describe(path, count="stored").files_metadata[path.name].tensors
+    described = ingot.inspect(path, count="stored").files_metadata[path.name].tensors
     with ingot.safe_open(path, "np") as file:
         told = {name: file.info(name) for name in file}
     assert all(type(info) is TensorInfo for info in [*chosen, *described.values(), *told.values()])

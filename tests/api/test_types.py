@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import io
 from collections.abc import ItemsView, Iterator
 from pathlib import Path
 from typing import Any, assert_type
 
 import numpy
+import pytest
 import torch
 
 import ingot
 import ingot.numpy
 import ingot.torch
+from ingot.typing import Source
 
 
 def test_numpy(tmp_path: Path) -> None:
@@ -65,6 +68,27 @@ def test_handles(tmp_path: Path) -> None:
         info = file.info("t")
         assert_type(info.shape, tuple[int, ...])
         assert_type(info.nbytes, int)
+    with ingot.open(path) as plain, ingot.safe_open(path) as also, ingot.open(path, "pt", confine=True) as pt:
+        assert_type(plain, ingot.safe_open[numpy.ndarray[Any, numpy.dtype[Any]]])
+        assert_type(also, ingot.safe_open[numpy.ndarray[Any, numpy.dtype[Any]]])
+        assert_type(pt, ingot.safe_open[torch.Tensor])
+
+
+def test_sources(tmp_path: Path) -> None:
+    data = ingot.numpy.save({"t": numpy.zeros((2, 3))})
+    (tmp_path / "t.safetensors").write_bytes(data)
+    with (tmp_path / "t.safetensors").open("rb") as file:
+        sources: list[Source] = [str(tmp_path), tmp_path, file, io.BytesIO(data), bytearray(data)]
+        sources += [memoryview(data)]
+        for source in sources:
+            assert_type(ingot.inspect(source), ingot.RepoMetadata)
+            assert_type(ingot.hash(source) if not isinstance(source, (str, Path)) else "", str)
+    with pytest.raises(TypeError, match="found int"):
+        ingot.inspect(3)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="found int"):
+        ingot.open(3)  # type: ignore[call-overload]
+    with pytest.raises(TypeError, match="did you mean 'backend'"):
+        ingot.open(data, bakend="mmap")  # type: ignore[call-overload]
 
 
 def test_buffers() -> None:
@@ -85,7 +109,7 @@ def test_editing(tmp_path: Path) -> None:
     path = tmp_path / "t.safetensors"
     tensors = {"t": torch.zeros(3)}
     ingot.torch.save_file(tensors, path, {"k": "v"}, reserve_header=100, align=64, durable=False)
-    assert_type(ingot.read_metadata(path), dict[str, str] | None)
+    assert_type(ingot.inspect(path).metadata, dict[str, Any] | None)
     assert_type(
         ingot.torch.load_file(path, return_metadata=True),
         tuple[dict[str, torch.Tensor], dict[str, str] | None],
@@ -109,7 +133,7 @@ def test_editing(tmp_path: Path) -> None:
 def test_metadata(tmp_path: Path) -> None:
     path = tmp_path / "t.safetensors"
     ingot.numpy.save_file({"t": numpy.zeros((2, 3))}, path, durable=False)
-    found = ingot.describe(path, count="logical", config={"text_config": {}}, max_header_size=1000)
+    found = ingot.inspect(path, count="logical", config={"text_config": {}}, max_header_size=1000)
     assert_type(found, ingot.RepoMetadata)
     assert_type(found.metadata, dict[str, Any] | None)
     assert_type(found.parameter_count, dict[str, int])
@@ -121,6 +145,6 @@ def test_metadata(tmp_path: Path) -> None:
     assert_type(hash(file.tensors["t"]), int)
 
     async def later() -> None:
-        assert_type(await ingot.describe_async(path, count="stored"), ingot.RepoMetadata)
+        assert_type(await ingot.inspect_async(path, count="stored"), ingot.RepoMetadata)
 
     asyncio.run(later())

@@ -97,7 +97,6 @@ OTHERWISE = {
     },
     "source": {
         "ingot.convert": "an object can hold a file of any format",
-        "ingot.read_metadata": "an object can hold a file",
         "ingot.torch.load_into": "an object can hold a file",
         "ingot.view": "an object can hold a file, and a handle has one open",
         "ingot.download": "a URL and nothing else",

@@ -150,12 +150,12 @@ def test_meta_is_changed(model: Path) -> None:
         # That of its index has tests of its own.
         model = model / "model-00001-of-00003.safetensors"
     assert good("meta", "set", model, "a=b=c", "empty=", "--json").json()["set"] == ["a", "empty"]
-    assert ingot.read_metadata(model) == {"format": "pt", "a": "b=c", "empty": ""}
+    assert ingot.inspect(model).metadata == {"format": "pt", "a": "b=c", "empty": ""}
     good("meta", "rm", model, "a", "empty")
     good("meta", "clean", model)
-    assert ingot.read_metadata(model) == {"format": "pt"}
+    assert ingot.inspect(model).metadata == {"format": "pt"}
     good("meta", "clean", "--all", model)
-    assert not ingot.read_metadata(model)
+    assert not ingot.inspect(model).metadata
     good("meta", "set", model, "format=pt")
 
 
@@ -167,7 +167,7 @@ def index(folder: Path, tmp_path: Path) -> Path:
 
 
 def of_files(index: Path) -> list[dict[str, str] | None]:
-    return [ingot.read_metadata(file) for file in sorted(index.parent.glob("*.safetensors"))]
+    return [ingot.inspect(file).metadata for file in sorted(index.parent.glob("*.safetensors"))]
 
 
 def test_meta_of_a_checkpoint_is_that_of_its_index(index: Path) -> None:

@@ -52,6 +52,15 @@ def test_what_is_there_is_replaced_with_overwrite_only(command: str, folder: Pat
     assert sorted(os.listdir(folder)) == ["a.safetensors", "out"]
 
 
+def test_rename_says_that_it_renames_nothing(folder: Path) -> None:
+    printed = run("rename", "a.safetensors", "out", "-s", "absent", "b", "--json")
+    assert printed.code == 0
+    assert "a.safetensors: no tensor is renamed" in printed.err
+    assert printed.json()["renamed"] == {}
+    assert (folder / "out").exists()
+    good("rename", "a.safetensors", "new", "-s", "model", "m")
+
+
 def test_a_checkpoint_is_replaced_with_force_only(folder: Path) -> None:
     split = ["split", "a.safetensors", "parts", "--max-shard-size", "100KB"]
     planned = good(*split, "--dry-run", "--json").json()["files"]
@@ -87,13 +96,13 @@ def test_metadata_goes_out_and_in_again(folder: Path) -> None:
     pairs = {"format": "pt", "text": "模型 \x1b\u202e\n", "empty": ""}
     (folder / "in.json").write_text(json.dumps(pairs))
     good("meta", "import", "a.safetensors", "in.json", "--replace")
-    assert ingot.read_metadata("a.safetensors") == pairs
+    assert ingot.inspect("a.safetensors").metadata == pairs
     good("meta", "export", "a.safetensors", "out.json")
     assert json.loads((folder / "out.json").read_bytes()) == pairs
     assert run("meta", "export", "a.safetensors", "out.json").code == 2
     piped = in_a_pipe("meta", "import", "a.safetensors", "-", folder=folder, stdin=b'{"text": "new"}')
     assert piped.code == 0
-    assert ingot.read_metadata("a.safetensors") == pairs | {"text": "new"}
+    assert ingot.inspect("a.safetensors").metadata == pairs | {"text": "new"}
 
 
 @pytest.mark.parametrize("text", ['{"a": 1}', "[]", "{", '{"a": "1", "a": "2"}', '{"a": null}', "\x00"])
@@ -111,7 +120,7 @@ def test_metadata_is_edited_in_an_editor(folder: Path) -> None:
     editor.chmod(editor.stat().st_mode | stat.S_IXUSR)
     ended = in_a_pipe("meta", "edit", "a.safetensors", folder=folder, VISUAL=str(editor), EDITOR=str(editor))
     assert ended.code == 0, ended
-    assert ingot.read_metadata("a.safetensors") == {"format": "pt", "note": "two"}
+    assert ingot.inspect("a.safetensors").metadata == {"format": "pt", "note": "two"}
 
 
 def test_a_key_that_is_not_there_exits_with_1(folder: Path) -> None:

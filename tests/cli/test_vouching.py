@@ -108,7 +108,7 @@ def test_faults_are_found(tmp_path: Path) -> None:
 def test_keys_are_set_with_their_hash_and_verified(tmp_path: Path) -> None:
     path = save(tmp_path / "model.safetensors", metadata={"format": "pt"})
     good("modelspec", "set", path, "title=A = B", "architecture=gpt-2/lora", "implementation=x", "--hash")
-    pairs = ingot.read_metadata(path)
+    pairs = ingot.inspect(path).metadata
     assert pairs is not None
     assert pairs["format"] == "pt"
     assert pairs["modelspec.title"] == "A = B"
@@ -118,7 +118,7 @@ def test_keys_are_set_with_their_hash_and_verified(tmp_path: Path) -> None:
     good("modelspec", "validate", path)
     good("modelspec", "set", path, "title=", "--dry-run")
     good("modelspec", "set", path, "title=")
-    assert "modelspec.title" not in (ingot.read_metadata(path) or {})
+    assert "modelspec.title" not in (ingot.inspect(path).metadata or {})
 
 
 @pytest.mark.parametrize("words", [[], ["nope=1"], ["title"], ["date=yesterday"], ["resolution=big"]])

@@ -328,7 +328,7 @@ def test_check_and_verify_compare_a_blob_with_its_name(
         out = capsys.readouterr().out
         assert "blob" in out
         assert made.blob.name in out
-        report = ingot.verify(path)
+        report = ingot.verify(path, raises=False)
         assert not report.ok
         if link != "sha1":
             assert report.file is not None
@@ -354,4 +354,4 @@ def test_check_and_verify_compare_the_shards_and_the_index_of_a_snapshot(
     index.write_bytes(content)
     flip_last_byte(made.blob)
     assert run_program(["check", str(whole)]) == 1
-    assert not ingot.verify(whole).ok
+    assert not ingot.verify(whole, raises=False).ok

@@ -224,10 +224,12 @@ def hash_all(url: str, options: Options, folder: Path) -> None:
         ingot.hash(url, algorithm, storage_options=options)
 
 
-def describe(url: str, options: Options, folder: Path) -> None:
+def inspect_both(url: str, options: Options, folder: Path) -> None:
     for count in ("logical", "stored"):
-        found = ingot.describe(url, count=count, storage_options=options)  # type: ignore[arg-type]
+        found = ingot.inspect(url, count=count, storage_options=options)  # type: ignore[arg-type]
         assert found.parameter_total == 6
+    found = ingot.inspect(url, shards=False, storage_options=options)
+    assert sorted(found.weight_map) == sorted(WEIGHTS)
 
 
 SINGLE, SHARDED = "single/model.safetensors", f"sharded/{INDEX}"
@@ -237,18 +239,19 @@ BOTH = (SINGLE, SHARDED)
 CALLS: dict[str, tuple[tuple[str, ...], Call]] = {
     "ingot.safe_open": (BOTH, open_and_read),
     "ingot.view": (BOTH, show),
-    "ingot.describe": (BOTH, describe),
-    "ingot.describe_async": (
+    "ingot.inspect": (BOTH, inspect_both),
+    "ingot.inspect_async": (
         BOTH,
-        lambda url, options, folder: asyncio.run(ingot.describe_async(url, storage_options=options)),
+        lambda url, options, folder: asyncio.run(ingot.inspect_async(url, storage_options=options)),
     ),
-    "ingot.read_metadata": (
+    "ingot.open": (BOTH, lambda url, options, folder: ingot.open(url, storage_options=options)["bias"]),
+    "ingot.modelspec.read": (
         BOTH,
-        lambda url, options, folder: ingot.read_metadata(url, storage_options=options),
+        lambda url, options, folder: ingot.modelspec.read(url, storage_options=options),
     ),
-    "ingot.read_index": (
-        (SHARDED,),
-        lambda url, options, folder: ingot.read_index(url, storage_options=options),
+    "ingot.modelspec.validate": (
+        BOTH,
+        lambda url, options, folder: ingot.modelspec.validate(url, storage_options=options),
     ),
     "ingot.hash": ((SINGLE,), hash_all),
     "ingot.verify": (BOTH, lambda url, options, folder: ingot.verify(url, storage_options=options)),

@@ -22,28 +22,28 @@ def signed(path: Path, name: str = "signed.safetensors") -> Path:
     """Return a file that a tool has signed."""
     ingot.numpy.save_file(TENSORS, path / name, {"title": "old"}, reserve_header=600)
     ingot.update_metadata(path / name, SIGNED)
-    assert ingot.read_metadata(path / name) == SIGNED
+    assert ingot.inspect(path / name).metadata == SIGNED
     return path / name
 
 
 def use_writer(source: Path, out: Path) -> None:
-    with ingot.Writer(out, {"a": ("F32", (4,))}, ingot.read_metadata(source)) as writer:
+    with ingot.Writer(out, {"a": ("F32", (4,))}, ingot.inspect(source).metadata) as writer:
         writer.write("a", TENSORS["a"])
         writer.commit()
 
 
 def append(source: Path, out: Path) -> None:
-    with ingot.Writer(out, metadata=ingot.read_metadata(source), reserve=2000) as writer:
+    with ingot.Writer(out, metadata=ingot.inspect(source).metadata, reserve=2000) as writer:
         writer.write("a", TENSORS["a"])
         writer.commit()
 
 
 SAVES: dict[str, Callable[[Path, Path], Any]] = {
-    "save_file": lambda source, out: ingot.numpy.save_file(TENSORS, out, ingot.read_metadata(source)),
+    "save_file": lambda source, out: ingot.numpy.save_file(TENSORS, out, ingot.inspect(source).metadata),
     "rewrite": lambda source, out: ingot.rewrite(source, out),
     "rewrite_drop": lambda source, out: ingot.rewrite(source, out, drop="a"),
     "rename": lambda source, out: ingot.rewrite(source, out, rename={"a": "c"}),
-    "metadata": lambda source, out: ingot.rewrite(source, out, metadata=ingot.read_metadata(source)),
+    "metadata": lambda source, out: ingot.rewrite(source, out, metadata=ingot.inspect(source).metadata),
     "merge": lambda source, out: ingot.merge([source], out),
     "repair": lambda source, out: ingot.repair(source, out),
     "convert": lambda source, out: ingot.convert(source, out, dtype="F16"),
@@ -56,7 +56,7 @@ SAVES: dict[str, Callable[[Path, Path], Any]] = {
 def test_a_save_leaves_signatures_of_another_file_out(save: Callable[..., Any], tmp_path: Path) -> None:
     out = tmp_path / "out.safetensors"
     save(signed(tmp_path), out)
-    assert (ingot.read_metadata(out) or {}) == {"title": "old"}
+    assert (ingot.inspect(out).metadata or {}) == {"title": "old"}
 
 
 def test_merge_does_not_compare_signatures(tmp_path: Path) -> None:
@@ -64,7 +64,7 @@ def test_merge_does_not_compare_signatures(tmp_path: Path) -> None:
     ingot.numpy.save_file({"c": TENSORS["a"]}, second)
     ingot.update_metadata(second, dict.fromkeys(OF_FILE, "others"))
     ingot.merge([first, second], tmp_path / "out.safetensors")
-    assert ingot.read_metadata(tmp_path / "out.safetensors") == {"title": "old"}
+    assert ingot.inspect(tmp_path / "out.safetensors").metadata == {"title": "old"}
 
 
 def test_split_leaves_signatures_out(tmp_path: Path) -> None:
@@ -80,7 +80,7 @@ def test_update_metadata_removes_signatures_of_the_whole_file(
 ) -> None:
     path = signed(tmp_path)
     assert ingot.update_metadata(path, **change, in_place=in_place) != "unchanged"
-    found = ingot.read_metadata(path)
+    found = ingot.inspect(path).metadata
     assert found is not None
     assert found.pop(OF_DATA) == "signed"
     assert not found.keys() & set(OF_FILE)
@@ -89,16 +89,20 @@ def test_update_metadata_removes_signatures_of_the_whole_file(
 def test_update_metadata_keeps_the_signatures_that_it_sets(tmp_path: Path) -> None:
     path = signed(tmp_path)
     ingot.update_metadata(path, {"title": "new", "c2pa:manifest": "signed again"})
-    assert ingot.read_metadata(path) == {"title": "new", "c2pa:manifest": "signed again", OF_DATA: "signed"}
+    assert ingot.inspect(path).metadata == {
+        "title": "new",
+        "c2pa:manifest": "signed again",
+        OF_DATA: "signed",
+    }
 
 
 def test_update_metadata_without_a_change_keeps_signatures(tmp_path: Path) -> None:
     path = signed(tmp_path)
     assert ingot.update_metadata(path, {"title": "old"}) == "unchanged"
-    assert ingot.read_metadata(path) == SIGNED
+    assert ingot.inspect(path).metadata == SIGNED
 
 
 def test_replace_tensor_removes_signatures(tmp_path: Path) -> None:
     path = signed(tmp_path)
     ingot.replace_tensor(path, "a", numpy.zeros(4, "f4"))
-    assert ingot.read_metadata(path) == {"title": "old"}
+    assert ingot.inspect(path).metadata == {"title": "old"}

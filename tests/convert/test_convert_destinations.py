@@ -49,7 +49,7 @@ def test_the_report_says_what_was_done(source: str) -> None:
         dropped=("half",),
         verified=True,
     )
-    assert ingot.read_metadata("out.safetensors") == {"title": "x"}
+    assert ingot.inspect("out.safetensors").metadata == {"title": "x"}
 
 
 def test_the_file_is_the_one_that_save_file_writes(source: str) -> None:

@@ -336,7 +336,7 @@ def test_plain_tensors_of_gguf_are_read_and_values_become_metadata() -> None:
     found = load_file("out.safetensors")
     numpy.testing.assert_array_equal(found["plain"], WEIGHT)
     numpy.testing.assert_array_equal(found["half"], WEIGHT.astype(numpy.float16))
-    assert ingot.read_metadata("out.safetensors") == {
+    assert ingot.inspect("out.safetensors").metadata == {
         "flag": "true",
         "general.architecture": "llama",
         "general.name": "x",
@@ -422,7 +422,7 @@ def test_convert_reads_all_parts_of_a_gguf(path: str) -> None:
     found = load_file("out.safetensors")
     assert found.keys() == tensors.keys()
     assert all(numpy.array_equal(found[name], tensor) for name, tensor in tensors.items())
-    assert ingot.read_metadata("out.safetensors") == {"general.architecture": "llama"}
+    assert ingot.inspect("out.safetensors").metadata == {"general.architecture": "llama"}
 
 
 def test_convert_does_not_take_some_parts_of_a_gguf_for_the_model() -> None:

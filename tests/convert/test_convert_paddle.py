@@ -85,7 +85,7 @@ def test_a_tensor_that_was_cut_is_whole_again() -> None:
 def test_a_tensor_under_two_names_is_written_once() -> None:
     report = ingot.convert(pickled({"b": WEIGHT, "a": WEIGHT}), "out.safetensors")
     assert report.shared == {"b": "a"}
-    assert ingot.read_metadata("out.safetensors") == {
+    assert ingot.inspect("out.safetensors").metadata == {
         "ingot.shared": '{"b":{"of":"a"}}',
         "format": "paddle",
     }

@@ -54,7 +54,7 @@ def test_convert_reads_arrays_of_every_protocol(protocol: int) -> None:
     assert all(same(found[name], array) for name, array in expected.items())
     assert {one.name for one in report.left_out} == {"text", "n"}
     assert report.source_format == "pickle"
-    assert not ingot.read_metadata("out.safetensors")
+    assert not ingot.inspect("out.safetensors").metadata
 
 
 # As Python 2.7 and NumPy 1.16 write it: `pickle.dump({"w": array([[1, 2, -3]], "f4")}, file)`.

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import errno
 import io
-import mmap
 import os
 import pickle
 import signal
 import threading
-import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -24,9 +22,18 @@ from fsspec.implementations.memory import MemoryFileSystem
 import ingot
 import ingot.numpy
 import ingot.torch
+from support.objects import (
+    NAME,
+    OBJECTS,
+    Counting,
+    Dribbling,
+    in_memory_of_fsspec,
+    in_obstore,
+    opened,
+    written,
+)
 from support.processes import run
 
-NAME = "model.safetensors"
 SECRET = "sig=hidden"
 
 
@@ -45,24 +52,6 @@ def data() -> bytes:
     return ingot.numpy.save(tensors(), {"made": "by hand"})
 
 
-class Counting:
-    """A store of obstore that notes what it is asked for."""
-
-    def __init__(self, data: bytes) -> None:
-        self.asked: list[tuple[int, int]] = []
-        self.heads = 0
-        self.store = obstore.store.MemoryStore()
-        self.store.put(NAME, data)
-
-    def get_ranges(self, path: str, *, starts: list[int], ends: list[int]) -> list[Any]:
-        self.asked += zip(starts, ends, strict=True)
-        return list(self.store.get_ranges(path, starts=starts, ends=ends))
-
-    def head(self, path: str) -> Any:
-        self.heads += 1
-        return self.store.head(path)
-
-
 class CountingFiles(MemoryFileSystem):  # type: ignore[misc]
     """A file system of fsspec that notes what it is asked for."""
 
@@ -75,73 +64,6 @@ class CountingFiles(MemoryFileSystem):  # type: ignore[misc]
     def cat_ranges(self, paths: Any, starts: Any, ends: Any, **options: Any) -> Any:
         self.asked += zip(starts, ends, strict=True)
         return super().cat_ranges(paths, starts, ends, **options)
-
-
-def in_memory_of_fsspec(data: bytes) -> str:
-    fsspec.filesystem("memory").pipe_file(f"/ingot-tests/{NAME}", data)
-    return f"memory://ingot-tests/{NAME}"
-
-
-def written(data: bytes, folder: Path) -> Path:
-    path = folder / NAME
-    path.write_bytes(data)
-    return path
-
-
-def opened(data: bytes, folder: Path) -> Any:
-    return written(data, folder).open("rb")
-
-
-def member(data: bytes, compression: int) -> Any:
-    packed = io.BytesIO()
-    with zipfile.ZipFile(packed, "w", compression) as archive:
-        archive.writestr(NAME, data)
-    return zipfile.ZipFile(packed).open(NAME)
-
-
-def mapped(data: bytes) -> mmap.mmap:
-    pages = mmap.mmap(-1, len(data))
-    pages[:] = data
-    return pages
-
-
-def in_obstore(data: bytes) -> Any:
-    store = obstore.store.MemoryStore()
-    store.put(NAME, data)
-    return store
-
-
-class Dribbling(io.BytesIO):
-    """A file that gives little at a time, as raw files may."""
-
-    getbuffer = None  # type: ignore[assignment]
-
-    def read(self, size: int | None = -1) -> bytes:
-        return super().read(size if size is None else min(size, 70_001))
-
-
-OBJECTS: dict[str, Callable[[bytes, Path], Any]] = {
-    "BytesIO": lambda data, folder: io.BytesIO(data),
-    "bytearray": lambda data, folder: bytearray(data),
-    "memoryview": lambda data, folder: memoryview(data),
-    "mmap": lambda data, folder: mapped(data),
-    "open file": opened,
-    "raw file": lambda data, folder: opened(data, folder).detach(),
-    "file that dribbles": lambda data, folder: Dribbling(data),
-    "stored zip member": lambda data, folder: member(data, zipfile.ZIP_STORED),
-    "deflated zip member": lambda data, folder: member(data, zipfile.ZIP_DEFLATED),
-    "fsspec": lambda data, folder: fsspec.open(in_memory_of_fsspec(data)),
-    "opened fsspec": lambda data, folder: fsspec.open(in_memory_of_fsspec(data)).open(),
-    "local fsspec": lambda data, folder: fsspec.open(str(written(data, folder))),
-    "opened local fsspec": lambda data, folder: fsspec.open(str(written(data, folder))).open(),
-    "file system of fsspec": lambda data, folder: ingot.Ranges(
-        fsspec.filesystem("memory"), in_memory_of_fsspec(data)
-    ),
-    "obstore": lambda data, folder: ingot.Ranges(in_obstore(data), NAME),
-    "obstore, size given": lambda data, folder: ingot.Ranges(in_obstore(data), NAME, nbytes=len(data)),
-    "reader of obstore": lambda data, folder: obstore.open_reader(in_obstore(data), NAME),
-    "store of one's own": lambda data, folder: ingot.Ranges(Counting(data), NAME),
-}
 
 
 @pytest.fixture(params=OBJECTS)
@@ -168,7 +90,7 @@ def test_every_reading_call_takes_it(given: Any, tmp_path: Path) -> None:
         numpy.testing.assert_array_equal(part, expected["wide"][7:250:3, 5:900:2])
         for name, tensor in file.prefetch():
             numpy.testing.assert_array_equal(tensor, expected[name])
-    assert ingot.read_metadata(given) == {"made": "by hand"}
+    assert ingot.inspect(given).metadata == {"made": "by hand"}
     report = ingot.convert(given, tmp_path / "new.bt")
     assert report.source_format == "safetensors"
     numpy.testing.assert_array_equal(ingot.numpy.load_file(tmp_path / "new.bt")["wide"], expected["wide"])

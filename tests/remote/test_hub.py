@@ -167,7 +167,7 @@ def test_slices_and_whole_files_come_from_the_hub_too(hub: Hub) -> None:
     assert file.get_slice("a")[1000:1010].tolist() == list(range(1000, 1010))
     found = ingot.numpy.load_file("hf://me/gpt", storage_options=NEAR)
     assert all(np.array_equal(found[name], TENSORS[name]) for name in TENSORS)
-    assert ingot.read_metadata("hf://me/gpt", storage_options=NEAR) is None
+    assert ingot.inspect("hf://me/gpt", storage_options=NEAR).metadata is None
 
 
 # Files that are kept

@@ -141,7 +141,7 @@ def merged(client: Client) -> bytes:
 
 
 def described(client: Client) -> bytes:
-    found = ingot.describe(client.url("m.safetensors"), storage_options=client.options())
+    found = ingot.inspect(client.url("m.safetensors"), storage_options=client.options())
     assert not shown(repr(found))
     return repr(found.parameter_count).encode()
 

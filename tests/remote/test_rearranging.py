@@ -42,7 +42,7 @@ def test_of_a_rewritten_url_only_what_is_kept_is_fetched(tmp_path: Path) -> None
     found = ingot.numpy.load_file(out)
     assert np.array_equal(found["bias"], ONE["b"])
     assert np.array_equal(found["c"], ONE["c"])
-    assert ingot.read_metadata(out) == {"who": "one"}
+    assert ingot.inspect(out).metadata == {"who": "one"}
 
 
 def test_a_url_is_split_into_shards(tmp_path: Path) -> None:

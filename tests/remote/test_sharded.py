@@ -48,26 +48,22 @@ def test_an_index_is_one_handle_and_its_shards_are_left_alone() -> None:
 
 def test_an_index_is_read_by_itself_with_one_request(tmp_path: Path) -> None:
     with serving(folder(FILES)) as server:
-        index = ingot.read_index(server.url(f"/model/{INDEX}"), storage_options={"token": "secret"})
+        index = ingot.inspect(
+            server.url(f"/model/{INDEX}"), shards=False, storage_options={"token": "secret"}
+        )
         assert names(server) == [INDEX]
         assert server.requests[0].headers["authorization"] == "Bearer secret"
         (tmp_path / INDEX).write_bytes(FILES[INDEX])
-        local = ingot.read_index(tmp_path / INDEX)
-        assert index.weight_map() == local.weight_map()
-        assert (index.shards, index.keys(), index.metadata()) == (
-            local.shards,
-            local.keys(),
-            local.metadata(),
-        )
+        local = ingot.inspect(tmp_path / INDEX, shards=False)
+        assert index == local == ingot.inspect(tmp_path, shards=False)
+        assert list(index.weight_map) == list(json.loads(FILES[INDEX])["weight_map"])
+        assert (index.sharded, index.files_metadata, index.parameter_count) == (True, {}, {})
         with pytest.raises(FileNotFoundError):
-            ingot.read_index(server.url("/model/absent.json"))
-        with pytest.raises(
-            ingot.CheckpointError, match=r"expected the index.*found a file of tensors"
-        ) as caught:
-            ingot.read_index(server.url(f"/model/{NAMES[0]}"))
-        assert caught.value.code == "not-an-index"
+            ingot.inspect(server.url("/model/absent.json"), shards=False)
+        one = ingot.inspect(server.url(f"/model/{NAMES[0]}"), shards=False)
+        assert (one.sharded, list(one.files_metadata)) == (False, [NAMES[0]])
         with pytest.raises(ingot.OptionError, match="nope"):
-            ingot.read_index(server.url(f"/model/{INDEX}"), storage_options={"nope": 1})  # type: ignore[typeddict-unknown-key]
+            ingot.inspect(server.url(f"/model/{INDEX}"), shards=False, storage_options={"nope": 1})  # type: ignore[typeddict-unknown-key]
 
 
 def test_a_tensor_asks_for_its_own_shard() -> None:
@@ -101,7 +97,7 @@ def test_everything_that_loads_a_directory_loads_an_index() -> None:
         out = {"layers.2.weight": np.zeros((512, 1024), np.uint8)}
         ingot.numpy.load_file(url, keys=["layers.2.weight"], out=out)
         assert np.array_equal(out["layers.2.weight"], tensors()["layers.2.weight"])
-        assert ingot.read_metadata(url)["seed"] == 0
+        assert ingot.inspect(url).metadata["seed"] == 0
         assert same(pickle.loads(pickle.dumps(ingot.safe_open(url, "np"))).get_tensors())
 
 

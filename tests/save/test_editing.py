@@ -131,11 +131,11 @@ def test_metadata_comes_with_the_tensors(tmp_path: Path, suffix: str) -> None:
     path = save(tmp_path / f"t{suffix}", {"k": "v"})
     found, metadata = ingot.torch.load_file(path, return_metadata=True)
     assert_same(found, tensors())
-    assert metadata == ingot.read_metadata(path) == {"k": "v"}
+    assert metadata == ingot.inspect(path).metadata == {"k": "v"}
     arrays = {"a": numpy.zeros(3)}
     ingot.numpy.save_file(arrays, path)
     assert ingot.numpy.load_file(path, return_metadata=True)[1] is None
-    assert ingot.read_metadata(path) is None
+    assert ingot.inspect(path).metadata is None
 
 
 @BOTH
@@ -163,7 +163,18 @@ def test_with_room_the_file_is_changed_where_it_is(tmp_path: Path) -> None:
     assert path.stat().st_ino == inode
     assert ingot.update_metadata(path, remove=list(expected)) == "in-place"
     assert upstream(path)[1] in ({}, None)
-    assert ingot.read_metadata(path) == {}
+    assert ingot.inspect(path).metadata == {}
+
+
+@pytest.mark.parametrize(
+    "options", [{"rename": str}, {"rename": {}}, {"drop": lambda name: False}, {"rename": {"a": "a"}}]
+)
+def test_rewrite_warns_if_it_renames_and_drops_nothing(options: dict[str, Any], tmp_path: Path) -> None:
+    source, out = tmp_path / "source.safetensors", tmp_path / "out.safetensors"
+    ingot.numpy.save_file({"a": numpy.zeros(2), "b": numpy.ones(2)}, source)
+    with pytest.warns(UserWarning, match=r"rewrite: .*source\.safetensors: no tensor is renamed"):
+        ingot.rewrite(source, out, **options)
+    assert out.read_bytes() == source.read_bytes()
 
 
 def test_a_rewrite_leaves_room_for_the_next_change(tmp_path: Path) -> None:
@@ -339,7 +350,7 @@ def test_a_merged_file_is_the_saved_one(tmp_path: Path, out: str) -> None:
     # Over one of its own sources.
     ingot.merge(sources, sources[0], metadata=None, overwrite=True)
     assert_same(upstream(sources[0])[0], every)
-    assert ingot.read_metadata(sources[0]) is None
+    assert ingot.inspect(sources[0]).metadata is None
 
 
 def test_a_name_in_two_sources_is_refused_or_chosen(tmp_path: Path) -> None:
@@ -368,7 +379,7 @@ def test_metadata_that_differ_have_to_be_chosen(tmp_path: Path) -> None:
         ingot.merge(paths, tmp_path / "out")
     assert caught.value.code == "metadata-conflict"
     ingot.merge(paths, tmp_path / "out", metadata={"step": "2"})
-    assert ingot.read_metadata(tmp_path / "out") == {"step": "2"}
+    assert ingot.inspect(tmp_path / "out").metadata == {"step": "2"}
 
 
 # What to do, and the old names of what is there then, by the new ones.

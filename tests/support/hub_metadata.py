@@ -1,4 +1,4 @@
-"""What `ingot.describe` gives, as the dataclasses of huggingface_hub have it."""
+"""What `ingot.inspect` gives, as the dataclasses of huggingface_hub have it."""
 
 from __future__ import annotations
 
@@ -22,8 +22,9 @@ def of_file(found: ingot.FileMetadata) -> dict[str, Any]:
 
 
 def of_repo(found: ingot.RepoMetadata) -> dict[str, Any]:
-    """All fields but the one that huggingface_hub does not have."""
+    """Return what huggingface_hub has: no `parameter_total`, and no `metadata` of a single file."""
     files = {name: of_file(file) for name, file in found.files_metadata.items()}
-    fields = asdict(found) | {"files_metadata": files}
+    metadata = found.metadata if found.sharded else None
+    fields = asdict(found) | {"files_metadata": files, "metadata": metadata}
     del fields["parameter_total"]
     return fields

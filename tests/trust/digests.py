@@ -32,5 +32,5 @@ def flip(path: Path, at: int) -> None:
 
 def record(path: Path) -> dict[str, str]:
     """The digests that a file keeps, by tensor."""
-    found: dict[str, str] = json.loads((ingot.read_metadata(path) or {})[KEY])["tensors"]
+    found: dict[str, str] = json.loads((ingot.inspect(path).metadata or {})[KEY])["tensors"]
     return found

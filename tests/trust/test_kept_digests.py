@@ -6,6 +6,7 @@ import hashlib
 import io
 import json
 import os
+import pickle
 import struct
 from pathlib import Path
 
@@ -18,6 +19,31 @@ from digests import KEY, ORACLES, flip, record
 import ingot
 import ingot.numpy
 import ingot.torch
+
+
+def test_verify_raises_for_each_kind_of_failure(tmp_path: Path) -> None:
+    arrays = {f"t{number}": np.full(8, number, "f4") for number in range(6)}
+    path, bare = tmp_path / "file", tmp_path / "bare"
+    ingot.numpy.save_file(arrays, path, checksums=True)
+    ingot.numpy.save_file(arrays, bare)
+    assert ingot.verify(path).ok
+    data = bytearray(path.read_bytes())
+    data[-8 * 4 * 5 :] = bytes(8 * 4 * 5)
+    path.write_bytes(data)
+    with pytest.raises(ingot.IntegrityError, match=r"file: tensor `t1`: expected .*; and 2 more$") as caught:
+        ingot.verify(path)
+    error = caught.value
+    assert (error.code, error.path, error.tensor) == ("digest-mismatch", str(path), "t1")
+    assert error.report == ingot.verify(path, raises=False)
+    assert [row.tensor for row in error.report.bad] == [f"t{number}" for number in range(1, 6)]
+    assert (error.expected, error.found) == (error.report.bad[0].expected, error.report.bad[0].found)
+    assert pickle.loads(pickle.dumps(error)).report == error.report
+    with pytest.raises(ingot.IntegrityError, match="bare: 6 of 6 tensors without a digest") as caught:
+        ingot.verify(bare)
+    assert (caught.value.code, caught.value.report.unchecked) == ("no-digest", [*arrays])
+    with pytest.raises(ingot.IntegrityError, match=f"the file: expected {'0' * 64}") as caught:
+        ingot.verify(bare, expected_sha256="0" * 64)
+    assert caught.value.found == ingot.hash(bare)
 
 
 @pytest.mark.parametrize("format", ["safetensors", "bintensors"])
@@ -38,7 +64,7 @@ def test_a_file_keeps_the_digest_of_each_tensor(
         "algorithm": algorithm,
         "tensors": {name: ORACLES[algorithm](raw[name]) for name in sorted(tensors)},
     }
-    report = ingot.verify(path)
+    report = ingot.verify(path, raises=False)
     assert report.ok
     assert bool(report)
     assert (report.algorithm, report.checked, report.bad) == (algorithm, len(tensors), [])
@@ -111,7 +137,7 @@ def test_saves_in_the_background_keep_digests(
         tensors, path, background=True, snapshot=snapshot, durable=durable, checksums=checksums
     )
     save.result()
-    report = ingot.verify(path)
+    report = ingot.verify(path, raises=False)
     assert report.ok, str(report)
     assert report.checked == 3
     assert torch.equal(ingot.torch.load_file(path, verify=True)["turned"], tensors["turned"])
@@ -148,16 +174,16 @@ def test_metadata_is_edited_and_a_tensor_replaced_and_the_file_still_verifies(
         ingot.update_metadata(path, set={"step": "7" * 300})
         assert ingot.verify(path).ok
         ingot.replace_tensor(path, "large", torch.full((900_000,), 2.5))
-        report = ingot.verify(path)
+        report = ingot.verify(path, raises=False)
         assert report.ok, str(report)
         assert report.checked == len(tensors)
         assert ingot.torch.load_file(path, verify=True)["large"][0] == 2.5
-        assert ingot.read_metadata(path)["step"] == "7" * 300
+        assert ingot.inspect(path).metadata["step"] == "7" * 300
 
 
 def assert_whole(path: Path, count: int) -> None:
     """The digests of a file are of all of its tensors, true, and of nothing else."""
-    report = ingot.verify(path)
+    report = ingot.verify(path, raises=False)
     assert report.ok, str(report)
     assert report.checked == count
     assert report.missing == report.unchecked == []
@@ -197,7 +223,7 @@ def test_digests_go_with_tensors_that_are_split_and_merged(
         ingot.merge(merged, path, overwrite=True)
         assert_whole(path, len(tensors))
         assert record(path) == record(source)
-        assert "modelspec.hash_sha256" not in (ingot.read_metadata(path) or {})
+        assert "modelspec.hash_sha256" not in (ingot.inspect(path).metadata or {})
     ingot.rewrite(path, folder / "again.bt", keys="large", overwrite=True)
     assert_whole(folder / "again.bt", 1)
 
@@ -218,7 +244,7 @@ def test_of_several_algorithms_that_of_the_most_tensors_is_kept(tmp_path: Path) 
         ingot.numpy.save_file({name: np.ones(3)}, tmp_path / f"{name}.safetensors", checksums=algorithm)
     out = tmp_path / "out.safetensors"
     ingot.merge(sorted(tmp_path.iterdir()), out)
-    report = ingot.verify(out)
+    report = ingot.verify(out, raises=False)
     assert (report.algorithm, report.checked, report.bad, report.missing) == ("xxh3", 2, [], [])
     assert report.unchecked == ["a", "d"]
 
@@ -234,7 +260,7 @@ def test_a_record_that_cannot_be_used_does_not_go_along(tmp_path: Path) -> None:
         ingot.numpy.save_file({"a": np.ones(3)}, source)
         ingot.update_metadata(source, set={KEY: broken, "k": "v"})
         ingot.rewrite(source, out, overwrite=True)
-        assert ingot.read_metadata(out) == {"k": "v"}
+        assert ingot.inspect(out).metadata == {"k": "v"}
 
 
 def test_a_byte_that_was_bad_before_is_found_after(tmp_path: Path) -> None:
@@ -244,25 +270,25 @@ def test_a_byte_that_was_bad_before_is_found_after(tmp_path: Path) -> None:
     data[-1] ^= 1
     source.write_bytes(data)
     ingot.rewrite(source, out, rename={"b": "c"})
-    assert [row.tensor for row in ingot.verify(out).bad] == ["c"]
+    assert [row.tensor for row in ingot.verify(out, raises=False).bad] == ["c"]
 
 
 def test_the_hash_of_all_data_stays_only_where_all_data_does(tmp_path: Path) -> None:
     source, out = tmp_path / "source.safetensors", tmp_path / "out.bt"
     arrays = {"a": np.zeros(3), "b": np.ones(3), "c": np.ones(0)}
     ingot.numpy.save_file(arrays, source, {"k": "v"}, checksums="modelspec")
-    kept = ingot.read_metadata(source)
+    kept = ingot.inspect(source).metadata
     ingot.rewrite(source, out, overwrite=True)
-    assert ingot.read_metadata(out) == kept
+    assert ingot.inspect(out).metadata == kept
     assert ingot.verify(out).modelspec.same
     for change in ({"rename": {"a": "z"}}, {"drop": "b"}, {"keys": "c"}):
         ingot.rewrite(source, out, **change, overwrite=True)
-        assert ingot.read_metadata(out) == {"k": "v"}
+        assert ingot.inspect(out).metadata == {"k": "v"}
     ingot.numpy.save_file({"d": np.ones(3)}, tmp_path / "other.safetensors", {}, checksums="modelspec")
     ingot.merge([source, tmp_path / "other.safetensors"], out, overwrite=True)
-    assert ingot.read_metadata(out) == {"k": "v"}
+    assert ingot.inspect(out).metadata == {"k": "v"}
     ingot.replace_tensor(source, "b", np.full(3, 2.0))
-    assert ingot.read_metadata(source) == {"k": "v"}
+    assert ingot.inspect(source).metadata == {"k": "v"}
 
 
 def test_metadata_that_is_given_is_all_that_a_file_made_of_others_has(
@@ -270,19 +296,19 @@ def test_metadata_that_is_given_is_all_that_a_file_made_of_others_has(
 ) -> None:
     source, path = tmp_path / "source.safetensors", tmp_path / "file.safetensors"
     ingot.torch.save_file(tensors, source, {"a": "b"}, checksums="blake3")
-    for pairs in (None, {}, {"c": "d"}, ingot.read_metadata(source)):
+    for pairs in (None, {}, {"c": "d"}, ingot.inspect(source).metadata):
         ingot.rewrite(source, path, metadata=pairs, overwrite=True)
         expected = None if pairs is None else {key: text for key, text in pairs.items() if key != KEY}
-        assert ingot.read_metadata(path) == expected
+        assert ingot.inspect(path).metadata == expected
     written = io.BytesIO()
-    ingot.torch.save_file(tensors, written, ingot.read_metadata(source))
+    ingot.torch.save_file(tensors, written, ingot.inspect(source).metadata)
     path.write_bytes(written.getvalue())
-    assert ingot.read_metadata(path) == {"a": "b"}
-    writer = ingot.Writer(path, {"x": ("F32", [1])}, metadata=ingot.read_metadata(source))
+    assert ingot.inspect(path).metadata == {"a": "b"}
+    writer = ingot.Writer(path, {"x": ("F32", [1])}, metadata=ingot.inspect(source).metadata)
     with writer:
         writer.write("x", np.ones(1, np.float32))
         writer.commit()
-    assert ingot.read_metadata(path) == {"a": "b"}
+    assert ingot.inspect(path).metadata == {"a": "b"}
 
 
 def test_names_that_share_memory_are_verified_by_what_is_stored(tmp_path: Path) -> None:
@@ -303,7 +329,7 @@ def test_names_of_other_tensors_and_tensors_without_digest_are_reported(tmp_path
     zeros = ORACLES["xxh3"](bytes(12))
     record = json.dumps({"algorithm": "xxh3", "tensors": {"a": zeros, "gone": zeros}})
     path.write_bytes(safetensors.torch.save({"a": torch.zeros(3), "new": torch.zeros(1)}, {KEY: record}))
-    report = ingot.verify(path)
+    report = ingot.verify(path, raises=False)
     assert (report.ok, report.checked, report.bad) == (False, 1, [])
     assert (report.unchecked, report.missing) == (["new"], ["gone"])
     assert "tensor `gone`: has a digest and is not there" in str(report)
@@ -315,7 +341,7 @@ def test_names_of_other_tensors_and_tensors_without_digest_are_reported(tmp_path
 def test_a_file_without_digests_is_not_vouched_for(tmp_path: Path, tensors: dict[str, torch.Tensor]) -> None:
     path = tmp_path / "file.safetensors"
     ingot.torch.save_file(tensors, path)
-    report = ingot.verify(path)
+    report = ingot.verify(path, raises=False)
     assert (report.ok, report.algorithm, report.checked) == (False, None, 0)
     assert len(report.unchecked) == len(tensors)
     with pytest.raises(ingot.IntegrityError, match="keeps no digest"):
@@ -323,7 +349,7 @@ def test_a_file_without_digests_is_not_vouched_for(tmp_path: Path, tensors: dict
     whole = hashlib.sha256(path.read_bytes()).hexdigest()
     assert ingot.verify(path, expected_sha256=whole).ok
     assert ingot.verify(path, expected_sha256="0x" + whole.upper()).ok
-    report = ingot.verify(path, expected_sha256="0" * 64)
+    report = ingot.verify(path, expected_sha256="0" * 64, raises=False)
     assert (report.ok, report.file.found, report.file.same) == (False, whole, False)
     for wrong in ("", "abc", whole[:-1] + "g"):
         with pytest.raises(ingot.OptionError):
@@ -338,7 +364,7 @@ def test_a_checkpoint_of_several_files_is_verified_as_one(tmp_path: Path) -> Non
     told: list[tuple[int, int]] = []
     for path in (tmp_path, tmp_path / "model.safetensors.index.json"):
         told.clear()
-        report = ingot.verify(path, progress=lambda *pair: told.append(pair))
+        report = ingot.verify(path, progress=lambda *pair: told.append(pair), raises=False)
         assert report.ok
         assert (report.checked, report.algorithm) == (6, "blake3")
         assert list(report.shards) == shards
@@ -350,7 +376,7 @@ def test_a_checkpoint_of_several_files_is_verified_as_one(tmp_path: Path) -> Non
 
     damaged = tmp_path / shards[1]
     damaged.write_bytes(damaged.read_bytes()[:-1] + b"\x01")
-    report = ingot.verify(tmp_path)
+    report = ingot.verify(tmp_path, raises=False)
     assert not report
     (bad,) = report.bad
     assert bad in report.shards[shards[1]].bad

@@ -80,12 +80,10 @@ def test_an_open_file_given_for_a_path_says_what_takes_it(file: Path) -> None:
     with file.open("rb") as opened:
         for given in (io.BytesIO(file.read_bytes()), opened, io.StringIO()):
             for call in (
-                ingot.hash,
-                ingot.verify,
-                ingot.read_index,
+                ingot.warm,
+                lambda path: ingot.update_metadata(path, {}),
                 lambda path: ingot.Writer(path, {}),
                 lambda path: ingot.merge([file], path),
-                lambda path: ingot.merge([path], file),
                 lambda path: ingot.split(file, path),
             ):
                 with pytest.raises(

@@ -137,7 +137,7 @@ class Sequence:
         tensors = {name: file.tensors[name] for name in self.some(file.tensors)}
         for name in self.some(NAMES)[:2]:
             tensors[name] = self.tensor()
-        pairs = ingot.read_metadata(file.path) or {}
+        pairs = ingot.inspect(file.path).metadata or {}
         way = self.random.choice(["save_file", "copy", "bytes", "stream", "writer", "sharded"])
         texts = {key: text for key, text in pairs.items() if isinstance(text, str)}
         for shard in ingot.safe_open(file.path, "pt").shard_metadata().values():
@@ -180,7 +180,7 @@ class Sequence:
     def dropped(self, file: File) -> File:
         kept = self.some(file.tensors)
         path = self.path()
-        metadata = self.random.choice([..., None, {"other": "text"}, ingot.read_metadata(file.path)])
+        metadata = self.random.choice([..., None, {"other": "text"}, ingot.inspect(file.path).metadata])
         if metadata is not None and metadata is not ...:
             metadata = {key: text for key, text in metadata.items() if isinstance(text, str)}
         if self.random.random() < 0.5:
@@ -194,7 +194,7 @@ class Sequence:
     def merged(self, file: File) -> File:
         sources = [file, *self.random.choices(self.files, k=2)]
         rule: Any = self.random.choice(["first", "last", "error"])
-        steps = {(ingot.read_metadata(one.path) or {}).get("step") for one in sources} - {None}
+        steps = {(ingot.inspect(one.path).metadata or {}).get("step") for one in sources} - {None}
         # Sources that say different things have to be told which is right.
         metadata: Any = ... if len(steps) < 2 and self.random.random() < 0.7 else {"step": "2"}
         path = self.path()
@@ -295,7 +295,7 @@ class Sequence:
 
     def vouched_for(self, file: File) -> dict[str, str]:
         """The digests are right, and those that could be kept were. Gives those that are there."""
-        report = ingot.verify(file.path)
+        report = ingot.verify(file.path, raises=False)
         covered: dict[str, str] = {}
         with ingot.safe_open(file.path, "pt") as opened:
             stored, shared = opened.keys(), opened._checkpoint.shared()

@@ -390,7 +390,7 @@ def calls(function: Callable[..., Any], url: object, folder: Path) -> Iterator[d
 def test_the_functions_that_take_places_are_found() -> None:
     expected = (
         "ingot.safe_open ingot.Writer ingot.Writer.join ingot.convert ingot.download ingot.hash ingot.merge "
-        "ingot.describe ingot.describe_async ingot.read_index ingot.read_metadata ingot.replace_tensor "
+        "ingot.inspect ingot.inspect_async ingot.open ingot.modelspec.read ingot.replace_tensor "
         "ingot.rewrite ingot.serialize_file ingot.split ingot.update_metadata ingot.verify ingot.view "
         "ingot.warm ingot.numpy.load_file ingot.numpy.save_file"
     )
@@ -483,7 +483,7 @@ def test_a_url_of_a_file_is_read_and_written_as_its_path_is(tmp_path: Path) -> N
         assert ingot.hash(url, "md5") == ingot.hash(path, "md5")
         ingot.merge([url], (folder / "merged.safetensors").as_uri(), overwrite=True)
         ingot.convert(url, folder / "c.bt", overwrite=True)
-        assert ingot.describe(url).parameter_total == 3
+        assert ingot.inspect(url).parameter_total == 3
         assert run("ls", "-q", url).out == "a\n"
         assert run("hash", url).code == run("verify", url).code - 1 == 0
         path.unlink()
@@ -504,7 +504,7 @@ def test_a_url_of_a_file_is_read_and_written_as_its_path_is(tmp_path: Path) -> N
     ],
 )
 def test_a_scheme_that_is_not_read_is_named_with_those_that_are(url: str, words: str) -> None:
-    for read in (ingot.numpy.load_file, ingot.hash, ingot.verify, ingot.describe, ingot.read_metadata):
+    for read in (ingot.numpy.load_file, ingot.hash, ingot.verify, ingot.inspect, ingot.modelspec.read):
         with pytest.raises(ingot.OptionError) as caught:
             read(url)
         assert words in str(caught.value)

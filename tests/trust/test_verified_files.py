@@ -96,7 +96,7 @@ def test_a_flipped_byte_is_found_and_its_tensor_named(
         for at in {begin, (begin + end) // 2, end - 1} if begin < end else ():
             path.write_bytes(good)
             flip(path, 8 + length + at)
-            report = ingot.verify(path)
+            report = ingot.verify(path, raises=False)
             assert not report.ok
             assert [row.tensor for row in report.bad] == [name]
             (row,) = report.bad
@@ -156,7 +156,7 @@ def test_a_record_of_a_hundred_megabytes_is_read(tmp_path: Path) -> None:
     )
     assert 90_000_000 < len(header) < 100_000_000
     path.write_bytes(struct.pack("<Q", len(header)) + header)
-    report = ingot.verify(path)
+    report = ingot.verify(path, raises=False)
     assert not report.ok
     assert len(report.missing) == 2_900_000
 

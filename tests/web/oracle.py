@@ -87,8 +87,8 @@ def counted(count: int = 600) -> Iterator[dict[str, Any]]:
             tensors, config = chance.tensors(), chance.config()
             path = Path(folder, "model.safetensors")
             path.write_bytes(ingot.serialize(zeros(tensors), chance.metadata()))
-            logical = ingot.describe(path, config=config)
-            stored = ingot.describe(path, count="stored")
+            logical = ingot.inspect(path, config=config)
+            stored = ingot.inspect(path, count="stored")
             yield {
                 "name": f"model {number}",
                 "file": text(path.read_bytes()),

@@ -109,6 +109,7 @@ def in_rust(case: Case) -> dict[str, Any]:
             path = Path(INDEX)
             path.write_bytes(case.file)
             index = ShardIndex.read(path)
+            assert index is not None
             return {"weightMap": [*map(list, index.weight_map().items())], "metadata": index.metadata()}
         checkpoint = Checkpoint.from_buffer(case.file, "refuse" if case.is_strict else "accept")
     except (ingot.HeaderError, ingot.CheckpointError) as error:

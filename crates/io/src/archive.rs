@@ -19,6 +19,9 @@ use crate::options::{BACKEND_VARIABLE, Backend, OpenOptions};
 use crate::source::{FileSource, LocalFile, MappedSource, Reopen, Source, read_exactly, with_room};
 use crate::workers::threads_of_environment;
 
+/// The name of bytes in memory where a file has its path.
+pub(crate) const BUFFER: &str = "<buffer>";
+
 /// An open file. Any number of threads may use it at once.
 ///
 /// ```

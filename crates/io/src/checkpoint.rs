@@ -14,11 +14,11 @@ use std::sync::OnceLock;
 use ingot_format::{Dtype, Header, ShardIndex, natural_order};
 use ingot_remote::StopFlag;
 
-pub use folder::read_index;
+pub(crate) use folder::read_index;
 pub use shards::Backing;
 pub(crate) use shards::{Shards, Store};
 
-use crate::archive::{Archive, Tensor, TensorId, nearest};
+use crate::archive::{Archive, BUFFER, Tensor, TensorId, nearest};
 use crate::error::Error;
 use crate::heads::{Head, Heads};
 use crate::options::CheckpointOptions;
@@ -93,6 +93,22 @@ impl Checkpoint {
     /// index, shards and directory do not go together.
     pub fn open(path: &Path, options: &CheckpointOptions) -> Result<Checkpoint, Error> {
         Checkpoint::open_with(path, options, Heads::default())
+    }
+
+    /// Reads the index at `path`, or the index of the directory `path`, and opens none of its shards. `None` if `path` leads
+    /// to a single file.
+    ///
+    /// # Errors
+    /// As [`Checkpoint::open`].
+    pub fn index_at(path: &Path) -> Result<Option<ShardIndex>, Error> {
+        let open = OpenFile {
+            is_lent: true,
+            head: None,
+        };
+        match locate(path, &CheckpointOptions::default(), open)? {
+            Located::File(_) => Ok(None),
+            Located::Index { folder, name } => read_index(&folder.path(name)).map(Some),
+        }
     }
 
     /// As [`Checkpoint::open`], with what another process has read to open the same ([`Checkpoint::heads`]): of files that are
@@ -285,7 +301,8 @@ impl Checkpoint {
     pub fn file_names(&self) -> impl Iterator<Item = Cow<'_, str>> {
         (0..self.files()).map(|number| match &self.files {
             Contents::File(archive) => {
-                let name = archive.path().and_then(Path::file_name).unwrap_or_default();
+                let path = archive.path().unwrap_or(Path::new(BUFFER));
+                let name = path.file_name().unwrap_or_default();
                 name.to_string_lossy()
             }
             Contents::Shards(opened) => Cow::Borrowed(opened.shards.name(number)),

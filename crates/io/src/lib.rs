@@ -68,7 +68,7 @@ mod workers;
 mod writer;
 
 pub use archive::{Archive, Tensor, TensorId};
-pub use checkpoint::{Backing, Checkpoint, read_index};
+pub use checkpoint::{Backing, Checkpoint};
 pub use convert::{convert, converts, is_float};
 pub use device::{
     Allocator, DeviceBlock, DeviceBytes, DeviceFault, DeviceRegion, DeviceStream, Fresh, Onto, Refusal,
@@ -106,7 +106,7 @@ pub use serialize::{bintensors, safetensors};
 pub use source::{FileSource, MemorySource, Source};
 pub use statistics::{Statistics, statistics};
 pub use values::{Number, has_values};
-pub use verify::{Compared, Definition, Mismatch, Proof, Report, hash, verify};
+pub use verify::{Compared, Definition, Mismatch, Proof, Report, hash, hash_source, verify};
 pub use watch::{Unwatched, Watch};
 pub use writer::ForeignFile;
 pub use writer::{Appender, Aside, Orphan, Writer};

@@ -209,6 +209,19 @@ fn files_that_are_rearranged_are_held_against_the_index_too() {
     assert_eq!(fault.code(), "tensor-in-two-shards", "{fault}");
 }
 
+#[test]
+fn an_index_is_read_without_its_shards() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = write(directory.path());
+    let shard = directory.path().join("0.safetensors");
+    assert!(Checkpoint::index_at(&shard).unwrap().is_none());
+    fs::remove_file(shard).unwrap();
+    for place in [directory.path(), &path] {
+        let index = Checkpoint::index_at(place).unwrap().unwrap();
+        assert_eq!(index.shards().len(), 3);
+    }
+}
+
 /// More shards than are held open at once, of one tensor each.
 fn many(directory: &Path) -> (PathBuf, Vec<String>) {
     let names: Vec<String> = (0..60).map(|number| format!("t{number:02}")).collect();

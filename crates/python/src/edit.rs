@@ -12,8 +12,8 @@ use pyo3::types::{PyAny, PyDict, PyList};
 
 use crate::header::{TensorInfo, leniency_of, texts};
 use crate::intake::{Exporter, borrowed, metadata};
+use crate::open::Checkpoint;
 use crate::paths::file_path;
-use crate::remote::Location;
 use crate::serialize::{existing, format_of, save_options};
 use crate::shards;
 use crate::watch::Signals;
@@ -133,26 +133,18 @@ impl Source {
 
 #[pymethods]
 impl Sources {
-    #[staticmethod]
-    #[pyo3(signature = (paths, storage_options = None, leniency = "accept"))]
-    fn open(
-        py: Python<'_>,
-        paths: Vec<Bound<'_, PyAny>>,
-        storage_options: Option<&Bound<'_, PyDict>>,
-        leniency: &str,
-    ) -> PyResult<Sources> {
+    /// Takes the files of open checkpoints, which are closed to others then.
+    #[new]
+    #[pyo3(signature = (checkpoints, leniency = "accept"))]
+    fn new(py: Python<'_>, checkpoints: Vec<Bound<'_, Checkpoint>>, leniency: &str) -> PyResult<Sources> {
         let leniency = leniency_of(leniency)?;
-        let locations = paths.iter().map(|path| Location::of(path, storage_options));
-        let locations: Vec<Location> = locations.collect::<PyResult<_>>()?;
+        let taken = checkpoints.iter().map(|checkpoint| checkpoint.get().take(py));
+        let taken = taken.collect::<PyResult<Vec<_>>>()?;
         let sources = Signals::detach(py, |signals| {
-            let open = |location: &Location| match location {
-                Location::File(path) => Origins::open(path, leniency),
-                Location::Url(url, options) => Origins::open_url(url, options, leniency, signals),
-            };
-            let sources = locations
-                .iter()
-                .map(|location| Source::new(open(location)?, leniency));
-            sources.collect()
+            let opened = taken
+                .into_iter()
+                .map(|checkpoint| Origins::of(checkpoint, signals));
+            opened.map(|origins| Source::new(origins?, leniency)).collect()
         })?;
         Ok(Sources { sources })
     }

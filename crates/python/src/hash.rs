@@ -1,18 +1,17 @@
 //! Hashes of files.
 
-use std::borrow::Cow;
+use std::path::Path;
 
-use ingot_format::{Limits, Quoted};
-use ingot_io::{
-    Algorithm, Backend, Checkpoint, CheckpointOptions, Compared, Definition, Digest, Error, OpenOptions,
-    REMOTE_HEADER_NBYTES, Reach, Report,
-};
+use ingot_format::Quoted;
+use ingot_io::{Algorithm, Compared, Definition, Digest, Error, Report, Source};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict};
 
 use crate::errors::exception;
-use crate::paths::file_path;
-use crate::remote::{Location, remote_options};
+use crate::object::ObjectSource;
+use crate::paths::{file_path, is_remote};
+use crate::remote::remote_options;
+use crate::tensor::BufferSource;
 use crate::watch::Signals;
 
 /// The hash of a file; `None` for a name that is not one of ours. See `_native.pyi`.
@@ -25,15 +24,52 @@ pub(crate) fn hash(
     progress: Option<Bound<'_, PyAny>>,
     storage_options: Option<&Bound<'_, PyDict>>,
 ) -> PyResult<Option<String>> {
-    let location = Location::of(path, storage_options)?;
-    let Some(definition) = Definition::from_name(definition) else {
-        return Ok(None);
+    let definition = Definition::from_name(definition);
+    match path.extract::<&str>() {
+        Ok(url) if is_remote(url) => {
+            let options = remote_options(storage_options)?;
+            taken(py, definition, progress, |definition, signals| {
+                ingot_io::hash_url(url, definition, &options, signals)
+            })
+        }
+        _ => {
+            let path = file_path(path)?;
+            taken(py, definition, progress, |definition, signals| {
+                ingot_io::hash(&path, definition, signals)
+            })
+        }
+    }
+}
+
+/// The same of a buffer, or of a `Reader` of `_read/source.py`. `name` is for the errors.
+#[pyfunction]
+#[pyo3(signature = (object, name, definition, progress = None))]
+pub(crate) fn hash_object(
+    py: Python<'_>,
+    object: &Bound<'_, PyAny>,
+    name: &str,
+    definition: &str,
+    progress: Option<Bound<'_, PyAny>>,
+) -> PyResult<Option<String>> {
+    let source: Box<dyn Source> = if object.hasattr("ask")? {
+        Box::new(ObjectSource::new(object)?)
+    } else {
+        Box::new(BufferSource::new(object)?)
     };
-    let take = |signals: &Signals| match &location {
-        Location::File(path) => ingot_io::hash(path, definition, signals),
-        Location::Url(url, options) => ingot_io::hash_url(url, definition, options, signals),
-    };
-    Signals::telling(progress).run(py, take).map(Some)
+    let definition = Definition::from_name(definition);
+    taken(py, definition, progress, |definition, signals| {
+        ingot_io::hash_source(&*source, Path::new(name), definition, signals)
+    })
+}
+
+fn taken(
+    py: Python<'_>,
+    definition: Option<Definition>,
+    progress: Option<Bound<'_, PyAny>>,
+    take: impl FnOnce(Definition, &Signals) -> Result<String, Error> + Send,
+) -> PyResult<Option<String>> {
+    let run = |definition| Signals::telling(progress).run(py, |signals| take(definition, signals));
+    definition.map(run).transpose()
 }
 
 /// Calls `take` with all bytes behind a URL, in their order. See `_native.pyi`.
@@ -70,46 +106,6 @@ pub(crate) fn hashes() -> Vec<&'static str> {
     Definition::all().map(|pair| pair.0).collect()
 }
 
-/// What the digests of each file of a checkpoint say of it, as its name and arguments for `ingot.Verification`. See
-/// `_native.pyi`.
-#[pyfunction]
-#[pyo3(signature = (path, expected_sha256 = None, progress = None, storage_options = None))]
-pub(crate) fn verify<'py>(
-    py: Python<'py>,
-    path: &Bound<'py, PyAny>,
-    expected_sha256: Option<&str>,
-    progress: Option<Bound<'py, PyAny>>,
-    storage_options: Option<&Bound<'py, PyDict>>,
-) -> PyResult<Vec<(String, Bound<'py, PyDict>)>> {
-    let location = Location::of(path, storage_options)?;
-    let expected = expected_sha256.map(|hex| sha256(py, hex)).transpose()?;
-    let limits = Limits {
-        header_nbytes: REMOTE_HEADER_NBYTES,
-        ..Limits::default()
-    };
-    let open = |signals: &Signals| match &location {
-        Location::File(path) => {
-            // Never through a mapping, so that a file that is shortened meanwhile is an error, not the end of the process.
-            let open = OpenOptions {
-                backend: Backend::Pread,
-                ..OpenOptions::default()
-            };
-            let reach = Reach::default();
-            Checkpoint::open(path, &CheckpointOptions { open, reach })
-        }
-        Location::Url(url, options) => Checkpoint::open_url(url, options, &limits, signals),
-    };
-    let compare = |signals: &Signals| {
-        let checkpoint = open(signals)?;
-        let reports = checkpoint.verify(expected, signals)?;
-        let names = checkpoint.file_names().map(Cow::into_owned);
-        Ok::<_, Error>(names.zip(reports).collect::<Vec<_>>())
-    };
-    let reports = Signals::telling(progress).run(py, compare)?;
-    let told = |(name, report)| Ok((name, facts(py, &report)?));
-    reports.into_iter().map(told).collect()
-}
-
 /// The digest that a caller expects.
 pub(crate) fn sha256(py: Python<'_>, hex: &str) -> PyResult<Digest> {
     let hex_alone = hex.strip_prefix("0x").unwrap_or(hex);
@@ -128,7 +124,7 @@ pub(crate) fn sha256(py: Python<'_>, hex: &str) -> PyResult<Digest> {
     )
 }
 
-fn facts<'py>(py: Python<'py>, report: &Report) -> PyResult<Bound<'py, PyDict>> {
+pub(crate) fn facts<'py>(py: Python<'py>, report: &Report) -> PyResult<Bound<'py, PyDict>> {
     let facts = PyDict::new(py);
     facts.set_item("ok", report.is_ok())?;
     facts.set_item("algorithm", report.algorithm.map(Algorithm::name))?;

@@ -56,7 +56,7 @@ mod _native {
     #[pymodule_export]
     use crate::export::Export;
     #[pymodule_export]
-    use crate::hash::{blob_digest, hash, hashes, read_url, verify};
+    use crate::hash::{blob_digest, hash, hash_object, hashes, read_url};
     #[pymodule_export]
     use crate::header::TensorInfo;
     #[pymodule_export]

@@ -21,7 +21,7 @@ use crate::destination::Destinations;
 use crate::device::Homes;
 use crate::dlpack::Lies;
 use crate::errors::{class_of, raise};
-use crate::hash::sha256;
+use crate::hash::{self, sha256};
 use crate::header::{FileHeader, TensorInfo, file_header, limits, remote_limits, texts};
 use crate::index;
 use crate::object::ObjectSource;
@@ -353,6 +353,24 @@ impl Checkpoint {
         Ok(self.opened(py)?.index().cloned().map(ShardIndex::from))
     }
 
+    /// Compares each file with the digests that it keeps: its name, and arguments for `ingot.Verification`.
+    #[pyo3(signature = (expected_sha256 = None, *, progress = None))]
+    fn verify<'py>(
+        &self,
+        py: Python<'py>,
+        expected_sha256: Option<&str>,
+        progress: Option<Bound<'py, PyAny>>,
+    ) -> PyResult<Vec<(String, Bound<'py, PyDict>)>> {
+        let checkpoint = self.opened(py)?;
+        let expected = expected_sha256.map(|hex| sha256(py, hex)).transpose()?;
+        let compare = |signals: &Signals| checkpoint.verify(expected, signals);
+        let reports = Signals::telling(progress).run(py, compare)?;
+        let named = checkpoint.file_names().zip(&reports);
+        named
+            .map(|(name, report)| Ok((name.into_owned(), hash::facts(py, report)?)))
+            .collect()
+    }
+
     /// The header of each file, in the order of their names.
     fn headers<'py>(&self, py: Python<'py>) -> PyResult<Vec<FileHeader<'py>>> {
         let checkpoint = self.opened(py)?;
@@ -663,16 +681,21 @@ impl Checkpoint {
         })
     }
 
+    /// Takes the checkpoint out, which has one owner then. Fails if it is closed or shared.
+    pub(crate) fn take(&self, py: Python<'_>) -> PyResult<ingot_io::Checkpoint> {
+        let mut checkpoint = self.checkpoint.write().unwrap_or_else(PoisonError::into_inner);
+        let taken = checkpoint.take().and_then(Arc::into_inner);
+        taken.ok_or_else(|| self.closed_error(py))
+    }
+
+    fn closed_error(&self, py: Python<'_>) -> PyErr {
+        let path = self.path.clone();
+        raise(py, &Error::Closed { path })
+    }
+
     pub(crate) fn opened(&self, py: Python<'_>) -> PyResult<Arc<ingot_io::Checkpoint>> {
         let checkpoint = self.checkpoint.read().unwrap_or_else(PoisonError::into_inner);
-        checkpoint.clone().ok_or_else(|| {
-            raise(
-                py,
-                &Error::Closed {
-                    path: self.path.clone(),
-                },
-            )
-        })
+        checkpoint.clone().ok_or_else(|| self.closed_error(py))
     }
 }
 

@@ -1,6 +1,5 @@
-//! Where a caller says that a file is, and how remote ones are reached.
+//! How remote files are reached.
 
-use std::path::PathBuf;
 use std::time::Duration;
 
 use ingot_io::{RemoteOptions, Secret, Token};
@@ -9,29 +8,7 @@ use pyo3::prelude::*;
 use pyo3::types::{PyBool, PyDict};
 
 use crate::errors::{class_of, exception};
-use crate::paths::{file_path, is_remote};
-
-/// What a caller may give where files and URLs are read alike.
-pub(crate) enum Location {
-    File(PathBuf),
-    Url(String, Box<RemoteOptions>),
-}
-
-impl Location {
-    /// A str may be a URL. What is a path by its type is one.
-    pub(crate) fn of(
-        given: &Bound<'_, PyAny>,
-        storage_options: Option<&Bound<'_, PyDict>>,
-    ) -> PyResult<Location> {
-        match given.extract::<&str>() {
-            Ok(url) if is_remote(url) => {
-                let options = remote_options(storage_options)?;
-                Ok(Location::Url(url.to_owned(), Box::new(options)))
-            }
-            _ => file_path(given).map(Location::File),
-        }
-    }
-}
+use crate::paths::file_path;
 
 /// What `storage_options` says. The names and what they mean stand in `python/ingot/_base/checks.py`.
 pub(crate) fn remote_options(given: Option<&Bound<'_, PyDict>>) -> PyResult<RemoteOptions> {

@@ -26,10 +26,9 @@ if TYPE_CHECKING:
     from ingot._read.load import Into
     from ingot._read.moves import Carrier
     from ingot._read.reads import Reads
-    from ingot._read.source import Source
     from ingot._write.background import SaveFuture
     from ingot._write.save import Payload
-    from ingot.typing import Device, Format, Path, Writable
+    from ingot.typing import Device, Format, Path, Source, Writable
 
 Tensor = TypeVar("Tensor")
 
@@ -130,7 +129,7 @@ class Whole(Generic[Tensor]):
         dict of str to tensor
             In the order of `keys`, else of the file, with the shape of the header. The module says which
             tensors are views of the file and which are copies. With `return_metadata` a tuple of this and of
-            what `ingot.read_metadata` gives.
+            the metadata of the file.
 
         Raises
         ------

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple, TypeVar
 
 from ingot.errors import OptionError
-from ingot.typing import CheckOptions, ReadOptions, SaveOptions, SelectOptions, StorageOptions
+from ingot.typing import CheckOptions, OpenOptions, ReadOptions, SaveOptions, SelectOptions, StorageOptions
 
 from .checks import (
     SNAPSHOTS,
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 Function = TypeVar("Function", bound="Callable[..., Any]")
 
 # Their docstrings document the options of every function.
-GROUPS = (ReadOptions, SelectOptions, CheckOptions, SaveOptions)
+GROUPS = (ReadOptions, SelectOptions, CheckOptions, SaveOptions, OpenOptions)
 
 
 class Loading(NamedTuple):
@@ -135,7 +135,9 @@ class Saving(NamedTuple):
 # The options that an object with a `write` cannot keep.
 _OF_NAMED_FILES = ("durable", "atomic", "replace_read_only", "snapshot")
 
-DEFAULTS: dict[str, Any] = {**Loading._field_defaults, **Saving._field_defaults}
+_OPENING = dict.fromkeys(("strict", "lenient", "confine"), False)
+
+DEFAULTS: dict[str, Any] = {**Loading._field_defaults, **Saving._field_defaults, **_OPENING}
 
 
 def takes(options: type, **defaults: Any) -> Callable[[Function], Function]:

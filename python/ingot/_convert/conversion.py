@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import os
 from os import fsdecode
-from typing import TYPE_CHECKING, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ingot._base.checks import Existing, checked_progress, float_code, is_durable, is_path, texts
 from ingot._base.keys import checked_keys, shared_prefix
 from ingot._base.progress import told
 from ingot._base.text import _escaped
 from ingot._native import is_url, local_path, shown_url
-from ingot._read.source import resolved as resolved_object
+from ingot._read import door
 from ingot._read.source import shown
 from ingot.errors import OptionError
 
@@ -32,8 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from typing import Literal
 
-    from ingot._read.source import Source
-    from ingot.typing import Dtype, Keys, Path, Progress, StorageOptions, Tell
+    from ingot.typing import Dtype, Keys, Path, Progress, Source, StorageOptions, Tell
 
     from .runs import Moved
     from .source import Contents, Entry
@@ -196,14 +195,12 @@ def convert(
         to.check(existing)
         with fetched(source, to.path, progress, storage_options) as near:
             return converted(near, shown_url(source))
-    if not is_path(source):
-        found = resolved_object(source)
-        if found is not None and not isinstance(found, str):
-            to.check(existing)
-            with copied(found, to.path, progress) as near:
-                return converted(near, shown(found))
-        source = found or source
-    path = fsdecode(local_path(cast("Path", source)))
+    found: Any = door.resolved(source)
+    if not is_path(found):
+        to.check(existing)
+        with copied(found, to.path, progress) as near:
+            return converted(near, shown(found))
+    path = fsdecode(local_path(found))
     return converted(path, path)
 
 

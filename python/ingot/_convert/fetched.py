@@ -20,9 +20,7 @@ from ingot.errors import ConversionError
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from typing_extensions import Buffer
-
-    from ingot.typing import StorageOptions, Tell
+    from ingot.typing import Buffer, StorageOptions, Tell
 
 _ENDING = ".fetched"
 # Characters of a name. File systems have room for 255 bytes.

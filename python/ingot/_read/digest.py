@@ -2,38 +2,42 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ingot import _native
-from ingot._base.checks import checked_progress
+from ingot._base.checks import checked_progress, is_path
 from ingot._base.progress import telling
-from ingot._base.text import _escaped, _quoted
-from ingot.errors import OptionError
+from ingot._base.text import _escaped, _quoted, plural
+from ingot.errors import IntegrityError, OptionError
+from ingot.typing import Progress, Source, StorageOptions
+
+from .door import open_checkpoint, resolved
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from typing import Any
 
-    from ingot.typing import Path, Progress, StorageOptions
+    from ingot.typing import Path
 
     Hasher = str | Callable[[bytes], Any]
 
 
 def hash(
-    source: Path,
+    source: Source,
     algorithm: str = "sha256",
     *,
     progress: Progress = False,
     storage_options: StorageOptions | None = None,
 ) -> str:
-    """Give the hash of a file.
+    """Return the hash of a file.
 
     Parameters
     ----------
-    source : str, bytes or os.PathLike
-        Any file; one of tensors where the table says so. Or a URL, as for `ingot.safe_open`.
+    source : ingot.typing.Source
+        Any file, URL or object; a file of tensors where the table says so. Of an index its own hash; not a
+        directory.
     algorithm : str
         What to compute:
 
@@ -71,6 +75,8 @@ def hash(
         The file cannot be opened.
     StorageError
         Reading failed, or the file was written to meanwhile.
+    TypeError
+        `source` cannot be read from.
     HeaderError
         The file holds no tensors, and `algorithm` is defined for files of tensors only.
     OptionError
@@ -81,32 +87,52 @@ def hash(
     The file is read by position: one that another process shortens meanwhile is an error, not a crash. A
     remote file is fetched in parts, several at once, of which at most 128 MiB are kept at a time.
     """
-    with telling(checked_progress(progress), "Hashing", source) as tell:
-        found = _native.hash(source, algorithm, tell, storage_options)
-    return _of_hashlib(source, algorithm, storage_options) if found is None else found
+    progress, opened = checked_progress(progress), resolved(source)
+    if is_path(opened):
+        with telling(progress, "Hashing", opened) as tell:
+            found = _native.hash(opened, algorithm, tell, storage_options)
+        return _of_path(opened, algorithm, storage_options) if found is None else found
+    # Imported here: it imports the modules of threads.
+    from .source import Reader, shown
+
+    name = shown(opened)
+    with telling(progress, "Hashing", name) as tell:
+        found = _native.hash_object(opened, name, algorithm, tell)
+    if found is not None:
+        return found
+    hasher = _hasher(algorithm)
+    for part in opened.parts() if isinstance(opened, Reader) else [opened]:
+        hasher.update(part)
+    return str(hasher.hexdigest())
 
 
-def _of_hashlib(source: Path, algorithm: str, storage_options: StorageOptions | None) -> str:
+def _of_path(path: Path, algorithm: str, storage_options: StorageOptions | None) -> str:
+    """Return the hash of a file or a URL by hashlib."""
+    hasher = _hasher(algorithm)
+    if isinstance(path, str) and _native.is_url(path):
+        _native.read_url(path, hasher.update, storage_options)
+        return str(hasher.hexdigest())
+    from hashlib import file_digest
+
+    with open(_native.local_path(path), "rb", buffering=0) as file:
+        return str(file_digest(file, lambda: hasher).hexdigest())
+
+
+def _hasher(algorithm: str) -> Any:
     # Not at the top: it costs as much as the rest of this package.
     import hashlib
 
     _known(algorithm)
-    if isinstance(source, str) and _native.is_url(source):
-        hasher = hashlib.new(algorithm)
-        _native.read_url(source, hasher.update, storage_options)
-        return hasher.hexdigest()
-    with open(_native.local_path(source), "rb", buffering=0) as file:
-        return hashlib.file_digest(file, algorithm).hexdigest()
+    return hashlib.new(algorithm)
 
 
 def with_digest(file: bytes, hasher: Hasher) -> tuple[bytes, bytes]:
     """The digest of `file`, and `file`."""
     if not isinstance(hasher, str):
         return hasher(file).digest(), file
-    import hashlib
-
-    _known(hasher)
-    return hashlib.new(hasher, file).digest(), file
+    digest = _hasher(hasher)
+    digest.update(file)
+    return digest.digest(), file
 
 
 def _known(algorithm: str) -> None:
@@ -203,7 +229,7 @@ class Verification:
         return page(first, (), table([line] for line in rest))
 
     def __str__(self) -> str:
-        """One line that says whether all is well, and one for each thing that is not."""
+        """One line that says whether all is well, and one for each fault."""
         lines = [f"{'ok' if self.ok else 'NOT ok'}: {self.checked} tensors checked"]
         if self.algorithm is not None:
             lines[0] += f" by {self.algorithm}"
@@ -215,23 +241,35 @@ class Verification:
         for what, pair in (("modelspec.hash_sha256", self.modelspec), ("the file", self.file)):
             if pair is not None and pair.same:
                 lines[0] += f", {what} is as expected"
-            elif pair is not None:
-                lines.append(f"{what}: expected {_escaped(pair.expected)}, found {pair.found}")
-        lines += [
-            f"tensor {_quoted(row.tensor)}: expected {row.expected}, found {row.found}" for row in self.bad
-        ]
+        lines += self._faults()
         if self.unchecked and self.algorithm is None and not self.ok:
             lines[0] += f", the file keeps no digest of its {len(self.unchecked)} tensors"
         else:
             lines += [f"tensor {_quoted(name)}: has no digest" for name in self.unchecked]
-        lines += [f"tensor {_quoted(name)}: has a digest and is not there" for name in self.missing]
         return "\n".join(lines)
+
+    def _faults(self) -> list[str]:
+        """Return a sentence for each digest that differs and each tensor that is missing."""
+        if self.shards:
+            named = self.shards.items()
+            return [f"{_escaped(name)}: {fault}" for name, report in named for fault in report._faults()]
+        pairs = (("modelspec.hash_sha256", self.modelspec), ("the file", self.file))
+        faults = [
+            f"{what}: expected {_escaped(pair.expected)}, found {pair.found}"
+            for what, pair in pairs
+            if pair is not None and not pair.same
+        ]
+        faults += [
+            f"tensor {_quoted(row.tensor)}: expected {row.expected}, found {row.found}" for row in self.bad
+        ]
+        return faults + [f"tensor {_quoted(name)}: has a digest and is not there" for name in self.missing]
 
 
 def verify(
-    source: Path,
+    source: Source,
     *,
     expected_sha256: str | None = None,
+    raises: bool = True,
     progress: Progress = False,
     storage_options: StorageOptions | None = None,
 ) -> Verification:
@@ -239,20 +277,21 @@ def verify(
 
     Parameters
     ----------
-    source : str, bytes or os.PathLike
-        A file that was saved with ``checksums=...`` or has ``modelspec.hash_sha256`` in its metadata; the
-        index of such files, or a directory with one. Or a URL, as for `ingot.safe_open`: what is behind it is
-        fetched in parts, which are not kept.
+    source : ingot.typing.Source
+        A file that was saved with ``checksums=...`` or has ``modelspec.hash_sha256`` in its metadata, or a
+        sharded checkpoint of such files, as for `ingot.open`. A URL is fetched in parts, which are not kept.
     expected_sha256 : str, optional
         The SHA-256 of the whole file, as 64 hexadecimal digits, from wherever the file came from. Not for an
         index. By default the one in the name of the file, if it is in the Hugging Face cache.
+    raises : bool
+        Raise `IntegrityError` if a byte differs or has no digest. False returns the report in every case.
     progress, storage_options : optional
         As for `hash`.
 
     Returns
     -------
     Verification
-        True where all is well; ``print(report)`` names each tensor that is not.
+        True if every byte has a digest and none differs; ``print(report)`` names each tensor that differs.
 
     Raises
     ------
@@ -263,8 +302,9 @@ def verify(
     CheckpointError
         Index and files do not go together, or one hash is asked of several files.
     IntegrityError
-        The record of digests in the metadata is broken, or of an unknown algorithm (``code`` is
-        ``"invalid-checksums"``). That digests differ is no error but stands in the report.
+        A digest differs, or the tensor of a digest is missing (``code`` is ``"digest-mismatch"``); a tensor
+        has no digest (``"no-digest"``). ``report`` is the `Verification`. Or the record of digests in the
+        metadata is broken, or of an unknown algorithm (``"invalid-checksums"``).
     StorageError
         Reading failed, or the file was written to meanwhile.
     OptionError
@@ -275,10 +315,45 @@ def verify(
     The digests guard against accidents. Who changes a file on purpose can change its digests too;
     `expected_sha256`, from another place, guards against that as well.
     """
-    with telling(checked_progress(progress), "Verifying", source) as tell:
-        found = _native.verify(source, expected_sha256, tell, storage_options)
+    progress = checked_progress(progress)
+    opened = open_checkpoint(source, "pread", storage_options=storage_options)
+    with closing(opened), telling(progress, "Verifying", opened.path or "<buffer>") as tell:
+        found = opened.verify(expected_sha256, progress=tell)
     reports = {name: _report(facts) for name, facts in found}
-    return _together(reports) if len(reports) != 1 else next(iter(reports.values()))
+    report = _together(reports) if len(reports) != 1 else next(iter(reports.values()))
+    if raises and not report:
+        raise _failed(opened.path or "<buffer>", report)
+    return report
+
+
+# Faults that the message of an error names.
+_NAMED_FAULTS = 3
+
+
+def _failed(path: str, report: Verification) -> IntegrityError:
+    faults = report._faults()
+    if not faults:
+        bare = len(report.unchecked)
+        return IntegrityError(
+            f"{_escaped(path)}: {bare:,} of {plural(report.checked + bare, 'tensor')} without a digest: save "
+            'with checksums="blake3", or give expected_sha256',
+            code="no-digest",
+            path=path,
+            report=report,
+        )
+    more = len(faults) - _NAMED_FAULTS
+    shown = [*faults[:_NAMED_FAULTS], *([f"and {more:,} more"] if more > 0 else [])]
+    pairs = [pair for one in (report, *report.shards.values()) for pair in (one.modelspec, one.file)]
+    first: Any = next(iter([*report.bad, *(pair for pair in pairs if pair and not pair.same)]), None)
+    return IntegrityError(
+        f"{_escaped(path)}: {'; '.join(shown)}",
+        code="digest-mismatch",
+        path=path,
+        tensor=getattr(first, "tensor", None),
+        expected=getattr(first, "expected", None),
+        found=getattr(first, "found", None),
+        report=report,
+    )
 
 
 def _report(facts: dict[str, Any]) -> Verification:

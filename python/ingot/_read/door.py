@@ -18,10 +18,9 @@ if TYPE_CHECKING:
     from ingot._base.checks import Leniency
     from ingot._base.options import Loading
     from ingot._native import _Heads as Heads
-    from ingot.typing import StorageOptions
+    from ingot.typing import Source, StorageOptions
 
     from .reads import Reads
-    from .source import Source
 
 T = TypeVar("T")
 
@@ -35,8 +34,30 @@ def again_by(filename: Any, path: str) -> Any:
     return filename if is_shown or not is_path(filename) else path
 
 
+def resolved(source: Source) -> Any:
+    """Return the path or the URL that `source` is, or a `Reader` or the buffer that its bytes are read from.
+
+    Raises
+    ------
+    TypeError
+        `source` cannot be read from.
+    """
+    if is_path(source):
+        return source
+    # Imported here: it imports the modules of threads.
+    from .source import resolved as of_object
+
+    found = of_object(source)
+    if found is None:
+        raise TypeError(
+            "expected a path as a str, bytes or os.PathLike object, a URL, a file that is open for reading "
+            f"bytes, a buffer, a file of fsspec, or ingot.Ranges, found {type(source).__name__}"
+        )
+    return found
+
+
 def open_checkpoint(
-    filename: Source,
+    source: Source,
     backend: str,
     leniency: Leniency = "accept",
     max_header_size: int | None = None,
@@ -50,19 +71,21 @@ def open_checkpoint(
     A file that is `lent` is one of perhaps many, which is closed while nobody reads it and others are read.
     """
     one_of("backend", backend, BACKENDS)
-    if isinstance(filename, str) and is_url(filename):
+    found: Any = source
+    if isinstance(found, str) and is_url(found):
         if backend == "mmap":
             raise OptionError("backend 'mmap' is for files: what is behind a URL cannot be mapped")
-        return Checkpoint.open_url(filename, storage_options, leniency, max_header_size)
-    path: Any = filename
-    if not is_path(filename):
-        # Imported here: it takes the modules of threads.
-        from .source import open_object
-
-        path = open_object(filename, backend, leniency, max_header_size)
-        if isinstance(path, Checkpoint):
-            return path
-    return Checkpoint.open(path, backend, leniency, max_header_size, confine, lent)
+        return Checkpoint.open_url(found, storage_options, leniency, max_header_size)
+    if not is_path(found):
+        found = resolved(source)
+    if is_path(found):
+        return Checkpoint.open(found, backend, leniency, max_header_size, confine, lent)
+    if backend == "mmap":
+        raise OptionError(
+            f"backend 'mmap' is for files: a {type(source).__name__} cannot be mapped", code="unmappable"
+        )
+    open_object = Checkpoint.from_object if hasattr(found, "ask") else Checkpoint.from_buffer
+    return open_object(found, leniency, max_header_size)
 
 
 # How often a checkpoint is loaded that a save replaces each time.

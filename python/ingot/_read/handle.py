@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from os import fsdecode
 from os.path import basename
-from typing import overload
+from typing import Any, Literal, Self, TypeVar, Unpack, overload
 
 from ingot._base.checks import checked_ahead, checked_threads, is_path, leniency
 from ingot._base.frameworks import adapter
 from ingot._base.keys import checked_keys, select
+from ingot._base.options import check_names, takes
 from ingot._base.text import _escaped, nbytes, plural
-from ingot._native import Gpu, in_natural_order, why_pageable
-from ingot.errors import ClosedError, TensorNotFoundError
+from ingot._native import Checkpoint, Gpu, TensorInfo, in_natural_order, why_pageable
+from ingot.errors import ClosedError, HeaderError, TensorNotFoundError
+from ingot.typing import Device, Keys, OpenOptions, Path, Source, StorageOptions
 
 from .door import again_by, open_checkpoint
 from .load import Value, tensor, tensors
@@ -22,50 +24,47 @@ from .part import TensorSlice, known
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-    from typing import Any, Literal, Self, TypeVar
-
     import jax
     import mlx.core as mlx
     import numpy
     import paddle
     import tensorflow
     import torch
-    from typing_extensions import Unpack
 
     from ingot._base.keys import Selector
-    from ingot._native import TensorInfo
-    from ingot.errors import HeaderError
-    from ingot.typing import Device, Keys, OpenOptions, Path, StorageOptions
 
     from .moves import Move, Placement
     from .part import Again
-    from .source import Source
 
-    Other = TypeVar("Other")
+Other = TypeVar("Other")
 
 
 class safe_open(Mapping[str, Value]):
-    """Open a file, or a checkpoint of many files, and read tensors from it one by one.
+    """A file, or a checkpoint of many files, that is open for reading tensors one by one.
+
+    `ingot.open` is the same as a function.
 
     Parameters
     ----------
-    filename : str, bytes, os.PathLike, or an object to read from
-        A `.safetensors` or a `.bt` file; the content decides which, not the name. Or the index of a sharded
-        checkpoint (``model.safetensors.index.json``): its shards become one handle. Or a directory: with
-        ``model.safetensors.index.json`` in it, else one other ``*.safetensors.index.json``, else
-        ``model.safetensors``, else one other file of tensors. A str that begins with ``http://``,
-        ``https://``, ``hf://``, ``s3://``, ``gs://`` or ``az://`` is the URL of a file: the header is fetched
-        at once, and of the tensors what is asked for. ``file://`` is the path of one. Or the
-        URL of an index, whose shards lie beside it.
-        ``hf://owner/repo`` is the repository's ``model.safetensors``, else its
-        ``model.safetensors.index.json``. Or an object that holds one file: a buffer (but `bytes` are a path);
-        a file that is open for reading bytes, with ``read``, ``seek`` and ``tell``, such as a member of a
-        zip; a file of fsspec, ``fsspec.open("gcs://bucket/model.safetensors")``; or `ingot.Ranges`, a file in
-        any store. The notes say how these are read.
+    filename : ingot.typing.Source
+        What to open. ``str``, ``bytes`` or ``os.PathLike``: the path of a `.safetensors` or a `.bt` file,
+        whose content decides which it is; the index of a sharded checkpoint
+        (``model.safetensors.index.json``), whose shards become one handle; or a directory: its
+        ``model.safetensors.index.json``, else the only other ``*.safetensors.index.json``, else its
+        ``model.safetensors``, else the only other file of tensors.
+
+        A str that begins with ``http://``, ``https://``, ``hf://``, ``s3://``, ``gs://`` or ``az://``: the
+        URL of a file, or of an index with its shards beside it. The header is fetched at once, and tensors
+        when they are read. ``hf://owner/repo`` is the repository's ``model.safetensors``, else its
+        ``model.safetensors.index.json``. ``file://`` is the path of a file.
+
+        An object that holds one file: a buffer (but `bytes` are a path); a file that is open for reading
+        bytes, with ``read``, ``seek`` and ``tell``, such as a member of a zip; a file of fsspec,
+        ``fsspec.open("gcs://bucket/model.safetensors")``; or `ingot.Ranges`, a file in any store. The notes
+        say how these are read.
     framework : str
-        That of the tensors: ``"numpy"`` or ``"np"``; ``"torch"``, ``"pt"`` or ``"pytorch"``; ``"jax"`` or
-        ``"flax"``; ``"tensorflow"`` or ``"tf"``; ``"mlx"``; ``"paddle"``.
+        The framework of the tensors: ``"numpy"`` or ``"np"``, the default; ``"torch"``, ``"pt"`` or
+        ``"pytorch"``; ``"jax"`` or ``"flax"``; ``"tensorflow"`` or ``"tf"``; ``"mlx"``; ``"paddle"``.
     device : str, int, the framework's device, dict or callable
         Where the tensors are placed. On ``"cpu"``, the default, they are views of the file where the backend
         maps it. Onto a GPU of torch they are read, through pinned memory, whatever the backend: in the order
@@ -158,7 +157,7 @@ class safe_open(Mapping[str, Value]):
     def __init__(
         self: safe_open[numpy.ndarray[Any, numpy.dtype[Any]]],
         filename: Source,
-        framework: Literal["numpy", "np"],
+        framework: Literal["numpy", "np"] = "numpy",
         device: Device = "cpu",
         **options: Unpack[OpenOptions],
     ) -> None: ...
@@ -217,10 +216,11 @@ class safe_open(Mapping[str, Value]):
         **options: Unpack[OpenOptions],
     ) -> None: ...
 
+    @takes(OpenOptions)
     def __init__(
         self,
         filename: Source,
-        framework: str,
+        framework: str = "numpy",
         device: Device = "cpu",
         *,
         backend: str = "auto",
@@ -229,7 +229,10 @@ class safe_open(Mapping[str, Value]):
         max_header_size: int | None = None,
         confine: bool = False,
         storage_options: StorageOptions | None = None,
+        **others: Any,
     ) -> None:
+        if others:
+            check_names(safe_open.__init__, others)
         self._adapter = adapter(framework)
         self._move = placing(self._adapter.mover, device)
         self._checkpoint = open_checkpoint(
@@ -323,7 +326,7 @@ class safe_open(Mapping[str, Value]):
         -------
         dict of str to int
             By the dtype's code, such as ``{"BF16": 7241732096}``. Elements as they are stored: a scalar
-            is one, buffers count, and what a quantised model packs into an ``I32`` is one; `ingot.describe`
+            is one, buffers count, and what a quantised model packs into an ``I32`` is one; `ingot.inspect`
             counts what it was before. In the order of FORMAT.md's table.
 
         Raises
@@ -714,15 +717,115 @@ class safe_open(Mapping[str, Value]):
             raise ClosedError(f"{_escaped(self.path)}: file is closed", code="closed", path=self.path)
 
 
-def warm(source: Path, *, keys: Keys | None = None, drop: Keys | None = None) -> int:
-    """Bring a file's tensors into the system's page cache, so that the next read need not wait for the disk.
+@overload
+def open(
+    source: Source,
+    framework: Literal["numpy", "np"] = "numpy",
+    device: Device = "cpu",
+    **options: Unpack[OpenOptions],
+) -> safe_open[numpy.ndarray[Any, numpy.dtype[Any]]]: ...
 
-    It reads in parallel, keeps nothing in memory of its own, and returns when all is there.
+
+@overload
+def open(
+    source: Source,
+    framework: Literal["torch", "pt", "pytorch"],
+    device: Device = "cpu",
+    **options: Unpack[OpenOptions],
+) -> safe_open[torch.Tensor]: ...
+
+
+@overload
+def open(
+    source: Source,
+    framework: Literal["jax", "flax"],
+    device: Device = "cpu",
+    **options: Unpack[OpenOptions],
+) -> safe_open[jax.Array]: ...
+
+
+@overload
+def open(
+    source: Source,
+    framework: Literal["tensorflow", "tf"],
+    device: Device = "cpu",
+    **options: Unpack[OpenOptions],
+) -> safe_open[tensorflow.Tensor]: ...
+
+
+@overload
+def open(
+    source: Source,
+    framework: Literal["mlx"],
+    device: Device = "cpu",
+    **options: Unpack[OpenOptions],
+) -> safe_open[mlx.array]: ...
+
+
+@overload
+def open(
+    source: Source,
+    framework: Literal["paddle"],
+    device: Device = "cpu",
+    **options: Unpack[OpenOptions],
+) -> safe_open[paddle.Tensor]: ...
+
+
+@overload
+def open(
+    source: Source, framework: str, device: Device = "cpu", **options: Unpack[OpenOptions]
+) -> safe_open[Any]: ...
+
+
+@takes(OpenOptions)
+def open(
+    source: Source, framework: str = "numpy", device: Device = "cpu", **options: Unpack[OpenOptions]
+) -> safe_open[Any]:
+    """Open a file, or a checkpoint of many files, to read tensors from it one by one.
+
+    Parameters
+    ----------
+    source : ingot.typing.Source
+        A path, a URL, a directory, an index, or an object that holds one file, as `safe_open` documents.
+    framework : str
+        The framework of the tensors: ``"numpy"`` by default, or as for `safe_open`.
+    device : str, int, the framework's device, dict or callable
+        Where the tensors are placed, as for `safe_open`. ``"cpu"`` by default.
+    **options
+        How the source is opened: `ingot.typing.OpenOptions`.
+
+    Returns
+    -------
+    safe_open
+        A mapping from name to tensor, and a context manager.
+
+    Raises
+    ------
+    OSError, HeaderError, CheckpointError, OptionError, ImportError
+        As `safe_open` does.
+    TypeError
+        `source` cannot be read from, or an option is unknown.
+
+    Examples
+    --------
+    >>> with ingot.open("model.safetensors") as file:  # doctest: +SKIP
+    ...     weight = file["wte"]
+    """
+    if options:
+        check_names(open, options)
+    return safe_open(source, framework, device, **options)
+
+
+def warm(source: Path, *, keys: Keys | None = None, drop: Keys | None = None) -> int:
+    """Bring a file's tensors into the system's page cache, so that later readers do not wait for the disk.
+
+    It reads in parallel, keeps nothing in memory of its own, and returns when all bytes are cached.
 
     Parameters
     ----------
     source : str, bytes or os.PathLike
-        A `.safetensors` or a `.bt` file.
+        A `.safetensors` or a `.bt` file, or a sharded checkpoint. URLs and objects are rejected, since the
+        page cache has files of this machine only.
     keys, drop : str, ingot.glob, iterable of str or callable, optional
         Which tensors, as for `load_file`: all by default.
 
@@ -743,7 +846,7 @@ def warm(source: Path, *, keys: Keys | None = None, drop: Keys | None = None) ->
         As `ingot.safe_open` does, and if reading fails.
     """
     wanted, unwanted = checked_keys("keys", keys), checked_keys("drop", drop)
-    checkpoint = open_checkpoint(source, "pread")
+    checkpoint = Checkpoint.open(source, "pread")
     try:
         is_all = wanted is None and unwanted is None
         return checkpoint.warm(None if is_all else select(checkpoint, wanted, unwanted))

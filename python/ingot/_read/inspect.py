@@ -7,14 +7,18 @@ import os
 import stat
 from collections.abc import Mapping
 from concurrent.futures import CancelledError, ThreadPoolExecutor
-from dataclasses import dataclass, field
+from contextlib import closing
+from dataclasses import dataclass, field, fields
+from functools import partial
 from threading import Event
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple, Unpack
 
-from ingot._base.checks import one_of
+from ingot._base.checks import is_path, one_of
+from ingot._base.options import Loading, takes
 from ingot._base.text import _escaped, plural
 from ingot._native import (
     Checkpoint,
+    ShardIndex,
     TensorInfo,
     fetch_beside,
     hub_headers,
@@ -23,19 +27,21 @@ from ingot._native import (
     url_file_name,
 )
 from ingot.errors import CheckpointError
+from ingot.typing import HeaderOptions, Source
 
 from . import parameters as _parameters
+from .door import open_checkpoint, resolved
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from typing import Literal, TypeAlias
+    from typing import TypeAlias
 
-    from ingot.typing import Path, StorageOptions
+    from ingot._native import _FileHeader as FileHeader
+    from ingot.typing import StorageOptions
 
     from .parameters import Counter
 
-    Count: TypeAlias = Literal["logical", "stored"]
     Config: TypeAlias = Mapping[str, Any]
 
 COUNTS = ("logical", "stored")
@@ -59,24 +65,50 @@ class FileMetadata:
     parameter_count: dict[str, int]
 
 
-@dataclass(slots=True)
+@dataclass
 class RepoMetadata:
-    """The headers of a model. What `describe` gives, for one file as for many."""
+    """The headers of a model, in one file or in many. `ingot.inspect` returns it."""
 
     __module__ = "ingot"
 
-    #: That of the index, whose values may be any JSON. None where there is no index, or it has none.
-    metadata: dict[str, Any] | None
+    #: The metadata of the file, or of the index, whose values may be any JSON. None if there is none.
+    metadata: dict[str, Any] | None = field(repr=False)
     #: Whether there is an index.
     sharded: bool
-    #: For each tensor the file that holds it.
+    #: The name of the file of each tensor.
     weight_map: dict[str, str] = field(repr=False)
-    #: By what the index calls them; a single file has its own name.
+    #: By the names in the index; a single file has its own name.
     files_metadata: dict[str, FileMetadata] = field(repr=False)
     #: By dtype, over all files.
     parameter_count: dict[str, int]
-    #: Over all dtypes. Where the model says ``total_parameters`` and that is less, that.
+    #: Over all dtypes. If the metadata has a lower ``total_parameters``, that.
     parameter_total: int
+
+    @classmethod
+    def _counting_later(
+        cls, metadata: dict[str, Any] | None, sharded: bool, count: Callable[[], _Counted]
+    ) -> RepoMetadata:
+        """Return one that counts when an attribute beside these two is first read.
+
+        Programs read the metadata of many files and nothing else.
+        """
+        later = object.__new__(cls)
+        later.__dict__.update(metadata=metadata, sharded=sharded, _count=count)
+        return later
+
+    def __getattr__(self, name: str) -> Any:
+        count = self.__dict__.get("_count")
+        if name in _Counted._fields and count is not None:
+            self.__dict__.update(count()._asdict())
+            self.__dict__.pop("_count", None)
+        # Another thread may have counted.
+        try:
+            return self.__dict__[name]
+        except KeyError:
+            raise AttributeError(f"RepoMetadata has no attribute {name!r}", name=name, obj=self) from None
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return RepoMetadata, tuple(getattr(self, one.name) for one in fields(self))
 
     def _repr_html_(self) -> str:
         """What a notebook shows: the tensors as a folded tree, each with its dtype, shape and parameters."""
@@ -95,148 +127,174 @@ class RepoMetadata:
         return page("ingot.RepoMetadata", facts, tree(shown))
 
 
-def describe(
-    source: Path,
+class _Counted(NamedTuple):
+    """What `RepoMetadata` has beside `metadata` and `sharded`."""
+
+    weight_map: dict[str, str]
+    files_metadata: dict[str, FileMetadata]
+    parameter_count: dict[str, int]
+    parameter_total: int
+
+
+@takes(HeaderOptions)
+def inspect(
+    source: Source,
     *,
-    count: Count = "logical",
-    config: Config | None = None,
-    max_header_size: int | None = None,
-    storage_options: StorageOptions | None = None,
+    count: Literal["logical", "stored"] = "logical",
+    config: Mapping[str, Any] | None = None,
+    shards: bool = True,
+    **options: Unpack[HeaderOptions],
 ) -> RepoMetadata:
-    """Say what is in a model: its tensors, its metadata, its parameters. Only headers are read.
+    """Return what is in a model: its metadata, its tensors, its parameters. Only headers are read.
 
     Parameters
     ----------
-    source : str, bytes or os.PathLike
-        A file, a directory, an index, a repository of the Hub (``hf://owner/repo``) or another URL: whatever
-        `ingot.safe_open` takes.
+    source : ingot.typing.Source
+        A file, a directory, an index, a repository of the Hub (``hf://owner/repo``), another URL or an
+        object, as for `ingot.open`.
     count : {"logical", "stored"}
         What counts as a parameter. ``"logical"`` counts as huggingface.js 2.17.5 does, by which the Hub shows
-        the size of a model: the parameters that it had before it was quantised. What a quantised model packs
-        into one element counts as several; scales, zero points and the like do not count, and neither do
-        scalars and tensors of ``F8_E8M0``. ``"stored"`` counts elements as they lie in the files, a scalar as
-        one: what huggingface_hub counts.
+        the size of a model: the parameters that it had before it was quantised. An element into which a
+        quantised model packs several parameters counts as several; scales, zero points and the like do not
+        count, and neither do scalars and tensors of ``F8_E8M0``. ``"stored"`` counts the elements in the
+        files, a scalar as one, as huggingface_hub does.
     config : mapping, optional
-        What ``config.json`` says, which is where it stands how a model was quantised. By default that file is
-        looked for beside the model; ``{}`` stands for one that says nothing. Nothing for ``"stored"``.
-    max_header_size : int, optional
-        Refuse longer headers, in bytes. 100,000,000 by default; 25,000,000 for URLs.
-    storage_options : dict, optional
-        How a URL is reached (`ingot.StorageOptions`).
+        The content of ``config.json``, which says how a model was quantised. By default that file is read if
+        it is beside a path or a URL; ``{}`` is an empty configuration. Without effect on ``"stored"``.
+    shards : bool
+        False reads the index of a sharded checkpoint and no shard, so that these need not exist yet. Only
+        `metadata`, `sharded` and `weight_map` of the result are set then. Without effect on a single file.
+    **options
+        How the headers are read: `ingot.typing.HeaderOptions`.
 
     Returns
     -------
     RepoMetadata
         The dataclasses `RepoMetadata` and `FileMetadata` have the fields of huggingface_hub's, and with
-        ``count="stored"`` the same values in them; ``parameter_total`` is besides. A `TensorInfo` is what
-        `ingot.safe_open.info` gives, with the parameters of the tensor as they count here: 0 for what is no
-        parameter. The counts of tensors add up to those of files, and these to that of the model.
+        ``count="stored"`` the same values in them, except that `RepoMetadata.metadata` of a single file is
+        the metadata of the file; ``parameter_total`` is added. Each `TensorInfo` is that of
+        `ingot.safe_open.info`, with the parameters of the tensor as they count here: 0 for a tensor without
+        parameters. The counts of tensors add up to those of files, and these to that of the model.
 
     Raises
     ------
     OSError, HeaderError, CheckpointError, StorageError
-        As `ingot.safe_open` does.
+        As `ingot.open` does.
     CheckpointError
-        ``config.json`` is no JSON object, or has more than 10 MB; a `StorageError` where it is remote.
+        ``config.json`` is no JSON object, or has more than 10 MB; a `StorageError` if it is remote.
     OptionError
         `count` is not one of the choices.
+    TypeError
+        `source` cannot be read from, or `config` is no mapping.
 
     Notes
     -----
-    The Hub gives the headers of all shards of an index in one document, for models as they are on their main
-    branch. Where it does, that is the only request for headers, and one more tells that a repository which is
-    named without a file has no ``model.safetensors``. Where it does not, or what it gives breaks a rule of
-    FORMAT.md, each header is fetched from its file.
+    The Hub has the headers of all shards of an index in one document, for models as they are on their main
+    branch. `inspect` then requests this document and nothing else, and for a repository that is named without
+    a file also whether it has a ``model.safetensors``. If there is no such document, or it breaks a rule of
+    FORMAT.md, the header of each file is requested.
+
+    Examples
+    --------
+    >>> ingot.inspect("model.safetensors").metadata  # doctest: +SKIP
+    {'format': 'pt'}
     """
-    return _described(source, count, config, max_header_size, storage_options, Event())
+    return _inspected(source, count, config, shards, Loading.of(inspect, options), None)
 
 
-async def describe_async(
-    source: Path,
+@takes(HeaderOptions)
+async def inspect_async(
+    source: Source,
     *,
-    count: Count = "logical",
-    config: Config | None = None,
-    max_header_size: int | None = None,
-    storage_options: StorageOptions | None = None,
+    count: Literal["logical", "stored"] = "logical",
+    config: Mapping[str, Any] | None = None,
+    shards: bool = True,
+    **options: Unpack[HeaderOptions],
 ) -> RepoMetadata:
-    """Do what `describe` does, in a thread, while the event loop goes on.
+    """Do what `inspect` does in a thread, while the event loop runs.
 
-    A task that is cancelled does not wait for it: requests that are under way end within a tenth of a second.
+    A task that is cancelled does not wait for the thread: its requests end within a tenth of a second.
 
     Parameters
     ----------
-    source, count, config, max_header_size, storage_options
-        As for `describe`.
+    source, count, config, shards
+        As for `inspect`.
+    **options
+        How the headers are read: `ingot.typing.HeaderOptions`.
 
     Returns
     -------
     RepoMetadata
-        As `describe` gives it.
+        As for `inspect`.
 
     Raises
     ------
-    OSError, HeaderError, CheckpointError, StorageError, OptionError
-        As `describe` does.
+    OSError, HeaderError, CheckpointError, StorageError, OptionError, TypeError
+        As for `inspect`.
     """
     from asyncio import to_thread
 
-    stop = Event()
+    stop, how = Event(), Loading.of(inspect_async, options)
     try:
-        return await to_thread(_described, source, count, config, max_header_size, storage_options, stop)
+        return await to_thread(_inspected, source, count, config, shards, how, stop)
     finally:
         stop.set()
 
 
-def _described(
-    source: Path,
-    count: Count,
-    config: Config | None,
-    max_header_size: int | None,
-    storage_options: StorageOptions | None,
-    stop: Event,
+def _inspected(
+    source: Source,
+    count: str,
+    config: Mapping[str, Any] | None,
+    shards: bool,
+    how: Loading,
+    stop: Event | None,
 ) -> RepoMetadata:
     one_of("count", count, COUNTS)
     if config is not None and not isinstance(config, Mapping):
         raise TypeError(f"config must be a mapping, found {type(config).__name__}")
+    remote = _Remote(source, how, stop or Event()) if isinstance(source, str) and is_url(source) else None
+    if not shards:
+        index = _index(source) if remote is None else remote.index()
+        if index is not None:
+            unopened = partial(_unopened, index)
+            return RepoMetadata._counting_later(index.metadata(), True, unopened)
     wants_config = count == "logical" and config is None
-    if isinstance(source, str) and is_url(source):
-        remote = _Remote(source, storage_options, max_header_size, stop)
+    if remote is not None:
         headers, found = remote.headers_and_config() if wants_config else (remote.headers(), None)
     else:
-        headers, path = _local(source, max_header_size)
-        found = _parsed(config_beside(path)) if wants_config else None
-    if count == "stored":
-        return _counted(headers, _parameters.stored, None)
-    counter = _parameters.logical(found if config is None else config, headers.names)
-    return _counted(headers, counter, _parameters.declared(headers.said()))
+        headers, path = _local(source, how)
+        found = _parsed(config_beside(path)) if wants_config and path else None
+    config = found if config is None else config
+    return RepoMetadata._counting_later(
+        headers.metadata, headers.is_sharded, partial(_counted, headers, count, config)
+    )
 
 
 class _Headers(NamedTuple):
-    """What was read."""
+    """The headers of all files. Those of a single file are read out of `files` when they are needed."""
 
     is_sharded: bool
-    #: That of the index.
+    #: The metadata of the file or of the index.
     metadata: dict[str, Any] | None
-    files: list[tuple[str, dict[str, str] | None, list[TensorInfo]]]
+    files: Callable[[], list[FileHeader]]
 
     @classmethod
     def of(cls, checkpoint: Checkpoint) -> _Headers:
-        is_sharded = checkpoint.is_sharded
-        return cls(is_sharded, checkpoint.metadata() if is_sharded else None, checkpoint.headers())
-
-    def names(self) -> list[str]:
-        return [tensor.name for _, _, tensors in self.files for tensor in tensors]
-
-    def said(self) -> Mapping[str, Any] | None:
-        """The metadata that speaks for all of the model."""
-        return self.metadata if self.is_sharded else self.files[0][1]
+        files = checkpoint.headers()
+        return cls(checkpoint.is_sharded, checkpoint.metadata(), lambda: files)
 
 
-def _counted(headers: _Headers, counter: Counter, declared: int | None) -> RepoMetadata:
+def _counted(headers: _Headers, count: str, config: Mapping[str, Any] | None) -> _Counted:
+    read = headers.files()
+    counter: Counter = _parameters.stored
+    declared = None
+    if count == "logical":
+        counter = _parameters.logical(config, lambda: [info.name for file in read for info in file[2]])
+        declared = _parameters.declared(headers.metadata)
     files: dict[str, FileMetadata] = {}
     weight_map: dict[str, str] = {}
     counts: dict[str, int] = {}
-    for name, text, infos in headers.files:
+    for name, text, infos in read:
         tensors: dict[str, TensorInfo] = {}
         of_file: dict[str, int] = {}
         for info in infos:
@@ -251,23 +309,37 @@ def _counted(headers: _Headers, counter: Counter, declared: int | None) -> RepoM
     total = sum(counts.values())
     if declared is not None:
         total = min(total, declared)
-    return RepoMetadata(headers.metadata, headers.is_sharded, weight_map, files, counts, total)
+    return _Counted(weight_map, files, counts, total)
 
 
 def _counting(info: TensorInfo, parameters: int) -> TensorInfo:
-    """`info`, with so many parameters."""
+    """Return `info` with this number of parameters."""
     if parameters == info.parameter_count:
         return info
     return TensorInfo(info.name, info.dtype, info.shape, info.begin, info.end, parameters)
 
 
-def _local(source: Path, max_header_size: int | None) -> tuple[_Headers, str]:
-    """The headers, and the path of the file or the index."""
-    checkpoint = Checkpoint.open(source, "pread", "accept", max_header_size)
+def _local(source: Source, how: Loading) -> tuple[_Headers, str]:
+    """Return the headers, and the path of the file or the index, empty for an object."""
+    checkpoint = open_checkpoint(source, "pread", "accept", how.max_header_size, lent=True)
+    if checkpoint.backend == "pread" and not checkpoint.is_sharded:
+        # It stays open without a descriptor, since it is lent, until its tensors are counted.
+        return _Headers(False, checkpoint.metadata(), checkpoint.headers), checkpoint.path or ""
     try:
-        return _Headers.of(checkpoint), checkpoint.path or ""
+        return _Headers.of(checkpoint), checkpoint.path if checkpoint.is_sharded and checkpoint.path else ""
     finally:
         checkpoint.close()
+
+
+def _index(source: Source) -> ShardIndex | None:
+    """Return the index of a sharded checkpoint. None if `source` is a single file."""
+    found = resolved(source)
+    return ShardIndex.read(found) if is_path(found) else None
+
+
+def _unopened(index: ShardIndex) -> _Counted:
+    """Return what an index alone says."""
+    return _Counted(index.weight_map(), {}, {}, 0)
 
 
 class ConfigFile(NamedTuple):
@@ -337,46 +409,50 @@ def _unusable(path: str, why: str) -> CheckpointError:
 class _Remote:
     """A remote model."""
 
-    def __init__(
-        self, url: str, options: StorageOptions | None, max_header_size: int | None, stop: Event
-    ) -> None:
+    def __init__(self, url: str, how: Loading, stop: Event) -> None:
         self._url = url
-        self._options = options
-        self._max_header_size = max_header_size
+        self._options = how.storage_options
+        self._max_header_size = how.max_header_size
         self._stop = stop
 
     def headers_and_config(self) -> tuple[_Headers, Config | None]:
-        """Both at once, since both are on their way for as long."""
+        """Request both at once, since either takes as long as the other."""
         with ThreadPoolExecutor(1, "ingot-config") as threads:
             config = threads.submit(self._config)
             try:
                 return self.headers(), config.result()
             except BaseException:
-                # Nobody wants the other any more.
+                # The result of the other request is not used any more.
                 self._stop.set()
                 raise
 
     def headers(self) -> _Headers:
         asked = hub_headers(self._url, self._options, self._max_header_size, progress=self._tell)
         if asked is not None:
-            return _Headers(True, *asked)
-        checkpoint = Checkpoint.open_url(
-            self._url, self._options, "accept", self._max_header_size, progress=self._tell
-        )
-        try:
+            metadata, files = asked
+            return _Headers(True, metadata, lambda: files)
+        with closing(self._opened()) as checkpoint:
             headers = _Headers.of(checkpoint)
-        finally:
-            checkpoint.close()
         if headers.is_sharded:
             return headers
         # A repository stands for a file, and what follows the path of a URL is not of its name.
-        (_, text, tensors), name = headers.files[0], url_file_name(self._url)
-        return headers._replace(files=[(name, text, tensors)])
+        [(_, text, tensors)], name = headers.files(), url_file_name(self._url)
+        return headers._replace(files=lambda: [(name, text, tensors)])
+
+    def index(self) -> ShardIndex | None:
+        """Return the index of a sharded checkpoint. None for a single file."""
+        with closing(self._opened()) as checkpoint:
+            return checkpoint.index()
+
+    def _opened(self) -> Checkpoint:
+        return Checkpoint.open_url(
+            self._url, self._options, "accept", self._max_header_size, progress=self._tell
+        )
 
     def _config(self) -> Config | None:
         return _parsed(config_beside(self._url, self._options, self._tell))
 
     def _tell(self, done: int, total: int) -> None:
-        """Stop a request that nobody wants any more. Called ten times a second while it is under way."""
+        """Stop a request whose result is not used any more. Called ten times a second during the request."""
         if self._stop.is_set():
             raise CancelledError

@@ -13,46 +13,27 @@ import io
 import os
 from collections import deque
 from concurrent.futures import Future
+from contextlib import nullcontext
 from operator import index
 from threading import Lock, Thread
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 from weakref import WeakSet
 
 from ingot._base.text import _escaped
-from ingot._native import Checkpoint, shown_url
+from ingot._native import shown_url
 from ingot.errors import ClosedError, OptionError, SafetensorError, StorageError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
-    from typing import Any, Protocol, TypeAlias
+    from typing import Protocol
 
-    from typing_extensions import Buffer
-
-    from ingot._base.checks import Leniency
-    from ingot.typing import Path
+    from ingot.typing import Buffer
 
     class Closes(Protocol):
         """What may have a thread of its own that reads."""
 
         def close(self) -> None: ...
 
-    class OpenFile(Protocol):
-        """An open file, or something like one."""
-
-        def read(self, size: int, /) -> Any: ...
-        def seek(self, position: int, whence: int = ..., /) -> Any: ...
-        def tell(self) -> int: ...
-
-    class FileOfFsspec(Protocol):
-        """What ``fsspec.open`` gives, or the ``open`` of a file system."""
-
-        @property
-        def fs(self) -> Any: ...
-        @property
-        def path(self) -> str: ...
-
-    # What every call that reads takes.
-    Source: TypeAlias = "Path | Buffer | OpenFile | FileOfFsspec | Ranges"
 
 # Bytes that are copied at a time.
 _PART_NBYTES = 8 << 20
@@ -141,10 +122,10 @@ class Ranges:
         return f"ingot.Ranges({type(self.store).__name__}, {shown_url(self.path)!r})"
 
 
-def resolved(given: Any) -> Reader | Buffer | str | None:
-    """What is to be read of what is no str or bytes: an object, a buffer, or the path of a local file.
+def resolved(given: Any) -> Any:
+    """Return the `Reader` of an object, the buffer itself, or the path of a local file.
 
-    None for what is none of these.
+    None if `given` is none of these. `given` is neither str nor bytes.
     """
     if isinstance(given, Ranges):
         return _of_store(given.store, given.path, given.nbytes)
@@ -153,12 +134,12 @@ def resolved(given: Any) -> Reader | Buffer | str | None:
         _check_fsspec(given)
         return _of_store(given.fs, path, None)
     if hasattr(given, "__fspath__"):
-        return None
+        return os.fspath(given)
     if callable(getattr(given, "getbuffer", None)):
         _check_open(given, _named(given))
         return _Memory(given)
-    if _is_buffer(given):
-        return given  # type: ignore[no-any-return]
+    if is_buffer(given):
+        return given
     is_file = all(callable(getattr(given, name, None)) for name in ("read", "seek", "tell"))
     return _File(given) if is_file else None
 
@@ -166,20 +147,6 @@ def resolved(given: Any) -> Reader | Buffer | str | None:
 def shown(found: Reader | Buffer) -> str:
     """What an object is called, or a buffer."""
     return found.name if isinstance(found, Reader) else f"<{type(found).__name__}>"
-
-
-def open_object(given: Any, backend: str, leniency: Leniency, max_header_size: int | None) -> Any:
-    """The checkpoint that `given` holds, or the path that it is, or is taken for."""
-    found = resolved(given)
-    if found is None or isinstance(found, str):
-        return found or given
-    if backend == "mmap":
-        raise OptionError(
-            f"backend 'mmap' is for files: a {type(given).__name__} cannot be mapped", code="unmappable"
-        )
-    if isinstance(found, Reader):
-        return Checkpoint.from_object(found, leniency, max_header_size)
-    return Checkpoint.from_buffer(found, leniency, max_header_size)
 
 
 class Reader:
@@ -384,13 +351,19 @@ class _Store(_Waiting):
         self.at_once = at_once
         self._get = get
         self._look = look if nbytes is None else None
+        self._turn = Lock() if at_once == 1 else nullcontext()
         self._stamp: dict[str, Any] = {}
         if nbytes is None:
             self._stamp = self._opening(self._now)
         self.nbytes = self._stamp["size"] if nbytes is None else nbytes
 
     def ask(self, begin: int, end: int) -> Future[Any]:
-        return self._later(self._get, begin, end)
+        return self._later(self._read, begin, end)
+
+    def _read(self, begin: int, end: int) -> Any:
+        # Writers read from several threads, whatever `at_once` says.
+        with self._turn:
+            return self._get(begin, end)
 
     def ask_nbytes(self) -> Future[int | None]:
         return self._later(self._nbytes) if self._look is not None else super().ask_nbytes()
@@ -476,7 +449,8 @@ def _only(answers: Any) -> Any:
     return answer
 
 
-def _is_buffer(given: Any) -> bool:
+def is_buffer(given: Any) -> bool:
+    """Whether `given` has the buffer protocol."""
     try:
         memoryview(given).release()
     except TypeError:

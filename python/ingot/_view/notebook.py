@@ -10,6 +10,7 @@ from ingot._base.checks import is_path, one_of
 from ingot._native import is_url, local_path
 from ingot._read import door
 from ingot._read import handle as _handle
+from ingot.typing import Source, StorageOptions
 
 from . import report, whole
 from .server import Server
@@ -20,8 +21,6 @@ if TYPE_CHECKING:
     from types import TracebackType
     from typing import Any, Self
 
-    from ingot._read.source import Source
-    from ingot.typing import StorageOptions
 
 _HOW = ("auto", "server", "page")
 # Notebooks whose browser is on another machine than their kernel.
@@ -90,10 +89,9 @@ def view(
 
     Parameters
     ----------
-    source
-        A path, the directory or the index of a checkpoint, a URL, an object with bytes, or what
-        `ingot.safe_open` gave. That stays the caller's, and has to stay open.
-    other
+    source : ingot.typing.Source or ingot.safe_open
+        The model, as for `ingot.open`, or an open handle, which stays the caller's and has to stay open.
+    other : ingot.typing.Source or ingot.safe_open, optional
         A second model, to compare with.
     how
         ``"server"`` serves the page from this process, for browsers on this machine; tensors are read when
@@ -122,7 +120,8 @@ def view(
         `how` is none of the three, or a page is asked for with two models.
     """
     one_of("how", how, _HOW)
-    models = [_model(one, storage_options) for one in (source, other) if one is not None]
+    others = [] if other is None else [other]
+    models = [_model(one, storage_options) for one in (source, *others)]
     is_page = how == "page" or (how == "auto" and other is None and any(map(os.environ.get, _REMOTE)))
     if is_page:
         if other is not None:

@@ -288,7 +288,8 @@ def _with_neighbours(path: str) -> list[tuple[str, str]]:
 def _shards(index: str) -> list[str]:
     # The page shows faults of the index.
     with suppress(SafetensorError, OSError):
-        return ShardIndex.read(index).shards
+        found = ShardIndex.read(index)
+        return found.shards if found else []
     return []
 
 

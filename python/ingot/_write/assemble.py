@@ -6,17 +6,18 @@ from typing import NamedTuple
 
 from ingot._base.checks import Existing, alignment, format_for, is_durable, room
 from ingot._base.text import _escaped, _quoted
-from ingot._native import MODEL_SPEC_KEY, RECORD_KEYS
+from ingot._native import MODEL_SPEC_KEY, RECORD_KEYS, Sources
+from ingot._read.door import open_checkpoint
 from ingot.errors import SaveError
 
 from .shards import of_index
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
-    from ingot._native import Sources
-    from ingot.typing import Align, Format, Tell
+    from ingot._base.checks import Leniency
+    from ingot.typing import Align, Format, Source, StorageOptions, Tell
 
     Pick = tuple[int, int, str]
 
@@ -52,6 +53,17 @@ class Writing(NamedTuple):
             progress=tell,
             **self.existing._asdict(),
         )
+
+
+def opened(
+    sources: Iterable[Source], storage_options: StorageOptions | None, leniency: Leniency = "accept"
+) -> Sources:
+    """Open all files of `sources`, for their tensors to be copied."""
+    checkpoints = [
+        open_checkpoint(source, "pread", leniency, storage_options=storage_options, lent=True)
+        for source in sources
+    ]
+    return Sources(checkpoints, leniency)
 
 
 def together(opened: Sources) -> dict[str, str] | None:

@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-from ingot._base.checks import Existing, checked_progress, is_durable, one_of, texts
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Literal
+from warnings import warn
+
+from ingot._base.checks import Existing, checked_progress, is_durable, is_path, one_of, texts
 from ingot._base.keys import NamedTensors, checked_keys, select
 from ingot._base.progress import telling
-from ingot._native import Sources, local_path
+from ingot._base.text import _escaped
+from ingot._native import local_path
+from ingot.typing import Align, Format, Keys, Path, Progress, Source, StorageOptions, Tell
 
-from .assemble import Writing, together
+from .assemble import Writing, opened, together
 from .names import renaming
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
-    from typing import Any, Literal
-
-    from ingot.typing import Align, Format, Keys, Path, Progress, StorageOptions, Tell
-
     from .assemble import Pick
 
 ON_DUPLICATE = ("error", "first", "last")
@@ -26,7 +27,7 @@ KEPT: Any = ...
 
 
 def merge(
-    sources: Iterable[Path],
+    sources: Iterable[Source],
     destination: Path,
     *,
     on_duplicate: Literal["error", "first", "last"] = "error",
@@ -44,9 +45,9 @@ def merge(
 
     Parameters
     ----------
-    sources : iterable of str, bytes or os.PathLike
-        The files, in either format or in both; sharded checkpoints, by directory or index, or URLs, as for
-        `ingot.safe_open`. A remote source is fetched as it is written, and only what is taken of it.
+    sources : iterable of ingot.typing.Source
+        The files, in either format or in both, or sharded checkpoints, as for `ingot.open`. The tensors of a
+        URL or an object are read while they are written, and no others.
     destination : str, bytes or os.PathLike
         Where to write. With `overwrite` it may be one of the sources: what is there stays until the new file
         is whole.
@@ -91,25 +92,24 @@ def merge(
     """
     progress = checked_progress(progress)
     one_of("on_duplicate", on_duplicate, ON_DUPLICATE)
-    if isinstance(sources, (str, bytes)) or hasattr(sources, "__fspath__"):
-        raise TypeError("sources must be an iterable of paths, not a path")
-    paths, destination = list(sources), local_path(destination)
-    opened = Sources.open(paths, storage_options)
-    picks = [(at, *pick) for at in range(len(paths)) for pick in enumerate(opened.names(at))]
+    if is_path(sources) or hasattr(sources, "read") or isinstance(sources, (bytearray, memoryview)):
+        raise TypeError(f"merge: sources must be an iterable of sources, found one {type(sources).__name__}")
+    destination, held = local_path(destination), opened(sources, storage_options)
+    picks = [(at, *pick) for at in range(len(held)) for pick in enumerate(held.names(at))]
     if on_duplicate != "error":
         by_name: dict[str, Pick] = {}
         for pick in reversed(picks) if on_duplicate == "first" else picks:
             by_name[pick[2]] = pick
         picks = list(by_name.values())
-    pairs = together(opened) if metadata is KEPT else texts(metadata)
+    pairs = together(held) if metadata is KEPT else texts(metadata)
     existing = Existing(overwrite, replace_read_only)
     how = Writing(metadata is KEPT, existing, durable, format, reserve_header, align)
     with telling(progress, "Merging", destination) as tell:
-        how.write(opened, destination, picks, pairs, tell)
+        how.write(held, destination, picks, pairs, tell)
 
 
 def rewrite(
-    source: Path,
+    source: Source,
     destination: Path,
     *,
     rename: Mapping[str, str] | Callable[[str], str] | None = None,
@@ -129,8 +129,8 @@ def rewrite(
 
     Parameters
     ----------
-    source : str, bytes or os.PathLike
-        The file, in either format, or a sharded checkpoint, or a URL, as for `ingot.merge`.
+    source : ingot.typing.Source
+        The file, in either format, or a sharded checkpoint, as for `ingot.open`.
     destination : str, bytes or os.PathLike
         Where to write; it may be `source`. What is there stays until the new file is whole.
     rename : dict of str to str, or callable, optional
@@ -157,6 +157,11 @@ def rewrite(
     OSError, HeaderError, CheckpointError, StorageError, SafetensorError, TypeError, OptionError
         As for `merge`.
 
+    Warns
+    -----
+    UserWarning
+        `rename`, `keys` or `drop` is given, and no tensor is renamed or left out.
+
     Notes
     -----
     The file is byte for byte the one that `save_file` of the same tensors and metadata writes, with the
@@ -169,20 +174,27 @@ def rewrite(
     """
     progress, destination = checked_progress(progress), local_path(destination)
     wanted, unwanted = checked_keys("keys", keys), checked_keys("drop", drop)
-    opened = Sources.open([source], storage_options)
-    names, path = opened.names(0), opened.path(0)
-    kept = set(select(NamedTensors(path, names, lambda: opened.infos(0)), wanted, unwanted))
+    held = opened([source], storage_options)
+    names, path = held.names(0), held.path(0)
+    kept = set(select(NamedTensors(path, names, lambda: held.infos(0)), wanted, unwanted))
     new_name = renaming(names, rename, path)
     picks = [(0, number, new_name(name)) for number, name in enumerate(names) if name in kept]
-    pairs = together(opened) if metadata is KEPT else texts(metadata)
+    changes = rename is not None or keys is not None or drop is not None
+    if changes and names == [name for *_, name in picks]:
+        warn(
+            f"rewrite: {_escaped(path)}: no tensor is renamed or left out: rename, keys and drop change "
+            "nothing",
+            stacklevel=2,
+        )
+    pairs = together(held) if metadata is KEPT else texts(metadata)
     existing = Existing(overwrite, replace_read_only)
     how = Writing(metadata is KEPT, existing, durable, format, reserve_header, align)
     with telling(progress, "Writing", destination) as tell:
-        how.write(opened, destination, picks, pairs, tell)
+        how.write(held, destination, picks, pairs, tell)
 
 
 def split(
-    source: Path,
+    source: Source,
     destination: Path,
     max_shard_size: int | str = "5GB",
     *,
@@ -198,8 +210,8 @@ def split(
 
     Parameters
     ----------
-    source : str, bytes or os.PathLike
-        The file, in either format, or a sharded checkpoint, or a URL, as for `ingot.merge`.
+    source : ingot.typing.Source
+        The file, in either format, or a sharded checkpoint, as for `ingot.open`.
     destination : str, bytes or os.PathLike
         Where to write: a directory, which is made if it is not there.
     max_shard_size : int or str
@@ -243,9 +255,9 @@ def split(
     place, limit = Place(destination, filename_pattern), nbytes(max_shard_size)
     existing = Existing(overwrite, replace_read_only)
     place.check(existing)
-    flush, opened = is_durable(durable), Sources.open([source], storage_options)
-    names, sizes = opened.names(0), opened.sizes(0)
-    pairs = (together(opened) if metadata is KEPT else texts(metadata)) or {}
+    flush, held = is_durable(durable), opened([source], storage_options)
+    names, sizes = held.names(0), held.sizes(0)
+    pairs = (together(held) if metadata is KEPT else texts(metadata)) or {}
     of_file = {"format": pairs.get("format", "pt")}
     shards = planned(sizes, limit)
     files = place.names(len(shards))
@@ -260,7 +272,7 @@ def split(
         )
     # Names that share a tensor go where that goes.
     sharing: dict[int, list[int]] = {}
-    for number, tensor in enumerate(opened.shared(0), start=len(sizes)):
+    for number, tensor in enumerate(held.shared(0), start=len(sizes)):
         sharing.setdefault(tensor, []).append(number)
 
     done, total = 0, sum(sizes)
@@ -273,10 +285,10 @@ def split(
         picks = [(0, number, names[number]) for number in numbers]
         size = sum(sizes[number] for number in shard)
         part = _part(tell, done, size, total)
-        how.write(opened, shard_path, picks, of_file, part)
+        how.write(held, shard_path, picks, of_file, part)
         done += size
 
-    with telling(progress, "Splitting", opened.path(0)) as tell:
+    with telling(progress, "Splitting", held.path(0)) as tell:
         write(place, dict(zip(files, shards, strict=True)), save, whole, flush, existing)
 
 

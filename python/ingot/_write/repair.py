@@ -9,14 +9,15 @@ from typing import NamedTuple
 from ingot._base.checks import Existing, checked_progress, format_for
 from ingot._base.progress import telling
 from ingot._base.text import _escaped, _quoted, nbytes, plural
-from ingot._native import Sources, local_path
+from ingot._native import local_path
 from ingot.errors import HeaderError
+from ingot.typing import Align, Format, Path, Progress, Source, StorageOptions
 
-from .assemble import Writing, together
+from .assemble import Writing, opened, together
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from ingot.typing import Align, Format, Path, Progress, StorageOptions
+    from ingot._native import Sources
 
 
 class Finding(NamedTuple):
@@ -81,7 +82,7 @@ class Repair:
 
 
 def repair(
-    source: Path,
+    source: Source,
     destination: Path,
     *,
     format: Format | None = None,
@@ -101,9 +102,9 @@ def repair(
 
     Parameters
     ----------
-    source : str, bytes or os.PathLike
-        The file, in either format, or a URL, as for `ingot.merge`. Of a sharded checkpoint, whose index must
-        be sound, all shards become one file.
+    source : ingot.typing.Source
+        The file, in either format, as for `ingot.open`. All shards of a sharded checkpoint, whose index must
+        be sound, become one file.
     destination : str, bytes or os.PathLike
         Where to write; it may be `source`. What is there stays until the new file is whole.
     overwrite : bool
@@ -154,13 +155,13 @@ def repair(
     tensor go along with it, and are left out where it is.
     """
     progress, destination = checked_progress(progress), local_path(destination)
-    opened, findings = examined(source, storage_options)
-    names, path = opened.names(0), opened.path(0)
+    held, findings = examined(source, storage_options)
+    names, path = held.names(0), held.path(0)
     how = Writing(True, Existing(overwrite, replace_read_only), durable, format, reserve_header, align)
     with telling(progress, "Repairing", destination) as tell:
         picks = [(0, number, name) for number, name in enumerate(names)]
-        how.write(opened, destination, picks, together(opened), tell)
-    sizes = opened.sizes(0)
+        how.write(held, destination, picks, together(held), tell)
+    sizes = held.sizes(0)
     return Repair(
         source=path,
         destination=fsdecode(destination),
@@ -172,7 +173,7 @@ def repair(
 
 
 def examined(
-    source: Path, storage_options: StorageOptions | None = None
+    source: Source, storage_options: StorageOptions | None = None
 ) -> tuple[Sources, tuple[Finding, ...]]:
     """What is sound in a file, and what is not.
 
@@ -181,14 +182,14 @@ def examined(
     HeaderError
         The file has tensors, and none of them is sound.
     """
-    opened = Sources.open([source], storage_options, "salvage")
-    path = opened.path(0)
+    held = opened([source], storage_options, "salvage")
+    path = held.path(0)
     findings = tuple(
         Finding(code, tensor, _of(path, tensor, found), done)
-        for code, tensor, found, done in opened.findings(0)
+        for code, tensor, found, done in held.findings(0)
     )
     left_out = [finding for finding in findings if finding.done == "tensor-left-out"]
-    if left_out and not opened.names(0):
+    if left_out and not held.names(0):
         first = left_out[0]
         raise HeaderError(
             f"{_escaped(path)}: none of {plural(len(left_out), 'tensor')} is sound: tensor "
@@ -197,7 +198,7 @@ def examined(
             path=path,
             tensor=first.tensor,
         )
-    return opened, findings
+    return held, findings
 
 
 def _of(path: str, tensor: str | None, found: str) -> str:

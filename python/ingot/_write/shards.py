@@ -149,7 +149,8 @@ class Place:
         """
         needed = set(listed(self.directory) or ())
         with suppress(FileNotFoundError):
-            needed |= set(ShardIndex.read(self.path(self.index)).shards)
+            index = ShardIndex.read(self.path(self.index))
+            needed |= set(index.shards if index else ())
         return needed
 
     def check(self, existing: Existing) -> None:

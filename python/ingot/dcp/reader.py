@@ -37,7 +37,7 @@ from ingot.torch import _load_by_ranks
 from ingot.torch._into import Slot, read
 from ingot.torch._load_into import has_ranks, known_read_once
 from ingot.torch._tensors import DTYPES
-from ingot.typing import ReadOptions
+from ingot.typing import ReadOptions, Source
 
 from .opening import settled
 from .parts import Chunk, begins
@@ -52,7 +52,6 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
     from ingot._native import Checkpoint
-    from ingot._read.source import Source
     from ingot.torch._load_into import ReadOnce
 
 
@@ -61,10 +60,11 @@ class Reader(StorageReader):
 
     Parameters
     ----------
-    path : str, bytes, os.PathLike, or an object to read from
+    source : ingot.typing.Source
         A file, the index of a sharded checkpoint, a directory with one of these, a URL, or an object that
-        holds a file, as for `ingot.torch.load_file`. Or a directory whose files hold parts of tensors, as
-        torch's `HuggingFaceStorageWriter(save_distributed=True)` and ``Writer(whole=False)`` write them.
+        holds a file, as for `ingot.open`. Or a directory whose files hold parts of tensors, as torch's
+        `HuggingFaceStorageWriter(save_distributed=True)` and ``Writer(whole=False)`` write them. An object
+        is not sent to other ranks: each rank opens its own.
     read_once : {"auto", "job", "node", False}
         How ranks share the reading, as for `ingot.torch.load_into`; here by default each reads its own parts.
         But for False all ranks of `process_group` load together, and have to be those that `load` is called
@@ -90,13 +90,13 @@ class Reader(StorageReader):
     @takes(ReadOptions)
     def __init__(
         self,
-        path: Source,
+        source: Source,
         *,
         read_once: ReadOnce = False,
         process_group: ProcessGroup | None = None,
         **options: Unpack[ReadOptions],
     ) -> None:
-        self._path = path
+        self._path = source
         self._read_once, self._group = known_read_once(read_once), process_group
         self._how = Loading.of(Reader.__init__, options)
         self._load_id = uuid4().hex

@@ -38,10 +38,9 @@ if TYPE_CHECKING:
     from ingot._read.digest import Hasher
     from ingot._read.moves import Move, Placement
     from ingot._read.reads import Reads
-    from ingot._read.source import Source
     from ingot._write.background import SaveFuture
     from ingot._write.save import Views
-    from ingot.typing import Device, Format, Path, Writable
+    from ingot.typing import Device, Format, Path, Source, Writable
 
     Shared = Literal["error", "copy", "alias"]
     Contiguous = Literal["error", "copy"]
@@ -130,7 +129,7 @@ def load_file(
         file, copy on write: they may be written to, the file does not change, and nothing is read before it
         is touched; slices that do not lie together in the file, and converted tensors, have memory of their
         own. ``F4`` comes packed, as ``float4_e2m1fn_x2``, with half the last dimension of the header. With
-        `return_metadata` a tuple of this and of what `ingot.read_metadata` gives.
+        `return_metadata` a tuple of this and of the metadata of the file.
 
     Raises
     ------

@@ -14,7 +14,7 @@ from ingot._ranks.local import has_group, is_distributed
 from ingot._read import door
 from ingot._read.reads import reading
 from ingot.errors import OptionError
-from ingot.typing import ReadOptions
+from ingot.typing import ReadOptions, Source
 
 from ._into import IncompatibleKeys, read, slots, tensors_of
 
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 
     from ingot._native import Checkpoint
     from ingot._read.reads import Reads
-    from ingot._read.source import Source
 
     ReadOnce: TypeAlias = Literal["auto", "job", "node", False]
     Target: TypeAlias = torch.nn.Module | Mapping[str, torch.Tensor]

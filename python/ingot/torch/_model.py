@@ -22,8 +22,7 @@ if TYPE_CHECKING:
 
     from typing_extensions import Unpack
 
-    from ingot._read.source import Source
-    from ingot.typing import Device, Path, Writable
+    from ingot.typing import Device, Path, Source, Writable
 
 # Names in a message. The rest are counted.
 _SHOWN = 3

@@ -79,7 +79,7 @@ class Folder(RuleBasedStateMachine):
         if name.endswith(".safetensors"):
             found = read_plainly(path)
         else:
-            found = Model(ingot.numpy.load_file(path, backend="pread"), texts(ingot.read_metadata(path)))
+            found = Model(ingot.numpy.load_file(path, backend="pread"), texts(ingot.inspect(path).metadata))
         assert_same(found.tensors, model.tensors)
         if model.metadata is not None:
             assert found.metadata == model.metadata

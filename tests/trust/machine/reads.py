@@ -119,6 +119,6 @@ class Reads(Folder):
                 for key, array in tensors.items()
             }
         else:
-            report = ingot.verify(path)
+            report = ingot.verify(path, raises=False)
             assert not [one for one in (report.shards or {"": report}).values() if one.bad or one.missing]
         assert_same(ingot.numpy.load_file(path, **options), tensors)

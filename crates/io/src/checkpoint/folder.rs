@@ -276,7 +276,7 @@ fn refuse_missing(shards: &Shards, looked: &[Result<Facts, Error>]) -> Result<()
 ///
 /// # Errors
 /// [`Error::Open`], and [`Error::Index`] with the rule that it breaks.
-pub fn read_index(path: &Path) -> Result<ShardIndex, Error> {
+pub(crate) fn read_index(path: &Path) -> Result<ShardIndex, Error> {
     let folder = Folder::new(path.parent().unwrap_or(Path::new("")), Reach::FollowLinks)?;
     let (index, _) = index_in(&folder, path.file_name().unwrap_or_default())?;
     Ok(index)

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use ingot_format::{Header, Leniency, ShardIndex};
 
-use crate::archive::Archive;
+use crate::archive::{Archive, BUFFER};
 use crate::checkpoint::Checkpoint;
 use crate::error::{EditError, Error};
 use crate::options::{Backend, CheckpointOptions, OpenOptions};
@@ -40,10 +40,10 @@ impl Origin {
         Origin { archive }
     }
 
-    /// Where it is.
+    /// Where it is, or `<buffer>` for bytes in memory.
     #[must_use]
     pub fn path(&self) -> &Path {
-        self.archive.path().unwrap_or(Path::new(""))
+        self.archive.path().unwrap_or(Path::new(BUFFER))
     }
 
     /// What it holds.
@@ -65,9 +65,8 @@ impl Origin {
 
     /// Fails when somebody wrote to the file since it was opened.
     pub(crate) fn check(&self) -> Result<(), Error> {
-        // Of what is behind a URL, whoever reads it asks for the version that was opened.
         let Some(file) = self.archive.local() else {
-            return Ok(());
+            return self.archive.check_unchanged();
         };
         match file.nbytes_now() {
             Ok(Some(now)) if now == file.nbytes() => Ok(()),
@@ -98,26 +97,12 @@ impl Origins {
         Origins::of(Checkpoint::open_lent(path, &options)?, &Unwatched)
     }
 
-    /// Opens what is behind a URL.
+    /// Takes the files of a checkpoint and opens those that are not open.
     ///
     /// # Errors
-    /// As [`Checkpoint::open_url`].
-    #[cfg(feature = "remote")]
-    pub fn open_url(
-        url: &str,
-        options: &ingot_remote::RemoteOptions,
-        leniency: Leniency,
-        watch: &dyn crate::Watch,
-    ) -> Result<Origins, Error> {
-        let limits = ingot_format::Limits {
-            leniency,
-            ..crate::remote::header_limits()
-        };
-        Origins::of(Checkpoint::open_url(url, options, &limits, watch)?, watch)
-    }
-
-    fn of(checkpoint: Checkpoint, watch: &dyn Watch) -> Result<Origins, Error> {
-        let path = checkpoint.path().map(Path::to_owned).unwrap_or_default();
+    /// As [`Checkpoint::file`]; [`Error::Interrupted`].
+    pub fn of(checkpoint: Checkpoint, watch: &dyn Watch) -> Result<Origins, Error> {
+        let path = checkpoint.path().unwrap_or(Path::new(BUFFER)).to_owned();
         let (archives, index) = checkpoint.into_files(watch)?;
         let files = archives.into_iter().map(Origin::of_archive).collect();
         Ok(Origins { path, files, index })

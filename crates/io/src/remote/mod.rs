@@ -11,7 +11,6 @@ pub use self::digest::{hash_url, read_url};
 pub use self::documents::{fetch_beside, hub_headers};
 pub use self::download::{DownloadOptions, Downloaded, download, planned_download};
 pub use self::session::REMOTE_HEADER_NBYTES;
-pub(crate) use self::session::header_limits;
 pub use ingot_remote::{
     Fault, RemoteOptions, Secret, Token, is_url, local_path, redacted, url_file_name, was_url,
 };

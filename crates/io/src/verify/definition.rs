@@ -86,7 +86,20 @@ impl Definition {
 /// [`Error::Open`]; [`Error::Read`]; [`Error::Changed`] when the file was written to meanwhile; [`Error::Header`] when a
 /// definition that asks for tensors finds none; [`Error::Interrupted`].
 pub fn hash(path: &Path, definition: Definition, watch: &dyn Watch) -> Result<String, Error> {
-    of_source(&open_source(path)?, path, definition, &Limits::default(), watch)
+    hash_source(&open_source(path)?, path, definition, watch)
+}
+
+/// Returns the hash of a source that is open. `path` is its name in errors.
+///
+/// # Errors
+/// As [`hash`].
+pub fn hash_source(
+    source: &dyn Source,
+    path: &Path,
+    definition: Definition,
+    watch: &dyn Watch,
+) -> Result<String, Error> {
+    of_source(source, path, definition, &Limits::default(), watch)
 }
 
 /// As [`hash`], of a file that is open.

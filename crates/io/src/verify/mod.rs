@@ -9,6 +9,6 @@ mod pass;
 mod verify;
 
 pub use checked::Proof;
-pub use definition::{Definition, hash};
+pub use definition::{Definition, hash, hash_source};
 pub use verify::{Compared, Mismatch, Report, verify};
 pub(crate) use verify::{RecordedDigests, digest_of, renewed};

@@ -9,7 +9,7 @@ import click
 from ingot._write import rearrange
 from ingot.cli import arguments
 from ingot.cli.progress import bar
-from ingot.cli.screen import Screen, printing
+from ingot.cli.screen import Screen, printing, warn
 from ingot.cli.sources import opened
 from ingot.cli.tables import Column
 from ingot.cli.wording import plural, shown
@@ -58,7 +58,9 @@ def command(
     arguments.target(destination, existing)
     if not dry_run:
         with bar(screen, "Writing") as tell:
-            rearrange.rewrite(path, destination, rename=table, **existing._asdict(), progress=tell)
+            rearrange.rewrite(path, destination, rename=table or None, **existing._asdict(), progress=tell)
+    if not table:
+        warn(f"{shown(path)}: no tensor is renamed: the names and patterns change no name")
     screen.answer({"dry_run": dry_run, "file": destination, "renamed": table})
     screen.table(_COLUMNS, list(table.items()))
     if screen.is_terminal:

@@ -1,4 +1,4 @@
-"""`ingot.describe` of what is behind URLs: what it says, and what it asks for."""
+"""`ingot.inspect` of what is behind URLs: what it says, and what it asks for."""
 
 from __future__ import annotations
 
@@ -105,9 +105,9 @@ def check(found: ingot.RepoMetadata, case: dict[str, Any]) -> None:
 @cases("case", SHARDED, ids=lambda case: case["name"])
 def test_shards_are_counted_from_the_hubs_document(hub: Hub, case: dict[str, Any], tmp_path: Path) -> None:
     hold(hub, case)
-    check(ingot.describe("hf://me/gpt"), case)
-    assert ingot.describe("hf://me/gpt", count="stored").parameter_count == case["stored"]
-    assert ingot.describe("hf://me/gpt") == ingot.describe(write(tmp_path / "model", hub.files))
+    check(ingot.inspect("hf://me/gpt"), case)
+    assert ingot.inspect("hf://me/gpt", count="stored").parameter_count == case["stored"]
+    assert ingot.inspect("hf://me/gpt") == ingot.inspect(write(tmp_path / "model", hub.files))
 
 
 @cases("case", SINGLE, ids=lambda case: case["name"])
@@ -117,9 +117,9 @@ def test_a_file_behind_a_url_is_counted_with_the_configuration_beside_it(
     hold(hub, case)
     folder = write(tmp_path / "model", hub.files)
     for url in ("hf://me/gpt", hub.other.url("/plain/model.safetensors?signature=x")):
-        check(ingot.describe(url), case)
-        assert ingot.describe(url, count="stored").parameter_count == case["stored"]
-        assert ingot.describe(url) == ingot.describe(folder)
+        check(ingot.inspect(url), case)
+        assert ingot.inspect(url, count="stored").parameter_count == case["stored"]
+        assert ingot.inspect(url) == ingot.inspect(folder)
 
 
 # What huggingface_hub says
@@ -132,7 +132,7 @@ def client(hub: Hub) -> HfApi:
 @cases("case", [*SHARDED, *SINGLE], ids=lambda case: case["name"])
 def test_huggingface_hub_says_the_same_of_what_is_stored(hub: Hub, case: dict[str, Any]) -> None:
     hold(hub, case)
-    described = ingot.describe("hf://me/gpt", count="stored")
+    described = ingot.inspect("hf://me/gpt", count="stored")
     assert described.parameter_total == sum(case["stored"].values())
     found = hub_metadata.of_repo(described)
     assert found == asdict(client(hub).get_safetensors_metadata("me/gpt"))
@@ -144,26 +144,26 @@ def test_huggingface_hub_says_the_same_of_what_is_stored(hub: Hub, case: dict[st
 
 
 def test_one_request_brings_the_headers_of_all_shards(hub: Hub) -> None:
-    check(ingot.describe(f"hf://me/gpt/{INDEX}"), SHARDS)
+    check(ingot.inspect(f"hf://me/gpt/{INDEX}"), SHARDS)
     assert hub.headers_asked() == [API + INDEX]
     assert len(hub.asked()) == 2
     assert all(request.headers["authorization"] == f"Bearer {TOKEN}" for request in hub.server.requests)
 
 
 def test_a_repository_takes_one_more_that_tells_what_it_is(hub: Hub) -> None:
-    check(ingot.describe("hf://me/gpt"), SHARDS)
+    check(ingot.inspect("hf://me/gpt"), SHARDS)
     assert hub.headers_asked() == [API + INDEX, "/me/gpt/resolve/main/model.safetensors"]
 
 
 def test_what_is_stored_takes_no_configuration(hub: Hub) -> None:
-    ingot.describe(f"hf://me/gpt/{INDEX}", count="stored")
-    ingot.describe(f"hf://me/gpt/{INDEX}", config={})
+    ingot.inspect(f"hf://me/gpt/{INDEX}", count="stored")
+    ingot.inspect(f"hf://me/gpt/{INDEX}", config={})
     assert hub.asked() == [API + INDEX] * 2
 
 
 def test_pages_of_the_hub_are_known(hub: Hub) -> None:
-    check(ingot.describe(hub.server.url("/me/gpt")), SHARDS)
-    check(ingot.describe(hub.server.url(f"/me/gpt/blob/main/{INDEX}")), SHARDS)
+    check(ingot.inspect(hub.server.url("/me/gpt")), SHARDS)
+    check(ingot.inspect(hub.server.url(f"/me/gpt/blob/main/{INDEX}")), SHARDS)
     assert all(path.startswith((API, "/me/gpt/resolve/main/")) for path in hub.asked())
 
 
@@ -171,14 +171,14 @@ def test_an_index_in_a_folder_has_its_configuration_there(hub: Hub) -> None:
     files = files_of(SHARDS)
     hub.files = {f"a b/{name}": data for name, data in files.items()}
     hub.documents = {f"a b/{INDEX}": json.dumps(document_of(files)).encode()}
-    check(ingot.describe(f"hf://me/gpt/a b/{INDEX}"), SHARDS)
+    check(ingot.inspect(f"hf://me/gpt/a b/{INDEX}"), SHARDS)
     assert sorted(hub.asked()) == [API + f"a b/{INDEX}", "/me/gpt/resolve/main/a b/config.json"]
 
 
 def test_a_model_of_one_file_is_one_even_beside_an_index(hub: Hub) -> None:
     # As safe_open and huggingface_hub have it.
     hub.files |= files_of(SINGLE[0])
-    found = ingot.describe("hf://me/gpt", config={})
+    found = ingot.inspect("hf://me/gpt", config={})
     assert (found.sharded, list(found.files_metadata)) == (False, ["model.safetensors"])
     assert found.parameter_count == SINGLE[0]["logical"]
 
@@ -186,12 +186,12 @@ def test_a_model_of_one_file_is_one_even_beside_an_index(hub: Hub) -> None:
 def test_offline_nothing_is_asked(hub: Hub, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     with pytest.raises(FileNotFoundError, match="HF_HUB_OFFLINE"):
-        ingot.describe("hf://me/gpt")
+        ingot.inspect("hf://me/gpt")
     (case,) = [case for case in SINGLE if case["name"] == "mxfp4"]
     repo = tmp_path / "home" / "hub" / "models--me--gpt"
     write(repo / "snapshots" / COMMIT, files_of(case))
     write(repo / "refs", {"main": COMMIT.encode()})
-    check(ingot.describe("hf://me/gpt"), case)
+    check(ingot.inspect("hf://me/gpt"), case)
     assert hub.asked() == []
 
 
@@ -205,7 +205,7 @@ def test_offline_nothing_is_asked(hub: Hub, monkeypatch: pytest.MonkeyPatch, tmp
 )
 def test_without_the_document_the_headers_are_fetched_from_the_shards(hub: Hub, source: str) -> None:
     hub.documents = {}
-    check(ingot.describe(source), SHARDS)
+    check(ingot.inspect(source), SHARDS)
     shards = [path for path in hub.headers_asked() if "-of-" in path]
     assert len(shards) == len(SHARDS["files"])
     assert len(hub.headers_asked()) <= len(shards) + 3
@@ -240,7 +240,7 @@ def broken_documents() -> dict[str, bytes]:
 @cases("document", broken_documents().values(), ids=broken_documents())
 def test_a_document_that_breaks_a_rule_is_not_believed(hub: Hub, document: bytes) -> None:
     hub.documents[INDEX] = document
-    check(ingot.describe(f"hf://me/gpt/{INDEX}"), SHARDS)
+    check(ingot.inspect(f"hf://me/gpt/{INDEX}"), SHARDS)
     assert hub.headers_asked()[0] == API + INDEX
 
 
@@ -249,41 +249,41 @@ def test_what_is_no_document_never_counts(hub: Hub, document: bytes) -> None:
     hub.documents[INDEX] = document
     hub.files = {"config.json": b"{}"}
     with pytest.raises((OSError, ingot.SafetensorError)):
-        ingot.describe(f"hf://me/gpt/{INDEX}")
+        ingot.inspect(f"hf://me/gpt/{INDEX}")
 
 
 def test_a_configuration_that_cannot_be_read_is_refused_without_secrets(hub: Hub) -> None:
     hub.files["config.json"] = b"[]"
     with pytest.raises(ingot.CheckpointError, match="is no JSON object") as caught:
-        ingot.describe(f"hf://me/gpt/{INDEX}")
+        ingot.inspect(f"hf://me/gpt/{INDEX}")
     assert str(caught.value).startswith("hf://me/gpt/config.json: ")
     hub.files |= files_of(SINGLE[0])
     url = hub.other.url("/plain/model.safetensors?signature=x").replace("//", "//me:pass@")
     with pytest.raises(ingot.CheckpointError, match="is no JSON object") as caught:
-        ingot.describe(url)
+        ingot.inspect(url)
     assert str(caught.value).startswith(hub.other.url("/plain/config.json?…: "))
     hub.files["config.json"] = b" " * 10_000_001
     with pytest.raises(ingot.StorageError, match="too large: expected at most 10000000 bytes") as large:
-        ingot.describe(url)
+        ingot.inspect(url)
     assert large.value.code == "document-too-large"
     for fault in (caught.value, large.value):
         assert "pass" not in str(fault)
         assert "signature" not in str(fault)
-    assert ingot.describe(url, config={}).parameter_count == SINGLE[0]["logical"]
+    assert ingot.inspect(url, config={}).parameter_count == SINGLE[0]["logical"]
 
 
 def test_a_missing_model_is_a_missing_file(hub: Hub) -> None:
     hub.files, hub.documents = {}, {}
     with pytest.raises(FileNotFoundError):
-        ingot.describe("hf://me/gpt")
+        ingot.inspect("hf://me/gpt")
     with pytest.raises(ingot.OptionError):
-        ingot.describe("hf://me/gpt", storage_options={"retries": 1, "timeout": -1})
+        ingot.inspect("hf://me/gpt", storage_options={"retries": 1, "timeout": -1})
 
 
 def test_a_header_over_the_limit_is_refused(hub: Hub) -> None:
     hold(hub, SINGLE[0])
     with pytest.raises(ingot.HeaderError, match="header too large"):
-        ingot.describe("hf://me/gpt", max_header_size=10)
+        ingot.inspect("hf://me/gpt", max_header_size=10)
 
 
 # Async
@@ -300,7 +300,7 @@ def test_many_at_once_take_as_long_as_one(hub: Hub) -> None:
 
     async def several(url: str) -> list[ingot.RepoMetadata]:
         source = f"{url}/me/gpt/blob/main/{INDEX}"
-        calls = (ingot.describe_async(source, config={}, storage_options={"endpoint": url}) for _ in range(4))
+        calls = (ingot.inspect_async(source, config={}, storage_options={"endpoint": url}) for _ in range(4))
         return await asyncio.gather(*calls)
 
     with serving(answer) as server, pytest.MonkeyPatch.context() as patch:
@@ -319,7 +319,7 @@ def test_a_task_that_is_cancelled_leaves_no_request_behind(
         over.wait(30)
 
     async def cancelled() -> None:
-        task = asyncio.create_task(ingot.describe_async("hf://me/gpt", count=count))
+        task = asyncio.create_task(ingot.inspect_async("hf://me/gpt", count=count))
         await asyncio.to_thread(reached.wait)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):

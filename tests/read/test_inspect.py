@@ -1,4 +1,4 @@
-"""What `ingot.describe` says of models on disk: as huggingface.js counts and huggingface_hub shows them."""
+"""What `ingot.inspect` says of models on disk: as huggingface.js counts and huggingface_hub shows them."""
 
 from __future__ import annotations
 
@@ -6,9 +6,12 @@ import asyncio
 import json
 import math
 import os
+import pickle
 import re
+import sys
 import threading
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
@@ -55,16 +58,16 @@ def test_parameters_of_bintensors_are_counted_likewise(case: dict[str, Any], tmp
 
 
 def check_counts(case: dict[str, Any], folder: Path) -> None:
-    logical = ingot.describe(folder)
+    logical = ingot.inspect(folder)
     assert (logical.parameter_count, logical.parameter_total) == (case["logical"], case["total"])
-    stored = ingot.describe(folder, count="stored")
+    stored = ingot.inspect(folder, count="stored")
     assert stored.parameter_count == case["stored"]
     assert stored.parameter_total == sum(case["stored"].values())
 
 
 @CASES
 def test_the_counts_of_tensors_add_up(case: dict[str, Any], tmp_path: Path) -> None:
-    found = ingot.describe(write(tmp_path, files_of(case)))
+    found = ingot.inspect(write(tmp_path, files_of(case)))
     in_all: Counter[str] = Counter()
     for file in found.files_metadata.values():
         of_file: Counter[str] = Counter()
@@ -80,8 +83,8 @@ def test_the_counts_of_tensors_add_up(case: dict[str, Any], tmp_path: Path) -> N
 def test_huggingface_hub_says_the_same_of_what_is_stored(case: dict[str, Any], tmp_path: Path) -> None:
     folder = write(tmp_path, files_of(case))
     expected = asdict(huggingface_hub.get_local_safetensors_metadata(folder))
-    assert hub_metadata.of_repo(ingot.describe(folder, count="stored")) == expected
-    for name, file in ingot.describe(folder, count="stored").files_metadata.items():
+    assert hub_metadata.of_repo(ingot.inspect(folder, count="stored")) == expected
+    for name, file in ingot.inspect(folder, count="stored").files_metadata.items():
         of_file = huggingface_hub.parse_local_safetensors_file_metadata(folder / name)
         assert hub_metadata.of_file(file) == asdict(of_file)
 
@@ -99,11 +102,11 @@ def test_the_dataclasses_have_the_fields_of_huggingface_hubs() -> None:
 
 def test_a_file_an_index_and_their_directory_are_one_model(tmp_path: Path) -> None:
     one = write(tmp_path / "one", files_of(counts()[0]))
-    assert ingot.describe(one) == ingot.describe(one / "model.safetensors")
-    assert not ingot.describe(one).sharded
+    assert ingot.inspect(one) == ingot.inspect(one / "model.safetensors")
+    assert not ingot.inspect(one).sharded
     many = write(tmp_path / "many", files_of(SHARDS))
-    assert ingot.describe(many) == ingot.describe(str(many / INDEX)) == ingot.describe(os.fsencode(many))
-    found = ingot.describe(many)
+    assert ingot.inspect(many) == ingot.inspect(str(many / INDEX)) == ingot.inspect(os.fsencode(many))
+    found = ingot.inspect(many)
     assert (found.sharded, sorted(found.files_metadata)) == (True, sorted(dict(SHARDS["files"])))
     assert found.weight_map == json.loads((many / INDEX).read_text())["weight_map"]
 
@@ -112,9 +115,9 @@ def test_all_of_a_header_is_there(tmp_path: Path) -> None:
     path = tmp_path / "m.safetensors"
     arrays = {"w": np.zeros((2, 3), np.float16), "s": np.float32(1)}
     ingot.numpy.save_file(arrays, path, {"format": "pt"})
-    found = ingot.describe(path)
+    found = ingot.inspect(path)
     assert found == ingot.RepoMetadata(
-        metadata=None,
+        metadata={"format": "pt"},
         sharded=False,
         weight_map={"w": "m.safetensors", "s": "m.safetensors"},
         files_metadata={
@@ -131,14 +134,52 @@ def test_all_of_a_header_is_there(tmp_path: Path) -> None:
         parameter_total=6,
     )
     # Of a model with a million tensors, too.
-    assert repr(found) == (
-        "RepoMetadata(metadata=None, sharded=False, parameter_count={'F16': 6}, parameter_total=6)"
-    )
+    assert repr(found) == "RepoMetadata(sharded=False, parameter_count={'F16': 6}, parameter_total=6)"
+    assert pickle.loads(pickle.dumps(ingot.inspect(path))) == found
+    with pytest.raises(AttributeError, match="no attribute 'tensors'"):
+        found.tensors  # type: ignore[attr-defined]  # noqa: B018
+
+
+def test_inspect_counts_tensors_when_they_are_read(tmp_path: Path) -> None:
+    path = tmp_path / "m.safetensors"
+    ingot.numpy.save_file({f"w{n}": np.zeros(2) for n in range(500)}, path, {"format": "pt"})
+    found = ingot.inspect(path)
+    assert found.metadata == {"format": "pt"}
+    assert "weight_map" not in vars(found)
+    # From many threads at once, and after the file is gone.
+    path.unlink()
+    start = threading.Barrier(8)
+
+    def total(_: int) -> int:
+        start.wait()
+        return found.parameter_total + len(found.weight_map) - len(found.files_metadata)
+
+    with ThreadPoolExecutor(8) as threads:
+        assert set(threads.map(total, range(8))) == {1000 + 500 - 1}
+
+
+def test_inspect_of_an_object_holds_nothing(tmp_path: Path) -> None:
+    data = bytearray(ingot.numpy.save({"w": np.zeros((2, 3))}, {"format": "pt"}))
+    found = ingot.inspect(data)
+    # A buffer that something holds cannot be resized.
+    data.clear()
+    assert (found.metadata, found.weight_map) == ({"format": "pt"}, {"w": "<buffer>"})
+    assert found.parameter_count == {"F64": 6}
+
+
+def test_inspect_of_metadata_keeps_few_files_open(tmp_path: Path) -> None:
+    for number in range(100):
+        ingot.numpy.save_file({"w": np.zeros(2)}, tmp_path / f"{number}", {"number": str(number)})
+    before = len(os.listdir("/proc/self/fd")) if sys.platform == "linux" else 0
+    found = [ingot.inspect(tmp_path / f"{number}") for number in range(100)]
+    assert [one.metadata for one in found] == [{"number": str(number)} for number in range(100)]
+    if sys.platform == "linux":
+        assert len(os.listdir("/proc/self/fd")) - before < 60
 
 
 def test_metadata_of_an_index_may_be_any_json(tmp_path: Path) -> None:
     said = {"total_size": 30, "nested": [None, {"a": 1.5}]}
-    found = ingot.describe(write(tmp_path, files_of(SHARDS | {"index_metadata": json.dumps(said)})))
+    found = ingot.inspect(write(tmp_path, files_of(SHARDS | {"index_metadata": json.dumps(said)})))
     assert found.metadata == said
 
 
@@ -149,19 +190,19 @@ def test_a_total_that_is_declared_counts_where_it_is_a_number(
     tmp_path: Path, said: object, total: int
 ) -> None:
     metadata = json.dumps({"total_parameters": said})
-    found = ingot.describe(write(tmp_path, files_of(SHARDS | {"index_metadata": metadata})))
+    found = ingot.inspect(write(tmp_path, files_of(SHARDS | {"index_metadata": metadata})))
     assert (found.parameter_total, sum(found.parameter_count.values())) == (total, 9)
 
 
 def test_a_configuration_can_be_given(tmp_path: Path) -> None:
     path = a_model(tmp_path, "a.weight", "a.weight_scale")
-    assert ingot.describe(path).parameter_total == 2
-    assert ingot.describe(path, config=FP8).parameter_total == 1
+    assert ingot.inspect(path).parameter_total == 2
+    assert ingot.inspect(path, config=FP8).parameter_total == 1
     (tmp_path / "config.json").write_text(json.dumps(FP8))
-    assert ingot.describe(path).parameter_total == 1
-    assert ingot.describe(path, config={}).parameter_total == 2
+    assert ingot.inspect(path).parameter_total == 1
+    assert ingot.inspect(path, config={}).parameter_total == 2
     with pytest.raises(TypeError, match="config must be a mapping, found str"):
-        ingot.describe(path, config="config.json")  # type: ignore[arg-type]
+        ingot.inspect(path, config="config.json")  # type: ignore[arg-type]
 
 
 # What is refused
@@ -183,13 +224,13 @@ def test_a_configuration_that_cannot_be_read_is_refused(tmp_path: Path, content:
     config = tmp_path / "config.json"
     config.write_bytes(content.encode(errors="surrogateescape"))
     with pytest.raises(ingot.CheckpointError) as caught:
-        ingot.describe(path)
+        ingot.inspect(path)
     assert caught.value.code == "invalid-config"
     assert str(caught.value).startswith(f"{config}: the configuration {what}")
     assert "config=" in str(caught.value)
     # Without it there is nothing wrong.
-    assert ingot.describe(path, count="stored").parameter_total == 1
-    assert ingot.describe(path, config={}).parameter_total == 1
+    assert ingot.inspect(path, count="stored").parameter_total == 1
+    assert ingot.inspect(path, config={}).parameter_total == 1
 
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="there are no FIFOs")
@@ -197,31 +238,31 @@ def test_a_configuration_that_is_no_file_is_not_waited_for(tmp_path: Path) -> No
     path = a_model(tmp_path, "a.weight")
     os.mkfifo(tmp_path / "config.json")
     with pytest.raises(ingot.CheckpointError, match="is no regular file"):
-        ingot.describe(path)
+        ingot.inspect(path)
 
 
 def test_what_safe_open_refuses_is_refused(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
-        ingot.describe(tmp_path / "none.safetensors")
+        ingot.inspect(tmp_path / "none.safetensors")
     with pytest.raises(IsADirectoryError):
-        ingot.describe(tmp_path)
+        ingot.inspect(tmp_path)
     path = a_model(tmp_path, "a")
     path.write_bytes(path.read_bytes()[:-1])
     with pytest.raises(ingot.HeaderError) as caught:
-        ingot.describe(tmp_path)
+        ingot.inspect(tmp_path)
     assert caught.value.path == str(path)
     with pytest.raises(ingot.HeaderError, match="header too large"):
-        ingot.describe(a_model(tmp_path, "b"), max_header_size=10)
+        ingot.inspect(a_model(tmp_path, "b"), max_header_size=10)
     folder = write(tmp_path / "shards", files_of(SHARDS))
     (shard, _), *_ = SHARDS["files"]
     a_model(folder, "other").rename(folder / shard)
     with pytest.raises(ingot.CheckpointError):
-        ingot.describe(folder)
+        ingot.inspect(folder)
 
 
 def test_a_count_that_is_none_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ingot.OptionError, match="expected one of logical, stored") as caught:
-        ingot.describe(tmp_path, count="all")  # type: ignore[arg-type]
+        ingot.inspect(tmp_path, count="all")  # type: ignore[arg-type]
     assert caught.value.code == "unknown-count"
 
 
@@ -245,14 +286,14 @@ def test_a_configuration_of_any_form_does_no_harm(tmp_path: Path) -> None:
     for settings in odd:
         for key in ("quantization_config", "quantization", "text_config"):
             for config in ({key: settings}, {"text_config": {key: settings}}):
-                assert ingot.describe(path, config=config).parameter_total in (1, 2), config
+                assert ingot.inspect(path, config=config).parameter_total in (1, 2), config
 
 
 def test_a_pattern_made_to_take_long_does_not(tmp_path: Path) -> None:
     path = a_model(tmp_path, "a" * 20_000 + ".weight")
     for key, pattern in [("modules_to_not_convert", "*a" * 60 + "b"), ("ignore", "re:" + ".*a" * 60 + "b$")]:
         config = {"quantization_config": {"quant_method": "gptq", key: [pattern]}}
-        assert ingot.describe(path, config=config).parameter_total == 1
+        assert ingot.inspect(path, config=config).parameter_total == 1
 
 
 @given(st.text("ab.", max_size=12), st.lists(st.text("ab.", max_size=3), min_size=1, max_size=5))
@@ -278,9 +319,9 @@ def test_the_event_loop_goes_on_meanwhile(tmp_path: Path) -> None:
     folder = write(tmp_path, files_of(SHARDS))
 
     async def several() -> list[ingot.RepoMetadata]:
-        return await asyncio.gather(*(ingot.describe_async(folder) for _ in range(8)))
+        return await asyncio.gather(*(ingot.inspect_async(folder) for _ in range(8)))
 
-    assert asyncio.run(several()) == [ingot.describe(folder)] * 8
+    assert asyncio.run(several()) == [ingot.inspect(folder)] * 8
     with pytest.raises(FileNotFoundError):
-        asyncio.run(ingot.describe_async(tmp_path / "none", config={}))
+        asyncio.run(ingot.inspect_async(tmp_path / "none", config={}))
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("ingot")]
