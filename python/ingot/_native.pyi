@@ -349,7 +349,7 @@ class Checkpoint:
     @property
     def is_sharded(self) -> bool: ...
     def index(self) -> ShardIndex | None:
-        """Return the index by itself, or None if there is none."""
+        """Return the index by itself, or None for a single file."""
 
     def headers(self) -> list[_FileHeader]:
         """Return the header of each file."""

@@ -121,7 +121,7 @@ def read(source: Source | Mapping[str, str], **options: Unpack[HeaderOptions]) -
     Parameters
     ----------
     source : ingot.typing.Source, or dict of str to str
-        A file of tensors, as for `ingot.open`, of which the header is read; or the metadata of a file.
+        A file of tensors, as for `ingot.open`, or the metadata of a file. Only the header is read.
     **options
         How the header is read: `ingot.typing.HeaderOptions`.
 
@@ -214,7 +214,7 @@ def metadata(
 def validate(
     source: Source | Mapping[str, str] | ModelSpec, **options: Unpack[HeaderOptions]
 ) -> list[Finding]:
-    """Return what is wrong with the ModelSpec of a file.
+    """Return the faults in the ModelSpec of a file.
 
     Parameters
     ----------

@@ -96,9 +96,7 @@ OTHERWISE = {
         "*.save*": "what becomes of tensors that share memory",
     },
     "source": {
-        "ingot.convert": "an object can hold a file of any format",
-        "ingot.torch.load_into": "an object can hold a file",
-        "ingot.view": "an object can hold a file, and a handle has one open",
+        "ingot.warm": "the page cache has files of this machine only",
         "ingot.download": "a URL and nothing else",
         "ingot.modelspec.read": "the metadata of a file will do",
         "ingot.modelspec.validate": "the metadata of a file will do, and what `read` gives of them",

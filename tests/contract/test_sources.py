@@ -217,7 +217,7 @@ PAIRS += [(reader, kind) for reader in OTHERS for kind in KINDS if (reader, kind
 
 @cache
 def expected(reader: str, folder: Path) -> object:
-    """What a reader gives of the path of a file."""
+    """Return the result of a reader for the path of a file."""
     return READERS[reader](str(folder / NAME), folder)
 
 

@@ -1,4 +1,4 @@
-"""`ingot.inspect` of what is behind URLs: what it says, and what it asks for."""
+"""`ingot.inspect` of URLs: its results and its requests."""
 
 from __future__ import annotations
 

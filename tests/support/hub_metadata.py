@@ -1,4 +1,4 @@
-"""What `ingot.inspect` gives, as the dataclasses of huggingface_hub have it."""
+"""The result of `ingot.inspect` as the dataclasses of huggingface_hub have it."""
 
 from __future__ import annotations
 

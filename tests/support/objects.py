@@ -18,7 +18,7 @@ NAME = "model.safetensors"
 
 
 class Counting:
-    """A store of obstore that notes what it is asked for."""
+    """A store of obstore that records the ranges that are requested."""
 
     def __init__(self, data: bytes) -> None:
         self.asked: list[tuple[int, int]] = []
@@ -70,7 +70,7 @@ def in_obstore(data: bytes) -> Any:
 
 
 class Dribbling(io.BytesIO):
-    """A file that gives little at a time, as raw files may."""
+    """A file that returns few bytes at a time, as raw files may."""
 
     getbuffer = None  # type: ignore[assignment]
 

@@ -71,7 +71,7 @@ class RepoMetadata:
 
     __module__ = "ingot"
 
-    #: The metadata of the file, or of the index, whose values may be any JSON. None if there is none.
+    #: The metadata of the file, or of the index, whose values may be any JSON. None without metadata.
     metadata: dict[str, Any] | None = field(repr=False)
     #: Whether there is an index.
     sharded: bool
@@ -145,7 +145,7 @@ def inspect(
     shards: bool = True,
     **options: Unpack[HeaderOptions],
 ) -> RepoMetadata:
-    """Return what is in a model: its metadata, its tensors, its parameters. Only headers are read.
+    """Return the metadata, the tensors and the parameters of a model. Only headers are read.
 
     Parameters
     ----------
@@ -172,9 +172,9 @@ def inspect(
     RepoMetadata
         The dataclasses `RepoMetadata` and `FileMetadata` have the fields of huggingface_hub's, and with
         ``count="stored"`` the same values in them, except that `RepoMetadata.metadata` of a single file is
-        the metadata of the file; ``parameter_total`` is added. Each `TensorInfo` is that of
+        the metadata of the file; ``parameter_total`` is added. Each `TensorInfo` equals the result of
         `ingot.safe_open.info`, with the parameters of the tensor as they count here: 0 for a tensor without
-        parameters. The counts of tensors add up to those of files, and these to that of the model.
+        parameters. The counts of all tensors add up to the count of the file, and all files to the model.
 
     Raises
     ------

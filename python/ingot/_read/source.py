@@ -125,7 +125,7 @@ class Ranges:
 def resolved(given: Any) -> Any:
     """Return the `Reader` of an object, the buffer itself, or the path of a local file.
 
-    None if `given` is none of these. `given` is neither str nor bytes.
+    Return None if `given` cannot be read from. `given` is neither str nor bytes.
     """
     if isinstance(given, Ranges):
         return _of_store(given.store, given.path, given.nbytes)
@@ -361,7 +361,7 @@ class _Store(_Waiting):
         return self._later(self._read, begin, end)
 
     def _read(self, begin: int, end: int) -> Any:
-        # Writers read from several threads, whatever `at_once` says.
+        # Writers read from several threads, even if `at_once` is 1.
         with self._turn:
             return self._get(begin, end)
 
