@@ -197,7 +197,10 @@ impl Sources {
                 ..stored(alias)?
             })
         });
-        entries.chain(aliases).map(|entry| TensorInfo::of(py, &entry)).collect()
+        entries
+            .chain(aliases)
+            .map(|entry| TensorInfo::of(py, &entry))
+            .collect()
     }
 
     /// For each name that shares a tensor, the number of that.
