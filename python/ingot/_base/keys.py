@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     Selector: TypeAlias = str | Glob | tuple[str, ...] | Callable[[TensorInfo], object]
 
     class Tensors(Protocol):
-        """Tensors to select from, such as those of an open file."""
+        """Tensors to select from, such as an open file."""
 
         @property
         def path(self) -> str | None: ...
@@ -87,7 +87,7 @@ class NamedTensors:
         return [*self._names]
 
     def info(self, name: str) -> TensorInfo:
-        """Return what is known of a tensor."""
+        """Return the dtype, shape and size of a tensor."""
         if not self._known:
             self._known = {info.name: info for info in self._infos()}
         return self._known[name]
