@@ -639,7 +639,7 @@ class Sources:
         """
 
     def infos(self, source: int) -> list[TensorInfo]:
-        """Return the facts of the same tensors. An alias has those of its tensor, under its own name."""
+        """Return the info of the same tensors. An alias has its own name and the info of its tensor."""
 
     def shared(self, source: int) -> list[int]:
         """Give for each of these the number of the tensor."""

@@ -17,7 +17,7 @@ from ingot._native import TensorInfo
 from ingot.cli import program
 
 NAMES = ("encoder.0.weight", "encoder.0.bias", "encoder.1.weight", "decoder[0].w", "a*b", "axb", "head")
-# Each tensor has a size of its own, so that a number of bytes tells which tensors were read.
+# The sizes differ, so that a sum of bytes identifies the tensors that were read.
 TENSORS = {name: numpy.zeros(1 << rank, numpy.float32) for rank, name in enumerate(NAMES)}
 
 
@@ -109,7 +109,7 @@ def is_head(info: TensorInfo) -> object:
     return info.name == "head"
 
 
-# A way to make the selector, and what it selects.
+# How to make each selector, and the names that it selects.
 SELECTORS: dict[str, tuple[Callable[[], Any], set[str]]] = {
     "name": (lambda: "head", {"head"}),
     "name with a star": (lambda: "a*b", {"a*b"}),
@@ -185,7 +185,7 @@ def test_a_callable_that_raises_raises_through(path: Path) -> None:
                 function(path, **{option: fail})
 
 
-# What matches nothing, and the tensor and the hint of the error.
+# Selectors that match nothing, and the tensor and the hint of the error.
 MISSES: dict[str, tuple[Any, str, str]] = {
     "name": ("haed", "haed", "has none of this name — did you mean `head`?"),
     "prefix": (
@@ -260,7 +260,29 @@ def test_glob_takes_names_and_patterns_only() -> None:
     assert len(repr(ingot.glob("x" * 10_000))) < 100
 
 
-# Maps of devices, and commands: names and patterns only --------------------------------------------------
+def test_an_alias_is_selected_by_its_own_name(tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
+    import ingot.torch
+
+    path, weight = tmp_path / "tied.safetensors", torch.zeros(2, 3)
+    ingot.torch.save_file(
+        {"decoder": weight, "encoder": weight, "other": torch.ones(1)}, path, shared="alias"
+    )
+    stored = {name for name in written(path) if name != "other"}
+    assert len(stored) == 1
+    seen: list[TensorInfo] = []
+    for keys in ("encoder", "enc*", ["encoder"], lambda info: seen.append(info) or info.name == "encoder"):
+        for function in (load_torch_file, rewrite):
+            assert function(path, keys=keys) == ["encoder"]
+        assert {*load_torch_file(path, drop=keys)} == {"decoder", "other"}
+    assert {(info.name, info.dtype, info.shape, info.nbytes) for info in seen} == {
+        ("decoder", "F32", (2, 3), 24),
+        ("encoder", "F32", (2, 3), 24),
+        ("other", "F32", (1,), 4),
+    }
+
+
+# Maps of devices, and commands: names and patterns only ---------------------------------------------------
 
 
 def by_device(path: Path, *patterns: str) -> list[str]:

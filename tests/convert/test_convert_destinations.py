@@ -48,6 +48,7 @@ def test_the_report_says_what_was_done(source: str) -> None:
         left_out=(),
         dropped=("half",),
         verified=True,
+        prefix="",
     )
     assert ingot.inspect("out.safetensors").metadata == {"title": "x"}
 

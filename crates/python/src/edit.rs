@@ -186,7 +186,7 @@ impl Sources {
         PyList::new(py, all.collect::<Vec<_>>())
     }
 
-    /// The facts of these tensors; of an alias those of the stored tensor, under its own name.
+    /// The info of the same tensors. An alias has its own name and the info of its tensor.
     fn infos(&self, py: Python<'_>, source: usize) -> PyResult<Vec<TensorInfo>> {
         let Source { origins, aliases } = self.source(source)?;
         let entries = origins.files().iter().flat_map(|file| file.header().entries());
@@ -197,7 +197,10 @@ impl Sources {
                 ..stored(alias)?
             })
         });
-        entries.chain(aliases).map(|entry| TensorInfo::of(py, &entry)).collect()
+        entries
+            .chain(aliases)
+            .map(|entry| TensorInfo::of(py, &entry))
+            .collect()
     }
 
     /// For each name that shares a tensor, the number of that.

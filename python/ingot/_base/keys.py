@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     Selector: TypeAlias = str | Glob | tuple[str, ...] | Callable[[TensorInfo], object]
 
     class Tensors(Protocol):
-        """Tensors to select from, such as those of an open file."""
+        """Tensors to select from, such as an open file."""
 
         @property
         def path(self) -> str | None: ...
@@ -87,13 +87,13 @@ class NamedTensors:
         return [*self._names]
 
     def info(self, name: str) -> TensorInfo:
-        """Return what is known of a tensor."""
+        """Return the dtype, shape and size of a tensor."""
         if not self._known:
             self._known = {info.name: info for info in self._infos()}
         return self._known[name]
 
 
-def checked_keys(option: str, given: object) -> Selector | None:
+def checked_keys(option: str, given: Any) -> Selector | None:
     """Return a selector that can be used many times.
 
     Raises
@@ -101,14 +101,12 @@ def checked_keys(option: str, given: object) -> Selector | None:
     TypeError
         `given` is not a selector, or has something other than names.
     """
-    if given is None or isinstance(given, str | Glob):
-        return given
-    if callable(given):
-        return given
+    if given is None or isinstance(given, str | Glob) or callable(given):
+        return given  # type: ignore[no-any-return]
     found = type(given).__name__
     if not hasattr(given, "__iter__") or isinstance(given, bytes | bytearray | memoryview):
         raise _wrong_type(option, found)
-    names: list[Any] = [*given]
+    names = [*given]
     # No Python code runs for each of many names.
     if not {*map(type, names)} <= {str}:
         wrong = [type(name).__name__ for name in names if not isinstance(name, str)]

@@ -92,8 +92,7 @@ def convert(
         Take only the tensors below this name, and take it off their names: ``"state_dict"`` of a checkpoint
         that has more than the model in it.
     strip_prefix : str
-        Remove this from the beginning of the name of each chosen tensor, all of which need to have it:
-        ``"module."``.
+        Remove this prefix, such as ``"module."``, from the name of each chosen tensor. Each has to have it.
     keys, drop : str, ingot.glob, iterable of str or callable, optional
         Which tensors the new file has, as for `ingot.rewrite`. With `root` these are the names below it.
     metadata : dict of str to str, optional

@@ -39,8 +39,8 @@ class Conversion:
     verified : bool
         Whether every tensor was read again and compared.
     prefix : str
-        What programs put before all names of the new file, such as ``module.``, and `strip_prefix` removes.
-        Empty if there is none.
+        The prefix that programs put before all names of the new file, such as ``module.``, or an empty str.
+        `strip_prefix` removes it.
     """
 
     __module__ = "ingot"

@@ -69,7 +69,7 @@ def selected(path: str, entries: Sequence[Entry], choice: Choice) -> Selected:
 
 
 def _info(entry: Entry) -> TensorInfo:
-    # A source can give a tensor more elements than a number of 64 bits counts.
+    # Files claim shapes of more elements than 64 bits can count.
     size = min(nbytes(entry.code, entry.shape), _MOST) if entry.fault is None else 0
     return TensorInfo(entry.name, entry.code, entry.shape, 0, size, min(elements(entry.shape), _MOST))
 

@@ -409,7 +409,7 @@ class safe_open(Mapping[str, Value]):
         TensorNotFoundError
             A name or pattern of `keys` or `drop` matches nothing. The message has the nearest name.
         TypeError
-            `keys` or `drop` is none of these.
+            `keys` or `drop` is not a selector.
         DtypeError, StorageError
             As `get_tensor` does, for the first tensor that fails.
         """
@@ -477,7 +477,7 @@ class safe_open(Mapping[str, Value]):
             `device`, `threads` or `ahead` is not one of the choices, or `plan` comes with `keys` or `drop`.
         DtypeError, StorageError
             As `get_tensor` does, from the loader, when the tensor is taken or its turn comes. The next call
-            goes on with the next tensor.
+            returns the next tensor.
 
         Examples
         --------
@@ -517,7 +517,7 @@ class safe_open(Mapping[str, Value]):
         TensorNotFoundError
             A name or pattern of `keys` or `drop` matches nothing. The message has the nearest name.
         TypeError
-            `keys` or `drop` is none of these.
+            `keys` or `drop` is not a selector.
         StorageError
             Reading failed.
         """
@@ -841,7 +841,7 @@ def warm(source: Path, *, keys: Keys | None = None, drop: Keys | None = None) ->
     TensorNotFoundError
         A name or pattern of `keys` or `drop` matches nothing. The message has the nearest name.
     TypeError
-        `keys` or `drop` is none of these.
+        `keys` or `drop` is not a selector.
     HeaderError, StorageError
         As `ingot.safe_open` does, and if reading fails.
     """

@@ -114,7 +114,7 @@ def _shown(pattern: str | Glob) -> str:
 
 
 def _matched(checkpoint: Checkpoint, moves: dict[str | Glob, Move | None]) -> dict[str, Move | None]:
-    """Return the move of each tensor that a pattern matches: that of the first of these patterns.
+    """Return the move of each tensor that a pattern matches. The first pattern decides.
 
     Raises `TensorNotFoundError` for a pattern that matches no tensor.
     """

@@ -137,8 +137,8 @@ def rewrite(
         A new name for some tensors, or a callable that returns the new name of each selected tensor. Aliases
         are among them.
     keys, drop : str, ingot.glob, iterable of str or callable, optional
-        Which tensors the new file has, as for `load_file`: all by default. A file has one order of tensors,
-        whatever the order of `keys`.
+        Which tensors the new file has, as for `load_file`: all by default. The order of `keys` does not
+        matter.
     metadata : dict of str to str or None, optional
         The text to store. By default that of the source.
     overwrite : bool

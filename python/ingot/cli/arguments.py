@@ -153,7 +153,7 @@ def selecting(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def patterns(given: tuple[str, ...]) -> Glob | None:
-    """Return a selector of the patterns that the user typed; None if there is none."""
+    """Return a selector of the patterns that the user typed, or None without patterns."""
     return Glob(*given) if given else None
 
 

@@ -27,14 +27,11 @@ if TYPE_CHECKING:
     from ingot._native import TensorInfo
     from ingot.typing import Glob
 
-    class HasName(Protocol):
-        """What is known of a tensor."""
-
+    class _HasName(Protocol):
         @property
-        def name(self) -> str:
-            """The name of the tensor."""
+        def name(self) -> str: ...
 
-    Named = TypeVar("Named", bound=HasName)
+    Named = TypeVar("Named", bound=_HasName)
     Array = numpy.ndarray[Any, numpy.dtype[Any]]
 
 
