@@ -718,7 +718,7 @@ class Writer:
         """The name that the file has until the commit, in the directory that it is to be in."""
 
     def commit(self) -> None:
-        """Rename the file to its path. Raises `FileExistsError` if a file is there, unless `overwrite` was set."""
+        """Rename the file to its path. Raises `FileExistsError` if a file is there and is not replaced."""
 
     def close(self) -> None: ...
     def disown(self) -> None:
