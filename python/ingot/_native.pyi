@@ -36,6 +36,7 @@ __all__ = [
     "Writer",
     "__version__",
     "blob_digest",
+    "check_destination",
     "distances",
     "download",
     "fetch_beside",
@@ -50,6 +51,7 @@ __all__ = [
     "prepare",
     "read_url",
     "release_pinned",
+    "replace_file",
     "replace_tensor",
     "serialize",
     "shown_url",
@@ -572,6 +574,25 @@ def read_url(
 ) -> None:
     """Call `take` with all bytes behind a URL, a few MiB at a time, in their order."""
 
+def replace_file(
+    path: str | bytes | PathLike[str] | PathLike[bytes],
+    pieces: Sequence[AnyBuffer],
+    *,
+    durable: bool = True,
+    overwrite: bool = False,
+    replace_read_only: bool = False,
+    progress: Callable[[int, int], object] | None = None,
+) -> None:
+    """Write a file of any content as a save writes one of tensors. `pieces` are its bytes, in order."""
+
+def check_destination(
+    path: str | bytes | PathLike[str] | PathLike[bytes],
+    *,
+    overwrite: bool = False,
+    replace_read_only: bool = False,
+) -> None:
+    """Raise what writing to `path` would raise for the file that is there. Nothing is opened or made."""
+
 def stream(
     write: Callable[[bytes], object],
     tensors: Mapping[str, Any],
@@ -687,6 +708,7 @@ class Writer:
         reserve: int = 0,
         align: int = 8,
         durable: bool = True,
+        overwrite: bool = False,
         replace_read_only: bool = False,
     ) -> Writer: ...
     @staticmethod
@@ -699,8 +721,8 @@ class Writer:
     def draft_path(self) -> str:
         """The name that the file has until the commit, in the directory that it is to be in."""
 
-    def commit(self, *, overwrite: bool = True) -> None:
-        """`FileExistsError` where something has the name by now, and `overwrite` is not set."""
+    def commit(self) -> None:
+        """Rename the file to its path. Raises `FileExistsError` if a file is there and is not replaced."""
 
     def close(self) -> None: ...
     def disown(self) -> None:
@@ -715,11 +737,12 @@ class Aside:
         path: str | bytes | PathLike[str] | PathLike[bytes],
         *,
         durable: bool = True,
+        overwrite: bool = False,
         replace_read_only: bool = False,
     ) -> Aside: ...
     @property
     def draft_path(self) -> str: ...
-    def commit(self, *, overwrite: bool = True) -> None: ...
+    def commit(self) -> None: ...
     def close(self) -> None: ...
 
 @final
@@ -743,6 +766,7 @@ class Appender:
         metadata: Mapping[str, str] | None,
         *,
         durable: bool = True,
+        overwrite: bool = False,
         replace_read_only: bool = False,
     ) -> Appender: ...
     def append(self, name: str, tensor: Any, payload: Callable[[str, Any], Any]) -> None: ...

@@ -73,12 +73,6 @@ def test_a_checkpoint_is_replaced_with_force_only(folder: Path) -> None:
     assert os.listdir("parts") == ["model.safetensors"]
 
 
-def test_a_dangling_link_is_there(folder: Path) -> None:
-    (folder / "out").symlink_to("elsewhere")
-    assert run(*WRITING["merge"]).code == 2
-    assert not (folder / "elsewhere").exists()
-
-
 @pytest.mark.parametrize(
     "words",
     [["set", "a.safetensors", "k=v"], ["rm", "a.safetensors", "note"], ["clean", "a.safetensors"]],

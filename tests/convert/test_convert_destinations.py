@@ -193,7 +193,7 @@ def test_a_file_that_appears_meanwhile_is_kept(source: str) -> None:
     def appears(done: int, total: int) -> None:
         Path("out.safetensors").write_bytes(b"other")
 
-    with pytest.raises(FileExistsError, match="made meanwhile"):
+    with pytest.raises(FileExistsError, match="overwrite=True replaces it"):
         ingot.convert(source, "out.safetensors", progress=appears)
     assert Path("out.safetensors").read_bytes() == b"other"
     assert sorted(os.listdir()) == ["in.npz", "out.safetensors"]

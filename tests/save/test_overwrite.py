@@ -102,22 +102,6 @@ def test_it_is_replaced_where_that_is_asked_for(write: Write, folder: Path) -> N
     assert not list(folder.rglob(".*"))
 
 
-@every_writer
-def test_a_link_to_nothing_is_something(write: Write, folder: Path) -> None:
-    there = place(write, folder)
-    there.unlink()
-    there.symlink_to("nowhere")
-    if write in (merge, rewrite):
-        # As with every save, the file goes where the link leads.
-        write(folder)
-        assert there.is_symlink()
-        assert (folder / "nowhere").exists()
-    else:
-        with pytest.raises(FileExistsError, match="overwrite=True"):
-            write(folder)
-        assert os.readlink(there) == "nowhere"
-
-
 # By one process for all of them: one that imports torch takes seconds to begin.
 READ_ONLY = """
 import encodings.cp437, ingot.torch

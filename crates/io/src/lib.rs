@@ -98,7 +98,7 @@ pub use read::prefetch::{Fetched, Prefetch, Request};
 pub use read::read::{StridedView, fill, read, read_to, warm_tensors};
 #[cfg(feature = "remote")]
 pub use remote::*;
-pub use save::{Pieces, Snapshot, save};
+pub use save::{Pieces, Snapshot, check_destination, replace_file, save};
 pub use serialize::safetensors::{
     Dtype, SafeTensorError, SafeTensors, TensorView, View, serialize, serialize_to_file, slice, tensor,
 };

@@ -1,14 +1,59 @@
-//! Files of any content that get their name when they are whole.
+//! Files of any content, which get their names when they are complete.
 
 use std::ffi::{OsStr, OsString};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use ingot_io::{Error, Replace};
+use ingot_format::{Dtype, to_u64};
+use ingot_io::{Error, Payload};
+use pyo3::buffer::PyUntypedBuffer;
 use pyo3::prelude::*;
 
 use crate::paths::file_path;
 use crate::serialize::{existing, save_options};
+use crate::tensor::Imported;
 use crate::watch::Signals;
+
+/// Writes a file of these pieces. See `_native.pyi`.
+#[pyfunction]
+#[pyo3(signature = (path, pieces, *, durable = true, overwrite = false, replace_read_only = false, progress = None))]
+pub(crate) fn replace_file(
+    py: Python<'_>,
+    path: &Bound<'_, PyAny>,
+    pieces: Vec<Bound<'_, PyAny>>,
+    durable: bool,
+    overwrite: bool,
+    replace_read_only: bool,
+    progress: Option<Bound<'_, PyAny>>,
+) -> PyResult<()> {
+    let path = file_path(path)?;
+    let options = save_options(durable, existing(overwrite).into(), replace_read_only);
+    let held: Vec<Imported> = pieces.iter().map(bytes_of).collect::<PyResult<_>>()?;
+    Signals::telling(progress).run(py, |signals| {
+        let contents: Vec<Payload<'_>> = held.iter().map(Imported::payload).collect();
+        ingot_io::replace_file(&path, &contents, &options, signals)
+    })
+}
+
+fn bytes_of(piece: &Bound<'_, PyAny>) -> PyResult<Imported> {
+    let buffer = PyUntypedBuffer::get(piece)?;
+    Imported::from_buffer(Dtype::U8, vec![to_u64(buffer.len_bytes())], buffer)
+}
+
+/// Checks whether a file may be written to `path`. See `_native.pyi`.
+#[pyfunction]
+#[pyo3(signature = (path, *, overwrite = false, replace_read_only = false))]
+pub(crate) fn check_destination(
+    py: Python<'_>,
+    path: &Bound<'_, PyAny>,
+    overwrite: bool,
+    replace_read_only: bool,
+) -> PyResult<()> {
+    let path = file_path(path)?;
+    let options = save_options(false, existing(overwrite).into(), replace_read_only);
+    Signals::detach(py, |signals| {
+        ingot_io::check_destination(&path, &options, signals)
+    })
+}
 
 /// A file that others fill before it gets its name. See `_native.pyi`.
 #[pyclass(frozen, module = "ingot._native")]
@@ -21,15 +66,16 @@ pub(crate) struct Aside {
 #[pymethods]
 impl Aside {
     #[staticmethod]
-    #[pyo3(signature = (path, *, durable = true, replace_read_only = false))]
+    #[pyo3(signature = (path, *, durable = true, overwrite = false, replace_read_only = false))]
     fn create(
         py: Python<'_>,
         path: &Bound<'_, PyAny>,
         durable: bool,
+        overwrite: bool,
         replace_read_only: bool,
     ) -> PyResult<Aside> {
         let path = file_path(path)?;
-        let options = save_options(durable, Replace::Atomic, replace_read_only);
+        let options = save_options(durable, existing(overwrite).into(), replace_read_only);
         let aside = Signals::detach(py, |signals| ingot_io::Aside::create(&path, &options, signals))?;
         Ok(Aside {
             draft_path: aside.draft_path().unwrap_or_default().into_os_string(),
@@ -42,12 +88,11 @@ impl Aside {
         &self.draft_path
     }
 
-    #[pyo3(signature = (*, overwrite = true))]
-    fn commit(&self, py: Python<'_>, overwrite: bool) -> PyResult<()> {
+    fn commit(&self, py: Python<'_>) -> PyResult<()> {
         Signals::detach(py, |signals| {
             // Not held meanwhile, since a child of a fork would wait for it for ever.
             let mut aside = self.locked().take().ok_or(Error::Closed { path: None })?;
-            let committed = aside.commit(existing(overwrite), signals);
+            let committed = aside.commit(signals);
             *self.locked() = Some(aside);
             committed
         })

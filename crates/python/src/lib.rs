@@ -40,7 +40,7 @@ mod writer;
 #[pyo3::pymodule(gil_used = false)]
 mod _native {
     #[pymodule_export]
-    use crate::aside::Aside;
+    use crate::aside::{Aside, check_destination, replace_file};
     #[pymodule_export]
     use crate::destination::Destinations;
     #[pymodule_export]

@@ -66,7 +66,10 @@ fn closed(parents: Option<&Path>) -> Error {
 #[pymethods]
 impl Writer {
     #[staticmethod]
-    #[pyo3(signature = (path, specs, metadata, format, *, views = None, reserve = 0, align = 8, durable = true, replace_read_only = false))]
+    #[pyo3(signature = (
+        path, specs, metadata, format, *, views = None, reserve = 0, align = 8, durable = true, overwrite = false,
+        replace_read_only = false,
+    ))]
     #[allow(clippy::too_many_arguments, reason = "one for each keyword that Python has")]
     fn create(
         py: Python<'_>,
@@ -78,13 +81,14 @@ impl Writer {
         reserve: u64,
         align: u64,
         durable: bool,
+        overwrite: bool,
         replace_read_only: bool,
     ) -> PyResult<Writer> {
         let path = file_path(path)?;
         let format = format_of(format)?;
         let pairs = crate::intake::metadata_of_new(metadata, views)?;
         let layout = layout_options(reserve, align)?;
-        let options = save_options(durable, Replace::Atomic, replace_read_only);
+        let options = save_options(durable, existing(overwrite).into(), replace_read_only);
         let specs = specs
             .iter()
             .map(|spec| declared(py, spec))
@@ -145,10 +149,9 @@ impl Writer {
         Ok(self.opened(py)?.draft_path().into_os_string())
     }
 
-    #[pyo3(signature = (*, overwrite = true))]
-    fn commit(&self, py: Python<'_>, overwrite: bool) -> PyResult<()> {
+    fn commit(&self, py: Python<'_>) -> PyResult<()> {
         let writer = self.opened(py)?;
-        Signals::detach(py, |signals| writer.commit_over(existing(overwrite), signals))
+        Signals::detach(py, |signals| writer.commit(signals))
     }
 
     fn close(&self, py: Python<'_>) {
@@ -232,18 +235,21 @@ pub(crate) struct Appender {
 #[pymethods]
 impl Appender {
     #[staticmethod]
-    #[pyo3(signature = (path, reserve, metadata, *, durable = true, replace_read_only = false))]
+    #[pyo3(signature = (
+        path, reserve, metadata, *, durable = true, overwrite = false, replace_read_only = false,
+    ))]
     fn create(
         py: Python<'_>,
         path: &Bound<'_, PyAny>,
         reserve: u64,
         metadata: Option<&Bound<'_, PyAny>>,
         durable: bool,
+        overwrite: bool,
         replace_read_only: bool,
     ) -> PyResult<Appender> {
         let path = file_path(path)?;
         let pairs = crate::intake::metadata_of_new(metadata, None)?;
-        let options = save_options(durable, Replace::Atomic, replace_read_only);
+        let options = save_options(durable, existing(overwrite).into(), replace_read_only);
         let appender = Signals::detach(py, |signals| {
             let pairs = pairs.as_deref().map(borrowed);
             ingot_io::Appender::create(&path, reserve, pairs.as_deref(), &options, signals)

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from errno import EACCES, EEXIST
-from os import W_OK, access, environ, fsdecode, stat, strerror, supports_effective_ids
-from os.path import lexists, samestat
+from os import environ, fsdecode
 from typing import NamedTuple
 
+from ingot._native import check_destination
 from ingot.errors import OptionError, SaveError
 from ingot.typing import StorageOptions
 
@@ -236,23 +235,8 @@ class Existing(NamedTuple):
     replace_read_only: bool = False
 
     def check(self, path: str) -> None:
-        """Raise where there is something at `path` that has to stay."""
-        if not lexists(path):
-            return
-        if not self.overwrite:
-            raise FileExistsError(EEXIST, f"{strerror(EEXIST)} — overwrite=True replaces it", path)
-        if not self.replace_read_only and _is_read_only(path):
-            raise PermissionError(EACCES, "it is read-only — replace_read_only=True replaces it", path)
-
-
-def _is_read_only(path: str) -> bool:
-    """Return whether a file is there and read-only. One that another save removes meanwhile is not."""
-    try:
-        before = stat(path)
-        may_write = access(path, W_OK, effective_ids=access in supports_effective_ids)
-        return not may_write and samestat(before, stat(path))
-    except OSError:
-        return False
+        """Raise what a save to `path` would raise if the file that is there may not be replaced."""
+        check_destination(path, **self._asdict())
 
 
 def checked_threads(threads: int | None) -> int | None:

@@ -74,9 +74,6 @@ class Destination(NamedTuple):
 @contextmanager
 def drafted(path: str, draft: str) -> Iterator[str]:
     """Give `draft`, the temporary file for `path`. Errors that name it name `path` instead."""
-    try:
-        # The first for what has its name escaped in a message.
-        with called(os.path.basename(draft), os.path.basename(path)), called(draft, path):
-            yield draft
-    except FileExistsError:
-        raise FileExistsError(EEXIST, "it was made meanwhile — overwrite=True replaces it", path) from None
+    # Messages have the escaped name only.
+    with called(os.path.basename(draft), os.path.basename(path)), called(draft, path):
+        yield draft

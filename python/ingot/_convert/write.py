@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import zipfile
 from contextlib import closing
-from io import BufferedWriter
+from io import BufferedWriter, FileIO
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy
@@ -12,9 +12,8 @@ import numpy
 from ingot import _native
 from ingot._base.checks import FLOATS, Existing
 from ingot._base.text import _escaped, _quoted
-from ingot._write.save import Storage
 from ingot._write.writer import Writer, native
-from ingot.errors import ConversionError, SaveError
+from ingot.errors import ConversionError, SaveError, StorageError
 
 from .destination import drafted
 from .runs import copy
@@ -101,8 +100,8 @@ def write_native(
         metadata,
         format=format,
         durable=ending.durable,
-        replace_read_only=ending.existing.replace_read_only,
         aliases=names,
+        **ending.existing._asdict(),
     ) as writer:
         runs, others = apart(entries, code)
         copy(runs, native(writer), moved)
@@ -117,19 +116,33 @@ def write_native(
         filling = native(writer)
         with drafted(path, filling.draft_path) as draft:
             ending.check(draft)
-            filling.commit(overwrite=ending.existing.overwrite)
+            filling.commit()
 
 
 def write_npz(path: str, entries: Sequence[Entry], code: str | None, ending: Ending, moved: Moved) -> None:
     """Write an archive that `numpy.load` reads."""
-    aside = _native.Aside.create(
-        path, durable=ending.durable, replace_read_only=ending.existing.replace_read_only
-    )
+    aside = _native.Aside.create(path, durable=ending.durable, **ending.existing._asdict())
     with closing(aside), drafted(path, aside.draft_path) as draft:
-        with BufferedWriter(Storage(draft, "w")) as file:
+        with BufferedWriter(_Storage(draft, "w")) as file:
             _archive(file, entries, code, moved)
         ending.check(draft)
-        aside.commit(overwrite=ending.existing.overwrite)
+        aside.commit()
+
+
+class _Storage(FileIO):
+    """A file whose failure to write is a `StorageError`. A buffer writes to it, again after a short write."""
+
+    def write(self, data: Any, /) -> int:
+        try:
+            return super().write(data)
+        except OSError as fault:
+            path = str(self.name)
+            raise StorageError(
+                f"{_escaped(path)}: could not write: {fault.strerror}",
+                errno=fault.errno,
+                code="write",
+                path=path,
+            ) from fault
 
 
 def _archive(file: BinaryIO, entries: Sequence[Entry], code: str | None, moved: Moved) -> None:

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-from io import BufferedWriter
 
 from ingot import _native
-from ingot._base.checks import Existing, is_durable, texts
+from ingot._base.checks import is_durable, texts
 from ingot._base.frameworks import payload
 from ingot._base.text import _quoted
 
 from .directory.lock import locked
-from .save import Storage, replacing
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -152,5 +150,5 @@ def update_index(path: str, set: Mapping[str, str], remove: Iterable[str]) -> No
             index = json.load(file)
         metadata = {**(index.get("metadata") or {}), **set}
         index["metadata"] = {key: value for key, value in metadata.items() if key not in remove}
-        with replacing(path, Existing(overwrite=True)) as draft, BufferedWriter(Storage(draft, "w")) as new:
-            new.write(json.dumps(index, indent=2).encode())
+        text = json.dumps(index, indent=2)
+        _native.replace_file(path, [text.encode()], overwrite=True, durable=is_durable(None))

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-from contextlib import closing, contextmanager
 from errno import EAGAIN
-from io import FileIO
 from math import prod
 from os import fsdecode, getcwd
 from os.path import join
@@ -15,7 +13,6 @@ from ingot import _native
 from ingot._base.checks import (
     checked_progress,
     format_for,
-    is_durable,
     is_path,
     known_format,
     texts,
@@ -27,11 +24,10 @@ from .failures import warn as warn_of_failures
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Mapping
 
     from typing_extensions import TypeIs
 
-    from ingot._base.checks import Existing
     from ingot._base.options import Saving
     from ingot._native import Export, NewFile
     from ingot.typing import Path, Progress, Tell, Writable
@@ -224,36 +220,6 @@ def _taking_all(file: Writable, called: str) -> Callable[[bytes], None]:
             rest = memoryview(rest)[count:]
 
     return write
-
-
-@contextmanager
-def replacing(path: str | bytes, existing: Existing, durable: bool | None = None) -> Iterator[str]:
-    """Yield the path of a temporary file, which replaces the file at `path` when the block ends."""
-    aside = _native.Aside.create(
-        path, durable=is_durable(durable), replace_read_only=existing.replace_read_only
-    )
-    with closing(aside):
-        yield aside.draft_path
-        aside.commit(overwrite=existing.overwrite)
-
-
-class Storage(FileIO):
-    """A file for bytes, whose failure is a `StorageError` with its path.
-
-    To be written through a buffer, which calls again for what was not taken at once.
-    """
-
-    def write(self, data: Any, /) -> int:
-        try:
-            return super().write(data)
-        except OSError as fault:
-            path = str(self.name)
-            raise StorageError(
-                f"{_escaped(path)}: could not write: {fault.strerror}",
-                errno=fault.errno,
-                code="write",
-                path=path,
-            ) from fault
 
 
 def rendered(views: Views) -> str | None:

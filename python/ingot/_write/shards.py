@@ -6,26 +6,26 @@ import json
 import os
 import re
 from contextlib import contextmanager, suppress
-from io import BufferedWriter
+from errno import EEXIST
 from math import inf
+from os import strerror
 from typing import TypeVar
 
-from ingot._base.checks import Existing
 from ingot._base.text import _escaped
-from ingot._native import RECORD_KEYS, ShardIndex, local_path
+from ingot._native import RECORD_KEYS, ShardIndex, local_path, replace_file
 from ingot.errors import CheckpointError, OptionError, StorageError
 
 from .directory.hidden import PREFIX, hidden
 from .directory.lock import NAME as LOCK
 from .directory.lock import is_held, locked
 from .directory.parts import MANIFEST, PART, listed, recover
-from .save import Storage
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
     from typing import Any
 
+    from ingot._base.checks import Existing
     from ingot.typing import Path
 
 # Of an index: what it says of all its files. It is counted anew for others.
@@ -294,7 +294,7 @@ def _replacing(
         yield kept
         if index is not None:
             made.append(prefix + place.index)
-            _write_text(place.path(prefix + place.index), json.dumps(index, indent=2), durable)
+            replace_file(place.path(prefix + place.index), [_rendered(index)], durable=durable)
         # What was made meanwhile has to stay too.
         place.check(existing)
         kept += _keep_old(place, names, durable)
@@ -328,9 +328,9 @@ def _rename_new(source: str, destination: str) -> None:
         # Unlike a rename, a link replaces nothing that was made a moment ago.
         os.link(source, destination)
     except FileExistsError:
-        # With the words for it.
-        Existing().check(destination)
-        raise
+        raise FileExistsError(
+            EEXIST, f"{strerror(EEXIST)} — overwrite=True replaces it", destination
+        ) from None
     except OSError:
         # The file system has no links.
         os.replace(source, destination)
@@ -374,7 +374,7 @@ def _link_old(
     }
     with hidden() as another:
         try:
-            _write_text(place.path(another + place.index), json.dumps(old, indent=2), durable)
+            replace_file(place.path(another + place.index), [_rendered(old)], durable=durable)
             os.replace(place.path(another + place.index), place.path(place.index))
             if durable:
                 place.flush()
@@ -400,6 +400,10 @@ def _undo(place: Place, links: list[str]) -> None:
         remove(place, links)
 
 
+def _rendered(index: dict[str, Any]) -> bytes:
+    return json.dumps(index, indent=2).encode()
+
+
 def _flush(directory: str) -> None:
     if os.name == "nt":
         # Windows flushes no directories.
@@ -409,14 +413,6 @@ def _flush(directory: str) -> None:
         os.fsync(opened)
     finally:
         os.close(opened)
-
-
-def _write_text(path: str, text: str, durable: bool) -> None:
-    with BufferedWriter(Storage(path, "w")) as file:
-        file.write(text.encode())
-        if durable:
-            file.flush()
-            os.fsync(file.fileno())
 
 
 def remove(place: Place, names: Iterable[str]) -> None:

@@ -64,6 +64,9 @@ class Writer:
     durable : bool, optional
         Flush the file and its directory in `commit`. True by default, unless the environment has
         ``INGOT_DURABLE=0``.
+    overwrite : bool
+        Replace an existing file. If False, a file at `destination` is an error, also one that is made before
+        `commit`.
     replace_read_only : bool
         Replace a read-only file too.
     aliases : dict of str to str, optional
@@ -72,6 +75,8 @@ class Writer:
 
     Raises
     ------
+    FileExistsError
+        A file is at `destination`, and `overwrite` is False.
     OSError
         The directory cannot be written to.
     StorageError
@@ -117,6 +122,7 @@ class Writer:
         reserve_header: int = 0,
         align: Align = 8,
         durable: bool | None = None,
+        overwrite: bool = True,
         replace_read_only: bool = False,
         aliases: Mapping[str, str] | None = None,
     ) -> None:
@@ -137,7 +143,12 @@ class Writer:
                     "aliases is for specs: with reserve the tensors are not known", code="specs-or-reserve"
                 )
             self._writer = _native.Appender.create(
-                self._path, room(reserve), pairs, durable=flush, replace_read_only=replace_read_only
+                self._path,
+                room(reserve),
+                pairs,
+                durable=flush,
+                overwrite=overwrite,
+                replace_read_only=replace_read_only,
             )
         else:
             self._writer = _native.Writer.create(
@@ -149,6 +160,7 @@ class Writer:
                 reserve=room(reserve_header),
                 align=alignment(align),
                 durable=flush,
+                overwrite=overwrite,
                 replace_read_only=replace_read_only,
             )
         _WRITERS.add(self)
@@ -258,6 +270,8 @@ class Writer:
             (``"partly-filled"``). The tensor is named, and writing may go on.
         ClosedError
             The file was committed before.
+        FileExistsError
+            Another file was made at the destination, and `overwrite` is False. The new file is removed.
         StorageError
             Flushing or renaming failed: the old file is there; what was written is not. Or as for `write`.
         """

@@ -98,6 +98,13 @@ impl DirectoryEntry {
         }
     }
 
+    /// The attributes of the existing file.
+    fn attributes(&self) -> io::Result<Option<Attributes>> {
+        let (directory, name) = self.current();
+        let of = |facts| Attributes::of(directory, name, facts);
+        self.existing.as_ref().map(of).transpose()
+    }
+
     /// Whether the existing file is read under other names too, so that an edit makes a new file.
     pub(crate) fn is_shared(&self) -> bool {
         self.blob.is_some() || self.existing.is_some_and(|facts| facts.names > 1)
@@ -143,17 +150,32 @@ impl DirectoryEntry {
         let _ = self.directory.remove(&self.name);
     }
 
-    /// What the new file gets from the one that is there, and who may read it until then.
+    /// The attributes that the new file gets, and who may read it until then.
     pub(crate) fn inherited(&self) -> io::Result<(Option<Attributes>, Birth)> {
-        let (directory, name) = self.current();
-        let of = |facts| Attributes::of(directory, name, facts);
-        let attributes = self.existing.as_ref().map(of).transpose()?;
+        let mut attributes = self.attributes()?;
+        if attributes.is_none()
+            && let Some(name) = final_name(&self.name)
+            && let Ok(Resolved::Entry(replaced)) = resolve(&self.directory.path(name), &Unwatched)
+        {
+            attributes = replaced.attributes()?;
+        }
         let birth = match attributes {
             Some(_) => Birth::Private,
             None => Birth::Usual,
         };
         Ok((attributes, birth))
     }
+}
+
+/// The name that a file of a checkpoint gets when all files of the checkpoint are complete. Until then the file is called
+/// `.ingot-01234567.{name}`; `None` for any other name.
+fn final_name(name: &OsStr) -> Option<&OsStr> {
+    let rest = name.to_str()?.strip_prefix(".ingot-")?;
+    let (digits, name) = rest.split_at_checked(8)?;
+    let is_hidden = digits.bytes().all(|byte| byte.is_ascii_hexdigit());
+    is_hidden
+        .then(|| name.strip_prefix('.').map(OsStr::new))
+        .flatten()
 }
 
 /// The digest of its contents that a file has as its name: a SHA-256, or Git's SHA-1, if `path` leads to a blob of a
@@ -166,4 +188,31 @@ pub fn blob_digest(path: &Path) -> Option<String> {
         _ => return None,
     };
     digest.into_string().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_hidden_names_have_a_final_name() {
+        let of = |name: &str| {
+            final_name(OsStr::new(name))
+                .and_then(OsStr::to_str)
+                .map(ToOwned::to_owned)
+        };
+        assert_eq!(
+            of(".ingot-0123abcd.model.safetensors").as_deref(),
+            Some("model.safetensors")
+        );
+        for other in [
+            "model",
+            ".ingot-0123abc.m",
+            ".ingot-0123abcg.m",
+            ".ingot-0123abcdm",
+            ".ingot-ä",
+        ] {
+            assert_eq!(of(other), None, "{other}");
+        }
+    }
 }

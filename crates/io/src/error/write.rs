@@ -35,9 +35,7 @@ pub(super) fn hint(path: &Path, step: &str, fault: &io::Error) -> Option<&'stati
             "save_file(..., atomic=False) writes an existing file in place instead, though not atomically",
         ),
         (step::SEAL, NotSeekable) => Some("what is streamed keeps no checksums"),
-        (step::READ_ONLY, PermissionDenied) => {
-            Some("it can be replaced all the same (replace_read_only=True)")
-        }
+        (step::READ_ONLY, PermissionDenied) => Some("replace_read_only=True replaces it"),
         _ => None,
     }
 }

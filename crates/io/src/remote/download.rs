@@ -19,16 +19,15 @@ use super::session::{UrlFile, refused};
 use crate::archive::open_source;
 use crate::digest::{Algorithm, Digest};
 use crate::error::Error;
-use crate::options::SaveOptions;
 use crate::payload::{FileRange, Payload};
-use crate::save::save_data;
+use crate::save::{check_destination, replace_file};
 use crate::source::Source;
 use crate::verify::{Definition, hash};
 use crate::watch::Watch;
 use incoming::{Incoming, Keep, fetch};
 use model::Ready;
 pub use wanted::{DownloadOptions, Downloaded};
-use wanted::{Downloadable, VersionedSource, check_existing, compare, is_index, make_folder, wanted};
+use wanted::{Downloadable, VersionedSource, compare, is_index, make_folder, wanted};
 
 /// Fetches what is behind `url` to `path`; into it, where that is a directory, which is made where the path ends in a
 /// slash. Nothing has the name `path`, or it is what it was before, until all of the file is there.
@@ -117,11 +116,11 @@ fn reach(
     }
     // What is in a repository decides what it is going to be called.
     if !(is_repository && is_folder(path)) {
-        check_existing(&target, how)?;
+        check_destination(&target, &how.save_options(), watch)?;
     }
     match wanted(url, options, watch)? {
         Downloadable::File(found) => {
-            check_existing(&target, how)?;
+            check_destination(&target, &how.save_options(), watch)?;
             match found {
                 UrlFile::Cached(cached) => Ok(Reached::Cached(cached, target)),
                 UrlFile::Remote(source, backend) => {
@@ -213,19 +212,7 @@ fn copy(cached: &Path, path: PathBuf, how: &DownloadOptions, watch: &dyn Watch) 
     }
     let source = open_source(cached)?;
     let all = FileRange::new(source.file(), 0, source.nbytes());
-    let options = SaveOptions {
-        durable: how.durable,
-        replace: how.existing.into(),
-        read_only: how.read_only,
-    };
-    save_data(
-        &path,
-        b"",
-        source.nbytes(),
-        &[Payload::File(all)],
-        &options,
-        watch,
-    )?;
+    replace_file(&path, &[Payload::File(all)], &how.save_options(), watch)?;
     Ok(Downloaded {
         path,
         nbytes: source.nbytes(),

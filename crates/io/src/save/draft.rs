@@ -8,13 +8,10 @@ use std::time::Duration;
 
 use super::flush::flush;
 use super::space;
+use super::target::{self, explain, find};
 use super::temp::{self, Refused, has_name};
-use crate::disk::{
-    self, Attributes, DirectoryEntry, Lock, Locked, Opening, Resolved, Size, try_lock, unlock,
-};
-use crate::error::{EditError, Error, Step, Stop, step, unopened};
-#[cfg(feature = "remote")]
-use crate::options::ReadOnly;
+use crate::disk::{self, Attributes, DirectoryEntry, Lock, Locked, Opening, Size, try_lock, unlock};
+use crate::error::{EditError, Error, Step, Stop, step};
 use crate::options::{Durability, Existing, SaveOptions};
 use crate::watch::Watch;
 
@@ -44,7 +41,7 @@ impl Draft {
     ) -> Result<Draft, Error> {
         let fault = |stop: Stop| stop.about(path, nbytes);
         let entry = find(path, watch)?;
-        entry.check_writable(options.read_only).map_err(fault)?;
+        target::check(&entry, path, options)?;
         temp::remove_stale(&entry);
         let made = locked_notes(&entry, Opening::NewNotes, Company::Others);
         let Some(notes) = made.step(step::CREATE).map_err(fault)? else {
@@ -217,7 +214,7 @@ impl Draft {
         watch: &dyn Watch,
     ) -> Result<(), Error> {
         self.try_publish(existing, durable, watch)
-            .map_err(|stop| explain_publishing(&self.path, self.nbytes, stop))
+            .map_err(|stop| explain(&self.path, self.nbytes, existing, stop))
     }
 
     pub(super) fn try_publish(
@@ -231,6 +228,9 @@ impl Draft {
         }
         if durable == Durability::Durable {
             flush(&self.file, watch)?;
+        }
+        if watch.interrupted() {
+            return Err(Stop::Interrupted);
         }
         self.name_it(existing).step(step::RENAME)?;
         self.file.unlock();
@@ -268,40 +268,11 @@ pub(crate) fn journal_fault(path: &Path, source: io::Error) -> Error {
     Stop::Fault { step, source }.about(path, 0)
 }
 
-pub(super) fn find(path: &Path, watch: &dyn Watch) -> Result<DirectoryEntry, Error> {
-    match disk::resolve(path, watch).map_err(|stop| stop.about(path, 0))? {
-        Resolved::Entry(entry) => Ok(entry),
-        Resolved::Nameless(_) | Resolved::Stream(_) => Err(EditError::NoPlace.about(path)),
-    }
-}
-
 /// That another writer has locked the file `name` beside `path`.
 pub(super) fn busy(entry: &DirectoryEntry, name: &OsStr, path: &Path) -> Error {
     let locked = entry.directory.file(name, Opening::Read);
     let holder = locked.ok().and_then(|file| disk::lock_holder(&file));
     EditError::Busy { holder }.about(path)
-}
-
-/// What kept a file from getting its name.
-pub(super) fn explain_publishing(path: &Path, nbytes: u64, stop: Stop) -> Error {
-    match stop {
-        Stop::Fault { source, .. } if source.kind() == io::ErrorKind::AlreadyExists => is_there(path),
-        stop => stop.about(path, nbytes),
-    }
-}
-
-/// Whether this process may write to the file at `path`, if there is one: replacing it takes no such right.
-#[cfg(feature = "remote")]
-pub(crate) fn refuse_read_only(path: &Path, watch: &dyn Watch) -> Result<(), Error> {
-    let entry = find(path, watch)?;
-    entry
-        .check_writable(ReadOnly::Refuse)
-        .map_err(|stop| stop.about(path, 0))
-}
-
-/// That something has the name, which is not to be replaced.
-pub(crate) fn is_there(path: &Path) -> Error {
-    unopened(path)(disk::exists())
 }
 
 /// Who else may have the notes open.
@@ -438,7 +409,10 @@ mod tests {
         draft.write(b"0123456789", 0).unwrap();
         std::fs::write(&path, "old").unwrap();
         let refused = draft.publish(Existing::Refuse, Durability::Fast, &Unwatched);
-        assert_eq!(refused.unwrap_err().to_string(), is_there(&path).to_string());
+        assert_eq!(
+            refused.unwrap_err().to_string(),
+            target::is_there(&path).to_string()
+        );
         assert!(draft.is_unnamed());
         draft.grow_to(20);
         draft
@@ -450,24 +424,7 @@ mod tests {
         let gone = draft
             .publish(Existing::Replace, Durability::Fast, &Unwatched)
             .unwrap_err();
-        assert_ne!(gone.to_string(), is_there(&path).to_string());
+        assert_ne!(gone.to_string(), target::is_there(&path).to_string());
         assert!(gone.to_string().contains("20 bytes"), "{gone}");
-    }
-
-    /// Root may write to what is read-only; nobody may on Windows.
-    #[test]
-    #[cfg(feature = "remote")]
-    fn what_may_not_be_written_to_is_refused() {
-        let file = tempfile::NamedTempFile::new().unwrap();
-        // Wine lets root.
-        let may_write = || !cfg!(windows) && File::options().write(true).open(file.path()).is_ok();
-        assert!(refuse_read_only(file.path(), &Unwatched).is_ok());
-        let before = file.as_file().metadata().unwrap().permissions();
-        let mut after = before.clone();
-        after.set_readonly(true);
-        std::fs::set_permissions(file.path(), after).unwrap();
-        assert_eq!(refuse_read_only(file.path(), &Unwatched).is_ok(), may_write());
-        // Windows removes nothing that is read-only.
-        std::fs::set_permissions(file.path(), before).unwrap();
     }
 }

@@ -121,7 +121,7 @@ fn scratch(entry: Option<&DirectoryEntry>) -> io::Result<File> {
 mod tests {
     use super::*;
     use crate::options::Replace;
-    use crate::save::draft::find;
+    use crate::save::target::find;
     use crate::watch::Unwatched;
 
     #[test]

@@ -36,11 +36,13 @@ mod save;
 mod snapshot;
 mod space;
 mod stream;
+pub(crate) mod target;
 mod temp;
 mod write;
 
 pub use pieces::Pieces;
-pub use save::save;
 pub(crate) use save::save_data;
+pub use save::{replace_file, save};
 pub use snapshot::Snapshot;
 pub(crate) use space::release;
+pub use target::check_destination;

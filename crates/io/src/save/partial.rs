@@ -5,9 +5,10 @@ use std::fs::File;
 use std::io;
 use std::path::Path;
 
-use super::draft::{Draft, busy, explain_publishing, find, is_there};
+use super::draft::{Draft, busy};
 use super::flush::flush;
 use super::space;
+use super::target::{explain, find, is_there};
 use super::temp::{has_name, temp_prefix};
 use crate::disk::{self, Attributes, Birth, DirectoryEntry, Lock, Locked, Opening, Size, try_lock};
 use crate::error::{Error, Step, Stop, step};
@@ -92,7 +93,7 @@ impl Draft {
             self.file.set_len(nbytes).step(step::WRITE)?;
             self.try_publish(existing, durable, watch)
         };
-        published().map_err(|stop| explain_publishing(&self.path, nbytes, stop))
+        published().map_err(|stop| explain(&self.path, nbytes, existing, stop))
     }
 }
 

@@ -8,10 +8,10 @@ use ingot_remote::StopFlag;
 
 use super::pieces::Pieces;
 use super::snapshot::Snapshot;
-use super::{atomic, flush, in_place, stream};
+use super::{atomic, flush, in_place, stream, target};
 use crate::digest::Sealed;
 use crate::disk::{Resolved, resolve};
-use crate::error::{Error, Step, Stop, step, unopened};
+use crate::error::{Error, Step, Stop, step};
 use crate::options::{Durability, Replace, SaveOptions};
 use crate::payload::Payload;
 use crate::watch::Watch;
@@ -47,6 +47,26 @@ pub fn save(
     watch: &dyn Watch,
 ) -> Result<(), Error> {
     save_cut(path, Pieces::of(layout, payloads), options, watch)
+}
+
+/// Write a file of any content at `path`, as [`save`] writes a file of tensors.
+///
+/// # Errors
+/// What [`save`] says.
+pub fn replace_file(
+    path: &Path,
+    contents: &[Payload<'_>],
+    options: &SaveOptions,
+    watch: &dyn Watch,
+) -> Result<(), Error> {
+    save_data(
+        path,
+        b"",
+        contents.iter().map(Payload::nbytes).sum(),
+        contents,
+        options,
+        watch,
+    )
 }
 
 /// As [`save`], of a file that begins with `head` and has `data_nbytes` of data, whichever way `payloads` cut them.
@@ -143,15 +163,8 @@ fn save_cut(
         path: Some(path.to_path_buf()),
         fault,
     })?;
-    save_pieces(path, pieces, options, watch).map_err(|stop| match stop {
-        // No fault of writing: that of a file that must not be there.
-        Stop::Fault { source, .. }
-            if options.replace == Replace::Nothing && source.kind() == io::ErrorKind::AlreadyExists =>
-        {
-            unopened(path)(source)
-        }
-        stop => stop.about(path, pieces.nbytes()),
-    })
+    save_pieces(path, pieces, options, watch)
+        .map_err(|stop| target::explain(path, pieces.nbytes(), options.existing(), stop))
 }
 
 fn save_pieces(

@@ -320,7 +320,7 @@ mod tests {
     use std::path::Path;
 
     use super::*;
-    use crate::save::draft::find;
+    use crate::save::target::find;
     use crate::watch::Unwatched;
 
     #[test]

@@ -7,7 +7,7 @@ use ingot_format::{Dtype, Format, FormatError, Layout, LayoutOptions, Order, Spe
 
 use super::writer::{PIECE, put};
 use crate::error::{EditError, Error};
-use crate::options::{Existing, SaveOptions};
+use crate::options::SaveOptions;
 use crate::payload::Payload;
 use crate::save::draft::Draft;
 use crate::watch::Watch;
@@ -152,7 +152,7 @@ impl Appender {
     pub fn commit(&mut self, watch: &dyn Watch) -> Result<(), Error> {
         self.check_open()?;
         let head = self.laid_out(None)?.head;
-        let durable = self.options.durable;
+        let (existing, durable) = (self.options.existing(), self.options.durable);
         let Some(draft) = &mut self.draft else {
             return Err(self.refuse(EditError::Committed));
         };
@@ -162,7 +162,7 @@ impl Appender {
             .file()
             .set_len(self.reserved + self.end)
             .map_err(|fault| draft.write_fault(fault))?;
-        draft.publish(Existing::Replace, durable, watch)?;
+        draft.publish(existing, durable, watch)?;
         self.draft = None;
         Ok(())
     }

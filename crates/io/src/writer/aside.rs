@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use crate::error::{EditError, Error};
-use crate::options::{Existing, SaveOptions};
+use crate::options::SaveOptions;
 use crate::save::draft::Draft;
 use crate::watch::Watch;
 
@@ -42,14 +42,14 @@ impl Aside {
     /// # Errors
     /// [`Error::Write`]; [`Error::Open`] for a file that is not to be replaced. The new one is gone then. [`Error::Edit`] in the
     /// child of a fork, whose parent has the file.
-    pub fn commit(&mut self, existing: Existing, watch: &dyn Watch) -> Result<(), Error> {
+    pub fn commit(&mut self, watch: &dyn Watch) -> Result<(), Error> {
         if !self.is_ours() {
             return Err(EditError::Forked.about(&self.path));
         }
         let Some(draft) = self.draft.take() else {
             return Ok(());
         };
-        let published = draft.publish(existing, self.options.durable, watch);
+        let published = draft.publish(self.options.existing(), self.options.durable, watch);
         if published.is_err() {
             draft.discard();
         }

@@ -18,7 +18,7 @@ use super::journal::{End, Journal, JournalFault, Verdict};
 use super::preamble;
 use crate::disk::Locked;
 use crate::error::{EditError, Error, Stop, step};
-use crate::options::{Existing, SaveOptions};
+use crate::options::SaveOptions;
 use crate::payload::{FileRange, Payload};
 use crate::save::draft::{Company, Draft, journal_fault};
 use crate::watch::{Asked, Watch};
@@ -303,17 +303,9 @@ impl Writer {
     /// Gives the file its name, once every byte was written, by whomever.
     ///
     /// # Errors
-    /// [`Error::Edit`] with [`EditError::NotFilled`], after which writing may go on; [`Error::Write`], after which the file
-    /// is gone.
+    /// [`Error::Edit`] with [`EditError::NotFilled`], after which writing may go on. [`Error::Open`] if a file has the name by
+    /// now and the options keep it, [`Error::Write`], [`Error::Interrupted`]: the new file is removed.
     pub fn commit(&self, watch: &dyn Watch) -> Result<(), Error> {
-        self.commit_over(Existing::Replace, watch)
-    }
-
-    /// As [`Writer::commit`], and says what becomes of a file that has the name by now.
-    ///
-    /// # Errors
-    /// As [`Writer::commit`]; [`Error::Open`] for a file that is not to be replaced, after which the new one is gone.
-    pub fn commit_over(&self, existing: Existing, watch: &dyn Watch) -> Result<(), Error> {
         self.check_process()?;
         self.check_owner()?;
         let filling = &self.filling;
@@ -325,7 +317,7 @@ impl Writer {
         }
         filling.judge(verdict, "")?;
         let draft = self.draft();
-        let published = draft.publish(existing, self.options.durable, watch);
+        let published = draft.publish(self.options.existing(), self.options.durable, watch);
         if published.is_err() {
             draft.discard();
         }

@@ -13,6 +13,7 @@ import re
 from contextlib import suppress
 
 from ingot._base.text import _escaped
+from ingot._native import replace_file
 from ingot.errors import CheckpointError
 
 from .hidden import PREFIX, hidden
@@ -67,11 +68,8 @@ def keep(directory: str, old: list[str], durable: bool) -> list[str]:
             # Without hard links, the old checkpoint is lost if this process is killed from here on.
             has_links = False
         beside = os.path.join(directory, prefix + MANIFEST)
-        with open(beside, "w", encoding="utf-8") as file:
-            json.dump({"files": links if has_links else None}, file)
-            if durable:
-                file.flush()
-                os.fsync(file.fileno())
+        manifest = json.dumps({"files": links if has_links else None})
+        replace_file(beside, [manifest.encode()], durable=durable)
         os.replace(beside, os.path.join(directory, MANIFEST))
     return links
 

@@ -95,11 +95,11 @@ def _write(
 ) -> None:
     from ingot import numpy
     from ingot._read.select import Wanted
-    from ingot._write.writer import Writer, native
+    from ingot._write.writer import Writer
 
     specs = {info.name: (dtype if info.name in changed else info.dtype, info.shape) for info in infos}
     metadata = source.metadata() or None
-    made = Writer(destination, specs, metadata, replace_read_only=existing.replace_read_only)
+    made = Writer(destination, specs, metadata, **existing._asdict())
     with bar(screen, "Casting") as tell, made as writer:
         steps = Several(tell, sum(info.nbytes for info in infos))
         for checkpoint, names in source.checkpoints(info.name for info in infos):
@@ -108,7 +108,7 @@ def _write(
                 for info, array in zip(batch, checkpoint.parts(wanted, numpy.wrap), strict=True):
                     writer.write(info.name, array)
                     steps.step(info.nbytes)
-        native(writer).commit(overwrite=existing.overwrite)
+        writer.commit()
 
 
 def _batches(infos: list[TensorInfo]) -> Iterator[list[TensorInfo]]:

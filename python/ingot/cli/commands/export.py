@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import io
 import os
 from urllib.parse import quote
 
 import click
 
-from ingot._write.save import replacing
+from ingot._base.checks import is_durable
+from ingot._native import replace_file
 from ingot.cli import arguments
 from ingot.cli.progress import Several, bar
 from ingot.cli.screen import Screen, printing
@@ -18,22 +20,16 @@ from .cat import widened
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import IO
-
     from typing_extensions import Buffer
 
     from ingot._base.checks import Existing
     from ingot.cli.sources import Array
-    from ingot.typing import Glob, Tell
+    from ingot.typing import Glob
 
 # Bytes that file systems take for a name, with room for numbers and suffixes.
 _LONGEST = 200
 # What Windows takes for devices, whatever follows the dot.
 _DEVICES = {"con", "prn", "aux", "nul", *(f"{port}{digit}" for port in ("com", "lpt") for digit in range(10))}
-
-
-# Bytes that are written at once.
-_STEP = 16 << 20
 
 
 @click.command()
@@ -86,8 +82,10 @@ def command(
         with bar(screen, "Exporting") as tell:
             steps = Several(tell, sum(info.nbytes for info in infos))
             for info, target in zip(infos, targets, strict=True):
-                with steps.within(info.nbytes) as within, replacing(target, existing) as draft:
-                    _write(source, info.name, draft, kind, within)
+                with steps.within(info.nbytes) as within:
+                    pieces = _pieces(source, info.name, kind)
+                    how = {**existing._asdict(), "durable": is_durable(None)}
+                    replace_file(target, pieces, progress=within, **how)
     written = [{"name": info.name, "file": target} for info, target in zip(infos, targets, strict=True)]
     for info, target in zip(infos, targets, strict=True):
         screen.say(f"{'would write' if dry_run else 'wrote'} {shown(target)}: {nbytes(info.nbytes)}")
@@ -95,32 +93,16 @@ def command(
     return 0
 
 
-class _Counted:
-    """A file that tells how much has been written to it. numpy writes to such a one piece by piece."""
-
-    def __init__(self, file: IO[bytes], tell: Tell, nbytes: int) -> None:
-        self._file = file
-        self._tell = tell
-        self._nbytes = nbytes
-
-    def write(self, data: Buffer) -> int:
-        written = self._file.write(data)
-        self._tell(min(self._file.tell(), self._nbytes), self._nbytes)
-        return written
-
-
-def _write(source: Source, name: str, draft: str, kind: str, tell: Tell) -> None:
+def _pieces(source: Source, name: str, kind: str) -> list[Buffer]:
+    """Return the contents of the file, in pieces."""
+    if kind != "npy":
+        return [_bytes(source, name).data]
     import numpy
 
-    array = widened(source.values(name)) if kind == "npy" else _bytes(source, name)
-    with open(draft, "wb") as file:
-        counted = _Counted(file, tell, array.nbytes)
-        if kind == "npy":
-            numpy.save(counted, array, allow_pickle=False)
-        else:
-            flat = array.reshape(-1)
-            for at in range(0, flat.size, _STEP):
-                counted.write(flat[at : at + _STEP].data)
+    array = numpy.asarray(widened(source.values(name)), order="C")
+    header = io.BytesIO()
+    numpy.lib.format.write_array_header_1_0(header, numpy.lib.format.header_data_from_array_1_0(array))
+    return [header.getvalue(), array.reshape(-1).view("u1").data]
 
 
 def _bytes(source: Source, name: str) -> Array:

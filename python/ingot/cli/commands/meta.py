@@ -7,10 +7,10 @@ import sys
 
 import click
 
-from ingot._native import shown_url
+from ingot._base.checks import is_durable
+from ingot._native import replace_file, shown_url
 from ingot._write import edit as _edit
 from ingot._write import rearrange
-from ingot._write.save import replacing
 from ingot.cli import arguments
 from ingot.cli.screen import Screen, printing, warn
 from ingot.cli.sources import opened
@@ -137,8 +137,7 @@ def export(path: str, json_file: str | None, existing: Existing) -> int:
         sys.stdout.write(text)
         return 0
     target = arguments.target(json_file, existing)
-    with replacing(target, existing) as draft, open(draft, "w", encoding="ascii") as out:
-        out.write(text)
+    replace_file(target, [text.encode()], durable=is_durable(None), **existing._asdict())
     return 0
 
 

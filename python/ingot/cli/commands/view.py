@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import click
 
-from ingot._write.save import replacing
+from ingot._base.checks import is_durable
+from ingot._native import replace_file
 from ingot.cli import arguments
 from ingot.cli.progress import bar
 from ingot.cli.screen import Screen, printing
@@ -78,11 +79,10 @@ def _write(screen: Screen, paths: tuple[str, ...], html: str, existing: Existing
 
     target = arguments.target(html, existing)
     with bar(screen, "Reading") as tell:
-        text = whole.page(report.made(opened(paths[0]), tell) if paths else None)
-    with replacing(target, existing) as draft, open(draft, "w", encoding="utf-8") as file:
-        file.write(text)
-    screen.answer({"file": html, "nbytes": len(text.encode())})
-    screen.say(f"{shown(html)}: {nbytes(len(text.encode()))}")
+        text = whole.page(report.made(opened(paths[0]), tell) if paths else None).encode()
+    replace_file(target, [text], durable=is_durable(None), **existing._asdict())
+    screen.answer({"file": html, "nbytes": len(text)})
+    screen.say(f"{shown(html)}: {nbytes(len(text))}")
 
 
 def _serve(screen: Screen, shelf: Shelf, port: int, no_browser: bool) -> None:

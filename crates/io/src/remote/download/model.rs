@@ -14,13 +14,13 @@ use ingot_remote::RemoteOptions;
 
 use super::incoming::{Incoming, Keep, fetch, sum};
 use super::part_table::{PartHash, PartTable};
-use super::wanted::{
-    DownloadOptions, Downloaded, RemoteModel, VersionedSource, check_existing, check_read_only, make_folder,
-};
+use super::wanted::{DownloadOptions, Downloaded, RemoteModel, VersionedSource, make_folder};
 use crate::error::Error;
 use crate::options::{Durability, Existing};
 use crate::payload::FileRange;
-use crate::save::draft::{Draft, is_there};
+use crate::save::check_destination;
+use crate::save::draft::Draft;
+use crate::save::target::is_there;
 use crate::watch::{After, Unwatched, Watch};
 
 /// A model of which it is known that it can be fetched to where it is wanted.
@@ -49,7 +49,8 @@ impl Ready {
         watch: &dyn Watch,
     ) -> Result<Ready, Error> {
         let path = folder.join(name);
-        check_existing(&path, how)?;
+        let saving = how.save_options();
+        check_destination(&path, &saving, watch)?;
         let refuses = how.existing == Existing::Refuse;
         let ledger = match refuses {
             true => Ledger::left(&path, &model.bytes, watch),
@@ -57,7 +58,9 @@ impl Ready {
         };
         let paths: Vec<PathBuf> = model.shards.iter().map(|shard| folder.join(shard)).collect();
         if !refuses {
-            paths.iter().try_for_each(|path| check_read_only(path, how))?;
+            paths
+                .iter()
+                .try_for_each(|path| check_destination(path, &saving, watch))?;
         }
         let is_named: Vec<bool> = paths.iter().map(|path| refuses && path.exists()).collect();
         if let (Some(number), None) = (is_named.iter().position(|&is_named| is_named), &ledger) {

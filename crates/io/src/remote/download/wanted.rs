@@ -14,12 +14,11 @@ use crate::archive::{lent_source, open_source};
 use crate::checkpoint::folder::index_of;
 use crate::digest::{Algorithm, Digest, Unequal};
 use crate::error::Error;
-use crate::options::{Durability, Existing, ReadOnly};
+use crate::options::{Durability, Existing, ReadOnly, SaveOptions};
 use crate::payload::FileRange;
 use crate::remote::session::{AT_ONCE, Session, UrlFile, for_urls, header_limits, in_session, refused};
-use crate::save::draft::{is_there, refuse_read_only};
 use crate::source::Source;
-use crate::watch::{Unwatched, Watch};
+use crate::watch::Watch;
 use crate::workers::{Reading, in_parallel};
 
 /// How to fetch a file.
@@ -35,6 +34,17 @@ pub struct DownloadOptions {
     pub durable: Durability,
     /// The SHA-256 that the file has to have. One cannot speak of the many files of a model, for which it is refused.
     pub sha256: Option<Digest>,
+}
+
+impl DownloadOptions {
+    /// The options that a save has too.
+    pub(super) fn save_options(&self) -> SaveOptions {
+        SaveOptions {
+            durable: self.durable,
+            replace: self.existing.into(),
+            read_only: self.read_only,
+        }
+    }
 }
 
 /// What was fetched.
@@ -343,22 +353,6 @@ fn version(path: &Path) -> Option<String> {
     let modified = fs::metadata(&path).ok()?.modified().ok()?;
     let modified = modified.duration_since(UNIX_EPOCH).ok()?.as_nanos();
     Some(format!("cache {}\n{modified}", path.display()))
-}
-
-pub(super) fn check_existing(path: &Path, how: &DownloadOptions) -> Result<(), Error> {
-    match how.existing {
-        Existing::Refuse if path.exists() => Err(is_there(path)),
-        Existing::Refuse => Ok(()),
-        Existing::Replace => check_read_only(path, how),
-    }
-}
-
-/// Refuses a file that is read-only, unless the caller says that it may go too.
-pub(super) fn check_read_only(path: &Path, how: &DownloadOptions) -> Result<(), Error> {
-    match how.read_only {
-        ReadOnly::Refuse if path.is_file() => refuse_read_only(path, &Unwatched),
-        ReadOnly::Refuse | ReadOnly::Replace => Ok(()),
-    }
 }
 
 pub(super) fn make_folder(path: &Path) -> Result<(), Error> {
