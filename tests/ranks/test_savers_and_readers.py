@@ -97,14 +97,8 @@ def read_into(folder, chance):
 
 
 def read_handle(folder, chance):
-    while True:
-        try:
-            with ingot.safe_open(folder, "pt") as file:
-                return {name: file.get_tensor(name) for name in file}
-        except (ingot.StorageError, FileNotFoundError) as fault:
-            # Files are opened when they are read: one that was replaced by then is refused.
-            if "open it again" not in str(fault) and not isinstance(fault, FileNotFoundError):
-                raise
+    with ingot.safe_open(folder, "pt") as file:
+        return {name: file.get_tensor(name) for name in file}
 
 
 def read_by_dcp(folder, chance):
