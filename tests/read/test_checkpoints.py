@@ -279,7 +279,7 @@ def test_safe_open_of_many_shards_rejects_one_replaced_before_its_first_read(tmp
     write(tmp_path, files)
     with opened(tmp_path) as file:
         ingot.numpy.save_file(files["59.safetensors"], tmp_path / "59.safetensors")
-        with pytest.raises(ingot.StorageError, match="59.safetensors") as caught:
+        with pytest.raises(ingot.StorageError, match=r"59\.safetensors") as caught:
             file.get_tensor("t59")
         assert caught.value.code == "changed"
     np.testing.assert_array_equal(ingot.numpy.load_file(tmp_path)["t59"], [59])
