@@ -44,6 +44,33 @@ def whole():
     }
 
 
+class Interrupted(ingot.dcp.Reader):
+    """A reader whose other ranks open the files after the first has replaced them."""
+
+    def read_metadata(self):
+        if dist.get_rank():
+            dist.barrier()
+            return super().read_metadata()
+        found = super().read_metadata()
+        save_sharded({"w": torch.ones(4)}, self._path, overwrite=True)
+        dist.barrier()
+        return found
+
+
+def load_while_replaced(folder):
+    with pytest.raises(CheckpointException, match="different versions"):
+        dcp.load({"w": torch.empty(4)}, storage_reader=Interrupted(folder))
+    state = {"w": torch.empty(4)}
+    dcp.load(state, storage_reader=ingot.dcp.Reader(folder))
+    return state["w"].tolist()
+
+
+def test_reader_rejects_versions_that_differ_between_ranks(four, tmp_path):
+    save_sharded({"w": torch.zeros(4)}, tmp_path)
+    os.utime(tmp_path / "model.safetensors", ns=(0, 0))
+    assert four.run(load_while_replaced, str(tmp_path)) == [[1.0] * 4] * 4
+
+
 MESHES = {"flat": (4,), "grid": (2, 2)}
 PLACEMENTS = {
     "flat": {"rows": [Shard(0)], "columns": [Shard(1)], "both": [Shard(0)], "few": [Shard(0)]},

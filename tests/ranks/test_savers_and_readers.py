@@ -11,6 +11,7 @@ import random
 import time
 import traceback
 import warnings
+from contextlib import ExitStack, nullcontext
 from pathlib import Path
 
 import torch
@@ -21,7 +22,7 @@ from torch.distributed.tensor import Shard, distribute_tensor
 
 import ingot
 import ingot.dcp
-from ingot.torch import load_file, load_into, save_sharded
+from ingot.torch import load_file, load_into, save_file, save_sharded
 from support.ranks import _context
 from support.record import note
 
@@ -68,22 +69,45 @@ def save_parts_alone(folder, version, chance, mesh):
 
 
 def save_joined(folder, version, chance, mesh):
-    """Fill one file by a writer and by one that joins it. An index there still names the other files."""
-    specs = dict.fromkeys(NAMES, ("F32", SHAPE))
-    if mesh is None or not dist.get_rank():
-        try:
-            writer = ingot.Writer(folder / FILE, specs)
-        except ingot.StorageError as fault:
-            if fault.code == "busy":
-                # Another writer fills it.
-                return
+    """Fill one file by a writer and by all ranks that join it, one of which commits it.
+
+    An index in the directory still names the other files.
+    """
+    rank, ranks = (0, 1) if mesh is None else (dist.get_rank(), dist.get_world_size())
+    with ExitStack() as leaving:
+        writer = None if rank else leaving.enter_context(begun(folder))
+        if not agreed(writer is not None, mesh):
+            # Another actor fills the file.
+            return
+        if rank or ranks == 1:
+            joined = leaving.enter_context(ingot.Writer.join(folder / FILE))
+        own = joined if rank else writer
+        for number, (name, tensor) in enumerate(state(version).items()):
+            if number % ranks == rank:
+                (joined if ranks == 1 and number % 2 else own).write(name, tensor)
+        agreed(True, mesh)
+        if version % ranks == rank:
+            own.commit()
+        agreed(True, mesh)
+
+
+def begun(folder):
+    """Return the writer that others join, or a context without one if another actor has begun the file."""
+    try:
+        return ingot.Writer(folder / FILE, dict.fromkeys(NAMES, ("F32", SHAPE)))
+    except ingot.StorageError as fault:
+        if fault.code != "busy":
             raise
-        with writer:
-            joined = ingot.Writer.join(folder / FILE)
-            for number, (name, tensor) in enumerate(state(version).items()):
-                (joined if number % 2 else writer).write(name, tensor)
-            joined.close()
-            writer.commit()
+        return nullcontext()
+
+
+def agreed(value, mesh):
+    """Return what the first rank has, when all ranks have come here."""
+    values = [value]
+    if mesh is not None:
+        dist.broadcast_object_list(values)
+        dist.barrier()
+    return values[0]
 
 
 def read_file(folder, chance):
@@ -97,14 +121,8 @@ def read_into(folder, chance):
 
 
 def read_handle(folder, chance):
-    while True:
-        try:
-            with ingot.safe_open(folder, "pt") as file:
-                return {name: file.get_tensor(name) for name in file}
-        except (ingot.StorageError, FileNotFoundError) as fault:
-            # Files are opened when they are read: one that was replaced by then is refused.
-            if "open it again" not in str(fault) and not isinstance(fault, FileNotFoundError):
-                raise
+    with ingot.safe_open(folder, "pt") as file:
+        return {name: file.get_tensor(name) for name in file}
 
 
 def read_by_dcp(folder, chance):
@@ -193,7 +211,7 @@ def actor(number, chance, folder, scratch, shared, savers, readers):
     if number == 0:
         calls = [(reads, (folder, seed, shared, readers))]
     else:
-        ranks = chance.choice([1, 1, 2])
+        ranks = chance.choice([1, 1, 2, 3])
         store = str(scratch / f"store{seed}")
         calls = [(saves, (folder, seed, shared, savers, rank, ranks, store)) for rank in range(ranks)]
         if number > 1 and chance.random() < 0.3:
@@ -220,7 +238,7 @@ def play(chance, folder, scratch, shared):
             kills.pop(0)
             processes = chance.choice(actors[1:])
             killed.append(processes)
-            for process in chance.sample(processes, len(processes)):
+            for process in chance.sample(processes, chance.randint(1, len(processes))):
                 process.kill()
     return len(killed)
 
@@ -239,9 +257,10 @@ def test_every_load_gives_one_whole_checkpoint(tmp_path: Path) -> None:
         )
         serious = [one for one in problems if not is_told_of_kill(one)]
         assert not serious, f"INGOT_SEED={seed}, round {rounds}: {serious[0][0]}: {serious[0][1]}"
-        # The next save leaves nothing of those that were killed.
+        # The next saves leave nothing of those that were killed.
+        save_file(state(1), folder / FILE)
         save_sharded(state(1), folder, 72, overwrite=True)
-        left = [name for name in os.listdir(folder) if name.startswith(".ingot")]
+        left = [name for name in os.listdir(folder) if name.startswith(".")]
         assert not left, f"INGOT_SEED={seed}, round {rounds}: {left}"
     note("steps of savers and readers", shared.steps.value, 0, rounds=rounds, kills=kills)
 
@@ -250,5 +269,5 @@ def is_told_of_kill(problem):
     """Return whether a rank raised since another was killed."""
     return problem[0] == "refused" and any(
         text in problem[1]
-        for text in ("Connection closed by peer", "rank-lost", "Connection reset", "is gone")
+        for text in ("Connection closed by peer", "rank-lost", "Connection reset", "is gone", "was killed")
     )

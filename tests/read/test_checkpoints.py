@@ -250,16 +250,39 @@ def test_a_shard_that_is_replaced_while_open_is_read_as_it_was(checkpoint: Path)
     np.testing.assert_array_equal(opened(checkpoint).get_tensor("b"), RIGHT["b"] + 1)
 
 
-def test_a_shard_that_is_replaced_before_it_is_needed_is_refused(checkpoint: Path) -> None:
-    for changed, words in (({"b": RIGHT["b"] + 1}, "written to"), ({"b": np.zeros(999)}, "grew")):
+@pytest.mark.parametrize("backend", ["mmap", "pread"])
+def test_safe_open_reads_the_old_shards_after_a_save(checkpoint: Path, backend: str) -> None:
+    with opened(checkpoint, backend=backend) as file:
+        for name in (B, A):
+            ingot.numpy.save_file({"other": RIGHT["b"]}, checkpoint / name)
+        (checkpoint / INDEX).unlink()
+        np.testing.assert_array_equal(file.get_tensor("b"), RIGHT["b"])
+        (checkpoint / A).unlink()
+        np.testing.assert_array_equal(file.get_tensor("a"), LEFT["a"])
+
+
+def test_safe_open_rejects_a_shard_written_to_before_its_first_read(checkpoint: Path) -> None:
+    for words, nbytes in (("was written to", 0), ("grew", 1)):
         write(checkpoint, {A: LEFT, B: RIGHT})
         file = opened(checkpoint)
-        ingot.numpy.save_file(RIGHT | changed, checkpoint / B, {"format": "np"})
+        with open(checkpoint / B, "ab") as shard:
+            shard.write(bytes(nbytes))
         os.utime(checkpoint / B, ns=(0, 0))
         with pytest.raises(ingot.StorageError, match=f"{B}.*{words}") as caught:
             file.get_tensor("b")
         assert caught.value.code == "changed"
         np.testing.assert_array_equal(file.get_tensor("a"), LEFT["a"])
+
+
+def test_safe_open_of_many_shards_rejects_one_replaced_before_its_first_read(tmp_path: Path) -> None:
+    files = {f"{number:02}.safetensors": {f"t{number:02}": np.array([number])} for number in range(60)}
+    write(tmp_path, files)
+    with opened(tmp_path) as file:
+        ingot.numpy.save_file(files["59.safetensors"], tmp_path / "59.safetensors")
+        with pytest.raises(ingot.StorageError, match=r"59\.safetensors") as caught:
+            file.get_tensor("t59")
+        assert caught.value.code == "changed"
+    np.testing.assert_array_equal(ingot.numpy.load_file(tmp_path)["t59"], [59])
 
 
 def test_a_directory_without_a_checkpoint_says_so(tmp_path: Path) -> None:

@@ -75,16 +75,19 @@ impl Archive {
         is_lent: bool,
         head: Option<&Head>,
     ) -> Result<Archive, Error> {
-        let again = is_lent.then(|| Box::new(ByPath::new(path)) as Box<dyn Reopen>);
-        Archive::of_file(open_source(path)?, path.to_owned(), again, options, head)
+        let file = if is_lent {
+            lent_source(path)?
+        } else {
+            LocalFile::kept(open_source(path)?)
+        };
+        Archive::of_file(file, path.to_owned(), options, head)
     }
 
-    /// As [`Archive::open`], for a file that is open. `path` is for the errors. With a way to open it `again`, others may
-    /// have its descriptor while nobody reads it. Its header is not read where the `head` is known, and is that of this version.
+    /// As [`Archive::open`], for a file that is open. `path` is for the errors. The header is not read if `head` is known and
+    /// is of this version.
     pub(crate) fn of_file(
-        file: FileSource,
+        file: LocalFile,
         path: PathBuf,
-        again: Option<Box<dyn Reopen>>,
         options: &OpenOptions,
         head: Option<&Head>,
     ) -> Result<Archive, Error> {
@@ -106,10 +109,6 @@ impl Archive {
             file.remote(),
             mapped_files(),
         )?;
-        let file = match again {
-            Some(again) => LocalFile::lent(file, again),
-            None => LocalFile::kept(file),
-        };
         let (bytes, choice) = attach(file, options.backend, choice).map_err(unopened(&path))?;
         Ok(Archive {
             path: Some(path),

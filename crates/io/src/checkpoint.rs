@@ -31,13 +31,14 @@ use shards::Difference;
 
 /// One file, or the shards of an index, as one. Any number of threads may use it at once.
 ///
-/// Each shard is opened when it is first needed, and then held against the index: it has to hold just the tensors that
-/// the index says. Whatever needs many shards opens them at once. [`Checkpoint::prepare`] does so in a way that can be
-/// watched.
+/// The header of each shard is read when the shard is first needed, and then compared with the index: it has to hold
+/// exactly the tensors that the index names. Whatever needs many shards opens them at once. [`Checkpoint::prepare`] does so
+/// in a way that can be watched.
 ///
-/// Of more shards of a directory than a process should have descriptors for, those that were not read for the longest
-/// are closed, and opened again when they are read: [`Error::Changed`] when another file has the name by then, or it was
-/// written to. The only file of a checkpoint stays open.
+/// The shards of a directory are opened with the index, so that they are read as they were then. If they are more than a
+/// process should have descriptors for, those that were not read for the longest are closed, and opened again when they
+/// are read: [`Error::Changed`] if another file has the name by then, or the file was written to. The only file of a
+/// checkpoint stays open.
 ///
 /// ```
 /// use ingot_io::{Checkpoint, CheckpointOptions, Dtype, TensorView, serialize_to_file};
@@ -158,7 +159,10 @@ impl Checkpoint {
             }),
             Located::Index { folder, name } => {
                 let (shards, beside) = Beside::index(folder, &name, &options.open, heads)?;
-                Ok(Checkpoint::of_shards(shards, Box::new(beside)))
+                let checkpoint = Checkpoint::of_shards(shards, Box::new(beside));
+                // Callers ask for the backing of every checkpoint, and only here it is tried again.
+                checkpoint.backing()?;
+                Ok(checkpoint)
             }
         }
     }

@@ -122,17 +122,19 @@ class safe_open(Mapping[str, Value]):
     handle can be used from many threads at once, and pickled, as its slices can: it is then opened again, by
     its path, where it arrives, such as in the workers of a ``DataLoader``.
 
-    Opening a sharded checkpoint reads its index, finds all its shards and opens the first. Each other one
-    is opened when it is first needed, and every one is held against the index when it is: a shard that
-    lacks a tensor which the index says it holds, or has one that it does not, is refused
-    (`CheckpointError`), and so is one that was exchanged since (`StorageError`). What looks into all
+    Opening a sharded checkpoint reads its index, finds all its shards and reads the header of the first. The
+    header of each other shard is read when the shard is first needed, and compared with the index: a shard
+    that lacks a tensor of the index, or has another one, is refused (`CheckpointError`). What looks into all
     shards, such as `get_tensors`, `offset_keys`, `parameter_count` and every `load_file`, holds all of them
     against it; `keys` gives what the index says. Where ``total_size`` in the index is not the size of the
     tensors, whatever reads all of them warns (`UserWarning`).
 
-    A checkpoint of thousands of shards takes few descriptors: those that were not read for the longest are
-    closed when more than 48 are open, and opened again when they are read. `StorageError` where another file
-    has the name by then, or it was written to. A checkpoint of one file keeps it open.
+    A handle reads the version of the files that it opened, also after a save has replaced them. The only file
+    of a checkpoint stays open. Of several checkpoints in shards a process holds 48 files open, or a quarter
+    of the descriptors that it may have. Of more files, those that were not read for the longest are closed,
+    and those of an index with more shards are opened when they are first read. If a closed file was replaced
+    or written to, reading it raises `StorageError` (``code`` is ``"changed"``): open the checkpoint again, as
+    ``load_file`` does by itself.
 
     Of an object what is asked for is what a URL would be asked for: the header, then the bytes that are
     wanted, several ranges at a time where the object stands for a store. The handle holds the object and

@@ -1,4 +1,17 @@
-"""A save that another rank's failure ends, which torch does not report to the coordinator's storage."""
+"""A save that another rank's failure ends, which torch does not report to the coordinator's storage.
+
+torch 2.15 calls no method of a writer when another rank has failed, so a thread looks whether torch's call
+is still running. What else was considered:
+
+- A finalizer on the list that `Writer.write_data` returns runs when torch's call ends, but not while the
+  traceback of its exception is referenced: a save that is repeated in the ``except`` block would wait for the
+  directory's lock.
+- Meeting the other ranks in `Writer.write_data` needs the process group of the save, which torch does not
+  pass, and hangs with ``no_dist=True``.
+- Pickled exceptions of other ranks could report the failure when the coordinator reads them, but planners
+  fail too, in `finish_plan`, with exceptions that are not ours.
+- `sys.monitoring` (Python 3.12) reports unwinding for all code or for none.
+"""
 
 from __future__ import annotations
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from contextlib import contextmanager, suppress
 from functools import partial
@@ -26,7 +27,7 @@ from ingot._base.frameworks import lacks
 from ingot._base.options import Loading, takes
 from ingot._base.text import _escaped, _quoted
 from ingot._native import is_url
-from ingot._ranks.peers import Peers
+from ingot._ranks.peers import Peers, this_node
 from ingot._ranks.placements import Part
 from ingot._read import door
 from ingot._read.reads import reading
@@ -85,6 +86,10 @@ class Reader(StorageReader):
     their memory, and converts where both dtypes are floating point. Tensors of a checkpoint that the state
     dict lacks are not read. An index decides which files belong to a checkpoint: others in the directory are
     not looked at.
+
+    A load reads one version of the files. If a save replaces them after some ranks have opened them, or while
+    more files than the process holds open are read (`ingot.safe_open` has the number), all ranks raise, and
+    the load can be repeated.
     """
 
     @takes(ReadOptions)
@@ -198,11 +203,22 @@ class Reader(StorageReader):
             self._files = self._opened()
 
     def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
-        """Leave the plan as it is."""
-        return plan
+        """Note which version of the files this rank has opened."""
+        path: Any = self._path
+        place = os.path.realpath(os.fsdecode(path)) if is_path(path) else ""
+        versions = [(this_node(), place, file.identity()) for file in self._files]
+        return dataclasses.replace(plan, storage_data=versions)
 
     def prepare_global_plan(self, plans: list[LoadPlan]) -> list[LoadPlan]:
-        """Leave the plan as it is."""
+        """Raise if ranks have opened different versions of the files."""
+        if self._is_shared():
+            # They compare more than this before they read.
+            return plans
+        versions = [plan.storage_data for plan in plans]
+        if len({len(files) for files in versions}) > 1 or not all(
+            map(_load_by_ranks.are_one_version, zip(*versions, strict=True))
+        ):
+            raise _load_by_ranks.several_versions(self._files[0])
         return plans
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:

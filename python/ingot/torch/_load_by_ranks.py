@@ -30,7 +30,7 @@ from ingot.torch._tensors import DTYPES
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
     from contextlib import AbstractContextManager
     from typing import Any
 
@@ -123,26 +123,34 @@ def _look(
 
     facts = peers.same(met, "opening")
     opened, prints = [one for one, _ in facts], [one for _, one in facts]
-    if len(set(prints)) == 1 and _are_one_version(opened):
+    if len(set(prints)) == 1 and are_one_version((one.node, "", one.identity) for one in opened):
         return looked[0], opened
     if left and any(identity is not None for *_, identity in opened):
         return None
     peers.alike("file", prints, "opening")
-    raise CheckpointError(
-        f"{_escaped(looked[0].checkpoint.path or '')}: ranks opened different versions of it: expected one "
-        "version, found that it was replaced in each of several tries",
+    raise several_versions(looked[0].checkpoint)
+
+
+def several_versions(checkpoint: Checkpoint) -> CheckpointError:
+    """Return the error of ranks that opened different versions."""
+    return CheckpointError(
+        f"{_escaped(checkpoint.path or '')}: ranks opened different versions of it: a save replaced the "
+        "files meanwhile: load it again",
         code="changed",
-        path=looked[0].checkpoint.path,
+        path=checkpoint.path,
     )
 
 
-def _are_one_version(opened: list[Opened]) -> bool:
-    """Return whether all ranks that see the same disk or network opened the same version."""
-    versions: dict[str, str] = {}
-    for node, _, identity in opened:
+def are_one_version(opened: Iterable[tuple[str, str, tuple[str, bool] | None]]) -> bool:
+    """Return whether all ranks that see the same disk or network opened the same version.
+
+    `opened` has the node, the path and `Checkpoint.identity` of each rank.
+    """
+    versions: dict[tuple[str, str], str] = {}
+    for node, path, identity in opened:
         if identity is not None:
             text, is_shared = identity
-            if versions.setdefault("" if is_shared else node, text) != text:
+            if versions.setdefault(("" if is_shared else node, path), text) != text:
                 return False
     return True
 

@@ -64,7 +64,8 @@ def load_into(
         rank. Else it is ``"job"`` for what comes over a network (a URL, an object, a network file system) to
         more than one node, and otherwise each reads for itself, as ranks of a machine share what is in its
         memory. But for False, and in ``"auto"`` without DTensors, all ranks of `process_group` have to call
-        this.
+        this. Ranks that read for themselves without a DTensor, or with False, do not compare what they
+        opened: if a save replaces the files meanwhile, they may have different versions.
     process_group : torch.distributed.ProcessGroup, optional
         The ranks that load together. By default all.
     **options

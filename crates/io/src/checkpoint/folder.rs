@@ -10,12 +10,12 @@ use ingot_format::{IndexReader, ShardIndex, to_u64};
 use ingot_remote::StopFlag;
 
 use super::shards::{Backing, Shards, Store};
-use crate::archive::Archive;
+use crate::archive::{Archive, check_unchanged};
 use crate::disk::{self, Beneath, Facts, Kind, Refusal};
 use crate::error::{CheckpointFault, Error, unopened};
 use crate::heads::Heads;
 use crate::options::{OpenOptions, Reach};
-use crate::source::{FileSource, Reopen, Source, Stamp, with_room};
+use crate::source::{FileSource, LocalFile, Reopen, Source, Stamp, with_room};
 use crate::workers::{Reading, of_directory};
 
 /// A directory, and how far its files may lie from it.
@@ -131,13 +131,22 @@ fn as_of_the_system(error: Error) -> io::Error {
     }
 }
 
+/// A shard as it was when the index was read.
+#[derive(Debug)]
+enum Shard {
+    /// It is read as it was then, whatever has its name by now.
+    Open(LocalFile),
+    /// One of more than may be open at once.
+    Closed(Stamp),
+}
+
 /// The directory of an index, and what the shards in it were when that was read.
 #[derive(Debug)]
 pub(super) struct Beside {
     folder: Arc<Folder>,
     /// The index as it was read; `None` where another process has read it.
     index: Option<Listed>,
-    stamps: Vec<Stamp>,
+    seen: Vec<Shard>,
     options: OpenOptions,
     /// What another process has read of the same.
     heads: Heads,
@@ -151,7 +160,7 @@ impl Beside {
         options: &OpenOptions,
         heads: Heads,
     ) -> Result<(Shards, Beside), Error> {
-        let path = folder.path(name);
+        let (path, folder) = (folder.path(name), Arc::new(folder));
         let (index, listed) = match heads.index.as_deref() {
             Some(given) => (index_of(given, to_u64(given.len()), &path)?, None),
             None => {
@@ -161,17 +170,17 @@ impl Beside {
         };
         let shards = Shards::new(path, index);
         let names = shards.index().shards();
-        let looked: Vec<_> = names.iter().map(|shard| folder.facts(shard)).collect();
+        let is_open = names.len() <= LocalFile::most_held();
+        let looked: Vec<_> = names.iter().map(|shard| look(&folder, shard, is_open)).collect();
         // A save replaces the index before and after it replaces the shards. So an index that is still in its place was
-        // there when the stamps were taken, and these are of its shards. The open file keeps its number from being reused.
+        // there when the shards were looked at. The open file keeps its number from being reused.
         let index = listed
             .map(|file| Listed::proven(name, &file, &folder))
             .transpose()?;
         refuse_missing(&shards, &looked)?;
-        let stamps = looked.into_iter().map(|looked| Ok(Stamp::of(&looked?)));
         let beside = Beside {
-            stamps: stamps.collect::<Result<_, Error>>()?,
-            folder: Arc::new(folder),
+            seen: looked.into_iter().collect::<Result<_, Error>>()?,
+            folder,
             index,
             options: *options,
             heads,
@@ -226,17 +235,18 @@ impl Store for Beside {
     fn open(&self, shards: &Shards, number: usize, _stop: StopFlag<'_>) -> Result<Archive, Error> {
         let name = shards.name(number);
         let path = self.folder.path(name);
-        let file = self.folder.source(name)?;
-        check_unwritten(&self.stamps[number], &file, &path)?;
-        let again = ByName {
-            folder: Arc::clone(&self.folder),
-            name: name.into(),
+        let file = match &self.seen[number] {
+            Shard::Open(file) => {
+                check_unchanged(file, Some(&path))?;
+                file.clone()
+            }
+            Shard::Closed(stamp) => {
+                let file = self.folder.source(name)?;
+                check_unwritten(stamp, &file, &path)?;
+                lent(file, &self.folder, name)
+            }
         };
-        let (again, head) = (
-            Some(Box::new(again) as Box<dyn Reopen>),
-            self.heads.of_shard(number),
-        );
-        Archive::of_file(file, path, again, &self.options, head)
+        Archive::of_file(file, path, &self.options, self.heads.of_shard(number))
     }
 
     fn reading(&self) -> Reading {
@@ -253,9 +263,25 @@ impl Store for Beside {
     }
 }
 
+fn look(folder: &Arc<Folder>, name: &str, is_open: bool) -> Result<Shard, Error> {
+    if is_open {
+        let file = folder.source(name)?;
+        return Ok(Shard::Open(lent(file, folder, name)));
+    }
+    folder.facts(name).map(|facts| Shard::Closed(Stamp::of(&facts)))
+}
+
+fn lent(file: FileSource, folder: &Arc<Folder>, name: &str) -> LocalFile {
+    let again = ByName {
+        folder: Arc::clone(folder),
+        name: name.into(),
+    };
+    LocalFile::lent(file, Box::new(again))
+}
+
 /// Fails when shards are not there, with all their names.
-fn refuse_missing(shards: &Shards, looked: &[Result<Facts, Error>]) -> Result<(), Error> {
-    let is_missing = |shard: &Result<Facts, Error>| matches!(shard, Err(Error::Open { source, .. }) if source.kind() == io::ErrorKind::NotFound);
+fn refuse_missing(shards: &Shards, looked: &[Result<Shard, Error>]) -> Result<(), Error> {
+    let is_missing = |shard: &Result<Shard, Error>| matches!(shard, Err(Error::Open { source, .. }) if source.kind() == io::ErrorKind::NotFound);
     let missing: Vec<String> = looked
         .iter()
         .zip(shards.index().shards())

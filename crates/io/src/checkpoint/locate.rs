@@ -12,6 +12,7 @@ use crate::archive::Archive;
 use crate::error::{CheckpointFault, Error, unopened};
 use crate::heads::Head;
 use crate::options::{CheckpointOptions, OpenOptions, Reach};
+use crate::source::LocalFile;
 
 /// What a path leads to.
 pub(super) enum Located {
@@ -78,7 +79,8 @@ fn open_one(path: &Path, options: &CheckpointOptions, open: OpenFile<'_>) -> Res
 }
 
 fn confined(folder: &Folder, name: &OsStr, path: &Path, options: &OpenOptions) -> Result<Archive, Error> {
-    Archive::of_file(folder.source(name)?, path.to_owned(), None, options, None)
+    let file = LocalFile::kept(folder.source(name)?);
+    Archive::of_file(file, path.to_owned(), options, None)
 }
 
 fn index_at(path: &Path, reach: Reach) -> Result<Located, Error> {

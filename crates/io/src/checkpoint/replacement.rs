@@ -65,6 +65,7 @@ impl<'p> Replacement<'p> {
             Error::Checkpoint { fault, .. } => matches!(
                 fault,
                 CheckpointFault::MissingShards { .. }
+                    | CheckpointFault::MissingIndex { .. }
                     | CheckpointFault::Ambiguous { .. }
                     | CheckpointFault::NoCheckpoint
             ),

@@ -34,18 +34,18 @@ pub(crate) trait Reopen: Debug + Send + Sync {
     }
 }
 
-/// A regular file of this machine.
-#[derive(Debug)]
+/// A regular file of this machine. Clones share the descriptor.
+#[derive(Clone, Debug)]
 pub(crate) struct LocalFile {
     descriptor: Descriptor,
 }
 
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 enum Descriptor {
     /// Open as long as this is.
-    Kept(FileSource),
+    Kept(Arc<FileSource>),
     /// Others may have it while nobody reads.
-    Lent(Lent),
+    Lent(Arc<Lent>),
 }
 
 #[derive(Debug)]
@@ -54,14 +54,15 @@ struct Lent {
     pool: &'static Pool,
     again: Box<dyn Reopen>,
     stamp: Stamp,
-    waits: bool,
+    /// The file system, as [`FileSource::remote`] has it.
+    remote: Option<&'static str>,
 }
 
 impl LocalFile {
     /// A file that stays open. One that is replaced by name goes on to be read as it was.
     pub(crate) fn kept(file: FileSource) -> LocalFile {
         LocalFile {
-            descriptor: Descriptor::Kept(file),
+            descriptor: Descriptor::Kept(Arc::new(file)),
         }
     }
 
@@ -76,11 +77,24 @@ impl LocalFile {
             pool,
             again,
             stamp: *file.stamp(),
-            waits: file.waits(),
+            remote: file.remote(),
         };
         pool.admit(&lent.slot, &Arc::new(file));
         LocalFile {
-            descriptor: Descriptor::Lent(lent),
+            descriptor: Descriptor::Lent(Arc::new(lent)),
+        }
+    }
+
+    /// How many lent files stay open at once.
+    pub(crate) fn most_held() -> usize {
+        POOL.most_held()
+    }
+
+    /// The name of its file system if reading from that waits for a network or another process.
+    pub(crate) fn remote(&self) -> Option<&'static str> {
+        match &self.descriptor {
+            Descriptor::Kept(file) => file.remote(),
+            Descriptor::Lent(lent) => lent.remote,
         }
     }
 
@@ -88,7 +102,7 @@ impl LocalFile {
     pub(crate) fn identity(&self) -> (String, bool) {
         match &self.descriptor {
             Descriptor::Kept(file) => (file.stamp().identity(), file.waits()),
-            Descriptor::Lent(lent) => (lent.stamp.identity(), lent.waits),
+            Descriptor::Lent(lent) => (lent.stamp.identity(), lent.remote.is_some()),
         }
     }
 
@@ -125,7 +139,7 @@ impl Lent {
 
     /// Whether this is the file that was opened, as it was then.
     fn is_same(&self, now: &Stamp) -> bool {
-        self.stamp.is_in_its_place(now, self.waits)
+        self.stamp.is_in_its_place(now, self.remote.is_some())
     }
 
     fn nbytes_now(&self) -> io::Result<Option<u64>> {
@@ -163,16 +177,13 @@ impl Source for LocalFile {
     }
 
     fn waits(&self) -> bool {
-        match &self.descriptor {
-            Descriptor::Kept(file) => file.waits(),
-            Descriptor::Lent(lent) => lent.waits,
-        }
+        self.remote().is_some()
     }
 
     fn version(&self) -> Option<String> {
         match &self.descriptor {
             Descriptor::Kept(file) => file.version(),
-            Descriptor::Lent(lent) => lent.waits.then(|| lent.stamp.version()),
+            Descriptor::Lent(lent) => lent.remote.map(|_| lent.stamp.version()),
         }
     }
 
@@ -241,6 +252,10 @@ impl Pool {
         }
     }
 
+    fn most_held(&self) -> usize {
+        self.most.min(disk::descriptors_allowed() / 4)
+    }
+
     /// The file, where it is open.
     fn find(&self, slot: &Slot) -> Option<Arc<FileSource>> {
         let file = briefly(&slot.file)?.clone();
@@ -263,7 +278,7 @@ impl Pool {
         let now = self.clock.fetch_add(1, Ordering::Relaxed);
         slot.used.store(now, Ordering::Relaxed);
         open.push(Arc::downgrade(slot));
-        let closed = close_all_but(&mut open, self.most.min(disk::descriptors_allowed() / 4));
+        let closed = close_all_but(&mut open, self.most_held());
         // Closing may take its time on a network.
         drop((open, closed));
     }
