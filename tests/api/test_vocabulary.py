@@ -63,6 +63,14 @@ OTHERWISE = {
         "ingot.mlx.*": "mlx has one memory",
         "ingot.paddle.*": "None is the CPU, as upstream has it",
     },
+    "drop": {"ingot.[cds]*[kfs]": "a selector of any kind"},
+    "dtype": {
+        "ingot.cast": "there is no default",
+    },
+    "keys": {"ingot.[cds]*[kfst]": "a selector of any kind"},
+    "other": {
+        "ingot.view": "None is no second file",
+    },
     "filename": {
         "*.save_*": "what is written to has a `write`, what is read from a `read`",
         "ingot.serialize_file": "as for save_file",
@@ -80,6 +88,7 @@ OTHERWISE = {
     },
     "metadata": {
         "ingot.convert": "added to that of the source, since formats have some that no tensor file has",
+        "ingot.cast": "by default that of the source",
         "ingot.merge": "by default that of the source",
         "ingot.rewrite": "by default that of the source",
         "ingot.split": "by default that of the source",
@@ -92,6 +101,7 @@ OTHERWISE = {
         "*.save*": "what becomes of tensors that share memory",
     },
     "source": {
+        "ingot.[cds][ahit][eafs]*": "an object can hold a file",
         "ingot.convert": "an object can hold a file of any format",
         "ingot.torch.load_into": "an object can hold a file",
         "ingot.view": "an object can hold a file, and a handle has one open",
