@@ -112,7 +112,9 @@ def _items(value: Any) -> str:
     return f"{brackets[0]}{', '.join(shown).rstrip()}{brackets[1]}"
 
 
-def some_of(names: Sequence[object], most: int = 3) -> str:
-    """Return the first names, quoted, and the number of the others: for a message."""
-    shown = ", ".join(map(_quoted, names[:most]))
-    return shown if len(names) <= most else f"{shown} and {len(names) - most:,} more"
+def first_lines(lines: Sequence[str], most: int = 10) -> str:
+    """Return the first lines, and the number of the others."""
+    shown = [line if len(line) <= _LONGEST_VALUE else f"{line[:_LONGEST_VALUE]}…" for line in lines[:most]]
+    if len(lines) > most:
+        shown.append(f"… and {len(lines) - most:,} more")
+    return "\n".join(shown)

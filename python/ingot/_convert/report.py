@@ -5,14 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from ingot._base.report import Report
 from ingot._base.text import nbytes, plural
 
 if TYPE_CHECKING:
     from .others import LeftOut
 
 
-@dataclass(frozen=True, slots=True)
-class Conversion:
+@dataclass(frozen=True, slots=True, repr=False)
+class Conversion(Report):
     """What `ingot.convert` did.
 
     Attributes

@@ -9,7 +9,8 @@ from typing import Any, NamedTuple
 from ingot import _native
 from ingot._base.checks import checked_progress, is_path
 from ingot._base.progress import telling
-from ingot._base.text import _escaped, _quoted, plural
+from ingot._base.report import Report
+from ingot._base.text import _escaped, _quoted, first_lines, plural
 from ingot.errors import IntegrityError, OptionError
 from ingot.typing import Progress, Source, StorageOptions
 
@@ -174,8 +175,8 @@ class Compared(NamedTuple):
 Compared.__module__ = "ingot"
 
 
-@dataclass(frozen=True)
-class Verification:
+@dataclass(frozen=True, repr=False)
+class Verification(Report):
     """What the digests of a file say of it. `verify` makes them.
 
     Attributes
@@ -225,19 +226,23 @@ class Verification:
         # Imported here: it is for notebooks.
         from ingot._base.html import page, table
 
-        first, *rest = str(self).split("\n")
+        first, *rest = self._lines()
         return page(first, (), table([line] for line in rest))
 
     def __str__(self) -> str:
-        """One line that says whether all is well, and one for each fault."""
+        """One line that says whether all is well, and one for each of the first faults."""
+        return first_lines(self._lines())
+
+    def _lines(self) -> list[str]:
+        """Return the line that says whether all is well, and one for each fault."""
         lines = [f"{'ok' if self.ok else 'NOT ok'}: {self.checked} tensors checked"]
         if self.algorithm is not None:
             lines[0] += f" by {self.algorithm}"
         if self.shards:
             lines[0] += f" in {len(self.shards)} files"
             for name, report in self.shards.items():
-                lines += [f"{_escaped(name)}: {line}" for line in str(report).splitlines()[report.ok :]]
-            return "\n".join(lines)
+                lines += [f"{_escaped(name)}: {line}" for line in report._lines()[report.ok :]]
+            return lines
         for what, pair in (("modelspec.hash_sha256", self.modelspec), ("the file", self.file)):
             if pair is not None and pair.same:
                 lines[0] += f", {what} is as expected"
@@ -246,7 +251,7 @@ class Verification:
             lines[0] += f", the file keeps no digest of its {len(self.unchecked)} tensors"
         else:
             lines += [f"tensor {_quoted(name)}: has no digest" for name in self.unchecked]
-        return "\n".join(lines)
+        return lines
 
     def _faults(self) -> list[str]:
         """Return a sentence for each digest that differs and each tensor that is missing."""

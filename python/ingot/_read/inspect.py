@@ -15,6 +15,7 @@ from typing import Any, Literal, NamedTuple, Unpack
 
 from ingot._base.checks import is_path, one_of
 from ingot._base.options import Loading, takes
+from ingot._base.report import Report
 from ingot._base.text import _escaped, plural
 from ingot._native import (
     Checkpoint,
@@ -51,8 +52,8 @@ CONFIG = "config.json"
 CONFIG_NBYTES = 10_000_000
 
 
-@dataclass(slots=True)
-class FileMetadata:
+@dataclass(slots=True, repr=False)
+class FileMetadata(Report):
     """The header of one file."""
 
     __module__ = "ingot"
@@ -65,8 +66,8 @@ class FileMetadata:
     parameter_count: dict[str, int]
 
 
-@dataclass
-class RepoMetadata:
+@dataclass(repr=False)
+class RepoMetadata(Report):
     """The headers of a model, in one file or in many. `ingot.inspect` returns it."""
 
     __module__ = "ingot"

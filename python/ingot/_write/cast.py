@@ -151,7 +151,7 @@ def cast(
     with closing(open_source(source, how)) as checkpoint:
         plan = _Plan(checkpoint, code, set(select(checkpoint, chosen)))
         existing.check(path)
-        pairs = together(_native.Sources([checkpoint])) if metadata is KEPT else texts(metadata)
+        pairs = together(_native.Sources([checkpoint.share()])) if metadata is KEPT else texts(metadata)
         writer = _native.Writer.create(
             path,
             plan.specs(),

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from ingot._base.checks import Existing, checked_progress, format_for
 from ingot._base.progress import telling
+from ingot._base.report import Report
 from ingot._base.text import _escaped, _quoted, nbytes, plural
 from ingot._native import local_path
 from ingot.errors import HeaderError
@@ -33,8 +34,8 @@ class Finding(NamedTuple):
     done: str
 
 
-@dataclass(frozen=True, slots=True)
-class Repair:
+@dataclass(frozen=True, slots=True, repr=False)
+class Repair(Report):
     """What `ingot.repair` did.
 
     Attributes

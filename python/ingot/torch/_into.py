@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 
 from ingot._base.checks import FLOATS
-from ingot._base.text import _escaped, _quoted
+from ingot._base.text import _escaped, _quoted, brief
 from ingot._ranks.local import held, identity, is_distributed, whole_shape
 from ingot._ranks.placements import Part, in_elements
 from ingot._read.faults import in_file, misfit
@@ -36,6 +36,9 @@ class IncompatibleKeys(NamedTuple):
 
     missing_keys: list[str]
     unexpected_keys: list[str]
+
+    def __repr__(self) -> str:
+        return f"IncompatibleKeys(missing_keys={brief(self[0])}, unexpected_keys={brief(self[1])})"
 
 
 # A body of a named tuple holds fields only.
