@@ -63,11 +63,13 @@ OTHERWISE = {
         "ingot.mlx.*": "mlx has one memory",
         "ingot.paddle.*": "None is the CPU, as upstream has it",
     },
-    "drop": {"ingot.[cds]*[kfs]": "a selector of any kind"},
     "dtype": {
         "ingot.cast": "there is no default",
     },
-    "keys": {"ingot.[cds]*[kfst]": "a selector of any kind"},
+    "keys": {
+        "ingot.safe_open.get_tensors": "positional: nothing else is given",
+        "ingot.safe_open.warm": "positional: nothing else has to be given",
+    },
     "other": {
         "ingot.view": "None is no second file",
     },
