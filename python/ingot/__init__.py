@@ -183,11 +183,13 @@ _LATER = {
     # Parts of what others give, under the names by which they are pickled.
     "Compared": "_read.digest",
     "Distance": "_read.diff",
+    "Finding": "_write.repair",
     "LeftOut": "_convert",
     "Mismatch": "_read.digest",
     "ModelDownload": "_write.download",
     "Problem": "_read.check",
     "TensorStats": "_read.stats",
+    "restored": "_base.report",
 }
 
 

@@ -55,6 +55,8 @@ class ModelSpec(Report):
     holds the ``modelspec.`` keys that version 1.0.1 does not know, without the prefix.
     """
 
+    _path = "modelspec.ModelSpec"
+
     sai_model_spec: str | None = None
     architecture: str | None = None
     implementation: str | None = None

@@ -99,7 +99,4 @@ def test_matcher_matches_what_a_regular_expression_matches() -> None:
         pattern = "".join(chance.choices("ab[]*?.!-\n", k=chance.randrange(6)))
         name = "".join(chance.choices("ab[]*?.!-\n", k=chance.randrange(6)))
         expected = re.escape(pattern).replace(r"\*", "(?s:.*)").replace(r"\?", "(?s:.)")
-        assert (_matcher(pattern)(name) is not None) == (re.fullmatch(expected, name) is not None), (
-            pattern,
-            name,
-        )
+        assert (_matcher(pattern)(name) is not None) == (re.fullmatch(expected, name) is not None), (pattern, name)

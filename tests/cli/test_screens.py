@@ -34,11 +34,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     save(made / "other.safetensors", other, {"format": "np"})
     return made
 
-
-KEYS = [word for layer in (0, 1, 10, 11) for word in ("--keys", f"*.{layer}.*_proj.weight")] + [
-    "--keys",
-    "lm_head*",
-]
+KEYS = [word for layer in (0, 1, 10, 11) for word in ("--keys", f"*.{layer}.*_proj.weight")] + ["--keys", "lm_head*"]
 
 
 @pytest.mark.parametrize(

@@ -386,10 +386,7 @@ def test_metadata_that_differ_have_to_be_chosen(tmp_path: Path) -> None:
 REWRITES: list[tuple[dict[str, Any], dict[str, str]]] = [
     ({}, {name: name for name in tensors()}),
     ({"keys": "encoder.*"}, {name: name for name in ("encoder.0.weight", "encoder.0.bias")}),
-    (
-        {"keys": ingot.glob("step", "head.*"), "drop": "*.mask"},
-        {name: name for name in ("step", "head.weight")},
-    ),
+    ({"keys": ingot.glob("step", "head.*"), "drop": "*.mask"}, {name: name for name in ("step", "head.weight")}),
     ({"drop": lambda info: "." in info.name}, {name: name for name in ("step", "nothing")}),
     ({"keys": "step", "rename": {"step": "global step"}}, {"global step": "step"}),
     ({"rename": str.upper}, {name.upper(): name for name in tensors()}),

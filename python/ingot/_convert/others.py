@@ -51,8 +51,6 @@ class LeftOut(Report):
         What it says, cut where it is long; empty for what has no short form.
     """
 
-    __module__ = "ingot"
-
     name: str
     kind: str
     value: str = ""

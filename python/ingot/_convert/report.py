@@ -44,8 +44,6 @@ class Conversion(Report):
         Empty if there is none.
     """
 
-    __module__ = "ingot"
-
     source: str
     destination: str
     source_format: str

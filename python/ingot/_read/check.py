@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 from contextlib import closing
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ingot import _native
 from ingot._base.keys import checked_keys, select
 from ingot._base.options import Loading, takes
 from ingot._base.progress import telling
-from ingot._base.report import Report
+from ingot._base.report import Report, reduced
 from ingot._base.text import _escaped, plural
 from ingot._native import is_url, shown_url
 from ingot.errors import HeaderError
@@ -60,9 +60,8 @@ class Problem(NamedTuple):
     where: str
     what: str
 
-
-# A body of a named tuple holds fields only.
-Problem.__module__ = "ingot"
+    def __reduce__(self) -> tuple[Any, ...]:
+        return reduced(self)
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -78,8 +77,6 @@ class Check(Report):
     problems : tuple of Problem
         Each with ``kind``, ``where`` and ``what``.
     """
-
-    __module__ = "ingot"
 
     source: str
     tensors: int

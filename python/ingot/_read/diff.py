@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 from contextlib import closing
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ingot import _native
 from ingot._base.keys import NamedTensors, checked_keys, select
 from ingot._base.options import Loading, takes
 from ingot._base.progress import telling
-from ingot._base.report import Report
+from ingot._base.report import Report, reduced
 from ingot._base.text import plural
 from ingot._native import TensorInfo
 from ingot.typing import Keys, ReadOptions, Source
@@ -47,9 +47,8 @@ class Distance(NamedTuple):
     relative_l2: float | None
     cosine: float | None
 
-
-# A body of a named tuple holds fields only.
-Distance.__module__ = "ingot"
+    def __reduce__(self) -> tuple[Any, ...]:
+        return reduced(self)
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -67,8 +66,6 @@ class Diff(Report):
     values : dict of str to Distance or None
         Tensors of one shape whose values differ; None if values were not compared.
     """
-
-    __module__ = "ingot"
 
     tensors: dict[str, tuple[TensorInfo | None, TensorInfo | None]]
     metadata: dict[str, tuple[str | None, str | None]]

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from ingot import _native
 from ingot._base.checks import checked_progress, is_path
 from ingot._base.progress import telling
-from ingot._base.report import Report
+from ingot._base.report import Report, reduced
 from ingot._base.text import _escaped, _quoted, first_lines, plural
 from ingot.errors import IntegrityError, OptionError
 from ingot.typing import Progress, Source, StorageOptions
@@ -158,9 +158,8 @@ class Mismatch(NamedTuple):
     expected: str
     found: str
 
-
-# A body of a named tuple holds fields only.
-Mismatch.__module__ = "ingot"
+    def __reduce__(self) -> tuple[Any, ...]:
+        return reduced(self)
 
 
 class Compared(NamedTuple):
@@ -170,9 +169,8 @@ class Compared(NamedTuple):
     found: str
     same: bool
 
-
-# A body of a named tuple holds fields only.
-Compared.__module__ = "ingot"
+    def __reduce__(self) -> tuple[Any, ...]:
+        return reduced(self)
 
 
 @dataclass(frozen=True, repr=False)
@@ -205,8 +203,6 @@ class Verification(Report):
         together: tensors in the order of the files, `algorithm` None where they have several, and `modelspec`
         None, since it speaks of one file. Empty for one file.
     """
-
-    __module__ = "ingot"
 
     ok: bool
     algorithm: str | None = None

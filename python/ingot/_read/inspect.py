@@ -56,7 +56,6 @@ CONFIG_NBYTES = 10_000_000
 class FileMetadata(Report):
     """The header of one file."""
 
-    __module__ = "ingot"
 
     #: The text that is stored beside the tensors. Empty where there is none.
     metadata: dict[str, str]
@@ -70,7 +69,6 @@ class FileMetadata(Report):
 class RepoMetadata(Report):
     """The headers of a model, in one file or in many. `ingot.inspect` returns it."""
 
-    __module__ = "ingot"
 
     #: The metadata of the file, or of the index, whose values may be any JSON. None if there is none.
     metadata: dict[str, Any] | None = field(repr=False)
@@ -107,9 +105,6 @@ class RepoMetadata(Report):
             return self.__dict__[name]
         except KeyError:
             raise AttributeError(f"RepoMetadata has no attribute {name!r}", name=name, obj=self) from None
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return RepoMetadata, tuple(getattr(self, one.name) for one in fields(self))
 
     def _repr_html_(self) -> str:
         """What a notebook shows: the tensors as a folded tree, each with its dtype, shape and parameters."""

@@ -68,7 +68,9 @@ class _WithAliases:
 
     def info(self, name: str) -> TensorInfo:
         stored = self._checkpoint.info(self._others.get(name, name))
-        return TensorInfo(name, stored.dtype, stored.shape, stored.begin, stored.end, stored.parameter_count)
+        return TensorInfo(
+            name, stored.dtype, stored.shape, stored.begin, stored.end, stored.parameter_count
+        )
 
 
 class Selected(NamedTuple, Generic[Tensor]):

@@ -49,8 +49,6 @@ class TensorStats(Report):
         A histogram: the number of values in each of the equal parts of the range from `min` to `max`.
     """
 
-    __module__ = "ingot"
-
     dtype: str
     count: int
     min: int | float | None
@@ -76,8 +74,6 @@ class Stats(Report):
     unread : dict of str to str
         Tensors of dtypes whose values have no settled layout (those of 6 bits), each with its dtype.
     """
-
-    __module__ = "ingot"
 
     tensors: dict[str, TensorStats]
     unread: dict[str, str]

@@ -61,8 +61,6 @@ class Cast(Report):
         Bytes of their values.
     """
 
-    __module__ = "ingot"
-
     destination: str
     dtype: str
     cast: tuple[str, ...]

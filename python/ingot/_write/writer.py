@@ -102,8 +102,6 @@ class Writer:
     ...     writer.commit()
     """
 
-    __module__ = "ingot"
-
     __slots__ = ("__weakref__", "_path", "_writer")
 
     def __init__(

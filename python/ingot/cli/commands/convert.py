@@ -113,9 +113,7 @@ def _tell(screen: Screen, done: Conversion) -> None:
     what = f"{plural(done.tensors, 'tensor')}, {nbytes(done.nbytes)}{cast}{compared}"
     screen.say(f"wrote {shown(done.destination)}: {FORMATS[done.source_format].title}, {what}")
     if done.prefix:
-        screen.say(
-            f"all names begin with {shown(done.prefix)} (--strip-prefix {shown(done.prefix)} removes it)"
-        )
+        screen.say(f"all names begin with {shown(done.prefix)} (--strip-prefix {shown(done.prefix)} removes it)")
     rows = [("shared", name, first) for name, first in done.shared.items()]
     rows += [("left out", one.name, f"{one.kind} {one.value}".rstrip()) for one in done.left_out]
     if rows and not screen.quiet:
