@@ -37,7 +37,8 @@ from .errors import (
     TensorNotFoundError,
 )
 
-TYPE_CHECKING = False
+# For jedi, which reads it as False without the annotation.
+TYPE_CHECKING: bool = False
 if TYPE_CHECKING:
     from typing import Any
 

@@ -24,6 +24,8 @@ class Report:
 
     # In `ingot`, for pickles; by default the name of the class.
     _path = ""
+    # `TensorInfo` has no fields of its own to be checked.
+    __pydantic_config__ = {"arbitrary_types_allowed": True}  # noqa: RUF012
 
     def __repr__(self) -> str:
         # Imported here: handles use `restored` only.

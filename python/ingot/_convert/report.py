@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from ingot._base.report import Report
 from ingot._base.text import nbytes, plural
 
-if TYPE_CHECKING:
-    from .others import LeftOut
+from .others import LeftOut
 
 
 @dataclass(frozen=True, slots=True, repr=False)

@@ -12,22 +12,18 @@ from ingot._base.progress import telling
 from ingot._base.report import Report, reduced
 from ingot._base.text import _escaped, _quoted, first_lines, plural
 from ingot.errors import IntegrityError, OptionError
-from ingot.typing import Progress, Source, StorageOptions
+from ingot.typing import Algorithm, Progress, Source, StorageOptions
 
 from .door import open_checkpoint, resolved
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from ingot.typing import Path
-
-    Hasher = str | Callable[[bytes], Any]
+    from ingot.typing import Hasher, Path
 
 
 def hash(
     source: Source,
-    algorithm: str = "sha256",
+    algorithm: Algorithm = "sha256",
     *,
     progress: Progress = False,
     storage_options: StorageOptions | None = None,

@@ -8,7 +8,7 @@ import stat
 from collections.abc import Mapping
 from concurrent.futures import CancelledError, ThreadPoolExecutor
 from contextlib import closing
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from functools import partial
 from threading import Event
 from typing import Any, Literal, NamedTuple, Unpack

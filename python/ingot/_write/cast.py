@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import dataclass
 from math import prod
@@ -34,7 +35,7 @@ from .rearrange import KEPT
 from .save import rendered
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator
 
     from ingot._native import Checkpoint, TensorInfo
 

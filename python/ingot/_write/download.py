@@ -8,10 +8,7 @@ from ingot import _native
 from ingot._base.checks import checked_progress, checked_threads, is_durable
 from ingot._base.progress import telling
 from ingot._base.report import reduced
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from ingot.typing import Path, Progress, StorageOptions
+from ingot.typing import Path, Progress, StorageOptions
 
 
 class Download(NamedTuple):
