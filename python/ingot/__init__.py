@@ -37,7 +37,8 @@ from .errors import (
     TensorNotFoundError,
 )
 
-TYPE_CHECKING = False
+# For jedi, which reads it as False without the annotation.
+TYPE_CHECKING: bool = False
 if TYPE_CHECKING:
     from typing import Any
 
@@ -51,14 +52,18 @@ if TYPE_CHECKING:
     from ._base.keys import glob
     from ._convert import Conversion, convert
     from ._native import TensorInfo
+    from ._read.check import Check, check
+    from ._read.diff import Diff, diff
     from ._read.digest import Verification, hash, verify
     from ._read.handle import open, safe_open, warm
     from ._read.inspect import FileMetadata, RepoMetadata, inspect, inspect_async
     from ._read.loader import PrefetchLoader
     from ._read.part import TensorSlice
     from ._read.source import Ranges
+    from ._read.stats import Stats, stats
     from ._view.notebook import View, view
     from ._write.background import SaveFuture
+    from ._write.cast import Cast, cast
     from ._write.download import Download, download
     from ._write.edit import replace_tensor, update_metadata
     from ._write.rearrange import merge, rewrite, split
@@ -69,12 +74,15 @@ if TYPE_CHECKING:
 
 # Without the modules for frameworks: what asks for all names, as `help` and `import *` do, would import them.
 __all__ = [
+    "Cast",
+    "Check",
     "CheckpointError",
     "ClosedError",
     "Conversion",
     "ConversionError",
     "DestinationError",
     "DeviceError",
+    "Diff",
     "Download",
     "DtypeError",
     "FileMetadata",
@@ -91,6 +99,7 @@ __all__ = [
     "SaveFuture",
     "SharedMemoryError",
     "SliceError",
+    "Stats",
     "StorageError",
     "StorageOptions",
     "TensorInfo",
@@ -100,8 +109,11 @@ __all__ = [
     "View",
     "Writer",
     "__version__",
+    "cast",
+    "check",
     "convert",
     "deserialize",
+    "diff",
     "download",
     "errors",
     "glob",
@@ -118,6 +130,7 @@ __all__ = [
     "serialize",
     "serialize_file",
     "split",
+    "stats",
     "update_metadata",
     "verify",
     "view",
@@ -126,7 +139,10 @@ __all__ = [
 
 # Imported when they are first used. `import ingot` alone takes nothing of the standard library.
 _LATER = {
+    "Cast": "_write.cast",
+    "Check": "_read.check",
     "Conversion": "_convert",
+    "Diff": "_read.diff",
     "Download": "_write.download",
     "FileMetadata": "_read.inspect",
     "PrefetchLoader": "_read.loader",
@@ -136,12 +152,16 @@ _LATER = {
     "SaveFuture": "_write.background",
     "Verification": "_read.digest",
     "View": "_view.notebook",
+    "Stats": "_read.stats",
     "StorageOptions": "typing",
     "TensorInfo": "_native",
     "TensorSlice": "_read.part",
     "Writer": "_write.writer",
+    "cast": "_write.cast",
+    "check": "_read.check",
     "convert": "_convert",
     "deserialize": "_write.serialize",
+    "diff": "_read.diff",
     "download": "_write.download",
     "glob": "_base.keys",
     "hash": "_read.digest",
@@ -156,15 +176,21 @@ _LATER = {
     "serialize": "_write.serialize",
     "serialize_file": "_write.serialize",
     "split": "_write.rearrange",
+    "stats": "_read.stats",
     "update_metadata": "_write.edit",
     "verify": "_read.digest",
     "view": "_view.notebook",
     "warm": "_read.handle",
     # Parts of what others give, under the names by which they are pickled.
     "Compared": "_read.digest",
+    "Distance": "_read.diff",
+    "Finding": "_write.repair",
     "LeftOut": "_convert",
     "Mismatch": "_read.digest",
     "ModelDownload": "_write.download",
+    "Problem": "_read.check",
+    "TensorStats": "_read.stats",
+    "restored": "_base.report",
 }
 
 

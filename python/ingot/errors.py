@@ -30,6 +30,9 @@ from __future__ import annotations
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
+else:
+    # For `typing.get_type_hints`: this module imports nothing.
+    Any = object
 
 __all__ = [
     "CheckpointError",

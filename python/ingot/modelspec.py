@@ -27,6 +27,8 @@ from datetime import datetime
 from typing import Any, Literal, NamedTuple, Unpack
 
 from ._base.options import Loading, takes
+from ._base.report import Report
+from ._base.text import brief
 from ._read.door import open_checkpoint
 from .typing import HeaderOptions, Source
 
@@ -45,13 +47,15 @@ Severity = Literal["error", "warning", "note"]
 _PREFIX = "modelspec."
 
 
-@dataclass(frozen=True, kw_only=True)
-class ModelSpec:
+@dataclass(frozen=True, kw_only=True, repr=False)
+class ModelSpec(Report):
     """What ModelSpec says of one file. A key that the file lacks is None.
 
     Every field is the text that stands in the file under ``modelspec.`` and its name, unchanged. `other`
     holds the ``modelspec.`` keys that version 1.0.1 does not know, without the prefix.
     """
+
+    _path = "modelspec.ModelSpec"
 
     sai_model_spec: str | None = None
     architecture: str | None = None
@@ -314,26 +318,26 @@ def _malformed(spec: ModelSpec) -> Iterable[Finding]:
 
 def _version(text: str) -> Iterable[Fault]:
     if not re.fullmatch(r"\d+\.\d+\.\d+", text):
-        yield "error", f"must be a version such as {VERSION!r}, found {text!r}"
+        yield "error", f"must be a version such as {VERSION!r}, found {brief(text)}"
     elif text not in ("1.0.0", VERSION):
         yield "note", f"is version {text}, judged here by {VERSION}"
 
 
 def _architecture(text: str) -> Iterable[Fault]:
     if not re.fullmatch(r"[a-z0-9.+_-]+(/[a-z0-9.+_-]+)?", text):
-        yield "warning", f"should be an identifier such as 'stable-diffusion-v1/lora', found {text!r}"
+        yield "warning", f"should be an identifier such as 'stable-diffusion-v1/lora', found {brief(text)}"
 
 
 def _resolution(text: str) -> Iterable[Fault]:
     if not re.fullmatch(r"[1-9]\d*x[1-9]\d*", text):
-        yield "error", f"must be width, 'x' and height, such as '1024x1024', found {text!r}"
+        yield "error", f"must be width, 'x' and height, such as '1024x1024', found {brief(text)}"
 
 
 def _date(text: str) -> Iterable[Fault]:
     try:
         datetime.fromisoformat(text)
     except ValueError:
-        yield "error", f"must be a date by ISO 8601, such as '2024-06-03', found {text!r}"
+        yield "error", f"must be a date by ISO 8601, such as '2024-06-03', found {brief(text)}"
 
 
 def _hash(text: str) -> Iterable[Fault]:
@@ -343,23 +347,23 @@ def _hash(text: str) -> Iterable[Fault]:
 
 def _boolean(text: str) -> Iterable[Fault]:
     if text not in ("true", "false"):
-        yield "error", f"must be 'true' or 'false', found {text!r}"
+        yield "error", f"must be 'true' or 'false', found {brief(text)}"
 
 
 def _prediction(text: str) -> Iterable[Fault]:
     if text not in ("epsilon", "v"):
-        yield "warning", f"should be 'epsilon' or 'v', found {text!r}"
+        yield "warning", f"should be 'epsilon' or 'v', found {brief(text)}"
 
 
 def _timesteps(text: str) -> Iterable[Fault]:
     match = re.fullmatch(r"(\d+),\s*(\d+)", text)
     if match is None or int(match[1]) > int(match[2]):
-        yield "error", f"must be the first and the last step, such as '0,999', found {text!r}"
+        yield "error", f"must be the first and the last step, such as '0,999', found {brief(text)}"
 
 
 def _layer(text: str) -> Iterable[Fault]:
     if not re.fullmatch(r"-?\d+", text):
-        yield "error", f"must be an integer, found {text!r}"
+        yield "error", f"must be an integer, found {brief(text)}"
 
 
 THUMBNAIL_SIDE = 256

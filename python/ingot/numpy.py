@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import lru_cache
 from sys import modules
-from typing import overload
+from typing import Any, Literal, overload
+
+import ingot
 
 from . import _native
 from ._adapters.face import Whole
@@ -17,7 +20,7 @@ from ._read import load as _load
 from ._read.faults import misfit
 from ._write.save import boxes
 from .errors import DtypeError, OptionError, SaveError
-from .typing import LoadOptions, SaveOptions
+from .typing import Buffer, Format, Hasher, LoadOptions, Path, SaveOptions, Source, Writable
 
 try:
     import numpy
@@ -26,27 +29,24 @@ except ModuleNotFoundError as error:
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-    from typing import Any, Literal
+    from collections.abc import Callable
 
-    from typing_extensions import Buffer, Unpack
+    from typing_extensions import Unpack
 
     from ._native import Checkpoint
-    from ._read.digest import Hasher
     from ._read.load import Memory
     from ._read.reads import Reads
     from ._read.select import Wanted
     from ._write.background import SaveFuture
     from ._write.save import Box
-    from .typing import Format, Path, Source, Writable
-
-    Array = numpy.ndarray[Any, numpy.dtype[Any]]
 
 
 __all__ = ["load", "load_file", "save", "save_file", "save_with_checksum"]
 
 # Header code to what NumPy makes a dtype of.
 DTYPES = TYPE_STRINGS
+Array = numpy.ndarray[Any, numpy.dtype[Any]]
+
 # Header code to the name in ml_dtypes, which has the others and is imported when a file needs it.
 ML_DTYPES = {code: name for code, name in NAMES.items() if code not in DTYPES} | {"F4": F4_LOOSE}
 _PLAIN = {numpy.dtype(dtype): code for code, dtype in DTYPES.items()}
@@ -231,7 +231,7 @@ def save_file(
     *,
     background: bool = False,
     **options: Unpack[SaveOptions],
-) -> SaveFuture | None:
+) -> ingot.SaveFuture | None:
     """Save arrays to a file.
 
     Parameters

@@ -9,6 +9,7 @@ from typing import Any, Literal, Protocol, TypedDict
 from ._native import TensorInfo
 
 __all__ = [
+    "Algorithm",
     "Align",
     "CheckOptions",
     "Checksum",
@@ -17,6 +18,7 @@ __all__ = [
     "Dtype",
     "Format",
     "Glob",
+    "Hasher",
     "HeaderOptions",
     "Keys",
     "LoadOptions",
@@ -102,6 +104,15 @@ Align = Literal[8, 64, 4096]
 Checksum = Literal["blake3", "sha256", "xxh3", "xxh3_128", "modelspec"]
 #: Those to keep in a file: one or several; True is ``"blake3"``, False and None are none.
 Checksums = bool | Checksum | Sequence[Checksum] | None
+
+
+#: A hash of `ingot.hash`; others are names of `hashlib.new`.
+Algorithm = Literal[
+    "sha256", "blake3", "xxh3", "xxh3_128", "autov1", "autov2", "autov3", "sshs_legacy", "modelspec", "md5", "sha1",
+    "sha224", "sha384", "sha512", "sha3_224", "sha3_256", "sha3_384", "sha3_512", "blake2b", "blake2s",
+]  # fmt: skip
+#: A hash by its name, or a callable that returns one of hashlib's objects of some bytes.
+Hasher = Algorithm | Callable[[bytes], Any]
 
 
 class Writable(Protocol):

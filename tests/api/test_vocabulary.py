@@ -63,6 +63,16 @@ OTHERWISE = {
         "ingot.mlx.*": "mlx has one memory",
         "ingot.paddle.*": "None is the CPU, as upstream has it",
     },
+    "dtype": {
+        "ingot.cast": "there is no default",
+    },
+    "keys": {
+        "ingot.safe_open.get_tensors": "positional: nothing else is given",
+        "ingot.safe_open.warm": "positional: nothing else has to be given",
+    },
+    "other": {
+        "ingot.view": "None is no second file",
+    },
     "filename": {
         "*.save_*": "what is written to has a `write`, what is read from a `read`",
         "ingot.serialize_file": "as for save_file",
@@ -75,15 +85,12 @@ OTHERWISE = {
         "ingot.serialize": "bytes have no name that decides the format",
         "*.save_with_checksum": "bytes have no name that decides the format",
     },
-    "keys": {
-        "ingot.safe_open.get_tensors": "positional, as the name for get_tensor",
-        "ingot.safe_open.warm": "positional, as for get_tensors",
-    },
     "max_shard_size": {
         "ingot.convert": "None is one file",
     },
     "metadata": {
         "ingot.convert": "added to that of the source, since formats have some that no tensor file has",
+        "ingot.cast": "by default that of the source",
         "ingot.merge": "by default that of the source",
         "ingot.rewrite": "by default that of the source",
         "ingot.split": "by default that of the source",

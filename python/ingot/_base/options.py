@@ -165,6 +165,9 @@ def takes(options: type, **defaults: Any) -> Callable[[Function], Function]:
         ]
         whole: Any = function
         whole.__signature__ = shown.replace(parameters=own + parameters)
+        # As forward references, which know the module in which they are resolved.
+        whole.__annotations__.pop("options", None)
+        whole.__annotations__ |= {name: options.__annotations__[name] for name in names}
         # Empty if Python runs without docstrings.
         before, marked, rest = cleandoc(function.__doc__ or "").partition("**options\n")
         _, _, after = rest.partition("\n")

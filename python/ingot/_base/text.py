@@ -2,6 +2,13 @@
 
 from __future__ import annotations
 
+from itertools import islice
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from typing import Any
+
 _INVISIBLE = (
     (0xAD, 0xAD),
     (0x34F, 0x34F),
@@ -23,6 +30,10 @@ _INVISIBLE = (
     (0xE0000, 0xE0FFF),
 )
 _LONGEST_NAME = 200
+# Of what `brief` shows: items of a collection, characters of a text, and characters of all.
+_MOST_ITEMS = 3
+_LONGEST_TEXT = 60
+_LONGEST_VALUE = 400
 
 
 class _Escapes(dict[int, "str | int"]):
@@ -76,3 +87,34 @@ def scaled(number: float, units: tuple[str, ...], gap: str) -> str:
 def plural(number: int, noun: str) -> str:
     """``1 tensor``, ``2 tensors``."""
     return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
+
+
+def brief(value: object) -> str:
+    """Return the repr of a value; of a long text or collection the beginning and the length."""
+    if isinstance(value, (str, bytes)) and len(value) > _LONGEST_TEXT:
+        unit = "characters" if isinstance(value, str) else "bytes"
+        return f"{value[:_LONGEST_TEXT]!r}… ({len(value):,} {unit})"
+    shown = _items(value) if type(value) in _BRACKETS else repr(value)
+    return shown if len(shown) <= _LONGEST_VALUE else f"{shown[:_LONGEST_VALUE]}…"
+
+
+_BRACKETS: dict[type, str] = {list: "[]", tuple: "()", dict: "{}", set: "{}", frozenset: "{}"}
+
+
+def _items(value: Any) -> str:
+    first = islice(value.items() if isinstance(value, dict) else value, _MOST_ITEMS)
+    shown = [f"{brief(one[0])}: {brief(one[1])}" if isinstance(value, dict) else brief(one) for one in first]
+    if len(value) > _MOST_ITEMS:
+        shown.append(f"… {len(value) - _MOST_ITEMS:,} more")
+    if type(value) is tuple and len(value) == 1:
+        shown.append("")
+    brackets = _BRACKETS[type(value)]
+    return f"{brackets[0]}{', '.join(shown).rstrip()}{brackets[1]}"
+
+
+def first_lines(lines: Sequence[str], most: int = 10) -> str:
+    """Return the first lines, and the number of the others."""
+    shown = [line if len(line) <= _LONGEST_VALUE else f"{line[:_LONGEST_VALUE]}…" for line in lines[:most]]
+    if len(lines) > most:
+        shown.append(f"… and {len(lines) - most:,} more")
+    return "\n".join(shown)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from os import fsdecode
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from ingot._base.checks import Existing, checked_progress, float_code, is_durable, is_path, texts
 from ingot._base.keys import checked_keys, shared_prefix
@@ -14,6 +15,7 @@ from ingot._native import is_url, local_path, shown_url
 from ingot._read import door
 from ingot._read.source import shown
 from ingot.errors import OptionError
+from ingot.typing import Dtype, Keys, Path, Progress, Source, StorageOptions
 
 from .destination import Destination
 from .fetched import copied, fetched, sweep
@@ -29,10 +31,9 @@ from .verify import verify as verified
 from .write import Ending, check_npz, code_in, write_native, write_npz
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-    from typing import Literal
+    from collections.abc import Sequence
 
-    from ingot.typing import Dtype, Keys, Path, Progress, Source, StorageOptions, Tell
+    from ingot.typing import Tell
 
     from .runs import Moved
     from .source import Contents, Entry

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from ingot._base.report import Report
+
 from .refusal import refused
 
 if TYPE_CHECKING:
@@ -35,8 +37,8 @@ class Plain:
         self.kind, self.text = kind, text
 
 
-@dataclass(frozen=True, slots=True)
-class LeftOut:
+@dataclass(frozen=True, slots=True, repr=False)
+class LeftOut(Report):
     """Something in the source that is no tensor, and that the new file does not have.
 
     Attributes
@@ -48,8 +50,6 @@ class LeftOut:
     value : str
         What it says, cut where it is long; empty for what has no short form.
     """
-
-    __module__ = "ingot"
 
     name: str
     kind: str

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
+from ingot._base.report import Report
 from ingot._base.text import nbytes, plural
 
-if TYPE_CHECKING:
-    from .others import LeftOut
+from .others import LeftOut
 
 
-@dataclass(frozen=True, slots=True)
-class Conversion:
+@dataclass(frozen=True, slots=True, repr=False)
+class Conversion(Report):
     """What `ingot.convert` did.
 
     Attributes
@@ -42,8 +41,6 @@ class Conversion:
         The prefix that programs put before all names of the new file, such as ``module.``, or an empty str.
         `strip_prefix` removes it.
     """
-
-    __module__ = "ingot"
 
     source: str
     destination: str

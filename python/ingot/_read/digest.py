@@ -9,24 +9,21 @@ from typing import Any, NamedTuple
 from ingot import _native
 from ingot._base.checks import checked_progress, is_path
 from ingot._base.progress import telling
-from ingot._base.text import _escaped, _quoted, plural
+from ingot._base.report import Report, reduced
+from ingot._base.text import _escaped, _quoted, first_lines, plural
 from ingot.errors import IntegrityError, OptionError
-from ingot.typing import Progress, Source, StorageOptions
+from ingot.typing import Algorithm, Progress, Source, StorageOptions
 
 from .door import open_checkpoint, resolved
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from ingot.typing import Path
-
-    Hasher = str | Callable[[bytes], Any]
+    from ingot.typing import Hasher, Path
 
 
 def hash(
     source: Source,
-    algorithm: str = "sha256",
+    algorithm: Algorithm = "sha256",
     *,
     progress: Progress = False,
     storage_options: StorageOptions | None = None,
@@ -157,9 +154,8 @@ class Mismatch(NamedTuple):
     expected: str
     found: str
 
-
-# A body of a named tuple holds fields only.
-Mismatch.__module__ = "ingot"
+    def __reduce__(self) -> tuple[Any, ...]:
+        return reduced(self)
 
 
 class Compared(NamedTuple):
@@ -169,13 +165,12 @@ class Compared(NamedTuple):
     found: str
     same: bool
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return reduced(self)
 
-# A body of a named tuple holds fields only.
-Compared.__module__ = "ingot"
 
-
-@dataclass(frozen=True)
-class Verification:
+@dataclass(frozen=True, repr=False)
+class Verification(Report):
     """What the digests of a file say of it. `verify` makes them.
 
     Attributes
@@ -205,8 +200,6 @@ class Verification:
         None, since it speaks of one file. Empty for one file.
     """
 
-    __module__ = "ingot"
-
     ok: bool
     algorithm: str | None = None
     checked: int = 0
@@ -225,19 +218,23 @@ class Verification:
         # Imported here: it is for notebooks.
         from ingot._base.html import page, table
 
-        first, *rest = str(self).split("\n")
+        first, *rest = self._lines()
         return page(first, (), table([line] for line in rest))
 
     def __str__(self) -> str:
-        """One line that says whether all is well, and one for each fault."""
+        """One line that says whether all is well, and one for each of the first faults."""
+        return first_lines(self._lines())
+
+    def _lines(self) -> list[str]:
+        """Return the line that says whether all is well, and one for each fault."""
         lines = [f"{'ok' if self.ok else 'NOT ok'}: {self.checked} tensors checked"]
         if self.algorithm is not None:
             lines[0] += f" by {self.algorithm}"
         if self.shards:
             lines[0] += f" in {len(self.shards)} files"
             for name, report in self.shards.items():
-                lines += [f"{_escaped(name)}: {line}" for line in str(report).splitlines()[report.ok :]]
-            return "\n".join(lines)
+                lines += [f"{_escaped(name)}: {line}" for line in report._lines()[report.ok :]]
+            return lines
         for what, pair in (("modelspec.hash_sha256", self.modelspec), ("the file", self.file)):
             if pair is not None and pair.same:
                 lines[0] += f", {what} is as expected"
@@ -246,7 +243,7 @@ class Verification:
             lines[0] += f", the file keeps no digest of its {len(self.unchecked)} tensors"
         else:
             lines += [f"tensor {_quoted(name)}: has no digest" for name in self.unchecked]
-        return "\n".join(lines)
+        return lines
 
     def _faults(self) -> list[str]:
         """Return a sentence for each digest that differs and each tensor that is missing."""

@@ -11,6 +11,7 @@ from ingot._base.checks import checked_ahead, checked_threads, is_path, leniency
 from ingot._base.frameworks import adapter
 from ingot._base.keys import checked_keys, select
 from ingot._base.options import check_names, takes
+from ingot._base.report import restored
 from ingot._base.text import _escaped, nbytes, plural
 from ingot._native import Checkpoint, Gpu, TensorInfo, in_natural_order, why_pageable
 from ingot.errors import ClosedError, HeaderError, TensorNotFoundError
@@ -150,8 +151,6 @@ class safe_open(Mapping[str, Value]):
     say. A shard that is missing raises `FileNotFoundError` when it is first needed, with its URL. On the Hub
     all shards are of the commit that the index was of.
     """
-
-    __module__ = "ingot"
 
     __slots__ = ("__weakref__", "_adapter", "_arguments", "_checkpoint", "_given", "_move")
 
@@ -676,15 +675,16 @@ class safe_open(Mapping[str, Value]):
     def _again(self) -> Again | None:
         """What opens it again, wherever that is; None where nothing does."""
         # Of a URL with all that opens it: tokens and keys go along.
-        return type(self)._reopen, (again_by(self._given, self.path), *self._arguments)
+        arguments = (again_by(self._given, self.path), *self._arguments)
+        if type(self) is safe_open:
+            return restored, ("safe_open._reopen", arguments)
+        return type(self)._reopen, arguments
 
     @property
     def _origin(self) -> tuple[str | None, StorageOptions | None]:
         """The path or URL, None for an object, and the storage options that the handle was opened with."""
         place = again_by(self._given, self.path)
         return fsdecode(place) if is_path(place) else None, self._arguments[6]
-
-    # By methods of the class, so that a pickle names nothing but `ingot.safe_open`.
 
     @classmethod
     def _reopen(

@@ -8,13 +8,14 @@ import stat
 from collections.abc import Mapping
 from concurrent.futures import CancelledError, ThreadPoolExecutor
 from contextlib import closing
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from functools import partial
 from threading import Event
 from typing import Any, Literal, NamedTuple, Unpack
 
 from ingot._base.checks import is_path, one_of
 from ingot._base.options import Loading, takes
+from ingot._base.report import Report
 from ingot._base.text import _escaped, plural
 from ingot._native import (
     Checkpoint,
@@ -51,11 +52,9 @@ CONFIG = "config.json"
 CONFIG_NBYTES = 10_000_000
 
 
-@dataclass(slots=True)
-class FileMetadata:
+@dataclass(slots=True, repr=False)
+class FileMetadata(Report):
     """The header of one file."""
-
-    __module__ = "ingot"
 
     #: The text that is stored beside the tensors. Empty where there is none.
     metadata: dict[str, str]
@@ -65,11 +64,9 @@ class FileMetadata:
     parameter_count: dict[str, int]
 
 
-@dataclass
-class RepoMetadata:
+@dataclass(repr=False)
+class RepoMetadata(Report):
     """The headers of a model, in one file or in many. `ingot.inspect` returns it."""
-
-    __module__ = "ingot"
 
     #: The metadata of the file, or of the index, whose values may be any JSON. None without metadata.
     metadata: dict[str, Any] | None = field(repr=False)
@@ -106,9 +103,6 @@ class RepoMetadata:
             return self.__dict__[name]
         except KeyError:
             raise AttributeError(f"RepoMetadata has no attribute {name!r}", name=name, obj=self) from None
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return RepoMetadata, tuple(getattr(self, one.name) for one in fields(self))
 
     def _repr_html_(self) -> str:
         """What a notebook shows: the tensors as a folded tree, each with its dtype, shape and parameters."""

@@ -41,8 +41,6 @@ class PrefetchLoader(Generic[Value]):
     of a ``with``. It outlives its handle, and may be used from many threads at once.
     """
 
-    __module__ = "ingot"
-
     __slots__ = ("__weakref__", "_checkpoint", "_move", "_planned", "_stream", "_wrap")
 
     def __init__(

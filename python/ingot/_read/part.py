@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, Generic
 
 from ingot._base.frameworks import adapter as adapter_of
+from ingot._base.report import restored
 from ingot._base.text import _quoted
 
 from .load import Value, part
@@ -35,7 +36,6 @@ class TensorSlice(Generic[Value]):
     """
 
     # Where it is found by its name, as a pickle looks for it.
-    __module__ = "ingot"
 
     __slots__ = ("_adapter", "_again", "_checkpoint", "_info", "_move")
 
@@ -144,9 +144,8 @@ class TensorSlice(Generic[Value]):
         return found
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return TensorSlice._opened, (*known(self._again()), self._info.name)
+        return restored, ("TensorSlice._opened", (*known(self._again()), self._info.name))
 
-    # By a method of the class, so that a pickle names nothing but `ingot.TensorSlice`.
     @classmethod
     def _opened(cls, opens: Callable[..., Any], arguments: tuple[Any, ...], name: str) -> TensorSlice[Any]:
         opened: TensorSlice[Any] = opens(*arguments).get_slice(name)

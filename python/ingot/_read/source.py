@@ -19,6 +19,7 @@ from threading import Lock, Thread
 from typing import TYPE_CHECKING, Any, cast
 from weakref import WeakSet
 
+from ingot._base.report import restored
 from ingot._base.text import _escaped
 from ingot._native import shown_url
 from ingot.errors import ClosedError, OptionError, SafetensorError, StorageError
@@ -94,8 +95,6 @@ class Ranges:
     >>> tensors = ingot.numpy.load_file(ingot.Ranges(store, "model.safetensors"))  # doctest: +SKIP
     """
 
-    __module__ = "ingot"
-
     __slots__ = ("nbytes", "path", "store")
 
     def __init__(self, store: Any, path: str, *, nbytes: int | None = None) -> None:
@@ -117,6 +116,9 @@ class Ranges:
         self.store = store
         self.path = path
         self.nbytes = nbytes
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return restored, ("Ranges", (self.store, self.path), {"nbytes": self.nbytes})
 
     def __repr__(self) -> str:
         return f"ingot.Ranges({type(self.store).__name__}, {shown_url(self.path)!r})"

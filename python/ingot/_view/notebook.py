@@ -36,7 +36,6 @@ class View:
     """
 
     # The name by which users know it.
-    __module__ = "ingot"
 
     def __init__(self, server: Server | None, page: str | None, height: int) -> None:
         self._server, self._page, self._height = server, page, height

@@ -98,10 +98,6 @@ def _described(path: str, fault: BaseException) -> str:
     return text if _escaped(path) in text else f"{_escaped(path)}: {text}"
 
 
-# The name by which users know it.
-SaveFuture.__module__ = "ingot"
-
-
 class Line:
     """Calls functions in the order in which they came, on one thread that is there only while there are some.
 

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ingot import _native
 from ingot._base.checks import checked_progress, checked_threads, is_durable
 from ingot._base.progress import telling
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from ingot.typing import Path, Progress, StorageOptions
+from ingot._base.report import reduced
+from ingot.typing import Path, Progress, StorageOptions
 
 
 class Download(NamedTuple):
@@ -35,20 +33,17 @@ class Download(NamedTuple):
     fetched: int
     sha256: str | None
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return reduced(self)
+
     @property
     def files(self) -> tuple[Download, ...]:
         """The files: a model's shards in the order of their names, then its index; else just this one."""
         return (self,)
 
 
-# A body of a named tuple holds fields only.
-Download.__module__ = "ingot"
-
-
 class ModelDownload(Download):
     """A model of many files."""
-
-    __module__ = "ingot"
 
     _files: tuple[Download, ...] = ()
 

@@ -4,20 +4,16 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Iterable, Mapping
+from typing import Any, Literal
 
 from ingot import _native
 from ingot._base.checks import is_durable, texts
 from ingot._base.frameworks import payload
 from ingot._base.text import _quoted
+from ingot.typing import Path
 
 from .directory.lock import locked
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
-    from typing import Any, Literal
-
-    from ingot.typing import Path
 
 
 def update_metadata(

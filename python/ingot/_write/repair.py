@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from os import fsdecode
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ingot._base.checks import Existing, checked_progress, format_for
 from ingot._base.progress import telling
+from ingot._base.report import Report, reduced
 from ingot._base.text import _escaped, _quoted, nbytes, plural
 from ingot._native import local_path
 from ingot.errors import HeaderError
@@ -32,9 +33,12 @@ class Finding(NamedTuple):
     #: What was done, as the table in `repair` has it.
     done: str
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return reduced(self)
 
-@dataclass(frozen=True, slots=True)
-class Repair:
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Repair(Report):
     """What `ingot.repair` did.
 
     Attributes
@@ -51,8 +55,6 @@ class Repair:
         What was wrong, each with ``code``, ``tensor``, ``found`` and ``done``. Empty where the source breaks
         no rule; the new file holds the same then.
     """
-
-    __module__ = "ingot"
 
     source: str
     destination: str

@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from ingot import _native
 from ingot._base.checks import known_format, named, stored, texts
 from ingot._base.options import Saving, takes
 from ingot._base.text import _quoted
 from ingot.errors import SaveError
-from ingot.typing import SaveOptions
+from ingot.typing import Buffer, Format, Path, SaveOptions, Writable
 
 from .save import write_file
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-    from typing import Any
+    from collections.abc import Callable, Sequence
 
-    from typing_extensions import Buffer, Unpack
-
-    from ingot.typing import Format, Path, Writable
+    from typing_extensions import Unpack
 
 
 def serialize(

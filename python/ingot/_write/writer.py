@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
+from typing import Any, Literal, Self
 from weakref import WeakSet
 
 from ingot import _native
@@ -20,21 +22,19 @@ from ingot._base.checks import (
 from ingot._base.frameworks import payload
 from ingot._base.text import _escaped, _quoted
 from ingot.errors import ClosedError, OptionError, SaveError
+from ingot.typing import Align, Format, Path
 
 from .save import rendered
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-    from typing import Any, Literal, Self
-
-    from ingot.typing import Align, Format, Path
+    from collections.abc import Sequence
 
     from .save import Views
 
-    Index = Any
 
 _ALL = ...
+Index = Any
 ORPHANED = ("refuse", "finish")
 # Those of this process, which a fork of it has to let go of.
 _WRITERS: WeakSet[Writer] = WeakSet()
@@ -106,8 +106,6 @@ class Writer:
     ...         writer.write("wte", rows(first, first + 1000), index=slice(first, first + 1000))
     ...     writer.commit()
     """
-
-    __module__ = "ingot"
 
     __slots__ = ("__weakref__", "_path", "_writer")
 

@@ -148,7 +148,8 @@ def _carried_out(given: list[str]) -> int:
         return 2
     except click.UsageError as error:
         hint = f" (see `{error.ctx.command_path} --help`)" if error.ctx else ""
-        warn(one_line(error.format_message(), given) + hint)
+        # click lists choices on lines of their own.
+        warn(one_line(error.format_message().replace("\n\t", " "), given) + hint)
         return 2
     except click.ClickException as error:
         warn(one_line(error.format_message(), given))

@@ -21,9 +21,6 @@ from .writer import Writer
 
 __all__ = ["Reader", "Writer"]
 
-for _name in __all__:
-    globals()[_name].__module__ = __name__
-
 
 def __dir__() -> list[str]:
     return __all__

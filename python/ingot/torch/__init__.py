@@ -37,8 +37,9 @@ __all__ = [
 ]
 
 for _name in __all__:
-    # The name by which users know it: a pickle and `help` say no private one.
-    globals()[_name].__module__ = __name__
+    # The name by which users know a function. A class has the module in which its source is found.
+    if hasattr(globals()[_name], "__code__"):
+        globals()[_name].__module__ = __name__
 
 
 def __dir__() -> list[str]:

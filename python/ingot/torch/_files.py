@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import partial
-from typing import overload
+from typing import Any, Literal, overload
 
 import torch
 
+import ingot
 from ingot import _native
 from ingot._base.checks import known_format, one_of, texts
 from ingot._base.options import Loading, Saving, takes
@@ -17,7 +19,7 @@ from ingot._read.reads import PLAIN
 from ingot._read.select import Selected
 from ingot._write.save import rendered, write_file
 from ingot.errors import OptionError
-from ingot.typing import LoadOptions, SaveOptions
+from ingot.typing import Buffer, Device, Format, Hasher, LoadOptions, Path, SaveOptions, Source, Writable
 
 from ._copies import copied
 from ._devices import mover, widening
@@ -27,24 +29,21 @@ from ._payload import payload
 from ._shared import recorded, refuse_shared, restore, views_among
 from ._tensors import _export, _plain_ones, _tensors, at, refuse_strided, wrap
 
+Shared = Literal["error", "copy", "alias"]
+Contiguous = Literal["error", "copy"]
+Loaded = Literal["alias", "drop"]
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-    from typing import Any, Literal
+    from collections.abc import Callable
 
-    from typing_extensions import Buffer, Unpack
+    from typing_extensions import Unpack
 
     from ingot._native import Checkpoint
-    from ingot._read.digest import Hasher
     from ingot._read.moves import Move, Placement
     from ingot._read.reads import Reads
     from ingot._write.background import SaveFuture
     from ingot._write.save import Views
-    from ingot.typing import Device, Format, Path, Source, Writable
-
-    Shared = Literal["error", "copy", "alias"]
-    Contiguous = Literal["error", "copy"]
-    Loaded = Literal["alias", "drop"]
 
     class TorchSaveOptions(SaveOptions, total=False):
         shared: Shared
@@ -372,7 +371,7 @@ def save_file(
     contiguous: Contiguous = "copy",
     background: bool = False,
     **options: Unpack[SaveOptions],
-) -> SaveFuture | None:
+) -> ingot.SaveFuture | None:
     """Save tensors to a file.
 
     Parameters

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
 from ingot._base.checks import FLOATS
-from ingot._base.text import _escaped, _quoted
+from ingot._base.report import restored
+from ingot._base.text import _escaped, _quoted, brief
 from ingot._ranks.local import held, identity, is_distributed, whole_shape
 from ingot._ranks.placements import Part, in_elements
 from ingot._read.faults import in_file, misfit
@@ -24,7 +25,6 @@ from ._tensors import _CODES, not_plain, undisturbed, wrap
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
-    from typing import Any
 
     from ingot._native import Checkpoint, Destinations, Gpu
     from ingot._ranks.placements import Box
@@ -37,9 +37,11 @@ class IncompatibleKeys(NamedTuple):
     missing_keys: list[str]
     unexpected_keys: list[str]
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return restored, ("torch.IncompatibleKeys", tuple(self))
 
-# A body of a named tuple holds fields only.
-IncompatibleKeys.__module__ = "ingot.torch"
+    def __repr__(self) -> str:
+        return f"IncompatibleKeys(missing_keys={brief(self[0])}, unexpected_keys={brief(self[1])})"
 
 
 def slots(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from contextlib import contextmanager
 from functools import partial
+from typing import Literal, TypeAlias
 
 import torch
 
@@ -21,16 +22,15 @@ from ._into import IncompatibleKeys, read, slots, tensors_of
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-    from typing import Literal, TypeAlias
 
-    from torch.distributed import ProcessGroup
     from typing_extensions import Unpack
 
     from ingot._native import Checkpoint
     from ingot._read.reads import Reads
 
-    ReadOnce: TypeAlias = Literal["auto", "job", "node", False]
-    Target: TypeAlias = torch.nn.Module | Mapping[str, torch.Tensor]
+
+ReadOnce: TypeAlias = Literal["auto", "job", "node", False]
+Target: TypeAlias = torch.nn.Module | Mapping[str, torch.Tensor]
 
 READ_ONCE = ("auto", "job", "node")
 
@@ -42,7 +42,7 @@ def load_into(
     *,
     strict: bool = True,
     read_once: ReadOnce = "auto",
-    process_group: ProcessGroup | None = None,
+    process_group: torch.distributed.ProcessGroup | None = None,
     **options: Unpack[ReadOptions],
 ) -> IncompatibleKeys:
     """Load a file into the tensors of a module, without a second copy of them.
@@ -162,7 +162,7 @@ def _together(
     source: Source,
     strict: bool,
     read_once: ReadOnce,
-    process_group: ProcessGroup | None,
+    process_group: torch.distributed.ProcessGroup | None,
     asked: Callable[[], Loading],
 ) -> IncompatibleKeys:
     # Imported here: most loads are of one process.

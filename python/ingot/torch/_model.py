@@ -4,25 +4,24 @@ from __future__ import annotations
 
 import warnings
 from collections import defaultdict
+from collections.abc import Mapping
+from typing import Any
 
 import torch
 
 from ingot._base.options import check_names, takes
 from ingot._base.text import _quoted
 from ingot.errors import SharedMemoryError
-from ingot.typing import LoadOptions
+from ingot.typing import Device, LoadOptions, Path, Source, Writable
 
 from ._files import load_file, save_file
 from ._tensors import not_plain
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
-    from typing import Any
+    from collections.abc import Iterable
 
     from typing_extensions import Unpack
-
-    from ingot.typing import Device, Path, Source, Writable
 
 # Names in a message. The rest are counted.
 _SHOWN = 3

@@ -5,8 +5,11 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from functools import partial
-from typing import NamedTuple, overload
+from typing import Literal, NamedTuple, overload
 
+import torch
+
+import ingot
 from ingot._base.checks import Existing, is_durable, texts
 from ingot._base.options import Saving
 from ingot._base.text import _quoted
@@ -16,6 +19,7 @@ from ingot._write.directory.hidden import new_prefix
 from ingot._write.save import new_file, staging
 from ingot._write.shards import Place, index, nbytes, split, write
 from ingot.errors import OptionError, SaveError
+from ingot.typing import Checksums, Path, Snapshot
 
 from ._copies import copied
 from ._model import duplicate_names, storage_ptr, storage_size
@@ -25,13 +29,8 @@ from ._tensors import _export, _tensors, storable
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable
-    from typing import Literal
-
-    import torch
-    from torch.distributed import ProcessGroup
 
     from ingot._write.background import SaveFuture
-    from ingot.typing import Checksums, Path, Snapshot
 
 
 @overload
@@ -46,7 +45,7 @@ def save_sharded(
     overwrite: bool = False,
     replace_read_only: bool = False,
     checksums: Checksums = None,
-    process_group: ProcessGroup | None = None,
+    process_group: torch.distributed.ProcessGroup | None = None,
     background: Literal[True],
     snapshot: Snapshot = True,
 ) -> SaveFuture: ...
@@ -64,7 +63,7 @@ def save_sharded(
     overwrite: bool = False,
     replace_read_only: bool = False,
     checksums: Checksums = None,
-    process_group: ProcessGroup | None = None,
+    process_group: torch.distributed.ProcessGroup | None = None,
     background: Literal[False] = False,
     snapshot: Snapshot = True,
 ) -> None: ...
@@ -81,10 +80,10 @@ def save_sharded(
     overwrite: bool = False,
     replace_read_only: bool = False,
     checksums: Checksums = None,
-    process_group: ProcessGroup | None = None,
+    process_group: torch.distributed.ProcessGroup | None = None,
     background: bool = False,
     snapshot: Snapshot = True,
-) -> SaveFuture | None:
+) -> ingot.SaveFuture | None:
     """Save tensors to a directory, in several files where they are too large for one.
 
     The files, their names and the index are those of huggingface_hub's ``save_torch_state_dict``, byte
@@ -298,7 +297,9 @@ def _put_later(put: Callable[..., None], files: list[NewFile], snapshot: str | N
     return SAVES.put(lambda: put(write_last), future)
 
 
-def _save_together(asked: Callable[[], _Asked], process_group: ProcessGroup | None) -> SaveFuture | None:
+def _save_together(
+    asked: Callable[[], _Asked], process_group: torch.distributed.ProcessGroup | None
+) -> SaveFuture | None:
     """Save tensors that ranks hold parts of. All ranks call this. `asked` checks a rank's arguments."""
     # Imported here: most saves are of one process.
     from ingot._ranks.peers import Peers

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import click
 
-from ingot import _native
+from ingot._read.diff import Diff, diff
 from ingot.cli import arguments
-from ingot.cli.progress import Several, bar
+from ingot.cli.progress import bar
 from ingot.cli.screen import Screen, printing
-from ingot.cli.sources import Source, chosen, opened
 from ingot.cli.tables import Column
 from ingot.cli.wording import plural, real, shape
 
@@ -18,12 +17,10 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from ingot._native import Distance, TensorInfo
+    from ingot._native import TensorInfo
     from ingot.typing import Glob
 
-    # A sign, what it is about, the one and the other.
-    Difference = tuple[str, str, str, str]
-
+_SIGNS = {"only-a": "-", "only-b": "+", "differs": "~"}
 _COLUMNS = (Column(""), Column("name"), Column("A"), Column("B"))
 _VALUES = (
     Column(""),
@@ -46,102 +43,62 @@ def command(screen: Screen, a: str, b: str, values: bool, keys: Glob | None, dro
     cosine of the angle between the two. A NaN equals every other, and the greatest difference of integers is
     exact. The files are read in parallel, in little memory, and tensors of equal bytes are only compared.
     """
-    one, two = opened(a), opened(b)
-    # A name or pattern may match tensors of one file only.
-    both = {info.name: info for source in (one, two) for info in source.infos()}
-    names = {info.name for info in chosen(f"{a} and {b}", [*both.values()], keys, drop)}
-    tensors, metadata = list(_tensors(one, two, names)), list(_metadata(one, two))
-    distances = _distances(screen, one, two, names) if values else {}
+    with bar(screen, "Comparing") as tell:
+        found = diff(a, b, values=values, keys=keys, drop=drop, progress=tell)
     if screen.as_json:
-        screen.answer(_described(tensors, metadata, distances, values))
+        screen.answer(_described(found))
     if not screen.quiet:
-        _print(screen, tensors, metadata, distances, values)
-    return 1 if tensors or metadata or distances else 0
+        _print(screen, found)
+    return 0 if found.equal else 1
 
 
-def _print(
-    screen: Screen,
-    tensors: list[Difference],
-    metadata: list[Difference],
-    distances: dict[str, Distance],
-    values: bool,
-) -> None:
-    rows = tensors + [(sign, f"metadata: {key}", one, two) for sign, key, one, two in metadata]
+def _print(screen: Screen, found: Diff) -> None:
+    rows = [(_SIGNS[kind], name, *texts) for kind, name, *texts in _tensors(found)]
+    rows += [(_SIGNS[kind], f"metadata: {key}", *texts) for kind, key, *texts in _metadata(found)]
     if rows:
         screen.table(_COLUMNS, rows)
-    if distances:
-        screen.table(_VALUES, [_row(name, found) for name, found in distances.items()])
+    if found.values:
+        screen.table(_VALUES, [("*", name, *map(real, apart)) for name, apart in found.values.items()])
     if screen.is_terminal:
         known = (
-            f", {plural(len(distances), 'tensor')} with other values" if values else ", values not compared"
+            ", values not compared"
+            if found.values is None
+            else f", {plural(len(found.values), 'tensor')} with other values"
         )
         differing = (
-            f"{plural(len(tensors), 'tensor')} and {plural(len(metadata), 'key')} of the metadata differ"
+            f"{plural(len(found.tensors), 'tensor')} and "
+            f"{plural(len(found.metadata), 'key')} of the metadata differ"
         )
         screen.say((differing if rows else "names, dtypes, shapes and metadata are equal") + known)
 
 
-def _tensors(one: Source, two: Source, names: set[str]) -> Iterator[Difference]:
-    ours, theirs = ({info.name: info for info in source.infos()} for source in (one, two))
-    for name in _native.in_natural_order([*names]):
-        info, other = ours.get(name), theirs.get(name)
-        if info is None or other is None:
-            yield "+" if info is None else "-", name, _told(info), _told(other)
-        elif (info.dtype, info.shape) != (other.dtype, other.shape):
-            yield "~", name, _told(info), _told(other)
+def _tensors(found: Diff) -> Iterator[tuple[str, str, str, str]]:
+    for name, (one, two) in found.tensors.items():
+        yield _kind(one, two), name, _told(one), _told(two)
+
+
+def _metadata(found: Diff) -> Iterator[tuple[str, str, str, str]]:
+    for key, (one, two) in found.metadata.items():
+        yield _kind(one, two), key, abridged(one or ""), abridged(two or "")
+
+
+def _kind(one: object, two: object) -> str:
+    return "only-a" if two is None else "only-b" if one is None else "differs"
 
 
 def _told(info: TensorInfo | None) -> str:
     return "" if info is None else f"{info.dtype} {shape(info.shape)}"
 
 
-def _metadata(one: Source, two: Source) -> Iterator[Difference]:
-    ours, theirs = one.metadata(), two.metadata()
-    for key in _native.in_natural_order([*ours.keys() | theirs.keys()]):
-        text, other = ours.get(key), theirs.get(key)
-        if text != other:
-            sign = "~" if key in ours and key in theirs else "-" if key in ours else "+"
-            yield sign, key, abridged(text or ""), abridged(other or "")
-
-
-def _distances(screen: Screen, one: Source, two: Source, chosen: set[str]) -> dict[str, Distance]:
-    """How far apart the values are, of tensors of one shape that differ at all."""
-    theirs = {info.name: info for info in two.infos()}
-    pairs = [
-        info for info in one.in_natural_order() if info.name in chosen and _alike(info, theirs.get(info.name))
-    ]
-    names = [info.name for info in pairs]
-    nbytes = sum(info.nbytes + theirs[info.name].nbytes for info in pairs)
-    with bar(screen, "Comparing") as tell, Several(tell, nbytes).within(nbytes) as within:
-        found = _native.distances(one.handle, two.handle, names, progress=within)
-    return {name: apart for name, apart in zip(names, found, strict=True) if apart is not None}
-
-
-def _alike(info: TensorInfo, other: TensorInfo | None) -> bool:
-    return other is not None and info.shape == other.shape
-
-
-def _row(name: str, found: Distance) -> tuple[str, ...]:
-    return "*", name, *map(real, _numbers(found).values())
-
-
-def _numbers(found: Distance) -> dict[str, float | None]:
-    fields = ("different", "max_abs", "relative_l2", "cosine")
-    return {field: getattr(found, field) for field in fields}
-
-
-def _described(
-    tensors: list[Difference], metadata: list[Difference], distances: dict[str, Distance], values: bool
-) -> dict[str, object]:
-    def named(rows: list[Difference], key: str) -> list[dict[str, str]]:
-        kinds = {"-": "only-a", "+": "only-b", "~": "differs"}
-        return [{"difference": kinds[sign], key: name, "a": one, "b": two} for sign, name, one, two in rows]
+def _described(found: Diff) -> dict[str, object]:
+    def named(key: str, rows: Iterator[tuple[str, str, str, str]]) -> list[dict[str, str]]:
+        return [{"difference": kind, key: name, "a": one, "b": two} for kind, name, one, two in rows]
 
     answer: dict[str, object] = {
-        "equal": not (tensors or metadata or distances),
-        "tensors": named(tensors, "name"),
-        "metadata": named(metadata, "key"),
+        "equal": found.equal,
+        "tensors": named("name", _tensors(found)),
+        "metadata": named("key", _metadata(found)),
     }
-    if values:
-        answer["values"] = [{"name": name, **_numbers(found)} for name, found in distances.items()]
+    if found.values is not None:
+        answer["values"] = [{"name": name, **apart._asdict()} for name, apart in found.values.items()]
     return answer

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from typing import Any
 
 import click
 
@@ -35,7 +36,8 @@ def command(screen: Screen, paths: tuple[str, ...], algorithms: tuple[str, ...],
     (Civitai). autov3 (also sshs_model_hash), sshs_legacy and modelspec are those of the tensors alone, which
     changes of the metadata leave as they are. Of a checkpoint of many files, one hash for each file.
     """
-    chosen = tuple(_native.hashes()) if everything else algorithms
+    # The command line has checked them.
+    chosen: Any = tuple(_native.hashes()) if everything else algorithms
     files = [file for path in paths for file in _files(path)]
     rows = []
     with bar(screen, "Hashing") as tell:

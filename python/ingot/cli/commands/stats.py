@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
+
 import click
 
-from ingot import _native
+from ingot._read.stats import Stats, TensorStats, stats
 from ingot.cli import arguments
-from ingot.cli.progress import Several, bar
+from ingot.cli.progress import bar
 from ingot.cli.screen import Screen, printing
-from ingot.cli.sources import Source, chosen, opened
 from ingot.cli.tables import Column
 from ingot.cli.wording import real, shown
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator
 
-    from ingot._native import Statistics
     from ingot.typing import Glob
-
-    Found = dict[str, Statistics | None]
 
 _COLUMNS = (
     Column("name"),
@@ -39,7 +37,7 @@ _BAR = 40
 @click.option(
     "--bins",
     type=click.IntRange(0, 1000),
-    help="Parts of the histogram. 16 for one tensor on a terminal, else none.",
+    help="Parts of the histogram. 16 for one NAME on a terminal, else none.",
 )
 @printing
 def command(
@@ -57,51 +55,36 @@ def command(
     """
     if everything == bool(keys):
         raise click.UsageError("expected the name of a tensor, --keys or --all")
-    source = opened(path)
-    names = [info.name for info in chosen(path, source.in_natural_order(), keys, drop)]
     if bins is None:
-        bins = 16 if len(names) == 1 and (screen.is_terminal or screen.as_json) else 0
-    found = statistics(screen, source, names, bins)
-    screen.answer({"tensors": [_described(source, name, found[name]) for name in names]})
-    screen.table(_COLUMNS, [_row(source, name, found[name]) for name in names])
-    for name in names if bins else ():
-        screen.lines(_histogram(screen, name, found[name]))
+        is_one = keys is not None and len(keys.patterns) == 1 and not {*"*?"} & {*keys.patterns[0]}
+        bins = 16 if is_one and (screen.is_terminal or screen.as_json) else 0
+    with bar(screen, "Reading") as tell:
+        found = stats(path, keys=keys, drop=drop, bins=bins, progress=tell)
+    screen.answer({"tensors": list(_described(found))})
+    screen.table(_COLUMNS, _rows(found))
+    for name, tensor in found.tensors.items() if bins else ():
+        screen.lines(_histogram(screen, name, tensor))
     return 0
 
 
-def statistics(screen: Screen, source: Source, names: Sequence[str] | None, bins: int = 0) -> Found:
-    """The statistics of these tensors, or of all, by name."""
-    total = sum(source.handle.info(name).nbytes for name in names or source.handle.offset_names())
-    found: Found = {}
-    with bar(screen, "Reading") as tell:
-        steps = Several(tell, total)
-        for checkpoint, held in source.checkpoints(names):
-            with steps.within(sum(checkpoint.info(name).nbytes for name in held)) as within:
-                of_file = _native.statistics(checkpoint, held, bins=bins, progress=within)
-            found.update(zip(held, of_file, strict=True))
-    return found
+def _rows(found: Stats) -> Iterator[tuple[str, ...]]:
+    for name, one in found.tensors.items():
+        numbers, counts = (one.min, one.max, one.mean, one.std), (one.zeros, one.nans, one.infinities)
+        yield (name, one.dtype, *map(real, numbers), *map(str, counts))
+    for name, dtype in found.unread.items():
+        yield (name, dtype, *"-------")
 
 
-def _row(source: Source, name: str, found: Statistics | None) -> tuple[str, ...]:
-    dtype = source.handle.info(name).dtype
-    if found is None:
-        return (name, dtype, *"-------")
-    numbers = (found.min, found.max, found.mean, found.std)
-    counts = (found.zeros, found.nans, found.infinities)
-    return (name, dtype, *map(real, numbers), *map(str, counts))
+def _described(found: Stats) -> Iterator[dict[str, object]]:
+    for name, tensor in found.tensors.items():
+        yield {"name": name, **asdict(tensor)}
+    for name, dtype in found.unread.items():
+        yield {"name": name, "dtype": dtype}
 
 
-def _described(source: Source, name: str, found: Statistics | None) -> dict[str, object]:
-    facts: dict[str, object] = {"name": name, "dtype": source.handle.info(name).dtype}
-    if found is None:
-        return facts
-    fields = ("count", "min", "max", "mean", "std", "zeros", "nans", "infinities", "malformed", "bins")
-    return facts | {field: getattr(found, field) for field in fields}
-
-
-def _histogram(screen: Screen, name: str, found: Statistics | None) -> Iterator[str]:
+def _histogram(screen: Screen, name: str, found: TensorStats) -> Iterator[str]:
     """One line for each part of the range: where it begins, and how many values lie in it."""
-    if found is None or found.min is None or found.max is None or screen.quiet or screen.as_json:
+    if found.min is None or found.max is None or screen.quiet or screen.as_json:
         return
     if screen.is_terminal:
         yield ""

@@ -43,7 +43,7 @@ def command(screen: Screen, paths: tuple[str, ...], expected: str | None) -> int
     screen.answer({"ok": all(reports.values()), "files": [_described(*one) for one in reports.items()]})
     for file, report in reports.items():
         # Tensors without a digest of their own are no news where one vouches for all of them.
-        told = str(report).splitlines()[: 1 if report.ok else None]
+        told = report._lines()[: 1 if report.ok else None]
         for line in told:
             screen.say(f"{shown(file)}: {line}")
     return 0 if all(reports.values()) else 1

@@ -1,0 +1,61 @@
+"""The results of calls: dataclasses with a short repr, and pickles that name no private module.
+
+Classes keep the module that defines them, where `inspect.getsource`, IPython and type hints look for them. A
+pickle names `ingot` only, so that it can be loaded after a module has moved.
+"""
+
+from __future__ import annotations
+
+import sys
+
+from .text import brief
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+_LONGEST = 2000
+
+
+class Report:
+    """A dataclass whose repr shows the beginning of long values, and leaves out a None that is a default."""
+
+    __slots__ = ()
+
+    # In `ingot`, for pickles; by default the name of the class.
+    _path = ""
+    # `TensorInfo` has no fields of its own to be checked.
+    __pydantic_config__ = {"arbitrary_types_allowed": True}  # noqa: RUF012
+
+    def __repr__(self) -> str:
+        # Imported here: handles use `restored` only.
+        from dataclasses import fields
+
+        values = ((one, getattr(self, one.name)) for one in fields(self) if one.repr)  # type: ignore[arg-type]
+        pairs = ((one.name, value) for one, value in values if value is not None or one.default is not None)
+        shown = ", ".join(f"{name}={brief(value)}" for name, value in pairs)
+        text = f"{type(self).__qualname__}({shown})"
+        return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}…)"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        from dataclasses import fields
+
+        named = {one.name: getattr(self, one.name) for one in fields(self)}  # type: ignore[arg-type]
+        return restored, (self._path or type(self).__qualname__, (), named)
+
+
+def restored(path: str, arguments: tuple[Any, ...], named: dict[str, Any] | None = None) -> Any:
+    """Return what a pickle holds: the result of a call of the function or class at `path` in `ingot`."""
+    found: Any = sys.modules["ingot"]
+    for name in path.split("."):
+        found = getattr(found, name)
+    return found(*arguments, **(named or {}))
+
+
+def reduced(self: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Return what `__reduce__` of a named tuple returns."""
+    return restored, (type(self).__qualname__, tuple(self)), getattr(self, "__dict__", None)
+
+
+# The name that pickles have for it.
+restored.__module__ = "ingot"

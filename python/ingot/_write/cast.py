@@ -1,0 +1,261 @@
+"""A copy of a file with floats in another dtype."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import closing
+from dataclasses import dataclass
+from math import prod
+from os import fsdecode
+from typing import TYPE_CHECKING, Any
+
+from ingot import _native
+from ingot._base.checks import (
+    FLOATS,
+    Existing,
+    alignment,
+    checked_progress,
+    float_code,
+    format_for,
+    is_durable,
+    room,
+    texts,
+)
+from ingot._base.keys import checked_keys, select
+from ingot._base.options import Loading
+from ingot._base.progress import telling
+from ingot._base.report import Report
+from ingot._base.text import nbytes, plural
+from ingot._read.door import open_source
+from ingot._read.select import Wanted
+from ingot.typing import Align, Dtype, Format, Keys, Path, Progress, Source, StorageOptions
+
+from .assemble import together
+from .rearrange import KEPT
+from .save import rendered
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from ingot._native import Checkpoint, TensorInfo
+
+# Bytes of tensors that are in memory at once; one that is larger is alone.
+_BATCH_NBYTES = 256 << 20
+_BITS = {"F64": 64, "F32": 32, "F16": 16, "BF16": 16}
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Cast(Report):
+    """A copy with floats in another dtype. `cast` returns one.
+
+    Attributes
+    ----------
+    destination : str
+        The path of the file.
+    dtype : str
+        The code of the dtype, such as ``"BF16"``.
+    cast : tuple of str
+        The tensors whose dtype changed.
+    tensors : int
+        The number of tensors in the file.
+    nbytes : int
+        Bytes of their values.
+    """
+
+    destination: str
+    dtype: str
+    cast: tuple[str, ...]
+    tensors: int
+    nbytes: int
+
+    def _repr_html_(self) -> str:
+        """Return a table for notebooks, with a row for each tensor whose dtype changed."""
+        # Imported here: it is for notebooks.
+        from ingot._base.html import page, table
+
+        facts = [self.dtype, plural(self.tensors, "tensor"), nbytes(self.nbytes)]
+        return page(self.destination, facts, table(("cast", name) for name in self.cast))
+
+
+def cast(
+    source: Source,
+    destination: Path,
+    dtype: Dtype,
+    *,
+    keys: Keys | None = None,
+    metadata: Mapping[str, str] | None = KEPT,
+    format: Format | None = None,
+    reserve_header: int = 0,
+    align: Align = 8,
+    durable: bool | None = None,
+    overwrite: bool = False,
+    replace_read_only: bool = False,
+    progress: Progress = False,
+    storage_options: StorageOptions | None = None,
+) -> Cast:
+    """Write a copy of a file with its floating-point tensors in another dtype.
+
+    Parameters
+    ----------
+    source : ingot.typing.Source
+        A file, a sharded checkpoint, a URL, an open file or a buffer, as for `ingot.safe_open`.
+    destination : str, bytes or os.PathLike
+        Where to write one file. It may be `source`: what is there stays until the new file is complete.
+    dtype : ingot.typing.Dtype
+        The dtype to convert to. The values are those of PyTorch's ``tensor.to(dtype)``. Integers, bools and
+        complex numbers keep their dtypes.
+    keys : ingot.typing.Keys, optional
+        Which tensors to convert, all by default, as for `load_file`. The others are copied as they are.
+    metadata : dict of str to str or None, optional
+        The text to store. By default the source's, without digests of values that change.
+    overwrite : bool
+        Replace an existing file at `destination`. If False, it is an error.
+    format, reserve_header, align, durable, replace_read_only, progress
+        As for `save_file`.
+    storage_options : dict, optional
+        How a URL is reached (`ingot.StorageOptions`).
+
+    Returns
+    -------
+    Cast
+        With ``cast``, the names of the tensors whose dtype changed.
+
+    Raises
+    ------
+    FileExistsError
+        There is something at `destination`, and `overwrite` is False.
+    TensorNotFoundError
+        A name or a pattern of `keys` matches no tensor.
+    SaveError
+        The format lacks a dtype, or files of a checkpoint have different texts for one key of their metadata.
+    OSError, HeaderError, CheckpointError, StorageError
+        As for `ingot.safe_open`, or writing failed.
+    TypeError, OptionError
+        An argument has a wrong type or value.
+
+    Notes
+    -----
+    At most 256 MiB of tensors, or one tensor, are in memory. Names that share a tensor
+    (``save_file(..., shared="alias")``) share it in the new file too.
+
+    Examples
+    --------
+    >>> ingot.cast("model.safetensors", "half.safetensors", "BF16").cast  # doctest: +SKIP
+    ('wte', 'lm_head.weight')
+    """
+    how = Loading(storage_options=storage_options, progress=checked_progress(progress))
+    existing = Existing(overwrite, replace_read_only)
+    path = fsdecode(_native.local_path(destination))
+    chosen, code = checked_keys("keys", keys), float_code(dtype)
+    with closing(open_source(source, how)) as checkpoint:
+        plan = _Plan(checkpoint, code, set(select(checkpoint, chosen)))
+        existing.check(path)
+        pairs = together(_native.Sources([checkpoint.share()])) if metadata is KEPT else texts(metadata)
+        writer = _native.Writer.create(
+            path,
+            plan.specs(),
+            pairs,
+            format_for(path, format),
+            views=rendered(_views(checkpoint)),
+            reserve=room(reserve_header),
+            align=alignment(align),
+            durable=is_durable(durable),
+            overwrite=overwrite,
+            replace_read_only=replace_read_only,
+        )
+        with closing(writer), telling(how.progress, "Casting", path) as tell:
+            done, total = 0, sum(info.nbytes for info in plan.infos)
+            for info in plan.write(writer):
+                done += info.nbytes
+                if tell is not None:
+                    tell(done, total)
+            writer.commit()
+    return plan.report(path)
+
+
+def planned(source: Source, destination: Path, dtype: Dtype, *, keys: Keys | None = None) -> Cast:
+    """Return what `cast` would return, and write nothing."""
+    with closing(open_source(source, Loading())) as checkpoint:
+        names = select(checkpoint, checked_keys("keys", keys))
+        path = fsdecode(_native.local_path(destination))
+        return _Plan(checkpoint, float_code(dtype), set(names)).report(path)
+
+
+class _Plan:
+    """Which tensors of a file are converted to `dtype`."""
+
+    def __init__(self, checkpoint: Checkpoint, dtype: str, chosen: set[str]) -> None:
+        self.checkpoint = checkpoint
+        self.dtype = dtype
+        self.infos = checkpoint.infos()
+        self.changed = {
+            info.name
+            for info in self.infos
+            if info.name in chosen and info.dtype in FLOATS and info.dtype != dtype
+        }
+
+    def specs(self) -> list[tuple[str, str, tuple[int, ...]]]:
+        return [(info.name, self.dtype_of(info), info.shape) for info in self.infos]
+
+    def dtype_of(self, info: TensorInfo) -> str:
+        return self.dtype if info.name in self.changed else info.dtype
+
+    def nbytes_of(self, info: TensorInfo) -> int:
+        if info.name not in self.changed:
+            return info.nbytes
+        return prod(info.shape) * _BITS.get(self.dtype, 8) // 8
+
+    def report(self, path: str) -> Cast:
+        names = tuple(info.name for info in self.infos if info.name in self.changed)
+        size = sum(map(self.nbytes_of, self.infos))
+        return Cast(path, self.dtype, names, len(self.infos), size)
+
+    def write(self, writer: _native.Writer) -> Iterator[TensorInfo]:
+        """Write the tensors, and yield each that is written."""
+        for batch in _batches(self.infos):
+            names = [info.name for info in batch if info.name in self.changed]
+            parts = self.checkpoint.parts(Wanted(names, None, self.dtype), _BYTES)
+            converted = dict(zip(names, parts, strict=True))
+            for info in batch:
+                size = self.nbytes_of(info)
+                if info.name in converted:
+                    data = converted[info.name][:size]
+                else:
+                    data = self.checkpoint.tensor_bytes(info.name, 0, size)
+                writer.write(info.name, (self.dtype_of(info), info.shape, data), ..., _as_is)
+                yield info
+
+
+def _as_is(name: str, payload: Any) -> Any:
+    return payload
+
+
+def _region(shape: tuple[int, ...], code: str, buffer: Any, begin: int) -> memoryview:
+    return memoryview(buffer)[begin:]
+
+
+# The bytes of tensors as they are in memory.
+_BYTES = _native.Wrap.buffer(_region, str)
+
+
+def _views(checkpoint: Checkpoint) -> dict[str, dict[str, Any]]:
+    """Return the record of names that share a tensor. It counts elements, so it holds for every dtype."""
+    return {
+        name: {"of": of}
+        if part is None
+        else {"of": of, "shape": part[0], "stride": part[1], "begin": part[2]}
+        for name, (of, part) in checkpoint.shared().items()
+    }
+
+
+def _batches(infos: list[TensorInfo]) -> Iterator[list[TensorInfo]]:
+    batch: list[TensorInfo] = []
+    size = 0
+    for info in infos:
+        if batch and size + info.nbytes > _BATCH_NBYTES:
+            yield batch
+            batch, size = [], 0
+        batch.append(info)
+        size += info.nbytes
+    if batch:
+        yield batch

@@ -1,0 +1,102 @@
+"""Tools find the types, the source and the signature of every public function and class."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import pickle
+import typing
+from typing import Any
+
+import jedi
+import pydantic
+import pytest
+
+import ingot
+import ingot.numpy
+from ingot import modelspec
+from ingot._base.report import Report
+from support.doors import public_functions
+
+FUNCTIONS = public_functions()
+# `TensorInfo` has no source in Python.
+CLASSES = {
+    name: found
+    for name in ingot.__all__
+    if isinstance(found := getattr(ingot, name), type) and found is not ingot.TensorInfo
+}
+PARTS = {
+    name: getattr(ingot, name) for name in ("Compared", "Distance", "Mismatch", "Problem", "TensorStats")
+}
+INFO = ingot.TensorInfo("a", "F32", (1,), 0, 4)
+RESULTS: list[Any] = [
+    ingot.Verification(False, bad=[ingot.Mismatch("a", "0", "1")]),
+    ingot.FileMetadata({"k": "v"}, {"a": INFO}, {"F32": 1}),
+    ingot.RepoMetadata(None, False, {"a": "f"}, {}, {"F32": 1}, 1),
+    ingot.Stats({}, {"a": "F6_E2M3"}),
+    ingot.Diff({"a": (INFO, None)}, {"k": ("v", None)}, {"b": ingot.Distance(1, 2, 0.5, 0.5)}),
+    ingot.Check("path", 1, (ingot.Problem("nan", "a", "1 of 2 values"),)),
+    ingot.Cast("path", "F16", ("a",), 1, 2),
+    ingot.Download("path", 1, 1, None),
+    modelspec.ModelSpec(title="t"),
+]
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_type_hints_of_a_function_are_resolved(name: str) -> None:
+    function = FUNCTIONS[name]
+    hints = typing.get_type_hints(function.__init__ if isinstance(function, type) else function)
+    assert "options" not in hints
+    for option, parameter in inspect.signature(function).parameters.items():
+        if parameter.annotation is not inspect.Parameter.empty:
+            assert option in hints
+
+
+@pytest.mark.parametrize("name", [*CLASSES, *PARTS])
+def test_type_hints_of_a_class_are_resolved(name: str) -> None:
+    kind = getattr(ingot, name)
+    assert isinstance(typing.get_type_hints(kind), dict)
+    members = inspect.getmembers_static(kind)
+    for found in [value for key, value in members if not key.startswith("_") and inspect.isfunction(value)]:
+        typing.get_type_hints(found)
+
+
+@pytest.mark.parametrize("name", [*FUNCTIONS, *CLASSES, *PARTS])
+def test_inspect_finds_the_source(name: str) -> None:
+    found = FUNCTIONS[name] if name in FUNCTIONS else getattr(ingot, name)
+    source = inspect.getsource(found)
+    kind = "class" if isinstance(found, type) else "def"
+    assert f"{kind} {found.__name__}" in source
+
+
+@pytest.mark.parametrize("found", RESULTS, ids=lambda one: type(one).__name__)
+def test_a_result_is_checked_by_pydantic_pickled_and_copied(found: Any) -> None:
+    assert pydantic.TypeAdapter(type(found)).validate_python(found) == found
+    for again in (pickle.loads(pickle.dumps(found)), copy.copy(found), copy.deepcopy(found)):
+        assert again == found
+        assert type(again) is type(found)
+
+
+def test_every_class_of_results_is_tried() -> None:
+    tried = {type(one) for one in RESULTS}
+    # What conversions and repairs return is tried where they are.
+    others = {"Conversion", "LeftOut", "Repair", "TensorStats"}
+    assert {one.__name__ for one in Report.__subclasses__()} - others == {
+        one.__name__ for one in tried if issubclass(one, Report)
+    }
+
+
+CALLED = [
+    name
+    for name in FUNCTIONS
+    if name.startswith(("ingot.numpy.", "ingot.modelspec.")) or name.count(".") == 1
+]
+
+
+@pytest.mark.parametrize("name", CALLED)
+def test_an_editor_finds_the_signature_without_running_anything(name: str) -> None:
+    module = name.rpartition(".")[0]
+    (found,) = jedi.Script(f"import {module}\n{name}(").get_signatures()[:1]
+    options = {one.name for one in found.params} - {"options", "keys", "args", "kwargs"}
+    assert options <= set(inspect.signature(FUNCTIONS[name]).parameters)
+    assert found.docstring().strip()
