@@ -108,9 +108,27 @@ Checksums = bool | Checksum | Sequence[Checksum] | None
 
 #: A hash of `ingot.hash`; others are names of `hashlib.new`.
 Algorithm = Literal[
-    "sha256", "blake3", "xxh3", "xxh3_128", "autov1", "autov2", "autov3", "sshs_legacy", "modelspec", "md5", "sha1",
-    "sha224", "sha384", "sha512", "sha3_224", "sha3_256", "sha3_384", "sha3_512", "blake2b", "blake2s",
-]  # fmt: skip
+    "sha256",
+    "blake3",
+    "xxh3",
+    "xxh3_128",
+    "autov1",
+    "autov2",
+    "autov3",
+    "sshs_legacy",
+    "modelspec",
+    "md5",
+    "sha1",
+    "sha224",
+    "sha384",
+    "sha512",
+    "sha3_224",
+    "sha3_256",
+    "sha3_384",
+    "sha3_512",
+    "blake2b",
+    "blake2s",
+]
 #: A hash by its name, or a callable that returns one of hashlib's objects of some bytes.
 Hasher = Algorithm | Callable[[bytes], Any]
 

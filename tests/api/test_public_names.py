@@ -70,9 +70,24 @@ def objects(path: Path) -> dict[str, Any]:
 
 
 KINDS = [
-    "safe_open", "slice", "Verification", "Mismatch", "Stats", "Diff", "Check", "Cast", "Repair", "Ranges", "ModelSpec",
-    "inspect", "TensorInfo", "Conversion", "Download", "ModelDownload", "error",
-]  # fmt: skip
+    "safe_open",
+    "slice",
+    "Verification",
+    "Mismatch",
+    "Stats",
+    "Diff",
+    "Check",
+    "Cast",
+    "Repair",
+    "Ranges",
+    "ModelSpec",
+    "inspect",
+    "TensorInfo",
+    "Conversion",
+    "Download",
+    "ModelDownload",
+    "error",
+]
 
 
 @pytest.mark.parametrize("kind", KINDS)
