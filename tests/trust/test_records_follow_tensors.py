@@ -22,7 +22,8 @@ import ingot
 torch = pytest.importorskip("torch")
 import ingot.torch  # noqa: E402
 
-pytestmark = pytest.mark.slow
+# A rename and a drop of nothing warn.
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore:rewrite:UserWarning")]
 
 SEEDS = 20
 # In all 10,000.

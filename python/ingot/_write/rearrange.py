@@ -160,7 +160,7 @@ def rewrite(
     Warns
     -----
     UserWarning
-        `rename`, `keys` or `drop` is given, and no tensor is renamed or left out.
+        `rename`, `keys` or `drop` is given without `metadata`, and no tensor is renamed or left out.
 
     Notes
     -----
@@ -179,8 +179,8 @@ def rewrite(
     kept = set(select(NamedTensors(path, names, lambda: held.infos(0)), wanted, unwanted))
     new_name = renaming(names, rename, path)
     picks = [(0, number, new_name(name)) for number, name in enumerate(names) if name in kept]
-    changes = rename is not None or keys is not None or drop is not None
-    if changes and names == [name for *_, name in picks]:
+    chosen = rename is not None or keys is not None or drop is not None
+    if chosen and metadata is KEPT and names == [name for *_, name in picks]:
         warn(
             f"rewrite: {_escaped(path)}: no tensor is renamed or left out: rename, keys and drop change "
             "nothing",
