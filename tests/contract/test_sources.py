@@ -153,6 +153,13 @@ def written(source: Any, folder: Path, call: Callable[..., Any]) -> object:
         return {name: array.tolist() for name, array in file.items()}, known(file.metadata())
 
 
+def compared(source: Any, folder: Path) -> object:
+    other = folder / "other.safetensors"
+    ingot.numpy.save_file({**WEIGHTS, "bias": numpy.zeros(2, "f4")}, other, METADATA)
+    found = ingot.diff(source, other, values=True)
+    return found.tensors, found.values
+
+
 def shown(source: Any, _: Path) -> object:
     with ingot.view(source, source, how="server") as both:
         assert both.url
@@ -189,6 +196,10 @@ READERS: dict[str, Callable[[Any, Path], object]] = {
     "ingot.split": partial(written, call=lambda source, out: ingot.split(source, out, 24)),
     "ingot.repair": partial(written, call=lambda source, out: ingot.repair(source, out / NAME)),
     "ingot.convert": partial(written, call=lambda source, out: ingot.convert(source, out / NAME)),
+    "ingot.cast": partial(written, call=lambda source, out: ingot.cast(source, out / NAME, "F64")),
+    "ingot.check": lambda source, _: ingot.check(source, values=True).problems,
+    "ingot.stats": lambda source, _: ingot.stats(source, bins=2),
+    "ingot.diff": compared,
     "ingot.view": shown,
     "ingot.modelspec.read": lambda source, _: ingot.modelspec.read(source),
     "ingot.modelspec.validate": lambda source, _: ingot.modelspec.validate(source),
