@@ -30,7 +30,7 @@ from ingot._read.door import open_source
 from ingot._read.select import Wanted
 from ingot.typing import Align, Dtype, Format, Keys, Path, Progress, Source, StorageOptions
 
-from .assemble import together
+from .assemble import opened, together
 from .rearrange import KEPT
 from .save import rendered
 
@@ -150,7 +150,7 @@ def cast(
     with closing(open_source(source, how)) as checkpoint:
         plan = _Plan(checkpoint, code, set(select(checkpoint, chosen)))
         existing.check(path)
-        pairs = together(_native.Sources([checkpoint.share()])) if metadata is KEPT else texts(metadata)
+        pairs = together(opened([source], storage_options)) if metadata is KEPT else texts(metadata)
         writer = _native.Writer.create(
             path,
             plan.specs(),
