@@ -195,6 +195,7 @@ lint-types: $(VENV)/.ingot $(VENV)/.test $(VENV)/.lint
 	$(BIN)/mypy
 	$(BIN)/python -m mypy.stubtest ingot._native
 	$(BIN)/pyright --pythonpath $(BIN)/python
+	$(BIN)/python -m pytest -q tests/api/test_wrong_uses.py
 
 # Seconds for each target; needs a C++ compiler for the fuzzer itself.
 FUZZ_SECONDS ?= 5

@@ -11,12 +11,15 @@ from ._native import TensorInfo
 __all__ = [
     "Algorithm",
     "Align",
+    "Backend",
     "CheckOptions",
     "Checksum",
     "Checksums",
     "Device",
     "Dtype",
+    "DtypeName",
     "Format",
+    "Framework",
     "Glob",
     "Hasher",
     "HeaderOptions",
@@ -89,10 +92,42 @@ class Glob:
 #: tensor is one of them.
 Keys = str | Glob | Iterable[str] | Callable[[TensorInfo], object]
 
+#: A dtype by its code in a file or by its name.
+DtypeName = Literal[
+    "BOOL", "U8", "I8", "U16", "I16", "U32", "I32", "U64", "I64", "F16", "BF16", "F32", "F64", "C64", "F4",
+    "F6_E2M3", "F6_E3M2", "F8_E4M3", "F8_E5M2", "F8_E8M0", "F8_E4M3FNUZ", "F8_E5M2FNUZ",
+    "bool", "u16", "i16", "u32", "i32", "u64", "i64", "f16", "bf16", "f32", "f64", "c64",
+    "f6_e2m3", "f6_e3m2", "f8_e4m3", "f8_e5m2", "f8_e8m0", "f8_e4m3fnuz", "f8_e5m2fnuz",
+    "uint8", "int8", "uint16", "int16", "uint32", "int32", "uint64", "int64", "half", "double",
+    "float16", "bfloat16", "float32", "float64", "complex64", "float4_e2m1fn", "float4_e2m1fn_x2",
+    "float8_e4m3fn", "float8_e5m2", "float8_e8m0fnu", "float8_e4m3fnuz", "float8_e5m2fnuz",
+    "torch.float16", "torch.bfloat16", "torch.float32", "torch.float64",
+    "torch.float8_e4m3fn", "torch.float8_e5m2", "torch.float8_e4m3fnuz", "torch.float8_e5m2fnuz",
+]  # fmt: skip
+
+
+class HasItemsize(Protocol):
+    """A dtype of torch or NumPy."""
+
+    @property
+    def itemsize(self) -> int:
+        """The bytes of an element."""
+        ...
+
+
+class HasSize(Protocol):
+    """A dtype of mlx or TensorFlow."""
+
+    @property
+    def size(self) -> int:
+        """The bytes of an element."""
+        ...
+
+
 #: A dtype by its code in a file or by its name, in large letters or small (``"BF16"``, ``"bf16"``,
 #: ``"bfloat16"``, ``"torch.bfloat16"``); or that of torch, NumPy, ml_dtypes, jax, TensorFlow, mlx or paddle
-#: itself.
-Dtype = object
+#: itself. At run time other spellings are accepted too, such as ``"<f4"`` and ``"BFloat16"``.
+Dtype = DtypeName | type | HasItemsize | HasSize
 
 #: Where a save in the background copies its tensors to. True is ``"host"``, False is nowhere.
 Snapshot = bool | Literal["host", "device"]
@@ -106,6 +141,12 @@ Checksum = Literal["blake3", "sha256", "xxh3", "xxh3_128", "modelspec"]
 Checksums = bool | Checksum | Sequence[Checksum] | None
 
 
+#: How a file is read, as for `ingot.safe_open`.
+Backend = Literal["auto", "mmap", "pread"]
+#: The name of a framework, as for `ingot.safe_open`.
+Framework = Literal[
+    "numpy", "np", "torch", "pt", "pytorch", "flax", "jax", "tensorflow", "tf", "mlx", "paddle"
+]
 #: A hash of `ingot.hash`; others are names of `hashlib.new`.
 Algorithm = Literal[
     "sha256",
@@ -221,7 +262,7 @@ class OpenOptions(HeaderOptions, total=False):
         files outside of its directory is always rejected. Without effect on URLs and objects.
     """
 
-    backend: str
+    backend: Backend
     strict: bool
     lenient: bool
     confine: bool
@@ -248,7 +289,7 @@ class ReadOptions(TypedDict, total=False):
         Reject longer headers, in bytes. 100,000,000 by default, as upstream; 25,000,000 for URLs.
     """
 
-    backend: str
+    backend: Backend
     threads: int | None
     progress: Progress
     storage_options: StorageOptions | None

@@ -11,6 +11,7 @@ import torch
 
 import ingot
 import ingot.torch
+from ingot.typing import Framework
 
 Array = numpy.ndarray[Any, numpy.dtype[Any]]
 
@@ -53,7 +54,7 @@ def with_numpy(path: str) -> float:
     return float(file["w"].sum())
 
 
-def with_any(path: str, framework: str) -> None:
+def with_any(path: str, framework: Framework) -> None:
     file = ingot.safe_open(path, framework)
     assert_type(file, ingot.safe_open[Any])
     assert_type(iter(file), Iterator[str])

@@ -84,8 +84,9 @@ def open_checkpoint(
         raise OptionError(
             f"backend 'mmap' is for files: a {type(source).__name__} cannot be mapped", code="unmappable"
         )
-    open_object = Checkpoint.from_object if hasattr(found, "ask") else Checkpoint.from_buffer
-    return open_object(found, leniency, max_header_size)
+    open_object: Any = Checkpoint.from_object if hasattr(found, "ask") else Checkpoint.from_buffer
+    checkpoint: Checkpoint = open_object(found, leniency, max_header_size)
+    return checkpoint
 
 
 # How often a checkpoint is loaded that a save replaces each time.

@@ -15,7 +15,7 @@ from ingot._base.report import restored
 from ingot._base.text import _escaped, nbytes, plural
 from ingot._native import Checkpoint, Gpu, TensorInfo, in_natural_order, why_pageable
 from ingot.errors import ClosedError, HeaderError, TensorNotFoundError
-from ingot.typing import Device, Keys, OpenOptions, Path, Source, StorageOptions
+from ingot.typing import Backend, Device, Framework, Keys, OpenOptions, Path, Source, StorageOptions
 
 from .door import again_by, open_checkpoint
 from .load import Value, tensor, tensors
@@ -212,7 +212,7 @@ class safe_open(Mapping[str, Value]):
     def __init__(
         self: safe_open[Any],
         filename: Source,
-        framework: str,
+        framework: Framework,
         device: Device = "cpu",
         **options: Unpack[OpenOptions],
     ) -> None: ...
@@ -221,10 +221,10 @@ class safe_open(Mapping[str, Value]):
     def __init__(
         self,
         filename: Source,
-        framework: str = "numpy",
+        framework: Framework = "numpy",
         device: Device = "cpu",
         *,
-        backend: str = "auto",
+        backend: Backend = "auto",
         strict: bool = False,
         lenient: bool = False,
         max_header_size: int | None = None,
@@ -690,9 +690,9 @@ class safe_open(Mapping[str, Value]):
     def _reopen(
         cls,
         path: Source,
-        framework: str,
+        framework: Framework,
         device: Any,
-        backend: str,
+        backend: Backend,
         strict: bool,
         max_header_size: int | None,
         confine: bool,
@@ -775,13 +775,13 @@ def open(
 
 @overload
 def open(
-    source: Source, framework: str, device: Device = "cpu", **options: Unpack[OpenOptions]
+    source: Source, framework: Framework, device: Device = "cpu", **options: Unpack[OpenOptions]
 ) -> safe_open[Any]: ...
 
 
 @takes(OpenOptions)
 def open(
-    source: Source, framework: str = "numpy", device: Device = "cpu", **options: Unpack[OpenOptions]
+    source: Source, framework: Framework = "numpy", device: Device = "cpu", **options: Unpack[OpenOptions]
 ) -> safe_open[Any]:
     """Open a file, or a checkpoint of many files, to read tensors from it one by one.
 

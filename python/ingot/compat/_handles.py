@@ -237,7 +237,7 @@ class safe_open(_Lent, ingot.safe_open[Any]):
         self._checkpoint = door.open_checkpoint(path_only(filename), backend)
         self._given = filename
 
-    def _lend(self, framework: str, device: Any, backend: str) -> None:
+    def _lend(self, framework: Any, device: Any, backend: Any) -> None:
         module_of(framework)
         self._arguments = (framework, device, backend, False, None, False, None, False)
         if device not in HERE:

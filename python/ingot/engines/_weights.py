@@ -15,6 +15,7 @@ from ingot._read.handle import safe_open
 from ingot._read.loader import AHEAD
 from ingot.errors import CheckpointError, OptionError
 from ingot.torch import DTYPES
+from ingot.typing import Backend
 
 from ._unread import UnreadTensor
 
@@ -34,7 +35,7 @@ class Reading(NamedTuple):
 
     read: str = "auto"
     device: str = "cpu"
-    backend: str = "auto"
+    backend: Backend = "auto"
     threads: int | None = None
     ahead: int = AHEAD
 

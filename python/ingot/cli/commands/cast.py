@@ -14,6 +14,7 @@ from ingot.cli.wording import nbytes, plural, shown
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from ingot._base.checks import Existing
+    from ingot.typing import DtypeName
 
 
 @click.command(short_help="Write the tensors with floats in another dtype.")
@@ -39,7 +40,7 @@ def command(
     screen: Screen,
     path: str,
     destination: str,
-    dtype: str,
+    dtype: DtypeName,
     keys: tuple[str, ...],
     excepted: tuple[str, ...],
     existing: Existing,

@@ -18,7 +18,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from ingot._base.checks import Existing
     from ingot._convert import Conversion
-    from ingot.typing import Glob
+    from ingot.typing import DtypeName, Glob
 
 
 @click.command(short_help="Make a file of tensors of a file of another format.")
@@ -44,7 +44,7 @@ def command(
     path: str,
     destination: str,
     source_format: str | None,
-    dtype: str | None,
+    dtype: DtypeName | None,
     max_shard_size: str | None,
     root: str | None,
     strip_prefix: str,

@@ -74,11 +74,14 @@ _float8_e8m0 = getattr(torch, "float8_e8m0fnu", None)
 @reading("Error while deserializing header")
 def load_file(filename: Path, device: Any = "cpu", *, backend: str = MMAP) -> dict[str, torch.Tensor]:
     """Load all tensors of a file, as `ingot.torch.load_file`."""
-    backend = chosen(backend)
+    how = chosen(backend)
     if device not in HERE:
         # Refused in upstream's words where torch has none such.
         mover("pt", device)
-    return _ingot.load_file(path_only(filename), device, backend=backend, shared="drop")
+    tensors: dict[str, torch.Tensor] = _ingot.load_file(
+        path_only(filename), device, backend=how, shared="drop"
+    )
+    return tensors
 
 
 @reading("Error while deserializing")
