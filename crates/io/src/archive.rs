@@ -7,8 +7,9 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use ingot_format::{Entry, Header, HeaderWindow, Index, Limits, Selection, SelectionError, to_u64, to_usize};
-use ingot_remote::StopFlag;
+use ingot_format::{
+    Entry, Header, HeaderWindow, Index, Limits, Selection, SelectionError, StopFlag, to_u64, to_usize,
+};
 
 use crate::backend::{Choice, choose};
 use crate::disk::{Facts, facts_at, open_for_reading};

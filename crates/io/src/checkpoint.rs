@@ -11,8 +11,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
-use ingot_format::{Dtype, Header, ShardIndex, natural_order};
-use ingot_remote::StopFlag;
+use ingot_format::{Dtype, Header, ShardIndex, StopFlag, natural_order};
 
 pub(crate) use folder::read_index;
 pub use shards::Backing;

@@ -10,8 +10,7 @@ use std::iter;
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
-use ingot_format::{Dtype, to_usize};
-use ingot_remote::StopFlag;
+use ingot_format::{Dtype, StopFlag, to_usize};
 
 use self::apart::{Apart, STEP};
 use crate::archive::{Files, Tensor, TensorId};

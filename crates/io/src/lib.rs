@@ -83,8 +83,7 @@ pub use edit::{
 };
 pub use error::{CheckpointFault, EditError, Error, Misfit};
 pub use heads::{Head, Heads};
-pub use ingot_format::MODEL_SPEC_KEY;
-pub use ingot_remote::StopFlag;
+pub use ingot_format::{MODEL_SPEC_KEY, StopFlag};
 pub use memory::{Bytes, Dest, Dim, Footprint, Memory, Region, Strided, StridedDest, crowds, overlapping};
 pub use options::{
     BACKEND_VARIABLE, Backend, CheckpointOptions, Durability, Existing, OpenOptions, PINNED_VARIABLE, Reach,

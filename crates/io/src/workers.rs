@@ -6,8 +6,7 @@ use std::panic::resume_unwind;
 use std::sync::OnceLock;
 use std::sync::atomic::AtomicBool;
 
-use ingot_format::{to_u64, to_usize};
-use ingot_remote::{Caller, StopFlag};
+use ingot_format::{Caller, StopFlag, to_u64, to_usize};
 
 use crate::error::{Error, Failure};
 use crate::options::{ReadOptions, THREADS_VARIABLE};

@@ -6,8 +6,7 @@ use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use ingot_format::{IndexReader, ShardIndex, to_u64};
-use ingot_remote::StopFlag;
+use ingot_format::{IndexReader, ShardIndex, StopFlag, to_u64};
 
 use super::shards::{Backing, Shards, Store};
 use crate::archive::{Archive, check_unchanged};

@@ -3,8 +3,7 @@
 use std::fmt::Debug;
 use std::io;
 
-use ingot_format::{FormatError, Header, to_u64, to_usize};
-use ingot_remote::StopFlag;
+use ingot_format::{FormatError, Header, StopFlag, to_u64, to_usize};
 
 use super::file::FileRange;
 use crate::archive::Archive;

@@ -3,8 +3,7 @@
 //! Pieces are cut into chunks, the chunks of all pieces put in the order of the files, and those that lie close together
 //! made one task. Threads share the tasks.
 
-use ingot_format::{Selection, to_u64, to_usize};
-use ingot_remote::StopFlag;
+use ingot_format::{Selection, StopFlag, to_u64, to_usize};
 
 use super::gather::{Chunk, Destination, Stages};
 use super::input::Witness;

@@ -8,8 +8,7 @@ use std::mem;
 use std::ops::Range;
 use std::sync::{Mutex, PoisonError};
 
-use ingot_format::{Dtype, to_u64, to_usize};
-use ingot_remote::StopFlag;
+use ingot_format::{Dtype, StopFlag, to_u64, to_usize};
 
 use super::input::{BATCH, Input, VECTOR, Witness, level, step_end};
 use super::plan::widths;

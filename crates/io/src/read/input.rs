@@ -4,8 +4,7 @@ use std::io::IoSliceMut;
 use std::mem;
 use std::ops::Range;
 
-use ingot_format::{to_u64, to_usize};
-use ingot_remote::StopFlag;
+use ingot_format::{StopFlag, to_u64, to_usize};
 
 use crate::error::Failure;
 use crate::source::{Source, Stream, read_exactly};

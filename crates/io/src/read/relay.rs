@@ -3,8 +3,7 @@
 use std::mem;
 use std::ops::Range;
 
-use ingot_format::to_usize;
-use ingot_remote::StopFlag;
+use ingot_format::{StopFlag, to_usize};
 
 use super::gather::{self, Chunk, Destination, Stage};
 use super::input::Witness;

@@ -16,8 +16,7 @@ use crate::read::read::{fill, read};
 use crate::read::show::{FileRun, looking, show};
 use crate::source::{MemorySource, Source};
 use crate::watch::Unwatched;
-use ingot_format::{Dtype, Format, Index, Limits, Spec, layout, nbytes, to_u64, to_usize};
-use ingot_remote::{StopFlag, locked};
+use ingot_format::{Dtype, Format, Index, Limits, Spec, StopFlag, layout, locked, nbytes, to_u64, to_usize};
 use proptest::prelude::*;
 use proptest::sample::Index as Pick;
 

@@ -2,7 +2,8 @@
 
 use std::path::PathBuf;
 
-use ingot_remote::{RemoteFile, RemoteOptions, Resource, START_NBYTES, StopFlag, redacted};
+use ingot_format::StopFlag;
+use ingot_remote::{RemoteFile, RemoteOptions, Resource, START_NBYTES, redacted};
 
 use super::session::{UrlFile, header_limits, url_file};
 use super::source;

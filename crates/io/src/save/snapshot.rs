@@ -335,7 +335,7 @@ mod tests {
             false
         }
 
-        fn read(&self, _: u64, _: &mut [u8], _: ingot_remote::StopFlag<'_>) -> io::Result<()> {
+        fn read(&self, _: u64, _: &mut [u8], _: ingot_format::StopFlag<'_>) -> io::Result<()> {
             self.0.fetch_add(1, Ordering::Relaxed);
             let begin = std::time::Instant::now();
             while self.0.load(Ordering::Relaxed) < 2 {

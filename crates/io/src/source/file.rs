@@ -203,8 +203,7 @@ mod tests {
     use super::*;
     use crate::memory::Block;
     use crate::source::read_exactly;
-    use ingot_format::to_u64;
-    use ingot_remote::StopFlag;
+    use ingot_format::{StopFlag, to_u64};
 
     const NBYTES: usize = (5 << 20) + 1234;
     /// A block of a disk, and a page of memory.

@@ -11,7 +11,7 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 
-use ingot_remote::briefly;
+use ingot_format::briefly;
 
 use super::{FileSource, Source, Stamp};
 use crate::disk::{self, Facts, is_out_of_descriptors};
@@ -324,7 +324,7 @@ fn close_all_but(open: &mut Vec<Weak<Slot>>, most: usize) -> Vec<Arc<FileSource>
 mod tests {
     use super::*;
     use crate::source::read_exactly;
-    use ingot_remote::StopFlag;
+    use ingot_format::StopFlag;
     use std::path::{Path, PathBuf};
     use std::sync::atomic::AtomicUsize;
 

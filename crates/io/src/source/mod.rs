@@ -12,8 +12,7 @@ use std::io::{self, IoSliceMut, Read};
 use std::ops::Range;
 use std::sync::Arc;
 
-use ingot_format::{to_u64, to_usize};
-use ingot_remote::StopFlag;
+use ingot_format::{StopFlag, to_u64, to_usize};
 
 use crate::error::Failure;
 use crate::memory::Memory;

@@ -2,8 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use ingot_format::{to_u64, to_usize};
-use ingot_remote::StopFlag;
+use ingot_format::{StopFlag, to_u64, to_usize};
 
 use super::writer::Writer;
 use crate::archive::{Tensor, lent_source};

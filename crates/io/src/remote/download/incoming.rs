@@ -8,8 +8,7 @@ use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, TryLockError};
 
-use ingot_format::{to_u64, to_usize};
-use ingot_remote::{StopFlag, locked};
+use ingot_format::{StopFlag, locked, to_u64, to_usize};
 
 use super::part_table::{PART_HASH_NBYTES, PartHash, PartTable};
 use super::wanted::{DownloadOptions, Downloaded, VersionedSource, compare};

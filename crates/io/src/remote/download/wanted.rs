@@ -6,8 +6,8 @@ use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
 use std::time::UNIX_EPOCH;
 
-use ingot_format::{IndexReader, to_u64, to_usize};
-use ingot_remote::{INDEX_FILE, Location, MODEL_FILE, Remote, RemoteFile, RemoteOptions, StopFlag, redacted};
+use ingot_format::{IndexReader, StopFlag, to_u64, to_usize};
+use ingot_remote::{INDEX_FILE, Location, MODEL_FILE, Remote, RemoteFile, RemoteOptions, redacted};
 
 use super::part_table::PartTable;
 use crate::archive::{lent_source, open_source};
