@@ -23,7 +23,7 @@ use crate::read::input::level;
 use crate::read::ordered::Ordered;
 use crate::read::plan::{Piece, Plan};
 use crate::read::show::{FileRun, check_sizes, looking};
-use crate::source::Source;
+use crate::source::ReadAt;
 use crate::values::{Number, has_values};
 use crate::watch::{After, Watch};
 use crate::workers::{Reading, share};
@@ -225,7 +225,7 @@ fn grouped(pairs: impl Iterator<Item = Pair>, most: u64) -> impl Iterator<Item =
 
 /// All that has to be read.
 struct Work<'a> {
-    sources: &'a [&'a dyn Source],
+    sources: &'a [&'a dyn ReadAt],
     reading: Reading,
     /// In the order of the first files.
     pairs: Vec<Pair>,
@@ -236,7 +236,7 @@ impl Work<'_> {
     fn of<'a>(
         pairs: &[(Tensor<'_>, Tensor<'_>)],
         ids: &[[TensorId; 2]],
-        sources: &'a [&'a dyn Source],
+        sources: &'a [&'a dyn ReadAt],
         options: &ReadOptions,
     ) -> Work<'a> {
         let pair =

@@ -102,7 +102,7 @@ pub use serialize::safetensors::{
     Dtype, SafeTensorError, SafeTensors, TensorView, View, serialize, serialize_to_file, slice, tensor,
 };
 pub use serialize::{bintensors, safetensors};
-pub use source::{FileSource, MemorySource, Source};
+pub use source::{FileSource, MemorySource, ReadAt, Source};
 pub use statistics::{Statistics, statistics};
 pub use values::{Number, has_values};
 pub use verify::{Compared, Definition, Mismatch, Proof, Report, hash, hash_source, verify};

@@ -142,7 +142,9 @@ impl Checkpoint {
     ) -> PyResult<Checkpoint> {
         let source = BufferSource::new(data).map_err(|fault| buffer_expected(data, &fault))?;
         let limits = limits(leniency, max_header_size)?;
-        Checkpoint::elsewhere(py, || ingot_io::Archive::from_source(Box::new(source), &limits))
+        Checkpoint::elsewhere(py, || {
+            ingot_io::Archive::from_reader(Box::new(source), None, "memory", "bytes in memory", &limits)
+        })
     }
 
     /// Opens what an object gives: a `Reader` of `_read/source.py`, whose `name` is for the errors.
@@ -159,7 +161,8 @@ impl Checkpoint {
         let limits = limits(leniency, max_header_size)?;
         let path = path.map(PathBuf::from);
         Checkpoint::elsewhere(py, || {
-            ingot_io::Archive::from_object(Box::new(source), path, &limits)
+            let why = "ranges of bytes that an object gives";
+            ingot_io::Archive::from_reader(Box::new(source), path, "object", why, &limits)
         })
     }
 

@@ -11,7 +11,7 @@ use std::sync::Arc;
 
 use ingot_format::{Dtype, to_u64, to_usize};
 use ingot_io::{
-    Bytes, DeviceBytes, DeviceStream, Dim, Footprint, Memory, Payload, Produce, Region, Source, Strided,
+    Bytes, DeviceBytes, DeviceStream, Dim, Footprint, Memory, Payload, Produce, ReadAt, Region, Strided,
 };
 use pyo3::buffer::PyUntypedBuffer;
 use pyo3::exceptions::{PyBufferError, PyMemoryError, PyValueError};
@@ -290,7 +290,7 @@ impl std::fmt::Debug for BufferSource {
     }
 }
 
-impl Source for BufferSource {
+impl ReadAt for BufferSource {
     fn nbytes(&self) -> u64 {
         to_u64(self.buffer.len_bytes())
     }

@@ -13,7 +13,7 @@ use std::sync::{Arc, Mutex, Weak};
 
 use ingot_format::briefly;
 
-use super::{FileSource, Source, Stamp};
+use super::{FileSource, ReadAt, Stamp};
 use crate::disk::{self, Facts, is_out_of_descriptors};
 
 /// Files that are held open at once, of those that can be opened again. Each may take a second descriptor, for reading
@@ -152,7 +152,7 @@ impl Lent {
     }
 }
 
-impl Source for LocalFile {
+impl ReadAt for LocalFile {
     fn nbytes(&self) -> u64 {
         match &self.descriptor {
             Descriptor::Kept(file) => file.nbytes(),

@@ -20,7 +20,7 @@ use crate::options::{Existing, ReadOptions};
 use crate::payload::FileRange;
 use crate::save::draft::Draft;
 use crate::save::target::is_there;
-use crate::source::{Source, Stamp, Stream, read_exactly};
+use crate::source::{ReadAt, Stamp, Stream, read_exactly};
 use crate::watch::{Unwatched, Watch};
 use crate::workers::{Reading, share};
 
@@ -162,7 +162,7 @@ pub(super) fn fetch(files: &[Incoming], how: &DownloadOptions, watch: &dyn Watch
         numbers.map(move |number| (file, number))
     };
     let tasks = files.iter().enumerate().flat_map(parts);
-    let spans: Vec<(&dyn Source, Range<u64>)> = files
+    let spans: Vec<(&dyn ReadAt, Range<u64>)> = files
         .iter()
         .map(|file| (&*file.versioned.source, 0..file.nbytes()))
         .collect();

@@ -17,7 +17,7 @@ use crate::error::Error;
 use crate::options::{Durability, Existing, ReadOnly, SaveOptions};
 use crate::payload::FileRange;
 use crate::remote::session::{AT_ONCE, Session, UrlFile, for_urls, header_limits, in_session, refused};
-use crate::source::Source;
+use crate::source::ReadAt;
 use crate::watch::Watch;
 use crate::workers::{Reading, in_parallel};
 
@@ -271,7 +271,7 @@ impl RemoteModel {
 
 /// A source, of one version.
 pub(super) struct VersionedSource {
-    pub(super) source: Box<dyn Source>,
+    pub(super) source: Box<dyn ReadAt>,
     /// What the caller knows it by.
     pub(super) shown: PathBuf,
     /// What no other version of it is called; `None` where nothing tells versions apart.
