@@ -10,10 +10,8 @@ use std::ops::Range;
 
 use ingot_format::{Dtype, Format, Limits, Spec, layout, nbytes};
 use ingot_io::fuzzing::strided;
-use ingot_io::{
-    Archive, Error, MemorySource, Part, ReadAt, ReadOptions, StopFlag, Target, Unwatched, convert, fill, is_float,
-    read,
-};
+use ingot_io::binding::{ReadAt, StopFlag, Target, convert, fill, is_float};
+use ingot_io::{Archive, Error, MemorySource, Part, ReadOptions, Unwatched, read};
 use libfuzzer_sys::arbitrary::{Result, Unstructured};
 use libfuzzer_sys::fuzz_target;
 use selected::{naive, part};
@@ -104,9 +102,7 @@ fn check(input: &mut Unstructured<'_>) -> Result<()> {
         files.push((archive, stored));
     }
     let threads = if input.ratio(1, 16)? { 3 } else { 1 };
-    let options = ReadOptions {
-        threads: NonZeroUsize::new(threads),
-    };
+    let options = ReadOptions::new().threads(NonZeroUsize::new(threads));
     let (mut parts, mut expected) = (Vec::new(), Vec::new());
     for _ in 0..input.int_in_range(0..=8)? {
         if let Some((part, bytes)) = wanted(input, &files)? {

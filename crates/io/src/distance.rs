@@ -81,9 +81,8 @@ impl Distance {
 /// How far apart the tensors of each pair are, in their order; `None` where all their values are equal.
 ///
 /// ```
-/// use ingot_io::{
-///     Archive, Dtype, Number, OpenOptions, ReadOptions, TensorView, Unwatched, distances, serialize_to_file,
-/// };
+/// use ingot_io::binding::{Number, distances};
+/// use ingot_io::{Archive, Dtype, OpenOptions, ReadOptions, TensorView, Unwatched, serialize_to_file};
 ///
 /// let folder = tempfile::tempdir()?;
 /// let saved = |name: &str, value: i32| {

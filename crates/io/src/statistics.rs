@@ -51,9 +51,8 @@ pub struct Statistics {
 /// histogram of `bins` parts takes a second look at the files.
 ///
 /// ```
-/// use ingot_io::{
-///     Archive, Dtype, Number, OpenOptions, ReadOptions, TensorView, Unwatched, serialize_to_file, statistics,
-/// };
+/// use ingot_io::binding::{Number, statistics};
+/// use ingot_io::{Archive, Dtype, OpenOptions, ReadOptions, TensorView, Unwatched, serialize_to_file};
 ///
 /// let folder = tempfile::tempdir()?;
 /// let path = folder.path().join("model.safetensors");

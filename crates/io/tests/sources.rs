@@ -8,9 +8,9 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use ingot_format::{Dtype, Format, Header, Index, Limits, Spec, layout, to_u64};
+use ingot_io::binding::{FileSource, Prefetch, ReadAt, Request, TensorId, warm_tensors};
 use ingot_io::{
-    Archive, Backend, Error, FileSource, MemorySource, OpenOptions, Part, Prefetch, ReadAt, ReadOptions,
-    Request, Source, Tensor, TensorId, Unwatched, Watch, warm_tensors,
+    Archive, Backend, Error, MemorySource, OpenOptions, Part, ReadOptions, Source, Tensor, Unwatched, Watch,
 };
 
 /// A source that gives few bytes at a time and is interrupted now and then, as a network file system may do.
@@ -159,14 +159,7 @@ fn size(n: i64) -> usize {
 }
 
 fn open(path: &Path, backend: Backend) -> Archive {
-    Archive::open(
-        path,
-        &OpenOptions {
-            backend,
-            ..OpenOptions::default()
-        },
-    )
-    .unwrap()
+    Archive::open(path, &OpenOptions::new().backend(backend)).unwrap()
 }
 
 #[test]
@@ -541,4 +534,67 @@ fn warming_reads_just_the_bytes_of_the_tensors() {
     let nbytes = |number: usize| archive.header().entry(number).unwrap().nbytes();
     assert_eq!(warmed, nbytes(3) + nbytes(9));
     assert!(tensors.len() > 9);
+}
+
+/// Bytes that have a version.
+struct Versioned {
+    bytes: Vec<u8>,
+    version: Arc<AtomicUsize>,
+}
+
+impl Source for Versioned {
+    fn nbytes(&self) -> u64 {
+        to_u64(self.bytes.len())
+    }
+
+    fn read_at(&self, position: u64, dest: &mut [u8]) -> io::Result<usize> {
+        let rest = &self.bytes[usize::try_from(position).unwrap()..];
+        let count = dest.len().min(rest.len());
+        dest[..count].copy_from_slice(&rest[..count]);
+        Ok(count)
+    }
+
+    fn version(&self) -> Option<String> {
+        Some(self.version.load(Ordering::Relaxed).to_string())
+    }
+}
+
+#[test]
+fn a_source_of_another_version_is_not_read() {
+    let (bytes, tensors) = file();
+    let version = Arc::new(AtomicUsize::new(1));
+    let source = Versioned {
+        bytes,
+        version: Arc::clone(&version),
+    };
+    let archive = Archive::from_source(source, &Limits::default()).unwrap();
+    suite(&archive, &tensors);
+    version.store(2, Ordering::Relaxed);
+    let fault = archive.read("t03").unwrap_err();
+    assert!(
+        matches!(fault, Error::Changed { nbytes_now: None, .. }),
+        "{fault}"
+    );
+    version.store(1, Ordering::Relaxed);
+    assert_eq!(archive.read("t03").unwrap().as_slice().unwrap(), tensors[3].1);
+}
+
+/// Says that it read more than there is room for.
+struct Boasting(Vec<u8>);
+
+impl Source for Boasting {
+    fn nbytes(&self) -> u64 {
+        to_u64(self.0.len())
+    }
+
+    fn read_at(&self, _: u64, dest: &mut [u8]) -> io::Result<usize> {
+        Ok(dest.len() + 1)
+    }
+}
+
+#[test]
+fn a_source_that_reports_more_bytes_than_it_was_given_room_for_is_an_error() {
+    let fault = Archive::from_source(Boasting(file().0), &Limits::default()).unwrap_err();
+    assert_eq!(fault.code(), "read");
+    assert!(fault.to_string().contains("expected at most"), "{fault}");
 }

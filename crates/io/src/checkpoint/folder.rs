@@ -14,7 +14,7 @@ use crate::disk::{self, Beneath, Facts, Kind, Refusal};
 use crate::error::{CheckpointFault, Error, unopened};
 use crate::heads::Heads;
 use crate::options::{OpenOptions, Reach};
-use crate::source::{FileSource, LocalFile, Reopen, ReadAt, Stamp, with_room};
+use crate::source::{FileSource, LocalFile, ReadAt, Reopen, Stamp, with_room};
 use crate::workers::{Reading, of_directory};
 
 /// A directory, and how far its files may lie from it.

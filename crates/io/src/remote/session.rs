@@ -97,6 +97,7 @@ impl Checkpoint {
     ///
     /// # Errors
     /// As [`Checkpoint::open_url`].
+    #[doc(hidden)]
     pub fn open_url_with(
         url: &str,
         options: &RemoteOptions,

@@ -706,7 +706,7 @@ mod tests {
                 shape,
             })
             .collect();
-        let keep = crate::Keep {
+        let keep = crate::digest::Keep {
             model_spec: true,
             ..Default::default()
         };

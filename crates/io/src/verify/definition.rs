@@ -94,7 +94,7 @@ pub fn hash(path: &Path, definition: Definition, watch: &dyn Watch) -> Result<St
 /// # Errors
 /// As [`hash`].
 pub fn hash_source(
-    source: &dyn Source,
+    source: &dyn ReadAt,
     path: &Path,
     definition: Definition,
     watch: &dyn Watch,

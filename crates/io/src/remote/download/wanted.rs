@@ -23,6 +23,7 @@ use crate::workers::{Reading, in_parallel};
 
 /// How to fetch a file.
 #[derive(Clone, Copy, Debug, Default)]
+#[non_exhaustive]
 pub struct DownloadOptions {
     /// How many parts are fetched at once, of all files together; by default as for reading.
     pub threads: Option<NonZeroUsize>,
@@ -37,6 +38,47 @@ pub struct DownloadOptions {
 }
 
 impl DownloadOptions {
+    /// Returns the defaults: existing files are refused, and the download is durable.
+    #[must_use]
+    pub fn new() -> DownloadOptions {
+        DownloadOptions::default()
+    }
+
+    /// Sets how many parts are fetched at once; `None` for the default.
+    #[must_use]
+    pub fn threads(mut self, threads: impl Into<Option<NonZeroUsize>>) -> DownloadOptions {
+        self.threads = threads.into();
+        self
+    }
+
+    /// Sets what happens to a file that exists.
+    #[must_use]
+    pub const fn existing(mut self, existing: Existing) -> DownloadOptions {
+        self.existing = existing;
+        self
+    }
+
+    /// Sets what happens to a file that this process may not write to.
+    #[must_use]
+    pub const fn read_only(mut self, read_only: ReadOnly) -> DownloadOptions {
+        self.read_only = read_only;
+        self
+    }
+
+    /// Sets what a loss of power may undo.
+    #[must_use]
+    pub const fn durable(mut self, durable: Durability) -> DownloadOptions {
+        self.durable = durable;
+        self
+    }
+
+    /// Sets the SHA-256 that the file must have; `None` for any.
+    #[must_use]
+    pub fn sha256(mut self, sha256: impl Into<Option<Digest>>) -> DownloadOptions {
+        self.sha256 = sha256.into();
+        self
+    }
+
     /// The options that a save has too.
     pub(super) fn save_options(&self) -> SaveOptions {
         SaveOptions {
@@ -49,6 +91,7 @@ impl DownloadOptions {
 
 /// What was fetched.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Downloaded {
     /// Where it is; of a model the index.
     pub path: PathBuf,
