@@ -60,7 +60,7 @@
 //! assert_eq!((shape, row.as_f32()?), (vec![2], &[3.0, 4.0][..]));
 //!
 //! // Many parts, of one file or several, are read in parallel and converted on the way.
-//! let column = Part::new(weight, &[Index::FULL, Index::At(0)], Some(Dtype::F64))?;
+//! let column = Part::new(weight, &[Index::WHOLE, Index::At(0)], Some(Dtype::F64))?;
 //! let found = read([column], &ReadOptions::new(), &Unwatched)?;
 //! assert_eq!(found[0].as_elements::<f64>()?, [1.0, 3.0]);
 //! # Ok::<(), Box<dyn std::error::Error>>(())
@@ -229,7 +229,7 @@ pub use writer::{Appender, Orphan, Writer};
 
 // Of ingot-format, what occurs in these.
 pub use ingot_format::{
-    Entry, Format, FormatError, Header, Index, IndexError, Layout, LayoutOptions, Leniency, Limits,
+    Entry, Format, FormatError, Header, Index, IndexError, Layout, LayoutOptions, Leniency, Limits, Places,
     SelectionError, ShardIndex, SharedError, Spec, layout,
 };
 
