@@ -131,8 +131,8 @@ impl Archive {
         Archive::from_reader(source, None, "source", "bytes that a `Source` reads", limits)
     }
 
-    /// As [`Archive::from_source`], for what can do more. `path` is its name in errors, `backend` and `why` are those of
-    /// the archive.
+    /// As [`Archive::from_source`], for readers that can do more. Errors name `path`; the archive reports `backend` and
+    /// `why`.
     ///
     /// # Errors
     /// As [`Archive::from_source`].

@@ -96,7 +96,7 @@ pub struct CheckpointOptions {
 }
 
 impl CheckpointOptions {
-    /// Returns the defaults: those of [`OpenOptions`] and [`Reach::FollowLinks`].
+    /// Returns the defaults: the default [`OpenOptions`] and [`Reach::FollowLinks`].
     #[must_use]
     pub fn new() -> CheckpointOptions {
         CheckpointOptions::default()

@@ -265,7 +265,7 @@ impl Region {
         }
     }
 
-    /// Borrows the bytes, also those of a mapped file.
+    /// Borrows the bytes, even from a mapped file.
     ///
     /// # Safety
     /// As long as the slice lives,
@@ -277,7 +277,7 @@ impl Region {
     #[must_use]
     pub unsafe fn as_slice_unchecked(&self) -> &[u8] {
         // SAFETY: `from_raw_parts` asks for
-        // - a non-null pointer, aligned for u8: that of pages or of a mapping, and every address is aligned for bytes;
+        // - a non-null pointer, aligned for u8: it points to pages or a mapping, and every address is aligned for bytes;
         // - `nbytes` initialised bytes in one allocation, at most `isize::MAX`: `new` cut them at the end of the memory,
         //   which `self` keeps;
         // - no writes as long as the slice lives: the caller promises this.
