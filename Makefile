@@ -174,7 +174,9 @@ lint-rust: | tools $(VENV)/.made
 	cargo fmt --all --check
 	cargo fmt --all --manifest-path tests/candle/ingot/Cargo.toml --check
 	cargo clippy $(CARGO_FLAGS) --workspace --all-targets -- -D warnings
+	@if cargo tree --locked --package ingot-io --edges normal | grep ingot-remote; then echo "error: ingot-io needs ingot-remote without the feature remote"; exit 1; fi
 	RUSTDOCFLAGS=-Dwarnings cargo doc $(CARGO_FLAGS) --workspace --no-deps
+	scripts/check-public
 
 lint-python: $(VENV)/.lint
 	$(BIN)/ruff check

@@ -101,7 +101,7 @@ def test_something_runs_every_block(page: Path) -> None:
 
 def test_the_block_of_rust_is_one_that_cargo_runs() -> None:
     blocks = [text for language, text in fences(DOCS / "guides" / "rust.md") if language == "rust"]
-    readme = (ROOT / "crates" / "format" / "README.md").read_text("utf-8")
+    readme = (ROOT / "crates" / "io" / "README.md").read_text("utf-8")
     assert blocks
     assert all(f"```rust\n{block}```" in readme for block in blocks)
 

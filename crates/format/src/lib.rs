@@ -54,6 +54,8 @@ mod header;
 mod index;
 mod layout;
 mod limits;
+#[cfg(feature = "std")]
+mod lock;
 mod metadata;
 mod name_order;
 mod natural;
@@ -66,6 +68,7 @@ mod serialize;
 mod shared;
 pub mod slice;
 mod sniff;
+mod stop;
 #[cfg(feature = "std")]
 pub mod tensor;
 mod tensors;
@@ -86,6 +89,9 @@ pub use header::Header;
 pub use index::{IndexError, IndexReader, ShardHeaders, ShardIndex, ShardNameFault};
 pub use layout::{Align, Layout, LayoutOptions, Order, layout, layout_with};
 pub use limits::{Leniency, Limits};
+#[cfg(feature = "std")]
+#[doc(hidden)]
+pub use lock::{briefly, locked};
 pub use metadata::{METADATA_KEY, Metadata};
 pub use natural::natural_order;
 pub use quoted::{Escaped, Quoted};
@@ -95,6 +101,7 @@ pub use selection::{Index, Places, Row, Rows, Run, Runs, Selection, SelectionErr
 pub use serialize::{Contents, to_vec};
 pub use shared::{Excerpt, SHARED_KEY, SharedError, SharedName, parse_shared, render_shared};
 pub use sniff::Foreign;
+pub use stop::{Caller, StopFlag};
 pub use tensors::{BinTensors, Binary, Json, Kind, SafeTensors, Tensors};
 pub use view::{TensorView, View};
 pub use window::HeaderWindow;

@@ -3,7 +3,7 @@
 
 use ingot_format::Dtype;
 use ingot_io::fuzzing::value;
-use ingot_io::{convert, converts};
+use ingot_io::binding::{convert, converts};
 use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(|input: &[u8]| {

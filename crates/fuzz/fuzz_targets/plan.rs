@@ -10,10 +10,8 @@ use std::ops::Range;
 
 use ingot_format::{Dtype, Format, Limits, Spec, layout, nbytes};
 use ingot_io::fuzzing::strided;
-use ingot_io::{
-    Archive, MemorySource, Part, ReadOptions, Source, StopFlag, Target, Unwatched, convert, fill, is_float,
-    read,
-};
+use ingot_io::binding::{ReadAt, StopFlag, Target, convert, fill, is_float};
+use ingot_io::{Archive, Error, MemorySource, Part, ReadOptions, Unwatched, read};
 use libfuzzer_sys::arbitrary::{Result, Unstructured};
 use libfuzzer_sys::fuzz_target;
 use selected::{naive, part};
@@ -53,7 +51,7 @@ impl Odd {
     }
 }
 
-impl Source for Odd {
+impl ReadAt for Odd {
     fn nbytes(&self) -> u64 {
         self.bytes.len() as u64
     }
@@ -94,9 +92,9 @@ fn check(input: &mut Unstructured<'_>) -> Result<()> {
     let mut files = Vec::new();
     for seed in 0..input.int_in_range(1..=2)? {
         let stored = tensors(input, seed)?;
-        let (source, may_fail) = source(input, file(&stored))?;
+        let (opened, may_fail) = open(input, file(&stored))?;
         fails |= may_fail;
-        let archive = match Archive::from_source(source, &Limits::default()) {
+        let archive = match opened {
             Ok(archive) => archive,
             Err(_) if may_fail => return Ok(()),
             Err(fault) => panic!("{fault}"),
@@ -104,9 +102,7 @@ fn check(input: &mut Unstructured<'_>) -> Result<()> {
         files.push((archive, stored));
     }
     let threads = if input.ratio(1, 16)? { 3 } else { 1 };
-    let options = ReadOptions {
-        threads: NonZeroUsize::new(threads),
-    };
+    let options = ReadOptions::new().threads(NonZeroUsize::new(threads));
     let (mut parts, mut expected) = (Vec::new(), Vec::new());
     for _ in 0..input.int_in_range(0..=8)? {
         if let Some((part, bytes)) = wanted(input, &files)? {
@@ -178,10 +174,13 @@ fn file(tensors: &[Stored]) -> Vec<u8> {
     bytes
 }
 
-/// Where they are read from, and whether that may fail.
-fn source(input: &mut Unstructured<'_>, bytes: Vec<u8>) -> Result<(Box<dyn Source>, bool)> {
+/// What opening the file gave.
+type Opened = std::result::Result<Archive, Error>;
+
+/// Opens it by one of the ways to read, and says whether that may fail.
+fn open(input: &mut Unstructured<'_>, bytes: Vec<u8>) -> Result<(Opened, bool)> {
     if input.ratio(1, 4)? {
-        return Ok((Box::new(MemorySource::new(bytes)), false));
+        return Ok((Archive::from_source(MemorySource::new(bytes), &Limits::default()), false));
     }
     let fails_from = match input.ratio(1, 8)? {
         true => Some(input.int_in_range(0..=bytes.len())?),
@@ -199,7 +198,9 @@ fn source(input: &mut Unstructured<'_>, bytes: Vec<u8>) -> Result<(Box<dyn Sourc
     } else {
         odd.most
     };
-    Ok((Box::new(Odd { most, ..odd }), fails_from.is_some()))
+    let reader = Box::new(Odd { most, ..odd });
+    let opened = Archive::from_reader(reader, None, "fuzz", "a fuzz target", &Limits::default());
+    Ok((opened, fails_from.is_some()))
 }
 
 /// Something that is wanted of one of the files, if it can be had, and its bytes.

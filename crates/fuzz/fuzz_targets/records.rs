@@ -13,9 +13,8 @@ use ingot_format::{
     CHECKSUMS_KEY, Checksums, Dtype, Excerpt, Format, LayoutOptions, SHARED_KEY, SharedName, Spec, layout,
     nbytes, parse_shared, render_shared,
 };
-use ingot_io::{
-    Algorithm, Alias, Durability, Inherit, Origin, Pick, Role, SaveOptions, Unwatched, aliases, assemble,
-};
+use ingot_io::binding::{Alias, Inherit, Origin, Pick, Role, aliases, assemble};
+use ingot_io::{Algorithm, Durability, SaveOptions, Unwatched};
 use libfuzzer_sys::arbitrary::{Result, Unstructured};
 use libfuzzer_sys::fuzz_target;
 
@@ -221,10 +220,7 @@ fn put_together(input: &mut Unstructured<'_>, sources: &[Source]) -> Result<()> 
             expected.insert(name.to_owned(), source.tensors[number].part(role));
         }
     }
-    let options = SaveOptions {
-        durable: Durability::Fast,
-        ..SaveOptions::default()
-    };
+    let options = SaveOptions::new().durable(Durability::Fast);
     let (format, order, path) = (Format::Safetensors, LayoutOptions::default(), place("new"));
     match assemble(
         &path,

@@ -7,8 +7,9 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use ingot_format::{Entry, Header, HeaderWindow, Index, Limits, Selection, SelectionError, to_u64, to_usize};
-use ingot_remote::StopFlag;
+use ingot_format::{
+    Entry, Header, HeaderWindow, Index, Limits, Selection, SelectionError, StopFlag, to_u64, to_usize,
+};
 
 use crate::backend::{Choice, choose};
 use crate::disk::{Facts, facts_at, open_for_reading};
@@ -16,7 +17,9 @@ use crate::error::{Error, Failure, InFile, unopened};
 use crate::heads::Head;
 use crate::memory::{Region, alignment, mapped_files};
 use crate::options::{BACKEND_VARIABLE, Backend, OpenOptions};
-use crate::source::{FileSource, LocalFile, MappedSource, Reopen, Source, read_exactly, with_room};
+use crate::source::{
+    FileSource, Given, LocalFile, MappedSource, ReadAt, Reopen, Source, read_exactly, with_room,
+};
 use crate::workers::threads_of_environment;
 
 /// The name of bytes in memory where a file has its path.
@@ -49,7 +52,7 @@ pub struct Archive {
 enum Storage {
     File(LocalFile),
     Mapped(MappedSource),
-    Elsewhere(Box<dyn Source>),
+    Elsewhere(Box<dyn ReadAt>),
 }
 
 impl Archive {
@@ -119,41 +122,37 @@ impl Archive {
         })
     }
 
-    /// Opens a source of another kind, such as bytes in memory.
+    /// Opens the file that a [`Source`] reads, such as bytes in memory ([`MemorySource`](crate::MemorySource)).
     ///
     /// # Errors
     /// [`Error::Header`] and [`Error::Read`], as for [`Archive::open`].
-    pub fn from_source(source: Box<dyn Source>, limits: &Limits) -> Result<Archive, Error> {
-        let header = read_header(&*source, None, limits)?;
-        Ok(Archive::elsewhere(
-            None,
-            header,
-            source,
-            "memory",
-            "bytes in memory",
-        ))
+    pub fn from_source(source: impl Source + 'static, limits: &Limits) -> Result<Archive, Error> {
+        let source = Box::new(Given::new(source));
+        Archive::from_reader(source, None, "source", "bytes that a `Source` reads", limits)
     }
 
-    /// As [`Archive::from_source`], of bytes that an object of the caller's gives, such as the client of a store. `path` is
-    /// what it calls them, for the errors.
+    /// As [`Archive::from_source`], for readers that can do more. Errors name `path`; the archive reports `backend` and
+    /// `why`.
     ///
     /// # Errors
     /// As [`Archive::from_source`].
-    pub fn from_object(
-        source: Box<dyn Source>,
+    #[doc(hidden)]
+    pub fn from_reader(
+        source: Box<dyn ReadAt>,
         path: Option<PathBuf>,
+        backend: &'static str,
+        why: &'static str,
         limits: &Limits,
     ) -> Result<Archive, Error> {
         let header = read_header(&*source, path.as_deref(), limits)?;
-        let why = "ranges of bytes that an object gives";
-        Ok(Archive::elsewhere(path, header, source, "object", why))
+        Ok(Archive::elsewhere(path, header, source, backend, why))
     }
 
     /// An open source that is no file of this machine, and its header.
     pub(crate) fn elsewhere(
         path: Option<PathBuf>,
         header: Header,
-        source: Box<dyn Source>,
+        source: Box<dyn ReadAt>,
         backend: &'static str,
         why: &'static str,
     ) -> Archive {
@@ -187,7 +186,7 @@ impl Archive {
         &self.header
     }
 
-    pub(crate) fn source(&self) -> &dyn Source {
+    pub(crate) fn source(&self) -> &dyn ReadAt {
         match &self.bytes {
             Storage::File(file) => file,
             Storage::Mapped(mapped) => mapped,
@@ -204,7 +203,7 @@ impl Archive {
         }
     }
 
-    /// How the bytes are read: `mmap`, `pread`, `memory` or `object`; of a URL its scheme.
+    /// Returns how the bytes are read: `mmap`, `pread` or `source`, or the scheme of a URL.
     #[must_use]
     pub fn backend(&self) -> &'static str {
         self.backend
@@ -352,7 +351,7 @@ impl Reopen for ByPath {
 }
 
 /// Fails when `source` is no longer what was opened. `path` is for the errors.
-pub(crate) fn check_unchanged(source: &dyn Source, path: Option<&Path>) -> Result<(), Error> {
+pub(crate) fn check_unchanged(source: &dyn ReadAt, path: Option<&Path>) -> Result<(), Error> {
     let nbytes_at_open = source.nbytes();
     match source.nbytes_now() {
         Ok(Some(now)) if now == nbytes_at_open => Ok(()),
@@ -502,7 +501,7 @@ const PREFIX_NBYTES: usize = 8;
 /// Reads the header into memory of our own, never from a mapping: what was checked cannot change afterwards.
 /// `path` is for the errors.
 pub(crate) fn read_header(
-    source: &dyn Source,
+    source: &dyn ReadAt,
     path: Option<&Path>,
     limits: &Limits,
 ) -> Result<Header, Error> {
@@ -532,7 +531,7 @@ pub(crate) fn read_header(
 /// 100,000 tensors took went into fresh pages for its 13 MB. `window` holds the start of the file, and then one part
 /// of the header after the other. `None` means that the header has to be read whole.
 fn read_through_window(
-    source: &dyn Source,
+    source: &dyn ReadAt,
     head_nbytes: u64,
     window: &mut [u8],
 ) -> Result<Option<Header>, Failure> {
@@ -613,7 +612,7 @@ impl<'a> Files<'a> {
         self.archives.iter().map(|archive| archive.header()).collect()
     }
 
-    pub(crate) fn sources(&self) -> Vec<&'a dyn Source> {
+    pub(crate) fn sources(&self) -> Vec<&'a dyn ReadAt> {
         self.archives.iter().map(|archive| archive.source()).collect()
     }
 

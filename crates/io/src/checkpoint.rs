@@ -11,8 +11,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
-use ingot_format::{Dtype, Header, ShardIndex, natural_order};
-use ingot_remote::StopFlag;
+use ingot_format::{Dtype, Header, ShardIndex, StopFlag, natural_order};
 
 pub(crate) use folder::read_index;
 pub use shards::Backing;
@@ -117,6 +116,7 @@ impl Checkpoint {
     ///
     /// # Errors
     /// As [`Checkpoint::open`].
+    #[doc(hidden)]
     pub fn open_with(path: &Path, options: &CheckpointOptions, heads: Heads) -> Result<Checkpoint, Error> {
         Checkpoint::settled(path, options, false, &heads)
     }
@@ -125,6 +125,7 @@ impl Checkpoint {
     ///
     /// # Errors
     /// As [`Checkpoint::open`].
+    #[doc(hidden)]
     pub fn open_lent(path: &Path, options: &CheckpointOptions) -> Result<Checkpoint, Error> {
         Checkpoint::settled(path, options, true, &Heads::default())
     }
@@ -200,6 +201,7 @@ impl Checkpoint {
     ///
     /// # Errors
     /// As [`Checkpoint::file`]; [`Error::Read`]; [`Error::Interrupted`].
+    #[doc(hidden)]
     pub fn heads(&self, watch: &dyn Watch) -> Result<Option<Heads>, Error> {
         if self.files() == 0 || self.file(0)?.source().version().is_none() {
             return Ok(None);
@@ -220,6 +222,7 @@ impl Checkpoint {
     ///
     /// # Errors
     /// As [`Checkpoint::file`].
+    #[doc(hidden)]
     pub fn backing(&self) -> Result<Backing, Error> {
         let (first, reason) = match &self.files {
             Contents::File(archive) => (&**archive, None),
@@ -253,6 +256,7 @@ impl Checkpoint {
     ///
     /// # Errors
     /// As [`Checkpoint::file`].
+    #[doc(hidden)]
     pub fn identity(&self) -> Result<Option<(String, bool)>, Error> {
         let files = self.all_files()?;
         let identities: Option<Vec<_>> = files.into_iter().map(Archive::identity).collect();
@@ -492,6 +496,7 @@ impl Checkpoint {
     ///
     /// # Errors
     /// As [`Checkpoint::find`].
+    #[doc(hidden)]
     pub fn id(&self, name: &str) -> Result<TensorId, Error> {
         let file = self.file_of(name)?;
         let number = self.file(file)?.find(name)?.number();
@@ -502,6 +507,7 @@ impl Checkpoint {
     ///
     /// # Errors
     /// As [`Checkpoint::file`]; [`Error::UnknownTensor`] for a number that the file has not.
+    #[doc(hidden)]
     pub fn tensor(&self, id: TensorId) -> Result<Tensor<'_>, Error> {
         let file = self.file(id.file)?;
         file.tensor(id.number).ok_or_else(|| Error::UnknownTensor {

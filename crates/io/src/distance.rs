@@ -10,8 +10,7 @@ use std::iter;
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
-use ingot_format::{Dtype, to_usize};
-use ingot_remote::StopFlag;
+use ingot_format::{Dtype, StopFlag, to_usize};
 
 use self::apart::{Apart, STEP};
 use crate::archive::{Files, Tensor, TensorId};
@@ -24,7 +23,7 @@ use crate::read::input::level;
 use crate::read::ordered::Ordered;
 use crate::read::plan::{Piece, Plan};
 use crate::read::show::{FileRun, check_sizes, looking};
-use crate::source::Source;
+use crate::source::ReadAt;
 use crate::values::{Number, has_values};
 use crate::watch::{After, Watch};
 use crate::workers::{Reading, share};
@@ -82,9 +81,8 @@ impl Distance {
 /// How far apart the tensors of each pair are, in their order; `None` where all their values are equal.
 ///
 /// ```
-/// use ingot_io::{
-///     Archive, Dtype, Number, OpenOptions, ReadOptions, TensorView, Unwatched, distances, serialize_to_file,
-/// };
+/// use ingot_io::binding::{Number, distances};
+/// use ingot_io::{Archive, Dtype, OpenOptions, ReadOptions, TensorView, Unwatched, serialize_to_file};
 ///
 /// let folder = tempfile::tempdir()?;
 /// let saved = |name: &str, value: i32| {
@@ -226,7 +224,7 @@ fn grouped(pairs: impl Iterator<Item = Pair>, most: u64) -> impl Iterator<Item =
 
 /// All that has to be read.
 struct Work<'a> {
-    sources: &'a [&'a dyn Source],
+    sources: &'a [&'a dyn ReadAt],
     reading: Reading,
     /// In the order of the first files.
     pairs: Vec<Pair>,
@@ -237,7 +235,7 @@ impl Work<'_> {
     fn of<'a>(
         pairs: &[(Tensor<'_>, Tensor<'_>)],
         ids: &[[TensorId; 2]],
-        sources: &'a [&'a dyn Source],
+        sources: &'a [&'a dyn ReadAt],
         options: &ReadOptions,
     ) -> Work<'a> {
         let pair =

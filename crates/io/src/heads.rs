@@ -1,6 +1,6 @@
 //! What is read to open a checkpoint, so that one process can read it for others.
 
-use crate::source::Source;
+use crate::source::ReadAt;
 
 /// What one process has read of the files of a checkpoint to open it. Another opens the same with it, and reads none of that:
 /// [`Checkpoint::open_with`](crate::Checkpoint::open_with). By default it is nothing.
@@ -46,7 +46,7 @@ impl Heads {
 
 impl Head {
     /// Whether it is that of `source`, as it is here.
-    pub(crate) fn is_of(&self, source: &dyn Source) -> bool {
+    pub(crate) fn is_of(&self, source: &dyn ReadAt) -> bool {
         self.nbytes == source.nbytes() && source.version().as_ref() == Some(&self.version)
     }
 }

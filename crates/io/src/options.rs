@@ -45,10 +45,17 @@ impl fmt::Display for Backend {
 }
 
 /// Overrides [`Backend::Auto`] for a whole process: `mmap` or `pread`.
-pub const BACKEND_VARIABLE: &str = "INGOT_BACKEND";
+pub(crate) const BACKEND_VARIABLE: &str = "INGOT_BACKEND";
 
 /// How to open a file.
+///
+/// ```
+/// use ingot_io::{Backend, OpenOptions};
+/// let owned = OpenOptions::new().backend(Backend::Pread);
+/// assert_eq!(owned.backend, Backend::Pread);
+/// ```
 #[derive(Clone, Copy, Debug, Default)]
+#[non_exhaustive]
 pub struct OpenOptions {
     /// How its bytes are read.
     pub backend: Backend,
@@ -56,13 +63,58 @@ pub struct OpenOptions {
     pub limits: Limits,
 }
 
+impl OpenOptions {
+    /// Returns the defaults: [`Backend::Auto`] and the default [`Limits`].
+    #[must_use]
+    pub fn new() -> OpenOptions {
+        OpenOptions::default()
+    }
+
+    /// Sets how the bytes are read.
+    #[must_use]
+    pub const fn backend(mut self, backend: Backend) -> OpenOptions {
+        self.backend = backend;
+        self
+    }
+
+    /// Sets which headers are accepted.
+    #[must_use]
+    pub const fn limits(mut self, limits: Limits) -> OpenOptions {
+        self.limits = limits;
+        self
+    }
+}
+
 /// How to open a checkpoint.
 #[derive(Clone, Copy, Debug, Default)]
+#[non_exhaustive]
 pub struct CheckpointOptions {
     /// How each of its files is opened.
     pub open: OpenOptions,
     /// Whether files may lie elsewhere.
     pub reach: Reach,
+}
+
+impl CheckpointOptions {
+    /// Returns the defaults: the default [`OpenOptions`] and [`Reach::FollowLinks`].
+    #[must_use]
+    pub fn new() -> CheckpointOptions {
+        CheckpointOptions::default()
+    }
+
+    /// Sets how each file is opened.
+    #[must_use]
+    pub const fn open(mut self, open: OpenOptions) -> CheckpointOptions {
+        self.open = open;
+        self
+    }
+
+    /// Sets where the files may be.
+    #[must_use]
+    pub const fn reach(mut self, reach: Reach) -> CheckpointOptions {
+        self.reach = reach;
+        self
+    }
 }
 
 /// Where the files of a checkpoint may lie.
@@ -77,20 +129,43 @@ pub enum Reach {
 
 /// How tensors are read.
 #[derive(Clone, Copy, Debug, Default)]
+#[non_exhaustive]
 pub struct ReadOptions {
-    /// How many threads read at once; by default what [`THREADS_VARIABLE`] says, else what suits the machine and the
+    /// How many threads read at once; by default what the variable `INGOT_THREADS` says, else what suits the machine and the
     /// source.
     pub threads: Option<NonZeroUsize>,
 }
 
+impl ReadOptions {
+    /// Returns the defaults.
+    #[must_use]
+    pub fn new() -> ReadOptions {
+        ReadOptions::default()
+    }
+
+    /// Sets how many threads read at once; `None` for the default.
+    #[must_use]
+    pub fn threads(mut self, threads: impl Into<Option<NonZeroUsize>>) -> ReadOptions {
+        self.threads = threads.into();
+        self
+    }
+}
+
 /// How many threads read at once, for a whole process, where nothing else is asked for.
-pub const THREADS_VARIABLE: &str = "INGOT_THREADS";
+pub(crate) const THREADS_VARIABLE: &str = "INGOT_THREADS";
 
 /// How many bytes of pinned memory a process may use to reach its devices.
-pub const PINNED_VARIABLE: &str = "INGOT_PINNED";
+pub(crate) const PINNED_VARIABLE: &str = "INGOT_PINNED";
 
 /// How to save.
+///
+/// ```
+/// use ingot_io::{Durability, Replace, SaveOptions};
+/// let new_and_fast = SaveOptions::new().replace(Replace::Nothing).durable(Durability::Fast);
+/// assert_eq!(new_and_fast.replace, Replace::Nothing);
+/// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct SaveOptions {
     /// What a loss of power may undo.
     pub durable: Durability,
@@ -131,6 +206,37 @@ pub enum Replace {
 }
 
 impl SaveOptions {
+    /// Returns the defaults: [`Durability::Durable`], [`Replace::Atomic`] and [`ReadOnly::Refuse`].
+    #[must_use]
+    pub const fn new() -> SaveOptions {
+        SaveOptions {
+            durable: Durability::Durable,
+            replace: Replace::Atomic,
+            read_only: ReadOnly::Refuse,
+        }
+    }
+
+    /// Sets what a loss of power may undo.
+    #[must_use]
+    pub const fn durable(mut self, durable: Durability) -> SaveOptions {
+        self.durable = durable;
+        self
+    }
+
+    /// Sets how an existing file is replaced.
+    #[must_use]
+    pub const fn replace(mut self, replace: Replace) -> SaveOptions {
+        self.replace = replace;
+        self
+    }
+
+    /// Sets what happens to a file that this process may not write to.
+    #[must_use]
+    pub const fn read_only(mut self, read_only: ReadOnly) -> SaveOptions {
+        self.read_only = read_only;
+        self
+    }
+
     /// What becomes of a file that has the name when the new one is whole.
     pub(crate) fn existing(&self) -> Existing {
         match self.replace {

@@ -55,6 +55,7 @@ macro_rules! format_module {
             use std::path::Path;
 
             use ingot_format::FormatError;
+            #[doc(no_inline)]
             pub use ingot_format::$name::*;
 
             $($more)*
@@ -101,7 +102,9 @@ format_module!(
     "SafeTensors",
     /// The names of that crate's module `tensor`.
     pub mod tensor {
+        #[doc(no_inline)]
         pub use super::serialize_to_file;
+        #[doc(no_inline)]
         pub use ingot_format::tensor::*;
     }
 );

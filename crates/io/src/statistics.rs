@@ -13,7 +13,7 @@ use crate::options::ReadOptions;
 use crate::read::input::Witness;
 use crate::read::ordered::Ordered;
 use crate::read::show::{FileRun, looking, show};
-use crate::source::Source;
+use crate::source::ReadAt;
 use crate::values::{Number, as_floats, has_values, single, singles};
 use crate::watch::Watch;
 use crate::workers::Reading;
@@ -51,9 +51,8 @@ pub struct Statistics {
 /// histogram of `bins` parts takes a second look at the files.
 ///
 /// ```
-/// use ingot_io::{
-///     Archive, Dtype, Number, OpenOptions, ReadOptions, TensorView, Unwatched, serialize_to_file, statistics,
-/// };
+/// use ingot_io::binding::{Number, statistics};
+/// use ingot_io::{Archive, Dtype, OpenOptions, ReadOptions, TensorView, Unwatched, serialize_to_file};
 ///
 /// let folder = tempfile::tempdir()?;
 /// let path = folder.path().join("model.safetensors");
@@ -106,7 +105,7 @@ struct TensorRun {
 
 /// All that has to be read.
 struct Work<'a> {
-    sources: &'a [&'a dyn Source],
+    sources: &'a [&'a dyn ReadAt],
     reading: Reading,
     /// In the order of the files; without a byte where the dtype has no values.
     tensors: Vec<TensorRun>,
@@ -116,7 +115,7 @@ impl Work<'_> {
     /// For these tensors, each of them once and in the order of the files.
     fn of<'a>(
         headers: &[&Header],
-        sources: &'a [&'a dyn Source],
+        sources: &'a [&'a dyn ReadAt],
         tensors: &[TensorId],
         options: &ReadOptions,
     ) -> Work<'a> {

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use ingot_remote::StopFlag;
+use ingot_format::StopFlag;
 
 use crate::error::Error;
 

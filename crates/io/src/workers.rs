@@ -6,12 +6,11 @@ use std::panic::resume_unwind;
 use std::sync::OnceLock;
 use std::sync::atomic::AtomicBool;
 
-use ingot_format::{to_u64, to_usize};
-use ingot_remote::{Caller, StopFlag};
+use ingot_format::{Caller, StopFlag, to_u64, to_usize};
 
 use crate::error::{Error, Failure};
 use crate::options::{ReadOptions, THREADS_VARIABLE};
-use crate::source::Source;
+use crate::source::ReadAt;
 use crate::sync::thread::{self, Thread, ThreadId};
 use crate::sync::{AtomicU64, AtomicUsize, Mutex, Ordering, locked};
 use crate::watch::{POLL, Watch};
@@ -80,7 +79,7 @@ impl Reading {
     }
 
     /// What suits `nbytes` bytes of some sources, all of them in these spans. The slowest decides.
-    pub(crate) fn of(nbytes: u64, spans: &[(&dyn Source, Range<u64>)], options: &ReadOptions) -> Reading {
+    pub(crate) fn of(nbytes: u64, spans: &[(&dyn ReadAt, Range<u64>)], options: &ReadOptions) -> Reading {
         Reading::above(ALONE_NBYTES, nbytes, spans, options)
     }
 
@@ -88,7 +87,7 @@ impl Reading {
     pub(crate) fn above(
         alone_nbytes: u64,
         nbytes: u64,
-        spans: &[(&dyn Source, Range<u64>)],
+        spans: &[(&dyn ReadAt, Range<u64>)],
         options: &ReadOptions,
     ) -> Reading {
         // Whether it is a number was asked when the file was opened.
@@ -104,7 +103,7 @@ impl Reading {
                     .map_or(1, usize::from)
                     .min(MAX_THREADS)
             };
-            let is_cold = |(source, span): &(&dyn Source, Range<u64>)| source.is_cold(span);
+            let is_cold = |(source, span): &(&dyn ReadAt, Range<u64>)| source.is_cold(span);
             let suits = || match nbytes {
                 _ if nbytes <= alone_nbytes => 1,
                 _ if nbytes > ALONE_NBYTES && spans.iter().any(is_cold) => COLD_THREADS,

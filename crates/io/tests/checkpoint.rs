@@ -6,9 +6,10 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use ingot_format::{Dtype, Format, Index, Leniency, Limits, Spec, layout, to_u64};
+use ingot_io::binding::{Origins, Prefetch, Request, TensorId, warm_tensors};
 use ingot_io::{
-    Archive, Backend, Checkpoint, CheckpointOptions, Error, MemorySource, OpenOptions, Origins, Part,
-    Prefetch, Reach, ReadOptions, Request, Source, Tensor, TensorId, Unwatched, warm_tensors,
+    Archive, Backend, Checkpoint, CheckpointOptions, Error, MemorySource, OpenOptions, Part, ReadOptions,
+    Source, Tensor, Unwatched,
 };
 
 const SIZES: [u64; 4] = [10, 0, 3 << 20, 70_000];
@@ -47,13 +48,7 @@ fn write(directory: &Path) -> PathBuf {
 }
 
 fn open(path: &Path, backend: Backend) -> Checkpoint {
-    let options = CheckpointOptions {
-        open: OpenOptions {
-            backend,
-            limits: Limits::default(),
-        },
-        reach: Reach::FollowLinks,
-    };
+    let options = CheckpointOptions::new().open(OpenOptions::new().backend(backend));
     Checkpoint::open(path, &options).unwrap()
 }
 

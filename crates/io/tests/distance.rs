@@ -10,9 +10,8 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use ingot_format::{Dtype, to_u64};
-use ingot_io::{
-    Archive, Distance, Error, Number, ReadOptions, Tensor, Unwatched, Watch, distances, has_values,
-};
+use ingot_io::binding::{Distance, Number, distances, has_values};
+use ingot_io::{Archive, Error, ReadOptions, Tensor, Unwatched, Watch};
 use proptest::prelude::*;
 
 use crate::in_memory::archive;
@@ -353,9 +352,7 @@ fn join_what_many_threads_read_of_many_tensors_in_any_order() {
     assert_eq!(found[1].unwrap().different, Some(1));
     assert_eq!((found[2], found[4]), (None, None));
     for threads in [1, 3] {
-        let options = ReadOptions {
-            threads: std::num::NonZeroUsize::new(threads),
-        };
+        let options = ReadOptions::new().threads(std::num::NonZeroUsize::new(threads));
         // The same numbers to the last digit, however the work was shared.
         assert_eq!(
             distances(&by_name(&one, &two, &names), &options, &Unwatched).unwrap(),

@@ -29,11 +29,9 @@ fn server() -> Server {
 }
 
 fn fetch(url: &str, path: &Path) {
-    let how = DownloadOptions {
-        existing: Existing::Replace,
-        durable: Durability::Fast,
-        ..DownloadOptions::default()
-    };
+    let how = DownloadOptions::new()
+        .existing(Existing::Replace)
+        .durable(Durability::Fast);
     download(url, path, &RemoteOptions::default(), &how, &Unwatched).unwrap();
 }
 

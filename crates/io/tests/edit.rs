@@ -9,17 +9,14 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use ingot_format::{
     Align, Dtype, Format, Index, LayoutOptions, SafeTensors, Spec, TensorView, layout_with, serialize,
 };
+use ingot_io::binding::{Inherit, Origin, Pick, Role, aliases, assemble};
 use ingot_io::{
-    Appender, Durability, Edited, Error, Inherit, MetadataChange, Origin, Orphan, Payload, Pick, Role,
-    SaveOptions, Unwatched, Watch, Way, Writer, aliases, assemble, replace_tensor, save, update_metadata,
+    Appender, Durability, Edited, Error, MetadataChange, Orphan, Payload, SaveOptions, Unwatched, Watch, Way,
+    Writer, replace_tensor, save, update_metadata,
 };
 use proptest::prelude::*;
 
-const FAST: SaveOptions = SaveOptions {
-    durable: Durability::Fast,
-    replace: ingot_io::Replace::Atomic,
-    read_only: ingot_io::ReadOnly::Refuse,
-};
+const FAST: SaveOptions = SaveOptions::new().durable(Durability::Fast);
 
 type Tensors = BTreeMap<String, Vec<u8>>;
 type Pairs = BTreeMap<String, String>;

@@ -6,9 +6,10 @@ use std::path::PathBuf;
 use std::sync::Mutex;
 
 use ingot_format::{Align, Checksums, Dtype, Format, LayoutOptions, Spec, TensorView, to_vec};
+use ingot_io::binding::{FileRange, Keep, Proof, Sealed};
 use ingot_io::{
-    Algorithm, Archive, Checkpoint, Definition, Digest, Durability, Error, FileRange, Keep, Payload, Produce,
-    Proof, ReadOptions, SaveOptions, Sealed, Unwatched, Watch, hash, verify,
+    Algorithm, Archive, Checkpoint, Definition, Digest, Durability, Error, Payload, Produce, ReadOptions,
+    SaveOptions, Unwatched, Watch, hash, verify,
 };
 use proptest::prelude::*;
 use tempfile::TempDir;
@@ -261,11 +262,7 @@ impl Produce for Far<'_> {
     }
 }
 
-const FAST: SaveOptions = SaveOptions {
-    durable: Durability::Fast,
-    replace: ingot_io::Replace::Atomic,
-    read_only: ingot_io::ReadOnly::Refuse,
-};
+const FAST: SaveOptions = SaveOptions::new().durable(Durability::Fast);
 
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(24))]
@@ -314,11 +311,7 @@ proptest! {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("file");
         fs::write(&path, "old").unwrap();
-        let save = SaveOptions {
-            replace: if in_place { ingot_io::Replace::InPlace } else { ingot_io::Replace::Atomic },
-            durable: if durable { Durability::Durable } else { Durability::Fast },
-            ..FAST
-        };
+        let save = FAST.replace(if in_place { ingot_io::Replace::InPlace } else { ingot_io::Replace::Atomic }).durable(if durable { Durability::Durable } else { Durability::Fast });
         sealed.save(&path, &payloads, &save, &Unwatched).unwrap();
         let report = verify(&path, None, &Unwatched).unwrap();
         prop_assert_eq!(report.algorithm, algorithm);
@@ -389,7 +382,7 @@ fn some_tensors_are_proven_without_the_others() {
             let file = checkpoint.file(0).unwrap();
             let tensors: Vec<_> = numbers.iter().filter_map(|&number| file.tensor(number)).collect();
             let read = checkpoint.proven(&tensors, &proof, &[], &ReadOptions::default(), &Unwatched);
-            let nbytes = |found: ingot_io::Found| found.host().unwrap().len();
+            let nbytes = |found: ingot_io::binding::Found| found.host().unwrap().len();
             read.map(|found| found.into_iter().map(nbytes).collect::<Vec<_>>())
         };
         let kept = Proof {

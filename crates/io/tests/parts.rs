@@ -5,8 +5,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use ingot_format::{Dtype, Format, Index, Limits, Spec, layout, to_u64};
+use ingot_io::binding::convert;
 use ingot_io::{
-    Archive, Backend, Error, MemorySource, OpenOptions, Part, ReadOptions, Region, Source, Unwatched, convert,
+    Archive, Backend, Error, MemorySource, OpenOptions, Part, ReadOptions, Region, Source, Unwatched,
 };
 use proptest::prelude::*;
 
@@ -56,9 +57,7 @@ fn read(archive: &Archive, parts: &[(&str, Vec<Index>, Option<Dtype>)], threads:
         .iter()
         .map(|(name, index, dtype)| Part::new(archive.find(name).unwrap(), index, *dtype).unwrap())
         .collect();
-    let options = ReadOptions {
-        threads: std::num::NonZeroUsize::new(threads),
-    };
+    let options = ReadOptions::new().threads(std::num::NonZeroUsize::new(threads));
     ingot_io::read(&parts, &options, &Unwatched).unwrap()
 }
 
@@ -112,7 +111,7 @@ proptest! {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("f");
         std::fs::write(&path, &bytes).unwrap();
-        let open = |backend| Archive::open(&path, &OpenOptions { backend, limits: Limits::default() }).unwrap();
+        let open = |backend| Archive::open(&path, &OpenOptions::new().backend(backend)).unwrap();
         let memory = Archive::from_source(Box::new(MemorySource::new(bytes.clone())), &Limits::default()).unwrap();
         let places = |from: usize, to: usize, step: usize, size: usize| -> Vec<usize> { (from.min(size)..to.min(size)).step_by(step).collect() };
         let entry = *memory.find("m").unwrap().entry();
@@ -209,14 +208,7 @@ fn a_file_that_shrinks_is_an_error_and_no_crash() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("f");
     std::fs::write(&path, file(&[("m", Dtype::F32, &[2048, 4096])])).unwrap();
-    let archive = Archive::open(
-        &path,
-        &OpenOptions {
-            backend,
-            limits: Limits::default(),
-        },
-    )
-    .unwrap();
+    let archive = Archive::open(&path, &OpenOptions::new().backend(backend)).unwrap();
     std::fs::OpenOptions::new()
         .write(true)
         .open(&path)

@@ -22,23 +22,11 @@ use tempfile::TempDir;
 
 const OLD: &[u8] = b"what was there before";
 
-const IN_PLACE: SaveOptions = SaveOptions {
-    durable: Durability::Durable,
-    replace: Replace::InPlace,
-    read_only: ReadOnly::Refuse,
-};
+const IN_PLACE: SaveOptions = SaveOptions::new().replace(Replace::InPlace);
 
-const FAST: SaveOptions = SaveOptions {
-    durable: Durability::Fast,
-    replace: Replace::Atomic,
-    read_only: ReadOnly::Refuse,
-};
+const FAST: SaveOptions = SaveOptions::new().durable(Durability::Fast);
 
-const FORCE: SaveOptions = SaveOptions {
-    durable: Durability::Durable,
-    replace: Replace::Atomic,
-    read_only: ReadOnly::Replace,
-};
+const FORCE: SaveOptions = SaveOptions::new().read_only(ReadOnly::Replace);
 
 fn put(path: &Path, bytes: &[u8], options: &SaveOptions) -> Result<(), Error> {
     put_watched(path, bytes, options, &Unwatched)
@@ -110,23 +98,22 @@ fn child() {
         return;
     };
     let has = |word: &str| std::env::var("INGOT_SAVE_HOW").is_ok_and(|how| how.contains(word));
-    let options = SaveOptions {
-        durable: if has("fast") {
+    let options = SaveOptions::new()
+        .durable(if has("fast") {
             Durability::Fast
         } else {
             Durability::Durable
-        },
-        replace: if has("in-place") {
+        })
+        .replace(if has("in-place") {
             Replace::InPlace
         } else {
             Replace::Atomic
-        },
-        read_only: if has("force") {
+        })
+        .read_only(if has("force") {
             ReadOnly::Replace
         } else {
             ReadOnly::Refuse
-        },
-    };
+        });
     let size = std::env::var("INGOT_SAVE_SIZE").map_or(NEW_SIZE, |size| size.parse().unwrap());
     if has("for-ever") {
         eprintln!("{BEGUN}");
@@ -361,10 +348,7 @@ fn savers_of_one_path_leave_whole_files_only() {
             .map(|saver| {
                 let path = &path;
                 scope.spawn(move || {
-                    let options = SaveOptions {
-                        durable: Durability::Fast,
-                        ..SaveOptions::default()
-                    };
+                    let options = SaveOptions::new().durable(Durability::Fast);
                     for _ in 0..40 {
                         put(path, &fill(saver), &options).unwrap();
                     }
@@ -434,10 +418,7 @@ fn an_interrupted_save_leaves_the_old_file() {
     for size in [1000, 48 << 20] {
         for replace in [Replace::Atomic, Replace::InPlace] {
             let (folder, path) = folder();
-            let options = SaveOptions {
-                replace,
-                ..SaveOptions::default()
-            };
+            let options = SaveOptions::new().replace(replace);
             let bytes = new(size);
             for after in 0.. {
                 let watch = StopAfter::new(after);
@@ -457,11 +438,9 @@ fn an_interrupted_save_leaves_the_old_file() {
 
 // ── What is not replaced ─────────────────────────────────────────────────────────────────────────────────────────────
 
-const NOTHING: SaveOptions = SaveOptions {
-    durable: Durability::Durable,
-    replace: Replace::Nothing,
-    read_only: ReadOnly::Replace,
-};
+const NOTHING: SaveOptions = SaveOptions::new()
+    .replace(Replace::Nothing)
+    .read_only(ReadOnly::Replace);
 
 #[track_caller]
 fn assert_is_there(result: Result<(), Error>) {
@@ -511,10 +490,7 @@ fn what_got_the_name_meanwhile_stays_where_nothing_is_replaced() {
 fn an_interrupted_first_save_leaves_nothing() {
     for replace in [Replace::Atomic, Replace::InPlace] {
         let folder = tempfile::tempdir().unwrap();
-        let options = SaveOptions {
-            replace,
-            ..SaveOptions::default()
-        };
+        let options = SaveOptions::new().replace(replace);
         let path = folder.path().join("file");
         let result = put_watched(&path, OLD, &options, &StopAfter::new(1));
         assert!(matches!(result, Err(Error::Interrupted)));

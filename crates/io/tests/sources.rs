@@ -8,9 +8,9 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use ingot_format::{Dtype, Format, Header, Index, Limits, Spec, layout, to_u64};
+use ingot_io::binding::{FileSource, Prefetch, ReadAt, Request, TensorId, warm_tensors};
 use ingot_io::{
-    Archive, Backend, Error, FileSource, MemorySource, OpenOptions, Part, Prefetch, ReadOptions, Request,
-    Source, Tensor, TensorId, Unwatched, Watch, warm_tensors,
+    Archive, Backend, Error, MemorySource, OpenOptions, Part, ReadOptions, Source, Tensor, Unwatched, Watch,
 };
 
 /// A source that gives few bytes at a time and is interrupted now and then, as a network file system may do.
@@ -18,6 +18,16 @@ use ingot_io::{
 struct Stuttering {
     bytes: Vec<u8>,
     calls: AtomicUsize,
+}
+
+/// The file that these bytes are.
+fn in_memory(bytes: Vec<u8>) -> Archive {
+    Archive::from_source(MemorySource::new(bytes), &Limits::default()).unwrap()
+}
+
+/// The file that is read like this.
+fn from_reader(reader: Box<dyn ReadAt>) -> Archive {
+    Archive::from_reader(reader, None, "test", "a test", &Limits::default()).unwrap()
 }
 
 impl Source for Stuttering {
@@ -149,14 +159,7 @@ fn size(n: i64) -> usize {
 }
 
 fn open(path: &Path, backend: Backend) -> Archive {
-    Archive::open(
-        path,
-        &OpenOptions {
-            backend,
-            ..OpenOptions::default()
-        },
-    )
-    .unwrap()
+    Archive::open(path, &OpenOptions::new().backend(backend)).unwrap()
 }
 
 #[test]
@@ -174,8 +177,9 @@ fn every_source_gives_the_same_bytes() {
         assert_eq!(archive.backend(), name, "{}", archive.why());
         suite(&archive, &tensors);
     }
-    let sources: [Box<dyn Source>; 3] = [
-        Box::new(FileSource::new(File::open(&path).unwrap()).unwrap()),
+    let file = Box::new(FileSource::new(File::open(&path).unwrap()).unwrap());
+    suite(&from_reader(file), &tensors);
+    let sources: [Box<dyn Source>; 2] = [
         Box::new(MemorySource::new(bytes.clone())),
         Box::new(Stuttering {
             bytes,
@@ -304,7 +308,7 @@ fn what_is_no_regular_file_is_refused_at_once() {
 #[test]
 fn a_missing_tensor_is_named_with_the_likeliest_one() {
     let (bytes, _) = file();
-    let archive = Archive::from_source(Box::new(MemorySource::new(bytes)), &Limits::default()).unwrap();
+    let archive = in_memory(bytes);
     let fault = archive.read("T_03").unwrap_err();
     assert_eq!(
         fault.to_string(),
@@ -334,7 +338,7 @@ fn a_large_header_is_read_whole() {
         .collect();
     let new = layout(&specs, Some(&[("k", "v")]), Format::Bintensors).unwrap();
     assert!(new.head.len() > 64 << 10, "longer than the first read");
-    let archive = Archive::from_source(Box::new(MemorySource::new(new.head)), &Limits::default()).unwrap();
+    let archive = in_memory(new.head);
     let header: &Header = archive.header();
     assert_eq!(
         (header.len(), header.metadata().unwrap().get("k")),
@@ -365,7 +369,7 @@ impl Distant {
     }
 }
 
-impl Source for Distant {
+impl ReadAt for Distant {
     fn nbytes(&self) -> u64 {
         to_u64(self.bytes.len())
     }
@@ -399,7 +403,7 @@ fn many_reads_are_under_way_at_once_where_each_of_them_waits() {
     let (bytes, tensors) = file();
     let source = Distant::new(bytes, None);
     let most = Arc::clone(&source.most_under_way);
-    let archive = Archive::from_source(Box::new(source), &Limits::default()).unwrap();
+    let archive = from_reader(Box::new(source));
     let all: Vec<usize> = (0..tensors.len()).collect();
     ingot_io::read(&parts(&archive, &all), &ReadOptions::default(), &Unwatched).unwrap();
     let cores = std::thread::available_parallelism().unwrap().get();
@@ -410,12 +414,10 @@ fn many_reads_are_under_way_at_once_where_each_of_them_waits() {
 fn a_failing_device_is_named_with_the_tensor_and_the_bytes() {
     let (bytes, tensors) = file();
     let (name, _) = &tensors[9];
-    let archive =
-        Archive::from_source(Box::new(MemorySource::new(bytes.clone())), &Limits::default()).unwrap();
+    let archive = in_memory(bytes.clone());
     let entry = archive.header().get(name).unwrap();
     let broken = archive.header().data_start() + entry.begin + 3_000_000;
-    let archive =
-        Archive::from_source(Box::new(Distant::new(bytes, Some(broken))), &Limits::default()).unwrap();
+    let archive = from_reader(Box::new(Distant::new(bytes, Some(broken))));
     let fault = archive.read(name).unwrap_err();
     let (begin, end) = fault.range().unwrap();
     assert_eq!((fault.code(), fault.tensor()), ("read", Some(&**name)));
@@ -424,9 +426,8 @@ fn a_failing_device_is_named_with_the_tensor_and_the_bytes() {
     assert!(archive.read("t03").is_ok(), "the others can be read");
 }
 
-/// All tensors of a source, taken from a [`Prefetch`].
-fn prefetched(source: Box<dyn Source>, ahead: u64) -> (Prefetch, Vec<String>) {
-    let archive = Archive::from_source(source, &Limits::default()).unwrap();
+/// All tensors of a file, taken from a [`Prefetch`].
+fn prefetched(archive: Archive, ahead: u64) -> (Prefetch, Vec<String>) {
     let names = archive.header().names().map(ToOwned::to_owned).collect();
     let requests = (0..archive.header().len())
         .map(|number| Request {
@@ -445,7 +446,7 @@ fn prefetched(source: Box<dyn Source>, ahead: u64) -> (Prefetch, Vec<String>) {
 fn what_is_read_ahead_comes_in_order_whatever_the_room() {
     let (bytes, tensors) = file();
     for ahead in [0, 100_000, 4 << 20, u64::MAX] {
-        let (prefetch, names) = prefetched(Box::new(MemorySource::new(bytes.clone())), ahead);
+        let (prefetch, names) = prefetched(in_memory(bytes.clone()), ahead);
         for (rank, name) in names.iter().enumerate() {
             let (found, part) = prefetch.next(&Unwatched).unwrap().unwrap();
             let expected = &tensors.iter().find(|tensor| tensor.0 == *name).unwrap().1;
@@ -462,7 +463,7 @@ fn what_is_read_ahead_comes_in_order_whatever_the_room() {
 #[test]
 fn one_that_is_taken_out_of_turn_does_not_wait_for_room() {
     let (bytes, tensors) = file();
-    let (prefetch, names) = prefetched(Box::new(MemorySource::new(bytes)), 0);
+    let (prefetch, names) = prefetched(in_memory(bytes), 0);
     for rank in (0..names.len()).rev() {
         let part = prefetch.take(rank, &Unwatched).unwrap().unwrap();
         let expected = &tensors.iter().find(|tensor| tensor.0 == names[rank]).unwrap().1;
@@ -478,7 +479,7 @@ fn one_that_is_taken_out_of_turn_does_not_wait_for_room() {
 fn a_tensor_that_cannot_be_read_ahead_fails_alone_and_in_its_turn() {
     let (bytes, _) = file();
     let broken = to_u64(bytes.len()) - 20;
-    let (prefetch, names) = prefetched(Box::new(Distant::new(bytes, Some(broken))), u64::MAX);
+    let (prefetch, names) = prefetched(from_reader(Box::new(Distant::new(bytes, Some(broken)))), u64::MAX);
     let outcomes: Vec<_> = names.iter().map(|_| prefetch.next(&Unwatched)).collect();
     let failed: Vec<_> = outcomes
         .iter()
@@ -494,7 +495,7 @@ fn closing_half_way_stops_reading() {
     let (bytes, _) = file();
     let source = Distant::new(bytes, None);
     let calls = Arc::clone(&source.calls);
-    let (prefetch, _) = prefetched(Box::new(source), u64::MAX);
+    let (prefetch, _) = prefetched(from_reader(Box::new(source)), u64::MAX);
     prefetch.next(&Unwatched).unwrap();
     prefetch.close();
     let after = calls.load(Ordering::Relaxed);
@@ -515,7 +516,7 @@ impl Watch for Stopped {
 #[test]
 fn what_was_waited_for_when_it_was_interrupted_can_be_had_later() {
     let (bytes, _) = file();
-    let (prefetch, names) = prefetched(Box::new(Distant::new(bytes, None)), 0);
+    let (prefetch, names) = prefetched(from_reader(Box::new(Distant::new(bytes, None))), 0);
     let last = names.len() - 3;
     assert!(matches!(prefetch.take(last, &Stopped), Err(Error::Interrupted)));
     assert!(prefetch.take(last, &Unwatched).unwrap().is_some());
@@ -528,9 +529,72 @@ fn what_was_waited_for_when_it_was_interrupted_can_be_had_later() {
 #[test]
 fn warming_reads_just_the_bytes_of_the_tensors() {
     let (bytes, tensors) = file();
-    let archive = Archive::from_source(Box::new(MemorySource::new(bytes)), &Limits::default()).unwrap();
+    let archive = in_memory(bytes);
     let warmed = warm_tensors(&some(&archive, &[3, 9, 3]), &ReadOptions::default(), &Unwatched).unwrap();
     let nbytes = |number: usize| archive.header().entry(number).unwrap().nbytes();
     assert_eq!(warmed, nbytes(3) + nbytes(9));
     assert!(tensors.len() > 9);
+}
+
+/// Bytes that have a version.
+struct Versioned {
+    bytes: Vec<u8>,
+    version: Arc<AtomicUsize>,
+}
+
+impl Source for Versioned {
+    fn nbytes(&self) -> u64 {
+        to_u64(self.bytes.len())
+    }
+
+    fn read_at(&self, position: u64, dest: &mut [u8]) -> io::Result<usize> {
+        let rest = &self.bytes[usize::try_from(position).unwrap()..];
+        let count = dest.len().min(rest.len());
+        dest[..count].copy_from_slice(&rest[..count]);
+        Ok(count)
+    }
+
+    fn version(&self) -> Option<String> {
+        Some(self.version.load(Ordering::Relaxed).to_string())
+    }
+}
+
+#[test]
+fn a_source_of_another_version_is_not_read() {
+    let (bytes, tensors) = file();
+    let version = Arc::new(AtomicUsize::new(1));
+    let source = Versioned {
+        bytes,
+        version: Arc::clone(&version),
+    };
+    let archive = Archive::from_source(source, &Limits::default()).unwrap();
+    suite(&archive, &tensors);
+    version.store(2, Ordering::Relaxed);
+    let fault = archive.read("t03").unwrap_err();
+    assert!(
+        matches!(fault, Error::Changed { nbytes_now: None, .. }),
+        "{fault}"
+    );
+    version.store(1, Ordering::Relaxed);
+    assert_eq!(archive.read("t03").unwrap().as_slice().unwrap(), tensors[3].1);
+}
+
+/// Says that it read more than there is room for.
+struct Boasting(Vec<u8>);
+
+impl Source for Boasting {
+    fn nbytes(&self) -> u64 {
+        to_u64(self.0.len())
+    }
+
+    fn read_at(&self, _: u64, dest: &mut [u8]) -> io::Result<usize> {
+        Ok(dest.len() + 1)
+    }
+}
+
+#[test]
+fn a_source_that_reports_more_bytes_than_it_was_given_room_for_is_an_error() {
+    let fault = Archive::from_source(Boasting(file().0), &Limits::default()).unwrap_err();
+    assert_eq!(fault.code(), "read");
+    assert!(fault.to_string().contains("expected at most"), "{fault}");
 }

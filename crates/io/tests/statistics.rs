@@ -7,7 +7,8 @@
 )]
 
 use ingot_format::{Dtype, to_u64};
-use ingot_io::{Number, ReadOptions, Statistics, Tensor, Unwatched, has_values, statistics};
+use ingot_io::binding::{Number, Statistics, has_values, statistics};
+use ingot_io::{ReadOptions, Tensor, Unwatched};
 use proptest::prelude::*;
 
 use crate::in_memory::archive;

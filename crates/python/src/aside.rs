@@ -30,7 +30,7 @@ pub(crate) fn replace_file(
     let held: Vec<Imported> = pieces.iter().map(bytes_of).collect::<PyResult<_>>()?;
     Signals::telling(progress).run(py, |signals| {
         let contents: Vec<Payload<'_>> = held.iter().map(Imported::payload).collect();
-        ingot_io::replace_file(&path, &contents, &options, signals)
+        ingot_io::binding::replace_file(&path, &contents, &options, signals)
     })
 }
 
@@ -51,7 +51,7 @@ pub(crate) fn check_destination(
     let path = file_path(path)?;
     let options = save_options(false, existing(overwrite).into(), replace_read_only);
     Signals::detach(py, |signals| {
-        ingot_io::check_destination(&path, &options, signals)
+        ingot_io::binding::check_destination(&path, &options, signals)
     })
 }
 
@@ -60,7 +60,7 @@ pub(crate) fn check_destination(
 pub(crate) struct Aside {
     draft_path: OsString,
     /// `None` once closed.
-    aside: Mutex<Option<ingot_io::Aside>>,
+    aside: Mutex<Option<ingot_io::binding::Aside>>,
 }
 
 #[pymethods]
@@ -76,7 +76,9 @@ impl Aside {
     ) -> PyResult<Aside> {
         let path = file_path(path)?;
         let options = save_options(durable, existing(overwrite).into(), replace_read_only);
-        let aside = Signals::detach(py, |signals| ingot_io::Aside::create(&path, &options, signals))?;
+        let aside = Signals::detach(py, |signals| {
+            ingot_io::binding::Aside::create(&path, &options, signals)
+        })?;
         Ok(Aside {
             draft_path: aside.draft_path().unwrap_or_default().into_os_string(),
             aside: Mutex::new(Some(aside)),
@@ -104,7 +106,7 @@ impl Aside {
 }
 
 impl Aside {
-    fn locked(&self) -> MutexGuard<'_, Option<ingot_io::Aside>> {
+    fn locked(&self) -> MutexGuard<'_, Option<ingot_io::binding::Aside>> {
         self.aside.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

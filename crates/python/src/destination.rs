@@ -6,7 +6,7 @@
 use std::sync::{Mutex, PoisonError};
 
 use ingot_format::Dtype;
-use ingot_io::{StridedDest, Target};
+use ingot_io::binding::{StridedDest, Target};
 use pyo3::buffer::PyUntypedBuffer;
 use pyo3::exceptions::{PyBufferError, PyRuntimeError};
 use pyo3::prelude::*;

@@ -10,10 +10,10 @@ use std::ptr;
 use std::sync::Arc;
 
 use ingot_format::{Dtype, to_u64};
-use ingot_io::{
-    Allocator, DeviceBlock, DeviceFault, DeviceRegion, DeviceStream, Error, Found, Fresh, Home, Onto, Part,
-    ReadOptions, Refusal,
+use ingot_io::binding::{
+    Allocator, DeviceBlock, DeviceFault, DeviceRegion, DeviceStream, Found, Fresh, Home, Onto, Refusal,
 };
+use ingot_io::{Error, Part, ReadOptions};
 use pyo3::exceptions::{PyBufferError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::{PyList, PyTuple};
@@ -213,7 +213,7 @@ impl Homes {
             true => Vec::new(),
             false => self.homes(parts.clone().count()),
         };
-        ingot_io::read_to(parts, &homes, options, signals)
+        ingot_io::binding::read_to(parts, &homes, options, signals)
     }
 }
 
@@ -314,11 +314,11 @@ pub(crate) fn own_tensor(region: &DeviceRegion) -> Option<&Py<PyAny>> {
 /// Why memory that devices are reached through is not pinned, where some is not.
 #[pyfunction]
 pub(crate) fn why_pageable() -> Option<String> {
-    ingot_io::why_pageable()
+    ingot_io::binding::why_pageable()
 }
 
 /// Has the pinned memory that no copy uses given back now.
 #[pyfunction]
 pub(crate) fn release_pinned() {
-    ingot_io::release_pinned();
+    ingot_io::binding::release_pinned();
 }

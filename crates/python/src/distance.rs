@@ -12,7 +12,7 @@ use crate::watch::Signals;
 
 /// How far apart the values of two tensors are that are not equal.
 #[pyclass(frozen, module = "ingot._native")]
-pub(crate) struct Distance(ingot_io::Distance);
+pub(crate) struct Distance(ingot_io::binding::Distance);
 
 #[pymethods]
 impl Distance {
@@ -51,8 +51,9 @@ pub(crate) fn distances(
     let (one, two) = (one.opened(py)?, two.opened(py)?);
     let (ours, theirs) = (chosen(py, &one, Some(names))?, chosen(py, &two, Some(names))?);
     let pairs: Vec<_> = ours.into_iter().zip(theirs).collect();
-    let options = ReadOptions { threads };
-    let found =
-        Signals::telling(progress).run(py, |signals| ingot_io::distances(&pairs, &options, signals))?;
+    let options = ReadOptions::new().threads(threads);
+    let found = Signals::telling(progress).run(py, |signals| {
+        ingot_io::binding::distances(&pairs, &options, signals)
+    })?;
     Ok(found.into_iter().map(|found| found.map(Distance)).collect())
 }

@@ -14,7 +14,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering, fence};
 
 use ingot_format::{Dtype, to_u64, to_usize};
-use ingot_io::{DeviceRegion, Found, Memory, Region};
+use ingot_io::Region;
+use ingot_io::binding::{DeviceRegion, Found, Memory};
 use pyo3::exceptions::{PyBufferError, PyValueError};
 use pyo3::ffi;
 use pyo3::prelude::*;

@@ -22,7 +22,7 @@ pub(crate) fn fetch_beside<'py>(
     progress: Option<Bound<'py, PyAny>>,
 ) -> PyResult<(OsString, Bound<'py, PyBytes>)> {
     let options = remote_options(storage_options)?;
-    let fetch = |signals: &Signals| ingot_io::fetch_beside(url, name, most, &options, signals);
+    let fetch = |signals: &Signals| ingot_io::binding::fetch_beside(url, name, most, &options, signals);
     let (shown, bytes) = Signals::telling(progress).run(py, fetch)?;
     Ok((shown.into_os_string(), PyBytes::new(py, &bytes)))
 }
@@ -42,7 +42,7 @@ pub(crate) fn hub_headers<'py>(
 ) -> PyResult<Option<ModelHeaders<'py>>> {
     let options = remote_options(storage_options)?;
     let limits = remote_limits("accept", max_header_size)?;
-    let fetch = |signals: &Signals| ingot_io::hub_headers(url, &options, &limits, signals);
+    let fetch = |signals: &Signals| ingot_io::binding::hub_headers(url, &options, &limits, signals);
     let Some(found) = Signals::telling(progress).run(py, fetch)? else {
         return Ok(None);
     };
@@ -54,5 +54,5 @@ pub(crate) fn hub_headers<'py>(
 /// What the file behind a URL is called.
 #[pyfunction]
 pub(crate) fn url_file_name(url: &str) -> String {
-    ingot_io::url_file_name(url)
+    ingot_io::binding::url_file_name(url)
 }

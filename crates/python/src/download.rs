@@ -37,11 +37,9 @@ pub(crate) fn download(
 ) -> PyResult<Fetched> {
     let path = file_path(path)?;
     let options = remote_options(storage_options)?;
-    let how = DownloadOptions {
-        threads,
-        durable: save_options(durable, Replace::Atomic, false).durable,
-        ..wanted(py, expected_sha256, overwrite, replace_read_only)?
-    };
+    let how = wanted(py, expected_sha256, overwrite, replace_read_only)?
+        .threads(threads)
+        .durable(save_options(durable, Replace::Atomic, false).durable);
     let mut done = Signals::telling(progress).run(py, |signals| {
         ingot_io::download(url, &path, &options, &how, signals)
     })?;
@@ -65,7 +63,7 @@ pub(crate) fn planned_download(
     let options = remote_options(storage_options)?;
     let how = wanted(py, expected_sha256, overwrite, replace_read_only)?;
     let files = Signals::default().run(py, |signals| {
-        ingot_io::planned_download(url, &path, &options, &how, signals)
+        ingot_io::binding::planned_download(url, &path, &options, &how, signals)
     })?;
     Ok(files
         .into_iter()
@@ -80,12 +78,10 @@ fn wanted(
     overwrite: bool,
     replace_read_only: bool,
 ) -> PyResult<DownloadOptions> {
-    Ok(DownloadOptions {
-        existing: existing(overwrite),
-        read_only: save_options(true, Replace::Atomic, replace_read_only).read_only,
-        sha256: expected_sha256.map(|hex| sha256(py, hex)).transpose()?,
-        ..DownloadOptions::default()
-    })
+    Ok(DownloadOptions::new()
+        .existing(existing(overwrite))
+        .read_only(save_options(true, Replace::Atomic, replace_read_only).read_only)
+        .sha256(expected_sha256.map(|hex| sha256(py, hex)).transpose()?))
 }
 
 fn one(done: Downloaded) -> One {

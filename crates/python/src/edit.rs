@@ -3,9 +3,8 @@
 use std::ffi::OsString;
 
 use ingot_format::{Entry, Finding, Leniency};
-use ingot_io::{
-    Alias, Edited, Inherit, MetadataChange, Origins, Pick, Replace, Role, Way, aliases, passed_over,
-};
+use ingot_io::binding::{Alias, Inherit, Origins, Pick, Role, aliases, passed_over};
+use ingot_io::{Edited, MetadataChange, Replace, Way};
 use pyo3::exceptions::PyIndexError;
 use pyo3::prelude::*;
 use pyo3::types::{PyAny, PyDict, PyList};
@@ -273,7 +272,7 @@ impl Sources {
         };
         Signals::telling(progress).run(py, |signals| {
             let pairs = pairs.as_deref().map(borrowed);
-            ingot_io::assemble(
+            ingot_io::binding::assemble(
                 &path,
                 &picks,
                 pairs.as_deref(),

@@ -3,7 +3,8 @@
 use std::path::Path;
 
 use ingot_format::Quoted;
-use ingot_io::{Algorithm, Compared, Definition, Digest, Error, Report, Source};
+use ingot_io::binding::ReadAt;
+use ingot_io::{Algorithm, Compared, Definition, Digest, Error, Report};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict};
 
@@ -29,7 +30,7 @@ pub(crate) fn hash(
         Ok(url) if is_remote(url) => {
             let options = remote_options(storage_options)?;
             taken(py, definition, progress, |definition, signals| {
-                ingot_io::hash_url(url, definition, &options, signals)
+                ingot_io::binding::hash_url(url, definition, &options, signals)
             })
         }
         _ => {
@@ -51,14 +52,14 @@ pub(crate) fn hash_object(
     definition: &str,
     progress: Option<Bound<'_, PyAny>>,
 ) -> PyResult<Option<String>> {
-    let source: Box<dyn Source> = if object.hasattr("ask")? {
+    let source: Box<dyn ReadAt> = if object.hasattr("ask")? {
         Box::new(ObjectSource::new(object)?)
     } else {
         Box::new(BufferSource::new(object)?)
     };
     let definition = Definition::from_name(definition);
     taken(py, definition, progress, |definition, signals| {
-        ingot_io::hash_source(&*source, Path::new(name), definition, signals)
+        ingot_io::binding::hash_source(&*source, Path::new(name), definition, signals)
     })
 }
 
@@ -89,7 +90,7 @@ pub(crate) fn read_url(
         }
     };
     Signals::detach(py, |signals| {
-        ingot_io::read_url(url, &options, &mut call, signals)
+        ingot_io::binding::read_url(url, &options, &mut call, signals)
     })?;
     raised.map_or(Ok(()), Err)
 }
@@ -97,7 +98,7 @@ pub(crate) fn read_url(
 /// The digest in the name of a blob. See `_native.pyi`.
 #[pyfunction]
 pub(crate) fn blob_digest(path: &Bound<'_, PyAny>) -> PyResult<Option<String>> {
-    Ok(ingot_io::blob_digest(&file_path(path)?))
+    Ok(ingot_io::binding::blob_digest(&file_path(path)?))
 }
 
 /// The names that `hash` takes.

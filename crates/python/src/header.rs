@@ -1,7 +1,7 @@
 //! Headers: what Python sees of them, and which ones are taken.
 
 use ingot_format::{Entry, Header, Leniency, Limits};
-use ingot_io::REMOTE_HEADER_NBYTES;
+use ingot_io::binding::REMOTE_HEADER_NBYTES;
 use pyo3::exceptions::{PyOverflowError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyString, PyTuple, PyType};

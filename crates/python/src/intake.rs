@@ -3,7 +3,7 @@
 use std::cell::RefCell;
 
 use ingot_format::{Dtype, Quoted, SHARED_KEY};
-use ingot_io::RECORD_KEYS;
+use ingot_io::binding::RECORD_KEYS;
 use pyo3::buffer::PyUntypedBuffer;
 use pyo3::exceptions::{PyBufferError, PyTypeError, PyValueError};
 use pyo3::prelude::*;

@@ -88,9 +88,9 @@ mod _native {
     #[pymodule_export]
     const CHECKSUMS_KEY: &str = ingot_format::CHECKSUMS_KEY;
     #[pymodule_export]
-    const MODEL_SPEC_KEY: &str = ingot_io::MODEL_SPEC_KEY;
+    const MODEL_SPEC_KEY: &str = ingot_io::binding::MODEL_SPEC_KEY;
     #[pymodule_export]
     const SHARED_KEY: &str = ingot_format::SHARED_KEY;
     #[pymodule_export]
-    const RECORD_KEYS: [&str; 7] = ingot_io::RECORD_KEYS;
+    const RECORD_KEYS: [&str; 7] = ingot_io::binding::RECORD_KEYS;
 }

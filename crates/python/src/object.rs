@@ -10,7 +10,7 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use ingot_format::to_u64;
-use ingot_io::{Source, StopFlag};
+use ingot_io::binding::{ReadAt, StopFlag};
 use pyo3::exceptions::PyTimeoutError;
 use pyo3::prelude::*;
 
@@ -90,7 +90,7 @@ impl fmt::Debug for ObjectSource {
     }
 }
 
-impl Source for ObjectSource {
+impl ReadAt for ObjectSource {
     fn nbytes(&self) -> u64 {
         self.nbytes
     }

@@ -7,10 +7,8 @@ use std::slice;
 use std::sync::{Arc, PoisonError, RwLock};
 
 use ingot_format::{Entry, natural_order};
-use ingot_io::{
-    Alias, Backend, CheckpointOptions, Error, Found, OpenOptions, Part, Proof, Reach, ReadOptions, Request,
-    Tensor, aliases, warm_tensors,
-};
+use ingot_io::binding::{Alias, Found, Proof, Request, aliases, warm_tensors};
+use ingot_io::{Backend, CheckpointOptions, Error, OpenOptions, Part, Reach, ReadOptions, Tensor};
 use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyList, PyString, PyTuple};
@@ -61,17 +59,17 @@ impl Checkpoint {
         lent: bool,
     ) -> PyResult<Checkpoint> {
         let path = file_path(path)?;
-        let options = CheckpointOptions {
-            open: OpenOptions {
-                backend: backend_of(backend)?,
-                limits: limits(leniency, max_header_size)?,
-            },
-            reach: if confine {
+        let options = CheckpointOptions::new()
+            .open(
+                OpenOptions::new()
+                    .backend(backend_of(backend)?)
+                    .limits(limits(leniency, max_header_size)?),
+            )
+            .reach(if confine {
                 Reach::Confined
             } else {
                 Reach::FollowLinks
-            },
-        };
+            });
         let open = if lent {
             ingot_io::Checkpoint::open_lent
         } else {
@@ -142,7 +140,9 @@ impl Checkpoint {
     ) -> PyResult<Checkpoint> {
         let source = BufferSource::new(data).map_err(|fault| buffer_expected(data, &fault))?;
         let limits = limits(leniency, max_header_size)?;
-        Checkpoint::elsewhere(py, || ingot_io::Archive::from_source(Box::new(source), &limits))
+        Checkpoint::elsewhere(py, || {
+            ingot_io::Archive::from_reader(Box::new(source), None, "memory", "bytes in memory", &limits)
+        })
     }
 
     /// Opens what an object gives: a `Reader` of `_read/source.py`, whose `name` is for the errors.
@@ -159,7 +159,8 @@ impl Checkpoint {
         let limits = limits(leniency, max_header_size)?;
         let path = path.map(PathBuf::from);
         Checkpoint::elsewhere(py, || {
-            ingot_io::Archive::from_object(Box::new(source), path, &limits)
+            let why = "ranges of bytes that an object gives";
+            ingot_io::Archive::from_reader(Box::new(source), path, "object", why, &limits)
         })
     }
 
@@ -400,7 +401,7 @@ impl Checkpoint {
             kept,
             sha256: expected_sha256.map(|hex| sha256(py, hex)).transpose()?,
         };
-        let options = ReadOptions { threads };
+        let options = ReadOptions::new().threads(threads);
         let read = |wanted: &[Tensor<'_>], homes: &Homes, signals: &Signals| {
             checkpoint.proven(wanted, &proof, &homes.homes(wanted.len()), &options, signals)
         };
@@ -418,7 +419,7 @@ impl Checkpoint {
         progress: Option<Bound<'py, PyAny>>,
     ) -> PyResult<Bound<'py, PyDict>> {
         let checkpoint = self.opened(py)?;
-        let options = ReadOptions { threads };
+        let options = ReadOptions::new().threads(threads);
         let read = |wanted: &[Tensor<'_>], homes: &Homes, signals: &Signals| {
             homes.read(wanted.iter().copied().map(Part::from), &options, signals)
         };
@@ -538,7 +539,7 @@ impl Checkpoint {
     ) -> PyResult<u64> {
         let checkpoint = self.opened(py)?;
         let wanted = chosen(py, &checkpoint, names)?;
-        let options = ReadOptions { threads };
+        let options = ReadOptions::new().threads(threads);
         Signals::telling(progress).run(py, |signals| warm_tensors(&wanted, &options, signals))
     }
 
@@ -554,7 +555,7 @@ impl Checkpoint {
     ) -> PyResult<Bound<'py, PyList>> {
         let checkpoint = self.opened(py)?;
         let signals = Signals::telling(progress);
-        let options = ReadOptions { threads };
+        let options = ReadOptions::new().threads(threads);
         parts::take(py, &checkpoint, &wanted, wrap, onto, &options, signals)
     }
 
@@ -589,7 +590,7 @@ impl Checkpoint {
             &checkpoint,
             &wanted,
             destinations,
-            &ReadOptions { threads },
+            &ReadOptions::new().threads(threads),
             signals,
         )
     }
@@ -639,14 +640,16 @@ impl Checkpoint {
 /// The index; and of each file its size, its version and its first bytes.
 type Heads = (Option<Vec<u8>>, Vec<(u64, String, Vec<u8>)>);
 
-fn given((index, files): Heads) -> ingot_io::Heads {
-    let files = files.into_iter().map(|(nbytes, version, bytes)| ingot_io::Head {
-        nbytes,
-        version,
-        bytes,
-    });
+fn given((index, files): Heads) -> ingot_io::binding::Heads {
+    let files = files
+        .into_iter()
+        .map(|(nbytes, version, bytes)| ingot_io::binding::Head {
+            nbytes,
+            version,
+            bytes,
+        });
     let files = files.collect();
-    ingot_io::Heads { index, files }
+    ingot_io::binding::Heads { index, files }
 }
 
 fn backend_of(name: &str) -> PyResult<Backend> {

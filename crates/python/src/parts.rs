@@ -168,7 +168,9 @@ pub(crate) fn fill<'py>(
             )
         })?);
     }
-    signals.run(py, |signals| ingot_io::fill(&parts, targets, options, signals))
+    signals.run(py, |signals| {
+        ingot_io::binding::fill(&parts, targets, options, signals)
+    })
 }
 
 fn destination(py: Python<'_>, part: &Part<'_>, held: Held) -> PyResult<Destination> {

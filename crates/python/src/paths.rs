@@ -2,7 +2,8 @@
 
 use std::path::{Path, PathBuf};
 
-use ingot_io::{Error, is_url as begins_as_url, redacted};
+use ingot_io::Error;
+use ingot_io::binding::{is_url as begins_as_url, redacted};
 use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict, PyString};
@@ -15,7 +16,7 @@ use crate::errors::{class_of, exception, raise};
 pub(crate) fn file_path(given: &Bound<'_, PyAny>) -> PyResult<PathBuf> {
     let py = given.py();
     if let Ok(text) = given.extract::<&str>()
-        && let Some(path) = ingot_io::local_path(text)
+        && let Some(path) = ingot_io::binding::local_path(text)
     {
         let refuse = |fault: ingot_io::Fault| Error::Open {
             path: redacted(text).into(),
@@ -59,7 +60,7 @@ fn path_of(encoded: &Bound<'_, PyBytes>) -> PyResult<PathBuf> {
 /// pathlib makes of one, unless there is a directory of that name.
 fn refuse_url(py: Python<'_>, text: &str) -> PyResult<()> {
     let was_url = || {
-        ingot_io::was_url(text)
+        ingot_io::binding::was_url(text)
             && !text
                 .split('/')
                 .next()
@@ -110,7 +111,7 @@ pub(crate) fn is_url(text: &Bound<'_, PyString>) -> bool {
 
 /// A URL of `file:` is a path.
 pub(crate) fn is_remote(text: &str) -> bool {
-    begins_as_url(text) && ingot_io::local_path(text).is_none()
+    begins_as_url(text) && ingot_io::binding::local_path(text).is_none()
 }
 
 /// A URL without what may be secret in it.

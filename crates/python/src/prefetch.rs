@@ -5,7 +5,8 @@ use std::num::NonZeroUsize;
 use std::sync::{Arc, PoisonError, RwLock};
 
 use ingot_format::Entry;
-use ingot_io::{Checkpoint, Error, Fetched, Prefetch, ReadOptions, Request, Tensor, TensorId};
+use ingot_io::binding::{Fetched, Prefetch, Request, TensorId};
+use ingot_io::{Checkpoint, Error, ReadOptions, Tensor};
 use pyo3::prelude::*;
 use pyo3::types::PyString;
 
@@ -97,7 +98,12 @@ impl Stream {
         threads: Option<NonZeroUsize>,
     ) -> Stream {
         let tensors: Vec<TensorId> = requests.iter().map(|request| request.tensor).collect();
-        let prefetch = Prefetch::new(Arc::clone(&checkpoint), requests, ahead, ReadOptions { threads });
+        let prefetch = Prefetch::new(
+            Arc::clone(&checkpoint),
+            requests,
+            ahead,
+            ReadOptions::new().threads(threads),
+        );
         Stream {
             ranks: tensors
                 .iter()

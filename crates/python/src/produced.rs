@@ -4,7 +4,8 @@ use std::io;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use ingot_format::{Dtype, to_u64};
-use ingot_io::{Produce, StopFlag};
+use ingot_io::Produce;
+use ingot_io::binding::StopFlag;
 use pyo3::buffer::PyUntypedBuffer;
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;

@@ -5,10 +5,8 @@ use std::path::PathBuf;
 use std::sync::{Mutex, PoisonError};
 
 use ingot_format::{Align, Format, FormatError, Layout, LayoutOptions, Spec, layout_with, to_u64, to_usize};
-use ingot_io::{
-    Algorithm, Durability, Error, Existing, Keep, Payload, Pieces, ReadOnly, Replace, SaveOptions, Sealed,
-    Snapshot, StopFlag, Watch,
-};
+use ingot_io::binding::{Keep, Pieces, Sealed, Snapshot, StopFlag};
+use ingot_io::{Algorithm, Durability, Error, Existing, Payload, ReadOnly, Replace, SaveOptions, Watch};
 use pyo3::exceptions::{PyMemoryError, PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
@@ -398,17 +396,16 @@ pub(crate) fn existing(overwrite: bool) -> Existing {
 }
 
 pub(crate) fn save_options(durable: bool, replace: Replace, replace_read_only: bool) -> SaveOptions {
-    SaveOptions {
-        durable: if durable {
+    SaveOptions::new()
+        .durable(if durable {
             Durability::Durable
         } else {
             Durability::Fast
-        },
-        replace,
-        read_only: if replace_read_only {
+        })
+        .replace(replace)
+        .read_only(if replace_read_only {
             ReadOnly::Replace
         } else {
             ReadOnly::Refuse
-        },
-    }
+        })
 }

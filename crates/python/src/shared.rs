@@ -1,7 +1,7 @@
 //! Tensors that share bytes, and would be two after loading.
 
 use ingot_format::Quoted;
-use ingot_io::{Footprint, crowds, overlapping};
+use ingot_io::binding::{Footprint, crowds, overlapping};
 use pyo3::prelude::*;
 
 use crate::errors::about_tensor;

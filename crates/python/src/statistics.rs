@@ -2,7 +2,8 @@
 
 use std::num::NonZeroUsize;
 
-use ingot_io::{Number, ReadOptions};
+use ingot_io::ReadOptions;
+use ingot_io::binding::Number;
 use pyo3::prelude::*;
 
 use crate::chosen::chosen;
@@ -27,7 +28,7 @@ impl From<Number> for Value {
 
 /// What the values of one tensor are.
 #[pyclass(frozen, module = "ingot._native")]
-pub(crate) struct Statistics(ingot_io::Statistics);
+pub(crate) struct Statistics(ingot_io::binding::Statistics);
 
 #[pymethods]
 impl Statistics {
@@ -95,9 +96,9 @@ pub(crate) fn statistics(
 ) -> PyResult<Vec<Option<Statistics>>> {
     let checkpoint = checkpoint.opened(py)?;
     let tensors = chosen(py, &checkpoint, names)?;
-    let options = ReadOptions { threads };
+    let options = ReadOptions::new().threads(threads);
     let found = Signals::telling(progress).run(py, |signals| {
-        ingot_io::statistics(&tensors, bins, &options, signals)
+        ingot_io::binding::statistics(&tensors, bins, &options, signals)
     })?;
     Ok(found.into_iter().map(|found| found.map(Statistics)).collect())
 }

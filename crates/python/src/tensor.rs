@@ -10,9 +10,8 @@ use std::ptr;
 use std::sync::Arc;
 
 use ingot_format::{Dtype, to_u64, to_usize};
-use ingot_io::{
-    Bytes, DeviceBytes, DeviceStream, Dim, Footprint, Memory, Payload, Produce, Region, Source, Strided,
-};
+use ingot_io::binding::{Bytes, DeviceBytes, DeviceStream, Dim, Footprint, Memory, ReadAt, Strided};
+use ingot_io::{Payload, Produce, Region};
 use pyo3::buffer::PyUntypedBuffer;
 use pyo3::exceptions::{PyBufferError, PyMemoryError, PyValueError};
 use pyo3::ffi;
@@ -290,7 +289,7 @@ impl std::fmt::Debug for BufferSource {
     }
 }
 
-impl Source for BufferSource {
+impl ReadAt for BufferSource {
     fn nbytes(&self) -> u64 {
         to_u64(self.buffer.len_bytes())
     }

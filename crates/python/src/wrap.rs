@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use ingot_format::{Dtype, Entry, to_u64};
-use ingot_io::StridedView;
+use ingot_io::binding::StridedView;
 use pyo3::exceptions::{PyException, PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;

@@ -171,14 +171,14 @@ impl Writer {
 
 /// A file of another format. See `_native.pyi`.
 #[pyclass(frozen, module = "ingot._native")]
-pub(crate) struct ForeignFile(ingot_io::ForeignFile);
+pub(crate) struct ForeignFile(ingot_io::binding::ForeignFile);
 
 #[pymethods]
 impl ForeignFile {
     #[staticmethod]
     fn open(py: Python<'_>, path: &Bound<'_, PyAny>) -> PyResult<ForeignFile> {
         let path = file_path(path)?;
-        Signals::detach(py, |_| ingot_io::ForeignFile::open(&path)).map(ForeignFile)
+        Signals::detach(py, |_| ingot_io::binding::ForeignFile::open(&path)).map(ForeignFile)
     }
 
     fn copy(

@@ -10,9 +10,9 @@ use crate::http::pace::Deadline;
 use crate::http::retry::Tries;
 use crate::options::{RemoteOptions, environment};
 use crate::place::hub_file;
-use crate::stop::StopFlag;
 use crate::store::hub::{self, MODEL_FILE};
 use crate::url::Url;
+use ingot_format::StopFlag;
 
 impl Resource {
     /// All that is there, if it has at most `most` bytes.

@@ -12,12 +12,12 @@ use crate::http::client::{Client, Response};
 use crate::http::dial::AddressScope;
 use crate::http::message::{Framing, Head, HttpRequest, parse_length};
 use crate::http::pace::{Deadline, Pace};
-use crate::lock::locked;
 use crate::pin::Pin;
 use crate::place::Remote;
 use crate::secrets::Secrets;
 use crate::store::credentials::element;
 use crate::url::{Scheme, Url};
+use ingot_format::locked;
 
 /// Redirects that are followed for one request.
 const MAX_HOPS: usize = 5;

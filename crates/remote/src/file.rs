@@ -11,9 +11,9 @@ use crate::fetch::{Answer, Resource};
 use crate::http::client::Response;
 use crate::http::pace::{Deadline, Pace};
 use crate::http::retry::Tries;
-use crate::lock::locked;
 use crate::pin::{Pin, add_line, line};
-use crate::stop::StopFlag;
+use ingot_format::StopFlag;
+use ingot_format::locked;
 
 /// Bytes that the first request asks for. The headers of files of about 1,300 tensors fit, which is nearly every shard
 /// of a model, so that nothing more need be asked. A new connection takes four round trips to bring as many, and every

@@ -12,8 +12,8 @@ use crate::http::message::{Framing, Head, HttpRequest};
 use crate::http::pace::{Deadline, Pace};
 use crate::options::RemoteOptions;
 use crate::secrets::Secrets;
-use crate::stop::StopFlag;
 use crate::url::Url;
+use ingot_format::StopFlag;
 
 /// The status and the body of the answer that is in `bytes`, behind which the server hangs up; `None` where it does so
 /// within the body.

@@ -7,7 +7,6 @@
 //! those, 64 at most, in which the system still resolves a name that nobody waits for any more.
 //!
 //! ```no_run
-//! # #[cfg(feature = "network")]
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
 //! use std::io::Read;
 //! use std::sync::Arc;
@@ -24,55 +23,32 @@
 //! println!("{} bytes, of which {} are the header", file.nbytes(), u64::from_le_bytes(length));
 //! # Ok(())
 //! # }
-//! # #[cfg(not(feature = "network"))]
-//! # fn main() {}
 //! ```
-//!
-//! Without the feature `network` there are only [`StopFlag`] and the locks, which files on a disk need too.
 
 #![cfg_attr(docsrs, feature(doc_cfg))]
 #![forbid(unsafe_code)]
 
-// From the ground up: `lock`, `stop`; `fault`, `network`, `options`, `url`; `http`, `system`; `pin`, `secrets`; `store`, `access`;
+// From the ground up: `fault`, `network`, `options`, `url`; `http`, `system`; `pin`, `secrets`; `store`, `access`;
 // `place`; `fetch`; `file`, `document`, `fuzzing`. Each imports what stands below it: scripts/check-floors.
-#[cfg(feature = "network")]
 mod access;
-#[cfg(feature = "network")]
 mod document;
-#[cfg(feature = "network")]
 mod fault;
-#[cfg(feature = "network")]
 mod fetch;
-#[cfg(feature = "network")]
 mod file;
 #[cfg(all(feature = "fuzzing", unix))]
 #[doc(hidden)]
 pub mod fuzzing;
-#[cfg(feature = "network")]
 mod http;
-mod lock;
-#[cfg(feature = "network")]
 mod network;
-#[cfg(feature = "network")]
 mod options;
-#[cfg(feature = "network")]
 mod pin;
-#[cfg(feature = "network")]
 mod place;
-#[cfg(feature = "network")]
 mod secrets;
-mod stop;
-#[cfg(feature = "network")]
 mod store;
-#[cfg(feature = "network")]
 mod system;
-#[cfg(feature = "network")]
 mod url;
 
-pub use lock::{briefly, locked};
-pub use stop::{Caller, StopFlag};
-
-#[cfg(feature = "network")]
+pub use ingot_format::StopFlag;
 pub use {
     document::shard_headers,
     fault::Fault,
@@ -86,6 +62,6 @@ pub use {
 };
 
 /// The program in README.md must compile.
-#[cfg(all(doctest, feature = "network"))]
+#[cfg(doctest)]
 #[doc = include_str!("../README.md")]
 struct ReadmeMd;

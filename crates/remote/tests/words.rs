@@ -2,12 +2,11 @@
 
 use std::io;
 use std::path::{Path, PathBuf};
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use ingot_remote::{
-    Fault, Location, RemoteOptions, Secret, StopFlag, Token, briefly, is_repository, is_url, local_path,
-    locked, redacted, url_file_name, was_url,
+    Fault, Location, RemoteOptions, Secret, StopFlag, Token, is_repository, is_url, local_path, redacted,
+    url_file_name, was_url,
 };
 
 #[test]
@@ -74,23 +73,4 @@ fn a_flag_stops_work_once_it_is_set() {
     assert!(!StopFlag::never().is_set() && !StopFlag::from(&flag).is_set());
     flag.store(true, Ordering::Relaxed);
     assert!(StopFlag::from(&flag).is_set());
-}
-
-#[test]
-fn a_lock_that_stays_closed_is_done_without_and_one_that_broke_is_opened() {
-    let mutex = Mutex::new(1);
-    let held = locked(&mutex);
-    assert!(briefly(&mutex).is_none());
-    drop(held);
-    assert_eq!(briefly(&mutex).map(|guard| *guard), Some(1));
-    let broken = std::thread::scope(|scope| {
-        let holding = scope.spawn(|| {
-            let _held = locked(&mutex);
-            std::panic::resume_unwind(Box::new(()));
-        });
-        holding.join()
-    });
-    assert!(broken.is_err());
-    assert_eq!(*locked(&mutex), 1);
-    assert_eq!(briefly(&mutex).map(|guard| *guard), Some(1));
 }

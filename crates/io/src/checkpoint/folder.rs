@@ -6,8 +6,7 @@ use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use ingot_format::{IndexReader, ShardIndex, to_u64};
-use ingot_remote::StopFlag;
+use ingot_format::{IndexReader, ShardIndex, StopFlag, to_u64};
 
 use super::shards::{Backing, Shards, Store};
 use crate::archive::{Archive, check_unchanged};
@@ -15,7 +14,7 @@ use crate::disk::{self, Beneath, Facts, Kind, Refusal};
 use crate::error::{CheckpointFault, Error, unopened};
 use crate::heads::Heads;
 use crate::options::{OpenOptions, Reach};
-use crate::source::{FileSource, LocalFile, Reopen, Source, Stamp, with_room};
+use crate::source::{FileSource, LocalFile, ReadAt, Reopen, Stamp, with_room};
 use crate::workers::{Reading, of_directory};
 
 /// A directory, and how far its files may lie from it.

@@ -5,12 +5,11 @@ use std::fmt::Debug;
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
-use ingot_format::{Format, Header, ShardIndex};
+use ingot_format::{Format, Header, ShardIndex, StopFlag};
 
 use crate::archive::Archive;
 use crate::error::{CheckpointFault, Error};
 use crate::workers::Reading;
-use ingot_remote::StopFlag;
 
 /// An index, and what it says of each shard. Where they are is for a [`Store`] to know.
 #[derive(Debug)]

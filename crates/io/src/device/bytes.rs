@@ -3,8 +3,7 @@
 
 use std::ops::Range;
 
-use ingot_format::to_u64;
-use ingot_remote::StopFlag;
+use ingot_format::{StopFlag, to_u64};
 
 use super::copy::Copy;
 use super::device::Device;

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use ingot_remote::StopFlag;
+use ingot_format::StopFlag;
 
 use super::copy::Copy;
 #[cfg(test)]

@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use ingot_remote::locked;
+use ingot_format::locked;
 
 use super::driver::{Context, Driver, Event, HOST_NUMA_ID, INTEGRATED, Stream};
 use super::fault::DeviceFault;

@@ -7,7 +7,7 @@ use std::ptr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use ingot_remote::StopFlag;
+use ingot_format::StopFlag;
 
 use super::copy::Copy;
 use super::driver::{Driver, Event, Stream};

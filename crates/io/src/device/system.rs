@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::process;
 use std::sync::{Arc, Mutex, OnceLock};
 
-use ingot_remote::{briefly, locked};
+use ingot_format::{briefly, locked};
 
 use super::device::Device;
 use super::driver::Driver;

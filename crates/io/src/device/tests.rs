@@ -12,8 +12,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread;
 
 use fake_cuda::control::Counters;
-use ingot_format::{Dtype, Format, Index, Limits, Spec, layout, to_u64, to_usize};
-use ingot_remote::StopFlag;
+use ingot_format::{Dtype, Format, Index, Limits, Spec, StopFlag, layout, to_u64, to_usize};
 
 use super::device::Device;
 use super::fake::{Fake, MISTAKES, SMALL_SLOT_NBYTES, pattern};

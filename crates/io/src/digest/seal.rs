@@ -27,7 +27,8 @@ pub struct Keep {
 ///
 /// ```
 /// use ingot_format::{Dtype, Format, LayoutOptions, Spec};
-/// use ingot_io::{Algorithm, Keep, Payload, SaveOptions, Sealed, Unwatched, verify};
+/// use ingot_io::binding::{Keep, Sealed};
+/// use ingot_io::{Algorithm, Payload, SaveOptions, Unwatched, verify};
 /// let specs = [Spec { name: "bias", dtype: Dtype::F32, shape: &[2] }];
 /// let keep = Keep { tensors: Some(Algorithm::Blake3), ..Keep::default() };
 /// let file = Sealed::new(&specs, None, Format::Safetensors, &LayoutOptions::default(), keep)?;

@@ -34,7 +34,7 @@ pub enum Inherit {
 /// Writes the file at `path` that holds `picks` and `metadata`: byte for byte the file that saving the same tensors
 /// gives. Their bytes are copied by the kernel, or shared where the file system can, so that next to no memory is taken.
 ///
-/// What `metadata` has under [`RECORD_KEYS`](crate::RECORD_KEYS) was made for other files. The record of shared tensors
+/// What `metadata` has under [`RECORD_KEYS`](crate::binding::RECORD_KEYS) was made for other files. The record of shared tensors
 /// is made of the picks; `inherit` says whether there is one of digests; ModelSpec's hash, where `metadata` has one, is
 /// that of the file whose data this is, and left out where it is not all data of one file.
 ///

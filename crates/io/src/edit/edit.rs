@@ -119,7 +119,7 @@ pub fn update_metadata(
 }
 
 /// Writes `payload` as the tensor `name` of the file at `path`, which has one of that dtype and shape. The other bytes
-/// of the file stay as they are. Names that share the tensor ([`aliases`](crate::aliases)) are names of the new one, and
+/// of the file stay as they are. Names that share the tensor ([`aliases`](crate::binding::aliases)) are names of the new one, and
 /// it may be named by any of them.
 ///
 /// A digest that the file keeps of the tensor becomes that of the new bytes. ModelSpec's, which is of all data, is left

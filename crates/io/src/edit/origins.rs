@@ -9,7 +9,7 @@ use crate::checkpoint::Checkpoint;
 use crate::error::{EditError, Error};
 use crate::options::{Backend, CheckpointOptions, OpenOptions};
 use crate::payload::{FileRange, Payload, Section};
-use crate::source::Source as _;
+use crate::source::ReadAt as _;
 use crate::watch::{Unwatched, Watch};
 
 /// An open file that tensors are taken from, byte by byte: none is decoded, and none comes to lie in memory as a whole.

@@ -191,7 +191,7 @@ pub struct Pick<'a> {
 pub enum Role<'a> {
     /// A tensor that is stored.
     Tensor,
-    /// The same tensor again: [`Alias`](crate::Alias). It is stored once, under the name with [`Role::Tensor`] where
+    /// The same tensor again: [`Alias`](crate::binding::Alias). It is stored once, under the name with [`Role::Tensor`] where
     /// that is picked too.
     Alias,
     /// A part of it.

@@ -141,6 +141,7 @@ pub enum Error {
         wanted: Dtype,
     },
     /// The memory that a tensor was to be read into does not fit it.
+    #[doc(hidden)]
     Destination {
         /// The file.
         path: Option<PathBuf>,
@@ -192,6 +193,7 @@ pub enum Error {
         path: Option<PathBuf>,
     },
     /// A device cannot be used.
+    #[doc(hidden)]
     Device {
         /// The file.
         path: Option<PathBuf>,
@@ -201,6 +203,7 @@ pub enum Error {
         fault: Box<DeviceFault>,
     },
     /// A framework gives no memory of a device for the tensors.
+    #[doc(hidden)]
     Refused {
         /// The file.
         path: Option<PathBuf>,
@@ -213,6 +216,7 @@ pub enum Error {
 
 /// Why memory does not fit the tensor that was to be read into it.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum Misfit {
     /// It is for elements of another kind.
     Dtype {

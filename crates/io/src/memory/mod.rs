@@ -16,7 +16,7 @@ pub(crate) use block::{Block, HUGE_PAGE_NBYTES};
 pub use dest::{Bytes, Dest};
 pub use footprint::{Dim, Footprint, crowds, overlapping};
 pub(crate) use pages::Pages;
-pub use region::{Memory, Region};
+pub use region::{BorrowError, Memory, Plain, Region};
 pub(crate) use region::{alignment, mapped_files};
 pub use strided::Strided;
 pub use strided_dest::StridedDest;

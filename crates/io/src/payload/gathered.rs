@@ -2,8 +2,7 @@
 
 use std::io;
 
-use ingot_format::{Excerpt, to_u64, to_usize};
-use ingot_remote::StopFlag;
+use ingot_format::{Excerpt, StopFlag, to_u64, to_usize};
 
 use super::payload::{Gather, Payload};
 

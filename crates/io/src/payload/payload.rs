@@ -3,8 +3,7 @@
 use std::fmt::Debug;
 use std::io;
 
-use ingot_format::{FormatError, Header, to_u64, to_usize};
-use ingot_remote::StopFlag;
+use ingot_format::{FormatError, Header, StopFlag, to_u64, to_usize};
 
 use super::file::FileRange;
 use crate::archive::Archive;
@@ -16,21 +15,30 @@ use crate::watch::{Asked, Watch};
 use crate::workers::watched;
 
 /// The bytes of one tensor, on their way to a file.
+///
+/// `Payload::from` takes a `&[u8]`; [`Produce`] makes the bytes piece by piece, when they are written.
 #[derive(Clone, Debug)]
+#[non_exhaustive]
 pub enum Payload<'a> {
     /// They lie in memory as the file is to have them.
+    #[doc(hidden)]
     Bytes(Bytes<'a>),
     /// They lie in memory in another order. They are packed piece by piece, as they are written.
+    #[doc(hidden)]
     Strided(Strided<'a>),
     /// They lie in another file. The system copies or shares them there, where it can.
+    #[doc(hidden)]
     File(FileRange<'a>),
     /// They lie in a source that waits for each read.
+    #[doc(hidden)]
     Section(Section<'a>),
     /// They lie apart in another one of these.
+    #[doc(hidden)]
     Gathered(&'a dyn Gather),
     /// They lie in memory of a device that ingot copies from.
+    #[doc(hidden)]
     Device(&'a DeviceBytes),
-    /// They are somewhere else, and are fetched piece by piece.
+    /// They are made piece by piece, when they are written.
     Produced(&'a dyn Produce),
 }
 
@@ -53,6 +61,7 @@ impl Payload<'_> {
     ///
     /// # Errors
     /// When there are not that many; when another file, or whoever produces the bytes, does not give them.
+    #[doc(hidden)]
     pub fn read(&self, begin: u64, into: &mut [u8], stop: StopFlag<'_>) -> io::Result<()> {
         let at = || to_usize(begin).ok_or(io::ErrorKind::InvalidInput);
         match self {

@@ -3,8 +3,7 @@
 //! Pieces are cut into chunks, the chunks of all pieces put in the order of the files, and those that lie close together
 //! made one task. Threads share the tasks.
 
-use ingot_format::{Selection, to_u64, to_usize};
-use ingot_remote::StopFlag;
+use ingot_format::{Selection, StopFlag, to_u64, to_usize};
 
 use super::gather::{Chunk, Destination, Stages};
 use super::input::Witness;
@@ -14,7 +13,7 @@ use super::runs::Runs;
 use crate::error::InFile;
 use crate::memory::HUGE_PAGE_NBYTES;
 use crate::options::ReadOptions;
-use crate::source::Source;
+use crate::source::ReadAt;
 use crate::watch::Watch;
 use crate::workers::{Reading, each, share};
 
@@ -22,7 +21,7 @@ use crate::workers::{Reading, each, share};
 const RUN_NBYTES: u64 = 128;
 
 /// What suits `plan`, which reads from these sources.
-pub(crate) fn reading(plan: &Plan<'_>, sources: &[&dyn Source], options: &ReadOptions) -> Reading {
+pub(crate) fn reading(plan: &Plan<'_>, sources: &[&dyn ReadAt], options: &ReadOptions) -> Reading {
     let spans: Vec<_> = sources.iter().copied().zip(plan.spans(sources.len())).collect();
     let reading = Reading::of(plan.nbytes(), &spans, options);
     let chunk_nbytes = match reading.waits {
@@ -40,7 +39,7 @@ pub(crate) fn reading(plan: &Plan<'_>, sources: &[&dyn Source], options: &ReadOp
 /// that size. There may be a witness for each file as well.
 pub(crate) fn execute<'d>(
     plan: &Plan<'_>,
-    sources: &[&dyn Source],
+    sources: &[&dyn ReadAt],
     witnesses: &[&dyn Witness],
     dests: impl IntoIterator<Item = Destination<'d>>,
     reading: Reading,
@@ -57,7 +56,7 @@ pub(super) type Task<'p, 'd> = Vec<Chunk<'p, 'd>>;
 pub(super) fn tasks<'p, 'd>(
     plan: &Plan<'p>,
     dests: impl IntoIterator<Item = Destination<'d>>,
-    sources: &[&dyn Source],
+    sources: &[&dyn ReadAt],
     chunk_nbytes: usize,
 ) -> Vec<Task<'p, 'd>> {
     let mut chunks = split(plan, dests, sources, chunk_nbytes);
@@ -68,7 +67,7 @@ pub(super) fn tasks<'p, 'd>(
 /// Read all bytes of these tasks, `total` in all.
 pub(super) fn carry_out<'p, 'd>(
     tasks: impl IntoIterator<Item = Task<'p, 'd>, IntoIter: Send>,
-    sources: &[&dyn Source],
+    sources: &[&dyn ReadAt],
     witnesses: &[&dyn Witness],
     reading: Reading,
     total: u64,
@@ -103,7 +102,7 @@ impl Drop for Ending<'_> {
 fn split<'p, 'd>(
     plan: &Plan<'p>,
     dests: impl IntoIterator<Item = Destination<'d>>,
-    sources: &[&dyn Source],
+    sources: &[&dyn ReadAt],
     chunk_nbytes: usize,
 ) -> Vec<Chunk<'p, 'd>> {
     let mut chunks = Vec::with_capacity(plan.pieces().len());
@@ -168,7 +167,7 @@ fn cut<'p, 'd>(
 /// Puts chunks together that one thread reads one after the other. From a source where it is beginning a read that costs
 /// they are one read: neighbours with no more bytes between them than it gives for fewer reads, `most` from the first to
 /// the last. From others they are any that follow, `most` bytes in all, or fewer where runs are short.
-fn join<'p, 'd>(mut chunks: Vec<Chunk<'p, 'd>>, sources: &[&dyn Source], most: usize) -> Vec<Task<'p, 'd>> {
+fn join<'p, 'd>(mut chunks: Vec<Chunk<'p, 'd>>, sources: &[&dyn ReadAt], most: usize) -> Vec<Task<'p, 'd>> {
     let mut begins = Vec::new();
     let (mut file, mut span, mut cost) = (0, 0..0, 0);
     for (rank, chunk) in chunks.iter().enumerate() {
@@ -201,7 +200,7 @@ mod tests {
     use super::super::plan::Place;
     use super::*;
     use crate::memory::Block;
-    use crate::source::MemorySource;
+    use crate::source::{Given, MemorySource};
     use ingot_format::{Dtype, Index};
     use std::io;
     use std::num::NonZeroUsize;
@@ -212,7 +211,7 @@ mod tests {
     #[derive(Debug)]
     struct Gap(u64);
 
-    impl Source for Gap {
+    impl ReadAt for Gap {
         fn nbytes(&self) -> u64 {
             u64::MAX
         }
@@ -247,7 +246,7 @@ mod tests {
         let options = ReadOptions {
             threads: NonZeroUsize::new(4),
         };
-        let source = MemorySource::new(Vec::new());
+        let source = Given::new(MemorySource::new(Vec::new()));
         // A sixteenth, in whole huge pages.
         assert_eq!(reading(&plan, &[&source], &options).chunk_nbytes, 4 * MIB);
     }

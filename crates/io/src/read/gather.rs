@@ -8,8 +8,7 @@ use std::mem;
 use std::ops::Range;
 use std::sync::{Mutex, PoisonError};
 
-use ingot_format::{Dtype, to_u64, to_usize};
-use ingot_remote::StopFlag;
+use ingot_format::{Dtype, StopFlag, to_u64, to_usize};
 
 use super::input::{BATCH, Input, VECTOR, Witness, level, step_end};
 use super::plan::widths;
@@ -18,7 +17,7 @@ use crate::convert::convert;
 use crate::device::DeviceDest;
 use crate::error::Failure;
 use crate::memory::{Dest, StridedDest};
-use crate::source::{Source, Stream};
+use crate::source::{ReadAt, Stream};
 
 /// Bytes that wait between the file and the conversion or the scattering, in the wider of the two dtypes. Few, so that they
 /// never leave the cache.
@@ -150,7 +149,7 @@ impl Stages {
 /// Reads chunks of one file, and says how many bytes of memory they filled. From a source where it is beginning a read that
 /// costs, they are one read.
 pub(super) fn read(
-    source: &dyn Source,
+    source: &dyn ReadAt,
     witness: Option<&dyn Witness>,
     chunks: Vec<Chunk<'_, '_>>,
     stage: &mut Stage,

@@ -4,11 +4,10 @@ use std::io::IoSliceMut;
 use std::mem;
 use std::ops::Range;
 
-use ingot_format::{to_u64, to_usize};
-use ingot_remote::StopFlag;
+use ingot_format::{StopFlag, to_u64, to_usize};
 
 use crate::error::Failure;
-use crate::source::{Source, Stream, read_exactly};
+use crate::source::{ReadAt, Stream, read_exactly};
 
 /// The page of the machines on which the distance of addresses was seen to matter.
 pub(crate) const PAGE_NBYTES: usize = 4096;
@@ -62,7 +61,7 @@ pub(super) type ReadRun<'m> = (u64, &'m mut [u8]);
 
 /// Where runs are read from: a source, or one long read of it.
 pub(super) struct Input<'s> {
-    pub(super) source: &'s dyn Source,
+    pub(super) source: &'s dyn ReadAt,
     pub(super) witness: Option<&'s dyn Witness>,
     pub(super) stream: Option<Stream<'s>>,
     pub(super) stop: StopFlag<'s>,

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::{Mutex, PoisonError};
 
-use ingot_remote::locked;
+use ingot_format::locked;
 
 /// The result of all chunks of one tensor. It is joined in the order of the chunks, so that sums of floats are the same
 /// each time. Only chunks that are being read, or that wait for an earlier one, take memory.

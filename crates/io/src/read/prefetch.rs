@@ -53,9 +53,8 @@ pub struct Fetched {
 /// ```
 /// use std::sync::Arc;
 ///
-/// use ingot_io::{
-///     Checkpoint, CheckpointOptions, Dtype, Prefetch, ReadOptions, Request, TensorView, Unwatched, serialize_to_file,
-/// };
+/// use ingot_io::binding::{Prefetch, Request};
+/// use ingot_io::{Checkpoint, CheckpointOptions, Dtype, ReadOptions, TensorView, Unwatched, serialize_to_file};
 ///
 /// let folder = tempfile::tempdir()?;
 /// let path = folder.path().join("model.safetensors");

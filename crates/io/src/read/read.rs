@@ -56,8 +56,12 @@ pub fn read<'a, P: Borrow<Part<'a>>>(
     options: &ReadOptions,
     watch: &dyn Watch,
 ) -> Result<Vec<Region>, Error> {
-    let found = read_to(parts, &[], options, watch)?;
-    Ok(found.into_iter().filter_map(Found::host).collect())
+    let parts = parts.into_iter();
+    let found = read_to(parts.clone(), &[], options, watch)?;
+    let found = parts.zip(found.into_iter().filter_map(Found::host));
+    Ok(found
+        .map(|(part, region)| region.of(part.borrow().dtype()))
+        .collect())
 }
 
 /// The same where each part has a home, or all have that of the host where `homes` is empty: those of the host are views or
@@ -269,7 +273,7 @@ impl Tensor<'_> {
         if self.archive().source().memory().is_some() {
             self.archive().check_unchanged()?;
             if let Some(view) = self.mapped() {
-                return Ok(view);
+                return Ok(view.of(self.entry().dtype));
             }
         }
         on_host(&Part::from(*self), options, watch)
@@ -280,6 +284,7 @@ impl Tensor<'_> {
     ///
     /// # Errors
     /// [`Error::Slice`] when the index does not fit, and [`Error::Changed`].
+    #[doc(hidden)]
     pub fn strided(&self, index: &[Index]) -> Result<Option<StridedView>, Error> {
         let entry = self.entry();
         let width = entry.dtype.bits() / 8;

@@ -3,22 +3,21 @@
 use std::mem;
 use std::ops::Range;
 
-use ingot_format::to_usize;
-use ingot_remote::StopFlag;
+use ingot_format::{StopFlag, to_usize};
 
 use super::gather::{self, Chunk, Destination, Stage};
 use super::input::Witness;
 use crate::device::{Copy, DeviceDest};
 use crate::error::Failure;
 use crate::memory::Dest;
-use crate::source::Source;
+use crate::source::ReadAt;
 
 /// Where tensors begin in the memory of a device, in bytes: what its vector units ask for at most.
 pub(super) const ALIGNMENT: usize = 256;
 
 /// Reads chunks as [`gather::read`] does, whatever memory they go to.
 pub(super) fn read(
-    source: &dyn Source,
+    source: &dyn ReadAt,
     witness: Option<&dyn Witness>,
     chunks: Vec<Chunk<'_, '_>>,
     stage: &mut Stage,
@@ -96,7 +95,7 @@ impl<'p, 'd> Group<'p, 'd> {
 
     fn read(
         self,
-        source: &dyn Source,
+        source: &dyn ReadAt,
         witness: Option<&dyn Witness>,
         stage: &mut Stage,
         stop: StopFlag<'_>,

@@ -11,7 +11,7 @@ use super::input::Witness;
 use super::plan::{Piece, Plan};
 use crate::error::{Failure, InFile};
 use crate::options::ReadOptions;
-use crate::source::Source;
+use crate::source::ReadAt;
 use crate::watch::Watch;
 use crate::workers::Reading;
 
@@ -41,7 +41,7 @@ pub(crate) fn nbytes(runs: &[FileRun]) -> u64 {
 }
 
 /// How these runs of the sources, which come in their order, are best read to be looked at.
-pub(crate) fn looking(sources: &[&dyn Source], runs: &[FileRun], options: &ReadOptions) -> Reading {
+pub(crate) fn looking(sources: &[&dyn ReadAt], runs: &[FileRun], options: &ReadOptions) -> Reading {
     let span = |of_file: &[FileRun]| {
         let (file, first) = &of_file[0];
         (sources[*file], first.start..of_file[of_file.len() - 1].1.end)
@@ -54,7 +54,7 @@ pub(crate) fn looking(sources: &[&dyn Source], runs: &[FileRun], options: &ReadO
 const UNQUESTIONED_NBYTES: u64 = 1 << 40;
 
 /// Check that large sources can have the size that they claim, before a pass over all of their bytes.
-pub(crate) fn check_sizes(sources: &[&dyn Source]) -> Result<(), InFile> {
+pub(crate) fn check_sizes(sources: &[&dyn ReadAt]) -> Result<(), InFile> {
     for (file, source) in sources.iter().enumerate() {
         if source.nbytes() > UNQUESTIONED_NBYTES {
             source.check_size().map_err(|fault| InFile {
@@ -77,7 +77,7 @@ const PLANNED_PIECES: usize = 4096;
 
 /// Read these runs in pieces that begin in order, and show them to the witnesses: one for each file, or none.
 pub(crate) fn show(
-    sources: &[&dyn Source],
+    sources: &[&dyn ReadAt],
     witnesses: &[&dyn Witness],
     runs: &[FileRun],
     reading: Reading,

@@ -14,10 +14,9 @@ use crate::read::input::Witness;
 use crate::read::part::{Part, Target};
 use crate::read::read::{fill, read};
 use crate::read::show::{FileRun, looking, show};
-use crate::source::{MemorySource, Source};
+use crate::source::{Given, MemorySource, ReadAt};
 use crate::watch::Unwatched;
-use ingot_format::{Dtype, Format, Index, Limits, Spec, layout, nbytes, to_u64, to_usize};
-use ingot_remote::{StopFlag, locked};
+use ingot_format::{Dtype, Format, Index, Limits, Spec, StopFlag, layout, locked, nbytes, to_u64, to_usize};
 use proptest::prelude::*;
 use proptest::sample::Index as Pick;
 
@@ -54,7 +53,7 @@ impl Odd {
     }
 }
 
-impl Source for Odd {
+impl ReadAt for Odd {
     fn nbytes(&self) -> u64 {
         to_u64(self.bytes.len())
     }
@@ -95,7 +94,9 @@ fn archive(kind: Kind, path: &Path, bytes: &[u8]) -> Archive {
         };
         Archive::open(path, &options).unwrap()
     };
-    let of = |source: Box<dyn Source>| Archive::from_source(source, &Limits::default()).unwrap();
+    let of = |reader: Box<dyn ReadAt>| {
+        Archive::from_reader(reader, None, "test", "a test", &Limits::default()).unwrap()
+    };
     let odd = |gap_nbytes| {
         let bytes = bytes.to_vec();
         of(Box::new(Odd { bytes, gap_nbytes }))
@@ -103,7 +104,7 @@ fn archive(kind: Kind, path: &Path, bytes: &[u8]) -> Archive {
     match kind {
         Kind::Mapped => open(Backend::Mmap),
         Kind::File => open(Backend::Pread),
-        Kind::Memory => of(Box::new(MemorySource::new(bytes.to_vec()))),
+        Kind::Memory => of(Box::new(Given::new(MemorySource::new(bytes.to_vec())))),
         Kind::Short => odd(0),
         Kind::Stream(gap_nbytes) => odd(gap_nbytes),
     }
@@ -392,7 +393,7 @@ proptest! {
         let archives: Vec<Archive> = files.iter().zip(&made).enumerate()
             .map(|(number, ((kind, _), bytes))| archive(*kind, &folder.path().join(number.to_string()), bytes))
             .collect();
-        let sources: Vec<&dyn Source> = archives.iter().map(Archive::source).collect();
+        let sources: Vec<&dyn ReadAt> = archives.iter().map(Archive::source).collect();
         let mut runs: Vec<FileRun> = Vec::new();
         for (number, bytes) in made.iter().enumerate() {
             let mut at = 0;

@@ -4,8 +4,8 @@ use std::fs::File;
 use std::io::Read;
 use std::path::{Path, PathBuf};
 
-use ingot_format::{Limits, ShardHeaders, to_u64};
-use ingot_remote::{Fault, Location, RemoteOptions, StopFlag, redacted, shard_headers};
+use ingot_format::{Limits, ShardHeaders, StopFlag, to_u64};
+use ingot_remote::{Fault, Location, RemoteOptions, redacted, shard_headers};
 
 use super::session::{Session, header_limits, in_session, refused};
 use crate::error::Error;

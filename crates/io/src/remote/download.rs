@@ -21,7 +21,7 @@ use crate::digest::{Algorithm, Digest};
 use crate::error::Error;
 use crate::payload::{FileRange, Payload};
 use crate::save::{check_destination, replace_file};
-use crate::source::Source;
+use crate::source::ReadAt;
 use crate::verify::{Definition, hash};
 use crate::watch::Watch;
 use incoming::{Incoming, Keep, fetch};

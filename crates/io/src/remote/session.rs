@@ -3,10 +3,10 @@
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use ingot_format::{Foreign, FormatError, Header, Limits, ShardIndex, to_u64};
+use ingot_format::{Foreign, FormatError, Header, Limits, ShardIndex, StopFlag, to_u64};
 use ingot_remote::{
     Client, Fault, INDEX_FILE, Location, MODEL_FILE, READS_AT_ONCE, Remote, RemoteFile, RemoteOptions,
-    Resource, START_NBYTES, StopFlag, local_path, redacted, told_region,
+    Resource, START_NBYTES, local_path, redacted, told_region,
 };
 
 use super::source;
@@ -97,6 +97,7 @@ impl Checkpoint {
     ///
     /// # Errors
     /// As [`Checkpoint::open_url`].
+    #[doc(hidden)]
     pub fn open_url_with(
         url: &str,
         options: &RemoteOptions,

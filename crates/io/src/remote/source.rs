@@ -3,12 +3,12 @@
 use std::io::{self, Read};
 use std::ops::Range;
 
-use ingot_format::{FormatError, Header, Limits, to_u64, to_usize};
-use ingot_remote::{Fault, GAP_NBYTES, READS_AT_ONCE, RemoteFile, Resource, StopFlag};
+use ingot_format::{FormatError, Header, Limits, StopFlag, to_u64, to_usize};
+use ingot_remote::{Fault, GAP_NBYTES, READS_AT_ONCE, RemoteFile, Resource};
 
-use crate::source::Source;
+use crate::source::ReadAt;
 
-impl Source for RemoteFile {
+impl ReadAt for RemoteFile {
     fn nbytes(&self) -> u64 {
         self.nbytes()
     }

@@ -4,8 +4,7 @@ use std::fs::File;
 use std::io;
 use std::ops::Range;
 
-use ingot_format::{FormatError, Layout, to_u64, to_usize};
-use ingot_remote::StopFlag;
+use ingot_format::{FormatError, Layout, StopFlag, to_u64, to_usize};
 
 use crate::device::{Copy, Device, DeviceBytes, Lent};
 use crate::digest::Sealed;

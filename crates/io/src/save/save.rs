@@ -3,8 +3,7 @@
 use std::io;
 use std::path::Path;
 
-use ingot_format::{FormatError, Layout};
-use ingot_remote::StopFlag;
+use ingot_format::{FormatError, Layout, StopFlag};
 
 use super::pieces::Pieces;
 use super::snapshot::Snapshot;

@@ -31,7 +31,8 @@ const THREADS: usize = 8;
 ///
 /// ```
 /// use ingot_format::{Dtype, Format, Spec, layout};
-/// use ingot_io::{Payload, SaveOptions, Snapshot, Unwatched};
+/// use ingot_io::binding::Snapshot;
+/// use ingot_io::{Payload, SaveOptions, Unwatched};
 ///
 /// let folder = tempfile::tempdir()?;
 /// let path = folder.path().join("step-1.safetensors");
@@ -224,12 +225,12 @@ mod tests {
             dtype: Dtype::U8,
             shape: &[8],
         }];
-        let keep = crate::Keep {
+        let keep = crate::digest::Keep {
             tensors: Some(crate::Algorithm::Blake3),
             ..Default::default()
         };
         let options = LayoutOptions::default();
-        let sealed = crate::Sealed::new(&specs, None, Format::Safetensors, &options, keep).unwrap();
+        let sealed = crate::digest::Sealed::new(&specs, None, Format::Safetensors, &options, keep).unwrap();
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("file");
         let payloads = [Payload::from(&b"12345678"[..])];
@@ -335,7 +336,7 @@ mod tests {
             false
         }
 
-        fn read(&self, _: u64, _: &mut [u8], _: ingot_remote::StopFlag<'_>) -> io::Result<()> {
+        fn read(&self, _: u64, _: &mut [u8], _: ingot_format::StopFlag<'_>) -> io::Result<()> {
             self.0.fetch_add(1, Ordering::Relaxed);
             let begin = std::time::Instant::now();
             while self.0.load(Ordering::Relaxed) < 2 {

@@ -706,7 +706,7 @@ mod tests {
                 shape,
             })
             .collect();
-        let keep = crate::Keep {
+        let keep = crate::digest::Keep {
             model_spec: true,
             ..Default::default()
         };
@@ -741,7 +741,7 @@ mod tests {
             false
         }
 
-        fn read(&self, _: u64, _: &mut [u8], _: ingot_remote::StopFlag<'_>) -> io::Result<()> {
+        fn read(&self, _: u64, _: &mut [u8], _: ingot_format::StopFlag<'_>) -> io::Result<()> {
             std::thread::sleep(POLL);
             Err(io::Error::other("the cable was pulled"))
         }
@@ -803,7 +803,7 @@ mod tests {
             self.waits
         }
 
-        fn read(&self, _: u64, into: &mut [u8], _: ingot_remote::StopFlag<'_>) -> io::Result<()> {
+        fn read(&self, _: u64, into: &mut [u8], _: ingot_format::StopFlag<'_>) -> io::Result<()> {
             locked(&self.read_by).push(std::thread::current().id());
             into.fill(7);
             Ok(())

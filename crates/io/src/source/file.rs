@@ -7,7 +7,7 @@ use std::io::IoSliceMut;
 #[cfg(target_os = "linux")]
 use std::ops::Range;
 
-use super::Source;
+use super::ReadAt;
 #[cfg(target_os = "linux")]
 use super::direct::DirectReader;
 use crate::disk::{self, Facts, Kind, remote_file_system};
@@ -140,7 +140,7 @@ fn read_far_ahead(file: &File) {
 #[cfg(not(target_os = "linux"))]
 fn read_far_ahead(_: &File) {}
 
-impl Source for FileSource {
+impl ReadAt for FileSource {
     fn nbytes(&self) -> u64 {
         self.stamp.nbytes
     }
@@ -203,8 +203,7 @@ mod tests {
     use super::*;
     use crate::memory::Block;
     use crate::source::read_exactly;
-    use ingot_format::to_u64;
-    use ingot_remote::StopFlag;
+    use ingot_format::{StopFlag, to_u64};
 
     const NBYTES: usize = (5 << 20) + 1234;
     /// A block of a disk, and a page of memory.

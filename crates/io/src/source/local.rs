@@ -11,9 +11,9 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 
-use ingot_remote::briefly;
+use ingot_format::briefly;
 
-use super::{FileSource, Source, Stamp};
+use super::{FileSource, ReadAt, Stamp};
 use crate::disk::{self, Facts, is_out_of_descriptors};
 
 /// Files that are held open at once, of those that can be opened again. Each may take a second descriptor, for reading
@@ -152,7 +152,7 @@ impl Lent {
     }
 }
 
-impl Source for LocalFile {
+impl ReadAt for LocalFile {
     fn nbytes(&self) -> u64 {
         match &self.descriptor {
             Descriptor::Kept(file) => file.nbytes(),
@@ -324,7 +324,7 @@ fn close_all_but(open: &mut Vec<Weak<Slot>>, most: usize) -> Vec<Arc<FileSource>
 mod tests {
     use super::*;
     use crate::source::read_exactly;
-    use ingot_remote::StopFlag;
+    use ingot_format::StopFlag;
     use std::path::{Path, PathBuf};
     use std::sync::atomic::AtomicUsize;
 

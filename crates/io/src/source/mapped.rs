@@ -18,7 +18,7 @@ use memmap2::MmapOptions;
 #[cfg(target_os = "linux")]
 use memmap2::MmapRaw;
 
-use super::{LocalFile, Source};
+use super::{LocalFile, ReadAt};
 use crate::memory::Memory;
 
 /// A file mapped privately: writing to the memory copies the page and never reaches the file.
@@ -63,7 +63,7 @@ impl MappedSource {
     }
 }
 
-impl Source for MappedSource {
+impl ReadAt for MappedSource {
     fn nbytes(&self) -> u64 {
         self.file.nbytes()
     }

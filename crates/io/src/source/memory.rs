@@ -17,7 +17,7 @@ impl<B: AsRef<[u8]>> MemorySource<B> {
     }
 }
 
-impl<B: AsRef<[u8]> + Send + Sync + std::fmt::Debug> Source for MemorySource<B> {
+impl<B: AsRef<[u8]> + Send + Sync> Source for MemorySource<B> {
     fn nbytes(&self) -> u64 {
         ingot_format::to_u64(self.bytes.as_ref().len())
     }

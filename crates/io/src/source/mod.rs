@@ -3,6 +3,7 @@
 #[cfg(target_os = "linux")]
 mod direct;
 mod file;
+mod given;
 mod local;
 mod mapped;
 mod memory;
@@ -12,21 +13,23 @@ use std::io::{self, IoSliceMut, Read};
 use std::ops::Range;
 use std::sync::Arc;
 
-use ingot_format::{to_u64, to_usize};
-use ingot_remote::StopFlag;
+use ingot_format::{StopFlag, to_u64, to_usize};
 
 use crate::error::Failure;
 use crate::memory::Memory;
 pub use file::FileSource;
 pub(crate) use file::Stamp;
+pub(crate) use given::Given;
+pub use given::Source;
 pub(crate) use local::{LocalFile, Reopen, with_room};
 pub(crate) use mapped::MappedSource;
 pub use memory::MemorySource;
 
-/// A run of bytes that tensors can be read from: a file, a mapping, memory, a URL.
+/// A run of bytes that tensors can be read from: a file, a mapping, memory, a URL; with what each can do besides a
+/// [`Source`].
 ///
-/// Implementations may give fewer bytes than asked for and may be interrupted; whoever reads deals with both.
-pub trait Source: Send + Sync + Debug {
+/// Implementations may read fewer bytes than `dest` takes and may be interrupted; readers deal with both.
+pub trait ReadAt: Send + Sync + Debug {
     /// Bytes there were when the source was opened.
     fn nbytes(&self) -> u64;
 
@@ -44,7 +47,7 @@ pub trait Source: Send + Sync + Debug {
     /// Whatever the device or the system says.
     fn read_at(&self, position: u64, dest: &mut [u8]) -> io::Result<usize>;
 
-    /// Whether [`Source::read_vectored_at`] is more than one read.
+    /// Whether [`ReadAt::read_vectored_at`] is more than one read.
     fn is_vectored(&self) -> bool {
         false
     }
@@ -66,7 +69,7 @@ pub trait Source: Send + Sync + Debug {
     }
 
     /// Bytes between two runs that are better read and thrown away than stepped over by beginning another read; for
-    /// sources that have [`Source::stream`].
+    /// sources that have [`ReadAt::stream`].
     fn gap_nbytes(&self) -> u64 {
         0
     }
@@ -110,7 +113,7 @@ pub trait Source: Send + Sync + Debug {
         None
     }
 
-    /// Bytes there are now. Differs from [`Source::nbytes`] when someone wrote to the file since; `None` when
+    /// Bytes there are now. Differs from [`ReadAt::nbytes`] when someone wrote to the file since; `None` when
     /// they were overwritten and their number is the same.
     ///
     /// # Errors
@@ -122,7 +125,7 @@ pub trait Source: Send + Sync + Debug {
 
 /// Fills `dest` from `position` on. Sources may give less than they are asked for, and be interrupted.
 pub(crate) fn read_exactly(
-    source: &dyn Source,
+    source: &dyn ReadAt,
     position: u64,
     dest: &mut [u8],
     stop: StopFlag<'_>,
@@ -165,7 +168,7 @@ pub(crate) struct Stream<'s> {
 
 impl<'s> Stream<'s> {
     /// The bytes of `span`, where the source gives them like this.
-    pub(crate) fn new(source: &'s dyn Source, span: Range<u64>, stop: StopFlag<'s>) -> Option<Stream<'s>> {
+    pub(crate) fn new(source: &'s dyn ReadAt, span: Range<u64>, stop: StopFlag<'s>) -> Option<Stream<'s>> {
         let position = span.start;
         let bytes = source.stream(span, stop)?;
         Some(Stream { bytes, position })

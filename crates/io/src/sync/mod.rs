@@ -14,7 +14,7 @@ mod system {
     pub(crate) use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
     pub(crate) use std::thread;
 
-    pub(crate) use ingot_remote::locked;
+    pub(crate) use ingot_format::locked;
 }
 
 #[cfg(test)]

@@ -3,7 +3,7 @@
 pub(crate) use shuttle::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 pub(crate) use shuttle::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
-/// As [`ingot_remote::locked`].
+/// As [`ingot_format::locked`].
 pub(crate) fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

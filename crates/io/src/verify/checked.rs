@@ -46,6 +46,7 @@ impl Checkpoint {
     /// [`Error::Digest`] for the first tensor, or the file, that differs; [`Error::NoDigest`] for the first tensor that
     /// its file keeps no digest of; [`Error::Checksums`]; [`Error::Checkpoint`] where one hash is asked of many files;
     /// and what [`crate::read`](fn@crate::read) says.
+    #[doc(hidden)]
     pub fn proven(
         &self,
         tensors: &[Tensor<'_>],

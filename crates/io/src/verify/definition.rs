@@ -14,7 +14,7 @@ use crate::options::ReadOptions;
 use crate::read::execute::{execute, reading};
 use crate::read::gather::Destination;
 use crate::read::plan::{Piece, Plan};
-use crate::source::Source;
+use crate::source::ReadAt;
 use crate::watch::Watch;
 
 /// What a hash is taken of, and how it is written.
@@ -94,7 +94,7 @@ pub fn hash(path: &Path, definition: Definition, watch: &dyn Watch) -> Result<St
 /// # Errors
 /// As [`hash`].
 pub fn hash_source(
-    source: &dyn Source,
+    source: &dyn ReadAt,
     path: &Path,
     definition: Definition,
     watch: &dyn Watch,
@@ -104,7 +104,7 @@ pub fn hash_source(
 
 /// As [`hash`], of a file that is open.
 pub(crate) fn of_source(
-    source: &dyn Source,
+    source: &dyn ReadAt,
     path: &Path,
     definition: Definition,
     limits: &Limits,
@@ -130,7 +130,7 @@ fn shortened(digest: &Digest, digits: usize) -> String {
 }
 
 fn of_file(
-    source: &dyn Source,
+    source: &dyn ReadAt,
     algorithm: Algorithm,
     path: &Path,
     watch: &dyn Watch,
@@ -138,7 +138,7 @@ fn of_file(
     of_range(source, algorithm, 0..source.nbytes(), path, watch)
 }
 
-fn of_data(source: &dyn Source, header: &Header, path: &Path, watch: &dyn Watch) -> Result<Digest, Error> {
+fn of_data(source: &dyn ReadAt, header: &Header, path: &Path, watch: &dyn Watch) -> Result<Digest, Error> {
     of_range(
         source,
         Algorithm::Sha256,
@@ -149,7 +149,7 @@ fn of_data(source: &dyn Source, header: &Header, path: &Path, watch: &dyn Watch)
 }
 
 fn of_range(
-    source: &dyn Source,
+    source: &dyn ReadAt,
     algorithm: Algorithm,
     range: Range<u64>,
     path: &Path,
@@ -166,7 +166,7 @@ fn of_range(
 }
 
 /// Adds the path to what went wrong below.
-fn explain(failure: Failure, source: &dyn Source, path: &Path) -> Error {
+fn explain(failure: Failure, source: &dyn ReadAt, path: &Path) -> Error {
     match check_unchanged(source, Some(path)) {
         // The likeliest reason for a short read, and the more useful thing to say.
         Err(changed @ Error::Changed { .. }) if matches!(failure, Failure::Read { .. }) => changed,
@@ -174,7 +174,7 @@ fn explain(failure: Failure, source: &dyn Source, path: &Path) -> Error {
     }
 }
 
-fn auto_v1(source: &dyn Source, path: &Path, watch: &dyn Watch) -> Result<Digest, Error> {
+fn auto_v1(source: &dyn ReadAt, path: &Path, watch: &dyn Watch) -> Result<Digest, Error> {
     // Of a shorter file there is less, or nothing, to hash; A1111 does not mind.
     let [begin, end] =
         [AUTO_V1_BEGIN, AUTO_V1_BEGIN + to_u64(AUTO_V1_NBYTES)].map(|at| at.min(source.nbytes()));
@@ -182,7 +182,7 @@ fn auto_v1(source: &dyn Source, path: &Path, watch: &dyn Watch) -> Result<Digest
 }
 
 fn sshs_legacy(
-    source: &dyn Source,
+    source: &dyn ReadAt,
     header: &Header,
     path: &Path,
     watch: &dyn Watch,
@@ -217,7 +217,7 @@ fn sshs_legacy(
 
 /// Fills `dest` with the bytes of these runs, one after the other.
 fn read_runs(
-    source: &dyn Source,
+    source: &dyn ReadAt,
     runs: Vec<Range<u64>>,
     dest: &mut [u8],
     watch: &dyn Watch,

@@ -6,14 +6,14 @@ use super::pass::reading;
 use crate::error::Failure;
 use crate::read::input::Witness;
 use crate::read::show::show;
-use crate::source::Source;
+use crate::source::ReadAt;
 use crate::sync::{Condvar, Mutex, MutexGuard, PoisonError, locked};
 use crate::watch::Watch;
 
 /// Gives `take` all bytes of `source` in their order. They are read by several threads, and `take` is called by one of
 /// them at a time.
 pub(crate) fn read_in_order(
-    source: &dyn Source,
+    source: &dyn ReadAt,
     take: &mut (dyn FnMut(&[u8]) + Send),
     watch: &dyn Watch,
 ) -> Result<(), Failure> {
@@ -76,7 +76,7 @@ impl<'t> Queue<'t> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::source::MemorySource;
+    use crate::source::{Given, MemorySource};
     use crate::sync::{in_every_order, thread};
     use crate::watch::Unwatched;
 
@@ -84,7 +84,7 @@ mod tests {
     fn bytes_come_in_their_order() {
         for len in [0, 1, (5 << 20) + 1] {
             let bytes: Vec<u8> = (0_usize..len).map(|at| at.to_le_bytes()[1]).collect();
-            let source = MemorySource::new(bytes.clone());
+            let source = Given::new(MemorySource::new(bytes.clone()));
             let mut found = Vec::new();
             read_in_order(&source, &mut |piece| found.extend_from_slice(piece), &Unwatched).unwrap();
             assert!(found == bytes, "{len} bytes");

@@ -5,7 +5,7 @@ use crate::error::{Failure, InFile};
 use crate::options::ReadOptions;
 use crate::read::input::Witness;
 use crate::read::show::{FileRun, joined, looking, show};
-use crate::source::Source;
+use crate::source::ReadAt;
 use crate::watch::Watch;
 use crate::workers::Reading;
 
@@ -23,7 +23,7 @@ const STEP_NBYTES: u64 = 4 * SUBTREE_NBYTES;
 
 /// Feeds what is read of a source to digests.
 pub(super) struct Feeding<'a> {
-    pub(super) source: &'a dyn Source,
+    pub(super) source: &'a dyn ReadAt,
     pub(super) all: Vec<&'a Digests>,
 }
 
@@ -68,7 +68,7 @@ pub(super) fn feed(files: &[Feeding<'_>], runs: &[FileRun], watch: &dyn Watch) -
 }
 
 /// As [`feed`], of all that digests want of one source.
-pub(super) fn feed_all(source: &dyn Source, digests: &Digests, watch: &dyn Watch) -> Result<(), Failure> {
+pub(super) fn feed_all(source: &dyn ReadAt, digests: &Digests, watch: &dyn Watch) -> Result<(), Failure> {
     let files = [Feeding {
         source,
         all: vec![digests],
@@ -77,7 +77,7 @@ pub(super) fn feed_all(source: &dyn Source, digests: &Digests, watch: &dyn Watch
 }
 
 /// How these runs are read where pieces wait for those before them.
-pub(super) fn reading(sources: &[&dyn Source], runs: &[FileRun]) -> Reading {
+pub(super) fn reading(sources: &[&dyn ReadAt], runs: &[FileRun]) -> Reading {
     let reading = looking(sources, runs, &ReadOptions::default());
     let most = match reading.waits {
         true => (WAITING_NBYTES / reading.threads).max(PIECE_NBYTES),
@@ -110,7 +110,7 @@ mod tests {
         panics: bool,
     }
 
-    impl Source for Broken {
+    impl ReadAt for Broken {
         fn nbytes(&self) -> u64 {
             NBYTES
         }

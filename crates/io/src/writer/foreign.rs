@@ -2,13 +2,12 @@
 
 use std::path::{Path, PathBuf};
 
-use ingot_format::{to_u64, to_usize};
-use ingot_remote::StopFlag;
+use ingot_format::{StopFlag, to_u64, to_usize};
 
 use super::writer::Writer;
 use crate::archive::{Tensor, lent_source};
 use crate::error::{Error, Failure, unopened};
-use crate::source::{LocalFile, Source, read_exactly};
+use crate::source::{LocalFile, ReadAt, read_exactly};
 use crate::watch::{Asked, Watch};
 use crate::workers::watched;
 
@@ -109,7 +108,7 @@ impl ForeignFile {
 }
 
 /// Fills `dest` from `position` on, while the caller watches.
-fn fill(source: &dyn Source, position: u64, dest: &mut [u8], watch: &dyn Watch) -> Result<(), Failure> {
+fn fill(source: &dyn ReadAt, position: u64, dest: &mut [u8], watch: &dyn Watch) -> Result<(), Failure> {
     let read = |stop: StopFlag<'_>| read_exactly(source, position, dest, stop);
     watched(source.waits(), read, &Asked(watch))?
 }

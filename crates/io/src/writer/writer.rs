@@ -9,10 +9,9 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use ingot_format::{
-    Dtype, Entry, Format, Header, Index, LayoutOptions, Limits, Selection, Spec, layout_with, to_u64,
-    to_usize,
+    Dtype, Entry, Format, Header, Index, LayoutOptions, Limits, Selection, Spec, StopFlag, layout_with,
+    to_u64, to_usize,
 };
-use ingot_remote::StopFlag;
 
 use super::journal::{End, Journal, JournalFault, Verdict};
 use super::preamble;

@@ -94,7 +94,7 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
-    use crate::stop::StopFlag;
+    use ingot_format::StopFlag;
 
     /// All in one test: the places are those of the process.
     #[test]

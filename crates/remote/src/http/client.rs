@@ -15,10 +15,10 @@ use crate::http::message::{Framing, Head, HttpRequest, render_head};
 use crate::http::pace::{Deadline, Pace};
 use crate::http::proxy::{Proxies, Proxy, ProxyKind};
 use crate::http::socks;
-use crate::lock::briefly;
 use crate::options::{RemoteOptions, environment};
 use crate::secrets::Secrets;
 use crate::url::{Scheme, SecurityOrigin, Url};
+use ingot_format::briefly;
 
 /// Connections to one host that are kept while nobody uses them: as many as are used at once.
 const MAX_IDLE: usize = 64;

@@ -101,7 +101,7 @@ fn prepared(stream: TcpStream) -> io::Result<TcpStream> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::stop::StopFlag;
+    use ingot_format::StopFlag;
 
     #[test]
     fn only_public_addresses_are_dialled_for_a_server() {

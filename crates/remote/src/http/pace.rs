@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use crate::fault::{Fault, FaultKind};
 use crate::options::RemoteOptions;
-use crate::stop::StopFlag;
+use ingot_format::StopFlag;
 
 /// The longest single wait before the stop flag and the deadline are looked at again. With the 50 ms after which the
 /// calling thread looks for signals, a call ends within 100 ms of an interrupt.

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use crate::fault::{Fault, FaultKind};
 use crate::http::pace::{Deadline, sleep};
 use crate::options::RemoteOptions;
-use crate::stop::StopFlag;
+use ingot_format::StopFlag;
 
 /// The first pause. It doubles each time.
 const FIRST_PAUSE: Duration = Duration::from_millis(100);

@@ -125,7 +125,7 @@ impl S3Access {
 mod tests {
     use super::*;
     use crate::options::Secret;
-    use crate::stop::StopFlag;
+    use ingot_format::StopFlag;
     use std::fs;
     use std::time::Duration;
 

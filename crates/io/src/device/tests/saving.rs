@@ -5,8 +5,7 @@ use std::path::Path;
 use std::slice;
 
 use fake_cuda::control::Counters;
-use ingot_format::{Dtype, Format, Layout, Spec, layout, to_u64, to_usize};
-use ingot_remote::StopFlag;
+use ingot_format::{Dtype, Format, Layout, Spec, StopFlag, layout, to_u64, to_usize};
 
 use super::super::bytes::DeviceBytes;
 use super::super::device::Device;

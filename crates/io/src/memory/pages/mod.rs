@@ -23,8 +23,8 @@ impl Pages {
         // SAFETY: `from_raw_parts` asks for
         // - a non-null pointer to `len` initialised bytes in one allocation, at most `isize::MAX`: the system gave them,
         //   zeroed, and `self` keeps them;
-        // - no write to them while the slice lives: `bytes_mut` borrows `self` exclusively, and whoever writes by
-        //   `as_mut_ptr` has `Pages` that nobody asks for slices any more (`Memory`, in region.rs).
+        // - no write to them while the slice lives: `bytes_mut` borrows `self` exclusively, and writers by
+        //   `as_mut_ptr` promise that no slice lives (`Region`, in region.rs).
         unsafe { std::slice::from_raw_parts(self.as_mut_ptr(), self.len()) }
     }
 

@@ -8,8 +8,7 @@ use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, TryLockError};
 
-use ingot_format::{to_u64, to_usize};
-use ingot_remote::{StopFlag, locked};
+use ingot_format::{StopFlag, locked, to_u64, to_usize};
 
 use super::part_table::{PART_HASH_NBYTES, PartHash, PartTable};
 use super::wanted::{DownloadOptions, Downloaded, VersionedSource, compare};
@@ -21,7 +20,7 @@ use crate::options::{Existing, ReadOptions};
 use crate::payload::FileRange;
 use crate::save::draft::Draft;
 use crate::save::target::is_there;
-use crate::source::{Source, Stamp, Stream, read_exactly};
+use crate::source::{ReadAt, Stamp, Stream, read_exactly};
 use crate::watch::{Unwatched, Watch};
 use crate::workers::{Reading, share};
 
@@ -163,7 +162,7 @@ pub(super) fn fetch(files: &[Incoming], how: &DownloadOptions, watch: &dyn Watch
         numbers.map(move |number| (file, number))
     };
     let tasks = files.iter().enumerate().flat_map(parts);
-    let spans: Vec<(&dyn Source, Range<u64>)> = files
+    let spans: Vec<(&dyn ReadAt, Range<u64>)> = files
         .iter()
         .map(|file| (&*file.versioned.source, 0..file.nbytes()))
         .collect();

@@ -6,8 +6,8 @@ use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
 use std::time::UNIX_EPOCH;
 
-use ingot_format::{IndexReader, to_u64, to_usize};
-use ingot_remote::{INDEX_FILE, Location, MODEL_FILE, Remote, RemoteFile, RemoteOptions, StopFlag, redacted};
+use ingot_format::{IndexReader, StopFlag, to_u64, to_usize};
+use ingot_remote::{INDEX_FILE, Location, MODEL_FILE, Remote, RemoteFile, RemoteOptions, redacted};
 
 use super::part_table::PartTable;
 use crate::archive::{lent_source, open_source};
@@ -17,12 +17,13 @@ use crate::error::Error;
 use crate::options::{Durability, Existing, ReadOnly, SaveOptions};
 use crate::payload::FileRange;
 use crate::remote::session::{AT_ONCE, Session, UrlFile, for_urls, header_limits, in_session, refused};
-use crate::source::Source;
+use crate::source::ReadAt;
 use crate::watch::Watch;
 use crate::workers::{Reading, in_parallel};
 
 /// How to fetch a file.
 #[derive(Clone, Copy, Debug, Default)]
+#[non_exhaustive]
 pub struct DownloadOptions {
     /// How many parts are fetched at once, of all files together; by default as for reading.
     pub threads: Option<NonZeroUsize>,
@@ -37,6 +38,47 @@ pub struct DownloadOptions {
 }
 
 impl DownloadOptions {
+    /// Returns the defaults: existing files are refused, and the download is durable.
+    #[must_use]
+    pub fn new() -> DownloadOptions {
+        DownloadOptions::default()
+    }
+
+    /// Sets how many parts are fetched at once; `None` for the default.
+    #[must_use]
+    pub fn threads(mut self, threads: impl Into<Option<NonZeroUsize>>) -> DownloadOptions {
+        self.threads = threads.into();
+        self
+    }
+
+    /// Sets what happens to a file that exists.
+    #[must_use]
+    pub const fn existing(mut self, existing: Existing) -> DownloadOptions {
+        self.existing = existing;
+        self
+    }
+
+    /// Sets what happens to a file that this process may not write to.
+    #[must_use]
+    pub const fn read_only(mut self, read_only: ReadOnly) -> DownloadOptions {
+        self.read_only = read_only;
+        self
+    }
+
+    /// Sets what a loss of power may undo.
+    #[must_use]
+    pub const fn durable(mut self, durable: Durability) -> DownloadOptions {
+        self.durable = durable;
+        self
+    }
+
+    /// Sets the SHA-256 that the file must have; `None` for any.
+    #[must_use]
+    pub fn sha256(mut self, sha256: impl Into<Option<Digest>>) -> DownloadOptions {
+        self.sha256 = sha256.into();
+        self
+    }
+
     /// The options that a save has too.
     pub(super) fn save_options(&self) -> SaveOptions {
         SaveOptions {
@@ -49,6 +91,7 @@ impl DownloadOptions {
 
 /// What was fetched.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Downloaded {
     /// Where it is; of a model the index.
     pub path: PathBuf,
@@ -271,7 +314,7 @@ impl RemoteModel {
 
 /// A source, of one version.
 pub(super) struct VersionedSource {
-    pub(super) source: Box<dyn Source>,
+    pub(super) source: Box<dyn ReadAt>,
     /// What the caller knows it by.
     pub(super) shown: PathBuf,
     /// What no other version of it is called; `None` where nothing tells versions apart.

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant, SystemTime};
 
 use crate::fault::{Fault, FaultKind};
 use crate::http::pace::{Deadline, sleep};
-use crate::lock::briefly;
+use ingot_format::briefly;
 
 /// What is good for less than this is asked for again: no request is sent with keys that are over when it arrives.
 const LEAST_VALIDITY: Duration = Duration::from_secs(300);
@@ -156,7 +156,7 @@ mod tests {
     use std::sync::atomic::{AtomicUsize, Ordering};
 
     use super::*;
-    use crate::stop::StopFlag;
+    use ingot_format::StopFlag;
 
     fn later() -> Deadline<'static> {
         Deadline::within(Duration::from_secs(60), StopFlag::never())

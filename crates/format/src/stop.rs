@@ -1,7 +1,7 @@
 //! How work that waits hears that nobody wants it any more.
 
-use std::fmt;
-use std::sync::atomic::{AtomicBool, Ordering};
+use core::fmt;
+use core::sync::atomic::{AtomicBool, Ordering};
 
 /// The caller of a function, which only the calling thread can ask whether to stop: an interpreter with signals, for example.
 pub trait Caller: Sync {

@@ -23,3 +23,27 @@ pub fn briefly<T>(mutex: &Mutex<T>) -> Option<MutexGuard<'_, T>> {
     }
     None
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_lock_that_stays_closed_is_done_without_and_one_that_broke_is_opened() {
+        let mutex = Mutex::new(1);
+        let held = locked(&mutex);
+        assert!(briefly(&mutex).is_none());
+        drop(held);
+        assert_eq!(briefly(&mutex).map(|guard| *guard), Some(1));
+        let broken = std::thread::scope(|scope| {
+            let holding = scope.spawn(|| {
+                let _held = locked(&mutex);
+                std::panic::resume_unwind(alloc::boxed::Box::new(()));
+            });
+            holding.join()
+        });
+        assert!(broken.is_err());
+        assert_eq!(*locked(&mutex), 1);
+        assert_eq!(briefly(&mutex).map(|guard| *guard), Some(1));
+    }
+}

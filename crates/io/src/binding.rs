@@ -1,0 +1,37 @@
+//! What only the extension module for Python, the benches, the tests and the fuzz targets use. It changes in any release.
+
+pub use ingot_format::{MODEL_SPEC_KEY, StopFlag};
+
+pub use crate::archive::TensorId;
+pub use crate::checkpoint::Backing;
+pub use crate::convert::{convert, converts, is_float};
+pub use crate::device::{
+    Allocator, DeviceBlock, DeviceBytes, DeviceFault, DeviceRegion, DeviceStream, Fresh, Onto, Refusal,
+    release_pinned, why_pageable,
+};
+pub use crate::digest::{Keep, Sealed};
+pub use crate::disk::blob_digest;
+pub use crate::distance::{Distance, distances};
+pub use crate::edit::{
+    Alias, Inherit, Origin, Origins, Pick, RECORD_KEYS, Role, aliases, assemble, passed_over,
+};
+pub use crate::error::Misfit;
+pub use crate::heads::{Head, Heads};
+pub use crate::memory::{Bytes, Dest, Dim, Footprint, Memory, Strided, StridedDest, crowds, overlapping};
+pub use crate::payload::FileRange;
+pub use crate::read::home::{Found, Home};
+pub use crate::read::part::Target;
+pub use crate::read::plan::{Piece, Place, Plan};
+pub use crate::read::prefetch::{Fetched, Prefetch, Request};
+pub use crate::read::read::{StridedView, fill, read_to, warm_tensors};
+#[cfg(feature = "remote")]
+pub use crate::remote::{
+    REMOTE_HEADER_NBYTES, fetch_beside, hash_url, hub_headers, is_url, local_path, planned_download,
+    read_url, redacted, url_file_name, was_url,
+};
+pub use crate::save::{Pieces, Snapshot, check_destination, replace_file};
+pub use crate::source::{FileSource, ReadAt};
+pub use crate::statistics::{Statistics, statistics};
+pub use crate::values::{Number, has_values};
+pub use crate::verify::{Proof, hash_source};
+pub use crate::writer::{Aside, ForeignFile};
