@@ -258,6 +258,41 @@ def test_strict_refuses_before_anything_is_written(tmp_path: Path) -> None:
     same(layer.weight.detach(), torch.ones(2, 3))
 
 
+@pytest.mark.parametrize("load", [load_into, ingot.torch.load_model])
+def test_mismatch_of_many_names_prints_the_first_and_their_number(
+    tmp_path: Path, load: Callable[..., object]
+) -> None:
+    path = tmp_path / "other.safetensors"
+    save_file({f"other.{number}.weight": torch.ones(1) for number in range(2000)}, path)
+    module = torch.nn.Sequential(*[torch.nn.Linear(1, 1) for _ in range(100)])
+    with pytest.raises(
+        RuntimeError, match=r'(?s): "0\.(?:bias|weight)", .* and \d+ more\n.*and 1,9\d\d more'
+    ) as raised:
+        load(module, path)
+    assert len(str(raised.value)) < 2000
+    assert "begins with" not in str(raised.value)
+
+
+@pytest.mark.parametrize("load", [load_into, ingot.torch.load_model])
+@pytest.mark.parametrize("prefix", ["state_dict.", "module.", "_orig_mod.", "model."])
+def test_mismatch_names_a_prefix_of_all_names(
+    tmp_path: Path, load: Callable[..., object], prefix: str
+) -> None:
+    layer = torch.nn.Linear(2, 1)
+    names = dict(layer.state_dict())
+    save_file(names, tmp_path / "plain.safetensors")
+    save_file({prefix + name: tensor for name, tensor in names.items()}, tmp_path / "wrapped.safetensors")
+    with pytest.raises(RuntimeError, match=rf"every name of the file begins with `{prefix}`: remove it"):
+        load(layer, tmp_path / "wrapped.safetensors")
+    if prefix == "state_dict.":
+        # No module can have this name.
+        return
+    wrapped = torch.nn.Module()
+    wrapped.add_module(prefix[:-1], layer)
+    with pytest.raises(RuntimeError, match=rf"every name to fill begins with `{prefix}`: load into"):
+        load(wrapped, tmp_path / "plain.safetensors")
+
+
 def test_a_shape_mismatch_is_refused_before_anything_is_written(tmp_path: Path) -> None:
     path = tmp_path / "shapes.safetensors"
     save_file({"a": torch.ones(2), "b": torch.ones(3)}, path)

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import torch
 
 from ingot._base.checks import FLOATS
+from ingot._base.keys import shared_prefix
 from ingot._base.report import restored
 from ingot._base.text import _escaped, _quoted, brief
 from ingot._ranks.local import are_distributed, held, identity, is_distributed, whole_shape
@@ -25,7 +26,7 @@ from ._tensors import _CODES, PLAIN_CLASSES, _dtype, not_plain, undisturbed, wra
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Collection, Iterable, Mapping
 
     from ingot._native import Checkpoint, Gpu
     from ingot._ranks.placements import Box
@@ -79,7 +80,10 @@ def fitting(
         filled = {ties[name] for name in taken}
         missing = [name for name in missing if ties[name] not in filled]
     if strict and (missing or unexpected):
-        raise RuntimeError(_strict_message(in_file(checkpoint), target, missing, unexpected))
+        lists = {"missing in the file": missing, "unexpected in the file": unexpected}
+        kind = type(target).__name__
+        first = f"{in_file(checkpoint)}the file and the {kind} do not have the same tensors:"
+        raise RuntimeError("\n".join([first, *differences(lists, stored, own)]))
     refuse_captured(name for name in own if name in taken)
     once = taken if _are_distinct(taken) else _each_once(own, taken)
     return Fitting(once, list(map(stored.__getitem__, once))), IncompatibleKeys(missing, unexpected)
@@ -384,10 +388,46 @@ def fill_tensors(
         _fill(fillings, second)
 
 
-def _strict_message(where: str, target: object, missing: list[str], unexpected: list[str]) -> str:
-    lines = [f"{where}the file and the {type(target).__name__} do not have the same tensors:"]
-    for what, names in (("missing in the file", missing), ("unexpected in the file", unexpected)):
-        if names:
-            listed = ", ".join(f'"{_escaped(name)}"' for name in names)
-            lines.append(f"    {what}: {listed}")
-    return "\n".join(lines)
+def differences(
+    lists: Mapping[str, Iterable[str]], stored: Collection[str], own: Collection[str]
+) -> list[str]:
+    """Return lines for a message: the first names of each list, and what to do about a prefix of all names.
+
+    `stored` are the names of the file, `own` those of the tensors to fill.
+    """
+    lines = [f"    {what}: {_first(list(names))}" for what, names in lists.items() if names]
+    in_file, here = shared_prefix(stored), shared_prefix(own)
+    if (extra := in_file.removesuffix(here)) and _are_alike(stored, extra, own):
+        lines.append(
+            f"    every name of the file begins with `{extra}`: remove it, as in `load_state_dict({{"
+            f'name.removeprefix("{extra}"): tensor for name, tensor in load_file(filename).items()}})`'
+        )
+    if (extra := here.removesuffix(in_file)) and _are_alike(own, extra, stored):
+        lines.append(
+            f"    every name to fill begins with `{extra}`: load into the module inside, "
+            f"`{extra[:-1]}`, or remove the prefix from the names of the dict"
+        )
+    return lines
+
+
+# Characters of the names in one line of a message.
+_LISTED = 700
+
+
+def _are_alike(names: Iterable[str], prefix: str, others: Collection[str]) -> bool:
+    """Return whether one of the others is like one of the names without the prefix."""
+    return any(name.removeprefix(prefix) in others for name in names)
+
+
+def _first(names: list[str]) -> str:
+    """Return the first names in quotes, and how many more there are."""
+    shown: list[str] = []
+    left = _LISTED
+    for name in names:
+        text = f'"{_escaped(name if len(name) <= _LISTED else name[:_LISTED] + "…")}"'
+        left -= len(text) + 2
+        if shown and left < 0:
+            break
+        shown.append(text)
+    more = len(names) - len(shown)
+    return ", ".join(shown) + (f" and {more:,} more" if more else "")
