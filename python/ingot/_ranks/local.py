@@ -40,7 +40,7 @@ def is_distributed(tensor: object) -> bool:
 
 
 def are_distributed(tensors: Collection[torch.Tensor]) -> bool:
-    """Return whether `is_distributed` may be true of one of the tensors, none of which is a DTensor."""
+    """Return whether `is_distributed` may be true of one of these tensors of torch's own classes."""
     # A list, since there may be many: a generator takes twice as long.
     return any(True in [hasattr(tensor, name) for tensor in tensors] for name in (_ATTRIBUTES[0], *_HOOKS))
 

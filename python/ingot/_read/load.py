@@ -122,7 +122,7 @@ def load(
 
 
 def _in_order(out: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
-    """Return `out`, of which each is among `names`, in their order."""
+    """Return `out` in the order of `names`, which include all of its names."""
     chosen = names if len(out) == len(names) else list(filter(out.__contains__, names))
     return dict(zip(chosen, map(out.__getitem__, chosen), strict=True))
 

@@ -90,7 +90,7 @@ def fitting(
 
 
 def _are_distinct(tensors: Mapping[str, torch.Tensor]) -> bool:
-    """Return whether no two are of one memory. False also if only `_ties` can tell."""
+    """Return whether each tensor has memory of its own. False also if only `_ties` can find out."""
     if not set(map(type, tensors.values())) <= PLAIN_CLASSES:
         return False
     try:
@@ -141,7 +141,7 @@ def _are_plain(tensors: Mapping[str, torch.Tensor]) -> bool:
 
 
 def slots(checkpoint: Checkpoint, found: Fitting) -> list[Slot]:
-    """Return what is filled of each tensor. Raises `DestinationError` for the first that cannot be filled."""
+    """Return a slot for each tensor. Raises `DestinationError` for the first that cannot be filled."""
     pairs = [*zip(found.tensors.items(), found.sources, strict=True)]
     for (name, tensor), source in pairs:
         _refuse_shape(checkpoint, source, name, tensor)
@@ -364,7 +364,7 @@ def _fill(fillings: list[tuple[Gpu | None, Filling]], reads: Reads) -> None:
 def fill_tensors(
     checkpoint: Checkpoint, wanted: Wanted, tensors: Mapping[str, torch.Tensor], reads: Reads
 ) -> None:
-    """Read what is wanted into `tensors`, one for each."""
+    """Read the wanted parts into `tensors`, one for each."""
     places = destinations(tensors)
     if len(places) == len(tensors):
         with writing(tensors.values()):
@@ -393,7 +393,7 @@ def differences(
 ) -> list[str]:
     """Return lines for a message: the first names of each list, and what to do about a prefix of all names.
 
-    `stored` are the names of the file, `own` those of the tensors to fill.
+    `stored` are the names in the file, `own` the names of the tensors to fill.
     """
     lines = [f"    {what}: {_first(list(names))}" for what, names in lists.items() if names]
     in_file, here = shared_prefix(stored), shared_prefix(own)
