@@ -4,6 +4,7 @@ import bintensors.torch
 import numpy as np
 import safetensors.numpy
 import safetensors.torch
+import torch
 
 import ingot.numpy
 import ingot.torch
@@ -39,6 +40,49 @@ def _numpy(file, **options: str):
         ).run(rounds)
 
     return measure
+
+
+def filled(full: int, fill):
+    """Filling tensors that exist, against making new ones of the same file."""
+
+    def measure(place: Workplace, rounds: int) -> Samples:
+        path = place.small_torch(full)
+        tensors = ingot.torch.load_file(path, backend="pread")
+        return Duel(
+            fill(path, tensors), lambda: ingot.torch.load_file(path, backend="pread"), same.tensors
+        ).run(rounds)
+
+    return measure
+
+
+def into_dict(path, tensors):
+    def fill() -> dict[str, torch.Tensor]:
+        ingot.torch.load_into(tensors, path)
+        return tensors
+
+    return fill
+
+
+def into_out(path, tensors):
+    return lambda: ingot.torch.load_file(path, out=tensors)
+
+
+def into_module(path, tensors):
+    root = torch.nn.Module()
+    for name, tensor in tensors.items():
+        *outer, last = name.split(".")
+        inner = root
+        for part in outer:
+            if part not in inner._modules:
+                inner.add_module(part, torch.nn.Module())
+            inner = inner.get_submodule(part)
+        inner.register_buffer(last, tensor)
+
+    def fill() -> dict[str, torch.Tensor]:
+        ingot.torch.load_into(root, path)
+        return tensors
+
+    return fill
 
 
 def through_compat(full: int):

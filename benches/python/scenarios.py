@@ -112,6 +112,20 @@ SCENARIOS = [
         Goal(15, 25),
         rounds=11,
     ),
+    *(
+        Scenario(
+            f'torch.{what}, 20,000 small bf16; peer: load_file(backend="pread")',
+            "ingot",
+            load_rows.filled(20_000, fill),
+            "ours: tensors that were there; peer: copies in memory of their own",
+            Goal(owed, 1),
+        )
+        for what, fill, owed in (
+            ("load_into a dict", load_rows.into_dict, 1 / 2),
+            ("load_into a module", load_rows.into_module, 1 / 2),
+            ("load_file(out=)", load_rows.into_out, 1 / 1.5),
+        )
+    ),
     Scenario(
         "torch.load_file under ingot.compat, 20,000 small f32",
         "ingot",

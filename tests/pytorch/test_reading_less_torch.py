@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ import ingot
 import ingot.torch
 from ingot._adapters import pieces
 from ingot.torch import _filling, load_file, load_into, save_file
+from ingot.torch._into import tensors_of
 
 BACKENDS = ("mmap", "pread")
 NARROW = [torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e4m3fnuz]
@@ -162,6 +164,84 @@ def test_a_module_is_filled_in_place(tmp_path: Path, backend: str, dtype: torch.
         same(target.state_dict()[name], tensor.to(target.state_dict()[name].dtype))
 
 
+class Renaming(torch.nn.Linear):
+    """Has its weight under another name in its state."""
+
+    def _save_to_state_dict(self, destination, prefix, keep_vars):
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        destination[prefix + "kernel"] = destination.pop(prefix + "weight")
+
+
+def renaming_by_hook() -> torch.nn.Module:
+    def rename(module, state, prefix, metadata):
+        state[prefix + "kernel"] = state.pop(prefix + "weight")
+
+    layer = torch.nn.Linear(3, 2)
+    layer.register_state_dict_post_hook(rename)
+    return layer
+
+
+def with_buffers() -> torch.nn.Module:
+    module = torch.nn.BatchNorm1d(4)
+    module.register_buffer("passing", torch.ones(2), persistent=False)
+    module.register_buffer("none", None)
+    module.register_parameter("nothing", None)
+    return module
+
+
+def of_one_layer() -> torch.nn.Module:
+    layer = torch.nn.Linear(3, 2)
+    layer.again = layer.weight
+    return torch.nn.ModuleDict({"a": torch.nn.Sequential(layer, torch.nn.ReLU()), "b": layer})
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: Renaming(3, 2),
+        renaming_by_hook,
+        with_buffers,
+        of_one_layer,
+        lambda: torch.jit.script(torch.nn.Linear(3, 2)),
+        lambda: torch.nn.Sequential(),
+    ],
+    ids=["method", "hook", "buffers", "shared", "scripted", "empty"],
+)
+@pytest.mark.filterwarnings("ignore:.*torch.jit:FutureWarning")
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
+def test_load_into_fills_the_tensors_of_state_dict(
+    tmp_path: Path, make: Callable[[], torch.nn.Module]
+) -> None:
+    path = tmp_path / "state.safetensors"
+    module = torch.nn.Sequential(make())
+    state = module.state_dict()
+    assert list(tensors_of(module)) == list(state)
+    values = {name: torch.full_like(tensor, 7) for name, tensor in state.items()}
+    save_file(values, path)
+    assert load_into(module, path) == ([], [])
+    for name, tensor in module.state_dict().items():
+        same(tensor, values[name])
+
+
+def test_load_into_of_a_module_takes_a_method_of_the_instance(tmp_path: Path) -> None:
+    path = tmp_path / "state.safetensors"
+    save_file({"other": torch.ones(2)}, path)
+    module, other = torch.nn.Linear(3, 2), torch.zeros(2)
+    module.state_dict = lambda: {"other": other}
+    assert load_into(module, path) == ([], [])
+    same(other, torch.ones(2))
+
+
+def test_load_into_fills_many_dtypes_at_once(tmp_path: Path, backend: str) -> None:
+    path = tmp_path / "many.safetensors"
+    save_file({"a": torch.ones(2), "b": torch.ones(2).half(), "c": torch.ones(2).int()}, path)
+    target = {"c": torch.zeros(2).int(), "b": torch.zeros(2).double(), "a": torch.zeros(4)[::2].bfloat16()}
+    before = [tensor._version for tensor in target.values()]
+    assert load_into(target, path, backend=backend) == ([], [])
+    assert [tensor._version for tensor in target.values()] == [version + 1 for version in before]
+    assert all(tensor.tolist() == [1, 1] for tensor in target.values())
+
+
 def test_strict_refuses_before_anything_is_written(tmp_path: Path) -> None:
     path = tmp_path / "part.safetensors"
     save_file({"weight": torch.ones(2, 3), "extra": torch.ones(1)}, path)
@@ -176,6 +256,41 @@ def test_strict_refuses_before_anything_is_written(tmp_path: Path) -> None:
     found = load_into(layer, path, strict=False)
     assert (found.missing_keys, found.unexpected_keys) == (["bias"], ["extra"])
     same(layer.weight.detach(), torch.ones(2, 3))
+
+
+@pytest.mark.parametrize("load", [load_into, ingot.torch.load_model])
+def test_mismatch_of_many_names_prints_the_first_and_their_number(
+    tmp_path: Path, load: Callable[..., object]
+) -> None:
+    path = tmp_path / "other.safetensors"
+    save_file({f"other.{number}.weight": torch.ones(1) for number in range(2000)}, path)
+    module = torch.nn.Sequential(*[torch.nn.Linear(1, 1) for _ in range(100)])
+    with pytest.raises(
+        RuntimeError, match=r'(?s): "0\.(?:bias|weight)", .* and \d+ more\n.*and 1,9\d\d more'
+    ) as raised:
+        load(module, path)
+    assert len(str(raised.value)) < 2000
+    assert "begins with" not in str(raised.value)
+
+
+@pytest.mark.parametrize("load", [load_into, ingot.torch.load_model])
+@pytest.mark.parametrize("prefix", ["state_dict.", "module.", "_orig_mod.", "model."])
+def test_mismatch_names_a_prefix_of_all_names(
+    tmp_path: Path, load: Callable[..., object], prefix: str
+) -> None:
+    layer = torch.nn.Linear(2, 1)
+    names = dict(layer.state_dict())
+    save_file(names, tmp_path / "plain.safetensors")
+    save_file({prefix + name: tensor for name, tensor in names.items()}, tmp_path / "wrapped.safetensors")
+    with pytest.raises(RuntimeError, match=rf"every name of the file begins with `{prefix}`: remove it"):
+        load(layer, tmp_path / "wrapped.safetensors")
+    if prefix == "state_dict.":
+        # No module can have this name.
+        return
+    wrapped = torch.nn.Module()
+    wrapped.add_module(prefix[:-1], layer)
+    with pytest.raises(RuntimeError, match=rf"every name to fill begins with `{prefix}`: load into"):
+        load(wrapped, tmp_path / "plain.safetensors")
 
 
 def test_a_shape_mismatch_is_refused_before_anything_is_written(tmp_path: Path) -> None:

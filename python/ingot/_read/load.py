@@ -91,8 +91,9 @@ def load(
     `into` fills those that have a place. `at` is for the indices that files are not read by: masks, arrays,
     several lists. Then the whole tensor is read, as `TensorSlice` does.
     """
-    out = selected.out or {}
-    # There may be many of them, so that no Python code runs for each where it need not.
+    # There may be many of them, so that no Python code runs for each where it need not. Those that are filled
+    # come in the order of the file, in which they are found without a search.
+    out = _in_order(selected.out or {}, names)
     places = wanted(checkpoint, selected, out, names)
     for name, index in zip(out, places.indices or (), strict=False):
         if index is None and selected.of(name) is not None:
@@ -117,7 +118,13 @@ def load(
     ]
     read = dict(zip(fresh, _read(checkpoint, others, asked, wrap, move, reading, at), strict=True))
     # The first gives the order, the others all values.
-    return {**names, **read, **out}
+    return {**names, **read, **out} if fresh else out
+
+
+def _in_order(out: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
+    """Return `out` in the order of `names`, which include all of its names."""
+    chosen = names if len(out) == len(names) else list(filter(out.__contains__, names))
+    return dict(zip(chosen, map(out.__getitem__, chosen), strict=True))
 
 
 def _read(

@@ -106,7 +106,7 @@ class Selected(NamedTuple, Generic[Tensor]):
         tensors: Tensors = _WithAliases(checkpoint, others) if others else checkpoint
         names = select(tensors, self.keys, self.drop)
         # There may be many of these, so that no Python code runs for each.
-        found = dict(zip(names, map(others.get, names, names), strict=True))
+        found = dict(zip(names, map(others.get, names, names) if others else names, strict=True))
         for name, labels in (self.several or {}).items():
             if name in found:
                 found |= dict.fromkeys(labels, found.pop(name))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import partial
+from itertools import filterfalse
 from typing import Any, Literal, overload
 
 import torch
@@ -23,7 +24,7 @@ from ingot.typing import Buffer, Device, Format, Hasher, LoadOptions, Path, Save
 
 from ._copies import copied
 from ._devices import mover, widening
-from ._filling import destinations, refuse_captured
+from ._filling import refuse_captured
 from ._into import fill_tensors
 from ._payload import payload
 from ._shared import recorded, refuse_shared, restore, views_among
@@ -224,7 +225,9 @@ def _loaded(
         found = _load.tensors(checkpoint, dict.fromkeys(names.values()), wrap, move, how)
         restore(found, {name: views[name] for name in names if name in views})
         return {name: found[name] for name in names}
-    moves.settled(checkpoint, [names[name] for name in names if name not in (selected.out or {})], move)
+    moves.settled(
+        checkpoint, map(names.__getitem__, filterfalse((selected.out or {}).__contains__, names)), move
+    )
     _load.refuse_unproven(checkpoint, how)
     return _parts(checkpoint, move, selected, names, views, where, how)
 
@@ -258,7 +261,6 @@ def _parts(
     restored = {name: views[name] for name in names if name in views and not is_cut(name)} if views else {}
     sources = {name: names[name] for name in names if name not in restored} if restored else names
     refuse_captured(out)
-    places = destinations(out)
     bases = dict.fromkeys(place["of"] for place in restored.values())
     lacking = {base: base for base in bases if base not in sources or is_cut(base)}
     whole: Selected[torch.Tensor] = Selected(dtype=selected.dtype)
@@ -266,7 +268,7 @@ def _parts(
         lambda: checkpoint.parts_nbytes(select.wanted(checkpoint, selected, sources, sources)),
         lambda: checkpoint.parts_nbytes(select.wanted(checkpoint, whole, lacking, lacking)),
     )
-    found = _load.load(checkpoint, selected, sources, wrap, move, first, at, partial(fill_tensors, places))
+    found = _load.load(checkpoint, selected, sources, wrap, move, first, at, fill_tensors)
     others = _load.load(checkpoint, whole, lacking, wrap, move, second, at)
     shared = {base: others[base] if base in lacking else found[base] for base in bases}
     restore(shared, restored)

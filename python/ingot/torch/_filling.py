@@ -17,7 +17,7 @@ from ingot._native import Destinations, Export
 from ingot._read.faults import misfit, no_destination
 from ingot._read.load import fill
 from ingot._read.reads import Reads
-from ingot.errors import DestinationError
+from ingot.errors import DestinationError, DtypeError
 
 from ._link import Ring, link
 from ._tensors import (
@@ -66,12 +66,13 @@ _export = Export.dlpack([*PLAIN_CLASSES], _writable_places, _are_stored, _to_dlp
 def writing(tensors: Iterable[torch.Tensor]) -> Iterator[None]:
     """Record a write to `tensors` in autograd's version counters, also if the block fails halfway.
 
-    A `DestinationError` is raised before anything is written, so that it leaves the counters unchanged.
+    A `DestinationError` or a `DtypeError` is raised before anything is written, so that it leaves the
+    counters unchanged.
     """
     is_refused = False
     try:
         yield
-    except DestinationError:
+    except (DestinationError, DtypeError):
         is_refused = True
         raise
     finally:

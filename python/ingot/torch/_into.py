@@ -3,30 +3,32 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from itertools import filterfalse
 from typing import Any, NamedTuple
 
 import torch
 
 from ingot._base.checks import FLOATS
+from ingot._base.keys import shared_prefix
 from ingot._base.report import restored
 from ingot._base.text import _escaped, _quoted, brief
-from ingot._ranks.local import held, identity, is_distributed, whole_shape
+from ingot._ranks.local import are_distributed, held, identity, is_distributed, whole_shape
 from ingot._ranks.placements import Part, in_elements
 from ingot._read.faults import in_file, misfit
 from ingot._read.load import fill
 from ingot._read.select import Label, Wanted
-from ingot.errors import DestinationError
+from ingot.errors import DestinationError, DtypeError
 
 from ._devices import gpu
 from ._filling import Filling, destinations, refuse_captured, refuse_destination, writing
 from ._shared import recorded
-from ._tensors import _CODES, not_plain, undisturbed, wrap
+from ._tensors import _CODES, PLAIN_CLASSES, _dtype, not_plain, undisturbed, wrap
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Collection, Iterable, Mapping
 
-    from ingot._native import Checkpoint, Destinations, Gpu
+    from ingot._native import Checkpoint, Gpu
     from ingot._ranks.placements import Box
     from ingot._read.reads import Reads
 
@@ -44,29 +46,106 @@ class IncompatibleKeys(NamedTuple):
         return f"IncompatibleKeys(missing_keys={brief(self[0])}, unexpected_keys={brief(self[1])})"
 
 
-def slots(
-    target: torch.nn.Module | Mapping[str, torch.Tensor], checkpoint: Checkpoint, strict: bool
-) -> tuple[list[Slot], IncompatibleKeys]:
-    """What is filled of the tensors of `target`, and which names did not fit."""
-    where = in_file(checkpoint)
-    views = recorded(checkpoint)
-    stored = {name: name for name in checkpoint.offset_names()}
-    stored |= {name: place["of"] for name, place in views.items() if "shape" not in place}
-    own = tensors_of(target)
-    taken = {name: tensor for name, tensor in own.items() if name in stored}
-    ties = _ties(own)
-    filled = {ties[name] for name in taken}
-    missing = [name for name in own if ties[name] not in filled]
-    unexpected = [name for name in stored if name not in own]
+class Fitting(NamedTuple):
+    """The tensors to fill, each once, and the name in the file of each."""
+
+    tensors: dict[str, torch.Tensor]
+    sources: list[str]
+
+
+def fitting(
+    target: torch.nn.Module | Mapping[str, torch.Tensor],
+    checkpoint: Checkpoint,
+    strict: bool,
+    own: dict[str, torch.Tensor] | None = None,
+) -> tuple[Fitting, IncompatibleKeys]:
+    """Return the tensors of `target` that the file has, and the names that only one side has.
+
+    `own` are the tensors of `target`, if the caller has them: a module with many takes time to list them.
+    """
+    own = tensors_of(target) if own is None else own
+    names = checkpoint.offset_names()
+    # There may be many, so that no Python code runs for each.
+    stored = dict(zip(names, names, strict=True))
+    for name, place in recorded(checkpoint).items():
+        if "shape" not in place:
+            stored[name] = place["of"]
+    unexpected = [*filterfalse(own.__contains__, stored)]
+    both = filter(own.__contains__, stored) if unexpected else stored
+    # In the order of the file, in which names are found without a search.
+    taken = {name: own[name] for name in both}
+    missing = [*filterfalse(taken.__contains__, own)] if len(taken) < len(own) else []
+    if missing:
+        ties = _ties(own)
+        filled = {ties[name] for name in taken}
+        missing = [name for name in missing if ties[name] not in filled]
     if strict and (missing or unexpected):
-        raise RuntimeError(_strict_message(where, target, missing, unexpected))
-    refuse_captured(taken)
-    for name, tensor in taken.items():
-        _refuse_shape(checkpoint, stored[name], name, tensor)
-    found = {name: slot(name, stored[name], tensor) for name, tensor in taken.items()}
-    # The last of those that share one tensor, as where each is copied in turn.
-    last = {ties[name]: name for name in taken}
-    return [found[name] for name in last.values()], IncompatibleKeys(missing, unexpected)
+        lists = {"missing in the file": missing, "unexpected in the file": unexpected}
+        kind = type(target).__name__
+        first = f"{in_file(checkpoint)}the file and the {kind} do not have the same tensors:"
+        raise RuntimeError("\n".join([first, *differences(lists, stored, own)]))
+    refuse_captured(name for name in own if name in taken)
+    once = taken if _are_distinct(taken) else _each_once(own, taken)
+    return Fitting(once, list(map(stored.__getitem__, once))), IncompatibleKeys(missing, unexpected)
+
+
+def _are_distinct(tensors: Mapping[str, torch.Tensor]) -> bool:
+    """Return whether each tensor has memory of its own. False also if only `_ties` can find out."""
+    if not set(map(type, tensors.values())) <= PLAIN_CLASSES:
+        return False
+    try:
+        addresses = set(map(torch.Tensor.data_ptr, tensors.values()))
+    except RuntimeError:
+        return False
+    return len(addresses) == len(tensors)
+
+
+def _each_once(own: Mapping[str, torch.Tensor], taken: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Return the last name of each tensor in the order of `own`, as if each was copied in turn."""
+    names = [name for name in own if name in taken]
+    ties = _ties(taken)
+    last = {ties[name]: name for name in names}
+    return {name: taken[name] for name in last.values()}
+
+
+def load_fitting(checkpoint: Checkpoint, found: Fitting, reads: Reads) -> None:
+    """Fill the tensors: all at once if they are whole and in the memory of the CPU, else one by one."""
+    if not _read_at_once(checkpoint, found, reads):
+        read(checkpoint, slots(checkpoint, found), reads)
+
+
+def _read_at_once(checkpoint: Checkpoint, found: Fitting, reads: Reads) -> bool:
+    """Fill the tensors by one plan. Returns False, with nothing read, if `slots` has to look at each."""
+    tensors = found.tensors
+    dtypes = list(map(_dtype, tensors.values()))
+    kinds = set(dtypes)
+    if not kinds <= _CODES.keys() or not _are_plain(tensors):
+        return False
+    codes = list(map(_CODES.__getitem__, dtypes if len(kinds) > 1 else kinds))
+    wanted = Wanted(found.sources, None, codes if len(kinds) > 1 else next(iter(codes), None))
+    try:
+        places = destinations(tensors)
+        if len(places) < len(tensors):
+            return False
+        with writing(tensors.values()):
+            fill(checkpoint, wanted, places, reads)
+    except (DestinationError, DtypeError):
+        # Both come before the first byte is read. `slots` names the tensor, or torch converts it.
+        return False
+    return True
+
+
+def _are_plain(tensors: Mapping[str, torch.Tensor]) -> bool:
+    """Return whether all are ordinary tensors, none a part of another that ranks hold together."""
+    return set(map(type, tensors.values())) <= PLAIN_CLASSES and not are_distributed(tensors.values())
+
+
+def slots(checkpoint: Checkpoint, found: Fitting) -> list[Slot]:
+    """Return a slot for each tensor. Raises `DestinationError` for the first that cannot be filled."""
+    pairs = [*zip(found.tensors.items(), found.sources, strict=True)]
+    for (name, tensor), source in pairs:
+        _refuse_shape(checkpoint, source, name, tensor)
+    return [slot(name, source, tensor) for (name, tensor), source in pairs]
 
 
 class Slot(NamedTuple):
@@ -96,15 +175,68 @@ def slot(name: str, source: str, tensor: torch.Tensor) -> Slot:
 
 
 def tensors_of(target: torch.nn.Module | Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Return the tensors of a dict, or those that a module's `state_dict` has, under the same names."""
     if isinstance(target, torch.nn.Module):
-        _refuse_flat(target)
+        state = _state(target)
+        if state is None:
+            _refuse_flat(target)
+            state = target.state_dict()
         # Extra state is whatever a module says it is; no file of tensors has it.
-        state = target.state_dict()
         return {name: value for name, value in state.items() if isinstance(value, torch.Tensor)}
-    for name, value in target.items():
-        if not isinstance(value, torch.Tensor):
-            raise TypeError(f"{name!r}: expected a torch.Tensor, found {type(value).__name__}")
-    return dict(target)
+    own = dict(target)
+    for kind in set(map(type, own.values())):
+        if not issubclass(kind, torch.Tensor):
+            name = next(name for name, value in own.items() if type(value) is kind)
+            raise TypeError(f"{name!r}: expected a torch.Tensor, found {kind.__name__}")
+    return own
+
+
+def _state(module: torch.nn.Module) -> dict[str, torch.Tensor] | None:
+    """Return the parameters and persistent buffers by name, in the order of `state_dict`.
+
+    None if a module in it has a hook or a method that may change what `state_dict` returns. `state_dict`
+    makes a view of each tensor, which takes as long as loading many small ones twice.
+    """
+    found: dict[str, torch.Tensor] = {}
+    known: dict[type, bool] = {}
+    left = [("", module)]
+    while left:
+        prefix, one = left.pop()
+        kind = type(one)
+        is_ordinary = known.get(kind)
+        if is_ordinary is None:
+            # A scripted module keeps its tensors elsewhere.
+            is_ordinary = known[kind] = not issubclass(kind, torch.jit.ScriptModule) and all(
+                getattr(kind, name) is method for name, method in _STATE_METHODS
+            )
+        own = one.__dict__
+        if (
+            not is_ordinary
+            or own.get("_state_dict_hooks", True)
+            or own.get("_state_dict_pre_hooks", True)
+            or not own.keys().isdisjoint(_STATE_NAMES)
+        ):
+            return None
+        tensors = own["_parameters"]
+        if buffers := own["_buffers"]:
+            passing = own["_non_persistent_buffers_set"]
+            tensors = tensors | {name: buffer for name, buffer in buffers.items() if name not in passing}
+        for name, tensor in tensors.items():
+            if tensor is not None:
+                found[prefix + name] = tensor
+        if inner := own["_modules"]:
+            left += [
+                (f"{prefix}{name}.", module) for name, module in reversed(inner.items()) if module is not None
+            ]
+    return found if set(map(type, found.values())) <= PLAIN_CLASSES else None
+
+
+# What `state_dict` consists of, in classes that do not change it.
+_STATE_METHODS = [
+    (name, getattr(torch.nn.Module, name))
+    for name in ("state_dict", "_save_to_state_dict", "get_extra_state")
+]
+_STATE_NAMES = frozenset(name for name, _ in _STATE_METHODS)
 
 
 def _refuse_flat(module: torch.nn.Module) -> None:
@@ -230,13 +362,10 @@ def _fill(fillings: list[tuple[Gpu | None, Filling]], reads: Reads) -> None:
 
 
 def fill_tensors(
-    places: Destinations,
-    checkpoint: Checkpoint,
-    wanted: Wanted,
-    tensors: Mapping[str, torch.Tensor],
-    reads: Reads,
+    checkpoint: Checkpoint, wanted: Wanted, tensors: Mapping[str, torch.Tensor], reads: Reads
 ) -> None:
-    """Read what is wanted into `tensors`, of which those of the CPU are `places`."""
+    """Read the wanted parts into `tensors`, one for each."""
+    places = destinations(tensors)
     if len(places) == len(tensors):
         with writing(tensors.values()):
             fill(checkpoint, wanted, places, reads)
@@ -259,10 +388,46 @@ def fill_tensors(
         _fill(fillings, second)
 
 
-def _strict_message(where: str, target: object, missing: list[str], unexpected: list[str]) -> str:
-    lines = [f"{where}the file and the {type(target).__name__} do not have the same tensors:"]
-    for what, names in (("missing in the file", missing), ("unexpected in the file", unexpected)):
-        if names:
-            listed = ", ".join(f'"{_escaped(name)}"' for name in names)
-            lines.append(f"    {what}: {listed}")
-    return "\n".join(lines)
+def differences(
+    lists: Mapping[str, Iterable[str]], stored: Collection[str], own: Collection[str]
+) -> list[str]:
+    """Return lines for a message: the first names of each list, and what to do about a prefix of all names.
+
+    `stored` are the names in the file, `own` the names of the tensors to fill.
+    """
+    lines = [f"    {what}: {_first(list(names))}" for what, names in lists.items() if names]
+    in_file, here = shared_prefix(stored), shared_prefix(own)
+    if (extra := in_file.removesuffix(here)) and _are_alike(stored, extra, own):
+        lines.append(
+            f"    every name of the file begins with `{extra}`: remove it, as in `load_state_dict({{"
+            f'name.removeprefix("{extra}"): tensor for name, tensor in load_file(filename).items()}})`'
+        )
+    if (extra := here.removesuffix(in_file)) and _are_alike(own, extra, stored):
+        lines.append(
+            f"    every name to fill begins with `{extra}`: load into the module inside, "
+            f"`{extra[:-1]}`, or remove the prefix from the names of the dict"
+        )
+    return lines
+
+
+# Characters of the names in one line of a message.
+_LISTED = 700
+
+
+def _are_alike(names: Iterable[str], prefix: str, others: Collection[str]) -> bool:
+    """Return whether one of the others is like one of the names without the prefix."""
+    return any(name.removeprefix(prefix) in others for name in names)
+
+
+def _first(names: list[str]) -> str:
+    """Return the first names in quotes, and how many more there are."""
+    shown: list[str] = []
+    left = _LISTED
+    for name in names:
+        text = f'"{_escaped(name if len(name) <= _LISTED else name[:_LISTED] + "…")}"'
+        left -= len(text) + 2
+        if shown and left < 0:
+            break
+        shown.append(text)
+    more = len(names) - len(shown)
+    return ", ".join(shown) + (f" and {more:,} more" if more else "")

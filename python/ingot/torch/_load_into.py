@@ -17,7 +17,7 @@ from ingot._read.reads import reading
 from ingot.errors import OptionError
 from ingot.typing import ReadOptions, Source
 
-from ._into import IncompatibleKeys, read, slots, tensors_of
+from ._into import IncompatibleKeys, fitting, load_fitting, slots, tensors_of
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -116,12 +116,14 @@ def load_into(
         known_read_once(read_once)
         return Loading.of(load_into, options)
 
-    if _is_shared(target, read_once):
-        return _together(target, source, strict, read_once, process_group, asked)
+    # Listed once: it takes time if there are many.
+    own = tensors_of(target) if isinstance(target, torch.nn.Module) and has_ranks() else None
+    if _is_shared(target if own is None else own, read_once):
+        return _together(target, own, source, strict, read_once, process_group, asked)
 
     def work(checkpoint: Checkpoint, reads: Reads) -> IncompatibleKeys:
-        found, keys = slots(target, checkpoint, strict)
-        read(checkpoint, found, reads)
+        found, keys = fitting(target, checkpoint, strict, own)
+        load_fitting(checkpoint, found, reads)
         return keys
 
     return door.loaded(source, asked(), work)
@@ -133,8 +135,6 @@ def _is_shared(target: Target, read_once: object) -> bool:
         return has_group()
     if read_once is False or not has_ranks():
         return False
-    if isinstance(target, torch.nn.Module):
-        return any(map(is_distributed, tensors_of(target).values()))
     return isinstance(target, Mapping) and any(map(is_distributed, target.values()))
 
 
@@ -159,6 +159,7 @@ def has_ranks() -> bool:
 
 def _together(
     target: Target,
+    own: dict[str, torch.Tensor] | None,
     source: Source,
     strict: bool,
     read_once: ReadOnce,
@@ -179,9 +180,9 @@ def _together(
     def look() -> Iterator[_load_by_ranks.Looked]:
         checkpoint = _load_by_ranks.open_once(partial(door.open_all, source, how), peers)
         with reading(checkpoint, how) as (checkpoint, reads):
-            wanted, keys = slots(target, checkpoint, strict)
+            tensors, keys = fitting(target, checkpoint, strict, own)
             found.append(keys)
-            yield _load_by_ranks.Looked(checkpoint, wanted, reads, source)
+            yield _load_by_ranks.Looked(checkpoint, slots(checkpoint, tensors), reads, source)
 
     _load_by_ranks.load(look, peers, read_once)
     return found[-1]

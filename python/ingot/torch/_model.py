@@ -15,6 +15,7 @@ from ingot.errors import SharedMemoryError
 from ingot.typing import Device, LoadOptions, Path, Source, Writable
 
 from ._files import load_file, save_file
+from ._into import differences
 from ._tensors import not_plain
 
 TYPE_CHECKING = False
@@ -118,8 +119,9 @@ def load_model(
     """
     check_names(load_model, options)
     state = load_file(filename, device, shared="drop", **options)
-    converted = _converted(state, model.state_dict())
-    result = into_model(model, state, strict)
+    own = model.state_dict()
+    converted = _converted(state, own)
+    result = into_model(model, state, strict, own)
     if converted:
         warnings.warn(
             f"load_model converted {len(converted)} tensors to the dtype of the module: {_few(converted)} — "
@@ -130,10 +132,16 @@ def load_model(
 
 
 def into_model(
-    model: torch.nn.Module, state: dict[str, torch.Tensor], strict: bool
+    model: torch.nn.Module,
+    state: dict[str, torch.Tensor],
+    strict: bool,
+    own: dict[str, torch.Tensor] | None = None,
 ) -> tuple[set[str], list[str]]:
-    """Give these tensors to `model`, and say which were missing and which were too many."""
-    own = model.state_dict()
+    """Load these tensors into `model`, and return the names that are missing and those that are unexpected.
+
+    `own` is the model's `state_dict`, if the caller has it.
+    """
+    own = model.state_dict() if own is None else own
     dropped = [
         name
         for others in duplicate_names(own, preferred_names=state, partial="keep").values()
@@ -147,7 +155,12 @@ def into_model(
         if name in state and name not in unexpected:
             unexpected.append(name)
     if strict and (missing or unexpected):
-        raise RuntimeError(_strict_error(model, missing, unexpected))
+        lists = {
+            "Missing key(s) in state_dict": sorted(missing),
+            "Unexpected key(s) in state_dict": sorted(unexpected),
+        }
+        first = f"Error(s) in loading state_dict for {type(model).__name__}:"
+        raise RuntimeError("\n".join([first, *differences(lists, state, own)]))
     return missing, unexpected
 
 
@@ -248,15 +261,6 @@ def _none_is_whole(names: set[str]) -> SharedMemoryError:
 
 def _converted(state: Mapping[str, torch.Tensor], own: Mapping[str, torch.Tensor]) -> list[str]:
     return sorted(name for name, tensor in state.items() if name in own and own[name].dtype != tensor.dtype)
-
-
-def _strict_error(model: torch.nn.Module, missing: Iterable[str], unexpected: Iterable[str]) -> str:
-    lines = [f"Error(s) in loading state_dict for {type(model).__name__}:"]
-    for what, names in (("Missing", sorted(missing)), ("Unexpected", sorted(unexpected))):
-        if names:
-            listed = ", ".join(f'"{name}"' for name in names)
-            lines.append(f"    {what} key(s) in state_dict: {listed}")
-    return "\n".join(lines)
 
 
 def _few(names: list[str]) -> str:
