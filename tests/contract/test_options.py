@@ -152,6 +152,10 @@ Call = Callable[..., Any]
 CALLS: dict[str, Call] = {
     "ingot.Writer": use_writer,
     "ingot.Writer.join": join_writer,
+    "ingot.cast": lambda source, out, **options: ingot.cast(source, out, **{"dtype": "F16", **options}),
+    "ingot.check": lambda source, out, **options: ingot.check(source, **options),
+    "ingot.diff": lambda source, out, **options: ingot.diff(source, source, **options),
+    "ingot.stats": lambda source, out, **options: ingot.stats(source, **options),
     "ingot.convert": lambda source, out, **options: ingot.convert(source, out, **options),
     "ingot.inspect": lambda source, out, **options: ingot.inspect(source, **options),
     "ingot.inspect_async": lambda source, out, **options: asyncio.run(ingot.inspect_async(source, **options)),

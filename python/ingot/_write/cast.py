@@ -136,7 +136,8 @@ def cast(
     given = {"metadata": None if is_kept else metadata, "format": format, "progress": progress}
     how = Saving.of(cast, options, **given)
     reading = checked(cast, {"keys": keys, "storage_options": storage_options})
-    path, code = fsdecode(_native.local_path(destination)), float_code(dtype)
+    code: str = checked(cast, {"dtype": dtype})["dtype"] or float_code(dtype)
+    path = fsdecode(_native.local_path(destination))
     with closing(open_source(source, Loading(**reading))) as checkpoint:
         plan = _Plan(checkpoint, code, set(select(checkpoint, reading["keys"])))
         how.existing.check(path)

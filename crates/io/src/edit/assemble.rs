@@ -107,7 +107,9 @@ pub fn assemble(
         let pairs = with_records(metadata, &records);
         let pairs = pairs.as_deref();
         match inherit {
-            Inherit::Computed(keep) => Sealed::new(&specs, pairs, format, layout_options, keep).map(Head::Sealed),
+            Inherit::Computed(keep) => {
+                Sealed::new(&specs, pairs, format, layout_options, keep).map(Head::Sealed)
+            }
             _ => layout_with(&specs, pairs, format, layout_options).map(Head::Plain),
         }
         .map_err(|fault| Error::Unstorable {
