@@ -333,7 +333,7 @@ class WriteOptions(TypedDict, total=False):
         are written. True and ``"host"`` copy them to host memory. ``"device"`` copies torch tensors on their
         own device, which is faster and takes as much device memory until they are written. False copies
         nothing: the tensors must not change until ``future.staged`` is done. Tensors are saved with the
-        values that the work queued on the current stream gives them.
+        values after the work that is queued on the current stream.
     """
 
     align: Align

@@ -1,4 +1,4 @@
-"""A background save that fails is reported, whichever function began it."""
+"""Every function reports a background save that fails."""
 
 from __future__ import annotations
 

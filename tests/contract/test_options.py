@@ -50,7 +50,7 @@ def taken_by(function: Any) -> list[str]:
     return names
 
 
-# Methods that take no option, such as those of an open file, need no row.
+# Methods without options need no row.
 API = {name: found for name, found in public_api().items() if not is_method(name) or taken_by(found)}
 
 
@@ -147,7 +147,7 @@ def save_model(source: Path, out: Path, **options: Any) -> Any:
     return ingot.torch.save_model(model, out, **options)
 
 
-# A call of each function with an option: what it reads, and what it makes.
+# A call of each function with options, by its source and its destination.
 Call = Callable[..., Any]
 CALLS: dict[str, Call] = {
     "ingot.Writer": use_writer,
@@ -257,7 +257,7 @@ BAD: dict[str, list[Any]] = {
     "max_shard_size": [0, -5, "5MiB", "many", True, 1.5],
     "filename_pattern": ["model.safetensors", "a/{suffix}", "{suffix}{suffix}", 5],
 }
-# Values that only one function refuses or takes, and what it says.
+# Functions with other values for an option.
 APART = {("format", "ingot.convert")}
 
 

@@ -29,7 +29,7 @@ MADE = (
     "ingot.dcp.Writer",
     "ingot.engines.lightning.CheckpointIO",
 )
-#: The classes whose methods are those of torch's and Lightning's interfaces.
+#: Classes whose methods implement interfaces of torch and Lightning.
 OF_OTHERS = ("ingot.dcp.Reader", "ingot.dcp.Writer", "ingot.engines.lightning.CheckpointIO")
 
 
@@ -76,7 +76,7 @@ def _imported(module: str) -> ModuleType:
 
 
 def parameters(function: Any) -> list[str]:
-    """Return the names of what a caller gives."""
+    """Return the names of the parameters that a caller can name."""
     given = inspect.signature(function).parameters.values()
     unnamed = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
     return [one.name for one in given if one.name not in ("self", "cls") and one.kind not in unnamed]

@@ -85,7 +85,7 @@ _DEFAULT = Loading()
 
 
 class Saving(NamedTuple):
-    """The options of writing, checked, each with its default: those of `SaveOptions` and `WriteOptions`."""
+    """The options of writing, checked, each with its default. See `SaveOptions` and `WriteOptions`."""
 
     metadata: dict[str, str] | None = None
     format: Format | None = None
@@ -169,7 +169,7 @@ DEFAULTS: dict[str, Any] = {
     "write_options": None,
 }
 
-# How values of options are checked and converted, whichever function has them.
+# How the value of an option is checked and converted, for every function.
 _CHECKED: dict[str, Callable[[Any], Any]] = {
     "backend": checked_backend,
     "threads": checked_threads,

@@ -60,7 +60,7 @@ def counted(tell: Tell | None, total: int) -> Callable[[int], None]:
 
 
 def within(tell: Tell | None, begin: int, nbytes: int, total: int) -> Tell | None:
-    """Return what to tell of one of several files: `begin` bytes of tensors come before its `nbytes`."""
+    """Return a callable for the progress of one of several files, of `nbytes` after `begin`."""
     if tell is None:
         return None
 

@@ -110,9 +110,9 @@ def convert(
     storage_options : dict, optional
         How a URL is reached (`ingot.StorageOptions`).
     **options
-        How the file is written: `ingot.typing.SaveOptions`. `progress` counts the bytes written and compared,
-        after those of a URL, which are counted by themselves. An .npz has no place for `metadata`,
-        `checksums`, `align` and `reserve_header`.
+        How the file is written: `ingot.typing.SaveOptions`. `progress` first counts the bytes of a URL, and
+        then, from 0 on, the bytes written and compared. An .npz has no place for `metadata`, `checksums`,
+        `align` and `reserve_header`.
 
     Returns
     -------

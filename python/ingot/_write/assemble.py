@@ -27,7 +27,7 @@ class Writing(NamedTuple):
     """How a file of other files' tensors is written."""
 
     how: Saving
-    # Whether the metadata is that of the sources, whose digests then go along unless others are computed.
+    # Whether the metadata of the sources is kept, and their digests unless others are computed.
     is_inherited: bool
 
     def write(

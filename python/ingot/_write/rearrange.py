@@ -218,8 +218,8 @@ def split(
         As for `merge`.
     **options
         How the files are written: `ingot.typing.SaveOptions`. `overwrite` replaces the checkpoint at
-        `destination`: those of its files that match `filename_pattern`, and no others, are removed when the
-        new ones are in place.
+        `destination`: its files that match `filename_pattern`, and no others, are removed when the new ones
+        are in place.
 
     Raises
     ------

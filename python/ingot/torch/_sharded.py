@@ -97,13 +97,14 @@ def save_sharded(
         ``CheckpointableTensor``: all by default. All of them call this, with
         the same options. Given, they do so whatever their tensors are.
     background : bool
-        Return an `ingot.SaveFuture` and write in a thread, as `save_file` does. With a `snapshot`, a rank
-        copies what it writes of DTensors and replicas.
+        Return an `ingot.SaveFuture` and write in a thread, as `save_file` does. For a `snapshot`, a rank
+        copies only the parts of DTensors and the replicas that it writes.
     **options
         How the files are written: `ingot.typing.SaveOptions`. `overwrite` replaces the checkpoint at
-        `destination`: its files that match `filename_pattern`, those of ``ingot.dcp.Writer(whole=False)``,
-        and no others, are removed when the new ones are in place. Without `checksums` the files are those of
-        huggingface_hub. A rank shows the `progress` of the bytes that it writes itself.
+        `destination`: its files that match `filename_pattern`, and files of parts that
+        ``ingot.dcp.Writer(whole=False)`` wrote, are removed when the new ones are in place. Without
+        `checksums` the files are byte for byte as huggingface_hub writes them. `progress` counts the bytes
+        that this rank writes.
 
     Returns
     -------
