@@ -291,6 +291,8 @@ def test_every_function_and_option_is_tried() -> None:
     assert BAD.keys() == OPTIONS - {"slices"}
 
 
+# Of names and patterns that select everything.
+@pytest.mark.filterwarnings("ignore:rewrite.*change nothing:UserWarning")
 @pytest.mark.parametrize("option", GOOD)
 def test_every_function_takes_the_same_values(
     option: str, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

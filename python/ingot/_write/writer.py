@@ -8,9 +8,9 @@ from typing import Any, Literal, Self
 from weakref import WeakSet
 
 from ingot import _native
-from ingot._base.checks import checked_durable, format_for, is_durable, named, one_of, room, stored
+from ingot._base.checks import format_for, is_durable, named, one_of, room, stored
 from ingot._base.frameworks import payload
-from ingot._base.options import Saving, takes
+from ingot._base.options import Saving, checked, takes
 from ingot._base.text import _escaped, _quoted
 from ingot.errors import ClosedError, OptionError, SaveError
 from ingot.typing import Format, Path, ReplaceOptions
@@ -190,7 +190,7 @@ class Writer:
         finish = one_of("orphaned", orphaned, ORPHANED) == "finish"
         writer = object.__new__(cls)
         writer._path = _native.local_path(destination)
-        flush = is_durable(checked_durable(durable))
+        flush = is_durable(checked(Writer.join, {"durable": durable})["durable"])
         writer._writer = _native.Writer.join(writer._path, finish=finish, durable=flush)
         _WRITERS.add(writer)
         return writer
