@@ -45,7 +45,7 @@ def filled(path: Path, nbytes: int, dtype: str = "F32", seed: int = 0) -> Path:
     if nbytes % TENSOR:
         sizes["rest"] = nbytes % TENSOR
     with ingot.Writer(
-        path, {name: (dtype, [size // width]) for name, size in sizes.items()}, durable=False
+        path, {name: (dtype, [size // width]) for name, size in sizes.items()}, durable=False, overwrite=True
     ) as writer:
         for name, size in sizes.items():
             values = random.standard_normal(size // width, dtype=np.float32)

@@ -30,11 +30,11 @@ def updated(*, room: bool, durable: bool):
         # Two processes may edit one file in turn (builds.py), and no edit may find its own value there.
         steps = (f"{os.getpid()}.{number}" for number in itertools.count())
         # Once before, so that there is room or none.
-        ingot.update_metadata(path, set={"step": "-"}, in_place=False, durable=True)
+        ingot.update_metadata(path, set={"step": "-"}, atomic=True, durable=True)
         expected = "in-place" if room else "rewritten"
 
         def ours() -> None:
-            done = ingot.update_metadata(path, set={"step": next(steps)}, in_place=room, durable=durable)
+            done = ingot.update_metadata(path, set={"step": next(steps)}, atomic=not room, durable=durable)
             assert done == expected, f"expected {expected}, it was {done}"
 
         def theirs() -> None:
@@ -157,7 +157,7 @@ def _stream(side: str, out: str, nbytes: int) -> None:
 
         safetensors.numpy.save_file({name: numpy.ones(nbytes, numpy.uint8) for name in names}, out)
         return
-    with ingot.Writer(out, {name: ("U8", [nbytes]) for name in names}) as writer:
+    with ingot.Writer(out, {name: ("U8", [nbytes]) for name in names}, overwrite=True) as writer:
         for name in names:
             writer.write(name, numpy.ones(nbytes, numpy.uint8))
         writer.commit()

@@ -62,7 +62,9 @@ def ingot_background(tensors: Tensors, path: str) -> object:
 def ingot_background_shared(tensors: Tensors, path: str) -> object:
     import ingot.torch
 
-    return ingot.torch.save_file(tensors, path, durable=True, background=True, snapshot=False)
+    return ingot.torch.save_file(
+        tensors, path, durable=True, background=True, write_options={"snapshot": False}
+    )
 
 
 def safetensors_cached(tensors: Tensors, path: str) -> None:

@@ -254,7 +254,9 @@ def saves(bench: Bench, mib: int) -> None:
         for _ in range(bench.rounds):
             bench.settle()
             begun = time.perf_counter()
-            future = ingot.torch.save_file(moved, path, background=True, snapshot=snapshot, durable=False)
+            future = ingot.torch.save_file(
+                moved, path, background=True, write_options={"snapshot": snapshot}, durable=False
+            )
             blocked.append(time.perf_counter() - begun)
             future.staged.result()
             staged.append(time.perf_counter() - begun)

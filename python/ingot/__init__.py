@@ -70,7 +70,7 @@ if TYPE_CHECKING:
     from ._write.repair import Repair, repair
     from ._write.serialize import deserialize, serialize, serialize_file
     from ._write.writer import Writer
-    from .typing import StorageOptions
+    from .typing import StorageOptions, WriteOptions
 
 # Without the modules for frameworks: what asks for all names, as `help` and `import *` do, would import them.
 __all__ = [
@@ -107,6 +107,7 @@ __all__ = [
     "TensorSlice",
     "Verification",
     "View",
+    "WriteOptions",
     "Writer",
     "__version__",
     "cast",
@@ -156,6 +157,7 @@ _LATER = {
     "StorageOptions": "typing",
     "TensorInfo": "_native",
     "TensorSlice": "_read.part",
+    "WriteOptions": "typing",
     "Writer": "_write.writer",
     "cast": "_write.cast",
     "check": "_read.check",

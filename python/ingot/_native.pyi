@@ -37,6 +37,7 @@ __all__ = [
     "__version__",
     "blob_digest",
     "check_destination",
+    "check_storage_options",
     "distances",
     "download",
     "fetch_beside",
@@ -510,6 +511,7 @@ def prepare(
     reserve: int = 0,
     align: int = 8,
     durable: bool = True,
+    overwrite: bool = True,
     atomic: bool = True,
     replace_read_only: bool = False,
     checksums: Sequence[str] = ...,
@@ -619,6 +621,7 @@ def update_metadata(
     remove: Sequence[str],
     in_place: bool,
     durable: bool,
+    progress: Callable[[int, int], object] | None,
 ) -> Literal["unchanged", "in-place", "rewritten"]: ...
 def replace_tensor(
     path: str | bytes | PathLike[str] | PathLike[bytes],
@@ -626,7 +629,10 @@ def replace_tensor(
     tensor: Any,
     payload: Callable[[str, Any], Any],
     durable: bool,
+    progress: Callable[[int, int], object] | None,
 ) -> None: ...
+def check_storage_options(given: Mapping[str, Any]) -> None:
+    """Raise `OptionError` or `TypeError` for options that are unknown or have a value of the wrong kind."""
 
 @final
 class ShardIndex:
@@ -682,6 +688,7 @@ class Sources:
         format: str,
         *,
         inherit: bool = False,
+        checksums: Sequence[str] = ...,
         reserve: int = 0,
         align: int = 8,
         durable: bool = True,
@@ -691,8 +698,9 @@ class Sources:
     ) -> None:
         """Write a file of `picks`: a source, the number of a tensor in it, the name in the new file.
 
-        Names that share a tensor share it again. `inherit` says that digests of tensors go with them;
-        ModelSpec's hash, where `metadata` has one, is that of the source whose data this is.
+        Names that share a tensor share it again. `inherit` says that digests of tensors go with them, else
+        `checksums` are computed; ModelSpec's hash, where `metadata` has one, is that of the source whose data
+        this is.
         """
 
 @final

@@ -223,7 +223,7 @@ def save_file(
 ) -> None: ...
 
 
-@takes(SaveOptions)
+@takes(SaveOptions, overwrite=True)
 def save_file(
     tensor_dict: Mapping[str, Any],
     filename: Path | Writable,
@@ -259,13 +259,15 @@ def save_file(
     Raises
     ------
     OSError
-        The file or its directory cannot be opened for writing.
+        The file or its directory cannot be opened for writing. `FileExistsError` if the file exists and
+        `overwrite` is False.
     StorageError
-        Writing failed. What stood under that name before still stands there if `atomic`.
+        Writing failed. An existing file is unchanged unless `atomic` is False.
     TypeError, DtypeError, SaveError, OptionError
         As `save` does, and before the disk is touched.
     """
-    return _whole.saved(tensor_dict, filename, metadata, Saving.of(save_file, options), background)
+    how = Saving.of(save_file, options, metadata=metadata, background=background)
+    return _whole.saved(tensor_dict, filename, how)
 
 
 def save_with_checksum(

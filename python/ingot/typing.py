@@ -15,9 +15,11 @@ __all__ = [
     "CheckOptions",
     "Checksum",
     "Checksums",
+    "CopyOptions",
     "Device",
     "Dtype",
     "DtypeName",
+    "EditOptions",
     "Format",
     "Framework",
     "Glob",
@@ -29,13 +31,16 @@ __all__ = [
     "Path",
     "Progress",
     "ReadOptions",
+    "ReplaceOptions",
     "SaveOptions",
     "SelectOptions",
+    "ShardOptions",
     "Snapshot",
     "Source",
     "StorageOptions",
     "Tell",
     "Writable",
+    "WriteOptions",
 ]
 
 #: A file or a directory by its path, or a URL where the function takes one.
@@ -182,7 +187,7 @@ class Writable(Protocol):
     would have, in order, 4 MiB or less at a time; at most one such piece is in memory beside the tensors. It
     is neither flushed nor closed. What it raises comes through, and it keeps what it took until then.
 
-    Of `SaveOptions` those that need a name are refused with an `OptionError`: `durable`, `atomic`,
+    Options that need a file name raise `OptionError`: ``overwrite=False``, `durable`, `atomic`,
     `replace_read_only`, `snapshot`, and ``background=True``. With `checksums`, which stand before the data,
     the tensors are read twice, and must not change meanwhile. A text file is refused with a `TypeError`.
     """
@@ -349,55 +354,107 @@ class LoadOptions(ReadOptions, SelectOptions, CheckOptions, total=False):
     """How a file is loaded: what every `load_file` takes beside the options of its framework."""
 
 
-class SaveOptions(TypedDict, total=False):
-    """How a file is saved: what every `save_file` takes, but for what decides what it returns.
+class WriteOptions(TypedDict, total=False):
+    """The rarely needed options of writing: the value of `write_options`.
+
+    A function raises `OptionError` for a key that it does not take.
+
+    Attributes
+    ----------
+    align : {8, 64, 4096}
+        Start the data at a multiple of this many bytes. The header ends with spaces, which every reader skips
+        (FORMAT.md, "Room for later edits, and alignment"). Not for bintensors.
+    reserve_header : int
+        Add this many bytes of such spaces, so that `ingot.update_metadata` can change the header in place.
+        Not for bintensors.
+    replace_read_only : bool
+        Replace a read-only file too.
+    snapshot : bool, "host" or "device"
+        With ``background=True``: copy the tensors before the call returns, so that they may change while they
+        are written. True and ``"host"`` copy them to host memory. ``"device"`` copies torch tensors on their
+        own device, which is faster and takes as much device memory until they are written. False copies
+        nothing: the tensors must not change until ``future.staged`` is done. Tensors are saved with the
+        values after the work that is queued on the current stream.
+    """
+
+    align: Align
+    reserve_header: int
+    replace_read_only: bool
+    snapshot: Snapshot
+
+
+class EditOptions(TypedDict, total=False):
+    """The part of `SaveOptions` that functions have that change an existing file."""
+
+    durable: bool | None
+    progress: Progress
+
+
+class ReplaceOptions(TypedDict, total=False):
+    """The part of `SaveOptions` that every function has that makes a file."""
+
+    overwrite: bool
+    durable: bool | None
+    write_options: WriteOptions | None
+
+
+class CopyOptions(ReplaceOptions, total=False):
+    """The part of `SaveOptions` that functions have that copy tensors of other files."""
+
+    progress: Progress
+    checksums: Checksums
+
+
+class SaveOptions(CopyOptions, total=False):
+    """How a file is written: the options of every `save_file`, except `metadata` and `background`.
 
     Attributes
     ----------
     format : {"safetensors", "bintensors"}, optional
-        What to write. By default ``.bt`` at the end of the file name means bintensors, every other name
-        safetensors.
+        The format to write. By default bintensors if the file name ends with ``.bt``, else safetensors.
+    overwrite : bool
+        Replace an existing file. If False, an existing file raises `FileExistsError`, also one that another
+        process creates during the save.
+    atomic : bool
+        Write a temporary file in the same directory and rename it, so that readers see the whole old file or
+        the whole new one. If False, overwrite the existing file in place.
     durable : bool, optional
         Flush the file and its directory to the disk before returning. True by default, unless the environment
         has ``INGOT_DURABLE=0``.
-    atomic : bool
-        Write beside the file and rename, so that readers see the old file or the new one, whole. False
-        overwrites in place.
-    replace_read_only : bool
-        Replace a read-only file too.
     progress : bool, None or callable
-        True shows a bar: tqdm's if it is installed, else a line on standard error. A callable is told
-        ``(bytes done, bytes in all)`` about twenty times a second and at the end, and may raise to stop the
-        save; the old file stays then.
-    snapshot : bool, "host" or "device"
-        In the background: copy the tensors before returning, so that they may change while they are written.
-        True and ``"host"`` copy them to the memory of the host. ``"device"`` copies torch tensors where they
-        lie, which is over sooner and takes as much memory there until they are written; other tensors are
-        arrays of the host. False copies nothing: the tensors must stay as they are until ``future.staged`` is
-        done. In every case they are saved as what was queued on the current stream leaves them.
-    reserve_header : int
-        Bytes of room in the header, so that `ingot.update_metadata` need not write the file anew. They are
-        spaces that every reader passes over (FORMAT.md, "Room for later edits, and alignment").
-    align : {8, 64, 4096}
-        What the position of the data in the file is a multiple of, by more such spaces. Neither for
-        bintensors.
+        If True, show a bar: tqdm's if it is installed, else a line on standard error. If callable, call it
+        with ``(bytes done, bytes in all)`` about twenty times a second and at the end. It may raise to stop
+        the call; an existing file then stays.
     checksums : bool, str or sequence of str, optional
-        Digests to keep in the metadata, for `ingot.verify` and ``load_file(verify=True)``: of each tensor, by
-        ``"blake3"`` (which True means too), ``"sha256"``, ``"xxh3"`` or ``"xxh3_128"``; of the data section
-        as ModelSpec wants it, ``"modelspec"``; or one of the former and the latter. They are taken of the
-        bytes on their way into the file. What `metadata` has of this is left out: it was made for another
-        file.
+        Digests to store in the metadata, for `ingot.verify` and ``load_file(verify=True)``: of each tensor
+        with ``"blake3"`` (also True), ``"sha256"``, ``"xxh3"`` or ``"xxh3_128"``; of the data section as
+        ModelSpec defines it with ``"modelspec"``; or one of the former and ``"modelspec"``. They are computed
+        while the bytes are written. Digests in `metadata` are removed, since they describe another file. By
+        default none; functions that copy tensors of other files keep the digests of those by default.
+    write_options : dict, optional
+        Rarely needed options: `ingot.WriteOptions`.
     """
 
     format: Format | None
-    durable: bool | None
     atomic: bool
-    replace_read_only: bool
-    progress: Progress
-    snapshot: Snapshot
-    reserve_header: int
-    align: Align
-    checksums: Checksums
+
+
+class ShardOptions(TypedDict, total=False):
+    """How tensors are distributed over several files.
+
+    Attributes
+    ----------
+    max_shard_size : int or str
+        The bytes of tensors that a file may hold: a number, or a number with ``KB``, ``MB``, ``GB`` or
+        ``TB``, which are powers of 1000. A larger tensor gets a file of its own.
+    filename_pattern : str
+        The names of the files, with ``{suffix}`` in place of ``-00001-of-00003``. A single file has no suffix
+        and no index. The index has ``.index.json`` after the name without suffix. A pattern that ends with
+        ``.bt`` writes bintensors files, which other programs do not find.
+    """
+
+    max_shard_size: int | str
+    filename_pattern: str
 
 
 class StorageOptions(TypedDict, total=False):

@@ -182,7 +182,7 @@ def test_load_file_suggests_only_what_it_converts_to(dtype: Any, path: Path) -> 
 
 
 def by_writer(path: Path, dtype: Any, shape: list[int]) -> None:
-    with ingot.Writer(path, {"a": (dtype, shape)}) as writer:
+    with ingot.Writer(path, {"a": (dtype, shape)}, overwrite=True) as writer:
         writer.commit()
 
 

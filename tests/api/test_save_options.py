@@ -62,12 +62,8 @@ NEW_OPTION = {
         ("    checksums: Checksums\n", "    mode: int | None\n"),
     ],
     "_base/options.py": [
-        ("    checksums: Checksums = None\n", "    mode: int | None = None\n"),
-        (
-            "        return cls(**options)\n",
-            "        if not isinstance(options.get('mode', 0), int):\n"
-            "            raise TypeError('mode must be an int')\n",
-        ),
+        ("    # None if the caller gave none.\n", "    mode: int | None = None\n"),
+        ('    "metadata": texts,\n', '    "mode": lambda mode: room(mode, "mode"),\n'),
     ],
     "_write/save.py": [
         (

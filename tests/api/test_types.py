@@ -23,7 +23,13 @@ def test_numpy(tmp_path: Path) -> None:
     arrays = {"t": numpy.zeros(3)}
     assert_type(ingot.numpy.save(arrays, {"k": "v"}, format="bintensors"), bytes)
     ingot.numpy.save_file(
-        arrays, path, None, format=None, durable=False, atomic=True, replace_read_only=False
+        arrays,
+        path,
+        None,
+        format=None,
+        durable=False,
+        atomic=True,
+        write_options={"replace_read_only": False},
     )
     assert_type(ingot.numpy.load_file(path, backend="pread"), dict[str, numpy.ndarray[Any, numpy.dtype[Any]]])
     assert_type(ingot.numpy.load(path.read_bytes()), dict[str, numpy.ndarray[Any, numpy.dtype[Any]]])
@@ -34,7 +40,13 @@ def test_torch(tmp_path: Path) -> None:
     tensors = {"t": torch.nn.Parameter(torch.zeros(3))}
     assert_type(ingot.torch.save(tensors, {"k": "v"}, format="safetensors"), bytes)
     ingot.torch.save_file(
-        tensors, path, None, format="bintensors", durable=None, atomic=True, replace_read_only=False
+        tensors,
+        path,
+        None,
+        format="bintensors",
+        durable=None,
+        atomic=True,
+        write_options={"replace_read_only": False},
     )
     assert_type(ingot.torch.load_file(path, "cpu", backend="auto"), dict[str, torch.Tensor])
     assert_type(ingot.torch.load(bytearray(ingot.torch.save(tensors))), dict[str, torch.Tensor])
@@ -108,7 +120,9 @@ def test_errors() -> None:
 def test_editing(tmp_path: Path) -> None:
     path = tmp_path / "t.safetensors"
     tensors = {"t": torch.zeros(3)}
-    ingot.torch.save_file(tensors, path, {"k": "v"}, reserve_header=100, align=64, durable=False)
+    ingot.torch.save_file(
+        tensors, path, {"k": "v"}, write_options={"reserve_header": 100, "align": 64}, durable=False
+    )
     assert_type(ingot.inspect(path).metadata, dict[str, Any] | None)
     assert_type(
         ingot.torch.load_file(path, return_metadata=True),
@@ -121,7 +135,7 @@ def test_editing(tmp_path: Path) -> None:
         [path, tmp_path / "out.bt"], path, on_duplicate="first", metadata=None, durable=False, overwrite=True
     )
     ingot.split(path, tmp_path / "shards", "1GB", durable=False, overwrite=True)
-    with ingot.Writer(path, {"t": ("F32", [3])}, {"k": "v"}, durable=False) as writer:
+    with ingot.Writer(path, {"t": ("F32", [3])}, {"k": "v"}, durable=False, overwrite=True) as writer:
         assert_type(writer, ingot.Writer)
         assert_type(ingot.Writer.join(path), ingot.Writer)
         writer.write("t", torch.zeros(3), ...)

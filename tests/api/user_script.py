@@ -68,7 +68,7 @@ def devices(path: str) -> None:
 
 
 def saving(path: str) -> None:
-    ingot.torch.save_file({"w": torch.ones(2, 3)}, path, durable=False, align=64)
+    ingot.torch.save_file({"w": torch.ones(2, 3)}, path, durable=False, write_options={"align": 64})
     ingot.torch.save_file({"w": torch.ones(2, 3)}, path, background=True, durable=False).result()
 
 

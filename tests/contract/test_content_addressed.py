@@ -46,13 +46,13 @@ def save_model(path: Path) -> None:
 
 
 def use_writer(path: Path) -> None:
-    with ingot.Writer(path, {"w": ("F32", (8,))}) as writer:
+    with ingot.Writer(path, {"w": ("F32", (8,))}, overwrite=True) as writer:
         writer.write("w", NEW["w"])
         writer.commit()
 
 
 def append_to_writer(path: Path) -> None:
-    with ingot.Writer(path, reserve=400) as writer:
+    with ingot.Writer(path, reserve=400, overwrite=True) as writer:
         writer.write("w", NEW["w"])
         writer.commit()
 
@@ -196,7 +196,9 @@ def test_an_edit_replaces_the_link_of_a_snapshot(edit: Change, cache: Cache) -> 
 
 def test_update_metadata_in_place_leaves_the_room_of_a_blob(tmp_path: Path) -> None:
     made = Cache(tmp_path, "relative")
-    ingot.torch.save_file(OLD, tmp_path / "with_room", {"title": "old"}, reserve_header=512)
+    ingot.torch.save_file(
+        OLD, tmp_path / "with_room", {"title": "old"}, write_options={"reserve_header": 512}
+    )
     with_room = (tmp_path / "with_room").read_bytes()
     made.blob.unlink()
     made.blob = made.blob.with_name(hashlib.sha256(with_room).hexdigest())
@@ -213,7 +215,7 @@ def test_update_metadata_in_place_leaves_the_room_of_a_blob(tmp_path: Path) -> N
 
 def test_update_metadata_leaves_other_hard_links_as_they_are(tmp_path: Path) -> None:
     path, other = tmp_path / "model.safetensors", tmp_path / "other.safetensors"
-    ingot.torch.save_file(OLD, path, reserve_header=512)
+    ingot.torch.save_file(OLD, path, write_options={"reserve_header": 512})
     os.link(path, other)
     before = other.read_bytes()
     assert ingot.update_metadata(path, {"title": "new"}) == "rewritten"

@@ -14,11 +14,11 @@ SAVES = {
     "save_file": "ingot.numpy.save_file(tensors, path)",
     "background": "ingot.numpy.save_file(tensors, path, background=True).result()",
     "in_place": "ingot.numpy.save_file(tensors, path, atomic=False)",
-    "edit": "ingot.update_metadata(path, {'a': 'b'}, in_place=False)",
+    "edit": "ingot.update_metadata(path, {'a': 'b'}, atomic=True)",
     "replace_tensor": "ingot.replace_tensor(path, 'a', numpy.zeros(4, 'f4'))",
     "rewrite": "ingot.rewrite(path, path, overwrite=True)",
     "Writer": """
-with ingot.Writer(path, {"a": ("F32", (4,))}) as writer:
+with ingot.Writer(path, {"a": ("F32", (4,))}, overwrite=True) as writer:
     writer.write("a", tensors["a"])
     writer.commit()
 """,

@@ -50,7 +50,7 @@ assert len(children) == 1
 assert ingot.update_metadata(path, {"a": "b"}) != "unchanged"
 ingot.replace_tensor(path, "x", numpy.ones(4, "f4"))
 ingot.numpy.save_file(tensors, path)
-with ingot.Writer(path, {"x": ("F32", (4,))}) as writer:
+with ingot.Writer(path, {"x": ("F32", (4,))}, overwrite=True) as writer:
     writer.write("x", numpy.ones(4, "f4"))
     writer.commit()
 say(sorted(os.listdir(os.path.dirname(path))))
@@ -68,23 +68,23 @@ WRITERS = {
     "repair": "ingot.repair(source, path, progress=fork)",
     "download": "ingot.download(serving(os.path.dirname(source)) + 'source', path, progress=fork)",
     "Writer": """
-with ingot.Writer(path, {"w": ("F32", (1 << 20,)), "x": ("F32", (4,))}) as writer:
+with ingot.Writer(path, {"w": ("F32", (1 << 20,)), "x": ("F32", (4,))}, overwrite=True) as writer:
     for name in tensors: writer.write(name, tensors[name])
     fork()
     writer.commit()
 """,
     "Writer_reserve": """
-with ingot.Writer(path, reserve=1000) as writer:
+with ingot.Writer(path, reserve=1000, overwrite=True) as writer:
     for name in tensors: writer.write(name, tensors[name])
     fork()
     writer.commit()
 """,
     "Writer_left": """
 ingot.numpy.save_file(tensors, path)
-with ingot.Writer(path, {"w": ("F32", (1 << 20,))}) as writer: fork()
+with ingot.Writer(path, {"w": ("F32", (1 << 20,))}, overwrite=True) as writer: fork()
 """,
     "guest": """
-with ingot.Writer(path, {"w": ("F32", (1 << 20,)), "x": ("F32", (4,))}) as writer:
+with ingot.Writer(path, {"w": ("F32", (1 << 20,)), "x": ("F32", (4,))}, overwrite=True) as writer:
     with ingot.Writer.join(path) as guest:
         for name in tensors: guest.write(name, tensors[name])
         fork()
@@ -113,7 +113,7 @@ def edit():
     number = 0
     while not ends.is_set():
         number += 1
-        ingot.update_metadata(path, {"a": str(number)}, in_place=number % 2 == 0, durable=False)
+        ingot.update_metadata(path, {"a": str(number)}, atomic=number % 2 == 1, durable=False)
 
 editing = threading.Thread(target=edit)
 editing.start()
@@ -179,9 +179,9 @@ except KeyboardInterrupt:
 
 def test_a_busy_file_names_the_process_that_fills_it(tmp_path: Path) -> None:
     path = tmp_path / "w.safetensors"
-    with ingot.Writer(path, {"x": ("F32", (4,))}):
+    with ingot.Writer(path, {"x": ("F32", (4,))}, overwrite=True):
         with pytest.raises(ingot.StorageError) as raised:
-            ingot.Writer(path, {"x": ("F32", (4,))})
+            ingot.Writer(path, {"x": ("F32", (4,))}, overwrite=True)
         assert raised.value.code == "busy"
         assert str(path) in str(raised.value)
         if os.path.exists("/proc/locks"):

@@ -20,7 +20,7 @@ SIGNED = {**dict.fromkeys([*OF_FILE, OF_DATA], "signed"), "title": "old"}
 
 def signed(path: Path, name: str = "signed.safetensors") -> Path:
     """Return a file that a tool has signed."""
-    ingot.numpy.save_file(TENSORS, path / name, {"title": "old"}, reserve_header=600)
+    ingot.numpy.save_file(TENSORS, path / name, {"title": "old"}, write_options={"reserve_header": 600})
     ingot.update_metadata(path / name, SIGNED)
     assert ingot.inspect(path / name).metadata == SIGNED
     return path / name
@@ -73,13 +73,13 @@ def test_split_leaves_signatures_out(tmp_path: Path) -> None:
         assert b"signed" not in path.read_bytes()
 
 
-@pytest.mark.parametrize("in_place", [True, False])
+@pytest.mark.parametrize("atomic", [True, False])
 @pytest.mark.parametrize("change", [{"set": {"title": "new"}}, {"remove": ["title"]}, {"set": {"x": "y"}}])
 def test_update_metadata_removes_signatures_of_the_whole_file(
-    change: dict[str, Any], in_place: bool, tmp_path: Path
+    change: dict[str, Any], atomic: bool, tmp_path: Path
 ) -> None:
     path = signed(tmp_path)
-    assert ingot.update_metadata(path, **change, in_place=in_place) != "unchanged"
+    assert ingot.update_metadata(path, **change, atomic=atomic) != "unchanged"
     found = ingot.inspect(path).metadata
     assert found is not None
     assert found.pop(OF_DATA) == "signed"

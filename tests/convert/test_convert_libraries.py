@@ -348,12 +348,12 @@ def test_quantised_tensors_of_gguf_are_refused_until_the_caller_asks_for_values(
     kind = gguf.GGMLQuantizationType.Q8_0
     path = gguf_file(packed=kind)
     with pytest.raises(
-        ingot.ConversionError, match=r"tensor `packed`: quantised as Q8_0.*dequantize=True"
+        ingot.ConversionError, match=r"tensor `packed`: quantised as Q8_0.*dtype='F32'"
     ) as caught:
         ingot.convert(path, "out.safetensors")
     assert caught.value.code == "quantized"
     assert ingot.convert(path, "plain.safetensors", drop="packed").tensors == 2
-    ingot.convert(path, "out.safetensors", dequantize=True)
+    ingot.convert(path, "out.safetensors", dtype="F32")
     expected = gguf.dequantize(gguf.quantize(WEIGHT, kind), kind)
     numpy.testing.assert_array_equal(load_file("out.safetensors")["packed"], expected)
 

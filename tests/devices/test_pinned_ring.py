@@ -185,7 +185,7 @@ def test_ranks_save_in_the_background_what_the_callers_stream_had_queued(
             overwrite=True,
             process_group=group,
             background=True,
-            snapshot=snapshot,
+            write_options={"snapshot": snapshot},
         )
         future.staged.result(60)
         streams.later(lambda weight=weight: far.host(weight).fill_(9))

@@ -215,7 +215,8 @@ import ingot.numpy, numpy as np
 mark("cpu")
 tensors = {"a": np.ones(1000, "f4")}
 ingot.numpy.save_file(tensors, "file.safetensors")
-ingot.numpy.save_file(tensors, "file.safetensors", background=True, snapshot="device").result()
+rare = {"snapshot": "device"}
+ingot.numpy.save_file(tensors, "file.safetensors", background=True, write_options=rare).result()
 ingot.numpy.load_file("file.safetensors")
 ingot.safe_open("file.safetensors", "np", device="cpu")["a"]
 mark("driver")

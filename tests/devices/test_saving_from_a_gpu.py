@@ -48,13 +48,14 @@ def right(path: Path, expected: dict[str, Any] = VALUES) -> bool:
 
 @pytest.mark.parametrize("name", ["t.safetensors", "t.bt"])
 @pytest.mark.parametrize(
-    "options", [{}, {"durable": False}, {"atomic": False}, {"checksums": "sha256"}, {"align": 4096}]
+    "options",
+    [{}, {"durable": False}, {"atomic": False}, {"checksums": "sha256"}, {"write_options": {"align": 4096}}],
 )
 def test_a_file_has_the_bytes_of_the_devices(
     framework: ModuleType, gpus: Gpus, tensors: dict[str, Any], tmp_path: Path, name: str, options: Any
 ) -> None:
     if name.endswith(".bt"):
-        options = {key: value for key, value in options.items() if key != "align"}
+        options = {key: value for key, value in options.items() if key != "write_options"}
     framework.save_file(tensors, tmp_path / name, **options)
     assert right(tmp_path / name)
     counted = gpus.counted()
@@ -102,7 +103,9 @@ def test_a_save_in_the_background_has_the_step_at_the_call(
     step = gpus.array(VALUES["large"])
     for byte in range(9):
         gpus.fill(step, byte)
-    future = framework.save_file({"step": step}, tmp_path / "t", background=True, snapshot=snapshot)
+    future = framework.save_file(
+        {"step": step}, tmp_path / "t", background=True, write_options={"snapshot": snapshot}
+    )
     assert future.staged.done() or snapshot is False
     assert future.staged.result(60) is None
     gpus.fill(step, 99)

@@ -77,7 +77,9 @@ def test_the_step_that_is_under_way_at_the_call_is_in_the_file(
         if snapshot is None:
             ingot.torch.save_file(saved, tmp_path / "t")
         else:
-            future = ingot.torch.save_file(saved, tmp_path / "t", background=True, snapshot=snapshot)
+            future = ingot.torch.save_file(
+                saved, tmp_path / "t", background=True, write_options={"snapshot": snapshot}
+            )
             future.staged.result()
         # The next one.
         weight += 1

@@ -94,7 +94,7 @@ def save_joined(folder, version, chance, mesh):
 def begun(folder):
     """Return the writer that others join, or a context without one if another actor has begun the file."""
     try:
-        return ingot.Writer(folder / FILE, dict.fromkeys(NAMES, ("F32", SHAPE)))
+        return ingot.Writer(folder / FILE, dict.fromkeys(NAMES, ("F32", SHAPE)), overwrite=True)
     except ingot.StorageError as fault:
         if fault.code != "busy":
             raise

@@ -80,7 +80,9 @@ def saves(folder, snapshot, nodes=None, window=None):
         plan.WINDOW_NBYTES = _save_by_ranks.WINDOW_NBYTES = window
     tensors = placed(whole())
     try:
-        future = save_sharded(tensors, folder, background=True, snapshot=snapshot, **OPTIONS)
+        future = save_sharded(
+            tensors, folder, background=True, write_options={"snapshot": snapshot}, **OPTIONS
+        )
         future.staged.result(60)
         change(tensors)
         assert future.result(60) is None
@@ -108,7 +110,7 @@ def trains(folder):
     rank, size = dist.get_rank(), dist.get_world_size()
     tensors = placed(whole())
     with Gate("write") as gate:
-        future = save_sharded(tensors, folder, background=True, snapshot=False, **OPTIONS)
+        future = save_sharded(tensors, folder, background=True, write_options={"snapshot": False}, **OPTIONS)
         assert gate.reached.wait(30)
         assert not future.staged.done()
         assert not future.cancel()
@@ -132,7 +134,7 @@ def test_the_collectives_of_the_program_go_on_meanwhile(four, tmp_path):
 def stages(folder):
     tensors = placed(whole())
     with Gate("commit") as gate:
-        future = save_sharded(tensors, folder, background=True, snapshot=False, **OPTIONS)
+        future = save_sharded(tensors, folder, background=True, write_options={"snapshot": False}, **OPTIONS)
         future.staged.result(60)
         assert not future.done()
         change(tensors)
@@ -189,7 +191,9 @@ def fails(folder, snapshot):
 
         ingot.Writer.write = full
     try:
-        future = save_sharded(placed(whole()), folder, overwrite=True, background=True, snapshot=snapshot)
+        future = save_sharded(
+            placed(whole()), folder, overwrite=True, background=True, write_options={"snapshot": snapshot}
+        )
         # Where a copy was taken, the tensors may change whatever comes of the save.
         assert future.staged.done() or not snapshot
         fault = future.exception(60)

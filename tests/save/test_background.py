@@ -58,7 +58,7 @@ def test_the_file_has_what_the_tensors_were_at_the_call(tmp_path: Path, nbytes: 
 def test_without_a_snapshot_nothing_is_copied(tmp_path: Path) -> None:
     path, reader, found = pipe(tmp_path)
     array = numpy.zeros(3, numpy.uint8)
-    future = ingot.numpy.save_file({"a": array}, path, background=True, snapshot=False)
+    future = ingot.numpy.save_file({"a": array}, path, background=True, write_options={"snapshot": False})
     # The caller breaks the promise, and the file shows it: it was not copied.
     array[:] = 1
     reader.start()
@@ -74,8 +74,10 @@ def test_tensors_may_change_once_they_are_staged(tmp_path: Path) -> None:
     path, reader, found = pipe(tmp_path)
     array = numpy.zeros(3, numpy.uint8)
     expected = ingot.numpy.save({"a": array})
-    future = ingot.numpy.save_file({"a": array}, path, background=True, snapshot=False)
-    waiting = ingot.numpy.save_file({"a": array}, tmp_path / "t", background=True, snapshot=False)
+    future = ingot.numpy.save_file({"a": array}, path, background=True, write_options={"snapshot": False})
+    waiting = ingot.numpy.save_file(
+        {"a": array}, tmp_path / "t", background=True, write_options={"snapshot": False}
+    )
     assert not future.staged.done()
     # It tells of a save, and ends none.
     assert not future.staged.cancel()
@@ -92,7 +94,7 @@ def test_tensors_may_change_once_they_are_staged(tmp_path: Path) -> None:
 
 def test_a_save_that_fails_says_so_to_who_waits_for_the_tensors(tmp_path: Path) -> None:
     future = ingot.numpy.save_file(
-        {"a": numpy.zeros(3)}, tmp_path / "nowhere" / "t", background=True, snapshot=False
+        {"a": numpy.zeros(3)}, tmp_path / "nowhere" / "t", background=True, write_options={"snapshot": False}
     )
     with pytest.raises(FileNotFoundError):
         future.staged.result(60)
@@ -102,7 +104,11 @@ def test_a_save_that_fails_says_so_to_who_waits_for_the_tensors(tmp_path: Path) 
             raise ZeroDivisionError
 
     future = ingot.numpy.save_file(
-        {"a": numpy.zeros(3)}, tmp_path / "t", background=True, snapshot=False, progress=stop
+        {"a": numpy.zeros(3)},
+        tmp_path / "t",
+        background=True,
+        write_options={"snapshot": False},
+        progress=stop,
     )
     # All had been written when it was stopped.
     assert future.staged.result(60) is None
@@ -117,12 +123,12 @@ def test_a_snapshot_is_nowhere_on_the_host_or_on_the_device(tmp_path: Path, back
             {"a": array},
             tmp_path / "t",
             background=background,
-            snapshot=snapshot,  # type: ignore[call-overload]
+            write_options={"snapshot": snapshot},  # type: ignore[call-overload]
         )
         assert future is None or future.result() is None
         assert numpy.array_equal(ingot.numpy.load_file(tmp_path / "t")["a"], array)
     with pytest.raises(ingot.OptionError, match="expected one of host, device") as caught:
-        ingot.numpy.save_file({}, tmp_path / "t", background=background, snapshot="gpu")  # type: ignore[call-overload]
+        ingot.numpy.save_file({}, tmp_path / "t", background=background, write_options={"snapshot": "gpu"})  # type: ignore[call-overload]
     assert caught.value.code == "unknown-snapshot"
 
 
@@ -133,7 +139,7 @@ def test_torch_tensors_are_copied_where_they_are(tmp_path: Path) -> None:
     path, reader, found = pipe(tmp_path)
     tensors = {"a": torch.arange(6.0), "t": torch.arange(6.0).view(2, 3).T}
     expected = ingot.torch.save(tensors)
-    future = ingot.torch.save_file(tensors, path, background=True, snapshot="device")
+    future = ingot.torch.save_file(tensors, path, background=True, write_options={"snapshot": "device"})
     assert future.staged.done()
     for tensor in tensors.values():
         tensor.zero_()
@@ -143,10 +149,15 @@ def test_torch_tensors_are_copied_where_they_are(tmp_path: Path) -> None:
     assert found == [expected]
     both = torch.zeros(3)
     with pytest.raises(ingot.SharedMemoryError):
-        ingot.torch.save_file({"a": both, "b": both}, tmp_path / "t", background=True, snapshot="device")
+        ingot.torch.save_file(
+            {"a": both, "b": both}, tmp_path / "t", background=True, write_options={"snapshot": "device"}
+        )
     with pytest.raises(ingot.SaveError, match="meta"):
         ingot.torch.save_file(
-            {"a": torch.zeros(3, device="meta")}, tmp_path / "t", background=True, snapshot="device"
+            {"a": torch.zeros(3, device="meta")},
+            tmp_path / "t",
+            background=True,
+            write_options={"snapshot": "device"},
         )
 
 
@@ -204,7 +215,7 @@ def test_the_interpreter_waits_before_it_exits(tmp_path: Path) -> None:
     program = """
 array = numpy.ones(40 << 20, numpy.uint8)
 ingot.numpy.save_file({"a": array}, "one", background=True)
-ingot.numpy.save_file({"a": array}, "two", background=True, snapshot=False)
+ingot.numpy.save_file({"a": array}, "two", background=True, write_options={"snapshot": False})
 import atexit
 # Too late for a thread of its own.
 atexit.register(lambda: ingot.numpy.save_file({"a": array[:3]}, "three", background=True))
@@ -221,8 +232,9 @@ def test_a_child_knows_that_its_parent_saves_and_can_save_itself(tmp_path: Path)
     os.mkfifo(tmp_path / "pipe")
     program = """
 signal.alarm(60)
-running = ingot.numpy.save_file({}, "pipe", background=True, snapshot=False)
-waiting = ingot.numpy.save_file({"a": numpy.ones(3)}, "parent", background=True, snapshot=False)
+options = {"background": True, "write_options": {"snapshot": False}}
+running = ingot.numpy.save_file({}, "pipe", **options)
+waiting = ingot.numpy.save_file({"a": numpy.ones(3)}, "parent", **options)
 staged = [running.staged, waiting.staged]
 child = os.fork()
 if child == 0:

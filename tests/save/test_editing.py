@@ -73,7 +73,9 @@ def names_in(folder: Path) -> list[str]:
 def test_every_reader_takes_a_header_with_room(
     tmp_path: Path, reserve: int, align: Any, metadata: dict[str, str] | None
 ) -> None:
-    path = save(tmp_path / "t.safetensors", metadata, reserve_header=reserve, align=align)
+    path = save(
+        tmp_path / "t.safetensors", metadata, write_options={"reserve_header": reserve, "align": align}
+    )
     found, pairs = upstream(path)
     assert_same(found, tensors())
     assert (pairs or {}) == (metadata or {})
@@ -91,14 +93,14 @@ def test_every_reader_takes_a_header_with_room(
 
 
 def test_without_options_not_a_byte_is_different(tmp_path: Path) -> None:
-    path = save(tmp_path / "t.safetensors", {"k": "v"}, reserve_header=0, align=8)
+    path = save(tmp_path / "t.safetensors", {"k": "v"}, write_options={"reserve_header": 0, "align": 8})
     assert path.read_bytes() == safetensors.torch.save(tensors(), {"k": "v"})
 
 
 @pytest.mark.parametrize("options", [{"reserve_header": 1}, {"align": 64}])
 def test_bintensors_has_no_room(tmp_path: Path, options: dict[str, Any]) -> None:
     with pytest.raises(ingot.SaveError, match="bintensors") as caught:
-        save(tmp_path / "t.bt", **options)
+        save(tmp_path / "t.bt", write_options=options)
     assert caught.value.code == "no-room"
     assert names_in(tmp_path) == []
 
@@ -119,7 +121,7 @@ def test_room_that_cannot_be_is_refused(
     tmp_path: Path, options: dict[str, Any], kind: type[Exception]
 ) -> None:
     with pytest.raises(kind):
-        save(tmp_path / "t.safetensors", **options)
+        save(tmp_path / "t.safetensors", write_options=options)
     assert names_in(tmp_path) == []
 
 
@@ -151,7 +153,7 @@ def test_an_update_changes_the_metadata_and_nothing_else(tmp_path: Path, suffix:
 
 
 def test_with_room_the_file_is_changed_where_it_is(tmp_path: Path) -> None:
-    path = save(tmp_path / "t.safetensors", reserve_header=1000)
+    path = save(tmp_path / "t.safetensors", write_options={"reserve_header": 1000})
     inode = path.stat().st_ino
     expected = {}
     for step in range(12):
@@ -181,7 +183,7 @@ def test_a_rewrite_leaves_room_for_the_next_change(tmp_path: Path) -> None:
     path = save(tmp_path / "t.safetensors")
     assert ingot.update_metadata(path, set={"a": "x" * 100}) == "rewritten"
     assert ingot.update_metadata(path, set={"a": "x" * 400}) == "in-place"
-    assert ingot.update_metadata(path, set={"a": "y"}, in_place=False) == "rewritten"
+    assert ingot.update_metadata(path, set={"a": "y"}, atomic=True) == "rewritten"
 
 
 def test_spaces_at_the_end_of_a_foreign_header_are_room(tmp_path: Path) -> None:
@@ -196,7 +198,7 @@ def test_spaces_at_the_end_of_a_foreign_header_are_room(tmp_path: Path) -> None:
 
 
 def test_a_change_that_crosses_a_page_is_a_new_file(tmp_path: Path) -> None:
-    path = save(tmp_path / "t.safetensors", {"a": "x" * 4050}, reserve_header=9000)
+    path = save(tmp_path / "t.safetensors", {"a": "x" * 4050}, write_options={"reserve_header": 9000})
     assert ingot.update_metadata(path, set={"b": "y" * 200}) == "rewritten"
     assert upstream(path)[1] == {"a": "x" * 4050, "b": "y" * 200}
 
@@ -213,7 +215,7 @@ def test_a_change_that_crosses_a_page_is_a_new_file(tmp_path: Path) -> None:
     ],
 )
 def test_what_is_no_text_is_refused_by_name(tmp_path: Path, arguments: dict[str, Any], word: str) -> None:
-    path = save(tmp_path / "t.safetensors", {"step": "1"}, reserve_header=100)
+    path = save(tmp_path / "t.safetensors", {"step": "1"}, write_options={"reserve_header": 100})
     before = path.read_bytes()
     with pytest.raises(TypeError, match=word):
         ingot.update_metadata(path, **arguments)
@@ -244,13 +246,13 @@ def test_files_that_cannot_be_edited_say_so(tmp_path: Path) -> None:
 EDITOR = """
 path, who, how = sys.argv[1], sys.argv[2], sys.argv[3]
 for turn in range(25):
-    ingot.update_metadata(path, set={f"{who}.{turn}": "here"}, in_place=how == "in-place")
+    ingot.update_metadata(path, set={f"{who}.{turn}": "here"}, atomic=how != "in-place")
 """
 
 
 @pytest.mark.parametrize("how", ["in-place", "rewrite"])
 def test_of_edits_in_several_processes_none_is_lost(tmp_path: Path, how: str) -> None:
-    path = save(tmp_path / "t.safetensors", reserve_header=3900)
+    path = save(tmp_path / "t.safetensors", write_options={"reserve_header": 3900})
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     editors = [
         subprocess.Popen([sys.executable, "-c", PRELUDE + EDITOR, str(path), str(n), how], env=environment)
@@ -272,13 +274,13 @@ for turn in range(10**9):
         ingot.replace_tensor(path, "encoder.0.weight", new)
     else:
         value = "ab"[turn % 2] * (100 + turn * 37 % 300)
-        ingot.update_metadata(path, set={"k": value}, in_place=how == "in-place")
+        ingot.update_metadata(path, set={"k": value}, atomic=how != "in-place")
 """
 
 
 @pytest.mark.parametrize("how", ["in-place", "rewrite", "replace"])
 def test_a_process_killed_at_any_moment_leaves_a_whole_file(tmp_path: Path, how: str) -> None:
-    path = save(tmp_path / "t.safetensors", {"k": "a"}, reserve_header=600)
+    path = save(tmp_path / "t.safetensors", {"k": "a"}, write_options={"reserve_header": 600})
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     pause = random.Random(0)
     for _ in range(12):
@@ -299,7 +301,7 @@ def test_a_process_killed_at_any_moment_leaves_a_whole_file(tmp_path: Path, how:
         assert found.keys() == tensors().keys()
         assert len(found["encoder.0.weight"].unique()) in (1, 600)
     # Whatever was left beside it, the next save removes.
-    ingot.update_metadata(path, set={"end": "1"}, in_place=False)
+    ingot.update_metadata(path, set={"end": "1"}, atomic=True)
     assert names_in(tmp_path) == [path.name]
 
 
@@ -496,7 +498,7 @@ say(memory("VmHWM") - before)
 
 
 def test_a_handle_that_was_open_notices_an_edit_in_place(tmp_path: Path) -> None:
-    path = save(tmp_path / "t.safetensors", reserve_header=100)
+    path = save(tmp_path / "t.safetensors", write_options={"reserve_header": 100})
     with ingot.safe_open(path, "pt") as file:
         before = file.get_tensor("step")
         assert ingot.update_metadata(path, set={"a": "b"}) == "in-place"
@@ -505,7 +507,7 @@ def test_a_handle_that_was_open_notices_an_edit_in_place(tmp_path: Path) -> None
         assert caught.value.code == "changed"
         assert before.item() == 7
     with ingot.safe_open(path, "pt") as file:
-        assert ingot.update_metadata(path, set={"a": "c"}, in_place=False) == "rewritten"
+        assert ingot.update_metadata(path, set={"a": "c"}, atomic=True) == "rewritten"
         assert_same(file.get_tensors(), tensors())
 
 

@@ -38,7 +38,7 @@ def test_a_file_is_saved_over_and_over_where_two_have_room(small: Path) -> None:
         ingot.numpy.save_file({"t": numpy.full(40 * MIB, step, "u1")}, path)
     assert (safetensors.numpy.load_file(path)["t"] == 39).all()
     for step in range(10):
-        assert ingot.update_metadata(path, set={"step": str(step)}, in_place=False) == "rewritten"
+        assert ingot.update_metadata(path, set={"step": str(step)}, atomic=True) == "rewritten"
     for step in range(10):
         ingot.numpy.save_file({"t": numpy.full(30 * MIB, step, "u1")}, path, atomic=False)
     assert (safetensors.numpy.load_file(path)["t"] == 9).all()

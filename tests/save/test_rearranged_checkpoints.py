@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import numpy
 import pytest
 
 import ingot
@@ -69,3 +72,30 @@ def test_an_index_is_read_before_its_shards_are_there(tmp_path: Path) -> None:
         ingot.inspect(path, shards=False)
     with pytest.raises(FileNotFoundError):
         ingot.inspect(tmp_path / "absent.json", shards=False)
+
+
+COPIES: dict[str, Callable[..., Any]] = {
+    "merge": lambda source, out, **options: ingot.merge([source], out, **options),
+    "rewrite": ingot.rewrite,
+    "repair": ingot.repair,
+    "convert": ingot.convert,
+    "split": lambda source, out, **options: ingot.split(source, out.parent / "split", 40, **options),
+}
+
+
+@pytest.mark.parametrize("name", COPIES)
+def test_copies_compute_the_digests_that_the_caller_wants(name: str, tmp_path: Path) -> None:
+    source, out, saved = (tmp_path / f"{stem}.safetensors" for stem in ("source", "out", "saved"))
+    arrays = {"a": numpy.arange(10, dtype="f4"), "b": numpy.arange(6, dtype="f4")}
+    ingot.numpy.save_file(arrays, source, {"format": "pt"}, checksums="blake3", durable=False)
+    ingot.numpy.save_file(arrays, saved, {"format": "pt"}, checksums="xxh3", durable=False)
+    COPIES[name](source, out, checksums="xxh3", durable=False)
+    made = tmp_path / "split" if name == "split" else out
+    report = ingot.verify(made)
+    assert report
+    assert report.checked == 2
+    if name != "split":
+        assert out.read_bytes() == saved.read_bytes()
+    COPIES[name](source, out, checksums=False, overwrite=True, durable=False)
+    with pytest.raises(ingot.IntegrityError, match="without a digest"):
+        ingot.verify(made)

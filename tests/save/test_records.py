@@ -199,7 +199,7 @@ def to_object(tensors: dict[str, torch.Tensor], path: str, metadata: dict[str, s
 
 
 def by_writer(tensors: dict[str, torch.Tensor], path: str, metadata: dict[str, str], **options: Any) -> None:
-    with ingot.Writer(path, metadata=metadata, **options) as writer:
+    with ingot.Writer(path, metadata=metadata, **options, overwrite=True) as writer:
         for name, tensor in tensors.items():
             writer.write(name, tensor)
         writer.commit()
@@ -274,10 +274,10 @@ def test_a_writer_takes_other_names_for_its_tensors() -> None:
     assert Path("g").read_bytes() == Path("h").read_bytes()
     for aliases in ({"z": "dec"}, {"enc": "gone"}):
         with pytest.raises(ingot.SaveError) as caught:
-            ingot.Writer("i", {"dec": W, "z": Z}, aliases=aliases)
+            ingot.Writer("i", {"dec": W, "z": Z}, aliases=aliases, overwrite=True)
         assert caught.value.code == "invalid-alias"
     with pytest.raises(ingot.OptionError):
-        ingot.Writer("i", reserve=100, aliases={"enc": "dec"})
+        ingot.Writer("i", reserve=100, aliases={"enc": "dec"}, overwrite=True)
     assert not os.path.exists("i")
 
 
@@ -308,16 +308,16 @@ def test_a_replaced_tensor_is_replaced_under_all_its_names() -> None:
         '{"x":{"of":"z","shape":[5],"stride":[1],"begin":0}}',
     ],
 )
-@pytest.mark.parametrize("in_place", [True, False])
-def test_an_edit_makes_no_file_that_cannot_be_loaded(text: str, in_place: bool) -> None:
+@pytest.mark.parametrize("atomic", [True, False])
+def test_an_edit_makes_no_file_that_cannot_be_loaded(text: str, atomic: bool) -> None:
     path = saved(TIED)
     before = Path(path).read_bytes()
     with pytest.raises(ingot.SafetensorError) as caught:
-        ingot.update_metadata(path, {SHARED_KEY: text}, in_place=in_place)
+        ingot.update_metadata(path, {SHARED_KEY: text}, atomic=atomic)
     assert caught.value.code == "invalid-alias"
     assert path in str(caught.value)
     assert Path(path).read_bytes() == before
-    ingot.update_metadata(path, {SHARED_KEY: '{"x":{"of":"z"}}', "a": "b"}, in_place=in_place)
+    ingot.update_metadata(path, {SHARED_KEY: '{"x":{"of":"z"}}', "a": "b"}, atomic=atomic)
     assert loaded(path) == {"dec": W.tolist(), "x": Z.tolist(), "z": Z.tolist()}
 
 

@@ -329,7 +329,7 @@ def test_a_read_only_file_is_replaced_where_that_is_asked_for(tmp_path: Path) ->
     path = tmp_path / "t"
     ingot.numpy.save_file({"t": ARRAY}, path)
     path.chmod(0o444)
-    ingot.numpy.save_file({}, path, replace_read_only=True)
+    ingot.numpy.save_file({}, path, write_options={"replace_read_only": True})
     assert ingot.numpy.load_file(path) == {}
 
 
@@ -392,7 +392,7 @@ def test_names_and_metadata_that_no_header_holds_together_are_refused_first(
     for write in (
         lambda: ingot.numpy.save_file(arrays, path, metadata),
         lambda: ingot.numpy.save(arrays, metadata, format="bintensors" if suffix == "bt" else "safetensors"),
-        lambda: ingot.Writer(path, arrays, metadata=metadata),
+        lambda: ingot.Writer(path, arrays, metadata=metadata, overwrite=True),
     ):
         with pytest.raises(ingot.SaveError) as caught:
             write()
@@ -419,14 +419,14 @@ def saved_by(way: str, arrays: dict[str, Any], path: Path) -> None:
     elif way == "in place":
         save(arrays, path, atomic=False)
     elif way == "background":
-        save(arrays, path, background=True, snapshot=False).result()
+        save(arrays, path, background=True, write_options={"snapshot": False}).result()
     elif way == "digests":
         save(arrays, path, checksums=True)
     elif way == "save_file":
         save(arrays, path)
     else:
         room = {"reserve": 10_000} if way == "append" else {"specs": arrays}
-        with ingot.Writer(path, **room) as writer:
+        with ingot.Writer(path, **room, overwrite=True) as writer:
             for name, array in arrays.items():
                 writer.write(name, array)
 

@@ -264,7 +264,7 @@ def test_a_save_in_the_background_has_what_the_tensors_were(tmp_path: Path, snap
     tensors = many(1.0)
     ingot.torch.save_sharded(tensors, tmp_path / "one", max_shard_size="4KB")
     future = ingot.torch.save_sharded(
-        tensors, tmp_path / "all", max_shard_size="4KB", background=True, snapshot=snapshot
+        tensors, tmp_path / "all", max_shard_size="4KB", background=True, write_options={"snapshot": snapshot}
     )
     assert future.staged.result(60) is None
     for tensor in tensors.values():
@@ -295,9 +295,13 @@ def test_a_save_in_the_background_that_fails_leaves_the_old_checkpoint(tmp_path:
     with pytest.raises(FileExistsError):
         ingot.torch.save_sharded(many(2.0), tmp_path / "model", background=True)
     with pytest.raises(ingot.OptionError, match="expected one of host, device"):
-        ingot.torch.save_sharded(many(2.0), tmp_path / "new", background=True, snapshot="gpu")  # type: ignore[call-overload]
+        ingot.torch.save_sharded(
+            many(2.0), tmp_path / "new", background=True, write_options={"snapshot": "gpu"}
+        )  # type: ignore[call-overload]
     (tmp_path / "file").write_bytes(b"")
-    future = ingot.torch.save_sharded(many(2.0), tmp_path / "file" / "model", background=True, snapshot=False)
+    future = ingot.torch.save_sharded(
+        many(2.0), tmp_path / "file" / "model", background=True, write_options={"snapshot": False}
+    )
     with pytest.raises(NotADirectoryError):
         future.result(60)
     with pytest.raises(NotADirectoryError):

@@ -166,7 +166,7 @@ def test_names_that_share_memory_are_treated_as_in_a_file(tmp_path: Path) -> Non
 def test_digests_room_and_alignment_are_those_of_a_file(tmp_path: Path, format: Any, checksums: Any) -> None:
     options: dict[str, Any] = {"format": format, "checksums": checksums}
     if format == "safetensors":
-        options |= {"reserve_header": 1000, "align": 4096}
+        options["write_options"] = {"reserve_header": 1000, "align": 4096}
     path, memory = tmp_path / "t", io.BytesIO()
     ingot.numpy.save_file(ARRAYS, path, {"k": "v"}, durable=False, **options)
     ingot.numpy.save_file(ARRAYS, memory, {"k": "v"}, **options)
@@ -211,11 +211,12 @@ def test_progress_is_told_of_a_stream_and_can_stop_it(capfd: pytest.CaptureFixtu
 
 
 GIVEN: dict[str, Any] = {
-    "durable": False,
-    "atomic": False,
-    "replace_read_only": True,
-    "snapshot": False,
-    "background": True,
+    "overwrite": {"overwrite": False},
+    "durable": {"durable": False},
+    "atomic": {"atomic": False},
+    "background": {"background": True},
+    "replace_read_only": {"write_options": {"replace_read_only": True}},
+    "snapshot": {"write_options": {"snapshot": False}},
 }
 
 
@@ -225,16 +226,18 @@ def test_options_of_a_file_with_a_name_are_refused_by_theirs(name: str) -> None:
     with pytest.raises(
         ingot.OptionError, match=rf"^{name}: .*found an object with a write: BytesIO"
     ) as caught:
-        ingot.numpy.save_file(ARRAYS, memory, **{name: GIVEN[name]})
+        ingot.numpy.save_file(ARRAYS, memory, **GIVEN[name])
     assert caught.value.code == "needs-a-name"
     assert memory.getvalue() == b""
 
 
 def test_every_option_of_saving_is_kept_or_refused() -> None:
-    kept = {"format", "progress", "reserve_header", "align", "checksums"}
-    assert set(Saving._fields) == kept | (GIVEN.keys() - {"background"})
+    kept = {"metadata", "format", "progress", "reserve_header", "align", "checksums"}
+    assert set(Saving._fields) == kept | GIVEN.keys()
     with pytest.raises(ingot.OptionError, match=r"^durable, replace_read_only, background: "):
-        ingot.numpy.save_file({}, io.BytesIO(), durable=True, replace_read_only=True, background=True)  # type: ignore[call-overload]
+        ingot.numpy.save_file(
+            {}, io.BytesIO(), durable=True, write_options={"replace_read_only": True}, background=True
+        )  # type: ignore[call-overload]
 
 
 def test_what_a_stream_raises_comes_through() -> None:
@@ -298,7 +301,7 @@ def test_nothing_is_written_where_a_tensor_cannot_be() -> None:
     with pytest.raises(ingot.SaveError):
         ingot.numpy.save_file({"__metadata__": numpy.zeros(1)}, memory)
     with pytest.raises(ingot.OptionError, match="align"):
-        ingot.numpy.save_file({}, memory, align=7)  # type: ignore[call-overload]
+        ingot.numpy.save_file({}, memory, write_options={"align": 7})  # type: ignore[call-overload]
     assert memory.getvalue() == b""
 
 

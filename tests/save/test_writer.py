@@ -59,7 +59,7 @@ def names_in(folder: Path) -> list[str]:
 @pytest.mark.parametrize("suffix", [".safetensors", ".bt"])
 def test_a_filled_file_is_the_saved_one(tmp_path: Path, suffix: str) -> None:
     path = tmp_path / f"t{suffix}"
-    with ingot.Writer(path, SPECS, {"k": "v"}, durable=True) as writer:
+    with ingot.Writer(path, SPECS, {"k": "v"}, durable=True, overwrite=True) as writer:
         matrix = tensors()["matrix"]
         fill(writer, "matrix")
         writer.write("matrix", matrix[10:, ::2].numpy(), (slice(10, None), slice(None, None, 2)))
@@ -74,8 +74,8 @@ def test_a_filled_file_is_the_saved_one(tmp_path: Path, suffix: str) -> None:
 
 
 def test_room_and_alignment_are_those_of_a_saved_file(tmp_path: Path) -> None:
-    options: dict[str, Any] = {"reserve_header": 300, "align": 4096}
-    with ingot.Writer(tmp_path / "t.safetensors", SPECS, **options) as writer:
+    options: dict[str, Any] = {"write_options": {"reserve_header": 300, "align": 4096}}
+    with ingot.Writer(tmp_path / "t.safetensors", SPECS, **options, overwrite=True) as writer:
         fill(writer)
         writer.commit()
     ingot.torch.save_file(tensors(), tmp_path / "saved.safetensors", **options)
@@ -95,7 +95,7 @@ def test_specs_come_in_every_form(tmp_path: Path) -> None:
     by_class = {"bf16": (ml_dtypes.bfloat16, [4]), "f4": ("F4", [2, 4]), "u2": (numpy.uint16, (3, 1))}
     packed = {**by_class, "f4": (torch.float4_e2m1fn_x2, [2, 2])}
     for specs in (arrays, by_info, by_class, packed):
-        with ingot.Writer(tmp_path / "t", specs) as writer:
+        with ingot.Writer(tmp_path / "t", specs, overwrite=True) as writer:
             for name, array in arrays.items():
                 writer.write(name, array)
             writer.commit()
@@ -119,21 +119,21 @@ def test_specs_come_in_every_form(tmp_path: Path) -> None:
 )
 def test_specs_that_are_none_are_refused(tmp_path: Path, specs: Any, kind: Any) -> None:
     with pytest.raises(kind):
-        ingot.Writer(tmp_path / "t", specs)
+        ingot.Writer(tmp_path / "t", specs, overwrite=True)
     assert names_in(tmp_path) == []
 
 
 def test_either_specs_or_reserve(tmp_path: Path) -> None:
     for arguments in ({}, {"specs": SPECS, "reserve": 100}, {"reserve": 100, "format": "bintensors"}):
         with pytest.raises(ingot.OptionError):
-            ingot.Writer(tmp_path / "t", **arguments)  # type: ignore[arg-type]
+            ingot.Writer(tmp_path / "t", **arguments, overwrite=True)  # type: ignore[arg-type]
     assert names_in(tmp_path) == []
 
 
 def test_what_is_missing_or_written_twice_is_named(tmp_path: Path) -> None:
     path = tmp_path / "t.safetensors"
     path.write_bytes(b"old")
-    with ingot.Writer(path, SPECS) as writer:
+    with ingot.Writer(path, SPECS, overwrite=True) as writer:
         fill(writer, "matrix", "half")
         writer.write("half", tensors()["half"][:10], slice(10))
         refused: list[tuple[Callable[[], object], str, str]] = [
@@ -173,13 +173,13 @@ def test_what_is_missing_or_written_twice_is_named(tmp_path: Path) -> None:
 def test_without_a_commit_the_old_file_stays(tmp_path: Path) -> None:
     path = tmp_path / "t.safetensors"
     path.write_bytes(b"old")
-    with ingot.Writer(path, SPECS) as writer:
+    with ingot.Writer(path, SPECS, overwrite=True) as writer:
         fill(writer)
-    with pytest.raises(KeyError, match="mine"), ingot.Writer(path, SPECS) as writer:
+    with pytest.raises(KeyError, match="mine"), ingot.Writer(path, SPECS, overwrite=True) as writer:
         raise KeyError("mine")
-    lost = ingot.Writer(path, SPECS)
+    lost = ingot.Writer(path, SPECS, overwrite=True)
     with pytest.raises(ingot.StorageError) as caught:
-        ingot.Writer(path, SPECS)
+        ingot.Writer(path, SPECS, overwrite=True)
     assert caught.value.code == "busy"
     del lost
     assert path.read_bytes() == b"old"
@@ -191,7 +191,7 @@ def test_mode_and_link_are_kept(tmp_path: Path) -> None:
     path.write_bytes(b"old")
     path.chmod(0o604)
     link.symlink_to(path.name)
-    with ingot.Writer(link, SPECS) as writer:
+    with ingot.Writer(link, SPECS, overwrite=True) as writer:
         fill(writer)
         writer.commit()
     assert link.is_symlink()
@@ -203,7 +203,7 @@ def test_threads_fill_one_file(tmp_path: Path) -> None:
     path = tmp_path / "t.safetensors"
     whole = torch.arange(64 * 1000.0).reshape(64, 1000)
     refused = []
-    with ingot.Writer(path, {"whole": whole}) as writer:
+    with ingot.Writer(path, {"whole": whole}, overwrite=True) as writer:
 
         def work(seed: int) -> None:
             rows = list(range(64))
@@ -245,7 +245,9 @@ say(won)
 def test_processes_fill_one_file_and_of_those_that_meet_one_wins(tmp_path: Path) -> None:
     path = tmp_path / "t.safetensors"
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    with ingot.Writer(path, {"rows": ("F32", [96, 40]), "columns": ("F32", [96, 40])}) as writer:
+    with ingot.Writer(
+        path, {"rows": ("F32", [96, 40]), "columns": ("F32", [96, 40])}, overwrite=True
+    ) as writer:
         guests = [
             subprocess.Popen(
                 [sys.executable, "-c", PRELUDE + GUEST, str(path), str(rank), "4"],
@@ -271,7 +273,7 @@ def test_a_guest_may_commit_and_leaving_takes_nothing_away(tmp_path: Path) -> No
     with pytest.raises(ingot.StorageError) as caught:
         ingot.Writer.join(path)
     assert caught.value.code == "nothing-to-join"
-    writer = ingot.Writer(path, SPECS)
+    writer = ingot.Writer(path, SPECS, overwrite=True)
     with ingot.Writer.join(path) as guest:
         fill(guest, "mask")
     with ingot.Writer.join(path) as guest:
@@ -281,7 +283,7 @@ def test_a_guest_may_commit_and_leaving_takes_nothing_away(tmp_path: Path) -> No
         writer.write("mask", tensors()["mask"])
     writer.close()
     assert len(safetensors.torch.load_file(path)) == 5
-    with ingot.Writer(path, SPECS) as writer:
+    with ingot.Writer(path, SPECS, overwrite=True) as writer:
         guest = ingot.Writer.join(path)
     with pytest.raises(ingot.StorageError) as caught:
         fill(guest)
@@ -296,7 +298,7 @@ writer = ingot.Writer.join(sys.argv[1])
 writer.write("a", numpy.ones(4, "f4"))
 os.kill(os.getpid(), signal.SIGKILL)
 """
-    with ingot.Writer(path, {"a": ("F32", [4]), "b": ("F32", [4])}) as writer:
+    with ingot.Writer(path, {"a": ("F32", [4]), "b": ("F32", [4])}, overwrite=True) as writer:
         assert run(program, path).signal == "SIGKILL"
         with pytest.raises(ingot.SaveError, match="`b`") as caught:
             writer.commit()
@@ -333,7 +335,7 @@ aside.close()
 def test_a_forked_child_has_to_join(tmp_path: Path) -> None:
     path = tmp_path / "t.safetensors"
     program = """
-writer = ingot.Writer(sys.argv[1], {"a": ("F32", [4])})
+writer = ingot.Writer(sys.argv[1], {"a": ("F32", [4])}, overwrite=True)
 child = os.fork()
 if child == 0:
     try:
@@ -352,14 +354,14 @@ say(ingot.numpy.load_file(sys.argv[1])["a"].tolist())
 """
     assert run(program, path).said() == [1.0] * 4
     with pytest.raises(ingot.ClosedError):
-        pickle.dumps(ingot.Writer(path, SPECS))
+        pickle.dumps(ingot.Writer(path, SPECS, overwrite=True))
 
 
 KILLED = """
 path = sys.argv[1]
 say("ready")
 for turn in range(10**9):
-    with ingot.Writer(path, {"a": ("F32", [1000]), "b": ("F32", [100_000])}) as writer:
+    with ingot.Writer(path, {"a": ("F32", [1000]), "b": ("F32", [100_000])}, overwrite=True) as writer:
         for row in range(10):
             rows = slice(100 * row, 100 * row + 100)
             writer.write("a", numpy.full(100, turn, numpy.float32), rows)
@@ -388,7 +390,7 @@ def test_a_writer_killed_at_any_moment_leaves_a_whole_file(tmp_path: Path) -> No
         found = safetensors.numpy.load_file(path)
         assert len({*found["a"], *found["b"]}) == 1
     # Nobody holds it, so there is nothing to join, and the next writer cleans up.
-    with ingot.Writer(path, SPECS) as last:
+    with ingot.Writer(path, SPECS, overwrite=True) as last:
         fill(last)
         last.commit()
     assert names_in(tmp_path) == ["t.safetensors"]
@@ -398,7 +400,7 @@ def test_tensors_are_appended_until_the_header_is_full(tmp_path: Path) -> None:
     path = tmp_path / "t.safetensors"
     path.write_bytes(b"old")
     expected = {}
-    with ingot.Writer(path, metadata={"k": "v"}, reserve=2000) as writer:
+    with ingot.Writer(path, metadata={"k": "v"}, reserve=2000, overwrite=True) as writer:
 
         def go_on() -> None:
             for step in range(1000):
@@ -425,8 +427,8 @@ def test_tensors_are_appended_until_the_header_is_full(tmp_path: Path) -> None:
         for name, array in expected.items():
             assert numpy.array_equal(file.get_tensor(name), array)
     with pytest.raises(ingot.SaveError):
-        ingot.Writer(path, reserve=200_000_000)
-    with ingot.Writer(path, reserve=1000) as writer:
+        ingot.Writer(path, reserve=200_000_000, overwrite=True)
+    with ingot.Writer(path, reserve=1000, overwrite=True) as writer:
         writer.write("a", numpy.zeros(1))
     assert len(safetensors.numpy.load_file(path)) == len(expected)
     assert names_in(tmp_path) == ["t.safetensors"]
@@ -441,7 +443,7 @@ forget_peak()
 before = memory("VmRSS")
 specs = {f"t{n}": ("U8", [nbytes]) for n in range(count)}
 options = {"specs": specs} if sys.argv[2] == "specs" else {"reserve": 1 << 20}
-with ingot.Writer(sys.argv[1], **options) as writer:
+with ingot.Writer(sys.argv[1], **options, overwrite=True) as writer:
     for n in range(count):
         writer.write(f"t{n}", numpy.full(nbytes, n, numpy.uint8))
     writer.commit()

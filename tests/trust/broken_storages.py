@@ -134,7 +134,7 @@ def ways(folder: Path) -> dict[str, Callable[[torch.Tensor], object]]:
     def filled(**options: Any) -> Callable[[torch.Tensor], object]:
         def fill(tensor: torch.Tensor) -> None:
             declared = {} if "reserve" in options else {"specs": {NAME: (tensor.dtype, tensor.shape)}}
-            with ingot.Writer(path, **declared, **options) as writer:
+            with ingot.Writer(path, **declared, **options, overwrite=True) as writer:
                 writer.write(NAME, tensor)
                 writer.commit()
 
@@ -172,18 +172,18 @@ def ways(folder: Path) -> dict[str, Callable[[torch.Tensor], object]]:
         "save-file": save(),
         "durable": save(durable=True),
         "in-place": save(atomic=False),
-        "forced": save(replace_read_only=True),
+        "forced": save(write_options={"replace_read_only": True}),
         "alias": save(shared="alias"),
         "copy": save(shared="copy"),
         "twice": lambda tensor: ingot.torch.save_file({NAME: tensor, "same": tensor}, path, shared="alias"),
         "checksums": save(checksums=True),
         "both-checksums": save(checksums=["sha256", "modelspec"]),
-        "aligned": save(align=4096, reserve_header=100),
+        "aligned": save(write_options={"align": 4096, "reserve_header": 100}),
         "progress": save(progress=lambda done, total: None),
         "bt": lambda tensor: ingot.torch.save_file(both(tensor), small),
         "background": later(),
         "background-checksums": later(checksums=True),
-        "background-in-place": later(snapshot=False, atomic=False),
+        "background-in-place": later(write_options={"snapshot": False}, atomic=False),
         "model": lambda tensor: ingot.torch.save_model(module_of(tensor), path),
         "sharded": lambda tensor: ingot.torch.save_sharded(
             both(tensor), folder / "sharded", 8, overwrite=True

@@ -123,12 +123,12 @@ def ways(framework: str, folder: Path) -> dict[str, Callable[[Any], object]]:
         return file.getvalue()
 
     def appended(tensor: Any) -> None:
-        with ingot.Writer(path, reserve=1000) as writer:
+        with ingot.Writer(path, reserve=1000, overwrite=True) as writer:
             writer.write(NAME, tensor)
             writer.commit()
 
     def declared(tensor: Any) -> None:
-        with ingot.Writer(path, {NAME: tensor}) as writer:
+        with ingot.Writer(path, {NAME: tensor}, overwrite=True) as writer:
             writer.write(NAME, tensor)
             writer.commit()
 

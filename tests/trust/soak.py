@@ -168,9 +168,13 @@ class Trainer:
             )
         elif way == "at once":
             large = state(self.step, is_large=True)
-            saved = ingot.torch.save_file(large, path, background=True, snapshot=False, **options)
+            saved = ingot.torch.save_file(
+                large, path, background=True, write_options={"snapshot": False}, **options
+            )
         elif way == "staged":
-            saved = ingot.torch.save_file(self.weights, path, background=True, snapshot=False, **options)
+            saved = ingot.torch.save_file(
+                self.weights, path, background=True, write_options={"snapshot": False}, **options
+            )
             saved.staged.result()
         else:
             sealed = {"checksums": True} if way == "sealed" else {}

@@ -146,7 +146,7 @@ def test_a_full_disk_is_reported_of_the_file_that_was_asked_for(
     one, shard = folder / "m.safetensors", folder / "model-00001-of-00002.safetensors"
 
     def fill() -> None:
-        with ingot.Writer(one, {"b": arrays["b"]}) as writer:
+        with ingot.Writer(one, {"b": arrays["b"]}, overwrite=True) as writer:
             writer.write("b", arrays["b"])
             writer.commit()
 

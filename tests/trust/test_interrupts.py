@@ -176,12 +176,12 @@ ingot.numpy.save({"a": numpy.ones((2, 2)).T})
 null = open("/dev/null", "wb", buffering=0)
 
 def append():
-    with ingot.Writer(path, reserve=1000) as writer:
+    with ingot.Writer(path, reserve=1000, overwrite=True) as writer:
         writer.write("a", array)
         writer.commit()
 
 def fill():
-    with ingot.Writer(path, {"a": ("U8", [2 << 30])}) as writer:
+    with ingot.Writer(path, {"a": ("U8", [2 << 30])}, overwrite=True) as writer:
         writer.write("a", array)
         writer.commit()
 

@@ -9,6 +9,7 @@ import os
 import pickle
 import struct
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -134,7 +135,12 @@ def test_saves_in_the_background_keep_digests(
     }
     path = tmp_path / "file.safetensors"
     save = ingot.torch.save_file(
-        tensors, path, background=True, snapshot=snapshot, durable=durable, checksums=checksums
+        tensors,
+        path,
+        background=True,
+        write_options={"snapshot": snapshot},
+        durable=durable,
+        checksums=checksums,
     )
     save.result()
     report = ingot.verify(path, raises=False)
@@ -147,20 +153,20 @@ def test_saves_in_the_background_keep_digests(
     ("suffix", "options"),
     [
         ("safetensors", {"atomic": False}),
-        ("safetensors", {"align": 4096}),
-        ("safetensors", {"reserve_header": 5000}),
+        ("safetensors", {"write_options": {"align": 4096}}),
+        ("safetensors", {"write_options": {"reserve_header": 5000}}),
         ("bt", {"atomic": False}),
     ],
 )
 def test_digests_go_with_the_other_options(
-    tmp_path: Path, tensors: dict[str, torch.Tensor], suffix: str, options: dict[str, int]
+    tmp_path: Path, tensors: dict[str, torch.Tensor], suffix: str, options: dict[str, Any]
 ) -> None:
     path = tmp_path / f"file.{suffix}"
     path.write_bytes(b"what was there before, and longer than nothing")
     ingot.torch.save_file(tensors, path, checksums=True, **options)
     assert ingot.verify(path).algorithm == "blake3"
     assert ingot.verify(path).ok
-    if "align" in options:
+    if "align" in options.get("write_options", {}):
         (length,) = struct.unpack("<Q", path.read_bytes()[:8])
         assert (8 + length) % 4096 == 0
 
@@ -304,7 +310,7 @@ def test_metadata_that_is_given_is_all_that_a_file_made_of_others_has(
     ingot.torch.save_file(tensors, written, ingot.inspect(source).metadata)
     path.write_bytes(written.getvalue())
     assert ingot.inspect(path).metadata == {"a": "b"}
-    writer = ingot.Writer(path, {"x": ("F32", [1])}, metadata=ingot.inspect(source).metadata)
+    writer = ingot.Writer(path, {"x": ("F32", [1])}, metadata=ingot.inspect(source).metadata, overwrite=True)
     with writer:
         writer.write("x", np.ones(1, np.float32))
         writer.commit()

@@ -82,7 +82,7 @@ def test_an_open_file_given_for_a_path_says_what_takes_it(file: Path) -> None:
             for call in (
                 ingot.warm,
                 lambda path: ingot.update_metadata(path, {}),
-                lambda path: ingot.Writer(path, {}),
+                lambda path: ingot.Writer(path, {}, overwrite=True),
                 lambda path: ingot.merge([file], path),
                 lambda path: ingot.split(file, path),
             ):

@@ -155,7 +155,7 @@ class Sequence:
             with path.open("wb") as out:
                 ingot.torch.save_file(tensors, out, texts, shared="copy")
         elif way == "writer":
-            with ingot.Writer(path, tensors, texts) as writer:
+            with ingot.Writer(path, tensors, texts, overwrite=True) as writer:
                 for name, tensor in tensors.items():
                     writer.write(name, tensor)
                 writer.commit()
@@ -272,9 +272,9 @@ class Sequence:
 
     def edited(self, file: File) -> File:
         if file.is_file:
-            in_place = self.random.random() < 0.5
+            atomic = self.random.random() < 0.5
             pairs = {"step": str(self.random.randrange(3)) * self.random.choice([1, 1000])}
-            ingot.update_metadata(file.path, pairs, ["format"], in_place=in_place)
+            ingot.update_metadata(file.path, pairs, ["format"], atomic=atomic)
         return file
 
     # --- what has to hold ---

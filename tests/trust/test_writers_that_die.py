@@ -34,7 +34,7 @@ ENVIRONMENT = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
 # Begins the file and writes the first of its rows, all of one value.
 CREATOR = f"""
 path, rows, value = sys.argv[1], int(sys.argv[2]), float(sys.argv[3])
-writer = ingot.Writer(path, {{"rows": ("F32", [{ROWS}, 8])}})
+writer = ingot.Writer(path, {{"rows": ("F32", [{ROWS}, 8])}}, overwrite=True)
 for row in range(rows):
     writer.write("rows", numpy.full(8, value, "f4"), row)
 """
@@ -118,7 +118,7 @@ def test_two_runs_are_not_mixed_by_those_who_join_without_a_creator(path: Path, 
         assert 'orphaned="finish"' in str(error)
     assert set(values(path)) == {0.0}
     # The next run begins anew, and its helpers join that.
-    with ingot.Writer(path, SPECS) as writer, ingot.Writer.join(path) as guest:
+    with ingot.Writer(path, SPECS, overwrite=True) as writer, ingot.Writer.join(path) as guest:
         assert fill(guest, 2.0) == list(range(ROWS))
         writer.commit()
     assert set(values(path)) == {2.0}
@@ -133,7 +133,7 @@ def test_a_file_is_finished_in_the_place_of_its_creator_when_that_is_asked_for(
     orphan(path, rows)
     with ingot.Writer.join(path, orphaned="finish") as writer:
         # It is the creator now: it keeps others from beginning the file, and they may join.
-        assert refusal(lambda: ingot.Writer(path, SPECS)).code == "busy"
+        assert refusal(lambda: ingot.Writer(path, SPECS, overwrite=True)).code == "busy"
         with ingot.Writer.join(path) as guest:
             assert fill(guest, 2.0) == list(range(rows, ROWS))
         if commits:
@@ -144,7 +144,7 @@ def test_a_file_is_finished_in_the_place_of_its_creator_when_that_is_asked_for(
 
 
 def test_to_finish_what_its_creator_fills_is_to_join(path: Path) -> None:
-    with ingot.Writer(path, SPECS) as writer:
+    with ingot.Writer(path, SPECS, overwrite=True) as writer:
         with ingot.Writer.join(path, orphaned="finish") as guest:
             fill(guest, 3.0)
         assert set(values(path)) == {0.0}
@@ -163,7 +163,7 @@ def test_those_who_had_joined_do_not_go_on_without_the_creator(path: Path, rows:
     for guest in guests:
         for call in (guest.commit, lambda guest=guest: guest.write("rows", numpy.zeros((0, 8), "f4"), [])):
             assert refusal(call).code == "orphaned"
-        assert refusal(lambda: ingot.Writer(path, SPECS)).code == "busy"
+        assert refusal(lambda: ingot.Writer(path, SPECS, overwrite=True)).code == "busy"
         # What it cleans up is not what they may still finish.
         ingot.numpy.save_file({"rows": numpy.zeros((ROWS, 8), "f4")}, path)
         if guest is not guests[-1]:
@@ -257,7 +257,8 @@ def test_a_fork_of_the_creator_is_not_the_creator(path: Path, kind: str) -> None
     makes = {
         "writer": CREATOR,
         "guest": CREATOR + "owner, writer = writer, ingot.Writer.join(path)\n",
-        "appender": 'writer = ingot.Writer(sys.argv[1], reserve=1000)\nwriter.write("a", numpy.zeros(3))\n',
+        "appender": "writer = ingot.Writer(sys.argv[1], reserve=1000, overwrite=True)\n"
+        'writer.write("a", numpy.zeros(3))\n',
     }
     with running(makes[kind] + FORKS, path, 4, 1.0) as creator:
         # Its child waits for a pipe that ends with it, and is asked before that is noticed.
@@ -266,7 +267,7 @@ def test_a_fork_of_the_creator_is_not_the_creator(path: Path, kind: str) -> None
         killed(creator)
         expected = "nothing-to-join" if kind == "appender" else "orphaned"
         assert refusal(lambda: ingot.Writer.join(path)).code == expected
-        with ingot.Writer(path, SPECS) as writer:
+        with ingot.Writer(path, SPECS, overwrite=True) as writer:
             fill(writer, 2.0)
             writer.commit()
         assert select.select([creator.stdout], [], [], 60)[0]
@@ -338,7 +339,7 @@ def state(pid: int) -> str:
 @pytest.mark.parametrize("orphaned", ["refuse", "finish"])
 def test_where_there_are_no_locks_nobody_joins(path: Path, orphaned: str) -> None:
     program = """
-writer = ingot.Writer(sys.argv[1], {"a": ("F32", [4])})
+writer = ingot.Writer(sys.argv[1], {"a": ("F32", [4])}, overwrite=True)
 try:
     ingot.Writer.join(sys.argv[1], orphaned=sys.argv[2])
 except ingot.StorageError as error:
@@ -365,7 +366,7 @@ def notes(path: Path) -> Path:
 def test_no_byte_of_what_writers_note_can_change_or_go_without_an_error(path: Path) -> None:
     # More values of each byte of a record are tried in Rust.
     chance = random.Random(1)
-    writer = ingot.Writer(path, SPECS)
+    writer = ingot.Writer(path, SPECS, overwrite=True)
     for row in range(3):
         writer.write("rows", numpy.full(8, 1, "f4"), row)
     whole = notes(path).read_bytes()
@@ -395,7 +396,7 @@ def test_no_byte_of_what_writers_note_can_change_or_go_without_an_error(path: Pa
 def test_what_the_system_says_of_the_journal_is_passed_on(path: Path, does: str, call: str) -> None:
     program = """
 path, does = sys.argv[1:]
-writer = ingot.Writer(path, {"a": ("F32", [4])})
+writer = ingot.Writer(path, {"a": ("F32", [4])}, overwrite=True)
 calls = {
     "write": lambda: writer.write("a", numpy.ones(4, "f4")),
     "commit": writer.commit,

@@ -37,7 +37,9 @@ def savers(path: str, durable: bool, **options: Any) -> Writers:
         "small": lambda: save(SMALL),
         "large": lambda: save(LARGE),
         "background": lambda: save(LARGE, background=True),
-        "background without snapshot": lambda: save(SMALL, background=True, snapshot=False),
+        "background without snapshot": lambda: save(
+            SMALL, background=True, write_options={"snapshot": False}
+        ),
         "checksums": lambda: save(SMALL, checksums=True),
         "large with checksums": lambda: save(LARGE, checksums=["sha256", "modelspec"]),
         "bintensors": lambda: save(SMALL, format="bintensors"),
@@ -60,8 +62,8 @@ def writers(path: str, durable: bool) -> Writers:
         "merge": lambda: ingot.merge(["model.safetensors", "other.safetensors"], path, **anew),
         "rewrite": lambda: ingot.rewrite("other.safetensors", path, rename=str.upper, **anew),
         "download": lambda: ingot.download(os.environ["URL"], path, **anew),
-        "writer": lambda: fill(ingot.Writer(path, SMALL, durable=durable)),
-        "appender": lambda: fill(ingot.Writer(path, reserve=500, durable=durable)),
+        "writer": lambda: fill(ingot.Writer(path, SMALL, durable=durable, overwrite=True)),
+        "appender": lambda: fill(ingot.Writer(path, reserve=500, durable=durable, overwrite=True)),
     }
 
 

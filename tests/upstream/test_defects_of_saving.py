@@ -116,7 +116,7 @@ def fifo_is_still_a_fifo(folder: Path) -> bool:
 READ_ONLY = """
 become_nobody()
 found = []
-for options in ({}, {"atomic": False}, {"replace_read_only": True}):
+for options in ({}, {"atomic": False}, {"write_options": {"replace_read_only": True}}):
     try:
         found.append(ingot.numpy.save_file({"a": numpy.ones(3)}, "t", **options))
     except PermissionError as fault:

@@ -13,7 +13,7 @@ use crate::header::{TensorInfo, leniency_of, texts};
 use crate::intake::{Exporter, borrowed, metadata};
 use crate::open::Checkpoint;
 use crate::paths::file_path;
-use crate::serialize::{existing, format_of, save_options};
+use crate::serialize::{existing, format_of, keep, save_options};
 use crate::shards;
 use crate::watch::Signals;
 
@@ -26,12 +26,13 @@ pub(crate) fn update_metadata(
     remove: Vec<String>,
     in_place: bool,
     durable: bool,
+    progress: Option<Bound<'_, PyAny>>,
 ) -> PyResult<&'static str> {
     let path = file_path(path)?;
     let pairs = metadata(Some(set))?.unwrap_or_default();
     let way = if in_place { Way::InPlace } else { Way::Rewrite };
     let options = save_options(durable, Replace::Atomic, false);
-    let edited = Signals::detach(py, |signals| {
+    let edited = Signals::telling(progress).run(py, |signals| {
         let change = MetadataChange {
             set: &borrowed(&pairs),
             remove: &remove.iter().map(String::as_str).collect::<Vec<_>>(),
@@ -53,13 +54,15 @@ pub(crate) fn replace_tensor(
     tensor: &Bound<'_, PyAny>,
     payload: &Bound<'_, PyAny>,
     durable: bool,
+    progress: Option<Bound<'_, PyAny>>,
 ) -> PyResult<()> {
     let path = file_path(path)?;
     let items = [(name.clone(), tensor.clone())];
     let exporter = Exporter::new(None, payload);
     let options = save_options(durable, Replace::Atomic, false);
     for (name, new) in exporter.take(&items)? {
-        let replaced = Signals::detach(payload.py(), |signals| {
+        let signals = Signals::telling(progress.clone());
+        let replaced = signals.run(payload.py(), |signals| {
             ingot_io::replace_tensor(
                 &path,
                 name,
@@ -239,9 +242,8 @@ impl Sources {
 
     /// Writes a file of `picks`: a source, the number of a tensor in the order of its data, the name in the new file.
     #[pyo3(signature = (
-        path, picks, metadata, format, *, inherit = false, reserve = 0, align = 8, durable = true, overwrite = false,
-        replace_read_only = false,
-        progress = None,
+        path, picks, metadata, format, *, inherit = false, checksums = Vec::new(), reserve = 0, align = 8,
+        durable = true, overwrite = false, replace_read_only = false, progress = None,
     ))]
     #[allow(clippy::too_many_arguments, reason = "one for each keyword that Python has")]
     fn write(
@@ -252,6 +254,7 @@ impl Sources {
         metadata: Option<&Bound<'_, PyAny>>,
         format: &str,
         inherit: bool,
+        checksums: Vec<String>,
         reserve: u64,
         align: u64,
         durable: bool,
@@ -267,8 +270,10 @@ impl Sources {
         let picks = self.picks(&picks)?;
         let inherit = if inherit {
             Inherit::Digests
-        } else {
+        } else if checksums.is_empty() {
             Inherit::Nothing
+        } else {
+            Inherit::Computed(keep(&checksums)?)
         };
         Signals::telling(progress).run(py, |signals| {
             let pairs = pairs.as_deref().map(borrowed);

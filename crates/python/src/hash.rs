@@ -117,7 +117,7 @@ pub(crate) fn sha256(py: Python<'_>, hex: &str) -> PyResult<Digest> {
                 Quoted(hex)
             );
             let facts = PyDict::new(py);
-            facts.set_item("code", "unknown-expected_sha256")?;
+            facts.set_item("code", "invalid-sha256")?;
             facts.set_item("found", hex)?;
             Err(exception(py, "OptionError", &message, Some(&facts))?)
         },

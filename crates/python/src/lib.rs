@@ -68,6 +68,8 @@ mod _native {
     #[pymodule_export]
     use crate::prefetch::Stream;
     #[pymodule_export]
+    use crate::remote::check_storage_options;
+    #[pymodule_export]
     use crate::serialize::{NewFile, prepare, serialize, stream};
     #[pymodule_export]
     use crate::shards::ShardIndex;

@@ -25,7 +25,7 @@ pub(crate) fn remote_options(given: Option<&Bound<'_, PyDict>>) -> PyResult<Remo
         seen: Vec::new(),
     };
     reading.read_all(given)?;
-    let refuse = |why: &str| Err(exception(py, "OptionError", why, None)?);
+    let refuse = |why: &str| Err(misfit(py, why));
     let mut options = reading.options;
     options.access_key = match (reading.id, reading.secret) {
         (Some(id), Some(secret)) => Some((id, secret)),
@@ -41,6 +41,22 @@ pub(crate) fn remote_options(given: Option<&Bound<'_, PyDict>>) -> PyResult<Remo
         return refuse("storage_options: allow_http is False, and the endpoint is one of http://");
     }
     Ok(options)
+}
+
+/// Raises for `storage_options` that are none. See `_native.pyi`.
+#[pyfunction]
+pub(crate) fn check_storage_options(given: &Bound<'_, PyDict>) -> PyResult<()> {
+    remote_options(Some(given)).map(drop)
+}
+
+/// An error about `storage_options`.
+fn misfit(py: Python<'_>, message: &str) -> PyErr {
+    let make = || -> PyResult<PyErr> {
+        let facts = PyDict::new(py);
+        facts.set_item("code", "storage-option")?;
+        exception(py, "OptionError", message, Some(&facts))
+    };
+    make().unwrap_or_else(|failure| failure)
 }
 
 /// Options as they are read.
@@ -74,7 +90,7 @@ impl Reading<'_> {
             })?;
             if let Some((_, other)) = self.seen.iter().find(|seen| seen.0 == name) {
                 let why = format!("storage_options: {other} and {given} are the same option");
-                return Err(exception(value.py(), "OptionError", &why, None)?);
+                return Err(misfit(value.py(), &why));
             }
             if name != "client_kwargs" {
                 self.seen.push((name, given));
@@ -160,7 +176,7 @@ fn unknown(py: Python<'_>, name: &str) -> PyErr {
         ingot_format::Quoted(name),
         known.join(", ")
     );
-    exception(py, "OptionError", &message, None).unwrap_or_else(|failure| failure)
+    misfit(py, &message)
 }
 
 fn mistyped(value: &Bound<'_, PyAny>, name: &str, fault: &PyErr) -> PyErr {
@@ -170,7 +186,7 @@ fn mistyped(value: &Bound<'_, PyAny>, name: &str, fault: &PyErr) -> PyErr {
     if fault.is_instance_of::<PyTypeError>(py) {
         return PyTypeError::new_err(message);
     }
-    exception(py, "OptionError", &message, None).unwrap_or_else(|failure| failure)
+    misfit(py, &message)
 }
 
 /// Configurations of object_store are texts throughout.

@@ -22,7 +22,7 @@ use crate::watch::Signals;
 
 /// Takes over all that goes into a file. See `_native.pyi`.
 #[pyfunction]
-#[pyo3(signature = (path, tensors, payload, metadata, format, *, export = None, shared = "copy", views = None, reserve = 0, align = 8, durable = true, atomic = true, replace_read_only = false, checksums = Vec::new()))]
+#[pyo3(signature = (path, tensors, payload, metadata, format, *, export = None, shared = "copy", views = None, reserve = 0, align = 8, durable = true, overwrite = true, atomic = true, replace_read_only = false, checksums = Vec::new()))]
 #[allow(clippy::too_many_arguments, reason = "one for each keyword that Python has")]
 pub(crate) fn prepare(
     path: &Bound<'_, PyAny>,
@@ -36,6 +36,7 @@ pub(crate) fn prepare(
     reserve: u64,
     align: u64,
     durable: bool,
+    overwrite: bool,
     atomic: bool,
     replace_read_only: bool,
     checksums: Vec<String>,
@@ -49,11 +50,14 @@ pub(crate) fn prepare(
     };
     let pairs = metadata_of_new(metadata, views)?;
     let contents = Contents::new(&items(tensors)?, &exporter, pairs, form, shared, Some(&path))?;
-    let options = save_options(
-        durable,
-        if atomic { Replace::Atomic } else { Replace::InPlace },
-        replace_read_only,
-    );
+    let replace = if !overwrite {
+        Replace::Nothing
+    } else if atomic {
+        Replace::Atomic
+    } else {
+        Replace::InPlace
+    };
+    let options = save_options(durable, replace, replace_read_only);
     Ok(NewFile {
         path,
         head: contents.head,
@@ -331,7 +335,7 @@ fn laid_out(
 }
 
 /// The digests of these names, which a file is to keep.
-fn keep(names: &[String]) -> PyResult<Keep> {
+pub(crate) fn keep(names: &[String]) -> PyResult<Keep> {
     let mut keep = Keep::default();
     for name in names {
         match Algorithm::from_name(name) {

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Generic, TypeVar, overload
 
 from ingot import _native
-from ingot._base.checks import known_format, named, texts
-from ingot._base.options import Loading, Saving, takes
+from ingot._base.checks import named
+from ingot._base.options import Loading, Saving, checked, takes
 from ingot._read import door
 from ingot._read import load as _load
 from ingot._read.load import chosen
@@ -239,13 +239,9 @@ class Whole(Generic[Tensor]):
         OptionError
             `format` is not one of the two.
         """
-        return _native.serialize(
-            named(tensors, value=self._value),
-            self._payload,
-            texts(metadata),
-            known_format(format),
-            export=self._export,
-        )
+        given = checked(self.save, {"metadata": metadata, "format": format})
+        own = named(tensors, value=self._value)
+        return _native.serialize(own, self._payload, **given, export=self._export)
 
     @overload
     def save_file(
@@ -269,7 +265,7 @@ class Whole(Generic[Tensor]):
         **options: Unpack[SaveOptions],
     ) -> None: ...
 
-    @takes(SaveOptions)
+    @takes(SaveOptions, overwrite=True)
     def save_file(
         self,
         tensors: Mapping[str, Tensor],
@@ -306,29 +302,22 @@ class Whole(Generic[Tensor]):
         Raises
         ------
         OSError
-            The file or its directory cannot be opened for writing.
+            The file or its directory cannot be opened for writing. `FileExistsError` if the file exists and
+            `overwrite` is False.
         StorageError
-            Writing failed. What stood under that name before still stands there if `atomic`.
+            Writing failed. An existing file is unchanged unless `atomic` is False.
         TypeError, SaveError, OptionError
             As `save` does, and before the disk is touched.
         """
-        return self.saved(tensors, filename, metadata, Saving.of(self.save_file, options), background)
+        how = Saving.of(self.save_file, options, metadata=metadata, background=background)
+        return self.saved(tensors, filename, how)
 
-    def saved(
-        self,
-        tensors: Mapping[str, Any],
-        filename: Path | Writable,
-        metadata: Mapping[str, str] | None,
-        how: Saving,
-        background: bool,
-    ) -> SaveFuture | None:
+    def saved(self, tensors: Mapping[str, Any], filename: Path | Writable, how: Saving) -> SaveFuture | None:
         """What `save_file` does, also where its first argument has another name."""
         return write_file(
             filename,
             named(tensors, value=self._value),
             self._payload,
-            metadata,
             how,
             export=self._export,
-            background=background,
         )

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from os import environ, fsdecode
+from os.path import basename
 from typing import NamedTuple
 
-from ingot._native import check_destination
+from ingot._native import check_destination, check_storage_options
 from ingot.errors import OptionError, SaveError
-from ingot.typing import StorageOptions
+from ingot.typing import StorageOptions, WriteOptions
 
 from .dtypes import F4_PACKED, IN_FILES, code_of, meant, word_of
 from .text import _quoted
@@ -67,9 +68,15 @@ NAMES = {name: name for name in (*OPTIONS, *OTHER_NAMES)} | {
 FLOATS = ("F64", "F32", "F16", "BF16", "F8_E4M3", "F8_E5M2", "F8_E4M3FNUZ", "F8_E5M2FNUZ")
 
 
+BACKENDS = ("auto", "mmap", "pread")
 FORMATS = ("safetensors", "bintensors")
 ALIGNMENTS = (8, 64, 4096)
 SNAPSHOTS = ("host", "device")
+UNITS = {"KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
+# Where the number of a file goes in a `filename_pattern`.
+SUFFIX = "{suffix}"
+_INFINITE = float("inf")
+_HEX_DIGITS = frozenset("0123456789abcdefABCDEF")
 TENSOR_CHECKSUMS = ("blake3", "sha256", "xxh3", "xxh3_128")
 
 
@@ -173,7 +180,14 @@ def known_checksums(checksums: Checksums) -> list[str]:
     """The names in `checksums`: one of the tensors at most, and ModelSpec's."""
     if checksums is True:
         return ["blake3"]
-    given = [checksums] if isinstance(checksums, str) else list(checksums or ())
+    if not checksums:
+        return []
+    if not isinstance(checksums, str | list | tuple):
+        raise TypeError(
+            "checksums must be a bool, a str, a list or tuple of str, or None, "
+            f"found {type(checksums).__name__}"
+        )
+    given: list[str] = [checksums] if isinstance(checksums, str) else [*checksums]
     names = list(dict.fromkeys(one_of("checksums", name, (*TENSOR_CHECKSUMS, "modelspec")) for name in given))
     of_tensors = [name for name in names if name != "modelspec"]
     if len(of_tensors) > 1:
@@ -188,7 +202,7 @@ def known_checksums(checksums: Checksums) -> list[str]:
 
 def alignment(align: int) -> int:
     """`align`, which must be one of the choices."""
-    if align not in ALIGNMENTS:
+    if isinstance(align, bool) or align not in ALIGNMENTS:
         raise OptionError(
             f"align {align!r} is unknown: expected one of {', '.join(map(str, ALIGNMENTS))}",
             code="unknown-align",
@@ -198,17 +212,22 @@ def alignment(align: int) -> int:
     return align
 
 
-def room(nbytes: int) -> int:
-    """`nbytes` to reserve in a header, which must be a number of bytes."""
-    if isinstance(nbytes, bool) or not hasattr(nbytes, "__index__"):
-        raise TypeError(f"bytes to reserve must be an int, found {type(nbytes).__name__}")
+def room(nbytes: int, option: str = "reserve_header") -> int:
+    """Return `nbytes` to reserve in a header, which must be a number of bytes."""
+    nbytes = _whole(option, nbytes)
     if not 0 <= nbytes < 2**63:
         raise OptionError(
-            f"cannot reserve {nbytes} bytes: expected 0 or more, and less than 2^63",
+            f"{option}: cannot reserve {nbytes} bytes: expected 0 or more, and less than 2^63",
             code="invalid-reserve",
             found=nbytes,
         )
     return nbytes
+
+
+def _whole(option: str, number: Any, or_none: str = "") -> int:
+    if isinstance(number, bool) or not hasattr(number, "__index__"):
+        raise TypeError(f"{option} must be an int{or_none}, found {type(number).__name__}")
+    return int(number.__index__())
 
 
 def known_format(format: str) -> str:
@@ -234,17 +253,25 @@ class Existing(NamedTuple):
     overwrite: bool = False
     replace_read_only: bool = False
 
+    def options(self) -> dict[str, Any]:
+        """Return them as the options that functions take."""
+        rare: WriteOptions = {"replace_read_only": self.replace_read_only}
+        return {"overwrite": self.overwrite, "write_options": rare}
+
     def check(self, path: str) -> None:
         """Raise what a save to `path` would raise if the file that is there may not be replaced."""
         check_destination(path, **self._asdict())
+
+
+def checked_backend(backend: str) -> str:
+    return one_of("backend", backend, BACKENDS)
 
 
 def checked_threads(threads: int | None) -> int | None:
     """`threads`, which must be a number of them or None."""
     if threads is None:
         return None
-    if not isinstance(threads, int) or isinstance(threads, bool):
-        raise TypeError(f"threads must be an int or None, found {type(threads).__name__}")
+    threads = _whole("threads", threads, " or None")
     if threads < 1:
         raise OptionError(
             f"threads {threads} is no number of threads: expected 1 or more",
@@ -253,6 +280,105 @@ def checked_threads(threads: int | None) -> int | None:
             found=threads,
         )
     return threads
+
+
+def checked_max_header_size(nbytes: int | None) -> int | None:
+    """Return `nbytes`, which must be a number of bytes or None."""
+    if nbytes is None:
+        return None
+    nbytes = _whole("max_header_size", nbytes, " or None")
+    if not 1 <= nbytes < 2**63:
+        raise OptionError(
+            f"max_header_size {nbytes} is not a size: expected a number of bytes above 0",
+            code="invalid-size",
+            expected="1 or more",
+            found=nbytes,
+        )
+    return nbytes
+
+
+def checked_storage_options(given: StorageOptions | None) -> StorageOptions | None:
+    """Return `given`, which must be a dict of known options or None."""
+    if given is not None:
+        if not isinstance(given, dict):
+            raise TypeError(f"storage_options must be a dict or None, found {type(given).__name__}")
+        check_storage_options(given)
+    return given
+
+
+def checked_sha256(digest: str | None) -> str | None:
+    """Return `digest`, which must be a SHA-256 in hexadecimal or None."""
+    if digest is None:
+        return None
+    if not isinstance(digest, str):
+        raise TypeError(f"expected_sha256 must be a str or None, found {type(digest).__name__}")
+    digits = digest.removeprefix("0x")
+    if len(digits) != 64 or set(digits) - _HEX_DIGITS:
+        raise OptionError(
+            f"expected_sha256 {_quoted(digest)} is no SHA-256: expected 64 hexadecimal digits",
+            code="invalid-sha256",
+            expected="64 hexadecimal digits",
+            found=digest,
+        )
+    return digest
+
+
+def checked_flag(option: str, value: bool) -> bool:
+    """Return `value`, which must be a bool."""
+    if not isinstance(value, bool):
+        raise TypeError(f"{option} must be True or False, found {type(value).__name__}")
+    return value
+
+
+def checked_durable(durable: bool | None) -> bool | None:
+    """Return `durable`, which must be a bool or None."""
+    if durable is not None and not isinstance(durable, bool):
+        raise TypeError(f"durable must be True, False or None, found {type(durable).__name__}")
+    return durable
+
+
+def checked_snapshot(snapshot: bool | str) -> bool | str:
+    """Return `snapshot`, which must be a bool or the place of the copies."""
+    return snapshot if isinstance(snapshot, bool) else one_of("snapshot", snapshot, SNAPSHOTS)
+
+
+def checked_shard_size(size: int | str) -> int:
+    """Return `size` in bytes."""
+    if isinstance(size, bool) or not isinstance(size, int | str):
+        raise TypeError(f"max_shard_size must be an int or a str, found {type(size).__name__}")
+    count = size if isinstance(size, int) else _counted(size)
+    if not 1 <= count < _INFINITE:
+        raise OptionError(
+            f"max_shard_size {size!r} is no size: expected a number of bytes above 0, or one with "
+            f"{', '.join(UNITS)}",
+            code="invalid-size",
+            expected=tuple(UNITS),
+            found=size,
+        )
+    return int(count)
+
+
+def _counted(size: str) -> float:
+    """Return the bytes that a text means, or 0 if it is no size."""
+    # Imported here: few programs write such sizes.
+    from re import ASCII, IGNORECASE, fullmatch
+
+    match = fullmatch(r"\s*([+-]?\d+(?:\.\d+)?)\s*([a-z]+)\s*", size, IGNORECASE | ASCII)
+    unit = UNITS.get(match[2].upper()) if match else None
+    return 0 if match is None or unit is None else float(match[1]) * unit
+
+
+def checked_pattern(pattern: str) -> str:
+    """Return `pattern`, which must be a file name with one place for a suffix."""
+    if not isinstance(pattern, str):
+        raise TypeError(f"filename_pattern must be a str, found {type(pattern).__name__}")
+    if pattern.count(SUFFIX) != 1 or basename(pattern) != pattern or pattern.startswith("."):
+        raise OptionError(
+            f"filename_pattern {pattern!r} cannot be used: expected a file name with one {SUFFIX}",
+            code="invalid-pattern",
+            found=pattern,
+        )
+    return pattern
 
 
 def checked_progress(progress: Progress) -> bool | Tell:

@@ -2,37 +2,58 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import NamedTuple, TypeVar
 
 from ingot.errors import OptionError
-from ingot.typing import CheckOptions, OpenOptions, ReadOptions, SaveOptions, SelectOptions, StorageOptions
+from ingot.typing import (
+    CheckOptions,
+    OpenOptions,
+    ReadOptions,
+    SaveOptions,
+    SelectOptions,
+    ShardOptions,
+    StorageOptions,
+    WriteOptions,
+)
 
 from .checks import (
-    SNAPSHOTS,
+    Existing,
     alignment,
+    checked_backend,
     checked_dtype,
+    checked_durable,
+    checked_flag,
+    checked_max_header_size,
+    checked_pattern,
     checked_progress,
+    checked_sha256,
+    checked_shard_size,
+    checked_snapshot,
+    checked_storage_options,
     checked_threads,
     is_durable,
     known_checksums,
-    one_of,
+    known_format,
     room,
+    texts,
 )
 from .keys import checked_keys
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
     from typing import Any
 
-    from ingot.typing import Align, Checksums, Format, Progress, Snapshot, Tell
+    from ingot.typing import Format, Snapshot, Tell
 
     from .keys import Selector
 
 Function = TypeVar("Function", bound="Callable[..., Any]")
 
 # Their docstrings document the options of every function.
-GROUPS = (ReadOptions, SelectOptions, CheckOptions, SaveOptions, OpenOptions)
+GROUPS = (ReadOptions, SelectOptions, CheckOptions, SaveOptions, ShardOptions, OpenOptions)
+RARE = tuple(WriteOptions.__annotations__)
 
 
 class Loading(NamedTuple):
@@ -57,49 +78,44 @@ class Loading(NamedTuple):
         if not options:
             # Programs load thousands of small files so.
             return _DEFAULT
-        check_names(function, options)
-        given = {**options}
-        for name, checked in _CHECKED.items():
-            if name in given:
-                given[name] = checked(given[name])
-        return cls(**given)
+        return cls(**checked(function, options))
 
 
 _DEFAULT = Loading()
 
-# The options of loading that are converted, or checked before a file is opened.
-_CHECKED: dict[str, Callable[[Any], Any]] = {
-    "threads": checked_threads,
-    "progress": checked_progress,
-    "keys": lambda given: checked_keys("keys", given),
-    "drop": lambda given: checked_keys("drop", given),
-    "dtype": checked_dtype,
-}
-
 
 class Saving(NamedTuple):
-    """The options of saving, each with its default. `SaveOptions` documents them."""
+    """The options of writing, checked, each with its default. See `SaveOptions` and `WriteOptions`."""
 
+    metadata: dict[str, str] | None = None
     format: Format | None = None
-    durable: bool | None = None
+    overwrite: bool = False
     atomic: bool = True
-    replace_read_only: bool = False
-    progress: Progress = False
-    snapshot: Snapshot = True
+    durable: bool | None = None
+    progress: bool | Tell = False
+    # None if the caller gave none.
+    checksums: list[str] | None = None
+    background: bool = False
+    align: int = 8
     reserve_header: int = 0
-    align: Align = 8
-    checksums: Checksums = None
+    replace_read_only: bool = False
+    snapshot: Snapshot = True
 
     @classmethod
-    def of(cls, function: Callable[..., Any], options: Mapping[str, Any]) -> Saving:
-        """Return the options that a caller of `function` gave as keywords."""
-        check_names(function, options)
-        return cls(**options)
+    def of(cls, function: Callable[..., Any], options: Mapping[str, Any], **own: Any) -> Saving:
+        """Return the options that a caller of `function` gave, and its defaults for the others.
 
-    def check_writable(self, file: object, background: bool) -> None:
+        `own` are those that the function has as parameters of its own.
+        """
+        whole: Any = function
+        given: dict[str, Any] = {**whole._defaults, **checked(function, {**own, **options})}
+        given |= given.pop("write_options", None) or {}
+        return cls(**given)
+
+    def check_writable(self, file: object) -> None:
         """Raise `OptionError` for options that need a name, since `file` is an object with a ``write``."""
         given = [name for name in _OF_NAMED_FILES if getattr(self, name) != self._field_defaults[name]]
-        given += ["background"] * background
+        given += ["overwrite"] * (not self.overwrite)
         if given:
             raise OptionError(
                 f"{', '.join(given)}: goes with a file that is given by its name, found an object with a "
@@ -109,42 +125,123 @@ class Saving(NamedTuple):
                 found=type(file).__name__,
             )
 
+    @property
+    def existing(self) -> Existing:
+        """What may become of a file that has the name of the destination."""
+        return Existing(self.overwrite, self.replace_read_only)
+
+    @property
+    def flush(self) -> bool:
+        """Whether the bytes are brought to the disk."""
+        return is_durable(self.durable)
+
+    def of_writer(self) -> dict[str, Any]:
+        """Return the options that `ingot.Writer` takes."""
+        given = {name: getattr(self, name) for name in RARE if name != "snapshot"}
+        return {"overwrite": self.overwrite, "durable": self.flush, "write_options": given}
+
     def layout(self) -> dict[str, Any]:
-        """Return the options that decide the bytes, checked, by the names that the extension module has."""
+        """Return the options that decide the bytes, by the names that the extension module has."""
         return {
-            "reserve": room(self.reserve_header),
-            "align": alignment(self.align),
-            "checksums": known_checksums(self.checksums),
+            "reserve": self.reserve_header,
+            "align": self.align,
+            "checksums": self.checksums or [],
         }
 
     def snapshot_of(self) -> str | None:
         """Return where a background save copies its tensors: "host", "device", or None for no copy."""
-        if not isinstance(self.snapshot, str):
-            return "host" if self.snapshot else None
-        return one_of("snapshot", self.snapshot, SNAPSHOTS)
+        if isinstance(self.snapshot, str):
+            return self.snapshot
+        return "host" if self.snapshot else None
 
     def of_named_file(self) -> dict[str, Any]:
         """Return the options of a file with a name, by the names that the extension module has."""
-        return {
-            "durable": is_durable(self.durable),
-            "atomic": self.atomic,
-            "replace_read_only": self.replace_read_only,
-        }
+        return {"durable": self.flush, **self.existing._asdict()}
 
 
 # The options that an object with a `write` cannot keep.
-_OF_NAMED_FILES = ("durable", "atomic", "replace_read_only", "snapshot")
+_OF_NAMED_FILES = ("durable", "atomic", "replace_read_only", "snapshot", "background")
 
-_OPENING = dict.fromkeys(("strict", "lenient", "confine"), False)
+DEFAULTS: dict[str, Any] = {
+    **Loading._field_defaults,
+    **Saving._field_defaults,
+    **dict.fromkeys(("strict", "lenient", "confine"), False),
+    "write_options": None,
+}
 
-DEFAULTS: dict[str, Any] = {**Loading._field_defaults, **Saving._field_defaults, **_OPENING}
+# How the value of an option is checked and converted, for every function.
+_CHECKED: dict[str, Callable[[Any], Any]] = {
+    "backend": checked_backend,
+    "threads": checked_threads,
+    "progress": checked_progress,
+    "storage_options": checked_storage_options,
+    "max_header_size": checked_max_header_size,
+    "keys": lambda given: checked_keys("keys", given),
+    "drop": lambda given: checked_keys("drop", given),
+    "dtype": checked_dtype,
+    "verify": partial(checked_flag, "verify"),
+    "expected_sha256": checked_sha256,
+    "metadata": texts,
+    "format": lambda format: None if format is None else known_format(format),
+    "overwrite": partial(checked_flag, "overwrite"),
+    "atomic": partial(checked_flag, "atomic"),
+    "durable": checked_durable,
+    "checksums": lambda checksums: None if checksums is None else known_checksums(checksums),
+    "background": partial(checked_flag, "background"),
+    "align": alignment,
+    "reserve_header": room,
+    "replace_read_only": partial(checked_flag, "replace_read_only"),
+    "snapshot": checked_snapshot,
+    "max_shard_size": checked_shard_size,
+    "filename_pattern": checked_pattern,
+}
 
 
-def takes(options: type, **defaults: Any) -> Callable[[Function], Function]:
+def checked(function: Callable[..., Any], options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options that a caller of `function` gave as keywords, checked and converted.
+
+    An error names the function.
+    """
+    check_names(function, options)
+    found = {**options}
+    for name, value in options.items():
+        try:
+            if name == "write_options":
+                found[name] = _rare(function, value)
+            elif name in _CHECKED:
+                found[name] = _CHECKED[name](value)
+        except (TypeError, OptionError) as fault:
+            fault.args = (f"{_called(function)}(): {fault}",)
+            raise
+    return found
+
+
+def _rare(function: Any, given: Any) -> dict[str, Any]:
+    """Return the checked values of `write_options`."""
+    if given is None:
+        return {}
+    if not isinstance(given, dict):
+        raise TypeError(f"write_options must be a dict or None, found {type(given).__name__}")
+    taken: tuple[str, ...] = function._rare
+    wrong = next((name for name in given if name not in taken), None)
+    if wrong is not None:
+        raise OptionError(
+            f"write_options has no key {wrong!r}{_hint(str(wrong), taken)} It takes {', '.join(taken)}",
+            code="unknown-write-option",
+            expected=taken,
+            found=wrong,
+        )
+    return {name: _CHECKED[name](value) for name, value in given.items()}
+
+
+def takes(
+    options: type, *, rare: tuple[str, ...] | None = None, **defaults: Any
+) -> Callable[[Function], Function]:
     """Return a decorator that shows each option of a TypedDict in place of a function's ``**options``.
 
     The options are in `inspect.signature`, and in the docstring instead of the entry ``**options``, as their
-    group documents them. `defaults` are the defaults that differ from `DEFAULTS`.
+    group documents them. `rare` are the keys of `write_options` that the function takes, by default all, and
+    ``snapshot`` only together with `background`. `defaults` are the defaults that differ from `DEFAULTS`.
     """
 
     def shows(function: Function) -> Function:
@@ -165,9 +262,13 @@ def takes(options: type, **defaults: Any) -> Callable[[Function], Function]:
         ]
         whole: Any = function
         whole.__signature__ = shown.replace(parameters=own + parameters)
+        usual = RARE if "background" in shown.parameters else RARE[:-1]
+        whole._defaults, whole._rare = defaults, rare or usual
         # As forward references, which know the module in which they are resolved.
-        whole.__annotations__.pop("options", None)
-        whole.__annotations__ |= {name: options.__annotations__[name] for name in names}
+        called: Any = vars(whole)["__init__"] if isinstance(whole, type) else whole
+        hints = called.__annotations__
+        hints.pop("options", None)
+        hints |= {name: options.__annotations__[name] for name in names}
         # Empty if Python runs without docstrings.
         before, marked, rest = cleandoc(function.__doc__ or "").partition("**options\n")
         _, _, after = rest.partition("\n")
@@ -197,17 +298,26 @@ def check_names(function: Callable[..., Any], options: Mapping[str, Any]) -> Non
 
     The message has the nearest name, and all that the function takes.
     """
-    taken: Any = function.__signature__  # type: ignore[attr-defined]
-    wrong = next(iter(options.keys() - taken.parameters.keys()), None)
+    # A function that writes all of its options out has none.
+    taken: Any = getattr(function, "__signature__", None)
+    wrong = None if taken is None else next(iter(options.keys() - taken.parameters.keys()), None)
     if wrong is None:
         return
-    from difflib import get_close_matches
-
     names = [name for name in taken.parameters if name != "self"]
-    near = get_close_matches(wrong, names, 1)
-    hint = f": did you mean {near[0]!r}?" if near else ":"
-    owner, _, called = function.__qualname__.rpartition(".")
     raise TypeError(
-        f"{owner if called == '__init__' else called}() got an unexpected keyword argument {wrong!r}{hint} "
+        f"{_called(function)}() got an unexpected keyword argument {wrong!r}{_hint(wrong, names)} "
         f"It takes {', '.join(names)}"
     )
+
+
+def _hint(wrong: str, names: Iterable[str]) -> str:
+    from difflib import get_close_matches
+
+    near = get_close_matches(wrong, names, 1)
+    return f": did you mean {near[0]!r}?" if near else ":"
+
+
+def _called(function: Callable[..., Any]) -> str:
+    """Return the name by which users call a function or a class."""
+    owner, _, called = function.__qualname__.rpartition(".")
+    return owner if called == "__init__" else called

@@ -13,7 +13,7 @@ from .text import _escaped
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from contextlib import AbstractContextManager
     from typing import TextIO
 
@@ -44,6 +44,31 @@ def telling(progress: bool | Tell, verb: str, path: Path) -> AbstractContextMana
     # Of a URL what is no secret, and of that its end.
     shown = shown_url(fsdecode(path)).removesuffix("?…").rstrip("/")
     return told(progress, f"{verb} {_escaped(basename(shown))}")
+
+
+def counted(tell: Tell | None, total: int) -> Callable[[int], None]:
+    """Return a function to call with the bytes of each step of `total`."""
+    done = 0
+
+    def moved(nbytes: int) -> None:
+        nonlocal done
+        done += nbytes
+        if tell is not None:
+            tell(min(done, total), total)
+
+    return moved
+
+
+def within(tell: Tell | None, begin: int, nbytes: int, total: int) -> Tell | None:
+    """Return a callable for the progress of one of several files, of `nbytes` after `begin`."""
+    if tell is None:
+        return None
+
+    def told(done: int, of: int) -> None:
+        # Files have headers too.
+        tell(begin + (nbytes * done // of if of else nbytes), total)
+
+    return told
 
 
 def _bar(title: str) -> _Tqdm | _Line:

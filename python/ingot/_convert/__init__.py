@@ -22,7 +22,7 @@ try:
 except ModuleNotFoundError as error:
     _missing = error
 
-    def convert(*args: Any, **options: Any) -> Conversion:  # type: ignore[misc]
+    def convert(*args: Any, **options: Any) -> Conversion:
         """Convert a file of another format. It needs numpy: ``pip install 'ingot-tensors[convert]'``."""
         # Not before it is called: whoever looks at what `ingot` has does not want to convert anything.
         raise ModuleNotFoundError(str(_missing), name=_missing.name) from _missing

@@ -7,15 +7,16 @@ from collections.abc import Mapping
 from os import fsdecode
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from ingot._base.checks import Existing, checked_progress, float_code, is_durable, is_path, texts
-from ingot._base.keys import checked_keys, shared_prefix
-from ingot._base.progress import told
+from ingot._base.checks import is_path
+from ingot._base.keys import shared_prefix
+from ingot._base.options import Saving, checked, takes
+from ingot._base.progress import counted, told
 from ingot._base.text import _escaped
 from ingot._native import is_url, local_path, shown_url
 from ingot._read import door
 from ingot._read.source import shown
 from ingot.errors import OptionError
-from ingot.typing import Dtype, Keys, Path, Progress, Source, StorageOptions
+from ingot.typing import CopyOptions, Dtype, Keys, Path, Source, StorageOptions
 
 from .destination import Destination
 from .fetched import copied, fetched, sweep
@@ -33,6 +34,8 @@ from .write import Ending, check_npz, code_in, write_native, write_npz
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from typing_extensions import Unpack
+
     from ingot.typing import Tell
 
     from .runs import Moved
@@ -44,6 +47,7 @@ _TOO_LONG = 1 << 63
 _MOST_DIMENSIONS = 64
 
 
+@takes(CopyOptions)
 def convert(
     source: Source,
     destination: Path,
@@ -57,14 +61,10 @@ def convert(
     keys: Keys | None = None,
     drop: Keys | None = None,
     metadata: Mapping[str, str] | None = None,
-    dequantize: bool = False,
     max_nbytes: int | None = None,
     verify: bool = True,
-    overwrite: bool = False,
-    replace_read_only: bool = False,
-    durable: bool | None = None,
-    progress: Progress = False,
     storage_options: StorageOptions | None = None,
+    **options: Unpack[CopyOptions],
 ) -> Conversion:
     """Convert a file of another format. No code from it is ever run.
 
@@ -89,6 +89,7 @@ def convert(
         As for `ingot.split`: the bytes that a file may hold, such as ``"5GB"``.
     dtype : ingot.typing.Dtype, optional
         Convert floating-point tensors to this dtype, with the values that ``load_file(dtype=)`` gives.
+        Quantised tensors of GGUF, which are refused otherwise, are dequantised to it.
     root : str, optional
         Take only the tensors below this name, and take it off their names: ``"state_dict"`` of a checkpoint
         that has more than the model in it.
@@ -98,8 +99,6 @@ def convert(
         Which tensors the new file has, as for `ingot.rewrite`. With `root` these are the names below it.
     metadata : dict of str to str, optional
         Text to store beside the tensors, added to that of the source.
-    dequantize : bool
-        Make F32 of the quantised tensors of GGUF, which are refused otherwise.
     max_nbytes : int, optional
         The most bytes of tensors to unpack a source to. By default a hundred times the size of the source, or
         1 GiB where that is more, which no file reaches that was not made to. What a source holds besides its
@@ -108,17 +107,12 @@ def convert(
     verify : bool
         Read every tensor of the new file and of the source again and compare them, before the new file takes
         its name.
-    overwrite : bool
-        Replace what is at `destination`. It stays what it is if the conversion fails.
-    replace_read_only : bool
-        Replace a read-only file too.
-    durable : bool, optional
-        As for `save_file`.
-    progress : bool, None or callable
-        As for `save_file`. The bytes in all are those written and those compared. Of a URL it is told first,
-        by itself, how far the fetching is.
     storage_options : dict, optional
         How a URL is reached (`ingot.StorageOptions`).
+    **options
+        How the file is written: `ingot.typing.SaveOptions`. `progress` first counts the bytes of a URL, and
+        then, from 0 on, the bytes written and compared. An .npz has no place for `metadata`, `checksums`,
+        `align` and `reserve_header`.
 
     Returns
     -------
@@ -166,39 +160,42 @@ def convert(
     >>> ingot.convert("pytorch_model.bin", "model.safetensors").tensors  # doctest: +SKIP
     103
     """
+    how = Saving.of(convert, options, metadata=metadata)
+    own = {"keys": keys, "drop": drop, "dtype": dtype, "verify": verify, "storage_options": storage_options}
+    given: Any = checked(convert, own)
+    if max_shard_size is not None:
+        max_shard_size = checked(convert, {"max_shard_size": max_shard_size})["max_shard_size"]
     to = Destination.of(fsdecode(local_path(destination)), format, max_shard_size)
-    code = None if dtype is None else float_code(dtype)
-    existing = Existing(overwrite, replace_read_only)
-    options = _Write(to, code, texts(metadata) or {}, verify, existing, is_durable(durable))
-    if to.kind == "npz" and metadata:
-        raise OptionError("an .npz has no place for metadata", code="npz-metadata")
-    progress = checked_progress(progress)
+    code: str | None = given["dtype"]
+    run = _Write(to, code, verify, how)
+    if to.kind == "npz":
+        run.check_npz()
     if not isinstance(strip_prefix, str):
-        raise TypeError(f"strip_prefix must be a str, found {type(strip_prefix).__name__}")
-    choice = Choice(root, checked_keys("keys", keys), checked_keys("drop", drop), strip_prefix)
+        raise TypeError(f"convert(): strip_prefix must be a str, found {type(strip_prefix).__name__}")
+    choice = Choice(root, given["keys"], given["drop"], strip_prefix)
 
     def converted(path: str, shown: str) -> Conversion:
         found, word = resolved(path, source_format)
         budget = Budget(found, limits(source_nbytes(found, FORMATS[word].is_folder), max_nbytes))
-        to.check(existing)
+        to.check(how.existing)
         beside = os.path.dirname(os.path.realpath(to.path))
-        reading = Options(dequantize, budget, source_format=source_format, beside=beside)
+        reading = Options(code is not None, budget, source_format=source_format, beside=beside)
         with FORMATS[word].opened(found, reading) as contents:
             chosen = selected(found, contents.entries, choice)
             _check(found, contents, chosen, budget)
-            with told(progress, f"Converting {_escaped(os.path.basename(found))}") as tell:
-                return options.run(shown, word, contents, chosen, tell)
+            with told(how.progress, f"Converting {_escaped(os.path.basename(found))}") as tell:
+                return run.run(shown, word, contents, chosen, tell)
 
     sweep(to.path)
     if isinstance(source, str) and is_url(source):
         # Before hours are spent on fetching it.
-        to.check(existing)
-        with fetched(source, to.path, progress, storage_options) as near:
+        to.check(how.existing)
+        with fetched(source, to.path, how.progress, storage_options) as near:
             return converted(near, shown_url(source))
     found: Any = door.resolved(source)
     if not is_path(found):
-        to.check(existing)
-        with copied(found, to.path, progress) as near:
+        to.check(how.existing)
+        with copied(found, to.path, how.progress) as near:
             return converted(near, shown(found))
     path = fsdecode(local_path(found))
     return converted(path, path)
@@ -209,22 +206,29 @@ class _Write(NamedTuple):
 
     to: Destination
     code: str | None
-    metadata: dict[str, str]
     verify: bool
-    existing: Existing
-    durable: bool
+    how: Saving
+
+    def check_npz(self) -> None:
+        """Raise for options that an .npz cannot keep."""
+        options = ("metadata", "checksums", "align", "reserve_header")
+        lost = [name for name in options if getattr(self.how, name) != Saving._field_defaults[name]]
+        if lost:
+            raise OptionError(
+                f"an .npz has no place for {', '.join(lost)}", code="npz-metadata", found=tuple(lost)
+            )
 
     def run(
         self, path: str, word: str, contents: Contents, chosen: Selected, tell: Tell | None
     ) -> Conversion:
         entries, shared, left_out = chosen.entries, chosen.shared, list(contents.left_out)
-        metadata = contents.metadata | self.metadata
+        metadata = contents.metadata | (self.how.metadata or {})
         if self.to.kind == "npz":
             entries, shared = chosen.in_full, {}
             left_out += [LeftOut(key, "metadata", value) for key, value in metadata.items()]
             check_npz(self.to.path, entries, self.code)
         total = sum(nbytes(code_in(entry, self.code), entry.shape) for entry in entries)
-        moved = _counter(tell, total * (2 if self.verify else 1))
+        moved = counted(tell, total * (2 if self.verify else 1))
         files = (
             self._shards(entries, metadata, shared, total, moved)
             if self.to.place
@@ -283,8 +287,8 @@ class _Write(NamedTuple):
                 path, [entries[number] for number in shard], of_file, shared, moved
             ),
             index(files, total, of_index) if len(shards) > 1 else None,
-            self.durable,
-            self.existing,
+            self.how.flush,
+            self.how.existing,
         )
         return [place.path(name) for name in [*names, *([place.index] if len(shards) > 1 else [])]]
 
@@ -300,7 +304,7 @@ class _Write(NamedTuple):
             if self.verify:
                 verified(draft, self.to.kind, entries, self.code, moved)
 
-        ending = Ending(check, self.existing, self.durable)
+        ending = Ending(check, self.how)
         if self.to.kind == "npz":
             write_npz(path, entries, self.code, ending, moved)
         else:
@@ -335,16 +339,3 @@ def _check(path: str, contents: Contents, chosen: Selected, budget: Budget) -> N
                 tensor=entry.name,
             )
     budget.check_tensors(sum(nbytes(entry.code, entry.shape) for entry in chosen.entries))
-
-
-def _counter(tell: Tell | None, total: int) -> Moved:
-    """What is called with the bytes of each step."""
-    done = 0
-
-    def moved(nbytes: int) -> None:
-        nonlocal done
-        done += nbytes
-        if tell is not None:
-            tell(min(done, total), total)
-
-    return moved

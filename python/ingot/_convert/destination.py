@@ -7,11 +7,10 @@ from contextlib import contextmanager
 from errno import EEXIST
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
-from ingot._base.checks import Existing, one_of
+from ingot._base.checks import Existing, checked_shard_size, one_of
 from ingot._base.text import _escaped
 from ingot._write.directory.hidden import called
 from ingot._write.shards import Place
-from ingot._write.shards import nbytes as shard_nbytes
 from ingot.errors import OptionError
 
 if TYPE_CHECKING:
@@ -48,7 +47,7 @@ class Destination(NamedTuple):
                 )
             if os.path.exists(path) and not os.path.isdir(path):
                 raise NotADirectoryError(20, "expected a folder for the shards", path)
-            limit = shard_nbytes(_DEFAULT_SHARD_NBYTES if max_shard_size is None else max_shard_size)
+            limit = checked_shard_size(_DEFAULT_SHARD_NBYTES if max_shard_size is None else max_shard_size)
             return cls(path, kind, Place(path, "model{suffix}" + _ENDINGS[kind]), limit)
         for kind, ending in _ENDINGS.items():
             if format == kind or (format is None and path.lower().endswith(ending)):

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy
 
 from ingot import _native
-from ingot._base.checks import FLOATS, Existing
+from ingot._base.checks import FLOATS
 from ingot._base.text import _escaped, _quoted
+from ingot._write.assemble import Writing, opened, together
 from ingot._write.writer import Writer, native
 from ingot.errors import ConversionError, SaveError, StorageError
 
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
     from typing import Any, BinaryIO
 
+    from ingot._base.options import Saving
     from ingot.numpy import Array
 
     from .runs import Moved
@@ -38,8 +40,7 @@ class Ending(NamedTuple):
 
     check: Callable[[str], None]
     """Told the path that it has until then; raises where it may not have the other."""
-    existing: Existing
-    durable: bool
+    how: Saving
 
 
 def code_in(entry: Entry, code: str | None) -> str:
@@ -94,15 +95,8 @@ def write_native(
     """Write a .safetensors or a .bt file. Of `shared` it gets the names of its own tensors."""
     specs = {entry.name: (code_in(entry, code), entry.shape) for entry in entries}
     names = {other: name for other, name in shared.items() if name in specs}
-    with Writer(
-        path,
-        specs,
-        metadata,
-        format=format,
-        durable=ending.durable,
-        aliases=names,
-        **ending.existing._asdict(),
-    ) as writer:
+    how = ending.how
+    with Writer(path, specs, metadata, format=format, aliases=names, **how.of_writer()) as writer:
         runs, others = apart(entries, code)
         copy(runs, native(writer), moved)
         for entry in others:
@@ -116,12 +110,24 @@ def write_native(
         filling = native(writer)
         with drafted(path, filling.draft_path) as draft:
             ending.check(draft)
-            filling.commit()
+            if how.checksums:
+                _copy(draft, path, format, how)
+            else:
+                writer.commit()
+
+
+def _copy(draft: str, path: str, format: Any, how: Saving) -> None:
+    """Copy the finished file `draft` to `path`, and compute the digests of its tensors on the way."""
+    held = opened([draft], None)
+    picks = [(0, number, name) for number, name in enumerate(held.names(0))]
+    writing = Writing(how._replace(format=format), is_inherited=True)
+    writing.write(held, path, picks, together(held), None)
 
 
 def write_npz(path: str, entries: Sequence[Entry], code: str | None, ending: Ending, moved: Moved) -> None:
     """Write an archive that `numpy.load` reads."""
-    aside = _native.Aside.create(path, durable=ending.durable, **ending.existing._asdict())
+    how = ending.how
+    aside = _native.Aside.create(path, durable=how.flush, **how.existing._asdict())
     with closing(aside), drafted(path, aside.draft_path) as draft:
         with BufferedWriter(_Storage(draft, "w")) as file:
             _archive(file, entries, code, moved)

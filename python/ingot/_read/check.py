@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from ingot import _native
-from ingot._base.keys import checked_keys, select
-from ingot._base.options import Loading, takes
+from ingot._base.keys import select
+from ingot._base.options import Loading, checked, takes
 from ingot._base.progress import telling
 from ingot._base.report import Report, reduced
 from ingot._base.text import _escaped, plural
@@ -146,7 +146,8 @@ def check(
     ...     print(problem.where, problem.what)
     """
     how = Loading.of(check, options)
-    chosen, dropped = checked_keys("keys", keys), checked_keys("drop", drop)
+    selecting = checked(check, {"keys": keys, "drop": drop})
+    chosen, dropped = selecting["keys"], selecting["drop"]
     with closing(open_source(source, how)) as checkpoint:
         names = select(checkpoint, chosen, dropped)
         whole = _Checked(source, how, checkpoint)

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from ingot import _native
-from ingot._base.keys import NamedTensors, checked_keys, select
-from ingot._base.options import Loading, takes
+from ingot._base.keys import NamedTensors, select
+from ingot._base.options import Loading, checked, takes
 from ingot._base.progress import telling
 from ingot._base.report import Report, reduced
 from ingot._base.text import plural
@@ -144,7 +144,8 @@ def diff(
     False
     """
     how = Loading.of(diff, options)
-    chosen, dropped = checked_keys("keys", keys), checked_keys("drop", drop)
+    selecting = checked(diff, {"keys": keys, "drop": drop})
+    chosen, dropped = selecting["keys"], selecting["drop"]
     with closing(open_source(source, how)) as one, closing(open_source(other, how)) as two:
         ours, theirs = ({info.name: info for info in each.infos()} for each in (one, two))
         # By name: what a callable is called with, and what a miss is looked for in.

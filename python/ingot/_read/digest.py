@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from ingot import _native
-from ingot._base.checks import checked_progress, is_path
+from ingot._base.checks import is_path
+from ingot._base.options import checked
 from ingot._base.progress import telling
 from ingot._base.report import Report, reduced
 from ingot._base.text import _escaped, _quoted, first_lines, plural
@@ -84,16 +85,17 @@ def hash(
     The file is read by position: one that another process shortens meanwhile is an error, not a crash. A
     remote file is fetched in parts, several at once, of which at most 128 MiB are kept at a time.
     """
-    progress, opened = checked_progress(progress), resolved(source)
+    given = checked(hash, {"progress": progress, "storage_options": storage_options})
+    opened = resolved(source)
     if is_path(opened):
-        with telling(progress, "Hashing", opened) as tell:
+        with telling(given["progress"], "Hashing", opened) as tell:
             found = _native.hash(opened, algorithm, tell, storage_options)
         return _of_path(opened, algorithm, storage_options) if found is None else found
     # Imported here: it imports the modules of threads.
     from .source import Reader, shown
 
     name = shown(opened)
-    with telling(progress, "Hashing", name) as tell:
+    with telling(given["progress"], "Hashing", name) as tell:
         found = _native.hash_object(opened, name, algorithm, tell)
     if found is not None:
         return found
@@ -312,9 +314,14 @@ def verify(
     The digests guard against accidents. Who changes a file on purpose can change its digests too;
     `expected_sha256`, from another place, guards against that as well.
     """
-    progress = checked_progress(progress)
+    options = {
+        "expected_sha256": expected_sha256,
+        "progress": progress,
+        "storage_options": storage_options,
+    }
+    told = checked(verify, options)["progress"]
     opened = open_checkpoint(source, "pread", storage_options=storage_options)
-    with closing(opened), telling(progress, "Verifying", opened.path or "<buffer>") as tell:
+    with closing(opened), telling(told, "Verifying", opened.path or "<buffer>") as tell:
         found = opened.verify(expected_sha256, progress=tell)
     reports = {name: _report(facts) for name, facts in found}
     report = _together(reports) if len(reports) != 1 else next(iter(reports.values()))

@@ -10,7 +10,7 @@ from typing import Any, Literal, Self, TypeVar, Unpack, overload
 from ingot._base.checks import checked_ahead, checked_threads, is_path, leniency
 from ingot._base.frameworks import adapter
 from ingot._base.keys import checked_keys, select
-from ingot._base.options import check_names, takes
+from ingot._base.options import check_names, checked, takes
 from ingot._base.report import restored
 from ingot._base.text import _escaped, nbytes, plural
 from ingot._native import Checkpoint, Gpu, TensorInfo, in_natural_order, why_pageable
@@ -234,6 +234,14 @@ class safe_open(Mapping[str, Value]):
     ) -> None:
         if others:
             check_names(safe_open.__init__, others)
+        # Programs open thousands of files without these.
+        if backend != "auto" or max_header_size is not None or storage_options is not None:
+            given = {
+                "backend": backend,
+                "max_header_size": max_header_size,
+                "storage_options": storage_options,
+            }
+            checked(safe_open.__init__, given)
         self._adapter = adapter(framework)
         self._move = placing(self._adapter.mover, device)
         self._checkpoint = open_checkpoint(
@@ -813,9 +821,8 @@ def open(
     >>> with ingot.open("model.safetensors") as file:  # doctest: +SKIP
     ...     weight = file["wte"]
     """
-    if options:
-        check_names(open, options)
-    return safe_open(source, framework, device, **options)
+    given: Any = checked(open, options)
+    return safe_open(source, framework, device, **given)
 
 
 def warm(source: Path, *, keys: Keys | None = None, drop: Keys | None = None) -> int:
@@ -847,7 +854,8 @@ def warm(source: Path, *, keys: Keys | None = None, drop: Keys | None = None) ->
     HeaderError, StorageError
         As `ingot.safe_open` does, and if reading fails.
     """
-    wanted, unwanted = checked_keys("keys", keys), checked_keys("drop", drop)
+    chosen = checked(warm, {"keys": keys, "drop": drop})
+    wanted, unwanted = chosen["keys"], chosen["drop"]
     checkpoint = Checkpoint.open(source, "pread")
     try:
         is_all = wanted is None and unwanted is None

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from ingot import _native
-from ingot._base.keys import checked_keys, select
-from ingot._base.options import Loading, takes
+from ingot._base.keys import select
+from ingot._base.options import Loading, checked, takes
 from ingot._base.progress import telling
 from ingot._base.report import Report
 from ingot.errors import OptionError
@@ -137,7 +137,8 @@ def stats(
     []
     """
     how = Loading.of(stats, options)
-    chosen, dropped = checked_keys("keys", keys), checked_keys("drop", drop)
+    selecting = checked(stats, {"keys": keys, "drop": drop})
+    chosen, dropped = selecting["keys"], selecting["drop"]
     _check_bins(bins)
     with closing(open_source(source, how)) as checkpoint:
         names = select(checkpoint, chosen, dropped)

@@ -7,6 +7,7 @@ from html import escape
 from weakref import finalize
 
 from ingot._base.checks import is_path, one_of
+from ingot._base.options import checked
 from ingot._native import is_url, local_path
 from ingot._read import door
 from ingot._read import handle as _handle
@@ -120,6 +121,7 @@ def view(
     """
     one_of("how", how, _HOW)
     others = [] if other is None else [other]
+    checked(view, {"storage_options": storage_options})
     models = [_model(one, storage_options) for one in (source, *others)]
     is_page = how == "page" or (how == "auto" and other is None and any(map(os.environ.get, _REMOTE)))
     if is_page:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from ingot._base.checks import Existing, alignment, format_for, is_durable, room
+from ingot._base.checks import format_for
 from ingot._base.text import _escaped, _quoted
 from ingot._native import MODEL_SPEC_KEY, RECORD_KEYS, Sources
 from ingot._read.door import open_checkpoint
@@ -17,21 +17,18 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from ingot._base.checks import Leniency
-    from ingot.typing import Align, Format, Source, StorageOptions, Tell
+    from ingot._base.options import Saving
+    from ingot.typing import Source, StorageOptions, Tell
 
     Pick = tuple[int, int, str]
 
 
 class Writing(NamedTuple):
-    """How a file is written, beside what is in it."""
+    """How a file of other files' tensors is written."""
 
-    # Whether digests of the sources go along.
-    inherit: bool
-    existing: Existing
-    durable: bool | None
-    format: Format | None = None
-    reserve_header: int = 0
-    align: Align = 8
+    how: Saving
+    # Whether the metadata of the sources is kept, and their digests unless others are computed.
+    is_inherited: bool
 
     def write(
         self,
@@ -45,13 +42,11 @@ class Writing(NamedTuple):
             path,
             picks,
             metadata,
-            format_for(path, self.format),
-            inherit=self.inherit,
-            reserve=room(self.reserve_header),
-            align=alignment(self.align),
-            durable=is_durable(self.durable),
+            format_for(path, self.how.format),
+            inherit=self.is_inherited and self.how.checksums is None,
             progress=tell,
-            **self.existing._asdict(),
+            **self.how.layout(),
+            **self.how.of_named_file(),
         )
 
 

@@ -10,25 +10,15 @@ from os import fsdecode
 from typing import TYPE_CHECKING, Any
 
 from ingot import _native
-from ingot._base.checks import (
-    FLOATS,
-    Existing,
-    alignment,
-    checked_progress,
-    float_code,
-    format_for,
-    is_durable,
-    room,
-    texts,
-)
+from ingot._base.checks import FLOATS, float_code, format_for
 from ingot._base.keys import checked_keys, select
-from ingot._base.options import Loading
+from ingot._base.options import Loading, Saving, checked, takes
 from ingot._base.progress import telling
 from ingot._base.report import Report
 from ingot._base.text import nbytes, plural
 from ingot._read.door import open_source
 from ingot._read.select import Wanted
-from ingot.typing import Align, Dtype, Format, Keys, Path, Progress, Source, StorageOptions
+from ingot.typing import Dtype, Format, Keys, Path, Progress, ReplaceOptions, Source, StorageOptions
 
 from .assemble import opened, together
 from .rearrange import KEPT
@@ -36,6 +26,8 @@ from .save import rendered
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from typing_extensions import Unpack
 
     from ingot._native import Checkpoint, TensorInfo
 
@@ -77,6 +69,7 @@ class Cast(Report):
         return page(self.destination, facts, table(("cast", name) for name in self.cast))
 
 
+@takes(ReplaceOptions)
 def cast(
     source: Source,
     destination: Path,
@@ -85,13 +78,9 @@ def cast(
     keys: Keys | None = None,
     metadata: Mapping[str, str] | None = KEPT,
     format: Format | None = None,
-    reserve_header: int = 0,
-    align: Align = 8,
-    durable: bool | None = None,
-    overwrite: bool = False,
-    replace_read_only: bool = False,
     progress: Progress = False,
     storage_options: StorageOptions | None = None,
+    **options: Unpack[ReplaceOptions],
 ) -> Cast:
     """Write a copy of a file with its floating-point tensors in another dtype.
 
@@ -108,12 +97,12 @@ def cast(
         Which tensors to convert, all by default, as for `load_file`. The others are copied as they are.
     metadata : dict of str to str or None, optional
         The text to store. By default the source's, without digests of values that change.
-    overwrite : bool
-        Replace an existing file at `destination`. If False, it is an error.
-    format, reserve_header, align, durable, replace_read_only, progress
+    format, progress
         As for `save_file`.
     storage_options : dict, optional
         How a URL is reached (`ingot.StorageOptions`).
+    **options
+        How the file is written: `ingot.typing.SaveOptions`.
 
     Returns
     -------
@@ -143,25 +132,25 @@ def cast(
     >>> ingot.cast("model.safetensors", "half.safetensors", "BF16").cast  # doctest: +SKIP
     ('wte', 'lm_head.weight')
     """
-    how = Loading(storage_options=storage_options, progress=checked_progress(progress))
-    existing = Existing(overwrite, replace_read_only)
+    is_kept = metadata is KEPT
+    given = {"metadata": None if is_kept else metadata, "format": format, "progress": progress}
+    how = Saving.of(cast, options, **given)
+    reading = checked(cast, {"keys": keys, "storage_options": storage_options})
+    code: str = checked(cast, {"dtype": dtype})["dtype"] or float_code(dtype)
     path = fsdecode(_native.local_path(destination))
-    chosen, code = checked_keys("keys", keys), float_code(dtype)
-    with closing(open_source(source, how)) as checkpoint:
-        plan = _Plan(checkpoint, code, set(select(checkpoint, chosen)))
-        existing.check(path)
-        pairs = together(opened([source], storage_options)) if metadata is KEPT else texts(metadata)
+    with closing(open_source(source, Loading(**reading))) as checkpoint:
+        plan = _Plan(checkpoint, code, set(select(checkpoint, reading["keys"])))
+        how.existing.check(path)
+        pairs = together(opened([source], storage_options)) if is_kept else how.metadata
         writer = _native.Writer.create(
             path,
             plan.specs(),
             pairs,
             format_for(path, format),
             views=rendered(_views(checkpoint)),
-            reserve=room(reserve_header),
-            align=alignment(align),
-            durable=is_durable(durable),
-            overwrite=overwrite,
-            replace_read_only=replace_read_only,
+            reserve=how.reserve_header,
+            align=how.align,
+            **how.of_named_file(),
         )
         with closing(writer), telling(how.progress, "Casting", path) as tell:
             done, total = 0, sum(info.nbytes for info in plan.infos)

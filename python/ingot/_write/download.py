@@ -5,10 +5,16 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from ingot import _native
-from ingot._base.checks import checked_progress, checked_threads, is_durable
+from ingot._base.options import Saving, checked, takes
 from ingot._base.progress import telling
 from ingot._base.report import reduced
-from ingot.typing import Path, Progress, StorageOptions
+from ingot.typing import Path, Progress, ReplaceOptions, StorageOptions
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+    from typing_extensions import Unpack
 
 
 class Download(NamedTuple):
@@ -52,17 +58,16 @@ class ModelDownload(Download):
         return self._files
 
 
+@takes(ReplaceOptions, rare=("replace_read_only",))
 def download(
     source: str,
     destination: Path,
     *,
     expected_sha256: str | None = None,
-    overwrite: bool = False,
-    replace_read_only: bool = False,
     threads: int | None = None,
     progress: Progress = False,
-    durable: bool | None = None,
     storage_options: StorageOptions | None = None,
+    **options: Unpack[ReplaceOptions],
 ) -> Download:
     """Download a remote file or model. An interrupted download resumes where it stopped.
 
@@ -80,18 +85,15 @@ def download(
         The SHA-256 of the file, as 64 hexadecimal digits. What has another is not kept. Files of the Hub that
         it keeps as LFS or Xet objects, as it does those with weights, are compared with the one it says. For
         a model of many files, of all of which one digest cannot speak, it is refused.
-    overwrite : bool
-        Replace what is at `destination`. Mode and owner pass on to the new file.
-    replace_read_only : bool
-        Replace a read-only file too.
     threads : int, optional
         How many parts are fetched at once, of all files together, 16 by default.
     progress : bool, None or callable
         As for `load_file`, over the bytes of all files. What is there from an earlier call counts as done.
-    durable : bool, optional
-        As for `save_file`.
     storage_options : dict, optional
         How the URL is reached (`ingot.StorageOptions`).
+    **options
+        How the file is written: `ingot.typing.SaveOptions`. A new file keeps mode and owner of the file that
+        it replaces.
 
     Returns
     -------
@@ -141,17 +143,18 @@ def download(
     """
     if not isinstance(source, str):
         raise TypeError(f"source must be a str, found {type(source).__name__}")
-    threads, progress = checked_threads(threads), checked_progress(progress)
-    with telling(progress, "Downloading", source) as tell:
+    reading: dict[str, Any] = {
+        "expected_sha256": expected_sha256,
+        "threads": threads,
+        "storage_options": storage_options,
+    }
+    reading, how = checked(download, reading), Saving.of(download, options, progress=progress)
+    with telling(how.progress, "Downloading", source) as tell:
         done, files = _native.download(
             source,
             destination,
-            storage_options=storage_options,
-            expected_sha256=expected_sha256,
-            overwrite=overwrite,
-            replace_read_only=replace_read_only,
-            durable=is_durable(durable),
-            threads=threads,
+            **reading,
+            **how.of_named_file(),
             progress=tell,
         )
     if not files:

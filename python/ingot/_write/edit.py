@@ -10,19 +10,26 @@ from typing import Any, Literal
 from ingot import _native
 from ingot._base.checks import is_durable, texts
 from ingot._base.frameworks import payload
+from ingot._base.options import Saving, takes
+from ingot._base.progress import telling
 from ingot._base.text import _quoted
-from ingot.typing import Path
+from ingot.typing import EditOptions, Path
 
 from .directory.lock import locked
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
+
+@takes(EditOptions)
 def update_metadata(
     filename: Path,
     set: Mapping[str, str] | None = None,
     remove: Iterable[str] = (),
     *,
-    in_place: bool = True,
-    durable: bool | None = None,
+    atomic: bool = False,
+    **options: Unpack[EditOptions],
 ) -> Literal["unchanged", "in-place", "rewritten"]:
     """Change the text that is stored beside the tensors of a file. No tensor is read.
 
@@ -34,10 +41,11 @@ def update_metadata(
         Keys with their new values. Other keys keep theirs.
     remove : iterable of str
         Keys to remove. Those that are not there are passed over; one that is in `set` too is removed.
-    in_place : bool
-        False always makes a new file.
-    durable : bool, optional
-        Flush to the disk before returning. True by default, unless the environment has ``INGOT_DURABLE=0``.
+    atomic : bool
+        Always write a new file and rename it over the old one. If False, the file is changed in place where
+        the notes below allow it.
+    **options
+        How the file is written: `ingot.typing.SaveOptions`.
 
     Returns
     -------
@@ -74,9 +82,9 @@ def update_metadata(
       that reads it in the very microsecond in which it is copied may see some old and some new bytes, on
       file systems that do not lock reads against writes (ext4, tmpfs; XFS does): a value that is part old,
       part new, or a header that is refused. That came to 2 of 28,000 reads beside a process that did nothing
-      but edit. Names, shapes and data are never in question. ``in_place=False`` avoids it.
+      but edit. Names, shapes and data are never in question. ``atomic=True`` avoids it.
     - Loss of power leaves the old or the new page if the disk writes blocks of 4096 bytes as a whole, as
-      those with physical sectors of that size do. ``in_place=False`` does not depend on it.
+      those with physical sectors of that size do. ``atomic=True`` does not depend on it.
     - Handles that were open before notice, by the time of modification, that the file was written to, and
       raise `StorageError` (``code`` is ``"changed"``) when they are asked for tensors; tensors that were
       taken from them remain good.
@@ -98,10 +106,14 @@ def update_metadata(
     for key in gone:
         if not isinstance(key, str):
             raise TypeError(f"metadata keys must be str, found {_quoted(key)} of type {type(key).__name__}")
-    return _native.update_metadata(filename, texts(set) or {}, gone, in_place, is_durable(durable))
+    how = Saving.of(update_metadata, options, atomic=atomic)
+    pairs = texts(set) or {}
+    with telling(how.progress, "Writing", filename) as tell:
+        return _native.update_metadata(filename, pairs, gone, not how.atomic, how.flush, tell)
 
 
-def replace_tensor(filename: Path, name: str, tensor: Any, *, durable: bool | None = None) -> None:
+@takes(EditOptions)
+def replace_tensor(filename: Path, name: str, tensor: Any, **options: Unpack[EditOptions]) -> None:
     """Put other values into one tensor of a file. The rest stays as it is, byte for byte.
 
     Parameters
@@ -113,8 +125,8 @@ def replace_tensor(filename: Path, name: str, tensor: Any, *, durable: bool | No
         and any of them may be given; parts of it are parts of the new values.
     tensor : array or tensor of any framework
         Of the dtype and the shape that stand in the header.
-    durable : bool, optional
-        As for `update_metadata`.
+    **options
+        How the file is written: `ingot.typing.SaveOptions`.
 
     Raises
     ------
@@ -134,7 +146,9 @@ def replace_tensor(filename: Path, name: str, tensor: Any, *, durable: bool | No
     whole; so a killed process or a reader in between would get half of the old values and half of the new.
     The other tensors are shared with the old file or copied by the kernel, as for `update_metadata`.
     """
-    _native.replace_tensor(filename, name, tensor, payload, is_durable(durable))
+    how = Saving.of(replace_tensor, options)
+    with telling(how.progress, "Writing", filename) as tell:
+        _native.replace_tensor(filename, name, tensor, payload, how.flush, tell)
 
 
 def update_index(path: str, set: Mapping[str, str], remove: Iterable[str]) -> None:

@@ -6,18 +6,21 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Literal
 from warnings import warn
 
-from ingot._base.checks import Existing, checked_progress, is_durable, is_path, one_of, texts
-from ingot._base.keys import NamedTensors, checked_keys, select
-from ingot._base.progress import telling
+from ingot._base.checks import is_path, one_of
+from ingot._base.keys import NamedTensors, select
+from ingot._base.options import Saving, checked, takes
+from ingot._base.progress import telling, within
 from ingot._base.text import _escaped
 from ingot._native import local_path
-from ingot.typing import Align, Format, Keys, Path, Progress, Source, StorageOptions, Tell
+from ingot.typing import CopyOptions, Format, Keys, Path, Source, StorageOptions
 
 from .assemble import Writing, opened, together
 from .names import renaming
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
     from .assemble import Pick
 
 ON_DUPLICATE = ("error", "first", "last")
@@ -26,6 +29,7 @@ ON_DUPLICATE = ("error", "first", "last")
 KEPT: Any = ...
 
 
+@takes(CopyOptions)
 def merge(
     sources: Iterable[Source],
     destination: Path,
@@ -33,13 +37,8 @@ def merge(
     on_duplicate: Literal["error", "first", "last"] = "error",
     metadata: Mapping[str, str] | None = KEPT,
     format: Format | None = None,
-    reserve_header: int = 0,
-    align: Align = 8,
-    durable: bool | None = None,
-    overwrite: bool = False,
-    replace_read_only: bool = False,
-    progress: Progress = False,
     storage_options: StorageOptions | None = None,
+    **options: Unpack[CopyOptions],
 ) -> None:
     """Make one file of several. No tensor is decoded, and less than 64 MiB of memory are taken.
 
@@ -57,12 +56,12 @@ def merge(
     metadata : dict of str to str or None, optional
         The text to store. By default what the sources have, all together, which must not contradict each
         other. Of the metadata of an index that is what is text and speaks of no number of bytes.
-    overwrite : bool
-        Replace what is at `destination`. Otherwise that is an error, also where it was made meanwhile.
-    format, reserve_header, align, durable, replace_read_only, progress
+    format : {"safetensors", "bintensors"}, optional
         As for `save_file`.
     storage_options : dict, optional
         How URLs are reached (`ingot.StorageOptions`).
+    **options
+        How the file is written: `ingot.typing.SaveOptions`.
 
     Raises
     ------
@@ -90,7 +89,7 @@ def merge(
     Names that share a tensor (``save_file(..., shared="alias")``) are names like all others, and share it in
     the new file too. Where the name that it was stored under is left out, it is stored under another.
     """
-    progress = checked_progress(progress)
+    how = _writing(merge, options, metadata, storage_options, format=format)
     one_of("on_duplicate", on_duplicate, ON_DUPLICATE)
     if is_path(sources) or hasattr(sources, "read") or isinstance(sources, (bytearray, memoryview)):
         raise TypeError(f"merge: sources must be an iterable of sources, found one {type(sources).__name__}")
@@ -101,13 +100,12 @@ def merge(
         for pick in reversed(picks) if on_duplicate == "first" else picks:
             by_name[pick[2]] = pick
         picks = list(by_name.values())
-    pairs = together(held) if metadata is KEPT else texts(metadata)
-    existing = Existing(overwrite, replace_read_only)
-    how = Writing(metadata is KEPT, existing, durable, format, reserve_header, align)
-    with telling(progress, "Merging", destination) as tell:
+    pairs = together(held) if how.is_inherited else how.how.metadata
+    with telling(how.how.progress, "Merging", destination) as tell:
         how.write(held, destination, picks, pairs, tell)
 
 
+@takes(CopyOptions)
 def rewrite(
     source: Source,
     destination: Path,
@@ -117,13 +115,8 @@ def rewrite(
     drop: Keys | None = None,
     metadata: Mapping[str, str] | None = KEPT,
     format: Format | None = None,
-    reserve_header: int = 0,
-    align: Align = 8,
-    durable: bool | None = None,
-    overwrite: bool = False,
-    replace_read_only: bool = False,
-    progress: Progress = False,
     storage_options: StorageOptions | None = None,
+    **options: Unpack[CopyOptions],
 ) -> None:
     """Make a file of tensors of another, or of a checkpoint: some, under other names, in the other format.
 
@@ -141,12 +134,12 @@ def rewrite(
         matter.
     metadata : dict of str to str or None, optional
         The text to store. By default that of the source.
-    overwrite : bool
-        Replace what is at `destination`. Otherwise that is an error, also where it was made meanwhile.
-    format, reserve_header, align, durable, replace_read_only, progress
-        As for `save_file`: by default the name of `destination` decides the format.
+    format : {"safetensors", "bintensors"}, optional
+        As for `save_file`: by default the name of `destination` decides.
     storage_options : dict, optional
         As for `merge`.
+    **options
+        How the file is written: `ingot.typing.SaveOptions`.
 
     Raises
     ------
@@ -172,8 +165,10 @@ def rewrite(
     Names that share a tensor (``save_file(..., shared="alias")``) are names like all others, and share it in
     the new file too. Where the name that it was stored under is left out, it is stored under another.
     """
-    progress, destination = checked_progress(progress), local_path(destination)
-    wanted, unwanted = checked_keys("keys", keys), checked_keys("drop", drop)
+    how = _writing(rewrite, options, metadata, storage_options, format=format)
+    destination = local_path(destination)
+    chosen = checked(rewrite, {"keys": keys, "drop": drop})
+    wanted, unwanted = chosen["keys"], chosen["drop"]
     held = opened([source], storage_options)
     names, path = held.names(0), held.path(0)
     kept = set(select(NamedTensors(path, names, lambda: held.infos(0)), wanted, unwanted))
@@ -186,13 +181,12 @@ def rewrite(
             "nothing",
             stacklevel=2,
         )
-    pairs = together(held) if metadata is KEPT else texts(metadata)
-    existing = Existing(overwrite, replace_read_only)
-    how = Writing(metadata is KEPT, existing, durable, format, reserve_header, align)
-    with telling(progress, "Writing", destination) as tell:
+    pairs = together(held) if how.is_inherited else how.how.metadata
+    with telling(how.how.progress, "Writing", destination) as tell:
         how.write(held, destination, picks, pairs, tell)
 
 
+@takes(CopyOptions)
 def split(
     source: Source,
     destination: Path,
@@ -200,11 +194,8 @@ def split(
     *,
     filename_pattern: str = "model{suffix}.safetensors",
     metadata: Mapping[str, str] | None = KEPT,
-    durable: bool | None = None,
-    overwrite: bool = False,
-    replace_read_only: bool = False,
-    progress: Progress = False,
     storage_options: StorageOptions | None = None,
+    **options: Unpack[CopyOptions],
 ) -> None:
     """Make several files and an index of a file or a checkpoint, as huggingface_hub does.
 
@@ -223,13 +214,12 @@ def split(
     metadata : dict of str to str or None, optional
         The text to store. By default that of the source. It goes into the index, and its ``format`` (``"pt"``
         where there is none) into each file; into the file, where there is only one.
-    overwrite : bool
-        Replace the checkpoint that is at `destination`: its files that `filename_pattern` fits, and no
-        others, are removed when the new one is in place. Otherwise it is an error that it is there.
-    durable, replace_read_only, progress
-        As for `save_file`.
     storage_options : dict, optional
         As for `merge`.
+    **options
+        How the files are written: `ingot.typing.SaveOptions`. `overwrite` replaces the checkpoint at
+        `destination`: its files that match `filename_pattern`, and no others, are removed when the new ones
+        are in place.
 
     Raises
     ------
@@ -248,16 +238,18 @@ def split(
     The index is written last: if this fails, the directory holds the old checkpoint or the new one, whole,
     on file systems with hard links. What an interrupted call left behind, the next one removes.
     """
-    from .shards import Place, index, nbytes, write
+    from .shards import Place, index, write
     from .shards import split as planned
 
-    progress = checked_progress(progress)
-    place, limit = Place(destination, filename_pattern), nbytes(max_shard_size)
-    existing = Existing(overwrite, replace_read_only)
+    given: dict[str, Any] = {"max_shard_size": max_shard_size, "filename_pattern": filename_pattern}
+    limit: int = checked(split, given)["max_shard_size"]
+    how = _writing(split, options, metadata, storage_options)
+    place = Place(destination, filename_pattern)
+    existing = how.how.existing
     place.check(existing)
-    flush, held = is_durable(durable), opened([source], storage_options)
+    held = opened([source], storage_options)
     names, sizes = held.names(0), held.sizes(0)
-    pairs = (together(held) if metadata is KEPT else texts(metadata)) or {}
+    pairs = (together(held) if how.is_inherited else how.how.metadata) or {}
     of_file = {"format": pairs.get("format", "pt")}
     shards = planned(sizes, limit)
     files = place.names(len(shards))
@@ -277,28 +269,29 @@ def split(
 
     done, total = 0, sum(sizes)
     # Under names that nothing has: `write` sees to what is in the place of a shard.
-    how = Writing(metadata is KEPT, Existing(overwrite=True), flush)
+    new = how._replace(how=how.how._replace(overwrite=True))
 
     def save(shard_path: str, shard: list[int]) -> None:
         nonlocal done
         numbers = [other for number in shard for other in (number, *sharing.get(number, ()))]
         picks = [(0, number, names[number]) for number in numbers]
         size = sum(sizes[number] for number in shard)
-        part = _part(tell, done, size, total)
-        how.write(held, shard_path, picks, of_file, part)
+        part = within(tell, done, size, total)
+        new.write(held, shard_path, picks, of_file, part)
         done += size
 
-    with telling(progress, "Splitting", held.path(0)) as tell:
-        write(place, dict(zip(files, shards, strict=True)), save, whole, flush, existing)
+    with telling(how.how.progress, "Splitting", held.path(0)) as tell:
+        write(place, dict(zip(files, shards, strict=True)), save, whole, how.how.flush, existing)
 
 
-def _part(tell: Tell | None, before: int, size: int, total: int) -> Tell | None:
-    """What tells of a file as the part that its tensors, of `size` bytes, are of all."""
-    if tell is None:
-        return None
-
-    def within(done: int, of: int) -> None:
-        # Files have headers too.
-        tell(before + (size * done // of if of else size), total)
-
-    return within
+def _writing(
+    function: Callable[..., Any],
+    options: Mapping[str, Any],
+    metadata: Mapping[str, str] | None,
+    storage_options: StorageOptions | None,
+    **own: Any,
+) -> Writing:
+    """Return how `function` writes."""
+    checked(function, {"storage_options": storage_options})
+    is_kept = metadata is KEPT
+    return Writing(Saving.of(function, options, metadata=None if is_kept else metadata, **own), is_kept)

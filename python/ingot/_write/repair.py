@@ -6,18 +6,21 @@ from dataclasses import dataclass
 from os import fsdecode
 from typing import Any, NamedTuple
 
-from ingot._base.checks import Existing, checked_progress, format_for
+from ingot._base.checks import format_for
+from ingot._base.options import Saving, checked, takes
 from ingot._base.progress import telling
 from ingot._base.report import Report, reduced
 from ingot._base.text import _escaped, _quoted, nbytes, plural
 from ingot._native import local_path
 from ingot.errors import HeaderError
-from ingot.typing import Align, Format, Path, Progress, Source, StorageOptions
+from ingot.typing import CopyOptions, Format, Path, Source, StorageOptions
 
 from .assemble import Writing, opened, together
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
     from ingot._native import Sources
 
 
@@ -83,18 +86,14 @@ class Repair(Report):
         return page(f"{self.source} → {self.destination}", facts, table(rows))
 
 
+@takes(CopyOptions)
 def repair(
     source: Source,
     destination: Path,
     *,
     format: Format | None = None,
-    reserve_header: int = 0,
-    align: Align = 8,
-    durable: bool | None = None,
-    overwrite: bool = False,
-    replace_read_only: bool = False,
-    progress: Progress = False,
     storage_options: StorageOptions | None = None,
+    **options: Unpack[CopyOptions],
 ) -> Repair:
     """Write a valid file of what is sound in a broken one, and report each change.
 
@@ -109,12 +108,12 @@ def repair(
         be sound, become one file.
     destination : str, bytes or os.PathLike
         Where to write; it may be `source`. What is there stays until the new file is whole.
-    overwrite : bool
-        Replace what is at `destination`. Otherwise that is an error, also where it was made meanwhile.
-    format, reserve_header, align, durable, replace_read_only, progress
-        As for `save_file`: by default the name of `destination` decides the format.
+    format : {"safetensors", "bintensors"}, optional
+        As for `save_file`: by default the name of `destination` decides.
     storage_options : dict, optional
         How URLs are reached (`ingot.StorageOptions`).
+    **options
+        How the file is written: `ingot.typing.SaveOptions`.
 
     Returns
     -------
@@ -152,17 +151,17 @@ def repair(
 
     Notes
     -----
-    Digests that the source keeps of its tensors go along and are not compared: `ingot.verify` of the new file
-    does that. ``modelspec.hash_sha256`` stays where all data is the same, as for `merge`. Names that share a
-    tensor go along with it, and are left out where it is.
+    By default the digests that the source keeps of its tensors go along and are not compared: `ingot.verify`
+    of the new file does that. ``modelspec.hash_sha256`` stays where all data is the same, as for `merge`.
+    Names that share a tensor go along with it, and are left out where it is.
     """
-    progress, destination = checked_progress(progress), local_path(destination)
+    checked(repair, {"storage_options": storage_options})
+    how, destination = Saving.of(repair, options, format=format), local_path(destination)
     held, findings = examined(source, storage_options)
     names, path = held.names(0), held.path(0)
-    how = Writing(True, Existing(overwrite, replace_read_only), durable, format, reserve_header, align)
-    with telling(progress, "Repairing", destination) as tell:
+    with telling(how.progress, "Repairing", destination) as tell:
         picks = [(0, number, name) for number, name in enumerate(names)]
-        how.write(held, destination, picks, together(held), tell)
+        Writing(how, is_inherited=True).write(held, destination, picks, together(held), tell)
     sizes = held.sizes(0)
     return Repair(
         source=path,

@@ -10,13 +10,7 @@ from os.path import join
 from typing import Any, NamedTuple
 
 from ingot import _native
-from ingot._base.checks import (
-    checked_progress,
-    format_for,
-    is_path,
-    known_format,
-    texts,
-)
+from ingot._base.checks import format_for, is_path
 from ingot._base.text import _escaped, _quoted
 from ingot.errors import StorageError
 
@@ -24,13 +18,13 @@ from .failures import warn as warn_of_failures
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable
 
     from typing_extensions import TypeIs
 
     from ingot._base.options import Saving
     from ingot._native import Export, NewFile
-    from ingot.typing import Path, Progress, Tell, Writable
+    from ingot.typing import Path, Tell, Writable
 
     from .background import SaveFuture
 
@@ -44,13 +38,11 @@ def write_file(
     filename: Path | Writable,
     tensors: dict[str, Any],
     payload: Payload,
-    metadata: Mapping[str, str] | None,
     how: Saving,
     *,
     export: Export | None = None,
     shared: str = "copy",
     views: str | None = None,
-    background: bool = False,
     copies: Callable[[dict[str, Any]], dict[str, Any]] = dict,
 ) -> SaveFuture | None:
     """Write a file. The end of every function that does, with tensors of whatever framework.
@@ -59,35 +51,33 @@ def write_file(
     ----------
     filename : str, bytes, os.PathLike or Writable
         Where to write.
-    metadata
-        As for `serialize_file`.
     tensors : dict of str to tensor
         As `named` gives it.
     payload, export, shared, views
         As for `_native.prepare`: how the tensors are handed over, and what of those that share memory.
     how : Saving
         How the file is written.
-    background : bool
-        As for `ingot.numpy.save_file`.
     copies : callable
         Gives copies of tensors that lie where they do, for ``snapshot="device"``. Those of most frameworks
         need none.
     """
     warn_of_failures()
     if is_writable(filename):
-        how.check_writable(filename, background)
-        _stream(filename, tensors, payload, texts(metadata), how, export=export, shared=shared, views=views)
+        how.check_writable(filename)
+        _stream(filename, tensors, payload, how, export=export, shared=shared, views=views)
         return None
     path = _native.local_path(filename)
     snapshot = how.snapshot_of()
-    if background and snapshot == "device":
+    if how.background and not how.overwrite:
+        how.existing.check(fsdecode(path))
+    if how.background and snapshot == "device":
         tensors = copies(tensors)
     file = new_file(
         # Where a relative path leads now, and not when its turn comes.
-        join(getcwd(), fsdecode(path)) if background else path,
+        join(getcwd(), fsdecode(path)) if how.background else path,
         tensors,
         payload,
-        metadata,
+        how.metadata,
         how,
         export=export,
         shared=shared,
@@ -96,7 +86,7 @@ def write_file(
     write = _native.NewFile.write
     # What is left of the tensors is in `file`.
     del tensors, payload, export
-    if not background:
+    if not how.background:
         _telling(how.progress, path, write)(file)
         return None
     from .background import SAVES, SaveFuture
@@ -116,7 +106,7 @@ def new_file(
     path: str | bytes,
     tensors: dict[str, Any],
     payload: Payload,
-    metadata: Mapping[str, str] | None,
+    metadata: dict[str, str] | None,
     how: Saving,
     **shown: Any,
 ) -> NewFile:
@@ -125,11 +115,12 @@ def new_file(
         path,
         tensors,
         payload,
-        texts(metadata),
+        metadata,
         format_for(path, how.format),
         **shown,
         **how.layout(),
         **how.of_named_file(),
+        atomic=how.atomic,
     )
 
 
@@ -148,12 +139,11 @@ def staging(future: SaveFuture, write: Callable[..., None]) -> Callable[..., Non
     return told_of
 
 
-def _telling(progress: Progress, path: str | bytes, work: Callable[..., None]) -> Callable[..., None]:
+def _telling(progress: bool | Tell, path: str | bytes, work: Callable[..., None]) -> Callable[..., None]:
     """`work`, whose last argument is what it tells how far it is, with `progress` for that.
 
     What it needs is imported when it is asked for, since few programs do.
     """
-    progress = checked_progress(progress)
     if progress is False:
         return work
     from ingot._base.progress import telling
@@ -174,17 +164,16 @@ def _stream(
     file: Writable,
     tensors: dict[str, Any],
     payload: Payload,
-    metadata: dict[str, str] | None,
     how: Saving,
     **shown: Any,
 ) -> None:
     """Give the bytes of a file to `file`, a piece at a time. `shown` is how the tensors are handed over."""
     name = getattr(file, "name", None)
     called = name if isinstance(name, str) else type(file).__name__
-    write, format = _taking_all(file, called), known_format(how.format or "safetensors")
+    write, format = _taking_all(file, called), how.format or "safetensors"
 
     def work(tell: Tell | None = None) -> None:
-        _native.stream(write, tensors, payload, metadata, format, **shown, **how.layout(), progress=tell)
+        _native.stream(write, tensors, payload, how.metadata, format, **shown, **how.layout(), progress=tell)
 
     _telling(how.progress, called, work)()
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal, overload
 
+import ingot
 from ingot import _native
-from ingot._base.checks import known_format, named, stored, texts
-from ingot._base.options import Saving, takes
+from ingot._base.checks import named, stored
+from ingot._base.options import Saving, checked, takes
 from ingot._base.text import _quoted
 from ingot.errors import SaveError
 from ingot.typing import Buffer, Format, Path, SaveOptions, Writable
@@ -59,17 +60,41 @@ def serialize(
     OptionError
         `format` is not one of the two.
     """
-    tensors = named(tensor_dict)
-    return _native.serialize(tensors, _spec, texts(metadata), known_format(format))
+    given = checked(serialize, {"metadata": metadata, "format": format})
+    return _native.serialize(named(tensor_dict), _spec, **given)
 
 
-@takes(SaveOptions)
+@overload
+def serialize_file(
+    tensor_dict: Mapping[str, Mapping[str, Any]],
+    filename: Path,
+    metadata: Mapping[str, str] | None = None,
+    *,
+    background: Literal[True],
+    **options: Unpack[SaveOptions],
+) -> ingot.SaveFuture: ...
+
+
+@overload
 def serialize_file(
     tensor_dict: Mapping[str, Mapping[str, Any]],
     filename: Path | Writable,
     metadata: Mapping[str, str] | None = None,
+    *,
+    background: Literal[False] = False,
     **options: Unpack[SaveOptions],
-) -> None:
+) -> None: ...
+
+
+@takes(SaveOptions, overwrite=True)
+def serialize_file(
+    tensor_dict: Mapping[str, Mapping[str, Any]],
+    filename: Path | Writable,
+    metadata: Mapping[str, str] | None = None,
+    *,
+    background: bool = False,
+    **options: Unpack[SaveOptions],
+) -> ingot.SaveFuture | None:
     """Write these buffers to a file.
 
     Parameters
@@ -79,20 +104,28 @@ def serialize_file(
     filename : str, bytes, os.PathLike, or an object with a ``write``
         Where to write. A file of that name is replaced. An object such as an open binary file or `io.BytesIO`
         is given the bytes of the file, a piece at a time (`ingot.typing.Writable`).
+    background : bool
+        Return an `ingot.SaveFuture` and write in a thread, as `ingot.numpy.save_file` does.
     **options
         How the file is written: `ingot.typing.SaveOptions`.
+
+    Returns
+    -------
+    None or ingot.SaveFuture
+        The future of a background save. Its result is None.
 
     Raises
     ------
     OSError
-        The file or its directory cannot be opened for writing.
+        The file or its directory cannot be opened for writing. `FileExistsError` if the file exists and
+        `overwrite` is False.
     StorageError
-        Writing failed. What stood under that name before still stands there if `atomic`.
+        Writing failed. An existing file is unchanged unless `atomic` is False.
     TypeError, SaveError, OptionError
         As for `serialize`, and before the disk is touched.
     """
-    how = Saving.of(serialize_file, options)
-    write_file(filename, named(tensor_dict), _spec, metadata, how)
+    how = Saving.of(serialize_file, options, metadata=metadata, background=background)
+    return write_file(filename, named(tensor_dict), _spec, how)
 
 
 def deserialize(data: Buffer) -> list[tuple[str, dict[str, Any]]]:

@@ -7,13 +7,13 @@ import os
 import re
 from contextlib import contextmanager, suppress
 from errno import EEXIST
-from math import inf
 from os import strerror
 from typing import TypeVar
 
+from ingot._base.checks import SUFFIX, checked_pattern
 from ingot._base.text import _escaped
 from ingot._native import RECORD_KEYS, ShardIndex, local_path, replace_file
-from ingot.errors import CheckpointError, OptionError, StorageError
+from ingot.errors import CheckpointError, StorageError
 
 from .directory.hidden import PREFIX, hidden
 from .directory.lock import NAME as LOCK
@@ -32,34 +32,7 @@ if TYPE_CHECKING:
 _TOTALS = ("total_size", "total_parameters")
 
 
-UNITS = {"KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
-_SUFFIX = "{suffix}"
-_SIZE = re.compile(r"\s*([+-]?\d+(?:\.\d+)?)\s*([a-z]+)\s*", re.IGNORECASE | re.ASCII)
-
 Shard = TypeVar("Shard")
-
-
-def nbytes(size: int | str) -> int:
-    """`size` in bytes."""
-    if isinstance(size, bool) or not isinstance(size, int | str):
-        raise TypeError(f"max_shard_size must be an int or a str, found {type(size).__name__}")
-    count: float = size if isinstance(size, int) else _counted(size)
-    if not 1 <= count < inf:
-        raise OptionError(
-            f"max_shard_size {size!r} is no size: expected a number of bytes above 0, or one with "
-            f"{', '.join(UNITS)}",
-            code="invalid-size",
-            expected=tuple(UNITS),
-            found=size,
-        )
-    return int(count)
-
-
-def _counted(size: str) -> float:
-    """Return the bytes that a text means, or 0 if it is no size."""
-    match = _SIZE.fullmatch(size)
-    unit = UNITS.get(match[2].upper()) if match else None
-    return 0 if match is None or unit is None else float(match[1]) * unit
 
 
 def split(sizes: Iterable[int], limit: int) -> list[list[int]]:
@@ -98,18 +71,11 @@ class Place:
     """A directory, and which names in it are those of a checkpoint."""
 
     def __init__(self, directory: Path, pattern: str) -> None:
-        if not isinstance(pattern, str):
-            raise TypeError(f"filename_pattern must be a str, found {type(pattern).__name__}")
-        if pattern.count(_SUFFIX) != 1 or os.path.basename(pattern) != pattern or pattern.startswith("."):
-            raise OptionError(
-                f"filename_pattern {pattern!r} cannot be used: expected a file name with one {_SUFFIX}",
-                code="invalid-pattern",
-                found=pattern,
-            )
+        checked_pattern(pattern)
         self.directory = os.fsdecode(local_path(directory))
         self._pattern = pattern
-        self.index = pattern.replace(_SUFFIX, "") + ".index.json"
-        before, after = map(re.escape, pattern.split(_SUFFIX))
+        self.index = pattern.replace(SUFFIX, "") + ".index.json"
+        before, after = map(re.escape, pattern.split(SUFFIX))
         self._files = re.compile(f"{before}(-[0-9]{{5,}}-of-[0-9]{{5,}})?{after}|{PART.pattern}")
         # A save to such a name may have left its own temporary file too, which begins with a dot more.
         self._hidden = re.compile(rf"{PREFIX.pattern}(.+)|\.{PREFIX.pattern}(.+)\.[0-9a-f]{{16}}\.ingot-tmp")
@@ -117,9 +83,9 @@ class Place:
     def names(self, count: int) -> list[str]:
         """The names of so many files."""
         if count == 1:
-            return [self._pattern.replace(_SUFFIX, "")]
+            return [self._pattern.replace(SUFFIX, "")]
         numbers = range(1, count + 1)
-        return [self._pattern.replace(_SUFFIX, f"-{number:05d}-of-{count:05d}") for number in numbers]
+        return [self._pattern.replace(SUFFIX, f"-{number:05d}-of-{count:05d}") for number in numbers]
 
     def at(self, directory: str) -> Place:
         """Return the same names in another directory."""

@@ -8,27 +8,20 @@ from typing import Any, Literal, Self
 from weakref import WeakSet
 
 from ingot import _native
-from ingot._base.checks import (
-    alignment,
-    format_for,
-    is_durable,
-    known_format,
-    named,
-    one_of,
-    room,
-    stored,
-    texts,
-)
+from ingot._base.checks import format_for, is_durable, named, one_of, room, stored
 from ingot._base.frameworks import payload
+from ingot._base.options import Saving, checked, takes
 from ingot._base.text import _escaped, _quoted
 from ingot.errors import ClosedError, OptionError, SaveError
-from ingot.typing import Align, Format, Path
+from ingot.typing import Format, Path, ReplaceOptions
 
 from .save import rendered
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from typing_extensions import Unpack
 
     from .save import Views
 
@@ -40,6 +33,7 @@ ORPHANED = ("refuse", "finish")
 _WRITERS: WeakSet[Writer] = WeakSet()
 
 
+@takes(ReplaceOptions)
 class Writer:
     """Write a file that need not fit in memory: tensor by tensor, slice by slice, by threads and processes.
 
@@ -59,24 +53,17 @@ class Writer:
     format : {"safetensors", "bintensors"}, optional
         What to write. By default ``.bt`` at the end of the path means bintensors. Not with `reserve`, which
         bintensors headers have no place for.
-    reserve_header, align
-        As for `save_file`, with `specs`.
-    durable : bool, optional
-        Flush the file and its directory in `commit`. True by default, unless the environment has
-        ``INGOT_DURABLE=0``.
-    overwrite : bool
-        Replace an existing file. If False, a file at `destination` is an error, also one that is made before
-        `commit`.
-    replace_read_only : bool
-        Replace a read-only file too.
     aliases : dict of str to str, optional
         Other names for tensors of `specs`, each with the name of its tensor, which is stored once. They are
         kept as ``save_file(..., shared="alias")`` of `ingot.torch` keeps them. With `specs` only.
+    **options
+        How the file is written: `ingot.typing.SaveOptions`. `commit` flushes. The keys `align` and
+        `reserve_header` of `write_options` are for `specs`.
 
     Raises
     ------
     FileExistsError
-        A file is at `destination`, and `overwrite` is False.
+        The file exists and `overwrite` is False. `commit` raises it for a file that was created meanwhile.
     OSError
         The directory cannot be written to.
     StorageError
@@ -117,20 +104,16 @@ class Writer:
         *,
         reserve: int | None = None,
         format: Format | None = None,
-        reserve_header: int = 0,
-        align: Align = 8,
-        durable: bool | None = None,
-        overwrite: bool = True,
-        replace_read_only: bool = False,
         aliases: Mapping[str, str] | None = None,
+        **options: Unpack[ReplaceOptions],
     ) -> None:
+        how = Saving.of(Writer, options, metadata=metadata, format=format)
         self._path = _native.local_path(destination)
-        pairs, flush = texts(metadata), is_durable(durable)
         self._writer: _native.Writer | _native.Appender
         if (specs is None) == (reserve is None):
             raise OptionError("expected either specs or reserve", code="specs-or-reserve")
         if reserve is not None:
-            if format is not None and known_format(format) != "safetensors":
+            if format not in (None, "safetensors"):
                 raise OptionError(
                     "reserve is for safetensors: a bintensors header has no room",
                     code="no-room",
@@ -142,24 +125,22 @@ class Writer:
                 )
             self._writer = _native.Appender.create(
                 self._path,
-                room(reserve),
-                pairs,
-                durable=flush,
-                overwrite=overwrite,
-                replace_read_only=replace_read_only,
+                room(reserve, "reserve"),
+                how.metadata,
+                durable=how.flush,
+                **how.existing._asdict(),
             )
         else:
             self._writer = _native.Writer.create(
                 self._path,
                 [_declared(name, spec) for name, spec in named(specs or {}, value="(dtype, shape)").items()],
-                pairs,
+                how.metadata,
                 format_for(self._path, format),
                 views=rendered(_views(specs or {}, aliases or {})),
-                reserve=room(reserve_header),
-                align=alignment(align),
-                durable=flush,
-                overwrite=overwrite,
-                replace_read_only=replace_read_only,
+                reserve=how.reserve_header,
+                align=how.align,
+                durable=how.flush,
+                **how.existing._asdict(),
             )
         _WRITERS.add(self)
 
@@ -209,7 +190,8 @@ class Writer:
         finish = one_of("orphaned", orphaned, ORPHANED) == "finish"
         writer = object.__new__(cls)
         writer._path = _native.local_path(destination)
-        writer._writer = _native.Writer.join(writer._path, finish=finish, durable=is_durable(durable))
+        flush = is_durable(checked(Writer.join, {"durable": durable})["durable"])
+        writer._writer = _native.Writer.join(writer._path, finish=finish, durable=flush)
         _WRITERS.add(writer)
         return writer
 
@@ -263,6 +245,8 @@ class Writer:
 
         Raises
         ------
+        FileExistsError
+            Another file has the name, and `overwrite` is False. What was written is removed.
         SaveError
             Elements were not written: never (``code`` is ``"never-filled"``) or in part
             (``"partly-filled"``). The tensor is named, and writing may go on.

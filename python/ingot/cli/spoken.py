@@ -22,7 +22,6 @@ _TYPED = (TensorNotFoundError, SliceError, OptionError)
 
 # The arguments that messages of `ingot` name, and what is typed for them.
 OPTIONS = {
-    "dequantize": "--dequantize",
     "dtype": "--dtype",
     "expected_sha256": "--sha256",
     "filename_pattern": "--pattern",
@@ -42,9 +41,12 @@ OPTIONS = {
 _PHRASES = {
     " — format=… says it": "",
     " — say which by metadata=": " — make them equal with `ingot meta set`",
+    'write_options={"replace_read_only": True}': "replace_read_only=True",
 }
 # With a value, as in `overwrite=True`; or alone, where no word of English has that form.
-_ARGUMENT = re.compile(r"\b([a-z_]+)=(?:True|False|…|\.\.\.|(\d+)\b)?(?![\w=])|\b([a-z]+(?:_[a-z0-9]+)+)\b")
+_ARGUMENT = re.compile(
+    r"\b([a-z_]+)=(?:True|False|…|\.\.\.|(\d+\b|'\w+'))?(?![\w=])|\b([a-z]+(?:_[a-z0-9]+)+)\b"
+)
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.:-]+:/+[^\s'\"`]*[^\s'\"`.,:;)]")
 
 

@@ -15,20 +15,22 @@ from torch.distributed.checkpoint.planner import SavePlanner, WriteItemType
 from torch.distributed.checkpoint.storage import StorageWriter, WriteResult
 from torch.futures import Future
 
-from ingot._base.checks import Existing, is_durable, is_path, texts
+from ingot._base.checks import is_path
+from ingot._base.options import Saving, checked, takes
 from ingot._base.text import _quoted
 from ingot._ranks.local import Held
 from ingot._ranks.peers import Peers, this_node
 from ingot._ranks.placements import Part
 from ingot._write import writer as _writer
 from ingot._write.directory.hidden import called
-from ingot._write.shards import Place, aside, nbytes
+from ingot._write.shards import Place, aside
 from ingot.errors import OptionError, RankError, SaveError
 from ingot.torch._files import save_file
 from ingot.torch._load_into import has_ranks
 from ingot.torch._save_by_ranks import Files, Looked, Together, write
 from ingot.torch._sharded import planned
 from ingot.torch._tensors import storable
+from ingot.typing import ReplaceOptions
 
 from . import parts
 from .pending import give_up, watch
@@ -42,6 +44,7 @@ if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
     from torch.distributed.checkpoint.metadata import Metadata
     from torch.distributed.checkpoint.planner import SavePlan, WriteItem
+    from typing_extensions import Unpack
 
     from ingot.typing import Path
 
@@ -68,24 +71,28 @@ class _Global(NamedTuple):
     prefix: str = ""
 
 
+@takes(ReplaceOptions)
 class Writer(StorageWriter):
     """Saves ordinary files: what `torch.distributed.checkpoint.save` takes as its `storage_writer`.
 
     Parameters
     ----------
-    path : str, bytes or os.PathLike
+    destination : str, bytes or os.PathLike
         A directory, which is made if it is not there.
-    max_shard_size, filename_pattern, metadata, durable, overwrite, replace_read_only
+    max_shard_size, filename_pattern, metadata
         As for `ingot.torch.save_sharded`.
     whole : bool
         Write whole tensors, as every program reads them: all ranks of a machine write to the same files, and
         of several machines each file has one writer, as in `ingot.torch.save_sharded`. With False each rank
         writes a file of its own, of the parts that it has, with ``DCP_SHARDING_INFO`` in its metadata as
         torch's `HuggingFaceStorageWriter(save_distributed=True)` has it: `Reader` and torch's
-        `HuggingFaceStorageReader` read these, other programs do not. Of the options above
-        only `durable`, `overwrite` and `replace_read_only` go with that.
+        `HuggingFaceStorageReader` read these, other programs do not. `max_shard_size`, `filename_pattern`
+        and `metadata` have no effect then.
     process_group : torch.distributed.ProcessGroup, optional
         The ranks that save together, as `save` is given it. By default all.
+    **options
+        How the files are written: `ingot.typing.SaveOptions`. `overwrite` replaces a checkpoint in the
+        directory, as `ingot.torch.save_sharded` does.
 
     Raises
     ------
@@ -105,24 +112,21 @@ class Writer(StorageWriter):
 
     def __init__(
         self,
-        path: Path,
+        destination: Path,
         max_shard_size: int | str = "5GB",
         *,
         filename_pattern: str = "model{suffix}.safetensors",
         metadata: Mapping[str, str] | None = None,
-        durable: bool | None = None,
-        overwrite: bool = False,
-        replace_read_only: bool = False,
         whole: bool = True,
         process_group: ProcessGroup | None = None,
+        **options: Unpack[ReplaceOptions],
     ) -> None:
-        self._limit = nbytes(max_shard_size)
-        self._pattern, self._durable = filename_pattern, is_durable(durable)
-        self._metadata = texts(metadata) or {}
-        self._existing = Existing(overwrite, replace_read_only)
+        given = {"max_shard_size": max_shard_size, "filename_pattern": filename_pattern}
+        self._limit: int = checked(Writer, given)["max_shard_size"]
+        self._pattern, self._how = filename_pattern, Saving.of(Writer, options, metadata=metadata)
         self._whole, self._group = whole, process_group
         self._save_id = uuid4().hex
-        self._place = Place(path, filename_pattern)
+        self._place = Place(destination, filename_pattern)
         # The save that is under way, on the coordinator. A list, from which two threads do not take the same.
         self._saving: list[ExitStack] = []
         # Of files of parts, when all are written.
@@ -203,18 +207,20 @@ class Writer(StorageWriter):
         specs = _specs(plans)
         nodes = {plan.storage_data.node for plan in plans if plan.items}
         if len(nodes) > 1:
-            self._place.check(self._existing)
+            self._place.check(self._how.existing)
             return [
                 dataclasses.replace(plan, storage_data=_Global({}, {}, rank, [*specs]))
                 for rank, plan in enumerate(plans)
             ]
         tensors, of_file, index = self._files({name: spec.nbytes for name, spec in specs.items()})
         with ExitStack() as saving:
-            self._place.check(self._existing)
-            paths = saving.enter_context(aside(self._place, tensors, index, self._durable, self._existing))
+            self._place.check(self._how.existing)
+            paths = saving.enter_context(
+                aside(self._place, tensors, index, self._how.flush, self._how.existing)
+            )
             for name, own in tensors.items():
                 of_own = {tensor: specs[tensor].stored() for tensor in own}
-                made = _writer.Writer(paths[name], of_own, of_file, durable=self._durable)
+                made = _writer.Writer(paths[name], of_own, of_file, **self._how.of_writer())
                 self._writers[name] = saving.enter_context(made)
             self._saving.append(saving.pop_all())
         files = {tensor: name for name, own in tensors.items() for tensor in own}
@@ -239,7 +245,7 @@ class Writer(StorageWriter):
     def _begin_parts(self) -> str:
         """Prepare the directory for files of parts. Returns what their paths start with."""
         with ExitStack() as saving:
-            replacement = replacing(self._place, self._existing, self._durable)
+            replacement = replacing(self._place, self._how.existing, self._how.flush)
             prefix, self._names = saving.enter_context(replacement)
             self._saving.append(saving.pop_all())
         return os.path.join(os.path.abspath(self._place.directory), prefix)
@@ -258,7 +264,7 @@ class Writer(StorageWriter):
     def _files(self, sizes: dict[str, int]) -> Files:
         """What is written of tensors of so many bytes, in their order."""
         homes = {name: name if nbytes else None for name, nbytes in sizes.items()}
-        return Files(*planned(self._place, sizes, homes, self._limit, self._metadata, {}))
+        return Files(*planned(self._place, sizes, homes, self._limit, self._how.metadata or {}, {}))
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
         """Write this rank's items."""
@@ -294,7 +300,7 @@ class Writer(StorageWriter):
                 hidden = os.path.basename(where.paths[file]).removesuffix(file)
                 with called(hidden, ""):
                     if file not in writers:
-                        writer = _writer.Writer.join(where.paths[file], durable=self._durable)
+                        writer = _writer.Writer.join(where.paths[file], durable=self._how.flush)
                         writers[file] = joined.enter_context(writer)
                     tensor = _values(planner, item)
                     begin = _begin(item)
@@ -310,7 +316,7 @@ class Writer(StorageWriter):
         peers = Peers(self._group)
         together = Together(partial(_looked, plan, planner), peers)
         files = self._files({name: together.specs[name].nbytes for name in where.names or ()})
-        write(together, files, self._place, self._durable, self._existing, peers)
+        write(together, files, self._place, self._how, peers)
         homes = {tensor: name for name, own in files.tensors.items() for tensor in own}
         return [
             WriteResult(item.index, together.local[item.index.fqn].nbytes, homes[item.index.fqn])
@@ -331,7 +337,7 @@ class Writer(StorageWriter):
             tensors = {tensor: _values(planner, item) for tensor, item in shard.items()}
             noted = parts.metadata({tensor: _begin(item) for tensor, item in shard.items()})
             with called(os.path.basename(where.prefix), ""):
-                save_file(tensors, where.prefix + name, noted, shared="copy", durable=self._durable)
+                save_file(tensors, where.prefix + name, noted, shared="copy", **self._how.of_writer())
             results += [
                 WriteResult(item.index, tensors[tensor].nbytes, name) for tensor, item in shard.items()
             ]

@@ -13,7 +13,7 @@ from types import new_class
 
 import torch
 
-from ingot._base.options import check_names, takes
+from ingot._base.options import checked, takes
 from ingot._base.text import _escaped
 from ingot.errors import CheckpointError
 from ingot.torch import load_file, save_file
@@ -56,6 +56,7 @@ else:
 __all__ = ["CheckpointIO"]
 
 
+@takes(SaveOptions, overwrite=True)
 class CheckpointIO(Base):  # type: ignore[misc]
     """Saves and loads checkpoints: what Lightning's ``Trainer`` and ``Fabric`` take among their `plugins`.
 
@@ -87,12 +88,11 @@ class CheckpointIO(Base):  # type: ignore[misc]
     (``FSDPStrategy``, ``ModelParallelStrategy``) Lightning saves by itself, and asks no plugin.
     """
 
-    @takes(SaveOptions)
     def __init__(self, *, background: bool = False, **options: Unpack[SaveOptions]) -> None:
         super().__init__()
-        check_names(CheckpointIO.__init__, options)
-        self._background = background
-        self._options: SaveOptions = options
+        given: Any = checked(CheckpointIO, {**options, "background": background})
+        self._background = given.pop("background")
+        self._options: SaveOptions = given
         self._saving: SaveFuture | None = None
         # Set when a checkpoint has been removed, or stays.
         self._removals: list[threading.Event] = []

@@ -11,8 +11,8 @@ import torch
 
 import ingot
 from ingot import _native
-from ingot._base.checks import known_format, one_of, texts
-from ingot._base.options import Loading, Saving, takes
+from ingot._base.checks import one_of
+from ingot._base.options import Loading, Saving, checked, takes
 from ingot._base.text import _quoted
 from ingot._read import door, faults, moves, select
 from ingot._read import load as _load
@@ -329,12 +329,12 @@ def save(
     OptionError
         `format`, `shared` or `contiguous` is not one of the choices.
     """
+    given = checked(save, {"metadata": metadata, "format": format})
     own, views = _stored(tensors, shared, contiguous)
     return _native.serialize(
         own,
         _payload(own, shared),
-        texts(metadata),
-        known_format(format),
+        **given,
         export=_export,
         shared=_native_shared(shared),
         views=rendered(views),
@@ -363,7 +363,7 @@ def save_file(
 ) -> None: ...
 
 
-@takes(SaveOptions)
+@takes(SaveOptions, overwrite=True)
 def save_file(
     tensors: Mapping[str, torch.Tensor],
     filename: Path | Writable,
@@ -403,23 +403,34 @@ def save_file(
     Raises
     ------
     OSError
-        The file or its directory cannot be opened for writing.
+        The file or its directory cannot be opened for writing. `FileExistsError` if the file exists and
+        `overwrite` is False.
     StorageError
-        Writing failed. What stood under that name before still stands there if `atomic`.
+        Writing failed. An existing file is unchanged unless `atomic` is False.
     ValueError, TypeError, SharedMemoryError, SaveError, OptionError
         As `save` does, and before the disk is touched.
     """
+    how = Saving.of(save_file, options, metadata=metadata, background=background)
+    return write_tensors(tensors, filename, how, shared, contiguous)
+
+
+def write_tensors(
+    tensors: Mapping[str, torch.Tensor],
+    filename: Path | Writable,
+    how: Saving,
+    shared: Shared = "error",
+    contiguous: Contiguous = "copy",
+) -> SaveFuture | None:
+    """Write a file of tensors, as `save_file` does."""
     own, views = _stored(tensors, shared, contiguous)
     return write_file(
         filename,
         own,
         _payload(own, shared),
-        metadata,
-        Saving.of(save_file, options),
+        how,
         export=_export,
         shared=_native_shared(shared),
         views=rendered(views),
-        background=background,
         copies=partial(_copies, shared),
     )
 

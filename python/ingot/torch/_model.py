@@ -5,16 +5,17 @@ from __future__ import annotations
 import warnings
 from collections import defaultdict
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal, overload
 
 import torch
 
-from ingot._base.options import check_names, takes
+import ingot
+from ingot._base.options import Saving, checked, takes
 from ingot._base.text import _quoted
 from ingot.errors import SharedMemoryError
-from ingot.typing import Device, LoadOptions, Path, Source, Writable
+from ingot.typing import Device, LoadOptions, Path, SaveOptions, Source, Writable
 
-from ._files import load_file, save_file
+from ._files import load_file, write_tensors
 from ._into import differences
 from ._tensors import not_plain
 
@@ -28,12 +29,40 @@ if TYPE_CHECKING:
 _SHOWN = 3
 
 
+@overload
+def save_model(
+    model: torch.nn.Module,
+    filename: Path,
+    metadata: Mapping[str, str] | None = None,
+    force_contiguous: bool = True,
+    *,
+    background: Literal[True],
+    **options: Unpack[SaveOptions],
+) -> ingot.SaveFuture: ...
+
+
+@overload
 def save_model(
     model: torch.nn.Module,
     filename: Path | Writable,
     metadata: Mapping[str, str] | None = None,
     force_contiguous: bool = True,
-) -> None:
+    *,
+    background: Literal[False] = False,
+    **options: Unpack[SaveOptions],
+) -> None: ...
+
+
+@takes(SaveOptions, overwrite=True)
+def save_model(
+    model: torch.nn.Module,
+    filename: Path | Writable,
+    metadata: Mapping[str, str] | None = None,
+    force_contiguous: bool = True,
+    *,
+    background: bool = False,
+    **options: Unpack[SaveOptions],
+) -> ingot.SaveFuture | None:
     """Save the tensors of a module, those that share memory once.
 
     Parameters
@@ -47,6 +76,15 @@ def save_model(
         for it is added, as upstream does. The dict itself stays what it is, which upstream's does not.
     force_contiguous : bool
         Pack tensors that do not lie in C order. False refuses them.
+    background : bool
+        Return an `ingot.SaveFuture` and write in a thread, as `save_file` does.
+    **options
+        How the file is written: `ingot.typing.SaveOptions`.
+
+    Returns
+    -------
+    None or ingot.SaveFuture
+        The future of a background save. Its result is None.
 
     Raises
     ------
@@ -60,18 +98,13 @@ def save_model(
     Which names are kept is upstream's rule: of the tensors that hold the whole of a storage, the first by
     name.
     """
+    how = Saving.of(save_model, options, metadata=metadata, background=background)
     state = model.state_dict()
     kept = {dropped: name for name, others in duplicate_names(state).items() for dropped in others}
-    texts = dict(metadata or {})
-    for dropped, name in kept.items():
-        texts.setdefault(dropped, name)
+    if kept or metadata is not None:
+        how = how._replace(metadata={**kept, **(how.metadata or {})})
     tensors = {name: tensor for name, tensor in state.items() if name not in kept}
-    save_file(
-        tensors,
-        filename,
-        texts if texts or metadata is not None else None,
-        contiguous="copy" if force_contiguous else "error",
-    )
+    return write_tensors(tensors, filename, how, contiguous="copy" if force_contiguous else "error")
 
 
 @takes(LoadOptions)
@@ -117,8 +150,8 @@ def load_model(
     UserWarning
         Tensors of the file were converted to the dtype that the module has. The message names them.
     """
-    check_names(load_model, options)
-    state = load_file(filename, device, shared="drop", **options)
+    given: Any = checked(load_model, options)
+    state = load_file(filename, device, shared="drop", **given)
     own = model.state_dict()
     converted = _converted(state, own)
     result = into_model(model, state, strict, own)

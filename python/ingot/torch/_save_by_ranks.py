@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 import torch
 
+from ingot._base.progress import counted, telling
 from ingot._base.text import _quoted
 from ingot._ranks.exchange import Parcels, Run, padded, sides
 from ingot._ranks.local import Held, held, identity, is_distributed
@@ -31,16 +32,17 @@ from ingot.torch._tensors import DTYPES, storable
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping
     from contextlib import AbstractContextManager
     from typing import Any
 
-    from ingot._base.checks import Existing
+    from ingot._base.options import Saving
     from ingot._ranks.peers import Peers
     from ingot._ranks.placements import Box
     from ingot._ranks.plan import Block
     from ingot._write.background import SaveFuture
     from ingot._write.shards import Place
+    from ingot.typing import Tell
 
 
 class Spec(NamedTuple):
@@ -120,6 +122,8 @@ class Together:
         self.specs: dict[str, Spec] = {}
         #: Names that need not be written, each with that which is.
         self.shared: dict[str, str] = {}
+        #: Called with the bytes of each block that is written.
+        self.moved: Callable[[int], None] = lambda nbytes: None
         with peers.step("looking at the tensors"):
             mine = self._look(look())
         told = self._tell(mine)
@@ -141,6 +145,7 @@ class Together:
         """Write a block of a tensor, which is `values`."""
         index = in_elements(box) if self.specs[name].code == "F4" else box
         writer.write(name, values, index or ...)
+        self.moved(values.nbytes)
 
     def _look(self, looked: Looked) -> _Mine:
         """What this rank has. Raises for what cannot be stored."""
@@ -240,18 +245,17 @@ def write_later(
     together: Together,
     files: Files,
     place: Place,
-    durable: bool,
-    existing: Existing,
+    how: Saving,
     peers: Peers,
-    snapshot: str | None,
 ) -> SaveFuture:
     """Copy what this rank writes, and do as `write` in a thread. When this returns all ranks have agreed.
 
     The saves of a process follow one another, and what ranks were asked for in one order comes in it on each.
     """
+    snapshot = how.snapshot_of()
     with peers.step("copying the tensors"):
         in_order = as_of_now(together.keep(snapshot))
-    apart, future = peers.apart(), SharedSaveFuture()
+    apart, future = peers.apart(), SharedSaveFuture(place.directory)
     if snapshot is not None:
         future._stage()
 
@@ -260,7 +264,7 @@ def write_later(
             streams.callback(apart.done)
             with apart.step("waiting for the device"):
                 streams.enter_context(in_order())
-            write(together, files, place, durable, existing, apart, future._stage)
+            write(together, files, place, how, apart, future._stage)
 
     try:
         return SAVES.put(work, future)
@@ -274,8 +278,7 @@ def write(
     together: Together,
     files: Files,
     place: Place,
-    durable: bool,
-    existing: Existing,
+    how: Saving,
     peers: Peers,
     stage: Callable[[], None] = lambda: None,
 ) -> None:
@@ -283,14 +286,18 @@ def write(
 
     `stage` is called when no more is read of this rank's tensors.
     """
-    fill = _Fill(together, files, durable, peers, stage)
+    fill = _Fill(together, files, how, peers, stage)
     saving = f"saving to {place.directory}"
     if peers.rank:
-        fill(None)
+        with telling(how.progress, "Saving", place.directory) as tell:
+            fill(None, tell)
     else:
         try:
-            with shards.aside(place, files.tensors, files.weight_map, durable, existing) as paths:
-                fill(paths)
+            with (
+                telling(how.progress, "Saving", place.directory) as tell,
+                shards.aside(place, files.tensors, files.weight_map, how.flush, how.existing) as paths,
+            ):
+                fill(paths, tell)
         except BaseException as fault:
             # What the others have not heard of: while all ranks wrote, each step was agreed on.
             if not isinstance(fault, RankError) and not fill.is_under_way:
@@ -303,13 +310,13 @@ class _Fill:
     """All files under names of their own, written by all ranks. The first has the paths."""
 
     def __init__(
-        self, together: Together, files: Files, durable: bool, peers: Peers, stage: Callable[[], None]
+        self, together: Together, files: Files, how: Saving, peers: Peers, stage: Callable[[], None]
     ) -> None:
-        self._together, self._files, self._durable, self._peers = together, files, durable, peers
+        self._together, self._files, self._how, self._peers = together, files, how, peers
         self._stage = stage
         self.is_under_way = False
 
-    def __call__(self, paths: Mapping[str, str] | None) -> None:
+    def __call__(self, paths: Mapping[str, str] | None, tell: Tell | None) -> None:
         peers = self._peers
         peers.agree(None, "preparing the directory")
         self.is_under_way = True
@@ -323,7 +330,9 @@ class _Fill:
             with self._step("making the files", paths):
                 for name in self._own(owners):
                     writers[name] = opened.enter_context(self._made(name, paths[name]))
-            if len(set(nodes)) == 1:
+            is_one_node = len(set(nodes)) == 1
+            self._together.moved = counted(tell, self._share(writers, is_one_node))
+            if is_one_node:
                 self._write_all(paths, writers, opened)
             else:
                 _Sending(self._together, self._files, owners, writers, peers).run(
@@ -335,12 +344,24 @@ class _Fill:
                     writers[name].commit()
         self.is_under_way = False
 
+    def _share(self, files: Iterable[str], is_one_node: bool) -> int:
+        """Return the bytes that this rank writes: of all files its parts, or all of its `files`."""
+        together, rank = self._together, self._peers.rank
+        if not is_one_node:
+            return sum(together.specs[name].nbytes for file in files for name in self._files.tensors[file])
+        return sum(
+            part.numel * together.specs[name].itemsize
+            for name, writers in together.writers.items()
+            for writer, part in writers
+            if writer == rank
+        )
+
     def _own(self, owners: Mapping[str, int]) -> list[str]:
         return [name for name, rank in owners.items() if rank == self._peers.rank]
 
     def _made(self, name: str, path: str) -> Writer:
         specs = {tensor: self._together.specs[tensor].stored() for tensor in self._files.tensors[name]}
-        return Writer(path, specs, self._files.metadata, durable=self._durable)
+        return Writer(path, specs, self._files.metadata, **self._how.of_writer())
 
     @contextmanager
     def _step(self, doing: str, paths: Mapping[str, str]) -> Iterator[None]:
@@ -363,7 +384,7 @@ class _Fill:
                     if writer == rank
                 ]
                 if parts and name not in writers:
-                    writers[name] = opened.enter_context(Writer.join(paths[name], durable=self._durable))
+                    writers[name] = opened.enter_context(Writer.join(paths[name], durable=self._how.flush))
                 for tensor, part in parts:
                     for box, place in part.boxes():
                         self._together.write(writers[name], tensor, box, self._together.local[tensor][place])

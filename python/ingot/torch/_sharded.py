@@ -10,16 +10,16 @@ from typing import Literal, NamedTuple, overload
 import torch
 
 import ingot
-from ingot._base.checks import Existing, is_durable, texts
-from ingot._base.options import Saving
+from ingot._base.options import Saving, checked, takes
+from ingot._base.progress import telling, within
 from ingot._base.text import _quoted
 from ingot._native import NewFile
 from ingot._ranks.local import has_group, is_distributed
 from ingot._write.directory.hidden import new_prefix
 from ingot._write.save import new_file, staging
-from ingot._write.shards import Place, index, nbytes, split, write
+from ingot._write.shards import Place, index, split, write
 from ingot.errors import OptionError, SaveError
-from ingot.typing import Checksums, Path, Snapshot
+from ingot.typing import CopyOptions, Path
 
 from ._copies import copied
 from ._model import duplicate_names, storage_ptr, storage_size
@@ -30,59 +30,50 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable
 
+    from typing_extensions import Unpack
+
     from ingot._write.background import SaveFuture
 
 
 @overload
 def save_sharded(
-    state_dict: Mapping[str, torch.Tensor],
+    tensors: Mapping[str, torch.Tensor],
     destination: Path,
     max_shard_size: int | str = "5GB",
     *,
     filename_pattern: str = "model{suffix}.safetensors",
     metadata: Mapping[str, str] | None = None,
-    durable: bool | None = None,
-    overwrite: bool = False,
-    replace_read_only: bool = False,
-    checksums: Checksums = None,
     process_group: torch.distributed.ProcessGroup | None = None,
     background: Literal[True],
-    snapshot: Snapshot = True,
+    **options: Unpack[CopyOptions],
 ) -> SaveFuture: ...
 
 
 @overload
 def save_sharded(
-    state_dict: Mapping[str, torch.Tensor],
+    tensors: Mapping[str, torch.Tensor],
     destination: Path,
     max_shard_size: int | str = "5GB",
     *,
     filename_pattern: str = "model{suffix}.safetensors",
     metadata: Mapping[str, str] | None = None,
-    durable: bool | None = None,
-    overwrite: bool = False,
-    replace_read_only: bool = False,
-    checksums: Checksums = None,
     process_group: torch.distributed.ProcessGroup | None = None,
     background: Literal[False] = False,
-    snapshot: Snapshot = True,
+    **options: Unpack[CopyOptions],
 ) -> None: ...
 
 
+@takes(CopyOptions)
 def save_sharded(
-    state_dict: Mapping[str, torch.Tensor],
+    tensors: Mapping[str, torch.Tensor],
     destination: Path,
     max_shard_size: int | str = "5GB",
     *,
     filename_pattern: str = "model{suffix}.safetensors",
     metadata: Mapping[str, str] | None = None,
-    durable: bool | None = None,
-    overwrite: bool = False,
-    replace_read_only: bool = False,
-    checksums: Checksums = None,
     process_group: torch.distributed.ProcessGroup | None = None,
     background: bool = False,
-    snapshot: Snapshot = True,
+    **options: Unpack[CopyOptions],
 ) -> ingot.SaveFuture | None:
     """Save tensors to a directory, in several files where they are too large for one.
 
@@ -91,42 +82,29 @@ def save_sharded(
 
     Parameters
     ----------
-    state_dict : dict of str to torch.Tensor
-        What to save. Of tensors that share memory the one that holds all of it is written, and the
-        other names are noted in the metadata with the name that stands for them, as `save_model` does.
+    tensors : dict of str to torch.Tensor
+        What to save, such as a state dict. Of tensors that share memory the one that holds all of it is
+        written, and the other names are noted in the metadata with the name that stands for them, as
+        `save_model` does.
     destination : str, bytes or os.PathLike
         Where to write: a directory, which is made if it is not there.
-    max_shard_size : int or str
-        The bytes of tensors that a file may hold: a number, or one with ``KB``, ``MB``, ``GB`` or
-        ``TB``, which are powers of 1000. A tensor that is larger gets a file of its own.
-    filename_pattern : str
-        The names of the files, with ``{suffix}`` where ``-00001-of-00003`` goes. A single file has no suffix
-        and no index. The index has ``.index.json`` after the name without suffix. ``.bt`` at the end writes
-        bintensors files, which other programs do not look for.
+    max_shard_size, filename_pattern
+        How many bytes a file may hold, and its name: `ingot.typing.ShardOptions`.
     metadata : dict of str to str, optional
         Text to store in the index; in the file, where there is only one.
-    durable : bool, optional
-        Flush the files and the directory to the disk before returning. True by default, unless the
-        environment has ``INGOT_DURABLE=0``.
-    overwrite : bool
-        Replace the checkpoint that is at `destination`: its files that `filename_pattern` fits, those of
-        ``ingot.dcp.Writer(whole=False)``, and no others, are removed when the new one is in place. Otherwise
-        it is an error that it is there.
-    replace_read_only : bool
-        Replace read-only files of it too.
-    checksums : {"blake3", "sha256", "xxh3", "xxh3_128"}, optional
-        As for `save_file`: each file keeps a digest of every tensor in it, which `ingot.verify` and
-        ``load_file(destination, verify=True)`` compare. Without it the files are those of huggingface_hub.
-
     process_group : torch.distributed.ProcessGroup, optional
         The ranks that save together, where tensors are DTensors or have the attributes of torch's
         ``CheckpointableTensor``: all by default. All of them call this, with
         the same options. Given, they do so whatever their tensors are.
     background : bool
-        Return an `ingot.SaveFuture` soon, and write in a thread: as for `save_file`.
-    snapshot : bool, "host" or "device"
-        Likewise: where the tensors are copied to before the call returns. Of DTensors and replicas a rank
-        copies what it writes.
+        Return an `ingot.SaveFuture` and write in a thread, as `save_file` does. For a `snapshot`, a rank
+        copies only the parts of DTensors and the replicas that it writes.
+    **options
+        How the files are written: `ingot.typing.SaveOptions`. `overwrite` replaces the checkpoint at
+        `destination`: its files that match `filename_pattern`, and files of parts that
+        ``ingot.dcp.Writer(whole=False)`` wrote, are removed when the new ones are in place. Without
+        `checksums` the files are byte for byte as huggingface_hub writes them. `progress` counts the bytes
+        that this rank writes.
 
     Returns
     -------
@@ -168,27 +146,20 @@ def save_sharded(
     behind, the next one removes, in directories beside this one too whose names differ in numbers only. A
     save holds a lock on the directory: a second one waits for up to a minute.
     """
-    together = process_group is not None or _are_distributed(state_dict)
+    together = process_group is not None or _are_distributed(tensors)
 
     def asked() -> _Asked:
-        how = Saving(durable=durable, snapshot=snapshot, checksums=checksums)
-        limit, place = nbytes(max_shard_size), Place(destination, filename_pattern)
+        how = Saving.of(save_sharded, options, metadata=metadata, background=background)
+        given = {"max_shard_size": max_shard_size, "filename_pattern": filename_pattern}
+        limit: int = checked(save_sharded, given)["max_shard_size"]
+        place = Place(destination, filename_pattern)
         if background or together:
             # Where a relative path leads now, and for this rank.
             place = Place(os.path.join(os.getcwd(), place.directory), filename_pattern)
-        return _Asked(
-            _tensors(state_dict),
-            place,
-            limit,
-            texts(metadata) or {},
-            is_durable(durable),
-            Existing(overwrite, replace_read_only),
-            background,
-            how,
-        )
+        return _Asked(_tensors(tensors), place, limit, how)
 
     if together:
-        _check_has_ranks(state_dict)
+        _check_has_ranks(tensors)
         return _save_together(asked, process_group)
     return _save_alone(asked())
 
@@ -199,10 +170,6 @@ class _Asked(NamedTuple):
     tensors: dict[str, torch.Tensor]
     place: Place
     limit: int
-    metadata: dict[str, str]
-    durable: bool
-    existing: Existing
-    background: bool
     how: Saving
 
     def options(self) -> dict[str, object]:
@@ -211,24 +178,20 @@ class _Asked(NamedTuple):
             "directory": os.path.realpath(self.place.directory),
             "max_shard_size": self.limit,
             "filename_pattern": self.place.index,
-            "metadata": self.metadata,
-            "durable": self.durable,
-            "overwrite": self.existing.overwrite,
-            "replace_read_only": self.existing.replace_read_only,
-            "background": self.background,
+            **self.how._replace(durable=self.how.flush, progress=False)._asdict(),
         }
 
 
-def _are_distributed(state_dict: Mapping[str, torch.Tensor]) -> bool:
+def _are_distributed(tensors: Mapping[str, torch.Tensor]) -> bool:
     """Return whether ranks hold parts of these tensors. Raises nothing that one rank alone would raise."""
-    return isinstance(state_dict, Mapping) and any(map(is_distributed, state_dict.values()))
+    return isinstance(tensors, Mapping) and any(map(is_distributed, tensors.values()))
 
 
-def _check_has_ranks(state_dict: Mapping[str, torch.Tensor]) -> None:
+def _check_has_ranks(tensors: Mapping[str, torch.Tensor]) -> None:
     """Raise for parts of tensors if there are no other ranks that could have the rest."""
     if has_group():
         return
-    name = next((name for name, tensor in state_dict.items() if is_distributed(tensor)), "")
+    name = next((name for name, tensor in tensors.items() if is_distributed(tensor)), "")
     raise SaveError(
         f"tensor {_quoted(name)}: it is a part of a tensor, and there are no ranks that have the rest: call "
         "`torch.distributed.init_process_group` first",
@@ -238,9 +201,9 @@ def _check_has_ranks(state_dict: Mapping[str, torch.Tensor]) -> None:
 
 
 def _save_alone(asked: _Asked) -> SaveFuture | None:
-    own, place, limit, of_user, flush, existing, background, how = asked
+    own, place, limit, how = asked
     where = how.snapshot_of()
-    place.check(existing)
+    place.check(how.existing)
     # All of them before the first file is written.
     for name, tensor in own.items():
         storable(name, tensor)
@@ -250,17 +213,17 @@ def _save_alone(asked: _Asked) -> SaveFuture | None:
         name: (tensor.device, storage_ptr(tensor), storage_size(tensor)) for name, tensor in tensors.items()
     }
     sizes = {name: _size(tensor) for name, tensor in tensors.items()}
-    names, of_file, of_index = planned(place, sizes, homes, limit, of_user, shared)
-    if background and where == "device":
+    names, of_file, of_index = planned(place, sizes, homes, limit, how.metadata or {}, shared)
+    if how.background and where == "device":
         tensors = copied(tensors, where)
-    prefix = new_prefix()
+    prefix, new = new_prefix(), how._replace(overwrite=True)
     files = {
         file: new_file(
             place.path(prefix + file),
             {name: tensors[name] for name in inside},
             payload,
             of_file,
-            how,
+            new,
             export=_export,
             # What shares memory has been left out already.
             shared="copy",
@@ -269,25 +232,31 @@ def _save_alone(asked: _Asked) -> SaveFuture | None:
         for file, inside in names.items()
     }
 
-    def put(write_last: Callable[[NewFile], None] = NewFile.write) -> None:
-        last = [*files.values()][-1]
+    def put(write_last: Callable[..., None] = NewFile.write) -> None:
+        last, done, total = [*files][-1], 0, sum(sizes.values())
 
-        def save(path: str, file: NewFile) -> None:
-            (write_last if file is last else NewFile.write)(file)
+        def save(path: str, file: str) -> None:
+            nonlocal done
+            nbytes = sum(sizes[name] for name in names[file])
+            (write_last if file == last else NewFile.write)(files[file], within(tell, done, nbytes, total))
+            done += nbytes
 
-        write(place, files, save, of_index, flush, existing, prefix)
+        with telling(how.progress, "Saving", place.directory) as tell:
+            write(place, {file: file for file in files}, save, of_index, how.flush, how.existing, prefix)
 
-    if not background:
+    if not how.background:
         put()
         return None
-    return _put_later(put, [*files.values()], where)
+    return _put_later(put, place.directory, [*files.values()], where)
 
 
-def _put_later(put: Callable[..., None], files: list[NewFile], snapshot: str | None) -> SaveFuture:
+def _put_later(
+    put: Callable[..., None], directory: str, files: list[NewFile], snapshot: str | None
+) -> SaveFuture:
     """Call `put` in the background. `files` are what it writes, the last of them last."""
     from ingot._write.background import SAVES, SaveFuture
 
-    future = SaveFuture()
+    future = SaveFuture(directory)
     if snapshot == "host":
         for file in files:
             file.snapshot()
@@ -307,7 +276,7 @@ def _save_together(
     from ._save_by_ranks import Files, Together, look, write, write_later
 
     peers = Peers(process_group)
-    checked: list[_Asked] = []
+    arguments: list[_Asked] = []
 
     def check() -> tuple[dict[str, object], None]:
         one = asked()
@@ -317,24 +286,23 @@ def _save_together(
                 code="parts-have-no-digest",
                 found=one.how.checksums,
             )
-        one.how.snapshot_of()
-        checked.append(one)
+        arguments.append(one)
         return one.options(), None
 
     peers.same(check, "comparing options")
-    own, place, limit, of_user, flush, existing, background, how = checked[0]
+    own, place, limit, how = arguments[0]
     with peers.step(f"looking at {place.directory}"):
         if not peers.rank:
-            place.check(existing)
+            place.check(how.existing)
     together = Together(partial(look, own, _shared), peers)
     specs = {name: spec for name, spec in together.specs.items() if name not in together.shared}
     # In one process the storages of empty tensors are alike.
     homes = {name: name if spec.nbytes else None for name, spec in specs.items()}
     sizes = {name: spec.nbytes for name, spec in specs.items()}
-    files = Files(*planned(place, sizes, homes, limit, of_user, together.shared))
-    if background:
-        return write_later(together, files, place, flush, existing, peers, how.snapshot_of())
-    write(together, files, place, flush, existing, peers)
+    files = Files(*planned(place, sizes, homes, limit, how.metadata or {}, together.shared))
+    if how.background:
+        return write_later(together, files, place, how, peers)
+    write(together, files, place, how, peers)
     return None
 
 

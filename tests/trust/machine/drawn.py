@@ -24,8 +24,13 @@ LAYOUT = st.fixed_dictionaries(
     {},
     optional={
         "checksums": st.sampled_from([True, "xxh3", ["sha256", "modelspec"]]),
-        "reserve_header": st.sampled_from([0, 100, 5000]),
-        "align": st.sampled_from([8, 64, 4096]),
+        "write_options": st.fixed_dictionaries(
+            {},
+            optional={
+                "reserve_header": st.sampled_from([0, 100, 5000]),
+                "align": st.sampled_from([8, 64, 4096]),
+            },
+        ),
     },
 )
 # One of what there is, by its number modulo how many there are.

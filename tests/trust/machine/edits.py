@@ -22,15 +22,15 @@ class Edits(Folder):
         number=ANY,
         pairs=METADATA,
         gone=st.sampled_from([[], ["k"], ["step", "nope"]]),
-        in_place=st.booleans(),
+        atomic=st.booleans(),
     )
-    def update_metadata(self, number: int, pairs: Any, gone: list[str], in_place: bool) -> None:
+    def update_metadata(self, number: int, pairs: Any, gone: list[str], atomic: bool) -> None:
         name = self.pick(number, FILES)
         model = self.models[name]
         assert model.metadata is not None
         before = (self.folder / name).stat().st_ino
-        done = ingot.update_metadata(self.folder / name, pairs, gone, in_place=in_place)
-        assert done != "in-place" or in_place
+        done = ingot.update_metadata(self.folder / name, pairs, gone, atomic=atomic)
+        assert done != "in-place" or not atomic
         assert ((self.folder / name).stat().st_ino == before) == (done != "rewritten")
         if done == "in-place":
             self.written_into(name, into_data=False)

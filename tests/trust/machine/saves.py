@@ -90,7 +90,10 @@ class Saves(Folder):
             tensors = self.made(specs)
             live = {key: torch.from_numpy(array.copy()) for key, array in tensors.items()}
             pairs = {"step": str(turn)}
-            future = ingot.torch.save_file(live, path, pairs, background=True, snapshot=snapshot, **layout)
+            rare = {**layout.get("write_options", {}), "snapshot": snapshot}
+            future = ingot.torch.save_file(
+                live, path, pairs, background=True, **{**layout, "write_options": rare}
+            )
             assert future is not None
             if snapshot is False:
                 future.staged.result()

@@ -33,7 +33,7 @@ class Writers(Folder):
             borders = [len(array) * part // len(shares) for part in range(len(shares) + 1)]
             for share, (begin, end) in zip(shares, pairwise(borders), strict=True):
                 share.append((key, number, array.dtype.str, array.shape, begin, end))
-        with ingot.Writer(path, tensors, {"k": "written"}) as writer:
+        with ingot.Writer(path, tensors, {"k": "written"}, overwrite=True) as writer:
             for helper, share in zip(self.helpers, shares, strict=False):
                 helper.write(path, share, commits=False)
                 if ends == "abandon half":
@@ -56,7 +56,9 @@ class Writers(Folder):
     @rule(name=st.sampled_from(FILES[:2]), specs=SPECS, commits=st.booleans())
     def append(self, name: str, specs: Any, commits: bool) -> None:
         tensors = self.made(specs)
-        with ingot.Writer(self.folder / name, metadata={"k": "appended"}, reserve=1000) as writer:
+        with ingot.Writer(
+            self.folder / name, metadata={"k": "appended"}, reserve=1000, overwrite=True
+        ) as writer:
             for key, array in tensors.items():
                 writer.write(key, array)
             if commits:

@@ -6,13 +6,14 @@ use std::io;
 use std::path::Path;
 
 use ingot_format::{
-    CHECKSUMS_KEY, Dtype, Format, FormatError, LayoutOptions, MODEL_SPEC_KEY, SHARED_KEY, SharedError, Spec,
-    layout_with,
+    CHECKSUMS_KEY, Dtype, Format, FormatError, Layout, LayoutOptions, MODEL_SPEC_KEY, SHARED_KEY,
+    SharedError, Spec, layout_with,
 };
 
 use super::held::Guard;
 use super::origins::Origin;
 use super::records::{Pick, Stored, checksums, settled, unit, with_records};
+use crate::digest::{Keep, Sealed};
 use crate::error::{EditError, Error, Stop, step};
 use crate::options::SaveOptions;
 use crate::payload::{Gathered, Payload};
@@ -20,7 +21,7 @@ use crate::save::save_data;
 use crate::verify::digest_of;
 use crate::watch::Watch;
 
-/// What becomes of the digests that files keep of their tensors.
+/// Which digests of its tensors the new file keeps.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Inherit {
     /// They go with the tensors, under their new names: they are of the same bytes. A file keeps digests of one
@@ -29,6 +30,23 @@ pub enum Inherit {
     Digests,
     /// The new file has none.
     Nothing,
+    /// These, computed while the bytes are copied.
+    Computed(Keep),
+}
+
+/// The bytes before the tensors.
+enum Head {
+    Plain(Layout),
+    Sealed(Sealed),
+}
+
+impl Head {
+    fn layout(&self) -> &Layout {
+        match self {
+            Head::Plain(layout) => layout,
+            Head::Sealed(sealed) => sealed.layout(),
+        }
+    }
 }
 
 /// Writes the file at `path` that holds `picks` and `metadata`: byte for byte the file that saving the same tensors
@@ -36,7 +54,7 @@ pub enum Inherit {
 ///
 /// What `metadata` has under [`RECORD_KEYS`](crate::binding::RECORD_KEYS) was made for other files. The record of shared tensors
 /// is made of the picks; `inherit` says whether there is one of digests; ModelSpec's hash, where `metadata` has one, is
-/// that of the file whose data this is, and left out where it is not all data of one file.
+/// that of the file whose data this is, and left out where it is not all data of one file, unless it is computed.
 ///
 /// `path` may be that of one of the files that are picked from.
 ///
@@ -74,7 +92,7 @@ pub fn assemble(
         })
         .collect();
     let digests = match inherit {
-        Inherit::Nothing => None,
+        Inherit::Nothing | Inherit::Computed(_) => None,
         Inherit::Digests => checksums(&tensors, |tensor, algorithm| {
             digest_of(&extent((tensor, &apart(tensor)?))?.payload(), algorithm, watch)
                 .map_err(|source| unreadable(path, source))
@@ -87,17 +105,24 @@ pub fn assemble(
             (MODEL_SPEC_KEY, hash),
         ];
         let pairs = with_records(metadata, &records);
-        layout_with(&specs, pairs.as_deref(), format, layout_options).map_err(|fault| Error::Unstorable {
+        let pairs = pairs.as_deref();
+        match inherit {
+            Inherit::Computed(keep) => {
+                Sealed::new(&specs, pairs, format, layout_options, keep).map(Head::Sealed)
+            }
+            _ => layout_with(&specs, pairs, format, layout_options).map(Head::Plain),
+        }
+        .map_err(|fault| Error::Unstorable {
             path: Some(path.to_owned()),
             fault,
         })
     };
-    let mut layout = lay_out(None)?;
-    let extents = joined(layout.order.iter().map(|&number| sources[number]));
+    let mut head = lay_out(None)?;
+    let extents = joined(head.layout().order.iter().map(|&number| sources[number]));
     let wanted = metadata.is_some_and(|pairs| pairs.iter().any(|pair| pair.0 == MODEL_SPEC_KEY));
     if let Some(hash) = hash_of_all(&extents).filter(|_| wanted) {
         // The order of the data does not depend on metadata.
-        layout = lay_out(Some(hash))?;
+        head = lay_out(Some(hash))?;
     }
     let payloads: Vec<Payload<'_>> = extents.iter().map(Extent::payload).collect();
     let check = || {
@@ -106,8 +131,13 @@ pub fn assemble(
             .try_for_each(|run| run[0].origin.check())
     };
     let guard = Guard::new(watch, &check);
-    let nbytes = layout.header.data_nbytes();
-    let saved = save_data(path, &layout.head, nbytes, &payloads, options, &guard);
+    let saved = match &head {
+        Head::Sealed(sealed) => sealed.save_data(path, &payloads, options, &guard),
+        Head::Plain(layout) => {
+            let nbytes = layout.header.data_nbytes();
+            save_data(path, &layout.head, nbytes, &payloads, options, &guard)
+        }
+    };
     let saved = saved.or_else(|fault| match fault {
         // The likeliest reason for a file that cannot be copied from, and the more useful thing to say.
         Error::Write { .. } => check().and(Err(fault)),

@@ -35,7 +35,9 @@ pub(super) fn hint(path: &Path, step: &str, fault: &io::Error) -> Option<&'stati
             "save_file(..., atomic=False) writes an existing file in place instead, though not atomically",
         ),
         (step::SEAL, NotSeekable) => Some("what is streamed keeps no checksums"),
-        (step::READ_ONLY, PermissionDenied) => Some("replace_read_only=True replaces it"),
+        (step::READ_ONLY, PermissionDenied) => {
+            Some("write_options={\"replace_read_only\": True} replaces it")
+        }
         _ => None,
     }
 }

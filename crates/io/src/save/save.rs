@@ -145,9 +145,19 @@ impl Sealed {
         options: &SaveOptions,
         watch: &dyn Watch,
     ) -> Result<(), Error> {
+        self.save_data(path, &snapshot.payloads(), options, watch)
+    }
+
+    /// As [`Sealed::save`], of payloads that together are the data, whichever way they cut it.
+    pub(crate) fn save_data(
+        &self,
+        path: &Path,
+        payloads: &[Payload<'_>],
+        options: &SaveOptions,
+        watch: &dyn Watch,
+    ) -> Result<(), Error> {
         let Layout { header, head, .. } = self.layout();
-        let payloads = snapshot.payloads();
-        let pieces = Pieces::of_data(head, header.data_nbytes(), &payloads);
+        let pieces = Pieces::of_data(head, header.data_nbytes(), payloads);
         save_cut(path, pieces.map(|pieces| pieces.sealed_by(self)), options, watch)
     }
 }

@@ -315,7 +315,7 @@ def _quantized(header: _Header, info: _Info, options: Options) -> Entry:
 
 def _undecided(header: _Header, info: _Info, kind: str) -> ConversionError:
     return header.refusal(
-        f"quantised as {kind}, which no file has a dtype for — dequantize=True makes F32 of it",
+        f"quantised as {kind}, which no file has a dtype for — dtype='F32' makes F32 of it",
         "quantized",
         info.name,
     )

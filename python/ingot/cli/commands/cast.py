@@ -58,7 +58,7 @@ def command(
         found = planned(path, destination, dtype, keys=names)
     else:
         with bar(screen, "Casting") as tell:
-            found = cast(path, destination, dtype, keys=names, progress=tell, **existing._asdict())
+            found = cast(path, destination, dtype, keys=names, progress=tell, **existing.options())
     facts = {
         "file": destination,
         "dtype": dtype,

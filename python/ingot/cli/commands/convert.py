@@ -32,7 +32,6 @@ if TYPE_CHECKING:
 @click.option("--root", metavar="NAME", help="Only what is below this name: state_dict.")
 @click.option("--strip-prefix", metavar="TEXT", default="", help="Remove it from all names: module.")
 @arguments.selecting
-@click.option("--dequantize", is_flag=True, help="Make F32 of the quantised tensors of GGUF.")
 @click.option("--max-bytes", type=click.IntRange(0), help="The most bytes of tensors to unpack to.")
 @click.option(
     "--verify/--no-verify", default=True, help="Compare every tensor after the write (the default)."
@@ -50,7 +49,6 @@ def command(
     strip_prefix: str,
     keys: Glob | None,
     drop: Glob | None,
-    dequantize: bool,
     max_bytes: int | None,
     verify: bool,
     existing: Existing,
@@ -75,10 +73,9 @@ def command(
             strip_prefix=strip_prefix,
             keys=keys,
             drop=drop,
-            dequantize=dequantize,
             max_nbytes=max_bytes,
             verify=verify,
-            **existing._asdict(),
+            **existing.options(),
             progress=tell,
         )
     screen.answer(_described(done))

@@ -73,7 +73,7 @@ def _fetch(
             source,
             destination,
             expected_sha256=expected,
-            **existing._asdict(),
+            **existing.options(),
             threads=threads,
             progress=tell,
         )

@@ -44,7 +44,7 @@ def command(
     arguments.target(output, existing)
     if not dry_run:
         with bar(screen, "Merging") as tell:
-            rearrange.merge(paths, output, on_duplicate=on_duplicate, **existing._asdict(), progress=tell)
+            rearrange.merge(paths, output, on_duplicate=on_duplicate, **existing.options(), progress=tell)
     infos = {info.name: info for source in sources for info in source.infos()}
     size = sum(info.nbytes for info in infos.values())
     screen.answer(

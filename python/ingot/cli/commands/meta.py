@@ -157,7 +157,7 @@ def clean(
         return _replace(screen, path, before, kept, dry_run)
     arguments.target(output, existing)
     if not dry_run:
-        rearrange.rewrite(path, output, metadata=kept or None, **existing._asdict())
+        rearrange.rewrite(path, output, metadata=kept or None, **existing.options())
     screen.say(f"{'would write' if dry_run else 'wrote'} {shown(output)}: {plural(len(kept), 'key')} left")
     return 0
 

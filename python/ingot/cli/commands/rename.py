@@ -58,7 +58,7 @@ def command(
     arguments.target(destination, existing)
     if not dry_run:
         with bar(screen, "Writing") as tell:
-            rearrange.rewrite(path, destination, rename=table or None, **existing._asdict(), progress=tell)
+            rearrange.rewrite(path, destination, rename=table or None, **existing.options(), progress=tell)
     if not table:
         warn(f"{shown(path)}: no tensor is renamed: the names and patterns change no name")
     screen.answer({"dry_run": dry_run, "file": destination, "renamed": table})

@@ -39,7 +39,7 @@ def command(screen: Screen, path: str, destination: str, existing: Existing, dry
         tensors = len(opened.sizes(0))
     else:
         with bar(screen, "Repairing") as tell:
-            done = repair.repair(path, destination, **existing._asdict(), progress=tell)
+            done = repair.repair(path, destination, **existing.options(), progress=tell)
         tensors, findings = done.tensors, done.findings
     named = [finding._asdict() for finding in findings]
     screen.answer({"dry_run": dry_run, "file": destination, "tensors": tensors, "findings": named})

@@ -6,6 +6,7 @@ import os
 
 import click
 
+from ingot._base.checks import checked_shard_size
 from ingot._write import rearrange
 from ingot._write import shards as _shards
 from ingot.cli import arguments
@@ -46,13 +47,13 @@ def command(
     place = _shards.Place(destination, pattern)
     sizes = [info.nbytes for info in source.infos()]
     is_number = max_shard_size.isascii() and max_shard_size.isdecimal()
-    limit = _shards.nbytes(int(max_shard_size) if is_number else max_shard_size)
+    limit = checked_shard_size(int(max_shard_size) if is_number else max_shard_size)
     shards = _shards.split(sizes, limit)
     place.check(existing)
     if not dry_run:
         with bar(screen, "Splitting") as tell:
             rearrange.split(
-                path, destination, limit, filename_pattern=pattern, **existing._asdict(), progress=tell
+                path, destination, limit, filename_pattern=pattern, **existing.options(), progress=tell
             )
     files = [
         (os.path.join(destination, name), len(shard), sum(sizes[number] for number in shard))

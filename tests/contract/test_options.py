@@ -1,0 +1,370 @@
+"""Every option has one meaning: `options.toml` says which function takes it, or why not."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import tomllib
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy
+import pytest
+import torch
+
+import ingot
+import ingot.dcp
+import ingot.numpy
+import ingot.torch
+from ingot import typing as groups
+from ingot._adapters.face import Whole
+from ingot.numpy import mover, payload, wrap
+from support.public_api import is_method, parameters, public_api
+
+TABLE: dict[str, dict[str, Any]] = tomllib.loads(Path(__file__).with_name("options.toml").read_text("utf-8"))
+REASONS: dict[str, str] = TABLE.pop("reasons")
+WRITING = [
+    "metadata",
+    "background",
+    *groups.SaveOptions.__annotations__,
+    *groups.WriteOptions.__annotations__,
+]
+GROUPS: dict[str, list[str]] = {
+    "reading": list(groups.ReadOptions.__annotations__),
+    "selecting": list(groups.SelectOptions.__annotations__),
+    "checking": list(groups.CheckOptions.__annotations__),
+    "writing": [name for name in WRITING if name != "write_options"],
+    "sharding": list(groups.ShardOptions.__annotations__),
+}
+OPTIONS = {option for options in GROUPS.values() for option in options}
+
+
+def taken_by(function: Any) -> list[str]:
+    """Return the options that a function takes, and the keys of its `write_options`."""
+    names = [name for name in parameters(function) if name in OPTIONS or name == "write_options"]
+    if "write_options" in names:
+        names.remove("write_options")
+        names += function._rare
+    return names
+
+
+# Methods without options need no row.
+API = {name: found for name, found in public_api().items() if not is_method(name) or taken_by(found)}
+
+
+def test_every_function_has_a_row() -> None:
+    assert TABLE.keys() == API.keys()
+
+
+@pytest.mark.parametrize("name", TABLE)
+def test_a_row_agrees_with_the_signature(name: str) -> None:
+    row = TABLE[name]
+    assert set(row["yes"]) == set(taken_by(API[name]))
+    for option in OPTIONS - set(row["yes"]):
+        of = [group for group, options in GROUPS.items() if option in options]
+        reasons = [row[key] for key in (option, *of) if key in row]
+        assert reasons, f"{name} lacks {option}, and its row gives no reason"
+
+
+@pytest.mark.parametrize("name", TABLE)
+def test_a_row_has_no_reason_too_many(name: str) -> None:
+    row = TABLE[name]
+    lacking = OPTIONS - set(row["yes"])
+    for key, reason in row.items():
+        if key != "yes":
+            assert key in GROUPS or key in lacking
+            assert REASONS.get(reason, reason)
+            assert lacking & set(GROUPS.get(key, [key]))
+
+
+def test_every_shared_reason_is_used() -> None:
+    used = {reason for row in TABLE.values() for key, reason in row.items() if key != "yes"}
+    assert used >= REASONS.keys()
+
+
+# --- values
+
+WHOLE: Whole[Any] = Whole(wrap, mover, lambda array, index: array[index], payload)
+ARRAYS = {name: numpy.arange(12, dtype="f4").reshape(4, 3) for name in ("a", "b")}
+BUFFERS = {
+    name: {"dtype": "F32", "shape": array.shape, "data": array.tobytes()} for name, array in ARRAYS.items()
+}
+
+
+def tensors() -> dict[str, torch.Tensor]:
+    return {name: torch.from_numpy(array.copy()) for name, array in ARRAYS.items()}
+
+
+def use_writer(source: Path, out: Path, **options: Any) -> None:
+    with ingot.Writer(out, {"a": ("F32", (4, 3))}, **options) as writer:
+        writer.write("a", ARRAYS["a"])
+        writer.commit()
+
+
+def join_writer(source: Path, out: Path, **options: Any) -> None:
+    with ingot.Writer(out, {"a": ("F32", (4, 3))}, overwrite=True) as first:
+        with ingot.Writer.join(out, **options) as writer:
+            writer.write("a", ARRAYS["a"])
+            writer.commit()
+        first.close()
+
+
+def prefetch(source: Path, out: Path, **options: Any) -> None:
+    with ingot.safe_open(source, "np") as file, file.prefetch(**options) as loader:
+        assert "a" in dict(loader)
+
+
+def get_tensors(source: Path, out: Path, **options: Any) -> None:
+    with ingot.safe_open(source, "np") as file:
+        assert "a" in file.get_tensors(**options)
+
+
+def warm(source: Path, out: Path, **options: Any) -> None:
+    with ingot.safe_open(source, "np") as file:
+        file.warm(**options)
+
+
+def filled(source: Path, out: Path, **options: Any) -> None:
+    ingot.torch.load_into(tensors(), source, **options)
+
+
+def load_model(source: Path, out: Path, **options: Any) -> None:
+    model = torch.nn.Module()
+    for name, tensor in tensors().items():
+        model.register_buffer(name, tensor)
+    with warnings.catch_warnings():
+        # With `dtype`, of the conversion back.
+        warnings.simplefilter("ignore", UserWarning)
+        ingot.torch.load_model(model, source, strict=False, **options)
+
+
+def save_model(source: Path, out: Path, **options: Any) -> Any:
+    model = torch.nn.Module()
+    for name, tensor in tensors().items():
+        model.register_buffer(name, tensor)
+    return ingot.torch.save_model(model, out, **options)
+
+
+# A call of each function with options, by its source and its destination.
+Call = Callable[..., Any]
+CALLS: dict[str, Call] = {
+    "ingot.Writer": use_writer,
+    "ingot.Writer.join": join_writer,
+    "ingot.cast": lambda source, out, **options: ingot.cast(source, out, **{"dtype": "F16", **options}),
+    "ingot.check": lambda source, out, **options: ingot.check(source, **options),
+    "ingot.diff": lambda source, out, **options: ingot.diff(source, source, **options),
+    "ingot.stats": lambda source, out, **options: ingot.stats(source, **options),
+    "ingot.convert": lambda source, out, **options: ingot.convert(source, out, **options),
+    "ingot.inspect": lambda source, out, **options: ingot.inspect(source, **options),
+    "ingot.inspect_async": lambda source, out, **options: asyncio.run(ingot.inspect_async(source, **options)),
+    "ingot.hash": lambda source, out, **options: ingot.hash(source, **options),
+    "ingot.merge": lambda source, out, **options: ingot.merge([source], out, **options),
+    "ingot.repair": lambda source, out, **options: ingot.repair(source, out, **options),
+    "ingot.replace_tensor": lambda source, out, **options: ingot.replace_tensor(
+        source, "a", ARRAYS["a"], **options
+    ),
+    "ingot.rewrite": lambda source, out, **options: ingot.rewrite(source, out, **options),
+    "ingot.open": lambda source, out, **options: ingot.open(source, **options).close(),
+    "ingot.safe_open": lambda source, out, **options: ingot.safe_open(source, "np", **options).close(),
+    "ingot.safe_open.get_tensors": get_tensors,
+    "ingot.safe_open.prefetch": prefetch,
+    "ingot.safe_open.warm": warm,
+    "ingot.serialize": lambda source, out, **options: ingot.serialize(BUFFERS, **options),
+    "ingot.serialize_file": lambda source, out, **options: ingot.serialize_file(BUFFERS, out, **options),
+    "ingot.split": lambda source, out, **options: ingot.split(source, out, **options),
+    "ingot.update_metadata": lambda source, out, **options: ingot.update_metadata(
+        source, {"k": "v"}, **options
+    ),
+    "ingot.verify": lambda source, out, **options: ingot.verify(source, **options),
+    "ingot.warm": lambda source, out, **options: ingot.warm(source, **options),
+    "ingot.view": lambda source, out, **options: ingot.view(source, how="page", **options),
+    "ingot.numpy.load_file": lambda source, out, **options: ingot.numpy.load_file(source, **options),
+    "ingot.numpy.save": lambda source, out, **options: ingot.numpy.save(ARRAYS, **options),
+    "ingot.numpy.save_file": lambda source, out, **options: ingot.numpy.save_file(ARRAYS, out, **options),
+    "ingot.torch.load_file": lambda source, out, **options: ingot.torch.load_file(source, **options),
+    "ingot.torch.load_into": filled,
+    "ingot.torch.load_model": load_model,
+    "ingot.torch.save": lambda source, out, **options: ingot.torch.save(tensors(), **options),
+    "ingot.torch.save_file": lambda source, out, **options: ingot.torch.save_file(tensors(), out, **options),
+    "ingot.torch.save_model": save_model,
+    "ingot.torch.save_sharded": lambda source, out, **options: ingot.torch.save_sharded(
+        tensors(), out, **options
+    ),
+    "ingot.dcp.Reader": lambda source, out, **options: ingot.dcp.Reader(source, **options),
+    "ingot.dcp.Writer": lambda source, out, **options: ingot.dcp.Writer(out, **options),
+    "ingot.<framework>.load_file": lambda source, out, **options: WHOLE.load_file(source, **options),
+    "ingot.<framework>.save": lambda source, out, **options: WHOLE.save(ARRAYS, **options),
+    "ingot.<framework>.save_file": lambda source, out, **options: WHOLE.save_file(ARRAYS, out, **options),
+}
+# It fetches from a server, takes the place of a class of Lightning, or is a call of another.
+ELSEWHERE = {
+    "ingot.download",
+    "ingot.engines.lightning.CheckpointIO",
+    "ingot.numpy.save_with_checksum",
+    "ingot.torch.save_with_checksum",
+}
+
+GOOD: dict[str, list[Any]] = {
+    "backend": ["auto", "mmap", "pread"],
+    "threads": [None, 1, numpy.int64(2)],
+    "progress": [True, False, None, lambda done, total: None],
+    "storage_options": [None, {}, {"retries": 1, "anon": True}],
+    "max_header_size": [None, 100_000],
+    "keys": [None, "a", "*", ["a"], ingot.glob("a", "b*")],
+    "drop": [None, "b", ["b"], ingot.glob("b*")],
+    "slices": [None, {"a": slice(0, 4)}],
+    "dtype": ["F16", "bfloat16", numpy.float16],
+    "verify": [False, True],
+    "expected_sha256": [None],
+    "metadata": [None, {}, {"k": "v"}],
+    "format": ["safetensors", "bintensors"],
+    "overwrite": [False, True],
+    "atomic": [False, True],
+    "durable": [None, False, True],
+    "checksums": [None, False, True, "xxh3", ["sha256", "modelspec"]],
+    "background": [False, True],
+    "align": [8, 4096],
+    "reserve_header": [0, 1000],
+    "replace_read_only": [False, True],
+    "snapshot": [False, True, "host", "device"],
+    "max_shard_size": [40, "5GB", "0.1 kb"],
+    "filename_pattern": ["x{suffix}.safetensors", "{suffix}.bt"],
+}
+BAD: dict[str, list[Any]] = {
+    "backend": ["disk", 1],
+    "threads": [0, -1, "2", True, 1.0],
+    "progress": [1, "yes"],
+    "storage_options": [{"nope": 1}, {"retries": "x"}, 7],
+    "max_header_size": [-1, 0, 2**64, "1", True],
+    "keys": [7, [7], b"a"],
+    "drop": [7, [7], b"a"],
+    "dtype": ["I8", "nope", 7],
+    "verify": [1, "yes", None],
+    "expected_sha256": ["12", "x" * 64, 5],
+    "metadata": [7, {"a": 1}, {1: "a"}],
+    "format": ["x", 3],
+    "overwrite": [1, "yes", None],
+    "atomic": [0, "no", None],
+    "durable": ["yes", 1],
+    "checksums": ["md5", ["sha256", "xxh3"], 7],
+    "background": [1, None],
+    "align": [7, "64", True],
+    "reserve_header": [-1, 2**64, "1", 1.5, True],
+    "replace_read_only": [1, "yes"],
+    "snapshot": ["gpu", 2, None],
+    "max_shard_size": [0, -5, "5MiB", "many", True, 1.5],
+    "filename_pattern": ["model.safetensors", "a/{suffix}", "{suffix}{suffix}", 5],
+}
+# Functions with other values for an option.
+APART = {("format", "ingot.convert")}
+
+
+def functions_with(option: str) -> list[str]:
+    return [name for name, row in TABLE.items() if option in row["yes"] and name not in ELSEWHERE]
+
+
+def given(option: str, value: Any) -> dict[str, Any]:
+    return (
+        {"write_options": {option: value}}
+        if option in groups.WriteOptions.__annotations__
+        else {option: value}
+    )
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    path = tmp_path / "source" / "model.safetensors"
+    path.parent.mkdir()
+    ingot.numpy.save_file(ARRAYS, path, {"format": "pt"}, checksums=True, durable=False)
+    return path
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_every_function_and_option_is_tried() -> None:
+    assert CALLS.keys() == {name for name, row in TABLE.items() if row["yes"]} - ELSEWHERE
+    assert GOOD.keys() == OPTIONS
+    assert BAD.keys() == OPTIONS - {"slices"}
+
+
+# Of names and patterns that select everything.
+@pytest.mark.filterwarnings("ignore:rewrite.*change nothing:UserWarning")
+@pytest.mark.parametrize("option", GOOD)
+def test_every_function_takes_the_same_values(
+    option: str, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("INGOT_DURABLE", "0")
+    before = source.read_bytes()
+    for number, (name, value) in enumerate(
+        (name, value) for name in functions_with(option) for value in GOOD[option]
+    ):
+        out = (
+            tmp_path / str(number) / ("model" if "shard" in name or "split" in name else "model.safetensors")
+        )
+        out.parent.mkdir()
+        options = given(option, value) | ({"background": True} if option == "snapshot" else {})
+        done = CALLS[name](source, out, **options)
+        if isinstance(done, ingot.SaveFuture):
+            done.result(60)
+        source.write_bytes(before)
+
+
+@pytest.mark.parametrize("option", BAD)
+def test_every_function_refuses_the_same_values(option: str, tmp_path: Path) -> None:
+    """With the same class, code and words, before a file is opened: the source is not there."""
+    source = tmp_path / "nothing.safetensors"
+    out = tmp_path / "model.safetensors"
+    out.write_bytes(b"as it was")
+    before = contents(tmp_path)
+    for value in BAD[option]:
+        said: dict[tuple[type, Any, str], list[str]] = {}
+        for name in functions_with(option):
+            if name.startswith("ingot.safe_open.") or (option, name) in APART:
+                # A handle is open already.
+                continue
+            called = name.rpartition(".")[2]
+            with pytest.raises((TypeError, ingot.OptionError)) as caught:
+                CALLS[name](source, out, **given(option, value))
+            message = str(caught.value)
+            assert message.startswith(f"{called}(): "), (name, value, message)
+            assert option in message
+            outcome = (caught.type, getattr(caught.value, "code", None), message.partition("(): ")[2])
+            said.setdefault(outcome, []).append(name)
+            assert contents(tmp_path) == before, (name, value)
+        assert len(said) == 1, (option, value, said)
+
+
+@pytest.mark.parametrize("name", [name for name, row in TABLE.items() if "align" in row["yes"]])
+def test_a_wrong_key_of_write_options_names_the_nearest_and_all(name: str, tmp_path: Path) -> None:
+    if name in ELSEWHERE:
+        pytest.skip("it is not called here")
+    with pytest.raises(
+        ingot.OptionError, match=r"write_options has no key 'aling': did you mean 'align'\?"
+    ) as caught:
+        CALLS[name](tmp_path / "nothing", tmp_path / "out", write_options={"aling": 8})
+    assert caught.value.code == "unknown-write-option"
+    assert str(caught.value).endswith(f"It takes {', '.join(API[name]._rare)}")
+
+
+@pytest.mark.parametrize("name", [name for name, row in TABLE.items() if "overwrite" in row["yes"]])
+def test_an_existing_file_stays_without_overwrite(name: str, source: Path, tmp_path: Path) -> None:
+    if name in (*ELSEWHERE, "ingot.dcp.Writer"):
+        pytest.skip("it is not called here")
+    is_folder = name in ("ingot.split", "ingot.torch.save_sharded")
+    out = tmp_path / "out" if is_folder else tmp_path / "model.safetensors"
+    path = out / "model.safetensors" if is_folder else out
+    path.parent.mkdir(exist_ok=True)
+    path.write_bytes(b"as it was")
+    with pytest.raises(FileExistsError, match="overwrite=True") as caught:
+        CALLS[name](source, out, overwrite=False)
+    assert os.fspath(path) in str(caught.value)
+    assert path.read_bytes() == b"as it was"
+    assert sorted(os.listdir(path.parent)) == sorted(
+        {path.name} | ({source.parent.name} if not is_folder else set())
+    )
+    CALLS[name](source, out, overwrite=True)
+    assert "a" in ingot.numpy.load_file(path)

@@ -1,0 +1,55 @@
+"""How many names of parameters a user of the Python API meets, and how many one call has.
+
+The page of names (docs/reference/names.md) once listed 102 distinct names, in functions, methods and classes
+with documented parameters, and `convert` had 18 of them. Nine of the 102 are of torch's and Lightning's
+interfaces, and eight of the constructors of errors and results, which no caller chooses. Without these it
+were 85. So it is counted here.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from ingot import typing as groups
+from support.public_api import parameters, public_api
+
+MOST_NAMES = 80
+MOST_OWN = 6
+OPTIONS = {
+    option
+    for group in (
+        groups.ReadOptions,
+        groups.SelectOptions,
+        groups.CheckOptions,
+        groups.SaveOptions,
+        groups.ShardOptions,
+    )
+    for option in group.__annotations__
+} | {"metadata", "background"}
+API = public_api()
+# Those whose own parameters are upstream's, and more than may be.
+UPSTREAMS: dict[str, int] = {}
+
+
+def test_names_of_parameters_are_few(capsys: pytest.CaptureFixture[str]) -> None:
+    names = {name for function in API.values() for name in parameters(function)}
+    total = sum(len(parameters(function)) for function in API.values())
+    keys = ", ".join(groups.WriteOptions.__annotations__)
+    with capsys.disabled():
+        print(
+            f"\n{len(names)} distinct names of {total} parameters, beside the keys {keys} of write_options: ",
+            end="",
+        )
+        print(", ".join(sorted(names)))
+    assert len(names) <= MOST_NAMES
+
+
+def test_own_parameters_of_a_call_are_few(capsys: pytest.CaptureFixture[str]) -> None:
+    own = {
+        name: [one for one in parameters(function) if one not in OPTIONS] for name, function in API.items()
+    }
+    most = sorted(own, key=lambda name: -len(own[name]))[:5]
+    with capsys.disabled():
+        print("\nmost own parameters: " + "; ".join(f"{name} {len(own[name])}" for name in most))
+    many = {name: names for name, names in own.items() if len(names) > MOST_OWN}
+    assert {name: len(names) for name, names in many.items()} == UPSTREAMS
