@@ -97,7 +97,8 @@ def tensors_of(target: torch.nn.Module | Mapping[str, torch.Tensor]) -> dict[str
     if isinstance(target, torch.nn.Module):
         _refuse_flat(target)
         # Extra state is whatever a module says it is; no file of tensors has it.
-        state = target.state_dict()
+        # Without a detached copy of each, which lacks the attributes of a CheckpointableTensor.
+        state = target.state_dict(keep_vars=True)
         return {name: value for name, value in state.items() if isinstance(value, torch.Tensor)}
     for name, value in target.items():
         if not isinstance(value, torch.Tensor):
