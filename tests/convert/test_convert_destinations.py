@@ -243,9 +243,9 @@ ingot.convert("in.npz", "out.safetensors", progress=lambda done, total: os.kill(
 def test_what_a_conversion_fetched_that_was_killed_is_removed_by_the_next(source: str) -> None:
     program = """
 from ingot._convert.fetched import _in_use
-os.mkdir(".ingot-0123abcd.out.safetensors.fetched")
-open(".ingot-0123abcd.out.safetensors.fetched/in.npz", "w").close()
-with _in_use(".ingot-0123abcd.out.safetensors.fetched"):
+os.mkdir(".ingot-00000001.out.safetensors.fetched")
+open(".ingot-00000001.out.safetensors.fetched/in.npz", "w").close()
+with _in_use(".ingot-00000001.out.safetensors.fetched"):
     print("", flush=True)
     if sys.argv[1:] == ["die"]:
         os.kill(os.getpid(), signal.SIGKILL)
@@ -253,8 +253,8 @@ with _in_use(".ingot-0123abcd.out.safetensors.fetched"):
     say(os.listdir())
 """
     kept = run(program).said()
-    assert ".ingot-0123abcd.out.safetensors.fetched" in kept, "another one is in the middle of it"
-    shutil.rmtree(".ingot-0123abcd.out.safetensors.fetched")
+    assert ".ingot-00000001.out.safetensors.fetched" in kept, "another one is in the middle of it"
+    shutil.rmtree(".ingot-00000001.out.safetensors.fetched")
     assert run(program, "die").signal == "SIGKILL"
     ingot.convert(source, "out.safetensors", overwrite=True)
     assert sorted(os.listdir()) == ["in.npz", "out.safetensors"]

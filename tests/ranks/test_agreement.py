@@ -141,6 +141,26 @@ def test_load_into_fills_the_part_of_a_checkpointable_tensor(four, tmp_path, kin
     four.run(loads_parts, tmp_path, kind)
 
 
+class Annotated(torch.nn.Module):
+    """A module whose parameter describes the part that it has."""
+
+    def __init__(self, rows):
+        super().__init__()
+        self.w = torch.nn.Parameter(rows)
+        vars(self.w).update(vars(rows))
+
+
+def loads_module(folder):
+    module = Annotated(parts("rows", True).zero_())
+    load_into(module, folder)
+    assert torch.equal(module.w, parts("rows", True))
+
+
+def test_load_into_fills_a_module_with_checkpointable_tensors(four, tmp_path):
+    save_sharded({"w": whole()}, tmp_path)
+    four.run(loads_module, tmp_path)
+
+
 class Hooked(torch.Tensor):
     """A tensor that describes its parts to torch.distributed.checkpoint."""
 

@@ -12,6 +12,7 @@ import time
 import traceback
 import warnings
 from contextlib import ExitStack, nullcontext
+from datetime import timedelta
 from pathlib import Path
 
 import torch
@@ -185,16 +186,17 @@ def saves(folder, seed, shared, savers, rank=0, ranks=1, store=""):
     mesh = None
     if ranks > 1:
         os.environ["GLOO_SOCKET_IFNAME"] = "lo"
-        dist.init_process_group("gloo", store=dist.FileStore(store, ranks), rank=rank, world_size=ranks)
-        mesh = init_device_mesh("cpu", (ranks,))
+        try:
+            mesh = init_group(store, rank, ranks)
+        except (RuntimeError, dist.DistError):
+            # A rank was killed before the ranks met.
+            os._exit(0)
     # All ranks choose alike.
     chance = random.Random(seed)
     for _ in range(STEPS_OF_AN_ACTOR):
-        save, version = chance.choice(savers), [shared.version()]
-        if mesh is not None:
-            dist.broadcast_object_list(version)
+        save, version = chance.choice(savers), shared.version()
         try:
-            save(folder, version[0], chance, mesh)
+            save(folder, agreed(version, mesh), chance, mesh)
         except BaseException as error:
             shared.report("refused", f"{save.__name__}: {type(error).__name__}: {traceback.format_exc()}")
             if mesh is not None:
@@ -203,6 +205,14 @@ def saves(folder, seed, shared, savers, rank=0, ranks=1, store=""):
             shared.count()
         time.sleep(chance.random() * 0.004)
     os._exit(0)
+
+
+def init_group(store, rank, ranks):
+    timeout = timedelta(seconds=SECONDS / 4)
+    dist.init_process_group(
+        "gloo", store=dist.FileStore(store, ranks), rank=rank, world_size=ranks, timeout=timeout
+    )
+    return init_device_mesh("cpu", (ranks,))
 
 
 def actor(number, chance, folder, scratch, shared, savers, readers):

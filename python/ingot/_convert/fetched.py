@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import os
-import re
 import shutil
 import sys
 from contextlib import contextmanager, suppress
+from itertools import count
 from typing import TYPE_CHECKING
 
 from ingot._base.progress import told
 from ingot._base.text import _escaped
 from ingot._native import shown_url
 from ingot._read.source import Reader, shown
-from ingot._write.directory.hidden import PREFIX, hidden
+from ingot._write.directory.hidden import hidden
 from ingot._write.download import download
 from ingot.errors import ConversionError
 
@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from ingot.typing import Buffer, StorageOptions, Tell
 
 _ENDING = ".fetched"
+# Conversions to one destination at the same time of which leftovers are found.
+_AT_ONCE = 8
 # Characters of a name. File systems have room for 255 bytes.
 _LONGEST = 60
 
@@ -63,11 +65,9 @@ def _whole(buffer: Buffer) -> tuple[list[memoryview], int]:
 @contextmanager
 def _folder(beside: str, name_of_source: str) -> Iterator[str]:
     """Give a folder for a copy of what has this name."""
-    directory, name = os.path.split(os.path.realpath(beside))
     # There is room for what comes of it; where the system keeps temporary files, there may be none.
-    with hidden() as prefix:
-        folder = os.path.join(directory, prefix + name + _ENDING)
-        os.mkdir(folder, 0o700)
+    prefix, folder = _made(beside)
+    with hidden(prefix):
         try:
             with _in_use(folder):
                 yield folder
@@ -78,18 +78,35 @@ def _folder(beside: str, name_of_source: str) -> Iterator[str]:
             shutil.rmtree(folder, ignore_errors=True)
 
 
+def _made(beside: str) -> tuple[str, str]:
+    """Make a folder, and return what its name begins with and its path."""
+    for number in count():
+        prefix, folder = _named(beside, number)
+        with suppress(FileExistsError):
+            os.mkdir(folder, 0o700)
+            return prefix, folder
+    raise AssertionError("one of the names is free")
+
+
+def _named(beside: str, number: int) -> tuple[str, str]:
+    """Return a prefix for hidden names, and the path of a folder beside a destination that begins with it.
+
+    The names are known, so that a directory need not be listed to find what a killed conversion left.
+    """
+    directory, name = os.path.split(os.path.realpath(beside))
+    prefix = f".ingot-{number:08x}."
+    return prefix, os.path.join(directory, prefix + name + _ENDING)
+
+
 def sweep(beside: str) -> None:
     """Remove what conversions to this destination fetched that were killed."""
-    directory, name = os.path.split(os.path.realpath(beside))
-    left = re.compile(PREFIX.pattern + re.escape(name + _ENDING))
-    with suppress(OSError):
-        for found in filter(left.fullmatch, os.listdir(directory)):
-            folder = os.path.join(directory, found)
-            with suppress(OSError):
-                with _in_use(folder):
-                    shutil.rmtree(folder, ignore_errors=True)
-                # Windows keeps the folder as long as the lock in it is open.
+    for number in range(_AT_ONCE):
+        _, folder = _named(beside, number)
+        with suppress(OSError):
+            with _in_use(folder):
                 shutil.rmtree(folder, ignore_errors=True)
+            # Windows keeps the folder as long as the lock in it is open.
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 @contextmanager

@@ -174,8 +174,8 @@ def rewrite(
     kept = set(select(NamedTensors(path, names, lambda: held.infos(0)), wanted, unwanted))
     new_name = renaming(names, rename, path)
     picks = [(0, number, new_name(name)) for number, name in enumerate(names) if name in kept]
-    chosen = rename is not None or keys is not None or drop is not None
-    if chosen and metadata is KEPT and names == [name for *_, name in picks]:
+    is_chosen = rename is not None or keys is not None or drop is not None
+    if is_chosen and metadata is KEPT and names == [name for *_, name in picks]:
         warn(
             f"rewrite: {_escaped(path)}: no tensor is renamed or left out: rename, keys and drop change "
             "nothing",

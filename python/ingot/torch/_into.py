@@ -180,7 +180,8 @@ def tensors_of(target: torch.nn.Module | Mapping[str, torch.Tensor]) -> dict[str
         state = _state(target)
         if state is None:
             _refuse_flat(target)
-            state = target.state_dict()
+            # Without a detached copy of each, which lacks the attributes of a CheckpointableTensor.
+            state = target.state_dict(keep_vars=True)
         # Extra state is whatever a module says it is; no file of tensors has it.
         return {name: value for name, value in state.items() if isinstance(value, torch.Tensor)}
     own = dict(target)
