@@ -50,21 +50,19 @@ Outcome = dict[str, Any]
 # One function for each writer, with the names that its options have.
 
 
-def existing(options: dict[str, bool]) -> dict[str, Any]:
-    """Return the options of functions that replace nothing unless told."""
-    return {"overwrite": True, **options}
-
-
-def rare(options: dict[str, bool]) -> dict[str, Any]:
-    """Return the options of functions that always replace."""
-    return options
+def existing(options: dict[str, Any]) -> dict[str, Any]:
+    """Return the options of writing as functions take them."""
+    how: dict[str, Any] = {"overwrite": True, **options}
+    if "replace_read_only" in how:
+        how["write_options"] = {"replace_read_only": how.pop("replace_read_only")}
+    return how
 
 
 def save_model(path: Path, **options: bool) -> None:
     model = torch.nn.Module()
     for name, tensor in STATE.items():
         model.register_parameter(name, torch.nn.Parameter(tensor))
-    ingot.torch.save_model(model, path, **rare(options))
+    ingot.torch.save_model(model, path, **existing(options))
 
 
 def serialize_file(path: Path, **options: bool) -> None:
@@ -72,7 +70,7 @@ def serialize_file(path: Path, **options: bool) -> None:
         name: {"dtype": "F32", "shape": [*array.shape], "data": array.tobytes()}
         for name, array in NEW.items()
     }
-    ingot.serialize_file(spec, path, **rare(options))
+    ingot.serialize_file(spec, path, **existing(options))
 
 
 def fill(writer: ingot.Writer) -> None:
@@ -83,7 +81,7 @@ def fill(writer: ingot.Writer) -> None:
 
 
 def save_in_background(path: Path, **options: bool) -> None:
-    ingot.numpy.save_file(NEW, path, background=True, **rare(options)).result()
+    ingot.numpy.save_file(NEW, path, background=True, **existing(options)).result()
 
 
 def command(*arguments: object, overwrite: bool = True, replace_read_only: bool = False) -> None:
@@ -144,7 +142,7 @@ class Writer:
 
 
 WRITERS = {
-    "save_file": Writer(lambda path, **options: ingot.numpy.save_file(NEW, path, **rare(options))),
+    "save_file": Writer(lambda path, **options: ingot.numpy.save_file(NEW, path, **existing(options))),
     "save_file_background": Writer(save_in_background),
     "save_model": Writer(save_model),
     "serialize_file": Writer(serialize_file),
@@ -166,12 +164,8 @@ WRITERS = {
     "Writer_reserve": Writer(
         lambda path, **options: fill(ingot.Writer(path, reserve=900, **existing(options)))
     ),
-    "update_metadata": Writer(
-        lambda path, **options: ingot.update_metadata(path, {"k": "v"}, in_place=False, **rare(options))
-    ),
-    "replace_tensor": Writer(
-        lambda path, **options: ingot.replace_tensor(path, "a", NEW["a"], **rare(options))
-    ),
+    "update_metadata": Writer(lambda path: ingot.update_metadata(path, {"k": "v"}, atomic=True)),
+    "replace_tensor": Writer(lambda path: ingot.replace_tensor(path, "a", NEW["a"])),
     "download": Writer(lambda path, **options: ingot.download(os.environ["URL"], path, **existing(options))),
     "cast": Writer(lambda path, **options: command("cast", "-q", SOURCE, path, "--dtype", "F64", **options)),
     "export": Writer(lambda path, **options: command("export", "-q", SOURCE, "a", "-o", path, **options)),
