@@ -180,6 +180,8 @@ CALLS: dict[str, Call] = {
     "ingot.verify": lambda source, out, **options: ingot.verify(source, **options),
     "ingot.warm": lambda source, out, **options: ingot.warm(source, **options),
     "ingot.view": lambda source, out, **options: ingot.view(source, how="page", **options),
+    "ingot.modelspec.read": lambda source, out, **options: ingot.modelspec.read(source, **options),
+    "ingot.modelspec.validate": lambda source, out, **options: ingot.modelspec.validate(source, **options),
     "ingot.numpy.load_file": lambda source, out, **options: ingot.numpy.load_file(source, **options),
     "ingot.numpy.save": lambda source, out, **options: ingot.numpy.save(ARRAYS, **options),
     "ingot.numpy.save_file": lambda source, out, **options: ingot.numpy.save_file(ARRAYS, out, **options),
