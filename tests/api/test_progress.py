@@ -19,7 +19,11 @@ BYTES = {"a": {"dtype": "F32", "shape": [1000], "data": bytes(4000)}}
 
 # What each takes beside `progress`, by its name: of a file, and of a path where nothing is.
 GIVEN: dict[str, Callable[[Path, Path], tuple[Any, ...]]] = {
+    "cast": lambda file, new: (file, new, "F16"),
+    "check": lambda file, new: (file,),
     "convert": lambda file, new: (file, new),
+    "diff": lambda file, new: (file, file),
+    "stats": lambda file, new: (file,),
     "download": lambda file, new: ("https://localhost:1/a.safetensors", new),
     "hash": lambda file, new: (file,),
     "load_file": lambda file, new: (file,),
