@@ -304,6 +304,10 @@ class Checkpoint:
     @property
     def path(self) -> str | None: ...
     @property
+    def at(self) -> str | None:
+        """The path from the root of a file or an index of this machine, as of when it was opened."""
+
+    @property
     def shards(self) -> list[str]:
         """The paths of all files, in the order of their names; none for bytes in memory."""
 

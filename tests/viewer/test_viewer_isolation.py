@@ -354,9 +354,11 @@ def test_view_of_a_handle_has_the_configuration_beside_its_file(
         folder.mkdir()
         (folder / "config.json").write_text(json.dumps({"model_type": kind}))
     ingot.numpy.save_file({"a": numpy.arange(9)}, model / "model.safetensors")
-    monkeypatch.chdir(elsewhere)
-    for source in (model, model / "model.safetensors"):
-        with ingot.safe_open(source, "np") as handle, ingot.view(handle, how="server") as view:
+    for source in (model, model / "model.safetensors", "model", "model/model.safetensors"):
+        monkeypatch.chdir(tmp_path)
+        handle = ingot.safe_open(source, "np")
+        monkeypatch.chdir(elsewhere)
+        with handle, ingot.view(handle, how="server") as view:
             names = [file["name"] for file in listed(str(view.url))]
             assert names == ["model.safetensors", "config.json"]
             assert b"right" in get(str(view.url), "/f/1")[1]

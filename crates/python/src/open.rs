@@ -2,7 +2,7 @@
 
 use std::ffi::OsString;
 use std::num::NonZeroUsize;
-use std::path::PathBuf;
+use std::path::{PathBuf, absolute};
 use std::slice;
 use std::sync::{Arc, PoisonError, RwLock};
 
@@ -39,6 +39,8 @@ pub(crate) struct Checkpoint {
     /// `None` once closed. Whoever reads holds a share of it, so closing waits for nobody and harms nobody.
     checkpoint: RwLock<Option<Arc<ingot_io::Checkpoint>>>,
     path: Option<PathBuf>,
+    /// `path` from the root, for files of this machine: the process may change its directory.
+    at: Option<PathBuf>,
     shards: Vec<PathBuf>,
     format: &'static str,
     backend: &'static str,
@@ -167,6 +169,12 @@ impl Checkpoint {
     #[getter]
     fn path(&self) -> Option<OsString> {
         self.path.clone().map(PathBuf::into_os_string)
+    }
+
+    /// The path from the root of a file or an index of this machine, as of when it was opened.
+    #[getter]
+    fn at(&self) -> Option<OsString> {
+        self.at.clone().map(PathBuf::into_os_string)
     }
 
     /// The paths of all files, in the order of their names; none for bytes in memory.
@@ -600,6 +608,7 @@ impl Checkpoint {
         Ok(Checkpoint {
             checkpoint: RwLock::new(Some(self.opened(py)?)),
             path: self.path.clone(),
+            at: self.at.clone(),
             shards: self.shards.clone(),
             format: self.format,
             backend: self.backend,
@@ -672,8 +681,10 @@ impl Checkpoint {
 
     fn of(checkpoint: ingot_io::Checkpoint) -> Result<Checkpoint, Error> {
         let backing = checkpoint.backing()?;
+        let path = checkpoint.path();
         Ok(Checkpoint {
-            path: checkpoint.path().map(ToOwned::to_owned),
+            path: path.map(ToOwned::to_owned),
+            at: path.and_then(|path| absolute(path).ok()),
             shards: (0..checkpoint.files())
                 .filter_map(|number| checkpoint.file_path(number))
                 .collect(),

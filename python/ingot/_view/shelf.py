@@ -333,7 +333,8 @@ def _config(source: Opened) -> bytes | None:
     """Read ``config.json`` beside the model, which says how it was quantised. An object has none."""
     if source.place is None:
         return None
-    path = source.place if is_url(source.place) else source.handle.path or source.place
+    # The working directory may be another one by now.
+    path = source.place if is_url(source.place) else source.handle.at or source.place
     with suppress(SafetensorError, OSError):
         found = config_beside(path, source.storage_options)
         return None if found is None else found.data

@@ -8,7 +8,7 @@ use std::path::Path;
 use super::{Attributes, Birth, Directory, Facts, Opening, exists, resolve};
 use crate::error::{Step, Stop, step};
 use crate::options::{Existing, ReadOnly, SaveOptions};
-use crate::watch::Unwatched;
+use crate::watch::{Unwatched, Watch};
 
 /// What a path leads to, every symlink followed.
 #[allow(dead_code, reason = "not every system has files without a name")]
@@ -106,7 +106,7 @@ impl DirectoryEntry {
     }
 
     /// Whether the existing file is read under other names too, so that an edit makes a new file.
-    pub(crate) fn is_shared(&self) -> bool {
+    fn is_shared(&self) -> bool {
         self.blob.is_some() || self.existing.is_some_and(|facts| facts.names > 1)
     }
 
@@ -176,6 +176,17 @@ fn final_name(name: &OsStr) -> Option<&OsStr> {
     is_hidden
         .then(|| name.strip_prefix('.').map(OsStr::new))
         .flatten()
+}
+
+/// Whether the regular file of `facts`, which `path` leads to, is read under other names too.
+pub(crate) fn is_shared(path: &Path, facts: &Facts, watch: &dyn Watch) -> Result<bool, Stop> {
+    // Only a link leads to a blob, or the blob's own name. Finding that out takes one system call, resolving four.
+    let may_be_blob = path.is_symlink() || path.file_name().is_some_and(is_digest);
+    if !may_be_blob {
+        return Ok(facts.names > 1);
+    }
+    let resolved = resolve(path, watch)?;
+    Ok(matches!(resolved, Resolved::Entry(entry) if entry.is_shared()))
 }
 
 /// The digest of its contents that a file has as its name: a SHA-256, or Git's SHA-1, if `path` leads to a blob of a

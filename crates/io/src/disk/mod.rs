@@ -16,7 +16,7 @@ use unix as system;
 use windows as system;
 
 pub use entry::blob_digest;
-pub(crate) use entry::{DirectoryEntry, Resolved};
+pub(crate) use entry::{DirectoryEntry, Resolved, is_shared};
 pub(crate) use facts::{Birth, Facts, Kind, Lock, Opening, Refusal, Size, Unlinked};
 #[cfg(test)]
 pub(crate) use file_systems::REMOTE_FILE_SYSTEMS;

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use ingot_format::{Header, Limits, to_usize};
 
-use crate::disk::{self, Lock, Locked, Resolved, has_no_locks, lock_holder, try_lock};
+use crate::disk::{self, Lock, Locked, has_no_locks, lock_holder, try_lock};
 use crate::error::{EditError, Error, unopened};
 use crate::source::{FileSource, Stamp};
 use crate::watch::Watch;
@@ -33,16 +33,17 @@ impl<'p> Held<'p> {
                 FileSource::new(disk::open_both_ways(path).map_err(open_fault)?).map_err(open_fault)?;
             let lock = Locked::of(source.file()).map_err(open_fault)?;
             wait_for_lock(path, &lock, PATIENCE, watch)?;
-            let stamp = Stamp::of(&disk::facts(source.file()).map_err(open_fault)?);
+            let facts = disk::facts(source.file()).map_err(open_fault)?;
+            let stamp = Stamp::of(&facts);
             // The edit that held the lock may have put another file in the place of this one.
             if stamp.is_same_file(&Stamp::of(&disk::facts_at(path).map_err(open_fault)?)) {
-                let resolved = disk::resolve(path, watch).map_err(|stop| stop.about(path, 0))?;
+                let is_shared = disk::is_shared(path, &facts, watch).map_err(|stop| stop.about(path, 0))?;
                 return Ok(Held {
                     path,
                     source,
                     lock,
                     stamp,
-                    is_shared: matches!(resolved, Resolved::Entry(entry) if entry.is_shared()),
+                    is_shared,
                 });
             }
         }

@@ -1,6 +1,5 @@
 //! Documents that are read whole: what lies beside a model, and the headers of all its shards in one.
 
-use std::fs::File;
 use std::io::Read;
 use std::path::{Path, PathBuf};
 
@@ -8,6 +7,7 @@ use ingot_format::{Limits, ShardHeaders, StopFlag, to_u64};
 use ingot_remote::{Fault, Location, RemoteOptions, redacted, shard_headers};
 
 use super::session::{Session, header_limits, in_session, refused};
+use crate::archive::open_source;
 use crate::error::Error;
 use crate::watch::Watch;
 use crate::workers::watched;
@@ -68,7 +68,9 @@ pub fn hub_headers(
 /// All of a file on this machine, with its path.
 fn read(path: PathBuf, most: u64) -> Result<(PathBuf, Vec<u8>), Error> {
     let mut bytes = Vec::new();
-    let outcome = File::open(&path).and_then(|file| file.take(most + 1).read_to_end(&mut bytes));
+    // It may be anything, such as a FIFO that no process writes to.
+    let file = open_source(&path)?;
+    let outcome = file.file().take(most + 1).read_to_end(&mut bytes);
     let outcome = outcome.and_then(|_| match to_u64(bytes.len()) > most {
         true => Err(Fault::too_large(most).into()),
         false => Ok(()),
@@ -93,5 +95,15 @@ mod tests {
             panic!("it has five bytes");
         };
         assert_eq!(Fault::of(&fault).unwrap().code(), "document-too-large");
+    }
+
+    #[cfg(unix)]
+    #[test]
+    fn rejects_a_fifo_without_waiting_for_a_writer() {
+        let folder = tempfile::tempdir().unwrap();
+        let fifo = folder.path().join("config.json");
+        rustix::fs::mkfifoat(rustix::fs::CWD, &fifo, rustix::fs::Mode::RUSR).unwrap();
+        let fault = read(fifo, 5).unwrap_err();
+        assert!(fault.to_string().contains("not a regular file"), "{fault}");
     }
 }
