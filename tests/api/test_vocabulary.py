@@ -56,6 +56,14 @@ IN_PLACE = ("ingot.update_metadata", "ingot.replace_tensor")
 
 # Arguments that some functions, those that fit a pattern, take in another way than the rest, and why.
 OTHERWISE = {
+    "atomic": {
+        "ingot.update_metadata": "a change within one page is written in place",
+    },
+    "overwrite": {
+        "*.save_file": "upstream replaces the file",
+        "ingot.serialize_file": "upstream replaces the file",
+        "*.save_model": "upstream replaces the file",
+    },
     "device": {
         "ingot.safe_open.prefetch": "None is the device of the handle, by its name only as upstream has it",
         "ingot.flax.*": "None is jax's default device",

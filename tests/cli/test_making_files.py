@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import stat
+from functools import update_wrapper
 from pathlib import Path
 
 import numpy
@@ -276,6 +277,8 @@ def test_an_interruption_that_comes_too_late_says_that_the_file_is_there(
             real(*arguments, **options)
         raise KeyboardInterrupt
 
+    # With the options that the function takes.
+    update_wrapper(interrupted, real)
     monkeypatch.setattr(ingot._write.rearrange, "merge", interrupted)
     for told in ("out", "out"):
         ended = run("merge", "a.safetensors", "-o", told, "--overwrite")

@@ -279,6 +279,21 @@ CALLS: dict[str, tuple[tuple[str, ...], Call]] = {
         BOTH,
         lambda url, options, folder: ingot.repair(url, folder / "o.safetensors", storage_options=options),
     ),
+    "ingot.cast": (
+        BOTH,
+        lambda url, options, folder: ingot.cast(
+            url, folder / "o.safetensors", "F16", storage_options=options
+        ),
+    ),
+    "ingot.check": (
+        BOTH,
+        lambda url, options, folder: ingot.check(url, values=True, storage_options=options),
+    ),
+    "ingot.diff": (
+        BOTH,
+        lambda url, options, folder: ingot.diff(url, url, values=True, storage_options=options),
+    ),
+    "ingot.stats": (BOTH, lambda url, options, folder: ingot.stats(url, storage_options=options)),
     "ingot.torch.load_into": (BOTH, load_into_model),
     "ingot.torch.load_model": (BOTH, load_model),
     "ingot.dcp.Reader": (BOTH, load_by_dcp),

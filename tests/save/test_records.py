@@ -385,11 +385,11 @@ def test_what_fails_leaves_no_folder_that_it_made(where: str) -> None:
 
 
 def test_what_others_put_into_the_folder_meanwhile_stays(monkeypatch: pytest.MonkeyPatch) -> None:
-    def failing(*_: object) -> None:
+    def failing(*_: object, **how: object) -> None:
         Path("new/below/theirs").write_text("x")
         raise OSError("no more")
 
-    monkeypatch.setattr("ingot._write.shards._write_text", failing)
+    monkeypatch.setattr("ingot._write.shards.replace_file", failing)
     with pytest.raises(OSError, match="no more"):
         ingot.torch.save_sharded({"a": W, "b": Z}, "new/below", 10)
     assert os.listdir("new/below") == ["theirs"]
