@@ -100,7 +100,7 @@ def test_sources(tmp_path: Path) -> None:
     with pytest.raises(TypeError, match="found int"):
         ingot.open(3)  # type: ignore[call-overload]
     with pytest.raises(TypeError, match="did you mean 'backend'"):
-        ingot.open(data, bakend="mmap")  # type: ignore[call-overload]
+        ingot.open(data, backends="mmap")  # type: ignore[call-overload]
 
 
 def test_buffers() -> None:

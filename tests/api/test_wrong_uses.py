@@ -29,7 +29,7 @@ WRONG = {
     "format": '"safetensor"',
     "framework": '"nump"',
     "keys": "3.5",
-    "on_duplicate": '"frist"',
+    "on_duplicate": '"newest"',
     "orphaned": '"kill"',
     "progress": "lambda done: None",
     "snapshot": '"hots"',

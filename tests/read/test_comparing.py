@@ -127,4 +127,4 @@ def test_results_are_pickled_and_shown_in_notebooks(path: Path) -> None:
 @pytest.mark.parametrize("function", [ingot.stats, ingot.check])
 def test_a_wrong_option_is_refused_with_the_nearest(function: object, path: Path) -> None:
     with pytest.raises(TypeError, match="did you mean 'backend'"):
-        function(path, bakend="mmap")  # type: ignore[operator]
+        function(path, backends="mmap")  # type: ignore[operator]

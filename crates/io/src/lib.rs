@@ -38,7 +38,7 @@
 //! let numbers: &[f32] = weight.as_f32()?;
 //! assert_eq!((bytes.len(), numbers), (16, &[1.0, 2.0, 3.0, 4.0][..]));
 //!
-//! let missing = archive.read("weigth").unwrap_err();
+//! let missing = archive.read("weights").unwrap_err();
 //! assert_eq!(missing.code(), "unknown-tensor");
 //! assert!(missing.to_string().ends_with("did you mean `weight`?"));
 //! # Ok::<(), Box<dyn std::error::Error>>(())

@@ -300,9 +300,9 @@ def check_names(function: Callable[..., Any], options: Mapping[str, Any]) -> Non
     """
     # A function that writes all of its options out has none.
     taken: Any = getattr(function, "__signature__", None)
-    wrong = None if taken is None else next(iter(options.keys() - taken.parameters.keys()), None)
-    if wrong is None:
+    if taken is None or options.keys() <= taken.parameters.keys():
         return
+    wrong = next(iter(options.keys() - taken.parameters.keys()))
     names = [name for name in taken.parameters if name != "self"]
     raise TypeError(
         f"{_called(function)}() got an unexpected keyword argument {wrong!r}{_hint(wrong, names)} "
