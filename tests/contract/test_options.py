@@ -345,9 +345,9 @@ def test_a_wrong_key_of_write_options_names_the_nearest_and_all(name: str, tmp_p
     if name in ELSEWHERE:
         pytest.skip("it is not called here")
     with pytest.raises(
-        ingot.OptionError, match=r"write_options has no key 'aling': did you mean 'align'\?"
+        ingot.OptionError, match=r"write_options has no key 'aligned': did you mean 'align'\?"
     ) as caught:
-        CALLS[name](tmp_path / "nothing", tmp_path / "out", write_options={"aling": 8})
+        CALLS[name](tmp_path / "nothing", tmp_path / "out", write_options={"aligned": 8})
     assert caught.value.code == "unknown-write-option"
     assert str(caught.value).endswith(f"It takes {', '.join(API[name]._rare)}")
 
