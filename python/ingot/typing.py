@@ -417,7 +417,9 @@ class SaveOptions(CopyOptions, total=False):
         process creates during the save.
     atomic : bool
         Write a temporary file in the same directory and rename it, so that readers see the whole old file or
-        the whole new one. If False, overwrite the existing file in place.
+        the whole new one. If False, overwrite the existing file in place: then a process that has mapped the
+        old file, such as one that loaded it, ends with SIGBUS if the new file is shorter, and sees mixed data
+        otherwise.
     durable : bool, optional
         Flush the file and its directory to the disk before returning. True by default, unless the environment
         has ``INGOT_DURABLE=0``.

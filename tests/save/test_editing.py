@@ -174,7 +174,7 @@ def test_with_room_the_file_is_changed_where_it_is(tmp_path: Path) -> None:
 def test_rewrite_warns_if_it_renames_and_drops_nothing(options: dict[str, Any], tmp_path: Path) -> None:
     source, out = tmp_path / "source.safetensors", tmp_path / "out.safetensors"
     ingot.numpy.save_file({"a": numpy.zeros(2), "b": numpy.ones(2)}, source)
-    with pytest.warns(UserWarning, match=r"rewrite: .*source\.safetensors: no tensor is renamed"):
+    with pytest.warns(UserWarning, match=r"rewrite\(\): .*source\.safetensors: no tensor is renamed"):
         ingot.rewrite(source, out, **options)
     assert out.read_bytes() == source.read_bytes()
 

@@ -169,6 +169,9 @@ DEFAULTS: dict[str, Any] = {
     "write_options": None,
 }
 
+# Options of single functions that are True or False.
+FLAGS = ("strict", "lenient", "confine", "shards", "values", "raises", "whole")
+
 # How the value of an option is checked and converted, for every function.
 _CHECKED: dict[str, Callable[[Any], Any]] = {
     "backend": checked_backend,
@@ -194,6 +197,7 @@ _CHECKED: dict[str, Callable[[Any], Any]] = {
     "snapshot": checked_snapshot,
     "max_shard_size": checked_shard_size,
     "filename_pattern": checked_pattern,
+    **{name: partial(checked_flag, name) for name in FLAGS},
 }
 
 

@@ -146,7 +146,7 @@ def check(
     ...     print(problem.where, problem.what)
     """
     how = Loading.of(check, options)
-    selecting = checked(check, {"keys": keys, "drop": drop})
+    selecting = checked(check, {"keys": keys, "drop": drop, "values": values})
     chosen, dropped = selecting["keys"], selecting["drop"]
     with closing(open_source(source, how)) as checkpoint:
         names = select(checkpoint, chosen, dropped)

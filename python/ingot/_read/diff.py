@@ -144,7 +144,7 @@ def diff(
     False
     """
     how = Loading.of(diff, options)
-    selecting = checked(diff, {"keys": keys, "drop": drop})
+    selecting = checked(diff, {"keys": keys, "drop": drop, "values": values})
     chosen, dropped = selecting["keys"], selecting["drop"]
     with closing(open_source(source, how)) as one, closing(open_source(other, how)) as two:
         ours, theirs = ({info.name: info for info in each.infos()} for each in (one, two))

@@ -316,6 +316,7 @@ def verify(
     """
     options = {
         "expected_sha256": expected_sha256,
+        "raises": raises,
         "progress": progress,
         "storage_options": storage_options,
     }

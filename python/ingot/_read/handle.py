@@ -235,8 +235,12 @@ class safe_open(Mapping[str, Value]):
         if others:
             check_names(safe_open.__init__, others)
         # Programs open thousands of files without these.
-        if backend != "auto" or max_header_size is not None or storage_options is not None:
+        is_usual = strict is False and lenient is False and confine is False and backend == "auto"
+        if not is_usual or max_header_size is not None or storage_options is not None:
             given = {
+                "strict": strict,
+                "lenient": lenient,
+                "confine": confine,
                 "backend": backend,
                 "max_header_size": max_header_size,
                 "storage_options": storage_options,

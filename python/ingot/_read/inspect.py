@@ -14,7 +14,7 @@ from threading import Event
 from typing import Any, Literal, NamedTuple, Unpack
 
 from ingot._base.checks import is_path, one_of
-from ingot._base.options import Loading, takes
+from ingot._base.options import Loading, checked, takes
 from ingot._base.report import Report
 from ingot._base.text import _escaped, plural
 from ingot._native import (
@@ -193,6 +193,7 @@ def inspect(
     >>> ingot.inspect("model.safetensors").metadata  # doctest: +SKIP
     {'format': 'pt'}
     """
+    checked(inspect, {"shards": shards})
     return _inspected(source, count, config, shards, Loading.of(inspect, options), None)
 
 
@@ -228,6 +229,7 @@ async def inspect_async(
     """
     from asyncio import to_thread
 
+    checked(inspect_async, {"shards": shards})
     stop, how = Event(), Loading.of(inspect_async, options)
     try:
         return await to_thread(_inspected, source, count, config, shards, how, stop)

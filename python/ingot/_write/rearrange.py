@@ -12,6 +12,7 @@ from ingot._base.options import Saving, checked, takes
 from ingot._base.progress import telling, within
 from ingot._base.text import _escaped
 from ingot._native import local_path
+from ingot.errors import OptionError
 from ingot.typing import CopyOptions, Format, Keys, Path, Source, StorageOptions
 
 from .assemble import Writing, opened, together
@@ -92,8 +93,13 @@ def merge(
     how = _writing(merge, options, metadata, storage_options, format=format)
     one_of("on_duplicate", on_duplicate, ON_DUPLICATE)
     if is_path(sources) or hasattr(sources, "read") or isinstance(sources, (bytearray, memoryview)):
-        raise TypeError(f"merge: sources must be an iterable of sources, found one {type(sources).__name__}")
-    destination, held = local_path(destination), opened(sources, storage_options)
+        raise TypeError(
+            f"merge(): sources must be an iterable of sources, found one {type(sources).__name__}"
+        )
+    given = list(sources)
+    if not given:
+        raise OptionError("merge(): sources is empty: expected at least one source", code="no-sources")
+    destination, held = local_path(destination), opened(given, storage_options)
     picks = [(at, *pick) for at in range(len(held)) for pick in enumerate(held.names(at))]
     if on_duplicate != "error":
         by_name: dict[str, Pick] = {}
@@ -177,7 +183,7 @@ def rewrite(
     is_chosen = rename is not None or keys is not None or drop is not None
     if is_chosen and metadata is KEPT and names == [name for *_, name in picks]:
         warn(
-            f"rewrite: {_escaped(path)}: no tensor is renamed or left out: rename, keys and drop change "
+            f"rewrite(): {_escaped(path)}: no tensor is renamed or left out: rename, keys and drop change "
             "nothing",
             stacklevel=2,
         )

@@ -121,7 +121,11 @@ class Writer(StorageWriter):
         process_group: ProcessGroup | None = None,
         **options: Unpack[ReplaceOptions],
     ) -> None:
-        given = {"max_shard_size": max_shard_size, "filename_pattern": filename_pattern}
+        given = {
+            "max_shard_size": max_shard_size,
+            "filename_pattern": filename_pattern,
+            "whole": whole,
+        }
         self._limit: int = checked(Writer, given)["max_shard_size"]
         self._pattern, self._how = filename_pattern, Saving.of(Writer, options, metadata=metadata)
         self._whole, self._group = whole, process_group

@@ -10,7 +10,7 @@ from typing import Literal, TypeAlias
 import torch
 
 from ingot._base.checks import one_of
-from ingot._base.options import Loading, takes
+from ingot._base.options import Loading, checked, takes
 from ingot._ranks.local import has_group, is_distributed
 from ingot._read import door
 from ingot._read.reads import reading
@@ -114,6 +114,7 @@ def load_into(
 
     def asked() -> Loading:
         known_read_once(read_once)
+        checked(load_into, {"strict": strict})
         return Loading.of(load_into, options)
 
     # Listed once: it takes time if there are many.
