@@ -434,7 +434,7 @@ class Checkpoint:
         threads: int | None = None,
         progress: Callable[[int, int], object] | None = None,
     ) -> None:
-        """Read what is wanted. To be compared with digests, tensors have to be whole, each wanted once."""
+        """Read the wanted parts. With digests, tensors have to be whole, and each be wanted once."""
 
     def proven_copy(
         self,

@@ -451,7 +451,7 @@ def test_load_into_fills_what_is_selected(tmp_path: Path, backend: str) -> None:
     assert filled(drop=lambda info: info.name == "b.x") == {"a.x": 1, "a.y": 1, "b.x": 0}
     with pytest.raises(ingot.TensorNotFoundError):
         filled(keys="c.*")
-    # Of the file only what is selected is unexpected, and only what it lacks is missing.
+    # Only selected tensors are unexpected, and only tensors that the file lacks are missing.
     own = {"a.x": torch.zeros(2, 3), "other": torch.zeros(1)}
     assert load_into(own, tmp_path / "file", strict=False, keys="a.*") == (["other"], ["a.y"])
     assert load_into({"a.x": torch.zeros(2, 3)}, tmp_path / "file", keys=["a.x"]) == ([], [])
@@ -463,7 +463,9 @@ def test_load_into_fills_what_is_selected(tmp_path: Path, backend: str) -> None:
 
 @pytest.mark.parametrize("own", [torch.float32, torch.bfloat16, torch.float64, torch.int32])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float8_e4m3fn])
-def test_load_into_converts_floats_to_dtype_first(tmp_path: Path, own: torch.dtype, dtype: torch.dtype) -> None:
+def test_load_into_converts_floats_to_dtype_first(
+    tmp_path: Path, own: torch.dtype, dtype: torch.dtype
+) -> None:
     tensor, count = torch.linspace(-300, 300, 77).reshape(7, 11), torch.arange(5)
     save_file({"a": tensor, "count": count}, tmp_path / "file")
     found = {"a": torch.zeros(7, 11, dtype=own), "count": torch.zeros(5, dtype=torch.int64)}

@@ -58,9 +58,7 @@ def test_digests_are_of_the_bytes_in_the_file_also_when_tensors_change_meanwhile
     assert ingot.verify(tmp_path / "flushed").ok
 
 
-def test_some_tensors_are_verified(
-    tmp_path: Path, tensors: dict[str, torch.Tensor]
-) -> None:
+def test_some_tensors_are_verified(tmp_path: Path, tensors: dict[str, torch.Tensor]) -> None:
     path = tmp_path / "file.safetensors"
     ingot.torch.save_file(tensors, path, checksums="blake3")
     sha256 = hashlib.sha256(path.read_bytes()).hexdigest()
@@ -169,7 +167,7 @@ def test_tensors_are_compared_however_they_are_loaded(
     proof = proof_of(path, kind)
     expected = LOADS[load](path)
     assert equal(LOADS[load](path, backend=backend, **proof), expected)
-    # The last byte of what no slice takes.
+    # A byte that no slice takes.
     data = path.read_bytes()
     at = data.index(few()["rows"].numpy().tobytes()) + few()["rows"].nbytes - 1
     path.write_bytes(data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :])

@@ -187,7 +187,7 @@ def fill(
     destinations: Destinations,
     reads: Reads,
 ) -> None:
-    """Read what is wanted into memory of others, and compare it with its digests."""
+    """Read the wanted parts into memory of others, and compare whole tensors with their digests."""
     if not reads.proves():
         checkpoint.fill(wanted, destinations, **reads.options())
         return

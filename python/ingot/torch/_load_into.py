@@ -57,7 +57,7 @@ def load_into(
         As for `load_file`.
     strict : bool
         Refuse a file that lacks a tensor of `target`, or has one that `target` lacks. Tensors of the file
-        that `keys` and `drop` leave out are neither: those of `target` stay as they are.
+        that `keys` and `drop` leave out are neither, and `target` keeps its values of them.
     read_once : {"auto", "job", "node", False}
         How ranks share the reading: in ``"job"`` each byte that any of them wants is read by one of them, who
         sends it to the others; in ``"node"`` by one on each node; with False each rank reads what it wants,
