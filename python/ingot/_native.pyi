@@ -429,9 +429,24 @@ class Checkpoint:
         wanted: Wanted,
         destinations: Destinations,
         *,
+        kept: bool = False,
+        expected_sha256: str | None = None,
         threads: int | None = None,
         progress: Callable[[int, int], object] | None = None,
-    ) -> None: ...
+    ) -> None:
+        """Read the wanted parts. With digests, tensors have to be whole, and each be wanted once."""
+
+    def proven_copy(
+        self,
+        names: Iterable[str],
+        kept: bool,
+        expected_sha256: str | None,
+        *,
+        threads: int | None = None,
+        progress: Callable[[int, int], object] | None = None,
+    ) -> Checkpoint:
+        """Return these tensors in memory, if they are what their digests say."""
+
     def share(self) -> Checkpoint: ...
     def heads(self) -> _Heads | None: ...
     def is_replaced(self) -> bool: ...

@@ -134,7 +134,7 @@ def load_file(
         (``"invalid-checksums"``).
     OptionError
         `backend`, `dtype` or `threads` is not one of the choices; or `slices` or `out` have an array that the
-        other options leave out; or what is asked for cannot be compared.
+        other options leave out.
     """
     return _whole.loaded(filename, None, Loading.of(load_file, options), return_metadata, out)
 

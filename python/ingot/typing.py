@@ -20,6 +20,7 @@ __all__ = [
     "Dtype",
     "DtypeName",
     "EditOptions",
+    "FillOptions",
     "Format",
     "Framework",
     "Glob",
@@ -341,13 +342,24 @@ class CheckOptions(TypedDict, total=False):
     verify : bool
         Compare the tensors with the digests that the file keeps of them (`ingot.verify`), or where it keeps
         none with ModelSpec's, and give nothing when one differs. They are then copies in memory of their own,
-        whatever the backend, compared on the way into it. Not with `slices`, `dtype` and ``out``.
+        whatever the backend, compared on the way into it. With `slices` or `dtype` the whole tensors are
+        read and compared before they are sliced or converted, which takes memory for them beside the result.
+        Tensors that exist (``out``, ``load_into``) are filled while they are compared: after an
+        `IntegrityError` their content is unspecified.
     expected_sha256 : str, optional
         The SHA-256 of the whole file, to be compared likewise. All of the file is read then.
     """
 
     verify: bool
     expected_sha256: str | None
+
+
+class FillOptions(ReadOptions, CheckOptions, total=False):
+    """How a file is loaded into a model or a dict: `LoadOptions` without `slices`."""
+
+    keys: Keys | None
+    drop: Keys | None
+    dtype: Dtype | None
 
 
 class LoadOptions(ReadOptions, SelectOptions, CheckOptions, total=False):

@@ -16,7 +16,7 @@ import ingot
 import ingot.numpy
 from ingot._base.frameworks import FRAMEWORKS
 from ingot._base.options import Loading
-from ingot.typing import LoadOptions, ReadOptions
+from ingot.typing import FillOptions, LoadOptions
 from support.changed_package import said_by
 from support.doors import public_functions
 
@@ -32,7 +32,7 @@ FUNCTIONS = {
 
 def options_of(name: str) -> list[str]:
     """What a function has, in its order."""
-    return list((ReadOptions if name == "ingot.torch.load_into" else LoadOptions).__annotations__)
+    return list((FillOptions if name == "ingot.torch.load_into" else LoadOptions).__annotations__)
 
 
 def documented(name: str) -> dict[str, str]:

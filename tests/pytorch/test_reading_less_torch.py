@@ -227,7 +227,7 @@ def test_load_into_of_a_module_takes_a_method_of_the_instance(tmp_path: Path) ->
     path = tmp_path / "state.safetensors"
     save_file({"other": torch.ones(2)}, path)
     module, other = torch.nn.Linear(3, 2), torch.zeros(2)
-    module.state_dict = lambda: {"other": other}
+    module.state_dict = lambda **options: {"other": other}
     assert load_into(module, path) == ([], [])
     same(other, torch.ones(2))
 
@@ -434,3 +434,41 @@ def test_no_tensor_is_no_destination(tmp_path: Path) -> None:
     ingot.torch.save_file({"a": torch.zeros(1)}, tmp_path / "m.safetensors")
     with pytest.raises(TypeError, match=r"`a`: expected a torch.Tensor, found str"):
         ingot.torch.load_file(tmp_path / "m.safetensors", out={"a": "text"})  # type: ignore[dict-item]
+
+
+def test_load_into_fills_what_is_selected(tmp_path: Path, backend: str) -> None:
+    tensors = {name: torch.full((2, 3), 1.0) for name in ("a.x", "a.y", "b.x")}
+    save_file(tensors, tmp_path / "file")
+
+    def filled(**options: object) -> dict[str, float]:
+        own = {name: torch.zeros(2, 3) for name in tensors}
+        assert load_into(own, tmp_path / "file", backend=backend, **options) == ([], [])
+        return {name: float(tensor[0, 0]) for name, tensor in own.items()}
+
+    assert filled(keys="a.*") == {"a.x": 1, "a.y": 1, "b.x": 0}
+    assert filled(keys=["b.x", "a.x"]) == {"a.x": 1, "a.y": 0, "b.x": 1}
+    assert filled(keys="*.x", drop="a.*") == {"a.x": 0, "a.y": 0, "b.x": 1}
+    assert filled(drop=lambda info: info.name == "b.x") == {"a.x": 1, "a.y": 1, "b.x": 0}
+    with pytest.raises(ingot.TensorNotFoundError):
+        filled(keys="c.*")
+    # Only selected tensors are unexpected, and only tensors that the file lacks are missing.
+    own = {"a.x": torch.zeros(2, 3), "other": torch.zeros(1)}
+    assert load_into(own, tmp_path / "file", strict=False, keys="a.*") == (["other"], ["a.y"])
+    assert load_into({"a.x": torch.zeros(2, 3)}, tmp_path / "file", keys=["a.x"]) == ([], [])
+    module = torch.nn.Linear(2, 2, bias=False)
+    save_file({"weight": torch.ones(2, 2), "more": torch.ones(1)}, tmp_path / "file")
+    load_into(module, tmp_path / "file", drop=["more"])
+    assert torch.equal(module.weight, torch.ones(2, 2))
+
+
+@pytest.mark.parametrize("own", [torch.float32, torch.bfloat16, torch.float64, torch.int32])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float8_e4m3fn])
+def test_load_into_converts_floats_to_dtype_first(
+    tmp_path: Path, own: torch.dtype, dtype: torch.dtype
+) -> None:
+    tensor, count = torch.linspace(-300, 300, 77).reshape(7, 11), torch.arange(5)
+    save_file({"a": tensor, "count": count}, tmp_path / "file")
+    found = {"a": torch.zeros(7, 11, dtype=own), "count": torch.zeros(5, dtype=torch.int64)}
+    load_into(found, tmp_path / "file", dtype=dtype)
+    assert torch.equal(found["a"], tensor.to(dtype).to(own))
+    assert torch.equal(found["count"], count)

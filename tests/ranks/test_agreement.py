@@ -304,3 +304,19 @@ def loads_other_version(folder):
 def test_load_into_reads_one_version_on_all_ranks(four, tmp_path):
     save_sharded({"w": torch.arange(8.0)}, tmp_path)
     assert four.run(loads_other_version, tmp_path) == [list(range(8))] * 4
+
+
+def refuses_whole(path):
+    own = on_mesh({"rows": torch.zeros(7, 5)}, [0, 1, 2, 3])
+    for options in ({"verify": True}, {"expected_sha256": "0" * 64}, {"dtype": "F16"}):
+        with pytest.raises(OptionError, match=f"{next(iter(options))} does not go with ranks") as caught:
+            load_into(own, path, read_once="job", **options)
+        assert caught.value.code == "not-by-ranks"
+    load_into(own, path, read_once=False, verify=True)
+    assert torch.equal(own["rows"].to_local(), values()["rows"].chunk(4)[dist.get_rank()])
+    load_into(own, path, read_once="job", keys=["rows"])
+
+
+def test_load_into_refuses_options_of_whole_tensors_by_ranks(four, tmp_path):
+    save_file({"rows": values()["rows"]}, tmp_path / "file", checksums=True)
+    four.run(refuses_whole, tmp_path / "file")

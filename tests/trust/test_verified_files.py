@@ -8,7 +8,9 @@ import os
 import pickle
 import struct
 import threading
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -56,9 +58,7 @@ def test_digests_are_of_the_bytes_in_the_file_also_when_tensors_change_meanwhile
     assert ingot.verify(tmp_path / "flushed").ok
 
 
-def test_some_tensors_are_verified_and_parts_of_tensors_refused(
-    tmp_path: Path, tensors: dict[str, torch.Tensor]
-) -> None:
+def test_some_tensors_are_verified(tmp_path: Path, tensors: dict[str, torch.Tensor]) -> None:
     path = tmp_path / "file.safetensors"
     ingot.torch.save_file(tensors, path, checksums="blake3")
     sha256 = hashlib.sha256(path.read_bytes()).hexdigest()
@@ -75,11 +75,135 @@ def test_some_tensors_are_verified_and_parts_of_tensors_refused(
     assert (caught.value.code, caught.value.tensor) == ("digest-mismatch", "bytes")
     with pytest.raises(ingot.IntegrityError, match="the file's bytes"):
         ingot.torch.load_file(path, keys=["large"], expected_sha256=sha256)
-    for options in ({"slices": {"large": slice(3)}}, {"dtype": "F16"}, {"out": tensors}):
-        for proof in ({"verify": True}, {"expected_sha256": sha256}):
-            with pytest.raises(ingot.OptionError, match="whole tensors") as refused:
-                ingot.torch.load_file(path, **options, **proof)
-            assert refused.value.code == "not-provable"
+
+
+PROOFS = ["verify", "expected_sha256", "both"]
+
+
+def proof_of(path: Path, kind: str) -> dict[str, Any]:
+    sha256 = hashlib.sha256(path.read_bytes()).hexdigest()
+    return {"verify": {"verify": True}, "expected_sha256": {"expected_sha256": sha256}}.get(
+        kind, {"verify": True, "expected_sha256": sha256}
+    )
+
+
+def few() -> dict[str, torch.Tensor]:
+    return {
+        "rows": torch.arange(60, dtype=torch.float32).reshape(12, 5) / 7,
+        "brain": torch.arange(4, dtype=torch.bfloat16),
+        "count": torch.tensor(3),
+        "none": torch.zeros(0, 2),
+        "small": torch.arange(6, dtype=torch.float32).reshape(2, 3).to(torch.float8_e4m3fn),
+    }
+
+
+def empty(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    return {name: torch.zeros_like(tensor) for name, tensor in tensors.items()}
+
+
+def equal(ours: dict[str, torch.Tensor], theirs: dict[str, torch.Tensor]) -> bool:
+    assert ours.keys() == theirs.keys()
+    return all(
+        ours[name].dtype == theirs[name].dtype and torch.equal(ours[name].double(), theirs[name].double())
+        for name in theirs
+    )
+
+
+# How tensors are loaded that are compared before or while they are cut, converted or written to memory.
+LOADS: dict[str, Callable[..., dict[str, torch.Tensor]]] = {
+    "slices": lambda path, **how: ingot.torch.load_file(path, slices={"rows": (slice(2, 5), 0)}, **how),
+    "dtype": lambda path, **how: ingot.torch.load_file(path, dtype="F16", **how),
+    "out": lambda path, **how: ingot.torch.load_file(path, out=empty(few()), **how),
+    "some of out": lambda path, **how: ingot.torch.load_file(path, out={"rows": torch.zeros(12, 5)}, **how),
+    "out, transposed": lambda path, **how: ingot.torch.load_file(
+        path, keys=["rows"], out={"rows": torch.zeros(5, 12).T}, **how
+    ),
+    "several of out": lambda path, **how: dict(
+        zip(
+            "ab",
+            ingot.torch.load_file(
+                path,
+                keys=["rows"],
+                slices={"rows": [slice(0, 1), slice(3, None)]},
+                out={"rows": [torch.zeros(1, 5), torch.zeros(9, 5)]},
+                **how,
+            )["rows"],
+            strict=True,
+        )
+    ),
+    "load_into": lambda path, **how: into(path, empty(few()), **how),
+    "load_into, converted": lambda path, **how: into(
+        path, empty(few()) | {"rows": torch.zeros(12, 5, dtype=torch.bfloat16)}, **how
+    ),
+    "load_into, converted by torch": lambda path, **how: into(
+        path, empty(few()) | {"rows": torch.zeros(12, 5, dtype=torch.int64)}, **how
+    ),
+    "load_into, by way of dtype": lambda path, **how: into(path, empty(few()), dtype="BF16", **how),
+    "load_model": lambda path, **how: modelled(path, **how),
+}
+
+
+def into(path: Path, tensors: dict[str, torch.Tensor], **how: Any) -> dict[str, torch.Tensor]:
+    ingot.torch.load_into(tensors, path, **how)
+    return tensors
+
+
+def modelled(path: Path, **how: Any) -> dict[str, torch.Tensor]:
+    model = torch.nn.Module()
+    for name, tensor in empty(few()).items():
+        model.register_buffer(name, tensor)
+    ingot.torch.load_model(model, path, **how)
+    return model.state_dict()
+
+
+@pytest.mark.parametrize("kind", PROOFS)
+@pytest.mark.parametrize("backend", ["mmap", "pread"])
+@pytest.mark.parametrize("load", LOADS)
+def test_tensors_are_compared_however_they_are_loaded(
+    tmp_path: Path, load: str, backend: str, kind: str
+) -> None:
+    path = tmp_path / "file.safetensors"
+    ingot.torch.save_file(few(), path, checksums="blake3")
+    proof = proof_of(path, kind)
+    expected = LOADS[load](path)
+    assert equal(LOADS[load](path, backend=backend, **proof), expected)
+    # A byte that no slice takes.
+    data = path.read_bytes()
+    at = data.index(few()["rows"].numpy().tobytes()) + few()["rows"].nbytes - 1
+    path.write_bytes(data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :])
+    told: list[int] = []
+    with pytest.raises(ingot.IntegrityError) as caught:
+        LOADS[load](path, backend=backend, progress=lambda done, total: told.append(done), **proof)
+    assert caught.value.code == "digest-mismatch"
+    assert caught.value.tensor == (None if kind == "expected_sha256" else "rows") or kind == "both"
+    assert str(path) in str(caught.value)
+
+
+@pytest.mark.parametrize("load", ["out", "out, transposed", "load_into", "load_into, converted"])
+def test_an_error_says_that_what_was_filled_is_unspecified(tmp_path: Path, load: str) -> None:
+    path = tmp_path / "file.safetensors"
+    ingot.torch.save_file(few(), path, checksums="sha256")
+    data = path.read_bytes()
+    at = data.index(few()["rows"].numpy().tobytes())
+    path.write_bytes(data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :])
+    with pytest.raises(ingot.IntegrityError, match="have unspecified content"):
+        LOADS[load](path, verify=True)
+
+
+def test_filling_compares_with_modelspec_and_over_shards(tmp_path: Path) -> None:
+    path = tmp_path / "file.safetensors"
+    ingot.torch.save_file(few(), path, checksums="modelspec")
+    assert equal(into(path, empty(few()), verify=True), few())
+    ingot.torch.save_sharded(few(), tmp_path / "shards", max_shard_size=100, checksums=True)
+    assert equal(into(tmp_path / "shards", empty(few()), verify=True), few())
+    ingot.torch.save_file(few(), path)
+    with pytest.raises(ingot.IntegrityError) as caught:
+        into(path, empty(few()), verify=True)
+    assert caught.value.code == "no-digest"
+    array = np.zeros((12, 5), "f4")
+    ingot.torch.save_file(few(), path, checksums=True)
+    ingot.numpy.load_file(path, keys=["rows"], out={"rows": array}, verify=True)
+    assert array[1, 0] == np.float32(5 / 7)
 
 
 @pytest.mark.parametrize("algorithm", sorted(ORACLES))

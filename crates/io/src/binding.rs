@@ -30,7 +30,7 @@ pub use crate::remote::{
     read_url, redacted, url_file_name, was_url,
 };
 pub use crate::save::{Pieces, Snapshot, check_destination, replace_file};
-pub use crate::source::{FileSource, ReadAt};
+pub use crate::source::{FileSource, Given, ReadAt};
 pub use crate::statistics::{Statistics, statistics};
 pub use crate::values::{Number, has_values};
 pub use crate::verify::{Proof, hash_source};

@@ -6,9 +6,12 @@ use std::path::{PathBuf, absolute};
 use std::slice;
 use std::sync::{Arc, PoisonError, RwLock};
 
-use ingot_format::{Entry, natural_order};
-use ingot_io::binding::{Alias, Found, Proof, Request, aliases, warm_tensors};
-use ingot_io::{Backend, CheckpointOptions, Error, OpenOptions, Part, Reach, ReadOptions, Tensor};
+use ingot_format::{Entry, natural_order, to_usize};
+use ingot_io::binding::{Alias, Found, Given, Proof, Request, aliases, warm_tensors};
+use ingot_io::{
+    Backend, CheckpointOptions, Error, Limits, MemorySource, OpenOptions, Part, Reach, ReadOptions, Region,
+    Tensor, TensorView, serialize,
+};
 use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyList, PyString, PyTuple};
@@ -405,15 +408,34 @@ impl Checkpoint {
         progress: Option<Bound<'py, PyAny>>,
     ) -> PyResult<Bound<'py, PyDict>> {
         let checkpoint = self.opened(py)?;
-        let proof = Proof {
-            kept,
-            sha256: expected_sha256.map(|hex| sha256(py, hex)).transpose()?,
-        };
+        let proof = proof(py, kept, expected_sha256)?;
         let options = ReadOptions::new().threads(threads);
         let read = |wanted: &[Tensor<'_>], homes: &Homes, signals: &Signals| {
             checkpoint.proven(wanted, &proof, &homes.homes(wanted.len()), &options, signals)
         };
         whole(py, &checkpoint, names, wrap, onto, progress, read)
+    }
+
+    /// Compared with their digests: see `_native.pyi`.
+    #[pyo3(signature = (names, kept, expected_sha256, *, threads = None, progress = None))]
+    fn proven_copy(
+        &self,
+        py: Python<'_>,
+        names: &Bound<'_, PyAny>,
+        kept: bool,
+        expected_sha256: Option<&str>,
+        threads: Option<NonZeroUsize>,
+        progress: Option<Bound<'_, PyAny>>,
+    ) -> PyResult<Checkpoint> {
+        let checkpoint = self.opened(py)?;
+        let proof = proof(py, kept, expected_sha256)?;
+        let wanted = chosen(py, &checkpoint, Some(names))?;
+        let options = ReadOptions::new().threads(threads);
+        let regions = Signals::telling(progress).run(py, |signals| {
+            let found = checkpoint.proven(&wanted, &proof, &[], &options, signals)?;
+            Ok(found.into_iter().filter_map(Found::host).collect::<Vec<_>>())
+        })?;
+        Checkpoint::elsewhere(py, || copied(&wanted, &regions, self.path.clone()))
     }
 
     #[pyo3(signature = (names, wrap, *, onto = None, threads = None, progress = None))]
@@ -582,22 +604,27 @@ impl Checkpoint {
         parts::outlines(py, &*self.opened(py)?, &wanted, wrap)
     }
 
-    #[pyo3(signature = (wanted, destinations, *, threads = None, progress = None))]
+    #[pyo3(signature = (wanted, destinations, *, kept = false, expected_sha256 = None, threads = None, progress = None))]
+    #[allow(clippy::too_many_arguments, reason = "one for each keyword that Python has")]
     fn fill<'py>(
         &self,
         py: Python<'py>,
         wanted: Wanted<'py>,
         destinations: &Destinations,
+        kept: bool,
+        expected_sha256: Option<&str>,
         threads: Option<NonZeroUsize>,
         progress: Option<Bound<'py, PyAny>>,
     ) -> PyResult<()> {
         let checkpoint = self.opened(py)?;
         let signals = Signals::telling(progress);
+        let proof = proof(py, kept, expected_sha256)?;
         parts::fill(
             py,
             &checkpoint,
             &wanted,
             destinations,
+            (proof != Proof::default()).then_some(proof),
             &ReadOptions::new().threads(threads),
             signals,
         )
@@ -764,6 +791,39 @@ fn whole<'py>(
         tensors.set_item(PyString::new(py, entry.name), wrapped)?;
     }
     Ok(tensors)
+}
+
+fn proof(py: Python<'_>, kept: bool, expected_sha256: Option<&str>) -> PyResult<Proof> {
+    let sha256 = expected_sha256.map(|hex| sha256(py, hex)).transpose()?;
+    Ok(Proof { kept, sha256 })
+}
+
+/// A file in memory of these tensors, whose bytes `regions` are. Errors name `path`.
+fn copied<'a>(
+    tensors: &[Tensor<'a>],
+    regions: &'a [Region],
+    path: Option<PathBuf>,
+) -> Result<ingot_io::Archive, Error> {
+    let view = |(tensor, region): (&Tensor<'a>, &'a Region)| {
+        let entry = tensor.entry();
+        let shape = entry.shape.iter().filter_map(|&size| to_usize(size)).collect();
+        // Never a mapping, which cannot be borrowed: that would have too few bytes.
+        TensorView::new(entry.dtype, shape, region.as_slice().unwrap_or_default())
+            .map(|view| (entry.name, view))
+    };
+    let views = tensors
+        .iter()
+        .zip(regions)
+        .map(view)
+        .collect::<Result<Vec<_>, _>>();
+    let bytes = views.and_then(|views| serialize(views, None));
+    let bytes = bytes.map_err(|fault| Error::Unstorable {
+        path: path.clone(),
+        fault,
+    })?;
+    let source = Box::new(Given::new(MemorySource::new(bytes)));
+    let why = "tensors that were compared with their digests";
+    ingot_io::Archive::from_reader(source, path, "memory", why, &Limits::default())
 }
 
 fn buffer_expected(data: &Bound<'_, PyAny>, fault: &PyErr) -> PyErr {

@@ -1,6 +1,7 @@
 //! Parts of tensors: what is asked for, and memory of the caller that it goes to.
 
 use ingot_format::{Dtype, Entry, Index, Quoted};
+use ingot_io::binding::Proof;
 use ingot_io::{Checkpoint, Part, ReadOptions};
 use pyo3::exceptions::{PyBufferError, PyValueError};
 use pyo3::prelude::*;
@@ -142,12 +143,14 @@ fn entry<'p>(part: &'p Part<'_>) -> Entry<'p> {
     }
 }
 
-/// Reads the tensors that are asked for into `destinations`, one for each.
+/// Reads the tensors that are asked for into `destinations`, one for each. If there is a `proof` they are whole, and each
+/// is wanted once.
 pub(crate) fn fill<'py>(
     py: Python<'py>,
     checkpoint: &Checkpoint,
     wanted: &Wanted<'py>,
     destinations: &Destinations,
+    proof: Option<Proof>,
     options: &ReadOptions,
     signals: Signals,
 ) -> PyResult<()> {
@@ -168,8 +171,9 @@ pub(crate) fn fill<'py>(
             )
         })?);
     }
-    signals.run(py, |signals| {
-        ingot_io::binding::fill(&parts, targets, options, signals)
+    signals.run(py, |signals| match &proof {
+        None => ingot_io::binding::fill(&parts, targets, options, signals),
+        Some(proof) => checkpoint.fill_proven(&parts, targets, proof, options, signals),
     })
 }
 

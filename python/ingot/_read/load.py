@@ -8,7 +8,7 @@ from typing import TypeVar
 
 from ingot._base.text import _quoted
 from ingot._native import Gpu
-from ingot.errors import OptionError, SliceError
+from ingot.errors import IntegrityError, SliceError
 
 from .faults import in_file
 from .moves import Carrier, Placement, carried, carrier, landing, moved, on, settled
@@ -60,20 +60,20 @@ def chosen(
     if selected.is_plain():
         return tensors(checkpoint, names, wrap, move, reads)
     settled(checkpoint, filterfalse((selected.out or {}).__contains__, names), move)
-    refuse_unproven(checkpoint, reads)
+    if not selected.only_fills(names):
+        checkpoint, reads = proven(checkpoint, names.values(), reads)
     return selected.grouped(load(checkpoint, selected, names, wrap, move, reads, at, into))
 
 
-def refuse_unproven(checkpoint: Checkpoint, reads: Reads) -> None:
-    """Raise `OptionError` if tensors shall be compared that do not come whole and as they are."""
-    if reads.proves():
-        option = "verify" if reads.proof[0] else "expected_sha256"
-        raise OptionError(
-            f"{option} is for whole tensors as they are: it goes with keys and drop, not with "
-            "slices, dtype or out — call ingot.verify first",
-            code="not-provable",
-            path=checkpoint.path,
-        )
+def proven(checkpoint: Checkpoint, names: Iterable[str], reads: Reads) -> tuple[Checkpoint, Reads]:
+    """Return a copy of these tensors in memory, compared with their digests, and how to read from it.
+
+    If nothing is to be compared, both are returned as they are.
+    """
+    if not reads.proves():
+        return checkpoint, reads
+    copy = checkpoint.proven_copy(dict.fromkeys(names), *reads.proof, **reads.options())
+    return copy, Reads(reads.threads)
 
 
 def load(
@@ -187,8 +187,21 @@ def fill(
     destinations: Destinations,
     reads: Reads,
 ) -> None:
-    """Read what is wanted into memory of others."""
-    checkpoint.fill(wanted, destinations, **reads.options())
+    """Read the wanted parts into memory of others, and compare whole tensors with their digests."""
+    if not reads.proves():
+        checkpoint.fill(wanted, destinations, **reads.options())
+        return
+    kept, sha256 = reads.proof
+    try:
+        if wanted.indices is None and len(set(wanted.names)) == len(wanted.names):
+            checkpoint.fill(wanted, destinations, kept=kept, expected_sha256=sha256, **reads.options())
+        else:
+            copy, _ = proven(checkpoint, wanted.names, reads)
+            copy.fill(wanted, destinations, threads=reads.threads)
+    except IntegrityError as fault:
+        if fault.code == "digest-mismatch":
+            fault.args = (f"{fault} — the tensors that were to be filled have unspecified content",)
+        raise
 
 
 def tensors(

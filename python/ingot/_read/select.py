@@ -156,6 +156,10 @@ class Selected(NamedTuple, Generic[Tensor]):
         """Whether tensors come whole and as they are."""
         return self.slices is None and self.dtype is None and self.out is None
 
+    def only_fills(self, names: Mapping[str, str]) -> bool:
+        """Return whether each of `names` is read whole into memory of the caller."""
+        return self.slices is None and self.out is not None and len(self.out) == len(names)
+
 
 def _apart(
     slices: dict[str, Any], out: Mapping[str, Tensor | list[Tensor]]

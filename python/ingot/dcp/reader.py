@@ -229,7 +229,7 @@ class Reader(StorageReader):
             slots, resolved = self._resolved(plan, planner)
             for number, found in slots.items():
                 with reading(self._files[number], self._how) as (checkpoint, reads):
-                    read(checkpoint, found, reads)
+                    read(checkpoint, reads, found)
         for item, tensor in resolved:
             planner.commit_tensor(item, tensor)
         done: Future[None] = Future()

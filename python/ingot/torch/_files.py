@@ -161,8 +161,7 @@ def load_file(
         call of the driver that fails. Memory that it lacks is `torch.OutOfMemoryError`.
     OptionError
         `device`, `backend`, `shared`, `dtype` or `threads` is not one of the choices; no pattern of `device`
-        fits a name; or `slices` or `out` have a tensor that the other options leave out; or what is asked for
-        cannot be compared.
+        fits a name; or `slices` or `out` have a tensor that the other options leave out.
     SafetensorError
         The record of shared tensors in the metadata is broken (``code`` is ``"invalid-alias"``).
     """
@@ -228,7 +227,8 @@ def _loaded(
     moves.settled(
         checkpoint, map(names.__getitem__, filterfalse((selected.out or {}).__contains__, names)), move
     )
-    _load.refuse_unproven(checkpoint, how)
+    if not selected.only_fills(names):
+        checkpoint, how = _load.proven(checkpoint, names.values(), how)
     return _parts(checkpoint, move, selected, names, views, where, how)
 
 

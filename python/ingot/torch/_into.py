@@ -15,8 +15,8 @@ from ingot._base.text import _escaped, _quoted, brief
 from ingot._ranks.local import are_distributed, held, identity, is_distributed, whole_shape
 from ingot._ranks.placements import Part, in_elements
 from ingot._read.faults import in_file, misfit
-from ingot._read.load import fill
-from ingot._read.select import Label, Wanted
+from ingot._read.load import fill, proven
+from ingot._read.select import Label, Selected, Wanted
 from ingot.errors import DestinationError, DtypeError
 
 from ._devices import gpu
@@ -28,6 +28,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping
 
+    from ingot._base.options import Loading
     from ingot._native import Checkpoint, Gpu
     from ingot._ranks.placements import Box
     from ingot._read.reads import Reads
@@ -57,27 +58,32 @@ def fitting(
     target: torch.nn.Module | Mapping[str, torch.Tensor],
     checkpoint: Checkpoint,
     strict: bool,
+    how: Loading,
     own: dict[str, torch.Tensor] | None = None,
 ) -> tuple[Fitting, IncompatibleKeys]:
     """Return the tensors of `target` that the file has, and the names that only one side has.
 
+    `keys` and `drop` of `how` select tensors of the file; the others are neither missing nor unexpected.
     `own` are the tensors of `target`, if the caller has them: a module with many takes time to list them.
     """
     own = tensors_of(target) if own is None else own
     names = checkpoint.offset_names()
     # There may be many, so that no Python code runs for each.
     stored = dict(zip(names, names, strict=True))
-    for name, place in recorded(checkpoint).items():
-        if "shape" not in place:
-            stored[name] = place["of"]
-    unexpected = [*filterfalse(own.__contains__, stored)]
-    both = filter(own.__contains__, stored) if unexpected else stored
-    # In the order of the file, in which names are found without a search.
+    aliases = {name: place["of"] for name, place in recorded(checkpoint).items() if "shape" not in place}
+    stored |= aliases
+    selected = stored
+    if how.keys is not None or how.drop is not None:
+        chosen = Selected(how.keys, how.drop).names(checkpoint, aliases)
+        # In the order of the file, in which names are found without a search.
+        selected = {name: source for name, source in stored.items() if name in chosen}
+    unexpected = [*filterfalse(own.__contains__, selected)]
+    both = filter(own.__contains__, selected) if unexpected else selected
     taken = {name: own[name] for name in both}
-    missing = [*filterfalse(taken.__contains__, own)] if len(taken) < len(own) else []
+    missing = [*filterfalse(stored.__contains__, own)] if len(taken) < len(own) else []
     if missing:
         ties = _ties(own)
-        filled = {ties[name] for name in taken}
+        filled = {ties[name] for name in own if name in stored}
         missing = [name for name in missing if ties[name] not in filled]
     if strict and (missing or unexpected):
         lists = {"missing in the file": missing, "unexpected in the file": unexpected}
@@ -108,13 +114,17 @@ def _each_once(own: Mapping[str, torch.Tensor], taken: Mapping[str, torch.Tensor
     return {name: taken[name] for name in last.values()}
 
 
-def load_fitting(checkpoint: Checkpoint, found: Fitting, reads: Reads) -> None:
-    """Fill the tensors: all at once if they are whole and in the memory of the CPU, else one by one."""
-    if not _read_at_once(checkpoint, found, reads):
-        read(checkpoint, slots(checkpoint, found), reads)
+def load_fitting(checkpoint: Checkpoint, found: Fitting, reads: Reads, dtype: str | None = None) -> None:
+    """Fill the tensors: all at once if they are whole and in the memory of the CPU, else one by one.
+
+    Floats of the file are first converted to `dtype`, if it is not None.
+    """
+    if not _read_at_once(checkpoint, found, reads, dtype):
+        places = slots(checkpoint, found)
+        read(*proven(checkpoint, found.sources, reads), places, dtype)
 
 
-def _read_at_once(checkpoint: Checkpoint, found: Fitting, reads: Reads) -> bool:
+def _read_at_once(checkpoint: Checkpoint, found: Fitting, reads: Reads, dtype: str | None) -> bool:
     """Fill the tensors by one plan. Returns False, with nothing read, if `slots` has to look at each."""
     tensors = found.tensors
     dtypes = list(map(_dtype, tensors.values()))
@@ -122,6 +132,8 @@ def _read_at_once(checkpoint: Checkpoint, found: Fitting, reads: Reads) -> bool:
     if not kinds <= _CODES.keys() or not _are_plain(tensors):
         return False
     codes = list(map(_CODES.__getitem__, dtypes if len(kinds) > 1 else kinds))
+    if dtype is not None and not {dtype}.issuperset(set(codes).intersection(FLOATS)):
+        return False
     wanted = Wanted(found.sources, None, codes if len(kinds) > 1 else next(iter(codes), None))
     try:
         places = destinations(tensors)
@@ -282,13 +294,19 @@ def _refuse_shape(checkpoint: Checkpoint, source: str, name: str, tensor: torch.
         )
 
 
-def read(checkpoint: Checkpoint, slots: list[Slot], reads: Reads) -> None:
-    """Fill each: straight from the file, or in pieces that torch copies."""
+def read(checkpoint: Checkpoint, reads: Reads, slots: list[Slot], dtype: str | None = None) -> None:
+    """Fill each: straight from the file, or in pieces that torch copies.
+
+    Floats of the file are first converted to `dtype`, if it is not None.
+    """
     straight, elsewhere = _Requests(), _Requests()
     for one in slots:
         code = _CODES.get(one.tensor.dtype)
         stored = checkpoint.info(one.source).dtype
-        converts = stored == code or (stored in (*FLOATS, "F8_E8M0") and code in FLOATS)
+        is_float = stored in _CONVERTED
+        if dtype is not None and is_float:
+            stored = dtype
+        converts = dtype is None and is_float and code in FLOATS
         read_as = code if code is not None and converts else stored
         requests = straight if read_as == code and one.tensor.is_cpu else elsewhere
         requests.add(one, read_as)
@@ -298,6 +316,10 @@ def read(checkpoint: Checkpoint, slots: list[Slot], reads: Reads) -> None:
     with writing([*straight.tensors.values(), *wholes(slots)]):
         fill(checkpoint, wanted, places, first)
         _fill(fillings, second)
+
+
+# The dtypes of a file that are converted to floats.
+_CONVERTED = frozenset((*FLOATS, "F8_E8M0"))
 
 
 def wholes(slots: Iterable[Slot]) -> list[torch.Tensor]:
@@ -371,6 +393,8 @@ def fill_tensors(
         with writing(tensors.values()):
             fill(checkpoint, wanted, places, reads)
         return
+    # Compared before anything is filled: other devices are filled in pieces.
+    checkpoint, reads = proven(checkpoint, wanted.names, reads)
     here = [rank for rank, tensor in enumerate(tensors.values()) if tensor.is_cpu]
     others = [rank for rank, tensor in enumerate(tensors.values()) if not tensor.is_cpu]
     elsewhere = [tensor for tensor in tensors.values() if not tensor.is_cpu]

@@ -162,7 +162,7 @@ def _read(looked: Looked, opened: list[Opened], peers: Peers, asked: str | bool)
         Load(checkpoint, slots, peers, nodes, whose).run(reads)
         return
     with peers.step(f"reading {checkpoint.path or 'what was given to load from'}"):
-        read(checkpoint, slots, reads)
+        read(checkpoint, reads, slots)
 
 
 def scope(asked: str | bool, facts: list[tuple[str, bool]]) -> tuple[str | None, list[int]]:
@@ -247,7 +247,7 @@ class Load:
         windows = next(rounds, None)
         stage = ahead.submit(self._stage, windows, by_others)
         try:
-            read(self._checkpoint, direct, by_itself)
+            read(self._checkpoint, by_itself, direct)
         except BaseException as error:
             fault = error
         while True:

@@ -15,7 +15,7 @@ from ingot._ranks.local import has_group, is_distributed
 from ingot._read import door
 from ingot._read.reads import reading
 from ingot.errors import OptionError
-from ingot.typing import ReadOptions, Source
+from ingot.typing import FillOptions, Source
 
 from ._into import IncompatibleKeys, fitting, load_fitting, slots, tensors_of
 
@@ -35,7 +35,7 @@ Target: TypeAlias = torch.nn.Module | Mapping[str, torch.Tensor]
 READ_ONCE = ("auto", "job", "node")
 
 
-@takes(ReadOptions)
+@takes(FillOptions)
 def load_into(
     target: torch.nn.Module | Mapping[str, torch.Tensor],
     source: Source,
@@ -43,7 +43,7 @@ def load_into(
     strict: bool = True,
     read_once: ReadOnce = "auto",
     process_group: torch.distributed.ProcessGroup | None = None,
-    **options: Unpack[ReadOptions],
+    **options: Unpack[FillOptions],
 ) -> IncompatibleKeys:
     """Load a file into the tensors of a module, without a second copy of them.
 
@@ -56,7 +56,8 @@ def load_into(
     source : str, bytes, os.PathLike, or an object to read from
         As for `load_file`.
     strict : bool
-        Refuse a file that lacks a tensor of `target`, or has one that `target` lacks.
+        Refuse a file that lacks a tensor of `target`, or has one that `target` lacks. Tensors of the file
+        that `keys` and `drop` leave out are neither, and `target` keeps its values of them.
     read_once : {"auto", "job", "node", False}
         How ranks share the reading: in ``"job"`` each byte that any of them wants is read by one of them, who
         sends it to the others; in ``"node"`` by one on each node; with False each rank reads what it wants,
@@ -69,7 +70,7 @@ def load_into(
     process_group : torch.distributed.ProcessGroup, optional
         The ranks that load together. By default all.
     **options
-        How the file is read: `ingot.typing.ReadOptions`.
+        What is loaded, and how: `ingot.typing.FillOptions`.
 
     Returns
     -------
@@ -94,7 +95,10 @@ def load_into(
     TypeError
         A value of the dict is not a tensor.
     OptionError
-        `read_once` is not one of the choices, or there is no process group for it.
+        `read_once` is not one of the choices, or there is no process group for it; or ranks load together
+        and `verify` or `expected_sha256` is set.
+    IntegrityError
+        A tensor or the file differs from its digest. The content of the tensors is unspecified then.
     OSError, HeaderError, DtypeError, StorageError, OptionError
         As `load_file` does. What was read before a failure, of `progress` too, stays in the tensors.
 
@@ -123,11 +127,12 @@ def load_into(
         return _together(target, own, source, strict, read_once, process_group, asked)
 
     def work(checkpoint: Checkpoint, reads: Reads) -> IncompatibleKeys:
-        found, keys = fitting(target, checkpoint, strict, own)
-        load_fitting(checkpoint, found, reads)
+        found, keys = fitting(target, checkpoint, strict, how, own)
+        load_fitting(checkpoint, found, reads, how.dtype)
         return keys
 
-    return door.loaded(source, asked(), work)
+    how = asked()
+    return door.loaded(source, how, work)
 
 
 def _is_shared(target: Target, read_once: object) -> bool:
@@ -153,6 +158,18 @@ def known_read_once(read_once: ReadOnce) -> ReadOnce:
     return read_once
 
 
+def _refuse_by_ranks(how: Loading) -> None:
+    """Raise `OptionError` for options that need whole tensors, or change what ranks send each other."""
+    given = [name for name in ("verify", "expected_sha256", "dtype") if getattr(how, name)]
+    if given:
+        raise OptionError(
+            f"load_into(): {given[0]} does not go with ranks that load together, which read parts of tensors "
+            "and send them as they are stored: set read_once=False",
+            code="not-by-ranks",
+            found=given[0],
+        )
+
+
 def has_ranks() -> bool:
     """Whether there is more than one."""
     return has_group() and torch.distributed.get_world_size() > 1
@@ -176,12 +193,13 @@ def _together(
     peers = Peers(process_group)
     with peers.step("comparing options"):
         how = asked()
+        _refuse_by_ranks(how)
 
     @contextmanager
     def look() -> Iterator[_load_by_ranks.Looked]:
         checkpoint = _load_by_ranks.open_once(partial(door.open_all, source, how), peers)
         with reading(checkpoint, how) as (checkpoint, reads):
-            tensors, keys = fitting(target, checkpoint, strict, own)
+            tensors, keys = fitting(target, checkpoint, strict, how, own)
             found.append(keys)
             yield _load_by_ranks.Looked(checkpoint, slots(checkpoint, tensors), reads, source)
 

@@ -167,6 +167,22 @@ pub fn fill(
     options: &ReadOptions,
     watch: &dyn Watch,
 ) -> Result<(), Error> {
+    fill_within(parts, targets, options, watch, |_, _, read| read(&[]))
+}
+
+/// Fills the targets as [`fill`] does, by the closure that `within` receives with the files and the tensors. The closure
+/// takes a witness for each file, or none.
+pub(crate) fn fill_within(
+    parts: &[Part<'_>],
+    targets: Vec<Target<'_>>,
+    options: &ReadOptions,
+    watch: &dyn Watch,
+    within: impl FnOnce(
+        &Files<'_>,
+        &[TensorId],
+        &mut dyn FnMut(&[&dyn Witness]) -> Result<(), Error>,
+    ) -> Result<(), Error>,
+) -> Result<(), Error> {
     for (part, target) in parts.iter().zip(&targets) {
         if let Some(misfit) = target.misfit(part) {
             return Err(part.refuse(misfit));
@@ -186,8 +202,13 @@ pub fn fill(
     });
     files.check_unchanged()?;
     let reading = reading(&plan, &sources, options);
-    execute(&plan, &sources, &[], dests, reading, watch).map_err(|fault| files.explain(fault))?;
-    files.check_unchanged()
+    // Taken by the one call that reads.
+    let mut dests = Some(dests);
+    within(&files, &ids, &mut |witnesses| {
+        let dests = dests.take().into_iter().flatten();
+        execute(&plan, &sources, witnesses, dests, reading, watch).map_err(|fault| files.explain(fault))?;
+        files.check_unchanged()
+    })
 }
 
 /// What is to be read for these parts, each given with the number of its file.

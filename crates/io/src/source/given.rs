@@ -68,14 +68,15 @@ impl<S: Source + ?Sized> Source for Box<S> {
 }
 
 /// A [`Source`], with its size and version at the opening.
-pub(crate) struct Given<S> {
+pub struct Given<S> {
     source: S,
     nbytes: u64,
     version: Option<String>,
 }
 
 impl<S: Source> Given<S> {
-    pub(crate) fn new(source: S) -> Given<S> {
+    /// Asks `source` for its size and version.
+    pub fn new(source: S) -> Given<S> {
         Given {
             nbytes: source.nbytes(),
             version: source.version(),

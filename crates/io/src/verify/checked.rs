@@ -14,8 +14,8 @@ use crate::error::{CheckpointFault, Error};
 use crate::options::ReadOptions;
 use crate::read::home::{Found, Home};
 use crate::read::input::Witness;
-use crate::read::part::Part;
-use crate::read::read::read_owned;
+use crate::read::part::{Part, Target};
+use crate::read::read::{fill_within, read_owned};
 use crate::watch::Watch;
 
 /// What tensors are compared with before they are handed out.
@@ -56,11 +56,55 @@ impl Checkpoint {
         watch: &dyn Watch,
     ) -> Result<Vec<Found>, Error> {
         let (files, ids) = Files::of(tensors.iter().copied());
-        let mut promises = promises(&files, &ids, proof)?;
+        // Each of them once, as the digests want it.
+        let homes = homes.iter().copied().chain(iter::repeat(Home::Host));
+        let parts = tensors.iter().map(|&tensor| Part::from(tensor)).zip(homes);
+        let wanted: BTreeMap<TensorId, (Part<'_>, Home<'_>)> = ids.iter().copied().zip(parts).collect();
+        let numbered = wanted.iter().map(|(id, (part, _))| (part, id.file));
+        let homes: Vec<Home<'_>> = wanted.values().map(|(_, home)| *home).collect();
+        let found = self.compared(&files, &ids, proof, watch, |witnesses| {
+            let found = read_owned(&files, witnesses, numbered, &homes, options, watch)?;
+            files.check_unchanged()?;
+            Ok(found)
+        })?;
+        let found: BTreeMap<&TensorId, Found> = wanted.keys().zip(found).collect();
+        Ok(ids.iter().map(|id| found[id].clone()).collect())
+    }
+
+    /// Reads whole tensors into `targets`, as [`fill`](crate::binding::fill) does, and compares them with what `proof` asks
+    /// for. The digests are taken of the bytes of the file, before they are converted. Each tensor has one target.
+    ///
+    /// # Errors
+    /// As [`Checkpoint::proven`] and [`fill`](crate::binding::fill). After [`Error::Digest`] the bytes stay in the targets.
+    #[doc(hidden)]
+    pub fn fill_proven(
+        &self,
+        parts: &[Part<'_>],
+        targets: Vec<Target<'_>>,
+        proof: &Proof,
+        options: &ReadOptions,
+        watch: &dyn Watch,
+    ) -> Result<(), Error> {
+        fill_within(parts, targets, options, watch, |files, ids, read| {
+            self.compared(files, ids, proof, watch, read)
+        })
+    }
+
+    /// Returns what `read` returns, which reads these tensors and shows them to a witness for each file, if the digests are
+    /// what `proof` asks for.
+    fn compared<T>(
+        &self,
+        files: &Files<'_>,
+        ids: &[TensorId],
+        proof: &Proof,
+        watch: &dyn Watch,
+        read: impl FnOnce(&[&dyn Witness]) -> Result<T, Error>,
+    ) -> Result<T, Error> {
+        let mut promises = promises(files, ids, proof)?;
         if let Some(expected) = proof.sha256 {
             let file = self.one_file()?;
             match &mut promises[..] {
-                [of_file] if file.are_all(&ids) => of_file.push(file.whole(expected, watch)?),
+                [of_file] if file.are_all(ids) => of_file.push(file.whole(expected, watch)?),
                 _ => file.check_whole(expected, watch)?,
             }
         }
@@ -68,22 +112,14 @@ impl Checkpoint {
         let feeding = files.sources().into_iter().zip(all);
         let feeding: Vec<_> = feeding.map(|(source, all)| Feeding { source, all }).collect();
         let witnesses: Vec<&dyn Witness> = feeding.iter().map(|feeding| feeding as _).collect();
-        // Each of them once, as the digests want it.
-        let homes = homes.iter().copied().chain(iter::repeat(Home::Host));
-        let parts = tensors.iter().map(|&tensor| Part::from(tensor)).zip(homes);
-        let wanted: BTreeMap<TensorId, (Part<'_>, Home<'_>)> = ids.iter().copied().zip(parts).collect();
-        let numbered = wanted.iter().map(|(id, (part, _))| (part, id.file));
-        let homes: Vec<Home<'_>> = wanted.values().map(|(_, home)| *home).collect();
-        let found = read_owned(&files, &witnesses, numbered, &homes, options, watch)?;
+        let found = read(&witnesses)?;
         drop(feeding);
-        files.check_unchanged()?;
         for (archive, of_file) in files.archives().iter().zip(promises) {
             of_file
                 .into_iter()
                 .try_for_each(|promise| archive.compare(promise))?;
         }
-        let found: BTreeMap<&TensorId, Found> = wanted.keys().zip(found).collect();
-        Ok(ids.iter().map(|id| found[id].clone()).collect())
+        Ok(found)
     }
 
     /// The file that this is, since one hash speaks of one file.
