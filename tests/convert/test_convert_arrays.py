@@ -248,3 +248,22 @@ def test_members_of_another_size_than_their_header_says_are_refused() -> None:
         ingot.ConversionError, match=r"shape \[3\] of F64 needs 24 bytes, and the member has 16"
     ):
         ingot.convert("in.npz", "out.safetensors")
+
+
+def test_convert_reads_the_directory_of_an_archive_a_few_times(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    archives: list[object] = []
+    real = zipfile.ZipFile.__init__
+    count = 500
+    numpy.savez_compressed(tmp_path / "in.npz", **{f"a{number}": numpy.ones(3) for number in range(count)})
+
+    def counted(self: zipfile.ZipFile, *given: Any, **how: Any) -> None:
+        archives.append(given)
+        real(self, *given, **how)
+
+    monkeypatch.setattr(zipfile.ZipFile, "__init__", counted)
+    report = ingot.convert(tmp_path / "in.npz", tmp_path / "out.safetensors")
+    assert report.tensors == count
+    # Not once for each member.
+    assert len(archives) < 10

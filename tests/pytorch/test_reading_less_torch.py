@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -226,10 +227,10 @@ def test_load_into_fills_the_tensors_of_state_dict(
 def test_load_into_of_a_module_takes_a_method_of_the_instance(tmp_path: Path) -> None:
     path = tmp_path / "state.safetensors"
     save_file({"other": torch.ones(2)}, path)
-    module, other = torch.nn.Linear(3, 2), torch.zeros(2)
-    module.state_dict = lambda **options: {"other": other}
+    module = torch.nn.Linear(3, 2)
+    module.state_dict = lambda **options: {"other": module.bias}
     assert load_into(module, path) == ([], [])
-    same(other, torch.ones(2))
+    same(module.bias.detach(), torch.ones(2))
 
 
 def test_load_into_fills_many_dtypes_at_once(tmp_path: Path, backend: str) -> None:
@@ -472,3 +473,43 @@ def test_load_into_converts_floats_to_dtype_first(
     load_into(found, tmp_path / "file", dtype=dtype)
     assert torch.equal(found["a"], tensor.to(dtype).to(own))
     assert torch.equal(found["count"], count)
+
+
+class CopyingModule(torch.nn.Module):
+    """A module whose `state_dict` returns a copy of its parameter."""
+
+    def __init__(self, copy: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        super().__init__()
+        self.w, self.copy = torch.nn.Parameter(torch.zeros(2, 3)), copy
+
+    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
+        destination[prefix + "w"] = self.copy(self.w.detach())
+
+
+@pytest.mark.parametrize("copy", [torch.clone, torch.Tensor.half, lambda w: w.t().contiguous().t()])
+def test_load_into_refuses_a_module_whose_state_is_a_copy(copy: Any, tmp_path: Path) -> None:
+    path = tmp_path / "model.safetensors"
+    ingot.torch.save_file({"w": torch.ones(2, 3)}, path)
+    with pytest.raises(ingot.DestinationError, match=r"`w`.*returns a copy.*load_model"):
+        ingot.torch.load_into(CopyingModule(copy), path)
+    view = CopyingModule(lambda w: w.view(2, 3))
+    ingot.torch.load_into(view, path)
+    assert bool((view.w == 1).all())
+
+
+def test_load_into_leaves_extra_state_alone(tmp_path: Path) -> None:
+    class Extra(torch.nn.Linear):
+        def get_extra_state(self) -> torch.Tensor:
+            return torch.zeros(3)
+
+        def set_extra_state(self, state: Any) -> None:
+            raise AssertionError("not by load_into")
+
+    path, model = tmp_path / "model.safetensors", Extra(2, 2)
+    ingot.torch.save_file({"weight": torch.ones(2, 2), "bias": torch.ones(2)}, path)
+    assert ingot.torch.load_into(model, path) == ([], [])
+    ingot.torch.save_file(
+        {"weight": torch.ones(2, 2), "bias": torch.ones(2), "_extra_state": torch.ones(3)}, path
+    )
+    with pytest.raises(RuntimeError, match="_extra_state"):
+        ingot.torch.load_into(model, path)

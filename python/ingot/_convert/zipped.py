@@ -45,6 +45,8 @@ class Member(NamedTuple):
     """When it is unpacked."""
     position: int
     """Of its bytes in the archive."""
+    packed_nbytes: int
+    """In the archive."""
     is_packed: bool
     checksum: int
 
@@ -69,7 +71,8 @@ def members(path: str, budget: Budget | None = None) -> dict[str, Member]:
             if not packed and info.file_size != info.compress_size:
                 raise _refusal(path, info, "is stored, and has two sizes", "zip-headers")
             if not info.is_dir():
-                found[info.filename] = Member(info.filename, info.file_size, position, packed, info.CRC)
+                sizes = info.file_size, position, info.compress_size
+                found[info.filename] = Member(info.filename, *sizes, packed, info.CRC)
         if end > archive.start_dir:
             raise refused(
                 path,
@@ -115,18 +118,21 @@ def _differs(found: int, expected: int, in_other: int) -> bool:
 
 
 def opened(path: str, member: Member, *, may_lack_checksum: bool = False) -> IO[bytes]:
-    """Open a member, to be read from its begin. Closing it closes the archive.
+    """Open a member, to be read from its begin. The directory is not read again, which may be long.
 
     With `may_lack_checksum`, a checksum of 0 means that the writer computed none.
     """
-    archive = zipfile.ZipFile(path)
-    if may_lack_checksum and not member.checksum:
-        # zipfile skips the comparison if the entry has no checksum.
-        del archive.getinfo(member.name).CRC
-    stream = archive.open(member.name)
-    # The archive keeps its file open for as long as a member of it is.
-    archive.close()
-    return stream
+    info = zipfile.ZipInfo(member.name)
+    info.compress_type = zipfile.ZIP_DEFLATED if member.is_packed else zipfile.ZIP_STORED
+    info.compress_size, info.file_size = member.packed_nbytes, member.nbytes
+    # zipfile skips the comparison if the entry has no checksum.
+    if member.checksum or not may_lack_checksum:
+        info.CRC = member.checksum
+    # The stream closes it.
+    file = open(path, "rb")  # noqa: SIM115
+    file.seek(member.position)
+    stream: Any = zipfile.ZipExtFile(file, "r", info, None, True)
+    return stream  # type: ignore[no-any-return]
 
 
 class Window(RawIOBase):

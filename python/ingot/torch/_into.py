@@ -194,8 +194,9 @@ def tensors_of(target: torch.nn.Module | Mapping[str, torch.Tensor]) -> dict[str
             _refuse_flat(target)
             # Without a detached copy of each, which lacks the attributes of a CheckpointableTensor.
             state = target.state_dict(keep_vars=True)
+            _refuse_copies(target, state)
         # Extra state is whatever a module says it is; no file of tensors has it.
-        return {name: value for name, value in state.items() if isinstance(value, torch.Tensor)}
+        return {name: value for name, value in state.items() if _is_tensor(name, value)}
     own = dict(target)
     for kind in set(map(type, own.values())):
         if not issubclass(kind, torch.Tensor):
@@ -250,6 +251,35 @@ _STATE_METHODS = [
     for name in ("state_dict", "_save_to_state_dict", "get_extra_state")
 ]
 _STATE_NAMES = frozenset(name for name, _ in _STATE_METHODS)
+
+
+def _is_tensor(name: str, value: object) -> bool:
+    return isinstance(value, torch.Tensor) and name.rpartition(".")[2] != "_extra_state"
+
+
+def _refuse_copies(module: torch.nn.Module, state: Mapping[str, Any]) -> None:
+    """Raise if `state_dict` returned a tensor that is not the module's: filling it would change nothing."""
+    own = [*module.parameters(), *module.buffers()]
+    known = set(map(id, own))
+    others = {
+        name: value for name, value in state.items() if _is_tensor(name, value) and id(value) not in known
+    }
+    storages = set(map(_storage, own)) if others else set()
+    for name, tensor in others.items():
+        if tensor.numel() and not tensor.is_meta and _storage(tensor) not in storages:
+            raise misfit(
+                name,
+                "`state_dict()` of the module returns a copy, and filling a copy does not change the module: "
+                "call `load_model`",
+            )
+
+
+def _storage(tensor: torch.Tensor) -> int:
+    """Return the address of a tensor's storage, or one of its own if it has none."""
+    try:
+        return tensor.untyped_storage().data_ptr()
+    except (NotImplementedError, RuntimeError):
+        return -id(tensor)
 
 
 def _refuse_flat(module: torch.nn.Module) -> None:
