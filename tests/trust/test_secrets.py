@@ -283,6 +283,7 @@ MODULES = (
 )
 # Parameters that have to be given, by name, where they are no place. A new one is added here.
 GIVEN: dict[str, Callable[[], object]] = {
+    "dtype": lambda: "F16",
     "framework": lambda: "numpy",
     "name": lambda: "a",
     "tensor": lambda: numpy.ones((2, 3), numpy.float32),
