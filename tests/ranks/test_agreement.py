@@ -208,7 +208,7 @@ BAD = {
     "pattern": ({"filename_pattern": "model"}, OptionError),
     "metadata": ({"metadata": {"a": 1}}, TypeError),
     "checksums": ({"checksums": "xxh3"}, OptionError),
-    "snapshot": ({"snapshot": "nowhere"}, OptionError),
+    "snapshot": ({"write_options": {"snapshot": "nowhere"}}, OptionError),
     "destination": ({"destination": 3}, TypeError),
     "other directory": ({"destination": "other"}, RankError),
 }

@@ -363,8 +363,8 @@ def _counted(size: str) -> float:
     # Imported here: few programs write such sizes.
     from re import ASCII, IGNORECASE, fullmatch
 
-    match = fullmatch(r"\s*([+-]?\d+(?:\.\d+)?)\s*([a-z]*)\s*", size, IGNORECASE | ASCII)
-    unit = {**UNITS, "": 1}.get(match[2].upper()) if match else None
+    match = fullmatch(r"\s*([+-]?\d+(?:\.\d+)?)\s*([a-z]+)\s*", size, IGNORECASE | ASCII)
+    unit = UNITS.get(match[2].upper()) if match else None
     return 0 if match is None or unit is None else float(match[1]) * unit
 
 

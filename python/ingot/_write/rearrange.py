@@ -12,7 +12,6 @@ from ingot._base.options import Saving, checked, takes
 from ingot._base.progress import telling, within
 from ingot._base.text import _escaped
 from ingot._native import local_path
-from ingot.errors import OptionError
 from ingot.typing import CopyOptions, Format, Keys, Path, Source, StorageOptions
 
 from .assemble import Writing, opened, together
@@ -96,10 +95,7 @@ def merge(
         raise TypeError(
             f"merge(): sources must be an iterable of sources, found one {type(sources).__name__}"
         )
-    given = list(sources)
-    if not given:
-        raise OptionError("merge(): sources is empty: expected at least one source", code="no-sources")
-    destination, held = local_path(destination), opened(given, storage_options)
+    destination, held = local_path(destination), opened(sources, storage_options)
     picks = [(at, *pick) for at in range(len(held)) for pick in enumerate(held.names(at))]
     if on_duplicate != "error":
         by_name: dict[str, Pick] = {}
