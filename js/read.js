@@ -4,7 +4,7 @@ import { DECODED, decode } from "./decode.js";
 import { quoteName } from "./errors.js";
 import { streamRange } from "./source.js";
 
-/** Elements of which four take whole bytes, for every dtype. */
+/** The number of elements that takes whole bytes in every dtype. */
 const GROUP = 4;
 
 /**

@@ -183,8 +183,7 @@ def test_a_module_is_loaded_by_the_same_options(path: Path) -> None:
         ingot_torch.load_model(Model(), path, expected_sha256="0" * 64)
 
 
-# How `load_file(longest_header=...)` would come about: the files to change, with what stands there and what
-# comes before it.
+# How `load_file(longest_header=...)` would be added: for each file an anchor line, and the lines before it.
 NEW_OPTION = {
     "typing.py": [
         (

@@ -27,6 +27,7 @@ import ingot.numpy
 from ingot.cli.program import _invoked
 from remote.servers import good, serving
 from support.processes import NOBODY
+from support.small_disk import small_disk
 from support.supervised import KILL, supervised
 
 torch = pytest.importorskip("torch")
@@ -117,7 +118,7 @@ class Writer:
         return path
 
     def state(self, path: Path) -> str:
-        """Return what readers find: "old" or "new", whole, or what is wrong."""
+        """Return what readers find: "old" or "new", whole, or the fault."""
         if not self.is_directory:
             found = path.read_bytes()
             return "old" if found == OLD_SOURCE.read_bytes() else "new" if self.is_new(found) else "broken"
@@ -344,23 +345,16 @@ def read_only_directory(writer: Writer, folder: Path) -> Outcome:
 
 
 def full_disk(writer: Writer, folder: Path) -> Outcome:
-    place = folder / "disk"
-    place.mkdir()
-    mounted = ["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", place]
-    if os.geteuid() != 0 or subprocess.run(mounted, check=False, capture_output=True).returncode:
-        pytest.skip("a file system can be mounted by root only")
-    try:
+    with small_disk(folder / "disk", 2) as place:
         path = writer.furnish(place / "x")
         free = os.statvfs(place).f_bfree * os.statvfs(place).f_bsize
         (place / "filler").write_bytes(bytes(free - 16_384))
         return described(writer, path, attempt(writer, path))
-    finally:
-        subprocess.run(["umount", "-l", place], check=True)
 
 
 @dataclass
 class Child:
-    """A child that writes, of which a call is decided on."""
+    """A child process that runs a writer under supervision of its system calls."""
 
     writer: Writer
     path: Path

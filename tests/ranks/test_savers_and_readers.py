@@ -70,7 +70,7 @@ def save_parts_alone(folder, version, chance, mesh):
 
 
 def save_joined(folder, version, chance, mesh):
-    """Fill one file by a writer and by all ranks that join it, one of which commits it.
+    """Fill one file by a writer and by all ranks that join it. One rank commits it.
 
     An index in the directory still names the other files.
     """

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,6 +12,7 @@ import safetensors.numpy
 
 import ingot
 import ingot.numpy
+from support.small_disk import small_disk
 
 MIB = 1 << 20
 
@@ -20,15 +20,8 @@ MIB = 1 << 20
 @pytest.fixture
 def small(tmp_path: Path) -> Iterator[Path]:
     """A directory of 100 MiB."""
-    place = tmp_path / "small"
-    place.mkdir()
-    command = ["mount", "-t", "tmpfs", "-o", "size=100m", "tmpfs", place]
-    if os.geteuid() != 0 or subprocess.run(command, check=False, capture_output=True).returncode:
-        pytest.skip("a file system cannot be mounted here")
-    try:
+    with small_disk(tmp_path / "small", 100) as place:
         yield place
-    finally:
-        subprocess.run(["umount", "-l", place], check=True)
 
 
 def test_a_file_is_saved_over_and_over_where_two_have_room(small: Path) -> None:

@@ -20,6 +20,7 @@ import ingot
 import ingot.numpy
 import ingot.torch
 from support.processes import run
+from support.small_disk import small_disk
 
 pytestmark = pytest.mark.slow
 
@@ -91,20 +92,11 @@ def test_a_kill_at_any_moment_leaves_a_whole_file_and_nothing_else(tmp_path: Pat
     assert max(left) <= 1
 
 
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
+@pytest.fixture(name="small_disk")
+def _small_disk(tmp_path: Path) -> Iterator[Path]:
     """A file system of 4 MiB."""
-    if os.geteuid() != 0:
-        pytest.skip("only root may mount a small file system")
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", disk], capture_output=True, text=True, check=False
-    )
-    if mounted.returncode != 0:
-        pytest.skip(f"cannot mount a small file system here: {mounted.stderr.strip()}")
-    yield disk
-    subprocess.run(["umount", "--lazy", disk], check=True)
+    with small_disk(tmp_path / "disk", 4) as disk:
+        yield disk
 
 
 @pytest.mark.parametrize("options", [{}, {"atomic": False}], ids=["atomic", "in place"])

@@ -27,14 +27,14 @@ pub(crate) fn replace_file(
 ) -> PyResult<()> {
     let path = file_path(path)?;
     let options = save_options(durable, existing(overwrite).into(), replace_read_only);
-    let held: Vec<Imported> = pieces.iter().map(bytes_of).collect::<PyResult<_>>()?;
+    let held: Vec<Imported> = pieces.iter().map(imported).collect::<PyResult<_>>()?;
     Signals::telling(progress).run(py, |signals| {
         let contents: Vec<Payload<'_>> = held.iter().map(Imported::payload).collect();
         ingot_io::binding::replace_file(&path, &contents, &options, signals)
     })
 }
 
-fn bytes_of(piece: &Bound<'_, PyAny>) -> PyResult<Imported> {
+fn imported(piece: &Bound<'_, PyAny>) -> PyResult<Imported> {
     let buffer = PyUntypedBuffer::get(piece)?;
     Imported::from_buffer(Dtype::U8, vec![to_u64(buffer.len_bytes())], buffer)
 }

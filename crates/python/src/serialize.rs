@@ -4,8 +4,8 @@ use std::borrow::Cow;
 use std::path::PathBuf;
 use std::sync::{Mutex, PoisonError};
 
-use ingot_format::{Align, Format, FormatError, Layout, LayoutOptions, Spec, layout_with, to_u64, to_usize};
-use ingot_io::binding::{Keep, Pieces, Sealed, Snapshot, StopFlag};
+use ingot_format::{Align, Format, FormatError, Layout, LayoutOptions, Spec, to_u64, to_usize};
+use ingot_io::binding::{Keep, NewHeader, Pieces, Snapshot, StopFlag};
 use ingot_io::{Algorithm, Durability, Error, Existing, Payload, ReadOnly, Replace, SaveOptions, Watch};
 use pyo3::exceptions::{PyMemoryError, PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
@@ -71,27 +71,11 @@ pub(crate) fn prepare(
 #[pyclass(frozen, module = "ingot._native")]
 pub(crate) struct NewFile {
     path: PathBuf,
-    head: Head,
+    head: NewHeader,
     options: SaveOptions,
     raised: Raised,
     /// `None` while or after it is written.
     data: Mutex<Option<Data>>,
-}
-
-/// The bytes before the tensors.
-enum Head {
-    Plain(Layout),
-    /// With digests of the tensors, which are not known yet.
-    Sealed(Sealed),
-}
-
-impl Head {
-    fn layout(&self) -> &Layout {
-        match self {
-            Head::Plain(layout) => layout,
-            Head::Sealed(sealed) => sealed.layout(),
-        }
-    }
 }
 
 /// The bytes after the head.
@@ -125,14 +109,14 @@ impl NewFile {
         self.run(py, Signals::telling(progress), |signals| {
             let (path, options) = (&self.path, &self.options);
             match (&self.head, &data) {
-                (Head::Plain(layout), Data::Tensors(tensors)) => {
+                (NewHeader::Plain(layout), Data::Tensors(tensors)) => {
                     ingot_io::save(path, layout, &payloads(tensors), options, signals)
                 }
-                (Head::Plain(layout), Data::Snapshot(copy)) => copy.save(path, layout, options, signals),
-                (Head::Sealed(sealed), Data::Tensors(tensors)) => {
+                (NewHeader::Plain(layout), Data::Snapshot(copy)) => copy.save(path, layout, options, signals),
+                (NewHeader::Sealed(sealed), Data::Tensors(tensors)) => {
                     sealed.save(path, &payloads(tensors), options, signals)
                 }
-                (Head::Sealed(sealed), Data::Snapshot(copy)) => {
+                (NewHeader::Sealed(sealed), Data::Snapshot(copy)) => {
                     sealed.save_snapshot(path, copy, options, signals)
                 }
             }?;
@@ -252,7 +236,7 @@ pub(crate) fn stream(
 
 /// All that goes into a file.
 struct Contents {
-    head: Head,
+    head: NewHeader,
     /// In the order of the layout.
     tensors: Vec<Imported>,
 }
@@ -296,8 +280,8 @@ impl Contents {
         raised: &Raised,
     ) -> PyResult<Cow<'_, Layout>> {
         let sealed = match &self.head {
-            Head::Plain(layout) => return Ok(Cow::Borrowed(layout)),
-            Head::Sealed(sealed) => sealed,
+            NewHeader::Plain(layout) => return Ok(Cow::Borrowed(layout)),
+            NewHeader::Sealed(sealed) => sealed,
         };
         let pieces = pieces(py, sealed.layout(), payloads)?;
         let read = Signals::detach(py, |signals| match sealed.digest(&pieces, signals) {
@@ -318,7 +302,7 @@ fn laid_out(
     tensors: &[(&str, Imported)],
     pairs: Option<&[(String, String)]>,
     form: Form,
-) -> Result<Head, FormatError> {
+) -> Result<NewHeader, FormatError> {
     let specs: Vec<Spec<'_>> = tensors
         .iter()
         .map(|(name, tensor)| Spec {
@@ -328,10 +312,7 @@ fn laid_out(
         })
         .collect();
     let pairs = pairs.map(borrowed);
-    if form.keep == Keep::default() {
-        return layout_with(&specs, pairs.as_deref(), form.format, &form.options).map(Head::Plain);
-    }
-    Sealed::new(&specs, pairs.as_deref(), form.format, &form.options, form.keep).map(Head::Sealed)
+    NewHeader::new(&specs, pairs.as_deref(), form.format, &form.options, form.keep)
 }
 
 /// The digests of these names, which a file is to keep.

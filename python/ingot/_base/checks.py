@@ -271,30 +271,23 @@ def checked_threads(threads: int | None) -> int | None:
     """`threads`, which must be a number of them or None."""
     if threads is None:
         return None
-    threads = _whole("threads", threads, " or None")
-    if threads < 1:
-        raise OptionError(
-            f"threads {threads} is no number of threads: expected 1 or more",
-            code="invalid-threads",
-            expected="1 or more",
-            found=threads,
-        )
-    return threads
+    return _from_1("threads", threads, "invalid-threads", "is no number of threads: expected 1 or more")
 
 
 def checked_max_header_size(nbytes: int | None) -> int | None:
     """Return `nbytes`, which must be a number of bytes or None."""
     if nbytes is None:
         return None
-    nbytes = _whole("max_header_size", nbytes, " or None")
-    if not 1 <= nbytes < 2**63:
-        raise OptionError(
-            f"max_header_size {nbytes} is not a size: expected a number of bytes above 0",
-            code="invalid-size",
-            expected="1 or more",
-            found=nbytes,
-        )
-    return nbytes
+    reason = "is not a size: expected a number of bytes above 0"
+    return _from_1("max_header_size", nbytes, "invalid-size", reason)
+
+
+def _from_1(option: str, given: int, code: str, reason: str) -> int:
+    """Return `given`, which must be 1 or more, and less than 2^63."""
+    given = _whole(option, given, " or None")
+    if not 1 <= given < 2**63:
+        raise OptionError(f"{option} {given} {reason}", code=code, expected="1 or more", found=given)
+    return given
 
 
 def checked_storage_options(given: StorageOptions | None) -> StorageOptions | None:

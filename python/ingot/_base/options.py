@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import partial
+from functools import cache, partial
 from typing import NamedTuple, TypeVar
 
 from ingot.errors import OptionError
@@ -250,7 +250,7 @@ def takes(
 
     def shows(function: Function) -> Function:
         # Imported here: frameworks have imported it, and the rest of this package does without.
-        from inspect import Parameter, cleandoc, signature
+        from inspect import Parameter, signature
 
         shown = signature(function)
         own = [one for one in shown.parameters.values() if one.kind is not Parameter.VAR_KEYWORD]
@@ -274,26 +274,32 @@ def takes(
         hints.pop("options", None)
         hints |= {name: options.__annotations__[name] for name in names}
         # Empty if Python runs without docstrings.
-        before, marked, rest = cleandoc(function.__doc__ or "").partition("**options\n")
+        before, marked, rest = _dedented(function).partition("**options\n")
         _, _, after = rest.partition("\n")
-        entries: dict[str, str] = {}
-        for group in GROUPS:
-            entries |= _entries(cleandoc(group.__doc__ or ""))
         if marked:
-            whole.__doc__ = before + "".join(entries.get(name, "") for name in names) + after
+            whole.__doc__ = before + "".join(_documented().get(name, "") for name in names) + after
         return function
 
     return shows
 
 
-def _entries(doc: str) -> dict[str, str]:
-    """Return the lines about each attribute, from a docstring that ends with them."""
+def _dedented(documented: object) -> str:
+    from inspect import cleandoc
+
+    return cleandoc(documented.__doc__ or "")
+
+
+@cache
+def _documented() -> dict[str, str]:
+    """Return the lines about each option, from the ends of the groups' docstrings."""
     found: dict[str, str] = {}
-    name = ""
-    for line in doc.partition("\n----------\n")[2].splitlines():
-        if not line.startswith(" "):
-            name = line.partition(" : ")[0]
-        found[name] = f"{found.get(name, '')}{line}\n"
+    for group in GROUPS:
+        name = ""
+        for line in _dedented(group).partition("\n----------\n")[2].splitlines():
+            if not line.startswith(" "):
+                name = line.partition(" : ")[0]
+                found[name] = ""
+            found[name] += f"{line}\n"
     return found
 
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from ingot.typing import Buffer, StorageOptions, Tell
 
 _ENDING = ".fetched"
-# Conversions to one destination at the same time of which leftovers are found.
+# Concurrent conversions to one destination whose leftovers are found.
 _AT_ONCE = 8
 # Characters of a name. File systems have room for 255 bytes.
 _LONGEST = 60

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 class Writing(NamedTuple):
     """How a file of other files' tensors is written."""
 
-    how: Saving
+    saving: Saving
     # Whether the metadata of the sources is kept, and their digests unless others are computed.
     is_inherited: bool
 
@@ -42,11 +42,11 @@ class Writing(NamedTuple):
             path,
             picks,
             metadata,
-            format_for(path, self.how.format),
-            inherit=self.is_inherited and self.how.checksums is None,
+            format_for(path, self.saving.format),
+            inherit=self.is_inherited and self.saving.checksums is None,
             progress=tell,
-            **self.how.layout(),
-            **self.how.of_named_file(),
+            **self.saving.layout(),
+            **self.saving.of_named_file(),
         )
 
 

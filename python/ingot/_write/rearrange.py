@@ -102,8 +102,8 @@ def merge(
         for pick in reversed(picks) if on_duplicate == "first" else picks:
             by_name[pick[2]] = pick
         picks = list(by_name.values())
-    pairs = together(held) if how.is_inherited else how.how.metadata
-    with telling(how.how.progress, "Merging", destination) as tell:
+    pairs = together(held) if how.is_inherited else how.saving.metadata
+    with telling(how.saving.progress, "Merging", destination) as tell:
         how.write(held, destination, picks, pairs, tell)
 
 
@@ -183,8 +183,8 @@ def rewrite(
             "nothing",
             stacklevel=2,
         )
-    pairs = together(held) if how.is_inherited else how.how.metadata
-    with telling(how.how.progress, "Writing", destination) as tell:
+    pairs = together(held) if how.is_inherited else how.saving.metadata
+    with telling(how.saving.progress, "Writing", destination) as tell:
         how.write(held, destination, picks, pairs, tell)
 
 
@@ -247,11 +247,11 @@ def split(
     limit: int = checked(split, given)["max_shard_size"]
     how = _writing(split, options, metadata, storage_options)
     place = Place(destination, filename_pattern)
-    existing = how.how.existing
+    existing = how.saving.existing
     place.check(existing)
     held = opened([source], storage_options)
     names, sizes = held.names(0), held.sizes(0)
-    pairs = (together(held) if how.is_inherited else how.how.metadata) or {}
+    pairs = (together(held) if how.is_inherited else how.saving.metadata) or {}
     of_file = {"format": pairs.get("format", "pt")}
     shards = planned(sizes, limit)
     files = place.names(len(shards))
@@ -271,7 +271,7 @@ def split(
 
     done, total = 0, sum(sizes)
     # Under names that nothing has: `write` sees to what is in the place of a shard.
-    new = how._replace(how=how.how._replace(overwrite=True))
+    new = how._replace(saving=how.saving._replace(overwrite=True))
 
     def save(shard_path: str, shard: list[int]) -> None:
         nonlocal done
@@ -282,8 +282,8 @@ def split(
         new.write(held, shard_path, picks, of_file, part)
         done += size
 
-    with telling(how.how.progress, "Splitting", held.path(0)) as tell:
-        write(place, dict(zip(files, shards, strict=True)), save, whole, how.how.flush, existing)
+    with telling(how.saving.progress, "Splitting", held.path(0)) as tell:
+        write(place, dict(zip(files, shards, strict=True)), save, whole, how.saving.flush, existing)
 
 
 def _writing(

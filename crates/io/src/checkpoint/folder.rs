@@ -133,7 +133,7 @@ fn as_of_the_system(error: Error) -> io::Error {
 /// A shard as it was when the index was read.
 #[derive(Debug)]
 enum Shard {
-    /// It is read as it was then, whatever has its name by now.
+    /// It is read as it was then, also if another file has its name now.
     Open(LocalFile),
     /// One of more than may be open at once.
     Closed(Stamp),

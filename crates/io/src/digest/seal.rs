@@ -19,6 +19,44 @@ pub struct Keep {
     pub model_spec: bool,
 }
 
+/// The bytes of a new file before its tensors.
+#[derive(Clone, Debug)]
+pub enum NewHeader {
+    /// Without digests.
+    Plain(Layout),
+    /// With digests of the tensors, which are computed while they are written.
+    Sealed(Sealed),
+}
+
+impl NewHeader {
+    /// Lays out a file that holds `specs` and `metadata`, and the digests that `keep` names.
+    ///
+    /// # Errors
+    /// What [`layout_with()`] refuses.
+    pub fn new(
+        specs: &[Spec<'_>],
+        metadata: Option<&[(&str, &str)]>,
+        format: Format,
+        options: &LayoutOptions,
+        keep: Keep,
+    ) -> Result<NewHeader, FormatError> {
+        if keep == Keep::default() {
+            layout_with(specs, metadata, format, options).map(NewHeader::Plain)
+        } else {
+            Sealed::new(specs, metadata, format, options, keep).map(NewHeader::Sealed)
+        }
+    }
+
+    /// Returns the places of the tensors.
+    #[must_use]
+    pub fn layout(&self) -> &Layout {
+        match self {
+            NewHeader::Plain(layout) => layout,
+            NewHeader::Sealed(sealed) => sealed.layout(),
+        }
+    }
+}
+
 /// A new file that keeps digests of itself: it is laid out with room for them, they are taken of its bytes on their way
 /// to the disk, and it gets them in its header before it gets its name.
 ///

@@ -6,14 +6,13 @@ use std::io;
 use std::path::Path;
 
 use ingot_format::{
-    CHECKSUMS_KEY, Dtype, Format, FormatError, Layout, LayoutOptions, MODEL_SPEC_KEY, SHARED_KEY,
-    SharedError, Spec, layout_with,
+    CHECKSUMS_KEY, Dtype, Format, FormatError, LayoutOptions, MODEL_SPEC_KEY, SHARED_KEY, SharedError, Spec,
 };
 
 use super::held::Guard;
 use super::origins::Origin;
 use super::records::{Pick, Stored, checksums, settled, unit, with_records};
-use crate::digest::{Keep, Sealed};
+use crate::digest::{Keep, NewHeader};
 use crate::error::{EditError, Error, Stop, step};
 use crate::options::SaveOptions;
 use crate::payload::{Gathered, Payload};
@@ -32,21 +31,6 @@ pub enum Inherit {
     Nothing,
     /// These, computed while the bytes are copied.
     Computed(Keep),
-}
-
-/// The bytes before the tensors.
-enum Head {
-    Plain(Layout),
-    Sealed(Sealed),
-}
-
-impl Head {
-    fn layout(&self) -> &Layout {
-        match self {
-            Head::Plain(layout) => layout,
-            Head::Sealed(sealed) => sealed.layout(),
-        }
-    }
 }
 
 /// Writes the file at `path` that holds `picks` and `metadata`: byte for byte the file that saving the same tensors
@@ -98,6 +82,10 @@ pub fn assemble(
                 .map_err(|source| unreadable(path, source))
         })?,
     };
+    let keep = match inherit {
+        Inherit::Computed(keep) => keep,
+        Inherit::Digests | Inherit::Nothing => Keep::default(),
+    };
     let lay_out = |hash: Option<&str>| {
         let records = [
             (CHECKSUMS_KEY, digests.as_deref()),
@@ -106,13 +94,7 @@ pub fn assemble(
         ];
         let pairs = with_records(metadata, &records);
         let pairs = pairs.as_deref();
-        match inherit {
-            Inherit::Computed(keep) => {
-                Sealed::new(&specs, pairs, format, layout_options, keep).map(Head::Sealed)
-            }
-            _ => layout_with(&specs, pairs, format, layout_options).map(Head::Plain),
-        }
-        .map_err(|fault| Error::Unstorable {
+        NewHeader::new(&specs, pairs, format, layout_options, keep).map_err(|fault| Error::Unstorable {
             path: Some(path.to_owned()),
             fault,
         })
@@ -132,8 +114,8 @@ pub fn assemble(
     };
     let guard = Guard::new(watch, &check);
     let saved = match &head {
-        Head::Sealed(sealed) => sealed.save_data(path, &payloads, options, &guard),
-        Head::Plain(layout) => {
+        NewHeader::Sealed(sealed) => sealed.save_data(path, &payloads, options, &guard),
+        NewHeader::Plain(layout) => {
             let nbytes = layout.header.data_nbytes();
             save_data(path, &layout.head, nbytes, &payloads, options, &guard)
         }
