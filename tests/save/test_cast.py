@@ -97,3 +97,25 @@ def test_cast_reads_a_buffer_and_writes_the_other_format(path: Path, tmp_path: P
 def test_cast_refuses_a_dtype_that_floats_are_not_converted_to(path: Path, tmp_path: Path) -> None:
     with pytest.raises(ingot.OptionError, match="I8"):
         ingot.cast(path, tmp_path / "x", "I8")
+
+
+class CountingStore:
+    """A store of one file that notes where reads begin."""
+
+    def __init__(self, data: bytes) -> None:
+        self.data = data
+        self.begins: list[int] = []
+
+    def head(self, path: str) -> dict[str, int]:
+        return {"size": len(self.data)}
+
+    def get_ranges(self, path: str, *, starts: list[int], ends: list[int]) -> list[bytes]:
+        self.begins += starts
+        return [self.data[begin:end] for begin, end in zip(starts, ends, strict=True)]
+
+
+def test_cast_reads_the_header_once_and_keeps_the_metadata(tmp_path: Path) -> None:
+    store = CountingStore(ingot.numpy.save({"a": numpy.ones(2, "f4")}, {"title": "t"}))
+    ingot.cast(ingot.Ranges(store, "model.safetensors"), tmp_path / "out.safetensors", "F16")
+    assert store.begins.count(0) == 1
+    assert ingot.inspect(tmp_path / "out.safetensors").metadata == {"title": "t"}

@@ -14,7 +14,8 @@ from .shards import of_index
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Mapping
+    from typing import Any
 
     from ingot._base.checks import Leniency
     from ingot._base.options import Saving
@@ -62,9 +63,18 @@ def opened(
 
 
 def together(opened: Sources) -> dict[str, str] | None:
-    """The metadata of all sources, without what is made anew of theirs; None where none has any."""
+    """Return the metadata of all sources, without records that are made anew. None if no source has any."""
+    return united(
+        pair
+        for at in range(len(opened))
+        for pair in of_one(opened.path(at), opened.metadata(at), opened.index_metadata(at))
+    )
+
+
+def united(metadata: Iterable[tuple[str, Mapping[str, str]]]) -> dict[str, str] | None:
+    """Return the metadata of these files, each with its path, as `together` does."""
     found: dict[str, tuple[str, str]] | None = None
-    for path, pairs in _metadata(opened):
+    for path, pairs in metadata:
         found = {} if found is None else found
         for key, value in pairs.items():
             if key in RECORD_KEYS and key != MODEL_SPEC_KEY:
@@ -83,16 +93,15 @@ def together(opened: Sources) -> dict[str, str] | None:
     return None if found is None else {key: value for key, (value, _) in found.items()}
 
 
-def _metadata(opened: Sources) -> Iterator[tuple[str, dict[str, str]]]:
-    """The metadata of each file and each index that has some, with its path.
+def of_one(
+    path: str, files: Mapping[str, dict[str, str] | None], index: Mapping[str, Any] | None
+) -> Iterator[tuple[str, dict[str, str]]]:
+    """Yield the metadata of each file of a checkpoint and of its index, each with its path.
 
-    Of an index that is what a file can hold and what speaks of no tensor.
+    Entries of an index that no file can hold, or that describe its tensors, are left out.
     """
-    for at in range(len(opened)):
-        for path, pairs in opened.metadata(at).items():
-            if pairs is not None:
-                yield path, pairs
-        pairs_of_index = opened.index_metadata(at)
-        if pairs_of_index is not None:
-            texts_in_it = {key: text for key, text in pairs_of_index.items() if isinstance(text, str)}
-            yield opened.path(at), of_index(texts_in_it)
+    for file, pairs in files.items():
+        if pairs is not None:
+            yield file, pairs
+    if index is not None:
+        yield path, of_index({key: text for key, text in index.items() if isinstance(text, str)})

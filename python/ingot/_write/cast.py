@@ -20,7 +20,7 @@ from ingot._read.door import open_source
 from ingot._read.select import Wanted
 from ingot.typing import Dtype, Format, Keys, Path, Progress, ReplaceOptions, Source, StorageOptions
 
-from .assemble import opened, together
+from .assemble import of_one, united
 from .rearrange import KEPT
 from .save import rendered
 
@@ -141,7 +141,7 @@ def cast(
     with closing(open_source(source, Loading(**reading))) as checkpoint:
         plan = _Plan(checkpoint, code, set(select(checkpoint, reading["keys"])))
         how.existing.check(path)
-        pairs = together(opened([source], storage_options)) if is_kept else how.metadata
+        pairs = united(_metadata(checkpoint)) if is_kept else how.metadata
         writer = _native.Writer.create(
             path,
             plan.specs(),
@@ -225,6 +225,11 @@ def _region(shape: tuple[int, ...], code: str, buffer: Any, begin: int) -> memor
 
 # The bytes of tensors as they are in memory.
 _BYTES = _native.Wrap.buffer(_region, str)
+
+
+def _metadata(checkpoint: Checkpoint) -> Iterator[tuple[str, dict[str, str]]]:
+    index = checkpoint.metadata() if checkpoint.is_sharded else None
+    return of_one(checkpoint.path or "<buffer>", checkpoint.shard_metadata(), index)
 
 
 def _views(checkpoint: Checkpoint) -> dict[str, dict[str, Any]]:
