@@ -112,7 +112,7 @@ DtypeName = Literal[
 ]  # fmt: skip
 
 
-class HasItemsize(Protocol):
+class _HasItemsize(Protocol):
     """A dtype of torch or NumPy."""
 
     @property
@@ -121,7 +121,7 @@ class HasItemsize(Protocol):
         ...
 
 
-class HasSize(Protocol):
+class _HasSize(Protocol):
     """A dtype of mlx or TensorFlow."""
 
     @property
@@ -133,7 +133,7 @@ class HasSize(Protocol):
 #: A dtype by its code in a file or by its name, in large letters or small (``"BF16"``, ``"bf16"``,
 #: ``"bfloat16"``, ``"torch.bfloat16"``); or that of torch, NumPy, ml_dtypes, jax, TensorFlow, mlx or paddle
 #: itself. At run time other spellings are accepted too, such as ``"<f4"`` and ``"BFloat16"``.
-Dtype = DtypeName | type | HasItemsize | HasSize
+Dtype = DtypeName | type | _HasItemsize | _HasSize
 
 #: Where a save in the background copies its tensors to. True is ``"host"``, False is nowhere.
 Snapshot = bool | Literal["host", "device"]
@@ -307,13 +307,13 @@ class SelectOptions(TypedDict, total=False):
 
     Attributes
     ----------
-    keys : str, ingot.glob, iterable of str or callable, optional
+    keys : str, ingot.typing.Glob, iterable of str or callable, optional
         Only these tensors, all by default. A str is the name of a tensor, or else a pattern: ``*`` is any
         text and ``?`` one character; brackets are literal. `ingot.glob` takes several patterns. Any other
         iterable has exact names, and the result their order. A callable is called with the `TensorInfo` of
         each tensor, and returns whether to load it. Each name and pattern has to match a tensor. An alias
         has the `TensorInfo` of the tensor that it shares, under its own name.
-    drop : str, ingot.glob, iterable of str or callable, optional
+    drop : str, ingot.typing.Glob, iterable of str or callable, optional
         None of these tensors, as for `keys`. Nothing is read of a tensor that is left out.
     slices : dict of str to index, optional
         For some of these tensors, the part to read: what would stand in ``tensor[...]``, as for

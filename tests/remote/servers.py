@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 import socket
+import ssl
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -100,7 +102,8 @@ class _Server(ThreadingHTTPServer):
 
     def handle_error(self, request: object, client_address: object) -> None:
         # Clients that hang up are part of the tests.
-        pass
+        if not isinstance(sys.exception(), ConnectionError | ssl.SSLError):
+            super().handle_error(request, client_address)
 
 
 #: The process keeps what services issued, by their address: one at a port that comes back is one it knows.

@@ -95,7 +95,7 @@ def convert(
         that has more than the model in it.
     strip_prefix : str
         Remove this prefix, such as ``"module."``, from the name of each chosen tensor. Each has to have it.
-    keys, drop : str, ingot.glob, iterable of str or callable, optional
+    keys, drop : str, ingot.typing.Glob, iterable of str or callable, optional
         Which tensors the new file has, as for `ingot.rewrite`. With `root` these are the names below it.
     metadata : dict of str to str, optional
         Text to store beside the tensors, added to that of the source.

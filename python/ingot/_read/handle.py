@@ -409,7 +409,7 @@ class safe_open(Mapping[str, Value]):
 
         Parameters
         ----------
-        keys, drop : str, ingot.glob, iterable of str or callable, optional
+        keys, drop : str, ingot.typing.Glob, iterable of str or callable, optional
             Which tensors, as for `load_file`: all by default.
 
         Returns
@@ -460,7 +460,7 @@ class safe_open(Mapping[str, Value]):
         plan : dict of str to slice or None, optional
             Which tensors: each whole, or the rows of its first dimension that a slice of step 1 selects.
             Nothing else is read. Not with `keys` or `drop`.
-        keys, drop : str, ingot.glob, iterable of str or callable, optional
+        keys, drop : str, ingot.typing.Glob, iterable of str or callable, optional
             Which tensors, all whole, as for `load_file`: all of the file by default.
         device : str, int, the framework's device, dict or callable, optional
             Where the tensors are placed, as for `safe_open`. The handle's device by default.
@@ -517,7 +517,7 @@ class safe_open(Mapping[str, Value]):
 
         Parameters
         ----------
-        keys, drop : str, ingot.glob, iterable of str or callable, optional
+        keys, drop : str, ingot.typing.Glob, iterable of str or callable, optional
             Which tensors, as for `load_file`: all by default.
 
         Returns
@@ -839,7 +839,7 @@ def warm(source: Path, *, keys: Keys | None = None, drop: Keys | None = None) ->
     source : str, bytes or os.PathLike
         A `.safetensors` or a `.bt` file, or a sharded checkpoint. URLs and objects are rejected, since the
         page cache has files of this machine only.
-    keys, drop : str, ingot.glob, iterable of str or callable, optional
+    keys, drop : str, ingot.typing.Glob, iterable of str or callable, optional
         Which tensors, as for `load_file`: all by default.
 
     Returns

@@ -131,7 +131,7 @@ def rewrite(
     rename : dict of str to str, or callable, optional
         A new name for some tensors, or a callable that returns the new name of each selected tensor. Aliases
         are among them.
-    keys, drop : str, ingot.glob, iterable of str or callable, optional
+    keys, drop : str, ingot.typing.Glob, iterable of str or callable, optional
         Which tensors the new file has, as for `load_file`: all by default. The order of `keys` does not
         matter.
     metadata : dict of str to str or None, optional
