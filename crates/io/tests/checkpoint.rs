@@ -274,6 +274,7 @@ fn a_shard_that_was_closed_is_refused_when_another_file_has_its_name() {
     }
 }
 
+#[cfg(unix)]
 #[test]
 fn reads_a_shard_as_it_was_when_the_index_was_read() {
     let directory = tempfile::tempdir().unwrap();
