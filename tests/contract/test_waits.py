@@ -394,8 +394,6 @@ WAITS = [
     Wait("https proxy, silent", proxied("https", "silent")),
     Wait("https proxy, dripping", proxied("https", "drips")),
     Wait("https proxy, TLS handshake dripping", proxied("https", "drips TLS")),
-    Wait("socks5 proxy, silent", proxied("socks5", "silent")),
-    Wait("socks5h proxy, silent", proxied("socks5h", "silent")),
     Wait("answer, silent", server_silent),
     Wait("answer, head dripping", head_drips),
     Wait("body, silent", body_of(loaded)),

@@ -1,4 +1,4 @@
-"""Proxies on loopback that speak as their RFCs say: HTTP, HTTP over TLS, and SOCKS5 (RFC 1928, RFC 1929)."""
+"""Proxies on loopback that speak as their RFCs say: HTTP, and HTTP over TLS."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from base64 import b64encode
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field
-from ipaddress import IPv4Address, IPv6Address, ip_address
+from ipaddress import ip_address
 from pathlib import Path
 from urllib.parse import unquote
 
@@ -78,45 +78,6 @@ def reach(proxy: Proxy, host: str, port: int) -> socket.socket:
     return socket.create_connection((address, port), timeout=30)
 
 
-def socks(proxy: Proxy, peer: socket.socket, reply: int | None) -> None:
-    """RFC 1928. `reply` is what it answers instead of connecting."""
-    version, count = exactly(peer, 2)
-    ways = exactly(peer, count)
-    way = 0 if proxy.user is None else 2
-    if version != 5 or way not in ways:
-        peer.sendall(b"\x05\xff")
-        raise Refused
-    peer.sendall(bytes([5, way]))
-    if way == 2:
-        version, count = exactly(peer, 2)
-        name = exactly(peer, count)
-        password = exactly(peer, exactly(peer, 1)[0])
-        is_let_in = version == 1 and [name, password] == [
-            unquote(part).encode() for part in proxy.user.split(":")
-        ]
-        peer.sendall(bytes([1, not is_let_in]))
-        if not is_let_in:
-            raise Refused
-    version, command, zero, kind = exactly(peer, 4)
-    if (version, command, zero) != (5, 1, 0):
-        raise Refused
-    host = {
-        1: lambda: str(IPv4Address(exactly(peer, 4))),
-        3: lambda: exactly(peer, exactly(peer, 1)[0]).decode(),
-        4: lambda: str(IPv6Address(exactly(peer, 16))),
-    }[kind]()
-    port = int.from_bytes(exactly(peer, 2), "big")
-    if reply is not None:
-        proxy.asked.append(("name" if kind == 3 else "address", host, port))
-        peer.sendall(bytes([5, reply, 0, 1, 0, 0, 0, 0, 0, 0]))
-        raise Refused
-    with closing(reach(proxy, host, port)) as server:
-        # Where it connects from, in each of the three forms in turn.
-        bound = ([1, 127, 0, 0, 1], [3, 4, *b"here"], [4, *bytes(16)])[len(proxy.asked) % 3]
-        peer.sendall(bytes([5, 0, 0, *bound, 0, 9]))
-        relay(peer, server)
-
-
 def http(proxy: Proxy, peer: socket.socket) -> None:
     """One request a connection: `CONNECT`, or one whose target is a whole URL."""
     head = b""
@@ -152,7 +113,6 @@ def proxying(
     host: str = HOME,
     user: str | None = None,
     tls: ssl.SSLContext | None = None,
-    reply: int | None = None,
     instead: Callable[[socket.socket], None] | None = None,
 ) -> Iterator[Proxy]:
     """Run a proxy; `instead` is what it does with a connection where it is none."""
@@ -167,8 +127,6 @@ def proxying(
                     self.request = tls.wrap_socket(self.request, server_side=True)
                 if instead is not None:
                     instead(self.request)
-                elif scheme.startswith("socks"):
-                    socks(proxy, self.request, reply)
                 else:
                     http(proxy, self.request)
             with suppress(OSError):

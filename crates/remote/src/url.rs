@@ -107,11 +107,6 @@ pub(crate) struct SecurityOrigin {
 impl Url {
     /// Reads an absolute URL. The path is kept as it stands: a `..` or a `%2F` in it is the server's to understand.
     pub(crate) fn parse(text: &str) -> Result<Url, Fault> {
-        Url::parse_at(text, None)
-    }
-
-    /// The same, where one that names no port means `port` and not that of its scheme.
-    pub(crate) fn parse_at(text: &str, port: Option<u16>) -> Result<Url, Fault> {
         let refuse = |why: &str| Fault::new(FaultKind::Address(why.to_owned()));
         check_characters(text)?;
         let (scheme, rest) = text
@@ -133,7 +128,7 @@ impl Url {
             Some((user, host)) => (Some(user.to_owned()), host),
             None => (None, authority),
         };
-        let (host, port) = host_and_port_of(host_and_port, port.unwrap_or(scheme.port()))?;
+        let (host, port) = host_and_port_of(host_and_port, scheme.port())?;
         let (path, query) = match rest.split_once('?') {
             Some((path, query)) => (path, Some(query)),
             None => (rest, None),

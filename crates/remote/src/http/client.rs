@@ -1,6 +1,5 @@
 //! Sending requests: connections are made when they are needed and kept for the next.
 
-use std::io;
 use std::path::PathBuf;
 use std::process;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
@@ -10,11 +9,10 @@ use rustls::ClientConfig;
 
 use crate::fault::{Fault, FaultKind};
 use crate::http::connection::{Connection, trusting};
-use crate::http::dial::{AddressScope, dial, inward, resolve, unreachable};
+use crate::http::dial::{AddressScope, dial, inward};
 use crate::http::message::{Framing, Head, HttpRequest, render_head};
 use crate::http::pace::{Deadline, Pace};
-use crate::http::proxy::{Proxies, Proxy, ProxyKind};
-use crate::http::socks;
+use crate::http::proxy::{Proxies, Proxy};
 use crate::options::{RemoteOptions, environment};
 use crate::secrets::Secrets;
 use crate::url::{Scheme, SecurityOrigin, Url};
@@ -190,31 +188,12 @@ impl Client {
         if scope == AddressScope::Public && !url.may_be_public() {
             return Err(inward(url.host_and_port()));
         }
-        let to_proxy = || {
-            let connection = self.connect_to(proxy, deadline);
-            connection.map_err(|fault| fault.from(proxy.to_string()))
-        };
-        let mut pace = Pace::new(&self.options, deadline);
-        let hosts = match proxy.kind {
-            ProxyKind::Http | ProxyKind::Https if url.scheme == Scheme::Http => return to_proxy(),
-            ProxyKind::Http | ProxyKind::Https => return tunnel(to_proxy()?, proxy, url, &mut pace),
-            ProxyKind::Socks5h => vec![url.host.clone()],
-            ProxyKind::Socks5 => {
-                let addresses = resolve(&url.host, url.port, scope, deadline)?;
-                addresses.iter().map(|address| address.ip().to_string()).collect()
-            }
-        };
-        let mut last = None;
-        for host in hosts {
-            let mut connection = to_proxy()?;
-            match socks::connect(&mut connection, proxy, &host, url.port, &mut pace) {
-                Ok(()) => return Ok(connection),
-                // The proxy may reach another of its addresses.
-                Err(fault) if fault.is_transient() => last = Some(fault),
-                Err(fault) => return Err(fault),
-            }
+        let to_proxy = self.connect_to(proxy, deadline);
+        let connection = to_proxy.map_err(|fault| fault.from(proxy.to_string()))?;
+        match url.scheme {
+            Scheme::Http => Ok(connection),
+            Scheme::Https => tunnel(connection, proxy, url, &mut Pace::new(&self.options, deadline)),
         }
-        Err(last.unwrap_or_else(|| unreachable(&url.host, url.port, io::ErrorKind::NotFound.into())))
     }
 
     /// A connection to the proxy itself, which may lie anywhere: the environment names it.
@@ -285,10 +264,7 @@ fn exchange(
     proxy: Option<&Proxy>,
     pace: &mut Pace<'_>,
 ) -> Result<Head, Fault> {
-    let is_told = |proxy: &&Proxy| matches!(proxy.kind, ProxyKind::Http | ProxyKind::Https);
-    let through = proxy
-        .filter(is_told)
-        .filter(|_| request.url.scheme == Scheme::Http);
+    let through = proxy.filter(|_| request.url.scheme == Scheme::Http);
     let more: Vec<_> = through.and_then(Proxy::authorization).into_iter().collect();
     let bytes = request.render(through.is_some(), &more)?;
     connection.send(&bytes, pace)?;

@@ -8,4 +8,3 @@ pub(crate) mod message;
 pub(crate) mod pace;
 pub(crate) mod proxy;
 pub(crate) mod retry;
-mod socks;

@@ -33,31 +33,10 @@ enum Except {
     },
 }
 
-/// How a proxy is spoken to, as curl names it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum ProxyKind {
-    Http,
-    /// HTTP over a connection that is made safe first.
-    Https,
-    /// SOCKS5, with addresses of hosts: their names are resolved here.
-    Socks5,
-    /// SOCKS5, with the names of hosts.
-    Socks5h,
-}
-
-/// The kinds by their schemes, each with the port that one means which names none: requests and Go read the same.
-const KINDS: &[(&str, ProxyKind, u16)] = &[
-    ("http", ProxyKind::Http, 80),
-    ("https", ProxyKind::Https, 443),
-    ("socks5", ProxyKind::Socks5, 1080),
-    ("socks5h", ProxyKind::Socks5h, 1080),
-];
-
 /// A proxy. `Display` leaves out its user and password.
 #[derive(Clone, Debug)]
 pub(crate) struct Proxy {
-    pub(crate) kind: ProxyKind,
-    /// `https:` where the connection to it is made safe.
+    /// With the scheme `https` if the connection to the proxy uses TLS.
     pub(crate) url: Url,
 }
 
@@ -95,7 +74,8 @@ impl Proxies {
             return Ok(None);
         }
         // The variable may hold a password.
-        let why = "the environment names a proxy that is none of http://, https://, socks5:// and socks5h://";
+        let why = "the environment names a proxy that is not http:// or https://, such as one of SOCKS: name \
+                   another one, or add the host to no_proxy";
         Proxy::parse(named).map(Some).ok_or_else(|| Fault::option(why))
     }
 }
@@ -103,14 +83,10 @@ impl Proxies {
 impl Proxy {
     fn parse(text: &str) -> Option<Proxy> {
         let (scheme, rest) = text.split_once("://").unwrap_or(("http", text));
-        let known = KINDS.iter().find(|known| known.0.eq_ignore_ascii_case(scheme));
-        let &(_, kind, port) = known?;
-        let near = match kind {
-            ProxyKind::Https => Scheme::Https,
-            _ => Scheme::Http,
-        };
-        let url = Url::parse_at(&format!("{}://{rest}", near.name()), Some(port)).ok()?;
-        Some(Proxy { kind, url })
+        let is = |name: Scheme| scheme.eq_ignore_ascii_case(name.name());
+        let scheme = [Scheme::Http, Scheme::Https].into_iter().find(|&name| is(name))?;
+        let url = Url::parse(&format!("{}://{rest}", scheme.name())).ok()?;
+        Some(Proxy { url })
     }
 
     /// The header that tells the proxy who we are.
@@ -118,32 +94,21 @@ impl Proxy {
         let user = self.url.user.as_deref()?;
         Some(("Proxy-Authorization".to_owned(), basic(user)))
     }
-
-    /// Its user and password.
-    pub(crate) fn user(&self) -> Option<(String, String)> {
-        self.url.user.as_deref().map(name_and_password)
-    }
 }
 
 impl fmt::Display for Proxy {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let scheme = KINDS
-            .iter()
-            .find(|known| known.1 == self.kind)
-            .map_or("", |known| known.0);
-        write!(f, "{scheme}://{}", self.url.host_and_port())
+        write!(f, "{}://{}", self.url.scheme.name(), self.url.host_and_port())
     }
 }
 
 /// The value of a header that names user and password, which are given as a URL has them.
 pub(crate) fn basic(user: &str) -> String {
-    let (name, password) = name_and_password(user);
-    format!("Basic {}", STANDARD.encode(format!("{name}:{password}")))
-}
-
-fn name_and_password(user: &str) -> (String, String) {
     let (name, password) = user.split_once(':').unwrap_or((user, ""));
-    (decode(name), decode(password))
+    format!(
+        "Basic {}",
+        STANDARD.encode(format!("{}:{}", decode(name), decode(password)))
+    )
 }
 
 impl Except {
@@ -268,7 +233,9 @@ mod tests {
     fn a_proxy_of_another_kind_is_refused_without_its_password() {
         for named in [
             "socks4://me:hunter2@p:1",
-            "socks5://me:hunter2@p:99999",
+            "socks5://me:hunter2@p",
+            "SOCKS5h://me:hunter2@p",
+            "https://me:hunter2@p:99999",
             "ftp://hunter2",
         ] {
             let all = proxies(&[("https_proxy", named)]);
@@ -279,19 +246,15 @@ mod tests {
     }
 
     #[test]
-    fn proxies_have_kinds_and_usual_ports() {
-        for (named, kind, shown) in [
-            ("p", ProxyKind::Http, "http://p:80"),
-            ("p:1", ProxyKind::Http, "http://p:1"),
-            ("https://me:hunter2@p", ProxyKind::Https, "https://p:443"),
-            ("socks5://p/", ProxyKind::Socks5, "socks5://p:1080"),
-            ("SOCKS5H://me@[::1]:9", ProxyKind::Socks5h, "socks5h://[::1]:9"),
+    fn a_proxy_has_the_usual_port_of_its_scheme() {
+        for (named, shown) in [
+            ("p", "http://p:80"),
+            ("p:1", "http://p:1"),
+            ("https://me:hunter2@p", "https://p:443"),
+            ("HTTP://me@[::1]:9", "http://[::1]:9"),
         ] {
-            let proxy = Proxy::parse(named).unwrap();
-            assert_eq!((proxy.kind, proxy.to_string().as_str()), (kind, shown));
+            assert_eq!(Proxy::parse(named).unwrap().to_string(), shown);
         }
-        let proxy = Proxy::parse("socks5://m%65:p%40ss@p").unwrap();
-        assert_eq!(proxy.user(), Some(("me".to_owned(), "p@ss".to_owned())));
     }
 
     #[test]
