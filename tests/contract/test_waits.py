@@ -90,7 +90,11 @@ class Peers:
                 while True:
                     threading.Thread(target=each, args=(listener.accept()[0],), daemon=True).start()
 
-        threading.Thread(target=accept, daemon=True).start()
+        accepting = threading.Thread(target=accept, daemon=True)
+        accepting.start()
+        # A thread that still waits in `accept` takes connections of the next socket with the same number.
+        self.ending.callback(accepting.join)
+        self.ending.callback(listener.shutdown, socket.SHUT_RDWR)
         return f"{scheme}://127.0.0.1:{listener.getsockname()[1]}/m.safetensors"
 
     def tls(self, peer: socket.socket, *, drips: str) -> None:
