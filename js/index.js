@@ -1,6 +1,12 @@
 // All that programs import, by one name.
 
-export * from "./decode.js";
-export * from "./safetensors.js";
-export { openSource, readRange, streamRange } from "./source.js";
-export * from "./write.js";
+export { hubUrl } from "./src/address.js";
+export { DECODED, decode, valuesOf } from "./src/decode.js";
+export { SafetensorError, compareNames, escapeName, quoteName } from "./src/errors.js";
+export { MAX_HEADER_BYTES, MAX_REMOTE_HEADER_BYTES, headSize, parseHeader } from "./src/header.js";
+export { readHeader, readIndex, readModel, tensorRange } from "./src/model.js";
+export { parameterCount } from "./src/parameters.js";
+export { DTYPES } from "./src/raw.js";
+export { MAX_INDEX_BYTES, parseIndex } from "./src/shard_index.js";
+export { openSource, readRange, streamRange } from "./src/source.js";
+export { writeSafetensors } from "./src/write.js";

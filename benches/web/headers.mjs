@@ -5,7 +5,7 @@
 import assert from "node:assert/strict";
 import os from "node:os";
 
-import { parseHeader } from "../../js/safetensors.js";
+import { parseHeader } from "../../js/index.js";
 
 const TENSORS = Number(process.argv[2] ?? 100_000);
 const ROUNDS = Number(process.argv[3] ?? 15);

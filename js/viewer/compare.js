@@ -1,6 +1,6 @@
 // Two models side by side: what is only in one, what differs in dtype or shape, and how far apart the values are.
 
-import { escapeName } from "../safetensors.js";
+import { escapeName } from "../src/errors.js";
 import { button, card, h, table as tableOf } from "./dom.js";
 import { isAbort, run } from "./jobs.js";
 import { Matrix } from "./lines.js";

@@ -2,7 +2,7 @@
 // counted by their bit patterns, from which everything follows exactly. Wider ones are folded block by block, and joined
 // by the formula of Chan, Golub and LeVeque.
 
-import { valuesOf } from "../decode.js";
+import { valuesOf } from "../src/decode.js";
 import { Numbers } from "./numbers.js";
 
 /** Values that are folded together. */

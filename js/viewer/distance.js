@@ -2,7 +2,7 @@
 // each other in both files are read as one range of each: a model has many small ones, and a request for each would take
 // longer than their bytes.
 
-import { openRange } from "../source.js";
+import { openRange } from "../src/source.js";
 import { Numbers, unitOf } from "./numbers.js";
 
 /** Elements that are compared at a time: whole bytes of every dtype. */

@@ -1,8 +1,10 @@
 // How a model comes in: files that were dropped or chosen, an address, the local server, or a report. Each gives a
 // `Table` over sources of one interface, and each source has a `wire`: what a worker opens the same file by.
 
-import { SafetensorError, escapeName, hubUrl, readIndex, readModel } from "../safetensors.js";
-import { knownBy, openSource } from "../source.js";
+import { hubUrl } from "../src/address.js";
+import { SafetensorError, escapeName } from "../src/errors.js";
+import { readIndex, readModel } from "../src/model.js";
+import { knownBy, openSource } from "../src/source.js";
 import { Table } from "./table.js";
 
 /** Enough for the header of most files, where nobody says how long it is; a longer one takes a second request. */

@@ -1,8 +1,8 @@
 // Rows and columns of a tensor of any number of dimensions, of which only what is shown is read: by ranges, those that lie
 // close to each other as one.
 
-import { decode } from "../decode.js";
-import { readRange } from "../source.js";
+import { decode } from "../src/decode.js";
+import { readRange } from "../src/source.js";
 import { unitOf } from "./numbers.js";
 
 /** Bytes that are read for nothing rather than by another request. */

@@ -1,6 +1,6 @@
 // The page: what is open, the screen that the address asks for, and the keys.
 
-import { escapeName } from "../safetensors.js";
+import { escapeName } from "../src/errors.js";
 import { Comparison } from "./compare.js";
 import { fromAddress, fromFiles, fromReport, fromServer } from "./doors.js";
 import { button, card, h } from "./dom.js";

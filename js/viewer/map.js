@@ -1,6 +1,6 @@
 // Where the tensors lie: each file as a strip of its bytes, wound up into lines.
 
-import { escapeName } from "../safetensors.js";
+import { escapeName } from "../src/errors.js";
 import { button, h } from "./dom.js";
 import { isMisaligned, shortName } from "./overview.js";
 import { DTYPE_NAMES } from "./table.js";

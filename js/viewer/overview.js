@@ -1,6 +1,6 @@
 // What a model is, at a glance.
 
-import { escapeName } from "../safetensors.js";
+import { escapeName } from "../src/errors.js";
 import { copying, facts, h, table as tableOf } from "./dom.js";
 import { unitOf } from "./numbers.js";
 import { DTYPE_NAMES } from "./table.js";

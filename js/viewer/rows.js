@@ -1,6 +1,6 @@
 // The tree on the screen: of any number of rows only those in sight are in the document, and they go round.
 
-import { escapeName } from "../safetensors.js";
+import { escapeName } from "../src/errors.js";
 import { button, h } from "./dom.js";
 import { SORTS } from "./tree.js";
 import { count, nbytes, shapeText, whole } from "./wording.js";

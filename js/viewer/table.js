@@ -1,6 +1,7 @@
 // The tensors of a model as columns: by number, over the headers that the reader has proven.
 
-import { DTYPES, parameterCount } from "../safetensors.js";
+import { parameterCount } from "../src/parameters.js";
+import { DTYPES } from "../src/raw.js";
 
 export const DTYPE_NAMES = [...DTYPES.keys()];
 const DTYPE_NUMBERS = new Map(DTYPE_NAMES.map((dtype, number) => [dtype, number]));

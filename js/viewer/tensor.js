@@ -1,7 +1,7 @@
 // One tensor: facts, statistics, a picture, values, code.
 
-import { decode } from "../decode.js";
-import { escapeName } from "../safetensors.js";
+import { decode } from "../src/decode.js";
+import { escapeName } from "../src/errors.js";
 import { codeFor } from "./code.js";
 import { button, card, copying, facts, h, select, table as tableOf } from "./dom.js";
 import { fromBase64 } from "./doors.js";

@@ -1,7 +1,7 @@
 // Tensors by module path, in columns and not in objects: a model may have 500,000 of them. Node 0 is the root. Every node
 // comes after its parent, so that subtotals are one pass backwards.
 
-import { compareNames } from "../safetensors.js";
+import { compareNames } from "../src/errors.js";
 import { DTYPE_NAMES } from "./table.js";
 
 /** Deeper paths are names with many dots in them. */

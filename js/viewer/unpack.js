@@ -1,6 +1,6 @@
 // Parts of quantised weights, decoded: of each scheme that `meant.js` knows, rows and columns of what is meant.
 
-import { valuesOf } from "../decode.js";
+import { valuesOf } from "../src/decode.js";
 import { Matrix, asNumbers, readLines } from "./lines.js";
 
 /** As `readLines`, for rows and columns of a matrix that is meant. `open` gives the source of a part. */

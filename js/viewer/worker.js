@@ -1,6 +1,6 @@
 // What is done with bytes, off the page's thread: one job after the other, or several at once; each can be cancelled.
 
-import { streamRange } from "../source.js";
+import { streamRange } from "../src/source.js";
 import { Bins, counterOf, hasStatistics } from "./count.js";
 import { distances } from "./distance.js";
 import { reopened } from "./doors.js";

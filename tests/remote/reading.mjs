@@ -1,6 +1,6 @@
 // Reads the headers at URLs that come in as JSON, and says of each what its metadata holds, or why it was refused.
 
-import { readHeader } from "../../js/safetensors.js";
+import { readHeader } from "../../js/index.js";
 
 async function verdict(url) {
   try {

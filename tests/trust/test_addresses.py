@@ -9,7 +9,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 VECTORS = ROOT / "tests" / "vectors" / "addresses.json"
-TABLES = [ROOT / "crates/remote/src/network.rs", ROOT / "js/address.js"]
+TABLES = [ROOT / "crates/remote/src/network.rs", ROOT / "js/src/address.js"]
 
 #: Where we say otherwise than `ipaddress.is_global`, and why. Versions of Python differ here too.
 REFUSED = {

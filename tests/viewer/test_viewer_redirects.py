@@ -43,7 +43,7 @@ def page(handler: Handler, request: Request) -> None:
 
 
 READ = """async ([url, headers]) => {
-    const { readHeader } = await import("/safetensors.js");
+    const { readHeader } = await import("/index.js");
     try {
         return (await readHeader(new URL(url), { headers, allowPrivateRedirects: true })).tensors.length;
     } catch (error) {

@@ -174,7 +174,7 @@ def test_other_sites_are_given_no_data(server: Server, site: str) -> None:
     [
         *("/f/1", "/f/-1", "/f/00000000", "/f/x", "/f/0/", "/f/../f/0x", "/f/%30", "/f/0?x=1"),
         *("/../pyproject.toml", "/viewer/../../errors.py", "/etc/passwd", "/model.safetensors", "/viewer/"),
-        *("/viewer/%2e%2e/safetensors.js", "/package.json", "/README.md"),
+        *("/viewer/%2e%2e/index.js", "/package.json", "/README.md"),
     ],
 )
 def test_there_is_nothing_but_the_page_and_the_files_of_the_list(server: Server, path: str) -> None:

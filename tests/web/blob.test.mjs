@@ -7,7 +7,7 @@ import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { test } from "node:test";
 
-import { readHeader, readIndex, tensorRange } from "../../js/safetensors.js";
+import { readHeader, readIndex, tensorRange } from "../../js/index.js";
 import { bytes, errorOf, fileOf, fileWith, oracle } from "./oracle.mjs";
 
 /** A Blob that remembers what was read of it. */

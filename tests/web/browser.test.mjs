@@ -3,7 +3,7 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 
-import { readHeader } from "../../js/safetensors.js";
+import { readHeader } from "../../js/index.js";
 import { errorOf, fileWith } from "./oracle.mjs";
 
 const FILE = fileWith("a");

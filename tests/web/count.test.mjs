@@ -3,7 +3,7 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 
-import { parameterCount, parseHeader, readModel } from "../../js/safetensors.js";
+import { parameterCount, parseHeader, readModel } from "../../js/index.js";
 import { bytes, fileWith, oracle } from "./oracle.mjs";
 
 /** The model of a vector, from files as a browser has them. */

@@ -6,10 +6,10 @@ import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { test } from "node:test";
 
-import { parseHeader } from "../../js/safetensors.js";
+import { parseHeader } from "../../js/index.js";
 import { fileOf, fileWith } from "./oracle.mjs";
 
-const MODULE = new URL("../../js/safetensors.js", import.meta.url);
+const MODULE = new URL("../../js/index.js", import.meta.url);
 const PAGE = readFileSync(new URL("../../docs/guides/javascript.md", import.meta.url), "utf8");
 const SHARD = "model-00001-of-00001.safetensors";
 
@@ -37,7 +37,7 @@ test("the program of the page counts a model and shows a file that is dropped", 
   // Node runs each file of tests in a process of its own.
   Object.assign(globalThis, page);
   t.mock.method(console, "log", (...words) => printed.push(words));
-  const source = program.replace("./safetensors.js", MODULE.href);
+  const source = program.replace("./index.js", MODULE.href);
   await import(`data:text/javascript,${encodeURIComponent(source)}`);
   assert.deepEqual(printed.shift(), [2, "tensors,", 1, "parameters"]);
   const dropped = new File([fileWith("a\u202eb")], "m.safetensors");
@@ -87,7 +87,7 @@ test("the program of js/README.md writes a file", async (t) => {
 });
 
 test("the names that the page imports are all that it uses", () => {
-  const [, names] = /import \{ (.*) \} from "\.\/safetensors\.js"/.exec(PAGE);
+  const [, names] = /import \{ (.*) \} from "\.\/index\.js"/.exec(PAGE);
   const [, program] = /```js\n([^]*?)```/.exec(PAGE);
   for (const name of names.split(", ")) assert.ok(program.split(new RegExp(`\\b${name}\\b`)).length > 2, name);
 });

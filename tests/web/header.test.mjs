@@ -3,7 +3,7 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 
-import { compareNames, headSize, parseHeader, tensorRange } from "../../js/safetensors.js";
+import { compareNames, headSize, parseHeader, tensorRange } from "../../js/index.js";
 import { bytes, errorOf, fileOf, fileWith, oracle, pairs, rows } from "./oracle.mjs";
 
 const VECTORS = oracle("vectors");

@@ -7,7 +7,7 @@ import { createServer as createRawServer } from "node:net";
 import { test } from "node:test";
 import { gzipSync } from "node:zlib";
 
-import { readHeader, readIndex } from "../../js/safetensors.js";
+import { readHeader, readIndex } from "../../js/index.js";
 import { errorOf, fileOf, fileWith } from "./oracle.mjs";
 import { sendPart, serve, serveFiles } from "./server.mjs";
 

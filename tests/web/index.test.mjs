@@ -3,7 +3,7 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 
-import { parseIndex } from "../../js/safetensors.js";
+import { parseIndex } from "../../js/index.js";
 import { bytes, errorOf, oracle } from "./oracle.mjs";
 
 function index(text) {

@@ -5,7 +5,7 @@ import { readFile } from "node:fs/promises";
 import { once } from "node:events";
 import { test } from "node:test";
 
-import { hubUrl, parameterCount, readModel, tensorRange } from "../../js/safetensors.js";
+import { hubUrl, parameterCount, readModel, tensorRange } from "../../js/index.js";
 import { errorOf, fileWith } from "./oracle.mjs";
 import { sendPart, serve, serveFiles } from "./server.mjs";
 

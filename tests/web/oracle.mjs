@@ -4,7 +4,7 @@ import assert from "node:assert/strict";
 import { spawnSync } from "node:child_process";
 import { fileURLToPath } from "node:url";
 
-import { SafetensorError } from "../../js/safetensors.js";
+import { SafetensorError } from "../../js/index.js";
 
 const PYTHON = process.env.PYTHON ?? "python3";
 const PROGRAM = fileURLToPath(new URL("oracle.py", import.meta.url));

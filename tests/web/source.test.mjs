@@ -10,8 +10,7 @@ import { join } from "node:path";
 import { test } from "node:test";
 import { gzipSync } from "node:zlib";
 
-import { readHeader, readIndex, tensorRange } from "../../js/safetensors.js";
-import { openSource, readRange, streamRange } from "../../js/source.js";
+import { openSource, readHeader, readIndex, readRange, streamRange, tensorRange } from "../../js/index.js";
 import { errorOf, fileOf } from "./oracle.mjs";
 import { sendPart, serve, serveFiles } from "./server.mjs";
 

@@ -47,7 +47,7 @@ def test_the_tests_in_javascript_pass(path: Path) -> None:
 
 
 def exported(text: str) -> set[str]:
-    """The names that a module, or a declaration of one, exports: but for types."""
+    """Return the names that a module, or a declaration of one, exports, without types."""
     kinds = r"(?:declare )?(?:async )?(?:function\*?|class|const)"
     names = re.findall(rf"^export {kinds} (\w+)", text, re.MULTILINE)
     again = re.findall(r"^export \{([^}]*)\}", text, re.MULTILINE)
@@ -57,27 +57,11 @@ def exported(text: str) -> set[str]:
 def test_the_package_brings_the_modules_and_their_types() -> None:
     folder = files("ingot") / "web"
     package = json.loads((folder / "package.json").read_text("utf-8"))
-    public = package["exports"]
-    assert list(public) == [".", "./safetensors.js", "./source.js", "./decode.js", "./write.js"]
+    assert package["exports"] == {"types": "./index.d.ts", "default": "./index.js"}
     assert (package["name"], package["version"]) == ("ingot-tensors", ingot.__version__)
-    del public["."]
-    # What one module gives another is not for callers.
-    internal = {
-        "UrlSource",
-        "asSource",
-        "bytesOf",
-        "isBlob",
-        "isBuffer",
-        "isSource",
-        "knownBy",
-        "openRange",
-        "readAll",
-    }
-    for name, entry in public.items():
-        module, types = (exported((folder / entry[key]).read_text("utf-8")) for key in ("default", "types"))
-        assert module - types == (internal if name == "./source.js" else set())
-        assert types <= module
-        assert types
+    module, types = (exported((folder / path).read_text("utf-8")) for path in ("index.js", "index.d.ts"))
+    assert module == types
+    assert len(types) > 20
     assert (folder / "README.md").is_file()
 
 
@@ -86,26 +70,29 @@ def test_the_dtypes_are_those_of_format_md() -> None:
     rows = re.findall(r"^\| `(\w+)` \| (\d+) \| (\d+|—) \|", text, re.MULTILINE)
     folder = files("ingot") / "web"
     (table,) = re.findall(
-        r"(?s)const DTYPE_TABLE = \{\n(.*?)\n\};", (folder / "safetensors.js").read_text("utf-8")
+        r"(?s)const DTYPE_TABLE = \{\n(.*?)\n\};", (folder / "src" / "raw.js").read_text("utf-8")
     )
     assert re.findall(r"^  (\w+): \[(\d+), (\d+|null)\],$", table, re.MULTILINE) == [
         (dtype, bits, "null" if number == "—" else number) for dtype, bits, number in rows
     ]
-    (union,) = re.findall(r"(?s)export type Dtype =(.*?);", (folder / "safetensors.d.ts").read_text("utf-8"))
+    (union,) = re.findall(r"(?s)export type Dtype =(.*?);", (folder / "index.d.ts").read_text("utf-8"))
     assert re.findall(r'"(\w+)"', union) == [dtype for dtype, _, _ in rows]
     assert len(rows) == 22
 
 
 def test_the_modules_need_nothing_but_each_other() -> None:
-    modules = {path.name: path.read_text("utf-8") for path in JS.glob("*.js")}
-    floors = ["errors.js", "address.js", "decode.js", "file.js", "http.js", "source.js", "read.js"]
-    floors += ["safetensors.js", "write.js", "index.js"]
-    assert set(modules) == {*floors}
-    for name, module in modules.items():
+    modules = {path.name: path.read_text("utf-8") for path in (JS / "src").glob("*.js")}
+    floors = ["errors", "address", "decode", "file", "http", "source", "read", "json", "raw", "safetensors"]
+    floors += ["bintensors", "foreign", "header", "write", "shard_index", "model", "parameters"]
+    assert set(modules) == {f"{floor}.js" for floor in floors}
+    entry = (JS / "index.js").read_text("utf-8")
+    for number, (name, module) in enumerate(
+        [*((floor, modules[f"{floor}.js"]) for floor in floors), ("", entry)]
+    ):
         code = re.sub(r"(?m)^ *(//|\*|/\*).*$", "", module)
         assert not re.search(r"\bimport\(|\brequire\b|\beval\b|\bnew Function\b|innerHTML\s*=", code)
         # Each stands on those before it, by a path that works from any folder and without a build.
-        below = [f"./{other}" for other in floors[: floors.index(name)]]
+        below = [f"./{other}.js" if name else f"./src/{other}.js" for other in floors[:number]]
         imported = re.findall(r"\bfrom \"([^\"]*)\"|^import \"", code, re.MULTILINE)
         assert set(imported) <= set(below)
         assert len(imported) == len(re.findall(r"(?m)^(?:import\b|export .* from )", code))
@@ -122,9 +109,9 @@ def test_the_modules_of_the_viewer_stand_on_each_other_without_a_circle() -> Non
         )
         imported = re.findall(r"^import \{[^}]*\} from \"([^\"]*)\";$", code, re.MULTILINE)
         assert len(imported) == len(re.findall(r"(?m)^import\b", code))
-        public = {"../safetensors.js", "../source.js", "../decode.js"}
-        assert {path for path in imported if path.startswith("..")} <= public
-        below[name] = {path.removeprefix("./") for path in imported} - public
+        outside = {path for path in imported if path.startswith("..")}
+        assert all((JS / "viewer" / path).resolve().parent == JS / "src" for path in outside)
+        below[name] = {path.removeprefix("./") for path in imported} - outside
     while free := [name for name, needs in below.items() if not needs & below.keys()]:
         for name in free:
             del below[name]

@@ -11,7 +11,7 @@ pub(crate) struct Network {
 
 /// Networks that no server may send a client into, by the registries of special addresses of IANA (RFC 6890), and why.
 /// Of IPv6 only `2000::/3` is given out to the public internet: what lies outside is refused without knowing what it is
-/// for. `web/safetensors.js` has the same table, and tests hold both against each other and against Python's `ipaddress`.
+/// for. `js/src/address.js` has the same table, and tests hold both against each other and against Python's `ipaddress`.
 const SPECIAL: &[(&str, &str)] = &[
     ("0.0.0.0/8", "this machine"),
     ("10.0.0.0/8", "private"),

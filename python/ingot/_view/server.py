@@ -347,7 +347,7 @@ def _static() -> dict[str, tuple[bytes, str]]:
     """
     web = files("ingot") / "web"
     found = {"/": (_page().page().encode(), "text/html; charset=utf-8")}
-    for folder, above in ((web, "/"), (web / "viewer", "/viewer/")):
+    for folder, above in ((web, "/"), (web / "src", "/src/"), (web / "viewer", "/viewer/")):
         for file in folder.iterdir():
             kind = _TYPES.get(file.name[file.name.rfind(".") :])
             if kind is not None:

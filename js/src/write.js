@@ -1,7 +1,8 @@
 // Writes `.safetensors` files: byte for byte the files that ingot writes in Python and Rust (FORMAT.md, "Writing").
 
 import { Fault, compareNames, naming, quoteName } from "./errors.js";
-import { DTYPES, parseHeader } from "./safetensors.js";
+import { parseHeader } from "./header.js";
+import { DTYPES } from "./raw.js";
 import { bytesOf, isBlob, isBuffer } from "./source.js";
 
 const METADATA_KEY = "__metadata__";
