@@ -44,7 +44,7 @@ export PYO3_PYTHON := $(CURDIR)/$(BIN)/python
 # With the versions of Cargo.lock. The wheel and the benches are of the profile `release`, which this one inherits.
 CARGO_FLAGS := --profile tests --locked
 
-.PHONY: help demo demo-ranks test test-all test-programs test-rust test-orders test-oldest-rust test-python test-slow test-every-python test-frameworks test-rc test-clients test-engines test-browser test-gpu test-candle test-versions test-windows test-sanitizers docs wheels check-wheels check-crates lint lint-rust lint-python lint-text lint-types lint-workflows bench bench-loads bench-remote bench-browser bench-ranks bench-gpu bench-formats fuzz nightly proof mutants clean tools rebuild
+.PHONY: help demo demo-ranks test test-all test-programs test-rust test-orders test-oldest-rust test-python test-slow test-every-python test-frameworks test-rc test-clients test-engines test-browser test-gpu test-candle test-versions test-windows test-sanitizers docs wheels check-wheels check-crates viewer lint lint-rust lint-python lint-js lint-text lint-types lint-workflows bench bench-loads bench-remote bench-browser bench-ranks bench-gpu bench-formats fuzz nightly proof mutants clean tools rebuild
 .DELETE_ON_ERROR:
 # Cargo holds one lock and the benches want the machine for themselves.
 .NOTPARALLEL:
@@ -168,7 +168,11 @@ check-crates: | tools
 	cargo publish --dry-run --locked --package ingot-format --package ingot-remote --package ingot-io
 	scripts/check-semver
 
-lint: lint-rust lint-python lint-types lint-text lint-workflows
+# js/viewer.html, from js/viewer and js/src.
+viewer: $(VENV)/.lint
+	$(BIN)/python scripts/bundle-viewer
+
+lint: lint-rust lint-python lint-js lint-types lint-text lint-workflows
 
 lint-rust: | tools $(VENV)/.made
 	cargo fmt --all --check
@@ -181,6 +185,9 @@ lint-rust: | tools $(VENV)/.made
 lint-python: $(VENV)/.lint
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
+
+lint-js: $(VENV)/.lint
+	$(BIN)/python scripts/bundle-viewer --check
 
 lint-text: $(VENV)/.lint
 	scripts/check-unsafe

@@ -27,8 +27,8 @@ PAGES = {
     "crates/remote/README.md": "guides/remote-crate.md",
     "js/README.md": "guides/javascript-api.md",
 }
-# What opens in the repository by a server only, and is one file on the site.
-VIEWER = "js/index.html"
+# A page of its own on the site.
+VIEWER = "js/viewer.html"
 LINK = re.compile(r"(?<!!)\[([^\]]*)\]\((?!https?:|#)([^)#\s]+)(#[^)\s]*)?\)")
 IMAGE = re.compile(r"!\[([^\]]*)\]\((?!https?:)([^)\s]+)\)")
 RULE = re.compile(r"^\*\*([A-Z]\d+)\.\*\*", re.MULTILINE)

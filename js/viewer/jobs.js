@@ -4,13 +4,11 @@ let worker = null;
 let next = 0;
 const waiting = new Map();
 
-/** The address of the worker's script: a copy of the page's own script if the page is one file. */
+/** The address of the worker's script, a copy of the page's own. */
 let script = null;
 
 function made() {
-  const whole = document.querySelector("#viewer");
-  if (!whole) return new Worker(new URL("work.js", document.querySelector("script[src]").src), { type: "module" });
-  script ??= URL.createObjectURL(new Blob([whole.textContent], { type: "text/javascript" }));
+  script ??= URL.createObjectURL(new Blob([document.querySelector("#viewer").textContent], { type: "text/javascript" }));
   return new Worker(script);
 }
 

@@ -7,12 +7,14 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 
 from ingot._view.server import Server
 from ingot._view.shelf import Shelf
 
+JS = Path(__file__).parents[2] / "js"
 PROGRAM = "chromium-headless-shell"
 
 
@@ -43,6 +45,14 @@ class Look:
         page.on("request", lambda request: self.requests.append(request))
         page.on("pageerror", lambda error: self.faults.append(str(error)))
         page.on("console", lambda message: message.type == "error" and self.faults.append(message.text))
+
+    def serve_modules(self) -> None:
+        """Answer requests for the modules of `js`, which the server does not have."""
+        for folder in ("src", "viewer"):
+            self.page.route(
+                f"{self.allowed}/{folder}/*.js",
+                lambda route: route.fulfill(path=JS / urlsplit(route.request.url).path[1:]),
+            )
 
     def text(self, selector: str = "main") -> str:
         return str(self.page.inner_text(selector))
@@ -88,18 +98,21 @@ Opener = Callable[..., Look]
 
 @pytest.fixture
 def viewed(chromium: Any) -> Iterator[Opener]:
-    """Opens the viewer on paths, at a fragment; the page is checked in the end."""
+    """Open the viewer on paths, at a fragment, and check the page in the end. `modules` may be imported."""
     looks: list[Look] = []
     with ExitStack() as stack:
 
-        def view(*paths: Path | str, at: str = "", **settings: Any) -> Look:
+        def view(*paths: Path | str, at: str = "", modules: bool = False, **settings: Any) -> Look:
             shelf = Shelf([str(path) for path in paths])
             stack.callback(shelf.close)
             server = Server(shelf)
             stack.callback(server.close)
-            context = chromium.new_context(**{"viewport": {"width": 1200, "height": 800}} | settings)
+            size = {"width": 1200, "height": 800}
+            context = chromium.new_context(**{"viewport": size, "bypass_csp": modules} | settings)
             stack.callback(context.close)
             look = Look(context.new_page(), server.origin)
+            if modules:
+                look.serve_modules()
             looks.append(look)
             look.page.goto(server.url + (f"&{at}" if at else ""))
             look.settle()

@@ -103,7 +103,7 @@ def number(value: Any) -> Any:
 
 
 def test_statistics_are_those_of_the_command(viewed: Opener, every: Path) -> None:
-    look = viewed(every)
+    look = viewed(every, modules=True)
     checkpoint = _native.Checkpoint.open(every)
     for name in checkpoint.names():
         (expected,) = _native.statistics(checkpoint, [name], bins=64)
@@ -129,7 +129,7 @@ def test_statistics_are_those_of_the_command(viewed: Opener, every: Path) -> Non
 
 def test_a_histogram_of_one_pass_is_nearly_that_of_two(viewed: Opener) -> None:
     name = "embeddings.word_embeddings.weight"
-    look = viewed(minilm())
+    look = viewed(minilm(), modules=True)
     near, exact = (
         job(look, "statistics", tensor=wired(minilm(), name), bins=64, most=10**9, exact=is_exact)
         for is_exact in (False, True)
@@ -145,7 +145,7 @@ def test_a_histogram_of_one_pass_is_nearly_that_of_two(viewed: Opener) -> None:
 
 def test_a_sample_says_that_it_is_one(viewed: Opener) -> None:
     name = "embeddings.word_embeddings.weight"
-    look = viewed(minilm())
+    look = viewed(minilm(), modules=True)
     found = job(look, "statistics", tensor=wired(minilm(), name), bins=64, most=4 << 20, exact=False)
     assert found["isSample"]
     assert 3 << 20 < found["read"] <= 4 << 20
@@ -160,7 +160,7 @@ def complex_of(text: str) -> complex:
 
 
 def test_values_are_those_of_ml_dtypes(viewed: Opener, every: Path) -> None:
-    look = viewed(every)
+    look = viewed(every, modules=True)
     # Those of 6 bits are in no library: the tests of the decoder have them.
     names = [name for name in BITS if not name.startswith("F6_")]
     with ingot.safe_open(every, "np") as file:
@@ -208,7 +208,7 @@ def test_distances_are_those_of_the_command(viewed: Opener, every: Path, tmp_pat
             changed[at] = changed[at] ^ (1 if dtype == "BOOL" else 0x11)
         tensors[dtype] = (dtype, shape, bytes(changed))
     other = write_raw(tmp_path / "other.safetensors", tensors)
-    look = viewed(every, other)
+    look = viewed(every, other, modules=True)
     one, two = _native.Checkpoint.open(every), _native.Checkpoint.open(other)
     # Of all of them at once, which are read as a few ranges; and each with itself.
     pairs = [[wired(every, name), wired(other, name, 1)] for name in BITS]

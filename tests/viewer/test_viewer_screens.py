@@ -221,7 +221,7 @@ def test_names_are_in_the_order_of_the_command(viewed: Opener) -> None:
         "\ue000",
         "🦀",
     ]
-    look = viewed(minilm())
+    look = viewed(minilm(), modules=True)
     order = "async (names) => names.sort((await import('/viewer/tree.js')).natural)"
     assert look.page.evaluate(order, names) == _native.in_natural_order(names)
 

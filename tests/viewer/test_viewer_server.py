@@ -174,7 +174,14 @@ def test_other_sites_are_given_no_data(server: Server, site: str) -> None:
     [
         *("/f/1", "/f/-1", "/f/00000000", "/f/x", "/f/0/", "/f/../f/0x", "/f/%30", "/f/0?x=1"),
         *("/../pyproject.toml", "/viewer/../../errors.py", "/etc/passwd", "/model.safetensors", "/viewer/"),
-        *("/viewer/%2e%2e/index.js", "/package.json", "/README.md"),
+        *(
+            "/viewer.html",
+            "/index.js",
+            "/viewer/jobs.js",
+            "/viewer/%2e%2e/index.js",
+            "/package.json",
+            "/README.md",
+        ),
     ],
 )
 def test_there_is_nothing_but_the_page_and_the_files_of_the_list(server: Server, path: str) -> None:
@@ -191,7 +198,7 @@ def test_every_answer_has_the_headers_that_keep_others_out(server: Server) -> No
         headers = ask(server, path, token=token).headers
         policy = headers["Content-Security-Policy"]
         assert re.match(
-            r"default-src 'none'; script-src 'self' 'sha256-[\w+/=]+'; style-src 'sha256-[\w+/=]+'; "
+            r"default-src 'none'; script-src 'sha256-[\w+/=]+'; style-src 'sha256-[\w+/=]+'; "
             r"connect-src 'self'; img-src data: blob:; worker-src blob:; base-uri 'none'; ",
             policy,
         )

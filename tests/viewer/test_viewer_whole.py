@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import gzip
 import json
-import shutil
+from base64 import b64encode
 from collections.abc import Callable, Iterator
 from functools import partial
+from hashlib import sha256
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
-from importlib.resources import files
 from pathlib import Path
 from threading import Thread
 from typing import Any
@@ -110,10 +110,9 @@ def test_page_opens_a_dropped_folder_or_shows_a_card(
     look.wait("64" if is_served else "choose it with the button")
 
 
-def test_the_folder_is_a_web_site(chromium: Any, tmp_path: Path) -> None:
-    """Its modules as they are, on a server that knows nothing of them, nor of ranges."""
-    folder = tmp_path / "viewer"
-    shutil.copytree(str(files("ingot") / "web"), folder)
+def test_the_page_is_a_web_site(chromium: Any, tmp_path: Path) -> None:
+    """The page on a server that knows nothing of it, nor of ranges."""
+    (tmp_path / "viewer.html").write_text(whole.page(), "utf-8")
     save(tmp_path / "model.safetensors", {"x": numpy.arange(6.0).reshape(2, 3)})
     handler = partial(Quiet, directory=tmp_path)
     server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
@@ -122,7 +121,7 @@ def test_the_folder_is_a_web_site(chromium: Any, tmp_path: Path) -> None:
     context = chromium.new_context(viewport={"width": 1200, "height": 800})
     look = Look(context.new_page(), origin)
     try:
-        look.page.goto(f"{origin}/viewer/index.html#a=../model.safetensors&t=x&view=values")
+        look.page.goto(f"{origin}/viewer.html#a=model.safetensors&t=x&view=values")
         look.page.wait_for_selector("main tbody")
         assert [line.split("\t")[1:] for line in look.text("main tbody").split("\n")] == [
             ["0", "1", "2"],
@@ -216,15 +215,11 @@ def test_values_that_json_has_not_are_in_a_report(double_click: DoubleClick, tmp
             assert look.page.locator(".fault").count() == 0
 
 
-def test_a_module_that_cannot_be_put_into_one_file_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "viewer").mkdir()
-    for text in (
-        'import x from "./y.js";\n',
-        "export default 1;\n",
-        'await import("./y.js");\n',
-        "const x = '</script>';\n",
-    ):
-        for name in ("main", "worker"):
-            (tmp_path / "viewer" / f"{name}.js").write_text(text)
-        with pytest.raises(ingot.SafetensorError, match=r"viewer/main\.js"):
-            whole.bundle(tmp_path)
+def test_page_allows_its_own_script_and_style_only() -> None:
+    page = whole.page()
+    for kind, begin in (("script", '<script id="viewer">'), ("style", "<style>")):
+        assert page.count(begin) == page.count(f"</{kind}>") == 1
+        text = page.partition(begin)[2].partition(f"</{kind}>")[0]
+        digest = b64encode(sha256(text.encode()).digest()).decode()
+        assert f"{kind}-src 'sha256-{digest}';" in whole.policy()
+    assert whole.policy().startswith("default-src 'none'; ")

@@ -14,15 +14,13 @@ import re
 import secrets
 import socket
 from contextlib import ExitStack, contextmanager, suppress
-from functools import cache
 from http.server import BaseHTTPRequestHandler
-from importlib.resources import files
 from threading import Condition, Event, Thread, current_thread
 
 from ingot.errors import SafetensorError
 
+from . import whole
 from .shelf import Shelf
-from .whole import Parts
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -41,11 +39,6 @@ _POLL = 0.1
 _CLOSING = 1
 _MOST_FIELDS = 64
 _RANGE = re.compile(r"bytes=(\d{1,16})-(\d{0,16})")
-_TYPES = {".js": "text/javascript", ".css": "text/css"}
-_POLICY = (
-    "default-src 'none'; script-src 'self' {script}; style-src {style}; connect-src 'self'; "
-    "img-src data: blob:; worker-src blob:; base-uri 'none'; form-action 'none'; frame-ancestors {ancestors}"
-)
 
 
 class Server:
@@ -62,9 +55,9 @@ class Server:
     """
 
     def __init__(self, shelf: Shelf, port: int = 0, ancestors: str = "'none'") -> None:
-        # Loaded before the first request, so that a fault shows when the server starts.
-        self.policy = _POLICY.format(ancestors=ancestors, **_page().hashes)
-        _static()
+        # A served page sends no request to other hosts.
+        own = whole.policy().replace("connect-src 'self' https: blob:", "connect-src 'self'")
+        self.policy = f"{own}; frame-ancestors {ancestors}"
         self.shelf = shelf
         self.token = secrets.token_urlsafe(24)
         self.tickets: set[str] = set()
@@ -241,8 +234,8 @@ class _Handler(BaseHTTPRequestHandler):
             return self._refuse(431, "too many header fields")
         if self._only("Host") not in self.server.names:
             return self._refuse(421, "this server has another name")
-        if self.path in _static():
-            return self._give(*_static()[self.path])
+        if self.path == "/":
+            return self._give(whole.page().encode(), "text/html; charset=utf-8")
         with suppress(KeyError):
             self.server.tickets.remove(self.path)
             return self._head(303, 0, {"Location": f"/#token={self.server.token}"})
@@ -332,24 +325,3 @@ class _Handler(BaseHTTPRequestHandler):
         if self.close_connection:
             self.send_header("Connection", "close")
         self.end_headers()
-
-
-@cache
-def _page() -> Parts:
-    return Parts(files("ingot") / "web")
-
-
-@cache
-def _static() -> dict[str, tuple[bytes, str]]:
-    """Return the page and its modules by the paths of their addresses.
-
-    The page is one document, because a browser requests modules one level after the other.
-    """
-    web = files("ingot") / "web"
-    found = {"/": (_page().page().encode(), "text/html; charset=utf-8")}
-    for folder, above in ((web, "/"), (web / "src", "/src/"), (web / "viewer", "/viewer/")):
-        for file in folder.iterdir():
-            kind = _TYPES.get(file.name[file.name.rfind(".") :])
-            if kind is not None:
-                found[above + file.name] = (file.read_bytes(), f"{kind}; charset=utf-8")
-    return found

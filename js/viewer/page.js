@@ -1,5 +1,0 @@
-// The entry of the page, where modules are served.
-
-import { start } from "./main.js";
-
-start();
