@@ -63,6 +63,7 @@ export function unescaped(text) {
   }
 }
 
+/** @returns {never} */
 function refuseAddress(address) {
   const reason = `expected hf://owner/name[@revision][/path], found ${quoteName(address)}`;
   throw new SafetensorError(reason, { code: "invalid-url" });
@@ -126,6 +127,7 @@ function isWithin(network, { size, bits }) {
 
 /** The number that an address is, and how many bits it has; null where the text is a name. */
 function addressOf(text) {
+  /** @type {(parts: string[], size: bigint) => bigint} */
   const number = (parts, size) => parts.reduce((bits, part) => (bits << size) | BigInt(part || 0), 0n);
   if (/^\d+\.\d+\.\d+\.\d+$/.test(text)) return { size: 32n, bits: number(text.split("."), 8n) };
   if (!text.includes(":")) return null;

@@ -17,20 +17,20 @@ const FLOATS = {
   BF16: { exponent: 8, mantissa: 7, bias: 127, top: "ieee" },
 };
 
-/** Arrays that hold elements as they are, and how many of its places one element takes. */
+/** Arrays that hold elements as they are. */
 const PLAIN = {
-  BOOL: [Uint8Array, 1],
-  U8: [Uint8Array, 1],
-  I8: [Int8Array, 1],
-  I16: [Int16Array, 1],
-  U16: [Uint16Array, 1],
-  I32: [Int32Array, 1],
-  U32: [Uint32Array, 1],
-  F32: [Float32Array, 1],
-  C64: [Float32Array, 2],
-  F64: [Float64Array, 1],
-  I64: [BigInt64Array, 1],
-  U64: [BigUint64Array, 1],
+  BOOL: Uint8Array,
+  U8: Uint8Array,
+  I8: Int8Array,
+  I16: Int16Array,
+  U16: Uint16Array,
+  I32: Int32Array,
+  U32: Uint32Array,
+  F32: Float32Array,
+  C64: Float32Array,
+  F64: Float64Array,
+  I64: BigInt64Array,
+  U64: BigUint64Array,
 };
 
 /** Bits of an element of the dtypes that are decoded by a table. */
@@ -40,16 +40,16 @@ for (const [dtype, { exponent, mantissa }] of Object.entries(FLOATS)) TABLE_BITS
 /** Made when they are first asked for: the two of 16 bits take 256 KiB each. */
 const tables = new Map();
 
+/** @type {[string, any][]} */
+const byTable = Object.keys(TABLE_BITS).map((dtype) => [dtype, Float32Array]);
+
 /**
  * The array that `decode` gives for each dtype. An element takes one place in it; one of `C64` takes two, the real part
  * first.
  *
- * @type {ReadonlyMap<string, Function>}
+ * @type {ReadonlyMap<any, any>}
  */
-export const DECODED = new Map([
-  ...Object.keys(TABLE_BITS).map((dtype) => [dtype, Float32Array]),
-  ...Object.entries(PLAIN).map(([dtype, [array]]) => [dtype, array]),
-]);
+export const DECODED = new Map([...byTable, ...Object.entries(PLAIN)]);
 
 /**
  * The value of each bit pattern of a float of 16 bits or fewer: `valuesOf("F8_E4M3")[0x38]` is 1. Who counts patterns
@@ -90,7 +90,7 @@ function floats({ exponent, mantissa, bias, top }) {
  * length of a row.
  *
  * @param {string} dtype
- * @param {ArrayBuffer | ArrayBufferView} bytes Whole elements as they lie in a file: little-endian, packed from
+ * @param {ArrayBufferLike | ArrayBufferView} bytes Whole elements as they lie in a file: little-endian, packed from
  *   the lowest bit on. They may begin at any address, and are only read.
  * @param {object} [options] All three are counted in elements.
  * @param {number} [options.first] The first that is decoded. 0.
@@ -98,7 +98,7 @@ function floats({ exponent, mantissa, bias, top }) {
  * @param {number} [options.count] How many; as many as there are.
  * @param {ArrayLike<number | bigint>} [options.into] An array of the kind in `DECODED`, with `count` places or more
  *   (`C64`: twice as many), which is filled from its start. Other memory than that of `bytes`.
- * @returns {ArrayLike<number | bigint>} `into`, or an array of exactly the elements, of the kind in `DECODED`. It
+ * @returns {any} `into`, or an array of exactly the elements, of the kind in `DECODED`. It
  *   shares no memory with `bytes`.
  * @throws {RangeError} For a dtype that there is not, bytes that end inside an element, elements that are not there, or
  *   an `into` that is too short.
@@ -125,7 +125,7 @@ function bytesOf(bytes) {
 /** What elements are read from: an array of their width, or the bytes that pack them; and how many there are. */
 function elementsOf(dtype, bytes) {
   const bits = TABLE_BITS[dtype];
-  const array = bits === 16 ? Uint16Array : bits === undefined ? PLAIN[dtype][0] : Uint8Array;
+  const array = bits === 16 ? Uint16Array : bits === undefined ? PLAIN[dtype] : Uint8Array;
   // Bytes of the least that can be read alone.
   const unit = bits === 6 ? 3 : array.BYTES_PER_ELEMENT * (dtype === "C64" ? 2 : 1);
   if (bytes.length % unit !== 0) {
@@ -148,6 +148,7 @@ function widened(bytes, array) {
   return new array(own.buffer, own.byteOffset, own.length / width);
 }
 
+/** @param {{ first?: number, step?: number, count?: number }} options */
 function selection({ first = 0, step = 1, count }, length) {
   whole(first, "first", 0);
   whole(step, "step", 1);

@@ -88,9 +88,18 @@ export function nearestName(names, name) {
  * number of the rule in FORMAT.md, where one is broken. Names are escaped in `message` and nowhere else.
  */
 export class SafetensorError extends Error {
+  /**
+   * @override
+   * @type {"SafetensorError"}
+   */
+  name = "SafetensorError";
+
+  /**
+   * @param {string} message
+   * @param {any} [fields]
+   */
   constructor(message, fields = {}) {
     super(message, fields.cause === undefined ? undefined : { cause: fields.cause });
-    this.name = "SafetensorError";
     this.code = fields.code ?? null;
     this.rule = fields.rule ?? null;
     this.path = fields.path ?? null;
@@ -110,6 +119,8 @@ export class Fault {
     this.rule = rule;
     this.reason = reason;
     this.fields = fields;
+    /** Milliseconds after which a second try may succeed; null if none can. */
+    this.retryIn = null;
   }
 
   get message() {

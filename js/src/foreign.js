@@ -13,6 +13,7 @@ function foreignKind(start) {
   return kind === undefined ? null : kind[0];
 }
 
+/** @type {[string, (bytes: string, text: string) => boolean][]} */
 const FOREIGN = [
   [
     "a Git LFS pointer, not the file it points to — run `git lfs pull`",

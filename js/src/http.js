@@ -17,7 +17,7 @@ const RETRIES = 2;
 /** How requests are made: that part of the options that every reader has. */
 export class Transport {
   constructor(options = {}) {
-    this.fetch = options.fetch ?? ((...request) => globalThis.fetch(...request));
+    this.fetch = options.fetch ?? ((url, request) => globalThis.fetch(url, request));
     this.headers = options.headers ?? {};
     this.signal = options.signal ?? null;
     // The length of a header is among the first 8.

@@ -143,7 +143,12 @@ export class Model {
     return this.index === null ? this.shards.values().next().value.size : this.index.weightMap.size;
   }
 
-  /** Reads a tensor, or rows of it, as numbers. */
+  /**
+   * Reads a tensor, or rows of it, as numbers.
+   *
+   * @param {string} name
+   * @param {{ rows?: readonly [number, number], signal?: AbortSignal }} [options]
+   */
   async readTensor(name, { rows, signal } = {}) {
     const { shard, position } = tensorRange(this, name);
     const { tensor } = this.get(name);
@@ -276,6 +281,7 @@ class RemoteFolder {
     return index;
   }
 
+  /** @returns {never} */
   nothing() {
     throw noCheckpoint(`expected ${SINGLE_FILE} or ${INDEX_FILE}`).toError(this.path);
   }

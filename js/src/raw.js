@@ -30,7 +30,11 @@ const DTYPE_TABLE = {
   U64: [64, 14],
 };
 
-/** Bits that one element takes, by dtype. */
+/**
+ * Bits that one element takes, by dtype.
+ *
+ * @type {ReadonlyMap<any, number>}
+ */
 export const DTYPES = new Map(Object.entries(DTYPE_TABLE).map(([dtype, [bits]]) => [dtype, bits]));
 
 export const DTYPE_OF_BINTENSORS = new Map(Object.entries(DTYPE_TABLE).map(([dtype, [, number]]) => [number, dtype]));

@@ -61,7 +61,7 @@ const NOTHING = new Uint8Array(0);
  * What is read of it later is of that version, or a `SafetensorError` with the code `changed`. The first bytes, 131,072
  * or `options.firstBytes`, are kept, so that `readHeader` of the source asks for no more where they hold the header.
  *
- * @param {ArrayBuffer | SharedArrayBuffer | ArrayBufferView | Blob | URL | string} source Memory, which is not copied
+ * @param {ArrayBufferLike | ArrayBufferView | Blob | URL | string} source Memory, which is not copied
  *   and must not change; a `File` or `Blob`; or an address: `https://…`, `hf://owner/name/file`, or one
  *   relative to the page.
  * @param {object} [options] Those of `readHeader`: `fetch`, `headers`, `timeout`, `retries`, `allowPrivateRedirects`,
@@ -87,13 +87,13 @@ export function knownBy(size, etag, head = NOTHING) {
 /**
  * The bytes from `begin` to before `end`, all of them. They are not looked at: whose they are, a header says.
  *
- * @param {Source | Blob | ArrayBuffer | ArrayBufferView} source What `openSource` gave, or any object with its
+ * @param {Source | Blob | ArrayBufferLike | ArrayBufferView} source What `openSource` gave, or any object with its
  *   properties. No address: it is opened first, so that all ranges are of one version.
  * @param {number} begin Counted in bytes from the start of the file, as `tensorRange(…).position` is.
  * @param {number} end Not more than `source.size`.
  * @param {object} [options]
  * @param {AbortSignal} [options.signal] Ends the reading; the promise is then rejected with `signal.reason`.
- * @param {Uint8Array} [options.into] Memory of the caller, `end - begin` bytes long, which is filled and given back:
+ * @param {Uint8Array<any>} [options.into] Memory of the caller, `end - begin` bytes long, which is filled and given back:
  *   nothing of that size is made besides. After an error it may hold a part of the range.
  * @returns {Promise<Uint8Array>}
  * @throws {RangeError} Where the range is not within the file, or `into` has another length.
@@ -114,7 +114,7 @@ export async function readRange(source, begin, end, { signal, into } = {}) {
  *
  *     for await (const piece of streamRange(source, position, position + nbytes)) count(decode(dtype, piece));
  *
- * @param {Source | Blob | ArrayBuffer | ArrayBufferView} source As for `readRange`.
+ * @param {Source | Blob | ArrayBufferLike | ArrayBufferView} source As for `readRange`.
  * @param {number} begin
  * @param {number} end
  * @param {object} [options]
@@ -267,9 +267,13 @@ class BlobSource extends OwnSource {
 
 /** A file on this machine, in Node. It is opened for each range, so that there is nothing to close. */
 class FileSource extends OwnSource {
+  constructor(path, { size, version }) {
+    super(path, size);
+    this.version = version;
+  }
+
   static async open(path) {
-    const { size, version } = await look(path);
-    return Object.assign(new FileSource(path, size), { version });
+    return new FileSource(path, await look(path));
   }
 
   open(begin, end, signal) {
@@ -310,6 +314,11 @@ class ForeignSource extends OwnSource {
 export class UrlSource extends OwnSource {
   #version = null;
 
+  /**
+   * @param {URL} url
+   * @param {Transport} transport
+   * @param {{ name?: string, version?: string, size?: number, head?: Uint8Array<any> }} [known]
+   */
   constructor(url, transport, { name, version, size = 0, head = NOTHING } = {}) {
     super(name ?? showUrl(url), size);
     this.#version = version ?? null;

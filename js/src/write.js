@@ -18,7 +18,8 @@ const RECORD_KEYS = new Set([
 /** Wide elements first. */
 const RANKS = new Map([...DTYPES.keys()].reverse().map((dtype, rank) => [dtype, rank]));
 
-const DTYPE_OF_ARRAY = new Map([
+/** @type {[Function, string][]} */
+const DTYPES_OF_ARRAYS = [
   [Float64Array, "F64"],
   [Float32Array, "F32"],
   [BigInt64Array, "I64"],
@@ -30,7 +31,8 @@ const DTYPE_OF_ARRAY = new Map([
   [Int8Array, "I8"],
   [Uint8Array, "U8"],
   [Uint8ClampedArray, "U8"],
-]);
+];
+const DTYPE_OF_ARRAY = new Map(DTYPES_OF_ARRAYS);
 if (typeof Float16Array !== "undefined") DTYPE_OF_ARRAY.set(Float16Array, "F16");
 
 /**
@@ -60,7 +62,9 @@ export function writeSafetensors(tensors, metadata = null) {
         if (done) controller.close();
         else controller.enqueue(value);
       },
-      cancel: () => pieces.return(),
+      async cancel() {
+        await pieces.return();
+      },
     },
     { highWaterMark: 0 },
   );

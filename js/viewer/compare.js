@@ -56,7 +56,11 @@ export class Comparison {
   #controller = null;
 
   constructor(one, two) {
-    Object.assign(this, { one, two, rows: matched(one, two), sort: "Name", found: 0 });
+    this.one = one;
+    this.two = two;
+    /** @type {any[]} */
+    this.rows = matched(one, two);
+    this.sort = "Name";
     this.pairs = this.rows.filter(({ kind }) => kind === "same" || kind === "dtype");
     this.byName = new Map(this.rows.map((row) => [row.name, row]));
   }
@@ -68,8 +72,8 @@ export class Comparison {
     this.bar = h("progress", { max: String(Math.max(1, this.pairs.length)), value: "0", "aria-label": "Tensors compared", hidden: true });
     this.status = h("p", { role: "status" });
     this.#list();
-    const kinds = ["added", "removed", "shape", "dtype", "same"].map((kind) => [kind, this.rows.filter((row) => row.kind === kind).length]);
-    const told = kinds.filter(([kind, number]) => number > 0 || kind === "same").map(([kind, number]) => `${whole(number)} ${WORDS[kind] ?? kind}`);
+    const kinds = ["added", "removed", "shape", "dtype", "same"].map((kind) => ({ kind, number: this.rows.filter((row) => row.kind === kind).length }));
+    const told = kinds.filter(({ kind, number }) => number > 0 || kind === "same").map(({ kind, number }) => `${whole(number)} ${WORDS[kind] ?? kind}`);
     const model = ({ label }) => h("b", { title: escapeName(label) }, shortName(nameOf(label)));
     return h("article", {}, h("h2", {}, "Comparison"),
       h("p", {}, model(this.one), " and ", model(this.two), `: ${told.join(", ")}.`),

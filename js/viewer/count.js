@@ -90,7 +90,9 @@ class Patterns {
   isExact = true;
 
   constructor(dtype, values, width) {
-    Object.assign(this, { dtype, values, width });
+    this.dtype = dtype;
+    this.values = values;
+    this.width = width;
     this.counts = new Counts(2 ** width, width === 8 ? 4 : 2);
   }
 
@@ -237,10 +239,20 @@ function zerosOf(numbers) {
 }
 
 class Wide {
+  isExact = false;
+  count = 0;
+  finite = 0;
+  zeros = 0;
+  nans = 0;
+  infinities = 0;
+  low = Infinity;
+  high = -Infinity;
+  mean = 0;
+  squares = 0;
+
   constructor(dtype) {
     this.dtype = dtype;
     this.numbers = new Numbers(dtype);
-    Object.assign(this, { count: 0, finite: 0, zeros: 0, nans: 0, infinities: 0, low: Infinity, high: -Infinity, mean: 0, squares: 0 });
     /** The mean of the block before, from which the next one is measured. */
     this.near = null;
     // The upper halves of floats of 32 bits give a histogram without a second pass, to one part in 128 of each value.

@@ -20,6 +20,7 @@ export async function reopened(wire, signal) {
 }
 
 async function remote(url, options = {}) {
+  /** @type {any} */
   const source = await openSource(url, { firstBytes: FIRST_NBYTES, ...options });
   const { name, size, version } = source;
   // A server that gives no parts has sent the whole file, and tells no version by which a part would be known.

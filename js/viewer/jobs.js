@@ -32,6 +32,11 @@ function started() {
 /**
  * Has the worker do a job. An aborted `signal` ends it, and the promise fails with its reason at once; `tell` is given
  * what comes before the end.
+ *
+ * @param {string} job
+ * @param {object} given
+ * @param {{ signal?: AbortSignal, tell?: (progress: any) => void }} [options]
+ * @returns {Promise<any>}
  */
 export function run(job, given, { signal, tell = () => {} } = {}) {
   worker ??= started();

@@ -21,10 +21,16 @@ export class Matrix {
     this.total = shape.reduce((product, dim) => product * dim, 1);
     if (down === null) {
       this.across = Math.min(fold, this.total);
-      Object.assign(this, { base: 0, down: Math.ceil(this.total / Math.max(1, this.across)), rowStride: this.across, stride: 1 });
+      this.base = 0;
+      this.down = Math.ceil(this.total / Math.max(1, this.across));
+      this.rowStride = this.across;
+      this.stride = 1;
     } else {
       this.base = shape.reduce((sum, _, dim) => (dim === down || dim === across ? sum : sum + (fixed[dim] ?? 0) * strides[dim]), 0);
-      Object.assign(this, { down: shape[down], across: shape[across], rowStride: strides[down], stride: strides[across] });
+      this.down = shape[down];
+      this.across = shape[across];
+      this.rowStride = strides[down];
+      this.stride = strides[across];
     }
     // A fold may end in the middle of its last row.
     this.isFold = down === null;
@@ -40,8 +46,7 @@ export class Matrix {
 /**
  * Calls `take(number, values)` for each of `rows`, in no order, with the decoded elements of `columns`.
  *
- * @param {number[]} rows Ascending.
- * @param {{first: number, count: number}} columns
+ * `rows` ascend.
  */
 export async function readLines(source, { dtype, position }, matrix, rows, columns, take, signal) {
   const unit = unitOf(dtype);

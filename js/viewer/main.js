@@ -251,7 +251,7 @@ class Page {
     if (event.key === "Escape") {
       if (event.target === this.filter) this.rows?.element.focus();
       this.comparison?.cancel();
-      for (const cancel of document.querySelectorAll(".cancel")) cancel.click();
+      for (const cancel of /** @type {NodeListOf<HTMLElement>} */ (document.querySelectorAll(".cancel"))) cancel.click();
       return;
     }
     if (isTyping) return;

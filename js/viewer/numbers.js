@@ -40,7 +40,8 @@ export class Numbers {
     const unit = unitOf(this.#dtype);
     const length = (bytes.length / unit.nbytes) * unit.elements * (this.#dtype === "C64" ? 2 : 1);
     const into = this.#memory(DECODED.get(this.#dtype), length);
-    return decode(this.#dtype, bytes, { into }).subarray(0, length);
+    decode(this.#dtype, bytes, { into });
+    return into.subarray(0, length);
   }
 
   /** The nearest numbers. */

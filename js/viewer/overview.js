@@ -77,7 +77,7 @@ export function shortName(name) {
 /** What is odd, each with a word for it. */
 function warnings(table) {
   const found = [...table.warnings];
-  const misaligned = table.tensors.filter((tensor, number) => isMisaligned(table, number));
+  const misaligned = table.tensors.filter((_, number) => isMisaligned(table, number));
   if (misaligned.length > 0) {
     const names = misaligned.slice(0, 3).map(({ name }) => shortName(name)).join(", ");
     found.push(["misaligned", `${many(misaligned.length, "tensor does", "tensors do")} not begin at a multiple of the element size, which costs speed: ${names}`]);

@@ -77,7 +77,7 @@ export function domainOf({ values }, part) {
 }
 
 /** A picture as a canvas, with the legend of its colours. `choose(row, rows, column, columns)` is given what is dragged over. */
-export function heatmap(picture, { domain, choose, label }) {
+export function heatmap(picture, { domain, label, choose = null }) {
   const { values, marks, rows, columns, seen } = picture;
   let [low, high] = domain;
   const isDiverging = low < 0 && high > 0;

@@ -22,6 +22,7 @@ export class Rows {
   #cursor = 0;
   #typed = { text: "", at: 0 };
   #isLaidOut = false;
+  #isFlat = false;
 
   /** `open(tensor)` is called for a tensor that is chosen, `sort(column)` for a heading. */
   constructor(tree, { open, sort }) {
@@ -39,7 +40,7 @@ export class Rows {
 
   show(filter) {
     const { nodes, indents } = this.tree.visible(filter);
-    [this.#nodes, this.#indents, this.isFlat] = [nodes, indents, Boolean(filter)];
+    [this.#nodes, this.#indents, this.#isFlat] = [nodes, indents, Boolean(filter)];
     this.#cursor = Math.max(0, Math.min(this.#cursor, nodes.length - 1));
     this.element.setAttribute("aria-rowcount", nodes.length + 1);
     this.body.style.height = `${Math.min(nodes.length, MOST_ROWS) * ROW}px`;
@@ -107,10 +108,10 @@ export class Rows {
     element.setAttribute("aria-selected", at === this.#cursor);
     if (isModule) element.setAttribute("aria-expanded", tree.expanded.has(node));
     else element.removeAttribute("aria-expanded");
-    element.className = `row${isModule ? " module" : ""}${this.isFlat ? " flat" : ""}`;
+    element.className = `row${isModule ? " module" : ""}${this.#isFlat ? " flat" : ""}`;
     const tensor = isModule ? null : tree.table.tensors[tree.tensor[node]];
     const members = tree.members.get(node)?.length;
-    const label = this.isFlat ? tensor.name : tree.labels[node];
+    const label = this.#isFlat ? tensor.name : tree.labels[node];
     const shown = label === "" ? "(no name)" : escapeName(label.slice(0, LONGEST)) + (label.length > LONGEST ? "…" : "");
     cells[0].style.paddingInlineStart = `${6 + 14 * this.#indents[at]}px`;
     cells[0].firstChild.textContent = `${isModule ? (tree.expanded.has(node) ? "▾ " : "▸ ") : ""}${shown}${members ? ` ×${members}` : ""}`;

@@ -11,6 +11,17 @@
 const KEYS = ["a", "b", "go", "t", "view", "s", "w", "q", "find", "sort"];
 
 export class State extends EventTarget {
+  a = null;
+  b = null;
+  go = null;
+  t = null;
+  view = null;
+  s = null;
+  w = null;
+  q = null;
+  find = null;
+  sort = null;
+
   constructor() {
     super();
     this.#read();

@@ -9,7 +9,10 @@ const DTYPE_NUMBERS = new Map(DTYPE_NAMES.map((dtype, number) => [dtype, number]
 export class Table {
   /** `format` is that of files which the page sees rewritten: where bytes lie in them, it does not know. */
   constructor(model, sources, label, { format = null, isServed = false, warnings = [] } = {}) {
-    Object.assign(this, { model, label, isServed, isRemote: format !== null });
+    this.model = model;
+    this.label = label;
+    this.isServed = isServed;
+    this.isRemote = format !== null;
     /** Files by the name that the model has for them. */
     this.files = [...model.shards].map(([name, header]) => ({ name, header, source: sourceOf(sources, name, model) }));
     /** What is odd: a word for it, and what it is. */

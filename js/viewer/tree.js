@@ -48,8 +48,14 @@ export class Tree {
     this.size = 1;
     this.labels = [""];
     const room = 2 * table.tensors.length + 16;
-    for (const column of ["parent", "tensor", "next", "first", "level"]) this[column] = new Int32Array(room);
-    for (const column of ["count", "parameters", "bytes"]) this[column] = new Float64Array(room);
+    this.parent = new Int32Array(room);
+    this.tensor = new Int32Array(room);
+    this.next = new Int32Array(room);
+    this.first = new Int32Array(room);
+    this.level = new Int32Array(room);
+    this.count = new Float64Array(room);
+    this.parameters = new Float64Array(room);
+    this.bytes = new Float64Array(room);
     this.dtypes = new Uint32Array(room);
     this.tensor[0] = this.next[0] = this.first[0] = this.parent[0] = NONE;
     this.#insertAll(table.tensors);
@@ -78,7 +84,8 @@ export class Tree {
   #grow() {
     for (const [name, column] of Object.entries(this)) {
       if (!ArrayBuffer.isView(column)) continue;
-      this[name] = new column.constructor(2 * column.length);
+      const { constructor, length } = /** @type {any} */ (column);
+      this[name] = new constructor(2 * length);
       this[name].set(column);
     }
   }

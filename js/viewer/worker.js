@@ -44,7 +44,7 @@ function runsOf({ nbytes, position }, most) {
 
 /** How rows of a tensor are read: as they are stored, or as what is meant by several tensors. */
 async function reading(tensor, signal) {
-  if (tensor.scheme) return (matrix, rows, columns, take) => readMeant(sourceOf, tensor, rows, columns, take, signal);
+  if (tensor.scheme) return (_, rows, columns, take) => readMeant(sourceOf, tensor, rows, columns, take, signal);
   const source = await sourceOf(tensor, signal);
   return (matrix, rows, columns, take) => readLines(source, tensor, matrix, rows, columns, take, signal);
 }
@@ -70,14 +70,14 @@ const JOBS = {
     await pass((piece) => counter.add(piece));
     const found = { ...counter.told(), read, isSample: read < tensor.nbytes, isExact: true };
     if (found.min === null) return { ...found, bins: [] };
-    if (passes === 1) return { ...found, bins: counter.bins(bins, found), isExact: Boolean(counter.isExact) };
+    if (passes === 1) return { ...found, bins: counter.bins(bins, found), isExact: counter.isExact };
     const [counted, numbers] = [new Bins(found.min, found.max, bins), new Numbers(tensor.dtype)];
     await pass((piece) => counted.addAll(numbers.of(piece)));
     return { ...found, bins: counted.counts };
   },
 
-  async picture({ tensor, ...how }, tell, signal) {
-    return picture(await reading(tensor, signal), tensor, how, tell);
+  async picture({ tensor, layout, window, cells, kind }, tell, signal) {
+    return picture(await reading(tensor, signal), tensor, { layout, window, cells, kind }, tell);
   },
 
   /** Values as text: `rows` by `columns` of them from a corner on. */

@@ -74,7 +74,7 @@ test("a directory is the model that it holds", async (t) => {
   assert.equal((await errorOf(async () => readModel(await folder(t)))).code, "no-checkpoint");
 });
 
-test("rows of a tensor are those of the whole tensor", async (t) => {
+test("rows of a tensor are those of the whole tensor", async () => {
   for (const { dtype, bytes: data } of oracle("elements")) {
     const whole = decode(dtype, bytes(data));
     const places = dtype === "C64" ? 2 : 1;

@@ -97,12 +97,11 @@ test("headers of the caller are sent, and a fetch of the caller is used", async 
 // --- N1 to N3: redirects ---
 
 test("N1: what the caller sends stays with the caller's host, also when the chain comes back", async (t) => {
-  let home;
   const away = await serve(t, (_, response) => {
     response.writeHead(302, { location: `${home.url}/back` });
     response.end();
   });
-  home = await serve(t, (request, response) => {
+  const home = await serve(t, (request, response) => {
     if (request.url === "/back") return sendPart(request, response, SMALL);
     response.writeHead(302, { location: request.url === "/start" ? "/middle" : `${away.url}/x` });
     response.end();
@@ -306,7 +305,7 @@ test("N7: a body that is longer than it says is refused, and not read to its end
 });
 
 test("N7: a body that breaks off is asked for again, and then an error", async (t) => {
-  const cut = (request, response) => {
+  const cut = (_, response) => {
     const range = `bytes 0-${SMALL.length - 1}/${SMALL.length}`;
     response.writeHead(206, { "content-range": range, "content-length": SMALL.length });
     // The end of the connection comes after the bytes, and not in their place.

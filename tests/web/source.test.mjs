@@ -252,7 +252,7 @@ test("a source of the caller that gives other bytes than it was asked for is fou
 
 test("N1 to N3: each range follows redirects as the header does", async (t) => {
   const away = await serveFiles(t, { "/m": FILE });
-  const home = await serve(t, (request, response) => {
+  const home = await serve(t, (_, response) => {
     response.writeHead(302, { location: `${away.url}/m` });
     response.end();
   });

@@ -80,11 +80,11 @@ test("what no reader accepts is an error before the first byte", async () => {
 });
 
 test("the stream fails if data has another length than its shape needs", async () => {
+  async function* data(lengths) {
+    for (const length of lengths) yield new Uint8Array(length);
+  }
   for (const lengths of [[4], [4, 3], [4, 5], [9]]) {
-    async function* data() {
-      for (const length of lengths) yield new Uint8Array(length);
-    }
-    const error = await errorOf(() => written({ a: { dtype: "F32", shape: [2], data: data() } }));
+    const error = await errorOf(() => written({ a: { dtype: "F32", shape: [2], data: data(lengths) } }));
     assert.equal(error.code, "size-mismatch");
   }
 });
