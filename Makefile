@@ -187,6 +187,7 @@ lint-python: $(VENV)/.lint
 	$(BIN)/ruff format --check
 
 lint-js: $(VENV)/.lint
+	$(BIN)/deno fmt --quiet --check
 	$(BIN)/deno lint --quiet
 	$(BIN)/deno check --quiet js/index.js js/viewer/entry.js tests/web/types.ts
 	$(BIN)/python scripts/bundle-viewer --check

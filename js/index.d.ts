@@ -300,8 +300,8 @@ export interface Source {
   read(begin: number, end: number, signal?: AbortSignal): Promise<Uint8Array>;
 }
 
-export interface OpenOptions
-  extends Pick<
+export interface OpenOptions extends
+  Pick<
     ReadOptions,
     "fetch" | "headers" | "allowPrivateRedirects" | "firstBytes" | "timeout" | "retries" | "hub"
   > {
@@ -436,7 +436,10 @@ export interface NewTensor {
  * Entries of `metadata` that describe the tensors of another file, such as digests, are left out.
  */
 export declare function writeSafetensors(
-  tensors: ReadonlyMap<string, NewTensor> | Iterable<readonly [string, NewTensor]> | Readonly<Record<string, NewTensor>>,
+  tensors:
+    | ReadonlyMap<string, NewTensor>
+    | Iterable<readonly [string, NewTensor]>
+    | Readonly<Record<string, NewTensor>>,
   metadata?:
     | ReadonlyMap<string, string>
     | Iterable<readonly [string, string]>

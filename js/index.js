@@ -1,9 +1,9 @@
 // All that programs import, by one name.
 
 export { hubUrl } from "./src/address.js";
-export { DECODED, decode, valuesOf } from "./src/decode.js";
-export { SafetensorError, compareNames, escapeName, quoteName } from "./src/errors.js";
-export { MAX_HEADER_BYTES, MAX_REMOTE_HEADER_BYTES, headSize, parseHeader } from "./src/header.js";
+export { decode, DECODED, valuesOf } from "./src/decode.js";
+export { compareNames, escapeName, quoteName, SafetensorError } from "./src/errors.js";
+export { headSize, MAX_HEADER_BYTES, MAX_REMOTE_HEADER_BYTES, parseHeader } from "./src/header.js";
 export { readHeader, readIndex, readModel, tensorRange } from "./src/model.js";
 export { parameterCount } from "./src/parameters.js";
 export { DTYPES } from "./src/raw.js";

@@ -1,6 +1,6 @@
 // Addresses: what the reader asks at all, what `hf://` stands for, and which hosts are of the public internet.
 
-import { SafetensorError, escapeName, quoteName } from "./errors.js";
+import { escapeName, quoteName, SafetensorError } from "./errors.js";
 
 /** An address without what may be secret: user, password, query and fragment. */
 export function showUrl(url) {

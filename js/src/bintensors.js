@@ -2,7 +2,7 @@
 
 import { Fault } from "./errors.js";
 import { narrow, utf8Text } from "./json.js";
-import { DTYPE_OF_BINTENSORS, MetadataBuilder, PREFIX_NBYTES, RawHeader, headerTooLarge, unknownDtype } from "./raw.js";
+import { DTYPE_OF_BINTENSORS, headerTooLarge, MetadataBuilder, PREFIX_NBYTES, RawHeader, unknownDtype } from "./raw.js";
 
 /**
  * What the entries, dimensions and metadata pairs of one header may take, in bytes, and what Rust's reader needs for
@@ -84,12 +84,11 @@ class BinaryHeaderReader {
     if (tag > 253) throw this.invalidVarint(begin);
     const nbytes = tag === 251 ? 2 : tag === 252 ? 4 : 8;
     if (this.at + nbytes > this.header.length) throw this.pastEnd(begin, reading);
-    const number =
-      nbytes === 2
-        ? this.view.getUint16(this.at, true)
-        : nbytes === 4
-          ? this.view.getUint32(this.at, true)
-          : narrow(this.view.getBigUint64(this.at, true));
+    const number = nbytes === 2
+      ? this.view.getUint16(this.at, true)
+      : nbytes === 4
+      ? this.view.getUint32(this.at, true)
+      : narrow(this.view.getBigUint64(this.at, true));
     const least = nbytes === 2 ? 251 : nbytes === 4 ? 2 ** 16 : 2 ** 32;
     if (number < least) throw this.invalidVarint(begin);
     this.at += nbytes;

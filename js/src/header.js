@@ -11,7 +11,7 @@ import { Fault, leastName, naming, quoteName } from "./errors.js";
 import { namingForeign } from "./foreign.js";
 import { sizeOption } from "./http.js";
 import { MAX_U64, narrow } from "./json.js";
-import { DTYPES, PREFIX_NBYTES, headerTooLarge } from "./raw.js";
+import { DTYPES, headerTooLarge, PREFIX_NBYTES } from "./raw.js";
 import { parseJsonHeader } from "./safetensors.js";
 import { bytesOf } from "./source.js";
 
@@ -169,15 +169,13 @@ function misplaced(tensors, number, covered) {
 
 function truncated(tensors, expected, found) {
   const cut = tensors.find(({ end }) => end > found);
-  const reason =
-    `the file is ${difference(expected, found)} bytes short: ` +
+  const reason = `the file is ${difference(expected, found)} bytes short: ` +
     `expected ${expected} bytes of data, found ${found} — incomplete download?`;
   return new Fault("truncated", "F12", reason, { tensor: cut.name, expected, found });
 }
 
 function trailingBytes(expected, found) {
-  const reason =
-    `${difference(found, expected)} bytes follow the last tensor: ` +
+  const reason = `${difference(found, expected)} bytes follow the last tensor: ` +
     `expected ${expected} bytes of data, found ${found}`;
   return new Fault("trailing-bytes", "F12", reason, { expected, found });
 }
@@ -221,8 +219,7 @@ export function headSizeOf(start, fileSize, limit) {
 }
 
 function headerPastEnd(headerSize, fileSize) {
-  const reason =
-    `header passes the end of the file: expected ${headerSize} bytes after the first 8, ` +
+  const reason = `header passes the end of the file: expected ${headerSize} bytes after the first 8, ` +
     `found ${Math.max(0, fileSize - PREFIX_NBYTES)} — incomplete download?`;
   return new Fault("header-past-end", "F3", reason, { expected: headerSize + PREFIX_NBYTES, found: fileSize });
 }

@@ -1,7 +1,7 @@
 // Requests over HTTP: patience, redirects, and what an answer has to be before a byte of it counts.
 
 import { HUB, isPublic, showUrl } from "./address.js";
-import { Fault, escapeName, quoteName } from "./errors.js";
+import { escapeName, Fault, quoteName } from "./errors.js";
 
 // --- What the options say ---
 
@@ -65,7 +65,7 @@ export function remoteFault(code, reason, fields = {}, retryIn = null) {
 
 /** What `attempt` gives, tried again while it fails for a reason that may pass. */
 export async function retrying(settings, attempt) {
-  for (let tries = 0; ; tries++) {
+  for (let tries = 0;; tries++) {
     try {
       return await withDeadline(settings, attempt);
     } catch (fault) {
@@ -219,7 +219,7 @@ export function pause(milliseconds, outer) {
 /** Return the answer to a GET, redirects followed. The caller's headers go to the caller's host and to no other. */
 export async function get(url, headers, settings, signal) {
   let ours = new Headers(settings.headers);
-  for (let at = url, hops = 0; ; ) {
+  for (let at = url, hops = 0;;) {
     const follows = redirectsAreHidden && staysAtItsHost(ours);
     const response = await ask(at, allHeaders(ours, headers), settings, signal, follows);
     if (response.type === "opaqueredirect" && !follows) {
@@ -248,8 +248,13 @@ function staysAtItsHost(headers) {
 
 function hiddenRedirect(headers) {
   const name = [...headers.keys()].find((one) => one !== "authorization");
-  const why = `the server redirects, and the browser would send the header ${quoteName(name)} to a host that it does not name`;
-  return remoteFault("redirect-refused", `${why} — give the address that it redirects to, or no header but Authorization`);
+  const why = `the server redirects, and the browser would send the header ${
+    quoteName(name)
+  } to a host that it does not name`;
+  return remoteFault(
+    "redirect-refused",
+    `${why} — give the address that it redirects to, or no header but Authorization`,
+  );
 }
 
 function allHeaders(ours, more) {

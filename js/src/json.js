@@ -157,7 +157,7 @@ export class Json {
     if (this.peek() !== QUOTE) throw this.unexpected(words);
     const { text } = this;
     const begin = ++this.at;
-    for (let at = begin; ; at++) {
+    for (let at = begin;; at++) {
       const unit = text.charCodeAt(at);
       if (unit === QUOTE) {
         this.at = at + 1;

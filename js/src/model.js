@@ -2,22 +2,22 @@
 
 import { parseUrl, showUrl, unescaped, urlOf } from "./address.js";
 import {
-  Fault,
-  SafetensorError,
   escapeName,
+  Fault,
   leastName,
   naming,
   namingLater,
   nearestName,
   quoteName,
+  SafetensorError,
 } from "./errors.js";
 import { exists, isPath, locate, pathOf } from "./file.js";
 import { namingForeign } from "./foreign.js";
-import { MAX_HEADER_BYTES, MAX_REMOTE_HEADER_BYTES, headSizeOf, limitOption, parse, parseHeader } from "./header.js";
-import { Transport, concatenate, getWhole, linked, sizeOption } from "./http.js";
+import { headSizeOf, limitOption, MAX_HEADER_BYTES, MAX_REMOTE_HEADER_BYTES, parse, parseHeader } from "./header.js";
+import { concatenate, getWhole, linked, sizeOption, Transport } from "./http.js";
 import { readElements } from "./read.js";
-import { MAX_INDEX_BYTES, indexTooLarge, parseIndex, readIndexText, shardNameFault } from "./shard_index.js";
-import { UrlSource, asSource, isBlob, isBuffer, isSource, openSource, readAll } from "./source.js";
+import { indexTooLarge, MAX_INDEX_BYTES, parseIndex, readIndexText, shardNameFault } from "./shard_index.js";
+import { asSource, isBlob, isBuffer, isSource, openSource, readAll, UrlSource } from "./source.js";
 
 // --- What the options say ---
 
@@ -106,8 +106,9 @@ async function indexOf(source, settings) {
 }
 
 async function indexAt(url, settings) {
-  return namingLater(showUrl(url), async () =>
-    readIndexText(await getWhole(url, settings, indexTooLarge, MAX_INDEX_BYTES)),
+  return namingLater(
+    showUrl(url),
+    async () => readIndexText(await getWhole(url, settings, indexTooLarge, MAX_INDEX_BYTES)),
   );
 }
 

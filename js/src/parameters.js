@@ -1,6 +1,6 @@
 // How many parameters a model has.
 
-import { Model, isObject } from "./model.js";
+import { isObject, Model } from "./model.js";
 
 /**
  * How many parameters there are, by dtype and in all, as huggingface.js counts them: those of the model before it was
@@ -167,7 +167,7 @@ function globOf(pattern) {
   const isAnchored = pattern.endsWith("$");
   const body = pattern.replace(/^\^/, "").replace(/\$$/, "") + (isAnchored ? "" : ".*");
   let glob = "";
-  for (let at = 0; at < body.length; ) {
+  for (let at = 0; at < body.length;) {
     if (body.startsWith(".*", at)) {
       glob += "*";
       at += 2;

@@ -1,6 +1,6 @@
 // Reads the elements of a tensor, or of rows of it, as numbers. Only their bytes are read.
 
-import { DECODED, decode } from "./decode.js";
+import { decode, DECODED } from "./decode.js";
 import { quoteName } from "./errors.js";
 import { streamRange } from "./source.js";
 

@@ -4,11 +4,11 @@ import { Fault, quoteName } from "./errors.js";
 import { CLOSE_BRACE, CLOSE_BRACKET, Json, OPEN_BRACE, OPEN_BRACKET, QUOTE, utf8Text } from "./json.js";
 import {
   DTYPES,
+  duplicateMetadataKey,
   METADATA_KEY,
   MetadataBuilder,
   PREFIX_NBYTES,
   RawHeader,
-  duplicateMetadataKey,
   unknownDtype,
 } from "./raw.js";
 

@@ -1,8 +1,8 @@
 // The index of a sharded checkpoint: rules I1 to I8 of FORMAT.md.
 
-import { Fault, compareNames, leastName, naming, quoteName } from "./errors.js";
+import { compareNames, Fault, leastName, naming, quoteName } from "./errors.js";
 import { CLOSE_BRACE, Json, OPEN_BRACE, QUOTE, utf8Length, utf8Text } from "./json.js";
-import { METADATA_KEY, duplicateMetadataKey } from "./raw.js";
+import { duplicateMetadataKey, METADATA_KEY } from "./raw.js";
 import { bytesOf } from "./source.js";
 
 /** I1. What the Hub's own reader takes; the largest index known has 60 MB, for 497,000 tensors. */

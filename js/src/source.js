@@ -6,17 +6,16 @@
 // breaks off is asked for again from there.
 
 import { showUrl, urlOf } from "./address.js";
-import { Fault, escapeName, namingLater } from "./errors.js";
+import { escapeName, Fault, namingLater } from "./errors.js";
 import { FileRange, isPath, look, pathOf } from "./file.js";
 import {
-  Patience,
-  Transport,
   badStatus,
   bodyUpTo,
   contentRange,
   discard,
   get,
   isEmptyFile,
+  Patience,
   pause,
   rangeIgnored,
   refuseEncoded,
@@ -24,6 +23,7 @@ import {
   retrying,
   retryPause,
   sizeOption,
+  Transport,
   unlessAborted,
   versionOf,
   versionText,
@@ -76,7 +76,9 @@ export async function openSource(source, options = {}) {
   if (isPath(source)) return FileSource.open(pathOf(source));
   const transport = new Transport(options);
   const url = urlOf(source, transport);
-  return options.known ? new UrlSource(url, transport, { name: options.name, ...options.known }) : UrlSource.open(url, transport, options);
+  return options.known
+    ? new UrlSource(url, transport, { name: options.name, ...options.known })
+    : UrlSource.open(url, transport, options);
 }
 
 /** What is known of a file by its size and a strong ETag, which somebody has told: nothing is asked for to open it. */
@@ -143,7 +145,7 @@ async function* pieces(source, begin, end, signal, pieceBytes) {
   const reading = new Reading(source, begin, end, signal);
   let buffer = new ArrayBuffer(0);
   try {
-    for (let at = begin; at < end; ) {
+    for (let at = begin; at < end;) {
       // At first; and where the caller has sent it elsewhere, which leaves nothing here.
       if (buffer.byteLength === 0) buffer = new ArrayBuffer(Math.min(pieceBytes, end - at));
       const piece = new Uint8Array(buffer, 0, Math.min(pieceBytes, end - at));
@@ -451,7 +453,7 @@ class Reading {
 
   /** Fills all of `view` with the bytes that come next. */
   async fill(view) {
-    for (let have = 0; have < view.length; ) {
+    for (let have = 0; have < view.length;) {
       have += await this.#trying(() => this.#read(view.subarray(have)));
     }
     if (this.#at === this.#end && this.#answer !== null) await this.#expectEnd();

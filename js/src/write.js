@@ -1,6 +1,6 @@
 // Writes `.safetensors` files: byte for byte the files that ingot writes in Python and Rust (FORMAT.md, "Writing").
 
-import { Fault, compareNames, naming, quoteName } from "./errors.js";
+import { compareNames, Fault, naming, quoteName } from "./errors.js";
 import { parseHeader } from "./header.js";
 import { DTYPES } from "./raw.js";
 import { bytesOf, isBlob, isBuffer } from "./source.js";
@@ -98,11 +98,15 @@ function entriesOf(given, what) {
 function checked(name, tensor) {
   if (typeof name !== "string") throw new TypeError(`tensor names must be text, found ${typeof name}`);
   refuseSurrogates(name, { tensor: name });
-  if (name === METADATA_KEY) throw new Fault("reserved-name", null, "the name is reserved for metadata", { tensor: name });
+  if (name === METADATA_KEY) {
+    throw new Fault("reserved-name", null, "the name is reserved for metadata", { tensor: name });
+  }
   if (!Array.isArray(tensor?.shape)) throw new TypeError(`tensor ${quoteName(name)}: shape must be an array`);
   const { data, shape } = tensor;
   const dtype = tensor.dtype ?? DTYPE_OF_ARRAY.get(data?.constructor);
-  if (!DTYPES.has(dtype)) throw new Fault("unknown-dtype", null, `unknown dtype ${quoteName(String(dtype))}`, { tensor: name });
+  if (!DTYPES.has(dtype)) {
+    throw new Fault("unknown-dtype", null, `unknown dtype ${quoteName(String(dtype))}`, { tensor: name });
+  }
   if (!shape.every((dim) => Number.isSafeInteger(dim) && dim >= 0)) {
     throw new TypeError(`tensor ${quoteName(name)}: the dimensions of shape must be whole numbers, zero or more`);
   }
@@ -139,7 +143,9 @@ function renderedTexts(metadata) {
 
 /** UTF-8 cannot express a lone surrogate. */
 function refuseSurrogates(text, fields, where = "") {
-  if (/\p{Surrogate}/u.test(text)) throw new Fault("invalid-unicode", null, `${where}the text is not valid Unicode`, fields);
+  if (/\p{Surrogate}/u.test(text)) {
+    throw new Fault("invalid-unicode", null, `${where}the text is not valid Unicode`, fields);
+  }
 }
 
 async function* bytesOfFile(head, ordered) {

@@ -103,7 +103,7 @@ class Patterns {
     this.counts.add(bytes.length, (...tables) => {
       if (isBytes) countBytes(words, ...tables);
       else countHalves(words, ...tables);
-      if (isBytes) for (const byte of rest) tables[0][byte]++;
+      if (isBytes) { for (const byte of rest) tables[0][byte]++; }
       else if (rest.length > 0) tables[0][rest[0] | (rest[1] << 8)]++;
     });
   }
@@ -121,7 +121,17 @@ class Patterns {
   }
 
   told() {
-    const found = { count: 0, zeros: 0, nans: 0, infinities: 0, malformed: 0, min: null, max: null, mean: null, std: null };
+    const found = {
+      count: 0,
+      zeros: 0,
+      nans: 0,
+      infinities: 0,
+      malformed: 0,
+      min: null,
+      max: null,
+      mean: null,
+      std: null,
+    };
     let [sum, squares] = [0, 0];
     this.#each((value, count) => {
       found.count += count;
@@ -313,7 +323,11 @@ class Wide {
 
   /** The exact range of numbers that have no doubles. */
   #widen(bytes, numbers) {
-    const exact = new (this.dtype === "I64" ? BigInt64Array : BigUint64Array)(bytes.buffer, bytes.byteOffset, numbers.length);
+    const exact = new (this.dtype === "I64" ? BigInt64Array : BigUint64Array)(
+      bytes.buffer,
+      bytes.byteOffset,
+      numbers.length,
+    );
     const { edges, low, high } = this;
     for (let n = 0; n < numbers.length; n++) {
       if (numbers[n] <= low && (edges.low === null || exact[n] < edges.low)) edges.low = exact[n];

@@ -140,7 +140,13 @@ class Apart {
     const norms = Math.sqrt(ours) * Math.sqrt(theirs);
     if (different === 0) return { count, different, largest: 0, relative: 0, cosine: norms === 0 ? null : 1 };
     const cosine = Math.max(-1, Math.min(1, products / norms));
-    return { count, different, largest, relative: ours === 0 ? null : Math.sqrt(squares) / Math.sqrt(ours), cosine: norms === 0 ? null : cosine };
+    return {
+      count,
+      different,
+      largest,
+      relative: ours === 0 ? null : Math.sqrt(squares) / Math.sqrt(ours),
+      cosine: norms === 0 ? null : cosine,
+    };
   }
 }
 

@@ -33,18 +33,31 @@ export function facts(pairs) {
 
 /** A table of rows of cells; `right` are the numbers of the columns that hold numbers. */
 export function table(caption, head, rows, right = []) {
-  const cell = (tag, of) => (value, column) => h(tag, { ...of, class: right.includes(column) ? "number" : null }, value);
-  return h("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": caption },
-    h("table", {}, h("caption", {}, caption),
+  const cell = (tag, of) => (value, column) =>
+    h(tag, { ...of, class: right.includes(column) ? "number" : null }, value);
+  return h(
+    "div",
+    { class: "scroll", tabindex: "0", role: "region", "aria-label": caption },
+    h(
+      "table",
+      {},
+      h("caption", {}, caption),
       h("thead", {}, h("tr", {}, head.map(cell("th", { scope: "col" })))),
-      h("tbody", {}, rows.map((row) => h("tr", {}, row.map(cell("td", {})))))));
+      h("tbody", {}, rows.map((row) => h("tr", {}, row.map(cell("td", {}))))),
+    ),
+  );
 }
 
 /** What went wrong, with its code. */
 export function card(error) {
   const code = error?.code ?? error?.name ?? "error";
-  return h("section", { class: "card fault", role: "alert" },
-    h("h2", {}, "This cannot be shown"), h("p", {}, String(error?.message ?? error)), h("p", {}, h("code", {}, String(code))));
+  return h(
+    "section",
+    { class: "card fault", role: "alert" },
+    h("h2", {}, "This cannot be shown"),
+    h("p", {}, String(error?.message ?? error)),
+    h("p", {}, h("code", {}, String(code))),
+  );
 }
 
 /** Puts text into the clipboard, and says so on the button. */

@@ -2,7 +2,7 @@
 // `Table` over sources of one interface, and each source has a `wire`: what a worker opens the same file by.
 
 import { hubUrl } from "../src/address.js";
-import { SafetensorError, escapeName } from "../src/errors.js";
+import { escapeName, SafetensorError } from "../src/errors.js";
 import { readIndex, readModel } from "../src/model.js";
 import { knownBy, openSource } from "../src/source.js";
 import { Table } from "./table.js";
@@ -15,7 +15,9 @@ const LIMITS = { maxHeaderBytes: 100_000_000 };
 /** The door of a worker: the same file, of the same version. */
 export async function reopened(wire, signal) {
   if (wire.blob) return wire.blob;
-  if (wire.report) throw new SafetensorError("the report does not hold the values of this tensor", { code: "not-in-report" });
+  if (wire.report) {
+    throw new SafetensorError("the report does not hold the values of this tensor", { code: "not-in-report" });
+  }
   return openSource(wire.url, { ...wire, signal });
 }
 
@@ -31,17 +33,24 @@ async function remote(url, options = {}) {
 
 /** Files of one model: those of a folder, or one. */
 export async function fromFiles(files) {
-  const own = [...files].filter((file) => /\.(safetensors|bt|index\.json)$|(^|\/)config\.json$/.test(file.name) || files.length === 1);
+  const own = [...files].filter((file) =>
+    /\.(safetensors|bt|index\.json)$|(^|\/)config\.json$/.test(file.name) || files.length === 1
+  );
   const chosen = own.length > 0 ? own : [...files];
   for (const file of chosen) file.wire = { blob: file };
-  return tableOf(chosen, chosen.length === 1 ? chosen[0].name : (chosen[0].webkitRelativePath || chosen[0].name).split("/")[0]);
+  return tableOf(
+    chosen,
+    chosen.length === 1 ? chosen[0].name : (chosen[0].webkitRelativePath || chosen[0].name).split("/")[0],
+  );
 }
 
 /** A file, an index, a folder with a slash at its end, or a repository of the Hub, at an address. */
 export async function fromAddress(text) {
   const url = text.startsWith("hf:") ? hubUrl(text) : new URL(text, location.href);
   // The parts of this page are no models, and what is not asked for by https is for the local server.
-  if (!/^https?:$/.test(url.protocol)) throw new SafetensorError(`${text}: expected an https:// or hf:// address`, { code: "invalid-url" });
+  if (!/^https?:$/.test(url.protocol)) {
+    throw new SafetensorError(`${text}: expected an https:// or hf:// address`, { code: "invalid-url" });
+  }
   if (!/\.json$|\/$/.test(url.pathname)) return tableOf([await remote(url)], text);
   const index = url.pathname.endsWith("/") ? new URL("model.safetensors.index.json", url) : url;
   try {
@@ -68,14 +77,21 @@ export async function fromServer(token) {
   const headers = { authorization: `Bearer ${token}` };
   const answer = await fetch("files", { headers });
   if (!answer.ok) {
-    const why = answer.status === 401 ? "open the address that `ingot view` printed" : escapeName((await answer.text()).trim());
+    const why = answer.status === 401
+      ? "open the address that `ingot view` printed"
+      : escapeName((await answer.text()).trim());
     throw new SafetensorError(`the server answers ${answer.status}: ${why}`, { code: "http-status" });
   }
   const { models } = await answer.json();
   return models.map(({ label, format, files }) => async () => {
     const open = ({ number, name, size, etag, head, headNbytes }) => {
       const known = head === null ? null : knownBy(size, etag, fromBase64(head));
-      return remote(new URL(`f/${number}`, location.href), { headers, name, known, firstBytes: headNbytes ?? FIRST_NBYTES });
+      return remote(new URL(`f/${number}`, location.href), {
+        headers,
+        name,
+        known,
+        firstBytes: headNbytes ?? FIRST_NBYTES,
+      });
     };
     return tableOf(await limited(files, open), label, { format, isServed: true });
   });

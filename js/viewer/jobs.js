@@ -8,7 +8,9 @@ const waiting = new Map();
 let script = null;
 
 function made() {
-  script ??= URL.createObjectURL(new Blob([document.querySelector("#viewer").textContent], { type: "text/javascript" }));
+  script ??= URL.createObjectURL(
+    new Blob([document.querySelector("#viewer").textContent], { type: "text/javascript" }),
+  );
   return new Worker(script);
 }
 
@@ -60,7 +62,10 @@ export async function runApart(job, given, { signal, timeout }) {
   let timer;
   try {
     return await new Promise((resolve, reject) => {
-      apart.addEventListener("message", ({ data }) => (data.error ? reject(new Error(data.error.message)) : resolve(data.result)));
+      apart.addEventListener(
+        "message",
+        ({ data }) => (data.error ? reject(new Error(data.error.message)) : resolve(data.result)),
+      );
       apart.addEventListener("error", (event) => reject(new Error(event.message || "the worker could not be started")));
       signal.addEventListener("abort", () => reject(signal.reason));
       timer = setTimeout(() => reject(new Error(`stopped: it takes longer than ${timeout / 1000} s`)), timeout);

@@ -26,7 +26,10 @@ export class Matrix {
       this.rowStride = this.across;
       this.stride = 1;
     } else {
-      this.base = shape.reduce((sum, _, dim) => (dim === down || dim === across ? sum : sum + (fixed[dim] ?? 0) * strides[dim]), 0);
+      this.base = shape.reduce(
+        (sum, _, dim) => (dim === down || dim === across ? sum : sum + (fixed[dim] ?? 0) * strides[dim]),
+        0,
+      );
       this.down = shape[down];
       this.across = shape[across];
       this.rowStride = strides[down];
@@ -83,14 +86,24 @@ function batched(runs) {
 
 /** Values as numbers; of complex ones the magnitudes. */
 export function asNumbers(dtype, values) {
-  if (dtype === "C64") return Float64Array.from({ length: values.length / 2 }, (_, n) => Math.hypot(values[2 * n], values[2 * n + 1]));
+  if (dtype === "C64") {
+    return Float64Array.from({ length: values.length / 2 }, (_, n) => Math.hypot(values[2 * n], values[2 * n + 1]));
+  }
   return dtype.endsWith("64") && dtype !== "F64" ? Float64Array.from(values, Number) : values;
 }
 
 /** Values as text, in all digits that tell them from their neighbours. */
 export function asTexts(dtype, values) {
-  if (dtype === "C64") return Array.from({ length: values.length / 2 }, (_, n) => `${short(values[2 * n])}${values[2 * n + 1] < 0 ? "−" : "+"}${short(Math.abs(values[2 * n + 1]))}i`);
-  return Array.from(values, dtype.startsWith("F") || dtype === "BF16" ? (value) => (dtype === "F64" ? String(value) : short(value)) : String);
+  if (dtype === "C64") {
+    return Array.from(
+      { length: values.length / 2 },
+      (_, n) => `${short(values[2 * n])}${values[2 * n + 1] < 0 ? "−" : "+"}${short(Math.abs(values[2 * n + 1]))}i`,
+    );
+  }
+  return Array.from(
+    values,
+    dtype.startsWith("F") || dtype === "BF16" ? (value) => (dtype === "F64" ? String(value) : short(value)) : String,
+  );
 }
 
 function short(value) {

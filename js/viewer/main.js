@@ -11,13 +11,21 @@ import { nameOf, overview } from "./overview.js";
 import { Rows } from "./rows.js";
 import { State } from "./state.js";
 import { tensorScreen } from "./tensor.js";
-import { Tree, filterOf } from "./tree.js";
+import { filterOf, Tree } from "./tree.js";
 import { whole } from "./wording.js";
 
 const KEYS = {
-  "/": "filter the tensors", "[": "previous tensor", "]": "next tensor", o: "overview", m: "file map", c: "comparison",
-  r: "quantised weights as stored, and as meant", Esc: "cancel what runs, or leave the filter", "?": "these keys",
-  "Arrows, Home, End": "move in the tree; letters go to the next row that begins so", Enter: "open a module or a tensor",
+  "/": "filter the tensors",
+  "[": "previous tensor",
+  "]": "next tensor",
+  o: "overview",
+  m: "file map",
+  c: "comparison",
+  r: "quantised weights as stored, and as meant",
+  Esc: "cancel what runs, or leave the filter",
+  "?": "these keys",
+  "Arrows, Home, End": "move in the tree; letters go to the next row that begins so",
+  Enter: "open a module or a tensor",
 };
 const FIRST_ROWS = 60;
 /** Milliseconds until a page says that it opens a model. Before, it would only be laid out and painted twice. */
@@ -34,13 +42,31 @@ class Page {
     this.tables = [null, null];
     this.controller = new AbortController();
     this.screen = h("main", { tabindex: "-1", id: "screen" });
-    this.filter = h("input", { type: "search", placeholder: "name, /regex/, dtype:BF16, size:>10MB", "aria-label": "Filter the tensors", oninput: () => this.state.set({ find: this.filter.value || null }, true) });
+    this.filter = h("input", {
+      type: "search",
+      placeholder: "name, /regex/, dtype:BF16, size:>10MB",
+      "aria-label": "Filter the tensors",
+      oninput: () => this.state.set({ find: this.filter.value || null }, true),
+    });
     this.told = h("p", { class: "told", role: "status" });
     this.side = h("aside", { "aria-label": "Tensors", hidden: true }, this.filter, this.told);
     this.nav = h("nav", { "aria-label": "Screens" });
-    this.help = h("dialog", { "aria-label": "Keys" }, h("h2", {}, "Keys"),
-      h("dl", {}, Object.entries(KEYS).map(([key, text]) => [h("dt", {}, h("kbd", {}, key)), h("dd", {}, text)]).flat()), button("Close", () => this.help.close()));
-    this.shell = [h("header", {}, h("h1", {}, "ingot"), this.nav), h("div", { class: "panes" }, this.side, this.screen), this.help];
+    this.help = h(
+      "dialog",
+      { "aria-label": "Keys" },
+      h("h2", {}, "Keys"),
+      h(
+        "dl",
+        {},
+        Object.entries(KEYS).map(([key, text]) => [h("dt", {}, h("kbd", {}, key)), h("dd", {}, text)]).flat(),
+      ),
+      button("Close", () => this.help.close()),
+    );
+    this.shell = [
+      h("header", {}, h("h1", {}, "ingot"), this.nav),
+      h("div", { class: "panes" }, this.side, this.screen),
+      this.help,
+    ];
     this.state.addEventListener("change", () => this.render());
     addEventListener("keydown", (event) => this.#key(event));
     addEventListener("dragover", (event) => event.preventDefault());
@@ -62,8 +88,9 @@ class Page {
     try {
       if (report) await this.#open([() => fromReport(JSON.parse(report.textContent))]);
       else if (this.token) await this.#open(await fromServer(this.token));
-      else if (this.state.a) await this.#open([this.state.a, this.state.b].filter(Boolean).map((address) => () => fromAddress(address)));
-      else this.render();
+      else if (this.state.a) {
+        await this.#open([this.state.a, this.state.b].filter(Boolean).map((address) => () => fromAddress(address)));
+      } else this.render();
     } catch (error) {
       this.#fail(error);
     }
@@ -83,7 +110,12 @@ class Page {
   /** The same for who opened it by hand: with what went wrong as a card. */
   open(doors, changes, place = 0) {
     // The new model begins at its overview.
-    this.state.set({ ...(place === 0 ? { a: null, b: null, t: null, s: null, w: null, q: null, find: null, go: null } : { go: "compare" }), ...changes }, true);
+    this.state.set({
+      ...(place === 0
+        ? { a: null, b: null, t: null, s: null, w: null, q: null, find: null, go: null }
+        : { go: "compare" }),
+      ...changes,
+    }, true);
     return this.#open(doors, place).catch((error) => this.#fail(error));
   }
 
@@ -97,7 +129,9 @@ class Page {
   #showTree() {
     const [table] = this.tables;
     this.tree = new Tree(table);
-    if (Object.hasOwn({ parameters: 1, bytes: 1, dtype: 1, shape: 1 }, this.state.sort ?? "")) this.tree.orderBy(this.state.sort);
+    if (Object.hasOwn({ parameters: 1, bytes: 1, dtype: 1, shape: 1 }, this.state.sort ?? "")) {
+      this.tree.orderBy(this.state.sort);
+    }
     this.tree.openFirst(FIRST_ROWS);
     this.meant = null;
     this.#putRows();
@@ -133,9 +167,15 @@ class Page {
     const [table] = this.tables;
     const name = this.screenName;
     const screens = { overview: "Overview", map: "File map", compare: "Compare" };
-    this.nav.replaceChildren(...(table ? Object.entries(screens).map(([key, text]) =>
-      button(text, () => this.state.set({ go: key }), { "aria-current": name === key ? "page" : null })) : []),
-      ...(!table || table.report ? [] : [button("Open…", () => this.screen.replaceChildren(this.#door()))]), button("Keys", () => this.help.showModal()));
+    this.nav.replaceChildren(
+      ...(table
+        ? Object.entries(screens).map(([key, text]) =>
+          button(text, () => this.state.set({ go: key }), { "aria-current": name === key ? "page" : null })
+        )
+        : []),
+      ...(!table || table.report ? [] : [button("Open…", () => this.screen.replaceChildren(this.#door()))]),
+      button("Keys", () => this.help.showModal()),
+    );
     if (table) this.#renderTree(name);
     try {
       this.screen.replaceChildren(...[this.failed, table ? this.#screen(name) : this.#door()].filter(Boolean));
@@ -191,12 +231,27 @@ class Page {
     if (name === "overview") return overview(table, { openTensor });
     if (name === "map") return fileMap(table, { openTensor });
     if (name === "compare") {
-      if (!other) return h("article", {}, h("h2", {}, "Comparison"), h("p", {}, "Open the model to compare with."), this.#chooser(1));
+      if (!other) {
+        return h(
+          "article",
+          {},
+          h("h2", {}, "Comparison"),
+          h("p", {}, "Open the model to compare with."),
+          this.#chooser(1),
+        );
+      }
       this.comparison ??= new Comparison(table, other);
       return this.comparison.screen(look);
     }
     const number = table.numberOf(this.state.t);
-    if (number === undefined) return h("article", {}, h("h2", {}, "No such tensor"), h("p", {}, `The model has no tensor \`${escapeName((this.state.t ?? "").slice(0, 300))}\`.`));
+    if (number === undefined) {
+      return h(
+        "article",
+        {},
+        h("h2", {}, "No such tensor"),
+        h("p", {}, `The model has no tensor \`${escapeName((this.state.t ?? "").slice(0, 300))}\`.`),
+      );
+    }
     this.meant ??= meantOf(table);
     return tensorScreen({ ...look, number, meant: table.report ? null : this.meant(number) });
   }
@@ -205,25 +260,49 @@ class Page {
 
   #door() {
     const recent = recents();
-    return h("article", { class: "door" }, h("h2", {}, "Open a model"), this.#chooser(0),
+    return h(
+      "article",
+      { class: "door" },
+      h("h2", {}, "Open a model"),
+      this.#chooser(0),
       recent.length > 0 ? h("p", {}, `Opened before: ${recent.map(escapeName).join(", ")}`) : null,
-      h("p", {}, "Nothing leaves this machine: the page reads the parts of a file that it shows, and sends nothing anywhere."));
+      h(
+        "p",
+        {},
+        "Nothing leaves this machine: the page reads the parts of a file that it shows, and sends nothing anywhere.",
+      ),
+    );
   }
 
   #chooser(place) {
     const files = (attributes, text) => {
-      const input = h("input", { type: "file", ...attributes, onchange: () => input.files.length > 0 && this.#files([...input.files], place) });
+      const input = h("input", {
+        type: "file",
+        ...attributes,
+        onchange: () => input.files.length > 0 && this.#files([...input.files], place),
+      });
       return h("label", {}, `${text} `, input);
     };
-    const address = h("input", { type: "text", size: 40, placeholder: "https://… or hf://owner/name", "aria-label": "Address" });
+    const address = h("input", {
+      type: "text",
+      size: 40,
+      placeholder: "https://… or hf://owner/name",
+      "aria-label": "Address",
+    });
     const go = (event) => {
       event.preventDefault();
       const text = address.value.trim();
       if (text !== "") this.open([() => fromAddress(text)], { [place === 0 ? "a" : "b"]: text }, place);
     };
-    return h("div", { class: "drop" }, h("p", {}, "Drop a file or a folder here, or choose."), files({ multiple: true }, "Files"), files({ webkitdirectory: true }, "A folder"),
+    return h(
+      "div",
+      { class: "drop" },
+      h("p", {}, "Drop a file or a folder here, or choose."),
+      files({ multiple: true }, "Files"),
+      files({ webkitdirectory: true }, "A folder"),
       // The page of the local server asks nobody else: `ingot view URL` reads what is behind addresses.
-      this.token ? null : h("form", { onsubmit: go }, h("label", {}, "An address ", address), h("button", {}, "Open")));
+      this.token ? null : h("form", { onsubmit: go }, h("label", {}, "An address ", address), h("button", {}, "Open")),
+    );
   }
 
   #files(files, place) {
@@ -234,7 +313,10 @@ class Page {
   async #drop(event) {
     event.preventDefault();
     // The items are empty once the event is over.
-    const dropped = [...event.dataTransfer.items].map((item) => ({ entry: item.webkitGetAsEntry?.(), file: item.getAsFile() }));
+    const dropped = [...event.dataTransfer.items].map((item) => ({
+      entry: item.webkitGetAsEntry?.(),
+      file: item.getAsFile(),
+    }));
     try {
       const files = (await Promise.all(dropped.map(filesOfItem))).flat();
       if (files.length > 0) await this.#files(files, this.tables[0] && this.screenName === "compare" ? 1 : 0);
@@ -251,14 +333,22 @@ class Page {
     if (event.key === "Escape") {
       if (event.target === this.filter) this.rows?.element.focus();
       this.comparison?.cancel();
-      for (const cancel of /** @type {NodeListOf<HTMLElement>} */ (document.querySelectorAll(".cancel"))) cancel.click();
+      for (const cancel of /** @type {NodeListOf<HTMLElement>} */ (document.querySelectorAll(".cancel"))) {
+        cancel.click();
+      }
       return;
     }
     if (isTyping) return;
     const go = (screen) => () => this.tables[0] && this.state.set({ go: screen });
     const actions = {
-      "/": () => this.filter.focus(), "?": () => this.help.showModal(), o: go("overview"), m: go("map"), c: go("compare"),
-      "[": () => this.#step(-1), "]": () => this.#step(1), r: () => this.state.set({ q: this.state.q === "raw" ? null : "raw", s: null, w: null }),
+      "/": () => this.filter.focus(),
+      "?": () => this.help.showModal(),
+      o: go("overview"),
+      m: go("map"),
+      c: go("compare"),
+      "[": () => this.#step(-1),
+      "]": () => this.#step(1),
+      r: () => this.state.set({ q: this.state.q === "raw" ? null : "raw", s: null, w: null }),
     };
     const action = actions[event.key];
     if (!action) return;
@@ -281,7 +371,10 @@ async function filesOfItem({ entry, file }) {
     return await filesOf(entry);
   } catch (error) {
     const hint = "choose it with the button “A folder” instead";
-    throw Object.assign(new Error(`the browser does not let this page read the dropped folder \`${escapeName(entry.name)}\` — ${hint}`), { code: "read", cause: error });
+    throw Object.assign(
+      new Error(`the browser does not let this page read the dropped folder \`${escapeName(entry.name)}\` — ${hint}`),
+      { code: "read", cause: error },
+    );
   }
 }
 
@@ -289,7 +382,9 @@ async function filesOf(entry) {
   if (entry.isFile) {
     const file = await new Promise((resolve, reject) => entry.file(resolve, reject));
     // A dropped folder does not say where in it a file lies.
-    if (entry.fullPath.split("/").length > 2) Object.defineProperty(file, "webkitRelativePath", { value: entry.fullPath.slice(1) });
+    if (entry.fullPath.split("/").length > 2) {
+      Object.defineProperty(file, "webkitRelativePath", { value: entry.fullPath.slice(1) });
+    }
     return [file];
   }
   const reader = entry.createReader();

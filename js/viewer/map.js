@@ -18,16 +18,29 @@ export function fileMap(table, { openTensor }) {
     return strip;
   });
   const dtypes = [...new Set(table.tensors.map(({ dtype }) => dtype))];
-  return h("article", {}, h("h2", {}, "File map"),
-    h("p", { class: "legend" }, h("span", { class: "swatch header" }, "header"),
+  return h(
+    "article",
+    {},
+    h("h2", {}, "File map"),
+    h(
+      "p",
+      { class: "legend" },
+      h("span", { class: "swatch header" }, "header"),
       dtypes.map((dtype) => h("span", { class: `swatch dtype-${DTYPE_NAMES.indexOf(dtype) % 8}` }, dtype)),
-      h("span", { class: "swatch odd" }, "misaligned")),
-    files, table.files.length > MOST_FILES ? h("p", {}, `… and ${whole(table.files.length - MOST_FILES)} more files`) : null);
+      h("span", { class: "swatch odd" }, "misaligned"),
+    ),
+    files,
+    table.files.length > MOST_FILES ? h("p", {}, `… and ${whole(table.files.length - MOST_FILES)} more files`) : null,
+  );
 }
 
 function stripOf(table, { name, header }, first, openTensor) {
   const view = { begin: 0, end: header.fileSize };
-  const canvas = h("canvas", { role: "img", class: "strip", "aria-label": `${escapeName(name)}: ${nbytes(header.dataStart)} of header, then ${whole(header.size)} tensors` });
+  const canvas = h("canvas", {
+    role: "img",
+    class: "strip",
+    "aria-label": `${escapeName(name)}: ${nbytes(header.dataStart)} of header, then ${whole(header.size)} tensors`,
+  });
   const told = h("p", { class: "told", "aria-live": "polite" }, "Point at a tensor, or click it to open it.");
   const draw = () => drawStrip(canvas, table, header, first, view);
   new ResizeObserver(draw).observe(canvas);
@@ -42,8 +55,13 @@ function stripOf(table, { name, header }, first, openTensor) {
   canvas.addEventListener("pointermove", (event) => {
     const { position, number } = at(event);
     const tensor = header.tensors[number];
-    told.textContent = tensor ? `${shortName(tensor.name)}: ${tensor.dtype} [${tensor.shape.join(", ")}], byte ${whole(header.dataStart + tensor.begin)} on, ${nbytes(tensor.nbytes)}`
-      : position < header.dataStart ? `header: ${whole(header.dataStart)} bytes` : "";
+    told.textContent = tensor
+      ? `${shortName(tensor.name)}: ${tensor.dtype} [${tensor.shape.join(", ")}], byte ${
+        whole(header.dataStart + tensor.begin)
+      } on, ${nbytes(tensor.nbytes)}`
+      : position < header.dataStart
+      ? `header: ${whole(header.dataStart)} bytes`
+      : "";
   });
   canvas.addEventListener("click", (event) => {
     const { number } = at(event);
@@ -56,10 +74,22 @@ function stripOf(table, { name, header }, first, openTensor) {
     view.end = view.begin + length;
     draw();
   };
-  return h("section", {}, h("h3", {}, `${escapeName(name)} (${nbytes(header.fileSize)})`),
-    h("div", { class: "controls" }, button("Closer", zoom(0.5)), button("Farther", zoom(2)), button("←", zoom(1, -0.5), { "aria-label": "Towards the start" }),
-      button("→", zoom(1, 0.5), { "aria-label": "Towards the end" }), button("All", zoom(Infinity))),
-    canvas, told);
+  return h(
+    "section",
+    {},
+    h("h3", {}, `${escapeName(name)} (${nbytes(header.fileSize)})`),
+    h(
+      "div",
+      { class: "controls" },
+      button("Closer", zoom(0.5)),
+      button("Farther", zoom(2)),
+      button("←", zoom(1, -0.5), { "aria-label": "Towards the start" }),
+      button("→", zoom(1, 0.5), { "aria-label": "Towards the end" }),
+      button("All", zoom(Infinity)),
+    ),
+    canvas,
+    told,
+  );
 }
 
 /** The number of the tensor that holds a byte of the data; -1 where none does. */
@@ -89,7 +119,7 @@ function drawStrip(canvas, table, header, first, view) {
     let [from, upto] = [Math.max(0, place(begin)), Math.min(LINES, place(end))];
     if (upto <= from || Math.floor(upto * width) <= drawn) return;
     drawn = Math.floor(upto * width);
-    for (context.fillStyle = colour(name); from < upto; ) {
+    for (context.fillStyle = colour(name); from < upto;) {
       const line = Math.floor(from);
       const until = Math.min(line + 1, upto);
       const [x, long] = [(from - line) * width, Math.max(1, (until - from) * width - 0.5)];
@@ -107,6 +137,11 @@ function drawStrip(canvas, table, header, first, view) {
   for (let number = start; number < header.tensors.length; number++) {
     const { begin, end, dtype } = header.tensors[number];
     if (header.dataStart + begin > view.end) break;
-    fill(header.dataStart + begin, header.dataStart + end, `--dtype-${DTYPE_NAMES.indexOf(dtype) % 8}`, isMisaligned(table, first + number));
+    fill(
+      header.dataStart + begin,
+      header.dataStart + end,
+      `--dtype-${DTYPE_NAMES.indexOf(dtype) % 8}`,
+      isMisaligned(table, first + number),
+    );
   }
 }

@@ -14,7 +14,9 @@ export function meantOf(table) {
   };
   return (number) => {
     const { name } = table.tensors[number];
-    const found = /^(.*?)(qweight|qzeros|scales|g_idx|weight_packed|weight_scale_inv|weight_scale|weight_zero_point|weight_g_idx|weight_shape|weight|_blocks|_scales)$/s.exec(name);
+    const found =
+      /^(.*?)(qweight|qzeros|scales|g_idx|weight_packed|weight_scale_inv|weight_scale|weight_zero_point|weight_g_idx|weight_shape|weight|_blocks|_scales)$/s
+        .exec(name);
     if (!found) return null;
     const stem = found[1];
     for (const scheme of SCHEMES) {
@@ -37,20 +39,39 @@ function gptq(stem, part, config) {
   if (!isOurs || !isMatrix(packed, ["I32"]) || !isMatrix(scales, FLOATS) || !isMatrix(zeros, ["I32"])) return null;
   const each = 32 / bits;
   const shape = [packed.shape[0] * each, packed.shape[1]];
-  if (scales.shape[1] !== shape[1] || zeros.shape[1] * each !== shape[1] || shape[0] % scales.shape[0] !== 0) return null;
+  if (scales.shape[1] !== shape[1] || zeros.shape[1] * each !== shape[1] || shape[0] % scales.shape[0] !== 0) {
+    return null;
+  }
   const parts = [packed, zeros, scales, groups].filter(Boolean);
-  return { kind: `GPTQ, ${bits} bits`, scheme: "gptq", bits, shape, parts, roles: { packed, zeros, scales, groups }, add: config.checkpoint_format === "gptq_v2" ? 0 : 1 };
+  return {
+    kind: `GPTQ, ${bits} bits`,
+    scheme: "gptq",
+    bits,
+    shape,
+    parts,
+    roles: { packed, zeros, scales, groups },
+    add: config.checkpoint_format === "gptq_v2" ? 0 : 1,
+  };
 }
 
 /** Words of 32 bits along the columns, in the order of AutoAWQ's "gemm"; zero points as they are. */
 function awq(stem, part, config) {
   const [packed, zeros, scales] = ["qweight", "qzeros", "scales"].map((name) => part(stem + name));
-  const isOurs = (config.quant_method ?? "awq") === "awq" && (config.bits ?? 4) === 4 && /^gemm$/i.test(config.version ?? "gemm");
+  const isOurs = (config.quant_method ?? "awq") === "awq" && (config.bits ?? 4) === 4 &&
+    /^gemm$/i.test(config.version ?? "gemm");
   if (!isOurs || !isMatrix(packed, ["I32"]) || !isMatrix(scales, FLOATS) || !isMatrix(zeros, ["I32"])) return null;
   const shape = [packed.shape[0], packed.shape[1] * 8];
   const groups = scales.shape[0];
-  if (!hasShape(scales, [groups, shape[1]]) || !hasShape(zeros, [groups, packed.shape[1]]) || shape[0] % groups !== 0) return null;
-  return { kind: "AWQ, 4 bits", scheme: "awq", shape, parts: [packed, zeros, scales], roles: { packed, zeros, scales } };
+  if (!hasShape(scales, [groups, shape[1]]) || !hasShape(zeros, [groups, packed.shape[1]]) || shape[0] % groups !== 0) {
+    return null;
+  }
+  return {
+    kind: "AWQ, 4 bits",
+    scheme: "awq",
+    shape,
+    parts: [packed, zeros, scales],
+    roles: { packed, zeros, scales },
+  };
 }
 
 /** Floats of 8 bits with a scale for each block of a matrix, each row, or all of it; integers, which may have zero points. */
@@ -58,18 +79,31 @@ function scaled(stem, part, config) {
   const weight = part(`${stem}weight`);
   const scales = part(`${stem}weight_scale_inv`) ?? part(`${stem}weight_scale`);
   const zeros = part(`${stem}weight_zero_point`);
-  if (!isMatrix(weight, ["F8_E4M3", "F8_E5M2", "F8_E4M3FNUZ", "F8_E5M2FNUZ", "I8"]) || scales === null || !FLOATS.includes(scales.dtype)) return null;
+  if (
+    !isMatrix(weight, ["F8_E4M3", "F8_E5M2", "F8_E4M3FNUZ", "F8_E5M2FNUZ", "I8"]) || scales === null ||
+    !FLOATS.includes(scales.dtype)
+  ) return null;
   if (zeros !== null && (zeros.dtype !== "I8" || !hasShape(zeros, scales.shape))) return null;
   const grid = scales.shape.length === 2 ? scales.shape : [scales.shape[0] ?? 1, 1];
   if (scales.shape.length > 2 || grid.some((dim) => dim === 0)) return null;
   // The last block may be a part of one.
   const block = grid.map((dim, axis) => {
     const length = weight.shape[axis];
-    const likely = [config.weight_block_size?.[axis], 128, length / dim].filter((size) => Number.isInteger(size) && size > 0);
+    const likely = [config.weight_block_size?.[axis], 128, length / dim].filter((size) =>
+      Number.isInteger(size) && size > 0
+    );
     return dim === 1 ? length : (likely.find((size) => Math.ceil(length / size) === dim) ?? 0);
   });
   if (block.includes(0)) return null;
-  return { kind: `${weight.dtype}, scales for blocks of ${block.join(" × ")}`, scheme: "scaled", shape: weight.shape, parts: [weight, scales, zeros].filter(Boolean), roles: { weight, scales, zeros }, block, grid };
+  return {
+    kind: `${weight.dtype}, scales for blocks of ${block.join(" × ")}`,
+    scheme: "scaled",
+    shape: weight.shape,
+    parts: [weight, scales, zeros].filter(Boolean),
+    roles: { weight, scales, zeros },
+    block,
+    grid,
+  };
 }
 
 /**
@@ -84,9 +118,18 @@ function packed(stem, part, config) {
   const found = packingOf(config, weight, scales);
   if (found === null) return null;
   const { bits, shape } = found;
-  if (zeros !== null && !(zeros.dtype === "I32" && hasShape(zeros, [Math.ceil((shape[0] * bits) / 32), scales.shape[1]]))) return null;
+  if (
+    zeros !== null && !(zeros.dtype === "I32" && hasShape(zeros, [Math.ceil((shape[0] * bits) / 32), scales.shape[1]]))
+  ) return null;
   if (groups !== null && !hasShape(groups, [shape[1]])) return null;
-  return { kind: `pack-quantized, ${bits} bits`, scheme: "packed", bits, shape, parts: parts.filter(Boolean), roles: { weight, scales, zeros, groups } };
+  return {
+    kind: `pack-quantized, ${bits} bits`,
+    scheme: "packed",
+    bits,
+    shape,
+    parts: parts.filter(Boolean),
+    roles: { weight, scales, zeros, groups },
+  };
 }
 
 /** Bits of a number, and the shape, by the first group of the configuration that fits; null where none does. */
@@ -106,7 +149,10 @@ function packingOf({ config_groups: groups }, weight, scales) {
 /** MXFP4: blocks of 32 numbers in 16 bytes, the lower half of each byte first, with a power of two for each block. */
 function blocks(stem, part) {
   const [weight, scales] = ["_blocks", "_scales"].map((name) => part(stem + name));
-  if (!weight || !scales || weight.dtype !== "U8" || scales.dtype !== "U8" || weight.shape.length < 3 || weight.shape.at(-1) !== 16) return null;
+  if (
+    !weight || !scales || weight.dtype !== "U8" || scales.dtype !== "U8" || weight.shape.length < 3 ||
+    weight.shape.at(-1) !== 16
+  ) return null;
   if (String(scales.shape) !== String(weight.shape.slice(0, -1))) return null;
   const shape = [weight.shape.slice(0, -2).reduce((product, dim) => product * dim, 1), scales.shape.at(-1) * 32];
   return { kind: "MXFP4", scheme: "blocks", shape, parts: [weight, scales], roles: { weight, scales } };

@@ -1,6 +1,6 @@
 // The elements of a piece as numbers, without memory of their own where that can be.
 
-import { DECODED, decode } from "../src/decode.js";
+import { decode, DECODED } from "../src/decode.js";
 
 const units = new Map();
 

@@ -22,7 +22,9 @@ export function overview(table, { openTensor }) {
   const isQuantised = stored.parameterTotal !== logical.parameterTotal;
   const method = config?.quantization_config?.quant_method;
   const name = nameOf(table.label);
-  return h("article", {},
+  return h(
+    "article",
+    {},
     h("h2", {}, escapeName(name)),
     facts([
       ["Path", name === table.label ? null : escapeName(table.label)],
@@ -30,11 +32,20 @@ export function overview(table, { openTensor }) {
       ["Files", whole(table.files.length)],
       ["Tensors", whole(table.tensors.length)],
       ["Parameters", `${count(logical.parameterTotal)} (${whole(logical.parameterTotal)})`],
-      ["Parameters as stored", isQuantised ? `${count(stored.parameterTotal)} (${whole(stored.parameterTotal)})` : null],
+      [
+        "Parameters as stored",
+        isQuantised ? `${count(stored.parameterTotal)} (${whole(stored.parameterTotal)})` : null,
+      ],
       ["Quantisation", typeof method === "string" ? escapeName(method) : null],
       ["Size", `${nbytes(table.nbytes)} (${whole(table.nbytes)} bytes)`],
     ]),
-    warnings(table), specCard(metadata), loraCard(metadata), dtypes(table), largest(table, openTensor), raw(metadata));
+    warnings(table),
+    specCard(metadata),
+    loraCard(metadata),
+    dtypes(table),
+    largest(table, openTensor),
+    raw(metadata),
+  );
 }
 
 /** What a model is called: the last part of its path. */
@@ -46,28 +57,63 @@ function dtypes(table) {
   const found = new Map();
   table.tensors.forEach((tensor, number) => {
     const one = found.get(tensor.dtype) ?? { tensors: 0, elements: 0, nbytes: 0 };
-    found.set(tensor.dtype, { tensors: one.tensors + 1, elements: one.elements + table.elements[number], nbytes: one.nbytes + tensor.nbytes });
+    found.set(tensor.dtype, {
+      tensors: one.tensors + 1,
+      elements: one.elements + table.elements[number],
+      nbytes: one.nbytes + tensor.nbytes,
+    });
   });
   const rows = [...found].sort(([, a], [, b]) => b.nbytes - a.nbytes);
   const all = rows.reduce((sum, [, { nbytes: size }]) => sum + size, 0);
-  const bar = h("div", { class: "bar", "aria-hidden": "true" }, rows.map(([dtype, { nbytes: size }]) => {
-    const part = h("span", { class: `dtype-${DTYPE_NAMES.indexOf(dtype) % 8}`, title: dtype });
-    part.style.flexGrow = String(size);
-    return part;
-  }));
-  return h("section", {}, h("h3", {}, "Dtypes"), bar,
-    tableOf("Dtypes", ["Dtype", "Tensors", "Elements", "Size", "Share"],
-      rows.map(([dtype, one]) => [dtype, whole(one.tensors), count(one.elements), nbytes(one.nbytes), share(one.nbytes, all)]), [1, 2, 3, 4]));
+  const bar = h(
+    "div",
+    { class: "bar", "aria-hidden": "true" },
+    rows.map(([dtype, { nbytes: size }]) => {
+      const part = h("span", { class: `dtype-${DTYPE_NAMES.indexOf(dtype) % 8}`, title: dtype });
+      part.style.flexGrow = String(size);
+      return part;
+    }),
+  );
+  return h(
+    "section",
+    {},
+    h("h3", {}, "Dtypes"),
+    bar,
+    tableOf(
+      "Dtypes",
+      ["Dtype", "Tensors", "Elements", "Size", "Share"],
+      rows.map((
+        [dtype, one],
+      ) => [dtype, whole(one.tensors), count(one.elements), nbytes(one.nbytes), share(one.nbytes, all)]),
+      [1, 2, 3, 4],
+    ),
+  );
 }
 
 function largest(table, openTensor) {
-  const numbers = Uint32Array.from(table.tensors.keys()).sort((a, b) => table.tensors[b].nbytes - table.tensors[a].nbytes);
-  const link = (number) => h("button", { type: "button", class: "link", onclick: () => openTensor(number) }, shortName(table.tensors[number].name));
-  return h("section", {}, h("h3", {}, "Largest tensors"),
-    tableOf("Largest tensors", ["Name", "Dtype", "Shape", "Size"], [...numbers.subarray(0, LARGEST)].map((number) => {
-      const tensor = table.tensors[number];
-      return [link(number), tensor.dtype, shapeText(tensor), nbytes(tensor.nbytes)];
-    }), [3]));
+  const numbers = Uint32Array.from(table.tensors.keys()).sort((a, b) =>
+    table.tensors[b].nbytes - table.tensors[a].nbytes
+  );
+  const link = (number) =>
+    h(
+      "button",
+      { type: "button", class: "link", onclick: () => openTensor(number) },
+      shortName(table.tensors[number].name),
+    );
+  return h(
+    "section",
+    {},
+    h("h3", {}, "Largest tensors"),
+    tableOf(
+      "Largest tensors",
+      ["Name", "Dtype", "Shape", "Size"],
+      [...numbers.subarray(0, LARGEST)].map((number) => {
+        const tensor = table.tensors[number];
+        return [link(number), tensor.dtype, shapeText(tensor), nbytes(tensor.nbytes)];
+      }),
+      [3],
+    ),
+  );
 }
 
 export function shortName(name) {
@@ -80,17 +126,27 @@ function warnings(table) {
   const misaligned = table.tensors.filter((_, number) => isMisaligned(table, number));
   if (misaligned.length > 0) {
     const names = misaligned.slice(0, 3).map(({ name }) => shortName(name)).join(", ");
-    found.push(["misaligned", `${many(misaligned.length, "tensor does", "tensors do")} not begin at a multiple of the element size, which costs speed: ${names}`]);
+    found.push([
+      "misaligned",
+      `${
+        many(misaligned.length, "tensor does", "tensors do")
+      } not begin at a multiple of the element size, which costs speed: ${names}`,
+    ]);
   }
   const empty = table.tensors.filter(({ nbytes: size }) => size === 0).length;
   if (empty > 0) found.push(["empty-tensor", `${many(empty, "tensor has", "tensors have")} no elements`]);
   if (found.length === 0) return null;
-  return h("section", { class: "card" }, h("h3", {}, "Warnings"),
-    h("ul", {}, found.slice(0, MOST_WARNINGS).map(([code, text]) => h("li", {}, h("code", {}, code), ` ${text}`))));
+  return h(
+    "section",
+    { class: "card" },
+    h("h3", {}, "Warnings"),
+    h("ul", {}, found.slice(0, MOST_WARNINGS).map(([code, text]) => h("li", {}, h("code", {}, code), ` ${text}`))),
+  );
 }
 
 export function isMisaligned(table, number) {
-  return table.position(number) % Math.min(8, unitOf(table.tensors[number].dtype).nbytes) !== 0 && table.tensors[number].nbytes > 0;
+  return table.position(number) % Math.min(8, unitOf(table.tensors[number].dtype).nbytes) !== 0 &&
+    table.tensors[number].nbytes > 0;
 }
 
 function text(value, most = 300) {
@@ -103,16 +159,27 @@ function specCard(metadata) {
   if (keys.length === 0) return null;
   const thumbnail = of("thumbnail") ?? "";
   const isShown = thumbnail.length <= MOST_THUMBNAIL && THUMBNAIL.test(thumbnail);
-  return h("section", { class: "card" }, h("h3", {}, text(of("title")) ?? "ModelSpec"),
+  return h(
+    "section",
+    { class: "card" },
+    h("h3", {}, text(of("title")) ?? "ModelSpec"),
     isShown ? h("img", { src: thumbnail, alt: "Thumbnail of the model", width: 128 }) : null,
-    facts(keys.filter((key) => key !== "modelspec.title").map((key) => [text(key.slice("modelspec.".length)), text(metadata.get(key))])));
+    facts(
+      keys.filter((key) => key !== "modelspec.title").map((
+        key,
+      ) => [text(key.slice("modelspec.".length)), text(metadata.get(key))]),
+    ),
+  );
 }
 
 function loraCard(metadata) {
   const of = (key) => text(metadata.get(`ss_${key}`));
   if (![...metadata.keys()].some((key) => key.startsWith("ss_"))) return null;
   const tags = tagsOf(metadata.get("ss_tag_frequency"));
-  return h("section", { class: "card" }, h("h3", {}, `LoRA ${of("output_name") ?? ""}`),
+  return h(
+    "section",
+    { class: "card" },
+    h("h3", {}, `LoRA ${of("output_name") ?? ""}`),
     facts([
       ["Base model", of("sd_model_name") ?? of("base_model_version")],
       ["Version of the base", of("base_model_version")],
@@ -125,7 +192,8 @@ function loraCard(metadata) {
       ["Steps", of("steps")],
       ["Learning rate", of("learning_rate")],
       ["Tags", tags.length > 0 ? tags.map(([tag, times]) => `${text(tag, 60)} (${whole(times)})`).join(", ") : null],
-    ]));
+    ]),
+  );
 }
 
 /** The words of the captions that a LoRA was trained with, the most frequent first. */
@@ -133,7 +201,9 @@ function tagsOf(json) {
   try {
     const sums = new Map();
     for (const folder of Object.values(JSON.parse(json ?? "{}"))) {
-      for (const [tag, times] of Object.entries(folder)) if (Number.isFinite(times)) sums.set(tag, (sums.get(tag) ?? 0) + times);
+      for (const [tag, times] of Object.entries(folder)) {
+        if (Number.isFinite(times)) sums.set(tag, (sums.get(tag) ?? 0) + times);
+      }
     }
     return [...sums].sort(([, a], [, b]) => b - a).slice(0, 24);
   } catch {
@@ -143,6 +213,17 @@ function tagsOf(json) {
 
 function raw(metadata) {
   if (metadata.size === 0) return null;
-  const rows = [...metadata].slice(0, 500).map(([key, value]) => [h("span", { class: "long" }, text(key)), h("div", { class: "value", tabindex: value.length > SHORT_VALUE ? "0" : null }, text(value, LONGEST_VALUE)), copying(() => value)]);
-  return h("details", {}, h("summary", {}, `Metadata (${whole(metadata.size)})`), tableOf("Metadata", ["Key", "Value", "Copy"], rows));
+  const rows = [...metadata].slice(0, 500).map((
+    [key, value],
+  ) => [
+    h("span", { class: "long" }, text(key)),
+    h("div", { class: "value", tabindex: value.length > SHORT_VALUE ? "0" : null }, text(value, LONGEST_VALUE)),
+    copying(() => value),
+  ]);
+  return h(
+    "details",
+    {},
+    h("summary", {}, `Metadata (${whole(metadata.size)})`),
+    tableOf("Metadata", ["Key", "Value", "Copy"], rows),
+  );
 }

@@ -1,6 +1,6 @@
 // A picture of a matrix: of each row that is drawn the mean of what falls into a cell, with a note of what is no number.
 
-import { Matrix, asNumbers } from "./lines.js";
+import { asNumbers, Matrix } from "./lines.js";
 import { unitOf } from "./numbers.js";
 
 /** Rows that are read for the first picture, before all of them are. */
@@ -12,12 +12,21 @@ export const HAS_NAN = 1;
 export const HAS_INFINITY = 2;
 
 /** The part of a window that is read: of rows that are too long for a picture, the beginning. */
-export function windowOf(matrix, dtype, cells, [row = 0, rows = matrix.down, column = 0, columns = matrix.across] = []) {
+export function windowOf(
+  matrix,
+  dtype,
+  cells,
+  [row = 0, rows = matrix.down, column = 0, columns = matrix.across] = [],
+) {
   const first = { row: clamp(row, 0, matrix.down - 1), column: clamp(column, 0, matrix.across - 1) };
   const { elements, nbytes } = unitOf(dtype);
   const down = clamp(rows, 1, matrix.down - first.row);
   const longest = Math.floor(((MOST_NBYTES / Math.min(down, cells)) * elements) / nbytes / matrix.stride);
-  return { ...first, rows: down, columns: clamp(columns, 1, Math.min(matrix.across - first.column, Math.max(1, longest))) };
+  return {
+    ...first,
+    rows: down,
+    columns: clamp(columns, 1, Math.min(matrix.across - first.column, Math.max(1, longest))),
+  };
 }
 
 function clamp(value, low, high) {
@@ -42,7 +51,8 @@ export async function picture(read, tensor, { layout, window, cells, kind }, tel
     const rows = Math.min(most, seen.rows);
     const numbers = Array.from({ length: rows }, (_, n) => seen.row + Math.floor(((n + 0.5) * seen.rows) / rows));
     const cellsOf = { values: new Float32Array(rows * columns), marks: new Uint8Array(rows * columns) };
-    const take = (row, values) => fill(cellsOf, row * columns, columns, seen.columns, asNumbers(tensor.dtype, values), kind);
+    const take = (row, values) =>
+      fill(cellsOf, row * columns, columns, seen.columns, asNumbers(tensor.dtype, values), kind);
     await read(matrix, numbers, { first: seen.column, count: seen.columns }, take);
     drawn = { ...cellsOf, rows, columns, seen, isSampled: rows < seen.rows };
     if (isTurned) drawn = turnedOver(drawn);

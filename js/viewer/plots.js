@@ -42,10 +42,17 @@ function canvas(label, height, draw) {
  * A histogram, or two on one axis. `series` have `bins` of equal parts of `min` to `max`. `scale` is `linear` or `log`.
  */
 export function histogram(series, scale = "linear") {
-  const [low, high] = [Math.min(...series.map(({ min }) => Number(min))), Math.max(...series.map(({ max }) => Number(max)))];
+  const [low, high] = [
+    Math.min(...series.map(({ min }) => Number(min))),
+    Math.max(...series.map(({ max }) => Number(max))),
+  ];
   const most = Math.max(1, ...series.flatMap(({ bins }) => [...bins]));
-  const height = (number) => (number === 0 ? 0 : scale === "log" ? (1 + Math.log(number)) / (1 + Math.log(most)) : number / most);
-  const label = `Histogram from ${real(low)} to ${real(high)}; the fullest of ${series[0].bins.length} bins has ${whole(most)} values`;
+  const height = (
+    number,
+  ) => (number === 0 ? 0 : scale === "log" ? (1 + Math.log(number)) / (1 + Math.log(most)) : number / most);
+  const label = `Histogram from ${real(low)} to ${real(high)}; the fullest of ${series[0].bins.length} bins has ${
+    whole(most)
+  } values`;
   const drawn = canvas(label, 180, (context, width, tall, element) => {
     const x = (value) => (high === low ? 0 : ((value - low) / (high - low)) * width);
     series.forEach(({ bins, min, max }, number) => {
@@ -65,7 +72,18 @@ export function histogram(series, scale = "linear") {
       context.fillRect(x(0), 0, 1, tall);
     }
   });
-  return h("figure", {}, drawn, h("figcaption", { class: "axis" }, h("span", {}, real(low)), h("span", {}, `most: ${count(most)}`), h("span", {}, real(high))));
+  return h(
+    "figure",
+    {},
+    drawn,
+    h(
+      "figcaption",
+      { class: "axis" },
+      h("span", {}, real(low)),
+      h("span", {}, `most: ${count(most)}`),
+      h("span", {}, real(high)),
+    ),
+  );
 }
 
 /** The range of colours: of the given part of all numbers, the middle ones. */
@@ -88,7 +106,11 @@ export function heatmap(picture, { domain, label, choose = null }) {
   values.forEach((value, cell) => {
     if (marks[cell] & HAS_NAN) nans++;
     if (marks[cell] & HAS_INFINITY) infinities++;
-    const colour = marks[cell] & HAS_NAN ? NAN_COLOUR : marks[cell] & HAS_INFINITY ? INFINITY_COLOUR : at(stops, high === low ? 0.5 : (value - low) / (high - low));
+    const colour = marks[cell] & HAS_NAN
+      ? NAN_COLOUR
+      : marks[cell] & HAS_INFINITY
+      ? INFINITY_COLOUR
+      : at(stops, high === low ? 0.5 : (value - low) / (high - low));
     image.data.set([...colour, 255], 4 * cell);
   });
   const element = h("canvas", { role: "img", class: "heat", "aria-label": label });
@@ -104,9 +126,20 @@ export function heatmap(picture, { domain, label, choose = null }) {
     }
   });
   const swatch = (colour, text) => h("span", { class: `swatch ${colour}` }, text);
-  return h("figure", {}, element, ramp,
-    h("figcaption", { class: "axis" }, h("span", {}, real(low)), nans > 0 ? swatch("nan", `NaN in ${whole(nans)} cells`) : null,
-      infinities > 0 ? swatch("infinite", `infinite in ${whole(infinities)} cells`) : null, h("span", {}, real(high))));
+  return h(
+    "figure",
+    {},
+    element,
+    ramp,
+    h(
+      "figcaption",
+      { class: "axis" },
+      h("span", {}, real(low)),
+      nans > 0 ? swatch("nan", `NaN in ${whole(nans)} cells`) : null,
+      infinities > 0 ? swatch("infinite", `infinite in ${whole(infinities)} cells`) : null,
+      h("span", {}, real(high)),
+    ),
+  );
 }
 
 function dragging(element, seen, choose) {
@@ -128,8 +161,14 @@ function dragging(element, seen, choose) {
     const [left, right] = [from[1], upto[1]].sort((a, b) => a - b);
     // A click is no window: it takes the quarter around it.
     const isClick = bottom - top < 0.01 && right - left < 0.01;
-    const span = isClick ? [Math.max(0, top - 0.25), 0.5, Math.max(0, left - 0.25), 0.5] : [top, bottom - top, left, right - left];
-    choose(seen.row + Math.floor(span[0] * seen.rows), Math.max(1, Math.ceil(span[1] * seen.rows)),
-      seen.column + Math.floor(span[2] * seen.columns), Math.max(1, Math.ceil(span[3] * seen.columns)));
+    const span = isClick
+      ? [Math.max(0, top - 0.25), 0.5, Math.max(0, left - 0.25), 0.5]
+      : [top, bottom - top, left, right - left];
+    choose(
+      seen.row + Math.floor(span[0] * seen.rows),
+      Math.max(1, Math.ceil(span[1] * seen.rows)),
+      seen.column + Math.floor(span[2] * seen.columns),
+      Math.max(1, Math.ceil(span[3] * seen.columns)),
+    );
   });
 }

@@ -29,12 +29,28 @@ export class Rows {
     this.tree = tree;
     this.open = open;
     const head = Object.entries(SORTS).map(([key, text]) =>
-      h("span", { role: "columnheader", "aria-sort": tree.sort === key ? (key === "parameters" || key === "bytes" ? "descending" : "ascending") : "none" },
-        button(text, () => sort(key), { tabindex: "-1" })));
+      h("span", {
+        role: "columnheader",
+        "aria-sort": tree.sort === key
+          ? (key === "parameters" || key === "bytes" ? "descending" : "ascending")
+          : "none",
+      }, button(text, () => sort(key), { tabindex: "-1" }))
+    );
     this.body = h("div", { role: "rowgroup", class: "rows" });
-    this.element = h("div", { role: "treegrid", class: "tree", tabindex: "0", "aria-label": "Tensors",
-      onscroll: () => this.#soon(), onkeydown: (event) => this.#key(event), onclick: (event) => this.#click(event) },
-    h("div", { role: "rowgroup", class: "heads" }, h("div", { role: "row", class: "row" }, head)), this.body);
+    this.element = h(
+      "div",
+      {
+        role: "treegrid",
+        class: "tree",
+        tabindex: "0",
+        "aria-label": "Tensors",
+        onscroll: () => this.#soon(),
+        onkeydown: (event) => this.#key(event),
+        onclick: (event) => this.#click(event),
+      },
+      h("div", { role: "rowgroup", class: "heads" }, h("div", { role: "row", class: "row" }, head)),
+      this.body,
+    );
     new ResizeObserver(() => this.#resized()).observe(this.element);
   }
 
@@ -88,7 +104,10 @@ export class Rows {
   }
 
   #row() {
-    const cells = Array.from({ length: 5 }, (_, column) => h("span", { role: "gridcell" }, column === 0 ? h("bdi") : null));
+    const cells = Array.from(
+      { length: 5 },
+      (_, column) => h("span", { role: "gridcell" }, column === 0 ? h("bdi") : null),
+    );
     const element = h("div", { role: "row", class: "row", id: `row-${this.#pool.length}` }, cells);
     this.body.append(element);
     return { element, cells, at: -1, isHidden: false };
@@ -112,15 +131,21 @@ export class Rows {
     const tensor = isModule ? null : tree.table.tensors[tree.tensor[node]];
     const members = tree.members.get(node)?.length;
     const label = this.#isFlat ? tensor.name : tree.labels[node];
-    const shown = label === "" ? "(no name)" : escapeName(label.slice(0, LONGEST)) + (label.length > LONGEST ? "…" : "");
+    const shown = label === ""
+      ? "(no name)"
+      : escapeName(label.slice(0, LONGEST)) + (label.length > LONGEST ? "…" : "");
     cells[0].style.paddingInlineStart = `${6 + 14 * this.#indents[at]}px`;
-    cells[0].firstChild.textContent = `${isModule ? (tree.expanded.has(node) ? "▾ " : "▸ ") : ""}${shown}${members ? ` ×${members}` : ""}`;
+    cells[0].firstChild.textContent = `${isModule ? (tree.expanded.has(node) ? "▾ " : "▸ ") : ""}${shown}${
+      members ? ` ×${members}` : ""
+    }`;
     cells[0].title = shown;
     cells[1].textContent = count(tree.parameters[node]);
     cells[1].title = whole(tree.parameters[node]);
     cells[2].textContent = nbytes(tree.bytes[node]);
     cells[3].textContent = tree.dtypeText(node);
-    cells[4].textContent = tensor ? shapeText(tensor) : `${whole(tree.count[node])} tensor${tree.count[node] === 1 ? "" : "s"}`;
+    cells[4].textContent = tensor
+      ? shapeText(tensor)
+      : `${whole(tree.count[node])} tensor${tree.count[node] === 1 ? "" : "s"}`;
   }
 
   #move(at) {
@@ -169,8 +194,12 @@ export class Rows {
       End: () => this.#move(this.#nodes.length - 1),
       Enter: () => this.#enter(),
       " ": () => this.#enter(),
-      ArrowRight: () => (node !== undefined && tree.isModule(node) && !tree.expanded.has(node) ? this.#toggle(node, true) : this.#move(at + 1)),
-      ArrowLeft: () => (node !== undefined && tree.expanded.has(node) ? this.#toggle(node, false) : this.#move(above())),
+      ArrowRight:
+        () => (node !== undefined && tree.isModule(node) && !tree.expanded.has(node)
+          ? this.#toggle(node, true)
+          : this.#move(at + 1)),
+      ArrowLeft:
+        () => (node !== undefined && tree.expanded.has(node) ? this.#toggle(node, false) : this.#move(above())),
     };
     if (actions[event.key]) actions[event.key]();
     else if (event.key.length === 1 && /[\p{L}\p{N}_.-]/u.test(event.key)) {

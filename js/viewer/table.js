@@ -76,5 +76,6 @@ export class Table {
 function sourceOf(sources, name, model) {
   const base = (model.path ?? "").replace(/[^/]*$/, "");
   const pathOf = (source) => source.webkitRelativePath || source.name;
-  return sources.find((source) => pathOf(source) === base + name) ?? sources.find((source) => pathOf(source) === name) ?? sources[0];
+  return sources.find((source) => pathOf(source) === base + name) ??
+    sources.find((source) => pathOf(source) === name) ?? sources[0];
 }

@@ -8,7 +8,7 @@ import { fromBase64 } from "./doors.js";
 import { isAbort, run } from "./jobs.js";
 import { Matrix } from "./lines.js";
 import { domainOf, heatmap, histogram } from "./plots.js";
-import { nbytes, real, share, shapeText, whole } from "./wording.js";
+import { nbytes, real, shapeText, share, whole } from "./wording.js";
 
 const BINS = 64;
 /** Bytes that are read of a tensor without being asked: of a remote one, and of one at hand. Of a larger one, a sample. */
@@ -30,16 +30,26 @@ export function tensorScreen(look) {
   const view = Object.hasOwn(VIEWS, state.view ?? "") ? state.view : "statistics";
   const name = tensor.name.slice(0, LONGEST_NAME);
   const tabs = Object.entries(VIEWS).map(([key, text]) =>
-    button(text, () => state.set({ view: key }), { "aria-pressed": String(view === key) }));
+    button(text, () => state.set({ view: key }), { "aria-pressed": String(view === key) })
+  );
   const seen = look.meant && state.q !== "raw" ? look.meant : null;
   const shown = { ...look, tensor: seen ?? { ...table.wired(number) } };
-  return h("article", {},
+  return h(
+    "article",
+    {},
     // Only a long one scrolls.
-    h("h2", { class: "name", tabindex: name.length > SHORT_NAME ? "0" : null }, name === "" ? "(no name)" : escapeName(name) + (tensor.name.length > LONGEST_NAME ? "…" : "")),
+    h(
+      "h2",
+      { class: "name", tabindex: name.length > SHORT_NAME ? "0" : null },
+      name === "" ? "(no name)" : escapeName(name) + (tensor.name.length > LONGEST_NAME ? "…" : ""),
+    ),
     factsOf(table, number),
     look.meant ? meantCard(look) : null,
     h("div", { class: "tabs", role: "group", "aria-label": "What to show" }, tabs),
-    tensor.nbytes === 0 && view !== "code" ? h("p", {}, "The tensor has no elements.") : { statistics, picture: pictureView, values, code }[view](shown));
+    tensor.nbytes === 0 && view !== "code"
+      ? h("p", {}, "The tensor has no elements.")
+      : { statistics, picture: pictureView, values, code }[view](shown),
+  );
 }
 
 function factsOf(table, number) {
@@ -59,18 +69,39 @@ function factsOf(table, number) {
 
 function meantCard({ meant, state }) {
   const isRaw = state.q === "raw";
-  return h("section", { class: "card" },
-    h("p", {}, `${meant.kind}: stands for ${shapeText(meant)} numbers with ${meant.parts.map(({ name }) => escapeName(name)).join(", ")}. `,
-      isRaw ? "Shown as it is stored." : "Shown as what it means."),
-    button(isRaw ? "Show what it means" : "Show as it is stored", () => state.set({ q: isRaw ? null : "raw", s: null, w: null }), { "aria-keyshortcuts": "r" }));
+  return h(
+    "section",
+    { class: "card" },
+    h(
+      "p",
+      {},
+      `${meant.kind}: stands for ${shapeText(meant)} numbers with ${
+        meant.parts.map(({ name }) => escapeName(name)).join(", ")
+      }. `,
+      isRaw ? "Shown as it is stored." : "Shown as what it means.",
+    ),
+    button(
+      isRaw ? "Show what it means" : "Show as it is stored",
+      () => state.set({ q: isRaw ? null : "raw", s: null, w: null }),
+      { "aria-keyshortcuts": "r" },
+    ),
+  );
 }
 
 /** A place that shows how a job goes on, and then what came of it. */
 export function working(name, given, signal, draw) {
   const bar = h("progress", { max: "1", value: "0", "aria-label": "Progress" });
   const controller = new AbortController();
-  const place = h("div", { "aria-live": "polite", "aria-busy": "true" },
-    h("div", { class: "working" }, bar, button("Cancel", () => controller.abort(), { "aria-keyshortcuts": "Escape", class: "cancel" })));
+  const place = h(
+    "div",
+    { "aria-live": "polite", "aria-busy": "true" },
+    h(
+      "div",
+      { class: "working" },
+      bar,
+      button("Cancel", () => controller.abort(), { "aria-keyshortcuts": "Escape", class: "cancel" }),
+    ),
+  );
   const put = (...children) => place.replaceChildren(...children.flat().filter(Boolean));
   const tell = (progress) => (typeof progress === "number" ? (bar.value = progress) : put(draw(progress, false)));
   run(name, given, { signal: AbortSignal.any([signal, controller.signal]), tell })
@@ -84,12 +115,28 @@ export function working(name, given, signal, draw) {
 function statistics(look) {
   const { table, number, tensor, signal } = look;
   const kept = table.report?.statistics?.[table.tensors[number].name];
-  if (table.report) return kept ? statisticsOf(look, kept) : h("p", {}, "The report holds no statistics of this tensor.");
-  if (tensor.parts) return h("p", {}, "Statistics are those of the numbers as they are stored: show the tensor so. The picture and the values show what it means.");
+  if (table.report) {
+    return kept ? statisticsOf(look, kept) : h("p", {}, "The report holds no statistics of this tensor.");
+  }
+  if (tensor.parts) {
+    return h(
+      "p",
+      {},
+      "Statistics are those of the numbers as they are stored: show the tensor so. The picture and the values show what it means.",
+    );
+  }
   const place = h("div", {});
-  const read = (most, exact) => place.replaceChildren(working("statistics", { tensor, bins: BINS, most, exact }, signal, (found) =>
-    found === null ? h("p", {}, "Dtypes of 6 bits have no settled packing, and no statistics.") : statisticsOf(look, found, read)));
-  read(AT_ONCE[table.isRemote || !isAtHand(table) ? "remote" : "local"] >= tensor.nbytes ? Infinity : 64 << 20, tensor.nbytes <= EXACT_NBYTES);
+  const read = (most, exact) =>
+    place.replaceChildren(
+      working("statistics", { tensor, bins: BINS, most, exact }, signal, (found) =>
+        found === null
+          ? h("p", {}, "Dtypes of 6 bits have no settled packing, and no statistics.")
+          : statisticsOf(look, found, read)),
+    );
+  read(
+    AT_ONCE[table.isRemote || !isAtHand(table) ? "remote" : "local"] >= tensor.nbytes ? Infinity : 64 << 20,
+    tensor.nbytes <= EXACT_NBYTES,
+  );
   return place;
 }
 
@@ -100,21 +147,45 @@ function isAtHand(table) {
 function statisticsOf({ tensor }, found, read) {
   const count = found.count;
   const note = found.isSample
-    ? h("p", { class: "card" }, `A sample of ${share(found.read, tensor.nbytes)}. `, button(`Read all ${nbytes(tensor.nbytes)}`, () => read(Infinity, tensor.nbytes <= EXACT_NBYTES)))
+    ? h(
+      "p",
+      { class: "card" },
+      `A sample of ${share(found.read, tensor.nbytes)}. `,
+      button(`Read all ${nbytes(tensor.nbytes)}`, () => read(Infinity, tensor.nbytes <= EXACT_NBYTES)),
+    )
     : found.isExact === false
-      ? h("p", {}, "The places of the histogram are exact to one part in 128 of each value. ", button("Count exactly", () => read(Infinity, true)))
-      : null;
+    ? h(
+      "p",
+      {},
+      "The places of the histogram are exact to one part in 128 of each value. ",
+      button("Count exactly", () => read(Infinity, true)),
+    )
+    : null;
   const rows = [
-    ["Minimum", real(found.min)], ["Maximum", real(found.max)], ["Mean", real(found.mean)], ["Standard deviation", real(found.std)],
-    ["Values", whole(count)], ["Zeros", `${whole(found.zeros)} (${share(found.zeros, count)})`],
-    ["NaN", whole(found.nans)], ["Infinite", whole(found.infinities)],
+    ["Minimum", real(found.min)],
+    ["Maximum", real(found.max)],
+    ["Mean", real(found.mean)],
+    ["Standard deviation", real(found.std)],
+    ["Values", whole(count)],
+    ["Zeros", `${whole(found.zeros)} (${share(found.zeros, count)})`],
+    ["NaN", whole(found.nans)],
+    ["Infinite", whole(found.infinities)],
     ["Neither 0 nor 1", found.malformed > 0 ? whole(found.malformed) : null],
   ];
   const place = h("div", {});
   const draw = (scale) => place.replaceChildren(histogram([found], scale));
   if (found.bins?.length > 0) draw("linear");
-  return [note, facts(rows), found.min === null ? h("p", {}, "No value is finite.") : h("section", {}, h("h3", {}, "Histogram"),
-    select("Scale", [["linear", "linear"], ["log", "logarithmic"]], "linear", draw), place)].filter(Boolean);
+  return [
+    note,
+    facts(rows),
+    found.min === null ? h("p", {}, "No value is finite.") : h(
+      "section",
+      {},
+      h("h3", {}, "Histogram"),
+      select("Scale", [["linear", "linear"], ["log", "logarithmic"]], "linear", draw),
+      place,
+    ),
+  ].filter(Boolean);
 }
 
 // --- Pictures and values: what of the tensor is seen as a matrix ---
@@ -131,25 +202,47 @@ function layoutOf(shape, text) {
 }
 
 function layoutText(shape, { down, across, fixed }) {
-  return shape.map((_, dim) => (dim === down ? (down > across ? ":0" : ":") : dim === across ? (down > across ? ":1" : ":") : fixed[dim])).join(",");
+  return shape.map((
+    _,
+    dim,
+  ) => (dim === down ? (down > across ? ":0" : ":") : dim === across ? (down > across ? ":1" : ":") : fixed[dim])).join(
+    ",",
+  );
 }
 
 function layoutControls(shape, layout, state) {
   if (shape.length < 2) return null;
   const go = (changes) => state.set({ s: layoutText(shape, { ...layout, ...changes }), w: null });
   const dims = shape.map((dim, at) => [at, `${at} (${whole(dim)})`]);
-  const swap = (mine, theirs) => (value) => go({ [mine]: Number(value), [theirs]: Number(value) === layout[theirs] ? layout[mine] : layout[theirs] });
-  return h("div", { class: "controls" },
-    select("Down", dims, layout.down, swap("down", "across")), select("Across", dims, layout.across, swap("across", "down")),
-    shape.map((dim, at) => (at === layout.down || at === layout.across ? null : number(`Dimension ${at}`, layout.fixed[at], dim - 1, (value) => {
-      const fixed = [...layout.fixed];
-      fixed[at] = value;
-      go({ fixed });
-    }))));
+  const swap = (mine, theirs) => (value) =>
+    go({ [mine]: Number(value), [theirs]: Number(value) === layout[theirs] ? layout[mine] : layout[theirs] });
+  return h(
+    "div",
+    { class: "controls" },
+    select("Down", dims, layout.down, swap("down", "across")),
+    select("Across", dims, layout.across, swap("across", "down")),
+    shape.map((
+      dim,
+      at,
+    ) => (at === layout.down || at === layout.across
+      ? null
+      : number(`Dimension ${at}`, layout.fixed[at], dim - 1, (value) => {
+        const fixed = [...layout.fixed];
+        fixed[at] = value;
+        go({ fixed });
+      }))
+    ),
+  );
 }
 
 function number(label, value, max, change) {
-  const input = h("input", { type: "number", min: "0", max: String(max), value: String(value), onchange: () => change(Math.max(0, Math.min(max, Number(input.value) || 0))) });
+  const input = h("input", {
+    type: "number",
+    min: "0",
+    max: String(max),
+    value: String(value),
+    onchange: () => change(Math.max(0, Math.min(max, Number(input.value) || 0))),
+  });
   return h("label", {}, `${label} `, input);
 }
 
@@ -169,25 +262,58 @@ function pictureView(look) {
   const cells = [CELLS, CELLS];
   const settings = { kind: "mean", part: 0.99 };
   const place = h("div", {});
-  const draw = (drawn, isDone) => pictureOf(drawn, isDone, settings, state, `Picture of the tensor, ${whole(drawn.rows)} by ${whole(drawn.columns)} cells`);
+  const draw = (drawn, isDone) =>
+    pictureOf(
+      drawn,
+      isDone,
+      settings,
+      state,
+      `Picture of the tensor, ${whole(drawn.rows)} by ${whole(drawn.columns)} cells`,
+    );
   let drawn = null;
-  const start = () => place.replaceChildren(working("picture", { tensor, layout, window, cells, kind: settings.kind }, signal, (found, isDone) => draw((drawn = found), isDone)));
+  const start = () =>
+    place.replaceChildren(
+      working("picture", { tensor, layout, window, cells, kind: settings.kind }, signal, (found, isDone) =>
+        draw(drawn = found, isDone)),
+    );
   start();
-  return h("section", {}, layoutControls(shape, layout, state),
-    h("div", { class: "controls" },
-      select("A cell shows", [["mean", "the mean"], ["largest", "the largest by magnitude"]], "mean", (value) => { settings.kind = value; start(); }),
-      select("Colours span", [[0.99, "99 % of the cells"], [0.9, "90 %"], [1, "all"]], 0.99, (value) => { settings.part = Number(value); if (drawn) place.replaceChildren(draw(drawn, true)); }),
-      state.w ? button("Show all", () => state.set({ w: null })) : null),
-    place);
+  return h(
+    "section",
+    {},
+    layoutControls(shape, layout, state),
+    h(
+      "div",
+      { class: "controls" },
+      select("A cell shows", [["mean", "the mean"], ["largest", "the largest by magnitude"]], "mean", (value) => {
+        settings.kind = value;
+        start();
+      }),
+      select("Colours span", [[0.99, "99 % of the cells"], [0.9, "90 %"], [1, "all"]], 0.99, (value) => {
+        settings.part = Number(value);
+        if (drawn) place.replaceChildren(draw(drawn, true));
+      }),
+      state.w ? button("Show all", () => state.set({ w: null })) : null,
+    ),
+    place,
+  );
 }
 
 function pictureOf(drawn, isDone, settings, state, label) {
   const { seen } = drawn;
   const choose = (...window) => state.set({ w: window.join(",") });
   const span = (first, length) => `${whole(first)} to ${whole(first + length - 1)}`;
-  return h("div", {}, heatmap(drawn, { domain: domainOf(drawn, settings.part), choose, label }),
-    h("p", {}, `Rows ${span(seen.row, seen.rows)}, columns ${span(seen.column, seen.columns)}. `,
-      drawn.isSampled ? `${whole(drawn.rows)} of the rows are read. ` : "", isDone ? "Drag over a part to look closer." : "Reading more…"));
+  return h(
+    "div",
+    {},
+    heatmap(drawn, { domain: domainOf(drawn, settings.part), choose, label }),
+    h(
+      "p",
+      {},
+      `Rows ${span(seen.row, seen.rows)}, columns ${span(seen.column, seen.columns)}. `,
+      drawn.isSampled ? `${whole(drawn.rows)} of the rows are read. ` : "",
+      isDone ? "Drag over a part to look closer." : "Reading more…",
+    ),
+  );
 }
 
 function thumbnailOf({ table, number }) {
@@ -198,34 +324,60 @@ function thumbnailOf({ table, number }) {
   const values = Float32Array.from(decode(tensor.dtype, fromBase64(kept.data)), Number);
   const marks = Uint8Array.from(values, (value) => (Number.isNaN(value) ? 1 : Number.isFinite(value) ? 0 : 2));
   const drawn = { values, marks, rows, columns, seen: { row: 0, rows, column: 0, columns } };
-  return h("div", {}, heatmap(drawn, { domain: domainOf(drawn, 0.99), label: `Thumbnail of ${whole(rows)} by ${whole(columns)} values` }),
-    h("p", {}, `${whole(rows)} by ${whole(columns)} values, spread evenly over the tensor.`));
+  return h(
+    "div",
+    {},
+    heatmap(drawn, { domain: domainOf(drawn, 0.99), label: `Thumbnail of ${whole(rows)} by ${whole(columns)} values` }),
+    h("p", {}, `${whole(rows)} by ${whole(columns)} values, spread evenly over the tensor.`),
+  );
 }
 
 function values(look) {
   const { table, tensor, state, signal } = look;
   if (table.report) return h("p", {}, "The report holds no values.");
   const { shape } = tensor;
-  const layout = shape.length < 2 ? { down: null, across: null, fixed: [], fold: VALUE_COLUMNS } : layoutOf(shape, state.s);
+  const layout = shape.length < 2
+    ? { down: null, across: null, fixed: [], fold: VALUE_COLUMNS }
+    : layoutOf(shape, state.s);
   const matrix = new Matrix(shape, layout);
   const [wantedRow, , wantedColumn] = windowText(state.w) ?? [0, 0, 0, 0];
   const row = Math.min(wantedRow, Math.max(0, matrix.down - 1));
   const column = Math.min(wantedColumn, Math.max(0, matrix.across - 1));
-  const go = (r, c) => state.set({ w: [Math.max(0, Math.min(r, matrix.down - 1)), VALUE_ROWS, Math.max(0, Math.min(c, matrix.across - 1)), VALUE_COLUMNS].join(",") }, true);
+  const go = (r, c) =>
+    state.set({
+      w: [
+        Math.max(0, Math.min(r, matrix.down - 1)),
+        VALUE_ROWS,
+        Math.max(0, Math.min(c, matrix.across - 1)),
+        VALUE_COLUMNS,
+      ].join(","),
+    }, true);
   const given = { tensor, layout, row, rows: VALUE_ROWS, column, columns: VALUE_COLUMNS };
   const draw = (texts) => {
     const width = Math.min(VALUE_COLUMNS, matrix.across - column);
     const head = [matrix.isFold ? "From" : "Row", ...Array.from({ length: width }, (_, at) => whole(column + at))];
-    const rows = texts.map((line, at) => [h("b", {}, whole(matrix.isFold ? (row + at) * matrix.across : row + at)), ...line]);
+    const rows = texts.map((
+      line,
+      at,
+    ) => [h("b", {}, whole(matrix.isFold ? (row + at) * matrix.across : row + at)), ...line]);
     return tableOf("Values", head, rows, head.map((_, at) => at));
   };
-  return h("section", {}, layoutControls(shape, layout, state),
-    h("div", { class: "controls" },
+  return h(
+    "section",
+    {},
+    layoutControls(shape, layout, state),
+    h(
+      "div",
+      { class: "controls" },
       number("First row", row, Math.max(0, matrix.down - 1), (value) => go(value, column)),
       number("First column", column, Math.max(0, matrix.across - 1), (value) => go(row, value)),
-      button("↑", () => go(row - VALUE_ROWS, column), { "aria-label": "Rows before" }), button("↓", () => go(row + VALUE_ROWS, column), { "aria-label": "Rows after" }),
-      button("←", () => go(row, column - VALUE_COLUMNS), { "aria-label": "Columns before" }), button("→", () => go(row, column + VALUE_COLUMNS), { "aria-label": "Columns after" })),
-    working("values", given, signal, draw));
+      button("↑", () => go(row - VALUE_ROWS, column), { "aria-label": "Rows before" }),
+      button("↓", () => go(row + VALUE_ROWS, column), { "aria-label": "Rows after" }),
+      button("←", () => go(row, column - VALUE_COLUMNS), { "aria-label": "Columns before" }),
+      button("→", () => go(row, column + VALUE_COLUMNS), { "aria-label": "Columns after" }),
+    ),
+    working("values", given, signal, draw),
+  );
 }
 
 function code({ table, number }) {
@@ -236,6 +388,11 @@ function code({ table, number }) {
   // Of what was read through Python, and of folders, nobody knows here where a file of it lies.
   const hasRange = !table.isRemote && table.files.length === 1 && size > 0 && /\.(safetensors|bt)$/.test(path);
   const texts = codeFor({ name, path, position: table.position(number), nbytes: size, isUrl, hasRange });
-  return h("section", {}, texts.map(([kind, text]) =>
-    h("section", {}, h("h3", {}, kind, " ", copying(() => text)), h("pre", { tabindex: "0" }, text))));
+  return h(
+    "section",
+    {},
+    texts.map(([kind, text]) =>
+      h("section", {}, h("h3", {}, kind, " ", copying(() => text)), h("pre", { tabindex: "0" }, text))
+    ),
+  );
 }

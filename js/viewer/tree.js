@@ -13,7 +13,7 @@ const isDigit = (unit) => unit >= 48 && unit <= 57;
 
 /** The order of names as people have it: `layers.2` before `layers.10`. */
 export function natural(a, b) {
-  for (let [i, j] = [0, 0]; i < a.length && j < b.length; ) {
+  for (let [i, j] = [0, 0]; i < a.length && j < b.length;) {
     const [x, y] = [a.charCodeAt(i), b.charCodeAt(j)];
     if (isDigit(x) && isDigit(y)) {
       const [one, two] = [digits(a, i), digits(b, j)];
@@ -57,7 +57,11 @@ export class Tree {
     this.parameters = new Float64Array(room);
     this.bytes = new Float64Array(room);
     this.dtypes = new Uint32Array(room);
-    this.tensor[0] = this.next[0] = this.first[0] = this.parent[0] = NONE;
+    this.tensor[0] =
+      this.next[0] =
+      this.first[0] =
+      this.parent[0] =
+        NONE;
     this.#insertAll(table.tensors);
     this.#maps.clear();
     this.#total();
@@ -184,9 +188,15 @@ export class Tree {
 
   compare(a, b) {
     const { sort } = this;
-    if (sort === "parameters" || sort === "bytes") return this[sort][b] - this[sort][a] || natural(this.labels[a], this.labels[b]);
-    if (sort === "dtype") return natural(this.dtypeText(a), this.dtypeText(b)) || natural(this.labels[a], this.labels[b]);
-    if (sort === "shape") return natural(String(this.shapeOf(a)), String(this.shapeOf(b))) || natural(this.labels[a], this.labels[b]);
+    if (sort === "parameters" || sort === "bytes") {
+      return this[sort][b] - this[sort][a] || natural(this.labels[a], this.labels[b]);
+    }
+    if (sort === "dtype") {
+      return natural(this.dtypeText(a), this.dtypeText(b)) || natural(this.labels[a], this.labels[b]);
+    }
+    if (sort === "shape") {
+      return natural(String(this.shapeOf(a)), String(this.shapeOf(b))) || natural(this.labels[a], this.labels[b]);
+    }
     return natural(this.labels[a], this.labels[b]);
   }
 
@@ -198,13 +208,15 @@ export class Tree {
   #grouped(parent, children) {
     if (this.sort !== "name") return children;
     const [result, isNumbered] = [[], (node) => this.isModule(node) && /^\d+$/.test(this.labels[node])];
-    for (let at = 0; at < children.length; ) {
+    for (let at = 0; at < children.length;) {
       let upto = at + 1;
       if (isNumbered(children[at])) {
         const signature = this.#signature(children[at]);
         const follows = (node, before) => Number(this.labels[node]) === Number(this.labels[before]) + 1;
-        while (upto < children.length && isNumbered(children[upto]) && follows(children[upto], children[upto - 1]) &&
-          this.#signature(children[upto]) === signature) upto++;
+        while (
+          upto < children.length && isNumbered(children[upto]) && follows(children[upto], children[upto - 1]) &&
+          this.#signature(children[upto]) === signature
+        ) upto++;
       }
       result.push(upto - at > 1 ? this.#group(parent, children.slice(at, upto)) : children[at]);
       at = upto;
@@ -228,13 +240,15 @@ export class Tree {
     const parts = [];
     for (let child = this.first[node]; child !== NONE; child = this.next[child]) {
       const tensor = this.tensor[child];
-      const what = tensor === NONE ? this.#signature(child) : `${this.table.dtype[tensor]}:${this.table.tensors[tensor].shape}`;
+      const what = tensor === NONE
+        ? this.#signature(child)
+        : `${this.table.dtype[tensor]}:${this.table.tensors[tensor].shape}`;
       parts.push(`${what}\0${this.labels[child]}`);
     }
     // Most modules have a child or two.
     const text = parts.length === 1 ? parts[0] : parts.sort().join("\n");
     let number = this.#signatures.get(text);
-    if (number === undefined) this.#signatures.set(text, (number = this.#signatures.size));
+    if (number === undefined) this.#signatures.set(text, number = this.#signatures.size);
     return number;
   }
 

@@ -1,7 +1,7 @@
 // Parts of quantised weights, decoded: of each scheme that `meant.js` knows, rows and columns of what is meant.
 
 import { valuesOf } from "../src/decode.js";
-import { Matrix, asNumbers, readLines } from "./lines.js";
+import { asNumbers, Matrix, readLines } from "./lines.js";
 
 /** As `readLines`, for rows and columns of a matrix that is meant. `open` gives the source of a part. */
 export async function readMeant(open, tensor, rows, { first, count }, take, signal) {
@@ -15,7 +15,9 @@ export async function readMeant(open, tensor, rows, { first, count }, take, sign
     return found;
   };
   const valueOf = await SCHEMES[tensor.scheme](tensor, read, rows, first, first + count);
-  rows.forEach((row, number) => take(number, Float32Array.from({ length: count }, (_, at) => valueOf(row, first + at))));
+  rows.forEach((row, number) =>
+    take(number, Float32Array.from({ length: count }, (_, at) => valueOf(row, first + at)))
+  );
 }
 
 /** The place of each of eight columns in a word of AutoAWQ's "gemm", of which the even ones come first. */
@@ -80,7 +82,10 @@ const SCHEMES = {
     const words = await read(weight, rows, word, Math.ceil(end / each));
     const factors = await read(scales, rows, from, upto);
     const points = zeros ? await read(zeros, rows.map((row) => Math.floor(row / each)), from, upto) : null;
-    const pointOf = (row, group) => (points ? (points.get(Math.floor(row / each))[group] >>> ((row % each) * bits)) & mask : half);
+    const pointOf = (
+      row,
+      group,
+    ) => (points ? (points.get(Math.floor(row / each))[group] >>> ((row % each) * bits)) & mask : half);
     return (row, column) => {
       const group = groupOf(column) - from;
       const value = (words.get(row)[Math.floor(column / each) - word] >>> ((column % each) * bits)) & mask;
@@ -95,7 +100,8 @@ const SCHEMES = {
     const factors = await read(scales, rows, group, Math.ceil(end / 32), [shape[0], shape[1] / 32]);
     return (row, column) => {
       const byte = bytes.get(row)[Math.floor(column / 2) - from];
-      return values[column % 2 === 0 ? byte & 15 : byte >> 4] * powers[factors.get(row)[Math.floor(column / 32) - group]];
+      return values[column % 2 === 0 ? byte & 15 : byte >> 4] *
+        powers[factors.get(row)[Math.floor(column / 32) - group]];
     };
   },
 };

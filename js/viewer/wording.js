@@ -3,7 +3,9 @@
 function scaled(number, units, step = 1000) {
   let [value, at] = [number, 0];
   while (value >= step * 0.9995 && at < units.length - 1) [value, at] = [value / step, at + 1];
-  return at === 0 ? `${number}${units[0]}` : `${value < 10 ? value.toFixed(2) : value < 100 ? value.toFixed(1) : value.toFixed(0)}${units[at]}`;
+  return at === 0
+    ? `${number}${units[0]}`
+    : `${value < 10 ? value.toFixed(2) : value < 100 ? value.toFixed(1) : value.toFixed(0)}${units[at]}`;
 }
 
 /** A size in bytes: `90.9 MB`. */

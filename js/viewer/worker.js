@@ -4,7 +4,7 @@ import { streamRange } from "../src/source.js";
 import { Bins, counterOf, hasStatistics } from "./count.js";
 import { distances } from "./distance.js";
 import { reopened } from "./doors.js";
-import { Matrix, asTexts, readLines } from "./lines.js";
+import { asTexts, Matrix, readLines } from "./lines.js";
 import { Numbers } from "./numbers.js";
 import { picture } from "./picture.js";
 import { readMeant } from "./unpack.js";
@@ -85,7 +85,11 @@ const JOBS = {
     // Rows that lie across the memory are read as columns.
     if (layout.down > layout.across) {
       const turned = { ...layout, down: layout.across, across: layout.down };
-      const lines = await JOBS.values({ tensor, layout: turned, row: column, rows: columns, column: row, columns: rows }, tell, signal);
+      const lines = await JOBS.values(
+        { tensor, layout: turned, row: column, rows: columns, column: row, columns: rows },
+        tell,
+        signal,
+      );
       return (lines[0] ?? []).map((_, at) => lines.map((line) => line[at]));
     }
     const matrix = new Matrix(tensor.shape, layout);
@@ -108,7 +112,7 @@ const JOBS = {
     const found = [];
     let [news, last] = [[], 0];
     const take = (place, one) => {
-      news.push([place, (found[place] = one)]);
+      news.push([place, found[place] = one]);
       if (performance.now() - last < TELLS) return;
       tell(news);
       [news, last] = [[], performance.now()];
@@ -134,7 +138,10 @@ async function run({ number, job, given }) {
   try {
     postMessage({ number, result: await JOBS[job](given, tell, controller.signal) });
   } catch (error) {
-    postMessage({ number, error: { name: error?.name, message: String(error?.message ?? error), code: error?.code ?? null } });
+    postMessage({
+      number,
+      error: { name: error?.name, message: String(error?.message ?? error), code: error?.code ?? null },
+    });
   }
   running.delete(number);
 }

@@ -34,9 +34,15 @@ test("redirects that are hidden are found out once, and then left to the browser
 });
 
 test("headers that a browser would send to another host are never sent with a redirect that it follows", async () => {
-  const read = (asked, headers) => readHeader("https://example.org/m", { fetch: browserFetch(asked, "https://cdn.example.com/m"), headers });
+  const read = (asked, headers) =>
+    readHeader("https://example.org/m", { fetch: browserFetch(asked, "https://cdn.example.com/m"), headers });
   // Before and after it is known that redirects are hidden.
-  for (const headers of [{ "X-Api-Key": "key" }, { authorization: "Bearer t", cookie: "c" }, [["x-amz-security-token", "t"]], new Headers({ accept: "*/*" })]) {
+  for (
+    const headers of [{ "X-Api-Key": "key" }, { authorization: "Bearer t", cookie: "c" }, [[
+      "x-amz-security-token",
+      "t",
+    ]], new Headers({ accept: "*/*" })]
+  ) {
     const asked = [];
     const error = await errorOf(() => read(asked, headers));
     assert.deepEqual([error.code, asked.map(([, redirect]) => redirect)], ["redirect-refused", ["manual"]]);

@@ -4,7 +4,7 @@ import assert from "node:assert/strict";
 import { readFileSync } from "node:fs";
 import { test } from "node:test";
 
-import { DECODED, DTYPES, decode, openSource, readHeader, readRange, tensorRange, valuesOf } from "../../js/index.js";
+import { decode, DECODED, DTYPES, openSource, readHeader, readRange, tensorRange, valuesOf } from "../../js/index.js";
 import { bytes, oracle } from "./oracle.mjs";
 
 const ARRAYS = { "u1": Uint8Array, "i1": Int8Array, "<u2": Uint16Array, "<i2": Int16Array, "<u4": Uint32Array };
@@ -132,5 +132,8 @@ test("a file that ingot wrote is read to its values", async () => {
 });
 
 test("decoding needs no other module", () => {
-  assert.doesNotMatch(readFileSync(new URL("../../js/src/decode.js", import.meta.url), "utf8"), /\bimport\b|\brequire\b/);
+  assert.doesNotMatch(
+    readFileSync(new URL("../../js/src/decode.js", import.meta.url), "utf8"),
+    /\bimport\b|\brequire\b/,
+  );
 });

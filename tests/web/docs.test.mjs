@@ -47,9 +47,9 @@ test("the program of the page counts a model and shows a file that is dropped", 
 });
 
 /** The programs of js/README.md, each made to import the modules of this repository. */
-const PROGRAMS = [...readFileSync(new URL("README.md", MODULE), "utf8").matchAll(/```js\n([^]*?)```/g)].map(([, program]) =>
-  program.replace(/"\.\/(\w+\.js)"/g, (_, name) => JSON.stringify(new URL(name, MODULE).href)),
-);
+const PROGRAMS = [...readFileSync(new URL("README.md", MODULE), "utf8").matchAll(/```js\n([^]*?)```/g)].map((
+  [, program],
+) => program.replace(/"\.\/(\w+\.js)"/g, (_, name) => JSON.stringify(new URL(name, MODULE).href)));
 
 async function run(program) {
   await import(`data:text/javascript,${encodeURIComponent(program)}`);

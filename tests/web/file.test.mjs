@@ -99,7 +99,8 @@ test("rows of a tensor are those of the whole tensor", async () => {
 
 test("only the bytes of the rows are requested from a server", async (t) => {
   const file = new Uint8Array(
-    await new Response(writeSafetensors({ a: { shape: [1000, 100], data: new Float32Array(100_000).fill(7) } })).arrayBuffer(),
+    await new Response(writeSafetensors({ a: { shape: [1000, 100], data: new Float32Array(100_000).fill(7) } }))
+      .arrayBuffer(),
   );
   const server = await serveFiles(t, { "/m.safetensors": file });
   const model = await readModel(`${server.url}/m.safetensors`, { firstBytes: 200 });

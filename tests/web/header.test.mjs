@@ -114,14 +114,16 @@ test("any view of memory is read, and only its part", () => {
   const inside = [8, file.length];
   const shared = new Uint8Array(new SharedArrayBuffer(file.length));
   shared.set(file);
-  for (const source of [
-    file.buffer,
-    new Uint8Array(padded.buffer, ...inside),
-    new DataView(padded.buffer, ...inside),
-    Buffer.from(padded.buffer, ...inside),
-    shared,
-    shared.buffer,
-  ]) {
+  for (
+    const source of [
+      file.buffer,
+      new Uint8Array(padded.buffer, ...inside),
+      new DataView(padded.buffer, ...inside),
+      Buffer.from(padded.buffer, ...inside),
+      shared,
+      shared.buffer,
+    ]
+  ) {
     assert.deepEqual([...parseHeader(source).names()], ["a"]);
   }
   for (const source of [undefined, null, "text", [1, 2], 8]) assert.throws(() => parseHeader(source), TypeError);

@@ -260,18 +260,20 @@ test("N5: the whole file is never taken for a later part", async (t) => {
 
 test("N6: a part that is not the one that was asked for is refused", async (t) => {
   const last = SMALL.length - 1;
-  for (const range of [
-    undefined,
-    `bytes 1-${last}/${last}`,
-    `bytes 0-${last - 1}/${SMALL.length}`,
-    `bytes 0-${last}/*`,
-    `bytes 0-${last}/${last}`,
-    `bytes 0-${last}/9007199254740993`,
-    `bytes */${SMALL.length}`,
-    `items 0-${last}/${SMALL.length}`,
-    `bytes 0-${last}/${SMALL.length}, bytes 0-1/2`,
-    "bytes 0-",
-  ]) {
+  for (
+    const range of [
+      undefined,
+      `bytes 1-${last}/${last}`,
+      `bytes 0-${last - 1}/${SMALL.length}`,
+      `bytes 0-${last}/*`,
+      `bytes 0-${last}/${last}`,
+      `bytes 0-${last}/9007199254740993`,
+      `bytes */${SMALL.length}`,
+      `items 0-${last}/${SMALL.length}`,
+      `bytes 0-${last}/${SMALL.length}, bytes 0-1/2`,
+      "bytes 0-",
+    ]
+  ) {
     const { error } = await refusal(t, (_, response) => {
       response.writeHead(206, range === undefined ? {} : { "content-range": range });
       response.end(SMALL);
@@ -516,11 +518,13 @@ async function serveRaw(t, answer) {
 
 test("N19: a chunk of 2^64 bytes, or two lengths that differ, are refused", async (t) => {
   const head = `HTTP/1.1 206 x\r\nContent-Range: bytes 0-${SMALL.length - 1}/${SMALL.length}\r\n`;
-  for (const rest of [
-    "Transfer-Encoding: chunked\r\n\r\n10000000000000000\r\nabc\r\n0\r\n\r\n",
-    `Transfer-Encoding: chunked\r\nContent-Length: ${SMALL.length}\r\n\r\n5\r\nabcde\r\n0\r\n\r\n`,
-    `Content-Length: 5\r\nContent-Length: ${SMALL.length}\r\n\r\nabcde`,
-  ]) {
+  for (
+    const rest of [
+      "Transfer-Encoding: chunked\r\n\r\n10000000000000000\r\nabc\r\n0\r\n\r\n",
+      `Transfer-Encoding: chunked\r\nContent-Length: ${SMALL.length}\r\n\r\n5\r\nabcde\r\n0\r\n\r\n`,
+      `Content-Length: 5\r\nContent-Length: ${SMALL.length}\r\n\r\nabcde`,
+    ]
+  ) {
     const url = await serveRaw(t, head + rest);
     const error = await errorOf(() => readHeader(url, { retries: 0 }));
     assert.ok(["network", "short-read"].includes(error.code), error.message);

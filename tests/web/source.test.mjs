@@ -244,7 +244,17 @@ test("a source of the caller that gives other bytes than it was asked for is fou
     assert.equal(long.code, "wrong-range", way);
     await assert.rejects(read(source(() => "text"), 0, 100), TypeError, way);
     const own = new Error("its own");
-    await assert.rejects(read(source(() => { throw own; }), 0, 100), own, way);
+    await assert.rejects(
+      read(
+        source(() => {
+          throw own;
+        }),
+        0,
+        100,
+      ),
+      own,
+      way,
+    );
   }
 });
 
@@ -297,14 +307,16 @@ test("N7: an answer that is longer than its range is refused, also one without e
     response.write(FILE.subarray(START));
     response.end("x");
   });
-  for (const { error } of await refusals(t, (_, response) => {
-    response.writeHead(206, WHOLE);
-    const more = () => {
-      while (!response.destroyed && response.write(Buffer.alloc(1 << 16)));
-      response.once("drain", more);
-    };
-    more();
-  })) {
+  for (
+    const { error } of await refusals(t, (_, response) => {
+      response.writeHead(206, WHOLE);
+      const more = () => {
+        while (!response.destroyed && response.write(Buffer.alloc(1 << 16)));
+        response.once("drain", more);
+      };
+      more();
+    })
+  ) {
     assert.equal(error.code, "wrong-range");
   }
 });
@@ -381,16 +393,20 @@ test("N7: and after the tries that are allowed it is an error", async (t) => {
   for (const { error, requests } of await refusals(t, cut, { retries: 1 })) {
     assert.deepEqual([error.code, requests], ["short-read", 2]);
   }
-  for (const { error } of await refusals(t, (_, response) => {
-    response.writeHead(206, WHOLE);
-    response.end(FILE.subarray(START, START + 9));
-  })) {
+  for (
+    const { error } of await refusals(t, (_, response) => {
+      response.writeHead(206, WHOLE);
+      response.end(FILE.subarray(START, START + 9));
+    })
+  ) {
     assert.deepEqual([error.code, error.expected, error.found], ["short-read", NBYTES, 9]);
   }
-  for (const { error } of await refusals(t, (_, response) => {
-    response.writeHead(206, WHOLE);
-    response.end();
-  })) {
+  for (
+    const { error } of await refusals(t, (_, response) => {
+      response.writeHead(206, WHOLE);
+      response.end();
+    })
+  ) {
     assert.equal(error.code, "short-read");
   }
 });

@@ -2,7 +2,7 @@
 
 import { createInterface } from "node:readline";
 
-import { SafetensorError, parseHeader, parseIndex } from "../../js/index.js";
+import { parseHeader, parseIndex, SafetensorError } from "../../js/index.js";
 import { bytes, pairs, rows } from "./oracle.mjs";
 
 function read({ kind, file, strict }) {

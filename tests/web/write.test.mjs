@@ -60,7 +60,11 @@ test("metadata about the tensors of another file is left out", async () => {
 test("what no reader accepts is an error before the first byte", async () => {
   const two = { dtype: "F32", shape: [2], data: new Uint8Array(8) };
   const faults = [
-    ["size-mismatch", { a: { ...two, data: new Uint8Array(3) } }, "tensor `a`: shape [2] of F32 needs 8 bytes, data has 3"],
+    [
+      "size-mismatch",
+      { a: { ...two, data: new Uint8Array(3) } },
+      "tensor `a`: shape [2] of F32 needs 8 bytes, data has 3",
+    ],
     ["partial-byte", { a: { dtype: "F4", shape: [3], data: new Uint8Array(2) } }],
     ["unknown-dtype", { a: { ...two, dtype: "F33" } }, "tensor `a`: unknown dtype `F33`"],
     ["reserved-name", { __metadata__: two }],
@@ -74,7 +78,9 @@ test("what no reader accepts is an error before the first byte", async () => {
     if (message) assert.equal(error.message, message);
   }
   assert.equal((await errorOf(() => writeSafetensors({}, { a: "\udfff" }))).code, "invalid-unicode");
-  const types = [null, { a: null }, { a: { ...two, shape: 2 } }, { a: { ...two, shape: [-1] } }, { a: { ...two, data: 1 } }];
+  const types = [null, { a: null }, { a: { ...two, shape: 2 } }, { a: { ...two, shape: [-1] } }, {
+    a: { ...two, data: 1 },
+  }];
   for (const tensors of types) assert.throws(() => writeSafetensors(tensors), TypeError);
   assert.throws(() => writeSafetensors({}, { a: 1 }), TypeError);
 });
