@@ -1,4 +1,4 @@
-// The header of `.bt`, as it stands in the file: rules B1 to B4.
+// Parses the header of a `.bt` file: rules B1 to B4 of FORMAT.md.
 
 import { Fault } from "./errors.js";
 import { narrow, utf8Text } from "./json.js";

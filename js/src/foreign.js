@@ -1,4 +1,4 @@
-// Files of other kinds, by how they begin.
+// Recognises files of other formats by their first bytes.
 
 import { Fault } from "./errors.js";
 import { OPEN_BRACE } from "./json.js";

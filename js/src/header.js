@@ -1,5 +1,5 @@
-// The header of a file, proven. The rules F1 to F12 and B1 to B4 are those of FORMAT.md in ingot's repository. This reader
-// gives the same verdict with the same `code` as ingot does in Rust and in Python; all three run the same test vectors.
+// Proves headers. The rules F1 to F12 and B1 to B4 are in FORMAT.md in ingot's repository. This reader accepts the same
+// files as ingot in Rust and Python, and rejects others with the same `code`. All three run the same test vectors.
 //
 // Sizes are numbers. The formats count in 64 bits and JavaScript in 53, so every size is read exactly, as a BigInt
 // where it must be, and the header is proven with these. After that numbers are enough: begin and end lie inside the
@@ -17,7 +17,7 @@ import { bytesOf } from "./source.js";
 
 // --- Limits ---
 
-/** Largest header, in bytes: that of safetensors and bintensors, so that no file readable there is refused here. */
+/** Largest header, in bytes. safetensors and bintensors have the same limit, so this reader accepts their files. */
 export const MAX_HEADER_BYTES = 100_000_000;
 
 /** The same for a header that comes over a network, as the Hub's own readers have it. */
@@ -186,7 +186,7 @@ function showShape({ shape, dtype }) {
   return `[${dims}${more}] of ${dtype}`;
 }
 
-/** The names that stand there more than once. */
+/** Returns the names that occur more than once. */
 function repeated(names) {
   const seen = new Set();
   return names.filter((name) => seen.size === seen.add(name).size);
@@ -253,7 +253,7 @@ export function headSize(start, options) {
   return naming(options.path ?? null, () => namingForeign(bytes, () => headSizeOf(bytes, fileSize, limit)));
 }
 
-/** The header at the start of a file, of which `start` is all or at least the first `headSize` bytes. */
+/** Parses the header in `start`, which holds the whole file or at least its first `headSize` bytes. */
 export function parseHeader(start, options = {}) {
   const bytes = bytesOf(start, "start");
   const fileSize = sizeOption(options.fileSize ?? bytes.length, "fileSize");

@@ -1,4 +1,4 @@
-// JSON as the formats have it: text, and a reader of it that knows what has to come next.
+// A strict JSON reader for headers and indexes, and the UTF-8 decoder that reports positions.
 
 import { Fault, quoteName } from "./errors.js";
 
@@ -17,7 +17,7 @@ export function narrow(big) {
 const STRICT_UTF8 = new TextDecoder("utf-8", { fatal: true, ignoreBOM: true });
 const ENCODER = new TextEncoder();
 
-/** F4, I2. The text of `bytes`, which stand at `position` of the file that `where` names. */
+/** F4, I2. Decodes `bytes`, which start at `position` of the file. Errors call the file `where`. */
 export function utf8Text(bytes, position, rule, where) {
   try {
     return STRICT_UTF8.decode(bytes);
@@ -38,7 +38,7 @@ function validUtf8Length(bytes) {
   return at;
 }
 
-/** Bytes of the character at `at`; 0 where none is well-formed. The table is that of the Unicode standard, 3-7. */
+/** Returns the length of the character at `at`, or 0 if it is malformed. See table 3-7 of the Unicode standard. */
 function utf8SequenceLength(bytes, at) {
   const first = bytes[at];
   if (first < 0x80) return 1;
@@ -76,7 +76,7 @@ const NUMBER = /-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?/y;
 const ESCAPES = { '"': '"', "\\": "\\", "/": "/", b: "\b", f: "\f", n: "\n", r: "\r", t: "\t" };
 
 /**
- * A place in a JSON text, for readers that know what has to come next. `JSON.parse` cannot be used: it keeps the last
+ * A cursor in a JSON text, for readers that expect certain values. `JSON.parse` cannot be used: it keeps the last
  * of two equal keys, rounds integers above 2^53, and takes lone surrogates.
  */
 export class Json {

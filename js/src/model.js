@@ -1,4 +1,4 @@
-// Headers, indexes and models: from memory, from a `File` or `Blob`, from a path, or from a server by HTTP ranges.
+// Reads headers, indexes and models from memory, a `File` or `Blob`, a path, or a server that supports HTTP ranges.
 
 import { parseUrl, showUrl, unescaped, urlOf } from "./address.js";
 import {
@@ -36,7 +36,7 @@ class Settings extends Transport {
   }
 }
 
-/** What `work` gives for each item, some at a time. The first that fails ends them all. */
+/** Runs `work` for each item, a few at a time, and returns the results. The first failure cancels the others. */
 async function mapLimited(items, settings, work) {
   const { controller, signal } = linked(settings.signal);
   const inner = settings.withSignal(signal);
@@ -57,7 +57,7 @@ async function mapLimited(items, settings, work) {
 
 // --- One file ---
 
-/** The header of a file that was opened: by one more read where what was read on opening does not hold all of it. */
+/** Reads the header of an open file, with one more read if the bytes from opening do not hold all of it. */
 async function headerOf(source, settings) {
   const isRemote = source instanceof UrlSource;
   const limit = isRemote ? settings.remoteLimit : settings.localLimit;
@@ -182,7 +182,7 @@ export async function readModel(source, options = {}) {
   const folder = await folderOf(source, settings);
   const { index, name } = await folder.locate();
   const config = folder.config();
-  // Both are asked for at once; the one that nobody waits for yet must not count as unhandled.
+  // Both requests run at once. A rejection before the `await` below must not count as unhandled.
   config.catch(() => {});
   const names = index === null ? [name] : index.shards;
   const opened = await mapLimited(names, settings, (shard, inner) => folder.open(shard, inner));
@@ -306,7 +306,7 @@ class RemoteFolder {
   }
 }
 
-/** What a promise gives, and null where the server has no such file. */
+/** Returns the value of a promise, or null if the server answers 404. */
 async function unlessMissing(promise) {
   try {
     return await promise;
@@ -331,14 +331,14 @@ function shardBeside(shard, indexUrl) {
 }
 
 const ESCAPES_OF_URLS = /(?:%[0-9a-f]{2})+/gi;
-/** How often a name may be decoded on its way: by a server and by what stands before it, once by each. */
+/** How often a name may be decoded: a server and each proxy before it may decode it once. */
 const MAX_DECODINGS = 5;
 
 /** I6 for a name that becomes part of a URL: what servers make of it by decoding keeps the rule too. */
 function refuseEncodedName(shard) {
   let name = shard;
   for (let times = 0; name.search(ESCAPES_OF_URLS) >= 0; times++) {
-    // A `%` without two digits stands for itself, and what is no text for something that no rule is about.
+    // A `%` without two digits is a plain character. Bytes that are not UTF-8 become U+FFFD, which no rule concerns.
     name = name.replace(ESCAPES_OF_URLS, decodedBytes);
     const reason = times < MAX_DECODINGS ? shardNameFault(name) : "it is encoded too often";
     if (reason !== null) {
@@ -417,7 +417,7 @@ function showNames(names) {
   return names.slice(0, 8).map(quoteName).join(", ") + more;
 }
 
-/** An index speaks for its shards, and nobody takes its word: each holds what the index says, and nothing else. */
+/** Rejects an index that differs from its shards: each shard must hold exactly the tensors that the index lists. */
 function refuseDifferences(index, shards) {
   const said = new Map(index.shards.map((shard) => [shard, new Set()]));
   for (const [name, shard] of index.weightMap) said.get(shard).add(name);

@@ -1,10 +1,10 @@
-// How many parameters a model has.
+// Counts the parameters of a model.
 
 import { isObject, Model } from "./model.js";
 
 /**
- * How many parameters there are, by dtype and in all, as huggingface.js counts them: those of the model before it was
- * quantised, without the scales and zero points that quantisation adds. `count: "stored"` counts elements as they are
+ * Returns the number of parameters by dtype and in total, as huggingface.js counts them: the parameters of the model
+ * before quantisation, without the scales and zero points that quantisation adds. `count: "stored"` counts the elements
  * in the file instead.
  */
 export function parameterCount(source, options = {}) {
@@ -62,7 +62,7 @@ function add(counts, dtype, count) {
   counts.set(dtype, (counts.get(dtype) ?? 0) + count);
 }
 
-/** `count` elements of which each holds `container / bits` parameters, to the nearest. */
+/** Returns the parameters in `count` elements that hold `container / bits` parameters each, rounded. */
 function unpacked(count, { container, bits }) {
   if (container === bits) return count;
   const numerator = 2n * BigInt(count) * BigInt(container) + BigInt(bits);
@@ -155,7 +155,7 @@ function strings(list) {
   return Array.isArray(list) ? list.filter((item) => typeof item === "string") : [];
 }
 
-/** A target of compressed-tensors: a name, or after `re:` a pattern, of which the common part is understood. */
+/** Matches a target of compressed-tensors: a name, or `re:` and a pattern. Only common patterns are supported. */
 function targetMatcher(target) {
   if (!target.startsWith("re:")) return (module) => module === target;
   const glob = globOf(target.slice(3));
@@ -204,7 +204,7 @@ function matchesGlob(glob, text) {
   return /^\**$/.test(glob.slice(place));
 }
 
-/** By `quant_method`: which tensors are no parameters beside those of all methods, and how the others are packed. */
+/** By `quant_method`: further tensors that are not parameters, and how the other tensors are packed. */
 const METHODS = {
   __proto__: null,
 

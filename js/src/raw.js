@@ -1,4 +1,4 @@
-// What both formats share: element types, and what a header says before it is checked against its file.
+// Shared by both formats: element types, and parsed headers that are not yet checked against their files.
 
 import { Fault, leastName, quoteName } from "./errors.js";
 

@@ -1,4 +1,4 @@
-// The header of `.safetensors`, as it stands in the file: rules F4 to F8.
+// Parses the header of a `.safetensors` file: rules F4 to F8 of FORMAT.md.
 
 import { Fault, quoteName } from "./errors.js";
 import { CLOSE_BRACE, CLOSE_BRACKET, Json, OPEN_BRACE, OPEN_BRACKET, QUOTE, utf8Text } from "./json.js";

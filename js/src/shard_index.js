@@ -1,4 +1,4 @@
-// The index of a sharded checkpoint: rules I1 to I8 of FORMAT.md.
+// Parses the index of a sharded checkpoint: rules I1 to I8 of FORMAT.md.
 
 import { compareNames, Fault, leastName, naming, quoteName } from "./errors.js";
 import { CLOSE_BRACE, Json, OPEN_BRACE, QUOTE, utf8Length, utf8Text } from "./json.js";
@@ -14,7 +14,7 @@ const MAX_SHARDS = 100_000;
 /** I3. Largest value beside the weight map, in bytes. */
 const MAX_VALUE_NBYTES = 4 << 20;
 
-/** An index that keeps rules I1 to I8. Whether the shards hold what it says is for whoever reads them. */
+/** An index that keeps rules I1 to I8. Its shards are not checked: `readModel` compares them. */
 class ShardIndex {
   constructor(weightMap, shards, metadataText) {
     this.weightMap = weightMap;
@@ -24,7 +24,7 @@ class ShardIndex {
     this.metadata = metadataText === null ? null : JSON.parse(metadataText);
   }
 
-  /** Bytes that all tensors take, as the index says; nobody checked it. */
+  /** The size of all tensors in bytes according to the index. It is not checked. */
   get totalSize() {
     const total = this.metadata?.total_size;
     return Number.isSafeInteger(total) && total >= 0 ? total : null;
@@ -175,7 +175,7 @@ function invalidField(field, found) {
   return new Fault("invalid-field", "I5", `field \`${field}\`: expected an object, found ${found}`);
 }
 
-/** I6. An index comes from whoever wrote the checkpoint, and what it names must lie beside it on every system. */
+/** I6. An index may come from an untrusted author. Its file names must stay below its directory on every system. */
 function refuseShardName(shard, tensor) {
   const reason = shardNameFault(shard);
   if (reason !== null) {
@@ -213,7 +213,7 @@ function partFault(part) {
 function refuseCollisions(shards) {
   const folded = new Map();
   for (const shard of [...shards].sort(compareNames)) {
-    // Character by character, because the small form of a final sigma depends on what stands before it.
+    // Character by character, because the lower case of a final sigma depends on the characters before it.
     const fold = Array.from(shard, (character) => character.toLowerCase()).join("");
     if (folded.has(fold)) {
       const [first, second] = [folded.get(fold), shard].map(quoteName);

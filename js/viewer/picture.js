@@ -12,7 +12,7 @@ export const HAS_NAN = 1;
 export const HAS_INFINITY = 2;
 
 /** The part of a window that is read: of rows that are too long for a picture, the beginning. */
-export function windowOf(
+function windowOf(
   matrix,
   dtype,
   cells,

@@ -89,7 +89,7 @@ function meantCard({ meant, state }) {
 }
 
 /** A place that shows how a job goes on, and then what came of it. */
-export function working(name, given, signal, draw) {
+function working(name, given, signal, draw) {
   const bar = h("progress", { max: "1", value: "0", "aria-label": "Progress" });
   const controller = new AbortController();
   const place = h(
