@@ -26,7 +26,7 @@ from dataclasses import dataclass, field, fields
 from datetime import datetime
 from typing import Any, Literal, NamedTuple, Unpack
 
-from ._base.options import Loading, takes
+from ._base.options import Loading, checked, takes, unexpected
 from ._base.report import Report
 from ._base.text import brief
 from ._read.door import open_checkpoint
@@ -176,9 +176,9 @@ def metadata(
     others : dict of str to str, optional
         Metadata of other kinds, to stand beside it.
     **keys : str
-        Any other field of `ModelSpec`, such as ``resolution="1024x1024"`` or ``author="..."``. None leaves
-        one out. For ``hash_sha256`` rather save with ``checksums="modelspec"``, which computes it from the
-        bytes that are written.
+        Any other field of `ModelSpec`, such as ``resolution="1024x1024"`` or ``author="..."``. None and an
+        empty text leave one out. For ``hash_sha256`` rather save with ``checksums="modelspec"``, which
+        computes it from the bytes that are written.
 
     Returns
     -------
@@ -193,7 +193,7 @@ def metadata(
     """
     unknown = sorted(set(keys) - set(_KEYS))
     if unknown:
-        raise TypeError(f"ModelSpec {VERSION} has no key {unknown[0]!r}")
+        raise unexpected(metadata, unknown[0], ["others", *_KEYS])
     named: dict[str, str | None] = {
         "sai_model_spec": VERSION,
         "architecture": architecture,
@@ -201,16 +201,15 @@ def metadata(
         "title": title,
         **keys,
     }
-    pairs = dict(others or {})
+    pairs: dict[str, str] = checked(metadata, {"others": others})["others"] or {}
     for key, text in named.items():
-        if text is None:
-            continue
-        if not isinstance(text, str):
-            raise TypeError(f"{key} must be a str, found {type(text).__name__}")
-        pairs[_PREFIX + key] = text
+        if text is not None and not isinstance(text, str):
+            raise TypeError(f"metadata(): {key} must be a str, found {type(text).__name__}")
+        if text:
+            pairs[_PREFIX + key] = text
     errors = [str(finding) for finding in validate(pairs) if finding.severity == "error"]
     if errors:
-        raise ValueError("; ".join(errors))
+        raise ValueError(f"metadata(): {'; '.join(errors)}")
     return pairs
 
 

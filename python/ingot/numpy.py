@@ -13,14 +13,14 @@ from . import _native
 from ._adapters.face import Whole
 from ._base.dtypes import ANOTHER_COMPLEX, CODES, F4_LOOSE, NAMES, TYPE_STRINGS
 from ._base.frameworks import installing, missing
-from ._base.options import Loading, Saving, takes
+from ._base.options import Loading, Saving, checked, takes
 from ._base.text import _quoted
 from ._read import faults
 from ._read import load as _load
 from ._read.faults import misfit
 from ._write.save import boxes
 from .errors import DtypeError, OptionError, SaveError
-from .typing import Buffer, Format, Hasher, LoadOptions, Path, SaveOptions, Source, Writable
+from .typing import Buffer, Format, Hasher, LoadOptions, NoOptions, Path, SaveOptions, Source, Writable
 
 try:
     import numpy
@@ -136,6 +136,8 @@ def load_file(
         `backend`, `dtype` or `threads` is not one of the choices; or `slices` or `out` have an array that the
         other options leave out.
     """
+    if out is not None or return_metadata is not False:
+        checked(load_file, {"out": out, "return_metadata": return_metadata})
     return _whole.loaded(filename, None, Loading.of(load_file, options), return_metadata, out)
 
 
@@ -162,11 +164,13 @@ def load(data: Buffer) -> dict[str, Array]:
     return _whole.load(data)
 
 
+@takes()
 def save(
     tensor_dict: Mapping[str, Any],
     metadata: Mapping[str, str] | None = None,
     *,
     format: Format = "safetensors",
+    **options: Unpack[NoOptions],
 ) -> bytes:
     """Give the bytes of a file that holds these arrays.
 
@@ -198,7 +202,7 @@ def save(
     OptionError
         `format` is not one of the two.
     """
-    return _whole.save(tensor_dict, metadata, format=format)
+    return _whole.save(tensor_dict, metadata, format=format, **options)
 
 
 @overload

@@ -12,6 +12,7 @@ __all__ = [
     "Algorithm",
     "Align",
     "Backend",
+    "CastOptions",
     "CheckOptions",
     "Checksum",
     "Checksums",
@@ -28,11 +29,13 @@ __all__ = [
     "HeaderOptions",
     "Keys",
     "LoadOptions",
+    "NoOptions",
     "OpenOptions",
     "Path",
     "Progress",
     "ReadOptions",
     "ReplaceOptions",
+    "RewriteOptions",
     "SaveOptions",
     "SelectOptions",
     "ShardOptions",
@@ -243,6 +246,10 @@ class StoreFile(Protocol):
 Source = Path | Buffer | BinaryFile | FsspecFile | StoreFile
 
 
+class NoOptions(TypedDict):
+    """The options of functions that have only parameters of their own."""
+
+
 class HeaderOptions(TypedDict, total=False):
     """How a header is read: the part of `ReadOptions` for functions that read no tensor."""
 
@@ -415,6 +422,14 @@ class CopyOptions(ReplaceOptions, total=False):
 
     progress: Progress
     checksums: Checksums
+
+
+class RewriteOptions(HeaderOptions, CopyOptions, total=False):
+    """How tensors of other files are copied into new files."""
+
+
+class CastOptions(ReadOptions, ReplaceOptions, total=False):
+    """How tensors of a file are read, converted and written to a new file."""
 
 
 class SaveOptions(CopyOptions, total=False):

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import os
+import shutil
 import tomllib
 import warnings
 from collections.abc import Callable
@@ -97,13 +99,13 @@ def tensors() -> dict[str, torch.Tensor]:
     return {name: torch.from_numpy(array.copy()) for name, array in ARRAYS.items()}
 
 
-def use_writer(source: Path, out: Path, **options: Any) -> None:
-    with ingot.Writer(out, {"a": ("F32", (4, 3))}, **options) as writer:
+def use_writer(source: Path, out: Path, /, **options: Any) -> None:
+    with ingot.Writer(out, **{"specs": {"a": ("F32", (4, 3))}, **options}) as writer:
         writer.write("a", ARRAYS["a"])
         writer.commit()
 
 
-def join_writer(source: Path, out: Path, **options: Any) -> None:
+def join_writer(source: Path, out: Path, /, **options: Any) -> None:
     with ingot.Writer(out, {"a": ("F32", (4, 3))}, overwrite=True) as first:
         with ingot.Writer.join(out, **options) as writer:
             writer.write("a", ARRAYS["a"])
@@ -111,36 +113,36 @@ def join_writer(source: Path, out: Path, **options: Any) -> None:
         first.close()
 
 
-def prefetch(source: Path, out: Path, **options: Any) -> None:
+def prefetch(source: Path, out: Path, /, **options: Any) -> None:
     with ingot.safe_open(source, "np") as file, file.prefetch(**options) as loader:
         assert "a" in dict(loader)
 
 
-def get_tensors(source: Path, out: Path, **options: Any) -> None:
+def get_tensors(source: Path, out: Path, /, **options: Any) -> None:
     with ingot.safe_open(source, "np") as file:
         assert "a" in file.get_tensors(**options)
 
 
-def warm(source: Path, out: Path, **options: Any) -> None:
+def warm(source: Path, out: Path, /, **options: Any) -> None:
     with ingot.safe_open(source, "np") as file:
         file.warm(**options)
 
 
-def filled(source: Path, out: Path, **options: Any) -> None:
+def filled(source: Path, out: Path, /, **options: Any) -> None:
     ingot.torch.load_into(tensors(), source, **options)
 
 
-def load_model(source: Path, out: Path, **options: Any) -> None:
+def load_model(source: Path, out: Path, /, **options: Any) -> None:
     model = torch.nn.Module()
     for name, tensor in tensors().items():
         model.register_buffer(name, tensor)
     with warnings.catch_warnings():
         # With `dtype`, of the conversion back.
         warnings.simplefilter("ignore", UserWarning)
-        ingot.torch.load_model(model, source, strict=False, **options)
+        ingot.torch.load_model(model, source, **{"strict": False, **options})
 
 
-def save_model(source: Path, out: Path, **options: Any) -> Any:
+def save_model(source: Path, out: Path, /, **options: Any) -> Any:
     model = torch.nn.Module()
     for name, tensor in tensors().items():
         model.register_buffer(name, tensor)
@@ -152,53 +154,57 @@ Call = Callable[..., Any]
 CALLS: dict[str, Call] = {
     "ingot.Writer": use_writer,
     "ingot.Writer.join": join_writer,
-    "ingot.cast": lambda source, out, **options: ingot.cast(source, out, **{"dtype": "F16", **options}),
-    "ingot.check": lambda source, out, **options: ingot.check(source, **options),
-    "ingot.diff": lambda source, out, **options: ingot.diff(source, source, **options),
-    "ingot.stats": lambda source, out, **options: ingot.stats(source, **options),
-    "ingot.convert": lambda source, out, **options: ingot.convert(source, out, **options),
-    "ingot.inspect": lambda source, out, **options: ingot.inspect(source, **options),
-    "ingot.inspect_async": lambda source, out, **options: asyncio.run(ingot.inspect_async(source, **options)),
-    "ingot.hash": lambda source, out, **options: ingot.hash(source, **options),
-    "ingot.merge": lambda source, out, **options: ingot.merge([source], out, **options),
-    "ingot.repair": lambda source, out, **options: ingot.repair(source, out, **options),
-    "ingot.replace_tensor": lambda source, out, **options: ingot.replace_tensor(
+    "ingot.cast": lambda source, out, /, **options: ingot.cast(source, out, **{"dtype": "F16", **options}),
+    "ingot.check": lambda source, out, /, **options: ingot.check(source, **options),
+    "ingot.diff": lambda source, out, /, **options: ingot.diff(source, source, **options),
+    "ingot.stats": lambda source, out, /, **options: ingot.stats(source, **options),
+    "ingot.convert": lambda source, out, /, **options: ingot.convert(source, out, **options),
+    "ingot.inspect": lambda source, out, /, **options: ingot.inspect(source, **options),
+    "ingot.inspect_async": lambda source, out, /, **options: asyncio.run(
+        ingot.inspect_async(source, **options)
+    ),
+    "ingot.hash": lambda source, out, /, **options: ingot.hash(source, **options),
+    "ingot.merge": lambda source, out, /, **options: ingot.merge([source], out, **options),
+    "ingot.repair": lambda source, out, /, **options: ingot.repair(source, out, **options),
+    "ingot.replace_tensor": lambda source, out, /, **options: ingot.replace_tensor(
         source, "a", ARRAYS["a"], **options
     ),
-    "ingot.rewrite": lambda source, out, **options: ingot.rewrite(source, out, **options),
-    "ingot.open": lambda source, out, **options: ingot.open(source, **options).close(),
-    "ingot.safe_open": lambda source, out, **options: ingot.safe_open(source, "np", **options).close(),
+    "ingot.rewrite": lambda source, out, /, **options: ingot.rewrite(source, out, **options),
+    "ingot.open": lambda source, out, /, **options: ingot.open(source, **options).close(),
+    "ingot.safe_open": lambda source, out, /, **options: ingot.safe_open(source, **options).close(),
     "ingot.safe_open.get_tensors": get_tensors,
     "ingot.safe_open.prefetch": prefetch,
     "ingot.safe_open.warm": warm,
-    "ingot.serialize": lambda source, out, **options: ingot.serialize(BUFFERS, **options),
-    "ingot.serialize_file": lambda source, out, **options: ingot.serialize_file(BUFFERS, out, **options),
-    "ingot.split": lambda source, out, **options: ingot.split(source, out, **options),
-    "ingot.update_metadata": lambda source, out, **options: ingot.update_metadata(
-        source, {"k": "v"}, **options
+    "ingot.serialize": lambda source, out, /, **options: ingot.serialize(BUFFERS, **options),
+    "ingot.serialize_file": lambda source, out, /, **options: ingot.serialize_file(BUFFERS, out, **options),
+    "ingot.split": lambda source, out, /, **options: ingot.split(source, out, **options),
+    "ingot.update_metadata": lambda source, out, /, **options: ingot.update_metadata(
+        source, **{"set": {"k": "v"}, **options}
     ),
-    "ingot.verify": lambda source, out, **options: ingot.verify(source, **options),
-    "ingot.warm": lambda source, out, **options: ingot.warm(source, **options),
-    "ingot.view": lambda source, out, **options: ingot.view(source, how="page", **options),
-    "ingot.modelspec.read": lambda source, out, **options: ingot.modelspec.read(source, **options),
-    "ingot.modelspec.validate": lambda source, out, **options: ingot.modelspec.validate(source, **options),
-    "ingot.numpy.load_file": lambda source, out, **options: ingot.numpy.load_file(source, **options),
-    "ingot.numpy.save": lambda source, out, **options: ingot.numpy.save(ARRAYS, **options),
-    "ingot.numpy.save_file": lambda source, out, **options: ingot.numpy.save_file(ARRAYS, out, **options),
-    "ingot.torch.load_file": lambda source, out, **options: ingot.torch.load_file(source, **options),
+    "ingot.verify": lambda source, out, /, **options: ingot.verify(source, **options),
+    "ingot.warm": lambda source, out, /, **options: ingot.warm(source, **options),
+    "ingot.view": lambda source, out, /, **options: ingot.view(source, **{"how": "page", **options}),
+    "ingot.modelspec.read": lambda source, out, /, **options: ingot.modelspec.read(source, **options),
+    "ingot.modelspec.validate": lambda source, out, /, **options: ingot.modelspec.validate(source, **options),
+    "ingot.numpy.load_file": lambda source, out, /, **options: ingot.numpy.load_file(source, **options),
+    "ingot.numpy.save": lambda source, out, /, **options: ingot.numpy.save(ARRAYS, **options),
+    "ingot.numpy.save_file": lambda source, out, /, **options: ingot.numpy.save_file(ARRAYS, out, **options),
+    "ingot.torch.load_file": lambda source, out, /, **options: ingot.torch.load_file(source, **options),
     "ingot.torch.load_into": filled,
     "ingot.torch.load_model": load_model,
-    "ingot.torch.save": lambda source, out, **options: ingot.torch.save(tensors(), **options),
-    "ingot.torch.save_file": lambda source, out, **options: ingot.torch.save_file(tensors(), out, **options),
-    "ingot.torch.save_model": save_model,
-    "ingot.torch.save_sharded": lambda source, out, **options: ingot.torch.save_sharded(
+    "ingot.torch.save": lambda source, out, /, **options: ingot.torch.save(tensors(), **options),
+    "ingot.torch.save_file": lambda source, out, /, **options: ingot.torch.save_file(
         tensors(), out, **options
     ),
-    "ingot.dcp.Reader": lambda source, out, **options: ingot.dcp.Reader(source, **options),
-    "ingot.dcp.Writer": lambda source, out, **options: ingot.dcp.Writer(out, **options),
-    "ingot.<framework>.load_file": lambda source, out, **options: WHOLE.load_file(source, **options),
-    "ingot.<framework>.save": lambda source, out, **options: WHOLE.save(ARRAYS, **options),
-    "ingot.<framework>.save_file": lambda source, out, **options: WHOLE.save_file(ARRAYS, out, **options),
+    "ingot.torch.save_model": save_model,
+    "ingot.torch.save_sharded": lambda source, out, /, **options: ingot.torch.save_sharded(
+        tensors(), out, **options
+    ),
+    "ingot.dcp.Reader": lambda source, out, /, **options: ingot.dcp.Reader(source, **options),
+    "ingot.dcp.Writer": lambda source, out, /, **options: ingot.dcp.Writer(out, **options),
+    "ingot.<framework>.load_file": lambda source, out, /, **options: WHOLE.load_file(source, **options),
+    "ingot.<framework>.save": lambda source, out, /, **options: WHOLE.save(ARRAYS, **options),
+    "ingot.<framework>.save_file": lambda source, out, /, **options: WHOLE.save_file(ARRAYS, out, **options),
 }
 # It fetches from a server, takes the place of a class of Lightning, or is a call of another.
 ELSEWHERE = {
@@ -231,7 +237,7 @@ GOOD: dict[str, list[Any]] = {
     "reserve_header": [0, 1000],
     "replace_read_only": [False, True],
     "snapshot": [False, True, "host", "device"],
-    "max_shard_size": [40, "5GB", "0.1 kb"],
+    "max_shard_size": [40, numpy.int16(40), "5GB", "0.1 kb"],
     "filename_pattern": ["x{suffix}.safetensors", "{suffix}.bt"],
 }
 BAD: dict[str, list[Any]] = {
@@ -370,3 +376,126 @@ def test_an_existing_file_stays_without_overwrite(name: str, source: Path, tmp_p
     )
     CALLS[name](source, out, overwrite=True)
     assert "a" in ingot.numpy.load_file(path)
+
+
+# --- wrong keywords, and wrong values of every parameter with a default
+
+
+def get(source: Path, out: Path, /, **options: Any) -> None:
+    with ingot.safe_open(source) as file:
+        file.get("a", **options)
+
+
+def write_part(source: Path, out: Path, /, **options: Any) -> None:
+    with ingot.Writer(out, {"a": ("F32", (4, 3))}) as writer:
+        writer.write("a", ARRAYS["a"], **options)
+
+
+BYTES = ingot.numpy.save(ARRAYS)
+# Calls of functions that have no option of a group.
+MORE_CALLS: dict[str, Call] = {
+    "ingot.Ranges": lambda source, out, /, **options: ingot.Ranges(STORE, "path", **options),
+    "ingot.Writer.write": write_part,
+    "ingot.safe_open.get": get,
+    "ingot.modelspec.metadata": lambda source, out, /, **options: ingot.modelspec.metadata(
+        **{"architecture": "a", "implementation": "b", "title": "c", **options}
+    ),
+    "ingot.torch.load": lambda source, out, /, **options: ingot.torch.load(
+        ingot.numpy.save(ARRAYS), **options
+    ),
+    "ingot.<framework>.load": lambda source, out, /, **options: WHOLE.load(
+        ingot.numpy.save(ARRAYS), **options
+    ),
+}
+EVERY_CALL = CALLS | MORE_CALLS
+
+
+class Store:
+    """A store with nothing in it."""
+
+    def get_ranges(self, path: str, *, starts: list[int], ends: list[int]) -> list[bytes]:
+        raise FileNotFoundError(path)
+
+
+STORE = Store()
+# It is a source, and so is an error about it.
+SOURCES = {("ingot.view", "other")}
+STRANGE: list[Any] = [5, "x", -1, 10**30, None, object(), True, b"", float("nan"), [5]]
+# Errors about a value that is right for other files, or on other machines.
+OF_FILES = (
+    ingot.ConversionError,
+    ingot.DeviceError,
+    ingot.HeaderError,
+    ingot.SaveError,
+    ingot.SliceError,
+    ingot.TensorNotFoundError,
+)
+
+
+def optional(function: Any) -> list[str]:
+    """Return the parameters that a caller may leave out."""
+    given = inspect.signature(function).parameters.values()
+    return [
+        one.name
+        for one in given
+        if one.kind is one.KEYWORD_ONLY
+        or (one.default is not one.empty and one.kind is not one.POSITIONAL_ONLY)
+    ]
+
+
+EVERY_OPTION = [
+    (name, option)
+    for name, function in public_api().items()
+    if name not in ELSEWHERE
+    for option in optional(function)
+    if (name, option) not in SOURCES
+]
+
+
+def test_every_function_with_an_option_is_called() -> None:
+    assert {name for name, _ in EVERY_OPTION} <= EVERY_CALL.keys()
+
+
+@pytest.mark.parametrize("name", dict(EVERY_OPTION))
+def test_a_wrong_keyword_names_the_nearest_and_all(name: str, source: Path, tmp_path: Path) -> None:
+    options = optional(public_api()[name])
+    wrong = options[-1] + "s"
+    with pytest.raises(TypeError) as caught:
+        EVERY_CALL[name](source, tmp_path / "out", **{wrong: 1})
+    message = str(caught.value)
+    assert message.startswith(f"{name.rpartition('.')[2]}() got an unexpected keyword argument {wrong!r}: ")
+    assert f"did you mean {options[-1]!r}?" in message
+    assert all(option in message.partition("It takes")[2] for option in options)
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.parametrize("name", dict(EVERY_OPTION))
+def test_a_strange_value_is_taken_or_named(name: str, source: Path, tmp_path: Path) -> None:
+    """An error names function and option, and leaves no file."""
+    out = tmp_path / "out" / ("model" if "shard" in name or "split" in name else "model.safetensors")
+    out.parent.mkdir()
+    called = name.rpartition(".")[2]
+    for option in optional(public_api()[name]):
+        for value in [] if (name, option) in SOURCES else STRANGE:
+            error = fault_of(name, source, out, {option: value})
+            if error is None:
+                shutil.rmtree(out.parent)
+                out.parent.mkdir()
+                continue
+            where = f"{option}={value!r}: {error!r}"
+            assert not os.listdir(out.parent), where
+            if not isinstance(error, OF_FILES) and getattr(error, "path", None) is None:
+                assert isinstance(error, TypeError | ValueError), where
+                assert str(error).startswith(f"{called}(): "), where
+                assert option in str(error), where
+
+
+def fault_of(name: str, source: Path, out: Path, options: dict[str, Any]) -> Exception | None:
+    """Return what a call raises."""
+    try:
+        done = EVERY_CALL[name](source, out, **options)
+        if isinstance(done, ingot.SaveFuture):
+            done.result(60)
+    except Exception as error:
+        return error
+    return None

@@ -193,7 +193,7 @@ def test_options_are_checked(tmp_path: Path) -> None:
     file = ingot.safe_open(tmp_path / "t", "np")
     for options, code in (
         ({"threads": 0}, "invalid-threads"),
-        ({"ahead": -1}, "negative-ahead"),
+        ({"ahead": -1}, "invalid-size"),
         ({"device": "cuda"}, "unknown-device"),
     ):
         with pytest.raises(ingot.OptionError) as caught:

@@ -5,15 +5,15 @@ from __future__ import annotations
 from typing import Generic, TypeVar, overload
 
 from ingot import _native
-from ingot._base.checks import named
-from ingot._base.options import Loading, Saving, checked, takes
+from ingot._base.checks import known_format, named
+from ingot._base.options import Loading, Saving, check_names, checked, takes
 from ingot._read import door
 from ingot._read import load as _load
 from ingot._read.load import chosen
-from ingot._read.moves import placing
+from ingot._read.moves import placed
 from ingot._read.select import Selected
 from ingot._write.save import write_file
-from ingot.typing import LoadOptions, SaveOptions
+from ingot.typing import LoadOptions, NoOptions, SaveOptions
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from ingot._native import Checkpoint, Export, Gpu
     from ingot._read.load import Into
-    from ingot._read.moves import Carrier
+    from ingot._read.moves import Carrier, Move, Placement
     from ingot._read.reads import Reads
     from ingot._write.background import SaveFuture
     from ingot._write.save import Payload
@@ -157,18 +157,20 @@ class Whole(Generic[Tensor]):
             name; or `slices` have a tensor that the other options leave out; or what is asked for cannot be
             compared.
         """
-        return self.loaded(filename, device, Loading.of(self.load_file, options), return_metadata)
+        if return_metadata is not False:
+            checked(self.load_file, {"return_metadata": return_metadata})
+        move = placed(self.load_file, self._mover, device)
+        return self.loaded(filename, move, Loading.of(self.load_file, options), return_metadata)
 
     def loaded(
         self,
         filename: Source,
-        device: Device,
+        move: Move | Placement | None,
         how: Loading,
         return_metadata: bool,
         out: Mapping[str, Tensor | list[Tensor]] | None = None,
     ) -> dict[str, Tensor] | tuple[dict[str, Tensor], dict[str, str] | None]:
         """What `load_file` gives, also where some of it has a place."""
-        move = placing(self._mover, device)
         selected = Selected.by(how, out)
 
         def work(
@@ -179,7 +181,8 @@ class Whole(Generic[Tensor]):
 
         return door.loaded(filename, how, work)
 
-    def load(self, data: Buffer, device: Device = None) -> dict[str, Tensor]:
+    @takes()
+    def load(self, data: Buffer, device: Device = None, **options: Unpack[NoOptions]) -> dict[str, Tensor]:
         """Load all tensors from the bytes of a file.
 
         Parameters
@@ -201,15 +204,18 @@ class Whole(Generic[Tensor]):
         HeaderError, DtypeError, OptionError
             As `load_file` does.
         """
-        move = placing(self._mover, device)
+        check_names(self.load, options)
+        move = placed(self.load, self._mover, device)
         return _load.tensors(_native.Checkpoint.from_buffer(data), None, self._wrap, move)
 
+    @takes()
     def save(
         self,
         tensors: Mapping[str, Tensor],
         metadata: Mapping[str, str] | None = None,
         *,
         format: Format = "safetensors",
+        **options: Unpack[NoOptions],
     ) -> bytes:
         """Give the bytes of a file that holds these tensors.
 
@@ -239,7 +245,8 @@ class Whole(Generic[Tensor]):
         OptionError
             `format` is not one of the two.
         """
-        given = checked(self.save, {"metadata": metadata, "format": format})
+        own = {"metadata": metadata, "format": format}
+        given = checked(self.save, {**own, **options}, format=known_format)
         own = named(tensors, value=self._value)
         return _native.serialize(own, self._payload, **given, export=self._export)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from operator import index
 from os import environ, fsdecode
 from os.path import basename
 from typing import NamedTuple
@@ -11,7 +12,7 @@ from ingot.errors import OptionError, SaveError
 from ingot.typing import StorageOptions, WriteOptions
 
 from .dtypes import F4_PACKED, IN_FILES, code_of, meant, word_of
-from .text import _quoted
+from .text import _quoted, brief
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -125,19 +126,19 @@ def named(
     return own
 
 
-def texts(metadata: Mapping[str, str] | None) -> dict[str, str] | None:
-    """`metadata` as a dict of our own, with nothing but str in it that a file can hold."""
+def texts(metadata: Mapping[str, str] | None, option: str = "metadata") -> dict[str, str] | None:
+    """Return a copy of the dict `metadata`, which must hold only str that a file can hold, or None."""
     if metadata is None:
         return None
     if not hasattr(metadata, "keys"):
-        raise TypeError(f"metadata must be a dict of str to str, found {type(metadata).__name__}")
+        raise TypeError(f"{option} must be a dict of str to str, found {type(metadata).__name__}")
     own = dict(metadata)
     for key, value in own.items():
         if not isinstance(key, str):
-            raise TypeError(f"metadata keys must be str, found {_quoted(key)} of type {type(key).__name__}")
+            raise TypeError(f"{option} keys must be str, found {_quoted(key)} of type {type(key).__name__}")
         if not isinstance(value, str):
             raise TypeError(
-                f"metadata values must be str, found {type(value).__name__} under key {_quoted(key)}"
+                f"{option} values must be str, found {type(value).__name__} under key {_quoted(key)}"
             )
         # A lone surrogate, which UTF-8 cannot spell.
         for part in (key, value):
@@ -145,7 +146,7 @@ def texts(metadata: Mapping[str, str] | None) -> dict[str, str] | None:
                 part.encode()
             except UnicodeEncodeError as fault:
                 raise SaveError(
-                    f"metadata key {_quoted(key)}: {part[fault.start]!a} at {fault.start} of the "
+                    f"{option} key {_quoted(key)}: {part[fault.start]!a} at {fault.start} of the "
                     f"{'key' if part is key else 'value'} is not valid Unicode",
                     code="invalid-unicode",
                 ) from None
@@ -158,8 +159,8 @@ def is_path(given: object) -> bool:
 
 
 def one_of(option: str, value: str, choices: tuple[str, ...]) -> str:
-    """`value`, which must be one of the choices for `option`."""
-    if value not in choices:
+    """Return `value`, which must be one of the choices for `option`."""
+    if not isinstance(value, str) or value not in choices:
         raise OptionError(
             f"{option} {value!r} is unknown: expected one of {', '.join(choices)}",
             code=f"unknown-{option.replace('_', '-')}",
@@ -214,20 +215,61 @@ def alignment(align: int) -> int:
 
 def room(nbytes: int, option: str = "reserve_header") -> int:
     """Return `nbytes` to reserve in a header, which must be a number of bytes."""
-    nbytes = _whole(option, nbytes)
-    if not 0 <= nbytes < 2**63:
-        raise OptionError(
-            f"{option}: cannot reserve {nbytes} bytes: expected 0 or more, and less than 2^63",
-            code="invalid-reserve",
-            found=nbytes,
+    number: int = counted(option, nbytes, code="invalid-reserve")
+    return number
+
+
+def counted(
+    option: str,
+    given: Any,
+    *,
+    least: int = 0,
+    most: int = 2**63 - 1,
+    code: str = "invalid-size",
+    or_none: bool = False,
+) -> Any:
+    """Return `given` as an int, which must be an integer of any type from `least` to `most`, or None."""
+    if given is None and or_none:
+        return None
+    try:
+        number = None if isinstance(given, bool) else index(given)
+    except TypeError:
+        number = None
+    if number is None:
+        raise TypeError(
+            f"{option} must be an int{' or None' if or_none else ''}, found {type(given).__name__}"
         )
-    return nbytes
+    if not least <= number <= most:
+        # The largest integer that the extension module takes is no limit that a caller would choose.
+        expected = f"{least} or more, and less than 2^63" if most == 2**63 - 1 else f"{least} to {most:,}"
+        raise OptionError(
+            f"{option} {brief(number)} is out of range: expected {expected}",
+            code=code,
+            expected=expected,
+            found=number,
+        )
+    return number
 
 
-def _whole(option: str, number: Any, or_none: str = "") -> int:
-    if isinstance(number, bool) or not hasattr(number, "__index__"):
-        raise TypeError(f"{option} must be an int{or_none}, found {type(number).__name__}")
-    return int(number.__index__())
+def checked_text(option: str, given: Any, *, or_none: bool = False) -> Any:
+    """Return `given`, which must be a str, or None."""
+    if isinstance(given, str) or (given is None and or_none):
+        return given
+    raise TypeError(f"{option} must be a str{' or None' if or_none else ''}, found {type(given).__name__}")
+
+
+def checked_mapping(option: str, given: Any) -> Any:
+    """Return `given`, which must be a mapping with str as its keys, or None."""
+    if given is None:
+        return None
+    if not hasattr(given, "keys"):
+        raise TypeError(f"{option} must be a dict or None, found {type(given).__name__}")
+    # No Python code runs for each of many names.
+    if not {*map(type, given)} <= {str}:
+        wrong = next((key for key in given if not isinstance(key, str)), None)
+        if wrong is not None:
+            raise TypeError(f"{option} must have str as its keys, found {type(wrong).__name__}")
+    return given
 
 
 def known_format(format: str) -> str:
@@ -265,29 +307,6 @@ class Existing(NamedTuple):
 
 def checked_backend(backend: str) -> str:
     return one_of("backend", backend, BACKENDS)
-
-
-def checked_threads(threads: int | None) -> int | None:
-    """`threads`, which must be a number of them or None."""
-    if threads is None:
-        return None
-    return _from_1("threads", threads, "invalid-threads", "is no number of threads: expected 1 or more")
-
-
-def checked_max_header_size(nbytes: int | None) -> int | None:
-    """Return `nbytes`, which must be a number of bytes or None."""
-    if nbytes is None:
-        return None
-    reason = "is not a size: expected a number of bytes above 0"
-    return _from_1("max_header_size", nbytes, "invalid-size", reason)
-
-
-def _from_1(option: str, given: int, code: str, reason: str) -> int:
-    """Return `given`, which must be 1 or more, and less than 2^63."""
-    given = _whole(option, given, " or None")
-    if not 1 <= given < 2**63:
-        raise OptionError(f"{option} {given} {reason}", code=code, expected="1 or more", found=given)
-    return given
 
 
 def checked_storage_options(given: StorageOptions | None) -> StorageOptions | None:
@@ -337,9 +356,12 @@ def checked_snapshot(snapshot: bool | str) -> bool | str:
 
 def checked_shard_size(size: int | str) -> int:
     """Return `size` in bytes."""
-    if isinstance(size, bool) or not isinstance(size, int | str):
+    if isinstance(size, str):
+        count = _counted(size)
+    elif isinstance(size, bool) or not hasattr(size, "__index__"):
         raise TypeError(f"max_shard_size must be an int or a str, found {type(size).__name__}")
-    count = size if isinstance(size, int) else _counted(size)
+    else:
+        count = index(size)
     if not 1 <= count < _INFINITE:
         raise OptionError(
             f"max_shard_size {size!r} is no size: expected a number of bytes above 0, or one with "
@@ -402,12 +424,3 @@ def float_code(dtype: Dtype) -> str:
 
 def checked_dtype(dtype: Dtype | None) -> str | None:
     return None if dtype is None else float_code(dtype)
-
-
-def checked_ahead(ahead: int) -> int:
-    """`ahead`, which must be a number of bytes."""
-    if ahead < 0:
-        raise OptionError(
-            f"ahead {ahead} is negative: expected a number of bytes", code="negative-ahead", found=ahead
-        )
-    return ahead

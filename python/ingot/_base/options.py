@@ -5,9 +5,10 @@ from __future__ import annotations
 from functools import cache, partial
 from typing import NamedTuple, TypeVar
 
-from ingot.errors import OptionError
+from ingot.errors import OptionError, SafetensorError
 from ingot.typing import (
     CheckOptions,
+    NoOptions,
     OpenOptions,
     ReadOptions,
     SaveOptions,
@@ -24,20 +25,23 @@ from .checks import (
     checked_dtype,
     checked_durable,
     checked_flag,
-    checked_max_header_size,
+    checked_mapping,
     checked_pattern,
     checked_progress,
     checked_sha256,
     checked_shard_size,
     checked_snapshot,
     checked_storage_options,
-    checked_threads,
+    checked_text,
+    counted,
     is_durable,
     known_checksums,
     known_format,
+    one_of,
     room,
     texts,
 )
+from .frameworks import module_of
 from .keys import checked_keys
 
 TYPE_CHECKING = False
@@ -80,6 +84,11 @@ class Loading(NamedTuple):
             return _DEFAULT
         return cls(**checked(function, options))
 
+    @classmethod
+    def among(cls, given: Mapping[str, Any]) -> Loading:
+        """Return those of `given`, which are checked."""
+        return cls(**{name: given[name] for name in cls._fields if name in given})
+
 
 _DEFAULT = Loading()
 
@@ -107,10 +116,13 @@ class Saving(NamedTuple):
 
         `own` are those that the function has as parameters of its own.
         """
-        whole: Any = function
-        given: dict[str, Any] = {**whole._defaults, **checked(function, {**own, **options})}
-        given |= given.pop("write_options", None) or {}
-        return cls(**given)
+        return cls.among(function, checked(function, {**own, **options}))
+
+    @classmethod
+    def among(cls, function: Any, given: Mapping[str, Any]) -> Saving:
+        """Return those of `given`, which are checked, and the defaults of `function` for the others."""
+        known = {**function._defaults, **given, **(given.get("write_options") or {})}
+        return cls(**{name: known[name] for name in cls._fields if name in known})
 
     def check_writable(self, file: object) -> None:
         """Raise `OptionError` for options that need a name, since `file` is an object with a ``write``."""
@@ -169,42 +181,81 @@ DEFAULTS: dict[str, Any] = {
     "write_options": None,
 }
 
-# Options of single functions that are True or False.
-FLAGS = ("strict", "lenient", "confine", "shards", "values", "raises", "whole")
+# Options that are True or False.
+FLAGS = (
+    "atomic",
+    "background",
+    "confine",
+    "force_contiguous",
+    "lenient",
+    "overwrite",
+    "raises",
+    "replace_read_only",
+    "return_metadata",
+    "shards",
+    "strict",
+    "values",
+    "verify",
+    "whole",
+)
+# Options that are a dict with str as its keys.
+MAPPINGS = ("aliases", "config", "out", "plan", "slices", "specs")
+# Options that are one of a few words.
+WORDS = {
+    "contiguous": ("copy", "error"),
+    "count": ("logical", "stored"),
+    "how": ("auto", "server", "page"),
+    "on_duplicate": ("error", "first", "last"),
+    "orphaned": ("refuse", "finish"),
+}
 
 # How the value of an option is checked and converted, for every function.
 _CHECKED: dict[str, Callable[[Any], Any]] = {
     "backend": checked_backend,
-    "threads": checked_threads,
     "progress": checked_progress,
     "storage_options": checked_storage_options,
-    "max_header_size": checked_max_header_size,
     "keys": lambda given: checked_keys("keys", given),
     "drop": lambda given: checked_keys("drop", given),
     "dtype": checked_dtype,
-    "verify": partial(checked_flag, "verify"),
     "expected_sha256": checked_sha256,
     "metadata": texts,
+    "set": partial(texts, option="set"),
+    "others": partial(texts, option="others"),
     "format": lambda format: None if format is None else known_format(format),
-    "overwrite": partial(checked_flag, "overwrite"),
-    "atomic": partial(checked_flag, "atomic"),
+    "framework": lambda framework: module_of(framework) and framework,
     "durable": checked_durable,
     "checksums": lambda checksums: None if checksums is None else known_checksums(checksums),
-    "background": partial(checked_flag, "background"),
     "align": alignment,
     "reserve_header": room,
-    "replace_read_only": partial(checked_flag, "replace_read_only"),
+    "reserve": lambda given: None if given is None else room(given, "reserve"),
     "snapshot": checked_snapshot,
     "max_shard_size": checked_shard_size,
     "filename_pattern": checked_pattern,
+    "threads": partial(counted, "threads", least=1, code="invalid-threads", or_none=True),
+    "max_header_size": partial(counted, "max_header_size", least=1, or_none=True),
+    "max_nbytes": partial(counted, "max_nbytes", least=1, or_none=True),
+    "nbytes": partial(counted, "nbytes", or_none=True),
+    "ahead": partial(counted, "ahead"),
+    "height": partial(counted, "height", least=1, most=100_000),
+    "bins": partial(counted, "bins", most=1_000, code="invalid-bins"),
+    "algorithm": partial(checked_text, "algorithm"),
+    "root": partial(checked_text, "root", or_none=True),
+    "strip_prefix": partial(checked_text, "strip_prefix"),
+    **{
+        name: partial(checked_mapping, name)
+        for name in ("aliases", "config", "out", "plan", "slices", "specs")
+    },
+    **{name: partial(one_of, name, choices=words) for name, words in WORDS.items()},
     **{name: partial(checked_flag, name) for name in FLAGS},
 }
 
 
-def checked(function: Callable[..., Any], options: Mapping[str, Any]) -> dict[str, Any]:
+def checked(
+    function: Callable[..., Any], options: Mapping[str, Any], **checks: Callable[[Any], Any]
+) -> dict[str, Any]:
     """Return the options that a caller of `function` gave as keywords, checked and converted.
 
-    An error names the function.
+    `checks` are for options that have a meaning of their own in this function. An error names the function.
     """
     check_names(function, options)
     found = {**options}
@@ -212,9 +263,9 @@ def checked(function: Callable[..., Any], options: Mapping[str, Any]) -> dict[st
         try:
             if name == "write_options":
                 found[name] = _rare(function, value)
-            elif name in _CHECKED:
-                found[name] = _CHECKED[name](value)
-        except (TypeError, OptionError) as fault:
+            elif name in checks or name in _CHECKED:
+                found[name] = (checks.get(name) or _CHECKED[name])(value)
+        except (TypeError, SafetensorError) as fault:
             fault.args = (f"{_called(function)}(): {fault}",)
             raise
     return found
@@ -239,7 +290,7 @@ def _rare(function: Any, given: Any) -> dict[str, Any]:
 
 
 def takes(
-    options: type, *, rare: tuple[str, ...] | None = None, **defaults: Any
+    options: type = NoOptions, *, rare: tuple[str, ...] | None = None, **defaults: Any
 ) -> Callable[[Function], Function]:
     """Return a decorator that shows each option of a TypedDict in place of a function's ``**options``.
 
@@ -308,13 +359,18 @@ def check_names(function: Callable[..., Any], options: Mapping[str, Any]) -> Non
 
     The message has the nearest name, and all that the function takes.
     """
-    # A function that writes all of its options out has none.
+    if not options:
+        return
     taken: Any = getattr(function, "__signature__", None)
     if taken is None or options.keys() <= taken.parameters.keys():
         return
     wrong = next(iter(options.keys() - taken.parameters.keys()))
-    names = [name for name in taken.parameters if name != "self"]
-    raise TypeError(
+    raise unexpected(function, wrong, [name for name in taken.parameters if name not in ("self", "cls")])
+
+
+def unexpected(function: Callable[..., Any], wrong: str, names: Iterable[str]) -> TypeError:
+    """Return the error for a keyword that is not among `names`, which `function` takes."""
+    return TypeError(
         f"{_called(function)}() got an unexpected keyword argument {wrong!r}{_hint(wrong, names)} "
         f"It takes {', '.join(names)}"
     )

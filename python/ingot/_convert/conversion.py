@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from os import fsdecode
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from ingot._base.checks import is_path
+from ingot._base.checks import checked_shard_size, is_path, one_of
 from ingot._base.keys import shared_prefix
 from ingot._base.options import Saving, checked, takes
 from ingot._base.progress import counted, told
@@ -18,7 +18,7 @@ from ingot._read.source import shown
 from ingot.errors import OptionError
 from ingot.typing import CopyOptions, Dtype, Keys, Path, Source, StorageOptions
 
-from .destination import Destination
+from .destination import KINDS, Destination
 from .fetched import copied, fetched, sweep
 from .formats import FORMATS, resolved
 from .limits import Budget, limits, source_nbytes
@@ -32,7 +32,7 @@ from .verify import verify as verified
 from .write import Ending, check_npz, code_in, write_native, write_npz
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from typing_extensions import Unpack
 
@@ -45,6 +45,14 @@ if TYPE_CHECKING:
 _TOO_LONG = 1 << 63
 # Of NumPy's arrays.
 _MOST_DIMENSIONS = 64
+
+
+# How options are checked that have other values here than in other functions.
+_OWN: dict[str, Callable[[Any], Any]] = {
+    "source_format": lambda word: word if word is None else one_of("source_format", word, tuple(FORMATS)),
+    "format": lambda kind: kind if kind is None else one_of("format", kind, KINDS),
+    "max_shard_size": lambda size: size if size is None else checked_shard_size(size),
+}
 
 
 @takes(CopyOptions)
@@ -160,18 +168,27 @@ def convert(
     >>> ingot.convert("pytorch_model.bin", "model.safetensors").tensors  # doctest: +SKIP
     103
     """
-    how = Saving.of(convert, options, metadata=metadata)
-    own = {"keys": keys, "drop": drop, "dtype": dtype, "verify": verify, "storage_options": storage_options}
-    given: Any = checked(convert, own)
-    if max_shard_size is not None:
-        max_shard_size = checked(convert, {"max_shard_size": max_shard_size})["max_shard_size"]
-    to = Destination.of(fsdecode(local_path(destination)), format, max_shard_size)
+    own = {
+        "source_format": source_format,
+        "format": format,
+        "max_shard_size": max_shard_size,
+        "dtype": dtype,
+        "root": root,
+        "strip_prefix": strip_prefix,
+        "keys": keys,
+        "drop": drop,
+        "metadata": metadata,
+        "max_nbytes": max_nbytes,
+        "verify": verify,
+        "storage_options": storage_options,
+    }
+    given: Any = checked(convert, {**own, **options}, **_OWN)
+    how, max_nbytes = Saving.among(convert, {**given, "format": None}), given["max_nbytes"]
+    to = Destination.of(fsdecode(local_path(destination)), format, given["max_shard_size"])
     code: str | None = given["dtype"]
     run = _Write(to, code, verify, how)
     if to.kind == "npz":
         run.check_npz()
-    if not isinstance(strip_prefix, str):
-        raise TypeError(f"convert(): strip_prefix must be a str, found {type(strip_prefix).__name__}")
     choice = Choice(root, given["keys"], given["drop"], strip_prefix)
 
     def converted(path: str, shown: str) -> Conversion:

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from errno import EEXIST
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
-from ingot._base.checks import Existing, checked_shard_size, one_of
+from ingot._base.checks import Existing, checked_shard_size
 from ingot._base.text import _escaped
 from ingot._write.directory.hidden import called
 from ingot._write.shards import Place
@@ -24,6 +24,11 @@ _ENDINGS = {"safetensors": ".safetensors", "bintensors": ".bt", "npz": ".npz"}
 _DEFAULT_SHARD_NBYTES = "5GB"
 
 
+def _kind(path: str) -> str | None:
+    """Return the format that the ending of a name says, or None."""
+    return next((kind for kind, ending in _ENDINGS.items() if path.lower().endswith(ending)), None)
+
+
 class Destination(NamedTuple):
     """A file, or a folder of shards."""
 
@@ -35,23 +40,22 @@ class Destination(NamedTuple):
 
     @classmethod
     def of(cls, path: str, format: str | None, max_shard_size: int | str | None) -> Destination:
-        """What the caller asked for, which the ending of the name says where `format` does not."""
-        if format is not None:
-            one_of("format", format, KINDS)
+        """Return the destination of this name. Its ending decides the format if `format` is None."""
         is_folder = max_shard_size is not None or path.endswith(("/", os.sep)) or os.path.isdir(path)
         if is_folder:
-            kind = format or "safetensors"
+            kind = format or _kind(path) or "safetensors"
             if kind == "npz":
                 raise OptionError(
-                    "max_shard_size is for safetensors and bintensors: an .npz is one file", code="npz-shards"
+                    "convert(): max_shard_size is for safetensors and bintensors, and an .npz is one file",
+                    code="npz-shards",
                 )
             if os.path.exists(path) and not os.path.isdir(path):
                 raise NotADirectoryError(20, "expected a folder for the shards", path)
             limit = checked_shard_size(_DEFAULT_SHARD_NBYTES if max_shard_size is None else max_shard_size)
             return cls(path, kind, Place(path, "model{suffix}" + _ENDINGS[kind]), limit)
-        for kind, ending in _ENDINGS.items():
-            if format == kind or (format is None and path.lower().endswith(ending)):
-                return cls(path, kind, None, 0)
+        found = format or _kind(path)
+        if found is not None:
+            return cls(path, found, None, 0)
         raise OptionError(
             f"{_escaped(path)}: the name does not say what to write: expected "
             f"{', '.join(_ENDINGS.values())}, or a folder with max_shard_size=… — format=… says it",

@@ -11,6 +11,7 @@ import numpy
 
 from ingot import _native
 from ingot._base.checks import FLOATS
+from ingot._base.options import Loading
 from ingot._base.text import _escaped, _quoted
 from ingot._write.assemble import Writing, opened, together
 from ingot._write.writer import Writer, native
@@ -118,7 +119,7 @@ def write_native(
 
 def _copy(draft: str, path: str, format: Any, how: Saving) -> None:
     """Copy the finished file `draft` to `path`, and compute the digests of its tensors on the way."""
-    held = opened([draft], None)
+    held = opened([draft], Loading())
     picks = [(0, number, name) for number, name in enumerate(held.names(0))]
     writing = Writing(how._replace(format=format), is_inherited=True)
     writing.write(held, path, picks, together(held), None)

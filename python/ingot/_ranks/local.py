@@ -32,6 +32,15 @@ def has_group() -> bool:
     return torch.distributed.is_available() and torch.distributed.is_initialized()
 
 
+def known_group(group: object) -> object:
+    """Return `group`, which must be a process group or None."""
+    if group is not None and not (has_group() and isinstance(group, torch.distributed.ProcessGroup)):
+        raise TypeError(
+            f"process_group must be a ProcessGroup of torch or None, found {type(group).__name__}"
+        )
+    return group
+
+
 def is_distributed(tensor: object) -> bool:
     """Return whether `tensor` stands for a tensor of which each rank has a part."""
     if is_dtensor(tensor):

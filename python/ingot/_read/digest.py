@@ -7,27 +7,31 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from ingot import _native
-from ingot._base.checks import is_path
-from ingot._base.options import checked
+from ingot._base.checks import checked_text, is_path
+from ingot._base.options import Loading, checked, takes
 from ingot._base.progress import telling
 from ingot._base.report import Report, reduced
 from ingot._base.text import _escaped, _quoted, first_lines, plural
 from ingot.errors import IntegrityError, OptionError
-from ingot.typing import Algorithm, Progress, Source, StorageOptions
+from ingot.typing import Algorithm, HeaderOptions, NoOptions, Progress, Source, StorageOptions
 
-from .door import open_checkpoint, resolved
+from .door import open_source, resolved
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
     from ingot.typing import Hasher, Path
 
 
+@takes()
 def hash(
     source: Source,
     algorithm: Algorithm = "sha256",
     *,
     progress: Progress = False,
     storage_options: StorageOptions | None = None,
+    **options: Unpack[NoOptions],
 ) -> str:
     """Return the hash of a file.
 
@@ -85,7 +89,8 @@ def hash(
     The file is read by position: one that another process shortens meanwhile is an error, not a crash. A
     remote file is fetched in parts, several at once, of which at most 128 MiB are kept at a time.
     """
-    given = checked(hash, {"progress": progress, "storage_options": storage_options})
+    own = {"algorithm": algorithm, "progress": progress, "storage_options": storage_options}
+    given = checked(hash, {**own, **options}, algorithm=known_algorithm)
     opened = resolved(source)
     if is_path(opened):
         with telling(given["progress"], "Hashing", opened) as tell:
@@ -121,8 +126,7 @@ def _hasher(algorithm: str) -> Any:
     # Not at the top: it costs as much as the rest of this package.
     import hashlib
 
-    _known(algorithm)
-    return hashlib.new(algorithm)
+    return hashlib.new(known_algorithm(algorithm))
 
 
 def with_digest(file: bytes, hasher: Hasher) -> tuple[bytes, bytes]:
@@ -134,10 +138,14 @@ def with_digest(file: bytes, hasher: Hasher) -> tuple[bytes, bytes]:
     return digest.digest(), file
 
 
-def _known(algorithm: str) -> None:
-    """Raise `OptionError` unless hashlib has `algorithm`, with a length of its own: the shakes have none."""
+def known_algorithm(algorithm: str) -> str:
+    """Return `algorithm`, which must be one of ingot's, or one of hashlib's with a length of its own."""
+    checked_text("algorithm", algorithm)
+    if algorithm in _native.hashes():
+        return algorithm
     import hashlib
 
+    # The shakes have no length of their own.
     names = {name for name in hashlib.algorithms_available if not name.startswith("shake")}
     if algorithm not in names:
         choices = (*_native.hashes(), *sorted(names - {"sha256"}))
@@ -147,6 +155,7 @@ def _known(algorithm: str) -> None:
             expected=choices,
             found=algorithm,
         )
+    return algorithm
 
 
 class Mismatch(NamedTuple):
@@ -264,13 +273,14 @@ class Verification(Report):
         return faults + [f"tensor {_quoted(name)}: has a digest and is not there" for name in self.missing]
 
 
+@takes(HeaderOptions)
 def verify(
     source: Source,
     *,
     expected_sha256: str | None = None,
     raises: bool = True,
     progress: Progress = False,
-    storage_options: StorageOptions | None = None,
+    **options: Unpack[HeaderOptions],
 ) -> Verification:
     """Compare the bytes of a file, or of all files of a checkpoint, with the digests that they keep of them.
 
@@ -284,8 +294,10 @@ def verify(
         index. By default the one in the name of the file, if it is in the Hugging Face cache.
     raises : bool
         Raise `IntegrityError` if a byte differs or has no digest. False returns the report in every case.
-    progress, storage_options : optional
+    progress : bool, None or callable
         As for `hash`.
+    **options
+        How the headers are read: `ingot.typing.HeaderOptions`.
 
     Returns
     -------
@@ -314,15 +326,10 @@ def verify(
     The digests guard against accidents. Who changes a file on purpose can change its digests too;
     `expected_sha256`, from another place, guards against that as well.
     """
-    options = {
-        "expected_sha256": expected_sha256,
-        "raises": raises,
-        "progress": progress,
-        "storage_options": storage_options,
-    }
-    told = checked(verify, options)["progress"]
-    opened = open_checkpoint(source, "pread", storage_options=storage_options)
-    with closing(opened), telling(told, "Verifying", opened.path or "<buffer>") as tell:
+    own = {"expected_sha256": expected_sha256, "raises": raises, "progress": progress}
+    how = Loading.among(checked(verify, {**own, **options}))
+    opened = open_source(source, how._replace(backend="pread"))
+    with closing(opened), telling(how.progress, "Verifying", opened.path or "<buffer>") as tell:
         found = opened.verify(expected_sha256, progress=tell)
     reports = {name: _report(facts) for name, facts in found}
     report = _together(reports) if len(reports) != 1 else next(iter(reports.values()))

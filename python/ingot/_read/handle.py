@@ -7,20 +7,30 @@ from os import fsdecode
 from os.path import basename
 from typing import Any, Literal, Self, TypeVar, Unpack, overload
 
-from ingot._base.checks import checked_ahead, checked_threads, is_path, leniency
-from ingot._base.frameworks import adapter
-from ingot._base.keys import checked_keys, select
+from ingot._base.checks import is_path, leniency
+from ingot._base.frameworks import FRAMEWORKS, adapter
+from ingot._base.keys import select
 from ingot._base.options import check_names, checked, takes
 from ingot._base.report import restored
 from ingot._base.text import _escaped, nbytes, plural
 from ingot._native import Checkpoint, Gpu, TensorInfo, in_natural_order, why_pageable
 from ingot.errors import ClosedError, HeaderError, TensorNotFoundError
-from ingot.typing import Backend, Device, Framework, Keys, OpenOptions, Path, Source, StorageOptions
+from ingot.typing import (
+    Backend,
+    Device,
+    Framework,
+    Keys,
+    NoOptions,
+    OpenOptions,
+    Path,
+    Source,
+    StorageOptions,
+)
 
 from .door import again_by, open_checkpoint
 from .load import Value, tensor, tensors
 from .loader import AHEAD, PrefetchLoader, planned
-from .moves import placing, settled
+from .moves import placed, settled
 from .part import TensorSlice, known
 
 TYPE_CHECKING = False
@@ -34,7 +44,6 @@ if TYPE_CHECKING:
 
     from ingot._base.keys import Selector
 
-    from .moves import Move, Placement
     from .part import Again
 
 Other = TypeVar("Other")
@@ -232,22 +241,23 @@ class safe_open(Mapping[str, Value]):
         storage_options: StorageOptions | None = None,
         **others: Any,
     ) -> None:
-        if others:
-            check_names(safe_open.__init__, others)
         # Programs open thousands of files without these.
         is_usual = strict is False and lenient is False and confine is False and backend == "auto"
-        if not is_usual or max_header_size is not None or storage_options is not None:
+        is_known = isinstance(framework, str) and framework in FRAMEWORKS and not others
+        if not is_known or not is_usual or max_header_size is not None or storage_options is not None:
             given = {
+                "framework": framework,
                 "strict": strict,
                 "lenient": lenient,
                 "confine": confine,
                 "backend": backend,
                 "max_header_size": max_header_size,
                 "storage_options": storage_options,
+                **others,
             }
-            checked(safe_open.__init__, given)
+            max_header_size = checked(safe_open.__init__, given)["max_header_size"]
         self._adapter = adapter(framework)
-        self._move = placing(self._adapter.mover, device)
+        self._move = placed(safe_open.__init__, self._adapter.mover, device)
         self._checkpoint = open_checkpoint(
             filename, backend, leniency(strict, lenient), max_header_size, confine, storage_options
         )
@@ -404,7 +414,10 @@ class safe_open(Mapping[str, Value]):
         found: Value = tensor(checkpoint, name, self._adapter.wrap, move)
         return found
 
-    def get_tensors(self, keys: Keys | None = None, *, drop: Keys | None = None) -> dict[str, Value]:
+    @takes()
+    def get_tensors(
+        self, keys: Keys | None = None, *, drop: Keys | None = None, **options: Unpack[NoOptions]
+    ) -> dict[str, Value]:
         """Read several tensors at once, which is faster than one by one.
 
         Parameters
@@ -426,7 +439,8 @@ class safe_open(Mapping[str, Value]):
         DtypeError, StorageError
             As `get_tensor` does, for the first tensor that fails.
         """
-        wanted, unwanted = checked_keys("keys", keys), checked_keys("drop", drop)
+        given = checked(safe_open.get_tensors, {"keys": keys, "drop": drop, **options})
+        wanted, unwanted = given["keys"], given["drop"]
         names: Iterable[str] | None
         # Reading looks up exact names anyway.
         names = wanted if isinstance(wanted, tuple) and unwanted is None else self._selected(wanted, unwanted)
@@ -441,6 +455,7 @@ class safe_open(Mapping[str, Value]):
         """Return the names of the selected tensors, or None for all."""
         return None if keys is None and drop is None else select(self._checkpoint, keys, drop)
 
+    @takes()
     def prefetch(
         self,
         plan: Mapping[str, slice | None] | None = None,
@@ -450,6 +465,7 @@ class safe_open(Mapping[str, Value]):
         device: Device = None,
         threads: int | None = None,
         ahead: int = AHEAD,
+        **options: Unpack[NoOptions],
     ) -> PrefetchLoader[Value]:
         """Read tensors, or rows of them, in the background, to be taken by name or one after the other.
 
@@ -500,19 +516,21 @@ class safe_open(Mapping[str, Value]):
         ...     with file.prefetch({"wte": slice(0, 1000), "bias": None}, device="cuda:0") as loader:
         ...         bias = loader.take("bias")
         """
-        move = self._move if device is None else self._mover(device)
-        rows = planned(self._checkpoint, plan, checked_keys("keys", keys), checked_keys("drop", drop))
+        own = {"plan": plan, "keys": keys, "drop": drop, "threads": threads, "ahead": ahead}
+        given: Any = checked(safe_open.prefetch, {**own, **options})
+        mover = self._adapter.mover
+        move = self._move if device is None else placed(safe_open.prefetch, mover, device)
+        rows = planned(self._checkpoint, plan, given["keys"], given["drop"])
         # A handle of its own, so that it outlives this one.
         checkpoint = self._checkpoint.share()
         settled(checkpoint, rows, move)
-        threads, ahead = checked_threads(threads), checked_ahead(ahead)
+        threads, ahead = given["threads"], given["ahead"]
         return PrefetchLoader(checkpoint, rows, self._adapter.wrap, move, ahead, threads)
 
-    def _mover(self, device: Device) -> Move | Placement | None:
-        """What takes tensors to `device`."""
-        return placing(self._adapter.mover, device)
-
-    def warm(self, keys: Keys | None = None, *, drop: Keys | None = None) -> int:
+    @takes()
+    def warm(
+        self, keys: Keys | None = None, *, drop: Keys | None = None, **options: Unpack[NoOptions]
+    ) -> int:
         """Bring tensors into the system's page cache, as `ingot.warm` does for a whole file.
 
         Parameters
@@ -534,7 +552,8 @@ class safe_open(Mapping[str, Value]):
         StorageError
             Reading failed.
         """
-        return self._checkpoint.warm(self._selected(checked_keys("keys", keys), checked_keys("drop", drop)))
+        given = checked(safe_open.warm, {"keys": keys, "drop": drop, **options})
+        return self._checkpoint.warm(self._selected(given["keys"], given["drop"]))
 
     def get_slice(self, name: str) -> TensorSlice[Value]:
         """Prepare to read a part of a tensor.
@@ -630,7 +649,10 @@ class safe_open(Mapping[str, Value]):
     @overload
     def get(self, name: str, /, default: Other) -> Value | Other: ...
 
-    def get(self, name: str, /, default: Any = None) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
+    @takes()
+    def get(  # pyright: ignore[reportIncompatibleMethodOverride]
+        self, name: str, /, default: Any = None, **options: Unpack[NoOptions]
+    ) -> Any:
         """Read one tensor, or give `default` where there is none of that name.
 
         Parameters
@@ -645,6 +667,7 @@ class safe_open(Mapping[str, Value]):
         DtypeError, StorageError
             As `get_tensor` does.
         """
+        check_names(safe_open.get, options)
         return self.get_tensor(name) if name in self else default
 
     # Those of a mapping would compare all tensors, and forbid a set of handles.
@@ -825,11 +848,16 @@ def open(
     >>> with ingot.open("model.safetensors") as file:  # doctest: +SKIP
     ...     weight = file["wte"]
     """
+    checked(open, {"framework": framework})
     given: Any = checked(open, options)
+    placed(open, adapter(framework).mover, device)
     return safe_open(source, framework, device, **given)
 
 
-def warm(source: Path, *, keys: Keys | None = None, drop: Keys | None = None) -> int:
+@takes()
+def warm(
+    source: Path, *, keys: Keys | None = None, drop: Keys | None = None, **options: Unpack[NoOptions]
+) -> int:
     """Bring a file's tensors into the system's page cache, so that later readers do not wait for the disk.
 
     It reads in parallel, keeps nothing in memory of its own, and returns when all bytes are cached.
@@ -858,7 +886,7 @@ def warm(source: Path, *, keys: Keys | None = None, drop: Keys | None = None) ->
     HeaderError, StorageError
         As `ingot.safe_open` does, and if reading fails.
     """
-    chosen = checked(warm, {"keys": keys, "drop": drop})
+    chosen = checked(warm, {"keys": keys, "drop": drop, **options})
     wanted, unwanted = chosen["keys"], chosen["drop"]
     checkpoint = Checkpoint.open(source, "pread")
     try:

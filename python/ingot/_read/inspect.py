@@ -13,7 +13,7 @@ from functools import partial
 from threading import Event
 from typing import Any, Literal, NamedTuple, Unpack
 
-from ingot._base.checks import is_path, one_of
+from ingot._base.checks import is_path
 from ingot._base.options import Loading, checked, takes
 from ingot._base.report import Report
 from ingot._base.text import _escaped, plural
@@ -45,7 +45,6 @@ if TYPE_CHECKING:
 
     Config: TypeAlias = Mapping[str, Any]
 
-COUNTS = ("logical", "stored")
 
 CONFIG = "config.json"
 # Bytes of it that are read, as the Hub's own reader has it.
@@ -193,8 +192,9 @@ def inspect(
     >>> ingot.inspect("model.safetensors").metadata  # doctest: +SKIP
     {'format': 'pt'}
     """
-    checked(inspect, {"shards": shards})
-    return _inspected(source, count, config, shards, Loading.of(inspect, options), None)
+    own = {"count": count, "config": config, "shards": shards}
+    how = Loading.among(checked(inspect, {**own, **options}))
+    return _inspected(source, count, config, shards, how, None)
 
 
 @takes(HeaderOptions)
@@ -229,8 +229,8 @@ async def inspect_async(
     """
     from asyncio import to_thread
 
-    checked(inspect_async, {"shards": shards})
-    stop, how = Event(), Loading.of(inspect_async, options)
+    own = {"count": count, "config": config, "shards": shards}
+    stop, how = Event(), Loading.among(checked(inspect_async, {**own, **options}))
     try:
         return await to_thread(_inspected, source, count, config, shards, how, stop)
     finally:
@@ -245,9 +245,6 @@ def _inspected(
     how: Loading,
     stop: Event | None,
 ) -> RepoMetadata:
-    one_of("count", count, COUNTS)
-    if config is not None and not isinstance(config, Mapping):
-        raise TypeError(f"config must be a mapping, found {type(config).__name__}")
     remote = _Remote(source, how, stop or Event()) if isinstance(source, str) and is_url(source) else None
     if not shards:
         index = _index(source) if remote is None else remote.index()

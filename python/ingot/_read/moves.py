@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from itertools import islice
 
 from ingot._base.frameworks import is_of_framework
 from ingot._base.keys import matching
+from ingot._base.options import checked
 from ingot._base.text import _quoted
 from ingot._native import Gpu
 from ingot.errors import DtypeError, OptionError
@@ -75,6 +77,17 @@ def placing(mover: Callable[[Any], Move | None], device: Device) -> Move | Place
     if callable(device) and not is_of_framework(type(device)):
         return Placement(lambda checkpoint, name: mover(device(checkpoint.info(name))))
     return mover(device)
+
+
+def placed(
+    function: Callable[..., Any], mover: Callable[[Any], Move | None], device: Device
+) -> Move | Placement | None:
+    """Return what `placing` returns. An error names `function`, whose option `device` is."""
+    # The usual answer first: programs load thousands of small files.
+    if device is None or (isinstance(device, str) and device == "cpu"):
+        return mover(device)
+    checking: Any = checked(function, {"device": device}, device=partial(placing, mover))
+    return checking["device"]  # type: ignore[no-any-return]
 
 
 def _pattern(given: object) -> str | Glob:

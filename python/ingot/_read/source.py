@@ -19,14 +19,18 @@ from threading import Lock, Thread
 from typing import TYPE_CHECKING, Any, cast
 from weakref import WeakSet
 
+from ingot._base.options import checked, takes
 from ingot._base.report import restored
 from ingot._base.text import _escaped
 from ingot._native import shown_url
 from ingot.errors import ClosedError, OptionError, SafetensorError, StorageError
+from ingot.typing import NoOptions
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
     from typing import Protocol
+
+    from typing_extensions import Unpack
 
     from ingot.typing import Buffer
 
@@ -97,21 +101,17 @@ class Ranges:
 
     __slots__ = ("nbytes", "path", "store")
 
-    def __init__(self, store: Any, path: str, *, nbytes: int | None = None) -> None:
+    @takes()
+    def __init__(
+        self, store: Any, path: str, *, nbytes: int | None = None, **options: Unpack[NoOptions]
+    ) -> None:
+        nbytes = checked(Ranges.__init__, {"nbytes": nbytes, **options})["nbytes"]
         if not isinstance(path, str):
             raise TypeError(f"the path in a store must be a str, found {type(path).__name__}")
         if not _is_fsspec(store) and not callable(getattr(store, "get_ranges", None)):
             raise TypeError(
                 "expected a store with `get_ranges`, as obstore's, or a file system with `cat_ranges`, as "
                 f"fsspec's, found {type(store).__name__}"
-            )
-        if nbytes is not None and nbytes < 0:
-            raise OptionError(f"nbytes {nbytes} is negative", code="negative-nbytes", found=nbytes)
-        if nbytes is not None and nbytes > _MOST_NBYTES:
-            raise OptionError(
-                f"nbytes {nbytes} is too large: expected at most {_MOST_NBYTES}",
-                code="impossible-size",
-                found=nbytes,
             )
         self.store = store
         self.path = path

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from contextlib import closing
 from dataclasses import dataclass
-from typing import Any
 
 from ingot import _native
 from ingot._base.keys import select
 from ingot._base.options import Loading, checked, takes
 from ingot._base.progress import telling
 from ingot._base.report import Report
-from ingot.errors import OptionError
 from ingot.typing import Keys, ReadOptions, Source
 
 from .door import open_source
@@ -22,8 +20,6 @@ if TYPE_CHECKING:
 
     from ingot._native import Checkpoint
     from ingot.typing import Tell
-
-_MOST_BINS = 1000
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -136,16 +132,14 @@ def stats(
     >>> [name for name, tensor in found.tensors.items() if tensor.nans]  # doctest: +SKIP
     []
     """
-    how = Loading.of(stats, options)
-    selecting = checked(stats, {"keys": keys, "drop": drop})
-    chosen, dropped = selecting["keys"], selecting["drop"]
-    _check_bins(bins)
+    given = checked(stats, {"keys": keys, "drop": drop, "bins": bins, **options})
+    how, chosen, dropped = Loading.among(given), given["keys"], given["drop"]
     with closing(open_source(source, how)) as checkpoint:
         names = select(checkpoint, chosen, dropped)
         if not isinstance(chosen, tuple):
             names = _native.in_natural_order(names)
         with telling(how.progress, "Reading", checkpoint.path or "") as tell:
-            return measured(checkpoint, names, bins, how.threads, tell)
+            return measured(checkpoint, names, given["bins"], how.threads, tell)
 
 
 def measured(
@@ -178,15 +172,3 @@ def _of(dtype: str, found: _native.Statistics) -> TensorStats:
         malformed=found.malformed,
         bins=tuple(found.bins),
     )
-
-
-def _check_bins(bins: Any) -> None:
-    if not isinstance(bins, int) or isinstance(bins, bool):
-        raise TypeError(f"bins must be an int, found {type(bins).__name__}")
-    if not 0 <= bins <= _MOST_BINS:
-        raise OptionError(
-            f"bins {bins} is out of range: expected 0 to {_MOST_BINS}",
-            code="invalid-bins",
-            expected=f"0 to {_MOST_BINS}",
-            found=bins,
-        )

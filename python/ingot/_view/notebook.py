@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import os
 from html import escape
+from typing import Literal
 from weakref import finalize
 
-from ingot._base.checks import is_path, one_of
-from ingot._base.options import checked
+from ingot._base.checks import is_path
+from ingot._base.options import Loading, checked, takes
 from ingot._native import is_url, local_path
 from ingot._read import door
 from ingot._read import handle as _handle
-from ingot.typing import Source, StorageOptions
+from ingot.errors import OptionError
+from ingot.typing import NoOptions, Source, StorageOptions
 
 from . import report, whole
 from .server import Server
@@ -22,8 +24,8 @@ if TYPE_CHECKING:
     from types import TracebackType
     from typing import Any, Self
 
+    from typing_extensions import Unpack
 
-_HOW = ("auto", "server", "page")
 # Notebooks whose browser is on another machine than their kernel.
 _REMOTE = ("SSH_CONNECTION", "JUPYTERHUB_SERVICE_PREFIX", "COLAB_RELEASE_TAG", "KUBERNETES_SERVICE_HOST")
 # A notebook on this machine may show the page in a frame.
@@ -74,13 +76,15 @@ class View:
         return f"<ingot.View {self._server.origin if self._server else 'page'}>"
 
 
+@takes()
 def view(
     source: Source,
     other: Source | None = None,
     *,
-    how: str = "auto",
+    how: Literal["auto", "server", "page"] = "auto",
     height: int = 600,
     storage_options: StorageOptions | None = None,
+    **options: Unpack[NoOptions],
 ) -> View:
     """Show a model in a notebook: its tensors, their statistics, pictures and values.
 
@@ -93,16 +97,16 @@ def view(
         The model, as for `ingot.open`, or an open handle, which stays the caller's and has to stay open.
     other : ingot.typing.Source or ingot.safe_open, optional
         A second model, to compare with.
-    how
+    how : {"auto", "server", "page"}
         ``"server"`` serves the page from this process, for browsers on this machine; tensors are read when
         they are looked at. ``"page"`` makes a page that stands by itself, for a browser elsewhere: all of the
         model is read now, and the page has headers, statistics and thumbnails. ``"auto"``, the default, is a
         page where the environment says that the notebook runs elsewhere (over SSH, JupyterHub, Colab,
         Kubernetes).
-    height
+    height : int
         Of the frame, in pixels.
-    storage_options
-        How URLs are read, as `ingot.safe_open` takes it. A handle keeps the options that it was opened with.
+    storage_options : dict, optional
+        How URLs are reached (`ingot.StorageOptions`). A handle keeps the options that it was opened with.
 
     Returns
     -------
@@ -119,27 +123,24 @@ def view(
     OptionError
         `how` is none of the three, or a page is asked for with two models.
     """
-    one_of("how", how, _HOW)
+    own = {"how": how, "height": height, "storage_options": storage_options}
+    given = checked(view, {**own, **options})
+    if how == "page" and other is not None:
+        raise OptionError(
+            "view(): how='page' shows one model: expected no `other`", code="one-model", found=other
+        )
     others = [] if other is None else [other]
-    checked(view, {"storage_options": storage_options})
-    models = [_model(one, storage_options) for one in (source, *others)]
-    is_page = how == "page" or (how == "auto" and other is None and any(map(os.environ.get, _REMOTE)))
-    if is_page:
-        if other is not None:
-            from ingot.errors import OptionError
-
-            raise OptionError(
-                "how='page' shows one model: expected no `other`", code="one-model", found=other
-            )
+    models = [_model(one, Loading.among(given)) for one in (source, *others)]
+    if how == "page" or (how == "auto" and other is None and any(map(os.environ.get, _REMOTE))):
         [model] = [opened(one) if isinstance(one, str) else one for one in models]
-        return View(None, whole.page(report.made(model)), height)
+        return View(None, whole.page(report.made(model)), given["height"])
     shelf = Shelf(models)
     try:
         server = Server(shelf, ancestors=_ANCESTORS)
     except BaseException:
         shelf.close()
         raise
-    shown = View(server, None, height)
+    shown = View(server, None, given["height"])
     shown._close = finalize(shown, _ended, server, shelf)
     return shown
 
@@ -149,7 +150,7 @@ def _ended(server: Server, shelf: Shelf) -> None:
     shelf.close()
 
 
-def _model(source: Any, storage_options: StorageOptions | None) -> str | Opened:
+def _model(source: Any, how: Loading) -> str | Opened:
     """Return a local path as it is, for the page to read its files, and everything else open."""
     if isinstance(source, _handle.safe_open):
         source._check_open()
@@ -157,5 +158,5 @@ def _model(source: Any, storage_options: StorageOptions | None) -> str | Opened:
         return Opened(source._checkpoint, place, options)
     if is_path(source) and not (isinstance(source, str) and is_url(source)):
         return os.fsdecode(local_path(source))
-    handle = door.open_checkpoint(source, "auto", storage_options=storage_options)
-    return Opened(handle, source if isinstance(source, str) else None, storage_options)
+    handle = door.open_source(source, how)
+    return Opened(handle, source if isinstance(source, str) else None, how.storage_options)

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from typing import Any
 
     from ingot._base.checks import Leniency
-    from ingot._base.options import Saving
-    from ingot.typing import Source, StorageOptions, Tell
+    from ingot._base.options import Loading, Saving
+    from ingot.typing import Source, Tell
 
     Pick = tuple[int, int, str]
 
@@ -51,12 +51,17 @@ class Writing(NamedTuple):
         )
 
 
-def opened(
-    sources: Iterable[Source], storage_options: StorageOptions | None, leniency: Leniency = "accept"
-) -> Sources:
+def opened(sources: Iterable[Source], how: Loading, leniency: Leniency = "accept") -> Sources:
     """Open all files of `sources`, for their tensors to be copied."""
     checkpoints = [
-        open_checkpoint(source, "pread", leniency, storage_options=storage_options, lent=True)
+        open_checkpoint(
+            source,
+            "pread",
+            leniency,
+            how.max_header_size,
+            storage_options=how.storage_options,
+            lent=True,
+        )
         for source in sources
     ]
     return Sources(checkpoints, leniency)

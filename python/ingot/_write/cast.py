@@ -18,7 +18,7 @@ from ingot._base.report import Report
 from ingot._base.text import nbytes, plural
 from ingot._read.door import open_source
 from ingot._read.select import Wanted
-from ingot.typing import Dtype, Format, Keys, Path, Progress, ReplaceOptions, Source, StorageOptions
+from ingot.typing import CastOptions, Dtype, Format, Keys, Path, Source
 
 from .assemble import of_one, united
 from .rearrange import KEPT
@@ -69,7 +69,7 @@ class Cast(Report):
         return page(self.destination, facts, table(("cast", name) for name in self.cast))
 
 
-@takes(ReplaceOptions)
+@takes(CastOptions)
 def cast(
     source: Source,
     destination: Path,
@@ -78,9 +78,7 @@ def cast(
     keys: Keys | None = None,
     metadata: Mapping[str, str] | None = KEPT,
     format: Format | None = None,
-    progress: Progress = False,
-    storage_options: StorageOptions | None = None,
-    **options: Unpack[ReplaceOptions],
+    **options: Unpack[CastOptions],
 ) -> Cast:
     """Write a copy of a file with its floating-point tensors in another dtype.
 
@@ -97,12 +95,10 @@ def cast(
         Which tensors to convert, all by default, as for `load_file`. The others are copied as they are.
     metadata : dict of str to str or None, optional
         The text to store. By default the source's, without digests of values that change.
-    format, progress
+    format : {"safetensors", "bintensors"}, optional
         As for `save_file`.
-    storage_options : dict, optional
-        How a URL is reached (`ingot.StorageOptions`).
     **options
-        How the file is written: `ingot.typing.SaveOptions`.
+        How the source is read and the file is written: `ingot.typing.CastOptions`.
 
     Returns
     -------
@@ -133,13 +129,12 @@ def cast(
     ('wte', 'lm_head.weight')
     """
     is_kept = metadata is KEPT
-    given = {"metadata": None if is_kept else metadata, "format": format, "progress": progress}
-    how = Saving.of(cast, options, **given)
-    reading = checked(cast, {"keys": keys, "storage_options": storage_options})
-    code: str = checked(cast, {"dtype": dtype})["dtype"] or float_code(dtype)
+    own = {"dtype": dtype, "keys": keys, "format": format, "metadata": None if is_kept else metadata}
+    given: Any = checked(cast, {**own, **options}, dtype=float_code)
+    how, reading = Saving.among(cast, given), Loading.among(given)
     path = fsdecode(_native.local_path(destination))
-    with closing(open_source(source, Loading(**reading))) as checkpoint:
-        plan = _Plan(checkpoint, code, set(select(checkpoint, reading["keys"])))
+    with closing(open_source(source, reading)) as checkpoint:
+        plan = _Plan(checkpoint, given["dtype"], set(select(checkpoint, given["keys"])), reading.threads)
         how.existing.check(path)
         pairs = united(_metadata(checkpoint)) if is_kept else how.metadata
         writer = _native.Writer.create(
@@ -173,8 +168,11 @@ def planned(source: Source, destination: Path, dtype: Dtype, *, keys: Keys | Non
 class _Plan:
     """Which tensors of a file are converted to `dtype`."""
 
-    def __init__(self, checkpoint: Checkpoint, dtype: str, chosen: set[str]) -> None:
+    def __init__(
+        self, checkpoint: Checkpoint, dtype: str, chosen: set[str], threads: int | None = None
+    ) -> None:
         self.checkpoint = checkpoint
+        self.threads = threads
         self.dtype = dtype
         self.infos = checkpoint.infos()
         self.changed = {
@@ -203,7 +201,7 @@ class _Plan:
         """Write the tensors, and yield each that is written."""
         for batch in _batches(self.infos):
             names = [info.name for info in batch if info.name in self.changed]
-            parts = self.checkpoint.parts(Wanted(names, None, self.dtype), _BYTES)
+            parts = self.checkpoint.parts(Wanted(names, None, self.dtype), _BYTES, threads=self.threads)
             converted = dict(zip(names, parts, strict=True))
             for info in batch:
                 size = self.nbytes_of(info)

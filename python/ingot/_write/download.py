@@ -141,19 +141,23 @@ def download(
     the same at the server. Any other file that is there stays and is an error, unless `overwrite` is set, and
     so is one of a server that tells no versions apart. Symbolic links in the directory are followed.
     """
-    if not isinstance(source, str):
-        raise TypeError(f"source must be a str, found {type(source).__name__}")
-    reading: dict[str, Any] = {
+    own = {
         "expected_sha256": expected_sha256,
         "threads": threads,
+        "progress": progress,
         "storage_options": storage_options,
     }
-    reading, how = checked(download, reading), Saving.of(download, options, progress=progress)
+    given = checked(download, {**own, **options})
+    if not isinstance(source, str):
+        raise TypeError(f"download(): source must be a str, found {type(source).__name__}")
+    how = Saving.among(download, given)
     with telling(how.progress, "Downloading", source) as tell:
         done, files = _native.download(
             source,
             destination,
-            **reading,
+            expected_sha256=given["expected_sha256"],
+            threads=given["threads"],
+            storage_options=storage_options,
             **how.of_named_file(),
             progress=tell,
         )

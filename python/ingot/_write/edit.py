@@ -8,11 +8,10 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Literal
 
 from ingot import _native
-from ingot._base.checks import is_durable, texts
+from ingot._base.checks import is_durable
 from ingot._base.frameworks import payload
-from ingot._base.options import Saving, takes
+from ingot._base.options import Saving, checked, takes
 from ingot._base.progress import telling
-from ingot._base.text import _quoted
 from ingot.typing import EditOptions, Path
 
 from .directory.lock import locked
@@ -99,17 +98,23 @@ def update_metadata(
 
     Changes at the same time, in any number of processes, wait for one another (``flock``), and none is lost.
     """
-    if isinstance(remove, str):
-        # A str is an iterable of str, so it would be taken for the names of its letters.
-        raise TypeError("remove must be an iterable of str, not a str")
-    gone = list(remove)
-    for key in gone:
-        if not isinstance(key, str):
-            raise TypeError(f"metadata keys must be str, found {_quoted(key)} of type {type(key).__name__}")
-    how = Saving.of(update_metadata, options, atomic=atomic)
-    pairs = texts(set) or {}
+    given = checked(
+        update_metadata, {"set": set, "remove": remove, "atomic": atomic, **options}, remove=_keys
+    )
+    how, pairs = Saving.among(update_metadata, given), given["set"] or {}
     with telling(how.progress, "Writing", filename) as tell:
-        return _native.update_metadata(filename, pairs, gone, not how.atomic, how.flush, tell)
+        return _native.update_metadata(filename, pairs, given["remove"], not how.atomic, how.flush, tell)
+
+
+def _keys(remove: Any) -> list[str]:
+    # A str is an iterable of str, so it would be taken for the names of its letters.
+    if isinstance(remove, (str, bytes)) or not hasattr(remove, "__iter__"):
+        raise TypeError(f"remove must be an iterable of str, found {type(remove).__name__}")
+    keys = [*remove]
+    wrong = [type(key).__name__ for key in keys if not isinstance(key, str)]
+    if wrong:
+        raise TypeError(f"remove must be an iterable of str, found {type(remove).__name__} of {wrong[0]}")
+    return keys
 
 
 @takes(EditOptions)

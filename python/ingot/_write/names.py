@@ -8,6 +8,13 @@ from ingot._base.keys import not_found
 from ingot._base.text import _quoted
 
 
+def known_renaming(rename: object) -> object:
+    """Return `rename`, which must be a dict, a callable or None."""
+    if rename is not None and not callable(rename) and not hasattr(rename, "keys"):
+        raise TypeError(f"rename must be a dict, a callable or None, found {type(rename).__name__}")
+    return rename
+
+
 def renaming(
     names: list[str], rename: Mapping[str, str] | Callable[[str], str] | None, path: str
 ) -> Callable[[str], str]:
@@ -17,7 +24,7 @@ def renaming(
     give: Callable[[str], str]
     if callable(rename):
         give = rename
-    elif hasattr(rename, "keys"):
+    else:
         table = dict(rename)
         for name in table.keys() - set(names):
             raise not_found(names, name, path)
@@ -26,8 +33,6 @@ def renaming(
             return table.get(name, name)
 
         give = looked_up
-    else:
-        raise TypeError(f"rename must be a dict or a callable, found {type(rename).__name__}")
 
     def checked(name: str) -> str:
         new = give(name)

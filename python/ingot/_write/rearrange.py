@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from itertools import chain
 from typing import Any, Literal
 from warnings import warn
 
-from ingot._base.checks import is_path, one_of
+from ingot._base.checks import is_path
 from ingot._base.keys import NamedTensors, select
-from ingot._base.options import Saving, checked, takes
+from ingot._base.options import Loading, Saving, checked, takes
 from ingot._base.progress import telling, within
 from ingot._base.text import _escaped
 from ingot._native import local_path
-from ingot.typing import CopyOptions, Format, Keys, Path, Source, StorageOptions
+from ingot.typing import Format, Keys, Path, RewriteOptions, Source
 
 from .assemble import Writing, opened, together
-from .names import renaming
+from .names import known_renaming, renaming
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -23,22 +24,21 @@ if TYPE_CHECKING:
 
     from .assemble import Pick
 
-ON_DUPLICATE = ("error", "first", "last")
-
 # In place of the metadata: that of the sources.
 KEPT: Any = ...
 
 
-@takes(CopyOptions)
+@takes(RewriteOptions)
 def merge(
     sources: Iterable[Source],
     destination: Path,
     *,
     on_duplicate: Literal["error", "first", "last"] = "error",
+    keys: Keys | None = None,
+    drop: Keys | None = None,
     metadata: Mapping[str, str] | None = KEPT,
     format: Format | None = None,
-    storage_options: StorageOptions | None = None,
-    **options: Unpack[CopyOptions],
+    **options: Unpack[RewriteOptions],
 ) -> None:
     """Make one file of several. No tensor is decoded, and less than 64 MiB of memory are taken.
 
@@ -58,10 +58,11 @@ def merge(
         other. Of the metadata of an index that is what is text and speaks of no number of bytes.
     format : {"safetensors", "bintensors"}, optional
         As for `save_file`.
-    storage_options : dict, optional
-        How URLs are reached (`ingot.StorageOptions`).
+    keys, drop : str, ingot.typing.Glob, iterable of str or callable, optional
+        Which tensors of the sources the file has, as for `load_file`: all by default. The order of `keys`
+        does not matter.
     **options
-        How the file is written: `ingot.typing.SaveOptions`.
+        How headers are read and the file is written: `ingot.typing.RewriteOptions`.
 
     Raises
     ------
@@ -89,14 +90,20 @@ def merge(
     Names that share a tensor (``save_file(..., shared="alias")``) are names like all others, and share it in
     the new file too. Where the name that it was stored under is left out, it is stored under another.
     """
-    how = _writing(merge, options, metadata, storage_options, format=format)
-    one_of("on_duplicate", on_duplicate, ON_DUPLICATE)
+    own = {"on_duplicate": on_duplicate, "keys": keys, "drop": drop, "format": format}
+    given = checked(merge, {**own, **options, **_written(metadata)})
+    how = _writing(merge, given)
     if is_path(sources) or hasattr(sources, "read") or isinstance(sources, (bytearray, memoryview)):
         raise TypeError(
             f"merge(): sources must be an iterable of sources, found one {type(sources).__name__}"
         )
-    destination, held = local_path(destination), opened(sources, storage_options)
+    destination, held = local_path(destination), opened(sources, Loading.among(given))
     picks = [(at, *pick) for at in range(len(held)) for pick in enumerate(held.names(at))]
+    if keys is not None or drop is not None:
+        infos = chain.from_iterable(map(held.infos, range(len(held))))
+        tensors = NamedTensors(None, (name for *_, name in picks), lambda: infos)
+        kept = {*select(tensors, given["keys"], given["drop"])}
+        picks = [pick for pick in picks if pick[2] in kept]
     if on_duplicate != "error":
         by_name: dict[str, Pick] = {}
         for pick in reversed(picks) if on_duplicate == "first" else picks:
@@ -107,7 +114,7 @@ def merge(
         how.write(held, destination, picks, pairs, tell)
 
 
-@takes(CopyOptions)
+@takes(RewriteOptions)
 def rewrite(
     source: Source,
     destination: Path,
@@ -117,8 +124,7 @@ def rewrite(
     drop: Keys | None = None,
     metadata: Mapping[str, str] | None = KEPT,
     format: Format | None = None,
-    storage_options: StorageOptions | None = None,
-    **options: Unpack[CopyOptions],
+    **options: Unpack[RewriteOptions],
 ) -> None:
     """Make a file of tensors of another, or of a checkpoint: some, under other names, in the other format.
 
@@ -138,10 +144,8 @@ def rewrite(
         The text to store. By default that of the source.
     format : {"safetensors", "bintensors"}, optional
         As for `save_file`: by default the name of `destination` decides.
-    storage_options : dict, optional
-        As for `merge`.
     **options
-        How the file is written: `ingot.typing.SaveOptions`.
+        How headers are read and the file is written: `ingot.typing.RewriteOptions`.
 
     Raises
     ------
@@ -167,13 +171,12 @@ def rewrite(
     Names that share a tensor (``save_file(..., shared="alias")``) are names like all others, and share it in
     the new file too. Where the name that it was stored under is left out, it is stored under another.
     """
-    how = _writing(rewrite, options, metadata, storage_options, format=format)
-    destination = local_path(destination)
-    chosen = checked(rewrite, {"keys": keys, "drop": drop})
-    wanted, unwanted = chosen["keys"], chosen["drop"]
-    held = opened([source], storage_options)
+    own = {"rename": rename, "keys": keys, "drop": drop, "format": format}
+    given = checked(rewrite, {**own, **options, **_written(metadata)}, rename=known_renaming)
+    how, destination = _writing(rewrite, given), local_path(destination)
+    held = opened([source], Loading.among(given))
     names, path = held.names(0), held.path(0)
-    kept = set(select(NamedTensors(path, names, lambda: held.infos(0)), wanted, unwanted))
+    kept = set(select(NamedTensors(path, names, lambda: held.infos(0)), given["keys"], given["drop"]))
     new_name = renaming(names, rename, path)
     picks = [(0, number, new_name(name)) for number, name in enumerate(names) if name in kept]
     is_chosen = rename is not None or keys is not None or drop is not None
@@ -188,7 +191,7 @@ def rewrite(
         how.write(held, destination, picks, pairs, tell)
 
 
-@takes(CopyOptions)
+@takes(RewriteOptions)
 def split(
     source: Source,
     destination: Path,
@@ -196,8 +199,7 @@ def split(
     *,
     filename_pattern: str = "model{suffix}.safetensors",
     metadata: Mapping[str, str] | None = KEPT,
-    storage_options: StorageOptions | None = None,
-    **options: Unpack[CopyOptions],
+    **options: Unpack[RewriteOptions],
 ) -> None:
     """Make several files and an index of a file or a checkpoint, as huggingface_hub does.
 
@@ -216,12 +218,10 @@ def split(
     metadata : dict of str to str or None, optional
         The text to store. By default that of the source. It goes into the index, and its ``format`` (``"pt"``
         where there is none) into each file; into the file, where there is only one.
-    storage_options : dict, optional
-        As for `merge`.
     **options
-        How the files are written: `ingot.typing.SaveOptions`. `overwrite` replaces the checkpoint at
-        `destination`: its files that match `filename_pattern`, and no others, are removed when the new ones
-        are in place.
+        How headers are read and the files are written: `ingot.typing.RewriteOptions`. `overwrite` replaces
+        the checkpoint at `destination`: its files that match `filename_pattern`, and no others, are removed
+        when the new ones are in place.
 
     Raises
     ------
@@ -243,13 +243,14 @@ def split(
     from .shards import Place, index, write
     from .shards import split as planned
 
-    given: dict[str, Any] = {"max_shard_size": max_shard_size, "filename_pattern": filename_pattern}
-    limit: int = checked(split, given)["max_shard_size"]
-    how = _writing(split, options, metadata, storage_options)
+    own = {"max_shard_size": max_shard_size, "filename_pattern": filename_pattern}
+    given = checked(split, {**own, **options, **_written(metadata)})
+    limit: int = given["max_shard_size"]
+    how = _writing(split, given)
     place = Place(destination, filename_pattern)
     existing = how.saving.existing
     place.check(existing)
-    held = opened([source], storage_options)
+    held = opened([source], Loading.among(given))
     names, sizes = held.names(0), held.sizes(0)
     pairs = (together(held) if how.is_inherited else how.saving.metadata) or {}
     of_file = {"format": pairs.get("format", "pt")}
@@ -286,14 +287,11 @@ def split(
         write(place, dict(zip(files, shards, strict=True)), save, whole, how.saving.flush, existing)
 
 
-def _writing(
-    function: Callable[..., Any],
-    options: Mapping[str, Any],
-    metadata: Mapping[str, str] | None,
-    storage_options: StorageOptions | None,
-    **own: Any,
-) -> Writing:
-    """Return how `function` writes."""
-    checked(function, {"storage_options": storage_options})
-    is_kept = metadata is KEPT
-    return Writing(Saving.of(function, options, metadata=None if is_kept else metadata, **own), is_kept)
+def _written(metadata: Mapping[str, str] | None) -> dict[str, Any]:
+    """Return `metadata` as an option, or no option if the metadata of the sources is kept."""
+    return {} if metadata is KEPT else {"metadata": metadata}
+
+
+def _writing(function: Callable[..., Any], given: Mapping[str, Any]) -> Writing:
+    """Return how `function` writes with these checked options."""
+    return Writing(Saving.among(function, given), "metadata" not in given)

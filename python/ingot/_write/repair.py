@@ -7,13 +7,13 @@ from os import fsdecode
 from typing import Any, NamedTuple
 
 from ingot._base.checks import format_for
-from ingot._base.options import Saving, checked, takes
+from ingot._base.options import Loading, Saving, checked, takes
 from ingot._base.progress import telling
 from ingot._base.report import Report, reduced
 from ingot._base.text import _escaped, _quoted, nbytes, plural
 from ingot._native import local_path
 from ingot.errors import HeaderError
-from ingot.typing import CopyOptions, Format, Path, Source, StorageOptions
+from ingot.typing import Format, Path, RewriteOptions, Source
 
 from .assemble import Writing, opened, together
 
@@ -22,6 +22,10 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
     from ingot._native import Sources
+
+
+# How a source is read by default.
+DEFAULT = Loading()
 
 
 class Finding(NamedTuple):
@@ -86,14 +90,13 @@ class Repair(Report):
         return page(f"{self.source} → {self.destination}", facts, table(rows))
 
 
-@takes(CopyOptions)
+@takes(RewriteOptions)
 def repair(
     source: Source,
     destination: Path,
     *,
     format: Format | None = None,
-    storage_options: StorageOptions | None = None,
-    **options: Unpack[CopyOptions],
+    **options: Unpack[RewriteOptions],
 ) -> Repair:
     """Write a valid file of what is sound in a broken one, and report each change.
 
@@ -110,10 +113,8 @@ def repair(
         Where to write; it may be `source`. What is there stays until the new file is whole.
     format : {"safetensors", "bintensors"}, optional
         As for `save_file`: by default the name of `destination` decides.
-    storage_options : dict, optional
-        How URLs are reached (`ingot.StorageOptions`).
     **options
-        How the file is written: `ingot.typing.SaveOptions`.
+        How headers are read and the file is written: `ingot.typing.RewriteOptions`.
 
     Returns
     -------
@@ -155,9 +156,9 @@ def repair(
     of the new file does that. ``modelspec.hash_sha256`` stays where all data is the same, as for `merge`.
     Names that share a tensor go along with it, and are left out where it is.
     """
-    checked(repair, {"storage_options": storage_options})
-    how, destination = Saving.of(repair, options, format=format), local_path(destination)
-    held, findings = examined(source, storage_options)
+    given = checked(repair, {"format": format, **options})
+    how, destination = Saving.among(repair, given), local_path(destination)
+    held, findings = examined(source, Loading.among(given))
     names, path = held.names(0), held.path(0)
     with telling(how.progress, "Repairing", destination) as tell:
         picks = [(0, number, name) for number, name in enumerate(names)]
@@ -173,17 +174,15 @@ def repair(
     )
 
 
-def examined(
-    source: Source, storage_options: StorageOptions | None = None
-) -> tuple[Sources, tuple[Finding, ...]]:
-    """What is sound in a file, and what is not.
+def examined(source: Source, how: Loading = DEFAULT) -> tuple[Sources, tuple[Finding, ...]]:
+    """Return the tensors that are sound in a file, and the rules that it breaks.
 
     Raises
     ------
     HeaderError
         The file has tensors, and none of them is sound.
     """
-    held = opened([source], storage_options, "salvage")
+    held = opened([source], how, "salvage")
     path = held.path(0)
     findings = tuple(
         Finding(code, tensor, _of(path, tensor, found), done)

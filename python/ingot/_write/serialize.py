@@ -7,11 +7,11 @@ from typing import Any, Literal, overload
 
 import ingot
 from ingot import _native
-from ingot._base.checks import named, stored
+from ingot._base.checks import known_format, named, stored
 from ingot._base.options import Saving, checked, takes
 from ingot._base.text import _quoted
 from ingot.errors import SaveError
-from ingot.typing import Buffer, Format, Path, SaveOptions, Writable
+from ingot.typing import Buffer, Format, NoOptions, Path, SaveOptions, Writable
 
 from .save import write_file
 
@@ -22,11 +22,13 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 
+@takes()
 def serialize(
     tensor_dict: Mapping[str, Mapping[str, Any]],
     metadata: Mapping[str, str] | None = None,
     *,
     format: Format = "safetensors",
+    **options: Unpack[NoOptions],
 ) -> bytes:
     """Give the bytes of a file that holds these buffers.
 
@@ -60,7 +62,7 @@ def serialize(
     OptionError
         `format` is not one of the two.
     """
-    given = checked(serialize, {"metadata": metadata, "format": format})
+    given = checked(serialize, {"metadata": metadata, "format": format, **options}, format=known_format)
     return _native.serialize(named(tensor_dict), _spec, **given)
 
 

@@ -8,12 +8,12 @@ from typing import Any, Literal, Self
 from weakref import WeakSet
 
 from ingot import _native
-from ingot._base.checks import format_for, is_durable, named, one_of, room, stored
+from ingot._base.checks import format_for, is_durable, named, stored
 from ingot._base.frameworks import payload
-from ingot._base.options import Saving, checked, takes
+from ingot._base.options import Saving, check_names, checked, takes
 from ingot._base.text import _escaped, _quoted
 from ingot.errors import ClosedError, OptionError, SaveError
-from ingot.typing import Format, Path, ReplaceOptions
+from ingot.typing import Format, NoOptions, Path, ReplaceOptions
 
 from .save import rendered
 
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 
 _ALL = ...
 Index = Any
-ORPHANED = ("refuse", "finish")
 # Those of this process, which a fork of it has to let go of.
 _WRITERS: WeakSet[Writer] = WeakSet()
 
@@ -107,25 +106,34 @@ class Writer:
         aliases: Mapping[str, str] | None = None,
         **options: Unpack[ReplaceOptions],
     ) -> None:
-        how = Saving.of(Writer, options, metadata=metadata, format=format)
+        own = {
+            "specs": specs,
+            "metadata": metadata,
+            "reserve": reserve,
+            "format": format,
+            "aliases": aliases,
+        }
+        given = checked(Writer, {**own, **options})
+        how, reserve = Saving.among(Writer, given), given["reserve"]
         self._path = _native.local_path(destination)
         self._writer: _native.Writer | _native.Appender
         if (specs is None) == (reserve is None):
-            raise OptionError("expected either specs or reserve", code="specs-or-reserve")
+            raise OptionError("Writer(): expected either specs or reserve", code="specs-or-reserve")
         if reserve is not None:
             if format not in (None, "safetensors"):
                 raise OptionError(
-                    "reserve is for safetensors: a bintensors header has no room",
+                    "Writer(): reserve is for safetensors: a bintensors header has no room",
                     code="no-room",
                     found=format,
                 )
             if aliases:
                 raise OptionError(
-                    "aliases is for specs: with reserve the tensors are not known", code="specs-or-reserve"
+                    "Writer(): aliases is for specs: with reserve the tensors are not known",
+                    code="specs-or-reserve",
                 )
             self._writer = _native.Appender.create(
                 self._path,
-                room(reserve, "reserve"),
+                reserve,
                 how.metadata,
                 durable=how.flush,
                 **how.existing._asdict(),
@@ -145,12 +153,14 @@ class Writer:
         _WRITERS.add(self)
 
     @classmethod
+    @takes()
     def join(
         cls,
         destination: Path,
         *,
         orphaned: Literal["refuse", "finish"] = "refuse",
         durable: bool | None = None,
+        **options: Unpack[NoOptions],
     ) -> Self:
         """Take part in filling a file that a writer in another process, or in this one, began.
 
@@ -187,15 +197,16 @@ class Writer:
         -----
         A lock says whether a writer is still there. On a file system without locks a file cannot be joined.
         """
-        finish = one_of("orphaned", orphaned, ORPHANED) == "finish"
+        given = checked(Writer.join, {"orphaned": orphaned, "durable": durable, **options})
         writer = object.__new__(cls)
         writer._path = _native.local_path(destination)
-        flush = is_durable(checked(Writer.join, {"durable": durable})["durable"])
+        finish, flush = orphaned == "finish", is_durable(given["durable"])
         writer._writer = _native.Writer.join(writer._path, finish=finish, durable=flush)
         _WRITERS.add(writer)
         return writer
 
-    def write(self, name: str, tensor: Any, index: Index = _ALL) -> None:
+    @takes()
+    def write(self, name: str, tensor: Any, index: Index = _ALL, **options: Unpack[NoOptions]) -> None:
         """Write a tensor, or a part of one.
 
         Parameters
@@ -228,6 +239,7 @@ class Writer:
         -----
         What is refused, or fails, does not count as written.
         """
+        check_names(Writer.write, options)
         if isinstance(self._writer, _native.Appender):
             if index is not _ALL:
                 raise OptionError("with reserve, tensors are appended whole", code="appended-in-part")
@@ -237,7 +249,7 @@ class Writer:
             self._writer.write(name, tensor, index, payload)
         except NotImplementedError:
             raise TypeError(
-                f"tensor {_quoted(name)}: expected an index of ints, slices, None, ... or one list of ints"
+                f"write(): tensor {_quoted(name)}: index must be ints, slices, None, ... or one list of ints"
             ) from None
 
     def commit(self) -> None:

@@ -24,7 +24,7 @@ from torch.futures import Future
 
 from ingot._base.checks import is_path
 from ingot._base.frameworks import lacks
-from ingot._base.options import Loading, takes
+from ingot._base.options import Loading, checked, takes
 from ingot._base.text import _escaped, _quoted
 from ingot._native import is_url
 from ingot._ranks.peers import Peers, this_node
@@ -36,7 +36,7 @@ from ingot._write.directory.parts import listed
 from ingot.errors import CheckpointError
 from ingot.torch import _load_by_ranks
 from ingot.torch._into import Slot, read
-from ingot.torch._load_into import has_ranks, known_read_once
+from ingot.torch._load_into import FOR_RANKS, has_ranks
 from ingot.torch._tensors import DTYPES
 from ingot.typing import ReadOptions, Source
 
@@ -101,9 +101,10 @@ class Reader(StorageReader):
         process_group: ProcessGroup | None = None,
         **options: Unpack[ReadOptions],
     ) -> None:
-        self._path = source
-        self._read_once, self._group = known_read_once(read_once), process_group
-        self._how = Loading.of(Reader.__init__, options)
+        own = {"read_once": read_once, "process_group": process_group}
+        given = checked(Reader.__init__, {**own, **options}, **FOR_RANKS)
+        self._path, self._how = source, Loading.among(given)
+        self._read_once, self._group = read_once, process_group
         self._load_id = uuid4().hex
         self._files: list[Checkpoint] = []
 

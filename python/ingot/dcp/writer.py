@@ -18,7 +18,7 @@ from torch.futures import Future
 from ingot._base.checks import is_path
 from ingot._base.options import Saving, checked, takes
 from ingot._base.text import _quoted
-from ingot._ranks.local import Held
+from ingot._ranks.local import Held, known_group
 from ingot._ranks.peers import Peers, this_node
 from ingot._ranks.placements import Part
 from ingot._write import writer as _writer
@@ -121,13 +121,16 @@ class Writer(StorageWriter):
         process_group: ProcessGroup | None = None,
         **options: Unpack[ReplaceOptions],
     ) -> None:
-        given = {
+        own = {
             "max_shard_size": max_shard_size,
             "filename_pattern": filename_pattern,
+            "metadata": metadata,
             "whole": whole,
+            "process_group": process_group,
         }
-        self._limit: int = checked(Writer, given)["max_shard_size"]
-        self._pattern, self._how = filename_pattern, Saving.of(Writer, options, metadata=metadata)
+        given: Any = checked(Writer, {**own, **options}, process_group=known_group)
+        self._limit: int = given["max_shard_size"]
+        self._pattern, self._how = filename_pattern, Saving.among(Writer, given)
         self._whole, self._group = whole, process_group
         self._save_id = uuid4().hex
         self._place = Place(destination, filename_pattern)

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import torch
 
-from ingot._base.checks import checked_ahead, checked_threads, one_of
+from ingot._base.checks import counted, one_of
 from ingot._base.text import _escaped, _quoted
 from ingot._native import in_natural_order
 from ingot._read.door import BACKENDS
@@ -54,11 +54,11 @@ class Reading(NamedTuple):
         how = cls(**given)
         one_of("read", how.read, READ)
         one_of("backend", how.backend, BACKENDS)
-        checked_threads(how.threads)
+        counted("threads", how.threads, least=1, code="invalid-threads", or_none=True)
         for name, value, kind in (("ahead", how.ahead, int), ("device", how.device, str)):
             if type(value) is not kind:
                 raise TypeError(f"{where}: {name} must be {kind.__name__}, found {type(value).__name__}")
-        checked_ahead(how.ahead)
+        counted("ahead", how.ahead)
         return how
 
     def decided(self, ranks: int) -> Reading:

@@ -7,7 +7,7 @@ from functools import cache, partial
 import torch
 
 from ingot._adapters.pieces import pieces, room
-from ingot._base.text import _escaped
+from ingot._base.text import _escaped, brief
 from ingot._native import Gpu
 from ingot._read.moves import Carrier
 from ingot.errors import DeviceError, OptionError
@@ -34,8 +34,8 @@ def mover(device: Any) -> Move | None:
         return None
     try:
         target = torch.device("cpu" if device is None else device)
-    except RuntimeError as error:
-        message = f"device {device!r} is unknown to torch: {_first_line(error)}"
+    except (RuntimeError, TypeError, ValueError, OverflowError) as error:
+        message = f"device {brief(device)} is unknown to torch: {_first_line(error)}"
         raise OptionError(message, code="unknown-device", found=device) from error
     if fake is not None:
         return lambda tensor: faked(tensor, target, fake)

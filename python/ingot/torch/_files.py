@@ -11,7 +11,7 @@ import torch
 
 import ingot
 from ingot import _native
-from ingot._base.checks import one_of
+from ingot._base.checks import known_format, one_of
 from ingot._base.options import Loading, Saving, checked, takes
 from ingot._base.text import _quoted
 from ingot._read import door, faults, moves, select
@@ -20,7 +20,18 @@ from ingot._read.reads import PLAIN
 from ingot._read.select import Selected
 from ingot._write.save import rendered, write_file
 from ingot.errors import OptionError
-from ingot.typing import Buffer, Device, Format, Hasher, LoadOptions, Path, SaveOptions, Source, Writable
+from ingot.typing import (
+    Buffer,
+    Device,
+    Format,
+    Hasher,
+    LoadOptions,
+    NoOptions,
+    Path,
+    SaveOptions,
+    Source,
+    Writable,
+)
 
 from ._copies import copied
 from ._devices import mover, widening
@@ -51,9 +62,9 @@ if TYPE_CHECKING:
         contiguous: Contiguous
 
 
-SHARED = ("error", "copy", "alias")
-CONTIGUOUS = ("error", "copy")
-LOADED = ("alias", "drop")
+# How the option `shared` of functions that save, and of those that load, is checked.
+shared_as = partial(one_of, "shared", choices=("error", "copy", "alias"))
+_loaded_as = partial(one_of, "shared", choices=("alias", "drop"))
 
 
 @overload
@@ -166,7 +177,10 @@ def load_file(
         The record of shared tensors in the metadata is broken (``code`` is ``"invalid-alias"``).
     """
     how = Loading.of(load_file, options)
-    move = moves.placing(mover if how.dtype is None else widening, device)
+    if out is not None or return_metadata is not False or shared != "alias":
+        own = {"out": out, "return_metadata": return_metadata, "shared": shared}
+        checked(load_file, own, shared=_loaded_as)
+    move = moves.placed(load_file, mover if how.dtype is None else widening, device)
     selected = Selected.by(how, out)
 
     def work(
@@ -178,7 +192,8 @@ def load_file(
     return door.loaded(filename, how, work)
 
 
-def load(data: Buffer, *, shared: Loaded = "alias") -> dict[str, torch.Tensor]:
+@takes()
+def load(data: Buffer, *, shared: Loaded = "alias", **options: Unpack[NoOptions]) -> dict[str, torch.Tensor]:
     """Load all tensors from the bytes of a file.
 
     Parameters
@@ -201,6 +216,7 @@ def load(data: Buffer, *, shared: Loaded = "alias") -> dict[str, torch.Tensor]:
     HeaderError, DtypeError, OptionError, SafetensorError
         As `load_file` does.
     """
+    checked(load, {"shared": shared, **options}, shared=_loaded_as)
     return _loaded(_native.Checkpoint.from_buffer(data), mover(None), shared, Selected(), PLAIN)
 
 
@@ -212,7 +228,6 @@ def _loaded(
     how: Reads,
 ) -> dict[str, torch.Tensor]:
     """The tensors that were asked for, and those that the file's record of shared tensors adds."""
-    one_of("shared", shared, LOADED)
     where = faults.in_file(checkpoint)
     views = recorded(checkpoint) if shared == "alias" else {}
     if selected.is_everything():
@@ -277,6 +292,7 @@ def _parts(
     return selected.grouped(found)
 
 
+@takes()
 def save(
     tensors: Mapping[str, torch.Tensor],
     metadata: Mapping[str, str] | None = None,
@@ -284,6 +300,7 @@ def save(
     format: Format = "safetensors",
     shared: Shared = "error",
     contiguous: Contiguous = "copy",
+    **options: Unpack[NoOptions],
 ) -> bytes:
     """Give the bytes of a file that holds these tensors.
 
@@ -329,12 +346,14 @@ def save(
     OptionError
         `format`, `shared` or `contiguous` is not one of the choices.
     """
-    given = checked(save, {"metadata": metadata, "format": format})
+    asked = {"metadata": metadata, "format": format, "shared": shared, "contiguous": contiguous}
+    given = checked(save, {**asked, **options}, format=known_format, shared=shared_as)
     own, views = _stored(tensors, shared, contiguous)
     return _native.serialize(
         own,
         _payload(own, shared),
-        **given,
+        metadata=given["metadata"],
+        format=format,
         export=_export,
         shared=_native_shared(shared),
         views=rendered(views),
@@ -410,7 +429,9 @@ def save_file(
     ValueError, TypeError, SharedMemoryError, SaveError, OptionError
         As `save` does, and before the disk is touched.
     """
-    how = Saving.of(save_file, options, metadata=metadata, background=background)
+    own = {"metadata": metadata, "background": background, "shared": shared, "contiguous": contiguous}
+    given = checked(save_file, {**own, **options}, shared=shared_as)
+    how = Saving.among(save_file, given)
     return write_tensors(tensors, filename, how, shared, contiguous)
 
 
@@ -501,8 +522,6 @@ def _stored(
     tensors: Mapping[str, torch.Tensor], shared: Shared, contiguous: Contiguous
 ) -> tuple[dict[str, torch.Tensor], Views]:
     """The tensors to write, and where the others lie in these."""
-    one_of("shared", shared, SHARED)
-    one_of("contiguous", contiguous, CONTIGUOUS)
     own = _tensors(tensors)
     if contiguous == "error":
         refuse_strided(own)

@@ -11,7 +11,7 @@ import torch
 
 from ingot._base.checks import one_of
 from ingot._base.options import Loading, checked, takes
-from ingot._ranks.local import has_group, is_distributed
+from ingot._ranks.local import has_group, is_distributed, known_group
 from ingot._read import door
 from ingot._read.reads import reading
 from ingot.errors import OptionError
@@ -31,8 +31,6 @@ if TYPE_CHECKING:
 
 ReadOnce: TypeAlias = Literal["auto", "job", "node", False]
 Target: TypeAlias = torch.nn.Module | Mapping[str, torch.Tensor]
-
-READ_ONCE = ("auto", "job", "node")
 
 
 @takes(FillOptions)
@@ -117,9 +115,8 @@ def load_into(
     """
 
     def asked() -> Loading:
-        known_read_once(read_once)
-        checked(load_into, {"strict": strict})
-        return Loading.of(load_into, options)
+        own = {"strict": strict, "read_once": read_once, "process_group": process_group}
+        return Loading.among(checked(load_into, {**own, **options}, **FOR_RANKS))
 
     # Listed once: it takes time if there are many.
     own = tensors_of(target) if isinstance(target, torch.nn.Module) and has_ranks() else None
@@ -144,10 +141,10 @@ def _is_shared(target: Target, read_once: object) -> bool:
     return isinstance(target, Mapping) and any(map(is_distributed, target.values()))
 
 
-def known_read_once(read_once: ReadOnce) -> ReadOnce:
-    """`read_once`, which must be one of the choices, and have ranks to be chosen."""
+def _known_read_once(read_once: ReadOnce) -> ReadOnce:
+    """Return `read_once`, which must be one of the choices, and have ranks to be chosen."""
     if read_once is not False:
-        one_of("read_once", read_once, READ_ONCE)
+        one_of("read_once", read_once, ("auto", "job", "node"))
     if read_once in ("job", "node") and not has_group():
         raise OptionError(
             f"read_once {read_once!r} is for ranks of a process group, and there is none: call "
@@ -156,6 +153,10 @@ def known_read_once(read_once: ReadOnce) -> ReadOnce:
             found=read_once,
         )
     return read_once
+
+
+# How the options that concern ranks are checked.
+FOR_RANKS = {"read_once": _known_read_once, "process_group": known_group}
 
 
 def _refuse_by_ranks(how: Loading) -> None:

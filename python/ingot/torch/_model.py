@@ -12,9 +12,11 @@ import torch
 import ingot
 from ingot._base.options import Saving, checked, takes
 from ingot._base.text import _quoted
+from ingot._read import moves
 from ingot.errors import SharedMemoryError
 from ingot.typing import Device, LoadOptions, Path, SaveOptions, Source, Writable
 
+from ._devices import mover
 from ._files import load_file, write_tensors
 from ._into import differences
 from ._tensors import not_plain
@@ -98,7 +100,12 @@ def save_model(
     Which names are kept is upstream's rule: of the tensors that hold the whole of a storage, the first by
     name.
     """
-    how = Saving.of(save_model, options, metadata=metadata, background=background)
+    own = {
+        "metadata": metadata,
+        "force_contiguous": force_contiguous,
+        "background": background,
+    }
+    how = Saving.among(save_model, checked(save_model, {**own, **options}))
     state = model.state_dict()
     kept = {dropped: name for name, others in duplicate_names(state).items() for dropped in others}
     if kept or metadata is not None:
@@ -150,7 +157,9 @@ def load_model(
     UserWarning
         Tensors of the file were converted to the dtype that the module has. The message names them.
     """
-    given: Any = checked(load_model, options)
+    given: Any = checked(load_model, {"strict": strict, **options})
+    del given["strict"]
+    moves.placed(load_model, mover, device)
     state = load_file(filename, device, shared="drop", **given)
     own = model.state_dict()
     converted = _converted(state, own)

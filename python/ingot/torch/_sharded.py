@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from functools import partial
-from typing import Literal, NamedTuple, overload
+from typing import Any, Literal, NamedTuple, overload
 
 import torch
 
@@ -14,7 +14,7 @@ from ingot._base.options import Saving, checked, takes
 from ingot._base.progress import telling, within
 from ingot._base.text import _quoted
 from ingot._native import NewFile
-from ingot._ranks.local import has_group, is_distributed
+from ingot._ranks.local import has_group, is_distributed, known_group
 from ingot._write.directory.hidden import new_prefix
 from ingot._write.save import new_file, staging
 from ingot._write.shards import Place, index, split, write
@@ -146,12 +146,18 @@ def save_sharded(
     behind, the next one removes, in directories beside this one too whose names differ in numbers only. A
     save holds a lock on the directory: a second one waits for up to a minute.
     """
+    checked(save_sharded, {"process_group": process_group}, process_group=known_group)
     together = process_group is not None or _are_distributed(tensors)
 
     def asked() -> _Asked:
-        how = Saving.of(save_sharded, options, metadata=metadata, background=background)
-        given = {"max_shard_size": max_shard_size, "filename_pattern": filename_pattern}
-        limit: int = checked(save_sharded, given)["max_shard_size"]
+        own = {
+            "max_shard_size": max_shard_size,
+            "filename_pattern": filename_pattern,
+            "metadata": metadata,
+            "background": background,
+        }
+        given: Any = checked(save_sharded, {**own, **options})
+        how, limit = Saving.among(save_sharded, given), given["max_shard_size"]
         place = Place(destination, filename_pattern)
         if background or together:
             # Where a relative path leads now, and for this rank.
