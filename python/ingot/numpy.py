@@ -20,7 +20,7 @@ from ._read import load as _load
 from ._read.faults import misfit
 from ._write.save import boxes
 from .errors import DtypeError, OptionError, SaveError
-from .typing import Buffer, Format, Hasher, LoadOptions, NoOptions, Path, SaveOptions, Source, Writable
+from .typing import Buffer, Format, LoadOptions, NoOptions, Path, SaveOptions, Source, Writable
 
 try:
     import numpy
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from ._write.save import Box
 
 
-__all__ = ["load", "load_file", "save", "save_file", "save_with_checksum"]
+__all__ = ["load", "load_file", "save", "save_file"]
 
 # Header code to what NumPy makes a dtype of.
 DTYPES = TYPE_STRINGS
@@ -272,38 +272,6 @@ def save_file(
     """
     how = Saving.of(save_file, options, metadata=metadata, background=background)
     return _whole.saved(tensor_dict, filename, how)
-
-
-def save_with_checksum(
-    tensor_dict: Mapping[str, Any],
-    metadata: Mapping[str, str] | None = None,
-    hasher: Hasher = "sha1",
-    *,
-    format: Format = "safetensors",
-) -> tuple[bytes, bytes]:
-    """Give the bytes of a file that holds these arrays, and a digest of all of them.
-
-    Parameters
-    ----------
-    tensor_dict, metadata, format
-        As for `save`.
-    hasher : str or callable
-        A name that `hashlib.new` takes, or what is in `hashlib`: called with the bytes, it gives an object
-        that has ``digest()``. SHA-1 by default, as in bintensors.
-
-    Returns
-    -------
-    tuple of (bytes, bytes)
-        The digest, which the file does not hold, and the file.
-
-    Raises
-    ------
-    TypeError, DtypeError, SaveError, OptionError
-        As `save` does.
-    """
-    from ._read.digest import with_digest
-
-    return with_digest(save(tensor_dict, metadata, format=format), hasher)
 
 
 def payload(name: str, array: Any) -> tuple[str, tuple[int, ...], Any]:

@@ -25,7 +25,6 @@ __all__ = [
     "Format",
     "Framework",
     "Glob",
-    "Hasher",
     "HeaderOptions",
     "Keys",
     "LoadOptions",
@@ -179,8 +178,6 @@ Algorithm = Literal[
     "blake2b",
     "blake2s",
 ]
-#: A hash by its name, or a callable that returns one of hashlib's objects of some bytes.
-Hasher = Algorithm | Callable[[bytes], Any]
 
 
 class Writable(Protocol):

@@ -48,7 +48,7 @@ ADMITTED = {
 # Upstream's names for its arguments, which are nobody else's.
 UPSTREAMS = {
     "filename": "ingot.safe_open ingot.serialize_file *.load_file *.save_file *.load_model *.save_model",
-    "tensor_dict": "ingot.serialize ingot.serialize_file *.save *.save_file *.save_with_checksum",
+    "tensor_dict": "ingot.serialize ingot.serialize_file *.save *.save_file",
     "force_contiguous": "*.save_model",
 }
 # In the place of both `source` and `destination`.
@@ -91,7 +91,6 @@ OTHERWISE = {
         "ingot.convert": "it writes .npz too",
         "*.save": "bytes have no name that decides the format",
         "ingot.serialize": "bytes have no name that decides the format",
-        "*.save_with_checksum": "bytes have no name that decides the format",
     },
     "max_shard_size": {
         "ingot.convert": "None is one file",

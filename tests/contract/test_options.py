@@ -158,7 +158,9 @@ CALLS: dict[str, Call] = {
     "ingot.check": lambda source, out, /, **options: ingot.check(source, **options),
     "ingot.diff": lambda source, out, /, **options: ingot.diff(source, source, **options),
     "ingot.stats": lambda source, out, /, **options: ingot.stats(source, **options),
-    "ingot.convert": lambda source, out, /, **options: ingot.convert(source, out, **options),
+    "ingot.convert": lambda source, out, /, **options: ingot.convert(
+        source, out.parent / "shards" if options.get("max_shard_size") else out, **options
+    ),
     "ingot.inspect": lambda source, out, /, **options: ingot.inspect(source, **options),
     "ingot.inspect_async": lambda source, out, /, **options: asyncio.run(
         ingot.inspect_async(source, **options)
@@ -206,12 +208,10 @@ CALLS: dict[str, Call] = {
     "ingot.<framework>.save": lambda source, out, /, **options: WHOLE.save(ARRAYS, **options),
     "ingot.<framework>.save_file": lambda source, out, /, **options: WHOLE.save_file(ARRAYS, out, **options),
 }
-# It fetches from a server, takes the place of a class of Lightning, or is a call of another.
+# It fetches from a server, or takes the place of a class of Lightning.
 ELSEWHERE = {
     "ingot.download",
     "ingot.engines.lightning.CheckpointIO",
-    "ingot.numpy.save_with_checksum",
-    "ingot.torch.save_with_checksum",
 }
 
 GOOD: dict[str, list[Any]] = {

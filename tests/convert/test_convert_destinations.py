@@ -321,9 +321,11 @@ def test_progress_is_told_up_to_all_bytes_written_and_compared(source: str) -> N
         ({"destination": "out.safetensors", "format": "zip"}, "unknown-format"),
         ({"destination": "out.safetensors", "source_format": "zip"}, "unknown-source-format"),
         ({"destination": "out.safetensors", "dtype": "I8"}, "no-conversion"),
-        ({"destination": "out.safetensors", "max_nbytes": -1}, "max-nbytes"),
+        ({"destination": "out.safetensors", "max_nbytes": -1}, "invalid-size"),
         ({"destination": "out.npz", "metadata": {"a": "b"}}, "npz-metadata"),
         ({"destination": "folder", "format": "npz", "max_shard_size": 5}, "npz-shards"),
+        ({"destination": "out.npz", "max_shard_size": 5}, "unknown-destination"),
+        ({"destination": "out.safetensors", "max_shard_size": "5GB"}, "unknown-destination"),
     ],
 )
 def test_an_option_that_is_no_choice_is_refused(source: str, options: dict[str, Any], code: str) -> None:

@@ -201,7 +201,7 @@ def test_a_configuration_can_be_given(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(FP8))
     assert ingot.inspect(path).parameter_total == 1
     assert ingot.inspect(path, config={}).parameter_total == 2
-    with pytest.raises(TypeError, match="config must be a mapping, found str"):
+    with pytest.raises(TypeError, match="config must be a dict or None, found str"):
         ingot.inspect(path, config="config.json")  # type: ignore[arg-type]
 
 

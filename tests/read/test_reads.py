@@ -155,7 +155,7 @@ def test_prefetch_rejects_wrong_options(large):
         assert caught.value.code == "plan-and-keys"
         with pytest.raises(ingot.TensorNotFoundError):
             file.prefetch(keys=["w0", "none"])
-        with pytest.raises(ingot.OptionError, match="negative"):
+        with pytest.raises(ingot.OptionError, match="ahead -1 is out of range"):
             file.prefetch(ahead=-1)
 
 
@@ -278,7 +278,7 @@ def test_a_load_takes_a_number_of_threads(large, backend, threads):
 
 @pytest.mark.parametrize("threads", [0, -1, -(1 << 70)])
 def test_less_than_one_thread_is_refused_by_its_number(large, threads):
-    with pytest.raises(ingot.OptionError, match=f"threads {threads} is no number of threads") as refusal:
+    with pytest.raises(ingot.OptionError, match=f"threads {threads} is out of range") as refusal:
         ingot.numpy.load_file(large[0], threads=threads)
     assert (refusal.value.code, refusal.value.found) == ("invalid-threads", threads)
 

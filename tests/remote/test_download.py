@@ -129,6 +129,8 @@ def test_what_cannot_be_found_leaves_nothing(tmp_path: Path) -> None:
 
     with serving(answer) as server, pytest.raises(FileNotFoundError):
         ingot.download(server.url("/x"), tmp_path / "x")
+    with serving(answer) as server, pytest.raises(FileNotFoundError):
+        ingot.download(server.url("/x"), f"{tmp_path}/new/folder/")
     with pytest.raises(ingot.OptionError):
         ingot.download(str(tmp_path / "near"), tmp_path / "x")
     assert list(tmp_path.iterdir()) == []

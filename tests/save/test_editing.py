@@ -210,7 +210,7 @@ def test_a_change_that_crosses_a_page_is_a_new_file(tmp_path: Path) -> None:
         ({"set": {"step": None}}, "`step`"),
         ({"set": {3: "x"}}, "`3`"),
         ({"set": [("a", "b")]}, "dict"),
-        ({"remove": [b"step"]}, "b'step'"),
+        ({"remove": [b"step"]}, "list of bytes"),
         ({"remove": "step"}, "iterable"),
     ],
 )

@@ -217,7 +217,6 @@ WAYS: dict[str, Callable[[dict[str, torch.Tensor], str, dict[str, str]], object]
     "torch.save_file(background=)": lambda t, p, m: ingot.torch.save_file(t, p, m, background=True).result(),
     "torch.save": lambda t, p, m: write(p, ingot.torch.save(t, m)),
     "torch.save(shared='alias')": lambda t, p, m: write(p, ingot.torch.save(t, m, shared="alias")),
-    "torch.save_with_checksum": lambda t, p, m: write(p, ingot.torch.save_with_checksum(t, m)[1]),
     "torch.save_model": save_model,
     "torch.save_sharded": lambda t, p, m: ingot.torch.save_sharded(t, p, metadata=m),
     "torch.save_sharded(max_shard_size=)": lambda t, p, m: ingot.torch.save_sharded(t, p, 1, metadata=m),

@@ -168,7 +168,6 @@ def ways(folder: Path) -> dict[str, Callable[[torch.Tensor], object]]:
         "save": lambda tensor: ingot.torch.save(both(tensor)),
         "save-bt": lambda tensor: ingot.torch.save(both(tensor), format="bintensors"),
         "save-copy": lambda tensor: ingot.torch.save(both(tensor), shared="copy"),
-        "save-with-checksum": lambda tensor: ingot.torch.save_with_checksum(both(tensor)),
         "save-file": save(),
         "durable": save(durable=True),
         "in-place": save(atomic=False),

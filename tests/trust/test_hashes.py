@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import hashlib
+import inspect
 import signal
 import struct
 import threading
 import time
+from importlib import import_module
 from pathlib import Path
 
 import numpy as np
 import pytest
 import safetensors.torch
 import torch
+from bintensors.numpy import load_file as theirs_load_file
+from bintensors.numpy import save_file as theirs_save_file
 from bintensors.numpy import save_with_checksum as theirs_numpy
 from bintensors.torch import save_with_checksum as theirs_torch
 from digests import ORACLES
@@ -22,6 +26,8 @@ from hypothesis import strategies as st
 import ingot
 import ingot.numpy
 import ingot.torch
+from ingot.compat.bintensors import numpy as of_numpy
+from ingot.compat.bintensors import torch as of_torch
 
 
 @given(
@@ -135,22 +141,26 @@ def test_progress_grows_to_all_and_may_end_the_call(tmp_path: Path) -> None:
 def test_save_with_checksum_gives_what_bintensors_gives(hasher: object) -> None:
     metadata = {"a": "b"}
     some = {"x": torch.randn(3, 4), "y": torch.arange(5)}
-    assert ingot.torch.save_with_checksum(some, metadata, hasher, format="bintensors") == theirs_torch(
-        some, metadata, hasher
-    )
+    assert of_torch.save_with_checksum(some, metadata, hasher) == theirs_torch(some, metadata, hasher)
     arrays = {name: tensor.numpy() for name, tensor in some.items()}
-    assert ingot.numpy.save_with_checksum(arrays, metadata, hasher, format="bintensors") == theirs_numpy(
-        arrays, metadata, hasher
-    )
+    assert of_numpy.save_with_checksum(arrays, metadata, hasher) == theirs_numpy(arrays, metadata, hasher)
 
 
-def test_save_with_checksum_takes_names_and_both_formats() -> None:
+@pytest.mark.parametrize("module", ["", ".numpy", ".torch"])
+def test_compat_bintensors_has_the_names_and_parameters_of_bintensors(module: str) -> None:
+    theirs, ours = (import_module(f"{package}{module}") for package in ("bintensors", of_numpy.__package__))
+    names = theirs.__all__ if module else ["deserialize", "serialize", "serialize_file", "safe_open"]
+    for name in names:
+        taken, expected = ([*inspect.signature(getattr(one, name)).parameters] for one in (ours, theirs))
+        if name not in ("deserialize", "load_model", "safe_open"):
+            assert taken[: len(expected)] == expected, name
+    assert issubclass(ours.BintensorError if not module else ingot.SafetensorError, Exception)
+
+
+def test_compat_bintensors_writes_what_bintensors_reads(tmp_path: Path) -> None:
     arrays = {"x": np.arange(4)}
-    for module, some in ((ingot.numpy, arrays), (ingot.torch, {"x": torch.arange(4)})):
-        digest, file = module.save_with_checksum(some)
-        assert file == module.save(some)
-        assert digest == hashlib.sha1(file).digest()
-        digest, file = module.save_with_checksum(some, hasher="sha3_512", format="bintensors")
-        assert digest == hashlib.sha3_512(file).digest()
-        with pytest.raises(ingot.OptionError):
-            module.save_with_checksum(some, hasher="crc32")
+    for save_file in (of_numpy.save_file, theirs_save_file):
+        save_file(arrays, tmp_path / "file", {"k": "v"})
+        assert (of_numpy.load_file(tmp_path / "file")["x"] == arrays["x"]).all()
+        assert (theirs_load_file(tmp_path / "file")["x"] == arrays["x"]).all()
+    assert ingot.open(tmp_path / "file").format == "bintensors"

@@ -364,8 +364,8 @@ def checked_shard_size(size: int | str) -> int:
         count = index(size)
     if not 1 <= count < _INFINITE:
         raise OptionError(
-            f"max_shard_size {size!r} is no size: expected a number of bytes above 0, or one with "
-            f"{', '.join(UNITS)}",
+            f"max_shard_size {size!r} is no size: expected an int above 0 for bytes, or a str with a unit "
+            f"({', '.join(UNITS)}), such as '5GB'",
             code="invalid-size",
             expected=tuple(UNITS),
             found=size,

@@ -233,7 +233,7 @@ _CHECKED: dict[str, Callable[[Any], Any]] = {
     "filename_pattern": checked_pattern,
     "threads": partial(counted, "threads", least=1, code="invalid-threads", or_none=True),
     "max_header_size": partial(counted, "max_header_size", least=1, or_none=True),
-    "max_nbytes": partial(counted, "max_nbytes", least=1, or_none=True),
+    "max_nbytes": partial(counted, "max_nbytes", or_none=True),
     "nbytes": partial(counted, "nbytes", or_none=True),
     "ahead": partial(counted, "ahead"),
     "height": partial(counted, "height", least=1, most=100_000),

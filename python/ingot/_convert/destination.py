@@ -43,14 +43,21 @@ class Destination(NamedTuple):
         """Return the destination of this name. Its ending decides the format if `format` is None."""
         is_folder = max_shard_size is not None or path.endswith(("/", os.sep)) or os.path.isdir(path)
         if is_folder:
-            kind = format or _kind(path) or "safetensors"
+            kind = format or "safetensors"
             if kind == "npz":
                 raise OptionError(
                     "convert(): max_shard_size is for safetensors and bintensors, and an .npz is one file",
                     code="npz-shards",
                 )
-            if os.path.exists(path) and not os.path.isdir(path):
-                raise NotADirectoryError(20, "expected a folder for the shards", path)
+            is_new_folder = path.endswith(("/", os.sep)) or not (_kind(path) or os.path.exists(path))
+            if not is_new_folder and not os.path.isdir(path):
+                raise OptionError(
+                    f"convert(): max_shard_size writes several files: destination must be a folder, found "
+                    f"{_escaped(path)}, the name of a file",
+                    code="unknown-destination",
+                    expected="a folder",
+                    found=path,
+                )
             limit = checked_shard_size(_DEFAULT_SHARD_NBYTES if max_shard_size is None else max_shard_size)
             return cls(path, kind, Place(path, "model{suffix}" + _ENDINGS[kind]), limit)
         found = format or _kind(path)

@@ -6,8 +6,6 @@ import os
 from itertools import islice
 from typing import NamedTuple
 
-from ingot.errors import OptionError
-
 from .refusal import refused
 
 # The tensors of a source may always take as much as this, in bytes.
@@ -103,11 +101,5 @@ def limits(source_nbytes: int, max_nbytes: int | None) -> Limits:
     held = ALWAYS_HELD_NBYTES + HELD_GROWTH * source_nbytes
     if max_nbytes is None:
         return Limits(max(ALWAYS_NBYTES, GROWTH * source_nbytes), held)
-    if isinstance(max_nbytes, bool) or not hasattr(max_nbytes, "__index__"):
-        raise TypeError(f"max_nbytes must be an int, found {type(max_nbytes).__name__}")
-    if max_nbytes < 0:
-        raise OptionError(
-            f"max_nbytes must be 0 or more, found {max_nbytes}", code="max-nbytes", found=max_nbytes
-        )
     # It speaks of tensors: a small one is no reason to read less of what stands around them.
     return Limits(max_nbytes, max(held, max_nbytes))

@@ -21,7 +21,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-    from ingot.typing import Hasher, Path
+    from ingot.typing import Path
 
 
 @takes()
@@ -127,15 +127,6 @@ def _hasher(algorithm: str) -> Any:
     import hashlib
 
     return hashlib.new(known_algorithm(algorithm))
-
-
-def with_digest(file: bytes, hasher: Hasher) -> tuple[bytes, bytes]:
-    """The digest of `file`, and `file`."""
-    if not isinstance(hasher, str):
-        return hasher(file).digest(), file
-    digest = _hasher(hasher)
-    digest.update(file)
-    return digest.digest(), file
 
 
 def known_algorithm(algorithm: str) -> str:

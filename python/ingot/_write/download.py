@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from contextlib import contextmanager, suppress
 from typing import Any, NamedTuple
 
 from ingot import _native
@@ -12,7 +14,7 @@ from ingot.typing import Path, Progress, ReplaceOptions, StorageOptions
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any
+    from collections.abc import Iterator
 
     from typing_extensions import Unpack
 
@@ -151,7 +153,7 @@ def download(
     if not isinstance(source, str):
         raise TypeError(f"download(): source must be a str, found {type(source).__name__}")
     how = Saving.among(download, given)
-    with telling(how.progress, "Downloading", source) as tell:
+    with telling(how.progress, "Downloading", source) as tell, _removing_new_folders(destination):
         done, files = _native.download(
             source,
             destination,
@@ -166,6 +168,22 @@ def download(
     model = ModelDownload(*done)
     model._files = tuple(Download(*file) for file in files)
     return model
+
+
+@contextmanager
+def _removing_new_folders(destination: Path) -> Iterator[None]:
+    """Remove the directories of `destination` again that the block made, if it raises and they are empty."""
+    path, absent = os.path.abspath(os.fsdecode(_native.local_path(destination))), []
+    while not os.path.lexists(path):
+        absent.append(path)
+        path = os.path.dirname(path)
+    try:
+        yield
+    except BaseException:
+        with suppress(OSError):
+            for folder in absent:
+                os.rmdir(folder)
+        raise
 
 
 def planned(

@@ -13,6 +13,7 @@ from ingot._base.options import Loading, Saving, checked, takes
 from ingot._base.progress import telling, within
 from ingot._base.text import _escaped
 from ingot._native import local_path
+from ingot.errors import OptionError
 from ingot.typing import Format, Keys, Path, RewriteOptions, Source
 
 from .assemble import Writing, opened, together
@@ -97,7 +98,10 @@ def merge(
         raise TypeError(
             f"merge(): sources must be an iterable of sources, found one {type(sources).__name__}"
         )
-    destination, held = local_path(destination), opened(sources, Loading.among(given))
+    listed = [*sources]
+    if not listed:
+        raise OptionError("merge(): sources is empty: expected one source or more", code="no-sources")
+    destination, held = local_path(destination), opened(listed, Loading.among(given))
     picks = [(at, *pick) for at in range(len(held)) for pick in enumerate(held.names(at))]
     if keys is not None or drop is not None:
         infos = chain.from_iterable(map(held.infos, range(len(held))))

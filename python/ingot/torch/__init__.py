@@ -13,7 +13,7 @@ except ModuleNotFoundError as error:
     raise missing("torch", error) from None
 
 from ._devices import mover as mover
-from ._files import load, load_file, save, save_file, save_with_checksum
+from ._files import load, load_file, save, save_file
 from ._into import IncompatibleKeys
 from ._load_into import load_into
 from ._model import load_model, save_model
@@ -33,7 +33,6 @@ __all__ = [
     "save_file",
     "save_model",
     "save_sharded",
-    "save_with_checksum",
 ]
 
 for _name in __all__:

@@ -34,7 +34,10 @@ def mover(device: Any) -> Move | None:
         return None
     try:
         target = torch.device("cpu" if device is None else device)
-    except (RuntimeError, TypeError, ValueError, OverflowError) as error:
+    except TypeError as error:
+        found = type(device).__name__
+        raise TypeError(f"device must be a str, an int or a torch.device, found {found}") from error
+    except (RuntimeError, ValueError, OverflowError) as error:
         message = f"device {brief(device)} is unknown to torch: {_first_line(error)}"
         raise OptionError(message, code="unknown-device", found=device) from error
     if fake is not None:

@@ -24,7 +24,6 @@ from ingot.typing import (
     Buffer,
     Device,
     Format,
-    Hasher,
     LoadOptions,
     NoOptions,
     Path,
@@ -454,38 +453,6 @@ def write_tensors(
         views=rendered(views),
         copies=partial(_copies, shared),
     )
-
-
-def save_with_checksum(
-    tensors: Mapping[str, torch.Tensor],
-    metadata: Mapping[str, str] | None = None,
-    hasher: Hasher = "sha1",
-    *,
-    format: Format = "safetensors",
-) -> tuple[bytes, bytes]:
-    """Give the bytes of a file that holds these tensors, and a digest of all of them.
-
-    Parameters
-    ----------
-    tensors, metadata, format
-        As for `save`.
-    hasher : str or callable
-        A name that `hashlib.new` takes, or what is in `hashlib`: called with the bytes, it gives an object
-        that has ``digest()``. SHA-1 by default, as in bintensors.
-
-    Returns
-    -------
-    tuple of (bytes, bytes)
-        The digest, which the file does not hold, and the file.
-
-    Raises
-    ------
-    ValueError, TypeError, SharedMemoryError, SaveError, OptionError
-        As `save` does.
-    """
-    from ingot._read.digest import with_digest
-
-    return with_digest(save(tensors, metadata, format=format), hasher)
 
 
 def _native_shared(shared: Shared) -> str:

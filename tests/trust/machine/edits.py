@@ -78,7 +78,7 @@ class Edits(Folder):
 
     @precondition(has_any)
     @rule(
-        numbers=st.lists(ANY, max_size=3),
+        numbers=st.lists(ANY, min_size=1, max_size=3),
         name=FILE,
         wins=st.sampled_from(["first", "last", "error"]),
         says=st.booleans(),
