@@ -40,6 +40,7 @@ __all__ = [
     "ShardOptions",
     "Snapshot",
     "Source",
+    "SourceFormat",
     "StorageOptions",
     "Tell",
     "Writable",
@@ -151,6 +152,26 @@ Checksums = bool | Checksum | Sequence[Checksum] | None
 
 #: How a file is read, as for `ingot.safe_open`.
 Backend = Literal["auto", "mmap", "pread"]
+#: A format that `ingot.convert` reads.
+SourceFormat = Literal[
+    "safetensors",
+    "bintensors",
+    "sharded",
+    "torch",
+    "npz",
+    "npy",
+    "hdf5",
+    "keras",
+    "flax",
+    "onnx",
+    "savedmodel",
+    "tensorflow",
+    "paddle",
+    "pickle",
+    "gguf",
+    "arrow",
+    "parquet",
+]
 #: The name of a framework, as for `ingot.safe_open`.
 Framework = Literal[
     "numpy", "np", "torch", "pt", "pytorch", "flax", "jax", "tensorflow", "tf", "mlx", "paddle"

@@ -6,16 +6,20 @@ import copy
 import inspect
 import pickle
 import typing
+from pathlib import Path
 from typing import Any
 
 import jedi
+import numpy
 import pydantic
 import pytest
 
 import ingot
 import ingot.numpy
+import ingot.typing
 from ingot import modelspec
 from ingot._base.report import Report
+from ingot._convert.formats import FORMATS
 from support.doors import public_functions
 
 FUNCTIONS = public_functions()
@@ -52,6 +56,10 @@ def test_type_hints_of_a_function_are_resolved(name: str) -> None:
             assert option in hints
 
 
+def test_the_formats_of_sources_are_those_that_convert_reads() -> None:
+    assert typing.get_args(ingot.typing.SourceFormat) == tuple(FORMATS)
+
+
 @pytest.mark.parametrize("name", [*CLASSES, *PARTS])
 def test_type_hints_of_a_class_are_resolved(name: str) -> None:
     kind = getattr(ingot, name)
@@ -75,6 +83,25 @@ def test_a_result_is_checked_by_pydantic_pickled_and_copied(found: Any) -> None:
     for again in (pickle.loads(pickle.dumps(found)), copy.copy(found), copy.deepcopy(found)):
         assert again == found
         assert type(again) is type(found)
+
+
+@pytest.mark.parametrize("kind", ["PrefetchLoader", "TensorStream", "SaveFuture", "View", "Writer"])
+def test_an_object_of_this_process_says_what_to_pickle_instead(kind: str, tmp_path: Path) -> None:
+    path = tmp_path / "file.safetensors"
+    done = ingot.numpy.save_file({"a": numpy.ones(4)}, path, background=True)
+    done.result(60)
+    named = "PrefetchLoader" if kind == "TensorStream" else kind
+    with (
+        ingot.open(path) as file,
+        file.prefetch() as loader,
+        ingot.view(path, how="page") as view,
+        ingot.Writer(tmp_path / "other", {"a": ("F32", (4,))}) as writer,
+    ):
+        made = (loader, iter(loader), done, view, writer)
+        (found,) = (one for one in made if type(one).__name__ == kind)
+        for way in (pickle.dumps, copy.copy, copy.deepcopy):
+            with pytest.raises(TypeError, match=f"a {named} cannot be pickled"):
+                way(found)
 
 
 def test_every_class_of_results_is_tried() -> None:

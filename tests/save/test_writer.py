@@ -353,7 +353,7 @@ writer.close()
 say(ingot.numpy.load_file(sys.argv[1])["a"].tolist())
 """
     assert run(program, path).said() == [1.0] * 4
-    with pytest.raises(ingot.ClosedError):
+    with pytest.raises(TypeError, match="cannot be pickled"):
         pickle.dumps(ingot.Writer(path, SPECS, overwrite=True))
 
 

@@ -16,7 +16,7 @@ from ingot._native import is_url, local_path, shown_url
 from ingot._read import door
 from ingot._read.source import shown
 from ingot.errors import OptionError
-from ingot.typing import CopyOptions, Dtype, Keys, Path, Source, StorageOptions
+from ingot.typing import CopyOptions, Dtype, Keys, Path, Source, SourceFormat, StorageOptions
 
 from .destination import KINDS, Destination
 from .fetched import copied, fetched, sweep
@@ -60,7 +60,7 @@ def convert(
     source: Source,
     destination: Path,
     *,
-    source_format: str | None = None,
+    source_format: SourceFormat | None = None,
     format: Literal["safetensors", "bintensors", "npz"] | None = None,
     max_shard_size: int | str | None = None,
     dtype: Dtype | None = None,

@@ -16,7 +16,7 @@ from .moves import landing, moved
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Self
+    from typing import Any, Self
 
     from ingot._base.keys import Selector
     from ingot._native import Checkpoint, Wrap
@@ -129,6 +129,12 @@ class PrefetchLoader(Generic[Value]):
         state = "closed" if self._checkpoint.closed else f"{len(self)} tensors"
         return f"<ingot.PrefetchLoader {_escaped(self._checkpoint.path or '')}: {state}>"
 
+    def __reduce__(self) -> Any:
+        raise TypeError(
+            "a PrefetchLoader cannot be pickled, since its threads read in this process: pickle the handle "
+            "(ingot.safe_open) and call prefetch where it arrives"
+        )
+
     def _check_open(self) -> None:
         # A method of a closed checkpoint raises what says so.
         len(self._checkpoint)
@@ -155,6 +161,9 @@ class TensorStream(Generic[Value]):
 
     def __next__(self) -> tuple[str, Value]:
         return self._loader._next()
+
+    def __reduce__(self) -> Any:
+        return self._loader.__reduce__()
 
 
 def planned(

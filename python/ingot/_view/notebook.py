@@ -72,6 +72,12 @@ class View:
         style = f"width: 100%; height: {self._height}px; border: 1px solid #8888"
         return f'<iframe {what} title="ingot" style="{style}"></iframe>'
 
+    def __reduce__(self) -> Any:
+        raise TypeError(
+            "a View cannot be pickled, since its server runs in this process: pickle the source and call "
+            "ingot.view where it arrives"
+        )
+
     def __repr__(self) -> str:
         return f"<ingot.View {self._server.origin if self._server else 'page'}>"
 

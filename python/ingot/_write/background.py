@@ -66,6 +66,12 @@ class SaveFuture(Told):
         self.staged.set_running_or_notify_cancel()
         self.add_done_callback(_end_staging)
 
+    def __reduce__(self) -> Any:
+        raise TypeError(
+            "a SaveFuture cannot be pickled, since the save runs in this process: call its result() here and "
+            "pickle the path"
+        )
+
     def _stage(self) -> None:
         """Say that the tensors may change."""
         if not self.staged.done():

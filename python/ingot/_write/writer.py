@@ -12,7 +12,7 @@ from ingot._base.checks import format_for, is_durable, named, stored
 from ingot._base.frameworks import payload
 from ingot._base.options import Saving, check_names, checked, takes
 from ingot._base.text import _escaped, _quoted
-from ingot.errors import ClosedError, OptionError, SaveError
+from ingot.errors import OptionError, SaveError
 from ingot.typing import Format, NoOptions, Path, ReplaceOptions
 
 from .save import rendered
@@ -285,7 +285,10 @@ class Writer:
         return f"<ingot.Writer {_escaped(self._path)}>"
 
     def __reduce__(self) -> Any:
-        raise ClosedError("a writer stays in its process: join the file in the other one", code="forked")
+        raise TypeError(
+            "a Writer cannot be pickled, since it fills a file from this process: call ingot.Writer.join in "
+            "the other process"
+        )
 
 
 def native(writer: Writer) -> _native.Writer:

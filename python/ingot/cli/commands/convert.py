@@ -18,7 +18,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from ingot._base.checks import Existing
     from ingot._convert import Conversion
-    from ingot.typing import DtypeName, Glob
+    from ingot.typing import DtypeName, Glob, SourceFormat
 
 
 @click.command(short_help="Make a file of tensors of a file of another format.")
@@ -42,7 +42,7 @@ def command(
     screen: Screen,
     path: str,
     destination: str,
-    source_format: str | None,
+    source_format: SourceFormat | None,
     dtype: DtypeName | None,
     max_shard_size: str | None,
     root: str | None,
