@@ -9,7 +9,10 @@ import shutil
 import tomllib
 import warnings
 from collections.abc import Callable
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import numpy
@@ -149,6 +152,30 @@ def save_model(source: Path, out: Path, /, **options: Any) -> Any:
     return ingot.torch.save_model(model, out, **options)
 
 
+class Handler(SimpleHTTPRequestHandler):
+    """Serves the files of a directory, and prints nothing."""
+
+    def log_message(self, format: str, *arguments: Any) -> None:
+        pass
+
+
+def download(source: Path, out: Path, /, **options: Any) -> None:
+    with ThreadingHTTPServer(("127.0.0.1", 0), partial(Handler, directory=str(source.parent))) as server:
+        thread = Thread(target=server.serve_forever, args=(0.01,))
+        thread.start()
+        try:
+            ingot.download(f"http://127.0.0.1:{server.server_port}/{source.name}", out, **options)
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+def checkpoint_io(source: Path, out: Path, /, **options: Any) -> None:
+    plugin = API["ingot.engines.lightning.CheckpointIO"](**options)
+    plugin.save_checkpoint(tensors(), out)
+    plugin.teardown()
+
+
 # A call of each function with options, by its source and its destination.
 Call = Callable[..., Any]
 CALLS: dict[str, Call] = {
@@ -156,6 +183,8 @@ CALLS: dict[str, Call] = {
     "ingot.Writer.join": join_writer,
     "ingot.cast": lambda source, out, /, **options: ingot.cast(source, out, **{"dtype": "F16", **options}),
     "ingot.check": lambda source, out, /, **options: ingot.check(source, **options),
+    "ingot.download": download,
+    "ingot.engines.lightning.CheckpointIO": checkpoint_io,
     "ingot.diff": lambda source, out, /, **options: ingot.diff(source, source, **options),
     "ingot.stats": lambda source, out, /, **options: ingot.stats(source, **options),
     "ingot.convert": lambda source, out, /, **options: ingot.convert(
@@ -207,11 +236,6 @@ CALLS: dict[str, Call] = {
     "ingot.<framework>.load_file": lambda source, out, /, **options: WHOLE.load_file(source, **options),
     "ingot.<framework>.save": lambda source, out, /, **options: WHOLE.save(ARRAYS, **options),
     "ingot.<framework>.save_file": lambda source, out, /, **options: WHOLE.save_file(ARRAYS, out, **options),
-}
-# It fetches from a server, or takes the place of a class of Lightning.
-ELSEWHERE = {
-    "ingot.download",
-    "ingot.engines.lightning.CheckpointIO",
 }
 
 GOOD: dict[str, list[Any]] = {
@@ -270,7 +294,7 @@ APART = {("format", "ingot.convert")}
 
 
 def functions_with(option: str) -> list[str]:
-    return [name for name, row in TABLE.items() if option in row["yes"] and name not in ELSEWHERE]
+    return [name for name, row in TABLE.items() if option in row["yes"]]
 
 
 def given(option: str, value: Any) -> dict[str, Any]:
@@ -294,7 +318,7 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 
 def test_every_function_and_option_is_tried() -> None:
-    assert CALLS.keys() == {name for name, row in TABLE.items() if row["yes"]} - ELSEWHERE
+    assert CALLS.keys() == {name for name, row in TABLE.items() if row["yes"]}
     assert GOOD.keys() == OPTIONS
     assert BAD.keys() == OPTIONS - {"slices"}
 
@@ -348,8 +372,6 @@ def test_every_function_refuses_the_same_values(option: str, tmp_path: Path) -> 
 
 @pytest.mark.parametrize("name", [name for name, row in TABLE.items() if "align" in row["yes"]])
 def test_a_wrong_key_of_write_options_names_the_nearest_and_all(name: str, tmp_path: Path) -> None:
-    if name in ELSEWHERE:
-        pytest.skip("it is not called here")
     with pytest.raises(
         ingot.OptionError, match=r"write_options has no key 'aligned': did you mean 'align'\?"
     ) as caught:
@@ -360,8 +382,8 @@ def test_a_wrong_key_of_write_options_names_the_nearest_and_all(name: str, tmp_p
 
 @pytest.mark.parametrize("name", [name for name, row in TABLE.items() if "overwrite" in row["yes"]])
 def test_an_existing_file_stays_without_overwrite(name: str, source: Path, tmp_path: Path) -> None:
-    if name in (*ELSEWHERE, "ingot.dcp.Writer"):
-        pytest.skip("it is not called here")
+    if name == "ingot.dcp.Writer":
+        pytest.skip("torch saves by it, and it is not called here")
     is_folder = name in ("ingot.split", "ingot.torch.save_sharded")
     out = tmp_path / "out" if is_folder else tmp_path / "model.safetensors"
     path = out / "model.safetensors" if is_folder else out
@@ -421,6 +443,18 @@ STORE = Store()
 # It is a source, and so is an error about it.
 SOURCES = {("ingot.view", "other")}
 STRANGE: list[Any] = [5, "x", -1, 10**30, None, object(), True, b"", float("nan"), [5]]
+INTEGERS = {
+    "ahead",
+    "bins",
+    "height",
+    "index",
+    "max_header_size",
+    "max_nbytes",
+    "max_shard_size",
+    "nbytes",
+    "reserve",
+    "threads",
+}
 # Errors about a value that is right for other files, or on other machines.
 OF_FILES = (
     ingot.ConversionError,
@@ -446,7 +480,6 @@ def optional(function: Any) -> list[str]:
 EVERY_OPTION = [
     (name, option)
     for name, function in public_api().items()
-    if name not in ELSEWHERE
     for option in optional(function)
     if (name, option) not in SOURCES
 ]
@@ -488,6 +521,17 @@ def test_a_strange_value_is_taken_or_named(name: str, source: Path, tmp_path: Pa
                 assert isinstance(error, TypeError | ValueError), where
                 assert str(error).startswith(f"{called}(): "), where
                 assert option in str(error), where
+
+
+@pytest.mark.parametrize("name", dict(EVERY_OPTION))
+def test_an_integer_of_numpy_is_taken_where_an_int_is(name: str, source: Path, tmp_path: Path) -> None:
+    out = tmp_path / ("model" if "shard" in name or "split" in name else "model.safetensors")
+    for option in {option for other, option in EVERY_OPTION if other == name} & INTEGERS:
+        faults = []
+        for number, kind in enumerate((int, numpy.int64, numpy.uint8)):
+            (tmp_path / str(number)).mkdir(exist_ok=True)
+            faults.append(fault_of(name, source, tmp_path / str(number) / out.name, {option: kind(5)}))
+        assert {type(fault) for fault in faults} == {type(faults[0])}, (option, faults)
 
 
 def fault_of(name: str, source: Path, out: Path, options: dict[str, Any]) -> Exception | None:
