@@ -107,6 +107,7 @@ OTHERWISE = {
         "ingot.safe_open.get": "positional, as in collections.abc.Mapping",
     },
     "shared": {
+        "*.save_model": "upstream drops the other names of a tensor, and notes them",
         "*.save*": "what becomes of tensors that share memory",
     },
     "source": {

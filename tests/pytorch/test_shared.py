@@ -283,6 +283,17 @@ def test_strict_names_what_is_missing_and_what_is_too_many(path: Path) -> None:
     assert ingot.torch.load_model(nn.Linear(2, 2), path, strict=False) == ({"bias"}, ["extra"])
 
 
+def test_save_model_keeps_the_names_of_shared_tensors_with_alias(path: Path) -> None:
+    model = Twice()
+    ingot.torch.save_model(model, path, shared="alias")
+    loaded = ingot.torch.load_file(path)
+    assert loaded.keys() == model.state_dict().keys()
+    assert loaded["a.weight"].data_ptr() == loaded["b.weight"].data_ptr()
+    assert ingot.torch.load_model(Twice(), path) == (set(), [])
+    with pytest.raises(ingot.SharedMemoryError):
+        ingot.torch.save_model(model, path, shared="error")
+
+
 def test_a_tied_model_refuses_a_file_with_two_tensors_for_one(path: Path) -> None:
     state = {name: tensor.clone() for name, tensor in Twice().state_dict().items()}
     ingot.torch.save_file(state, path)

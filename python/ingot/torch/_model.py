@@ -5,11 +5,13 @@ from __future__ import annotations
 import warnings
 from collections import defaultdict
 from collections.abc import Mapping
+from functools import partial
 from typing import Any, Literal, overload
 
 import torch
 
 import ingot
+from ingot._base.checks import one_of
 from ingot._base.options import Saving, checked, takes
 from ingot._base.text import _quoted
 from ingot._read import moves
@@ -17,7 +19,7 @@ from ingot.errors import SharedMemoryError
 from ingot.typing import Device, LoadOptions, Path, SaveOptions, Source, Writable
 
 from ._devices import mover
-from ._files import load_file, write_tensors
+from ._files import Contiguous, load_file, write_tensors
 from ._into import differences
 from ._tensors import not_plain
 
@@ -26,6 +28,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from typing_extensions import Unpack
+
+Duplicates = Literal["drop", "error", "copy", "alias"]
+_duplicates_as = partial(one_of, "shared", choices=("drop", "error", "copy", "alias"))
 
 # Names in a message. The rest are counted.
 _SHOWN = 3
@@ -38,6 +43,7 @@ def save_model(
     metadata: Mapping[str, str] | None = None,
     force_contiguous: bool = True,
     *,
+    shared: Duplicates = "drop",
     background: Literal[True],
     **options: Unpack[SaveOptions],
 ) -> ingot.SaveFuture: ...
@@ -50,6 +56,7 @@ def save_model(
     metadata: Mapping[str, str] | None = None,
     force_contiguous: bool = True,
     *,
+    shared: Duplicates = "drop",
     background: Literal[False] = False,
     **options: Unpack[SaveOptions],
 ) -> None: ...
@@ -62,6 +69,7 @@ def save_model(
     metadata: Mapping[str, str] | None = None,
     force_contiguous: bool = True,
     *,
+    shared: Duplicates = "drop",
     background: bool = False,
     **options: Unpack[SaveOptions],
 ) -> ingot.SaveFuture | None:
@@ -78,6 +86,9 @@ def save_model(
         for it is added, as upstream does. The dict itself stays what it is, which upstream's does not.
     force_contiguous : bool
         Pack tensors that do not lie in C order. False refuses them.
+    shared : {"drop", "error", "copy", "alias"}
+        What to do with tensors that share memory. ``"drop"``, as upstream, writes one of them, and notes the
+        other names in the metadata. The other values are those of `save_file`.
     background : bool
         Return an `ingot.SaveFuture` and write in a thread, as `save_file` does.
     **options
@@ -103,15 +114,19 @@ def save_model(
     own = {
         "metadata": metadata,
         "force_contiguous": force_contiguous,
+        "shared": shared,
         "background": background,
     }
-    how = Saving.among(save_model, checked(save_model, {**own, **options}))
+    how = Saving.among(save_model, checked(save_model, {**own, **options}, shared=_duplicates_as))
     state = model.state_dict()
+    contiguous: Contiguous = "copy" if force_contiguous else "error"
+    if shared != "drop":
+        return write_tensors(state, filename, how, shared, contiguous)
     kept = {dropped: name for name, others in duplicate_names(state).items() for dropped in others}
     if kept or metadata is not None:
         how = how._replace(metadata={**kept, **(how.metadata or {})})
     tensors = {name: tensor for name, tensor in state.items() if name not in kept}
-    return write_tensors(tensors, filename, how, contiguous="copy" if force_contiguous else "error")
+    return write_tensors(tensors, filename, how, contiguous=contiguous)
 
 
 @takes(LoadOptions)
