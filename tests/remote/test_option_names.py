@@ -10,6 +10,7 @@ import pytest
 
 import ingot
 from ingot._base.checks import NAMES, OPTIONS, OTHER_NAMES
+from ingot.typing import StorageOptions
 
 from .clouds import SECRET, running
 from .servers import good, serving
@@ -151,6 +152,25 @@ def test_an_option_that_says_nothing_is_an_error(options: dict[str, object], why
             ingot.safe_open("s3://b/k", "np", storage_options=options)
         assert "s3cret" not in str(caught.value).replace("`s3cret` is unknown", "")
         assert server.requests == []
+
+
+@pytest.mark.parametrize("name", StorageOptions.__annotations__)
+def test_a_strange_value_is_one_error_with_what_is_allowed(name: str) -> None:
+    for value in (object(), float("nan"), -1, 10**30, b"", [5]):
+        try:
+            ingot.open("nothing", storage_options={name: value})  # type: ignore[misc]
+        except FileNotFoundError:
+            # The value is taken.
+            continue
+        except (TypeError, ingot.OptionError) as fault:
+            error = fault
+        expected = f"open(): storage_options: {name}: cannot be this {type(value).__name__}: expected "
+        assert str(error).startswith(expected), (value, error)
+
+
+def test_a_key_that_is_no_str_is_a_type_error() -> None:
+    with pytest.raises(TypeError, match=r"open\(\): storage_options: expected str as keys, found int"):
+        ingot.open("nothing", storage_options={5: "x"})  # type: ignore[misc]
 
 
 @pytest.mark.parametrize("options", [{"token": {"a": 1}}, {"client_kwargs": "s3cret"}, {"key": 1}], ids=str)

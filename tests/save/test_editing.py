@@ -536,3 +536,18 @@ def test_what_copies_files_tells_how_far_it_is_and_can_be_stopped(tmp_path: Path
     assert told == sorted(told)
     assert told[-1][0] == told[-1][1] >= 1_600_000
     assert {total for _, total in told} == {told[-1][1]}
+
+
+def test_merge_selects_among_the_names_of_all_sources(tmp_path: Path) -> None:
+    out = tmp_path / "out.safetensors"
+    for name in ("a", "b", "c"):
+        ingot.numpy.save_file({name: numpy.ones(3), f"{name}.bias": numpy.zeros(1)}, tmp_path / name)
+    sources = [tmp_path / name for name in ("a", "b", "c")]
+    ingot.merge(sources, out, keys=["a", "b", "b.bias"], drop="*.bias")
+    assert ingot.open(out).keys() == ["a", "b"]
+    ingot.merge(sources, out, keys=lambda info: info.shape == (1,), overwrite=True)
+    assert ingot.open(out).keys() == ["a.bias", "b.bias", "c.bias"]
+    with pytest.raises(ingot.TensorNotFoundError, match=r"did you mean `a\.bias`"):
+        ingot.merge(sources, out, keys="a.bais", overwrite=True)
+    with pytest.raises(ingot.OptionError, match="sources is empty"):
+        ingot.merge([], out, overwrite=True)

@@ -73,7 +73,11 @@ struct Reading<'py> {
 impl Reading<'_> {
     fn read_all(&mut self, given: &Bound<'_, PyDict>) -> PyResult<()> {
         for (given, value) in given.iter() {
-            let given = given.extract::<String>()?;
+            let Ok(given) = given.extract::<String>() else {
+                let class = class_of(&given);
+                let message = format!("storage_options: expected str as keys, found {class}");
+                return Err(PyTypeError::new_err(message));
+            };
             if value.is_none() {
                 continue;
             }
@@ -83,9 +87,10 @@ impl Reading<'_> {
             };
             // Never with the value: it may be a secret.
             self.read(&name, &value).map_err(|fault| {
-                match name == "client_kwargs" && value.is_instance_of::<PyDict>() {
-                    true => fault,
-                    false => mistyped(&value, &given, &fault),
+                if name == "client_kwargs" && value.is_instance_of::<PyDict>() {
+                    fault
+                } else {
+                    mistyped(&value, &given, expected(&name), &fault)
                 }
             })?;
             if let Some((_, other)) = self.seen.iter().find(|seen| seen.0 == name) {
@@ -179,10 +184,31 @@ fn unknown(py: Python<'_>, name: &str) -> PyErr {
     misfit(py, &message)
 }
 
-fn mistyped(value: &Bound<'_, PyAny>, name: &str, fault: &PyErr) -> PyErr {
+/// The values that an option takes.
+fn expected(option: &str) -> &'static str {
+    match option {
+        "connect_timeout" | "stall_timeout" | "timeout" => "a number of seconds above 0",
+        "min_rate" | "retries" => "an int of 0 or more",
+        "headers" => "a dict of str to str",
+        "client_kwargs" => "a dict",
+        "ca_file" | "credentials_file" => "a path",
+        "token" => "a str or a bool",
+        "verify" => "True or a path",
+        "addressing_style" => "'path', 'virtual' or 'auto'",
+        "request_payer" => "True, False or 'requester'",
+        "allow_private_redirects"
+        | "path_style"
+        | "virtual_hosted_style_request"
+        | "allow_http"
+        | "anonymous" => "True or False",
+        _ => "a str",
+    }
+}
+
+fn mistyped(value: &Bound<'_, PyAny>, name: &str, expected: &str, fault: &PyErr) -> PyErr {
     let py = value.py();
     let class = class_of(value);
-    let message = format!("storage_options: {name}: cannot be this {class}");
+    let message = format!("storage_options: {name}: cannot be this {class}: expected {expected}");
     if fault.is_instance_of::<PyTypeError>(py) {
         return PyTypeError::new_err(message);
     }

@@ -86,7 +86,7 @@ class Loading(NamedTuple):
 
     @classmethod
     def among(cls, given: Mapping[str, Any]) -> Loading:
-        """Return those of `given`, which are checked."""
+        """Return the options of reading among `given`, which are checked."""
         return cls(**{name: given[name] for name in cls._fields if name in given})
 
 
@@ -120,7 +120,7 @@ class Saving(NamedTuple):
 
     @classmethod
     def among(cls, function: Any, given: Mapping[str, Any]) -> Saving:
-        """Return those of `given`, which are checked, and the defaults of `function` for the others."""
+        """Return the options of writing among `given`, which are checked. `function` has the defaults."""
         known = {**function._defaults, **given, **(given.get("write_options") or {})}
         return cls(**{name: known[name] for name in cls._fields if name in known})
 
@@ -241,10 +241,7 @@ _CHECKED: dict[str, Callable[[Any], Any]] = {
     "algorithm": partial(checked_text, "algorithm"),
     "root": partial(checked_text, "root", or_none=True),
     "strip_prefix": partial(checked_text, "strip_prefix"),
-    **{
-        name: partial(checked_mapping, name)
-        for name in ("aliases", "config", "out", "plan", "slices", "specs")
-    },
+    **{name: partial(checked_mapping, name) for name in MAPPINGS},
     **{name: partial(one_of, name, choices=words) for name, words in WORDS.items()},
     **{name: partial(checked_flag, name) for name in FLAGS},
 }

@@ -71,6 +71,8 @@ def merge(
         There is something at `destination`, and `overwrite` is not set.
     OSError, HeaderError, CheckpointError
         A source cannot be opened, or breaks a rule of its format.
+    TensorNotFoundError
+        A name or pattern of `keys` or `drop` matches nothing.
     SafetensorError
         The record of names that share a tensor is broken (``code`` is ``"invalid-alias"``).
     SaveError
@@ -79,7 +81,7 @@ def merge(
     StorageError
         Writing failed, or a source was changed meanwhile (``"overtaken"``).
     TypeError, OptionError
-        An argument is not what it should be.
+        An argument is not what it should be, or `sources` is empty.
 
     Notes
     -----

@@ -88,7 +88,7 @@ def save_model(
         Pack tensors that do not lie in C order. False refuses them.
     shared : {"drop", "error", "copy", "alias"}
         What to do with tensors that share memory. ``"drop"``, as upstream, writes one of them, and notes the
-        other names in the metadata. The other values are those of `save_file`.
+        other names in the metadata. The other values mean the same as for `save_file`.
     background : bool
         Return an `ingot.SaveFuture` and write in a thread, as `save_file` does.
     **options
