@@ -316,6 +316,9 @@ def takes(
         whole.__signature__ = shown.replace(parameters=own + parameters)
         usual = RARE if "background" in shown.parameters else RARE[:-1]
         whole._defaults, whole._rare = defaults, rare or usual
+        whole._taken = dict.fromkeys(
+            one for one in whole.__signature__.parameters if one not in ("self", "cls")
+        )
         # As forward references, which know the module in which they are resolved.
         called: Any = vars(whole)["__init__"] if isinstance(whole, type) else whole
         hints = called.__annotations__
@@ -358,11 +361,11 @@ def check_names(function: Callable[..., Any], options: Mapping[str, Any]) -> Non
     """
     if not options:
         return
-    taken: Any = getattr(function, "__signature__", None)
-    if taken is None or options.keys() <= taken.parameters.keys():
-        return
-    wrong = next(iter(options.keys() - taken.parameters.keys()))
-    raise unexpected(function, wrong, [name for name in taken.parameters if name not in ("self", "cls")])
+    # A function that takes any keyword has none.
+    taken: dict[str, None] | None = getattr(function, "_taken", None)
+    for name in options:
+        if taken is not None and name not in taken:
+            raise unexpected(function, name, taken)
 
 
 def unexpected(function: Callable[..., Any], wrong: str, names: Iterable[str]) -> TypeError:
