@@ -307,7 +307,7 @@ class Reader(StorageReader):
         return planner.resolve_tensor(item).detach()
 
     def _slots(self, resolved: list[tuple[ReadItem, torch.Tensor]]) -> dict[int, list[Slot]]:
-        """Return what is read from each file, and into which memory."""
+        """Return the slots of each file."""
         # Of items that go to one place, as those of tied weights, the last, as where each is copied in turn.
         by_place: dict[Any, tuple[int, Slot]] = {}
         for item, tensor in resolved:

@@ -159,7 +159,7 @@ def refuse_destination(name: str, tensor: torch.Tensor) -> None:
 
 
 def refuse_shapeless(name: str, tensor: torch.Tensor) -> None:
-    """Raise for a tensor of which torch raises a `RuntimeError` if asked for its shape."""
+    """Raise for a tensor without a shape, which torch reports by a bare `RuntimeError`."""
     if isinstance(tensor, torch.nn.UninitializedParameter | torch.nn.UninitializedBuffer):
         kind = type(tensor).__name__
         raise misfit(name, f"the destination is an {kind} without memory: run the module once before loading")
