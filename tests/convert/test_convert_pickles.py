@@ -259,6 +259,15 @@ def test_convert_refuses_bytes_after_the_first_record(write: Callable[[Any], Non
         ingot.convert("in.data", "out.safetensors")
 
 
+def test_convert_refuses_pickles_that_copy_the_top_of_the_stack() -> None:
+    """No pickler writes this opcode: 5 million of them were followed for seconds."""
+    for count in (1, 5_000_000):
+        Path("w.pdparams").write_bytes(b"\x80\x02N" + pickle.DUP * count + b".")
+        with pytest.raises(ingot.ConversionError, match="an object that is no tensor is refused"):
+            ingot.convert("w.pdparams", "w.safetensors")
+    assert not Path("w.safetensors").exists()
+
+
 def archive(**members: bytes) -> bytes:
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w") as made:

@@ -337,6 +337,47 @@ def assert_all_told(told: list[tuple[int, int]], total: int) -> None:
     assert {of for _, of in told} == {total}
 
 
+@pytest.mark.filterwarnings(
+    "ignore:The PyTorch API of nested tensors", "ignore:Lazy modules are a new feature"
+)
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: {"w": torch.nn.LazyLinear(2).weight}, "UninitializedParameter .*run the module"),
+        (
+            lambda: {"w": torch.nn.LazyBatchNorm1d().running_mean},
+            "UninitializedBuffer .*run the module",
+        ),
+        (lambda: {"w": torch.nested.nested_tensor([torch.ones(2), torch.ones(3)])}, r"nested .*unbind"),
+        (
+            lambda: {"w": torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.jagged)},
+            r"nested .*unbind",
+        ),
+    ],
+    ids=["lazy", "lazy buffer", "nested", "jagged"],
+)
+def test_load_into_refuses_tensors_without_a_shape(
+    tmp_path: Path, make: Callable[[], Any], message: str
+) -> None:
+    path = tmp_path / "model.safetensors"
+    save_file({"w": torch.ones(5)}, path)
+    for call in (lambda: load_into(make(), path), lambda: load_file(path, out=make())):
+        with pytest.raises(ingot.DestinationError, match=f"`w`: .*{message}"):
+            call()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_load_into_fills_views_made_without_grad(tmp_path: Path, dtype: torch.dtype) -> None:
+    path = tmp_path / "model.safetensors"
+    save_file({"w": torch.ones(2, dtype=dtype)}, path)
+    for base in (torch.zeros(4, requires_grad=True), torch.zeros(4, requires_grad=True) * 1):
+        with torch.no_grad():
+            views = [base[:2], base.split(2)[1]]
+        for view in views:
+            load_into({"w": view}, path)
+        assert base.tolist() == [1.0] * 4
+
+
 def test_filling_tells_its_bytes_and_those_that_torch_copies(
     tmp_path: Path, backend: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -317,6 +317,22 @@ def refuses_whole(path):
     load_into(own, path, read_once="job", keys=["rows"])
 
 
+def fail_to_read(path, read_once):
+    def fail(done, total):
+        if dist.get_rank() == 1:
+            raise MemoryError("no room for it")
+
+    load_into({"w": torch.empty(4, 4)}, path, read_once=read_once, progress=fail)
+
+
+@pytest.mark.parametrize("read_once", ["job", "node"])
+def test_load_into_raises_on_all_ranks_if_one_fails_to_read(four, tmp_path, read_once):
+    save_file({"w": torch.ones(4, 4)}, tmp_path / "model.safetensors")
+    found = four.outcomes(fail_to_read, tmp_path / "model.safetensors", read_once, seconds=20)
+    assert [type(one) for one in found] == [RankError, MemoryError, RankError, RankError]
+    assert {one.code for one in found if isinstance(one, RankError)} == {"rank-failed"}
+
+
 def test_load_into_refuses_options_of_whole_tensors_by_ranks(four, tmp_path):
     save_file({"rows": values()["rows"]}, tmp_path / "file", checksums=True)
     four.run(refuses_whole, tmp_path / "file")

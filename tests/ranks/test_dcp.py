@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import re
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -19,7 +20,6 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
 import ingot
-import ingot._read.door
 import ingot.dcp
 from ingot._ranks import peers
 from ingot.dcp import writer as writing
@@ -47,28 +47,134 @@ def whole():
 class Interrupted(ingot.dcp.Reader):
     """A reader whose other ranks open the files after the first has replaced them."""
 
-    def read_metadata(self):
+    is_replaced = False
+
+    def _opened(self):
+        if self.is_replaced:
+            return super()._opened()
+        self.is_replaced = True
         if dist.get_rank():
             dist.barrier()
-            return super().read_metadata()
-        found = super().read_metadata()
+            return super()._opened()
+        found = super()._opened()
         save_sharded({"w": torch.ones(4)}, self._path, overwrite=True)
         dist.barrier()
         return found
 
 
 def load_while_replaced(folder):
-    with pytest.raises(CheckpointException, match="different versions"):
-        dcp.load({"w": torch.empty(4)}, storage_reader=Interrupted(folder))
     state = {"w": torch.empty(4)}
-    dcp.load(state, storage_reader=ingot.dcp.Reader(folder))
+    dcp.load(state, storage_reader=Interrupted(folder))
     return state["w"].tolist()
 
 
-def test_reader_rejects_versions_that_differ_between_ranks(four, tmp_path):
+def load_part_while_replaced(folder):
+    """Load by the first two ranks, without passing their group to the reader."""
+    group = dist.new_group([0, 1])
+    if dist.get_rank() < 2:
+        dcp.load({"w": torch.empty(4)}, storage_reader=Interrupted(folder), process_group=group)
+    else:
+        dist.barrier()
+
+
+def test_reader_loads_one_version_if_a_save_comes_between_ranks(four, tmp_path):
     save_sharded({"w": torch.zeros(4)}, tmp_path)
     os.utime(tmp_path / "model.safetensors", ns=(0, 0))
     assert four.run(load_while_replaced, str(tmp_path)) == [[1.0] * 4] * 4
+
+
+def test_reader_rejects_several_versions_on_ranks_that_it_does_not_know(four, tmp_path):
+    save_sharded({"w": torch.zeros(4)}, tmp_path)
+    os.utime(tmp_path / "model.safetensors", ns=(0, 0))
+    found = four.outcomes(load_part_while_replaced, str(tmp_path))
+    assert found[2:] == [None, None]
+    assert all(isinstance(one, CheckpointException) and "different versions" in str(one) for one in found[:2])
+
+
+class Replaced(ingot.dcp.Reader):
+    """A reader of files that a save replaces after all ranks have planned what to read from them."""
+
+    def __init__(self, folder, state, **options):
+        super().__init__(folder, **options)
+        self._state = state
+
+    def read_data(self, plan, planner):
+        if not dist.is_initialized() or dist.get_rank() == 0:
+            save_sharded(self._state, self._path, 80, overwrite=True)
+        if dist.is_initialized():
+            dist.barrier()
+        return super().read_data(plan, planner)
+
+
+def shards(value, count=60):
+    return {f"t{number:02}": torch.full((16,), float(value)) for number in range(count)}
+
+
+def load_replaced(folder, state, **options):
+    found = shards(0)
+    dcp.load(found, storage_reader=Replaced(folder, state, **options))
+    return sorted({float(value) for tensor in found.values() for value in tensor})
+
+
+def load_replaced_in_part(folder, state):
+    """Load by the first two ranks, without passing their group to the reader."""
+    group = dist.new_group([0, 1])
+    if dist.get_rank() < 2:
+        dcp.load(shards(0), storage_reader=Replaced(folder, state), process_group=group)
+    else:
+        dist.barrier()
+
+
+@pytest.mark.parametrize("backend", ["mmap", "pread"])
+def test_reader_loads_many_shards_that_are_replaced_after_planning(tmp_path, backend):
+    save_sharded(shards(1), tmp_path, 80)
+    assert len([*tmp_path.glob("*.safetensors")]) == 60
+    assert load_replaced(tmp_path, shards(2), backend=backend) == [2.0]
+    # Some shards are then gone.
+    assert load_replaced(tmp_path, shards(3) | {"more": torch.zeros(99)}, backend=backend) == [3.0]
+
+
+@pytest.mark.parametrize("read_once", [False, "job"])
+def test_reader_of_many_ranks_loads_one_version_of_replaced_shards(four, tmp_path, read_once):
+    save_sharded(shards(1), tmp_path, 80)
+    run = partial(load_replaced, str(tmp_path), shards(2), read_once=read_once)
+    assert four.run(run) == [[2.0]] * 4
+
+
+def test_reader_rejects_replaced_shards_that_the_plan_does_not_fit(four, tmp_path):
+    save_sharded(shards(1), tmp_path, 80)
+    other = shards(2) | {"t07": torch.zeros(3)}
+    for one in four.outcomes(load_replaced, str(tmp_path), other):
+        assert isinstance(one, CheckpointException)
+        assert "t07" in str(one)
+    save_sharded(shards(1), tmp_path, 80, overwrite=True)
+    with pytest.raises(CheckpointException, match="during the load: load them again"):
+        load_replaced(tmp_path, other)
+
+
+def load_with_a_failure(folder):
+    def fail(done, total):
+        if dist.get_rank() == 1:
+            raise MemoryError("no room for it")
+
+    dcp.load(shards(0), storage_reader=ingot.dcp.Reader(folder, progress=fail))
+
+
+def test_reader_of_shards_raises_on_all_ranks_if_one_fails(four, tmp_path):
+    save_sharded(shards(1), tmp_path, 80)
+    for one in four.outcomes(load_with_a_failure, str(tmp_path), seconds=20):
+        assert isinstance(one, CheckpointException)
+        assert "rank 1 of 4 failed in reading: MemoryError" in str(one)
+    assert four.run(load_replaced, str(tmp_path), shards(2)) == [[2.0]] * 4
+
+
+def test_reader_rejects_replaced_shards_of_ranks_that_it_does_not_know(four, tmp_path):
+    save_sharded(shards(1), tmp_path, 80)
+    found = four.outcomes(load_replaced_in_part, str(tmp_path), shards(2))
+    assert found[2:] == [None, None]
+    for one in found[:2]:
+        assert isinstance(one, CheckpointException)
+        assert "open it again" in str(one)
 
 
 MESHES = {"flat": (4,), "grid": (2, 2)}
@@ -210,13 +316,8 @@ def reads_wrongly(path, case):
 
         planner.resolve_tensor = full
     if case == "another file" and rank == 1:
-        reader = ingot.dcp.Reader(path, read_once="job")
-        reader.set_up_storage_reader = lambda metadata, is_coordinator: vars(reader).update(
-            _chunks=metadata.storage_data,
-            _files=[ingot._read.door.open_checkpoint(path.with_name("other"), "auto")],
-        )
-    else:
-        reader = ingot.dcp.Reader(path, read_once="job")
+        path = path.with_name("other")
+    reader = ingot.dcp.Reader(path, read_once="job")
     dcp.load(target, storage_reader=reader, planner=planner)
 
 
@@ -229,7 +330,7 @@ def reads_wrongly(path, case):
 )
 def test_all_ranks_raise_where_one_of_those_that_read_together_fails(four, tmp_path, case, message):
     save_sharded(whole(), tmp_path / "model")
-    save_sharded({"other": torch.zeros(3)}, tmp_path / "other")
+    save_sharded(whole(), tmp_path / "other")
     for found in four.outcomes(reads_wrongly, tmp_path / "model", case):
         assert isinstance(found, CheckpointException)
         assert message in str(found)

@@ -274,15 +274,27 @@ def test_safe_open_rejects_a_shard_written_to_before_its_first_read(checkpoint: 
         np.testing.assert_array_equal(file.get_tensor("a"), LEFT["a"])
 
 
-def test_safe_open_of_many_shards_rejects_one_replaced_before_its_first_read(tmp_path: Path) -> None:
+@pytest.mark.parametrize("backend", ["mmap", "pread"])
+@pytest.mark.parametrize("is_read", [False, True], ids=["unread", "read"])
+def test_safe_open_of_many_shards_rejects_one_replaced_or_removed(
+    tmp_path: Path, backend: str, is_read: bool
+) -> None:
     files = {f"{number:02}.safetensors": {f"t{number:02}": np.array([number])} for number in range(60)}
     write(tmp_path, files)
-    with opened(tmp_path) as file:
-        ingot.numpy.save_file(files["59.safetensors"], tmp_path / "59.safetensors")
-        with pytest.raises(ingot.StorageError, match=r"59\.safetensors") as caught:
-            file.get_tensor("t59")
-        assert caught.value.code == "changed"
-    np.testing.assert_array_equal(ingot.numpy.load_file(tmp_path)["t59"], [59])
+    with opened(tmp_path, backend=backend) as file:
+        if is_read:
+            # The first shards are then closed.
+            assert [int(file[f"t{number:02}"][0]) for number in range(60)] == [*range(60)]
+        number = 1 if is_read else 59
+        for replace in (ingot.numpy.save_file, lambda _, path: path.unlink()):
+            replace(files[f"{number:02}.safetensors"], tmp_path / f"{number:02}.safetensors")
+            with pytest.raises(
+                ingot.StorageError, match=rf"{number:02}\.safetensors.*open it again"
+            ) as caught:
+                file.get_tensor(f"t{number:02}")
+            assert caught.value.code == "changed"
+    ingot.numpy.save_file(files[f"{number:02}.safetensors"], tmp_path / f"{number:02}.safetensors")
+    np.testing.assert_array_equal(ingot.numpy.load_file(tmp_path)[f"t{number:02}"], [number])
 
 
 def test_a_directory_without_a_checkpoint_says_so(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -184,6 +185,33 @@ def test_without_a_commit_the_old_file_stays(tmp_path: Path) -> None:
     del lost
     assert path.read_bytes() == b"old"
     assert names_in(tmp_path) == ["t.safetensors"]
+
+
+@pytest.mark.parametrize("shard_nbytes", [16, 1 << 20], ids=["shards", "one file"])
+@pytest.mark.parametrize("is_joined", [False, True], ids=["writer", "joined"])
+@pytest.mark.parametrize("is_commit_last", [False, True], ids=["save last", "commit last"])
+def test_writer_and_save_sharded_in_one_directory_leave_one_whole_checkpoint(
+    tmp_path: Path, shard_nbytes: int, is_joined: bool, is_commit_last: bool
+) -> None:
+    def save() -> None:
+        state = {name: torch.full((4,), 2.0) for name in "ab"}
+        ingot.torch.save_sharded(state, tmp_path, shard_nbytes, overwrite=True)
+
+    path = tmp_path / "model.safetensors"
+    specs = dict.fromkeys("ab", ("F32", [4]))
+    with ingot.Writer(path, specs, overwrite=True) as writer:
+        # It does not wait for the writer, and leaves its temporary file alone.
+        save()
+        with ingot.Writer.join(path) if is_joined else nullcontext(writer) as own:
+            writer.write("a", numpy.ones(4, numpy.float32))
+            own.write("b", numpy.ones(4, numpy.float32))
+            own.commit()
+        if not is_commit_last:
+            save()
+    # An index names the other files.
+    expected = 2.0 if shard_nbytes == 16 or not is_commit_last else 1.0
+    assert {value for tensor in ingot.numpy.load_file(tmp_path).values() for value in tensor} == {expected}
+    assert not [name for name in names_in(tmp_path) if name.startswith(".")]
 
 
 def test_mode_and_link_are_kept(tmp_path: Path) -> None:

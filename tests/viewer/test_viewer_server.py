@@ -169,6 +169,16 @@ def test_other_sites_are_given_no_data(server: Server, site: str) -> None:
     assert ask(server, "/", Sec_Fetch_Site=site).status == 200
 
 
+def test_view_refuses_data_to_pages_of_another_origin(server: Server) -> None:
+    port = urlsplit(server.origin).port
+    for origin in (f"http://127.0.0.1:{port}", f"http://localhost:{port}"):
+        assert ask(server, "/f/0", Origin=origin).status == 200
+    others = ("http://evil.example", f"http://evil.example:{port}", f"https://127.0.0.1:{port}", "null", "")
+    for origin in (*others, "http://127.0.0.1", f"http://127.0.0.1:{port}/"):
+        assert ask(server, "/f/0", Origin=origin).status == 403, origin
+        assert ask(server, "/files", Origin=origin).status == 403, origin
+
+
 @pytest.mark.parametrize(
     "path",
     [

@@ -252,7 +252,7 @@ fn a_file_that_shrank_or_was_written_to_is_noticed() {
                 .read("t03")
                 .unwrap_err()
                 .to_string()
-                .contains("was written to since it was opened")
+                .contains("was written to")
         );
     }
 }

@@ -38,8 +38,10 @@ _OBJECTS = (
     # Another stack.
     pickle.MARK,
 )
-# Opcodes that make objects in other ways, which files of tensors have no need of.
+# Opcodes that make objects in other ways, which files of tensors have no need of. DUP, which no pickler
+# writes, would be the shortest way to make work.
 _NEVER = (
+    pickle.DUP,
     *(pickle.INST, pickle.OBJ, pickle.NEWOBJ_EX, pickle.PERSID),
     *(pickle.EXT1, pickle.EXT2, pickle.EXT4, pickle.NEXT_BUFFER, pickle.READONLY_BUFFER),
 )

@@ -239,7 +239,9 @@ class _Handler(BaseHTTPRequestHandler):
         with suppress(KeyError):
             self.server.tickets.remove(self.path)
             return self._head(303, 0, {"Location": f"/#token={self.server.token}"})
-        if self.headers.get("Sec-Fetch-Site", "same-origin") != "same-origin":
+        origins = self.headers.get_all("Origin", [])
+        is_elsewhere = any(origin.removeprefix("http://") not in self.server.names for origin in origins)
+        if is_elsewhere or self.headers.get("Sec-Fetch-Site", "same-origin") != "same-origin":
             return self._refuse(403, "another site sent the request")
         given = (self._only("Authorization") or "").encode()
         if not hmac.compare_digest(given, f"Bearer {self.server.token}".encode()):

@@ -76,6 +76,11 @@ class Writer:
     the writer, and the next save to this destination cleans up after a process that was killed. The file is
     the one that `save_file` of the same tensors writes, byte for byte, except with `reserve`.
 
+    A writer locks its own new file. It does not take the lock on the directory that `save_sharded` holds
+    during a save: one rename replaces one file, so readers find the old file or the new one, and a save to
+    the same directory does not wait for a writer that fills its file for hours. A second writer for the same
+    path raises.
+
     Several processes fill one file: one makes the writer, the others `join`, on the same machine. Each
     element has to be written exactly once, by anybody; who writes what need not be agreed on beforehand, as
     a second attempt is refused. One of them commits when all have written, and the one that made the writer

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from functools import partial
+from hashlib import sha256
 from math import prod
 from uuid import uuid4
 
 import torch
+import torch.distributed as dist
 from torch.distributed.checkpoint.metadata import (
     ChunkStorageMetadata,
     Metadata,
@@ -33,7 +35,7 @@ from ingot._read import door
 from ingot._read.reads import reading
 from ingot._read.select import Label
 from ingot._write.directory.parts import listed
-from ingot.errors import CheckpointError
+from ingot.errors import CheckpointError, RankError, StorageError
 from ingot.torch import _load_by_ranks
 from ingot.torch._into import Slot, read
 from ingot.torch._load_into import FOR_RANKS, has_ranks
@@ -45,7 +47,8 @@ from .parts import Chunk, begins
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
+    from contextlib import AbstractContextManager
     from typing import Any
 
     from torch.distributed import ProcessGroup
@@ -54,6 +57,9 @@ if TYPE_CHECKING:
 
     from ingot._native import Checkpoint
     from ingot.torch._load_into import ReadOnce
+
+    # The node, the path, and `Checkpoint.identity` with a digest of its text.
+    Version = tuple[str, str, tuple[str, bool] | None]
 
 
 class Reader(StorageReader):
@@ -87,9 +93,9 @@ class Reader(StorageReader):
     dict lacks are not read. An index decides which files belong to a checkpoint: others in the directory are
     not looked at.
 
-    A load reads one version of the files. If a save replaces them after some ranks have opened them, or while
-    more files than the process holds open are read (`ingot.safe_open` has the number), all ranks raise, and
-    the load can be repeated.
+    A load reads one version of the files. If a save replaces files after ranks have opened them, all ranks
+    open and read the new checkpoint. They raise if the plan of the load does not fit it, or if the ranks of
+    `load` are not those of `process_group`.
     """
 
     @takes(ReadOptions)
@@ -184,12 +190,16 @@ class Reader(StorageReader):
         )
 
     def _misfit(self, name: str, expected: str, found: str) -> CheckpointError:
+        return self._fault(
+            name, "the files do not have parts of one tensor", expected, found, "invalid-parts"
+        )
+
+    def _fault(self, name: str, problem: str, expected: str, found: str, code: str) -> CheckpointError:
         path: Any = self._path
         where = f"{_escaped(os.fsdecode(path))}: " if is_path(path) else ""
         return CheckpointError(
-            f"{where}tensor {_quoted(name)}: the files do not have parts of one tensor: expected {expected}, "
-            f"found {found}",
-            code="invalid-parts",
+            f"{where}tensor {_quoted(name)}: {problem}: expected {expected}, found {found}",
+            code=code,
             tensor=name,
             expected=expected,
             found=found,
@@ -204,86 +214,151 @@ class Reader(StorageReader):
             self._files = self._opened()
 
     def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
-        """Note which version of the files this rank has opened."""
+        """Note which version of the files this rank has opened, and whether they stay open."""
+        is_held = len(self._files) == 1 and not self._files[0].is_sharded
+        return dataclasses.replace(plan, storage_data=(self._versions(), is_held))
+
+    def _versions(self) -> list[Version]:
+        """Return the node, the path and the version of each open checkpoint."""
         path: Any = self._path
         place = os.path.realpath(os.fsdecode(path)) if is_path(path) else ""
-        versions = [(this_node(), place, file.identity()) for file in self._files]
-        return dataclasses.replace(plan, storage_data=versions)
+        return [(this_node(), place, _digest(file.identity())) for file in self._files]
 
     def prepare_global_plan(self, plans: list[LoadPlan]) -> list[LoadPlan]:
-        """Raise if ranks have opened different versions of the files."""
-        if self._is_shared():
-            # They compare more than this before they read.
-            return plans
-        versions = [plan.storage_data for plan in plans]
-        if len({len(files) for files in versions}) > 1 or not all(
-            map(_load_by_ranks.are_one_version, zip(*versions, strict=True))
-        ):
+        """Note in each plan how many ranks have to agree on a version when they read: 0 if none has to.
+
+        Raise if ranks have opened different versions, and cannot agree.
+        """
+        versions, held = zip(*(plan.storage_data for plan in plans), strict=True)
+        ranks = len(plans)
+        if _are_alike(versions):
+            ranks = 0 if all(held) else ranks
+        elif not self._may_agree(ranks):
             raise _load_by_ranks.several_versions(self._files[0])
-        return plans
+        return [dataclasses.replace(plan, storage_data=ranks) for plan in plans]
+
+    def _may_agree(self, ranks: int) -> bool:
+        """Return whether the ranks of `load` are those of `process_group`, as far as their number shows."""
+        return self._is_shared() or (ranks > 1 and dist.get_world_size(self._group) == ranks)
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
         """Read all items at once, each into the memory that the planner has for it."""
-        if self._is_shared():
-            resolved = self._read_together(plan, planner)
-        else:
-            slots, resolved = self._resolved(plan, planner)
-            for number, found in slots.items():
-                with reading(self._files[number], self._how) as (checkpoint, reads):
-                    read(checkpoint, reads, found)
+        # A planner may have made a plan of its own.
+        ranks = plan.storage_data or 0
+        peers = Peers(self._group) if self._may_agree(ranks) else None
+        with _step(peers, "planning"):
+            resolved = [(item, self._destination(item, planner)) for item in plan.items]
+        for left in reversed(range(door.TRIES)):
+            try:
+                self._read(resolved, peers)
+                break
+            except BaseException as fault:
+                if not left or (peers is None and ranks != 1) or not _is_replaced(fault, peers):
+                    raise
+            self._open_again(resolved, peers)
         for item, tensor in resolved:
             planner.commit_tensor(item, tensor)
         done: Future[None] = Future()
         done.set_result(None)
         return done
 
-    def _read_together(self, plan: LoadPlan, planner: LoadPlanner) -> list[tuple[ReadItem, torch.Tensor]]:
-        """Read with all ranks, who come to each file, of which some may want nothing."""
-        peers = Peers(self._group)
-        with peers.step("planning"):
-            slots, resolved = self._resolved(plan, planner)
-        peers.same(lambda: ({"number of files": len(self._files)}, None), "opening")
-        for number, file in enumerate(self._files):
-            self._read_one(file, slots.get(number, []), peers)
-        return resolved
+    def _open_again(self, resolved: list[tuple[ReadItem, torch.Tensor]], peers: Peers | None) -> None:
+        """Open the checkpoint that replaced the planned one. Raise if the plan does not fit it."""
+        with _step(peers, "opening"):
+            planned, self._chunks = self._chunks, self.read_metadata().storage_data
+            for item, _ in resolved:
+                index = item.storage_index
+                found = self._chunks.get(index)
+                if found is None or found.shape != planned[index].shape:
+                    raise self._fault(
+                        index.fqn,
+                        "a save replaced the files by others during the load: load them again",
+                        f"shape {list(planned[index].shape)}",
+                        "no such part" if found is None else f"shape {list(found.shape)}",
+                        "changed",
+                    )
 
-    def _read_one(self, file: Checkpoint, slots: list[Slot], peers: Peers) -> None:
+    def _read(self, resolved: list[tuple[ReadItem, torch.Tensor]], peers: Peers | None) -> None:
+        """Read one version of the files, the same on all ranks."""
+        slots = self._slots(resolved)
+        if peers is not None and not _are_alike(peers.gather(self._versions(), "opening")):
+            raise _load_by_ranks.several_versions(self._files[0])
+        if self._is_shared() and peers is not None:
+            for number, file in enumerate(self._files):
+                # All ranks come to each file, also those that read nothing from it.
+                self._read_together(file, slots.get(number, []), peers)
+            return
+        with _step(peers, "reading"):
+            for number, found in slots.items():
+                with reading(self._files[number], self._how) as (checkpoint, reads):
+                    read(checkpoint, reads, found)
+
+    def _read_together(self, file: Checkpoint, slots: list[Slot], peers: Peers) -> None:
         @contextmanager
         def look() -> Iterator[_load_by_ranks.Looked]:
             with reading(file, self._how) as (checkpoint, reads):
                 yield _load_by_ranks.Looked(checkpoint, slots, reads, self._path)
 
-        # The plan is for the files that are open: it fits no others.
+        # The slots are for the open files: they fit no others.
         _load_by_ranks.load(look, peers, self._read_once, tries=1)
 
-    def _resolved(
-        self, plan: LoadPlan, planner: LoadPlanner
-    ) -> tuple[dict[int, list[Slot]], list[tuple[ReadItem, torch.Tensor]]]:
-        """What is read of each file, and the memory that the planner has for each item."""
+    def _destination(self, item: ReadItem, planner: LoadPlanner) -> torch.Tensor:
+        if item.type is not LoadItemType.TENSOR:
+            raise self._misfit(item.storage_index.fqn, "a tensor", "an object, which the files have none of")
+        return planner.resolve_tensor(item).detach()
+
+    def _slots(self, resolved: list[tuple[ReadItem, torch.Tensor]]) -> dict[int, list[Slot]]:
+        """Return the slots of each file."""
         # Of items that go to one place, as those of tied weights, the last, as where each is copied in turn.
         by_place: dict[Any, tuple[int, Slot]] = {}
-        resolved: list[tuple[ReadItem, torch.Tensor]] = []
-        for item in plan.items:
-            name = item.storage_index.fqn
-            if item.type is not LoadItemType.TENSOR:
-                raise self._misfit(name, "a tensor", "an object, which the files have none of")
+        for item, tensor in resolved:
             chunk = self._chunks[item.storage_index]
-            tensor = planner.resolve_tensor(item).detach()
             wanted = zip(item.storage_offsets, item.lengths, strict=True)
             part = Part(chunk.shape, tuple(((at, at + size),) if size else () for at, size in wanted))
+            name = item.storage_index.fqn
             one = Slot(_label(item), name, None if part.is_whole() else part, tensor)
             place = (tensor.device, tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype)
             by_place[place if tensor.numel() else id(item)] = chunk.file, one
-            resolved.append((item, tensor))
         slots: dict[int, list[Slot]] = {}
         for file, one in by_place.values():
             slots.setdefault(file, []).append(one)
-        return slots, resolved
+        return slots
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
         """Say whether it can be read from."""
         return is_path(checkpoint_id)
+
+
+def _are_alike(versions: Sequence[list[Version]]) -> bool:
+    """Return whether all ranks opened the same versions."""
+    return len({len(files) for files in versions}) == 1 and all(
+        map(_load_by_ranks.are_one_version, zip(*versions, strict=True))
+    )
+
+
+def _digest(identity: tuple[str, bool] | None) -> tuple[str, bool] | None:
+    """Return the same with a short text, since ranks send it to each other."""
+    return None if identity is None else (sha256(identity[0].encode()).hexdigest(), identity[1])
+
+
+def _step(peers: Peers | None, doing: str) -> AbstractContextManager[None]:
+    """Return a context whose exception is raised on all ranks."""
+    return nullcontext() if peers is None else peers.step(doing)
+
+
+def _is_replaced(fault: BaseException, peers: Peers | None) -> bool:
+    """Return whether a rank found files that a save had replaced. If so, all ranks read again.
+
+    Raise on all ranks if one met something else.
+    """
+    may_pass = isinstance(fault, (StorageError, CheckpointError, RankError))
+    is_own = getattr(fault, "code", None) == "changed"
+    if peers is None:
+        return is_own
+    if isinstance(fault, RankError) and fault.code != "rank-failed":
+        return False
+    return peers.agree(None if may_pass else fault, "reading", is_own)
 
 
 def _label(item: ReadItem) -> Label:

@@ -142,6 +142,7 @@ def refuse_destination(name: str, tensor: torch.Tensor) -> None:
     """Raise for what has no memory of its own to be written to."""
     if not isinstance(tensor, torch.Tensor):
         raise no_destination(name, "torch.Tensor", tensor)
+    refuse_shapeless(name, tensor)
     if tensor.is_meta:
         raise misfit(name, "a meta tensor has no memory to be filled: call `model.to_empty(device=…)` first")
     reason = not_plain(tensor)
@@ -155,6 +156,15 @@ def refuse_destination(name: str, tensor: torch.Tensor) -> None:
             "an inference tensor can only be filled inside `torch.inference_mode()`: load there, or fill its "
             "`.clone()`",
         )
+
+
+def refuse_shapeless(name: str, tensor: torch.Tensor) -> None:
+    """Raise for a tensor without a shape, which torch reports by a bare `RuntimeError`."""
+    if isinstance(tensor, torch.nn.UninitializedParameter | torch.nn.UninitializedBuffer):
+        kind = type(tensor).__name__
+        raise misfit(name, f"the destination is an {kind} without memory: run the module once before loading")
+    if tensor.is_nested:
+        raise misfit(name, "a nested tensor cannot be filled: fill the tensors that `.unbind()` returns")
 
 
 # Floats that others hold exactly. What is to become one of those is sent to a device as it is stored, since

@@ -20,7 +20,7 @@ from ingot._read.select import Label, Selected, Wanted
 from ingot.errors import DestinationError, DtypeError
 
 from ._devices import gpu
-from ._filling import Filling, destinations, refuse_captured, refuse_destination, writing
+from ._filling import Filling, destinations, refuse_captured, refuse_destination, refuse_shapeless, writing
 from ._shared import recorded
 from ._tensors import _CODES, PLAIN_CLASSES, _dtype, not_plain, undisturbed, wrap
 
@@ -156,6 +156,7 @@ def slots(checkpoint: Checkpoint, found: Fitting) -> list[Slot]:
     """Return a slot for each tensor. Raises `DestinationError` for the first that cannot be filled."""
     pairs = [*zip(found.tensors.items(), found.sources, strict=True)]
     for (name, tensor), source in pairs:
+        refuse_shapeless(name, tensor)
         _refuse_shape(checkpoint, source, name, tensor)
     return [slot(name, source, tensor) for (name, tensor), source in pairs]
 

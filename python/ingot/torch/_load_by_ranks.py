@@ -90,9 +90,9 @@ def load(
             one, facts = looked
             try:
                 _read(one, facts, peers, asked)
-            except (StorageError, CheckpointError, OSError, RankError) as fault:
+            except BaseException as fault:
                 is_lost = isinstance(fault, RankError) and fault.code != "rank-failed"
-                if is_lost or not left or not peers.agree(None, "reading", _is_replaced(one, fault)):
+                if is_lost or not left or not _is_replaced(one, fault, peers):
                     raise
             else:
                 return
@@ -102,8 +102,11 @@ def _enter(told: ExitStack, look: Callable[[], AbstractContextManager[Looked]]) 
     return told.enter_context(look())
 
 
-def _is_replaced(looked: Looked, fault: Exception) -> bool:
-    return not isinstance(fault, RankError) and looked.checkpoint.is_replaced()
+def _is_replaced(looked: Looked, fault: BaseException, peers: Peers) -> bool:
+    """Return whether a rank's files were replaced. Raise on all ranks if one met something else."""
+    may_pass = isinstance(fault, (StorageError, CheckpointError, OSError, RankError))
+    is_own = may_pass and not isinstance(fault, RankError) and looked.checkpoint.is_replaced()
+    return peers.agree(None if may_pass else fault, "reading", is_own)
 
 
 def _look(

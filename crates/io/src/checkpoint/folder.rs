@@ -99,11 +99,20 @@ fn check_unwritten(then: &Stamp, file: &FileSource, path: &Path) -> Result<(), E
         return Ok(());
     }
     let is_told_by_size = now.nbytes() != then.nbytes();
-    Err(Error::Changed {
-        path: Some(path.to_owned()),
+    let nbytes_now = is_told_by_size.then_some(now.nbytes());
+    Err(changed(then, nbytes_now, path.to_owned()))
+}
+
+fn changed(then: &Stamp, nbytes_now: Option<u64>, path: PathBuf) -> Error {
+    Error::Changed {
+        path: Some(path),
         nbytes_at_open: then.nbytes(),
-        nbytes_now: is_told_by_size.then_some(now.nbytes()),
-    })
+        nbytes_now,
+    }
+}
+
+fn is_missing(fault: &Error) -> bool {
+    matches!(fault, Error::Open { source, .. } if source.kind() == io::ErrorKind::NotFound)
 }
 
 /// A file that is opened again by its name in a directory.
@@ -205,11 +214,7 @@ impl Listed {
             waits: file.waits(),
         };
         if listed.is_replaced(folder) {
-            return Err(Error::Changed {
-                path: Some(folder.path(name)),
-                nbytes_at_open: listed.stamp.nbytes(),
-                nbytes_now: None,
-            });
+            return Err(changed(&listed.stamp, None, folder.path(name)));
         }
         Ok(listed)
     }
@@ -240,12 +245,21 @@ impl Store for Beside {
                 file.clone()
             }
             Shard::Closed(stamp) => {
-                let file = self.folder.source(name)?;
+                let file = match self.folder.source(name) {
+                    Err(fault) if is_missing(&fault) => return Err(changed(stamp, None, path)),
+                    file => file?,
+                };
                 check_unwritten(stamp, &file, &path)?;
                 lent(file, &self.folder, name)
             }
         };
-        Archive::of_file(file, path, &self.options, self.heads.of_shard(number))
+        let head = self.heads.of_shard(number);
+        let archive = Archive::of_file(file.clone(), path.clone(), &self.options, head);
+        archive.map_err(|fault| match check_unchanged(&file, Some(&path)) {
+            // It was closed meanwhile, and a save replaced it.
+            Err(changed @ Error::Changed { .. }) => changed,
+            _ => fault,
+        })
     }
 
     fn reading(&self) -> Reading {
@@ -280,11 +294,10 @@ fn lent(file: FileSource, folder: &Arc<Folder>, name: &str) -> LocalFile {
 
 /// Fails when shards are not there, with all their names.
 fn refuse_missing(shards: &Shards, looked: &[Result<Shard, Error>]) -> Result<(), Error> {
-    let is_missing = |shard: &Result<Shard, Error>| matches!(shard, Err(Error::Open { source, .. }) if source.kind() == io::ErrorKind::NotFound);
     let missing: Vec<String> = looked
         .iter()
         .zip(shards.index().shards())
-        .filter(|pair| is_missing(pair.0))
+        .filter(|pair| pair.0.as_ref().is_err_and(is_missing))
         .map(|pair| pair.1.clone())
         .collect();
     if missing.is_empty() {

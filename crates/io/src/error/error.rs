@@ -83,13 +83,13 @@ pub enum Error {
         /// What the system says; `None` when the file just ended.
         source: Option<io::Error>,
     },
-    /// The file was written to, lengthened or shortened since it was opened.
+    /// The file was written to, replaced, removed, lengthened or shortened since it was opened.
     Changed {
         /// The file.
         path: Option<PathBuf>,
         /// Its size when it was opened, in bytes.
         nbytes_at_open: u64,
-        /// Its size now; `None` when it was overwritten and has the same.
+        /// Its size now; `None` when it is gone, or has the same size.
         nbytes_now: Option<u64>,
     },
     /// There is no memory for the tensors.
@@ -466,19 +466,16 @@ impl fmt::Display for Error {
                 nbytes_at_open,
                 nbytes_now,
                 ..
-            } => match nbytes_now {
-                Some(now) if now < nbytes_at_open => {
-                    write!(
-                        f,
-                        "the file shrank from {nbytes_at_open} to {now} bytes since it was opened"
-                    )
+            } => {
+                match nbytes_now {
+                    Some(now) if now < nbytes_at_open => {
+                        write!(f, "the file shrank from {nbytes_at_open} to {now} bytes")?;
+                    }
+                    Some(now) => write!(f, "the file grew from {nbytes_at_open} to {now} bytes")?,
+                    None => f.write_str("the file was written to, replaced or removed")?,
                 }
-                Some(now) => write!(
-                    f,
-                    "the file grew from {nbytes_at_open} to {now} bytes since it was opened"
-                ),
-                None => f.write_str("the file was written to since it was opened — open it again"),
-            },
+                f.write_str(" since it was opened — open it again")
+            }
             Error::OutOfMemory { nbytes, source, .. } => {
                 write!(f, "no memory for {nbytes} bytes")?;
                 source.as_ref().map_or(Ok(()), |source| write!(f, ": {source}"))
