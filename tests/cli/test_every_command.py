@@ -121,7 +121,8 @@ def test_mem(model: Path) -> None:
 
 
 def test_check(model: Path) -> None:
-    assert good("check", model, "--values", "--json").json() == {"ok": True, "findings": []}
+    answer = good("check", model, "--values", "--json").json()
+    assert answer == {"ok": True, "source": str(model), "tensors": TENSORS, "problems": []}
 
 
 def test_diff(model: Path, folder: Path) -> None:

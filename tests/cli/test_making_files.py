@@ -282,8 +282,8 @@ def test_an_interruption_that_comes_too_late_says_that_the_file_is_there(
     monkeypatch.setattr(ingot._write.rearrange, "merge", interrupted)
     for told in ("out", "out"):
         ended = run("merge", "a.safetensors", "-o", told, "--overwrite")
-        said = f"ingot: {told}: is written and complete: the interruption came after it\n" if late else ""
-        assert (ended.code, ended.err) == (130, said + "ingot: interrupted\n")
+        said = f"warning: {told}: is written and complete: the interruption came after it\n" if late else ""
+        assert (ended.code, ended.err) == (130, said + "error: interrupted\n")
         assert Path(told).exists() == late
 
 

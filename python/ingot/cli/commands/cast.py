@@ -7,9 +7,9 @@ import click
 from ingot._write.cast import cast, planned
 from ingot.cli import arguments
 from ingot.cli.progress import bar
-from ingot.cli.screen import Screen, printing
+from ingot.cli.screen import Screen, described, printing
 from ingot.cli.sources import chosen, opened
-from ingot.cli.wording import nbytes, plural, shown
+from ingot.cli.wording import nbytes, plural
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -17,22 +17,18 @@ if TYPE_CHECKING:
     from ingot.typing import DtypeName
 
 
-@click.command(short_help="Write the tensors with floats in another dtype.")
+@arguments.command(short_help="Copy a file with floats in another dtype.")
 @arguments.source
 @arguments.destination
-@click.option("--dtype", required=True, type=arguments.FloatDtype(), help="The new dtype.")
-@click.option(
-    "--keys",
-    multiple=True,
-    metavar="PATTERN",
-    help="Tensors to convert, such as 'decoder.*'; all by default.",
-)
+@click.option("--dtype", required=True, type=arguments.FloatDtype(), help="The new dtype, such as BF16.")
+@arguments.keys_option("Convert only these tensors: a name, or a pattern such as 'decoder.*'. Repeatable.")
 @click.option(
     "--except",
     "excepted",
     multiple=True,
     metavar="PATTERN",
-    help="Tensors to leave as they are, such as '*norm*'.",
+    shell_complete=arguments.tensor_names,
+    help="Keep the dtype of these tensors, such as '*norm*'. Repeatable.",
 )
 @arguments.writing
 @printing
@@ -46,11 +42,11 @@ def command(
     existing: Existing,
     dry_run: bool,
 ) -> int:
-    """Write the tensors of SOURCE to DESTINATION with floats converted, as torch's .to(dtype) does it.
+    """Copy SOURCE to DESTINATION with floating-point tensors in another dtype.
 
-    Integers, booleans and complex numbers keep their dtypes. A PATTERN is the name of a tensor, or one with *
-    for any text and ? for one character; it has to match a tensor. At most 256 MiB, or one tensor, are in
-    memory.
+    Values are those of torch's .to(dtype). Integers, booleans and complex numbers keep their dtypes. In a
+    PATTERN, * matches any text and ? one character; each PATTERN must match a tensor. The command holds at
+    most 256 MiB, or one tensor, in memory.
     """
     names = _selected(path, keys, excepted)
     arguments.target(destination, existing)
@@ -59,17 +55,9 @@ def command(
     else:
         with bar(screen, "Casting") as tell:
             found = cast(path, destination, dtype, keys=names, progress=tell, **existing.options())
-    facts = {
-        "file": destination,
-        "dtype": dtype,
-        "cast": len(found.cast),
-        "tensors": found.tensors,
-        "nbytes": found.nbytes,
-    }
-    screen.answer({"dry_run": dry_run, **facts})
-    done = "would write" if dry_run else "wrote"
-    told = f"{plural(len(found.cast), 'tensor')} of {found.tensors:,} cast to {dtype}"
-    screen.say(f"{done} {shown(destination)}: {told}, {nbytes(found.nbytes)}")
+    screen.answer({"dry_run": dry_run, **described(found)})
+    converted = f"{plural(len(found.cast), 'tensor')} of {found.tensors:,} cast to {dtype}"
+    screen.wrote(dry_run, destination, f"{converted}, {nbytes(found.nbytes)}")
     return 0
 
 

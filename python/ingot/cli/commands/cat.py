@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from ingot.cli.sources import Array
 
 
-@click.command(short_help="Print the values of a tensor, or of a part of it.")
+@arguments.command(short_help="Print the values of a tensor, or of a part of it.")
 @arguments.path
 @click.argument("part", metavar="NAME[SLICE]", shell_complete=arguments.tensor_names)
 @printing

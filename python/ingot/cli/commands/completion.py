@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import click
 
+from ingot.cli import arguments
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from click.shell_completion import FishComplete
@@ -11,7 +13,7 @@ if TYPE_CHECKING:
 _SHELLS = ("bash", "zsh", "fish")
 
 
-@click.command()
+@arguments.command()
 @click.argument("shell", type=click.Choice(_SHELLS))
 def command(shell: str) -> None:
     """Print the lines that make a shell complete `ingot`.

@@ -29,7 +29,7 @@ _VALUES = (
 )
 
 
-@click.command(short_help="Compare two files: names, dtypes, shapes, metadata, values.")
+@arguments.command(short_help="Compare two files: names, dtypes, shapes, metadata, values.")
 @click.argument("a", metavar="A", callback=arguments.anywhere, shell_complete=arguments.paths)
 @click.argument("b", metavar="B", callback=arguments.anywhere, shell_complete=arguments.paths)
 @click.option("--values", is_flag=True, help="Also compare the values of tensors that both have.")

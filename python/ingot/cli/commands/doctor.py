@@ -23,7 +23,7 @@ _COLUMNS = (Column("what"), Column("found"), Column("note"))
 _OTHERS = ("safetensors", "bintensors", "huggingface_hub", "tqdm")
 
 
-@click.command(short_help="What is installed, which backend is used, and why.")
+@arguments.command(short_help="What is installed, which backend is used, and why.")
 @click.argument("path", required=False, callback=arguments.anywhere, shell_complete=arguments.paths)
 @printing
 def command(screen: Screen, path: str | None) -> int:

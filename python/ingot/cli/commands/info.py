@@ -13,7 +13,7 @@ from ingot.cli.wording import nbytes, shape, shown
 from .ls import described
 
 
-@click.command()
+@arguments.command()
 @arguments.path
 @click.argument("name", shell_complete=arguments.tensor_names)
 @printing

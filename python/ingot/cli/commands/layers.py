@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import click
-
 from ingot.cli import arguments
 from ingot.cli.screen import Screen, printing
 from ingot.cli.sources import opened, parameters
@@ -13,7 +11,7 @@ from ingot.cli.wording import count, shape
 _COLUMNS = (Column("Parameter Name"), Column("DType"), Column("Shape"))
 
 
-@click.command(short_help="Print all parameters in a box, and their total.")
+@arguments.command(short_help="Print all parameters in a box, and their total.")
 @arguments.path
 @printing
 def command(screen: Screen, path: str) -> int:

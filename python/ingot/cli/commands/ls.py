@@ -25,7 +25,7 @@ _LONG = (*_SHORT, Column("parameters", right=True), Column("size", right=True))
 _PLACES = (Column("begin", right=True, spare=True), Column("end", right=True, spare=True), Column("file"))
 
 
-@click.command()
+@arguments.command()
 @arguments.path
 @click.option("-l", "--long", is_flag=True, help="Also parameters, bytes, place and file.")
 @click.option(

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import click
-
 from ingot._base import checks
 from ingot.cli import arguments
 from ingot.cli.screen import Screen, printing
@@ -25,7 +23,7 @@ _COLUMNS = (
 _ADAM = 4
 
 
-@click.command(short_help="How much memory the tensors take, dtype by dtype.")
+@arguments.command(short_help="How much memory the tensors take, dtype by dtype.")
 @arguments.path
 @printing
 def command(screen: Screen, path: str) -> int:

@@ -9,7 +9,7 @@ from ingot.cli import arguments
 from ingot.cli.progress import bar
 from ingot.cli.screen import Screen, printing
 from ingot.cli.sources import opened
-from ingot.cli.wording import nbytes, plural, shown
+from ingot.cli.wording import nbytes, plural
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -18,15 +18,15 @@ if TYPE_CHECKING:
     from ingot._base.checks import Existing
 
 
-@click.command(short_help="Make one file of several, or of a checkpoint.")
+@arguments.command(short_help="Merge several files, or a sharded checkpoint, into one file.")
 @arguments.several
-@arguments.output("The file to write. `.bt` writes bintensors.", required=True)
+@arguments.output("The file to write: .safetensors, or .bt for bintensors.", required=True)
 @click.option(
     "--on-duplicate",
     type=click.Choice(["error", "first", "last"]),
     default="error",
     show_default=True,
-    help="What to do with a name that several have.",
+    help="If several files have a tensor of one name: fail, or keep the first or the last.",
 )
 @arguments.writing
 @printing
@@ -38,7 +38,10 @@ def command(
     existing: Existing,
     dry_run: bool,
 ) -> int:
-    """Make one file of several, or of the files of a checkpoint. Bytes are copied, no tensor is decoded."""
+    """Merge several files, or the files of a sharded checkpoint, into one file.
+
+    Tensors are copied byte by byte.
+    """
     sources = [opened(path) for path in paths]
     files = [file for source in sources for file in source.files]
     arguments.target(output, existing)
@@ -50,7 +53,6 @@ def command(
     screen.answer(
         {"dry_run": dry_run, "file": output, "sources": files, "tensors": len(infos), "nbytes": size}
     )
-    done = "would write" if dry_run else "wrote"
     tensors, of = plural(len(infos), "tensor"), plural(len(files), "file")
-    screen.say(f"{done} {shown(output)}: {tensors}, {nbytes(size)} of {of}")
+    screen.wrote(dry_run, output, f"{tensors}, {nbytes(size)} of {of}")
     return 0

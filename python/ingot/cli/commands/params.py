@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 
-import click
-
 from ingot.cli import arguments
 from ingot.cli.screen import Screen, printing
 from ingot.cli.sources import opened, parameters
@@ -13,7 +11,7 @@ from ingot.cli.tables import Column
 from ingot.cli.wording import count
 
 
-@click.command()
+@arguments.command()
 @arguments.path
 @printing
 def command(screen: Screen, path: str) -> int:

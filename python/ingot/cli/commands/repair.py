@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import click
-
 from ingot._write import repair
 from ingot.cli import arguments
 from ingot.cli.progress import bar
-from ingot.cli.screen import Screen, printing
+from ingot.cli.screen import Screen, described, printing
 from ingot.cli.tables import Column
-from ingot.cli.wording import plural, shown
+from ingot.cli.wording import plural
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -21,17 +19,17 @@ if TYPE_CHECKING:
 _COLUMNS = (Column("rule"), Column("tensor"), Column("found"), Column("done"))
 
 
-@click.command(short_help="Write a valid file of what is sound in a broken one.")
+@arguments.command(short_help="Write the intact tensors of a damaged file to a new file.")
 @arguments.source
 @arguments.destination
 @arguments.writing
 @printing
 def command(screen: Screen, path: str, destination: str, existing: Existing, dry_run: bool) -> int:
-    """Write what is sound in SOURCE to DESTINATION, and say what was wrong.
+    """Write the intact tensors of SOURCE to DESTINATION, and list what is wrong.
 
-    Tensors that are cut off, overlap, or have entries that cannot be read are left out, and so are bytes that
-    belong to no tensor; metadata that is no text is kept as its JSON. Exits with 0 also where tensors were
-    left out.
+    The new file lacks tensors that are truncated, overlap, or have an unreadable entry, and bytes that belong
+    to no tensor. Metadata values that are not text are kept as JSON. The exit status is 0 even if tensors
+    were left out.
     """
     arguments.target(destination, existing)
     if dry_run:
@@ -41,12 +39,11 @@ def command(screen: Screen, path: str, destination: str, existing: Existing, dry
         with bar(screen, "Repairing") as tell:
             done = repair.repair(path, destination, **existing.options(), progress=tell)
         tensors, findings = done.tensors, done.findings
-    named = [finding._asdict() for finding in findings]
-    screen.answer({"dry_run": dry_run, "file": destination, "tensors": tensors, "findings": named})
+    answer = {"dry_run": dry_run, "destination": destination, "tensors": tensors}
+    screen.answer({**answer, "findings": described(findings)})
     screen.table(_COLUMNS, list(map(_row, findings)))
     if screen.is_terminal:
-        verb = "would write" if dry_run else "wrote"
-        screen.say(f"{verb} {shown(destination)}: {plural(tensors, 'tensor')}; {_summary(findings)}")
+        screen.wrote(dry_run, destination, f"{plural(tensors, 'tensor')}; {_summary(findings)}")
     return 0
 
 

@@ -21,12 +21,16 @@ if TYPE_CHECKING:
     from ingot._base.checks import Existing
 
 
-@click.command(short_help="Make several files and an index of one file.")
-@arguments.path
-@click.argument("destination", callback=arguments.local, shell_complete=arguments.paths)
-@click.option("--max-shard-size", default="5GB", show_default=True, help="Bytes of tensors in a file.")
+@arguments.command(short_help="Split a file into several files and an index.")
+@arguments.source
+@arguments.destination
+@arguments.max_shard_size("The most bytes of tensors in a file.", "5GB")
 @click.option(
-    "--pattern", default="model{suffix}.safetensors", show_default=True, help="The names of the files."
+    "--filename-pattern",
+    metavar="TEXT",
+    default="model{suffix}.safetensors",
+    show_default=True,
+    help="The file names. {suffix} becomes -00001-of-00003.",
 )
 @arguments.writing
 @printing
@@ -34,26 +38,30 @@ def command(
     screen: Screen,
     path: str,
     destination: str,
-    max_shard_size: str,
-    pattern: str,
+    max_shard_size: int | str,
+    filename_pattern: str,
     existing: Existing,
     dry_run: bool,
 ) -> int:
-    """Write several files and an index, as huggingface_hub does, into DESTINATION.
+    """Split SOURCE into several files and an index, as huggingface_hub does, in the directory DESTINATION.
 
-    With --overwrite they replace the checkpoint that is there.
+    --overwrite replaces the checkpoint in DESTINATION.
     """
     source = opened(path)
-    place = _shards.Place(destination, pattern)
+    place = _shards.Place(destination, filename_pattern)
     sizes = [info.nbytes for info in source.infos()]
-    is_number = max_shard_size.isascii() and max_shard_size.isdecimal()
-    limit = checked_shard_size(int(max_shard_size) if is_number else max_shard_size)
+    limit = checked_shard_size(max_shard_size)
     shards = _shards.split(sizes, limit)
     place.check(existing)
     if not dry_run:
         with bar(screen, "Splitting") as tell:
             rearrange.split(
-                path, destination, limit, filename_pattern=pattern, **existing.options(), progress=tell
+                path,
+                destination,
+                limit,
+                filename_pattern=filename_pattern,
+                **existing.options(),
+                progress=tell,
             )
     files = [
         (os.path.join(destination, name), len(shard), sum(sizes[number] for number in shard))

@@ -29,7 +29,7 @@ _COLUMNS = (
 _BAR = 40
 
 
-@click.command(short_help="Range, mean, spread, zeros, NaN, infinities; a histogram.")
+@arguments.command(short_help="Range, mean, spread, zeros, NaN, infinities; a histogram.")
 @arguments.path
 @click.argument("names", metavar="[NAME]...", nargs=-1, shell_complete=arguments.tensor_names)
 @arguments.selecting

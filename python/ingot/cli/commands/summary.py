@@ -6,8 +6,6 @@ from collections import Counter
 from operator import attrgetter
 from typing import NamedTuple
 
-import click
-
 from ingot.cli import arguments
 from ingot.cli.foreign import known_parameters, looked_into
 from ingot.cli.screen import Screen, printing
@@ -44,7 +42,7 @@ class Totals(NamedTuple):
         )
 
 
-@click.command(short_help="What a file is, on one screen; `ingot PATH` is short for it.")
+@arguments.command(short_help="What a file is, on one screen; `ingot PATH` is short for it.")
 @arguments.path
 @printing
 def command(screen: Screen, path: str) -> int:

@@ -27,7 +27,7 @@ _COLUMNS = (
 )
 
 
-@click.command(short_help="Show the tensors by module path, repeats as one.")
+@arguments.command(short_help="Show the tensors by module path, repeats as one.")
 @arguments.path
 @click.option("-L", "--depth", type=click.IntRange(1), help="No deeper than so many modules.")
 @click.option("--expand", is_flag=True, help="Each of several modules that are alike.")
