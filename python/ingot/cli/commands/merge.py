@@ -9,13 +9,16 @@ from ingot.cli import arguments
 from ingot.cli.progress import bar
 from ingot.cli.screen import Screen, printing
 from ingot.cli.sources import opened
-from ingot.cli.wording import nbytes, plural
+from ingot.cli.wording import nbytes, plural, shown
+from ingot.errors import SaveError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Literal
 
     from ingot._base.checks import Existing
+    from ingot._native import TensorInfo
+    from ingot.cli.sources import Source
 
 
 @arguments.command(short_help="Merge several files, or a sharded checkpoint, into one file.")
@@ -44,15 +47,34 @@ def command(
     """
     sources = [opened(path) for path in paths]
     files = [file for source in sources for file in source.files]
+    infos = _merged(sources, on_duplicate)
     arguments.target(output, existing)
     if not dry_run:
         with bar(screen, "Merging") as tell:
             rearrange.merge(paths, output, on_duplicate=on_duplicate, **existing.options(), progress=tell)
-    infos = {info.name: info for source in sources for info in source.infos()}
     size = sum(info.nbytes for info in infos.values())
     screen.answer(
-        {"dry_run": dry_run, "file": output, "sources": files, "tensors": len(infos), "nbytes": size}
+        {"dry_run": dry_run, "destination": output, "sources": files, "tensors": len(infos), "nbytes": size}
     )
     tensors, of = plural(len(infos), "tensor"), plural(len(files), "file")
     screen.wrote(dry_run, output, f"{tensors}, {nbytes(size)} of {of}")
     return 0
+
+
+def _merged(sources: list[Source], on_duplicate: str) -> dict[str, TensorInfo]:
+    """Return the tensors of the new file by name."""
+    infos: dict[str, TensorInfo] = {}
+    owners: dict[str, Source] = {}
+    for source in sources:
+        for info in source.infos():
+            if info.name not in infos or on_duplicate == "last":
+                infos[info.name], owners[info.name] = info, source
+            elif on_duplicate == "error":
+                first = shown(owners[info.name].path)
+                raise SaveError(
+                    f"{first} and {shown(source.path)} both have the tensor `{shown(info.name)}`: "
+                    "--on-duplicate first or last keeps one",
+                    code="duplicate-tensor",
+                    tensor=info.name,
+                )
+    return infos

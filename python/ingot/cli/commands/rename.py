@@ -86,10 +86,12 @@ def command(
             )
     if not table and (pairs or subs):
         warn(f"{shown(path)}: no tensor is renamed: the names and patterns change no name")
-    screen.answer({"dry_run": dry_run, "destination": destination, "tensors": len(names), "renamed": table})
-    screen.table(_COLUMNS, list(table.items()))
+    dropped = [name for name in every if name not in kept]
+    answer = {"dry_run": dry_run, "destination": destination, "renamed": table, "dropped": dropped}
+    screen.answer(answer)
+    screen.table(_COLUMNS, [*table.items(), *((name, "") for name in dropped)])
     if screen.is_terminal:
-        screen.wrote(dry_run, destination, f"{plural(len(table), 'tensor')} of {len(names):,} renamed")
+        screen.wrote(dry_run, destination, f"{plural(len(names), 'tensor')}, {len(table):,} renamed")
     return 0
 
 
