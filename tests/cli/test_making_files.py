@@ -247,7 +247,8 @@ def test_work_on_several_files_is_told_of_as_one(
     assert len({total for _, total in told}) == 1
     assert told == sorted(told)
     assert told[-1][0] == told[-1][1] > 0
-    assert len(told) > 1
+    # `ingot.verify` reports small files when it has read all of them.
+    assert len(told) > 1 or words[0] == "verify"
 
 
 def test_a_shell_completes_commands_and_options(folder: Path) -> None:

@@ -6,6 +6,7 @@ import os
 import re
 from contextlib import contextmanager, suppress
 from functools import partial, wraps
+from typing import NamedTuple
 
 import click
 
@@ -14,7 +15,8 @@ from ingot._native import is_url, local_path
 from ingot.errors import OptionError, SafetensorError
 from ingot.typing import Glob
 
-from .screen import warn
+from .progress import bar
+from .screen import Screen, described, printing, warn
 from .sources import opened
 from .spoken import no_such
 from .wording import shown
@@ -234,9 +236,39 @@ def existing(function: Callable[..., Any]) -> Callable[..., Any]:
     return command
 
 
-def writing(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the options of all commands that write files to a command."""
-    return existing(dry_run(function))
+class Output(NamedTuple):
+    """How a command writes files, and where it prints."""
+
+    screen: Screen
+    existing: Existing
+    dry_run: bool
+
+    @contextmanager
+    def saving(self, title: str) -> Iterator[dict[str, Any]]:
+        """Show a bar, and yield the options of writing that functions take."""
+        with bar(self.screen, title) as tell:
+            yield {**self.existing.options(), "progress": tell}
+
+    def answer(self, value: object) -> None:
+        """Print the fields of a result as JSON."""
+        self.screen.answer({"dry_run": self.dry_run, **described(value)})
+
+    def wrote(self, path: str, what: str) -> None:
+        """Print a line about a file that was written, or would be without ``--dry-run``."""
+        self.screen.say(f"{'would write' if self.dry_run else 'wrote'} {shown(path)}: {what}")
+
+
+def writing(function: Callable[..., int]) -> Callable[..., Any]:
+    """Add the options of all commands that write files to a command, which gets an `Output` first."""
+
+    @existing
+    @dry_run
+    @printing
+    @wraps(function)
+    def command(screen: Screen, /, *given: Any, existing: Existing, dry_run: bool, **options: Any) -> int:
+        return function(Output(screen, existing, dry_run), *given, **options)
+
+    return command
 
 
 def needs(option: str, other: str, is_given: object) -> None:

@@ -95,7 +95,7 @@ def _refuse_misspelt(ctx: click.Context, word: str) -> None:
 )
 @click.version_option(__version__, prog_name="ingot", message="%(prog)s %(version)s")
 def program() -> None:
-    r"""Inspect, check, compare, change and convert files of tensors.
+    """Inspect, check, compare, change and convert files of tensors.
 
     `ingot PATH` prints a summary. A PATH is a .safetensors or .bt file, the index or the directory of a
     sharded checkpoint, or a URL. `ingot PATH`, `ingot ls` and `ingot convert` also read other formats. Type
@@ -108,7 +108,7 @@ def program() -> None:
       2    wrong usage: an unknown option, a missing file or tensor, an existing destination
       130  interrupted by Ctrl-C
       141  the reader of the output closed the pipe
-    """
+    """  # noqa: D301 - click needs the character
 
 
 def run(given: Sequence[str]) -> int:

@@ -61,10 +61,6 @@ class Screen:
         if not (self.as_json or self.quiet):
             self.out.write(line + "\n")
 
-    def wrote(self, dry_run: bool, path: str, what: str) -> None:
-        """Print a line about a file that was written, or would be without ``--dry-run``."""
-        self.say(f"{'would write' if dry_run else 'wrote'} {shown(path)}: {what}")
-
     def result(self, line: str) -> None:
         """Print a line that ``--quiet`` leaves."""
         if not self.as_json:
@@ -147,8 +143,10 @@ def finite(value: object) -> object:
 def printing(function: Callable[Concatenate[Screen, P], int | None]) -> Callable[P, int | None]:
     """Add ``--json`` and ``--quiet`` to a command, which gets the `Screen` as its first argument."""
 
-    @click.option("--json", "as_json", is_flag=True, help="Print one line of JSON, in ASCII.")
-    @click.option("-q", "--quiet", is_flag=True, help="Print only what the next command needs.")
+    @click.option("--json", "as_json", is_flag=True, help="Print one line of JSON.")
+    @click.option(
+        "-q", "--quiet", is_flag=True, help="Print only what a script needs, such as names or paths."
+    )
     @wraps(function)
     def command(*arguments: Any, as_json: bool, quiet: bool, **options: Any) -> int | None:
         if as_json and quiet:

@@ -6,14 +6,12 @@ import click
 
 from ingot._write.cast import cast, planned
 from ingot.cli import arguments
-from ingot.cli.progress import bar
-from ingot.cli.screen import Screen, described, printing
 from ingot.cli.sources import chosen, opened
 from ingot.cli.wording import nbytes, plural
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from ingot._base.checks import Existing
+    from ingot.cli.arguments import Output
     from ingot.typing import DtypeName
 
 
@@ -31,16 +29,13 @@ if TYPE_CHECKING:
     help="Keep the dtype of these tensors, such as '*norm*'. Repeatable.",
 )
 @arguments.writing
-@printing
 def command(
-    screen: Screen,
+    to: Output,
     path: str,
     destination: str,
     dtype: DtypeName,
     keys: tuple[str, ...],
     excepted: tuple[str, ...],
-    existing: Existing,
-    dry_run: bool,
 ) -> int:
     """Copy SOURCE to DESTINATION with floating-point tensors in another dtype.
 
@@ -49,15 +44,15 @@ def command(
     most 256 MiB, or one tensor, in memory.
     """
     names = _selected(path, keys, excepted)
-    arguments.target(destination, existing)
-    if dry_run:
+    arguments.target(destination, to.existing)
+    if to.dry_run:
         found = planned(path, destination, dtype, keys=names)
     else:
-        with bar(screen, "Casting") as tell:
-            found = cast(path, destination, dtype, keys=names, progress=tell, **existing.options())
-    screen.answer({"dry_run": dry_run, **described(found)})
+        with to.saving("Casting") as how:
+            found = cast(path, destination, dtype, keys=names, **how)
+    to.answer(found)
     converted = f"{plural(len(found.cast), 'tensor')} of {found.tensors:,} cast to {dtype}"
-    screen.wrote(dry_run, destination, f"{converted}, {nbytes(found.nbytes)}")
+    to.wrote(destination, f"{converted}, {nbytes(found.nbytes)}")
     return 0
 
 

@@ -16,7 +16,7 @@ _SHELLS = ("bash", "zsh", "fish")
 @arguments.command()
 @click.argument("shell", type=click.Choice(_SHELLS))
 def command(shell: str) -> None:
-    """Print the lines that make a shell complete `ingot`.
+    """Print a script that makes a shell complete `ingot`.
 
     For bash: ingot completion bash >> ~/.bashrc
     """

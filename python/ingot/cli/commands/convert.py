@@ -8,8 +8,6 @@ from ingot import _convert
 from ingot._convert.formats import FORMATS
 from ingot._native import is_url
 from ingot.cli import arguments
-from ingot.cli.progress import bar
-from ingot.cli.screen import Screen, described, printing
 from ingot.cli.tables import Column
 from ingot.cli.wording import nbytes, plural, shown
 
@@ -17,8 +15,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-    from ingot._base.checks import Existing
     from ingot._convert import Conversion
+    from ingot.cli.arguments import Output
 
 
 @arguments.command(short_help="Convert a file of PyTorch, NumPy, GGUF, … to tensors.")
@@ -52,41 +50,38 @@ if TYPE_CHECKING:
     help="Read both files again and compare every tensor.",
 )
 @arguments.writing
-@printing
-def command(
-    screen: Screen, /, path: str, destination: str, existing: Existing, dry_run: bool, **options: Any
-) -> int:
+def command(to: Output, /, path: str, destination: str, **options: Any) -> int:
     """Convert SOURCE to DESTINATION, a .safetensors, .bt or .npz file.
 
     SOURCE is a file of PyTorch, NumPy (.npz, .npy), HDF5 or Keras, flax (msgpack), ONNX, TensorFlow,
     PaddlePaddle, GGUF, Arrow, Parquet, a pickle of arrays, or a .safetensors or .bt file. The format is
     detected from its contents. No code in SOURCE is run.
     """
-    if not dry_run:
-        with bar(screen, "Converting") as tell:
-            done = _convert.convert(path, destination, **options, **existing.options(), progress=tell)
+    if not to.dry_run:
+        with to.saving("Converting") as how:
+            done = _convert.convert(path, destination, **options, **how)
     elif is_url(path):
         raise click.UsageError(f"{shown(path)}: --dry-run needs a local file: a URL has to be fetched first")
     else:
-        done = _convert.planned(path, destination, **options, **existing.options())
-    screen.answer({"dry_run": dry_run, **described(done)})
-    _tell(screen, done, dry_run)
+        done = _convert.planned(path, destination, **options, **to.existing.options())
+    to.answer(done)
+    _tell(to, done)
     return 0
 
 
-def _tell(screen: Screen, done: Conversion, dry_run: bool) -> None:
+def _tell(to: Output, done: Conversion) -> None:
     files = "" if len(done.files) == 1 else f" in {len(done.files):,} files"
     what = [f"{plural(done.tensors, 'tensor')}, {nbytes(done.nbytes)}"]
     what += [f"{len(done.cast):,} cast"] * bool(done.cast) + [_COMPARED[done.verified]]
-    screen.wrote(dry_run, done.destination, f"{done.format}{files}, {', '.join(what)}")
-    screen.say(f"from {shown(done.source)}: {FORMATS[done.source_format].title}")
+    to.wrote(done.destination, f"{done.format}{files}, {', '.join(what)}")
+    to.screen.say(f"from {shown(done.source)}: {FORMATS[done.source_format].title}")
     if done.prefix:
         prefix = shown(done.prefix)
-        screen.say(f"all names begin with {prefix} (--strip-prefix {prefix} removes it)")
+        to.screen.say(f"all names begin with {prefix} (--strip-prefix {prefix} removes it)")
     rows = [("shared", name, first) for name, first in done.shared.items()]
     rows += [("left out", one.name, f"{one.kind} {one.value}".rstrip()) for one in done.left_out]
-    if rows and not screen.quiet:
-        screen.table((Column("what"), Column("name"), Column("of")), rows)
+    if rows and not to.screen.quiet:
+        to.screen.table((Column("what"), Column("name"), Column("of")), rows)
 
 
 _COMPARED = {True: "every tensor compared", False: "not compared"}

@@ -6,14 +6,13 @@ import click
 
 from ingot._write import download
 from ingot.cli import arguments
-from ingot.cli.progress import bar
-from ingot.cli.screen import Screen, described, printing
 from ingot.cli.tables import Column
 from ingot.cli.wording import nbytes, plural, shown
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from ingot._base.checks import Existing
+    from ingot.cli.arguments import Output
+    from ingot.cli.screen import Screen
 
 
 @arguments.command(short_help="Download a file, or a model of several files.")
@@ -27,15 +26,8 @@ if TYPE_CHECKING:
     help="Download N parts at once.  [default: 16]",
 )
 @arguments.writing
-@printing
 def command(
-    screen: Screen,
-    source: str,
-    destination: str,
-    expected_sha256: str | None,
-    threads: int | None,
-    existing: Existing,
-    dry_run: bool,
+    to: Output, source: str, destination: str, expected_sha256: str | None, threads: int | None
 ) -> int:
     """Download the file or the model at URL to DESTINATION.
 
@@ -46,26 +38,21 @@ def command(
     Run the command again to resume an interrupted download. A file whose SHA-256 differs from
     --expected-sha256, or from the digest that the Hub has, is not kept.
     """
-    if dry_run:
-        files = download.planned(source, destination, expected_sha256=expected_sha256, **existing._asdict())
-        screen.answer({"dry_run": True, "files": [{"path": name, "nbytes": size} for name, size in files]})
-        _tell(screen, files, "would fetch")
-        return 0
-    with bar(screen, "Downloading") as tell:
-        done = download.download(
-            source,
-            destination,
-            expected_sha256=expected_sha256,
-            threads=threads,
-            **existing.options(),
-            progress=tell,
+    if to.dry_run:
+        files = download.planned(
+            source, destination, expected_sha256=expected_sha256, **to.existing._asdict()
         )
-    screen.answer({"dry_run": False, **described(done), "files": described(done.files)})
-    if screen.quiet:
-        screen.result(shown(done.path))
+        to.answer({"files": [{"path": name, "nbytes": size} for name, size in files]})
+        _tell(to.screen, files, "would fetch")
+        return 0
+    with to.saving("Downloading") as how:
+        done = download.download(source, destination, expected_sha256=expected_sha256, threads=threads, **how)
+    to.answer({**done._asdict(), "files": done.files})
+    if to.screen.quiet:
+        to.screen.result(shown(done.path))
     else:
         network = "" if done.fetched == done.nbytes else f", {nbytes(done.fetched)} of it over the network"
-        _tell(screen, [(file.path, file.nbytes) for file in done.files], "wrote", network)
+        _tell(to.screen, [(file.path, file.nbytes) for file in done.files], "wrote", network)
     return 0
 
 

@@ -12,7 +12,6 @@ from ingot._base.checks import is_durable
 from ingot._native import replace_file
 from ingot.cli import arguments
 from ingot.cli.progress import Several, bar
-from ingot.cli.screen import Screen, printing
 from ingot.cli.sources import Source, chosen, opened
 from ingot.cli.wording import nbytes
 
@@ -22,7 +21,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
-    from ingot._base.checks import Existing
+    from ingot.cli.arguments import Output
     from ingot.cli.sources import Array
     from ingot.typing import Glob
 
@@ -47,17 +46,14 @@ _DEVICES = {"con", "prn", "aux", "nul", *(f"{port}{digit}" for port in ("com", "
     help="Write the files to DIR.  [default: the current directory]",
 )
 @arguments.writing
-@printing
 def command(
-    screen: Screen,
+    to: Output,
     path: str,
     keys: Glob | None,
     drop: Glob | None,
     raw: bool,
     output: str | None,
     directory: str | None,
-    existing: Existing,
-    dry_run: bool,
 ) -> int:
     """Write each tensor to a file of its own, which numpy.load reads.
 
@@ -65,7 +61,7 @@ def command(
     specially. A .npy file holds bfloat16 and smaller floats as float32, which numpy reads without ml_dtypes.
     """
     if keys is None:
-        raise click.UsageError("expected the name of a tensor, or --keys")
+        raise click.UsageError("expected the NAME of a tensor, or --keys")
     if directory is not None:
         arguments.exclude("--directory", "--output", output)
     kind = "bin" if raw else "npy"
@@ -76,19 +72,19 @@ def command(
     files = distinct([info.name for info in infos], kind)
     paths = [output] if output is not None else [os.path.join(directory or ".", file) for file in files]
     # All refusals before the first file is written.
-    targets = [arguments.target(one, existing) for one in paths]
-    if not dry_run:
-        with bar(screen, "Exporting") as tell:
+    targets = [arguments.target(one, to.existing) for one in paths]
+    if not to.dry_run:
+        with bar(to.screen, "Exporting") as tell:
             steps = Several(tell, sum(info.nbytes for info in infos))
             for info, target in zip(infos, targets, strict=True):
                 with steps.within(info.nbytes) as within:
                     pieces = _pieces(source, info.name, kind)
-                    how = {**existing._asdict(), "durable": is_durable(None)}
+                    how = {**to.existing._asdict(), "durable": is_durable(None)}
                     replace_file(target, pieces, progress=within, **how)
     written = [{"name": info.name, "file": target} for info, target in zip(infos, targets, strict=True)]
     for info, target in zip(infos, targets, strict=True):
-        screen.wrote(dry_run, target, nbytes(info.nbytes))
-    screen.answer({"dry_run": dry_run, "files": written})
+        to.wrote(target, nbytes(info.nbytes))
+    to.answer({"files": written})
     return 0
 
 

@@ -18,7 +18,7 @@ from .ls import described
 @click.argument("name", shell_complete=arguments.tensor_names)
 @printing
 def command(screen: Screen, path: str, name: str) -> int:
-    """Say what one tensor is, and where it lies."""
+    """Print dtype, shape, size and position of one tensor."""
     source = opened(path)
     facts = described(source, source.handle.info(name))
     if screen.as_json:

@@ -6,8 +6,6 @@ import click
 
 from ingot._write import rearrange
 from ingot.cli import arguments
-from ingot.cli.progress import bar
-from ingot.cli.screen import Screen, printing
 from ingot.cli.sources import opened
 from ingot.cli.wording import nbytes, plural, shown
 from ingot.errors import SaveError
@@ -16,8 +14,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Literal
 
-    from ingot._base.checks import Existing
     from ingot._native import TensorInfo
+    from ingot.cli.arguments import Output
     from ingot.cli.sources import Source
 
 
@@ -32,14 +30,8 @@ if TYPE_CHECKING:
     help="If several files have a tensor of one name: fail, or keep the first or the last.",
 )
 @arguments.writing
-@printing
 def command(
-    screen: Screen,
-    paths: tuple[str, ...],
-    output: str,
-    on_duplicate: Literal["error", "first", "last"],
-    existing: Existing,
-    dry_run: bool,
+    to: Output, paths: tuple[str, ...], output: str, on_duplicate: Literal["error", "first", "last"]
 ) -> int:
     """Merge several files, or the files of a sharded checkpoint, into one file.
 
@@ -48,16 +40,14 @@ def command(
     sources = [opened(path) for path in paths]
     files = [file for source in sources for file in source.files]
     infos = _merged(sources, on_duplicate)
-    arguments.target(output, existing)
-    if not dry_run:
-        with bar(screen, "Merging") as tell:
-            rearrange.merge(paths, output, on_duplicate=on_duplicate, **existing.options(), progress=tell)
+    arguments.target(output, to.existing)
+    if not to.dry_run:
+        with to.saving("Merging") as how:
+            rearrange.merge(paths, output, on_duplicate=on_duplicate, **how)
     size = sum(info.nbytes for info in infos.values())
-    screen.answer(
-        {"dry_run": dry_run, "destination": output, "sources": files, "tensors": len(infos), "nbytes": size}
-    )
+    to.answer({"destination": output, "sources": files, "tensors": len(infos), "nbytes": size})
     tensors, of = plural(len(infos), "tensor"), plural(len(files), "file")
-    screen.wrote(dry_run, output, f"{tensors}, {nbytes(size)} of {of}")
+    to.wrote(output, f"{tensors}, {nbytes(size)} of {of}")
     return 0
 
 

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from ingot._base.checks import Existing
+    from ingot.cli.arguments import Output
     from ingot.cli.sources import Source
 
 _COLUMNS = (Column("key"), Column("value"))
@@ -104,7 +105,7 @@ def rm(screen: Screen, path: str, keys: tuple[str, ...], every_file: bool, dry_r
 @arguments.dry_run
 @printing
 def edit(screen: Screen, path: str, dry_run: bool) -> int:
-    """Change the metadata in an editor ($VISUAL, $EDITOR), as JSON."""
+    """Edit the metadata as JSON in $VISUAL or $EDITOR."""
     before = opened(path).texts()
     text = click.edit(json.dumps(before, indent=2, ensure_ascii=True) + "\n", extension=".json")
     if text is None:
@@ -154,21 +155,19 @@ def export(path: str, json_file: str | None, existing: Existing) -> int:
 @arguments.output("Write a copy to FILE, and do not change PATH.")
 @click.option("--all", "everything", is_flag=True, help="Also remove `format`, which transformers needs.")
 @arguments.writing
-@printing
-def clean(
-    screen: Screen, path: str, output: str | None, everything: bool, existing: Existing, dry_run: bool
-) -> int:
+def clean(to: Output, path: str, output: str | None, everything: bool) -> int:
     """Remove all metadata except `format`."""
     before = opened(path).texts()
     kept = {key: text for key, text in before.items() if key == _KEPT and not everything}
     if output is None:
-        arguments.needs("--overwrite", "--output", not existing.overwrite)
-        return _replace(screen, path, before, kept, dry_run)
-    arguments.target(output, existing)
-    if not dry_run:
-        rearrange.rewrite(path, output, metadata=kept or None, **existing.options())
-    screen.answer({"dry_run": dry_run, "destination": output, "metadata": kept})
-    screen.wrote(dry_run, output, f"{plural(len(kept), 'key')} left")
+        arguments.needs("--overwrite", "--output", not to.existing.overwrite)
+        return _replace(to.screen, path, before, kept, to.dry_run)
+    arguments.target(output, to.existing)
+    if not to.dry_run:
+        with to.saving("Writing") as how:
+            rearrange.rewrite(path, output, metadata=kept or None, **how)
+    to.answer({"destination": output, "metadata": kept})
+    to.wrote(output, f"{plural(len(kept), 'key')} left")
     return 0
 
 

@@ -15,10 +15,10 @@ from ingot.cli.wording import count
 @arguments.path
 @printing
 def command(screen: Screen, path: str) -> int:
-    """Count the parameters, in all and of each dtype.
+    """Count the parameters, in total and by dtype.
 
-    Elements are counted as they are stored: buffers count, and what a quantised model packs into one integer
-    is one.
+    Counts all stored elements, including buffers. Several quantised weights that are packed into one integer
+    count as one.
     """
     by_dtype: Counter[str] = Counter()
     for info in opened(path).infos():

@@ -9,8 +9,7 @@ import click
 from ingot._base.keys import NamedTensors, select
 from ingot._write import rearrange
 from ingot.cli import arguments
-from ingot.cli.progress import bar
-from ingot.cli.screen import Screen, printing, warn
+from ingot.cli.screen import warn
 from ingot.cli.sources import opened
 from ingot.cli.tables import Column
 from ingot.cli.wording import plural, shown
@@ -19,7 +18,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ingot._base.checks import Existing
+    from ingot.cli.arguments import Output
     from ingot.cli.sources import Source
     from ingot.typing import Glob
 
@@ -49,17 +48,14 @@ _COLUMNS = (Column("old"), Column("new"))
 )
 @arguments.selecting
 @arguments.writing
-@printing
 def command(
-    screen: Screen,
+    to: Output,
     path: str,
     destination: str,
     pairs: tuple[tuple[str, str], ...],
     subs: tuple[tuple[str, str], ...],
     keys: Glob | None,
     drop: Glob | None,
-    existing: Existing,
-    dry_run: bool,
 ) -> int:
     """Copy SOURCE to DESTINATION with other names for tensors, or with some of the tensors.
 
@@ -72,26 +68,17 @@ def command(
     kept = {*select(NamedTensors(path, every, tuple), keys, drop)}
     names = [name for name in every if name in kept]
     table = _renamed(names, _pairs(source, names, pairs), subs)
-    arguments.target(destination, existing)
-    if not dry_run:
-        with bar(screen, "Writing") as tell:
-            rearrange.rewrite(
-                path,
-                destination,
-                rename=table or None,
-                keys=keys,
-                drop=drop,
-                **existing.options(),
-                progress=tell,
-            )
+    arguments.target(destination, to.existing)
+    if not to.dry_run:
+        with to.saving("Writing") as how:
+            rearrange.rewrite(path, destination, rename=table or None, keys=keys, drop=drop, **how)
     if not table and (pairs or subs):
         warn(f"{shown(path)}: no tensor is renamed: the names and patterns change no name")
     dropped = [name for name in every if name not in kept]
-    answer = {"dry_run": dry_run, "destination": destination, "renamed": table, "dropped": dropped}
-    screen.answer(answer)
-    screen.table(_COLUMNS, [*table.items(), *((name, "") for name in dropped)])
-    if screen.is_terminal:
-        screen.wrote(dry_run, destination, f"{plural(len(names), 'tensor')}, {len(table):,} renamed")
+    to.answer({"destination": destination, "renamed": table, "dropped": dropped})
+    to.screen.table(_COLUMNS, [*table.items(), *((name, "") for name in dropped)])
+    if to.screen.is_terminal:
+        to.wrote(destination, f"{plural(len(names), 'tensor')}, {len(table):,} renamed")
     return 0
 
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from ingot._write import repair
 from ingot.cli import arguments
-from ingot.cli.progress import bar
-from ingot.cli.screen import Screen, described, printing
 from ingot.cli.tables import Column
 from ingot.cli.wording import plural
 
@@ -13,8 +11,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ingot._base.checks import Existing
     from ingot._write.repair import Finding
+    from ingot.cli.arguments import Output
 
 _COLUMNS = (Column("rule"), Column("tensor"), Column("found"), Column("done"))
 
@@ -23,27 +21,25 @@ _COLUMNS = (Column("rule"), Column("tensor"), Column("found"), Column("done"))
 @arguments.source
 @arguments.destination
 @arguments.writing
-@printing
-def command(screen: Screen, path: str, destination: str, existing: Existing, dry_run: bool) -> int:
+def command(to: Output, path: str, destination: str) -> int:
     """Write the intact tensors of SOURCE to DESTINATION, and list what is wrong.
 
     The new file lacks tensors that are truncated, overlap, or have an unreadable entry, and bytes that belong
     to no tensor. Metadata values that are not text are kept as JSON. The exit status is 0 even if tensors
     were left out.
     """
-    arguments.target(destination, existing)
-    if dry_run:
+    arguments.target(destination, to.existing)
+    if to.dry_run:
         opened, findings = repair.examined(path)
         tensors = len(opened.sizes(0))
     else:
-        with bar(screen, "Repairing") as tell:
-            done = repair.repair(path, destination, **existing.options(), progress=tell)
+        with to.saving("Repairing") as how:
+            done = repair.repair(path, destination, **how)
         tensors, findings = done.tensors, done.findings
-    answer = {"dry_run": dry_run, "destination": destination, "tensors": tensors}
-    screen.answer({**answer, "findings": described(findings)})
-    screen.table(_COLUMNS, list(map(_row, findings)))
-    if screen.is_terminal:
-        screen.wrote(dry_run, destination, f"{plural(tensors, 'tensor')}; {_summary(findings)}")
+    to.answer({"destination": destination, "tensors": tensors, "findings": findings})
+    to.screen.table(_COLUMNS, list(map(_row, findings)))
+    if to.screen.is_terminal:
+        to.wrote(destination, f"{plural(tensors, 'tensor')}; {_summary(findings)}")
     return 0
 
 

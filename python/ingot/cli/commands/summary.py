@@ -42,13 +42,13 @@ class Totals(NamedTuple):
         )
 
 
-@arguments.command(short_help="What a file is, on one screen; `ingot PATH` is short for it.")
+@arguments.command(short_help="Summarise a file on one screen. Short form: `ingot PATH`.")
 @arguments.path
 @printing
 def command(screen: Screen, path: str) -> int:
-    """Print what a file is, on one screen.
+    """Print a summary of a file on one screen: format, dtypes, largest tensors, metadata.
 
-    Also of files that `ingot convert` reads, by their headers: no value is read.
+    Also summarises files that `ingot convert` reads. Only headers are read.
     """
     source = looked_into(path)
     infos: Sequence[Row] = source.infos()
