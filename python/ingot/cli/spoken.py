@@ -24,23 +24,11 @@ if TYPE_CHECKING:
 # What is wrong is what was typed, not what is in a file.
 _TYPED = (TensorNotFoundError, SliceError, OptionError)
 
-# The arguments that messages of `ingot` name, and what is typed for them.
-OPTIONS = {
-    "dtype": "--dtype",
-    "expected_sha256": "--expected-sha256",
-    "filename_pattern": "--filename-pattern",
-    "keys": "--keys",
-    "drop": "--drop",
-    "max_nbytes": "--max-nbytes",
-    "max_shard_size": "--max-shard-size",
-    "on_duplicate": "--on-duplicate",
-    "overwrite": "--overwrite",
-    "replace_read_only": "--replace-read-only",
-    "root": "--root",
-    "source_format": "--source-format",
-    "strip_prefix": "--strip-prefix",
-    "threads": "--threads",
-}
+# The arguments that messages of `ingot` name. The option is the name with dashes.
+_ARGUMENTS = re.compile(
+    "dtype|expected_sha256|filename_pattern|keys|drop|max_nbytes|max_shard_size|on_duplicate|overwrite"
+    "|replace_read_only|root|source_format|strip_prefix|threads"
+)
 # Ways out that no option gives.
 _PHRASES = {
     " — format=… says it": "",
@@ -132,8 +120,11 @@ def in_options(message: str) -> str:
 
 
 def _option(found: re.Match[str]) -> str:
-    option = OPTIONS.get(found[1] or found[3])
-    return found[0] if option is None else f"{option} {found[2]}" if found[2] else option
+    name = found[1] or found[3]
+    if not _ARGUMENTS.fullmatch(name):
+        return found[0]
+    option = f"--{name.replace('_', '-')}"
+    return f"{option} {found[2]}" if found[2] else option
 
 
 def without_secrets(message: str, typed: Iterable[str]) -> str:

@@ -10,7 +10,6 @@ from ingot.cli import arguments
 from ingot.cli.progress import bar
 from ingot.cli.screen import Screen, described, printing
 from ingot.cli.spoken import status, told
-from ingot.cli.tables import Column
 from ingot.cli.wording import plural, shown
 from ingot.errors import SafetensorError
 
@@ -18,8 +17,6 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import Any
-
-_COLUMNS = (Column("problem"), Column("where"), Column("what"))
 
 
 @arguments.command(short_help="Find problems of files.")
@@ -36,18 +33,6 @@ def command(screen: Screen, /, paths: tuple[str, ...], **options: Any) -> int:
     All of several paths are checked. A file that cannot be read has an error instead of problems. The exit
     status is the greatest of all: 2 if a path cannot be opened. --quiet prints the paths with problems.
     """
-    if len(paths) > 1:
-        return _several(screen, paths, options)
-    found = _checked(screen, paths[0], options)
-    screen.answer(_described(found))
-    if found.ok:
-        screen.say(_well(found, options))
-    else:
-        screen.table(_COLUMNS, found.problems)
-    return 0 if found.ok else 1
-
-
-def _several(screen: Screen, paths: Sequence[str], options: dict[str, Any]) -> int:
     every: list[Check] = []
     greatest = 0
     for path in paths:
@@ -55,13 +40,18 @@ def _several(screen: Screen, paths: Sequence[str], options: dict[str, Any]) -> i
             found = _checked(screen, path, options)
             code = 0 if found.ok else 1
         except (SafetensorError, OSError) as error:
+            if len(paths) == 1:
+                raise
             found, code = _failed(path, error), status(error)
         # At once: the next path may take long.
         _tell(screen, found, options)
         every.append(found)
         greatest = max(greatest, code)
-    screen.answer({"ok": all(every), "paths": list(map(_described, every))})
-    screen.say(_summary(every))
+    if len(every) == 1:
+        screen.answer(_described(every[0]))
+    else:
+        screen.answer({"ok": all(every), "paths": list(map(_described, every))})
+        screen.say(_summary(every))
     return greatest
 
 

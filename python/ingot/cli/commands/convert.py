@@ -70,7 +70,8 @@ def command(to: Output, /, path: str, destination: str, **options: Any) -> int:
 
 
 def _tell(to: Output, done: Conversion) -> None:
-    files = "" if len(done.files) == 1 else f" in {len(done.files):,} files"
+    # With several files there is an index.
+    files = "" if len(done.files) == 1 else f" in {len(done.files) - 1:,} files and an index"
     what = [f"{plural(done.tensors, 'tensor')}, {nbytes(done.nbytes)}"]
     what += [f"{len(done.cast):,} cast"] * bool(done.cast) + [_COMPARED[done.verified]]
     to.wrote(done.destination, f"{done.format}{files}, {', '.join(what)}")

@@ -40,7 +40,7 @@ def show(screen: Screen, path: str) -> int:
     pairs = _pairs(path)
     screen.answer({"modelspec": pairs or None})
     if not pairs:
-        warn(f"{shown(shown_url(path))}: says nothing of itself: there is no key that begins with {_PREFIX}")
+        warn(f"{shown(shown_url(path))}: no key begins with {_PREFIX}")
         return 1
     screen.table((Column("key"), Column("value")), [(key, _told(key, text)) for key, text in pairs.items()])
     return 0

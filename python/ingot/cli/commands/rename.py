@@ -76,9 +76,9 @@ def command(
         warn(f"{shown(path)}: no tensor is renamed: the names and patterns change no name")
     dropped = [name for name in every if name not in kept]
     to.answer({"destination": destination, "renamed": table, "dropped": dropped})
-    to.screen.table(_COLUMNS, [*table.items(), *((name, "") for name in dropped)])
-    if to.screen.is_terminal:
-        to.wrote(destination, f"{plural(len(names), 'tensor')}, {len(table):,} renamed")
+    to.screen.table(_COLUMNS, list(table.items()))
+    left_out = f", {len(dropped):,} left out" if dropped else ""
+    to.wrote(destination, f"{plural(len(names), 'tensor')}, {len(table):,} renamed{left_out}")
     return 0
 
 
