@@ -17,7 +17,7 @@ from ingot.cli.program import COMMANDS, program
 
 
 def every(group: click.Group, *names: str) -> Iterator[tuple[tuple[str, ...], click.Command]]:
-    """Every command with the words that call it, also those of `meta` and `modelspec`."""
+    """Yield each command with its words, including the commands of `meta` and `modelspec`."""
     context = click.Context(group)
     for name in group.list_commands(context):
         command = group.get_command(context, name)
@@ -76,7 +76,7 @@ def failure(*words: object) -> dict[str, object]:
     return found
 
 
-# Of a truncated file they copy or hash the bytes, whatever they are.
+# They copy or hash the bytes of any file.
 WHOLE = {("hash",), ("download",)}
 
 

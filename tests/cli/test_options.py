@@ -31,7 +31,7 @@ from ingot.cli.program import program
 
 COMMANDS = dict(every(program))
 
-# What each command calls. Others print what they compute from headers.
+# The function of each command. Other commands compute their output from headers.
 FUNCTIONS: dict[tuple[str, ...], Any] = {
     ("stats",): ingot.stats,
     ("check",): ingot.check,

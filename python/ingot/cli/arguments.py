@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 
 class Command(click.Command):
-    """A command that refuses an option with two values, of which click would ignore the first."""
+    """A command that refuses an option with two values. click would ignore the first."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Parse the words after the command."""
@@ -49,7 +49,7 @@ command = partial(click.command, cls=Command)
 
 
 class Commands(click.Group):
-    """Several commands, of which an error names the nearest to a misspelt one."""
+    """A group of commands whose errors suggest the nearest name."""
 
     command_class = Command
 

@@ -40,7 +40,7 @@ _COMPLETE = "_INGOT_COMPLETE"
 
 
 class Program(arguments.Commands):
-    """The commands. A word that is not a command is a path, of which `summary` is run."""
+    """The commands. A word that is not a command is a path to summarise."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Give the names of all commands."""

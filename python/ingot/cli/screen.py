@@ -158,7 +158,7 @@ def printing(function: Callable[Concatenate[Screen, P], int | None]) -> Callable
 
 
 def warn(message: str) -> None:
-    """Print a warning on standard error. The caller has escaped what comes from files."""
+    """Print a warning on standard error. The caller has escaped names from files."""
     sys.stderr.write(f"warning: {message}\n")
 
 

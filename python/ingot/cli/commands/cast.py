@@ -39,7 +39,7 @@ def command(
 ) -> int:
     """Copy SOURCE to DESTINATION with floating-point tensors in another dtype.
 
-    Values are those of torch's .to(dtype). Integers, booleans and complex numbers keep their dtypes. In a
+    The conversion is the same as torch's .to(dtype). Integers, booleans and complex numbers keep their dtypes. In a
     PATTERN, * matches any text and ? one character; each PATTERN must match a tensor. The command holds at
     most 256 MiB, or one tensor, in memory.
     """

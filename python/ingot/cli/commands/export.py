@@ -57,8 +57,7 @@ def command(
 ) -> int:
     """Write each tensor to a file of its own, which numpy.load reads.
 
-    The names of the files are those of the tensors, with %XX for characters that file systems treat
-    specially. A .npy file holds bfloat16 and smaller floats as float32, which numpy reads without ml_dtypes.
+    Each file has the name of its tensor, with %XX for characters that file systems treat specially. A .npy file holds bfloat16 and smaller floats as float32, which numpy reads without ml_dtypes.
     """
     if keys is None:
         raise click.UsageError("expected the NAME of a tensor, or --keys")

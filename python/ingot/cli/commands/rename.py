@@ -83,7 +83,7 @@ def command(
 
 
 def _pairs(source: Source, names: list[str], pairs: Sequence[tuple[str, str]]) -> dict[str, str]:
-    """Return the pairs of ``--name``, of which each old name is selected and given once."""
+    """Return the pairs of ``--name``. Each old name must be selected and given once."""
     table = dict(pairs)
     if len(table) < len(pairs):
         raise click.UsageError("--name has the same OLD twice")

@@ -22,7 +22,7 @@ _COLUMNS = (Column("rule"), Column("tensor"), Column("found"), Column("done"))
 @arguments.destination
 @arguments.writing
 def command(to: Output, path: str, destination: str) -> int:
-    """Write the intact tensors of SOURCE to DESTINATION, and list what is wrong.
+    """Write the intact tensors of SOURCE to DESTINATION, and list the faults.
 
     The new file lacks tensors that are truncated, overlap, or have an unreadable entry, and bytes that belong
     to no tensor. Metadata values that are not text are kept as JSON. The exit status is 0 even if tensors
