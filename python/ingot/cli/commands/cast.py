@@ -39,9 +39,9 @@ def command(
 ) -> int:
     """Copy SOURCE to DESTINATION with floating-point tensors in another dtype.
 
-    The conversion is the same as torch's .to(dtype). Integers, booleans and complex numbers keep their dtypes. In a
-    PATTERN, * matches any text and ? one character; each PATTERN must match a tensor. The command holds at
-    most 256 MiB, or one tensor, in memory.
+    The conversion is the same as torch's .to(dtype). Integers, booleans and complex numbers keep their
+    dtypes. In a PATTERN, * matches any text and ? one character; each PATTERN must match a tensor. The
+    command holds at most 256 MiB, or one tensor, in memory.
     """
     names = _selected(path, keys, excepted)
     arguments.target(destination, to.existing)

@@ -57,7 +57,8 @@ def command(
 ) -> int:
     """Write each tensor to a file of its own, which numpy.load reads.
 
-    Each file has the name of its tensor, with %XX for characters that file systems treat specially. A .npy file holds bfloat16 and smaller floats as float32, which numpy reads without ml_dtypes.
+    Each file has the name of its tensor, with %XX for characters that file systems treat specially. A .npy
+    file holds bfloat16 and smaller floats as float32, which numpy reads without ml_dtypes.
     """
     if keys is None:
         raise click.UsageError("expected the NAME of a tensor, or --keys")
