@@ -5,27 +5,14 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 
 import click
 import pytest
-from commands import command_line, environment, in_a_pipe, run
+from commands import command_line, environment, every, in_a_pipe, run
 from models import save
 
 from ingot.cli.program import COMMANDS, program
-
-
-def every(group: click.Group, *names: str) -> Iterator[tuple[tuple[str, ...], click.Command]]:
-    """Yield each command with its words, including the commands of `meta` and `modelspec`."""
-    context = click.Context(group)
-    for name in group.list_commands(context):
-        command = group.get_command(context, name)
-        assert command is not None
-        if isinstance(command, click.Group):
-            yield from every(command, *names, name)
-        else:
-            yield (*names, name), command
 
 
 def has_json(command: click.Command) -> bool:

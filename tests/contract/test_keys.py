@@ -346,7 +346,8 @@ def tree(capsys: Any, path: Path, words: list[str]) -> list[str]:
 
 
 def stats_command(capsys: Any, path: Path, words: list[str]) -> list[str]:
-    return listed(capsys, "stats", path, *words, *([] if "--keys" in words else ["--all"]))
+    typed("stats", path, *words, *([] if "--keys" in words else ["--all"]), "--json")
+    return [*of_answer(capsys)["tensors"]]
 
 
 def export(capsys: Any, path: Path, words: list[str]) -> list[str]:

@@ -14,9 +14,8 @@ from typing import Any, NamedTuple
 import click
 import numpy
 import pytest
-from commands import Ended, run
+from commands import Ended, every, run
 from models import save
-from test_failures import every
 
 import ingot
 import ingot.modelspec
