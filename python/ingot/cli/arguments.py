@@ -328,10 +328,8 @@ def _identity(path: str) -> tuple[int, int, int] | None:
     return None
 
 
-def pattern(text: str | None) -> re.Pattern[str] | None:
-    """A regular expression that the user typed."""
-    if text is None:
-        return None
+def pattern(text: str) -> re.Pattern[str]:
+    """Return a regular expression that the user typed."""
     try:
         return re.compile(text)
     except re.error as error:

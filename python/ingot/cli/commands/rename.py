@@ -100,7 +100,6 @@ def _renamed(names: list[str], pairs: dict[str, str], subs: Sequence[tuple[str, 
     for name in names:
         new = pairs.get(name, name)
         for regex, text in compiled:
-            assert regex is not None
             try:
                 new = regex.sub(text, new)
             except (re.error, IndexError) as error:
