@@ -12,9 +12,12 @@ import struct
 import subprocess
 import sys
 import termios
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import click
 
 from ingot.cli.program import run as run_program
 
@@ -101,3 +104,15 @@ def in_a_terminal(
             text += chunk
     os.close(ours)
     return Ended(process.wait(), text.decode("utf-8", "replace").replace("\r\n", "\n"), "")
+
+
+def every(group: click.Group, *names: str) -> Iterator[tuple[tuple[str, ...], click.Command]]:
+    """Yield each command with its words, including the commands of `meta` and `modelspec`."""
+    context = click.Context(group)
+    for name in group.list_commands(context):
+        command = group.get_command(context, name)
+        assert command is not None
+        if isinstance(command, click.Group):
+            yield from every(command, *names, name)
+        else:
+            yield (*names, name), command

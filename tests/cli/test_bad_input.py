@@ -146,7 +146,7 @@ def test_files_of_other_kinds_are_named(content: bytes, said: str, command: str,
     path.write_bytes(content)
     ended = run(*command.split(), path)
     assert (ended.code, ended.out) == (1, "")
-    assert ended.err.startswith("ingot: ")
+    assert ended.err.startswith("error: ")
     assert ended.err.count("\n") == 1
     assert is_shown(ended.err)
     assert said.lower() in ended.err.lower()
@@ -180,7 +180,7 @@ def test_a_truncated_file_says_so(tmp_path: Path) -> None:
         ["meta", "rm", "model.safetensors", "nope"],
         ["meta", "import", "model.safetensors", "nothing.json"],
         ["split", "model.safetensors", "out", "--max-shard-size", "many"],
-        ["split", "model.safetensors", "out", "--pattern", "../x{suffix}"],
+        ["split", "model.safetensors", "out", "--filename-pattern", "../x{suffix}"],
         ["rename", "model.safetensors", "out.safetensors"],
         ["rename", "model.safetensors", "out.safetensors", "-n", "nope", "x"],
         ["rename", "model.safetensors", "out.safetensors", "-s", ".*", "same"],
@@ -201,7 +201,7 @@ def test_what_cannot_be_carried_out_exits_with_2(
     monkeypatch.chdir(tmp_path)
     ended = run(*arguments)
     assert (ended.code, ended.out) == (2, ""), ended
-    assert ended.err.startswith("ingot: ")
+    assert ended.err.startswith("error: ")
     assert ended.err.count("\n") == 1
     assert [file.name for file in tmp_path.iterdir()] == ["model.safetensors"]
     assert path.read_bytes() == before
@@ -247,7 +247,7 @@ def test_values_that_json_does_not_have_are_text(tmp_path: Path) -> None:
     assert good("cat", path, "a", "--json").json()["values"] == [1.0, "nan", "-inf"]
     ended = run("check", path, "--values", "--json")
     assert ended.code == 1
-    assert [finding["finding"] for finding in ended.json()["findings"]] == ["nan", "infinity"]
+    assert [problem["kind"] for problem in ended.json()["problems"]] == ["nan", "infinity"]
 
 
 def test_deep_names_and_deep_json_are_no_recursion(tmp_path: Path) -> None:
@@ -267,8 +267,8 @@ def test_a_check_finds_what_readers_pass_over(tmp_path: Path) -> None:
     path.write_bytes(len(text).to_bytes(8, "little") + text + b"\x02" + bytes(4))
     ended = run("check", path, "--json")
     assert ended.code == 1
-    found = ended.json()["findings"]
-    assert [finding["finding"] for finding in found] == ["not-strict", "misaligned"]
+    found = ended.json()["problems"]
+    assert [problem["kind"] for problem in found] == ["not-strict", "misaligned"]
     assert found[1]["where"] == "b"
 
 
@@ -281,7 +281,7 @@ def test_missing_packages_are_one_line(missing: str, tmp_path: Path) -> None:
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=environment())
     assert done.returncode == 2
-    assert done.stderr == "ingot: the command needs click and rich: pip install 'ingot-tensors[cli]'\n"
+    assert done.stderr == "error: the command needs click and rich: pip install 'ingot-tensors[cli]'\n"
 
 
 def test_the_wheel_brings_the_command_and_the_extra_its_packages() -> None:

@@ -84,20 +84,20 @@ def test_the_greatest_exit_status_counts(
 def test_the_answer_has_that_of_every_path_as_it_is_given_alone(folder: Path) -> None:
     answer = run("check", *EVERY, "--json").json()
     assert not answer["ok"]
-    assert [entry.pop("path") for entry in answer["paths"]] == [*EVERY]
+    assert [entry["source"] for entry in answer["paths"]] == [*EVERY]
     sound, odd, cut, missing, shards = answer["paths"]
     assert [sound, odd, shards] == [
         run("check", path, "--json").json() for path in ("sound.safetensors", "odd.safetensors", "shards")
     ]
     for broken, path in ((cut, "cut.safetensors"), (missing, "missing.safetensors")):
         assert not broken["ok"]
-        (error,) = broken["findings"]
-        assert (error["finding"], error["where"]) == ("error", path)
+        (error,) = broken["problems"]
+        assert (error["kind"], error["where"]) == ("error", path)
         # The message of the command that checks it alone.
-        assert run("check", path).err == f"ingot: {path}: {error['what']}\n"
+        assert run("check", path).err == f"error: {path}: {error['what']}\n"
     assert good("check", "shards", "sound.safetensors", "--json").json() == {
         "ok": True,
-        "paths": [{"path": path, "ok": True, "findings": []} for path in ("shards", "sound.safetensors")],
+        "paths": [run("check", path, "--json").json() for path in ("shards", "sound.safetensors")],
     }
 
 

@@ -137,7 +137,7 @@ def read_until(terminal: int, text: str, times: int) -> None:
         ("ingot ls mod", {"model.safetensors", "mods/"}),
         ("ingot ls no", {"notes, old.txt"}),
         ("ingot info model.safetensors lm", {"lm head, tied"}),
-        ("ingot has", {"hash\tThe hashes of files: SHA-256, BLAKE3, AutoV1 to AutoV3, …."}),
+        ("ingot has", {"hash\tPrint hashes of files: SHA-256, BLAKE3, AutoV1 to AutoV3, …"}),
     ],
 )
 def test_fish_completes_paths_and_tells_all_of_a_command(folder: Path, line: str, expected: set[str]) -> None:

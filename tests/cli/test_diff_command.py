@@ -221,7 +221,7 @@ def test_ctrl_c_ends_a_long_comparison(folder: Path) -> None:
         time.sleep(0.05)
     process.send_signal(signal.SIGINT)
     out, err = process.communicate(timeout=30)
-    assert (process.returncode, out, err) == (130, "", "ingot: interrupted\n")
+    assert (process.returncode, out, err) == (130, "", "error: interrupted\n")
 
 
 def test_in_a_pipe_the_exact_difference_of_integers_is_printed(folder: Path) -> None:

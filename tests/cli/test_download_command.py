@@ -28,11 +28,19 @@ def server() -> Iterator[Server]:
 
 def test_a_file_is_fetched(server: Server, tmp_path: Path) -> None:
     path = tmp_path / "x.safetensors"
-    answer = good("download", server.url(f"/model/{NAMES[0]}"), path, "--sha256", SHA256, "--json").json()
+    answer = good(
+        "download", server.url(f"/model/{NAMES[0]}"), path, "--expected-sha256", SHA256, "--json"
+    ).json()
     size = len(FILES[NAMES[0]])
-    one = {"file": str(path), "nbytes": size, "fetched": size, "sha256": SHA256}
+    one = {"path": str(path), "nbytes": size, "fetched": size, "sha256": SHA256}
     assert answer == {"dry_run": False, **one, "files": [one]}
     assert path.read_bytes() == FILES[NAMES[0]]
+
+
+def test_download_takes_the_urls_of_local_files(tmp_path: Path) -> None:
+    (tmp_path / "a.safetensors").write_bytes(FILES[NAMES[0]])
+    good("download", f"file://{tmp_path}/a.safetensors", tmp_path / "b.safetensors")
+    assert (tmp_path / "b.safetensors").read_bytes() == FILES[NAMES[0]]
 
 
 def test_a_model_of_many_files_is_fetched(server: Server, tmp_path: Path) -> None:
@@ -55,7 +63,7 @@ def test_people_are_told_how_much_it_was(server: Server, tmp_path: Path) -> None
 def test_a_dry_run_says_what_would_come_and_writes_nothing(server: Server, tmp_path: Path) -> None:
     place = tmp_path / "gpt"
     ended = good("download", server.url(f"/model/{INDEX}"), f"{place}/", "--dry-run", "--json")
-    files = [{"file": str(place / name), "nbytes": len(FILES[name])} for name in [*NAMES, INDEX]]
+    files = [{"path": str(place / name), "nbytes": len(FILES[name])} for name in [*NAMES, INDEX]]
     assert ended.json() == {"dry_run": True, "files": files}
     assert list(tmp_path.iterdir()) == []
     assert server.sent < TOTAL // 10
@@ -79,10 +87,10 @@ def test_nothing_is_replaced_unless_that_is_asked_for(server: Server, tmp_path: 
 def test_what_cannot_be_done_is_said_in_one_line(server: Server, tmp_path: Path) -> None:
     url = server.url(f"/model/{INDEX}")
     for words, code, said in [
-        (["here.safetensors", tmp_path], 2, "is no URL"),
+        (["here.safetensors", tmp_path / "x"], 2, "expected a URL"),
         ([url, tmp_path / "new"], 2, "expected a directory"),
-        ([url, tmp_path, "--sha256", SHA256], 2, "one SHA-256"),
-        ([server.url(f"/model/{NAMES[1]}"), tmp_path, "--sha256", SHA256], 1, SHA256),
+        ([url, tmp_path, "--expected-sha256", SHA256], 2, "one SHA-256"),
+        ([server.url(f"/model/{NAMES[1]}"), tmp_path, "--expected-sha256", SHA256], 1, SHA256),
         ([server.url("/model/none"), tmp_path], 2, "404"),
         ([url, tmp_path, "--threads", "0"], 2, "--threads"),
     ]:
@@ -106,6 +114,6 @@ def test_ctrl_c_ends_it_and_leaves_no_index(tmp_path: Path) -> None:
         with subprocess.Popen(words, env=environment(), stderr=subprocess.PIPE, text=True) as process:
             assert waiting.wait(30)
             process.send_signal(signal.SIGINT)
-            assert process.communicate()[1] == "ingot: interrupted\n"
+            assert process.communicate()[1] == "error: interrupted\n"
             assert process.returncode == 130
     assert not (tmp_path / INDEX).exists()

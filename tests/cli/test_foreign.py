@@ -101,7 +101,7 @@ def test_a_damaged_file_of_another_format_is_refused_as_its_conversion_is(npz: P
     npz.write_bytes(npz.read_bytes()[:-30])
     ended = run("ls", npz)
     assert ended.code == 1
-    assert ended.err.startswith(f"ingot: {npz}: ")
+    assert ended.err.startswith(f"error: {npz}: ")
     assert ended.out == ""
 
 

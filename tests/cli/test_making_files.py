@@ -247,7 +247,8 @@ def test_work_on_several_files_is_told_of_as_one(
     assert len({total for _, total in told}) == 1
     assert told == sorted(told)
     assert told[-1][0] == told[-1][1] > 0
-    assert len(told) > 1
+    # `ingot.verify` reports small files when it has read all of them.
+    assert len(told) > 1 or words[0] == "verify"
 
 
 def test_a_shell_completes_commands_and_options(folder: Path) -> None:
@@ -282,8 +283,8 @@ def test_an_interruption_that_comes_too_late_says_that_the_file_is_there(
     monkeypatch.setattr(ingot._write.rearrange, "merge", interrupted)
     for told in ("out", "out"):
         ended = run("merge", "a.safetensors", "-o", told, "--overwrite")
-        said = f"ingot: {told}: is written and complete: the interruption came after it\n" if late else ""
-        assert (ended.code, ended.err) == (130, said + "ingot: interrupted\n")
+        said = f"warning: {told}: is written and complete: the interruption came after it\n" if late else ""
+        assert (ended.code, ended.err) == (130, said + "error: interrupted\n")
         assert Path(told).exists() == late
 
 

@@ -128,7 +128,7 @@ def test_files_are_made_of_a_url_as_of_its_file(
 def test_a_conversion_of_a_url_is_not_foreseen(path: Path, server: Server, tmp_path: Path) -> None:
     ended = run("convert", server.url(), str(tmp_path / "x.bt"), "--dry-run")
     assert ended.code == 2
-    assert "is a URL" in ended.err
+    assert "a URL has to be fetched first" in ended.err
     assert not list(tmp_path.iterdir())
 
 

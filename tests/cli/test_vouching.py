@@ -79,10 +79,10 @@ def test_a_file_without_digests_is_not_vouched_for(tmp_path: Path) -> None:
     path = save(tmp_path / "model.safetensors")
     assert run("verify", path).code == 1
     digest = good("hash", path, "-q").out.strip()
-    good("verify", path, "--sha256", digest)
-    assert run("verify", path, "--sha256", "0" * 64).code == 1
-    assert run("verify", path, "--sha256", "0").code == 2
-    assert run("verify", path, path, "--sha256", digest).code == 2
+    good("verify", path, "--expected-sha256", digest)
+    assert run("verify", path, "--expected-sha256", "0" * 64).code == 1
+    assert run("verify", path, "--expected-sha256", "0").code == 2
+    assert run("verify", path, path, "--expected-sha256", digest).code == 2
 
 
 def test_what_a_file_says_of_itself_is_shown(tmp_path: Path) -> None:
@@ -116,12 +116,22 @@ def test_keys_are_set_with_their_hash_and_verified(tmp_path: Path) -> None:
     assert pairs["modelspec.hash_sha256"] == "0x" + hashlib.sha256(data_of(path)).hexdigest()
     good("verify", path)
     good("modelspec", "validate", path)
-    good("modelspec", "set", path, "title=", "--dry-run")
-    good("modelspec", "set", path, "title=")
+    good("meta", "rm", path, "modelspec.title")
     assert "modelspec.title" not in (ingot.inspect(path).metadata or {})
 
 
-@pytest.mark.parametrize("words", [[], ["nope=1"], ["title"], ["date=yesterday"], ["resolution=big"]])
+def test_an_empty_value_of_modelspec_is_refused_with_a_hint(tmp_path: Path) -> None:
+    path = save(tmp_path / "model.safetensors", metadata={})
+    ended = run("modelspec", "set", path, "title=")
+    assert ended.code == 2
+    assert "title: expected a value: `ingot meta rm PATH modelspec.title` removes the key" in ended.err
+    assert not ingot.inspect(path).metadata
+
+
+@pytest.mark.parametrize(
+    "words",
+    [[], ["nope=1"], ["title"], ["date=yesterday"], ["resolution=big"], ["title=a", "modelspec.title=b"]],
+)
 def test_what_cannot_be_set_is_refused(words: list[str], tmp_path: Path) -> None:
     path = save(tmp_path / "model.safetensors", metadata=SPEC)
     before = path.read_bytes()

@@ -316,9 +316,11 @@ def by_option(path: Path, option: str, patterns: tuple[str, ...]) -> list[str]:
 
 def of_answer(capsys: pytest.CaptureFixture[str]) -> Any:
     out, err = capsys.readouterr()
-    if not out:
-        raise ingot.TensorNotFoundError(err.removeprefix("ingot: ").strip(), code="unknown-tensor")
-    return json.loads(out)
+    answer = json.loads(out)
+    if "error" in answer:
+        assert err == f"error: {answer['error']}\n"
+        raise ingot.TensorNotFoundError(answer["error"], code=answer["code"])
+    return answer
 
 
 def listed(capsys: pytest.CaptureFixture[str], *words: object) -> list[str]:
@@ -344,7 +346,8 @@ def tree(capsys: Any, path: Path, words: list[str]) -> list[str]:
 
 
 def stats_command(capsys: Any, path: Path, words: list[str]) -> list[str]:
-    return listed(capsys, "stats", path, *words, *([] if "--keys" in words else ["--all"]))
+    typed("stats", path, *words, *([] if "--keys" in words else ["--all"]), "--json")
+    return [*of_answer(capsys)["tensors"]]
 
 
 def export(capsys: Any, path: Path, words: list[str]) -> list[str]:

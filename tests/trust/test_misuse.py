@@ -133,12 +133,12 @@ def test_a_command_speaks_in_options(file: Path, tmp_path: Path, capsys: pytest.
     for typed, words in (
         (["convert", file, there], "--overwrite replaces it"),
         (["convert", file, tmp_path / "x"], "or a folder with --max-shard-size"),
-        (["convert", file, tmp_path / "x.bt", "--max-bytes", "1"], "--max-bytes 48 admits it"),
+        (["convert", file, tmp_path / "x.bt", "--max-nbytes", "1"], "--max-nbytes 48 admits it"),
         (
             ["split", file, tmp_path / "x", "--max-shard-size", "1 apple"],
             "--max-shard-size '1 apple' is no size",
         ),
-        (["verify", file, "--sha256", "x"], "--sha256 `x` is no SHA-256"),
+        (["verify", file, "--expected-sha256", "x"], "--expected-sha256 `x` is no SHA-256"),
     ):
         assert run([str(word) for word in typed]) != 0
         told = capsys.readouterr().err
@@ -189,5 +189,5 @@ def test_no_message_that_a_command_prints_names_an_argument_of_python() -> None:
 def test_names_of_tensors_are_not_put_in_other_words() -> None:
     assert (
         in_options("tensor `overwrite=True`: max_nbytes=3 is it")
-        == "tensor `overwrite=True`: --max-bytes 3 is it"
+        == "tensor `overwrite=True`: --max-nbytes 3 is it"
     )

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from typing import Any
 
 try:
-    from .conversion import convert
+    from .conversion import convert, planned
     from .listing import listed
 except ModuleNotFoundError as error:
     _missing = error
@@ -27,7 +27,7 @@ except ModuleNotFoundError as error:
         # Not before it is called: whoever looks at what `ingot` has does not want to convert anything.
         raise ModuleNotFoundError(str(_missing), name=_missing.name) from _missing
 
-    listed = convert  # type: ignore[assignment]
+    listed = planned = convert  # type: ignore[assignment]
 
 
-__all__ = ["Conversion", "LeftOut", "convert", "listed"]
+__all__ = ["Conversion", "LeftOut", "convert", "listed", "planned"]

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 
     from typing_extensions import Unpack
 
+    from ingot._write.shards import Place
     from ingot.typing import Tell
 
     from .runs import Moved
@@ -182,28 +183,46 @@ def convert(
         "verify": verify,
         "storage_options": storage_options,
     }
-    given: Any = checked(convert, {**own, **options}, **_OWN)
-    how, max_nbytes = Saving.among(convert, {**given, "format": None}), given["max_nbytes"]
-    to = Destination.of(fsdecode(local_path(destination)), format, given["max_shard_size"])
+    return _converted(source, destination, {**own, **options})
+
+
+def planned(source: Path, destination: Path, **options: Any) -> Conversion:
+    """Return what `convert` would return for a local file, and write nothing."""
+    defaults = {"format": None, "metadata": None, "storage_options": None}
+    return _converted(source, destination, {**defaults, **options}, dry_run=True)
+
+
+def _converted(
+    source: Source, destination: Path, options: Mapping[str, Any], *, dry_run: bool = False
+) -> Conversion:
+    given: Any = checked(convert, options, **_OWN)
+    how = Saving.among(convert, {**given, "format": None})
+    to = Destination.of(fsdecode(local_path(destination)), given["format"], given["max_shard_size"])
     code: str | None = given["dtype"]
-    run = _Write(to, code, verify, how)
+    run = _Write(to, code, given["verify"], how)
     if to.kind == "npz":
         run.check_npz()
-    choice = Choice(root, given["keys"], given["drop"], strip_prefix)
+    choice = Choice(given["root"], given["keys"], given["drop"], given["strip_prefix"])
+    source_format, storage_options = given["source_format"], given["storage_options"]
 
     def converted(path: str, shown: str) -> Conversion:
         found, word = resolved(path, source_format)
-        budget = Budget(found, limits(source_nbytes(found, FORMATS[word].is_folder), max_nbytes))
+        budget = Budget(found, limits(source_nbytes(found, FORMATS[word].is_folder), given["max_nbytes"]))
         to.check(how.existing)
         beside = os.path.dirname(os.path.realpath(to.path))
-        reading = Options(code is not None, budget, source_format=source_format, beside=beside)
+        reading = Options(
+            code is not None, budget, values=not dry_run, source_format=source_format, beside=beside
+        )
         with FORMATS[word].opened(found, reading) as contents:
             chosen = selected(found, contents.entries, choice)
             _check(found, contents, chosen, budget)
+            if dry_run:
+                return run.report(shown, word, contents, chosen)
             with told(how.progress, f"Converting {_escaped(os.path.basename(found))}") as tell:
                 return run.run(shown, word, contents, chosen, tell)
 
-    sweep(to.path)
+    if not dry_run:
+        sweep(to.path)
     if isinstance(source, str) and is_url(source):
         # Before hours are spent on fetching it.
         to.check(how.existing)
@@ -235,30 +254,21 @@ class _Write(NamedTuple):
                 f"an .npz has no place for {', '.join(lost)}", code="npz-metadata", found=tuple(lost)
             )
 
-    def run(
-        self, path: str, word: str, contents: Contents, chosen: Selected, tell: Tell | None
-    ) -> Conversion:
+    def report(self, path: str, word: str, contents: Contents, chosen: Selected) -> Conversion:
+        """Return the report of what `run` writes."""
         entries, shared, left_out = chosen.entries, chosen.shared, list(contents.left_out)
-        metadata = contents.metadata | (self.how.metadata or {})
         if self.to.kind == "npz":
             entries, shared = chosen.in_full, {}
-            left_out += [LeftOut(key, "metadata", value) for key, value in metadata.items()]
+            left_out += [LeftOut(key, "metadata", value) for key, value in self._metadata(contents).items()]
             check_npz(self.to.path, entries, self.code)
-        total = sum(nbytes(code_in(entry, self.code), entry.shape) for entry in entries)
-        moved = counted(tell, total * (2 if self.verify else 1))
-        files = (
-            self._shards(entries, metadata, shared, total, moved)
-            if self.to.place
-            else self._file(entries, metadata, shared, moved)
-        )
         return Conversion(
             source=path,
             destination=self.to.path,
             source_format=word,
             format=self.to.kind,
-            files=tuple(files),
+            files=tuple(self._files(entries)),
             tensors=len(entries),
-            nbytes=total,
+            nbytes=sum(map(self._nbytes, entries)),
             shared=shared,
             cast=tuple(entry.name for entry in entries if code_in(entry, self.code) != entry.code),
             left_out=tuple(left_out),
@@ -267,27 +277,47 @@ class _Write(NamedTuple):
             prefix=shared_prefix(entry.name for entry in entries),
         )
 
-    def _file(
-        self, entries: Sequence[Entry], metadata: dict[str, str], shared: dict[str, str], moved: Moved
-    ) -> list[str]:
-        self._one(self.to.path, entries, metadata, shared, moved)
-        return [self.to.path]
+    def run(
+        self, path: str, word: str, contents: Contents, chosen: Selected, tell: Tell | None
+    ) -> Conversion:
+        report, metadata = self.report(path, word, contents, chosen), self._metadata(contents)
+        entries = chosen.in_full if self.to.kind == "npz" else chosen.entries
+        moved = counted(tell, report.nbytes * (2 if self.verify else 1))
+        if self.to.place is None:
+            self._one(self.to.path, entries, metadata, report.shared, moved)
+        else:
+            self._shards(self.to.place, entries, metadata, report, moved)
+        return report
+
+    def _metadata(self, contents: Contents) -> dict[str, str]:
+        return contents.metadata | (self.how.metadata or {})
+
+    def _nbytes(self, entry: Entry) -> int:
+        return nbytes(code_in(entry, self.code), entry.shape)
+
+    def _files(self, entries: Sequence[Entry]) -> list[str]:
+        place = self.to.place
+        if place is None:
+            return [self.to.path]
+        names = place.names(len(self._split(entries)))
+        return [place.path(name) for name in [*names, *([place.index] if len(names) > 1 else [])]]
+
+    def _split(self, entries: Sequence[Entry]) -> list[list[int]]:
+        from ingot._write.shards import split
+
+        return split(list(map(self._nbytes, entries)), self.to.shard_nbytes)
 
     def _shards(
         self,
+        place: Place,
         entries: Sequence[Entry],
         metadata: dict[str, str],
-        shared: dict[str, str],
-        total: int,
+        report: Conversion,
         moved: Moved,
-    ) -> list[str]:
-        from ingot._write.shards import index, split, write
+    ) -> None:
+        from ingot._write.shards import index, write
 
-        place = self.to.place
-        assert place is not None
-        shards = split(
-            [nbytes(code_in(entry, self.code), entry.shape) for entry in entries], self.to.shard_nbytes
-        )
+        shards = self._split(entries)
         names = place.names(len(shards))
         of_file, of_index = {"format": metadata.get("format", "pt")}, {**metadata}
         of_index.pop("format", None)
@@ -301,13 +331,12 @@ class _Write(NamedTuple):
             place,
             dict(zip(names, shards, strict=True)),
             lambda path, shard: self._one(
-                path, [entries[number] for number in shard], of_file, shared, moved
+                path, [entries[number] for number in shard], of_file, report.shared, moved
             ),
-            index(files, total, of_index) if len(shards) > 1 else None,
+            index(files, report.nbytes, of_index) if len(shards) > 1 else None,
             self.how.flush,
             self.how.existing,
         )
-        return [place.path(name) for name in [*names, *([place.index] if len(shards) > 1 else [])]]
 
     def _one(
         self,

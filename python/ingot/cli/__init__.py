@@ -31,5 +31,5 @@ def main() -> int:
             raise
         from ingot._base.frameworks import installing
 
-        sys.stderr.write(f"ingot: the command needs click and rich: {installing('cli')}\n")
+        sys.stderr.write(f"error: the command needs click and rich: {installing('cli')}\n")
         return 2

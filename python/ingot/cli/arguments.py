@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import re
 from contextlib import contextmanager, suppress
-from functools import wraps
+from functools import partial, wraps
+from typing import NamedTuple
 
 import click
 
@@ -14,19 +15,59 @@ from ingot._native import is_url, local_path
 from ingot.errors import OptionError, SafetensorError
 from ingot.typing import Glob
 
-from .screen import warn
+from .progress import bar
+from .screen import Screen, described, printing, warn
 from .sources import opened
+from .spoken import no_such
 from .wording import shown
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator, Sequence
     from typing import Any, TypeVar
 
     from click.shell_completion import CompletionItem
 
     Given = TypeVar("Given", str, tuple[str, ...], None)
     Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
+
+
+class Command(click.Command):
+    """A command that refuses an option with two values. click would ignore the first."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Parse the words after the command."""
+        if not ctx.resilient_parsing:
+            _, _, order = self.make_parser(ctx).parse_args(args=[*args])
+            for one in order:
+                if isinstance(one, click.Option) and not one.multiple and order.count(one) > 1:
+                    raise click.UsageError(f"{one.opts[-1]} is given twice", ctx)
+        return super().parse_args(ctx, args)
+
+
+command = partial(click.command, cls=Command)
+
+
+class Commands(click.Group):
+    """A group of commands whose errors suggest the nearest name."""
+
+    command_class = Command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Find the command that the first word names."""
+        names = self.list_commands(ctx)
+        if args[0] not in names and not args[0].startswith("-"):
+            raise no_such_command(ctx, "command", args[0], names)
+        return super().resolve_command(ctx, args)
+
+
+def no_such_command(ctx: click.Context, what: str, word: str, names: Sequence[str]) -> click.UsageError:
+    """Return the error about a word that names no command."""
+    from difflib import get_close_matches
+
+    return click.UsageError(no_such(what, word, get_close_matches(word, names, 1)), ctx)
 
 
 # Where the context of a command keeps what it writes to.
@@ -96,12 +137,12 @@ destination: Decorator = click.argument(
     "destination", metavar="DESTINATION", callback=local, shell_complete=paths
 )
 dry_run: Decorator = click.option(
-    "--dry-run", is_flag=True, help="Say what would be written, and write nothing."
+    "--dry-run", is_flag=True, help="Print what would be written, and write nothing."
 )
 
 
-def output(tells: str, *, required: bool = False) -> Decorator:
-    """An option for the file that is written."""
+def output(help_text: str, *, required: bool = False) -> Decorator:
+    """Return an option for the file that is written."""
     return click.option(
         "-o",
         "--output",
@@ -109,7 +150,24 @@ def output(tells: str, *, required: bool = False) -> Decorator:
         required=required,
         callback=local,
         shell_complete=paths,
-        help=tells,
+        help=help_text,
+    )
+
+
+def expected_sha256(help_text: str) -> Decorator:
+    """Return the option ``--expected-sha256``."""
+    return click.option("--expected-sha256", metavar="HEX", help=help_text)
+
+
+def max_shard_size(help_text: str, default: str | None = None) -> Decorator:
+    """Return the option ``--max-shard-size``."""
+    return click.option(
+        "--max-shard-size",
+        metavar="SIZE",
+        default=default,
+        show_default=default is not None,
+        callback=lambda context, parameter, given: int(given) if given and given.isdecimal() else given,
+        help=f"{help_text} SIZE is a number of bytes, or one with KB, MB, GB or TB.",
     )
 
 
@@ -133,15 +191,13 @@ def selecting(function: Callable[..., Any]) -> Callable[..., Any]:
     The argument ``NAME...`` of a command is a short form of ``--keys``.
     """
 
+    @keys_option("Select these tensors: a name, or a pattern with * and ?. Repeatable.")
     @click.option(
-        "--keys",
+        "--drop",
         multiple=True,
         metavar="PATTERN",
         shell_complete=tensor_names,
-        help="Only these tensors: names, or patterns with * and ?.",
-    )
-    @click.option(
-        "--drop", multiple=True, metavar="PATTERN", shell_complete=tensor_names, help="Not these tensors."
+        help="Leave out these tensors. Repeatable.",
     )
     @wraps(function)
     def command(
@@ -152,26 +208,92 @@ def selecting(function: Callable[..., Any]) -> Callable[..., Any]:
     return command
 
 
+def keys_option(help_text: str) -> Decorator:
+    """Return the option ``--keys``."""
+    return click.option(
+        "--keys", multiple=True, metavar="PATTERN", shell_complete=tensor_names, help=help_text
+    )
+
+
 def patterns(given: tuple[str, ...]) -> Glob | None:
     """Return a selector of the patterns that the user typed, or None without patterns."""
     return Glob(*given) if given else None
 
 
 def existing(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Give a command the options for a file that is there, and its function both of them as one."""
+    """Add the options for an existing destination to a command, which gets both as one argument."""
 
-    @click.option("--overwrite", is_flag=True, help="Replace what is there.")
-    @click.option("--replace-read-only", is_flag=True, help="With --overwrite: a read-only file too.")
+    @click.option("--overwrite", is_flag=True, help="Replace an existing file.")
+    @click.option(
+        "--replace-read-only", is_flag=True, help="With --overwrite: also replace a read-only file."
+    )
     @wraps(function)
     def command(*given: Any, overwrite: bool, replace_read_only: bool, **options: Any) -> Any:
+        if replace_read_only:
+            needs("--replace-read-only", "--overwrite", overwrite)
         return function(*given, existing=Existing(overwrite, replace_read_only), **options)
 
     return command
 
 
-def writing(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Give a command what all have that make files."""
-    return existing(dry_run(function))
+class Output(NamedTuple):
+    """How a command writes files, and where it prints."""
+
+    screen: Screen
+    existing: Existing
+    dry_run: bool
+
+    @contextmanager
+    def saving(self, title: str) -> Iterator[dict[str, Any]]:
+        """Show a bar, and yield the options of writing that functions take."""
+        with bar(self.screen, title) as tell:
+            yield {**self.existing.options(), "progress": tell}
+
+    def answer(self, value: object) -> None:
+        """Print the fields of a result as JSON."""
+        self.screen.answer({"dry_run": self.dry_run, **described(value)})
+
+    def wrote(self, path: str, what: str) -> None:
+        """Print a line about a file that was written, or would be without ``--dry-run``."""
+        self.screen.say(f"{'would write' if self.dry_run else 'wrote'} {shown(path)}: {what}")
+
+
+def writing(function: Callable[..., int]) -> Callable[..., Any]:
+    """Add the options of all commands that write files to a command, which gets an `Output` first."""
+
+    @existing
+    @dry_run
+    @printing
+    @wraps(function)
+    def command(screen: Screen, /, *given: Any, existing: Existing, dry_run: bool, **options: Any) -> int:
+        return function(Output(screen, existing, dry_run), *given, **options)
+
+    return command
+
+
+def needs(option: str, other: str, is_given: object) -> None:
+    """Refuse `option`, which has an effect only together with `other`."""
+    if not is_given:
+        raise click.UsageError(f"{option} has no effect without {other}")
+
+
+def exclude(option: str, other: str, is_given: object) -> None:
+    """Refuse `option`, which has no effect together with `other`."""
+    if is_given:
+        raise click.UsageError(f"{option} has no effect with {other}")
+
+
+def pairs(given: Iterable[str]) -> dict[str, str]:
+    """Return the pairs that the user typed as ``KEY=VALUE``, each key once."""
+    found: dict[str, str] = {}
+    for text in given:
+        key, equals, value = text.partition("=")
+        if not equals or not key:
+            raise click.UsageError(f"expected KEY=VALUE, found `{shown(text)}`")
+        if key in found:
+            raise click.UsageError(f"key `{shown(key)}` is given twice")
+        found[key] = value
+    return found
 
 
 def target(given: str, existing: Existing) -> str:
@@ -206,10 +328,8 @@ def _identity(path: str) -> tuple[int, int, int] | None:
     return None
 
 
-def pattern(text: str | None) -> re.Pattern[str] | None:
-    """A regular expression that the user typed."""
-    if text is None:
-        return None
+def pattern(text: str) -> re.Pattern[str]:
+    """Return a regular expression that the user typed."""
     try:
         return re.compile(text)
     except re.error as error:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import sys
+import warnings
+from functools import partial
 from importlib import import_module
 
 import click
@@ -12,13 +14,13 @@ from ingot import __version__
 from ingot.errors import SafetensorError
 
 from . import arguments
-from .screen import warn
-from .spoken import one_line, status, told
-from .wording import shown
+from .screen import fail, warn
+from .spoken import failure, in_options, one_line
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from typing import Any
 
     from click.shell_completion import CompletionItem
 
@@ -37,8 +39,8 @@ _OWN_OPTIONS = ("-h", "--help", "--version")
 _COMPLETE = "_INGOT_COMPLETE"
 
 
-class Program(click.Group):
-    """The commands. What is none of them is a path, whose summary is wanted."""
+class Program(arguments.Commands):
+    """The commands. A word that is not a command is a path to summarise."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Give the names of all commands."""
@@ -79,14 +81,10 @@ class Program(click.Group):
 
 
 def _refuse_misspelt(ctx: click.Context, word: str) -> None:
-    """Raise where `word` looks like a command and is no path."""
+    """Raise if `word` looks like a command and is not a path."""
     if word.startswith("-") or not word.replace("-", "").isalpha() or os.path.lexists(word):
         return
-    from difflib import get_close_matches
-
-    near = get_close_matches(word, COMMANDS, 1)
-    hint = f": did you mean `{near[0]}`?" if near else ""
-    raise click.UsageError(f"no file and no command is named `{shown(word)}`{hint}", ctx)
+    raise arguments.no_such_command(ctx, "file or command", word, COMMANDS)
 
 
 @click.group(
@@ -97,28 +95,40 @@ def _refuse_misspelt(ctx: click.Context, word: str) -> None:
 )
 @click.version_option(__version__, prog_name="ingot", message="%(prog)s %(version)s")
 def program() -> None:
-    """Look at files of tensors, check, compare, change and convert them.
+    """Inspect, check, compare, change and convert files of tensors.
 
-    `ingot PATH` alone prints a summary. A PATH is a .safetensors or a .bt file, the index of a checkpoint of
-    many, a directory with one of these, or a URL for commands that only look; for a summary, `ls` and
-    `convert` also a file of another format. `./ls` is a file that is named like a command.
+    `ingot PATH` prints a summary. A PATH is a .safetensors or .bt file, the index or the directory of a
+    sharded checkpoint, or a URL. `ingot PATH`, `ingot ls` and `ingot convert` also read other formats. Type
+    ./ls for a file that has the name of a command.
 
-    Exit status: 0 all is well; 1 a file is invalid, files differ, or something was found or failed; 2 the
-    command cannot be carried out as it was typed.
-    """
+    \b
+    Exit status:
+      0    success
+      1    a file is invalid or differs, a check found a problem, or reading or writing failed
+      2    wrong usage: an unknown option, a missing file or tensor, an existing destination
+      130  interrupted by Ctrl-C
+      141  the reader of the output closed the pipe
+    """  # noqa: D301 - click needs the character
 
 
 def run(given: Sequence[str]) -> int:
     """Carry out a command and give its exit status. Failures are printed, on one line."""
     _never_fail_to_encode()
     try:
-        code = _carried_out(_expanded(given))
+        with warnings.catch_warnings():
+            warnings.showwarning = partial(_warned, given)
+            code = _carried_out(_expanded(given))
         sys.stdout.flush()
     except BrokenPipeError:
         # Python flushes once more when it exits, and would complain.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
     return code
+
+
+def _warned(given: Sequence[str], message: Warning | str, *place: Any, **rest: Any) -> None:
+    """Print a warning as errors are printed, without a line of Python."""
+    warn(one_line(in_options(str(message)), given))
 
 
 def _expanded(given: Sequence[str]) -> list[str]:
@@ -146,28 +156,14 @@ def _carried_out(given: list[str]) -> int:
         # Its message is the help.
         sys.stderr.write(error.format_message() + "\n")
         return 2
-    except click.UsageError as error:
-        hint = f" (see `{error.ctx.command_path} --help`)" if error.ctx else ""
-        # click lists choices on lines of their own.
-        warn(one_line(error.format_message().replace("\n\t", " "), given) + hint)
-        return 2
-    except click.ClickException as error:
-        warn(one_line(error.format_message(), given))
-        return 2
-    except (click.Abort, KeyboardInterrupt):
-        warn("interrupted")
-        return 130
     except BrokenPipeError:
         raise
-    except ModuleNotFoundError as error:
-        # Those of this command are told of by whoever started it.
-        if (error.name or "").partition(".")[0] in ("click", "rich"):
-            raise
-        warn(told(error, given))
-        return 2
     except _FAULTS as error:
-        warn(told(error, given))
-        return status(error)
+        # `main` reports that the packages of the command are missing.
+        if isinstance(error, ImportError) and (error.name or "").partition(".")[0] in ("click", "rich"):
+            raise
+        options = given[: given.index("--")] if "--" in given else given
+        return fail(failure(error, given), "--json" in options)
 
 
 def _invoked(given: list[str]) -> int:
@@ -182,7 +178,15 @@ def _invoked(given: list[str]) -> int:
     return code if isinstance(code, int) else 0
 
 
-_FAULTS = (SafetensorError, OSError, ImportError, MemoryError)
+_FAULTS = (
+    click.ClickException,
+    click.Abort,
+    KeyboardInterrupt,
+    SafetensorError,
+    OSError,
+    ImportError,
+    MemoryError,
+)
 
 
 def _never_fail_to_encode() -> None:

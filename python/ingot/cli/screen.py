@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import sys
+from dataclasses import fields, is_dataclass
 from functools import wraps
 from itertools import islice
 
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
     from typing import Any, Concatenate, ParamSpec, TextIO
 
+    from .spoken import Failure
     from .tables import Column
 
     P = ParamSpec("P")
@@ -99,6 +101,19 @@ class Screen:
         return click.style(text, dim=True) if self.has_colour else text
 
 
+def described(value: Any) -> Any:
+    """Return a result of `ingot` as JSON has it: dataclasses and named tuples as objects."""
+    if is_dataclass(value):
+        return {one.name: described(getattr(value, one.name)) for one in fields(value)}
+    if hasattr(value, "_asdict"):
+        return {name: described(one) for name, one in value._asdict().items()}
+    if isinstance(value, dict):
+        return {name: described(one) for name, one in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [described(one) for one in value]
+    return value
+
+
 def _term() -> str:
     return os.environ.get("TERM", "")
 
@@ -126,12 +141,16 @@ def finite(value: object) -> object:
 
 
 def printing(function: Callable[Concatenate[Screen, P], int | None]) -> Callable[P, int | None]:
-    """Give a command ``--json`` and ``--quiet``, and as its first argument the screen that they ask for."""
+    """Add ``--json`` and ``--quiet`` to a command, which gets the `Screen` as its first argument."""
 
-    @click.option("--json", "as_json", is_flag=True, help="Print one line of JSON, in ASCII.")
-    @click.option("-q", "--quiet", is_flag=True, help="Print only what the next command needs.")
+    @click.option("--json", "as_json", is_flag=True, help="Print one line of JSON.")
+    @click.option(
+        "-q", "--quiet", is_flag=True, help="Print only what a script needs, such as names or paths."
+    )
     @wraps(function)
     def command(*arguments: Any, as_json: bool, quiet: bool, **options: Any) -> int | None:
+        if as_json and quiet:
+            raise click.UsageError("--quiet has no effect with --json")
         return function(Screen(as_json, quiet), *arguments, **options)
 
     # Its signature is that of `function` and two options, which click gives by name.
@@ -139,5 +158,13 @@ def printing(function: Callable[Concatenate[Screen, P], int | None]) -> Callable
 
 
 def warn(message: str) -> None:
-    """Print a line on standard error. What comes from files has been escaped by whoever made it."""
-    sys.stderr.write(f"ingot: {message}\n")
+    """Print a warning on standard error. The caller has escaped names from files."""
+    sys.stderr.write(f"warning: {message}\n")
+
+
+def fail(failure: Failure, as_json: bool) -> int:
+    """Print a failure on standard error, and as JSON on standard output; return the exit status."""
+    if as_json:
+        Screen(as_json=True).answer(failure._asdict())
+    sys.stderr.write(f"error: {failure.error}\n")
+    return failure.exit_status

@@ -16,15 +16,15 @@ if TYPE_CHECKING:
     from ingot.cli.sources import Array
 
 
-@click.command(short_help="Print the values of a tensor, or of a part of it.")
+@arguments.command(short_help="Print the values of a tensor or of a slice.")
 @arguments.path
 @click.argument("part", metavar="NAME[SLICE]", shell_complete=arguments.tensor_names)
 @printing
 def command(screen: Screen, path: str, part: str) -> int:
-    """Print values: of a tensor, or of a part of it such as 'wte[0:2, :5]'. Only that part is read.
+    """Print the values of a tensor, or of a slice such as 'wte[0:2, :5]'. Only the slice is read.
 
-    On a terminal as numpy prints arrays, large ones abridged; in a pipe one line for each row, in full, with
-    tabs between the values.
+    On a terminal, numpy formats the values and abridges long arrays. In a pipe, each row is one line with all
+    values, separated by tabs.
     """
     source = opened(path)
     name, index = parsed(part, source.handle)

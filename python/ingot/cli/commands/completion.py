@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import click
 
+from ingot.cli import arguments
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from click.shell_completion import FishComplete
@@ -11,10 +13,10 @@ if TYPE_CHECKING:
 _SHELLS = ("bash", "zsh", "fish")
 
 
-@click.command()
+@arguments.command()
 @click.argument("shell", type=click.Choice(_SHELLS))
 def command(shell: str) -> None:
-    """Print the lines that make a shell complete `ingot`.
+    """Print a script that makes a shell complete `ingot`.
 
     For bash: ingot completion bash >> ~/.bashrc
     """

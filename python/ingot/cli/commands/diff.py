@@ -29,19 +29,19 @@ _VALUES = (
 )
 
 
-@click.command(short_help="Compare two files: names, dtypes, shapes, metadata, values.")
+@arguments.command(short_help="Compare names, dtypes, shapes, metadata and values of two files.")
 @click.argument("a", metavar="A", callback=arguments.anywhere, shell_complete=arguments.paths)
 @click.argument("b", metavar="B", callback=arguments.anywhere, shell_complete=arguments.paths)
-@click.option("--values", is_flag=True, help="Also compare the values of tensors that both have.")
+@click.option("--values", is_flag=True, help="Also compare values.")
 @arguments.selecting
 @printing
 def command(screen: Screen, a: str, b: str, values: bool, keys: Glob | None, drop: Glob | None) -> int:
-    """Compare names, dtypes, shapes and metadata of two files; exits with 1 where they differ.
+    """Compare names, dtypes, shapes and metadata of two files. The exit status is 1 if they differ.
 
-    - is only in A, + only in B, ~ differs, and * differs in values only. What --values gives: how many
-    differ, the greatest absolute difference, the L2 norm of the difference relative to that of A, and the
-    cosine of the angle between the two. A NaN equals every other, and the greatest difference of integers is
-    exact. The files are read in parallel, in little memory, and tensors of equal bytes are only compared.
+    A line begins with - for a tensor in A only, + for one in B only, ~ for another dtype or shape, and * for
+    other values. --values prints the number of different values, the greatest absolute difference, the L2
+    norm of the difference relative to that of A, and the cosine of the angle between the two. All NaN are
+    equal. The command reads in parallel and needs little memory.
     """
     with bar(screen, "Comparing") as tell:
         found = diff(a, b, values=values, keys=keys, drop=drop, progress=tell)

@@ -23,11 +23,11 @@ _COLUMNS = (Column("what"), Column("found"), Column("note"))
 _OTHERS = ("safetensors", "bintensors", "huggingface_hub", "tqdm")
 
 
-@click.command(short_help="What is installed, which backend is used, and why.")
+@arguments.command(short_help="Print versions, missing extras and the backend.")
 @click.argument("path", required=False, callback=arguments.anywhere, shell_complete=arguments.paths)
 @printing
 def command(screen: Screen, path: str | None) -> int:
-    """Say what is installed, which extras are missing, and for a PATH how it is read and why."""
+    """Print the versions of ingot and its extras, and the backend that reads PATH, with the reason."""
     rows = [
         ("ingot", __version__, os.path.dirname(os.path.dirname(__file__))),
         ("python", platform.python_version(), sys.executable),

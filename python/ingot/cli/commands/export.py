@@ -12,9 +12,8 @@ from ingot._base.checks import is_durable
 from ingot._native import replace_file
 from ingot.cli import arguments
 from ingot.cli.progress import Several, bar
-from ingot.cli.screen import Screen, printing
 from ingot.cli.sources import Source, chosen, opened
-from ingot.cli.wording import nbytes, shown
+from ingot.cli.wording import nbytes
 
 from .cat import widened
 
@@ -22,7 +21,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
-    from ingot._base.checks import Existing
+    from ingot.cli.arguments import Output
     from ingot.cli.sources import Array
     from ingot.typing import Glob
 
@@ -32,64 +31,60 @@ _LONGEST = 200
 _DEVICES = {"con", "prn", "aux", "nul", *(f"{port}{digit}" for port in ("com", "lpt") for digit in range(10))}
 
 
-@click.command()
+@arguments.command(short_help="Write each tensor to a .npy or raw file.")
 @arguments.path
 @click.argument("names", metavar="[NAME]...", nargs=-1, shell_complete=arguments.tensor_names)
 @arguments.selecting
-@click.option(
-    "--npy", "kind", flag_value="npy", default=True, help="Files that numpy.load reads (the default)."
-)
-@click.option("--raw", "kind", flag_value="bin", help="The bytes alone, little-endian.")
-@arguments.output("The file, for one tensor.")
+@click.option("--raw", is_flag=True, help="Write the bytes alone, little-endian, instead of .npy files.")
+@arguments.output("Write one tensor to FILE.")
 @click.option(
     "-d",
     "--directory",
     metavar="DIR",
-    default=".",
     callback=arguments.local,
     shell_complete=arguments.paths,
-    help="Where the files go that are named after tensors.",
+    help="Write the files to DIR.  [default: the current directory]",
 )
 @arguments.writing
-@printing
 def command(
-    screen: Screen,
+    to: Output,
     path: str,
     keys: Glob | None,
     drop: Glob | None,
-    kind: str,
+    raw: bool,
     output: str | None,
-    directory: str,
-    existing: Existing,
-    dry_run: bool,
+    directory: str | None,
 ) -> int:
-    """Write tensors as files of their own.
+    """Write each tensor to a file of its own, which numpy.load reads.
 
-    They are named after the tensors, with every character that could mean something to a file system as
-    %XX. A .npy file holds bfloat16 and smaller floats as float32, which numpy reads without ml_dtypes.
+    Each file has the name of its tensor, with %XX for characters that file systems treat specially. A .npy
+    file holds bfloat16 and smaller floats as float32, which numpy reads without ml_dtypes.
     """
     if keys is None:
-        raise click.UsageError("expected the name of a tensor, or --keys")
+        raise click.UsageError("expected the NAME of a tensor, or --keys")
+    if directory is not None:
+        arguments.exclude("--directory", "--output", output)
+    kind = "bin" if raw else "npy"
     source = opened(path)
     infos = chosen(path, source.infos(), keys, drop)
     if output is not None and len(infos) != 1:
-        raise click.UsageError(f"--output is for one tensor, found {len(infos):,}: --directory takes several")
+        raise click.UsageError(f"--output takes one tensor, found {len(infos):,}: --directory takes several")
     files = distinct([info.name for info in infos], kind)
-    paths = [output] if output is not None else [os.path.join(directory, file) for file in files]
+    paths = [output] if output is not None else [os.path.join(directory or ".", file) for file in files]
     # All refusals before the first file is written.
-    targets = [arguments.target(one, existing) for one in paths]
-    if not dry_run:
-        with bar(screen, "Exporting") as tell:
+    targets = [arguments.target(one, to.existing) for one in paths]
+    if not to.dry_run:
+        with bar(to.screen, "Exporting") as tell:
             steps = Several(tell, sum(info.nbytes for info in infos))
             for info, target in zip(infos, targets, strict=True):
                 with steps.within(info.nbytes) as within:
                     pieces = _pieces(source, info.name, kind)
-                    how = {**existing._asdict(), "durable": is_durable(None)}
+                    how = {**to.existing._asdict(), "durable": is_durable(None)}
                     replace_file(target, pieces, progress=within, **how)
     written = [{"name": info.name, "file": target} for info, target in zip(infos, targets, strict=True)]
     for info, target in zip(infos, targets, strict=True):
-        screen.say(f"{'would write' if dry_run else 'wrote'} {shown(target)}: {nbytes(info.nbytes)}")
-    screen.answer({"dry_run": dry_run, "files": written})
+        to.wrote(target, nbytes(info.nbytes))
+    to.answer({"files": written})
     return 0
 
 

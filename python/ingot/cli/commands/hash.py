@@ -16,28 +16,29 @@ from ingot.cli.sources import opened, size_on_disk
 from ingot.cli.tables import Column
 
 
-@click.command(short_help="The hashes of files: SHA-256, BLAKE3, AutoV1 to AutoV3, ….")
+@arguments.command(short_help="Print hashes of files: SHA-256, BLAKE3, AutoV1 to AutoV3, …")
 @arguments.several
 @click.option(
     "-a",
     "--algorithm",
     "algorithms",
     multiple=True,
-    default=("sha256",),
-    show_default=True,
-    help=f"One of {', '.join(_native.hashes())}, or a name that Python's hashlib knows. May be given again.",
+    metavar="NAME",
+    help=f"{', '.join(_native.hashes())}, or one of Python's hashlib. Repeatable.  [default: sha256]",
 )
-@click.option("--all", "everything", is_flag=True, help="All of those named above.")
+@click.option("--all", "everything", is_flag=True, help="Print all hashes that --algorithm lists.")
 @printing
 def command(screen: Screen, paths: tuple[str, ...], algorithms: tuple[str, ...], everything: bool) -> int:
-    """Print hashes: algorithm, digest and file.
+    """Print the hashes of files: algorithm, digest and file.
 
-    sha256, blake3, xxh3 and xxh3_128 are those of the whole file; so are autov1 (A1111's old one) and autov2
-    (Civitai). autov3 (also sshs_model_hash), sshs_legacy and modelspec are those of the tensors alone, which
-    changes of the metadata leave as they are. Of a checkpoint of many files, one hash for each file.
+    sha256, blake3, xxh3, xxh3_128, autov1 (the old hash of A1111) and autov2 (Civitai) are hashes of whole
+    files. autov3 (also called sshs_model_hash), sshs_legacy and modelspec are hashes of the tensors only, and
+    do not change with the metadata. A sharded checkpoint has a hash for each of its files.
     """
-    # The command line has checked them.
-    chosen: Any = tuple(_native.hashes()) if everything else algorithms
+    if everything:
+        arguments.exclude("--algorithm", "--all", algorithms)
+    # The function checks them.
+    chosen: Any = tuple(_native.hashes()) if everything else algorithms or ("sha256",)
     files = [file for path in paths for file in _files(path)]
     rows = []
     with bar(screen, "Hashing") as tell:

@@ -13,34 +13,31 @@ from ingot.cli.wording import nbytes, shape, shown
 from .ls import described
 
 
-@click.command()
+@arguments.command()
 @arguments.path
 @click.argument("name", shell_complete=arguments.tensor_names)
 @printing
 def command(screen: Screen, path: str, name: str) -> int:
-    """Say what one tensor is, and where it lies."""
+    """Print dtype, shape, size and position of one tensor."""
     source = opened(path)
-    facts = described(source, source.handle.info(name))
+    info = source.handle.info(name)
+    facts = described(source, info)
     if screen.as_json:
         screen.answer(facts)
         return 0
-    dims, size = facts["shape"], facts["nbytes"]
-    assert isinstance(dims, tuple)
-    assert isinstance(size, int)
+    size = nbytes(info.nbytes)
     told = {
-        "dtype": facts["dtype"],
-        "shape": shape(dims),
+        "dtype": info.dtype,
+        "shape": shape(info.shape),
         "parameters": f"{facts['parameters']:,}",
-        "size": nbytes(size) if size < 1000 else f"{nbytes(size)} ({size:,} B)",
-        "begin": facts["begin"],
-        "end": facts["end"],
-        "file": facts["file"],
+        "size": size if info.nbytes < 1000 else f"{size} ({info.nbytes:,} B)",
+        **{key: facts[key] for key in ("begin", "end", "file")},
     }
     if screen.is_terminal:
         screen.say(screen.strong(shown(name)))
         for label, text in told.items():
             screen.say(f"  {label:<12}{shown(str(text))}")
     else:
-        plain = {**facts, "shape": shape(dims)}
+        plain = {**facts, "shape": shape(info.shape)}
         screen.table((Column("field"), Column("value")), [(key, str(value)) for key, value in plain.items()])
     return 0

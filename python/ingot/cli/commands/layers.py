@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import click
-
 from ingot.cli import arguments
 from ingot.cli.screen import Screen, printing
 from ingot.cli.sources import opened, parameters
@@ -13,11 +11,11 @@ from ingot.cli.wording import count, shape
 _COLUMNS = (Column("Parameter Name"), Column("DType"), Column("Shape"))
 
 
-@click.command(short_help="Print all parameters in a box, and their total.")
+@arguments.command(short_help="Print a table of all parameters, and their total.")
 @arguments.path
 @printing
 def command(screen: Screen, path: str) -> int:
-    """Print a box of all parameters with dtype and shape, and their total."""
+    """Print a table of all parameters with dtype and shape, and their total."""
     infos = opened(path).in_natural_order()
     total = sum(map(parameters, infos))
     rows = [(info.name, info.dtype, shape(info.shape)) for info in infos]

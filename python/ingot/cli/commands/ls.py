@@ -25,16 +25,17 @@ _LONG = (*_SHORT, Column("parameters", right=True), Column("size", right=True))
 _PLACES = (Column("begin", right=True, spare=True), Column("end", right=True, spare=True), Column("file"))
 
 
-@click.command()
+@arguments.command()
 @arguments.path
-@click.option("-l", "--long", is_flag=True, help="Also parameters, bytes, place and file.")
+@click.option("-l", "--long", is_flag=True, help="Also print parameters, bytes, position and file.")
 @click.option(
     "--sort",
     type=click.Choice(["name", "size", "file"]),
     default="name",
-    help="By name (layer.2 before layer.10), by size, largest first, or as they lie in the file.",
+    show_default=True,
+    help="Sort by name (layer.2 before layer.10), by size (largest first), or as in the file.",
 )
-@click.option("-r", "--reverse", is_flag=True, help="The other way round.")
+@click.option("-r", "--reverse", is_flag=True, help="Reverse the order.")
 @arguments.selecting
 @printing
 def command(
@@ -46,9 +47,9 @@ def command(
     keys: Glob | None,
     drop: Glob | None,
 ) -> int:
-    """List the tensors: name, dtype, shape.
+    """List the tensors with their dtypes and shapes.
 
-    Also those of files that `ingot convert` reads, by their headers: no value is read.
+    Also lists the tensors of files that `ingot convert` reads. Only headers are read.
     """
     source = looked_into(path)
     infos = chosen(source.path, _sorted(source, sort), keys, drop)

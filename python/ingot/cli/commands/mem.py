@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import click
-
 from ingot._base import checks
 from ingot.cli import arguments
 from ingot.cli.screen import Screen, printing
@@ -25,13 +23,13 @@ _COLUMNS = (
 _ADAM = 4
 
 
-@click.command(short_help="How much memory the tensors take, dtype by dtype.")
+@arguments.command(short_help="Estimate the memory of the model in several dtypes.")
 @arguments.path
 @printing
 def command(screen: Screen, path: str) -> int:
-    """Say how much memory the tensors take as they are, and with all floating-point ones in another dtype.
+    """Estimate the memory of the model, as stored and with floating-point tensors in other dtypes.
 
-    Training with Adam takes weights, gradients and two moments, all in that dtype; activations come on top.
+    Training with Adam needs weights, gradients and two moments in that dtype, and activations besides.
     """
     infos = opened(path).infos()
     rows = [("as stored", [info.nbytes for info in infos])]

@@ -6,51 +6,65 @@ import click
 
 from ingot._write import rearrange
 from ingot.cli import arguments
-from ingot.cli.progress import bar
-from ingot.cli.screen import Screen, printing
 from ingot.cli.sources import opened
 from ingot.cli.wording import nbytes, plural, shown
+from ingot.errors import SaveError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Literal
 
-    from ingot._base.checks import Existing
+    from ingot._native import TensorInfo
+    from ingot.cli.arguments import Output
+    from ingot.cli.sources import Source
 
 
-@click.command(short_help="Make one file of several, or of a checkpoint.")
+@arguments.command(short_help="Merge several files, or a sharded checkpoint, into one file.")
 @arguments.several
-@arguments.output("The file to write. `.bt` writes bintensors.", required=True)
+@arguments.output("The file to write: .safetensors, or .bt for bintensors.", required=True)
 @click.option(
     "--on-duplicate",
     type=click.Choice(["error", "first", "last"]),
     default="error",
     show_default=True,
-    help="What to do with a name that several have.",
+    help="If several files have a tensor of one name: fail, or keep the first or the last.",
 )
 @arguments.writing
-@printing
 def command(
-    screen: Screen,
-    paths: tuple[str, ...],
-    output: str,
-    on_duplicate: Literal["error", "first", "last"],
-    existing: Existing,
-    dry_run: bool,
+    to: Output, paths: tuple[str, ...], output: str, on_duplicate: Literal["error", "first", "last"]
 ) -> int:
-    """Make one file of several, or of the files of a checkpoint. Bytes are copied, no tensor is decoded."""
+    """Merge several files, or the files of a sharded checkpoint, into one file.
+
+    Tensors are copied byte by byte.
+    """
     sources = [opened(path) for path in paths]
     files = [file for source in sources for file in source.files]
-    arguments.target(output, existing)
-    if not dry_run:
-        with bar(screen, "Merging") as tell:
-            rearrange.merge(paths, output, on_duplicate=on_duplicate, **existing.options(), progress=tell)
-    infos = {info.name: info for source in sources for info in source.infos()}
+    infos = _merged(sources, on_duplicate)
+    arguments.target(output, to.existing)
+    if not to.dry_run:
+        with to.saving("Merging") as how:
+            rearrange.merge(paths, output, on_duplicate=on_duplicate, **how)
     size = sum(info.nbytes for info in infos.values())
-    screen.answer(
-        {"dry_run": dry_run, "file": output, "sources": files, "tensors": len(infos), "nbytes": size}
-    )
-    done = "would write" if dry_run else "wrote"
+    to.answer({"destination": output, "sources": files, "tensors": len(infos), "nbytes": size})
     tensors, of = plural(len(infos), "tensor"), plural(len(files), "file")
-    screen.say(f"{done} {shown(output)}: {tensors}, {nbytes(size)} of {of}")
+    to.wrote(output, f"{tensors}, {nbytes(size)} of {of}")
     return 0
+
+
+def _merged(sources: list[Source], on_duplicate: str) -> dict[str, TensorInfo]:
+    """Return the tensors of the new file by name."""
+    infos: dict[str, TensorInfo] = {}
+    owners: dict[str, Source] = {}
+    for source in sources:
+        for info in source.infos():
+            if info.name not in infos or on_duplicate == "last":
+                infos[info.name], owners[info.name] = info, source
+            elif on_duplicate == "error":
+                first = shown(owners[info.name].path)
+                raise SaveError(
+                    f"{first} and {shown(source.path)} both have the tensor `{shown(info.name)}`: "
+                    "--on-duplicate first or last keeps one",
+                    code="duplicate-tensor",
+                    tensor=info.name,
+                )
+    return infos

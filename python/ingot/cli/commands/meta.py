@@ -24,22 +24,24 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from ingot._base.checks import Existing
+    from ingot.cli.arguments import Output
     from ingot.cli.sources import Source
 
 _COLUMNS = (Column("key"), Column("value"))
 # What transformers refuses a file without.
 _KEPT = "format"
 _every_file: arguments.Decorator = click.option(
-    "--files", "every_file", is_flag=True, help="In each file of a checkpoint of many, not in its index."
+    "--files", "every_file", is_flag=True, help="Change each file of a sharded checkpoint, not its index."
 )
 
 
-@click.group(name="meta", short_help="Read and change the text beside the tensors.")
+@click.group(name="meta", cls=arguments.Commands, short_help="Read and change metadata.")
 def command() -> None:
-    """Read and change the text beside the tensors. No tensor is read or moved where the header has room.
+    """Read and change the metadata, which is text beside the tensors.
 
-    Of a checkpoint of many files it is the text in its index that is read and changed. Each file has text of
-    its own, such as the `format` that transformers asks for: `set --files` and `rm --files` change that.
+    The file is changed in place if the header has room. For a sharded checkpoint, these commands use the
+    metadata of its index. Each file has metadata of its own, such as the `format` that transformers reads:
+    `set --files` and `rm --files` change those.
     """
 
 
@@ -48,9 +50,9 @@ def command() -> None:
 @click.argument("key", required=False)
 @printing
 def get(screen: Screen, path: str, key: str | None) -> int:
-    """Print the metadata, or the value of one KEY; exit with 1 where it is not there.
+    """Print the metadata, or the value of KEY. The exit status is 1 if KEY is missing.
 
-    On a terminal long values are given by their length.
+    A terminal shows the beginning of long values.
     """
     pairs = opened(path).metadata()
     if key is None:
@@ -74,8 +76,8 @@ def get(screen: Screen, path: str, key: str | None) -> int:
 @arguments.dry_run
 @printing
 def set_(screen: Screen, path: str, pairs: tuple[str, ...], every_file: bool, dry_run: bool) -> int:
-    """Give keys their values. Other keys keep theirs."""
-    new = dict(map(_pair, pairs))
+    """Set keys of the metadata. Other keys keep their values."""
+    new = arguments.pairs(pairs)
     if every_file:
         return _of_files(screen, path, new, (), dry_run)
     return change(screen, path, new, (), dry_run)
@@ -88,7 +90,7 @@ def set_(screen: Screen, path: str, pairs: tuple[str, ...], every_file: bool, dr
 @arguments.dry_run
 @printing
 def rm(screen: Screen, path: str, keys: tuple[str, ...], every_file: bool, dry_run: bool) -> int:
-    """Remove keys. One that is not there is an error, but in the files of --files."""
+    """Remove keys. A missing key is an error, except with --files."""
     if every_file:
         return _of_files(screen, path, {}, keys, dry_run)
     there = opened(path).metadata()
@@ -103,7 +105,7 @@ def rm(screen: Screen, path: str, keys: tuple[str, ...], every_file: bool, dry_r
 @arguments.dry_run
 @printing
 def edit(screen: Screen, path: str, dry_run: bool) -> int:
-    """Change the metadata in an editor ($VISUAL, $EDITOR), as JSON."""
+    """Edit the metadata as JSON in $VISUAL or $EDITOR."""
     before = opened(path).texts()
     text = click.edit(json.dumps(before, indent=2, ensure_ascii=True) + "\n", extension=".json")
     if text is None:
@@ -119,7 +121,7 @@ def edit(screen: Screen, path: str, dry_run: bool) -> int:
 @arguments.dry_run
 @printing
 def import_(screen: Screen, path: str, json_file: str, replace: bool, dry_run: bool) -> int:
-    """Take keys and values from a JSON object; `-` is standard input."""
+    """Set the keys of a JSON object in JSON_FILE, or in standard input (-)."""
     pairs = _parsed(_read(json_file), shown(json_file))
     if replace:
         return _replace(screen, path, opened(path).texts(), pairs, dry_run)
@@ -128,12 +130,19 @@ def import_(screen: Screen, path: str, json_file: str, replace: bool, dry_run: b
 
 @command.command()
 @arguments.path
-@click.argument("json_file", required=False, callback=arguments.local, shell_complete=arguments.paths)
+@click.argument(
+    "json_file",
+    metavar="[JSON_FILE]",
+    required=False,
+    callback=arguments.local,
+    shell_complete=arguments.paths,
+)
 @arguments.existing
 def export(path: str, json_file: str | None, existing: Existing) -> int:
-    """Write the metadata as a JSON object, to standard output or to a new file."""
+    """Write the metadata as a JSON object, to standard output or to JSON_FILE."""
     text = json.dumps(opened(path).texts(), indent=2, ensure_ascii=True) + "\n"
     if json_file is None or json_file == "-":
+        arguments.needs("--overwrite", "JSON_FILE", not existing.overwrite)
         sys.stdout.write(text)
         return 0
     target = arguments.target(json_file, existing)
@@ -143,30 +152,23 @@ def export(path: str, json_file: str | None, existing: Existing) -> int:
 
 @command.command()
 @arguments.own
-@arguments.output("Write a copy, and leave PATH as it is.")
-@click.option("--all", "everything", is_flag=True, help="Also the key `format`, which transformers asks for.")
+@arguments.output("Write a copy to FILE, and do not change PATH.")
+@click.option("--all", "everything", is_flag=True, help="Also remove `format`, which transformers needs.")
 @arguments.writing
-@printing
-def clean(
-    screen: Screen, path: str, output: str | None, everything: bool, existing: Existing, dry_run: bool
-) -> int:
-    """Remove all metadata but `format`."""
+def clean(to: Output, path: str, output: str | None, everything: bool) -> int:
+    """Remove all metadata except `format`."""
     before = opened(path).texts()
     kept = {key: text for key, text in before.items() if key == _KEPT and not everything}
     if output is None:
-        return _replace(screen, path, before, kept, dry_run)
-    arguments.target(output, existing)
-    if not dry_run:
-        rearrange.rewrite(path, output, metadata=kept or None, **existing.options())
-    screen.say(f"{'would write' if dry_run else 'wrote'} {shown(output)}: {plural(len(kept), 'key')} left")
+        arguments.needs("--overwrite", "--output", not to.existing.overwrite)
+        return _replace(to.screen, path, before, kept, to.dry_run)
+    arguments.target(output, to.existing)
+    if not to.dry_run:
+        with to.saving("Writing") as how:
+            rearrange.rewrite(path, output, metadata=kept or None, **how)
+    to.answer({"destination": output, "metadata": kept})
+    to.wrote(output, f"{plural(len(kept), 'key')} left")
     return 0
-
-
-def _pair(text: str) -> tuple[str, str]:
-    key, equals, value = text.partition("=")
-    if not equals or not key:
-        raise click.UsageError(f"expected KEY=VALUE, found `{shown(text)}`")
-    return key, value
 
 
 def _read(path: str) -> bytes:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import fields
+from difflib import get_close_matches
 
 import click
 
@@ -12,6 +13,7 @@ from ingot.cli import arguments
 from ingot.cli.progress import bar
 from ingot.cli.screen import Screen, printing, warn
 from ingot.cli.sources import opened
+from ingot.cli.spoken import no_such
 from ingot.cli.tables import Column
 from ingot.cli.wording import nbytes, shown
 
@@ -23,20 +25,22 @@ _KEYS = tuple(field.name for field in fields(modelspec.ModelSpec) if field.name 
 _HASH = "hash_sha256"
 
 
-@click.group(name="modelspec", short_help="What a model file says of itself: title, licence, ….")
+@click.group(
+    name="modelspec", cls=arguments.Commands, short_help="Show and set title, author, licence, … (ModelSpec)."
+)
 def command() -> None:
-    """Show, check and set what a model file says of itself (ModelSpec 1.0.1)."""
+    """Show, validate and set the keys of ModelSpec 1.0.1: title, author, licence and others."""
 
 
 @command.command()
 @arguments.path
 @printing
 def show(screen: Screen, path: str) -> int:
-    """Print the keys of ModelSpec, a thumbnail by its kind and size; exit with 1 where there are none."""
+    """Print the keys of ModelSpec. The exit status is 1 if there are none."""
     pairs = _pairs(path)
     screen.answer({"modelspec": pairs or None})
     if not pairs:
-        warn(f"{shown(shown_url(path))}: says nothing of itself: there is no key that begins with {_PREFIX}")
+        warn(f"{shown(shown_url(path))}: no key begins with {_PREFIX}")
         return 1
     screen.table((Column("key"), Column("value")), [(key, _told(key, text)) for key, text in pairs.items()])
     return 0
@@ -46,7 +50,10 @@ def show(screen: Screen, path: str) -> int:
 @arguments.path
 @printing
 def validate(screen: Screen, path: str) -> int:
-    """Say what is wrong; exit with 1 where something is that must not be. `verify` compares the hash."""
+    """Print faults in the keys of ModelSpec. The exit status is 1 if there is an error.
+
+    `ingot verify` compares the hash.
+    """
     found = modelspec.validate(opened(path).metadata())
     errors = [finding for finding in found if finding.severity == "error"]
     screen.answer({"ok": not errors, "findings": [finding._asdict() for finding in found]})
@@ -65,39 +72,40 @@ def validate(screen: Screen, path: str) -> int:
 @arguments.dry_run
 @printing
 def set_(screen: Screen, path: str, pairs: tuple[str, ...], with_hash: bool, dry_run: bool) -> int:
-    """Give keys their values, without the prefix: title=Ducks. An empty value removes the key.
+    """Set keys, without the prefix: title=Ducks. `ingot meta rm` removes a key.
 
-    What `validate` would call an error in one of the new values is refused.
+    A value that `validate` would report as an error is refused.
     """
     if not pairs and not with_hash:
         raise click.UsageError("expected KEY=VALUE or --hash")
-    new = dict(map(_pair, pairs))
+    # Both forms of a key are one key.
+    new = arguments.pairs(text.removeprefix(_PREFIX) for text in pairs)
+    new = {_PREFIX + key: _checked(key, value) for key, value in new.items()}
     source = opened(path)
     if with_hash:
+        arguments.exclude(f"{_HASH}=", "--hash", _PREFIX + _HASH in new)
         new[_PREFIX + _HASH] = _hash(screen, source.only_file())
     before = source.metadata()
-    gone = [key for key, text in new.items() if not text]
-    kept = {key: text for key, text in new.items() if text}
     if not any(key.startswith(_PREFIX) for key in before):
-        kept.setdefault(f"{_PREFIX}sai_model_spec", modelspec.VERSION)
-    for finding in modelspec.validate({**before, **kept}):
-        if finding.severity == "error" and finding.key in kept:
+        new.setdefault(f"{_PREFIX}sai_model_spec", modelspec.VERSION)
+    for finding in modelspec.validate({**before, **new}):
+        if finding.severity == "error" and finding.key in new:
             raise click.UsageError(shown(f"{finding.key}: {finding.message}"))
-    return change(screen, path, kept, gone, dry_run)
+    return change(screen, path, new, (), dry_run)
 
 
 def _pairs(path: str) -> dict[str, str]:
     return {key: text for key, text in opened(path).metadata().items() if key.startswith(_PREFIX)}
 
 
-def _pair(text: str) -> tuple[str, str]:
-    key, equals, value = text.partition("=")
-    key = key.removeprefix(_PREFIX)
-    if not equals:
-        raise click.UsageError(f"expected KEY=VALUE, found `{shown(text)}`")
+def _checked(key: str, value: str) -> str:
     if key not in _KEYS:
-        raise click.UsageError(f"ModelSpec {modelspec.VERSION} has no key `{shown(key)}`")
-    return _PREFIX + key, value
+        raise click.UsageError(no_such("key of ModelSpec", shown(key), get_close_matches(key, _KEYS, 1)))
+    if not value:
+        raise click.UsageError(
+            f"{key}: expected a value: `ingot meta rm PATH {_PREFIX}{key}` removes the key"
+        )
+    return value
 
 
 def _hash(screen: Screen, file: str) -> str:

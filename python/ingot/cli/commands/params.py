@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 
-import click
-
 from ingot.cli import arguments
 from ingot.cli.screen import Screen, printing
 from ingot.cli.sources import opened, parameters
@@ -13,14 +11,14 @@ from ingot.cli.tables import Column
 from ingot.cli.wording import count
 
 
-@click.command()
+@arguments.command()
 @arguments.path
 @printing
 def command(screen: Screen, path: str) -> int:
-    """Count the parameters, in all and of each dtype.
+    """Count the parameters, in total and by dtype.
 
-    Elements are counted as they are stored: buffers count, and what a quantised model packs into one integer
-    is one.
+    Counts all stored elements, including buffers. Several quantised weights that are packed into one integer
+    count as one.
     """
     by_dtype: Counter[str] = Counter()
     for info in opened(path).infos():

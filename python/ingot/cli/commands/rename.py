@@ -6,10 +6,10 @@ import re
 
 import click
 
+from ingot._base.keys import NamedTensors, select
 from ingot._write import rearrange
 from ingot.cli import arguments
-from ingot.cli.progress import bar
-from ingot.cli.screen import Screen, printing, warn
+from ingot.cli.screen import warn
 from ingot.cli.sources import opened
 from ingot.cli.tables import Column
 from ingot.cli.wording import plural, shown
@@ -18,15 +18,25 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ingot._base.checks import Existing
+    from ingot.cli.arguments import Output
+    from ingot.cli.sources import Source
+    from ingot.typing import Glob
 
 _COLUMNS = (Column("old"), Column("new"))
 
 
-@click.command(short_help="Write the tensors under other names.")
+@arguments.command(short_help="Copy a file with other names for tensors, or some of them.")
 @arguments.source
 @arguments.destination
-@click.option("-n", "--name", "pairs", nargs=2, multiple=True, metavar="OLD NEW", help="One tensor.")
+@click.option(
+    "-n",
+    "--name",
+    "pairs",
+    nargs=2,
+    multiple=True,
+    metavar="OLD NEW",
+    help="Rename the tensor OLD to NEW. Repeatable.",
+)
 @click.option(
     "-s",
     "--sub",
@@ -34,39 +44,53 @@ _COLUMNS = (Column("old"), Column("new"))
     nargs=2,
     multiple=True,
     metavar="REGEX TEXT",
-    help=r"Whatever is found; \1 is its group 1.",
+    help=r"Replace what REGEX matches in names by TEXT, in which \1 is group 1. Repeatable.",
 )
+@arguments.selecting
 @arguments.writing
-@printing
 def command(
-    screen: Screen,
+    to: Output,
     path: str,
     destination: str,
     pairs: tuple[tuple[str, str], ...],
     subs: tuple[tuple[str, str], ...],
-    existing: Existing,
-    dry_run: bool,
+    keys: Glob | None,
+    drop: Glob | None,
 ) -> int:
-    """Write the tensors of SOURCE to DESTINATION under other names: bytes are copied, none is decoded."""
-    if not pairs and not subs:
-        raise click.UsageError("expected --name OLD NEW or --sub REGEX TEXT")
+    """Copy SOURCE to DESTINATION with other names for tensors, or with some of the tensors.
+
+    Tensors are copied byte by byte. --keys and --drop take the old names.
+    """
+    if not (pairs or subs or keys or drop):
+        raise click.UsageError("expected --name, --sub, --keys or --drop")
     source = opened(path)
-    names = [info.name for info in source.in_natural_order()] + list(source.handle.shared())
-    for old in {old for old, _ in pairs} - set(names):
-        source.handle.info(old)
-    table = _renamed(names, dict(pairs), subs)
-    arguments.target(destination, existing)
-    if not dry_run:
-        with bar(screen, "Writing") as tell:
-            rearrange.rewrite(path, destination, rename=table or None, **existing.options(), progress=tell)
-    if not table:
+    every = [info.name for info in source.in_natural_order()] + list(source.handle.shared())
+    kept = {*select(NamedTensors(path, every, tuple), keys, drop)}
+    names = [name for name in every if name in kept]
+    table = _renamed(names, _pairs(source, names, pairs), subs)
+    arguments.target(destination, to.existing)
+    if not to.dry_run:
+        with to.saving("Writing") as how:
+            rearrange.rewrite(path, destination, rename=table or None, keys=keys, drop=drop, **how)
+    if not table and (pairs or subs):
         warn(f"{shown(path)}: no tensor is renamed: the names and patterns change no name")
-    screen.answer({"dry_run": dry_run, "file": destination, "renamed": table})
-    screen.table(_COLUMNS, list(table.items()))
-    if screen.is_terminal:
-        done = "would write" if dry_run else "wrote"
-        screen.say(f"{done} {shown(destination)}: {plural(len(table), 'tensor')} of {len(names):,} renamed")
+    dropped = [name for name in every if name not in kept]
+    to.answer({"destination": destination, "renamed": table, "dropped": dropped})
+    to.screen.table(_COLUMNS, list(table.items()))
+    left_out = f", {len(dropped):,} left out" if dropped else ""
+    to.wrote(destination, f"{plural(len(names), 'tensor')}, {len(table):,} renamed{left_out}")
     return 0
+
+
+def _pairs(source: Source, names: list[str], pairs: Sequence[tuple[str, str]]) -> dict[str, str]:
+    """Return the pairs of ``--name``. Each old name must be selected and given once."""
+    table = dict(pairs)
+    if len(table) < len(pairs):
+        raise click.UsageError("--name has the same OLD twice")
+    for old in {*table} - {*names}:
+        source.handle.info(old)
+        raise click.UsageError(f"--name: --keys and --drop do not select the tensor `{shown(old)}`")
+    return table
 
 
 def _renamed(names: list[str], pairs: dict[str, str], subs: Sequence[tuple[str, str]]) -> dict[str, str]:
@@ -76,7 +100,6 @@ def _renamed(names: list[str], pairs: dict[str, str], subs: Sequence[tuple[str, 
     for name in names:
         new = pairs.get(name, name)
         for regex, text in compiled:
-            assert regex is not None
             try:
                 new = regex.sub(text, new)
             except (re.error, IndexError) as error:

@@ -10,62 +10,50 @@ from ingot._base.checks import checked_shard_size
 from ingot._write import rearrange
 from ingot._write import shards as _shards
 from ingot.cli import arguments
-from ingot.cli.progress import bar
-from ingot.cli.screen import Screen, printing
 from ingot.cli.sources import opened
 from ingot.cli.tables import Column
-from ingot.cli.wording import nbytes, plural, shown
+from ingot.cli.wording import nbytes, plural
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from ingot._base.checks import Existing
+    from ingot.cli.arguments import Output
 
 
-@click.command(short_help="Make several files and an index of one file.")
-@arguments.path
-@click.argument("destination", callback=arguments.local, shell_complete=arguments.paths)
-@click.option("--max-shard-size", default="5GB", show_default=True, help="Bytes of tensors in a file.")
+@arguments.command(short_help="Split a file into several files and an index.")
+@arguments.source
+@arguments.destination
+@arguments.max_shard_size("The most bytes of tensors in a file.", "5GB")
 @click.option(
-    "--pattern", default="model{suffix}.safetensors", show_default=True, help="The names of the files."
+    "--filename-pattern",
+    metavar="TEXT",
+    default="model{suffix}.safetensors",
+    show_default=True,
+    help="The file names. {suffix} becomes -00001-of-00003.",
 )
 @arguments.writing
-@printing
-def command(
-    screen: Screen,
-    path: str,
-    destination: str,
-    max_shard_size: str,
-    pattern: str,
-    existing: Existing,
-    dry_run: bool,
-) -> int:
-    """Write several files and an index, as huggingface_hub does, into DESTINATION.
+def command(to: Output, path: str, destination: str, max_shard_size: int | str, filename_pattern: str) -> int:
+    """Split SOURCE into several files and an index, as huggingface_hub does, in the directory DESTINATION.
 
-    With --overwrite they replace the checkpoint that is there.
+    --overwrite replaces the checkpoint in DESTINATION.
     """
     source = opened(path)
-    place = _shards.Place(destination, pattern)
+    place = _shards.Place(destination, filename_pattern)
     sizes = [info.nbytes for info in source.infos()]
-    is_number = max_shard_size.isascii() and max_shard_size.isdecimal()
-    limit = checked_shard_size(int(max_shard_size) if is_number else max_shard_size)
+    limit = checked_shard_size(max_shard_size)
     shards = _shards.split(sizes, limit)
-    place.check(existing)
-    if not dry_run:
-        with bar(screen, "Splitting") as tell:
-            rearrange.split(
-                path, destination, limit, filename_pattern=pattern, **existing.options(), progress=tell
-            )
+    place.check(to.existing)
+    if not to.dry_run:
+        with to.saving("Splitting") as how:
+            rearrange.split(path, destination, limit, filename_pattern=filename_pattern, **how)
     files = [
         (os.path.join(destination, name), len(shard), sum(sizes[number] for number in shard))
         for name, shard in zip(place.names(len(shards)), shards, strict=True)
     ]
     described = [{"file": name, "tensors": tensors, "nbytes": size} for name, tensors, size in files]
-    screen.answer({"dry_run": dry_run, "files": described})
+    to.answer({"files": described})
     columns = (Column("file"), Column("tensors", right=True), Column("size", right=True))
-    size_text = nbytes if screen.is_terminal else str
-    screen.table(columns, [(name, str(tensors), size_text(size)) for name, tensors, size in files])
-    if screen.is_terminal:
-        screen.say(
-            f"{'would write' if dry_run else 'wrote'} {plural(len(files), 'file')} to {shown(destination)}"
-        )
+    size_text = nbytes if to.screen.is_terminal else str
+    to.screen.table(columns, [(name, str(tensors), size_text(size)) for name, tensors, size in files])
+    if to.screen.is_terminal:
+        to.wrote(destination, plural(len(files), "file"))
     return 0

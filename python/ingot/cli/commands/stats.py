@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
-
 import click
 
 from ingot._read.stats import Stats, TensorStats, stats
 from ingot.cli import arguments
 from ingot.cli.progress import bar
-from ingot.cli.screen import Screen, printing
+from ingot.cli.screen import Screen, described, printing
 from ingot.cli.tables import Column
 from ingot.cli.wording import real, shown
 
@@ -29,15 +27,16 @@ _COLUMNS = (
 _BAR = 40
 
 
-@click.command(short_help="Range, mean, spread, zeros, NaN, infinities; a histogram.")
+@arguments.command(short_help="Print range, mean, deviation, zeros, NaN, infinities, histogram.")
 @arguments.path
 @click.argument("names", metavar="[NAME]...", nargs=-1, shell_complete=arguments.tensor_names)
 @arguments.selecting
-@click.option("--all", "everything", is_flag=True, help="Every tensor of the file.")
+@click.option("--all", "everything", is_flag=True, help="Select all tensors.")
 @click.option(
     "--bins",
     type=click.IntRange(0, 1000),
-    help="Parts of the histogram. 16 for one NAME on a terminal, else none.",
+    metavar="N",
+    help="Print a histogram with N bins.  [default: 16 for one NAME on a terminal, else 0]",
 )
 @printing
 def command(
@@ -48,19 +47,19 @@ def command(
     keys: Glob | None,
     drop: Glob | None,
 ) -> int:
-    """Give the range, mean and spread of values, and how many are zero, NaN or infinite.
+    """Print statistics of tensors: minimum, maximum, mean, standard deviation, zeros, NaN and infinities.
 
-    Minimum, maximum, mean and standard deviation are those of the finite values. A complex number counts as
-    two values. The file is read in parallel, in little memory.
+    The first four are computed from the finite values. A complex number counts as two values. The command
+    reads in parallel and needs little memory.
     """
     if everything == bool(keys):
-        raise click.UsageError("expected the name of a tensor, --keys or --all")
+        raise click.UsageError("expected the NAME of a tensor, --keys, or --all")
     if bins is None:
         is_one = keys is not None and len(keys.patterns) == 1 and not {*"*?"} & {*keys.patterns[0]}
         bins = 16 if is_one and (screen.is_terminal or screen.as_json) else 0
     with bar(screen, "Reading") as tell:
         found = stats(path, keys=keys, drop=drop, bins=bins, progress=tell)
-    screen.answer({"tensors": list(_described(found))})
+    screen.answer(described(found))
     screen.table(_COLUMNS, _rows(found))
     for name, tensor in found.tensors.items() if bins else ():
         screen.lines(_histogram(screen, name, tensor))
@@ -73,13 +72,6 @@ def _rows(found: Stats) -> Iterator[tuple[str, ...]]:
         yield (name, one.dtype, *map(real, numbers), *map(str, counts))
     for name, dtype in found.unread.items():
         yield (name, dtype, *"-------")
-
-
-def _described(found: Stats) -> Iterator[dict[str, object]]:
-    for name, tensor in found.tensors.items():
-        yield {"name": name, **asdict(tensor)}
-    for name, dtype in found.unread.items():
-        yield {"name": name, "dtype": dtype}
 
 
 def _histogram(screen: Screen, name: str, found: TensorStats) -> Iterator[str]:

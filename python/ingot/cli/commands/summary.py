@@ -6,8 +6,6 @@ from collections import Counter
 from operator import attrgetter
 from typing import NamedTuple
 
-import click
-
 from ingot.cli import arguments
 from ingot.cli.foreign import known_parameters, looked_into
 from ingot.cli.screen import Screen, printing
@@ -44,13 +42,13 @@ class Totals(NamedTuple):
         )
 
 
-@click.command(short_help="What a file is, on one screen; `ingot PATH` is short for it.")
+@arguments.command(short_help="Summarise a file on one screen. Short form: `ingot PATH`.")
 @arguments.path
 @printing
 def command(screen: Screen, path: str) -> int:
-    """Print what a file is, on one screen.
+    """Print a summary of a file on one screen: format, dtypes, largest tensors, metadata.
 
-    Also of files that `ingot convert` reads, by their headers: no value is read.
+    Also summarises files that `ingot convert` reads. Only headers are read.
     """
     source = looked_into(path)
     infos: Sequence[Row] = source.infos()

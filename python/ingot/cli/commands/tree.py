@@ -27,16 +27,16 @@ _COLUMNS = (
 )
 
 
-@click.command(short_help="Show the tensors by module path, repeats as one.")
+@arguments.command(short_help="Show the tensors as a tree of modules.")
 @arguments.path
-@click.option("-L", "--depth", type=click.IntRange(1), help="No deeper than so many modules.")
-@click.option("--expand", is_flag=True, help="Each of several modules that are alike.")
+@click.option("-L", "--depth", type=click.IntRange(1), metavar="N", help="Show N levels.  [default: all]")
+@click.option("--expand", is_flag=True, help="Show repeated modules one by one.")
 @arguments.selecting
 @printing
 def command(
     screen: Screen, path: str, depth: int | None, expand: bool, keys: Glob | None, drop: Glob | None
 ) -> int:
-    """Show the tensors by module path, and modules that are alike as one: `layers.0-31`."""
+    """Show the tensors as a tree of modules. Repeated modules are one row: `layers.0-31`."""
     groups = grouped(tree(chosen(path, opened(path).in_natural_order(), keys, drop)), expand)
     if screen.as_json:
         screen.answer({"modules": [_described(group, "", depth or 0) for group in groups]})

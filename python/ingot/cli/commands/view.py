@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from ingot._view.shelf import Shelf
 
 
-@click.command(short_help="Look into a model, or compare two, in a browser.")
+@arguments.command(short_help="Show a model, or compare two, in a browser.")
 @click.argument(
     "paths",
     metavar="[PATH]...",
@@ -25,31 +25,44 @@ if TYPE_CHECKING:
     callback=arguments.anywhere,
     shell_complete=arguments.paths,
 )
-@click.option("--port", type=click.IntRange(0, 65535), default=0, help="Of 127.0.0.1. One that is free.")
-@click.option("--no-browser", is_flag=True, help="Print the address, and open nothing.")
 @click.option(
-    "--html", metavar="FILE", callback=arguments.local, help="Write a page of one file, and serve nothing."
+    "--port",
+    type=click.IntRange(0, 65535),
+    metavar="PORT",
+    help="Serve at this port of 127.0.0.1.  [default: a free one]",
+)
+@click.option("--no-browser", is_flag=True, help="Print the address, and do not open a browser.")
+@click.option(
+    "--html",
+    metavar="FILE",
+    callback=arguments.local,
+    shell_complete=arguments.paths,
+    help="Write a report to FILE instead.",
 )
 @arguments.existing
 @printing
 def command(
     screen: Screen,
     paths: tuple[str, ...],
-    port: int,
+    port: int | None,
     no_browser: bool,
     html: str | None,
     existing: Existing,
 ) -> int:
-    """Show the files, checkpoints or URLs PATH in a browser, until Ctrl-C. Two of them are compared.
+    """Show the model at PATH in a browser, or compare two models side by side. Stop with Ctrl-C.
 
-    The address that is printed is good for this machine only, and for who has the token in it. The page reads
-    what it shows, and nothing is sent elsewhere. What is behind a URL is read by this command: credentials do
-    not reach the browser.
+    A PATH is a file, a sharded checkpoint or a URL. The command serves the viewer at 127.0.0.1, prints the
+    address and opens it. Only this machine can reach the address, which contains a secret token. No data is
+    sent elsewhere, and credentials for URLs do not reach the browser.
 
-    With --html a report of PATH is written, which opens by a double click: headers, statistics, thumbnails.
-    Without a PATH it is the viewer itself, for files that are dropped on it.
+    --html writes a report with headers, statistics and thumbnails to a file, which a browser opens without
+    this command. Without a PATH, --html writes the viewer itself, in which you can drop files.
     """
-    if html is not None:
+    if html is None:
+        arguments.needs("--overwrite", "--html", not existing.overwrite)
+    else:
+        arguments.exclude("--port", "--html", port is not None)
+        arguments.exclude("--no-browser", "--html", no_browser)
         _write(screen, paths, html, existing)
         return 0
     if not 1 <= len(paths) <= 2:
@@ -58,7 +71,7 @@ def command(
 
     shelf = Shelf(paths)
     try:
-        _serve(screen, shelf, port, no_browser)
+        _serve(screen, shelf, port or 0, no_browser)
     finally:
         shelf.close()
     return 0

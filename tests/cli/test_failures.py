@@ -1,0 +1,157 @@
+"""Failures of every command: the exit status, one line on standard error, and the answer of ``--json``."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+from pathlib import Path
+
+import click
+import pytest
+from commands import command_line, environment, every, in_a_pipe, run
+from models import save
+
+from ingot.cli.program import COMMANDS, program
+
+
+def has_json(command: click.Command) -> bool:
+    return any("--json" in parameter.opts for parameter in command.params)
+
+
+# With what each takes beside the file.
+MORE = {
+    ("info",): ["a"],
+    ("stats",): ["a"],
+    ("cat",): ["a"],
+    ("diff",): ["model.safetensors"],
+    ("meta", "set"): ["k=v"],
+    ("meta", "rm"): ["k"],
+    ("meta", "import"): ["pairs.json"],
+    ("modelspec", "set"): ["title=x"],
+    ("convert",): ["out.bt"],
+    ("export",): ["a"],
+    ("split",): ["out"],
+    ("merge",): ["-o", "out.bt"],
+    ("rename",): ["out.bt", "-s", "a", "b"],
+    ("cast",): ["out.bt", "--dtype", "F16"],
+    ("repair",): ["out.bt"],
+    ("download",): ["out.bt"],
+    ("view",): ["--html", "out.html"],
+}
+JSON = [words for words, command in every(program) if has_json(command)]
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A file with a truncated header, and some that are in order."""
+    sound = save(tmp_path / "model.safetensors")
+    (tmp_path / "cut.safetensors").write_bytes(sound.read_bytes()[:100])
+    (tmp_path / "pairs.json").write_text("{}")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def failure(*words: object) -> dict[str, object]:
+    """The answer of a command that fails, after what every failure has in common."""
+    ended = run(*words)
+    found: dict[str, object] = ended.json()
+    assert found.keys() == {"error", "code", "exit_status"}
+    assert ended.err == f"error: {found['error']}\n"
+    assert found["exit_status"] == ended.code > 0
+    assert isinstance(found["code"], str)
+    return found
+
+
+# They copy or hash the bytes of any file.
+WHOLE = {("hash",), ("download",)}
+
+
+@pytest.mark.parametrize("words", [words for words in JSON if words not in WHOLE], ids=" ".join)
+def test_json_of_a_truncated_file_has_the_error(words: tuple[str, ...]) -> None:
+    found = failure(*words, "cut.safetensors", *MORE.get(words, []), "--json")
+    assert found["exit_status"] == 1
+    assert found["code"] == "header-past-end"
+    assert "cut.safetensors" in str(found["error"])
+
+
+@pytest.mark.parametrize("words", JSON, ids=" ".join)
+def test_json_of_a_missing_file_has_the_error(words: tuple[str, ...], tmp_path: Path) -> None:
+    path = f"{tmp_path}/missing.safetensors"
+    # A download takes URLs.
+    url = f"file://{path}" if words == ("download",) else path
+    found = failure(*words, url, *MORE.get(words, []), "--json")
+    assert (found["exit_status"], found["code"]) == (2, "ENOENT")
+    assert str(found["error"]).startswith(f"{path}: ")
+
+
+@pytest.mark.parametrize("words", JSON, ids=" ".join)
+def test_json_of_a_bad_argument_has_the_error(words: tuple[str, ...]) -> None:
+    found = failure(*words, "--json", "--nope", "model.safetensors")
+    assert (found["exit_status"], found["code"]) == (2, "usage")
+    assert "--nope" in str(found["error"])
+
+
+def test_json_after_two_dashes_is_a_path() -> None:
+    ended = run("ls", "--", "--json")
+    assert (ended.code, ended.out) == (2, "")
+
+
+def test_a_wrong_option_suggests_the_nearest() -> None:
+    for words, command in every(program):
+        for parameter in command.params:
+            long = [option for option in parameter.opts if option.startswith("--") and len(option) > 5]
+            for option in long:
+                ended = run(*words, option[:-1])
+                assert ended.code == 2
+                assert f"no such option `{option[:-1]}`: did you mean `{option}`" in ended.err, ended
+
+
+@pytest.mark.parametrize("group", [(), ("meta",), ("modelspec",)], ids=" ".join)
+def test_a_wrong_command_suggests_the_nearest(group: tuple[str, ...]) -> None:
+    for words, _ in every(program):
+        if words[:-1] == group:
+            wrong = f"{words[-1]}x"
+            ended = run(*group, wrong)
+            assert (ended.code, ended.out) == (2, "")
+            assert f"`{wrong}`: did you mean `{words[-1]}`?" in ended.err
+
+
+def test_ctrl_c_exits_with_130() -> None:
+    line = command_line("meta", "import", "model.safetensors", "-", "--json")
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with subprocess.Popen(line, env=environment(), text=True, **pipes) as process:
+        # It reads standard input when it has gone through the start of Python.
+        status = Path(f"/proc/{process.pid}/wchan")
+        while "pipe" not in status.read_text():
+            assert process.poll() is None
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=30)
+    assert (process.returncode, err) == (130, "error: interrupted\n")
+    assert out == '{"error": "interrupted", "code": "interrupted", "exit_status": 130}\n'
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_closed_pipe_exits_quietly(command: str) -> None:
+    read, write = os.pipe()
+    os.close(read)
+    words = [command, "--help"]
+    done = subprocess.run(
+        command_line(*words), stdout=write, stderr=subprocess.PIPE, env=environment(), check=False
+    )
+    os.close(write)
+    assert (done.returncode, done.stderr) == (141, b"")
+
+
+def test_a_failure_prints_nothing_on_standard_output() -> None:
+    for words in (["ls", "missing"], ["ls", "cut.safetensors"], ["ls"], ["ls", "--nope"], ["lss"]):
+        ended = in_a_pipe(*words)
+        assert ended.out == ""
+        assert ended.err.startswith("error: ")
+        assert ended.err.count("\n") == 1
+
+
+def test_the_help_documents_each_exit_status() -> None:
+    lines = [line.split() for line in run("--help").out.splitlines()]
+    for status in (0, 1, 2, 130, 141):
+        assert [str(status)] in [words[:1] for words in lines]
