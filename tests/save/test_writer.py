@@ -186,19 +186,6 @@ def test_without_a_commit_the_old_file_stays(tmp_path: Path) -> None:
     assert names_in(tmp_path) == ["t.safetensors"]
 
 
-def test_mode_and_link_are_kept(tmp_path: Path) -> None:
-    path, link = tmp_path / "t.safetensors", tmp_path / "link"
-    path.write_bytes(b"old")
-    path.chmod(0o604)
-    link.symlink_to(path.name)
-    with ingot.Writer(link, SPECS, overwrite=True) as writer:
-        fill(writer)
-        writer.commit()
-    assert link.is_symlink()
-    assert path.stat().st_mode & 0o777 == 0o604
-    assert len(safetensors.torch.load_file(path)) == 5
-
-
 def test_threads_fill_one_file(tmp_path: Path) -> None:
     path = tmp_path / "t.safetensors"
     whole = torch.arange(64 * 1000.0).reshape(64, 1000)

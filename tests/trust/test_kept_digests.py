@@ -102,14 +102,6 @@ def test_digests_of_another_file_are_not_copied_along(
     assert ingot.verify(path).ok
 
 
-@pytest.mark.parametrize("checksums", ["md5", ("blake3", "sha256"), ("modelspec", "crc")])
-def test_checksums_that_cannot_be_kept_are_refused(tmp_path: Path, checksums: object) -> None:
-    with pytest.raises(ingot.OptionError) as caught:
-        ingot.numpy.save_file({"a": np.zeros(3)}, tmp_path / "x", checksums=checksums)
-    assert caught.value.code == "unknown-checksums"
-    assert not (tmp_path / "x").exists()
-
-
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no named pipes here")
 def test_a_pipe_takes_no_file_with_checksums(tmp_path: Path) -> None:
     pipe = tmp_path / "pipe"

@@ -23,6 +23,7 @@ from urllib.parse import unquote
 import click
 import numpy
 import pytest
+from obstore.store import MemoryStore
 
 import ingot
 import ingot.numpy
@@ -430,6 +431,14 @@ def test_no_function_tells_a_secret(name: str, server: Server, tmp_path: Path) -
             if "storage_options" in given and kind == "http" and answer != "good":
                 given["storage_options"] = {option: OPTIONS[option] for option in ("headers", "retries")}
             assert_no_secret(told(partial(FUNCTIONS[name], **given), tmp_path))
+
+
+def test_a_bar_and_ranges_tell_no_secret(server: Server, tmp_path: Path) -> None:
+    server.replace(ANSWERS["good"])
+    url = urls(server)["http"]
+    shown = told(partial(ingot.numpy.load_file, url, progress=True), tmp_path)
+    assert any("model.safetensors" in text for text in shown)
+    assert_no_secret([*shown, repr(ingot.Ranges(MemoryStore(), url, nbytes=1))])
 
 
 def test_the_servers_of_these_tests_say_secrets_again(server: Server) -> None:

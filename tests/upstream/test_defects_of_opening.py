@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from defects import ARRAY, entry, file_of
+from defects import ARRAY, file_of
 
 import ingot
 import ingot.numpy
@@ -23,14 +23,6 @@ from vectors.case import Vector, vectors
 
 def vector(name: str) -> Vector:
     return next(vector for vector in vectors() if vector.name == name)
-
-
-def test_a_directory_says_that_it_is_one(tmp_path: Path) -> None:
-    """0.8.0: OSError, No such device (os error 19) (#485)."""
-    for load in (ingot.numpy.load_file, ingot.torch.load_file, lambda path: ingot.safe_open(path, "np")):
-        with pytest.raises(IsADirectoryError) as caught:
-            load(tmp_path)
-        assert (caught.value.errno, caught.value.filename) == (errno.EISDIR, str(tmp_path))
 
 
 def test_what_is_no_regular_file_is_refused_at_once(tmp_path: Path) -> None:
@@ -127,107 +119,6 @@ def test_a_path_with_a_nul_is_a_value_error() -> None:
             with pytest.raises(ValueError, match="null") as caught:
                 call(path)
             assert not isinstance(caught.value, OSError)
-
-
-FOREIGN = {
-    "Git LFS": b"version https://git-lfs.github.com/spec/v1\noid sha256:" + b"ab" * 32 + b"\nsize 90868376\n",
-    "HTML": b"<!DOCTYPE html>\n<html><head><title>404</title></head></html>" + b" " * 200,
-    "ZIP": b"PK\x03\x04\x14\0\0\0\x08\0" + bytes(200),
-    "PyTorch": b"PK\x03\x04\0\0\x08\x08\0\0" + bytes(16) + b"\x10\0\x12\0archive/data.pkl" + bytes(200),
-    "pickle": b"\x80\x02}q\0(X\x01\0\0\0aq\x01K\x01u." + bytes(50),
-    "GGUF": b"GGUF\x03\0\0\0" + bytes(100),
-    "HDF5": b"\x89HDF\r\n\x1a\n" + bytes(100),
-    "npy": b"\x93NUMPY\x01\0v\0{'descr': '<f4', 'fortran_order': False, 'shape': (3,), }\n" + bytes(60),
-    "index": b'{"metadata": {"total_size": 1}, "weight_map": {"a": "model-00001-of-00002.safetensors"}}',
-}
-
-
-@pytest.mark.parametrize("kind", sorted(FOREIGN.keys() - {"index"}))
-def test_another_kind_of_file_is_recognised(path: Path, kind: str) -> None:
-    """0.8.0: header too large, or the like, and no path (#414)."""
-    path.write_bytes(FOREIGN[kind])
-    with pytest.raises(ingot.HeaderError, match=kind) as caught:
-        ingot.torch.load_file(path)
-    assert caught.value.code == "foreign-file"
-    assert str(caught.value).startswith(f"{path}: ")
-    with pytest.raises(ingot.HeaderError, match=kind):
-        ingot.numpy.load(FOREIGN[kind])
-
-
-def test_an_index_is_opened_as_one_under_any_name_and_is_none_of_tensors(path: Path) -> None:
-    """0.8.0: header too large."""
-    path.write_bytes(FOREIGN["index"])
-    with pytest.raises(
-        FileNotFoundError, match="1 of the 1 files that the index names are not there"
-    ) as caught:
-        ingot.torch.load_file(path)
-    assert "model-00001-of-00002.safetensors" in str(caught.value)
-    with pytest.raises(ingot.HeaderError, match="index") as refused:
-        ingot.numpy.load(FOREIGN["index"])
-    assert refused.value.code == "foreign-file"
-
-
-WORDS = [
-    ("header-far-past-the-end", ["99999999 bytes after the first 8", "found 2"]),
-    ("name-twice-with-two-dtypes", ["`a`"]),
-    ("name-twice-by-escape", ["`a`"]),
-    ("metadata-key-twice", ["`k`"]),
-    ("metadata-key-twice-by-escape", ["`k`"]),
-    ("nul-padding", ["NUL"]),
-    ("range-too-short", ["`a`", "24", "20", "[2, 3]", "F32"]),
-    ("hole-in-the-middle", ["`b`", "1", "2"]),
-    ("data-one-byte-short", ["`a`", "2", "1"]),
-]
-
-
-@pytest.mark.parametrize(("name", "words"), WORDS)
-def test_a_broken_file_is_described(path: Path, name: str, words: list[str]) -> None:
-    """0.8.0 names no file, seldom a tensor, and no numbers."""
-    path.write_bytes(vector(name).file())
-    with pytest.raises(ingot.HeaderError) as caught:
-        ingot.numpy.load_file(path)
-    message = str(caught.value)
-    assert message.startswith(f"{path}: ")
-    assert [word for word in words if word not in message.removeprefix(str(path))] == []
-    assert caught.value.code == vector(name).code
-
-
-AMBIGUOUS = {
-    "name-twice-with-two-dtypes": "duplicate-tensor",
-    "name-twice-by-escape": "duplicate-tensor",
-    "metadata-key-twice": "duplicate-metadata-key",
-    "metadata-key-twice-by-escape": "duplicate-metadata-key",
-    "entry-as-array": "invalid-entry",
-    "dtype-as-map": "invalid-entry",
-    "zero-dimension-order-first": "size-overflow",
-    # bintensors 0.2.0
-    "bt-metadata-key-twice": "duplicate-metadata-key",
-    "bt-padding-hides-two-kilobytes": "invalid-padding",
-    "bt-padding-is-a-second-list": "invalid-padding",
-    "bt-number-small-in-three-bytes": "invalid-varint",
-    "bt-count-not-shortest": "invalid-varint",
-    "bt-zero-dimension-order-first": "size-overflow",
-}
-
-
-@pytest.mark.parametrize(("name", "code"), AMBIGUOUS.items())
-def test_a_file_that_means_two_things_is_refused(path: Path, name: str, code: str) -> None:
-    """0.8.0 takes the last of two; bintensors 0.2.0 skips bytes behind its entries and reads long varints."""
-    path.write_bytes(vector(name).file())
-    for backend in ("mmap", "pread"):
-        with pytest.raises(ingot.HeaderError) as caught:
-            ingot.safe_open(path, "np", backend=backend)
-        assert caught.value.code == code
-    with pytest.raises(ingot.HeaderError):
-        ingot.torch.load(path.read_bytes())
-
-
-def test_the_order_of_a_zero_dimension_does_not_matter() -> None:
-    """0.8.0 takes [0, 2**62, 4] and refuses [2**62, 4, 0]."""
-    for shape in ([0, 2**62, 4], [2**62, 0, 4], [2**62, 4, 0]):
-        with pytest.raises(ingot.HeaderError, match="overflows") as caught:
-            ingot.numpy.load(file_of({"a": entry("U8", shape, 0, 0)}))
-        assert caught.value.tensor == "a"
 
 
 @pytest.mark.parametrize("nesting", ["[", '{"a":', '{"__metadata__":{"a":['])
