@@ -82,7 +82,7 @@ def urls(server: Server) -> dict[str, Any]:
         "file": f"file://{USER}@{host}/model.safetensors?{QUERY}",
         "path": Path(http),
         "bytes": http.encode(),
-        # With no secrets but those of the options and the environment.
+        # Secrets in the options and the environment alone.
         **{
             f"clean-{scheme}": f"{scheme}://bucket/gpt/model.safetensors"
             for scheme in ("s3", "az", "gs", "hf")

@@ -25,7 +25,7 @@ REJECTED = [pytest.param(vector, id=vector.name) for vector in vectors() if not 
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
-    """Neither name says what is inside."""
+    """A name that gives no format away."""
     return tmp_path / "file.bin"
 
 
