@@ -1,4 +1,4 @@
-# make demo | demo-ranks | test | test-all | test-frameworks | test-browser | test-clients | test-engines | test-candle | test-versions | test-windows | test-sanitizers | docs | wheels | check-wheels | lint | bench | bench-loads | bench-remote | bench-ranks | bench-formats | fuzz | nightly | proof | mutants | clean
+# make demo | demo-ranks | test | test-all | test-frameworks | test-browser | test-clients | test-engines | test-candle | test-versions | test-windows | test-sanitizers | docs | wheels | check-wheels | lint | bench | bench-loads | bench-remote | bench-ranks | bench-formats | fuzz | nightly | proof | mutants | faults | clean
 #
 # Every target sets itself up: it checks for Rust and Python, makes .venv, installs the pinned tools and builds the
 # extension module. Nothing runs twice while its inputs stay the same. What may be set, here or in the environment:
@@ -44,7 +44,7 @@ export PYO3_PYTHON := $(CURDIR)/$(BIN)/python
 # With the versions of Cargo.lock. The wheel and the benches are of the profile `release`, which this one inherits.
 CARGO_FLAGS := --profile tests --locked
 
-.PHONY: help demo demo-ranks test test-all test-programs test-rust test-orders test-oldest-rust test-python test-slow test-every-python test-frameworks test-rc test-clients test-engines test-browser test-gpu test-candle test-versions test-windows test-sanitizers docs wheels check-wheels check-crates viewer lint lint-rust lint-python lint-js lint-text lint-types lint-workflows bench bench-loads bench-remote bench-browser bench-ranks bench-gpu bench-formats fuzz nightly proof mutants clean tools rebuild
+.PHONY: help demo demo-ranks test test-all test-programs test-rust test-orders test-oldest-rust test-python test-slow test-every-python test-frameworks test-rc test-clients test-engines test-browser test-gpu test-candle test-versions test-windows test-sanitizers docs wheels check-wheels check-crates viewer lint lint-rust lint-python lint-js lint-text lint-types lint-workflows bench bench-loads bench-remote bench-browser bench-ranks bench-gpu bench-formats fuzz nightly proof mutants faults clean tools rebuild
 .DELETE_ON_ERROR:
 # Cargo holds one lock and the benches want the machine for themselves.
 .NOTPARALLEL:
@@ -214,10 +214,10 @@ FUZZ_SECONDS ?= 5
 fuzz: | tools
 	PYTHON="$(PYTHON)" scripts/fuzz $(FUZZ_SECONDS)
 
-# The generators for as long as nobody waits, where `make test` runs each for seconds: steps of the state machine, answers
-# of the lying server, kills, every system call, files of other formats with changed bytes, changed headers that the reader in
-# JavaScript and that in Rust judge, the fuzz targets, orders of threads, and seconds of a training loop in which such things
-# happen. `make proof` prints what ran.
+# The generators for as long as nobody waits, where `make test` runs each for seconds: properties with fresh seeds, steps
+# of the state machine, answers of the lying server, kills, every system call, files of other formats with changed bytes,
+# changed headers that the reader in JavaScript and that in Rust judge, the fuzz targets, orders of threads, and seconds of
+# a training loop in which such things happen. `make proof` prints what ran.
 RECORD := $(CURDIR)/target/proof.jsonl
 STEPS ?= 1000000
 ANSWERS ?= 100000
@@ -235,6 +235,7 @@ nightly: $(VENV)/.ingot $(VENV)/.test
 		$(BIN)/python -m pytest tests/trust/test_any_order.py tests/trust/test_every_call.py \
 		tests/remote/test_lying_servers.py tests/convert/test_convert_mutants.py \
 		tests/convert/test_convert_generated.py tests/web/test_web_mutants.py
+	$(BIN)/python -m pytest --hypothesis-profile=nightly $$(grep -rl --include='test_*.py' '^from hypothesis' tests)
 	INGOT_SAVES=$(SAVES) $(BIN)/python -m pytest tests/ranks/test_savers_and_readers.py -o faulthandler_timeout=0
 	INGOT_SOAK=$(SOAK) $(BIN)/python -m pytest tests/trust/test_soak.py -o faulthandler_timeout=0
 	$(MAKE) test-orders
@@ -251,6 +252,12 @@ MUTANTS ?=
 mutants: export INGOT_RECORD := $(RECORD)
 mutants: | tools
 	scripts/mutants $(MUTANTS)
+
+# Whether a Python test fails when the Python code has a fault: each fault of scripts/faults.toml, or of the groups that
+# FAULTS names.
+FAULTS ?=
+faults: $(VENV)/.ingot $(VENV)/.test
+	$(BIN)/python scripts/faults $(FAULTS)
 
 bench: $(VENV)/.ingot $(VENV)/.test $(VENV)/.demo $(VENV_RC)/.made
 	cargo bench --locked --workspace

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
-# No deadline: a busy machine is not a bug. The same examples each time, so that what passed passes again;
-# `pytest --hypothesis-profile=deep` looks for new ones.
+# No deadline: a busy machine is not a bug. The same examples each time, so that what passed passes again.
+# `make nightly` takes new ones, and prints what reproduces a failure.
 settings.register_profile("ingot", deadline=None, derandomize=True)
-settings.register_profile("deep", deadline=None, max_examples=2000)
+settings.register_profile("nightly", deadline=None, max_examples=2000, print_blob=True)
 settings.load_profile("ingot")
 
 # A machine of a cloud that runs the tests has an identity of its own, which is not theirs.

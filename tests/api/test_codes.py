@@ -4,30 +4,18 @@ from __future__ import annotations
 
 import re
 import tomllib
-from importlib.machinery import SourceFileLoader
-from importlib.util import module_from_spec, spec_from_loader
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
 
 import ingot
+from support.scripts import script
 
 ROOT = Path(__file__).parents[2]
 
 
-def script() -> ModuleType:
-    """The one that writes the page. It has no suffix to be imported by."""
-    loader = SourceFileLoader("codes", str(ROOT / "scripts" / "codes"))
-    spec = spec_from_loader(loader.name, loader)
-    assert spec is not None
-    module = module_from_spec(spec)
-    loader.exec_module(module)
-    return module
-
-
-CODES = script()
+CODES = script("codes")
 WORDS: dict[str, dict[str, Any]] = tomllib.loads(CODES.WORDS.read_text("utf-8"))
 
 

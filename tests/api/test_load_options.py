@@ -20,7 +20,6 @@ from ingot.typing import FillOptions, LoadOptions
 from support.changed_package import said_by
 from support.doors import public_functions
 
-PACKAGE = Path(ingot.__file__).parent
 MODULES = sorted(set(FRAMEWORKS.values()))
 NAMES = [f"ingot.{name}.load_file" for name in MODULES]
 FUNCTIONS = {
@@ -45,18 +44,6 @@ def documented(name: str) -> dict[str, str]:
             option = line.partition(" : ")[0]
         entries[option] = entries.get(option, "") + line.strip() + "\n"
     return {option: entries[option].strip() for option in options_of(name)}
-
-
-@pytest.mark.parametrize("name", FUNCTIONS)
-def test_a_function_that_loads_shows_every_option(name: str) -> None:
-    parameters = inspect.signature(FUNCTIONS[name]).parameters
-    names = options_of(name)
-    assert list(parameters)[-len(names) :] == names
-    for option in names:
-        assert parameters[option].kind is inspect.Parameter.KEYWORD_ONLY
-        assert parameters[option].default == Loading._field_defaults[option]
-    assert "**options" not in FUNCTIONS[name].__doc__
-    assert "self" not in parameters
 
 
 def test_every_function_says_the_same_of_an_option() -> None:
@@ -134,26 +121,6 @@ def test_every_framework_keeps_every_option(name: str, option: str, path: Path) 
 
 def test_every_option_is_tried() -> None:
     assert [*GIVES, "expected_sha256"] == list(LoadOptions.__annotations__) == list(Loading._fields)
-
-
-@pytest.mark.parametrize("name", FUNCTIONS)
-def test_a_value_that_is_none_of_an_option_is_refused_before_the_file_is_looked_for(
-    name: str, path: Path
-) -> None:
-    before = () if name.endswith("load_file") else (None,)
-    faults: list[tuple[str, Any, type[Exception]]] = [
-        ("threads", 0, ingot.OptionError),
-        ("threads", "2", TypeError),
-        ("progress", 1, TypeError),
-        ("keys", b"x.a", TypeError),
-        ("drop", [["x.a"]], TypeError),
-        ("dtype", "I8", ingot.OptionError),
-        ("backend", "disk", ingot.OptionError),
-    ]
-    for option, value, kind in faults:
-        if option in options_of(name):
-            with pytest.raises(kind, match=option):
-                FUNCTIONS[name](*before, path, **{option: value})
 
 
 def test_a_module_is_loaded_by_the_same_options(path: Path) -> None:

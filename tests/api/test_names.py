@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import builtins
-from importlib.machinery import SourceFileLoader
-from importlib.util import module_from_spec, spec_from_loader
 from pathlib import Path
-from types import ModuleType
 
 import numpy as np
 import pytest
@@ -14,23 +11,13 @@ import pytest
 import ingot
 import ingot.numpy
 from ingot import errors
+from support.scripts import script
 
 # Its functions are on the page too.
 pytest.importorskip("torch")
 
 
-def script() -> ModuleType:
-    """The one that writes the page. It has no suffix to be imported by."""
-    path = Path(__file__).parents[2] / "scripts" / "names"
-    loader = SourceFileLoader("names", str(path))
-    spec = spec_from_loader(loader.name, loader)
-    assert spec is not None
-    module = module_from_spec(spec)
-    loader.exec_module(module)
-    return module
-
-
-NAMES = script()
+NAMES = script("names")
 ROWS = {f"{module}.{row.called}": row for module in NAMES.MODULES for row in NAMES.public(module)}
 ROWS |= {f"the other frameworks: {row.called}": row for row in NAMES.alike()}
 

@@ -7,27 +7,16 @@ import csv
 import hashlib
 import io
 import zipfile
-from importlib.machinery import SourceFileLoader
-from importlib.util import module_from_spec, spec_from_loader
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
 
+from support.scripts import script
+
 ROOT = Path(__file__).parents[2]
 SBOM = "ingot_tensors-1.0.dist-info/sboms/ingot.cyclonedx.json"
 RECORD = "ingot_tensors-1.0.dist-info/RECORD"
-
-
-def script(name: str) -> ModuleType:
-    """One of `scripts`, which have no suffix to be imported by."""
-    loader = SourceFileLoader(name.replace("-", "_"), str(ROOT / "scripts" / name))
-    spec = spec_from_loader(loader.name, loader)
-    assert spec is not None
-    module = module_from_spec(spec)
-    loader.exec_module(module)
-    return module
 
 
 WHEELS = script("wheels")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -11,10 +10,8 @@ import pytest
 
 import ingot
 from ingot._base.frameworks import FRAMEWORKS
-from ingot.typing import SaveOptions
 from support.changed_package import said_by
 
-PACKAGE = Path(ingot.__file__).parent
 MODULES = sorted(set(FRAMEWORKS.values()))
 
 
@@ -26,21 +23,6 @@ def save_functions() -> dict[str, Any]:
         except ImportError:
             continue
     return found
-
-
-@pytest.mark.parametrize("name", ["ingot.serialize_file", *(f"ingot.{name}.save_file" for name in MODULES)])
-def test_a_function_that_saves_shows_every_option(name: str) -> None:
-    function = save_functions().get(name)
-    if function is None:
-        pytest.skip(f"{name} needs a framework that is not installed")
-    parameters = inspect.signature(function).parameters
-    assert list(parameters)[-len(SaveOptions.__annotations__) :] == list(SaveOptions.__annotations__)
-    for option in SaveOptions.__annotations__:
-        assert parameters[option].kind is inspect.Parameter.KEYWORD_ONLY
-        assert parameters[option].default is not inspect.Parameter.empty
-        assert f"\n{option} : " in (function.__doc__ or "")
-    assert "**options" not in function.__doc__
-    assert "self" not in parameters
 
 
 def test_what_is_no_option_is_refused_as_python_refuses_it(tmp_path: Path) -> None:

@@ -149,21 +149,15 @@ def check_save(binding: Binding, expected: Case, format: str) -> bytes:
     return data
 
 
-def check_bytes(binding: Binding, expected: Case, format: str) -> None:
-    """`load` reads what `save` gave, into memory that can be written to."""
-    data = check_save(binding, expected, format)
-    if data:
-        for source in (data, bytearray(data), memoryview(data)):
-            loaded = binding.module.load(source)
-            assert list(loaded) == ["t"]
-            check_same(binding, loaded["t"], expected)
-
-
-def check_file(binding: Binding, expected: Case, format: str, folder: Path) -> None:
-    """`save_file` writes what `save` gives, to objects too, and `load_file` reads it by every backend."""
+def check_round_trip(binding: Binding, expected: Case, format: str, folder: Path) -> None:
+    """`load` and `load_file` read what `save` and `save_file` wrote, by every backend and from any buffer."""
     data = check_save(binding, expected, format)
     if not data:
         return
+    for source in (data, bytearray(data), memoryview(data)):
+        loaded = binding.module.load(source)
+        assert list(loaded) == ["t"]
+        check_same(binding, loaded["t"], expected)
     path = folder / ("model.bt" if format == "bintensors" else "model.safetensors")
     binding.module.save_file({"t": expected.tensor}, path, {"key": "value"})
     assert path.read_bytes() == data

@@ -61,22 +61,6 @@ def test_no_metadata_is_none(tmp_path: Path) -> None:
         assert file.metadata() is None
 
 
-def test_it_is_a_mapping(path: Path) -> None:
-    with ingot.safe_open(path, "np") as file:
-        assert len(file) == 3
-        assert "a" in file
-        assert "nope" not in file
-        assert 3 not in file
-        assert list(file) == ["a", "b", "c"]
-        assert (file["b"] == TENSORS["b"]).all()
-        assert [name for name, _ in file.items()] == ["a", "b", "c"]
-        assert all((tensor == TENSORS[name]).all() for name, tensor in file.items())
-        assert [tensor.shape for tensor in file.values()] == [(4,), (2, 3), ()]
-        assert {name: tensor.tolist() for name, tensor in dict(file).items()} == {
-            name: tensor.tolist() for name, tensor in TENSORS.items()
-        }
-
-
 def test_get_tensors_gives_all_or_those_named_in_that_order(path: Path) -> None:
     with ingot.safe_open(path, "np") as file:
         assert list(file.get_tensors()) == ["c", "b", "a"]

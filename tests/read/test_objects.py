@@ -75,29 +75,6 @@ def given(request: pytest.FixtureRequest, data: bytes, tmp_path: Path) -> Any:
         close()
 
 
-def test_every_reading_call_takes_it(given: Any, tmp_path: Path) -> None:
-    expected = tensors()
-    loaded = ingot.numpy.load_file(given)
-    assert list(loaded) == list(ingot.numpy.load(ingot.numpy.save(expected)))
-    for name, array in expected.items():
-        numpy.testing.assert_array_equal(loaded[name], array)
-    for name, tensor in ingot.torch.load_file(given).items():
-        numpy.testing.assert_array_equal(tensor.numpy(), expected[name])
-    with ingot.safe_open(given, "np") as file:
-        assert file.metadata() == {"made": "by hand"}
-        numpy.testing.assert_array_equal(file["half"], expected["half"])
-        part = file.get_slice("wide")[7:250:3, 5:900:2]
-        numpy.testing.assert_array_equal(part, expected["wide"][7:250:3, 5:900:2])
-        for name, tensor in file.prefetch():
-            numpy.testing.assert_array_equal(tensor, expected[name])
-    assert ingot.inspect(given).metadata == {"made": "by hand"}
-    report = ingot.convert(given, tmp_path / "new.bt")
-    assert report.source_format == "safetensors"
-    numpy.testing.assert_array_equal(ingot.numpy.load_file(tmp_path / "new.bt")["wide"], expected["wide"])
-    assert not getattr(given, "closed", False)
-    assert sorted(path.name for path in tmp_path.iterdir()) in (["new.bt"], [NAME, "new.bt"])
-
-
 def test_modules_are_filled_from_it(data: bytes) -> None:
     model = torch.nn.Linear(4, 3)
     saved = io.BytesIO(ingot.torch.save(model.state_dict()))

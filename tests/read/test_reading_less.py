@@ -105,13 +105,6 @@ def test_only_floats_are_converted(file: Path, backend: str) -> None:
         np.testing.assert_array_equal(found[name], expected)
 
 
-@pytest.mark.parametrize("dtype", ["I32", "int64", "F4", "F8_E8M0", "no such", object])
-def test_a_dtype_that_is_no_float_is_refused(file: Path, dtype: object) -> None:
-    with pytest.raises(ingot.OptionError, match="expected one of F64, F32") as caught:
-        ingot.numpy.load_file(file, dtype=dtype)
-    assert caught.value.code == "no-conversion"
-
-
 def test_out_is_filled_where_it_lies(file: Path, backend: str) -> None:
     wide = np.full((6, 40), -1, np.float32)
     out = {

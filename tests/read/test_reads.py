@@ -269,26 +269,6 @@ def test_a_load_shows_a_bar_with_the_name_of_the_file(large, capsys):
     assert "Loading large.safetensors" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("backend", ["mmap", "pread"])
-@pytest.mark.parametrize("threads", [1, 3])
-def test_a_load_takes_a_number_of_threads(large, backend, threads):
-    path, arrays = large
-    same(ingot.numpy.load_file(path, backend=backend, threads=threads), arrays)
-
-
-@pytest.mark.parametrize("threads", [0, -1, -(1 << 70)])
-def test_less_than_one_thread_is_refused_by_its_number(large, threads):
-    with pytest.raises(ingot.OptionError, match=f"threads {threads} is out of range") as refusal:
-        ingot.numpy.load_file(large[0], threads=threads)
-    assert (refusal.value.code, refusal.value.found) == ("invalid-threads", threads)
-
-
-@pytest.mark.parametrize("threads", [1.0, "2", True])
-def test_threads_are_an_int(large, threads):
-    with pytest.raises(TypeError, match="threads must be an int"):
-        ingot.numpy.load_file(large[0], threads=threads)
-
-
 @pytest.mark.skipif(not os.path.isdir("/proc/self/task"), reason="threads are counted in /proc")
 @pytest.mark.parametrize("options", [{}, {"threads": 2}])
 def test_the_environment_gives_the_threads_where_nobody_else_does(tmp_path, monkeypatch, options):

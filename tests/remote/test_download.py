@@ -66,20 +66,6 @@ def test_a_directory_gets_the_file_under_the_name_that_the_url_gives(server: Ser
     assert "secret" not in str(caught.value)
 
 
-def test_what_is_there_stays_unless_it_is_to_be_replaced(server: Server, tmp_path: Path) -> None:
-    path = tmp_path / "x"
-    path.write_bytes(b"old")
-    with pytest.raises(FileExistsError) as caught:
-        ingot.download(server.url("/x"), path)
-    assert caught.value.filename == str(path)
-    assert server.requests == []
-    assert path.read_bytes() == b"old"
-    path.chmod(0o440)
-    ingot.download(server.url("/x"), path, overwrite=True)
-    assert path.read_bytes() == DATA
-    assert stat.S_IMODE(path.stat().st_mode) == 0o440
-
-
 def test_a_new_file_has_the_mode_of_any_other(server: Server, tmp_path: Path) -> None:
     before = os.umask(0o027)
     try:
@@ -87,14 +73,6 @@ def test_a_new_file_has_the_mode_of_any_other(server: Server, tmp_path: Path) ->
     finally:
         os.umask(before)
     assert stat.S_IMODE((tmp_path / "x").stat().st_mode) == 0o640
-
-
-def test_a_symlink_is_followed(server: Server, tmp_path: Path) -> None:
-    (tmp_path / "folder").mkdir()
-    (tmp_path / "link").symlink_to("folder/x")
-    ingot.download(server.url("/x"), tmp_path / "link")
-    assert (tmp_path / "link").is_symlink()
-    assert (tmp_path / "folder" / "x").read_bytes() == DATA
 
 
 def test_the_bytes_are_compared_and_wrong_ones_are_not_kept(server: Server, tmp_path: Path) -> None:

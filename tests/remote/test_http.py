@@ -94,16 +94,6 @@ def test_everything_that_reads_a_file_reads_a_url(data: bytes, tensors: dict[str
         assert ingot.inspect(url, count="stored").metadata == {"who": "me"}
 
 
-def test_torch_takes_urls_too(data: bytes, tensors: dict[str, np.ndarray]) -> None:
-    torch = pytest.importorskip("torch")
-    with serving(good(data)) as server:
-        found = ingot.torch.load_file(server.url())
-        assert all(np.array_equal(found[name].numpy(), tensors[name]) for name in tensors)
-        target = {"large.3": torch.empty(1024, 2048, dtype=torch.uint8)}
-        ingot.torch.load_into(target, server.url(), strict=False)
-        assert np.array_equal(target["large.3"].numpy(), tensors["large.3"])
-
-
 def test_a_file_without_tensors_and_one_without_bytes() -> None:
     with serving(good(a_file({}))) as server:
         assert ingot.numpy.load_file(server.url()) == {}

@@ -101,19 +101,6 @@ def test_everything_that_loads_a_directory_loads_an_index() -> None:
         assert same(pickle.loads(pickle.dumps(ingot.safe_open(url, "np"))).get_tensors())
 
 
-def test_torch_loads_an_index_into_a_module() -> None:
-    torch = pytest.importorskip("torch", reason="torch is not installed")
-    import ingot.torch
-
-    with serving(folder(FILES)) as server:
-        url = server.url(f"/model/{INDEX}")
-        found = ingot.torch.load_file(url)
-        assert same({name: tensor.numpy() for name, tensor in found.items()})
-        into = {name: torch.zeros(array.shape, dtype=torch.uint8) for name, array in tensors().items()}
-        ingot.torch.load_into(into, url)
-        assert same({name: tensor.numpy() for name, tensor in into.items()})
-
-
 def test_a_header_is_asked_for_as_long_as_the_index_lets_expect() -> None:
     many = {f"model.layers.{number}.self_attn.q_proj.weight": np.zeros(1, np.int8) for number in range(5000)}
     shard = ingot.numpy.save(many, metadata={"format": "pt"})

@@ -76,15 +76,6 @@ def test_cast_makes_one_file_of_a_sharded_checkpoint(path: Path, tmp_path: Path)
     assert ingot.diff(tmp_path / "one.safetensors", tmp_path / "two.safetensors", values=True).values == {}
 
 
-def test_cast_replaces_a_file_only_with_overwrite(path: Path) -> None:
-    before = path.read_bytes()
-    with pytest.raises(FileExistsError, match="overwrite=True"):
-        ingot.cast(path, path, "F16")
-    assert path.read_bytes() == before
-    ingot.cast(path, path, "F16", overwrite=True)
-    assert ingot.numpy.load_file(path)["a.norm"].dtype == "f2"
-
-
 def test_cast_reads_a_buffer_and_writes_the_other_format(path: Path, tmp_path: Path) -> None:
     out = tmp_path / "c.bt"
     ingot.rewrite(path, tmp_path / "no-f4.safetensors", drop="four")

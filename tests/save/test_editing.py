@@ -105,26 +105,6 @@ def test_bintensors_has_no_room(tmp_path: Path, options: dict[str, Any]) -> None
     assert names_in(tmp_path) == []
 
 
-@pytest.mark.parametrize(
-    ("options", "kind"),
-    [
-        ({"align": 16}, ingot.OptionError),
-        ({"align": "64"}, ingot.OptionError),
-        ({"reserve_header": -1}, ingot.OptionError),
-        ({"reserve_header": 2**64}, ingot.OptionError),
-        ({"reserve_header": 100_000_000}, ingot.SaveError),
-        ({"reserve_header": 1.5}, TypeError),
-        ({"reserve_header": True}, TypeError),
-    ],
-)
-def test_room_that_cannot_be_is_refused(
-    tmp_path: Path, options: dict[str, Any], kind: type[Exception]
-) -> None:
-    with pytest.raises(kind):
-        save(tmp_path / "t.safetensors", write_options=options)
-    assert names_in(tmp_path) == []
-
-
 # --- metadata
 
 
@@ -465,15 +445,6 @@ def test_a_split_file_is_a_checkpoint_of_shards(tmp_path: Path, size: Any, limit
     # What is no part of it any more goes.
     ingot.split(source, directory, "5GB", overwrite=True)
     assert names_in(directory) == ["model.safetensors"]
-
-
-def test_a_size_or_a_pattern_that_is_none_is_refused(tmp_path: Path) -> None:
-    source = save(tmp_path / "t.safetensors")
-    with pytest.raises(ingot.OptionError):
-        ingot.split(source, tmp_path / "out", "5 elephants")
-    with pytest.raises(ingot.OptionError):
-        ingot.split(source, tmp_path / "out", filename_pattern="../model{suffix}.safetensors")
-    assert names_in(tmp_path) == ["t.safetensors"]
 
 
 @pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="no way to measure peak memory")

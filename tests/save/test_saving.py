@@ -292,12 +292,14 @@ def test_the_name_or_the_caller_chooses_the_format(
         path.unlink()
 
 
-def test_saving_over_the_file_that_was_loaded(tmp_path: Path) -> None:
+@pytest.mark.parametrize("atomic", [True, False])
+@pytest.mark.parametrize("backend", ["mmap", "pread"])
+def test_saving_over_the_file_that_was_loaded(tmp_path: Path, backend: Any, atomic: bool) -> None:
     path = tmp_path / "t"
     ingot.torch.save_file({"t": torch.arange(1000.0)}, path)
-    loaded = ingot.torch.load_file(path)
+    loaded = ingot.torch.load_file(path, backend=backend)
     loaded["t"][0] = 7
-    ingot.torch.save_file(loaded, path)
+    ingot.torch.save_file(loaded, path, atomic=atomic)
     assert ingot.torch.load_file(path)["t"][:3].tolist() == [7, 1, 2]
     assert loaded["t"][:3].tolist() == [7, 1, 2]
 
@@ -322,15 +324,6 @@ def test_durable_is_the_callers_then_the_environments_choice(
         for durable in (None, True, False):
             ingot.numpy.save_file({}, "t", durable=durable)
     assert asked == [True, True, False, False, True, False, True, True, False]
-
-
-def test_a_read_only_file_is_replaced_where_that_is_asked_for(tmp_path: Path) -> None:
-    # That it is refused otherwise, whoever runs the tests, is tested where files are written (crates/io).
-    path = tmp_path / "t"
-    ingot.numpy.save_file({"t": ARRAY}, path)
-    path.chmod(0o444)
-    ingot.numpy.save_file({}, path, write_options={"replace_read_only": True})
-    assert ingot.numpy.load_file(path) == {}
 
 
 def test_in_place_keeps_the_inode(tmp_path: Path) -> None:

@@ -90,32 +90,6 @@ def test_sizes_are_those_of_huggingface_hub(size: int | str, tmp_path: Path) -> 
     assert files(tmp_path / "ours") == files(tmp_path / "theirs")
 
 
-@pytest.mark.parametrize(
-    "size",
-    ["5", "1KiB", "GB", "1B", "", "x5GB", "0KB", "-1KB", "0.0001KB", "５GB", "9" * 400 + "GB", 0, -5],
-)
-def test_what_is_no_size_is_refused(size: int | str, tmp_path: Path) -> None:
-    with pytest.raises(ingot.OptionError, match=r"max_shard_size .* expected a number of bytes above 0"):
-        ingot.torch.save_sharded({"a": torch.zeros(1)}, tmp_path / "new", size)
-    assert not (tmp_path / "new").exists()
-
-
-@pytest.mark.parametrize("size", [True, 5e9, None])
-def test_save_sharded_takes_a_size_as_int_or_str(size: Any, tmp_path: Path) -> None:
-    with pytest.raises(TypeError, match=f"max_shard_size must be .* found {type(size).__name__}"):
-        ingot.torch.save_sharded({"a": torch.zeros(1)}, tmp_path / "new", size)
-
-
-@pytest.mark.parametrize(
-    "pattern",
-    ["model.safetensors", "{suffix}{suffix}.safetensors", "../x{suffix}", "a/x{suffix}", ".x{suffix}"],
-)
-def test_a_pattern_that_cannot_hold_several_files_is_refused(pattern: str, tmp_path: Path) -> None:
-    with pytest.raises(ingot.OptionError, match="filename_pattern"):
-        ingot.torch.save_sharded({"a": torch.zeros(1)}, tmp_path, filename_pattern=pattern)
-    assert files(tmp_path) == {}
-
-
 OLD = {name: torch.full((4,), 1.0) for name in "abc"}
 
 

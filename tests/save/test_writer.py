@@ -5,11 +5,9 @@ from __future__ import annotations
 import os
 import pickle
 import random
-import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
@@ -214,19 +212,6 @@ def test_writer_and_save_sharded_in_one_directory_leave_one_whole_checkpoint(
     assert not [name for name in names_in(tmp_path) if name.startswith(".")]
 
 
-def test_mode_and_link_are_kept(tmp_path: Path) -> None:
-    path, link = tmp_path / "t.safetensors", tmp_path / "link"
-    path.write_bytes(b"old")
-    path.chmod(0o604)
-    link.symlink_to(path.name)
-    with ingot.Writer(link, SPECS, overwrite=True) as writer:
-        fill(writer)
-        writer.commit()
-    assert link.is_symlink()
-    assert path.stat().st_mode & 0o777 == 0o604
-    assert len(safetensors.torch.load_file(path)) == 5
-
-
 def test_threads_fill_one_file(tmp_path: Path) -> None:
     path = tmp_path / "t.safetensors"
     whole = torch.arange(64 * 1000.0).reshape(64, 1000)
@@ -383,45 +368,6 @@ say(ingot.numpy.load_file(sys.argv[1])["a"].tolist())
     assert run(program, path).said() == [1.0] * 4
     with pytest.raises(TypeError, match="cannot be pickled"):
         pickle.dumps(ingot.Writer(path, SPECS, overwrite=True))
-
-
-KILLED = """
-path = sys.argv[1]
-say("ready")
-for turn in range(10**9):
-    with ingot.Writer(path, {"a": ("F32", [1000]), "b": ("F32", [100_000])}, overwrite=True) as writer:
-        for row in range(10):
-            rows = slice(100 * row, 100 * row + 100)
-            writer.write("a", numpy.full(100, turn, numpy.float32), rows)
-        writer.write("b", numpy.full(100_000, turn, numpy.float32))
-        writer.commit()
-"""
-
-
-def test_a_writer_killed_at_any_moment_leaves_a_whole_file(tmp_path: Path) -> None:
-    path = tmp_path / "t.safetensors"
-    ingot.numpy.save_file(
-        {"a": numpy.zeros(1000, numpy.float32), "b": numpy.zeros(100_000, numpy.float32)}, path
-    )
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    pause = random.Random(1)
-    for _ in range(12):
-        writer = subprocess.Popen(
-            [sys.executable, "-c", PRELUDE + KILLED, str(path)], env=environment, stdout=subprocess.PIPE
-        )
-        assert writer.stdout is not None
-        writer.stdout.readline()
-        time.sleep(pause.uniform(0.0, 0.03))
-        writer.send_signal(signal.SIGKILL)
-        writer.wait()
-        writer.stdout.close()
-        found = safetensors.numpy.load_file(path)
-        assert len({*found["a"], *found["b"]}) == 1
-    # Nobody holds it, so there is nothing to join, and the next writer cleans up.
-    with ingot.Writer(path, SPECS, overwrite=True) as last:
-        fill(last)
-        last.commit()
-    assert names_in(tmp_path) == ["t.safetensors"]
 
 
 def test_tensors_are_appended_until_the_header_is_full(tmp_path: Path) -> None:

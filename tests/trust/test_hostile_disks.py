@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-import random
 import shutil
 import subprocess
 from collections.abc import Iterator
@@ -23,80 +22,6 @@ from support.processes import run
 from support.small_disk import small_disk
 
 pytestmark = pytest.mark.slow
-
-KILLED = """
-import random
-path, sizes = "model.safetensors", [1, 4096, 300_000, 5_000_000, 40_000_000]
-random.seed(int(sys.argv[1]))
-
-def state(number, nbytes):
-    "A file that is easy to tell from any other, and any mix of two."
-    sizes = {"a": nbytes, "b": nbytes // 3}
-    return {name: numpy.full(size, number % 251, numpy.uint8) for name, size in sizes.items()}
-
-def check():
-    with ingot.safe_open(path, "np", backend="pread") as file:
-        number, nbytes = int(file.metadata()["number"]), int(file.metadata()["nbytes"])
-        found, expected = file.get_tensors(), state(number, nbytes)
-        assert set(found) == set(expected)
-        assert all((found[name] == expected[name]).all() for name in expected), number
-    return number
-
-def save(number, nbytes):
-    metadata = {"number": str(number), "nbytes": str(nbytes)}
-    options = {"durable": number % 2 == 0, "background": number % 3 == 0}
-    saved = ingot.numpy.save_file(state(number, nbytes), path, metadata, **options)
-    if saved is not None:
-        saved.result()
-
-found = []
-save(0, sizes[0])
-for kill in range(int(sys.argv[2])):
-    nbytes = sizes[kill % len(sizes)]
-    began = time.monotonic()
-    save(1000 * kill + 1000, nbytes)
-    took = time.monotonic() - began
-    ready, said = os.pipe()
-    saver = os.fork()
-    if saver == 0:
-        # Saves one file after another until it is killed.
-        number = 1000 * kill + 1000
-        while True:
-            number += 1
-            if number == 1000 * kill + 1002:
-                os.write(said, b"x")
-            save(number, nbytes)
-    os.read(ready, 1)
-    time.sleep(random.uniform(0, 2 * took))
-    os.kill(saver, signal.SIGKILL)
-    assert os.WTERMSIG(os.waitpid(saver, 0)[1]) == signal.SIGKILL
-    os.close(ready), os.close(said)
-    number = check()
-    assert 1000 * kill + 1000 <= number
-    left = sorted(set(os.listdir()) - {path})
-    found.append(len(left))
-    save(1000 * kill + 1999, nbytes)
-    assert check() == 1000 * kill + 1999
-    assert os.listdir() == [path], os.listdir()
-say(found)
-"""
-
-
-def test_a_kill_at_any_moment_leaves_a_whole_file_and_nothing_else(tmp_path: Path) -> None:
-    seed = random.randrange(1 << 30)
-    print(f"seed {seed}")
-    kills = int(os.environ.get("INGOT_KILLS", "20"))
-    left = run(KILLED, seed, kills, folder=tmp_path).said()
-    # One temporary file at most, and the next save takes it away.
-    assert len(left) == kills
-    assert max(left) <= 1
-
-
-@pytest.fixture(name="small_disk")
-def _small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of 4 MiB."""
-    with small_disk(tmp_path / "disk", 4) as disk:
-        yield disk
 
 
 @pytest.mark.parametrize("options", [{}, {"atomic": False}], ids=["atomic", "in place"])
@@ -125,38 +50,6 @@ def assert_names(fault: OSError, path: Path) -> None:
     assert fault.filename == os.fspath(path)
     assert fault.filename2 is None
     assert ".ingot-" not in f"{fault} {fault.args} {vars(fault)}"
-
-
-@pytest.mark.parametrize("made", ["split", "save_sharded", "convert", "shards", "Writer", "rewrite", "merge"])
-def test_a_full_disk_is_reported_of_the_file_that_was_asked_for(
-    small_disk: Path, tmp_path: Path, made: str
-) -> None:
-    arrays = {"a": numpy.ones(1000, numpy.uint8), "b": numpy.ones(8 << 20, numpy.uint8)}
-    source, folder = tmp_path / "source.safetensors", small_disk / "model"
-    folder.mkdir()
-    ingot.numpy.save_file(arrays, source)
-    one, shard = folder / "m.safetensors", folder / "model-00001-of-00002.safetensors"
-
-    def fill() -> None:
-        with ingot.Writer(one, {"b": arrays["b"]}, overwrite=True) as writer:
-            writer.write("b", arrays["b"])
-            writer.commit()
-
-    make, path = {
-        "split": (lambda: ingot.split(source, folder, 2000), shard),
-        "save_sharded": (lambda: save_sharded(arrays, folder), shard),
-        "convert": (lambda: ingot.convert(source, one), one),
-        "shards": (lambda: ingot.convert(source, folder, max_shard_size=2000), shard),
-        "Writer": (fill, one),
-        "rewrite": (lambda: ingot.rewrite(source, one), one),
-        "merge": (lambda: ingot.merge([source], one), one),
-    }[made]
-    with pytest.raises(ingot.StorageError) as caught:
-        make()
-    assert caught.value.errno == errno.ENOSPC
-    assert_names(caught.value, path)
-    assert caught.value.path == os.fspath(path)
-    assert list(folder.iterdir()) == []
 
 
 def save_sharded(arrays: dict[str, Any], folder: Path) -> None:
@@ -299,3 +192,10 @@ except OSError as fault:
     say([type(fault).__name__, fault.errno])
 """
     assert run(program, folder=tmp_path).said() == ["FileNotFoundError", errno.ENOENT]
+
+
+@pytest.fixture(name="small_disk")
+def _small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 4 MiB."""
+    with small_disk(tmp_path / "disk", 4) as disk:
+        yield disk

@@ -87,29 +87,6 @@ def test_the_same_input_gives_the_same_file(tmp_path: Path, tensors: dict[str, t
     assert (tmp_path / "True").read_bytes() == (tmp_path / "False").read_bytes()
 
 
-def test_digests_of_another_file_are_not_copied_along(
-    tmp_path: Path, tensors: dict[str, torch.Tensor]
-) -> None:
-    path = tmp_path / "file.safetensors"
-    ingot.torch.save_file(tensors, path, {"a": "b"}, checksums="blake3")
-    with ingot.safe_open(path, "pt") as file:
-        metadata = file.metadata()
-    changed = {name: tensor + 1 for name, tensor in tensors.items()}
-    ingot.torch.save_file(changed, path, metadata)
-    with ingot.safe_open(path, "pt") as file:
-        assert file.metadata() == {"a": "b"}
-    ingot.torch.save_file(changed, path, metadata, checksums="xxh3")
-    assert ingot.verify(path).ok
-
-
-@pytest.mark.parametrize("checksums", ["md5", ("blake3", "sha256"), ("modelspec", "crc")])
-def test_checksums_that_cannot_be_kept_are_refused(tmp_path: Path, checksums: object) -> None:
-    with pytest.raises(ingot.OptionError) as caught:
-        ingot.numpy.save_file({"a": np.zeros(3)}, tmp_path / "x", checksums=checksums)
-    assert caught.value.code == "unknown-checksums"
-    assert not (tmp_path / "x").exists()
-
-
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no named pipes here")
 def test_a_pipe_takes_no_file_with_checksums(tmp_path: Path) -> None:
     pipe = tmp_path / "pipe"

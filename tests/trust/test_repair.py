@@ -298,16 +298,6 @@ def test_nothing_is_written_where_no_tensor_is_sound(path: Path, tmp_path: Path)
     assert os.listdir(tmp_path) == [path.name]
 
 
-def test_what_is_there_is_replaced_with_overwrite_only(broken: Path, tmp_path: Path) -> None:
-    destination = tmp_path / "mended.safetensors"
-    destination.write_text("precious")
-    with pytest.raises(FileExistsError):
-        ingot.repair(broken, destination)
-    assert destination.read_text() == "precious"
-    ingot.repair(broken, destination, overwrite=True)
-    assert list(ingot.numpy.load_file(destination)) == ["sound"]
-
-
 def test_a_file_may_be_repaired_in_its_place(broken: Path) -> None:
     with pytest.raises(FileExistsError):
         ingot.repair(broken, broken)

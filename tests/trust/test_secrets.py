@@ -23,6 +23,7 @@ from urllib.parse import unquote
 import click
 import numpy
 import pytest
+from obstore.store import MemoryStore
 
 import ingot
 import ingot.numpy
@@ -81,10 +82,17 @@ def urls(server: Server) -> dict[str, Any]:
         "file": f"file://{USER}@{host}/model.safetensors?{QUERY}",
         "path": Path(http),
         "bytes": http.encode(),
+        # Secrets in the options and the environment alone.
+        **{
+            f"clean-{scheme}": f"{scheme}://bucket/gpt/model.safetensors"
+            for scheme in ("s3", "az", "gs", "hf")
+        },
     }
 
 
 KINDS = tuple(urls(Server(1)))
+# Those by which a server is reached.
+ASKED = tuple(kind for kind in KINDS if kind.startswith(("http", "index", "s3", "az", "gs", "hf", "clean")))
 
 
 # What servers say of what they were sent. ------------------------------------------------------------
@@ -262,6 +270,23 @@ def told(call: Callable[[], object], folder: Path) -> list[str]:
     return texts
 
 
+def turns(number: int, server: Server, place: Path) -> Iterator[tuple[str, str, Path]]:
+    """Each kind of URL with a good answer, and with another one if it reaches the server, in a new folder.
+
+    Every function, by its `number`, meets every kind, and every answer to a URL with secrets. Every kind
+    meets every answer.
+    """
+    bad = [answer for answer in ANSWERS if answer != "good"]
+    pairs = [(kind, "good") for kind in KINDS] + [("http", answer) for answer in bad]
+    pairs += [(kind, bad[(number + at) % len(bad)]) for at, kind in enumerate(ASKED) if kind != "http"]
+    for kind, answer in pairs:
+        server.replace(ANSWERS[answer])
+        folder = place / f"{kind}-{answer}"
+        folder.mkdir()
+        (folder / "good.safetensors").write_bytes(FILE)
+        yield kind, answer, folder
+
+
 def assert_no_secret(texts: list[str]) -> None:
     assert [text for text in texts if MARK in text.lower()] == []
 
@@ -399,28 +424,20 @@ def test_the_functions_that_take_places_are_found() -> None:
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)
-@pytest.mark.parametrize("kind", KINDS)
-def test_no_function_tells_a_secret(name: str, kind: str, server: Server, tmp_path: Path) -> None:
-    server.replace(ANSWERS["good"])
-    (tmp_path / "good.safetensors").write_bytes(FILE)
-    for given in calls(FUNCTIONS[name], urls(server)[kind], tmp_path):
-        assert_no_secret(told(partial(FUNCTIONS[name], **given), tmp_path))
-
-
-@pytest.mark.parametrize("name", FUNCTIONS)
-@pytest.mark.parametrize("answer", ANSWERS)
-def test_no_function_tells_what_a_server_says_again(
-    name: str, answer: str, server: Server, tmp_path: Path
-) -> None:
-    server.replace(ANSWERS[answer])
-    (tmp_path / "good.safetensors").write_bytes(FILE)
-    dirty = [urls(server)[kind] for kind in ("http", "s3-query", "az", "gs")]
-    clean = [f"{scheme}://bucket/gpt/model.safetensors" for scheme in ("s3", "az", "gs", "hf")]
-    for url in dirty + clean:
-        for given in calls(FUNCTIONS[name], url, tmp_path):
-            if "storage_options" in given and url == dirty[0]:
+def test_no_function_tells_a_secret(name: str, server: Server, tmp_path: Path) -> None:
+    for kind, answer, folder in turns([*FUNCTIONS].index(name), server, tmp_path):
+        for given in calls(FUNCTIONS[name], urls(server)[kind], folder):
+            if "storage_options" in given and kind == "http" and answer != "good":
                 given["storage_options"] = {option: OPTIONS[option] for option in ("headers", "retries")}
             assert_no_secret(told(partial(FUNCTIONS[name], **given), tmp_path))
+
+
+def test_a_bar_and_ranges_tell_no_secret(server: Server, tmp_path: Path) -> None:
+    server.replace(ANSWERS["good"])
+    url = urls(server)["http"]
+    shown = told(partial(ingot.hash, url, progress=True), tmp_path)
+    assert any("model.safetensors" in text for text in shown)
+    assert_no_secret([*shown, repr(ingot.Ranges(MemoryStore(), url, nbytes=1))])
 
 
 def test_the_servers_of_these_tests_say_secrets_again(server: Server) -> None:
@@ -452,20 +469,20 @@ WRITERS = {
 
 
 @pytest.mark.parametrize("writer", WRITERS)
-@pytest.mark.parametrize("kind", KINDS)
 def test_a_url_is_refused_as_a_destination_before_anything_is_asked_or_made(
-    writer: str, kind: str, server: Server, tmp_path: Path
+    writer: str, server: Server, tmp_path: Path
 ) -> None:
     function, place = WRITERS[writer]
     (tmp_path / "good.safetensors").write_bytes(FILE)
-    given = arguments(function, {place: urls(server)[kind]}, tmp_path)
-    if "source" in given and "download" in writer:
-        given["source"] = server.url()
-    before, asked = sorted(tmp_path.rglob("*")), len(server.requests)
-    with pytest.raises(ingot.OptionError) as caught:
-        function(**given)
-    assert caught.value.code == ("bad-url" if kind == "file" else "url-for-path")
-    assert (sorted(tmp_path.rglob("*")), len(server.requests)) == (before, asked)
+    for kind, url in urls(server).items():
+        given = arguments(function, {place: url}, tmp_path)
+        if "source" in given and "download" in writer:
+            given["source"] = server.url()
+        before, asked = sorted(tmp_path.rglob("*")), len(server.requests)
+        with pytest.raises(ingot.OptionError) as caught:
+            function(**given)
+        assert caught.value.code == ("bad-url" if kind == "file" else "url-for-path")
+        assert (sorted(tmp_path.rglob("*")), len(server.requests)) == (before, asked)
 
 
 def test_a_url_of_a_file_is_read_and_written_as_its_path_is(tmp_path: Path) -> None:
@@ -542,8 +559,8 @@ TYPED = {
 PLACES = ("path", "paths", "a", "b", "source", "destination", "json_file")
 
 
-def lines(words: str, url: str) -> Iterator[list[str]]:
-    """The command with the URL in all places; then with one too many, and with each option given it."""
+def line(words: str, url: str, *more: str) -> list[str]:
+    """The command with the URL in all places and required options, and more words."""
     command = COMMANDS[words]
     typed = words.split()
     for parameter in command.params:
@@ -552,17 +569,9 @@ def lines(words: str, url: str) -> Iterator[list[str]]:
                 f"say in TYPED what {parameter.name} is"
             )
             typed += [url] if parameter.name in PLACES else TYPED[parameter.name]
-    required = [
-        word
-        for option in _options(command)
-        if option.required
-        for word in (option.opts[0], _value(option, url))
-    ]
-    yield [*typed, *required]
-    yield [*typed, *required, url, url]
-    yield [*typed, *required, "--json"]
-    for option in _options(command):
-        yield [*typed, *required, option.opts[0], *([] if option.is_flag or option.count else [url])]
+    required = [option for option in _options(command) if option.required]
+    typed += [word for option in required for word in (option.opts[0], _value(option, url))]
+    return [*typed, *more]
 
 
 def _options(command: click.Command) -> list[click.Option]:
@@ -580,21 +589,24 @@ def of_command(typed: list[str], folder: Path) -> list[str]:
 
 
 @pytest.mark.parametrize("words", COMMANDS)
-@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "bytes"])
-def test_no_command_tells_a_secret(words: str, kind: str, server: Server, tmp_path: Path) -> None:
-    server.replace(ANSWERS["good"])
-    for typed in lines(words, str(urls(server)[kind])):
-        assert_no_secret(of_command(typed, tmp_path))
+def test_no_command_tells_a_secret(words: str, server: Server, tmp_path: Path) -> None:
+    number = [*COMMANDS].index(words)
+    for kind, _, _ in turns(number, server, tmp_path):
+        if kind == "bytes":
+            continue
+        url = str(urls(server)[kind])
+        for more in ([], [url, url], ["--json"]):
+            assert_no_secret(of_command(line(words, url, *more), tmp_path))
 
 
 @pytest.mark.parametrize("words", COMMANDS)
-@pytest.mark.parametrize("answer", ANSWERS)
-def test_no_command_tells_what_a_server_says_again(
-    words: str, answer: str, server: Server, tmp_path: Path
-) -> None:
-    server.replace(ANSWERS[answer])
-    assert_no_secret(of_command(next(lines(words, str(urls(server)["http"]))), tmp_path))
-    assert_no_secret(of_command(next(lines(words, "hf://me/gpt/model.safetensors")), tmp_path))
+def test_no_command_tells_the_secret_of_an_option(words: str, server: Server, tmp_path: Path) -> None:
+    server.replace(ANSWERS["good"])
+    for number, option in enumerate(_options(COMMANDS[words]), [*COMMANDS].index(words)):
+        for kind in ("http", ASKED[number % len(ASKED)]):
+            url = str(urls(server)[kind])
+            more = [option.opts[0], *([] if option.is_flag or option.count else [url])]
+            assert_no_secret(of_command(line(words, url, *more), tmp_path))
 
 
 @pytest.mark.parametrize("words", ["summary", "check", "doctor", "hash", "ls", "info", "verify", "stats"])
@@ -608,6 +620,6 @@ def test_commands_read_what_is_behind_a_signed_url(words: str, server: Server) -
             good(FILE)(handler, request)
 
     server.replace(signed)
-    ended = run(*next(lines(words, f"{server.url()}?{QUERY}")), *(["--all"] if words == "stats-all" else []))
+    ended = run(*line(words, f"{server.url()}?{QUERY}"))
     assert ended.err == ""
     assert ended.code == (1 if words == "verify" else 0)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib
 import inspect
 import sys
-import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
@@ -17,6 +16,7 @@ import pytest
 import ingot
 import ingot.compat
 import ingot.numpy
+from support.compat import installed
 
 # In the order of their imports: paddle ends the process that has imported tensorflow before.
 NAMES = {"paddle": "paddle", "flax": "jax", "tensorflow": "tensorflow", "mlx": "mlx.core"}
@@ -67,13 +67,8 @@ def without_64_bits_in_jax() -> Iterator[None]:
 
 @pytest.fixture
 def module(framework: str) -> Iterator[ModuleType]:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", RuntimeWarning)
-        ingot.compat.install()
-    try:
+    with installed():
         yield importlib.import_module(f"safetensors.{framework}")
-    finally:
-        ingot.compat.uninstall()
 
 
 def array_of(code: str) -> Any:
@@ -136,17 +131,12 @@ def test_jax_keeps_64_bits_where_it_has_them(code: str, tmp_path: Path) -> None:
     data = ingot.numpy.save({"t": array_of(code)})
     path = tmp_path / "t.safetensors"
     path.write_bytes(data)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", RuntimeWarning)
-        ingot.compat.install()
-    try:
+    with installed():
         flax = importlib.import_module("safetensors.flax")
         with jax.enable_x64(True):
             whole = flax.load_file(path)
             assert handle(path, "flax").get_tensor("t").dtype == whole["t"].dtype == array_of(code).dtype
             assert flax.save(whole) == data
-    finally:
-        ingot.compat.uninstall()
 
 
 def handle(path: Path, framework: str) -> Any:
@@ -166,13 +156,8 @@ def test_what_the_wheel_saves_too_is_the_same_file(framework: str, module: Modul
 @pytest.mark.parametrize("table", ["_TYPES", "_SIZE", "NPDTYPES"])
 def test_the_tables_have_the_keys_of_the_wheels(table: str) -> None:
     pytest.importorskip("paddle")
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", RuntimeWarning)
-        ingot.compat.install()
-    try:
+    with installed():
         ours = getattr(importlib.import_module("safetensors.paddle"), table)
-    finally:
-        ingot.compat.uninstall()
     assert ours.keys() == getattr(importlib.import_module("safetensors.paddle"), table).keys()
 
 

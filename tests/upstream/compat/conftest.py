@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib
 import importlib.metadata
 import importlib.util
-import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,15 +16,13 @@ from modules import REAL
 import ingot
 import ingot.compat
 import ingot.torch
+from support.compat import installed
 
 
 @pytest.fixture
 def compat() -> Iterator[SimpleNamespace]:
     """The modules as a program sees them after `install`."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", RuntimeWarning)
-        ingot.compat.install()
-    try:
+    with installed():
         top = importlib.import_module("safetensors")
         assert top is not REAL.top
         yield SimpleNamespace(
@@ -34,8 +31,6 @@ def compat() -> Iterator[SimpleNamespace]:
             torch=importlib.import_module("safetensors.torch"),
             numpy=importlib.import_module("safetensors.numpy"),
         )
-    finally:
-        ingot.compat.uninstall()
 
 
 @pytest.fixture
