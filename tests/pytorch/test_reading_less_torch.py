@@ -243,6 +243,26 @@ def test_load_into_fills_many_dtypes_at_once(tmp_path: Path, backend: str) -> No
     assert all(tensor.tolist() == [1, 1] for tensor in target.values())
 
 
+def test_load_into_fills_a_tensor_of_two_names_with_the_last(tmp_path: Path, backend: str) -> None:
+    path = tmp_path / "two.safetensors"
+    save_file({"a": torch.zeros(2), "b": torch.ones(2), "c": torch.ones(0), "d": torch.ones(0)}, path)
+    for names in (["a", "b"], ["b", "a"]):
+        tensor = torch.full((2,), 7.0)
+        target = dict.fromkeys(names, tensor) | {"c": torch.ones(0), "d": torch.ones(0)}
+        assert load_into(target, path, backend=backend) == ([], [])
+        assert (tensor.tolist(), tensor._version) == ([float(names[-1] == "b")] * 2, 1)
+
+
+def test_load_into_leaves_a_module_that_lacks_attributes_to_torch(tmp_path: Path) -> None:
+    path = tmp_path / "linear.safetensors"
+    module = torch.nn.Linear(2, 1)
+    save_file({"weight": torch.ones(1, 2), "bias": torch.ones(1)}, path)
+    # As a module that torch 1 pickled.
+    del module._state_dict_pre_hooks
+    with pytest.raises(AttributeError, match="_state_dict_pre_hooks"):
+        load_into(module, path)
+
+
 def test_strict_refuses_before_anything_is_written(tmp_path: Path) -> None:
     path = tmp_path / "part.safetensors"
     save_file({"weight": torch.ones(2, 3), "extra": torch.ones(1)}, path)

@@ -459,19 +459,24 @@ impl Checkpoint {
     /// # Errors
     /// As [`Checkpoint::find`]; [`Error::Interrupted`].
     pub fn find_all(&self, names: &[&str], watch: &dyn Watch) -> Result<Vec<Tensor<'_>>, Error> {
-        let files = self.files_of(names, watch)?;
-        // Whoever names many names them in the order of the data, nearly always: then none is searched for.
+        // Without an index there is only one file.
+        let files = match self.index() {
+            Some(_) => self.files_of(names, watch)?,
+            None => Vec::new(),
+        };
+        let mut found = Vec::with_capacity(names.len());
+        // Many names are nearly always in the order of the data: then none is searched for.
         let mut next = 0;
-        let find = |(&name, file): (&&str, usize)| {
-            let file = self.file(file)?;
+        for (rank, &name) in names.iter().enumerate() {
+            let file = self.file(files.get(rank).copied().unwrap_or(0))?;
             let tensor = match file.tensor(next).filter(|tensor| tensor.entry().name == name) {
                 Some(tensor) => tensor,
                 None => file.find(name)?,
             };
             next = tensor.number() + 1;
-            Ok(tensor)
-        };
-        names.iter().zip(files).map(find).collect()
+            found.push(tensor);
+        }
+        Ok(found)
     }
 
     /// The number of the file that holds the tensor `name`.

@@ -29,6 +29,16 @@ pub(crate) enum Held {
     Given(Given),
 }
 
+impl Held {
+    /// `None` for a dtype that no file has.
+    pub(crate) fn dtype(&self) -> Option<Dtype> {
+        match self {
+            Held::Shown(destination) => Some(destination.dtype),
+            Held::Given((code, ..)) => Dtype::from_code(code),
+        }
+    }
+}
+
 /// The code of a dtype, memory for elements of it (a DLPack capsule or a buffer), and whether its one element is a tensor
 /// without dimensions: Python has no such buffers.
 type Given = (String, Py<PyAny>, bool);
@@ -161,24 +171,21 @@ impl Destination {
         if start.is_null() && nbytes > 0 {
             return Err(PyBufferError::new_err("the destination has no memory"));
         }
-        // Of elements that fill no bytes there are none.
-        let count = [nbytes.checked_div(itemsize).unwrap_or(0)];
-        let step = [isize::try_from(itemsize).map_err(|_| impossible())?];
         let sizes = sizes.iter().filter(|_| strides.is_some());
         let sizes = sizes.map(|&size| usize::try_from(size).ok());
         let sizes = sizes.collect::<Option<Vec<_>>>().ok_or_else(impossible)?;
-        let (sizes, strides) = match strides {
-            Some(strides) => (&sizes[..], strides),
-            None => (&count[..], &step[..]),
+        let memory = match strides {
+            // SAFETY: `StridedDest::new` asks for
+            // - elements that are writable for as long as the result lives: the contract above, for as long as there is
+            //   `owner`, which goes with the result, and only `target` gives that away, for no longer than `self` is borrowed.
+            //   The size of an element was checked, and `from_buffer` asked whether they may be written to; DLPack has no
+            //   word for that. Tried: without either check `test_the_binding_refuses_memory` fails;
+            // - nobody else who writes to them. That no other thread of the program does nobody can prove; the consequence
+            //   are bytes of both.
+            Some(strides) => unsafe { StridedDest::new(start, itemsize, &sizes, strides) },
+            // SAFETY: as above, of `nbytes` bytes of elements in C order.
+            None => unsafe { StridedDest::together(start, nbytes) },
         };
-        // SAFETY: `StridedDest::new` asks for
-        // - elements that are writable for as long as the result lives: the contract above, for as long as there is
-        //   `owner`, which goes with the result, and only `target` gives that away, for no longer than `self` is borrowed.
-        //   The size of an element was checked, and `from_buffer` asked whether they may be written to; DLPack has no
-        //   word for that. Tried: without either check `test_the_binding_refuses_memory` fails;
-        // - nobody else who writes to them. That no other thread of the program does nobody can prove; the consequence
-        //   are bytes of both.
-        let memory = unsafe { StridedDest::new(start, itemsize, sizes, strides) };
         Ok(Destination {
             dtype,
             shape,

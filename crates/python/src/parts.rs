@@ -144,19 +144,25 @@ fn entry<'p>(part: &'p Part<'_>) -> Entry<'p> {
 }
 
 /// Reads the tensors that are asked for into `destinations`, one for each. If there is a `proof` they are whole, and each
-/// is wanted once.
+/// is wanted once. If it `converts`, floats become what their destinations hold.
+#[allow(clippy::too_many_arguments, reason = "one for each keyword that Python has")]
 pub(crate) fn fill<'py>(
     py: Python<'py>,
     checkpoint: &Checkpoint,
     wanted: &Wanted<'py>,
     destinations: &Destinations,
+    converts: bool,
     proof: Option<Proof>,
     options: &ReadOptions,
     signals: Signals,
 ) -> PyResult<()> {
-    let parts = parts(py, checkpoint, wanted)?;
+    let held = destinations.take()?;
+    let parts = match converts {
+        true => parts_as(py, checkpoint, wanted, |rank| held.get(rank)?.dtype())?,
+        false => parts(py, checkpoint, wanted)?,
+    };
     // Zipped this way round, so that the list is used again for what is made of it.
-    let held = destinations.take()?.into_iter().zip(&parts);
+    let held = held.into_iter().zip(&parts);
     let mut destinations = held
         .map(|(held, part)| destination(py, part, held))
         .collect::<PyResult<Vec<_>>>()?;
@@ -193,14 +199,28 @@ fn destination(py: Python<'_>, part: &Part<'_>, held: Held) -> PyResult<Destinat
 }
 
 fn parts<'a>(py: Python<'_>, checkpoint: &'a Checkpoint, wanted: &Wanted<'_>) -> PyResult<Vec<Part<'a>>> {
+    parts_as(py, checkpoint, wanted, |rank| wanted.dtype(rank))
+}
+
+/// The parts that are wanted, each as what `dtype` returns for its rank.
+fn parts_as<'a>(
+    py: Python<'_>,
+    checkpoint: &'a Checkpoint,
+    wanted: &Wanted<'_>,
+    dtype: impl Fn(usize) -> Option<Dtype>,
+) -> PyResult<Vec<Part<'a>>> {
     wanted.check()?;
-    let names = wanted.names.iter().map(|name| name.to_str());
-    let names = names.collect::<PyResult<Vec<_>>>()?;
-    let part = |(rank, tensor)| {
-        Part::new(tensor, &wanted.index(rank)?, wanted.dtype(rank)).map_err(|error| raise(py, &error))
-    };
-    let tensors = found(py, checkpoint, &names)?.into_iter();
-    tensors.enumerate().map(part).collect()
+    // Not collected: vectors of results grow step by step, which takes longer than all else here.
+    let mut names = Vec::with_capacity(wanted.names.len());
+    for name in &wanted.names {
+        names.push(name.to_str()?);
+    }
+    let mut parts = Vec::with_capacity(names.len());
+    for (rank, tensor) in found(py, checkpoint, &names)?.into_iter().enumerate() {
+        let part = Part::new(tensor, &wanted.index(rank)?, dtype(rank));
+        parts.push(part.map_err(|error| raise(py, &error))?);
+    }
+    Ok(parts)
 }
 
 /// What stands between the brackets; `None` for all of a tensor.

@@ -12,7 +12,7 @@ from ingot.errors import OptionError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Container, Iterable, Mapping
+    from collections.abc import Collection, Container, Iterable, Mapping
     from typing import Any
 
     from ingot._base.keys import Selector, Tensors
@@ -126,9 +126,12 @@ class Selected(NamedTuple, Generic[Tensor]):
         checkpoint: Checkpoint,
         option: str,
         mapping: Mapping[str, Any],
-        names: Container[str],
+        names: Collection[str],
         others: Container[str],
     ) -> None:
+        if [*mapping] == [*names]:
+            # So it is if all of a file are filled. Names are compared faster than they are looked up.
+            return
         given: dict[str, str] = {
             label: name for name, labels in (self.several or {}).items() for label in labels
         }

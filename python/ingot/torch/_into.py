@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from contextlib import suppress
 from itertools import filterfalse
 from typing import Any, NamedTuple
 
@@ -48,10 +49,21 @@ class IncompatibleKeys(NamedTuple):
 
 
 class Fitting(NamedTuple):
-    """The tensors to fill, each once, and the name in the file of each."""
+    """The tensors to fill, and the name in the file of each. Two names may have one tensor."""
 
     tensors: dict[str, torch.Tensor]
     sources: list[str]
+    # All tensors of the target, in its order.
+    own: Mapping[str, torch.Tensor]
+
+    def each_once(self) -> Fitting:
+        """Return the last name of each tensor in the order of the target, as if each was copied in turn."""
+        ties = _ties(self.tensors)
+        last = {ties[name]: name for name in self.own if name in self.tensors}
+        kept = set(last.values())
+        pairs = zip(self.tensors.items(), self.sources, strict=True)
+        sources = {name: source for (name, _), source in pairs if name in kept}
+        return Fitting({name: self.tensors[name] for name in sources}, [*sources.values()], self.own)
 
 
 def fitting(
@@ -77,9 +89,8 @@ def fitting(
         chosen = Selected(how.keys, how.drop).names(checkpoint, aliases)
         # In the order of the file, in which names are found without a search.
         selected = {name: source for name, source in stored.items() if name in chosen}
-    unexpected = [*filterfalse(own.__contains__, selected)]
-    both = filter(own.__contains__, selected) if unexpected else selected
-    taken = {name: own[name] for name in both}
+    taken = {name: own[name] for name in selected if name in own}
+    unexpected = [*filterfalse(own.__contains__, selected)] if len(taken) < len(selected) else []
     missing = [*filterfalse(stored.__contains__, own)] if len(taken) < len(own) else []
     if missing:
         ties = _ties(own)
@@ -91,27 +102,9 @@ def fitting(
         first = f"{in_file(checkpoint)}the file and the {kind} do not have the same tensors:"
         raise RuntimeError("\n".join([first, *differences(lists, stored, own)]))
     refuse_captured(name for name in own if name in taken)
-    once = taken if _are_distinct(taken) else _each_once(own, taken)
-    return Fitting(once, list(map(stored.__getitem__, once))), IncompatibleKeys(missing, unexpected)
-
-
-def _are_distinct(tensors: Mapping[str, torch.Tensor]) -> bool:
-    """Return whether each tensor has memory of its own. False also if only `_ties` can find out."""
-    if not set(map(type, tensors.values())) <= PLAIN_CLASSES:
-        return False
-    try:
-        addresses = set(map(torch.Tensor.data_ptr, tensors.values()))
-    except RuntimeError:
-        return False
-    return len(addresses) == len(tensors)
-
-
-def _each_once(own: Mapping[str, torch.Tensor], taken: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Return the last name of each tensor in the order of `own`, as if each was copied in turn."""
-    names = [name for name in own if name in taken]
-    ties = _ties(taken)
-    last = {ties[name]: name for name in names}
-    return {name: taken[name] for name in last.values()}
+    found = Fitting(taken, [*map(aliases.get, taken, taken)] if aliases else [*taken], own)
+    # The names of one tensor in the file are nearly always those of one tensor here.
+    return found.each_once() if aliases else found, IncompatibleKeys(missing, unexpected)
 
 
 def load_fitting(checkpoint: Checkpoint, found: Fitting, reads: Reads, dtype: str | None = None) -> None:
@@ -121,26 +114,24 @@ def load_fitting(checkpoint: Checkpoint, found: Fitting, reads: Reads, dtype: st
     """
     if not _read_at_once(checkpoint, found, reads, dtype):
         places = slots(checkpoint, found)
-        read(*proven(checkpoint, found.sources, reads), places, dtype)
+        read(*proven(checkpoint, [one.source for one in places], reads), places, dtype)
 
 
 def _read_at_once(checkpoint: Checkpoint, found: Fitting, reads: Reads, dtype: str | None) -> bool:
     """Fill the tensors by one plan. Returns False, with nothing read, if `slots` has to look at each."""
     tensors = found.tensors
-    dtypes = list(map(_dtype, tensors.values()))
-    kinds = set(dtypes)
-    if not kinds <= _CODES.keys() or not _are_plain(tensors):
+    if not _are_plain(tensors):
         return False
-    codes = list(map(_CODES.__getitem__, dtypes if len(kinds) > 1 else kinds))
-    if dtype is not None and not {dtype}.issuperset(set(codes).intersection(FLOATS)):
-        return False
-    wanted = Wanted(found.sources, None, codes if len(kinds) > 1 else next(iter(codes), None))
+    if dtype is not None:
+        codes = {_CODES.get(kind) for kind in set(map(_dtype, tensors.values()))}
+        if not codes.isdisjoint(set(FLOATS) - {dtype}):
+            return False
     try:
         places = destinations(tensors)
         if len(places) < len(tensors):
             return False
         with writing(tensors.values()):
-            fill(checkpoint, wanted, places, reads)
+            fill(checkpoint, Wanted(found.sources), places, reads, converts=True)
     except (DestinationError, DtypeError):
         # Both come before the first byte is read. `slots` names the tensor, or torch converts it.
         return False
@@ -154,6 +145,7 @@ def _are_plain(tensors: Mapping[str, torch.Tensor]) -> bool:
 
 def slots(checkpoint: Checkpoint, found: Fitting) -> list[Slot]:
     """Return a slot for each tensor. Raises `DestinationError` for the first that cannot be filled."""
+    found = found.each_once()
     pairs = [*zip(found.tensors.items(), found.sources, strict=True)]
     for (name, tensor), source in pairs:
         refuse_shapeless(name, tensor)
@@ -190,12 +182,15 @@ def slot(name: str, source: str, tensor: torch.Tensor) -> Slot:
 def tensors_of(target: torch.nn.Module | Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """Return the tensors of a dict, or those that a module's `state_dict` has, under the same names."""
     if isinstance(target, torch.nn.Module):
-        state = _state(target)
-        if state is None:
-            _refuse_flat(target)
-            # Without a detached copy of each, which lacks the attributes of a CheckpointableTensor.
-            state = target.state_dict(keep_vars=True)
-            _refuse_copies(target, state)
+        # What an old torch pickled may lack attributes of a module.
+        with suppress(KeyError):
+            state = _state(target)
+            if state is not None:
+                return state
+        _refuse_flat(target)
+        # Without a detached copy of each, which lacks the attributes of a CheckpointableTensor.
+        state = target.state_dict(keep_vars=True)
+        _refuse_copies(target, state)
         # Extra state is whatever a module says it is; no file of tensors has it.
         return {name: value for name, value in state.items() if _is_tensor(name, value)}
     own = dict(target)
@@ -213,32 +208,33 @@ def _state(module: torch.nn.Module) -> dict[str, torch.Tensor] | None:
     makes a view of each tensor, which takes as long as loading many small ones twice.
     """
     found: dict[str, torch.Tensor] = {}
-    known: dict[type, bool] = {}
+    ordinary: set[type] = set()
     left = [("", module)]
+    # Written out, with few calls: a model may have more modules than tensors.
     while left:
         prefix, one = left.pop()
-        kind = type(one)
-        is_ordinary = known.get(kind)
-        if is_ordinary is None:
-            # A scripted module keeps its tensors elsewhere.
-            is_ordinary = known[kind] = not issubclass(kind, torch.jit.ScriptModule) and all(
-                getattr(kind, name) is method for name, method in _STATE_METHODS
-            )
+        if type(one) not in ordinary:
+            if not _is_ordinary(type(one)):
+                return None
+            ordinary.add(type(one))
         own = one.__dict__
         if (
-            not is_ordinary
-            or own.get("_state_dict_hooks", True)
-            or own.get("_state_dict_pre_hooks", True)
-            or not own.keys().isdisjoint(_STATE_NAMES)
+            "state_dict" in own
+            or "_save_to_state_dict" in own
+            or "get_extra_state" in own
+            or own["_state_dict_hooks"]
+            or own["_state_dict_pre_hooks"]
         ):
             return None
-        tensors = own["_parameters"]
-        if buffers := own["_buffers"]:
+        if tensors := own["_parameters"]:
+            for name, tensor in tensors.items():
+                if tensor is not None:
+                    found[prefix + name] = tensor
+        if tensors := own["_buffers"]:
             passing = own["_non_persistent_buffers_set"]
-            tensors = tensors | {name: buffer for name, buffer in buffers.items() if name not in passing}
-        for name, tensor in tensors.items():
-            if tensor is not None:
-                found[prefix + name] = tensor
+            for name, tensor in tensors.items():
+                if tensor is not None and name not in passing:
+                    found[prefix + name] = tensor
         if inner := own["_modules"]:
             left += [
                 (f"{prefix}{name}.", module) for name, module in reversed(inner.items()) if module is not None
@@ -246,12 +242,13 @@ def _state(module: torch.nn.Module) -> dict[str, torch.Tensor] | None:
     return found if set(map(type, found.values())) <= PLAIN_CLASSES else None
 
 
-# What `state_dict` consists of, in classes that do not change it.
-_STATE_METHODS = [
-    (name, getattr(torch.nn.Module, name))
-    for name in ("state_dict", "_save_to_state_dict", "get_extra_state")
-]
-_STATE_NAMES = frozenset(name for name, _ in _STATE_METHODS)
+def _is_ordinary(kind: type[torch.nn.Module]) -> bool:
+    """Return whether a class does not change what `state_dict` consists of."""
+    # A scripted module keeps its tensors elsewhere.
+    return not issubclass(kind, torch.jit.ScriptModule) and all(
+        getattr(kind, name) is getattr(torch.nn.Module, name)
+        for name in ("state_dict", "_save_to_state_dict", "get_extra_state")
+    )
 
 
 def _is_tensor(name: str, value: object) -> bool:

@@ -57,6 +57,17 @@ impl<'a> StridedDest<'a> {
         Some(StridedDest::of(start, dims, block, nbytes))
     }
 
+    /// `nbytes` bytes that lie together. `None` if `start` is null and there are some.
+    ///
+    /// # Safety
+    /// As for [`StridedDest::new`].
+    #[must_use]
+    pub unsafe fn together(start: *mut u8, nbytes: usize) -> Option<StridedDest<'a>> {
+        let start = NonNull::new(start).filter(|_| nbytes > 0);
+        (start.is_some() || nbytes == 0)
+            .then(|| StridedDest::of(start.unwrap_or(NonNull::dangling()), Vec::new(), nbytes, nbytes))
+    }
+
     /// The same over all of `memory`, of which none is left over but what the strides step over.
     #[cfg(any(test, feature = "fuzzing"))]
     pub(crate) fn over(
@@ -358,5 +369,9 @@ mod tests {
         assert!(empty.is_empty());
         // SAFETY: null is allowed.
         assert!(unsafe { StridedDest::new(std::ptr::null_mut(), 4, &[2, 1], &[4, 4]) }.is_none());
+        // SAFETY: there are no elements.
+        assert!(unsafe { StridedDest::together(std::ptr::null_mut(), 0) }.is_some());
+        // SAFETY: null is allowed.
+        assert!(unsafe { StridedDest::together(std::ptr::null_mut(), 4) }.is_none());
     }
 }

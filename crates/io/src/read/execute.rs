@@ -140,6 +140,19 @@ fn cut<'p, 'd>(
     let most = (chunk_nbytes / cost / stored.max(wanted)).max(1) * wanted;
     let border = most.min(HUGE_PAGE_NBYTES);
     let mut runs = Runs::of(piece);
+    if gap == 0 && (1..=most).contains(&dest.len()) {
+        // Most of many pieces are one chunk.
+        let begin = runs.begin();
+        chunks.push(Chunk {
+            file: piece.file,
+            cost: dest.len().saturating_mul(cost),
+            span: begin..begin,
+            runs,
+            converted: piece.converted,
+            dest,
+        });
+        return;
+    }
     let mut rest = dest;
     while rest.len() > 0 {
         let first = match &rest {
