@@ -654,6 +654,21 @@ def replace_tensor(
     durable: bool,
     progress: Callable[[int, int], object] | None,
 ) -> None: ...
+def identity(
+    url: str, storage_options: Mapping[str, Any] | None = None
+) -> (
+    tuple[
+        str,
+        tuple[str | None, str | None, str | None, str | None, float | None, str | None, str | None] | None,
+    ]
+    | None
+):
+    """Return the setting that holds the identity of requests for `url`, and the identity; None without one.
+
+    The identity has the fields of `ingot.typing.Identity` in their order. It is None for a signed query, a
+    key of Azure, a password and a token for the Hub or a URL.
+    """
+
 def check_storage_options(given: Mapping[str, Any]) -> None:
     """Raise `OptionError` or `TypeError` for options that are unknown or have a value of the wrong kind."""
 

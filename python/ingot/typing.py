@@ -8,6 +8,10 @@ from typing import Any, Literal, Protocol, TypedDict
 
 from ._native import TensorInfo
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from datetime import datetime
+
 __all__ = [
     "Algorithm",
     "Align",
@@ -26,6 +30,7 @@ __all__ = [
     "Framework",
     "Glob",
     "HeaderOptions",
+    "Identity",
     "Keys",
     "LoadOptions",
     "NoOptions",
@@ -504,6 +509,28 @@ class ShardOptions(TypedDict, total=False):
     filename_pattern: str
 
 
+class Identity(TypedDict, total=False):
+    """What the callable in ``storage_options={"credentials": …}`` returns.
+
+    It is a dict of these, or an object with them as attributes: keys for S3, a token for every other store. A
+    provider of obstore returns such a dict.
+    """
+
+    #: Keys of S3, or HMAC keys of Google's store. Requests are signed with them.
+    access_key_id: str
+    secret_access_key: str
+    #: The session of temporary keys; `token` beside keys means the same.
+    session_token: str | None
+    #: Sent as ``Authorization: Bearer …``.
+    token: str | None
+    #: When it expires: a datetime with a time zone, or seconds since 1970. The callable is called again five
+    #: minutes before. Without it, the answer is used for an hour.
+    expires_at: datetime | float | None
+    #: The region and the endpoint of S3, unless `storage_options` names them.
+    region: str | None
+    endpoint: str | None
+
+
 class StorageOptions(TypedDict, total=False):
     """What `storage_options` may hold. All of it is optional.
 
@@ -515,6 +542,11 @@ class StorageOptions(TypedDict, total=False):
     #: Sent as ``Authorization: Bearer …``; beside an `access_key_id` of S3, its `session_token`. By default,
     #: and with True, what the environment has for the kind of URL (docs/guides/credentials.md). False: none.
     token: str | bool | None
+    #: A callable without arguments that returns keys or a token (`Identity`), for every kind of URL. It is
+    #: called on a thread of its own: before the first request, again before the answer expires, after a store
+    #: refused it as expired or unknown, and in a child of a fork. A handle whose callable cannot be pickled
+    #: cannot be pickled. No other identity may be given beside it.
+    credentials: Callable[[], Identity | object]
     #: Headers to send besides.
     headers: dict[str, str]
     #: Seconds for a connection to come about, through a proxy too; 10 by default.
@@ -533,9 +565,9 @@ class StorageOptions(TypedDict, total=False):
     #: Follow redirects to other hosts and ports outside of the public internet too: on this machine, in
     #: private networks, the services of a cloud. False by default.
     allow_private_redirects: bool
-    #: Where the service is: S3 (``AWS_ENDPOINT_URL_S3``, ``AWS_ENDPOINT_URL`` or that of the profile by
-    #: default), the Hub (``HF_ENDPOINT``), Google (``STORAGE_EMULATOR_HOST``) or Azure
-    #: (``AZURE_STORAGE_ENDPOINT``).
+    #: Where the service is: S3 (that of `credentials` or of the profile, ``AWS_ENDPOINT_URL_S3``,
+    #: ``AWS_ENDPOINT_URL`` by default), the Hub (``HF_ENDPOINT``), Google (``STORAGE_EMULATOR_HOST``) or
+    #: Azure (``AZURE_STORAGE_ENDPOINT``).
     endpoint: str
     #: The region of the bucket; ``AWS_REGION``, ``AWS_DEFAULT_REGION``, that of the profile or ``us-east-1``.
     region: str
@@ -549,11 +581,12 @@ class StorageOptions(TypedDict, total=False):
     secret_access_key: str
     session_token: str
     #: The profile of ``~/.aws/config`` and ``~/.aws/credentials`` that is used instead of what the
-    #: environment holds; ``AWS_PROFILE`` by default.
+    #: environment holds; ``AWS_PROFILE`` by default. botocore reads it (extra ``s3``).
     profile: str
     #: Pay for what is read, as some buckets of S3 ask of their readers; ``AWS_REQUEST_PAYER`` by default.
     request_payer: bool
-    #: A JSON file of credentials of Google: of a service account, a person, an external account.
+    #: A JSON file of credentials of Google: of a service account, a person, an external account. google-auth
+    #: reads it (extra ``gcs``).
     credentials_file: str | PathLike[str]
     #: The account of Azure (``AZURE_STORAGE_ACCOUNT_NAME``), and what opens it: its key, a signed query, or
     #: all of these in one text.
@@ -562,7 +595,7 @@ class StorageOptions(TypedDict, total=False):
     sas_token: str
     connection_string: str
     #: The application of Azure that reads, with its directory and its secret; `client_id` alone names a
-    #: managed identity.
+    #: managed identity. azure-identity requests its token (extra ``azure``).
     client_id: str
     tenant_id: str
     client_secret: str

@@ -275,6 +275,9 @@ def service_silent(scheme: str, variable: str, path: str) -> Callable[[Peers], C
         named = service.removeprefix("http://") if variable == "GCE_METADATA_HOST" else service
         peers.patch.delenv("NO_GCE_CHECK", raising=False)
         peers.patch.setenv(variable, named + path)
+        if variable == "GCE_METADATA_HOST":
+            # google-auth reads it when it is imported.
+            peers.patch.setattr("google.auth.compute_engine._metadata._GCE_METADATA_HOST", named)
         store = peers.serve(good(DATA)).removesuffix("/model.safetensors")
         return load(f"{scheme}://bucket/key", endpoint=store)
 

@@ -40,6 +40,8 @@ class Cloud:
 
     def __init__(self) -> None:
         self.server = Server(0)
+        #: The same behind TLS, for those who ask over nothing else.
+        self.authority = Server(0)
         #: The secret and the session of each key of Amazon's kind, by its name.
         self.keys: dict[str, tuple[str, str | None]] = {}
         self.tokens: set[str] = set()
@@ -239,6 +241,15 @@ class Cloud:
     def _azure(self, path: str, request: Request, query: dict[str, str], form: dict[str, str]) -> str:
         from google.auth import jwt
 
+        if path.endswith("/.well-known/openid-configuration"):
+            tenant = f"https://{request.headers['host']}/{path.split('/')[1]}"
+            return json.dumps(
+                {
+                    "issuer": f"{tenant}/v2.0",
+                    "token_endpoint": f"{tenant}/oauth2/v2.0/token",
+                    "authorization_endpoint": f"{tenant}/oauth2/v2.0/authorize",
+                }
+            )
         if path.endswith("/oauth2/v2.0/token"):
             assert form["grant_type"] == "client_credentials"
             assert form["scope"] == "https://storage.azure.com/.default"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 import os
 import random
 import re
@@ -14,7 +13,6 @@ from collections.abc import Iterator
 from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
-from urllib.parse import parse_qs
 
 import numpy as np
 import pytest
@@ -165,55 +163,6 @@ def test_google_has_each_key_at_the_address_that_we_ask_for(proxy: Server) -> No
         ingot.safe_open(f"gs://models/{key}", "np", storage_options=options)
         assert {request.path for request in proxy.requests} == {bucket.blob(key).public_url}, key
     client.close()
-
-
-def test_a_service_account_of_google_asks_as_google_auth_does(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    accounts = pytest.importorskip("google.oauth2.service_account", reason="google-auth is not installed")
-    from cryptography.hazmat.primitives import serialization as form
-    from cryptography.hazmat.primitives.asymmetric import rsa
-    from google.auth import jwt
-
-    asked: list[dict[str, list[str]]] = []
-
-    def answer(handler: Handler, request: Request) -> None:
-        if request.path != "/token":
-            handler.part(DATA, request)
-            return
-        asked.append(parse_qs(handler.rfile.read(int(request.headers["content-length"])).decode()))
-        text = json.dumps({"access_token": "ya29.token", "expires_in": 3600}).encode()
-        handler.head(200, Content_Length=len(text))
-        handler.body(text)
-
-    key = rsa.generate_private_key(65537, 2048)
-    pem = key.private_bytes(form.Encoding.PEM, form.PrivateFormat.PKCS8, form.NoEncryption())
-    with serving(answer) as server:
-        account = {
-            "type": "service_account",
-            "client_email": "me@x.iam",
-            "private_key_id": "k1",
-            "private_key": pem.decode(),
-            "token_uri": server.url("/token"),
-        }
-        (tmp_path / "account.json").write_text(json.dumps(account))
-        monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(tmp_path / "account.json"))
-        ingot.safe_open("gs://b/k", "np", storage_options={**QUICK, "endpoint": server.url("")})
-        assert server.requests[-1].headers["authorization"] == "Bearer ya29.token"
-    assert [body["grant_type"] for body in asked] == [["urn:ietf:params:oauth:grant-type:jwt-bearer"]]
-
-    scope = "https://www.googleapis.com/auth/devstorage.read_only"
-    theirs = accounts.Credentials.from_service_account_info(account, scopes=[scope])
-    head, claim, signed, signature = jwt._unverified_decode(asked[0]["assertion"][0])
-    their_head, their_claim, _, _ = jwt._unverified_decode(theirs._make_authorization_grant_assertion())
-    assert head == their_head
-    assert claim["exp"] - claim["iat"] == their_claim["exp"] - their_claim["iat"]
-    # They name the service of Google there, whatever the file says; it is where the claim is shown.
-    assert claim["aud"] == account["token_uri"]
-    same = {"iat": claim["iat"], "exp": claim["exp"], "aud": claim["aud"]}
-    assert claim == {**their_claim, **same}
-    # Signatures with RSA of this kind have no chance in them.
-    assert signature == theirs.signer.sign(signed)
 
 
 def test_a_redirect_takes_no_authorization_where_requests_takes_none(tmp_path: Path) -> None:

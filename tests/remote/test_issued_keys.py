@@ -1,11 +1,8 @@
-"""Keys that are issued for a while, by services on loopback that answer as Amazon's and Google's do."""
+"""Keys that are issued for a while, by services on loopback that answer as Amazon's do."""
 
 from __future__ import annotations
 
-import base64
 import json
-import shutil
-import subprocess
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from urllib.parse import parse_qs
@@ -24,7 +21,6 @@ VARIABLES = [
     *("AWS_WEB_IDENTITY_TOKEN_FILE", "AWS_ROLE_ARN", "AWS_CONTAINER_CREDENTIALS_RELATIVE_URI"),
     *("AWS_CONTAINER_CREDENTIALS_FULL_URI", "AWS_CONTAINER_AUTHORIZATION_TOKEN"),
     *("AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE", "AWS_EC2_METADATA_SERVICE_ENDPOINT"),
-    *("GOOGLE_OAUTH_ACCESS_TOKEN", "CLOUDSDK_AUTH_ACCESS_TOKEN", "GOOGLE_APPLICATION_CREDENTIALS"),
 ]
 
 
@@ -187,97 +183,3 @@ def test_n18_who_wants_to_be_nobody_asks_nobody(monkeypatch: pytest.MonkeyPatch)
         ingot.safe_open("s3://b/k", "np", storage_options=options)
         assert service.requests == []
         assert "authorization" not in bucket.requests[0].headers
-
-
-# Google's
-
-
-def decoded(part: str) -> bytes:
-    return base64.urlsafe_b64decode(part + "=" * (-len(part) % 4))
-
-
-def test_a_service_account_signs_what_it_asks_for(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    openssl = shutil.which("openssl")
-    if openssl is None:
-        pytest.skip("openssl is not installed")
-
-    def run(*arguments: str) -> None:
-        subprocess.run([openssl, *arguments], check=True, capture_output=True, cwd=tmp_path)
-
-    run("genpkey", "-algorithm", "RSA", "-pkeyopt", "rsa_keygen_bits:2048", "-out", "key.pem")
-    run("pkey", "-in", "key.pem", "-pubout", "-out", "public.pem")
-    forms: list[dict[str, list[str]]] = []
-
-    def answer(handler: Handler, request: Request) -> None:
-        forms.append(parse_qs(handler.rfile.read(int(request.headers["content-length"])).decode()))
-        answered(handler, json.dumps({"access_token": "ya29.x", "expires_in": 3599, "token_type": "Bearer"}))
-
-    with serving(answer) as service, serving(good(DATA)) as bucket:
-        account = {
-            "type": "service_account",
-            "client_email": "me@x.iam",
-            "private_key_id": "k1",
-            "private_key": (tmp_path / "key.pem").read_text(),
-            "token_uri": service.url("/token"),
-        }
-        (tmp_path / "account.json").write_text(json.dumps(account))
-        monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(tmp_path / "account.json"))
-        for _ in range(2):
-            ingot.safe_open("gs://b/k", "np", storage_options={"endpoint": bucket.url("")})
-        assert [request.headers["authorization"] for request in bucket.requests] == ["Bearer ya29.x"] * 2
-    assert len(forms) == 1
-    assert forms[0]["grant_type"] == ["urn:ietf:params:oauth:grant-type:jwt-bearer"]
-    head, body, signature = forms[0]["assertion"][0].split(".")
-    assert json.loads(decoded(head)) == {"alg": "RS256", "typ": "JWT", "kid": "k1"}
-    claim = json.loads(decoded(body))
-    assert (claim["iss"], claim["aud"]) == ("me@x.iam", service.url("/token"))
-    assert claim["scope"].endswith("devstorage.read_only")
-    assert claim["exp"] - claim["iat"] == 3600
-    (tmp_path / "signed").write_text(f"{head}.{body}")
-    (tmp_path / "signature").write_bytes(decoded(signature))
-    run("dgst", "-sha256", "-verify", "public.pem", "-signature", "signature", "signed")
-
-
-def test_a_person_who_logged_in_is_given_a_token(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    def answer(handler: Handler, request: Request) -> None:
-        form = parse_qs(handler.rfile.read(int(request.headers["content-length"])).decode())
-        assert form["grant_type"] == ["refresh_token"]
-        answered(handler, json.dumps({"access_token": f"of-{form['refresh_token'][0]}", "expires_in": 3599}))
-
-    with serving(answer) as service, serving(good(DATA)) as bucket:
-        person = {
-            "type": "authorized_user",
-            "client_id": "c",
-            "client_secret": "hunter2",
-            "refresh_token": "1//r",
-            "token_uri": service.url("/token"),
-        }
-        (tmp_path / "person.json").write_text(json.dumps(person))
-        monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(tmp_path / "person.json"))
-        ingot.safe_open("gs://b/k", "np", storage_options={"endpoint": bucket.url("")})
-        assert bucket.requests[0].headers["authorization"] == "Bearer of-1//r"
-
-
-@pytest.mark.parametrize(
-    ("text", "why"),
-    [
-        ("{", "is no JSON"),
-        ('{"type": "external_account"}', "audience"),
-        ('{"type": "gdch_service_account"}', "gdch_service_account"),
-        ('{"type": "service_account", "client_email": "x"}', "private_key"),
-        ('{"type": "service_account", "client_email": "x", "private_key": "hunter2"}', "private key of x"),
-        (
-            '{"type": "authorized_user", "client_id": "c", "client_secret": "hunter2", "refresh_token": "r", '
-            '"token_uri": "http://elsewhere.example/token"}',
-            "https://",
-        ),
-    ],
-)
-def test_credentials_that_cannot_be_used_are_said_without_what_is_secret(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, text: str, why: str
-) -> None:
-    (tmp_path / "account.json").write_text(text)
-    monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(tmp_path / "account.json"))
-    with pytest.raises(ingot.OptionError, match=why) as caught:
-        ingot.safe_open("gs://b/k", "np")
-    assert "hunter2" not in str(caught.value)

@@ -133,7 +133,7 @@ def test_the_names_of_gcsfs_and_adlfs() -> None:
 @pytest.mark.parametrize(
     ("options", "why"),
     [
-        ({"retriez": 1}, "`retriez` is unknown: expected one of token, headers, "),
+        ({"retriez": 1}, "`retriez` is unknown: expected one of token, credentials, headers, "),
         ({"client_kwargs": {"s3cret": "s3cret"}}, "is unknown: expected one of"),
         ({"key": "s3cret", "access_key_id": "s3cret"}, "key and access_key_id are the same option"),
         ({"endpoint": "http://h", "client_kwargs": {"endpoint_url": "http://h"}}, "are the same option"),

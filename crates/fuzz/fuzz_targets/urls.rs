@@ -3,7 +3,7 @@
 #![no_main]
 
 use ingot_remote::fuzzing::{Address, addresses, told};
-use ingot_remote::{Location, RemoteOptions, is_url, redacted, url_file_name, was_url};
+use ingot_remote::{Location, RemoteOptions, StopFlag, is_url, redacted, url_file_name, was_url};
 use libfuzzer_sys::arbitrary::{Result, Unstructured};
 use libfuzzer_sys::fuzz_target;
 use url::{Host, Url};
@@ -170,7 +170,7 @@ fn is_shown_without_secrets(text: &str) {
         return;
     }
     let mut shown = vec![redacted(text), url_file_name(text)];
-    match Location::find(text, &RemoteOptions::default()) {
+    match Location::find(text, &RemoteOptions::default(), StopFlag::never()) {
         Ok(Location::Remote(remote)) => shown.push(remote.shown.clone()),
         Ok(Location::Cached(..)) => {}
         Err(fault) => shown.extend([fault.to_string(), format!("{fault:?}")]),

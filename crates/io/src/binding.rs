@@ -26,8 +26,8 @@ pub use crate::read::prefetch::{Fetched, Prefetch, Request};
 pub use crate::read::read::{StridedView, fill, read_to, warm_tensors};
 #[cfg(feature = "remote")]
 pub use crate::remote::{
-    REMOTE_HEADER_NBYTES, fetch_beside, hash_url, hub_headers, is_url, local_path, planned_download,
-    read_url, redacted, url_file_name, was_url,
+    REMOTE_HEADER_NBYTES, fetch_beside, hash_url, hub_headers, identity, is_url, local_path,
+    planned_download, read_url, redacted, url_file_name, was_url,
 };
 pub use crate::save::{Pieces, Snapshot, check_destination, replace_file};
 pub use crate::source::{FileSource, Given, ReadAt};

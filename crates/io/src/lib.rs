@@ -220,7 +220,10 @@ pub use payload::{Payload, Produce};
 pub use read::part::Part;
 pub use read::read::read;
 #[cfg(feature = "remote")]
-pub use remote::{DownloadOptions, Downloaded, Fault, RemoteOptions, Secret, Token, download};
+pub use remote::{
+    Credential, Credentials, DownloadOptions, Downloaded, Fault, Identity, Keys, RemoteOptions, Secret,
+    Token, Wanted, download,
+};
 pub use save::save;
 pub use source::{MemorySource, Source};
 pub use verify::{Compared, Definition, Mismatch, Report, hash, verify};

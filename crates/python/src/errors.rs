@@ -57,7 +57,11 @@ pub(crate) fn raise(py: Python<'_>, error: &Error) -> PyErr {
         // Failures that a later version of ingot-io adds are still ours.
         _ => "SafetensorError",
     };
-    let ours = ours(py, class, error);
+    of_object(py, ours(py, class, error), error)
+}
+
+/// `ours`, with what an object raised as its cause, or that instead.
+fn of_object(py: Python<'_>, ours: PyErr, error: &Error) -> PyErr {
     match object_fault::raised(error) {
         // The user's wish, or the end of the program; or words of our own.
         Some(raised) if !raised.is_instance_of::<PyException>(py) || is_ours(raised, py) => {
@@ -213,7 +217,7 @@ fn remote_error(py: Python<'_>, error: &Error, path: &Path, source: &std::io::Er
         _ if fault.is_misuse() => return ours(py, "OptionError", error),
         std::io::ErrorKind::NotFound if fault.is_answer() => "ENOENT",
         std::io::ErrorKind::PermissionDenied if fault.is_answer() => "EACCES",
-        _ => return ours(py, "StorageError", error),
+        _ => return of_object(py, ours(py, "StorageError", error), error),
     };
     numbered(py, errno, path, fault.to_string())
 }

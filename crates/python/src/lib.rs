@@ -6,6 +6,7 @@
 mod aside;
 mod chosen;
 mod collector;
+mod credentials;
 mod destination;
 mod device;
 mod distance;
@@ -68,7 +69,7 @@ mod _native {
     #[pymodule_export]
     use crate::prefetch::Stream;
     #[pymodule_export]
-    use crate::remote::check_storage_options;
+    use crate::remote::{check_storage_options, identity};
     #[pymodule_export]
     use crate::serialize::{NewFile, prepare, serialize, stream};
     #[pymodule_export]

@@ -47,5 +47,14 @@ pub(crate) fn wrong_length(error: &Error) -> Option<(u64, u64)> {
 }
 
 fn inner<E: std::error::Error + 'static>(error: &Error) -> Option<&E> {
-    error.system()?.get_ref()?.downcast_ref()
+    let inner = error.system()?.get_ref()?;
+    // A provider of credentials is an object too, whose error lies in the fault of the request.
+    let provider = || {
+        inner
+            .source()?
+            .downcast_ref::<std::io::Error>()?
+            .get_ref()?
+            .downcast_ref()
+    };
+    inner.downcast_ref().or_else(provider)
 }

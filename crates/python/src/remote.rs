@@ -1,5 +1,6 @@
 //! How remote files are reached.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use ingot_io::{RemoteOptions, Secret, Token};
@@ -7,18 +8,20 @@ use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::{PyBool, PyDict};
 
+use crate::credentials::{Answered, Callable, SDKS, answered};
 use crate::errors::{class_of, exception};
 use crate::paths::file_path;
+use crate::watch::Signals;
 
 /// What `storage_options` says. The names and what they mean stand in `python/ingot/_base/checks.py`.
 pub(crate) fn remote_options(given: Option<&Bound<'_, PyDict>>) -> PyResult<RemoteOptions> {
     let Some(given) = given else {
-        return Ok(RemoteOptions::default());
+        return Ok(usual());
     };
     let py = given.py();
     let mut reading = Reading {
         names: py.import("ingot._base.checks")?.getattr("NAMES")?,
-        options: RemoteOptions::default(),
+        options: usual(),
         id: None,
         secret: None,
         is_http_allowed: None,
@@ -43,10 +46,33 @@ pub(crate) fn remote_options(given: Option<&Bound<'_, PyDict>>) -> PyResult<Remo
     Ok(options)
 }
 
+fn usual() -> RemoteOptions {
+    let mut options = RemoteOptions::default();
+    options.sdks = Some(Arc::clone(&SDKS));
+    options
+}
+
 /// Raises for `storage_options` that are none. See `_native.pyi`.
 #[pyfunction]
 pub(crate) fn check_storage_options(given: &Bound<'_, PyDict>) -> PyResult<()> {
     remote_options(Some(given)).map(drop)
+}
+
+/// What `identity` returns: the setting that holds the identity, and the identity.
+type Found = (String, Option<Answered>);
+
+/// The identity of requests for `url`. See `_native.pyi`.
+#[pyfunction]
+#[pyo3(signature = (url, storage_options = None))]
+pub(crate) fn identity(
+    py: Python<'_>,
+    url: &str,
+    storage_options: Option<&Bound<'_, PyDict>>,
+) -> PyResult<Option<Found>> {
+    let options = remote_options(storage_options)?;
+    let find = |signals: &Signals| ingot_io::binding::identity(url, &options, signals);
+    let found = Signals::detach(py, find)?;
+    Ok(found.map(|(source, identity)| (source, identity.map(|identity| answered(&identity)))))
 }
 
 /// An error about `storage_options`.
@@ -108,6 +134,10 @@ impl Reading<'_> {
         let options = &mut self.options;
         match name {
             "token" => return self.read_token(value),
+            "credentials" if value.is_callable() => {
+                options.credentials = Some(Arc::new(Callable(value.clone().unbind())));
+            }
+            "credentials" => return Err(PyTypeError::new_err("a callable")),
             "headers" => options.headers = headers(value)?,
             "connect_timeout" => options.connect_timeout = seconds(value)?,
             "stall_timeout" => options.stall_timeout = seconds(value)?,

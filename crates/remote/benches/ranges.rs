@@ -83,7 +83,7 @@ fn number(value: usize) -> u64 {
 
 fn open(url: &str) -> RemoteFile {
     let (options, stop) = (RemoteOptions::default(), StopFlag::never());
-    let Location::Remote(remote) = Location::find(url, &options).expect("a URL") else {
+    let Location::Remote(remote) = Location::find(url, &options, stop).expect("a URL") else {
         panic!("{url} is on this machine");
     };
     let resource = Resource::new(&Arc::new(Client::new(options)), &remote);

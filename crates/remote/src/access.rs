@@ -2,14 +2,16 @@
 
 use std::time::Instant;
 
+use crate::credentials::{Credential, Identity, Secret};
 use crate::fault::Fault;
 use crate::http::message::HttpRequest;
 use crate::http::pace::Deadline;
 use crate::http::proxy::basic;
-use crate::options::{RemoteOptions, Secret};
+use crate::options::RemoteOptions;
 use crate::store::azure::AzureAccess;
-use crate::store::credentials::token::TokenSource;
+use crate::store::credentials::source::Source;
 use crate::store::s3::S3Access;
+use crate::url::Url;
 
 /// How requests show who sends them.
 #[derive(Debug)]
@@ -20,8 +22,8 @@ pub(crate) enum Access {
     S3(S3Access),
     /// By one that is made otherwise, or by a token.
     Azure(AzureAccess),
-    /// By a token that is issued for a while, and then again.
-    Google(Box<TokenSource>),
+    /// By a token of a source.
+    Token(Source),
 }
 
 impl Access {
@@ -41,8 +43,33 @@ impl Access {
             Access::Header(_) => false,
             Access::S3(access) => access.forget(sent),
             Access::Azure(access) => access.forget(sent),
-            Access::Google(source) => source.forget(sent),
+            Access::Token(source) => source.forget(sent),
         }
+    }
+
+    /// Return the setting that holds the identity, and the identity if it is keys or a token.
+    pub(crate) fn identity(
+        &self,
+        url: &Url,
+        options: &RemoteOptions,
+        deadline: Deadline<'_>,
+    ) -> Result<Option<(String, Option<Identity>)>, Fault> {
+        let source = match self {
+            Access::Header(None) => None,
+            Access::Header(Some(_)) => return Ok(Some(("a token or a password".to_owned(), None))),
+            Access::S3(access) => access.source(),
+            Access::Azure(access) => match access.source(url.is_secret()) {
+                Ok(source) => Some(source),
+                Err(name) => return Ok(name.map(|name| (name.to_owned(), None))),
+            },
+            Access::Token(source) => Some(source),
+        };
+        let Some(source) = source else {
+            return Ok(None);
+        };
+        let identity = source.identity(options, deadline)?;
+        let identity = identity.filter(|identity| identity.credential != Credential::Anonymous);
+        Ok(identity.map(|identity| (source.name().to_owned(), Some(identity))))
     }
 
     /// Adds to a request what it needs to be let in; says whether any of it is secret.
@@ -62,7 +89,7 @@ impl Access {
         };
         let carries_secrets = match self {
             // Who gives the header himself knows why.
-            Access::Header(_) | Access::Google(_) if is_given("authorization") => true,
+            Access::Header(_) | Access::Token(_) if is_given("authorization") => true,
             Access::Header(value) => {
                 let header = |value: &Secret| ("Authorization".to_owned(), value.reveal().to_owned());
                 request.headers.extend(value.as_ref().map(header));
@@ -70,7 +97,7 @@ impl Access {
             }
             Access::S3(access) => access.sign(request, options, deadline)?,
             Access::Azure(access) => access.sign(request, options, deadline)?,
-            Access::Google(source) => {
+            Access::Token(source) => {
                 let token = source.token(options, deadline)?;
                 let header =
                     |token: &Secret| ("Authorization".to_owned(), format!("Bearer {}", token.reveal()));

@@ -77,6 +77,8 @@ pub(crate) enum FaultKind {
     Changed { nbytes_now: Option<u64> },
     /// Who the caller is to the store cannot be found out from where that is configured.
     Credentials { source: String, fault: Fault },
+    /// A provider of credentials failed.
+    Provider(io::Error),
     /// The caller wants no more.
     Stopped,
 }
@@ -222,8 +224,10 @@ impl Fault {
             FaultKind::Redirect { .. } => "redirect-refused",
             FaultKind::Loop { .. } => "too-many-redirects",
             FaultKind::Changed { .. } => "changed",
+            FaultKind::Provider(error) if error.kind() == io::ErrorKind::Unsupported => "missing-sdk",
+            FaultKind::Provider(error) if error.kind() == io::ErrorKind::InvalidInput => "storage-option",
             FaultKind::Credentials { fault, .. } if fault.is_misuse() => fault.code(),
-            FaultKind::Credentials { .. } => "no-credentials",
+            FaultKind::Credentials { .. } | FaultKind::Provider(_) => "no-credentials",
             FaultKind::Stopped => "interrupted",
         }
     }
@@ -233,6 +237,12 @@ impl Fault {
     pub fn is_misuse(&self) -> bool {
         match &*self.kind {
             FaultKind::Credentials { fault, .. } => fault.is_misuse(),
+            FaultKind::Provider(error) => {
+                matches!(
+                    error.kind(),
+                    io::ErrorKind::InvalidInput | io::ErrorKind::Unsupported
+                )
+            }
             kind => matches!(kind, FaultKind::Address(_) | FaultKind::Option(_)),
         }
     }
@@ -242,6 +252,7 @@ impl Fault {
     pub fn is_answer(&self) -> bool {
         match &*self.kind {
             FaultKind::Credentials { fault, .. } => fault.is_answer(),
+            FaultKind::Provider(error) => error.kind() == io::ErrorKind::PermissionDenied,
             kind => matches!(kind, FaultKind::Status { .. } | FaultKind::Offline(_)),
         }
     }
@@ -262,7 +273,7 @@ impl Fault {
             FaultKind::Address(_) | FaultKind::Option(_) => io::ErrorKind::InvalidInput,
             FaultKind::Slow { .. } => io::ErrorKind::TimedOut,
             FaultKind::Short { .. } => io::ErrorKind::UnexpectedEof,
-            FaultKind::Connect { source, .. } => source.kind(),
+            FaultKind::Connect { source, .. } | FaultKind::Provider(source) => source.kind(),
             _ => io::ErrorKind::Other,
         }
     }
@@ -354,6 +365,7 @@ impl fmt::Display for Fault {
                     write!(f, ", it has {now} bytes now")?;
                 }
             }
+            FaultKind::Provider(error) => write!(f, "{error}")?,
             FaultKind::Credentials { source, fault } => write!(f, "no credentials from {source}: {fault}")?,
             FaultKind::Stopped => f.write_str("interrupted")?,
         }
@@ -367,7 +379,16 @@ impl fmt::Display for Fault {
     }
 }
 
-impl error::Error for Fault {}
+impl error::Error for Fault {
+    /// The error of a provider of credentials.
+    fn source(&self) -> Option<&(dyn error::Error + 'static)> {
+        match &*self.kind {
+            FaultKind::Credentials { fault, .. } => fault.source(),
+            FaultKind::Provider(error) => Some(error),
+            _ => None,
+        }
+    }
+}
 
 impl From<Fault> for io::Error {
     fn from(fault: Fault) -> io::Error {

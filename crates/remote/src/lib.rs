@@ -14,7 +14,7 @@
 //! use ingot_remote::{Client, Location, RemoteFile, RemoteOptions, Resource, START_NBYTES, StopFlag};
 //!
 //! let (options, stop) = (RemoteOptions::default(), StopFlag::never());
-//! let Location::Remote(remote) = Location::find("hf://openai-community/gpt2/model.safetensors", &options)? else {
+//! let Location::Remote(remote) = Location::find("hf://openai-community/gpt2/model.safetensors", &options, stop)? else {
 //!     return Err("it lies on this machine".into());
 //! };
 //! let file = RemoteFile::begin(Resource::new(&Arc::new(Client::new(options)), &remote), START_NBYTES, stop)?;
@@ -28,9 +28,10 @@
 #![cfg_attr(docsrs, feature(doc_cfg))]
 #![forbid(unsafe_code)]
 
-// From the ground up: `fault`, `network`, `options`, `url`; `http`, `system`; `pin`, `secrets`; `store`, `access`;
+// From the ground up: `credentials`, `fault`, `network`, `options`, `url`; `http`, `system`; `pin`, `secrets`; `store`, `access`;
 // `place`; `fetch`; `file`, `document`, `fuzzing`. Each imports what stands below it: scripts/check-floors.
 mod access;
+mod credentials;
 mod document;
 mod fault;
 mod fetch;
@@ -50,12 +51,13 @@ mod url;
 
 pub use ingot_format::StopFlag;
 pub use {
+    credentials::{Credential, Credentials, Identity, Keys, Secret, Wanted},
     document::shard_headers,
     fault::Fault,
     fetch::Resource,
     file::{GAP_NBYTES, READS_AT_ONCE, RemoteFile, START_NBYTES, told_region},
     http::client::Client,
-    options::{RemoteOptions, Secret, Token},
+    options::{RemoteOptions, Token},
     place::{Location, Remote, is_repository, is_url, local_path, url_file_name, was_url},
     secrets::redacted,
     store::hub::{INDEX_FILE, MODEL_FILE},

@@ -1,78 +1,15 @@
 //! How remote files are reached, as the caller says.
 
-use std::fmt;
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 
+use crate::credentials::{Credentials, Secret, is_header_value};
 use crate::fault::{Fault, FaultKind};
-
-/// Text that no error and no log may show.
-///
-/// ```
-/// use ingot_remote::Secret;
-///
-/// let token = Secret::new("hf_1234\n"); // as a file has it
-/// assert_eq!(format!("{token:?}"), "…");
-/// assert_eq!(token, Secret::new("hf_1234"));
-/// ```
-#[derive(Clone, PartialEq, Eq)]
-pub struct Secret(String);
-
-impl Secret {
-    /// Keeps `text`, without the line end that a secret ends with which was read from a file, or is mounted as one.
-    #[must_use]
-    pub fn new(text: impl Into<String>) -> Secret {
-        let mut text = text.into();
-        if text.ends_with('\n') {
-            text.truncate(text.len() - if text.ends_with("\r\n") { 2 } else { 1 });
-        }
-        Secret(text)
-    }
-
-    /// The one check that every credential passes, whatever way it came in: that it stands in one line of a request.
-    /// `source` says where it came from, since what is wrong with it may not be shown.
-    pub(crate) fn checked(self, source: &str) -> Result<Secret, Fault> {
-        match is_header_value(&self.0) {
-            true => Ok(self),
-            false => Err(FaultKind::Option(format!("{source} has control characters")).into()),
-        }
-    }
-
-    /// Whether it is no secret at all.
-    pub(crate) fn is_empty(&self) -> bool {
-        self.0.trim().is_empty()
-    }
-
-    pub(crate) fn reveal(&self) -> &str {
-        &self.0
-    }
-}
-
-impl fmt::Debug for Secret {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("…")
-    }
-}
 
 /// What an environment variable holds.
 pub(crate) fn environment(name: &str) -> Option<String> {
     std::env::var(name).ok()
-}
-
-/// The credential that the first of these variables holds that is set to something.
-pub(crate) fn credential(
-    variable: &dyn Fn(&str) -> Option<String>,
-    names: &[&str],
-) -> Result<Option<Secret>, Fault> {
-    for name in names {
-        if let Some(secret) = variable(name)
-            .map(Secret::new)
-            .filter(|secret| !secret.is_empty())
-        {
-            return secret.checked(name).map(Some);
-        }
-    }
-    Ok(None)
 }
 
 /// What is sent as `Authorization: Bearer …`.
@@ -147,6 +84,11 @@ pub struct RemoteOptions {
     pub client_secret: Option<Secret>,
     /// A file of credentials of Google.
     pub credentials_file: Option<PathBuf>,
+    /// The source of the identity, instead of all others.
+    pub credentials: Option<Arc<dyn Credentials>>,
+    /// The source of identities that the environment configures and ingot does not read itself: profiles, accounts,
+    /// managed identities.
+    pub sdks: Option<Arc<dyn Credentials>>,
 }
 
 impl Default for RemoteOptions {
@@ -177,6 +119,8 @@ impl Default for RemoteOptions {
             tenant_id: None,
             client_secret: None,
             credentials_file: None,
+            credentials: None,
+            sdks: None,
         }
     }
 }
@@ -253,7 +197,30 @@ impl RemoteOptions {
         ] {
             given.map(|secret| secret.checked(name)).transpose()?;
         }
-        Ok(())
+        self.check_provider()
+    }
+
+    /// Refuse an identity beside that of the provider.
+    fn check_provider(&self) -> Result<(), Fault> {
+        let others = [
+            ("token", self.token != Token::Environment),
+            ("access_key_id", self.access_key.is_some()),
+            ("session_token", self.session_token.is_some()),
+            ("account_key", self.account_key.is_some()),
+            ("sas_token", self.sas_token.is_some()),
+            ("connection_string", self.connection_string.is_some()),
+            ("client_secret", self.client_secret.is_some()),
+            ("credentials_file", self.credentials_file.is_some()),
+            ("profile", self.profile.is_some()),
+            ("anonymous", self.anonymous),
+        ];
+        match others.iter().find(|other| other.1) {
+            Some((name, _)) if self.credentials.is_some() => {
+                let why = format!("`credentials` and `{name}` are two identities: expected one of them");
+                Err(FaultKind::Option(why).into())
+            }
+            _ => Ok(()),
+        }
     }
 }
 
@@ -261,13 +228,6 @@ impl RemoteOptions {
 pub(crate) fn is_header_name(name: &str) -> bool {
     let may = |byte: u8| byte.is_ascii_alphanumeric() || b"!#$%&'*+-.^_`|~".contains(&byte);
     !name.is_empty() && name.bytes().all(may)
-}
-
-/// What can stand in one line.
-pub(crate) fn is_header_value(value: &str) -> bool {
-    value
-        .bytes()
-        .all(|byte| byte == b'\t' || (byte >= 0x20 && byte != 0x7F))
 }
 
 #[cfg(test)]
@@ -288,17 +248,6 @@ mod tests {
                 ..RemoteOptions::default()
             };
             assert_eq!(options.check().unwrap_err().code(), "storage-option", "{name}");
-        }
-    }
-
-    #[test]
-    fn a_credential_is_one_line_and_a_line_end_is_none_of_it() {
-        for (text, kept) in [("k\n", "k"), ("k\r\n", "k"), ("k", "k"), ("", ""), ("\n", "")] {
-            assert_eq!(Secret::new(text).checked("K").unwrap().reveal(), kept);
-        }
-        for text in ["k\n\n", "k\r", "a\r\nX: b", "a\nb", "\nk", "\0", "\u{7f}"] {
-            let fault = Secret::new(text).checked("AWS_X").unwrap_err();
-            assert_eq!(fault.to_string(), "AWS_X has control characters");
         }
     }
 

@@ -3,12 +3,17 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use ingot_format::StopFlag;
+
 use crate::access::Access;
+use crate::credentials::Identity;
 use crate::fault::{Fault, FaultKind};
+use crate::http::pace::Deadline;
 use crate::options::{RemoteOptions, Token, environment};
 use crate::secrets::{path_nbytes, redacted};
 use crate::store::Object;
 use crate::store::azure;
+use crate::store::credentials::source::given;
 use crate::store::gcs;
 use crate::store::hub::{self, HubFile, MODEL_FILE};
 use crate::store::s3;
@@ -72,9 +77,9 @@ fn unknown_scheme(text: &str) -> Fault {
 /// Where a file is.
 ///
 /// ```
-/// use ingot_remote::{Location, RemoteOptions};
+/// use ingot_remote::{Location, RemoteOptions, StopFlag};
 ///
-/// let Location::Remote(remote) = Location::find("https://host/model.safetensors", &RemoteOptions::default())? else {
+/// let Location::Remote(remote) = Location::find("https://host/model.safetensors", &RemoteOptions::default(), StopFlag::never())? else {
 ///     panic!("it is on no disk");
 /// };
 /// assert_eq!((remote.backend, remote.path()), ("http", "/model.safetensors"));
@@ -102,25 +107,28 @@ pub struct Remote {
 }
 
 impl Location {
-    /// Reads a URL, once: nothing after this takes it apart again.
+    /// Reads a URL, once: nothing after this takes it apart again. A provider of credentials is called if it may name
+    /// the region or the endpoint, within [`RemoteOptions::timeout`].
     ///
     /// # Errors
     /// [`Fault`], where it is no URL or an option does not fit it.
-    pub fn find(text: &str, options: &RemoteOptions) -> Result<Location, Fault> {
-        Location::find_with(text, options, &environment)
+    pub fn find(text: &str, options: &RemoteOptions, stop: StopFlag<'_>) -> Result<Location, Fault> {
+        Location::find_with(text, options, &environment, stop)
     }
 
     fn find_with(
         text: &str,
         options: &RemoteOptions,
         variable: &dyn Fn(&str) -> Option<String>,
+        stop: StopFlag<'_>,
     ) -> Result<Location, Fault> {
         options.check()?;
         let options = &options.without_empty();
         match scheme_of(text) {
             Some(("hf", rest)) => Location::of_hub(text, HubFile::parse(rest)?, options, variable),
             Some(("s3", rest)) => {
-                let (home, access) = s3::locate(rest, options, variable)?;
+                let (home, access) =
+                    s3::locate(rest, options, variable, Deadline::within(options.timeout, stop))?;
                 Ok(Location::remote("s3", text, home, Access::S3(access)))
             }
             Some(("gs", rest)) => {
@@ -136,9 +144,10 @@ impl Location {
                 if let Some(file) = HubFile::of_url(&url, variable) {
                     return Location::of_hub(text, file?, options, variable);
                 }
-                let access = match &options.token {
-                    Token::Given(token) => Access::bearer(Some(token.clone())),
-                    _ => Access::basic(url.user.as_deref()),
+                let access = match (given(options, "http"), &options.token) {
+                    (Some(source), _) => Access::Token(source),
+                    (None, Token::Given(token)) => Access::bearer(Some(token.clone())),
+                    (None, _) => Access::basic(url.user.as_deref()),
                 };
                 Ok(Location::remote("http", text, url, access))
             }
@@ -166,9 +175,10 @@ impl Location {
         let token = hub::token(options, variable)?;
         let remote = |file: &HubFile| -> Result<Box<Remote>, Fault> {
             let home = file.url(options, variable)?;
-            let access = match token {
-                Some(token) => Access::bearer(Some(token)),
-                None => Access::basic(home.user.as_deref()),
+            let access = match (given(options, "hf"), token) {
+                (Some(source), _) => Access::Token(source),
+                (None, Some(token)) => Access::bearer(Some(token)),
+                (None, None) => Access::basic(home.user.as_deref()),
             };
             Ok(Box::new(Remote {
                 backend: "hf",
@@ -197,6 +207,20 @@ impl Location {
 }
 
 impl Remote {
+    /// Return the setting that holds the identity of requests, and the identity if it is keys or a token. `None` for
+    /// requests without credentials.
+    ///
+    /// # Errors
+    /// [`Fault`], if a service or a provider fails.
+    pub fn identity(
+        &self,
+        options: &RemoteOptions,
+        stop: StopFlag<'_>,
+    ) -> Result<Option<(String, Option<Identity>)>, Fault> {
+        self.access
+            .identity(&self.home, options, Deadline::within(options.timeout, stop))
+    }
+
     /// Whether its name is that of an index.
     pub fn is_index(&self) -> bool {
         self.home.path.ends_with(".json")
@@ -443,7 +467,7 @@ mod tests {
     #[test]
     fn an_unknown_scheme_is_named_with_those_that_are_known() {
         let find = |text: &str| {
-            Location::find_with(text, &RemoteOptions::default(), &|_| None)
+            Location::find_with(text, &RemoteOptions::default(), &|_| None, StopFlag::never())
                 .unwrap_err()
                 .to_string()
         };

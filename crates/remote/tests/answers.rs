@@ -277,7 +277,7 @@ fn ours(url: &str) -> Result<Vec<u8>, Fault> {
     let mut options = RemoteOptions::default();
     options.retries = 0;
     options.timeout = Duration::from_secs(20);
-    let Location::Remote(remote) = Location::find(url, &options)? else {
+    let Location::Remote(remote) = Location::find(url, &options, StopFlag::never())? else {
         panic!("{url} is on this machine");
     };
     let resource = Resource::new(&Arc::new(Client::new(options)), &remote);
@@ -426,7 +426,7 @@ fn an_authority_that_http_refuses_is_refused() {
     });
     for authority in threes {
         let url = format!("http://{authority}/x");
-        let is_ours = Location::find(&url, &options).is_ok();
+        let is_ours = Location::find(&url, &options, StopFlag::never()).is_ok();
         // The user is sent in no address. It ends at the last `@`, as it does for curl and browsers.
         let sent = match authority.rsplit_once('@') {
             Some((_, host)) => format!("http://me@{host}/x"),

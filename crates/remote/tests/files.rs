@@ -26,7 +26,7 @@ fn options() -> RemoteOptions {
 }
 
 fn remote(url: &str, options: &RemoteOptions) -> Remote {
-    match Location::find(url, options).unwrap() {
+    match Location::find(url, options, StopFlag::never()).unwrap() {
         Location::Remote(remote) => *remote,
         Location::Cached(path, _) => panic!("{} is on this machine", path.display()),
     }
@@ -281,7 +281,7 @@ fn a_commit_that_lies_in_the_cache_of_the_hub_is_found_there() {
     assert!(file.cached_at(Some(COMMIT)).unwrap().ends_with("x.bt"));
     assert!(file.at(Some(COMMIT.to_owned())).cached().is_some());
     let url = format!("hf://me/gpt@{COMMIT}/x.bt");
-    let found = Location::find(&url, &options).unwrap();
+    let found = Location::find(&url, &options, StopFlag::never()).unwrap();
     assert!(matches!(found, Location::Cached(_, Some(_))));
 }
 

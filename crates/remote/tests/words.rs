@@ -38,7 +38,7 @@ fn a_url_is_shown_without_its_secrets() {
 
 #[test]
 fn a_location_is_on_this_machine_or_behind_requests() {
-    let find = |url: &str, options: &RemoteOptions| Location::find(url, options);
+    let find = |url: &str, options: &RemoteOptions| Location::find(url, options, StopFlag::never());
     let mut options = RemoteOptions::default();
     let found = find("file:///a", &options).unwrap();
     assert!(matches!(found, Location::Cached(path, None) if path == Path::new("/a")));

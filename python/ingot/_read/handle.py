@@ -49,6 +49,19 @@ if TYPE_CHECKING:
 Other = TypeVar("Other")
 
 
+def _check_pickles(path: str, provider: object) -> None:
+    """Raise a `TypeError` that names the reason, unless a provider of credentials can be pickled."""
+    from pickle import dumps
+
+    try:
+        dumps(provider)
+    except Exception as error:
+        raise TypeError(
+            f"cannot pickle the handle of {_escaped(path)}: the `credentials` of its storage_options "
+            f"cannot be pickled ({error}): give a function of a module"
+        ) from error
+
+
 class safe_open(Mapping[str, Value]):
     """A file, or a checkpoint of many files, that is open for reading tensors one by one.
 
@@ -709,6 +722,9 @@ class safe_open(Mapping[str, Value]):
 
     def _again(self) -> Again | None:
         """What opens it again, wherever that is; None where nothing does."""
+        provider = (self._arguments[6] or {}).get("credentials")
+        if provider is not None:
+            _check_pickles(self.path, provider)
         # Of a URL with all that opens it: tokens and keys go along.
         arguments = (again_by(self._given, self.path), *self._arguments)
         if type(self) is safe_open:

@@ -30,7 +30,7 @@ SECTIONS = {
     "Check": ("check", "verify", "hash", "diff", "doctor"),
     "Metadata": ("meta", "modelspec"),
     "Make other files": ("convert", "export", "split", "merge", "rename", "cast", "repair"),
-    "Fetch": ("download",),
+    "Fetch": ("download", "credentials"),
     "Shell": ("completion",),
 }
 COMMANDS = tuple(name for names in SECTIONS.values() for name in names)

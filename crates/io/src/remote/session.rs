@@ -263,7 +263,7 @@ impl<'f> Session<'f> {
     }
 
     pub(super) fn locate(&self, url: &str) -> Result<Location, Error> {
-        let location = Location::find(url, self.client.options());
+        let location = Location::find(url, self.client.options(), self.stop);
         location.map_err(|fault| refused(&redacted(url), fault))
     }
 

@@ -8,10 +8,11 @@ use jiff::Timestamp;
 use jiff::civil::DateTime;
 use jiff::tz::TimeZone;
 
+use crate::credentials::is_header_value;
 use crate::fault::{Fault, FaultKind};
 use crate::http::connection::Connection;
 use crate::http::pace::Pace;
-use crate::options::{is_header_name, is_header_value};
+use crate::options::is_header_name;
 use crate::url::Url;
 
 /// The longest head of an answer. Servers send a few hundred bytes, and the Hub's signed addresses take a few thousand.

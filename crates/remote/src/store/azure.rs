@@ -7,13 +7,14 @@ use base64::engine::general_purpose::STANDARD;
 use jiff::Timestamp;
 use ring::hmac;
 
+use crate::credentials::{Credential, Secret, Variable, credential};
 use crate::fault::{Fault, FaultKind};
 use crate::http::message::{HttpRequest, http_date};
 use crate::http::pace::Deadline;
-use crate::options::{RemoteOptions, Secret, Token, credential};
+use crate::options::{RemoteOptions, Token};
 use crate::store::bucket::Object;
-use crate::store::credentials::token::TokenSource;
-use crate::store::credentials::{Variable, azure, set};
+use crate::store::credentials::source::{Source, given};
+use crate::store::credentials::{azure, set};
 use crate::store::sigv4::collapsed;
 use crate::url::{Url, encode_path};
 
@@ -31,8 +32,7 @@ pub(crate) struct AzureAccess {
 enum Entry {
     /// As anybody, or by a signed query.
     Url,
-    Token(Secret),
-    Issued(Box<TokenSource>),
+    Token(Source),
     /// By a signature with the key of the account.
     Key(hmac::Key),
 }
@@ -43,12 +43,12 @@ pub(crate) fn locate(
     options: &RemoteOptions,
     variable: Variable<'_>,
 ) -> Result<(Url, AzureAccess), Fault> {
-    let given = Connection::parse(options.connection_string.clone());
+    let connection = Connection::parse(options.connection_string.clone());
     let set_up = Connection::parse(credential(variable, &["AZURE_STORAGE_CONNECTION_STRING"])?);
     let account = options
         .account
         .clone()
-        .or_else(|| given.get("AccountName"))
+        .or_else(|| connection.get("AccountName"))
         .or_else(|| set(variable, &["AZURE_STORAGE_ACCOUNT_NAME", "AZURE_STORAGE_ACCOUNT"]))
         .or_else(|| set_up.get("AccountName"));
     let is_name = |name: &str| !name.is_empty() && name.bytes().all(|byte| byte.is_ascii_alphanumeric());
@@ -58,14 +58,14 @@ pub(crate) fn locate(
     let endpoint = options
         .endpoint
         .clone()
-        .or_else(|| given.endpoint(&account))
+        .or_else(|| connection.endpoint(&account))
         .or_else(|| set(variable, &["AZURE_STORAGE_ENDPOINT"]))
         .or_else(|| set_up.endpoint(&account))
         .unwrap_or_else(|| format!("https://{account}.blob.core.windows.net"));
     let endpoint = Url::parse(&endpoint)?;
     let (query, entry) = match options.anonymous {
         true => (None, Entry::Url),
-        false => entry(options, variable, &given, &set_up)?,
+        false => entry(options, variable, &connection, &set_up)?,
     };
     let folder = endpoint.path.trim_end_matches('/');
     let url = Url {
@@ -117,23 +117,27 @@ impl Connection {
 fn entry(
     options: &RemoteOptions,
     variable: Variable<'_>,
-    given: &Connection,
+    connection: &Connection,
     set_up: &Connection,
 ) -> Result<(Option<String>, Entry), Fault> {
-    let issued = |source: TokenSource| (None, Entry::Issued(Box::new(source)));
+    let issued = |source: Source| (None, Entry::Token(source));
+    if let Some(source) = given(options, "az") {
+        return Ok(issued(source));
+    }
     if let Some(entry) = by_url_or_key(options.sas_token.clone(), None)? {
         return Ok(entry);
     }
     if let Token::Given(token) = &options.token {
-        return Ok((None, Entry::Token(token.clone())));
+        let token = Credential::Token(token.clone());
+        return Ok(issued(Source::Known("storage_options", token)));
     }
     if let Some(entry) = by_url_or_key(None, options.account_key.clone())? {
         return Ok(entry);
     }
-    if let Some(secret) = &options.client_secret {
-        return azure::of_client_secret(secret, "client_secret", options, variable).map(issued);
+    if options.client_secret.is_some() {
+        return azure::of_client_secret(options, variable).map(issued);
     }
-    if let Some(entry) = given.entry()? {
+    if let Some(entry) = connection.entry()? {
         return Ok(entry);
     }
     let query = credential(variable, &["AZURE_STORAGE_SAS_TOKEN", "AZURE_STORAGE_SAS_KEY"])?;
@@ -177,9 +181,18 @@ fn option(why: &str) -> Fault {
 }
 
 impl AzureAccess {
+    /// The source of the token, or the name of what replaces it.
+    pub(crate) fn source(&self, is_signed: bool) -> Result<&Source, Option<&'static str>> {
+        match &self.entry {
+            Entry::Token(source) => Ok(source),
+            Entry::Key(_) => Err(Some("the key of the account")),
+            Entry::Url => Err(is_signed.then_some("a signed query")),
+        }
+    }
+
     /// Forgets a token that was issued by the time `sent` and then refused. Returns whether there may be others.
     pub(crate) fn forget(&self, sent: Instant) -> bool {
-        matches!(&self.entry, Entry::Issued(source) if source.forget(sent))
+        matches!(&self.entry, Entry::Token(source) if source.forget(sent))
     }
 
     /// Adds to a request what it is let in by; says whether that is secret.
@@ -193,8 +206,7 @@ impl AzureAccess {
         add("x-ms-version", VERSION.to_owned());
         let token = match &self.entry {
             Entry::Url => None,
-            Entry::Token(token) => Some(token.clone()),
-            Entry::Issued(source) => source.token(options, deadline)?,
+            Entry::Token(source) => source.token(options, deadline)?,
             Entry::Key(key) => {
                 add("x-ms-date", http_date(Timestamp::now()));
                 let signature = hmac::sign(key, self.text(request).as_bytes());

@@ -1,11 +1,12 @@
 //! Google Cloud Storage.
 
 use crate::access::Access;
+use crate::credentials::{Credential, Variable};
 use crate::fault::Fault;
 use crate::options::RemoteOptions;
 use crate::store::bucket::Object;
-use crate::store::credentials::google::{Entry, entry};
-use crate::store::credentials::{Variable, set};
+use crate::store::credentials::source::{Source, given};
+use crate::store::credentials::{google, set};
 use crate::store::s3::S3Access;
 use crate::url::{Url, encode_path};
 
@@ -29,11 +30,15 @@ pub(crate) fn locate(
         user: None,
         ..endpoint
     };
-    let access = match entry(options, variable)? {
-        None => Access::bearer(None),
-        Some(Entry::Token(token)) => Access::bearer(Some(token)),
-        Some(Entry::Issued(source)) => Access::Google(source),
-        Some(Entry::Keys(keys)) => Access::S3(S3Access::of_google(keys)),
+    let source = match given(options, "gs") {
+        _ if options.anonymous => None,
+        None => google::source(options, variable)?,
+        source => source,
+    };
+    let access = match source {
+        None => Access::Header(None),
+        Some(source @ Source::Known(_, Credential::Keys(_))) => Access::S3(S3Access::of_google(source)),
+        Some(source) => Access::Token(source),
     };
     Ok((url, access))
 }

@@ -5,8 +5,9 @@ use std::path::PathBuf;
 
 use ingot_format::Escaped;
 
+use crate::credentials::Secret;
 use crate::fault::{Fault, FaultKind};
-use crate::options::{RemoteOptions, Secret, Token};
+use crate::options::{RemoteOptions, Token};
 use crate::url::{Url, decode, encode_path, encode_segment};
 
 const ENDPOINT: &str = "https://huggingface.co";

@@ -4,14 +4,15 @@ use std::time::Instant;
 
 use jiff::Timestamp;
 
+use crate::credentials::Variable;
 use crate::fault::Fault;
 use crate::http::message::HttpRequest;
 use crate::http::pace::Deadline;
 use crate::options::RemoteOptions;
 use crate::store::bucket::Object;
-use crate::store::credentials::amazon::{Amazon, host_of};
-use crate::store::credentials::source::Source;
-use crate::store::credentials::{Keys, Variable, set};
+use crate::store::credentials::amazon::{self, host_of};
+use crate::store::credentials::set;
+use crate::store::credentials::source::{Source, given};
 use crate::store::sigv4::sign;
 use crate::url::{Url, encode_path, encode_segment};
 
@@ -38,36 +39,50 @@ pub(crate) fn locate(
     rest: &str,
     options: &RemoteOptions,
     variable: Variable<'_>,
+    deadline: Deadline<'_>,
 ) -> Result<(Url, S3Access), Fault> {
-    let amazon = Amazon::read(options, variable)?;
-    let url = address(rest, options, &amazon)?;
+    let source = match given(options, "s3") {
+        _ if options.anonymous => None,
+        None => amazon::source(options, variable)?,
+        source => source,
+    };
+    // Providers know the region and the endpoint too, as profiles have them.
+    let found = source.as_ref().filter(|source| source.is_provider());
+    let found = found
+        .map(|source| source.identity(options, deadline))
+        .transpose()?
+        .flatten();
+    let (region, endpoint) = found.map_or((None, None), |found| (found.region, found.endpoint));
+    let region = amazon::region(options.region.clone().or(region), variable)?;
+    let endpoint = options.endpoint.clone().or(endpoint);
+    let endpoint = endpoint.or_else(|| amazon::endpoint("S3", variable));
+    let url = address(rest, options.path_style, endpoint, &region)?;
     let pays = set(variable, &["AWS_REQUEST_PAYER"]).is_some_and(|value| {
         ["requester", "true"]
             .iter()
             .any(|word| value.eq_ignore_ascii_case(word))
     });
     let access = S3Access {
-        keys: amazon.source()?,
-        region: amazon.region,
+        keys: source,
+        region,
         is_payer: options.request_payer.unwrap_or(pays),
     };
     Ok((url, access))
 }
 
 /// Where the object is: with its bucket in the path, or in the name of the host.
-fn address(rest: &str, options: &RemoteOptions, amazon: &Amazon<'_>) -> Result<Url, Fault> {
-    let endpoint = match &options.endpoint {
-        Some(endpoint) => Some(endpoint.clone()),
-        None => amazon.endpoint("s3")?,
-    };
+fn address(
+    rest: &str,
+    path_style: Option<bool>,
+    endpoint: Option<String>,
+    region: &str,
+) -> Result<Url, Fault> {
     let path = without_version(rest);
     let version = rest.get(path.len() + VERSION.len()..);
     let Object { bucket, key } = Object::parse(path)?;
     // A certificate for *.s3.… is good for one label more, not for two.
-    let in_path = options
-        .path_style
-        .unwrap_or(endpoint.is_some() || bucket.contains('.'));
-    let endpoint = Url::parse(&endpoint.unwrap_or_else(|| host_of("s3", &amazon.region)))?;
+    let in_path = path_style.unwrap_or(endpoint.is_some() || bucket.contains('.'));
+    let endpoint = Url::parse(&endpoint.unwrap_or_else(|| host_of("s3", region)))?;
     let folder = endpoint.path.trim_end_matches('/');
     let key = encode_path(key);
     let (host, path) = match in_path {
@@ -85,12 +100,17 @@ fn address(rest: &str, options: &RemoteOptions, amazon: &Amazon<'_>) -> Result<U
 
 impl S3Access {
     /// How requests to Google's store are signed, which takes such signatures with keys of its own.
-    pub(crate) fn of_google(keys: Keys) -> S3Access {
+    pub(crate) fn of_google(keys: Source) -> S3Access {
         S3Access {
-            keys: Some(Source::Known(keys)),
+            keys: Some(keys),
             region: "auto".to_owned(),
             is_payer: false,
         }
+    }
+
+    /// The source of the keys.
+    pub(crate) fn source(&self) -> Option<&Source> {
+        self.keys.as_ref()
     }
 
     /// Forgets keys that were issued by the time `sent` and then refused. Returns whether there may be others.
@@ -124,10 +144,13 @@ impl S3Access {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::options::Secret;
+    use crate::credentials::Secret;
     use ingot_format::StopFlag;
-    use std::fs;
     use std::time::Duration;
+
+    fn soon() -> Deadline<'static> {
+        Deadline::within(Duration::ZERO, StopFlag::never())
+    }
 
     fn nothing(_: &str) -> Option<String> {
         None
@@ -136,7 +159,7 @@ mod tests {
     #[test]
     fn keys_are_never_put_in_another_form() {
         let options = RemoteOptions::default();
-        let located = |text: &str| locate(text, &options, &nothing).unwrap().0;
+        let located = |text: &str| locate(text, &options, &nothing, soon()).unwrap().0;
         assert_eq!(
             located("bucket/a/../b//c d?x#y%2F").path,
             "/a/../b//c%20d%3Fx%23y%252F"
@@ -153,46 +176,44 @@ mod tests {
             endpoint: Some("http://localhost:9000/base/".to_owned()),
             ..RemoteOptions::default()
         };
-        let (url, _) = locate("bucket/k", &options, &nothing).unwrap();
+        let (url, _) = locate("bucket/k", &options, &nothing, soon()).unwrap();
         assert_eq!(url.to_string(), "http://localhost:9000/base/bucket/k");
         options.path_style = Some(false);
-        let (url, _) = locate("bucket/k", &options, &nothing).unwrap();
+        let (url, _) = locate("bucket/k", &options, &nothing, soon()).unwrap();
         assert_eq!(url.to_string(), "http://bucket.localhost:9000/base/k");
     }
 
     #[test]
-    fn credentials_come_from_the_caller_then_the_environment_then_the_files() {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("credentials");
-        let text = "[default]\naws_access_key_id = file\naws_secret_access_key=s\n# no\n[other]\naws_access_key_id=o\naws_secret_access_key=s\n";
-        fs::write(&path, text).unwrap();
-        let path = path.to_str().unwrap().to_owned();
-        let look = |pairs: Vec<(&str, String)>, options: &RemoteOptions| {
-            let pairs: Vec<(String, String)> = pairs.into_iter().map(|(n, v)| (n.to_owned(), v)).collect();
-            let variable = move |name: &str| {
+    fn keys_come_from_the_caller_then_the_environment() {
+        let look = |pairs: &[(&str, &str)], options: &RemoteOptions| {
+            let variable = |name: &str| {
                 let pair = pairs.iter().find(|pair| pair.0 == name)?;
-                Some(pair.1.clone())
+                Some(pair.1.to_owned())
             };
-            let (_, access) = locate("b/k", options, &variable).unwrap();
-            let deadline = Deadline::within(Duration::ZERO, StopFlag::never());
-            let keys = access.keys?.keys(options, deadline).unwrap();
-            Some(keys?.id.reveal().to_owned())
+            let (_, access) = locate("b/k", options, &variable, soon())?;
+            let keys = access
+                .keys
+                .map(|source| source.keys(options, soon()))
+                .transpose()?;
+            Ok::<_, Fault>(keys.flatten().map(|keys| keys.id.reveal().to_owned()))
         };
         let mut options = RemoteOptions::default();
-        let file = ("AWS_SHARED_CREDENTIALS_FILE", path);
-        assert_eq!(look(vec![], &options), None, "anybody, where nothing says who");
-        assert_eq!(look(vec![file.clone()], &options).as_deref(), Some("file"));
-        let other = ("AWS_PROFILE", "other".to_owned());
-        assert_eq!(look(vec![file.clone(), other], &options).as_deref(), Some("o"));
-        let environment = vec![
-            file.clone(),
-            ("AWS_ACCESS_KEY_ID", "env".to_owned()),
-            ("AWS_SECRET_ACCESS_KEY", "s".to_owned()),
+        assert_eq!(
+            look(&[], &options).unwrap(),
+            None,
+            "anybody, where nothing says who"
+        );
+        let fault = look(&[("AWS_PROFILE", "other")], &options).unwrap_err();
+        assert_eq!(fault.code(), "missing-sdk");
+        let environment = [
+            ("AWS_PROFILE", "other"),
+            ("AWS_ACCESS_KEY_ID", "env"),
+            ("AWS_SECRET_ACCESS_KEY", "s"),
         ];
-        assert_eq!(look(environment.clone(), &options).as_deref(), Some("env"));
+        assert_eq!(look(&environment, &options).unwrap().as_deref(), Some("env"));
         options.access_key = Some(("given".to_owned(), Secret::new("s")));
-        assert_eq!(look(environment.clone(), &options).as_deref(), Some("given"));
+        assert_eq!(look(&environment, &options).unwrap().as_deref(), Some("given"));
         options.anonymous = true;
-        assert_eq!(look(environment, &options), None);
+        assert_eq!(look(&environment, &options).unwrap(), None);
     }
 }

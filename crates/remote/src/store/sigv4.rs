@@ -5,8 +5,8 @@ use std::collections::BTreeMap;
 use jiff::Timestamp;
 use ring::{digest, hmac};
 
+use crate::credentials::Keys;
 use crate::http::message::HttpRequest;
-use crate::store::credentials::Keys;
 
 /// Signs a request to `service` as it stands, at `time`.
 pub(crate) fn sign(request: &mut HttpRequest<'_>, keys: &Keys, region: &str, service: &str, time: Timestamp) {
@@ -85,7 +85,7 @@ pub(crate) fn hex(bytes: &[u8]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::options::Secret;
+    use crate::credentials::Secret;
     use crate::url::Url;
 
     /// The example of Amazon's page "Signature Calculations for the Authorization Header", GET Object.

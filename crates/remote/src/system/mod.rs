@@ -12,6 +12,4 @@ use unix as here;
 #[cfg(windows)]
 use windows as here;
 
-pub(crate) use here::{
-    BACKSLASH_ESCAPES, GCLOUD_VARIABLE, connect, for_nobody_else, path_of_url, without_waiting,
-};
+pub(crate) use here::{GCLOUD_VARIABLE, connect, path_of_url};

@@ -1,14 +1,11 @@
 //! The half for Linux, macOS and the other systems of this kind.
 
 use std::ffi::OsString;
-use std::fs::OpenOptions;
 use std::io;
 use std::net::{SocketAddr, TcpStream};
 use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStringExt;
-use std::os::unix::fs::OpenOptionsExt;
 use std::path::PathBuf;
-use std::process::ChildStdout;
 use std::time::Duration;
 
 #[cfg(not(target_vendor = "apple"))]
@@ -22,25 +19,12 @@ use rustix::{
 use crate::fault::Fault;
 use crate::http::pace::{Deadline, TICK};
 
-/// Whether a backslash in a command takes the next letter as it is.
-pub(crate) const BACKSLASH_ESCAPES: bool = true;
-
 /// Where gcloud keeps what is its own: a variable with a folder, where that is not in the folder of the user.
 pub(crate) const GCLOUD_VARIABLE: Option<&str> = None;
 
 /// The path in a URL of `file:`.
 pub(crate) fn path_of_url(bytes: Vec<u8>) -> Result<PathBuf, &'static str> {
     Ok(PathBuf::from(OsString::from_vec(bytes)))
-}
-
-/// Has a file that is made be for nobody else to read.
-pub(crate) fn for_nobody_else(options: &mut OpenOptions) -> &mut OpenOptions {
-    options.mode(0o600)
-}
-
-/// Has a pipe say what it has, and not wait for more.
-pub(crate) fn without_waiting(pipe: &ChildStdout) {
-    let _ = ioctl_fionbio(pipe, true);
 }
 
 /// Connects to one address. Waiting is done in steps, between which it is looked whether to go on.

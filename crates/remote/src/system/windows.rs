@@ -1,19 +1,14 @@
 //! The half for Windows.
 
-use std::fs::OpenOptions;
 use std::io;
 use std::net::{SocketAddr, TcpStream};
 use std::path::PathBuf;
-use std::process::ChildStdout;
 use std::time::Duration;
 
 use super::drive::without_root_of_drive;
 use crate::fault::Fault;
 use crate::http::aside::aside;
 use crate::http::pace::Deadline;
-
-/// Whether a backslash in a command takes the next letter as it is: in paths it is a letter.
-pub(crate) const BACKSLASH_ESCAPES: bool = false;
 
 /// Where gcloud keeps what is its own: a variable with a folder, where that is not in the folder of the user.
 pub(crate) const GCLOUD_VARIABLE: Option<&str> = Some("APPDATA");
@@ -23,14 +18,6 @@ pub(crate) fn path_of_url(bytes: Vec<u8>) -> Result<PathBuf, &'static str> {
     let text = String::from_utf8(bytes).map_err(|_| "the path is not UTF-8")?;
     Ok(PathBuf::from(without_root_of_drive(&text)))
 }
-
-/// Has a file that is made be for nobody else to read: so the folder of a user is.
-pub(crate) fn for_nobody_else(options: &mut OpenOptions) -> &mut OpenOptions {
-    options
-}
-
-/// Has a pipe say what it has, and not wait for more. Pipes here have no such way.
-pub(crate) fn without_waiting(_: &ChildStdout) {}
 
 /// Connects to one address, on a thread that is left alone when the time is over.
 pub(crate) fn connect(address: SocketAddr, deadline: Deadline<'_>) -> Result<io::Result<TcpStream>, Fault> {

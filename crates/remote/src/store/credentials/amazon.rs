@@ -1,15 +1,15 @@
-//! Where keys of S3 come from: what the caller, the environment and the files of Amazon's tools say.
+//! Identities, region and endpoint of S3, from options and the environment. Amazon's files are read by its SDK.
 
-use super::asker::form;
-use super::profiles::{File, Profiles};
-use super::source::{ContainerToken, Proof, Role, Source, Way};
-use super::sso::Sso;
-use super::{Keys, Variable, firmware_says, home, refused, set};
+use std::path::PathBuf;
+
+use super::source::{ContainerToken, Source, Way, delegated};
+use super::{firmware_says, home, refused, set, shown, stamp};
+use crate::credentials::{Credential, Keys, Secret, Variable, Wanted, credential};
 use crate::fault::Fault;
-use crate::options::{RemoteOptions, Secret, Token, credential};
+use crate::options::{RemoteOptions, Token};
 use crate::url::{Scheme, Url};
 
-/// Where buckets are when nobody says so.
+/// The region, if nothing names one.
 const DEFAULT_REGION: &str = "us-east-1";
 
 /// Where containers of ECS and EKS ask, besides themselves.
@@ -18,349 +18,183 @@ const CONTAINER_HOSTS: &[&str] = &["169.254.170.2", "169.254.170.23", "fd00:ec2:
 /// Where machines of EC2 ask.
 const INSTANCE_SERVICE: &str = "http://169.254.169.254";
 
-/// What is set up for Amazon's services: by the caller, in the environment, in the files of Amazon's tools.
-pub(crate) struct Amazon<'a> {
-    options: &'a RemoteOptions,
-    variable: Variable<'a>,
-    profiles: Profiles,
-    profile: String,
-    pub(crate) region: String,
+/// The variables that are more than the region and the endpoint of a profile.
+const PLACES: &[&str] = &[
+    "AWS_ENDPOINT_URL_S3",
+    "AWS_ENDPOINT_URL",
+    "AWS_IGNORE_CONFIGURED_ENDPOINT_URLS",
+    "AWS_DEFAULT_REGION",
+];
+
+/// The region that options, the provider or the environment name.
+pub(crate) fn region(given: Option<String>, variable: Variable<'_>) -> Result<String, Fault> {
+    let region = given
+        .or_else(|| set(variable, &["AWS_REGION", "AWS_DEFAULT_REGION"]))
+        .unwrap_or_else(|| DEFAULT_REGION.to_owned());
+    let may = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'-';
+    if region.bytes().all(may) {
+        Ok(region)
+    } else {
+        Err(refused("the region is none"))
+    }
 }
 
-impl<'a> Amazon<'a> {
-    pub(crate) fn read(options: &'a RemoteOptions, variable: Variable<'a>) -> Result<Amazon<'a>, Fault> {
-        let named = options.profile.clone();
-        let named = named.or_else(|| set(variable, &["AWS_PROFILE", "AWS_DEFAULT_PROFILE"]));
-        let profile = named.clone().unwrap_or_else(|| "default".to_owned());
-        let profiles = match Profiles::read(variable) {
-            // Of files that cannot be read, anybody needs the region at most.
-            Err(_) if options.anonymous => Profiles::default(),
-            profiles => profiles?,
-        };
-        if named.is_some() && !options.anonymous && !profiles.has(&format!("profile {profile}")) {
-            let profile = ingot_format::Quoted(&profile).to_string();
-            return Err(refused(format!(
-                "the profile {profile} is in none of the files of Amazon's tools"
-            )));
-        }
-        let mut amazon = Amazon {
-            options,
-            variable,
-            profiles,
-            profile,
-            region: String::new(),
-        };
-        amazon.region = amazon.find_region()?;
-        Ok(amazon)
+/// The endpoint of a service that the environment names.
+pub(crate) fn endpoint(service: &str, variable: Variable<'_>) -> Option<String> {
+    let is_off = set(variable, &["AWS_IGNORE_CONFIGURED_ENDPOINT_URLS"]);
+    if is_off.is_some_and(|value| value.eq_ignore_ascii_case("true")) {
+        return None;
     }
+    set(
+        variable,
+        &[&format!("AWS_ENDPOINT_URL_{service}"), "AWS_ENDPOINT_URL"],
+    )
+}
 
-    fn find_region(&self) -> Result<String, Fault> {
-        let region = self.options.region.clone();
-        let region = region
-            .or_else(|| set(self.variable, &["AWS_REGION", "AWS_DEFAULT_REGION"]))
-            .or_else(|| self.get(&self.profile, "region"))
-            .unwrap_or_else(|| DEFAULT_REGION.to_owned());
-        let may = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'-';
-        match region.bytes().all(may) {
-            true => Ok(region),
-            false => Err(refused("the region is none")),
-        }
-    }
-
-    fn get(&self, profile: &str, name: &str) -> Option<String> {
-        let found = self.profiles.get(&format!("profile {profile}"), name);
-        found.map(ToOwned::to_owned)
-    }
-
-    /// Where a service is, if it is not where Amazon has it: in the order of Amazon's own tools.
-    pub(crate) fn endpoint(&self, service: &str) -> Result<Option<String>, Fault> {
-        let variable = format!("AWS_ENDPOINT_URL_{}", service.to_ascii_uppercase());
-        let is_off = set(self.variable, &["AWS_IGNORE_CONFIGURED_ENDPOINT_URLS"]);
-        if is_off.is_some_and(|value| value.eq_ignore_ascii_case("true")) {
-            return Ok(None);
-        }
-        if let Some(endpoint) = set(self.variable, &[&variable, "AWS_ENDPOINT_URL"]) {
-            return Ok(Some(endpoint));
-        }
-        if let Some(services) = self.get(&self.profile, "services") {
-            let section = format!("services {services}");
-            if !self.profiles.has(&section) {
-                let section = ingot_format::Quoted(&section);
-                return Err(refused(format!("the profile names {section}, which no file has")));
-            }
-            if let Some(endpoint) = self.profiles.get(&section, &format!("{service}.endpoint_url")) {
-                return Ok(Some(endpoint.to_owned()));
-            }
-        }
-        Ok(self.get(&self.profile, "endpoint_url"))
-    }
-
-    /// Where a service is that issues keys.
-    fn service(&self, name: &str, host: &str, region: &str) -> Result<Url, Fault> {
-        Url::parse(&self.endpoint(name)?.unwrap_or_else(|| host_of(host, region)))
-    }
-
-    /// The first source that is configured: by the caller, the environment, the profile, for a container, or by the
-    /// machine, where it is one of EC2. The order is that of Amazon's own tools.
-    pub(crate) fn source(&self) -> Result<Option<Source>, Fault> {
-        let options = self.options;
-        if options.anonymous {
-            return Ok(None);
-        }
-        if let Some((id, secret)) = options.access_key.clone() {
-            let token = match &options.token {
-                Token::Given(token) => Some(token.clone()),
-                _ => None,
-            };
-            return Ok(Some(Source::Known(Keys {
-                id: Secret::new(id),
-                secret,
-                session: options.session_token.clone().or(token),
-            })));
-        }
-        // A profile that the caller names is meant, whatever the environment holds.
-        let is_named = options.profile.is_some();
-        if !is_named && let Some(source) = self.of_environment()? {
-            return Ok(Some(source));
-        }
-        if let Some(source) = self.of_profile(&self.profile, !is_named, &mut Vec::new())? {
-            return Ok(Some(source));
-        }
-        match self.container()? {
-            Some(source) => Ok(Some(source)),
-            None => self.instance(false),
-        }
-    }
-
-    fn of_environment(&self) -> Result<Option<Source>, Fault> {
-        let keys = Keys::of_variables(self.variable, "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")?;
-        let Some(keys) = keys else {
-            return Ok(None);
+/// The first source that is configured, in the order of Amazon's tools: options, keys in the environment, profiles (by
+/// the SDK), the token of a pod, the service of a container, that of a machine of EC2.
+pub(crate) fn source(options: &RemoteOptions, variable: Variable<'_>) -> Result<Option<Source>, Fault> {
+    if let Some((id, secret)) = options.access_key.clone() {
+        let token = match &options.token {
+            Token::Given(token) => Some(token.clone()),
+            _ => None,
         };
-        let session = credential(self.variable, &["AWS_SESSION_TOKEN"])?;
-        Ok(Some(Source::Known(Keys { session, ..keys })))
+        let keys = Keys {
+            id: Secret::new(id),
+            secret,
+            session: options.session_token.clone().or(token),
+        };
+        return Ok(Some(Source::Known("storage_options", Credential::Keys(keys))));
     }
+    if options.profile.is_none()
+        && let Some(keys) = Keys::of_variables(variable, "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")?
+    {
+        let session = credential(variable, &["AWS_SESSION_TOKEN"])?;
+        let keys = Credential::Keys(Keys { session, ..keys });
+        return Ok(Some(Source::Known("AWS_ACCESS_KEY_ID", keys)));
+    }
+    if let Some(wanted) = profile(options, variable) {
+        return delegated(options, wanted).map(Some);
+    }
+    if let Some(source) = web_identity(variable)? {
+        return Ok(Some(source));
+    }
+    match container(variable)? {
+        Some(source) => Ok(Some(source)),
+        None => instance(variable),
+    }
+}
 
-    /// What a profile says. `in_environment`: the environment may name the token of a pod, which is more than what the
-    /// profile has. `above`: the profiles whose roles are taken with what this one has.
-    fn of_profile(
-        &self,
-        profile: &str,
-        in_environment: bool,
-        above: &mut Vec<String>,
-    ) -> Result<Option<Source>, Fault> {
-        let get = |name: &str| self.get(profile, name);
-        let named = |what: &str| format!("{what} of the profile {}", ingot_format::Quoted(profile));
-        let has_keys = get("aws_access_key_id").is_some() || get("aws_secret_access_key").is_some();
-        if let Some(role) = get("role_arn")
-            && get("web_identity_token_file").is_none()
-            && (above.is_empty() || !has_keys)
-        {
-            return self.of_role(profile, role, above).map(Some);
-        }
-        let of = |variable: &str, name: &str| {
-            let held = in_environment.then(|| set(self.variable, &[variable])).flatten();
-            held.or_else(|| get(name))
-        };
-        if let Some(file) = of("AWS_WEB_IDENTITY_TOKEN_FILE", "web_identity_token_file") {
-            let name = named("AWS_WEB_IDENTITY_TOKEN_FILE or the web_identity_token_file");
-            let role = of("AWS_ROLE_ARN", "role_arn");
-            let role =
-                role.ok_or_else(|| refused(format!("{name}: there is no AWS_ROLE_ARN and no role_arn")))?;
-            let session = of("AWS_ROLE_SESSION_NAME", "role_session_name");
-            let mut pairs = role_pairs("AssumeRoleWithWebIdentity", role, session);
-            pairs.extend(get("duration_seconds").map(|seconds| ("DurationSeconds", seconds)));
-            let proof = Proof::Token(file.into());
-            return self.role(name, pairs, proof).map(Some);
-        }
-        if get("sso_account_id").is_some() || get("sso_role_name").is_some() {
-            let name = named("the SSO");
-            let sso = self.sso(profile, &name)?;
-            return Ok(Some(Source::issued(name, Way::Sso(sso))));
-        }
-        if let Some(keys) = self.keys(File::Credentials, profile)? {
-            return Ok(Some(keys));
-        }
-        if get("login_session").is_some() {
-            let name = named("the login_session");
-            let instead = "credential_process = aws configure export-credentials --format process";
-            return Err(refused(format!(
-                "{name} cannot be read: put `{instead}` into another profile"
-            )));
-        }
-        if let Some(command) = get("credential_process") {
-            let (name, way) = (
-                named("the credential_process"),
-                Way::Process(Secret::new(command)),
-            );
-            return Ok(Some(Source::issued(name, way)));
-        }
-        self.keys(File::Config, profile)
-    }
+/// The profile that is named, or the default one if Amazon's files exist.
+fn profile(options: &RemoteOptions, variable: Variable<'_>) -> Option<Wanted> {
+    let files = [
+        ("AWS_CONFIG_FILE", "config"),
+        ("AWS_SHARED_CREDENTIALS_FILE", "credentials"),
+    ];
+    let file = |(setting, usual): (&str, &str)| {
+        let path = set(variable, &[setting]).map(PathBuf::from);
+        let path = path.or_else(|| Some(home(variable)?.join(".aws").join(usual)))?;
+        path.is_file().then_some(path)
+    };
+    let found: Vec<PathBuf> = files.into_iter().filter_map(file).collect();
+    let named = options.profile.clone();
+    let named = named.or_else(|| set(variable, &["AWS_PROFILE", "AWS_DEFAULT_PROFILE"]));
+    let source = match named {
+        Some(profile) => format!("the profile {}", ingot_format::Quoted(&profile)),
+        None => shown(found.first()?),
+    };
+    let held = |name: &&str| Secret::new(variable(name).unwrap_or_default());
+    Some(Wanted {
+        profile: options.profile.clone(),
+        state: found
+            .iter()
+            .map(|path| stamp(path))
+            .chain(PLACES.iter().map(held))
+            .collect(),
+        ..Wanted::new("s3", source)
+    })
+}
 
-    /// The keys that stand in one of the files.
-    fn keys(&self, file: File, profile: &str) -> Result<Option<Source>, Fault> {
-        let section = format!("profile {profile}");
-        let source = |name: &str| format!("{name} of the profile {}", ingot_format::Quoted(profile));
-        let get = |name: &str| {
-            let found = self.profiles.get_of(file, &section, name).map(Secret::new);
-            let found = found.filter(|secret| !secret.is_empty());
-            found.map(|secret| secret.checked(&source(name))).transpose()
-        };
-        let (id, secret) = (get("aws_access_key_id")?, get("aws_secret_access_key")?);
-        let Some(keys) = Keys::pair(id, secret, &source("aws_access_key_id"))? else {
-            return Ok(None);
-        };
-        let session = get("aws_session_token")?;
-        Ok(Some(Source::Known(Keys { session, ..keys })))
-    }
+/// The token of a pod of EKS.
+fn web_identity(variable: Variable<'_>) -> Result<Option<Source>, Fault> {
+    let name = "AWS_WEB_IDENTITY_TOKEN_FILE";
+    let Some(file) = set(variable, &[name]) else {
+        return Ok(None);
+    };
+    let role = set(variable, &["AWS_ROLE_ARN"]);
+    let role = role.ok_or_else(|| refused(format!("{name} needs AWS_ROLE_ARN beside it")))?;
+    let session = set(variable, &["AWS_ROLE_SESSION_NAME"]);
+    let service = endpoint("STS", variable);
+    let service = match service {
+        Some(service) => service,
+        None => host_of("sts", &region(None, variable)?),
+    };
+    let way = Way::WebIdentity {
+        service: Url::parse(&service)?,
+        pairs: vec![
+            ("Action", "AssumeRoleWithWebIdentity".to_owned()),
+            ("Version", "2011-06-15".to_owned()),
+            ("RoleArn", role),
+            ("RoleSessionName", session.unwrap_or_else(|| "ingot".to_owned())),
+        ],
+        file: file.into(),
+    };
+    Ok(Some(Source::issued(name.to_owned(), way)))
+}
 
-    /// A role, taken with the keys of another profile or of where the profile says.
-    fn of_role(&self, profile: &str, role: String, above: &mut Vec<String>) -> Result<Source, Fault> {
-        let get = |name: &str| self.get(profile, name);
-        let name = format!("the role_arn of the profile {}", ingot_format::Quoted(profile));
-        let refuse = |why: &str| refused(format!("{name}: {why}"));
-        if get("mfa_serial").is_some() {
-            return Err(refuse(
-                "its mfa_serial asks for a code: export the keys, or give a credential_process",
-            ));
-        }
-        above.push(profile.to_owned());
-        let source = match (get("source_profile"), get("credential_source").as_deref()) {
-            (Some(source), None) if source != profile && above.contains(&source) => {
-                return Err(refuse("its source_profile leads back to it"));
-            }
-            (Some(source), None) if above.len() > 1 && source == profile => {
-                return Err(refuse("its source_profile is itself"));
-            }
-            (Some(source), None) => self.of_profile(&source, false, above)?,
-            (None, Some("Environment")) => self.of_environment()?,
-            (None, Some("EcsContainer")) => self.container()?,
-            (None, Some("Ec2InstanceMetadata")) => self.instance(true)?,
-            _ => {
-                return Err(refuse(
-                    "expected a source_profile or a credential_source of Environment, EcsContainer or \
-                     Ec2InstanceMetadata",
-                ));
-            }
-        };
-        let source = source.ok_or_else(|| refuse("the source of its keys has none"))?;
-        let mut pairs = role_pairs("AssumeRole", role, get("role_session_name"));
-        for (name, value) in [
-            ("ExternalId", "external_id"),
-            ("DurationSeconds", "duration_seconds"),
-        ] {
-            pairs.extend(get(value).map(|value| (name, value)));
-        }
-        self.role(name, pairs, Proof::Keys(Box::new(source)))
+/// The service that the environment names for a container.
+fn container(variable: Variable<'_>) -> Result<Option<Source>, Fault> {
+    let named = |name: &str| set(variable, &[name]);
+    let (relative, full) = (
+        "AWS_CONTAINER_CREDENTIALS_RELATIVE_URI",
+        "AWS_CONTAINER_CREDENTIALS_FULL_URI",
+    );
+    let (name, service) = match (named(relative), named(full)) {
+        (Some(path), _) => (
+            relative,
+            Url::parse(&format!("http://{}{path}", CONTAINER_HOSTS[0]))?,
+        ),
+        (None, Some(text)) => (full, Url::parse(&text)?),
+        (None, None) => return Ok(None),
+    };
+    // Keys would come over networks that others can read, as Amazon's own tools refuse too.
+    let is_near = match service.address() {
+        Some(address) => address.is_loopback(),
+        None => service.host == "localhost",
+    };
+    if service.scheme == Scheme::Http && !is_near && !CONTAINER_HOSTS.contains(&service.host.as_str()) {
+        return Err(refused(format!("{full} names another host over http://")));
     }
+    let file = named("AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE").map(|path| ContainerToken::File(path.into()));
+    let text = credential(variable, &["AWS_CONTAINER_AUTHORIZATION_TOKEN"])?;
+    let token = file.or_else(|| text.map(ContainerToken::Text));
+    let (name, way) = (name.to_owned(), Way::Container { service, token });
+    Ok(Some(Source::issued(name, way)))
+}
 
-    fn role(&self, name: String, pairs: Vec<(&'static str, String)>, proof: Proof) -> Result<Source, Fault> {
-        let way = Way::Role(Role {
-            service: self.service("sts", "sts", &self.region)?,
-            region: self.region.clone(),
-            pairs,
-            proof,
-        });
-        Ok(Source::issued(name, way))
-    }
-
-    fn sso(&self, profile: &str, name: &str) -> Result<Sso, Fault> {
-        let session = self.get(profile, "sso_session");
-        let section = session.as_ref().map(|session| format!("sso-session {session}"));
-        let get = |name: &str| {
-            let of_session = section
-                .as_ref()
-                .and_then(|section| self.profiles.get(section, name));
-            of_session
-                .map(ToOwned::to_owned)
-                .or_else(|| self.get(profile, name))
-        };
-        let needed = |key: &str| get(key).ok_or_else(|| refused(format!("{name}: there is no {key}")));
-        let (start, region) = (needed("sso_start_url")?, needed("sso_region")?);
-        let folder =
-            home(self.variable).ok_or_else(|| refused(format!("{name}: there is no home folder")))?;
-        Ok(Sso {
-            portal: self.service("sso", "portal.sso", &region)?,
-            login: self.service("sso_oidc", "oidc", &region)?,
-            query: form([
-                ("role_name", needed("sso_role_name")?.as_str()),
-                ("account_id", needed("sso_account_id")?.as_str()),
-            ]),
-            is_renewed: session.is_some(),
-            file: Sso::file(&folder, session.as_deref().unwrap_or(&start)),
-        })
-    }
-
-    /// The service that the environment names for a container.
-    fn container(&self) -> Result<Option<Source>, Fault> {
-        let named = |name: &str| set(self.variable, &[name]);
-        let (relative, full) = (
-            "AWS_CONTAINER_CREDENTIALS_RELATIVE_URI",
-            "AWS_CONTAINER_CREDENTIALS_FULL_URI",
-        );
-        let (name, service) = match (named(relative), named(full)) {
-            (Some(path), _) => (
-                relative,
-                Url::parse(&format!("http://{}{path}", CONTAINER_HOSTS[0]))?,
-            ),
-            (None, Some(text)) => (full, Url::parse(&text)?),
-            (None, None) => return Ok(None),
-        };
-        // Keys would come over networks that others can read, as Amazon's own tools refuse too.
-        let is_near = match service.address() {
-            Some(address) => address.is_loopback(),
-            None => service.host == "localhost",
-        };
-        if service.scheme == Scheme::Http && !is_near && !CONTAINER_HOSTS.contains(&service.host.as_str()) {
-            return Err(refused(format!("{full} names another host over http://")));
-        }
-        let file =
-            named("AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE").map(|path| ContainerToken::File(path.into()));
-        let text = credential(self.variable, &["AWS_CONTAINER_AUTHORIZATION_TOKEN"])?;
-        let token = file.or_else(|| text.map(ContainerToken::Text));
-        let (name, way) = (name.to_owned(), Way::Container { service, token });
-        Ok(Some(Source::issued(name, way)))
-    }
-
-    /// The machine, where it is known to be one of EC2 or has to be one.
-    fn instance(&self, has_to_be: bool) -> Result<Option<Source>, Fault> {
-        let named = |name: &str| set(self.variable, &[name]);
-        let is_off =
-            named("AWS_EC2_METADATA_DISABLED").is_some_and(|value| value.eq_ignore_ascii_case("true"));
-        let says = || {
-            has_to_be
-                || firmware_says("sys_vendor", "Amazon EC2")
-                || firmware_says("bios_vendor", "Amazon EC2")
-        };
-        let service = match named("AWS_EC2_METADATA_SERVICE_ENDPOINT") {
-            _ if is_off => return Ok(None),
-            Some(service) => service,
-            None if says() => INSTANCE_SERVICE.to_owned(),
-            None => return Ok(None),
-        };
-        let way = Way::Instance {
-            service: Url::parse(&service)?,
-        };
-        let name =
-            "the metadata service of this machine (not asked with AWS_EC2_METADATA_DISABLED=true)".to_owned();
-        Ok(Some(Source::issued(name, way)))
-    }
+/// The machine, where it is known to be one of EC2.
+fn instance(variable: Variable<'_>) -> Result<Option<Source>, Fault> {
+    let named = |name: &str| set(variable, &[name]);
+    let is_off = named("AWS_EC2_METADATA_DISABLED").is_some_and(|value| value.eq_ignore_ascii_case("true"));
+    let says = || firmware_says("sys_vendor", "Amazon EC2") || firmware_says("bios_vendor", "Amazon EC2");
+    let service = match named("AWS_EC2_METADATA_SERVICE_ENDPOINT") {
+        _ if is_off => return Ok(None),
+        Some(service) => service,
+        None if says() => INSTANCE_SERVICE.to_owned(),
+        None => return Ok(None),
+    };
+    let way = Way::Instance {
+        service: Url::parse(&service)?,
+    };
+    let name =
+        "the metadata service of this machine (not asked with AWS_EC2_METADATA_DISABLED=true)".to_owned();
+    Ok(Some(Source::issued(name, way)))
 }
 
 /// Where Amazon has a service.
 pub(crate) fn host_of(service: &str, region: &str) -> String {
     let china = if region.starts_with("cn-") { ".cn" } else { "" };
     format!("https://{service}.{region}.amazonaws.com{china}")
-}
-
-fn role_pairs(action: &str, role: String, session: Option<String>) -> Vec<(&'static str, String)> {
-    vec![
-        ("Action", action.to_owned()),
-        ("Version", "2011-06-15".to_owned()),
-        ("RoleArn", role),
-        ("RoleSessionName", session.unwrap_or_else(|| "ingot".to_owned())),
-    ]
 }
 
 #[cfg(test)]
@@ -375,7 +209,7 @@ mod tests {
                 "AWS_EC2_METADATA_DISABLED" => Some("true".to_owned()),
                 _ => None,
             };
-            Amazon::read(&RemoteOptions::default(), &variable)?.source()
+            source(&RemoteOptions::default(), &variable)
         };
         for url in [
             "http://127.0.0.1:9/x",

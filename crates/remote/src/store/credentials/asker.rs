@@ -5,13 +5,14 @@ use std::time::Duration;
 use ingot_format::Escaped;
 
 use super::is_near;
+use crate::credentials::Secret;
 use crate::fault::{Fault, FaultKind};
 use crate::http::client::Client;
 use crate::http::dial::AddressScope;
 use crate::http::message::{Head, HttpRequest};
 use crate::http::pace::{Deadline, Pace};
 use crate::http::retry::Tries;
-use crate::options::{RemoteOptions, Secret};
+use crate::options::RemoteOptions;
 use crate::secrets::Secrets;
 use crate::url::{Url, encode_segment};
 

@@ -17,6 +17,14 @@ const LOOK: Duration = Duration::from_millis(10);
 /// How long a machine is taken for one without an identity that has said so.
 const NOBODY_VALIDITY: Duration = Duration::from_secs(3600);
 
+/// A source that issues identities.
+pub(super) trait Issuing: Clone + PartialEq {
+    /// Whether only this table still refers to it.
+    fn is_unused(&self) -> bool {
+        false
+    }
+}
+
 /// What each of some sources has issued last. It is good for all files that this process opens.
 pub(super) struct Issued<K: PartialEq, V> {
     rows: Mutex<Vec<Row<K, V>>>,
@@ -26,6 +34,8 @@ pub(super) struct Issued<K: PartialEq, V> {
 
 /// What a source has issued, and when.
 struct Row<K, V> {
+    /// The process that it was issued to: a child of a fork requests its own.
+    process: u32,
     source: K,
     timed: Timed<V>,
     at: Instant,
@@ -48,7 +58,7 @@ impl<V> Timed<V> {
     }
 }
 
-impl<K: Clone + PartialEq, V: Clone> Issued<K, V> {
+impl<K: Issuing, V: Clone> Issued<K, V> {
     pub(super) const fn new() -> Issued<K, V> {
         Issued {
             rows: Mutex::new(Vec::new()),
@@ -84,14 +94,20 @@ impl<K: Clone + PartialEq, V: Clone> Issued<K, V> {
             return Ok(value);
         }
         let new = issue().map_err(|fault| fault.of_credentials(name))?;
-        if let Some(mut rows) = briefly(&self.rows) {
-            rows.retain(|row| row.source != *source);
-            rows.push(Row {
-                source: source.clone(),
-                timed: new.clone(),
-                at: Instant::now(),
-            });
-        }
+        let row = Row {
+            process: process::id(),
+            source: source.clone(),
+            timed: new.clone(),
+            at: Instant::now(),
+        };
+        let replaced = |row: &mut Row<K, V>| row.source == *source || row.source.is_unused();
+        let rows = briefly(&self.rows).map(|mut rows| {
+            let old: Vec<_> = rows.extract_if(.., replaced).collect();
+            rows.push(row);
+            old
+        });
+        // Without the lock: a provider may run code when it is dropped.
+        drop(rows);
         Ok(new.value)
     }
 
@@ -101,7 +117,10 @@ impl<K: Clone + PartialEq, V: Clone> Issued<K, V> {
         let Some(mut rows) = briefly(&self.rows) else {
             return false;
         };
-        let Some(at) = rows.iter().position(|row| row.source == *source) else {
+        let Some(at) = rows
+            .iter()
+            .position(|row| row.source == *source && row.process == process::id())
+        else {
             return true;
         };
         let has_value = rows[at].timed.value.is_some();
@@ -113,7 +132,9 @@ impl<K: Clone + PartialEq, V: Clone> Issued<K, V> {
 
     fn good(&self, source: &K) -> Option<Option<V>> {
         let rows = briefly(&self.rows)?;
-        let timed = &rows.iter().find(|row| row.source == *source)?.timed;
+        let mut rows = rows.iter();
+        let row = rows.find(|row| row.source == *source && row.process == process::id())?;
+        let timed = &row.timed;
         (timed.until > SystemTime::now() + LEAST_VALIDITY).then(|| timed.value.clone())
     }
 
@@ -232,6 +253,9 @@ mod tests {
         assert_eq!(fault.code(), "no-credentials");
         assert!(fault.to_string().contains("another thread's request"), "{fault}");
     }
+
+    impl Issuing for u8 {}
+    impl Issuing for Overtaken {}
 
     static ISSUED: Issued<Overtaken, u8> = Issued::new();
 

@@ -1,18 +1,15 @@
-//! Who a caller is to a store: where that stands, and what is issued for it.
+//! Identities for stores.
 //!
-//! The first source that is configured is the one that is used. Where it fails, its fault is what the caller is told,
-//! with its name, and no other source is tried: who reads as somebody else than was set up reads other files.
+//! The first source that is configured is used. If it fails, the error names it, and no other source is tried: another
+//! identity than the configured one reads other files. What the SDKs of the vendors find, and this crate does not read,
+//! comes through [`Credentials`].
 
 pub(crate) mod amazon;
 mod asker;
 pub(crate) mod azure;
 pub(crate) mod google;
 mod issued;
-mod process;
-mod profiles;
 pub(crate) mod source;
-mod sso;
-pub(crate) mod token;
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -21,14 +18,11 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use ingot_format::Escaped;
 use jiff::Timestamp;
 
+use crate::credentials::{Secret, Variable};
 use crate::fault::{Fault, FaultKind};
-use crate::options::{Secret, credential};
-use crate::url::{Scheme, Url};
+use crate::url::Url;
 
 pub(crate) use asker::element;
-
-/// What environment variables hold.
-pub(crate) type Variable<'v> = &'v dyn Fn(&str) -> Option<String>;
 
 /// The first of these variables that is set to something.
 pub(crate) fn set(variable: Variable<'_>, names: &[&str]) -> Option<String> {
@@ -42,44 +36,6 @@ fn home(variable: Variable<'_>) -> Option<PathBuf> {
     set(variable, &["HOME", "USERPROFILE"]).map(PathBuf::from)
 }
 
-/// The keys of one who may read, by which requests are signed.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Keys {
-    pub(crate) id: Secret,
-    pub(crate) secret: Secret,
-    pub(crate) session: Option<Secret>,
-}
-
-impl Keys {
-    /// A key and its secret, which has to be there where the key is.
-    pub(crate) fn pair(
-        id: Option<Secret>,
-        secret: Option<Secret>,
-        source: &str,
-    ) -> Result<Option<Keys>, Fault> {
-        let Some(id) = id else {
-            return Ok(None);
-        };
-        let secret = secret.ok_or_else(|| refused(format!("{source} has no secret beside it")))?;
-        let session = None;
-        Ok(Some(Keys { id, secret, session }))
-    }
-
-    /// Those of two environment variables.
-    pub(crate) fn of_variables(
-        variable: Variable<'_>,
-        id: &str,
-        secret: &str,
-    ) -> Result<Option<Keys>, Fault> {
-        let source = format!("the environment with {id} and {secret}");
-        Keys::pair(
-            credential(variable, &[id])?,
-            credential(variable, &[secret])?,
-            &source,
-        )
-    }
-}
-
 /// A source that cannot be used as it stands.
 fn refused(why: impl Into<String>) -> Fault {
     FaultKind::Option(why.into()).into()
@@ -90,19 +46,20 @@ fn shown(path: &Path) -> String {
     Escaped(&path.to_string_lossy()).to_string()
 }
 
-/// The text of a file that has to be there.
-fn read(path: &Path) -> Result<String, Fault> {
-    fs::read_to_string(path).map_err(|fault| refused(format!("{} cannot be read: {fault}", shown(path))))
-}
-
-/// The JSON of a file that has to be there.
-fn read_json(path: &Path) -> Result<serde_json::Value, Fault> {
-    serde_json::from_str(&read(path)?).map_err(|_| refused(format!("{} is no JSON", shown(path))))
+/// The version of a file: another one may hold another identity.
+fn stamp(path: &Path) -> Secret {
+    let found = fs::metadata(path).ok();
+    Secret::new(format!(
+        "{:?}",
+        found.map(|found| (found.modified().ok(), found.len()))
+    ))
 }
 
 /// The token that is all of a file; `None` where that is empty.
 fn token_in(path: &Path) -> Result<Option<Secret>, Fault> {
-    let token = Secret::new(read(path)?.trim()).checked(&format!("the token in {}", shown(path)))?;
+    let text = fs::read_to_string(path);
+    let text = text.map_err(|fault| refused(format!("{} cannot be read: {fault}", shown(path))))?;
+    let token = Secret::new(text.trim()).checked(&format!("the token in {}", shown(path)))?;
     Ok(Some(token).filter(|token| !token.is_empty()))
 }
 
@@ -119,15 +76,6 @@ fn is_near(url: &Url) -> bool {
         std::net::IpAddr::V6(v6) => v6.is_loopback() || v6.is_unicast_link_local(),
     };
     NAMES.contains(&url.host.as_str()) || url.address().is_some_and(is_near)
-}
-
-/// The service at `text`, if what it is sent and what it sends can be read by nobody else.
-fn safe_service(text: &str, what: &str) -> Result<Url, Fault> {
-    let url = Url::parse(text)?;
-    match url.scheme == Scheme::Https || is_near(&url) {
-        true => Ok(url),
-        false => Err(refused(format!("{what} is none of https://"))),
-    }
 }
 
 /// Whether the firmware says that this machine is one of a cloud. Elsewhere nobody is asked: the address may be
@@ -176,25 +124,6 @@ mod tests {
             "99999999999999",
         ] {
             assert_eq!(until(Some(text)), UNIX_EPOCH, "{text}");
-        }
-    }
-
-    #[test]
-    fn tokens_are_asked_for_where_nobody_listens() {
-        for url in [
-            "https://h/x",
-            "http://127.0.0.1:9/x",
-            "http://localhost/x",
-            "http://169.254.169.254/x",
-            "http://[::1]/x",
-        ] {
-            assert!(safe_service(url, "it").is_ok(), "{url}");
-        }
-        for url in ["http://h/x", "http://10.0.0.1/x", "http://[fd00::1]/x"] {
-            assert_eq!(
-                safe_service(url, "it").unwrap_err().to_string(),
-                "it is none of https://"
-            );
         }
     }
 }
