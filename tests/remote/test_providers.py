@@ -123,7 +123,7 @@ def test_provider_is_called_again_before_its_answer_expires() -> None:
     [
         ("gs://b/k", {}, "expected access_key_id and secret_access_key, or token"),
         ("gs://b/k", None, "found NoneType without them"),
-        ("gs://b/k", {"acces_token": "s3cret"}, "unknown field 'acces_token': expected access_key_id, "),
+        ("gs://b/k", {"secret": "s3cret"}, "unknown field 'secret': expected access_key_id, "),
         ("gs://b/k", {"token": b"s3cret"}, "token: expected str, found bytes"),
         ("gs://b/k", {"token": "s3cret\r\nX: y"}, "has control characters"),
         ("gs://b/k", {"token": "s3cret", "expires_at": datetime(2099, 1, 1)}, "without a time zone"),

@@ -519,6 +519,6 @@ def test_merge_selects_among_the_names_of_all_sources(tmp_path: Path) -> None:
     ingot.merge(sources, out, keys=lambda info: info.shape == (1,), overwrite=True)
     assert ingot.open(out).keys() == ["a.bias", "b.bias", "c.bias"]
     with pytest.raises(ingot.TensorNotFoundError, match=r"did you mean `a\.bias`"):
-        ingot.merge(sources, out, keys="a.bais", overwrite=True)
+        ingot.merge(sources, out, keys="a.biaz", overwrite=True)
     with pytest.raises(ingot.OptionError, match="sources is empty"):
         ingot.merge([], out, overwrite=True)

@@ -232,7 +232,7 @@ def counted(
     if given is None and or_none:
         return None
     try:
-        number = None if isinstance(given, bool) else index(given)
+        number = None if given is None or isinstance(given, bool) else index(given)
     except TypeError:
         number = None
     if number is None:

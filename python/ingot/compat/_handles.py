@@ -24,11 +24,11 @@ from ._wording import StepError, begin_as_upstream, reading, restate
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from typing import IO, Self
+    from typing import IO, Self, Unpack
 
     from ingot._base.frameworks import Adapter
     from ingot._native import TensorInfo
-    from ingot.typing import Keys, Path
+    from ingot.typing import Keys, NoOptions, Path
 
 _OPENING = "Error while deserializing header"
 _opening = reading(_OPENING)
@@ -289,9 +289,11 @@ class safe_open(_Lent, ingot.safe_open[Any]):
         return tensor
 
     @_opening
-    def get_tensors(self, keys: Keys | None = None, *, drop: Keys | None = None) -> dict[str, Any]:
+    def get_tensors(
+        self, keys: Keys | None = None, *, drop: Keys | None = None, **options: Unpack[NoOptions]
+    ) -> dict[str, Any]:
         """Read all tensors, or those that `keys` and `drop` select."""
-        return super().get_tensors(keys, drop=drop)
+        return super().get_tensors(keys, drop=drop, **options)
 
     @_opening
     def get_slice(self, name: str) -> PySafeSlice:
