@@ -124,24 +124,20 @@ def download(
 
     Notes
     -----
-    Parts of 1 to 8 MiB come over several connections into ``.{name}.ingot-part`` beside `destination`, which
-    has notes of them behind its last byte. That file stays when the call ends early: by an error, by Ctrl-C,
-    with the process or with the machine. The next call for the same URL reads every part again that the notes
-    name, keeps those that have the hash which was noted, and fetches the rest. It does so only for the very
-    same version (the ETag, or else size and time of modification); for another it begins anew. A server that
-    says neither is never gone on with, and one that serves no parts of files is read from the start each
-    time.
+    Parts of 1 to 8 MiB arrive over several connections in ``.{name}.ingot-part`` beside `destination`. The
+    hash of each part follows the data. The file stays when the call ends early: by an error, by Ctrl-C, with
+    the process or with the machine. The next call for the same URL keeps the parts that have their hash and
+    fetches the rest, if the server still has the same version (ETag, or else size and modification time). It
+    starts again for another version, for a server that names no version, and for one that serves no parts.
 
-    What `destination` is to hold is neither read nor judged: it may be any file.
+    The content of the file is not checked: it may be any file.
 
-    The parts of all files of a model come together, as many at once as those of one file. Those of the Hub
-    are of the commit that the index was of, whatever is pushed meanwhile, and one that is the same in another
-    commit is gone on with. When all are whole, and not before, the shards get their names, and the index gets
-    its own last: no index names what is not there. With `overwrite` the old index goes just before the first
-    shard is replaced. A call that ends among these renames, as with the machine, has left notes by which the
-    next one knows the shards that have their names, reads them again and keeps them, if index and shards are
-    the same at the server. Any other file that is there stays and is an error, unless `overwrite` is set, and
-    so is one of a server that tells no versions apart. Symbolic links in the directory are followed.
+    All files of a model arrive together. Those of the Hub are from the commit of the index, and a shard that
+    is the same in another commit is resumed. When all shards are complete, they get their names, and the
+    index gets its name last. With `overwrite`, the old index is removed just before the first shard is
+    replaced. If a call ends between these renames, the next call recognises the shards that have their names
+    by version and hash, and keeps them. Any other existing file is an error unless `overwrite` is set.
+    Symbolic links in the directory are followed.
     """
     own = {
         "expected_sha256": expected_sha256,

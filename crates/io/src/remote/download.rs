@@ -1,9 +1,9 @@
 //! Fetching a file, or a model of many files, whole, to keep it.
 //!
 //! Parts come by several connections at once into a file beside the target, which gets the target's name when all of
-//! them are there and are what they should be. A call that is broken off, however that happens, leaves that file with
-//! notes of what it holds ([`PartTable`](part_table::PartTable)); the next call for the same version goes on from there.
-//! Of a model that holds for each file, and the index gets its name after all others.
+//! them are there and are what they should be. A call that ends early, however that happens, leaves that file with a
+//! [`PartTable`](part_table::PartTable) of what it holds; the next call for the same version resumes from it. Each file of
+//! a model is fetched in this way, and the index gets its name after all others.
 
 mod incoming;
 mod model;
@@ -24,7 +24,7 @@ use crate::save::{check_destination, replace_file};
 use crate::source::ReadAt;
 use crate::verify::{Definition, hash};
 use crate::watch::Watch;
-use incoming::{Incoming, Keep, fetch};
+use incoming::{Incoming, fetch};
 use model::Ready;
 pub use wanted::{DownloadOptions, Downloaded};
 use wanted::{Downloadable, VersionedSource, compare, is_index, make_folder, wanted};
@@ -35,9 +35,9 @@ use wanted::{Downloadable, VersionedSource, compare, is_index, make_folder, want
 /// What is named `*.index.json`, and a repository of the Hub that has an index and no `model.safetensors`, is a model of
 /// many files: `path` has to be a directory then, and gets the index and all files that it names. Those of the Hub are of
 /// the commit that the index was of. All are whole before the first gets its name, and the index gets its name last.
-/// Where an index is replaced, there is none from just before the first file is replaced until the last one is. A shard
-/// that got its name before a call was broken off is known again by notes of that call, as long as index and shard are
-/// the same at the server; any other file that is there is refused, or with
+/// Where an index is replaced, there is none from just before the first file is replaced until the last one is. A call
+/// that ends between these renames leaves a seal of each shard, by which the next call recognises and keeps the shards
+/// that have their names, if index and shard are the same at the server. Any other file that exists is refused, or with
 /// [`Existing::Replace`](crate::Existing::Replace) replaced.
 ///
 /// # Errors
@@ -190,7 +190,7 @@ fn one(
     how: &DownloadOptions,
     watch: &dyn Watch,
 ) -> Result<Downloaded, Error> {
-    let file = [Incoming::open(versioned, path, Keep::Open, how, watch)?];
+    let file = [Incoming::open(versioned, path, true, how, watch)?];
     let outcome = fetch(&file, how, watch).and_then(|()| file[0].publish(how, watch));
     let [file] = file;
     match outcome {

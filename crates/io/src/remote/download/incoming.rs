@@ -6,14 +6,14 @@ use std::io;
 use std::ops::Range;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError, TryLockError};
+use std::sync::{Arc, Mutex};
 
 use ingot_format::{StopFlag, locked, to_u64, to_usize};
 
-use super::part_table::{PART_HASH_NBYTES, PartHash, PartTable};
+use super::part_table::{PartHash, PartHashes, PartTable, SEAL_NBYTES, Seal};
 use super::wanted::{DownloadOptions, Downloaded, VersionedSource, compare};
 use crate::archive::check_unchanged;
-use crate::digest::{Algorithm, Digest, Hasher};
+use crate::digest::{Algorithm, Hasher};
 use crate::disk;
 use crate::error::{Error, Failure};
 use crate::options::{Existing, ReadOptions};
@@ -32,47 +32,32 @@ pub(super) struct Incoming {
     versioned: VersionedSource,
     path: PathBuf,
     table: PartTable,
-    /// The hashes of its parts that were there when this began; empty where none was.
-    hashes: Vec<PartHash>,
+    hashes: Mutex<PartHashes>,
     landing: Landing,
+    /// Of a file whose SHA-256 is known.
+    sha256: Option<Mutex<InOrder>>,
     fetched: AtomicU64,
 }
 
 enum Landing {
     /// It has no name yet.
     Partial(Partial),
-    /// An earlier call has given it its name.
-    Named,
+    /// An earlier call gave it its name, and left this seal.
+    Named(Seal),
 }
 
-/// How long the files stay open that parts are written to. Each takes two descriptors, with its directory.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Keep {
-    /// As long as the call takes, so that nobody else fills them.
-    Open,
-    /// While a thread is at one of their parts: there are more than a process should have open.
-    InUse,
-}
-
-impl Keep {
-    /// Of so many files.
-    pub(super) fn of(files: usize) -> Keep {
-        const FEW: usize = 32;
-        if files <= FEW { Keep::Open } else { Keep::InUse }
-    }
-}
-
-/// The file that is filled before it gets its name. Where it does not stay open, it is locked only while it is open, so
-/// it is held against what it was when it is opened again.
+/// The file that is filled before it gets its name. It is locked while it is open. Where it was closed, `opened` checks
+/// that nobody wrote to it since.
 struct Partial {
     path: PathBuf,
     nbytes: u64,
     existing: Existing,
-    keep: Keep,
+    /// Whether it stays open until the call ends. Else it is open while a thread works on one of its parts.
+    stays_open: bool,
     place: Mutex<PartialPlace>,
 }
 
-/// The file while it is open, and what it was when it was closed.
+/// The file while it is open, and its stamp after it was closed.
 #[derive(Default)]
 struct PartialPlace {
     draft: Option<Arc<Draft>>,
@@ -80,12 +65,12 @@ struct PartialPlace {
 }
 
 impl Partial {
-    fn new(draft: Draft, nbytes: u64, existing: Existing, keep: Keep) -> Result<Partial, Error> {
+    fn new(draft: Draft, nbytes: u64, existing: Existing, stays_open: bool) -> Result<Partial, Error> {
         let partial = Partial {
             path: draft.path().to_owned(),
             nbytes,
             existing,
-            keep,
+            stays_open,
             place: Mutex::default(),
         };
         locked(&partial.place).draft = Some(Arc::new(draft));
@@ -127,7 +112,7 @@ impl Partial {
     fn close_unused(&self) -> Result<(), Error> {
         let mut place = locked(&self.place);
         let is_unused = |draft: &Arc<Draft>| Arc::strong_count(draft) == 1;
-        if self.keep == Keep::InUse
+        if !self.stays_open
             && let Some(draft) = place.draft.take_if(|draft| is_unused(draft))
         {
             place.closed = Some(self.stamp(&draft)?);
@@ -144,17 +129,6 @@ impl Partial {
     }
 }
 
-/// Unlock the file. After an interrupt the flush continues with a copy of the descriptor, which shares the lock.
-impl Drop for Partial {
-    fn drop(&mut self) {
-        let place = self.place.get_mut().unwrap_or_else(PoisonError::into_inner);
-        if let Some(draft) = &place.draft {
-            // A file system without locks has nothing to unlock.
-            let _ = disk::unlock(draft.file());
-        }
-    }
-}
-
 /// Fetches what is missing of all these files.
 pub(super) fn fetch(files: &[Incoming], how: &DownloadOptions, watch: &dyn Watch) -> Result<(), Error> {
     let parts = |(file, incoming): (usize, &Incoming)| {
@@ -168,17 +142,11 @@ pub(super) fn fetch(files: &[Incoming], how: &DownloadOptions, watch: &dyn Watch
         .collect();
     let total = sum(files.iter().map(Incoming::nbytes));
     let reading = Reading::of(total, &spans, &ReadOptions { threads: how.threads });
-    let follows: Vec<Option<Follow<'_>>> = files.iter().map(Incoming::follow).collect();
-    let work = |(file, number): (usize, usize), stop: StopFlag<'_>| {
-        files[file].part(number, follows[file].as_ref(), stop)
-    };
+    let work = |(file, number): (usize, usize), stop: StopFlag<'_>| files[file].part(number, stop);
     share(reading, tasks, total, work, watch)?;
-    // Of all: what one of them has to be is asked whatever the others are.
-    let compared = files
-        .iter()
-        .zip(follows)
-        .map(|(file, follow)| file.compare(follow));
-    compared.collect::<Vec<_>>().into_iter().collect()
+    // Compare all: each file that is wrong has to be thrown away.
+    let compared: Vec<_> = files.iter().map(Incoming::compare).collect();
+    compared.into_iter().collect()
 }
 
 impl Incoming {
@@ -186,7 +154,7 @@ impl Incoming {
     pub(super) fn open(
         versioned: VersionedSource,
         path: PathBuf,
-        keep: Keep,
+        stays_open: bool,
         how: &DownloadOptions,
         watch: &dyn Watch,
     ) -> Result<Incoming, Error> {
@@ -207,23 +175,17 @@ impl Incoming {
             partial.discard();
             return Err(error);
         }
-        let partial = Partial::new(partial, table.nbytes(), how.existing, keep)?;
+        let partial = Partial::new(partial, table.nbytes(), how.existing, stays_open)?;
+        let sha256 = versioned.sha256.map(|_| Mutex::default());
         Ok(Incoming {
-            versioned,
-            path,
-            table,
-            hashes: left.unwrap_or_default(),
-            landing: Landing::Partial(partial),
-            fetched: AtomicU64::new(0),
+            hashes: Mutex::new(left.unwrap_or_default()),
+            sha256,
+            ..Incoming::new(versioned, path, Landing::Partial(partial))
         })
     }
 
-    /// What has its name already, if its parts have these hashes, as is found out when it is fetched.
-    pub(super) fn named(
-        versioned: VersionedSource,
-        path: PathBuf,
-        hashes: Vec<PartHash>,
-    ) -> Result<Incoming, Error> {
+    /// Takes a shard that has its name already. `fetch` checks that it has this seal.
+    pub(super) fn named(versioned: VersionedSource, path: PathBuf, seal: Seal) -> Result<Incoming, Error> {
         let metadata = std::fs::metadata(&path).map_err(|source| Error::Open {
             path: path.clone(),
             source,
@@ -231,63 +193,63 @@ impl Incoming {
         if metadata.len() != versioned.source.nbytes() {
             return Err(is_there(&path));
         }
-        Ok(Incoming {
+        Ok(Incoming::new(versioned, path, Landing::Named(seal)))
+    }
+
+    fn new(versioned: VersionedSource, path: PathBuf, landing: Landing) -> Incoming {
+        Incoming {
             table: versioned.part_table(),
             versioned,
             path,
-            hashes,
-            landing: Landing::Named,
+            hashes: Mutex::default(),
+            landing,
+            sha256: None,
             fetched: AtomicU64::new(0),
-        })
+        }
     }
 
     fn nbytes(&self) -> u64 {
         self.versioned.source.nbytes()
     }
 
-    /// The hash of a part that was there when this began; zero where it was not.
-    fn hash(&self, number: usize) -> PartHash {
-        self.hashes.get(number).copied().unwrap_or_default()
+    /// Does `work` with the file if it has no name yet.
+    fn with(&self, work: impl FnOnce(&Draft) -> Result<(), Error>) -> Result<(), Error> {
+        match &self.landing {
+            Landing::Partial(partial) => partial.with(work),
+            Landing::Named(_) => Ok(()),
+        }
     }
 
-    fn follow(&self) -> Option<Follow<'_>> {
-        let follows = self.versioned.sha256.is_some() && matches!(self.landing, Landing::Partial(_));
-        follows.then(|| Follow::new(&self.table))
-    }
-
-    /// Sees that a part is there.
-    fn part(&self, number: usize, follow: Option<&Follow<'_>>, stop: StopFlag<'_>) -> Result<usize, Error> {
+    /// Fetches a part unless it is there, and returns its size. The last part of a shard that has its name is the one that
+    /// fails where the shard has another seal.
+    fn part(&self, number: usize, stop: StopFlag<'_>) -> Result<usize, Error> {
         let part = self.table.part(number);
         match &self.landing {
-            Landing::Named => {
-                let has_hash = |file: File| has_hash(&file, &part, &self.hash(number));
-                if !File::open(&self.path).is_ok_and(has_hash) {
+            Landing::Named(seal) => {
+                let hash = File::open(&self.path).and_then(|file| part_hash(&file, &part));
+                let hash = hash.map_err(|_| is_there(&self.path))?;
+                let mut hashes = locked(&self.hashes);
+                hashes.insert(number, hash);
+                if hashes.len() == self.table.count() && self.table.seal(&hashes) != *seal {
                     return Err(is_there(&self.path));
                 }
             }
-            Landing::Partial(partial) => {
-                partial.with(|draft| self.complete(draft, number, follow, stop))?;
-            }
+            Landing::Partial(partial) => partial.with(|draft| self.complete(draft, number, stop))?,
         }
         Ok(size(&part))
     }
 
     /// Fetches a part if `draft` lacks it.
-    fn complete(
-        &self,
-        draft: &Draft,
-        number: usize,
-        follow: Option<&Follow<'_>>,
-        stop: StopFlag<'_>,
-    ) -> Result<(), Error> {
+    fn complete(&self, draft: &Draft, number: usize, stop: StopFlag<'_>) -> Result<(), Error> {
         let part = self.table.part(number);
-        if !has_hash(draft.file(), &part, &self.hash(number)) {
+        let noted = locked(&self.hashes).get(&number).copied();
+        if noted.is_none() || noted != part_hash(draft.file(), &part).ok() {
             let hash = self.fetch(draft, &part, stop)?;
             draft.write(&hash, self.table.position(number))?;
+            locked(&self.hashes).insert(number, hash);
         }
-        match follow {
-            Some(follow) => follow
-                .came(number, draft.file())
+        match &self.sha256 {
+            Some(in_order) => came(in_order, number, &self.table, draft.file())
                 .map_err(|fault| unread(&part, fault).about(Some(&self.versioned.shown), None)),
             None => Ok(()),
         }
@@ -324,7 +286,7 @@ impl Incoming {
                 self.fetched.fetch_add(to_u64(buffer.len()), Ordering::Relaxed);
             }
         }
-        Ok(part_hash(hasher))
+        Ok(finished(hasher))
     }
 
     fn explain(&self, failure: Failure) -> Error {
@@ -334,69 +296,51 @@ impl Incoming {
         }
     }
 
-    /// Holds it against the SHA-256 that it has to have. Wrong bytes are not kept: they would be found to be there again
-    /// and again.
-    fn compare(&self, follow: Option<Follow<'_>>) -> Result<(), Error> {
-        let (Some(expected), Some(follow)) = (self.versioned.sha256, follow) else {
-            return Ok(());
-        };
-        compare(&self.versioned.shown, expected, follow.finish()).inspect_err(|_| {
-            if let Landing::Partial(partial) = &self.landing {
-                let _ = partial.with(|draft| {
-                    draft.discard();
-                    Ok(())
-                });
+    /// Checks the SHA-256. A file with the wrong SHA-256 is not kept: the next call would find the same bytes.
+    fn compare(&self) -> Result<(), Error> {
+        let hasher = self
+            .sha256
+            .as_ref()
+            .and_then(|in_order| locked(in_order).hasher.take());
+        match (self.versioned.sha256, hasher) {
+            (Some(expected), Some(hasher)) => {
+                compare(&self.versioned.shown, expected, hasher.finish()).inspect_err(|_| self.discard())
             }
-        })
+            _ => Ok(()),
+        }
     }
 
-    /// Throws away what the next call could not go on with.
+    /// Throws away a file of which the next call could use nothing.
     pub(super) fn abandon(&self) {
-        if let Landing::Partial(partial) = &self.landing {
-            // What somebody else has by now is not this call's to throw away.
-            let _ = partial.with(|draft| {
-                if !self.can_go_on(draft) {
-                    draft.discard();
-                }
-                Ok(())
-            });
+        if self.versioned.version.is_none() || locked(&self.hashes).is_empty() {
+            self.discard();
         }
     }
 
-    /// Whether the next call would find a part of it.
-    fn can_go_on(&self, partial: &Draft) -> bool {
-        let is_any = |hashes: Vec<PartHash>| hashes.iter().any(|hash| *hash != PartHash::default());
-        self.versioned.version.is_some() && self.table.hashes(partial.file()).is_some_and(is_any)
+    fn discard(&self) {
+        // Fails where the file is another program's by now, which keeps it.
+        let _ = self.with(|draft| {
+            draft.discard();
+            Ok(())
+        });
     }
 
-    /// What tells the next call that it is this version of this file, once it is whole: nothing, where nothing does.
-    pub(super) fn notes(&self) -> Result<Vec<u8>, Error> {
-        let hashes = match &self.landing {
-            Landing::Named => Some(self.hashes.clone()),
-            Landing::Partial(partial) => partial.with(|draft| Ok(self.table.hashes(draft.file())))?,
-        };
-        Ok(match (&self.versioned.version, hashes) {
-            (Some(_), Some(hashes)) => self.table.notes(&hashes),
-            _ => vec![0; self.table.notes_nbytes()],
-        })
+    /// Returns the seal of the whole file; zeros where the server tells no versions apart.
+    pub(super) fn seal(&self) -> Seal {
+        match self.versioned.version {
+            Some(_) => self.table.seal(&locked(&self.hashes)),
+            None => [0; SEAL_NBYTES],
+        }
     }
 
-    /// Has the disk hold it, which may take long, before it gets its name.
+    /// Flushes the file, which may take long, before it gets its name.
     pub(super) fn flush(&self, how: &DownloadOptions, watch: &dyn Watch) -> Result<(), Error> {
-        match &self.landing {
-            Landing::Partial(partial) => partial.with(|draft| draft.flush(how.durable, watch)),
-            Landing::Named => Ok(()),
-        }
+        self.with(|draft| draft.flush(how.durable, watch))
     }
 
-    /// Gives it its name.
+    /// Gives the file its name.
     pub(super) fn publish(&self, how: &DownloadOptions, watch: &dyn Watch) -> Result<(), Error> {
-        match &self.landing {
-            Landing::Partial(partial) => {
-                partial.with(|draft| draft.publish_first(self.nbytes(), how.existing, how.durable, watch))
-            }
-            Landing::Named => Ok(()),
-        }
+        self.with(|draft| draft.publish_first(self.nbytes(), how.existing, how.durable, watch))
     }
 
     pub(super) fn into_downloaded(self) -> Downloaded {
@@ -415,16 +359,10 @@ pub(super) fn sum(sizes: impl Iterator<Item = u64>) -> u64 {
     sizes.fold(0, u64::saturating_add)
 }
 
-/// Whether the bytes of a part have the hash that was noted of them.
-fn has_hash(file: &File, part: &Range<u64>, noted: &PartHash) -> bool {
-    if *noted == PartHash::default() {
-        return false;
-    }
+fn part_hash(file: &File, part: &Range<u64>) -> io::Result<PartHash> {
     let mut hasher = Hasher::new(Algorithm::Xxh3Wide);
-    if feed(&mut hasher, file, part).is_err() {
-        return false;
-    }
-    part_hash(hasher) == *noted
+    feed(&mut hasher, file, part)?;
+    Ok(finished(hasher))
 }
 
 /// Feeds `hasher` the bytes of a part.
@@ -441,10 +379,13 @@ fn feed(hasher: &mut Hasher, file: &File, part: &Range<u64>) -> io::Result<()> {
     Ok(())
 }
 
-fn part_hash(hasher: Hasher) -> PartHash {
-    let mut hash = [0; PART_HASH_NBYTES];
-    hash.copy_from_slice(&hasher.finish().as_bytes()[..PART_HASH_NBYTES]);
-    hash
+fn finished(hasher: Hasher) -> PartHash {
+    hasher
+        .finish()
+        .as_bytes()
+        .first_chunk()
+        .copied()
+        .unwrap_or_default()
 }
 
 fn unread(part: &Range<u64>, fault: io::Error) -> Failure {
@@ -460,71 +401,45 @@ fn size(range: &Range<u64>) -> usize {
     to_usize(range.end - range.start).unwrap_or(usize::MAX)
 }
 
-/// Follows the parts of a file, as far as all before are there. They are read again, while the system still has them in
-/// memory: so nobody waits for the parts before his own, and nothing is kept.
-struct Follow<'f> {
-    table: &'f PartTable,
-    /// The parts that are there and were not hashed.
-    waiting: Mutex<BTreeSet<usize>>,
-    turn: Mutex<HashedParts>,
-}
-
-/// The parts that were hashed, in their order.
-struct HashedParts {
-    /// The part that is hashed next.
+/// The SHA-256 of a file whose parts come in any order. A part is hashed when all parts before it are there; it is read
+/// again then, while the system still has it in memory. So no thread waits for another, and no part is kept.
+struct InOrder {
+    /// The parts that are there and not hashed yet.
+    waiting: BTreeSet<usize>,
+    /// The part to hash next.
     next: usize,
-    hasher: Hasher,
+    /// `None` while a thread hashes a part.
+    hasher: Option<Hasher>,
 }
 
-impl<'f> Follow<'f> {
-    fn new(table: &'f PartTable) -> Follow<'f> {
-        Follow {
-            table,
-            waiting: Mutex::default(),
-            turn: Mutex::new(HashedParts {
-                next: 0,
-                hasher: Hasher::new(Algorithm::Sha256),
-            }),
+impl Default for InOrder {
+    fn default() -> InOrder {
+        InOrder {
+            waiting: BTreeSet::new(),
+            next: 0,
+            hasher: Some(Hasher::new(Algorithm::Sha256)),
         }
     }
+}
 
-    /// Notes that a part is there, in `file`. Whoever does so hashes what can be hashed, unless somebody is at it.
-    fn came(&self, number: usize, file: &File) -> io::Result<()> {
-        locked(&self.waiting).insert(number);
-        loop {
-            let mut turn = match self.turn.try_lock() {
-                Ok(turn) => turn,
-                Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
-                Err(TryLockError::WouldBlock) => return Ok(()),
-            };
-            while self.can_go_on(turn.next) {
-                self.hash(&mut turn, file)?;
-            }
-            let next = turn.next;
-            drop(turn);
-            // A part may have come after it was looked for and before the lock was given back.
-            if !self.can_go_on(next) {
-                return Ok(());
-            }
+/// Notes that a part is there, in `file`, and hashes all parts whose turn it is, unless another thread does so.
+fn came(in_order: &Mutex<InOrder>, number: usize, table: &PartTable, file: &File) -> io::Result<()> {
+    let mut state = locked(in_order);
+    state.waiting.insert(number);
+    loop {
+        let next = state.next;
+        if !state.waiting.contains(&next) {
+            return Ok(());
         }
-    }
-
-    fn can_go_on(&self, next: usize) -> bool {
-        locked(&self.waiting).contains(&next)
-    }
-
-    fn hash(&self, turn: &mut HashedParts, file: &File) -> io::Result<()> {
-        let part = self.table.part(turn.next);
-        feed(&mut turn.hasher, file, &part)?;
-        locked(&self.waiting).remove(&turn.next);
-        turn.next += 1;
-        Ok(())
-    }
-
-    /// The digest, once all parts came.
-    fn finish(self) -> Digest {
-        let turn = self.turn.into_inner().unwrap_or_else(PoisonError::into_inner);
-        turn.hasher.finish()
+        let Some(mut hasher) = state.hasher.take() else {
+            return Ok(());
+        };
+        drop(state);
+        feed(&mut hasher, file, &table.part(next))?;
+        state = locked(in_order);
+        state.waiting.remove(&next);
+        state.next += 1;
+        state.hasher = Some(hasher);
     }
 }
 
@@ -541,7 +456,7 @@ mod tests {
         let partial = || {
             let mut draft = Draft::resume(&path, Existing::Refuse, &Unwatched).unwrap();
             draft.begin_anew(3, &Unwatched).unwrap();
-            Partial::new(draft, 3, Existing::Refuse, Keep::InUse).unwrap()
+            Partial::new(draft, 3, Existing::Refuse, false).unwrap()
         };
         let same = partial();
         assert!(locked(&same.place).draft.is_none());
@@ -565,7 +480,7 @@ mod tests {
         assert!(!part.exists(), "nothing is left where there was nothing");
         drop(Draft::resume(&path, Existing::Refuse, &Unwatched).unwrap());
         let held = Draft::resume(&path, Existing::Refuse, &Unwatched).unwrap();
-        let kept = Partial::new(held, 0, Existing::Refuse, Keep::Open).unwrap();
+        let kept = Partial::new(held, 0, Existing::Refuse, true).unwrap();
         assert!(Draft::resume(&path, Existing::Refuse, &Unwatched).is_err());
         drop(kept);
     }
@@ -577,7 +492,7 @@ mod tests {
         let resumed = || Draft::resume(&path, Existing::Refuse, &Unwatched);
         let mut draft = resumed().unwrap();
         draft.begin_anew(3, &Unwatched).unwrap();
-        let partial = Partial::new(draft, 3, Existing::Refuse, Keep::Open).unwrap();
+        let partial = Partial::new(draft, 3, Existing::Refuse, true).unwrap();
         let flushing = partial
             .with(|draft| Ok(draft.file().try_clone().unwrap()))
             .unwrap();
@@ -594,11 +509,12 @@ mod tests {
         file.write_all(&bytes).unwrap();
         let table = PartTable::new(5 * (1 << 20) + 3, "v");
         for order in [[0, 1, 2, 3, 4, 5], [5, 4, 3, 2, 1, 0], [2, 0, 5, 1, 4, 3]] {
-            let follow = Follow::new(&table);
+            let in_order = Mutex::default();
             for number in order {
-                follow.came(number, &file).unwrap();
+                came(&in_order, number, &table, &file).unwrap();
             }
-            assert_eq!(follow.finish(), Algorithm::Sha256.digest(&bytes));
+            let hasher = in_order.into_inner().unwrap().hasher.unwrap();
+            assert_eq!(hasher.finish(), Algorithm::Sha256.digest(&bytes));
         }
     }
 }

@@ -1,19 +1,18 @@
 //! Fetching a model of many files: the shards come together, get their names one by one, and the index gets its name
 //! last, so that there is never one which names what is not there.
 //!
-//! Whoever is broken off in between has left shards which the next call could not tell from somebody else's. So before
-//! the first of them gets its name, the notes of all are written down behind the bytes of the index, in the file that
-//! becomes the index and loses them then.
+//! A call that ends between the renames leaves shards that have their names. So that the next call can tell them from
+//! other files, the partial file of the index holds a [`Seal`] of each shard, after the bytes of the index, before the
+//! first shard gets its name. The seals are cut off when the index gets its name.
 
 use std::fs;
-use std::io::Read;
 use std::path::{Path, PathBuf};
 
-use ingot_format::{to_u64, to_usize};
+use ingot_format::to_u64;
 use ingot_remote::RemoteOptions;
 
-use super::incoming::{Incoming, Keep, fetch, sum};
-use super::part_table::{PartHash, PartTable};
+use super::incoming::{Incoming, fetch, sum};
+use super::part_table::{SEAL_NBYTES, Seal};
 use super::wanted::{DownloadOptions, Downloaded, RemoteModel, VersionedSource, make_folder};
 use crate::error::Error;
 use crate::options::{Durability, Existing};
@@ -34,8 +33,8 @@ pub(super) struct Ready {
 struct Shard {
     versioned: VersionedSource,
     path: PathBuf,
-    /// The hashes of its parts, where an earlier call has given it its name.
-    hashes: Option<Vec<PartHash>>,
+    /// Its seal, where an earlier call gave it its name.
+    seal: Option<Seal>,
 }
 
 impl Ready {
@@ -52,38 +51,31 @@ impl Ready {
         let saving = how.save_options();
         check_destination(&path, &saving, watch)?;
         let refuses = how.existing == Existing::Refuse;
-        let ledger = match refuses {
-            true => Ledger::left(&path, &model.bytes, watch),
+        let seals = match refuses {
+            true => seals_left(&path, &model.bytes, model.shards.len(), watch),
             false => None,
         };
         let paths: Vec<PathBuf> = model.shards.iter().map(|shard| folder.join(shard)).collect();
-        if !refuses {
-            paths
-                .iter()
-                .try_for_each(|path| check_destination(path, &saving, watch))?;
-        }
-        let is_named: Vec<bool> = paths.iter().map(|path| refuses && path.exists()).collect();
-        if let (Some(number), None) = (is_named.iter().position(|&is_named| is_named), &ledger) {
-            return Err(is_there(&paths[number]));
+        for path in &paths {
+            if !refuses {
+                check_destination(path, &saving, watch)?;
+            } else if seals.is_none() && path.exists() {
+                return Err(is_there(path));
+            }
         }
         let sources = model.sources(how.threads, options, watch)?;
-        let tables: Vec<_> = sources.iter().map(VersionedSource::part_table).collect();
-        let known = match &ledger {
-            Some(ledger) => ledger.hashes(&tables),
-            None => tables.iter().map(|_| None).collect(),
-        };
         let mut shards = Vec::with_capacity(paths.len());
-        for (((versioned, path), is_named), known) in sources.into_iter().zip(paths).zip(is_named).zip(known)
-        {
-            let hashes = match (is_named, known) {
-                (true, Some(hashes)) if versioned.version.is_some() => Some(hashes),
-                (true, _) => return Err(is_there(&path)),
-                (false, _) => None,
-            };
+        for (number, (versioned, path)) in sources.into_iter().zip(paths).enumerate() {
+            let mut seal = None;
+            if refuses && path.exists() {
+                let left = seals.as_ref().map(|seals| seals[number]);
+                seal = left.filter(|left| versioned.part_table().is_sealed_by(left));
+                seal.ok_or_else(|| is_there(&path))?;
+            }
             shards.push(Shard {
                 versioned,
                 path,
-                hashes,
+                seal,
             });
         }
         Ok(Ready { model, path, shards })
@@ -107,11 +99,12 @@ impl Ready {
         let Ready { model, path, shards } = self;
         // Whoever has it fetches the model: nobody else does at the same time.
         let mut index = Draft::resume(&path, how.existing, watch)?;
-        let keep = Keep::of(shards.len());
+        // More files than a process should keep open. Each takes two descriptors, with its directory.
+        let stays_open = shards.len() <= 32;
         let mut files = Vec::with_capacity(shards.len());
         let outcome = (|| {
             for shard in shards {
-                files.push(shard.open(keep, how, watch)?);
+                files.push(shard.open(stays_open, how, watch)?);
             }
             let after = After {
                 watch,
@@ -156,10 +149,10 @@ impl Ready {
 }
 
 impl Shard {
-    fn open(self, keep: Keep, how: &DownloadOptions, watch: &dyn Watch) -> Result<Incoming, Error> {
-        match self.hashes {
-            Some(hashes) => Incoming::named(self.versioned, self.path, hashes),
-            None => Incoming::open(self.versioned, self.path, keep, how, watch),
+    fn open(self, stays_open: bool, how: &DownloadOptions, watch: &dyn Watch) -> Result<Incoming, Error> {
+        match self.seal {
+            Some(seal) => Incoming::named(self.versioned, self.path, seal),
+            None => Incoming::open(self.versioned, self.path, stays_open, how, watch),
         }
     }
 }
@@ -173,7 +166,7 @@ fn publish(
     shards: &[Incoming],
     how: &DownloadOptions,
 ) -> Result<(), Error> {
-    Ledger::write(index, &model.bytes, shards, &Unwatched)?;
+    write_seals(index, &model.bytes, shards)?;
     index.flush(how.durable, &Unwatched)?;
     if how.existing == Existing::Replace {
         // The old one would name files of two versions.
@@ -206,98 +199,51 @@ fn remove(path: &Path, durable: Durability) -> Result<(), Error> {
     }
 }
 
-/// Bytes of notes that are read at most. A TiB takes 2 MiB of them.
-const NBYTES: u64 = 256 << 20;
-
-/// The notes of all shards of an index, in the order of their names.
-struct Ledger {
-    notes: Vec<u8>,
+/// Reads the seals of `count` shards that an earlier call left, which fetched the same index to `path`.
+fn seals_left(path: &Path, index: &[u8], count: usize, watch: &dyn Watch) -> Option<Vec<Seal>> {
+    let sealed = contents(&Draft::left(path, watch)?, index.len() + count * SEAL_NBYTES)?;
+    Some(sealed.strip_prefix(index)?.as_chunks().0.to_vec())
 }
 
-impl Ledger {
-    /// The one that a call was broken off behind, which fetched the same index.
-    fn left(path: &Path, index: &[u8], watch: &dyn Watch) -> Option<Ledger> {
-        let file = Draft::left(path, watch)?;
-        if !file.metadata().ok()?.is_file() {
-            return None;
-        }
-        let mut left = Vec::new();
-        let most = to_u64(index.len()).saturating_add(NBYTES);
-        file.take(most).read_to_end(&mut left).ok()?;
-        let notes = left.strip_prefix(index)?;
-        (!notes.is_empty()).then(|| Ledger {
-            notes: notes.to_vec(),
-        })
+/// Reads a file that has so many bytes.
+fn contents(file: &fs::File, nbytes: usize) -> Option<Vec<u8>> {
+    let metadata = file.metadata().ok()?;
+    if !metadata.is_file() || metadata.len() != to_u64(nbytes) {
+        return None;
     }
-
-    /// The hashes that the parts of each file had. What is of another version has none, nor has what follows a file that
-    /// had another size.
-    fn hashes(&self, tables: &[PartTable]) -> Vec<Option<Vec<PartHash>>> {
-        let mut rest = &*self.notes;
-        let mut take = |table: &PartTable| {
-            let (notes, after) = rest.split_at_checked(table.notes_nbytes())?;
-            rest = after;
-            table.hashes_in(notes)
-        };
-        tables.iter().map(&mut take).collect()
-    }
-
-    /// Writes the bytes of an index into the file that becomes it, and behind them what is known of its shards.
-    fn write(partial: &mut Draft, index: &[u8], shards: &[Incoming], watch: &dyn Watch) -> Result<(), Error> {
-        let mut bytes = index.to_vec();
-        for shard in shards {
-            bytes.extend(shard.notes()?);
-        }
-        // What stands there already may be all that vouches for shards which have their names.
-        if holds(partial, &bytes) {
-            return Ok(());
-        }
-        partial.begin_anew(to_u64(bytes.len()), watch)?;
-        partial.write(&bytes, 0)
-    }
+    let mut bytes = vec![0; nbytes];
+    FileRange::new(file, 0, metadata.len()).read(0, &mut bytes).ok()?;
+    Some(bytes)
 }
 
-fn holds(partial: &Draft, bytes: &[u8]) -> bool {
-    let is_as_long = |len| to_usize(len) == Some(bytes.len());
-    if !partial
-        .file()
-        .metadata()
-        .is_ok_and(|metadata| is_as_long(metadata.len()))
-    {
-        return false;
+/// Writes the bytes of an index to its partial file, and the seals of all shards.
+fn write_seals(partial: &mut Draft, index: &[u8], shards: &[Incoming]) -> Result<(), Error> {
+    let seals: Vec<Seal> = shards.iter().map(Incoming::seal).collect();
+    let sealed = [index, seals.as_flattened()].concat();
+    // Not written again: a kill would lose the seals of shards that have their names.
+    if contents(partial.file(), sealed.len()).as_ref() == Some(&sealed) {
+        return Ok(());
     }
-    let mut held = vec![0; bytes.len()];
-    let range = FileRange::new(partial.file(), 0, to_u64(bytes.len()));
-    range.read(0, &mut held).is_ok() && held == bytes
+    partial.begin_anew(to_u64(sealed.len()), &Unwatched)?;
+    partial.write(&sealed, 0)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::Unwatched;
 
     #[test]
-    fn a_shard_is_known_by_its_version_and_its_place() {
-        let tables =
-            |versions: [&str; 2], first| [PartTable::new(first, versions[0]), PartTable::new(5, versions[1])];
-        let written = tables(["one", "two"], 3);
-        let notes = [written[0].notes(&[[1; 16]]), written[1].notes(&[[2; 16]])].concat();
-        let ledger = Ledger { notes };
-        let known = |tables: &[PartTable]| ledger.hashes(tables);
-        assert_eq!(known(&written), [Some(vec![[1; 16]]), Some(vec![[2; 16]])]);
-        assert_eq!(known(&tables(["other", "two"], 3)), [None, Some(vec![[2; 16]])]);
-        assert_eq!(known(&tables(["one", "two"], 2 << 20)), [None, None]);
-    }
-
-    #[test]
-    fn what_was_left_of_another_index_is_no_ledger() {
+    fn seals_are_read_only_after_the_same_index_and_of_as_many_shards() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("index.json");
-        assert!(Ledger::left(&path, b"{}", &Unwatched).is_none());
-        std::fs::write(folder.path().join(".index.json.ingot-part"), "{}notes").unwrap();
-        assert_eq!(Ledger::left(&path, b"{}", &Unwatched).unwrap().notes, b"notes");
-        for other in [&b"{ "[..], b"{}notes", b"{}notes and more"] {
-            assert!(Ledger::left(&path, other, &Unwatched).is_none());
+        let left = |index: &[u8], count| seals_left(&path, index, count, &Unwatched);
+        assert_eq!(left(b"{}", 2), None);
+        let seals = [[1; SEAL_NBYTES], [2; SEAL_NBYTES]];
+        let sealed = [b"{}", seals.as_flattened()].concat();
+        fs::write(folder.path().join(".index.json.ingot-part"), sealed).unwrap();
+        assert_eq!(left(b"{}", 2), Some(seals.to_vec()));
+        for (index, count) in [(&b"{ "[..], 2), (b"{}", 1), (b"{}", 3), (b"{}\n", 2)] {
+            assert_eq!(left(index, count), None);
         }
     }
 }

@@ -1,10 +1,11 @@
-//! What is known of a file that is being fetched: which parts of it are there.
+//! Which parts of a file have been fetched.
 //!
-//! It stands behind the bytes in the same file, so that the two cannot be taken for those of different files, and is cut
-//! off when the file gets its name. Of each part it holds the XXH3 of its bytes. A part counts as fetched only where the
-//! bytes have that hash when they are read again: so it does not matter in which order a disk wrote things down, nor who
-//! else was at the file.
+//! The table follows the data in the same file and is cut off when the file gets its name. It holds the XXH3 of each part.
+//! A resumed download reads a part again and keeps it if it has that hash. A bit in place of the hash would need a flush of
+//! the data before each bit, and would not notice that another program changed the data. A hash needs no order: it proves
+//! its part after a kill, after a power loss and after a foreign write.
 
+use std::collections::BTreeMap;
 use std::fs::File;
 use std::ops::Range;
 
@@ -16,9 +17,11 @@ use crate::payload::FileRange;
 /// What notes begin with, and the version of the rest.
 const MAGIC: [u8; 8] = *b"ingot-d1";
 /// Bytes before the hashes: those, and the digest of what names the version.
-const HEAD_NBYTES: u64 = 8 + 32;
+const HEAD_NBYTES: usize = 8 + 32;
 /// Bytes of a hash.
-pub(super) const PART_HASH_NBYTES: usize = 16;
+const PART_HASH_NBYTES: usize = 16;
+/// Bytes of a seal: the head of a table, and a hash of its hashes.
+pub(super) const SEAL_NBYTES: usize = HEAD_NBYTES + PART_HASH_NBYTES;
 
 const MIB: u64 = 1 << 20;
 /// Bytes of a part at most: what one request takes.
@@ -26,8 +29,14 @@ const PART_NBYTES: u64 = 8 * MIB;
 /// A file is cut into so many parts, where they do not become too small or too large.
 const PARTS: u64 = 64;
 
-/// The hash of a part; zero where it is not there.
+/// The XXH3 of a part.
 pub(super) type PartHash = [u8; PART_HASH_NBYTES];
+
+/// The hashes of the parts that have been fetched, by the number of the part.
+pub(super) type PartHashes = BTreeMap<usize, PartHash>;
+
+/// Identifies a whole file: its version, and the hashes of all its parts.
+pub(super) type Seal = [u8; SEAL_NBYTES];
 
 /// Where notes stand, and of what file they are.
 pub(super) struct PartTable {
@@ -78,7 +87,7 @@ impl PartTable {
 
     /// Where the hash of a part stands.
     pub(super) fn position(&self, number: usize) -> u64 {
-        let head_end = self.file_nbytes.saturating_add(HEAD_NBYTES);
+        let head_end = self.file_nbytes.saturating_add(to_u64(HEAD_NBYTES));
         head_end.saturating_add(to_u64(number).saturating_mul(to_u64(PART_HASH_NBYTES)))
     }
 
@@ -87,31 +96,30 @@ impl PartTable {
         [&MAGIC, self.version.as_bytes()].concat()
     }
 
-    /// Bytes of the notes.
-    pub(super) fn notes_nbytes(&self) -> usize {
-        to_usize(self.nbytes() - self.file_nbytes).unwrap_or(usize::MAX)
-    }
-
-    /// The notes of a file whose parts have these hashes.
-    pub(super) fn notes(&self, hashes: &[PartHash]) -> Vec<u8> {
-        [&*self.head(), hashes.as_flattened()].concat()
-    }
-
-    /// The hashes that `notes` hold of this version of this file; `None` where they are of another.
-    pub(super) fn hashes_in(&self, notes: &[u8]) -> Option<Vec<PartHash>> {
-        let hashes = notes.strip_prefix(&*self.head())?;
-        Some(hashes.as_chunks().0.to_vec())
-    }
-
-    /// The hashes that `file` holds of this version of this file; `None` where it holds none.
-    pub(super) fn hashes(&self, file: &File) -> Option<Vec<PartHash>> {
+    /// Reads the hashes that `file` holds; `None` where it holds no table of this version of this file.
+    pub(super) fn hashes(&self, file: &File) -> Option<PartHashes> {
         if file.metadata().ok()?.len() != self.nbytes() {
             return None;
         }
-        let mut notes = vec![0; self.notes_nbytes()];
+        let mut notes = vec![0; to_usize(self.nbytes() - self.file_nbytes)?];
         let range = FileRange::new(file, self.file_nbytes, to_u64(notes.len()));
         range.read(0, &mut notes).ok()?;
-        self.hashes_in(&notes)
+        let hashes = notes.strip_prefix(&*self.head())?.as_chunks().0;
+        let hashes = hashes.iter().copied().enumerate();
+        Some(hashes.filter(|(_, hash)| *hash != PartHash::default()).collect())
+    }
+
+    /// Returns the seal of the file whose parts have these hashes.
+    pub(super) fn seal(&self, hashes: &PartHashes) -> Seal {
+        let hashes: Vec<PartHash> = hashes.values().copied().collect();
+        let hash = Algorithm::Xxh3Wide.digest(hashes.as_flattened());
+        let seal = [&*self.head(), hash.as_bytes()].concat();
+        seal.first_chunk().copied().unwrap_or([0; SEAL_NBYTES])
+    }
+
+    /// Says whether `seal` is one of this version of this file.
+    pub(super) fn is_sealed_by(&self, seal: &Seal) -> bool {
+        seal.starts_with(&self.head())
     }
 }
 
@@ -147,16 +155,30 @@ mod tests {
     }
 
     #[test]
-    fn notes_of_another_version_are_none() {
+    fn a_table_of_another_version_is_none() {
         let mut file = tempfile::tempfile().unwrap();
-        let table = PartTable::new(3, "one");
-        file.write_all(b"abc").unwrap();
+        let table = PartTable::new(2 * MIB, "one");
+        file.write_all(&vec![1; 2 << 20]).unwrap();
         file.write_all(&table.head()).unwrap();
-        file.write_all(&[7; PART_HASH_NBYTES]).unwrap();
-        assert_eq!(table.hashes(&file), Some(vec![[7; PART_HASH_NBYTES]]));
-        assert_eq!(PartTable::new(3, "two").hashes(&file), None);
-        assert_eq!(PartTable::new(2, "one").hashes(&file), None);
+        file.write_all(&[[0; PART_HASH_NBYTES], [7; PART_HASH_NBYTES]].concat())
+            .unwrap();
+        assert_eq!(table.hashes(&file), Some([(1, [7; PART_HASH_NBYTES])].into()));
+        assert_eq!(PartTable::new(2 * MIB, "two").hashes(&file), None);
+        assert_eq!(PartTable::new(2 * MIB - 1, "one").hashes(&file), None);
         file.set_len(table.nbytes() - 1).unwrap();
         assert_eq!(table.hashes(&file), None);
+    }
+
+    #[test]
+    fn a_seal_differs_for_another_version_another_size_and_other_parts() {
+        let (one, two) = ([1; PART_HASH_NBYTES], [2; PART_HASH_NBYTES]);
+        let table = PartTable::new(2 * MIB, "one");
+        let seal = table.seal(&[(0, one), (1, two)].into());
+        assert!(table.is_sealed_by(&seal));
+        assert!(!table.is_sealed_by(&[0; SEAL_NBYTES]));
+        assert!(!PartTable::new(2 * MIB, "two").is_sealed_by(&seal));
+        assert!(!PartTable::new(2 * MIB - 1, "one").is_sealed_by(&seal));
+        assert_eq!(table.seal(&[(1, two), (0, one)].into()), seal);
+        assert_ne!(table.seal(&[(0, two), (1, one)].into()), seal);
     }
 }
