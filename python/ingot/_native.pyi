@@ -45,6 +45,7 @@ __all__ = [
     "hash_object",
     "hashes",
     "hub_headers",
+    "identity",
     "in_natural_order",
     "is_url",
     "local_path",

@@ -11,6 +11,7 @@ from typing import Any
 import ingot
 from ingot._base.checks import one_of
 from ingot._base.frameworks import adapter, module_of
+from ingot._base.options import takes
 from ingot._base.text import _quoted
 from ingot._native import Checkpoint, local_path
 from ingot._read import door, load, loader, moves, part
@@ -288,6 +289,7 @@ class safe_open(_Lent, ingot.safe_open[Any]):
             raise
         return tensor
 
+    @takes()
     @_opening
     def get_tensors(
         self, keys: Keys | None = None, *, drop: Keys | None = None, **options: Unpack[NoOptions]
@@ -328,6 +330,8 @@ class safe_open(_Lent, ingot.safe_open[Any]):
         if threads >= 1 << 64:
             raise OverflowError("int too big to convert")
         refuse_bad_plan(self._checkpoint, plan)
+        if device is not None:
+            self._mover(device)
         return super().prefetch(plan, device=device, threads=max(threads, 1))
 
     def _mover(self, device: Any) -> moves.Move | None:
