@@ -229,7 +229,8 @@ def sources(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_every_option_of_every_command_has_a_case() -> None:
-    assert CASES.keys() == COMMANDS.keys()
+    # tests/remote/test_providers.py runs `credentials` with the identities that its options are about.
+    assert CASES.keys() == COMMANDS.keys() - {("credentials",)}
     for words, case in CASES.items():
         flags = {name for name, option in options_of(words).items() if option.is_flag}
         assert {*case.options} | flags == {*options_of(words)}, words

@@ -57,7 +57,7 @@ def printed(session: str, folder: Path, hub: Server) -> str:
 def test_the_page_has_a_session_of_every_command() -> None:
     shown = set(re.findall(r"^\$ ingot (\w+)", PAGE.read_text(encoding="utf-8"), re.MULTILINE))
     # The first is shown without its name; the others print what is different on every machine.
-    assert set(COMMANDS) - shown == {"summary", "doctor", "completion"}
+    assert set(COMMANDS) - shown == {"summary", "doctor", "completion", "credentials"}
 
 
 def test_the_page_shows_what_the_commands_print(tmp_path: Path) -> None:

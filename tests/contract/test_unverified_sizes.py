@@ -223,7 +223,7 @@ def test_ranges_rejects_a_size_that_no_file_has(nbytes: int) -> None:
 
     with pytest.raises(ingot.OptionError) as caught:
         ingot.Ranges(Store(), "m.safetensors", nbytes=nbytes)
-    assert caught.value.code == "impossible-size"
+    assert caught.value.code == "invalid-size"
 
 
 def sparse(path: Path, nbytes: int) -> str:

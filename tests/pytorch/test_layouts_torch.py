@@ -68,7 +68,7 @@ def test_what_is_in_c_order_is_not_refused(name: str) -> None:
 
 
 def test_an_unknown_choice_lists_the_choices() -> None:
-    with pytest.raises(ingot.OptionError, match="contiguous 'auto' is unknown: expected one of error, copy"):
+    with pytest.raises(ingot.OptionError, match="contiguous 'auto' is unknown: expected one of copy, error"):
         ingot.torch.save({}, contiguous="auto")  # type: ignore[arg-type]
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
-from hashlib import sha1
 from itertools import product
 from pathlib import Path
 
@@ -164,55 +163,10 @@ def by_process(name: str) -> Callable[[Way, str], None]:
     return put
 
 
-def by_login(name: str) -> Callable[[Way, str], None]:
-    """By the token that `aws sso login` has left, or by the keys that are given for it."""
-
-    def put(way: Way, text: str) -> None:
-        issued = {"accessKeyId": "id", "secretAccessKey": "s", "sessionToken": "t", name: text}
-        way.server.replace(lambda handler, request: answer(handler, request, {"roleCredentials": issued}))
-        config = way.file(
-            "config",
-            "[default]\nsso_account_id = 1\nsso_role_name = r\nsso_start_url = u\nsso_region = eu-west-1\n",
-        )
-        way.variable(AWS_CONFIG_FILE=config, AWS_ENDPOINT_URL_SSO=way.server.url(""), HOME=str(way.folder))
-        folder = way.folder / ".aws" / "sso" / "cache"
-        folder.mkdir(parents=True)
-        token = {"accessToken": text if name == "accessToken" else "t", "expiresAt": "2999-01-01T00:00:00Z"}
-        (folder / f"{sha1(b'u').hexdigest()}.json").write_text(json.dumps(token))
-
-    return put
-
-
-def by_google_file(way: Way, text: str) -> None:
-    """The token that a service of Google's issues for a file."""
-    way.url = "gs://b/k"
-    issued = {"access_token": text, "expires_in": 3600}
-    way.server.replace(lambda handler, request: answer(handler, request, issued))
-    person = {"type": "authorized_user", "token_uri": way.server.url("/token")}
-    more = dict.fromkeys(("client_id", "client_secret", "refresh_token"), "x")
-    way.variable(GOOGLE_APPLICATION_CREDENTIALS=way.file("person.json", json.dumps(person | more)))
-
-
 def by_google_keys(name: str) -> Callable[[Way, str], None]:
     def put(way: Way, text: str) -> None:
         way.url = "gs://b/k"
         way.variable(**{"GS_ACCESS_KEY_ID": "id", "GS_SECRET_ACCESS_KEY": "s", name: text})
-
-    return put
-
-
-def by_azure_application(name: str) -> Callable[[Way, str], None]:
-    """The secret of an application, or the token that is issued for it."""
-
-    def put(way: Way, text: str) -> None:
-        way.url = "az://c/b"
-        issued = {"access_token": text if name == "token" else "t", "expires_in": 3600}
-        way.server.replace(lambda handler, request: answer(handler, request, issued))
-        way.option(account="me", client_id="c", tenant_id="t")
-        way.variable(
-            AZURE_AUTHORITY_HOST=way.server.url(""),
-            AZURE_CLIENT_SECRET=text if name == "secret" else "s",
-        )
 
     return put
 
@@ -224,10 +178,7 @@ WAYS: dict[str, Callable[[Way, str], None]] = {
     **{f"profile {name}": by_profile(name) for name in NAMES},
     **{f"container {name}": by_container(name) for name in ("AccessKeyId", "SecretAccessKey", "Token")},
     **{f"process {name}": by_process(name) for name in ("AccessKeyId", "SecretAccessKey", "SessionToken")},
-    **{f"login {name}": by_login(name) for name in ("accessToken", "accessKeyId", "secretAccessKey")},
-    "google file": by_google_file,
     **{f"google {name}": by_google_keys(name) for name in ("GS_ACCESS_KEY_ID", "GS_SECRET_ACCESS_KEY")},
-    **{f"azure application {name}": by_azure_application(name) for name in ("secret", "token")},
     "container token": container_token,
     "container token file": container_token_file,
     **{name: of_google(name) for name in ("GOOGLE_OAUTH_ACCESS_TOKEN", "CLOUDSDK_AUTH_ACCESS_TOKEN")},
@@ -248,7 +199,7 @@ SIGNED += ["azure connection_string"]
 def can_hold(name: str, text: str) -> bool:
     """Whether such a text gets in by this way: lines of a file end, and some take white space away."""
     if name.startswith("profile"):
-        return "\n" not in text
+        return "\n" not in text and "\r" not in text
     return text.strip() != "hunter2" or name not in ("hub", "hub file", "container token file")
 
 

@@ -201,6 +201,7 @@ def conversations() -> Iterator[bytes]:
 
 
 def test_n17_a_proxy_that_speaks_anything_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    patient = {"retries": 0, "timeout": 60}
     for said in conversations():
 
         def say(peer: socket.socket, said: bytes = said) -> None:
@@ -212,7 +213,7 @@ def test_n17_a_proxy_that_speaks_anything_is_an_error(monkeypatch: pytest.Monkey
         with proxying("http", instead=say) as proxy:
             monkeypatch.setenv("all_proxy", proxy.url())
             with pytest.raises(ingot.StorageError) as caught:
-                ingot.safe_open("https://model.example/m", "np", storage_options={**QUICK, "retries": 0})
+                ingot.safe_open("https://model.example/m", "np", storage_options=patient)
             assert caught.value.code in NONSENSE, (said, caught.value)
 
 

@@ -556,7 +556,7 @@ TYPED = {
     "keys": ["title"],
     "shell": ["bash"],
 }
-PLACES = ("path", "paths", "a", "b", "source", "destination", "json_file")
+PLACES = ("path", "paths", "a", "b", "source", "destination", "json_file", "url")
 
 
 def line(words: str, url: str, *more: str) -> list[str]:
