@@ -220,15 +220,19 @@ pub use payload::{Payload, Produce};
 pub use read::part::Part;
 pub use read::read::read;
 #[cfg(feature = "remote")]
-pub use remote::{
-    Credential, Credentials, DownloadOptions, Downloaded, Fault, Identity, Keys, RemoteOptions, Secret,
-    Token, Wanted, download,
-};
+pub use remote::{DownloadOptions, Downloaded, Fault, RemoteOptions, Secret, Token, download};
 pub use save::save;
 pub use source::{MemorySource, Source};
 pub use verify::{Compared, Definition, Mismatch, Report, hash, verify};
 pub use watch::{Unwatched, Watch};
 pub use writer::{Appender, Orphan, Writer};
+
+/// The types of a provider of identities, for [`RemoteOptions::credentials`](crate::RemoteOptions).
+#[cfg(feature = "remote")]
+pub mod credentials {
+    #[doc(no_inline)]
+    pub use ingot_remote::{Credential, Credentials, Identity, Keys, Wanted};
+}
 
 // Of ingot-format, what occurs in these.
 pub use ingot_format::{

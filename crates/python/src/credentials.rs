@@ -6,7 +6,8 @@ use std::sync::mpsc::{self, Sender};
 use std::sync::{Arc, LazyLock};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use ingot_io::{Credential, Credentials, Identity, Keys, Secret, Wanted};
+use ingot_io::Secret;
+use ingot_io::credentials::{Credential, Credentials, Identity, Keys, Wanted};
 use pyo3::prelude::*;
 use pyo3::types::{PyCFunction, PyDict, PyTuple};
 

@@ -14,6 +14,5 @@ pub use self::download::{DownloadOptions, Downloaded, download, planned_download
 pub use self::identity::identity;
 pub use self::session::REMOTE_HEADER_NBYTES;
 pub use ingot_remote::{
-    Credential, Credentials, Fault, Identity, Keys, RemoteOptions, Secret, Token, Wanted, is_url, local_path,
-    redacted, url_file_name, was_url,
+    Fault, RemoteOptions, Secret, Token, is_url, local_path, redacted, url_file_name, was_url,
 };
