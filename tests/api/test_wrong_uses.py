@@ -116,9 +116,9 @@ def lines_with_errors(checker: str, path: Path) -> set[int]:
     if checker == "mypy":
         command = [sys.executable, "-m", "mypy", "--no-error-summary", "--hide-error-context", str(path)]
         lines = subprocess.run(command, cwd=ROOT, capture_output=True, text=True).stdout.splitlines()
-        return {
-            int(line.split(":")[1]) for line in lines if ": error: " in line and line.startswith(str(path))
-        }
+        # The cache of mypy may name a file of an earlier run with the same contents.
+        places = [line.split(":")[:2] for line in lines if ": error: " in line]
+        return {int(number) for name, number in places if Path(name).name == path.name}
     command = [sys.executable, "-m", "pyright", "--pythonpath", sys.executable, "--outputjson", str(path)]
     told = json.loads(subprocess.run(command, cwd=ROOT, capture_output=True, text=True).stdout)
     errors = [one for one in told["generalDiagnostics"] if one["severity"] == "error"]
