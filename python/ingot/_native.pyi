@@ -430,16 +430,12 @@ class Checkpoint:
         wanted: Wanted,
         destinations: Destinations,
         *,
-        converts: bool = False,
         kept: bool = False,
         expected_sha256: str | None = None,
         threads: int | None = None,
         progress: Callable[[int, int], object] | None = None,
     ) -> None:
-        """Read the wanted parts. With digests, tensors have to be whole, and each be wanted once.
-
-        If it `converts`, floats become what their destinations hold, whatever `wanted` has for dtypes.
-        """
+        """Read the wanted parts. With digests, tensors have to be whole, and each be wanted once."""
 
     def proven_copy(
         self,

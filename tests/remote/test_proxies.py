@@ -182,12 +182,12 @@ def test_n17_a_proxy_of_another_kind_is_refused_before_it_is_used(
         assert len(ingot.safe_open(plain.url(), "np")) == 2
 
 
-#: Codes of what is not an answer of a proxy, or not TLS after it.
+#: Codes of malformed answers of a proxy, and of malformed TLS after them.
 NONSENSE = ("http-status", "malformed-response", "connection-broken", "tls")
 
 
 def conversations() -> Iterator[bytes]:
-    """Answers to `CONNECT`: bytes of any kind, and what is nearly right."""
+    """Yield answers to `CONNECT`: correct bytes with one fault, and random bytes."""
     right = b"HTTP/1.1 200 Go on\r\n\r\n"
     draw = random.Random(0)
     for end in range(len(right)):

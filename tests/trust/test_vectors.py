@@ -25,7 +25,7 @@ REJECTED = [pytest.param(vector, id=vector.name) for vector in vectors() if not 
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
-    """A name that gives no format away."""
+    """Return a path whose name has no extension of a format."""
     return tmp_path / "file.bin"
 
 

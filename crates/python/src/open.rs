@@ -604,14 +604,12 @@ impl Checkpoint {
         parts::outlines(py, &*self.opened(py)?, &wanted, wrap)
     }
 
-    #[pyo3(signature = (wanted, destinations, *, converts = false, kept = false, expected_sha256 = None, threads = None, progress = None))]
-    #[allow(clippy::too_many_arguments, reason = "one for each keyword that Python has")]
+    #[pyo3(signature = (wanted, destinations, *, kept = false, expected_sha256 = None, threads = None, progress = None))]
     fn fill<'py>(
         &self,
         py: Python<'py>,
         wanted: Wanted<'py>,
         destinations: &Destinations,
-        converts: bool,
         kept: bool,
         expected_sha256: Option<&str>,
         threads: Option<NonZeroUsize>,
@@ -625,7 +623,6 @@ impl Checkpoint {
             &checkpoint,
             &wanted,
             destinations,
-            converts,
             (proof != Proof::default()).then_some(proof),
             &ReadOptions::new().threads(threads),
             signals,

@@ -28,6 +28,10 @@ pub(crate) struct Wanted<'py> {
     dtypes: Option<Codes>,
 }
 
+/// The word of `ingot._read.select.OF_DESTINATIONS`, which stands in place of codes: each tensor is converted to the dtype
+/// of its destination.
+const OF_DESTINATIONS: &str = "destinations";
+
 /// Codes of dtypes to convert to.
 #[derive(FromPyObject)]
 enum Codes {
@@ -144,22 +148,22 @@ fn entry<'p>(part: &'p Part<'_>) -> Entry<'p> {
 }
 
 /// Reads the tensors that are asked for into `destinations`, one for each. If there is a `proof` they are whole, and each
-/// is wanted once. If it `converts`, floats become what their destinations hold.
-#[allow(clippy::too_many_arguments, reason = "one for each keyword that Python has")]
+/// is wanted once.
 pub(crate) fn fill<'py>(
     py: Python<'py>,
     checkpoint: &Checkpoint,
     wanted: &Wanted<'py>,
     destinations: &Destinations,
-    converts: bool,
     proof: Option<Proof>,
     options: &ReadOptions,
     signals: Signals,
 ) -> PyResult<()> {
     let held = destinations.take()?;
-    let parts = match converts {
-        true => parts_as(py, checkpoint, wanted, |rank| held.get(rank)?.dtype())?,
-        false => parts(py, checkpoint, wanted)?,
+    let parts = match &wanted.dtypes {
+        Some(Codes::All(word)) if word == OF_DESTINATIONS => {
+            parts_as(py, checkpoint, wanted, |rank| held.get(rank)?.dtype())?
+        }
+        _ => parts(py, checkpoint, wanted)?,
     };
     // Zipped this way round, so that the list is used again for what is made of it.
     let held = held.into_iter().zip(&parts);

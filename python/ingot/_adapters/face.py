@@ -247,8 +247,8 @@ class Whole(Generic[Tensor]):
         """
         own = {"metadata": metadata, "format": format}
         given = checked(self.save, {**own, **options}, format=known_format)
-        own = named(tensors, value=self._value)
-        return _native.serialize(own, self._payload, **given, export=self._export)
+        values = named(tensors, value=self._value)
+        return _native.serialize(values, self._payload, **given, export=self._export)
 
     @overload
     def save_file(

@@ -13,6 +13,8 @@ from _thread import start_new_thread
 from collections.abc import Mapping
 from datetime import UTC, datetime
 
+from ingot.typing import Identity
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -21,15 +23,7 @@ if TYPE_CHECKING:
     #: The fields of `ingot.typing.Identity` in their order, with the expiry in seconds since 1970.
     Answer = tuple[str | None, str | None, str | None, str | None, float | None, str | None, str | None]
 
-FIELDS = (
-    "access_key_id",
-    "secret_access_key",
-    "session_token",
-    "token",
-    "expires_at",
-    "region",
-    "endpoint",
-)
+FIELDS = tuple(Identity.__annotations__)
 _GOOGLE_SCOPE = "https://www.googleapis.com/auth/devstorage.read_only"
 _AZURE_SCOPE = "https://storage.azure.com/.default"
 

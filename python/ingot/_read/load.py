@@ -189,29 +189,18 @@ def fill(
     wanted: Wanted,
     destinations: Destinations,
     reads: Reads,
-    converts: bool = False,
 ) -> None:
-    """Read the wanted parts into memory of others, and compare whole tensors with their digests.
-
-    If it `converts`, floats become what their destinations hold.
-    """
+    """Read the wanted parts into memory of others, and compare whole tensors with their digests."""
     if not reads.proves():
-        checkpoint.fill(wanted, destinations, converts=converts, **reads.options())
+        checkpoint.fill(wanted, destinations, **reads.options())
         return
     kept, sha256 = reads.proof
     try:
         if wanted.indices is None and len(set(wanted.names)) == len(wanted.names):
-            checkpoint.fill(
-                wanted,
-                destinations,
-                converts=converts,
-                kept=kept,
-                expected_sha256=sha256,
-                **reads.options(),
-            )
+            checkpoint.fill(wanted, destinations, kept=kept, expected_sha256=sha256, **reads.options())
         else:
             copy, _ = proven(checkpoint, wanted.names, reads)
-            copy.fill(wanted, destinations, converts=converts, threads=reads.threads)
+            copy.fill(wanted, destinations, threads=reads.threads)
     except IntegrityError as fault:
         if fault.code == "digest-mismatch":
             fault.args = (f"{fault} — the tensors that were to be filled have unspecified content",)

@@ -34,6 +34,10 @@ class Label(str):
     __hash__ = object.__hash__
 
 
+# In place of dtypes: each tensor is converted to the dtype of the memory that it fills.
+OF_DESTINATIONS = "destinations"
+
+
 class Wanted(NamedTuple):
     """What is to be read, a column for each question: of many tensors no object is made for each."""
 
@@ -41,7 +45,7 @@ class Wanted(NamedTuple):
     names: list[str]
     # Into each; None where all are wanted whole.
     indices: list[Any] | None = None
-    # What to convert to, all or each; None for what is stored.
+    # What to convert to, all or each, or `OF_DESTINATIONS`; None for what is stored.
     dtypes: str | list[str] | None = None
 
     def some(self, ranks: list[int]) -> Wanted:

@@ -17,7 +17,7 @@ from ingot._ranks.local import are_distributed, held, identity, is_distributed, 
 from ingot._ranks.placements import Part, in_elements
 from ingot._read.faults import in_file, misfit
 from ingot._read.load import fill, proven
-from ingot._read.select import Label, Selected, Wanted
+from ingot._read.select import OF_DESTINATIONS, Label, Selected, Wanted
 from ingot.errors import DestinationError, DtypeError
 
 from ._devices import gpu
@@ -131,7 +131,7 @@ def _read_at_once(checkpoint: Checkpoint, found: Fitting, reads: Reads, dtype: s
         if len(places) < len(tensors):
             return False
         with writing(tensors.values()):
-            fill(checkpoint, Wanted(found.sources), places, reads, converts=True)
+            fill(checkpoint, Wanted(found.sources, dtypes=OF_DESTINATIONS), places, reads)
     except (DestinationError, DtypeError):
         # Both come before the first byte is read. `slots` names the tensor, or torch converts it.
         return False

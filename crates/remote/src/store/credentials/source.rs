@@ -125,16 +125,22 @@ impl Source {
         }
     }
 
+    fn credential(
+        &self,
+        options: &RemoteOptions,
+        deadline: Deadline<'_>,
+    ) -> Result<Option<Credential>, Fault> {
+        let identity = self.identity(options, deadline)?;
+        Ok(identity.map(|identity| identity.credential))
+    }
+
     /// Return the keys, which the source must hold instead of a token.
     pub(crate) fn keys(
         &self,
         options: &RemoteOptions,
         deadline: Deadline<'_>,
     ) -> Result<Option<Keys>, Fault> {
-        match self
-            .identity(options, deadline)?
-            .map(|identity| identity.credential)
-        {
+        match self.credential(options, deadline)? {
             None | Some(Credential::Anonymous) => Ok(None),
             Some(Credential::Keys(keys)) => Ok(Some(keys)),
             Some(Credential::Token(_)) => Err(self.mismatch("keys", "a token")),
@@ -147,10 +153,7 @@ impl Source {
         options: &RemoteOptions,
         deadline: Deadline<'_>,
     ) -> Result<Option<Secret>, Fault> {
-        match self
-            .identity(options, deadline)?
-            .map(|identity| identity.credential)
-        {
+        match self.credential(options, deadline)? {
             None | Some(Credential::Anonymous) => Ok(None),
             Some(Credential::Token(token)) => Ok(Some(token)),
             Some(Credential::Keys(_)) => Err(self.mismatch("a token", "keys")),
