@@ -165,7 +165,7 @@ def test_provider_beside_another_identity_is_an_error(cloud: Cloud, other: dict[
 
 
 def test_provider_that_is_no_callable_is_a_type_error(cloud: Cloud) -> None:
-    with pytest.raises(TypeError, match="credentials: cannot be this dict"):
+    with pytest.raises(TypeError, match="credentials: cannot be this dict: expected a callable"):
         opened(cloud, "gs://b/k", {"token": "T1"})
 
 

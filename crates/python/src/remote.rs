@@ -137,7 +137,7 @@ impl Reading<'_> {
             "credentials" if value.is_callable() => {
                 options.credentials = Some(Arc::new(Callable(value.clone().unbind())));
             }
-            "credentials" => return Err(PyTypeError::new_err("a callable")),
+            "credentials" => return Err(PyTypeError::new_err("not callable")),
             "headers" => options.headers = headers(value)?,
             "connect_timeout" => options.connect_timeout = seconds(value)?,
             "stall_timeout" => options.stall_timeout = seconds(value)?,
@@ -221,6 +221,7 @@ fn expected(option: &str) -> &'static str {
         "min_rate" | "retries" => "an int of 0 or more",
         "headers" => "a dict of str to str",
         "client_kwargs" => "a dict",
+        "credentials" => "a callable",
         "ca_file" | "credentials_file" => "a path",
         "token" => "a str or a bool",
         "verify" => "True or a path",

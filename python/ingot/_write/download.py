@@ -155,7 +155,7 @@ def download(
             destination,
             expected_sha256=given["expected_sha256"],
             threads=given["threads"],
-            storage_options=storage_options,
+            storage_options=given["storage_options"],
             **how.of_named_file(),
             progress=tell,
         )
