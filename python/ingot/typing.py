@@ -565,9 +565,9 @@ class StorageOptions(TypedDict, total=False):
     #: Follow redirects to other hosts and ports outside of the public internet too: on this machine, in
     #: private networks, the services of a cloud. False by default.
     allow_private_redirects: bool
-    #: Where the service is: S3 (that of `credentials` or of the profile, ``AWS_ENDPOINT_URL_S3``,
-    #: ``AWS_ENDPOINT_URL`` by default), the Hub (``HF_ENDPOINT``), Google (``STORAGE_EMULATOR_HOST``) or
-    #: Azure (``AZURE_STORAGE_ENDPOINT``).
+    #: Where the service is: S3 (by default the endpoint of `credentials` or of the profile,
+    #: ``AWS_ENDPOINT_URL_S3``, ``AWS_ENDPOINT_URL``), the Hub (``HF_ENDPOINT``), Google
+    #: (``STORAGE_EMULATOR_HOST``) or Azure (``AZURE_STORAGE_ENDPOINT``).
     endpoint: str
     #: The region of the bucket; ``AWS_REGION``, ``AWS_DEFAULT_REGION``, that of the profile or ``us-east-1``.
     region: str

@@ -48,7 +48,7 @@ pub(crate) fn wrong_length(error: &Error) -> Option<(u64, u64)> {
 
 fn inner<E: std::error::Error + 'static>(error: &Error) -> Option<&E> {
     let inner = error.system()?.get_ref()?;
-    // A provider of credentials is an object too, whose error lies in the fault of the request.
+    // The error of a credentials provider is the source of the request's fault.
     let provider = || {
         inner
             .source()?

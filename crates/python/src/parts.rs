@@ -28,8 +28,7 @@ pub(crate) struct Wanted<'py> {
     dtypes: Option<Codes>,
 }
 
-/// The word of `ingot._read.select.OF_DESTINATIONS`, which stands in place of codes: each tensor is converted to the dtype
-/// of its destination.
+/// The value of `ingot._read.select.OF_DESTINATIONS`: convert each tensor to the dtype of its destination.
 const OF_DESTINATIONS: &str = "destinations";
 
 /// Codes of dtypes to convert to.

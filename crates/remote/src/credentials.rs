@@ -33,8 +33,8 @@ impl Secret {
         Secret(text)
     }
 
-    /// The one check that every credential passes, whatever way it came in: that it stands in one line of a request.
-    /// `source` says where it came from, since what is wrong with it may not be shown.
+    /// Check that the credential fits into one header line. Every credential passes this check. The error has its
+    /// `source` and not its text, which is secret.
     pub(crate) fn checked(self, source: &str) -> Result<Secret, Fault> {
         match is_header_value(&self.0) {
             true => Ok(self),
@@ -208,7 +208,7 @@ pub struct Identity {
 }
 
 impl Identity {
-    /// An identity of which nothing else is known.
+    /// Return an identity without expiry, region and endpoint.
     #[must_use]
     pub fn new(credential: Credential) -> Identity {
         Identity {
@@ -236,7 +236,7 @@ impl Identity {
     }
 }
 
-/// What can stand in one line.
+/// Whether a header line can hold `value`.
 pub(crate) fn is_header_value(value: &str) -> bool {
     value
         .bytes()

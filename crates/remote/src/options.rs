@@ -200,7 +200,7 @@ impl RemoteOptions {
         self.check_provider()
     }
 
-    /// Refuse an identity beside that of the provider.
+    /// Refuse keys, a token or `anonymous` together with a provider.
     fn check_provider(&self) -> Result<(), Fault> {
         let others = [
             ("token", self.token != Token::Environment),

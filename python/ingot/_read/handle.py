@@ -154,8 +154,8 @@ class safe_open(Mapping[str, Value]):
 
     A handle reads the version of the files that it opened, also after a save has replaced them. The only file
     of a checkpoint stays open. Of several checkpoints in shards a process holds 48 files open, or a quarter
-    of the descriptors that it may have. Of more files, those that were not read for the longest are closed,
-    and those of an index with more shards are opened when they are first read. If a closed file was replaced,
+    of the descriptors that it may have. Beyond that, it closes the files that were read the longest ago, and
+    opens the shards of a larger index when they are first read. If a closed file was replaced,
     removed or written to, reading it raises `StorageError` (``code`` is ``"changed"``): open the checkpoint
     again, as ``load_file`` does by itself.
 

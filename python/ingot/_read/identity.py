@@ -267,7 +267,7 @@ def _of_botocore(error: Any) -> tuple[str, str]:
         # A word, and no text.
         return _by_status(status), f"{status} {code if re.fullmatch(r'[A-Za-z]{1,64}', code) else ''}"
     if isinstance(error, exceptions.CredentialRetrievalError):
-        # Its words are those of a program or of a service.
+        # Its message quotes a program or a service.
         return "other", f"the source {error.kwargs['provider']} failed"
     if isinstance(error, exceptions.HTTPClientError):
         return "other", str(error) if "endpoint_url" in error.kwargs else ""

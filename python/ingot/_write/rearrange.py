@@ -81,7 +81,7 @@ def merge(
     StorageError
         Writing failed, or a source was changed meanwhile (``"overtaken"``).
     TypeError, OptionError
-        An argument is not what it should be, or `sources` is empty.
+        An argument has a wrong type or value, or `sources` is empty.
 
     Notes
     -----

@@ -94,8 +94,8 @@ class Reader(StorageReader):
     not looked at.
 
     A load reads one version of the files. If a save replaces files after ranks have opened them, all ranks
-    open and read the new checkpoint. They raise if the plan of the load does not fit it, or if the ranks of
-    `load` are not those of `process_group`.
+    open and read the new checkpoint. They raise if the plan of the load does not fit it, or if other
+    ranks than `process_group` call `load`.
     """
 
     @takes(ReadOptions)
@@ -238,7 +238,7 @@ class Reader(StorageReader):
         return [dataclasses.replace(plan, storage_data=ranks) for plan in plans]
 
     def _may_agree(self, ranks: int) -> bool:
-        """Return whether the ranks of `load` are those of `process_group`, as far as their number shows."""
+        """Return whether as many ranks call `load` as `process_group` has."""
         return self._is_shared() or (ranks > 1 and dist.get_world_size(self._group) == ranks)
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:

@@ -103,7 +103,7 @@ def fitting(
         raise RuntimeError("\n".join([first, *differences(lists, stored, own)]))
     refuse_captured(name for name in own if name in taken)
     found = Fitting(taken, [*map(aliases.get, taken, taken)] if aliases else [*taken], own)
-    # The names of one tensor in the file are nearly always those of one tensor here.
+    # Tensors that the file stores under several names are mostly tied in the target too.
     return found.each_once() if aliases else found, IncompatibleKeys(missing, unexpected)
 
 

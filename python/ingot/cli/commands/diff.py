@@ -40,7 +40,7 @@ def command(screen: Screen, a: str, b: str, values: bool, keys: Glob | None, dro
 
     A line begins with - for a tensor in A only, + for one in B only, ~ for another dtype or shape, and * for
     other values. --values prints the number of different values, the greatest absolute difference, the L2
-    norm of the difference relative to that of A, and the cosine of the angle between the two. All NaN are
+    norm of the difference relative to the norm of A, and the cosine of the angle between the two. All NaN are
     equal. The command reads in parallel and needs little memory.
     """
     with bar(screen, "Comparing") as tell:

@@ -36,7 +36,7 @@ def command() -> None:
 @arguments.path
 @printing
 def show(screen: Screen, path: str) -> int:
-    """Print the keys of ModelSpec. The exit status is 1 if there are none."""
+    """Print the keys of ModelSpec. The exit status is 1 if the file has none."""
     pairs = _pairs(path)
     screen.answer({"modelspec": pairs or None})
     if not pairs:

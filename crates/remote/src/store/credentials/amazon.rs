@@ -52,7 +52,7 @@ pub(crate) fn endpoint(service: &str, variable: Variable<'_>) -> Option<String> 
 }
 
 /// The first source that is configured, in the order of Amazon's tools: options, keys in the environment, profiles (by
-/// the SDK), the token of a pod, the service of a container, that of a machine of EC2.
+/// the SDK), the token of a pod, the service of a container, the metadata service of EC2.
 pub(crate) fn source(options: &RemoteOptions, variable: Variable<'_>) -> Result<Option<Source>, Fault> {
     if let Some((id, secret)) = options.access_key.clone() {
         let token = match &options.token {
