@@ -605,6 +605,7 @@ impl Checkpoint {
     }
 
     #[pyo3(signature = (wanted, destinations, *, kept = false, expected_sha256 = None, threads = None, progress = None))]
+    #[allow(clippy::too_many_arguments, reason = "one for each keyword that Python has")]
     fn fill<'py>(
         &self,
         py: Python<'py>,
