@@ -73,8 +73,12 @@ def reading(checkpoint: Checkpoint, how: Loading) -> AbstractContextManager[tupl
     """Give `checkpoint` and how it is to be read, and tell of it, or show it, until it has been."""
     if how.progress is not False:
         return _told(checkpoint, how)
-    # No generator, which takes as long as a fortieth of the load of a small file.
-    return nullcontext((checkpoint, Reads(how.threads, None, (how.verify, how.expected_sha256))))
+    return nullcontext((checkpoint, silently(how)))
+
+
+def silently(how: Loading) -> Reads:
+    """Return how files are read without progress."""
+    return Reads(how.threads, None, (how.verify, how.expected_sha256))
 
 
 @contextmanager

@@ -88,17 +88,16 @@ class Selected(NamedTuple, Generic[Tensor]):
 
     @classmethod
     def by(cls, how: Loading, out: Mapping[str, Tensor | list[Tensor]] | None) -> Selected[Any]:
-        """What the options of a load say."""
-        selected: Selected[Any] = cls(how.keys, how.drop, how.slices, how.dtype)
+        """Return the selection that the options of a load describe."""
         # Several destinations have as many slices. Looking at each of many takes time.
         if out is None or not how.slices or list not in set(map(type, out.values())):
-            return selected._replace(out=out)
-        slices, own, several = _apart(dict(how.slices or {}), out)
-        return selected._replace(slices=slices, out=own, several=several)
+            return cls(how.keys, how.drop, how.slices, how.dtype, out)
+        slices, own, several = _apart(dict(how.slices), out)
+        return cls(how.keys, how.drop, slices, how.dtype, own, several)
 
     def is_everything(self) -> bool:
-        """Whether it is the whole file as it is."""
-        return all(option is None for option in self)
+        """Return whether it selects the whole file unchanged."""
+        return self == _EVERYTHING
 
     def names(self, checkpoint: Checkpoint, others: Mapping[str, str] | None = None) -> dict[str, str]:
         """Return the selected tensors: in the order of an iterable of `keys`, else of the file.
@@ -166,6 +165,9 @@ class Selected(NamedTuple, Generic[Tensor]):
     def only_fills(self, names: Mapping[str, str]) -> bool:
         """Return whether each of `names` is read whole into memory of the caller."""
         return self.slices is None and self.out is not None and len(self.out) == len(names)
+
+
+_EVERYTHING: Selected[Any] = Selected()
 
 
 def _apart(
