@@ -256,7 +256,10 @@ def checked(
     """
     check_names(function, options)
     found = {**options}
+    usual: dict[str, Any] = getattr(function, "_usual", {})
     for name, value in options.items():
+        if name in usual and value is usual[name]:
+            continue
         try:
             if name == "write_options":
                 found[name] = _rare(function, value)
@@ -319,6 +322,12 @@ def takes(
         whole._taken = dict.fromkeys(
             one for one in whole.__signature__.parameters if one not in ("self", "cls")
         )
+        # Defaults that `checked` returns unchanged.
+        whole._usual = {
+            name: one.default
+            for name, one in whole.__signature__.parameters.items()
+            if one.default in (None, False, True, ()) and name != "write_options"
+        }
         # As forward references, which know the module in which they are resolved.
         called: Any = vars(whole)["__init__"] if isinstance(whole, type) else whole
         hints = called.__annotations__

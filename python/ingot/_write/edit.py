@@ -101,9 +101,12 @@ def update_metadata(
     given = checked(
         update_metadata, {"set": set, "remove": remove, "atomic": atomic, **options}, remove=_keys
     )
-    how, pairs = Saving.among(update_metadata, given), given["set"] or {}
-    with telling(how.progress, "Writing", filename) as tell:
-        return _native.update_metadata(filename, pairs, given["remove"], not how.atomic, how.flush, tell)
+    change = given["set"] or {}, given["remove"], not atomic, is_durable(given.get("durable"))
+    if not given.get("progress"):
+        # A context manager takes a twentieth of the time of a change in place.
+        return _native.update_metadata(filename, *change, None)
+    with telling(given["progress"], "Writing", filename) as tell:
+        return _native.update_metadata(filename, *change, tell)
 
 
 def _keys(remove: Any) -> list[str]:
