@@ -1,6 +1,8 @@
 """Compares two builds of ingot, row by row of `main.py`: has any row become slower?
 
-Each build runs in a process of its own. The two take turns within a row, so that both meet the same machine.
+Each build runs in processes of its own. The two take turns within a row, so that both meet the same machine.
+Each row has several pairs of processes: the addresses of one process alone change a row of microseconds by
+several percent.
 A row is slower if the upper bound of the median ratio (old / new, 95 %, by bootstrap) is below 0.97.
 """
 
@@ -11,11 +13,14 @@ import statistics
 import subprocess
 import sys
 import zipfile
+from collections.abc import Callable
+from itertools import chain
 from pathlib import Path
 
 import options
 
 SLOWER = 0.97
+PROCESSES = 5
 RESAMPLES = 10_000
 
 
@@ -64,21 +69,29 @@ class Build:
         return json.loads(line)
 
 
-def compare(old: Build, new: Build, what: str, rounds: int) -> dict:
-    """Measure a row on both builds in turn."""
-    for build in (old, new):
-        build.begin(what, rounds)
-    for round_ in range(rounds):
-        for build in (old, new) if round_ % 2 == 0 else (new, old):
-            build.measure()
-    before, after = old.figures(), new.figures()
-    ratios = [a / b for a, b in zip(before, after, strict=True)]
+def compare(start: Callable[[str], Build], what: str, rounds: int) -> dict:
+    """Measure a row on both builds in turn, in several pairs of processes."""
+    each = [rounds // PROCESSES + (number < rounds % PROCESSES) for number in range(PROCESSES)]
+    before, after, ratios = [], [], []
+    for own in filter(None, each):
+        builds = [start("old"), start("new")]
+        for build in builds:
+            build.begin(what, own)
+        for round_ in range(own):
+            for build in builds if round_ % 2 == 0 else reversed(builds):
+                build.measure()
+        old, new = (build.figures() for build in builds)
+        for build in builds:
+            build.close()
+        before += old
+        after += new
+        ratios.append([a / b for a, b in zip(old, new, strict=True)])
     low, high = bounds(ratios)
     return {
         "what": what,
         "old": statistics.median(before),
         "new": statistics.median(after),
-        "ratio": statistics.median(ratios),
+        "ratio": statistics.median(chain(*ratios)),
         "low": low,
         "high": high,
         "slower": high < SLOWER,
@@ -86,10 +99,17 @@ def compare(old: Build, new: Build, what: str, rounds: int) -> dict:
     }
 
 
-def bounds(ratios: list[float]) -> tuple[float, float]:
-    """Return the 95 % bounds of the median, by a bootstrap with a fixed seed."""
+def bounds(ratios: list[list[float]]) -> tuple[float, float]:
+    """Return the 95 % bounds of the median, by a bootstrap with a fixed seed.
+
+    A sample draws pairs of processes, and of each as many ratios as it has: those of one process are alike.
+    """
     draw = random.Random(0)
-    medians = sorted(statistics.median(draw.choices(ratios, k=len(ratios))) for _ in range(RESAMPLES))
+
+    def sample() -> list[float]:
+        return [one for own in draw.choices(ratios, k=len(ratios)) for one in draw.choices(own, k=len(own))]
+
+    medians = sorted(statistics.median(sample()) for _ in range(RESAMPLES))
     return medians[round(0.025 * RESAMPLES)], medians[round(0.975 * RESAMPLES) - 1]
 
 
@@ -148,24 +168,25 @@ def main() -> None:
         raise SystemExit(f"no row has {given.only!r} in its name")
     found = []
     with options.place(given.dir) as directory:
-        package = unpacked(given.old, directory / "old")
+        packages = {name: unpacked(vars(given)[name], directory / name) for name in ("old", "new")}
+
+        def start(name: str) -> Build:
+            return Build(name, packages[name], directory, given.scale)
+
         # Makes the files: a process that has made some has another heap than one that has not.
-        first = Build("first", package, directory, given.scale)
-        old = Build("old", package, directory, given.scale)
-        new = Build("new", unpacked(given.new, directory / "new"), directory, given.scale)
+        first = start("old")
         for what in rows:
             first.begin(what, 1)
             first.measure()
             first.figures()
-            row = compare(old, new, what, given.rounds)
+            row = compare(start, what, given.rounds)
             found.append(row)
             print(
                 f"{'SLOWER' if row['slower'] else 'ok':7}{row['ratio']:6.3f} "
                 f"({row['low']:.3f} to {row['high']:.3f})  {row['old']:.6g} -> {row['new']:.6g}  {what}",
                 flush=True,
             )
-        for build in (first, old, new):
-            build.close()
+        first.close()
     if given.json:
         given.json.write_text(json.dumps(found, indent=1) + "\n")
     slower = sum(row["slower"] for row in found)
