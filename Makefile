@@ -99,25 +99,25 @@ test-every-python: $(VENV)/.ingot $(VENV)/.test $(VENV)/.demo
 	$(PYTEST)
 
 test-frameworks: $(VENV)/.ingot $(VENV_FRAMEWORKS)/.made
-	$(VENV_FRAMEWORKS)/bin/python -m pytest tests/frameworks tests/upstream/test_compat_frameworks.py \
-		tests/convert/test_convert_frameworks.py tests/trust/test_every_dtype.py tests/api/test_devices_in_frameworks.py \
+	$(VENV_FRAMEWORKS)/bin/python -m pytest tests/frameworks tests/peers/safetensors/test_compat_frameworks.py \
+		tests/convert/test_convert_frameworks.py tests/api/test_every_dtype.py tests/api/test_devices_in_frameworks.py \
 		tests/api/test_load_options.py tests/api/test_save_options.py tests/api/test_dtypes.py tests/api/test_progress.py \
 		tests/api/test_vocabulary.py
 
 # What the package does beside safetensors, held against its coming release.
 test-rc: $(VENV)/.ingot $(VENV)/.test $(VENV_RC)/.made
-	$(VENV_RC)/bin/python -m pytest tests/differential tests/upstream/compat
+	$(VENV_RC)/bin/python -m pytest tests/peers/compat tests/peers/safetensors/test_against_wheels.py tests/peers/safetensors/test_messages.py
 
 test-clients: $(VENV)/.ingot $(VENV)/.test $(VENV)/.demo $(VENV_CLIENTS)/.made
-	$(VENV_CLIENTS)/bin/python -m pytest tests/clients
+	$(VENV_CLIENTS)/bin/python -m pytest tests/peers/clients
 
 # The files are named: without the engines there would be none of them to run.
 test-engines: $(VENV)/.ingot $(VENV)/.test $(VENV_ENGINES)/.made
-	$(VENV_ENGINES)/bin/python -m pytest tests/engines/test_vllm.py tests/engines/test_sglang.py tests/engines/test_lightning.py
+	$(VENV_ENGINES)/bin/python -m pytest $(patsubst %,tests/peers/engines/test_%.py,vllm sglang lightning)
 
 # The viewer in a real browser, which `make test` leaves out where there is none.
 test-browser: $(VENV)/.ingot $(VENV)/.test $(VENV)/.demo
-	$(BIN)/python -m pytest tests/viewer
+	$(BIN)/python -m pytest tests/view
 
 # What `make test` leaves out where there is no GPU, alone.
 test-gpu: $(VENV)/.ingot $(VENV)/.test
@@ -127,8 +127,8 @@ test-gpu: $(VENV)/.ingot $(VENV)/.test
 # whole workspace, so each is one of its own; both build into one folder, where the test finds the two.
 CANDLE_FLAGS := --locked --target-dir $(or $(CARGO_TARGET_DIR),target)/candle
 test-candle: | tools
-	cargo build $(CANDLE_FLAGS) --manifest-path tests/candle/upstream/Cargo.toml
-	cargo test $(CANDLE_FLAGS) --manifest-path tests/candle/ingot/Cargo.toml
+	cargo build $(CANDLE_FLAGS) --manifest-path tests/peers/candle/upstream/Cargo.toml
+	cargo test $(CANDLE_FLAGS) --manifest-path tests/peers/candle/ingot/Cargo.toml
 
 # The oldest and the newest versions that are supported, each in an environment of its own: those that VERSIONS names, or
 # all. Gigabytes are installed, and removed again.
@@ -176,7 +176,7 @@ lint: lint-rust lint-python lint-js lint-types lint-text lint-workflows
 
 lint-rust: | tools $(VENV)/.made
 	cargo fmt --all --check
-	cargo fmt --all --manifest-path tests/candle/ingot/Cargo.toml --check
+	cargo fmt --all --manifest-path tests/peers/candle/ingot/Cargo.toml --check
 	cargo clippy $(CARGO_FLAGS) --workspace --all-targets -- -D warnings
 	@if cargo tree --locked --package ingot-io --edges normal | grep ingot-remote; then echo "error: ingot-io needs ingot-remote without the feature remote"; exit 1; fi
 	RUSTDOCFLAGS=-Dwarnings cargo doc $(CARGO_FLAGS) --workspace --no-deps
@@ -232,12 +232,12 @@ nightly: $(VENV)/.ingot $(VENV)/.test
 	rm -f $(RECORD)
 	INGOT_STEPS=$(STEPS) INGOT_ANSWERS=$(ANSWERS) INGOT_KILLS=$(KILLS) INGOT_FILES=$(FILES) INGOT_HEADERS=$(HEADERS) \
 		INGOT_CONVERSIONS=$(CONVERSIONS) \
-		$(BIN)/python -m pytest tests/trust/test_any_order.py tests/trust/test_every_call.py \
-		tests/remote/test_lying_servers.py tests/convert/test_convert_mutants.py \
+		$(BIN)/python -m pytest tests/hostile/processes/test_any_order.py \
+		tests/hostile/disks/test_every_call.py tests/hostile/networks/test_lying_servers.py tests/convert/test_convert_mutants.py \
 		tests/convert/test_convert_generated.py tests/web/test_web_mutants.py
 	$(BIN)/python -m pytest --hypothesis-profile=nightly $$(grep -rl --include='test_*.py' '^from hypothesis' tests)
 	INGOT_SAVES=$(SAVES) $(BIN)/python -m pytest tests/ranks/test_savers_and_readers.py -o faulthandler_timeout=0
-	INGOT_SOAK=$(SOAK) $(BIN)/python -m pytest tests/trust/test_soak.py -o faulthandler_timeout=0
+	INGOT_SOAK=$(SOAK) $(BIN)/python -m pytest tests/hostile/processes/test_soak.py -o faulthandler_timeout=0
 	$(MAKE) test-orders
 	PYTHON="$(PYTHON)" scripts/fuzz $(FUZZ_SECONDS)
 	scripts/proof $(RECORD)

@@ -27,16 +27,16 @@ from typing import Any
 from playwright.sync_api import sync_playwright
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "tests"))
-sys.path.insert(0, str(Path(__file__).parents[2] / "tests" / "viewer"))
+sys.path.insert(0, str(Path(__file__).parents[2] / "tests" / "view"))
 
 from made_models import many
 
 import ingot
 import ingot.numpy
-from cli.models import minilm
 from ingot._view import whole
 from ingot._view.server import Server
 from ingot._view.shelf import Shelf
+from support.models import minilm
 from support.sparse_models import write_file
 
 # When the overview stands there, by the clock that began with the navigation.

@@ -13,7 +13,7 @@ import pytest
 from sybil import Sybil
 from sybil.parsers.markdown import PythonCodeBlockParser, SkipParser
 
-from remote.servers import Handler, Request, serving
+from support.servers import Handler, Request, serving
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"

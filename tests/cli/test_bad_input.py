@@ -12,10 +12,10 @@ from pathlib import Path
 
 import numpy
 import pytest
-from commands import command_line, environment, good, in_a_pipe, in_a_terminal, run
-from models import save
 
 from ingot.cli.commands.export import distinct
+from support.commands import command_line, environment, good, in_a_pipe, in_a_terminal, run
+from support.models import save
 
 HOSTILE = (
     "\x1b[31mred",

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import numpy
 import pytest
-from commands import Ended, good, in_a_pipe, in_a_terminal, run
-from models import save
 
 import ingot
-from remote.servers import good as served
-from remote.servers import serving
+from support.commands import Ended, good, in_a_pipe, in_a_terminal, run
+from support.models import save
+from support.servers import good as served
+from support.servers import serving
 
 
 def written(path: Path, header: dict[str, object], data: bytes) -> Path:

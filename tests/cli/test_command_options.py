@@ -14,8 +14,6 @@ from typing import Any, NamedTuple
 import click
 import numpy
 import pytest
-from commands import Ended, every, run
-from models import save
 
 import ingot
 import ingot.modelspec
@@ -27,6 +25,8 @@ from ingot._write.download import planned as planned_download
 from ingot._write.shards import Place
 from ingot.cli import arguments
 from ingot.cli.program import program
+from support.commands import Ended, every, run
+from support.models import save
 
 COMMANDS = dict(every(program))
 

@@ -13,10 +13,10 @@ from pathlib import Path
 
 import numpy
 import pytest
-from commands import environment, good
 
 import ingot.numpy
 from ingot.cli.program import COMMANDS
+from support.commands import environment, good
 
 NAMES = ["layer.2.weight", "layer.10.weight", "lm head, tied", "\x1b[31m"]
 

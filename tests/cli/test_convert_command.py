@@ -8,10 +8,10 @@ from pathlib import Path
 
 import numpy
 import pytest
-from commands import good, run
-from models import minilm, save
 
 import ingot.numpy
+from support.commands import good, run
+from support.models import minilm, save
 
 torch = pytest.importorskip("torch", reason="this environment has no torch")
 

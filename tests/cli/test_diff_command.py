@@ -15,10 +15,10 @@ from typing import Any
 import ml_dtypes
 import numpy
 import pytest
-from commands import command_line, environment, good, in_a_pipe, run
-from models import Arrays, save
 
 import ingot
+from support.commands import command_line, environment, good, in_a_pipe, run
+from support.models import Arrays, save
 
 FLOATS = (
     numpy.float64,

@@ -10,10 +10,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from commands import command_line, environment, good, in_a_terminal, run
 
-from remote.servers import Handler, Request, Server, serving
-from remote.shards import INDEX, NAMES, checkpoint, folder
+from support.commands import command_line, environment, good, in_a_terminal, run
+from support.servers import Handler, Request, Server, serving
+from support.shards import INDEX, NAMES, checkpoint, folder
 
 FILES = checkpoint()
 TOTAL = sum(map(len, FILES.values()))

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import numpy
 import pytest
-from commands import good, run
-from models import minilm
 
 import ingot
 import ingot.numpy
 from ingot.cli.program import COMMANDS
+from support.commands import good, run
+from support.models import minilm
 
 NAME = "encoder.layer.3.attention.self.query.bias"
 TENSORS = 104

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import click
 import pytest
-from commands import command_line, environment, every, in_a_pipe, run
-from models import save
 
 from ingot.cli.program import COMMANDS, program
+from support.commands import command_line, environment, every, in_a_pipe, run
+from support.models import save
 
 
 def has_json(command: click.Command) -> bool:

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import numpy
 import pytest
-from commands import environment, good, in_a_terminal, run
+
+from support.commands import environment, good, in_a_terminal, run
 
 
 @pytest.fixture

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import numpy
 import pytest
-from commands import good, in_a_pipe, in_a_terminal, run
-from models import save, transformer
 
 import ingot
 import ingot.numpy
+from support.commands import good, in_a_pipe, in_a_terminal, run
+from support.models import save, transformer
 
 WRITING = {
     "merge": ["merge", "a.safetensors", "-o", "out"],

@@ -5,15 +5,15 @@ from __future__ import annotations
 import random
 
 import numpy
-from commands import good
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from models import save
 
 import ingot
 from ingot._native import in_natural_order
 from ingot.cli.tables import cell_width, cut
 from ingot.cli.wording import count, nbytes
+from support.commands import good
+from support.models import save
 
 
 def test_numbers_are_in_the_order_of_their_values() -> None:

@@ -14,10 +14,10 @@ from pathlib import Path
 
 import numpy
 import pytest
-from commands import in_a_pipe, in_a_terminal
-from models import save, transformer
 
 from ingot.cli.tables import cell_width
+from support.commands import in_a_pipe, in_a_terminal
+from support.models import save, transformer
 
 GOLDEN = Path(__file__).parent / "golden"
 

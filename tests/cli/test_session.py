@@ -13,11 +13,10 @@ import shlex
 import shutil
 from pathlib import Path
 
-from commands import in_a_terminal
-from models import minilm
-
 from ingot.cli.program import COMMANDS
-from remote.servers import Answer, Handler, Request, Server, serving
+from support.commands import in_a_terminal
+from support.models import minilm
+from support.servers import Answer, Handler, Request, Server, serving
 
 PAGE = Path(__file__).parents[2] / "docs" / "reference" / "command.md"
 SESSION = re.compile(r"(?<=^```console\n).*?(?=^```$)", re.DOTALL | re.MULTILINE)

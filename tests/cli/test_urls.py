@@ -6,11 +6,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from commands import run
-from models import save
 
-from remote.servers import Server, serving
-from remote.servers import good as served
+from support.commands import run
+from support.models import save
+from support.servers import Server, serving
+from support.servers import good as served
 
 NAME = "model.layers.3.mlp.up_proj.weight"
 # What only looks, with `PATH` where the file goes.

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import numpy
 import pytest
-from commands import good, run
-from models import minilm, save, transformer
 
 import ingot
 import ingot.numpy
+from support.commands import good, run
+from support.models import minilm, save, transformer
 
 SPEC = {
     "modelspec.sai_model_spec": "1.0.1",

@@ -30,8 +30,8 @@ import ingot
 import ingot.dcp
 import ingot.numpy
 import ingot.torch
-from cli.commands import run
-from remote.servers import Handler, Request, Server, serving
+from support.commands import run
+from support.servers import Handler, Request, Server, serving
 
 # Files on the server. --------------------------------------------------------------------------------------
 

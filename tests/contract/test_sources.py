@@ -28,10 +28,10 @@ import ingot.dcp
 import ingot.modelspec
 import ingot.numpy
 import ingot.torch
-from remote.servers import serving
-from remote.shards import folder as served
 from support.doors import public_functions
 from support.objects import NAME, OBJECTS
+from support.servers import serving
+from support.shards import folder as served
 
 INDEX = "model.safetensors.index.json"
 WEIGHTS = {

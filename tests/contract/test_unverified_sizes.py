@@ -20,7 +20,7 @@ import pytest
 
 import ingot
 import ingot.numpy
-from remote.servers import Answer, Handler, Request, serving
+from support.servers import Answer, Handler, Request, serving
 
 resource = pytest.importorskip("resource", reason="this system limits no memory")
 

@@ -32,8 +32,8 @@ import pytest
 import ingot
 import ingot.numpy
 from ingot._write.directory import lock
-from remote.proxies import Certificate, certificate, proxying
-from remote.servers import Answer, Handler, Request, good, serving
+from support.proxies import Certificate, certificate, proxying
+from support.servers import Answer, Handler, Request, good, serving
 
 #: The timeout of each call, in seconds.
 LIMIT = 1.0

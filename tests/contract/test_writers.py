@@ -25,8 +25,8 @@ import pytest
 import ingot
 import ingot.numpy
 from ingot.cli.program import _invoked
-from remote.servers import good, serving
 from support.processes import NOBODY
+from support.servers import good, serving
 from support.small_disk import small_disk
 from support.supervised import KILL, supervised
 

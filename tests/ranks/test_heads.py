@@ -20,8 +20,8 @@ from ingot._read.load import tensors as load_tensors
 from ingot._read.reads import PLAIN
 from ingot.torch import load_into, save_sharded
 from ingot.torch._tensors import wrap
-from remote.servers import Handler, Request, serving
 from support import slow_disk
+from support.servers import Handler, Request, serving
 
 TENSORS = {
     f"layers.{n}.weight": torch.arange(n, n + 64 * 256, dtype=torch.float32).view(64, 256) for n in range(9)

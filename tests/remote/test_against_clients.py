@@ -19,9 +19,8 @@ import pytest
 
 import ingot
 import ingot.numpy
-
-from .proxies import certificate
-from .servers import Handler, Request, Server, good, serving
+from support.proxies import certificate
+from support.servers import Handler, Request, Server, good, serving
 
 DATA = ingot.numpy.save({"a": np.arange(5)})
 SECRET = "wJalrXUtnFEMI/K7MDENG+bPxRfiCYEXAMPLEKEY"

@@ -10,8 +10,7 @@ import pytest
 
 import ingot
 import ingot.numpy
-
-from .servers import Handler, Request, good, serving
+from support.servers import Handler, Request, good, serving
 
 TENSORS = {"a": np.arange(300_000), "b": np.arange(7, dtype=np.float32)}
 

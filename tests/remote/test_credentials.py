@@ -12,8 +12,7 @@ import pytest
 
 import ingot
 import ingot.numpy
-
-from .servers import Handler, Request, Server, good, serving
+from support.servers import Handler, Request, Server, good, serving
 
 DATA = ingot.numpy.save({"a": np.arange(10)})
 #: What would be headers of their own, and what ends no line and is refused all the same.

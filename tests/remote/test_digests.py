@@ -11,9 +11,8 @@ import pytest
 
 import ingot
 import ingot.numpy
-
-from .ctrl_c import interrupted, stalling
-from .servers import Answer, Handler, Request, good, serving
+from support.ctrl_c import interrupted, stalling
+from support.servers import Answer, Handler, Request, good, serving
 
 TENSORS = {"big": np.arange(3_000_000), "b": np.arange(7, dtype=np.float32), "c": np.arange(50_000)}
 #: More than one part of 8 MiB, so that the parts have to be put in order.

@@ -17,8 +17,7 @@ from pathlib import Path
 import pytest
 
 import ingot
-
-from .servers import Answer, Handler, Request, Server, good, serving
+from support.servers import Answer, Handler, Request, Server, good, serving
 
 MIB = 1 << 20
 DATA = bytes(range(256)) * (12 * MIB // 256) + b"end"

@@ -16,9 +16,8 @@ import pytest
 
 import ingot
 import ingot.numpy
-
-from .servers import Answer, Handler, Request, Server, serving
-from .shards import INDEX, NAMES, checkpoint, folder, same
+from support.servers import Answer, Handler, Request, Server, serving
+from support.shards import INDEX, NAMES, checkpoint, folder, same
 
 FILES = checkpoint()
 TOTAL = sum(map(len, FILES.values()))

@@ -17,8 +17,7 @@ import pytest
 
 import ingot
 import ingot.numpy
-
-from .servers import Handler, Request, good, serving
+from support.servers import Handler, Request, good, serving
 
 START = 128 << 10
 

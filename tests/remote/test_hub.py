@@ -11,9 +11,8 @@ import pytest
 
 import ingot
 import ingot.numpy
-
-from .hubs import NEAR, TOKEN, find_nothing, take_the_place
-from .servers import Handler, Request, Server, serving
+from support.hubs import NEAR, TOKEN, find_nothing, take_the_place
+from support.servers import Handler, Request, Server, serving
 
 TENSORS = {"a": np.arange(300_000), "b": np.float32(1.5)}
 DATA = ingot.numpy.save(TENSORS)

@@ -18,10 +18,9 @@ from pathlib import Path
 import pytest
 
 import ingot
-
-from .clouds import SECRET, Cloud, after, running, told
-from .ctrl_c import interrupted
-from .servers import Handler, Request
+from support.clouds import SECRET, Cloud, after, running, told
+from support.ctrl_c import interrupted
+from support.servers import Handler, Request
 
 #: Variables that say who a caller is, or how services are reached.
 PREFIXES = ("AWS_", "GOOGLE_", "AZURE_", "GS_", "GCE_", "CLOUDSDK_", "IDENTITY_", "NO_GCE", "HTTP", "http")

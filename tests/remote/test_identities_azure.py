@@ -13,10 +13,10 @@ from urllib.parse import unquote, urlsplit
 import pytest
 
 import ingot
+from support.clouds import DATA, SECRET, Cloud, running, told
+from support.proxies import certificate
+from support.servers import Handler, Request, serving, unused_port
 
-from .clouds import DATA, SECRET, Cloud, running, told
-from .proxies import certificate
-from .servers import Handler, Request, serving, unused_port
 from .test_identities_amazon import PREFIXES
 from .test_identities_google import pair  # noqa: F401
 

@@ -13,9 +13,9 @@ from urllib.parse import unquote
 import pytest
 
 import ingot
+from support.clouds import SECRET, Cloud, running, told
+from support.servers import Handler, Request, unused_port
 
-from .clouds import SECRET, Cloud, running, told
-from .servers import Handler, Request, unused_port
 from .test_identities_amazon import PREFIXES
 
 READ = "devstorage.read_only"

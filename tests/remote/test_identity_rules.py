@@ -16,8 +16,7 @@ import pytest
 
 import ingot
 import ingot.numpy
-
-from .servers import Answer, Handler, Request, Server, good, serving
+from support.servers import Answer, Handler, Request, Server, good, serving
 
 TENSORS = {f"t{number}": np.full(300_000, number, np.uint8) for number in range(3)}
 DATA = ingot.numpy.save(TENSORS)
@@ -327,7 +326,7 @@ def test_an_empty_credential_counts_as_absent(url: str, option: str, empty: str)
 @pytest.mark.parametrize("value", ["a  b", " a\t b ", "a b", "a   b  c"])
 def test_headers_with_several_spaces_are_signed_as_botocore_signs_them(value: str) -> None:
     pytest.importorskip("botocore", reason="botocore is not installed")
-    from .clouds import running
+    from support.clouds import running
 
     with running() as cloud:
         cloud.known("K")

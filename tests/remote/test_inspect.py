@@ -19,10 +19,9 @@ from huggingface_hub import HfApi
 import ingot
 from support import hub_metadata
 from support.counted_models import INDEX, files_of, write
+from support.hubs import TOKEN, take_the_place
+from support.servers import Handler, Request, Server, serving
 from vectors.case import counts
-
-from .hubs import TOKEN, take_the_place
-from .servers import Handler, Request, Server, serving
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 API = "/api/models/me/gpt/safetensors-metadata/"

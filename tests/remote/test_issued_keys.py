@@ -12,8 +12,7 @@ import pytest
 
 import ingot
 import ingot.numpy
-
-from .servers import Handler, Request, good, serving, unused_port
+from support.servers import Handler, Request, good, serving, unused_port
 
 DATA = ingot.numpy.save({"a": np.arange(10)})
 VARIABLES = [

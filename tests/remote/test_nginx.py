@@ -15,9 +15,8 @@ import pytest
 
 import ingot
 import ingot.numpy
-
-from . import shards
-from .servers import unused_port
+from support import shards
+from support.servers import unused_port
 
 NGINX = shutil.which("nginx") or shutil.which("nginx", path="/usr/sbin:/usr/local/sbin")
 OPENSSL = shutil.which("openssl")

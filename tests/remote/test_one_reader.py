@@ -9,9 +9,8 @@ import pytest
 
 import ingot
 import ingot.numpy
-
-from . import shards
-from .servers import good, serving
+from support import shards
+from support.servers import good, serving
 
 COUNT = 2000
 

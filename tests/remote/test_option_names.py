@@ -11,9 +11,9 @@ import pytest
 import ingot
 from ingot._base.checks import NAMES, OPTIONS, OTHER_NAMES
 from ingot.typing import StorageOptions
+from support.clouds import SECRET, running
+from support.servers import good, serving
 
-from .clouds import SECRET, running
-from .servers import good, serving
 from .test_identities_amazon import Setup, setup  # noqa: F401
 
 

@@ -18,11 +18,11 @@ import pytest
 
 import ingot
 import ingot.numpy
-from cli.commands import run
+from support.clouds import SECRET, Cloud, running
+from support.commands import run
+from support.ctrl_c import interrupted
+from support.servers import serving
 
-from .clouds import SECRET, Cloud, running
-from .ctrl_c import interrupted
-from .servers import serving
 from .test_identities_amazon import PREFIXES
 from .test_identity_rules import Store
 

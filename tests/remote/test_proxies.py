@@ -16,10 +16,9 @@ import pytest
 
 import ingot
 import ingot.numpy
-
-from .ctrl_c import interrupted
-from .proxies import Certificate, Proxy, certificate, proxying
-from .servers import Answer, Server, good, serving
+from support.ctrl_c import interrupted
+from support.proxies import Certificate, Proxy, certificate, proxying
+from support.servers import Answer, Server, good, serving
 
 DATA = ingot.numpy.save({"a": np.arange(600_000), "b": np.arange(7, dtype=np.float32)})
 KINDS = ["http", "https"]
@@ -233,7 +232,7 @@ def test_n17_a_proxy_may_say_it_byte_by_byte(
                 time.sleep(0.001)
             self.peer.sendall(data[40:])
 
-    from . import proxies
+    from support import proxies
 
     asked = Proxy("http", "127.0.0.1", user="me:pw")
     with proxying("http", instead=lambda peer: proxies.http(asked, Slowly(peer))) as proxy:

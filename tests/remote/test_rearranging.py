@@ -11,9 +11,8 @@ import pytest
 
 import ingot
 import ingot.numpy
-
-from .ctrl_c import interrupted, stalling
-from .servers import Handler, Request, good, serving
+from support.ctrl_c import interrupted, stalling
+from support.servers import Handler, Request, good, serving
 
 ONE = {"big": np.arange(5_000_000), "b": np.arange(7, dtype=np.float32), "c": np.arange(50_000)}
 OTHER = {"d": np.arange(100_000, dtype=np.int16)}

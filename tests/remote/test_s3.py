@@ -16,9 +16,8 @@ import pytest
 
 import ingot
 import ingot.numpy
-
-from . import shards
-from .servers import Handler, Request, good, serving, unused_port
+from support import shards
+from support.servers import Handler, Request, good, serving, unused_port
 
 TENSORS = {"a": np.arange(400_000), "b": np.arange(50, dtype=np.float32)}
 DATA = ingot.numpy.save(TENSORS)

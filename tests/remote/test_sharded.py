@@ -15,9 +15,8 @@ import pytest
 
 import ingot
 import ingot.numpy
-
-from .servers import Handler, Request, Server, serving
-from .shards import INDEX, NAMES, checkpoint, folder, same, tensors
+from support.servers import Handler, Request, Server, serving
+from support.shards import INDEX, NAMES, checkpoint, folder, same, tensors
 
 FILES = checkpoint()
 

@@ -14,10 +14,9 @@ import pytest
 
 import ingot
 import ingot.numpy
-
-from .hubs import NEAR, TOKEN, find_nothing, take_the_place
-from .servers import Handler, Request, Server, serving
-from .shards import INDEX, NAMES, checkpoint, folder, same, tensors
+from support.hubs import NEAR, TOKEN, find_nothing, take_the_place
+from support.servers import Handler, Request, Server, serving
+from support.shards import INDEX, NAMES, checkpoint, folder, same, tensors
 
 OLD, NEW = "0" * 39 + "1", "0" * 39 + "2"
 

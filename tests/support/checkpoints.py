@@ -53,3 +53,15 @@ def assert_equal(found: Mapping[str, Any], expected: Mapping[str, Any]) -> None:
 @pytest.fixture
 def checkpoint(tmp_path: Path) -> Path:
     return write(tmp_path, {A: LEFT, B: RIGHT})
+
+
+@pytest.fixture
+def tensors() -> dict[str, torch.Tensor]:
+    torch.manual_seed(0)
+    return {
+        "large": torch.randn(900_000),
+        "empty": torch.zeros(0, 4),
+        "scalar": torch.tensor(3.0),
+        "bytes": torch.arange(250, dtype=torch.uint8),
+        'nämé " \\ \n': torch.randn(7, 3).to(torch.bfloat16),
+    }

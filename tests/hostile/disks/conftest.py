@@ -1,0 +1,19 @@
+"""What the tests here share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from support.servers import good, serving
+
+
+@pytest.fixture
+def served(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Puts what `writers` downloads behind the URL that the environment names."""
+    from writers import SERVED
+
+    with serving(good(SERVED)) as server:
+        monkeypatch.setenv("URL", server.url("/model.safetensors"))
+        yield

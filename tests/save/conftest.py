@@ -1,3 +1,0 @@
-"""What the tests here share."""
-
-from support.checkpoints import checkpoint as checkpoint

@@ -1,0 +1,154 @@
+"""Two models side by side."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from pathlib import Path
+
+import ml_dtypes
+import numpy
+import pytest
+
+import ingot
+import ingot.numpy
+from support.models import minilm, save
+from view.conftest import Opener
+from view.made_models import HOSTILE_NAMES, hostile
+
+NAME = "encoder.layer.3.attention.self.query.weight"
+
+
+@pytest.fixture
+def other(tmp_path: Path) -> Path:
+    """The real model, but for a tensor of other values, of another dtype, of another shape; renamed; new."""
+    arrays = ingot.numpy.load_file(minilm())
+    arrays[NAME] = arrays[NAME] + numpy.float32(0.5)
+    arrays["pooler.dense.bias"] = arrays["pooler.dense.bias"].astype(ml_dtypes.bfloat16)
+    arrays["embeddings.position_ids"] = arrays["embeddings.position_ids"].reshape(2, 256)
+    arrays["renamed.weight"] = arrays.pop("embeddings.position_embeddings.weight")
+    arrays["=new"] = numpy.zeros(3, numpy.int8)
+    return save(tmp_path / "other.safetensors", arrays)
+
+
+def rows_of(text: str) -> dict[str, list[str]]:
+    return {line.split("\t")[0]: line.split("\t")[1:] for line in text.split("\n")}
+
+
+def test_what_differs_in_the_headers_is_told(viewed: Opener, other: Path) -> None:
+    look = viewed(minilm(), other)
+    look.wait("2 added, 1 removed, 1 of another shape, 1 of another dtype, 101 alike.")
+    look.page.click("main th button:has-text('Headers')")
+    rows = rows_of(look.text("main tbody"))
+    assert [row[0] for row in rows.values()][:5] == [
+        "added",
+        "added, perhaps renamed: embeddings.position_embeddings.weight",
+        "removed, perhaps renamed: renamed.weight",
+        "shape",
+        "dtype",
+    ]
+
+
+def test_all_values_are_compared(viewed: Opener, other: Path, tmp_path: Path) -> None:
+    look = viewed(minilm(), other)
+    look.page.click("text=Compare all values")
+    look.wait("102 tensors compared in")
+    look.wait("1 differs in values.")
+    look.page.click("main th button:has-text('Largest')")
+    rows = rows_of(look.text("main tbody"))
+    first = next(iter(rows))
+    assert first == NAME
+    assert rows[NAME][2:4] == ["0 %", "0.5"]
+    expected = ingot.numpy.load_file(minilm())
+    with look.page.expect_download() as waited:
+        look.page.click("text=Save JSON")
+    found = json.loads(Path(waited.value.path()).read_text())
+    by_name = {row["name"]: row for row in found["tensors"]}
+    assert len(by_name) == len(expected) + 2
+    query = expected[NAME].astype(numpy.float64)
+    changed = (expected[NAME] + numpy.float32(0.5)).astype(numpy.float64)
+    assert by_name[NAME]["relative_l2"] == pytest.approx(
+        float(numpy.linalg.norm(query - changed) / numpy.linalg.norm(query)), rel=1e-9
+    )
+    assert by_name[NAME]["different"] == query.size
+    with look.page.expect_download() as waited:
+        look.page.click("text=Save CSV")
+    with open(waited.value.path(), newline="") as file:
+        table = list(csv.DictReader(file))
+    # No spreadsheet takes a name for a formula.
+    assert {row["name"] for row in table} == {*by_name, "'=new"} - {"=new"}
+    with look.page.expect_download() as waited:
+        look.page.click("text=Save Markdown")
+    lines = Path(waited.value.path()).read_text().splitlines()
+    assert len(lines) == len(by_name) + 2
+
+
+def test_a_pair_has_both_histograms_and_a_picture(viewed: Opener, other: Path) -> None:
+    look = viewed(minilm(), other, at=f"go=compare&t={NAME}")
+    look.wait("0 % of the values are equal; largest |Δ| 0.5")
+    assert look.page.locator("main canvas").count() == 3
+    drawn = look.page.get_attribute("main .heat + canvas", "aria-label")
+    low, high = (float(text) for text in str(drawn).removeprefix("Colours from ").split(" to "))
+    assert (low, high) == pytest.approx((0.5, 0.5), abs=1e-6)
+
+
+def test_a_comparison_is_cancelled(viewed: Opener, other: Path) -> None:
+    look = viewed(minilm(), other)
+    # From the key to the word of it: by the clock of the page, so that what drives it does not count.
+    took = look.page.evaluate(
+        """() => new Promise((done) => {
+          const buttons = [...document.querySelectorAll("main button")];
+          buttons.find((one) => one.textContent === "Compare all values").click();
+          setTimeout(() => {
+            const begin = performance.now();
+            document.dispatchEvent(new KeyboardEvent("keydown", { key: "Escape", bubbles: true }));
+            const said = () => document.querySelector("main [role=status]").textContent;
+            const look = () => said().startsWith("Cancelled")
+              ? done(performance.now() - begin) : setTimeout(look, 1);
+            look();
+          }, 60);
+        })"""
+    )
+    assert took < 5000
+    assert "Cancelled after" in look.text()
+    # What follows is not held up by what was cancelled.
+    look.page.click("text=Compare all values")
+    look.wait("102 tensors compared in")
+
+
+def test_a_second_model_is_opened_by_hand(viewed: Opener, other: Path) -> None:
+    look = viewed(minilm(), at="go=compare")
+    look.page.set_input_files("input[type=file] >> nth=0", other)
+    look.wait("101 alike.")
+    look.page.click("text=Compare all values")
+    look.wait("1 differs in values.")
+
+
+def test_a_folder_is_compared_with_a_file(viewed: Opener, tmp_path: Path) -> None:
+    ingot.split(minilm(), tmp_path / "shards", "30MB")
+    look = viewed(minilm(), tmp_path / "shards")
+    look.page.click("text=Compare all values")
+    look.wait("104 tensors compared in")
+    look.wait("0 differ in values.")
+
+
+def test_hostile_names_are_compared_as_text(viewed: Opener, tmp_path: Path) -> None:
+    one, two = (hostile(tmp_path / f"{name}.safetensors") for name in ("one", "two"))
+    look = viewed(one, two)
+    look.page.click("text=Compare all values")
+    look.wait("0 differ in values.")
+    assert look.page.locator("main img, main script, main b b, main i").count() == 0
+    assert not any(character in look.page.content() for character in "\u202e\x1b\x07")
+    for kind in ("JSON", "Markdown", "CSV"):
+        with look.page.expect_download() as waited:
+            look.page.click(f"text=Save {kind}")
+        text = Path(waited.value.path()).read_bytes().decode()
+        if kind == "JSON":
+            assert {row["name"] for row in json.loads(text)["tensors"]} == set(HOSTILE_NAMES)
+        if kind == "CSV":
+            assert len(list(csv.DictReader(io.StringIO(text, newline="")))) == len(HOSTILE_NAMES)
+        if kind == "Markdown":
+            assert len(text.splitlines()) == len(HOSTILE_NAMES) + 2
+            # What would begin an element has a backslash before it.
+            assert "<img" not in text.replace("\\<", "")

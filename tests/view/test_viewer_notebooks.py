@@ -1,0 +1,149 @@
+"""`ingot.view`: what a notebook is given, shown in a page as a notebook would show it."""
+
+from __future__ import annotations
+
+import gc
+import io
+import urllib.request
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from threading import Thread
+from typing import Any
+
+import numpy
+import pytest
+
+import ingot
+import ingot.numpy
+from support.models import minilm, save
+from support.servers import good, serving
+from view.conftest import Look
+
+REMOTE = ("SSH_CONNECTION", "JUPYTERHUB_SERVICE_PREFIX", "COLAB_RELEASE_TAG", "KUBERNETES_SERVICE_HOST")
+
+
+@pytest.fixture(autouse=True)
+def at_hand(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in REMOTE:
+        monkeypatch.delenv(name, raising=False)
+
+
+class Notebook(BaseHTTPRequestHandler):
+    """A page of another server on this machine, with what a cell gave in it."""
+
+    html = ""
+
+    def do_GET(self) -> None:
+        body = f"<!doctype html><title>notebook</title><link rel=icon href='data:,'>{self.html}".encode()
+        self.send_response(200)
+        self.send_header("Content-Type", "text/html; charset=utf-8")
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, format: str, *args: object) -> None:
+        pass
+
+
+@pytest.fixture
+def notebook(chromium: Any) -> Iterator[Any]:
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Notebook)
+    Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True).start()
+    context = chromium.new_context(viewport={"width": 1000, "height": 800})
+    look = Look(context.new_page(), "http://127.0.0.1:")
+
+    def show(view: ingot.View) -> Any:
+        Notebook.html = view._repr_html_()
+        look.page.goto(f"http://127.0.0.1:{server.server_port}/")
+        frame = look.page.frames[1]
+        frame.wait_for_selector("main article")
+        return frame
+
+    yield show
+    look.check()
+    context.close()
+    server.shutdown()
+    server.server_close()
+
+
+def test_a_server_is_shown_in_a_frame(notebook: Any) -> None:
+    with ingot.view(minilm(), height=500) as view:
+        assert view.url is not None
+        assert "token" not in repr(view)
+        frame = notebook(view)
+        assert "22,713,728" in frame.inner_text("main")
+        frame.click(".link >> nth=0")
+        frame.wait_for_selector("text=Standard deviation")
+
+
+@pytest.mark.parametrize("how", ["page", "auto"])
+def test_a_page_is_shown_in_a_frame(notebook: Any, how: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    if how == "auto":
+        monkeypatch.setenv("SSH_CONNECTION", "10.0.0.1 1 10.0.0.2 22")
+    view = ingot.view(minilm(), how=how)
+    assert view.url is None
+    frame = notebook(view)
+    assert "22,713,728" in frame.inner_text("main")
+    frame.click(".link >> nth=0")
+    frame.wait_for_selector("text=Standard deviation")
+    frame.click("text=File map")
+    frame.wait_for_selector(".strip")
+
+
+def test_whatever_can_be_opened_can_be_viewed(notebook: Any, tmp_path: Path) -> None:
+    path = save(tmp_path / "model.safetensors", {"x": numpy.arange(6.0).reshape(2, 3)})
+    with serving(good(path.read_bytes())) as store, ingot.safe_open(path, "np") as handle:
+        for source in (
+            path,
+            str(path),
+            bytes(path),
+            handle,
+            store.url("/model.safetensors"),
+            io.BytesIO(path.read_bytes()),
+        ):
+            with ingot.view(source) as view:
+                frame = notebook(view)
+                frame.click("main .link")
+                frame.click("button:text('Values')")
+                frame.wait_for_selector("main tbody")
+                assert [line.split("\t")[1:] for line in frame.inner_text("main tbody").split("\n")] == [
+                    ["0", "1", "2"],
+                    ["3", "4", "5"],
+                ]
+
+
+def test_a_server_ends_with_its_view(tmp_path: Path) -> None:
+    path = save(tmp_path / "model.safetensors")
+    view = ingot.view(path)
+    url = str(view.url).partition("#")[0]
+    with urllib.request.urlopen(url, timeout=20) as answer:
+        assert answer.status == 200
+        assert "http://localhost:*" in answer.headers["Content-Security-Policy"]
+    view.close()
+    view.close()
+    with pytest.raises(OSError, match="refused"):
+        urllib.request.urlopen(url, timeout=20)
+    view = ingot.view(path)
+    url = str(view.url).partition("#")[0]
+    del view
+    gc.collect()
+    with pytest.raises(OSError, match="refused"):
+        urllib.request.urlopen(url, timeout=20)
+
+
+def test_what_cannot_be_viewed_is_told(tmp_path: Path) -> None:
+    path = save(tmp_path / "model.safetensors")
+    with pytest.raises(FileNotFoundError):
+        ingot.view(tmp_path / "none.safetensors")
+    with pytest.raises(ingot.OptionError, match="how"):
+        ingot.view(path, how="window")
+    with pytest.raises(ingot.OptionError, match="one model"):
+        ingot.view(path, path, how="page")
+    with ingot.safe_open(path, "np") as handle:
+        pass
+    with pytest.raises(ingot.ClosedError):
+        ingot.view(handle)
+    (tmp_path / "bad.safetensors").write_bytes(b"12345678")
+    with pytest.raises(ingot.HeaderError):
+        ingot.view(tmp_path / "bad.safetensors", how="page")
