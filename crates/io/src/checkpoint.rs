@@ -17,9 +17,9 @@ pub(crate) use folder::read_index;
 pub use shards::Backing;
 pub(crate) use shards::{Shards, Store};
 
-use crate::archive::{Archive, BUFFER, Tensor, TensorId, nearest};
 use crate::error::Error;
-use crate::heads::{Head, Heads};
+use crate::file::{Archive, BUFFER, Tensor, TensorId, nearest};
+use crate::file::{Head, Heads};
 use crate::options::CheckpointOptions;
 use crate::watch::{Unwatched, Watch};
 use crate::workers::{Reading, in_parallel};

@@ -9,12 +9,12 @@ use std::sync::Arc;
 use ingot_format::{IndexReader, ShardIndex, StopFlag, to_u64};
 
 use super::shards::{Backing, Shards, Store};
-use crate::archive::{Archive, check_unchanged};
 use crate::disk::{self, Beneath, Facts, Kind, Refusal};
 use crate::error::{CheckpointFault, Error, unopened};
-use crate::heads::Heads;
+use crate::file::Heads;
+use crate::file::{Archive, check_unchanged};
+use crate::file::{FileSource, LocalFile, ReadAt, Reopen, Stamp, with_room};
 use crate::options::{OpenOptions, Reach};
-use crate::source::{FileSource, LocalFile, ReadAt, Reopen, Stamp, with_room};
 use crate::workers::{Reading, of_directory};
 
 /// A directory, and how far its files may lie from it.

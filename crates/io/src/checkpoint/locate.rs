@@ -8,11 +8,11 @@ use std::path::Path;
 use ingot_format::{Foreign, FormatError};
 
 use super::folder::Folder;
-use crate::archive::Archive;
 use crate::error::{CheckpointFault, Error, unopened};
-use crate::heads::Head;
+use crate::file::Archive;
+use crate::file::Head;
+use crate::file::LocalFile;
 use crate::options::{CheckpointOptions, OpenOptions, Reach};
-use crate::source::LocalFile;
 
 /// What a path leads to.
 pub(super) enum Located {

@@ -11,7 +11,7 @@ use ingot_format::{Header, Limits, to_usize};
 
 use crate::disk::{self, Lock, Locked, has_no_locks, lock_holder, try_lock};
 use crate::error::{EditError, Error, unopened};
-use crate::source::{FileSource, Stamp};
+use crate::file::{FileSource, Stamp};
 use crate::watch::Watch;
 
 /// A file that is open, locked against other edits until this is dropped, and what its path leads to.
@@ -62,7 +62,7 @@ impl<'p> Held<'p> {
     /// All bytes before the data, and what they say.
     pub(super) fn head(&self) -> Result<(Vec<u8>, Header), Error> {
         let limits = Limits::default();
-        let header = crate::archive::read_header(&self.source, Some(self.path), &limits)?;
+        let header = crate::file::read_header(&self.source, Some(self.path), &limits)?;
         let mut head = vec![0; to_usize(header.data_start()).unwrap_or(usize::MAX)];
         crate::payload::FileRange::new(self.file(), 0, header.data_start())
             .read(0, &mut head)

@@ -4,12 +4,12 @@ use std::path::{Path, PathBuf};
 
 use ingot_format::{Header, Leniency, ShardIndex};
 
-use crate::archive::{Archive, BUFFER};
 use crate::checkpoint::Checkpoint;
 use crate::error::{EditError, Error};
+use crate::file::ReadAt as _;
+use crate::file::{Archive, BUFFER};
 use crate::options::{Backend, CheckpointOptions, OpenOptions};
 use crate::payload::{FileRange, Payload, Section};
-use crate::source::ReadAt as _;
 use crate::watch::{Unwatched, Watch};
 
 /// An open file that tensors are taken from, byte by byte: none is decoded, and none comes to lie in memory as a whole.

@@ -7,7 +7,7 @@ use std::ops::Range;
 use ingot_format::to_u64;
 
 use crate::disk::{read_at, write_all_at};
-use crate::source::LocalFile;
+use crate::file::LocalFile;
 
 /// Bytes that are read and written at a time.
 const PASSED: u64 = 4 << 20;

@@ -7,9 +7,9 @@ use ingot_remote::{RemoteFile, RemoteOptions, Resource, START_NBYTES, redacted};
 
 use super::session::{UrlFile, header_limits, url_file};
 use super::source;
-use crate::archive::{check_unchanged, open_source};
 use crate::error::Error;
-use crate::source::ReadAt;
+use crate::file::ReadAt;
+use crate::file::{check_unchanged, open_source};
 use crate::verify::definition::of_source;
 use crate::verify::in_order::read_in_order;
 use crate::verify::{Definition, hash};

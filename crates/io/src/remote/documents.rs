@@ -7,8 +7,8 @@ use ingot_format::{Limits, ShardHeaders, StopFlag, to_u64};
 use ingot_remote::{Fault, Location, RemoteOptions, redacted, shard_headers};
 
 use super::session::{Session, header_limits, in_session, refused};
-use crate::archive::open_source;
 use crate::error::Error;
+use crate::file::open_source;
 use crate::watch::Watch;
 use crate::workers::watched;
 

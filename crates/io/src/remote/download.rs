@@ -16,12 +16,12 @@ use ingot_format::Escaped;
 use ingot_remote::{Fault, INDEX_FILE, RemoteOptions, is_repository, redacted, url_file_name};
 
 use super::session::{UrlFile, refused};
-use crate::archive::open_source;
 use crate::digest::{Algorithm, Digest};
 use crate::error::Error;
+use crate::file::ReadAt;
+use crate::file::open_source;
 use crate::payload::{FileRange, Payload};
 use crate::save::{check_destination, replace_file};
-use crate::source::ReadAt;
 use crate::verify::{Definition, hash};
 use crate::watch::Watch;
 use incoming::{Incoming, fetch};

@@ -10,11 +10,11 @@ use ingot_remote::{
 };
 
 use super::source;
-use crate::archive::Archive;
 use crate::checkpoint::folder::index_of;
 use crate::checkpoint::{Backing, Checkpoint, Shards, Store, read_index};
 use crate::error::{CheckpointFault, Error, Failure};
-use crate::heads::{Head, Heads};
+use crate::file::Archive;
+use crate::file::{Head, Heads};
 use crate::options::{Backend, CheckpointOptions, OpenOptions, Reach};
 use crate::watch::Watch;
 use crate::workers::{Reading, share, watched};

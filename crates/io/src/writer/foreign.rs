@@ -5,9 +5,9 @@ use std::path::{Path, PathBuf};
 use ingot_format::{StopFlag, to_u64, to_usize};
 
 use super::writer::Writer;
-use crate::archive::{Tensor, lent_source};
 use crate::error::{Error, Failure, unopened};
-use crate::source::{LocalFile, ReadAt, read_exactly};
+use crate::file::{LocalFile, ReadAt, read_exactly};
+use crate::file::{Tensor, lent_source};
 use crate::watch::{Asked, Watch};
 use crate::workers::watched;
 

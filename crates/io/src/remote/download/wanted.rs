@@ -10,14 +10,14 @@ use ingot_format::{IndexReader, StopFlag, to_u64, to_usize};
 use ingot_remote::{INDEX_FILE, Location, MODEL_FILE, Remote, RemoteFile, RemoteOptions, redacted};
 
 use super::part_table::PartTable;
-use crate::archive::{lent_source, open_source};
 use crate::checkpoint::folder::index_of;
 use crate::digest::{Algorithm, Digest, Unequal};
 use crate::error::Error;
+use crate::file::ReadAt;
+use crate::file::{lent_source, open_source};
 use crate::options::{Durability, Existing, ReadOnly, SaveOptions};
 use crate::payload::FileRange;
 use crate::remote::session::{AT_ONCE, Session, UrlFile, for_urls, header_limits, in_session, refused};
-use crate::source::ReadAt;
 use crate::watch::Watch;
 use crate::workers::{Reading, in_parallel};
 

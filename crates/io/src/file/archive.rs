@@ -11,16 +11,17 @@ use ingot_format::{
     Entry, Header, HeaderWindow, Index, Limits, Selection, SelectionError, StopFlag, to_u64, to_usize,
 };
 
-use crate::backend::{Choice, choose};
+use super::backend::{Choice, choose, threads_of_environment};
+use super::file::FileSource;
+use super::given::{Given, Source};
+use super::headers::Head;
+use super::local::{LocalFile, Reopen, with_room};
+use super::mapped::MappedSource;
+use super::read_at::{ReadAt, read_exactly};
 use crate::disk::{Facts, facts_at, open_for_reading};
 use crate::error::{Error, Failure, InFile, unopened};
-use crate::heads::Head;
 use crate::memory::{Region, alignment, mapped_files};
 use crate::options::{BACKEND_VARIABLE, Backend, OpenOptions};
-use crate::source::{
-    FileSource, Given, LocalFile, MappedSource, ReadAt, Reopen, Source, read_exactly, with_room,
-};
-use crate::workers::threads_of_environment;
 
 /// The name of bytes in memory where a file has its path.
 pub(crate) const BUFFER: &str = "<buffer>";

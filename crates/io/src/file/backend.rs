@@ -1,9 +1,10 @@
 //! How the bytes of a file are read, and why.
 
 use std::borrow::Cow;
+use std::num::NonZeroUsize;
 
 use crate::error::Error;
-use crate::options::{BACKEND_VARIABLE, Backend};
+use crate::options::{BACKEND_VARIABLE, Backend, THREADS_VARIABLE};
 
 /// A decision, and what it rests on.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -50,6 +51,17 @@ pub(crate) fn choose(
             format!("{mapped} files are mapped already").into(),
         ),
         None => chosen(Backend::Mmap, "local file system".into()),
+    }
+}
+
+/// What [`THREADS_VARIABLE`] says.
+pub(crate) fn threads_of_environment() -> Result<Option<NonZeroUsize>, Error> {
+    match std::env::var(THREADS_VARIABLE) {
+        Ok(found) if !found.is_empty() => found
+            .parse()
+            .map(Some)
+            .map_err(|_| Error::InvalidThreads { found }),
+        _ => Ok(None),
     }
 }
 

@@ -10,9 +10,9 @@ use std::ops::Range;
 use super::ReadAt;
 #[cfg(target_os = "linux")]
 use super::direct::DirectReader;
-use crate::disk::{self, Facts, Kind, remote_file_system};
 #[cfg(target_os = "linux")]
-use crate::residency::{self, is_cold};
+use super::residency::{self, is_cold};
+use crate::disk::{self, Facts, Kind, remote_file_system};
 
 /// A regular file. Reading by position needs no seeking, so any number of threads may do it.
 #[derive(Debug)]
@@ -201,8 +201,8 @@ impl ReadAt for FileSource {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::file::read_exactly;
     use crate::memory::Block;
-    use crate::source::read_exactly;
     use ingot_format::{StopFlag, to_u64};
 
     const NBYTES: usize = (5 << 20) + 1234;

@@ -326,7 +326,7 @@ fn close_all_but(open: &mut Vec<Weak<Slot>>, most: usize) -> Vec<Arc<FileSource>
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::source::read_exactly;
+    use crate::file::read_exactly;
     use ingot_format::StopFlag;
     use std::path::{Path, PathBuf};
     use std::sync::atomic::AtomicUsize;

@@ -1,6 +1,6 @@
 //! What is read to open a checkpoint, so that one process can read it for others.
 
-use crate::source::ReadAt;
+use super::ReadAt;
 
 /// What one process has read of the files of a checkpoint to open it. Another opens the same with it, and reads none of that:
 /// [`Checkpoint::open_with`](crate::Checkpoint::open_with). By default it is nothing.
