@@ -2,7 +2,7 @@
 
 pub use ingot_format::{MODEL_SPEC_KEY, StopFlag};
 
-pub use crate::checkpoint::Backing;
+pub use crate::checkpoint::{Backing, OpenWith};
 pub use crate::convert::{convert, converts, is_float};
 pub use crate::device::{
     Allocator, DeviceBlock, DeviceBytes, DeviceFault, DeviceRegion, DeviceStream, Fresh, Onto, Refusal,
@@ -15,9 +15,7 @@ pub use crate::edit::{
     Alias, Inherit, Origin, Origins, Pick, RECORD_KEYS, Role, aliases, assemble, passed_over,
 };
 pub use crate::error::Misfit;
-pub use crate::file::TensorId;
-pub use crate::file::{FileSource, Given, ReadAt};
-pub use crate::file::{Head, Heads};
+pub use crate::file::{Given, LocalFile, ReadAt, ShardHeader, ShardHeaders, TensorId};
 pub use crate::memory::{Bytes, Dest, Dim, Footprint, Memory, Strided, StridedDest, crowds, overlapping};
 pub use crate::payload::FileRange;
 pub use crate::read::home::{Found, Home};

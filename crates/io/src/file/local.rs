@@ -1,380 +1,359 @@
-//! A file of this machine, and the descriptor that it is read by.
+//! A file of this machine, read by position.
 //!
-//! A process may have some thousand descriptors at most, often 1,024, and a model may have more shards. So a file that
-//! can be opened again is closed while nobody reads it and others are read: the least recently used first. When it is
-//! opened again it is proven to be the one that it was.
+//! A process may open some thousand files at most, often 1,024, and a checkpoint may have more shards. A file that is
+//! alone stays open. One of many is opened when it is read, and only the files that were opened last stay open.
 
-use std::fmt::Debug;
 use std::fs::File;
-use std::io::{self, IoSliceMut};
+use std::io;
+#[cfg(target_os = "linux")]
+use std::io::IoSliceMut;
 use std::ops::Range;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, Weak};
+use std::path::Path;
+use std::sync::{Arc, Mutex, OnceLock, Weak};
 
 use ingot_format::briefly;
 
-use super::{FileSource, ReadAt, Stamp};
-use crate::disk::{self, Facts, is_out_of_descriptors};
+use super::mapping::Mapping;
+use super::open::{OPEN_FILES, OpenFiles, Opened, Place};
+use super::read_at::ReadAt;
+#[cfg(target_os = "linux")]
+use super::residency;
+use super::stamp::Stamp;
+use crate::disk::{self, Facts, Refusal};
+use crate::error::{Error, unopened};
+use crate::memory::Memory;
 
-/// Files that are held open at once, of those that can be opened again. Each may take a second descriptor, for reading
-/// past the cache, and a thread that reads keeps what it reads open: with the 16 threads that open and read local files
-/// that is 128 at most. Where a process is allowed few, it is a quarter of them.
-const MOST: usize = 48;
+/// Places of a file that are examined to learn whether it is in the page cache.
+#[cfg(target_os = "linux")]
+const WINDOWS: u64 = 32;
 
-static POOL: Pool = Pool::of(MOST);
-
-/// The way to a file that was closed.
-pub(crate) trait Reopen: Debug + Send + Sync {
-    /// Opens it, or whatever is in its place now.
-    fn reopen(&self) -> io::Result<File>;
-
-    /// What is there now.
-    fn look(&self) -> io::Result<Facts> {
-        disk::facts(&self.reopen()?)
-    }
-}
-
-/// A regular file of this machine. Clones share the descriptor.
-#[derive(Clone, Debug)]
-pub(crate) struct LocalFile {
+/// A regular file. Any number of threads may read it at once, since reading by position needs no seeking.
+#[derive(Debug)]
+pub struct LocalFile {
+    stamp: Stamp,
     descriptor: Descriptor,
-}
-
-#[derive(Clone, Debug)]
-enum Descriptor {
-    /// Open as long as this is.
-    Kept(Arc<FileSource>),
-    /// Others may have it while nobody reads.
-    Lent(Arc<Lent>),
+    mapping: OnceLock<Mapping>,
 }
 
 #[derive(Debug)]
-struct Lent {
-    slot: Arc<Slot>,
-    pool: &'static Pool,
-    again: Box<dyn Reopen>,
-    stamp: Stamp,
-    /// The file system, as [`FileSource::remote`] has it.
-    remote: Option<&'static str>,
+enum Descriptor {
+    /// Open as long as the file is in use: a file that is replaced by name stays readable.
+    Kept(Opened),
+    Reopened(Reopened),
+}
+
+/// One of many files, which is opened when it is read.
+#[derive(Debug)]
+struct Reopened {
+    place: Place,
+    /// As [`Opened::remote`]; unknown until the file was opened once.
+    remote: OnceLock<Option<&'static str>>,
+    opened: Mutex<Weak<Opened>>,
+    others: &'static OpenFiles,
 }
 
 impl LocalFile {
-    /// A file that stays open. One that is replaced by name goes on to be read as it was.
-    pub(crate) fn kept(file: FileSource) -> LocalFile {
-        LocalFile {
-            descriptor: Descriptor::Kept(Arc::new(file)),
-        }
+    /// Open the file at `path`, which stays open.
+    pub(crate) fn open(path: &Path) -> Result<LocalFile, Error> {
+        let open = || Ok(disk::open_for_reading(path)?);
+        let file = OPEN_FILES.with_room(open).map_err(io::Error::from);
+        file.and_then(LocalFile::of).map_err(unopened(path))
     }
 
-    /// A file that is closed when its descriptor is needed, and opened `again` when it is read.
-    pub(crate) fn lent(file: FileSource, again: Box<dyn Reopen>) -> LocalFile {
-        LocalFile::lent_to(&POOL, file, again)
-    }
-
-    fn lent_to(pool: &'static Pool, file: FileSource, again: Box<dyn Reopen>) -> LocalFile {
-        let lent = Lent {
-            slot: Arc::default(),
-            pool,
-            again,
-            stamp: *file.stamp(),
-            remote: file.remote(),
-        };
-        pool.admit(&lent.slot, &Arc::new(file));
-        LocalFile {
-            descriptor: Descriptor::Lent(Arc::new(lent)),
-        }
-    }
-
-    /// How many lent files stay open at once.
-    pub(crate) fn most_held() -> usize {
-        POOL.most_held()
-    }
-
-    /// The name of its file system if reading from that waits for a network or another process.
-    pub(crate) fn remote(&self) -> Option<&'static str> {
-        match &self.descriptor {
-            Descriptor::Kept(file) => file.remote(),
-            Descriptor::Lent(lent) => lent.remote,
-        }
-    }
-
-    /// The version of the file that was opened, and whether other machines see the file too.
-    pub(crate) fn identity(&self) -> (String, bool) {
-        match &self.descriptor {
-            Descriptor::Kept(file) => (file.stamp().identity(), file.waits()),
-            Descriptor::Lent(lent) => (lent.stamp.identity(), lent.remote.is_some()),
-        }
-    }
-
-    /// Does `work` with the file, which is open as long as that takes.
+    /// Take over an open file.
     ///
     /// # Errors
-    /// Those of `work`, and of opening the file again; that another one is in its place.
-    pub(crate) fn with<R>(&self, work: impl FnOnce(&FileSource) -> io::Result<R>) -> io::Result<R> {
+    /// A system error; the file is a directory, a FIFO, a socket or a device.
+    pub fn of(file: File) -> io::Result<LocalFile> {
+        let (opened, stamp) = Opened::new(file)?;
+        Ok(LocalFile {
+            stamp,
+            descriptor: Descriptor::Kept(opened),
+            mapping: OnceLock::new(),
+        })
+    }
+
+    /// Open the file at `path`, which may be one of many: it may be closed and opened again between reads.
+    pub(crate) fn open_one_of_many(path: &Path) -> Result<LocalFile, Error> {
+        let place = Place::of(path);
+        let file = place.open().map_err(io::Error::from);
+        let file = file.and_then(|file| LocalFile::one_of_many(place, file));
+        file.map_err(unopened(path))
+    }
+
+    /// As [`LocalFile::open_one_of_many`], for the `file` that was opened at `place`.
+    pub(crate) fn one_of_many(place: Place, file: File) -> io::Result<LocalFile> {
+        LocalFile::among(&OPEN_FILES, place, file)
+    }
+
+    fn among(others: &'static OpenFiles, place: Place, file: File) -> io::Result<LocalFile> {
+        let (opened, stamp) = Opened::new(file)?;
+        let reopened = Reopened::new(others, place);
+        reopened.keep(opened);
+        Ok(LocalFile::reopened(stamp, reopened))
+    }
+
+    /// Return the file at `place`, which has these `facts` and is opened when it is read.
+    pub(crate) fn unopened(place: Place, facts: &Facts) -> LocalFile {
+        LocalFile::reopened(Stamp::of(facts), Reopened::new(&OPEN_FILES, place))
+    }
+
+    fn reopened(stamp: Stamp, reopened: Reopened) -> LocalFile {
+        LocalFile {
+            stamp,
+            descriptor: Descriptor::Reopened(reopened),
+            mapping: OnceLock::new(),
+        }
+    }
+
+    /// Return the descriptor of a file that stays open.
+    pub(crate) fn into_file(self) -> Option<File> {
+        match self.descriptor {
+            Descriptor::Kept(opened) => Some(opened.file),
+            Descriptor::Reopened(_) => None,
+        }
+    }
+
+    /// Return the stamp that the file had when it was opened first.
+    pub(crate) fn stamp(&self) -> &Stamp {
+        &self.stamp
+    }
+
+    /// Return the name of the file system if reading from it waits for a network or another process.
+    pub(crate) fn remote(&self) -> Option<&'static str> {
         match &self.descriptor {
-            Descriptor::Kept(file) => work(file),
-            Descriptor::Lent(lent) => {
-                let file = lent.open()?;
-                work(&file)
-            }
+            Descriptor::Kept(opened) => opened.remote,
+            Descriptor::Reopened(file) => file.remote.get().copied().flatten(),
+        }
+    }
+
+    /// Return text that differs between versions, and whether other machines see the same file.
+    pub(crate) fn identity(&self) -> (String, bool) {
+        (self.stamp.identity(), self.remote().is_some())
+    }
+
+    /// Call `work` with the open file.
+    ///
+    /// # Errors
+    /// Errors of `work` and of opening the file again; another file has its place.
+    pub(crate) fn with<R>(&self, work: impl FnOnce(&File) -> io::Result<R>) -> io::Result<R> {
+        self.opened(|opened| work(&opened.file))
+    }
+
+    fn opened<R>(&self, work: impl FnOnce(&Opened) -> io::Result<R>) -> io::Result<R> {
+        match &self.descriptor {
+            Descriptor::Kept(opened) => work(opened),
+            Descriptor::Reopened(file) => work(&*file.open(&self.stamp)?),
+        }
+    }
+
+    /// Call `work` with the file if it is open.
+    fn if_open<R>(&self, work: impl FnOnce(&Opened) -> R) -> Option<R> {
+        match &self.descriptor {
+            Descriptor::Kept(opened) => Some(work(opened)),
+            Descriptor::Reopened(file) => file.find().map(|opened| work(&opened)),
+        }
+    }
+
+    /// Open the file if it is closed.
+    ///
+    /// # Errors
+    /// As [`LocalFile::with`]; the open file was written to.
+    pub(crate) fn ensure_open(&self) -> io::Result<()> {
+        let Some(facts) = self.if_open(|opened| disk::facts(&opened.file)) else {
+            return self.with(|_| Ok(()));
+        };
+        if self.stamp.is_unwritten(&Stamp::of(&facts?)) {
+            Ok(())
+        } else {
+            Err(replaced())
+        }
+    }
+
+    /// Map the whole file into memory. The mapping needs no descriptor afterwards.
+    pub(crate) fn map(&self) -> io::Result<()> {
+        if self.mapping.get().is_none() {
+            let mapping = self.with(Mapping::new)?;
+            // Another thread may have been first; its mapping is as good.
+            drop(self.mapping.set(mapping));
+        }
+        Ok(())
+    }
+}
+
+impl Reopened {
+    fn new(others: &'static OpenFiles, place: Place) -> Reopened {
+        Reopened {
+            place,
+            remote: OnceLock::new(),
+            opened: Mutex::default(),
+            others,
+        }
+    }
+
+    fn find(&self) -> Option<Arc<Opened>> {
+        briefly(&self.opened)?.upgrade()
+    }
+
+    fn open(&self, expected: &Stamp) -> io::Result<Arc<Opened>> {
+        if let Some(opened) = self.find() {
+            return Ok(opened);
+        }
+        let (opened, now) = Opened::new(self.place.open()?)?;
+        // Two saves within one tick of the clock give files of one time.
+        if !expected.is_in_its_place(&now, opened.remote.is_some()) {
+            return Err(replaced());
+        }
+        Ok(self.keep(opened))
+    }
+
+    /// Keep the file open for other reads, and return the descriptor that they use: of two threads that opened the file,
+    /// the first one's.
+    fn keep(&self, opened: Opened) -> Arc<Opened> {
+        self.remote.get_or_init(|| opened.remote);
+        let opened = Arc::new(opened);
+        // A lock that a fork left closed stays closed: the file is then open for this read only.
+        let Some(mut slot) = briefly(&self.opened) else {
+            return opened;
+        };
+        if let Some(first) = slot.upgrade() {
+            return first;
+        }
+        *slot = Arc::downgrade(&opened);
+        drop(slot);
+        self.others.keep(Arc::clone(&opened));
+        opened
+    }
+
+    /// Return the facts of the open file, or of the file that has the place now; `None` if no file there may be read.
+    fn facts(&self) -> io::Result<Option<Facts>> {
+        if let Some(opened) = self.find() {
+            return disk::facts(&opened.file).map(Some);
+        }
+        match self.place.facts() {
+            Ok(facts) => Ok(Some(facts)),
+            Err(Refusal::Elsewhere(_)) => Ok(None),
+            Err(Refusal::System(fault)) if fault.kind() == io::ErrorKind::NotFound => Ok(None),
+            Err(Refusal::System(fault)) => Err(fault),
         }
     }
 }
 
-impl Lent {
-    fn open(&self) -> io::Result<Arc<FileSource>> {
-        if let Some(file) = self.pool.find(&self.slot) {
-            return Ok(file);
+impl Drop for Reopened {
+    fn drop(&mut self) {
+        if let Some(opened) = self.find() {
+            self.others.release(&opened);
         }
-        let file = FileSource::new(self.pool.opened(|| self.again.reopen())?)?;
-        if !self.is_same(file.stamp()) {
-            return Err(io::Error::other(
-                "another file is in its place, or it was written to",
-            ));
-        }
-        let file = Arc::new(file);
-        self.pool.admit(&self.slot, &file);
-        Ok(file)
     }
+}
 
-    /// Whether this is the file that was opened, as it was then.
-    fn is_same(&self, now: &Stamp) -> bool {
-        self.stamp.is_in_its_place(now, self.remote.is_some())
-    }
-
-    fn nbytes_now(&self) -> io::Result<Option<u64>> {
-        if let Some(file) = self.pool.find(&self.slot) {
-            return file.nbytes_now();
-        }
-        let now = match self.again.look() {
-            Err(fault) if fault.kind() == io::ErrorKind::NotFound => return Ok(None),
-            facts => Stamp::of(&facts?),
-        };
-        let is_told_by_size = now.nbytes() != self.stamp.nbytes();
-        Ok((is_told_by_size || self.is_same(&now)).then_some(now.nbytes()))
-    }
+fn replaced() -> io::Error {
+    io::Error::other("another file has its place, or the file was written to")
 }
 
 impl ReadAt for LocalFile {
     fn nbytes(&self) -> u64 {
-        match &self.descriptor {
-            Descriptor::Kept(file) => file.nbytes(),
-            Descriptor::Lent(lent) => lent.stamp.nbytes(),
-        }
+        self.stamp.nbytes()
     }
 
     fn check_size(&self) -> io::Result<()> {
-        self.with(FileSource::check_size)
+        self.opened(|opened| match opened.remote {
+            // A network or another process makes up the size of its file system.
+            Some(_) => Ok(()),
+            None => disk::check_extent(&opened.file, self.stamp.nbytes()),
+        })
     }
 
     fn read_at(&self, position: u64, dest: &mut [u8]) -> io::Result<usize> {
-        self.with(|file| file.read_at(position, dest))
+        // Not from the mapping: if another process truncated the file, this is a short read, and copying from the
+        // missing pages would be a SIGBUS.
+        self.opened(|opened| opened.read_at(position, dest))
     }
 
+    #[cfg(target_os = "linux")]
     fn is_vectored(&self) -> bool {
-        cfg!(target_os = "linux")
+        true
     }
 
+    #[cfg(target_os = "linux")]
     fn read_vectored_at(&self, position: u64, dests: &mut [IoSliceMut<'_>]) -> io::Result<usize> {
-        self.with(|file| file.read_vectored_at(position, dests))
+        self.with(|file| Ok(rustix::io::preadv(file, dests, position)?))
+    }
+
+    #[cfg(target_os = "linux")]
+    fn copy_runs(&self, runs: &mut [(u64, &mut [u8])]) -> bool {
+        let map = || self.with(Mapping::unwritten).ok();
+        let mapping = self.mapping.get();
+        mapping.is_some_and(|mapping| mapping.copy_runs(map, runs))
+    }
+
+    fn memory(&self) -> Option<&Arc<Memory>> {
+        self.mapping.get().map(Mapping::memory)
     }
 
     fn waits(&self) -> bool {
         self.remote().is_some()
     }
 
-    fn version(&self) -> Option<String> {
-        match &self.descriptor {
-            Descriptor::Kept(file) => file.version(),
-            Descriptor::Lent(lent) => lent.remote.map(|_| lent.stamp.version()),
-        }
-    }
-
+    #[cfg(target_os = "linux")]
     fn is_cold(&self, span: &Range<u64>) -> bool {
-        match &self.descriptor {
-            Descriptor::Kept(file) => file.is_cold(span),
-            // Of many files those that are open say enough.
-            Descriptor::Lent(lent) => lent.pool.find(&lent.slot).is_some_and(|file| file.is_cold(span)),
-        }
+        // Of many files, the open ones are enough to decide.
+        self.remote().is_none()
+            && self.if_open(|opened| residency::is_cold(&opened.file, span, WINDOWS)) == Some(true)
     }
 
+    #[cfg(target_os = "linux")]
     fn forget(&self, span: Range<u64>) {
-        match &self.descriptor {
-            Descriptor::Kept(file) => file.forget(span),
-            // One that was closed meanwhile is not opened again for advice.
-            Descriptor::Lent(lent) => {
-                lent.pool.find(&lent.slot).inspect(|file| file.forget(span));
-            }
-        }
+        // A closed file is not opened again for advice.
+        self.if_open(|opened| residency::forget(&opened.file, &span));
+    }
+
+    fn version(&self) -> Option<String> {
+        self.waits().then(|| self.stamp.version())
     }
 
     fn nbytes_now(&self) -> io::Result<Option<u64>> {
-        match &self.descriptor {
-            Descriptor::Kept(file) => file.nbytes_now(),
-            Descriptor::Lent(lent) => lent.nbytes_now(),
-        }
-    }
-}
-
-/// Opens a file. Where this process has no descriptor left for it, those that are lent and not in use are closed first.
-pub(crate) fn with_room(open: impl Fn() -> io::Result<File>) -> io::Result<File> {
-    POOL.opened(open)
-}
-
-/// The place of a file that is open or not.
-#[derive(Debug, Default)]
-struct Slot {
-    file: Mutex<Option<Arc<FileSource>>>,
-    /// When it was used last, as the pool counts.
-    used: AtomicU64,
-}
-
-impl Slot {
-    /// Closes the file where nobody reads it: gives it, to be dropped when no lock is held.
-    fn close(&self) -> Option<Arc<FileSource>> {
-        let mut file = briefly(&self.file)?;
-        let is_idle = file.as_ref().is_some_and(|file| Arc::strong_count(file) == 1);
-        if is_idle { file.take() } else { None }
-    }
-}
-
-/// Files that are open.
-#[derive(Debug)]
-struct Pool {
-    most: usize,
-    clock: AtomicU64,
-    open: Mutex<Vec<Weak<Slot>>>,
-}
-
-impl Pool {
-    const fn of(most: usize) -> Pool {
-        Pool {
-            most,
-            clock: AtomicU64::new(0),
-            open: Mutex::new(Vec::new()),
-        }
-    }
-
-    fn most_held(&self) -> usize {
-        self.most.min(disk::descriptors_allowed() / 4)
-    }
-
-    /// The file, where it is open.
-    fn find(&self, slot: &Slot) -> Option<Arc<FileSource>> {
-        let file = briefly(&slot.file)?.clone();
-        let now = self.clock.fetch_add(1, Ordering::Relaxed);
-        slot.used.store(now, Ordering::Relaxed);
-        file
-    }
-
-    /// Keeps `file` open in `slot`, and as many others as fit. Of two threads that opened one file, the first is the one
-    /// whose it is. Where it cannot be noted as open it is not kept, since nothing would close it.
-    fn admit(&self, slot: &Arc<Slot>, file: &Arc<FileSource>) {
-        let Some(mut open) = briefly(&self.open) else {
-            return;
+        let facts = match &self.descriptor {
+            Descriptor::Kept(opened) => Some(disk::facts(&opened.file)?),
+            Descriptor::Reopened(file) => file.facts()?,
         };
-        let is_new = briefly(&slot.file)
-            .is_some_and(|mut open| open.is_none() && open.replace(Arc::clone(file)).is_none());
-        if !is_new {
-            return;
-        }
-        let now = self.clock.fetch_add(1, Ordering::Relaxed);
-        slot.used.store(now, Ordering::Relaxed);
-        open.push(Arc::downgrade(slot));
-        let closed = close_all_but(&mut open, self.most_held());
-        // Closing may take its time on a network.
-        drop((open, closed));
+        Ok(facts.and_then(|facts| self.stamp.nbytes_now(&Stamp::of(&facts), self.waits())))
     }
-
-    fn opened(&self, open: impl Fn() -> io::Result<File>) -> io::Result<File> {
-        match open() {
-            Err(fault) if is_out_of_descriptors(&fault) => {
-                let Some(mut others) = briefly(&self.open) else {
-                    return Err(fault);
-                };
-                let closed = close_all_but(&mut others, 0);
-                drop((others, closed));
-                open()
-            }
-            opened => opened,
-        }
-    }
-}
-
-/// Takes those out that are longest unused, until there are `most` or the others are being read.
-fn close_all_but(open: &mut Vec<Weak<Slot>>, most: usize) -> Vec<Arc<FileSource>> {
-    let mut closed = Vec::new();
-    if open.len() <= most {
-        return closed;
-    }
-    open.retain(|slot| slot.strong_count() > 0);
-    open.sort_by_cached_key(|slot| slot.upgrade().map(|slot| slot.used.load(Ordering::Relaxed)));
-    let mut surplus = open.len().saturating_sub(most);
-    open.retain(|slot| {
-        if surplus == 0 {
-            return true;
-        }
-        let file = slot.upgrade().and_then(|slot| slot.close());
-        let is_closed = file.is_some();
-        closed.extend(file);
-        surplus -= usize::from(is_closed);
-        !is_closed
-    });
-    closed
 }
 
 #[cfg(test)]
 mod tests {
+    use super::super::read_at::read_exactly;
     use super::*;
-    use crate::file::read_exactly;
-    use ingot_format::StopFlag;
-    use std::path::{Path, PathBuf};
-    use std::sync::atomic::AtomicUsize;
+    use crate::memory::Block;
+    use ingot_format::{StopFlag, to_u64};
+    use std::path::PathBuf;
+    use std::sync::atomic::{AtomicUsize, Ordering};
 
-    /// Counts how often it opens.
-    #[derive(Debug)]
-    struct Counting(PathBuf, Arc<AtomicUsize>);
-
-    impl Reopen for Counting {
-        fn reopen(&self) -> io::Result<File> {
-            self.1.fetch_add(1, Ordering::Relaxed);
-            File::open(&self.0)
-        }
-    }
-
-    struct PooledFiles {
+    /// Files that share a list of open files.
+    struct ManyFiles {
         folder: tempfile::TempDir,
-        pool: &'static Pool,
+        open: &'static OpenFiles,
         files: Vec<LocalFile>,
-        opened: Vec<Arc<AtomicUsize>>,
     }
 
-    impl PooledFiles {
-        fn new(most: usize, count: u8) -> PooledFiles {
+    impl ManyFiles {
+        fn new(most: usize, count: u8) -> ManyFiles {
             let folder = tempfile::tempdir().unwrap();
-            let pool: &'static Pool = Box::leak(Box::new(Pool::of(most)));
-            let mut made = PooledFiles {
-                folder,
-                pool,
-                files: Vec::new(),
-                opened: Vec::new(),
-            };
+            let open: &'static OpenFiles = Box::leak(Box::new(OpenFiles::new(most)));
+            let files = Vec::new();
+            let mut made = ManyFiles { folder, open, files };
             for number in 0..count {
                 std::fs::write(made.path(number), [number; 9]).unwrap();
-                let (file, opened) = made.lend(number);
-                made.files.push(file);
-                made.opened.push(opened);
+                made.files.push(made.open(number));
             }
             made
         }
 
-        /// A file, open, and how often it is opened again.
-        fn lend(&self, number: u8) -> (LocalFile, Arc<AtomicUsize>) {
+        fn open(&self, number: u8) -> LocalFile {
             let path = self.path(number);
-            let file = FileSource::new(File::open(&path).unwrap()).unwrap();
-            let opened = Arc::default();
-            let again = Box::new(Counting(path, Arc::clone(&opened)));
-            (LocalFile::lent_to(self.pool, file, again), opened)
+            let file = File::open(&path).unwrap();
+            LocalFile::among(self.open, Place::of(&path), file).unwrap()
         }
 
         fn path(&self, number: u8) -> PathBuf {
@@ -389,15 +368,19 @@ mod tests {
         }
 
         fn is_open(&self, number: u8) -> bool {
-            match &self.files[usize::from(number)].descriptor {
-                Descriptor::Kept(_) => true,
-                Descriptor::Lent(lent) => lent.slot.file.lock().unwrap().is_some(),
-            }
+            self.files[usize::from(number)].if_open(|_| ()).is_some()
         }
 
-        fn opened(&self) -> Vec<usize> {
-            let counts = self.opened.iter();
-            counts.map(|count| count.load(Ordering::Relaxed)).collect()
+        /// The files that are open, in order.
+        fn all_open(&self, count: u8) -> Vec<u8> {
+            (0..count).filter(|&number| self.is_open(number)).collect()
+        }
+
+        fn slot(&self, number: usize) -> &Mutex<Weak<Opened>> {
+            match &self.files[number].descriptor {
+                Descriptor::Reopened(file) => &file.opened,
+                Descriptor::Kept(_) => panic!("it is one of many"),
+            }
         }
     }
 
@@ -412,39 +395,53 @@ mod tests {
     }
 
     #[test]
-    fn what_fits_is_opened_once() {
-        let files = PooledFiles::new(4, 4);
+    fn what_fits_stays_open() {
+        let files = ManyFiles::new(4, 4);
+        let opened = files.slot(3).lock().unwrap().clone();
         for number in [0, 1, 2, 3, 3, 0] {
             assert_eq!(files.read(number).unwrap(), number);
         }
-        assert_eq!(files.opened(), [0; 4]);
+        assert_eq!(files.all_open(4), [0, 1, 2, 3]);
+        assert!(
+            opened.ptr_eq(&files.slot(3).lock().unwrap()),
+            "it was opened once"
+        );
     }
 
     #[test]
-    fn the_least_recently_used_is_closed_and_opened_again_when_it_is_read() {
-        let files = PooledFiles::new(2, 2);
+    fn the_file_that_was_opened_first_is_closed_and_opened_again_when_it_is_read() {
+        let files = ManyFiles::new(2, 3);
+        assert_eq!(files.all_open(3), [1, 2]);
         assert_eq!(files.read(0).unwrap(), 0);
-        let _third = files.lend(0);
-        assert!(files.is_open(0) && !files.is_open(1), "1 was not used since");
-        assert_eq!(files.read(1).unwrap(), 1);
-        assert_eq!(files.opened(), [0, 1]);
-        assert!(!files.is_open(0));
+        assert_eq!(files.all_open(3), [0, 2]);
     }
 
     #[test]
     fn a_file_that_is_read_is_not_closed() {
-        let files = PooledFiles::new(1, 2);
+        let files = ManyFiles::new(1, 2);
         let outcome = files.files[0].with(|_| {
             assert_eq!(files.read(1).unwrap(), 1);
             Ok(files.is_open(0))
         });
         assert!(outcome.unwrap());
+        assert_eq!(files.all_open(2), [1]);
+    }
+
+    #[test]
+    fn a_file_that_was_not_opened_yet_is_opened_when_it_is_read() {
+        let files = ManyFiles::new(1, 1);
+        let path = files.path(0);
+        let file = LocalFile::unopened(Place::of(&path), &disk::facts_at(&path).unwrap());
+        assert!(file.if_open(|_| ()).is_none());
+        assert_eq!(file.nbytes_now().unwrap(), Some(9));
+        file.ensure_open().unwrap();
+        assert!(file.if_open(|_| ()).is_some());
     }
 
     #[test]
     fn a_file_that_was_replaced_while_it_was_closed_is_refused() {
         for (bytes, nbytes_now) in [(&[7; 9][..], None), (&[7; 5], Some(5))] {
-            let files = PooledFiles::new(1, 2);
+            let files = ManyFiles::new(1, 2);
             assert!(!files.is_open(0));
             let modified = std::fs::metadata(files.path(0)).unwrap().modified().unwrap();
             replace(&files.path(0), bytes);
@@ -458,7 +455,7 @@ mod tests {
 
     #[test]
     fn a_file_that_was_replaced_while_it_was_open_is_read_as_it_was() {
-        let files = PooledFiles::new(1, 1);
+        let files = ManyFiles::new(1, 1);
         replace(&files.path(0), &[7; 9]);
         assert_eq!(files.read(0).unwrap(), 0);
         assert_eq!(files.files[0].nbytes_now().unwrap(), Some(9));
@@ -466,33 +463,28 @@ mod tests {
 
     #[test]
     fn a_file_that_is_gone_says_so() {
-        let files = PooledFiles::new(1, 2);
+        let files = ManyFiles::new(1, 2);
         std::fs::remove_file(files.path(0)).unwrap();
         assert_eq!(files.read(0).unwrap_err().kind(), io::ErrorKind::NotFound);
         assert_eq!(files.files[0].nbytes_now().unwrap(), None);
     }
 
     #[test]
-    fn a_lock_that_a_fork_left_closed_keeps_nobody_from_reading() {
-        let files = PooledFiles::new(2, 2);
-        let Descriptor::Lent(lent) = &files.files[0].descriptor else {
-            panic!("it is lent");
-        };
-        let _slot = lent.slot.file.lock().unwrap();
-        let _pool = files.pool.open.lock().unwrap();
-        assert_eq!(files.read(0).unwrap(), 0);
-        assert_eq!(files.opened(), [1, 0]);
+    fn a_lock_that_a_fork_left_closed_stops_no_read() {
+        let files = ManyFiles::new(2, 2);
+        {
+            let _slot = files.slot(0).lock().unwrap();
+            assert_eq!(files.read(0).unwrap(), 0);
+        }
+        let _open = files.open.lock();
         assert_eq!(files.read(1).unwrap(), 1);
-        // What the pool cannot note it would never close.
-        let (late, _) = files.lend(1);
-        assert!(
-            matches!(&late.descriptor, Descriptor::Lent(lent) if lent.slot.file.lock().unwrap().is_none())
-        );
+        let late = files.open(1);
+        assert!(late.if_open(|_| ()).is_none(), "no later file would close it");
     }
 
     #[test]
     fn many_threads_read_many_files_through_few_descriptors() {
-        let files = PooledFiles::new(3, 20);
+        let files = ManyFiles::new(3, 20);
         std::thread::scope(|scope| {
             for start in 0..8_u8 {
                 let files = &files;
@@ -507,31 +499,96 @@ mod tests {
                 });
             }
         });
-        // What was kept open because it was being read is closed when the next one comes.
-        let _another = files.lend(0);
-        let open = (0..20).filter(|&number| files.is_open(number)).count();
-        assert_eq!(open, 2);
+        assert_eq!(files.all_open(20).len(), 3);
     }
 
     #[test]
-    fn descriptors_of_closed_files_are_given_back() {
-        let mut files = PooledFiles::new(2, 6);
-        assert_eq!(files.pool.open.lock().unwrap().len(), 2);
+    fn descriptors_of_dropped_files_are_closed() {
+        let mut files = ManyFiles::new(2, 6);
+        assert_eq!(files.open.lock().len(), 2);
         files.files.clear();
-        let _one = files.lend(0);
-        assert_eq!(files.pool.open.lock().unwrap().len(), 1);
+        assert_eq!(files.open.lock().len(), 0);
     }
 
     #[test]
-    fn a_process_that_has_none_left_closes_those_that_are_idle() {
-        let files = PooledFiles::new(4, 4);
+    fn a_process_that_has_no_descriptor_left_closes_idle_files() {
+        let files = ManyFiles::new(4, 4);
         let tries = AtomicUsize::new(0);
-        let opened = files.pool.opened(|| match tries.fetch_add(1, Ordering::Relaxed) {
-            0 => Err(disk::out_of_descriptors()),
-            _ => File::open(files.path(0)),
-        });
+        let opened = files
+            .open
+            .with_room(|| match tries.fetch_add(1, Ordering::Relaxed) {
+                0 => Err(disk::out_of_descriptors().into()),
+                _ => Ok(File::open(files.path(0))?),
+            });
         assert!(opened.is_ok());
-        assert!((0..4).all(|number| !files.is_open(number)));
+        assert_eq!(files.all_open(4), [0; 0]);
         assert_eq!(files.read(2).unwrap(), 2);
+    }
+
+    const NBYTES: usize = (5 << 20) + 1234;
+    /// A block of a disk, and a page of memory.
+    const BLOCK: usize = 4096;
+
+    /// A file of which the system holds nothing in memory, where it can give that up.
+    fn cold() -> (tempfile::NamedTempFile, LocalFile, Vec<u8>) {
+        let mixed = |n: usize| n.to_le_bytes()[1] ^ n.to_le_bytes()[0];
+        let bytes: Vec<u8> = (0..NBYTES).map(mixed).collect();
+        let folder = std::env::var_os("CARGO_TARGET_TMPDIR").unwrap_or_else(|| ".".into());
+        let named = tempfile::NamedTempFile::new_in(folder).unwrap();
+        disk::write_all_at(named.as_file(), &bytes, 0).unwrap();
+        named.as_file().sync_all().unwrap();
+        let source = LocalFile::of(File::open(named.path()).unwrap()).unwrap();
+        source.forget(0..to_u64(NBYTES));
+        (named, source, bytes)
+    }
+
+    /// Memory that begins `at` bytes into a page.
+    fn placed(at: usize, nbytes: usize, work: impl FnOnce(&mut [u8])) {
+        let mut block = Block::allocate(at + nbytes).unwrap();
+        let (_, mut dest) = block.dest().split_at(at);
+        dest.fill(work);
+    }
+
+    #[test]
+    fn a_loop_of_reads_fills_everything_and_never_reads_a_wrong_end() {
+        let (_named, source, bytes) = cold();
+        for position in [0, 8, 4096, 5000] {
+            for (at, nbytes) in [
+                (0, NBYTES),
+                (position % BLOCK, NBYTES),
+                (0, 2 << 20),
+                (8, (1 << 20) + 1),
+            ] {
+                let expected = &bytes[position..NBYTES.min(position + nbytes)];
+                placed(at, expected.len() + 1, |dest| {
+                    let (dest, after) = dest.split_at_mut(expected.len());
+                    read_exactly(&source, to_u64(position), dest, StopFlag::never()).unwrap();
+                    assert!(dest == expected, "{position} to {at}");
+                    assert_eq!(after, [0], "not a byte more");
+                });
+            }
+        }
+    }
+
+    #[test]
+    fn a_file_that_was_shortened_gives_what_is_there_and_then_ends() {
+        let (named, source, bytes) = cold();
+        let left = 3 * BLOCK + 7;
+        named.as_file().set_len(to_u64(left)).unwrap();
+        let mut dest = vec![0; NBYTES];
+        let mut found = 0;
+        loop {
+            match source.read_at(to_u64(found), &mut dest[found..]).unwrap() {
+                0 => break,
+                count => found += count,
+            }
+        }
+        assert_eq!(found, left);
+        assert!(dest[..left] == bytes[..left]);
+        let fault = read_exactly(&source, 0, &mut dest, StopFlag::never()).unwrap_err();
+        assert!(
+            matches!(fault, crate::error::Failure::Read { found, .. } if found == left),
+            "{fault:?}"
+        );
     }
 }

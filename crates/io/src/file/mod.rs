@@ -4,24 +4,24 @@ mod archive;
 mod backend;
 #[cfg(target_os = "linux")]
 mod direct;
-mod file;
-mod given;
-mod headers;
+mod header;
 mod local;
-mod mapped;
-mod memory;
+mod mapping;
+mod objects;
+mod open;
 mod read_at;
 #[cfg(target_os = "linux")]
 mod residency;
+mod stamp;
 
 pub use archive::{Archive, Tensor, TensorId};
-pub(crate) use archive::{BUFFER, Files, check_unchanged, lent_source, nearest, open_source, read_header};
+pub(crate) use archive::{BUFFER, Files, check_unchanged, nearest};
 pub(crate) use backend::threads_of_environment;
-pub use file::FileSource;
-pub(crate) use file::Stamp;
-pub use given::{Given, Source};
-pub use headers::{Head, Heads};
-pub(crate) use local::{LocalFile, Reopen, with_room};
-pub use memory::MemorySource;
+pub(crate) use header::read_header;
+pub use header::{ShardHeader, ShardHeaders};
+pub use local::LocalFile;
+pub use objects::{Given, MemorySource, Source};
+pub(crate) use open::{Place, most_open};
 pub use read_at::ReadAt;
 pub(crate) use read_at::{Stream, read_exactly};
+pub(crate) use stamp::Stamp;

@@ -13,8 +13,7 @@ use super::part_table::PartTable;
 use crate::checkpoint::folder::index_of;
 use crate::digest::{Algorithm, Digest, Unequal};
 use crate::error::Error;
-use crate::file::ReadAt;
-use crate::file::{lent_source, open_source};
+use crate::file::{LocalFile, ReadAt};
 use crate::options::{Durability, Existing, ReadOnly, SaveOptions};
 use crate::payload::FileRange;
 use crate::remote::session::{AT_ONCE, Session, UrlFile, for_urls, header_limits, in_session, refused};
@@ -218,8 +217,8 @@ impl Session<'_> {
 
     /// The model of an index in the Hub's cache, of which shards may be missing there.
     fn cached_model(&self, path: &Path, remote: Option<Remote>) -> Result<Downloadable, Error> {
-        let source = open_source(path)?;
-        let range = FileRange::new(source.file(), 0, source.nbytes());
+        let source = LocalFile::open(path)?;
+        let range = FileRange::of_local(&source, 0, source.nbytes());
         let mut bytes = vec![0; room(source.nbytes(), path)?];
         range.read(0, &mut bytes).map_err(|source| Error::Open {
             path: path.to_owned(),
@@ -354,7 +353,7 @@ impl VersionedSource {
     /// A file of the Hub's cache.
     pub(super) fn cached(path: &Path) -> Result<VersionedSource, Error> {
         Ok(VersionedSource {
-            source: Box::new(lent_source(path)?),
+            source: Box::new(LocalFile::open_one_of_many(path)?),
             shown: path.to_owned(),
             version: version(path),
             sha256: None,
