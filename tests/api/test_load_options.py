@@ -164,8 +164,8 @@ NEW_OPTION = {
     ],
     "_read/door.py": [
         (
-            "    if heads is None:\n        return open_checkpoint(\n",
-            "    if heads is None:\n"
+            "    if headers is None:\n        return open_checkpoint(\n",
+            "    if headers is None:\n"
             '        return open_checkpoint(source, "auto", "accept", how.longest_header)\n',
         ),
     ],

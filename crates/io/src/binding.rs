@@ -2,8 +2,7 @@
 
 pub use ingot_format::{MODEL_SPEC_KEY, StopFlag};
 
-pub use crate::archive::TensorId;
-pub use crate::checkpoint::Backing;
+pub use crate::checkpoint::{Backing, OpenWith};
 pub use crate::convert::{convert, converts, is_float};
 pub use crate::device::{
     Allocator, DeviceBlock, DeviceBytes, DeviceFault, DeviceRegion, DeviceStream, Fresh, Onto, Refusal,
@@ -16,7 +15,7 @@ pub use crate::edit::{
     Alias, Inherit, Origin, Origins, Pick, RECORD_KEYS, Role, aliases, assemble, passed_over,
 };
 pub use crate::error::Misfit;
-pub use crate::heads::{Head, Heads};
+pub use crate::file::{Given, LocalFile, ReadAt, ShardHeader, ShardHeaders, TensorId};
 pub use crate::memory::{Bytes, Dest, Dim, Footprint, Memory, Strided, StridedDest, crowds, overlapping};
 pub use crate::payload::FileRange;
 pub use crate::read::home::{Found, Home};
@@ -30,7 +29,6 @@ pub use crate::remote::{
     planned_download, read_url, redacted, url_file_name, was_url,
 };
 pub use crate::save::{Pieces, Snapshot, check_destination, replace_file};
-pub use crate::source::{FileSource, Given, ReadAt};
 pub use crate::statistics::{Statistics, statistics};
 pub use crate::values::{Number, has_values};
 pub use crate::verify::{Proof, hash_source};

@@ -17,14 +17,14 @@ pub(crate) use folder::read_index;
 pub use shards::Backing;
 pub(crate) use shards::{Shards, Store};
 
-use crate::archive::{Archive, BUFFER, Tensor, TensorId, nearest};
 use crate::error::Error;
-use crate::heads::{Head, Heads};
+use crate::file::{Archive, BUFFER, ShardHeader, ShardHeaders, Tensor, TensorId, nearest};
 use crate::options::CheckpointOptions;
 use crate::watch::{Unwatched, Watch};
 use crate::workers::{Reading, in_parallel};
 use folder::Beside;
-use locate::{Located, OpenFile, locate};
+pub use locate::OpenWith;
+use locate::{Located, locate};
 use replacement::Replacement;
 use shards::Difference;
 
@@ -34,10 +34,10 @@ use shards::Difference;
 /// exactly the tensors that the index names. Whatever needs many shards opens them at once. [`Checkpoint::prepare`] does so
 /// in a way that can be watched.
 ///
-/// The shards of a directory are opened with the index, so that they are read as they were then. If they are more than a
-/// process should have descriptors for, those that were not read for the longest are closed, and opened again when they
-/// are read: [`Error::Changed`] if another file has the name by then, or the file was written to. The only file of a
-/// checkpoint stays open.
+/// The shards of a directory are opened with the index, so that they are read as they were then. Of more than 48 shards,
+/// each is opened when it is read, and the shards that were opened last stay open. Reading a shard is
+/// [`Error::Changed`] if another file has its name by then, or the file was written to. The only file of a checkpoint
+/// stays open.
 ///
 /// ```
 /// use ingot_io::{Checkpoint, CheckpointOptions, Dtype, TensorView, serialize_to_file};
@@ -58,6 +58,8 @@ use shards::Difference;
 #[derive(Debug)]
 pub struct Checkpoint {
     files: Contents,
+    /// Why these files are read, before the reason for how.
+    reason: Option<&'static str>,
 }
 
 #[derive(Debug)]
@@ -72,14 +74,13 @@ struct OpenShards {
     shards: Shards,
     store: Box<dyn Store>,
     archives: Vec<OnceLock<Archive>>,
-    /// What stands before the reason for how they are read.
-    reason: Option<&'static str>,
 }
 
 impl From<Archive> for Checkpoint {
     fn from(archive: Archive) -> Checkpoint {
         Checkpoint {
             files: Contents::File(Box::new(archive)),
+            reason: None,
         }
     }
 }
@@ -92,7 +93,7 @@ impl Checkpoint {
     /// What [`Archive::open`] says; [`Error::Index`] with the rule that the index breaks; [`Error::Checkpoint`] where
     /// index, shards and directory do not go together.
     pub fn open(path: &Path, options: &CheckpointOptions) -> Result<Checkpoint, Error> {
-        Checkpoint::open_with(path, options, Heads::default())
+        Checkpoint::open_with(path, options, &OpenWith::default())
     }
 
     /// Reads the index at `path`, or the index of the directory `path`, and opens none of its shards. `None` if `path` leads
@@ -101,65 +102,33 @@ impl Checkpoint {
     /// # Errors
     /// As [`Checkpoint::open`].
     pub fn index_at(path: &Path) -> Result<Option<ShardIndex>, Error> {
-        let open = OpenFile {
-            is_lent: true,
-            head: None,
-        };
-        match locate(path, &CheckpointOptions::default(), open)? {
+        match locate(path, &CheckpointOptions::default(), &OpenWith::default())? {
             Located::File(_) => Ok(None),
             Located::Index { folder, name } => read_index(&folder.path(name)).map(Some),
         }
     }
 
-    /// As [`Checkpoint::open`], with what another process has read to open the same ([`Checkpoint::heads`]): of files that are
-    /// the same here, by their size and the time of their last change, no header is read. Of others they are.
+    /// As [`Checkpoint::open`], with headers that another process read, or for one of many checkpoints.
     ///
     /// # Errors
     /// As [`Checkpoint::open`].
     #[doc(hidden)]
-    pub fn open_with(path: &Path, options: &CheckpointOptions, heads: Heads) -> Result<Checkpoint, Error> {
-        Checkpoint::settled(path, options, false, &heads)
-    }
-
-    /// As [`Checkpoint::open`], for one of perhaps many: its only file does not stay open either.
-    ///
-    /// # Errors
-    /// As [`Checkpoint::open`].
-    #[doc(hidden)]
-    pub fn open_lent(path: &Path, options: &CheckpointOptions) -> Result<Checkpoint, Error> {
-        Checkpoint::settled(path, options, true, &Heads::default())
-    }
-
-    /// Opens the checkpoint, again if a save replaced it meanwhile.
-    fn settled(
-        path: &Path,
-        options: &CheckpointOptions,
-        is_lent: bool,
-        heads: &Heads,
-    ) -> Result<Checkpoint, Error> {
+    pub fn open_with(path: &Path, options: &CheckpointOptions, with: &OpenWith) -> Result<Checkpoint, Error> {
         let mut replacement = Replacement::of(path);
         loop {
-            let opened = Checkpoint::located(path, options, is_lent, heads.clone());
-            match opened {
+            match Checkpoint::located(path, options, with) {
+                // A save replaced the checkpoint meanwhile.
                 Err(fault) if replacement.explains(&fault) => {}
                 opened => return opened,
             }
         }
     }
 
-    fn located(
-        path: &Path,
-        options: &CheckpointOptions,
-        is_lent: bool,
-        heads: Heads,
-    ) -> Result<Checkpoint, Error> {
-        let head = heads.of_file();
-        match locate(path, options, OpenFile { is_lent, head })? {
-            Located::File(archive) => Ok(Checkpoint {
-                files: Contents::File(archive),
-            }),
+    fn located(path: &Path, options: &CheckpointOptions, with: &OpenWith) -> Result<Checkpoint, Error> {
+        match locate(path, options, with)? {
+            Located::File(archive) => Ok((*archive).into()),
             Located::Index { folder, name } => {
-                let (shards, beside) = Beside::index(folder, &name, &options.open, heads)?;
+                let (shards, beside) = Beside::index(folder, &name, &options.open, with.headers.clone())?;
                 let checkpoint = Checkpoint::of_shards(shards, Box::new(beside));
                 // Callers ask for the backing of every checkpoint, and only here it is tried again.
                 checkpoint.backing()?;
@@ -168,17 +137,12 @@ impl Checkpoint {
         }
     }
 
-    /// The same, with a reason before that for how it is read.
+    /// Return the checkpoint with a reason why these files are read.
     #[cfg(feature = "remote")]
     pub(crate) fn because(self, reason: &'static str) -> Checkpoint {
-        match self.files {
-            Contents::File(archive) => archive.because(reason).into(),
-            Contents::Shards(opened) => Checkpoint {
-                files: Contents::Shards(Box::new(OpenShards {
-                    reason: Some(reason),
-                    ..*opened
-                })),
-            },
+        Checkpoint {
+            reason: Some(reason),
+            ..self
         }
     }
 
@@ -188,21 +152,20 @@ impl Checkpoint {
             archives: (0..shards.len()).map(|_| OnceLock::new()).collect(),
             shards,
             store,
-            reason: None,
         };
         Checkpoint {
             files: Contents::Shards(Box::new(opened)),
+            reason: None,
         }
     }
 
-    /// What was read to open the files, for other processes that open the same: all headers and the index. `None` where they
-    /// read it as fast as they are told of it, from a disk, from memory or from an object; and where they could not tell
-    /// whether they have the same files.
+    /// Return the headers and the index, for other processes that open the same files. `None` if they read the headers as
+    /// fast themselves (from a disk, from memory, from an object), or could not tell whether they have the same files.
     ///
     /// # Errors
     /// As [`Checkpoint::file`]; [`Error::Read`]; [`Error::Interrupted`].
     #[doc(hidden)]
-    pub fn heads(&self, watch: &dyn Watch) -> Result<Option<Heads>, Error> {
+    pub fn shard_headers(&self, watch: &dyn Watch) -> Result<Option<ShardHeaders>, Error> {
         if self.files() == 0 || self.file(0)?.source().version().is_none() {
             return Ok(None);
         }
@@ -211,10 +174,11 @@ impl Checkpoint {
             Contents::File(_) => Reading::waiting(1),
             Contents::Shards(opened) => opened.store.reading(),
         };
-        let head = |number: usize, stop: StopFlag<'_>| files[number].head(stop);
-        let heads: Option<Vec<Head>> = in_parallel(reading, &numbers, head, watch)?.into_iter().collect();
+        let header = |number: usize, stop: StopFlag<'_>| files[number].shard_header(stop);
+        let headers = in_parallel(reading, &numbers, header, watch)?.into_iter();
+        let files = headers.collect::<Option<Vec<ShardHeader>>>();
         let index = self.index().map(ShardIndex::render);
-        Ok(heads.map(|files| Heads { index, files }))
+        Ok(files.map(|files| ShardHeaders { index, files }))
     }
 
     /// What the files are, as the first of them says. Of an index behind a URL none is asked: what they are is then what
@@ -224,17 +188,17 @@ impl Checkpoint {
     /// As [`Checkpoint::file`].
     #[doc(hidden)]
     pub fn backing(&self) -> Result<Backing, Error> {
-        let (first, reason) = match &self.files {
-            Contents::File(archive) => (&**archive, None),
+        let first = match &self.files {
+            Contents::File(archive) => archive,
             Contents::Shards(opened) => match opened.store.backing(&opened.shards) {
                 Some(backing) => return Ok(backing),
-                None => (opened.shard(0)?, opened.reason),
+                None => opened.shard(0)?,
             },
         };
         Ok(Backing {
             format: first.header().format(),
             backend: first.backend(),
-            why: match reason {
+            why: match self.reason {
                 Some(reason) => format!("{reason}: {}", first.why()),
                 None => first.why().to_owned(),
             },

@@ -13,8 +13,9 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use ingot_format::{Dtype, StopFlag, to_usize};
 
 use self::apart::{Apart, STEP};
-use crate::archive::{Files, Tensor, TensorId};
 use crate::error::{Error, InFile};
+use crate::file::ReadAt;
+use crate::file::{Files, Tensor, TensorId};
 use crate::memory::Dest;
 use crate::options::ReadOptions;
 use crate::read::execute::execute;
@@ -23,7 +24,6 @@ use crate::read::input::level;
 use crate::read::ordered::Ordered;
 use crate::read::plan::{Piece, Plan};
 use crate::read::show::{FileRun, check_sizes, looking};
-use crate::source::ReadAt;
 use crate::values::{Number, has_values};
 use crate::watch::{After, Watch};
 use crate::workers::{Reading, share};

@@ -168,11 +168,9 @@
 
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
-// From the ground up: `sync`; `options`, `digest`, `convert`, `residency`; `error`; `disk`, `watch`, `memory`, `values`; `source`;
-// `heads`, `backend`, `workers`; `archive`; `payload`, `checkpoint`; `read`; `distance`, `statistics`, `verify`; `save`;
+// From the ground up: `sync`; `options`, `digest`, `convert`; `error`; `disk`, `watch`, `memory`, `values`; `file`;
+// `workers`; `payload`, `checkpoint`; `read`; `distance`, `statistics`, `verify`; `save`;
 // `serialize`, `remote`; `edit`; `writer`; `fuzzing`, `binding`. Each imports what stands below it: scripts/check-floors.
-mod archive;
-mod backend;
 #[doc(hidden)]
 pub mod binding;
 mod checkpoint;
@@ -183,21 +181,18 @@ mod disk;
 mod distance;
 mod edit;
 mod error;
+mod file;
 #[cfg(feature = "fuzzing")]
 #[doc(hidden)]
 pub mod fuzzing;
-mod heads;
 mod memory;
 mod options;
 mod payload;
 mod read;
 #[cfg(feature = "remote")]
 mod remote;
-#[cfg(target_os = "linux")]
-mod residency;
 mod save;
 mod serialize;
-mod source;
 mod statistics;
 mod sync;
 mod values;
@@ -206,11 +201,11 @@ mod watch;
 mod workers;
 mod writer;
 
-pub use archive::{Archive, Tensor};
 pub use checkpoint::Checkpoint;
 pub use digest::{Algorithm, Digest, Unequal};
 pub use edit::{Edited, MetadataChange, Way, replace_tensor, update_metadata};
 pub use error::{CheckpointFault, EditError, Error};
+pub use file::{Archive, MemorySource, Source, Tensor};
 pub use memory::{BorrowError, Plain, Region};
 pub use options::{
     Backend, CheckpointOptions, Durability, Existing, OpenOptions, Reach, ReadOnly, ReadOptions, Replace,
@@ -222,7 +217,6 @@ pub use read::read::read;
 #[cfg(feature = "remote")]
 pub use remote::{DownloadOptions, Downloaded, Fault, RemoteOptions, Secret, Token, download};
 pub use save::save;
-pub use source::{MemorySource, Source};
 pub use verify::{Compared, Definition, Mismatch, Report, hash, verify};
 pub use watch::{Unwatched, Watch};
 pub use writer::{Appender, Orphan, Writer};

@@ -7,13 +7,13 @@
 
 use ingot_format::{Dtype, Header, to_u64, to_usize};
 
-use crate::archive::{Files, Tensor, TensorId};
 use crate::error::{Error, InFile};
+use crate::file::ReadAt;
+use crate::file::{Files, Tensor, TensorId};
 use crate::options::ReadOptions;
 use crate::read::input::Witness;
 use crate::read::ordered::Ordered;
 use crate::read::show::{FileRun, looking, show};
-use crate::source::ReadAt;
 use crate::values::{Number, as_floats, has_values, single, singles};
 use crate::watch::Watch;
 use crate::workers::Reading;

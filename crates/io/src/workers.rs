@@ -9,22 +9,11 @@ use std::sync::atomic::AtomicBool;
 use ingot_format::{Caller, StopFlag, to_u64, to_usize};
 
 use crate::error::{Error, Failure};
-use crate::options::{ReadOptions, THREADS_VARIABLE};
-use crate::source::ReadAt;
+use crate::file::{ReadAt, threads_of_environment};
+use crate::options::ReadOptions;
 use crate::sync::thread::{self, Thread, ThreadId};
 use crate::sync::{AtomicU64, AtomicUsize, Mutex, Ordering, locked};
 use crate::watch::{POLL, Watch};
-
-/// What [`THREADS_VARIABLE`] says.
-pub(crate) fn threads_of_environment() -> Result<Option<NonZeroUsize>, Error> {
-    match std::env::var(THREADS_VARIABLE) {
-        Ok(found) if !found.is_empty() => found
-            .parse()
-            .map(Some)
-            .map_err(|_| Error::InvalidThreads { found }),
-        _ => Ok(None),
-    }
-}
 
 /// Bytes that one thread reads at once: large enough that the call does not matter, small enough that all
 /// threads finish together and an interruption is noticed soon. A whole number of huge pages.

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use ingot_format::{Dtype, Format, Header, Index, Limits, Spec, layout, to_u64};
-use ingot_io::binding::{FileSource, Prefetch, ReadAt, Request, TensorId, warm_tensors};
+use ingot_io::binding::{LocalFile, Prefetch, ReadAt, Request, TensorId, warm_tensors};
 use ingot_io::{
     Archive, Backend, Error, MemorySource, OpenOptions, Part, ReadOptions, Source, Tensor, Unwatched, Watch,
 };
@@ -177,7 +177,7 @@ fn every_source_gives_the_same_bytes() {
         assert_eq!(archive.backend(), name, "{}", archive.why());
         suite(&archive, &tensors);
     }
-    let file = Box::new(FileSource::new(File::open(&path).unwrap()).unwrap());
+    let file = Box::new(LocalFile::of(File::open(&path).unwrap()).unwrap());
     suite(&from_reader(file), &tensors);
     let sources: [Box<dyn Source>; 2] = [
         Box::new(MemorySource::new(bytes.clone())),

@@ -7,7 +7,9 @@ use std::slice;
 use std::sync::{Arc, PoisonError, RwLock};
 
 use ingot_format::{Entry, natural_order, to_usize};
-use ingot_io::binding::{Alias, Found, Given, Proof, Request, aliases, warm_tensors};
+use ingot_io::binding::{
+    Alias, Found, Given, OpenWith, Proof, Request, ShardHeader, ShardHeaders, aliases, warm_tensors,
+};
 use ingot_io::{
     Backend, CheckpointOptions, Error, Limits, MemorySource, OpenOptions, Part, Reach, ReadOptions, Region,
     Tensor, TensorView, serialize,
@@ -75,27 +77,31 @@ impl Checkpoint {
             } else {
                 Reach::FollowLinks
             });
-        let open = if lent {
-            ingot_io::Checkpoint::open_lent
-        } else {
-            ingot_io::Checkpoint::open
+        let with = OpenWith {
+            is_one_of_many: lent,
+            ..OpenWith::default()
         };
-        let checkpoint = py.detach(|| Checkpoint::of(open(&path, &options)?));
+        let open = || Checkpoint::of(ingot_io::Checkpoint::open_with(&path, &options, &with)?);
+        let checkpoint = py.detach(open);
         checkpoint.map_err(|error| raise(py, &error))
     }
 
-    /// Opens a path, with what another process has read to open the same.
+    /// Opens a path, with the headers that another process read.
     #[staticmethod]
     fn open_with(
         py: Python<'_>,
         path: &Bound<'_, PyAny>,
         backend: &str,
-        heads: Heads,
+        headers: Headers,
     ) -> PyResult<Checkpoint> {
         let path = file_path(path)?;
         let mut options = CheckpointOptions::default();
         options.open.backend = backend_of(backend)?;
-        let open = || Checkpoint::of(ingot_io::Checkpoint::open_with(&path, &options, given(heads))?);
+        let with = OpenWith {
+            headers: shard_headers(headers),
+            ..OpenWith::default()
+        };
+        let open = || Checkpoint::of(ingot_io::Checkpoint::open_with(&path, &options, &with)?);
         py.detach(open).map_err(|error| raise(py, &error))
     }
 
@@ -105,12 +111,12 @@ impl Checkpoint {
         py: Python<'_>,
         url: &str,
         storage_options: Option<&Bound<'_, PyDict>>,
-        heads: Heads,
+        headers: Headers,
     ) -> PyResult<Checkpoint> {
-        let (options, heads) = (remote_options(storage_options)?, given(heads));
+        let (options, headers) = (remote_options(storage_options)?, shard_headers(headers));
         let limits = remote_limits("accept", None)?;
         let open = |signals: &Signals| {
-            let opened = ingot_io::Checkpoint::open_url_with(url, &options, &limits, heads, signals);
+            let opened = ingot_io::Checkpoint::open_url_with(url, &options, &limits, headers, signals);
             Checkpoint::of(opened?)
         };
         Signals::default().run(py, open)
@@ -643,14 +649,14 @@ impl Checkpoint {
         })
     }
 
-    /// What was read to open it, for other processes that open the same; `None` where they read it as fast.
-    fn heads(&self, py: Python<'_>) -> PyResult<Option<Heads>> {
+    /// Returns the headers, for other processes that open the same files; `None` if they read them as fast.
+    fn shard_headers(&self, py: Python<'_>) -> PyResult<Option<Headers>> {
         let checkpoint = self.opened(py)?;
-        let heads = Signals::default().run(py, |signals: &Signals| checkpoint.heads(signals))?;
-        Ok(heads.map(|heads| {
-            let files = heads.files.into_iter();
-            let files = files.map(|head| (head.nbytes, head.version, head.bytes));
-            (heads.index, files.collect())
+        let headers = Signals::default().run(py, |signals: &Signals| checkpoint.shard_headers(signals))?;
+        Ok(headers.map(|headers| {
+            let files = headers.files.into_iter();
+            let files = files.map(|header| (header.nbytes, header.version, header.bytes));
+            (headers.index, files.collect())
         }))
     }
 
@@ -673,19 +679,18 @@ impl Checkpoint {
     }
 }
 
-/// The index; and of each file its size, its version and its first bytes.
-type Heads = (Option<Vec<u8>>, Vec<(u64, String, Vec<u8>)>);
+/// The index, and for each file its size, its version and its header.
+type Headers = (Option<Vec<u8>>, Vec<(u64, String, Vec<u8>)>);
 
-fn given((index, files): Heads) -> ingot_io::binding::Heads {
-    let files = files
-        .into_iter()
-        .map(|(nbytes, version, bytes)| ingot_io::binding::Head {
-            nbytes,
-            version,
-            bytes,
-        });
+fn shard_headers((index, files): Headers) -> ShardHeaders {
+    let files = files.into_iter();
+    let files = files.map(|(nbytes, version, bytes)| ShardHeader {
+        nbytes,
+        version,
+        bytes,
+    });
     let files = files.collect();
-    ingot_io::binding::Heads { index, files }
+    ShardHeaders { index, files }
 }
 
 fn backend_of(name: &str) -> PyResult<Backend> {

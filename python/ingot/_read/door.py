@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from ingot._base.checks import Leniency
     from ingot._base.options import Loading
-    from ingot._native import _Heads as Heads
+    from ingot._native import _ShardHeaders as ShardHeaders
     from ingot.typing import Source, StorageOptions
 
     from .reads import Reads
@@ -107,10 +107,10 @@ def loaded(source: Source, how: Loading, work: Callable[[Checkpoint, Reads], T])
     raise AssertionError("the last try returns or raises")
 
 
-def open_all(source: Source, how: Loading, heads: Heads | None = None) -> Checkpoint:
+def open_all(source: Source, how: Loading, headers: ShardHeaders | None = None) -> Checkpoint:
     """Open `source` and all its files, of one version if a save replaces it meanwhile."""
     for left in reversed(range(TRIES)):
-        checkpoint = open_source(source, how, heads)
+        checkpoint = open_source(source, how, headers)
         try:
             checkpoint.identity()
         except (StorageError, CheckpointError, OSError):
@@ -121,9 +121,9 @@ def open_all(source: Source, how: Loading, heads: Heads | None = None) -> Checkp
     raise AssertionError("the last try returns or raises")
 
 
-def open_source(source: Source, how: Loading, heads: Heads | None = None) -> Checkpoint:
-    """What is loaded from, open. `heads` are what another process has read to open the same."""
-    if heads is None:
+def open_source(source: Source, how: Loading, headers: ShardHeaders | None = None) -> Checkpoint:
+    """Open the source of a load, with the `headers` that another process read."""
+    if headers is None:
         return open_checkpoint(
             source,
             how.backend,
@@ -132,5 +132,5 @@ def open_source(source: Source, how: Loading, heads: Heads | None = None) -> Che
         )
     path: Any = source
     if isinstance(path, str) and is_url(path):
-        return Checkpoint.open_url_with(path, how.storage_options, heads)
-    return Checkpoint.open_with(path, how.backend, heads)
+        return Checkpoint.open_url_with(path, how.storage_options, headers)
+    return Checkpoint.open_with(path, how.backend, headers)

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from ingot._native import Checkpoint, TensorInfo
-    from ingot._native import _Heads as Heads
+    from ingot._native import _ShardHeaders as ShardHeaders
     from ingot._ranks.peers import Peers
     from ingot._ranks.placements import Box
     from ingot._ranks.plan import Block, Plan
@@ -50,20 +50,20 @@ class Looked(NamedTuple):
     source: object
 
 
-def open_once(open_with: Callable[[Heads | None], Checkpoint], peers: Peers) -> Checkpoint:
+def open_once(open_with: Callable[[ShardHeaders | None], Checkpoint], peers: Peers) -> Checkpoint:
     """What all ranks open: the first reads the headers for all where it does not come from this machine.
 
     All of them call it. Where it raises on the first rank, the others find out by themselves.
     """
     if peers.rank != 0:
         return open_with(peers.told(None, "opening"))
-    heads = None
+    headers = None
     try:
         checkpoint = open_with(None)
-        heads = checkpoint.heads()
+        headers = checkpoint.shard_headers()
         return checkpoint
     finally:
-        peers.told(heads, "opening")
+        peers.told(headers, "opening")
 
 
 class Opened(NamedTuple):

@@ -9,12 +9,10 @@ use std::sync::Arc;
 use ingot_format::{IndexReader, ShardIndex, StopFlag, to_u64};
 
 use super::shards::{Backing, Shards, Store};
-use crate::archive::{Archive, check_unchanged};
-use crate::disk::{self, Beneath, Facts, Kind, Refusal};
+use crate::disk::{Beneath, Facts, Refusal};
 use crate::error::{CheckpointFault, Error, unopened};
-use crate::heads::Heads;
+use crate::file::{Archive, LocalFile, Place, ShardHeaders, Stamp, check_unchanged, most_open};
 use crate::options::{OpenOptions, Reach};
-use crate::source::{FileSource, LocalFile, ReadAt, Reopen, Stamp, with_room};
 use crate::workers::{Reading, of_directory};
 
 /// A directory, and how far its files may lie from it.
@@ -24,8 +22,8 @@ pub(super) struct Folder {
     path: PathBuf,
     /// Where that is, wherever the process goes: files are opened long after the directory was named.
     at: PathBuf,
-    /// Only where files are confined to it.
-    confined: Option<Beneath>,
+    /// Set if files are confined to it.
+    confined: Option<Arc<Beneath>>,
 }
 
 impl Folder {
@@ -39,7 +37,7 @@ impl Folder {
         };
         let confined = match reach {
             Reach::FollowLinks => None,
-            Reach::Confined => Some(Beneath::of(directory).map_err(unopened(directory))?),
+            Reach::Confined => Some(Arc::new(Beneath::of(directory).map_err(unopened(directory))?)),
         };
         Ok(Folder {
             path: path.to_owned(),
@@ -52,55 +50,46 @@ impl Folder {
         self.path.join(name)
     }
 
-    /// What the system says of a file in it, which is not opened for that where it need not be confined.
-    fn facts(&self, name: impl AsRef<OsStr>) -> Result<Facts, Error> {
-        let name = name.as_ref();
-        let facts = match &self.confined {
-            None => disk::facts_at(&self.at.join(name)),
-            Some(_) => disk::facts(&self.open(name)?),
-        };
-        facts.map_err(unopened(&self.path(name)))
-    }
-
-    /// Opens a file in it, by a name that rule I6 allows.
-    pub(super) fn open(&self, name: impl AsRef<OsStr>) -> Result<File, Error> {
-        let name = name.as_ref();
-        let open_fault = |source| unopened(&self.path(name))(source);
-        let Some(beneath) = &self.confined else {
-            return with_room(|| disk::open_for_reading(&self.at.join(name))).map_err(open_fault);
-        };
-        let refused = |reason| {
-            let shard = name.to_string_lossy().into_owned();
-            CheckpointFault::NotConfined { shard, reason }.about(&self.path)
-        };
-        let file = beneath.open(name).map_err(|fault| match fault {
-            Refusal::Elsewhere(reason) => refused(reason),
-            Refusal::System(source) => open_fault(source),
-        })?;
-        let facts = disk::facts(&file).map_err(open_fault)?;
-        if facts.kind == Kind::File && facts.names != 1 {
-            return Err(refused("it has a second name somewhere, which is a hard link"));
+    /// Return the place of a file in it, by a name that rule I6 allows.
+    fn place(&self, name: impl AsRef<OsStr>) -> Place {
+        match &self.confined {
+            None => Place::Path(self.at.join(name.as_ref())),
+            Some(directory) => Place::Beneath(Arc::clone(directory), name.as_ref().to_owned()),
         }
-        Ok(file)
     }
 
-    /// The same, to be read by position.
-    pub(super) fn source(&self, name: impl AsRef<OsStr>) -> Result<FileSource, Error> {
-        let name = name.as_ref();
-        FileSource::new(self.open(name)?).map_err(unopened(&self.path(name)))
+    /// Return the facts of a file in it. Only a confined file is opened for that.
+    fn facts(&self, name: impl AsRef<OsStr>) -> Result<Facts, Error> {
+        let facts = self.place(&name).facts();
+        facts.map_err(|refusal| self.refused(name.as_ref(), refusal))
     }
-}
 
-/// Fails when `file` was written to since it was looked `then` what has its path, or is another one.
-fn check_unwritten(then: &Stamp, file: &FileSource, path: &Path) -> Result<(), Error> {
-    let now = file.stamp();
-    // Two saves within one tick of the system's clock give files of one time.
-    if then.is_in_its_place(now, file.waits()) {
-        return Ok(());
+    /// Open a file in it.
+    pub(super) fn open(&self, name: impl AsRef<OsStr>) -> Result<File, Error> {
+        let file = self.place(&name).open();
+        file.map_err(|refusal| self.refused(name.as_ref(), refusal))
     }
-    let is_told_by_size = now.nbytes() != then.nbytes();
-    let nbytes_now = is_told_by_size.then_some(now.nbytes());
-    Err(changed(then, nbytes_now, path.to_owned()))
+
+    fn refused(&self, name: &OsStr, refusal: Refusal) -> Error {
+        match refusal {
+            Refusal::System(source) => unopened(&self.path(name))(source),
+            Refusal::Elsewhere(reason) => {
+                let shard = name.to_string_lossy().into_owned();
+                CheckpointFault::NotConfined { shard, reason }.about(&self.path)
+            }
+        }
+    }
+
+    /// Return shard `name` as it is now: opened if it is to be open, else opened when it is read.
+    fn shard(&self, name: &str, is_open: bool) -> Result<Arc<LocalFile>, Error> {
+        let place = self.place(name);
+        if !is_open {
+            let facts = self.facts(name)?;
+            return Ok(Arc::new(LocalFile::unopened(place, &facts)));
+        }
+        let file = LocalFile::one_of_many(place, self.open(name)?);
+        file.map(Arc::new).map_err(unopened(&self.path(name)))
+    }
 }
 
 fn changed(then: &Stamp, nbytes_now: Option<u64>, path: PathBuf) -> Error {
@@ -115,49 +104,16 @@ fn is_missing(fault: &Error) -> bool {
     matches!(fault, Error::Open { source, .. } if source.kind() == io::ErrorKind::NotFound)
 }
 
-/// A file that is opened again by its name in a directory.
-#[derive(Debug)]
-struct ByName {
-    folder: Arc<Folder>,
-    name: OsString,
-}
-
-impl Reopen for ByName {
-    fn reopen(&self) -> io::Result<File> {
-        self.folder.open(&self.name).map_err(as_of_the_system)
-    }
-
-    fn look(&self) -> io::Result<Facts> {
-        self.folder.facts(&self.name).map_err(as_of_the_system)
-    }
-}
-
-fn as_of_the_system(error: Error) -> io::Error {
-    match error {
-        Error::Open { source, .. } => source,
-        other => io::Error::other(other),
-    }
-}
-
-/// A shard as it was when the index was read.
-#[derive(Debug)]
-enum Shard {
-    /// It is read as it was then, also if another file has its name now.
-    Open(LocalFile),
-    /// One of more than may be open at once.
-    Closed(Stamp),
-}
-
 /// The directory of an index, and what the shards in it were when that was read.
 #[derive(Debug)]
 pub(super) struct Beside {
-    folder: Arc<Folder>,
-    /// The index as it was read; `None` where another process has read it.
+    folder: Folder,
+    /// The index as it was read; `None` if another process read it.
     index: Option<Listed>,
-    seen: Vec<Shard>,
+    shards: Vec<Arc<LocalFile>>,
     options: OpenOptions,
-    /// What another process has read of the same.
-    heads: Heads,
+    /// Headers that another process read.
+    headers: ShardHeaders,
 }
 
 impl Beside {
@@ -166,10 +122,10 @@ impl Beside {
         folder: Folder,
         name: &OsStr,
         options: &OpenOptions,
-        heads: Heads,
+        headers: ShardHeaders,
     ) -> Result<(Shards, Beside), Error> {
-        let (path, folder) = (folder.path(name), Arc::new(folder));
-        let (index, listed) = match heads.index.as_deref() {
+        let path = folder.path(name);
+        let (index, listed) = match headers.index.as_deref() {
             Some(given) => (index_of(given, to_u64(given.len()), &path)?, None),
             None => {
                 let (index, file) = index_in(&folder, name)?;
@@ -178,20 +134,20 @@ impl Beside {
         };
         let shards = Shards::new(path, index);
         let names = shards.index().shards();
-        let is_open = names.len() <= LocalFile::most_held();
-        let looked: Vec<_> = names.iter().map(|shard| look(&folder, shard, is_open)).collect();
+        let is_open = names.len() <= most_open();
+        let found: Vec<_> = names.iter().map(|shard| folder.shard(shard, is_open)).collect();
         // A save replaces the index before and after it replaces the shards. So an index that is still in its place was
         // there when the shards were looked at. The open file keeps its number from being reused.
         let index = listed
             .map(|file| Listed::proven(name, &file, &folder))
             .transpose()?;
-        refuse_missing(&shards, &looked)?;
+        refuse_missing(&shards, &found)?;
         let beside = Beside {
-            seen: looked.into_iter().collect::<Result<_, Error>>()?,
+            shards: found.into_iter().collect::<Result<_, Error>>()?,
             folder,
             index,
             options: *options,
-            heads,
+            headers,
         };
         Ok((shards, beside))
     }
@@ -207,11 +163,11 @@ struct Listed {
 
 impl Listed {
     /// Fails if `name` no longer leads to `file`, or if `file` was written to.
-    fn proven(name: &OsStr, file: &FileSource, folder: &Folder) -> Result<Listed, Error> {
+    fn proven(name: &OsStr, file: &LocalFile, folder: &Folder) -> Result<Listed, Error> {
         let listed = Listed {
             name: name.to_owned(),
             stamp: *file.stamp(),
-            waits: file.waits(),
+            waits: file.remote().is_some(),
         };
         if listed.is_replaced(folder) {
             return Err(changed(&listed.stamp, None, folder.path(name)));
@@ -237,26 +193,13 @@ impl Store for Beside {
     }
 
     fn open(&self, shards: &Shards, number: usize, _stop: StopFlag<'_>) -> Result<Archive, Error> {
-        let name = shards.name(number);
-        let path = self.folder.path(name);
-        let file = match &self.seen[number] {
-            Shard::Open(file) => {
-                check_unchanged(file, Some(&path))?;
-                file.clone()
-            }
-            Shard::Closed(stamp) => {
-                let file = match self.folder.source(name) {
-                    Err(fault) if is_missing(&fault) => return Err(changed(stamp, None, path)),
-                    file => file?,
-                };
-                check_unwritten(stamp, &file, &path)?;
-                lent(file, &self.folder, name)
-            }
-        };
-        let head = self.heads.of_shard(number);
-        let archive = Archive::of_file(file.clone(), path.clone(), &self.options, head);
-        archive.map_err(|fault| match check_unchanged(&file, Some(&path)) {
-            // It was closed meanwhile, and a save replaced it.
+        let path = self.folder.path(shards.name(number));
+        let file = &self.shards[number];
+        let known = self.headers.of_shard(number);
+        let opened = file.ensure_open().map_err(unopened(&path));
+        let archive = opened.and_then(|()| Archive::of_file(Arc::clone(file), &*path, &self.options, known));
+        archive.map_err(|fault| match check_unchanged(&**file, Some(&path)) {
+            // A save replaced the shard, which explains any fault.
             Err(changed @ Error::Changed { .. }) => changed,
             _ => fault,
         })
@@ -276,25 +219,9 @@ impl Store for Beside {
     }
 }
 
-fn look(folder: &Arc<Folder>, name: &str, is_open: bool) -> Result<Shard, Error> {
-    if is_open {
-        let file = folder.source(name)?;
-        return Ok(Shard::Open(lent(file, folder, name)));
-    }
-    folder.facts(name).map(|facts| Shard::Closed(Stamp::of(&facts)))
-}
-
-fn lent(file: FileSource, folder: &Arc<Folder>, name: &str) -> LocalFile {
-    let again = ByName {
-        folder: Arc::clone(folder),
-        name: name.into(),
-    };
-    LocalFile::lent(file, Box::new(again))
-}
-
 /// Fails when shards are not there, with all their names.
-fn refuse_missing(shards: &Shards, looked: &[Result<Shard, Error>]) -> Result<(), Error> {
-    let missing: Vec<String> = looked
+fn refuse_missing(shards: &Shards, found: &[Result<Arc<LocalFile>, Error>]) -> Result<(), Error> {
+    let missing: Vec<String> = found
         .iter()
         .zip(shards.index().shards())
         .filter(|pair| pair.0.as_ref().is_err_and(is_missing))
@@ -305,7 +232,7 @@ fn refuse_missing(shards: &Shards, looked: &[Result<Shard, Error>]) -> Result<()
     }
     let missing = CheckpointFault::MissingShards {
         shards: missing,
-        of: looked.len(),
+        of: found.len(),
     };
     Err(missing.about(shards.path()))
 }
@@ -321,20 +248,11 @@ pub(crate) fn read_index(path: &Path) -> Result<ShardIndex, Error> {
 }
 
 /// The index `name` of a directory, and its open file.
-fn index_in(folder: &Folder, name: &OsStr) -> Result<(ShardIndex, FileSource), Error> {
+fn index_in(folder: &Folder, name: &OsStr) -> Result<(ShardIndex, LocalFile), Error> {
     let path = folder.path(name);
-    let file = folder.open(name)?;
-    let open_fault = unopened(&path);
-    let facts = disk::facts(&file).map_err(open_fault)?;
-    if facts.kind != Kind::File {
-        return Err(open_fault(io::Error::new(
-            io::ErrorKind::InvalidInput,
-            "not a regular file",
-        )));
-    }
-    let file = FileSource::new(file).map_err(open_fault)?;
-    let index = index_of(file.file(), facts.nbytes, &path)?;
-    Ok((index, file))
+    let file = LocalFile::of(folder.open(name)?).map_err(unopened(&path))?;
+    let index = file.with(|bytes| Ok(index_of(bytes, file.stamp().nbytes(), &path)));
+    Ok((index.map_err(unopened(&path))??, file))
 }
 
 /// Reads an index of `nbytes` through a window, so that 60 MB of it cost no more memory than the names in it. `path`

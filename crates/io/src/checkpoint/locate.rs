@@ -8,11 +8,9 @@ use std::path::Path;
 use ingot_format::{Foreign, FormatError};
 
 use super::folder::Folder;
-use crate::archive::Archive;
 use crate::error::{CheckpointFault, Error, unopened};
-use crate::heads::Head;
+use crate::file::{Archive, LocalFile, ShardHeaders};
 use crate::options::{CheckpointOptions, OpenOptions, Reach};
-use crate::source::LocalFile;
 
 /// What a path leads to.
 pub(super) enum Located {
@@ -24,18 +22,24 @@ pub(super) enum Located {
     },
 }
 
-/// How a file is opened that is the only one.
-#[derive(Clone, Copy)]
-pub(super) struct OpenFile<'h> {
-    /// As one of perhaps many ([`Archive::open_lent`]).
-    pub(super) is_lent: bool,
-    /// What another process has read of it.
-    pub(super) head: Option<&'h Head>,
+/// How a checkpoint is opened, besides its options.
+#[derive(Clone, Debug, Default)]
+pub struct OpenWith {
+    /// Headers that another process read to open the same files ([`Checkpoint::shard_headers`](crate::Checkpoint::shard_headers)). The
+    /// headers of files that have the same size and time of modification here are not read again.
+    pub headers: ShardHeaders,
+    /// Whether a single file may be closed and opened again between reads, as shards are: the caller opens many.
+    pub is_one_of_many: bool,
 }
 
-impl OpenFile<'_> {
-    fn open(self, path: &Path, options: &OpenOptions) -> Result<Archive, Error> {
-        Archive::open_as(path, options, self.is_lent, self.head)
+impl OpenWith {
+    fn open(&self, path: &Path, options: &OpenOptions) -> Result<Archive, Error> {
+        let file = if self.is_one_of_many {
+            LocalFile::open_one_of_many(path)?
+        } else {
+            LocalFile::open(path)?
+        };
+        Archive::of_file(file, path, options, self.headers.of_file())
     }
 }
 
@@ -47,7 +51,7 @@ const USUAL_FILE: &str = "model.safetensors";
 const EXTENSIONS: [&str; 2] = [".safetensors", ".bt"];
 
 /// Finds the index, or the file and opens it.
-pub(super) fn locate(path: &Path, options: &CheckpointOptions, open: OpenFile<'_>) -> Result<Located, Error> {
+pub(super) fn locate(path: &Path, options: &CheckpointOptions, open: &OpenWith) -> Result<Located, Error> {
     if path.extension().is_some_and(|extension| extension == "json") && !path.is_dir() {
         return index_at(path, options.reach);
     }
@@ -67,7 +71,7 @@ pub(super) fn locate(path: &Path, options: &CheckpointOptions, open: OpenFile<'_
     }
 }
 
-fn open_one(path: &Path, options: &CheckpointOptions, open: OpenFile<'_>) -> Result<Archive, Error> {
+fn open_one(path: &Path, options: &CheckpointOptions, open: &OpenWith) -> Result<Archive, Error> {
     if options.reach == Reach::FollowLinks {
         return open.open(path, &options.open);
     }
@@ -79,8 +83,8 @@ fn open_one(path: &Path, options: &CheckpointOptions, open: OpenFile<'_>) -> Res
 }
 
 fn confined(folder: &Folder, name: &OsStr, path: &Path, options: &OpenOptions) -> Result<Archive, Error> {
-    let file = LocalFile::kept(folder.source(name)?);
-    Archive::of_file(file, path.to_owned(), options, None)
+    let file = LocalFile::of(folder.open(name)?).map_err(unopened(path))?;
+    Archive::of_file(file, path, options, None)
 }
 
 fn index_at(path: &Path, reach: Reach) -> Result<Located, Error> {
@@ -95,7 +99,7 @@ fn parted(path: &Path, reach: Reach) -> Result<(Folder, OsString), Error> {
 
 /// An index before files, because files beside an index are its shards: first the usual one, then the only one. Then
 /// files, likewise.
-fn in_directory(path: &Path, options: &CheckpointOptions, open: OpenFile<'_>) -> Result<Located, Error> {
+fn in_directory(path: &Path, options: &CheckpointOptions, open: &OpenWith) -> Result<Located, Error> {
     let open_fault = unopened(path);
     let mut names = Vec::new();
     for entry in fs::read_dir(path).map_err(open_fault)? {

@@ -7,8 +7,8 @@ use std::sync::OnceLock;
 
 use ingot_format::{Format, Header, ShardIndex, StopFlag};
 
-use crate::archive::Archive;
 use crate::error::{CheckpointFault, Error};
+use crate::file::Archive;
 use crate::workers::Reading;
 
 /// An index, and what it says of each shard. Where they are is for a [`Store`] to know.

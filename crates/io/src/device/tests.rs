@@ -17,13 +17,13 @@ use ingot_format::{Dtype, Format, Index, Limits, Spec, StopFlag, layout, to_u64,
 use super::device::Device;
 use super::fake::{Fake, MISTAKES, SMALL_SLOT_NBYTES, pattern};
 use super::{DeviceFault, DeviceRegion};
-use crate::archive::Archive;
 use crate::error::{Error, Failure};
+use crate::file::Archive;
+use crate::file::{MemorySource, Source};
 use crate::options::ReadOptions;
 use crate::read::home::{Found, Home};
 use crate::read::part::Part;
 use crate::read::read::read_to;
-use crate::source::{MemorySource, Source};
 use crate::sync::in_every_order;
 use crate::watch::Unwatched;
 

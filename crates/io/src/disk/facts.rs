@@ -97,5 +97,14 @@ impl From<io::Error> for Refusal {
     }
 }
 
+impl From<Refusal> for io::Error {
+    fn from(refusal: Refusal) -> io::Error {
+        match refusal {
+            Refusal::Elsewhere(reason) => io::Error::other(reason),
+            Refusal::System(source) => source,
+        }
+    }
+}
+
 /// Why a file behind a link is refused.
 pub(crate) const LINK: &str = "it is a symbolic link, or lies behind one";

@@ -11,13 +11,13 @@ use ingot_format::{Header, Limits, to_usize};
 
 use crate::disk::{self, Lock, Locked, has_no_locks, lock_holder, try_lock};
 use crate::error::{EditError, Error, unopened};
-use crate::source::{FileSource, Stamp};
+use crate::file::{LocalFile, Stamp};
 use crate::watch::Watch;
 
 /// A file that is open, locked against other edits until this is dropped, and what its path leads to.
 pub(super) struct Held<'p> {
     path: &'p Path,
-    source: FileSource,
+    source: LocalFile,
     lock: Locked,
     stamp: Stamp,
     /// Whether it is read under other names too, so that it must not be written in place.
@@ -29,11 +29,11 @@ impl<'p> Held<'p> {
     pub(super) fn open(path: &'p Path, watch: &dyn Watch) -> Result<Held<'p>, Error> {
         let open_fault = unopened(path);
         loop {
-            let source =
-                FileSource::new(disk::open_both_ways(path).map_err(open_fault)?).map_err(open_fault)?;
-            let lock = Locked::of(source.file()).map_err(open_fault)?;
+            let file = disk::open_both_ways(path).map_err(open_fault)?;
+            let source = LocalFile::of(file).map_err(open_fault)?;
+            let lock = source.with(Locked::of).map_err(open_fault)?;
             wait_for_lock(path, &lock, PATIENCE, watch)?;
-            let facts = disk::facts(source.file()).map_err(open_fault)?;
+            let facts = disk::facts(&lock).map_err(open_fault)?;
             let stamp = Stamp::of(&facts);
             // The edit that held the lock may have put another file in the place of this one.
             if stamp.is_same_file(&Stamp::of(&disk::facts_at(path).map_err(open_fault)?)) {
@@ -50,19 +50,19 @@ impl<'p> Held<'p> {
     }
 
     pub(super) fn file(&self) -> &File {
-        self.source.file()
+        &self.lock
     }
 
     /// Closes the file, which was replaced.
     pub(super) fn release(self) {
         drop(self.lock);
-        crate::save::release(self.source.into_file());
+        self.source.into_file().map(crate::save::release);
     }
 
     /// All bytes before the data, and what they say.
     pub(super) fn head(&self) -> Result<(Vec<u8>, Header), Error> {
         let limits = Limits::default();
-        let header = crate::archive::read_header(&self.source, Some(self.path), &limits)?;
+        let header = crate::file::read_header(&self.source, Some(self.path), &limits)?;
         let mut head = vec![0; to_usize(header.data_start()).unwrap_or(usize::MAX)];
         crate::payload::FileRange::new(self.file(), 0, header.data_start())
             .read(0, &mut head)

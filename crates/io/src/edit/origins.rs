@@ -4,12 +4,11 @@ use std::path::{Path, PathBuf};
 
 use ingot_format::{Header, Leniency, ShardIndex};
 
-use crate::archive::{Archive, BUFFER};
-use crate::checkpoint::Checkpoint;
+use crate::checkpoint::{Checkpoint, OpenWith};
 use crate::error::{EditError, Error};
+use crate::file::{Archive, BUFFER, LocalFile, ReadAt as _};
 use crate::options::{Backend, CheckpointOptions, OpenOptions};
 use crate::payload::{FileRange, Payload, Section};
-use crate::source::ReadAt as _;
 use crate::watch::{Unwatched, Watch};
 
 /// An open file that tensors are taken from, byte by byte: none is decoded, and none comes to lie in memory as a whole.
@@ -24,7 +23,8 @@ impl Origin {
     /// # Errors
     /// As [`Archive::open`](crate::Archive::open).
     pub fn open(path: &Path) -> Result<Origin, Error> {
-        Archive::open_lent(path, &Origin::options()).map(Origin::of_archive)
+        let file = LocalFile::open_one_of_many(path)?;
+        Archive::of_file(file, path, &Origin::options(), None).map(Origin::of_archive)
     }
 
     /// How files are opened that are copied from.
@@ -94,7 +94,11 @@ impl Origins {
             ..CheckpointOptions::default()
         };
         options.open.limits.leniency = leniency;
-        Origins::of(Checkpoint::open_lent(path, &options)?, &Unwatched)
+        let with = OpenWith {
+            is_one_of_many: true,
+            ..OpenWith::default()
+        };
+        Origins::of(Checkpoint::open_with(path, &options, &with)?, &Unwatched)
     }
 
     /// Takes the files of a checkpoint and opens those that are not open.

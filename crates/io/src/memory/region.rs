@@ -85,7 +85,7 @@ impl Memory {
         let from = self.as_ptr().wrapping_add(at);
         // SAFETY: `copy_nonoverlapping` asks for
         // - a source readable for `count` bytes: `at + count` is at most `len`, and `self` keeps the pages. That a
-        //   mapped file still has these bytes nobody can prove, see the head of source/mapped.rs; nor that no other
+        //   mapped file still has these bytes nobody can prove, see the head of file/mapping.rs; nor that no other
         //   thread writes to them just now, which would copy some old and some new bytes;
         // - a destination writable for `count` bytes: `dest` is at least that long;
         // - no overlap: `dest` is an exclusive reference, and none is ever made into the pages.

@@ -7,7 +7,7 @@ use std::ops::Range;
 use ingot_format::to_u64;
 
 use crate::disk::{read_at, write_all_at};
-use crate::source::LocalFile;
+use crate::file::LocalFile;
 
 /// Bytes that are read and written at a time.
 const PASSED: u64 = 4 << 20;
@@ -25,7 +25,7 @@ pub struct FileRange<'a> {
 #[derive(Clone, Copy, Debug)]
 enum Opened<'a> {
     File(&'a File),
-    /// Perhaps one of many, which is open while it is copied from.
+    /// Open while it is copied from.
     Local(&'a LocalFile),
 }
 
@@ -40,7 +40,7 @@ impl<'a> FileRange<'a> {
         }
     }
 
-    /// The same of a file that is one of many.
+    /// As [`FileRange::new`], for a file that may be closed between reads.
     pub(crate) fn of_local(file: &'a LocalFile, begin: u64, nbytes: u64) -> FileRange<'a> {
         FileRange {
             from: Opened::Local(file),
@@ -52,7 +52,7 @@ impl<'a> FileRange<'a> {
     fn with<R>(&self, work: impl FnOnce(&File) -> io::Result<R>) -> io::Result<R> {
         match self.from {
             Opened::File(file) => work(file),
-            Opened::Local(local) => local.with(|source| work(source.file())),
+            Opened::Local(local) => local.with(work),
         }
     }
 

@@ -6,11 +6,11 @@ use std::io;
 use ingot_format::{FormatError, Header, StopFlag, to_u64, to_usize};
 
 use super::file::FileRange;
-use crate::archive::Archive;
 use crate::device::DeviceBytes;
 use crate::error::Error;
+use crate::file::Archive;
+use crate::file::read_exactly;
 use crate::memory::{Bytes, Strided};
-use crate::source::read_exactly;
 use crate::watch::{Asked, Watch};
 use crate::workers::watched;
 

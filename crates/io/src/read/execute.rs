@@ -11,9 +11,9 @@ use super::plan::{Piece, Plan, widths};
 use super::relay;
 use super::runs::Runs;
 use crate::error::InFile;
+use crate::file::ReadAt;
 use crate::memory::HUGE_PAGE_NBYTES;
 use crate::options::ReadOptions;
-use crate::source::ReadAt;
 use crate::watch::Watch;
 use crate::workers::{Reading, each, share};
 
@@ -212,8 +212,8 @@ fn join<'p, 'd>(mut chunks: Vec<Chunk<'p, 'd>>, sources: &[&dyn ReadAt], most: u
 mod tests {
     use super::super::plan::Place;
     use super::*;
+    use crate::file::{Given, MemorySource};
     use crate::memory::Block;
-    use crate::source::{Given, MemorySource};
     use ingot_format::{Dtype, Index};
     use std::io;
     use std::num::NonZeroUsize;

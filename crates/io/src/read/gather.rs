@@ -16,8 +16,8 @@ use super::runs::Runs;
 use crate::convert::convert;
 use crate::device::DeviceDest;
 use crate::error::Failure;
+use crate::file::{ReadAt, Stream};
 use crate::memory::{Dest, StridedDest};
-use crate::source::{ReadAt, Stream};
 
 /// Bytes that wait between the file and the conversion or the scattering, in the wider of the two dtypes. Few, so that they
 /// never leave the cache.

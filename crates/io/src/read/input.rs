@@ -7,7 +7,7 @@ use std::ops::Range;
 use ingot_format::{StopFlag, to_u64, to_usize};
 
 use crate::error::Failure;
-use crate::source::{ReadAt, Stream, read_exactly};
+use crate::file::{ReadAt, Stream, read_exactly};
 
 /// The page of the machines on which the distance of addresses was seen to matter.
 pub(crate) const PAGE_NBYTES: usize = 4096;

@@ -5,9 +5,9 @@ use std::ops::Range;
 use ingot_format::{Dtype, Index, Selection, to_u64};
 
 use super::plan::{Piece, Place};
-use crate::archive::Tensor;
 use crate::convert::{converts, is_float};
 use crate::error::{Error, Failure, Misfit, size};
+use crate::file::Tensor;
 use crate::memory::{Region, StridedDest, alignment};
 
 /// What is wanted of a tensor, and as what. Proven to be possible.

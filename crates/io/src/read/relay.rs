@@ -9,8 +9,8 @@ use super::gather::{self, Chunk, Destination, Stage};
 use super::input::Witness;
 use crate::device::{Copy, DeviceDest};
 use crate::error::Failure;
+use crate::file::ReadAt;
 use crate::memory::Dest;
-use crate::source::ReadAt;
 
 /// Where tensors begin in the memory of a device, in bytes: what its vector units ask for at most.
 pub(super) const ALIGNMENT: usize = 256;

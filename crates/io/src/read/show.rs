@@ -10,8 +10,8 @@ use super::gather::Destination;
 use super::input::Witness;
 use super::plan::{Piece, Plan};
 use crate::error::{Failure, InFile};
+use crate::file::ReadAt;
 use crate::options::ReadOptions;
-use crate::source::ReadAt;
 use crate::watch::Watch;
 use crate::workers::Reading;
 

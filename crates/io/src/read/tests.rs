@@ -5,16 +5,16 @@ use std::ops::Range;
 use std::path::Path;
 use std::sync::Mutex;
 
-use crate::archive::Archive;
 use crate::convert::convert;
 use crate::error::Failure;
+use crate::file::Archive;
+use crate::file::{Given, MemorySource, ReadAt};
 use crate::memory::StridedDest;
 use crate::options::{Backend, OpenOptions, ReadOptions};
 use crate::read::input::Witness;
 use crate::read::part::{Part, Target};
 use crate::read::read::{fill, read};
 use crate::read::show::{FileRun, looking, show};
-use crate::source::{Given, MemorySource, ReadAt};
 use crate::watch::Unwatched;
 use ingot_format::{Dtype, Format, Index, Limits, Spec, StopFlag, layout, locked, nbytes, to_u64, to_usize};
 use proptest::prelude::*;

@@ -7,9 +7,8 @@ use ingot_remote::{RemoteFile, RemoteOptions, Resource, START_NBYTES, redacted};
 
 use super::session::{UrlFile, header_limits, url_file};
 use super::source;
-use crate::archive::{check_unchanged, open_source};
 use crate::error::Error;
-use crate::source::ReadAt;
+use crate::file::{LocalFile, ReadAt, check_unchanged};
 use crate::verify::definition::of_source;
 use crate::verify::in_order::read_in_order;
 use crate::verify::{Definition, hash};
@@ -56,7 +55,7 @@ pub fn read_url(
 ) -> Result<(), Error> {
     let begin = |resource: Resource, stop: StopFlag<'_>| RemoteFile::begin(resource, START_NBYTES, stop);
     let (source, path): (Box<dyn ReadAt>, PathBuf) = match url_file(url, options, &begin, watch)? {
-        UrlFile::Cached(path) => (Box::new(open_source(&path)?), path),
+        UrlFile::Cached(path) => (Box::new(LocalFile::open(&path)?), path),
         UrlFile::Remote(source, _) => (source, PathBuf::from(redacted(url))),
     };
     let outcome = read_in_order(&*source, take, watch);

@@ -7,8 +7,8 @@ use ingot_format::{Limits, ShardHeaders, StopFlag, to_u64};
 use ingot_remote::{Fault, Location, RemoteOptions, redacted, shard_headers};
 
 use super::session::{Session, header_limits, in_session, refused};
-use crate::archive::open_source;
 use crate::error::Error;
+use crate::file::LocalFile;
 use crate::watch::Watch;
 use crate::workers::watched;
 
@@ -69,8 +69,8 @@ pub fn hub_headers(
 fn read(path: PathBuf, most: u64) -> Result<(PathBuf, Vec<u8>), Error> {
     let mut bytes = Vec::new();
     // It may be anything, such as a FIFO that no process writes to.
-    let file = open_source(&path)?;
-    let outcome = file.file().take(most + 1).read_to_end(&mut bytes);
+    let file = LocalFile::open(&path)?;
+    let outcome = file.with(|file| file.take(most + 1).read_to_end(&mut bytes));
     let outcome = outcome.and_then(|_| match to_u64(bytes.len()) > most {
         true => Err(Fault::too_large(most).into()),
         false => Ok(()),

@@ -16,12 +16,11 @@ use ingot_format::Escaped;
 use ingot_remote::{Fault, INDEX_FILE, RemoteOptions, is_repository, redacted, url_file_name};
 
 use super::session::{UrlFile, refused};
-use crate::archive::open_source;
 use crate::digest::{Algorithm, Digest};
 use crate::error::Error;
+use crate::file::{LocalFile, ReadAt};
 use crate::payload::{FileRange, Payload};
 use crate::save::{check_destination, replace_file};
-use crate::source::ReadAt;
 use crate::verify::{Definition, hash};
 use crate::watch::Watch;
 use incoming::{Incoming, fetch};
@@ -76,7 +75,7 @@ pub fn planned_download(
     watch: &dyn Watch,
 ) -> Result<Vec<(PathBuf, u64)>, Error> {
     match reach(url, path, options, how, &Asking(watch))? {
-        Reached::Cached(cached, path) => Ok(vec![(path, open_source(&cached)?.nbytes())]),
+        Reached::Cached(cached, path) => Ok(vec![(path, LocalFile::open(&cached)?.nbytes())]),
         Reached::File(versioned, path) => Ok(vec![(path, versioned.source.nbytes())]),
         Reached::Model(ready) => Ok(ready.sizes()),
     }
@@ -210,8 +209,8 @@ fn copy(cached: &Path, path: PathBuf, how: &DownloadOptions, watch: &dyn Watch) 
             Digest::from_hex(Algorithm::Sha256, &found).unwrap_or_else(|| Digest::zero(Algorithm::Sha256));
         compare(cached, expected, found)?;
     }
-    let source = open_source(cached)?;
-    let all = FileRange::new(source.file(), 0, source.nbytes());
+    let source = LocalFile::open(cached)?;
+    let all = FileRange::of_local(&source, 0, source.nbytes());
     replace_file(&path, &[Payload::File(all)], &how.save_options(), watch)?;
     Ok(Downloaded {
         path,

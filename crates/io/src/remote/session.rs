@@ -10,11 +10,10 @@ use ingot_remote::{
 };
 
 use super::source;
-use crate::archive::Archive;
 use crate::checkpoint::folder::index_of;
 use crate::checkpoint::{Backing, Checkpoint, Shards, Store, read_index};
 use crate::error::{CheckpointFault, Error, Failure};
-use crate::heads::{Head, Heads};
+use crate::file::{Archive, LocalFile, ShardHeader, ShardHeaders};
 use crate::options::{Backend, CheckpointOptions, OpenOptions, Reach};
 use crate::watch::Watch;
 use crate::workers::{Reading, share, watched};
@@ -89,11 +88,11 @@ impl Checkpoint {
         limits: &Limits,
         watch: &dyn Watch,
     ) -> Result<Checkpoint, Error> {
-        Checkpoint::open_url_with(url, options, limits, Heads::default(), watch)
+        Checkpoint::open_url_with(url, options, limits, ShardHeaders::default(), watch)
     }
 
-    /// As [`Checkpoint::open_url`], with what another process has read to open the same ([`Checkpoint::heads`]): nothing is
-    /// asked for before a tensor is read, and then it has to be of the same version.
+    /// As [`Checkpoint::open_url`], with the headers that another process read ([`Checkpoint::shard_headers`]). The first
+    /// request is for a tensor, and fails if the file has another version.
     ///
     /// # Errors
     /// As [`Checkpoint::open_url`].
@@ -102,12 +101,15 @@ impl Checkpoint {
         url: &str,
         options: &RemoteOptions,
         limits: &Limits,
-        heads: Heads,
+        headers: ShardHeaders,
         watch: &dyn Watch,
     ) -> Result<Checkpoint, Error> {
         let mut options = options.clone();
         if options.region.is_none() {
-            let told = heads.files.first().and_then(|head| told_region(&head.version));
+            let told = headers
+                .files
+                .first()
+                .and_then(|header| told_region(&header.version));
             options.region = told.map(ToOwned::to_owned);
         }
         if let Some(path) = local_path(url) {
@@ -119,9 +121,9 @@ impl Checkpoint {
             let reach = Reach::FollowLinks;
             return Checkpoint::open(&path, &CheckpointOptions { open, reach });
         }
-        let heads = Arc::new(heads);
+        let headers = Arc::new(headers);
         in_session(url, &options, limits, watch, |session| {
-            session.knowing(&heads).open(url)
+            session.knowing(&headers).open(url)
         })
     }
 }
@@ -178,8 +180,8 @@ fn region_of(error: &Error) -> Option<&str> {
 pub(crate) struct Session<'f> {
     client: Arc<Client>,
     limits: Limits,
-    /// What another process has read of the same.
-    heads: Arc<Heads>,
+    /// Headers that another process read.
+    headers: Arc<ShardHeaders>,
     pub(super) stop: StopFlag<'f>,
 }
 
@@ -188,15 +190,15 @@ impl<'f> Session<'f> {
         Session {
             client: Arc::new(Client::new(options.clone())),
             limits: *limits,
-            heads: Arc::default(),
+            headers: Arc::default(),
             stop,
         }
     }
 
     /// The same, of what another process has opened.
-    fn knowing(&self, heads: &Arc<Heads>) -> Session<'f> {
+    fn knowing(&self, headers: &Arc<ShardHeaders>) -> Session<'f> {
         Session {
-            heads: Arc::clone(heads),
+            headers: Arc::clone(headers),
             ..self.clone()
         }
     }
@@ -206,7 +208,7 @@ impl<'f> Session<'f> {
         Session {
             client: Arc::clone(&self.client),
             limits: self.limits,
-            heads: Arc::clone(&self.heads),
+            headers: Arc::clone(&self.headers),
             stop,
         }
     }
@@ -241,13 +243,13 @@ impl<'f> Session<'f> {
             true => self.beside(remote, name),
             false => Ok(remote.clone()),
         };
-        if let Some((index, version)) = self.heads.of_index() {
+        if let Some((index, version)) = self.headers.of_index() {
             let file = file(INDEX_FILE)?;
             let (resource, nbytes) = (self.resource(&file), to_u64(index.len()));
             let source = RemoteFile::known(resource, nbytes, version, index.to_owned());
             return source.map(|source| self.index(file, source)).transpose();
         }
-        let Some(only) = self.heads.of_file() else {
+        let Some(only) = self.headers.of_file() else {
             return Ok(None);
         };
         let mut model = file(MODEL_FILE)?;
@@ -257,9 +259,9 @@ impl<'f> Session<'f> {
     }
 
     /// A file of tensors that another process has opened.
-    fn known(&self, remote: &Remote, head: &Head) -> Option<RemoteFile> {
-        let start = head.bytes.clone();
-        RemoteFile::known(self.resource(remote), head.nbytes, &head.version, start)
+    fn known(&self, remote: &Remote, header: &ShardHeader) -> Option<RemoteFile> {
+        let start = header.bytes.clone();
+        RemoteFile::known(self.resource(remote), header.nbytes, &header.version, start)
     }
 
     pub(super) fn locate(&self, url: &str) -> Result<Location, Error> {
@@ -362,8 +364,8 @@ impl<'f> Session<'f> {
         if let Some(path) = remote.cached() {
             return self.cached_file(&path);
         }
-        let head = self.heads.of_shard(number);
-        let mut source = match head.and_then(|head| self.known(&remote, head)) {
+        let known = self.headers.of_shard(number);
+        let mut source = match known.and_then(|header| self.known(&remote, header)) {
             Some(source) => source,
             None => {
                 let source = self.source(&remote, start_nbytes);
@@ -431,7 +433,7 @@ impl<'f> Session<'f> {
     }
 
     fn cached_file(&self, path: &Path) -> Result<Archive, Error> {
-        Ok(Archive::open_lent(path, &self.local())?.because(CACHED))
+        Archive::of_file(LocalFile::open_one_of_many(path)?, path, &self.local(), None)
     }
 
     fn local(&self) -> OpenOptions {
@@ -493,8 +495,14 @@ pub(super) fn for_urls(index: ShardIndex, path: &Path) -> Result<ShardIndex, Err
 }
 
 fn archive(remote: Remote, header: Header, source: RemoteFile) -> Archive {
-    let path = PathBuf::from(remote.shown);
-    Archive::elsewhere(Some(path), header, Box::new(source), remote.backend, REMOTE)
+    Archive {
+        path: Some(remote.shown.into()),
+        header,
+        source: Arc::new(source),
+        local: None,
+        backend: remote.backend,
+        why: REMOTE.into(),
+    }
 }
 
 pub(super) fn refused(shown: &str, fault: Fault) -> Error {

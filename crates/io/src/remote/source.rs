@@ -6,7 +6,7 @@ use std::ops::Range;
 use ingot_format::{FormatError, Header, Limits, StopFlag, to_u64, to_usize};
 use ingot_remote::{Fault, GAP_NBYTES, READS_AT_ONCE, RemoteFile, Resource};
 
-use crate::source::ReadAt;
+use crate::file::ReadAt;
 
 impl ReadAt for RemoteFile {
     fn nbytes(&self) -> u64 {

@@ -7,10 +7,10 @@ use ingot_format::MODEL_SPEC_KEY;
 
 use super::pass::{Feeding, feed, feed_all};
 use super::verify::{RecordedDigests, sha256_from};
-use crate::archive::{Archive, Files, Tensor, TensorId};
 use crate::checkpoint::Checkpoint;
 use crate::digest::{Algorithm, Digest, Digests, Unequal};
 use crate::error::{CheckpointFault, Error};
+use crate::file::{Archive, Files, Tensor, TensorId};
 use crate::options::ReadOptions;
 use crate::read::home::{Found, Home};
 use crate::read::input::Witness;

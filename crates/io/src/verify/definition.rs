@@ -6,15 +6,15 @@ use std::path::Path;
 use ingot_format::{Entry, Format, FormatError, Header, Layout, Limits, layout, to_u64, to_usize};
 
 use super::pass::feed_all;
-use crate::archive::{check_unchanged, open_source, read_header};
 use crate::digest::{Algorithm, Digest, Digests};
 use crate::error::{Error, Failure};
+use crate::file::ReadAt;
+use crate::file::{LocalFile, check_unchanged, read_header};
 use crate::memory::Dest;
 use crate::options::ReadOptions;
 use crate::read::execute::{execute, reading};
 use crate::read::gather::Destination;
 use crate::read::plan::{Piece, Plan};
-use crate::source::ReadAt;
 use crate::watch::Watch;
 
 /// What a hash is taken of, and how it is written.
@@ -86,7 +86,7 @@ impl Definition {
 /// [`Error::Open`]; [`Error::Read`]; [`Error::Changed`] when the file was written to meanwhile; [`Error::Header`] when a
 /// definition that asks for tensors finds none; [`Error::Interrupted`].
 pub fn hash(path: &Path, definition: Definition, watch: &dyn Watch) -> Result<String, Error> {
-    hash_source(&open_source(path)?, path, definition, watch)
+    hash_source(&LocalFile::open(path)?, path, definition, watch)
 }
 
 /// Returns the hash of a source that is open. `path` is its name in errors.

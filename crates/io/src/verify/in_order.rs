@@ -4,9 +4,9 @@ use ingot_format::to_u64;
 
 use super::pass::reading;
 use crate::error::Failure;
+use crate::file::ReadAt;
 use crate::read::input::Witness;
 use crate::read::show::show;
-use crate::source::ReadAt;
 use crate::sync::{Condvar, Mutex, MutexGuard, PoisonError, locked};
 use crate::watch::Watch;
 
@@ -76,7 +76,7 @@ impl<'t> Queue<'t> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::source::{Given, MemorySource};
+    use crate::file::{Given, MemorySource};
     use crate::sync::{in_every_order, thread};
     use crate::watch::Unwatched;
 

@@ -2,10 +2,10 @@
 
 use crate::digest::{Digests, SUBTREE_NBYTES};
 use crate::error::{Failure, InFile};
+use crate::file::ReadAt;
 use crate::options::ReadOptions;
 use crate::read::input::Witness;
 use crate::read::show::{FileRun, joined, looking, show};
-use crate::source::ReadAt;
 use crate::watch::Watch;
 use crate::workers::Reading;
 

@@ -7,11 +7,11 @@ use std::path::Path;
 use ingot_format::{CHECKSUMS_KEY, Checksums, Header, MODEL_SPEC_KEY, to_usize};
 
 use super::pass::{Feeding, feed, wanted};
-use crate::archive::{Archive, Files};
 use crate::checkpoint::Checkpoint;
 use crate::digest::{Algorithm, Digest, Digests, Hasher};
 use crate::disk;
 use crate::error::Error;
+use crate::file::{Archive, Files};
 use crate::options::{Backend, OpenOptions};
 use crate::payload::Payload;
 use crate::read::show::nbytes;

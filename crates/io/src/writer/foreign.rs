@@ -5,9 +5,8 @@ use std::path::{Path, PathBuf};
 use ingot_format::{StopFlag, to_u64, to_usize};
 
 use super::writer::Writer;
-use crate::archive::{Tensor, lent_source};
 use crate::error::{Error, Failure, unopened};
-use crate::source::{LocalFile, ReadAt, read_exactly};
+use crate::file::{LocalFile, ReadAt, Tensor, read_exactly};
 use crate::watch::{Asked, Watch};
 use crate::workers::watched;
 
@@ -29,7 +28,7 @@ impl ForeignFile {
     pub fn open(path: &Path) -> Result<ForeignFile, Error> {
         Ok(ForeignFile {
             path: path.to_owned(),
-            source: lent_source(path)?,
+            source: LocalFile::open_one_of_many(path)?,
         })
     }
 
@@ -50,7 +49,7 @@ impl ForeignFile {
         self.check_has(position, nbytes)?;
         let copied = self
             .source
-            .with(|source| Ok(writer.copy(name, index, source.file(), position, watch)));
+            .with(|file| Ok(writer.copy(name, index, file, position, watch)));
         copied.map_err(unopened(&self.path))?
     }
 

@@ -317,7 +317,7 @@ fn threads_that_write_a_large_tensor_take_turns_at_two_slots() {
 
 #[test]
 fn parts_of_a_file_are_written_from_a_device() {
-    use crate::archive::Archive;
+    use crate::file::Archive;
     use crate::options::OpenOptions;
     use crate::writer::{Appender, Writer};
     use ingot_format::{Index, LayoutOptions};

@@ -12,15 +12,15 @@ use ingot_format::{StopFlag, locked, to_u64, to_usize};
 
 use super::part_table::{PartHash, PartHashes, PartTable, SEAL_NBYTES, Seal};
 use super::wanted::{DownloadOptions, Downloaded, VersionedSource, compare};
-use crate::archive::check_unchanged;
 use crate::digest::{Algorithm, Hasher};
 use crate::disk;
 use crate::error::{Error, Failure};
+use crate::file::check_unchanged;
+use crate::file::{ReadAt, Stamp, Stream, read_exactly};
 use crate::options::{Existing, ReadOptions};
 use crate::payload::FileRange;
 use crate::save::draft::Draft;
 use crate::save::target::is_there;
-use crate::source::{ReadAt, Stamp, Stream, read_exactly};
 use crate::watch::{Unwatched, Watch};
 use crate::workers::{Reading, share};
 

@@ -10,14 +10,13 @@ use ingot_format::{IndexReader, StopFlag, to_u64, to_usize};
 use ingot_remote::{INDEX_FILE, Location, MODEL_FILE, Remote, RemoteFile, RemoteOptions, redacted};
 
 use super::part_table::PartTable;
-use crate::archive::{lent_source, open_source};
 use crate::checkpoint::folder::index_of;
 use crate::digest::{Algorithm, Digest, Unequal};
 use crate::error::Error;
+use crate::file::{LocalFile, ReadAt};
 use crate::options::{Durability, Existing, ReadOnly, SaveOptions};
 use crate::payload::FileRange;
 use crate::remote::session::{AT_ONCE, Session, UrlFile, for_urls, header_limits, in_session, refused};
-use crate::source::ReadAt;
 use crate::watch::Watch;
 use crate::workers::{Reading, in_parallel};
 
@@ -218,8 +217,8 @@ impl Session<'_> {
 
     /// The model of an index in the Hub's cache, of which shards may be missing there.
     fn cached_model(&self, path: &Path, remote: Option<Remote>) -> Result<Downloadable, Error> {
-        let source = open_source(path)?;
-        let range = FileRange::new(source.file(), 0, source.nbytes());
+        let source = LocalFile::open(path)?;
+        let range = FileRange::of_local(&source, 0, source.nbytes());
         let mut bytes = vec![0; room(source.nbytes(), path)?];
         range.read(0, &mut bytes).map_err(|source| Error::Open {
             path: path.to_owned(),
@@ -354,7 +353,7 @@ impl VersionedSource {
     /// A file of the Hub's cache.
     pub(super) fn cached(path: &Path) -> Result<VersionedSource, Error> {
         Ok(VersionedSource {
-            source: Box::new(lent_source(path)?),
+            source: Box::new(LocalFile::open_one_of_many(path)?),
             shown: path.to_owned(),
             version: version(path),
             sha256: None,

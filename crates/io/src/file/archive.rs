@@ -1,26 +1,20 @@
-//! An open file: its header, and its bytes when they are asked for.
+//! An open file of tensors.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
-use std::fs::File;
-use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use ingot_format::{
-    Entry, Header, HeaderWindow, Index, Limits, Selection, SelectionError, StopFlag, to_u64, to_usize,
-};
+use ingot_format::{Entry, Header, Index, Limits, Selection, SelectionError, StopFlag, to_usize};
 
-use crate::backend::{Choice, choose};
-use crate::disk::{Facts, facts_at, open_for_reading};
+use super::backend::{choose, threads_of_environment};
+use super::header::{ShardHeader, read_header};
+use super::local::LocalFile;
+use super::objects::{Given, Source};
+use super::read_at::ReadAt;
 use crate::error::{Error, Failure, InFile, unopened};
-use crate::heads::Head;
 use crate::memory::{Region, alignment, mapped_files};
 use crate::options::{BACKEND_VARIABLE, Backend, OpenOptions};
-use crate::source::{
-    FileSource, Given, LocalFile, MappedSource, ReadAt, Reopen, Source, read_exactly, with_room,
-};
-use crate::workers::threads_of_environment;
 
 /// The name of bytes in memory where a file has its path.
 pub(crate) const BUFFER: &str = "<buffer>";
@@ -40,19 +34,13 @@ pub(crate) const BUFFER: &str = "<buffer>";
 /// ```
 #[derive(Debug)]
 pub struct Archive {
-    path: Option<PathBuf>,
-    header: Header,
-    bytes: Storage,
-    backend: &'static str,
-    why: Cow<'static, str>,
-}
-
-/// Where the bytes of an archive are.
-#[derive(Debug)]
-enum Storage {
-    File(LocalFile),
-    Mapped(MappedSource),
-    Elsewhere(Box<dyn ReadAt>),
+    pub(crate) path: Option<PathBuf>,
+    pub(crate) header: Header,
+    pub(crate) source: Arc<dyn ReadAt>,
+    /// The source, if it is a file of this machine.
+    pub(crate) local: Option<Arc<LocalFile>>,
+    pub(crate) backend: &'static str,
+    pub(crate) why: Cow<'static, str>,
 }
 
 impl Archive {
@@ -63,62 +51,37 @@ impl Archive {
     /// with the rule that the header breaks; [`Error::Read`] when reading the header fails;
     /// [`Error::UnknownBackend`] and [`Error::InvalidThreads`] when the environment asks for what there is not.
     pub fn open(path: &Path, options: &OpenOptions) -> Result<Archive, Error> {
-        Archive::open_as(path, options, false, None)
+        Archive::of_file(LocalFile::open(path)?, path, options, None)
     }
 
-    /// As [`Archive::open`], for one of perhaps many.
-    pub(crate) fn open_lent(path: &Path, options: &OpenOptions) -> Result<Archive, Error> {
-        Archive::open_as(path, options, true, None)
-    }
-
-    /// As [`Archive::open`], for one of perhaps many that `is_lent`, and for one of which the `head` may be known.
-    pub(crate) fn open_as(
-        path: &Path,
-        options: &OpenOptions,
-        is_lent: bool,
-        head: Option<&Head>,
-    ) -> Result<Archive, Error> {
-        let file = if is_lent {
-            lent_source(path)?
-        } else {
-            LocalFile::kept(open_source(path)?)
-        };
-        Archive::of_file(file, path.to_owned(), options, head)
-    }
-
-    /// As [`Archive::open`], for a file that is open. `path` is for the errors. The header is not read if `head` is known and
-    /// is of this version.
+    /// As [`Archive::open`], for an open file. Errors name `path`. The header is not read if it is `known` and belongs to
+    /// this version of the file.
     pub(crate) fn of_file(
-        file: LocalFile,
-        path: PathBuf,
+        file: impl Into<Arc<LocalFile>>,
+        path: impl Into<PathBuf>,
         options: &OpenOptions,
-        head: Option<&Head>,
+        known: Option<&ShardHeader>,
     ) -> Result<Archive, Error> {
-        let header = match head.filter(|head| head.is_of(&file)) {
-            Some(head) => {
-                let header = Header::parse(&head.bytes, head.nbytes, &options.limits);
+        let (file, path) = (file.into(), path.into());
+        let header = match known.filter(|known| known.is_of(&*file)) {
+            Some(known) => {
+                let header = Header::parse(&known.bytes, known.nbytes, &options.limits);
                 header.map_err(|fault| Error::Header {
                     path: Some(path.clone()),
                     fault,
                 })?
             }
-            None => read_header(&file, Some(&path), &options.limits)?,
+            None => read_header(&*file, Some(&path), &options.limits)?,
         };
         threads_of_environment()?;
-        let variable = std::env::var(BACKEND_VARIABLE).ok();
-        let choice = choose(
-            options.backend,
-            variable.as_deref(),
-            file.remote(),
-            mapped_files(),
-        )?;
-        let (bytes, choice) = attach(file, options.backend, choice).map_err(unopened(&path))?;
+        let (backend, why) = attach(&file, options.backend, &path)?;
         Ok(Archive {
             path: Some(path),
             header,
-            bytes,
-            backend: choice.backend.name(),
-            why: choice.why,
+            source: Arc::clone(&file) as _,
+            local: Some(file),
+            backend: backend.name(),
+            why,
         })
     }
 
@@ -144,34 +107,14 @@ impl Archive {
         why: &'static str,
         limits: &Limits,
     ) -> Result<Archive, Error> {
-        let header = read_header(&*source, path.as_deref(), limits)?;
-        Ok(Archive::elsewhere(path, header, source, backend, why))
-    }
-
-    /// An open source that is no file of this machine, and its header.
-    pub(crate) fn elsewhere(
-        path: Option<PathBuf>,
-        header: Header,
-        source: Box<dyn ReadAt>,
-        backend: &'static str,
-        why: &'static str,
-    ) -> Archive {
-        Archive {
+        Ok(Archive {
+            header: read_header(&*source, path.as_deref(), limits)?,
             path,
-            header,
-            bytes: Storage::Elsewhere(source),
+            source: Arc::from(source),
+            local: None,
             backend,
             why: Cow::Borrowed(why),
-        }
-    }
-
-    /// The same, with a reason before that for how it is read.
-    #[cfg(feature = "remote")]
-    pub(crate) fn because(self, reason: &str) -> Archive {
-        Archive {
-            why: format!("{reason}: {}", self.why).into(),
-            ..self
-        }
+        })
     }
 
     /// The file, or the URL without its secrets; `None` for other sources.
@@ -187,20 +130,12 @@ impl Archive {
     }
 
     pub(crate) fn source(&self) -> &dyn ReadAt {
-        match &self.bytes {
-            Storage::File(file) => file,
-            Storage::Mapped(mapped) => mapped,
-            Storage::Elsewhere(source) => &**source,
-        }
+        &*self.source
     }
 
-    /// The file of this machine that the bytes are in, if they are in one.
+    /// Return the file of this machine that holds the bytes, if there is one.
     pub(crate) fn local(&self) -> Option<&LocalFile> {
-        match &self.bytes {
-            Storage::File(file) => Some(file),
-            Storage::Mapped(mapped) => Some(mapped.file()),
-            Storage::Elsewhere(_) => None,
-        }
+        self.local.as_deref()
     }
 
     /// Returns how the bytes are read: `mmap`, `pread` or `source`, or the scheme of a URL.
@@ -263,33 +198,23 @@ impl Archive {
         Some(Region::new(memory, at, to_usize(end - begin)?))
     }
 
-    /// What another process needs to open the file without reading it. `None` where that reads it as fast.
+    /// Read the header for other processes. `None` if they read it as fast themselves.
     ///
     /// # Errors
-    /// [`Error::Read`]; [`Error::Changed`] when it is no longer what was opened; [`Error::Interrupted`].
-    pub(crate) fn head(&self, stop: StopFlag<'_>) -> Result<Option<Head>, Error> {
-        let source = self.source();
-        let Some(version) = source.version() else {
-            return Ok(None);
-        };
-        let mut bytes = vec![0; size(self.header.data_start())];
-        read_exactly(source, 0, &mut bytes, stop).map_err(|failure| self.explain(failure))?;
-        self.check_unchanged()?;
-        Ok(Some(Head {
-            nbytes: source.nbytes(),
-            version,
-            bytes,
-        }))
+    /// [`Error::Read`]; [`Error::Changed`] if the file is no longer the one that was opened; [`Error::Interrupted`].
+    pub(crate) fn shard_header(&self, stop: StopFlag<'_>) -> Result<Option<ShardHeader>, Error> {
+        let read = ShardHeader::read(self.source(), &self.header, stop);
+        let header = read.map_err(|failure| self.explain(failure))?;
+        if header.is_some() {
+            self.check_unchanged()?;
+        }
+        Ok(header)
     }
 
-    /// The version of the file that was opened, and whether other machines see the file too; `None` for what is no file
-    /// of this machine.
+    /// Return text that differs between versions of the file, and whether other machines see the same file. `None` if the
+    /// bytes are not in a file of this machine.
     pub(crate) fn identity(&self) -> Option<(String, bool)> {
-        match &self.bytes {
-            Storage::File(file) => Some(file.identity()),
-            Storage::Mapped(mapped) => Some(mapped.file().identity()),
-            Storage::Elsewhere(_) => None,
-        }
+        self.local().map(LocalFile::identity)
     }
 
     /// Fails when the file is no longer what was opened.
@@ -316,37 +241,6 @@ impl Archive {
         self.header
             .entries()
             .find(|entry| entry.begin <= begin && begin < entry.end)
-    }
-}
-
-/// The file at `path`, to be read by position.
-pub(crate) fn open_source(path: &Path) -> Result<FileSource, Error> {
-    let source = with_room(|| open_for_reading(path)).and_then(FileSource::new);
-    source.map_err(unopened(path))
-}
-
-/// The same of one of perhaps many.
-pub(crate) fn lent_source(path: &Path) -> Result<LocalFile, Error> {
-    Ok(LocalFile::lent(open_source(path)?, Box::new(ByPath::new(path))))
-}
-
-/// A file that is opened again by its path, wherever the process has gone since.
-#[derive(Debug)]
-struct ByPath(PathBuf);
-
-impl ByPath {
-    fn new(path: &Path) -> ByPath {
-        ByPath(std::path::absolute(path).unwrap_or_else(|_| path.to_owned()))
-    }
-}
-
-impl Reopen for ByPath {
-    fn reopen(&self) -> io::Result<File> {
-        open_for_reading(&self.0)
-    }
-
-    fn look(&self) -> io::Result<Facts> {
-        facts_at(&self.0)
     }
 }
 
@@ -437,25 +331,22 @@ impl<'a> Tensor<'a> {
     }
 }
 
-/// Makes it so that `file` is read as was chosen, where `asked` is what the caller wants.
-fn attach(file: LocalFile, asked: Backend, choice: Choice) -> io::Result<(Storage, Choice)> {
-    if choice.backend == Backend::Pread {
-        return Ok((Storage::File(file), choice));
+/// Choose how `file` is read if the caller wants the backend `asked`, map it if it is to be mapped, and return the choice
+/// with its reason.
+fn attach(file: &LocalFile, asked: Backend, path: &Path) -> Result<(Backend, Cow<'static, str>), Error> {
+    let variable = std::env::var(BACKEND_VARIABLE).ok();
+    let choice = choose(asked, variable.as_deref(), file.remote(), mapped_files())?;
+    if choice.0 == Backend::Pread {
+        return Ok(choice);
     }
-    match MappedSource::new(file) {
-        Ok(mapped) => Ok((Storage::Mapped(mapped), choice)),
+    match file.map() {
+        Ok(()) => Ok(choice),
         // Address space may be limited, or the file system unable to map.
-        Err((file, fault)) if asked == Backend::Auto => {
-            let why = format!("mapping the file failed: {fault}").into();
-            Ok((
-                Storage::File(file),
-                Choice {
-                    backend: Backend::Pread,
-                    why,
-                },
-            ))
+        Err(fault) if asked == Backend::Auto => {
+            let why = format!("mapping the file failed: {fault}");
+            Ok((Backend::Pread, why.into()))
         }
-        Err((_, fault)) => Err(fault),
+        Err(fault) => Err(unopened(path)(fault)),
     }
 }
 
@@ -489,74 +380,6 @@ pub(crate) fn nearest<'n>(names: impl Iterator<Item = &'n str>, name: &str) -> O
         .max_by_key(|pair| pair.0)?;
     // Less than half in common is no help.
     (2 * best.0 >= wanted.len().max(1)).then(|| best.1.to_owned())
-}
-
-/// Bytes that the first read takes, and those of a long header that lie in memory at a time. Most headers are shorter,
-/// so that it is the only read; and it is little enough to stay in a core's cache.
-const START_NBYTES: u64 = 64 << 10;
-
-/// Bytes of the length before the header.
-const PREFIX_NBYTES: usize = 8;
-
-/// Reads the header into memory of our own, never from a mapping: what was checked cannot change afterwards.
-/// `path` is for the errors.
-pub(crate) fn read_header(
-    source: &dyn ReadAt,
-    path: Option<&Path>,
-    limits: &Limits,
-) -> Result<Header, Error> {
-    let in_file = |fault| Error::Header {
-        path: path.map(Path::to_owned),
-        fault,
-    };
-    let unread = |failure: Failure| failure.about(path, None);
-    let mut start = vec![0; size(source.nbytes().min(START_NBYTES))];
-    read_exactly(source, 0, &mut start, StopFlag::never()).map_err(unread)?;
-    let head_nbytes = Header::head_nbytes(&start, source.nbytes(), limits).map_err(in_file)?;
-    if head_nbytes > to_u64(start.len()) {
-        // Each window is a read, and where it is beginning one that costs, one more read for all of it costs less.
-        if source.gap_nbytes() == 0
-            && let Some(header) = read_through_window(source, head_nbytes, &mut start).map_err(unread)?
-        {
-            return Ok(header);
-        }
-        // The window was written over.
-        start.resize(size(head_nbytes), 0);
-        read_exactly(source, 0, &mut start, StopFlag::never()).map_err(unread)?;
-    }
-    Header::parse(&start, source.nbytes(), limits).map_err(in_file)
-}
-
-/// Reads a header that is as common writers write it, without ever holding all of it: half of the time that opening
-/// 100,000 tensors took went into fresh pages for its 13 MB. `window` holds the start of the file, and then one part
-/// of the header after the other. `None` means that the header has to be read whole.
-fn read_through_window(
-    source: &dyn ReadAt,
-    head_nbytes: u64,
-    window: &mut [u8],
-) -> Result<Option<Header>, Failure> {
-    let mut header = HeaderWindow::new(head_nbytes, source.nbytes());
-    let (mut position, mut begin, mut end) = (to_u64(window.len()), PREFIX_NBYTES, window.len());
-    loop {
-        match header.feed(&window[begin..end]) {
-            None | Some(0) => return Ok(None),
-            Some(taken) => begin += taken,
-        }
-        if begin == end && position == head_nbytes {
-            return Ok(header.finish());
-        }
-        window.copy_within(begin..end, 0);
-        (begin, end) = (0, end - begin);
-        let more = size(head_nbytes - position).min(window.len() - end);
-        read_exactly(source, position, &mut window[end..end + more], StopFlag::never())?;
-        position += to_u64(more);
-        end += more;
-    }
-}
-
-/// A size that memory can have; one that it cannot have fails when it is asked for.
-fn size(nbytes: u64) -> usize {
-    to_usize(nbytes).unwrap_or(usize::MAX)
 }
 
 /// Which tensor, of those in several files.

@@ -1,30 +1,25 @@
-//! How the bytes of a file are read, and why.
+//! The choice of how a file is read.
 
 use std::borrow::Cow;
+use std::num::NonZeroUsize;
 
 use crate::error::Error;
-use crate::options::{BACKEND_VARIABLE, Backend};
-
-/// A decision, and what it rests on.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Choice {
-    pub(crate) backend: Backend,
-    pub(crate) why: Cow<'static, str>,
-}
+use crate::options::{BACKEND_VARIABLE, Backend, THREADS_VARIABLE};
 
 /// Files that are mapped at once by default. A process has 65,530 mappings on Linux, which allocators and thread stacks
 /// take too; further files are read.
 const MOST_MAPPED: usize = 16_384;
 
-/// Chooses for a file on the file system `remote`, where that is one of [`REMOTE_FILE_SYSTEMS`](crate::disk::REMOTE_FILE_SYSTEMS). `variable` is the
-/// value of [`BACKEND_VARIABLE`], where it is set, and `mapped` the number of files that are mapped already.
+/// Choose the backend of a file, with the reason. `remote` is its file system if that is one of
+/// [`REMOTE_FILE_SYSTEMS`](crate::disk::REMOTE_FILE_SYSTEMS), `variable` the value of [`BACKEND_VARIABLE`] if that is set, and
+/// `mapped` the number of mapped files.
 pub(crate) fn choose(
     asked: Backend,
     variable: Option<&str>,
     remote: Option<&'static str>,
     mapped: usize,
-) -> Result<Choice, Error> {
-    let chosen = |backend, why| Ok(Choice { backend, why });
+) -> Result<(Backend, Cow<'static, str>), Error> {
+    let chosen = |backend, why| Ok((backend, why));
     if asked != Backend::Auto {
         return chosen(asked, "asked for by the caller".into());
     }
@@ -41,8 +36,8 @@ pub(crate) fn choose(
         let why = "mapped files on Windows count against the commit limit and cannot be replaced";
         return chosen(Backend::Pread, why.into());
     }
-    // Not asked is whether the file is in the page cache. From the disk both ways take as long (2026-11: 2 GiB in 1.2 to 1.4
-    // s), and of a mapping the next process has the pages.
+    // Not if it depends on the page cache: from the disk both backends take as long (2026-11: 2 GiB in 1.2 to 1.4 s), and a
+    // mapping leaves its pages to the next process.
     match remote {
         Some(name) => chosen(Backend::Pread, format!("{name} is slow to map").into()),
         None if mapped >= MOST_MAPPED => chosen(
@@ -53,20 +48,31 @@ pub(crate) fn choose(
     }
 }
 
+/// Return the value of [`THREADS_VARIABLE`].
+pub(crate) fn threads_of_environment() -> Result<Option<NonZeroUsize>, Error> {
+    match std::env::var(THREADS_VARIABLE) {
+        Ok(found) if !found.is_empty() => found
+            .parse()
+            .map(Some)
+            .map_err(|_| Error::InvalidThreads { found }),
+        _ => Ok(None),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::disk::{REMOTE_FILE_SYSTEMS, remote_file_system};
 
-    fn chosen(asked: Backend, variable: Option<&str>) -> Choice {
+    fn chosen(asked: Backend, variable: Option<&str>) -> (Backend, Cow<'static, str>) {
         choose(asked, variable, None, 0).unwrap()
     }
 
     #[test]
     fn the_caller_comes_before_the_environment_and_that_before_the_file() {
-        assert_eq!(chosen(Backend::Mmap, Some("pread")).backend, Backend::Mmap);
-        assert_eq!(chosen(Backend::Auto, Some("pread")).backend, Backend::Pread);
-        assert_eq!(chosen(Backend::Auto, Some("pread")).why, "INGOT_BACKEND=pread");
+        assert_eq!(chosen(Backend::Mmap, Some("pread")).0, Backend::Mmap);
+        assert_eq!(chosen(Backend::Auto, Some("pread")).0, Backend::Pread);
+        assert_eq!(chosen(Backend::Auto, Some("pread")).1, "INGOT_BACKEND=pread");
         assert_eq!(chosen(Backend::Auto, Some("auto")), chosen(Backend::Auto, None));
         assert_eq!(chosen(Backend::Auto, Some("")), chosen(Backend::Auto, None));
     }
@@ -88,7 +94,7 @@ mod tests {
     #[test]
     #[cfg(not(windows))]
     fn no_more_files_are_mapped_by_default_than_a_process_has_mappings_for() {
-        let chosen = |asked, mapped| choose(asked, None, None, mapped).unwrap().backend;
+        let chosen = |asked, mapped| choose(asked, None, None, mapped).unwrap().0;
         assert_eq!(chosen(Backend::Auto, MOST_MAPPED - 1), Backend::Mmap);
         assert_eq!(chosen(Backend::Auto, MOST_MAPPED), Backend::Pread);
         assert_eq!(chosen(Backend::Mmap, MOST_MAPPED), Backend::Mmap);
@@ -98,17 +104,17 @@ mod tests {
     fn what_comes_over_a_network_is_read_and_what_does_not_is_mapped() {
         if cfg!(windows) {
             let choice = choose(Backend::Auto, None, None, 0).unwrap();
-            assert_eq!(choice.backend, Backend::Pread, "{}", choice.why);
+            assert_eq!(choice.0, Backend::Pread, "{}", choice.1);
             return;
         }
         for (_, name) in REMOTE_FILE_SYSTEMS {
             let choice = choose(Backend::Auto, None, Some(name), 0).unwrap();
             assert_eq!(
-                (choice.backend, &*choice.why),
+                (choice.0, &*choice.1),
                 (Backend::Pread, &*format!("{name} is slow to map"))
             );
             assert_eq!(
-                choose(Backend::Mmap, None, Some(name), 0).unwrap().backend,
+                choose(Backend::Mmap, None, Some(name), 0).unwrap().0,
                 Backend::Mmap
             );
         }

@@ -41,7 +41,7 @@ class Folder:
 @pytest.fixture(scope="module", params=["one file", "shards"])
 def saved(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A checkpoint: its index, or its only file."""
-    folder = tmp_path_factory.mktemp("heads")
+    folder = tmp_path_factory.mktemp("headers")
     save_sharded(TENSORS, folder, max_shard_size="200KB" if request.param == "shards" else "1GB")
     (first,) = folder.glob("*.json" if request.param == "shards" else "*.safetensors")
     return first
@@ -91,9 +91,9 @@ def test_ranks_of_which_one_reads_the_headers_load_from_a_slow_disk(four, saved,
         four.run(loads, str(tmp_path / "mount" / saved.name))
 
 
-def renamed(heads):
+def renamed(headers):
     """As if the tensors had other names: whoever believes it has not read the headers."""
-    index, files = heads
+    index, files = headers
     files = [(nbytes, version, data.replace(b"layers.", b"LAYERS.")) for nbytes, version, data in files]
     return index and index.replace(b"layers.", b"LAYERS."), files
 
@@ -101,23 +101,23 @@ def renamed(heads):
 def test_headers_that_are_known_are_not_read(saved, tmp_path):
     names = {name.replace("layers", "LAYERS") for name in TENSORS}
     with serving(Folder(saved.parent)) as server:
-        heads = Checkpoint.open_url(server.url(f"/{saved.name}")).heads()
+        headers = Checkpoint.open_url(server.url(f"/{saved.name}")).shard_headers()
         server.requests.clear()
-        checkpoint = Checkpoint.open_url_with(server.url(f"/{saved.name}"), None, renamed(heads))
+        checkpoint = Checkpoint.open_url_with(server.url(f"/{saved.name}"), None, renamed(headers))
         assert {info.name for info in checkpoint.infos()} == names
         assert server.requests == []
     if lacked := slow_disk.missing():
         pytest.skip(f"no FUSE mount: {lacked}")
     with slow_disk.mounted(saved.parent, tmp_path / "mount"):
         path = tmp_path / "mount" / saved.name
-        heads = Checkpoint.open(path).heads()
-        assert {info.name for info in Checkpoint.open_with(path, "auto", renamed(heads)).infos()} == names
+        headers = Checkpoint.open(path).shard_headers()
+        assert {info.name for info in Checkpoint.open_with(path, "auto", renamed(headers)).infos()} == names
 
 
 def test_headers_of_this_machines_disk_are_read_by_each(saved):
     with ingot.safe_open(saved, "pt") as file:
         assert file.backend == "mmap"
-    assert Checkpoint.open(saved).heads() is None
+    assert Checkpoint.open(saved).shard_headers() is None
 
 
 def test_headers_of_another_version_are_read_again(saved, tmp_path):
@@ -125,7 +125,7 @@ def test_headers_of_another_version_are_read_again(saved, tmp_path):
         pytest.skip(f"no FUSE mount: {lacked}")
     with slow_disk.mounted(saved.parent, tmp_path / "mount"):
         path = tmp_path / "mount" / saved.name
-        index, files = Checkpoint.open(path).heads()
+        index, files = Checkpoint.open(path).shard_headers()
         files = [(nbytes, version, b"nonsense") for nbytes, version, _ in files]
         with pytest.raises(ingot.HeaderError):
             Checkpoint.open_with(path, "auto", (index, files)).infos()
@@ -141,9 +141,9 @@ def test_headers_of_another_version_are_read_again(saved, tmp_path):
 def test_a_server_with_another_version_by_then_is_found_out(saved):
     with serving(Folder(saved.parent)) as server:
         url = server.url(f"/{saved.name}")
-        heads = Checkpoint.open_url(url).heads()
+        headers = Checkpoint.open_url(url).shard_headers()
         server.replace(Folder(saved.parent, '"2"'))
-        checkpoint = Checkpoint.open_url_with(url, None, heads)
+        checkpoint = Checkpoint.open_url_with(url, None, headers)
         assert len(checkpoint.infos()) == len(TENSORS)
         with pytest.raises(StorageError, match="was written to"):
             load_tensors(checkpoint, None, wrap, None, PLAIN)
@@ -160,7 +160,7 @@ class Whole(Folder):
 
 def test_a_server_that_gives_no_parts_is_asked_by_each(saved):
     with serving(Whole(saved.parent)) as server:
-        assert Checkpoint.open_url(server.url(f"/{saved.name}")).heads() is None
+        assert Checkpoint.open_url(server.url(f"/{saved.name}")).shard_headers() is None
 
 
 def test_headers_of_a_file_system_are_nothing_to_a_server(saved, tmp_path):
@@ -168,8 +168,8 @@ def test_headers_of_a_file_system_are_nothing_to_a_server(saved, tmp_path):
     if lacked := slow_disk.missing():
         pytest.skip(f"no FUSE mount: {lacked}")
     with slow_disk.mounted(saved.parent, tmp_path / "mount"), serving(Folder(saved.parent)) as server:
-        heads = Checkpoint.open(tmp_path / "mount" / saved.name).heads()
-        checkpoint = Checkpoint.open_url_with(server.url(f"/{saved.name}"), None, heads)
+        headers = Checkpoint.open(tmp_path / "mount" / saved.name).shard_headers()
+        checkpoint = Checkpoint.open_url_with(server.url(f"/{saved.name}"), None, headers)
         found = load_tensors(checkpoint, None, wrap, None, PLAIN)
     assert all(torch.equal(found[name], tensor) for name, tensor in TENSORS.items())
 
@@ -178,9 +178,9 @@ def test_what_ranks_are_told_of_a_url_holds_no_secret(saved):
     options = {"headers": {"Authorization": "Bearer hush-hush"}, "region": "eu-central-1"}
     with serving(Folder(saved.parent)) as server:
         url = server.url(f"/{saved.name}?token=hush-hush")
-        heads = Checkpoint.open_url(url, options).heads()
-    assert [version for _, version, _ in heads[1]] == ['tag "1"\nregion eu-central-1\n'] * len(heads[1])
-    assert "hush" not in repr(heads)
+        headers = Checkpoint.open_url(url, options).shard_headers()
+    assert [version for _, version, _ in headers[1]] == ['tag "1"\nregion eu-central-1\n'] * len(headers[1])
+    assert "hush" not in repr(headers)
 
 
 def misses(source):

@@ -6,8 +6,8 @@
 //! exported buffer or by copy, so that a process that writes to the file cannot break what the compiler assumes.
 #![allow(unsafe_code)]
 
-use std::io::{self, IoSliceMut};
-use std::ops::Range;
+use std::fs::File;
+use std::io;
 use std::sync::Arc;
 #[cfg(target_os = "linux")]
 use std::sync::OnceLock;
@@ -18,13 +18,11 @@ use memmap2::MmapOptions;
 #[cfg(target_os = "linux")]
 use memmap2::MmapRaw;
 
-use super::{LocalFile, ReadAt};
 use crate::memory::Memory;
 
 /// A file mapped privately: writing to the memory copies the page and never reaches the file.
 #[derive(Debug)]
-pub(crate) struct MappedSource {
-    file: LocalFile,
+pub(super) struct Mapping {
     memory: Arc<Memory>,
     /// The file once more, to copy from: in `memory` are also the bytes that users wrote to their tensors. Made when it
     /// is first needed; `None` inside where that failed.
@@ -32,94 +30,45 @@ pub(crate) struct MappedSource {
     original: OnceLock<Option<MmapRaw>>,
 }
 
-impl MappedSource {
-    /// Maps the whole of `file`, which needs no descriptor for that afterwards; gives the file back when that cannot be
-    /// done.
-    pub(crate) fn new(file: LocalFile) -> Result<MappedSource, (LocalFile, io::Error)> {
-        let pages = file.with(|file| {
-            // SAFETY: `map_copy` asks that the file is not changed by others as long as a slice of the mapping is
-            // held. None is ever made: `Memory` takes the pages over at once and gives out only a pointer. Not
-            // provable: a process that shortens the file makes pages go away, and touching one of those is a SIGBUS,
-            // never wrong bytes.
-            //
-            // Without reserving swap for pages that might be written to: the system would refuse files that are larger
-            // than its memory, though hardly anybody writes to such tensors.
-            unsafe { MmapOptions::new().no_reserve_swap().map_copy(file.file()) }
-        });
-        match pages {
-            Ok(pages) => Ok(MappedSource {
-                file,
-                memory: Arc::new(Memory::from(pages)),
-                #[cfg(target_os = "linux")]
-                original: OnceLock::new(),
-            }),
-            Err(fault) => Err((file, fault)),
-        }
+impl Mapping {
+    /// Map the whole of `file`.
+    pub(super) fn new(file: &File) -> io::Result<Mapping> {
+        // SAFETY: `map_copy` requires that other processes do not change the file as long as a slice of the mapping is
+        // held. No slice is ever made: `Memory` takes over the pages at once and returns only a pointer. Not provable: a
+        // process that truncates the file removes pages, and touching a removed page is a SIGBUS, never wrong bytes.
+        //
+        // Without reserving swap for pages that might be written to: the system would refuse files that are larger
+        // than its memory, though hardly any user writes to such tensors.
+        let pages = unsafe { MmapOptions::new().no_reserve_swap().map_copy(file) }?;
+        Ok(Mapping {
+            memory: Arc::new(Memory::from(pages)),
+            #[cfg(target_os = "linux")]
+            original: OnceLock::new(),
+        })
     }
 
-    /// The file that is mapped.
-    pub(crate) fn file(&self) -> &LocalFile {
-        &self.file
-    }
-}
-
-impl ReadAt for MappedSource {
-    fn nbytes(&self) -> u64 {
-        self.file.nbytes()
+    pub(super) fn memory(&self) -> &Arc<Memory> {
+        &self.memory
     }
 
-    fn check_size(&self) -> io::Result<()> {
-        self.file.check_size()
-    }
-
-    fn read_at(&self, position: u64, dest: &mut [u8]) -> io::Result<usize> {
-        // From the file, not from the mapping: where another process shortened it, this is a short read, and
-        // copying from the pages that are gone would be a SIGBUS.
-        self.file.read_at(position, dest)
-    }
-
-    fn is_vectored(&self) -> bool {
-        self.file.is_vectored()
-    }
-
-    fn read_vectored_at(&self, position: u64, dests: &mut [IoSliceMut<'_>]) -> io::Result<usize> {
-        self.file.read_vectored_at(position, dests)
-    }
-
+    /// Map the whole of `file` to read from.
     #[cfg(target_os = "linux")]
-    fn copy_runs(&self, runs: &mut [(u64, &mut [u8])]) -> bool {
-        let original = self.original.get_or_init(|| {
-            self.file
-                .with(|file| MmapOptions::new().map_raw_read_only(file.file()))
-                .ok()
-        });
+    pub(super) fn unwritten(file: &File) -> io::Result<MmapRaw> {
+        MmapOptions::new().map_raw_read_only(file)
+    }
+
+    /// Fill `runs` with their bytes of the file and return whether that succeeded. `map` maps the file with
+    /// [`Mapping::unwritten`].
+    #[cfg(target_os = "linux")]
+    pub(super) fn copy_runs(
+        &self,
+        map: impl FnOnce() -> Option<MmapRaw>,
+        runs: &mut [(u64, &mut [u8])],
+    ) -> bool {
+        let original = self.original.get_or_init(map);
         original
             .as_ref()
             .is_some_and(|pages| copy_by_the_kernel(pages, runs))
-    }
-
-    fn memory(&self) -> Option<&Arc<Memory>> {
-        Some(&self.memory)
-    }
-
-    fn waits(&self) -> bool {
-        self.file.waits()
-    }
-
-    fn version(&self) -> Option<String> {
-        self.file.version()
-    }
-
-    fn is_cold(&self, span: &Range<u64>) -> bool {
-        self.file.is_cold(span)
-    }
-
-    fn forget(&self, span: Range<u64>) {
-        self.file.forget(span);
-    }
-
-    fn nbytes_now(&self) -> io::Result<Option<u64>> {
-        self.file.nbytes_now()
     }
 }
 
@@ -189,14 +138,16 @@ fn targets(runs: &mut [(u64, &mut [u8])]) -> Vec<libc::iovec> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::FileSource;
+    use super::super::local::LocalFile;
+    use super::super::read_at::ReadAt as _;
     use super::*;
 
-    fn mapped(bytes: &[u8]) -> (tempfile::NamedTempFile, MappedSource) {
-        let file = tempfile::NamedTempFile::new().unwrap();
-        std::fs::write(file.path(), bytes).unwrap();
-        let source = FileSource::new(std::fs::File::open(file.path()).unwrap()).unwrap();
-        (file, MappedSource::new(LocalFile::kept(source)).unwrap())
+    fn mapped(bytes: &[u8]) -> (tempfile::NamedTempFile, LocalFile) {
+        let named = tempfile::NamedTempFile::new().unwrap();
+        std::fs::write(named.path(), bytes).unwrap();
+        let file = LocalFile::of(File::open(named.path()).unwrap()).unwrap();
+        file.map().unwrap();
+        (named, file)
     }
 
     #[test]

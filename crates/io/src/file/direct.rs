@@ -14,8 +14,8 @@ use ingot_format::{to_u64, to_usize};
 use rustix::fs::{Mode, OFlags, open};
 use rustix::io::{Errno, pread, retry_on_intr};
 
+use super::residency::is_cold;
 use crate::memory::{Block, HUGE_PAGE_NBYTES};
-use crate::residency::is_cold;
 
 /// What a disk may want positions, sizes and addresses to be multiples of: the largest block that disks have.
 const BLOCK: usize = 4096;

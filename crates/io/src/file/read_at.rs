@@ -1,13 +1,5 @@
 //! Where bytes come from.
 
-#[cfg(target_os = "linux")]
-mod direct;
-mod file;
-mod given;
-mod local;
-mod mapped;
-mod memory;
-
 use std::fmt::Debug;
 use std::io::{self, IoSliceMut, Read};
 use std::ops::Range;
@@ -17,12 +9,6 @@ use ingot_format::{StopFlag, to_u64, to_usize};
 
 use crate::error::Failure;
 use crate::memory::Memory;
-pub use file::FileSource;
-pub(crate) use file::Stamp;
-pub use given::{Given, Source};
-pub(crate) use local::{LocalFile, Reopen, with_room};
-pub(crate) use mapped::MappedSource;
-pub use memory::MemorySource;
 
 /// A run of bytes that tensors can be read from: a file, a mapping, memory, a URL; with what each can do besides a
 /// [`Source`].

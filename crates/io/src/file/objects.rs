@@ -1,9 +1,11 @@
-//! Bytes that the caller's own code reads.
+//! Bytes that the caller's own code reads, and bytes in memory.
 
 use std::fmt;
 use std::io;
 
-use super::ReadAt;
+use ingot_format::{to_u64, to_usize};
+
+use super::read_at::ReadAt;
 
 /// Bytes of a file that your own code reads, such as an entry of an archive or an object of a store.
 ///
@@ -67,6 +69,35 @@ impl<S: Source + ?Sized> Source for Box<S> {
     }
 }
 
+/// Bytes that the caller holds in memory, such as a whole file that came over a network.
+#[derive(Debug)]
+pub struct MemorySource<B> {
+    bytes: B,
+}
+
+impl<B: AsRef<[u8]>> MemorySource<B> {
+    /// Reads from `bytes`.
+    pub fn new(bytes: B) -> MemorySource<B> {
+        MemorySource { bytes }
+    }
+}
+
+impl<B: AsRef<[u8]> + Send + Sync> Source for MemorySource<B> {
+    fn nbytes(&self) -> u64 {
+        to_u64(self.bytes.as_ref().len())
+    }
+
+    fn read_at(&self, position: u64, dest: &mut [u8]) -> io::Result<usize> {
+        let bytes = self.bytes.as_ref();
+        let rest = to_usize(position)
+            .and_then(|at| bytes.get(at..))
+            .unwrap_or_default();
+        let count = dest.len().min(rest.len());
+        dest[..count].copy_from_slice(&rest[..count]);
+        Ok(count)
+    }
+}
+
 /// A [`Source`], with its size and version at the opening.
 pub struct Given<S> {
     source: S,
@@ -98,13 +129,13 @@ impl<S: Source> ReadAt for Given<S> {
 
     fn read_at(&self, position: u64, dest: &mut [u8]) -> io::Result<usize> {
         let count = self.source.read_at(position, dest)?;
-        match count <= dest.len() {
-            true => Ok(count),
-            false => Err(io::Error::other(format!(
+        if count > dest.len() {
+            return Err(io::Error::other(format!(
                 "the source reports {count} bytes, expected at most {}",
                 dest.len()
-            ))),
+            )));
         }
+        Ok(count)
     }
 
     fn nbytes_now(&self) -> io::Result<Option<u64>> {
