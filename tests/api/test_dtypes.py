@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import re
-import subprocess
 import sys
 import warnings
 from collections.abc import Callable
@@ -21,6 +20,7 @@ from ingot._base.checks import FLOATS
 from ingot._base.dtypes import F4_LOOSE, F4_PACKED, IN_FILES, NAMES, TYPE_STRINGS, code_of
 from support.doors import parameters, public_functions
 from support.dtypes import BITS
+from support.processes import python
 
 TENSOR = np.arange(4, dtype=np.float32)
 
@@ -305,5 +305,5 @@ assert code_of(float) == code_of("<f8") == "F64"
 frameworks = {"numpy", "ml_dtypes", "torch", "jax", "tensorflow", "mlx", "paddle"}
 assert not frameworks & set(sys.modules)
 """
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stderr) == (0, "")
+    done = python("-c", program)
+    assert (done.code, done.err) == (0, "")

@@ -7,7 +7,6 @@ import math
 import os
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ import pytest
 import ingot
 from support.commands import command_line, environment, good, in_a_pipe, run
 from support.models import Arrays, save
+from support.processes import python
 
 FLOATS = (
     numpy.float64,
@@ -191,10 +191,7 @@ def test_memory_does_not_grow_with_a_tensor(folder: Path) -> None:
         "def peak(): return int(Path('/proc/self/status').read_text().split('VmHWM:')[1].split()[0])\n"
         "before = peak(); code = run(['diff', 'one', 'two', '--values']); print(code, peak() - before)"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, env=environment(), check=True
-    )
-    *_, row, told = done.stdout.splitlines()
+    *_, row, told = python("-c", program, **environment()).out.splitlines()
     assert row == "*\ta\t1\t1\t-\t-"
     code, kib = map(int, told.split())
     assert code == 1

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy
 import pytest
 
 from support.commands import environment, good, in_a_terminal, run
+from support.processes import python
 
 
 @pytest.fixture
@@ -125,24 +124,12 @@ sys.exit(main())
 
 def test_where_numpy_is_missing_the_message_is_that_of_the_file(tmp_path: Path) -> None:
     (tmp_path / "cut.safetensors").write_bytes(b"\x40\0\0\0\0\0\0\0{")
-    ended = subprocess.run(
-        [sys.executable, "-c", WITHOUT_NUMPY, "ls", tmp_path / "cut.safetensors"],
-        capture_output=True,
-        text=True,
-        env=environment(),
-        check=False,
-    )
-    assert ended.returncode == 1
-    assert "cut.safetensors: " in ended.stderr
-    assert "install" not in ended.stderr
+    ended = python("-c", WITHOUT_NUMPY, "ls", tmp_path / "cut.safetensors", **environment())
+    assert ended.code == 1
+    assert "cut.safetensors: " in ended.err
+    assert "install" not in ended.err
 
 
 def test_the_package_is_a_program(npz: Path) -> None:
-    ended = subprocess.run(
-        [sys.executable, "-m", "ingot", "ls", npz],
-        capture_output=True,
-        text=True,
-        env=environment(),
-        check=False,
-    )
-    assert (ended.returncode, ended.stdout, ended.stderr) == (0, good("ls", npz).out, "")
+    ended = python("-m", "ingot", "ls", npz, **environment())
+    assert (ended.code, ended.out, ended.err) == (0, good("ls", npz).out, "")

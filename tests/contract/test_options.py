@@ -282,7 +282,7 @@ BAD: dict[str, list[Any]] = {
     "durable": ["yes", 1],
     "checksums": ["md5", ["sha256", "xxh3"], 7],
     "background": [1, None],
-    "align": [7, "64", True],
+    "align": [7, 0, "64", True],
     "reserve_header": [-1, 2**64, "1", 1.5, True],
     "replace_read_only": [1, "yes"],
     "snapshot": ["gpu", 2, None],
@@ -368,6 +368,41 @@ def test_every_function_refuses_the_same_values(option: str, tmp_path: Path) -> 
             said.setdefault(outcome, []).append(name)
             assert contents(tmp_path) == before, (name, value)
         assert len(said) == 1, (option, value, said)
+
+
+@pytest.mark.parametrize(
+    ("name", "option"),
+    [
+        ("ingot.numpy.load_file", "backend"),
+        ("ingot.numpy.save_file", "format"),
+        ("ingot.numpy.save_file", "snapshot"),
+        ("ingot.numpy.save_file", "checksums"),
+    ],
+)
+def test_an_unknown_word_has_the_code_of_its_option(name: str, option: str, tmp_path: Path) -> None:
+    with pytest.raises(ingot.OptionError) as caught:
+        CALLS[name](tmp_path / "nothing", tmp_path / "out", **given(option, "nope"))
+    assert caught.value.code == f"unknown-{option}"
+
+
+@pytest.mark.parametrize(("name", "format"), [("m.bt", "bintensors"), ("m.safetensors", "safetensors")])
+def test_save_file_takes_the_format_from_the_name(name: str, format: str, tmp_path: Path) -> None:
+    ingot.numpy.save_file(ARRAYS, tmp_path / name)
+    assert (tmp_path / name).read_bytes() == ingot.numpy.save(ARRAYS, format=format)
+
+
+def test_convert_passes_the_write_options_on(tmp_path: Path) -> None:
+    numpy.savez(tmp_path / "arrays.npz", **ARRAYS)
+    ingot.convert(tmp_path / "arrays.npz", tmp_path / "m.safetensors", write_options={"align": 4096})
+    header_nbytes = int.from_bytes((tmp_path / "m.safetensors").read_bytes()[:8], "little")
+    assert (8 + header_nbytes) % 4096 == 0
+
+
+def test_safe_open_refuses_with_strict_what_it_accepts_without(tmp_path: Path) -> None:
+    (tmp_path / "m").write_bytes((3).to_bytes(8, "little") + b" {}")
+    ingot.safe_open(tmp_path / "m", "np").close()
+    with pytest.raises(ingot.HeaderError):
+        ingot.safe_open(tmp_path / "m", "np", strict=True)
 
 
 @pytest.mark.parametrize("name", [name for name, row in TABLE.items() if "align" in row["yes"]])

@@ -13,7 +13,8 @@ from torch.distributed.tensor import Partial, Replicate, Shard, distribute_tenso
 from torch.distributed.tensor.placement_types import _StridedShard
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from ingot._ranks.placements import Part, part
+from ingot._ranks.placements import Part, in_elements, part
+from ingot._ranks.placements import product as joined
 
 
 def held_by_torch(tensor, mesh_shape, coordinate, placements):
@@ -132,8 +133,26 @@ def test_a_strided_shard_alone_has_two_stretches_of_a_fused_projection():
     ]
 
 
-def test_negative_dimensions_count_from_the_end():
-    assert part([4, 6], [2], [1], [Shard(-1)]) == part([4, 6], [2], [1], [Shard(1)])
+@pytest.mark.parametrize("dim", [-1, -2, -3])
+def test_part_counts_negative_dimensions_from_the_end(dim):
+    assert part([4, 6, 8], [2], [1], [Shard(dim)]) == part([4, 6, 8], [2], [1], [Shard(dim + 3)])
+
+
+@pytest.mark.parametrize("shape", [(), (3,), (2, 0)])
+def test_part_nothing_holds_no_element(shape):
+    assert Part.nothing(shape).numel == 0
+
+
+def test_product_refuses_boxes_that_differ_in_two_dimensions():
+    corners = [(slice(0, 2), slice(0, 2)), (slice(2, 4), slice(2, 4))]
+    assert joined((4, 4), [(corner, corner) for corner in corners]) is None
+    rows = [(slice(0, 2), slice(0, 4)), (slice(2, 4), slice(0, 4))]
+    assert joined((4, 4), [(row, row) for row in rows]) == (Part.whole((4, 4)), (slice(0, 4), slice(0, 4)))
+
+
+def test_in_elements_doubles_both_ends_of_the_last_dimension():
+    assert in_elements((slice(1, 2), slice(3, 5))) == (slice(1, 2), slice(6, 10))
+    assert in_elements(()) == ()
 
 
 def test_a_tensor_without_dimensions_is_whole_on_each_rank():

@@ -124,6 +124,27 @@ def test_what_arrives_is_put_where_the_part_has_it(job):
                 assert sent(one, whole) == tuple(one.boxes())
 
 
+@pytest.mark.parametrize("inner", [(0, 4), (2, 5), (6, 10)])
+def test_plan_reads_all_of_a_part_that_contains_another(inner):
+    parts = [Part.whole((10, 1)), Part((10, 1), ((inner,), ((0, 1),)))]
+    found = plan([Tensor((10, 1), 8)], [wants([one]) for one in parts], [0, 0], "job", 0)
+    rows = [
+        row
+        for windows in found.rounds()
+        for _, blocks in windows
+        for one in blocks
+        for row in elements(one.box)
+    ]
+    assert sorted(rows) == [*elements((slice(0, 10), slice(0, 1)))]
+
+
+@pytest.mark.parametrize("inner", [(0, 10), (2, 8)])
+def test_plan_reads_long_parts_once_if_they_overlap(inner):
+    parts = [Part.whole((10, 8)), Part((10, 8), ((inner,), ((0, 8),)))]
+    found = plan([Tensor((10, 8), 1)], [wants([one]) for one in parts], [0, 0], "job", 0)
+    assert [[*found.direct(rank)] for rank in range(2)] == [[], []]
+
+
 def model(count):
     """A model of so many tensors, over 8 nodes of 8 ranks."""
     shapes = [(2048, 1024), (1024, 2048), (4096,), (512, 512), (128,), (4096, 4096)]

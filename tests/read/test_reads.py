@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
 import time
 from collections import deque
 from contextlib import suppress
@@ -16,6 +14,7 @@ import pytest
 import ingot
 import ingot.numpy
 from ingot._native import Checkpoint
+from support.processes import python
 
 
 @pytest.fixture(scope="module")
@@ -57,16 +56,8 @@ def test_where_the_system_refuses_threads_the_caller_reads(large):
         "print(sum(float(array.sum()) for array in found.values()))"
     )
     # No system has so much memory for a thread's stack, so it starts none.
-    environment = os.environ | {"RUST_MIN_STACK": str(1 << 60)}
-    done = subprocess.run(
-        [sys.executable, "-c", program, os.fspath(path)],
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    assert float(done.stdout) == sum(float(array.sum()) for array in arrays.values())
+    done = python("-c", program, path, RUST_MIN_STACK=str(1 << 60))
+    assert done.said() == sum(float(array.sum()) for array in arrays.values())
 
 
 def test_progress_is_told_never_less_and_at_last_all(large):

@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 import pickle
 import signal
-import subprocess
-import sys
 import textwrap
 import threading
 import time
@@ -17,6 +15,7 @@ import pytest
 
 import ingot
 import ingot.numpy
+from support.processes import python
 from support.servers import Handler, Request, good, serving
 
 START = 128 << 10
@@ -257,8 +256,7 @@ def test_a_forked_process_reads_on_connections_of_its_own(
             assert file["large.0"].sum() == before
             sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
         """
-        done = subprocess.run([sys.executable, "-c", textwrap.dedent(script)], check=False)
-        assert done.returncode == 0
+        assert python("-c", textwrap.dedent(script)).code == 0
         # Each process has closed what it made, and none has spoken on a connection of the other.
         assert len(set(ports)) >= 2
 
@@ -266,7 +264,7 @@ def test_a_forked_process_reads_on_connections_of_its_own(
 def test_nothing_is_connected_before_it_is_asked_for() -> None:
     with serving(good(b"")) as server:
         script = f"import ingot, ingot.numpy; ingot._native.is_url({server.url()!r}) or quit(1)"
-        subprocess.run([sys.executable, "-c", script], check=True)
+        assert python("-c", script).code == 0
         assert server.requests == []
 
 

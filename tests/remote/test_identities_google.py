@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from urllib.parse import unquote
@@ -14,6 +12,7 @@ import pytest
 
 import ingot
 from support.clouds import SECRET, Cloud, running, told
+from support.processes import python
 from support.servers import Handler, Request, unused_port
 
 from .test_identities_amazon import PREFIXES
@@ -155,11 +154,9 @@ print(found.token)
 
 
 def of_google() -> str:
-    ended = subprocess.run(
-        [sys.executable, "-c", SCRIPT], capture_output=True, text=True, timeout=120, check=False
-    )
-    assert ended.returncode == 0, ended.stderr
-    return ended.stdout.strip()
+    ended = python("-c", SCRIPT)
+    assert ended.code == 0, ended.err
+    return ended.out.strip()
 
 
 # Where it is configured, and who reads then. ----------------------------------------------------------

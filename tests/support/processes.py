@@ -85,10 +85,15 @@ class Ended:
 
 def run(program: str, *arguments: object, folder: Path | None = None, **variables: str) -> Ended:
     """Run `program` after the prelude, with `arguments` as ``sys.argv[1:]``, `variables` as environment."""
+    return python("-c", PRELUDE + program, *arguments, folder=folder, **variables)
+
+
+def python(*arguments: object, folder: Path | None = None, **variables: str) -> Ended:
+    """Run Python with `arguments` in `folder`, with `variables` added to the environment."""
     # Panics of a wheel need not print where they were.
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "RUST_BACKTRACE": "0", **variables}
     ended = subprocess.run(
-        [sys.executable, "-c", PRELUDE + program, *map(str, arguments)],
+        [sys.executable, *map(str, arguments)],
         env=environment,
         cwd=folder,
         capture_output=True,

@@ -45,6 +45,13 @@ def test_cast_converts_floats_and_copies_the_rest(path: Path, tmp_path: Path) ->
     assert ingot.safe_open(out, "np").metadata() == {"title": "t"}
 
 
+@pytest.mark.parametrize("dtype", ["F64", "F32", "F16", "F8_E5M2"])
+def test_cast_reports_the_bytes_of_the_new_tensors(dtype: str, path: Path, tmp_path: Path) -> None:
+    out = tmp_path / "b.safetensors"
+    found = ingot.cast(path, out, dtype)
+    assert found.nbytes == sum(info.nbytes for info in map(ingot.safe_open(out, "np").info, TENSORS))
+
+
 def test_cast_converts_what_keys_selects(path: Path, tmp_path: Path) -> None:
     assert ingot.cast(path, tmp_path / "1", "F16", keys="a.*").cast == ("a.norm", "a.weight")
     assert ingot.cast(path, tmp_path / "2", "F16", keys=["a.norm"]).cast == ("a.norm",)

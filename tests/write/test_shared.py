@@ -161,6 +161,29 @@ def test_alias_refuses_tensors_none_of_which_holds_all(path: Path) -> None:
     assert not path.exists()
 
 
+def test_save_file_alias_refuses_a_tensor_between_two_elements_of_another(path: Path) -> None:
+    memory = bytearray(12)
+    tensors = {
+        "a": torch.frombuffer(memory, dtype=torch.float32),
+        "b": torch.frombuffer(memory, dtype=torch.float32, count=1, offset=2),
+    }
+    with pytest.raises(ingot.SharedMemoryError, match="`a`, `b`"):
+        ingot.torch.save_file(tensors, path, shared="alias")
+
+
+def test_save_file_alias_tells_a_square_tensor_from_its_transpose(path: Path) -> None:
+    square = torch.arange(4.0).reshape(2, 2)
+    ingot.torch.save_file({"a": square, "b": square.t()}, path, shared="alias")
+    check_same(ingot.torch.load_file(path), {"a": square, "b": square.t()})
+
+
+def test_save_file_alias_stores_the_whole_of_parts_that_begin_with_it(path: Path) -> None:
+    big = torch.arange(40.0).reshape(10, 4)
+    ingot.torch.save_file({"a": big[:3], "b": big}, path, shared="alias")
+    assert names(path) == ["b"]
+    check_same(ingot.torch.load_file(path), {"a": big[:3], "b": big})
+
+
 def test_parts_that_share_no_byte_are_all_written(path: Path) -> None:
     big = torch.arange(12.0).reshape(2, 6)
     parts = dict(zip("abc", big.chunk(3, dim=1), strict=True))

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import itertools
 import os
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
 import ingot.numpy
+from support.processes import python
 
 pytestmark = pytest.mark.slow
 
@@ -95,23 +95,14 @@ sys.modules["trainer"].trainer = Trainer()
 
 @pytest.mark.parametrize(("imports", "call"), list(itertools.product(IMPORTS, CALLS)))
 def test_a_save_in_the_background_is_done_or_fails_aloud(tmp_path: Path, imports: str, call: str) -> None:
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "PYTHONSAFEPATH": "1"}
-    ended = subprocess.run(
-        [sys.executable, "-c", IMPORTS[imports] + SAVE + CALLS[call]],
-        cwd=tmp_path,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    if "said" in ended.stdout:
-        assert (ended.returncode, ended.stderr) == (0, "")
+    ended = python("-c", IMPORTS[imports] + SAVE + CALLS[call], folder=tmp_path, PYTHONSAFEPATH="1")
+    if "said" in ended.out:
+        assert (ended.code, ended.err) == (0, "")
         # The last of several to one path.
         assert set(ingot.numpy.load_file(tmp_path / "file")["a"]) == {2.0}
     else:
-        assert "Error" in ended.stderr
-        assert call in ("__del__", "a module's end"), ended.stderr
+        assert "Error" in ended.err
+        assert call in ("__del__", "a module's end"), ended.err
     assert {name for name in os.listdir(tmp_path) if "ingot" in name} == set()
 
 
@@ -138,17 +129,8 @@ def late():
     time.sleep(0.2)
     ingot.numpy.save_file({"a": numpy.ones(3)}, "file", background=True)
 """
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    ended = subprocess.run(
-        [sys.executable, "-c", program],
-        cwd=tmp_path,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    assert (ended.returncode, ended.stderr) == (0, "")
+    ended = python("-c", program, folder=tmp_path)
+    assert (ended.code, ended.err) == (0, "")
     assert ingot.numpy.load_file(tmp_path / "file")["a"].tolist() == [1.0] * 3
 
 
@@ -181,15 +163,7 @@ if __name__ == "__main__":
         main()
 """
     )
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])}
+    path = os.pathsep.join([str(tmp_path), *sys.path])
     how = {"-c": ["-c", "import runpy, program; program.main()"], "-m": ["-m", "program"]}
-    ended = subprocess.run(
-        [sys.executable, *how.get(started, ["program.py"]), started],
-        cwd=tmp_path,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "said\n", "")
+    ended = python(*how.get(started, ["program.py"]), started, folder=tmp_path, PYTHONPATH=path)
+    assert (ended.code, ended.out, ended.err) == (0, "said\n", "")

@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import copy
-import json
-import os
 import pickle
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,6 +15,7 @@ import torch
 import ingot
 import ingot.compat.safetensors
 import ingot.numpy
+from support.processes import python
 
 ARRAY = numpy.arange(60, dtype="f4").reshape(12, 5)
 
@@ -121,15 +118,6 @@ if __name__ == "__main__":
 @pytest.mark.parametrize("context", ["spawn", "forkserver", "fork"])
 def test_workers_of_a_data_loader_read_slices(path: Path, context: str) -> None:
     (path.parent / "program.py").write_text(PROGRAM)
-    ended = subprocess.run(
-        [sys.executable, "program.py", context],
-        cwd=path.parent,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
-    assert ended.returncode == 0, ended.stderr
+    ended = python("program.py", context, folder=path.parent)
     rows = (ARRAY * 2).astype(int).ravel().tolist()
-    assert json.loads(ended.stdout) == {"ingot": rows, "compat": rows}
+    assert ended.said() == {"ingot": rows, "compat": rows}

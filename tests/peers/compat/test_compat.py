@@ -6,8 +6,6 @@ import importlib
 import importlib.metadata
 import importlib.util
 import inspect
-import os
-import subprocess
 import sys
 import warnings
 from pathlib import Path
@@ -21,6 +19,7 @@ from modules import PACKAGE, REAL, RealError, in_a_fresh_process
 import ingot
 import ingot.compat
 import ingot.torch
+from support.processes import python
 
 
 def own_names(module: Any) -> set[str]:
@@ -291,14 +290,9 @@ def test_a_module_runs_on_ingot(tmp_path: Path) -> None:
 
 def test_without_a_program_it_says_how_to_use_it() -> None:
     for args in ([], ["-m"], ["--help"]):
-        done = subprocess.run(
-            [sys.executable, "-m", "ingot.compat", *args],
-            capture_output=True,
-            text=True,
-            env={**os.environ, "PYTHONPATH": str(PACKAGE.parent)},
-        )
-        assert done.returncode == 1
-        assert "python -m ingot.compat (script.py | -m module)" in done.stderr
+        done = python("-m", "ingot.compat", *args)
+        assert done.code == 1
+        assert "python -m ingot.compat (script.py | -m module)" in done.err
 
 
 def documented_line() -> str:

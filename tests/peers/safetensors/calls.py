@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import io
 import pathlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from itertools import product as combinations
 from types import SimpleNamespace
 from typing import Any
 
@@ -42,66 +44,19 @@ from peers.safetensors.givens import (
 )
 
 Call = Callable[[SimpleNamespace, pathlib.Path], Any]
+#: The values of an argument, by the words that a name has for them.
+Axis = Mapping[str, Any] | Sequence[Any]
 
 
-def _opening() -> Iterator[tuple[str, Call]]:
-    for title, value in PATHS.items():
-        for framework in ("pt", "np"):
-            yield (
-                f"safe_open(filename={title}, {framework})",
-                lambda m, place, v=value, f=framework: m.top.safe_open(given(v, place), f),
-            )
-        yield (
-            f"safe_open(filename={title}, backend=pread)",
-            lambda m, place, v=value: m.top.safe_open(given(v, place), "pt", backend="pread"),
-        )
-    for title, value in FRAMEWORKS.items():
-        yield (
-            f"safe_open(framework={title})",
-            lambda m, place, v=value: m.top.safe_open(place / "good", v),
-        )
-        yield (
-            f"safe_open(filename=missing, framework={title})",
-            lambda m, place, v=value: m.top.safe_open(place / "nope", v),
-        )
-    for title, value in DEVICES.items():
-        for framework in ("pt", "np"):
-            yield (
-                f"safe_open(device={title}, {framework})",
-                lambda m, place, v=value, f=framework: m.top.safe_open(place / "good", f, v),
-            )
-    for title, value in BACKENDS.items():
-        yield (
-            f"safe_open(backend={title})",
-            lambda m, place, v=value: m.top.safe_open(place / "good", "pt", backend=v),
-        )
-    for number, title in enumerate(BROKEN):
-        for framework, backend in (("pt", "mmap"), ("np", "pread")):
-            yield (
-                f"safe_open({title}, {framework}, {backend})",
-                lambda m, place, n=number, f=framework, b=backend: m.top.safe_open(
-                    place / f"broken{n}", f, backend=b
-                ),
-            )
-        yield (
-            f"_safe_open_handle({title})",
-            lambda m, place, n=number: _by_handle(m, place / f"broken{n}"),
-        )
-    for title, value in {"None": None, "int": 3, "path": "good", "BytesIO": io.BytesIO(b"abc")}.items():
-        yield (
-            f"_safe_open_handle(f={title})",
-            lambda m, place, v=value: m.top._safe_open_handle(v, "pt"),
-        )
-    for framework in MISSING_FRAMEWORKS:
-        for title, use in HANDLE_USES.items():
-            yield (
-                f"safe_open({framework}).{title}",
-                lambda m, place, f=framework, u=use: u(m.top.safe_open(place / "good", f)),
-            )
-        yield (
-            f"safe_open({framework}, device=cuda)",
-            lambda m, place, f=framework: m.top.safe_open(place / "good", f, "cuda:0"),
-        )
+def each(name: str, call: Callable[..., Any], **axes: Axis) -> Iterator[tuple[str, Call]]:
+    """Yield `call` with every combination of the values in `axes`, and its name with their words."""
+    words = [
+        axis.items() if isinstance(axis, Mapping) else zip(axis, axis, strict=True) for axis in axes.values()
+    ]
+    for chosen in combinations(*words):
+        titles = dict(zip(axes, (title for title, _ in chosen), strict=True))
+        values = dict(zip(axes, (value for _, value in chosen), strict=True))
+        yield name.format(**titles), partial(call, **values)
 
 
 def _by_handle(m: SimpleNamespace, path: pathlib.Path) -> Any:
@@ -109,6 +64,13 @@ def _by_handle(m: SimpleNamespace, path: pathlib.Path) -> Any:
         return m.top._safe_open_handle(file, "pt")
 
 
+BROKEN_FILES = {title: f"broken{number}" for number, title in enumerate(BROKEN)}
+# The last of `PATHS` name files of the working directory, which would stay.
+WRITABLE = {
+    title: path
+    for title, path in PATHS.items()
+    if title not in ("missing", "missing, as bytes", "os.PathLike")
+}
 HANDLE_USES: dict[str, Callable[[Any], Any]] = {
     "keys": lambda file: file.keys(),
     "offset_keys": lambda file: file.offset_keys(),
@@ -120,123 +82,6 @@ HANDLE_USES: dict[str, Callable[[Any], Any]] = {
     "get_slice[:]": lambda file: file.get_slice("a")[:],
     "missing": lambda file: file.get_tensor("nope"),
 }
-
-
-def _loading() -> Iterator[tuple[str, Call]]:
-    for module in ("torch", "numpy"):
-        for title, value in PATHS.items():
-            yield (
-                f"{module}.load_file(filename={title})",
-                lambda m, place, v=value, k=module: getattr(m, k).load_file(given(v, place)),
-            )
-        for title, value in BACKENDS.items():
-            yield (
-                f"{module}.load_file(backend={title})",
-                lambda m, place, v=value, k=module: getattr(m, k).load_file(place / "good", backend=v),
-            )
-        for number, (title, data) in enumerate(BROKEN.items()):
-            yield (
-                f"{module}.load_file({title})",
-                lambda m, place, n=number, k=module: getattr(m, k).load_file(place / f"broken{n}"),
-            )
-            yield (
-                f"{module}.load({title})",
-                lambda m, place, d=data, k=module: getattr(m, k).load(d),
-            )
-        for title, value in DATA.items():
-            yield (
-                f"{module}.load(data={title})",
-                lambda m, place, v=value, k=module: getattr(m, k).load(v),
-            )
-        for code in ("F8_E4M3", "BF16", "F8_E8M0", "F6_E2M3", "F4", "C64", "U64"):
-            yield (
-                f"{module}.load_file({code})",
-                lambda m, place, c=code, k=module: getattr(m, k).load_file(place / c),
-            )
-            yield (
-                f"{module}.load({code})",
-                lambda m, place, c=code, k=module: getattr(m, k).load((place / c).read_bytes()),
-            )
-            yield (
-                f"{module}.get_slice({code})[1:]",
-                lambda m, place, c=code, k=module: opened(m, place, FRAMEWORK_OF[k], c).get_slice("a")[1:],
-            )
-    for title in NO_DEVICES:
-        yield (
-            f"torch.load_file(device={title})",
-            lambda m, place, v=DEVICES[title]: m.torch.load_file(place / "good", v),
-        )
-    for title, data in {**BROKEN, **DATA}.items():
-        yield f"deserialize({title})", lambda m, place, d=data: m.top.deserialize(d)
-
-
-FRAMEWORK_OF = {"torch": "pt", "numpy": "np"}
-
-
-def _saving() -> Iterator[tuple[str, Call]]:
-    for module, states in (("torch", STATES), ("numpy", ARRAYS)):
-        for title, make in states.items():
-            yield (
-                f"{module}.save({title})",
-                lambda m, place, v=make, k=module: getattr(m, k).save(v()),
-            )
-            yield (
-                f"{module}.save_file({title})",
-                lambda m, place, v=make, k=module: getattr(m, k).save_file(v(), place / "out"),
-            )
-        tensor = {"torch": torch.ones(1), "numpy": numpy.ones(1)}[module]
-        for title, value in METADATA.items():
-            yield (
-                f"{module}.save(metadata={title})",
-                lambda m, place, v=value, k=module, t=tensor: getattr(m, k).save({"t": t}, v),
-            )
-            yield (
-                f"{module}.save_file(metadata={title})",
-                lambda m, place, v=value, k=module, t=tensor: getattr(m, k).save_file(
-                    {"t": t}, place / "out", v
-                ),
-            )
-        for title, value in PATHS.items():
-            # The last names a file of the working directory, which would stay.
-            if title not in ("missing", "missing, as bytes", "os.PathLike"):
-                yield (
-                    f"{module}.save_file(filename={title})",
-                    lambda m, place, v=value, k=module, t=tensor: getattr(m, k).save_file(
-                        {"t": t}, given(v, place)
-                    ),
-                )
-    for title, make_arguments in SPECS.items():
-        yield f"TensorSpec({title})", lambda m, place, a=make_arguments: spec(m, **a)
-    for title, make_dict in SERIALIZED.items():
-        yield f"serialize({title})", lambda m, place, v=make_dict: m.top.serialize(v(m))
-        yield (
-            f"serialize_file({title})",
-            lambda m, place, v=make_dict: m.top.serialize_file(v(m), place / "out"),
-        )
-    for title, value in METADATA.items():
-        yield f"serialize(metadata={title})", lambda m, place, v=value: m.top.serialize({}, v)
-        yield (
-            f"serialize_file(metadata={title})",
-            lambda m, place, v=value: m.top.serialize_file({}, place / "out", v),
-        )
-
-
-def _handles() -> Iterator[tuple[str, Call]]:
-    for framework in ("pt", "np"):
-        for title, name in NAMES.items():
-            for method in ("get_tensor", "get_slice"):
-                yield (
-                    f"{method}({title}, {framework})",
-                    lambda m, place, v=name, f=framework, k=method: getattr(opened(m, place, f), k)(v),
-                )
-    for title, use in HANDLE_USES.items():
-        yield f"closed.{title}", lambda m, place, u=use: u(closed(m, place))
-    for title, use in CLOSING.items():
-        yield f"closed: {title}", lambda m, place, u=use: u(closed(m, place))
-    for title, use in CLOSING.items():
-        yield f"open: {title}", lambda m, place, u=use: u(opened(m, place))
-
-
 CLOSING: dict[str, Callable[[Any], Any]] = {
     "enter": lambda file: file.__enter__(),
     "exit": lambda file: file.__exit__(None, None, None),
@@ -247,129 +92,262 @@ CLOSING: dict[str, Callable[[Any], Any]] = {
     "len": lambda file: len(file),
     "index": lambda file: file["a"],
 }
+NO_FILES = {"None": None, "int": 3, "path": "good", "BytesIO": io.BytesIO(b"abc")}
+BOTH = ("pt", "np")
+MODULES_OF = ("torch", "numpy")
+FRAMEWORK_OF = {"torch": "pt", "numpy": "np"}
+CODES = ("F8_E4M3", "BF16", "F8_E8M0", "F6_E2M3", "F4", "C64", "U64")
+OTHER_CODES = ("F33", "f32", "", None, 3, "F4", "F8_E8M0", "F6_E2M3", "BF16", "F8_E4M3", "C64", "U64")
+TENSOR_OF = {"torch": torch.ones(1), "numpy": numpy.ones(1)}
+# Tensors in every layout that callers have.
+LAID_OUT = ("meta", "conj", "strided", "channels last", "expanded", "step", "shared", "two crowds", "overlap")
+OF_STATES = ("_evaluate_tensors_for_save", "_find_shared_tensors", "_remove_duplicate_names")
+OF_TENSORS = ("storage_ptr", "storage_size", "_is_complete", "_end_ptr", "_to_ndarray")
+CHOICES = ({"preferred_names": ["x"]}, {"discard_names": ["a", "b"]}, {"preferred_names": 3})
+
+
+def _opening() -> Iterator[tuple[str, Call]]:
+    yield from each(
+        "safe_open(filename={v}, {f})",
+        lambda m, place, v, f: m.top.safe_open(given(v, place), f),
+        v=PATHS,
+        f=BOTH,
+    )
+    yield from each(
+        "safe_open(filename={v}, backend=pread)",
+        lambda m, place, v: m.top.safe_open(given(v, place), "pt", backend="pread"),
+        v=PATHS,
+    )
+    for title, file in (("", "good"), ("filename=missing, ", "nope")):
+        yield from each(
+            f"safe_open({title}framework={{v}})",
+            lambda m, place, v, file: m.top.safe_open(place / file, v),
+            v=FRAMEWORKS,
+            file=(file,),
+        )
+    yield from each(
+        "safe_open(device={v}, {f})",
+        lambda m, place, v, f: m.top.safe_open(place / "good", f, v),
+        v=DEVICES,
+        f=BOTH,
+    )
+    yield from each(
+        "safe_open(backend={v})",
+        lambda m, place, v: m.top.safe_open(place / "good", "pt", backend=v),
+        v=BACKENDS,
+    )
+    for framework, backend in (("pt", "mmap"), ("np", "pread")):
+        yield from each(
+            f"safe_open({{n}}, {framework}, {backend})",
+            lambda m, place, n, f, b: m.top.safe_open(place / n, f, backend=b),
+            n=BROKEN_FILES,
+            f=(framework,),
+            b=(backend,),
+        )
+    yield from each("_safe_open_handle({n})", lambda m, place, n: _by_handle(m, place / n), n=BROKEN_FILES)
+    yield from each(
+        "_safe_open_handle(f={v})", lambda m, place, v: m.top._safe_open_handle(v, "pt"), v=NO_FILES
+    )
+    yield from each(
+        "safe_open({f}).{u}",
+        lambda m, place, f, u: u(m.top.safe_open(place / "good", f)),
+        f=MISSING_FRAMEWORKS,
+        u=HANDLE_USES,
+    )
+    yield from each(
+        "safe_open({f}, device=cuda)",
+        lambda m, place, f: m.top.safe_open(place / "good", f, "cuda:0"),
+        f=MISSING_FRAMEWORKS,
+    )
+
+
+def _loading() -> Iterator[tuple[str, Call]]:
+    k = MODULES_OF
+    yield from each(
+        "{k}.load_file(filename={v})",
+        lambda m, place, k, v: getattr(m, k).load_file(given(v, place)),
+        k=k,
+        v=PATHS,
+    )
+    yield from each(
+        "{k}.load_file(backend={v})",
+        lambda m, place, k, v: getattr(m, k).load_file(place / "good", backend=v),
+        k=k,
+        v=BACKENDS,
+    )
+    yield from each(
+        "{k}.load_file({n})", lambda m, place, k, n: getattr(m, k).load_file(place / n), k=k, n=BROKEN_FILES
+    )
+    yield from each("{k}.load({d})", lambda m, place, k, d: getattr(m, k).load(d), k=k, d=BROKEN)
+    yield from each("{k}.load(data={v})", lambda m, place, k, v: getattr(m, k).load(v), k=k, v=DATA)
+    yield from each(
+        "{k}.load_file({c})", lambda m, place, k, c: getattr(m, k).load_file(place / c), k=k, c=CODES
+    )
+    yield from each(
+        "{k}.load({c})", lambda m, place, k, c: getattr(m, k).load((place / c).read_bytes()), k=k, c=CODES
+    )
+    yield from each(
+        "{k}.get_slice({c})[1:]",
+        lambda m, place, k, c: opened(m, place, k, c).get_slice("a")[1:],
+        k=FRAMEWORK_OF,
+        c=CODES,
+    )
+    yield from each(
+        "torch.load_file(device={v})",
+        lambda m, place, v: m.torch.load_file(place / "good", v),
+        v={title: DEVICES[title] for title in NO_DEVICES},
+    )
+    yield from each("deserialize({d})", lambda m, place, d: m.top.deserialize(d), d={**BROKEN, **DATA})
+
+
+def _saving() -> Iterator[tuple[str, Call]]:
+    for k, states in (("torch", STATES), ("numpy", ARRAYS)):
+        of: dict[str, Axis] = {"k": (k,), "t": (TENSOR_OF[k],)}
+        yield from each("{k}.save({v})", lambda m, place, k, v: getattr(m, k).save(v()), k=(k,), v=states)
+        yield from each(
+            "{k}.save_file({v})",
+            lambda m, place, k, v: getattr(m, k).save_file(v(), place / "out"),
+            k=(k,),
+            v=states,
+        )
+        yield from each(
+            "{k}.save(metadata={v})",
+            lambda m, place, k, t, v: getattr(m, k).save({"t": t}, v),
+            **of,
+            v=METADATA,
+        )
+        yield from each(
+            "{k}.save_file(metadata={v})",
+            lambda m, place, k, t, v: getattr(m, k).save_file({"t": t}, place / "out", v),
+            **of,
+            v=METADATA,
+        )
+        yield from each(
+            "{k}.save_file(filename={v})",
+            lambda m, place, k, t, v: getattr(m, k).save_file({"t": t}, given(v, place)),
+            **of,
+            v=WRITABLE,
+        )
+    yield from each("TensorSpec({a})", lambda m, place, a: spec(m, **a), a=SPECS)
+    yield from each("serialize({v})", lambda m, place, v: m.top.serialize(v(m)), v=SERIALIZED)
+    yield from each(
+        "serialize_file({v})", lambda m, place, v: m.top.serialize_file(v(m), place / "out"), v=SERIALIZED
+    )
+    yield from each("serialize(metadata={v})", lambda m, place, v: m.top.serialize({}, v), v=METADATA)
+    yield from each(
+        "serialize_file(metadata={v})",
+        lambda m, place, v: m.top.serialize_file({}, place / "out", v),
+        v=METADATA,
+    )
+
+
+def _handles() -> Iterator[tuple[str, Call]]:
+    yield from each(
+        "{k}({v}, {f})",
+        lambda m, place, k, v, f: getattr(opened(m, place, f), k)(v),
+        f=BOTH,
+        v=NAMES,
+        k=("get_tensor", "get_slice"),
+    )
+    yield from each("closed.{u}", lambda m, place, u: u(closed(m, place)), u=HANDLE_USES)
+    yield from each("closed: {u}", lambda m, place, u: u(closed(m, place)), u=CLOSING)
+    yield from each("open: {u}", lambda m, place, u: u(opened(m, place)), u=CLOSING)
 
 
 def _slices() -> Iterator[tuple[str, Call]]:
-    for framework in ("pt", "np"):
-        for name in ("a", "b", "c", "s", "z"):
-            for title, index in INDICES.items():
-                yield (
-                    f"get_slice({name})[{title}], {framework}",
-                    lambda m, place, i=index, f=framework, n=name: opened(m, place, f).get_slice(n)[i],
-                )
-        yield (
-            f"get_slice.iter, {framework}",
-            lambda m, place, f=framework: list(opened(m, place, f).get_slice("b")),
-        )
+    yield from each(
+        "get_slice({n})[{i}], {f}",
+        lambda m, place, n, i, f: opened(m, place, f).get_slice(n)[i],
+        f=BOTH,
+        n=("a", "b", "c", "s", "z"),
+        i=INDICES,
+    )
+    yield from each(
+        "get_slice.iter, {f}", lambda m, place, f: list(opened(m, place, f).get_slice("b")), f=BOTH
+    )
 
 
 def _models() -> Iterator[tuple[str, Call]]:
-    for title, make in MODULES.items():
-        for force in (True, False):
-            yield (
-                f"save_model({title}, force_contiguous={force})",
-                lambda m, place, v=make, f=force: m.torch.save_model(v(), place / "out", force_contiguous=f),
-            )
-        yield (
-            f"load_model({title})",
-            lambda m, place, v=make: m.torch.load_model(v(), place / "linear"),
-        )
-    for title, value in METADATA.items():
-        yield (
-            f"save_model(metadata={title})",
-            lambda m, place, v=value: m.torch.save_model(model(), place / "out", v),
-        )
-    for title, value in PATHS.items():
-        yield (
-            f"load_model(filename={title})",
-            lambda m, place, v=value: m.torch.load_model(model(), given(v, place)),
-        )
-        # The last names a file of the working directory, which would stay.
-        if title not in ("missing", "missing, as bytes", "os.PathLike"):
-            yield (
-                f"save_model(filename={title})",
-                lambda m, place, v=value: m.torch.save_model(model(), given(v, place)),
-            )
-    for title, file in FILES.items():
-        for strict in (True, False):
-            yield (
-                f"load_model({title}, strict={strict})",
-                lambda m, place, n=file, s=strict: m.torch.load_model(model(), place / n, s),
-            )
-    for title, value in {"foo": "foo", "float": 1.5, "None": None}.items():
-        yield (
-            f"load_model(device={title})",
-            lambda m, place, v=value: m.torch.load_model(model(), place / "linear", device=v),
-        )
+    yield from each(
+        "save_model({v}, force_contiguous={f})",
+        lambda m, place, v, f: m.torch.save_model(v(), place / "out", force_contiguous=f),
+        v=MODULES,
+        f=(True, False),
+    )
+    yield from each(
+        "load_model({v})", lambda m, place, v: m.torch.load_model(v(), place / "linear"), v=MODULES
+    )
+    yield from each(
+        "save_model(metadata={v})",
+        lambda m, place, v: m.torch.save_model(model(), place / "out", v),
+        v=METADATA,
+    )
+    yield from each(
+        "load_model(filename={v})", lambda m, place, v: m.torch.load_model(model(), given(v, place)), v=PATHS
+    )
+    yield from each(
+        "save_model(filename={v})",
+        lambda m, place, v: m.torch.save_model(model(), given(v, place)),
+        v=WRITABLE,
+    )
+    yield from each(
+        "load_model({n}, strict={s})",
+        lambda m, place, n, s: m.torch.load_model(model(), place / n, s),
+        n=FILES,
+        s=(True, False),
+    )
+    yield from each(
+        "load_model(device={v})",
+        lambda m, place, v: m.torch.load_model(model(), place / "linear", device=v),
+        v={"foo": "foo", "float": 1.5, "None": None},
+    )
 
 
 def _privates() -> Iterator[tuple[str, Call]]:
-    for module in ("torch", "numpy"):
-        for code in ("F33", "f32", "", None, 3, "F4", "F8_E8M0", "F6_E2M3", "BF16", "F8_E4M3", "C64", "U64"):
-            yield (
-                f"{module}._getdtype({code})",
-                lambda m, place, c=code, k=module: getattr(m, k)._getdtype(c),
-            )
-    for title in LAID_OUT:
-        for function in ("_evaluate_tensors_for_save", "_find_shared_tensors", "_remove_duplicate_names"):
-            yield (
-                f"torch.{function}({title})",
-                lambda m, place, v=STATES[title], f=function: getattr(m.torch, f)(v()),
-            )
-        yield (
-            f"torch._flatten_as_ptr({title})",
-            lambda m, place, v=STATES[title]: m.torch._flatten_as_ptr(v(), []),
-        )
-        for function in ("storage_ptr", "storage_size", "_is_complete", "_end_ptr", "_to_ndarray"):
-            yield (
-                f"torch.{function}({title})",
-                lambda m, place, v=STATES[title], f=function: getattr(m.torch, f)(_first(v())),
-            )
-    for title, make in ARRAYS.items():
-        yield (
-            f"numpy._is_little_endian({title})",
-            lambda m, place, v=make: m.numpy._is_little_endian(_first(v())),
-        )
-    for choice in ({"preferred_names": ["x"]}, {"discard_names": ["a", "b"]}, {"preferred_names": 3}):
-        for title in ("shared", "part and whole", "overlap"):
-            yield (
-                f"torch._remove_duplicate_names({title}, {choice})",
-                lambda m, place, v=STATES[title], c=choice: m.torch._remove_duplicate_names(v(), **c),
-            )
+    laid_out = {title: STATES[title] for title in LAID_OUT}
+    yield from each(
+        "{k}._getdtype({c})", lambda m, place, k, c: getattr(m, k)._getdtype(c), k=MODULES_OF, c=OTHER_CODES
+    )
+    yield from each(
+        "torch.{f}({v})", lambda m, place, v, f: getattr(m.torch, f)(v()), v=laid_out, f=OF_STATES
+    )
+    yield from each(
+        "torch._flatten_as_ptr({v})", lambda m, place, v: m.torch._flatten_as_ptr(v(), []), v=laid_out
+    )
+    yield from each(
+        "torch.{f}({v})", lambda m, place, v, f: getattr(m.torch, f)(_first(v())), v=laid_out, f=OF_TENSORS
+    )
+    yield from each(
+        "numpy._is_little_endian({v})", lambda m, place, v: m.numpy._is_little_endian(_first(v())), v=ARRAYS
+    )
+    yield from each(
+        "torch._remove_duplicate_names({v}, {c})",
+        lambda m, place, c, v: m.torch._remove_duplicate_names(v(), **c),
+        c=CHOICES,
+        v={title: STATES[title] for title in ("shared", "part and whole", "overlap")},
+    )
 
 
 def _first(state: Any) -> Any:
     return next(iter(state.values())) if isinstance(state, dict) else state
 
 
-# Tensors in every layout that callers have.
-LAID_OUT = ("meta", "conj", "strided", "channels last", "expanded", "step", "shared", "two crowds", "overlap")
-
-
 def _prefetching() -> Iterator[tuple[str, Call]]:
-    for title, plan in PLANS.items():
-        yield (
-            f"prefetch(plan={title})",
-            lambda m, place, p=plan: opened(m, place).prefetch(p, device="cuda:0"),
-        )
-    for title, options in PREFETCHING.items():
-        yield (
-            f"prefetch({title})",
-            lambda m, place, o=options: opened(m, place).prefetch({"b": None}, **o),
-        )
-        yield (
-            f"closed.prefetch({title})",
-            lambda m, place, o=options: closed(m, place).prefetch(**o),
-        )
+    yield from each(
+        "prefetch(plan={p})", lambda m, place, p: opened(m, place).prefetch(p, device="cuda:0"), p=PLANS
+    )
+    yield from each(
+        "prefetch({o})", lambda m, place, o: opened(m, place).prefetch({"b": None}, **o), o=PREFETCHING
+    )
+    yield from each("closed.prefetch({o})", lambda m, place, o: closed(m, place).prefetch(**o), o=PREFETCHING)
     yield "prefetch(np)", lambda m, place: opened(m, place, "np").prefetch()
-    for title, name in {"there": "b", **NAMES}.items():
-        yield (
-            f"get_tensor_meta({title})",
-            lambda m, place, n=name: _meta(opened(m, place), n),
-        )
+    yield from each(
+        "get_tensor_meta({n})", lambda m, place, n: _meta(opened(m, place), n), n={"there": "b", **NAMES}
+    )
     yield "closed.get_tensor_meta", lambda m, place: _meta(closed(m, place), "b")
-    for name in ("PrefetchLoader", "TensorMeta", "PySafeSlice"):
-        yield f"{name}()", lambda m, place, n=name: getattr(m.top, n)()
+    yield from each(
+        "{n}()", lambda m, place, n: getattr(m.top, n)(), n=("PrefetchLoader", "TensorMeta", "PySafeSlice")
+    )
 
 
 def _meta(file: Any, name: Any) -> Any:
