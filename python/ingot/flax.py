@@ -21,8 +21,7 @@ from ._adapters.pieces import Piece, batches, taken, within
 from ._base.dtypes import F4_LOOSE, NAMES
 from ._base.frameworks import lacks, missing, not_a_tensor, unknown_device
 from ._base.text import _escaped, _quoted
-from ._read.faults import about, in_file
-from ._read.moves import Carrier
+from ._read.moves import Carrier, about, in_file
 from ._read.reads import Reads
 from ._read.select import Wanted
 from .errors import DtypeError, OptionError, SaveError

@@ -15,9 +15,9 @@ from ._base.dtypes import ANOTHER_COMPLEX, CODES, F4_LOOSE, NAMES, TYPE_STRINGS
 from ._base.frameworks import installing, missing
 from ._base.options import Loading, Saving, checked, takes
 from ._base.text import _quoted
-from ._read import faults
 from ._read import load as _load
-from ._read.faults import misfit
+from ._read import moves
+from ._read.moves import misfit
 from ._write.save import boxes
 from .errors import DtypeError, OptionError, SaveError
 from .typing import Buffer, Format, LoadOptions, NoOptions, Path, SaveOptions, Source, Writable
@@ -444,7 +444,7 @@ def _memory(name: str, array: Any) -> Memory:
     Asked of those that `_export` does not show.
     """
     if not isinstance(array, numpy.ndarray):
-        raise faults.no_destination(name, "numpy.ndarray", array)
+        raise moves.no_destination(name, "numpy.ndarray", array)
     code, lettered = _stored(array.dtype)
     if code is None:
         raise misfit(

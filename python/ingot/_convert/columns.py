@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy
 
-from .refusal import lacks, refused
+from .limits import lacks, refused
 
 if TYPE_CHECKING:
     from ingot.numpy import Array

@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from ingot._base.text import _quoted
 from ingot.errors import ConversionError
 
-from .limits import RECORD_NBYTES
-from .others import LeftOut, Unusable, left_out
-from .refusal import refused
+from .limits import RECORD_NBYTES, refused
+from .report import LeftOut, Unusable, left_out
 from .source import possible
 
 if TYPE_CHECKING:

@@ -12,8 +12,8 @@ from ingot._base.dtypes import CODES
 from ingot._base.text import _escaped, _quoted
 from ingot.errors import ConversionError
 
-from .others import LeftOut
-from .refusal import refused
+from .limits import refused
+from .report import LeftOut
 from .values import dtype_of
 
 if TYPE_CHECKING:

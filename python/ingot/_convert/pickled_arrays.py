@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy
 
-from .others import Plain, Unusable
 from .pickles import PLAIN_CALLS, Machine, Named
-from .positions import Region
-from .source import Entry
+from .report import Plain, Unusable
+from .source import Entry, Region
 from .values import code_of, dtype_of, elements
 
 if TYPE_CHECKING:

@@ -14,10 +14,9 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from ingot._base.text import _quoted
 
-from .limits import OBJECT_NBYTES, VALUE_NBYTES
-from .others import Plain, Unusable
-from .positions import Region
-from .refusal import refused
+from .limits import OBJECT_NBYTES, VALUE_NBYTES, refused
+from .report import Plain, Unusable
+from .source import Region
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

@@ -11,7 +11,7 @@ from ingot._native import TensorInfo
 from ingot.errors import OptionError
 
 from .flatten import twice
-from .refusal import refused
+from .limits import refused
 from .values import elements, nbytes
 
 if TYPE_CHECKING:

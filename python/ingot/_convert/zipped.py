@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from ingot._base.text import _quoted
 from ingot.errors import ConversionError
 
-from .limits import OBJECT_NBYTES
-from .refusal import reading, refused
+from .limits import OBJECT_NBYTES, reading, refused
 
 if TYPE_CHECKING:
     from typing import IO

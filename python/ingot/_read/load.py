@@ -10,8 +10,7 @@ from ingot._base.text import _quoted
 from ingot._native import Gpu
 from ingot.errors import IntegrityError, SliceError
 
-from .faults import in_file
-from .moves import Carrier, Placement, carried, carrier, landing, moved, on, settled
+from .moves import Carrier, Placement, carried, carrier, in_file, landing, moved, on, settled
 from .reads import PLAIN, Reads
 from .select import Wanted, is_read, wanted
 

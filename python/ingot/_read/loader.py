@@ -10,9 +10,8 @@ from ingot._base.keys import select
 from ingot._base.text import _escaped, _quoted
 from ingot.errors import OptionError, SafetensorError, SliceError, TensorNotFoundError
 
-from .faults import in_file
 from .load import Value
-from .moves import landing, moved
+from .moves import in_file, landing, moved
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from ingot._read import handle as _handle
 from ingot.errors import OptionError
 from ingot.typing import NoOptions, Source, StorageOptions
 
-from . import report, whole
+from . import report
 from .server import Server
 from .shelf import Opened, Shelf, opened
 
@@ -139,7 +139,7 @@ def view(
     models = [_model(one, Loading.among(given)) for one in (source, *others)]
     if how == "page" or (how == "auto" and other is None and any(map(os.environ.get, _REMOTE))):
         [model] = [opened(one) if isinstance(one, str) else one for one in models]
-        return View(None, whole.page(report.made(model)), given["height"])
+        return View(None, report.page(report.made(model)), given["height"])
     shelf = Shelf(models)
     try:
         server = Server(shelf, ancestors=_ANCESTORS)

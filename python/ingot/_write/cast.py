@@ -20,8 +20,7 @@ from ingot._read.door import open_source
 from ingot._read.select import Wanted
 from ingot.typing import CastOptions, Dtype, Format, Keys, Path, Source
 
-from .assemble import of_one, united
-from .rearrange import KEPT
+from .rearrange import KEPT, of_one, united
 from .save import rendered
 
 if TYPE_CHECKING:

@@ -15,11 +15,8 @@ from ingot._native import is_url, local_path
 from ingot.errors import OptionError, SafetensorError
 from ingot.typing import Glob
 
-from .progress import bar
-from .screen import Screen, described, printing, warn
+from .screen import Screen, bar, described, no_such, printing, shown, warn
 from .sources import opened
-from .spoken import no_such
-from .wording import shown
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -14,8 +14,7 @@ from ingot import __version__
 from ingot.errors import SafetensorError
 
 from . import arguments
-from .screen import fail, warn
-from .spoken import failure, in_options, one_line
+from .screen import fail, failure, in_options, one_line, warn
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from ingot._base.keys import NamedTensors, select
 from ingot._native import Checkpoint, is_url, shown_url, url_file_name
 from ingot._read import door
 
-from .wording import shown
+from .screen import shown
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ import json
 from typing import NamedTuple
 
 from ingot._base.text import _quoted
-from ingot._read.faults import in_file
+from ingot._read.moves import in_file
 from ingot.errors import CheckpointError
 
 TYPE_CHECKING = False

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
     from typing import Any, TypeAlias
 
-    from ingot._read.part import TensorSlice
+    from ingot._read.handle import TensorSlice
 
     # Of each dimension of the stored tensor what is left: some positions, or one, and then it is gone.
     Box: TypeAlias = tuple[range | int, ...]

@@ -14,7 +14,7 @@ from ingot import _native
 from ingot._base.checks import known_format, one_of
 from ingot._base.options import Loading, Saving, checked, takes
 from ingot._base.text import _quoted
-from ingot._read import door, faults, moves, select
+from ingot._read import door, moves, select
 from ingot._read import load as _load
 from ingot._read.reads import PLAIN
 from ingot._read.select import Selected
@@ -32,13 +32,11 @@ from ingot.typing import (
     Writable,
 )
 
-from ._copies import copied
-from ._devices import mover, widening
+from ._devices import mover, payload, widening
 from ._filling import refuse_captured
 from ._into import fill_tensors
-from ._payload import payload
 from ._shared import recorded, refuse_shared, restore, views_among
-from ._tensors import _export, _plain_ones, _tensors, at, refuse_strided, wrap
+from ._tensors import _export, _plain_ones, _tensors, at, copied, refuse_strided, wrap
 
 Shared = Literal["error", "copy", "alias"]
 Contiguous = Literal["error", "copy"]
@@ -227,7 +225,7 @@ def _loaded(
     how: Reads,
 ) -> dict[str, torch.Tensor]:
     """The tensors that were asked for, and those that the file's record of shared tensors adds."""
-    where = faults.in_file(checkpoint)
+    where = moves.in_file(checkpoint)
     views = recorded(checkpoint) if shared == "alias" else {}
     if selected.is_everything():
         found = _load.tensors(checkpoint, None, wrap, move, how)

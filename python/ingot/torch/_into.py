@@ -15,8 +15,8 @@ from ingot._base.report import restored
 from ingot._base.text import _escaped, _quoted, brief
 from ingot._ranks.local import are_distributed, held, identity, is_distributed, whole_shape
 from ingot._ranks.placements import Part, in_elements
-from ingot._read.faults import in_file, misfit
 from ingot._read.load import fill, proven
+from ingot._read.moves import in_file, misfit
 from ingot._read.select import OF_DESTINATIONS, Label, Selected, Wanted
 from ingot.errors import DestinationError, DtypeError
 

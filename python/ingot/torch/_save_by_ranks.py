@@ -27,8 +27,9 @@ from ingot._write.background import SAVES, SharedSaveFuture
 from ingot._write.directory.hidden import called
 from ingot._write.writer import Writer
 from ingot.errors import RankError, SaveError
-from ingot.torch._copies import as_of_now, copied
 from ingot.torch._tensors import DTYPES, storable
+
+from ._tensors import as_of_now, copied
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -21,10 +21,9 @@ from ingot._write.shards import Place, index, split, write
 from ingot.errors import OptionError, SaveError
 from ingot.typing import CopyOptions, Path
 
-from ._copies import copied
+from ._devices import payload
 from ._model import duplicate_names, storage_ptr, storage_size
-from ._payload import payload
-from ._tensors import _export, _tensors, storable
+from ._tensors import _export, _tensors, copied, storable
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -8,8 +8,8 @@ from io import BytesIO
 from tempfile import TemporaryFile
 from typing import TYPE_CHECKING
 
-from ingot._convert.others import LeftOut
-from ingot._convert.refusal import reading, refused
+from ingot._convert.limits import reading, refused
+from ingot._convert.report import LeftOut
 from ingot._convert.source import Contents, Options
 from ingot._convert.zipped import Member, Window, members
 from ingot._convert.zipped import opened as opened_member

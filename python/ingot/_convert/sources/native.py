@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from numpy.lib.stride_tricks import as_strided
 
 from ingot._base.frameworks import adapter
-from ingot._convert.refusal import refused
+from ingot._convert.limits import refused
 from ingot._convert.source import Contents, Entry, Options
 from ingot._native import RECORD_KEYS
 from ingot._read.door import open_checkpoint

@@ -7,10 +7,9 @@ from typing import TYPE_CHECKING
 
 from ingot._convert import npy
 from ingot._convert.flatten import LONE
-from ingot._convert.others import LeftOut
-from ingot._convert.positions import Region, cut_short, size_of
-from ingot._convert.refusal import refused
-from ingot._convert.source import Contents, Entry, Options
+from ingot._convert.limits import refused
+from ingot._convert.report import LeftOut
+from ingot._convert.source import Contents, Entry, Options, Region, cut_short, size_of
 from ingot._convert.values import code_of, nbytes
 
 if TYPE_CHECKING:

@@ -15,12 +15,11 @@ import numpy
 
 from ingot._convert import pickled_arrays
 from ingot._convert.flatten import flatten
-from ingot._convert.others import Unusable
+from ingot._convert.limits import reading, refused
 from ingot._convert.pickled_arrays import ARRAY_CALLS, ArrayMachine, PickledArray, is_array
 from ingot._convert.pickles import Bounded, Machine
-from ingot._convert.positions import size_of
-from ingot._convert.refusal import reading, refused
-from ingot._convert.source import Contents, Entry, Options
+from ingot._convert.report import Unusable
+from ingot._convert.source import Contents, Entry, Options, size_of
 from ingot._convert.values import dtype_of, elements
 
 if TYPE_CHECKING:

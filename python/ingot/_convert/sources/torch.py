@@ -19,12 +19,11 @@ import numpy
 from ingot._base.dtypes import CODES, F4_PACKED
 from ingot._convert import pickled_arrays
 from ingot._convert.flatten import flatten
-from ingot._convert.others import Plain, Unusable
+from ingot._convert.limits import reading, refused
 from ingot._convert.pickled_arrays import ARRAY_CALLS, ArrayMachine, PickledArray
 from ingot._convert.pickles import Bounded, Named
-from ingot._convert.positions import Region, size_of
-from ingot._convert.refusal import reading, refused
-from ingot._convert.source import Contents, Entry, Options
+from ingot._convert.report import Plain, Unusable
+from ingot._convert.source import Contents, Entry, Options, Region, size_of
 from ingot._convert.values import dtype_of, elements, no_dtype
 from ingot._convert.zipped import Member, contents, members
 

@@ -8,8 +8,7 @@ from ingot import _convert
 from ingot._convert.formats import FORMATS
 from ingot._native import is_url
 from ingot.cli import arguments
-from ingot.cli.tables import Column
-from ingot.cli.wording import nbytes, plural, shown
+from ingot.cli.screen import Column, nbytes, plural, shown
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

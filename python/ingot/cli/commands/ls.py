@@ -8,10 +8,8 @@ import click
 
 from ingot.cli import arguments
 from ingot.cli.foreign import known_parameters, looked_into
-from ingot.cli.screen import Screen, printing
+from ingot.cli.screen import Column, Screen, nbytes, printing, shape
 from ingot.cli.sources import chosen
-from ingot.cli.tables import Column
-from ingot.cli.wording import nbytes, shape
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -6,8 +6,8 @@ import click
 
 from ingot._write import rearrange
 from ingot.cli import arguments
+from ingot.cli.screen import nbytes, plural, shown
 from ingot.cli.sources import opened
-from ingot.cli.wording import nbytes, plural, shown
 from ingot.errors import SaveError
 
 TYPE_CHECKING = False

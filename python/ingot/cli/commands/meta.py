@@ -12,10 +12,8 @@ from ingot._native import replace_file, shown_url
 from ingot._write import edit as _edit
 from ingot._write import rearrange
 from ingot.cli import arguments
-from ingot.cli.screen import Screen, printing, warn
+from ingot.cli.screen import Column, Screen, plural, printing, shown, warn
 from ingot.cli.sources import opened
-from ingot.cli.tables import Column
-from ingot.cli.wording import plural, shown
 
 from .summary import abridged
 

@@ -9,10 +9,8 @@ import click
 from ingot._base.keys import NamedTensors, select
 from ingot._write import rearrange
 from ingot.cli import arguments
-from ingot.cli.screen import warn
+from ingot.cli.screen import Column, plural, shown, warn
 from ingot.cli.sources import opened
-from ingot.cli.tables import Column
-from ingot.cli.wording import plural, shown
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

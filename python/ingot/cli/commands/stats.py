@@ -6,10 +6,7 @@ import click
 
 from ingot._read.stats import Stats, TensorStats, stats
 from ingot.cli import arguments
-from ingot.cli.progress import bar
-from ingot.cli.screen import Screen, described, printing
-from ingot.cli.tables import Column
-from ingot.cli.wording import real, shown
+from ingot.cli.screen import Column, Screen, bar, described, printing, real, shown
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -8,9 +8,7 @@ from typing import NamedTuple
 
 from ingot.cli import arguments
 from ingot.cli.foreign import known_parameters, looked_into
-from ingot.cli.screen import Screen, printing
-from ingot.cli.tables import cut
-from ingot.cli.wording import count, nbytes, plural, shape, shown
+from ingot.cli.screen import Screen, count, cut, nbytes, plural, printing, shape, shown
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
