@@ -12,8 +12,10 @@ ones, so they are refused, each tensor by itself. ``F4`` is unpacked, one elemen
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from functools import partial
 from math import prod
+from typing import Any
 
 from . import _native
 from ._adapters.face import Whole
@@ -44,9 +46,6 @@ else:
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from typing import Any
-
     from ._adapters.pieces import Box
     from ._native import Checkpoint
     from ._read.moves import Move

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import lru_cache
 from sys import modules
-from typing import Any, Literal, overload
+from typing import Any, Literal, Unpack, overload
 
 import ingot
 
@@ -29,10 +29,6 @@ except ModuleNotFoundError as error:
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from typing_extensions import Unpack
-
     from ._native import Checkpoint
     from ._read.load import Memory
     from ._read.reads import Reads

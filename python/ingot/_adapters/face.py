@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Generic, TypeVar, overload
+from collections.abc import Callable, Mapping
+from typing import Any, Generic, Literal, TypeVar, Unpack, overload
 
 from ingot import _native
 from ingot._base.checks import known_format, named
@@ -17,10 +18,7 @@ from ingot.typing import LoadOptions, NoOptions, SaveOptions
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-    from typing import Any, Literal
-
-    from typing_extensions import Buffer, Unpack
+    from typing_extensions import Buffer
 
     from ingot._native import Checkpoint, Export, Gpu
     from ingot._read.load import Into

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Mapping
 from functools import cache, partial
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from ingot.errors import OptionError, SafetensorError
 from ingot.typing import (
@@ -46,9 +47,6 @@ from .keys import checked_keys
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
-    from typing import Any
-
     from ingot.typing import Format, Snapshot, Tell
 
     from .keys import Selector

@@ -9,13 +9,11 @@ Only `cli` may use this room.
 
 from __future__ import annotations
 
+from typing import Any
+
 from ingot._base.frameworks import installing
 
 from .report import Conversion, LeftOut
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any
 
 try:
     from .conversion import convert, planned

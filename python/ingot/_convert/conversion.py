@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 import shutil
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from itertools import count
 from os import fsdecode
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol, Unpack
 
 import numpy
 
@@ -52,10 +52,6 @@ from .zipped import opened as opened_member
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-
-    from typing_extensions import Unpack
-
     from ingot._write.shards import Place
     from ingot.typing import Buffer, Tell
 

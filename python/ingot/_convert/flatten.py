@@ -8,6 +8,7 @@ called ``tensor``. A tensor below any other key cannot be converted.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ingot._base.text import _quoted
@@ -18,8 +19,6 @@ from .report import LeftOut, Unusable, left_out
 from .source import possible
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
     from .limits import Budget
     from .source import Entry
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import islice
 from typing import Any, NamedTuple
@@ -10,11 +11,6 @@ from typing import Any, NamedTuple
 from ingot._base.frameworks import installing
 from ingot._base.text import _escaped, _quoted
 from ingot.errors import ConversionError, SafetensorError
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
 
 # Why a source is not converted, in one form.
 

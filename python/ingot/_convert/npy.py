@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import struct
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import IO, Any, NamedTuple
 
 import numpy
 
@@ -15,9 +15,6 @@ from ingot.errors import ConversionError
 from .limits import refused
 from .report import LeftOut
 from .values import dtype_of
-
-if TYPE_CHECKING:
-    from typing import IO
 
 MAGIC = b"\x93NUMPY"
 # NumPy's own limit, in bytes. Headers of arrays take about a hundred.

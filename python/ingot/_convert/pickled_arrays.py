@@ -5,6 +5,7 @@ from __future__ import annotations
 import pickle
 import re
 import struct
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy
@@ -15,8 +16,6 @@ from .source import Entry, Region
 from .values import code_of, dtype_of, elements
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from ingot.numpy import Array
 
 # Bytes that are worth a second visit to the file.

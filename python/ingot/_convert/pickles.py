@@ -10,7 +10,8 @@ from __future__ import annotations
 import pickle
 from _compat_pickle import IMPORT_MAPPING, NAME_MAPPING
 from codecs import escape_decode
-from typing import TYPE_CHECKING, Any, ClassVar
+from collections.abc import Callable, Mapping
+from typing import IO, TYPE_CHECKING, Any, ClassVar
 
 from ingot._base.text import _quoted
 
@@ -19,9 +20,6 @@ from .report import Plain, Unusable
 from .source import Region
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-    from typing import IO
-
     from ingot.errors import ConversionError
 
     from .limits import Budget

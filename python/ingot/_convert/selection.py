@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -15,8 +16,6 @@ from .limits import refused
 from .values import elements, nbytes
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable, Sequence
-
     from ingot._base.keys import Selector
 
     from .source import Entry

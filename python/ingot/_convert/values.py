@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from math import prod
 from typing import TYPE_CHECKING, Any
 
@@ -20,8 +21,6 @@ from ingot.errors import ConversionError
 from .limits import refused
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
     from ingot.numpy import Array
 
     Index = tuple[Any, ...]

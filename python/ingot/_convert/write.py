@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 import zipfile
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from errno import EEXIST
 from io import BufferedWriter, FileIO
 from math import prod
-from typing import Literal, NamedTuple
+from typing import Any, BinaryIO, Literal, NamedTuple
 
 import numpy
 
@@ -28,9 +29,6 @@ from .values import PIECE_NBYTES, cast, dtype_of, nbytes, pieces, stored
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-    from typing import Any, BinaryIO
-
     from ingot._base.options import Saving
     from ingot.numpy import Array
 

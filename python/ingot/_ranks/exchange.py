@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from math import prod
 from typing import NamedTuple
 
@@ -9,8 +10,6 @@ import torch
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from .placements import Box
 
 # What bytes are moved as: values of no dtype are changed by that.

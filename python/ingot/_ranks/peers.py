@@ -9,11 +9,12 @@ from __future__ import annotations
 import pickle
 import threading
 import time
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from copy import copy
 from datetime import timedelta
 from socket import gethostname
-from typing import NamedTuple
+from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 import torch
@@ -25,9 +26,6 @@ from ingot.errors import RankError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
-    from typing import Any
-
     from .exchange import Parcels
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TypeVar
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 from ingot._base.checks import is_path, one_of
 from ingot._native import Checkpoint, is_url
@@ -12,9 +13,6 @@ from .reads import reading, silently
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
-    from typing import Any
-
     from ingot._base.checks import Leniency
     from ingot._base.options import Loading
     from ingot._native import _Heads as Heads

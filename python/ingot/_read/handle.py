@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from os import fsdecode
 from os.path import basename
-from typing import Any, Generic, Literal, Self, TypeVar, Unpack, overload
+from typing import Any, Generic, Literal, Self, TypeAlias, TypeVar, Unpack, overload
 
 from ingot._base.checks import is_path, leniency
 from ingot._base.frameworks import FRAMEWORKS, adapter
@@ -35,9 +35,6 @@ from .moves import placed, settled
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
-    from typing import TypeAlias
-
     import jax
     import mlx.core as mlx
     import numpy

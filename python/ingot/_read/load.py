@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from itertools import filterfalse
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from ingot._base.text import _quoted
 from ingot._native import Gpu
@@ -16,9 +17,6 @@ from .select import Wanted, is_read, wanted
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
-    from typing import Any
-
     from typing_extensions import TypeVar as WithDefault
 
     from ingot._native import Checkpoint, Destinations, Wrap

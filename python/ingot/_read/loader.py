@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from operator import index
-from typing import Generic
+from typing import Any, Generic, Self
 
 from ingot._base.keys import select
 from ingot._base.text import _escaped, _quoted
@@ -15,8 +15,6 @@ from .moves import in_file, landing, moved
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any, Self
-
     from ingot._base.keys import Selector
     from ingot._native import Checkpoint, Wrap
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from itertools import islice
+from typing import Any, TypeAlias
 
 from ingot._base.frameworks import is_of_framework
 from ingot._base.keys import matching
@@ -16,9 +17,6 @@ from ingot.typing import Glob
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-    from typing import Any, TypeAlias
-
     from ingot._native import Checkpoint
     from ingot.typing import Device
 

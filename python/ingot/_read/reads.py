@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
+from typing import TypedDict
 
 from ingot._base.progress import telling
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
     from contextlib import AbstractContextManager
-    from typing import TypedDict
 
     from ingot._base.options import Loading
     from ingot._native import Checkpoint

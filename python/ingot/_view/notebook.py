@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from html import escape
-from typing import Literal
+from typing import Any, Literal, Self, Unpack
 from weakref import finalize
 
 from ingot._base.checks import is_path
@@ -22,9 +22,7 @@ from .shelf import Opened, Shelf, opened
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from types import TracebackType
-    from typing import Any, Self
 
-    from typing_extensions import Unpack
 
 # Notebooks whose browser is on another machine than their kernel.
 _REMOTE = ("SSH_CONNECTION", "JUPYTERHUB_SERVICE_PREFIX", "COLAB_RELEASE_TAG", "KUBERNETES_SERVICE_HOST")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from base64 import b64encode
+from collections.abc import Callable, Iterator
 from functools import cache
 from importlib.resources import files
 
@@ -13,8 +14,6 @@ from .shelf import Document, ReadFile, read_through
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
     from ingot._native import Checkpoint, Statistics, TensorInfo
 
     from .shelf import Opened

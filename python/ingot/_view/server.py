@@ -13,6 +13,7 @@ import os
 import re
 import secrets
 import socket
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from http.server import BaseHTTPRequestHandler
 from threading import Condition, Event, Thread, current_thread
@@ -24,7 +25,6 @@ from .shelf import Shelf
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from contextlib import AbstractContextManager
 
     from .shelf import OpenFile

@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from os import fsdecode
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, Unpack
 
 from ingot import _native
 from ingot._base.checks import format_for, is_durable
@@ -25,8 +25,6 @@ from .rearrange import Writing, opened, together
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing_extensions import Unpack
-
     from ingot._native import Sources
 
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import chain
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, Unpack
 from warnings import warn
 
 from ingot._base.checks import format_for, is_path
@@ -21,10 +21,6 @@ from .shards import of_index
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from typing_extensions import Unpack
-
     from ingot._base.checks import Leniency
     from ingot.typing import Tell
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, Literal, overload
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal, Unpack, overload
 
 import ingot
 from ingot import _native
@@ -14,12 +14,6 @@ from ingot.errors import SaveError
 from ingot.typing import Buffer, Format, NoOptions, Path, SaveOptions, Writable
 
 from .save import write_file
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from typing_extensions import Unpack
 
 
 @takes()

@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 import os
 import re
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from errno import EEXIST
 from os import strerror
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from ingot._base.checks import SUFFIX, checked_pattern
 from ingot._base.text import _escaped
@@ -22,9 +23,6 @@ from .directory.parts import MANIFEST, PART, listed, recover
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-    from typing import Any
-
     from ingot._base.checks import Existing
     from ingot.typing import Path
 

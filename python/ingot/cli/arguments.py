@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial, wraps
-from typing import NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import click
 
@@ -20,9 +21,6 @@ from .sources import opened
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
-    from typing import Any, TypeVar
-
     from click.shell_completion import CompletionItem
 
     Given = TypeVar("Given", str, tuple[str, ...], None)

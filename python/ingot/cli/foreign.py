@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from math import prod
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 from ingot._native import in_natural_order, is_url
 from ingot.errors import ConversionError, HeaderError
@@ -13,8 +13,6 @@ from .sources import Source, opened
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import TypeAlias
-
     from ingot._convert import LeftOut
     from ingot._convert.listing import Listed, Listing
     from ingot._native import TensorInfo

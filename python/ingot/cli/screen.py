@@ -11,12 +11,13 @@ import os
 import re
 import sys
 import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import fields, is_dataclass
 from errno import errorcode
 from functools import wraps
 from itertools import chain, islice
-from typing import NamedTuple
+from typing import Any, Concatenate, NamedTuple, ParamSpec, TextIO
 
 import click
 
@@ -28,9 +29,6 @@ from ingot.errors import OptionError, SafetensorError, SliceError, TensorNotFoun
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
-    from typing import Any, Concatenate, ParamSpec, TextIO
-
     from rich.progress import Progress, TaskID
 
     from ingot.typing import Tell

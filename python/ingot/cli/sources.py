@@ -6,7 +6,9 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable, Iterator, Sequence
 from math import prod
+from typing import Any, Protocol, TypeVar
 
 import click
 
@@ -18,9 +20,6 @@ from .screen import shown
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
-    from typing import Any, Protocol, TypeVar
-
     import numpy
 
     from ingot._convert import LeftOut

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from inspect import signature
+from typing import Any
 
 from ._tensor_spec import not_an_instance
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
-    from typing import Any
-
     Check = Callable[[Any], str | None]
 
 

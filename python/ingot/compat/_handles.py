@@ -6,7 +6,8 @@ import mmap
 import operator
 import os
 import re
-from typing import Any
+from collections.abc import Callable
+from typing import IO, Any, Self, Unpack
 
 import ingot
 from ingot._base.checks import one_of
@@ -23,9 +24,6 @@ from ._wording import StepError, begin_as_upstream, reading, restate
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
-    from typing import IO, Self, Unpack
-
     from ingot._base.frameworks import Adapter
     from ingot._native import TensorInfo
     from ingot.typing import Keys, NoOptions, Path

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from operator import index as integer
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from typing import Any
+from typing import Any
 
 SUBBYTES = (
     "The slice is slicing for subbytes dtypes, and the slice does not end up at a byte boundary, "

@@ -8,10 +8,12 @@ safetensors up to 0.5 printed; programs still look for them.
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from errno import ENOENT
 from functools import wraps
 from importlib.machinery import PathFinder
 from importlib.util import module_from_spec
+from typing import ParamSpec, TypeVar
 
 from ingot import errors
 from ingot._base import text
@@ -23,9 +25,6 @@ from ._slicing import SUBBYTES
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
-    from typing import ParamSpec, TypeVar
-
     P = ParamSpec("P")
     R = TypeVar("R")
 

@@ -7,6 +7,7 @@ in the whole. The shape of the whole is nowhere: it is what the parts of all fil
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from ingot._base.text import _quoted
@@ -15,8 +16,6 @@ from ingot.errors import CheckpointError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
     from ingot._native import Checkpoint
 
 KEY = "DCP_SHARDING_INFO"

@@ -5,10 +5,12 @@ from __future__ import annotations
 import dataclasses
 import os
 import time
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from functools import partial
 from hashlib import sha256
 from math import prod
+from typing import Any, Unpack
 from uuid import uuid4
 
 import torch
@@ -47,13 +49,10 @@ from .parts import Chunk, begins
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
     from contextlib import AbstractContextManager
-    from typing import Any
 
     from torch.distributed import ProcessGroup
     from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner, ReadItem
-    from typing_extensions import Unpack
 
     from ingot._native import Checkpoint
     from ingot.torch._load_into import ReadOnce

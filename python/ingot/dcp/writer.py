@@ -7,9 +7,10 @@ import os
 import sys
 import threading
 import time
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple, Unpack
 from uuid import uuid4
 
 import torch
@@ -41,14 +42,11 @@ from . import parts
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
     from types import FrameType
-    from typing import Any
 
     from torch.distributed import ProcessGroup
     from torch.distributed.checkpoint.metadata import Metadata
     from torch.distributed.checkpoint.planner import SavePlan, WriteItem
-    from typing_extensions import Unpack
 
     from ingot._base.checks import Existing
     from ingot.typing import Path

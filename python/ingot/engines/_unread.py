@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Sequence
 from math import ceil
+from typing import Any, TypeAlias
 
 import torch
 from torch.utils._pytree import tree_map_only
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
-    from typing import Any, TypeAlias
-
     from ingot._read.handle import TensorSlice
 
     # Of each dimension of the stored tensor what is left: some positions, or one, and then it is gone.

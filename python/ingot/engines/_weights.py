@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from typing import NamedTuple
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 
@@ -21,9 +22,6 @@ from ._unread import UnreadTensor
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-    from typing import Any, TypeAlias
-
     Weights: TypeAlias = Iterator[tuple[str, torch.Tensor]]
     Says: TypeAlias = Callable[[str], bool]
 

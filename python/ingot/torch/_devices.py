@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import cache, partial
+from typing import Any
 
 import torch
 
@@ -29,8 +30,6 @@ from ._tensors import (
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any
-
     from ingot._native import Checkpoint
     from ingot._read.moves import Move
     from ingot._read.reads import Reads

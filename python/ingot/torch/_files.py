@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from itertools import filterfalse
-from typing import Any, Literal, overload
+from typing import Any, Literal, Unpack, overload
 
 import torch
 
@@ -44,10 +44,6 @@ Loaded = Literal["alias", "drop"]
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from typing_extensions import Unpack
-
     from ingot._native import Checkpoint
     from ingot._read.moves import Move, Placement
     from ingot._read.reads import Reads

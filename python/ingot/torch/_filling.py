@@ -5,7 +5,9 @@ For autograd this is what ``copy_`` under ``torch.no_grad()`` is.
 
 from __future__ import annotations
 
+from collections.abc import Generator, Iterable, Iterator, Mapping
 from contextlib import closing, contextmanager
+from typing import Any
 
 import torch
 from torch.autograd import forward_ad
@@ -37,9 +39,6 @@ from ._tensors import (
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Generator, Iterable, Iterator, Mapping
-    from typing import Any
-
     from ingot._adapters.pieces import Piece
     from ingot._native import Checkpoint, Gpu
     from ingot._read.load import Memory

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
 from itertools import filterfalse
 from typing import Any, NamedTuple
@@ -27,8 +28,6 @@ from ._tensors import _CODES, PLAIN_CLASSES, _dtype, not_plain, undisturbed, wra
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Mapping
-
     from ingot._base.options import Loading
     from ingot._native import Checkpoint, Gpu
     from ingot._ranks.placements import Box

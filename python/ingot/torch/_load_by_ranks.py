@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from functools import partial
 from hashlib import sha256
 from math import prod
 from operator import itemgetter
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -30,9 +31,7 @@ from ingot.torch._tensors import DTYPES
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
     from contextlib import AbstractContextManager
-    from typing import Any
 
     from ingot._native import Checkpoint, TensorInfo
     from ingot._native import _Heads as Heads

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
-from typing import Literal, TypeAlias
+from typing import Literal, TypeAlias, Unpack
 
 import torch
 
@@ -21,10 +21,6 @@ from ._into import IncompatibleKeys, fitting, load_fitting, slots, tensors_of
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from typing_extensions import Unpack
-
     from ingot._native import Checkpoint
     from ingot._read.reads import Reads
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import warnings
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import partial
-from typing import Any, Literal, overload
+from typing import Any, Literal, Unpack, overload
 
 import torch
 
@@ -22,12 +22,6 @@ from ._devices import mover
 from ._files import Contiguous, load_file, write_tensors
 from ._into import differences
 from ._tensors import not_plain
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from typing_extensions import Unpack
 
 Duplicates = Literal["drop", "error", "copy", "alias"]
 _duplicates_as = partial(one_of, "shared", choices=("drop", "error", "copy", "alias"))

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import os
 from array import array
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from hashlib import sha256
 from math import prod
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -33,9 +34,7 @@ from ._tensors import as_of_now, copied
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
     from contextlib import AbstractContextManager
-    from typing import Any
 
     from ingot._base.options import Saving
     from ingot._ranks.peers import Peers

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Hashable, Mapping
 from functools import partial
-from typing import Any, Literal, NamedTuple, overload
+from typing import Any, Literal, NamedTuple, Unpack, overload
 
 import torch
 
@@ -27,10 +27,6 @@ from ._tensors import _export, _tensors, copied, storable
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable
-
-    from typing_extensions import Unpack
-
     from ingot._write.background import SaveFuture
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from functools import cache, partial
 from operator import attrgetter
+from typing import Any
 
 import torch
 import torch.utils.dlpack
@@ -23,9 +25,7 @@ from ._link import link
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
     from contextlib import AbstractContextManager
-    from typing import Any
 
     from ingot._write.save import Box
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -16,8 +17,6 @@ from ingot._convert.source import Contents, Entry, Options
 from ingot._convert.values import dtype_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-
     from ingot.numpy import Array
 
 TITLE = "an Arrow file"

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import struct
+from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, NamedTuple
+from typing import IO, Any, NamedTuple
 
 import numpy
 
@@ -17,9 +18,6 @@ from ingot._convert.values import dtype_of, nbytes, no_dtype
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from typing import IO
-
     from ingot._convert.limits import Budget
     from ingot.numpy import Array
 

@@ -10,11 +10,12 @@ from __future__ import annotations
 import os
 import re
 import struct
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from math import prod
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import IO, TYPE_CHECKING, Any, NamedTuple
 
 from ingot._base.text import _quoted
 from ingot._convert.formats import PART
@@ -25,9 +26,6 @@ from ingot._convert.values import dtype_of, nbytes
 from ingot.errors import ConversionError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from typing import IO
-
     from ingot._convert.limits import Budget
     from ingot.numpy import Array
 

@@ -7,6 +7,7 @@ storage, virtual datasets, and filters that are plugins.
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -23,8 +24,6 @@ from ingot._convert.values import code_of, dtype_of
 from ingot.errors import ConversionError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from ingot._convert.limits import Budget
     from ingot.numpy import Array
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Iterator
 from contextlib import contextmanager
 from io import BytesIO
 from tempfile import TemporaryFile
-from typing import TYPE_CHECKING
+from typing import IO
 
 from ingot._convert.limits import reading, refused
 from ingot._convert.report import LeftOut
@@ -15,10 +16,6 @@ from ingot._convert.zipped import Member, Window, members
 from ingot._convert.zipped import opened as opened_member
 
 from .hdf5 import datasets
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from typing import IO
 
 TITLE = "a Keras archive"
 WEIGHTS = "model.weights.h5"

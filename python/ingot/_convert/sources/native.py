@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from functools import partial
 from typing import TYPE_CHECKING
@@ -15,8 +16,6 @@ from ingot._native import RECORD_KEYS
 from ingot._read.door import open_checkpoint
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
     from ingot._native import TensorInfo
     from ingot.errors import ConversionError
     from ingot.numpy import Array

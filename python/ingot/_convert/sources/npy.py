@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -13,8 +14,6 @@ from ingot._convert.source import Contents, Entry, Options, Region, cut_short, s
 from ingot._convert.values import code_of, nbytes
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from ingot.numpy import Array
 
 

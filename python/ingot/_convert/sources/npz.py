@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -17,8 +18,6 @@ from ingot._convert.zipped import Member, members
 from ingot._convert.zipped import opened as opened_member
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from ingot.numpy import Array
 
 

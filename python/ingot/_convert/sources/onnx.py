@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import Any
+from typing import IO, Any
 
 import numpy
 
@@ -17,9 +18,6 @@ from ingot._convert.values import code_of, dtype_of, nbytes
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from typing import IO
-
     from ingot._convert.limits import Budget
     from ingot.numpy import Array
 

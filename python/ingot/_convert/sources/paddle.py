@@ -7,6 +7,7 @@ are pickled. Other arrays of uint16 are uint16; of a file called ``.pdparams`` t
 from __future__ import annotations
 
 import pickle
+from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -23,8 +24,6 @@ from ingot._convert.source import Contents, Entry, Options, size_of
 from ingot._convert.values import dtype_of, elements
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from ingot.numpy import Array
 
 TITLE = "a pickle of arrays"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 from importlib import import_module
@@ -16,8 +17,6 @@ from ingot._convert.source import Contents, Entry, Options, cut_short, size_of
 from ingot._convert.values import dtype_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from ingot.numpy import Array
 
 TITLE = "a Parquet file"

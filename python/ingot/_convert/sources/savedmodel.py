@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
 
 from ingot._base.text import _escaped
 from ingot._convert.limits import refused
@@ -12,9 +12,6 @@ from ingot._convert.report import LeftOut
 from ingot._convert.source import Contents, Options
 
 from .tensorflow import contents
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 GRAPH = "saved_model.pb"
 

@@ -8,11 +8,12 @@ from __future__ import annotations
 import pickle
 import re
 import struct
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from io import BytesIO
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import IO, TYPE_CHECKING, Any, NamedTuple
 
 import numpy
 
@@ -28,9 +29,6 @@ from ingot._convert.values import dtype_of, elements, no_dtype
 from ingot._convert.zipped import Member, contents, members
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from typing import IO
-
     from ingot._convert.limits import Budget
     from ingot.numpy import Array
 

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Iterator
 from contextlib import contextmanager
 from secrets import token_hex
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 PREFIX = re.compile(r"\.ingot-[0-9a-f]{8}\.")
 

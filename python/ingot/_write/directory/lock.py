@@ -11,16 +11,13 @@ import errno
 import os
 import sys
 import time
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from socket import gethostname
 from threading import Lock
 
 from ingot._base.text import _escaped
 from ingot.errors import StorageError
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 #: The name of the file.
 NAME = ".ingot-saving.lock"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Container, Iterator
 
 import click
 
@@ -12,7 +13,6 @@ from ingot.cli.sources import opened
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Container, Iterator
     from types import EllipsisType
 
     from ingot.cli.sources import Array

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 import click
 
 from ingot._native import shown_url
@@ -9,11 +12,6 @@ from ingot._read.check import Check, Problem, check
 from ingot.cli import arguments
 from ingot.cli.screen import Screen, bar, described, plural, printing, shown, status, told
 from ingot.errors import SafetensorError
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from typing import Any
 
 
 @arguments.command(short_help="Find problems of files.")

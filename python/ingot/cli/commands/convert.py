@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import click
 
 from ingot import _convert
@@ -12,8 +14,6 @@ from ingot.cli.screen import Column, nbytes, plural, shown
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any
-
     from ingot._convert import Conversion
     from ingot.cli.arguments import Output
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import click
 
 from ingot._read.diff import Diff, diff
@@ -12,8 +14,6 @@ from .summary import abridged
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from ingot._native import TensorInfo
     from ingot.typing import Glob
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Sequence
 from operator import attrgetter
 
 import click
@@ -13,8 +14,6 @@ from ingot.cli.sources import chosen
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-
     from ingot.cli.foreign import Looked, Row
     from ingot.typing import Glob
 

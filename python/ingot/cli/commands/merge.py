@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import click
 
 from ingot._write import rearrange
@@ -12,8 +14,6 @@ from ingot.errors import SaveError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Literal
-
     from ingot._native import TensorInfo
     from ingot.cli.arguments import Output
     from ingot.cli.sources import Source

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Mapping, Sequence
 
 import click
 
@@ -19,8 +20,6 @@ from .summary import abridged
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
     from ingot._base.checks import Existing
     from ingot.cli.arguments import Output
     from ingot.cli.sources import Source

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 
 import click
 
@@ -14,8 +15,6 @@ from ingot.cli.sources import opened
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from ingot.cli.arguments import Output
     from ingot.cli.sources import Source
     from ingot.typing import Glob

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from ingot._write import edit
 from ingot.cli import arguments
 from ingot.cli.screen import Column, plural
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from ingot._write.edit import Finding
     from ingot.cli.arguments import Output
 

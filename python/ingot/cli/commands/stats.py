@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import click
 
 from ingot._read.stats import Stats, TensorStats, stats
@@ -10,8 +12,6 @@ from ingot.cli.screen import Column, Screen, bar, described, printing, real, sho
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from ingot.typing import Glob
 
 _COLUMNS = (

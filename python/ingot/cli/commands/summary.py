@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from operator import attrgetter
 from typing import NamedTuple
 
@@ -12,8 +13,6 @@ from ingot.cli.screen import Screen, count, cut, nbytes, plural, printing, shape
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from ingot.cli.foreign import Looked, Row
 
 # Of each list, so that all of it stays on a screen of 24 lines.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable, Iterable, Iterator
 from dataclasses import dataclass, field
 
 import click
@@ -12,8 +13,6 @@ from ingot.cli.sources import chosen, opened, parameters
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Hashable, Iterable, Iterator
-
     from ingot._native import TensorInfo
     from ingot.typing import Glob
 
