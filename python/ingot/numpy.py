@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from functools import lru_cache
 from sys import modules
-from typing import Any, Literal, Unpack, overload
+from typing import Any, Unpack, overload
 
 import ingot
 
@@ -29,6 +29,7 @@ except ModuleNotFoundError as error:
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from ._base.options import AtOnce, InBackground, WithMetadata, WithoutMetadata
     from ._native import Checkpoint
     from ._read.load import Memory
     from ._read.reads import Reads
@@ -50,11 +51,7 @@ _PLAIN = {numpy.dtype(dtype): code for code, dtype in DTYPES.items()}
 
 @overload
 def load_file(
-    filename: Source,
-    *,
-    out: Mapping[str, Array | list[Array]] | None = None,
-    return_metadata: Literal[True],
-    **options: Unpack[LoadOptions],
+    filename: Source, *, out: Mapping[str, Array | list[Array]] | None = None, **options: Unpack[WithMetadata]
 ) -> tuple[dict[str, Array], dict[str, str] | None]: ...
 
 
@@ -63,8 +60,7 @@ def load_file(
     filename: Source,
     *,
     out: Mapping[str, Array | list[Array]] | None = None,
-    return_metadata: Literal[False] = False,
-    **options: Unpack[LoadOptions],
+    **options: Unpack[WithoutMetadata],
 ) -> dict[str, Array]: ...
 
 
@@ -206,9 +202,7 @@ def save_file(
     tensor_dict: Mapping[str, Any],
     filename: Path,
     metadata: Mapping[str, str] | None = None,
-    *,
-    background: Literal[True],
-    **options: Unpack[SaveOptions],
+    **options: Unpack[InBackground],
 ) -> SaveFuture: ...
 
 
@@ -217,9 +211,7 @@ def save_file(
     tensor_dict: Mapping[str, Any],
     filename: Path | Writable,
     metadata: Mapping[str, str] | None = None,
-    *,
-    background: Literal[False] = False,
-    **options: Unpack[SaveOptions],
+    **options: Unpack[AtOnce],
 ) -> None: ...
 
 

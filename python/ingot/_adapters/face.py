@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, Generic, Literal, TypeVar, Unpack, overload
+from typing import Any, Generic, TypeVar, Unpack, overload
 
 from ingot import _native
 from ingot._base.checks import known_format, named
@@ -20,6 +20,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
+    from ingot._base.options import AtOnce, InBackground, WithMetadata, WithoutMetadata
     from ingot._native import Checkpoint, Export, Gpu
     from ingot._read.load import Into
     from ingot._read.moves import Carrier, Move, Placement
@@ -75,22 +76,12 @@ class Whole(Generic[Tensor]):
 
     @overload
     def load_file(
-        self,
-        filename: Source,
-        device: Device = None,
-        *,
-        return_metadata: Literal[True],
-        **options: Unpack[LoadOptions],
+        self, filename: Source, device: Device = None, **options: Unpack[WithMetadata]
     ) -> tuple[dict[str, Tensor], dict[str, str] | None]: ...
 
     @overload
     def load_file(
-        self,
-        filename: Source,
-        device: Device = None,
-        *,
-        return_metadata: Literal[False] = False,
-        **options: Unpack[LoadOptions],
+        self, filename: Source, device: Device = None, **options: Unpack[WithoutMetadata]
     ) -> dict[str, Tensor]: ...
 
     @takes(LoadOptions)
@@ -254,9 +245,7 @@ class Whole(Generic[Tensor]):
         tensors: Mapping[str, Tensor],
         filename: Path,
         metadata: Mapping[str, str] | None = None,
-        *,
-        background: Literal[True],
-        **options: Unpack[SaveOptions],
+        **options: Unpack[InBackground],
     ) -> SaveFuture: ...
 
     @overload
@@ -265,9 +254,7 @@ class Whole(Generic[Tensor]):
         tensors: Mapping[str, Tensor],
         filename: Path | Writable,
         metadata: Mapping[str, str] | None = None,
-        *,
-        background: Literal[False] = False,
-        **options: Unpack[SaveOptions],
+        **options: Unpack[AtOnce],
     ) -> None: ...
 
     @takes(SaveOptions, overwrite=True)

@@ -935,10 +935,7 @@ def open(
 
 @overload
 def open(
-    source: Source,
-    framework: Literal["jax", "flax"],
-    device: Device = "cpu",
-    **options: Unpack[OpenOptions],
+    source: Source, framework: Literal["jax", "flax"], device: Device = "cpu", **options: Unpack[OpenOptions]
 ) -> safe_open[jax.Array]: ...
 
 
@@ -953,19 +950,13 @@ def open(
 
 @overload
 def open(
-    source: Source,
-    framework: Literal["mlx"],
-    device: Device = "cpu",
-    **options: Unpack[OpenOptions],
+    source: Source, framework: Literal["mlx"], device: Device = "cpu", **options: Unpack[OpenOptions]
 ) -> safe_open[mlx.array]: ...
 
 
 @overload
 def open(
-    source: Source,
-    framework: Literal["paddle"],
-    device: Device = "cpu",
-    **options: Unpack[OpenOptions],
+    source: Source, framework: Literal["paddle"], device: Device = "cpu", **options: Unpack[OpenOptions]
 ) -> safe_open[paddle.Tensor]: ...
 
 

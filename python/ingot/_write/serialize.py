@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal, Unpack, overload
+from typing import Any, Unpack, overload
 
 import ingot
 from ingot import _native
@@ -14,6 +14,10 @@ from ingot.errors import SaveError
 from ingot.typing import Buffer, Format, NoOptions, Path, SaveOptions, Writable
 
 from .save import write_file
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from ingot._base.options import AtOnce, InBackground
 
 
 @takes()
@@ -65,9 +69,7 @@ def serialize_file(
     tensor_dict: Mapping[str, Mapping[str, Any]],
     filename: Path,
     metadata: Mapping[str, str] | None = None,
-    *,
-    background: Literal[True],
-    **options: Unpack[SaveOptions],
+    **options: Unpack[InBackground],
 ) -> ingot.SaveFuture: ...
 
 
@@ -76,9 +78,7 @@ def serialize_file(
     tensor_dict: Mapping[str, Mapping[str, Any]],
     filename: Path | Writable,
     metadata: Mapping[str, str] | None = None,
-    *,
-    background: Literal[False] = False,
-    **options: Unpack[SaveOptions],
+    **options: Unpack[AtOnce],
 ) -> None: ...
 
 

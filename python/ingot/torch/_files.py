@@ -44,6 +44,7 @@ Loaded = Literal["alias", "drop"]
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from ingot._base.options import WithMetadata, WithoutMetadata
     from ingot._native import Checkpoint
     from ingot._read.moves import Move, Placement
     from ingot._read.reads import Reads
@@ -67,8 +68,7 @@ def load_file(
     *,
     shared: Loaded = "alias",
     out: Mapping[str, torch.Tensor | list[torch.Tensor]] | None = None,
-    return_metadata: Literal[True],
-    **options: Unpack[LoadOptions],
+    **options: Unpack[WithMetadata],
 ) -> tuple[dict[str, torch.Tensor], dict[str, str] | None]: ...
 
 
@@ -79,8 +79,7 @@ def load_file(
     *,
     shared: Loaded = "alias",
     out: Mapping[str, torch.Tensor | list[torch.Tensor]] | None = None,
-    return_metadata: Literal[False] = False,
-    **options: Unpack[LoadOptions],
+    **options: Unpack[WithoutMetadata],
 ) -> dict[str, torch.Tensor]: ...
 
 

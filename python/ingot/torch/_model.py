@@ -23,6 +23,10 @@ from ._files import Contiguous, load_file, write_tensors
 from ._into import differences
 from ._tensors import not_plain
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from ingot._base.options import AtOnce, InBackground
+
 Duplicates = Literal["drop", "error", "copy", "alias"]
 _duplicates_as = partial(one_of, "shared", choices=("drop", "error", "copy", "alias"))
 
@@ -38,8 +42,7 @@ def save_model(
     force_contiguous: bool = True,
     *,
     shared: Duplicates = "drop",
-    background: Literal[True],
-    **options: Unpack[SaveOptions],
+    **options: Unpack[InBackground],
 ) -> ingot.SaveFuture: ...
 
 
@@ -51,8 +54,7 @@ def save_model(
     force_contiguous: bool = True,
     *,
     shared: Duplicates = "drop",
-    background: Literal[False] = False,
-    **options: Unpack[SaveOptions],
+    **options: Unpack[AtOnce],
 ) -> None: ...
 
 
