@@ -23,8 +23,8 @@ from ._adapters.pieces import Piece, batches, taken, within
 from ._base.dtypes import F4_LOOSE, NAMES
 from ._base.frameworks import lacks, missing, not_a_tensor, unknown_device
 from ._base.text import _escaped, _quoted
+from ._read.door import Reads
 from ._read.moves import Carrier, about, in_file
-from ._read.reads import Reads
 from ._read.select import Wanted
 from .errors import DtypeError, OptionError, SaveError
 

@@ -31,8 +31,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from ._base.options import AtOnce, InBackground, WithMetadata, WithoutMetadata
     from ._native import Checkpoint
+    from ._read.door import Reads
     from ._read.load import Memory
-    from ._read.reads import Reads
     from ._read.select import Wanted
     from ._write.background import SaveFuture
     from ._write.save import Box

@@ -22,9 +22,9 @@ if TYPE_CHECKING:
 
     from ingot._base.options import AtOnce, InBackground, WithMetadata, WithoutMetadata
     from ingot._native import Checkpoint, Export, Gpu
+    from ingot._read.door import Reads
     from ingot._read.load import Into
     from ingot._read.moves import Carrier, Move, Placement
-    from ingot._read.reads import Reads
     from ingot._write.background import SaveFuture
     from ingot._write.save import Payload
     from ingot.typing import Device, Format, Path, Source, Writable

@@ -22,18 +22,18 @@ from ingot._base.text import _escaped
 from ingot._native import is_url, local_path, shown_url
 from ingot._read import door
 from ingot._read.source import Reader, shown
-from ingot._write.directory.hidden import hidden
+from ingot._write.directory import hidden
 from ingot._write.download import download
 from ingot._write.serialize import _REGION
 from ingot.errors import ConversionError, OptionError
 from ingot.typing import CopyOptions, Dtype, Keys, Path, Source, SourceFormat, StorageOptions
 
-from . import npy
 from .formats import FORMATS, resolved
 from .limits import Budget, limits, reading, refused, source_nbytes
 from .report import Conversion, LeftOut
 from .selection import Choice, Selected, selected
 from .source import Options
+from .sources import npy
 from .values import code_of, nbytes, stored
 from .write import (
     KINDS,

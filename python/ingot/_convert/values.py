@@ -15,7 +15,7 @@ from ingot._base.frameworks import installing
 from ingot._base.frameworks import lacks as framework_lacks
 from ingot._base.text import _escaped
 from ingot._read import load, select
-from ingot._read.reads import PLAIN
+from ingot._read.door import PLAIN
 from ingot.errors import ConversionError
 
 from .limits import refused

@@ -18,7 +18,7 @@ from ingot import _native
 from ingot._base.checks import FLOATS, Existing, checked_shard_size
 from ingot._base.options import Loading
 from ingot._base.text import _escaped, _quoted
-from ingot._write.directory.hidden import called
+from ingot._write.directory import called
 from ingot._write.rearrange import Writing, opened, together
 from ingot._write.shards import Place
 from ingot._write.writer import Writer, native

@@ -11,8 +11,8 @@ from ingot._base.text import _quoted
 from ingot._native import Gpu
 from ingot.errors import IntegrityError, SliceError
 
+from .door import PLAIN, Reads
 from .moves import Carrier, Placement, carried, carrier, in_file, landing, moved, on, settled
-from .reads import PLAIN, Reads
 from .select import Wanted, is_read, wanted
 
 TYPE_CHECKING = False

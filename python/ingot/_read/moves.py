@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from ingot._native import Checkpoint
     from ingot.typing import Device
 
-    from .reads import Reads
+    from .door import Reads
     from .select import Wanted
 
     # Takes a tensor to a device, or has it read onto one.

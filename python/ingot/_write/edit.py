@@ -20,7 +20,7 @@ from ingot._native import local_path
 from ingot.errors import HeaderError
 from ingot.typing import EditOptions, Format, Path, RewriteOptions, Source
 
-from .directory.lock import locked
+from .directory import locked
 from .rearrange import Writing, opened, together
 
 TYPE_CHECKING = False

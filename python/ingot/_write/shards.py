@@ -16,10 +16,8 @@ from ingot._base.text import _escaped
 from ingot._native import RECORD_KEYS, ShardIndex, local_path, replace_file
 from ingot.errors import CheckpointError, StorageError
 
-from .directory.hidden import PREFIX, hidden
-from .directory.lock import NAME as LOCK
-from .directory.lock import is_held, locked
-from .directory.parts import MANIFEST, PART, listed, recover
+from .directory import MANIFEST, PART, PREFIX, hidden, is_held, listed, locked, recover
+from .directory import NAME as LOCK
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ from ingot._native import Checkpoint, local_path
 from ingot._read import door, handle, load, loader, moves
 from ingot.errors import OptionError, SafetensorError, SliceError
 
-from . import _arguments, _slicing
+from . import _wording
 from ._tensor_spec import not_an_instance
 from ._wording import StepError, begin_as_upstream, reading, restate
 
@@ -228,7 +228,7 @@ class PySafeSlice(_Lent, handle.TensorSlice[Any]):
     def __getitem__(self, key: Any) -> Any:
         """Read the part that `key` selects."""
         if module_of(self._arguments[0]) == "numpy":
-            words = _slicing.words_of_slicer(self._info.shape, key)
+            words = _wording.words_of_slicer(self._info.shape, key)
             if words is not None:
                 raise self._refusal(words)
         try:
@@ -246,7 +246,7 @@ class PySafeSlice(_Lent, handle.TensorSlice[Any]):
     def _as_upstream(self, error: Exception, key: Any) -> Exception:
         """`error` in the words of upstream, and of its class, where it would have refused `key`."""
         by_torch = module_of(self._arguments[0]) == "torch"
-        theirs = _slicing.refusal_of_torch(self._info.shape, key) if by_torch else None
+        theirs = _wording.refusal_of_torch(self._info.shape, key) if by_torch else None
         if isinstance(error, SliceError):
             words = str(theirs) if theirs is not None else None if by_torch else self._words(error, key)
             if isinstance(theirs, ValueError) or error.code in ("negative-step", "zero-step"):
@@ -259,8 +259,8 @@ class PySafeSlice(_Lent, handle.TensorSlice[Any]):
 
     def _words(self, error: SliceError, key: Any) -> str | None:
         if error.code == "partial-byte":
-            return _slicing.words_of_a_part_of_a_byte(self._info.shape, key)
-        return _slicing.words_of_slicer(self._info.shape, key)
+            return _wording.words_of_a_part_of_a_byte(self._info.shape, key)
+        return _wording.words_of_slicer(self._info.shape, key)
 
 
 class safe_open(_Lent, ingot.safe_open[Any]):
@@ -323,7 +323,7 @@ class safe_open(_Lent, ingot.safe_open[Any]):
             begin_as_upstream(error, _OPENING)
             raise
         except TypeError as error:
-            words = _arguments.words(safe_open.get_tensor, (self, name), {})
+            words = _wording.words_of_argument(safe_open.get_tensor, (self, name), {})
             if words is not None:
                 error.args = (words,)
             raise

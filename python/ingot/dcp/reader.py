@@ -35,9 +35,9 @@ from ingot._native import is_url
 from ingot._ranks.peers import Peers, this_node
 from ingot._ranks.placements import Part
 from ingot._read import door
-from ingot._read.reads import reading
+from ingot._read.door import reading
 from ingot._read.select import Label
-from ingot._write.directory.parts import PART, listed
+from ingot._write.directory import PART, listed
 from ingot.errors import CheckpointError, RankError, StorageError
 from ingot.torch import _load_by_ranks
 from ingot.torch._into import Slot, read

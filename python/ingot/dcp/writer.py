@@ -26,9 +26,7 @@ from ingot._ranks.local import Held, known_group
 from ingot._ranks.peers import Peers, this_node
 from ingot._ranks.placements import Part
 from ingot._write import writer as _writer
-from ingot._write.directory.hidden import called, hidden
-from ingot._write.directory.lock import is_held
-from ingot._write.directory.parts import MANIFEST, keep, recover
+from ingot._write.directory import MANIFEST, called, hidden, is_held, keep, recover
 from ingot._write.shards import Place, alone, aside, remove
 from ingot.errors import OptionError, RankError, SaveError
 from ingot.torch._files import save_file

@@ -31,8 +31,8 @@ from ._tensors import (
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from ingot._native import Checkpoint
+    from ingot._read.door import Reads
     from ingot._read.moves import Move
-    from ingot._read.reads import Reads
     from ingot._read.select import Wanted
 
 

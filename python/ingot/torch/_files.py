@@ -16,7 +16,7 @@ from ingot._base.options import Loading, Saving, checked, takes
 from ingot._base.text import _quoted
 from ingot._read import door, moves, select
 from ingot._read import load as _load
-from ingot._read.reads import PLAIN
+from ingot._read.door import PLAIN
 from ingot._read.select import Selected
 from ingot._write.save import rendered, write_file
 from ingot.errors import OptionError
@@ -46,8 +46,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from ingot._base.options import WithMetadata, WithoutMetadata
     from ingot._native import Checkpoint
+    from ingot._read.door import Reads
     from ingot._read.moves import Move, Placement
-    from ingot._read.reads import Reads
     from ingot._write.background import SaveFuture
     from ingot._write.save import Views
 

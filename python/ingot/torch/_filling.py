@@ -16,9 +16,9 @@ from torch.autograd.graph import increment_version
 from ingot._adapters.pieces import aligned, batches, pieces, room
 from ingot._base.checks import FLOATS
 from ingot._native import Destinations, Export
+from ingot._read.door import Reads
 from ingot._read.load import fill
 from ingot._read.moves import misfit, no_destination
-from ingot._read.reads import Reads
 from ingot.errors import DestinationError, DtypeError
 
 from ._link import Ring, link

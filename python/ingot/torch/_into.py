@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from ingot._base.options import Loading
     from ingot._native import Checkpoint, Gpu
     from ingot._ranks.placements import Box
-    from ingot._read.reads import Reads
+    from ingot._read.door import Reads
 
 
 class IncompatibleKeys(NamedTuple):

@@ -16,13 +16,11 @@ import torch
 
 from ingot._base.checks import is_path
 from ingot._base.text import _escaped
-from ingot._ranks.exchange import Parcels, Run, padded, raw, sides
-from ingot._ranks.peers import this_node
+from ingot._ranks.peers import Parcels, Run, padded, raw, sides, this_node
 from ingot._ranks.placements import Part, in_elements, within
 from ingot._ranks.plan import Tensor, Wants, plan, sent
-from ingot._read.door import TRIES
+from ingot._read.door import TRIES, Reads
 from ingot._read.load import fill
-from ingot._read.reads import Reads
 from ingot._read.select import Wanted
 from ingot.errors import CheckpointError, RankError, StorageError
 from ingot.torch._filling import destinations, writing

@@ -13,7 +13,7 @@ from ingot._base.checks import one_of
 from ingot._base.options import Loading, checked, takes
 from ingot._ranks.local import has_group, is_distributed, known_group
 from ingot._read import door
-from ingot._read.reads import reading
+from ingot._read.door import reading
 from ingot.errors import OptionError
 from ingot.typing import FillOptions, Source
 
@@ -22,7 +22,7 @@ from ._into import IncompatibleKeys, fitting, load_fitting, slots, tensors_of
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from ingot._native import Checkpoint
-    from ingot._read.reads import Reads
+    from ingot._read.door import Reads
 
 
 ReadOnce: TypeAlias = Literal["auto", "job", "node", False]

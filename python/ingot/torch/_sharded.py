@@ -15,7 +15,7 @@ from ingot._base.progress import telling, within
 from ingot._base.text import _quoted
 from ingot._native import NewFile
 from ingot._ranks.local import has_group, is_distributed, known_group
-from ingot._write.directory.hidden import new_prefix
+from ingot._write.directory import new_prefix
 from ingot._write.save import new_file, staging
 from ingot._write.shards import Place, index, split, write
 from ingot.errors import OptionError, SaveError

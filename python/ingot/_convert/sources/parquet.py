@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy
 
-from ingot._convert.columns import kind_of, pyarrow, values
 from ingot._convert.limits import reading
 from ingot._convert.report import LeftOut
 from ingot._convert.source import Contents, Entry, Options, cut_short, size_of
 from ingot._convert.values import dtype_of
+
+from .arrow import kind_of, pyarrow, values
 
 if TYPE_CHECKING:
     from ingot.numpy import Array

@@ -8,13 +8,12 @@ from operator import attrgetter
 import click
 
 from ingot.cli import arguments
-from ingot.cli.foreign import known_parameters, looked_into
 from ingot.cli.screen import Column, Screen, nbytes, printing, shape
-from ingot.cli.sources import chosen
+from ingot.cli.sources import chosen, known_parameters, looked_into
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from ingot.cli.foreign import Looked, Row
+    from ingot.cli.sources import Looked, Row
     from ingot.typing import Glob
 
 _SHORT = (Column("name"), Column("dtype"), Column("shape"))
