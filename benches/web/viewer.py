@@ -33,7 +33,7 @@ from made_models import many
 
 import ingot
 import ingot.numpy
-from ingot._view import whole
+from ingot._view import report
 from ingot._view.server import Server
 from ingot._view.shelf import Shelf
 from support.models import minilm
@@ -313,7 +313,7 @@ def main() -> None:
         large_tensor(bench, Path(name))
         heatmap(bench, Path(name))
         comparison(bench, Path(name))
-        size = len(gzip.compress(whole.page().encode(), 9)) / 1000
+        size = len(gzip.compress(report.page().encode(), 9)) / 1000
         bench.tell("size of all of it, gzipped", [size], "kB", "80, aim 50")
         browser.close()
     if given.json:

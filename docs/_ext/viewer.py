@@ -13,10 +13,10 @@ PAGE = "viewer.html"
 
 def write(app: Sphinx, error: Exception | None) -> None:
     """Put it into the finished site."""
-    from ingot._view import whole
+    from ingot._view import report
 
     if error is None and app.builder.name == "html":
-        (Path(app.outdir) / PAGE).write_text(whole.page(), "utf-8")
+        (Path(app.outdir) / PAGE).write_text(report.page(), "utf-8")
 
 
 def setup(app: Sphinx) -> dict[str, bool]:

@@ -17,34 +17,18 @@ import sys
 if sys.byteorder != "little":
     raise ImportError("ingot runs on little-endian machines only: this one is big-endian")
 
+from . import errors
 from ._native import __version__
-from .errors import (
-    CheckpointError,
-    ClosedError,
-    ConversionError,
-    DestinationError,
-    DeviceError,
-    DtypeError,
-    HeaderError,
-    IntegrityError,
-    OptionError,
-    RankError,
-    SafetensorError,
-    SaveError,
-    SharedMemoryError,
-    SliceError,
-    StorageError,
-    TensorNotFoundError,
-)
+from .errors import *  # noqa: F403 - its `__all__`
 
 # For jedi, which reads it as False without the annotation.
 TYPE_CHECKING: bool = False
 if TYPE_CHECKING:
     from typing import Any
 
-    from . import errors, modelspec
     from . import flax as flax
     from . import mlx as mlx
+    from . import modelspec
     from . import numpy as numpy
     from . import paddle as paddle
     from . import tensorflow as tensorflow
@@ -55,19 +39,17 @@ if TYPE_CHECKING:
     from ._read.check import Check, check
     from ._read.diff import Diff, diff
     from ._read.digest import Verification, hash, verify
-    from ._read.handle import open, safe_open, warm
+    from ._read.handle import TensorSlice, open, safe_open, warm
     from ._read.inspect import FileMetadata, RepoMetadata, inspect, inspect_async
     from ._read.loader import PrefetchLoader
-    from ._read.part import TensorSlice
     from ._read.source import Ranges
     from ._read.stats import Stats, stats
     from ._view.notebook import View, view
     from ._write.background import SaveFuture
     from ._write.cast import Cast, cast
     from ._write.download import Download, download
-    from ._write.edit import replace_tensor, update_metadata
+    from ._write.edit import Repair, repair, replace_tensor, update_metadata
     from ._write.rearrange import merge, rewrite, split
-    from ._write.repair import Repair, repair
     from ._write.serialize import deserialize, serialize, serialize_file
     from ._write.writer import Writer
     from .typing import StorageOptions, WriteOptions
@@ -76,34 +58,18 @@ if TYPE_CHECKING:
 __all__ = [
     "Cast",
     "Check",
-    "CheckpointError",
-    "ClosedError",
     "Conversion",
-    "ConversionError",
-    "DestinationError",
-    "DeviceError",
     "Diff",
     "Download",
-    "DtypeError",
     "FileMetadata",
-    "HeaderError",
-    "IntegrityError",
-    "OptionError",
     "PrefetchLoader",
     "Ranges",
-    "RankError",
     "Repair",
     "RepoMetadata",
-    "SafetensorError",
-    "SaveError",
     "SaveFuture",
-    "SharedMemoryError",
-    "SliceError",
     "Stats",
-    "StorageError",
     "StorageOptions",
     "TensorInfo",
-    "TensorNotFoundError",
     "TensorSlice",
     "Verification",
     "View",
@@ -137,64 +103,37 @@ __all__ = [
     "view",
     "warm",
 ]
+__all__ += errors.__all__
 
-# Imported when they are first used. `import ingot` alone takes nothing of the standard library.
+# Each module with the names that are imported from it when they are first used: `import ingot` alone imports
+# nothing of the standard library. Parts of results are here too, under the names by which they are pickled.
 _LATER = {
-    "Cast": "_write.cast",
-    "Check": "_read.check",
-    "Conversion": "_convert",
-    "Diff": "_read.diff",
-    "Download": "_write.download",
-    "FileMetadata": "_read.inspect",
-    "PrefetchLoader": "_read.loader",
-    "Ranges": "_read.source",
-    "Repair": "_write.repair",
-    "RepoMetadata": "_read.inspect",
-    "SaveFuture": "_write.background",
-    "Verification": "_read.digest",
-    "View": "_view.notebook",
-    "Stats": "_read.stats",
-    "StorageOptions": "typing",
-    "TensorInfo": "_native",
-    "TensorSlice": "_read.part",
-    "WriteOptions": "typing",
-    "Writer": "_write.writer",
-    "cast": "_write.cast",
-    "check": "_read.check",
-    "convert": "_convert",
-    "deserialize": "_write.serialize",
-    "diff": "_read.diff",
-    "download": "_write.download",
-    "glob": "_base.keys",
-    "hash": "_read.digest",
-    "inspect": "_read.inspect",
-    "inspect_async": "_read.inspect",
-    "merge": "_write.rearrange",
-    "open": "_read.handle",
-    "repair": "_write.repair",
-    "replace_tensor": "_write.edit",
-    "rewrite": "_write.rearrange",
-    "safe_open": "_read.handle",
-    "serialize": "_write.serialize",
-    "serialize_file": "_write.serialize",
-    "split": "_write.rearrange",
-    "stats": "_read.stats",
-    "update_metadata": "_write.edit",
-    "verify": "_read.digest",
-    "view": "_view.notebook",
-    "warm": "_read.handle",
-    # Parts of what others give, under the names by which they are pickled.
-    "Compared": "_read.digest",
-    "Distance": "_read.diff",
-    "Finding": "_write.repair",
-    "LeftOut": "_convert",
-    "Mismatch": "_read.digest",
-    "ModelDownload": "_write.download",
-    "Problem": "_read.check",
-    "TensorStats": "_read.stats",
-    "restored": "_base.report",
+    name: module
+    for module, names in {
+        "_base.keys": "glob",
+        "_base.report": "restored",
+        "_convert": "Conversion LeftOut convert",
+        "_native": "TensorInfo",
+        "_read.check": "Check Problem check",
+        "_read.diff": "Diff Distance diff",
+        "_read.digest": "Compared Mismatch Verification hash verify",
+        "_read.handle": "TensorSlice open safe_open warm",
+        "_read.inspect": "FileMetadata RepoMetadata inspect inspect_async",
+        "_read.loader": "PrefetchLoader",
+        "_read.source": "Ranges",
+        "_read.stats": "Stats TensorStats stats",
+        "_view.notebook": "View view",
+        "_write.background": "SaveFuture",
+        "_write.cast": "Cast cast",
+        "_write.download": "Download ModelDownload download",
+        "_write.edit": "Finding Repair repair replace_tensor update_metadata",
+        "_write.rearrange": "merge rewrite split",
+        "_write.serialize": "deserialize serialize serialize_file",
+        "_write.writer": "Writer",
+        "typing": "StorageOptions WriteOptions",
+    }.items()
+    for name in names.split()
 }
-
 
 # Modules. `import ingot; ingot.torch.load_file(...)` works, and torch is only imported by that line.
 _MODULES = ("flax", "mlx", "modelspec", "numpy", "paddle", "tensorflow", "torch")

@@ -12,8 +12,10 @@ ones, so they are refused, each tensor by itself. ``F4`` is unpacked, one elemen
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from functools import partial
 from math import prod
+from typing import Any
 
 from . import _native
 from ._adapters.face import Whole
@@ -21,9 +23,8 @@ from ._adapters.pieces import Piece, batches, taken, within
 from ._base.dtypes import F4_LOOSE, NAMES
 from ._base.frameworks import lacks, missing, not_a_tensor, unknown_device
 from ._base.text import _escaped, _quoted
-from ._read.faults import about, in_file
-from ._read.moves import Carrier
-from ._read.reads import Reads
+from ._read.door import Reads
+from ._read.moves import Carrier, about, in_file
 from ._read.select import Wanted
 from .errors import DtypeError, OptionError, SaveError
 
@@ -45,9 +46,6 @@ else:
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from typing import Any
-
     from ._adapters.pieces import Box
     from ._native import Checkpoint
     from ._read.moves import Move

@@ -7,6 +7,9 @@ own. It has neither 8-bit nor 4-bit floats, and computes with ``F64`` on the CPU
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 from . import _native
 from ._adapters.face import Whole
 from ._base.dtypes import NAMES
@@ -19,10 +22,6 @@ try:
 except ModuleNotFoundError as error:
     raise missing("mlx", error) from None
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from typing import Any
 
 __all__ = ["load", "load_file", "save", "save_file"]
 

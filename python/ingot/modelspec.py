@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import re
 from base64 import b64decode
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import closing
 from dataclasses import dataclass, field, fields
 from datetime import datetime
@@ -34,8 +34,6 @@ from .typing import HeaderOptions, Source
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     Fault = tuple["Severity", str]
 
 __all__ = ["VERSION", "Finding", "ModelSpec", "metadata", "read", "validate"]

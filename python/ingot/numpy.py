@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import lru_cache
 from sys import modules
-from typing import Any, Literal, overload
+from typing import Any, Unpack, overload
 
 import ingot
 
@@ -15,9 +15,9 @@ from ._base.dtypes import ANOTHER_COMPLEX, CODES, F4_LOOSE, NAMES, TYPE_STRINGS
 from ._base.frameworks import installing, missing
 from ._base.options import Loading, Saving, checked, takes
 from ._base.text import _quoted
-from ._read import faults
 from ._read import load as _load
-from ._read.faults import misfit
+from ._read import moves
+from ._read.moves import misfit
 from ._write.save import boxes
 from .errors import DtypeError, OptionError, SaveError
 from .typing import Buffer, Format, LoadOptions, NoOptions, Path, SaveOptions, Source, Writable
@@ -29,13 +29,10 @@ except ModuleNotFoundError as error:
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from typing_extensions import Unpack
-
+    from ._base.options import AtOnce, InBackground, WithMetadata, WithoutMetadata
     from ._native import Checkpoint
+    from ._read.door import Reads
     from ._read.load import Memory
-    from ._read.reads import Reads
     from ._read.select import Wanted
     from ._write.background import SaveFuture
     from ._write.save import Box
@@ -54,11 +51,7 @@ _PLAIN = {numpy.dtype(dtype): code for code, dtype in DTYPES.items()}
 
 @overload
 def load_file(
-    filename: Source,
-    *,
-    out: Mapping[str, Array | list[Array]] | None = None,
-    return_metadata: Literal[True],
-    **options: Unpack[LoadOptions],
+    filename: Source, *, out: Mapping[str, Array | list[Array]] | None = None, **options: Unpack[WithMetadata]
 ) -> tuple[dict[str, Array], dict[str, str] | None]: ...
 
 
@@ -67,8 +60,7 @@ def load_file(
     filename: Source,
     *,
     out: Mapping[str, Array | list[Array]] | None = None,
-    return_metadata: Literal[False] = False,
-    **options: Unpack[LoadOptions],
+    **options: Unpack[WithoutMetadata],
 ) -> dict[str, Array]: ...
 
 
@@ -210,9 +202,7 @@ def save_file(
     tensor_dict: Mapping[str, Any],
     filename: Path,
     metadata: Mapping[str, str] | None = None,
-    *,
-    background: Literal[True],
-    **options: Unpack[SaveOptions],
+    **options: Unpack[InBackground],
 ) -> SaveFuture: ...
 
 
@@ -221,9 +211,7 @@ def save_file(
     tensor_dict: Mapping[str, Any],
     filename: Path | Writable,
     metadata: Mapping[str, str] | None = None,
-    *,
-    background: Literal[False] = False,
-    **options: Unpack[SaveOptions],
+    **options: Unpack[AtOnce],
 ) -> None: ...
 
 
@@ -444,7 +432,7 @@ def _memory(name: str, array: Any) -> Memory:
     Asked of those that `_export` does not show.
     """
     if not isinstance(array, numpy.ndarray):
-        raise faults.no_destination(name, "numpy.ndarray", array)
+        raise moves.no_destination(name, "numpy.ndarray", array)
     code, lettered = _stored(array.dtype)
     if code is None:
         raise misfit(

@@ -8,6 +8,9 @@ they may be written to, and the file does not change. Paddle has no dtype for ``
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 from . import _native
 from ._adapters.face import Whole
 from ._base.dtypes import NAMES
@@ -27,9 +30,6 @@ from . import numpy as arrays
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
-    from typing import Any
-
     from ._write.save import Box
     from .numpy import Array
 

@@ -10,6 +10,9 @@ Variables, of TensorFlow and of Keras, are saved as what they hold.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 from . import _native
 from ._adapters.face import Whole
 from ._base.dtypes import F4_LOOSE, NAMES
@@ -28,9 +31,6 @@ from . import numpy as arrays
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
-    from typing import Any
-
     from ._write.save import Box
 
 __all__ = ["load", "load_file", "save", "save_file"]

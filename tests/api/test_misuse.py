@@ -16,7 +16,7 @@ import pytest
 import ingot
 import ingot.numpy
 from ingot.cli.program import run
-from ingot.cli.spoken import in_options
+from ingot.cli.screen import in_options
 
 ONES = numpy.ones((2, 3), numpy.float32)
 
@@ -152,10 +152,7 @@ CALLED = (
     "_write/download.py",
     "_write/edit.py",
     "_read/digest.py",
-    "_write/assemble.py",
-    "_write/names.py",
     "_write/rearrange.py",
-    "_write/repair.py",
     "_write/shards.py",
     "modelspec.py",
 )

@@ -19,7 +19,7 @@ import ingot
 import ingot.modelspec
 from ingot._base.checks import Existing
 from ingot._convert import planned as planned_conversion
-from ingot._convert.destination import Destination
+from ingot._convert.write import Destination
 from ingot._write.cast import planned as planned_cast
 from ingot._write.download import planned as planned_download
 from ingot._write.shards import Place

@@ -192,9 +192,9 @@ def test_parts_of_scalars_and_empty_tensors_are_printed(folder: Path) -> None:
 
 
 def test_long_work_shows_a_bar_on_standard_error_only(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from ingot.cli import progress
+    from ingot.cli import screen
 
-    bar = progress.Bar("Reading", silent=False)
+    bar = screen.Bar("Reading", silent=False)
     shown: list[tuple[int, int]] = []
 
     class Shown:
@@ -204,11 +204,11 @@ def test_long_work_shows_a_bar_on_standard_error_only(folder: Path, monkeypatch:
         def stop(self) -> None:
             shown.append((-1, -1))
 
-    monkeypatch.setattr(progress, "_shown", lambda title: (Shown(), 0))
+    monkeypatch.setattr(screen, "_shown", lambda title: (Shown(), 0))
     monkeypatch.setattr(bar, "_silent", False)
     bar.tell(1, 9)
     assert shown == []
-    monkeypatch.setattr(progress, "_PATIENCE", 0.0)
+    monkeypatch.setattr(screen, "_PATIENCE", 0.0)
     bar.tell(5, 9)
     bar.close()
     assert shown == [(5, 9), (-1, -1)]
@@ -234,14 +234,14 @@ def test_long_work_shows_a_bar_on_standard_error_only(folder: Path, monkeypatch:
 def test_work_on_several_files_is_told_of_as_one(
     words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from ingot.cli import progress
+    from ingot.cli import screen
 
     monkeypatch.chdir(tmp_path)
     ingot.split(save(tmp_path / "s.safetensors"), tmp_path / "shards", 100_000)
     told: list[tuple[int, int]] = []
-    monkeypatch.setattr(progress.Bar, "tell", lambda bar, done, total: told.append((done, total)))
+    monkeypatch.setattr(screen.Bar, "tell", lambda bar, done, total: told.append((done, total)))
     bars: list[str] = []
-    monkeypatch.setattr(progress.Bar, "close", lambda bar: bars.append(bar._title))
+    monkeypatch.setattr(screen.Bar, "close", lambda bar: bars.append(bar._title))
     run(*words)
     assert len(bars) == 1
     assert len({total for _, total in told}) == 1

@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 
 import ingot
 from ingot._native import in_natural_order
-from ingot.cli.tables import cell_width, cut
-from ingot.cli.wording import count, nbytes
+from ingot.cli.screen import cell_width, count, cut, nbytes
 from support.commands import good
 from support.models import save
 

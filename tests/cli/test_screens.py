@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy
 import pytest
 
-from ingot.cli.tables import cell_width
+from ingot.cli.screen import cell_width
 from support.commands import in_a_pipe, in_a_terminal
 from support.models import save, transformer
 

@@ -31,7 +31,7 @@ import pytest
 
 import ingot
 import ingot.numpy
-from ingot._write.directory import lock
+from ingot._write import directory as lock
 from support.proxies import Certificate, certificate, proxying
 from support.servers import Answer, Handler, Request, good, serving
 

@@ -133,7 +133,7 @@ def test_a_failure_in_the_middle_leaves_what_was_there_and_nothing_else(source: 
 def test_a_value_that_was_written_wrong_is_found_before_it_takes_the_name(
     source: str, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = _convert.conversion.verified
+    real = _convert.conversion.compare
 
     def spoilt(path: str, *arguments: Any) -> None:
         data = Path(path).read_bytes()
@@ -142,7 +142,7 @@ def test_a_value_that_was_written_wrong_is_found_before_it_takes_the_name(
         Path(path).write_bytes(data.replace(one, bytes(4)))
         real(path, *arguments)
 
-    monkeypatch.setattr(_convert.conversion, "verified", spoilt)
+    monkeypatch.setattr(_convert.conversion, "compare", spoilt)
     with pytest.raises(ingot.ConversionError, match=r"weight|CRC"):
         ingot.convert(source, name)
     assert [str(path) for path in Path().rglob("*") if path.is_file()] == ["in.npz"]
@@ -153,13 +153,13 @@ def test_the_file_is_complete_when_it_takes_its_name(source: str, monkeypatch: p
     Path("out.safetensors").write_bytes(b"old")
     os.chmod("out.safetensors", 0o640)
     seen = []
-    real = _convert.conversion.verified
+    real = _convert.conversion.compare
 
     def verified(path: str, *arguments: Any) -> None:
         real(path, *arguments)
         seen.append(Path("out.safetensors").read_bytes())
 
-    monkeypatch.setattr(_convert.conversion, "verified", verified)
+    monkeypatch.setattr(_convert.conversion, "compare", verified)
     ingot.convert(source, "out.safetensors", overwrite=True)
     assert seen == [b"old"]
     assert Path("out.safetensors").stat().st_mode & 0o777 == 0o640
@@ -218,7 +218,7 @@ ingot.convert("in.npz", "out.safetensors", progress=lambda done, total: os.kill(
 
 def test_what_a_conversion_fetched_that_was_killed_is_removed_by_the_next(source: str) -> None:
     program = """
-from ingot._convert.fetched import _in_use
+from ingot._convert.conversion import _in_use
 os.mkdir(".ingot-00000001.out.safetensors.fetched")
 open(".ingot-00000001.out.safetensors.fetched/in.npz", "w").close()
 with _in_use(".ingot-00000001.out.safetensors.fetched"):

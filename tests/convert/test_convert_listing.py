@@ -350,4 +350,4 @@ def test_messages_of_onnx_that_stand_in_each_other_are_refused_by_the_limit() ->
 
 
 def length_of(tag: int, body: bytes) -> bytes:
-    return bytes([tag]) + _convert.protobuf._encoded(len(body)) + body
+    return bytes([tag]) + _convert.sources.onnx._encoded(len(body)) + body

@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import ingot
-from ingot._convert import msgpack as ours
 from ingot._convert.limits import Budget, limits
-from ingot._convert.positions import Region
+from ingot._convert.source import Region
+from ingot._convert.sources import flax as ours
 from ingot.numpy import load_file
 
 WEIGHT = numpy.arange(6000, dtype=numpy.float32).reshape(60, 100)

@@ -23,8 +23,8 @@ import pytest
 import torch
 
 import ingot
-from ingot._convert import msgpack as our_msgpack
 from ingot._convert.limits import Budget, limits
+from ingot._convert.sources import flax as our_msgpack
 from ingot.numpy import load_file
 from support.mutants import mutant
 from support.record import note

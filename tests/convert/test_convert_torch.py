@@ -58,7 +58,7 @@ def test_bytes_that_are_copied_piece_by_piece_are_those_of_the_tensors(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(_convert.values, "PIECE_NBYTES", 64)
-    monkeypatch.setattr(_convert.runs, "PIECE_NBYTES", 100)
+    monkeypatch.setattr(_convert.write, "PIECE_NBYTES", 100)
     torch.manual_seed(0)
     state = {
         "flat": torch.randn(101),
@@ -78,14 +78,14 @@ def test_bytes_that_are_copied_piece_by_piece_are_those_of_the_tensors(
 
 def test_a_byte_that_was_copied_wrong_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     path = saved({"good": torch.zeros(100), "bad": torch.arange(100.0)}, "model.bin")
-    real = _convert.conversion.verified
+    real = _convert.conversion.compare
 
     def spoilt(written: str, *arguments: Any) -> None:
         data = Path(written).read_bytes()
         Path(written).write_bytes(data.replace(struct.pack("<f", 77), struct.pack("<f", 78)))
         real(written, *arguments)
 
-    monkeypatch.setattr(_convert.conversion, "verified", spoilt)
+    monkeypatch.setattr(_convert.conversion, "compare", spoilt)
     with pytest.raises(ingot.ConversionError, match=r"`bad`.*not what was read") as refused:
         ingot.convert(path, "out.safetensors")
     assert refused.value.code == "verification"

@@ -406,7 +406,7 @@ class ByDriver:
 def test_what_a_driver_reads_is_widened_in_pieces_and_the_rest_is_read_straight(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from ingot._read.reads import Reads
+    from ingot._read.door import Reads
     from ingot._read.select import Wanted
     from ingot.torch import _devices
 

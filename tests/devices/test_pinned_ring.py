@@ -14,7 +14,7 @@ from ingot._adapters import pieces
 torch = pytest.importorskip("torch")
 
 from ingot import torch as framework  # noqa: E402  # It is there, as the line above found.
-from ingot.torch import _copies, _devices, _filling, _link, _tensors  # noqa: E402
+from ingot.torch import _devices, _filling, _link, _tensors  # noqa: E402
 
 from . import far  # noqa: E402  # It makes the device.
 from .streams import Streams  # noqa: E402
@@ -53,7 +53,7 @@ def make(monkeypatch: pytest.MonkeyPatch) -> Make:
         def link(device: Any) -> Streams | None:
             return streams if device.type == "far" else None
 
-        for module in (_copies, _devices, _filling, _tensors):
+        for module in (_devices, _filling, _tensors):
             monkeypatch.setattr(module, "link", link)
         return streams
 

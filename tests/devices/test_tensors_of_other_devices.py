@@ -11,7 +11,7 @@ import ingot
 import ingot.numpy
 from ingot._adapters import pieces
 from ingot._native import Checkpoint
-from ingot._read.reads import Reads
+from ingot._read.door import Reads
 from ingot._read.select import Wanted
 
 torch = pytest.importorskip("torch")

@@ -23,7 +23,7 @@ from torch.distributed.tensor import Shard, distribute_tensor
 
 import ingot
 import ingot.dcp
-from ingot._write.directory import lock
+from ingot._write import directory as lock
 from ingot.torch import load_file, save_sharded
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")

@@ -16,8 +16,8 @@ import ingot
 import ingot.dcp
 from ingot import StorageError
 from ingot._native import Checkpoint
+from ingot._read.door import PLAIN
 from ingot._read.load import tensors as load_tensors
-from ingot._read.reads import PLAIN
 from ingot.torch import load_into, save_sharded
 from ingot.torch._tensors import wrap
 from support import slow_disk

@@ -55,7 +55,7 @@ def indices(parts: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
     return parts | st.lists(parts, max_size=5).map(tuple)
 
 
-def check(part: ingot._read.part.TensorSlice, array: numpy.ndarray[Any, Any], index: Any) -> None:
+def check(part: ingot._read.handle.TensorSlice, array: numpy.ndarray[Any, Any], index: Any) -> None:
     """The same values in the same shape, or an `IndexError` from both."""
     try:
         wanted = numpy.asarray(array[index])

@@ -18,7 +18,7 @@ import pytest
 
 import ingot
 import ingot.numpy
-from ingot._view import whole
+from ingot._view import report as _report
 from support.commands import good, run
 from support.models import minilm, save
 from view import made_models
@@ -47,7 +47,7 @@ def double_click(chromium: Any) -> Iterator[DoubleClick]:
 
 
 def test_all_of_it_is_small() -> None:
-    assert len(gzip.compress(whole.page().encode(), 9)) <= 80_000
+    assert len(gzip.compress(_report.page().encode(), 9)) <= 80_000
 
 
 def test_the_viewer_is_one_file(double_click: DoubleClick, tmp_path: Path) -> None:
@@ -112,7 +112,7 @@ def test_page_opens_a_dropped_folder_or_shows_a_card(
 
 def test_the_page_is_a_web_site(chromium: Any, tmp_path: Path) -> None:
     """The page on a server that knows nothing of it, nor of ranges."""
-    (tmp_path / "viewer.html").write_text(whole.page(), "utf-8")
+    (tmp_path / "viewer.html").write_text(_report.page(), "utf-8")
     save(tmp_path / "model.safetensors", {"x": numpy.arange(6.0).reshape(2, 3)})
     handler = partial(Quiet, directory=tmp_path)
     server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
@@ -216,10 +216,10 @@ def test_values_that_json_has_not_are_in_a_report(double_click: DoubleClick, tmp
 
 
 def test_page_allows_its_own_script_and_style_only() -> None:
-    page = whole.page()
+    page = _report.page()
     for kind, begin in (("script", '<script id="viewer">'), ("style", "<style>")):
         assert page.count(begin) == page.count(f"</{kind}>") == 1
         text = page.partition(begin)[2].partition(f"</{kind}>")[0]
         digest = b64encode(sha256(text.encode()).digest()).decode()
-        assert f"{kind}-src 'sha256-{digest}';" in whole.policy()
-    assert whole.policy().startswith("default-src 'none'; ")
+        assert f"{kind}-src 'sha256-{digest}';" in _report.policy()
+    assert _report.policy().startswith("default-src 'none'; ")

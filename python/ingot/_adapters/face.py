@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Generic, TypeVar, overload
+from collections.abc import Callable, Mapping
+from typing import Any, Generic, TypeVar, Unpack, overload
 
 from ingot import _native
 from ingot._base.checks import known_format, named
@@ -17,15 +18,13 @@ from ingot.typing import LoadOptions, NoOptions, SaveOptions
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-    from typing import Any, Literal
+    from typing_extensions import Buffer
 
-    from typing_extensions import Buffer, Unpack
-
+    from ingot._base.options import AtOnce, InBackground, WithMetadata, WithoutMetadata
     from ingot._native import Checkpoint, Export, Gpu
+    from ingot._read.door import Reads
     from ingot._read.load import Into
     from ingot._read.moves import Carrier, Move, Placement
-    from ingot._read.reads import Reads
     from ingot._write.background import SaveFuture
     from ingot._write.save import Payload
     from ingot.typing import Device, Format, Path, Source, Writable
@@ -77,22 +76,12 @@ class Whole(Generic[Tensor]):
 
     @overload
     def load_file(
-        self,
-        filename: Source,
-        device: Device = None,
-        *,
-        return_metadata: Literal[True],
-        **options: Unpack[LoadOptions],
+        self, filename: Source, device: Device = None, **options: Unpack[WithMetadata]
     ) -> tuple[dict[str, Tensor], dict[str, str] | None]: ...
 
     @overload
     def load_file(
-        self,
-        filename: Source,
-        device: Device = None,
-        *,
-        return_metadata: Literal[False] = False,
-        **options: Unpack[LoadOptions],
+        self, filename: Source, device: Device = None, **options: Unpack[WithoutMetadata]
     ) -> dict[str, Tensor]: ...
 
     @takes(LoadOptions)
@@ -256,9 +245,7 @@ class Whole(Generic[Tensor]):
         tensors: Mapping[str, Tensor],
         filename: Path,
         metadata: Mapping[str, str] | None = None,
-        *,
-        background: Literal[True],
-        **options: Unpack[SaveOptions],
+        **options: Unpack[InBackground],
     ) -> SaveFuture: ...
 
     @overload
@@ -267,9 +254,7 @@ class Whole(Generic[Tensor]):
         tensors: Mapping[str, Tensor],
         filename: Path | Writable,
         metadata: Mapping[str, str] | None = None,
-        *,
-        background: Literal[False] = False,
-        **options: Unpack[SaveOptions],
+        **options: Unpack[AtOnce],
     ) -> None: ...
 
     @takes(SaveOptions, overwrite=True)

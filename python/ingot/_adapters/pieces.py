@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from math import prod
 from operator import index as integer
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-    from typing import Any
-
     # What an index takes along one dimension: a place, a stretch with a step, or a list of places.
     Taken = int | range | list[int]
     Box = tuple[slice, ...]

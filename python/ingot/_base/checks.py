@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from operator import index
 from os import environ, fsdecode
 from os.path import basename
-from typing import NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from ingot._native import check_destination, check_storage_options
 from ingot.errors import OptionError, SaveError
@@ -16,9 +17,6 @@ from .text import _quoted, brief
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-    from typing import Any, Literal
-
     from ingot.typing import Checksums, Dtype, Progress, Tell
 
     Leniency = Literal["refuse", "accept", "salvage"]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from sys import modules
+from typing import Any, Protocol
 
 from ingot.errors import DtypeError, OptionError
 
@@ -10,9 +12,6 @@ from .text import _quoted
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from typing import Any, Protocol
-
     from ingot._native import Wrap
 
     class Adapter(Protocol):

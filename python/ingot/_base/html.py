@@ -6,15 +6,12 @@ It is HTML without scripts and without styles of its own. Every text in it is es
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
 from html import escape
 from itertools import groupby, islice
 from typing import NamedTuple
 
 from .text import _escaped
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
 
 # A browser folds and unfolds so many at once, and nobody reads more.
 MOST_ROWS = 500

@@ -6,7 +6,9 @@ brackets too. The name of a tensor matches only that tensor, even if it has a ``
 
 from __future__ import annotations
 
+from collections.abc import Callable, Collection, Iterable, Iterator
 from itertools import filterfalse, islice
+from typing import Any, Protocol, TypeAlias
 
 from ingot.errors import TensorNotFoundError
 from ingot.typing import Glob
@@ -15,9 +17,6 @@ from .text import _escaped, _quoted
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Iterator
-    from typing import Any, Protocol, TypeAlias
-
     from ingot._native import TensorInfo
 
     # What `checked_keys` returns for a value that is not None.

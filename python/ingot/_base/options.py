@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Mapping
 from functools import cache, partial
-from typing import NamedTuple, TypeVar
+from typing import Any, Literal, NamedTuple, Required, TypeVar
 
 from ingot.errors import OptionError, SafetensorError
 from ingot.typing import (
     CheckOptions,
+    LoadOptions,
     NoOptions,
     OpenOptions,
     ReadOptions,
@@ -46,12 +48,25 @@ from .keys import checked_keys
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
-    from typing import Any
-
     from ingot.typing import Format, Snapshot, Tell
 
     from .keys import Selector
+
+# For overloads: what a call returns depends on one of its options.
+if TYPE_CHECKING:
+
+    class WithMetadata(LoadOptions):
+        return_metadata: Required[Literal[True]]
+
+    class WithoutMetadata(LoadOptions, total=False):
+        return_metadata: Literal[False]
+
+    class InBackground(SaveOptions):
+        background: Required[Literal[True]]
+
+    class AtOnce(SaveOptions, total=False):
+        background: Literal[False]
+
 
 Function = TypeVar("Function", bound="Callable[..., Any]")
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from os import fsdecode
 from os.path import basename
+from typing import TextIO
 
 from ingot._native import shown_url
 
@@ -13,9 +15,7 @@ from .text import _escaped
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
     from contextlib import AbstractContextManager
-    from typing import TextIO
 
     from ingot.typing import Path, Tell
 

@@ -7,12 +7,9 @@ pickle names `ingot` only, so that it can be loaded after a module has moved.
 from __future__ import annotations
 
 import sys
+from typing import Any
 
 from .text import brief
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any
 
 _LONGEST = 2000
 

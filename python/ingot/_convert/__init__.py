@@ -1,31 +1,33 @@
 """Conversion from other formats: `ingot.convert`.
 
-The way of data: `formats.resolved` says what a file is, a module of `sources` gives its `Contents`,
-`selection` decides which tensors go into the new file, `write` writes them one at a time beside their
-`destination`, and `verify` compares them before the new file takes its name.
+`formats.resolved` finds the format of a file, a module of `sources` returns its `Contents`, `selection`
+chooses the tensors of the new file, `write` writes them one at a time, and `conversion` compares the new file
+with the source before it takes its name.
 
 Only `cli` may use this room.
 """
 
 from __future__ import annotations
 
-from .others import LeftOut
-from .report import Conversion
+from typing import Any
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any
+from ingot._base.frameworks import installing
+
+from .report import Conversion, LeftOut
 
 try:
     from .conversion import convert, planned
     from .listing import listed
 except ModuleNotFoundError as error:
-    _missing = error
+    if error.name != "numpy":
+        raise
 
     def convert(*args: Any, **options: Any) -> Conversion:
         """Convert a file of another format. It needs numpy: ``pip install 'ingot-tensors[convert]'``."""
-        # Not before it is called: whoever looks at what `ingot` has does not want to convert anything.
-        raise ModuleNotFoundError(str(_missing), name=_missing.name) from _missing
+        # Not before it is called: programs that list the names of `ingot` convert nothing.
+        raise ModuleNotFoundError(
+            f"ingot.convert needs numpy, which is not installed: {installing('convert')}", name="numpy"
+        )
 
     listed = planned = convert  # type: ignore[assignment]
 

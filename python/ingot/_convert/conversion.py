@@ -3,10 +3,17 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+import shutil
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from itertools import count
 from os import fsdecode
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, Protocol, Unpack
 
+import numpy
+
+from ingot import _native
 from ingot._base.checks import checked_shard_size, is_path, one_of
 from ingot._base.keys import shared_prefix
 from ingot._base.options import Saving, checked, takes
@@ -14,33 +21,241 @@ from ingot._base.progress import counted, told
 from ingot._base.text import _escaped
 from ingot._native import is_url, local_path, shown_url
 from ingot._read import door
-from ingot._read.source import shown
-from ingot.errors import OptionError
+from ingot._read.source import Reader, shown
+from ingot._write.directory import hidden
+from ingot._write.download import download
+from ingot._write.serialize import _REGION
+from ingot.errors import ConversionError, OptionError
 from ingot.typing import CopyOptions, Dtype, Keys, Path, Source, SourceFormat, StorageOptions
 
-from .destination import KINDS, Destination
-from .fetched import copied, fetched, sweep
 from .formats import FORMATS, resolved
-from .limits import Budget, limits, source_nbytes
-from .others import LeftOut
-from .refusal import refused
-from .report import Conversion
+from .limits import Budget, limits, reading, refused, source_nbytes
+from .report import Conversion, LeftOut
 from .selection import Choice, Selected, selected
 from .source import Options
-from .values import nbytes
-from .verify import verify as verified
-from .write import Ending, check_npz, code_in, write_native, write_npz
+from .sources import npy
+from .values import code_of, nbytes, stored
+from .write import (
+    KINDS,
+    Destination,
+    Ending,
+    apart,
+    check_npz,
+    code_in,
+    differing,
+    parts,
+    write_native,
+    write_npz,
+)
+from .zipped import members
+from .zipped import opened as opened_member
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from typing_extensions import Unpack
-
     from ingot._write.shards import Place
-    from ingot.typing import Tell
+    from ingot.typing import Buffer, Tell
 
-    from .runs import Moved
     from .source import Contents, Entry
+    from .write import Moved
+
+
+# Every tensor of a new file, compared with the source once more.
+
+
+_TITLE = "an .npz archive"
+
+
+class _Written(Protocol):
+    """A new file, of which pieces are read in their order."""
+
+    def begin(self, name: str) -> tuple[str, tuple[int, ...]]: ...
+    def piece(self, name: str, index: Any, size: int) -> memoryview: ...
+
+
+def compare(path: str, kind: str, entries: Sequence[Entry], code: str | None, moved: Moved) -> None:
+    """Raise `ConversionError` where a tensor of the file at `path` is not that of the source."""
+    with ExitStack() as stack:
+        written: _Npz | _Native = _Npz(path, stack) if kind == "npz" else _Native(path, stack)
+        if isinstance(written, _Native):
+            runs, entries = apart(entries, code)
+            for entry in runs:
+                _begin(path, written, entry, code)
+            name = differing(runs, written.checkpoint, moved)
+            if name is not None:
+                raise _differs(path, name, "the values of the source", "others")
+        for entry in entries:
+            _begin(path, written, entry, code)
+            for index, part in parts(entry, code):
+                held = stored(part)
+                if not numpy.array_equal(held, written.piece(entry.name, index, len(held))):
+                    raise _differs(path, entry.name, "the values of the source", "others")
+                moved(part.nbytes)
+
+
+def _begin(path: str, written: _Written, entry: Entry, code: str | None) -> None:
+    expected = code_in(entry, code), entry.shape
+    found = written.begin(entry.name)
+    if found != expected:
+        raise _differs(path, entry.name, expected, found)
+
+
+class _Native:
+    def __init__(self, path: str, stack: ExitStack) -> None:
+        self.checkpoint = _native.Checkpoint.open(path, "pread")
+        stack.callback(self.checkpoint.close)
+
+    def begin(self, name: str) -> tuple[str, tuple[int, ...]]:
+        info = self.checkpoint.info(name)
+        return info.dtype, info.shape
+
+    def piece(self, name: str, index: Any, size: int) -> memoryview:
+        buffer, begin = self.checkpoint.select(name, index, _REGION)
+        return memoryview(buffer)[begin : begin + size]
+
+
+class _Npz:
+    def __init__(self, path: str, stack: ExitStack) -> None:
+        self._path = path
+        self._stack = stack
+        self._members = members(path)
+
+    def begin(self, name: str) -> tuple[str, tuple[int, ...]]:
+        # What fails here is the checksum of the member.
+        with reading(self._path, _TITLE):
+            self._stream = self._stack.enter_context(opened_member(self._path, self._members[f"{name}.npy"]))
+            header = npy.header(self._path, name, self._stream)
+        if isinstance(header, LeftOut):
+            return "", ()
+        return code_of(self._path, name, header.dtype) or "", header.shape
+
+    def piece(self, name: str, index: Any, size: int) -> memoryview:
+        with reading(self._path, _TITLE):
+            return memoryview(self._stream.read(size))
+
+
+def _differs(path: str, name: str, expected: object, found: object) -> ConversionError:
+    return refused(
+        path,
+        f"what was written is not what was read: "
+        f"expected {expected}, found {found} — the disk or the source is at fault, and nothing was kept",
+        code="verification",
+        tensor=name,
+        expected=expected,
+        found=found,
+    )
+
+
+# A source behind a URL or in an object, of which a copy is here for as long as it is read.
+
+
+_ENDING = ".fetched"
+# Concurrent conversions to one destination whose leftovers are found.
+_AT_ONCE = 8
+# Characters of a name. File systems have room for 255 bytes.
+_LONGEST = 60
+
+
+@contextmanager
+def fetched(
+    url: str, beside: str, progress: bool | Tell, storage_options: StorageOptions | None
+) -> Iterator[str]:
+    """Give the path of a copy, in a folder of its own beside a destination, which is gone in the end."""
+    with _folder(beside, shown_url(url)) as folder:
+        copy = download(
+            url, folder + os.sep, progress=progress, durable=False, storage_options=storage_options
+        )
+        yield copy.path
+
+
+@contextmanager
+def copied(found: Reader | Buffer, beside: str, progress: bool | Tell) -> Iterator[str]:
+    """As `fetched`, of what an object or a buffer holds."""
+    parts, nbytes = (found.parts(), found.nbytes) if isinstance(found, Reader) else _whole(found)
+    # Its ending may tell what it is.
+    name = os.path.basename(shown(found).partition("?")[0].replace("\0", ""))[-_LONGEST:] or "source"
+    with _folder(beside, shown(found)) as folder:
+        path = os.path.join(folder, name)
+        with open(path, "xb") as file, told(progress, f"Fetching {_escaped(name)}") as tell:
+            for part in parts:
+                file.write(part)
+                if tell is not None:
+                    tell(file.tell(), nbytes)
+        yield path
+
+
+def _whole(buffer: Buffer) -> tuple[list[memoryview], int]:
+    view = memoryview(buffer)
+    return [view], view.nbytes
+
+
+@contextmanager
+def _folder(beside: str, name_of_source: str) -> Iterator[str]:
+    """Give a folder for a copy of what has this name."""
+    # There is room for what comes of it; where the system keeps temporary files, there may be none.
+    prefix, folder = _made(beside)
+    with hidden(prefix):
+        try:
+            with _in_use(folder):
+                yield folder
+        except ConversionError as error:
+            error.add_note(f"fetched from {_escaped(name_of_source)}, and no other file with it")
+            raise
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _made(beside: str) -> tuple[str, str]:
+    """Make a folder, and return what its name begins with and its path."""
+    for number in count():
+        prefix, folder = _named(beside, number)
+        with suppress(FileExistsError):
+            os.mkdir(folder, 0o700)
+            return prefix, folder
+    raise AssertionError("one of the names is free")
+
+
+def _named(beside: str, number: int) -> tuple[str, str]:
+    """Return a prefix for hidden names, and the path of a folder beside a destination that begins with it.
+
+    The names are known, so that a directory need not be listed to find what a killed conversion left.
+    """
+    directory, name = os.path.split(os.path.realpath(beside))
+    prefix = f".ingot-{number:08x}."
+    return prefix, os.path.join(directory, prefix + name + _ENDING)
+
+
+def sweep(beside: str) -> None:
+    """Remove what conversions to this destination fetched that were killed."""
+    for number in range(_AT_ONCE):
+        _, folder = _named(beside, number)
+        with suppress(OSError):
+            with _in_use(folder):
+                shutil.rmtree(folder, ignore_errors=True)
+            # Windows keeps the folder as long as the lock in it is open.
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextmanager
+def _in_use(folder: str) -> Iterator[None]:
+    """Lock a folder, until the process ends however it does. `OSError` where another has the lock."""
+    if sys.platform == "win32":
+        # A folder cannot be locked there, but a file in it, which vanishes when it is closed.
+        import msvcrt
+
+        descriptor = os.open(os.path.join(folder, ".lock"), os.O_RDWR | os.O_CREAT | os.O_TEMPORARY)
+    else:
+        import fcntl
+
+        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    try:
+        if sys.platform == "win32":
+            msvcrt.locking(descriptor, msvcrt.LK_NBLCK, 1)
+        else:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    finally:
+        os.close(descriptor)
+
 
 # Bytes that an array has fewer of, also where another of its dimensions is 0.
 _TOO_LONG = 1 << 63
@@ -348,7 +563,7 @@ class _Write(NamedTuple):
     ) -> None:
         def check(draft: str) -> None:
             if self.verify:
-                verified(draft, self.to.kind, entries, self.code, moved)
+                compare(draft, self.to.kind, entries, self.code, moved)
 
         ending = Ending(check, self.how)
         if self.to.kind == "npz":

@@ -8,19 +8,17 @@ called ``tensor``. A tensor below any other key cannot be converted.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ingot._base.text import _quoted
 from ingot.errors import ConversionError
 
-from .limits import RECORD_NBYTES
-from .others import LeftOut, Unusable, left_out
-from .refusal import refused
+from .limits import RECORD_NBYTES, refused
+from .report import LeftOut, Unusable, left_out
 from .source import possible
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
     from .limits import Budget
     from .source import Entry
 

@@ -4,25 +4,129 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from ingot import _native
 from ingot._base.checks import one_of
-from ingot._base.text import _escaped
+from ingot._base.text import _escaped, _quoted
 from ingot.errors import ConversionError, HeaderError, SafetensorError
 
-from .confined import PART
-from .framing import begun, proven
-from .refusal import refused
+from .limits import refused
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
     from contextlib import AbstractContextManager
 
     from .source import Contents, Options
+
+
+# Whether a file is of a format of this package, by all of its framing.
+#
+# Files of these formats begin with a number, the length of the header. It may spell what any other format
+# begins with, so they are asked for first, and of the first bytes alone nothing is concluded.
+
+
+# The longest header.
+_MAX_HEADER_NBYTES = 100_000_000
+
+
+def proven(path: str) -> str:
+    """The format, if the header keeps all its rules. Else `HeaderError`."""
+    if path.endswith(".json"):
+        # Of that name every function of this package takes it for an index, whatever it is.
+        raise HeaderError(
+            "no index of a checkpoint, as which it would be read by its name", code="index-name"
+        )
+    checkpoint = _native.Checkpoint.open(path, "pread")
+    try:
+        return checkpoint.format
+    finally:
+        checkpoint.close()
+
+
+def begun(path: str, head: bytes) -> str | None:
+    """The format that a file with this begin was to be, where its header is broken.
+
+    No other format has so small a number there, unless it is made to: its fifth to eighth byte are zero.
+    """
+    if len(head) < 8 or not 2 <= int.from_bytes(head[:8], "little") <= _MAX_HEADER_NBYTES:
+        return None
+    if head[8:].lstrip()[:1] == b"{" or path.lower().endswith(".safetensors"):
+        return "safetensors"
+    return "bintensors" if path.lower().endswith(".bt") else None
+
+
+def is_ours(path: str) -> bool:
+    """Whether it is a file of this package, even a broken one."""
+    try:
+        proven(path)
+    except HeaderError:
+        with open(path, "rb") as file:
+            return begun(path, file.read(512)) is not None
+    return True
+
+
+# Names of other files that belong to a file: they stay inside its folder.
+
+
+# The name of a file that says which part of how many it is.
+PART = re.compile(r"(?P<stem>.+)-(?P<number>\d{1,6})-of-(?P<count>\d{1,6})\.(?P<ending>\w+)", re.DOTALL)
+
+
+def inside(path: str, location: object, key: str, *, may_leave_by_link: bool = False) -> str:
+    """Return the path of the file that `path` calls `location`, under `key`.
+
+    A link may not lead out of the folder. If the file at `path` is a link itself, others may lead to where it
+    does: caches of downloads have the files of all models in one folder, and links to them.
+    """
+    reason = _fault(location)
+    if reason:
+        raise refused(
+            path,
+            f"{_quoted(key)} names the file {_quoted(location)}, which {reason}: expected a path "
+            "inside the folder",
+            code="outside",
+            found=location,
+        )
+    assert isinstance(location, str)
+    found = os.path.join(os.path.dirname(path), *location.split("/"))
+    real = os.path.realpath(found)
+    folders = (os.path.realpath(os.path.dirname(path)), os.path.dirname(os.path.realpath(path)))
+    if not may_leave_by_link and not any(real.startswith(os.path.join(folder, "")) for folder in folders):
+        raise refused(
+            path,
+            f"{_quoted(key)} is in {_quoted(location)}, which is a link out of the folder: "
+            "expected a file inside it",
+            code="outside",
+            tensor=key,
+            found=location,
+        )
+    if not os.path.isfile(real):
+        raise refused(
+            path,
+            f"{_quoted(key)} is in {_quoted(location)}, and there is no such file",
+            code="missing-file",
+            found=location,
+        )
+    return found
+
+
+def _fault(location: object) -> str | None:
+    """Why it is no path inside the folder, the same on every system."""
+    if not isinstance(location, str):
+        return "is no text"
+    if "\0" in location or "\\" in location or ":" in location:
+        return "has a character that paths do not have"
+    parts = location.split("/")
+    if location.startswith(("/", "~")) or ".." in parts:
+        return "leaves the folder"
+    if "" in parts or "." in parts:
+        return "is no plain path"
+    return None
 
 
 class Format(NamedTuple):

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
+from . import values
 from .formats import FORMATS, resolved
 from .limits import Budget, limits, source_nbytes
 from .source import Options
-from .values import nbytes
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from .others import LeftOut
+    from .report import LeftOut
     from .source import Entry
+
 
 # A listing makes no tensor, so they may be of any size.
 _ANY_NBYTES = 1 << 63
@@ -68,5 +70,5 @@ def _listed(path: str, entry: Entry) -> Listed:
             # A listing selects nothing, and its reader should know.
             raise entry.fault
         return Listed(entry.name, str(getattr(entry.fault, "found", None) or "?"), None, None, file)
-    code, size = entry.stored or (entry.code, nbytes(entry.code, entry.shape))
+    code, size = entry.stored or (entry.code, values.nbytes(entry.code, entry.shape))
     return Listed(entry.name, code, entry.shape, size, file)

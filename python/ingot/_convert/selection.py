@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -11,12 +12,10 @@ from ingot._native import TensorInfo
 from ingot.errors import OptionError
 
 from .flatten import twice
-from .refusal import refused
+from .limits import refused
 from .values import elements, nbytes
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable, Sequence
-
     from ingot._base.keys import Selector
 
     from .source import Entry

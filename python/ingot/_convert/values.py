@@ -2,32 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from math import prod
 from typing import TYPE_CHECKING, Any
 
+import numpy
+
+from ingot import _native
+from ingot import numpy as arrays
 from ingot._base.dtypes import CODES, F4_LOOSE, NAMES
 from ingot._base.frameworks import installing
 from ingot._base.frameworks import lacks as framework_lacks
 from ingot._base.text import _escaped
-from ingot._read.reads import PLAIN
+from ingot._read import load, select
+from ingot._read.door import PLAIN
 from ingot.errors import ConversionError
 
-from .refusal import refused
-
-try:
-    import numpy
-except ModuleNotFoundError as error:
-    raise ModuleNotFoundError(
-        f"ingot.convert needs numpy, which is not installed: {installing('convert')}", name="numpy"
-    ) from error
-
-from ingot import _native
-from ingot import numpy as arrays
-from ingot._read import load, select
+from .limits import refused
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
     from ingot.numpy import Array
 
     Index = tuple[Any, ...]

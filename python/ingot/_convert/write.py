@@ -2,34 +2,215 @@
 
 from __future__ import annotations
 
+import os
 import zipfile
-from contextlib import closing
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, contextmanager
+from errno import EEXIST
 from io import BufferedWriter, FileIO
-from typing import TYPE_CHECKING, NamedTuple
+from math import prod
+from typing import Any, BinaryIO, Literal, NamedTuple
 
 import numpy
 
 from ingot import _native
-from ingot._base.checks import FLOATS
+from ingot._base.checks import FLOATS, Existing, checked_shard_size
 from ingot._base.options import Loading
 from ingot._base.text import _escaped, _quoted
-from ingot._write.assemble import Writing, opened, together
+from ingot._write.directory import called
+from ingot._write.rearrange import Writing, opened, together
+from ingot._write.shards import Place
 from ingot._write.writer import Writer, native
-from ingot.errors import ConversionError, SaveError, StorageError
+from ingot.errors import ConversionError, OptionError, SaveError, StorageError
 
-from .destination import drafted
-from .runs import copy
-from .values import cast, dtype_of, nbytes, pieces, stored
+from .source import cut_short, size_of
+from .values import PIECE_NBYTES, cast, dtype_of, nbytes, pieces, stored
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
-    from typing import Any, BinaryIO
-
     from ingot._base.options import Saving
     from ingot.numpy import Array
 
-    from .runs import Moved
-    from .source import Entry
+    from .source import Entry, Region
+
+    Kind = Literal["safetensors", "bintensors", "npz"]
+
+    Moved = Callable[[int], None]
+
+# Where a conversion writes to, without harm to what is there before the new file is whole.
+
+
+KINDS = ("safetensors", "bintensors", "npz")
+_ENDINGS = {"safetensors": ".safetensors", "bintensors": ".bt", "npz": ".npz"}
+# What transformers writes, so that it is read without more being said.
+_DEFAULT_SHARD_NBYTES = "5GB"
+
+
+def _kind(path: str) -> str | None:
+    """Return the format that the ending of a name says, or None."""
+    return next((kind for kind, ending in _ENDINGS.items() if path.lower().endswith(ending)), None)
+
+
+class Destination(NamedTuple):
+    """A file, or a folder of shards."""
+
+    path: str
+    kind: str
+    place: Place | None
+    """None for a file."""
+    shard_nbytes: int
+
+    @classmethod
+    def of(cls, path: str, format: str | None, max_shard_size: int | str | None) -> Destination:
+        """Return the destination of this name. Its ending decides the format if `format` is None."""
+        is_folder = max_shard_size is not None or path.endswith(("/", os.sep)) or os.path.isdir(path)
+        if is_folder:
+            kind = format or "safetensors"
+            if kind == "npz":
+                raise OptionError(
+                    "convert(): max_shard_size is for safetensors and bintensors, and an .npz is one file",
+                    code="npz-shards",
+                )
+            is_new_folder = path.endswith(("/", os.sep)) or not (_kind(path) or os.path.exists(path))
+            if not is_new_folder and not os.path.isdir(path):
+                raise OptionError(
+                    f"convert(): max_shard_size writes several files: destination must be a folder, found "
+                    f"{_escaped(path)}, the name of a file",
+                    code="unknown-destination",
+                    expected="a folder",
+                    found=path,
+                )
+            limit = checked_shard_size(_DEFAULT_SHARD_NBYTES if max_shard_size is None else max_shard_size)
+            return cls(path, kind, Place(path, "model{suffix}" + _ENDINGS[kind]), limit)
+        found = format or _kind(path)
+        if found is not None:
+            return cls(path, found, None, 0)
+        raise OptionError(
+            f"{_escaped(path)}: the name does not say what to write: expected "
+            f"{', '.join(_ENDINGS.values())}, or a folder with max_shard_size=… — format=… says it",
+            code="unknown-destination",
+            expected=KINDS,
+            found=path,
+        )
+
+    def check(self, existing: Existing) -> None:
+        """Raise where something would be replaced that has to stay."""
+        if self.place is not None:
+            self.place.check(existing)
+            return
+        existing.check(self.path)
+        if os.path.exists(self.path) and not os.path.isfile(self.path):
+            raise FileExistsError(EEXIST, "it is no regular file, and is not replaced", self.path)
+
+
+@contextmanager
+def drafted(path: str, draft: str) -> Iterator[str]:
+    """Give `draft`, the temporary file for `path`. Errors that name it name `path` instead."""
+    # Messages have the escaped name only.
+    with called(os.path.basename(draft), os.path.basename(path)), called(draft, path):
+        yield draft
+
+
+# Tensors whose bytes a source holds just as the new file is to: copied and compared as they are.
+
+
+# More threads in one file wait for each other in the kernel.
+_THREADS = 4
+
+
+class _Piece(NamedTuple):
+    """A part of a tensor, and where its bytes stand."""
+
+    file: _native.ForeignFile
+    position: int
+    name: str
+    part: object
+    begin: int
+    """In the tensor."""
+    nbytes: int
+
+
+def copy(entries: Sequence[Entry], writer: _native.Writer, moved: Moved) -> None:
+    """Copy the bytes of these tensors into a new file."""
+
+    def copied(piece: _Piece) -> None:
+        piece.file.copy(piece.position, writer, piece.name, piece.part)
+
+    for _ in _each(entries, copied, moved):
+        pass
+
+
+def differing(entries: Sequence[Entry], checkpoint: _native.Checkpoint, moved: Moved) -> str | None:
+    """The name of a tensor that is not the same in the source and in the new file; None where all are."""
+
+    def differs(piece: _Piece) -> str | None:
+        same = piece.file.agrees(piece.position, checkpoint, piece.name, piece.begin, piece.nbytes)
+        return None if same else piece.name
+
+    return next((name for name in _each(entries, differs, moved) if name is not None), None)
+
+
+def _each(
+    entries: Sequence[Entry], work: Callable[[_Piece], str | None], moved: Moved
+) -> Iterator[str | None]:
+    """What `work` gives for every piece of these tensors, in several threads."""
+
+    def all_of(batch: list[_Piece]) -> list[str | None]:
+        return [work(piece) for piece in batch]
+
+    batches = list(_batches(_pieces(entries)))
+    pool = ThreadPoolExecutor(min(_THREADS, os.cpu_count() or 1, len(batches) or 1))
+    try:
+        for batch, found in zip(batches, pool.map(all_of, batches), strict=True):
+            yield from found
+            moved(sum(piece.nbytes for piece in batch))
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def _pieces(entries: Iterable[Entry]) -> Iterator[_Piece]:
+    files: dict[str, _native.ForeignFile] = {}
+    for entry in entries:
+        region = entry.region
+        assert region is not None
+        if region.path not in files:
+            files[region.path] = _native.ForeignFile.open(region.path)
+        _check(entry, region)
+        begin = 0
+        for index in pieces(entry.shape, max(nbytes(entry.code, (1,)), 1)):
+            size = nbytes(entry.code, _shape(entry.shape, index))
+            yield _Piece(files[region.path], region.position + begin, entry.name, index or ..., begin, size)
+            begin += size
+
+
+def _shape(shape: tuple[int, ...], index: tuple[int | slice, ...]) -> tuple[int, ...]:
+    """What an index of `pieces` leaves of a shape."""
+    if not index:
+        return shape
+    rows = index[-1]
+    assert isinstance(rows, slice)
+    return (rows.stop - rows.start, prod(shape[len(index) :]))
+
+
+def _check(entry: Entry, region: Region) -> None:
+    there = size_of(region.path) - region.position
+    if there < region.nbytes:
+        raise cut_short(region.path, entry.name, region.nbytes, max(there, 0))
+
+
+def _batches(pieces: Iterable[_Piece]) -> Iterator[list[_Piece]]:
+    """Pieces that are worth handing to a thread together."""
+    batch: list[_Piece] = []
+    size = 0
+    for piece in pieces:
+        batch.append(piece)
+        size += piece.nbytes
+        if size >= PIECE_NBYTES:
+            yield batch
+            batch, size = [], 0
+    if batch:
+        yield batch
 
 
 # The time of every member of an archive: the oldest there is, so that the same input gives the same bytes.

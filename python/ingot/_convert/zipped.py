@@ -11,17 +11,14 @@ import os
 import struct
 import zipfile
 from io import RawIOBase
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import IO, TYPE_CHECKING, Any, NamedTuple
 
 from ingot._base.text import _quoted
 from ingot.errors import ConversionError
 
-from .limits import OBJECT_NBYTES
-from .refusal import reading, refused
+from .limits import OBJECT_NBYTES, reading, refused
 
 if TYPE_CHECKING:
-    from typing import IO
-
     from .limits import Budget
 
 _METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)

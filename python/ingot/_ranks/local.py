@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import sys
-from typing import NamedTuple
+from collections.abc import Collection
+from typing import Any, NamedTuple
 
 import torch
 
 from .placements import Part, part, product
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Collection
-    from typing import Any
 
 # What torch's CheckpointableTensor (2.15) has: attributes of an ordinary tensor.
 _ATTRIBUTES = ("global_shape", "global_offsets", "local_offsets", "local_sizes")

@@ -6,17 +6,15 @@ An offset alone does not say it, since a strided shard takes several stretches o
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from itertools import pairwise
 from itertools import product as combinations
 from math import prod
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-    from typing import Any
-
     # From the first place to that after the last.
     Interval = tuple[int, int]
     # For each dimension.

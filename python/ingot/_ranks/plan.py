@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
 from itertools import accumulate
 from math import prod
@@ -22,8 +23,6 @@ from .placements import moved, pieces
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
-
     from .placements import Box, Interval, Part
 
 #: Bytes that lie together, from which on a rank reads a part of its own by itself.

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Container, Iterator
 from contextlib import closing
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Unpack
 
 from ingot import _native
 from ingot._base.keys import select
@@ -23,10 +24,6 @@ from .stats import measured
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Container, Iterator
-
-    from typing_extensions import Unpack
-
     from ingot._base.checks import Leniency
     from ingot._native import Checkpoint
     from ingot.typing import Path

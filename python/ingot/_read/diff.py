@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from contextlib import closing
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Unpack
 
 from ingot import _native
 from ingot._base.keys import NamedTensors, select
@@ -20,8 +20,6 @@ from .door import open_source
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing_extensions import Unpack
-
     from ingot._native import Checkpoint
 
 

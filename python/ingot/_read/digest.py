@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from contextlib import closing
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Unpack
 
 from ingot import _native
 from ingot._base.checks import checked_text, is_path
@@ -19,8 +19,6 @@ from .door import open_source, resolved
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing_extensions import Unpack
-
     from ingot.typing import Path
 
 

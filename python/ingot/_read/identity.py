@@ -10,16 +10,14 @@ import os
 import re
 import warnings
 from _thread import start_new_thread
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
+from typing import Any
 
 from ingot.typing import Identity
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
-    from typing import Any
-
     #: The fields of `ingot.typing.Identity` in their order, with the expiry in seconds since 1970.
     Answer = tuple[str | None, str | None, str | None, str | None, float | None, str | None, str | None]
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 import os
 import stat
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import CancelledError, ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass, field
 from functools import partial
 from threading import Event
-from typing import Any, Literal, NamedTuple, Unpack
+from typing import Any, Literal, NamedTuple, TypeAlias, Unpack
 
 from ingot._base.checks import is_path
 from ingot._base.options import Loading, checked, takes
@@ -35,9 +35,6 @@ from .door import open_checkpoint, resolved
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
-    from typing import TypeAlias
-
     from ingot._native import _FileHeader as FileHeader
     from ingot.typing import StorageOptions
 

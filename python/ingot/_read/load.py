@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from itertools import filterfalse
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from ingot._base.text import _quoted
 from ingot._native import Gpu
 from ingot.errors import IntegrityError, SliceError
 
-from .faults import in_file
-from .moves import Carrier, Placement, carried, carrier, landing, moved, on, settled
-from .reads import PLAIN, Reads
+from .door import PLAIN, Reads
+from .moves import Carrier, Placement, carried, carrier, in_file, landing, moved, on, settled
 from .select import Wanted, is_read, wanted
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
-    from typing import Any
-
     from typing_extensions import TypeVar as WithDefault
 
     from ingot._native import Checkpoint, Destinations, Wrap

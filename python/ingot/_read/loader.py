@@ -4,20 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from operator import index
-from typing import Generic
+from typing import Any, Generic, Self
 
 from ingot._base.keys import select
 from ingot._base.text import _escaped, _quoted
 from ingot.errors import OptionError, SafetensorError, SliceError, TensorNotFoundError
 
-from .faults import in_file
 from .load import Value
-from .moves import landing, moved
+from .moves import in_file, landing, moved
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any, Self
-
     from ingot._base.keys import Selector
     from ingot._native import Checkpoint, Wrap
 

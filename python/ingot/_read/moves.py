@@ -2,35 +2,60 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from itertools import islice
+from typing import Any, TypeAlias
 
 from ingot._base.frameworks import is_of_framework
 from ingot._base.keys import matching
 from ingot._base.options import checked
-from ingot._base.text import _quoted
+from ingot._base.text import _escaped, _quoted
 from ingot._native import Gpu
-from ingot.errors import DtypeError, OptionError
+from ingot.errors import DestinationError, DtypeError, OptionError
 from ingot.typing import Glob
-
-from .faults import about, in_file
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-    from typing import Any, TypeAlias
-
     from ingot._native import Checkpoint
     from ingot.typing import Device
 
-    from .reads import Reads
+    from .door import Reads
     from .select import Wanted
 
     # Takes a tensor to a device, or has it read onto one.
     Move: TypeAlias = "Callable[[Any], Any] | Gpu | Carrier"
     # Where tensors are read onto: all, or each to its own or to the host.
     Onto: TypeAlias = "Gpu | list[Gpu | None]"
+
+# What is raised of a tensor that is loaded, and how messages about a file begin.
+
+
+def in_file(checkpoint: Checkpoint) -> str:
+    """What messages about a file begin with."""
+    return "" if checkpoint.path is None else f"{_escaped(checkpoint.path)}: "
+
+
+def misfit(name: str, reason: str, code: str = "destination") -> DestinationError:
+    """The refusal to read the tensor `name` into memory of the caller."""
+    return DestinationError(f"tensor {_quoted(name)}: {reason}", code=code, tensor=str(name))
+
+
+def no_destination(name: str, expected: str, found: object) -> TypeError:
+    """What is raised where `out` has another object than a tensor."""
+    hint = ": several destinations need a list of as many indices in slices" if type(found) is list else ""
+    return TypeError(f"tensor {_quoted(name)}: expected a {expected}, found {type(found).__name__}{hint}")
+
+
+def about(checkpoint: Checkpoint, name: str, error: DtypeError) -> DtypeError:
+    """What a framework says of a dtype, about a tensor of a file."""
+    return DtypeError(
+        f"{in_file(checkpoint)}tensor {_quoted(name)}: {error}",
+        code=error.code,
+        path=checkpoint.path,
+        tensor=name,
+        found=checkpoint.info(name).dtype if error.found is None else error.found,
+    )
 
 
 class Carrier:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Container, Iterable, Mapping
 from itertools import filterfalse
-from typing import Generic, NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from ingot._base.keys import select
 from ingot._base.text import _quoted
@@ -12,9 +13,6 @@ from ingot.errors import OptionError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Collection, Container, Iterable, Mapping
-    from typing import Any
-
     from ingot._base.keys import Selector, Tensors
     from ingot._base.options import Loading
     from ingot._native import Checkpoint

@@ -12,11 +12,12 @@ import errno
 import io
 import os
 from collections import deque
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import nullcontext
 from operator import index
 from threading import Lock, Thread
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Protocol, Unpack, cast
 from weakref import WeakSet
 
 from ingot._base.options import checked, takes
@@ -27,11 +28,6 @@ from ingot.errors import ClosedError, OptionError, SafetensorError, StorageError
 from ingot.typing import NoOptions
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
-    from typing import Protocol
-
-    from typing_extensions import Unpack
-
     from ingot.typing import Buffer
 
     class Closes(Protocol):

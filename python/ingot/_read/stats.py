@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from contextlib import closing
 from dataclasses import dataclass
+from typing import Unpack
 
 from ingot import _native
 from ingot._base.keys import select
@@ -16,8 +17,6 @@ from .door import open_source
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing_extensions import Unpack
-
     from ingot._native import Checkpoint
     from ingot.typing import Tell
 

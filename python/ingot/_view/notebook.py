@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from html import escape
-from typing import Literal
+from typing import Any, Literal, Self, Unpack
 from weakref import finalize
 
 from ingot._base.checks import is_path
@@ -15,16 +15,14 @@ from ingot._read import handle as _handle
 from ingot.errors import OptionError
 from ingot.typing import NoOptions, Source, StorageOptions
 
-from . import report, whole
+from . import report
 from .server import Server
 from .shelf import Opened, Shelf, opened
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from types import TracebackType
-    from typing import Any, Self
 
-    from typing_extensions import Unpack
 
 # Notebooks whose browser is on another machine than their kernel.
 _REMOTE = ("SSH_CONNECTION", "JUPYTERHUB_SERVICE_PREFIX", "COLAB_RELEASE_TAG", "KUBERNETES_SERVICE_HOST")
@@ -139,7 +137,7 @@ def view(
     models = [_model(one, Loading.among(given)) for one in (source, *others)]
     if how == "page" or (how == "auto" and other is None and any(map(os.environ.get, _REMOTE))):
         [model] = [opened(one) if isinstance(one, str) else one for one in models]
-        return View(None, whole.page(report.made(model)), given["height"])
+        return View(None, report.page(report.made(model)), given["height"])
     shelf = Shelf(models)
     try:
         server = Server(shelf, ancestors=_ANCESTORS)

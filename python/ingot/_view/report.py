@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 from base64 import b64encode
+from collections.abc import Callable, Iterator
+from functools import cache
+from importlib.resources import files
 
 from ingot._native import Wrap, statistics
 
@@ -11,11 +14,10 @@ from .shelf import Document, ReadFile, read_through
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
     from ingot._native import Checkpoint, Statistics, TensorInfo
 
     from .shelf import Opened
+
 
 _BINS = 64
 # Rows and columns of a thumbnail, and how many tensors have one.
@@ -94,3 +96,38 @@ def _itself(code: str) -> str:
 
 
 _BYTES = Wrap.buffer(_memory, _itself)
+
+
+# The viewer as one file, which opens by a double click: alone, or with a report in it.
+#
+# The file is `viewer.html` in `web`. `scripts/bundle-viewer` writes it.
+
+
+_POLICY = '<meta http-equiv="Content-Security-Policy" content="'
+_SCRIPT = '<script id="viewer">'
+
+
+@cache
+def _viewer() -> str:
+    return (files("ingot") / "web" / "viewer.html").read_text("utf-8")
+
+
+def policy() -> str:
+    """Return the content security policy of the page."""
+    return _viewer().partition(_POLICY)[2].partition('"')[0]
+
+
+def page(report: str | None = None) -> str:
+    """Return the viewer as HTML, with a report of `report.made` in it or with nothing open.
+
+    Parameters
+    ----------
+    report
+        JSON.
+    """
+    if report is None:
+        return _viewer()
+    # The report is the only part that comes from a file: nothing in it may end the element.
+    data = report.replace("<", "\\u003c")
+    element = f'<script type="application/json" id="report">{data}</script>\n'
+    return _viewer().replace(_SCRIPT, element + _SCRIPT, 1)

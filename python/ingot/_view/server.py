@@ -13,18 +13,18 @@ import os
 import re
 import secrets
 import socket
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from http.server import BaseHTTPRequestHandler
 from threading import Condition, Event, Thread, current_thread
 
 from ingot.errors import SafetensorError
 
-from . import whole
+from . import report
 from .shelf import Shelf
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from contextlib import AbstractContextManager
 
     from .shelf import OpenFile
@@ -56,7 +56,7 @@ class Server:
 
     def __init__(self, shelf: Shelf, port: int = 0, ancestors: str = "'none'") -> None:
         # A served page sends no request to other hosts.
-        own = whole.policy().replace("connect-src 'self' https: blob:", "connect-src 'self'")
+        own = report.policy().replace("connect-src 'self' https: blob:", "connect-src 'self'")
         self.policy = f"{own}; frame-ancestors {ancestors}"
         self.shelf = shelf
         self.token = secrets.token_urlsafe(24)
@@ -235,7 +235,7 @@ class _Handler(BaseHTTPRequestHandler):
         if self._only("Host") not in self.server.names:
             return self._refuse(421, "this server has another name")
         if self.path == "/":
-            return self._give(whole.page().encode(), "text/html; charset=utf-8")
+            return self._give(report.page().encode(), "text/html; charset=utf-8")
         with suppress(KeyError):
             self.server.tickets.remove(self.path)
             return self._head(303, 0, {"Location": f"/#token={self.server.token}"})

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from base64 import b64encode
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from functools import cached_property
 from stat import S_ISREG
@@ -18,7 +19,6 @@ from ingot.errors import CheckpointError, SafetensorError, StorageError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
     from contextlib import AbstractContextManager
     from io import FileIO
     from socket import socket

@@ -6,9 +6,10 @@ import os
 import sys
 import threading
 from collections import deque
+from collections.abc import Callable
 from concurrent.futures import CancelledError, Future, wait
 from contextlib import suppress
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from ingot._base.text import _escaped
 
@@ -16,9 +17,7 @@ from .failures import Outcome, record, warn
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from types import FrameType
-    from typing import Any
 
 T = TypeVar("T")
 F = TypeVar("F", bound="Future[Any]")

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass
 from math import prod
 from os import fsdecode
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 from ingot import _native
 from ingot._base.checks import FLOATS, float_code, format_for
@@ -20,15 +20,10 @@ from ingot._read.door import open_source
 from ingot._read.select import Wanted
 from ingot.typing import CastOptions, Dtype, Format, Keys, Path, Source
 
-from .assemble import of_one, united
-from .rearrange import KEPT
+from .rearrange import KEPT, of_one, united
 from .save import rendered
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from typing_extensions import Unpack
-
     from ingot._native import Checkpoint, TensorInfo
 
 # Bytes of tensors that are in memory at once; one that is larger is alone.

@@ -3,20 +3,15 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Unpack
 
 from ingot import _native
 from ingot._base.options import Saving, checked, takes
 from ingot._base.progress import telling
 from ingot._base.report import reduced
 from ingot.typing import Path, Progress, ReplaceOptions, StorageOptions
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from typing_extensions import Unpack
 
 
 class Download(NamedTuple):

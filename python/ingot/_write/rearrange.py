@@ -2,28 +2,160 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import chain
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple, Unpack
 from warnings import warn
 
-from ingot._base.checks import is_path
-from ingot._base.keys import NamedTensors, select
+from ingot._base.checks import format_for, is_path
+from ingot._base.keys import NamedTensors, not_found, select
 from ingot._base.options import Loading, Saving, checked, takes
 from ingot._base.progress import telling, within
-from ingot._base.text import _escaped
-from ingot._native import local_path
-from ingot.errors import OptionError
+from ingot._base.text import _escaped, _quoted
+from ingot._native import MODEL_SPEC_KEY, RECORD_KEYS, Sources, local_path
+from ingot._read.door import open_checkpoint
+from ingot.errors import OptionError, SaveError
 from ingot.typing import Format, Keys, Path, RewriteOptions, Source
 
-from .assemble import Writing, opened, together
-from .names import known_renaming, renaming
+from .shards import of_index
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing_extensions import Unpack
+    from ingot._base.checks import Leniency
+    from ingot.typing import Tell
 
-    from .assemble import Pick
+    Pick = tuple[int, int, str]
+
+# New names for the tensors of a file.
+
+
+def known_renaming(rename: object) -> object:
+    """Return `rename`, which must be a dict, a callable or None."""
+    if rename is not None and not callable(rename) and not hasattr(rename, "keys"):
+        raise TypeError(f"rename must be a dict, a callable or None, found {type(rename).__name__}")
+    return rename
+
+
+def renaming(
+    names: list[str], rename: Mapping[str, str] | Callable[[str], str] | None, path: str
+) -> Callable[[str], str]:
+    """What gives the new name for an old one."""
+    if rename is None:
+        return str
+    give: Callable[[str], str]
+    if callable(rename):
+        give = rename
+    else:
+        table = dict(rename)
+        for name in table.keys() - set(names):
+            raise not_found(names, name, path)
+
+        def looked_up(name: str) -> str:
+            return table.get(name, name)
+
+        give = looked_up
+
+    def checked(name: str) -> str:
+        new = give(name)
+        if not isinstance(new, str):
+            raise TypeError(
+                f"tensor {_quoted(name)}: expected a str for its new name, found {type(new).__name__}"
+            )
+        return new
+
+    return checked
+
+
+# How a file of other files' tensors is written.
+
+
+class Writing(NamedTuple):
+    """How a file of other files' tensors is written."""
+
+    saving: Saving
+    # Whether the metadata of the sources is kept, and their digests unless others are computed.
+    is_inherited: bool
+
+    def write(
+        self,
+        opened: Sources,
+        path: str | bytes,
+        picks: list[Pick],
+        metadata: dict[str, str] | None,
+        tell: Tell | None,
+    ) -> None:
+        opened.write(
+            path,
+            picks,
+            metadata,
+            format_for(path, self.saving.format),
+            inherit=self.is_inherited and self.saving.checksums is None,
+            progress=tell,
+            **self.saving.layout(),
+            **self.saving.of_named_file(),
+        )
+
+
+def opened(sources: Iterable[Source], how: Loading, leniency: Leniency = "accept") -> Sources:
+    """Open all files of `sources`, for their tensors to be copied."""
+    checkpoints = [
+        open_checkpoint(
+            source,
+            "pread",
+            leniency,
+            how.max_header_size,
+            storage_options=how.storage_options,
+            lent=True,
+        )
+        for source in sources
+    ]
+    return Sources(checkpoints, leniency)
+
+
+def together(opened: Sources) -> dict[str, str] | None:
+    """Return the metadata of all sources, without records that are made anew. None if no source has any."""
+    return united(
+        pair
+        for at in range(len(opened))
+        for pair in of_one(opened.path(at), opened.metadata(at), opened.index_metadata(at))
+    )
+
+
+def united(metadata: Iterable[tuple[str, Mapping[str, str]]]) -> dict[str, str] | None:
+    """Return the metadata of these files, each with its path, as `together` does."""
+    found: dict[str, tuple[str, str]] | None = None
+    for path, pairs in metadata:
+        found = {} if found is None else found
+        for key, value in pairs.items():
+            if key in RECORD_KEYS and key != MODEL_SPEC_KEY:
+                continue
+            other, first = found.setdefault(key, (value, path))
+            # A hash of one of several files is not true of the new one, which leaves it out.
+            if other != value and key != MODEL_SPEC_KEY:
+                raise SaveError(
+                    f"metadata key {_quoted(key)}: {_escaped(first)} and {_escaped(path)} differ "
+                    "— say which by metadata=",
+                    code="metadata-conflict",
+                    path=path,
+                    expected=other,
+                    found=value,
+                )
+    return None if found is None else {key: value for key, (value, _) in found.items()}
+
+
+def of_one(
+    path: str, files: Mapping[str, dict[str, str] | None], index: Mapping[str, Any] | None
+) -> Iterator[tuple[str, dict[str, str]]]:
+    """Yield the metadata of each file of a checkpoint and of its index, each with its path.
+
+    Entries of an index that no file can hold, or that describe its tensors, are left out.
+    """
+    for file, pairs in files.items():
+        if pairs is not None:
+            yield file, pairs
+    if index is not None:
+        yield path, of_index({key: text for key, text in index.items() if isinstance(text, str)})
+
 
 # In place of the metadata: that of the sources.
 KEPT: Any = ...

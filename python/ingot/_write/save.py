@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from errno import EAGAIN
 from math import prod
 from os import fsdecode, getcwd
@@ -18,8 +19,6 @@ from .failures import warn as warn_of_failures
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from typing_extensions import TypeIs
 
     from ingot._base.options import Saving

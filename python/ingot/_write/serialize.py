@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, Literal, overload
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Unpack, overload
 
 import ingot
 from ingot import _native
@@ -17,9 +17,7 @@ from .save import write_file
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from typing_extensions import Unpack
+    from ingot._base.options import AtOnce, InBackground
 
 
 @takes()
@@ -71,9 +69,7 @@ def serialize_file(
     tensor_dict: Mapping[str, Mapping[str, Any]],
     filename: Path,
     metadata: Mapping[str, str] | None = None,
-    *,
-    background: Literal[True],
-    **options: Unpack[SaveOptions],
+    **options: Unpack[InBackground],
 ) -> ingot.SaveFuture: ...
 
 
@@ -82,9 +78,7 @@ def serialize_file(
     tensor_dict: Mapping[str, Mapping[str, Any]],
     filename: Path | Writable,
     metadata: Mapping[str, str] | None = None,
-    *,
-    background: Literal[False] = False,
-    **options: Unpack[SaveOptions],
+    **options: Unpack[AtOnce],
 ) -> None: ...
 
 

@@ -5,26 +5,22 @@ from __future__ import annotations
 import json
 import os
 import re
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from errno import EEXIST
 from os import strerror
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from ingot._base.checks import SUFFIX, checked_pattern
 from ingot._base.text import _escaped
 from ingot._native import RECORD_KEYS, ShardIndex, local_path, replace_file
 from ingot.errors import CheckpointError, StorageError
 
-from .directory.hidden import PREFIX, hidden
-from .directory.lock import NAME as LOCK
-from .directory.lock import is_held, locked
-from .directory.parts import MANIFEST, PART, listed, recover
+from .directory import MANIFEST, PART, PREFIX, hidden, is_held, listed, locked, recover
+from .directory import NAME as LOCK
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-    from typing import Any
-
     from ingot._base.checks import Existing
     from ingot.typing import Path
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
-from typing import Any, Literal, Self
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, Self, Unpack
 from weakref import WeakSet
 
 from ingot import _native
@@ -19,10 +19,6 @@ from .save import rendered
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from typing_extensions import Unpack
-
     from .save import Views
 
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial, wraps
-from typing import NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import click
 
@@ -15,17 +16,11 @@ from ingot._native import is_url, local_path
 from ingot.errors import OptionError, SafetensorError
 from ingot.typing import Glob
 
-from .progress import bar
-from .screen import Screen, described, printing, warn
+from .screen import Screen, bar, described, no_such, printing, shown, warn
 from .sources import opened
-from .spoken import no_such
-from .wording import shown
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
-    from typing import Any, TypeVar
-
     from click.shell_completion import CompletionItem
 
     Given = TypeVar("Given", str, tuple[str, ...], None)

@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 import sys
 import warnings
+from collections.abc import Sequence
 from functools import partial
 from importlib import import_module
+from typing import Any
 
 import click
 
@@ -14,14 +16,10 @@ from ingot import __version__
 from ingot.errors import SafetensorError
 
 from . import arguments
-from .screen import fail, warn
-from .spoken import failure, in_options, one_line
+from .screen import fail, failure, in_options, one_line, warn
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from typing import Any
-
     from click.shell_completion import CompletionItem
 
 # Each command stands in the module of its name, and is imported when it is used.

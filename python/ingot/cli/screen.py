@@ -8,25 +8,195 @@ what the next command needs, often nothing but the exit status.
 from __future__ import annotations
 
 import os
+import re
 import sys
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import fields, is_dataclass
+from errno import errorcode
 from functools import wraps
-from itertools import islice
+from itertools import chain, islice
+from typing import Any, Concatenate, NamedTuple, ParamSpec, TextIO
 
 import click
 
-from . import tables
-from .wording import shown
+from ingot._base.text import _Escapes, scaled
+from ingot._base.text import nbytes as nbytes
+from ingot._base.text import plural as plural
+from ingot._native import shown_url
+from ingot.errors import OptionError, SafetensorError, SliceError, TensorNotFoundError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
-    from typing import Any, Concatenate, ParamSpec, TextIO
+    from rich.progress import Progress, TaskID
 
-    from .spoken import Failure
-    from .tables import Column
+    from ingot.typing import Tell
 
     P = ParamSpec("P")
+
+# Tables for the eye.
+
+
+# How names, numbers and sizes are written for people.
+
+
+_ESCAPES = _Escapes()
+
+
+def shown(text: str) -> str:
+    """`text` with every character escaped that steers a terminal or hides what it says."""
+    if text.isascii() and text.isprintable():
+        return text
+    return text.translate(_ESCAPES)
+
+
+def count(number: int) -> str:
+    """A number of parameters: ``22.7M``."""
+    return str(number) if number < 1000 else scaled(number, ("K", "M", "B", "T", "Q"), "")
+
+
+def shape(dims: Iterable[int]) -> str:
+    """``[30522, 384]``."""
+    return f"[{', '.join(map(str, dims))}]"
+
+
+def real(value: float | None) -> str:
+    """A value in as many digits as a person compares; ``-`` where there is none."""
+    if value is None:
+        return "-"
+    return str(value) if isinstance(value, int) else f"{value:.6g}"
+
+
+# Narrower than this no cell is cut, however narrow the terminal.
+_NARROWEST = 12
+_GAP = "  "
+_ROWS_AT_ONCE = 500
+
+
+class Column(NamedTuple):
+    """A column of a table."""
+
+    title: str
+    right: bool = False
+    """Of numbers, which stand under each other by their last digit."""
+    whole: bool = False
+    """Of what people copy: never cut. A line that it makes too long goes on below."""
+    spare: bool = False
+    """Left out where the terminal is too narrow for all columns."""
+
+
+def plain(rows: Iterable[Sequence[str]]) -> Iterator[str]:
+    """The rows as lines, with tabs between the cells."""
+    rest = iter(rows)
+    # Many at once, since hardly any needs escapes: to look at each cell takes half the time of a long list.
+    while block := list(islice(rest, _ROWS_AT_ONCE)):
+        text = "".join(chain.from_iterable(block))
+        if text.isascii() and text.isprintable():
+            yield from map("\t".join, block)
+        else:
+            yield from ("\t".join(map(shown, row)) for row in block)
+
+
+def aligned(
+    columns: Sequence[Column], rows: Iterable[Sequence[str]], width: int, strong: Callable[[str], str]
+) -> Iterator[str]:
+    """The lines of a table, with its titles, that fit into `width` columns of a terminal."""
+    cells = [[shown(cell) for cell in row] for row in rows]
+    columns, cells, widths = _fitted(columns, cells, width)
+    titles = [column.title for column in columns]
+    yield strong(_line(titles, columns, widths))
+    for row in cells:
+        yield _line(row, columns, widths)
+
+
+def _fitted(
+    columns: Sequence[Column], cells: list[list[str]], width: int
+) -> tuple[Sequence[Column], list[list[str]], list[int]]:
+    """The columns that fit into `width`, their cells, and how wide each is."""
+    titles = [column.title for column in columns]
+    widths = [max(map(cell_width, row)) for row in zip(titles, *cells, strict=True)]
+    _fit(widths, columns, width)
+    spare = [at for at, column in enumerate(columns) if column.spare]
+    if not spare or _over(widths, width) <= 0:
+        return columns, cells, widths
+    left = [at for at in range(len(columns)) if at != spare[-1]]
+    return _fitted([columns[at] for at in left], [[row[at] for at in left] for row in cells], width)
+
+
+def _over(widths: Sequence[int], width: int) -> int:
+    """How many columns of a terminal a table is wider than `width`."""
+    return sum(widths) + len(_GAP) * (len(widths) - 1) - width
+
+
+def _fit(widths: list[int], columns: Sequence[Column], width: int) -> None:
+    """Take from the widest columns of text, until the table is no wider than `width`."""
+    over = _over(widths, width)
+    text = [at for at, column in enumerate(columns) if not (column.right or column.whole)]
+    while over > 0 and text:
+        widest = max(text, key=widths.__getitem__)
+        if widths[widest] <= _NARROWEST:
+            return
+        second = max((widths[at] for at in text if widths[at] < widths[widest]), default=_NARROWEST)
+        taken = min(over, widths[widest] - max(second, _NARROWEST)) or 1
+        widths[widest] -= taken
+        over -= taken
+
+
+def _line(cells: Sequence[str], columns: Sequence[Column], widths: Sequence[int]) -> str:
+    padded = []
+    for cell, column, width in zip(cells, columns, widths, strict=True):
+        text = cut(cell, width)
+        gap = " " * (width - cell_width(text))
+        padded.append(gap + text if column.right else text + gap)
+    return _GAP.join(padded).rstrip()
+
+
+def cut(text: str, width: int) -> str:
+    """`text` in `width` columns. What does not fit is taken from the middle: names differ at both ends."""
+    if cell_width(text) <= width:
+        return text
+    head, tail = width // 2, width - width // 2 - 1
+    while cell_width(text[:head]) > width // 2:
+        head -= 1
+    while tail and cell_width(text[-tail:]) > width - width // 2 - 1:
+        tail -= 1
+    return text[:head] + "…" + (text[-tail:] if tail else "")
+
+
+def cell_width(text: str) -> int:
+    """Columns that `text` takes on a terminal, where many characters of East Asia take two."""
+    if text.isascii():
+        return len(text)
+    from rich.cells import cell_len
+
+    return cell_len(text)
+
+
+def boxed(
+    columns: Sequence[Column], rows: Iterable[Sequence[str]], width: int, strong: Callable[[str], str]
+) -> Iterator[str]:
+    """The lines of a table in a box with round corners."""
+    # A border and a blank at each end of each cell.
+    inner = width - 4 - 3 * (len(columns) - 1)
+    cells = [[shown(cell) for cell in row] for row in rows]
+    titles = [column.title for column in columns]
+    widths = [max(map(cell_width, row)) for row in zip(titles, *cells, strict=True)]
+    _fit(widths, columns, inner + len(_GAP) * (len(widths) - 1))
+    rules = ["─" * (one + 2) for one in widths]
+    yield f"╭{'┬'.join(rules)}╮"
+    yield _boxed(titles, widths, strong)
+    yield f"├{'┼'.join(rules)}┤"
+    for row in cells:
+        yield _boxed(row, widths, str)
+    yield f"╰{'┴'.join(rules)}╯"
+
+
+def _boxed(cells: Sequence[str], widths: Sequence[int], style: Callable[[str], str]) -> str:
+    fitted = [cut(cell, width) for cell, width in zip(cells, widths, strict=True)]
+    padded = [text + " " * (width - cell_width(text)) for text, width in zip(fitted, widths, strict=True)]
+    return f"│ {' │ '.join(map(style, padded))} │"
+
 
 # Rows that are written at once.
 _BLOCK = 1000
@@ -81,9 +251,9 @@ class Screen:
         if self.quiet:
             lines: Iterable[str] = (shown(row[0]) for row in rows)
         elif self.is_terminal:
-            lines = tables.aligned(columns, rows, self.width, self.strong)
+            lines = aligned(columns, rows, self.width, self.strong)
         else:
-            lines = tables.plain(rows)
+            lines = plain(rows)
         self.lines(lines)
 
     def lines(self, lines: Iterable[str]) -> None:
@@ -168,3 +338,207 @@ def fail(failure: Failure, as_json: bool) -> int:
         Screen(as_json=True).answer(failure._asdict())
     sys.stderr.write(f"error: {failure.error}\n")
     return failure.exit_status
+
+
+# A bar on standard error, for what takes longer than a second.
+
+
+# Seconds. What is done sooner needs no bar.
+_PATIENCE = 1.0
+
+
+class Bar:
+    """Told ``(bytes done, bytes in all)`` now and then. It is shown when that has gone on for a second."""
+
+    def __init__(self, title: str, silent: bool) -> None:
+        self._title = title
+        self._silent = silent or not sys.stderr.isatty() or os.environ.get("TERM") == "dumb"
+        self._begun = time.monotonic()
+        self._shown: tuple[Progress, TaskID] | None = None
+
+    def tell(self, done: int, total: int) -> None:
+        """Take note of how far it is."""
+        if self._silent or (self._shown is None and time.monotonic() - self._begun < _PATIENCE):
+            return
+        if self._shown is None:
+            self._shown = _shown(self._title)
+        progress, task = self._shown
+        progress.update(task, completed=done, total=total)
+
+    def close(self) -> None:
+        """Take the bar off the screen."""
+        if self._shown is not None:
+            self._shown[0].stop()
+
+
+def _shown(title: str) -> tuple[Progress, TaskID]:
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (
+        TextColumn("{task.description}", markup=False),
+        BarColumn(),
+        DownloadColumn(),
+        TimeRemainingColumn(),
+    )
+    progress = Progress(*columns, console=Console(stderr=True), transient=True)
+    progress.start()
+    return progress, progress.add_task(title, total=None)
+
+
+@contextmanager
+def bar(screen: Screen, title: str) -> Iterator[Tell]:
+    """What is to be told how far it is, while something long goes on."""
+    shown = Bar(title, screen.quiet)
+    try:
+        yield shown.tell
+    finally:
+        shown.close()
+
+
+class Several:
+    """Steps that each tell of themselves, told of as one."""
+
+    def __init__(self, tell: Tell, total: int) -> None:
+        self._tell = tell
+        self._total = total
+        self._before = 0
+
+    def step(self, nbytes: int) -> None:
+        """A step of so many bytes is done."""
+        self._before += nbytes
+        self._tell(self._before, self._total)
+
+    @contextmanager
+    def within(self, nbytes: int) -> Iterator[Tell]:
+        """A step of so many bytes, and what is to be told how much of itself it has done."""
+
+        def tell(done: int, total: int) -> None:
+            # It may read its bytes twice, or not all of them.
+            if self._total:
+                self._tell(self._before + (nbytes * done // total if total else 0), self._total)
+            else:
+                # How many bytes there are was not known.
+                self._tell(done, total)
+
+        yield tell
+        self.step(nbytes)
+
+
+# The message, the code and the exit status of a failure.
+#
+# Messages name options of the command instead of arguments of Python, and contain no secrets.
+
+
+# What is wrong is what was typed, not what is in a file.
+_TYPED = (TensorNotFoundError, SliceError, OptionError)
+
+# The arguments that messages of `ingot` name. The option is the name with dashes.
+_ARGUMENTS = re.compile(
+    "dtype|expected_sha256|filename_pattern|keys|drop|max_nbytes|max_shard_size|on_duplicate|overwrite"
+    "|replace_read_only|root|source_format|strip_prefix|threads"
+)
+# Ways out that no option gives.
+_PHRASES = {
+    " — format=… says it": "",
+    " — say which by metadata=": " — make them equal with `ingot meta set`",
+    'write_options={"replace_read_only": True}': "replace_read_only=True",
+}
+# With a value, as in `overwrite=True`; or alone, where no word of English has that form.
+_ARGUMENT = re.compile(
+    r"\b([a-z_]+)=(?:True|False|…|\.\.\.|(\d+\b|'\w+'))?(?![\w=])|\b([a-z]+(?:_[a-z0-9]+)+)\b"
+)
+_FUNCTION = re.compile(r"\A\w+\(\): ")
+_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.:-]+:/+[^\s'\"`]*[^\s'\"`.,:;)]")
+
+
+class Failure(NamedTuple):
+    """What a command prints when it fails. With ``--json`` these are the keys of the answer."""
+
+    error: str
+    code: str
+    exit_status: int
+
+
+def failure(error: BaseException, typed: Iterable[str]) -> Failure:
+    """Return how `error` is reported to a user who typed the words `typed`."""
+    if isinstance(error, (click.Abort, KeyboardInterrupt)):
+        return Failure("interrupted", "interrupted", 130)
+    if isinstance(error, click.ClickException):
+        return Failure(one_line(_usage(error), typed), "usage", 2)
+    return Failure(told(error, typed), _code(error), status(error))
+
+
+def _usage(error: click.ClickException) -> str:
+    if isinstance(error, click.NoSuchOption):
+        near = (error.possibilities or [])[:1]
+        text = no_such("option", error.option_name, near)
+    else:
+        # click lists choices on lines of their own, and ends sentences.
+        text = error.format_message().replace("\n\t", " ").removesuffix(".")
+        text = text[:1].lower() + text[1:]
+    context = getattr(error, "ctx", None)
+    return f"{text} (see `{context.command_path} --help`)" if context else text
+
+
+def no_such(what: str, word: str, near: Sequence[str]) -> str:
+    """Return the message about an unknown `word`, with the nearest one that is known."""
+    hint = f": did you mean `{near[0]}`?" if near else ""
+    return f"no such {what} `{word}`{hint}"
+
+
+def _code(error: BaseException) -> str:
+    if isinstance(error, ImportError):
+        return "missing-package"
+    if isinstance(error, MemoryError):
+        return "ENOMEM"
+    code: str | None = getattr(error, "code", None)
+    return code or errorcode.get(getattr(error, "errno", None) or 0, "error")
+
+
+def told(error: BaseException, typed: Iterable[str]) -> str:
+    """What a failure says on one line, escaped. `typed` are the words whose secrets it must not have."""
+    if isinstance(error, OSError) and not isinstance(error, SafetensorError) and error.strerror:
+        # As the system's own commands say it, without Python's number.
+        where = f"{os.fsdecode(error.filename)}: " if error.filename else ""
+        return one_line(where + in_options(error.strerror), typed)
+    return one_line(in_options(str(error)), typed) or type(error).__name__
+
+
+def one_line(message: str, typed: Iterable[str]) -> str:
+    """Return `message` on one line, escaped, without secrets and without the name of a Python function."""
+    message = _FUNCTION.sub("", message)
+    return shown(without_secrets(" ".join(message.split("\n")), typed))
+
+
+def status(error: BaseException) -> int:
+    """The exit status: 1 where a file is to blame or the work failed, 2 where it could not be begun."""
+    if isinstance(error, SafetensorError):
+        return 2 if isinstance(error, _TYPED) else 1
+    return 1 if isinstance(error, MemoryError) else 2
+
+
+def in_options(message: str) -> str:
+    """`message` with the options of the command in place of the arguments of Python."""
+    for phrase, other in _PHRASES.items():
+        message = message.replace(phrase, other)
+    # What stands between backticks is a name.
+    parts = message.split("`")
+    parts[::2] = [_ARGUMENT.sub(_option, part) for part in parts[::2]]
+    return "`".join(parts)
+
+
+def _option(found: re.Match[str]) -> str:
+    name = found[1] or found[3]
+    if not _ARGUMENTS.fullmatch(name):
+        return found[0]
+    option = f"--{name.replace('_', '-')}"
+    return f"{option} {found[2]}" if found[2] else option
+
+
+def without_secrets(message: str, typed: Iterable[str]) -> str:
+    """`message` without the secrets of URLs in it: those that were `typed`, and any other."""
+    for word in typed:
+        if "://" in word:
+            message = message.replace(word, shown_url(word))
+    return _URL.sub(lambda found: shown_url(found[0]), message)

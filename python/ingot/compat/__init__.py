@@ -26,11 +26,11 @@ No other part of the package uses it.
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterable, Sequence
 from importlib.machinery import PathFinder
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
     from importlib.machinery import ModuleSpec
     from importlib.metadata import Distribution, DistributionFinder
     from types import ModuleType

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from importlib.machinery import PathFinder
 from importlib.metadata import Distribution, DistributionFinder, PackageNotFoundError, distribution
 from pathlib import Path
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterable
     from os import PathLike
 
 # The newest version all of whose names and behaviour are here. Programs ask for a version at least.

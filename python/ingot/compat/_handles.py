@@ -6,7 +6,8 @@ import mmap
 import operator
 import os
 import re
-from typing import Any
+from collections.abc import Callable
+from typing import IO, Any, Self, Unpack
 
 import ingot
 from ingot._base.checks import one_of
@@ -14,22 +15,61 @@ from ingot._base.frameworks import adapter, module_of
 from ingot._base.options import takes
 from ingot._base.text import _quoted
 from ingot._native import Checkpoint, local_path
-from ingot._read import door, load, loader, moves, part
+from ingot._read import door, handle, load, loader, moves
 from ingot.errors import OptionError, SafetensorError, SliceError
 
-from . import _arguments, _slicing
-from ._prefetch import refuse_bad_plan
+from . import _wording
 from ._tensor_spec import not_an_instance
 from ._wording import StepError, begin_as_upstream, reading, restate
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
-    from typing import IO, Self, Unpack
-
     from ingot._base.frameworks import Adapter
     from ingot._native import TensorInfo
     from ingot.typing import Keys, NoOptions, Path
+
+
+# The plans that upstream's `prefetch` refuses, in its words.
+
+
+def refuse_bad_plan(checkpoint: Checkpoint, plan: dict[str, slice | None] | None) -> None:
+    """Raise what upstream raises for `plan`, before `ingot.safe_open.prefetch` judges it."""
+    if plan is None:
+        return
+    if not isinstance(plan, dict):
+        raise TypeError(f"{type(plan).__name__!r} object is not an instance of 'dict'")
+    if not plan:
+        raise SafetensorError("prefetch plan selects no tensors", code="invalid-plan")
+    for name, rows in plan.items():
+        if not isinstance(name, str):
+            raise SafetensorError("prefetch plan keys must be tensor names", code="invalid-plan")
+        words = _fault(name, rows, checkpoint.info(name).shape)
+        if words is not None:
+            raise SafetensorError(words, code="invalid-plan", tensor=name)
+
+
+def _fault(name: str, rows: object, shape: tuple[int, ...]) -> str | None:
+    """What is wrong with the rows of one tensor; None where nothing is."""
+    if rows is None:
+        return None
+    if not isinstance(rows, slice):
+        return f"prefetch plan values must be None or a slice, got {type(rows)} for {name}"
+    if not shape:
+        return f"cannot slice rows of the 0-d tensor {name}"
+    bounds = {"start": rows.start, "stop": rows.stop}
+    if any(
+        not isinstance(bound, int) or abs(bound) >= 2**63 for bound in bounds.values() if bound is not None
+    ):
+        return f"prefetch plan slice bounds for {name} must be integers or None"
+    for which, bound in bounds.items():
+        if bound is not None and not -shape[0] <= bound <= shape[0]:
+            return f"prefetch plan slice {which} {bound} for {name} is out of range for {shape[0]} rows"
+    try:
+        *_, step = rows.indices(shape[0])
+    except (TypeError, ValueError) as fault:
+        return f"invalid prefetch plan slice for {name}: {type(fault).__name__}: {fault}"
+    return None if step == 1 else f"prefetch plan slices must have step 1, got {step} for {name}"
+
 
 _OPENING = "Error while deserializing header"
 _opening = reading(_OPENING)
@@ -163,7 +203,7 @@ class TensorMeta:
         return f'TensorMeta {{ dtype: "{self.dtype}", {place} }}'
 
 
-class PySafeSlice(_Lent, part.TensorSlice[Any]):
+class PySafeSlice(_Lent, handle.TensorSlice[Any]):
     """A tensor of an open file, to be read in part."""
 
     __slots__ = ("_arguments",)
@@ -174,7 +214,7 @@ class PySafeSlice(_Lent, part.TensorSlice[Any]):
         info: TensorInfo,
         framework: str,
         device: Any,
-        again: Callable[[], part.Again | None],
+        again: Callable[[], handle.Again | None],
     ) -> None:
         self._checkpoint = checkpoint
         self._info = info
@@ -188,7 +228,7 @@ class PySafeSlice(_Lent, part.TensorSlice[Any]):
     def __getitem__(self, key: Any) -> Any:
         """Read the part that `key` selects."""
         if module_of(self._arguments[0]) == "numpy":
-            words = _slicing.words_of_slicer(self._info.shape, key)
+            words = _wording.words_of_slicer(self._info.shape, key)
             if words is not None:
                 raise self._refusal(words)
         try:
@@ -206,7 +246,7 @@ class PySafeSlice(_Lent, part.TensorSlice[Any]):
     def _as_upstream(self, error: Exception, key: Any) -> Exception:
         """`error` in the words of upstream, and of its class, where it would have refused `key`."""
         by_torch = module_of(self._arguments[0]) == "torch"
-        theirs = _slicing.refusal_of_torch(self._info.shape, key) if by_torch else None
+        theirs = _wording.refusal_of_torch(self._info.shape, key) if by_torch else None
         if isinstance(error, SliceError):
             words = str(theirs) if theirs is not None else None if by_torch else self._words(error, key)
             if isinstance(theirs, ValueError) or error.code in ("negative-step", "zero-step"):
@@ -219,8 +259,8 @@ class PySafeSlice(_Lent, part.TensorSlice[Any]):
 
     def _words(self, error: SliceError, key: Any) -> str | None:
         if error.code == "partial-byte":
-            return _slicing.words_of_a_part_of_a_byte(self._info.shape, key)
-        return _slicing.words_of_slicer(self._info.shape, key)
+            return _wording.words_of_a_part_of_a_byte(self._info.shape, key)
+        return _wording.words_of_slicer(self._info.shape, key)
 
 
 class safe_open(_Lent, ingot.safe_open[Any]):
@@ -248,7 +288,7 @@ class safe_open(_Lent, ingot.safe_open[Any]):
     def _lender(self) -> tuple[str, Any]:
         return self._arguments[:2]
 
-    def _again(self) -> part.Again | None:
+    def _again(self) -> handle.Again | None:
         framework, device, backend, *_ = self._arguments
         return _reopened, (door.again_by(self._given, self.path), framework, device, backend)
 
@@ -283,7 +323,7 @@ class safe_open(_Lent, ingot.safe_open[Any]):
             begin_as_upstream(error, _OPENING)
             raise
         except TypeError as error:
-            words = _arguments.words(safe_open.get_tensor, (self, name), {})
+            words = _wording.words_of_argument(safe_open.get_tensor, (self, name), {})
             if words is not None:
                 error.args = (words,)
             raise

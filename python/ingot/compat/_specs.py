@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 import ingot
 from ingot._base.text import _quoted
 from ingot._native import local_path
@@ -12,9 +15,6 @@ from ._wording import reading, writing
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from typing import Any
-
     from typing_extensions import Buffer
 
     from ingot.typing import Path

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from operator import index as integer
+from typing import Any
 
 from ingot._base.checks import unpacked
 from ingot._base.dtypes import CODES, F4_PACKED
 from ingot.errors import SaveError
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from typing import Any
 
 _NAMES = {**CODES, F4_PACKED: "F4"}
 # In the order in which upstream lists them.

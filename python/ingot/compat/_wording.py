@@ -8,26 +8,211 @@ safetensors up to 0.5 printed; programs still look for them.
 from __future__ import annotations
 
 import os
+from collections.abc import Callable, Sequence
 from errno import ENOENT
 from functools import wraps
 from importlib.machinery import PathFinder
 from importlib.util import module_from_spec
+from inspect import signature
+from operator import index as integer
+from typing import Any, ParamSpec, TypeVar
 
 from ingot import errors
 from ingot._base import text
 from ingot._native import is_url
 from ingot.errors import SafetensorError, StorageError
 
-from . import _arguments
-from ._slicing import SUBBYTES
+from ._tensor_spec import not_an_instance
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
-    from typing import ParamSpec, TypeVar
-
     P = ParamSpec("P")
     R = TypeVar("R")
+    Check = Callable[[Any], str | None]
+
+# What upstream says of an index that does not fit: by torch's rules for torch, else by its slicer's.
+
+
+SUBBYTES = (
+    "The slice is slicing for subbytes dtypes, and the slice does not end up at a byte boundary, "
+    "this is invalid."
+)
+
+
+def refusal_of_torch(shape: Sequence[int], key: Any) -> Exception | None:
+    """What torch raises for `tensor[key]`; None where it takes the index."""
+    import torch
+
+    # Checked as a whole tensor is, over one byte of memory.
+    stand_in = torch.zeros((), dtype=torch.uint8).expand(tuple(shape))
+    try:
+        stand_in[key]
+    except (IndexError, TypeError, ValueError) as error:
+        return error
+    return None
+
+
+def words_of_slicer(shape: Sequence[int], key: Any) -> str | None:
+    """What upstream's slicer says; None where it takes the index, or fails by accident.
+
+    It has neither lists, None nor masks, and takes no bounds past the end. Where it ends in an
+    `OverflowError` or a `SystemError`, and of tensors without elements, the part is what NumPy would give.
+    """
+    if isinstance(key, list):
+        if key:
+            return "Non empty lists are not implemented"
+        key = slice(0, 0)
+    parts = [*key] if isinstance(key, tuple) else [key]
+    if sum(part is ... for part in parts) > 1:
+        return "Only one ellipsis (...) is allowed in slice index"
+    whole = max(len(shape) - len(parts) + 1, 0)
+    normal: list[int | slice] = []
+    for position, part in enumerate(parts):
+        if part is ...:
+            normal += [slice(None)] * whole
+        elif isinstance(part, slice):
+            bounds = [bound for bound in (part.start, part.stop, part.step) if bound is not None]
+            if any(_number(bound) is None for bound in bounds):
+                return None
+            if part.step is not None and part.step <= 0:
+                return f"Slice step must be a positive integer, got {part.step}"
+            normal.append(part)
+        else:
+            number = _number(part)
+            if number is None:
+                return f"Unsupported slice index at position {position}: expected slice, int, or ellipsis"
+            size = shape[len(normal)] if len(normal) < len(shape) else 0
+            if number + size < 0:
+                return f"Invalid index {number} for dimension {len(normal)} of size {size}"
+            normal.append(number if number >= 0 else number + size)
+    return _words_of_parts(shape, normal)
+
+
+def _number(part: Any) -> int | None:
+    try:
+        number = integer(part)
+    except TypeError:
+        return None
+    return number if -(2**63) <= number < 2**63 else None
+
+
+def _words_of_parts(shape: Sequence[int], parts: list[int | slice]) -> str | None:
+    """What it says of ints that are counted from the front, and slices."""
+    what = None
+    if len(parts) > len(shape):
+        what = "more slicing indexes than dimensions in tensor"
+    else:
+        # From the last dimension to the first.
+        for axis in range(len(parts) - 1, -1, -1):
+            beyond = _beyond(parts[axis], shape[axis])
+            if beyond is not None:
+                what = f"index {beyond} out of bounds for tensor dimension #{axis} of size {shape[axis]}"
+                break
+    if what is None:
+        return None
+    return f"{_during(shape, parts)}: {what}"
+
+
+def _beyond(part: int | slice, size: int) -> int | None:
+    """The position past the end that it names, if there is one."""
+    if isinstance(part, int):
+        return part if part >= size else None
+    bounds = (part.start, None if part.stop is None else part.stop - 1)
+    return next((int(bound) for bound in bounds if size and bound is not None and bound >= size), None)
+
+
+def words_of_a_part_of_a_byte(shape: Sequence[int], key: Any) -> str:
+    """What it says where a run of elements does not end at a byte."""
+    parts = [*key] if isinstance(key, tuple) else [key]
+    return f"{_during(shape, parts)}: {SUBBYTES}"
+
+
+def _during(shape: Sequence[int], parts: Sequence[Any]) -> str:
+    return f"Error during slicing [{', '.join(map(_shown, parts))}] with shape {[*shape]}"
+
+
+def _shown(part: Any) -> str:
+    if not isinstance(part, slice):
+        return "..." if part is ... else str(part)
+    start, stop, step = ("" if bound is None else str(bound) for bound in (part.start, part.stop, part.step))
+    return f"{start}:{stop}" + (f":{step}" if step not in ("", "1") else "")
+
+
+# What upstream says of an argument of the wrong type, looked for once something has been refused.
+
+
+def words_of_argument(
+    function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> str | None:
+    """What upstream says of the first argument that is of another type than it takes; None where all fit."""
+    try:
+        given = signature(function).bind(*args, **kwargs).arguments
+    except TypeError:
+        # Too few or too many, of which Python has spoken.
+        return None
+    for parameter, value in given.items():
+        name, check = _CHECKS.get(parameter, ("", None))
+        if name == "tensor_dict" and function.__name__.startswith("serialize"):
+            check = _specs
+        found = None if check is None else check(value)
+        if found is not None:
+            return f"argument {name!r}: {found}"
+    return None
+
+
+def _path(value: Any) -> str | None:
+    try:
+        os.fspath(value)
+    except TypeError as error:
+        return str(error)
+    return None
+
+
+def _text(value: Any) -> str | None:
+    return None if isinstance(value, str) else not_an_instance(value, "str")
+
+
+def _bytes(value: Any) -> str | None:
+    return None if isinstance(value, bytes) else not_an_instance(value, "bytes")
+
+
+def _names(value: Any) -> str | None:
+    if not isinstance(value, dict):
+        return not_an_instance(value, "dict")
+    return next((found for found in map(_text, value) if found is not None), None)
+
+
+def _texts(value: Any) -> str | None:
+    if value is None or not isinstance(value, dict):
+        return None if value is None else not_an_instance(value, "dict")
+    both = (one for pair in value.items() for one in pair)
+    return next((found for found in map(_text, both) if found is not None), None)
+
+
+def _specs(value: Any) -> str | None:
+    found = _names(value)
+    if found is not None:
+        return found
+    from ._tensor_spec import TensorSpec
+
+    others = (one for one in value.values() if not isinstance(one, (TensorSpec, dict)))
+    return next((not_an_instance(one, "TensorSpec") for one in others), None)
+
+
+# By the names that the parameters have here: that of upstream's own function below, and what it takes.
+_CHECKS: dict[str, tuple[str, Check]] = {
+    "filename": ("filename", _path),
+    "framework": ("framework", _text),
+    "backend": ("backend", lambda value: None if value is ... else _text(value)),
+    "name": ("name", _text),
+    "bytes": ("bytes", _bytes),
+    "data": ("bytes", _bytes),
+    "tensors": ("tensor_dict", _names),
+    "arrays": ("tensor_dict", _names),
+    "tensor_dict": ("tensor_dict", _names),
+    "metadata": ("metadata", _texts),
+}
+
 
 _HEADER = {
     "too-short": "header too small [HeaderTooSmall]",
@@ -195,7 +380,7 @@ def _name_argument(
     error: TypeError, function: Callable[..., object], args: tuple[object, ...], kwargs: dict[str, object]
 ) -> None:
     """Put before `error` which argument is of the wrong type, where it is one."""
-    words = _arguments.words(function, args, kwargs)
+    words = words_of_argument(function, args, kwargs)
     if words is not None:
         error.args = (words if words.endswith(str(error)) else f"{words}: {error}",)
 

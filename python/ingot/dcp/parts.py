@@ -7,16 +7,15 @@ in the whole. The shape of the whole is nowhere: it is what the parts of all fil
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from ingot._base.text import _quoted
-from ingot._read.faults import in_file
+from ingot._read.moves import in_file
 from ingot.errors import CheckpointError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
     from ingot._native import Checkpoint
 
 KEY = "DCP_SHARDING_INFO"

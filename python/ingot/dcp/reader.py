@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import time
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from functools import partial
 from hashlib import sha256
 from math import prod
+from typing import Any, Unpack
 from uuid import uuid4
 
 import torch
@@ -32,9 +35,9 @@ from ingot._native import is_url
 from ingot._ranks.peers import Peers, this_node
 from ingot._ranks.placements import Part
 from ingot._read import door
-from ingot._read.reads import reading
+from ingot._read.door import reading
 from ingot._read.select import Label
-from ingot._write.directory.parts import listed
+from ingot._write.directory import PART, listed
 from ingot.errors import CheckpointError, RankError, StorageError
 from ingot.torch import _load_by_ranks
 from ingot.torch._into import Slot, read
@@ -42,24 +45,97 @@ from ingot.torch._load_into import FOR_RANKS, has_ranks
 from ingot.torch._tensors import DTYPES
 from ingot.typing import ReadOptions, Source
 
-from .opening import settled
 from .parts import Chunk, begins
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
     from contextlib import AbstractContextManager
-    from typing import Any
 
     from torch.distributed import ProcessGroup
     from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner, ReadItem
-    from typing_extensions import Unpack
 
     from ingot._native import Checkpoint
     from ingot.torch._load_into import ReadOnce
 
     # The node, the path, and `Checkpoint.identity` with a digest of its text.
     Version = tuple[str, str, tuple[str, bool] | None]
+
+    # The names that the manifest lists, and each file with its version.
+    Seen = tuple[list[str] | None, list[tuple[str, int, int, int]]]
+
+# Opening a directory whose files may hold parts of tensors: all files of one save.
+
+
+_PAUSE_SECONDS = 0.005
+
+
+def settled(folder: str, open_whole: Callable[[], Checkpoint], backend: str) -> list[Checkpoint]:
+    """Open the checkpoint in a directory, again if a save replaces it meanwhile."""
+    for left in reversed(range(door.TRIES)):
+        try:
+            found = _opened(folder, open_whole, backend)
+        except FileNotFoundError:
+            found = None
+            if not left:
+                raise
+        if found is not None:
+            return found
+        time.sleep(_PAUSE_SECONDS)
+    raise CheckpointError(
+        f"{_escaped(folder)}: no save to it has ended: expected the parts of one save",
+        code="invalid-parts",
+        path=folder,
+    )
+
+
+def _opened(folder: str, open_whole: Callable[[], Checkpoint], backend: str) -> list[Checkpoint] | None:
+    """Open whole tensors, or all files of parts. None if a save is replacing these."""
+    if listed(folder) is not None:
+        return _parts(folder, backend)
+    try:
+        whole = open_whole()
+    except (CheckpointError, IsADirectoryError):
+        names = _names(folder)
+        if len(names) < 2 and not any(map(PART.fullmatch, names)):
+            raise
+        opened = _parts(folder, backend)
+        if opened is not None and any(begins(one) is None for one in opened):
+            # Of whole tensors: an index would have to say which of them are a checkpoint.
+            raise
+        return opened
+    return [whole] if begins(whole) is None else _parts(folder, backend)
+
+
+def _parts(folder: str, backend: str) -> list[Checkpoint] | None:
+    before = _seen(folder)
+    if before is None or not before[1]:
+        return None
+    opened = [door.open_checkpoint(os.path.join(folder, name), backend, lent=True) for name, *_ in before[1]]
+    return opened if _seen(folder) == before else None
+
+
+def _seen(folder: str) -> Seen | None:
+    """Look at the manifest, at the files, and at the manifest again. None if a save began or ended meanwhile.
+
+    Files that are opened between two looks that find the same are of one save: a save has a manifest in place
+    as long as it gives files their names.
+    """
+    before = listed(folder)
+    files = []
+    for name in _names(folder):
+        found = os.stat(os.path.join(folder, name))
+        files.append((name, found.st_ino, found.st_size, found.st_mtime_ns))
+    return (before, files) if listed(folder) == before else None
+
+
+def _names(folder: str) -> list[str]:
+    """Return the names of the files that are parts of one checkpoint."""
+    names = listed(folder)
+    if names is not None:
+        return names
+    found = [name for name in sorted(os.listdir(folder)) if name.endswith(".safetensors") and name[0] != "."]
+    # Beside files with names of parts, others are of another checkpoint.
+    return [name for name in found if PART.fullmatch(name)] or found
 
 
 class Reader(StorageReader):

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from contextlib import ExitStack, nullcontext, suppress
+import sys
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple, Unpack
 from uuid import uuid4
 
 import torch
@@ -22,8 +26,8 @@ from ingot._ranks.local import Held, known_group
 from ingot._ranks.peers import Peers, this_node
 from ingot._ranks.placements import Part
 from ingot._write import writer as _writer
-from ingot._write.directory.hidden import called
-from ingot._write.shards import Place, aside
+from ingot._write.directory import MANIFEST, called, hidden, is_held, keep, recover
+from ingot._write.shards import Place, alone, aside, remove
 from ingot.errors import OptionError, RankError, SaveError
 from ingot.torch._files import save_file
 from ingot.torch._load_into import has_ranks
@@ -33,20 +37,129 @@ from ingot.torch._tensors import storable
 from ingot.typing import ReplaceOptions
 
 from . import parts
-from .pending import give_up, watch
-from .replacement import replacing
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from typing import Any
+    from types import FrameType
 
     from torch.distributed import ProcessGroup
     from torch.distributed.checkpoint.metadata import Metadata
     from torch.distributed.checkpoint.planner import SavePlan, WriteItem
-    from typing_extensions import Unpack
 
+    from ingot._base.checks import Existing
     from ingot.typing import Path
+
+
+# A save that another rank's failure ends, which torch does not report to the coordinator's storage.
+#
+# torch 2.15 calls no method of a writer when another rank has failed, so a thread looks whether torch's call
+# is still running. What else was considered:
+#
+# - A finalizer on the list that `Writer.write_data` returns runs when torch's call ends, but not while the
+#   traceback of its exception is referenced: a save that is repeated in the ``except`` block would wait for
+#   the directory's lock.
+# - Meeting the other ranks in `Writer.write_data` needs the process group of the save, which torch does not
+#   pass, and hangs with ``no_dist=True``.
+# - Pickled exceptions of other ranks could report the failure when the coordinator reads them, but planners
+#   fail too, in `finish_plan`, with exceptions that are not ours.
+# - `sys.monitoring` (Python 3.12) reports unwinding for all code or for none.
+
+
+# The function of torch that calls all methods of a writer for one save.
+_CALLER = "_save_state_dict"
+_LOOK_SECONDS = 0.2
+
+
+def give_up(saving: ExitStack) -> None:
+    """Remove what a save has written that does not come to its end."""
+    error = SaveError("the save was given up", code="abandoned")
+    saving.__exit__(type(error), error, None)
+
+
+def watch(pending: list[ExitStack]) -> None:
+    """Give the pending save up when torch's call for it has ended and the save is still in the list."""
+    thread = threading.get_ident()
+    call = next((id(frame) for frame in _frames(thread) if frame.f_code.co_name == _CALLER), None)
+    if call is not None:
+        given = pending, pending[0], thread, call
+        threading.Thread(target=_watch, args=given, name="ingot-pending-save", daemon=True).start()
+
+
+def _watch(pending: list[ExitStack], saving: ExitStack, thread: int, call: int) -> None:
+    while saving in pending and any(id(frame) == call for frame in _frames(thread)):
+        time.sleep(_LOOK_SECONDS)
+    with suppress(ValueError):
+        pending.remove(saving)
+        give_up(saving)
+
+
+def _frames(thread: int) -> Iterator[FrameType]:
+    """Return the calls that a thread is in."""
+    frame = sys._current_frames().get(thread)
+    while frame is not None:
+        yield frame
+        frame = frame.f_back
+
+
+# The replacement of a checkpoint by files of parts that several ranks write.
+
+
+@contextmanager
+def replacing(place: Place, existing: Existing, durable: bool) -> Iterator[tuple[str, list[str]]]:
+    """Yield a prefix for temporary names, and a list for the names of the new files."""
+    with alone(place) as stale:
+        place.check(existing)
+        names: list[str] = []
+        with hidden() as prefix:
+            try:
+                yield prefix, names
+                stale += _publish(place, prefix, names, durable)
+            except BaseException:
+                # The child of a fork leaves the files to its parent.
+                if is_held(place.directory):
+                    _discard(place, prefix)
+                raise
+
+
+def _publish(place: Place, prefix: str, names: list[str], durable: bool) -> list[str]:
+    """Rename the new files, and return the names of files that can be removed."""
+    old = place.files()
+    if os.path.lexists(place.path(place.index)):
+        # Readers prefer an index, so the new files can get their names beside it.
+        last, extra = place.index, []
+        links = [name for name in old if name not in names]
+    else:
+        last, extra = MANIFEST, [name for name in old if name not in names]
+        links = keep(place.directory, old, durable)
+    try:
+        _flush(place, durable)
+        for name in names:
+            os.replace(place.path(prefix + name), place.path(name))
+        for name in extra:
+            os.remove(place.path(name))
+        _flush(place, durable)
+        os.remove(place.path(last))
+    except BaseException:
+        if is_held(place.directory):
+            with suppress(OSError):
+                recover(place.directory)
+            if last == place.index and os.path.lexists(place.path(last)):
+                remove(place, names)
+        raise
+    _flush(place, durable, ", though the checkpoint is written")
+    return links
+
+
+def _flush(place: Place, durable: bool, so_far: str = "") -> None:
+    if durable:
+        place.flush(so_far)
+
+
+def _discard(place: Place, prefix: str) -> None:
+    """Remove the new files that did not get their names, of all ranks."""
+    with suppress(OSError):
+        remove(place, [name for name in os.listdir(place.directory) if name.startswith(prefix)])
+
 
 _SHARD = "shard-{rank:05d}-model-{number:05d}-of-{count:05d}.safetensors"
 

@@ -11,8 +11,9 @@ import json
 import math
 from base64 import b64decode, b64encode
 from collections import Counter, OrderedDict, defaultdict
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 
@@ -21,9 +22,6 @@ from ingot.errors import CheckpointError, SaveError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
-    from typing import Any, TypeAlias
-
     # What stands for the value at a place of the tree, and the value that a node of JSON stands for.
     Apart: TypeAlias = Callable[[Any, str], Any]
     Together: TypeAlias = Callable[[Any], Any]

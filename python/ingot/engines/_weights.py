@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import os
-from typing import NamedTuple
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from math import ceil
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
+from torch.utils._pytree import tree_map_only
 
 from ingot._base.checks import counted, one_of
 from ingot._base.text import _escaped, _quoted
@@ -17,15 +20,226 @@ from ingot.errors import CheckpointError, OptionError
 from ingot.torch import DTYPES
 from ingot.typing import Backend
 
-from ._unread import UnreadTensor
-
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-    from typing import Any, TypeAlias
+    from ingot._read.handle import TensorSlice
 
     Weights: TypeAlias = Iterator[tuple[str, torch.Tensor]]
     Says: TypeAlias = Callable[[str], bool]
+
+    # Of each dimension of the stored tensor what is left: some positions, or one, and then it is gone.
+    Box: TypeAlias = tuple[range | int, ...]
+
+# Tensors of a file that are read where they are used, and of which only what is used is read.
+
+
+class UnreadTensor(torch.Tensor):
+    """A tensor of a file, or a part of one, that nobody has read yet.
+
+    It has the shape, the dtype and the device of what it stands for. Its parts (`narrow`, `chunk`, `split`,
+    `select` and indices of ints and slices) are such tensors again, and nothing is read for them. Every other
+    operation reads what is left of it, once, and is done on a plain tensor; so is what torch does below
+    Python.
+    """
+
+    _part: TensorSlice[torch.Tensor]
+    _box: Box
+    _found: torch.Tensor | None
+
+    @staticmethod
+    def __new__(
+        cls, part: TensorSlice[torch.Tensor], dtype: torch.dtype, device: torch.device, box: Box | None = None
+    ) -> UnreadTensor:
+        sides = tuple(map(range, part.shape)) if box is None else box
+        shape = [len(side) for side in sides if isinstance(side, range)]
+        made: UnreadTensor = torch.Tensor._make_wrapper_subclass(cls, shape, dtype=dtype, device=device)
+        made._part, made._box, made._found = part, sides, None
+        return made
+
+    def values_read(self) -> torch.Tensor:
+        """What it stands for, read by the first call."""
+        if self._found is None:
+            sides = [
+                side if isinstance(side, int) else slice(side.start, side.stop, side.step)
+                for side in self._box
+            ]
+            self._found = self._part[tuple(sides)]
+        return self._found
+
+    def cut(self, cuts: Iterable[slice | int]) -> UnreadTensor:
+        """The part that `cuts` leave, one for each dimension that is there; further ones stay whole."""
+        of_each = iter(cuts)
+        whole = slice(None)
+        sides = [side if isinstance(side, int) else side[next(of_each, whole)] for side in self._box]
+        with torch._C.DisableTorchFunctionSubclass():
+            return UnreadTensor(self._part, self.dtype, self.device, tuple(sides))
+
+    def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
+        with torch._C.DisableTorchFunctionSubclass():
+            return f"<unread tensor: {self.dtype}, {list(self.shape)}, {self.device}>"
+
+    @classmethod
+    def __torch_function__(
+        cls,
+        func: Any,
+        types: Iterable[type],
+        args: Sequence[Any] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        given = kwargs or {}
+        parts = _PARTS.get(func)
+        if parts is not None and isinstance(args[0], UnreadTensor):
+            found = parts(*args, **given)
+            if found is not None:
+                return found
+        with torch._C.DisableTorchFunctionSubclass():
+            if func in _FACTS:
+                return func(*args, **given)
+            return _on_values(func, args, given)
+
+    @classmethod
+    def __torch_dispatch__(  # type: ignore[override]
+        cls,
+        func: Any,
+        types: Iterable[type],
+        args: Sequence[Any] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        return _on_values(func, args, kwargs or {})
+
+
+def _on_values(func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    read = tree_map_only(UnreadTensor, UnreadTensor.values_read, (tuple(args), kwargs))
+    return func(*read[0], **read[1])
+
+
+def _itself(tensor: UnreadTensor) -> UnreadTensor:
+    return tensor
+
+
+# What follows gives None where torch has to say what comes of it: on the values, or that it is wrong.
+
+
+def _at(tensor: UnreadTensor, index: Any) -> UnreadTensor | None:
+    cuts = list(index) if isinstance(index, tuple) else [index]
+    # By identity: a tensor among them would compare its elements.
+    dots = [at for at, cut in enumerate(cuts) if cut is Ellipsis]
+    if dots:
+        left = _ndim(tensor) - (len(cuts) - 1)
+        cuts[dots[0] : dots[0] + 1] = [slice(None)] * left
+    if len(cuts) > _ndim(tensor) or not all(map(_is_plain, cuts)):
+        return None
+    for cut, size in zip(cuts, _shape(tensor), strict=False):
+        if isinstance(cut, int) and not -size <= cut < size:
+            return None
+    return tensor.cut(cuts)
+
+
+def _is_plain(cut: object) -> bool:
+    if isinstance(cut, slice):
+        bounds = all(bound is None or type(bound) is int for bound in (cut.start, cut.stop, cut.step))
+        return bounds and (cut.step is None or cut.step > 0)
+    return type(cut) is int
+
+
+def _narrow(tensor: UnreadTensor, dim: int, start: Any, length: int) -> UnreadTensor | None:
+    at, size = _side(tensor, dim)
+    if at is None or type(start) is not int or type(length) is not int:
+        return None
+    begin = start + size if start < 0 else start
+    if not (length >= 0 and begin >= 0 and begin + length <= size):
+        return None
+    return _cut_at(tensor, at, slice(begin, begin + length))
+
+
+def _select(tensor: UnreadTensor, dim: int, index: int) -> UnreadTensor | None:
+    at, size = _side(tensor, dim)
+    if at is None or type(index) is not int or not -size <= index < size:
+        return None
+    return _cut_at(tensor, at, index)
+
+
+def _split(
+    tensor: UnreadTensor, split_size: int | list[int] | tuple[int, ...], dim: int = 0
+) -> tuple[UnreadTensor, ...] | None:
+    at, size = _side(tensor, dim)
+    if at is None or size == 0:
+        return None
+    if type(split_size) is int:
+        if split_size <= 0:
+            return None
+        return _divided(tensor, at, [split_size] * ceil(size / split_size))
+    if not isinstance(split_size, list | tuple) or not all(
+        type(one) is int and one >= 0 for one in split_size
+    ):
+        return None
+    return _divided(tensor, at, split_size) if sum(split_size) == size else None
+
+
+def _chunk(tensor: UnreadTensor, chunks: int, dim: int = 0) -> tuple[UnreadTensor, ...] | None:
+    at, size = _side(tensor, dim)
+    if at is None or size == 0 or type(chunks) is not int or chunks < 1:
+        return None
+    each = ceil(size / chunks)
+    return _divided(tensor, at, [each] * ceil(size / each))
+
+
+def _divided(tensor: UnreadTensor, at: int, sizes: Sequence[int]) -> tuple[UnreadTensor, ...]:
+    """Parts of these sizes, one after the other. The last may be shorter than it is said to be."""
+    begins = [sum(sizes[:part]) for part in range(len(sizes))]
+    return tuple(
+        _cut_at(tensor, at, slice(begin, begin + size)) for begin, size in zip(begins, sizes, strict=True)
+    )
+
+
+def _cut_at(tensor: UnreadTensor, at: int, cut: slice | int) -> UnreadTensor:
+    return tensor.cut([*[slice(None)] * at, cut])
+
+
+def _side(tensor: UnreadTensor, dim: Any) -> tuple[int | None, int]:
+    """Which dimension `dim` is, and its size; None where there is no such one."""
+    ndim = _ndim(tensor)
+    if type(dim) is not int or not -ndim <= dim < ndim:
+        return None, 0
+    return dim % ndim, _shape(tensor)[dim]
+
+
+def _shape(tensor: UnreadTensor) -> list[int]:
+    return [len(side) for side in tensor._box if isinstance(side, range)]
+
+
+def _ndim(tensor: UnreadTensor) -> int:
+    return len(_shape(tensor))
+
+
+_PARTS: dict[Any, Callable[..., Any]] = {
+    torch.Tensor.__getitem__: _at,
+    torch.Tensor.narrow: _narrow,
+    torch.narrow: _narrow,
+    torch.Tensor.select: _select,
+    torch.select: _select,
+    torch.Tensor.split: _split,
+    torch.split: _split,
+    torch.Tensor.chunk: _chunk,
+    torch.chunk: _chunk,
+    torch.Tensor.detach: _itself,
+    torch.detach: _itself,
+    torch.Tensor.data.__get__: _itself,  # type: ignore[attr-defined]
+}
+# What is known of a tensor that was not read.
+_FACTS = {
+    getattr(torch.Tensor, name).__get__
+    for name in (
+        "shape", "dtype", "device", "layout", "ndim", "itemsize", "nbytes", "is_cuda", "is_cpu", "is_meta",
+        "is_sparse", "is_quantized", "is_nested", "requires_grad", "is_leaf", "grad", "grad_fn",
+    )
+} | {
+    torch.Tensor.size, torch.Tensor.dim, torch.Tensor.ndimension, torch.Tensor.numel, torch.numel,
+    torch.Tensor.nelement, torch.Tensor.element_size, torch.Tensor.is_floating_point, torch.is_floating_point,
+    torch.Tensor.is_complex, torch.is_complex, torch.Tensor.stride, torch.Tensor.storage_offset,
+    torch.Tensor.is_contiguous, torch.Tensor.get_device, torch.Tensor.__len__, torch.Tensor.__hash__,
+}  # fmt: skip
+
 
 READ = ("auto", "ahead", "used")
 

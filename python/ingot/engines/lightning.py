@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import os
 import threading
+from collections.abc import Mapping
 from importlib import import_module
 from types import new_class
+from typing import Any, Unpack
 
 import torch
 
@@ -23,11 +25,7 @@ from ._tree import KEY, put_together, taken_apart
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Mapping
     from concurrent.futures import Future
-    from typing import Any
-
-    from typing_extensions import Unpack
 
     from ingot import SaveFuture
     from ingot.typing import Path

@@ -6,8 +6,9 @@ docs/guides/engines.md says which versions were tested, and what options there a
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 from sglang.srt.environ import envs
@@ -17,9 +18,6 @@ from ._weights import Reading, has_place_for, weights
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
-    from typing import Any
-
     from torch.nn import Module
 
     from ._weights import Weights

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import time
 from dataclasses import replace
+from typing import Any
 
 from tqdm.auto import tqdm
 from vllm.distributed import get_tensor_model_parallel_world_size, model_parallel_is_initialized
@@ -25,8 +26,6 @@ from ._weights import READ, Reading, has_place_for, weights, without_files
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any
-
     from torch.nn import Module
 
     from ._weights import Says, Weights

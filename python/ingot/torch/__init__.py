@@ -13,11 +13,11 @@ except ModuleNotFoundError as error:
     raise missing("torch", error) from None
 
 from ._devices import mover as mover
+from ._devices import payload as payload
 from ._files import load, load_file, save, save_file
 from ._into import IncompatibleKeys
 from ._load_into import load_into
 from ._model import load_model, save_model
-from ._payload import payload as payload
 from ._sharded import save_sharded
 from ._tensors import DTYPES as DTYPES
 from ._tensors import at as at

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from functools import cache, partial
+from typing import Any
 
 import torch
 
 from ingot._adapters.pieces import pieces, room
+from ingot._base.checks import unpacked
 from ingot._base.text import _escaped, brief
 from ingot._native import Gpu
 from ingot._read.moves import Carrier
@@ -14,15 +16,23 @@ from ingot.errors import DeviceError, OptionError
 
 from ._filling import Filling, is_widened, packed
 from ._link import Ring, link
-from ._tensors import DTYPES, _crosses_by_dlpack, _to_dlpack, fake_mode, faked, undisturbed, wrap
+from ._tensors import (
+    DTYPES,
+    _crosses_by_dlpack,
+    _to_dlpack,
+    fake_mode,
+    faked,
+    fetcher,
+    storable,
+    undisturbed,
+    wrap,
+)
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any
-
     from ingot._native import Checkpoint
+    from ingot._read.door import Reads
     from ingot._read.moves import Move
-    from ingot._read.reads import Reads
     from ingot._read.select import Wanted
 
 
@@ -178,3 +188,26 @@ def shown(tensor: torch.Tensor) -> tuple[torch.Tensor, Any]:
 
 def _first_line(error: BaseException) -> str:
     return _escaped(str(error).partition("\n")[0])
+
+
+# What is handed over of a tensor that is saved.
+
+
+def payload(name: str, tensor: torch.Tensor) -> Any:
+    """`tensor` as a capsule, as a buffer, as memory of a GPU, or as a function that gives its bytes.
+
+    Copies nothing.
+    """
+    code = storable(name, tensor)
+    with undisturbed():
+        shape = unpacked(name, tensor.shape) if code == "F4" else list(tensor.shape)
+        plain = tensor.as_subclass(torch.Tensor).detach()
+        lies_there = not plain.is_conj() and not plain.is_neg()
+        if plain.is_cpu and lies_there:
+            if _crosses_by_dlpack(plain.dtype):
+                return _to_dlpack(plain)
+            if plain.is_contiguous():
+                return code, shape, plain.reshape(-1).view(torch.uint8).numpy()
+        elif lies_there and plain.is_contiguous() and (device := gpu(plain.device)) is not None:
+            return code, shape, (device, _to_dlpack(plain.view(-1).view(torch.uint8)))
+        return code, shape, fetcher(plain)

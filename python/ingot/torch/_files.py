@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from itertools import filterfalse
-from typing import Any, Literal, overload
+from typing import Any, Literal, Unpack, overload
 
 import torch
 
@@ -14,9 +14,9 @@ from ingot import _native
 from ingot._base.checks import known_format, one_of
 from ingot._base.options import Loading, Saving, checked, takes
 from ingot._base.text import _quoted
-from ingot._read import door, faults, moves, select
+from ingot._read import door, moves, select
 from ingot._read import load as _load
-from ingot._read.reads import PLAIN
+from ingot._read.door import PLAIN
 from ingot._read.select import Selected
 from ingot._write.save import rendered, write_file
 from ingot.errors import OptionError
@@ -32,13 +32,11 @@ from ingot.typing import (
     Writable,
 )
 
-from ._copies import copied
-from ._devices import mover, widening
+from ._devices import mover, payload, widening
 from ._filling import refuse_captured
 from ._into import fill_tensors
-from ._payload import payload
 from ._shared import recorded, refuse_shared, restore, views_among
-from ._tensors import _export, _plain_ones, _tensors, at, refuse_strided, wrap
+from ._tensors import _export, _plain_ones, _tensors, at, copied, refuse_strided, wrap
 
 Shared = Literal["error", "copy", "alias"]
 Contiguous = Literal["error", "copy"]
@@ -46,13 +44,10 @@ Loaded = Literal["alias", "drop"]
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from typing_extensions import Unpack
-
+    from ingot._base.options import WithMetadata, WithoutMetadata
     from ingot._native import Checkpoint
+    from ingot._read.door import Reads
     from ingot._read.moves import Move, Placement
-    from ingot._read.reads import Reads
     from ingot._write.background import SaveFuture
     from ingot._write.save import Views
 
@@ -73,8 +68,7 @@ def load_file(
     *,
     shared: Loaded = "alias",
     out: Mapping[str, torch.Tensor | list[torch.Tensor]] | None = None,
-    return_metadata: Literal[True],
-    **options: Unpack[LoadOptions],
+    **options: Unpack[WithMetadata],
 ) -> tuple[dict[str, torch.Tensor], dict[str, str] | None]: ...
 
 
@@ -85,8 +79,7 @@ def load_file(
     *,
     shared: Loaded = "alias",
     out: Mapping[str, torch.Tensor | list[torch.Tensor]] | None = None,
-    return_metadata: Literal[False] = False,
-    **options: Unpack[LoadOptions],
+    **options: Unpack[WithoutMetadata],
 ) -> dict[str, torch.Tensor]: ...
 
 
@@ -227,7 +220,7 @@ def _loaded(
     how: Reads,
 ) -> dict[str, torch.Tensor]:
     """The tensors that were asked for, and those that the file's record of shared tensors adds."""
-    where = faults.in_file(checkpoint)
+    where = moves.in_file(checkpoint)
     views = recorded(checkpoint) if shared == "alias" else {}
     if selected.is_everything():
         found = _load.tensors(checkpoint, None, wrap, move, how)

@@ -5,7 +5,9 @@ For autograd this is what ``copy_`` under ``torch.no_grad()`` is.
 
 from __future__ import annotations
 
+from collections.abc import Generator, Iterable, Iterator, Mapping
 from contextlib import closing, contextmanager
+from typing import Any
 
 import torch
 from torch.autograd import forward_ad
@@ -14,9 +16,9 @@ from torch.autograd.graph import increment_version
 from ingot._adapters.pieces import aligned, batches, pieces, room
 from ingot._base.checks import FLOATS
 from ingot._native import Destinations, Export
-from ingot._read.faults import misfit, no_destination
+from ingot._read.door import Reads
 from ingot._read.load import fill
-from ingot._read.reads import Reads
+from ingot._read.moves import misfit, no_destination
 from ingot.errors import DestinationError, DtypeError
 
 from ._link import Ring, link
@@ -37,9 +39,6 @@ from ._tensors import (
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Generator, Iterable, Iterator, Mapping
-    from typing import Any
-
     from ingot._adapters.pieces import Piece
     from ingot._native import Checkpoint, Gpu
     from ingot._read.load import Memory

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
 from itertools import filterfalse
 from typing import Any, NamedTuple
@@ -15,8 +16,8 @@ from ingot._base.report import restored
 from ingot._base.text import _escaped, _quoted, brief
 from ingot._ranks.local import are_distributed, held, identity, is_distributed, whole_shape
 from ingot._ranks.placements import Part, in_elements
-from ingot._read.faults import in_file, misfit
 from ingot._read.load import fill, proven
+from ingot._read.moves import in_file, misfit
 from ingot._read.select import OF_DESTINATIONS, Label, Selected, Wanted
 from ingot.errors import DestinationError, DtypeError
 
@@ -27,12 +28,10 @@ from ._tensors import _CODES, PLAIN_CLASSES, _dtype, not_plain, undisturbed, wra
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Mapping
-
     from ingot._base.options import Loading
     from ingot._native import Checkpoint, Gpu
     from ingot._ranks.placements import Box
-    from ingot._read.reads import Reads
+    from ingot._read.door import Reads
 
 
 class IncompatibleKeys(NamedTuple):

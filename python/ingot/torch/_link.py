@@ -6,16 +6,16 @@ The calls are the same for every accelerator of torch: CUDA, ROCm, XPU, MTIA, an
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import cache
+from typing import Any, Self
 
 import torch
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
     from types import TracebackType
-    from typing import Any, Self
 
 # Pieces of a ring: one is filled while the other is copied.
 RING = 2

@@ -3,25 +3,24 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from functools import partial
 from hashlib import sha256
 from math import prod
 from operator import itemgetter
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
 from ingot._base.checks import is_path
 from ingot._base.text import _escaped
-from ingot._ranks.exchange import Parcels, Run, padded, raw, sides
-from ingot._ranks.peers import this_node
+from ingot._ranks.peers import Parcels, Run, padded, raw, sides, this_node
 from ingot._ranks.placements import Part, in_elements, within
 from ingot._ranks.plan import Tensor, Wants, plan, sent
-from ingot._read.door import TRIES
+from ingot._read.door import TRIES, Reads
 from ingot._read.load import fill
-from ingot._read.reads import Reads
 from ingot._read.select import Wanted
 from ingot.errors import CheckpointError, RankError, StorageError
 from ingot.torch._filling import destinations, writing
@@ -30,9 +29,7 @@ from ingot.torch._tensors import DTYPES
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
     from contextlib import AbstractContextManager
-    from typing import Any
 
     from ingot._native import Checkpoint, TensorInfo
     from ingot._native import _ShardHeaders as ShardHeaders

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
-from typing import Literal, TypeAlias
+from typing import Literal, TypeAlias, Unpack
 
 import torch
 
@@ -13,7 +13,7 @@ from ingot._base.checks import one_of
 from ingot._base.options import Loading, checked, takes
 from ingot._ranks.local import has_group, is_distributed, known_group
 from ingot._read import door
-from ingot._read.reads import reading
+from ingot._read.door import reading
 from ingot.errors import OptionError
 from ingot.typing import FillOptions, Source
 
@@ -21,12 +21,8 @@ from ._into import IncompatibleKeys, fitting, load_fitting, slots, tensors_of
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from typing_extensions import Unpack
-
     from ingot._native import Checkpoint
-    from ingot._read.reads import Reads
+    from ingot._read.door import Reads
 
 
 ReadOnce: TypeAlias = Literal["auto", "job", "node", False]

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import warnings
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import partial
-from typing import Any, Literal, overload
+from typing import Any, Literal, Unpack, overload
 
 import torch
 
@@ -25,9 +25,7 @@ from ._tensors import not_plain
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from typing_extensions import Unpack
+    from ingot._base.options import AtOnce, InBackground
 
 Duplicates = Literal["drop", "error", "copy", "alias"]
 _duplicates_as = partial(one_of, "shared", choices=("drop", "error", "copy", "alias"))
@@ -44,8 +42,7 @@ def save_model(
     force_contiguous: bool = True,
     *,
     shared: Duplicates = "drop",
-    background: Literal[True],
-    **options: Unpack[SaveOptions],
+    **options: Unpack[InBackground],
 ) -> ingot.SaveFuture: ...
 
 
@@ -57,8 +54,7 @@ def save_model(
     force_contiguous: bool = True,
     *,
     shared: Duplicates = "drop",
-    background: Literal[False] = False,
-    **options: Unpack[SaveOptions],
+    **options: Unpack[AtOnce],
 ) -> None: ...
 
 

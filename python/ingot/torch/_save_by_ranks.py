@@ -8,33 +8,32 @@ from __future__ import annotations
 
 import os
 from array import array
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from hashlib import sha256
 from math import prod
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
 from ingot._base.progress import counted, telling
 from ingot._base.text import _quoted
-from ingot._ranks.exchange import Parcels, Run, padded, sides
 from ingot._ranks.local import Held, held, identity, is_distributed
-from ingot._ranks.peers import this_node
+from ingot._ranks.peers import Parcels, Run, padded, sides, this_node
 from ingot._ranks.placements import Part, in_elements, within
 from ingot._ranks.plan import WINDOW_NBYTES, Pattern, Plan, Span, Tensor, cut, sent, spread
 from ingot._write import shards
 from ingot._write.background import SAVES, SharedSaveFuture
-from ingot._write.directory.hidden import called
+from ingot._write.directory import called
 from ingot._write.writer import Writer
 from ingot.errors import RankError, SaveError
-from ingot.torch._copies import as_of_now, copied
 from ingot.torch._tensors import DTYPES, storable
+
+from ._tensors import as_of_now, copied
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
     from contextlib import AbstractContextManager
-    from typing import Any
 
     from ingot._base.options import Saving
     from ingot._ranks.peers import Peers

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Hashable, Mapping
 from functools import partial
-from typing import Any, Literal, NamedTuple, overload
+from typing import Any, Literal, NamedTuple, Unpack, overload
 
 import torch
 
@@ -15,23 +15,18 @@ from ingot._base.progress import telling, within
 from ingot._base.text import _quoted
 from ingot._native import NewFile
 from ingot._ranks.local import has_group, is_distributed, known_group
-from ingot._write.directory.hidden import new_prefix
+from ingot._write.directory import new_prefix
 from ingot._write.save import new_file, staging
 from ingot._write.shards import Place, index, split, write
 from ingot.errors import OptionError, SaveError
 from ingot.typing import CopyOptions, Path
 
-from ._copies import copied
+from ._devices import payload
 from ._model import duplicate_names, storage_ptr, storage_size
-from ._payload import payload
-from ._tensors import _export, _tensors, storable
+from ._tensors import _export, _tensors, copied, storable
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable
-
-    from typing_extensions import Unpack
-
     from ingot._write.background import SaveFuture
 
 

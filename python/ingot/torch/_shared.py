@@ -6,6 +6,9 @@ FORMAT.md, "Shared tensors".
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
 import torch
 
 from ingot._base.text import _quoted
@@ -13,9 +16,6 @@ from ingot.errors import SharedMemoryError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
-    from typing import Any
-
     from ingot._native import Checkpoint
     from ingot._write.save import Views
 

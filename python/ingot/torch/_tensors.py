@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from functools import cache, partial
 from operator import attrgetter
+from typing import Any
 
 import torch
-from torch._C import _functorch  # pyright: ignore[reportAttributeAccessIssue]
+import torch.utils.dlpack
+from torch._C import _functorch
 
 from ingot import _native
+from ingot._adapters import pieces
 from ingot._base.checks import named
 from ingot._base.dtypes import ANOTHER_COMPLEX, F4_PACKED, NAMES
 from ingot._base.frameworks import lacks
@@ -21,9 +25,7 @@ from ._link import link
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
     from contextlib import AbstractContextManager
-    from typing import Any
 
     from ingot._write.save import Box
 
@@ -320,3 +322,41 @@ def at(tensor: torch.Tensor, index: Any) -> torch.Tensor:
         raise IndexError("F4 can only be indexed by ints, slices, None, ... and one list: expected these")
     with undisturbed():
         return tensor[index]
+
+
+# Copies of tensors that are saved later, and the order in which a device gives what is not copied.
+
+
+def copied(tensors: Mapping[str, torch.Tensor], where: str) -> dict[str, torch.Tensor]:
+    """Copies in C order, on the device of each or on the ``"host"``, but of what cannot be stored."""
+    with undisturbed(), torch.no_grad():
+        return {
+            name: tensor if not_plain(tensor) is not None else _copy(tensor.detach(), where)
+            for name, tensor in tensors.items()
+        }
+
+
+def _copy(tensor: torch.Tensor, where: str) -> torch.Tensor:
+    if tensor.is_cpu or where == "device":
+        return tensor.clone(memory_format=torch.contiguous_format)
+    # Through pinned memory, of which only a piece is taken.
+    memory, fetch = torch.empty(tensor.nbytes, dtype=torch.uint8), fetcher(tensor)
+    for begin in range(0, tensor.nbytes, pieces.PIECE_NBYTES):
+        end = min(begin + pieces.PIECE_NBYTES, tensor.nbytes)
+        memory[begin:end] = torch.utils.dlpack.from_dlpack(fetch(begin, end))
+    return memory.view(tensor.dtype).view(tensor.shape)
+
+
+def as_of_now(tensors: Iterable[torch.Tensor]) -> Callable[[], AbstractContextManager[None]]:
+    """What another thread enters to find on their devices what is queued there by now, and nothing later."""
+    ways = [link(device) for device in {tensor.device for tensor in tensors}]
+    marks = [(way, way.mark()) for way in ways if way is not None]
+
+    @contextmanager
+    def entered() -> Iterator[None]:
+        with ExitStack() as streams:
+            for way, since in marks:
+                streams.enter_context(way.aside(since))
+            yield
+
+    return entered

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 import ingot
 import ingot.torch
-from ingot.engines._unread import UnreadTensor
+from ingot.engines._weights import UnreadTensor
 
 VALUES = torch.arange(7 * 5 * 6, dtype=torch.float32).view(7, 5, 6)
 

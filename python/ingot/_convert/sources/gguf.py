@@ -10,26 +10,22 @@ from __future__ import annotations
 import os
 import re
 import struct
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from math import prod
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import IO, TYPE_CHECKING, Any, NamedTuple
 
 from ingot._base.text import _quoted
-from ingot._convert.confined import PART
-from ingot._convert.limits import OBJECT_NBYTES, RECORD_NBYTES
-from ingot._convert.others import LeftOut
-from ingot._convert.positions import Region, size_of
-from ingot._convert.refusal import lacks, reading, refused
-from ingot._convert.source import Contents, Entry, Options, possible
+from ingot._convert.formats import PART
+from ingot._convert.limits import OBJECT_NBYTES, RECORD_NBYTES, lacks, reading, refused
+from ingot._convert.report import LeftOut
+from ingot._convert.source import Contents, Entry, Options, Region, possible, size_of
 from ingot._convert.values import dtype_of, nbytes
 from ingot.errors import ConversionError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from typing import IO
-
     from ingot._convert.limits import Budget
     from ingot.numpy import Array
 

@@ -7,6 +7,7 @@ storage, virtual datasets, and filters that are plugins.
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -16,16 +17,13 @@ import numpy
 from ingot._base.dtypes import CODES
 from ingot._base.text import _quoted
 from ingot._convert.flatten import MAX_DEPTH
-from ingot._convert.limits import RECORD_NBYTES
-from ingot._convert.others import LeftOut
-from ingot._convert.refusal import lacks, reading, refused
+from ingot._convert.limits import RECORD_NBYTES, lacks, reading, refused
+from ingot._convert.report import LeftOut
 from ingot._convert.source import Contents, Entry, Options, faulty, possible
 from ingot._convert.values import code_of, dtype_of
 from ingot.errors import ConversionError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from ingot._convert.limits import Budget
     from ingot.numpy import Array
 

@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Iterator
 from contextlib import contextmanager
 from io import BytesIO
 from tempfile import TemporaryFile
-from typing import TYPE_CHECKING
+from typing import IO
 
-from ingot._convert.others import LeftOut
-from ingot._convert.refusal import reading, refused
+from ingot._convert.limits import reading, refused
+from ingot._convert.report import LeftOut
 from ingot._convert.source import Contents, Options
 from ingot._convert.zipped import Member, Window, members
 from ingot._convert.zipped import opened as opened_member
 
 from .hdf5 import datasets
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from typing import IO
 
 TITLE = "a Keras archive"
 WEIGHTS = "model.weights.h5"

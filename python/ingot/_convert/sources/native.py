@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from functools import partial
 from typing import TYPE_CHECKING
@@ -9,14 +10,12 @@ from typing import TYPE_CHECKING
 from numpy.lib.stride_tricks import as_strided
 
 from ingot._base.frameworks import adapter
-from ingot._convert.refusal import refused
+from ingot._convert.limits import refused
 from ingot._convert.source import Contents, Entry, Options
 from ingot._native import RECORD_KEYS
 from ingot._read.door import open_checkpoint
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
     from ingot._native import TensorInfo
     from ingot.errors import ConversionError
     from ingot.numpy import Array

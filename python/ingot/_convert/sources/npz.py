@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy
 
-from ingot._convert import npy
-from ingot._convert.others import LeftOut
-from ingot._convert.positions import cut_short, fill
-from ingot._convert.refusal import reading, refused
-from ingot._convert.source import Contents, Entry, Options, possible
+from ingot._convert.limits import reading, refused
+from ingot._convert.report import LeftOut
+from ingot._convert.source import Contents, Entry, Options, cut_short, fill, possible
 from ingot._convert.values import code_of, nbytes
 from ingot._convert.zipped import Member, members
 from ingot._convert.zipped import opened as opened_member
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
+from . import npy
 
+if TYPE_CHECKING:
     from ingot.numpy import Array
 
 

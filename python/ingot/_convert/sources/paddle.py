@@ -7,25 +7,22 @@ are pickled. Other arrays of uint16 are uint16; of a file called ``.pdparams`` t
 from __future__ import annotations
 
 import pickle
+from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy
 
-from ingot._convert import pickled_arrays
+from ingot._convert import pickles
 from ingot._convert.flatten import flatten
-from ingot._convert.others import Unusable
-from ingot._convert.pickled_arrays import ARRAY_CALLS, ArrayMachine, PickledArray, is_array
-from ingot._convert.pickles import Bounded, Machine
-from ingot._convert.positions import size_of
-from ingot._convert.refusal import reading, refused
-from ingot._convert.source import Contents, Entry, Options
+from ingot._convert.limits import reading, refused
+from ingot._convert.pickles import ARRAY_CALLS, ArrayMachine, Bounded, Machine, PickledArray, is_array
+from ingot._convert.report import Unusable
+from ingot._convert.source import Contents, Entry, Options, size_of
 from ingot._convert.values import dtype_of, elements
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from ingot.numpy import Array
 
 TITLE = "a pickle of arrays"
@@ -51,9 +48,9 @@ def opened(path: str, options: Options) -> Iterator[Contents]:
 
     def entry(name: str, array: PickledArray) -> Entry:
         if array.fault is not None or array.dtype != numpy.uint16:
-            return pickled_arrays.entry(path, name, array)
+            return pickles.entry(path, name, array)
         if id(array) in marked or options.source_format == "paddle":
-            return pickled_arrays.entry(path, name, array, dtype_of("BF16"))
+            return pickles.entry(path, name, array, dtype_of("BF16"))
         if is_paddle and options.source_format is None:
             raise refused(
                 path,
@@ -63,7 +60,7 @@ def opened(path: str, options: Options) -> Iterator[Contents]:
                 tensor=name,
                 found="uint16",
             )
-        return pickled_arrays.entry(path, name, array)
+        return pickles.entry(path, name, array)
 
     entries, left_out = flatten(path, tree, is_array, entry, options.budget)
     yield Contents(entries, left_out, {"format": "paddle"} if is_paddle or marked else {})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 from importlib import import_module
@@ -9,16 +10,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy
 
-from ingot._convert.columns import kind_of, pyarrow, values
-from ingot._convert.others import LeftOut
-from ingot._convert.positions import cut_short, size_of
-from ingot._convert.refusal import reading
-from ingot._convert.source import Contents, Entry, Options
+from ingot._convert.limits import reading
+from ingot._convert.report import LeftOut
+from ingot._convert.source import Contents, Entry, Options, cut_short, size_of
 from ingot._convert.values import dtype_of
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
+from .arrow import kind_of, pyarrow, values
 
+if TYPE_CHECKING:
     from ingot.numpy import Array
 
 TITLE = "a Parquet file"

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
 
 from ingot._base.text import _escaped
-from ingot._convert.others import LeftOut
-from ingot._convert.refusal import refused
+from ingot._convert.limits import refused
+from ingot._convert.report import LeftOut
 from ingot._convert.source import Contents, Options
-from ingot._convert.tensor_bundle import contents
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
+from .tensorflow import contents
 
 GRAPH = "saved_model.pb"
 

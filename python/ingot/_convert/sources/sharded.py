@@ -3,23 +3,19 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ingot._base.text import _quoted
-from ingot._convert.confined import inside
-from ingot._convert.framing import is_ours
-from ingot._convert.others import LeftOut
-from ingot._convert.positions import size_of
-from ingot._convert.refusal import reading, refused
-from ingot._convert.source import Contents, Entry, Options
+from ingot._convert.formats import inside, is_ours
+from ingot._convert.limits import reading, refused
+from ingot._convert.report import LeftOut
+from ingot._convert.source import Contents, Entry, Options, size_of
 
 from . import native
 from . import torch as torch_source
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 TITLE = "an index of a checkpoint"
 # Of the index, in bytes. One for a million tensors takes 100 MB.

@@ -8,30 +8,26 @@ from __future__ import annotations
 import pickle
 import re
 import struct
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from io import BytesIO
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import IO, TYPE_CHECKING, Any, NamedTuple
 
 import numpy
 
 from ingot._base.dtypes import CODES, F4_PACKED
-from ingot._convert import pickled_arrays
+from ingot._convert import pickles
 from ingot._convert.flatten import flatten
-from ingot._convert.others import Plain, Unusable
-from ingot._convert.pickled_arrays import ARRAY_CALLS, ArrayMachine, PickledArray
-from ingot._convert.pickles import Bounded, Named
-from ingot._convert.positions import Region, size_of
-from ingot._convert.refusal import reading, refused
-from ingot._convert.source import Contents, Entry, Options
+from ingot._convert.limits import reading, refused
+from ingot._convert.pickles import ARRAY_CALLS, ArrayMachine, Bounded, Named, PickledArray
+from ingot._convert.report import Plain, Unusable
+from ingot._convert.source import Contents, Entry, Options, Region, size_of
 from ingot._convert.values import dtype_of, elements, no_dtype
 from ingot._convert.zipped import Member, contents, members
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from typing import IO
-
     from ingot._convert.limits import Budget
     from ingot.numpy import Array
 
@@ -82,7 +78,7 @@ def opened(path: str, options: Options) -> Iterator[Contents]:
 
     def entry(name: str, value: Any) -> Entry:
         if isinstance(value, PickledArray):
-            return pickled_arrays.entry(path, name, value)
+            return pickles.entry(path, name, value)
         return _entry(path, name, value)
 
     entries, left_out = flatten(path, tree, _is_tensor, entry, options.budget)
@@ -144,7 +140,7 @@ class _Tensor(NamedTuple):
 
 
 def _is_tensor(value: Any) -> bool:
-    return isinstance(value, _Tensor) or pickled_arrays.is_array(value)
+    return isinstance(value, _Tensor) or pickles.is_array(value)
 
 
 def _sizes(value: Any) -> tuple[int, ...]:

@@ -6,8 +6,8 @@ import click
 
 from ingot._write.cast import cast, planned
 from ingot.cli import arguments
+from ingot.cli.screen import nbytes, plural
 from ingot.cli.sources import chosen, opened
-from ingot.cli.wording import nbytes, plural
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

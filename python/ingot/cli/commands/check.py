@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 import click
 
 from ingot._native import shown_url
 from ingot._read.check import Check, Problem, check
 from ingot.cli import arguments
-from ingot.cli.progress import bar
-from ingot.cli.screen import Screen, described, printing
-from ingot.cli.spoken import status, told
-from ingot.cli.wording import plural, shown
+from ingot.cli.screen import Screen, bar, described, plural, printing, shown, status, told
 from ingot.errors import SafetensorError
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from typing import Any
 
 
 @arguments.command(short_help="Find problems of files.")

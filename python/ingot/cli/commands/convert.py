@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import click
 
 from ingot import _convert
 from ingot._convert.formats import FORMATS
 from ingot._native import is_url
 from ingot.cli import arguments
-from ingot.cli.tables import Column
-from ingot.cli.wording import nbytes, plural, shown
+from ingot.cli.screen import Column, nbytes, plural, shown
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any
-
     from ingot._convert import Conversion
     from ingot.cli.arguments import Output
 

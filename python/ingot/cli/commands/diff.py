@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import click
 
 from ingot._read.diff import Diff, diff
 from ingot.cli import arguments
-from ingot.cli.progress import bar
-from ingot.cli.screen import Screen, printing
-from ingot.cli.tables import Column
-from ingot.cli.wording import plural, real, shape
+from ingot.cli.screen import Column, Screen, bar, plural, printing, real, shape
 
 from .summary import abridged
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from ingot._native import TensorInfo
     from ingot.typing import Glob
 

@@ -12,10 +12,8 @@ import click
 from ingot import __version__
 from ingot._base.frameworks import DISTRIBUTION, installing
 from ingot.cli import arguments
-from ingot.cli.screen import Screen, printing
+from ingot.cli.screen import Column, Screen, printing, shown
 from ingot.cli.sources import opened
-from ingot.cli.tables import Column
-from ingot.cli.wording import shown
 
 _VARIABLES = ("INGOT_BACKEND", "INGOT_DURABLE", "INGOT_COMPAT", "NO_COLOR")
 _COLUMNS = (Column("what"), Column("found"), Column("note"))

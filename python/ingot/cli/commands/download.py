@@ -6,8 +6,7 @@ import click
 
 from ingot._write import download
 from ingot.cli import arguments
-from ingot.cli.tables import Column
-from ingot.cli.wording import nbytes, plural, shown
+from ingot.cli.screen import Column, nbytes, plural, shown
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -11,9 +11,8 @@ import click
 from ingot._base.checks import is_durable
 from ingot._native import replace_file
 from ingot.cli import arguments
-from ingot.cli.progress import Several, bar
+from ingot.cli.screen import Several, bar, nbytes
 from ingot.cli.sources import Source, chosen, opened
-from ingot.cli.wording import nbytes
 
 from .cat import widened
 

@@ -10,10 +10,8 @@ import click
 from ingot import _native
 from ingot._read import digest as _digest
 from ingot.cli import arguments
-from ingot.cli.progress import Several, bar
-from ingot.cli.screen import Screen, printing
+from ingot.cli.screen import Column, Screen, Several, bar, printing
 from ingot.cli.sources import opened, size_on_disk
-from ingot.cli.tables import Column
 
 
 @arguments.command(short_help="Print hashes of files: SHA-256, BLAKE3, AutoV1 to AutoV3, …")

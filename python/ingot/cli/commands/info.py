@@ -5,10 +5,8 @@ from __future__ import annotations
 import click
 
 from ingot.cli import arguments
-from ingot.cli.screen import Screen, printing
+from ingot.cli.screen import Column, Screen, nbytes, printing, shape, shown
 from ingot.cli.sources import opened
-from ingot.cli.tables import Column
-from ingot.cli.wording import nbytes, shape, shown
 
 from .ls import described
 

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from ingot.cli import arguments
-from ingot.cli.screen import Screen, printing
+from ingot.cli.screen import Column, Screen, boxed, count, printing, shape
 from ingot.cli.sources import opened, parameters
-from ingot.cli.tables import Column, boxed
-from ingot.cli.wording import count, shape
 
 _COLUMNS = (Column("Parameter Name"), Column("DType"), Column("Shape"))
 

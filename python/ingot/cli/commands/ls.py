@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Sequence
 from operator import attrgetter
 
 import click
 
 from ingot.cli import arguments
-from ingot.cli.foreign import known_parameters, looked_into
-from ingot.cli.screen import Screen, printing
-from ingot.cli.sources import chosen
-from ingot.cli.tables import Column
-from ingot.cli.wording import nbytes, shape
+from ingot.cli.screen import Column, Screen, nbytes, printing, shape
+from ingot.cli.sources import chosen, known_parameters, looked_into
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-
-    from ingot.cli.foreign import Looked, Row
+    from ingot.cli.sources import Looked, Row
     from ingot.typing import Glob
 
 _SHORT = (Column("name"), Column("dtype"), Column("shape"))

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from ingot._base import checks
 from ingot.cli import arguments
-from ingot.cli.screen import Screen, printing
+from ingot.cli.screen import Column, Screen, nbytes, printing
 from ingot.cli.sources import opened, parameters
-from ingot.cli.tables import Column
-from ingot.cli.wording import nbytes
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import click
 
 from ingot._write import rearrange
 from ingot.cli import arguments
+from ingot.cli.screen import nbytes, plural, shown
 from ingot.cli.sources import opened
-from ingot.cli.wording import nbytes, plural, shown
 from ingot.errors import SaveError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Literal
-
     from ingot._native import TensorInfo
     from ingot.cli.arguments import Output
     from ingot.cli.sources import Source

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Mapping, Sequence
 
 import click
 
@@ -12,17 +13,13 @@ from ingot._native import replace_file, shown_url
 from ingot._write import edit as _edit
 from ingot._write import rearrange
 from ingot.cli import arguments
-from ingot.cli.screen import Screen, printing, warn
+from ingot.cli.screen import Column, Screen, plural, printing, shown, warn
 from ingot.cli.sources import opened
-from ingot.cli.tables import Column
-from ingot.cli.wording import plural, shown
 
 from .summary import abridged
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
     from ingot._base.checks import Existing
     from ingot.cli.arguments import Output
     from ingot.cli.sources import Source

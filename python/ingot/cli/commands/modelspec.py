@@ -10,12 +10,8 @@ import click
 from ingot import modelspec
 from ingot._native import shown_url
 from ingot.cli import arguments
-from ingot.cli.progress import bar
-from ingot.cli.screen import Screen, printing, warn
+from ingot.cli.screen import Column, Screen, bar, nbytes, no_such, printing, shown, warn
 from ingot.cli.sources import opened
-from ingot.cli.spoken import no_such
-from ingot.cli.tables import Column
-from ingot.cli.wording import nbytes, shown
 
 from .meta import change
 from .summary import abridged

@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections import Counter
 
 from ingot.cli import arguments
-from ingot.cli.screen import Screen, printing
+from ingot.cli.screen import Column, Screen, count, printing
 from ingot.cli.sources import opened, parameters
-from ingot.cli.tables import Column
-from ingot.cli.wording import count
 
 
 @arguments.command()

@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 
 import click
 
 from ingot._base.keys import NamedTensors, select
 from ingot._write import rearrange
 from ingot.cli import arguments
-from ingot.cli.screen import warn
+from ingot.cli.screen import Column, plural, shown, warn
 from ingot.cli.sources import opened
-from ingot.cli.tables import Column
-from ingot.cli.wording import plural, shown
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from ingot.cli.arguments import Output
     from ingot.cli.sources import Source
     from ingot.typing import Glob

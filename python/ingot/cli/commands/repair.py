@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from ingot._write import repair
+from collections.abc import Sequence
+
+from ingot._write import edit
 from ingot.cli import arguments
-from ingot.cli.tables import Column
-from ingot.cli.wording import plural
+from ingot.cli.screen import Column, plural
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from ingot._write.repair import Finding
+    from ingot._write.edit import Finding
     from ingot.cli.arguments import Output
 
 _COLUMNS = (Column("rule"), Column("tensor"), Column("found"), Column("done"))
@@ -30,11 +29,11 @@ def command(to: Output, path: str, destination: str) -> int:
     """
     arguments.target(destination, to.existing)
     if to.dry_run:
-        opened, findings = repair.examined(path)
+        opened, findings = edit.examined(path)
         tensors = len(opened.sizes(0))
     else:
         with to.saving("Repairing") as how:
-            done = repair.repair(path, destination, **how)
+            done = edit.repair(path, destination, **how)
         tensors, findings = done.tensors, done.findings
     to.answer({"destination": destination, "tensors": tensors, "findings": findings})
     to.screen.table(_COLUMNS, list(map(_row, findings)))

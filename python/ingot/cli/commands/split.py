@@ -10,9 +10,8 @@ from ingot._base.checks import checked_shard_size
 from ingot._write import rearrange
 from ingot._write import shards as _shards
 from ingot.cli import arguments
+from ingot.cli.screen import Column, nbytes, plural
 from ingot.cli.sources import opened
-from ingot.cli.tables import Column
-from ingot.cli.wording import nbytes, plural
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

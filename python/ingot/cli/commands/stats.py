@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import click
 
 from ingot._read.stats import Stats, TensorStats, stats
 from ingot.cli import arguments
-from ingot.cli.progress import bar
-from ingot.cli.screen import Screen, described, printing
-from ingot.cli.tables import Column
-from ingot.cli.wording import real, shown
+from ingot.cli.screen import Column, Screen, bar, described, printing, real, shown
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from ingot.typing import Glob
 
 _COLUMNS = (

@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from operator import attrgetter
 from typing import NamedTuple
 
 from ingot.cli import arguments
-from ingot.cli.foreign import known_parameters, looked_into
-from ingot.cli.screen import Screen, printing
-from ingot.cli.tables import cut
-from ingot.cli.wording import count, nbytes, plural, shape, shown
+from ingot.cli.screen import Screen, count, cut, nbytes, plural, printing, shape, shown
+from ingot.cli.sources import known_parameters, looked_into
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from ingot.cli.foreign import Looked, Row
+    from ingot.cli.sources import Looked, Row
 
 # Of each list, so that all of it stays on a screen of 24 lines.
 _LINES = 5

@@ -2,20 +2,123 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable, Iterable, Iterator
+from dataclasses import dataclass, field
+
 import click
 
 from ingot.cli import arguments
-from ingot.cli.modules import Group, grouped, tree
-from ingot.cli.screen import Screen, printing
-from ingot.cli.sources import chosen, opened
-from ingot.cli.tables import Column
-from ingot.cli.wording import count, nbytes, shape
+from ingot.cli.screen import Column, Screen, count, nbytes, printing, shape
+from ingot.cli.sources import chosen, opened, parameters
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
+    from ingot._native import TensorInfo
     from ingot.typing import Glob
+
+
+# Tensors by the path of their module, as their names give it.
+
+
+# Deeper paths are names with many dots in them. It keeps the walk through the tree from being too deep.
+_DEEPEST = 64
+
+
+@dataclass(slots=True)
+class Node:
+    """What has one path: a module, a tensor, or both."""
+
+    tensor: TensorInfo | None = None
+    children: dict[str, Node] = field(default_factory=dict)
+    likeness: Hashable = None
+
+
+@dataclass(slots=True)
+class Group:
+    """One module, or several alike that follow each other by number."""
+
+    label: str
+    repeats: int
+    tensor: TensorInfo | None
+    children: list[Group]
+    tensors: int
+    parameters: int
+    nbytes: int
+    dtypes: tuple[str, ...]
+
+
+def tree(infos: Iterable[TensorInfo]) -> Node:
+    """The modules, in the order of `infos`."""
+    root = Node()
+    for info in infos:
+        node = root
+        for part in info.name.split(".", _DEEPEST):
+            child = node.children.get(part)
+            if child is None:
+                child = node.children[part] = Node()
+            node = child
+        node.tensor = info
+    return root
+
+
+def grouped(node: Node, expand: bool, times: int = 1) -> list[Group]:
+    """The children of `node`, those that are alike as one unless `expand`.
+
+    All numbers are for every repeat of every module above, so that they add up.
+    """
+    alike: list[list[tuple[str, Node]]] = []
+    last: Hashable = None
+    for label, child in node.children.items():
+        likeness = None if expand else _likeness(child)
+        if alike and likeness == last and _continues(alike[-1][-1][0], label) and not expand:
+            alike[-1].append((label, child))
+        else:
+            alike.append([(label, child)])
+        last = likeness
+    return [_group(same, expand, times * len(same)) for same in alike]
+
+
+def _group(same: list[tuple[str, Node]], expand: bool, times: int) -> Group:
+    (label, node), own = same[0], same[0][1].tensor
+    if len(same) > 1:
+        label = f"{label}-{same[-1][0]}"
+    children = grouped(node, expand, times)
+    # A module with nothing but one module in it needs no line of its own.
+    if len(children) == 1 and own is None:
+        only = children[0]
+        only.label, only.repeats = f"{label}.{only.label}", only.repeats * len(same)
+        return only
+    dtypes = dict.fromkeys(dtype for child in children for dtype in child.dtypes)
+    if own is not None:
+        dtypes[own.dtype] = None
+    return Group(
+        label=label,
+        repeats=len(same),
+        tensor=own,
+        children=children,
+        tensors=sum(child.tensors for child in children) + (times if own else 0),
+        parameters=sum(child.parameters for child in children) + (times * parameters(own) if own else 0),
+        nbytes=sum(child.nbytes for child in children) + (times * own.nbytes if own else 0),
+        dtypes=tuple(dtypes),
+    )
+
+
+def _likeness(node: Node) -> Hashable:
+    """Equal for two modules that hold the same names with the same dtypes and shapes."""
+    if node.likeness is None:
+        own = node.tensor and (node.tensor.dtype, node.tensor.shape)
+        node.likeness = own, tuple((label, _likeness(child)) for label, child in node.children.items())
+    return node.likeness
+
+
+def _continues(label: str, following: str) -> bool:
+    return _is_number(label) and _is_number(following) and int(following) == int(label) + 1
+
+
+def _is_number(label: str) -> bool:
+    # Neither `01`, which no range would give back, nor digits of other scripts.
+    return label.isascii() and label.isdigit() and len(label) < 10 and str(int(label)) == label
+
 
 _COLUMNS = (
     Column("module"),

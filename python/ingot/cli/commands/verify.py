@@ -5,9 +5,7 @@ from __future__ import annotations
 from ingot._native import shown_url
 from ingot._read.digest import Verification, verify
 from ingot.cli import arguments
-from ingot.cli.progress import bar
-from ingot.cli.screen import Screen, described, printing
-from ingot.cli.wording import shown
+from ingot.cli.screen import Screen, bar, described, printing, shown
 
 
 @arguments.command(short_help="Compare files with their digests.")

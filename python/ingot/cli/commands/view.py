@@ -7,9 +7,7 @@ import click
 from ingot._base.checks import is_durable
 from ingot._native import replace_file
 from ingot.cli import arguments
-from ingot.cli.progress import bar
-from ingot.cli.screen import Screen, printing
-from ingot.cli.wording import nbytes, shown
+from ingot.cli.screen import Screen, bar, nbytes, printing, shown
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -87,12 +85,12 @@ def _wait() -> None:
 def _write(screen: Screen, paths: tuple[str, ...], html: str, existing: Existing) -> None:
     if len(paths) > 1:
         raise click.UsageError(f"expected one PATH, or none, for --html, found {len(paths)}")
-    from ingot._view import report, whole
+    from ingot._view import report
     from ingot._view.shelf import opened
 
     target = arguments.target(html, existing)
     with bar(screen, "Reading") as tell:
-        text = whole.page(report.made(opened(paths[0]), tell) if paths else None).encode()
+        text = report.page(report.made(opened(paths[0]), tell) if paths else None).encode()
     replace_file(target, [text], durable=is_durable(None), **existing._asdict())
     screen.answer({"file": html, "nbytes": len(text)})
     screen.say(f"{shown(html)}: {nbytes(len(text))}")

@@ -10,6 +10,7 @@ formats.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from hashlib import sha1
 from typing import Any
 
@@ -19,8 +20,6 @@ from ingot.errors import SafetensorError as BintensorError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
     from ingot.typing import Path
 
 __all__ = ["BintensorError", "deserialize", "safe_open", "serialize", "serialize_file"]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import jax.numpy as jnp
 import numpy as np
 
@@ -12,8 +14,6 @@ from ingot.compat._wording import reading, writing
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any
-
     from typing_extensions import Buffer
 
     from ingot.typing import Path

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from ingot import mlx as _ingot
 from ingot._adapters.face import Whole
 from ingot.compat._handles import MMAP, chosen, path_only, safe_open
@@ -11,8 +13,6 @@ from . import numpy
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any
-
     from typing_extensions import Buffer
 
     from ingot.typing import Path

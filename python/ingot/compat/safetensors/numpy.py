@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 import numpy as np
 
@@ -15,9 +17,6 @@ from ingot.errors import DtypeError, SaveError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
-    from typing import Any
-
     from typing_extensions import Buffer
 
     from ingot.typing import Path

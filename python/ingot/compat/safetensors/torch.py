@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 import torch
 
@@ -28,9 +30,6 @@ from ingot.torch._tensors import refuse_strided
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
-    from typing import Any
-
     from typing_extensions import Buffer
 
     from ingot.typing import Path

@@ -1,4 +1,6 @@
-"""The lock of a directory: one save at a time writes a checkpoint there.
+"""A directory with a checkpoint: its lock, hidden files and files of parts.
+
+One save at a time writes a checkpoint there.
 
 The lock is on a file in the directory, which exists as long as the save does. A process that is killed leaves
 the file without a lock. On a file system without locks the file itself is the lock, and the process
@@ -8,19 +10,20 @@ that it names has to be gone before another takes it.
 from __future__ import annotations
 
 import errno
+import json
 import os
+import re
 import sys
 import time
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from secrets import token_hex
 from socket import gethostname
 from threading import Lock
 
 from ingot._base.text import _escaped
-from ingot.errors import StorageError
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Iterator
+from ingot._native import replace_file
+from ingot.errors import CheckpointError, StorageError
 
 #: The name of the file.
 NAME = ".ingot-saving.lock"
@@ -245,3 +248,138 @@ def _unlock(descriptor: int) -> None:
         with suppress(OSError):
             fcntl.flock(descriptor, fcntl.LOCK_UN)
     os.close(descriptor)
+
+
+# The names of files that are yet to get their own.
+
+
+PREFIX = re.compile(r"\.ingot-[0-9a-f]{8}\.")
+
+
+def new_prefix() -> str:
+    """What names begin with of files that are yet to get their own."""
+    return f".ingot-{token_hex(4)}."
+
+
+@contextmanager
+def hidden(prefix: str | None = None) -> Iterator[str]:
+    """Give what such names begin with, before the name that the file is to have.
+
+    What is raised in the block speaks of the latter, which is the one that the user knows.
+    """
+    prefix = prefix or new_prefix()
+    with called(prefix, ""):
+        yield prefix
+
+
+@contextmanager
+def called(hidden: str, shown: str) -> Iterator[None]:
+    """What is raised in the block says `shown` in place of `hidden`."""
+    try:
+        yield
+    except Exception as fault:
+        _call(hidden, shown, fault)
+        raise
+
+
+def _call(hidden: str, shown: str, fault: Exception) -> None:
+    fault.args = tuple(_with(hidden, shown, part) for part in fault.args)
+    for field in ("path", "filename", "filename2"):
+        if isinstance(found := getattr(fault, field, None), (str, bytes)):
+            setattr(fault, field, _with(hidden, shown, found))
+    if isinstance(fault, OSError) and fault.filename2 is not None and fault.filename == fault.filename2:
+        # A rename between the two names, of which one is left.
+        del fault.filename2
+
+
+def _with(hidden: str, shown: str, found: object) -> object:
+    if isinstance(found, str):
+        return found.replace(hidden, shown)
+    return found.replace(os.fsencode(hidden), os.fsencode(shown)) if isinstance(found, bytes) else found
+
+
+# Files that hold parts of tensors, and their replacement by the files of another save.
+#
+# No index names such files: all in a directory are one checkpoint. So while some of them are replaced, a
+# manifest in the directory names the files of the old checkpoint, under second names that are hidden. Readers
+# use the manifest if there is one. The removal of the manifest makes the new files the checkpoint.
+
+
+#: A file of parts, as torch's Hugging Face storage names them.
+PART = re.compile(r"shard-[0-9]{5,}-model-[0-9]{5,}-of-[0-9]{5,}\.safetensors")
+#: The file that names the old checkpoint while it is replaced.
+MANIFEST = ".ingot-parts.json"
+
+
+def part_files(directory: str) -> list[str]:
+    """Return the names of the files of parts in a directory, sorted."""
+    return [name for name in sorted(os.listdir(directory)) if PART.fullmatch(name)]
+
+
+def listed(directory: str) -> list[str] | None:
+    """Return the names that the manifest of a directory lists. None if there is no manifest.
+
+    Raises `CheckpointError` if the old checkpoint has been lost, on a file system without hard links.
+    """
+    path = os.path.join(directory, MANIFEST)
+    try:
+        with open(path, encoding="utf-8") as file:
+            names = json.load(file)["files"]
+    except FileNotFoundError:
+        return None
+    except (ValueError, LookupError, TypeError) as fault:
+        raise _lost(path, f"it cannot be read ({type(fault).__name__})") from None
+    if names is None:
+        raise _lost(path, "a save that replaced files did not end")
+    return [*map(str, names)]
+
+
+def _lost(path: str, reason: str) -> CheckpointError:
+    return CheckpointError(
+        f"{_escaped(path)}: {reason}: the files are not of one checkpoint: save again with overwrite=True",
+        code="invalid-parts",
+        path=path,
+    )
+
+
+def keep(directory: str, old: list[str], durable: bool) -> list[str]:
+    """Write the manifest, link the old files to the names that it lists, and return these names."""
+    links: list[str] = []
+    has_links = True
+    with hidden() as prefix:
+        try:
+            for name in old:
+                os.link(os.path.join(directory, name), os.path.join(directory, prefix + name))
+                links.append(prefix + name)
+        except OSError:
+            # Without hard links, the old checkpoint is lost if this process is killed from here on.
+            has_links = False
+        beside = os.path.join(directory, prefix + MANIFEST)
+        manifest = json.dumps({"files": links if has_links else None})
+        replace_file(beside, [manifest.encode()], durable=durable)
+        os.replace(beside, os.path.join(directory, MANIFEST))
+    return links
+
+
+def recover(directory: str) -> None:
+    """Restore the names of the old files if a replacement did not end. The caller holds the lock."""
+    try:
+        links = listed(directory)
+    except CheckpointError:
+        # Readers reject the directory until a save replaces its files.
+        return
+    if links is None:
+        return
+    finals = {PREFIX.sub("", link, count=1): link for link in links}
+    with hidden() as prefix:
+        for name, link in finals.items():
+            beside = os.path.join(directory, prefix + name)
+            os.link(os.path.join(directory, link), beside)
+            os.replace(beside, os.path.join(directory, name))
+            # Where both were one file already, the system leaves both names.
+            with suppress(FileNotFoundError):
+                os.remove(beside)
+    for name in part_files(directory):
+        if name not in finals:
+            os.remove(os.path.join(directory, name))
+    os.remove(os.path.join(directory, MANIFEST))
