@@ -284,7 +284,9 @@ class Checkpoint:
         path: str | bytes | PathLike[str] | PathLike[bytes], backend: str, headers: _ShardHeaders
     ) -> Checkpoint: ...
     @staticmethod
-    def open_url_with(url: str, storage_options: Mapping[str, Any] | None, headers: _ShardHeaders) -> Checkpoint: ...
+    def open_url_with(
+        url: str, storage_options: Mapping[str, Any] | None, headers: _ShardHeaders
+    ) -> Checkpoint: ...
     @staticmethod
     def open_url(
         url: str,
