@@ -56,7 +56,9 @@ impl<'p> Held<'p> {
     /// Closes the file, which was replaced.
     pub(super) fn release(self) {
         drop(self.lock);
-        self.source.into_file().map(crate::save::release);
+        if let Some(file) = self.source.into_file() {
+            crate::save::release(file);
+        }
     }
 
     /// All bytes before the data, and what they say.

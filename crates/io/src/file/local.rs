@@ -7,6 +7,7 @@ use std::fs::File;
 use std::io;
 #[cfg(target_os = "linux")]
 use std::io::IoSliceMut;
+#[cfg(target_os = "linux")]
 use std::ops::Range;
 use std::path::Path;
 use std::sync::{Arc, Mutex, OnceLock, Weak};
