@@ -16,6 +16,7 @@ pub use crate::edit::{
 };
 pub use crate::error::Misfit;
 pub use crate::file::{Given, LocalFile, ReadAt, ShardHeader, ShardHeaders, TensorId};
+pub use crate::fold::{Fold, fold};
 pub use crate::memory::{Bytes, Dest, Dim, Footprint, Memory, Strided, StridedDest, crowds, overlapping};
 pub use crate::payload::FileRange;
 pub use crate::read::home::{Found, Home};

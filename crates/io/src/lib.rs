@@ -169,7 +169,7 @@
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
 // From the ground up: `sync`; `options`, `digest`, `convert`; `error`; `disk`, `watch`, `memory`, `values`; `file`;
-// `workers`; `payload`, `checkpoint`; `read`; `distance`, `statistics`, `verify`; `save`;
+// `workers`; `payload`, `checkpoint`; `read`; `fold`, `verify`; `distance`, `statistics`; `save`;
 // `serialize`, `remote`; `edit`; `writer`; `fuzzing`, `binding`. Each imports what stands below it: scripts/check-floors.
 #[doc(hidden)]
 pub mod binding;
@@ -182,6 +182,7 @@ mod distance;
 mod edit;
 mod error;
 mod file;
+mod fold;
 #[cfg(feature = "fuzzing")]
 #[doc(hidden)]
 pub mod fuzzing;

@@ -98,6 +98,7 @@ pub(crate) fn rounded(value: i128) -> f64 {
     i64::try_from(value).map_or_else(|_| value as f64, |value| value as f64)
 }
 
+#[inline]
 pub(crate) fn single(element: [u8; 4]) -> f64 {
     f64::from(f32::from_le_bytes(element))
 }

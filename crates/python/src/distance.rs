@@ -50,7 +50,11 @@ pub(crate) fn distances(
 ) -> PyResult<Vec<Option<Distance>>> {
     let (one, two) = (one.opened(py)?, two.opened(py)?);
     let (ours, theirs) = (chosen(py, &one, Some(names))?, chosen(py, &two, Some(names))?);
-    let pairs: Vec<_> = ours.into_iter().zip(theirs).collect();
+    let pairs: Vec<_> = ours
+        .into_iter()
+        .zip(theirs)
+        .map(|(one, two)| [one, two])
+        .collect();
     let options = ReadOptions::new().threads(threads);
     let found = Signals::telling(progress).run(py, |signals| {
         ingot_io::binding::distances(&pairs, &options, signals)
