@@ -12,7 +12,7 @@ use crate::watch::Signals;
 
 /// How far apart the values of two tensors are that are not equal.
 #[pyclass(frozen, module = "ingot._native")]
-pub(crate) struct Distance(ingot_io::binding::Distance);
+pub(crate) struct Distance(ingot_inspect::Distance);
 
 #[pymethods]
 impl Distance {
@@ -56,8 +56,7 @@ pub(crate) fn distances(
         .map(|(one, two)| [one, two])
         .collect();
     let options = ReadOptions::new().threads(threads);
-    let found = Signals::telling(progress).run(py, |signals| {
-        ingot_io::binding::distances(&pairs, &options, signals)
-    })?;
+    let found =
+        Signals::telling(progress).run(py, |signals| ingot_inspect::distances(&pairs, &options, signals))?;
     Ok(found.into_iter().map(|found| found.map(Distance)).collect())
 }

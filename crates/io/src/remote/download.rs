@@ -16,12 +16,12 @@ use ingot_format::Escaped;
 use ingot_remote::{Fault, INDEX_FILE, RemoteOptions, is_repository, redacted, url_file_name};
 
 use super::session::{UrlFile, refused};
-use crate::digest::{Algorithm, Digest};
+use crate::digest::Algorithm;
 use crate::error::Error;
 use crate::file::{LocalFile, ReadAt};
 use crate::payload::{FileRange, Payload};
 use crate::save::{check_destination, replace_file};
-use crate::verify::{Definition, hash};
+use crate::verify::hash;
 use crate::watch::Watch;
 use incoming::{Incoming, fetch};
 use model::Ready;
@@ -204,9 +204,7 @@ fn one(
 /// Copies a file of the Hub's cache.
 fn copy(cached: &Path, path: PathBuf, how: &DownloadOptions, watch: &dyn Watch) -> Result<Downloaded, Error> {
     if let Some(expected) = how.sha256 {
-        let found = hash(cached, Definition::File(Algorithm::Sha256), watch)?;
-        let found =
-            Digest::from_hex(Algorithm::Sha256, &found).unwrap_or_else(|| Digest::zero(Algorithm::Sha256));
+        let found = hash(cached, Algorithm::Sha256, watch)?;
         compare(cached, expected, found)?;
     }
     let source = LocalFile::open(cached)?;

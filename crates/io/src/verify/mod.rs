@@ -1,7 +1,7 @@
 //! Digests of files and of the tensors in them: taken, and compared with those that a file keeps.
 
 mod checked;
-pub(crate) mod definition;
+mod hash;
 #[cfg(feature = "remote")]
 pub(crate) mod in_order;
 mod pass;
@@ -9,6 +9,6 @@ mod pass;
 mod verify;
 
 pub use checked::Proof;
-pub use definition::{Definition, hash, hash_source};
+pub use hash::{hash, hash_range, read_runs};
 pub use verify::{Compared, Mismatch, Report, verify};
 pub(crate) use verify::{RecordedDigests, digest_of, renewed};

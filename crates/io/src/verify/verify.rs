@@ -91,15 +91,14 @@ pub(crate) fn sha256_from(text: &str) -> Option<Digest> {
 /// too; `sha256`, from elsewhere, guards against that as well.
 ///
 /// ```
-/// use ingot_io::{Algorithm, Definition, Digest, Dtype, TensorView, Unwatched, hash, serialize_to_file, verify};
+/// use ingot_io::{Algorithm, Dtype, TensorView, Unwatched, hash, serialize_to_file, verify};
 ///
 /// let folder = tempfile::tempdir()?;
 /// let path = folder.path().join("model.safetensors");
 /// serialize_to_file([("bias", &TensorView::new(Dtype::F32, vec![2], b"12345678")?)], None, &path)?;
-/// let published = hash(&path, Definition::File(Algorithm::Sha256), &Unwatched)?;
+/// let published = hash(&path, Algorithm::Sha256, &Unwatched)?;
 ///
-/// let expected = Digest::from_hex(Algorithm::Sha256, &published);
-/// let report = verify(&path, expected, &Unwatched)?;
+/// let report = verify(&path, Some(published), &Unwatched)?;
 /// assert!(report.is_ok());
 /// assert_eq!(report.unchecked, ["bias"]); // the file keeps no digest of its own
 /// # Ok::<(), Box<dyn std::error::Error>>(())

@@ -8,14 +8,11 @@ mod apart;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
 use ingot_format::Dtype;
+use ingot_io::binding::{After, Fold, fold};
+use ingot_io::{Error, ReadOptions, Tensor, Watch};
 
 use self::apart::Apart;
-use crate::error::Error;
-use crate::file::Tensor;
-use crate::fold::{Fold, fold};
-use crate::options::ReadOptions;
 use crate::values::{Number, has_values};
-use crate::watch::{After, Watch};
 
 /// How far apart two tensors are whose values are not all equal. A NaN equals every other, and an infinity one of its sign;
 /// such pairs count for nothing.
@@ -61,7 +58,7 @@ impl Distance {
 /// How far apart the tensors of each pair are, in their order; `None` where all their values are equal.
 ///
 /// ```
-/// use ingot_io::binding::{Number, distances};
+/// use ingot_inspect::{Number, distances};
 /// use ingot_io::{Archive, Dtype, OpenOptions, ReadOptions, TensorView, Unwatched, serialize_to_file};
 ///
 /// let folder = tempfile::tempdir()?;
@@ -80,7 +77,7 @@ impl Distance {
 /// ```
 ///
 /// # Errors
-/// As [`read`](fn@crate::read).
+/// As [`read`](fn@ingot_io::read).
 pub fn distances(
     pairs: &[[Tensor<'_>; 2]],
     options: &ReadOptions,

@@ -1,8 +1,7 @@
 //! The elements of every dtype as numbers that Rust has.
 
 use ingot_format::{Dtype, to_usize};
-
-use crate::convert::{convert, converts};
+use ingot_io::binding::{convert, converts};
 
 /// A value as its dtype has it.
 #[derive(Clone, Copy, Debug, PartialEq)]

@@ -10,7 +10,7 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use ingot_format::{Dtype, to_u64};
-use ingot_io::binding::{Distance, Number, distances, has_values};
+use ingot_inspect::{Distance, Number, distances, has_values};
 use ingot_io::{Archive, Error, ReadOptions, Tensor, Unwatched, Watch};
 use proptest::prelude::*;
 

@@ -5,13 +5,10 @@
 //! that a small spread around a large mean is right.
 
 use ingot_format::{Dtype, to_u64};
+use ingot_io::binding::{After, Fold, fold};
+use ingot_io::{Error, ReadOptions, Tensor, Watch};
 
-use crate::error::Error;
-use crate::file::Tensor;
-use crate::fold::{Fold, fold};
-use crate::options::ReadOptions;
 use crate::values::{Number, as_floats, has_values, single, singles};
-use crate::watch::{After, Watch};
 
 /// Bytes that are folded at once: few enough to stay in a core's cache. A multiple of every element.
 const STEP_NBYTES: usize = 64 << 10;
@@ -43,7 +40,7 @@ pub struct Statistics {
 /// histogram of `bins` parts takes a second look at the files.
 ///
 /// ```
-/// use ingot_io::binding::{Number, statistics};
+/// use ingot_inspect::{Number, statistics};
 /// use ingot_io::{Archive, Dtype, OpenOptions, ReadOptions, TensorView, Unwatched, serialize_to_file};
 ///
 /// let folder = tempfile::tempdir()?;
@@ -61,7 +58,7 @@ pub struct Statistics {
 /// ```
 ///
 /// # Errors
-/// As [`read`](fn@crate::read).
+/// As [`read`](fn@ingot_io::read).
 pub fn statistics(
     tensors: &[Tensor<'_>],
     bins: usize,
