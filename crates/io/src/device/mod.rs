@@ -15,6 +15,7 @@ mod dest;
 mod device;
 mod driver;
 #[cfg(test)]
+#[path = "tests/fake.rs"]
 mod fake;
 mod fault;
 mod gpu;
