@@ -67,9 +67,10 @@ impl Watch for Asked<'_> {
 /// Tells that all is done, where nothing had to be.
 pub(crate) fn tell_all(watch: &dyn Watch, total: u64) -> Result<(), Error> {
     watch.progressed(total, total);
-    match watch.interrupted() {
-        true => Err(Error::Interrupted),
-        false => Ok(()),
+    if watch.interrupted() {
+        Err(Error::Interrupted)
+    } else {
+        Ok(())
     }
 }
 

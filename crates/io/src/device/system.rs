@@ -72,9 +72,10 @@ fn is_in_use() -> bool {
 /// forked.
 fn refuse_child() -> Result<(), DeviceFault> {
     let process = *PROCESS.get_or_init(process::id);
-    match process == process::id() {
-        true => Ok(()),
-        false => Err(DeviceFault::Forked),
+    if process == process::id() {
+        Ok(())
+    } else {
+        Err(DeviceFault::Forked)
     }
 }
 

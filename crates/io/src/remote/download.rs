@@ -173,12 +173,11 @@ fn named(path: &Path, name: &str) -> Result<PathBuf, Fault> {
     // A colon stands after a drive, or before a stream of a file, where there are such.
     let is_elsewhere = name.contains(['/', '\\', '\0']) || cfg!(windows) && name.contains(':');
     let is_name = !matches!(name, "" | "." | "..") && !is_elsewhere;
-    match is_name {
-        true => Ok(path.join(name)),
-        false => {
-            let why = "the URL gives no name for a file, and the destination is a directory";
-            Err(Fault::address(why))
-        }
+    if is_name {
+        Ok(path.join(name))
+    } else {
+        let why = "the URL gives no name for a file, and the destination is a directory";
+        Err(Fault::address(why))
     }
 }
 

@@ -257,9 +257,12 @@ pub(crate) fn renewed(
         return Ok(None);
     };
     let digest = digest_of(payload, algorithm, watch)?.to_string();
-    let digests = record.iter().map(|(of, old)| match of == name {
-        true => (of, Cow::Borrowed(&*digest)),
-        false => (of, Cow::Borrowed(old)),
+    let digests = record.iter().map(|(of, old)| {
+        if of == name {
+            (of, Cow::Borrowed(&*digest))
+        } else {
+            (of, Cow::Borrowed(old))
+        }
     });
     let renewed = Checksums::new(algorithm.name(), digests);
     Ok(renewed.ok().map(|record| record.render()))
