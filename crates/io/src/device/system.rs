@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, OnceLock};
 
 use ingot_format::{briefly, locked};
 
-use super::device::Device;
+use super::Device;
 use super::driver::Driver;
 use super::fault::DeviceFault;
 use super::gpu::Gpu;
