@@ -114,7 +114,7 @@ pub(crate) fn sha256_from(text: &str) -> Option<Digest> {
 /// ```
 ///
 /// # Errors
-/// [`Error::Checksums`] when the record of digests is broken or of an unknown algorithm, and what [`super::hash`] says.
+/// [`Error::Checksums`] when the record of digests is broken or of an unknown algorithm, and what [`hash()`] says.
 /// Digests that differ are no error here: they stand in the report.
 pub fn verify(path: &Path, sha256: Option<Digest>, watch: &dyn Watch) -> Result<Report, Error> {
     // Never through a mapping, so that a file that is shortened meanwhile is an error and not the end of the process.
