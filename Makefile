@@ -76,7 +76,7 @@ OLDEST_RUST := $(shell sed -n 's/^rust-version = "\(.*\)"$$/\1/p' Cargo.toml)
 OLDEST_FLAGS := --locked --target-dir $(or $(CARGO_TARGET_DIR),target)/oldest-rust
 test-oldest-rust: | tools $(VENV)/.made
 	cargo +$(OLDEST_RUST) check $(OLDEST_FLAGS) --workspace
-	cargo +$(OLDEST_RUST) test $(OLDEST_FLAGS) --package ingot-format --package ingot-remote --package ingot-io --all-features --lib
+	cargo +$(OLDEST_RUST) test $(OLDEST_FLAGS) --package ingot-format --package ingot-remote --package ingot-io --package ingot-inspect --all-features --lib
 
 # The tests of threads, in orders that shuttle chooses: `make test-rust` has them in those that happen.
 ORDERS ?= 1000
@@ -165,7 +165,7 @@ check-wheels: $(VENV_WHEELS)/.made
 # The crates as they would be published, each after those that it asks for; and, once there is a release, what changed in
 # what they promise.
 check-crates: | tools
-	cargo publish --dry-run --locked --package ingot-format --package ingot-remote --package ingot-io
+	cargo publish --dry-run --locked --package ingot-format --package ingot-remote --package ingot-io --package ingot-inspect
 	scripts/check-semver
 
 # js/viewer.html, from js/viewer and js/src.
@@ -383,7 +383,7 @@ $(VENV_FRAMEWORKS)/.made: requirements/frameworks.txt $(VENV)/.made
 # The module lies among the Python sources, where `git clean` may take it away: built again then.
 rebuild:
 
-RUST_SOURCES := $(shell find crates/format crates/remote crates/io crates/python \( -name '*.rs' -o -name Cargo.toml \) 2>/dev/null)
+RUST_SOURCES := $(shell find crates/format crates/remote crates/io crates/inspect crates/python \( -name '*.rs' -o -name Cargo.toml \) 2>/dev/null)
 $(VENV)/.ingot: Cargo.toml Cargo.lock pyproject.toml $(RUST_SOURCES) $(VENV)/.build $(if $(wildcard python/ingot/_native.*.so),,rebuild)
 	env -u CONDA_PREFIX PIP_QUIET=1 VIRTUAL_ENV=$(CURDIR)/$(VENV) $(BIN)/maturin develop --release --locked --quiet
 	@touch $@

@@ -10,12 +10,12 @@ pub use crate::device::{
 };
 pub use crate::digest::{Keep, NewHeader, Sealed};
 pub use crate::disk::blob_digest;
-pub use crate::distance::{Distance, distances};
 pub use crate::edit::{
     Alias, Inherit, Origin, Origins, Pick, RECORD_KEYS, Role, aliases, assemble, passed_over,
 };
 pub use crate::error::Misfit;
-pub use crate::file::{Given, LocalFile, ReadAt, ShardHeader, ShardHeaders, TensorId};
+pub use crate::file::{Given, LocalFile, ReadAt, ShardHeader, ShardHeaders, TensorId, read_header};
+pub use crate::fold::{Fold, fold};
 pub use crate::memory::{Bytes, Dest, Dim, Footprint, Memory, Strided, StridedDest, crowds, overlapping};
 pub use crate::payload::FileRange;
 pub use crate::read::home::{Found, Home};
@@ -25,11 +25,10 @@ pub use crate::read::prefetch::{Fetched, Prefetch, Request};
 pub use crate::read::read::{StridedView, fill, read_to, warm_tensors};
 #[cfg(feature = "remote")]
 pub use crate::remote::{
-    REMOTE_HEADER_NBYTES, fetch_beside, hash_url, hub_headers, identity, is_url, local_path,
-    planned_download, read_url, redacted, url_file_name, was_url,
+    REMOTE_HEADER_NBYTES, fetch_beside, hub_headers, identity, is_url, local_path, planned_download,
+    read_url, redacted, url_file_name, url_source, was_url,
 };
 pub use crate::save::{Pieces, Snapshot, check_destination, replace_file};
-pub use crate::statistics::{Statistics, statistics};
-pub use crate::values::{Number, has_values};
-pub use crate::verify::{Proof, hash_source};
+pub use crate::verify::{Proof, hash_range, read_runs};
+pub use crate::watch::After;
 pub use crate::writer::{Aside, ForeignFile};

@@ -153,14 +153,14 @@
 //! # Verify and hash a file
 //!
 //! ```
-//! use ingot_io::{Algorithm, Definition, Unwatched, hash, verify};
+//! use ingot_io::{Algorithm, Unwatched, hash, verify};
 //! # use ingot_io::{Dtype, TensorView, serialize_to_file};
 //! # let folder = tempfile::tempdir()?;
 //! # let path = folder.path().join("model.safetensors");
 //! # serialize_to_file([("bias", TensorView::new(Dtype::U8, vec![2], b"ab")?)], None, &path)?;
 //!
-//! let sha256 = hash(&path, Definition::File(Algorithm::Sha256), &Unwatched)?;
-//! assert_eq!(sha256.len(), 64);
+//! let sha256 = hash(&path, Algorithm::Sha256, &Unwatched)?;
+//! assert_eq!(sha256.to_string().len(), 64);
 //! let report = verify(&path, None, &Unwatched)?;
 //! assert_eq!(report.unchecked, ["bias"]); // the file keeps no digest of it
 //! # Ok::<(), Box<dyn std::error::Error>>(())
@@ -168,8 +168,8 @@
 
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
-// From the ground up: `sync`; `options`, `digest`, `convert`; `error`; `disk`, `watch`, `memory`, `values`; `file`;
-// `workers`; `payload`, `checkpoint`; `read`; `distance`, `statistics`, `verify`; `save`;
+// From the ground up: `sync`; `options`, `digest`, `convert`; `error`; `disk`, `watch`, `memory`; `file`;
+// `workers`; `payload`, `checkpoint`; `read`; `fold`, `verify`; `save`;
 // `serialize`, `remote`; `edit`; `writer`; `fuzzing`, `binding`. Each imports what stands below it: scripts/check-floors.
 #[doc(hidden)]
 pub mod binding;
@@ -178,10 +178,10 @@ mod convert;
 mod device;
 mod digest;
 mod disk;
-mod distance;
 mod edit;
 mod error;
 mod file;
+mod fold;
 #[cfg(feature = "fuzzing")]
 #[doc(hidden)]
 pub mod fuzzing;
@@ -193,9 +193,7 @@ mod read;
 mod remote;
 mod save;
 mod serialize;
-mod statistics;
 mod sync;
-mod values;
 mod verify;
 mod watch;
 mod workers;
@@ -217,7 +215,7 @@ pub use read::read::read;
 #[cfg(feature = "remote")]
 pub use remote::{DownloadOptions, Downloaded, Fault, RemoteOptions, Secret, Token, download};
 pub use save::save;
-pub use verify::{Compared, Definition, Mismatch, Report, hash, verify};
+pub use verify::{Compared, Mismatch, Report, hash, verify};
 pub use watch::{Unwatched, Watch};
 pub use writer::{Appender, Orphan, Writer};
 

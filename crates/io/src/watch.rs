@@ -14,7 +14,7 @@ pub(crate) const POLL: Duration = Duration::from_millis(50);
 /// ```
 /// use std::sync::atomic::{AtomicBool, Ordering};
 ///
-/// use ingot_io::{Algorithm, Definition, Error, Watch, hash};
+/// use ingot_io::{Algorithm, Error, Watch, hash};
 ///
 /// struct Cancelled(AtomicBool);
 ///
@@ -27,7 +27,7 @@ pub(crate) const POLL: Duration = Duration::from_millis(50);
 /// let file = tempfile::NamedTempFile::new()?;
 /// std::fs::write(&file, "abc")?;
 /// let cancelled = Cancelled(AtomicBool::new(true));
-/// let outcome = hash(file.path(), Definition::File(Algorithm::Blake3), &cancelled);
+/// let outcome = hash(file.path(), Algorithm::Blake3, &cancelled);
 /// assert!(matches!(outcome, Err(Error::Interrupted)));
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
@@ -67,18 +67,21 @@ impl Watch for Asked<'_> {
 /// Tells that all is done, where nothing had to be.
 pub(crate) fn tell_all(watch: &dyn Watch, total: u64) -> Result<(), Error> {
     watch.progressed(total, total);
-    match watch.interrupted() {
-        true => Err(Error::Interrupted),
-        false => Ok(()),
+    if watch.interrupted() {
+        Err(Error::Interrupted)
+    } else {
+        Ok(())
     }
 }
 
-/// Tells of one part of the work as what it is of the whole.
-pub(crate) struct After<'w> {
-    pub(crate) watch: &'w dyn Watch,
+/// Reports the progress of one part of the work as progress of the whole.
+pub struct After<'w> {
+    /// The watch of the whole.
+    pub watch: &'w dyn Watch,
     /// Bytes that were done before.
-    pub(crate) before: u64,
-    pub(crate) total: u64,
+    pub before: u64,
+    /// Bytes of the whole.
+    pub total: u64,
 }
 
 impl Watch for After<'_> {

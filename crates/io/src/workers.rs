@@ -138,9 +138,10 @@ pub(crate) fn share<T: Send, E: Send + From<Failure>>(
     let tasks = Mutex::new(first.into_iter().chain(tasks));
     let team = Team::new(total, watch, || Failure::Interrupted.into());
     let step = || {
-        let task = match team.stopped() {
-            true => None,
-            false => locked(&tasks).next(),
+        let task = if team.stopped() {
+            None
+        } else {
+            locked(&tasks).next()
         };
         match task.map(|task| work(task, team.stop())) {
             None => return false,
@@ -178,9 +179,10 @@ pub(crate) fn watched<R: Send>(
         Ok::<usize, Failure>(0)
     };
     let tasks = vec![Box::new(work) as Box<_>];
-    let reading = match waits {
-        true => Reading::waiting(1),
-        false => Reading::on(1),
+    let reading = if waits {
+        Reading::waiting(1)
+    } else {
+        Reading::on(1)
     };
     share(reading, tasks, 0, task, watch)?;
     let outcome = locked(&outcome).take();
@@ -403,9 +405,10 @@ mod tests {
     #[test]
     fn work_that_waits_hears_that_other_work_has_failed() {
         let heard = AtomicBool::new(false);
-        let work = |fails: bool, stop: StopFlag<'_>| match fails {
-            true => Err(Failure::Interrupted),
-            false => {
+        let work = |fails: bool, stop: StopFlag<'_>| {
+            if fails {
+                Err(Failure::Interrupted)
+            } else {
                 heard.store(hears(stop), Ordering::Relaxed);
                 Ok(0)
             }

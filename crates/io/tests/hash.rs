@@ -8,8 +8,8 @@ use std::sync::Mutex;
 use ingot_format::{Align, Checksums, Dtype, Format, LayoutOptions, Spec, TensorView, to_vec};
 use ingot_io::binding::{FileRange, Keep, Proof, Sealed};
 use ingot_io::{
-    Algorithm, Archive, Checkpoint, Definition, Digest, Durability, Error, Payload, Produce, ReadOptions,
-    SaveOptions, Unwatched, Watch, hash, verify,
+    Algorithm, Archive, Checkpoint, Durability, Error, Payload, Produce, ReadOptions, SaveOptions, Unwatched,
+    Watch, hash, verify,
 };
 use proptest::prelude::*;
 use tempfile::TempDir;
@@ -64,8 +64,8 @@ proptest! {
     ) {
         let bytes = pattern(len);
         let (_folder, path) = file(&bytes);
-        let found = hash(&path, Definition::File(algorithm), &Unwatched).unwrap();
-        prop_assert_eq!(found, algorithm.digest(&bytes).to_string());
+        let found = hash(&path, algorithm, &Unwatched).unwrap();
+        prop_assert_eq!(found, algorithm.digest(&bytes));
     }
 
     #[test]
@@ -154,11 +154,8 @@ fn a_file_that_keeps_no_digests_is_not_vouched_for() {
         (None, 0, false)
     );
     assert_eq!(report.unchecked, ["a"]);
-    let whole = Digest::from_hex(
-        Algorithm::Sha256,
-        &hash(&path, Definition::File(Algorithm::Sha256), &Unwatched).unwrap(),
-    );
-    assert!(verify(&path, whole, &Unwatched).unwrap().is_ok());
+    let whole = hash(&path, Algorithm::Sha256, &Unwatched).unwrap();
+    assert!(verify(&path, Some(whole), &Unwatched).unwrap().is_ok());
 }
 
 #[test]
@@ -203,16 +200,6 @@ fn names_without_a_tensor_are_reported() {
     );
 }
 
-#[test]
-fn definitions_over_tensors_ask_for_tensors() {
-    let (_folder, path) = file(b"not tensors at all, whatever it is");
-    for (name, definition) in Definition::all() {
-        let of_tensors = matches!(name, "autov3" | "sshs_legacy" | "modelspec");
-        assert_eq!(hash(&path, definition, &Unwatched).is_err(), of_tensors, "{name}");
-        assert_eq!(Definition::from_name(name), Some(definition));
-    }
-}
-
 /// Notes how far a call is.
 #[derive(Default)]
 struct Told(Mutex<Vec<(u64, u64)>>);
@@ -235,7 +222,7 @@ impl Watch for Stopped {
 #[test]
 fn hashing_stops_when_asked_to() {
     let (_folder, path) = file(&pattern(20 << 20));
-    let stopped = hash(&path, Definition::File(Algorithm::Sha256), &Stopped);
+    let stopped = hash(&path, Algorithm::Sha256, &Stopped);
     assert!(matches!(stopped, Err(Error::Interrupted)), "{stopped:?}");
 }
 

@@ -7,15 +7,12 @@
 )]
 
 mod checkpoint;
-mod distance;
 #[cfg(feature = "remote")]
 mod download;
 mod drop_in;
 mod edit;
 mod hash;
-mod in_memory;
 mod parts;
 mod save;
 mod serialize_to_file;
 mod sources;
-mod statistics;

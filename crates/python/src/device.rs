@@ -189,9 +189,10 @@ impl Homes {
 
     /// The device of the tensor with this number.
     pub(crate) fn device(&self, rank: usize) -> Option<&Arc<Onto>> {
-        match self.each.is_empty() {
-            true => self.devices.first(),
-            false => self.devices.get((*self.each.get(rank)?)?),
+        if self.each.is_empty() {
+            self.devices.first()
+        } else {
+            self.devices.get((*self.each.get(rank)?)?)
         }
     }
 
@@ -209,9 +210,10 @@ impl Homes {
         signals: &Signals,
     ) -> Result<Vec<Found>, Error> {
         let parts = parts.into_iter();
-        let homes = match self.devices.is_empty() {
-            true => Vec::new(),
-            false => self.homes(parts.clone().count()),
+        let homes = if self.devices.is_empty() {
+            Vec::new()
+        } else {
+            self.homes(parts.clone().count())
         };
         ingot_io::binding::read_to(parts, &homes, options, signals)
     }

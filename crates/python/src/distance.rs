@@ -12,7 +12,7 @@ use crate::watch::Signals;
 
 /// How far apart the values of two tensors are that are not equal.
 #[pyclass(frozen, module = "ingot._native")]
-pub(crate) struct Distance(ingot_io::binding::Distance);
+pub(crate) struct Distance(ingot_inspect::Distance);
 
 #[pymethods]
 impl Distance {
@@ -50,10 +50,13 @@ pub(crate) fn distances(
 ) -> PyResult<Vec<Option<Distance>>> {
     let (one, two) = (one.opened(py)?, two.opened(py)?);
     let (ours, theirs) = (chosen(py, &one, Some(names))?, chosen(py, &two, Some(names))?);
-    let pairs: Vec<_> = ours.into_iter().zip(theirs).collect();
+    let pairs: Vec<_> = ours
+        .into_iter()
+        .zip(theirs)
+        .map(|(one, two)| [one, two])
+        .collect();
     let options = ReadOptions::new().threads(threads);
-    let found = Signals::telling(progress).run(py, |signals| {
-        ingot_io::binding::distances(&pairs, &options, signals)
-    })?;
+    let found =
+        Signals::telling(progress).run(py, |signals| ingot_inspect::distances(&pairs, &options, signals))?;
     Ok(found.into_iter().map(|found| found.map(Distance)).collect())
 }

@@ -689,9 +689,10 @@ impl<'a> Shown<'a> {
         let strides = unsafe { numbers(tensor.strides, rank) };
         let at = to_usize(tensor.byte_offset).unwrap_or(usize::MAX);
         Shown {
-            start: match tensor.data.is_null() {
-                true => ptr::null_mut(),
-                false => tensor.data.cast::<u8>().wrapping_add(at),
+            start: if tensor.data.is_null() {
+                ptr::null_mut()
+            } else {
+                tensor.data.cast::<u8>().wrapping_add(at)
             },
             dtype: tensor.dtype,
             sizes,

@@ -108,9 +108,10 @@ impl ByDlpack {
         let is_doubtful = |taken: &Option<T>| taken.as_ref().is_some_and(|taken| is_doubtful(taken.dtype()));
         let asked = items.iter().zip(&all).filter(|(_, taken)| is_doubtful(taken));
         let asked: Vec<_> = asked.map(|((_, tensor), _)| tensor).collect();
-        match asked.is_empty() || self.stored.bind(py).call1((asked,))?.is_truthy()? {
-            true => Ok(all),
-            false => Ok(Vec::new()),
+        if asked.is_empty() || self.stored.bind(py).call1((asked,))?.is_truthy()? {
+            Ok(all)
+        } else {
+            Ok(Vec::new())
         }
     }
 

@@ -3,8 +3,9 @@
 use std::path::Path;
 
 use ingot_format::Quoted;
+use ingot_inspect::Definition;
 use ingot_io::binding::ReadAt;
-use ingot_io::{Algorithm, Compared, Definition, Digest, Error, Report};
+use ingot_io::{Algorithm, Compared, Digest, Error, Report};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict};
 
@@ -30,13 +31,13 @@ pub(crate) fn hash(
         Ok(url) if is_remote(url) => {
             let options = remote_options(storage_options)?;
             taken(py, definition, progress, |definition, signals| {
-                ingot_io::binding::hash_url(url, definition, &options, signals)
+                ingot_inspect::hash_url(url, definition, &options, signals)
             })
         }
         _ => {
             let path = file_path(path)?;
             taken(py, definition, progress, |definition, signals| {
-                ingot_io::hash(&path, definition, signals)
+                ingot_inspect::hash(&path, definition, signals)
             })
         }
     }
@@ -59,7 +60,7 @@ pub(crate) fn hash_object(
     };
     let definition = Definition::from_name(definition);
     taken(py, definition, progress, |definition, signals| {
-        ingot_io::binding::hash_source(&*source, Path::new(name), definition, signals)
+        ingot_inspect::hash_source(&*source, Path::new(name), definition, signals)
     })
 }
 

@@ -55,9 +55,10 @@ impl ObjectSource {
             BufferSource::new(&awaited(&answer, stop)?)
         })?;
         let (expected, found) = (range.end - range.start, answer.nbytes());
-        match found == expected {
-            true => Ok(answer),
-            false => Err(io::Error::other(WrongLength { expected, found })),
+        if found == expected {
+            Ok(answer)
+        } else {
+            Err(io::Error::other(WrongLength { expected, found }))
         }
     }
 }

@@ -332,9 +332,10 @@ impl Checkpoint {
         let checkpoint = self.opened(py)?;
         let tensors = Signals::detach(py, |signals| {
             checkpoint.prepare_all(signals)?;
-            match natural {
-                true => checkpoint.all_in_natural_order(),
-                false => checkpoint.all(),
+            if natural {
+                checkpoint.all_in_natural_order()
+            } else {
+                checkpoint.all()
             }
         })?;
         tensors
@@ -834,9 +835,10 @@ fn copied<'a>(
 fn buffer_expected(data: &Bound<'_, PyAny>, fault: &PyErr) -> PyErr {
     if fault.is_instance_of::<PyTypeError>(data.py()) {
         let (class, is_path) = (class_of(data), data.is_instance_of::<PyString>());
-        let hint = match is_path || data.hasattr("__fspath__").unwrap_or(false) {
-            true => " — `load_file` and `safe_open` take the path of a file",
-            false => "",
+        let hint = if is_path || data.hasattr("__fspath__").unwrap_or(false) {
+            " — `load_file` and `safe_open` take the path of a file"
+        } else {
+            ""
         };
         return PyTypeError::new_err(format!("expected bytes or another buffer, found {class}{hint}"));
     }

@@ -48,15 +48,16 @@ impl Wanted<'_> {
             Some(Codes::Each(codes)) => Some(codes.len()),
             _ => None,
         };
-        match [indices, dtypes]
+        if [indices, dtypes]
             .into_iter()
             .flatten()
             .all(|len| len == self.names.len())
         {
-            true => Ok(()),
-            false => Err(PyValueError::new_err(
+            Ok(())
+        } else {
+            Err(PyValueError::new_err(
                 "names, indices and dtypes differ in length",
-            )),
+            ))
         }
     }
 
@@ -193,9 +194,12 @@ fn destination(py: Python<'_>, part: &Part<'_>, held: Held) -> PyResult<Destinat
             // A dtype that no file has is that of no part, which is what the refusal then says.
             let dtype = Dtype::from_code(&code).unwrap_or(part.dtype());
             let destination = Destination::new(dtype, memory.bind(py), is_scalar);
-            destination.map_err(|fault| match fault.is_instance_of::<PyBufferError>(py) {
-                true => refuse(py, part, "destination", &fault.value(py).to_string()),
-                false => fault,
+            destination.map_err(|fault| {
+                if fault.is_instance_of::<PyBufferError>(py) {
+                    refuse(py, part, "destination", &fault.value(py).to_string())
+                } else {
+                    fault
+                }
             })
         }
     }

@@ -30,12 +30,11 @@ pub(crate) fn file_path(given: &Bound<'_, PyAny>) -> PyResult<PathBuf> {
     let bytes = encoded.as_bytes();
     // As `open()` does. The system would see a shorter path.
     if bytes.contains(&0) {
-        return Err(PyValueError::new_err(match given.is_instance_of::<PyBytes>() {
-            true => {
-                "embedded null byte in the path: bytes are the name of a file here — `load(data)` of ingot.numpy, \
+        return Err(PyValueError::new_err(if given.is_instance_of::<PyBytes>() {
+            "embedded null byte in the path: bytes are the name of a file here — `load(data)` of ingot.numpy, \
                  ingot.torch and the others takes what is in one"
-            }
-            false => "embedded null byte in the path",
+        } else {
+            "embedded null byte in the path"
         }));
     }
     refuse_url(py, &String::from_utf8_lossy(bytes))?;

@@ -56,9 +56,10 @@ impl Producer {
             return Imported::from_buffer(Dtype::U8, vec![to_u64(len)], buffer);
         }
         let fetched = Imported::from_capsule(&bytes)?.ok_or_else(wrong)?;
-        match fetched.payload().nbytes() == to_u64(len) {
-            true => Ok(fetched),
-            false => Err(wrong()),
+        if fetched.payload().nbytes() == to_u64(len) {
+            Ok(fetched)
+        } else {
+            Err(wrong())
         }
     }
 }

@@ -374,9 +374,10 @@ pub(crate) fn layout_options(reserve: u64, align: u64) -> PyResult<LayoutOptions
 
 /// What a save or a commit does with a file that has the name.
 pub(crate) fn existing(overwrite: bool) -> Existing {
-    match overwrite {
-        true => Existing::Replace,
-        false => Existing::Refuse,
+    if overwrite {
+        Existing::Replace
+    } else {
+        Existing::Refuse
     }
 }
 

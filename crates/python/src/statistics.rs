@@ -2,8 +2,8 @@
 
 use std::num::NonZeroUsize;
 
+use ingot_inspect::Number;
 use ingot_io::ReadOptions;
-use ingot_io::binding::Number;
 use pyo3::prelude::*;
 
 use crate::chosen::chosen;
@@ -28,7 +28,7 @@ impl From<Number> for Value {
 
 /// What the values of one tensor are.
 #[pyclass(frozen, module = "ingot._native")]
-pub(crate) struct Statistics(ingot_io::binding::Statistics);
+pub(crate) struct Statistics(ingot_inspect::Statistics);
 
 #[pymethods]
 impl Statistics {
@@ -98,7 +98,7 @@ pub(crate) fn statistics(
     let tensors = chosen(py, &checkpoint, names)?;
     let options = ReadOptions::new().threads(threads);
     let found = Signals::telling(progress).run(py, |signals| {
-        ingot_io::binding::statistics(&tensors, bins, &options, signals)
+        ingot_inspect::statistics(&tensors, bins, &options, signals)
     })?;
     Ok(found.into_iter().map(|found| found.map(Statistics)).collect())
 }

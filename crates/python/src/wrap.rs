@@ -253,9 +253,10 @@ fn dtype_refused(py: Python<'_>, path: Option<&Path>, entry: &Entry<'_>, refusal
 /// What a framework says of a shape that it has no room for, about the tensor. Errors of ours know theirs.
 fn about(py: Python<'_>, path: Option<&Path>, entry: &Entry<'_>, refusal: PyErr) -> PyErr {
     let class = refusal.get_type(py);
-    match class.is(py.get_type::<PyValueError>()) || class.is(py.get_type::<PyRuntimeError>()) {
-        true => shape_refused(py, path, entry, refusal),
-        false => refusal,
+    if class.is(py.get_type::<PyValueError>()) || class.is(py.get_type::<PyRuntimeError>()) {
+        shape_refused(py, path, entry, refusal)
+    } else {
+        refusal
     }
 }
 

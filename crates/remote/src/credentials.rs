@@ -36,9 +36,10 @@ impl Secret {
     /// Check that the credential fits into one header line. Every credential passes this check. The error has its
     /// `source` and not its text, which is secret.
     pub(crate) fn checked(self, source: &str) -> Result<Secret, Fault> {
-        match is_header_value(&self.0) {
-            true => Ok(self),
-            false => Err(FaultKind::Option(format!("{source} has control characters")).into()),
+        if is_header_value(&self.0) {
+            Ok(self)
+        } else {
+            Err(FaultKind::Option(format!("{source} has control characters")).into())
         }
     }
 

@@ -282,9 +282,10 @@ impl Resource {
             ));
         }
         let is_named = at.url.origin() == self.home.origin();
-        let scope = match is_named || self.client.options.allow_private_redirects {
-            true => AddressScope::Anywhere,
-            false => AddressScope::Public,
+        let scope = if is_named || self.client.options.allow_private_redirects {
+            AddressScope::Anywhere
+        } else {
+            AddressScope::Public
         };
         let response = self.client.send(&request, scope, deadline);
         sent.append(&mut request.headers);
@@ -397,9 +398,10 @@ impl Resource {
         secrets.add_url(&self.home);
         secrets.add_url(url);
         secrets.add_headers(sent);
-        let fault = match *url == self.home && self.is_shown {
-            true => fault,
-            false => fault.from(url.to_string()),
+        let fault = if *url == self.home && self.is_shown {
+            fault
+        } else {
+            fault.from(url.to_string())
         };
         fault.without(&secrets)
     }
@@ -424,12 +426,13 @@ fn total_of_none(head: &Head) -> Result<Option<u64>, Fault> {
 /// Bytes that are compressed are not those of the file, and parts of them are parts of nothing.
 fn check_encoding(head: &Head) -> Result<(), Fault> {
     let encodings = head.list("content-encoding")?;
-    match encodings
+    if encodings
         .iter()
         .all(|encoding| encoding.eq_ignore_ascii_case("identity"))
     {
-        true => Ok(()),
-        false => Err(FaultKind::Encoded(Escaped(&encodings.join(", ")).to_string()).into()),
+        Ok(())
+    } else {
+        Err(FaultKind::Encoded(Escaped(&encodings.join(", ")).to_string()).into())
     }
 }
 

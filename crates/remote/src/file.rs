@@ -371,13 +371,14 @@ fn part_of(answer: Answer, asked: &Range<u64>, pin: &Pin, is_whole: bool) -> Res
             if nbytes.is_some() {
                 pin.check(&here)?;
             }
-            match is_whole && asked.start == 0 && nbytes.is_some() {
-                true => Ok(response),
-                false => Err(FaultKind::RangeIgnored {
+            if is_whole && asked.start == 0 && nbytes.is_some() {
+                Ok(response)
+            } else {
+                Err(FaultKind::RangeIgnored {
                     asked: asked.clone(),
                     nbytes,
                 }
-                .into()),
+                .into())
             }
         }
     }

@@ -79,9 +79,10 @@ impl Pin {
     /// Checks an answer all the same: not every server knows those headers.
     pub(crate) fn check(&self, other: &Pin) -> Result<(), Fault> {
         let nbytes_now = (self.nbytes != other.nbytes).then_some(other.nbytes);
-        match nbytes_now.is_some() || self.version != other.version {
-            true => Err(FaultKind::Changed { nbytes_now }.into()),
-            false => Ok(()),
+        if nbytes_now.is_some() || self.version != other.version {
+            Err(FaultKind::Changed { nbytes_now }.into())
+        } else {
+            Ok(())
         }
     }
 

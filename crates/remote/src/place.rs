@@ -283,9 +283,10 @@ impl Remote {
             query: self.home.query.clone().filter(|_| self.backend != "s3"),
             ..self.home.clone()
         };
-        let shown = match self.is_shown() {
-            true => home.to_string(),
-            false => format!("{}{name}", folder_of(s3::without_version(&self.shown))),
+        let shown = if self.is_shown() {
+            home.to_string()
+        } else {
+            format!("{}{name}", folder_of(s3::without_version(&self.shown)))
         };
         Ok(Remote {
             home,
@@ -314,10 +315,7 @@ pub fn url_file_name(url: &str) -> String {
     let path = &rest[..path_nbytes(scheme, rest)];
     let name = path.split_once('/').map_or("", |(_, path)| path);
     let name = name.rsplit('/').next().unwrap_or_default();
-    match is_http {
-        true => decode(name),
-        false => name.to_owned(),
-    }
+    if is_http { decode(name) } else { name.to_owned() }
 }
 
 /// Whether `url` names a repository of the Hub, or a folder of one, whose model is meant.

@@ -54,9 +54,10 @@ pub(crate) fn path_nbytes(scheme: &str, rest: &str) -> usize {
     let is_store = ["s3", "gs", "az"]
         .iter()
         .any(|store| scheme.eq_ignore_ascii_case(store));
-    let end = match is_store {
-        true => rest.find('?').filter(|&end| rest[end..].contains('=')),
-        false => rest.find(['?', '#']),
+    let end = if is_store {
+        rest.find('?').filter(|&end| rest[end..].contains('='))
+    } else {
+        rest.find(['?', '#'])
     };
     end.unwrap_or(rest.len())
 }

@@ -223,9 +223,10 @@ impl Url {
 
     /// Host and port as a `Host` header has them.
     pub(crate) fn authority(&self) -> String {
-        match self.port == self.scheme.port() {
-            true => bracketed(&self.host).into_owned(),
-            false => self.host_and_port(),
+        if self.port == self.scheme.port() {
+            bracketed(&self.host).into_owned()
+        } else {
+            self.host_and_port()
         }
     }
 
@@ -277,9 +278,10 @@ impl fmt::Debug for Url {
 
 /// A host as it stands before a port: an address of IPv6 in brackets.
 pub(crate) fn bracketed(host: &str) -> Cow<'_, str> {
-    match host.contains(':') {
-        true => format!("[{host}]").into(),
-        false => host.into(),
+    if host.contains(':') {
+        format!("[{host}]").into()
+    } else {
+        host.into()
     }
 }
 

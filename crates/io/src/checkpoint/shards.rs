@@ -54,9 +54,10 @@ impl Shards {
     /// The format that the name of the first promises.
     pub(crate) fn format(&self) -> Format {
         let is_binary = |name: &String| name.ends_with(".bt");
-        match self.index.shards().first().is_some_and(is_binary) {
-            true => Format::Bintensors,
-            false => Format::Safetensors,
+        if self.index.shards().first().is_some_and(is_binary) {
+            Format::Bintensors
+        } else {
+            Format::Safetensors
         }
     }
 

@@ -5,8 +5,8 @@ use std::ops::Range;
 
 use ingot_format::{StopFlag, to_u64};
 
+use super::Device;
 use super::copy::Copy;
-use super::device::Device;
 use super::fault::DeviceFault;
 use super::ring::Lent;
 use super::stream::DeviceStream;

@@ -5,8 +5,8 @@ use std::marker::PhantomData;
 
 use ingot_format::{to_u64, to_usize};
 
+use super::Device;
 use super::copy::Copy;
-use super::device::Device;
 
 /// Memory of a device that stays allocated for `'a`, and that only the holder fills.
 #[derive(Clone, Copy, Debug)]

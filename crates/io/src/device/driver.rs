@@ -13,9 +13,10 @@ use libloading::Library;
 use super::fault::DeviceFault;
 
 /// Where the driver is, in the order of the search.
-const LIBRARIES: &[&str] = match cfg!(windows) {
-    true => &["nvcuda.dll"],
-    false => &["libcuda.so.1", "libcuda.so"],
+const LIBRARIES: &[&str] = if cfg!(windows) {
+    &["nvcuda.dll"]
+} else {
+    &["libcuda.so.1", "libcuda.so"]
 };
 
 /// `CU_MEMHOSTALLOC_PORTABLE`: pinned for every context, not for the current one alone.
@@ -163,9 +164,10 @@ impl Driver {
 
     /// Raises where this is the child of a fork.
     pub(crate) fn refuse_child(&self) -> Result<(), DeviceFault> {
-        match self.process == std::process::id() {
-            true => Ok(()),
-            false => Err(DeviceFault::Forked),
+        if self.process == std::process::id() {
+            Ok(())
+        } else {
+            Err(DeviceFault::Forked)
         }
     }
 

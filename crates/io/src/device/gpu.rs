@@ -97,9 +97,10 @@ impl Gpu {
 
     /// Raises where what is queued on `stream` is being recorded into a graph.
     pub(crate) fn refuse_capture(&self, stream: Stream) -> Result<(), DeviceFault> {
-        match self.within(|driver, _| driver.is_capturing(stream))? {
-            true => Err(DeviceFault::Capturing),
-            false => Ok(()),
+        if self.within(|driver, _| driver.is_capturing(stream))? {
+            Err(DeviceFault::Capturing)
+        } else {
+            Ok(())
         }
     }
 

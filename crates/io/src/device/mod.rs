@@ -11,10 +11,9 @@
 mod bytes;
 mod copy;
 mod dest;
-#[allow(clippy::module_inception, reason = "the file that has `Device`")]
-mod device;
 mod driver;
 #[cfg(test)]
+#[path = "tests/fake.rs"]
 mod fake;
 mod fault;
 mod gpu;
@@ -27,13 +26,83 @@ mod system;
 #[cfg(test)]
 mod tests;
 
+use std::sync::Arc;
+
+use ingot_format::StopFlag;
+
+#[cfg(test)]
+use self::driver::Driver;
+use self::gpu::Gpu;
+use self::ring::Ring;
+
 pub use bytes::DeviceBytes;
 pub(crate) use copy::Copy;
 pub(crate) use dest::DeviceDest;
-pub(crate) use device::Device;
 pub use fault::DeviceFault;
 pub use memory::{DeviceBlock, DeviceRegion};
 pub use onto::{Allocator, Fresh, Onto, Refusal};
 pub(crate) use ring::Lent;
 pub use stream::DeviceStream;
 pub use system::{release_pinned, why_pageable};
+
+/// A device, and the ring that its bytes pass through.
+#[derive(Clone, Debug)]
+pub(crate) struct Device {
+    gpu: Arc<Gpu>,
+    ring: Arc<Ring>,
+}
+
+impl Device {
+    #[cfg(test)]
+    fn open(driver: &Arc<Driver>, ordinal: i32, ring: &Arc<Ring>) -> Result<Device, DeviceFault> {
+        Ok(Device {
+            gpu: Arc::new(Gpu::open(driver, ordinal)?),
+            ring: Arc::clone(ring),
+        })
+    }
+
+    /// Its number among the visible ones.
+    pub(crate) fn ordinal(&self) -> i32 {
+        self.gpu.ordinal()
+    }
+
+    /// Whether its memory is that of the host, so that a file in the page cache takes of it.
+    pub(crate) fn is_integrated(&self) -> bool {
+        self.gpu.is_integrated()
+    }
+
+    /// Waits until all that was sent is there: before memory is given up that it goes to.
+    pub(crate) fn finish(&self) -> Result<(), DeviceFault> {
+        self.gpu.finish()
+    }
+
+    /// Returns a slot that no copy uses. Waits until there is one.
+    pub(crate) fn lend(&self, stop: StopFlag<'_>) -> Result<Lent, DeviceFault> {
+        self.ring.lend(&self.gpu, stop)
+    }
+
+    /// Copies these bytes of the device to their places in a slot, and waits until they are there. If that fails, the slot goes
+    /// back to the ring.
+    pub(crate) fn fetch(
+        &self,
+        slot: &mut Lent,
+        copies: &[Copy],
+        stop: StopFlag<'_>,
+    ) -> Result<(), DeviceFault> {
+        slot.fetch(&self.gpu, copies, stop)
+    }
+
+    pub(crate) fn slot_nbytes(&self) -> usize {
+        self.ring.slot_nbytes()
+    }
+
+    /// Bytes that are read at once: a slot has room for what lies between small tensors as well.
+    pub(crate) fn chunk_nbytes(&self) -> usize {
+        self.slot_nbytes() / 4 * 3
+    }
+
+    /// Whether the two are the same device.
+    pub(crate) fn is(&self, other: &Device) -> bool {
+        Arc::ptr_eq(&self.gpu, &other.gpu)
+    }
+}

@@ -547,7 +547,7 @@ impl Drop for Lent {
 
 #[cfg(test)]
 mod tests {
-    use super::super::device::Device;
+    use super::super::Device;
     use super::super::fake::Fake;
     use super::*;
 

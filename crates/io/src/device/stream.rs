@@ -4,7 +4,7 @@
 use std::ffi::c_void;
 use std::path::Path;
 
-use super::device::Device;
+use super::Device;
 use super::driver::Stream;
 use super::fault::DeviceFault;
 use super::system;

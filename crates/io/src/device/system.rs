@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, OnceLock};
 
 use ingot_format::{briefly, locked};
 
-use super::device::Device;
+use super::Device;
 use super::driver::Driver;
 use super::fault::DeviceFault;
 use super::gpu::Gpu;
@@ -72,9 +72,10 @@ fn is_in_use() -> bool {
 /// forked.
 fn refuse_child() -> Result<(), DeviceFault> {
     let process = *PROCESS.get_or_init(process::id);
-    match process == process::id() {
-        true => Ok(()),
-        false => Err(DeviceFault::Forked),
+    if process == process::id() {
+        Ok(())
+    } else {
+        Err(DeviceFault::Forked)
     }
 }
 

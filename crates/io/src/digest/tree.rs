@@ -58,9 +58,10 @@ impl Tree {
             let first = at - at % SUBTREE_NBYTES;
             let last = self.nbytes.min(first.saturating_add(SUBTREE_NBYTES));
             let (now, after) = rest.split_at(rest.len().min(size(last - at)));
-            match now.len() == size(last - first) {
-                true => self.put(first, now),
-                false => self.gather(first..last, at, now),
+            if now.len() == size(last - first) {
+                self.put(first, now)
+            } else {
+                self.gather(first..last, at, now)
             }
             at += to_u64(now.len());
             rest = after;

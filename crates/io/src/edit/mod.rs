@@ -10,13 +10,398 @@
 //! what that one left. An edit that is overtaken by a save, which takes no lock, is refused.
 
 mod assemble;
-#[allow(clippy::module_inception, reason = "the file that has edits in place")]
-mod edit;
 mod held;
 mod origins;
 mod records;
 
+use std::collections::BTreeSet;
+use std::path::Path;
+
+use ingot_format::{
+    CHECKSUMS_KEY, Dtype, Entry, Format, Header, LayoutOptions, MODEL_SPEC_KEY, Metadata, Order, Quoted,
+    SHARED_KEY, SharedError, edit_metadata, layout_with, to_u64,
+};
+
+use self::held::{Guard, Held};
+use self::records::{SIGNATURE_OF_DATA, SIGNATURES_OF_FILE, check_shared};
+use crate::error::{EditError, Error, Stop, step};
+use crate::options::{Durability, SaveOptions};
+use crate::payload::{FileRange, Payload};
+use crate::save::save_data;
+use crate::verify::renewed;
+use crate::watch::Watch;
+
 pub use assemble::{Inherit, assemble};
-pub use edit::{Edited, MetadataChange, Way, replace_tensor, update_metadata};
 pub use origins::{Origin, Origins};
 pub use records::{Alias, Pick, RECORD_KEYS, Role, aliases, passed_over};
+
+/// Bytes of the file that the kernel changes at once: a page of every system there is.
+const PAGE: u64 = 4096;
+/// Room that a rewritten header has for the next edit, at least.
+const ROOM: u64 = 512;
+
+/// A change of metadata.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct MetadataChange<'a> {
+    /// Keys with their new values.
+    pub set: &'a [(&'a str, &'a str)],
+    /// Keys to remove. Those that are not there are none to remove.
+    pub remove: &'a [&'a str],
+}
+
+/// How metadata was changed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Edited {
+    /// Not at all: it was like that.
+    Unchanged,
+    /// In the file that was there.
+    InPlace,
+    /// By a new file.
+    Rewritten,
+}
+
+/// Whether a file may be written to where it is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Way {
+    /// Where that is safe.
+    #[default]
+    InPlace,
+    /// Never: for readers that take no two looks at a header, and for disks that tear pages.
+    Rewrite,
+}
+
+/// Changes the metadata of the file at `path`. No tensor is read.
+///
+/// ```
+/// use ingot_io::{
+///     Archive, Dtype, MetadataChange, OpenOptions, SaveOptions, TensorView, Unwatched, Way, serialize_to_file,
+///     update_metadata,
+/// };
+///
+/// let folder = tempfile::tempdir()?;
+/// let path = folder.path().join("model.safetensors");
+/// serialize_to_file([("bias", &TensorView::new(Dtype::F32, vec![2], b"12345678")?)], None, &path)?;
+///
+/// let change = MetadataChange { set: &[("title", "first")], remove: &[] };
+/// update_metadata(&path, &change, Way::InPlace, &SaveOptions::default(), &Unwatched)?;
+/// let archive = Archive::open(&path, &OpenOptions::default())?;
+/// assert_eq!(archive.header().metadata().and_then(|metadata| metadata.get("title")), Some("first"));
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+///
+/// # Errors
+/// [`Error::Shared`] for a record of shared tensors that is none of this file's, which a reader would refuse or which
+/// would give names to tensors that never had them. What opening the file may give; [`Error::Unstorable`] when the
+/// header would be too large, before anything is touched; [`Error::Write`]; [`Error::Edit`] with
+/// [`EditError::Overtaken`]; [`Error::Interrupted`].
+pub fn update_metadata(
+    path: &Path,
+    change: &MetadataChange<'_>,
+    way: Way,
+    options: &SaveOptions,
+    watch: &dyn Watch,
+) -> Result<Edited, Error> {
+    let held = Held::open(path, watch)?;
+    let (head, header) = held.head()?;
+    let old: Option<Vec<(&str, &str)>> = header.metadata().map(|metadata| metadata.iter().collect());
+    let new = changed(header.metadata(), change);
+    if same(old.as_deref(), new.as_deref()) {
+        return Ok(Edited::Unchanged);
+    }
+    let new = without_stale_signatures(old.as_deref(), new);
+    if let Some((_, record)) = change.set.iter().find(|pair| pair.0 == SHARED_KEY) {
+        check_shared(record, &header, path)?;
+    }
+    if way == Way::InPlace
+        && !held.is_shared
+        && let Some(edited) = edit_metadata(&head, &header, new.as_deref())
+        && let Some((begin, bytes)) = within_a_page(&head, &edited)
+    {
+        held.check()?;
+        held.overwrite(begin, bytes, options.durable == Durability::Durable)?;
+        return Ok(Edited::InPlace);
+    }
+    let head = head_for_the_data(path, &header, new.as_deref())?;
+    let data = FileRange::new(held.file(), header.data_start(), header.data_nbytes());
+    replace(
+        path,
+        &held,
+        &head,
+        &header,
+        &[Payload::File(data)],
+        options,
+        watch,
+    )?;
+    held.release();
+    Ok(Edited::Rewritten)
+}
+
+/// Writes `payload` as the tensor `name` of the file at `path`, which has one of that dtype and shape. The other bytes
+/// of the file stay as they are. Names that share the tensor ([`aliases`](crate::binding::aliases)) are names of the new one, and
+/// it may be named by any of them.
+///
+/// A digest that the file keeps of the tensor becomes that of the new bytes. ModelSpec's, which is of all data, is left
+/// out, and so are signatures: it would be wrong, and to make another takes reading everything.
+///
+/// It is always a new file: tensors are longer than what can be changed at once, and a reader must not see half of one.
+///
+/// ```
+/// use ingot_io::{
+///     Archive, Dtype, OpenOptions, Payload, SaveOptions, TensorView, Unwatched, replace_tensor, serialize_to_file,
+/// };
+///
+/// let folder = tempfile::tempdir()?;
+/// let path = folder.path().join("model.safetensors");
+/// serialize_to_file([("bias", &TensorView::new(Dtype::F32, vec![2], b"12345678")?)], None, &path)?;
+///
+/// let new = Payload::from(&b"abcdefgh"[..]);
+/// replace_tensor(&path, "bias", Dtype::F32, &[2], &new, &SaveOptions::default(), &Unwatched)?;
+/// assert_eq!(Archive::open(&path, &OpenOptions::default())?.read("bias")?.to_vec(), b"abcdefgh");
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+///
+/// # Errors
+/// [`Error::UnknownTensor`]; [`Error::Shared`] for the name of a part of a tensor; [`Error::Edit`] with
+/// [`EditError::Mismatch`]; and as for [`update_metadata`].
+pub fn replace_tensor(
+    path: &Path,
+    name: &str,
+    dtype: Dtype,
+    shape: &[u64],
+    payload: &Payload<'_>,
+    options: &SaveOptions,
+    watch: &dyn Watch,
+) -> Result<(), Error> {
+    let held = Held::open(path, watch)?;
+    let (head, header) = held.head()?;
+    let entry = stored_as(name, &header, path)?;
+    if (entry.dtype, entry.shape) != (dtype, shape) || payload.nbytes() != entry.nbytes() {
+        let mismatch = EditError::Mismatch {
+            tensor: name.to_owned(),
+            expected: (entry.dtype, entry.shape.to_owned()),
+            found: (dtype, shape.to_owned()),
+        };
+        return Err(mismatch.about(path));
+    }
+    let range = |begin: u64, end: u64| {
+        Payload::File(FileRange::new(
+            held.file(),
+            header.data_start() + begin,
+            end - begin,
+        ))
+    };
+    let payloads = [
+        range(0, entry.begin),
+        payload.clone(),
+        range(entry.end, header.data_nbytes()),
+    ];
+    let head = head_with_digest(path, head, &header, entry.name, payload, watch)?;
+    replace(path, &held, &head, &header, &payloads, options, watch)?;
+    held.release();
+    Ok(())
+}
+
+/// The tensor of that name, which may be stored under another.
+fn stored_as<'h>(name: &str, header: &'h Header, path: &Path) -> Result<Entry<'h>, Error> {
+    if let Some(entry) = header.get(name) {
+        return Ok(entry);
+    }
+    let others = aliases(std::iter::once((Some(path), header)))?;
+    let alias = others.iter().find(|alias| alias.name == name);
+    match alias.and_then(|alias| Some((alias, header.entry(alias.number)?))) {
+        None => Err(Error::UnknownTensor {
+            path: Some(path.to_owned()),
+            tensor: name.to_owned(),
+            nearest: None,
+        }),
+        Some((alias, entry)) if alias.part.is_none() => Ok(entry),
+        Some((_, entry)) => {
+            let reason = format!("has it as a part of {}: replace that", Quoted(entry.name));
+            Err(Error::Shared {
+                path: Some(path.to_owned()),
+                fault: SharedError::about(name, &reason),
+            })
+        }
+    }
+}
+
+/// The head of the file after `payload` became the tensor `name`: another where it keeps digests of that.
+fn head_with_digest(
+    path: &Path,
+    head: Vec<u8>,
+    header: &Header,
+    name: &str,
+    payload: &Payload<'_>,
+    watch: &dyn Watch,
+) -> Result<Vec<u8>, Error> {
+    let record = renewed(header, name, payload, watch)
+        .map_err(|source| Stop::of(step::READ, source).about(path, header.file_nbytes()))?;
+    let of_all: Vec<&str> = [MODEL_SPEC_KEY, SIGNATURE_OF_DATA]
+        .into_iter()
+        .chain(SIGNATURES_OF_FILE)
+        .collect();
+    let has_one = |metadata: &Metadata| of_all.iter().any(|key| metadata.get(key).is_some());
+    if record.is_none() && !header.metadata().is_some_and(has_one) {
+        return Ok(head);
+    }
+    let set: Vec<(&str, &str)> = record.iter().map(|record| (CHECKSUMS_KEY, &**record)).collect();
+    let change = MetadataChange {
+        set: &set,
+        remove: &of_all,
+    };
+    let pairs = changed(header.metadata(), &change);
+    match edit_metadata(&head, header, pairs.as_deref()) {
+        Some(edited) => Ok(edited),
+        None => head_for_the_data(path, header, pairs.as_deref()),
+    }
+}
+
+/// A new file for `held`, with as much data as its `header` promises, unless somebody was quicker.
+fn replace(
+    path: &Path,
+    held: &Held<'_>,
+    head: &[u8],
+    header: &Header,
+    payloads: &[Payload<'_>],
+    options: &SaveOptions,
+    watch: &dyn Watch,
+) -> Result<(), Error> {
+    let check = || held.check();
+    let guard = Guard::new(watch, &check);
+    let saved = save_data(path, head, header.data_nbytes(), payloads, options, &guard);
+    guard.outcome(saved)
+}
+
+/// The pairs after `change`, by their keys; `None` where there is no metadata and none is added.
+fn changed<'a>(old: Option<&'a Metadata>, change: &MetadataChange<'a>) -> Option<Vec<(&'a str, &'a str)>> {
+    if old.is_none() && change.set.is_empty() {
+        return None;
+    }
+    let stays = |key: &str| !change.remove.contains(&key) && !change.set.iter().any(|pair| pair.0 == key);
+    let mut pairs: Vec<(&str, &str)> = old
+        .into_iter()
+        .flat_map(Metadata::iter)
+        .filter(|pair| stays(pair.0))
+        .collect();
+    pairs.extend(change.set.iter().filter(|pair| !change.remove.contains(&pair.0)));
+    pairs.sort_unstable();
+    Some(pairs)
+}
+
+/// `new` without the signatures of the whole file that it has from `old`, which the edit breaks. They stay if the edit
+/// changes only such keys, as a tool does that signs a file.
+fn without_stale_signatures<'a>(
+    old: Option<&[(&str, &str)]>,
+    new: Option<Vec<(&'a str, &'a str)>>,
+) -> Option<Vec<(&'a str, &'a str)>> {
+    let is_signature = |pair: &(&str, &str)| SIGNATURES_OF_FILE.contains(&pair.0);
+    let others = |pairs: Option<&[(&str, &str)]>| -> BTreeSet<(String, String)> {
+        let others = pairs.into_iter().flatten().filter(|pair| !is_signature(pair));
+        others
+            .map(|pair| (pair.0.to_owned(), pair.1.to_owned()))
+            .collect()
+    };
+    if others(old) == others(new.as_deref()) {
+        return new;
+    }
+    let is_stale = |pair: &(&str, &str)| is_signature(pair) && old.is_some_and(|old| old.contains(pair));
+    new.map(|pairs| pairs.into_iter().filter(|pair| !is_stale(pair)).collect())
+}
+
+/// Whether both say the same, in any order.
+fn same(old: Option<&[(&str, &str)]>, new: Option<&[(&str, &str)]>) -> bool {
+    let (Some(old), Some(new)) = (old, new) else {
+        return old.is_none() && new.is_none();
+    };
+    let mut sorted = old.to_vec();
+    sorted.sort_unstable();
+    sorted == new
+}
+
+/// Where the two, which are of one length, begin to differ, and the bytes of `new` up to where they cease to. `None`
+/// when these do not lie in one page.
+fn within_a_page<'n>(old: &[u8], new: &'n [u8]) -> Option<(u64, &'n [u8])> {
+    let same = |pair: &(&u8, &u8)| pair.0 == pair.1;
+    let begin = old.iter().zip(new).take_while(same).count();
+    let end = new.len() - old.iter().rev().zip(new.iter().rev()).take_while(same).count();
+    let bytes = new.get(begin..end)?;
+    let last = to_u64(end).checked_sub(1)?;
+    (to_u64(begin) / PAGE == last / PAGE).then_some((to_u64(begin), bytes))
+}
+
+/// The head of a file with other metadata and the same data in the same order. The data is moved by whole pages, so
+/// that a file system can share its blocks, and the header gets room that way.
+fn head_for_the_data(
+    path: &Path,
+    header: &Header,
+    metadata: Option<&[(&str, &str)]>,
+) -> Result<Vec<u8>, Error> {
+    let specs = header.specs();
+    let lay_out = |reserve| {
+        let options = LayoutOptions {
+            order: Order::Given,
+            reserve,
+            ..LayoutOptions::default()
+        };
+        layout_with(&specs, metadata, header.format(), &options)
+    };
+    let tight = lay_out(0).map_err(|fault| Error::Unstorable {
+        path: Some(path.to_owned()),
+        fault,
+    })?;
+    if header.format() != Format::Safetensors {
+        return Ok(tight.head);
+    }
+    // To the next position that has the same place in its page.
+    let least = to_u64(tight.head.len()) + ROOM;
+    let reserve = ROOM + (header.data_start() % PAGE + PAGE - least % PAGE) % PAGE;
+    // Room is a kindness, for which no header is refused.
+    Ok(lay_out(reserve).unwrap_or(tight).head)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        #[test]
+        fn what_differs_within_a_page_is_all_that_differs(
+            old in proptest::collection::vec(0..2_u8, 4000..4200),
+            changes in proptest::collection::vec((any::<prop::sample::Index>(), 0..2_u8), 1..4),
+        ) {
+            let mut new = old.clone();
+            for (at, byte) in &changes {
+                let at = at.index(new.len());
+                new[at] = *byte;
+            }
+            let differing: Vec<usize> = (0..old.len()).filter(|&at| old[at] != new[at]).collect();
+            let pages: std::collections::BTreeSet<usize> = differing.iter().map(|at| at / 4096).collect();
+            match within_a_page(&old, &new) {
+                None => prop_assert!(differing.is_empty() || pages.len() > 1),
+                Some((begin, bytes)) => {
+                    let begin = usize::try_from(begin).unwrap();
+                    prop_assert_eq!(Some(&begin), differing.first());
+                    let mut patched = old.clone();
+                    patched[begin..begin + bytes.len()].copy_from_slice(bytes);
+                    prop_assert_eq!(patched, new);
+                    prop_assert_eq!(pages.len(), 1);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_change_sets_removes_and_leaves() {
+        let change = MetadataChange {
+            set: &[("b", "2"), ("a", "1")],
+            remove: &["c", "absent"],
+        };
+        assert_eq!(changed(None, &change), Some(vec![("a", "1"), ("b", "2")]));
+        let none = MetadataChange {
+            set: &[],
+            remove: &["c"],
+        };
+        assert_eq!(changed(None, &none), None);
+    }
+}

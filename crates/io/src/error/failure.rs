@@ -5,9 +5,9 @@ use std::path::Path;
 
 use ingot_format::{to_u64, to_usize};
 
+use super::Error;
 use super::checkpoint::CheckpointFault;
 use super::edit::EditError;
-use super::error::Error;
 use super::write::step;
 use crate::device::{DeviceFault, Refusal};
 

@@ -83,11 +83,10 @@ const PREFIX_NBYTES: usize = 8;
 
 /// Reads the header into memory of our own, never from a mapping: what was checked cannot change afterwards.
 /// `path` is for the errors.
-pub(crate) fn read_header(
-    source: &dyn ReadAt,
-    path: Option<&Path>,
-    limits: &Limits,
-) -> Result<Header, Error> {
+///
+/// # Errors
+/// [`Error::Header`]; [`Error::Read`].
+pub fn read_header(source: &dyn ReadAt, path: Option<&Path>, limits: &Limits) -> Result<Header, Error> {
     let in_file = |fault| Error::Header {
         path: path.map(Path::to_owned),
         fault,

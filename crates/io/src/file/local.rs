@@ -55,7 +55,10 @@ struct Reopened {
 
 impl LocalFile {
     /// Open the file at `path`, which stays open.
-    pub(crate) fn open(path: &Path) -> Result<LocalFile, Error> {
+    ///
+    /// # Errors
+    /// [`Error::Open`].
+    pub fn open(path: &Path) -> Result<LocalFile, Error> {
         let open = || Ok(disk::open_for_reading(path)?);
         let file = OPEN_FILES.with_room(open).map_err(io::Error::from);
         file.and_then(LocalFile::of).map_err(unopened(path))

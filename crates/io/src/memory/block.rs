@@ -65,9 +65,10 @@ impl Block {
     /// All of it, to be filled.
     pub(crate) fn dest(&mut self) -> Dest<'_> {
         let bytes = &mut self.pages.bytes_mut()[self.used.clone()];
-        match std::mem::take(&mut self.is_untouched) {
-            true => Dest::untouched(bytes),
-            false => Dest::from(bytes),
+        if std::mem::take(&mut self.is_untouched) {
+            Dest::untouched(bytes)
+        } else {
+            Dest::from(bytes)
         }
     }
 

@@ -91,9 +91,10 @@ impl<'a> Bytes<'a> {
     /// # Errors
     /// When there are fewer.
     pub(crate) fn read(&self, begin: usize, into: &mut [u8]) -> io::Result<()> {
-        match self.copy_into(begin, into) == into.len() {
-            true => Ok(()),
-            false => Err(self.ended(begin.saturating_add(into.len()))),
+        if self.copy_into(begin, into) == into.len() {
+            Ok(())
+        } else {
+            Err(self.ended(begin.saturating_add(into.len())))
         }
     }
 

@@ -302,11 +302,12 @@ impl Region {
         let bytes = self.as_slice()?;
         // SAFETY: `align_to` asks that the bytes are valid as elements: every bit pattern is (`Plain` is sealed).
         let (before, elements, after) = unsafe { bytes.align_to::<T>() };
-        match before.is_empty() && after.is_empty() {
-            true => Ok(elements),
-            false => Err(BorrowError::Unaligned {
+        if before.is_empty() && after.is_empty() {
+            Ok(elements)
+        } else {
+            Err(BorrowError::Unaligned {
                 alignment: align_of::<T>(),
-            }),
+            })
         }
     }
 

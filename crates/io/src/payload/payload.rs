@@ -133,9 +133,10 @@ pub(crate) fn prove_sizes(header: &Header, payloads: &[Payload<'_>]) -> Result<(
 
 /// Proves that there are `expected` bytes of data.
 pub(crate) fn prove_total(expected: u64, found: u64) -> Result<(), FormatError> {
-    match found == expected {
-        true => Ok(()),
-        false => Err(FormatError::TrailingBytes { expected, found }),
+    if found == expected {
+        Ok(())
+    } else {
+        Err(FormatError::TrailingBytes { expected, found })
     }
 }
 

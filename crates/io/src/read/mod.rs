@@ -29,7 +29,6 @@ pub(crate) mod execute;
 pub(crate) mod gather;
 pub(crate) mod home;
 pub(crate) mod input;
-pub(crate) mod ordered;
 pub(crate) mod part;
 pub(crate) mod plan;
 pub(crate) mod prefetch;

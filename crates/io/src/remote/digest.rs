@@ -1,45 +1,40 @@
-//! Hashes of files behind URLs.
+//! Files behind URLs that are read whole, whatever they contain.
 
 use std::path::PathBuf;
 
-use ingot_format::StopFlag;
+use ingot_format::{Limits, StopFlag};
 use ingot_remote::{RemoteFile, RemoteOptions, Resource, START_NBYTES, redacted};
 
 use super::session::{UrlFile, header_limits, url_file};
 use super::source;
 use crate::error::Error;
 use crate::file::{LocalFile, ReadAt, check_unchanged};
-use crate::verify::definition::of_source;
 use crate::verify::in_order::read_in_order;
-use crate::verify::{Definition, hash};
 use crate::watch::Watch;
 
-/// The hash of the file behind `url`, as [`hash`] gives it. Parts of it are fetched at once and kept no longer than until
-/// they are hashed.
+/// Open the file behind `url`, whatever it contains, and return its name in errors and the limits of its header. The header
+/// is fetched at once if it `has_header`.
 ///
 /// # Errors
-/// As [`Checkpoint::open_url`](crate::Checkpoint::open_url) and [`hash`].
-pub fn hash_url(
+/// As [`Checkpoint::open_url`](crate::Checkpoint::open_url).
+pub fn url_source(
     url: &str,
-    definition: Definition,
     options: &RemoteOptions,
+    has_header: bool,
     watch: &dyn Watch,
-) -> Result<String, Error> {
+) -> Result<(Box<dyn ReadAt>, PathBuf, Limits), Error> {
     let limits = header_limits();
-    let asks_for_tensors = !matches!(
-        definition,
-        Definition::File(_) | Definition::AutoV1 | Definition::AutoV2
-    );
-    let begin = |resource: Resource, stop: StopFlag<'_>| match asks_for_tensors {
-        true => source::open(resource, START_NBYTES, &limits, stop),
-        false => RemoteFile::begin(resource, START_NBYTES, stop),
+    let begin = |resource: Resource, stop: StopFlag<'_>| {
+        if has_header {
+            source::open(resource, START_NBYTES, &limits, stop)
+        } else {
+            RemoteFile::begin(resource, START_NBYTES, stop)
+        }
     };
-    let file = match url_file(url, options, &begin, watch)? {
-        UrlFile::Cached(path) => return hash(&path, definition, watch),
-        UrlFile::Remote(file, _) => file,
-    };
-    let shown = PathBuf::from(redacted(url));
-    of_source(&*file, &shown, definition, &limits, watch)
+    Ok(match url_file(url, options, &begin, watch)? {
+        UrlFile::Cached(path) => (Box::new(LocalFile::open(&path)?), path, Limits::default()),
+        UrlFile::Remote(source, _) => (source, PathBuf::from(redacted(url)), limits),
+    })
 }
 
 /// Gives `take` all bytes of the file behind `url`, whatever it holds, in their order. They are fetched by several
@@ -53,11 +48,7 @@ pub fn read_url(
     take: &mut (dyn FnMut(&[u8]) + Send),
     watch: &dyn Watch,
 ) -> Result<(), Error> {
-    let begin = |resource: Resource, stop: StopFlag<'_>| RemoteFile::begin(resource, START_NBYTES, stop);
-    let (source, path): (Box<dyn ReadAt>, PathBuf) = match url_file(url, options, &begin, watch)? {
-        UrlFile::Cached(path) => (Box::new(LocalFile::open(&path)?), path),
-        UrlFile::Remote(source, _) => (source, PathBuf::from(redacted(url))),
-    };
+    let (source, path, _) = url_source(url, options, false, watch)?;
     let outcome = read_in_order(&*source, take, watch);
     check_unchanged(&*source, Some(&path))?;
     outcome.map_err(|failure| failure.about(Some(&path), None))

@@ -71,9 +71,12 @@ fn read(path: PathBuf, most: u64) -> Result<(PathBuf, Vec<u8>), Error> {
     // It may be anything, such as a FIFO that no process writes to.
     let file = LocalFile::open(&path)?;
     let outcome = file.with(|file| file.take(most + 1).read_to_end(&mut bytes));
-    let outcome = outcome.and_then(|_| match to_u64(bytes.len()) > most {
-        true => Err(Fault::too_large(most).into()),
-        false => Ok(()),
+    let outcome = outcome.and_then(|_| {
+        if to_u64(bytes.len()) > most {
+            Err(Fault::too_large(most).into())
+        } else {
+            Ok(())
+        }
     });
     match outcome {
         Ok(()) => Ok((path, bytes)),

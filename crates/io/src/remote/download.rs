@@ -16,12 +16,12 @@ use ingot_format::Escaped;
 use ingot_remote::{Fault, INDEX_FILE, RemoteOptions, is_repository, redacted, url_file_name};
 
 use super::session::{UrlFile, refused};
-use crate::digest::{Algorithm, Digest};
+use crate::digest::Algorithm;
 use crate::error::Error;
 use crate::file::{LocalFile, ReadAt};
 use crate::payload::{FileRange, Payload};
 use crate::save::{check_destination, replace_file};
-use crate::verify::{Definition, hash};
+use crate::verify::hash;
 use crate::watch::Watch;
 use incoming::{Incoming, fetch};
 use model::Ready;
@@ -173,12 +173,11 @@ fn named(path: &Path, name: &str) -> Result<PathBuf, Fault> {
     // A colon stands after a drive, or before a stream of a file, where there are such.
     let is_elsewhere = name.contains(['/', '\\', '\0']) || cfg!(windows) && name.contains(':');
     let is_name = !matches!(name, "" | "." | "..") && !is_elsewhere;
-    match is_name {
-        true => Ok(path.join(name)),
-        false => {
-            let why = "the URL gives no name for a file, and the destination is a directory";
-            Err(Fault::address(why))
-        }
+    if is_name {
+        Ok(path.join(name))
+    } else {
+        let why = "the URL gives no name for a file, and the destination is a directory";
+        Err(Fault::address(why))
     }
 }
 
@@ -204,9 +203,7 @@ fn one(
 /// Copies a file of the Hub's cache.
 fn copy(cached: &Path, path: PathBuf, how: &DownloadOptions, watch: &dyn Watch) -> Result<Downloaded, Error> {
     if let Some(expected) = how.sha256 {
-        let found = hash(cached, Definition::File(Algorithm::Sha256), watch)?;
-        let found =
-            Digest::from_hex(Algorithm::Sha256, &found).unwrap_or_else(|| Digest::zero(Algorithm::Sha256));
+        let found = hash(cached, Algorithm::Sha256, watch)?;
         compare(cached, expected, found)?;
     }
     let source = LocalFile::open(cached)?;

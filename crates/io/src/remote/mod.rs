@@ -8,7 +8,7 @@ mod identity;
 mod session;
 mod source;
 
-pub use self::digest::{hash_url, read_url};
+pub use self::digest::{read_url, url_source};
 pub use self::documents::{fetch_beside, hub_headers};
 pub use self::download::{DownloadOptions, Downloaded, download, planned_download};
 pub use self::identity::identity;

@@ -239,9 +239,12 @@ impl<'f> Session<'f> {
     /// What another process has opened, where it has: nothing is asked for. Its files may have been of another kind, such as
     /// those of a cache.
     fn told(&self, remote: &Remote) -> Result<Option<Checkpoint>, Error> {
-        let file = |name| match remote.is_folder() {
-            true => self.beside(remote, name),
-            false => Ok(remote.clone()),
+        let file = |name| {
+            if remote.is_folder() {
+                self.beside(remote, name)
+            } else {
+                Ok(remote.clone())
+            }
         };
         if let Some((index, version)) = self.headers.of_index() {
             let file = file(INDEX_FILE)?;
@@ -337,10 +340,13 @@ impl<'f> Session<'f> {
             [Some(Err(fault)), Some(Ok(source))] if fault.is_missing() => {
                 return self.index(index, source);
             }
-            [Some(Err(fault)), Some(Err(other))] if fault.is_missing() => match other.is_missing() {
-                true => fault.and_not(INDEX_FILE),
-                false => other,
-            },
+            [Some(Err(fault)), Some(Err(other))] if fault.is_missing() => {
+                if other.is_missing() {
+                    fault.and_not(INDEX_FILE)
+                } else {
+                    other
+                }
+            }
             [Some(Err(fault)), _] => fault,
             [None, _] => return Err(Error::Interrupted),
         };

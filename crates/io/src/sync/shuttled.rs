@@ -66,9 +66,10 @@ pub(crate) mod thread {
     }
 
     fn is_allowed() -> io::Result<()> {
-        match thread_rng().gen_ratio(1, 16) {
-            true => Err(io::ErrorKind::WouldBlock.into()),
-            false => Ok(()),
+        if thread_rng().gen_ratio(1, 16) {
+            Err(io::ErrorKind::WouldBlock.into())
+        } else {
+            Ok(())
         }
     }
 }

@@ -6,7 +6,7 @@ use std::iter;
 use ingot_format::MODEL_SPEC_KEY;
 
 use super::pass::{Feeding, feed, feed_all};
-use super::verify::{RecordedDigests, sha256_from};
+use super::{RecordedDigests, sha256_from};
 use crate::checkpoint::Checkpoint;
 use crate::digest::{Algorithm, Digest, Digests, Unequal};
 use crate::error::{CheckpointFault, Error};

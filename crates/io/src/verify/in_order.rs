@@ -108,10 +108,7 @@ mod tests {
                 thread::scope(|scope| {
                     scope.spawn(|| queue.see(5, b"fgh"));
                     scope.spawn(|| queue.see(3, b"de"));
-                    match comes {
-                        true => queue.see(0, b"abc"),
-                        false => queue.end(),
-                    }
+                    if comes { queue.see(0, b"abc") } else { queue.end() }
                 });
                 let expected: &[u8] = if comes { b"abcdefgh" } else { b"" };
                 assert_eq!(found, expected);

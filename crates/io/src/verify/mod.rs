@@ -1,14 +1,355 @@
-//! Digests of files and of the tensors in them: taken, and compared with those that a file keeps.
+//! Digests of files and of the tensors in them: taken, and compared with those that a file keeps. FORMAT.md, "Checksums".
 
 mod checked;
-pub(crate) mod definition;
+mod hash;
 #[cfg(feature = "remote")]
 pub(crate) mod in_order;
 mod pass;
-#[allow(clippy::module_inception, reason = "the file that has the function `verify`")]
-mod verify;
+
+use std::borrow::Cow;
+use std::io;
+use std::path::Path;
+
+use ingot_format::{CHECKSUMS_KEY, Checksums, Header, MODEL_SPEC_KEY, to_usize};
+
+use self::pass::{Feeding, feed, wanted};
+use crate::checkpoint::Checkpoint;
+use crate::digest::{Algorithm, Digest, Digests, Hasher};
+use crate::disk;
+use crate::error::Error;
+use crate::file::{Archive, Files};
+use crate::options::{Backend, OpenOptions};
+use crate::payload::Payload;
+use crate::read::show::nbytes;
+use crate::watch::{After, Watch};
 
 pub use checked::Proof;
-pub use definition::{Definition, hash, hash_source};
-pub use verify::{Compared, Mismatch, Report, verify};
-pub(crate) use verify::{RecordedDigests, digest_of, renewed};
+pub use hash::{hash, hash_range, read_runs};
+
+/// What the digests of a file say of it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Report {
+    /// The algorithm of the tensors' digests; `None` where the file keeps none.
+    pub algorithm: Option<Algorithm>,
+    /// How many tensors were compared with their digest.
+    pub checked: usize,
+    /// Tensors whose bytes are not those that were written, in the order of the file.
+    pub bad: Vec<Mismatch>,
+    /// Tensors without a digest, in the order of the file.
+    pub unchecked: Vec<String>,
+    /// Names that have a digest and no tensor, sorted.
+    pub missing: Vec<String>,
+    /// The data section against ModelSpec's hash; `None` where the file has none.
+    pub model_spec: Option<Compared>,
+    /// The whole file against what the caller expects, or against the digest in its name if it is a blob of the
+    /// Hugging Face cache. `None` if there is neither.
+    pub file: Option<Compared>,
+}
+
+/// A tensor whose bytes are not those that were written.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Mismatch {
+    /// Its name.
+    pub tensor: String,
+    /// The digest that the file keeps.
+    pub expected: Digest,
+    /// The digest of what is there.
+    pub found: Digest,
+}
+
+/// Two digests that should be one. `expected` is as it was written, and may be no digest at all.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Compared {
+    /// What somebody said that it is.
+    pub expected: String,
+    /// What it is.
+    pub found: Digest,
+}
+
+impl Compared {
+    /// Whether they are the same. Upper case and `0x` before the digits do not matter.
+    #[must_use]
+    pub fn is_same(&self) -> bool {
+        sha256_from(&self.expected) == Some(self.found)
+    }
+}
+
+impl Report {
+    /// Whether every byte of every tensor is vouched for, and nothing that was compared differs: each tensor has its
+    /// digest, or the data section or the file has one.
+    #[must_use]
+    pub fn is_ok(&self) -> bool {
+        let of_all = [&self.model_spec, &self.file];
+        let all_same = of_all
+            .iter()
+            .all(|pair| pair.as_ref().is_none_or(Compared::is_same));
+        let any = of_all.iter().any(|pair| pair.is_some());
+        self.bad.is_empty() && self.missing.is_empty() && all_same && (any || self.unchecked.is_empty())
+    }
+}
+
+/// The SHA-256 that `text` spells, with or without `0x`.
+pub(crate) fn sha256_from(text: &str) -> Option<Digest> {
+    Digest::from_hex(Algorithm::Sha256, text.strip_prefix("0x").unwrap_or(text))
+}
+
+/// Reads the file at `path` and compares its bytes with the digests in its metadata, and with `sha256`, the digest of
+/// the whole file, where the caller knows one.
+///
+/// The digests guard against bytes that changed by accident. Whoever changes a file on purpose can change its digests
+/// too; `sha256`, from elsewhere, guards against that as well.
+///
+/// ```
+/// use ingot_io::{Algorithm, Dtype, TensorView, Unwatched, hash, serialize_to_file, verify};
+///
+/// let folder = tempfile::tempdir()?;
+/// let path = folder.path().join("model.safetensors");
+/// serialize_to_file([("bias", &TensorView::new(Dtype::F32, vec![2], b"12345678")?)], None, &path)?;
+/// let published = hash(&path, Algorithm::Sha256, &Unwatched)?;
+///
+/// let report = verify(&path, Some(published), &Unwatched)?;
+/// assert!(report.is_ok());
+/// assert_eq!(report.unchecked, ["bias"]); // the file keeps no digest of its own
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+///
+/// # Errors
+/// [`Error::Checksums`] when the record of digests is broken or of an unknown algorithm, and what [`hash()`] says.
+/// Digests that differ are no error here: they stand in the report.
+pub fn verify(path: &Path, sha256: Option<Digest>, watch: &dyn Watch) -> Result<Report, Error> {
+    // Never through a mapping, so that a file that is shortened meanwhile is an error and not the end of the process.
+    let options = OpenOptions {
+        backend: Backend::Pread,
+        ..OpenOptions::default()
+    };
+    let archive = Archive::open(path, &options)?;
+    // One file gives one report.
+    of_files(vec![&archive], sha256, watch).map(|mut reports| reports.swap_remove(0))
+}
+
+impl Checkpoint {
+    /// Compares each file with the digests that it keeps, as [`verify`] does: a report for each, in their order. All are
+    /// held against the index first. They should be open for reading by position, since a mapping of a file that is
+    /// shortened meanwhile is the end of the process.
+    ///
+    /// # Errors
+    /// As [`verify`]; [`Error::Checkpoint`] where files and index do not go together, and for a `sha256` of an index.
+    pub fn verify(&self, sha256: Option<Digest>, watch: &dyn Watch) -> Result<Vec<Report>, Error> {
+        if sha256.is_some() {
+            self.one_file()?;
+        }
+        of_files(self.all_files()?, sha256, watch)
+    }
+}
+
+/// As [`verify`], of files that are open.
+fn of_files(
+    archives: Vec<&Archive>,
+    sha256: Option<Digest>,
+    watch: &dyn Watch,
+) -> Result<Vec<Report>, Error> {
+    let checks = archives.iter().map(|archive| Check::new(archive, sha256));
+    let checks = checks.collect::<Result<Vec<_>, _>>()?;
+    let files = Files::from(archives);
+    let feeding: Vec<_> = checks.iter().map(Check::feeding).collect();
+    let runs = wanted(&feeding);
+    let headers = files.headers();
+    let sizes = headers.iter().map(|header| header.file_nbytes());
+    let total = sizes.fold(0, u64::saturating_add);
+    // What need not be read counts as done.
+    let before = total - nbytes(&runs);
+    feed(&feeding, &runs, &After { watch, before, total }).map_err(|fault| files.explain(fault))?;
+    drop(feeding);
+    files.check_unchanged()?;
+    Ok(checks.into_iter().map(Check::report).collect())
+}
+
+/// What one file is compared with, and what computes the digests of what is there.
+struct Check<'a> {
+    archive: &'a Archive,
+    record: Option<RecordedDigests>,
+    tensors: Digests,
+    model_spec: Option<&'a str>,
+    data: Digests,
+    sha256: Option<Digest>,
+    file: Digests,
+}
+
+impl<'a> Check<'a> {
+    fn new(archive: &'a Archive, sha256: Option<Digest>) -> Result<Check<'a>, Error> {
+        let header = archive.header();
+        let record = RecordedDigests::of(header, archive.path())?;
+        let start = header.data_start();
+        let covered = record.iter().flat_map(|record| &record.covered);
+        let ranges = covered
+            .filter_map(|&(number, _)| header.entry(number))
+            .map(|entry| start + entry.begin..start + entry.end);
+        let algorithm = record
+            .as_ref()
+            .map_or(Algorithm::Blake3, |record| record.algorithm);
+        let metadata = header.metadata();
+        let model_spec = metadata.and_then(|metadata| metadata.get(MODEL_SPEC_KEY));
+        // A blob of a cache is named after its contents.
+        let of_name = || sha256_from(&disk::blob_digest(archive.path()?)?);
+        let sha256 = sha256.or_else(of_name);
+        let sha256_of = |range: Option<_>| Digests::new(Algorithm::Sha256, range);
+        Ok(Check {
+            archive,
+            tensors: Digests::new(algorithm, ranges),
+            record,
+            model_spec,
+            data: sha256_of(model_spec.map(|_| start..header.file_nbytes())),
+            sha256,
+            file: sha256_of(sha256.map(|_| 0..header.file_nbytes())),
+        })
+    }
+
+    fn feeding(&self) -> Feeding<'_> {
+        Feeding {
+            source: self.archive.source(),
+            all: vec![&self.tensors, &self.data, &self.file],
+        }
+    }
+
+    /// What came of it, after everything was fed.
+    fn report(self) -> Report {
+        let header = self.archive.header();
+        let name = |number| {
+            let entry = header.entry(number);
+            entry.map_or_else(String::new, |entry| entry.name.to_owned())
+        };
+        let algorithm = self.record.as_ref().map(|record| record.algorithm);
+        let record = self.record.unwrap_or_else(|| RecordedDigests {
+            uncovered: (0..header.len()).collect(),
+            ..RecordedDigests::default()
+        });
+        let found = record.covered.iter().zip(self.tensors.finish());
+        let bad = found.filter_map(|(&(number, expected), found)| {
+            Some(Mismatch {
+                tensor: name(number),
+                expected,
+                found: found.filter(|&found| found != expected)?,
+            })
+        });
+        let compared = |expected: Option<String>, digests: Digests| {
+            Some(Compared {
+                expected: expected?,
+                found: digests.finish().pop().flatten()?,
+            })
+        };
+        Report {
+            algorithm,
+            checked: record.covered.len(),
+            bad: bad.collect(),
+            unchecked: record.uncovered.iter().copied().map(name).collect(),
+            missing: record.missing,
+            model_spec: compared(self.model_spec.map(ToOwned::to_owned), self.data),
+            file: compared(self.sha256.map(|sha256| sha256.to_string()), self.file),
+        }
+    }
+}
+
+/// The record in the metadata of `header` after the tensor `name` got the bytes of `payload`; `None` where there is no
+/// digest of it that could be another.
+pub(crate) fn renewed(
+    header: &Header,
+    name: &str,
+    payload: &Payload<'_>,
+    watch: &dyn Watch,
+) -> io::Result<Option<String>> {
+    let record = header.metadata().and_then(|metadata| metadata.get(CHECKSUMS_KEY));
+    let Some(Ok(record)) = record.map(Checksums::parse) else {
+        return Ok(None);
+    };
+    let algorithm = Algorithm::from_name(record.algorithm());
+    let Some((algorithm, _)) = algorithm.zip(record.get(name)) else {
+        return Ok(None);
+    };
+    let digest = digest_of(payload, algorithm, watch)?.to_string();
+    let digests = record.iter().map(|(of, old)| {
+        if of == name {
+            (of, Cow::Borrowed(&*digest))
+        } else {
+            (of, Cow::Borrowed(old))
+        }
+    });
+    let renewed = Checksums::new(algorithm.name(), digests);
+    Ok(renewed.ok().map(|record| record.render()))
+}
+
+pub(crate) fn digest_of(
+    payload: &Payload<'_>,
+    algorithm: Algorithm,
+    watch: &dyn Watch,
+) -> io::Result<Digest> {
+    const PIECE: u64 = 1 << 20;
+    let mut hasher = Hasher::new(algorithm);
+    let mut buffer = Vec::new();
+    let mut at = 0;
+    while at < payload.nbytes() {
+        let len = PIECE.min(payload.nbytes() - at);
+        buffer.resize(to_usize(len).unwrap_or(0), 0);
+        payload.read_watched(at, &mut buffer, watch)?;
+        hasher.update(&buffer);
+        at += len;
+    }
+    Ok(hasher.finish())
+}
+
+/// The digests that a file keeps of its tensors; none by default.
+#[derive(Default)]
+pub(crate) struct RecordedDigests {
+    pub(crate) algorithm: Algorithm,
+    /// Tensors with a digest, in the order of the data.
+    pub(crate) covered: Vec<(usize, Digest)>,
+    /// Tensors without one.
+    pub(crate) uncovered: Vec<usize>,
+    /// Names that are no tensor's.
+    missing: Vec<String>,
+}
+
+impl RecordedDigests {
+    /// The record in the metadata of `header`, if there is one. `path` is for the errors.
+    pub(crate) fn of(header: &Header, path: Option<&Path>) -> Result<Option<RecordedDigests>, Error> {
+        let Some(text) = header.metadata().and_then(|metadata| metadata.get(CHECKSUMS_KEY)) else {
+            return Ok(None);
+        };
+        let fault = |reason: String| Error::Checksums {
+            path: path.map(Path::to_owned),
+            reason,
+        };
+        let checksums = Checksums::parse(text).map_err(|error| fault(error.to_string()))?;
+        let algorithm = Algorithm::from_name(checksums.algorithm()).ok_or_else(|| {
+            let names = Algorithm::ALL.map(Algorithm::name).join(", ");
+            let found = ingot_format::Quoted(checksums.algorithm()).to_string();
+            fault(format!(
+                "checksums of the unknown algorithm {found}: expected one of {names}"
+            ))
+        })?;
+        let mut record = RecordedDigests {
+            algorithm,
+            covered: Vec::new(),
+            uncovered: Vec::new(),
+            missing: Vec::new(),
+        };
+        for (number, entry) in header.entries().enumerate() {
+            let Some(hex) = checksums.get(entry.name) else {
+                record.uncovered.push(number);
+                continue;
+            };
+            let digest = Digest::from_hex(algorithm, hex).ok_or_else(|| {
+                let (name, hex) = (ingot_format::Quoted(entry.name), ingot_format::Quoted(hex));
+                fault(format!("tensor {name}: {hex} is no digest of {algorithm}"))
+            })?;
+            record.covered.push((number, digest));
+        }
+        if checksums.iter().len() > record.covered.len() {
+            let names = checksums.iter().map(|pair| pair.0);
+            record.missing = names
+                .filter(|name| header.find(name).is_none())
+                .map(ToOwned::to_owned)
+                .collect();
+        }
+        Ok(Some(record))
+    }
+}

@@ -30,9 +30,10 @@ pub(super) struct Feeding<'a> {
 impl Witness for Feeding<'_> {
     /// What is hashed in order is read in full, while another thread hashes, and so is what each read has to wait for.
     fn step_nbytes(&self) -> u64 {
-        match self.source.waits() || self.all.iter().any(|digests| digests.in_order()) {
-            true => u64::MAX,
-            false => STEP_NBYTES,
+        if self.source.waits() || self.all.iter().any(|digests| digests.in_order()) {
+            u64::MAX
+        } else {
+            STEP_NBYTES
         }
     }
 
@@ -79,9 +80,10 @@ pub(super) fn feed_all(source: &dyn ReadAt, digests: &Digests, watch: &dyn Watch
 /// How these runs are read where pieces wait for those before them.
 pub(super) fn reading(sources: &[&dyn ReadAt], runs: &[FileRun]) -> Reading {
     let reading = looking(sources, runs, &ReadOptions::default());
-    let most = match reading.waits {
-        true => (WAITING_NBYTES / reading.threads).max(PIECE_NBYTES),
-        false => PIECE_NBYTES,
+    let most = if reading.waits {
+        (WAITING_NBYTES / reading.threads).max(PIECE_NBYTES)
+    } else {
+        PIECE_NBYTES
     };
     Reading {
         chunk_nbytes: reading.chunk_nbytes.min(most),

@@ -92,16 +92,17 @@ impl ForeignFile {
 
     fn check_has(&self, position: u64, nbytes: u64) -> Result<(), Error> {
         let there = self.source.nbytes().saturating_sub(position);
-        match there >= nbytes {
-            true => Ok(()),
-            false => Err(Error::Read {
+        if there >= nbytes {
+            Ok(())
+        } else {
+            Err(Error::Read {
                 path: Some(self.path.clone()),
                 tensor: None,
                 position,
                 expected: nbytes,
                 found: there,
                 source: None,
-            }),
+            })
         }
     }
 }

@@ -11,8 +11,10 @@ mod coverage;
 mod foreign;
 mod journal;
 #[cfg(any(test, feature = "fuzzing"))]
+#[path = "tests/journal_model.rs"]
 pub(crate) mod journal_model;
 #[cfg(test)]
+#[path = "tests/model.rs"]
 mod model;
 mod preamble;
 #[allow(clippy::module_inception, reason = "the file that has `Writer`")]

@@ -79,13 +79,16 @@ impl Connection {
         let session = ClientConnection::new(Arc::clone(config), name);
         let mut session = session.map_err(|fault| refuse(io::Error::other(fault)))?;
         let begun = Instant::now();
-        let mut check = || match deadline.left()?.is_zero() {
-            true => Err(FaultKind::Slow {
-                what: "TLS handshake timed out",
-                after: begun.elapsed(),
+        let mut check = || {
+            if deadline.left()?.is_zero() {
+                Err(FaultKind::Slow {
+                    what: "TLS handshake timed out",
+                    after: begun.elapsed(),
+                }
+                .into())
+            } else {
+                Ok(())
             }
-            .into()),
-            false => Ok(()),
         };
         while session.is_handshaking() {
             let mut below = Checked {

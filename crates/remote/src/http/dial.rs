@@ -35,9 +35,10 @@ pub(crate) fn dial(
     let addresses = resolve(host, port, scope, deadline)?;
     let mut last = io::Error::from(io::ErrorKind::NotFound);
     for (rank, address) in addresses.iter().enumerate() {
-        let this = match rank + 1 == addresses.len() {
-            true => deadline,
-            false => deadline.no_longer_than(EACH_TIMEOUT),
+        let this = if rank + 1 == addresses.len() {
+            deadline
+        } else {
+            deadline.no_longer_than(EACH_TIMEOUT)
         };
         match connect(*address, this)?.and_then(prepared) {
             Ok(stream) => return Ok(stream),
@@ -70,9 +71,10 @@ pub(crate) fn resolve(
     })?;
     let is_let_in = |address: &&SocketAddr| scope == AddressScope::Anywhere || is_public(address.ip());
     let addresses: Vec<SocketAddr> = found.iter().filter(is_let_in).copied().collect();
-    match addresses.is_empty() && !found.is_empty() {
-        true => Err(inward(format!("{}:{port}", bracketed(host)))),
-        false => Ok(addresses),
+    if addresses.is_empty() && !found.is_empty() {
+        Err(inward(format!("{}:{port}", bracketed(host))))
+    } else {
+        Ok(addresses)
     }
 }
 

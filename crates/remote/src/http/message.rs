@@ -40,9 +40,10 @@ impl HttpRequest<'_> {
     /// Where a part of it would begin another line.
     pub(crate) fn render(&self, absolute: bool, more: &[(String, String)]) -> Result<Vec<u8>, Fault> {
         let authority = self.url.authority();
-        let target = match absolute {
-            true => format!("http://{authority}{}", self.url.target()),
-            false => self.url.target(),
+        let target = if absolute {
+            format!("http://{authority}{}", self.url.target())
+        } else {
+            self.url.target()
         };
         let header = |name: &str, value: &str| (name.to_owned(), value.to_owned());
         let mut headers = vec![

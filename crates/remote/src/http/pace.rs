@@ -49,9 +49,10 @@ impl<'f> Deadline<'f> {
     /// # Errors
     /// When nobody wants it any more.
     pub(crate) fn left(self) -> Result<Duration, Fault> {
-        match self.stop.is_set() {
-            true => Err(FaultKind::Stopped.into()),
-            false => Ok(self.at.saturating_duration_since(Instant::now())),
+        if self.stop.is_set() {
+            Err(FaultKind::Stopped.into())
+        } else {
+            Ok(self.at.saturating_duration_since(Instant::now()))
         }
     }
 }

@@ -63,9 +63,10 @@ pub(crate) fn locate(
         .or_else(|| set_up.endpoint(&account))
         .unwrap_or_else(|| format!("https://{account}.blob.core.windows.net"));
     let endpoint = Url::parse(&endpoint)?;
-    let (query, entry) = match options.anonymous {
-        true => (None, Entry::Url),
-        false => entry(options, variable, &connection, &set_up)?,
+    let (query, entry) = if options.anonymous {
+        (None, Entry::Url)
+    } else {
+        entry(options, variable, &connection, &set_up)?
     };
     let folder = endpoint.path.trim_end_matches('/');
     let url = Url {
@@ -162,9 +163,10 @@ fn by_url_or_key(
     match (query.filter(is_given), key.filter(is_given)) {
         (Some(query), _) => {
             let query = query.reveal().trim().trim_start_matches('?');
-            match query.bytes().all(|byte| byte.is_ascii_graphic()) {
-                true => Ok(Some((Some(query.to_owned()), Entry::Url))),
-                false => Err(option("the signed query has characters that no query has")),
+            if query.bytes().all(|byte| byte.is_ascii_graphic()) {
+                Ok(Some((Some(query.to_owned()), Entry::Url)))
+            } else {
+                Err(option("the signed query has characters that no query has"))
             }
         }
         (None, Some(key)) => {

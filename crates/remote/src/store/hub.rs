@@ -147,9 +147,10 @@ impl HubFile {
 
     /// The file `name` in this folder, or in that of this file.
     pub(crate) fn beside(&self, name: &str) -> HubFile {
-        let folder = match self.is_folder {
-            true => self.path.as_str(),
-            false => self.path.rsplit_once('/').map_or("", |(folder, _)| folder),
+        let folder = if self.is_folder {
+            self.path.as_str()
+        } else {
+            self.path.rsplit_once('/').map_or("", |(folder, _)| folder)
         };
         let path = match folder {
             "" => name.to_owned(),
@@ -210,9 +211,10 @@ impl HubFile {
 
     /// What this stands for: itself, or of a folder what a model is looked for in, the likeliest first.
     pub(crate) fn meant(&self) -> Vec<HubFile> {
-        match self.is_folder {
-            true => vec![self.beside(MODEL_FILE), self.beside(INDEX_FILE)],
-            false => vec![self.clone()],
+        if self.is_folder {
+            vec![self.beside(MODEL_FILE), self.beside(INDEX_FILE)]
+        } else {
+            vec![self.clone()]
         }
     }
 
@@ -223,9 +225,10 @@ impl HubFile {
         options: &RemoteOptions,
         variable: Variable<'_>,
     ) -> Option<Result<Url, Fault>> {
-        let index = match self.is_folder {
-            true => self.beside(INDEX_FILE).path,
-            false => self.path.clone(),
+        let index = if self.is_folder {
+            self.beside(INDEX_FILE).path
+        } else {
+            self.path.clone()
         };
         if self.kind != "models" || self.revision != MAIN || !index.ends_with(INDEX_ENDING) {
             return None;

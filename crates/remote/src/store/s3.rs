@@ -85,9 +85,10 @@ fn address(
     let endpoint = Url::parse(&endpoint.unwrap_or_else(|| host_of("s3", region)))?;
     let folder = endpoint.path.trim_end_matches('/');
     let key = encode_path(key);
-    let (host, path) = match in_path {
-        true => (endpoint.host.clone(), format!("{folder}/{bucket}/{key}")),
-        false => (format!("{bucket}.{}", endpoint.host), format!("{folder}/{key}")),
+    let (host, path) = if in_path {
+        (endpoint.host.clone(), format!("{folder}/{bucket}/{key}"))
+    } else {
+        (format!("{bucket}.{}", endpoint.host), format!("{folder}/{key}"))
     };
     Ok(Url {
         host,

@@ -57,9 +57,12 @@ pub(crate) fn sign(request: &mut HttpRequest<'_>, keys: &Keys, region: &str, ser
 fn canonical_query(query: &str) -> String {
     let pairs = query.split('&').filter(|pair| !pair.is_empty());
     let mut pairs: Vec<String> = pairs
-        .map(|pair| match pair.contains('=') {
-            true => pair.to_owned(),
-            false => format!("{pair}="),
+        .map(|pair| {
+            if pair.contains('=') {
+                pair.to_owned()
+            } else {
+                format!("{pair}=")
+            }
         })
         .collect();
     pairs.sort();

@@ -7,8 +7,8 @@ use std::slice;
 use fake_cuda::control::Counters;
 use ingot_format::{Dtype, Format, Layout, Spec, StopFlag, layout, to_u64, to_usize};
 
+use super::super::Device;
 use super::super::bytes::DeviceBytes;
-use super::super::device::Device;
 use super::super::fake::{Fake, MISTAKES, SMALL_SLOT_NBYTES, pattern};
 use super::super::memory::DeviceBlock;
 use super::super::ring::SLOT_NBYTES;

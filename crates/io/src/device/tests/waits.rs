@@ -8,8 +8,8 @@ use std::time::{Duration, Instant};
 
 use ingot_format::{Dtype, Format, Index, LayoutOptions, Spec};
 
+use super::super::Device;
 use super::super::Lent;
-use super::super::device::Device;
 use super::super::fake::{Fake, pattern};
 use super::saving::{begin, laid_out, options};
 use super::*;

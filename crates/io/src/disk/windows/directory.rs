@@ -33,9 +33,10 @@ pub(crate) struct Directory {
 impl Directory {
     /// The directory at `path`, wherever the process goes.
     pub(crate) fn at(path: &Path) -> io::Result<Directory> {
-        let path = match path.as_os_str().is_empty() {
-            true => Path::new("."),
-            false => path,
+        let path = if path.as_os_str().is_empty() {
+            Path::new(".")
+        } else {
+            path
         };
         let path = verbatim(&std::path::absolute(path)?);
         match facts_at(&path)?.kind {
@@ -160,9 +161,10 @@ impl Directory {
                 };
                 // That somebody does not share the file says more than that it may not be replaced.
                 rename_around(&from, &to, &self.path(&old())).map_err(|around| {
-                    match is_shared_by_nobody(&around) {
-                        true => around,
-                        false => fault,
+                    if is_shared_by_nobody(&around) {
+                        around
+                    } else {
+                        fault
                     }
                 })
             }),

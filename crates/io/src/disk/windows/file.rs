@@ -71,9 +71,10 @@ pub(crate) fn facts(file: &File) -> io::Result<Facts> {
         ),
         nbytes: pair(found.nFileSizeHigh, found.nFileSizeLow),
         modified: (modified.cast_signed(), 0),
-        names: match is_deleted(file)? {
-            true => 0,
-            false => found.nNumberOfLinks.into(),
+        names: if is_deleted(file)? {
+            0
+        } else {
+            found.nNumberOfLinks.into()
         },
         mode: attributes,
         owner: (0, 0),

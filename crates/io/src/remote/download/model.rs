@@ -51,9 +51,10 @@ impl Ready {
         let saving = how.save_options();
         check_destination(&path, &saving, watch)?;
         let refuses = how.existing == Existing::Refuse;
-        let seals = match refuses {
-            true => seals_left(&path, &model.bytes, model.shards.len(), watch),
-            false => None,
+        let seals = if refuses {
+            seals_left(&path, &model.bytes, model.shards.len(), watch)
+        } else {
+            None
         };
         let paths: Vec<PathBuf> = model.shards.iter().map(|shard| folder.join(shard)).collect();
         for path in &paths {

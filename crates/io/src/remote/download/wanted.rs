@@ -376,9 +376,10 @@ impl VersionedSource {
 
     pub(super) fn part_table(&self) -> PartTable {
         let version = self.version.as_deref().unwrap_or_default();
-        match self.is_whole {
-            true => PartTable::of_one_part(self.source.nbytes(), version),
-            false => PartTable::new(self.source.nbytes(), version),
+        if self.is_whole {
+            PartTable::of_one_part(self.source.nbytes(), version)
+        } else {
+            PartTable::new(self.source.nbytes(), version)
         }
     }
 }

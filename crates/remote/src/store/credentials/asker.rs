@@ -32,13 +32,14 @@ impl<'f> Asker<'f> {
     /// One that asks the service at `url`. No proxy leads to one that is next to this machine, and none shall see what
     /// that is told.
     pub(crate) fn of(url: &Url, options: &RemoteOptions, deadline: Deadline<'f>) -> Asker<'f> {
-        let client = match is_near(url) {
-            true => Client::direct(RemoteOptions {
+        let client = if is_near(url) {
+            Client::direct(RemoteOptions {
                 connect_timeout: NEAR_TIMEOUT.min(options.connect_timeout),
                 retries: options.retries.min(2),
                 ..options.clone()
-            }),
-            false => Client::new(options.clone()),
+            })
+        } else {
+            Client::new(options.clone())
         };
         Asker { client, deadline }
     }

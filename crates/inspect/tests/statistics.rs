@@ -7,7 +7,7 @@
 )]
 
 use ingot_format::{Dtype, to_u64};
-use ingot_io::binding::{Number, Statistics, has_values, statistics};
+use ingot_inspect::{Number, Statistics, has_values, statistics};
 use ingot_io::{ReadOptions, Tensor, Unwatched};
 use proptest::prelude::*;
 

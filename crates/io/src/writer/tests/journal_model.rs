@@ -58,9 +58,10 @@ impl Expected {
     /// What becomes of the record that stands at `position`, with the ranges of a claim behind it. `None` when it is none,
     /// and for all that stand behind such a one.
     fn add(&mut self, position: u64, kind: u64, number: u64, ranges: &[[u64; 3]]) -> Option<Verdict> {
-        let verdict = match self.is_broken {
-            true => None,
-            false => self.judge(position, kind, number, ranges),
+        let verdict = if self.is_broken {
+            None
+        } else {
+            self.judge(position, kind, number, ranges)
         };
         self.is_broken = verdict.is_none();
         verdict

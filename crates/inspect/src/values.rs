@@ -1,8 +1,7 @@
 //! The elements of every dtype as numbers that Rust has.
 
 use ingot_format::{Dtype, to_usize};
-
-use crate::convert::{convert, converts};
+use ingot_io::binding::{convert, converts};
 
 /// A value as its dtype has it.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -98,6 +97,7 @@ pub(crate) fn rounded(value: i128) -> f64 {
     i64::try_from(value).map_or_else(|_| value as f64, |value| value as f64)
 }
 
+#[inline]
 pub(crate) fn single(element: [u8; 4]) -> f64 {
     f64::from(f32::from_le_bytes(element))
 }

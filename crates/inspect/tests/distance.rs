@@ -10,7 +10,7 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use ingot_format::{Dtype, to_u64};
-use ingot_io::binding::{Distance, Number, distances, has_values};
+use ingot_inspect::{Distance, Number, distances, has_values};
 use ingot_io::{Archive, Error, ReadOptions, Tensor, Unwatched, Watch};
 use proptest::prelude::*;
 
@@ -19,7 +19,7 @@ use crate::in_memory::archive;
 /// The distance of one tensor from another.
 fn between(one: (Dtype, Vec<u8>), two: (Dtype, Vec<u8>)) -> Option<Distance> {
     let [one, two] = [one, two].map(|(dtype, bytes)| archive(&[("t", dtype, bytes)]));
-    let pair = (one.tensor(0).unwrap(), two.tensor(0).unwrap());
+    let pair = [one.tensor(0).unwrap(), two.tensor(0).unwrap()];
     let found = distances(&[pair], &ReadOptions::default(), &Unwatched);
     found.unwrap().pop().unwrap()
 }
@@ -326,10 +326,10 @@ fn several(shift: u32) -> Archive {
     ])
 }
 
-fn by_name<'a>(one: &'a Archive, two: &'a Archive, names: &[&str]) -> Vec<(Tensor<'a>, Tensor<'a>)> {
+fn by_name<'a>(one: &'a Archive, two: &'a Archive, names: &[&str]) -> Vec<[Tensor<'a>; 2]> {
     names
         .iter()
-        .map(|name| (one.find(name).unwrap(), two.find(name).unwrap()))
+        .map(|name| [one.find(name).unwrap(), two.find(name).unwrap()])
         .collect()
 }
 

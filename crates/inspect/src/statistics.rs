@@ -1,28 +1,17 @@
-//! What the values of tensors are: their range, mean and spread, and how many are no numbers.
+//! Statistics of the values of tensors: their range, mean and spread, and the number of values that are not finite.
 //!
-//! The bytes are read by position, in parallel, and pass through memory that stays in a core's cache: nothing of a
-//! tensor is kept. A block of values is folded twice while it is there, for the mean and then for the deviations from
-//! it, and blocks are joined by the formula of Chan, Golub and LeVeque (1979): squares are never subtracted from each
-//! other, so that a small spread around a large mean is right.
+//! A block of values is folded twice while it is in a core's cache, for the mean and then for the deviations from it, and
+//! blocks are joined by the formula of Chan, Golub and LeVeque (1979). Squares are never subtracted from each other, so
+//! that a small spread around a large mean is right.
 
-use ingot_format::{Dtype, Header, to_u64, to_usize};
+use ingot_format::{Dtype, to_u64};
+use ingot_io::binding::{After, Fold, fold};
+use ingot_io::{Error, ReadOptions, Tensor, Watch};
 
-use crate::error::{Error, InFile};
-use crate::file::ReadAt;
-use crate::file::{Files, Tensor, TensorId};
-use crate::options::ReadOptions;
-use crate::read::input::Witness;
-use crate::read::ordered::Ordered;
-use crate::read::show::{FileRun, looking, show};
 use crate::values::{Number, as_floats, has_values, single, singles};
-use crate::watch::Watch;
-use crate::workers::Reading;
 
-/// Bytes that are folded at once: little enough to stay in a core's cache. A multiple of every element.
+/// Bytes that are folded at once: few enough to stay in a core's cache. A multiple of every element.
 const STEP_NBYTES: usize = 64 << 10;
-
-/// Bytes that are read at once: two steps.
-const SHOWN_NBYTES: u64 = 128 << 10;
 
 /// What the values of one tensor are. Those that are no finite numbers count as such and for nothing else.
 #[derive(Clone, Debug, PartialEq)]
@@ -51,7 +40,7 @@ pub struct Statistics {
 /// histogram of `bins` parts takes a second look at the files.
 ///
 /// ```
-/// use ingot_io::binding::{Number, statistics};
+/// use ingot_inspect::{Number, statistics};
 /// use ingot_io::{Archive, Dtype, OpenOptions, ReadOptions, TensorView, Unwatched, serialize_to_file};
 ///
 /// let folder = tempfile::tempdir()?;
@@ -69,194 +58,93 @@ pub struct Statistics {
 /// ```
 ///
 /// # Errors
-/// As [`read`](fn@crate::read).
+/// As [`read`](fn@ingot_io::read).
 pub fn statistics(
     tensors: &[Tensor<'_>],
     bins: usize,
     options: &ReadOptions,
     watch: &dyn Watch,
 ) -> Result<Vec<Option<Statistics>>, Error> {
-    let (files, ids) = Files::of(tensors.iter().copied());
-    let mut once = ids.clone();
-    once.sort_unstable();
-    once.dedup();
-    let sources = files.sources();
-    let folded = || {
-        let work = Work::of(&files.headers(), &sources, &once, options);
-        let passes = if bins == 0 { 1 } else { 2 };
-        let moments = work.moments(&Passes::new(watch, 0, passes))?;
-        let counted = work.histograms(bins, &moments, &Passes::new(watch, 1, passes))?;
-        Ok::<_, InFile>((moments, counted))
+    let (ranks, chosen): (Vec<usize>, Vec<[Tensor<'_>; 1]>) = tensors
+        .iter()
+        .enumerate()
+        .filter(|(_, tensor)| has_values(tensor.entry().dtype))
+        .map(|(rank, &tensor)| (rank, [tensor]))
+        .unzip();
+    let dtypes: Vec<Dtype> = chosen.iter().map(|[tensor]| tensor.entry().dtype).collect();
+    let sizes = chosen.iter().map(|[tensor]| tensor.entry().nbytes());
+    let nbytes = sizes.fold(0, u64::saturating_add);
+    let total = if bins == 0 {
+        nbytes
+    } else {
+        nbytes.saturating_mul(2)
     };
-    let (moments, counted) = folded().map_err(|fault| files.explain(fault))?;
-    files.check_unchanged()?;
-    let told = |(tensor, id): (&Tensor<'_>, &TensorId)| {
-        let rank = once.binary_search(id).ok()?;
-        has_values(tensor.entry().dtype).then(|| moments[rank].told(counted[rank].clone()))
+    let pass = |before| After { watch, before, total };
+    let moments = fold(&chosen, &Summary(&dtypes), options, &pass(0))?;
+    let counted = if bins == 0 {
+        vec![Vec::new(); chosen.len()]
+    } else {
+        let empty = moments
+            .iter()
+            .map(|moments| Histogram::over(moments.range, bins))
+            .collect();
+        let count = Count {
+            dtypes: &dtypes,
+            empty,
+        };
+        let counted = fold(&chosen, &count, options, &pass(nbytes))?;
+        counted.into_iter().map(|histogram| histogram.bins).collect()
     };
-    Ok(tensors.iter().zip(&ids).map(told).collect())
+    let mut found = vec![None; tensors.len()];
+    for (rank, (moments, bins)) in ranks.into_iter().zip(moments.into_iter().zip(counted)) {
+        found[rank] = Some(moments.told(bins));
+    }
+    Ok(found)
 }
 
-/// The bytes of one tensor.
-struct TensorRun {
-    dtype: Dtype,
-    run: FileRun,
-}
+/// Computes the moments of tensors of these dtypes.
+struct Summary<'d>(&'d [Dtype]);
 
-/// All that has to be read.
-struct Work<'a> {
-    sources: &'a [&'a dyn ReadAt],
-    reading: Reading,
-    /// In the order of the files; without a byte where the dtype has no values.
-    tensors: Vec<TensorRun>,
-}
+impl Fold<1> for Summary<'_> {
+    type Result = Moments;
 
-impl Work<'_> {
-    /// For these tensors, each of them once and in the order of the files.
-    fn of<'a>(
-        headers: &[&Header],
-        sources: &'a [&'a dyn ReadAt],
-        tensors: &[TensorId],
-        options: &ReadOptions,
-    ) -> Work<'a> {
-        let whole = |id: &TensorId| {
-            let entry = headers[id.file].entry(id.number)?;
-            let begin = headers[id.file].data_start() + entry.begin;
-            let nbytes = if has_values(entry.dtype) {
-                entry.nbytes()
-            } else {
-                0
-            };
-            Some(TensorRun {
-                dtype: entry.dtype,
-                run: (id.file, begin..begin + nbytes),
-            })
-        };
-        let tensors: Vec<TensorRun> = tensors.iter().filter_map(whole).collect();
-        let runs: Vec<FileRun> = tensors.iter().map(|tensor| tensor.run.clone()).collect();
-        Work {
-            sources,
-            reading: looking(sources, &runs, options),
-            tensors,
+    fn empty(&self, _: usize) -> Moments {
+        Moments::default()
+    }
+
+    fn add(&self, tensor: usize, moments: &mut Moments, [bytes]: [&[u8]; 1]) {
+        for step in bytes.chunks(STEP_NBYTES) {
+            *moments = moments.joined(Moments::of(self.0[tensor], step));
         }
     }
 
-    fn moments(&self, watch: &dyn Watch) -> Result<Vec<Moments>, InFile> {
-        let fold = |moments: &mut Moments, dtype: Dtype, bytes: &[u8]| {
-            *moments = moments.joined(Moments::of(dtype, bytes));
-        };
-        self.pass(|_| Ordered::new(Moments::default(), Moments::joined), fold, watch)
-    }
-
-    fn histograms(
-        &self,
-        bins: usize,
-        moments: &[Moments],
-        watch: &dyn Watch,
-    ) -> Result<Vec<Vec<u64>>, InFile> {
-        if bins == 0 {
-            return Ok(vec![Vec::new(); self.tensors.len()]);
-        }
-        let empty = |rank: usize| Histogram::over(moments[rank].range, bins);
-        let begin = |rank| Ordered::new(empty(rank), Histogram::joined);
-        let counted = self.pass(begin, Histogram::count, watch)?;
-        Ok(counted.into_iter().map(|histogram| histogram.bins).collect())
-    }
-
-    /// Folds the bytes of each tensor, a chunk after the other, into what `begin` returns for it.
-    fn pass<A: Clone + Send + Sync>(
-        &self,
-        begin: impl Fn(usize) -> Ordered<A>,
-        fold: impl Fn(&mut A, Dtype, &[u8]) + Sync,
-        watch: &dyn Watch,
-    ) -> Result<Vec<A>, InFile> {
-        let folded: Vec<Ordered<A>> = (0..self.tensors.len()).map(begin).collect();
-        let folds = (0..self.sources.len()).map(|file| {
-            let [from, to] =
-                [file, file + 1].map(|file| self.tensors.partition_point(|tensor| tensor.run.0 < file));
-            Folds {
-                tensors: &self.tensors[from..to],
-                chunk_nbytes: to_u64(self.reading.chunk_nbytes),
-                folded: &folded[from..to],
-                fold: &fold,
-            }
-        });
-        let folds: Vec<Folds<'_, _, _>> = folds.collect();
-        let witnesses: Vec<&dyn Witness> = folds.iter().map(|folds| folds as _).collect();
-        let runs: Vec<FileRun> = self.tensors.iter().map(|tensor| tensor.run.clone()).collect();
-        show(self.sources, &witnesses, &runs, self.reading, watch)?;
-        drop(witnesses);
-        drop(folds);
-        Ok(folded.into_iter().map(Ordered::finish).collect())
+    fn join(earlier: Moments, later: Moments) -> Moments {
+        earlier.joined(later)
     }
 }
 
-/// What the bytes of the tensors of one file are folded into.
-struct Folds<'f, A, F> {
-    tensors: &'f [TensorRun],
-    /// Each tensor is read in chunks of so many bytes, each by one thread.
-    chunk_nbytes: u64,
-    /// One for each of the tensors.
-    folded: &'f [Ordered<A>],
-    fold: &'f F,
+/// Counts the values of tensors in the parts of their ranges.
+struct Count<'d> {
+    dtypes: &'d [Dtype],
+    /// A histogram without a value for each tensor.
+    empty: Vec<Histogram>,
 }
 
-impl<A: Clone + Send + Sync, F: Fn(&mut A, Dtype, &[u8]) + Sync> Witness for Folds<'_, A, F> {
-    fn step_nbytes(&self) -> u64 {
-        SHOWN_NBYTES
+impl Fold<1> for Count<'_> {
+    type Result = Histogram;
+
+    fn empty(&self, tensor: usize) -> Histogram {
+        self.empty[tensor].clone()
     }
 
-    fn see(&self, position: u64, bytes: &[u8]) {
-        let end = position + to_u64(bytes.len());
-        let first = self
-            .tensors
-            .partition_point(|tensor| tensor.run.1.end <= position);
-        let tensors = self.tensors[first..].iter().zip(&self.folded[first..]);
-        for (tensor, folded) in tensors.take_while(|(tensor, _)| tensor.run.1.start < end) {
-            let run = &tensor.run.1;
-            let mut at = run.start.max(position);
-            while at < run.end.min(end) {
-                let chunk = (at - run.start) / self.chunk_nbytes;
-                let chunk_end = run.end.min(run.start + (chunk + 1) * self.chunk_nbytes);
-                let until = chunk_end.min(end);
-                let [from, to] = [at, until].map(|at| to_usize(at - position).unwrap_or(usize::MAX));
-                folded.add(chunk, until == chunk_end, |result| {
-                    for step in bytes[from..to].chunks(STEP_NBYTES) {
-                        (self.fold)(result, tensor.dtype, step);
-                    }
-                });
-                at = until;
-            }
+    fn add(&self, tensor: usize, histogram: &mut Histogram, [bytes]: [&[u8]; 1]) {
+        for step in bytes.chunks(STEP_NBYTES) {
+            histogram.count(self.dtypes[tensor], step);
         }
     }
-}
 
-/// Tells of one pass of several as part of all of them.
-struct Passes<'w> {
-    watch: &'w dyn Watch,
-    before: u64,
-    passes: u64,
-}
-
-impl Passes<'_> {
-    fn new(watch: &dyn Watch, before: u64, passes: u64) -> Passes<'_> {
-        Passes {
-            watch,
-            before,
-            passes,
-        }
-    }
-}
-
-impl Watch for Passes<'_> {
-    fn interrupted(&self) -> bool {
-        self.watch.interrupted()
-    }
-
-    fn progressed(&self, done: u64, total: u64) {
-        let before = self.before.saturating_mul(total);
-        self.watch
-            .progressed(before.saturating_add(done), self.passes.saturating_mul(total));
+    fn join(earlier: Histogram, later: Histogram) -> Histogram {
+        earlier.joined(later)
     }
 }
 

@@ -174,13 +174,15 @@ impl Values {
         let is_complex = dtypes.contains(&Dtype::C64);
         [0, 1].map(|side| {
             let (dtype, bytes) = (dtypes[side], bytes[side]);
-            let values = match is_exact || !is_integer(dtype) {
-                true => Values::Floats(as_floats(dtype, bytes)),
-                false => Values::Integers(as_integers(dtype, bytes)),
+            let values = if is_exact || !is_integer(dtype) {
+                Values::Floats(as_floats(dtype, bytes))
+            } else {
+                Values::Integers(as_integers(dtype, bytes))
             };
-            match is_complex && dtype != Dtype::C64 {
-                true => values.into_complex(),
-                false => values,
+            if is_complex && dtype != Dtype::C64 {
+                values.into_complex()
+            } else {
+                values
             }
         })
     }

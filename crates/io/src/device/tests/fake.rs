@@ -10,8 +10,8 @@ use fake_cuda::control::Counters;
 use ingot_format::to_u64;
 use libloading::{Library, Symbol};
 
+use super::Device;
 use super::bytes::DeviceBytes;
-use super::device::Device;
 use super::driver::{Driver, Stream};
 use super::memory::DeviceBlock;
 use super::onto::{Allocator, Fresh, Onto, Refusal};

@@ -14,7 +14,7 @@ use std::thread;
 use fake_cuda::control::Counters;
 use ingot_format::{Dtype, Format, Index, Limits, Spec, StopFlag, layout, to_u64, to_usize};
 
-use super::device::Device;
+use super::Device;
 use super::fake::{Fake, MISTAKES, SMALL_SLOT_NBYTES, pattern};
 use super::{DeviceFault, DeviceRegion};
 use crate::error::{Error, Failure};

@@ -4,18 +4,10 @@ use std::ops::Range;
 use std::path::Path;
 
 use ingot_format::{Entry, Format, FormatError, Header, Layout, Limits, layout, to_u64, to_usize};
-
-use super::pass::feed_all;
-use crate::digest::{Algorithm, Digest, Digests};
-use crate::error::{Error, Failure};
-use crate::file::ReadAt;
-use crate::file::{LocalFile, check_unchanged, read_header};
-use crate::memory::Dest;
-use crate::options::ReadOptions;
-use crate::read::execute::{execute, reading};
-use crate::read::gather::Destination;
-use crate::read::plan::{Piece, Plan};
-use crate::watch::Watch;
+use ingot_io::binding::{LocalFile, ReadAt, hash_range, read_header, read_runs};
+use ingot_io::{Algorithm, Digest, Error, Watch};
+#[cfg(feature = "remote")]
+use ingot_io::{RemoteOptions, binding::url_source};
 
 /// What a hash is taken of, and how it is written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -60,6 +52,15 @@ impl Definition {
             .chain(Definition::NAMED)
     }
 
+    /// Whether the hash depends on where the tensors are.
+    #[cfg(feature = "remote")]
+    fn needs_header(self) -> bool {
+        matches!(
+            self,
+            Definition::AutoV3 | Definition::SshsLegacy | Definition::ModelSpec
+        )
+    }
+
     /// The definition of this name.
     #[must_use]
     pub fn from_name(name: &str) -> Option<Definition> {
@@ -73,7 +74,8 @@ impl Definition {
 /// the end of the process.
 ///
 /// ```
-/// use ingot_io::{Algorithm, Definition, Unwatched, hash};
+/// use ingot_inspect::{Definition, hash};
+/// use ingot_io::{Algorithm, Unwatched};
 /// let folder = tempfile::tempdir()?;
 /// let path = folder.path().join("any.txt");
 /// std::fs::write(&path, "abc")?;
@@ -102,8 +104,22 @@ pub fn hash_source(
     of_source(source, path, definition, &Limits::default(), watch)
 }
 
-/// As [`hash`], of a file that is open.
-pub(crate) fn of_source(
+/// Return the hash of the file behind `url`. No more of it is in memory than is being fetched or hashed.
+///
+/// # Errors
+/// As [`Checkpoint::open_url`](ingot_io::Checkpoint::open_url) and [`hash`].
+#[cfg(feature = "remote")]
+pub fn hash_url(
+    url: &str,
+    definition: Definition,
+    options: &RemoteOptions,
+    watch: &dyn Watch,
+) -> Result<String, Error> {
+    let (source, path, limits) = url_source(url, options, definition.needs_header(), watch)?;
+    of_source(&*source, &path, definition, &limits, watch)
+}
+
+fn of_source(
     source: &dyn ReadAt,
     path: &Path,
     definition: Definition,
@@ -111,16 +127,20 @@ pub(crate) fn of_source(
     watch: &dyn Watch,
 ) -> Result<String, Error> {
     let header = || read_header(source, Some(path), limits);
-    let found = match definition {
-        Definition::File(algorithm) => of_file(source, algorithm, path, watch)?.to_string(),
-        Definition::AutoV1 => shortened(&auto_v1(source, path, watch)?, AUTO_V1_DIGITS),
-        Definition::AutoV2 => shortened(&of_file(source, Algorithm::Sha256, path, watch)?, AUTO_V2_DIGITS),
-        Definition::AutoV3 => of_data(source, &header()?, path, watch)?.to_string(),
-        Definition::SshsLegacy => shortened(&sshs_legacy(source, &header()?, path, watch)?, AUTO_V1_DIGITS),
-        Definition::ModelSpec => format!("0x{}", of_data(source, &header()?, path, watch)?),
+    let sha256 = |range| hash_range(source, range, Algorithm::Sha256, path, watch);
+    let data = || {
+        let header = header()?;
+        sha256(header.data_start()..header.file_nbytes())
     };
-    check_unchanged(source, Some(path))?;
-    Ok(found)
+    let whole = 0..source.nbytes();
+    Ok(match definition {
+        Definition::File(algorithm) => hash_range(source, whole, algorithm, path, watch)?.to_string(),
+        Definition::AutoV1 => shortened(&sha256(auto_v1(source.nbytes()))?, AUTO_V1_DIGITS),
+        Definition::AutoV2 => shortened(&sha256(whole)?, AUTO_V2_DIGITS),
+        Definition::AutoV3 => data()?.to_string(),
+        Definition::SshsLegacy => shortened(&sshs_legacy(source, &header()?, path, watch)?, AUTO_V1_DIGITS),
+        Definition::ModelSpec => format!("0x{}", data()?),
+    })
 }
 
 fn shortened(digest: &Digest, digits: usize) -> String {
@@ -129,56 +149,9 @@ fn shortened(digest: &Digest, digits: usize) -> String {
     text
 }
 
-fn of_file(
-    source: &dyn ReadAt,
-    algorithm: Algorithm,
-    path: &Path,
-    watch: &dyn Watch,
-) -> Result<Digest, Error> {
-    of_range(source, algorithm, 0..source.nbytes(), path, watch)
-}
-
-fn of_data(source: &dyn ReadAt, header: &Header, path: &Path, watch: &dyn Watch) -> Result<Digest, Error> {
-    of_range(
-        source,
-        Algorithm::Sha256,
-        header.data_start()..header.file_nbytes(),
-        path,
-        watch,
-    )
-}
-
-fn of_range(
-    source: &dyn ReadAt,
-    algorithm: Algorithm,
-    range: Range<u64>,
-    path: &Path,
-    watch: &dyn Watch,
-) -> Result<Digest, Error> {
-    let digests = Digests::new(algorithm, Some(range));
-    feed_all(source, &digests, watch).map_err(|failure| explain(failure, source, path))?;
-    // All of the range was fed.
-    Ok(digests
-        .finish()
-        .pop()
-        .flatten()
-        .unwrap_or_else(|| Digest::zero(algorithm)))
-}
-
-/// Adds the path to what went wrong below.
-fn explain(failure: Failure, source: &dyn ReadAt, path: &Path) -> Error {
-    match check_unchanged(source, Some(path)) {
-        // The likeliest reason for a short read, and the more useful thing to say.
-        Err(changed @ Error::Changed { .. }) if matches!(failure, Failure::Read { .. }) => changed,
-        _ => failure.about(Some(path), None),
-    }
-}
-
-fn auto_v1(source: &dyn ReadAt, path: &Path, watch: &dyn Watch) -> Result<Digest, Error> {
-    // Of a shorter file there is less, or nothing, to hash; A1111 does not mind.
-    let [begin, end] =
-        [AUTO_V1_BEGIN, AUTO_V1_BEGIN + to_u64(AUTO_V1_NBYTES)].map(|at| at.min(source.nbytes()));
-    of_range(source, Algorithm::Sha256, begin..end, path, watch)
+/// The range that A1111's old hash covers: less of a shorter file, or nothing.
+fn auto_v1(nbytes: u64) -> Range<u64> {
+    AUTO_V1_BEGIN.min(nbytes)..(AUTO_V1_BEGIN + to_u64(AUTO_V1_NBYTES)).min(nbytes)
 }
 
 fn sshs_legacy(
@@ -211,28 +184,8 @@ fn sshs_legacy(
         runs.push(position..position + count);
         window.resize(window.len() + to_usize(count).unwrap_or(room), 0);
     }
-    read_runs(source, runs, &mut window[begin..], watch).map_err(|failure| explain(failure, source, path))?;
+    read_runs(source, runs, &mut window[begin..], path, watch)?;
     Ok(Algorithm::Sha256.digest(&window))
-}
-
-/// Fills `dest` with the bytes of these runs, one after the other.
-fn read_runs(
-    source: &dyn ReadAt,
-    runs: Vec<Range<u64>>,
-    dest: &mut [u8],
-    watch: &dyn Watch,
-) -> Result<(), Failure> {
-    let pieces: Result<Vec<_>, _> = runs.into_iter().map(|run| Piece::run(0, run)).collect();
-    let plan = Plan::into_each(pieces?);
-    let mut rest = Dest::from(dest);
-    let mut dests = Vec::with_capacity(plan.blocks().len());
-    for &nbytes in plan.blocks() {
-        let (first, after) = rest.split_at(nbytes);
-        dests.push(Destination::Together(first));
-        rest = after;
-    }
-    let reading = reading(&plan, &[source], &ReadOptions::default());
-    execute(&plan, &[source], &[], dests, reading, watch).map_err(|fault| fault.failure)
 }
 
 /// The safetensors file that holds the tensors of `header`, and no metadata but what trainers wrote.

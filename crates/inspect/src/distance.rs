@@ -1,0 +1,188 @@
+//! Distances between the values of two tensors.
+//!
+//! The first pass finds the tensors whose bytes differ, and stops reading each at the first difference. The second pass
+//! computes the distances of those.
+
+mod apart;
+
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+
+use ingot_format::Dtype;
+use ingot_io::binding::{After, Fold, fold};
+use ingot_io::{Error, ReadOptions, Tensor, Watch};
+
+use self::apart::Apart;
+use crate::values::{Number, has_values};
+
+/// How far apart two tensors are whose values are not all equal. A NaN equals every other, and an infinity one of its sign;
+/// such pairs count for nothing.
+///
+/// `None` in all fields says that there is nothing to compare: of tensors of different shapes, and of those that differ in
+/// bytes whose values are not known ([`has_values`]).
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Distance {
+    /// Values that are not equal: elements, and two for each of a complex dtype.
+    pub different: Option<u64>,
+    /// The greatest absolute difference, exact where both dtypes are of integers. NaN where a value is NaN in one tensor
+    /// only.
+    pub max_abs: Option<Number>,
+    /// The norm of the difference over that of the first tensor; `None` where that is zero. NaN where the values that differ
+    /// are not all finite.
+    pub relative_l2: Option<f64>,
+    /// Of the angle between the two; `None` where one is zero. NaN where the values that differ are not all finite.
+    pub cosine: Option<f64>,
+}
+
+impl Distance {
+    /// `None` where all values are equal.
+    fn of(apart: Apart) -> Option<Distance> {
+        let Apart {
+            squares,
+            ours,
+            theirs,
+            products,
+            ..
+        } = apart;
+        let norms = ours.sqrt() * theirs.sqrt();
+        let of_any = |value: f64, of: f64| (of != 0.0).then_some(value);
+        (apart.different > 0).then_some(Distance {
+            different: Some(apart.different),
+            max_abs: Some(apart.largest),
+            relative_l2: of_any(squares.sqrt() / ours.sqrt(), ours),
+            // Rounding may have led out of the range; a NaN stays one.
+            cosine: of_any((products / norms).clamp(-1.0, 1.0), norms),
+        })
+    }
+}
+
+/// How far apart the tensors of each pair are, in their order; `None` where all their values are equal.
+///
+/// ```
+/// use ingot_inspect::{Number, distances};
+/// use ingot_io::{Archive, Dtype, OpenOptions, ReadOptions, TensorView, Unwatched, serialize_to_file};
+///
+/// let folder = tempfile::tempdir()?;
+/// let saved = |name: &str, value: i32| {
+///     let path = folder.path().join(name);
+///     let bytes = value.to_le_bytes();
+///     serialize_to_file([("step", &TensorView::new(Dtype::I32, vec![1], &bytes)?)], None, &path)?;
+///     Ok::<_, Box<dyn std::error::Error>>(Archive::open(&path, &OpenOptions::default())?)
+/// };
+/// let (one, two) = (saved("one.safetensors", 3)?, saved("two.safetensors", 5)?);
+/// let pairs = [[one.find("step")?, two.find("step")?], [one.find("step")?, one.find("step")?]];
+/// let found = distances(&pairs, &ReadOptions::default(), &Unwatched)?;
+/// assert_eq!(found[0].as_ref().and_then(|apart| apart.max_abs), Some(Number::Integer(2)));
+/// assert_eq!(found[1], None);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+///
+/// # Errors
+/// As [`read`](fn@ingot_io::read).
+pub fn distances(
+    pairs: &[[Tensor<'_>; 2]],
+    options: &ReadOptions,
+    watch: &dyn Watch,
+) -> Result<Vec<Option<Distance>>, Error> {
+    let (comparable, incomparable): (Vec<usize>, Vec<usize>) =
+        (0..pairs.len()).partition(|&rank| are_comparable(&pairs[rank]));
+    let of_ranks =
+        |ranks: &[usize]| -> Vec<[Tensor<'_>; 2]> { ranks.iter().map(|&rank| pairs[rank]).collect() };
+    let all = nbytes(&of_ranks(&comparable));
+    let after = |looks: u64, pairs: &[[Tensor<'_>; 2]]| After {
+        watch,
+        before: (looks * all).saturating_add(all - nbytes(pairs)),
+        total: all.saturating_mul(2),
+    };
+    let (alike, mut different): (Vec<usize>, Vec<usize>) =
+        comparable.into_iter().partition(|&rank| is_alike(&pairs[rank]));
+    let compared = of_ranks(&alike);
+    let comparison = Comparison(alike.iter().map(|_| AtomicBool::new(false)).collect());
+    fold(&compared, &comparison, options, &after(0, &compared))?;
+    let differs = |&(place, _): &(usize, usize)| comparison.differs(place);
+    different.extend(
+        alike
+            .into_iter()
+            .enumerate()
+            .filter(differs)
+            .map(|(_, rank)| rank),
+    );
+    let (measurable, unknown): (Vec<usize>, Vec<usize>) = different
+        .into_iter()
+        .partition(|&rank| dtypes(&pairs[rank]).into_iter().all(has_values));
+    let measured = of_ranks(&measurable);
+    let measure = Measure(measured.iter().map(dtypes).collect());
+    let apart = fold(&measured, &measure, options, &after(1, &measured))?;
+    let mut found = vec![None; pairs.len()];
+    for rank in incomparable.into_iter().chain(unknown) {
+        found[rank] = Some(Distance::default());
+    }
+    for (rank, apart) in measurable.into_iter().zip(apart) {
+        found[rank] = Distance::of(apart);
+    }
+    Ok(found)
+}
+
+fn are_comparable(pair: &[Tensor<'_>; 2]) -> bool {
+    let [one, two] = pair.map(|tensor| tensor.entry().shape);
+    one == two && (is_alike(pair) || dtypes(pair).into_iter().all(has_values))
+}
+
+fn is_alike(pair: &[Tensor<'_>; 2]) -> bool {
+    let [one, two] = dtypes(pair);
+    one == two
+}
+
+/// Finds the pairs of one dtype whose bytes differ.
+struct Comparison(Vec<AtomicBool>);
+
+impl Comparison {
+    fn differs(&self, pair: usize) -> bool {
+        self.0[pair].load(Relaxed)
+    }
+}
+
+impl Fold<2> for Comparison {
+    type Result = ();
+
+    fn empty(&self, _: usize) {}
+
+    fn add(&self, pair: usize, _: &mut (), [one, two]: [&[u8]; 2]) {
+        if one != two {
+            self.0[pair].store(true, Relaxed);
+        }
+    }
+
+    fn join((): (), (): ()) {}
+
+    fn is_done(&self, pair: usize) -> bool {
+        self.differs(pair)
+    }
+}
+
+/// Sums the differences of pairs of these dtypes.
+struct Measure(Vec<[Dtype; 2]>);
+
+impl Fold<2> for Measure {
+    type Result = Apart;
+
+    fn empty(&self, _: usize) -> Apart {
+        Apart::NOTHING
+    }
+
+    fn add(&self, pair: usize, apart: &mut Apart, bytes: [&[u8]; 2]) {
+        apart.add(self.0[pair], bytes);
+    }
+
+    fn join(earlier: Apart, later: Apart) -> Apart {
+        earlier.joined(later)
+    }
+}
+
+fn dtypes(pair: &[Tensor<'_>; 2]) -> [Dtype; 2] {
+    pair.map(|tensor| tensor.entry().dtype)
+}
+
+fn nbytes(pairs: &[[Tensor<'_>; 2]]) -> u64 {
+    let sizes = pairs.iter().flatten().map(|tensor| tensor.entry().nbytes());
+    sizes.fold(0, u64::saturating_add)
+}
