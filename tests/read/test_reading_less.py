@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -89,6 +91,72 @@ def test_slices_are_those_of_numpy(
         ]
         assert (found.shape, found.dtype) == (expected.shape, expected.dtype)
         np.testing.assert_array_equal(found, expected)
+
+
+@pytest.fixture(scope="module")
+def table(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, np.ndarray]:
+    """A file with one array whose columns are long enough to be copied row by row."""
+    path = tmp_path_factory.mktemp("columns") / "table.safetensors"
+    array = np.random.default_rng(0).integers(-999, 999, (20, 30, 700)).astype(np.float32)
+    ingot.numpy.save_file({"table": array}, path)
+    return path, array
+
+
+ALONG = st.builds(
+    slice, st.integers(0, 9), st.none() | st.integers(10, 700), st.sampled_from([None, 1, 2, 7])
+)
+PICKED = st.lists(st.integers(-20, 19), min_size=1, max_size=40)
+
+
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@given(
+    index=st.tuples(ALONG | PICKED, ALONG, ALONG),
+    dtype=st.sampled_from(["float32", "float16", "float64"]),
+    is_turned=st.booleans(),
+)
+def test_load_file_columns_equal_numpys(
+    table: tuple[Path, np.ndarray], backend: str, index: tuple[object, ...], dtype: str, is_turned: bool
+) -> None:
+    path, array = table
+    expected = array[index].astype(dtype)
+    out = np.full(expected.shape, -1, dtype)
+    out = np.full(expected.shape[::-1], -1, dtype).T if is_turned else out
+    ingot.numpy.load_file(path, backend=backend, slices={"table": index}, dtype=dtype, out={"table": out})
+    np.testing.assert_array_equal(out, expected)
+    fresh = ingot.numpy.load_file(path, backend=backend, slices={"table": index}, dtype=dtype)
+    np.testing.assert_array_equal(fresh["table"], expected)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows does not shorten a file that is mapped")
+@pytest.mark.parametrize("is_before", [True, False])
+def test_load_file_columns_of_a_shortened_file_raise(tmp_path: Path, backend: str, is_before: bool) -> None:
+    path = tmp_path / "table.safetensors"
+    array = np.zeros((16 << 10, 1024), np.int16)
+    ingot.numpy.save_file({"table": array}, path)
+    out = {"table": np.zeros((16 << 10, 512), np.int16)}
+    index = (slice(None), slice(512))
+
+    def shorten(done: int, total: int) -> None:
+        """Shorten the file when some of the columns are copied and others are not."""
+        if 0 < done < total:
+            os.truncate(path, 4096)
+
+    with ingot.safe_open(path, "np", backend=backend) as file:
+        if is_before:
+            os.truncate(path, 4096)
+        with pytest.raises(ingot.StorageError, match=f"{array.nbytes + 88}.*4096") as caught:
+            if is_before:
+                file.get_slice("table")[:, :512].copy()
+            else:
+                ingot.numpy.load_file(
+                    path,
+                    backend=backend,
+                    slices={"table": index},
+                    out=out,
+                    threads=1,
+                    progress=shorten,
+                )
+    assert caught.value.code == "changed"
 
 
 def test_an_index_for_the_framework_does_not_go_with_a_place(file: Path) -> None:
