@@ -8,8 +8,8 @@ much of the page cache it took back.
 Then 20,000 small tensors with each option, against all of them as they are: seconds, and how often the file
 is read; the bytes that are read for a part; and a slice of columns as a view, and copied out.
 
-Last, columns into memory that is there, by as many processes at once as there are cores, and by twice as many:
-`--only ranks` prints those ratios alone.
+Last, columns into memory that is there, by as many processes at once as there are cores, and by twice as
+many: `--only ranks` prints those ratios alone.
 """
 
 import argparse

@@ -127,35 +127,37 @@ def test_load_file_columns_equal_numpys(
     np.testing.assert_array_equal(fresh["table"], expected)
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="Windows does not shorten a file that is mapped")
-@pytest.mark.parametrize("is_before", [True, False])
-def test_load_file_columns_of_a_shortened_file_raise(tmp_path: Path, backend: str, is_before: bool) -> None:
-    path = tmp_path / "table.safetensors"
-    array = np.zeros((16 << 10, 1024), np.int16)
-    ingot.numpy.save_file({"table": array}, path)
-    out = {"table": np.zeros((16 << 10, 512), np.int16)}
-    index = (slice(None), slice(512))
+@pytest.fixture
+def long(tmp_path: Path) -> Path:
+    """A file whose columns are copied by more than one task."""
+    path = tmp_path / "long.safetensors"
+    ingot.numpy.save_file({"table": np.zeros((16 << 10, 1024), np.int16)}, path)
+    return path
 
+
+CANNOT_SHORTEN = pytest.mark.skipif(sys.platform == "win32", reason="a mapped file cannot be shortened")
+
+
+@CANNOT_SHORTEN
+def test_get_slice_rejects_columns_of_a_shortened_file(long: Path, backend: str) -> None:
+    with ingot.safe_open(long, "np", backend=backend) as file:
+        part = file.get_slice("table")
+        os.truncate(long, 4096)
+        with pytest.raises(ingot.StorageError, match=r"33554520.*4096") as caught:
+            part[:, [0, *range(2, 512)]]
+    assert caught.value.code == "changed"
+
+
+@CANNOT_SHORTEN
+def test_load_file_rejects_a_file_that_is_shortened_between_columns(long: Path, backend: str) -> None:
     def shorten(done: int, total: int) -> None:
-        """Shorten the file when some of the columns are copied and others are not."""
         if 0 < done < total:
-            os.truncate(path, 4096)
+            os.truncate(long, 4096)
 
-    with ingot.safe_open(path, "np", backend=backend) as file:
-        if is_before:
-            os.truncate(path, 4096)
-        with pytest.raises(ingot.StorageError, match=f"{array.nbytes + 88}.*4096") as caught:
-            if is_before:
-                file.get_slice("table")[:, :512].copy()
-            else:
-                ingot.numpy.load_file(
-                    path,
-                    backend=backend,
-                    slices={"table": index},
-                    out=out,
-                    threads=1,
-                    progress=shorten,
-                )
+    out = {"table": np.zeros((16 << 10, 512), np.int16)}
+    slices = {"table": (slice(None), slice(512))}
+    with pytest.raises(ingot.StorageError, match=r"33554520.*4096") as caught:
+        ingot.numpy.load_file(long, backend=backend, slices=slices, out=out, threads=1, progress=shorten)
     assert caught.value.code == "changed"
 
 

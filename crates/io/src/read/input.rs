@@ -135,7 +135,7 @@ impl Input<'_> {
             && !self.source.waits()
     }
 
-    /// Fill `dest` with the blocks of `rows`: copied from the mapping of the file, or read together with what lies between
+    /// Fill `dest` with the blocks of `rows`: copied from the mapping of the file, or read together with the bytes between
     /// them.
     pub(super) fn read_rows(
         &mut self,
