@@ -7,12 +7,17 @@ much of the page cache it took back.
 
 Then 20,000 small tensors with each option, against all of them as they are: seconds, and how often the file
 is read; the bytes that are read for a part; and a slice of columns as a view, and copied out.
+
+Last, columns into memory that is there, by as many processes at once as there are cores, and by twice as
+many: `--only ranks` prints those ratios alone.
 """
 
 import argparse
+import os
 import statistics
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -149,6 +154,8 @@ LESS: dict[str, tuple[Callable[[list[str]], dict], Goal | None]] = {
 }
 #: Of the bytes that are needed, those that may be read for them.
 READ = {"rows": ((EIGHTH,), 1.02), "columns": ((WHOLE, EIGHTH), 1.5)}
+#: Columns of ranks: bytes of a run, runs in a row, tensors, and bytes of a rank.
+RUNS, PARTS, TABLES, RANK_NBYTES = (512, 1024, 2048, 4096), 4, 16, 48 << 20
 SIDES = ("ingot mmap", "ingot pread", "safetensors mmap", "safetensors pread")
 
 
@@ -182,6 +189,77 @@ def one_part(path: str, what: str) -> dict:
         before = process_io("rchar")
         nbytes = part[READ[what][0]].nbytes
         return {"read": process_io("rchar") - before, "needed": nbytes}
+
+
+def one_rank(path: str, what: str) -> dict:
+    """Loads of one rank's columns in three seconds from a given time on: of all ranks in the same seconds."""
+    library, rank, run_nbytes, begin = what.split()
+    width = int(run_nbytes) // 2
+    index = (WHOLE, slice(width * (int(rank) % PARTS), width * (int(rank) % PARTS + 1)))
+    shape = RANK_NBYTES // int(run_nbytes) // TABLES, width
+    out = {f"{number}": torch.zeros(shape, dtype=torch.bfloat16) for number in range(TABLES)}
+    parts = dict.fromkeys(out, index)
+
+    def ours() -> None:
+        ingot.torch.load_file(path, out=out, slices=parts)
+
+    def theirs() -> None:
+        with safetensors.safe_open(path, framework="pt") as file:
+            for name, tensor in out.items():
+                tensor.copy_(file.get_slice(name)[index])
+
+    torch.set_num_threads(1)
+    load = ours if library == "ingot" else theirs
+    load()
+    digest = same.digest(out)
+    time.sleep(max(0, float(begin) - time.time()))
+    end, count, before = time.perf_counter() + 3, 0, time.process_time()
+    while time.perf_counter() < end:
+        load()
+        count += 1
+    return {"digest": digest, "loads": count, "cpu": (time.process_time() - before) / count}
+
+
+def show_ranks(directory: Path, rounds: int) -> dict[str, dict]:
+    shown = {}
+    cores = len(os.sched_getaffinity(0))
+    for run_nbytes in RUNS:
+        path = directory / "columns.safetensors"
+        shape = RANK_NBYTES // run_nbytes // TABLES, PARTS * run_nbytes // 2
+        random = (torch.randint(1 << 15, shape, dtype=torch.int16) for _ in range(TABLES))
+        tables = {f"{number}": table.view(torch.bfloat16) for number, table in enumerate(random)}
+        safetensors.torch.save_file(tables, path)
+        for ranks in (cores, 2 * cores):
+
+            def load(
+                library: str, path: Path = path, run_nbytes: int = run_nbytes, ranks: int = ranks
+            ) -> dict:
+                begin = time.time() + 4 + 2 * ranks / cores
+                with ThreadPoolExecutor(ranks) as pool:
+                    whats = (f"{library} {rank} {run_nbytes} {begin}" for rank in range(ranks))
+                    found = list(
+                        pool.map(lambda what: fresh.one(Path(__file__), path, "rank", what, 0), whats)
+                    )
+                return {
+                    "digest": [run["digest"] for run in found],
+                    "loads": sum(run["loads"] for run in found),
+                    "cpu": statistics.mean(run["cpu"] for run in found),
+                }
+
+            runs = in_turn(rounds, load, ("ingot", "safetensors"))
+            ours, theirs = runs["ingot"], runs["safetensors"]
+            assert all(run["digest"] == ours[0]["digest"] for run in ours + theirs), "columns: bytes differ"
+            middle = lambda runs, key: statistics.median(run[key] for run in runs)  # noqa: E731
+            ratio = middle(ours, "loads") / middle(theirs, "loads")
+            cpu = middle(theirs, "cpu") / middle(ours, "cpu")
+            shown[f"{run_nbytes} bytes, {ranks} ranks"] = {"ratio": ratio, "cpu": cpu}
+            goal = Goal(0.95, 1.3)
+            print(
+                f"columns in runs of {run_nbytes:>4} bytes, {ranks} ranks on {cores} cores: {ratio:.2f} x "
+                f"safetensors ({goal}): {goal.met(ratio)}; by CPU time {cpu:.2f} x",
+                flush=True,
+            )
+    return shown
 
 
 def views(path: Path, rounds: int) -> dict[str, tuple[float, float]]:
@@ -256,6 +334,8 @@ def one(path: str, case: str, side: str, touched: str) -> dict:
     """One reading, timed."""
     if case == "many":
         return one_of_many(path, side)
+    if case == "rank":
+        return one_rank(path, side)
     if case == "part":
         return one_part(path, side)
     library, backend = side.split()
@@ -298,7 +378,7 @@ def main() -> None:
     import record
 
     parser = options.parser(__doc__, room="2 GiB", figures=True)
-    parser.add_argument("--only", choices=(*CASES, "many", "parts"))
+    parser.add_argument("--only", choices=(*CASES, "many", "parts", "ranks"))
     parser.add_argument("--touched", type=int, default=2 << 30, help="bytes to touch and free before each")
     parser.add_argument("--file", type=Path, help=argparse.SUPPRESS)
     given = parser.parse_args()
@@ -313,6 +393,8 @@ def main() -> None:
             figures["many"] = show_many(directory, 5 * given.rounds)
         if given.only in (None, "parts"):
             figures["parts"] = show_parts(directory, given.rounds)
+        if given.only in (None, "ranks"):
+            figures["ranks"] = show_ranks(directory, given.rounds)
         wanted = [name for name in CASES if given.only in (None, name)]
         path = given.file or directory / "matrices.safetensors"
         if wanted and not path.exists():

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -89,6 +91,74 @@ def test_slices_are_those_of_numpy(
         ]
         assert (found.shape, found.dtype) == (expected.shape, expected.dtype)
         np.testing.assert_array_equal(found, expected)
+
+
+@pytest.fixture(scope="module")
+def table(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, np.ndarray]:
+    """A file with one array whose columns are long enough to be copied row by row."""
+    path = tmp_path_factory.mktemp("columns") / "table.safetensors"
+    array = np.random.default_rng(0).integers(-999, 999, (20, 30, 700)).astype(np.float32)
+    ingot.numpy.save_file({"table": array}, path)
+    return path, array
+
+
+ALONG = st.builds(
+    slice, st.integers(0, 9), st.none() | st.integers(10, 700), st.sampled_from([None, 1, 2, 7])
+)
+PICKED = st.lists(st.integers(-20, 19), min_size=1, max_size=40)
+
+
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@given(
+    index=st.tuples(ALONG | PICKED, ALONG, ALONG),
+    dtype=st.sampled_from(["float32", "float16", "float64"]),
+    is_turned=st.booleans(),
+)
+def test_load_file_columns_equal_numpys(
+    table: tuple[Path, np.ndarray], backend: str, index: tuple[object, ...], dtype: str, is_turned: bool
+) -> None:
+    path, array = table
+    expected = array[index].astype(dtype)
+    out = np.full(expected.shape, -1, dtype)
+    out = np.full(expected.shape[::-1], -1, dtype).T if is_turned else out
+    ingot.numpy.load_file(path, backend=backend, slices={"table": index}, dtype=dtype, out={"table": out})
+    np.testing.assert_array_equal(out, expected)
+    fresh = ingot.numpy.load_file(path, backend=backend, slices={"table": index}, dtype=dtype)
+    np.testing.assert_array_equal(fresh["table"], expected)
+
+
+@pytest.fixture
+def long(tmp_path: Path) -> Path:
+    """A file whose columns are copied by more than one task."""
+    path = tmp_path / "long.safetensors"
+    ingot.numpy.save_file({"table": np.zeros((16 << 10, 1024), np.int16)}, path)
+    return path
+
+
+CANNOT_SHORTEN = pytest.mark.skipif(sys.platform == "win32", reason="a mapped file cannot be shortened")
+
+
+@CANNOT_SHORTEN
+def test_get_slice_rejects_columns_of_a_shortened_file(long: Path, backend: str) -> None:
+    with ingot.safe_open(long, "np", backend=backend) as file:
+        part = file.get_slice("table")
+        os.truncate(long, 4096)
+        with pytest.raises(ingot.StorageError, match=r"33554520.*4096") as caught:
+            part[:, [0, *range(2, 512)]]
+    assert caught.value.code == "changed"
+
+
+@CANNOT_SHORTEN
+def test_load_file_rejects_a_file_that_is_shortened_between_columns(long: Path, backend: str) -> None:
+    def shorten(done: int, total: int) -> None:
+        if 0 < done < total:
+            os.truncate(long, 4096)
+
+    out = {"table": np.zeros((16 << 10, 512), np.int16)}
+    slices = {"table": (slice(None), slice(512))}
+    with pytest.raises(ingot.StorageError, match=r"33554520.*4096") as caught:
+        ingot.numpy.load_file(long, backend=backend, slices=slices, out=out, threads=1, progress=shorten)
+    assert caught.value.code == "changed"
 
 
 def test_an_index_for_the_framework_does_not_go_with_a_place(file: Path) -> None:

@@ -12,6 +12,8 @@ use std::ops::Range;
 use std::path::Path;
 use std::sync::{Arc, Mutex, OnceLock, Weak};
 
+#[cfg(target_os = "linux")]
+use ingot_format::Row;
 use ingot_format::briefly;
 
 use super::mapping::Mapping;
@@ -285,10 +287,11 @@ impl ReadAt for LocalFile {
     }
 
     #[cfg(target_os = "linux")]
-    fn copy_runs(&self, runs: &mut [(u64, &mut [u8])]) -> bool {
+    fn copy_rows(&self, rows: &[Row], dest: &mut [u8]) -> bool {
         let map = || self.with(Mapping::unwritten).ok();
+        let is_whole = || matches!(self.nbytes_now(), Ok(Some(now)) if now == self.nbytes());
         let mapping = self.mapping.get();
-        mapping.is_some_and(|mapping| mapping.copy_runs(map, runs))
+        mapping.is_some_and(|mapping| mapping.copy_rows(map, rows, dest, is_whole))
     }
 
     fn memory(&self) -> Option<&Arc<Memory>> {

@@ -5,7 +5,7 @@ use std::io::{self, IoSliceMut, Read};
 use std::ops::Range;
 use std::sync::Arc;
 
-use ingot_format::{StopFlag, to_u64, to_usize};
+use ingot_format::{Row, StopFlag, to_u64, to_usize};
 
 use crate::error::Failure;
 use crate::memory::Memory;
@@ -47,9 +47,9 @@ pub trait ReadAt: Send + Sync + Debug {
         first.map_or(Ok(0), |dest| self.read_at(position, dest))
     }
 
-    /// Fills many short runs, each the bytes from its position on, where the source has a faster way than reading them one
-    /// by one. When it has none, or fails, they hold anything and the answer is `false`.
-    fn copy_runs(&self, _runs: &mut [(u64, &mut [u8])]) -> bool {
+    /// Fill `dest` with the blocks of rows, one after another, and return whether the source could do that. If it could
+    /// not, `dest` may hold anything. The rows count from the beginning of the source.
+    fn copy_rows(&self, _rows: &[Row], _dest: &mut [u8]) -> bool {
         false
     }
 

@@ -19,4 +19,6 @@ pub(crate) use pages::Pages;
 pub use region::{BorrowError, Memory, Plain, Region};
 pub(crate) use region::{alignment, mapped_files};
 pub use strided::Strided;
+#[cfg(target_os = "linux")]
+pub(crate) use strided::copy_units;
 pub use strided_dest::StridedDest;

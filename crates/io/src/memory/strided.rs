@@ -179,16 +179,9 @@ impl<'a> Strided<'a> {
             let count = (last.count - number % last.count).min(into.len() / self.unit);
             let (row, after) = into.split_at_mut(count * self.unit);
             let from = self.address(number);
-            let copy = match self.unit {
-                1 => gather::<1>,
-                2 => gather::<2>,
-                4 => gather::<4>,
-                8 => gather::<8>,
-                _ => gather_long,
-            };
-            // SAFETY: `gather` asks for units at `from` and `last.stride` bytes apart, as many as `row` has room for:
+            // SAFETY: `copy_units` asks for units at `from` and `last.stride` bytes apart, as many as `row` has room for:
             // they are those from `number` on, no more than the last dimension has left; see `copy_part`.
-            unsafe { copy(from, last.stride, self.unit, row) };
+            unsafe { copy_units(from, last.stride, self.unit, row) };
             (number, into) = (number + count, after);
         }
     }
@@ -238,6 +231,22 @@ fn merge(dims: &[Dim]) -> Vec<Dim> {
         }
     }
     merged
+}
+
+/// Copy units of `unit` bytes that are `stride` bytes apart.
+///
+/// # Safety
+/// - There are as many readable units from `from` on as `into` has room for, and none of them overlaps `into`.
+pub(crate) unsafe fn copy_units(from: *const u8, stride: isize, unit: usize, into: &mut [u8]) {
+    let copy = match unit {
+        1 => gather::<1>,
+        2 => gather::<2>,
+        4 => gather::<4>,
+        8 => gather::<8>,
+        _ => gather_long,
+    };
+    // SAFETY: `gather` asks for what this function asks for.
+    unsafe { copy(from, stride, unit, into) };
 }
 
 /// Copies units of `UNIT` bytes that are `stride` bytes apart.

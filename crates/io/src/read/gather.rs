@@ -4,11 +4,12 @@
 //! cannot go straight to its memory, because it is converted, scattered or only shown, waits in a stage. It never leaves the
 //! cache of a core, unless a witness wants to see more at once.
 
+use std::cell::LazyCell;
 use std::mem;
 use std::ops::Range;
 use std::sync::{Mutex, PoisonError};
 
-use ingot_format::{Dtype, StopFlag, to_u64, to_usize};
+use ingot_format::{Dtype, Row, StopFlag, to_u64, to_usize};
 
 use super::input::{BATCH, Input, VECTOR, Witness, level, step_end};
 use super::plan::widths;
@@ -113,6 +114,48 @@ impl<'p, 'd> Chunk<'p, 'd> {
         self.converted.is_none() && matches!(self.dest, Destination::Together(_))
     }
 
+    /// Whether it is read row by row.
+    fn has_rows(&self, input: &Input<'_>) -> bool {
+        let suits = |row: &Row| input.suits_rows(row, self.dest.len());
+        self.runs.row().is_some_and(suits)
+    }
+
+    /// Read all of it row by row, as many bytes at once as a stage takes.
+    fn read_rows(self, input: &mut Input<'_>, stage: &mut Stage) -> Result<(), Failure> {
+        let Chunk {
+            mut runs,
+            converted,
+            dest,
+            ..
+        } = self;
+        let (stored, wanted) = widths(converted);
+        let (mut rows, mut rest) = (Vec::new(), dest);
+        while rest.len() > 0 {
+            let most = (STAGE_NBYTES / stored.max(wanted)).min(rest.len() / wanted);
+            rows.clear();
+            let nbytes = runs.take_rows(most * stored, BATCH, &mut rows);
+            let (dest, after) = rest.split_at(nbytes / stored * wanted);
+            match dest {
+                Destination::Together(mut dest) if converted.is_none() => {
+                    dest.fill(|bytes| input.read_rows(&rows, bytes, &mut stage.mixed))?;
+                }
+                dest => {
+                    let begin = rows.first().map_or(0, |row| row.begin);
+                    let bytes = level(&mut stage.packed, begin, nbytes);
+                    input.read_rows(&rows, bytes, &mut stage.mixed)?;
+                    let staged = Staged {
+                        nbytes,
+                        converted,
+                        dest,
+                    };
+                    staged.finish(bytes, &mut stage.converted);
+                }
+            }
+            rest = after;
+        }
+        Ok(())
+    }
+
     /// What fills the first `nbytes` of its memory, and the rest.
     fn split_at(self, nbytes: usize) -> (Destination<'d>, Option<Chunk<'p, 'd>>) {
         let (first, rest) = self.dest.split_at(nbytes);
@@ -173,11 +216,19 @@ pub(super) fn read(
         stop,
     };
     let mut batch = Batch::default();
+    let ends = chunks.first().zip(chunks.last());
+    let reach = ends.map_or(0..0, |(first, last)| first.runs.begin()..last.runs.row_end());
+    let is_cold = LazyCell::new(|| source.is_cold(&reach));
     for mut chunk in chunks {
         if let Destination::Together(dest) = &mut chunk.dest
             && dest.len() >= POPULATE_NBYTES
         {
             dest.populate();
+        }
+        if chunk.has_rows(&input) && !*is_cold {
+            batch.read(&mut input, stage)?;
+            chunk.read_rows(&mut input, stage)?;
+            continue;
         }
         let mut rest = batch.take(chunk, witness);
         while let Some(chunk) = rest {

@@ -4,7 +4,7 @@ use std::io::IoSliceMut;
 use std::mem;
 use std::ops::Range;
 
-use ingot_format::{StopFlag, to_u64, to_usize};
+use ingot_format::{Row, StopFlag, to_u64, to_usize};
 
 use crate::error::Failure;
 use crate::file::{ReadAt, Stream, read_exactly};
@@ -26,12 +26,14 @@ const CLOSE_NBYTES: u64 = 1 << 10;
 /// longer to put each of them into its own place.
 const SHORT_NBYTES: usize = 256;
 
-/// Runs below this are taken out of the mapping where there is one. Reading longer ones costs less than mapping their
-/// pages does.
-const SCATTERED_NBYTES: usize = 8 << 10;
+/// Blocks of at least this size are read one by one, straight into their place.
+const SHORT_BLOCK_NBYTES: u64 = 8 << 10;
 
-/// Below this number of runs there is nothing to be won by anything but reading them.
-const FEW_RUNS: usize = 8;
+/// Chunks below this share a read with their neighbours.
+const ROWS_NBYTES: usize = 4 << 10;
+
+/// Bytes of the file that one read of a row takes: they stay in the cache of a core until the blocks are copied.
+const ROW_READ_NBYTES: u64 = 256 << 10;
 
 /// Who looks at the bytes of a file on their way, such as what takes a digest of them. They may be kept or not.
 pub(crate) trait Witness: Sync {
@@ -96,14 +98,6 @@ impl Limit {
 impl Input<'_> {
     /// Fills all runs, those that lie close together at once.
     pub(super) fn read(&mut self, runs: &mut [ReadRun<'_>], mixed: &mut Vec<u8>) -> Result<(), Failure> {
-        if self.stream.is_none() && are_scattered(runs) {
-            let copy = |runs: &mut [ReadRun<'_>]| self.source.copy_runs(runs);
-            if runs.chunks_mut(VECTOR).all(copy) {
-                self.show(runs);
-                return Ok(());
-            }
-        }
-        // Also where copying failed: this says what is wrong.
         let is_vectored = self.stream.is_none() && self.source.is_vectored();
         let mut rest = &mut *runs;
         while !rest.is_empty() {
@@ -123,6 +117,72 @@ impl Input<'_> {
         if self.stream.is_some() {
             // All is read before any of it is looked at, which may take a while: a server shall not be kept waiting.
             self.show(runs);
+        }
+        Ok(())
+    }
+
+    /// Return whether to read `nbytes` bytes that begin with `row` by [`Input::read_rows`]: many short blocks which the
+    /// source has in memory, mapped or less than a page apart.
+    ///
+    /// Of a file on a disk or a network, more bytes would be read than are wanted.
+    pub(super) fn suits_rows(&self, row: &Row, nbytes: usize) -> bool {
+        let is_close = row.count > 1 && row.stride <= row.nbytes + to_u64(PAGE_NBYTES);
+        self.stream.is_none()
+            && self.witness.is_none()
+            && nbytes >= ROWS_NBYTES
+            && row.nbytes < SHORT_BLOCK_NBYTES
+            && (is_close || self.source.memory().is_some())
+            && !self.source.waits()
+    }
+
+    /// Fill `dest` with the blocks of `rows`: copied from the mapping of the file, or read together with the bytes between
+    /// them.
+    pub(super) fn read_rows(
+        &mut self,
+        rows: &[Row],
+        dest: &mut [u8],
+        mixed: &mut Vec<u8>,
+    ) -> Result<(), Failure> {
+        if self.source.copy_rows(rows, dest) {
+            return Ok(());
+        }
+        // Also where the file was shortened: the read reports it.
+        let mut blocks = dest;
+        for row in rows {
+            let is_close = row.stride <= row.nbytes + to_u64(PAGE_NBYTES);
+            let most = match is_close {
+                true => ROW_READ_NBYTES.saturating_sub(row.nbytes) / row.stride.max(1) + 1,
+                false => 1,
+            };
+            let mut done = 0;
+            while done < row.count {
+                let count = most.min(row.count - done);
+                let begin = row.begin + done * row.stride;
+                let some = Row { begin, count, ..*row };
+                let (now, later) = mem::take(&mut blocks).split_at_mut(bytes_of(&some));
+                self.read_blocks(&some, now, mixed)?;
+                (blocks, done) = (later, done + count);
+            }
+        }
+        Ok(())
+    }
+
+    /// Fill `dest` with the blocks of `row` by one read.
+    fn read_blocks(&mut self, row: &Row, dest: &mut [u8], mixed: &mut Vec<u8>) -> Result<(), Failure> {
+        if row.count == 1 {
+            return self.fill(row.begin, dest);
+        }
+        let number = |value: u64| to_usize(value).unwrap_or(usize::MAX);
+        let mixed = level(
+            mixed,
+            row.begin,
+            number((row.count - 1) * row.stride + row.nbytes),
+        );
+        read_exactly(self.source, row.begin, mixed, self.stop)?;
+        let blocks = dest.chunks_exact_mut(number(row.nbytes));
+        for (number_of, block) in blocks.enumerate() {
+            let at = number_of * number(row.stride);
+            block.copy_from_slice(&mixed[at..at + block.len()]);
         }
         Ok(())
     }
@@ -269,18 +329,15 @@ fn together(runs: &[ReadRun<'_>], limit: &Limit) -> usize {
     1 + others.iter().take_while(joins).count()
 }
 
-/// Whether the runs are so short and so far apart that a call for each would cost more than their bytes.
-fn are_scattered(runs: &[ReadRun<'_>]) -> bool {
-    let is_joined = |pair: &[ReadRun<'_>]| together(pair, &Limit::VECTORED) == 2;
-    runs.len() >= FEW_RUNS
-        && 2 * runs.windows(2).filter(|pair| is_joined(pair)).count() < runs.len()
-        && runs.iter().all(|(_, bytes)| bytes.len() < SCATTERED_NBYTES)
-}
-
 /// From the first byte to the last of runs that ascend.
 fn span(runs: &[ReadRun<'_>]) -> Range<u64> {
     let end = |(position, bytes): &ReadRun<'_>| *position + to_u64(bytes.len());
     runs.first().map_or(0, |run| run.0)..runs.last().map_or(0, end)
+}
+
+/// Bytes of all blocks.
+fn bytes_of(row: &Row) -> usize {
+    to_usize(row.nbytes * row.count).unwrap_or(usize::MAX)
 }
 
 fn nbytes(runs: &[ReadRun<'_>]) -> usize {

@@ -17,10 +17,12 @@
 //! - A [`home::Home`] is where fresh memory is: the host, or a device, whose memory a framework gives. [`relay`] has the
 //!   chunks for a device read into a pinned slot, and sends that.
 //!
-//! [`input`] reads those runs at once that lie close together, which depends on the source. One behind a network gives one
-//! long read, over gaps of 128 KiB. From a file, neighbours with less than a page between them are one `preadv`; runs that
-//! are a few bytes long are read with all that lies between and copied; and of a mapped file, runs that are neither close
-//! nor long are copied by the kernel from the mapping, which fails where the file was cut short, and kills nobody.
+//! Column slices of a file in the page cache are read by rows of blocks, not by runs: [`input::Input::read_rows`] copies the
+//! blocks of a row from the mapping of the file, or reads the row in stretches of 256 KiB and copies the blocks from there.
+//!
+//! [`input`] reads all other runs that are close together at once, which depends on the source. A source behind a network
+//! returns one long read, over gaps of 128 KiB. From a file, neighbours with less than a page between them are one `preadv`,
+//! and runs of a few bytes are read with the bytes between them and copied.
 //!
 //! A new device is a new [`gather::Destination`], and whoever has to see all bytes on their way is a [`input::Witness`]:
 //! neither is another way of reading. [`show::show`] reads for witnesses alone.

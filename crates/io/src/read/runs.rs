@@ -92,6 +92,49 @@ impl<'p> Runs<'p> {
         }
     }
 
+    /// Return the blocks that come next in one row, at most `most` bytes in all, and go on behind them. Their positions
+    /// count from the beginning of the file.
+    fn next_row(&mut self, most: usize) -> Option<Row> {
+        let (row, most) = (self.row?, to_u64(most));
+        let is_part = self.passed > 0 || most < row.nbytes;
+        let (nbytes, count) = match is_part {
+            true => (most.min(row.nbytes - self.passed), 1),
+            false => (row.nbytes, row.count.min(most / row.nbytes)),
+        };
+        let begin = self.begin();
+        self.skip(nbytes * count);
+        Some(Row {
+            begin,
+            nbytes,
+            count,
+            ..row
+        })
+    }
+
+    /// Add the rows of the next `nbytes` bytes to `rows`, at most `count` of them, and return their bytes.
+    pub(super) fn take_rows(&mut self, nbytes: usize, count: usize, rows: &mut Vec<Row>) -> usize {
+        let mut taken = 0;
+        while taken < nbytes
+            && rows.len() < count
+            && let Some(row) = self.next_row(nbytes - taken)
+        {
+            taken += to_usize(row.nbytes * row.count).unwrap_or(usize::MAX);
+            rows.push(row);
+        }
+        taken
+    }
+
+    /// Return the current row if the piece is a selection.
+    pub(super) fn row(&self) -> Option<&Row> {
+        self.row.as_ref().filter(|_| self.rows.is_some())
+    }
+
+    /// Return where the current row ends in the file.
+    pub(super) fn row_end(&self) -> u64 {
+        let end = |row: &Row| row.begin + (row.count - 1) * row.stride + row.nbytes;
+        self.position + self.row.as_ref().map_or(0, end)
+    }
+
     fn turn(&mut self) {
         self.row = self.rows.as_mut().and_then(Iterator::next);
         self.passed = 0;
