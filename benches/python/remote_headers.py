@@ -2,8 +2,8 @@
 
 As a program: the table. Both sides resolve `owner/repo`, fetch the index and the headers of all
 shards, and return dtype, shape and position of every tensor. Each run is a fresh process, timed after its
-imports, with an empty cache; the sides alternate. Connecting to loopback takes no time, which favours the side
-with more connections. huggingface.js, which asks three times for each shard, needs node and is not here.
+imports, with an empty cache; the sides alternate. Connecting to loopback takes no time, which favours the
+side with more connections. huggingface.js, which asks three times for each shard, needs node and is not here.
 """
 
 import hashlib
