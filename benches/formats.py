@@ -47,7 +47,7 @@ Arrays = dict[str, Any]
 
 
 class Format(NamedTuple):
-    """How the users of a format save and load by it, and what its specification says."""
+    """How users save and load in a format, and facts from its specification."""
 
     title: str
     package: str
@@ -64,7 +64,7 @@ class Format(NamedTuple):
 
 
 def all_of_it(load: Callable[[str], Arrays]) -> Callable[[str, str], Any]:
-    """For formats of which nothing less than the whole can be read."""
+    """For formats that can only be read as a whole."""
     return lambda path, name: load(path)[name]
 
 
@@ -561,7 +561,7 @@ def one(word: str, measure: str, folder: str, nbytes: str) -> dict:
 
 
 def measured(word: str, python: str, folder: Path, nbytes: int, rounds: int) -> dict:
-    """All figures of one format: medians of what is timed."""
+    """Return all figures of one format: medians of the timings."""
     found: dict[str, Any] = {}
     for measure in MEASURES:
         times = rounds if measure in ("save", "load") else 1

@@ -102,7 +102,7 @@ def compare(start: Callable[[str], Build], what: str, rounds: int) -> dict:
 def bounds(ratios: list[list[float]]) -> tuple[float, float]:
     """Return the 95 % bounds of the median, by a bootstrap with a fixed seed.
 
-    A sample draws pairs of processes, and of each as many ratios as it has: those of one process are alike.
+    A sample draws pairs of processes, and all ratios of each pair, since ratios of one process are similar.
     """
     draw = random.Random(0)
 

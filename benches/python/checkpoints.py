@@ -189,7 +189,7 @@ def main(side: str, path: str) -> None:
     if side in LOADS:
         print(json.dumps(_first_load(side, path)))
         return
-    # What is imported when it is first used is none of the work's memory.
+    # Import lazy modules now, so that they do not count as memory of the work.
     inspect = ingot.inspect
     held, found = fresh.measured(
         lambda: inspect(path, shards=False) if side == "ingot" else _loaded(Path(path))

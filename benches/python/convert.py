@@ -25,7 +25,7 @@ SIDES = ("ingot", "ingot, verified", "torch + safetensors")
 
 
 def one(source: str, out: str, side: str) -> dict:
-    """One conversion, timed, in a process that has imported what it needs."""
+    """Time one conversion, after the imports."""
 
     def converted() -> None:
         if side == SIDES[2]:
@@ -38,7 +38,7 @@ def one(source: str, out: str, side: str) -> dict:
 
 
 def make(path: Path, nbytes: int) -> int:
-    """A checkpoint of so many bytes; gives those of its largest tensor."""
+    """Write a checkpoint of `nbytes`, and return the size of its largest tensor."""
     torch.manual_seed(0)
     size = nbytes // TENSORS // 4 // 1024
     state = {f"layers.{number:02}.weight": torch.randn(size, 1024) for number in range(TENSORS)}

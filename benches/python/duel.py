@@ -33,8 +33,8 @@ class Duel:
     def run(self, rounds: int) -> Samples:
         """Compare once, which also warms both up, then time.
 
-        They take turns in the process. The cyclic garbage collector stays on, as users have it; what is
-        garbage by then is collected off the clock, so that no action pays for the one before. Freeing the
+        They alternate in the process. The cyclic garbage collector stays on, as for users; earlier garbage
+        is collected off the clock, so that no action pays for the one before. Freeing the
         result is off the clock too.
         """
         self._assert_same()

@@ -87,7 +87,7 @@ def merged_memory(place, rounds: int):
 
 
 def streamed_memory(place, rounds: int):
-    """4 GiB in 16 tensors, each made when it is written: memory over that of one tensor."""
+    """Write 4 GiB in 16 tensors, each made when it is written: the memory beyond one tensor."""
     nbytes = place.count(256 * MIB)
     out = place.directory / "streamed.safetensors"
     try:
@@ -168,7 +168,7 @@ def main(task: str, out: str, *rest: str) -> None:
 
     import ingot
 
-    # What is imported when it is first used is none of the work's memory.
+    # Import lazy modules now, so that they do not count as memory of the work.
     ingot.merge  # noqa: B018
 
     def done() -> None:

@@ -1,7 +1,7 @@
 """A look-alike of the Hub that is far away: every answer takes a while, and large files are another host's.
 
-It serves one sharded model without tensors: headers as a large model has them, and zeros for the data. It
-runs in a process of its own, in one thread that never waits, so that it is not what is measured.
+It serves one sharded model without tensors: headers like a large model's, and zeros for the data. It
+runs in a separate process, in one thread that never blocks, so that its own time does not matter.
 """
 
 import asyncio
@@ -116,7 +116,7 @@ def serve(hub: socket.socket, cdn: socket.socket, shards: int, tensors: int, del
 
 @contextmanager
 def serving(shards: int, tensors: int, delay: float) -> Iterator[str]:
-    """Run it, and give the address of the Hub."""
+    """Run it, and yield the address of the Hub."""
     with socket.create_server(("127.0.0.1", 0)) as hub, socket.create_server(("127.0.0.1", 0)) as cdn:
         context = multiprocessing.get_context("fork")
         process = context.Process(target=serve, args=(hub, cdn, shards, tensors, delay), daemon=True)

@@ -1,8 +1,8 @@
 """Filling tensors that exist, against making new ones of the same file. Run: `python filling.py [rounds]`.
 
 Prints the times of `load_into` and of `load_file(out=)` as multiples of the time of
-`load_file(backend="pread")`, for 20,000 tensors of 64 bfloat16 each. All take turns in one process. Other
-processes disturb the medians of CPU time less than those of wall time.
+`load_file(backend="pread")`, for 20,000 tensors of 64 bfloat16 each. All alternate in one process. Other
+processes disturb medians of CPU time less than medians of wall time.
 """
 
 import gc

@@ -30,7 +30,7 @@ def printed(*command: object, **environment: str) -> str:
 
 
 def one(program: Path, *arguments: object, python: str = sys.executable, **environment: str) -> dict:
-    """What the `one` of a program gives that ends in `start`."""
+    """Run the `one` of a program that ends in `start`, and return its result."""
     return run(program, "--one", *arguments, python=python, **environment)
 
 
@@ -45,7 +45,7 @@ def start(one: Callable[..., dict], main: Callable[[], None]) -> None:
 def measured(
     action: Callable[[], Result], end: Callable[[Result], object] = lambda result: None
 ) -> tuple[Result, dict]:
-    """What `action` gives, and what it took: seconds, and the most memory beyond what the process had.
+    """Return the result of `action`, its seconds, and its peak memory beyond the process's memory before.
 
     The clock stops before `end`; the memory that it takes counts.
     """
@@ -60,7 +60,7 @@ def measured(
 
 
 def resident(field: str) -> int:
-    """Bytes of this process: ``VmRSS`` now, ``VmHWM`` at most, ``RssAnon`` without those of files.
+    """Return the memory of this process: ``VmRSS`` now, ``VmHWM`` its peak, ``RssAnon`` without files.
 
     `ru_maxrss` would not do: a new process inherits its parent's.
     """

@@ -1,8 +1,8 @@
 """Loading 2 GiB into memory of its own, each time in a fresh process. As a program: the table.
 
 A process that loads in a loop reuses memory that is faulted in already, so every figure is the first load of
-a process that has just touched and freed twice as much: else what is timed is how fast a virtual machine's
-host finds memory.
+a process that has just touched and freed twice as much: otherwise the figure mostly shows how
+fast a virtual machine's host finds memory.
 """
 
 import os
@@ -15,7 +15,7 @@ import sides
 from goal import Goal
 from turns import in_turn
 
-# Which sides are measured, and where a figure is promised against one, what is owed and what is aimed at.
+# The measured sides, each with its required and its desired figure, if there is a promise.
 WARM: sides.Goals = {
     "ingot": None,
     "safetensors pread": Goal(4, 7),
@@ -117,7 +117,7 @@ def show(cache: str, runs: dict[str, list[dict]], nbytes: int) -> dict:
 
 
 def assert_same(path: Path) -> None:
-    """Every side that makes tensors gives the same bytes, before anything is timed."""
+    """Check that all sides that make tensors return the same bytes, before anything is timed."""
     import load_peers
 
     wanted = [side for side in WARM if not side.startswith("raw") and load_peers.is_here(side)]

@@ -17,7 +17,7 @@ import sides
 from goal import Goal
 from turns import in_turn
 
-# Which sides are measured: what "ingot" is held against in each row, what is owed and what is aimed at.
+# The sides that "ingot" is compared with in each row, each with its required and its desired figure.
 ROWS: dict[str, sides.Goals] = {
     "cached": {
         "ingot": None,
@@ -102,7 +102,7 @@ SIDES: dict[str, Callable[[Tensors, str], object]] = {
 
 
 def one(side: str, path: str, scale: str) -> dict:
-    """The first save of this process. The clock stops when the caller goes on."""
+    """Time the first save of this process. The clock stops when the caller continues."""
     import safetensors.torch
     import torch
 

@@ -2,8 +2,8 @@
 
 `python benches/python/fresh_slices.py` prints the table. The sides take turns, and the bytes of all are
 compared before a figure is printed. Just before each, 2 GiB are touched and freed, in small pages and in huge
-ones, and the file is read, or what is timed is how fast the host of a virtual machine finds memory, and how
-much of the page cache it took back.
+ones, and the file is read. Otherwise the time would depend on how fast the host of a virtual machine finds
+memory, and on how much of the page cache it took back.
 
 Then 20,000 small tensors with each option, against all of them as they are: seconds, and how often the file
 is read; the bytes that are read for a part; and a slice of columns as a view, and copied out.
@@ -55,7 +55,7 @@ class Case:
 def ours_sliced(*index: slice) -> Callable[[Path, str], Tensors]:
     def read(path: Path, backend: str) -> Tensors:
         parts = ingot.torch.load_file(path, backend=backend, slices=dict.fromkeys(NAMES, index))
-        # Rows are views of the mapping, of which nothing has been read; columns are copies.
+        # Rows are views of the mapping, not yet read; columns are copies.
         is_view = backend == "mmap" and index[0] != WHOLE
         return {name: owned(part, backend) if is_view else part for name, part in parts.items()}
 
@@ -71,7 +71,7 @@ def theirs_sliced(*index: slice) -> Callable[[Path, str], Tensors]:
 
 
 def owned(tensor: torch.Tensor, backend: str) -> torch.Tensor:
-    """With mmap the peer gives a view, of which nothing has been read; with pread a copy."""
+    """With mmap the peer returns a view that is not yet read; with pread a copy."""
     return tensor.clone(memory_format=torch.contiguous_format) if backend == "mmap" else tensor
 
 
@@ -141,7 +141,7 @@ CASES = {
 }
 #: Bytes that a load may take beside its tensors.
 BESIDE = Goal(64 << 20, 32 << 20, of="figure")
-#: Of 20,000 small tensors: what a load is given, and what its time may be of that of the whole.
+#: 20,000 small tensors: the arguments of a load, and the allowed share of the time of a whole load.
 MANY = 20_000
 LESS: dict[str, tuple[Callable[[list[str]], dict], Goal | None]] = {
     "whole": (lambda names: {}, None),

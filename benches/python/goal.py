@@ -1,4 +1,4 @@
-"""What is owed of a figure, and what is aimed at."""
+"""The required and the desired value of a figure."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -10,7 +10,7 @@ class Goal:
 
     owed: float
     aim: float
-    # The ratio to the peer, of which more is better, or our own figure, of which less is better.
+    # The ratio to the peer (higher is better), or our own figure (lower is better).
     of: Literal["ratio", "figure"] = "ratio"
 
     def met(self, figure: float) -> Literal["aim met", "owed met", "MISSED"]:

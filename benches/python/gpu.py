@@ -51,7 +51,7 @@ Loaded = dict[str, torch.Tensor]
 
 
 class Bench:
-    """What the rows have in common: the device, and what they found."""
+    """The state that the rows share: the device, and their results."""
 
     def __init__(self, device: str, rounds: int, folder: Path) -> None:
         self.device, self.rounds, self.folder = torch.device(device), rounds, folder
@@ -94,7 +94,7 @@ class Bench:
 
 
 def file_of(bench: Bench, name: str, count: int, nbytes: int) -> tuple[Path, Loaded]:
-    """A file of `count` tensors of `nbytes` bytes each, and what it holds."""
+    """Write a file of `count` tensors of `nbytes` bytes each, and return it with its tensors."""
     random = torch.Generator().manual_seed(count)
     # Eight bytes at a time: random bytes of 8 GiB would take longer than all rows.
     limits = torch.iinfo(torch.int64)
@@ -140,7 +140,7 @@ def peers(path: Path, device: torch.device) -> dict[str, Callable[[], Loaded]]:
             loader = SafeTensorsFileLoader(SingleGroup(), device, nogds=True)
             loader.add_filenames({0: [str(path)]})
             files = loader.copy_files_to_device()
-            # Of their own, as those of the others are: its tensors go with the loader.
+            # Cloned, like the other sides' tensors: these are freed with the loader.
             return {name: files.get_tensor(name).clone() for name in files.key_to_rank_lidx}
 
         found["fastsafetensors"] = fast

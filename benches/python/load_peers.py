@@ -1,4 +1,4 @@
-"""Ways to load a whole file into memory of its own, ours and those of the peers."""
+"""Functions that load a whole file into private memory: ours and the peers'."""
 
 import importlib
 import importlib.util
@@ -94,7 +94,7 @@ def fastsafetensors(path: str) -> object:
     return {name: files.get_tensor(name) for name in files.key_to_rank_lidx}
 
 
-# For each side what it imports, which is not what is measured, and what it does.
+# For each side its import, which is not timed, and its load.
 SIDES: dict[str, tuple[str, Load]] = {
     "ingot": ("ingot.torch", ingot_pread),
     "ingot, verified": ("ingot.torch", ingot_verified),

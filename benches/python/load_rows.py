@@ -86,7 +86,7 @@ def into_module(path, tensors):
 
 
 def through_compat(full: int):
-    """What programs call that import safetensors, against what they would call in ingot."""
+    """Compare the calls of programs that import safetensors with the same calls in ingot."""
 
     def measure(place: Workplace, rounds: int) -> Samples:
         path = place.small_vectors(full)

@@ -50,7 +50,7 @@ def memory(place, rounds: int):
 
 def _open_once(package: str, path: str, names: bool) -> dict:
     opener = importlib.import_module(package).safe_open
-    import numpy  # noqa: F401  both import it when they open a file; it is not what is measured
+    import numpy  # noqa: F401  both import it when they open a file; its import is not timed
 
     importlib.import_module(f"{package}.numpy")
     file, found = fresh.measured(lambda: opener(path, framework="np"))

@@ -1,4 +1,4 @@
-"""What a bench is told on its command line, and the directory that it works in."""
+"""The command line of a bench, and its working directory."""
 
 import argparse
 import tempfile
@@ -10,7 +10,7 @@ from pathlib import Path
 def parser(
     doc: str | None, rounds: int | None = 5, *, room: str = "", scaled: bool = False, figures: bool = False
 ) -> argparse.ArgumentParser:
-    """For the bench of this docstring; `room` is what its files take."""
+    """Return the parser for the bench of this docstring; `room` is the disk space of its files."""
     parser = argparse.ArgumentParser(description=(doc or "").partition("\n")[0])
     same = "; each row has its own by default" if rounds is None else ""
     parser.add_argument("--rounds", type=int, default=rounds, help=f"how often each side is measured{same}")

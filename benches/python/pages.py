@@ -1,4 +1,4 @@
-"""Memory of the system, and what it keeps of files in it."""
+"""The memory of the system, and its page cache."""
 
 import ctypes
 import mmap
@@ -35,8 +35,8 @@ def _advise(address: int, nbytes: int, advice: int) -> None:
 def touch(nbytes: int, kinds: Iterable[int] = (mmap.MADV_NOHUGEPAGE, mmap.MADV_HUGEPAGE)) -> None:
     """Has the host find memory, and frees it.
 
-    In small pages and then in huge ones: the system keeps the two apart when they are freed, and each side
-    shall find what it asks for, whichever that is. On every core, since a host takes a while for each page.
+    In small pages and then in huge ones: the system keeps freed pages of both kinds separate, and each side
+    should find the kind that it uses. On every core, since a host takes a while for each page.
     """
     cores = len(os.sched_getaffinity(0))
     # Of whole huge pages, so that no two threads want the same one.
@@ -66,7 +66,7 @@ def drop(path: str | Path) -> None:
 def warm(path: str | Path, nbytes: int) -> None:
     """Have the host find memory, as `touch` does, and all of a file in the page cache.
 
-    A host may take both back within seconds: files that nobody reads, and memory that nobody uses.
+    A host may take back unused memory and unread files within seconds.
     """
     touch(nbytes)
     for _ in range(3):

@@ -1,11 +1,11 @@
 """Four ranks of one machine: loading and saving DTensors, against torch's checkpoints and safetensors.
 
 `python benches/python/ranks.py` prints the table. The ranks are processes with gloo between them, started
-once; the sides take turns, and every load is compared with what was saved before its time counts. What is
-filled is touched before the clock starts, and a time is that of the slowest rank.
+once; the sides alternate, and every load is compared with the saved tensors before its time counts.
+Destinations are touched before the clock starts, and a time is the slowest rank's.
 
-Several nodes are pretended: ranks say that they are of different ones, and bytes from storage are counted by
-an object that stands for it.
+Several nodes are simulated: ranks claim to be on different ones, and an object in place of the storage counts
+its bytes.
 """
 
 import os
@@ -44,7 +44,7 @@ Tensors = dict[str, torch.Tensor]
 
 
 def model() -> Tensors:
-    """256 MiB of matrices, half of which are cut by rows and half by columns, and small tensors."""
+    """Return 256 MiB of matrices, half sharded by rows and half by columns, and small tensors."""
     generator = torch.Generator().manual_seed(0)
     shape = SIDE, SIDE
     tensors = {}
@@ -112,7 +112,7 @@ def drop_caches(folder: Path) -> None:
 
 
 class Counting:
-    """Storage that many nodes share: it counts the bytes that a rank asks for, those of headers left out."""
+    """Storage that many nodes share. It counts the bytes that a rank reads, without headers."""
 
     def __init__(self, path: Path) -> None:
         self.path, self.nbytes = path, 0

@@ -1,4 +1,4 @@
-"""Checkpoints as large as real ones: time, bytes read and memory of what is done to them first.
+"""Checkpoints as large as real ones: time, bytes read and memory of the usual first operations.
 
 Their headers are true and their data is a hole (tests/support/sparse_models.py), so they fit on any disk.
 What writes data is done to GPT-2 alone, which has half a gigabyte. Every figure is of a fresh process. As a
@@ -57,7 +57,7 @@ def headers(model: Path) -> dict:
 
 
 def eighths(model: Path) -> dict:
-    """One rank's share of the rows of every matrix, each read into memory of its own and let go."""
+    """Read one rank's share of the rows of every matrix into private memory, and free each."""
     import ingot
 
     nbytes = 0
@@ -99,7 +99,7 @@ def edited(model: Path) -> dict:
     return {"metadata": len(ingot.inspect(file).metadata)}
 
 
-# For each what is measured, of which models, and whether it is done once only.
+# For each its function, its models, and whether it runs only once.
 ACTIONS: dict[str, tuple[Callable[[Path], dict], tuple[str, ...], bool]] = {
     "open, list the names": (listed, ("gpt2", "bloom", "experts"), False),
     "count parameters": (counted, ("gpt2", "bloom", "experts"), False),
@@ -116,7 +116,7 @@ def one(action: str, model: str) -> dict:
     import ingot.numpy
     import ingot.torch
 
-    # What is imported when it is first used is none of the work's.
+    # Import lazy modules now, so that they do not count.
     _ = ingot.inspect, ingot.split, ingot.merge, ingot.update_metadata
     before = _bytes_read()
     found, taken = fresh.measured(lambda: ACTIONS[action][0](Path(model)))

@@ -1,4 +1,4 @@
-"""What a record says beside its figures: where, when and with what they were measured. And how it is kept."""
+"""The data of a record besides its figures: machine, date and versions. And its storage."""
 
 import importlib.metadata
 import json

@@ -1,9 +1,9 @@
 """All headers of a sharded model of the Hub, each answer 30 ms away, against huggingface_hub's.
 
-As a program: the table. Both sides find out what `owner/repo` is, fetch the index and the headers of all
-shards, and give dtype, shape and place of every tensor. Each run is a fresh process, timed after its imports,
-with an empty cache; the sides take turns. Connecting to loopback takes no time, which is in favour of whoever
-makes more connections. huggingface.js, which asks three times for each shard, needs node and is not here.
+As a program: the table. Both sides resolve `owner/repo`, fetch the index and the headers of all
+shards, and return dtype, shape and position of every tensor. Each run is a fresh process, timed after its
+imports, with an empty cache; the sides alternate. Connecting to loopback takes no time, which favours the
+side with more connections. huggingface.js, which asks three times for each shard, needs node and is not here.
 """
 
 import hashlib

@@ -78,7 +78,7 @@ def _saving(tensors, ours, theirs, suffix: str = ".safetensors", durable: bool =
 
 
 def _torch_model(place: Workplace):
-    # Cloned, so that what is saved lies in memory and is not read from the model's file.
+    # Cloned, so that the tensors are in memory and are not read from the model's file.
     return {name: tensor.clone() for name, tensor in safetensors.torch.load_file(place.model()).items()}
 
 

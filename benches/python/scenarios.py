@@ -1,4 +1,4 @@
-"""The table: what is measured, against whom, and what is owed."""
+"""The table of measurements: the functions, the peers, and the required ratios."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

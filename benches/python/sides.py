@@ -10,7 +10,7 @@ Goals = Mapping[str, Goal | None]
 
 
 def figures(runs: dict[str, list[dict]], ours: str, goals: Goals) -> dict[str, dict]:
-    """For each side the median of its seconds, and how often it is that of `ours`."""
+    """Return for each side its median time, and the ratio to the median of `ours`."""
     if ours not in runs:
         raise SystemExit(f"every ratio is to {ours}: --only has to leave it in")
     seconds = {side: [run["seconds"] for run in its] for side, its in runs.items()}

@@ -30,7 +30,7 @@ def one(side: str, path: str) -> dict:
     if side == "ingot":
         import ingot.torch
 
-        # What it chooses of itself is what is measured.
+        # The default choice is measured.
         load = ingot.torch.load_file
     else:
         load = load_peers.prepared(side)

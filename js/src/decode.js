@@ -1,10 +1,10 @@
-// The values of elements: from the bytes of a tensor, as they lie in the file, to numbers. Every dtype of FORMAT.md,
-// packed ones too. Needs no other module.
+// Decodes the bytes of a tensor, as stored in the file, to numbers. Supports every dtype of FORMAT.md, including the
+// packed ones. Needs no other module.
 //
-// What is narrower than 32 bits and no integer becomes `Float32Array`, which holds every such value exactly; all else
-// keeps its width. Bits that are not a number are NaN, of whatever sign and payload.
+// Floats narrower than 32 bits become `Float32Array`, which holds each such value exactly; other elements keep their
+// width. Bit patterns that are not a number become NaN, regardless of sign and payload.
 
-/** Float formats up to 16 bits: exponent bits, mantissa bits, bias, and what the patterns at the top mean. */
+/** Float formats up to 16 bits: exponent bits, mantissa bits, bias, and the meaning of the top patterns. */
 const FLOATS = {
   F4: { exponent: 2, mantissa: 1, bias: 1, top: "finite" },
   F6_E2M3: { exponent: 2, mantissa: 3, bias: 1, top: "finite" },
@@ -17,7 +17,7 @@ const FLOATS = {
   BF16: { exponent: 8, mantissa: 7, bias: 127, top: "ieee" },
 };
 
-/** Arrays that hold elements as they are. */
+/** Arrays that hold elements unchanged. */
 const PLAIN = {
   BOOL: Uint8Array,
   U8: Uint8Array,
@@ -33,30 +33,30 @@ const PLAIN = {
   U64: BigUint64Array,
 };
 
-/** Bits of an element of the dtypes that are decoded by a table. */
+/** Bits per element of the dtypes that are decoded by a table. */
 const TABLE_BITS = { F8_E8M0: 8 };
 for (const [dtype, { exponent, mantissa }] of Object.entries(FLOATS)) TABLE_BITS[dtype] = 1 + exponent + mantissa;
 
-/** Made when they are first asked for: the two of 16 bits take 256 KiB each. */
+/** Created on first use: the two for 16 bits take 256 KiB each. */
 const tables = new Map();
 
 /** @type {[string, any][]} */
 const byTable = Object.keys(TABLE_BITS).map((dtype) => [dtype, Float32Array]);
 
 /**
- * The array that `decode` gives for each dtype. An element takes one place in it; one of `C64` takes two, the real part
- * first.
+ * The type of array that `decode` returns for each dtype. An element takes one place in it; an element of `C64` takes
+ * two, the real part first.
  *
  * @type {ReadonlyMap<any, any>}
  */
 export const DECODED = new Map([...byTable, ...Object.entries(PLAIN)]);
 
 /**
- * The value of each bit pattern of a float of 16 bits or fewer: `valuesOf("F8_E4M3")[0x38]` is 1. Who counts patterns
- * has statistics and histograms of any tensor by it.
+ * Returns the value of each bit pattern of a float of 16 bits or fewer: `valuesOf("F8_E4M3")[0x38]` is 1. By counting
+ * patterns, a program can compute statistics and histograms of a whole tensor.
  *
  * @param {string} dtype `F4`, `F6_…`, `F8_…`, `F16` or `BF16`.
- * @returns {Float32Array} Of 16, 64, 256 or 65,536 values. Made once: it is not to be written to.
+ * @returns {Float32Array} 16, 64, 256 or 65,536 values. Created once: do not write to it.
  * @throws {RangeError} For any other dtype.
  */
 export function valuesOf(dtype) {
@@ -77,7 +77,7 @@ function floats({ exponent, mantissa, bias, top }) {
     const [power, fraction] = [Math.floor(magnitude / steps), magnitude % steps];
     if (top === "ieee" && power === last) return fraction === 0 ? sign * Infinity : NaN;
     if (top === "nan" && magnitude === signBit - 1) return NaN;
-    // The only one, where a negative zero would be.
+    // The only NaN, at the pattern of negative zero.
     if (top === "fnuz" && pattern === signBit) return NaN;
     return power === 0
       ? sign * (fraction / steps) * 2 ** (1 - bias)
@@ -86,23 +86,23 @@ function floats({ exponent, mantissa, bias, top }) {
 }
 
 /**
- * The elements in `bytes`, or every `step`-th of them: for a column of a matrix, `first` is its number and `step` the
- * length of a row.
+ * Decodes the elements in `bytes`, or every `step`-th of them: for a column of a matrix, `first` is its index and
+ * `step` the length of a row.
  *
  * @param {string} dtype
- * @param {ArrayBufferLike | ArrayBufferView} bytes Whole elements as they lie in a file: little-endian, packed from
- *   the lowest bit on. They may begin at any address, and are only read.
+ * @param {ArrayBufferLike | ArrayBufferView} bytes Whole elements as stored in a file: little-endian, packed from
+ *   the lowest bit on. They may have any alignment, and are only read.
  * @param {object} [options] All three are counted in elements.
- * @param {number} [options.first] The first that is decoded. 0.
- * @param {number} [options.step] From one to the next, 1 or more. 1.
- * @param {number} [options.count] How many; as many as there are.
+ * @param {number} [options.first] The first element to decode. 0.
+ * @param {number} [options.step] The distance from one element to the next, 1 or more. 1.
+ * @param {number} [options.count] The number of elements. All that there are.
  * @param {ArrayLike<number | bigint>} [options.into] An array of the kind in `DECODED`, with `count` places or more
- *   (`C64`: twice as many), which is filled from its start. Other memory than that of `bytes`.
- * @returns {any} `into`, or an array of exactly the elements, of the kind in `DECODED`. It
- *   shares no memory with `bytes`.
- * @throws {RangeError} For a dtype that there is not, bytes that end inside an element, elements that are not there, or
- *   an `into` that is too short.
- * @throws {TypeError} Where an argument is of another type.
+ *   (`C64`: twice as many), which is filled from its start. It must not share memory with `bytes`.
+ * @returns {any} `into`, or a new array of exactly the elements, of the kind in `DECODED`. It shares no memory
+ *   with `bytes`.
+ * @throws {RangeError} An unknown dtype, bytes that end inside an element, elements out of range, or an `into` that is
+ *   too short.
+ * @throws {TypeError} An argument has another type.
  */
 export function decode(dtype, bytes, options = {}) {
   if (!DECODED.has(dtype)) throw new RangeError(`unknown dtype: ${JSON.stringify(dtype)}`);
@@ -111,7 +111,7 @@ export function decode(dtype, bytes, options = {}) {
   const places = dtype === "C64" ? 2 : 1;
   const out = destination(dtype, count * places, options.into);
   if (Object.hasOwn(PLAIN, dtype)) copy(source, out, places, first, step, count);
-  else look(valuesOf(dtype), source, TABLE_BITS[dtype], out, first, step, count);
+  else lookUp(valuesOf(dtype), source, TABLE_BITS[dtype], out, first, step, count);
   return out;
 }
 
@@ -122,11 +122,11 @@ function bytesOf(bytes) {
   throw new TypeError("bytes must be an ArrayBuffer or a view of one");
 }
 
-/** What elements are read from: an array of their width, or the bytes that pack them; and how many there are. */
+/** Returns an array to read elements from (of their width, or the packed bytes), and the number of elements. */
 function elementsOf(dtype, bytes) {
   const bits = TABLE_BITS[dtype];
   const array = bits === 16 ? Uint16Array : bits === undefined ? PLAIN[dtype] : Uint8Array;
-  // Bytes of the least that can be read alone.
+  // The smallest number of bytes that can be decoded on its own.
   const unit = bits === 6 ? 3 : array.BYTES_PER_ELEMENT * (dtype === "C64" ? 2 : 1);
   if (bytes.length % unit !== 0) {
     throw new RangeError(`${bytes.length} bytes end inside an element of ${dtype}, of which ${unit} bytes are whole`);
@@ -137,7 +137,7 @@ function elementsOf(dtype, bytes) {
 
 const IS_LITTLE_ENDIAN = new Uint8Array(Uint16Array.of(1).buffer)[0] === 1;
 
-/** The bytes as an array of wider elements: the same memory where that is aligned. */
+/** The bytes as an array of wider elements, without a copy if they are aligned. */
 function widened(bytes, array) {
   const width = array.BYTES_PER_ELEMENT;
   const isUsable = bytes.byteOffset % width === 0 && (IS_LITTLE_ENDIAN || width === 1);
@@ -172,7 +172,7 @@ function destination(dtype, places, into) {
   return into;
 }
 
-/** Elements that stay what they are, of `places` each. */
+/** Copies elements that need no decoding, of `places` places each. */
 function copy(source, out, places, first, step, count) {
   if (step === 1) {
     out.set(source.subarray(first * places, (first + count) * places));
@@ -183,8 +183,8 @@ function copy(source, out, places, first, step, count) {
   }
 }
 
-/** Elements of which `table` knows the values. */
-function look(table, source, bits, out, first, step, count) {
+/** Decodes elements through `table`. */
+function lookUp(table, source, bits, out, first, step, count) {
   if (bits >= 8) {
     for (let n = 0, at = first; n < count; n++, at += step) out[n] = table[source[at]];
   } else if (bits === 4) {

@@ -1,12 +1,12 @@
-// Names from files, made safe to print, and the errors that speak of them. What every other module stands on.
+// Escaping of names from files, and the errors that contain them. All other modules depend on this one.
 
 // --- Names, made safe to print ---
 
-/** Characters of a name that `quoteName` shows: a header may hold one of 100 MB, but no message should. */
+/** Characters of a name that `quoteName` shows: a header may hold a name of 100 MB, but no message should. */
 const SHOWN_CHARS = 200;
 
-// Controls, and what Unicode calls default ignorable: characters that reorder, join or hide what stands around them.
-// Lone surrogates are in no file, but a caller may hand them in.
+// Controls, and the characters that Unicode calls default ignorable: they reorder, join or hide the text around them.
+// Files hold no lone surrogates, but a caller may pass some.
 const STEERING = new RegExp(
   "[\\0-\\x1f\\x7f-\\x9f]|[\\xad\\u034f\\u061c\\u115f\\u1160\\u17b4\\u17b5\\u180b-\\u180f\\u200b-\\u200f" +
     "\\u2028-\\u202e\\u2060-\\u206f\\u3164\\ud800-\\udfff\\ufe00-\\ufe0f\\ufeff\\uffa0\\ufff0-\\ufffb" +
@@ -15,8 +15,8 @@ const STEERING = new RegExp(
 );
 
 /**
- * Text from a file with every character escaped that could steer a terminal or hide text. HTML is another matter: set
- * `textContent`, never `innerHTML`.
+ * Escapes every character of a text from a file that could control a terminal or hide text. This does not make it safe
+ * as HTML: set `textContent`, never `innerHTML`.
  */
 export function escapeName(text) {
   return text.replace(STEERING, (character) => {
@@ -25,9 +25,9 @@ export function escapeName(text) {
   });
 }
 
-/** A name between backticks, escaped, and cut where it is longer than a message should be. */
+/** A name between backticks, escaped, and shortened if it is too long for a message. */
 export function quoteName(name) {
-  // A character takes one or two units, so that no more of a long name need be looked at.
+  // A character takes one or two units, so the rest of a long name can be ignored.
   const characters = Array.from(name.slice(0, 2 * SHOWN_CHARS + 2));
   if (characters.length <= SHOWN_CHARS) return `\`${escapeName(name)}\``;
   return `\`${escapeName(characters.slice(0, SHOWN_CHARS).join(""))}…\``;
@@ -37,7 +37,7 @@ function hex(number, digits) {
   return number.toString(16).padStart(digits, "0");
 }
 
-/** The order of names: that of their bytes in UTF-8, which is that of code points and not the one that `<` has. */
+/** Compares names by their bytes in UTF-8, which is code point order and differs from the order of `<`. */
 export function compareNames(a, b) {
   const length = Math.min(a.length, b.length);
   for (let at = 0; at < length; at++) {
@@ -48,7 +48,7 @@ export function compareNames(a, b) {
   return a.length - b.length;
 }
 
-/** Surrogates stand for what comes after all of the 16-bit characters. */
+/** Surrogates sort after all 16-bit characters. */
 function codePointRank(unit) {
   return unit >= 0xd800 && unit <= 0xdfff ? unit + 0x10000 : unit;
 }
@@ -58,8 +58,8 @@ export function leastName(names) {
 }
 
 /**
- * The name most like `name`: equal except for case and separators, or with the longest common start or end; null if less
- * than half is common. The Rust crate has the same rule, so that messages agree.
+ * Returns the name most similar to `name`: equal except for case and separators, or with the longest common start or
+ * end; null if less than half is common. The Rust crate has the same rule, so that messages agree.
  */
 export function nearestName(names, name) {
   const letters = (text) => new TextEncoder().encode(text.replace(/[^\p{Alphabetic}\p{N}]/gu, "").toLowerCase());
@@ -84,8 +84,8 @@ export function nearestName(names, name) {
 // --- Errors ---
 
 /**
- * What is wrong with a file, or with the way to it. `code` is a stable word that programs may compare; `rule` is the
- * number of the rule in FORMAT.md, where one is broken. Names are escaped in `message` and nowhere else.
+ * A fault of a file or of reading it. `code` is a stable word that programs may compare; `rule` is the number of the
+ * broken rule in FORMAT.md, if any. Names are escaped in `message` only.
  */
 export class SafetensorError extends Error {
   /**
@@ -112,14 +112,14 @@ export class SafetensorError extends Error {
   }
 }
 
-/** A `SafetensorError` to be: whoever knows the file names it, see `naming`. */
+/** The fault of a `SafetensorError` without the file's name, which `naming` adds. */
 export class Fault {
   constructor(code, rule, reason, fields = {}) {
     this.code = code;
     this.rule = rule;
     this.reason = reason;
     this.fields = fields;
-    /** Milliseconds after which a second try may succeed; null if none can. */
+    /** Milliseconds after which a retry may succeed; null if it cannot. */
     this.retryIn = null;
   }
 
@@ -134,7 +134,7 @@ export class Fault {
   }
 }
 
-/** What `read` gives; its faults become errors that name `path`. */
+/** Calls `read`, and turns its faults into errors that name `path`. */
 export function naming(path, read) {
   try {
     return read();

@@ -1,34 +1,34 @@
-// Files on this machine by their path, in Node: what a path is, how a range is read, which file of a directory is meant.
+// Reads local files by path in Node: paths, byte ranges, and the files of a model in a directory.
 
 import { Fault, quoteName } from "./errors.js";
 
-/** What a directory holds that can be opened without a name, in the order in which it is looked for. */
+/** Files of a directory that can be opened without a name, in the order of preference. */
 const USUAL_NAMES = ["model.safetensors.index.json", "model.safetensors"];
 const OTHER_NAMES = [/\.safetensors\.index\.json$/, /\.(?:safetensors|bt)$/];
 
-/** Bytes of one read: Node takes less than 2 GiB. */
+/** Bytes per read: Node accepts less than 2 GiB. */
 const MOST_NBYTES = 1 << 30;
 
-// Not by `import`, so that browsers and bundlers have nothing to look for.
+// Not by `import`, so that browsers and bundlers do not try to resolve it.
 const node = (name) => globalThis.process.getBuiltinModule(`node:${name}`);
 
 /** Whether text or a URL is a path: in Node, text without a scheme, and `file:`. */
 export function isPath(source) {
   if (globalThis.process?.versions?.node === undefined || globalThis.document !== undefined) return false;
   if (source instanceof URL) return source.protocol === "file:";
-  // One letter before a colon is a drive of Windows.
+  // One letter before a colon is a Windows drive.
   return typeof source === "string" && !/^(?!file:)[a-z][a-z0-9+.-]+:/i.test(source);
 }
 
-/** The path as text. Of Windows with slashes, as names in an index have them. */
+/** The path as text. On Windows with slashes, as in the names of an index. */
 export function pathOf(source) {
   const isUrl = source instanceof URL || source.startsWith("file:");
   const path = isUrl ? node("url").fileURLToPath(source) : source;
   return globalThis.process.platform === "win32" ? path.replaceAll("\\", "/") : path;
 }
 
-/** The size and the version of the regular file at `path`. */
-export async function look(path) {
+/** Returns the size and the version of the regular file at `path`. */
+export async function statFile(path) {
   const { stat } = node("fs/promises");
   return stamped(await stat(path, { bigint: true }), path);
 }
@@ -39,7 +39,7 @@ function stamped(found, path) {
   return { size: Number(found.size), version: `${found.dev}-${found.ino}-${found.size}-${found.mtimeNs}` };
 }
 
-/** The bytes of a range one after the other, all of the version that `look` returned. */
+/** Reads the bytes of a range in order, all of the version that `statFile` returned. */
 export class FileRange {
   #file;
   #path;
@@ -49,7 +49,7 @@ export class FileRange {
   #signal;
 
   static async open(path, version, begin, end, signal) {
-    await look(path);
+    await statFile(path);
     const { open } = node("fs/promises");
     const range = new FileRange();
     [range.#file, range.#path, range.#version] = [await open(path), path, version];
@@ -68,7 +68,7 @@ export class FileRange {
     if (version !== this.#version) throw new Fault("changed", null, "the file changed while it was read");
   }
 
-  /** Puts the next bytes at the start of `view` and returns their number: 0 at the end. */
+  /** Reads the next bytes to the start of `view` and returns their number: 0 at the end. */
   async read(view) {
     this.#signal?.throwIfAborted();
     const nbytes = Math.min(view.length, this.#end - this.#at, MOST_NBYTES);
@@ -84,14 +84,14 @@ export class FileRange {
   }
 }
 
-/** The file that is meant by `path`, which may be a directory. */
+/** Returns the model file at `path`, which may be a directory. */
 export async function locate(path) {
   const { readdir, stat } = node("fs/promises");
   if (!(await stat(path)).isDirectory()) return path;
   const names = await readdir(path);
   const usual = USUAL_NAMES.find((name) => names.includes(name));
   const others = OTHER_NAMES.map((pattern) => names.filter((name) => pattern.test(name)));
-  // A directory with `model.safetensors` may have another index too, which comes first as in Python.
+  // A directory with `model.safetensors` may also have an index with another name, which is preferred as in Python.
   const [index, file] = others;
   const found = usual === USUAL_NAMES[0] ? [usual] : index.length > 0 ? index : usual ? [usual] : file;
   if (found.length === 1) return `${path.replace(/\/+$/, "")}/${found[0]}`;

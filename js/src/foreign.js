@@ -3,9 +3,9 @@
 import { Fault } from "./errors.js";
 import { OPEN_BRACE } from "./json.js";
 
-/** What a file is that begins like this, and what to do about it; null where that is not known. */
+/** Describes the format of a file that begins like this, with advice; null if the format is unknown. */
 function foreignKind(start) {
-  // A broken file, but ours: a length below 4 GiB and then a brace. One of 640 bytes begins like a pickle.
+  // A broken file of ours: a length below 4 GiB and then a brace. If the length is 640, it begins like a pickle.
   if (start[8] === OPEN_BRACE && start.subarray(4, 8).every((byte) => byte === 0)) return null;
   const bytes = latin1(start);
   const text = bytes.replace(/^[ \t\n\f\r]+/, "").replace(/^\xef\xbb\xbf/, "");
@@ -46,7 +46,7 @@ const FOREIGN = [
   ],
   [
     "a Python pickle, perhaps an old PyTorch checkpoint — convert it with `ingot convert` or torch.load",
-    // Protocols 2 to 5. No opcode lies below `(`.
+    // Protocols 2 to 5. No opcode is below `(`.
     (bytes) => /^\x80[\x02-\x05][(-\xff]/.test(bytes),
   ],
   [
@@ -64,16 +64,17 @@ const FOREIGN = [
   ["a JSON document without the 8 bytes of a header length before it", (_, text) => /^\{["\n\r]/.test(text)],
 ];
 
-/** Bytes as characters, so that patterns can look for them. No more than the first 64 KiB: kinds begin early. */
+/** Bytes as characters, for searching with patterns. At most the first 64 KiB: formats are recognised by their start.
+ */
 function latin1(bytes) {
   let text = "";
   const end = Math.min(bytes.length, 1 << 16);
-  // In parts, because each byte is an argument.
+  // In parts, because each byte becomes an argument.
   for (let at = 0; at < end; at += 4096) text += String.fromCharCode(...bytes.subarray(at, Math.min(at + 4096, end)));
   return text;
 }
 
-/** `read`, whose faults say what the file is where `start` shows it. */
+/** Calls `read`, and adds the file's format to its faults if `start` shows it. */
 export function namingForeign(start, read) {
   try {
     return read();

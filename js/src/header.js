@@ -29,8 +29,8 @@ const HEADER_CEILING = 500_000_000;
 // --- The proof ---
 
 /**
- * The header of a file, proven: the tensors cover the data exactly, in file order, without hole or overlap, every size
- * is shape times dtype, every name is there once.
+ * The header of a file, proven: the tensors cover the data exactly, in file order, without hole or overlap; every size
+ * is shape times dtype; every name is unique.
  */
 class Header {
   #byName;
@@ -65,9 +65,9 @@ class Header {
   }
 }
 
-/** Rules F7 and F9 to F12: the only way to a `Header`. */
+/** Proves rules F7 and F9 to F12: the only way to make a `Header`. */
 function prove(raw, dataStart, fileSize) {
-  // A binary header must list its tensors in the order of their data already.
+  // A binary header must already list its tensors in data order.
   if (raw.format === "safetensors") sortByData(raw.tensors);
   const byName = new Map();
   for (const tensor of raw.tensors) byName.set(tensor.name, tensor);
@@ -84,7 +84,7 @@ function byDataOrder(a, b) {
   return a.end === b.end ? 0 : a.end < b.end ? -1 : 1;
 }
 
-/** Most writers list them in this order already. */
+/** Most writers already use this order. */
 function sortByData(tensors) {
   for (let number = 1; number < tensors.length; number++) {
     if (byDataOrder(tensors[number - 1], tensors[number]) > 0) {
@@ -94,7 +94,7 @@ function sortByData(tensors) {
   }
 }
 
-/** F9 to F12, on tensors in the order of their data. */
+/** Checks F9 to F12 on tensors in data order. */
 function proveRanges(tensors, dataSize) {
   let covered = 0;
   for (let number = 0; number < tensors.length; number++) {
@@ -107,16 +107,16 @@ function proveRanges(tensors, dataSize) {
   }
   if (covered < dataSize) throw trailingBytes(covered, dataSize);
   if (covered > dataSize) throw truncated(tensors, covered, dataSize);
-  // Only now: the faults above print dimensions as they are.
+  // Only now: the faults above print the exact dimensions.
   for (const tensor of tensors) narrowShape(tensor);
 }
 
-/** F9. Bytes that a tensor takes. */
+/** F9. Returns the size of a tensor in bytes. */
 function nbytesOf(tensor) {
   const bits = DTYPES.get(tensor.dtype);
   let nbits = bits;
   let isEmpty = false;
-  // Zeros are left out, so that the verdict does not depend on where they stand.
+  // Zeros are left out, so that the verdict does not depend on their position.
   for (const dim of tensor.shape) {
     if (dim === 0) isEmpty = true;
     else nbits *= Number(dim);
@@ -155,7 +155,7 @@ function sizeMismatch(tensor, expected) {
   return new Fault(code, "F10", reason, { tensor: name, expected, found, begin, end });
 }
 
-/** F11: the tensor does not begin at `covered`, where the one before it ends. */
+/** F11: the tensor does not begin at `covered`, the end of the previous one. */
 function misplaced(tensors, number, covered) {
   const { name, begin } = tensors[number];
   if (number > 0 && begin < covered) {
@@ -203,7 +203,7 @@ function difference(a, b) {
 
 // --- Headers in memory ---
 
-/** F1 to F3. Bytes of the length and the header. */
+/** F1 to F3. Returns the size of the length and the header in bytes. */
 export function headSizeOf(start, fileSize, limit) {
   if (start.length < PREFIX_NBYTES || fileSize < PREFIX_NBYTES) {
     const found = Math.min(fileSize, start.length);
@@ -224,7 +224,7 @@ function headerPastEnd(headerSize, fileSize) {
   return new Fault("header-past-end", "F3", reason, { expected: headerSize + PREFIX_NBYTES, found: fileSize });
 }
 
-/** JSON begins with a brace or white space; what begins with another control character was not meant as JSON. */
+/** JSON begins with a brace or white space; a header that begins with another control character is not JSON. */
 function isBinary(first) {
   return first < 0x20 && first !== 0x09 && first !== 0x0a && first !== 0x0d;
 }
@@ -244,7 +244,8 @@ export function limitOption(options, usual) {
 }
 
 /**
- * Bytes at the start of a file that `parseHeader` needs. Asks for no more than the first 8, and the size of the file.
+ * Returns the number of bytes at the start of a file that `parseHeader` needs, from the first 8 bytes and the file's
+ * size.
  */
 export function headSize(start, options) {
   const bytes = bytesOf(start, "start");

@@ -1,26 +1,26 @@
-// Requests over HTTP: patience, redirects, and what an answer has to be before a byte of it counts.
+// Requests over HTTP: timeouts, retries, redirects, and the validation of answers.
 
 import { HUB, isPublic, showUrl } from "./address.js";
 import { escapeName, Fault, quoteName } from "./errors.js";
 
-// --- What the options say ---
+// // --- Options ---
 
-/** Bytes that are read before it is known how long the header is. 97 of 100 headers on the Hub have less than these. */
+/** Bytes to read while the header's length is unknown. 97 of 100 headers on the Hub are shorter. */
 const FIRST_NBYTES = 1 << 17;
 
 /** Milliseconds that one request may keep its reader waiting. */
 const TIMEOUT = 60_000;
 
-/** Tries after the first that failed for a reason that may pass. */
+/** Retries of a request that failed for a temporary reason. */
 const RETRIES = 2;
 
-/** How requests are made: that part of the options that every reader has. */
+/** The options of requests, which every reader has. */
 export class Transport {
   constructor(options = {}) {
     this.fetch = options.fetch ?? ((url, request) => globalThis.fetch(url, request));
     this.headers = options.headers ?? {};
     this.signal = options.signal ?? null;
-    // The length of a header is among the first 8.
+    // The length of a header is in the first 8 bytes.
     this.firstBytes = Math.max(8, sizeOption(options.firstBytes ?? FIRST_NBYTES, "firstBytes"));
     this.timeout = sizeOption(options.timeout ?? TIMEOUT, "timeout");
     this.retries = sizeOption(options.retries ?? RETRIES, "retries");
@@ -38,7 +38,7 @@ export function sizeOption(value, name) {
   return value;
 }
 
-/** A controller, and a signal that it or `outer` aborts. */
+/** A controller, and a signal that aborts if the controller or `outer` does. */
 export function linked(outer) {
   outer?.throwIfAborted();
   const controller = new AbortController();
@@ -52,18 +52,18 @@ const MAX_HOPS = 5;
 
 const PASSING = new Set([408, 429, 500, 502, 503, 504]);
 const PAUSE = 250;
-/** A server that wants to be left alone for longer, in milliseconds, is: the request fails at once. */
+/** If a server asks for a longer pause, in milliseconds, the request fails at once. */
 const MAX_PAUSE = 10_000;
 
-// Browsers follow redirects themselves and do not say where to. The first redirect shows whether this is one.
+// Browsers follow redirects themselves and hide the target. The first redirect shows whether this is a browser.
 let redirectsAreHidden = false;
 
-/** A fault of the network or the server. `retryIn` is null where a second try would meet it again. */
+/** A fault of the network or the server. `retryIn` is null if a retry would fail again. */
 export function remoteFault(code, reason, fields = {}, retryIn = null) {
   return Object.assign(new Fault(code, null, reason, fields), { retryIn });
 }
 
-/** What `attempt` gives, tried again while it fails for a reason that may pass. */
+/** Returns the result of `attempt`, retried while it fails for a temporary reason. */
 export async function retrying(settings, attempt) {
   for (let tries = 0;; tries++) {
     try {
@@ -76,7 +76,7 @@ export async function retrying(settings, attempt) {
   }
 }
 
-/** Milliseconds to wait before the try after `tries` failed ones; null where there is none. */
+/** Milliseconds to wait before the next try after `tries` failed ones; null after the last. */
 export function retryPause(fault, tries, retries) {
   const retryIn = fault instanceof Fault ? (fault.retryIn ?? null) : null;
   return retryIn === null || tries >= retries ? null : Math.max(retryIn, PAUSE * 2 ** tries);
@@ -89,17 +89,17 @@ async function withDeadline(settings, attempt) {
   try {
     return await attempt(signal);
   } catch (fault) {
-    // Whatever else it led to, this is why.
+    // This is the cause, regardless of the error that followed from it.
     throw signal.aborted ? signal.reason : fault;
   } finally {
     clearTimeout(timer);
   }
 }
 
-/** Longer ones ring at once. */
+/** The longest delay of a timer; longer ones fire at once. */
 const LONGEST_TIMER = 2 ** 31 - 1;
 
-/** Bytes a second below which a server does not answer but hold on. */
+/** Bytes a second below which a server counts as stalled. */
 const MIN_RATE = 1024;
 
 function tooLate(timeout) {
@@ -107,16 +107,16 @@ function tooLate(timeout) {
 }
 
 /**
- * The time that one request may keep its reader waiting: `timeout` for each part of the answer, and in all no longer
- * than its bytes take at `MIN_RATE`. What the reader itself does between two parts does not count. An answer may have
- * tens of thousands of parts, so one timer and one listener serve them all.
+ * The time that one request may keep its reader waiting: `timeout` for each part of the answer, and in total no longer
+ * than its bytes take at `MIN_RATE`. The reader's own work between two parts does not count. An answer may have tens of
+ * thousands of parts, so one timer and one listener serve them all.
  */
 export class Patience {
   #controller;
   #timeout;
   #waited = 0;
   #received = 0;
-  /** Of the wait that is under way: when it began, and how it is left. */
+  /** The current wait: its start, and the function that ends it. */
   #since = null;
   #leave = null;
   #timer = null;
@@ -130,7 +130,7 @@ export class Patience {
     signal.addEventListener("abort", () => this.#leave?.(signal.reason));
   }
 
-  /** What `work` gives, which honours `signal` or is left behind. One at a time. */
+  /** Returns the result of `work`, which should stop on `signal` but is abandoned if not. One call at a time. */
   async wait(work) {
     this.signal.throwIfAborted();
     const begin = performance.now();
@@ -142,7 +142,7 @@ export class Patience {
         work().then(resolve, reject);
       });
     } catch (fault) {
-      // Whatever else it led to, this is why.
+      // This is the cause, regardless of the error that followed from it.
       throw this.signal.aborted ? this.signal.reason : fault;
     } finally {
       this.#since = this.#leave = null;
@@ -150,12 +150,12 @@ export class Patience {
     }
   }
 
-  /** `nbytes` more have come. */
+  /** Records that `nbytes` more arrived. */
   receive(nbytes) {
     this.#received += nbytes;
   }
 
-  /** Nothing more is waited for. */
+  /** Stops the timer, since nothing more is expected. */
   rest() {
     clearTimeout(this.#timer);
     this.#timer = null;
@@ -167,7 +167,7 @@ export class Patience {
     this.#controller.abort(reason);
   }
 
-  /** Sees to it that the timer rings no later than the patience with this wait ends. */
+  /** Sets the timer to fire no later than the end of the allowed time. */
   #watch() {
     const allowed = this.#timeout + (this.#received / MIN_RATE) * 1000 - this.#waited;
     const rings = this.#since + Math.max(0, Math.min(allowed, this.#timeout));
@@ -180,13 +180,13 @@ export class Patience {
   #ring() {
     this.#timer = null;
     if (this.#since === null) return;
-    // It was set for an earlier wait, or is the longest that there is.
+    // It was set for an earlier wait, or has the longest possible delay.
     this.#watch();
     if (this.#rings <= performance.now()) this.end(tooLate(this.#timeout));
   }
 }
 
-/** What `work` gives, or the reason of the signal, whichever is first. */
+/** Returns the result of `work`, or rejects with the reason of the signal, if that comes first. */
 export async function unlessAborted(signal, work) {
   signal?.throwIfAborted();
   if (!signal) return work();
@@ -198,7 +198,7 @@ export async function unlessAborted(signal, work) {
   try {
     return await Promise.race([work(), aborted]);
   } catch (fault) {
-    // Whatever else it led to, this is why.
+    // This is the cause, regardless of the error that followed from it.
     throw signal.aborted ? signal.reason : fault;
   } finally {
     signal.removeEventListener("abort", listen);
@@ -228,7 +228,7 @@ export async function get(url, headers, settings, signal) {
       throw hiddenRedirect(ours);
     }
     if (!REDIRECTS.has(response.status)) {
-      // A `fetch` that followed by itself.
+      // A `fetch` that followed the redirect itself.
       if (response.redirected && response.url) refuseRedirect(at, new URL(response.url), url, settings);
       return response;
     }
@@ -241,7 +241,7 @@ export async function get(url, headers, settings, signal) {
   }
 }
 
-/** Whether a browser that follows a redirect sends none of these headers to another host: it removes Authorization only. */
+/** Whether a browser that follows a redirect keeps these headers from other hosts: it removes Authorization only. */
 function staysAtItsHost(headers) {
   return [...headers.keys()].every((name) => name === "authorization");
 }
@@ -285,8 +285,8 @@ function redirectTarget(from, location) {
 }
 
 /**
- * A server may send its clients elsewhere, but not to a weaker protocol and not into their own network: what is private
- * there is asked only where the caller has named it. That a host is private as well says nothing about another.
+ * A server may redirect its clients, but not to a weaker protocol and not into a private network: a private host is
+ * requested only if the caller has named it. That one host is private does not allow another.
  */
 function refuseRedirect(from, to, home, settings) {
   const isWeaker = to.protocol !== "https:" && !(to.protocol === "http:" && from.protocol === "http:");
@@ -299,11 +299,11 @@ function refuseRedirect(from, to, home, settings) {
 // --- Answers ---
 
 export async function discard(response) {
-  // It may be endless, and a connection that is cut is no fault here.
+  // It may be endless, and a broken connection is not an error here.
   await response.body?.cancel().catch(() => {});
 }
 
-/** The body, or more than `limit` bytes of a longer one. */
+/** Returns the body, or a little more than `limit` bytes of a longer one. */
 export async function bodyUpTo(response, limit) {
   if (!response.body) return new Uint8Array(await response.arrayBuffer());
   const reader = response.body.getReader();
@@ -335,26 +335,26 @@ export function concatenate(parts, size) {
   return bytes;
 }
 
-/** The fault of an answer that is none of the expected ones. */
+/** Returns the fault of an answer with an unexpected status. */
 export function badStatus(response, expected) {
   const { status } = response;
-  // The Hub's word for what is not there, for example `EntryNotFound`.
+  // The Hub's code for a missing file or repository, for example `EntryNotFound`.
   const word = response.headers.get("x-error-code") ?? response.statusText;
   const reason = `expected status ${expected}, found ${status}${word ? ` (${escapeName(word.slice(0, 200))})` : ""}`;
   const retryIn = PASSING.has(status) ? retryAfter(response) : null;
   return remoteFault("http-status", reason, { expected, found: status, status }, retryIn);
 }
 
-/** Milliseconds after which to try again; null where that is too long. */
+/** Milliseconds after which to try again; null if that is too long. */
 function retryAfter(response) {
   const text = response.headers.get("retry-after") ?? "0";
-  // Where it stands there twice, what counts is the longest. A date has a comma too.
+  // If the header occurs twice, the longest pause counts. A date has a comma too.
   const isDate = !/^[\d, ]+$/.test(text);
   const wait = isDate ? Date.parse(text) - Date.now() : Math.max(...text.split(",").map(Number)) * 1000;
   return wait > MAX_PAUSE ? null : Math.max(0, wait || 0);
 }
 
-/** All of a short file that is no header: an index, a configuration. */
+/** Returns all of a short file other than a header: an index, a configuration. */
 export async function getWhole(url, settings, tooLarge, limit) {
   return retrying(settings, async (signal) => {
     const response = await get(url, {}, settings, signal);
@@ -362,14 +362,14 @@ export async function getWhole(url, settings, tooLarge, limit) {
       await discard(response);
       throw badStatus(response, 200);
     }
-    // Unpacked bytes are counted, so that it does not matter here whether the server compressed them.
+    // Decoded bytes are counted, so compression by the server does not matter here.
     const bytes = await bodyUpTo(response, limit);
     if (bytes.length > limit) throw tooLarge(bytes.length);
     return bytes;
   });
 }
 
-/** What tells two versions of a file apart. A weak ETag says too little for bytes. */
+/** Returns an identifier of the file's version. A weak ETag does not guarantee equal bytes. */
 export async function versionOf(response, total) {
   const etag = await onlyValue(response, "etag", /(?:W\/)?"[^"]*"|[^\s,"]+/g);
   const modified = await onlyValue(response, "last-modified", /[^\s,].*?(?:GMT|$)/g);
@@ -381,7 +381,7 @@ export function versionText(size, etag, modified) {
   return JSON.stringify([size, etag, modified]);
 }
 
-/** A header's value. Where it stands there twice, `fetch` gives both with a comma between them, as `each` tells. */
+/** A header's value. If it occurs twice, `fetch` joins both with a comma; `each` matches a single value. */
 async function onlyValue(response, name, each) {
   const [value = null, ...others] = response.headers.get(name)?.match(each) ?? [];
   if (others.some((other) => other !== value)) {
@@ -395,9 +395,9 @@ export function isEmptyFile(response) {
   return response.status === 416 && response.headers.get("content-range")?.trim() === "bytes */0";
 }
 
-/** Bytes that a program on the way has packed are not those of the file. */
+/** Rejects a content encoding: encoded bytes are not the bytes of the file. */
 export async function refuseEncoded(response) {
-  // Where it stands there twice, all are here, one after the other.
+  // If the header occurs twice, this has all values, one after the other.
   const encoding = response.headers.get("content-encoding") ?? "";
   if (encoding.split(",").some((one) => !["", "identity"].includes(one.trim().toLowerCase()))) {
     await discard(response);
@@ -406,7 +406,7 @@ export async function refuseEncoded(response) {
   }
 }
 
-/** The size of the file, and of the part that follows, which has to be the one that was asked for. */
+/** Returns the size of the file; the part that follows must be the requested one. */
 export async function contentRange(response, begin, end) {
   const said = response.headers.get("content-range");
   const [, first, last, total] = /^bytes (\d+)-(\d+)\/(\d+)$/i.exec(said?.trim() ?? "")?.map(Number) ?? [];
@@ -416,7 +416,7 @@ export async function contentRange(response, begin, end) {
   }
   await discard(response);
   const found = said === null ? "no Content-Range" : quoteName(said);
-  // Browsers hide what a server of another origin does not name.
+  // Browsers hide headers that a server of another origin does not expose.
   const hint = said === null ? " — a server of another origin has to expose Content-Range and ETag" : "";
   throw remoteFault("wrong-range", `expected bytes ${begin}-${end - 1} of the file, found ${found}${hint}`);
 }

@@ -6,7 +6,7 @@ import { Fault, quoteName } from "./errors.js";
 
 export const MAX_U64 = 2n ** 64n - 1n;
 
-/** A number where that is exact, and a BigInt where it is not. Two of these are equal when `===` says so. */
+/** A number if that is exact, otherwise a BigInt. Two of these are equal if `===` says so. */
 export function narrow(big) {
   return big <= Number.MAX_SAFE_INTEGER ? Number(big) : big;
 }
@@ -27,7 +27,7 @@ export function utf8Text(bytes, position, rule, where) {
   }
 }
 
-/** Bytes before the first that is not UTF-8. Only asked when there is one: decoders do not say. */
+/** Bytes before the first that is not UTF-8. Only called if there is one, since decoders do not report it. */
 function validUtf8Length(bytes) {
   let at = 0;
   while (at < bytes.length) {
@@ -60,7 +60,7 @@ export function utf8Length(text) {
 
 // --- JSON ---
 
-/** Levels of objects and arrays, as serde_json counts them: the 128th is refused. */
+/** Levels of objects and arrays, as serde_json counts them: the 128th is rejected. */
 const MAX_DEPTH = 127;
 
 export const QUOTE = 0x22;
@@ -76,11 +76,11 @@ const NUMBER = /-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?/y;
 const ESCAPES = { '"': '"', "\\": "\\", "/": "/", b: "\b", f: "\f", n: "\n", r: "\r", t: "\t" };
 
 /**
- * A cursor in a JSON text, for readers that expect certain values. `JSON.parse` cannot be used: it keeps the last
- * of two equal keys, rounds integers above 2^53, and takes lone surrogates.
+ * A cursor in a JSON text, for readers that expect certain values. `JSON.parse` cannot be used: it keeps the last of
+ * two equal keys, rounds integers above 2^53, and accepts lone surrogates.
  */
 export class Json {
-  /** `position` is where the text begins in the file; `where` and `rule` are for faults. */
+  /** `position` is the text's position in the file; `where` and `rule` are for faults. */
   constructor(text, position, rule, where) {
     this.text = text;
     this.at = 0;
@@ -90,7 +90,7 @@ export class Json {
     this.where = where;
   }
 
-  /** The next character that is not white space, which stays; NaN at the end. */
+  /** Returns the next character that is not white space, without consuming it; NaN at the end. */
   peek() {
     const { text } = this;
     let unit = text.charCodeAt(this.at);
@@ -98,7 +98,7 @@ export class Json {
     return unit;
   }
 
-  /** I3, F5, with the character that stands here. */
+  /** I3, F5, for the next character. */
   unexpected(expected) {
     const point = this.text.codePointAt(this.at);
     const found = point === undefined ? "the end" : quoteName(String.fromCodePoint(point));
@@ -107,7 +107,7 @@ export class Json {
 
   invalid(reason) {
     const at = this.position + utf8Length(this.text.slice(0, this.at));
-    // A mistake of some writers, who pad as C strings end.
+    // A mistake of some writers, who pad like C strings.
     const isPadded = this.where === "header" && /\}\0+$/.test(this.text.slice(-64));
     const hint = isPadded ? " — the header is padded with NUL, not spaces" : "";
     return new Fault("invalid-json", this.rule, `invalid JSON in the ${this.where}: ${reason} at byte ${at}${hint}`);
@@ -118,12 +118,12 @@ export class Json {
     this.at++;
   }
 
-  /** Nothing but white space is left. */
+  /** Checks that only white space is left. */
   expectEnd() {
     if (!Number.isNaN(this.peek())) throw this.unexpected("nothing after the object");
   }
 
-  /** Enters an object or an array, whose first character was looked at. */
+  /** Enters an object or an array, whose first character was already examined. */
   open() {
     if (++this.depth > MAX_DEPTH) throw this.invalid(`more than ${MAX_DEPTH} levels`);
     this.at++;
@@ -152,7 +152,7 @@ export class Json {
     return key;
   }
 
-  /** A string, escapes undone. */
+  /** A string, with its escapes resolved. */
   string(words) {
     if (this.peek() !== QUOTE) throw this.unexpected(words);
     const { text } = this;
@@ -218,7 +218,7 @@ export class Json {
     return parseInt(digits, 16);
   }
 
-  /** An integer below 2^64 without sign, fraction and exponent; null where something else stands. */
+  /** An integer below 2^64 without sign, fraction and exponent; null for any other value. */
   integer() {
     this.peek();
     const { text } = this;
@@ -248,7 +248,7 @@ export class Json {
     return null;
   }
 
-  /** A number, as it is spelled. */
+  /** A number in the spelling of the text. */
   number() {
     NUMBER.lastIndex = this.at;
     const match = NUMBER.exec(this.text);
@@ -258,7 +258,7 @@ export class Json {
     return match[0];
   }
 
-  /** What stands here, in words, where it is not what belongs here. Scalars are read: broken JSON is worse. */
+  /** Describes a value of the wrong kind. Scalars are parsed, because broken JSON is the worse fault. */
   describe() {
     const unit = this.peek();
     if (unit === QUOTE) return `the string ${quoteName(this.string())}`;
@@ -271,7 +271,7 @@ export class Json {
     return `the number ${spelling}${isInteger ? "" : ", which is not an integer below 2^64"}`;
   }
 
-  /** `true`, `false` or `null`; null where a number has to stand. */
+  /** `true`, `false` or `null`; null if it should be a number. */
   word() {
     for (const word of ["true", "false", "null"]) {
       if (this.text.startsWith(word, this.at)) {
@@ -284,7 +284,7 @@ export class Json {
     throw this.unexpected("a value");
   }
 
-  /** Reads a value that means nothing here; it has to be JSON all the same. Notes keys that an object has twice. */
+  /** Parses a value that is ignored, but must be valid JSON. Records duplicate keys of its objects. */
   skip(duplicates) {
     const unit = this.peek();
     if (unit === QUOTE) {

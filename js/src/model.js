@@ -19,9 +19,9 @@ import { readElements } from "./read.js";
 import { indexTooLarge, MAX_INDEX_BYTES, parseIndex, readIndexText, shardNameFault } from "./shard_index.js";
 import { asSource, isBlob, isBuffer, isSource, openSource, readAll, UrlSource } from "./source.js";
 
-// --- What the options say ---
+// // --- Options ---
 
-/** Headers that are fetched at a time, as the Hub's own reader does. */
+/** Headers that are fetched in parallel, as by the Hub's own reader. */
 const CONCURRENCY = 20;
 
 class Settings extends Transport {
@@ -89,7 +89,7 @@ export async function readHeader(source, options = {}) {
   return (await openedAt(urlOf(source, settings), settings)).header;
 }
 
-/** The index of a sharded checkpoint, from any of the same sources. Its shards are not looked at. */
+/** The index of a sharded checkpoint, from any of the same sources. Its shards are not opened. */
 export async function readIndex(source, options = {}) {
   if (isBuffer(source)) return parseIndex(source, options);
   const settings = new Settings(options);
@@ -116,7 +116,7 @@ async function indexAt(url, settings) {
 
 const LENIENT_UTF8 = new TextDecoder("utf-8", { ignoreBOM: true });
 
-/** The headers of a model, and its index where it is sharded. */
+/** The headers of a model, and its index if it is sharded. */
 export class Model {
   #sources;
 
@@ -156,7 +156,7 @@ export class Model {
     return readElements(this.#sources.get(shard), position, tensor, rows, signal);
   }
 
-  /** All tensors, file by file, in the order of their data. */
+  /** All tensors, file by file, in data order. */
   *[Symbol.iterator]() {
     for (const [shard, header] of this.shards) {
       for (const tensor of header.tensors) yield { shard, tensor };
@@ -173,9 +173,9 @@ function totalSizeWarnings(index, shards) {
 }
 
 /**
- * The headers of a model: of one file, or of all shards that an index names. `source` is a URL of a file, an index or
- * a directory, an address of the Hub, a `File`, or several of them, as they come from a folder that was dropped; or what
- * `openSource` gave, one or several.
+ * Reads the headers of a model: of one file, or of all shards that an index names. `source` is a URL of a file, an
+ * index or a directory, an address of the Hub, a `File`, several files, for example from a dropped folder, or one or
+ * several sources of `openSource`.
  */
 export async function readModel(source, options = {}) {
   const settings = new Settings(options);
@@ -210,11 +210,11 @@ async function filesAt(given, settings) {
   return [main, ...found.filter((source) => source !== null)];
 }
 
-/** What a folder holds that can be opened without a name, in the order in which it is looked for. */
+/** The file of a folder without an index. */
 const SINGLE_FILE = "model.safetensors";
 const INDEX_FILE = "model.safetensors.index.json";
 
-/** Bytes of a `config.json` that are read, as the Hub's own reader has it. */
+/** Largest `config.json` that is read, in bytes; the limit of the Hub's own reader. */
 const MAX_CONFIG_BYTES = 10_000_000;
 
 function isIndexName(name) {
@@ -226,7 +226,7 @@ function configTooLarge(found) {
   return new Fault("config-too-large", null, reason, { expected: MAX_CONFIG_BYTES, found });
 }
 
-/** The configuration in `bytes`: another program's file, whose JSON is read as that program reads it. */
+/** Parses the configuration in `bytes`, a file of another program, as that program does. */
 function parseConfig(bytes) {
   let config;
   try {
@@ -242,7 +242,7 @@ export function isObject(value) {
   return typeof value === "object" && value !== null && !Array.isArray(value);
 }
 
-/** Files beside the one that was given, on a server. */
+/** Files beside the given one, on a server. */
 class RemoteFolder {
   constructor(url, settings) {
     this.url = url;
@@ -251,7 +251,7 @@ class RemoteFolder {
     this.read = new Map();
   }
 
-  /** The index, or the name of the only file. */
+  /** Returns the index, or the name of the only file. */
   async locate() {
     if (isIndexName(this.url.pathname)) return { index: await this.indexAt(this.url), name: null };
     if (!this.url.pathname.endsWith("/")) return { index: null, name: lastPart(this.url) };
@@ -262,7 +262,7 @@ class RemoteFolder {
     const url = new URL(SINGLE_FILE, this.url);
     const opened = await unlessMissing(openedAt(url, this.settings));
     if (opened === null) return null;
-    // Looking for it has read it.
+    // Looking for it has already read it.
     this.read.set(SINGLE_FILE, opened);
     return { index: null, name: SINGLE_FILE };
   }
@@ -275,7 +275,7 @@ class RemoteFolder {
     return { index, name: null };
   }
 
-  /** An index whose names become parts of URLs: all of them are looked at before any is asked for. */
+  /** An index whose names become parts of URLs: all of them are checked before any is requested. */
   async indexAt(url) {
     const index = await indexAt(url, this.settings);
     naming(showUrl(url), () => index.shards.forEach(refuseEncodedName));
@@ -334,11 +334,11 @@ const ESCAPES_OF_URLS = /(?:%[0-9a-f]{2})+/gi;
 /** How often a name may be decoded: a server and each proxy before it may decode it once. */
 const MAX_DECODINGS = 5;
 
-/** I6 for a name that becomes part of a URL: what servers make of it by decoding keeps the rule too. */
+/** I6 for a name that becomes part of a URL: its decoded forms must keep the rule too. */
 function refuseEncodedName(shard) {
   let name = shard;
   for (let times = 0; name.search(ESCAPES_OF_URLS) >= 0; times++) {
-    // A `%` without two digits is a plain character. Bytes that are not UTF-8 become U+FFFD, which no rule concerns.
+    // A `%` without two digits is a plain character. Bytes that are not UTF-8 become U+FFFD, which no rule forbids.
     name = name.replace(ESCAPES_OF_URLS, decodedBytes);
     const reason = times < MAX_DECODINGS ? shardNameFault(name) : "it is encoded too often";
     if (reason !== null) {
@@ -360,7 +360,7 @@ class FileFolder {
     const pathOf = (file, place) => file.webkitRelativePath || file.name || `blob ${place + 1}`;
     this.files = new Map(files.map((file, place) => [pathOf(file, place), file]));
     if (this.files.size < files.length) throw new TypeError("two of the files have one name");
-    /** What a name in the index is relative to. */
+    /** The folder that names in the index are relative to. */
     this.base = "";
     this.path = null;
   }
@@ -369,7 +369,7 @@ class FileFolder {
     const paths = [...this.files.keys()];
     const indexes = paths.filter((path) => path.endsWith(".index.json"));
     const candidates = indexes.length > 0 ? indexes : paths.filter((path) => /\.(?:safetensors|bt)$/.test(path));
-    // A name that says nothing is enough when there is only one.
+    // A name without a known ending is accepted if there is only one file.
     const path = onlyOne(candidates.length === 0 && paths.length === 1 ? paths : candidates);
     this.path = path;
     this.base = path.slice(0, path.lastIndexOf("/") + 1);
@@ -449,7 +449,7 @@ function differenceOf(tensor, isExtra, shard, index, shards) {
   return new Fault("missing-tensor", null, reason, { tensor });
 }
 
-/** Where the bytes of a tensor lie: its file in a model, the position in the file, and how many bytes. */
+/** The byte range of a tensor: its file in a model, the position in the file, and the number of bytes. */
 export function tensorRange(source, name) {
   const found = source instanceof Model ? source.get(name) : { shard: null, tensor: source.get(name) };
   if (found?.tensor === undefined) {

@@ -24,10 +24,10 @@ function totalled(counts, declared) {
   return { parameterCount: Object.fromEntries(counts), parameterTotal };
 }
 
-/** What `total_parameters` says, where it is a number. Writers have written it as text, too. */
+/** The value of `total_parameters`, if it is a number. Some writers store it as text. */
 function declaredTotal(declared) {
   if (!declared || (typeof declared !== "string" && typeof declared !== "number")) return null;
-  // As huggingface.js reads it: the digits at the start, so that "1e9" is 1.
+  // As huggingface.js parses it: the leading digits, so that "1e9" is 1.
   const total = typeof declared === "string" ? parseInt(declared, 10) : Math.floor(declared);
   return total >= 0 ? total : null;
 }
@@ -50,7 +50,7 @@ function logicalCount(headers, config) {
   const counts = new Map();
   for (const header of headers) {
     for (const tensor of header.tensors) {
-      // The scales of the microscaling formats; and a scalar is no parameter.
+      // Scales of the microscaling formats are not parameters, and neither are scalars.
       if (tensor.dtype === "F8_E8M0" || scheme.isAuxiliary(tensor) || tensor.shape.length === 0) continue;
       add(counts, tensor.dtype, unpacked(elements(tensor), scheme.packing(tensor)));
     }
@@ -73,7 +73,7 @@ const UNPACKED = { container: 1, bits: 1 };
 
 const CONTAINER_BITS = new Map(Object.entries({ U8: 8, I8: 8, U16: 16, I16: 16, U32: 32, I32: 32 }));
 
-/** That elements of an integer dtype hold several parameters of `bits` each. */
+/** Describes elements of an integer dtype that hold several parameters of `bits` each. */
 function packed(dtype, bits) {
   const container = CONTAINER_BITS.get(dtype);
   const isPacked = container !== undefined && Number.isSafeInteger(bits) && bits > 0 && bits < container;
@@ -84,7 +84,7 @@ function times(factor) {
   return { container: factor, bits: 1 };
 }
 
-/** What comes after the last dot, and what before it. */
+/** Splits a name at its last dot, and returns both parts. */
 function suffixOf(name) {
   return name.slice(name.lastIndexOf(".") + 1);
 }
@@ -109,7 +109,7 @@ const AUXILIARY = new Set([
 
 const NOT_QUANTISED = { isAuxiliary: () => false, packing: () => UNPACKED };
 
-/** How a model was quantised, as its `config.json` says: which tensors are no parameters, and which hold several. */
+/** Returns the quantisation of a model according to `config.json`: auxiliary tensors, and how weights are packed. */
 function quantisation(config, headers) {
   const settings = quantisationConfig(config);
   if (settings === null) return NOT_QUANTISED;
@@ -130,7 +130,7 @@ function quantisationConfig(config) {
   return null;
 }
 
-/** mlx writes `quantization`, without a method, and the same again under the usual name. */
+/** mlx writes `quantization`, without a method, and a copy under the usual name. */
 function mlxConfig(place) {
   for (const settings of [place.quantization, place.quantization_config]) {
     if (!isObject(settings) || settings.quant_method !== undefined) continue;
@@ -139,7 +139,7 @@ function mlxConfig(place) {
   return null;
 }
 
-/** Whether a module is quantised: it is unless a list in the configuration leaves it out. */
+/** Whether a module is quantised: it is unless a list in the configuration excludes it. */
 function quantisedNames(settings) {
   const ignored = strings(settings.ignore).map(targetMatcher);
   const kept = strings(settings.modules_to_not_convert);
@@ -162,7 +162,7 @@ function targetMatcher(target) {
   return glob === null ? () => false : (module) => matchesGlob(glob, module);
 }
 
-/** The glob that says what a regular expression does; null where none does. A stranger wrote it, so it is never run. */
+/** Returns the glob equal to a regular expression, or null. The expression is untrusted, so it is never run. */
 function globOf(pattern) {
   const isAnchored = pattern.endsWith("$");
   const body = pattern.replace(/^\^/, "").replace(/\$$/, "") + (isAnchored ? "" : ".*");
@@ -183,7 +183,7 @@ function globOf(pattern) {
   return glob;
 }
 
-/** Whether all of `text` is as `glob` says, in which `*` is any text. In time of their lengths' product at most. */
+/** Whether all of `text` matches `glob`, in which `*` is any text. Takes time up to the product of their lengths. */
 function matchesGlob(glob, text) {
   let [at, place, star, resume] = [0, 0, -1, 0];
   while (at < text.length) {
@@ -194,7 +194,7 @@ function matchesGlob(glob, text) {
       place++;
       at++;
     } else if (star >= 0) {
-      // The last star takes one character more.
+      // The last star takes one more character.
       place = star + 1;
       at = ++resume;
     } else {
@@ -257,7 +257,7 @@ const METHODS = {
 
 const BITSANDBYTES_STATE = new Set(["absmax", "quant_map", "nested_absmax", "nested_quant_map"]);
 
-/** gptq and awq: as many parameters in a word of 32 bits as fit. */
+/** gptq and awq: as many parameters as fit in a word of 32 bits. */
 function packedInWords({ bits = 4 }) {
   const state = new Set(["qzeros", "g_idx", "scales"]);
   return {
@@ -269,7 +269,7 @@ function packedInWords({ bits = 4 }) {
   };
 }
 
-/** Of a module: the format that its group of compressed-tensors has, and the bits of its weights. */
+/** Returns, for a module, the format of its compressed-tensors group, and the bits of its weights. */
 function targetGroups(settings) {
   const groups = (isObject(settings.config_groups) ? Object.values(settings.config_groups) : [])
     .filter(isObject)
@@ -290,7 +290,7 @@ function expertBits(settings, config) {
 }
 
 function mlxMethod(settings, headers) {
-  // Of all shards: a weight and its scales may lie in two.
+  // Names of all shards, since a weight and its scales may be in different ones.
   const names = new Set(headers.flatMap((header) => [...header.names()]));
   const quantised = (module) => {
     const override = Object.hasOwn(settings, module) ? settings[module] : null;

@@ -31,7 +31,7 @@ const DTYPE_TABLE = {
 };
 
 /**
- * Bits that one element takes, by dtype.
+ * Bits per element, by dtype.
  *
  * @type {ReadonlyMap<any, number>}
  */
@@ -45,12 +45,12 @@ export const PREFIX_NBYTES = 8;
 
 export const METADATA_KEY = "__metadata__";
 
-/** What a header says, not yet checked against the file: rules F4 to F8. */
+/** The claims of a header, not yet checked against the file: rules F4 to F8. */
 export class RawHeader {
   constructor(format) {
     this.format = format;
     this.tensors = [];
-    /** Pairs; null where there is no metadata, which is not the same as empty metadata. */
+    /** Pairs; null if there is no metadata, which differs from empty metadata. */
     this.metadata = null;
   }
 
@@ -59,7 +59,7 @@ export class RawHeader {
   }
 }
 
-/** F7 for metadata. Keys are not kept in a list as well: there may be millions. */
+/** F7 for metadata. Keys are not stored in a second list: there may be millions. */
 export class MetadataBuilder {
   constructor() {
     this.map = new Map();

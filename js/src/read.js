@@ -1,15 +1,15 @@
-// Reads the elements of a tensor, or of rows of it, as numbers. Only their bytes are read.
+// Reads the elements of a tensor, or of some of its rows, as numbers. Only their bytes are read.
 
 import { decode, DECODED } from "./decode.js";
 import { quoteName } from "./errors.js";
 import { streamRange } from "./source.js";
 
-/** The number of elements that takes whole bytes in every dtype. */
+/** A number of elements that takes whole bytes in every dtype. */
 const GROUP = 4;
 
 /**
- * Returns `{ name, dtype, shape, values }`. Beside the values, one piece of the file is in memory. `position` is where
- * the tensor begins in the file.
+ * Returns `{ name, dtype, shape, values }`. Besides the values, only one piece of the file is in memory. `position` is
+ * the beginning of the tensor in the file.
  */
 export async function readElements(source, position, tensor, rows, signal) {
   const { name, dtype } = tensor;
@@ -32,7 +32,7 @@ export async function readElements(source, position, tensor, rows, signal) {
   return { name, dtype, shape, values };
 }
 
-/** The shape of rows `begin` to before `end`, and which elements they are. */
+/** The shape of rows `begin` to before `end`, and the range of their elements. */
 function selected({ name, shape, nbytes }, rows) {
   if (rows === undefined) return { shape, first: 0, count: nbytes === 0 ? 0 : product(shape) };
   if (!Array.isArray(rows) || rows.length !== 2 || !rows.every(Number.isSafeInteger)) {

@@ -27,7 +27,7 @@ class JsonHeaderReader {
   constructor(json) {
     this.json = json;
     this.raw = new RawHeader("safetensors");
-    /** The first thing that a strict reader refuses. */
+    /** The first deviation that a strict reader rejects. */
     this.unusual = null;
   }
 
@@ -127,7 +127,7 @@ class JsonHeaderReader {
   }
 }
 
-/** Whether a tab or a line break stands among the padding. */
+/** Whether the padding contains a tab or a line break. */
 function endsUnusually(text) {
   let end = text.length;
   while (text.charCodeAt(end - 1) === 0x20) end--;

@@ -5,7 +5,7 @@ import { CLOSE_BRACE, Json, OPEN_BRACE, QUOTE, utf8Length, utf8Text } from "./js
 import { duplicateMetadataKey, METADATA_KEY } from "./raw.js";
 import { bytesOf } from "./source.js";
 
-/** I1. What the Hub's own reader takes; the largest index known has 60 MB, for 497,000 tensors. */
+/** I1. The limit of the Hub's own reader; the largest known index has 60 MB, for 497,000 tensors. */
 export const MAX_INDEX_BYTES = 250_000_000;
 
 /** I7. */
@@ -20,7 +20,7 @@ class ShardIndex {
     this.weightMap = weightMap;
     this.shards = shards;
     this.metadataText = metadataText;
-    // No key is there twice, so that nothing is lost.
+    // No key occurs twice, so nothing is lost.
     this.metadata = metadataText === null ? null : JSON.parse(metadataText);
   }
 
@@ -31,7 +31,7 @@ class ShardIndex {
   }
 }
 
-/** The index in `bytes`, which are all of it. */
+/** Parses the index in `bytes`, which must be the whole file. */
 export function parseIndex(bytes, options = {}) {
   return naming(options.path ?? null, () => readIndexText(bytesOf(bytes, "bytes")));
 }
@@ -49,10 +49,10 @@ export function indexTooLarge(found) {
 class IndexReader {
   constructor(json) {
     this.json = json;
-    /** The values of the fields that were read. */
+    /** The values of the fields read so far. */
     this.fields = new Map();
     this.tensors = new Map();
-    /** Tensors that were there before, each with the shard that is named for it now. */
+    /** Tensors that occurred before, each with the shard of its later entry. */
     this.repeated = [];
     this.shards = new Set();
   }
@@ -145,7 +145,7 @@ class IndexReader {
     this.fields.set(field, null);
   }
 
-  /** A value, as it is spelled. */
+  /** A value in the spelling of the file. */
   value(field, duplicates) {
     const { json } = this;
     const begin = json.at;
@@ -191,7 +191,7 @@ export function shardNameFault(shard) {
   if (shard.includes("\\")) return "it has a backslash, which parts directories on Windows";
   if (shard.includes(":")) return "it has a colon, which names a drive or a stream on Windows";
   if (/\p{Cc}/u.test(shard)) return "it has a control character";
-  // Bytes that Linux takes in a path, and in a part of it.
+  // Limits of Linux for a path, and for a part of it, in bytes.
   if (utf8Length(shard) > 4095) return "it is longer than a file's name can be";
   return shard.split("/").map(partFault).find((reason) => reason !== null) ?? null;
 }
@@ -201,7 +201,7 @@ function partFault(part) {
   if (part === "." || part === "..") return "it has a part `.` or `..`";
   if (utf8Length(part) > 255) return "it is longer than a file's name can be";
   if (/[. ]$/.test(part)) return "a part of it ends with a dot or a space, which Windows drops";
-  // Windows knows these in every directory and with every extension.
+  // Windows reserves these in every directory and with every extension.
   const stem = part.split(".", 1)[0].replace(/\p{White_Space}+$/u, "");
   if (/^(?:con|prn|aux|nul|conin\$|conout\$|(?:com|lpt)[0-9¹²³])$/i.test(stem)) {
     return "it is the name of a device on Windows";
@@ -209,7 +209,7 @@ function partFault(part) {
   return null;
 }
 
-/** I8: no two shards are one file where case does not count. */
+/** I8: no two shards are the same file where names ignore case. */
 function refuseCollisions(shards) {
   const folded = new Map();
   for (const shard of [...shards].sort(compareNames)) {

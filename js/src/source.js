@@ -1,13 +1,13 @@
-// Where bytes come from: memory, a `File` or `Blob`, a server by HTTP ranges, or whatever a page has itself. One
-// interface for all of them, `{ name, size, read(begin, end, signal) }`; and ranges of it, read at once or as a stream.
+// Sources of bytes: memory, a `File` or `Blob`, a server with HTTP ranges, or an object of the page. All have one
+// interface, `{ name, size, read(begin, end, signal) }`; ranges are read at once or as a stream.
 //
-// A range that is given is complete and of one version of the file, or an error: a server's answer is 206 with the
-// range that was asked for and nothing else, not encoded, and of the version that was met on opening. An answer that
-// breaks off is asked for again from there.
+// A returned range is complete and of one version of the file; otherwise reading fails. A server's answer must be 206
+// with exactly the requested range, not encoded, and of the version seen on opening. An answer that breaks off is
+// resumed from there.
 
 import { showUrl, urlOf } from "./address.js";
 import { escapeName, Fault, namingLater } from "./errors.js";
-import { FileRange, isPath, look, pathOf } from "./file.js";
+import { FileRange, isPath, pathOf, statFile } from "./file.js";
 import {
   badStatus,
   bodyUpTo,
@@ -31,42 +31,43 @@ import {
 } from "./http.js";
 
 /**
- * @typedef {object} Source What ranges are read from.
- * @property {string | null} name What errors call it: the name of the file, or the address without what may be secret.
+ * @typedef {object} Source An object to read ranges from.
+ * @property {string | null} name The name in errors: the name of the file, or the address without secret parts.
  * @property {number} size Bytes in the file.
- * @property {(begin: number, end: number, signal?: AbortSignal) => Promise<Uint8Array>} read The bytes from `begin` to
+ * @property {(begin: number, end: number, signal?: AbortSignal) => Promise<Uint8Array>} read Reads the bytes from `begin` to
  *   before `end`, counted from the start of the file.
  */
 
-/** A server that ignores ranges may send this much, in bytes: a file that is no larger is taken whole. */
+/** Bytes that a server that ignores ranges may send: a file of at most this size is read whole. */
 const MAX_WHOLE_NBYTES = 1 << 20;
 
-/** Bytes of a piece of `streamRange`: whole elements of every dtype, also where four take three bytes. */
+/** Bytes of a piece of `streamRange`: whole elements of every dtype, including those that pack four into three bytes.
+ */
 const PIECE_NBYTES = 3 << 20;
 
-/** Bytes that a stream is read by, into memory that goes round. */
+/** Bytes per read of a stream, into a buffer that is reused. */
 const SCRATCH_NBYTES = 1 << 20;
 
-/** A try that brought as many bytes has not failed for good: after it, all tries are there again. */
+/** After this many bytes of progress, the count of retries starts again. */
 const PROGRESS_NBYTES = 1 << 20;
 
 const NOTHING = new Uint8Array(0);
 
-// --- What callers use ---
+// // --- Interface ---
 
 /**
- * Opens a file: by one request where it is a URL, which says how long the file is and of what version. In Node, text
+ * Opens a file. For a URL this takes one request, which returns the size and the version of the file. In Node, text
  * without a scheme and `file:` URLs are paths.
  *
- * What is read of it later is of that version, or a `SafetensorError` with the code `changed`. The first bytes, 131,072
- * or `options.firstBytes`, are kept, so that `readHeader` of the source asks for no more where they hold the header.
+ * Later reads return the same version, or fail with a `SafetensorError` with the code `changed`. The first bytes,
+ * 131,072 or `options.firstBytes`, are kept, so that `readHeader` needs no other request if they hold the header.
  *
  * @param {ArrayBufferLike | ArrayBufferView | Blob | URL | string} source Memory, which is not copied
  *   and must not change; a `File` or `Blob`; or an address: `https://…`, `hf://owner/name/file`, or one
  *   relative to the page.
- * @param {object} [options] Those of `readHeader`: `fetch`, `headers`, `timeout`, `retries`, `allowPrivateRedirects`,
- *   `firstBytes`, `hub`; they hold for every later read. `signal` ends the opening only. `name` is what errors call the
- *   file, in place of its address. `version`, which is that of a source of the same file, has to be met again.
+ * @param {object} [options] The options of `readHeader`: `fetch`, `headers`, `timeout`, `retries`, `allowPrivateRedirects`,
+ *   `firstBytes`, `hub`; they hold for every later read. `signal` ends the opening only. `name` replaces the address in
+ *   errors. `version`, from a source of the same file, is the version that the file must have.
  * @returns {Promise<Source>}
  * @throws {SafetensorError} `invalid-url`, `network`, `timeout`, `http-status`, `redirect-refused`, `range-ignored`,
  *   `wrong-range`, `content-encoded`, `malformed-response` or `short-read`.
@@ -81,27 +82,27 @@ export async function openSource(source, options = {}) {
     : UrlSource.open(url, transport, options);
 }
 
-/** What is known of a file by its size and a strong ETag, which somebody has told: nothing is asked for to open it. */
+/** A source of known size and strong ETag: opening it needs no request. */
 export function knownBy(size, etag, head = NOTHING) {
   return { size, head, version: versionText(size, etag, null) };
 }
 
 /**
- * The bytes from `begin` to before `end`, all of them. They are not looked at: whose they are, a header says.
+ * Reads the bytes from `begin` to before `end`, all of them, without interpreting them.
  *
- * @param {Source | Blob | ArrayBufferLike | ArrayBufferView} source What `openSource` gave, or any object with its
- *   properties. No address: it is opened first, so that all ranges are of one version.
- * @param {number} begin Counted in bytes from the start of the file, as `tensorRange(…).position` is.
- * @param {number} end Not more than `source.size`.
+ * @param {Source | Blob | ArrayBufferLike | ArrayBufferView} source A source of `openSource`, or any object with its
+ *   properties. An address must be opened first, so that all ranges are of one version.
+ * @param {number} begin Counted in bytes from the start of the file, like `tensorRange(…).position`.
+ * @param {number} end At most `source.size`.
  * @param {object} [options]
  * @param {AbortSignal} [options.signal] Ends the reading; the promise is then rejected with `signal.reason`.
- * @param {Uint8Array<any>} [options.into] Memory of the caller, `end - begin` bytes long, which is filled and given back:
- *   nothing of that size is made besides. After an error it may hold a part of the range.
+ * @param {Uint8Array<any>} [options.into] A buffer of `end - begin` bytes, which is filled and returned, without another
+ *   allocation of that size. After an error it may hold a part of the range.
  * @returns {Promise<Uint8Array>}
- * @throws {RangeError} Where the range is not within the file, or `into` has another length.
- * @throws {TypeError} Where an argument is of another type.
- * @throws {SafetensorError} `changed`, `read`, and those of `openSource`. What fails for a reason that may pass is
- *   tried again, from where it broke off.
+ * @throws {RangeError} The range is not within the file, or `into` has another length.
+ * @throws {TypeError} An argument has another type.
+ * @throws {SafetensorError} `changed`, `read`, and the codes of `openSource`. A read that fails for a temporary reason is
+ *   resumed from where it broke off.
  */
 export async function readRange(source, begin, end, { signal, into } = {}) {
   const from = asSource(source);
@@ -111,8 +112,8 @@ export async function readRange(source, begin, end, { signal, into } = {}) {
 }
 
 /**
- * The same bytes in pieces, of which one is in memory at a time. Each piece but the last has `pieceBytes`; a piece is
- * overwritten when the next one is asked for, unless its buffer was transferred. To leave the loop ends the request.
+ * Reads the same bytes in pieces. Only one piece is in memory at a time. Each piece but the last has `pieceBytes`. A
+ * piece is overwritten by the next, unless its buffer was transferred. Leaving the loop ends the request.
  *
  *     for await (const piece of streamRange(source, position, position + nbytes)) count(decode(dtype, piece));
  *
@@ -121,10 +122,10 @@ export async function readRange(source, begin, end, { signal, into } = {}) {
  * @param {number} end
  * @param {object} [options]
  * @param {AbortSignal} [options.signal]
- * @param {number} [options.pieceBytes] 3,145,728, which is a whole number of elements of every dtype. Another should
- *   be a multiple of 24.
+ * @param {number} [options.pieceBytes] 3,145,728, which is a whole number of elements of every dtype. Other values
+ *   should be multiples of 24.
  * @returns {AsyncGenerator<Uint8Array, void, void>}
- * @throws Those of `readRange`: of arguments at once, all others from the loop.
+ * @throws The errors of `readRange`: for wrong arguments at once, all others from the loop.
  */
 export function streamRange(source, begin, end, { signal, pieceBytes = PIECE_NBYTES } = {}) {
   const from = asSource(source);
@@ -133,7 +134,7 @@ export function streamRange(source, begin, end, { signal, pieceBytes = PIECE_NBY
   return pieces(from, begin, end, signal, pieceBytes);
 }
 
-/** The same bytes in parts of any length: `fill(view)` fills all of a view with the next ones, `close()` ends it. */
+/** The same bytes in parts of any length: `fill(view)` fills a view with the next bytes, `close()` ends the request. */
 export function openRange(source, begin, end, signal) {
   const from = asSource(source);
   checkRange(from, begin, end);
@@ -146,7 +147,7 @@ async function* pieces(source, begin, end, signal, pieceBytes) {
   let buffer = new ArrayBuffer(0);
   try {
     for (let at = begin; at < end;) {
-      // At first; and where the caller has sent it elsewhere, which leaves nothing here.
+      // For the first piece, and after the caller has transferred the buffer.
       if (buffer.byteLength === 0) buffer = new ArrayBuffer(Math.min(pieceBytes, end - at));
       const piece = new Uint8Array(buffer, 0, Math.min(pieceBytes, end - at));
       await namingLater(source.name, () => reading.fill(piece));
@@ -158,7 +159,7 @@ async function* pieces(source, begin, end, signal, pieceBytes) {
   }
 }
 
-/** All bytes of a range, whose faults are still to be named. */
+/** Reads all bytes of a range. Its faults do not yet name the file. */
 export async function readAll(source, begin, end, signal, into = new Uint8Array(end - begin)) {
   const reading = new Reading(source, begin, end, signal);
   try {
@@ -187,7 +188,7 @@ function checkMemory(into, nbytes) {
 
 // --- Kinds of sources ---
 
-/** Whether an object has what a source has. */
+/** Whether an object has the interface of a source. */
 export function isSource(source) {
   return typeof source?.read === "function" && typeof source.size === "number";
 }
@@ -204,19 +205,19 @@ function isShared(buffer) {
   return typeof SharedArrayBuffer !== "undefined" && buffer instanceof SharedArrayBuffer;
 }
 
-/** The bytes of a buffer or a view, of any kind. */
+/** The bytes of any buffer or view. */
 export function bytesOf(source, what) {
   if (source instanceof ArrayBuffer) return new Uint8Array(source);
   if (ArrayBuffer.isView(source)) {
     const bytes = new Uint8Array(source.buffer, source.byteOffset, source.byteLength);
-    // Another thread may write to shared memory, and what was checked must not change.
+    // Another thread may write to shared memory, and checked bytes must not change.
     return isShared(source.buffer) ? bytes.slice() : bytes;
   }
   if (isShared(source)) return new Uint8Array(source).slice();
   throw new TypeError(`${what} must be an ArrayBuffer or a view of one`);
 }
 
-/** What can be read without a question to a server, as one of our sources. */
+/** Returns a source of ours for anything that needs no request to a server. */
 export function asSource(source) {
   if (source instanceof OwnSource) return source;
   if (isBuffer(source)) return new BytesSource(bytesOf(source, "source"));
@@ -226,11 +227,11 @@ export function asSource(source) {
 }
 
 /**
- * What all of ours have besides the interface: `open(begin, end, signal)`. What that gives has `read(view)`, which puts
- * the next bytes at the start of `view` and gives their number, 0 at the end; and `close()`.
+ * The base of our sources. Besides the interface they have `open(begin, end, signal)`, which returns an object with
+ * `read(view)` and `close()`. `read` puts the next bytes at the start of `view` and returns their number, 0 at the end.
  */
 class OwnSource {
-  /** Tries after the first: what is not on a network fails for good. */
+  /** Retries: only faults of a network are temporary. */
   retries = 0;
 
   constructor(name, size) {
@@ -267,7 +268,7 @@ class BlobSource extends OwnSource {
   }
 }
 
-/** A file on this machine, in Node. It is opened for each range, so that there is nothing to close. */
+/** A local file, in Node. It is opened for each range, so that there is nothing to close. */
 class FileSource extends OwnSource {
   constructor(path, { size, version }) {
     super(path, size);
@@ -275,7 +276,7 @@ class FileSource extends OwnSource {
   }
 
   static async open(path) {
-    return new FileSource(path, await look(path));
+    return new FileSource(path, await statFile(path));
   }
 
   open(begin, end, signal) {
@@ -283,13 +284,13 @@ class FileSource extends OwnSource {
   }
 }
 
-/** Browsers refuse a file that was changed since it was chosen. */
+/** Browsers reject a file that was changed after it was chosen. */
 function unreadable(error) {
   const reason = `cannot be read: ${escapeName(String(error?.message ?? error))}`;
   return new Fault("read", null, reason, { cause: error });
 }
 
-/** An object of the caller with the same interface, which is not trusted to give as many bytes as it was asked for. */
+/** A caller's object with the same interface, which may return a wrong number of bytes. */
 class ForeignSource extends OwnSource {
   constructor(source) {
     super(source.name ?? null, sizeOption(source.size, "size"));
@@ -312,7 +313,7 @@ class ForeignSource extends OwnSource {
   }
 }
 
-/** A file on a server, of which parts are read. All of them are of one version. */
+/** A file on a server, read in ranges. All of them are of one version. */
 export class UrlSource extends OwnSource {
   #version = null;
 
@@ -327,7 +328,7 @@ export class UrlSource extends OwnSource {
     this.url = url;
     this.transport = transport.withSignal(null);
     this.retries = transport.retries;
-    /** The first bytes, which came on opening. */
+    /** The first bytes, from opening. */
     this.head = head;
   }
 
@@ -337,12 +338,13 @@ export class UrlSource extends OwnSource {
     return source;
   }
 
-  /** Frees the first bytes after the header was parsed, unless they are the whole file. */
+  /** Frees the first bytes once the header was parsed, unless they are the whole file. */
   forgetHead() {
     if (this.#version !== null) this.head = NOTHING;
   }
 
-  /** What every answer has to be of; null where the file came whole. It is text, which can be sent to a worker. */
+  /** The version that every answer must have; null if the file was sent whole. Text, so that it can be sent to a
+   * worker. */
   get version() {
     return this.#version;
   }
@@ -352,14 +354,14 @@ export class UrlSource extends OwnSource {
     if (response.status === 200) {
       this.#keep(await wholeOf(response, Math.max(nbytes, MAX_WHOLE_NBYTES)));
     } else if (isEmptyFile(response)) {
-      // No range of an empty file can be had.
+      // An empty file has no ranges.
       await discard(response);
     } else {
       const { total, nbytes: length, version } = await this.#accept(response, 0, nbytes);
       const bytes = await bodyUpTo(response, length);
       if (bytes.length !== length) throw wrongLength(length, bytes.length);
       this.#keep(bytes, total);
-      // Not before: an answer of which nothing is kept binds nobody.
+      // Not earlier: an answer without usable bytes does not fix the version.
       this.#version = version;
     }
   }
@@ -392,11 +394,11 @@ export class UrlSource extends OwnSource {
   }
 
   #ask(begin, end, signal) {
-    // fetch adds `Accept-Encoding: identity` to every request for a range, and lets nobody else say it.
+    // fetch adds `Accept-Encoding: identity` to every request for a range, and forbids setting it.
     return get(this.url, { range: `bytes=${begin}-${end - 1}` }, this.transport, signal);
   }
 
-  /** What the headers of an answer say of the part that follows, once they are as they have to be. */
+  /** Checks the headers of an answer, and returns their description of the part that follows. */
   async #accept(response, begin, end) {
     if (response.status !== 206) {
       await discard(response);
@@ -405,7 +407,7 @@ export class UrlSource extends OwnSource {
     await refuseEncoded(response);
     const range = await contentRange(response, begin, end);
     const version = await versionOf(response, range.total);
-    // Compared here and not by If-Match, for which browsers would ask twice.
+    // Compared here and not with If-Match, for which browsers would send a preflight request.
     if (this.#version !== null && this.#version !== version) {
       await discard(response);
       throw remoteFault("changed", "the file changed while it was read");
@@ -414,7 +416,7 @@ export class UrlSource extends OwnSource {
   }
 }
 
-/** The whole file, which the server sent instead of a part. */
+/** Returns the whole file, which the server sent instead of a part. */
 async function wholeOf(response, limit) {
   await refuseEncoded(response);
   const said = Number(response.headers.get("content-length") ?? 0);
@@ -433,7 +435,7 @@ function brokenOff(error, found) {
 
 // --- Reading ---
 
-/** The bytes of a range one after the other, asked for again from where they break off. */
+/** Reads the bytes of a range in order, and resumes where an answer breaks off. */
 class Reading {
   #source;
   #begin;
@@ -442,7 +444,7 @@ class Reading {
   #signal;
   #answer = null;
   #tries = 0;
-  /** Where the last try began. */
+  /** The position at which the last try began. */
   #since;
 
   constructor(source, begin, end, signal) {
@@ -451,7 +453,7 @@ class Reading {
     this.#at = this.#since = begin;
   }
 
-  /** Fills all of `view` with the bytes that come next. */
+  /** Fills all of `view` with the next bytes. */
   async fill(view) {
     for (let have = 0; have < view.length;) {
       have += await this.#trying(() => this.#read(view.subarray(have)));
@@ -473,7 +475,7 @@ class Reading {
     return nbytes;
   }
 
-  /** What `attempt` gives, tried again while it fails for a reason that may pass. */
+  /** Returns the result of `attempt`, retried while it fails for a temporary reason. */
   async #trying(attempt) {
     for (;;) {
       try {
@@ -490,21 +492,21 @@ class Reading {
     }
   }
 
-  /** What follows the last byte is of no use, and says that the server lies. */
+  /** Rejects bytes after the last one, which show that the answer's headers were wrong. */
   async #expectEnd() {
     let more = 0;
     try {
       more = await this.#answer.read(new Uint8Array(1));
     } catch {
       this.#signal?.throwIfAborted();
-      // All bytes are here: that the answer does not end as it should is no loss.
+      // All bytes are here, so a bad end of the answer does no harm.
     }
     if (more > 0) throw wrongLength(this.#end - this.#begin, this.#end - this.#begin + more);
     await this.close();
   }
 }
 
-/** Bytes that are there. */
+/** Bytes in memory. */
 class Memory {
   constructor(bytes) {
     this.bytes = bytes;
@@ -521,8 +523,8 @@ class Memory {
 }
 
 /**
- * The bytes of a stream. Where it fills memory of its reader, one buffer goes round; else each chunk is memory of its
- * own, and of it what did not fit is kept. `patience` is that with its reads, `faultOf` says what an error means.
+ * The bytes of a stream. If it can read into a given buffer, one buffer is reused; otherwise each chunk has its own
+ * memory, and the part that did not fit is kept. `patience` limits its reads, `faultOf` translates its errors.
  */
 class Stream {
   #reader;
@@ -534,7 +536,7 @@ class Stream {
 
   constructor(stream, patience, faultOf) {
     [this.#patience, this.#faultOf] = [patience, faultOf];
-    // Some answers have no body, which is one of no bytes.
+    // Some answers have no body, which means no bytes.
     const body = stream ?? new Blob([]).stream();
     try {
       this.#reader = body.getReader({ mode: "byob" });
@@ -553,7 +555,7 @@ class Stream {
     return nbytes;
   }
 
-  /** The next bytes, which are there until they are asked for again; none at the end. */
+  /** The next bytes, valid until the next call; none at the end. */
   async #next() {
     const chunk = () => this.#reader.read(...(this.#scratch ? [new Uint8Array(this.#scratch)] : []));
     for (;;) {
@@ -576,7 +578,7 @@ class Stream {
 
   async close() {
     this.#patience.rest();
-    // This ends the request. A connection that is cut is no fault here, and nobody waits for one that hangs.
+    // This ends the request. A broken connection is not an error here, and a hanging one is not waited for.
     this.#reader.cancel().catch(() => {});
   }
 }

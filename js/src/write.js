@@ -41,8 +41,8 @@ if (typeof Float16Array !== "undefined") DTYPE_OF_ARRAY.set(Float16Array, "F16")
  *     await writeFile("m.safetensors", writeSafetensors({ bias: { shape: [2], data: new Float32Array(2) } }));
  *
  * @param {Map | Iterable | object} tensors Name to `{ dtype, shape, data }`. `data` holds the elements as the file
- *   stores them, little-endian: a typed array, another buffer, a `Blob`, or a stream of `Uint8Array`s, such as that of
- *   `streamRange`. The dtype of a typed array is that of its elements unless `dtype` is given. Buffers are not copied
+ *   stores them, little-endian: a typed array, another buffer, a `Blob`, or a stream of `Uint8Array`s, for example of
+ *   `streamRange`. The dtype of a typed array is its element type unless `dtype` is given. Buffers are not copied
  *   and must not change until the stream ends.
  * @param {Map | object | null} [metadata] Text to text. Entries that describe the tensors of another file, such as
  *   digests, are left out.
@@ -70,7 +70,7 @@ export function writeSafetensors(tensors, metadata = null) {
   );
 }
 
-/** Returns the header as bytes, and the tensors in the order of their data. */
+/** Returns the header as bytes, and the tensors in data order. */
 function laidOut(tensors, metadata) {
   const ordered = entriesOf(tensors, "tensors").map(([name, tensor]) => checked(name, tensor));
   ordered.sort((a, b) => RANKS.get(a.dtype) - RANKS.get(b.dtype) || compareNames(a.name, b.name));
@@ -85,7 +85,7 @@ function laidOut(tensors, metadata) {
   const head = new Uint8Array(PREFIX_NBYTES + Math.ceil(text.length / 8) * 8).fill(0x20);
   new DataView(head.buffer).setBigUint64(0, BigInt(head.length - PREFIX_NBYTES), true);
   head.set(text, PREFIX_NBYTES);
-  // What a reader rejects is not written.
+  // A writer must not write a header that readers reject.
   parseHeader(head, { fileSize: head.length + Number(begin) });
   return { head, ordered };
 }
@@ -166,7 +166,7 @@ function piecesOf(data) {
   return isBlob(data) ? data.stream() : ownPieces(data);
 }
 
-/** Copies each piece: a stream may overwrite it when the next one is asked for, and readers of ours may keep it. */
+/** Copies each piece: a stream may overwrite it when the next one is requested, and our readers may keep it. */
 async function* ownPieces(stream) {
   for await (const piece of stream) {
     if (!(piece instanceof Uint8Array)) throw new TypeError("a stream of data must consist of Uint8Arrays");

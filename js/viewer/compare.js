@@ -1,4 +1,4 @@
-// Two models side by side: what is only in one, what differs in dtype or shape, and how far apart the values are.
+// Two models side by side: tensors in only one of them, differences in dtype or shape, and distances of the values.
 
 import { escapeName } from "../src/errors.js";
 import { button, card, h, table as tableOf } from "./dom.js";
@@ -15,7 +15,7 @@ const BINS = 64;
 const CELLS = [192, 192];
 const SAMPLE = 64 << 20;
 
-/** Rows of a comparison: `kind` is `added`, `removed`, `dtype`, `shape` or `same`, which is that of the headers. */
+/** Rows of a comparison: `kind` is `added`, `removed`, `dtype`, `shape` or `same`, according to the headers. */
 export function matched(one, two) {
   const rows = one.tensors.map((tensor, number) => {
     const other = two.numberOf(tensor.name);
@@ -35,7 +35,7 @@ export function matched(one, two) {
   return rows.sort((a, b) => natural(a.name, b.name));
 }
 
-/** What was removed and what was added with the same dtype and shape, in the order of the files, may be one tensor. */
+/** A removed and an added tensor with the same dtype and shape, paired in file order, may be one renamed tensor. */
 function suggestRenames(rows, one, two) {
   const added = new Map();
   const key = ({ dtype, shape }) => `${dtype} ${shape}`;
@@ -63,7 +63,7 @@ const SORTS = {
   Cosine: ({ found }) => found?.cosine ?? 2,
 };
 
-/** Values and headers of both models; it lives as long as the models do, so that what was computed stays. */
+/** Values and headers of both models. It lives as long as the models do, so that results are kept. */
 export class Comparison {
   #controller = null;
 
@@ -77,9 +77,9 @@ export class Comparison {
     this.byName = new Map(this.rows.map((row) => [row.name, row]));
   }
 
-  screen(look) {
-    this.look = look;
-    const chosen = this.byName.get(look.state.t);
+  screen(context) {
+    this.context = context;
+    const chosen = this.byName.get(context.state.t);
     this.list = h("div", {});
     this.bar = h("progress", {
       max: String(Math.max(1, this.pairs.length)),
@@ -93,7 +93,7 @@ export class Comparison {
       kind,
       number: this.rows.filter((row) => row.kind === kind).length,
     }));
-    const told = kinds.filter(({ kind, number }) => number > 0 || kind === "same").map(({ kind, number }) =>
+    const parts = kinds.filter(({ kind, number }) => number > 0 || kind === "same").map(({ kind, number }) =>
       `${whole(number)} ${WORDS[kind] ?? kind}`
     );
     const model = ({ label }) => h("b", { title: escapeName(label) }, shortName(nameOf(label)));
@@ -101,7 +101,7 @@ export class Comparison {
       "article",
       {},
       h("h2", {}, "Comparison"),
-      h("p", {}, model(this.one), " and ", model(this.two), `: ${told.join(", ")}.`),
+      h("p", {}, model(this.one), " and ", model(this.two), `: ${parts.join(", ")}.`),
       h(
         "div",
         { class: "controls" },
@@ -120,19 +120,19 @@ export class Comparison {
     this.#controller?.abort();
   }
 
-  /** The values of all tensors that both have. */
+  /** Compares the values of all tensors that both have. */
   async all() {
     this.cancel();
     const controller = (this.#controller = new AbortController());
     this.bar.hidden = false;
     const started = performance.now();
     let done = 0;
-    const tell = (news) => {
+    const onProgress = (news) => {
       for (const [place, found] of news) this.pairs[place].found = found;
       this.bar.value = done += news.length;
     };
     try {
-      const found = await this.#distances(this.pairs, { signal: controller.signal, tell });
+      const found = await this.#distances(this.pairs, { signal: controller.signal, onProgress });
       this.pairs.forEach((row, place) => (row.found = found[place]));
       const differing = this.pairs.filter(({ found }) => found?.different > 0).length;
       this.status.textContent = `${whole(found.length)} tensors compared in ${
@@ -163,7 +163,7 @@ export class Comparison {
     );
     const cells = rows.slice(0, MOST_ROWS).map((row) => [
       row.two !== undefined && row.one !== undefined
-        ? button(shortName(row.name), () => this.look.state.set({ t: row.name }), { class: "link" })
+        ? button(shortName(row.name), () => this.context.state.set({ t: row.name }), { class: "link" })
         : h("span", { class: "long" }, shortName(row.name)),
       row.maybe === undefined
         ? row.kind
@@ -198,7 +198,7 @@ export class Comparison {
   }
 
   async #drawDetail(row, place) {
-    const { signal } = this.look;
+    const { signal } = this.context;
     const tensors = [this.one.wired(row.one), this.two.wired(row.two)];
     const drawing = [h("h3", {}, shortName(row.name))];
     const statistics = await Promise.all(
@@ -277,7 +277,7 @@ export class Comparison {
   }
 }
 
-/** JSON has no words for what is not finite. */
+/** Converts values that JSON cannot represent because they are not finite. */
 function plain(value) {
   return value === undefined || value === null ? null : Number.isFinite(value) ? value : String(value);
 }
@@ -294,7 +294,7 @@ function asMarkdown(rows) {
 }
 
 function asCsv(rows) {
-  // A spreadsheet takes what begins so for a formula.
+  // A spreadsheet takes a cell with such a beginning for a formula.
   const cell = (value) => {
     const text = String(value ?? "");
     const safe = typeof value === "string" && /^[=+\-@\t\r]/.test(text) ? `'${text}` : text;

@@ -1,11 +1,11 @@
-// What the values of a tensor are, from its pieces in one pass: as `ingot stats` has it. Values of up to 16 bits are
-// counted by their bit patterns, from which everything follows exactly. Wider ones are folded block by block, and joined
-// by the formula of Chan, Golub and LeVeque.
+// Statistics of a tensor's values from its pieces, in one pass, as `ingot stats` computes them. Values of up to 16
+// bits are counted by their bit patterns, from which all results follow exactly. Wider ones are processed block by
+// block, and joined by the formula of Chan, Golub and LeVeque.
 
 import { valuesOf } from "../src/decode.js";
 import { Numbers } from "./numbers.js";
 
-/** Values that are folded together. */
+/** Values that are processed together. */
 const BLOCK = 16_384;
 /** Counts of 32 bits are emptied into doubles before they can overflow. */
 const MOST_COUNTED = 2 ** 31;
@@ -28,20 +28,20 @@ function valuesOfPatterns(dtype) {
   return array ? array.from({ length: 256 ** array.BYTES_PER_ELEMENT }, (_, pattern) => pattern) : valuesOf(dtype);
 }
 
-/** Places of a histogram of equal parts of a range. */
+/** A histogram with bins of equal width over a range. */
 export class Bins {
   constructor(low, high, length) {
     this.low = Number(low);
     this.counts = new Float64Array(length);
-    // Halves, because the difference of two large numbers may be none.
+    // Halves, because the difference of two large numbers may overflow.
     const half = Number(high) / 2 - this.low / 2;
     const scale = half > 0 ? length / half / 2 : 0;
     this.scale = Number.isFinite(scale) ? scale : 0;
   }
 
   place(value) {
-    const apart = value - this.low;
-    const place = Number.isFinite(apart) ? apart * this.scale : value * this.scale - this.low * this.scale;
+    const distance = value - this.low;
+    const place = Number.isFinite(distance) ? distance * this.scale : value * this.scale - this.low * this.scale;
     return Math.max(0, Math.min(this.counts.length - 1, Math.floor(place)));
   }
 
@@ -51,7 +51,7 @@ export class Bins {
     for (let n = 0; n < numbers.length; n++) {
       const value = numbers[n];
       const place = (value - low) * scale;
-      // Not a number, or infinite, or a distance that is no number.
+      // A NaN, or infinite, or its distance is NaN.
       if (!(place - place === 0)) {
         if (value - value === 0) counts[this.place(value)]++;
       } else if (value - value === 0) counts[place >= last ? last : place < 0 ? 0 : place | 0]++;
@@ -59,7 +59,8 @@ export class Bins {
   }
 }
 
-/** How often each number below `length` came, from tables side by side: one that is added to twice in a row waits for itself. */
+/** Counts each number below `length`, in several tables, since two additions in a row to one place would wait for each
+ * other. */
 class Counts {
   #pending = 0;
 
@@ -68,7 +69,7 @@ class Counts {
     this.tables = Array.from({ length: tables }, () => new Uint32Array(length));
   }
 
-  /** Gives what `count(...tables)` does, which is called to count `number` more. */
+  /** Returns the result of `count(...tables)`, which is called to count `number` more. */
   add(number, count) {
     if (this.#pending + number > MOST_COUNTED) this.settle();
     this.#pending += number;
@@ -108,19 +109,19 @@ class Patterns {
     });
   }
 
-  /** How often each value stands there. */
-  #each(told) {
+  /** Calls `take` with each value and its count. */
+  #each(take) {
     const totals = this.counts.settle();
-    if (this.dtype !== "F4") return totals.forEach((count, pattern) => count > 0 && told(this.values[pattern], count));
+    if (this.dtype !== "F4") return totals.forEach((count, pattern) => count > 0 && take(this.values[pattern], count));
     const nibbles = new Float64Array(16);
     totals.forEach((count, byte) => {
       nibbles[byte & 15] += count;
       nibbles[byte >> 4] += count;
     });
-    nibbles.forEach((count, pattern) => count > 0 && told(this.values[pattern], count));
+    nibbles.forEach((count, pattern) => count > 0 && take(this.values[pattern], count));
   }
 
-  told() {
+  result() {
     const found = {
       count: 0,
       zeros: 0,
@@ -177,7 +178,7 @@ function countHalves(words, a, b) {
   }
 }
 
-/** Counts the upper halves of floats of 32 bits, and gives how many of them are zeros. */
+/** Counts the upper halves of 32-bit floats, and returns how many of them are zeros. */
 function countTops(words, a, b, c, d) {
   let zeros = 0;
   const whole = words.length & ~3;
@@ -190,7 +191,7 @@ function countTops(words, a, b, c, d) {
     b[two >>> 16]++;
     c[three >>> 16]++;
     d[four >>> 16]++;
-    // Of zero all bits but the sign are none.
+    // All bits of zero are 0 except the sign.
     if (one << 1 === 0) zeros++;
     if (two << 1 === 0) zeros++;
     if (three << 1 === 0) zeros++;
@@ -204,15 +205,15 @@ function countTops(words, a, b, c, d) {
 }
 
 /**
- * The range of values, and the sums of their distances from `near` and of the squares, in one pass. `near` is a mean near by, so
- * that the distances are small, and nothing is lost when they are squared. Where a block lies far from the one before, what
- * lies between the two is larger than what is lost.
+ * The range of values, and the sums of their distances from `near` and of the squares, in one pass. `near` is a mean of
+ * similar values, so that the distances are small and their squares lose no precision. If a block is far from the one
+ * before, the distance between the two exceeds the precision that is lost.
  */
 function foldNear(block, near) {
   const { length } = block;
   let low = Infinity;
   let high = -Infinity;
-  // Two sums of each kind: one that is added to twice in a row waits for itself.
+  // Two sums of each kind: two additions in a row to one sum would wait for each other.
   let sum = 0;
   let squares = 0;
   let others = 0;
@@ -220,11 +221,11 @@ function foldNear(block, near) {
   for (let n = 1; n < length; n += 2) {
     const one = block[n - 1];
     const two = block[n];
-    const apart = one - near;
+    const distance = one - near;
     const other = two - near;
-    sum += apart;
+    sum += distance;
     others += other;
-    squares += apart * apart;
+    squares += distance * distance;
     othersSquared += other * other;
     if (one < low) low = one;
     if (one > high) high = one;
@@ -233,9 +234,9 @@ function foldNear(block, near) {
   }
   if (length % 2 === 1) {
     const last = block[length - 1];
-    const apart = last - near;
-    sum += apart;
-    squares += apart * apart;
+    const distance = last - near;
+    sum += distance;
+    squares += distance * distance;
     if (last < low) low = last;
     if (last > high) high = last;
   }
@@ -265,7 +266,7 @@ class Wide {
     this.numbers = new Numbers(dtype);
     /** The mean of the block before, from which the next one is measured. */
     this.near = null;
-    // The upper halves of floats of 32 bits give a histogram without a second pass, to one part in 128 of each value.
+    // The upper halves of floats of 32 bits make a histogram without a second pass, to one part in 128 of each value.
     this.tops = dtype === "F32" ? new Counts(65536, 4) : null;
     this.edges = dtype === "I64" || dtype === "U64" ? { low: null, high: null } : null;
   }
@@ -287,7 +288,7 @@ class Wide {
     this.near ??= Number.isFinite(block[0]) ? block[0] : 0;
     const { length } = block;
     const { low, high, sum, squares } = foldNear(block, this.near);
-    // One value that is not finite leaves no finite sum, nor do those whose squares are too large.
+    // One value that is not finite makes the sum not finite, and so do values whose squares are too large.
     if (squares - squares !== 0) return this.#foldAny(block);
     this.#join(length, this.near + sum / length, Math.max(0, squares - (sum / length) * sum), low, high);
   }
@@ -300,7 +301,7 @@ class Wide {
     }
     if (finite.length === 0) return;
     let [mean, squares, low, high] = [0, 0, Infinity, -Infinity];
-    // Divided first: a sum of the largest numbers is none.
+    // Divided first: a sum of the largest numbers would overflow.
     for (const value of finite) {
       mean += value / finite.length;
       if (value < low) low = value;
@@ -312,16 +313,16 @@ class Wide {
 
   #join(length, mean, squares, low, high) {
     const part = length / (this.finite + length);
-    const apart = mean - this.mean;
-    this.squares += squares + apart * apart * this.finite * part;
-    this.mean = Number.isFinite(apart) ? this.mean + apart * part : this.mean * (1 - part) + mean * part;
+    const distance = mean - this.mean;
+    this.squares += squares + distance * distance * this.finite * part;
+    this.mean = Number.isFinite(distance) ? this.mean + distance * part : this.mean * (1 - part) + mean * part;
     this.near = mean;
     this.finite += length;
     if (low < this.low) this.low = low;
     if (high > this.high) this.high = high;
   }
 
-  /** The exact range of numbers that have no doubles. */
+  /** The exact range of numbers that doubles cannot represent. */
   #widen(bytes, numbers) {
     const exact = new (this.dtype === "I64" ? BigInt64Array : BigUint64Array)(
       bytes.buffer,
@@ -335,7 +336,7 @@ class Wide {
     }
   }
 
-  told() {
+  result() {
     const { count, zeros, nans, infinities, finite } = this;
     const found = { count, zeros, nans, infinities, malformed: 0, min: null, max: null, mean: null, std: null };
     if (finite === 0) return found;
@@ -343,7 +344,7 @@ class Wide {
     return { ...found, min, max, mean: this.mean, std: Math.sqrt(this.squares / finite) };
   }
 
-  /** Without a second pass: each upper half in the place of its middle. Null where there are none. */
+  /** Without a second pass: each upper half is counted at its middle. Null if there are no upper halves. */
   bins(length, { min, max }) {
     if (!this.tops) return null;
     const bins = new Bins(min, max, length);

@@ -1,5 +1,5 @@
-// How far apart the values of tensors are, in one pass over both, as `ingot diff --values` has it. Tensors that lie beside
-// each other in both files are read as one range of each: a model has many small ones, and a request for each would take
+// Distances of the values of tensors, in one pass over both, as `ingot diff --values` computes them. Tensors that are
+// adjacent in both files are read as one range of each: a model has many small ones, and a request for each would take
 // longer than their bytes.
 
 import { openRange } from "../src/source.js";
@@ -7,14 +7,14 @@ import { Numbers, unitOf } from "./numbers.js";
 
 /** Elements that are compared at a time: whole bytes of every dtype. */
 const ELEMENTS = 1 << 16;
-/** Bytes that are read for nothing rather than by another request. */
+/** Gaps of at most this many bytes are read and discarded instead of starting a new request. */
 const GAP = 64 << 10;
 /** Runs that are read at a time, so that one is read while another is counted. */
 const CONCURRENCY = 2;
 
 /**
- * Calls `take(place, found)` for each of `pairs` of tensors, in no order. It is null where the shapes are not the same, or
- * the values of a dtype are not known: those of 6 bits. `open` gives the source of a tensor.
+ * Calls `take(place, found)` for each of `pairs` of tensors, in no order. `found` is null if the shapes differ, or if a
+ * dtype has no known values, like the dtypes of 6 bits. `open` returns the source of a tensor.
  */
 export async function distances(pairs, open, take, signal) {
   const known = [];
@@ -54,21 +54,21 @@ function runsOf(pairs) {
 
 async function compareRun(run, open, take, signal) {
   const sides = [];
-  // Where one side fails, the other is not read on.
+  // If one side fails, the other is not read further.
   const controller = new AbortController();
   const both = AbortSignal.any([signal, controller.signal]);
   try {
     for (const side of [0, 1]) sides.push(await Side.of(run.map(({ tensors }) => tensors[side]), open, both));
     for (const { tensors, place } of run) {
-      const apart = new Apart(tensors[0].dtype === tensors[1].dtype && /^[IU]64$/.test(tensors[0].dtype));
+      const distance = new Distance(tensors[0].dtype === tensors[1].dtype && /^[IU]64$/.test(tensors[0].dtype));
       const numbers = tensors.map(({ dtype }) => new Numbers(dtype));
       const total = tensors[0].shape.reduce((product, dim) => product * dim, 1);
       for (let at = 0; at < total; at += ELEMENTS) {
         const count = Math.min(ELEMENTS, total - at);
         const bytes = await Promise.all(sides.map((side, number) => side.next(tensors[number], at, count)));
-        apart.add(...bytes.map((own, number) => numbers[number].of(own)), bytes);
+        distance.add(...bytes.map((own, number) => numbers[number].of(own)), bytes);
       }
-      take(place, apart.told());
+      take(place, distance.result());
     }
   } finally {
     controller.abort();
@@ -76,7 +76,7 @@ async function compareRun(run, open, take, signal) {
   }
 }
 
-/** The bytes of one side of a run, one after the other. */
+/** The bytes of one side of a run, in order. */
 class Side {
   #range;
   #at;
@@ -91,7 +91,7 @@ class Side {
     [this.#range, this.#at] = [range, at];
   }
 
-  /** The bytes of `count` elements of a tensor from element `first` on. The next ones overwrite them. */
+  /** Returns the bytes of `count` elements of a tensor from element `first` on. The next call overwrites them. */
   async next({ dtype, position }, first, count) {
     const unit = unitOf(dtype);
     const bytesOf = (elements) => (elements / unit.elements) * unit.nbytes;
@@ -113,7 +113,7 @@ class Side {
   }
 }
 
-class Apart {
+class Distance {
   count = 0;
   different = 0;
   largest = 0;
@@ -122,7 +122,7 @@ class Apart {
   theirs = 0;
   products = 0;
 
-  /** `isWide`: of numbers that have no doubles the bytes say whether they differ. */
+  /** `isWide`: compare the bytes of numbers that doubles cannot represent. */
   constructor(isWide) {
     this.isWide = isWide;
   }
@@ -135,7 +135,7 @@ class Apart {
     for (const sum of ["squares", "ours", "theirs", "products"]) this[sum] += found[sum];
   }
 
-  told() {
+  result() {
     const { count, different, largest, squares, ours, theirs, products } = this;
     const norms = Math.sqrt(ours) * Math.sqrt(theirs);
     if (different === 0) return { count, different, largest: 0, relative: 0, cosine: norms === 0 ? null : 1 };
@@ -160,13 +160,13 @@ function sumsOf(one, two) {
   for (let n = 0; n < one.length; n++) {
     const x = one[n];
     const y = two[n];
-    const apart = x - y;
-    // Two infinities of one sign are no distance apart, and a NaN equals every other.
-    if (apart - apart !== 0 && (x === y || (x !== x && y !== y))) continue;
-    if (apart !== 0) different++;
-    const size = apart < 0 ? -apart : apart;
+    const difference = x - y;
+    // Two infinities of one sign have no distance, and a NaN equals every other.
+    if (difference - difference !== 0 && (x === y || (x !== x && y !== y))) continue;
+    if (difference !== 0) different++;
+    const size = difference < 0 ? -difference : difference;
     if (size > largest || size !== size) largest = size;
-    squares += apart * apart;
+    squares += difference * difference;
     ours += x * x;
     theirs += y * y;
     products += x * y;

@@ -1,6 +1,7 @@
 // Elements, made from text only: names and metadata come from files, and none of them becomes markup.
 
-/** An element with attributes, listeners (`onclick`), and children, of which strings are text. Null children are left out. */
+/** An element with attributes, listeners (`onclick`), and children. Strings become text, and null children are left
+ * out. */
 export function h(tag, attributes = {}, ...children) {
   const element = document.createElement(tag);
   for (const [name, value] of Object.entries(attributes)) {
@@ -25,13 +26,13 @@ export function select(label, options, value, onchange) {
   return h("label", {}, `${label} `, h("select", { onchange: (event) => onchange(event.target.value) }, choices));
 }
 
-/** Facts as a list: pairs of a word and what is said, null for none. */
+/** Facts as a list of pairs of name and value. Pairs with a null value are left out. */
 export function facts(pairs) {
   const shown = pairs.filter(([, value]) => value !== null && value !== undefined);
   return h("dl", {}, shown.map(([term, value]) => [h("dt", {}, term), h("dd", {}, value)]).flat());
 }
 
-/** A table of rows of cells; `right` are the numbers of the columns that hold numbers. */
+/** A table of rows of cells; `right` lists the indices of the columns with numbers. */
 export function table(caption, head, rows, right = []) {
   const cell = (tag, of) => (value, column) =>
     h(tag, { ...of, class: right.includes(column) ? "number" : null }, value);
@@ -48,7 +49,7 @@ export function table(caption, head, rows, right = []) {
   );
 }
 
-/** What went wrong, with its code. */
+/** An error with its code, as a card. */
 export function card(error) {
   const code = error?.code ?? error?.name ?? "error";
   return h(
@@ -60,7 +61,7 @@ export function card(error) {
   );
 }
 
-/** Puts text into the clipboard, and says so on the button. */
+/** A button that copies text to the clipboard and confirms it. */
 export function copying(text, label = "Copy") {
   return button(label, async (event) => {
     const pressed = event.currentTarget;

@@ -1,5 +1,5 @@
-// How a model comes in: files that were dropped or chosen, an address, the local server, or a report. Each gives a
-// `Table` over sources of one interface, and each source has a `wire`: what a worker opens the same file by.
+// Ways to open a model: files that were dropped or chosen, an address, the local server, or a report. Each returns a
+// `Table` over sources of one interface. Each source has a `wire`, from which a worker opens the same file.
 
 import { hubUrl } from "../src/address.js";
 import { escapeName, SafetensorError } from "../src/errors.js";
@@ -7,12 +7,12 @@ import { readIndex, readModel } from "../src/model.js";
 import { knownBy, openSource } from "../src/source.js";
 import { Table } from "./table.js";
 
-/** Enough for the header of most files, where nobody says how long it is; a longer one takes a second request. */
+/** Holds the header of most files if its length is unknown; a longer header takes a second request. */
 const FIRST_NBYTES = 16_384;
 const CONCURRENCY = 6;
 const LIMITS = { maxHeaderBytes: 100_000_000 };
 
-/** The door of a worker: the same file, of the same version. */
+/** Opens the same version of the file in a worker. */
 export async function reopened(wire, signal) {
   if (wire.blob) return wire.blob;
   if (wire.report) {
@@ -25,13 +25,13 @@ async function remote(url, options = {}) {
   /** @type {any} */
   const source = await openSource(url, { firstBytes: FIRST_NBYTES, ...options });
   const { name, size, version } = source;
-  // A server that gives no parts has sent the whole file, and tells no version by which a part would be known.
+  // A server without range support has sent the whole file, and has no version to check a range against.
   const known = version === null ? undefined : { size, version };
   source.wire = { url: String(url), headers: options.headers, name, known };
   return source;
 }
 
-/** Files of one model: those of a folder, or one. */
+/** Opens the files of one model: the files of a folder, or a single one. */
 export async function fromFiles(files) {
   const own = [...files].filter((file) =>
     /\.(safetensors|bt|index\.json)$|(^|\/)config\.json$/.test(file.name) || files.length === 1
@@ -44,10 +44,10 @@ export async function fromFiles(files) {
   );
 }
 
-/** A file, an index, a folder with a slash at its end, or a repository of the Hub, at an address. */
+/** Opens an address: a file, an index, a folder with a slash at its end, or a repository of the Hub. */
 export async function fromAddress(text) {
   const url = text.startsWith("hf:") ? hubUrl(text) : new URL(text, location.href);
-  // The parts of this page are no models, and what is not asked for by https is for the local server.
+  // The parts of this page are not models, and addresses other than https belong to the local server.
   if (!/^https?:$/.test(url.protocol)) {
     throw new SafetensorError(`${text}: expected an https:// or hf:// address`, { code: "invalid-url" });
   }
@@ -72,7 +72,7 @@ async function configOf(url) {
   return remote(new URL("config.json", url)).then((one) => [one], () => []);
 }
 
-/** The models that the local server was started with. */
+/** Opens the models that the local server was started with. */
 export async function fromServer(token) {
   const headers = { authorization: `Bearer ${token}` };
   const answer = await fetch("files", { headers });
@@ -97,7 +97,7 @@ export async function fromServer(token) {
   });
 }
 
-/** What was written into the page itself: headers, statistics, thumbnails. */
+/** Opens the contents of a report, which are in the page itself: headers, statistics, thumbnails. */
 export async function fromReport({ label, format, files, statistics, thumbnails }) {
   const sources = files.map(({ name, size, head }) => {
     const bytes = fromBase64(head);
@@ -107,7 +107,7 @@ export async function fromReport({ label, format, files, statistics, thumbnails 
     };
     return { name, size, read, wire: { report: true } };
   });
-  // No more than the header is there to be read.
+  // Only the header is there.
   const table = await tableOf(sources, label, { format }, { firstBytes: 8 });
   return Object.assign(table, { report: { statistics, thumbnails } });
 }
@@ -122,7 +122,7 @@ async function tableOf(sources, label, about = {}, options = {}) {
     return new Table(await read(true), sources, label, about);
   } catch (error) {
     if (!/config/.test(error?.code ?? "")) throw error;
-    // How a model was quantised is good to know, and no more.
+    // The configuration for quantised weights is optional.
     return new Table(await read(false), sources, label, { ...about, warnings: [[error.code, error.message]] });
   }
 }

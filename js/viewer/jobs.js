@@ -18,7 +18,7 @@ function started() {
   const shared = made();
   shared.addEventListener("message", ({ data: { number, progress, ...ended } }) => {
     const job = waiting.get(number);
-    if (progress !== undefined) return job?.tell(progress);
+    if (progress !== undefined) return job?.onProgress(progress);
     waiting.delete(number);
     if (ended.error) job?.reject(Object.assign(new Error(ended.error.message), ended.error));
     else job?.resolve(ended.result);
@@ -32,15 +32,15 @@ function started() {
 }
 
 /**
- * Has the worker do a job. An aborted `signal` ends it, and the promise fails with its reason at once; `tell` is given
- * what comes before the end.
+ * Runs a job in the worker. An aborted `signal` ends it, and the promise fails with its reason at once; `onProgress` is
+ * called with intermediate results.
  *
  * @param {string} job
- * @param {object} given
- * @param {{ signal?: AbortSignal, tell?: (progress: any) => void }} [options]
+ * @param {object} input
+ * @param {{ signal?: AbortSignal, onProgress?: (progress: any) => void }} [options]
  * @returns {Promise<any>}
  */
-export function run(job, given, { signal, tell = () => {} } = {}) {
+export function run(job, input, { signal, onProgress = () => {} } = {}) {
   worker ??= started();
   const number = next++;
   return new Promise((resolve, reject) => {
@@ -50,30 +50,30 @@ export function run(job, given, { signal, tell = () => {} } = {}) {
       waiting.delete(number);
       reject(signal.reason);
     });
-    waiting.set(number, { resolve, reject, tell });
-    worker.postMessage({ number, job, given });
+    waiting.set(number, { resolve, reject, onProgress });
+    worker.postMessage({ number, job, input });
   });
 }
 
-/** Run a job in a worker of its own for at most `timeout` milliseconds: the job's code may not end by itself. */
-export async function runApart(job, given, { signal, timeout }) {
+/** Runs a job in a separate worker for at most `timeout` milliseconds, since the job's code may not end by itself. */
+export async function runIsolated(job, input, { signal, timeout }) {
   signal.throwIfAborted();
-  const apart = made();
+  const own = made();
   let timer;
   try {
     return await new Promise((resolve, reject) => {
-      apart.addEventListener(
+      own.addEventListener(
         "message",
         ({ data }) => (data.error ? reject(new Error(data.error.message)) : resolve(data.result)),
       );
-      apart.addEventListener("error", (event) => reject(new Error(event.message || "the worker could not be started")));
+      own.addEventListener("error", (event) => reject(new Error(event.message || "the worker could not be started")));
       signal.addEventListener("abort", () => reject(signal.reason));
       timer = setTimeout(() => reject(new Error(`stopped: it takes longer than ${timeout / 1000} s`)), timeout);
-      apart.postMessage({ number: 0, job, given });
+      own.postMessage({ number: 0, job, input });
     });
   } finally {
     clearTimeout(timer);
-    apart.terminate();
+    own.terminate();
   }
 }
 

@@ -1,19 +1,19 @@
-// Rows and columns of a tensor of any number of dimensions, of which only what is shown is read: by ranges, those that lie
-// close to each other as one.
+// Rows and columns of a tensor of any number of dimensions. Only the visible elements are read, by ranges; ranges that
+// are close to each other are merged.
 
 import { decode } from "../src/decode.js";
 import { readRange } from "../src/source.js";
 import { unitOf } from "./numbers.js";
 
-/** Bytes that are read for nothing rather than by another request. */
+/** Gaps of at most this many bytes are read and discarded instead of starting a new request. */
 const GAP = 16 << 10;
 const MOST_NBYTES = 2 << 20;
 /** A browser has six connections to a server. */
 const CONCURRENCY = 6;
 
 /**
- * What of a tensor is shown as a matrix: `down` and `across` are numbers of dimensions, `fixed` has a number for each
- * other one. A tensor of one dimension is folded into rows of `fold` elements; then both are null.
+ * The part of a tensor that is shown as a matrix: `down` and `across` are numbers of dimensions, `fixed` has an index
+ * for each other one. A tensor of one dimension is folded into rows of `fold` elements; then both are null.
  */
 export class Matrix {
   constructor(shape, { down = null, across = null, fixed = [], fold = 512 } = {}) {
@@ -39,7 +39,7 @@ export class Matrix {
     this.isFold = down === null;
   }
 
-  /** First element of a run of a row, and how many there are. */
+  /** Index of the first element of a run within a row, and the number of its elements. */
   run(row, first, count) {
     const begin = this.base + row * this.rowStride + first * this.stride;
     return { begin, count: this.isFold ? Math.max(0, Math.min(count, this.total - begin)) : count };
@@ -84,7 +84,7 @@ function batched(runs) {
   return batches;
 }
 
-/** Values as numbers; of complex ones the magnitudes. */
+/** Values as numbers; for complex values, their magnitudes. */
 export function asNumbers(dtype, values) {
   if (dtype === "C64") {
     return Float64Array.from({ length: values.length / 2 }, (_, n) => Math.hypot(values[2 * n], values[2 * n + 1]));
@@ -92,7 +92,7 @@ export function asNumbers(dtype, values) {
   return dtype.endsWith("64") && dtype !== "F64" ? Float64Array.from(values, Number) : values;
 }
 
-/** Values as text, in all digits that tell them from their neighbours. */
+/** Values as text, with enough digits to distinguish neighbouring values. */
 export function asTexts(dtype, values) {
   if (dtype === "C64") {
     return Array.from(

@@ -1,10 +1,10 @@
-// The page: what is open, the screen that the address asks for, and the keys.
+// The page: the open models, the screen of the current address, and the keys.
 
 import { escapeName } from "../src/errors.js";
 import { Comparison } from "./compare.js";
 import { fromAddress, fromFiles, fromReport, fromServer } from "./doors.js";
 import { button, card, h } from "./dom.js";
-import { isAbort, runApart } from "./jobs.js";
+import { isAbort, runIsolated } from "./jobs.js";
 import { fileMap } from "./map.js";
 import { meantOf } from "./meant.js";
 import { nameOf, overview } from "./overview.js";
@@ -28,7 +28,7 @@ const KEYS = {
   Enter: "open a module or a tensor",
 };
 const FIRST_ROWS = 60;
-/** Milliseconds until a page says that it opens a model. Before, it would only be laid out and painted twice. */
+/** Milliseconds until the page shows that a model is loading. Earlier, it would only be laid out and painted twice. */
 const PATIENCE = 200;
 /** Milliseconds that regular expressions of a filter may take. */
 const LONGEST_SEARCH = 5000;
@@ -48,8 +48,8 @@ class Page {
       "aria-label": "Filter the tensors",
       oninput: () => this.state.set({ find: this.filter.value || null }, true),
     });
-    this.told = h("p", { class: "told", role: "status" });
-    this.side = h("aside", { "aria-label": "Tensors", hidden: true }, this.filter, this.told);
+    this.status = h("p", { class: "told", role: "status" });
+    this.side = h("aside", { "aria-label": "Tensors", hidden: true }, this.filter, this.status);
     this.nav = h("nav", { "aria-label": "Screens" });
     this.help = h(
       "dialog",
@@ -75,13 +75,13 @@ class Page {
     this.screen.append(this.opening);
   }
 
-  /** Puts the page into the document, once there is something on it. */
+  /** Adds the page to the document, once it has contents. */
   #show() {
-    // Beside the scripts, where the page is one file: the worker is made of one, and the report is in another.
+    // Beside the scripts, if the page is one file: the worker is made from one, and the report is in another.
     if (!this.screen.isConnected) document.body.append(...this.shell);
   }
 
-  /** Opens what the page was made or started with. */
+  /** Opens the models that the page was made or started with. */
   async start() {
     const report = document.querySelector("#report");
     setTimeout(() => this.#show(), PATIENCE);
@@ -107,7 +107,7 @@ class Page {
     this.render();
   }
 
-  /** The same for who opened it by hand: with what went wrong as a card. */
+  /** Opens models chosen by the user, and shows errors as a card. */
   open(doors, changes, place = 0) {
     // The new model begins at its overview.
     this.state.set({
@@ -202,7 +202,8 @@ class Page {
     }
   }
 
-  /** Shows the tensors that a filter finds: at once, or for a regular expression when a worker has matched the names. */
+  /** Shows the tensors that match a filter: at once, or for a regular expression when a worker has matched the names.
+   */
   async #find(find) {
     this.finding?.abort();
     const { signal } = (this.finding = new AbortController());
@@ -211,23 +212,23 @@ class Page {
       const filter = filterOf(find);
       let test = filter?.test;
       if (filter?.patterns.length > 0) {
-        this.told.textContent = "Searching…";
-        const given = { names: tensors.map(({ name }) => name), patterns: filter.patterns };
-        const matches = await runApart("matching", given, { signal, timeout: LONGEST_SEARCH });
+        this.status.textContent = "Searching…";
+        const input = { names: tensors.map(({ name }) => name), patterns: filter.patterns };
+        const matches = await runIsolated("matching", input, { signal, timeout: LONGEST_SEARCH });
         test = (tensor, number) => matches[number] === 1 && filter.test(tensor);
       }
       this.rows.show(test);
       if (filter?.patterns.length > 0) this.rows.point(this.node);
-      this.told.textContent = filter ? `${whole(this.rows.length)} of ${whole(tensors.length)} tensors` : "";
+      this.status.textContent = filter ? `${whole(this.rows.length)} of ${whole(tensors.length)} tensors` : "";
     } catch (error) {
-      if (!isAbort(error)) this.told.textContent = error.message;
+      if (!isAbort(error)) this.status.textContent = error.message;
     }
   }
 
   #screen(name) {
     const [table, other] = this.tables;
     const openTensor = (number) => this.openTensor(number);
-    const look = { table, state: this.state, signal: this.controller.signal };
+    const context = { table, state: this.state, signal: this.controller.signal };
     if (name === "overview") return overview(table, { openTensor });
     if (name === "map") return fileMap(table, { openTensor });
     if (name === "compare") {
@@ -241,7 +242,7 @@ class Page {
         );
       }
       this.comparison ??= new Comparison(table, other);
-      return this.comparison.screen(look);
+      return this.comparison.screen(context);
     }
     const number = table.numberOf(this.state.t);
     if (number === undefined) {
@@ -253,7 +254,7 @@ class Page {
       );
     }
     this.meant ??= meantOf(table);
-    return tensorScreen({ ...look, number, meant: table.report ? null : this.meant(number) });
+    return tensorScreen({ ...context, number, meant: table.report ? null : this.meant(number) });
   }
 
   // --- What opens models by hand ---
@@ -300,7 +301,7 @@ class Page {
       h("p", {}, "Drop a file or a folder here, or choose."),
       files({ multiple: true }, "Files"),
       files({ webkitdirectory: true }, "A folder"),
-      // The page of the local server asks nobody else: `ingot view URL` reads what is behind addresses.
+      // The page of the local server makes no other requests: `ingot view URL` reads remote files.
       this.token ? null : h("form", { onsubmit: go }, h("label", {}, "An address ", address), h("button", {}, "Open")),
     );
   }
@@ -381,7 +382,7 @@ async function filesOfItem({ entry, file }) {
 async function filesOf(entry) {
   if (entry.isFile) {
     const file = await new Promise((resolve, reject) => entry.file(resolve, reject));
-    // A dropped folder does not say where in it a file lies.
+    // A dropped folder does not contain the paths of its files.
     if (entry.fullPath.split("/").length > 2) {
       Object.defineProperty(file, "webkitRelativePath", { value: entry.fullPath.slice(1) });
     }
@@ -396,7 +397,7 @@ async function filesOf(entry) {
   }
 }
 
-/** Names of files that were opened, which is all that is kept. */
+/** Names of files that were opened; nothing else is kept. */
 function recents() {
   try {
     return JSON.parse(localStorage.getItem(RECENT) ?? "[]").filter((name) => typeof name === "string").slice(0, 5);
@@ -410,7 +411,7 @@ function remember(files) {
     const name = files[0].webkitRelativePath.split("/")[0] || files[0].name;
     localStorage.setItem(RECENT, JSON.stringify([name, ...recents().filter((other) => other !== name)].slice(0, 5)));
   } catch {
-    // A page of one file may have no place to keep them.
+    // A page of one file may have no storage.
   }
 }
 

@@ -1,4 +1,4 @@
-// Where the tensors lie: each file as a strip of its bytes, wound up into lines.
+// Positions of the tensors: each file as a strip of its bytes, wrapped into lines.
 
 import { escapeName } from "../src/errors.js";
 import { button, h } from "./dom.js";
@@ -41,7 +41,7 @@ function stripOf(table, { name, header }, first, openTensor) {
     class: "strip",
     "aria-label": `${escapeName(name)}: ${nbytes(header.dataStart)} of header, then ${whole(header.size)} tensors`,
   });
-  const told = h("p", { class: "told", "aria-live": "polite" }, "Point at a tensor, or click it to open it.");
+  const status = h("p", { class: "told", "aria-live": "polite" }, "Point at a tensor, or click it to open it.");
   const draw = () => drawStrip(canvas, table, header, first, view);
   new ResizeObserver(draw).observe(canvas);
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", draw);
@@ -55,7 +55,7 @@ function stripOf(table, { name, header }, first, openTensor) {
   canvas.addEventListener("pointermove", (event) => {
     const { position, number } = at(event);
     const tensor = header.tensors[number];
-    told.textContent = tensor
+    status.textContent = tensor
       ? `${shortName(tensor.name)}: ${tensor.dtype} [${tensor.shape.join(", ")}], byte ${
         whole(header.dataStart + tensor.begin)
       } on, ${nbytes(tensor.nbytes)}`
@@ -88,11 +88,11 @@ function stripOf(table, { name, header }, first, openTensor) {
       button("All", zoom(Infinity)),
     ),
     canvas,
-    told,
+    status,
   );
 }
 
-/** The number of the tensor that holds a byte of the data; -1 where none does. */
+/** The number of the tensor that holds a byte of the data; -1 if it is in no tensor. */
 function tensorAt({ tensors }, byte) {
   let [low, high] = [0, tensors.length];
   while (low < high) {
@@ -113,7 +113,7 @@ function drawStrip(canvas, table, header, first, view) {
   const style = getComputedStyle(canvas);
   const colour = (name) => style.getPropertyValue(name).trim();
   const place = (position) => ((position - view.begin) / (view.end - view.begin)) * LINES;
-  // What is narrower than a pixel is drawn where the pixel is not taken yet.
+  // A tensor narrower than a pixel is drawn if the pixel is still free.
   let drawn = -1;
   const fill = (begin, end, name, isOdd) => {
     let [from, upto] = [Math.max(0, place(begin)), Math.min(LINES, place(end))];

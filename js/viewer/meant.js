@@ -1,9 +1,9 @@
-// Quantised weights as the numbers that they stand for: which tensors belong together, and how a part of them is decoded.
-// Only what is shown is read: rows of the packed weights, and of the scales that go with them.
+// Decoded values of quantised weights: which tensors belong together, and how a part of them is decoded. Only the
+// visible part is read: rows of the packed weights, and of their scales.
 
 /**
- * Finds the group of a tensor. What it gives for one has `kind`, the `shape` of what is meant, its `parts`, and what
- * `meantLines` needs; null where a tensor is no part of a group that is known.
+ * Finds the group of a tensor. A group has `kind`, the `shape` of the decoded values, its `parts`, and the settings
+ * that `readMeant` needs; null if the tensor belongs to no known group.
  */
 export function meantOf(table) {
   const config = table.model.config?.quantization_config ?? {};
@@ -31,7 +31,8 @@ const FLOATS = ["F16", "BF16", "F32"];
 const isMatrix = (part, dtypes) => part !== null && part.shape.length === 2 && dtypes.includes(part.dtype);
 const hasShape = (part, shape) => String(part.shape) === String(shape);
 
-/** Words of 32 bits along the rows; zero points that are one too small; the group of a row by `g_idx`, or by its place. */
+/** Words of 32 bits along the rows; zero points reduced by one; a row's group is given by `g_idx`, or by its position.
+ */
 function gptq(stem, part, config) {
   const [packed, zeros, scales, groups] = ["qweight", "qzeros", "scales", "g_idx"].map((name) => part(stem + name));
   const bits = config.bits ?? 4;
@@ -54,7 +55,7 @@ function gptq(stem, part, config) {
   };
 }
 
-/** Words of 32 bits along the columns, in the order of AutoAWQ's "gemm"; zero points as they are. */
+/** Words of 32 bits along the columns, in the order of AutoAWQ's "gemm"; zero points unchanged. */
 function awq(stem, part, config) {
   const [packed, zeros, scales] = ["qweight", "qzeros", "scales"].map((name) => part(stem + name));
   const isOurs = (config.quant_method ?? "awq") === "awq" && (config.bits ?? 4) === 4 &&
@@ -74,7 +75,8 @@ function awq(stem, part, config) {
   };
 }
 
-/** Floats of 8 bits with a scale for each block of a matrix, each row, or all of it; integers, which may have zero points. */
+/** Floats of 8 bits with a scale for each block of a matrix, each row, or all of it; or integers, optionally with zero
+ * points. */
 function scaled(stem, part, config) {
   const weight = part(`${stem}weight`);
   const scales = part(`${stem}weight_scale_inv`) ?? part(`${stem}weight_scale`);
@@ -86,7 +88,7 @@ function scaled(stem, part, config) {
   if (zeros !== null && (zeros.dtype !== "I8" || !hasShape(zeros, scales.shape))) return null;
   const grid = scales.shape.length === 2 ? scales.shape : [scales.shape[0] ?? 1, 1];
   if (scales.shape.length > 2 || grid.some((dim) => dim === 0)) return null;
-  // The last block may be a part of one.
+  // The last block may be incomplete.
   const block = grid.map((dim, axis) => {
     const length = weight.shape[axis];
     const likely = [config.weight_block_size?.[axis], 128, length / dim].filter((size) =>
@@ -107,8 +109,8 @@ function scaled(stem, part, config) {
 }
 
 /**
- * compressed-tensors: words of 32 bits along the columns. Zero points are packed along the rows, and half of the range where
- * there are none; the group of a column is that of `weight_g_idx`, or goes by its place.
+ * compressed-tensors: words of 32 bits along the columns. Zero points are packed along the rows; without them, half of
+ * the range is used. A column's group is given by `weight_g_idx`, or by its position.
  */
 function packed(stem, part, config) {
   const names = ["weight_packed", "weight_scale", "weight_zero_point", "weight_g_idx", "weight_shape"];
@@ -132,14 +134,14 @@ function packed(stem, part, config) {
   };
 }
 
-/** Bits of a number, and the shape, by the first group of the configuration that fits; null where none does. */
+/** Bits per number, and the shape, from the first group of the configuration that fits; null if none does. */
 function packingOf({ config_groups: groups }, weight, scales) {
   for (const group of Object.values(groups ?? {})) {
     const { num_bits: bits = 4, group_size: size } = group?.weights ?? {};
     if (bits !== 4 && bits !== 8) continue;
     const room = (weight.shape[1] * 32) / bits;
     const columns = size > 0 ? scales.shape[1] * size : room;
-    // The last word of a row may be full in part.
+    // The last word of a row may be filled only partly.
     const isFull = columns <= room && columns > room - 32 / bits && columns % scales.shape[1] === 0;
     if (isFull && scales.shape[0] === weight.shape[0]) return { bits, shape: [weight.shape[0], columns] };
   }

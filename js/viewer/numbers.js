@@ -1,12 +1,13 @@
-// The elements of a piece as numbers, without memory of their own where that can be.
+// The elements of a piece as numbers, without a copy if possible.
 
 import { decode, DECODED } from "../src/decode.js";
 
 const units = new Map();
 
-/** Elements of a whole number of bytes, and those bytes: a part of a tensor is read in these. */
+/** The smallest number of elements that takes whole bytes, and those bytes. Parts of tensors are read in these units.
+ */
 export function unitOf(dtype) {
-  // Asked for each tensor of a model.
+  // Called for each tensor of a model.
   if (!units.has(dtype)) units.set(dtype, madeUnit(dtype));
   return units.get(dtype);
 }
@@ -22,7 +23,8 @@ function madeUnit(dtype) {
 
 const VIEWED = { F32: Float32Array, C64: Float32Array, F64: Float64Array, I32: Int32Array, U32: Uint32Array };
 
-/** Gives numbers of the pieces of one tensor; what it gave is overwritten by the next. `C64` gives its parts. */
+/** Returns the numbers of the pieces of one tensor. Each result is overwritten by the next. `C64` returns its two
+ * parts. */
 export class Numbers {
   #dtype;
   #scratch = null;

@@ -1,4 +1,4 @@
-// What a model is, at a glance.
+// The summary of a model.
 
 import { escapeName } from "../src/errors.js";
 import { copying, facts, h, table as tableOf } from "./dom.js";
@@ -11,7 +11,7 @@ const MOST_WARNINGS = 20;
 const LONGEST_VALUE = 4000;
 /** A longer one, or one of many lines, may scroll in its cell. */
 const SHORT_VALUE = 100;
-/** A picture from a file is shown where it is one of these, and no larger than 1 MB. */
+/** A picture from a file is shown only if it has one of these types, and at most 1 MB. */
 const THUMBNAIL = /^data:image\/(?:png|jpeg|webp|gif);base64,[A-Za-z0-9+/=]+$/;
 const MOST_THUMBNAIL = 1_400_000;
 
@@ -48,7 +48,7 @@ export function overview(table, { openTensor }) {
   );
 }
 
-/** What a model is called: the last part of its path. */
+/** The name of a model: the last part of its path. */
 export function nameOf(label) {
   return /[^/\\]+(?=[/\\]*$)/.exec(label)?.[0] ?? label;
 }
@@ -120,7 +120,7 @@ export function shortName(name) {
   return name === "" ? "(no name)" : name.length > 120 ? `${escapeName(name.slice(0, 120))}…` : escapeName(name);
 }
 
-/** What is odd, each with a word for it. */
+/** Oddities of the model, each with a code. */
 function warnings(table) {
   const found = [...table.warnings];
   const misaligned = table.tensors.filter((_, number) => isMisaligned(table, number));

@@ -1,9 +1,10 @@
-// A picture of a matrix: of each row that is drawn the mean of what falls into a cell, with a note of what is no number.
+// A picture of a matrix: for each drawn row, the mean of the values in each cell. Values that are not numbers are
+// marked.
 
 import { asNumbers, Matrix } from "./lines.js";
 import { unitOf } from "./numbers.js";
 
-/** Rows that are read for the first picture, before all of them are. */
+/** Rows that are read for the first, coarse picture. */
 const FIRST_ROWS = 48;
 /** Bytes that one picture may take. */
 const MOST_NBYTES = 24 << 20;
@@ -11,7 +12,7 @@ const MOST_NBYTES = 24 << 20;
 export const HAS_NAN = 1;
 export const HAS_INFINITY = 2;
 
-/** The part of a window that is read: of rows that are too long for a picture, the beginning. */
+/** The part of a window that is read: if rows are too long for a picture, only their beginning. */
 function windowOf(
   matrix,
   dtype,
@@ -34,11 +35,11 @@ function clamp(value, low, high) {
 }
 
 /**
- * Draws by and by: `tell` is given each picture that is better than the one before, of which the last is given back.
- * `read` is `readLines` of the tensor.
+ * Draws progressively: `onProgress` is called with each better picture, and the last one is returned. `read` is `readLines`
+ * for the tensor.
  */
-export async function picture(read, tensor, { layout, window, cells, kind }, tell) {
-  // Rows that lie across the memory are read as columns, and the picture is turned.
+export async function picture(read, tensor, { layout, window, cells, kind }, onProgress) {
+  // Rows across the memory order are read as columns, and the picture is transposed.
   const isTurned = layout.down !== null && layout.down > layout.across;
   const turned = isTurned ? { ...layout, down: layout.across, across: layout.down } : layout;
   const [rowCells, columnCells] = isTurned ? [...cells].reverse() : cells;
@@ -56,7 +57,7 @@ export async function picture(read, tensor, { layout, window, cells, kind }, tel
     await read(matrix, numbers, { first: seen.column, count: seen.columns }, take);
     drawn = { ...cellsOf, rows, columns, seen, isSampled: rows < seen.rows };
     if (isTurned) drawn = turnedOver(drawn);
-    tell(drawn);
+    onProgress(drawn);
   }
   return drawn;
 }

@@ -1,10 +1,10 @@
-// Histograms and pictures, drawn on canvases that carry their numbers as text as well.
+// Histograms and pictures, drawn on canvases that also contain their numbers as text.
 
 import { h } from "./dom.js";
 import { HAS_INFINITY, HAS_NAN } from "./picture.js";
 import { count, real, whole } from "./wording.js";
 
-/** Stops of scales that the colour-blind can read: from below zero over zero to above, and from low to high. */
+/** Stops of colour scales that colour-blind people can read: diverging around zero, and from low to high. */
 const DIVERGING = [[5, 48, 97], [67, 147, 195], [247, 247, 247], [214, 96, 77], [103, 0, 31]];
 const RISING = [[68, 1, 84], [59, 82, 139], [33, 145, 140], [94, 201, 98], [253, 231, 37]];
 const NAN_COLOUR = [255, 0, 200];
@@ -20,7 +20,7 @@ function colourOf(element, name) {
   return getComputedStyle(element).getPropertyValue(name).trim();
 }
 
-/** A canvas that is drawn again where its width or the colours of the page change. */
+/** A canvas that is redrawn when its width or the colours of the page change. */
 function canvas(label, height, draw) {
   const element = h("canvas", { role: "img", "aria-label": label });
   const redraw = () => {
@@ -61,7 +61,7 @@ export function histogram(series, scale = "linear") {
       context.fillStyle = colourOf(element, number === 0 ? "--one" : "--two");
       context.globalAlpha = series.length > 1 ? 0.6 : 1;
       bins.forEach((value, bin) => {
-        // No value at all is another thing than few.
+        // No value at all must look different from few.
         const bar = value === 0 ? 0 : Math.max(1, height(value) * (tall - 4));
         context.fillRect(from + bin * step, tall - bar, Math.max(1, step - (step > 3 ? 1 : 0)), bar);
       });
@@ -86,7 +86,7 @@ export function histogram(series, scale = "linear") {
   );
 }
 
-/** The range of colours: of the given part of all numbers, the middle ones. */
+/** The range of colours: covers the given share of all numbers, the middle ones. */
 export function domainOf({ values }, part) {
   const sorted = values.filter(Number.isFinite).sort();
   if (sorted.length === 0) return [0, 0];
@@ -94,7 +94,8 @@ export function domainOf({ values }, part) {
   return [sorted[cut], sorted[sorted.length - 1 - cut]];
 }
 
-/** A picture as a canvas, with the legend of its colours. `choose(row, rows, column, columns)` is given what is dragged over. */
+/** A picture as a canvas, with the legend of its colours. `choose(row, rows, column, columns)` is called with a dragged
+ * window. */
 export function heatmap(picture, { domain, label, choose = null }) {
   const { values, marks, rows, columns, seen } = picture;
   let [low, high] = domain;
@@ -159,7 +160,7 @@ function dragging(element, seen, choose) {
     start = null;
     const [top, bottom] = [from[0], upto[0]].sort((a, b) => a - b);
     const [left, right] = [from[1], upto[1]].sort((a, b) => a - b);
-    // A click is no window: it takes the quarter around it.
+    // A click is not a window: it selects a quarter around it.
     const isClick = bottom - top < 0.01 && right - left < 0.01;
     const span = isClick
       ? [Math.max(0, top - 0.25), 0.5, Math.max(0, left - 0.25), 0.5]

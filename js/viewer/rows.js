@@ -1,13 +1,14 @@
-// The tree on the screen: of any number of rows only those in sight are in the document, and they go round.
+// The tree on the screen: of any number of rows only the visible ones are in the document, and their elements are
+// reused.
 
 import { escapeName } from "../src/errors.js";
 import { button, h } from "./dom.js";
 import { SORTS } from "./tree.js";
 import { count, nbytes, shapeText, whole } from "./wording.js";
 
-/** Pixels, as the style sheet has it. */
+/** Pixels, as in the style sheet. */
 const ROW = 24;
-/** Rows above and below what is in sight. */
+/** Rows above and below the visible ones. */
 const SPARE = 8;
 /** Pixels of a tree that is not laid out yet. */
 const LIKELY_HEIGHT = 800;
@@ -24,7 +25,7 @@ export class Rows {
   #isLaidOut = false;
   #isFlat = false;
 
-  /** `open(tensor)` is called for a tensor that is chosen, `sort(column)` for a heading. */
+  /** Calls `open(tensor)` when a tensor is chosen, and `sort(column)` for a heading. */
   constructor(tree, { open, sort }) {
     this.tree = tree;
     this.open = open;
@@ -67,14 +68,14 @@ export class Rows {
     return this.#nodes.length;
   }
 
-  /** Before it is laid out, nobody knows what is in sight. */
+  /** Before it is laid out, the visible rows are unknown. */
   #resized() {
     if (this.#isLaidOut) return this.#soon();
     this.#isLaidOut = true;
     this.#move(this.#cursor);
   }
 
-  /** Puts the cursor on a node, and that into sight. */
+  /** Puts the cursor on a node, and scrolls it into view. */
   point(node) {
     const at = this.#nodes.indexOf(node);
     if (at >= 0) this.#move(at);
@@ -151,7 +152,7 @@ export class Rows {
   #move(at) {
     this.#cursor = Math.max(0, Math.min(at, this.#nodes.length - 1));
     const [top, { scrollTop, clientHeight }] = [this.#cursor * ROW, this.element];
-    // The heading covers the first row of what is in sight.
+    // The heading covers the first visible row.
     if (top < scrollTop) this.element.scrollTop = top;
     else if (top + 2 * ROW > scrollTop + clientHeight) this.element.scrollTop = top + 2 * ROW - clientHeight;
     this.#draw(true);
@@ -203,7 +204,7 @@ export class Rows {
     };
     if (actions[event.key]) actions[event.key]();
     else if (event.key.length === 1 && /[\p{L}\p{N}_.-]/u.test(event.key)) {
-      // Letters that are keys of the page are typed with Shift, or after another one.
+      // Letters that are keys of the page are typed with Shift, or after another letter.
       if (this.#typed.text === "" && /[cm?[\]/]/.test(event.key)) return;
       this.#typeAhead(event.key);
     } else return;
@@ -211,7 +212,7 @@ export class Rows {
     event.stopPropagation();
   }
 
-  /** Goes to the next row that begins so. */
+  /** Goes to the next row with this beginning. */
   #typeAhead(key) {
     const now = performance.now();
     const text = (now - this.#typed.at < 700 ? this.#typed.text : "") + key.toLowerCase();

@@ -1,4 +1,4 @@
-// What is looked at, in the fragment of the address, so that every look is a link.
+// The state of the page, in the fragment of the address, so that every view is a link.
 //
 //     a, b   the models: addresses, where they were opened by address
 //     go     the screen: overview, map, tensor, compare
@@ -32,12 +32,12 @@ export class State extends EventTarget {
   }
 
   #read() {
-    const given = new URLSearchParams(location.hash.slice(1));
-    this.token = given.get("token");
-    for (const key of KEYS) this[key] = given.get(key);
+    const parameters = new URLSearchParams(location.hash.slice(1));
+    this.token = parameters.get("token");
+    for (const key of KEYS) this[key] = parameters.get(key);
   }
 
-  /** Goes there. What is not named stays; null takes away. `quiet` makes no step that Back goes to. */
+  /** Goes to a state. Fields that are not named stay; null removes one. `quiet` adds no entry to the history. */
   set(changes, quiet = false) {
     Object.assign(this, changes);
     this.#write(quiet ? "replaceState" : "pushState");
@@ -53,7 +53,7 @@ export class State extends EventTarget {
     }
   }
 
-  /** Takes the token out of the address; it stays with this tab. */
+  /** Removes the token from the address; it is kept in this tab. */
   takeToken() {
     const { token } = this;
     if (token !== null) this.#write("replaceState");
@@ -61,7 +61,7 @@ export class State extends EventTarget {
       if (token !== null) sessionStorage.setItem("ingot-token", token);
       return sessionStorage.getItem("ingot-token");
     } catch {
-      // In a frame of another site browsers may keep nothing.
+      // In a frame of another site, browsers may forbid storage.
       return token;
     }
   }

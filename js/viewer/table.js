@@ -1,4 +1,4 @@
-// The tensors of a model as columns: by number, over the headers that the reader has proven.
+// The tensors of a model as columns, by number, over the proven headers.
 
 import { parameterCount } from "../src/parameters.js";
 import { DTYPES } from "../src/raw.js";
@@ -7,15 +7,16 @@ export const DTYPE_NAMES = [...DTYPES.keys()];
 const DTYPE_NUMBERS = new Map(DTYPE_NAMES.map((dtype, number) => [dtype, number]));
 
 export class Table {
-  /** `format` is that of files which the page sees rewritten: where bytes lie in them, it does not know. */
+  /** `format` is the original format of files that the page sees rewritten, so that byte positions in them are unknown.
+   */
   constructor(model, sources, label, { format = null, isServed = false, warnings = [] } = {}) {
     this.model = model;
     this.label = label;
     this.isServed = isServed;
     this.isRemote = format !== null;
-    /** Files by the name that the model has for them. */
+    /** Files by their names in the model. */
     this.files = [...model.shards].map(([name, header]) => ({ name, header, source: sourceOf(sources, name, model) }));
-    /** What is odd: a word for it, and what it is. */
+    /** Oddities: a code, and a description. */
     this.warnings = [...warnings, ...model.warnings.map((text) => ["total-size", text])];
     this.format = format ?? this.files[0].header.format;
     this.tensors = this.files.flatMap(({ header }) => header.tensors);
@@ -36,7 +37,7 @@ export class Table {
 
   #numbers;
 
-  /** The number of the tensor of this name; undefined where there is none. */
+  /** The number of the tensor with this name; undefined if the model lacks it. */
   numberOf(name) {
     this.#numbers ??= new Map(this.tensors.map((tensor, number) => [tensor.name, number]));
     return this.#numbers.get(name);
@@ -47,7 +48,7 @@ export class Table {
     return this.files[this.file[number]].header.dataStart + this.tensors[number].begin;
   }
 
-  /** What a worker needs to read a tensor. */
+  /** The data from which a worker can read a tensor. */
   wired(number) {
     const { dtype, shape, nbytes } = this.tensors[number];
     return { wire: this.files[this.file[number]].source.wire, dtype, shape, nbytes, position: this.position(number) };
@@ -57,12 +58,12 @@ export class Table {
     return this.files.reduce((total, { header }) => total + header.fileSize, 0);
   }
 
-  /** Parameters as they are stored, and as they are meant, with how many of each dtype. */
+  /** Parameters as they are stored, and as they are decoded, with the number of each dtype. */
   counts() {
     return { stored: parameterCount(this.model, { count: "stored" }), logical: parameterCount(this.model) };
   }
 
-  /** The text beside the tensors: of the only file, or of the index and all files together. */
+  /** The metadata of the only file, or of the index and all files together. */
   metadata() {
     const found = new Map();
     for (const { header } of this.files) for (const [key, value] of header.metadata ?? []) found.set(key, value);

@@ -11,9 +11,10 @@ import { domainOf, heatmap, histogram } from "./plots.js";
 import { nbytes, real, shapeText, share, whole } from "./wording.js";
 
 const BINS = 64;
-/** Bytes that are read of a tensor without being asked: of a remote one, and of one at hand. Of a larger one, a sample. */
+/** Bytes of a tensor that are read without a request of the user: remote and local. Of a larger one, a sample is read.
+ */
 const AT_ONCE = { remote: 64 << 20, local: 256 << 20 };
-/** Histograms of more bytes are counted from upper halves, unless another pass is asked for. */
+/** Histograms of more bytes are counted from upper halves, unless the user asks for another pass. */
 const EXACT_NBYTES = 64 << 20;
 const CELLS = 256;
 const VALUE_ROWS = 32;
@@ -23,28 +24,28 @@ const SHORT_NAME = 100;
 
 const VIEWS = { statistics: "Statistics", picture: "Picture", values: "Values", code: "Code" };
 
-/** `look` has the table, the number of the tensor, the state, and a signal that ends with the screen. */
-export function tensorScreen(look) {
-  const { table, number, state } = look;
+/** `context` has the table, the number of the tensor, the state, and a signal that ends with the screen. */
+export function tensorScreen(context) {
+  const { table, number, state } = context;
   const tensor = table.tensors[number];
   const view = Object.hasOwn(VIEWS, state.view ?? "") ? state.view : "statistics";
   const name = tensor.name.slice(0, LONGEST_NAME);
   const tabs = Object.entries(VIEWS).map(([key, text]) =>
     button(text, () => state.set({ view: key }), { "aria-pressed": String(view === key) })
   );
-  const seen = look.meant && state.q !== "raw" ? look.meant : null;
-  const shown = { ...look, tensor: seen ?? { ...table.wired(number) } };
+  const seen = context.meant && state.q !== "raw" ? context.meant : null;
+  const shown = { ...context, tensor: seen ?? { ...table.wired(number) } };
   return h(
     "article",
     {},
-    // Only a long one scrolls.
+    // Only long values scroll.
     h(
       "h2",
       { class: "name", tabindex: name.length > SHORT_NAME ? "0" : null },
       name === "" ? "(no name)" : escapeName(name) + (tensor.name.length > LONGEST_NAME ? "…" : ""),
     ),
     factsOf(table, number),
-    look.meant ? meantCard(look) : null,
+    context.meant ? meantCard(context) : null,
     h("div", { class: "tabs", role: "group", "aria-label": "What to show" }, tabs),
     tensor.nbytes === 0 && view !== "code"
       ? h("p", {}, "The tensor has no elements.")
@@ -88,8 +89,8 @@ function meantCard({ meant, state }) {
   );
 }
 
-/** A place that shows how a job goes on, and then what came of it. */
-function working(name, given, signal, draw) {
+/** A place that shows the progress of a job, and then its result. */
+function working(name, input, signal, draw) {
   const bar = h("progress", { max: "1", value: "0", "aria-label": "Progress" });
   const controller = new AbortController();
   const place = h(
@@ -103,8 +104,8 @@ function working(name, given, signal, draw) {
     ),
   );
   const put = (...children) => place.replaceChildren(...children.flat().filter(Boolean));
-  const tell = (progress) => (typeof progress === "number" ? (bar.value = progress) : put(draw(progress, false)));
-  run(name, given, { signal: AbortSignal.any([signal, controller.signal]), tell })
+  const onProgress = (progress) => (typeof progress === "number" ? (bar.value = progress) : put(draw(progress, false)));
+  run(name, input, { signal: AbortSignal.any([signal, controller.signal]), onProgress })
     .then((result) => put(draw(result, true)), (error) => put(isAbort(error) ? h("p", {}, "Cancelled.") : card(error)))
     .finally(() => place.removeAttribute("aria-busy"));
   return place;
@@ -112,11 +113,11 @@ function working(name, given, signal, draw) {
 
 // --- Statistics ---
 
-function statistics(look) {
-  const { table, number, tensor, signal } = look;
+function statistics(context) {
+  const { table, number, tensor, signal } = context;
   const kept = table.report?.statistics?.[table.tensors[number].name];
   if (table.report) {
-    return kept ? statisticsOf(look, kept) : h("p", {}, "The report holds no statistics of this tensor.");
+    return kept ? statisticsOf(context, kept) : h("p", {}, "The report holds no statistics of this tensor.");
   }
   if (tensor.parts) {
     return h(
@@ -131,7 +132,7 @@ function statistics(look) {
       working("statistics", { tensor, bins: BINS, most, exact }, signal, (found) =>
         found === null
           ? h("p", {}, "Dtypes of 6 bits have no settled packing, and no statistics.")
-          : statisticsOf(look, found, read)),
+          : statisticsOf(context, found, read)),
     );
   read(
     AT_ONCE[table.isRemote || !isAtHand(table) ? "remote" : "local"] >= tensor.nbytes ? Infinity : 64 << 20,
@@ -188,9 +189,9 @@ function statisticsOf({ tensor }, found, read) {
   ].filter(Boolean);
 }
 
-// --- Pictures and values: what of the tensor is seen as a matrix ---
+// --- Pictures and values: the part of the tensor that is shown as a matrix ---
 
-/** The dimensions that run down and across, and the numbers of the others, as the state has them or as usual. */
+/** The dimensions that run down and across, and the indices of the others, from the state or by default. */
 function layoutOf(shape, text) {
   if (shape.length < 2) return { down: null, across: null, fixed: [] };
   const parts = (text ?? "").split(",");
@@ -251,9 +252,9 @@ function windowText(text) {
   return numbers.length === 4 && numbers.every((one) => Number.isSafeInteger(one) && one >= 0) ? numbers : null;
 }
 
-function pictureView(look) {
-  const { table, tensor, state, signal } = look;
-  if (table.report) return thumbnailOf(look);
+function pictureView(context) {
+  const { table, tensor, state, signal } = context;
+  if (table.report) return thumbnailOf(context);
   const { shape } = tensor;
   const layout = layoutOf(shape, state.s);
   const matrix = new Matrix(shape, layout);
@@ -332,8 +333,8 @@ function thumbnailOf({ table, number }) {
   );
 }
 
-function values(look) {
-  const { table, tensor, state, signal } = look;
+function values(context) {
+  const { table, tensor, state, signal } = context;
   if (table.report) return h("p", {}, "The report holds no values.");
   const { shape } = tensor;
   const layout = shape.length < 2
@@ -352,7 +353,7 @@ function values(look) {
         VALUE_COLUMNS,
       ].join(","),
     }, true);
-  const given = { tensor, layout, row, rows: VALUE_ROWS, column, columns: VALUE_COLUMNS };
+  const input = { tensor, layout, row, rows: VALUE_ROWS, column, columns: VALUE_COLUMNS };
   const draw = (texts) => {
     const width = Math.min(VALUE_COLUMNS, matrix.across - column);
     const head = [matrix.isFold ? "From" : "Row", ...Array.from({ length: width }, (_, at) => whole(column + at))];
@@ -376,7 +377,7 @@ function values(look) {
       button("←", () => go(row, column - VALUE_COLUMNS), { "aria-label": "Columns before" }),
       button("→", () => go(row, column + VALUE_COLUMNS), { "aria-label": "Columns after" }),
     ),
-    working("values", given, signal, draw),
+    working("values", input, signal, draw),
   );
 }
 
@@ -385,7 +386,7 @@ function code({ table, number }) {
   const file = table.files[table.file[number]];
   const isUrl = /^(https?|hf|s3|gs|az):/.test(table.label);
   const path = table.isServed || isUrl ? table.label : file.source.name ?? table.label;
-  // Of what was read through Python, and of folders, nobody knows here where a file of it lies.
+  // For folders and files read through Python, the page does not know the path of a file.
   const hasRange = !table.isRemote && table.files.length === 1 && size > 0 && /\.(safetensors|bt)$/.test(path);
   const texts = codeFor({ name, path, position: table.position(number), nbytes: size, isUrl, hasRange });
   return h(

@@ -4,22 +4,23 @@
 import { compareNames } from "../src/errors.js";
 import { DTYPE_NAMES } from "./table.js";
 
-/** Deeper paths are names with many dots in them. */
+/** Deeper paths are treated as names that contain dots. */
 const DEEPEST = 16;
-/** Children of a module that are looked through; of more there is a map. Most modules have few, and a map takes much memory. */
+/** Up to this many children of a module are searched one by one; above, there is a map. Most modules have few, and maps
+ * are large. */
 const FEW = 8;
 const NONE = -1;
 const isDigit = (unit) => unit >= 48 && unit <= 57;
 
-/** The order of names as people have it: `layers.2` before `layers.10`. */
+/** Natural order of names: `layers.2` before `layers.10`. */
 export function natural(a, b) {
   for (let [i, j] = [0, 0]; i < a.length && j < b.length;) {
     const [x, y] = [a.charCodeAt(i), b.charCodeAt(j)];
     if (isDigit(x) && isDigit(y)) {
       const [one, two] = [digits(a, i), digits(b, j)];
-      // Without zeros in front the longer number is the larger one.
-      const apart = one.text.length - two.text.length || (one.text < two.text ? -1 : one.text > two.text ? 1 : 0);
-      if (apart !== 0) return apart;
+      // Without leading zeros the longer number is the larger one.
+      const order = one.text.length - two.text.length || (one.text < two.text ? -1 : one.text > two.text ? 1 : 0);
+      if (order !== 0) return order;
       [i, j] = [one.end, two.end];
     } else if (x !== y) return compareNames(a.slice(i), b.slice(j));
     else [i, j] = [i + 1, j + 1];
@@ -65,7 +66,7 @@ export class Tree {
     this.#insertAll(table.tensors);
     this.#maps.clear();
     this.#total();
-    /** Nodes from here on stand for several: `members` has which, and they are made when they are shown. */
+    /** Nodes from here on represent several modules: `members` lists them. They are made when they are shown. */
     this.ownSize = this.size;
     this.members = new Map();
     this.expanded = new Set();
@@ -95,7 +96,7 @@ export class Tree {
   }
 
   #insertAll(tensors) {
-    // Neighbours in a file mostly have a path in common, which is not looked up again.
+    // Neighbours in a file usually have a common path, which is not looked up again.
     const [path, parts] = [[0], []];
     for (const [number, { name }] of tensors.entries()) {
       let [depth, at, shared] = [0, 0, true];
@@ -161,14 +162,14 @@ export class Tree {
     return this.tensor[node] === NONE;
   }
 
-  /** The whole path of a node, but for one that stands for several. */
+  /** The whole path of a node, except for one that represents several modules. */
   pathOf(node) {
     const parts = [];
     for (let at = node; at > 0; at = this.parent[at]) if (!this.members.has(at)) parts.unshift(this.labels[at]);
     return parts.join(".");
   }
 
-  /** The children of a node in the order that is set, neighbours that are alike as one. */
+  /** The children of a node in the chosen order. Similar neighbours are merged. */
   children(node) {
     return (this.#ordered[node] ??= this.members.get(node) ?? this.#grouped(node, this.#sorted(node)));
   }
@@ -204,7 +205,7 @@ export class Tree {
     return this.isModule(node) ? "" : this.table.tensors[this.tensor[node]].shape;
   }
 
-  /** Modules with numbers for names that follow each other and are alike become one node: `0–31`. */
+  /** Merges similar modules with consecutive numbers as names into one node: `0–31`. */
   #grouped(parent, children) {
     if (this.sort !== "name") return children;
     const [result, isNumbered] = [[], (node) => this.isModule(node) && /^\d+$/.test(this.labels[node])];
@@ -227,7 +228,7 @@ export class Tree {
   #group(parent, members) {
     const label = `${this.labels[members[0]]}–${this.labels[members.at(-1)]}`;
     const node = this.#add(parent, label, NONE);
-    // It is nobody's child: only `members` knows it.
+    // It is in no list of children: only `members` contains it.
     this.first[parent] = this.next[node];
     this.next[node] = NONE;
     for (const member of members) this.#addTo(node, member);
@@ -235,7 +236,7 @@ export class Tree {
     return node;
   }
 
-  /** One number for all modules with the same names, dtypes and shapes below them. */
+  /** Returns one number for all modules with the same names, dtypes and shapes below them. */
   #signature(node) {
     const parts = [];
     for (let child = this.first[node]; child !== NONE; child = this.next[child]) {
@@ -252,7 +253,7 @@ export class Tree {
     return number;
   }
 
-  /** Opens modules from the root on while there are few rows. */
+  /** Opens modules from the root while there are few rows. */
   openFirst(most) {
     let [rows, level] = [this.children(0).length, this.children(0)];
     while (level.length > 0) {
@@ -269,7 +270,7 @@ export class Tree {
     }
   }
 
-  /** Opens all that a tensor is in, and gives its node. */
+  /** Opens all modules that contain a tensor, and returns its node. */
   reveal(tensor) {
     let node = this.#leafOf(tensor);
     const leaf = node;
@@ -288,7 +289,7 @@ export class Tree {
     return this.#leaves[tensor];
   }
 
-  /** The nodes that are to be seen, from the top, with the indent of each. */
+  /** The visible nodes, from the top, each with its indent. */
   visible(filter) {
     if (filter) return this.#matching(filter);
     const [nodes, indents, waiting] = [[], [], this.children(0).map((node) => [node, 0]).reverse()];
@@ -305,7 +306,7 @@ export class Tree {
 
   #matching(filter) {
     const { tensors } = this.table;
-    // In order once, and not for each letter of a filter.
+    // Sorted once, and not for each letter of a filter.
     this.#byName ??= Uint32Array.from(tensors.keys()).sort((a, b) => natural(tensors[a].name, tensors[b].name));
     const nodes = [];
     for (const number of this.#byName) if (filter(tensors[number], number)) nodes.push(this.#leafOf(number));

@@ -1,11 +1,11 @@
-// Parts of quantised weights, decoded: of each scheme that `meant.js` knows, rows and columns of what is meant.
+// Decodes parts of quantised weights: rows and columns of the decoded values, for each scheme that `meant.js` knows.
 
 import { valuesOf } from "../src/decode.js";
 import { asNumbers, Matrix, readLines } from "./lines.js";
 
-/** As `readLines`, for rows and columns of a matrix that is meant. `open` gives the source of a part. */
+/** Like `readLines`, for rows and columns of a decoded matrix. `open` returns the source of a part. */
 export async function readMeant(open, tensor, rows, { first, count }, take, signal) {
-  /** Rows of a part, by their numbers; `shape` is that of a matrix with the same elements. */
+  /** Reads rows of a part, by their numbers; `shape` is the shape of a matrix with the same elements. */
   const read = async (part, wanted, from, upto, shape = part.shape) => {
     const unique = [...new Set(wanted)].sort((a, b) => a - b);
     const found = new Map();
@@ -20,7 +20,7 @@ export async function readMeant(open, tensor, rows, { first, count }, take, sign
   );
 }
 
-/** The place of each of eight columns in a word of AutoAWQ's "gemm", of which the even ones come first. */
+/** The position of each of eight columns in a word of AutoAWQ's "gemm", where the even ones come first. */
 const AWQ_PLACES = [0, 4, 1, 5, 2, 6, 3, 7];
 
 const SCHEMES = {
@@ -74,7 +74,7 @@ const SCHEMES = {
     const [each, mask, half] = [32 / bits, 2 ** bits - 1, 2 ** (bits - 1)];
     const size = shape[1] / scales.shape[1];
     const indexes = groups ? (await read(groups, [0], first, end, [1, shape[1]])).get(0) : null;
-    // Those that were never set say -1.
+    // Groups that were never set are -1.
     const isIndexed = indexes !== null && indexes.every((group) => group >= 0);
     const groupOf = (column) => (isIndexed ? indexes[column - first] : Math.floor(column / size));
     const [word, from] = [Math.floor(first / each), isIndexed ? 0 : groupOf(first)];

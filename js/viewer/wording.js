@@ -1,4 +1,4 @@
-// Numbers and sizes for people, as the command `ingot` writes them.
+// Formats numbers and sizes for people, like the command `ingot`.
 
 function scaled(number, units, step = 1000) {
   let [value, at] = [number, 0];
@@ -28,7 +28,7 @@ export function shapeText(tensor) {
   return `[${(tensor.exactShape ?? tensor.shape).join(", ")}]`;
 }
 
-/** A value in as many digits as a person compares. */
+/** A value with as many digits as a person compares. */
 export function real(value) {
   if (value === null || value === undefined) return "–";
   if (typeof value === "bigint" || Number.isInteger(value)) return String(value);

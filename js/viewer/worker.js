@@ -1,4 +1,4 @@
-// What is done with bytes, off the page's thread: one job after the other, or several at once; each can be cancelled.
+// Work on bytes outside the page's thread: several jobs may run at once, and each can be cancelled.
 
 import { streamRange } from "../src/source.js";
 import { Bins, counterOf, hasStatistics } from "./count.js";
@@ -10,18 +10,18 @@ import { picture } from "./picture.js";
 import { readMeant } from "./unpack.js";
 
 /**
- * Bytes of a piece: memory that goes round, and a chance to hear of a cancelled job. Less than a browser holds of an answer that
- * nobody reads, so that it is read on while a piece is counted.
+ * Bytes of a piece: the size of a reused buffer, and the interval at which cancellation is noticed. It is less than a
+ * browser buffers of an unread answer, so that the network continues while a piece is counted.
  */
 const PIECE = 3 << 16;
-/** Milliseconds between two words of how far a job is. */
+/** Milliseconds between two progress reports. */
 const TELLS = 33;
 /** A sample is read in runs of this many bytes. */
 const RUN = 1 << 18;
 
 const opened = new Map();
 
-/** The file behind a wire, opened once. */
+/** The file of a wire, opened once. */
 function sourceOf({ wire }, signal) {
   if (wire.blob || wire.report) return reopened(wire, signal);
   const key = `${wire.url} ${wire.known?.version}`;
@@ -32,7 +32,7 @@ function sourceOf({ wire }, signal) {
   return opened.get(key);
 }
 
-/** Runs of a tensor that are read: all of it, or a sample of at most `most` bytes, spread evenly. */
+/** Runs of a tensor to read: all of it, or a sample of at most `most` bytes, spread evenly. */
 function runsOf({ nbytes, position }, most) {
   if (nbytes <= most) return [[position, position + nbytes]];
   const runs = Math.max(1, Math.floor(most / RUN));
@@ -42,7 +42,7 @@ function runsOf({ nbytes, position }, most) {
   return Array.from({ length: runs }, (_, n) => [position + at(n), position + Math.min(nbytes, at(n) + length)]);
 }
 
-/** How rows of a tensor are read: as they are stored, or as what is meant by several tensors. */
+/** How rows of a tensor are read: as they are stored, or decoded from several tensors. */
 async function reading(tensor, signal) {
   if (tensor.scheme) return (_, rows, columns, take) => readMeant(sourceOf, tensor, rows, columns, take, signal);
   const source = await sourceOf(tensor, signal);
@@ -50,8 +50,8 @@ async function reading(tensor, signal) {
 }
 
 const JOBS = {
-  /** What the values are. `most` bytes are read; `exact` counts a histogram in a second pass where one is needed. */
-  async statistics({ tensor, bins, most, exact }, tell, signal) {
+  /** Statistics of the values. `most` bytes are read; `exact` counts a histogram in a second pass if one is needed. */
+  async statistics({ tensor, bins, most, exact }, onProgress, signal) {
     if (!hasStatistics(tensor.dtype)) return null;
     const source = await sourceOf(tensor, signal);
     const runs = runsOf(tensor, most);
@@ -63,12 +63,12 @@ const JOBS = {
       for (const [begin, end] of runs) {
         for await (const piece of streamRange(source, begin, end, { signal, pieceBytes: PIECE })) {
           take(piece);
-          tell((done += piece.length) / (read * passes));
+          onProgress((done += piece.length) / (read * passes));
         }
       }
     };
     await pass((piece) => counter.add(piece));
-    const found = { ...counter.told(), read, isSample: read < tensor.nbytes, isExact: true };
+    const found = { ...counter.result(), read, isSample: read < tensor.nbytes, isExact: true };
     if (found.min === null) return { ...found, bins: [] };
     if (passes === 1) return { ...found, bins: counter.bins(bins, found), isExact: counter.isExact };
     const [counted, numbers] = [new Bins(found.min, found.max, bins), new Numbers(tensor.dtype)];
@@ -76,18 +76,18 @@ const JOBS = {
     return { ...found, bins: counted.counts };
   },
 
-  async picture({ tensor, layout, window, cells, kind }, tell, signal) {
-    return picture(await reading(tensor, signal), tensor, { layout, window, cells, kind }, tell);
+  async picture({ tensor, layout, window, cells, kind }, onProgress, signal) {
+    return picture(await reading(tensor, signal), tensor, { layout, window, cells, kind }, onProgress);
   },
 
-  /** Values as text: `rows` by `columns` of them from a corner on. */
-  async values({ tensor, layout, row, rows, column, columns }, tell, signal) {
-    // Rows that lie across the memory are read as columns.
+  /** Values as text: `rows` by `columns` of them from a given corner. */
+  async values({ tensor, layout, row, rows, column, columns }, onProgress, signal) {
+    // Rows across the memory order are read as columns.
     if (layout.down > layout.across) {
       const turned = { ...layout, down: layout.across, across: layout.down };
       const lines = await JOBS.values(
         { tensor, layout: turned, row: column, rows: columns, column: row, columns: rows },
-        tell,
+        onProgress,
         signal,
       );
       return (lines[0] ?? []).map((_, at) => lines.map((line) => line[at]));
@@ -101,20 +101,20 @@ const JOBS = {
     return texts;
   },
 
-  /** Which of these names match all of these regular expressions, as 0 or 1. */
+  /** Returns for each name whether it matches all of these regular expressions, as 0 or 1. */
   async matching({ names, patterns }) {
     const expressions = patterns.map((pattern) => new RegExp(pattern, "u"));
     return Uint8Array.from(names, (name) => expressions.every((expression) => expression.test(name)));
   },
 
-  /** Of pairs of tensors, in their order; `tell` is given those that were found since, as pairs of place and what was found. */
-  async distances({ pairs }, tell, signal) {
+  /** Compares pairs of tensors in order; `onProgress` is called with the new results, as pairs of place and result. */
+  async distances({ pairs }, onProgress, signal) {
     const found = [];
     let [news, last] = [[], 0];
     const take = (place, one) => {
       news.push([place, found[place] = one]);
       if (performance.now() - last < TELLS) return;
-      tell(news);
+      onProgress(news);
       [news, last] = [[], performance.now()];
     };
     await distances(pairs, (tensor) => sourceOf(tensor, signal), take, signal);
@@ -124,19 +124,19 @@ const JOBS = {
 
 const running = new Map();
 
-async function run({ number, job, given }) {
+async function run({ number, job, input }) {
   const controller = new AbortController();
   running.set(number, controller);
   let last = 0;
-  // Pictures are told of each time, and what was found.
-  const tell = (progress) => {
+  // Pictures and results are always reported, numbers only now and then.
+  const onProgress = (progress) => {
     const now = performance.now();
     if (typeof progress === "number" && now - last < TELLS) return;
     last = now;
     postMessage({ number, progress });
   };
   try {
-    postMessage({ number, result: await JOBS[job](given, tell, controller.signal) });
+    postMessage({ number, result: await JOBS[job](input, onProgress, controller.signal) });
   } catch (error) {
     postMessage({
       number,
@@ -146,7 +146,7 @@ async function run({ number, job, given }) {
   running.delete(number);
 }
 
-/** Listens for jobs: `{number, job, given}`, or `{number}` to cancel one. */
+/** Listens for jobs: `{number, job, input}`, or `{number}` to cancel one. */
 export function listen() {
   addEventListener("message", ({ data }) => (data.job ? run(data) : running.get(data.number)?.abort()));
 }

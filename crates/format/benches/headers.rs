@@ -1,15 +1,15 @@
-//! Headers parsed and rendered, against the crates of the two formats.
+//! Benchmarks parsing and rendering headers against the crates of the two formats.
 //!
-//! The two take turns, each first in every other round, after it is asserted that both give the same entries, or the same
-//! bytes. The first round is not counted. Printed are microseconds (medians) and the ratio of the two: above 1 is in our
-//! favour. A time divided by the number of tensors is the time for one.
+//! The two sides alternate, each first in every other round, after an assertion that both return the same entries or the
+//! same bytes. The first round is not counted. The output is the median time in microseconds, and the ratio of the two:
+//! above 1, ours is faster. Divide a time by the number of tensors for the time per tensor.
 //!
 //! `cargo bench -p ingot-format --bench headers`, or `-- 100` for another number of rounds.
 
 #![allow(
     clippy::expect_used,
     clippy::print_stdout,
-    reason = "a bench has nobody to report to"
+    reason = "a bench has no caller to return errors to"
 )]
 
 use std::borrow::Cow;
@@ -21,12 +21,12 @@ use ingot_format::{Dtype, Format, Header, Layout, Limits, Spec, layout, nbytes, 
 
 const COUNTS: [usize; 3] = [100, 10_000, 100_000];
 const ROUNDS: usize = 31;
-/// A side works for as long as this in each round, so that the clock does not count.
+/// Minimum time of one side in each round, so that the clock's resolution does not matter.
 const ROUND: Duration = Duration::from_millis(20);
 const SHAPE: [u64; 2] = [2, 3];
 const UPSTREAM_SHAPE: [usize; 2] = [2, 3];
 
-/// Names as large language models have them, already in order, as callers mostly give them.
+/// Names like those of large language models, already sorted, as they usually are.
 fn names(count: usize) -> Vec<String> {
     (0..count)
         .map(|number| {
@@ -183,7 +183,7 @@ fn compare<A, B>(
     );
 }
 
-/// What `work` takes once, on average of a round.
+/// Returns the mean time of one call of `work` in a round.
 fn microseconds<R>(work: &mut impl FnMut() -> R) -> f64 {
     let begun = Instant::now();
     let mut times = 0_u32;

@@ -1,4 +1,4 @@
-//! Reads just the header of a file, of whatever size, and prints a table of its tensors.
+//! Reads only the header of a file, regardless of the file's size, and prints a table of its tensors.
 //!
 //! `cargo run --example read_header -- model.safetensors`
 
@@ -14,7 +14,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let file_nbytes = file.metadata()?.len();
     let limits = Limits::default();
 
-    // The first 8 bytes say how many the header takes; nothing is allocated before that number is checked.
+    // The first 8 bytes are the header's length, which is checked before anything is allocated.
     let mut head = Vec::new();
     (&file).take(8).read_to_end(&mut head)?;
     let head_nbytes = Header::head_nbytes(&head, file_nbytes, &limits)?;
@@ -23,7 +23,7 @@ fn main() -> Result<(), Box<dyn Error>> {
 
     let mut out = io::stdout().lock();
     for entry in header.entries() {
-        // A name may hold anything, also what steers a terminal.
+        // A name may contain any text, including terminal control characters.
         let name = Escaped(entry.name).to_string();
         let (dtype, shape) = (entry.dtype.code(), format!("{:?}", entry.shape));
         writeln!(out, "{dtype:12} {shape:20} {:>14} bytes  {name}", entry.nbytes())?;

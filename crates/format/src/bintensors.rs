@@ -1,6 +1,6 @@
 //! The `.bt` format: a binary header.
 //!
-//! Has the names that the root of the bintensors crate has.
+//! This module has the names that the root of the bintensors crate has.
 //!
 //! ```
 //! use ingot_format::bintensors::{BinTensorError, BinTensors, Dtype, TensorView, serialize};

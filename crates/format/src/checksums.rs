@@ -1,4 +1,4 @@
-//! The digests of tensors, as they stand in the metadata. FORMAT.md, "Checksums".
+//! The digests of tensors in the metadata. FORMAT.md, "Checksums".
 
 use alloc::borrow::{Cow, ToOwned};
 use alloc::string::{String, ToString};
@@ -10,14 +10,14 @@ use serde::de::{Deserializer, Error, IgnoredAny, MapAccess, Visitor};
 use crate::codec::json::string;
 use crate::quoted::Quoted;
 
-/// The metadata key under which a file keeps the digests of its tensors.
+/// The metadata key for the digests of a file's tensors.
 pub const CHECKSUMS_KEY: &str = "ingot.checksums";
 
-/// The metadata key under which ModelSpec keeps the SHA-256 of the data section, after `0x`.
+/// The metadata key under which ModelSpec stores the SHA-256 of the data section, after `0x`.
 pub const MODEL_SPEC_KEY: &str = "modelspec.hash_sha256";
 
-/// A record of digests: of which algorithm, and one for each tensor. What the algorithm is, and whether a digest is one
-/// of it, is for whoever computes digests to say.
+/// A record of digests: the algorithm's name and one digest per tensor. Neither the algorithm nor the form of a digest
+/// is checked here; that is left to the code that computes digests.
 ///
 /// ```
 /// use ingot_format::Checksums;
@@ -34,7 +34,7 @@ pub struct Checksums<'a> {
     digests: Vec<(Cow<'a, str>, Cow<'a, str>)>,
 }
 
-/// Why a text is no such record.
+/// Why a text is not such a record.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ChecksumsError {
     reason: String,
@@ -54,10 +54,10 @@ impl fmt::Display for ChecksumsError {
 impl core::error::Error for ChecksumsError {}
 
 impl<'a> Checksums<'a> {
-    /// A record of `algorithm` with these names and digests.
+    /// Creates a record of `algorithm` with these names and digests.
     ///
     /// # Errors
-    /// A name comes twice.
+    /// If a name occurs twice.
     pub fn new(
         algorithm: &'a str,
         digests: impl IntoIterator<Item = (&'a str, Cow<'a, str>)>,
@@ -76,7 +76,7 @@ impl<'a> Checksums<'a> {
     /// Reads a record.
     ///
     /// # Errors
-    /// The text is not JSON of this form, or has a name twice, also by escape.
+    /// If the text is not JSON of this form, or has a name twice, also by way of an escape.
     pub fn parse(text: &'a str) -> Result<Checksums<'a>, ChecksumsError> {
         let mut json = serde_json::Deserializer::from_str(text);
         json.deserialize_map(ChecksumsVisitor)
@@ -97,26 +97,26 @@ impl<'a> Checksums<'a> {
         }
     }
 
-    /// The algorithm, as the record names it.
+    /// The algorithm's name in the record.
     #[must_use]
     pub fn algorithm(&self) -> &str {
         &self.algorithm
     }
 
-    /// The digest of the tensor `name`.
+    /// Returns the digest of the tensor `name`.
     #[must_use]
     pub fn get(&self, name: &str) -> Option<&str> {
         let place = self.digests.binary_search_by(|pair| (*pair.0).cmp(name)).ok()?;
         Some(&self.digests[place].1)
     }
 
-    /// All names with their digests, sorted by name.
+    /// Iterates over all names and digests, sorted by name.
     pub fn iter(&self) -> impl ExactSizeIterator<Item = (&str, &str)> {
         self.digests.iter().map(|(name, digest)| (&**name, &**digest))
     }
 
-    /// The record as it stands in a file. Its length depends on names and on the lengths of the digests only, so that
-    /// a header can be laid out before the digests are known.
+    /// Renders the record as it is stored in a file. Its length depends only on the names and on the lengths of the
+    /// digests, so that a header can be laid out before the digests are known.
     #[must_use]
     pub fn render(&self) -> String {
         let mut out = Vec::new();
@@ -132,12 +132,12 @@ impl<'a> Checksums<'a> {
             string(digest, &mut out);
         }
         out.extend_from_slice(b"}}");
-        // Made of text and ASCII, so nothing is ever replaced.
+        // Built from text and ASCII, so no byte is ever replaced.
         String::from_utf8_lossy(&out).into_owned()
     }
 }
 
-/// The whole record. Members with other names are passed over, as those of a header's entries are (F8).
+/// The whole record. Members with other names are ignored, as in a header's entries (F8).
 struct ChecksumsVisitor;
 
 impl<'de> Visitor<'de> for ChecksumsVisitor {
@@ -170,7 +170,7 @@ impl<'de> Visitor<'de> for ChecksumsVisitor {
     }
 }
 
-/// The object from names to digests. One whose names repeat is refused by [`Checksums::sorted`].
+/// The object from names to digests. [`Checksums::sorted`] rejects duplicate names.
 struct Digests<'de>(Vec<(Cow<'de, str>, Cow<'de, str>)>);
 
 impl<'de> serde::Deserialize<'de> for Digests<'de> {
@@ -195,7 +195,7 @@ impl<'de> serde::Deserialize<'de> for Digests<'de> {
     }
 }
 
-/// A string, borrowed where it has no escapes: serde's own `Cow` copies always.
+/// A string, borrowed if it has no escapes: serde's own `Cow` always copies.
 pub(crate) struct Text<'de>(pub(crate) Cow<'de, str>);
 
 impl<'de> serde::Deserialize<'de> for Text<'de> {

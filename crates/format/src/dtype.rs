@@ -6,8 +6,8 @@ macro_rules! dtypes {
     ($($(#[$doc:meta])* $code:ident $text:literal $bits:literal $bt:expr;)*) => {
         /// The type of a tensor's elements.
         ///
-        /// The variants are spelled as the file spells them. Their order is the order in which a writer of
-        /// safetensors places tensors, last first (FORMAT.md, "Writing").
+        /// The variants are spelled as in the file. Their order is the reverse of the order in which a writer of
+        /// safetensors places tensors (FORMAT.md, "Writing").
         #[allow(non_camel_case_types, clippy::upper_case_acronyms, reason = "spelled as in the file")]
         #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
         #[non_exhaustive]
@@ -19,25 +19,25 @@ macro_rules! dtypes {
             /// Every dtype, in table order.
             pub const ALL: &'static [Dtype] = &[$(Dtype::$code),*];
 
-            /// The name that stands in a safetensors header, such as `BF16`.
+            /// The dtype's name in a safetensors header, such as `BF16`.
             #[must_use]
             pub const fn code(self) -> &'static str {
                 match self { $(Dtype::$code => $text,)* }
             }
 
-            /// Bits that one element takes. Less than 8 for the packed dtypes.
+            /// Bits per element. Less than 8 for the packed dtypes.
             #[must_use]
             pub const fn bits(self) -> u64 {
                 match self { $(Dtype::$code => $bits,)* }
             }
 
-            /// The number that stands in a `.bt` header, for the dtypes that format knows.
+            /// The dtype's number in a `.bt` header, for the dtypes that the format has.
             #[must_use]
             pub const fn bintensors_number(self) -> Option<u8> {
                 match self { $(Dtype::$code => $bt,)* }
             }
 
-            /// The dtype of this name, spelled exactly as in the file.
+            /// Returns the dtype of this name, which is matched exactly as the file spells it.
             #[must_use]
             pub fn from_code(code: &str) -> Option<Dtype> {
                 match code { $($text => Some(Dtype::$code),)* _ => None }
@@ -95,23 +95,23 @@ dtypes! {
 }
 
 impl Dtype {
-    /// [`Dtype::bits`], as the safetensors crate calls it.
+    /// Returns [`Dtype::bits`]. The safetensors crate uses this name.
     #[must_use]
     pub fn bitsize(&self) -> usize {
-        // 64 at most.
+        // At most 64.
         usize::try_from(self.bits()).unwrap_or(64)
     }
 
-    /// Whole bytes of one element, as the safetensors crate has them: none for the packed dtypes.
+    /// Returns the whole bytes of one element, as the safetensors crate does: 0 for the packed dtypes.
     #[must_use]
     pub fn size(&self) -> usize {
         self.bitsize() / 8
     }
 
-    /// The dtype of this number in a `.bt` header.
+    /// Returns the dtype of this number in a `.bt` header.
     #[must_use]
     pub fn from_bintensors_number(number: u8) -> Option<Dtype> {
-        // A table, because a search through all dtypes takes longer than the rest of an entry.
+        // A table, because searching all dtypes takes longer than the rest of an entry.
         const BY_NUMBER: [Option<Dtype>; 256] = {
             let mut table = [None; 256];
             let mut place = 0;

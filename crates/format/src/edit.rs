@@ -1,4 +1,4 @@
-//! Other metadata for a file whose data stays where it is.
+//! Replaces the metadata of a file without moving its data.
 
 use alloc::vec::Vec;
 
@@ -11,11 +11,12 @@ use crate::limits::{Leniency, Limits};
 use crate::metadata::Metadata;
 use crate::raw::PREFIX_NBYTES;
 
-/// The head that the file with this `head` and `header` gets by other metadata: as long as it was, so that no data
-/// moves. `None` when there is no room for that, or no way but to write the header anew.
+/// Returns the head of a file with `metadata` in place of its own. It has the same length as `head`, so that no data
+/// moves. `None` if there is not enough space, or if the header would have to be written anew.
 ///
-/// The room is taken from the spaces after the metadata, so that no entry moves either, or else from those at the end
-/// of the header. Metadata is written as [`layout()`](crate::layout()) writes it, whatever it was before.
+/// The space comes from the spaces after the metadata, so that no entry moves either, or otherwise from the spaces at
+/// the end of the header. Metadata is written as [`layout()`](crate::layout()) writes it, regardless of its previous
+/// form.
 ///
 /// ```
 /// use ingot_format::{Format, LayoutOptions, edit_metadata, layout_with};
@@ -34,16 +35,19 @@ pub fn edit_metadata(head: &[u8], header: &Header, metadata: Option<&[(&str, &st
     let metadata = metadata.map(sorted).transpose().ok()?;
     let new = header.with_metadata(metadata);
     let candidates = [in_its_place(head, header, &new), at_the_end(head, &new)];
-    candidates.into_iter().flatten().find(|head| says(head, &new))
+    candidates
+        .into_iter()
+        .flatten()
+        .find(|head| has_contents(head, &new))
 }
 
-/// Whether `head` is one of a file that holds just what `header` says.
-fn says(head: &[u8], header: &Header) -> bool {
+/// Returns whether `head` belongs to a file with exactly the contents of `header`.
+fn has_contents(head: &[u8], header: &Header) -> bool {
     let limits = Limits {
         header_nbytes: Limits::CEILING,
         leniency: Leniency::Accept,
     };
-    // Read again by the strictest judge there is, since a file may have been written by anybody.
+    // Parse the result and compare, since any program may have written the file.
     Header::parse(head, header.file_nbytes(), &limits).is_ok_and(|read| {
         read.data_start() == header.data_start()
             && read.metadata() == header.metadata()
@@ -51,7 +55,7 @@ fn says(head: &[u8], header: &Header) -> bool {
     })
 }
 
-/// The metadata exchanged, and nothing after it moved.
+/// Replaces the metadata without moving anything after it.
 fn in_its_place(head: &[u8], old: &Header, new: &Header) -> Option<Vec<u8>> {
     let begin = PREFIX_NBYTES + 1;
     let text = head.get(begin..)?;
@@ -60,7 +64,7 @@ fn in_its_place(head: &[u8], old: &Header, new: &Header) -> Option<Vec<u8>> {
     if let Some(metadata) = new.metadata() {
         render_metadata(metadata, &mut place);
     }
-    // The comma stands right before the first entry, where it stays when there is more metadata the next time.
+    // The comma goes directly before the first entry, where it can stay if later metadata is longer.
     let comma = usize::from(new.metadata().is_some() && !new.is_empty());
     let spaces = nbytes.checked_sub(place.len() + comma)?;
     place.extend(core::iter::repeat_n(b' ', spaces));
@@ -70,8 +74,8 @@ fn in_its_place(head: &[u8], old: &Header, new: &Header) -> Option<Vec<u8>> {
     Some(edited)
 }
 
-/// Bytes at the start of `text`, which follows the first brace, that belong to the metadata: the member itself as
-/// [`render_metadata`] writes it, the spaces around it, its comma.
+/// Returns the number of bytes of `text` that belong to the metadata: the member as [`render_metadata`] writes it, the
+/// spaces around it, and its comma. `text` follows the first brace.
 fn member(metadata: Option<&Metadata>, alone: bool, text: &[u8]) -> Option<usize> {
     let mut rest = skip_spaces(text);
     if let Some(metadata) = metadata {
@@ -90,7 +94,7 @@ fn skip_spaces(text: &[u8]) -> &[u8] {
     &text[spaces..]
 }
 
-/// Everything written anew, as tightly as can be.
+/// Writes the whole header anew, as compactly as possible.
 fn at_the_end(head: &[u8], new: &Header) -> Option<Vec<u8>> {
     let mut edited = head.get(..PREFIX_NBYTES)?.to_vec();
     render(new.raw(), &mut edited);
@@ -129,7 +133,7 @@ mod tests {
         #![proptest_config(ProptestConfig::with_cases(600))]
 
         #[test]
-        fn an_edited_head_says_the_new_and_keeps_the_rest(
+        fn an_edited_head_has_the_new_metadata_and_keeps_the_rest(
             names in proptest::collection::btree_set("[a-c]{1,3}", 0..4),
             old in pairs(),
             new in pairs(),
@@ -142,7 +146,7 @@ mod tests {
             let edited = edit_metadata(&file.head, &file.header, borrowed(&new).as_deref());
             let Some(head) = edited else {
                 let tight = layout_with(&specs, borrowed(&new).as_deref(), Format::Safetensors, &LayoutOptions::default());
-                // Up to 7 spaces at the end of that are not needed.
+                // Up to 7 of the spaces at its end are not needed.
                 prop_assert!(tight.unwrap().head.len() > file.head.len() - 7, "there was room");
                 return Ok(());
             };
@@ -168,7 +172,7 @@ mod tests {
         }
 
         #[test]
-        fn the_data_begins_where_it_was_asked_to_and_there_is_room(
+        fn the_data_has_the_requested_alignment_and_there_is_room(
             names in proptest::collection::btree_set(any::<String>(), 0..4),
             metadata in pairs(),
             reserve in 0..5000_u64,
@@ -192,7 +196,7 @@ mod tests {
         }
     }
 
-    /// A head with this text, and the header that it has before `data_nbytes` bytes of data.
+    /// A head with this text, and its header for a file with `data_nbytes` bytes of data.
     fn parsed(text: &[u8], data_nbytes: u64) -> (Vec<u8>, Header) {
         let head = [&to_u64(text.len()).to_le_bytes()[..], text].concat();
         let header = Header::parse(&head, to_u64(head.len()) + data_nbytes, &Limits::default()).unwrap();
@@ -200,8 +204,8 @@ mod tests {
     }
 
     #[test]
-    fn what_just_fits_is_written_and_a_byte_more_is_not() {
-        // The space before the colon is not as we write it, so that everything is written anew.
+    fn accepts_metadata_that_just_fits_and_rejects_one_byte_more() {
+        // The space before the colon differs from our form, so that the whole header is written anew.
         let text = br#"{"__metadata__" :{"k":"v"},"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]}}"#;
         let (head, header) = parsed(text, 1);
         let edited = edit_metadata(&head, &header, Some(&[("k", "vw")])).unwrap();
@@ -214,7 +218,7 @@ mod tests {
     fn the_head_of_another_file_is_never_taken_for_that_of_this_one() {
         let (_, header) = parsed(br#"{"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]}} "#, 1);
         let read = |head: &[u8]| Header::parse(head, to_u64(head.len()) + 1, &Limits::default()).unwrap();
-        // Of the same length: what comes of it has the tensors of this file, or nothing does.
+        // Of the same length: the result has the tensors of this file, or is `None`.
         let (head, _) = parsed(br#"{"b":{"dtype":"U8","shape":[1],"data_offsets":[0,1]}} "#, 1);
         let edited = edit_metadata(&head, &header, None).unwrap();
         assert!(read(&edited).entries().eq(header.entries()));

@@ -1,8 +1,8 @@
-//! One tensor of a header: of one that is there, and of one that is to be made.
+//! One tensor of a header: one that was read, and one to be written.
 
 use crate::dtype::Dtype;
 
-/// What a header says of one tensor. Proven: `begin..end` lies in the data section and has just the size that
+/// A header's description of one tensor. Proven: `begin..end` is inside the data section and has exactly the size that
 /// `shape` and `dtype` need.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Entry<'h> {
@@ -19,14 +19,14 @@ pub struct Entry<'h> {
 }
 
 impl Entry<'_> {
-    /// Bytes that the tensor takes.
+    /// The tensor's size in bytes.
     #[must_use]
     pub const fn nbytes(&self) -> u64 {
         self.end - self.begin
     }
 }
 
-/// A tensor to be written: all but its bytes.
+/// A tensor to be written, without its bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Spec<'a> {
     /// Its name.

@@ -1,4 +1,4 @@
-//! What can be wrong with a header, or with tensors that are to be written.
+//! Faults of a header, or of a list of tensors to be written.
 
 use alloc::boxed::Box;
 use alloc::string::String;
@@ -14,8 +14,8 @@ use crate::sniff::Foreign;
 
 /// A rule of FORMAT.md that a file, or a list of tensors, breaks.
 ///
-/// Names and numbers are kept as they are; `Display` escapes and shortens them. It never speaks of a path: whoever
-/// opened the file adds it.
+/// Names and numbers are kept unchanged; `Display` escapes and shortens them. It never mentions a path: code that knows
+/// the path adds it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum FormatError {
@@ -38,34 +38,34 @@ pub enum FormatError {
         /// Size of the file.
         file_nbytes: u64,
     },
-    /// F4: a byte of the header, or of a string in it, is not UTF-8.
+    /// F4: the header, or a string in it, is not UTF-8.
     InvalidUtf8 {
         /// Counted from the start of the file.
         position: u64,
     },
     /// F5: the header is not one JSON object with white space around it.
     InvalidJson {
-        /// What the JSON reader says, with line and column.
+        /// The JSON parser's message, with line and column.
         reason: String,
     },
     /// F6: `__metadata__` is not an object of strings.
     InvalidMetadata {
-        /// The key at fault, when it is a value that is wrong.
+        /// The key at fault, if one of the values is wrong.
         key: Option<String>,
-        /// What stands there.
+        /// A description of the value.
         found: String,
     },
-    /// F7: two tensors have one name.
+    /// F7: two tensors have the same name.
     DuplicateTensor {
         /// The name, escapes undone.
         tensor: String,
     },
-    /// F7: two metadata pairs have one key, or there are two `__metadata__`.
+    /// F7: two metadata pairs have the same key, or there are two `__metadata__`.
     DuplicateMetadataKey {
         /// The key, escapes undone.
         key: String,
     },
-    /// F7: an entry names a field twice.
+    /// F7: an entry has a field twice.
     DuplicateField {
         /// The entry's name.
         tensor: String,
@@ -76,11 +76,11 @@ pub enum FormatError {
     InvalidEntry {
         /// The entry's name.
         tensor: String,
-        /// `dtype`, `shape` or `data_offsets`; empty when the entry itself is no object.
+        /// `dtype`, `shape` or `data_offsets`; empty if the entry itself is not an object.
         field: &'static str,
-        /// What had to stand there.
+        /// The kind of value that is required.
         expected: &'static str,
-        /// What stands there.
+        /// A description of the value.
         found: String,
     },
     /// F8: an entry lacks a field.
@@ -90,7 +90,7 @@ pub enum FormatError {
         /// The field.
         field: &'static str,
     },
-    /// F8: the dtype is none of this format.
+    /// F8: the format has no such dtype.
     UnknownDtype {
         /// The entry's name.
         tensor: String,
@@ -105,10 +105,10 @@ pub enum FormatError {
         dtype: Dtype,
         /// Its shape.
         shape: Vec<u64>,
-        /// Why not.
+        /// The reason.
         reason: ExtentError,
     },
-    /// F10: the range is not as long as shape and dtype need, or ends before it begins.
+    /// F10: the range does not have the size that shape and dtype need, or ends before it begins.
     SizeMismatch {
         /// The entry's name.
         tensor: String,
@@ -118,29 +118,29 @@ pub enum FormatError {
         shape: Vec<u64>,
         /// Bytes that shape and dtype need.
         expected: u64,
-        /// Where the header says that the data begins.
+        /// Begin of the data according to the header.
         begin: u64,
-        /// Where the header says that it ends.
+        /// End of the data according to the header.
         end: u64,
     },
     /// F11: bytes of the data section belong to no tensor.
     Hole {
         /// The first tensor after the hole.
         tensor: String,
-        /// Where the hole begins.
+        /// Begin of the hole.
         begin: u64,
-        /// Where it ends.
+        /// End of the hole.
         end: u64,
     },
-    /// F11: two tensors share bytes, or stand out of order in a `.bt` header.
+    /// F11: two tensors share bytes, or are out of order in a `.bt` header.
     Overlap {
         /// The tensor that begins too early.
         tensor: String,
         /// The tensor before it.
         other: String,
-        /// Where `tensor` begins.
+        /// Begin of `tensor`.
         begin: u64,
-        /// Where `other` ends.
+        /// End of `other`.
         end: u64,
     },
     /// F12: the file ends before the last tensor does.
@@ -152,19 +152,19 @@ pub enum FormatError {
         /// Bytes that the data section has.
         found: u64,
     },
-    /// F12: the file goes on after the last tensor.
+    /// F12: the file continues after the last tensor.
     TrailingBytes {
         /// Bytes that the tensors need.
         expected: u64,
         /// Bytes that the data section has.
         found: u64,
     },
-    /// B1: the byte that says whether metadata follows is neither 0 nor 1.
+    /// B1: the byte that announces metadata is neither 0 nor 1.
     InvalidOption {
         /// The byte.
         found: u8,
     },
-    /// B2: a number is not written in the shortest form, or in one that is too wide.
+    /// B2: a number is not in its shortest form, or is wider than 64 bits.
     InvalidVarint {
         /// Counted from the start of the file.
         position: u64,
@@ -173,29 +173,30 @@ pub enum FormatError {
     UnexpectedEnd {
         /// Counted from the start of the file.
         position: u64,
-        /// What was being read.
+        /// The item that was being read.
         reading: &'static str,
     },
-    /// B4: after the last entry stands something else than up to 7 spaces.
+    /// B4: the last entry is followed by anything other than up to 7 spaces.
     InvalidPadding {
         /// Counted from the start of the file.
         position: u64,
     },
-    /// The header is clear but not as the specification writes it, and [`crate::Leniency::Refuse`] was asked for.
+    /// The header's meaning is clear, but it deviates from the specification, which [`crate::Leniency::Refuse`]
+    /// rejects.
     NotStrict {
-        /// What is unusual.
+        /// The deviation.
         found: String,
     },
-    /// The file is of another kind altogether.
+    /// The file has another format entirely.
     Foreign {
-        /// Which.
+        /// The format.
         kind: Foreign,
-        /// The rule that it breaks.
+        /// The rule that the file breaks.
         fault: Box<FormatError>,
     },
-    /// A tensor to be written has the name of the metadata.
+    /// A tensor to be written has the reserved name `__metadata__`.
     ReservedName,
-    /// A `.bt` file was asked to have room in its header, or an alignment of its data: rule B4 leaves no place for it.
+    /// Space in the header or an alignment of the data was requested for a `.bt` file, where rule B4 allows neither.
     NoRoom,
     /// A tensor to be written has a dtype that the format lacks.
     UnsupportedDtype {
@@ -206,7 +207,7 @@ pub enum FormatError {
         /// The format to be written.
         format: Format,
     },
-    /// A tensor to be written has not as many bytes as its shape and dtype need.
+    /// The bytes of a tensor to be written do not fit its shape and dtype.
     WrongLength {
         /// The tensor's name.
         tensor: String,
@@ -219,25 +220,25 @@ pub enum FormatError {
         /// Bytes that it has.
         found: u64,
     },
-    /// A file to be written in memory does not fit there.
+    /// A file to be written to memory does not fit there.
     TooLargeForMemory {
         /// Size of the file.
         nbytes: u64,
     },
-    /// What the operating system says, for functions that have the types of the safetensors crate. Nothing in this
-    /// crate opens a file.
+    /// An error of the operating system, for functions with the types of the safetensors crate. This crate itself opens
+    /// no files.
     #[cfg(feature = "std")]
     IoError(SystemError),
-    /// The file is sound, but of the format that was not asked for.
+    /// The file is valid, but not in the requested format.
     OtherFormat {
-        /// The format that was asked for.
+        /// The requested format.
         expected: Format,
-        /// The format that it has.
+        /// The format of the file.
         found: Format,
     },
-    /// No tensor has this name. Spelled as in the safetensors crate, because programs match it.
+    /// No tensor has this name. Named as in the safetensors crate, because programs match it.
     TensorNotFound(String),
-    /// A dtype, a shape, and a number of bytes that is not what these need. Spelled as in the safetensors crate.
+    /// A dtype, a shape, and a number of bytes that does not fit them. Named as in the safetensors crate.
     InvalidTensorView(Dtype, Vec<usize>, usize),
 }
 
@@ -295,7 +296,7 @@ impl FormatError {
         }
     }
 
-    /// The tensor that the fault concerns, if it is one.
+    /// Returns the tensor at fault, if there is one.
     #[must_use]
     pub fn tensor(&self) -> Option<&str> {
         match self {
@@ -317,7 +318,7 @@ impl FormatError {
         }
     }
 
-    /// The sizes that had to agree and did not, in bytes: what was expected, what was found.
+    /// Returns the two sizes that differ, in bytes: expected, found.
     #[must_use]
     pub fn expected_found(&self) -> Option<(u64, u64)> {
         match *self {
@@ -342,7 +343,7 @@ impl FormatError {
         }
     }
 
-    /// The bytes of the data section that the fault concerns.
+    /// Returns the bytes of the data section at fault.
     #[must_use]
     pub fn range(&self) -> Option<(u64, u64)> {
         match *self {
@@ -538,8 +539,8 @@ impl core::error::Error for FormatError {
     }
 }
 
-/// What the operating system says: a [`std::io::Error`] that can be cloned and compared,
-/// as the faults around it can.
+/// An error of the operating system: a [`std::io::Error`] that can be cloned and compared, like the faults that contain
+/// it.
 ///
 /// ```
 /// use ingot_format::SystemError;
@@ -560,7 +561,7 @@ impl core::ops::Deref for SystemError {
     }
 }
 
-/// So that `?` works on reading a file in a function that gives a `SafeTensorError`.
+/// Makes `?` work on reading a file in a function that returns a `SafeTensorError`.
 #[cfg(feature = "std")]
 impl From<std::io::Error> for FormatError {
     fn from(fault: std::io::Error) -> FormatError {
@@ -575,7 +576,7 @@ impl From<std::io::Error> for SystemError {
     }
 }
 
-/// Two are equal when their kind and the system's own number are.
+/// Two errors are equal if their kind and the system's error number are.
 #[cfg(feature = "std")]
 impl PartialEq for SystemError {
     fn eq(&self, other: &SystemError) -> bool {
@@ -600,7 +601,7 @@ mod tests {
     use alloc::string::ToString;
 
     #[test]
-    fn the_sizes_that_did_not_agree_are_told_with_the_fault() {
+    fn expected_found_returns_the_sizes_that_differ() {
         let tensor = || "a".to_string();
         for (fault, sizes) in [
             (FormatError::TooShort { file_nbytes: 7 }, Some((8, 7))),
@@ -645,7 +646,7 @@ mod tests {
     }
 
     #[test]
-    fn a_fault_of_ranges_tells_the_range_its_tensor_and_its_sizes() {
+    fn a_range_fault_has_its_range_tensor_and_sizes() {
         let tensor = || "a".to_string();
         let (begin, end) = (3, 10);
         let mismatch = FormatError::SizeMismatch {
@@ -684,7 +685,7 @@ mod tests {
 
     #[cfg(feature = "std")]
     #[test]
-    fn a_fault_of_the_system_is_told_in_its_words_and_is_the_source() {
+    fn a_system_error_keeps_its_message_and_is_the_source() {
         use core::error::Error as _;
         let system = std::io::Error::other("the disk is gone");
         let fault = FormatError::from(system);
@@ -701,13 +702,13 @@ mod tests {
 
     #[cfg(feature = "std")]
     #[test]
-    fn faults_of_the_system_are_one_when_kind_and_number_are() {
+    fn system_errors_are_equal_if_kind_and_number_are() {
         use std::io;
         let fault = |fault: io::Error| SystemError::from(fault);
         let missing = || fault(io::Error::from_raw_os_error(2));
         assert_eq!(missing(), missing());
         assert_ne!(missing(), fault(io::Error::from_raw_os_error(13)));
-        // The same kind, of which one has no number.
+        // The same kind, but one has no number.
         assert_ne!(missing(), fault(io::ErrorKind::NotFound.into()));
         assert_ne!(
             fault(io::ErrorKind::NotFound.into()),

@@ -1,4 +1,4 @@
-//! How many bytes a tensor takes, and the conversions between the file's `u64` and memory's `usize`.
+//! The size of a tensor in bytes, and the conversions between the file's `u64` and memory's `usize`.
 
 use alloc::vec::Vec;
 use core::fmt;
@@ -8,9 +8,9 @@ use crate::dtype::Dtype;
 /// Why a shape and a dtype have no size in bytes (rule F9).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ExtentError {
-    /// The size in bits passes 2⁶⁴.
+    /// The size in bits exceeds 64 bits.
     Overflow,
-    /// The elements end inside a byte.
+    /// The last element ends inside a byte.
     PartialByte {
         /// The size in bits.
         nbits: u64,
@@ -26,7 +26,7 @@ impl fmt::Display for ExtentError {
     }
 }
 
-/// Bytes that a tensor of `shape` and `dtype` takes. Rule F9.
+/// Returns the size in bytes of a tensor of `shape` and `dtype`. Rule F9.
 ///
 /// ```
 /// use ingot_format::{Dtype, nbytes};
@@ -36,13 +36,13 @@ impl fmt::Display for ExtentError {
 /// ```
 ///
 /// # Errors
-/// When the size overflows, or ends inside a byte (an odd count of F4).
+/// If the size overflows, or is not a whole number of bytes (an odd count of F4).
 pub fn nbytes(dtype: Dtype, shape: &[u64]) -> Result<u64, ExtentError> {
     let mut nbits = dtype.bits();
     let mut has_zero = false;
     for &dim in shape {
-        // The product of the non-zero dims must fit too, so that the verdict does not depend on where a zero
-        // stands: upstream refuses [2⁴⁰, 2⁴⁰, 0] and accepts [0, 2⁴⁰, 2⁴⁰]. Vector `zero-dimension-order`.
+        // The product of the non-zero dimensions must fit too, so that the verdict does not depend on the position of a
+        // zero: upstream rejects [2⁴⁰, 2⁴⁰, 0] and accepts [0, 2⁴⁰, 2⁴⁰]. Vector `zero-dimension-order`.
         if dim == 0 {
             has_zero = true;
         } else {
@@ -56,32 +56,32 @@ pub fn nbytes(dtype: Dtype, shape: &[u64]) -> Result<u64, ExtentError> {
     }
 }
 
-/// `n` as a size in memory. `None` where the machine's addresses are too short for it.
+/// Converts a file size to a size in memory. `None` if it exceeds the machine's address width.
 #[must_use]
 pub fn to_usize(n: u64) -> Option<usize> {
     usize::try_from(n).ok()
 }
 
-/// `n` as a size in a file. Rust has no machine whose `usize` is wider than 64 bits.
+/// Converts a size in memory to a file size. Rust supports no machine whose `usize` is wider than 64 bits.
 #[must_use]
 pub const fn to_u64(n: usize) -> u64 {
     n as u64
 }
 
-/// `n` as an index into a header. Limits keep headers below 4 GiB ([`crate::Limits`]), so a larger one saturates
-/// only where it is refused anyway.
+/// Converts `n` to an index into a header. Limits keep headers below 4 GiB ([`crate::Limits`]), so a value saturates
+/// only in a header that is rejected anyway.
 #[must_use]
 pub(crate) fn to_u32(n: usize) -> u32 {
     u32::try_from(n).unwrap_or(u32::MAX)
 }
 
-/// `n`, an index that fits because it once was a `usize` or because 32 bits fit in one.
+/// Converts an index back to `usize`. It fits, because it was a `usize` before or because `usize` has at least 32 bits.
 #[must_use]
 pub(crate) fn index(n: u32) -> usize {
     usize::try_from(n).unwrap_or(usize::MAX)
 }
 
-/// A shape in memory as one in a header.
+/// Converts a shape in memory to a header's shape.
 pub(crate) fn dims(shape: &[usize]) -> Vec<u64> {
     shape.iter().copied().map(to_u64).collect()
 }

@@ -1,4 +1,4 @@
-//! What is wrong with a file, and what a lenient reader makes of it.
+//! Faults of a file, and how a lenient reader handled them.
 
 use alloc::boxed::Box;
 use alloc::string::String;
@@ -8,34 +8,34 @@ use crate::error::FormatError;
 use crate::metadata::Metadata;
 use crate::raw::RawHeader;
 
-/// Most findings that are kept of one file. A header of 100 MB has room for millions of broken entries, and each finding
-/// takes up to some hundred bytes; a file with more is refused.
+/// Most findings that are kept for one file. A header of 100 MB has room for millions of broken entries, and each
+/// finding takes up to a few hundred bytes; a file with more findings is rejected.
 const MAX_FINDINGS: usize = 1_000_000;
 
-/// A rule that a file breaks, and what a lenient reader made of it.
+/// A rule that a file breaks, and how a lenient reader handled it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Finding {
-    /// The rule.
+    /// The broken rule.
     pub fault: FormatError,
-    /// What was done.
+    /// The action of the reader.
     pub remedy: Remedy,
 }
 
-/// What a lenient reader does about a rule that is broken.
+/// The action of a lenient reader on a broken rule.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Remedy {
-    /// The tensor that [`FormatError::tensor`] names is not among those of the header.
+    /// The tensor named by [`FormatError::tensor`] is left out of the header.
     TensorLeftOut,
-    /// Bytes that belong to no tensor are passed over.
+    /// Bytes that belong to no tensor are ignored.
     BytesLeftOut,
-    /// Metadata that is no object is passed over.
+    /// Metadata that is not an object is ignored.
     ValueLeftOut,
-    /// A value of the metadata that is no string is kept as its JSON, bytes that are not UTF-8 as U+FFFD.
+    /// A metadata value that is not a string is kept as its JSON text; bytes that are not UTF-8 become U+FFFD.
     MadeText,
-    /// Of what stands there several times, the last counts, as for readers that know nothing of duplicates.
+    /// Of several values for one name, the last is kept, as by readers that do not check for duplicates.
     LastKept,
-    /// It means what it says, and a writer writes it as it should be.
+    /// The meaning is clear; a writer writes it in the correct form.
     Rewritten,
 }
 
@@ -54,12 +54,13 @@ impl Remedy {
     }
 }
 
-/// Findings in the order in which they were made.
+/// Findings in the order in which they were found.
 #[derive(Debug, Default)]
 pub(crate) struct Findings(Vec<Finding>);
 
 impl Findings {
-    /// Whether it is kept. One more than may be is, which is how `all` knows that there were more.
+    /// Returns whether the finding is kept. One more than the limit is kept, so that `all` can detect that the limit
+    /// was exceeded.
     pub(crate) fn add(&mut self, fault: FormatError, remedy: Remedy) -> bool {
         let has_room = self.0.len() <= MAX_FINDINGS;
         if has_room {
@@ -68,7 +69,7 @@ impl Findings {
         has_room
     }
 
-    /// All of them; `None` where there are too many.
+    /// All findings; `None` if there are more than the limit.
     pub(crate) fn all(self) -> Option<Box<[Finding]>> {
         (self.0.len() <= MAX_FINDINGS).then(|| self.0.into())
     }
@@ -78,7 +79,7 @@ impl Findings {
     }
 }
 
-/// What a codec understood of a header: its entries, not yet checked, and what it had to leave out.
+/// The result of reading a header leniently: its entries, not yet checked, and the entries that could not be read.
 #[derive(Debug, Default)]
 pub(crate) struct Understood {
     pub(crate) raw: RawHeader,
@@ -95,7 +96,7 @@ pub(crate) struct Unread {
 }
 
 impl Understood {
-    /// Sets the metadata, each key with its last value.
+    /// Sets the metadata, keeping the last value of each key.
     pub(crate) fn keep_last_of_each(&mut self, metadata: Option<Metadata>) {
         let Some((metadata, twice)) = metadata.map(Metadata::last_of_each) else {
             return;

@@ -1,8 +1,8 @@
-//! Which of the two formats a file has.
+//! The two file formats.
 
 use core::fmt;
 
-/// A file format. What a file is, its content decides; what a new file becomes, the caller does.
+/// A file format. Readers detect it from the file's contents; writers take it from the caller.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Format {
     /// `.safetensors`: a JSON header.
@@ -12,7 +12,7 @@ pub enum Format {
 }
 
 impl Format {
-    /// The name that options and messages use.
+    /// The name used in options and messages.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -21,9 +21,9 @@ impl Format {
         }
     }
 
-    /// The format of a header that starts with `first`, the byte after the length. The two cannot be confused:
-    /// JSON starts with `{` or white space, a binary header with 0 or 1. The other control characters count as
-    /// binary, because what starts with one was not meant as JSON; rule B1 then says what is wrong.
+    /// Returns the format of a header that starts with `first`, the byte after the length. The two cannot be confused:
+    /// JSON starts with `{` or white space, a binary header with 0 or 1. The other control characters count as binary,
+    /// because no JSON starts with one; rule B1 then reports the fault.
     #[must_use]
     pub const fn of_header(first: u8) -> Option<Format> {
         match first {

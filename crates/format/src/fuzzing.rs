@@ -1,12 +1,12 @@
-//! What the fuzz targets need and nobody else should see. No part of the API.
+//! Entry points for the fuzz targets only. Not part of the API.
 
 use alloc::string::String;
 
-/// Compares the quick reader of JSON headers with the reference reader: `Ok(true)` when the quick one took `text`
-/// and both say the same, `Ok(false)` when it stepped aside.
+/// Compares the fast reader of JSON headers with the reference reader. Returns `Ok(true)` if the fast reader parsed
+/// `text` and both agree, `Ok(false)` if it left `text` to the reference reader.
 ///
 /// # Errors
-/// How they differ.
+/// A description of the difference.
 pub fn quick_equals_reference(text: &str) -> Result<bool, String> {
     crate::codec::json::compare(text)
 }

@@ -17,44 +17,44 @@ use crate::raw::{PREFIX_NBYTES, RawHeader, broken_range};
 use crate::salvage::sound;
 use crate::sniff::Foreign;
 
-/// The header of a file, proven: the entries cover the data section exactly, in file order, without hole or
-/// overlap, every size equals shape times dtype, every name is there once. Nothing downstream checks again.
-/// With [`Leniency::Salvage`] there may be bytes that belong to no entry, and all else holds.
+/// The header of a file, proven: the entries cover the data section exactly, in file order, without hole or overlap;
+/// every size is shape times dtype; every name is unique. No later code checks again. With [`Leniency::Salvage`] there
+/// may be bytes that belong to no entry; the rest holds.
 ///
-/// Names and shapes lie back to back in two arenas, so that a header costs a few allocations, not some per
-/// tensor, and less than twice its own bytes.
+/// Names and shapes are stored back to back in two arenas, so that a header costs a few allocations instead of several
+/// per tensor, and less than twice its own bytes.
 #[derive(Clone, Debug)]
 pub struct Header {
     raw: RawHeader,
     format: Format,
     data_start: u64,
     data_nbytes: u64,
-    /// Entries in the order of their names; empty where that is the order of the file.
+    /// Entries in name order; empty if that is the order of the file.
     by_name: Vec<u32>,
     findings: Box<[Finding]>,
 }
 
 impl Header {
-    /// About the bytes that this header takes when it is written, for making room.
+    /// Estimates the bytes that this header takes when written, for reserving memory.
     pub(crate) fn likely_nbytes(&self) -> usize {
-        // What stands around names and numbers in JSON, and numbers of a usual size.
+        // The punctuation around an entry in JSON, and numbers of a usual size.
         const AROUND_ENTRY: usize = 72;
         const AROUND_DIMENSION: usize = 6;
         self.raw.names.len() + self.raw.records.len() * AROUND_ENTRY + self.raw.dims.len() * AROUND_DIMENSION
     }
 
-    /// Bytes at the start of a file that [`Header::parse`] needs: the length and the header itself. Asks for no
-    /// more than the first 8 bytes and the file's size, so that nothing is allocated on the word of a hostile
-    /// file.
+    /// Returns the number of bytes at the start of a file that [`Header::parse`] needs: the length and the header
+    /// itself. This needs only the first 8 bytes and the file's size, so that a hostile file's length is checked before
+    /// anything is allocated.
     ///
     /// # Errors
-    /// Rules F1, F2 and F3; [`FormatError::Foreign`] when `start`, however much of the file it holds, is
-    /// recognised as something else.
+    /// Rules F1, F2 and F3; [`FormatError::Foreign`] if `start`, which may hold more of the file, is recognised as
+    /// another format.
     pub fn head_nbytes(start: &[u8], file_nbytes: u64, limits: &Limits) -> Result<u64, FormatError> {
         head_nbytes(start, file_nbytes, limits).map_err(|fault| name_foreign(start, fault))
     }
 
-    /// Reads the header at the start of a file of `file_nbytes` bytes. `head` holds at least the first
+    /// Parses the header at the start of a file of `file_nbytes` bytes. `head` holds at least the first
     /// [`Header::head_nbytes`] of them.
     ///
     /// ```
@@ -67,8 +67,8 @@ impl Header {
     /// ```
     ///
     /// # Errors
-    /// The first rule of FORMAT.md that the file breaks. With [`Leniency::Salvage`] that is one of F1 to F3, or the
-    /// header cannot be taken apart into entries: F5, B1 to B3.
+    /// The first rule of FORMAT.md that the file breaks. With [`Leniency::Salvage`] only F1 to F3, and F5 and B1 to B3
+    /// if the header cannot be split into entries.
     pub fn parse(head: &[u8], file_nbytes: u64, limits: &Limits) -> Result<Header, FormatError> {
         let data_start = Header::head_nbytes(head, file_nbytes, limits)?;
         let text = extent::to_usize(data_start)
@@ -83,7 +83,7 @@ impl Header {
             .unwrap_or(Format::Safetensors);
         let data_nbytes = file_nbytes - data_start;
         let leniency = match limits.leniency {
-            // What is harmless is told of too.
+            // Harmless deviations are reported too.
             Leniency::Salvage => Leniency::Refuse,
             other => other,
         };
@@ -99,8 +99,8 @@ impl Header {
             .map_err(|fault| name_foreign(head, fault))
     }
 
-    /// Reads the JSON of a header whose file is not there. What its tensors take is taken for all that the file holds,
-    /// so that rule F12 holds of itself; `data_start` is where the data would begin in a file with just this text.
+    /// Parses the JSON of a header without a file. The data section is assumed to end with the last tensor, so that
+    /// rule F12 always holds; `data_start` is the position of the data in a file with exactly this text.
     ///
     /// ```
     /// use ingot_format::{Header, Limits};
@@ -127,7 +127,7 @@ impl Header {
         Header::prove(raw, Format::Safetensors, data_start, data_nbytes)
     }
 
-    /// Rules F7 and F9 to F12: the only way to a `Header`.
+    /// Proves rules F7 and F9 to F12. This is the only way to make a `Header`.
     pub(crate) fn prove(
         raw: RawHeader,
         format: Format,
@@ -136,13 +136,13 @@ impl Header {
     ) -> Result<Header, FormatError> {
         let raw = match format {
             Format::Safetensors => raw.in_data_order(),
-            // A binary header must list its tensors in that order already (rule F11).
+            // Rule F11 requires a binary header to list its tensors in this order already.
             Format::Bintensors => raw,
         };
         Header::prove_sound(raw, Gaps::Refused, format, data_start, data_nbytes)
     }
 
-    /// The same of entries that were chosen, with what was found wrong with the others. There may be bytes between them.
+    /// Proves selected entries, and adds the faults of the others. There may be bytes between the entries.
     pub(crate) fn prove_sound(
         raw: RawHeader,
         gaps: Gaps,
@@ -168,7 +168,7 @@ impl Header {
         })
     }
 
-    /// The header of what is sound in one that is refused for `fault`.
+    /// Returns the sound part of a header that was rejected for `fault`.
     fn salvage(
         text: &[u8],
         fault: FormatError,
@@ -182,28 +182,27 @@ impl Header {
         };
         let (raw, mut findings) = sound(understood, data_nbytes);
         if findings.is_empty() {
-            // Such as entries of a `.bt` header that stand out of order.
+            // For example, entries of a `.bt` header that are out of order.
             findings.add(fault.clone(), Remedy::Rewritten);
         }
         let gaps = Gaps::Found(findings.all().ok_or(fault)?);
         Header::prove_sound(raw, gaps, format, data_start, data_nbytes)
     }
 
-    /// What [`Leniency::Salvage`] found wrong with the file, and what it did about it; nothing where the file breaks no
-    /// rule.
+    /// Returns the faults that [`Leniency::Salvage`] found and how each was handled; empty if the file breaks no rule.
     #[must_use]
     pub fn findings(&self) -> &[Finding] {
         &self.findings
     }
 
-    /// The names of the tensors that were left out, each with why. A name may come twice.
+    /// Iterates over the names of the tensors that were left out, each with the reason. A name may occur twice.
     pub fn all_left_out(&self) -> impl Iterator<Item = (&str, &FormatError)> {
         let left_out = self.findings.iter();
         let left_out = left_out.filter(|found| found.remedy == Remedy::TensorLeftOut);
         left_out.filter_map(|found| Some((found.fault.tensor()?, &found.fault)))
     }
 
-    /// Why the tensor `name` was left out, where it was.
+    /// Returns the reason why the tensor `name` was left out, if it was.
     #[must_use]
     pub fn left_out(&self, name: &str) -> Option<&FormatError> {
         self.all_left_out()
@@ -211,41 +210,41 @@ impl Header {
             .map(|left_out| left_out.1)
     }
 
-    /// The format that the file has.
+    /// Returns the format of the file.
     #[must_use]
     pub fn format(&self) -> Format {
         self.format
     }
 
-    /// How many tensors there are.
+    /// Returns the number of tensors.
     #[must_use]
     pub fn len(&self) -> usize {
         self.raw.records.len()
     }
 
-    /// Whether there are none.
+    /// Returns whether there are no tensors.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.raw.records.is_empty()
     }
 
-    /// The tensor at `number` in the order of the data.
+    /// Returns the tensor with index `number` in data order.
     #[must_use]
     pub fn entry(&self, number: usize) -> Option<Entry<'_>> {
         (number < self.len()).then(|| self.raw.entry(number))
     }
 
-    /// All tensors in the order of their data.
+    /// Iterates over all tensors in data order.
     pub fn entries(&self) -> impl ExactSizeIterator<Item = Entry<'_>> + Clone {
         self.raw.entries()
     }
 
-    /// The same, as a codec writes it.
+    /// The entries in the form that a codec writes.
     pub(crate) fn raw(&self) -> &RawHeader {
         &self.raw
     }
 
-    /// What a new file with the same tensors is laid out from, in the order of their data.
+    /// Returns the tensors in data order, as input for the layout of a new file.
     #[must_use]
     pub fn specs(&self) -> Vec<Spec<'_>> {
         self.entries()
@@ -257,25 +256,25 @@ impl Header {
             .collect()
     }
 
-    /// All tensors in the order of their names, byte by byte.
+    /// Iterates over all tensors in byte order of their names.
     pub fn entries_by_name(&self) -> impl ExactSizeIterator<Item = Entry<'_>> + Clone {
         (0..self.len()).map(|rank| self.raw.entry(self.nth_by_name(rank)))
     }
 
-    /// All names in the order of the data.
+    /// Iterates over all names in data order.
     pub fn names(&self) -> impl ExactSizeIterator<Item = &str> + Clone {
         (0..self.len()).map(|number| self.raw.name(number))
     }
 
-    /// All names in their own order, byte by byte.
+    /// Iterates over all names in byte order.
     pub fn names_by_name(&self) -> impl ExactSizeIterator<Item = &str> + Clone {
         (0..self.len()).map(|rank| self.raw.name(self.nth_by_name(rank)))
     }
 
-    /// Where the tensor `name` stands in the order of the data.
+    /// Returns the index of the tensor `name` in data order.
     #[must_use]
     pub fn find(&self, name: &str) -> Option<usize> {
-        // A binary search over ranks, which needs no second copy of the names.
+        // A binary search over the name order, which needs no second copy of the names.
         let (mut low, mut high) = (0, self.len());
         while low < high {
             let middle = low + (high - low) / 2;
@@ -288,43 +287,43 @@ impl Header {
         None
     }
 
-    /// The tensor `name`.
+    /// Returns the tensor `name`.
     #[must_use]
     pub fn get(&self, name: &str) -> Option<Entry<'_>> {
         self.find(name).map(|number| self.raw.entry(number))
     }
 
-    /// The metadata; `None` where the file has none at all, which is not the same as having an empty one.
+    /// Returns the metadata; `None` if the file has none, which differs from having an empty one.
     #[must_use]
     pub fn metadata(&self) -> Option<&Metadata> {
         self.raw.metadata.as_ref()
     }
 
-    /// Where the data section begins, counted from the start of the file.
+    /// Returns the position of the data section, counted from the start of the file.
     #[must_use]
     pub fn data_start(&self) -> u64 {
         self.data_start
     }
 
-    /// Bytes in the data section.
+    /// Returns the size of the data section in bytes.
     #[must_use]
     pub fn data_nbytes(&self) -> u64 {
         self.data_nbytes
     }
 
-    /// Bytes that a file with this header has.
+    /// Returns the size of a file with this header in bytes.
     #[must_use]
     pub fn file_nbytes(&self) -> u64 {
-        // Cannot overflow: `prove` was given the two as parts of a file's size.
+        // Cannot overflow: `prove` received both as parts of a file's size.
         self.data_start + self.data_nbytes
     }
 
-    /// The same header in a file whose data section begins at `data_start`.
+    /// Returns the same header for a file whose data section begins at `data_start`.
     pub(crate) fn at(self, data_start: u64) -> Header {
         Header { data_start, ..self }
     }
 
-    /// The same header with other metadata.
+    /// Returns the same header with other metadata.
     pub(crate) fn with_metadata(&self, metadata: Option<Metadata>) -> Header {
         let raw = RawHeader {
             names: self.raw.names.clone(),
@@ -345,7 +344,7 @@ impl Header {
     }
 }
 
-/// Rules F1 to F3.
+/// Checks rules F1 to F3.
 fn head_nbytes(start: &[u8], file_nbytes: u64, limits: &Limits) -> Result<u64, FormatError> {
     let prefix = start.first_chunk::<PREFIX_NBYTES>();
     let header_nbytes = match prefix {
@@ -362,7 +361,7 @@ fn head_nbytes(start: &[u8], file_nbytes: u64, limits: &Limits) -> Result<u64, F
             limit: limits.header_nbytes(),
         });
     }
-    // No overflow: the limit has 32 bits.
+    // No overflow: the limit fits into 32 bits.
     let head_nbytes = header_nbytes + to_u64(PREFIX_NBYTES);
     if head_nbytes > file_nbytes {
         return Err(FormatError::HeaderPastEnd {
@@ -373,10 +372,10 @@ fn head_nbytes(start: &[u8], file_nbytes: u64, limits: &Limits) -> Result<u64, F
     Ok(head_nbytes)
 }
 
-/// Says what the file is, where it was refused and is recognised.
+/// Replaces the fault of a rejected file by the name of its format, if that is recognised.
 fn name_foreign(start: &[u8], fault: FormatError) -> FormatError {
-    // A length below 4 GiB before a brace: a broken file, but ours. A header of 640 bytes begins it like a pickle,
-    // and advice to unpickle it would be wrong.
+    // A length below 4 GiB before a brace: a broken file of ours. If the header has 640 bytes, the file begins like a
+    // pickle, and advice to unpickle it would be wrong.
     if let [_, _, _, _, 0, 0, 0, 0, b'{', ..] = start {
         return fault;
     }
@@ -389,7 +388,7 @@ fn name_foreign(start: &[u8], fault: FormatError) -> FormatError {
     }
 }
 
-/// Rule F7 for names: gives their order, empty where it is the order of the file.
+/// Checks rule F7 for names. Returns their order, empty if it is the order of the file.
 fn prove_names(raw: &RawHeader) -> Result<Vec<u32>, FormatError> {
     if raw.names().is_sorted_by(|a, b| a < b) {
         return Ok(Vec::new());
@@ -401,15 +400,15 @@ fn prove_names(raw: &RawHeader) -> Result<Vec<u32>, FormatError> {
     })
 }
 
-/// What to make of bytes that belong to no entry.
+/// How to handle bytes that belong to no entry.
 pub(crate) enum Gaps {
-    /// Rules F11 and F12 forbid them.
+    /// Rejected by rules F11 and F12.
     Refused,
-    /// They are among these findings.
+    /// Allowed; these findings include them.
     Found(Box<[Finding]>),
 }
 
-/// Rules F9 to F12, on entries in the order of their data.
+/// Checks rules F9 to F12 on entries in data order.
 fn prove_ranges<const MAY_GAP: bool>(raw: &RawHeader, data_nbytes: u64) -> Result<(), FormatError> {
     let mut covered = 0;
     let mut dims_begin = 0;
@@ -445,7 +444,7 @@ fn prove_ranges<const MAY_GAP: bool>(raw: &RawHeader, data_nbytes: u64) -> Resul
     }
 }
 
-/// Rule F11: entry `number` does not begin at `covered`, where the one before it ends.
+/// Rule F11: entry `number` does not begin at `covered`, the end of the previous one.
 #[cold]
 fn misplaced(raw: &RawHeader, number: usize, covered: u64) -> FormatError {
     let entry = raw.entry(number);

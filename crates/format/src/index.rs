@@ -1,4 +1,4 @@
-//! The index of a sharded checkpoint: which file holds which tensor.
+//! The index of a sharded checkpoint: a map from tensors to files.
 
 mod error;
 mod headers;
@@ -21,22 +21,22 @@ use crate::name_order::{SameName, order};
 use error::invalid_json;
 use value::{Kind, Value};
 
-/// An index that keeps rules I1 to I8 of FORMAT.md: every name is there once, every shard name is a path that stays
-/// below the index. Whether the shards hold what it says is for whoever opens them.
+/// An index that keeps rules I1 to I8 of FORMAT.md: every name is unique, and every shard name is a path that stays
+/// below the index. Whether the shards really hold these tensors is checked when they are opened.
 ///
-/// Names lie back to back in one arena and shards are numbered, so that an index costs a few allocations, not some
-/// for each tensor.
+/// Names are stored back to back in one arena and shards are numbered, so that an index costs a few allocations instead
+/// of several per tensor.
 #[derive(Clone, Debug, Default)]
 pub struct ShardIndex {
     names: String,
     records: Vec<IndexRecord>,
     shards: Vec<String>,
     metadata: Option<Value>,
-    /// Tensors in the order of their names; empty where that is the order of the file.
+    /// Tensors in name order; empty if that is the order of the file.
     by_name: Vec<u32>,
 }
 
-/// One tensor; its name ends here and begins where the one before it ends.
+/// One tensor. Its name ends at `name_end` and begins where the previous one ends.
 #[derive(Clone, Copy, Debug)]
 struct IndexRecord {
     name_end: u32,
@@ -44,16 +44,16 @@ struct IndexRecord {
 }
 
 impl ShardIndex {
-    /// Largest index that is read, in bytes: what the Hub's own reader takes. The largest known has 60 MB, for 497,000
-    /// tensors.
+    /// Largest index that is read, in bytes; the limit of the Hub's own reader. The largest known index has 60 MB, for
+    /// 497,000 tensors.
     pub const NBYTES: u64 = 250_000_000;
-    /// Most shards that an index may name: ten times what the Hub's own reader takes. Each is an open file.
+    /// Most shards that an index may name: ten times the limit of the Hub's own reader. Each shard is an open file.
     pub const SHARDS: usize = 100_000;
-    /// Largest value beside the weight map, in bytes. Real ones have less than a hundred; everything that a reader
-    /// keeps of such a value takes several times its size in memory.
+    /// Largest value beside the weight map, in bytes. Real ones have less than a hundred bytes; a reader needs several
+    /// times the size of such a value in memory.
     pub const VALUE_NBYTES: usize = 4 << 20;
 
-    /// Reads an index that lies in memory as a whole.
+    /// Parses an index that is in memory as a whole.
     ///
     /// ```
     /// use ingot_format::ShardIndex;
@@ -63,32 +63,32 @@ impl ShardIndex {
     /// ```
     ///
     /// # Errors
-    /// The first rule of FORMAT.md that it breaks.
+    /// The first rule of FORMAT.md that the index breaks.
     pub fn parse(bytes: &[u8]) -> Result<ShardIndex, IndexError> {
         let mut reader = IndexReader::new(to_u64(bytes.len()))?;
         reader.feed(bytes)?;
         reader.finish()
     }
 
-    /// How many tensors there are.
+    /// Returns the number of tensors.
     #[must_use]
     pub fn len(&self) -> usize {
         self.records.len()
     }
 
-    /// Whether there are none.
+    /// Returns whether there are no tensors.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.records.is_empty()
     }
 
-    /// The files, as the index spells them, in the order of their names.
+    /// Returns the shards' file names, as the index spells them, sorted.
     #[must_use]
     pub fn shards(&self) -> &[String] {
         &self.shards
     }
 
-    /// All tensors in the order of the index, each with the number of its shard.
+    /// Iterates over all tensors in the order of the index, each with the number of its shard.
     pub fn entries(&self) -> impl Iterator<Item = (&str, usize)> {
         let mut begin = 0;
         self.records.iter().map(move |record| {
@@ -98,27 +98,27 @@ impl ShardIndex {
         })
     }
 
-    /// The tensor at `number` in the order of the index, and the number of its shard.
+    /// Returns the tensor with index `number` in the order of the index, and the number of its shard.
     ///
     /// # Panics
-    /// When there are not as many.
+    /// If there are not that many tensors.
     #[must_use]
     pub fn entry(&self, number: usize) -> (&str, usize) {
         (self.name(number), index(self.records[number].shard))
     }
 
-    /// Where the tensor that is at `rank` in the order of names, byte by byte, stands in the index.
+    /// Returns the position in the index of the tensor that is at `rank` in byte order of the names.
     #[must_use]
     pub fn nth_by_name(&self, rank: usize) -> usize {
         self.by_name.get(rank).map_or(rank, |&number| index(number))
     }
 
-    /// All names in their own order, byte by byte.
+    /// Iterates over all names in byte order.
     pub fn names_by_name(&self) -> impl ExactSizeIterator<Item = &str> {
         (0..self.len()).map(|rank| self.name(self.nth_by_name(rank)))
     }
 
-    /// Where the tensor `name` stands in the index.
+    /// Returns the position of the tensor `name` in the index.
     #[must_use]
     pub fn find(&self, name: &str) -> Option<usize> {
         let (mut low, mut high) = (0, self.len());
@@ -133,8 +133,8 @@ impl ShardIndex {
         None
     }
 
-    /// Rule I6 for an index behind a URL. Names of files become parts of URLs there, which servers decode: `%2e%2e` is
-    /// the name of a file on a disk, and leads out of a folder on a server.
+    /// Checks rule I6 for an index behind a URL. There, file names become parts of URLs, which servers decode: `%2e%2e`
+    /// is a valid file name on a disk, but leaves the folder on a server.
     ///
     /// # Errors
     /// [`IndexError::InvalidShardName`].
@@ -149,13 +149,13 @@ impl ShardIndex {
         Ok(())
     }
 
-    /// The first tensor in the shard of this number.
+    /// Returns the first tensor in the shard of this number.
     fn tensor_in(&self, shard: usize) -> &str {
         let found = self.entries().find(|entry| entry.1 == shard);
         found.map_or("", |entry| entry.0)
     }
 
-    /// An index that says the same, as JSON, with the tensors in the same order.
+    /// Renders the index as JSON, with the tensors in the same order.
     #[must_use]
     pub fn render(&self) -> Vec<u8> {
         let mut out = Vec::from(*b"{");
@@ -179,28 +179,28 @@ impl ShardIndex {
         out
     }
 
-    /// The file that holds the tensor `name`.
+    /// Returns the file that holds the tensor `name`.
     #[must_use]
     pub fn shard_of(&self, name: &str) -> Option<&str> {
         let number = self.find(name)?;
         Some(&self.shards[index(self.records[number].shard)])
     }
 
-    /// The JSON object that stands beside the weight map, as the file spells it: its values need not be strings.
+    /// Returns the index's metadata, a JSON object in the spelling of the file. Its values need not be strings.
     #[must_use]
     pub fn metadata(&self) -> Option<&str> {
         let value = self.metadata.as_ref().filter(|value| value.kind == Kind::Object);
         value.map(|value| value.text.as_str())
     }
 
-    /// What the metadata says of the bytes that all tensors take. Nobody checked it.
+    /// Returns the total size of all tensors according to the metadata, which is not checked.
     #[must_use]
     pub fn total_nbytes(&self) -> Option<u64> {
         self.metadata.as_ref().and_then(|value| value.total_size)
     }
 
-    /// Adds a tensor. Out of line, so that the loop that reads keeps its registers: an index of 497,000 names is read
-    /// 5 % sooner (2026-11).
+    /// Adds a tensor. Not inlined, so that the reading loop keeps its registers: an index of 497,000 names is read 5 %
+    /// faster (2026-11).
     #[inline(never)]
     fn push(&mut self, name: &str, shard: u32) {
         self.names.push_str(name);
@@ -216,7 +216,7 @@ impl ShardIndex {
     }
 }
 
-/// Reads an index piece by piece, in one pass, so that it never lies in memory as a whole.
+/// Reads an index piece by piece, in one pass, so that the whole index is never in memory.
 ///
 /// ```
 /// use ingot_format::IndexReader;
@@ -233,10 +233,10 @@ pub struct IndexReader {
     index: ShardIndex,
     state: ReaderState,
     has_weight_map: bool,
-    /// Fields beside the two that are known.
+    /// Names of the other fields.
     unknown: BTreeSet<String>,
     numbers: BTreeMap<String, u32>,
-    /// Bytes that were taken, and those of the whole index.
+    /// Bytes read so far, and bytes of the whole index.
     taken: u64,
     nbytes: u64,
 }
@@ -245,22 +245,22 @@ pub struct IndexReader {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum ReaderState {
     Start,
-    /// A field of the whole, or where none was read yet the end.
+    /// A field of the outer object, or its end if it has no field yet.
     Field {
         first: bool,
     },
-    /// A tensor of the weight map, or its end likewise.
+    /// A tensor of the weight map, or likewise its end.
     Tensor {
         first: bool,
     },
-    /// A comma, or the end of the whole.
+    /// A comma, or the end of the outer object.
     AfterField,
     End,
 }
 
-/// Why a step was not made.
+/// Why a step failed.
 enum Stop {
-    /// The text ends within it.
+    /// The text ends within the item.
     Cut,
     Fault(IndexError),
 }
@@ -272,12 +272,12 @@ impl From<IndexError> for Stop {
 }
 
 impl IndexReader {
-    /// For an index of `nbytes`.
+    /// Creates a reader for an index of `nbytes`.
     ///
     /// # Errors
     /// Rule I1.
     pub fn new(nbytes: u64) -> Result<IndexReader, IndexError> {
-        // What a record of the usual writers takes at least; reserved memory that is never written to takes no place.
+        // The least that common writers use per record. Reserved memory that is never written to occupies no pages.
         const USUAL_TENSOR_NBYTES: usize = 96;
         if nbytes > ShardIndex::NBYTES {
             return Err(IndexError::TooLarge {
@@ -300,16 +300,16 @@ impl IndexReader {
         })
     }
 
-    /// Reads what `bytes` has in whole. They begin where the last ones that were taken ended. Says how many were
-    /// taken; the rest has to be given again, with more after it.
+    /// Reads the complete items in `bytes`, which begin where the bytes read so far end. Returns the number of bytes
+    /// read; the rest must be passed again with more bytes after it.
     ///
     /// # Errors
-    /// The rule that is broken.
+    /// The rule that the index breaks.
     pub fn feed(&mut self, bytes: &[u8]) -> Result<usize, IndexError> {
         let is_last = self.taken + to_u64(bytes.len()) >= self.nbytes;
         let text = match str::from_utf8(bytes) {
             Ok(text) => text,
-            // A character that is cut in two comes again.
+            // A character cut in two is passed again.
             Err(fault) if fault.error_len().is_none() && !is_last => {
                 str::from_utf8(&bytes[..fault.valid_up_to()]).unwrap_or_default()
             }
@@ -332,7 +332,7 @@ impl IndexReader {
             }
         };
         if self.state == ReaderState::End {
-            // White space alone.
+            // Only white space is left.
             done = cursor.at;
         }
         self.taken += to_u64(done);
@@ -346,10 +346,10 @@ impl IndexReader {
         }
     }
 
-    /// The index, once all of it was read.
+    /// Returns the index once all of it was read.
     ///
     /// # Errors
-    /// Rules I4, I5 and I8, and I3 where something is missing.
+    /// Rules I4, I5 and I8, and I3 if the end is missing.
     pub fn finish(self) -> Result<ShardIndex, IndexError> {
         if self.state != ReaderState::End {
             return Err(IndexError::InvalidJson {
@@ -360,7 +360,7 @@ impl IndexReader {
             return Err(IndexError::MissingWeightMap);
         }
         let mut index = self.index;
-        // In the order of their names, so that the order does not depend on who wrote the index.
+        // Sorted by name, so that the order does not depend on the writer of the index.
         let mut new_numbers = alloc::vec![0; index.shards.len()];
         index.shards.clear();
         for (rank, (shard, number)) in self.numbers.into_iter().enumerate() {
@@ -377,7 +377,7 @@ impl IndexReader {
         Ok(index)
     }
 
-    /// Reads one item with what belongs to it. Leaves no trace of one that is cut.
+    /// Reads one item with its punctuation. An incomplete item changes nothing.
     #[inline]
     fn step(&mut self, cursor: &mut Cursor<'_>) -> Result<(), Stop> {
         match self.state {
@@ -466,13 +466,13 @@ impl IndexReader {
                 found: found.words(),
             }));
         }
-        // Neighbours mostly lie in one file.
+        // Neighbours are usually in the same file.
         let last = self.index.records.last().map_or(0, |record| record.shard);
         let shard = match self.index.shards.get(index(last)) {
             Some(shard) if cursor.take_quoted(shard) => last,
             _ => {
                 let shard = cursor.string("a file's name")?;
-                // Not before the comma: what is cut leaves no trace.
+                // Not before the comma, so that an incomplete item changes nothing.
                 cursor.peek()?;
                 self.number_of(&shard, &name)?
             }
@@ -489,7 +489,7 @@ impl IndexReader {
         Ok(())
     }
 
-    /// The number of the shard of this name. Rules I6 and I7.
+    /// Returns the number of the shard of this name. Rules I6 and I7.
     fn number_of(&mut self, shard: &str, tensor: &str) -> Result<u32, IndexError> {
         if let Some(&number) = self.numbers.get(shard) {
             return Ok(number);
@@ -524,7 +524,7 @@ fn invalid_field(field: &'static str, found: Kind) -> Stop {
     })
 }
 
-/// Rule I4 for names: gives their order, empty where it is the order of the file.
+/// Checks rule I4 for names. Returns their order, empty if it is the order of the file.
 fn order_by_name(read: &ShardIndex) -> Result<Vec<u32>, IndexError> {
     if read.entries().is_sorted_by(|a, b| a.0 < b.0) {
         return Ok(Vec::new());
@@ -540,7 +540,7 @@ fn order_by_name(read: &ShardIndex) -> Result<Vec<u32>, IndexError> {
     )
 }
 
-/// What is being read, and how far.
+/// The text being read, and the position in it.
 struct Cursor<'a> {
     text: &'a str,
     at: usize,
@@ -549,7 +549,7 @@ struct Cursor<'a> {
 }
 
 impl<'a> Cursor<'a> {
-    /// The next byte that is not white space, which stays.
+    /// Returns the next byte that is not white space, without consuming it.
     #[inline]
     fn peek(&mut self) -> Result<u8, Stop> {
         let bytes = self.text.as_bytes();
@@ -578,7 +578,7 @@ impl<'a> Cursor<'a> {
         }
     }
 
-    /// The fault of the byte that was taken last.
+    /// Returns the fault of the byte that was consumed last.
     #[cold]
     fn unexpected(&self, expected: &str) -> Stop {
         let at = self.at.saturating_sub(1);
@@ -586,7 +586,7 @@ impl<'a> Cursor<'a> {
         invalid_json(self.base + to_u64(at), expected, found).into()
     }
 
-    /// Moves past `text` and the quotes around it, if that is what stands here.
+    /// Consumes `text` with its quotes if the input continues with it.
     #[inline]
     fn take_quoted(&mut self, text: &str) -> bool {
         let rest = self.text.as_bytes().get(self.at..).unwrap_or_default();
@@ -600,7 +600,7 @@ impl<'a> Cursor<'a> {
         after.is_some()
     }
 
-    /// A string, escapes undone.
+    /// Reads a string and resolves its escapes.
     #[inline]
     fn string(&mut self, words: &'static str) -> Result<Cow<'a, str>, Stop> {
         self.expect(b'"', words)?;
@@ -616,7 +616,7 @@ impl<'a> Cursor<'a> {
         }
     }
 
-    /// A string whose first quote was taken. serde_json undoes its escapes, and finds what is wrong with them.
+    /// Reads a string after its opening quote. serde_json resolves the escapes and reports invalid ones.
     #[cold]
     fn escaped_string(&mut self) -> Result<String, Stop> {
         let quoted = self.text.get(self.at - 1..).unwrap_or_default();
@@ -631,10 +631,10 @@ impl<'a> Cursor<'a> {
         }
     }
 
-    /// Any value, with the byte after it, which stays.
+    /// Reads any value, without consuming the byte after it.
     fn value(&mut self, field: &str) -> Result<Value, Stop> {
         let rest = self.text.get(self.at..).unwrap_or_default();
-        // What comes after a longer value is not looked at, so that reading one through a growing window stays linear.
+        // Bytes after a longer value are not examined, so that reading one through a growing window stays linear.
         if rest.len() <= ShardIndex::VALUE_NBYTES {
             return self.value_in(rest);
         }

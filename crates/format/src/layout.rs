@@ -1,4 +1,4 @@
-//! Where tensors go in a new file.
+//! Computes the positions of tensors in a new file.
 
 use alloc::borrow::ToOwned;
 use alloc::vec::Vec;
@@ -13,43 +13,42 @@ use crate::limits::Limits;
 use crate::metadata::{METADATA_KEY, Metadata};
 use crate::raw::{PREFIX_NBYTES, RawHeader, check_room};
 
-/// What a writer may choose. By default the bytes are those that safetensors and bintensors write.
+/// Options of a writer. The defaults produce the bytes that safetensors and bintensors write.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct LayoutOptions {
     /// The order of the data.
     pub order: Order,
-    /// Bytes of room for longer metadata, at least: spaces after it, so that [`edit_metadata`](crate::edit_metadata)
-    /// need not move the data, nor an entry.
+    /// Minimum number of spaces to reserve after the metadata, so that [`edit_metadata`](crate::edit_metadata) can
+    /// write longer metadata without moving the data or an entry.
     pub reserve: u64,
-    /// Where the data begins.
+    /// The alignment of the data section.
     pub align: Align,
 }
 
 /// The order of tensors in a new file.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Order {
-    /// As FORMAT.md, "Writing", says: wide elements first, then by name.
+    /// The order of FORMAT.md, "Writing": wide elements first, then by name.
     #[default]
     Sorted,
-    /// As they were given.
+    /// The order of the caller's list.
     Given,
 }
 
-/// What the position of the data section is a multiple of. The padding is white space in the header, so every reader
-/// takes it.
+/// The alignment of the data section's position. The padding is white space in the header, which every reader accepts.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Align {
-    /// 8 bytes, so that the widest elements are aligned where the file is mapped.
+    /// 8 bytes, so that the widest elements are aligned if the file is mapped.
     #[default]
     Elements,
-    /// 64 bytes: a cache line, and what vector instructions and accelerators ask for.
+    /// 64 bytes: a cache line, the alignment that vector instructions and accelerators need.
     CacheLine,
-    /// 4096 bytes: a page, for direct reading and for sharing blocks between files.
+    /// 4096 bytes: a page, for direct I/O and for sharing blocks between files.
     Page,
 }
 
 impl Align {
-    /// The alignment of so many bytes; `None` where there is no such choice.
+    /// Returns the alignment of this many bytes; `None` if there is no such choice.
     #[must_use]
     pub fn from_nbytes(nbytes: u64) -> Option<Align> {
         [Align::Elements, Align::CacheLine, Align::Page]
@@ -57,7 +56,7 @@ impl Align {
             .find(|align| align.nbytes() == nbytes)
     }
 
-    /// In bytes.
+    /// Returns the alignment in bytes.
     #[must_use]
     pub fn nbytes(self) -> u64 {
         match self {
@@ -68,21 +67,21 @@ impl Align {
     }
 }
 
-/// A new file, but for the tensors' bytes.
+/// A new file without the tensors' bytes.
 #[derive(Clone, Debug)]
 pub struct Layout {
-    /// The header of the new file, proven like one that was read.
+    /// The header of the new file, proven like a header that was read.
     pub header: Header,
-    /// Its bytes: the length, the header, the padding. The data follows at once.
+    /// The bytes before the data: the length, the header, the padding.
     pub head: Vec<u8>,
-    /// The tensors' places in the list that was given, in the order of their data.
+    /// The tensors' indices in the caller's list, in data order.
     pub order: Vec<usize>,
 }
 
 /// Lays out a file that holds `specs` and `metadata`.
 ///
-/// The same input gives the same bytes: metadata keys are sorted, tensors ordered as each format's own library
-/// orders them (FORMAT.md, "Writing").
+/// The same input produces the same bytes: metadata keys are sorted, and tensors are ordered as each format's own
+/// library orders them (FORMAT.md, "Writing").
 ///
 /// ```
 /// use ingot_format::{Dtype, Format, Spec, layout};
@@ -97,7 +96,7 @@ pub struct Layout {
 /// ```
 ///
 /// # Errors
-/// A name twice or reserved, a size that overflows or ends inside a byte, a dtype that the format lacks, a header
+/// A duplicate or reserved name, a size that overflows or ends inside a byte, a dtype that the format lacks, a header
 /// above [`Limits::HEADER_NBYTES`].
 pub fn layout<'a>(
     specs: &[Spec<'a>],
@@ -107,7 +106,7 @@ pub fn layout<'a>(
     layout_with(specs, metadata, format, &LayoutOptions::default())
 }
 
-/// As [`layout()`], with what a writer may choose.
+/// Like [`layout()`], with options.
 ///
 /// ```
 /// use ingot_format::{Align, Format, LayoutOptions, layout_with};
@@ -119,7 +118,7 @@ pub fn layout<'a>(
 /// ```
 ///
 /// # Errors
-/// As [`layout()`]; [`FormatError::NoRoom`] where a `.bt` file shall have room or be aligned.
+/// Like [`layout()`]; [`FormatError::NoRoom`] if `options` reserve space or set an alignment for a `.bt` file.
 pub fn layout_with<'a>(
     specs: &[Spec<'a>],
     metadata: Option<&[(&'a str, &'a str)]>,
@@ -183,7 +182,7 @@ pub fn layout_with<'a>(
     Ok(Layout { header, head, order })
 }
 
-/// Spaces to add to a head of `head_nbytes`.
+/// Returns the number of spaces to add to a head of `head_nbytes`.
 fn room_nbytes(head_nbytes: u64, options: &LayoutOptions) -> Result<usize, FormatError> {
     let whole = head_nbytes
         .checked_add(options.reserve)
@@ -198,7 +197,7 @@ fn room_nbytes(head_nbytes: u64, options: &LayoutOptions) -> Result<usize, Forma
         })
 }
 
-/// The order in which each format's own library writes tensors: wide elements first, so that all lie aligned,
+/// Returns the order in which each format's own library writes tensors: wide elements first, so that all are aligned,
 /// then by name.
 fn data_order(specs: &[Spec<'_>], format: Format) -> Result<Vec<usize>, FormatError> {
     let mut keyed = Vec::with_capacity(specs.len());
@@ -215,7 +214,7 @@ fn data_order(specs: &[Spec<'_>], format: Format) -> Result<Vec<usize>, FormatEr
         })?;
         keyed.push((core::cmp::Reverse(rank), spec.name, to_u32(number)));
     }
-    // Stable, to profit from callers who sorted by name already.
+    // A stable sort, which is fast if the caller has already sorted by name.
     keyed.sort();
     Ok(keyed
         .into_iter()
@@ -223,7 +222,7 @@ fn data_order(specs: &[Spec<'_>], format: Format) -> Result<Vec<usize>, FormatEr
         .collect())
 }
 
-/// The pairs in the order of their keys, so that the same metadata gives the same file.
+/// Sorts the pairs by key, so that the same metadata produces the same file.
 pub(crate) fn sorted(pairs: &[(&str, &str)]) -> Result<Metadata, FormatError> {
     let mut pairs = pairs.to_vec();
     pairs.sort_unstable();
@@ -243,7 +242,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_alignment_is_chosen_by_its_bytes_and_no_other_number() {
+    fn from_nbytes_accepts_only_the_bytes_of_an_alignment() {
         for align in [Align::Elements, Align::CacheLine, Align::Page] {
             assert_eq!(Align::from_nbytes(align.nbytes()), Some(align));
         }

@@ -1,12 +1,11 @@
 //! Bytes and headers of the safetensors and bintensors formats.
 //!
-//! [`Header::parse`] takes the start of a file and either gives a header that is proven right or names the rule
-//! that the file breaks; the rules stand in
-//! [FORMAT.md](https://docs.rs/crate/ingot-format/latest/source/FORMAT.md). [`layout()`] goes the other way.
-//! [`Selection`] says which bytes of a tensor an index takes. This crate opens no file, starts no thread,
-//! and contains no `unsafe`.
+//! [`Header::parse`] reads the start of a file and returns either a header whose claims are all proven or the rule that
+//! the file breaks. The rules are in [FORMAT.md](https://docs.rs/crate/ingot-format/latest/source/FORMAT.md).
+//! [`layout()`] does the reverse. [`Selection`] computes which bytes of a tensor an index selects. This crate opens no
+//! file, starts no thread, and contains no `unsafe`.
 //!
-//! Files that lie in memory are read with [`SafeTensors`] and [`BinTensors`] and written with [`serialize`]:
+//! Files in memory are read with [`SafeTensors`] and [`BinTensors`] and written with [`serialize`]:
 //!
 //! ```
 //! use ingot_format::{Dtype, SafeTensors, TensorView, serialize};
@@ -20,15 +19,16 @@
 //! # Coming from the safetensors crate
 //!
 //! `use safetensors::…` becomes `use ingot_format::…`: the names of that crate's root and of its modules `tensor` and
-//! `slice` are here, and again in the module [`safetensors`]; [`bintensors`] has those of the bintensors crate.
-//! `serialize_to_file` opens a file and is in the crate `ingot-io`, beside all of these names. What differs:
+//! `slice` are here, and again in the module [`safetensors`]; [`bintensors`] has the names of the bintensors crate.
+//! `serialize_to_file` opens a file, so it is in the crate `ingot-io`, which re-exports all of these names. The
+//! differences:
 //!
-//! - `SafeTensorError` is another name of [`FormatError`], with other variants; `TensorNotFound`, `InvalidTensorView`
-//!   and `IoError` are as they were.
-//! - Names and tensors come in the order of the data, not in one that changes from run to run.
-//! - In [`mod@slice`], an empty range has no bytes; in that crate it has, beside another range or with a step, all bytes of
-//!   the tensor. A range that ends before it begins is refused; there it is a panic. An empty one may stand at the end of
-//!   a dimension, as in slices of Rust.
+//! - `SafeTensorError` is an alias of [`FormatError`], with other variants; `TensorNotFound`, `InvalidTensorView` and
+//!   `IoError` are unchanged.
+//! - Names and tensors are in data order; the order does not change from run to run.
+//! - In [`mod@slice`], an empty range selects no bytes; in that crate, combined with another range or with a step, it
+//!   selects all bytes of the tensor. A range that ends before it begins is rejected, where that crate panics. An empty
+//!   range may be at the end of a dimension, as in Rust slices.
 #![cfg_attr(docsrs, feature(doc_cfg))]
 #![no_std]
 #![forbid(unsafe_code)]

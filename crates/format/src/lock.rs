@@ -1,18 +1,19 @@
-//! Locks: of what the threads of one call share, and of what outlives a call.
+//! Locks, for data that the threads of one call share and for data that outlives a call.
 
 use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
 use std::thread;
 
-/// The contents of a lock that ends with the call. A thread that panicked while holding it is reported where it is joined.
+/// Locks a mutex that lives no longer than the call. A panic of a thread that held it is reported when the thread is
+/// joined.
 pub fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// How often a thread comes back for a lock.
+/// Number of attempts to take a lock.
 const TRIES: usize = 200;
 
-/// The contents of a lock that nobody holds for longer than a few instructions; `None` where it stays closed, as it does
-/// for ever in a process that was forked while another thread held it. Whoever asks can do without.
+/// Locks a mutex that is never held for longer than a few instructions. `None` if it stays locked, as it does forever
+/// in a process that was forked while another thread held it; the caller must be able to work without the data.
 pub fn briefly<T>(mutex: &Mutex<T>) -> Option<MutexGuard<'_, T>> {
     for _ in 0..TRIES {
         match mutex.try_lock() {

@@ -1,4 +1,4 @@
-//! The free text of a header.
+//! The metadata of a header: pairs of strings.
 
 use alloc::borrow::ToOwned;
 use alloc::string::String;
@@ -9,36 +9,36 @@ use crate::extent;
 /// The key under which a safetensors header holds its metadata. No tensor may have this name.
 pub const METADATA_KEY: &str = "__metadata__";
 
-/// Keys and values from a header's metadata, each key once, in the order of the file.
+/// Keys and values of a header's metadata, each key once, in file order.
 ///
-/// All text lies back to back in one string, because a hostile header may hold eight million pairs.
+/// All text is stored back to back in one string, because a hostile header may hold eight million pairs.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Metadata {
     text: String,
-    /// Where each key and each value ends, in turn.
+    /// End of each key and each value, alternating.
     ends: Vec<u32>,
 }
 
 impl Metadata {
-    /// How many pairs there are.
+    /// Returns the number of pairs.
     #[must_use]
     pub fn len(&self) -> usize {
         self.ends.len() / 2
     }
 
-    /// Whether there are none.
+    /// Returns whether there are no pairs.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.ends.is_empty()
     }
 
-    /// The value of `key`.
+    /// Returns the value of `key`.
     #[must_use]
     pub fn get(&self, key: &str) -> Option<&str> {
         self.iter().find(|pair| pair.0 == key).map(|pair| pair.1)
     }
 
-    /// All pairs, in the order of the file.
+    /// Iterates over all pairs in file order.
     pub fn iter(&self) -> impl ExactSizeIterator<Item = (&str, &str)> {
         (0..self.len()).map(|pair| (self.part(2 * pair), self.part(2 * pair + 1)))
     }
@@ -49,7 +49,7 @@ impl Metadata {
         self.ends.push(extent::to_u32(self.text.len()));
     }
 
-    /// A key that stands there twice.
+    /// Returns a key that occurs twice.
     pub(crate) fn duplicate(&self) -> Option<&str> {
         let mut keys: Vec<u32> = (0..extent::to_u32(self.len())).collect();
         let key = |&pair: &u32| self.part(2 * extent::index(pair));
@@ -60,8 +60,8 @@ impl Metadata {
             .map(|pair| key(&pair[0]))
     }
 
-    /// The same with each key once, with its last value, as readers that know nothing of duplicates have it; and the
-    /// keys that stood there more often.
+    /// Keeps each key once, with its last value, as readers do that do not check for duplicates. Also returns the keys
+    /// that occurred more than once.
     pub(crate) fn last_of_each(self) -> (Metadata, Vec<String>) {
         let mut order: Vec<usize> = (0..self.len()).collect();
         order.sort_by(|&a, &b| self.part(2 * a).cmp(self.part(2 * b)));
@@ -119,7 +119,7 @@ mod tests {
     }
 
     #[test]
-    fn of_a_key_that_stands_there_more_often_the_last_value_is_kept_and_the_key_told() {
+    fn the_last_value_of_a_duplicate_key_is_kept_and_the_key_is_returned() {
         let some = metadata(&[
             ("c", "1"),
             ("b", "2"),

@@ -1,46 +1,46 @@
-//! The order of many names.
+//! Sorting of many names.
 
 use alloc::vec::Vec;
 use core::ops::Range;
 
 use crate::extent::{index, to_u32};
 
-/// Two entries of one name, by their numbers; that of the lower one first.
+/// Two entries of one name, by their numbers, the lower one first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct SameName(pub(crate) usize, pub(crate) usize);
 
 /// Bytes of a name that are compared at a time.
 const KEY_NBYTES: usize = 8;
 
-/// Groups that are compared name by name: cutting them up further costs more.
+/// Groups of up to this size are compared name by name, since splitting them further costs more.
 const SMALL: usize = 12;
 
-/// One name, on its way to its place.
+/// One name while it is being sorted.
 #[derive(Clone, Copy)]
 struct Item {
-    /// The next bytes of the name, the first one highest; zeros after its end.
+    /// The next bytes of the name, the first one in the highest byte, padded with zeros.
     key: u64,
-    /// How many of them are the name's.
+    /// Bytes of `key` that belong to the name.
     nbytes: u8,
     number: u32,
-    /// Where the name lies among all: looked up once, since names far apart are what sorting waits for.
+    /// Position of the name in the arena. Kept here because sorting is bound by looking up names that are far apart.
     begin: u32,
     end: u32,
 }
 
 impl Item {
-    /// What is left of the name after its first `depth` bytes.
+    /// Returns the name without its first `depth` bytes.
     #[inline]
     fn rest<'n>(&self, names: &'n [u8], depth: usize) -> &'n [u8] {
         &names[index(self.begin) + depth..index(self.end)]
     }
 }
 
-/// The numbers of names in the order of the names, byte by byte. They lie back to back in `names`, and end at `ends`.
+/// Returns the numbers of the names in byte order. The names are back to back in `names`, and end at `ends`.
 ///
-/// Names of one model begin alike, and their order in a file is seldom this one. So they are not compared as wholes:
-/// those that agree so far are sorted by their next eight bytes, as numbers. Every byte is looked at once, and names
-/// chosen to collide cost nothing extra, as they would in a hash table.
+/// Names of one model have common prefixes, and their order in a file is seldom byte order. So names are not compared
+/// as a whole: names with an equal prefix are sorted by their next eight bytes, as numbers. Every byte is read once,
+/// and names chosen to collide cost nothing extra, as they would in a hash table.
 pub(crate) fn order(names: &str, ends: impl ExactSizeIterator<Item = u32>) -> Result<Vec<u32>, SameName> {
     let names = names.as_bytes();
     let count = ends.len();
@@ -76,7 +76,7 @@ pub(crate) fn order(names: &str, ends: impl ExactSizeIterator<Item = u32>) -> Re
             let end = begin + same.len();
             if same.len() > 1 {
                 if usize::from(same[0].nbytes) < KEY_NBYTES {
-                    // They end here, all of them.
+                    // All of these names end here.
                     refuse_same(same, |_, _| true)?;
                 }
                 groups.push((begin..end, depth + KEY_NBYTES));
@@ -87,7 +87,7 @@ pub(crate) fn order(names: &str, ends: impl ExactSizeIterator<Item = u32>) -> Re
     Ok(items.into_iter().map(|item| item.number).collect())
 }
 
-/// The first bytes of `rest`, and how many there are.
+/// Returns the first bytes of `rest` and their number.
 #[inline]
 fn key(rest: &[u8]) -> (u64, u8) {
     match rest.first_chunk::<KEY_NBYTES>() {
@@ -95,7 +95,7 @@ fn key(rest: &[u8]) -> (u64, u8) {
         None => {
             let mut bytes = [0; KEY_NBYTES];
             bytes[..rest.len()].copy_from_slice(rest);
-            // Fewer than eight.
+            // Fewer than eight bytes.
             (u64::from_be_bytes(bytes), u8::try_from(rest.len()).unwrap_or(0))
         }
     }
@@ -136,7 +136,7 @@ mod tests {
         numbers
     }
 
-    /// Names that begin alike, end within each other, and hold zeros, which is what short keys are filled with.
+    /// Names with common prefixes, some a prefix of another, some with zero bytes, since zeros also pad short keys.
     fn names() -> impl Strategy<Value = Vec<String>> {
         let name =
             (0..4_usize, "[ab\0é.]{0,12}").prop_map(|(count, end)| "model.layers.".repeat(count) + &end);

@@ -2,11 +2,11 @@
 
 use core::cmp::Ordering;
 
-/// Compares two names by their parts between dots, and these by letters, and by the values of the numbers in them.
+/// Compares two names part by part, where dots separate parts. Parts are compared by their letters and by the values of
+/// the numbers in them.
 ///
-/// A part that ends comes before one that goes on with a number, and this before one that goes on with text. Where two
-/// parts differ in nothing but zeros in front of their numbers, that with more of them comes first. Only equal names
-/// are equal.
+/// A part that ends sorts before one that continues with a number, and that one before a part that continues with text.
+/// If two parts differ only in leading zeros, the part with more zeros comes first. Only identical names compare equal.
 ///
 /// ```
 /// let mut names = ["h.10", "head", "h.2", "h.02", "h"];
@@ -33,9 +33,9 @@ pub fn natural_order(one: &str, other: &str) -> Ordering {
     }
 }
 
-/// Where the first token begins that may differ.
+/// Returns the beginning of the first token that may differ.
 fn differing_from(one: &[u8], other: &[u8]) -> usize {
-    // Names have long beginnings in common, which take less time in words.
+    // Names have long common prefixes; comparing them word by word takes less time.
     let words = one.as_chunks::<8>().0.iter().zip(other.as_chunks::<8>().0);
     let mut at = 8 * words.take_while(|(a, b)| a == b).count();
     at += one[at..]
@@ -49,14 +49,14 @@ fn differing_from(one: &[u8], other: &[u8]) -> usize {
     at
 }
 
-/// What names are compared by, one after the other, in the order of their kinds.
+/// A unit of comparison. Tokens are compared one after the other, first by kind.
 #[derive(PartialEq, Eq, PartialOrd, Ord)]
 enum Token<'a> {
     End,
     Dot,
-    /// Without zeros in front: of two numbers the longer one is larger.
+    /// A number without leading zeros: of two numbers the one with more digits is larger.
     Number(usize, &'a [u8]),
-    /// Of UTF-8, whose bytes are in the order of its characters.
+    /// A byte of UTF-8, whose byte order is the order of its characters.
     Byte(u8),
 }
 
@@ -66,7 +66,7 @@ impl Token<'_> {
     }
 }
 
-/// What `text` begins with, and how many bytes that takes.
+/// Returns the first token of `text` and its length in bytes.
 fn first(text: &[u8]) -> (Token<'_>, usize) {
     match text.first() {
         None => (Token::End, 0),
@@ -91,7 +91,7 @@ mod tests {
     use core::cmp::Reverse;
     use proptest::prelude::*;
 
-    /// A text, the number after it, how long that is, and so on.
+    /// A text, the number after it, that number's length, and so on.
     type Part = (Vec<(String, Option<u128>)>, Vec<Reverse<usize>>);
 
     fn naive_part(part: &str) -> Part {
@@ -129,7 +129,7 @@ mod tests {
     }
 
     #[test]
-    fn what_names_have_in_common_is_passed_over_and_no_digit_of_a_number_is() {
+    fn skips_common_prefixes_but_no_digit_of_a_number() {
         for common in (0..40).map(|nbytes| "model.h.7".chars().cycle().take(nbytes).collect::<String>()) {
             let order =
                 |one: &str, other: &str| natural_order(&[&common, one].concat(), &[&common, other].concat());
@@ -150,7 +150,7 @@ mod tests {
         );
         assert_eq!(natural_order("h.01.b", "h.1.a"), Ordering::Less);
         assert_eq!(natural_order("h.01b", "h.1a"), Ordering::Greater);
-        // Zeros decide where both parts end, and not where one of them goes on.
+        // Zeros decide only if both parts end, not if one of them continues.
         assert_eq!(natural_order("h.1", "h.01b"), Ordering::Less);
     }
 }

@@ -1,14 +1,14 @@
-//! Names from files, made safe to print.
+//! Escapes names from files so that they are safe to print.
 
 use core::fmt::{self, Write};
 
-/// A name between backticks, with every character escaped that could steer a terminal or hide text, and cut
-/// after [`Quoted::CHARS`] characters. All messages print names through this.
+/// A name between backticks. Every character that could control a terminal or hide text is escaped, and the name is cut
+/// after [`Quoted::CHARS`] characters. All messages print names through this type.
 pub struct Quoted<'a>(pub &'a str);
 
 impl Quoted<'_> {
-    /// Characters of a name that are printed. Longer names exist (a header may hold one of 100 MB) but no
-    /// message should.
+    /// Characters of a name that are printed. Longer names exist (a header may hold one of 100 MB), but no message
+    /// should contain one in full.
     pub const CHARS: usize = 200;
 }
 
@@ -43,8 +43,9 @@ fn escape(f: &mut fmt::Formatter<'_>, text: &str, limit: usize) -> fmt::Result {
     Ok(())
 }
 
-/// Characters that reorder, join or hide what stands around them: zero-width and bidirectional controls,
-/// line and paragraph separators, fillers, tags and variation selectors. All that Unicode calls default ignorable.
+/// Characters that reorder, join or hide the text around them: zero-width and bidirectional controls, line and
+/// paragraph separators, fillers, tags and variation selectors. These are all characters that Unicode calls default
+/// ignorable.
 fn is_invisible(c: char) -> bool {
     matches!(c,
         '\u{ad}' | '\u{34f}' | '\u{61c}' | '\u{115f}'..='\u{1160}' | '\u{17b4}'..='\u{17b5}'
@@ -54,7 +55,7 @@ fn is_invisible(c: char) -> bool {
         | '\u{e0000}'..='\u{e0fff}')
 }
 
-/// A shape as it stands in a header, cut where a hostile one would fill the screen.
+/// A shape from a header, shortened so that a hostile one cannot fill the screen.
 pub(crate) struct Shape<'a>(pub(crate) &'a [u64]);
 
 impl fmt::Display for Shape<'_> {
@@ -77,7 +78,7 @@ mod tests {
     use alloc::{format, string::ToString};
 
     #[test]
-    fn escapes_what_steers_a_terminal() {
+    fn escapes_terminal_controls() {
         assert_eq!(
             Quoted("a\x1b[31m\u{9b}\u{202e}b").to_string(),
             "`a\\x1b[31m\\x9b\\u202eb`"

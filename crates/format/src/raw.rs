@@ -1,4 +1,4 @@
-//! What a header says, not yet checked. The codecs make it and write it; `header` proves it.
+//! The claims of a header, not yet checked. The codecs read and write them; `header` proves them.
 
 use alloc::borrow::ToOwned;
 use alloc::string::String;
@@ -11,10 +11,10 @@ use crate::extent::{self, index, to_u32, to_u64};
 use crate::limits::Limits;
 use crate::metadata::Metadata;
 
-/// Bytes of the length that stands before every header.
+/// Bytes of the length field before every header.
 pub(crate) const PREFIX_NBYTES: usize = 8;
 
-/// What a codec read, not yet checked: in the order and with the claims of the file.
+/// A header as a codec read it, not yet checked, in file order.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct RawHeader {
     pub(crate) names: String,
@@ -23,7 +23,7 @@ pub(crate) struct RawHeader {
     pub(crate) metadata: Option<Metadata>,
 }
 
-/// One entry; its name and shape end where it says and begin where those of the record before it end.
+/// One entry. Its name and shape end at the given indices and begin where the previous record's end.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct EntryRecord {
     pub(crate) begin: u64,
@@ -34,7 +34,7 @@ pub(crate) struct EntryRecord {
 }
 
 impl RawHeader {
-    /// Adds an entry whose name and dimensions were appended to the arenas just before.
+    /// Adds an entry whose name and dimensions were just appended to the arenas.
     pub(crate) fn close_entry(&mut self, dtype: Dtype, begin: u64, end: u64) {
         let name_end = to_u32(self.names.len());
         let dims_end = to_u32(self.dims.len());
@@ -47,7 +47,7 @@ impl RawHeader {
         });
     }
 
-    /// Takes back what was appended to the arenas since the last entry.
+    /// Removes the name and dimensions that were appended since the last entry.
     pub(crate) fn drop_open_entry(&mut self) {
         let ends = self
             .records
@@ -57,7 +57,7 @@ impl RawHeader {
         self.dims.truncate(index(ends.1));
     }
 
-    /// Makes room for so many entries, with so much text and so many dimensions in all.
+    /// Reserves memory for this many entries, with the given total of text and dimensions.
     pub(crate) fn reserve(&mut self, entries: usize, text: usize, dims: usize) {
         self.records.reserve(entries);
         self.names.reserve(text);
@@ -86,12 +86,12 @@ impl RawHeader {
         }
     }
 
-    /// All entries in the order of the list.
+    /// Iterates over all entries in the order of the list.
     pub(crate) fn entries(&self) -> impl ExactSizeIterator<Item = Entry<'_>> + DoubleEndedIterator + Clone {
         (0..self.records.len()).map(|number| self.entry(number))
     }
 
-    /// All names in the order of the list. One pass, which is quicker than asking for each by its number.
+    /// Iterates over all names in the order of the list. One pass is faster than a lookup by number for each.
     pub(crate) fn names(&self) -> impl Iterator<Item = &str> {
         let mut begin = 0;
         self.records.iter().map(move |record| {
@@ -101,8 +101,8 @@ impl RawHeader {
         })
     }
 
-    /// The same entries in the order of their data. Writers of safetensors may list them in any order; most list
-    /// them like this already.
+    /// Sorts the entries into data order. Writers of safetensors may list them in any order; most already use data
+    /// order.
     pub(crate) fn in_data_order(self) -> RawHeader {
         if self.records.is_sorted_by_key(|record| (record.begin, record.end)) {
             return self;
@@ -127,7 +127,7 @@ impl RawHeader {
     }
 }
 
-/// Rules F9 and F10, for an entry whose shape and dtype take `nbytes`.
+/// Returns the fault of an entry whose shape and dtype take `nbytes`, if it breaks rule F9 or F10.
 #[cold]
 pub(crate) fn broken_range(
     entry: &Entry<'_>,
@@ -156,19 +156,19 @@ pub(crate) fn broken_range(
     }
 }
 
-/// What the entries, dimensions and metadata pairs of one header may take in memory, in bytes.
+/// Memory in bytes that the entries, dimensions and metadata pairs of one header may take.
 ///
-/// One byte of the file is enough for a dimension and five for an entry, so the length of the header alone does
-/// not bound memory well. bintensors stops at the same sum and counts more for each, so no file that it reads is
-/// refused here.
+/// A dimension needs only one byte of the file and an entry five, so the header's length alone is a poor bound on
+/// memory. bintensors stops at the same sum and counts more for each item, so every file that it reads is accepted
+/// here.
 const ROOM_NBYTES: usize = 100_000_000;
 
-/// Refuses a header that takes more than [`ROOM_NBYTES`].
+/// Rejects a header that takes more than [`ROOM_NBYTES`].
 pub(crate) fn check_room(entries: usize, dims: usize, pairs: usize) -> Result<(), FormatError> {
     let found = [
         (entries, size_of::<EntryRecord>()),
         (dims, size_of::<u64>()),
-        // Where the key ends, and where the value does.
+        // The ends of the key and of the value.
         (pairs, 2 * size_of::<u32>()),
     ]
     .into_iter()

@@ -1,6 +1,6 @@
 //! The `.safetensors` format: a JSON header.
 //!
-//! Has the names of the safetensors crate, its modules `slice` and `tensor` among them.
+//! This module has the names of the safetensors crate, including its modules `slice` and `tensor`.
 //!
 //! ```
 //! use ingot_format::safetensors::slice::IndexOp;

@@ -1,7 +1,7 @@
-//! The entries that are sound in a header that breaks rules.
+//! Selects the sound entries of a header that breaks rules.
 //!
-//! A codec read each item of the header by itself; here those are chosen whose bytes are there and belong to no other.
-//! `header` proves the choice as it proves every header.
+//! A codec has read each item of the header on its own. This module keeps the entries whose bytes exist and belong to
+//! no other entry. `header` proves the result as it proves every header.
 
 use alloc::borrow::ToOwned;
 use alloc::vec::Vec;
@@ -12,8 +12,8 @@ use crate::extent;
 use crate::finding::{Findings, Remedy, Understood, Unread};
 use crate::raw::{RawHeader, broken_range};
 
-/// The entries of the tensors that are sound: each with a name of its own, as many bytes as its shape and dtype need, all
-/// of them there and none of them another's. There may be bytes between them.
+/// Returns the entries of the sound tensors: the name is unique, the size fits shape and dtype, and all of the bytes
+/// exist and belong to no other tensor. There may be bytes between them.
 pub(crate) fn sound(understood: Understood, data_nbytes: u64) -> (RawHeader, Findings) {
     let Understood {
         raw,
@@ -35,7 +35,7 @@ pub(crate) fn sound(understood: Understood, data_nbytes: u64) -> (RawHeader, Fin
     (chosen, findings)
 }
 
-/// Which entries are taken.
+/// Marks the entries to leave out.
 struct Choice<'r> {
     raw: &'r RawHeader,
     left_out: Vec<bool>,
@@ -50,8 +50,8 @@ impl Choice<'_> {
         }
     }
 
-    /// Rule F7. Of entries that say the same, the first is taken; of those that do not, or that could not be read, none:
-    /// nobody knows which is meant.
+    /// Rule F7. Of equal entries the first is kept. If entries of one name differ or cannot be read, none is kept,
+    /// because it is unknown which one is meant.
     fn by_names(&mut self, unread: &[Unread]) {
         let raw = self.raw;
         let mut others: Vec<&str> = unread.iter().map(|unread| &*unread.tensor).collect();
@@ -95,9 +95,9 @@ impl Choice<'_> {
         }
     }
 
-    /// Rule F11. Of two tensors that share bytes, the values of one are the other's, and nobody knows whose they are.
+    /// Rule F11. If two tensors share bytes, it is unknown which of them the values belong to, so both are left out.
     fn by_ranges(&mut self) {
-        // The tensor that reaches furthest of those that were looked at.
+        // Of the tensors examined so far, the one that ends last.
         let mut furthest: Option<usize> = None;
         for number in 0..self.raw.records.len() {
             let entry = self.raw.entry(number);
@@ -108,7 +108,7 @@ impl Choice<'_> {
             match (before, furthest) {
                 (Some(before), Some(other)) if entry.begin < before.end => {
                     self.share_bytes(number, other);
-                    // Two names for one tensor: the first has its values whatever was meant by the second.
+                    // Two names for one tensor: the first keeps its values regardless of the second.
                     if entry
                         != (Entry {
                             name: entry.name,
@@ -137,7 +137,7 @@ impl Choice<'_> {
         self.leave_out(number, fault);
     }
 
-    /// Rules F11 and F12: bytes that no entry speaks of, be it one that is left out.
+    /// Rules F11 and F12: reports bytes that no entry claims, where entries that were left out count too.
     fn bytes_of_no_tensor(&mut self, unread: &[Unread], data_nbytes: u64) {
         let read = self
             .raw
@@ -170,8 +170,8 @@ impl Choice<'_> {
     }
 }
 
-/// The entries that are not left out. A tensor without bytes is sound wherever it claims to be; one that stands within
-/// another, or behind the end, is put where the tensor before it ends.
+/// Returns the entries that are not left out. A tensor without bytes is sound at any position; if its position is
+/// inside another tensor or past the end, it is moved to the end of the tensor before it.
 fn chosen(raw: RawHeader, left_out: &[bool], data_nbytes: u64, findings: &mut Findings) -> RawHeader {
     let mut chosen = RawHeader::default();
     let mut covered = 0;
@@ -192,7 +192,7 @@ fn chosen(raw: RawHeader, left_out: &[bool], data_nbytes: u64, findings: &mut Fi
     }
 }
 
-/// Rule F11 or F12, of a tensor without bytes.
+/// Returns the fault of a misplaced tensor without bytes. Rule F11 or F12.
 fn misplaced(entry: &Entry<'_>, before: &RawHeader, data_nbytes: u64) -> FormatError {
     let tensor = entry.name.to_owned();
     match before.entries().next_back() {

@@ -1,8 +1,8 @@
-//! Slices of a tensor: which of its bytes an index takes, and in which order.
+//! Slices of a tensor: which bytes an index selects, and in which order.
 //!
-//! An index is first reduced to what it takes along each dimension of the tensor ([`Taken`]), which settles the
-//! shape of the result and every mistake of the caller. Then the dimensions are folded, innermost first, into as
-//! few loops over as long blocks as they allow. All positions are in bits until it is known that they are bytes.
+//! An index is first reduced to its selection along each dimension of the tensor ([`Taken`]), which settles the shape
+//! of the result and finds every mistake of the caller. Then the dimensions are folded, innermost first, into as few
+//! loops over as long blocks as possible. All positions are in bits until they are proven to be whole bytes.
 
 mod error;
 mod places;
@@ -25,9 +25,9 @@ pub use places::Places;
 pub use runs::{Row, Rows, Runs};
 pub use strides::Strides;
 
-/// One part of an index, as it stands between the commas of `tensor[…]` in Python.
+/// One part of an index, as between the commas of `tensor[…]` in Python.
 ///
-/// Dimensions that no part speaks of are taken whole. Ranges of Rust convert, and their bounds may be negative:
+/// Dimensions that no part covers are taken whole. Rust ranges convert, and their bounds may be negative:
 ///
 /// ```
 /// use ingot_format::Index;
@@ -37,29 +37,28 @@ pub use strides::Strides;
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Index {
-    /// One place along a dimension, which the result then lacks. Negative ones count from the end.
+    /// One index along a dimension, which the result then lacks. Negative indices count from the end.
     At(i64),
     /// `start:stop:step`. Bounds are clipped to the dimension, as Python's `slice.indices` does; negative ones
     /// count from the end.
     Span {
-        /// First place. `None`: the beginning.
+        /// First index. `None`: the beginning.
         start: Option<i64>,
-        /// Place after the last. `None`: the end.
+        /// Index after the last. `None`: the end.
         stop: Option<i64>,
-        /// Distance between places, above zero. `None`: 1.
+        /// Distance between indices, above zero. `None`: 1.
         step: Option<i64>,
     },
-    /// A list of places, in any order and as often as wanted, one by one or by ranges. Negative ones count from
-    /// the end.
+    /// A list of indices in any order, with repetitions, as single indices or ranges. Negative ones count from the end.
     Pick(Vec<Places>),
-    /// `...`: as many whole dimensions as the other parts leave over.
+    /// `...`: all dimensions that the other parts leave over, each taken whole.
     Rest,
-    /// `None` in Python: a dimension of size 1 that only the result has.
+    /// `None` in Python: a new dimension of size 1 in the result.
     NewAxis,
 }
 
 impl Index {
-    /// `:`, a dimension taken whole.
+    /// `:`, a whole dimension.
     pub const WHOLE: Index = Index::Span {
         start: None,
         stop: None,
@@ -119,7 +118,7 @@ impl From<RangeFull> for Index {
     }
 }
 
-/// A stretch of a tensor's bytes. Never empty.
+/// A contiguous range of a tensor's bytes. Never empty.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Run {
     /// First byte, counted from the start of the tensor.
@@ -129,22 +128,22 @@ pub struct Run {
 }
 
 impl Run {
-    /// Bytes in the run.
+    /// Returns the length of the run in bytes.
     #[must_use]
     pub const fn nbytes(&self) -> u64 {
         self.end - self.begin
     }
 }
 
-/// The part of a tensor that an index takes. Proven: every byte of it lies in the tensor.
+/// The part of a tensor that an index selects. Proven: every byte of it is inside the tensor.
 ///
-/// The rules are those of numpy, with these refusals:
-/// - steps below zero, since the formats know no reversed data;
-/// - more than one list;
-/// - a list and an int with something else between them, unless the list's dimension comes first in the result
-///   anyway. There numpy and PyTorch give results of different shapes (`x[0, :, [1, 2]]` of a `2×3×4` tensor is
-///   `2×3` in numpy and `3×2` in PyTorch), so the choice is left to whoever knows which of them the caller uses;
-/// - elements narrower than a byte whose runs begin or end inside one.
+/// The rules are NumPy's, with these restrictions:
+/// - no steps below zero, since the formats have no reversed data;
+/// - at most one list;
+/// - no other part between a list and an int, unless the list's dimension comes first in the result anyway. Otherwise
+///   NumPy and PyTorch return results of different shapes (`x[0, :, [1, 2]]` of a `2×3×4` tensor is `2×3` in NumPy and
+///   `3×2` in PyTorch), so code that knows the caller's library must decide;
+/// - no run of elements narrower than a byte that begins or ends inside a byte.
 ///
 /// ```
 /// use ingot_format::{Dtype, Index, Run, Selection};
@@ -163,15 +162,15 @@ pub struct Selection {
     nbytes: u64,
     /// Loops around the rows, outermost first. At most one is [`Loop::Pick`].
     loops: Vec<Loop>,
-    /// What [`Loop::Pick`] goes through, or one block. Empty if the selection is.
+    /// The blocks that [`Loop::Pick`] iterates over, or a single block. Empty if the selection is.
     blocks: Vec<Run>,
     /// Blocks in a row.
     row_count: u64,
-    /// Bytes between the beginnings of neighbours in a row.
+    /// Bytes from the beginning of one block in a row to the next.
     row_stride: u64,
 }
 
-/// A loop of the iteration. `Even` ones have more than one turn, and neighbours that do not touch.
+/// A loop of the iteration. An `Even` loop has more than one turn, and its blocks do not touch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Loop {
     Even { count: u64, stride: u64 },
@@ -179,7 +178,7 @@ enum Loop {
 }
 
 impl Selection {
-    /// What `index` takes of a tensor of `dtype` and `shape`.
+    /// Selects `index` of a tensor of `dtype` and `shape`.
     ///
     /// ```
     /// use ingot_format::{Dtype, Index, Selection};
@@ -193,19 +192,19 @@ impl Selection {
     /// ```
     ///
     /// # Errors
-    /// When the index does not fit the shape, or is of a kind that is refused (see [`Selection`]); when the result
-    /// is too large, or begins or ends inside a byte.
+    /// If the index does not fit the shape, or is not supported (see [`Selection`]); if the result is too large, or
+    /// begins or ends inside a byte.
     pub fn new(dtype: Dtype, shape: &[u64], index: &[Index]) -> Result<Selection, SelectionError> {
         let no_extent = |shape: &[u64], reason| SelectionError::Extent {
             dtype,
             shape: shape.to_owned(),
             reason,
         };
-        // No position in the tensor can overflow after this, not even counted in bits.
+        // After this check no position in the tensor can overflow, not even in bits.
         extent::nbytes(dtype, shape).map_err(|reason| no_extent(shape, reason))?;
         let (taken, result) = take(shape, index)?;
         let nbytes = extent::nbytes(dtype, &result).map_err(|reason| no_extent(&result, reason));
-        // A list may repeat a place until the result overflows, though the tensor does not.
+        // A list may repeat an index until the result overflows, though the tensor does not.
         let is_countable = !matches!(
             nbytes,
             Err(SelectionError::Extent {
@@ -214,7 +213,7 @@ impl Selection {
             })
         );
         let selection = if is_countable && !result.contains(&0) {
-            // Before `nbytes` fails, since this names the run that is no whole number of bytes.
+            // Before the check of `nbytes`, since this error names the run that is not a whole number of bytes.
             Selection::fold(dtype, shape, &taken)?
         } else {
             Selection::empty()
@@ -232,19 +231,19 @@ impl Selection {
         &self.shape
     }
 
-    /// Bytes that the result takes: the sum of its runs.
+    /// Returns the size of the result in bytes: the sum of its runs.
     #[must_use]
     pub const fn nbytes(&self) -> u64 {
         self.nbytes
     }
 
-    /// Blocks in all rows together. There are at most as many runs, and never less than half as many.
+    /// Returns the number of blocks in all rows. The number of runs is at most this, and at least half of it.
     #[must_use]
     pub fn block_count(&self) -> u64 {
         if self.blocks.is_empty() {
             return 0;
         }
-        // Each block has at least one bit of the result, whose bits were counted without an overflow.
+        // Each block has at least one bit of the result, whose bits were counted without overflow.
         self.loops
             .iter()
             .map(|turn| match turn {
@@ -254,13 +253,13 @@ impl Selection {
             .fold(self.row_count, |product, count| product * count)
     }
 
-    /// Whether the result is one stretch of the tensor, or empty.
+    /// Returns whether the result is a single run, or empty.
     #[must_use]
     pub fn is_contiguous(&self) -> bool {
         self.block_count() <= 1
     }
 
-    /// The shortest range that all runs lie in. `None` for an empty selection.
+    /// Returns the shortest range that contains all runs. `None` for an empty selection.
     ///
     /// ```
     /// use ingot_format::{Dtype, Index, Run, Selection};
@@ -294,7 +293,7 @@ impl Selection {
         }
     }
 
-    /// Folds the dimensions into loops. Nothing along any of them is empty.
+    /// Folds the dimensions into loops. No dimension of the selection is empty.
     fn fold(dtype: Dtype, shape: &[u64], taken: &[Taken]) -> Result<Selection, SelectionError> {
         let mut fold = Fold {
             begin: 0,
@@ -307,7 +306,7 @@ impl Selection {
             match taken {
                 Taken::Even { start, count, step } => {
                     fold.begin += start * unit;
-                    // With one turn the step may be longer than the dimension, and the product overflow.
+                    // For a single turn the step may exceed the dimension, and the product overflow.
                     if *count > 1 {
                         fold.even(*count, step * unit);
                     }
@@ -320,15 +319,15 @@ impl Selection {
     }
 }
 
-/// What an index takes along one dimension of the tensor.
+/// The selection of an index along one dimension of the tensor.
 enum Taken {
-    /// `count` places from `start` on, `step` apart: a slice, an int, or a list that is like a slice.
+    /// `count` indices from `start` at a distance of `step`: a slice, an int, or a list that is equal to a slice.
     Even { start: u64, count: u64, step: u64 },
-    /// The places of these, one after another.
+    /// The indices of these ranges, one after another.
     Picked(Vec<Steps>),
 }
 
-/// What `index` takes along each dimension, and the shape of the result.
+/// Returns the selection of `index` along each dimension, and the shape of the result.
 fn take(shape: &[u64], index: &[Index]) -> Result<(Vec<Taken>, Vec<u64>), SelectionError> {
     prove_parts(shape.len(), index)?;
     let spoken_of = index.iter().filter(|part| part.takes_a_dimension()).count();
@@ -353,7 +352,7 @@ fn take(shape: &[u64], index: &[Index]) -> Result<(Vec<Taken>, Vec<u64>), Select
             }
             Index::Pick(list) => {
                 taken.push(evened(places::within(list, axis, shape[axis])?));
-                // Places that overflow 64 bits take more bytes than that.
+                // If the number of indices overflows 64 bits, the size in bytes does too.
                 let counts = list.iter().map(|places| places.count);
                 result.push(counts.fold(0, u64::saturating_add));
             }
@@ -368,7 +367,7 @@ fn take(shape: &[u64], index: &[Index]) -> Result<(Vec<Taken>, Vec<u64>), Select
     Ok((taken, result))
 }
 
-/// Takes `dims` as they are.
+/// Takes `dims` whole.
 fn whole(dims: &[u64], taken: &mut Vec<Taken>, result: &mut Vec<u64>) {
     taken.extend(dims.iter().map(|&count| Taken::Even {
         start: 0,
@@ -378,7 +377,7 @@ fn whole(dims: &[u64], taken: &mut Vec<Taken>, result: &mut Vec<u64>) {
     result.extend_from_slice(dims);
 }
 
-/// What can be wrong with the parts of an index together.
+/// Checks the parts of an index together.
 fn prove_parts(rank: usize, index: &[Index]) -> Result<(), SelectionError> {
     let count = |wanted: fn(&Index) -> bool| index.iter().filter(|part| wanted(part)).count();
     if count(|part| matches!(part, Index::Rest)) > 1 {
@@ -394,9 +393,9 @@ fn prove_parts(rank: usize, index: &[Index]) -> Result<(), SelectionError> {
     prove_list_in_place(rank - found, index)
 }
 
-/// Refuses a list for which numpy and PyTorch disagree where its dimension goes. PyTorch applies ints first and
-/// leaves it in its place. numpy takes ints for lists, and if not all of these are neighbours it moves the
-/// dimension to the front. `...` parts neighbours even where it stands for no dimension.
+/// Rejects a list if NumPy and PyTorch disagree about the position of its dimension. PyTorch applies ints first and
+/// leaves the dimension in its place. NumPy treats ints as lists, and moves the dimension to the front unless all lists
+/// are neighbours. `...` separates neighbours even if it covers no dimension.
 fn prove_list_in_place(left_over: usize, index: &[Index]) -> Result<(), SelectionError> {
     let Some(list) = index.iter().position(|part| matches!(part, Index::Pick(_))) else {
         return Ok(());
@@ -416,7 +415,7 @@ fn prove_list_in_place(left_over: usize, index: &[Index]) -> Result<(), Selectio
     }
 }
 
-/// Start, count and step of a slice, as Python's `slice.indices` gives them for steps above zero.
+/// Returns start, count and step of a slice, as Python's `slice.indices` does for steps above zero.
 fn span(
     start: Option<i64>,
     stop: Option<i64>,
@@ -438,8 +437,8 @@ fn span(
     Ok((start, stop.saturating_sub(start).div_ceil(step), step))
 }
 
-/// A list whose places are all the same distance apart is a slice, which may be folded. The distance 0, one place
-/// many times, is as good as any other; a slice does not go backwards.
+/// Turns a list with constant distances into a slice, which may be folded. The distance 0, one index many times, is
+/// allowed; a negative distance is not.
 fn evened(list: Vec<Steps>) -> Taken {
     match list[..] {
         [Steps { start, count, step }] if !step.is_negative() => Taken::Even {
@@ -451,24 +450,24 @@ fn evened(list: Vec<Steps>) -> Taken {
     }
 }
 
-/// Loops as they grow from the innermost dimension outwards. Positions and sizes are in bits.
+/// Loops while they grow from the innermost dimension outwards. Positions and sizes are in bits.
 struct Fold {
-    /// Where the first place of every dimension that is not picked leads.
+    /// Position of the first index of every dimension that is not picked.
     begin: u64,
-    /// Size of the blocks.
+    /// Size of each block.
     block: u64,
-    /// What the list picks, not counting `begin`. Empty without a list.
+    /// The blocks that the list picks, relative to `begin`. Empty without a list.
     blocks: Vec<Run>,
     /// Innermost first.
     loops: Vec<Loop>,
 }
 
 impl Fold {
-    /// Puts `count` turns, at least 2, around what is there.
+    /// Adds a loop of `count` turns, at least 2, around the existing loops.
     fn even(&mut self, count: u64, stride: u64) {
         match self.loops.last_mut() {
             None if stride == self.block => self.block *= count,
-            // The turns of both go on at one pace, which stays. Where the product overflows it equals no stride.
+            // The turns of both loops have the same stride, which stays. If the product overflows, it equals no stride.
             Some(Loop::Even {
                 count: inner,
                 stride: pace,
@@ -479,9 +478,9 @@ impl Fold {
         }
     }
 
-    /// Puts a turn for each place of `list`, at least 2, around the loops so far.
+    /// Adds a loop over the indices of `list`, at least 2, around the existing loops.
     fn pick(&mut self, list: &[Steps], unit: u64) -> Result<(), SelectionError> {
-        // With a loop inside, two places lie further apart than a block is long, and none touch.
+        // With a loop inside, two indices are further apart than a block is long, and no blocks touch.
         let is_dense = self.loops.is_empty() && self.block == unit;
         for steps in list {
             if is_dense && steps.step == 1 {
@@ -499,7 +498,7 @@ impl Fold {
         Ok(())
     }
 
-    /// Appends `nbits` from `begin` on to the blocks of the list.
+    /// Appends `nbits` from `begin` to the blocks of the list.
     fn stretch(&mut self, begin: u64, nbits: u64) {
         let end = begin + nbits;
         match self.blocks.last_mut() {
@@ -508,7 +507,7 @@ impl Fold {
         }
     }
 
-    /// Leaves bits for bytes.
+    /// Converts bits to bytes.
     fn finish(mut self, dtype: Dtype) -> Result<Selection, SelectionError> {
         if self.blocks.is_empty() {
             self.blocks.push(Run {
@@ -548,12 +547,13 @@ impl Fold {
         })
     }
 
-    /// Every run begins and ends on a byte just when every block does and every stride is whole bytes.
+    /// Checks that every run begins and ends on a byte. This holds if and only if every block does and every stride is
+    /// a whole number of bytes.
     ///
-    /// That this suffices is plain. It is needed too, though runs may grow together from blocks: the first block
-    /// and the second never touch, or they would have been folded into one. So the first is a run, and must
-    /// begin and end on a byte. Any other block that is first in its loop either begins a run, or ends one that
-    /// came over from the turn before; from either follows that it lies a number of bytes after the first.
+    /// The condition is clearly sufficient. It is also necessary, although several blocks may form one run: the first
+    /// block and the second never touch, or they would have been folded into one. So the first is a run, and must begin
+    /// and end on a byte. Any other block that is first in its loop either begins a run, or ends a run that started in
+    /// the previous turn; in both cases its distance from the first block is a whole number of bytes.
     fn prove_bytes(&self, dtype: Dtype) -> Result<(), SelectionError> {
         let partial = |block: &Run, stride: u64| SelectionError::PartialByte {
             dtype,

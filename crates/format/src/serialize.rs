@@ -1,4 +1,4 @@
-//! Tensors to whole files.
+//! Serialization of tensors to whole files.
 
 use alloc::borrow::{Cow, ToOwned};
 use alloc::vec::Vec;
@@ -10,10 +10,10 @@ use crate::format::Format;
 use crate::layout::{Layout, layout};
 use crate::view::View;
 
-/// The file that holds `data` and `metadata`. What [`crate::serialize`] does, for either format, and for
-/// programs without `std`, which have no `HashMap`.
+/// Returns the bytes of a file that holds `data` and `metadata`. Does the same as [`crate::serialize`] for either
+/// format, and without `std`, which has the `HashMap` type.
 ///
-/// The same input gives the same bytes, in whatever order it comes.
+/// The same input produces the same bytes, in any order of the input.
 ///
 /// ```
 /// use ingot_format::{Dtype, Format, SafeTensors, TensorView, to_vec};
@@ -26,8 +26,8 @@ use crate::view::View;
 /// ```
 ///
 /// # Errors
-/// What [`layout()`] refuses; [`FormatError::WrongLength`] when a tensor's bytes are not as many as its shape and
-/// dtype need; [`FormatError::TooLargeForMemory`].
+/// Errors of [`layout()`]; [`FormatError::WrongLength`] if a tensor's bytes do not fit its shape and dtype;
+/// [`FormatError::TooLargeForMemory`].
 pub fn to_vec<S: AsRef<str>, V: View>(
     data: impl IntoIterator<Item = (S, V)>,
     metadata: Option<&[(&str, &str)]>,
@@ -36,7 +36,7 @@ pub fn to_vec<S: AsRef<str>, V: View>(
     let contents = Contents::new(data, metadata, format)?;
     let file_nbytes = contents.layout.header.file_nbytes();
     let mut file = Vec::new();
-    // Views may fetch their bytes from elsewhere, so that all of them need not fit where each of them does.
+    // Views may fetch their bytes from elsewhere, so all of them together need not fit into memory.
     to_usize(file_nbytes)
         .and_then(|len| file.try_reserve_exact(len).ok())
         .ok_or(FormatError::TooLargeForMemory { nbytes: file_nbytes })?;
@@ -47,8 +47,8 @@ pub fn to_vec<S: AsRef<str>, V: View>(
     Ok(file)
 }
 
-/// A file that is ready to be written: every tensor has its place, and claims as many bytes as it needs. For whoever
-/// writes to something that this crate knows nothing of.
+/// A file that is ready to be written: every tensor has its position, and its announced size is correct. For writing to
+/// targets that this crate does not support itself.
 ///
 /// ```
 /// use ingot_format::{Contents, Dtype, Format, TensorView};
@@ -71,8 +71,8 @@ impl<S: AsRef<str>, V: View> Contents<S, V> {
     /// Lays out a file of `format` with `data` and `metadata`.
     ///
     /// # Errors
-    /// What [`layout()`] refuses; [`FormatError::WrongLength`] when a tensor claims not as many bytes as its shape and
-    /// dtype need.
+    /// Errors of [`layout()`]; [`FormatError::WrongLength`] if the announced size of a tensor does not fit its shape
+    /// and dtype.
     pub fn new(
         data: impl IntoIterator<Item = (S, V)>,
         metadata: Option<&[(&str, &str)]>,
@@ -87,7 +87,8 @@ impl<S: AsRef<str>, V: View> Contents<S, V> {
         let specs: Vec<Spec<'_>> = tensors
             .iter()
             .map(|(name, view)| {
-                // A view whose shape changes between two calls gets a wrong length below, not a panic here.
+                // If a view's shape changes between two calls, its length is wrong, which is detected below; this must
+                // not panic.
                 let (shape, after) = rest.split_at(view.shape().len().min(rest.len()));
                 rest = after;
                 Spec {
@@ -106,38 +107,38 @@ impl<S: AsRef<str>, V: View> Contents<S, V> {
         Ok(contents)
     }
 
-    /// Where everything stands in the file.
+    /// Returns the layout of the file.
     #[must_use]
     pub fn layout(&self) -> &Layout {
         &self.layout
     }
 
-    /// The file's first bytes: the length, the header, the padding. The data follows at once.
+    /// The file's bytes before the data: the length, the header, the padding.
     #[must_use]
     pub fn head(&self) -> &[u8] {
         &self.layout.head
     }
 
-    /// The tensors' bytes in the order of the file, each asked for when its turn comes.
+    /// Iterates over the tensors' bytes in file order. Each view is called only when its turn comes.
     ///
     /// # Errors
-    /// [`FormatError::WrongLength`] for a tensor that gives not as many bytes as it claimed.
+    /// [`FormatError::WrongLength`] if a tensor returns more or fewer bytes than it announced.
     pub fn data(&self) -> impl ExactSizeIterator<Item = Result<Cow<'_, [u8]>, FormatError>> {
         (0..self.tensors.len()).map(|number| {
             let data = self.view(number).data();
-            // Again, because the trait cannot make a view keep its word, and a header that lies must not be
-            // written.
+            // Checked again, because the trait cannot force a view to return the announced size, and a wrong header
+            // must not be written.
             self.expect_nbytes(number, data.len())?;
             Ok(data)
         })
     }
 
-    /// The tensor at `number` in the order of the data.
+    /// Returns the tensor at `number` in data order.
     fn view(&self, number: usize) -> &V {
         &self.tensors[self.layout.order[number]].1
     }
 
-    /// Whether `found` bytes are what the tensor at `number` in the order of the data needs.
+    /// Checks that `found` is the size of the tensor at `number` in data order.
     fn expect_nbytes(&self, number: usize, found: usize) -> Result<(), FormatError> {
         let found = to_u64(found);
         match self.layout.header.entry(number) {
@@ -159,8 +160,8 @@ macro_rules! serialize_as {
     ($format:expr, $name:literal, $tensors:literal) => {
         #[doc = concat!("The ", $name, " file that holds `data` and `metadata`, in memory.")]
         ///
-        /// The same input gives the same bytes, in whatever order it comes. [`crate::to_vec`] does the same
-        /// without `std`.
+        /// The same input produces the same bytes, in any order of the input. [`crate::to_vec`] does the same without
+        /// `std`.
         ///
         /// ```
         /// use std::collections::HashMap;
@@ -173,8 +174,8 @@ macro_rules! serialize_as {
         /// ```
         ///
         /// # Errors
-        /// A name twice or reserved, a size that overflows or ends inside a byte, a dtype that the format lacks,
-        /// a header that is too large, bytes that are not as many as shape and dtype need, too little memory.
+        /// A duplicate or reserved name, a size that overflows or ends inside a byte, a dtype that the format lacks, a
+        /// header that is too large, bytes that do not fit shape and dtype, too little memory.
         #[allow(
             clippy::implicit_hasher,
             reason = "a caller who passes `None` would have to name a hasher"
@@ -192,7 +193,7 @@ macro_rules! serialize_as {
 #[cfg(feature = "std")]
 pub(crate) use serialize_as;
 
-/// The pairs of a map, borrowed.
+/// Borrows the pairs of a map.
 #[cfg(feature = "std")]
 pub(crate) fn pairs(
     metadata: Option<&std::collections::HashMap<std::string::String, std::string::String>>,
@@ -218,7 +219,7 @@ mod tests {
         to_vec(data, None, Format::Safetensors)
     }
 
-    /// A view that says one thing and does another.
+    /// A view that announces one size and returns another.
     pub(super) struct Liar {
         pub(super) claimed: usize,
         pub(super) given: usize,
@@ -240,7 +241,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_written_reads_back() {
+    fn a_written_file_reads_back() {
         let file = to_safetensors(vec![
             ("mask", view(Dtype::U8, &[3], b"abc")),
             ("bias", view(Dtype::F32, &[2], b"12345678")),
@@ -272,7 +273,7 @@ mod tests {
     }
 
     #[test]
-    fn refuses_a_view_that_claims_or_gives_another_length() {
+    fn refuses_a_view_that_announces_or_returns_a_wrong_length() {
         for (claimed, given) in [(20, 24), (24, 20), (28, 28)] {
             let fault = to_safetensors(vec![("w", Liar { claimed, given })]).unwrap_err();
             assert_eq!(fault.code(), "wrong-length");
@@ -324,7 +325,7 @@ mod tests {
     }
 
     #[test]
-    fn refuses_what_memory_cannot_hold() {
+    fn refuses_a_file_larger_than_memory() {
         let fault = to_safetensors(vec![("vast", Vast)]).unwrap_err();
         assert_eq!(fault.code(), "too-large-for-memory");
     }

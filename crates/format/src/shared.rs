@@ -1,4 +1,4 @@
-//! Tensors that are stored once and have several names, as they stand in the metadata. FORMAT.md, "Shared tensors".
+//! Names for stored tensors or parts of them, kept in the metadata. FORMAT.md, "Shared tensors".
 
 use alloc::borrow::ToOwned;
 use alloc::string::{String, ToString};
@@ -11,17 +11,17 @@ use crate::checksums::Text;
 use crate::codec::json::string;
 use crate::quoted::Quoted;
 
-/// The metadata key under which a file keeps the names that it stores no tensor for.
+/// The metadata key for names that have no stored tensor of their own.
 pub const SHARED_KEY: &str = "ingot.shared";
 
-/// Dimensions that a part of a tensor may have: torch and NumPy compute with no more, and each costs a reader a
-/// multiplication for two bytes of the record.
+/// Most dimensions that a part of a tensor may have: torch and NumPy support no more, and each dimension takes two
+/// bytes of the record and costs a reader a multiplication.
 const MAX_DIMS: usize = 64;
 
-/// A part of a tensor, whose elements lie in that tensor's memory as strides say. Proven: it has an element, at most
-/// 64 dimensions, and neither its count nor the place of its last element passes 2⁶³.
+/// A strided part of a tensor. Proven: it has at least one element and at most 64 dimensions, and neither the number of
+/// elements nor the position of the last one reaches 2⁶³.
 ///
-/// It is counted in elements of the tensor; of F4, which has two to a byte, in bytes.
+/// Positions are counted in elements of the tensor, or in bytes for F4, which packs two elements into a byte.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Excerpt {
     shape: Vec<u64>,
@@ -32,7 +32,7 @@ pub struct Excerpt {
 }
 
 impl Excerpt {
-    /// `None` for what can be no part of a tensor.
+    /// Creates a part; `None` if no tensor can have such a part.
     #[must_use]
     pub fn new(shape: Vec<u64>, stride: Vec<u64>, begin: u64) -> Option<Excerpt> {
         const LIMIT: u64 = 1 << 63;
@@ -54,7 +54,7 @@ impl Excerpt {
         })
     }
 
-    /// The same elements, where the tensor's first is what was number `by`.
+    /// Returns the same part of a tensor that begins at element `by` of this one.
     #[must_use]
     pub fn counted_from(&self, by: u64) -> Option<Excerpt> {
         Excerpt::new(
@@ -64,13 +64,13 @@ impl Excerpt {
         )
     }
 
-    /// Elements along each dimension.
+    /// The size of each dimension.
     #[must_use]
     pub fn shape(&self) -> &[u64] {
         &self.shape
     }
 
-    /// Elements of the tensor from one to the next, along each dimension.
+    /// The distance in elements from one index to the next, along each dimension.
     #[must_use]
     pub fn stride(&self) -> &[u64] {
         &self.stride
@@ -88,13 +88,13 @@ impl Excerpt {
         self.end
     }
 
-    /// How many elements there are.
+    /// The number of elements.
     #[must_use]
     pub fn count(&self) -> u64 {
         self.count
     }
 
-    /// Whether they lie one after the other, row by row.
+    /// Whether the elements are contiguous in row-major order.
     #[must_use]
     pub fn is_packed(&self) -> bool {
         let mut below = 1;
@@ -105,7 +105,7 @@ impl Excerpt {
         })
     }
 
-    /// Where element `number` of all, row by row, lies.
+    /// Returns the position of element `number`, counted in row-major order.
     #[must_use]
     pub fn place(&self, mut number: u64) -> u64 {
         let mut place = self.begin;
@@ -117,18 +117,18 @@ impl Excerpt {
     }
 }
 
-/// A name for a tensor, or for a part of one.
+/// A name for a stored tensor, or for a part of one.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct SharedName {
     /// The name.
     pub name: String,
-    /// The name of the tensor, which is stored.
+    /// The name of the stored tensor.
     pub of: String,
-    /// Which part of it; `None` for all.
+    /// The part; `None` for the whole tensor.
     pub part: Option<Excerpt>,
 }
 
-/// Why a text is no such record, or none of its file.
+/// Why a text is not such a record, or not a record of its file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SharedError {
     tensor: Option<String>,
@@ -136,7 +136,7 @@ pub struct SharedError {
 }
 
 impl SharedError {
-    /// What is said of `tensor` is wrong.
+    /// Creates the error for a wrong entry of `tensor`.
     #[must_use]
     pub fn about(tensor: &str, reason: &str) -> SharedError {
         SharedError {
@@ -145,7 +145,7 @@ impl SharedError {
         }
     }
 
-    /// The name that is at fault, where it is one.
+    /// Returns the name at fault, if there is one.
     #[must_use]
     pub fn tensor(&self) -> Option<&str> {
         self.tensor.as_deref()
@@ -174,10 +174,12 @@ impl fmt::Display for SharedError {
 
 impl core::error::Error for SharedError {}
 
-/// Reads a record: its names, sorted. Whether the tensors are there is for who has the header to say.
+/// Parses a record and returns its names, sorted. Whether the stored tensors exist is checked by code that has the
+/// header.
 ///
 /// # Errors
-/// The text is not JSON of this form, has a name twice, also by escape, or a part that no tensor can have.
+/// If the text is not JSON of this form, or has a name twice (also by way of an escape) or a part that no tensor can
+/// have.
 pub fn parse_shared(text: &str) -> Result<Vec<SharedName>, SharedError> {
     let mut json = serde_json::Deserializer::from_str(text);
     let mut names = json
@@ -197,7 +199,7 @@ pub fn parse_shared(text: &str) -> Result<Vec<SharedName>, SharedError> {
     }
 }
 
-/// The record of `names` as it stands in a file: sorted, without white space.
+/// Renders the record of `names` as it is stored in a file: sorted, without white space.
 #[must_use]
 pub fn render_shared(names: &mut [SharedName]) -> String {
     names.sort();
@@ -221,7 +223,7 @@ pub fn render_shared(names: &mut [SharedName]) -> String {
         out.push(b'}');
     }
     out.extend_from_slice(if names.is_empty() { b"{}" } else { b"}" });
-    // Made of text and ASCII, so nothing is ever replaced.
+    // Built from text and ASCII, so no byte is ever replaced.
     String::from_utf8_lossy(&out).into_owned()
 }
 
@@ -249,7 +251,7 @@ impl<'de> Visitor<'de> for SharedVisitor {
     fn visit_map<A: MapAccess<'de>>(self, mut members: A) -> Result<Self::Value, A::Error> {
         let mut names = Vec::new();
         while let Some(Text(name)) = members.next_key()? {
-            let Whereabouts { of, part } = members.next_value()?;
+            let StoredPart { of, part } = members.next_value()?;
             names.push(SharedName {
                 name: name.into_owned(),
                 of,
@@ -260,23 +262,24 @@ impl<'de> Visitor<'de> for SharedVisitor {
     }
 }
 
-/// Where one name lies. Members with other names are passed over, as those of a header's entries are (F8).
-struct Whereabouts {
+/// The stored tensor of one name, and the part of it. Members with other names are ignored, as in a header's entries
+/// (F8).
+struct StoredPart {
     of: String,
     part: Option<Excerpt>,
 }
 
-impl<'de> Deserialize<'de> for Whereabouts {
+impl<'de> Deserialize<'de> for StoredPart {
     fn deserialize<D: Deserializer<'de>>(json: D) -> Result<Self, D::Error> {
         struct Members;
         impl<'de> Visitor<'de> for Members {
-            type Value = Whereabouts;
+            type Value = StoredPart;
 
             fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
                 f.write_str("an object with `of`")
             }
 
-            fn visit_map<A: MapAccess<'de>>(self, mut members: A) -> Result<Whereabouts, A::Error> {
+            fn visit_map<A: MapAccess<'de>>(self, mut members: A) -> Result<StoredPart, A::Error> {
                 let (mut of, mut shape, mut stride, mut begin) = (None, None, None, None);
                 while let Some(Text(member)) = members.next_key()? {
                     let twice = match &*member {
@@ -302,14 +305,14 @@ impl<'de> Deserialize<'de> for Whereabouts {
                     _ => return Err(Error::custom("expected all of `shape`, `stride` and `begin`")),
                 };
                 let of = of.ok_or_else(|| Error::missing_field("of"))?.into_owned();
-                Ok(Whereabouts { of, part })
+                Ok(StoredPart { of, part })
             }
         }
         json.deserialize_map(Members)
     }
 }
 
-/// Numbers of dimensions, of which no more are kept than there may be.
+/// A list of dimensions. Numbers beyond the limit are not kept.
 struct DimList(Vec<u64>);
 
 impl<'de> Deserialize<'de> for DimList {
@@ -395,7 +398,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_record_is_refused() {
+    fn rejects_text_that_is_not_a_record() {
         for text in [
             "",
             "[]",
@@ -419,7 +422,7 @@ mod tests {
     }
 
     #[test]
-    fn a_fault_tells_its_tensor_where_it_is_of_one() {
+    fn a_fault_names_its_tensor_if_it_concerns_one() {
         let fault = SharedError::about("b", "names itself");
         assert_eq!(fault.tensor(), Some("b"));
         assert!(fault.to_string().starts_with("tensor `b`: "), "{fault}");
@@ -427,7 +430,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_expected_is_said() {
+    fn errors_name_the_expected_value() {
         for (text, expected) in [
             ("[]", "an object from names to objects with `of`"),
             (r#"{"b":"a"}"#, "an object with `of`"),

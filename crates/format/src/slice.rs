@@ -1,4 +1,4 @@
-//! Slices as the safetensors crate has them, for programs that come from there. [`Selection`] says more.
+//! Slices in the form of the safetensors crate, for programs that are ported from it. [`Selection`] supports more.
 //!
 //! ```
 //! use ingot_format::slice::{IndexOp, InvalidSlice};
@@ -21,16 +21,16 @@ use crate::extent::{dims, to_u64, to_usize};
 use crate::selection::{Index, Selection};
 use crate::view::TensorView;
 
-/// What to take along one dimension. Ranges of `usize` and single places convert to it.
+/// The selection along one dimension. Ranges of `usize` and single indices convert to it.
 #[derive(Clone, Debug)]
 pub enum TensorIndexer {
-    /// One place, and the result lacks the dimension.
+    /// One index; the result lacks the dimension.
     Select(usize),
-    /// From a place, to a place, in steps.
+    /// Start, stop and step.
     Narrow(Bound<usize>, Bound<usize>, NonZeroUsize),
 }
 
-/// As `start:stop`, or `start:stop:step`.
+/// Formats as `start:stop` or `start:stop:step`.
 impl fmt::Display for TensorIndexer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match *self {
@@ -53,7 +53,7 @@ impl fmt::Display for TensorIndexer {
     }
 }
 
-/// The place at which a range begins; `None` for the first of all.
+/// Returns the first index of a range; `None` if the range is unbounded.
 fn first(bound: Bound<usize>) -> Option<usize> {
     match bound {
         Bound::Unbounded => None,
@@ -62,7 +62,7 @@ fn first(bound: Bound<usize>) -> Option<usize> {
     }
 }
 
-/// The place before which a range ends; `None` for the end of the dimension.
+/// Returns the index after the last of a range; `None` if the range is unbounded.
 fn after(bound: Bound<usize>) -> Option<usize> {
     match bound {
         Bound::Unbounded => None,
@@ -97,21 +97,21 @@ from_ranges!(
     RangeToInclusive<usize>
 );
 
-/// Why a slice cannot be taken.
+/// Why a slice is invalid.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum InvalidSlice {
-    /// More parts than the tensor has dimensions.
+    /// More slices than the tensor has dimensions.
     TooManySlices,
-    /// A place past the end of its dimension, or a range that ends before it begins.
+    /// An index past the end of its dimension, or a range that ends before it begins.
     SliceOutOfRange {
-        /// Which dimension.
+        /// The dimension.
         dim_index: usize,
-        /// The place that is out of range.
+        /// The index that is out of range.
         asked: usize,
         /// Size of the dimension.
         dim_size: usize,
     },
-    /// Elements narrower than a byte would be cut inside one; or the whole tensor has no size in bytes.
+    /// Elements narrower than a byte would be cut inside a byte, or the tensor has no size in bytes.
     MisalignedSlice,
 }
 
@@ -134,7 +134,7 @@ impl fmt::Display for InvalidSlice {
 
 impl core::error::Error for InvalidSlice {}
 
-/// `tensor.slice(…)`: with one place or range, or with a tuple of up to six.
+/// `tensor.slice(…)`: with one index or range, or with a tuple of up to six.
 ///
 /// ```
 /// use ingot_format::slice::IndexOp;
@@ -146,10 +146,10 @@ impl core::error::Error for InvalidSlice {}
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 pub trait IndexOp<'data, T> {
-    /// The bytes that `index` takes, in stretches, each where it lies.
+    /// Returns the bytes that `index` selects, as slices of the tensor's memory.
     ///
     /// # Errors
-    /// [`InvalidSlice`] when the tensor does not have what is asked for.
+    /// [`InvalidSlice`] if `index` does not fit the tensor's shape.
     fn slice(&'data self, index: T) -> Result<SliceIterator<'data>, InvalidSlice>;
 }
 
@@ -173,11 +173,11 @@ macro_rules! index_by_tuples {
 index_by_tuples!((A)(A B)(A B C)(A B C D)(A B C D E)(A B C D E F));
 
 impl<'data> TensorView<'data> {
-    /// The bytes that `slices` take, in stretches, each where it lies. [`TensorView::select`] takes every index
-    /// that numpy takes, and copies.
+    /// Returns the bytes that `slices` select, as slices of the tensor's memory. [`TensorView::select`] supports every
+    /// index that NumPy supports, and copies.
     ///
     /// # Errors
-    /// [`InvalidSlice`] when the tensor does not have what is asked for.
+    /// [`InvalidSlice`] if `slices` do not fit the tensor's shape.
     pub fn sliced_data(&'data self, slices: &[TensorIndexer]) -> Result<SliceIterator<'data>, InvalidSlice> {
         let (ranges, newshape) = slice_byte_ranges(self.dtype(), self.shape(), slices)?;
         let remaining = ranges.iter().map(|(begin, end)| end - begin).sum();
@@ -190,13 +190,13 @@ impl<'data> TensorView<'data> {
     }
 }
 
-/// Where the bytes of a slice lie, counted from the start of the tensor: begin and end of each stretch.
+/// The byte ranges of a slice, counted from the start of the tensor: begin and end of each.
 pub type SliceByteRanges = Vec<(usize, usize)>;
 
-/// The shape of what a slice takes.
+/// The shape of a slice.
 pub type SlicedShape = Vec<usize>;
 
-/// Where the bytes lie that `slices` take of a tensor, and the shape of the result; without the tensor's bytes.
+/// Returns the byte ranges that `slices` select, and the shape of the result. Needs no access to the tensor's bytes.
 ///
 /// ```
 /// use ingot_format::Dtype;
@@ -207,7 +207,7 @@ pub type SlicedShape = Vec<usize>;
 /// ```
 ///
 /// # Errors
-/// [`InvalidSlice`] when a tensor of this shape does not have what is asked for.
+/// [`InvalidSlice`] if `slices` do not fit `shape`.
 pub fn slice_byte_ranges(
     dtype: Dtype,
     shape: &[usize],
@@ -222,9 +222,9 @@ pub fn slice_byte_ranges(
         .enumerate()
         .map(|(dim_index, (slice, &dim_size))| within(slice, dim_index, dim_size))
         .collect::<Result<_, _>>()?;
-    // `within` has looked at places and bounds, which leaves elements narrower than a byte.
+    // `within` has checked indices and bounds, so the only possible fault is an element narrower than a byte.
     let selection = Selection::new(dtype, &dims(shape), &index).map_err(|_| InvalidSlice::MisalignedSlice)?;
-    // All of it lies in a tensor that `usize` can count the bytes of, or is empty.
+    // The selection is part of a tensor whose size fits into `usize`, or it is empty.
     let fit = |n: u64| to_usize(n).unwrap_or(usize::MAX);
     let ranges = selection
         .runs()
@@ -233,7 +233,7 @@ pub fn slice_byte_ranges(
     Ok((ranges, selection.shape().iter().map(|&dim| fit(dim)).collect()))
 }
 
-/// The part of an index, proven to lie in its dimension: a selection would clip it.
+/// Converts one slice to an index, and checks that it is within its dimension: a selection would clip it.
 fn within(slice: &TensorIndexer, dim_index: usize, dim_size: usize) -> Result<Index, InvalidSlice> {
     let out_of_range = |asked| InvalidSlice::SliceOutOfRange {
         dim_index,
@@ -259,7 +259,7 @@ fn within(slice: &TensorIndexer, dim_index: usize, dim_size: usize) -> Result<In
     }
 }
 
-/// The bytes of a slice: stretches of the tensor's memory, which together are the result in C order.
+/// The bytes of a slice: pieces of the tensor's memory that together form the result in C order.
 #[derive(Clone, Debug)]
 pub struct SliceIterator<'data> {
     data: &'data [u8],
@@ -269,7 +269,7 @@ pub struct SliceIterator<'data> {
 }
 
 impl SliceIterator<'_> {
-    /// Bytes in the stretches that are still to come.
+    /// Returns the number of bytes in the pieces that were not yet returned.
     #[must_use]
     pub fn remaining_byte_len(&self) -> usize {
         self.remaining
@@ -319,7 +319,7 @@ mod tests {
     }
 
     #[test]
-    fn a_slice_has_the_elements_that_its_bounds_say() {
+    fn a_slice_has_the_elements_within_its_bounds() {
         use Bound::{Excluded, Included, Unbounded};
         for (slices, shape, bytes) in [
             (vec![2.into()], vec![4], "ijkl"),
@@ -346,7 +346,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_tensor_has_not_is_refused_with_the_place_that_is_out_of_range() {
+    fn rejects_an_index_out_of_range_and_names_it() {
         let out_of_range = |dim_index, asked, dim_size| InvalidSlice::SliceOutOfRange {
             dim_index,
             asked,
@@ -371,7 +371,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_left_of_a_slice_is_counted_while_it_is_taken() {
+    fn counts_the_remaining_bytes_during_iteration() {
         let tensor = TensorView::new(Dtype::U8, vec![3, 4], ALPHABET).unwrap();
         let mut parts = tensor.sliced_data(&[(..).into(), (1..3).into()]).unwrap();
         assert_eq!((parts.remaining_byte_len(), parts.size_hint()), (6, (3, Some(3))));
@@ -382,7 +382,7 @@ mod tests {
     }
 
     #[test]
-    fn an_index_prints_as_in_python_and_a_fault_says_what_is_wrong() {
+    fn an_index_prints_as_in_python_and_a_fault_names_its_reason() {
         use Bound::{Excluded, Included};
         for (index, text) in [
             (7.into(), "7"),

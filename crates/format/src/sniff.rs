@@ -1,4 +1,4 @@
-//! What a file is that is not ours: people load the wrong file far more often than a broken one.
+//! Recognises files of other formats: users load the wrong file far more often than a broken one.
 
 use core::fmt;
 
@@ -29,8 +29,8 @@ pub enum Foreign {
 }
 
 impl Foreign {
-    /// Recognises a file by its first bytes. Meant for files that were refused already: a valid safetensors file
-    /// may begin with any bytes, because its first eight are a number.
+    /// Recognises a file by its first bytes. Meant for files that were already rejected: a valid safetensors file may
+    /// begin with any bytes, because its first eight are a number.
     #[must_use]
     pub fn of_start(start: &[u8]) -> Option<Foreign> {
         let text = start.trim_ascii_start();
@@ -49,8 +49,8 @@ impl Foreign {
             _ if begins(b"%PDF-") => Foreign::Pdf,
             // Files of both formats begin with a number that is not zero.
             _ if start.len() >= 8 && start.iter().all(|&byte| byte == 0) => Foreign::Zeros,
-            // Protocols 2 to 5, as torch.save wrote before it wrote ZIP files and as pickle writes today. No opcode
-            // lies below `(`; the binary headers of 640 bytes have a zero there.
+            // Protocols 2 to 5, as torch.save wrote before it wrote ZIP files and as pickle writes today. No opcode is
+            // below `(`; a binary header of 640 bytes has a zero at this position.
             [0x80, 2..=5, b'('..=u8::MAX, ..] => Foreign::Pickle,
             _ if begins_without_case(text, b"<!doctype html") || begins_without_case(text, b"<html") => {
                 Foreign::Html
@@ -64,7 +64,7 @@ impl Foreign {
         })
     }
 
-    /// What it is, and what to do about it.
+    /// Describes the file, with advice on how to load it.
     #[must_use]
     pub const fn description(self) -> &'static str {
         match self {
@@ -133,7 +133,7 @@ mod tests {
             (b"PK\x03\x04..weight.npy..", Some(Foreign::Npz)),
             (b"PK\x03\x04..readme.txt..", Some(Foreign::Zip)),
             (b"PK\x05\x06", Some(Foreign::Zip)),
-            // No ZIP, whatever it speaks of.
+            // Not a ZIP file, although it contains the name of a member.
             (b"..archive/data.pkl..", None),
             (b"..weight.npy..", None),
             (b"GGUF\x03", Some(Foreign::Gguf)),

@@ -1,16 +1,16 @@
-//! How work that waits hears that nobody wants it any more.
+//! Cancels work that waits.
 
 use core::fmt;
 use core::sync::atomic::{AtomicBool, Ordering};
 
-/// The caller of a function, which only the calling thread can ask whether to stop: an interpreter with signals, for example.
+/// The caller of a function, for example an interpreter with signals. Only the calling thread can ask it whether to
+/// stop.
 pub trait Caller: Sync {
-    /// Asks, if this is the thread of the call, and sets the flag if the answer is no.
+    /// Asks whether to stop if the current thread is the calling thread, and sets the flag if so.
     fn ask(&self);
 }
 
-/// Tells work that waits, such as a read over a network, that nobody wants it any more. The work looks now and then, and
-/// gives up.
+/// A stop flag for work that waits, such as a read over a network. The work polls the flag and stops once it is set.
 #[derive(Clone, Copy)]
 pub struct StopFlag<'f> {
     flag: Option<&'f AtomicBool>,
@@ -18,7 +18,7 @@ pub struct StopFlag<'f> {
 }
 
 impl<'f> StopFlag<'f> {
-    /// The flag of work that is not stopped.
+    /// A flag that is never set.
     #[must_use]
     pub const fn never() -> StopFlag<'f> {
         StopFlag {
@@ -27,7 +27,7 @@ impl<'f> StopFlag<'f> {
         }
     }
 
-    /// A flag that `caller` sets.
+    /// Creates a flag that `caller` sets.
     #[must_use]
     pub fn of(flag: &'f AtomicBool, caller: &'f dyn Caller) -> StopFlag<'f> {
         StopFlag {
@@ -36,14 +36,14 @@ impl<'f> StopFlag<'f> {
         }
     }
 
-    /// Whether to give up.
+    /// Returns whether to stop.
     #[must_use]
     pub fn is_set(self) -> bool {
         self.flag.is_some_and(|flag| flag.load(Ordering::Relaxed))
     }
 
-    /// Asks the caller, if this is the calling thread, and returns whether to give up. For work that waits on the calling
-    /// thread, where no other thread can ask. Hold no lock: the caller may run any code.
+    /// Asks the caller, if this is the calling thread, and returns whether to stop. For work that waits on the
+    /// calling thread, where no other thread can ask. Hold no lock: the caller may run any code.
     #[must_use]
     pub fn asked(self) -> bool {
         if let Some(caller) = self.caller {

@@ -1,7 +1,7 @@
-//! The names of the safetensors crate's module `tensor`, for programs that come from there.
+//! The names of the safetensors crate's module `tensor`, for programs that are ported from it.
 //!
-//! [`Metadata`] is a header as that crate gives it. [`Header`] says the same and more, and costs a few allocations
-//! instead of some for each tensor.
+//! [`Metadata`] is a header in the form of that crate. [`Header`] has the same contents and more, and costs a few
+//! allocations instead of several per tensor.
 //!
 //! ```
 //! use ingot_format::tensor::{Dtype, SafeTensors, TensorView, serialize};
@@ -34,7 +34,7 @@ use crate::raw::RawHeader;
 pub use crate::safetensors::serialize;
 pub use crate::{Dtype, SafeTensorError, SafeTensors, TensorView, View};
 
-/// What a header says of one tensor.
+/// A header's description of one tensor.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TensorInfo {
     /// Type of the elements.
@@ -45,7 +45,7 @@ pub struct TensorInfo {
     pub data_offsets: (usize, usize),
 }
 
-/// A header: what stands in it of each tensor, and its text. Proven as a [`Header`] is.
+/// A header: the description of each tensor, and the metadata. Proven like a [`Header`].
 ///
 /// ```
 /// use ingot_format::tensor::{Dtype, Metadata, TensorInfo};
@@ -64,10 +64,10 @@ pub struct Metadata {
 }
 
 impl Metadata {
-    /// The header that says this of these tensors, which may come in any order.
+    /// Creates the header of these tensors, which may be in any order.
     ///
     /// # Errors
-    /// As [`Header::parse`]: two tensors with one name, a size that does not fit shape and dtype, bytes that belong
+    /// Like [`Header::parse`]: two tensors with one name, a size that does not fit shape and dtype, bytes that belong
     /// to two tensors or to none.
     pub fn new(
         metadata: Option<HashMap<String, String>>,
@@ -85,7 +85,7 @@ impl Metadata {
         Ok(Metadata::of(header, metadata))
     }
 
-    /// What a header says, whose sizes all fit into memory.
+    /// Converts a header whose sizes all fit into memory.
     pub(crate) fn of_header(header: Header) -> Metadata {
         let own = |(key, value): (&str, &str)| (key.to_owned(), value.to_owned());
         let text = header.metadata().map(|pairs| pairs.iter().map(own).collect());
@@ -93,7 +93,7 @@ impl Metadata {
     }
 
     fn of(header: Header, text: Option<HashMap<String, String>>) -> Metadata {
-        // Never cut off: whoever calls has made sure that all sizes fit.
+        // Never saturates: the callers have made sure that all sizes fit.
         let fit = |n: u64| to_usize(n).unwrap_or(usize::MAX);
         let tensors = header
             .entries()
@@ -110,31 +110,31 @@ impl Metadata {
         }
     }
 
-    /// What the header says of the tensor `name`.
+    /// Returns the description of the tensor `name`.
     #[must_use]
     pub fn info(&self, name: &str) -> Option<&TensorInfo> {
         self.header.find(name).and_then(|number| self.tensors.get(number))
     }
 
-    /// All tensors by name.
+    /// Returns all tensors by name.
     #[must_use]
     pub fn tensors(&self) -> HashMap<String, &TensorInfo> {
         self.named().map(|(name, info)| (name.to_owned(), info)).collect()
     }
 
-    /// The names of all tensors, in the order of their data.
+    /// Returns the names of all tensors in data order.
     #[must_use]
     pub fn offset_keys(&self) -> Vec<String> {
         self.header.names().map(ToOwned::to_owned).collect()
     }
 
-    /// Bytes of the data section.
+    /// Returns the size of the data section in bytes.
     #[must_use]
     pub fn data_len(&self) -> usize {
         self.tensors.last().map_or(0, |info| info.data_offsets.1)
     }
 
-    /// The text that stands beside the tensors.
+    /// Returns the metadata of the header.
     #[must_use]
     pub fn metadata(&self) -> &Option<HashMap<String, String>> {
         &self.text
@@ -145,7 +145,7 @@ impl Metadata {
     }
 }
 
-/// As the JSON of a header: keys of the text sorted, tensors in the order of their data.
+/// Serializes to the JSON of a header: metadata keys sorted, tensors in data order.
 impl Serialize for Metadata {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let mut map = serializer.serialize_map(None)?;
@@ -159,7 +159,7 @@ impl Serialize for Metadata {
     }
 }
 
-/// Refuses what [`Metadata::new`] refuses, and two texts. For a program that has only the start of a file.
+/// Fails like [`Metadata::new`], and if `__metadata__` is there twice. For programs that have only the start of a file.
 impl<'de> Deserialize<'de> for Metadata {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Metadata, D::Error> {
         deserializer.deserialize_map(HeaderVisitor)
@@ -355,7 +355,7 @@ mod tests {
             let fault = serde_json::from_str::<Metadata>(&text).unwrap_err().to_string();
             assert!(fault.contains(reason), "{text}: {fault}");
         }
-        // Other fields are passed over.
+        // Unknown fields are ignored.
         let more = entry(r#""more":[1,{}],"dtype":"U8","shape":[1],"data_offsets":[0,1]"#);
         assert!(serde_json::from_str::<Metadata>(&more).is_ok());
     }

@@ -1,4 +1,4 @@
-//! Files that lie in memory, for reading.
+//! Reads files in memory.
 
 use alloc::borrow::ToOwned;
 use alloc::string::String;
@@ -15,7 +15,7 @@ use crate::limits::Limits;
 use crate::raw::PREFIX_NBYTES;
 use crate::view::TensorView;
 
-/// The tensors of a `.safetensors` file that lies in memory.
+/// The tensors of a `.safetensors` file in memory.
 ///
 /// ```
 /// use ingot_format::SafeTensors;
@@ -27,7 +27,7 @@ use crate::view::TensorView;
 /// ```
 pub type SafeTensors<'data> = Tensors<'data, Json>;
 
-/// The tensors of a `.bt` file that lies in memory.
+/// The tensors of a `.bt` file in memory.
 ///
 /// ```
 /// use ingot_format::{BinTensors, Dtype, TensorView, bintensors};
@@ -40,17 +40,16 @@ pub type SafeTensors<'data> = Tensors<'data, Json>;
 /// ```
 pub type BinTensors<'data> = Tensors<'data, Binary>;
 
-/// The tensors of a file that lies in memory: [`SafeTensors`] or [`BinTensors`]. Nothing is copied but the
-/// header.
+/// The tensors of a file in memory: [`SafeTensors`] or [`BinTensors`]. Only the header is copied.
 ///
-/// Tensors come in the order of their data, wherever they come in a list.
+/// Lists of tensors are in data order.
 pub struct Tensors<'data, K> {
     header: Header,
     data: &'data [u8],
     kind: PhantomData<K>,
 }
 
-/// Which file format [`Tensors`] read. There are two, [`Json`] and [`Binary`].
+/// The file format of a [`Tensors`]: [`Json`] or [`Binary`].
 pub trait Kind: sealed::Sealed {
     /// The format.
     const FORMAT: Format;
@@ -79,7 +78,7 @@ mod sealed {
 }
 
 impl<'data, K: Kind> Tensors<'data, K> {
-    /// Reads the file in `buffer`, which is all of it. The tensors' bytes stay where they are.
+    /// Parses the file in `buffer`, which must hold all of it. The tensors' bytes are not copied.
     ///
     /// ```
     /// use ingot_format::SafeTensors;
@@ -91,8 +90,8 @@ impl<'data, K: Kind> Tensors<'data, K> {
     /// ```
     ///
     /// # Errors
-    /// The first rule of FORMAT.md that the file breaks; [`FormatError::OtherFormat`] when it is a sound file of
-    /// the other format.
+    /// The first rule of FORMAT.md that the file breaks; [`FormatError::OtherFormat`] if it is a valid file of the
+    /// other format.
     pub fn deserialize(buffer: &'data [u8]) -> Result<Self, FormatError> {
         let (header_nbytes, header) = Self::read_header(buffer)?;
         Ok(Tensors {
@@ -103,8 +102,8 @@ impl<'data, K: Kind> Tensors<'data, K> {
         })
     }
 
-    /// The length of the header in bytes, without the 8 that hold it, and what it says. Like the function of this name
-    /// in the safetensors crate this wants all of the file; [`Header::parse`] is content with its start.
+    /// Returns the length of the header in bytes, without the 8 bytes that hold it, and the header's contents. Like the
+    /// function of this name in the safetensors crate it needs the whole file; [`Header::parse`] needs only its start.
     ///
     /// ```
     /// use ingot_format::SafeTensors;
@@ -116,14 +115,14 @@ impl<'data, K: Kind> Tensors<'data, K> {
     /// ```
     ///
     /// # Errors
-    /// As [`Tensors::deserialize`].
+    /// Like [`Tensors::deserialize`].
     #[cfg(feature = "std")]
     pub fn read_metadata(buffer: &'data [u8]) -> Result<(usize, crate::tensor::Metadata), FormatError> {
         let (header_nbytes, header) = Self::read_header(buffer)?;
         Ok((header_nbytes, crate::tensor::Metadata::of_header(header)))
     }
 
-    /// The length of the header, and the header, all of whose sizes fit into memory.
+    /// Returns the header and its length. All of its sizes fit into memory.
     fn read_header(buffer: &'data [u8]) -> Result<(usize, Header), FormatError> {
         let header = Header::parse(buffer, to_u64(buffer.len()), &Limits::default())?;
         if header.format() != K::FORMAT {
@@ -140,12 +139,12 @@ impl<'data, K: Kind> Tensors<'data, K> {
                 reason: ExtentError::Overflow,
             });
         }
-        // The header lies in `buffer`, so its length is one in memory.
+        // The header is inside `buffer`, so its length fits into memory.
         let data_start = to_usize(header.data_start()).unwrap_or(buffer.len());
         Ok((data_start - PREFIX_NBYTES, header))
     }
 
-    /// All tensors with their names.
+    /// Returns all tensors with their names.
     ///
     /// ```
     /// # use ingot_format::{Dtype, SafeTensors, TensorView, serialize};
@@ -160,7 +159,7 @@ impl<'data, K: Kind> Tensors<'data, K> {
         self.iter().map(|(name, view)| (name.to_owned(), view)).collect()
     }
 
-    /// All tensors with their names, one by one.
+    /// Iterates over all tensors with their names.
     ///
     /// ```
     /// # use ingot_format::{Dtype, SafeTensors, TensorView, serialize};
@@ -175,7 +174,7 @@ impl<'data, K: Kind> Tensors<'data, K> {
         self.header.entries().map(|entry| (entry.name, self.view(&entry)))
     }
 
-    /// The tensor `name`.
+    /// Returns the tensor `name`.
     ///
     /// ```
     /// # use ingot_format::{Dtype, FormatError, SafeTensors, TensorView, serialize};
@@ -195,7 +194,7 @@ impl<'data, K: Kind> Tensors<'data, K> {
         }
     }
 
-    /// The names of all tensors.
+    /// Returns the names of all tensors.
     ///
     /// ```
     /// # use ingot_format::{Dtype, SafeTensors, TensorView, serialize};
@@ -209,7 +208,7 @@ impl<'data, K: Kind> Tensors<'data, K> {
         self.header.entries().map(|entry| entry.name).collect()
     }
 
-    /// How many tensors there are.
+    /// Returns the number of tensors.
     ///
     /// ```
     /// # use ingot_format::SafeTensors;
@@ -221,7 +220,7 @@ impl<'data, K: Kind> Tensors<'data, K> {
         self.header.len()
     }
 
-    /// Whether there are none.
+    /// Returns whether there are no tensors.
     ///
     /// ```
     /// # use ingot_format::SafeTensors;
@@ -233,7 +232,7 @@ impl<'data, K: Kind> Tensors<'data, K> {
         self.header.is_empty()
     }
 
-    /// All that the file says of its tensors, and its metadata.
+    /// Returns the header of the file.
     ///
     /// ```
     /// # use ingot_format::SafeTensors;
@@ -247,8 +246,8 @@ impl<'data, K: Kind> Tensors<'data, K> {
     }
 
     fn view(&self, entry: &Entry<'_>) -> TensorView<'data> {
-        // Neither fallback is ever taken: `read_header` made sure of the shapes, and the header is proven to
-        // cover `data` exactly.
+        // Neither fallback is ever used: `read_header` has checked the shapes, and the header is proven to cover `data`
+        // exactly.
         let range = to_usize(entry.begin).zip(to_usize(entry.end));
         let data = range.and_then(|(begin, end)| self.data.get(begin..end));
         TensorView::proven(
@@ -269,7 +268,7 @@ impl<K> Clone for Tensors<'_, K> {
     }
 }
 
-/// Says what the header says; the data would fill the screen.
+/// Shows a summary of the header; the data would fill the screen.
 impl<K> fmt::Debug for Tensors<'_, K> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Tensors")
@@ -280,7 +279,7 @@ impl<K> fmt::Debug for Tensors<'_, K> {
     }
 }
 
-/// The shape as one in memory; `None` where addresses are too short for it.
+/// Converts the shape to one in memory; `None` if it exceeds the machine's address width.
 fn shape(entry: &Entry<'_>) -> Option<Vec<usize>> {
     entry.shape.iter().map(|&dim| to_usize(dim)).collect()
 }
@@ -312,7 +311,7 @@ mod tests {
     }
 
     #[test]
-    fn a_reader_tells_how_many_tensors_it_has_and_prints_without_their_bytes() {
+    fn a_reader_counts_its_tensors_and_prints_without_their_bytes() {
         let buffer = file(Format::Safetensors);
         let tensors = SafeTensors::deserialize(&buffer).unwrap();
         assert_eq!((tensors.len(), tensors.is_empty()), (1, false));
@@ -332,7 +331,7 @@ mod tests {
     }
 
     #[test]
-    fn an_unknown_name_is_named() {
+    fn the_error_for_an_unknown_name_contains_it() {
         let buffer = file(Format::Safetensors);
         let fault = SafeTensors::deserialize(&buffer)
             .unwrap()

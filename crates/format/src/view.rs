@@ -1,4 +1,4 @@
-//! A tensor that lies in memory, and what a writer needs of one.
+//! A tensor in memory, and the interface that writers need of one.
 
 use alloc::borrow::{Cow, ToOwned};
 use alloc::vec::Vec;
@@ -8,11 +8,11 @@ use crate::error::FormatError;
 use crate::extent::{self, ExtentError, dims, to_u64, to_usize};
 use crate::selection::{Index, Selection, SelectionError};
 
-/// What a writer needs to know of a tensor. Implement it for a framework's own tensors to write them with
+/// The interface that a writer needs of a tensor. Implement it for a framework's own tensors to write them with
 /// [`crate::serialize`] or [`crate::to_vec`].
 ///
-/// It is implemented for [`TensorView`] and `&TensorView` only, not for every `&V`: many programs implement it
-/// for their type and for references to it, and a general implementation would get in their way.
+/// It is implemented for [`TensorView`] and `&TensorView` only, not for every `&V`: many programs implement it for
+/// their type and for references to it, and a blanket implementation would conflict with theirs.
 ///
 /// ```
 /// use std::borrow::Cow;
@@ -39,19 +39,19 @@ pub trait View {
     /// Elements along each dimension, outermost first. Empty for a scalar.
     fn shape(&self) -> &[usize];
 
-    /// The elements as they stand in a file: little-endian, row by row, without gaps. A writer asks for them
-    /// once, when it has got so far, so that tensors may be fetched from elsewhere one at a time.
+    /// The elements in file form: little-endian, in row-major order, without gaps. A writer calls this once per tensor,
+    /// when it writes the tensor, so that tensors may be fetched from elsewhere one at a time.
     fn data(&self) -> Cow<'_, [u8]>;
 
-    /// Bytes that [`View::data`] will give. A writer asks for this first, of all tensors, and refuses a length
-    /// that does not fit shape and dtype before it writes anything.
+    /// The number of bytes that [`View::data`] will return. A writer first calls this for all tensors, and rejects a
+    /// length that does not fit shape and dtype before it writes anything.
     fn data_len(&self) -> usize;
 }
 
-/// A tensor that lies in somebody's memory: dtype, shape, and exactly the bytes that these need.
+/// A tensor in borrowed memory: dtype, shape, and exactly the bytes that these need.
 ///
-/// Shapes are `usize` here, as in the safetensors crate, and `u64` in headers. Where addresses have 64 bits the
-/// two are the same; elsewhere a file whose dimensions do not fit is refused when it is deserialized.
+/// Shapes are `usize` here, as in the safetensors crate, and `u64` in headers. With 64-bit addresses the two are the
+/// same; elsewhere a file whose dimensions do not fit is rejected when it is deserialized.
 ///
 /// ```
 /// use ingot_format::{Dtype, TensorView};
@@ -68,7 +68,7 @@ pub struct TensorView<'data> {
 }
 
 impl<'data> TensorView<'data> {
-    /// A view of `data`.
+    /// Creates a view of `data`.
     ///
     /// ```
     /// use ingot_format::{Dtype, TensorView};
@@ -78,7 +78,7 @@ impl<'data> TensorView<'data> {
     /// ```
     ///
     /// # Errors
-    /// [`FormatError::InvalidTensorView`] when `data` is not as long as shape and dtype need, or these have no
+    /// [`FormatError::InvalidTensorView`] if the length of `data` does not fit shape and dtype, or if these have no
     /// size in bytes (rule F9).
     pub fn new(dtype: Dtype, shape: Vec<usize>, data: &'data [u8]) -> Result<Self, FormatError> {
         if extent::nbytes(dtype, &dims(&shape)) == Ok(to_u64(data.len())) {
@@ -88,7 +88,7 @@ impl<'data> TensorView<'data> {
         }
     }
 
-    /// A view whose parts a [`crate::Header`] has proven to fit.
+    /// Creates a view whose parts fit, as a [`crate::Header`] has proven.
     pub(crate) fn proven(dtype: Dtype, shape: Vec<usize>, data: &'data [u8]) -> Self {
         TensorView { dtype, shape, data }
     }
@@ -117,8 +117,8 @@ impl<'data> TensorView<'data> {
         &self.shape
     }
 
-    /// The bytes. They live as long as the buffer, not just as long as this view; they may lie at any address,
-    /// so that reading wider elements from them takes `from_le_bytes` or a copy.
+    /// The bytes, with the lifetime of the buffer rather than of this view. They may have any alignment, so read wider
+    /// elements with `from_le_bytes` or copy them.
     ///
     /// ```
     /// # use ingot_format::{Dtype, TensorView};
@@ -133,8 +133,8 @@ impl<'data> TensorView<'data> {
         self.data
     }
 
-    /// Shape and bytes of what `index` takes, copied together. [`Selection::runs`] says where they lie, for those
-    /// who can do without the copy.
+    /// Returns the shape of the selection of `index` and a copy of its bytes. Use [`Selection::runs`] to find the bytes
+    /// without copying them.
     ///
     /// ```
     /// # use ingot_format::{Dtype, Index, TensorView};
@@ -145,8 +145,8 @@ impl<'data> TensorView<'data> {
     /// ```
     ///
     /// # Errors
-    /// As [`Selection::new`]; [`SelectionError::Extent`] also when memory does not hold the result, which a list
-    /// that repeats places can make larger than the tensor.
+    /// Like [`Selection::new`]; [`SelectionError::Extent`] also if the result does not fit into memory, since a list
+    /// that repeats places can make it larger than the tensor.
     pub fn select(&self, index: &[Index]) -> Result<(Vec<usize>, Vec<u8>), SelectionError> {
         let selection = Selection::new(self.dtype, &dims(&self.shape), index)?;
         let mut bytes = Vec::new();
@@ -162,7 +162,7 @@ impl<'data> TensorView<'data> {
             });
         };
         for run in selection.runs() {
-            // Always in range: a selection is proven to lie in a tensor of this shape, which `data` is.
+            // Always in range: the selection is proven to be inside a tensor of this shape, and `data` has that size.
             let run = to_usize(run.begin).zip(to_usize(run.end));
             bytes.extend_from_slice(
                 run.and_then(|(begin, end)| self.data.get(begin..end))
@@ -248,7 +248,7 @@ mod tests {
 
     #[test]
     fn a_view_is_written_as_it_is_and_so_is_a_reference_to_it() {
-        fn told(view: impl View) -> (Dtype, Vec<usize>, Vec<u8>, usize) {
+        fn fields(view: impl View) -> (Dtype, Vec<usize>, Vec<u8>, usize) {
             (
                 view.dtype(),
                 view.shape().to_vec(),
@@ -258,7 +258,7 @@ mod tests {
         }
         let view = TensorView::new(Dtype::U16, vec![2, 1], b"abcd").unwrap();
         let expected = (Dtype::U16, vec![2, 1], b"abcd".to_vec(), 4);
-        assert_eq!((told(&view), told(view)), (expected.clone(), expected));
+        assert_eq!((fields(&view), fields(view)), (expected.clone(), expected));
     }
 
     #[test]

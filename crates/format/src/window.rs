@@ -8,11 +8,11 @@ use crate::format::Format;
 use crate::header::Header;
 use crate::raw::PREFIX_NBYTES;
 
-/// Reads a long header piece by piece, so that it never lies in memory as a whole: faulting in the pages for it takes
-/// longer than parsing it.
+/// Reads a long header piece by piece, so that the whole header is never in memory: faulting in its pages takes longer
+/// than parsing it.
 ///
-/// It only knows the compact JSON that every common writer emits. For all else, a broken header too, it steps aside
-/// with `None`, and [`Header::parse`] has to be given the whole header; it finds the words for what is wrong.
+/// It parses only the compact JSON that every common writer emits. For any other header, including a broken one, it
+/// returns `None`; the caller then passes the whole header to [`Header::parse`], which also reports the fault.
 ///
 /// ```
 /// use ingot_format::{Header, HeaderWindow, Limits};
@@ -31,12 +31,13 @@ pub struct HeaderWindow {
     compact: Compact,
     head_nbytes: u64,
     file_nbytes: u64,
-    /// Bytes of the header that are still to come.
+    /// Bytes of the header that were not yet read.
     left: u64,
 }
 
 impl HeaderWindow {
-    /// For a file of `file_nbytes` whose length and header are `head_nbytes`, as [`Header::head_nbytes`] says.
+    /// Creates a window for a file of `file_nbytes` whose length and header take `head_nbytes`, as returned by
+    /// [`Header::head_nbytes`].
     #[must_use]
     pub fn new(head_nbytes: u64, file_nbytes: u64) -> HeaderWindow {
         let left = head_nbytes.saturating_sub(to_u64(PREFIX_NBYTES));
@@ -49,26 +50,26 @@ impl HeaderWindow {
         }
     }
 
-    /// Reads what `bytes` has in whole. They begin where the last ones that were taken ended, the first after the 8
-    /// bytes of the length. Says how many were taken; the rest has to be given again, with more after it. `None`, or
-    /// 0 for all that there is room for, means to step aside.
+    /// Reads the complete items in `bytes`, which begin where the bytes read so far end; the first ones follow the 8
+    /// bytes of the length. Returns the number of bytes read; the rest must be passed again with more bytes after it.
+    /// If it returns `None`, or 0 for the longest possible window, use [`Header::parse`].
     pub fn feed(&mut self, bytes: &[u8]) -> Option<usize> {
         let text = match str::from_utf8(bytes) {
             Ok(text) => text,
-            // A character that is cut in two comes again.
+            // A character cut in two is passed again.
             Err(fault) if fault.error_len().is_none() => {
                 str::from_utf8(&bytes[..fault.valid_up_to()]).ok()?
             }
             Err(_) => return None,
         };
         let taken = self.compact.read(text);
-        // Not sooner: a header whose first item is longer than any window will be read by other means.
+        // Not sooner: a header whose first item is longer than any window is read by [`Header::parse`].
         self.compact.make_room(to_usize(self.left).unwrap_or(0));
         self.left = self.left.checked_sub(to_u64(taken))?;
         Some(taken)
     }
 
-    /// The header, once all of it was taken; `None` to step aside.
+    /// Returns the header once all of it was read; `None` if [`Header::parse`] must be used.
     #[must_use]
     pub fn finish(self) -> Option<Header> {
         if self.left > 0 {
@@ -115,10 +116,10 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_utf_8_is_left_to_others_at_once() {
+    fn invalid_utf8_is_left_to_parse_at_once() {
         let mut window = HeaderWindow::new(100, 100);
         assert_eq!(window.feed(b"{\"a\xff\":"), None);
-        // A character that is cut in two may still come.
+        // The rest of a character that is cut in two may still follow.
         let mut window = HeaderWindow::new(100, 100);
         assert_eq!(window.feed(b"{\"a\xc3"), Some(1));
     }
@@ -136,7 +137,7 @@ mod tests {
     }
 
     #[test]
-    fn a_header_of_which_not_all_was_seen_is_none() {
+    fn finish_returns_none_for_an_incomplete_header() {
         let text = br#"{"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]}}"#;
         let head_nbytes = to_u64(text.len() + PREFIX_NBYTES);
         let finished = |head_nbytes: u64| {
@@ -145,7 +146,7 @@ mod tests {
             window.finish()
         };
         assert!(finished(head_nbytes).is_some());
-        // A byte more, which may be anything.
+        // One more byte, with any value.
         assert!(finished(head_nbytes + 1).is_none());
     }
 
@@ -172,7 +173,7 @@ mod tests {
             if let Some(header) = through_window(&file, width) {
                 prop_assert_eq!(all(&header), all(&whole));
             }
-            // Escapes apart, a window that holds the largest item is enough.
+            // Without escapes, a window that holds the largest item is enough.
             if metadata.is_none_or(|value| !value.contains(['"', '\\'])) {
                 prop_assert!(through_window(&file, 400).is_some());
             }

@@ -1,7 +1,7 @@
-//! Our codecs against the crates `safetensors` 0.8.0 and `bintensors` 0.1.1 (which is the Python wheel 0.2.0).
+//! Compares our codecs with the crates `safetensors` 0.8.0 and `bintensors` 0.1.1 (the Python wheel 0.2.0).
 //!
-//! What both write is the same, what both read means the same, we read nothing that they refuse, and what they
-//! read and we refuse stands in [`STRICTER`] with its reason.
+//! Both write the same bytes, and agree on every file that both read. We read no file that upstream rejects; files that
+//! upstream reads and we reject are listed in [`STRICTER`] with the reason.
 
 use std::borrow::Cow;
 use std::collections::{BTreeMap, HashMap, HashSet};
@@ -16,7 +16,7 @@ struct Stricter {
     format: Format,
     code: &'static str,
     reason: &'static str,
-    /// A header with it.
+    /// A header with this fault.
     header: &'static [u8],
     data_nbytes: usize,
 }
@@ -80,14 +80,14 @@ const STRICTER: &[Stricter] = &[
     },
 ];
 
-/// What a header says: the entries in the order of their data, and the metadata.
+/// The contents of a header: the entries in data order, and the metadata.
 #[derive(Debug, PartialEq)]
 struct Contents {
     entries: Vec<Place>,
     metadata: Option<BTreeMap<String, String>>,
 }
 
-/// Range first, for sorting: empty tensors at one place have no other order.
+/// Range first, for sorting: empty tensors at one position have no other order.
 type Place = (u64, u64, String, String, Vec<u64>);
 
 impl Contents {
@@ -114,7 +114,7 @@ impl Contents {
     }
 }
 
-/// Both crates have metadata of one form, but each a type of its own.
+/// Both crates have the same metadata, but in different types.
 macro_rules! upstream_contents {
     ($metadata:expr) => {{
         let metadata = $metadata;
@@ -142,7 +142,8 @@ macro_rules! upstream_contents {
     }};
 }
 
-/// What upstream reads; `None` when it refuses. It adds sizes unchecked, and panics where that overflows.
+/// Returns the contents that upstream reads; `None` if it rejects the file. It adds sizes unchecked, and panics if that
+/// overflows.
 fn upstream(file: &[u8], format: Format) -> Option<Contents> {
     match format {
         Format::Safetensors => catch_unwind(|| safetensors::SafeTensors::read_metadata(file))
@@ -163,7 +164,7 @@ fn ours(file: &[u8]) -> Result<Header, FormatError> {
     })
 }
 
-/// A file around `header`, its length rightly given.
+/// Returns a file with `header` and the correct length.
 fn file(header: &[u8], data_nbytes: usize) -> Vec<u8> {
     [
         &to_u64(header.len()).to_le_bytes()[..],
@@ -173,11 +174,11 @@ fn file(header: &[u8], data_nbytes: usize) -> Vec<u8> {
     .concat()
 }
 
-/// The two sides agree on `file`, a damaged file of `format`, or differ as [`STRICTER`] says.
+/// Checks that both sides agree on `file`, a damaged file of `format`, or differ as [`STRICTER`] allows.
 fn agree(file: &[u8], format: Format) -> Result<(), TestCaseError> {
     let upstream = upstream(file, format);
     match ours(file) {
-        // Damage can make a header of one format one of the other; no file may be both.
+        // Damage can turn a header of one format into one of the other; no file may be both.
         Ok(header) if header.format() != format => {
             prop_assert_eq!(upstream, None);
             prop_assert_eq!(Some(Contents::of(&header)), self::upstream(file, header.format()));
@@ -210,7 +211,7 @@ fn every_listed_difference_is_there() {
     }
 }
 
-/// A tensor to be written. Its bytes are its length, again and again.
+/// A tensor to be written. All of its bytes are its length.
 #[derive(Clone, Debug)]
 struct Tensor {
     name: String,
@@ -223,7 +224,7 @@ struct Tensor {
 impl Tensor {
     fn new(name: String, dtype: Dtype, mut shape: Vec<u64>) -> Tensor {
         if nbytes(dtype, &shape).is_err() {
-            // Enough of any of the packed dtypes to fill bytes.
+            // A multiple of 8 elements fills whole bytes for each packed dtype.
             shape.push(8);
         }
         let len = to_usize(nbytes(dtype, &shape).unwrap()).unwrap();
@@ -307,7 +308,7 @@ fn tensors(format: Format) -> impl Strategy<Value = Vec<Tensor>> {
     })
 }
 
-/// The file that we write.
+/// Returns the file that we write.
 fn written(tensors: &[Tensor], metadata: &Pairs, format: Format) -> (Header, Vec<u8>) {
     let specs: Vec<_> = tensors.iter().map(Tensor::spec).collect();
     let pairs: Option<Vec<_>> = metadata
@@ -408,7 +409,7 @@ fn damage() -> impl Strategy<Value = Damage> {
 fn damaged(header: &[u8], damages: &[Damage]) -> Vec<u8> {
     let mut header = header.to_vec();
     for damage in damages {
-        // One past the end counts, for what is inserted there.
+        // One past the end is allowed, for insertions.
         let at = |place: &Index| place.index(header.len() + 1);
         match damage {
             Damage::Change(place, byte) => {
@@ -433,7 +434,7 @@ fn damaged(header: &[u8], damages: &[Damage]) -> Vec<u8> {
     header
 }
 
-/// How an entry of a JSON header is written.
+/// The style in which an entry of a JSON header is written.
 #[derive(Clone, Copy, Debug)]
 enum Style {
     Usual,
@@ -479,8 +480,8 @@ fn json_entry(tensor: &Tensor, begin: usize, style: Style) -> String {
     }
 }
 
-/// JSON headers as other writers may have them, and how much data they need: in any order and style, some with a
-/// name twice.
+/// JSON headers as other writers might write them, and the size of their data: in any order and style, some with a
+/// duplicate name.
 fn json_header() -> impl Strategy<Value = (String, usize)> {
     use Style::*;
     let style = prop_oneof![

@@ -1,9 +1,9 @@
-//! What a reader is told of a head that is not there whole, or just as large as it may be, and of what is not in it.
+//! Errors for heads that are incomplete or exactly at the limit, and for tensors that are not in the header.
 
 use ingot_format::{FormatError, Header, Limits};
 
 #[test]
-fn a_header_that_was_not_given_whole_is_told_with_its_size_and_what_was_given() {
+fn rejects_an_incomplete_header_with_both_sizes() {
     let text = br#"{"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]}}"#;
     let header_nbytes = u64::try_from(text.len()).unwrap();
     let file = [&header_nbytes.to_le_bytes()[..], text, b"x"].concat();
@@ -20,7 +20,7 @@ fn a_header_that_was_not_given_whole_is_told_with_its_size_and_what_was_given() 
 }
 
 #[test]
-fn a_file_shorter_than_the_length_of_its_header_is_too_short_whatever_was_read() {
+fn rejects_a_file_shorter_than_the_length_field() {
     let start = b"\x02\0\0\0\0\0\0\0{}";
     let fault = Header::head_nbytes(start, 7, &Limits::default()).unwrap_err();
     assert_eq!(fault, FormatError::TooShort { file_nbytes: 7 });
@@ -46,7 +46,7 @@ fn json_alone_may_be_as_large_as_the_limit_and_its_data_would_begin_after_it() {
 }
 
 #[test]
-fn there_is_no_entry_behind_the_last() {
+fn there_is_no_entry_after_the_last() {
     let text = br#"{"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]}}"#;
     let header = Header::parse_json(text, &Limits::default()).unwrap();
     assert_eq!(header.entry(0).map(|entry| entry.name), Some("a"));
@@ -54,14 +54,14 @@ fn there_is_no_entry_behind_the_last() {
 }
 
 #[test]
-fn what_is_no_utf_8_is_told_with_its_place_in_the_file() {
+fn invalid_utf8_has_its_position_in_the_file() {
     let file = b"\x05\0\0\0\0\0\0\0{\"a\xff\"";
     let fault = Header::parse(file, 13, &Limits::default()).unwrap_err();
     assert_eq!(fault, FormatError::InvalidUtf8 { position: 11 });
 }
 
 #[test]
-fn padding_with_nul_is_named_where_that_is_what_is_wrong() {
+fn the_error_for_nul_padding_names_it() {
     let reason = |text: &[u8]| {
         let head = [&u64::try_from(text.len()).unwrap().to_le_bytes()[..], text].concat();
         let file_nbytes = u64::try_from(head.len()).unwrap();

@@ -1,4 +1,4 @@
-//! What is laid out is what is read: `parse` after `layout` changes nothing, in both formats.
+//! Writes layouts and parses them again, in both formats.
 
 use std::collections::{BTreeMap, BTreeSet};
 

@@ -1,4 +1,4 @@
-//! What [`Leniency::Salvage`] makes of headers that break rules.
+//! Results of [`Leniency::Salvage`] for headers that break rules.
 
 use ingot_format::{Dtype, FormatError, Header, Leniency, Limits, Remedy, Spec, layout};
 use proptest::prelude::*;
@@ -8,7 +8,7 @@ const LENIENT: Limits = Limits {
     leniency: Leniency::Salvage,
 };
 
-/// A file with this header and so many bytes of data.
+/// A file with this header and this many bytes of data.
 fn file(header: &[u8], data_nbytes: usize) -> Vec<u8> {
     let mut file = (header.len() as u64).to_le_bytes().to_vec();
     file.extend_from_slice(header);
@@ -21,8 +21,8 @@ fn salvaged(json: &str, data_nbytes: usize) -> Result<Header, FormatError> {
     Header::parse(&file, file.len() as u64, &LENIENT)
 }
 
-/// The tensors with their ranges, the findings with what was done, and the metadata.
-fn told(header: &Header) -> (Vec<String>, Vec<String>, Option<String>) {
+/// Returns the tensors with their ranges, the findings with their remedies, and the metadata.
+fn contents(header: &Header) -> (Vec<String>, Vec<String>, Option<String>) {
     let tensors = header
         .entries()
         .map(|entry| format!("{} {}..{}", entry.name, entry.begin, entry.end));
@@ -43,7 +43,7 @@ fn told(header: &Header) -> (Vec<String>, Vec<String>, Option<String>) {
 #[track_caller]
 fn check(json: &str, data_nbytes: usize, tensors: &[&str], findings: &[&str]) {
     let header = salvaged(json, data_nbytes).expect("refused");
-    let (found, said, _) = told(&header);
+    let (found, said, _) = contents(&header);
     assert_eq!(
         (found.as_slice(), said.as_slice()),
         (&*strings(tensors), &*strings(findings))
@@ -86,7 +86,7 @@ fn bytes_of_no_tensor_are_passed_over() {
 }
 
 #[test]
-fn a_file_that_is_cut_short_keeps_the_tensors_that_are_whole() {
+fn a_truncated_file_keeps_its_complete_tensors() {
     let json = object(&[
         entry("a", 0, 4),
         entry("b", 4, 8),
@@ -114,9 +114,9 @@ fn tensors_that_share_bytes_are_left_out() {
         &["c 6..8"],
         &["overlap b tensor-left-out", "overlap a tensor-left-out"],
     );
-    // One that claims all shares bytes with each.
+    // An entry that claims all bytes overlaps with each of the others.
     let json = object(&[entry("all", 0, 8), entry("b", 2, 6), entry("c", 6, 8)]);
-    let (tensors, findings, _) = told(&salvaged(&json, 8).unwrap());
+    let (tensors, findings, _) = contents(&salvaged(&json, 8).unwrap());
     assert_eq!((tensors.len(), findings.len()), (0, 3));
 }
 
@@ -158,7 +158,7 @@ fn an_entry_that_cannot_be_read_costs_no_other_and_its_bytes_are_no_hole() {
         let json = object(&[format!(r#""a":{broken}"#), entry("b", 4, 8)]);
         check(&json, 8, &["b 4..8"], &[&format!("{code} a tensor-left-out")]);
     }
-    // What claims no bytes leaves them without a tensor.
+    // An entry without a valid claim leaves its bytes without a tensor.
     let json = object(&[r#""a":5"#.into(), entry("b", 4, 8)]);
     check(
         &json,
@@ -184,14 +184,14 @@ fn a_range_that_does_not_fit_the_shape_is_left_out() {
             "size-mismatch a tensor-left-out",
             "reversed-range b tensor-left-out",
             "partial-byte c tensor-left-out",
-            // Between the end of the one and the place where the other would begin.
+            // Between the end of the first and the beginning of the other.
             "hole b bytes-left-out",
         ],
     );
 }
 
 #[test]
-fn a_tensor_without_bytes_is_sound_wherever_it_stands() {
+fn a_tensor_without_bytes_is_sound_at_any_position() {
     let json = object(&[entry("a", 0, 4), entry("none", 2, 2), entry("b", 4, 8)]);
     check(
         &json,
@@ -199,7 +199,7 @@ fn a_tensor_without_bytes_is_sound_wherever_it_stands() {
         &["a 0..4", "none 4..4", "b 4..8"],
         &["overlap none rewritten"],
     );
-    // Where it stands well, only what is wrong elsewhere is told of.
+    // If its position is right, only the other faults are reported.
     let json = object(&[entry("a", 0, 4), entry("none", 4, 4), entry("b", 4, 6)]);
     check(
         &json,
@@ -219,10 +219,10 @@ fn bytes_are_shared_with_the_first_of_those_that_reach_furthest() {
         });
         findings.collect::<Vec<_>>()
     };
-    // The second reaches further than the first, and the third shares bytes with it alone.
+    // The second ends after the first, and only the second overlaps the third.
     let items = [entry("a", 0, 4), entry("b", 2, 8), entry("c", 6, 10)];
     assert_eq!(others(&items), ["b a", "a b", "c b"]);
-    // The second reaches as far.
+    // The second ends with the first.
     let items = [entry("a", 0, 8), entry("b", 2, 8), entry("c", 6, 10)];
     assert_eq!(others(&items), ["b a", "a b", "c a"]);
 }
@@ -233,7 +233,7 @@ fn metadata_that_is_no_text_becomes_text() {
         r#"{{"__metadata__":{{"n":5,"x":null,"list":[1, {{"k":"v"}}],"s":"\ud800","ok":"é"}},{}}}"#,
         entry("a", 0, 4)
     );
-    let (tensors, findings, metadata) = told(&salvaged(&json, 4).unwrap());
+    let (tensors, findings, metadata) = contents(&salvaged(&json, 4).unwrap());
     assert_eq!(tensors, ["a 0..4"]);
     assert_eq!(findings, ["invalid-metadata - made-text"; 4]);
     assert_eq!(
@@ -243,14 +243,14 @@ fn metadata_that_is_no_text_becomes_text() {
 }
 
 #[test]
-fn metadata_that_is_no_object_is_left_out_and_null_is_none() {
+fn metadata_other_than_an_object_is_left_out_and_null_is_no_metadata() {
     for (metadata, finding) in [
         ("[1]", "invalid-metadata - value-left-out"),
         ("\"text\"", "invalid-metadata - value-left-out"),
         ("null", "not-strict - rewritten"),
     ] {
         let json = format!(r#"{{"__metadata__":{metadata},{}}}"#, entry("a", 0, 4));
-        let (tensors, findings, found) = told(&salvaged(&json, 4).unwrap());
+        let (tensors, findings, found) = contents(&salvaged(&json, 4).unwrap());
         assert_eq!(
             (tensors.as_slice(), findings.as_slice(), found),
             (&*strings(&["a 0..4"]), &*strings(&[finding]), None)
@@ -264,12 +264,12 @@ fn the_last_of_several_values_counts() {
         r#"{{"__metadata__":{{"k":"1","j":"0","k":"2"}},{},"__metadata__":{{"k":"3"}}}}"#,
         entry("a", 0, 4)
     );
-    let (_, findings, metadata) = told(&salvaged(&json, 4).unwrap());
+    let (_, findings, metadata) = contents(&salvaged(&json, 4).unwrap());
     assert_eq!(findings, ["duplicate-metadata-key - last-kept"; 2]);
     assert_eq!(metadata.unwrap(), "j=0;k=3");
-    // An empty one is one.
+    // Empty metadata is metadata.
     let json = format!(" {}", object(&[r#""__metadata__":{}"#.into()]));
-    let (_, findings, metadata) = told(&salvaged(&json, 0).unwrap());
+    let (_, findings, metadata) = contents(&salvaged(&json, 0).unwrap());
     assert_eq!(
         (findings, metadata),
         (strings(&["not-strict - rewritten"]), Some(String::new()))
@@ -277,7 +277,7 @@ fn the_last_of_several_values_counts() {
 }
 
 #[test]
-fn what_is_only_unusual_is_told_of() {
+fn reports_harmless_deviations() {
     let json = format!(
         " {}\n",
         object(&[r#""a":{"dtype":"U8","shape":[4],"data_offsets":[0,4],"x":1}"#.into()])
@@ -286,7 +286,7 @@ fn what_is_only_unusual_is_told_of() {
 }
 
 #[test]
-fn nul_is_taken_for_padding_and_bytes_that_are_no_text_are_replaced() {
+fn nul_counts_as_padding_and_invalid_utf8_is_replaced() {
     check(
         &format!("{}\0\0\0", object(&[entry("a", 0, 4)])),
         4,
@@ -301,7 +301,7 @@ fn nul_is_taken_for_padding_and_bytes_that_are_no_text_are_replaced() {
     header[at] = 0xff;
     let file = file(&header, 4);
     let header = Header::parse(&file, file.len() as u64, &LENIENT).unwrap();
-    let (tensors, findings, metadata) = told(&header);
+    let (tensors, findings, metadata) = contents(&header);
     assert_eq!(
         (tensors.as_slice(), metadata.unwrap()),
         (&*strings(&["a 0..4"]), "k=\u{fffd}".into())
@@ -325,7 +325,7 @@ fn json_that_ends_elsewhere_than_its_length_says_is_refused() {
 }
 
 #[test]
-fn what_is_left_out_is_told_by_its_name() {
+fn left_out_tensors_are_found_by_name() {
     let header = salvaged(&object(&[entry("a", 0, 4), entry("b", 4, 8)]), 4).unwrap();
     assert!(header.left_out("a").is_none());
     assert_eq!(header.left_out("b").unwrap().code(), "truncated");
@@ -359,7 +359,7 @@ fn a_binary_header_is_salvaged_too() {
         let at = name(head, b'b');
         head[at + 1] = 200;
     });
-    let (tensors, findings, _) = told(&unknown.unwrap());
+    let (tensors, findings, _) = contents(&unknown.unwrap());
     assert_eq!(
         (tensors, findings),
         (
@@ -367,7 +367,7 @@ fn a_binary_header_is_salvaged_too() {
             strings(&["unknown-dtype b tensor-left-out"])
         )
     );
-    let padded = told(&binary(|head| head.extend_from_slice(b"xx")).unwrap());
+    let padded = contents(&binary(|head| head.extend_from_slice(b"xx")).unwrap());
     assert_eq!(
         (padded.0.len(), padded.1),
         (2, strings(&["invalid-padding - rewritten"]))
@@ -378,7 +378,7 @@ fn a_binary_header_is_salvaged_too() {
         let (first, second) = head.split_at_mut(b);
         first[a..].swap_with_slice(&mut second[..width]);
     });
-    let (tensors, findings, _) = told(&swapped.unwrap());
+    let (tensors, findings, _) = contents(&swapped.unwrap());
     assert_eq!(
         (tensors.as_slice(), findings.len()),
         (&*strings(&["a 0..4", "b 4..8"]), 1)
@@ -414,9 +414,9 @@ fn items() -> impl Strategy<Value = Vec<String>> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(4000))]
 
-    /// What is kept is what a header promises; the obvious loop finds no tensor that should have been kept.
+    /// The result keeps the promises of a header; a naive loop finds no other tensor that should have been kept.
     #[test]
-    fn what_is_kept_is_sound_and_all_that_is(items in items(), data_nbytes in 0_usize..40) {
+    fn keeps_exactly_the_sound_tensors(items in items(), data_nbytes in 0_usize..40) {
         let json = object(&items);
         let header = salvaged(&json, data_nbytes).unwrap();
         let mut end = 0;
@@ -427,7 +427,7 @@ proptest! {
         }
         let strict = Header::parse(&file(json.as_bytes(), data_nbytes), (8 + json.len() + data_nbytes) as u64, &Limits { leniency: Leniency::Refuse, ..LENIENT });
         prop_assert_eq!(strict.is_ok(), header.findings().is_empty());
-        // Every entry of this form whose name comes once and whose bytes are there and meet no other's is kept.
+        // Every entry of this form with a unique name and a range that exists and overlaps no other is kept.
         let kept: Vec<&str> = header.names().collect();
         let claims: Vec<(u64, u64)> = items.iter().filter_map(|item| claim(item)).collect();
         for (name, begin, end) in &items.iter().filter_map(|item| naive(item)).collect::<Vec<_>>() {
@@ -453,14 +453,14 @@ proptest! {
     }
 }
 
-/// The bytes that an entry claims.
+/// Returns the byte range that an entry claims.
 fn claim(item: &str) -> Option<(u64, u64)> {
     let (_, range) = item.split_once(r#""data_offsets":["#)?;
     let (begin, end) = range.strip_suffix("]}")?.split_once(',')?;
     Some((begin.parse().ok()?, end.parse().ok()?))
 }
 
-/// Name and range of an entry of U8 whose shape fits.
+/// Returns name and range of an entry of U8 whose shape fits.
 fn naive(item: &str) -> Option<(String, u64, u64)> {
     let name = item.get(1..2)?;
     let shape = item.strip_prefix(&format!(r#""{name}":{{"dtype":"U8","shape":["#))?;

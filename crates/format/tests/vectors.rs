@@ -43,7 +43,7 @@ fn text<'a>(case: &'a Table, key: &str) -> Option<&'a str> {
         .map(|value| value.as_str().unwrap_or_else(|| panic!("{key} is no string")))
 }
 
-/// Hexadecimal digits with white space anywhere; what stands between single quotes is text.
+/// Hexadecimal digits with white space anywhere; text between single quotes is taken as bytes.
 fn hex(text: &str) -> Vec<u8> {
     let mut bytes = Vec::new();
     for (number, part) in text.split('\'').enumerate() {
@@ -123,7 +123,7 @@ fn verdict(case: &Table, leniency: Leniency) -> Result<Header, &'static str> {
     let file = file_bytes(case);
     let file_nbytes = u64::try_from(file.len()).unwrap();
     let whole = Header::parse(&file, file_nbytes, &limits);
-    // A file is read in two steps, of which the first sees only the length. The verdict must be the same.
+    // A file is read in two steps; the first has only the length. The verdict must be the same.
     if let Ok(head_nbytes) = Header::head_nbytes(&file[..8.min(file.len())], file_nbytes, &limits) {
         let head = &file[..usize::try_from(head_nbytes).unwrap()];
         let fault = Header::parse(head, file_nbytes, &limits).err();

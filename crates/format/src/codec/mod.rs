@@ -1,6 +1,6 @@
-//! From the bytes of a header to what it says, and back: nothing is checked here but that it can be read.
+//! Conversion between the bytes of a header and its claims. Only the syntax is checked here.
 //!
-//! What is read is a [`RawHeader`](crate::raw::RawHeader), whose claims `header` proves.
+//! The result of reading is a [`RawHeader`](crate::raw::RawHeader), whose claims `header` proves.
 
 pub(crate) mod binary;
 pub(crate) mod json;

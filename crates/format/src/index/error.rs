@@ -1,4 +1,4 @@
-//! What can be wrong with an index.
+//! Faults of an index.
 
 use alloc::format;
 use alloc::string::String;
@@ -7,8 +7,8 @@ use core::fmt;
 use crate::metadata::METADATA_KEY;
 use crate::quoted::Quoted;
 
-/// A rule of FORMAT.md that an index breaks. As [`crate::FormatError`], it keeps names as they are, escapes them in
-/// `Display`, and never speaks of the path of the index.
+/// A rule of FORMAT.md that an index breaks. Like [`crate::FormatError`], it keeps names unchanged, escapes them in
+/// `Display`, and never mentions the path of the index.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum IndexError {
@@ -19,14 +19,14 @@ pub enum IndexError {
         /// [`crate::ShardIndex::NBYTES`].
         limit: u64,
     },
-    /// I2: a byte is not UTF-8.
+    /// I2: the index is not UTF-8.
     InvalidUtf8 {
         /// Counted from the start of the file.
         position: u64,
     },
-    /// I3: it is not one JSON object with white space around it.
+    /// I3: the index is not one JSON object with white space around it.
     InvalidJson {
-        /// What is wrong, and where.
+        /// The fault and its position.
         reason: String,
     },
     /// I3: a value beside the weight map is larger than the limit.
@@ -36,7 +36,7 @@ pub enum IndexError {
         /// [`crate::ShardIndex::VALUE_NBYTES`].
         limit: u64,
     },
-    /// I4: a field stands there twice.
+    /// I4: a field occurs twice.
     DuplicateField {
         /// The field, escapes undone.
         field: String,
@@ -46,38 +46,38 @@ pub enum IndexError {
         /// The key, escapes undone.
         key: String,
     },
-    /// I4: a tensor stands there twice.
+    /// I4: a tensor occurs twice.
     DuplicateTensor {
         /// The name, escapes undone.
         tensor: String,
-        /// The two files that it is said to be in; they may be one.
+        /// The two files given for it, which may be the same.
         shards: (String, String),
     },
-    /// I5: there is no `weight_map`.
+    /// I5: `weight_map` is missing.
     MissingWeightMap,
-    /// I5: `weight_map` or `metadata` is no object.
+    /// I5: `weight_map` or `metadata` is not an object.
     InvalidField {
-        /// Which of them.
+        /// The field.
         field: &'static str,
-        /// What stands there.
+        /// The kind of value found.
         found: &'static str,
     },
     /// I5: a value of the weight map is not a string.
     InvalidShard {
         /// The tensor.
         tensor: String,
-        /// What stands there.
+        /// The kind of value found.
         found: &'static str,
     },
-    /// I5: a tensor has the name of the metadata, which none can have in a shard.
+    /// I5: a tensor has the reserved name `__metadata__`, which no tensor of a shard can have.
     ReservedName,
-    /// I6: the name of a shard does not stay beside the index.
+    /// I6: the name of a shard may lead outside the index's directory.
     InvalidShardName {
-        /// The first tensor that is said to be in it.
+        /// The first tensor of that shard.
         tensor: String,
         /// The name, escapes undone.
         shard: String,
-        /// Why not.
+        /// The reason.
         fault: ShardNameFault,
     },
     /// I7: there are more shards than the limit.
@@ -85,7 +85,7 @@ pub enum IndexError {
         /// [`crate::ShardIndex::SHARDS`].
         limit: u64,
     },
-    /// I8: two shards are one file where case does not count.
+    /// I8: two shards are the same file where names ignore case.
     ShardCollision {
         /// Their names.
         shards: (String, String),
@@ -114,7 +114,7 @@ impl IndexError {
         }
     }
 
-    /// The tensor that the fault concerns, if it is one.
+    /// Returns the tensor at fault, if there is one.
     #[must_use]
     pub fn tensor(&self) -> Option<&str> {
         match self {
@@ -126,7 +126,7 @@ impl IndexError {
         }
     }
 
-    /// The sizes that had to agree and did not: what was expected, what was found.
+    /// Returns the two sizes that differ: expected, found.
     #[must_use]
     pub const fn expected_found(&self) -> Option<(u64, u64)> {
         match *self {
@@ -136,7 +136,7 @@ impl IndexError {
     }
 }
 
-/// I3, for a character that does not belong at `position`.
+/// Returns the fault of an unexpected character at `position` (I3).
 pub(super) fn invalid_json(position: u64, expected: &str, found: Option<char>) -> IndexError {
     let found = found.map_or_else(
         || "the end".into(),
@@ -209,8 +209,8 @@ impl fmt::Display for IndexError {
 
 impl core::error::Error for IndexError {}
 
-/// Why a shard's name is refused: rule I6. An index comes from whoever wrote the checkpoint, so what it names must lie
-/// beside it on every system, and be a plain file there.
+/// Why a shard's name is rejected: rule I6. An index may come from an untrusted source, so its shards must be beside it
+/// on every system, and be plain files there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 #[allow(missing_docs, reason = "Display says each in words")]
@@ -230,7 +230,7 @@ pub enum ShardNameFault {
 }
 
 impl ShardNameFault {
-    /// What is wrong, in words.
+    /// Describes the fault.
     #[must_use]
     pub const fn description(self) -> &'static str {
         match self {
@@ -262,7 +262,7 @@ mod tests {
     use alloc::string::ToString;
 
     #[test]
-    fn a_name_that_stands_there_twice_is_told_with_where() {
+    fn a_duplicate_name_is_reported_with_its_shards() {
         let twice = |first: &str, second: &str| IndexError::DuplicateTensor {
             tensor: "a".to_string(),
             shards: (first.to_string(), second.to_string()),

@@ -1,4 +1,4 @@
-//! The headers of all shards of a model in one document, as the Hub's API gives them.
+//! The headers of all shards of a model in one document, as the Hub's API returns them.
 
 use alloc::borrow::ToOwned;
 use alloc::string::String;
@@ -14,8 +14,8 @@ use super::{ShardIndex, shard_name};
 use crate::header::Header;
 use crate::limits::Limits;
 
-/// What an index and the headers of its shards say together, without either: every header is proven, every shard has a
-/// name that an index may hold, and no tensor lies in two of them.
+/// The headers of a model's shards and the metadata of its index, read without the files. Every header is proven, every
+/// shard has a valid name, and no tensor is in two shards.
 #[derive(Clone, Debug)]
 pub struct ShardHeaders {
     metadata: Option<String>,
@@ -23,12 +23,12 @@ pub struct ShardHeaders {
 }
 
 impl ShardHeaders {
-    /// Largest document that is read, in bytes: as large as an index may be. That of the largest model known, of 497,000
-    /// tensors, would have some 75 MB.
+    /// Largest document that is read, in bytes; the limit of an index. The document of the largest known model, with
+    /// 497,000 tensors, would have some 75 MB.
     pub const NBYTES: u64 = ShardIndex::NBYTES;
 
-    /// Reads `{"index": {"metadata": {…}}, "headers": {"model-00001-of-00002.safetensors": {…}, …}}`. `None` where it is
-    /// anything else, or a header in it breaks a rule of FORMAT.md: what is wrong with the model, its files will tell.
+    /// Parses `{"index": {"metadata": {…}}, "headers": {"model-00001-of-00002.safetensors": {…}, …}}`. `None` for any
+    /// other document, or if a header in it breaks a rule of FORMAT.md; reading the model's files reports the fault.
     ///
     /// ```
     /// use ingot_format::{Limits, ShardHeaders};
@@ -53,24 +53,24 @@ impl ShardHeaders {
         let mut headers: Vec<_> = shards.into_iter().map(proven).collect::<Option<_>>()?;
         headers.sort_by(|one, other| one.0.cmp(&other.0));
         let headers = ShardHeaders { metadata, headers };
-        headers.go_together().then_some(headers)
+        headers.is_consistent().then_some(headers)
     }
 
-    /// The shards in the order of their names, each with its header.
+    /// Iterates over the shards, sorted by name, each with its header.
     pub fn iter(&self) -> impl ExactSizeIterator<Item = (&str, &Header)> {
         self.headers
             .iter()
             .map(|(shard, header)| (shard.as_str(), header))
     }
 
-    /// The metadata of the index, as JSON.
+    /// Returns the metadata of the index as JSON.
     #[must_use]
     pub fn metadata(&self) -> Option<&str> {
         self.metadata.as_deref()
     }
 
-    /// Rules I4, I7 and I8, as far as an index of these shards would have to keep them.
-    fn go_together(&self) -> bool {
+    /// Checks rules I4, I7 and I8, as an index of these shards would have to keep them.
+    fn is_consistent(&self) -> bool {
         let shards: Vec<String> = self.headers.iter().map(|(shard, _)| shard.clone()).collect();
         let mut names: Vec<&str> = self
             .headers
@@ -85,7 +85,7 @@ impl ShardHeaders {
     }
 }
 
-/// The fields of an object, each with its value as it is spelled.
+/// The fields of an object, each with its value in the spelling of the document.
 type Fields<'d> = Vec<(String, &'d RawValue)>;
 
 fn object(text: &str) -> Option<Fields<'_>> {
@@ -94,19 +94,19 @@ fn object(text: &str) -> Option<Fields<'_>> {
         .map(|object| object.0)
 }
 
-/// The value of a field that stands there once.
+/// Returns the value of a field that occurs exactly once.
 fn only<'d>(fields: &Fields<'d>, name: &str) -> Option<&'d str> {
     let mut values = fields.iter().filter(|field| field.0 == name);
     let value = values.next()?.1.get();
     values.next().is_none().then_some(value)
 }
 
-/// The metadata among the fields of an index, by rules I3 to I5.
+/// Returns the metadata among the fields of an index, by rules I3 to I5.
 fn metadata_of(index: &Fields<'_>) -> Option<Option<String>> {
     if index.iter().all(|field| field.0 != "metadata") {
         return Some(None);
     }
-    // With something after it, so that it is known to have ended.
+    // With a byte after it, so that the value is known to have ended.
     let mut text = only(index, "metadata")?.to_owned();
     text.push('\n');
     let (value, nbytes) = Value::at_start_of(&text)?.ok()?;
@@ -126,7 +126,7 @@ impl<'de> Deserialize<'de> for Object<'de> {
     }
 }
 
-/// Keeps every field, also those that stand there twice.
+/// Keeps every field, including duplicates.
 struct InOrder;
 
 impl<'de> Visitor<'de> for InOrder {
@@ -188,7 +188,7 @@ mod tests {
     }
 
     #[test]
-    fn what_an_index_or_a_header_may_not_say_is_refused() {
+    fn rejects_invalid_indexes_and_headers() {
         let good = format!(r#"{{"a":{{"x":{ENTRY}}}}}"#);
         assert_eq!(
             read(&format!(r#"{{"headers":{good}}}"#)).map(|read| read.len()),
@@ -198,7 +198,7 @@ mod tests {
             "null".to_owned(),
             "[]".to_owned(),
             "{}".to_owned(),
-            // A name that leads elsewhere, one twice, and two that are one file on some systems.
+            // A name that leads elsewhere, a duplicate, and two names that are the same file on some systems.
             format!(r#"{{"../a":{{"x":{ENTRY}}}}}"#),
             format!(r#"{{"a":{{"x":{ENTRY}}},"a":{{"y":{ENTRY}}}}}"#),
             format!(r#"{{"a":{{"x":{ENTRY}}},"A":{{"y":{ENTRY}}}}}"#),

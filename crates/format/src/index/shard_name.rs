@@ -1,4 +1,4 @@
-//! Which names of files an index may hold.
+//! Valid names of shards in an index.
 
 use alloc::borrow::ToOwned;
 use alloc::string::String;
@@ -6,11 +6,11 @@ use alloc::vec::Vec;
 
 use super::error::{IndexError, ShardNameFault};
 
-/// Bytes that Linux takes in one part of a path, and in all of it.
+/// The limits of Linux for one part of a path and for the whole path, in bytes.
 const PART_NBYTES: usize = 255;
 const PATH_NBYTES: usize = 4095;
 
-/// Names that Windows gives to devices, in every directory and with every extension.
+/// Names that Windows reserves for devices, in every directory and with every extension.
 const DEVICES: [&str; 6] = ["con", "prn", "aux", "nul", "conin$", "conout$"];
 const NUMBERED_DEVICES: [&str; 2] = ["com", "lpt"];
 
@@ -29,10 +29,10 @@ pub(super) fn check(shard: &str) -> Result<(), ShardNameFault> {
     Err(fault)
 }
 
-/// How often a name may be decoded on its way: by a server and by what stands before it, once by each.
+/// How often a name may be decoded on its way, once each by the server and the proxies before it.
 const DECODINGS: usize = 5;
 
-/// Rule I6 for a name that becomes part of a URL: what servers make of it by decoding keeps the rule too.
+/// Checks rule I6 for a name that becomes part of a URL: its decoded forms must keep the rule too.
 pub(super) fn check_decoded(shard: &str) -> Result<(), ShardNameFault> {
     let mut name = decoded(shard);
     for _ in 0..DECODINGS {
@@ -45,7 +45,7 @@ pub(super) fn check_decoded(shard: &str) -> Result<(), ShardNameFault> {
     name.map_or(Ok(()), |_| Err(ShardNameFault::Encoded))
 }
 
-/// What `text` is percent-decoded, or `None` where nothing in it is encoded. A `%` without two digits stands for itself.
+/// Percent-decodes `text`, or returns `None` if nothing in it is encoded. A `%` without two digits is left unchanged.
 fn decoded(text: &str) -> Option<String> {
     let digits = |at: usize| u8::from_str_radix(text.get(at..at + 2)?, 16).ok();
     let mut bytes = Vec::with_capacity(text.len());
@@ -86,7 +86,7 @@ fn is_device(part: &str) -> bool {
         || NUMBERED_DEVICES.iter().any(|device| has_number(device))
 }
 
-/// Rule I8: no two shards, which are in order, have names that are one file where case does not count.
+/// Checks rule I8: no two shards, which are sorted, have names that are the same file where names ignore case.
 pub(super) fn refuse_collisions(shards: &[String]) -> Result<(), IndexError> {
     let mut folded: Vec<(String, &String)> = shards
         .iter()

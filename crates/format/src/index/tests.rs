@@ -69,7 +69,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(2000))]
 
     #[test]
-    fn what_is_accepted_says_what_serde_json_says(text in text()) {
+    fn accepted_text_equals_the_result_of_serde_json(text in text()) {
         match ShardIndex::parse(text.as_bytes()) {
             Ok(index) => {
                 let entries = said(&index);
@@ -88,7 +88,7 @@ proptest! {
     }
 
     #[test]
-    fn what_is_rendered_says_the_same_in_the_same_order(text in text()) {
+    fn rendering_keeps_contents_and_order(text in text()) {
         if let Ok(index) = ShardIndex::parse(text.as_bytes()) {
             let again = ShardIndex::parse(&index.render());
             let again = again.unwrap_or_else(|fault| panic!("{fault} of {text}"));
@@ -99,7 +99,7 @@ proptest! {
     }
 
     #[test]
-    fn any_window_says_the_same(text in text(), width in 1_usize..80) {
+    fn any_window_has_the_same_result(text in text(), width in 1_usize..80) {
         let whole = ShardIndex::parse(text.as_bytes());
         let pieces = through_window(text.as_bytes(), width);
         match (whole, pieces) {
@@ -165,7 +165,7 @@ fn an_index_above_the_limit_is_refused_before_it_is_read() {
 }
 
 #[test]
-fn a_fault_stands_at_the_byte_that_is_wrong_whatever_the_window() {
+fn a_fault_has_the_position_of_the_wrong_byte_with_any_window() {
     let text = "{\"metadata\":{\"total_size\":12},\"weight_map\":{\"a\":\"x\",\"b\"?\"y\"}}";
     let at = text.find('?').unwrap();
     for width in [1, 2, 3, 7, 20, text.len()] {
@@ -175,7 +175,7 @@ fn a_fault_stands_at_the_byte_that_is_wrong_whatever_the_window() {
 }
 
 #[test]
-fn what_ends_too_early_is_refused_with_its_last_piece() {
+fn rejects_truncated_text_with_its_last_piece() {
     let text = br#"{"weight_map":{"a":"b"}"#;
     let mut reader = IndexReader::new(to_u64(text.len())).unwrap();
     let fault = reader.feed(text).unwrap_err();
@@ -186,7 +186,7 @@ fn what_ends_too_early_is_refused_with_its_last_piece() {
 }
 
 #[test]
-fn names_that_are_not_there_are_not_found_wherever_they_would_stand() {
+fn find_returns_none_for_unknown_names() {
     let names = ["b", "d", "f", "h", "j"];
     for count in 0..=names.len() {
         let tensors: Vec<String> = names[..count]
@@ -206,7 +206,7 @@ fn names_that_are_not_there_are_not_found_wherever_they_would_stand() {
 }
 
 #[test]
-fn the_total_is_what_the_metadata_says() {
+fn total_nbytes_is_the_total_size_of_the_metadata() {
     let total = |text: &str| ShardIndex::parse(text.as_bytes()).unwrap().total_nbytes();
     assert_eq!(
         total(r#"{"metadata":{"total_size":12},"weight_map":{}}"#),
@@ -217,17 +217,17 @@ fn the_total_is_what_the_metadata_says() {
 }
 
 #[test]
-fn what_is_no_utf_8_is_refused_at_once_with_its_place_in_the_whole() {
+fn rejects_invalid_utf8_at_once_with_its_position() {
     let text = b"{\"weight_map\":{\"a\":\"x\",\"b\xFF\":\"y\"}}";
     let mut reader = IndexReader::new(to_u64(text.len())).unwrap();
     let taken = reader.feed(&text[..23]).unwrap();
-    // There is more to come after this piece, and the byte is wrong whatever that is.
+    // More text follows this piece, but it cannot make the byte valid.
     let fault = reader.feed(&text[taken..28]).unwrap_err();
     assert_eq!(fault, IndexError::InvalidUtf8 { position: 25 });
 }
 
 #[test]
-fn a_wrong_value_is_refused_at_once_and_told_with_its_place() {
+fn rejects_a_wrong_value_at_once_with_its_position() {
     let text = br#"{"metadata":{"a":nulL},"weight_map":{}}"#;
     let mut reader = IndexReader::new(to_u64(text.len())).unwrap();
     let fault = reader.feed(&text[..30]).unwrap_err();
@@ -235,7 +235,7 @@ fn a_wrong_value_is_refused_at_once_and_told_with_its_place() {
 }
 
 #[test]
-fn a_wrong_escape_is_refused_at_once_and_told_as_what_it_is() {
+fn rejects_a_wrong_escape_at_once_as_an_escape() {
     let text = br#"{"weight_map":{"a\x":"b"}}"#;
     let mut reader = IndexReader::new(to_u64(text.len())).unwrap();
     let fault = reader.feed(&text[..text.len() - 1]).unwrap_err();
@@ -243,7 +243,7 @@ fn a_wrong_escape_is_refused_at_once_and_told_as_what_it_is() {
 }
 
 #[test]
-fn what_stands_in_the_place_of_a_shard_is_named() {
+fn names_the_kind_of_value_found_instead_of_a_shard() {
     for (value, words) in [
         ("null", "null"),
         ("true", "true or false"),

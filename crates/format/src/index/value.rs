@@ -1,4 +1,4 @@
-//! A value of an index that is not a tensor: checked to be JSON, and kept as it is spelled.
+//! A value of an index other than a tensor: checked to be JSON, and kept in the spelling of the file.
 
 use alloc::borrow::ToOwned;
 use alloc::collections::BTreeSet;
@@ -7,15 +7,15 @@ use core::fmt;
 
 use serde::de::{Deserialize, Deserializer, Error, MapAccess, SeqAccess, Visitor};
 
-/// What stands beside the weight map.
+/// A value beside the weight map.
 #[derive(Clone, Debug)]
 pub(super) struct Value {
-    /// The JSON.
+    /// The JSON text.
     pub(super) text: String,
     pub(super) kind: Kind,
-    /// A key that an object in it has twice.
+    /// A key that occurs twice in one of its objects.
     pub(super) duplicate: Option<String>,
-    /// What `total_size` says, where the value is an object that has such a number.
+    /// The value of `total_size`, if the value is an object with such a number.
     pub(super) total_size: Option<u64>,
 }
 
@@ -31,7 +31,7 @@ pub(super) enum Kind {
 }
 
 impl Kind {
-    /// What to call it in a message.
+    /// The kind's name in messages.
     pub(super) const fn words(self) -> &'static str {
         match self {
             Kind::Null => "null",
@@ -45,11 +45,11 @@ impl Kind {
 }
 
 impl Value {
-    /// The value that `text` starts with, and its bytes; `None` where it goes on after `text`.
+    /// Reads the value at the start of `text`, and its length in bytes; `None` if it continues after `text`.
     pub(super) fn at_start_of(text: &str) -> Option<Result<(Value, usize), serde_json::Error>> {
         let mut values = serde_json::Deserializer::from_str(text).into_iter::<Facts>();
         match values.next()? {
-            // A number may go on, and what follows a value is there in every index.
+            // A number may continue, and in every index a value is followed by another byte.
             Ok(_) if values.byte_offset() == text.len() => None,
             Ok(facts) => {
                 let nbytes = values.byte_offset();
@@ -67,7 +67,7 @@ impl Value {
     }
 }
 
-/// What is noted of a value while it is read; the value itself is not kept.
+/// Facts recorded while a value is read; the value itself is not kept.
 struct Facts {
     kind: Kind,
     duplicate: Option<String>,

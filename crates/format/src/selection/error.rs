@@ -7,9 +7,9 @@ use crate::dtype::Dtype;
 use crate::extent::ExtentError;
 use crate::quoted::Shape;
 
-/// Why an index takes nothing of a tensor.
+/// Why an index is invalid for a tensor.
 ///
-/// `Display` speaks neither of a path nor of the tensor's name: whoever knows them adds them.
+/// `Display` mentions neither a path nor the tensor's name: code that knows them adds them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum SelectionError {

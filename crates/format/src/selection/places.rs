@@ -1,10 +1,10 @@
-//! Lists of places along a dimension. A range is never written out: it may have more places than there is memory.
+//! Lists of indices along a dimension. A range is never expanded: it may have more indices than fit into memory.
 
 use alloc::vec::Vec;
 
 use super::error::SelectionError;
 
-/// Places at one distance, as in Python's `range`, or a single place. Negative ones count from the end.
+/// Equally spaced indices, like Python's `range`, or a single index. Negative ones count from the end.
 ///
 /// ```
 /// use ingot_format::{Dtype, Index, Places, Selection};
@@ -15,21 +15,21 @@ use super::error::SelectionError;
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Places {
-    /// The first place.
+    /// The first index.
     pub start: i64,
-    /// How many there are.
+    /// The number of indices.
     pub count: u64,
-    /// From one place to the next; below zero where they go backwards.
+    /// The distance from one index to the next; negative if they go backwards.
     pub step: i64,
 }
 
 impl Places {
-    /// The place after `turns` others.
+    /// Returns the index number `turns`, counted from 0.
     fn at(&self, turns: u64) -> i128 {
         i128::from(self.start) + i128::from(self.step) * i128::from(turns)
     }
 
-    /// How many of the places have the sign of the first.
+    /// Returns how many of the indices have the sign of the first.
     fn before_zero(&self) -> u64 {
         let (distance, pace) = (self.start.unsigned_abs(), self.step.unsigned_abs());
         if self.start < 0 && self.step > 0 {
@@ -41,7 +41,7 @@ impl Places {
         }
     }
 
-    /// The first place outside a dimension of `size`. The caller knows that there is one.
+    /// Returns the first index outside a dimension of `size`. The caller knows that there is one.
     fn first_outside(&self, size: u64) -> i64 {
         let (start, size) = (i128::from(self.start), i128::from(size));
         let pace = i128::from(self.step.unsigned_abs().max(1));
@@ -71,7 +71,7 @@ impl From<i64> for Places {
     }
 }
 
-/// Places at one distance, counted from the beginning. At least one.
+/// Equally spaced indices, counted from the beginning. At least one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Steps {
     pub(super) start: u64,
@@ -84,19 +84,19 @@ impl Steps {
         (0..self.count).map(move |turns| self.at(turns))
     }
 
-    /// The place after `turns` others. Wrapping is right, since the place is in the dimension.
+    /// Returns the index number `turns`. Wrapping is correct, since the index is inside the dimension.
     fn at(self, turns: u64) -> u64 {
         let forth = turns.wrapping_mul(self.step.cast_unsigned());
         self.start.wrapping_add(forth)
     }
 
-    /// The distance from the last place to another of the same dimension.
+    /// Returns the distance from the last index to another of the same dimension.
     fn distance(self, place: u64) -> i64 {
         place.wrapping_sub(self.at(self.count - 1)).cast_signed()
     }
 }
 
-/// The place `at` along a dimension of `size`.
+/// Resolves the index `at` along a dimension of `size`.
 pub(super) fn place(at: i64, axis: usize, size: u64) -> Result<u64, SelectionError> {
     let distance = at.unsigned_abs();
     let place = if at < 0 {
@@ -111,23 +111,23 @@ pub(super) fn place(at: i64, axis: usize, size: u64) -> Result<u64, SelectionErr
     })
 }
 
-/// Resolves a list against dimension `axis` of `size`, and joins neighbours at one distance.
+/// Resolves a list against dimension `axis` of `size`, and joins neighbours with equal distances.
 pub(super) fn within(list: &[Places], axis: usize, size: u64) -> Result<Vec<Steps>, SelectionError> {
     let mut found: Vec<Steps> = Vec::new();
-    for one in list.iter().filter(|one| one.count > 0) {
+    for range in list.iter().filter(|range| range.count > 0) {
         let has = |place: i128| (-i128::from(size)..i128::from(size)).contains(&place);
-        if !has(one.at(0)) || !has(one.at(one.count - 1)) {
+        if !has(range.at(0)) || !has(range.at(range.count - 1)) {
             return Err(SelectionError::IndexOutOfRange {
                 axis,
                 size,
-                index: one.first_outside(size),
+                index: range.first_outside(size),
             });
         }
-        let before = one.before_zero();
-        for (turns, count) in [(0, before), (before, one.count - before)] {
+        let before = range.before_zero();
+        for (turns, count) in [(0, before), (before, range.count - before)] {
             if count > 0 {
-                let start = i64::try_from(one.at(turns)).unwrap_or(i64::MAX);
-                let step = if count > 1 { one.step } else { 1 };
+                let start = i64::try_from(range.at(turns)).unwrap_or(i64::MAX);
+                let step = if count > 1 { range.step } else { 1 };
                 let start = place(start, axis, size)?;
                 join(&mut found, Steps { start, count, step });
             }
@@ -136,7 +136,7 @@ pub(super) fn within(list: &[Places], axis: usize, size: u64) -> Result<Vec<Step
     Ok(found)
 }
 
-/// Appends `next`, as part of the last entry if it continues that.
+/// Appends `next`, merging it into the last entry if it continues that one.
 fn join(list: &mut Vec<Steps>, next: Steps) {
     if let Some(last) = list.last_mut() {
         let distance = last.distance(next.start);

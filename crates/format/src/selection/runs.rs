@@ -1,4 +1,4 @@
-//! The bytes of a selection, one stretch after another.
+//! The bytes of a selection, run by run.
 
 use alloc::vec::Vec;
 use core::iter::FusedIterator;
@@ -6,14 +6,15 @@ use core::iter::FusedIterator;
 use super::{Loop, Run, Selection};
 
 impl Selection {
-    /// The bytes of the result, in its order. No two runs in a row touch, so a whole tensor is one run.
+    /// Iterates over the byte ranges of the result, in its order. Consecutive runs never touch, so a whole tensor is
+    /// one run.
     ///
     /// ```
     /// use ingot_format::{Dtype, Index, Run, Selection};
     /// let even = Index::Span { start: None, stop: None, step: Some(2) };
     /// let columns = Selection::new(Dtype::U8, &[2, 3], &[Index::WHOLE, even])?;
     /// let runs: Vec<Run> = columns.runs().collect();
-    /// // The last column of row 0 and the first of row 1 stand side by side.
+    /// // The last column of row 0 and the first of row 1 are adjacent.
     /// assert_eq!(runs, [Run { begin: 0, end: 1 }, Run { begin: 2, end: 4 }, Run { begin: 5, end: 6 }]);
     /// # Ok::<(), ingot_format::SelectionError>(())
     /// ```
@@ -22,10 +23,9 @@ impl Selection {
         Runs::new(self)
     }
 
-    /// The same bytes as [`Selection::runs`], as rows of blocks of one size. Rows may touch.
+    /// Iterates over the same bytes as [`Selection::runs`], as rows of blocks of one size. Rows may touch.
     ///
-    /// For short blocks this is the faster way: one turn of a tight loop for each, without a call or a test for
-    /// neighbours.
+    /// This is faster for short blocks: one turn of a tight loop for each, without a call or a test for neighbours.
     ///
     /// ```
     /// use ingot_format::{Dtype, Index, Row, Selection};
@@ -40,7 +40,7 @@ impl Selection {
     }
 }
 
-/// Blocks of one size, one distance apart. They do not touch, but the last may touch the first of the next row.
+/// Equally spaced blocks of one size. They do not touch, but the last may touch the first of the next row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Row {
     /// First byte of the first block, counted from the start of the tensor.
@@ -49,7 +49,7 @@ pub struct Row {
     pub nbytes: u64,
     /// Number of blocks, at least 1.
     pub count: u64,
-    /// Bytes from the beginning of one block to that of the next. 0 where a list repeats one place.
+    /// Bytes from the beginning of one block to the next. 0 if a list repeats one index.
     pub stride: u64,
 }
 
@@ -57,11 +57,11 @@ pub struct Row {
 #[derive(Clone, Debug)]
 pub struct Rows<'s> {
     selection: &'s Selection,
-    /// Turn of each loop. Of no meaning for [`Loop::Pick`], whose turn is `block`.
+    /// Current turn of each loop. Unused for [`Loop::Pick`], whose turn is `block`.
     turns: Vec<u64>,
-    /// Where the turns of the even loops lead.
+    /// Position reached by the even loops.
     begin: u64,
-    /// Place in the selection's blocks; past the end when all rows are given.
+    /// Index into the selection's blocks; past the end once all rows were returned.
     block: usize,
 }
 
@@ -75,7 +75,7 @@ impl<'s> Rows<'s> {
         }
     }
 
-    /// Turns the innermost loop that has a turn left, and starts those inside it again.
+    /// Advances the innermost loop that has a turn left, and resets the loops inside it.
     fn turn(&mut self) {
         for (turns, turn) in self.selection.loops.iter().zip(&mut self.turns).rev() {
             match *turns {
@@ -123,7 +123,7 @@ impl FusedIterator for Rows<'_> {}
 #[derive(Clone, Debug)]
 pub struct Runs<'s> {
     rows: Rows<'s>,
-    /// What is left of the row that is being given.
+    /// The rest of the current row.
     row: Option<Row>,
 }
 
@@ -134,7 +134,7 @@ impl<'s> Runs<'s> {
         Runs { rows, row }
     }
 
-    /// The run that begins with the last block of a row, and goes on as long as rows touch.
+    /// Returns the run that begins with the last block of a row and continues as long as rows touch.
     fn last_of_row(&mut self, mut run: Run) -> Run {
         loop {
             self.row = self.rows.next();
@@ -163,7 +163,7 @@ impl Iterator for Runs<'_> {
             begin: row.begin,
             end: row.begin + row.nbytes,
         };
-        // Blocks of one row do not touch, so only its last one may go on.
+        // Blocks of one row do not touch, so only its last block may continue.
         if row.count > 1 {
             row.begin += row.stride;
             row.count -= 1;

@@ -1,10 +1,10 @@
-//! Basic indices as strides: what they take without copying.
+//! Basic indices as strides, for views without copying.
 
 use alloc::vec::Vec;
 
 use super::{Index, SelectionError, Taken, take};
 
-/// Where the elements that an index takes lie among those of the tensor, which are in C order. Counted in elements.
+/// The positions of the selected elements among the tensor's elements, which are in C order. Counted in elements.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Strides {
     /// The first element.
@@ -13,13 +13,13 @@ pub struct Strides {
     pub end: u64,
     /// The shape of the result.
     pub shape: Vec<u64>,
-    /// From one element to the next along each dimension of the result. 0 where there is no next.
+    /// Distance from one element to the next along each dimension of the result. 0 for a dimension of one element.
     pub strides: Vec<u64>,
 }
 
 impl Strides {
-    /// What `index` takes of a tensor of this shape. `None` where it takes a list of places, or nothing. The number of the
-    /// tensor's elements has to fit, as it does for every tensor of a file.
+    /// Computes the strides of `index` for a tensor of this shape. `None` if it has a list of indices, or selects
+    /// nothing. The product of `shape` must fit into 64 bits, as it does for every tensor of a file.
     ///
     /// ```
     /// use ingot_format::{Index, Strides};
@@ -30,14 +30,14 @@ impl Strides {
     /// ```
     ///
     /// # Errors
-    /// When the index does not fit the shape.
+    /// If the index does not fit the shape.
     pub fn new(shape: &[u64], index: &[Index]) -> Result<Option<Strides>, SelectionError> {
         let (taken, result) = take(shape, index)?;
         let is_list = index.iter().any(|part| matches!(part, Index::Pick(_)));
         if is_list || result.contains(&0) {
             return Ok(None);
         }
-        // Of no dimension is anything empty, so that the products are no larger than that of all.
+        // No dimension is empty, so no partial product exceeds the product of all dimensions.
         let mut unit = 1;
         let (mut begin, mut end) = (0, 0);
         let mut steps = Vec::with_capacity(taken.len());
@@ -45,7 +45,7 @@ impl Strides {
             let Taken::Even { start, count, step } = *taken else {
                 return Ok(None);
             };
-            // With one turn the step may be longer than the dimension, and the product overflow.
+            // For a single turn the step may exceed the dimension, and the product overflow.
             let stride = if count > 1 { step * unit } else { 0 };
             begin += start * unit;
             end += start * unit + (count - 1) * stride;
@@ -54,7 +54,7 @@ impl Strides {
         }
         let spoken_of = index.iter().filter(|part| part.takes_a_dimension()).count();
         let left_over = taken.len() - spoken_of;
-        // The first dimension last, as they are wanted.
+        // The first dimension comes last, so that `pop` returns the dimensions in order.
         let mut next = || steps.pop().unwrap_or(0);
         let mut strides = Vec::with_capacity(result.len());
         for part in index {

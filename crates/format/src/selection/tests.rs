@@ -160,7 +160,7 @@ fn a_list_apart_from_an_int_is_refused_unless_it_comes_first() {
         vec![at(), Index::Rest, list()],
         vec![Index::WHOLE, list(), Index::NewAxis, at()],
         vec![Index::NewAxis, list(), Index::WHOLE, at()],
-        // numpy sees them apart, though the ellipsis stands for nothing.
+        // numpy treats them as separated, though the ellipsis covers no dimension.
         vec![Index::WHOLE, at(), Index::Rest, list()],
     ] {
         assert_eq!(code(Dtype::U8, &[2, 3, 4], &index), "separated-list", "{index:?}");

@@ -29,8 +29,8 @@ pub(crate) fn parse(header: &[u8]) -> Result<RawHeader, FormatError> {
     Ok(raw)
 }
 
-/// Reads what can be understood of a header. One that breaks B1 to B3, or F4, cannot be taken apart: nothing says where
-/// the next item begins.
+/// Reads the valid entries of a header. A header that breaks B1 to B3 or F4 cannot be split into items, because the
+/// beginning of the next item is unknown.
 pub(crate) fn salvage(header: &[u8]) -> Result<Understood, FormatError> {
     let mut cursor = Cursor { header, rest: header };
     let mut understood = Understood::default();
@@ -53,7 +53,7 @@ pub(crate) fn salvage(header: &[u8]) -> Result<Understood, FormatError> {
     Ok(understood)
 }
 
-/// The count of the pairs, and the pairs.
+/// Reads the number of pairs, and the pairs.
 fn metadata(cursor: &mut Cursor<'_>) -> Result<Metadata, FormatError> {
     // The lengths of key and value.
     const MIN_PAIR_NBYTES: usize = 2;
@@ -67,13 +67,13 @@ fn metadata(cursor: &mut Cursor<'_>) -> Result<Metadata, FormatError> {
     Ok(metadata)
 }
 
-/// The count of the tensors, and an entry for each. `unknown` decides what becomes of one whose dtype is none: it fails, or
-/// its claim goes to `unread`.
+/// Reads the number of tensors, and an entry for each. `unknown` handles an entry with an unknown dtype: it returns an
+/// error, or the entry's claim is added to `unread`.
 fn entries(
     cursor: &mut Cursor<'_>,
     raw: &mut RawHeader,
     unread: &mut Vec<Unread>,
-    // One function for both readers, into which all that is done for each entry is inlined.
+    // A single function for both readers, so that all work per entry is inlined into it.
     unknown: &mut dyn FnMut(FormatError) -> Result<(), FormatError>,
 ) -> Result<(), FormatError> {
     // The name's length, dtype, rank, begin and end.
@@ -85,7 +85,7 @@ fn entries(
     check_room(count, 0, pairs)?;
     raw.records.reserve_exact(count);
     raw.dims.reserve(USUAL_RANK * count);
-    // All that may be names: what is reserved and never written to takes no place.
+    // Space for all possible names: reserved memory that is never written to occupies no pages.
     raw.names.reserve(cursor.rest.len() - MIN_ENTRY_NBYTES * count);
     for _ in 0..count {
         let name = cursor.string("tensor name")?;
@@ -122,7 +122,7 @@ fn unknown_dtype(name: &str, number: u64) -> FormatError {
     }
 }
 
-/// A place in the header. Its methods move past what they give.
+/// A position in the header. Each method consumes the bytes that it returns.
 struct Cursor<'h> {
     header: &'h [u8],
     rest: &'h [u8],
@@ -157,8 +157,8 @@ impl<'h> Cursor<'h> {
         })
     }
 
-    /// How many things follow, each of `min_nbytes` or more. Rule B3: they must fit into the header, so that nothing
-    /// is allocated on the word of a hostile one.
+    /// Reads the number of items that follow, each of at least `min_nbytes`. Rule B3: they must fit into the header, so
+    /// that a hostile count allocates nothing.
     #[inline]
     fn count(&mut self, reading: &'static str, min_nbytes: usize) -> Result<usize, FormatError> {
         let position = self.position();
@@ -169,7 +169,7 @@ impl<'h> Cursor<'h> {
         }
     }
 
-    /// A length and as many bytes of text.
+    /// Reads a length and that many bytes of text.
     #[inline]
     fn string(&mut self, reading: &'static str) -> Result<&'h str, FormatError> {
         let position = self.position();
@@ -203,7 +203,7 @@ impl<'h> Cursor<'h> {
         })
     }
 
-    /// Counted from the start of the file.
+    /// Returns the position, counted from the start of the file.
     fn position(&self) -> u64 {
         to_u64(PREFIX_NBYTES + self.header.len() - self.rest.len())
     }

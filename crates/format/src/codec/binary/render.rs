@@ -19,7 +19,7 @@ pub(crate) fn render(header: &RawHeader, out: &mut Vec<u8>) {
     varint::put(to_u64(header.records.len()), out);
     for entry in header.entries() {
         string(entry.name, out);
-        // `layout` refused the dtypes without a number; no reader knows this one.
+        // `layout` has rejected dtypes without a number; no reader accepts this one.
         out.push(entry.dtype.bintensors_number().unwrap_or(u8::MAX));
         varint::put(to_u64(entry.shape.len()), out);
         for &dim in entry.shape {

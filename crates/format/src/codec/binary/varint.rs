@@ -1,4 +1,4 @@
-//! Numbers as bincode writes them: one byte up to 250, else a tag and 2, 4 or 8 bytes.
+//! Numbers in bincode's encoding: one byte up to 250, otherwise a tag and 2, 4 or 8 bytes.
 
 use alloc::vec::Vec;
 
@@ -7,16 +7,16 @@ const TWO_BYTES: u8 = 251;
 const FOUR_BYTES: u8 = 252;
 const EIGHT_BYTES: u8 = 253;
 
-/// Why there is no number.
+/// Why no number could be read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Fault {
-    /// The bytes end inside it.
+    /// The bytes end inside the number.
     Cut,
-    /// It is longer than it need be, or wider than 64 bits.
+    /// The number is not in its shortest form, or is wider than 64 bits.
     Malformed,
 }
 
-/// Takes a number from the start of `rest`. Rule B2: each number has one spelling, the shortest.
+/// Reads a number from the start of `rest`. Rule B2: each number has one encoding, the shortest.
 #[inline]
 pub(super) fn take(rest: &mut &[u8]) -> Result<u64, Fault> {
     let (&tag, after) = rest.split_first().ok_or(Fault::Cut)?;

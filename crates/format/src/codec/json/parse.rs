@@ -1,7 +1,7 @@
-//! The quick reader: one pass over the compact JSON that every common writer emits.
+//! The fast reader: one pass over the compact JSON that every common writer emits.
 //!
-//! It gives exactly what the reference reader in `value.rs` gives, or steps aside for it. It never says what is
-//! wrong with a header; finding words for that is the reference reader's work.
+//! It returns exactly the result of the reference reader in `value.rs`, or leaves the header to that reader. It never
+//! reports faults; that is the task of the reference reader.
 
 use core::str;
 
@@ -25,8 +25,8 @@ pub(crate) fn parse(header: &[u8], leniency: Leniency) -> Result<RawHeader, Form
     }
 }
 
-/// A compact header, read as far as it has come: no white space but spaces at the end and where room for metadata is
-/// left, no escapes, the fields of an entry in the usual order.
+/// The part of a compact header read so far. Compact means: no white space except spaces at the end and where space for
+/// metadata is reserved, no escapes, and the fields of an entry in the usual order.
 #[derive(Debug, Default)]
 pub(crate) struct Compact {
     raw: RawHeader,
@@ -34,28 +34,28 @@ pub(crate) struct Compact {
     has_room: bool,
 }
 
-/// What has to come next.
+/// The item that is expected next.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum Expected {
     #[default]
     Start,
-    /// Room for metadata, and then the first item or the end.
+    /// Reserved space for metadata, then the first item or the end.
     First,
     Item,
-    /// Room for more metadata, and then what stands after an item.
+    /// Reserved space for more metadata, then a comma or the end.
     AfterMetadata,
     Padding,
 }
 
 impl Compact {
-    /// The header that is all of `text`.
+    /// Parses `text`, which must be a whole header.
     fn whole(text: &str) -> Option<RawHeader> {
         let mut compact = Compact::default();
         reserve(&mut compact.raw, text.len());
         (compact.read(text) == text.len()).then_some(compact)?.finish()
     }
 
-    /// Makes room for the rest of a header of `header_nbytes`, once its first entries were read.
+    /// Reserves memory for the rest of a header of `header_nbytes`, once its first entries were read.
     pub(crate) fn make_room(&mut self, header_nbytes: usize) {
         if !self.has_room && !self.raw.records.is_empty() {
             reserve(&mut self.raw, header_nbytes);
@@ -63,8 +63,8 @@ impl Compact {
         }
     }
 
-    /// Reads what `text` has in whole: items and what stands around them. Says how many bytes that were; what comes
-    /// after them is cut off, or not compact.
+    /// Reads the complete items in `text`, with their punctuation. Returns the number of bytes read; the text after
+    /// them is incomplete or not compact.
     pub(crate) fn read(&mut self, text: &str) -> usize {
         let mut cursor = Cursor { rest: text };
         let mut done = text.len();
@@ -77,12 +77,12 @@ impl Compact {
         text.len() - done
     }
 
-    /// Everything, once all of the header was read.
+    /// Returns the header once all of it was read.
     pub(crate) fn finish(self) -> Option<RawHeader> {
         (self.expected == Expected::Padding).then_some(self.raw)
     }
 
-    /// Reads one item with the comma or the brace after it. Leaves no trace of one that it cannot read.
+    /// Reads one item with the comma or the brace after it. Changes nothing if it cannot read the item.
     #[inline]
     fn step(&mut self, cursor: &mut Cursor<'_>) -> Option<()> {
         match self.expected {
@@ -122,7 +122,7 @@ impl Compact {
     }
 }
 
-/// What comes after an item: whether another does, `goes_on` says.
+/// Returns the state after an item; `goes_on` is true if another follows.
 #[inline]
 fn after(goes_on: bool) -> Expected {
     if goes_on {
@@ -132,7 +132,7 @@ fn after(goes_on: bool) -> Expected {
     }
 }
 
-/// One entry with what stands after it, or the metadata.
+/// Reads one entry and the punctuation after it, or the metadata.
 #[inline]
 fn item(cursor: &mut Cursor<'_>, raw: &mut RawHeader) -> Option<Expected> {
     match cursor.string()? {
@@ -150,9 +150,9 @@ fn item(cursor: &mut Cursor<'_>, raw: &mut RawHeader) -> Option<Expected> {
     }
 }
 
-/// Makes room for what a header of `header_nbytes` usually holds, so that growing does not copy it again and
-/// again. Memory that is reserved and never written to takes no place, and the shares are such that even a
-/// header made to be small in all but one of them stays below twice its size.
+/// Reserves the memory that a header of `header_nbytes` usually needs, so that growing does not copy it repeatedly.
+/// Reserved memory that is never written to occupies no pages, and the shares are such that even a header in which all
+/// but one of them are small takes less than twice its size.
 fn reserve(raw: &mut RawHeader, header_nbytes: usize) {
     const USUAL_ENTRY_NBYTES: usize = 100;
     let count = header_nbytes / USUAL_ENTRY_NBYTES + 1;
@@ -161,7 +161,7 @@ fn reserve(raw: &mut RawHeader, header_nbytes: usize) {
     raw.names.reserve(header_nbytes / 4);
 }
 
-/// `:{"k":"v",…}` after `"__metadata__"`.
+/// Reads `:{"k":"v",…}` after `"__metadata__"`.
 fn metadata(cursor: &mut Cursor<'_>, raw: &RawHeader) -> Option<Metadata> {
     if raw.metadata.is_some() {
         return None;
@@ -181,7 +181,7 @@ fn metadata(cursor: &mut Cursor<'_>, raw: &RawHeader) -> Option<Metadata> {
     metadata.duplicate().is_none().then_some(metadata)
 }
 
-/// `:{"dtype":"F32","shape":[2,3],"data_offsets":[0,24]}` after a name. The dimensions go to `raw` at once.
+/// Reads `:{"dtype":"F32","shape":[2,3],"data_offsets":[0,24]}` after a name. The dimensions go directly to `raw`.
 #[inline]
 fn entry(cursor: &mut Cursor<'_>, raw: &mut RawHeader) -> Option<(Dtype, u64, u64)> {
     cursor.literal(":{\"dtype\":")?;
@@ -203,7 +203,7 @@ fn entry(cursor: &mut Cursor<'_>, raw: &mut RawHeader) -> Option<(Dtype, u64, u6
     Some((dtype, begin, end))
 }
 
-/// What is left of the text. Every method moves past what it was asked for, or stays and says `None`.
+/// The rest of the text. Each method consumes the item it is named after, or returns `None` and consumes nothing.
 struct Cursor<'a> {
     rest: &'a str,
 }
@@ -215,12 +215,12 @@ impl<'a> Cursor<'a> {
         Some(())
     }
 
-    /// Moves past spaces, of which there may be none.
+    /// Consumes spaces, if there are any.
     fn spaces(&mut self) {
         self.rest = self.rest.trim_start_matches(' ');
     }
 
-    /// Whether a comma stands here and the list goes on, or `close` and it is over.
+    /// Consumes a comma and returns true, or consumes `close` and returns false.
     #[inline]
     fn goes_on(&mut self, close: &str) -> Option<bool> {
         match self.literal(",") {
@@ -229,7 +229,7 @@ impl<'a> Cursor<'a> {
         }
     }
 
-    /// A quoted string without escapes.
+    /// Reads a quoted string without escapes.
     #[inline]
     fn string(&mut self) -> Option<&'a str> {
         let body = self.rest.strip_prefix('"')?;
@@ -238,21 +238,21 @@ impl<'a> Cursor<'a> {
         Some(text)
     }
 
-    /// The quoted code of a dtype.
+    /// Reads the quoted name of a dtype.
     #[inline]
     fn dtype(&mut self) -> Option<Dtype> {
         let body = self.rest.strip_prefix('"')?;
-        // Byte by byte, because codes are short: the processor then guesses where they end, and need not wait.
+        // Byte by byte, because names are short: the processor predicts their ends and need not wait.
         let (code, after) = body.split_at_checked(body.bytes().position(|byte| byte == b'"')?)?;
         self.rest = after.strip_prefix('"')?;
         Dtype::from_code(code)
     }
 
-    /// An unsigned number in plain digits.
+    /// Reads an unsigned number in plain digits.
     #[inline]
     fn number(&mut self) -> Option<u64> {
         // 10¹⁹ - 1 is the largest number of 19 digits and fits; longer ones are left to the reference reader, so
-        // it does not matter that they wrap here.
+        // wrapping here is harmless.
         const MAX_DIGITS: usize = 19;
         let mut number = 0_u64;
         let mut digits = self.rest.as_bytes();
@@ -278,26 +278,26 @@ impl<'a> Cursor<'a> {
     }
 }
 
-/// The value of `text`, if it is four digits. Offsets have ten or so, and are half of a header's numbers.
+/// Returns the value of `text` if it is four digits. Offsets have about ten digits, and are half of a header's numbers.
 #[inline]
 fn four_digits(text: [u8; 4]) -> Option<u64> {
-    // 0 to 9 where there are digits, and more elsewhere; 0x76 lifts 10 and above to the top bit.
+    // 0 to 9 for digits, and more for other bytes; adding 0x76 lifts 10 and above to the top bit.
     let values = u32::from_le_bytes(text) ^ 0x3030_3030;
     if (values.wrapping_add(0x7676_7676) | values) & 0x8080_8080 != 0 {
         return None;
     }
-    // Neighbours are joined to pairs, and these to a number.
+    // Neighbours are joined to pairs, and pairs to a number.
     let pairs = (values.wrapping_mul((10 << 8) + 1) >> 8) & 0x00ff_00ff;
     Some(u64::from(pairs.wrapping_mul((100 << 16) + 1) >> 16))
 }
 
-/// Bytes of `body` before the first quote, backslash or control character.
+/// Returns the number of bytes of `body` before the first quote, backslash or control character.
 pub(crate) fn plain_nbytes(body: &[u8]) -> usize {
     const WORD: usize = 8;
     const BLOCK: usize = 16;
     let mut at = 0;
-    // Names are some 30 to 60 bytes long, and looking at single bytes is what a simple reader spends most of its time
-    // on. So whole blocks are skipped, of which compilers test all bytes at once, and then eight bytes at a step.
+    // Names are about 30 to 60 bytes long, and examining single bytes takes most of the time of a simple reader. So
+    // whole blocks are skipped first, whose bytes compilers test all at once, and then eight bytes at a time.
     while body
         .get(at..)
         .and_then(<[u8]>::first_chunk::<BLOCK>)
@@ -319,15 +319,15 @@ pub(crate) fn plain_nbytes(body: &[u8]) -> usize {
         .unwrap_or(tail.len())
 }
 
-/// Whether none of these bytes ends a plain string. Without a branch in the loop, so that it becomes vector code.
+/// Returns whether none of these bytes ends a plain string. The loop has no branch, so that it is vectorised.
 #[inline]
 fn is_plain(block: &[u8; 16]) -> bool {
     let ends = |byte: u8| (byte == b'"') | (byte == b'\\') | (byte < 0x20);
     !block.iter().fold(false, |found, &byte| found | ends(byte))
 }
 
-/// Marks the top bit of the bytes of `word` that end a plain string. Bytes above the first one marked may be
-/// marked falsely (a borrow runs upwards), which is why only the lowest mark is used.
+/// Marks the top bit of the bytes of `word` that end a plain string. Bytes above the first marked one may be marked
+/// falsely (a borrow propagates upwards), so only the lowest mark is used.
 fn string_ends(word: u64) -> u64 {
     const LOW: u64 = 0x0101_0101_0101_0101;
     const HIGH: u64 = 0x8080_8080_8080_8080;
@@ -338,15 +338,15 @@ fn string_ends(word: u64) -> u64 {
     (quotes | backslashes | controls) & HIGH
 }
 
-/// Compares the two readers: whether the quick one took `text`, or how it differs from the reference reader.
+/// Compares the two readers. Returns whether the fast one parsed `text`, or how it differs from the reference reader.
 #[cfg(any(test, feature = "fuzzing"))]
 pub(crate) fn compare(text: &str) -> Result<bool, alloc::string::String> {
     let Some(quick) = Compact::whole(text) else {
         return Ok(false);
     };
-    // Strict, because what the quick reader takes is never unusual.
+    // Strict, because the fast reader never accepts anything unusual.
     let reference = value::read(text, Leniency::Refuse);
-    // Debug output shows all that a raw header says.
+    // Debug output shows every field of a raw header.
     let (quick, reference) = (
         alloc::format!("{:?}", Ok::<_, FormatError>(quick)),
         alloc::format!("{reference:?}"),
@@ -368,12 +368,12 @@ mod tests {
     use alloc::vec::Vec;
     use proptest::prelude::*;
 
-    /// The quick reader agrees with the reference reader, or steps aside.
+    /// Checks that the fast reader agrees with the reference reader, or leaves the text to it.
     fn agree(text: &str) -> Result<bool, TestCaseError> {
         compare(text).map_err(TestCaseError::fail)
     }
 
-    /// Pieces from which texts near to real headers are strung together.
+    /// Pieces that are joined to texts similar to real headers.
     fn piece() -> impl Strategy<Value = String> {
         let number = prop_oneof![
             Just("0".into()),
@@ -478,9 +478,9 @@ mod tests {
             "{\"__metadata__\":{\"format\":\"pt\"},\"a\":{\"dtype\":\"F8_E4M3\",\"shape\":[],\"data_offsets\":[0,1]},\
              \"b\":{\"dtype\":\"F8_E5M2\",\"shape\":[0],\"data_offsets\":[1,1]}}  ",
             "{\"é\":{\"dtype\":\"BF16\",\"shape\":[1],\"data_offsets\":[0,2]},\"__metadata__\":{}}",
-            // The longest number that surely fits.
+            // The longest number that always fits.
             "{\"a\":{\"dtype\":\"U8\",\"shape\":[9999999999999999999],\"data_offsets\":[0,1]}}",
-            // With room for more metadata, as ingot writes.
+            // With space for more metadata, as ingot writes it.
             "{   }  ",
             "{\"__metadata__\":{\"k\":\"v\"}    }  ",
             "{\"__metadata__\":{}   ,\"a\":{\"dtype\":\"U8\",\"shape\":[],\"data_offsets\":[0,1]}}",

@@ -7,12 +7,13 @@ use crate::dtype::Dtype;
 use crate::metadata::{METADATA_KEY, Metadata};
 use crate::raw::RawHeader;
 
-/// Where tensors of this dtype are placed: higher ranks first, so that wide elements lie aligned.
+/// Returns the rank of this dtype in data order: higher ranks come first, so that wide elements are aligned.
 pub(crate) fn data_rank(dtype: Dtype) -> u8 {
     dtype as u8
 }
 
-/// Appends the JSON of `header`, without length and padding. Says where in `out` room for longer metadata belongs.
+/// Appends the JSON of `header`, without length and padding. Returns the position in `out` at which space for longer
+/// metadata belongs.
 pub(crate) fn render(header: &RawHeader, out: &mut Vec<u8>) -> usize {
     out.push(b'{');
     if let Some(metadata) = &header.metadata {
@@ -63,16 +64,15 @@ fn numbers(numbers: &[u64], out: &mut Vec<u8>) {
     out.push(b']');
 }
 
-/// The digits of `number`. Written out here because the formatting machinery takes longer than all the rest of
-/// an entry.
+/// Appends the digits of `number`. Not left to the formatting machinery, which takes longer than the rest of an entry.
 fn decimal(number: u64, out: &mut Vec<u8>) {
-    // As many as `u64::MAX` has.
+    // `u64::MAX` has 20 digits.
     let mut digits = [0; 20];
     let mut begin = digits.len();
     let mut rest = number;
     loop {
         begin -= 1;
-        // The remainder is below 10, so its lowest byte is all of it.
+        // The remainder is below 10, so only its lowest byte matters.
         digits[begin] = b'0' + (rest % 10).to_le_bytes()[0];
         rest /= 10;
         if rest == 0 {
@@ -82,8 +82,8 @@ fn decimal(number: u64, out: &mut Vec<u8>) {
     out.extend_from_slice(&digits[begin..]);
 }
 
-/// A JSON string with the escapes that serde_json uses: the short ones where JSON has them, `\u00xx` for other
-/// control characters, and nothing else.
+/// Appends a JSON string with the escapes of serde_json: the short ones that JSON has, `\u00xx` for other control
+/// characters, and no others.
 pub(crate) fn string(text: &str, out: &mut Vec<u8>) {
     out.push(b'"');
     let mut rest = text.as_bytes();

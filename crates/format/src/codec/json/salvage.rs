@@ -1,4 +1,4 @@
-//! The lenient reader: each item of the header is read by itself, so that one that breaks a rule costs no other.
+//! The lenient reader: each item of the header is read on its own, so that a broken item does not affect the others.
 
 use alloc::borrow::{Cow, ToOwned};
 use alloc::format;
@@ -14,10 +14,10 @@ use crate::finding::{Remedy, Understood, Unread};
 use crate::metadata::{METADATA_KEY, Metadata};
 use crate::raw::PREFIX_NBYTES;
 
-/// Reads what can be understood of a header.
+/// Reads the valid items of a header.
 ///
-/// Bytes that are not UTF-8 become U+FFFD, and NUL after the JSON is taken for padding. JSON that ends early or goes on
-/// after its end is refused: the length before it is wrong then, and with it where the data begins.
+/// Bytes that are not UTF-8 become U+FFFD, and NUL after the JSON counts as padding. JSON that ends early or has text
+/// after its end is rejected: then the length before it is wrong, and the position of the data is unknown.
 pub(crate) fn salvage(header: &[u8]) -> Result<Understood, FormatError> {
     let mut lenient = Lenient::default();
     let text = String::from_utf8_lossy(header);
@@ -42,13 +42,13 @@ pub(crate) fn salvage(header: &[u8]) -> Result<Understood, FormatError> {
     }
 }
 
-/// What was understood so far.
+/// The result so far.
 #[derive(Default)]
 struct Lenient {
-    /// Has the entries, and the fault of the item that is being read.
+    /// Holds the entries, and the fault of the item that is being read.
     reader: Reader,
     metadata: Option<Metadata>,
-    /// Whether it stood there, be it null.
+    /// Whether `__metadata__` occurred, even as null.
     has_metadata: bool,
     understood: Understood,
 }
@@ -64,7 +64,7 @@ impl Lenient {
         self.understood
     }
 
-    /// Reads one item with the strict reader of its kind.
+    /// Reads one item with the strict reader for its kind.
     fn read<'t, P: Node<'t>>(text: &'t str, node: P) -> Result<P::Value, serde_json::Error> {
         At(node).deserialize(&mut serde_json::Deserializer::from_str(text))
     }
@@ -91,7 +91,7 @@ impl Lenient {
         if !self.add(fault, Remedy::TensorLeftOut) {
             return;
         }
-        // What claims no bytes claims none at the begin, where there is no hole before them.
+        // Without a valid claim, the claim is 0 bytes at position 0, which hides no hole.
         let (begin, end) = Lenient::read(text, Claim).ok().flatten().unwrap_or_default();
         let tensor = name.to_owned();
         self.understood.unread.push(Unread { tensor, begin, end });
@@ -131,7 +131,7 @@ impl<'de> Node<'de> for Items<'_> {
 
     fn object<A: MapAccess<'de>>(self, mut map: A) -> Result<(), A::Error> {
         while let Some(name) = map.next_key_seed(At(Key))? {
-            // As it is spelled: whether it can be read is for each item to find out.
+            // Kept as text: each item is parsed later, on its own.
             let value: &RawValue = map.next_value()?;
             if name == METADATA_KEY {
                 self.0.metadata(value.get());
@@ -143,7 +143,7 @@ impl<'de> Node<'de> for Items<'_> {
     }
 }
 
-/// The pairs of the metadata. A value that is no string is kept as its JSON.
+/// The pairs of the metadata. A value that is not a string is kept as its JSON.
 struct Pairs<'l> {
     lenient: &'l mut Lenient,
     pairs: Metadata,
@@ -181,7 +181,7 @@ impl<'de> Node<'de> for &mut Pairs<'_> {
     }
 }
 
-/// Of an entry that cannot be read, the bytes that it claims.
+/// The byte range that an unreadable entry claims.
 struct Claim;
 
 impl<'de> Node<'de> for Claim {

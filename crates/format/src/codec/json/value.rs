@@ -1,5 +1,5 @@
-//! The reference reader: strict, slow, and obviously right. It takes any key order, escape and white space, and
-//! refuses whatever could mean two things.
+//! The reference reader: strict, slow, and obviously right. It accepts any key order, escape and white space, and
+//! rejects everything ambiguous.
 
 use alloc::borrow::{Cow, ToOwned};
 use alloc::format;
@@ -40,7 +40,7 @@ pub(crate) fn read(text: &str, leniency: Leniency) -> Result<RawHeader, FormatEr
     }
 }
 
-/// What the JSON reader says, with the hint that fits a common mistake.
+/// Returns the JSON parser's message, with a hint for a common mistake.
 fn reason(text: &str, fault: &serde_json::Error) -> String {
     let hint = match text.trim_end_matches('\0') {
         trimmed if trimmed.len() < text.len() && trimmed.ends_with('}') => {
@@ -51,13 +51,13 @@ fn reason(text: &str, fault: &serde_json::Error) -> String {
     format!("{fault}{hint}")
 }
 
-/// What was read so far, and the first rule that was broken. serde's errors carry only text, so the fault waits
-/// here while one of them unwinds.
+/// The part read so far, and the first broken rule. serde's errors carry only text, so the fault is kept here while one
+/// of them propagates.
 #[derive(Default)]
 pub(super) struct Reader {
     pub(super) raw: RawHeader,
     pub(super) fault: Option<FormatError>,
-    /// The first thing that a strict reader refuses.
+    /// The first deviation that a strict reader rejects.
     pub(super) unusual: Option<String>,
 }
 
@@ -72,12 +72,12 @@ impl Reader {
     }
 }
 
-/// A node of the JSON of a header: what it accepts, and what it says to the rest.
+/// A node of a header's JSON: handles the kinds of values that it accepts, and reports the others.
 pub(super) trait Node<'de>: Sized {
-    /// What comes of reading it.
+    /// The result of reading the node.
     type Value;
 
-    /// `found`, in words, is not what belongs here.
+    /// Reports that `found`, a description of a value, is not allowed here.
     fn wrong<E: Error>(self, found: String) -> Result<Self::Value, E>;
 
     fn text<E: Error>(self, text: Cow<'de, str>) -> Result<Self::Value, E> {
@@ -101,7 +101,7 @@ pub(super) trait Node<'de>: Sized {
     }
 }
 
-/// Reads whatever stands where a node is expected and hands it over.
+/// Reads any JSON value and passes it to the node.
 pub(super) struct At<P>(pub(super) P);
 
 impl<'de, P: Node<'de>> DeserializeSeed<'de> for At<P> {
@@ -158,7 +158,7 @@ impl<'de, P: Node<'de>> Visitor<'de> for At<P> {
     }
 }
 
-/// A key; JSON leaves nothing else but a string.
+/// A key; JSON allows only a string.
 pub(super) struct Key;
 
 impl<'de> Node<'de> for Key {
@@ -349,8 +349,8 @@ impl<'de> Node<'de> for OneEntry<'_> {
     }
 }
 
-/// A value that means nothing here. It is read all the same: `IgnoredAny` passes over lone surrogates, numbers out
-/// of range and any depth, which other readers refuse.
+/// A value that is ignored. It is parsed all the same: `IgnoredAny` would accept lone surrogates, numbers out of range
+/// and any depth, which other readers reject.
 struct Unknown;
 
 impl<'de> Node<'de> for Unknown {
@@ -377,7 +377,7 @@ impl<'de> Node<'de> for Unknown {
     }
 }
 
-/// A field of an entry, for its faults.
+/// A field of an entry, with the data for its errors.
 struct Field<'r> {
     reader: &'r mut Reader,
     name: &'r str,
@@ -386,7 +386,7 @@ struct Field<'r> {
 }
 
 impl Field<'_> {
-    /// The same field, for something inside it.
+    /// Returns the same field, for a value inside it.
     fn again(&mut self) -> Field<'_> {
         Field {
             reader: self.reader,
@@ -436,8 +436,8 @@ impl<'de> Node<'de> for Code<'_> {
     }
 }
 
-/// An array of dimensions. They go straight to the others of the header: a list of their own would take as much
-/// memory again, which is four times the header where all dimensions have one digit.
+/// An array of dimensions. They go directly to the header's dimensions: a separate list would need the same memory
+/// again, four times the size of a header whose dimensions all have one digit.
 struct Dims<'r>(Field<'r>);
 
 impl<'de> Node<'de> for Dims<'_> {
@@ -455,7 +455,7 @@ impl<'de> Node<'de> for Dims<'_> {
     }
 }
 
-/// An array of two numbers, with the count of those that are there.
+/// An array of two numbers, and the number of elements found.
 struct Offsets<'r>(Field<'r>);
 
 impl<'de> Node<'de> for Offsets<'_> {
