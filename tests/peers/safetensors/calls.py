@@ -20,6 +20,7 @@ from peers.safetensors.givens import (
     ARRAYS,
     BACKENDS,
     BROKEN,
+    CHOICES,
     DATA,
     DEVICES,
     FILES,
@@ -34,6 +35,7 @@ from peers.safetensors.givens import (
     PLANS,
     PREFETCHING,
     SERIALIZED,
+    SHARED,
     SPECS,
     STATES,
     closed,
@@ -103,7 +105,6 @@ TENSOR_OF = {"torch": torch.ones(1), "numpy": numpy.ones(1)}
 LAID_OUT = ("meta", "conj", "strided", "channels last", "expanded", "step", "shared", "two crowds", "overlap")
 OF_STATES = ("_evaluate_tensors_for_save", "_find_shared_tensors", "_remove_duplicate_names")
 OF_TENSORS = ("storage_ptr", "storage_size", "_is_complete", "_end_ptr", "_to_ndarray")
-CHOICES = ({"preferred_names": ["x"]}, {"discard_names": ["a", "b"]}, {"preferred_names": 3})
 
 
 def _opening() -> Iterator[tuple[str, Call]]:
@@ -249,6 +250,7 @@ def _handles() -> Iterator[tuple[str, Call]]:
         v=NAMES,
         k=("get_tensor", "get_slice"),
     )
+    yield from each("open.{u}", lambda m, place, u: u(opened(m, place)), u=HANDLE_USES)
     yield from each("closed.{u}", lambda m, place, u: u(closed(m, place)), u=HANDLE_USES)
     yield from each("closed: {u}", lambda m, place, u: u(closed(m, place)), u=CLOSING)
     yield from each("open: {u}", lambda m, place, u: u(opened(m, place)), u=CLOSING)
@@ -304,18 +306,23 @@ def _models() -> Iterator[tuple[str, Call]]:
 
 
 def _privates() -> Iterator[tuple[str, Call]]:
-    laid_out = {title: STATES[title] for title in LAID_OUT}
+    # Both sides are asked about the same tensors, since some of the answers are addresses.
+    states = {
+        title: make() for title, make in {**{name: STATES[name] for name in LAID_OUT}, **SHARED}.items()
+    }
+    firsts = {title: _first(state) for title, state in states.items()}
     yield from each(
         "{k}._getdtype({c})", lambda m, place, k, c: getattr(m, k)._getdtype(c), k=MODULES_OF, c=OTHER_CODES
     )
+    yield from each("torch.{f}({v})", lambda m, place, v, f: getattr(m.torch, f)(v), v=states, f=OF_STATES)
     yield from each(
-        "torch.{f}({v})", lambda m, place, v, f: getattr(m.torch, f)(v()), v=laid_out, f=OF_STATES
+        "torch._flatten_as_ptr({v})", lambda m, place, v: m.torch._flatten_as_ptr(v, []), v=states
     )
+    yield from each("torch.{f}({v})", lambda m, place, v, f: getattr(m.torch, f)(v), v=firsts, f=OF_TENSORS)
     yield from each(
-        "torch._flatten_as_ptr({v})", lambda m, place, v: m.torch._flatten_as_ptr(v(), []), v=laid_out
-    )
-    yield from each(
-        "torch.{f}({v})", lambda m, place, v, f: getattr(m.torch, f)(_first(v())), v=laid_out, f=OF_TENSORS
+        "torch._filter_shared_not_shared({v})",
+        lambda m, place, v: m.torch._filter_shared_not_shared([set(v)], v),
+        v={title: states[title] for title in SHARED if "meta" not in title},
     )
     yield from each(
         "numpy._is_little_endian({v})", lambda m, place, v: m.numpy._is_little_endian(_first(v())), v=ARRAYS
@@ -324,7 +331,7 @@ def _privates() -> Iterator[tuple[str, Call]]:
         "torch._remove_duplicate_names({v}, {c})",
         lambda m, place, c, v: m.torch._remove_duplicate_names(v(), **c),
         c=CHOICES,
-        v={title: STATES[title] for title in ("shared", "part and whole", "overlap")},
+        v=SHARED,
     )
 
 

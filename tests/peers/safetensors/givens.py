@@ -268,6 +268,27 @@ STATES: dict[str, Callable[[], Any]] = {
     "uninitialized": lambda: {"a": nn.parameter.UninitializedParameter()},
 }
 
+# Those that share memory in every way, and which names of them are wanted.
+SHARED: dict[str, Callable[[], Any]] = {
+    "twins": lambda: {"a": WHOLE, "b": WHOLE, "c": WHOLE.view(-1)},
+    "two groups": lambda: {"c": WHOLE, "b": WHOLE, "z": ONES, "y": ONES, "x": torch.ones(1)},
+    "halves": lambda: {"a": WHOLE[:1], "b": WHOLE[1:]},
+    "halves and whole": lambda: {"a": WHOLE[:1], "b": WHOLE[1:], "c": WHOLE},
+    "two meta": lambda: {"a": torch.ones(2, device="meta"), "b": torch.ones(2, device="meta")},
+    "two empty": lambda: {"a": torch.ones(0), "b": torch.ones(0)},
+    **{name: STATES[name] for name in ("shared", "part and whole", "overlap")},
+}
+CHOICES: tuple[dict[str, Any], ...] = (
+    {"preferred_names": ["x"]},
+    {"preferred_names": ["b"]},
+    {"preferred_names": ["c", "b"]},
+    {"preferred_names": ["a"], "discard_names": ["a"]},
+    {"preferred_names": 3},
+    {"discard_names": ["a"]},
+    {"discard_names": ["a", "b"]},
+    {"discard_names": ["b", "c"]},
+)
+
 STRUCTURED = numpy.dtype([("x", "f4"), ("y", "i4")])
 # What is given for those of `safetensors.numpy.save`.
 ARRAYS: dict[str, Callable[[], Any]] = {
