@@ -89,7 +89,8 @@ class Selected(NamedTuple, Generic[Tensor]):
         """Return the selection that the options of a load describe."""
         # Several destinations have as many slices. Looking at each of many takes time.
         if out is None or not how.slices or list not in set(map(type, out.values())):
-            return cls(how.keys, how.drop, how.slices, how.dtype, out)
+            single: Any = out
+            return cls(how.keys, how.drop, how.slices, how.dtype, single)
         slices, own, several = _apart(dict(how.slices), out)
         return cls(how.keys, how.drop, slices, how.dtype, own, several)
 
