@@ -370,7 +370,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let directory = Directory::at(folder.path()).unwrap();
         let (first, name) = named(&directory, OsStr::new("file"), Birth::Usual).unwrap();
-        let seen = Locked::of(&first).unwrap();
+        let seen = first.try_clone().unwrap();
         directory.remove(&name).unwrap();
         drop(first);
         let (_second, same) = named(&directory, OsStr::new("file"), Birth::Usual).unwrap();

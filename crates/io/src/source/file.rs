@@ -56,10 +56,6 @@ impl FileSource {
         })
     }
 
-    pub(crate) fn into_file(self) -> File {
-        self.file
-    }
-
     /// The name of its file system, where reading from that waits for a network or another process.
     pub(crate) fn remote(&self) -> Option<&'static str> {
         self.remote

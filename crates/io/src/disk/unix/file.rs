@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use ingot_format::to_usize;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::fs::{FileType, FlockOperation, OFlags, Stat, flock, fstat, stat};
+use rustix::fs::{FileType, FlockOperation, OFlags, Stat, flock, fstat, lstat, stat};
 use rustix::io::{Errno, retry_on_intr};
 use rustix::process::{Resource, getrlimit};
 
@@ -23,6 +23,11 @@ pub(crate) fn facts(file: &File) -> io::Result<Facts> {
 /// What it says of the file that a path leads to.
 pub(crate) fn facts_at(path: &Path) -> io::Result<Facts> {
     Ok(of_stat(&stat(path)?))
+}
+
+/// Return what has the name `path`: of a symbolic link the facts of the link.
+pub(crate) fn facts_of_name(path: &Path) -> io::Result<Facts> {
+    Ok(of_stat(&lstat(path)?))
 }
 
 #[allow(

@@ -13,8 +13,8 @@ use windows_sys::Win32::Foundation::{
     ERROR_INVALID_FUNCTION, ERROR_INVALID_PARAMETER,
 };
 use windows_sys::Win32::Storage::FileSystem::{
-    FILE_ATTRIBUTE_DIRECTORY, FILE_ATTRIBUTE_REPARSE_POINT, FILE_FLAG_BACKUP_SEMANTICS, FILE_READ_ATTRIBUTES,
-    LOCKFILE_EXCLUSIVE_LOCK, LOCKFILE_FAIL_IMMEDIATELY,
+    FILE_ATTRIBUTE_DIRECTORY, FILE_ATTRIBUTE_REPARSE_POINT, FILE_FLAG_BACKUP_SEMANTICS,
+    FILE_FLAG_OPEN_REPARSE_POINT, FILE_READ_ATTRIBUTES, LOCKFILE_EXCLUSIVE_LOCK, LOCKFILE_FAIL_IMMEDIATELY,
 };
 
 use super::calls::{self, information, is_deleted, set_sparse};
@@ -83,6 +83,11 @@ pub(crate) fn facts(file: &File) -> io::Result<Facts> {
 /// What it says of the file that a path leads to.
 pub(crate) fn facts_at(path: &Path) -> io::Result<Facts> {
     facts(&looked_at(path, 0)?)
+}
+
+/// Return what has the name `path`: of a symbolic link the facts of the link.
+pub(crate) fn facts_of_name(path: &Path) -> io::Result<Facts> {
+    facts(&looked_at(path, FILE_FLAG_OPEN_REPARSE_POINT)?)
 }
 
 /// A handle that only asks: whoever else has the file is not in the way.
