@@ -27,9 +27,14 @@ impl Locked {
         }
     }
 
+    /// Return false in the child of a fork, whose parent holds the lock.
+    pub(crate) fn is_ours(&self) -> bool {
+        self.process == std::process::id()
+    }
+
     /// Remove the lock, once. In a child of a fork the lock stays: it is the parent's.
     pub(crate) fn unlock(&self) {
-        if !self.unlocked.swap(true, Ordering::Relaxed) && self.process == std::process::id() {
+        if !self.unlocked.swap(true, Ordering::Relaxed) && self.is_ours() {
             // Where there are no locks, this fails.
             let _ = unlock(&self.file);
         }

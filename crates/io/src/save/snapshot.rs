@@ -9,7 +9,7 @@ use std::thread;
 
 use ingot_format::Layout;
 
-use super::pieces::{PIECE, Pieces};
+use super::write::pieces::{PIECE, Pieces};
 use crate::error::{Error, Stop, step};
 use crate::memory::Pages;
 use crate::payload::{Payload, prove_sizes};
@@ -121,9 +121,10 @@ impl Copier<'_, '_> {
     /// The calling thread first copies what only it can fetch, then helps the others.
     fn copy(&self) -> Result<(), CopyFault> {
         let cores = thread::available_parallelism().map_or(1, usize::from);
-        let others = match self.pieces.nbytes() < PARALLEL {
-            true => 0,
-            false => cores.min(THREADS) - 1,
+        let others = if self.pieces.nbytes() < PARALLEL {
+            0
+        } else {
+            cores.min(THREADS) - 1
         };
         let ours = || {
             for block in (0..self.blocks.len()).filter(|&block| self.is_fetched(block)) {

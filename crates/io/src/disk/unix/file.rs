@@ -75,6 +75,35 @@ pub(crate) fn read_at(file: &File, into: &mut [u8], position: u64) -> io::Result
     file.read_at(into, position)
 }
 
+pub(crate) fn write_at(file: &File, bytes: &[u8], position: u64) -> io::Result<usize> {
+    file.write_at(bytes, position)
+}
+
+/// Open `file` again without the page cache: by its descriptor, since its name may lead to another file by now. `None` if the
+/// system refuses.
+#[cfg(target_os = "linux")]
+pub(crate) fn open_direct(file: &File, for_writing: bool) -> Option<File> {
+    use std::os::fd::AsRawFd;
+    let path = format!("/proc/self/fd/{}", file.as_raw_fd());
+    File::options()
+        .read(!for_writing)
+        .write(for_writing)
+        .custom_flags(OFlags::DIRECT.bits().cast_signed())
+        .open(path)
+        .ok()
+}
+
+#[cfg(not(target_os = "linux"))]
+pub(crate) fn open_direct(_: &File, _: bool) -> Option<File> {
+    None
+}
+
+/// Return whether `fault` means that the file, or this position or size, takes no direct reads or writes.
+pub(crate) fn refuses_direct(fault: &io::Error) -> bool {
+    let refusals = [Errno::INVAL, Errno::OPNOTSUPP, Errno::NOSYS, Errno::NOTBLK];
+    Errno::from_io_error(fault).is_some_and(|fault| refusals.contains(&fault))
+}
+
 pub(crate) fn write_all_at(file: &File, bytes: &[u8], position: u64) -> io::Result<()> {
     // Goes on after short writes and after signals.
     file.write_all_at(bytes, position)

@@ -108,6 +108,19 @@ pub(crate) fn read_at(file: &File, into: &mut [u8], position: u64) -> io::Result
     file.seek_read(into, position)
 }
 
+pub(crate) fn write_at(file: &File, bytes: &[u8], position: u64) -> io::Result<usize> {
+    file.seek_write(bytes, position)
+}
+
+/// Files are always written through the page cache here.
+pub(crate) fn open_direct(_: &File, _: bool) -> Option<File> {
+    None
+}
+
+pub(crate) fn refuses_direct(_: &io::Error) -> bool {
+    false
+}
+
 pub(crate) fn write_all_at(file: &File, mut bytes: &[u8], mut position: u64) -> io::Result<()> {
     while !bytes.is_empty() {
         match file.seek_write(bytes, position) {

@@ -8,12 +8,12 @@ use std::time::Duration;
 
 use ingot_format::to_u64;
 
-use super::direct::{self, Aligned, DirectWriter};
-use super::flush::Flusher;
+use super::direct::{Aligned, DirectWriter};
 use super::pieces::{PIECE, Pieces};
 use crate::digest::{Sealed, Sealing};
 use crate::error::{Step, Stop, step};
 use crate::payload::Payload;
+use crate::save::flush::Flusher;
 use crate::sync::{AtomicUsize, Condvar, Mutex, MutexGuard, Ordering, PoisonError, locked, thread};
 use crate::watch::{POLL, Watch};
 use crate::workers::Team;
@@ -227,7 +227,7 @@ impl PieceWriter<'_, '_> {
         }
         match self.route {
             Route::Cached(_) | Route::Shared => crate::disk::write_all_at(self.file, bytes, position),
-            Route::Direct(direct) => direct::write(direct, self.file, bytes, position),
+            Route::Direct(direct) => direct.write(self.file, bytes, position),
         }
     }
 
