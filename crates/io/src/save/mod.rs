@@ -43,7 +43,7 @@ use std::path::Path;
 
 use ingot_format::{FormatError, Layout, StopFlag};
 
-use crate::digest::Sealed;
+use crate::digest::NewHeader;
 use crate::disk::{Resolved, resolve};
 use crate::error::{Error, Step, Stop, step};
 use crate::options::{Replace, SaveOptions};
@@ -104,7 +104,7 @@ pub fn replace_file(
     )
 }
 
-/// As [`save`], of a file that begins with `head` and has `data_nbytes` of data, whichever way `payloads` cut them.
+/// As [`save`], of a file that begins with `head` and has `data_nbytes` of data, wherever the payloads begin and end.
 pub(crate) fn save_data(
     path: &Path,
     head: &[u8],
@@ -117,28 +117,27 @@ pub(crate) fn save_data(
 }
 
 impl Snapshot {
-    /// Writes the file of the `layout` that the copy was taken for.
+    /// Write the file of `head`, for which the copy was taken.
     ///
     /// # Errors
-    /// What [`crate::save`] says.
+    /// As [`save`].
     pub fn save(
         &self,
         path: &Path,
-        layout: &Layout,
+        head: &NewHeader,
         options: &SaveOptions,
         watch: &dyn Watch,
     ) -> Result<(), Error> {
-        let Layout { header, head, .. } = layout;
-        save_data(path, head, header.data_nbytes(), &self.payloads(), options, watch)
+        head.save_data(path, &self.payloads(), options, watch)
     }
 }
 
-impl Sealed {
-    /// Writes the file: as [`crate::save`] does, with `payloads` in the order of the layout, and the digests in the head
-    /// taken of everything else on its way into the file. Not into a pipe or a device, where the head cannot be written last.
+impl NewHeader {
+    /// Write the file, as [`save`] does, with `payloads` in the order of the layout. A file that keeps digests cannot be
+    /// written into a pipe or a device, where the head cannot be written last.
     ///
     /// # Errors
-    /// What [`crate::save`] says.
+    /// As [`save`].
     pub fn save(
         &self,
         path: &Path,
@@ -150,12 +149,25 @@ impl Sealed {
         save_cut(path, pieces, options, watch)
     }
 
-    /// The file with the digests of `pieces`, which are cut from [`Sealed::layout`]: for what takes bytes in order only,
-    /// where the head comes first. They are read once for it, by this thread, and a tensor that changes before they are
-    /// read again does not match its digest.
+    /// As [`NewHeader::save`], with payloads that together are the data, wherever they begin and end.
+    pub(crate) fn save_data(
+        &self,
+        path: &Path,
+        payloads: &[Payload<'_>],
+        options: &SaveOptions,
+        watch: &dyn Watch,
+    ) -> Result<(), Error> {
+        let Layout { header, head, .. } = self.layout();
+        let pieces = Pieces::of_data(head, header.data_nbytes(), payloads);
+        save_cut(path, pieces.map(|pieces| pieces.sealed_by(self)), options, watch)
+    }
+
+    /// Return the file with the digests of `pieces`, which are cut from [`NewHeader::layout`]: for what takes bytes in order
+    /// only, where the head comes first. This thread reads the pieces once. A tensor that changes before it is read again does
+    /// not match its digest.
     ///
     /// # Errors
-    /// A payload cannot be read; [`io::ErrorKind::Interrupted`] when `watch` says so.
+    /// A payload cannot be read; [`io::ErrorKind::Interrupted`] if `watch` stops this.
     pub fn digest(&self, pieces: &Pieces<'_>, watch: &dyn Watch) -> io::Result<Layout> {
         let sealing = self.begin();
         let mut buffer = Vec::new();
@@ -168,33 +180,6 @@ impl Sealed {
             sealing.feed(pieces.range(piece).start, &buffer);
         }
         sealing.layout()
-    }
-
-    /// Writes the file with what was copied for it.
-    ///
-    /// # Errors
-    /// What [`crate::save`] says.
-    pub fn save_snapshot(
-        &self,
-        path: &Path,
-        snapshot: &Snapshot,
-        options: &SaveOptions,
-        watch: &dyn Watch,
-    ) -> Result<(), Error> {
-        self.save_data(path, &snapshot.payloads(), options, watch)
-    }
-
-    /// As [`Sealed::save`], of payloads that together are the data, whichever way they cut it.
-    pub(crate) fn save_data(
-        &self,
-        path: &Path,
-        payloads: &[Payload<'_>],
-        options: &SaveOptions,
-        watch: &dyn Watch,
-    ) -> Result<(), Error> {
-        let Layout { header, head, .. } = self.layout();
-        let pieces = Pieces::of_data(head, header.data_nbytes(), payloads);
-        save_cut(path, pieces.map(|pieces| pieces.sealed_by(self)), options, watch)
     }
 }
 

@@ -7,7 +7,7 @@ use std::ops::Range;
 use ingot_format::{FormatError, Layout, StopFlag, to_u64, to_usize};
 
 use crate::device::{Copy, Device, DeviceBytes, Lent};
-use crate::digest::Sealed;
+use crate::digest::NewHeader;
 use crate::disk::write_all_at;
 use crate::memory::Bytes;
 use crate::payload::{FileRange, Payload, prove_sizes, prove_total};
@@ -32,7 +32,7 @@ pub struct Pieces<'a> {
     /// bytes, and 28 % of 40 bytes (2026-11, into the page cache).
     on_device: bool,
     /// What puts digests of everything into the head.
-    sealed: Option<&'a Sealed>,
+    sealed: Option<&'a NewHeader>,
 }
 
 /// Bytes of one part in one piece.
@@ -87,15 +87,15 @@ impl<'a> Pieces<'a> {
         pieces
     }
 
-    /// The same, with the digests that `sealed` keeps.
-    pub(in crate::save) fn sealed_by(self, sealed: &'a Sealed) -> Pieces<'a> {
+    /// The same, with the digests that `head` keeps, if it keeps any.
+    pub(in crate::save) fn sealed_by(self, head: &'a NewHeader) -> Pieces<'a> {
         Pieces {
-            sealed: Some(sealed),
+            sealed: head.keeps_digests().then_some(head),
             ..self
         }
     }
 
-    pub(in crate::save) fn sealed(&self) -> Option<&'a Sealed> {
+    pub(in crate::save) fn sealed(&self) -> Option<&'a NewHeader> {
         self.sealed
     }
 
