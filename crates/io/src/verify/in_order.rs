@@ -23,8 +23,11 @@ pub(crate) fn read_in_order(
     show(&[source], &[&queue], &runs, reading, watch).map_err(|fault| fault.failure)
 }
 
+/// Takes the bytes of a piece.
+type Take<'t> = &'t mut (dyn FnMut(&[u8]) + Send);
+
 /// Pieces that wait for those before them.
-struct Queue<'t>(Turns<&'t mut (dyn FnMut(&[u8]) + Send)>);
+struct Queue<'t>(Turns<Take<'t>>);
 
 impl Witness for Queue<'_> {
     fn step_nbytes(&self) -> u64 {

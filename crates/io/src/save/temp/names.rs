@@ -35,13 +35,13 @@ pub(in crate::save) fn scratch(directory: &Directory, target: &OsStr) -> io::Res
     file.try_clone()
 }
 
-/// Removes temporary files for `entry` that a process left behind. Whatever cannot be removed, stays; and so does all as
-/// long as others have the notes open, who may finish the file that they fill together.
+/// Remove temporary files for `entry` that a process left behind. Errors are ignored. All of them stay while another process
+/// has the journal open: it may finish the file.
 pub(in crate::save) fn remove_stale(entry: &DirectoryEntry) {
     remove_old(entry);
     for number in 0..TRIES {
         match remove_unlocked(&entry.directory, &numbered(&entry.name, number, SUFFIX)) {
-            // The notes.
+            // The journal.
             Left::Held if number == 0 => return,
             Left::Absent if number >= LOOKED_UP => return,
             _ => {}
@@ -183,8 +183,7 @@ fn numbered(target: &OsStr, number: u64, suffix: &str) -> OsString {
     name
 }
 
-/// The name of the notes of those who fill a file together. It has the form of a temporary name, so that it is removed like
-/// one when it is left behind.
+/// The name of the journal. It has the form of a temporary name, so that a journal that was left behind is removed too.
 pub(super) fn journal_name(target: &OsStr) -> OsString {
     numbered(target, 0, SUFFIX)
 }
@@ -303,7 +302,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_left_behind_goes_but_what_is_held_and_nothing_while_its_notes_are() {
+    fn what_was_left_behind_goes_but_what_is_held_and_nothing_while_its_journal_is() {
         let folder = tempfile::tempdir().unwrap();
         let make = |number: u64| {
             let name = format!(".file.{number:016x}{SUFFIX}");
@@ -314,12 +313,12 @@ mod tests {
         let left = || drop(make(2));
         left();
         assert_eq!(after_removal(folder.path()), [&held_name[..]]);
-        let (notes, notes_are) = make(0);
-        assert_eq!(notes_are, journal_name("file".as_ref()).into_string().unwrap());
-        assert!(lock(&notes));
+        let (journal, journal_is) = make(0);
+        assert_eq!(journal_is, journal_name("file".as_ref()).into_string().unwrap());
+        assert!(lock(&journal));
         left();
         assert_eq!(after_removal(folder.path()).len(), 3);
-        drop(notes);
+        drop(journal);
         assert_eq!(after_removal(folder.path()), [&held_name[..]]);
         drop(held);
         assert_eq!(after_removal(folder.path()), [""; 0]);

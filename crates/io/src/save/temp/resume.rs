@@ -18,10 +18,11 @@ use crate::save::space;
 use crate::save::target::{explain, find, is_there};
 use crate::watch::Watch;
 
-/// How often the file is opened that somebody else has just given its name to, or taken away.
+/// How often the file is opened again that another process has just renamed or removed.
 const TRIES: usize = 10;
 
-/// Of a draft under a name that its target gives. It is locked until it is dropped, so that no other process fills it.
+/// Temporary files under a name that their target determines. They are locked until they are dropped, so that no other process
+/// fills them.
 impl Temp {
     /// Opens what was left for `path`, or makes an empty file.
     pub(crate) fn resume(path: &Path, existing: Existing, watch: &dyn Watch) -> Result<Temp, Error> {
@@ -91,7 +92,7 @@ impl Temp {
     ) -> Result<(), Error> {
         let published = || -> Result<(), Stop> {
             if durable == Durability::Durable {
-                // Before the notes behind the bytes are lost, since this takes the longest and may be broken off.
+                // Before the hashes behind the bytes are cut off, since this takes the longest and may be interrupted.
                 flush(&self.file, watch)?;
             }
             self.file.set_len(nbytes).step(step::WRITE)?;
