@@ -8,7 +8,7 @@ pub use crate::device::{
     Allocator, DeviceBlock, DeviceBytes, DeviceFault, DeviceRegion, DeviceStream, Fresh, Onto, Refusal,
     release_pinned, why_pageable,
 };
-pub use crate::digest::{Keep, NewHeader, Sealed};
+pub use crate::digest::{Keep, NewHeader};
 pub use crate::disk::blob_digest;
 pub use crate::edit::{
     Alias, Inherit, Origin, Origins, Pick, RECORD_KEYS, Role, aliases, assemble, passed_over,

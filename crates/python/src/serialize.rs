@@ -108,17 +108,9 @@ impl NewFile {
         let data = self.take()?;
         self.run(py, Signals::telling(progress), |signals| {
             let (path, options) = (&self.path, &self.options);
-            match (&self.head, &data) {
-                (NewHeader::Plain(layout), Data::Tensors(tensors)) => {
-                    ingot_io::save(path, layout, &payloads(tensors), options, signals)
-                }
-                (NewHeader::Plain(layout), Data::Snapshot(copy)) => copy.save(path, layout, options, signals),
-                (NewHeader::Sealed(sealed), Data::Tensors(tensors)) => {
-                    sealed.save(path, &payloads(tensors), options, signals)
-                }
-                (NewHeader::Sealed(sealed), Data::Snapshot(copy)) => {
-                    sealed.save_snapshot(path, copy, options, signals)
-                }
+            match &data {
+                Data::Tensors(tensors) => self.head.save(path, &payloads(tensors), options, signals),
+                Data::Snapshot(copy) => copy.save(path, &self.head, options, signals),
             }?;
             // Memory goes back while the interpreter runs others.
             if let Data::Snapshot(snapshot) = data {
@@ -279,12 +271,11 @@ impl Contents {
         payloads: &[Payload<'_>],
         raised: &Raised,
     ) -> PyResult<Cow<'_, Layout>> {
-        let sealed = match &self.head {
-            NewHeader::Plain(layout) => return Ok(Cow::Borrowed(layout)),
-            NewHeader::Sealed(sealed) => sealed,
-        };
-        let pieces = pieces(py, sealed.layout(), payloads)?;
-        let read = Signals::detach(py, |signals| match sealed.digest(&pieces, signals) {
+        if !self.head.keeps_digests() {
+            return Ok(Cow::Borrowed(self.head.layout()));
+        }
+        let pieces = pieces(py, self.head.layout(), payloads)?;
+        let read = Signals::detach(py, |signals| match self.head.digest(&pieces, signals) {
             Err(_) if signals.interrupted() => Err(Error::Interrupted),
             outcome => Ok(outcome),
         })?;

@@ -6,7 +6,7 @@ use ingot_format::{to_u64, to_usize};
 
 use super::algorithm::{Algorithm, Digest, Hasher};
 use super::tree::{SUBTREE_NBYTES, Tree};
-use crate::sync::{Condvar, Mutex, PoisonError, locked};
+use crate::sync::Turns;
 
 /// A destination of bytes that keeps digests of them only: one for each run.
 ///
@@ -26,21 +26,16 @@ struct RunHash {
 }
 
 enum Hashing {
-    InOrder {
-        turn: Mutex<OrderedHash>,
-        moved: Condvar,
-    },
+    InOrder(Turns<OrderedHash>),
     Tree(Tree),
 }
 
-/// How far a run is.
+/// The hash of a run whose bytes come in order.
 struct OrderedHash {
-    /// Where in the file the next byte is.
-    at: u64,
+    /// Bytes that are still to come.
+    left: u64,
     hasher: Option<Hasher>,
     digest: Option<Digest>,
-    /// No byte more will come.
-    ended: bool,
 }
 
 impl Digests {
@@ -68,9 +63,8 @@ impl Digests {
     /// Says that a piece will not come, so that nobody waits for it.
     pub(crate) fn end(&self) {
         for run in &self.runs {
-            if let Hashing::InOrder { turn, moved } = &run.hashing {
-                locked(turn).ended = true;
-                moved.notify_all();
+            if let Hashing::InOrder(turns) = &run.hashing {
+                turns.end();
             }
         }
     }
@@ -114,15 +108,12 @@ impl RunHash {
         let hashing = if algorithm == Algorithm::Blake3 {
             Hashing::Tree(Tree::new(nbytes))
         } else {
-            Hashing::InOrder {
-                turn: Mutex::new(OrderedHash {
-                    at: range.start,
-                    hasher: None,
-                    digest: (nbytes == 0).then(|| algorithm.digest(&[])),
-                    ended: false,
-                }),
-                moved: Condvar::new(),
-            }
+            let hash = OrderedHash {
+                left: nbytes,
+                hasher: None,
+                digest: (nbytes == 0).then(|| algorithm.digest(&[])),
+            };
+            Hashing::InOrder(Turns::new(range.start, hash))
         };
         RunHash { range, hashing }
     }
@@ -130,37 +121,31 @@ impl RunHash {
     fn feed(&self, algorithm: Algorithm, from: u64, bytes: &[u8]) {
         match &self.hashing {
             Hashing::Tree(tree) => tree.feed(from - self.range.start, bytes),
-            Hashing::InOrder { turn, moved } => {
-                let mut turn = locked(turn);
-                while turn.at < from && !turn.ended {
-                    turn = moved.wait(turn).unwrap_or_else(PoisonError::into_inner);
-                }
-                if turn.at == from && turn.take(algorithm, bytes, self.range.end) {
-                    moved.notify_all();
-                }
+            Hashing::InOrder(turns) => {
+                turns.take(from, to_u64(bytes.len()), |hash| hash.take(algorithm, bytes));
             }
         }
     }
 
     fn finish(self) -> Option<Digest> {
         match self.hashing {
-            Hashing::InOrder { turn, .. } => turn.into_inner().unwrap_or_else(PoisonError::into_inner).digest,
+            Hashing::InOrder(turns) => turns.into_inner().digest,
             Hashing::Tree(tree) => tree.finish(),
         }
     }
 }
 
 impl OrderedHash {
-    /// Takes the next bytes. Says whether the run goes on, so that somebody may wait.
-    fn take(&mut self, algorithm: Algorithm, bytes: &[u8], end: u64) -> bool {
-        self.at += to_u64(bytes.len());
-        if self.at == end && self.hasher.is_none() {
+    /// Hash the next bytes. Returns false for a run in one piece, for which no thread waits.
+    fn take(&mut self, algorithm: Algorithm, bytes: &[u8]) -> bool {
+        self.left -= to_u64(bytes.len());
+        if self.left == 0 && self.hasher.is_none() {
             self.digest = Some(algorithm.digest(bytes));
             return false;
         }
         let hasher = self.hasher.get_or_insert_with(|| Hasher::new(algorithm));
         hasher.update(bytes);
-        if self.at == end {
+        if self.left == 0 {
             self.digest = self.hasher.take().map(Hasher::finish);
         }
         true

@@ -12,5 +12,5 @@ pub(crate) use algorithm::Hasher;
 pub use algorithm::{Algorithm, Digest, Unequal};
 pub(crate) use digests::Digests;
 pub(crate) use seal::Sealing;
-pub use seal::{Keep, NewHeader, Sealed};
+pub use seal::{Keep, NewHeader};
 pub(crate) use tree::SUBTREE_NBYTES;

@@ -19,17 +19,36 @@ pub struct Keep {
     pub model_spec: bool,
 }
 
-/// The bytes of a new file before its tensors.
+/// The bytes of a new file before its tensors. A file that keeps digests of itself is laid out with room for them; they are
+/// computed while its tensors are written, and put into the header before the file gets its name.
+///
+/// The digests are of the bytes that the system gets, in memory that no other thread can write to: a tensor that changes while
+/// it is saved matches its digest all the same.
+///
+/// ```
+/// use ingot_format::{Dtype, Format, LayoutOptions, Spec};
+/// use ingot_io::binding::{Keep, NewHeader};
+/// use ingot_io::{Algorithm, Payload, SaveOptions, Unwatched, verify};
+/// let specs = [Spec { name: "bias", dtype: Dtype::F32, shape: &[2] }];
+/// let keep = Keep { tensors: Some(Algorithm::Blake3), ..Keep::default() };
+/// let file = NewHeader::new(&specs, None, Format::Safetensors, &LayoutOptions::default(), keep)?;
+/// let folder = tempfile::tempdir()?;
+/// let path = folder.path().join("bias.safetensors");
+/// file.save(&path, &[Payload::from(&b"12345678"[..])], &SaveOptions::default(), &Unwatched)?;
+/// assert!(verify(&path, None, &Unwatched)?.is_ok());
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Clone, Debug)]
-pub enum NewHeader {
-    /// Without digests.
-    Plain(Layout),
-    /// With digests of the tensors, which are computed while they are written.
-    Sealed(Sealed),
+pub struct NewHeader {
+    keep: Keep,
+    options: LayoutOptions,
+    /// With zeros for digests.
+    layout: Layout,
 }
 
 impl NewHeader {
-    /// Lays out a file that holds `specs` and `metadata`, and the digests that `keep` names.
+    /// Lay out a file that holds `specs` and `metadata`, and the digests that `keep` names. If it names any, digests in
+    /// `metadata` are removed: they were made for another file.
     ///
     /// # Errors
     /// What [`layout_with()`] refuses.
@@ -40,84 +59,37 @@ impl NewHeader {
         options: &LayoutOptions,
         keep: Keep,
     ) -> Result<NewHeader, FormatError> {
-        if keep == Keep::default() {
-            layout_with(specs, metadata, format, options).map(NewHeader::Plain)
-        } else {
-            Sealed::new(specs, metadata, format, options, keep).map(NewHeader::Sealed)
-        }
-    }
-
-    /// Returns the places of the tensors.
-    #[must_use]
-    pub fn layout(&self) -> &Layout {
-        match self {
-            NewHeader::Plain(layout) => layout,
-            NewHeader::Sealed(sealed) => sealed.layout(),
-        }
-    }
-}
-
-/// A new file that keeps digests of itself: it is laid out with room for them, they are taken of its bytes on their way
-/// to the disk, and it gets them in its header before it gets its name.
-///
-/// They are digests of what is handed to the system, of bytes that nobody else can write to: a tensor that changes while
-/// it is saved matches its digest all the same.
-///
-/// ```
-/// use ingot_format::{Dtype, Format, LayoutOptions, Spec};
-/// use ingot_io::binding::{Keep, Sealed};
-/// use ingot_io::{Algorithm, Payload, SaveOptions, Unwatched, verify};
-/// let specs = [Spec { name: "bias", dtype: Dtype::F32, shape: &[2] }];
-/// let keep = Keep { tensors: Some(Algorithm::Blake3), ..Keep::default() };
-/// let file = Sealed::new(&specs, None, Format::Safetensors, &LayoutOptions::default(), keep)?;
-/// let folder = tempfile::tempdir()?;
-/// let path = folder.path().join("bias.safetensors");
-/// file.save(&path, &[Payload::from(&b"12345678"[..])], &SaveOptions::default(), &Unwatched)?;
-/// assert!(verify(&path, None, &Unwatched)?.is_ok());
-/// # Ok::<(), Box<dyn std::error::Error>>(())
-/// ```
-#[derive(Clone, Debug)]
-pub struct Sealed {
-    keep: Keep,
-    options: LayoutOptions,
-    /// With zeros for digests.
-    layout: Layout,
-}
-
-impl Sealed {
-    /// Lays out a file that holds `specs` and `metadata`. Digests in `metadata` that are among those that the file is
-    /// to keep are left out: they were made for another.
-    ///
-    /// # Errors
-    /// What [`layout_with()`] refuses.
-    pub fn new(
-        specs: &[Spec<'_>],
-        metadata: Option<&[(&str, &str)]>,
-        format: Format,
-        options: &LayoutOptions,
-        keep: Keep,
-    ) -> Result<Sealed, FormatError> {
         let zeros = FileDigests {
             tensors: keep
                 .tensors
                 .map(|algorithm| (algorithm, vec![Digest::zero(algorithm); specs.len()])),
             data: keep.model_spec.then(|| Digest::zero(Algorithm::Sha256)),
         };
-        let metadata = metadata.unwrap_or_default();
-        Ok(Sealed {
+        let layout = if keep == Keep::default() {
+            layout_with(specs, metadata, format, options)
+        } else {
+            laid_out(specs, metadata.unwrap_or_default(), format, options, &zeros)
+        };
+        Ok(NewHeader {
             keep,
             options: *options,
-            layout: laid_out(specs, metadata, format, options, &zeros)?,
+            layout: layout?,
         })
     }
 
-    /// The file, but for the tensors' bytes and for the digests, in whose places are zeros.
+    /// Return the places of the tensors, and the bytes before them, with zeros for digests.
     #[must_use]
     pub fn layout(&self) -> &Layout {
         &self.layout
     }
 
-    /// Begins to write it once.
+    /// Return whether the file keeps digests.
+    #[must_use]
+    pub fn keeps_digests(&self) -> bool {
+        self.keep != Keep::default()
+    }
+
+    /// Begin to compute the digests.
     pub(crate) fn begin(&self) -> Sealing<'_> {
         let header = &self.layout.header;
         let start = header.data_start();
@@ -133,9 +105,20 @@ impl Sealed {
     }
 }
 
+impl From<Layout> for NewHeader {
+    /// The header of a file that keeps no digests.
+    fn from(layout: Layout) -> NewHeader {
+        NewHeader {
+            keep: Keep::default(),
+            options: LayoutOptions::default(),
+            layout,
+        }
+    }
+}
+
 /// A file that is being written, and the digests of what is in it so far.
 pub(crate) struct Sealing<'s> {
-    sealed: &'s Sealed,
+    sealed: &'s NewHeader,
     tensors: Option<Digests>,
     data: Option<Digests>,
 }
@@ -249,7 +232,7 @@ mod tests {
                 });
                 let keep = Keep { tensors, model_spec };
                 let layout = LayoutOptions::default();
-                let sealed = Sealed::new(&specs, None, Format::Safetensors, &layout, keep).unwrap();
+                let sealed = NewHeader::new(&specs, None, Format::Safetensors, &layout, keep).unwrap();
                 let start = sealed.layout().header.data_start();
                 for (bytes, is_all) in [(&b"abc"[..], true), (b"ab", false), (b"", false)] {
                     let sealing = sealed.begin();

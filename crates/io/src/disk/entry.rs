@@ -5,7 +5,7 @@ use std::fs::File;
 use std::io;
 use std::path::Path;
 
-use super::{Attributes, Birth, Directory, Facts, Opening, exists, resolve};
+use super::{Attributes, Birth, Directory, Facts, Kind, Opening, exists, resolve};
 use crate::error::{Step, Stop, step};
 use crate::options::{Existing, ReadOnly, SaveOptions};
 use crate::watch::{Unwatched, Watch};
@@ -178,12 +178,12 @@ fn final_name(name: &OsStr) -> Option<&OsStr> {
         .flatten()
 }
 
-/// Whether the regular file of `facts`, which `path` leads to, is read under other names too.
-pub(crate) fn is_shared(path: &Path, facts: &Facts, watch: &dyn Watch) -> Result<bool, Stop> {
-    // Only a link leads to a blob, or the blob's own name. Finding that out takes one system call, resolving four.
-    let may_be_blob = path.is_symlink() || path.file_name().is_some_and(is_digest);
+/// Return whether other names lead to the file at `path` too. `named` is what has the name `path`: a regular file or a link.
+pub(crate) fn is_shared(path: &Path, named: &Facts, watch: &dyn Watch) -> Result<bool, Stop> {
+    // Only links and names that are digests lead to blobs. Resolving a path takes four system calls.
+    let may_be_blob = named.kind == Kind::Link || path.file_name().is_some_and(is_digest);
     if !may_be_blob {
-        return Ok(facts.names > 1);
+        return Ok(named.names > 1);
     }
     let resolved = resolve(path, watch)?;
     Ok(matches!(resolved, Resolved::Entry(entry) if entry.is_shared()))

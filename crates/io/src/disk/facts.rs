@@ -36,11 +36,11 @@ pub(crate) enum Opening {
     Write,
     Both,
     /// For [`append`](super::append).
-    Notes,
+    Journal,
     /// Both ways, where nothing has the name.
     New(Birth),
-    /// As notes that only their owner reads, where nothing has the name.
-    NewNotes,
+    /// As a journal that only its owner reads, where nothing has the name.
+    NewJournal,
 }
 
 /// Who may read a file until its attributes are set.

@@ -1,19 +1,21 @@
-//! Files that are unlocked when this process is done with them.
+//! Files that are unlocked when they are dropped.
 
+use std::borrow::Borrow;
 use std::fs::File;
-use std::io;
 use std::ops::Deref;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::unlock;
 
 /// A file that may be locked. Dropping it removes the lock.
 ///
-/// Closing the file would not be enough: a lock belongs to the open file, and a child of a fork, or a thread that still
-/// flushes it, has the same one open.
+/// Closing the file is not enough: a lock belongs to the open file description, which a child of a fork, or a thread that
+/// still flushes the file, shares.
 #[derive(Debug)]
 pub(crate) struct Locked {
     file: File,
     process: u32,
+    unlocked: AtomicBool,
 }
 
 impl Locked {
@@ -21,17 +23,18 @@ impl Locked {
         Locked {
             file,
             process: std::process::id(),
+            unlocked: AtomicBool::new(false),
         }
     }
 
-    /// As `new`, for a file that stays open for longer than it is locked.
-    pub(crate) fn of(file: &File) -> io::Result<Locked> {
-        file.try_clone().map(Locked::new)
+    /// Return false in the child of a fork, whose parent holds the lock.
+    pub(crate) fn is_ours(&self) -> bool {
+        self.process == std::process::id()
     }
 
-    /// Removes the lock of this process. In a child of a fork the lock is still its parent's.
+    /// Remove the lock, once. In a child of a fork the lock stays: it is the parent's.
     pub(crate) fn unlock(&self) {
-        if self.process == std::process::id() {
+        if !self.unlocked.swap(true, Ordering::Relaxed) && self.is_ours() {
             // Where there are no locks, this fails.
             let _ = unlock(&self.file);
         }
@@ -42,6 +45,12 @@ impl Deref for Locked {
     type Target = File;
 
     fn deref(&self) -> &File {
+        &self.file
+    }
+}
+
+impl Borrow<File> for Locked {
+    fn borrow(&self) -> &File {
         &self.file
     }
 }

@@ -16,7 +16,6 @@ use crate::digest::{Keep, NewHeader};
 use crate::error::{EditError, Error, Stop, step};
 use crate::options::SaveOptions;
 use crate::payload::{Gathered, Payload};
-use crate::save::save_data;
 use crate::verify::digest_of;
 use crate::watch::Watch;
 
@@ -113,13 +112,7 @@ pub fn assemble(
             .try_for_each(|run| run[0].origin.check())
     };
     let guard = Guard::new(watch, &check);
-    let saved = match &head {
-        NewHeader::Sealed(sealed) => sealed.save_data(path, &payloads, options, &guard),
-        NewHeader::Plain(layout) => {
-            let nbytes = layout.header.data_nbytes();
-            save_data(path, &layout.head, nbytes, &payloads, options, &guard)
-        }
-    };
+    let saved = head.save_data(path, &payloads, options, &guard);
     let saved = saved.or_else(|fault| match fault {
         // The likeliest reason for a file that cannot be copied from, and the more useful thing to say.
         Error::Write { .. } => check().and(Err(fault)),

@@ -7,20 +7,23 @@ use std::sync::{Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use ingot_format::{Header, Limits, to_usize};
+use ingot_format::{Header, Limits, to_u64};
 
-use crate::disk::{self, Lock, Locked, has_no_locks, lock_holder, try_lock};
-use crate::error::{EditError, Error, unopened};
-use crate::file::{LocalFile, Stamp};
+use crate::disk::{self, Kind, Lock, Locked, has_no_locks, lock_holder, try_lock};
+use crate::error::{EditError, Error, size, unopened};
+use crate::file::Stamp;
+use crate::payload::FileRange;
 use crate::watch::Watch;
 
-/// A file that is open, locked against other edits until this is dropped, and what its path leads to.
+/// Bytes of the start of a file that are read at once: most headers are shorter.
+const START_NBYTES: u64 = 64 << 10;
+
+/// An open file, locked against other edits until this is dropped, and what its path leads to.
 pub(super) struct Held<'p> {
     path: &'p Path,
-    source: LocalFile,
-    lock: Locked,
+    file: Locked,
     stamp: Stamp,
-    /// Whether it is read under other names too, so that it must not be written in place.
+    /// Whether other names lead to the file too, so that it must not be written in place.
     pub(super) is_shared: bool,
 }
 
@@ -29,19 +32,27 @@ impl<'p> Held<'p> {
     pub(super) fn open(path: &'p Path, watch: &dyn Watch) -> Result<Held<'p>, Error> {
         let open_fault = unopened(path);
         loop {
-            let file = disk::open_both_ways(path).map_err(open_fault)?;
-            let source = LocalFile::of(file).map_err(open_fault)?;
-            let lock = source.with(Locked::of).map_err(open_fault)?;
-            wait_for_lock(path, &lock, PATIENCE, watch)?;
-            let facts = disk::facts(&lock).map_err(open_fault)?;
-            let stamp = Stamp::of(&facts);
-            // The edit that held the lock may have put another file in the place of this one.
-            if stamp.is_same_file(&Stamp::of(&disk::facts_at(path).map_err(open_fault)?)) {
-                let is_shared = disk::is_shared(path, &facts, watch).map_err(|stop| stop.about(path, 0))?;
+            let file = Locked::new(disk::open_both_ways(path).map_err(open_fault)?);
+            wait_for_lock(path, &file, PATIENCE, watch)?;
+            let facts = disk::facts(&file).map_err(open_fault)?;
+            if facts.kind != Kind::File {
+                let fault = io::Error::new(io::ErrorKind::InvalidInput, "not a regular file");
+                return Err(open_fault(fault));
+            }
+            // One system call reports which file has the name and whether the name is a link.
+            let named = disk::facts_of_name(path).map_err(open_fault)?;
+            let found = if named.kind == Kind::Link {
+                disk::facts_at(path).map_err(open_fault)?
+            } else {
+                named
+            };
+            // The edit that held the lock may have replaced this file by another.
+            if found.identity == facts.identity {
+                let is_shared = disk::is_shared(path, &named, watch).map_err(|stop| stop.about(path, 0))?;
+                let stamp = Stamp::of(&facts);
                 return Ok(Held {
                     path,
-                    source,
-                    lock,
+                    file,
                     stamp,
                     is_shared,
                 });
@@ -50,33 +61,45 @@ impl<'p> Held<'p> {
     }
 
     pub(super) fn file(&self) -> &File {
-        &self.lock
+        &self.file
     }
 
     /// Closes the file, which was replaced.
     pub(super) fn release(self) {
-        drop(self.lock);
-        if let Some(file) = self.source.into_file() {
-            crate::save::release(file);
-        }
+        self.file.unlock();
+        crate::save::release(self.file);
     }
 
-    /// All bytes before the data, and what they say.
+    /// Return all bytes before the data, and the header that they hold.
     pub(super) fn head(&self) -> Result<(Vec<u8>, Header), Error> {
-        let limits = Limits::default();
-        let header = crate::file::read_header(&self.source, Some(self.path), &limits)?;
-        let mut head = vec![0; to_usize(header.data_start()).unwrap_or(usize::MAX)];
-        crate::payload::FileRange::new(self.file(), 0, header.data_start())
-            .read(0, &mut head)
-            .map_err(|source| Error::Read {
-                path: Some(self.path.to_owned()),
-                tensor: None,
-                position: 0,
-                expected: header.data_start(),
-                found: 0,
-                source: Some(source),
-            })?;
+        let (limits, file_nbytes) = (Limits::default(), self.stamp.nbytes());
+        let invalid = |fault| Error::Header {
+            path: Some(self.path.to_owned()),
+            fault,
+        };
+        let mut head = self.start(file_nbytes.min(START_NBYTES))?;
+        let head_nbytes = Header::head_nbytes(&head, file_nbytes, &limits).map_err(invalid)?;
+        if head_nbytes > to_u64(head.len()) {
+            head = self.start(head_nbytes)?;
+        }
+        let header = Header::parse(&head, file_nbytes, &limits).map_err(invalid)?;
+        head.truncate(size(head_nbytes)?);
         Ok((head, header))
+    }
+
+    /// Return the first `nbytes` bytes of the file.
+    fn start(&self, nbytes: u64) -> Result<Vec<u8>, Error> {
+        let mut start = vec![0; size(nbytes)?];
+        let read = FileRange::new(&self.file, 0, nbytes).read(0, &mut start);
+        read.map_err(|source| Error::Read {
+            path: Some(self.path.to_owned()),
+            tensor: None,
+            position: 0,
+            expected: nbytes,
+            found: 0,
+            source: Some(source),
+        })?;
+        Ok(start)
     }
 
     /// Fails when the path leads to another file by now, or somebody wrote to this one.
@@ -94,9 +117,9 @@ impl<'p> Held<'p> {
     /// Writes `bytes`, which lie in one page, at `position`.
     pub(super) fn overwrite(&self, position: u64, bytes: &[u8], durable: bool) -> Result<(), Error> {
         let write = || -> io::Result<()> {
-            crate::disk::write_all_at(self.file(), bytes, position)?;
+            disk::write_all_at(&self.file, bytes, position)?;
             if durable {
-                self.file().sync_data()?;
+                self.file.sync_data()?;
             }
             Ok(())
         };

@@ -112,14 +112,6 @@ impl LocalFile {
         }
     }
 
-    /// Return the descriptor of a file that stays open.
-    pub(crate) fn into_file(self) -> Option<File> {
-        match self.descriptor {
-            Descriptor::Kept(opened) => Some(opened.file),
-            Descriptor::Reopened(_) => None,
-        }
-    }
-
     /// Return the stamp that the file had when it was opened first.
     pub(crate) fn stamp(&self) -> &Stamp {
         &self.stamp

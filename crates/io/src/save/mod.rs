@@ -23,26 +23,228 @@
 //!
 //! What a large file had that was replaced is given back after [`save`] returned, unless another has it open.
 
-mod atomic;
-mod direct;
-pub(crate) mod draft;
 mod flush;
-mod in_place;
-#[cfg(feature = "remote")]
-mod partial;
-mod pieces;
-#[allow(clippy::module_inception, reason = "the file that has the function `save`")]
-mod save;
 mod snapshot;
 mod space;
-mod stream;
-pub(crate) mod target;
+mod target;
 mod temp;
 mod write;
 
-pub use pieces::Pieces;
-pub(crate) use save::save_data;
-pub use save::{replace_file, save};
 pub use snapshot::Snapshot;
 pub(crate) use space::release;
 pub use target::check_destination;
+#[cfg(feature = "remote")]
+pub(crate) use target::is_there;
+pub(crate) use temp::{Temp, journal_fault};
+pub use write::pieces::Pieces;
+
+use std::io;
+use std::path::Path;
+
+use ingot_format::{FormatError, Layout, StopFlag};
+
+use crate::digest::NewHeader;
+use crate::disk::{Resolved, resolve};
+use crate::error::{Error, Step, Stop, step};
+use crate::options::{Replace, SaveOptions};
+use crate::payload::Payload;
+use crate::watch::Watch;
+use write::Writing;
+
+/// Writes the file of `layout` at `path`, with one payload for each tensor, in the order of the layout.
+///
+/// ```
+/// use ingot_format::{Dtype, Format, Spec, layout};
+/// use ingot_io::{Payload, SaveOptions, Unwatched, save};
+///
+/// let bias = Spec { name: "bias", dtype: Dtype::F32, shape: &[2] };
+/// let new = layout(&[bias], None, Format::Safetensors)?;
+/// let folder = tempfile::tempdir()?;
+/// let path = folder.path().join("bias.safetensors");
+/// save(&path, &new, &[Payload::from(&b"12345678"[..])], &SaveOptions::default(), &Unwatched)?;
+/// assert_eq!(std::fs::read(&path)?.len(), new.head.len() + 8);
+/// // Whatever does not give just the bytes that the header promises becomes no file.
+/// assert!(save(&path, &new, &[Payload::from(&b"1234"[..])], &SaveOptions::default(), &Unwatched).is_err());
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+///
+/// # Errors
+/// [`Error::Unstorable`] when a payload has not just the bytes that its tensor needs, before the disk is touched.
+/// [`Error::Open`] when something has the name and [`Replace::Nothing`] says that it stays. [`Error::Write`] when the
+/// file cannot be written, [`Error::Interrupted`] when `watch` says so. What was at `path`
+/// is still there then, and no temporary file is; except where [`Replace::InPlace`] says otherwise, for streams, and
+/// when the last step failed, to flush the directory: the new file is there, but a loss of power may undo that.
+pub fn save(
+    path: &Path,
+    layout: &Layout,
+    payloads: &[Payload<'_>],
+    options: &SaveOptions,
+    watch: &dyn Watch,
+) -> Result<(), Error> {
+    save_cut(path, Pieces::of(layout, payloads), options, watch)
+}
+
+/// Write a file of any content at `path`, as [`save`] writes a file of tensors.
+///
+/// # Errors
+/// What [`save`] says.
+pub fn replace_file(
+    path: &Path,
+    contents: &[Payload<'_>],
+    options: &SaveOptions,
+    watch: &dyn Watch,
+) -> Result<(), Error> {
+    save_data(
+        path,
+        b"",
+        contents.iter().map(Payload::nbytes).sum(),
+        contents,
+        options,
+        watch,
+    )
+}
+
+/// As [`save`], of a file that begins with `head` and has `data_nbytes` of data, wherever the payloads begin and end.
+pub(crate) fn save_data(
+    path: &Path,
+    head: &[u8],
+    data_nbytes: u64,
+    payloads: &[Payload<'_>],
+    options: &SaveOptions,
+    watch: &dyn Watch,
+) -> Result<(), Error> {
+    save_cut(path, Pieces::of_data(head, data_nbytes, payloads), options, watch)
+}
+
+impl Snapshot {
+    /// Write the file of `head`, for which the copy was taken.
+    ///
+    /// # Errors
+    /// As [`save`].
+    pub fn save(
+        &self,
+        path: &Path,
+        head: &NewHeader,
+        options: &SaveOptions,
+        watch: &dyn Watch,
+    ) -> Result<(), Error> {
+        head.save_data(path, &self.payloads(), options, watch)
+    }
+}
+
+impl NewHeader {
+    /// Write the file, as [`save`] does, with `payloads` in the order of the layout. A file that keeps digests cannot be
+    /// written into a pipe or a device, where the head cannot be written last.
+    ///
+    /// # Errors
+    /// As [`save`].
+    pub fn save(
+        &self,
+        path: &Path,
+        payloads: &[Payload<'_>],
+        options: &SaveOptions,
+        watch: &dyn Watch,
+    ) -> Result<(), Error> {
+        let pieces = Pieces::of(self.layout(), payloads).map(|pieces| pieces.sealed_by(self));
+        save_cut(path, pieces, options, watch)
+    }
+
+    /// As [`NewHeader::save`], with payloads that together are the data, wherever they begin and end.
+    pub(crate) fn save_data(
+        &self,
+        path: &Path,
+        payloads: &[Payload<'_>],
+        options: &SaveOptions,
+        watch: &dyn Watch,
+    ) -> Result<(), Error> {
+        let Layout { header, head, .. } = self.layout();
+        let pieces = Pieces::of_data(head, header.data_nbytes(), payloads);
+        save_cut(path, pieces.map(|pieces| pieces.sealed_by(self)), options, watch)
+    }
+
+    /// Return the file with the digests of `pieces`, which are cut from [`NewHeader::layout`]: for what takes bytes in order
+    /// only, where the head comes first. This thread reads the pieces once. A tensor that changes before it is read again does
+    /// not match its digest.
+    ///
+    /// # Errors
+    /// A payload cannot be read; [`io::ErrorKind::Interrupted`] if `watch` stops this.
+    pub fn digest(&self, pieces: &Pieces<'_>, watch: &dyn Watch) -> io::Result<Layout> {
+        let sealing = self.begin();
+        let mut buffer = Vec::new();
+        for piece in 0..pieces.count() {
+            if watch.interrupted() {
+                return Err(io::ErrorKind::Interrupted.into());
+            }
+            buffer.resize(pieces.len(piece), 0);
+            pieces.fill(piece, &mut buffer, StopFlag::never())?;
+            sealing.feed(pieces.range(piece).start, &buffer);
+        }
+        sealing.layout()
+    }
+}
+
+fn save_cut(
+    path: &Path,
+    pieces: Result<Pieces<'_>, FormatError>,
+    options: &SaveOptions,
+    watch: &dyn Watch,
+) -> Result<(), Error> {
+    let pieces = &pieces.map_err(|fault| Error::Unstorable {
+        path: Some(path.to_path_buf()),
+        fault,
+    })?;
+    save_pieces(path, pieces, options, watch)
+        .map_err(|stop| target::explain(path, pieces.nbytes(), options.existing(), stop))
+}
+
+fn save_pieces(
+    path: &Path,
+    pieces: &Pieces<'_>,
+    options: &SaveOptions,
+    watch: &dyn Watch,
+) -> Result<(), Stop> {
+    let writing = Writing {
+        path,
+        pieces,
+        options,
+        watch,
+    };
+    match resolve(path, watch)? {
+        Resolved::Entry(entry) if options.replace == Replace::InPlace && entry.blob.is_none() => {
+            writing.in_place(&entry)
+        }
+        Resolved::Entry(entry) => writing.atomic(entry),
+        Resolved::Nameless(_) if options.replace == Replace::Nothing => {
+            Err(io::Error::from(io::ErrorKind::AlreadyExists)).step(step::OPEN)
+        }
+        Resolved::Nameless(file) => writing.overwrite(&file, None),
+        Resolved::Stream(file) => writing.stream(&file),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::payload::FileRange;
+    use crate::watch::Unwatched;
+
+    fn save_new(path: &Path, payload: Payload<'_>) -> Result<(), Error> {
+        let options = SaveOptions {
+            replace: Replace::Nothing,
+            ..SaveOptions::default()
+        };
+        save_data(path, b"head", payload.nbytes(), &[payload], &options, &Unwatched)
+    }
+
+    #[test]
+    fn where_nothing_may_be_replaced_another_fault_is_still_one_of_writing() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("file");
+        let empty = tempfile::tempfile().unwrap();
+        let saved = save_new(&path, Payload::File(FileRange::new(&empty, 0, 5)));
+        assert!(matches!(saved, Err(Error::Write { .. })), "{saved:?}");
+        save_new(&path, Payload::from(&b"bytes"[..])).unwrap();
+        let saved = save_new(&path, Payload::from(&b"bytes"[..]));
+        assert!(matches!(saved, Err(Error::Open { .. })), "{saved:?}");
+    }
+}

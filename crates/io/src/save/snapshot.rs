@@ -9,7 +9,7 @@ use std::thread;
 
 use ingot_format::Layout;
 
-use super::pieces::{PIECE, Pieces};
+use super::write::pieces::{PIECE, Pieces};
 use crate::error::{Error, Stop, step};
 use crate::memory::Pages;
 use crate::payload::{Payload, prove_sizes};
@@ -40,7 +40,7 @@ const THREADS: usize = 8;
 /// let new = layout(&[Spec { name: "w", dtype: Dtype::F32, shape: &[2] }], None, Format::Safetensors)?;
 /// let copy = Snapshot::take(&new, &[Payload::from(&weights[..])], &path, &Unwatched)?;
 /// weights.fill(0); // training goes on
-/// copy.save(&path, &new, &SaveOptions::default(), &Unwatched)?;
+/// copy.save(&path, &new.into(), &SaveOptions::default(), &Unwatched)?;
 /// assert!(std::fs::read(&path)?.ends_with(b"12345678"));
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
@@ -121,9 +121,10 @@ impl Copier<'_, '_> {
     /// The calling thread first copies what only it can fetch, then helps the others.
     fn copy(&self) -> Result<(), CopyFault> {
         let cores = thread::available_parallelism().map_or(1, usize::from);
-        let others = match self.pieces.nbytes() < PARALLEL {
-            true => 0,
-            false => cores.min(THREADS) - 1,
+        let others = if self.pieces.nbytes() < PARALLEL {
+            0
+        } else {
+            cores.min(THREADS) - 1
         };
         let ours = || {
             for block in (0..self.blocks.len()).filter(|&block| self.is_fetched(block)) {
@@ -211,7 +212,7 @@ mod tests {
             bytes.fill(0);
             let path = folder.path().join("file");
             snapshot
-                .save(&path, &layout, &SaveOptions::default(), &Unwatched)
+                .save(&path, &layout.into(), &SaveOptions::default(), &Unwatched)
                 .unwrap();
             assert!(std::fs::read(&path).unwrap() == expected, "{len}");
             assert_eq!(snapshot.blocks.len(), (len + 3).div_ceil(BLOCK));
@@ -230,13 +231,14 @@ mod tests {
             ..Default::default()
         };
         let options = LayoutOptions::default();
-        let sealed = crate::digest::Sealed::new(&specs, None, Format::Safetensors, &options, keep).unwrap();
+        let sealed =
+            crate::digest::NewHeader::new(&specs, None, Format::Safetensors, &options, keep).unwrap();
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("file");
         let payloads = [Payload::from(&b"12345678"[..])];
         let snapshot = Snapshot::take(sealed.layout(), &payloads, &path, &Unwatched).unwrap();
-        sealed
-            .save_snapshot(&path, &snapshot, &SaveOptions::default(), &Unwatched)
+        snapshot
+            .save(&path, &sealed, &SaveOptions::default(), &Unwatched)
             .unwrap();
         assert!(std::fs::read(&path).unwrap().ends_with(b"12345678"));
         assert!(crate::verify(&path, None, &Unwatched).unwrap().is_ok());
@@ -271,7 +273,12 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("file");
         let save = |snapshot: &Snapshot, nbytes| {
-            snapshot.save(&path, &layout_of(&[nbytes]), &SaveOptions::default(), &Unwatched)
+            snapshot.save(
+                &path,
+                &layout_of(&[nbytes]).into(),
+                &SaveOptions::default(),
+                &Unwatched,
+            )
         };
         assert!(matches!(save(&snapshot, 9), Err(Error::Unstorable { .. })));
         snapshot.blocks.clear();

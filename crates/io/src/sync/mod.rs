@@ -7,6 +7,7 @@
 mod orders;
 #[cfg(all(test, shuttle))]
 mod shuttled;
+mod turns;
 
 #[cfg(not(all(test, shuttle)))]
 mod system {
@@ -16,6 +17,8 @@ mod system {
 
     pub(crate) use ingot_format::locked;
 }
+
+pub(crate) use turns::Turns;
 
 #[cfg(test)]
 pub(crate) use orders::in_every_order;

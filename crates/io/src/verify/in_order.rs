@@ -7,7 +7,7 @@ use crate::error::Failure;
 use crate::file::ReadAt;
 use crate::read::input::Witness;
 use crate::read::show::show;
-use crate::sync::{Condvar, Mutex, MutexGuard, PoisonError, locked};
+use crate::sync::Turns;
 use crate::watch::Watch;
 
 /// Gives `take` all bytes of `source` in their order. They are read by several threads, and `take` is called by one of
@@ -17,32 +17,17 @@ pub(crate) fn read_in_order(
     take: &mut (dyn FnMut(&[u8]) + Send),
     watch: &dyn Watch,
 ) -> Result<(), Failure> {
-    let queue = Queue {
-        turn: Mutex::new(Turn {
-            at: 0,
-            ended: false,
-            take,
-        }),
-        moved: Condvar::new(),
-    };
+    let queue = Queue(Turns::new(0, take));
     let runs = [(0, 0..source.nbytes())];
     let reading = reading(&[source], &runs);
     show(&[source], &[&queue], &runs, reading, watch).map_err(|fault| fault.failure)
 }
 
-/// Where pieces wait for those before them.
-struct Queue<'t> {
-    turn: Mutex<Turn<'t>>,
-    moved: Condvar,
-}
+/// Takes the bytes of a piece.
+type Take<'t> = &'t mut (dyn FnMut(&[u8]) + Send);
 
-struct Turn<'t> {
-    /// Where the next byte is.
-    at: u64,
-    /// A piece will not come.
-    ended: bool,
-    take: &'t mut (dyn FnMut(&[u8]) + Send),
-}
+/// Pieces that wait for those before them.
+struct Queue<'t>(Turns<Take<'t>>);
 
 impl Witness for Queue<'_> {
     fn step_nbytes(&self) -> u64 {
@@ -50,26 +35,14 @@ impl Witness for Queue<'_> {
     }
 
     fn see(&self, begin: u64, bytes: &[u8]) {
-        let mut turn = self.locked();
-        while turn.at < begin && !turn.ended {
-            turn = self.moved.wait(turn).unwrap_or_else(PoisonError::into_inner);
-        }
-        if turn.at == begin {
-            (turn.take)(bytes);
-            turn.at += to_u64(bytes.len());
-            self.moved.notify_all();
-        }
+        self.0.take(begin, to_u64(bytes.len()), |take| {
+            take(bytes);
+            true
+        });
     }
 
     fn end(&self) {
-        self.locked().ended = true;
-        self.moved.notify_all();
-    }
-}
-
-impl<'t> Queue<'t> {
-    fn locked(&self) -> MutexGuard<'_, Turn<'t>> {
-        locked(&self.turn)
+        self.0.end();
     }
 }
 
@@ -97,14 +70,7 @@ mod tests {
             in_every_order(move || {
                 let mut found = Vec::new();
                 let mut take = |piece: &[u8]| found.extend_from_slice(piece);
-                let queue = Queue {
-                    turn: Mutex::new(Turn {
-                        at: 0,
-                        ended: false,
-                        take: &mut take,
-                    }),
-                    moved: Condvar::new(),
-                };
+                let queue = Queue(Turns::new(0, &mut take));
                 thread::scope(|scope| {
                     scope.spawn(|| queue.see(5, b"fgh"));
                     scope.spawn(|| queue.see(3, b"de"));

@@ -9,7 +9,7 @@ use super::writer::{PIECE, put};
 use crate::error::{EditError, Error};
 use crate::options::SaveOptions;
 use crate::payload::Payload;
-use crate::save::draft::Draft;
+use crate::save::Temp;
 use crate::watch::Watch;
 
 /// A file to which tensors are appended. Its header has space in front, which is filled when it is committed.
@@ -29,7 +29,7 @@ use crate::watch::Watch;
 /// ```
 pub struct Appender {
     /// `None` once it is committed.
-    draft: Option<Draft>,
+    draft: Option<Temp>,
     path: PathBuf,
     options: SaveOptions,
     metadata: Option<Vec<(String, String)>>,
@@ -69,7 +69,7 @@ impl Appender {
         // Only for what it refuses: more than a header may have.
         let reserved = layout_with(&[], metadata, Format::Safetensors, &room)
             .map_err(|fault| unstorable(path, fault))?;
-        let draft = Draft::create(path, 0, options, watch)?;
+        let draft = Temp::create(path, 0, options, watch)?;
         Ok(Appender {
             draft: Some(draft),
             path: path.to_owned(),
@@ -246,17 +246,6 @@ impl Appender {
 
     fn refuse(&self, fault: EditError) -> Error {
         fault.about(&self.path)
-    }
-}
-
-impl Drop for Appender {
-    fn drop(&mut self) {
-        // What a fork leaves, is still the other process's.
-        if self.process == std::process::id()
-            && let Some(draft) = &mut self.draft
-        {
-            draft.discard();
-        }
     }
 }
 

@@ -15,11 +15,11 @@ use ingot_format::{
 
 use super::journal::{End, Journal, JournalFault, Verdict};
 use super::preamble;
-use crate::disk::Locked;
+use crate::disk::{Lock, Locked};
 use crate::error::{EditError, Error, Stop, step};
 use crate::options::SaveOptions;
 use crate::payload::{FileRange, Payload};
-use crate::save::draft::{Company, Draft, journal_fault};
+use crate::save::{Temp, journal_fault};
 use crate::watch::{Asked, Watch};
 use crate::workers::watched;
 
@@ -49,7 +49,7 @@ const PAUSE: Duration = Duration::from_millis(10);
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 pub struct Writer {
-    draft: Mutex<Draft>,
+    draft: Mutex<Temp>,
     /// The same file, for writing without the lock.
     pub(super) filling: Filling,
     options: SaveOptions,
@@ -105,26 +105,22 @@ impl Writer {
                 path: Some(path.to_owned()),
                 fault,
             })?;
-        let draft = Draft::create(path, layout.header.file_nbytes(), options, watch)?;
-        match Writer::begin(&draft, &layout.head, layout.header) {
-            Ok(filling) => Ok(Writer {
-                draft: Mutex::new(draft),
-                filling,
-                options: *options,
-                membership: Membership::Founder,
-                process: std::process::id(),
-                is_unanswered: AtomicBool::new(false),
-            }),
-            Err(fault) => {
-                draft.discard();
-                Err(fault)
-            }
-        }
+        let draft = Temp::create(path, layout.header.file_nbytes(), options, watch)?;
+        let filling = Writer::begin(&draft, &layout.head, layout.header)?;
+        draft.keep();
+        Ok(Writer {
+            draft: Mutex::new(draft),
+            filling,
+            options: *options,
+            membership: Membership::Founder,
+            process: std::process::id(),
+            is_unanswered: AtomicBool::new(false),
+        })
     }
 
-    fn begin(draft: &Draft, head: &[u8], header: Header) -> Result<Filling, Error> {
+    fn begin(draft: &Temp, head: &[u8], header: Header) -> Result<Filling, Error> {
         draft.write(head, 0)?;
-        let notes = draft.notes()?;
+        let notes = draft.journal()?;
         let preamble = preamble::render(header.file_nbytes(), draft.name());
         let preamble = preamble.ok_or_else(|| broken(draft.path()))?;
         io::Write::write_all(&mut &notes, &preamble).map_err(|fault| journal_fault(draft.path(), fault))?;
@@ -166,7 +162,7 @@ impl Writer {
     }
 
     fn join_living(path: &Path, options: &SaveOptions, watch: &dyn Watch) -> Result<Writer, Error> {
-        let notes = Draft::notes_of(path, Company::Others, watch)?;
+        let notes = Temp::journal_of(path, Lock::Shared, watch)?;
         let notes = notes.ok_or_else(|| EditError::NothingToJoin.about(path))?;
         let writer = Writer::open(path, notes, options, watch)?;
         writer.check_owner()?;
@@ -176,7 +172,7 @@ impl Writer {
     /// A writer in place of the one that began the file. `None` where that is not this one's to do: nobody began one, or
     /// somebody has it open.
     fn take_over(path: &Path, options: &SaveOptions, watch: &dyn Watch) -> Result<Option<Writer>, Error> {
-        let Some(notes) = Draft::notes_of(path, Company::Alone, watch)? else {
+        let Some(notes) = Temp::journal_of(path, Lock::Exclusive, watch)? else {
             return Ok(None);
         };
         let mut writer = Writer::open(path, notes, options, watch)?;
@@ -197,7 +193,7 @@ impl Writer {
         let (nbytes, name) = preamble::read(&notes)
             .map_err(|fault| explain(path, fault))?
             .ok_or_else(|| EditError::NothingToJoin.about(path))?;
-        let draft = Draft::join(path, &name, notes, watch)?;
+        let draft = Temp::join(path, &name, notes, watch)?;
         let draft = draft.ok_or_else(|| EditError::NothingToJoin.about(path))?;
         let read = |bytes: &mut [u8]| {
             let range = FileRange::new(draft.file(), 0, to_u64(bytes.len()));
@@ -211,7 +207,7 @@ impl Writer {
         let mut head = vec![0; to_usize(head_nbytes).unwrap_or(usize::MAX)];
         read(&mut head)?;
         let header = Header::parse(&head, nbytes, &Limits::default()).map_err(|_| broken(path))?;
-        let notes = draft.notes()?;
+        let notes = draft.journal()?;
         let filling = Filling::new(&draft, header, notes)?;
         Ok(Writer {
             draft: Mutex::new(draft),
@@ -337,7 +333,7 @@ impl Writer {
         Err(self.filling.refuse(EditError::Orphaned { held: false }))
     }
 
-    fn draft(&self) -> MutexGuard<'_, Draft> {
+    fn draft(&self) -> MutexGuard<'_, Temp> {
         self.draft.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -372,7 +368,7 @@ impl Drop for Writer {
 }
 
 impl Filling {
-    fn new(draft: &Draft, header: Header, notes: File) -> Result<Filling, Error> {
+    fn new(draft: &Temp, header: Header, notes: File) -> Result<Filling, Error> {
         let file = draft
             .file()
             .try_clone()

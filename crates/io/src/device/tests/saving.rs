@@ -124,7 +124,9 @@ fn outcome(seed: u64, mistake: usize) -> bool {
         for (home, block) in step.blocks.iter().flatten().filter(|(_, block)| block.len() > 0) {
             fake.queue_fill(&devices[*home], block, 0x11);
         }
-        snapshot.save(&path, &layout, &options(), &Unwatched).unwrap();
+        snapshot
+            .save(&path, &layout.clone().into(), &options(), &Unwatched)
+            .unwrap();
     } else {
         save(&path, &layout, &step.payloads(&bytes), &options(), &Unwatched).unwrap();
     }

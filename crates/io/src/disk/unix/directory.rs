@@ -64,9 +64,9 @@ impl Directory {
             Opening::Read => (OFlags::RDONLY | waits_not, Mode::empty()),
             Opening::Write => (OFlags::WRONLY | OFlags::NOCTTY, Mode::empty()),
             Opening::Both => (OFlags::RDWR | waits_not, Mode::empty()),
-            Opening::Notes => (OFlags::RDWR | OFlags::APPEND | waits_not, Mode::empty()),
+            Opening::Journal => (OFlags::RDWR | OFlags::APPEND | waits_not, Mode::empty()),
             Opening::New(birth) => (OFlags::RDWR | NEW, mode(birth)),
-            Opening::NewNotes => (OFlags::RDWR | OFlags::APPEND | NEW, mode(Birth::Private)),
+            Opening::NewJournal => (OFlags::RDWR | OFlags::APPEND | NEW, mode(Birth::Private)),
         };
         Ok(self.open_file(name, flags | OFlags::NOFOLLOW, mode)?)
     }

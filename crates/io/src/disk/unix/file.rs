@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use ingot_format::to_usize;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::fs::{FileType, FlockOperation, OFlags, Stat, flock, fstat, stat};
+use rustix::fs::{FileType, FlockOperation, OFlags, Stat, flock, fstat, lstat, stat};
 use rustix::io::{Errno, retry_on_intr};
 use rustix::process::{Resource, getrlimit};
 
@@ -23,6 +23,11 @@ pub(crate) fn facts(file: &File) -> io::Result<Facts> {
 /// What it says of the file that a path leads to.
 pub(crate) fn facts_at(path: &Path) -> io::Result<Facts> {
     Ok(of_stat(&stat(path)?))
+}
+
+/// Return what has the name `path`: of a symbolic link the facts of the link.
+pub(crate) fn facts_of_name(path: &Path) -> io::Result<Facts> {
+    Ok(of_stat(&lstat(path)?))
 }
 
 #[allow(
@@ -68,6 +73,35 @@ pub(crate) fn file_system(_file: &File) -> Option<u32> {
 
 pub(crate) fn read_at(file: &File, into: &mut [u8], position: u64) -> io::Result<usize> {
     file.read_at(into, position)
+}
+
+pub(crate) fn write_at(file: &File, bytes: &[u8], position: u64) -> io::Result<usize> {
+    file.write_at(bytes, position)
+}
+
+/// Open `file` again without the page cache: by its descriptor, since its name may lead to another file by now. `None` if the
+/// system refuses.
+#[cfg(target_os = "linux")]
+pub(crate) fn open_direct(file: &File, for_writing: bool) -> Option<File> {
+    use std::os::fd::AsRawFd;
+    let path = format!("/proc/self/fd/{}", file.as_raw_fd());
+    File::options()
+        .read(!for_writing)
+        .write(for_writing)
+        .custom_flags(OFlags::DIRECT.bits().cast_signed())
+        .open(path)
+        .ok()
+}
+
+#[cfg(not(target_os = "linux"))]
+pub(crate) fn open_direct(_: &File, _: bool) -> Option<File> {
+    None
+}
+
+/// Return whether `fault` means that the file, or this position or size, takes no direct reads or writes.
+pub(crate) fn refuses_direct(fault: &io::Error) -> bool {
+    let refusals = [Errno::INVAL, Errno::OPNOTSUPP, Errno::NOSYS, Errno::NOTBLK];
+    Errno::from_io_error(fault).is_some_and(|fault| refusals.contains(&fault))
 }
 
 pub(crate) fn write_all_at(file: &File, bytes: &[u8], position: u64) -> io::Result<()> {

@@ -56,8 +56,8 @@ impl Directory {
         match opening {
             Opening::Read => options.read(true),
             Opening::Write => options.write(true),
-            Opening::Both | Opening::Notes => options.read(true).write(true),
-            Opening::New(_) | Opening::NewNotes => options.read(true).write(true).create_new(true),
+            Opening::Both | Opening::Journal => options.read(true).write(true),
+            Opening::New(_) | Opening::NewJournal => options.read(true).write(true).create_new(true),
         };
         // What is written in place may be a file that another program has to fetch first, which is marked as links are.
         if !matches!(opening, Opening::Write) {

@@ -13,8 +13,8 @@ use windows_sys::Win32::Foundation::{
     ERROR_INVALID_FUNCTION, ERROR_INVALID_PARAMETER,
 };
 use windows_sys::Win32::Storage::FileSystem::{
-    FILE_ATTRIBUTE_DIRECTORY, FILE_ATTRIBUTE_REPARSE_POINT, FILE_FLAG_BACKUP_SEMANTICS, FILE_READ_ATTRIBUTES,
-    LOCKFILE_EXCLUSIVE_LOCK, LOCKFILE_FAIL_IMMEDIATELY,
+    FILE_ATTRIBUTE_DIRECTORY, FILE_ATTRIBUTE_REPARSE_POINT, FILE_FLAG_BACKUP_SEMANTICS,
+    FILE_FLAG_OPEN_REPARSE_POINT, FILE_READ_ATTRIBUTES, LOCKFILE_EXCLUSIVE_LOCK, LOCKFILE_FAIL_IMMEDIATELY,
 };
 
 use super::calls::{self, information, is_deleted, set_sparse};
@@ -86,6 +86,11 @@ pub(crate) fn facts_at(path: &Path) -> io::Result<Facts> {
     facts(&looked_at(path, 0)?)
 }
 
+/// Return what has the name `path`: of a symbolic link the facts of the link.
+pub(crate) fn facts_of_name(path: &Path) -> io::Result<Facts> {
+    facts(&looked_at(path, FILE_FLAG_OPEN_REPARSE_POINT)?)
+}
+
 /// A handle that only asks: whoever else has the file is not in the way.
 pub(super) fn looked_at(path: &Path, flags: u32) -> io::Result<File> {
     File::options()
@@ -102,6 +107,19 @@ pub(crate) fn file_system(_: &File) -> Option<u32> {
 
 pub(crate) fn read_at(file: &File, into: &mut [u8], position: u64) -> io::Result<usize> {
     file.seek_read(into, position)
+}
+
+pub(crate) fn write_at(file: &File, bytes: &[u8], position: u64) -> io::Result<usize> {
+    file.seek_write(bytes, position)
+}
+
+/// Files are always written through the page cache here.
+pub(crate) fn open_direct(_: &File, _: bool) -> Option<File> {
+    None
+}
+
+pub(crate) fn refuses_direct(_: &io::Error) -> bool {
+    false
 }
 
 pub(crate) fn write_all_at(file: &File, mut bytes: &[u8], mut position: u64) -> io::Result<()> {

@@ -19,8 +19,7 @@ use crate::file::check_unchanged;
 use crate::file::{ReadAt, Stamp, Stream, read_exactly};
 use crate::options::{Existing, ReadOptions};
 use crate::payload::FileRange;
-use crate::save::draft::Draft;
-use crate::save::target::is_there;
+use crate::save::{Temp, is_there};
 use crate::watch::{Unwatched, Watch};
 use crate::workers::{Reading, share};
 
@@ -60,12 +59,12 @@ struct Partial {
 /// The file while it is open, and its stamp after it was closed.
 #[derive(Default)]
 struct PartialPlace {
-    draft: Option<Arc<Draft>>,
+    draft: Option<Arc<Temp>>,
     closed: Option<Stamp>,
 }
 
 impl Partial {
-    fn new(draft: Draft, nbytes: u64, existing: Existing, stays_open: bool) -> Result<Partial, Error> {
+    fn new(draft: Temp, nbytes: u64, existing: Existing, stays_open: bool) -> Result<Partial, Error> {
         let partial = Partial {
             path: draft.path().to_owned(),
             nbytes,
@@ -79,7 +78,7 @@ impl Partial {
     }
 
     /// Does `work` with the open file, which any number of threads may do at once.
-    fn with<R>(&self, work: impl FnOnce(&Draft) -> Result<R, Error>) -> Result<R, Error> {
+    fn with<R>(&self, work: impl FnOnce(&Temp) -> Result<R, Error>) -> Result<R, Error> {
         let draft = self.opened()?;
         let outcome = work(&draft);
         drop(draft);
@@ -87,12 +86,12 @@ impl Partial {
         outcome
     }
 
-    fn opened(&self) -> Result<Arc<Draft>, Error> {
+    fn opened(&self) -> Result<Arc<Temp>, Error> {
         let mut place = locked(&self.place);
         if let Some(draft) = &place.draft {
             return Ok(Arc::clone(draft));
         }
-        let mut draft = Draft::resume(&self.path, self.existing, &Unwatched)?;
+        let mut draft = Temp::resume(&self.path, self.existing, &Unwatched)?;
         let (now, closed) = (self.stamp(&draft)?, place.closed.as_ref());
         if !closed.is_some_and(|closed| closed.is_same_file(&now) && closed.is_unwritten(&now)) {
             if now.nbytes() == 0 {
@@ -111,7 +110,7 @@ impl Partial {
 
     fn close_unused(&self) -> Result<(), Error> {
         let mut place = locked(&self.place);
-        let is_unused = |draft: &Arc<Draft>| Arc::strong_count(draft) == 1;
+        let is_unused = |draft: &Arc<Temp>| Arc::strong_count(draft) == 1;
         if !self.stays_open
             && let Some(draft) = place.draft.take_if(|draft| is_unused(draft))
         {
@@ -120,7 +119,7 @@ impl Partial {
         Ok(())
     }
 
-    fn stamp(&self, draft: &Draft) -> Result<Stamp, Error> {
+    fn stamp(&self, draft: &Temp) -> Result<Stamp, Error> {
         let facts = disk::facts(draft.file()).map_err(|source| Error::Open {
             path: self.path.clone(),
             source,
@@ -158,7 +157,7 @@ impl Incoming {
         how: &DownloadOptions,
         watch: &dyn Watch,
     ) -> Result<Incoming, Error> {
-        let mut partial = Draft::resume(&path, how.existing, watch)?;
+        let mut partial = Temp::resume(&path, how.existing, watch)?;
         let table = versioned.part_table();
         let left = match versioned.version {
             Some(_) => table.hashes(partial.file()),
@@ -213,7 +212,7 @@ impl Incoming {
     }
 
     /// Does `work` with the file if it has no name yet.
-    fn with(&self, work: impl FnOnce(&Draft) -> Result<(), Error>) -> Result<(), Error> {
+    fn with(&self, work: impl FnOnce(&Temp) -> Result<(), Error>) -> Result<(), Error> {
         match &self.landing {
             Landing::Partial(partial) => partial.with(work),
             Landing::Named(_) => Ok(()),
@@ -240,7 +239,7 @@ impl Incoming {
     }
 
     /// Fetches a part if `draft` lacks it.
-    fn complete(&self, draft: &Draft, number: usize, stop: StopFlag<'_>) -> Result<(), Error> {
+    fn complete(&self, draft: &Temp, number: usize, stop: StopFlag<'_>) -> Result<(), Error> {
         let part = self.table.part(number);
         let noted = locked(&self.hashes).get(&number).copied();
         if noted.is_none() || noted != part_hash(draft.file(), &part).ok() {
@@ -256,7 +255,7 @@ impl Incoming {
     }
 
     /// Fetches a part; gives the hash of its bytes. Where a server gives no parts, what breaks off begins anew.
-    fn fetch(&self, partial: &Draft, part: &Range<u64>, stop: StopFlag<'_>) -> Result<PartHash, Error> {
+    fn fetch(&self, partial: &Temp, part: &Range<u64>, stop: StopFlag<'_>) -> Result<PartHash, Error> {
         let mut left = self.versioned.retries;
         loop {
             match self.try_fetch(partial, part, stop) {
@@ -266,7 +265,7 @@ impl Incoming {
         }
     }
 
-    fn try_fetch(&self, partial: &Draft, part: &Range<u64>, stop: StopFlag<'_>) -> Result<PartHash, Error> {
+    fn try_fetch(&self, partial: &Temp, part: &Range<u64>, stop: StopFlag<'_>) -> Result<PartHash, Error> {
         let source = &*self.versioned.source;
         let mut stream = Stream::new(source, part.clone(), stop);
         let mut hasher = Hasher::new(Algorithm::Xxh3Wide);
@@ -454,7 +453,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let (path, part) = (folder.path().join("a"), folder.path().join(".a.ingot-part"));
         let partial = || {
-            let mut draft = Draft::resume(&path, Existing::Refuse, &Unwatched).unwrap();
+            let mut draft = Temp::resume(&path, Existing::Refuse, &Unwatched).unwrap();
             draft.begin_anew(3, &Unwatched).unwrap();
             Partial::new(draft, 3, Existing::Refuse, false).unwrap()
         };
@@ -478,10 +477,10 @@ mod tests {
             assert_eq!(outcome.unwrap_err().code(), "changed");
         }
         assert!(!part.exists(), "nothing is left where there was nothing");
-        drop(Draft::resume(&path, Existing::Refuse, &Unwatched).unwrap());
-        let held = Draft::resume(&path, Existing::Refuse, &Unwatched).unwrap();
+        drop(Temp::resume(&path, Existing::Refuse, &Unwatched).unwrap());
+        let held = Temp::resume(&path, Existing::Refuse, &Unwatched).unwrap();
         let kept = Partial::new(held, 0, Existing::Refuse, true).unwrap();
-        assert!(Draft::resume(&path, Existing::Refuse, &Unwatched).is_err());
+        assert!(Temp::resume(&path, Existing::Refuse, &Unwatched).is_err());
         drop(kept);
     }
 
@@ -489,7 +488,7 @@ mod tests {
     fn a_flush_that_goes_on_holds_no_lock() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("a");
-        let resumed = || Draft::resume(&path, Existing::Refuse, &Unwatched);
+        let resumed = || Temp::resume(&path, Existing::Refuse, &Unwatched);
         let mut draft = resumed().unwrap();
         draft.begin_anew(3, &Unwatched).unwrap();
         let partial = Partial::new(draft, 3, Existing::Refuse, true).unwrap();

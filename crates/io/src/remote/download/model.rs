@@ -18,8 +18,7 @@ use crate::error::Error;
 use crate::options::{Durability, Existing};
 use crate::payload::FileRange;
 use crate::save::check_destination;
-use crate::save::draft::Draft;
-use crate::save::target::is_there;
+use crate::save::{Temp, is_there};
 use crate::watch::{After, Unwatched, Watch};
 
 /// A model of which it is known that it can be fetched to where it is wanted.
@@ -99,7 +98,7 @@ impl Ready {
         self.make_folders()?;
         let Ready { model, path, shards } = self;
         // Whoever has it fetches the model: nobody else does at the same time.
-        let mut index = Draft::resume(&path, how.existing, watch)?;
+        let mut index = Temp::resume(&path, how.existing, watch)?;
         // More files than a process should keep open. Each takes two descriptors, with its directory.
         let stays_open = shards.len() <= 32;
         let mut files = Vec::with_capacity(shards.len());
@@ -163,7 +162,7 @@ impl Shard {
 fn publish(
     model: &RemoteModel,
     path: &Path,
-    index: &mut Draft,
+    index: &mut Temp,
     shards: &[Incoming],
     how: &DownloadOptions,
 ) -> Result<(), Error> {
@@ -202,7 +201,7 @@ fn remove(path: &Path, durable: Durability) -> Result<(), Error> {
 
 /// Reads the seals of `count` shards that an earlier call left, which fetched the same index to `path`.
 fn seals_left(path: &Path, index: &[u8], count: usize, watch: &dyn Watch) -> Option<Vec<Seal>> {
-    let sealed = contents(&Draft::left(path, watch)?, index.len() + count * SEAL_NBYTES)?;
+    let sealed = contents(&Temp::left(path, watch)?, index.len() + count * SEAL_NBYTES)?;
     Some(sealed.strip_prefix(index)?.as_chunks().0.to_vec())
 }
 
@@ -218,7 +217,7 @@ fn contents(file: &fs::File, nbytes: usize) -> Option<Vec<u8>> {
 }
 
 /// Writes the bytes of an index to its partial file, and the seals of all shards.
-fn write_seals(partial: &mut Draft, index: &[u8], shards: &[Incoming]) -> Result<(), Error> {
+fn write_seals(partial: &mut Temp, index: &[u8], shards: &[Incoming]) -> Result<(), Error> {
     let seals: Vec<Seal> = shards.iter().map(Incoming::seal).collect();
     let sealed = [index, seals.as_flattened()].concat();
     // Not written again: a kill would lose the seals of shards that have their names.

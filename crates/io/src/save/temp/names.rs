@@ -1,18 +1,15 @@
-//! The file that is written before it gets its name.
+//! Names of temporary files, and the removal of files that were left behind.
 
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::io;
 
-use super::space;
 use xxhash_rust::xxh3::xxh3_64;
 
 use crate::disk::{
-    self, Birth, Directory, DirectoryEntry, Kind, Lock, Locked, Opening, Unlinked, cut, is_replaced_by_copy,
-    try_lock,
+    self, Birth, Directory, DirectoryEntry, Kind, Lock, Locked, Opening, Unlinked, cut, try_lock,
 };
-use crate::options::Existing;
 
 const SUFFIX: &str = ".ingot-tmp";
 /// Of a file that was replaced, where it had to be moved out of the way first.
@@ -28,115 +25,8 @@ const TRIES: u64 = 100;
 /// at once are rare.
 const LOOKED_UP: u64 = 8;
 
-/// A file in the target's directory that nobody sees, or under a name that says what it is.
-///
-/// It is locked until it gets the target's name or is dropped, and the system removes the lock however the process ends. A
-/// temporary file without a lock is therefore one that was left behind.
-pub(super) struct Temp<'p> {
-    entry: &'p DirectoryEntry,
-    file: Locked,
-    /// `None` when it has no name yet, or has the target's.
-    name: Option<OsString>,
-}
-
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) enum TempKind {
-    /// It vanishes by itself when the process ends. Not every file system can.
-    Unnamed,
-    Named,
-}
-
-/// Why the new file did not get the target's name.
-pub(super) enum Refused {
-    /// An unnamed file cannot be named here; one that has a name has to be written.
-    Link,
-    /// The file system renames no file over another.
-    Rename,
-    Fault(io::Error),
-}
-
-impl<'p> Temp<'p> {
-    pub(super) fn create(entry: &'p DirectoryEntry, birth: Birth, kind: TempKind) -> io::Result<Temp<'p>> {
-        if kind == TempKind::Unnamed
-            && let Some(file) = entry.directory.unnamed(birth)
-        {
-            lock(&file);
-            return Ok(Temp {
-                entry,
-                file: Locked::new(file),
-                name: None,
-            });
-        }
-        let (file, name) = named(&entry.directory, &entry.name, birth)?;
-        Ok(Temp {
-            entry,
-            file,
-            name: Some(name),
-        })
-    }
-
-    pub(super) fn file(&self) -> &File {
-        &self.file
-    }
-
-    /// Gives the file the target's name, which takes it from the file that had it, if that may be.
-    pub(super) fn publish(&mut self, existing: Existing) -> Result<(), Refused> {
-        let directory = &self.entry.directory;
-        let name = match self.name.take() {
-            Some(name) => name,
-            None => link(directory, &self.entry.name, &self.file)?,
-        };
-        let name = self.name.insert(name);
-        take_name(self.entry, &self.file, name, existing)?;
-        self.name = None;
-        self.file.unlock();
-        Ok(())
-    }
-}
-
-/// Gives `file`, which has the `name`, that of the target.
-pub(super) fn take_name(
-    entry: &DirectoryEntry,
-    file: &File,
-    name: &OsStr,
-    existing: Existing,
-) -> Result<(), Refused> {
-    match existing {
-        Existing::Refuse => match entry.directory.rename_new(name, &entry.name) {
-            Some(named) => named.map_err(Refused::Fault),
-            None => rename(entry, file, name),
-        },
-        Existing::Replace => rename(entry, file, name),
-    }
-}
-
-fn rename(entry: &DirectoryEntry, file: &File, name: &OsStr) -> Result<(), Refused> {
-    let replaced = space::keep(entry, file);
-    match entry
-        .directory
-        .rename(name, &entry.name, &|| free_old_name(entry))
-    {
-        Ok(()) => {
-            if let Some(replaced) = replaced {
-                space::release(replaced);
-            }
-            Ok(())
-        }
-        Err(fault) if is_replaced_by_copy(&fault) => Err(Refused::Rename),
-        Err(fault) => Err(Refused::Fault(fault)),
-    }
-}
-
-impl Drop for Temp<'_> {
-    fn drop(&mut self) {
-        if let Some(name) = &self.name {
-            let _ = self.entry.directory.remove(name);
-        }
-    }
-}
-
 /// A file in `directory` that has no name and never gets one. `target` is the file that is being saved.
-pub(super) fn scratch(directory: &Directory, target: &OsStr) -> io::Result<File> {
+pub(in crate::save) fn scratch(directory: &Directory, target: &OsStr) -> io::Result<File> {
     if let Some(file) = directory.unnamed(Birth::Private) {
         return Ok(file);
     }
@@ -145,13 +35,13 @@ pub(super) fn scratch(directory: &Directory, target: &OsStr) -> io::Result<File>
     file.try_clone()
 }
 
-/// Removes temporary files for `entry` that a process left behind. Whatever cannot be removed, stays; and so does all as
-/// long as others have the notes open, who may finish the file that they fill together.
-pub(super) fn remove_stale(entry: &DirectoryEntry) {
+/// Remove temporary files for `entry` that a process left behind. Errors are ignored. All of them stay while another process
+/// has the journal open: it may finish the file.
+pub(in crate::save) fn remove_stale(entry: &DirectoryEntry) {
     remove_old(entry);
     for number in 0..TRIES {
         match remove_unlocked(&entry.directory, &numbered(&entry.name, number, SUFFIX)) {
-            // The notes.
+            // The journal.
             Left::Held if number == 0 => return,
             Left::Absent if number >= LOOKED_UP => return,
             _ => {}
@@ -175,7 +65,7 @@ fn remove_old(entry: &DirectoryEntry) {
 }
 
 /// A name for the file that is being replaced.
-fn free_old_name(entry: &DirectoryEntry) -> OsString {
+pub(super) fn free_old_name(entry: &DirectoryEntry) -> OsString {
     let mut names = (1..=TRIES).map(|number| numbered(&entry.name, number, OLD_SUFFIX));
     let free = names.find(|name| is_free(&entry.directory, name));
     free.unwrap_or_else(|| random_name(&entry.name, OLD_SUFFIX))
@@ -217,7 +107,14 @@ fn remove_unlocked(directory: &Directory, name: &OsStr) -> Left {
     Left::Behind
 }
 
-/// Whether `name` leads to `file`.
+/// Remove `name` if it leads to `file`.
+pub(super) fn remove_if(entry: &DirectoryEntry, name: &OsStr, file: &File) {
+    if has_name(&entry.directory, name, file) {
+        let _ = entry.directory.retire(name, &temp_name(&entry.name));
+    }
+}
+
+/// Return whether `name` leads to `file`.
 pub(super) fn has_name(directory: &Directory, name: &OsStr, file: &File) -> bool {
     matches!(
         (directory.facts(name), disk::facts(file)),
@@ -247,21 +144,20 @@ pub(super) fn named(directory: &Directory, target: &OsStr, birth: Birth) -> io::
 
 /// Locks `file`. False when somebody else has the lock; true also where there are no locks, since nobody can then
 /// take one to remove the file.
-fn lock(file: &File) -> bool {
+pub(super) fn lock(file: &File) -> bool {
     try_lock(file, Lock::Exclusive).unwrap_or(true)
 }
 
-/// Gives the unnamed `file` a temporary name.
-fn link(directory: &Directory, target: &OsStr, file: &File) -> Result<OsString, Refused> {
-    for name in temp_names(target) {
-        match directory.link(file, &name) {
+/// Give the unnamed `file` a temporary name.
+pub(super) fn link(entry: &DirectoryEntry, file: &File) -> Result<OsString, Unlinked> {
+    for name in temp_names(&entry.name) {
+        match entry.directory.link(file, &name) {
             Ok(()) => return Ok(name),
             Err(Unlinked::Exists) => {}
-            Err(Unlinked::Fault(fault)) => return Err(Refused::Fault(fault)),
-            Err(Unlinked::Impossible) => return Err(Refused::Link),
+            Err(unlinked) => return Err(unlinked),
         }
     }
-    Err(Refused::Link)
+    Err(Unlinked::Exists)
 }
 
 /// The names to try for a temporary file: `.{target}.{number}.ingot-tmp`.
@@ -287,9 +183,8 @@ fn numbered(target: &OsStr, number: u64, suffix: &str) -> OsString {
     name
 }
 
-/// The name of the notes of those who fill a file together. It has the form of a temporary name, so that it is removed like
-/// one when it is left behind.
-pub(super) fn notes_name(target: &OsStr) -> OsString {
+/// The name of the journal. It has the form of a temporary name, so that a journal that was left behind is removed too.
+pub(super) fn journal_name(target: &OsStr) -> OsString {
     numbered(target, 0, SUFFIX)
 }
 
@@ -332,7 +227,7 @@ mod tests {
         assert!(!is_of(".a.b.0123456789abcdef.ingot-tmp", "a"));
         assert!(!is_of(".a..ingot-tmp", "a"));
         assert!(!is_of("a", "a"));
-        assert!(is_temp_of(&notes_name(OsStr::new("a")), OsStr::new("a")));
+        assert!(is_temp_of(&journal_name(OsStr::new("a")), OsStr::new("a")));
     }
 
     #[test]
@@ -370,7 +265,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let directory = Directory::at(folder.path()).unwrap();
         let (first, name) = named(&directory, OsStr::new("file"), Birth::Usual).unwrap();
-        let seen = Locked::of(&first).unwrap();
+        let seen = first.try_clone().unwrap();
         directory.remove(&name).unwrap();
         drop(first);
         let (_second, same) = named(&directory, OsStr::new("file"), Birth::Usual).unwrap();
@@ -407,7 +302,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_left_behind_goes_but_what_is_held_and_nothing_while_its_notes_are() {
+    fn what_was_left_behind_goes_but_what_is_held_and_nothing_while_its_journal_is() {
         let folder = tempfile::tempdir().unwrap();
         let make = |number: u64| {
             let name = format!(".file.{number:016x}{SUFFIX}");
@@ -418,12 +313,12 @@ mod tests {
         let left = || drop(make(2));
         left();
         assert_eq!(after_removal(folder.path()), [&held_name[..]]);
-        let (notes, notes_are) = make(0);
-        assert_eq!(notes_are, notes_name("file".as_ref()).into_string().unwrap());
-        assert!(lock(&notes));
+        let (journal, journal_is) = make(0);
+        assert_eq!(journal_is, journal_name("file".as_ref()).into_string().unwrap());
+        assert!(lock(&journal));
         left();
         assert_eq!(after_removal(folder.path()).len(), 3);
-        drop(notes);
+        drop(journal);
         assert_eq!(after_removal(folder.path()), [&held_name[..]]);
         drop(held);
         assert_eq!(after_removal(folder.path()), [""; 0]);

@@ -1,27 +1,31 @@
-//! A draft that stays beside its target when whoever fills it is broken off.
+//! A temporary file that stays beside its target when a download is interrupted, so that the next one goes on with it.
 
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
 use std::io;
 use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 
-use super::draft::{Draft, busy};
-use super::flush::flush;
-use super::space;
-use super::target::{explain, find, is_there};
-use super::temp::{has_name, temp_prefix};
+use super::Temp;
+use super::journal::busy;
+use super::names::{has_name, temp_prefix};
 use crate::disk::{self, Attributes, Birth, DirectoryEntry, Lock, Locked, Opening, Size, try_lock};
 use crate::error::{Error, Step, Stop, step};
 use crate::options::{Durability, Existing};
+use crate::save::flush::flush;
+use crate::save::space;
+use crate::save::target::{explain, find, is_there};
 use crate::watch::Watch;
 
-/// How often the file is opened that somebody else has just given its name to, or taken away.
+/// How often the file is opened again that another process has just renamed or removed.
 const TRIES: usize = 10;
 
-/// Of a draft under a name that its target gives. It is locked until it is dropped, so that no other process fills it.
-impl Draft {
+/// Temporary files under a name that their target determines. They are locked until they are dropped, so that no other process
+/// fills them.
+impl Temp {
     /// Opens what was left for `path`, or makes an empty file.
-    pub(crate) fn resume(path: &Path, existing: Existing, watch: &dyn Watch) -> Result<Draft, Error> {
+    pub(crate) fn resume(path: &Path, existing: Existing, watch: &dyn Watch) -> Result<Temp, Error> {
         let entry = find(path, watch)?;
         if entry.existing.is_some() && existing == Existing::Refuse {
             return Err(is_there(path));
@@ -39,14 +43,15 @@ impl Draft {
         };
         let opened = opened().step(step::CREATE).map_err(|stop| stop.about(path, 0))?;
         let (file, attributes) = opened.ok_or_else(|| busy(&entry, &name, path))?;
-        Ok(Draft {
+        Ok(Temp {
             path: path.to_owned(),
-            entry,
+            entry: Arc::new(entry),
             attributes,
             file,
-            name,
-            notes: None,
+            name: Some(name),
+            journal: None,
             nbytes: 0,
+            stays: AtomicBool::new(true),
         })
     }
 
@@ -87,7 +92,7 @@ impl Draft {
     ) -> Result<(), Error> {
         let published = || -> Result<(), Stop> {
             if durable == Durability::Durable {
-                // Before the notes behind the bytes are lost, since this takes the longest and may be broken off.
+                // Before the hashes behind the bytes are cut off, since this takes the longest and may be interrupted.
                 flush(&self.file, watch)?;
             }
             self.file.set_len(nbytes).step(step::WRITE)?;
@@ -129,14 +134,14 @@ fn partial_name(target: &OsStr) -> OsString {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::save::temp::is_temp_of;
+    use crate::save::temp::names::is_temp_of;
     use crate::watch::Unwatched;
 
     /// As the thread has that flushes it.
     #[test]
     fn a_draft_can_be_resumed_while_an_earlier_call_still_has_its_file_open() {
         let folder = tempfile::tempdir().unwrap();
-        let resume = || Draft::resume(&folder.path().join("a"), Existing::Refuse, &Unwatched);
+        let resume = || Temp::resume(&folder.path().join("a"), Existing::Refuse, &Unwatched);
         let first = resume().unwrap();
         let flushing = first.file().try_clone().unwrap();
         assert_eq!(resume().map(drop).unwrap_err().code(), "busy");

@@ -27,10 +27,10 @@ pub(super) fn write(pieces: &Pieces<'_>, file: &File, watch: &dyn Watch) -> Resu
             Ok::<(), Stop>(())
         })?;
     }
-    match done == pieces.nbytes() {
-        true => Ok(()),
-        false => Err(io::Error::from(io::ErrorKind::UnexpectedEof)).step(step::WRITE),
+    if done != pieces.nbytes() {
+        return Err(io::Error::from(io::ErrorKind::UnexpectedEof)).step(step::WRITE);
     }
+    Ok(())
 }
 
 fn write_run(run: &WriteRun<'_>, file: &File, buffer: &mut Vec<u8>, watch: &dyn Watch) -> Result<(), Stop> {
@@ -75,9 +75,9 @@ fn write_each(
 mod tests {
     use std::cell::Cell;
 
+    use super::super::pieces::PIECE;
     use super::*;
     use crate::payload::FileRange;
-    use crate::save::pieces::PIECE;
     use crate::watch::Unwatched;
 
     #[test]

@@ -7,14 +7,14 @@ use std::ops::Range;
 use ingot_format::{FormatError, Layout, StopFlag, to_u64, to_usize};
 
 use crate::device::{Copy, Device, DeviceBytes, Lent};
-use crate::digest::Sealed;
+use crate::digest::NewHeader;
 use crate::disk::write_all_at;
 use crate::memory::Bytes;
 use crate::payload::{FileRange, Payload, prove_sizes, prove_total};
 
 /// Bytes that are written at once: few enough that threads share the work evenly, a watch is heard soon and buffers of
 /// this size are no burden, enough that the calls do not count. Threads that write pieces do not meet in one page.
-pub(super) const PIECE: usize = 4 << 20;
+pub(in crate::save) const PIECE: usize = 4 << 20;
 /// Bytes of one payload in one piece that are written from where they lie; fewer are gathered first. 1 MiB, because
 /// copying that costs less than 0.1 ms and a call for each of thousands of small tensors costs more.
 const STRAIGHT: usize = 1 << 20;
@@ -32,7 +32,7 @@ pub struct Pieces<'a> {
     /// bytes, and 28 % of 40 bytes (2026-11, into the page cache).
     on_device: bool,
     /// What puts digests of everything into the head.
-    sealed: Option<&'a Sealed>,
+    sealed: Option<&'a NewHeader>,
 }
 
 /// Bytes of one part in one piece.
@@ -53,7 +53,7 @@ impl<'a> Pieces<'a> {
     }
 
     /// The file that begins with `head` and has `data_nbytes` of data, whichever way they are cut into payloads.
-    pub(super) fn of_data(
+    pub(in crate::save) fn of_data(
         head: &'a [u8],
         data_nbytes: u64,
         payloads: &'a [Payload<'a>],
@@ -87,15 +87,15 @@ impl<'a> Pieces<'a> {
         pieces
     }
 
-    /// The same, with the digests that `sealed` keeps.
-    pub(super) fn sealed_by(self, sealed: &'a Sealed) -> Pieces<'a> {
+    /// The same, with the digests that `head` keeps, if it keeps any.
+    pub(in crate::save) fn sealed_by(self, head: &'a NewHeader) -> Pieces<'a> {
         Pieces {
-            sealed: Some(sealed),
+            sealed: head.keeps_digests().then_some(head),
             ..self
         }
     }
 
-    pub(super) fn sealed(&self) -> Option<&'a Sealed> {
+    pub(in crate::save) fn sealed(&self) -> Option<&'a NewHeader> {
         self.sealed
     }
 
@@ -140,7 +140,7 @@ impl<'a> Pieces<'a> {
     }
 
     /// The pieces with bytes that only the saving thread fetches.
-    pub(super) fn fetched(&self) -> &[usize] {
+    pub(in crate::save) fn fetched(&self) -> &[usize] {
         &self.fetched
     }
 
@@ -149,7 +149,7 @@ impl<'a> Pieces<'a> {
     }
 
     /// Where `piece` lies in the file.
-    pub(super) fn range(&self, piece: usize) -> Range<u64> {
+    pub(in crate::save) fn range(&self, piece: usize) -> Range<u64> {
         let begin = to_u64(piece).saturating_mul(to_u64(PIECE));
         begin..begin.saturating_add(to_u64(PIECE)).min(self.nbytes())
     }

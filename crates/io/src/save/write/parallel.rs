@@ -8,12 +8,12 @@ use std::time::Duration;
 
 use ingot_format::to_u64;
 
-use super::direct::{self, Aligned, DirectWriter};
-use super::flush::Flusher;
+use super::direct::{Aligned, DirectWriter};
 use super::pieces::{PIECE, Pieces};
-use crate::digest::{Sealed, Sealing};
+use crate::digest::{NewHeader, Sealing};
 use crate::error::{Step, Stop, step};
 use crate::payload::Payload;
+use crate::save::flush::Flusher;
 use crate::sync::{AtomicUsize, Condvar, Mutex, MutexGuard, Ordering, PoisonError, locked, thread};
 use crate::watch::{POLL, Watch};
 use crate::workers::Team;
@@ -42,7 +42,7 @@ pub(super) enum Route {
 /// Writes everything into `file`, each piece at its position. `file` is empty or is to be overwritten.
 pub(super) fn write(pieces: &Pieces<'_>, file: &File, route: &Route, watch: &dyn Watch) -> Result<(), Stop> {
     let cores = || thread::available_parallelism().map_or(1, usize::from);
-    let sealing = pieces.sealed().map(Sealed::begin);
+    let sealing = pieces.sealed().map(NewHeader::begin);
     // Digests that wait for earlier bytes would wait for what this thread fetches, which comes when it comes.
     let waits = sealing.as_ref().is_some_and(Sealing::in_order) && !pieces.fetched().is_empty();
     let threads = match (pieces.nbytes() < PARALLEL || waits, route) {
@@ -227,7 +227,7 @@ impl PieceWriter<'_, '_> {
         }
         match self.route {
             Route::Cached(_) | Route::Shared => crate::disk::write_all_at(self.file, bytes, position),
-            Route::Direct(direct) => direct::write(direct, self.file, bytes, position),
+            Route::Direct(direct) => direct.write(self.file, bytes, position),
         }
     }
 
@@ -696,7 +696,7 @@ mod tests {
     }
 
     /// What keeps digests that are taken in order, of tensors of so many bytes.
-    fn in_order(lens: &[usize]) -> Sealed {
+    fn in_order(lens: &[usize]) -> NewHeader {
         let names: Vec<String> = (0..lens.len()).map(|number| number.to_string()).collect();
         let shapes: Vec<[u64; 1]> = lens.iter().map(|&len| [to_u64(len)]).collect();
         let specs: Vec<ingot_format::Spec<'_>> = std::iter::zip(&names, &shapes)
@@ -711,7 +711,7 @@ mod tests {
             ..Default::default()
         };
         let options = ingot_format::LayoutOptions::default();
-        Sealed::new(&specs, None, ingot_format::Format::Safetensors, &options, keep).unwrap()
+        NewHeader::new(&specs, None, ingot_format::Format::Safetensors, &options, keep).unwrap()
     }
 
     /// Tried: with threads, each waits for the bytes before its own, and nobody is left to write those that are fetched.

@@ -1,0 +1,132 @@
+//! Writing past the page cache, for files that have to reach the disk before the save is over.
+
+use std::fs::File;
+use std::io;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use ingot_format::to_u64;
+
+use crate::disk::{self, file_system, write_all_at};
+
+/// Smaller files are as fast through the cache, which takes and flushes them.
+const WORTH_IT: u64 = 32 << 20;
+/// File systems that were tried. Others refuse direct writes, or accept them and copy all the same.
+const FILE_SYSTEMS: [u32; 3] = [
+    0xEF53,      /* ext4 */
+    0x5846_5342, /* XFS */
+    0x794C_7630, /* overlayfs */
+];
+
+/// What a disk may want positions, sizes and addresses to be multiples of: the largest block that disks have.
+pub(super) const BLOCK: usize = 4096;
+
+/// Bytes in memory that begin where a disk may read them.
+#[derive(Default)]
+pub(super) struct Aligned {
+    bytes: Vec<u8>,
+    begin: usize,
+}
+
+impl Aligned {
+    /// The first `len` bytes, whatever they are. They keep their place from the first call on, if `len` is not more
+    /// than `most` in any.
+    pub(super) fn first(&mut self, len: usize, most: usize) -> &mut [u8] {
+        let most = most.max(len);
+        if self.bytes.len() < self.begin + most {
+            self.bytes = vec![0; most + BLOCK];
+            self.begin = self.bytes.as_ptr().align_offset(BLOCK).min(BLOCK);
+        }
+        &mut self.bytes[self.begin..self.begin + len]
+    }
+}
+
+/// A file that is open a second time, for writing without the page cache.
+pub(super) struct DirectWriter {
+    file: File,
+    refused: AtomicBool,
+}
+
+impl DirectWriter {
+    /// Open `file` again. `None` where writing `nbytes` through the page cache is as good.
+    pub(super) fn open(file: &File, nbytes: u64) -> Option<DirectWriter> {
+        let is_worth_it =
+            nbytes >= WORTH_IT && file_system(file).is_some_and(|number| FILE_SYSTEMS.contains(&number));
+        let file = is_worth_it.then(|| disk::open_direct(file, true)).flatten()?;
+        Some(DirectWriter {
+            file,
+            refused: AtomicBool::new(false),
+        })
+    }
+
+    /// Write `bytes` at `position` of `cached`, which is the same file: past the page cache as far as the system accepts
+    /// that, the rest through it.
+    pub(super) fn write(&self, cached: &File, bytes: &[u8], position: u64) -> io::Result<()> {
+        let written = self.write_at(bytes, position)?;
+        write_all_at(cached, &bytes[written..], position + to_u64(written))
+    }
+
+    /// Write as many of `bytes` as come before the last multiple of [`BLOCK`], and return how many: fewer where the system
+    /// refuses. `position` is a multiple of it, and `bytes` begin at one in memory.
+    fn write_at(&self, bytes: &[u8], position: u64) -> io::Result<usize> {
+        let whole = bytes.len() / BLOCK * BLOCK;
+        let mut written = 0;
+        while written < whole && !self.refused.load(Ordering::Relaxed) {
+            match disk::write_at(&self.file, &bytes[written..whole], position + to_u64(written)) {
+                Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
+                Ok(count) => {
+                    written += count;
+                    // The disk is about to be full, or the system went on without.
+                    if count % BLOCK != 0 {
+                        break;
+                    }
+                }
+                Err(fault) if fault.kind() == io::ErrorKind::Interrupted => {}
+                // The blocks are larger than any known ones, or the file system changed its mind.
+                Err(fault) if disk::refuses_direct(&fault) => self.refused.store(true, Ordering::Relaxed),
+                Err(fault) => return Err(fault),
+            }
+        }
+        Ok(written)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn aligned_bytes_begin_at_a_block_and_stay_there() {
+        let mut buffer = Aligned::default();
+        let begin = buffer.first(10, 3 * BLOCK).as_ptr();
+        assert_eq!(begin.align_offset(BLOCK), 0);
+        assert_eq!(buffer.first(3 * BLOCK, 3 * BLOCK).as_ptr(), begin);
+        assert_eq!(buffer.first(4 * BLOCK, 4 * BLOCK).as_ptr().align_offset(BLOCK), 0);
+    }
+
+    #[cfg(target_os = "linux")]
+    #[test]
+    fn whole_blocks_are_written_and_the_rest_is_left() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("file");
+        std::fs::write(&path, vec![0; 3 * BLOCK]).unwrap();
+        let file = File::options().read(true).write(true).open(&path).unwrap();
+        assert!(DirectWriter::open(&file, WORTH_IT - 1).is_none());
+        let Some(direct) = DirectWriter::open(&file, WORTH_IT) else {
+            eprintln!(
+                "not run: the file system of {} has no direct writing, or takes any position",
+                path.display()
+            );
+            return;
+        };
+        let mut buffer = Aligned::default();
+        let bytes = buffer.first(BLOCK + 100, 2 * BLOCK);
+        bytes.fill(7);
+        let written = direct.write_at(bytes, to_u64(BLOCK)).unwrap();
+        assert!(written == BLOCK || direct.refused.load(Ordering::Relaxed));
+        let expected = [vec![0; BLOCK], vec![7; written], vec![0; 2 * BLOCK - written]].concat();
+        assert!(std::fs::read(&path).unwrap() == expected);
+        // Not a multiple of a block, which every file system refuses.
+        assert!(direct.write_at(bytes, 1).is_ok_and(|written| written == 0));
+        assert!(direct.refused.load(Ordering::Relaxed));
+    }
+}

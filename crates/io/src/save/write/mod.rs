@@ -1,0 +1,257 @@
+//! Writing the pieces of a file in one of three ways: into a temporary file that gets the name when it is complete, into the
+//! file that exists, or into a stream.
+
+mod direct;
+mod parallel;
+pub(super) mod pieces;
+mod stream;
+
+use std::fs::File;
+use std::io::{self, Seek};
+use std::path::Path;
+use std::sync::Arc;
+
+use self::direct::DirectWriter;
+use self::parallel::Route;
+use self::pieces::Pieces;
+use super::flush::{Flusher, flush};
+use super::space::{self, release};
+use super::temp::{self, Refused, Temp};
+use crate::disk::{Directory, DirectoryEntry, Size, exists};
+use crate::error::{Step, Stop, step};
+use crate::options::{Durability, Existing, SaveOptions};
+use crate::payload::{FileRange, Payload};
+use crate::watch::{Asked, Watch};
+
+/// Files of at least this size are flushed while they are written. A smaller file is written before a thread has started.
+const LONG_FLUSH: u64 = 32 << 20;
+
+/// A save: the bytes, the options, and the watch that may stop it.
+#[derive(Clone, Copy)]
+pub(super) struct Writing<'w> {
+    pub(super) path: &'w Path,
+    pub(super) pieces: &'w Pieces<'w>,
+    pub(super) options: &'w SaveOptions,
+    pub(super) watch: &'w dyn Watch,
+}
+
+impl Writing<'_> {
+    /// Write a temporary file and rename it to `entry`: the path always leads to the whole old file or to the whole new one.
+    pub(super) fn atomic(&self, entry: DirectoryEntry) -> Result<(), Stop> {
+        entry.check(self.options)?;
+        let entry = Arc::new(entry);
+        temp::remove_stale(&entry);
+        let mut temp = self.fill(&entry, false)?;
+        let mut published = self.publish(&mut temp);
+        if matches!(published, Err(Refused::Link)) {
+            temp = self.named_copy(&temp, &entry)?;
+            published = self.publish(&mut temp);
+        }
+        match published {
+            Ok(()) => temp.flush_name(self.options.durable),
+            Err(Refused::Rename) => self.open(&entry, |file| self.copy(temp.file(), file)),
+            refused => refused.map_err(Stop::from),
+        }
+    }
+
+    fn publish(&self, temp: &mut Temp) -> Result<(), Refused> {
+        temp.link()?;
+        temp.take_name(self.options.existing(), self.watch)?;
+        temp.keep();
+        Ok(())
+    }
+
+    /// A file with a name that holds the bytes of `temp`. The payloads may have changed: the watch was told that all of them
+    /// are written.
+    fn named_copy(&self, temp: &Temp, entry: &Arc<DirectoryEntry>) -> Result<Temp, Stop> {
+        let nbytes = self.pieces.nbytes();
+        let all = [Payload::File(FileRange::new(temp.file(), 0, nbytes))];
+        let pieces = Pieces::of_data(&[], nbytes, &all)
+            .map_err(io::Error::other)
+            .step(step::WRITE)?;
+        let watch = Asked(self.watch);
+        let copying = Writing {
+            path: self.path,
+            pieces: &pieces,
+            options: self.options,
+            watch: &watch,
+        };
+        copying.fill(entry, true)
+    }
+
+    /// A temporary file that is complete but for its name.
+    fn fill(&self, entry: &Arc<DirectoryEntry>, has_name: bool) -> Result<Temp, Stop> {
+        let temp = Temp::make(self.path, entry, has_name)?;
+        let file = temp.file();
+        let shares = self.pieces.share_blocks() && crate::payload::shares_blocks(file);
+        let size = if shares { Size::Sparse } else { Size::Set };
+        space::reserve(file, self.pieces.nbytes(), size, self.watch)?;
+        let route = if shares { Route::Shared } else { self.route(file) };
+        parallel::write(self.pieces, file, &route, self.watch)?;
+        temp.apply_attributes()?;
+        match route {
+            Route::Cached(Some(flusher)) => flusher.finish(file, self.watch)?,
+            _ if self.is_durable() || close_would_flush(file) => flush(file, self.watch)?,
+            _ => {}
+        }
+        Ok(temp)
+    }
+
+    /// A file that must be durable is written past the page cache where that is possible, or else flushed while the rest is
+    /// written.
+    fn route(&self, file: &File) -> Route {
+        let nbytes = self.pieces.nbytes();
+        if !self.is_durable() {
+            Route::Cached(None)
+        } else if let Some(direct) = DirectWriter::open(file, nbytes) {
+            Route::Direct(direct)
+        } else {
+            Route::Cached((nbytes >= LONG_FLUSH).then(|| Flusher::start(file)).flatten())
+        }
+    }
+
+    /// Write into the file of `entry`, or make it. A failure may leave it half written.
+    pub(super) fn in_place(&self, entry: &DirectoryEntry) -> Result<(), Stop> {
+        self.open(entry, |file| self.overwrite(file, Some(entry)))
+    }
+
+    /// Let `write` fill the file of `entry`, or a new one, which is removed if that fails.
+    fn open(
+        &self,
+        entry: &DirectoryEntry,
+        write: impl FnOnce(&File) -> Result<(), Stop>,
+    ) -> Result<(), Stop> {
+        let (file, made) = entry.open().step(step::OPEN)?;
+        if !made && self.options.existing() == Existing::Refuse {
+            return Err(exists()).step(step::OPEN);
+        }
+        let done = write(&file);
+        match done {
+            Err(_) if made => entry.remove(),
+            Ok(()) if made && self.is_durable() => {
+                entry.directory.flush(&file).step(step::FLUSH_DIRECTORY)?;
+            }
+            _ => {}
+        }
+        done
+    }
+
+    /// Replace the contents of `file`. `entry` is its name, if it has one.
+    pub(super) fn overwrite(&self, file: &File, entry: Option<&DirectoryEntry>) -> Result<(), Stop> {
+        let nbytes = self.pieces.nbytes();
+        let fill = |file| {
+            space::reserve(file, nbytes, Size::Set, self.watch)?;
+            parallel::write(self.pieces, file, &Route::Cached(None), self.watch)
+        };
+        if file.metadata().step(step::OPEN)?.len() == 0 {
+            // No process can have mapped bytes of it.
+            let filled = fill(file);
+            if filled.is_err() {
+                let _ = file.set_len(0);
+                return filled;
+            }
+            return self.finish(file);
+        }
+        // The payloads may be views of a mapping of this very file, as when a loaded model is saved again. There is no
+        // way to tell, so all bytes go to another file first.
+        let scratch = scratch(entry).step(step::CREATE)?;
+        fill(&scratch)?;
+        space::reserve(file, nbytes, Size::Kept, self.watch)?;
+        self.copy(&scratch, file)?;
+        release(scratch);
+        Ok(())
+    }
+
+    /// Copy `from` into `file`. The old bytes are lost from here on, so the watch is not asked: a whole file late is better
+    /// than half a file.
+    fn copy(&self, mut from: &File, mut file: &File) -> Result<(), Stop> {
+        let nbytes = self.pieces.nbytes();
+        from.rewind().step(step::COPY)?;
+        if io::copy(&mut from, &mut file).step(step::COPY)? != nbytes {
+            return Err(io::Error::from(io::ErrorKind::UnexpectedEof)).step(step::COPY);
+        }
+        // Cut at the end and not at the start: a process that has the file mapped then reads wrong bytes, but no hole, which
+        // would end it. A shorter file does that all the same.
+        file.set_len(nbytes).step(step::COPY)?;
+        self.finish(file)
+    }
+
+    fn finish(&self, file: &File) -> Result<(), Stop> {
+        if self.is_durable() {
+            file.sync_all().step(step::FLUSH)?;
+        }
+        Ok(())
+    }
+
+    /// Write into a pipe, a terminal or another device.
+    pub(super) fn stream(&self, file: &File) -> Result<(), Stop> {
+        stream::write(self.pieces, file, self.watch)?;
+        if self.is_durable() {
+            flush(file, self.watch)?;
+        }
+        Ok(())
+    }
+
+    fn is_durable(&self) -> bool {
+        self.options.durable == Durability::Durable
+    }
+}
+
+/// Whether closing `file` sends its bytes to a server, as network file systems do so that the next reader sees them. Rust does
+/// not report errors of closing; a flush costs nothing more and does.
+fn close_would_flush(file: &File) -> bool {
+    const NFS: u32 = 0x6969;
+    const SMB: u32 = 0x517B;
+    const CIFS: u32 = 0xFF53_4D42;
+    const SMB2: u32 = 0xFE53_4D42;
+    crate::disk::file_system(file).is_some_and(|number| [NFS, SMB, CIFS, SMB2].contains(&number))
+}
+
+/// A file without a name: beside the target, or among the system's temporary files if the directory takes none.
+fn scratch(entry: Option<&DirectoryEntry>) -> io::Result<File> {
+    let name = entry.map_or("model".as_ref(), |entry| &*entry.name);
+    if let Some(entry) = entry
+        && let Ok(file) = temp::scratch(&entry.directory, name)
+    {
+        return Ok(file);
+    }
+    let directory = Directory::at(&std::env::temp_dir())?;
+    temp::scratch(&directory, name)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::options::Replace;
+    use crate::save::target::find;
+    use crate::watch::Unwatched;
+
+    #[test]
+    fn what_came_to_be_meanwhile_stays_where_nothing_may_be_replaced() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("file");
+        let entry = find(&path, &Unwatched).unwrap();
+        let options = SaveOptions {
+            replace: Replace::Nothing,
+            ..SaveOptions::default()
+        };
+        let writing = Writing {
+            path: &path,
+            pieces: &Pieces::of_data(b"", 0, &[]).unwrap(),
+            options: &options,
+            watch: &Unwatched,
+        };
+        let put = || {
+            writing.open(&entry, |mut file| {
+                io::Write::write_all(&mut file, b"bytes").step(step::WRITE)
+            })
+        };
+        assert!(put().is_ok());
+        std::fs::write(&path, b"other").unwrap();
+        let Err(Stop::Fault { step, source }) = put() else {
+            panic!("it was replaced");
+        };
+        assert_eq!((step, source.kind()), (step::OPEN, io::ErrorKind::AlreadyExists));
+        assert_eq!(std::fs::read(&path).unwrap(), b"other");
+    }
+}
