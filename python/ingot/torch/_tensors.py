@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 import torch.utils.dlpack
-from torch._C import _functorch
+from torch._C import _functorch  # pyright: ignore[reportAttributeAccessIssue]
 
 from ingot import _native
 from ingot._adapters import pieces
