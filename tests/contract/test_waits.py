@@ -32,6 +32,7 @@ import pytest
 import ingot
 import ingot.numpy
 from ingot._write import directory as lock
+from ingot.cli.commands import view
 from support.proxies import Certificate, certificate, proxying
 from support.servers import Answer, Handler, Request, good, serving
 
@@ -379,6 +380,23 @@ def pipe_without_a_reader(peers: Peers) -> Call:
     return lambda: ingot.numpy.save_file({"a": np.arange(7)}, path)
 
 
+def background_save(wait: Callable[[ingot.SaveFuture], object]) -> Callable[[Peers], Call]:
+    """A save in the background that waits for the reader of a pipe."""
+
+    def row(peers: Peers) -> Call:
+        path = peers.folder / "pipe"
+        os.mkfifo(path)
+        saving = ingot.numpy.save_file({"a": np.arange(7)}, path, background=True)
+        peers.ending.callback(path.read_bytes)
+        return lambda: wait(saving)
+
+    return row
+
+
+def viewer(peers: Peers) -> Call:
+    return view._wait
+
+
 @dataclass(frozen=True)
 class Wait:
     """A wait of the library."""
@@ -427,6 +445,10 @@ WAITS = [
     Wait("lock of a directory", directory_locked),
     Wait("lock of a file", file_locked, is_limited=False),
     Wait("pipe without a reader", pipe_without_a_reader, is_limited=False),
+    Wait("background save", background_save(lambda saving: saving.result()), is_limited=False),
+    Wait("error of a background save", background_save(lambda saving: saving.exception()), is_limited=False),
+    Wait("staging of a save", lambda _: ingot.SaveFuture().staged.result, is_limited=False),
+    Wait("viewer", viewer, is_limited=False),
 ]
 
 
@@ -462,7 +484,8 @@ def interrupted_after(call: Call) -> float:
 
     def interrupt() -> None:
         sent.append(time.monotonic())
-        os.kill(os.getpid(), signal.SIGINT)
+        # To this thread: the system may choose any, and one that is not the main thread wakes no other.
+        signal.pthread_kill(threading.get_ident(), signal.SIGINT)
 
     timer = threading.Timer(LIMIT / 3, interrupt)
     timer.start()

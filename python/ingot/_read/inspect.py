@@ -17,6 +17,7 @@ from ingot._base.checks import is_path
 from ingot._base.options import Loading, checked, takes
 from ingot._base.report import Report
 from ingot._base.text import _escaped, plural
+from ingot._base.waits import settled
 from ingot._native import (
     Checkpoint,
     ShardIndex,
@@ -410,7 +411,7 @@ class _Remote:
         with ThreadPoolExecutor(1, "ingot-config") as threads:
             config = threads.submit(self._config)
             try:
-                return self.headers(), config.result()
+                return self.headers(), settled(config).result()
             except BaseException:
                 # The result of the other request is not used any more.
                 self._stop.set()

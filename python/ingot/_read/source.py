@@ -23,6 +23,7 @@ from weakref import WeakSet
 from ingot._base.options import checked, takes
 from ingot._base.report import restored
 from ingot._base.text import _escaped
+from ingot._base.waits import settled
 from ingot._native import shown_url
 from ingot.errors import ClosedError, OptionError, SafetensorError, StorageError
 from ingot.typing import NoOptions
@@ -182,7 +183,7 @@ class Reader:
                 yield self._answer(*asked.popleft())
         for expected, answer in asked:
             yield self._answer(expected, answer)
-        now = self.ask_nbytes().result()
+        now = settled(self.ask_nbytes()).result()
         if now != self.nbytes:
             raise StorageError(
                 f"{_escaped(self.name)}: the file was changed while it was read",
@@ -194,7 +195,7 @@ class Reader:
 
     def _answer(self, expected: int, answer: Future[Any]) -> Any:
         try:
-            part = answer.result()
+            part = settled(answer).result()
             found = memoryview(part).nbytes
         except SafetensorError:
             raise
@@ -272,7 +273,7 @@ class _Waiting(Reader):
     def _opening(self, work: Callable[[], Any]) -> Any:
         """What `work` gives, before there is anything to read from."""
         try:
-            return self._later(work).result()
+            return settled(self._later(work)).result()
         except SafetensorError:
             raise
         except Exception as error:

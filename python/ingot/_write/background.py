@@ -7,11 +7,12 @@ import sys
 import threading
 from collections import deque
 from collections.abc import Callable
-from concurrent.futures import CancelledError, Future, wait
+from concurrent.futures import CancelledError, Future
 from contextlib import suppress
 from typing import Any, TypeVar
 
 from ingot._base.text import _escaped
+from ingot._base.waits import settled
 
 from .failures import Outcome, record, warn
 
@@ -32,15 +33,21 @@ class Told(Future[None]):
 
     def result(self, timeout: float | None = None) -> None:
         try:
+            self._settle(timeout)
             return super().result(timeout)
         finally:
             self._outcome.is_asked |= self.done()
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
         try:
+            self._settle(timeout)
             return super().exception(timeout)
         finally:
             self._outcome.is_asked |= self.done()
+
+    def _settle(self, timeout: float | None) -> None:
+        if timeout is None:
+            settled(self)
 
 
 class SaveFuture(Told):
@@ -141,7 +148,7 @@ class Line:
                 self._run_here()
             elif _exits() and self._thread is not threading.current_thread():
                 # It may be a daemon's, which ends where it stands.
-                wait([future])
+                settled(future)
         except BaseException:
             # Ctrl-C. Nobody has the future, so the call is not made later, unless it has begun.
             with self._lock, suppress(ValueError):

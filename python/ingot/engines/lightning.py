@@ -17,6 +17,7 @@ import torch
 
 from ingot._base.options import checked, takes
 from ingot._base.text import _escaped
+from ingot._base.waits import wait_for
 from ingot.errors import CheckpointError
 from ingot.torch import load_file, save_file
 from ingot.typing import SaveOptions
@@ -243,7 +244,7 @@ class CheckpointIO(Base):  # type: ignore[misc]
         finally:
             # A future has its result before what follows it has run.
             for done in removals:
-                done.wait()
+                wait_for(done.wait)
 
 
 def _place(path: Path) -> tuple[Any, str]:

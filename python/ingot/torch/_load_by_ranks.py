@@ -16,6 +16,7 @@ import torch
 
 from ingot._base.checks import is_path
 from ingot._base.text import _escaped
+from ingot._base.waits import settled
 from ingot._ranks.peers import Parcels, Run, padded, raw, sides, this_node
 from ingot._ranks.placements import Part, in_elements, within
 from ingot._ranks.plan import Tensor, Wants, plan, sent
@@ -255,7 +256,7 @@ class Load:
             following = None
             if fault is None:
                 try:
-                    staged = stage.result()
+                    staged = settled(stage).result()
                     following = next(rounds, None)
                     # Its buffer is not that which is packed from now.
                     stage = ahead.submit(self._stage, following, by_others)

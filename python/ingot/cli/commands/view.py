@@ -79,7 +79,9 @@ def _wait() -> None:
     """Wait for Ctrl-C."""
     from threading import Event
 
-    Event().wait()
+    from ingot._base.waits import wait_for
+
+    wait_for(Event().wait)
 
 
 def _write(screen: Screen, paths: tuple[str, ...], html: str, existing: Existing) -> None:
