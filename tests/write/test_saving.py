@@ -326,6 +326,22 @@ def test_durable_is_the_callers_then_the_environments_choice(
     assert asked == [True, True, False, False, True, False, True, True, False]
 
 
+@pytest.mark.parametrize("found", ["false", "x", "00", " 0"])
+def test_save_file_refuses_an_invalid_variable(
+    found: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("INGOT_DURABLE", found)
+    with pytest.raises(
+        ingot.OptionError, match=f"INGOT_DURABLE '{found}' is invalid: expected 0 or 1"
+    ) as refusal:
+        ingot.numpy.save_file({}, tmp_path / "t")
+    assert refusal.value.code == "invalid-durable"
+    assert not list(tmp_path.iterdir())
+    ingot.numpy.save_file({}, tmp_path / "t", durable=True)
+    monkeypatch.setenv("INGOT_DURABLE", "")
+    ingot.numpy.save_file({}, tmp_path / "t")
+
+
 def test_in_place_keeps_the_inode(tmp_path: Path) -> None:
     path = tmp_path / "t"
     ingot.numpy.save_file({"t": ARRAY}, path)

@@ -283,8 +283,21 @@ def format_for(path: str | bytes, format: str | None) -> str:
 
 
 def is_durable(durable: bool | None) -> bool:
-    """Whether to flush: what the caller says, else what the environment says, else yes."""
-    return environ.get("INGOT_DURABLE") != "0" if durable is None else durable
+    """Return whether to flush: `durable`, else what the environment says, else true.
+
+    Raises
+    ------
+    OptionError
+        The variable is neither 0 nor 1.
+    """
+    if durable is not None:
+        return durable
+    found = environ.get("INGOT_DURABLE") or "1"
+    if found not in ("0", "1"):
+        raise OptionError(
+            f"INGOT_DURABLE {found!r} is invalid: expected 0 or 1", code="invalid-durable", found=found
+        )
+    return found == "1"
 
 
 class Existing(NamedTuple):
