@@ -24,8 +24,6 @@ from .errors import *  # noqa: F403 - its `__all__`
 # For jedi, which reads it as False without the annotation.
 TYPE_CHECKING: bool = False
 if TYPE_CHECKING:
-    from typing import Any
-
     from . import flax as flax
     from . import mlx as mlx
     from . import modelspec
@@ -139,28 +137,31 @@ _LATER = {
 _MODULES = ("flax", "mlx", "modelspec", "numpy", "paddle", "tensorflow", "torch")
 
 
-def __getattr__(name: str) -> Any:
-    if name in _MODULES:
-        from importlib import import_module
+# Hidden from checkers, which take every name of a module that has it as one of type Any.
+if not TYPE_CHECKING:
 
-        try:
-            return import_module(f".{name}", __name__)
-        except ImportError as error:
-            # The answer that `hasattr` and `getattr` with a default know. Its words say what to install.
-            raise AttributeError(
-                f"module {__name__!r} has no attribute {name!r}: {error}", name=name
-            ) from error
-    module = _LATER.get(name)
-    if module is not None:
-        from importlib import import_module
+    def __getattr__(name: str) -> object:
+        if name in _MODULES:
+            from importlib import import_module
 
-        found: Any = getattr(import_module(f".{module}", __name__), name)
-        # The name by which users know it: a traceback, a pickle and `help` say no private one.
-        if hasattr(found, "__code__"):
-            found.__module__ = __name__
-        globals()[name] = found
-        return found
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+            try:
+                return import_module(f".{name}", __name__)
+            except ImportError as error:
+                # The answer that `hasattr` and `getattr` with a default know. Its words say what to install.
+                raise AttributeError(
+                    f"module {__name__!r} has no attribute {name!r}: {error}", name=name
+                ) from error
+        module = _LATER.get(name)
+        if module is not None:
+            from importlib import import_module
+
+            found = getattr(import_module(f".{module}", __name__), name)
+            # The name by which users know it: a traceback, a pickle and `help` say no private one.
+            if hasattr(found, "__code__"):
+                found.__module__ = __name__
+            globals()[name] = found
+            return found
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:

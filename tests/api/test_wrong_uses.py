@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+import ingot
 from support.doors import parameters, public_functions
 
 pytest.importorskip("mypy")
@@ -136,3 +137,20 @@ def test_a_checker_finds_every_wrong_use(checker: str, tmp_path: Path) -> None:
     wrong = dict(zip(range(FIRST, FIRST + len(both), 2), CALLS, strict=True))
     assert not [name for line, name in wrong.items() if line not in found]
     assert found <= wrong.keys(), [both[line - FIRST] for line in found - wrong.keys()]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("checker", ["mypy", "pyright"])
+def test_a_checker_finds_wrong_names_of_the_package(checker: str, tmp_path: Path) -> None:
+    pytest.importorskip(checker)
+    path = tmp_path / "names.py"
+    names = [name for name in ingot.__all__ if not name.startswith("__")]
+    wrong = ["import ingot", "ingot.covnert", "from ingot import laod"]
+    right = [
+        *(f"ingot.{name}" for name in names),
+        f"from ingot import {', '.join(names)}",
+        "import ingot.torch",
+        "ingot.torch.load_file",
+    ]
+    path.write_text("\n".join([*wrong, *right, ""]))
+    assert lines_with_errors(checker, path) == {2, 3}
