@@ -13,12 +13,14 @@ use std::mem;
 use std::sync::Arc;
 #[cfg(target_os = "linux")]
 use std::sync::OnceLock;
+#[cfg(target_os = "linux")]
+use std::sync::atomic::{AtomicU64, Ordering};
 
 #[cfg(target_os = "linux")]
 use ingot_format::{Row, to_u64, to_usize};
 use memmap2::MmapOptions;
 #[cfg(target_os = "linux")]
-use memmap2::MmapRaw;
+use memmap2::{MmapRaw, UncheckedAdvice};
 
 use crate::memory::Memory;
 #[cfg(target_os = "linux")]
@@ -32,7 +34,14 @@ pub(super) struct Mapping {
     /// is first needed; `None` inside where that failed.
     #[cfg(target_os = "linux")]
     original: OnceLock<Option<MmapRaw>>,
+    /// Bytes of `original` that copies of rows have spanned.
+    #[cfg(target_os = "linux")]
+    copied_nbytes: AtomicU64,
 }
+
+/// Bytes of a mapping that are in this process at once while rows are copied from it.
+#[cfg(target_os = "linux")]
+const MOST_NBYTES: u64 = 16 << 20;
 
 impl Mapping {
     /// Map the whole of `file`.
@@ -48,6 +57,8 @@ impl Mapping {
             memory: Arc::new(Memory::from(pages)),
             #[cfg(target_os = "linux")]
             original: OnceLock::new(),
+            #[cfg(target_os = "linux")]
+            copied_nbytes: AtomicU64::new(0),
         })
     }
 
@@ -72,9 +83,21 @@ impl Mapping {
         is_whole: impl FnOnce() -> bool,
     ) -> bool {
         let original = self.original.get_or_init(map);
-        original
+        let Some(pages) = original
             .as_ref()
-            .is_some_and(|pages| copy_from(pages, rows, dest, is_whole))
+            .filter(|pages| copy_from(pages, rows, dest, is_whole))
+        else {
+            return false;
+        };
+        let span: u64 = rows
+            .iter()
+            .map(|row| row.stride.max(row.nbytes) * row.count)
+            .sum();
+        let before = self.copied_nbytes.fetch_add(span, Ordering::Relaxed);
+        if (before + span) / MOST_NBYTES > before / MOST_NBYTES {
+            remove_pages(pages);
+        }
+        true
     }
 }
 
@@ -115,6 +138,16 @@ fn copy_from(pages: &MmapRaw, rows: &[Row], dest: &mut [u8], is_whole: impl FnOn
         rest = after;
     }
     true
+}
+
+/// Remove all pages of `mapping` from this process. Until then they count as its memory, although the page cache holds them.
+#[cfg(target_os = "linux")]
+fn remove_pages(mapping: &MmapRaw) {
+    // SAFETY: `unchecked_advise` asks that what the pages held is not expected to be there afterwards: the mapping is never
+    // written to, no reference into it is ever made, and the next copy from a page brings the page of the file back.
+    //
+    // Advice: if it is refused, the pages stay until the mapping is dropped.
+    let _ = unsafe { mapping.unchecked_advise(UncheckedAdvice::DontNeed) };
 }
 
 #[cfg(test)]

@@ -124,7 +124,7 @@ impl Input<'_> {
     /// Return whether to read `nbytes` bytes that begin with `row` by [`Input::read_rows`]: many short blocks which the
     /// source has in memory, mapped or less than a page apart.
     ///
-    /// Of a file on a disk or a network, more bytes would be read than are wanted.
+    /// Other sources would read more bytes than are wanted. Vectored reads are what distinguishes a file of this machine.
     pub(super) fn suits_rows(&self, row: &Row, nbytes: usize) -> bool {
         let is_close = row.count > 1 && row.stride <= row.nbytes + to_u64(PAGE_NBYTES);
         self.stream.is_none()
@@ -132,6 +132,7 @@ impl Input<'_> {
             && nbytes >= ROWS_NBYTES
             && row.nbytes < SHORT_BLOCK_NBYTES
             && (is_close || self.source.memory().is_some())
+            && self.source.is_vectored()
             && !self.source.waits()
     }
 
