@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     # Whether what is read is compared with the digests that its file keeps, and the SHA-256 of the file.
     Proof = tuple[bool, str | None]
 
+
 class Reads:
     """How many threads read, and what is told ``(bytes done, bytes in all)``. None where nobody cares."""
 
