@@ -145,7 +145,7 @@ def test_a_checker_finds_wrong_names_of_the_package(checker: str, tmp_path: Path
     pytest.importorskip(checker)
     path = tmp_path / "names.py"
     names = [name for name in ingot.__all__ if not name.startswith("__")]
-    wrong = ["import ingot", "ingot.covnert", "from ingot import laod"]
+    wrong = ["import ingot", "ingot.converts", "from ingot import loads"]
     right = [
         *(f"ingot.{name}" for name in names),
         f"from ingot import {', '.join(names)}",
