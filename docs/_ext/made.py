@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from sphinx.application import Sphinx
 
 ROOT = Path(__file__).resolve().parents[2]
-DIFFERENCES = ROOT / "tests" / "differential" / "DIFFERENCES.toml"
+DIFFERENCES = ROOT / "tests" / "peers" / "safetensors" / "DIFFERENCES.toml"
 FLOORS = ROOT / "scripts" / "check-floors"
 VERSIONS = ROOT / "requirements" / "versions.toml"
 VERDICTS = {
