@@ -223,11 +223,8 @@ impl Reopened {
         opened
     }
 
-    /// Return the facts of the open file, or of the file that has the place now; `None` if no file there may be read.
-    fn facts(&self) -> io::Result<Option<Facts>> {
-        if let Some(opened) = self.find() {
-            return disk::facts(&opened.file).map(Some);
-        }
+    /// Return the facts of the file that has the place now; `None` if no file there may be read.
+    fn facts_at_place(&self) -> io::Result<Option<Facts>> {
         match self.place.facts() {
             Ok(facts) => Ok(Some(facts)),
             Err(Refusal::Elsewhere(_)) => Ok(None),
@@ -312,9 +309,13 @@ impl ReadAt for LocalFile {
     }
 
     fn nbytes_now(&self) -> io::Result<Option<u64>> {
+        if let Some(facts) = self.if_open(|opened| disk::facts(&opened.file)) {
+            // An open descriptor is of the same file, though Windows may number it otherwise once it is deleted.
+            return Ok(self.stamp.nbytes_now(&Stamp::of(&facts?), true));
+        }
         let facts = match &self.descriptor {
-            Descriptor::Kept(opened) => Some(disk::facts(&opened.file)?),
-            Descriptor::Reopened(file) => file.facts()?,
+            Descriptor::Kept(_) => None,
+            Descriptor::Reopened(file) => file.facts_at_place()?,
         };
         Ok(facts.and_then(|facts| self.stamp.nbytes_now(&Stamp::of(&facts), self.waits())))
     }

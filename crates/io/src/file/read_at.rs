@@ -11,7 +11,7 @@ use crate::error::Failure;
 use crate::memory::Memory;
 
 /// A run of bytes that tensors can be read from: a file, a mapping, memory, a URL; with what each can do besides a
-/// [`Source`].
+/// [`Source`](super::Source).
 ///
 /// Implementations may read fewer bytes than `dest` takes and may be interrupted; readers deal with both.
 pub trait ReadAt: Send + Sync + Debug {

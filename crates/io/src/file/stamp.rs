@@ -36,9 +36,10 @@ impl Stamp {
         format!("{} bytes, {}", self.nbytes, self.version())
     }
 
-    /// Return the size of the file that now has the path; `None` if the file changed and its size does not show that.
-    pub(super) fn nbytes_now(&self, now: &Stamp, waits: bool) -> Option<u64> {
-        (now.nbytes != self.nbytes || self.is_in_its_place(now, waits)).then_some(now.nbytes)
+    /// Return the size in `now`; `None` if the file changed and its size does not show that. The numbers of the files are
+    /// compared unless `is_renumbered`.
+    pub(super) fn nbytes_now(&self, now: &Stamp, is_renumbered: bool) -> Option<u64> {
+        (now.nbytes != self.nbytes || self.is_in_its_place(now, is_renumbered)).then_some(now.nbytes)
     }
 
     /// Return whether the file was not written to between this stamp and `now`.
