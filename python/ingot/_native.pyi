@@ -643,7 +643,7 @@ def update_metadata(
     remove: Sequence[str],
     in_place: bool,
     durable: bool,
-    progress: Callable[[int, int], object] | None,
+    progress: Callable[[int, int], object] | None = None,
 ) -> Literal["unchanged", "in-place", "rewritten"]: ...
 def replace_tensor(
     path: str | bytes | PathLike[str] | PathLike[bytes],
@@ -651,7 +651,7 @@ def replace_tensor(
     tensor: Any,
     payload: Callable[[str, Any], Any],
     durable: bool,
-    progress: Callable[[int, int], object] | None,
+    progress: Callable[[int, int], object] | None = None,
 ) -> None: ...
 def identity(
     url: str, storage_options: Mapping[str, Any] | None = None

@@ -113,7 +113,7 @@ BY = {"load_file": by_load_file, "load_model": by_load_model, "convert": by_conv
 DOORS = {
     name: (BY[name.rpartition(".")[2]], function)
     for name, function in public_functions().items()
-    # load_into keeps the dtype of what it fills: tests/read/test_reading_less_torch.py.
+    # load_into keeps the dtype of its target: tests/read/test_reading_less_torch.py.
     if "dtype" in parameters(function) and name != "ingot.torch.load_into"
 }
 # Frameworks are tested where the command's libraries are not installed.

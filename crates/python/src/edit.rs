@@ -19,6 +19,7 @@ use crate::watch::Signals;
 
 /// Changes metadata. See `_native.pyi`.
 #[pyfunction]
+#[pyo3(signature = (path, set, remove, in_place, durable, progress=None))]
 pub(crate) fn update_metadata(
     py: Python<'_>,
     path: &Bound<'_, PyAny>,
@@ -48,6 +49,7 @@ pub(crate) fn update_metadata(
 
 /// Replaces a tensor. See `_native.pyi`.
 #[pyfunction]
+#[pyo3(signature = (path, name, tensor, payload, durable, progress=None))]
 pub(crate) fn replace_tensor(
     path: &Bound<'_, PyAny>,
     name: &Bound<'_, PyAny>,

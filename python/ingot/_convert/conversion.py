@@ -59,21 +59,21 @@ if TYPE_CHECKING:
     from .write import Moved
 
 
-# Every tensor of a new file, compared with the source once more.
+# The comparison of a new file with its source.
 
 
 _TITLE = "an .npz archive"
 
 
 class _Written(Protocol):
-    """A new file, of which pieces are read in their order."""
+    """A new file whose pieces are read in file order."""
 
     def begin(self, name: str) -> tuple[str, tuple[int, ...]]: ...
     def piece(self, name: str, index: Any, size: int) -> memoryview: ...
 
 
 def compare(path: str, kind: str, entries: Sequence[Entry], code: str | None, moved: Moved) -> None:
-    """Raise `ConversionError` where a tensor of the file at `path` is not that of the source."""
+    """Raise `ConversionError` if a tensor of the file at `path` differs from the source."""
     with ExitStack() as stack:
         written: _Npz | _Native = _Npz(path, stack) if kind == "npz" else _Native(path, stack)
         if isinstance(written, _Native):
@@ -145,7 +145,7 @@ def _differs(path: str, name: str, expected: object, found: object) -> Conversio
     )
 
 
-# A source behind a URL or in an object, of which a copy is here for as long as it is read.
+# The temporary copy of a source behind a URL or in an object.
 
 
 _ENDING = ".fetched"
@@ -159,7 +159,7 @@ _LONGEST = 60
 def fetched(
     url: str, beside: str, progress: bool | Tell, storage_options: StorageOptions | None
 ) -> Iterator[str]:
-    """Give the path of a copy, in a folder of its own beside a destination, which is gone in the end."""
+    """Yield the path of a copy in a new folder beside a destination, and remove the folder at the end."""
     with _folder(beside, shown_url(url)) as folder:
         copy = download(
             url, folder + os.sep, progress=progress, durable=False, storage_options=storage_options
@@ -169,9 +169,9 @@ def fetched(
 
 @contextmanager
 def copied(found: Reader | Buffer, beside: str, progress: bool | Tell) -> Iterator[str]:
-    """As `fetched`, of what an object or a buffer holds."""
+    """As `fetched`, for the contents of an object or a buffer."""
     parts, nbytes = (found.parts(), found.nbytes) if isinstance(found, Reader) else _whole(found)
-    # Its ending may tell what it is.
+    # The file name extension may decide the format.
     name = os.path.basename(shown(found).partition("?")[0].replace("\0", ""))[-_LONGEST:] or "source"
     with _folder(beside, shown(found)) as folder:
         path = os.path.join(folder, name)
@@ -190,8 +190,8 @@ def _whole(buffer: Buffer) -> tuple[list[memoryview], int]:
 
 @contextmanager
 def _folder(beside: str, name_of_source: str) -> Iterator[str]:
-    """Give a folder for a copy of what has this name."""
-    # There is room for what comes of it; where the system keeps temporary files, there may be none.
+    """Yield a folder for a copy of the source with this name."""
+    # The destination has room for the result; the folder of temporary files may have none.
     prefix, folder = _made(beside)
     with hidden(prefix):
         try:
@@ -205,7 +205,7 @@ def _folder(beside: str, name_of_source: str) -> Iterator[str]:
 
 
 def _made(beside: str) -> tuple[str, str]:
-    """Make a folder, and return what its name begins with and its path."""
+    """Make a folder, and return the prefix of its name and its path."""
     for number in count():
         prefix, folder = _named(beside, number)
         with suppress(FileExistsError):

@@ -37,7 +37,7 @@ _MAX_HEADER_NBYTES = 100_000_000
 def proven(path: str) -> str:
     """The format, if the header keeps all its rules. Else `HeaderError`."""
     if path.endswith(".json"):
-        # Of that name every function of this package takes it for an index, whatever it is.
+        # Every function of this package reads a file of that name as an index.
         raise HeaderError(
             "no index of a checkpoint, as which it would be read by its name", code="index-name"
         )

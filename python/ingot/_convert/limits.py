@@ -12,9 +12,6 @@ from ingot._base.frameworks import installing
 from ingot._base.text import _escaped, _quoted
 from ingot.errors import ConversionError, SafetensorError
 
-# Why a source is not converted, in one form.
-
-
 _LONGEST = 300
 
 

@@ -51,7 +51,7 @@ class LeftOut(Report):
     kind : str
         What it is, such as ``"int"``.
     value : str
-        What it says, cut where it is long; empty for what has no short form.
+        The value as text, truncated if it is long; empty if it has no short form.
     """
 
     name: str

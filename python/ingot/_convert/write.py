@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
     Moved = Callable[[int], None]
 
-# Where a conversion writes to, without harm to what is there before the new file is whole.
+# The destination of a conversion: an existing file stays until the new one is complete.
 
 
 KINDS = ("safetensors", "bintensors", "npz")
@@ -106,7 +106,7 @@ class Destination(NamedTuple):
 
 @contextmanager
 def drafted(path: str, draft: str) -> Iterator[str]:
-    """Give `draft`, the temporary file for `path`. Errors that name it name `path` instead."""
+    """Yield `draft`, the temporary file for `path`. Errors that name it name `path` instead."""
     # Messages have the escaped name only.
     with called(os.path.basename(draft), os.path.basename(path)), called(draft, path):
         yield draft
@@ -154,7 +154,7 @@ def differing(entries: Sequence[Entry], checkpoint: _native.Checkpoint, moved: M
 def _each(
     entries: Sequence[Entry], work: Callable[[_Piece], str | None], moved: Moved
 ) -> Iterator[str | None]:
-    """What `work` gives for every piece of these tensors, in several threads."""
+    """Yield the result of `work` for every piece of these tensors, computed by several threads."""
 
     def all_of(batch: list[_Piece]) -> list[str | None]:
         return [work(piece) for piece in batch]

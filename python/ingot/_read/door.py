@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from typing import Any, TypedDict, TypeVar
 
 from ingot._base.checks import is_path, one_of
@@ -13,8 +13,6 @@ from ingot.errors import CheckpointError, OptionError, StorageError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from contextlib import AbstractContextManager
-
     from ingot._base.checks import Leniency
     from ingot._base.options import Loading
     from ingot._native import _ShardHeaders as ShardHeaders
@@ -26,12 +24,12 @@ if TYPE_CHECKING:
         threads: int | None
         progress: Tell | None
 
-    # Whether what is read is compared with the digests that its file keeps, and the SHA-256 of the file.
+    # Whether tensors are compared with the digests in their file, and the expected SHA-256 of the file.
     Proof = tuple[bool, str | None]
 
 
 class Reads:
-    """How many threads read, and what is told ``(bytes done, bytes in all)``. None where nobody cares."""
+    """The number of threads, the function for progress, and the digests to check."""
 
     __slots__ = ("proof", "tell", "threads")
 
@@ -43,17 +41,17 @@ class Reads:
         self.proof = proof
 
     def proves(self) -> bool:
-        """Whether anything is compared."""
+        """Return whether a digest is compared."""
         return self.proof != (False, None)
 
     def options(self) -> Options:
-        """For the functions of the extension module."""
+        """Return the keyword arguments for the functions of the extension module."""
         return {"threads": self.threads, "progress": self.tell}
 
     def shares(self, *nbytes: Callable[[], int]) -> list[Reads]:
-        """One of these for each of several calls, which tell of all that they read together.
+        """Return `Reads` for several calls that report their progress as one.
 
-        `nbytes` give what each call reads, and are not called where nobody is told.
+        Each of `nbytes` returns the bytes that one call reads. They are called only if progress is reported.
         """
         tell = self.tell
         if tell is None:
@@ -66,29 +64,22 @@ class Reads:
 
 
 def _after(tell: Tell, before: int, total: int) -> Tell:
-    """What tells `tell` of a part of the work as what it is of the whole."""
+    """Return a progress function for a part of the work that begins after `before` of `total` bytes."""
     return lambda done, _: tell(before + done, total)
 
 
 PLAIN = Reads()
 
 
-def reading(checkpoint: Checkpoint, how: Loading) -> AbstractContextManager[tuple[Checkpoint, Reads]]:
-    """Give `checkpoint` and how it is to be read, and tell of it, or show it, until it has been."""
-    if how.progress is not False:
-        return _told(checkpoint, how)
-    return nullcontext((checkpoint, silently(how)))
-
-
-def silently(how: Loading) -> Reads:
-    """Return how files are read without progress."""
-    return Reads(how.threads, None, (how.verify, how.expected_sha256))
-
-
 @contextmanager
-def _told(checkpoint: Checkpoint, how: Loading) -> Iterator[tuple[Checkpoint, Reads]]:
+def reading(checkpoint: Checkpoint, how: Loading) -> Iterator[Reads]:
+    """Yield how `checkpoint` is read, and show the progress meanwhile."""
     with telling(how.progress, "Loading", checkpoint.path or "") as tell:
-        yield checkpoint, Reads(how.threads, tell, (how.verify, how.expected_sha256))
+        yield _reads(how, tell)
+
+
+def _reads(how: Loading, tell: Tell | None) -> Reads:
+    return Reads(how.threads, tell, (how.verify, how.expected_sha256))
 
 
 T = TypeVar("T")
@@ -97,10 +88,10 @@ BACKENDS = ("auto", "mmap", "pread")
 
 
 def again_by(filename: Any, path: str) -> Any:
-    """What opens the same again: a URL with its secrets, an object, and else `path`."""
-    # What is shown of a URL does not open it again.
-    is_shown = isinstance(filename, str) and is_url(filename)
-    return filename if is_shown or not is_path(filename) else path
+    """Return the argument that opens the source again: a URL with its secrets, an object, or else `path`."""
+    # The path of a handle of a URL lacks its secrets.
+    is_of_url = isinstance(filename, str) and is_url(filename)
+    return filename if is_of_url or not is_path(filename) else path
 
 
 def resolved(source: Source) -> Any:
@@ -167,8 +158,8 @@ def loaded(source: Source, how: Loading, work: Callable[[Checkpoint, Reads], T])
         try:
             if how.progress is False:
                 # A context manager takes a twentieth of the time to load a small file.
-                return work(checkpoint, silently(how))
-            with reading(checkpoint, how) as (_, reads):
+                return work(checkpoint, _reads(how, None))
+            with reading(checkpoint, how) as reads:
                 return work(checkpoint, reads)
         except (StorageError, CheckpointError, OSError):
             if not left or not checkpoint.is_replaced():

@@ -48,15 +48,12 @@ if TYPE_CHECKING:
     from .moves import Move, Placement
 
 
-# A tensor of an open file, to be read in part.
-
-
-# What opens a handle again, and what it is called with.
+# The function that opens a handle again, and its arguments.
 Again: TypeAlias = "tuple[Callable[..., Any], tuple[Any, ...]]"
 
 
 class TensorSlice(Generic[Value]):
-    """A tensor of an open file, to be read in part. `safe_open.get_slice` makes them.
+    """A tensor of an open file whose parts can be read. `safe_open.get_slice` returns it.
 
     It has the attributes of an array, so that what takes array-likes takes it: ``numpy.asarray(part)`` reads
     all of the tensor, ``dask.array.from_array(part)`` the parts that it is asked for.
@@ -83,16 +80,16 @@ class TensorSlice(Generic[Value]):
         self._again = again
 
     def get_shape(self) -> list[int]:
-        """Give the shape of the whole tensor, as it stands in the header."""
+        """Return the shape of the whole tensor in the header."""
         return list(self._info.shape)
 
     def get_dtype(self) -> str:
-        """Give the dtype as its code in the header, such as ``"BF16"``."""
+        """Return the code of the dtype in the header, such as ``"BF16"``."""
         return self._info.dtype
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The shape of the whole tensor, as it stands in the header."""
+        """The shape of the whole tensor in the header."""
         return self._info.shape
 
     @property
@@ -102,7 +99,7 @@ class TensorSlice(Generic[Value]):
 
     @property
     def dtype(self) -> Any:
-        """The framework's dtype, such as ``torch.bfloat16``; `get_dtype` gives the code in the header.
+        """The framework's dtype, such as ``torch.bfloat16``; `get_dtype` returns the code in the header.
 
         Raises
         ------
@@ -114,15 +111,14 @@ class TensorSlice(Generic[Value]):
         return none.dtype
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> numpy.ndarray[Any, Any]:
-        """Read all of the tensor into a NumPy array, whatever the framework and the device of the handle.
+        """Read the whole tensor into a NumPy array, for any framework and device of the handle.
 
         Parameters
         ----------
         dtype : numpy.dtype, optional
-            What to convert it to.
+            The dtype of the array. By default the dtype of the file.
         copy : bool, optional
-            True gives memory of its own. By default and with False it is a view of the file where that is
-            mapped.
+            If True, the array has its own memory. Otherwise it is a view of the file if the file is mapped.
 
         Raises
         ------
@@ -134,7 +130,7 @@ class TensorSlice(Generic[Value]):
             Reading failed.
         """
         array = self._checkpoint.tensor(self._info.name, adapter_of("numpy").wrap)
-        # `F4` is unpacked, and else only a mapping gives the same memory twice.
+        # An array is a view if the file is mapped; `F4` is always unpacked into a copy.
         is_view = self._checkpoint.backend == "mmap" and self._info.dtype != "F4"
         if copy is False and not (is_view and (dtype is None or dtype == array.dtype)):
             raise ValueError(f"tensor {_quoted(self._info.name)}: an array of it would be a copy")
@@ -148,16 +144,16 @@ class TensorSlice(Generic[Value]):
         ----------
         index : int, slice, None, ``...``, range, list of int or range, or a tuple of these
             By the rules of NumPy's basic indexing, and one list of positions, in which a range means all of
-            its positions. Only the selected bytes are read. Whatever else the framework can index by (masks,
-            arrays, several lists) is left to it: the whole tensor is read, or mapped, and indexed.
+            its positions. Only the selected bytes are read. For the framework's other indices (masks, arrays,
+            several lists) the whole tensor is read or mapped, and the framework indexes it.
 
         Returns
         -------
         array or tensor of the framework
-            A single element is a 0-dimensional array. Where `safe_open.get_tensor` gives a view of the mapped
-            file, ints, slices, None and ``...`` give one too, with strides as NumPy's own slices have; only
-            paddle, TensorFlow and mlx get copies of parts that are not contiguous. A list of positions gives
-            a copy of what the file holds, in C order, and so does every index where the file is not mapped.
+            A single element is a 0-dimensional array. If `safe_open.get_tensor` returns a view of the
+            mapped file, ints, slices, None and ``...`` return a view too, with the strides of NumPy's slices;
+            paddle, TensorFlow and mlx copy parts that are not contiguous. A list of positions returns a copy
+            in C order, and so does every index if the file is not mapped.
 
         Raises
         ------

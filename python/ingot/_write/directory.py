@@ -250,22 +250,22 @@ def _unlock(descriptor: int) -> None:
     os.close(descriptor)
 
 
-# The names of files that are yet to get their own.
+# The names of temporary files.
 
 
 PREFIX = re.compile(r"\.ingot-[0-9a-f]{8}\.")
 
 
 def new_prefix() -> str:
-    """What names begin with of files that are yet to get their own."""
+    """Return a new prefix for the names of temporary files."""
     return f".ingot-{token_hex(4)}."
 
 
 @contextmanager
 def hidden(prefix: str | None = None) -> Iterator[str]:
-    """Give what such names begin with, before the name that the file is to have.
+    """Yield a prefix for temporary names, which the final name follows.
 
-    What is raised in the block speaks of the latter, which is the one that the user knows.
+    Errors that are raised in the block name the final name, which is the one that the user knows.
     """
     prefix = prefix or new_prefix()
     with called(prefix, ""):
@@ -274,7 +274,7 @@ def hidden(prefix: str | None = None) -> Iterator[str]:
 
 @contextmanager
 def called(hidden: str, shown: str) -> Iterator[None]:
-    """What is raised in the block says `shown` in place of `hidden`."""
+    """Replace `hidden` by `shown` in errors that are raised in the block."""
     try:
         yield
     except Exception as fault:
@@ -288,7 +288,7 @@ def _call(hidden: str, shown: str, fault: Exception) -> None:
         if isinstance(found := getattr(fault, field, None), (str, bytes)):
             setattr(fault, field, _with(hidden, shown, found))
     if isinstance(fault, OSError) and fault.filename2 is not None and fault.filename == fault.filename2:
-        # A rename between the two names, of which one is left.
+        # A rename between the two names: one name is enough.
         del fault.filename2
 
 

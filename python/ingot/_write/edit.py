@@ -22,6 +22,7 @@ from ingot.typing import EditOptions, Format, Path, RewriteOptions, Source
 
 from .directory import locked
 from .rearrange import Writing, opened, together
+from .save import reported
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -108,12 +109,9 @@ def update_metadata(
     given = checked(
         update_metadata, {"set": set, "remove": remove, "atomic": atomic, **options}, remove=_keys
     )
-    change = given["set"] or {}, given["remove"], not atomic, is_durable(given.get("durable"))
-    if not given.get("progress"):
-        # A context manager takes a twentieth of the time of a change in place.
-        return _native.update_metadata(filename, *change, None)
-    with telling(given["progress"], "Writing", filename) as tell:
-        return _native.update_metadata(filename, *change, tell)
+    update = reported(given.get("progress", False), "Writing", filename, _native.update_metadata)
+    durable = is_durable(given.get("durable"))
+    return update(filename, given["set"] or {}, given["remove"], not atomic, durable)
 
 
 def _keys(remove: Any) -> list[str]:
@@ -162,8 +160,8 @@ def replace_tensor(filename: Path, name: str, tensor: Any, **options: Unpack[Edi
     The other tensors are shared with the old file or copied by the kernel, as for `update_metadata`.
     """
     how = Saving.of(replace_tensor, options)
-    with telling(how.progress, "Writing", filename) as tell:
-        _native.replace_tensor(filename, name, tensor, payload, how.flush, tell)
+    replace = reported(how.progress, "Writing", filename, _native.replace_tensor)
+    replace(filename, name, tensor, payload, how.flush)
 
 
 def update_index(path: str, set: Mapping[str, str], remove: Iterable[str]) -> None:
@@ -179,15 +177,14 @@ def update_index(path: str, set: Mapping[str, str], remove: Iterable[str]) -> No
         _native.replace_file(path, [text.encode()], overwrite=True, durable=is_durable(None))
 
 
-# A valid file of what is sound in a broken one.
-
+# The repair of broken files.
 
 # How a source is read by default.
 DEFAULT = Loading()
 
 
 class Finding(NamedTuple):
-    """A rule that a file breaks, and what was done about it."""
+    """A rule that a file breaks, and the action of `repair`."""
 
     #: The code of the rule (FORMAT.md), such as ``"trailing-bytes"``.
     code: str
@@ -217,8 +214,8 @@ class Repair(Report):
     nbytes : int
         Bytes of their values.
     findings : tuple of Finding
-        What was wrong, each with ``code``, ``tensor``, ``found`` and ``done``. Empty where the source breaks
-        no rule; the new file holds the same then.
+        The broken rules, each with ``code``, ``tensor``, ``found`` and ``done``. Empty if the source breaks
+        no rule; the new file then holds the same.
     """
 
     source: str
@@ -234,7 +231,7 @@ class Repair(Report):
         return tuple(finding.tensor or "" for finding in self.findings if finding.done == "tensor-left-out")
 
     def _repr_html_(self) -> str:
-        """What a notebook shows: what was written, and a row for each finding."""
+        """Return the HTML for a notebook: the facts of the new file, and a row for each finding."""
         # Imported here: it is for notebooks.
         from ingot._base.html import page, table
 
@@ -256,11 +253,11 @@ def repair(
     format: Format | None = None,
     **options: Unpack[RewriteOptions],
 ) -> Repair:
-    """Write a valid file of what is sound in a broken one, and report each change.
+    """Write the valid tensors of a broken file to a new file, and report each change.
 
-    The new file holds the tensors that ``ingot.safe_open(source, framework, lenient=True)`` gives. Their
-    bytes are copied as they are, and less than 64 MiB of memory are taken beside the header. Nothing is
-    guessed: a tensor whose dtype, shape or bytes are in doubt is left out.
+    The new file holds the tensors that ``ingot.safe_open(source, framework, lenient=True)`` finds. Their
+    bytes are copied unchanged, with less than 64 MiB of memory beside the header. Nothing is guessed: a
+    tensor whose dtype, shape or bytes are in doubt is left out.
 
     Parameters
     ----------
@@ -277,12 +274,12 @@ def repair(
     Returns
     -------
     Repair
-        What was wrong, and what was done:
+        The findings. ``done`` is one of:
 
         ``"tensor-left-out"``
-            The tensor is cut off by the end of the file, shares bytes with another, has a dtype that is none,
-            bytes that do not fit its shape, an entry that cannot be read, or a name that another one has too.
-            Of two entries that say the same one is kept, and so is the first of two names for one tensor.
+            The tensor is truncated, shares bytes with another, has an unknown dtype, bytes that do not fit
+            its shape, an entry that cannot be read, or the name of another tensor. Of two equal entries one
+            is kept, and of two names for one tensor the first.
         ``"bytes-left-out"``
             Bytes between the tensors, or after the last, that belong to none.
         ``"made-text"``

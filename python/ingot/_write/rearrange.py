@@ -26,8 +26,6 @@ if TYPE_CHECKING:
 
     Pick = tuple[int, int, str]
 
-# New names for the tensors of a file.
-
 
 def known_renaming(rename: object) -> object:
     """Return `rename`, which must be a dict, a callable or None."""
@@ -39,7 +37,7 @@ def known_renaming(rename: object) -> object:
 def renaming(
     names: list[str], rename: Mapping[str, str] | Callable[[str], str] | None, path: str
 ) -> Callable[[str], str]:
-    """What gives the new name for an old one."""
+    """Return the function that maps an old name to the new one."""
     if rename is None:
         return str
     give: Callable[[str], str]
@@ -64,9 +62,6 @@ def renaming(
         return new
 
     return checked
-
-
-# How a file of other files' tensors is written.
 
 
 class Writing(NamedTuple):

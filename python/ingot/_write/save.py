@@ -6,9 +6,9 @@ import json
 from collections.abc import Callable
 from errno import EAGAIN
 from math import prod
-from os import fsdecode, getcwd
+from os import PathLike, fsdecode, getcwd
 from os.path import join
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from ingot import _native
 from ingot._base.checks import format_for, is_path
@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 
     # For each name that is not stored, the name of the tensor that it shares, and which part of that.
     Views = dict[str, dict[str, Any]]
+
+T = TypeVar("T")
 
 
 def write_file(
@@ -86,7 +88,7 @@ def write_file(
     # What is left of the tensors is in `file`.
     del tensors, payload, export
     if not how.background:
-        _telling(how.progress, path, write)(file)
+        reported(how.progress, "Saving", path, write)(file)
         return None
     from .background import SAVES, SaveFuture
 
@@ -97,7 +99,7 @@ def write_file(
         write = staging(future, write)
     else:
         future._stage()
-    told = _telling(how.progress, path, write)
+    told = reported(how.progress, "Saving", path, write)
     return SAVES.put(lambda: told(file), future)
 
 
@@ -138,20 +140,20 @@ def staging(future: SaveFuture, write: Callable[..., None]) -> Callable[..., Non
     return told_of
 
 
-def _telling(progress: bool | Tell, path: str | bytes, work: Callable[..., None]) -> Callable[..., None]:
-    """`work`, whose last argument is what it tells how far it is, with `progress` for that.
-
-    What it needs is imported when it is asked for, since few programs do.
-    """
+def reported(
+    progress: bool | Tell, verb: str, path: str | bytes | PathLike[Any], work: Callable[..., T]
+) -> Callable[..., T]:
+    """Return `work`, with the function for its progress as the last argument if `progress` is not False."""
     if progress is False:
         return work
+    # Imported here: few programs show progress.
     from ingot._base.progress import telling
 
-    def told(*given: Any) -> None:
-        with telling(progress, "Saving", path) as tell:
-            work(*given, tell)
+    def reporting(*given: Any) -> T:
+        with telling(progress, verb, path) as tell:
+            return work(*given, tell)
 
-    return told
+    return reporting
 
 
 def is_writable(given: object) -> TypeIs[Writable]:
@@ -174,7 +176,7 @@ def _stream(
     def work(tell: Tell | None = None) -> None:
         _native.stream(write, tensors, payload, how.metadata, format, **shown, **how.layout(), progress=tell)
 
-    _telling(how.progress, called, work)()
+    reported(how.progress, "Saving", called, work)()
 
 
 def _taking_all(file: Writable, called: str) -> Callable[[bytes], None]:

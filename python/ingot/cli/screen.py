@@ -35,17 +35,14 @@ if TYPE_CHECKING:
 
     P = ParamSpec("P")
 
-# Tables for the eye.
-
-
-# How names, numbers and sizes are written for people.
+# The text form of names, numbers and sizes, and tables of them.
 
 
 _ESCAPES = _Escapes()
 
 
 def shown(text: str) -> str:
-    """`text` with every character escaped that steers a terminal or hides what it says."""
+    """Return `text` with control characters and invisible characters escaped."""
     if text.isascii() and text.isprintable():
         return text
     return text.translate(_ESCAPES)
@@ -62,7 +59,7 @@ def shape(dims: Iterable[int]) -> str:
 
 
 def real(value: float | None) -> str:
-    """A value in as many digits as a person compares; ``-`` where there is none."""
+    """Return a value in six significant digits, or ``-`` for None."""
     if value is None:
         return "-"
     return str(value) if isinstance(value, int) else f"{value:.6g}"
@@ -340,10 +337,9 @@ def fail(failure: Failure, as_json: bool) -> int:
     return failure.exit_status
 
 
-# A bar on standard error, for what takes longer than a second.
+# The progress bar on standard error.
 
-
-# Seconds. What is done sooner needs no bar.
+# Seconds. Shorter work has no bar.
 _PATIENCE = 1.0
 
 
@@ -388,7 +384,7 @@ def _shown(title: str) -> tuple[Progress, TaskID]:
 
 @contextmanager
 def bar(screen: Screen, title: str) -> Iterator[Tell]:
-    """What is to be told how far it is, while something long goes on."""
+    """Yield the function to call with ``(done, total)``, and show a bar meanwhile."""
     shown = Bar(title, screen.quiet)
     try:
         yield shown.tell
@@ -397,7 +393,7 @@ def bar(screen: Screen, title: str) -> Iterator[Tell]:
 
 
 class Several:
-    """Steps that each tell of themselves, told of as one."""
+    """The progress of several steps as one."""
 
     def __init__(self, tell: Tell, total: int) -> None:
         self._tell = tell
@@ -405,13 +401,13 @@ class Several:
         self._before = 0
 
     def step(self, nbytes: int) -> None:
-        """A step of so many bytes is done."""
+        """Add a step of `nbytes` bytes that is done."""
         self._before += nbytes
         self._tell(self._before, self._total)
 
     @contextmanager
     def within(self, nbytes: int) -> Iterator[Tell]:
-        """A step of so many bytes, and what is to be told how much of itself it has done."""
+        """Yield the function that a step of `nbytes` bytes calls with ``(done, total)`` of its own."""
 
         def tell(done: int, total: int) -> None:
             # It may read its bytes twice, or not all of them.
@@ -430,7 +426,7 @@ class Several:
 # Messages name options of the command instead of arguments of Python, and contain no secrets.
 
 
-# What is wrong is what was typed, not what is in a file.
+# Errors in the arguments, not in a file.
 _TYPED = (TensorNotFoundError, SliceError, OptionError)
 
 # The arguments that messages of `ingot` name. The option is the name with dashes.
@@ -438,7 +434,7 @@ _ARGUMENTS = re.compile(
     "dtype|expected_sha256|filename_pattern|keys|drop|max_nbytes|max_shard_size|on_duplicate|overwrite"
     "|replace_read_only|root|source_format|strip_prefix|threads"
 )
-# Ways out that no option gives.
+# Advice without an option of the command.
 _PHRASES = {
     " — format=… says it": "",
     " — say which by metadata=": " — make them equal with `ingot meta set`",

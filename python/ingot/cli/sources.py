@@ -162,7 +162,7 @@ def text_of(value: object) -> str:
     return json.dumps(value)
 
 
-# What a user typed, where it may be a file of another format, of which only the header is read.
+# A source that may have another format. Only its header is read.
 
 
 class Info(NamedTuple):
@@ -220,7 +220,7 @@ def looked_into(path: str) -> Source | Foreign:
     Raises
     ------
     SafetensorError, OSError
-        As `opened` does, for what is of no other format either.
+        As `opened`, if the source has no other known format.
     ConversionError
         It is of another format, and damaged, or refused.
     ModuleNotFoundError

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     R = TypeVar("R")
     Check = Callable[[Any], str | None]
 
-# What upstream says of an index that does not fit: by torch's rules for torch, else by its slicer's.
+# Upstream's messages for an invalid index: torch's for torch, else those of its slicer.
 
 
 SUBBYTES = (
@@ -53,10 +53,10 @@ def refusal_of_torch(shape: Sequence[int], key: Any) -> Exception | None:
 
 
 def words_of_slicer(shape: Sequence[int], key: Any) -> str | None:
-    """What upstream's slicer says; None where it takes the index, or fails by accident.
+    """Return the message of upstream's slicer; None if it accepts the index, or fails by accident.
 
-    It has neither lists, None nor masks, and takes no bounds past the end. Where it ends in an
-    `OverflowError` or a `SystemError`, and of tensors without elements, the part is what NumPy would give.
+    It rejects lists, None, masks and bounds past the end. If it raises `OverflowError` or `SystemError`, or
+    the tensor has no elements, the result is NumPy's.
     """
     if isinstance(key, list):
         if key:
@@ -138,17 +138,17 @@ def _shown(part: Any) -> str:
     return f"{start}:{stop}" + (f":{step}" if step not in ("", "1") else "")
 
 
-# What upstream says of an argument of the wrong type, looked for once something has been refused.
+# Upstream's messages for an argument of the wrong type, computed after an error.
 
 
 def words_of_argument(
     function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> str | None:
-    """What upstream says of the first argument that is of another type than it takes; None where all fit."""
+    """Return upstream's message for the first argument of a wrong type; None if all types fit."""
     try:
         given = signature(function).bind(*args, **kwargs).arguments
     except TypeError:
-        # Too few or too many, of which Python has spoken.
+        # Too few or too many arguments: the error is already raised by Python.
         return None
     for parameter, value in given.items():
         name, check = _CHECKS.get(parameter, ("", None))
@@ -199,7 +199,7 @@ def _specs(value: Any) -> str | None:
     return next((not_an_instance(one, "TensorSpec") for one in others), None)
 
 
-# By the names that the parameters have here: that of upstream's own function below, and what it takes.
+# Parameter here to the name of upstream's own parameter, and the check of its type.
 _CHECKS: dict[str, tuple[str, Check]] = {
     "filename": ("filename", _path),
     "framework": ("framework", _text),

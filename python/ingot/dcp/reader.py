@@ -117,8 +117,8 @@ def _parts(folder: str, backend: str) -> list[Checkpoint] | None:
 def _seen(folder: str) -> Seen | None:
     """Look at the manifest, at the files, and at the manifest again. None if a save began or ended meanwhile.
 
-    Files that are opened between two looks that find the same are of one save: a save has a manifest in place
-    as long as it gives files their names.
+    Files that are opened between two equal results are of one save: a save keeps a manifest in place while it
+    renames files.
     """
     before = listed(folder)
     files = []
@@ -366,14 +366,14 @@ class Reader(StorageReader):
             return
         with _step(peers, "reading"):
             for number, found in slots.items():
-                with reading(self._files[number], self._how) as (checkpoint, reads):
-                    read(checkpoint, reads, found)
+                with reading(self._files[number], self._how) as reads:
+                    read(self._files[number], reads, found)
 
     def _read_together(self, file: Checkpoint, slots: list[Slot], peers: Peers) -> None:
         @contextmanager
         def look() -> Iterator[_load_by_ranks.Looked]:
-            with reading(file, self._how) as (checkpoint, reads):
-                yield _load_by_ranks.Looked(checkpoint, slots, reads, self._path)
+            with reading(file, self._how) as reads:
+                yield _load_by_ranks.Looked(file, slots, reads, self._path)
 
         # The slots are for the open files: they fit no others.
         _load_by_ranks.load(look, peers, self._read_once, tries=1)

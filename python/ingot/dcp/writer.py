@@ -77,7 +77,7 @@ def give_up(saving: ExitStack) -> None:
 
 
 def watch(pending: list[ExitStack]) -> None:
-    """Give the pending save up when torch's call for it has ended and the save is still in the list."""
+    """Abandon the pending save if torch's call for it has ended and the save is still in the list."""
     thread = threading.get_ident()
     call = next((id(frame) for frame in _frames(thread) if frame.f_code.co_name == _CALLER), None)
     if call is not None:

@@ -27,19 +27,17 @@ if TYPE_CHECKING:
     Weights: TypeAlias = Iterator[tuple[str, torch.Tensor]]
     Says: TypeAlias = Callable[[str], bool]
 
-    # Of each dimension of the stored tensor what is left: some positions, or one, and then it is gone.
+    # For each dimension of the stored tensor its selected positions, or one position if it is removed.
     Box: TypeAlias = tuple[range | int, ...]
-
-# Tensors of a file that are read where they are used, and of which only what is used is read.
 
 
 class UnreadTensor(torch.Tensor):
-    """A tensor of a file, or a part of one, that nobody has read yet.
+    """A tensor of a file, or a part of one, that is read on first use.
 
-    It has the shape, the dtype and the device of what it stands for. Its parts (`narrow`, `chunk`, `split`,
-    `select` and indices of ints and slices) are such tensors again, and nothing is read for them. Every other
-    operation reads what is left of it, once, and is done on a plain tensor; so is what torch does below
-    Python.
+    It has the shape, dtype and device of the tensor. Its parts (`narrow`, `chunk`, `split`, `select` and
+    indices of ints and slices) are unread tensors too, and nothing is read for them. Every other operation
+    reads the selected part, once, and continues with a plain tensor; so do operations that torch performs
+    below Python.
     """
 
     _part: TensorSlice[torch.Tensor]
@@ -57,7 +55,7 @@ class UnreadTensor(torch.Tensor):
         return made
 
     def values_read(self) -> torch.Tensor:
-        """What it stands for, read by the first call."""
+        """Return the values, which the first call reads."""
         if self._found is None:
             sides = [
                 side if isinstance(side, int) else slice(side.start, side.stop, side.step)
@@ -117,7 +115,7 @@ def _itself(tensor: UnreadTensor) -> UnreadTensor:
     return tensor
 
 
-# What follows gives None where torch has to say what comes of it: on the values, or that it is wrong.
+# The functions below return None if torch has to compute or reject the result on the values.
 
 
 def _at(tensor: UnreadTensor, index: Any) -> UnreadTensor | None:

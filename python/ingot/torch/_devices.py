@@ -190,13 +190,10 @@ def _first_line(error: BaseException) -> str:
     return _escaped(str(error).partition("\n")[0])
 
 
-# What is handed over of a tensor that is saved.
-
-
 def payload(name: str, tensor: torch.Tensor) -> Any:
-    """`tensor` as a capsule, as a buffer, as memory of a GPU, or as a function that gives its bytes.
+    """Return `tensor` as a capsule, a buffer, memory of a GPU, or a function that returns its bytes.
 
-    Copies nothing.
+    Nothing is copied.
     """
     code = storable(name, tensor)
     with undisturbed():

@@ -195,7 +195,7 @@ def _together(
     @contextmanager
     def look() -> Iterator[_load_by_ranks.Looked]:
         checkpoint = _load_by_ranks.open_once(partial(door.open_all, source, how), peers)
-        with reading(checkpoint, how) as (checkpoint, reads):
+        with reading(checkpoint, how) as reads:
             tensors, keys = fitting(target, checkpoint, strict, how, own)
             found.append(keys)
             yield _load_by_ranks.Looked(checkpoint, slots(checkpoint, tensors), reads, source)

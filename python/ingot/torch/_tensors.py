@@ -324,11 +324,11 @@ def at(tensor: torch.Tensor, index: Any) -> torch.Tensor:
         return tensor[index]
 
 
-# Copies of tensors that are saved later, and the order in which a device gives what is not copied.
+# Tensors that are saved in the background.
 
 
 def copied(tensors: Mapping[str, torch.Tensor], where: str) -> dict[str, torch.Tensor]:
-    """Copies in C order, on the device of each or on the ``"host"``, but of what cannot be stored."""
+    """Return copies in C order, on their devices or on the ``"host"``; unstorable tensors as they are."""
     with undisturbed(), torch.no_grad():
         return {
             name: tensor if not_plain(tensor) is not None else _copy(tensor.detach(), where)
@@ -339,7 +339,7 @@ def copied(tensors: Mapping[str, torch.Tensor], where: str) -> dict[str, torch.T
 def _copy(tensor: torch.Tensor, where: str) -> torch.Tensor:
     if tensor.is_cpu or where == "device":
         return tensor.clone(memory_format=torch.contiguous_format)
-    # Through pinned memory, of which only a piece is taken.
+    # Through pinned memory for one piece at a time.
     memory, fetch = torch.empty(tensor.nbytes, dtype=torch.uint8), fetcher(tensor)
     for begin in range(0, tensor.nbytes, pieces.PIECE_NBYTES):
         end = min(begin + pieces.PIECE_NBYTES, tensor.nbytes)
@@ -348,7 +348,7 @@ def _copy(tensor: torch.Tensor, where: str) -> torch.Tensor:
 
 
 def as_of_now(tensors: Iterable[torch.Tensor]) -> Callable[[], AbstractContextManager[None]]:
-    """What another thread enters to find on their devices what is queued there by now, and nothing later."""
+    """Return a context manager in which a thread waits for the work queued so far, and no later work."""
     ways = [link(device) for device in {tensor.device for tensor in tensors}]
     marks = [(way, way.mark()) for way in ways if way is not None]
 

@@ -14,7 +14,7 @@ use crate::read::gather::Destination;
 use crate::read::plan::{Piece, Plan};
 use crate::watch::Watch;
 
-/// Return the digest of the file at `path`, whatever it contains.
+/// Return the digest of the file at `path`, which may have any contents.
 ///
 /// The file is read by position, never through a mapping, so that truncating it meanwhile is an error and does not end the
 /// process.

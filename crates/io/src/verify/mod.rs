@@ -53,16 +53,16 @@ pub struct Mismatch {
     pub tensor: String,
     /// The digest that the file keeps.
     pub expected: Digest,
-    /// The digest of what is there.
+    /// The digest of the tensor's bytes.
     pub found: Digest,
 }
 
-/// Two digests that should be one. `expected` is as it was written, and may be no digest at all.
+/// Two digests that should be equal. `expected` is the recorded text, which may be no digest.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Compared {
-    /// What somebody said that it is.
+    /// The recorded text.
     pub expected: String,
-    /// What it is.
+    /// The computed digest.
     pub found: Digest,
 }
 
@@ -114,8 +114,8 @@ pub(crate) fn sha256_from(text: &str) -> Option<Digest> {
 /// ```
 ///
 /// # Errors
-/// [`Error::Checksums`] when the record of digests is broken or of an unknown algorithm, and what [`hash()`] says.
-/// Digests that differ are no error here: they stand in the report.
+/// [`Error::Checksums`] if the record of digests is broken or has an unknown algorithm; errors of [`hash()`]. Digests that
+/// differ are no error: the report lists them.
 pub fn verify(path: &Path, sha256: Option<Digest>, watch: &dyn Watch) -> Result<Report, Error> {
     // Never through a mapping, so that a file that is shortened meanwhile is an error and not the end of the process.
     let options = OpenOptions {
@@ -123,7 +123,7 @@ pub fn verify(path: &Path, sha256: Option<Digest>, watch: &dyn Watch) -> Result<
         ..OpenOptions::default()
     };
     let archive = Archive::open(path, &options)?;
-    // One file gives one report.
+    // One report for the one file.
     of_files(vec![&archive], sha256, watch).map(|mut reports| reports.swap_remove(0))
 }
 
@@ -164,7 +164,7 @@ fn of_files(
     Ok(checks.into_iter().map(Check::report).collect())
 }
 
-/// What one file is compared with, and what computes the digests of what is there.
+/// The recorded digests of one file, and the computation of its digests.
 struct Check<'a> {
     archive: &'a Archive,
     record: Option<RecordedDigests>,

@@ -52,7 +52,7 @@ def pyarrow(title: str) -> Any:
 def kind_of(pa: Any, arrow_type: Any) -> tuple[str, tuple[int, ...]] | None:
     """The code and the shape of one row; None for a column of another kind."""
     if isinstance(arrow_type, pa.FixedShapeTensorType):
-        # A permutation says that the dimensions stand in another order than they are stored in.
+        # With a permutation, the logical order of the dimensions differs from the stored one.
         if arrow_type.permutation not in (None, list(range(len(arrow_type.shape)))):
             return None
         inner = kind_of(pa, arrow_type.value_type)

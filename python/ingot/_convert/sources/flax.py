@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from ingot.numpy import Array
 
 
-# MessagePack, of which long runs of bytes stay in the file: so that a checkpoint need not be in memory.
+# MessagePack. Long runs of bytes stay in the file, so that a checkpoint need not fit into memory.
 #
 # https://github.com/msgpack/msgpack/blob/master/spec.md
 
@@ -42,7 +42,7 @@ class Malformed(ValueError):
     """The bytes are no MessagePack."""
 
 
-# First byte to the format of a number, or of a length, and for lengths what they are of.
+# First byte to the format of a number or of a length; a length comes with the kind of its value.
 _NUMBERS = {
     0xCA: ">f",
     0xCB: ">d",

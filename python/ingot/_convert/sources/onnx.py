@@ -45,7 +45,7 @@ _LONGEST_VARINT = 10
 
 
 def without_values(file: IO[bytes], nbytes: int, budget: Budget) -> bytes:
-    """The message in `file`, which has so many bytes, but for the values."""
+    """Return the message in `file`, of `nbytes` bytes, without the values of its tensors."""
     return _Skimmer(file, budget).message("model", nbytes, 0)
 
 

@@ -26,9 +26,9 @@ _NUMBER = re.compile(r"[+-]?[0-9]{1,18}")
 
 
 def parsed(text: str, names: Container[str]) -> tuple[str, tuple[Index, ...]]:
-    """The name, and the index into it: empty for all of the tensor.
+    """Return the name and the index, which is empty for the whole tensor.
 
-    What is a name as a whole is that name, whatever brackets stand in it.
+    If `names` has the whole text, brackets included, it is the name.
     """
     if text in names or not text.endswith("]") or "[" not in text:
         return text, ()

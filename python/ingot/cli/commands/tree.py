@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from ingot.typing import Glob
 
 
-# Tensors by the path of their module, as their names give it.
+# The tree of modules, from the names of the tensors.
 
 
 # Deeper paths are names with many dots in them. It keeps the walk through the tree from being too deep.
@@ -116,7 +116,7 @@ def _continues(label: str, following: str) -> bool:
 
 
 def _is_number(label: str) -> bool:
-    # Neither `01`, which no range would give back, nor digits of other scripts.
+    # Neither `01`, since a range would print it as 1, nor digits of other scripts.
     return label.isascii() and label.isdigit() and len(label) < 10 and str(int(label)) == label
 
 

@@ -138,7 +138,7 @@ impl Temp {
         Stop::of(step::WRITE, source).about(&self.path, self.nbytes)
     }
 
-    /// Give the file the attributes and the name of its target.
+    /// Apply the attributes of the target, and rename the file to it.
     pub(crate) fn publish(
         &self,
         existing: Existing,
@@ -158,7 +158,7 @@ impl Temp {
         self.flush_name(durable)
     }
 
-    /// Give the file the attributes of the file that it replaces.
+    /// Apply the attributes of the file that is replaced.
     pub(super) fn apply_attributes(&self) -> Result<(), Stop> {
         match &self.attributes {
             Some(attributes) => attributes.apply(&self.file).step(step::ATTRIBUTES),
@@ -166,7 +166,7 @@ impl Temp {
         }
     }
 
-    /// Give a file without a name a temporary one.
+    /// Link a file without a name to a temporary name.
     pub(super) fn link(&mut self) -> Result<(), Refused> {
         if self.name.is_none() {
             let linked = names::link(&self.entry, &self.file);
@@ -178,7 +178,7 @@ impl Temp {
         Ok(())
     }
 
-    /// Give the file the target's name. A file that has that name is replaced if `existing` allows it.
+    /// Rename the file to the target. A file that has that name is replaced if `existing` allows it.
     pub(super) fn take_name(&self, existing: Existing, watch: &dyn Watch) -> Result<(), Refused> {
         if watch.interrupted() {
             return Err(Stop::Interrupted.into());

@@ -148,7 +148,7 @@ pub(super) fn lock(file: &File) -> bool {
     try_lock(file, Lock::Exclusive).unwrap_or(true)
 }
 
-/// Give the unnamed `file` a temporary name.
+/// Link the unnamed `file` to a temporary name.
 pub(super) fn link(entry: &DirectoryEntry, file: &File) -> Result<OsString, Unlinked> {
     for name in temp_names(&entry.name) {
         match entry.directory.link(file, &name) {

@@ -1,4 +1,4 @@
-//! A temporary file that stays beside its target when a download is interrupted, so that the next one goes on with it.
+//! A temporary file that stays beside its target when a download is interrupted, so that the next one can resume.
 
 use std::ffi::{OsStr, OsString};
 use std::fs::File;

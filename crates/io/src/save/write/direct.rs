@@ -28,8 +28,7 @@ pub(super) struct Aligned {
 }
 
 impl Aligned {
-    /// The first `len` bytes, whatever they are. They keep their place from the first call on, if `len` is not more
-    /// than `most` in any.
+    /// Return the first `len` bytes, with any contents. They keep their place between calls if no `len` is more than `most`.
     pub(super) fn first(&mut self, len: usize, most: usize) -> &mut [u8] {
         let most = most.max(len);
         if self.bytes.len() < self.begin + most {

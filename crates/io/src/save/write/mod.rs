@@ -61,8 +61,8 @@ impl Writing<'_> {
         Ok(())
     }
 
-    /// A file with a name that holds the bytes of `temp`. The payloads may have changed: the watch was told that all of them
-    /// are written.
+    /// Return a file with a name and the bytes of `temp`. They are not read from the payloads again, which the caller may
+    /// change after the watch has reported all bytes.
     fn named_copy(&self, temp: &Temp, entry: &Arc<DirectoryEntry>) -> Result<Temp, Stop> {
         let nbytes = self.pieces.nbytes();
         let all = [Payload::File(FileRange::new(temp.file(), 0, nbytes))];
@@ -79,7 +79,7 @@ impl Writing<'_> {
         copying.fill(entry, true)
     }
 
-    /// A temporary file that is complete but for its name.
+    /// Return a complete temporary file, without the name of its target.
     fn fill(&self, entry: &Arc<DirectoryEntry>, has_name: bool) -> Result<Temp, Stop> {
         let temp = Temp::make(self.path, entry, has_name)?;
         let file = temp.file();
@@ -152,8 +152,8 @@ impl Writing<'_> {
             }
             return self.finish(file);
         }
-        // The payloads may be views of a mapping of this very file, as when a loaded model is saved again. There is no
-        // way to tell, so all bytes go to another file first.
+        // The payloads may be views of a mapping of this very file, as when a loaded model is saved again. This cannot be
+        // detected, so all bytes go to another file first.
         let scratch = scratch(entry).step(step::CREATE)?;
         fill(&scratch)?;
         space::reserve(file, nbytes, Size::Kept, self.watch)?;
