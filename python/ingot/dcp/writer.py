@@ -67,7 +67,8 @@ if TYPE_CHECKING:
 
 # The function of torch that calls all methods of a writer for one save.
 _CALLER = "_save_state_dict"
-_LOOK_SECONDS = 0.2
+# The frame keeps the variables of torch's call until the next look.
+_LOOK_SECONDS = 0.05
 
 
 def give_up(saving: ExitStack) -> None:
@@ -78,27 +79,32 @@ def give_up(saving: ExitStack) -> None:
 
 def watch(pending: list[ExitStack]) -> None:
     """Abandon the pending save if torch's call for it has ended and the save is still in the list."""
-    thread = threading.get_ident()
-    call = next((id(frame) for frame in _frames(thread) if frame.f_code.co_name == _CALLER), None)
+    call: FrameType | None = sys._getframe()
+    while call is not None and call.f_code.co_name != _CALLER:
+        call = call.f_back
     if call is not None:
-        given = pending, pending[0], thread, call
+        given = pending, pending[0], call
         threading.Thread(target=_watch, args=given, name="ingot-pending-save", daemon=True).start()
 
 
-def _watch(pending: list[ExitStack], saving: ExitStack, thread: int, call: int) -> None:
-    while saving in pending and any(id(frame) == call for frame in _frames(thread)):
+def _watch(pending: list[ExitStack], saving: ExitStack, call: FrameType) -> None:
+    while saving in pending and _is_running(call):
         time.sleep(_LOOK_SECONDS)
     with suppress(ValueError):
         pending.remove(saving)
         give_up(saving)
 
 
-def _frames(thread: int) -> Iterator[FrameType]:
-    """Return the calls that a thread is in."""
-    frame = sys._current_frames().get(thread)
-    while frame is not None:
-        yield frame
-        frame = frame.f_back
+def _is_running(call: FrameType) -> bool:
+    """Return whether a call has not ended. The local variables of a call that has ended are cleared.
+
+    The stack of the other thread is not searched: in CPython 3.11 its frames may be freed meanwhile.
+    """
+    try:
+        call.clear()
+    except RuntimeError:
+        return True
+    return False
 
 
 # The replacement of a checkpoint by files of parts that several ranks write.
