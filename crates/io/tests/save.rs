@@ -376,6 +376,10 @@ fn savers_of_one_path_leave_whole_files_only() {
             saved.unwrap();
         }
     });
+    if cfg!(windows) {
+        // A replaced file that the reader had open at the end is removed by the next save.
+        put(&path, &fill(0), &SaveOptions::default()).unwrap();
+    }
     assert_eq!(names(folder.path()), ["file"]);
 }
 

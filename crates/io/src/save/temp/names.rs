@@ -51,9 +51,16 @@ pub(in crate::save) fn remove_stale(entry: &DirectoryEntry) {
 
 /// Removes what was replaced. It is the whole old file, so where nothing is in its place, it gets its name back.
 fn remove_old(entry: &DirectoryEntry) {
-    let names = (1..=TRIES).map(|number| numbered(&entry.name, number, OLD_SUFFIX));
+    // Saves at the same time remove them in any order. Only Windows ever makes one.
+    let looked_up = if cfg!(windows) { LOOKED_UP } else { 1 };
+    let names = (1..=TRIES).map(|number| {
+        let name = numbered(&entry.name, number, OLD_SUFFIX);
+        let is_there = !is_free(&entry.directory, &name);
+        (number, name, is_there)
+    });
     let there: Vec<OsString> = names
-        .take_while(|name| !is_free(&entry.directory, name))
+        .take_while(|(number, _, is_there)| *is_there || *number < looked_up)
+        .filter_map(|(_, name, is_there)| is_there.then_some(name))
         .collect();
     // The last is the newest.
     for name in there.iter().rev() {
@@ -299,6 +306,16 @@ mod tests {
             assert_eq!(after_removal(folder.path()), ["file"]);
             assert_eq!(std::fs::read(folder.path().join("file")).unwrap(), b"old");
         }
+    }
+
+    #[cfg(windows)]
+    #[test]
+    fn a_replaced_file_is_removed_although_lower_numbers_are_free() {
+        let folder = tempfile::tempdir().unwrap();
+        for name in [OsString::from("file"), numbered("file".as_ref(), 3, OLD_SUFFIX)] {
+            std::fs::write(folder.path().join(name), b"").unwrap();
+        }
+        assert_eq!(after_removal(folder.path()), ["file"]);
     }
 
     #[test]
