@@ -17,6 +17,7 @@ __all__ = [
     "MODEL_SPEC_KEY",
     "RECORD_KEYS",
     "SHARED_KEY",
+    "STALE_KEYS",
     "Appender",
     "Aside",
     "Buffer",
@@ -69,6 +70,7 @@ CHECKSUMS_KEY: str
 MODEL_SPEC_KEY: str
 RECORD_KEYS: list[str]
 SHARED_KEY: str
+STALE_KEYS: list[str]
 
 @final
 class Buffer:

@@ -1,4 +1,4 @@
-"""Signatures in the metadata of a file go with every save and edit that would break them."""
+"""Saves and edits leave out signatures and hashes of another file."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import ingot
 import ingot.numpy
 
 TENSORS = {"a": numpy.ones(4, "f4"), "b": numpy.zeros(4, "f4")}
-OF_FILE = ["c2pa:manifest", "c2pa:manifest.uri", "__signature__"]
+OF_FILE = ["c2pa:manifest", "c2pa:manifest.uri", "__signature__", "sigstore"]
 OF_DATA = "vouch_credential"
 SIGNED = {**dict.fromkeys([*OF_FILE, OF_DATA], "signed"), "title": "old"}
 
@@ -24,6 +24,9 @@ def signed(path: Path, name: str = "signed.safetensors") -> Path:
     ingot.update_metadata(path / name, SIGNED)
     assert ingot.inspect(path / name).metadata == SIGNED
     return path / name
+
+
+HASHES = {"sshs_model_hash": "of the data", "sshs_legacy_hash": "of the data too"}
 
 
 def use_writer(source: Path, out: Path) -> None:
@@ -57,6 +60,30 @@ def test_a_save_leaves_signatures_of_another_file_out(save: Callable[..., Any], 
     out = tmp_path / "out.safetensors"
     save(signed(tmp_path), out)
     assert (ingot.inspect(out).metadata or {}) == {"title": "old"}
+
+
+@pytest.mark.parametrize("name", ["rewrite", "rewrite_drop", "rename", "merge", "repair", "convert"])
+def test_a_file_of_copied_tensors_leaves_hashes_of_the_other_file_out(name: str, tmp_path: Path) -> None:
+    source, out = tmp_path / "trained.safetensors", tmp_path / "out.safetensors"
+    ingot.numpy.save_file(TENSORS, source, {"title": "old", **HASHES})
+    SAVES[name](source, out)
+    assert (ingot.inspect(out).metadata or {}) == {"title": "old"}
+
+
+@pytest.mark.parametrize("name", ["save_file", "metadata", "Writer", "Writer_reserve"])
+def test_a_save_keeps_the_hashes_that_a_training_script_gives(name: str, tmp_path: Path) -> None:
+    source, out = tmp_path / "trained.safetensors", tmp_path / "out.safetensors"
+    ingot.numpy.save_file(TENSORS, source, {"title": "old", **HASHES})
+    SAVES[name](source, out)
+    assert (ingot.inspect(out).metadata or {}) == {"title": "old", **HASHES}
+
+
+def test_merge_does_not_compare_hashes(tmp_path: Path) -> None:
+    for name, tensor in TENSORS.items():
+        hashes = dict.fromkeys(HASHES, name)
+        ingot.numpy.save_file({name: tensor}, tmp_path / f"{name}.safetensors", hashes)
+    ingot.merge([tmp_path / "a.safetensors", tmp_path / "b.safetensors"], tmp_path / "out.safetensors")
+    assert not ingot.inspect(tmp_path / "out.safetensors").metadata
 
 
 def test_merge_does_not_compare_signatures(tmp_path: Path) -> None:
@@ -106,3 +133,12 @@ def test_replace_tensor_removes_signatures(tmp_path: Path) -> None:
     path = signed(tmp_path)
     ingot.replace_tensor(path, "a", numpy.zeros(4, "f4"))
     assert ingot.inspect(path).metadata == {"title": "old"}
+
+
+def test_replace_tensor_removes_hashes_and_an_edit_of_other_metadata_keeps_them(tmp_path: Path) -> None:
+    path = tmp_path / "trained.safetensors"
+    ingot.numpy.save_file(TENSORS, path, HASHES, write_options={"reserve_header": 600})
+    ingot.update_metadata(path, {"title": "new"})
+    assert ingot.inspect(path).metadata == {"title": "new", **HASHES}
+    ingot.replace_tensor(path, "a", numpy.zeros(4, "f4"))
+    assert ingot.inspect(path).metadata == {"title": "new"}

@@ -19,6 +19,7 @@ import onnx
 import pyarrow as pa
 import pyarrow.parquet
 import pytest
+import torch
 from onnx import helper, numpy_helper
 
 import ingot
@@ -391,12 +392,71 @@ def test_a_shape_that_no_array_has_is_refused_also_without_elements() -> None:
     assert sorted(os.listdir()) == ["changed.gguf", "in.gguf"]
 
 
-def test_a_name_that_the_new_file_cannot_have_is_an_error_of_the_save() -> None:
-    numpy.savez("in.npz", __metadata__=WEIGHT)
-    with pytest.raises(ingot.SaveError, match=r"^out.safetensors: ") as caught:
-        ingot.convert("in.npz", "out.safetensors")
-    assert caught.value.tensor == "__metadata__"
-    assert os.listdir() == ["in.npz"]
+def reserved_in_npz() -> str:
+    numpy.savez("in.npz", __metadata__=WEIGHT, a=WEIGHT)
+    return "in.npz"
+
+
+def reserved_in_hdf5() -> str:
+    with h5py.File("in.h5", "w") as file:
+        file["__metadata__"], file["a"] = WEIGHT, WEIGHT
+    return "in.h5"
+
+
+@pytest.mark.parametrize("write", [reserved_in_npz, reserved_in_hdf5])
+@pytest.mark.parametrize("to", ["out.safetensors", "out.bt", "out/"])
+def test_a_reserved_name_is_a_conversion_error_that_names_the_entry(
+    write: Callable[[], str], to: str
+) -> None:
+    path = write()
+    with pytest.raises(ingot.ConversionError, match=rf"^{path}: tensor `__metadata__`: .*reserved") as caught:
+        ingot.convert(path, to)
+    assert (caught.value.code, caught.value.tensor) == ("reserved-name", "__metadata__")
+    assert os.listdir() == [path]
+    ingot.convert(path, to, drop="__metadata__")
+    ingot.convert(path, "out.npz")
+    assert set(numpy.load("out.npz").files) == {"__metadata__", "a"}
+
+
+def test_an_odd_number_of_4_bit_floats_is_a_conversion_error_that_names_the_entry() -> None:
+    kind = onnx.TensorProto.FLOAT4E2M1
+    tensors = [onnx.helper.make_tensor(f"t{size}", kind, [size], [1.0] * size) for size in (3, 4)]
+    graph = onnx.helper.make_graph([], "g", [], [], initializer=tensors)
+    onnx.save(onnx.helper.make_model(graph), "in.onnx")
+    with pytest.raises(ingot.ConversionError, match=r"^in.onnx: tensor `t3`: shape \[3\] of F4") as caught:
+        ingot.convert("in.onnx", "out.safetensors")
+    assert (caught.value.code, caught.value.tensor) == ("partial-byte", "t3")
+    assert ingot.convert("in.onnx", "out.safetensors", drop="t3").tensors == 1
+
+
+def test_a_type_that_gguf_cannot_dequantise_is_a_conversion_error_that_names_the_entry() -> None:
+    kind = gguf.GGMLQuantizationType.Q8_K
+    block, block_nbytes = gguf.GGML_QUANT_SIZES[kind]
+    writer = gguf.GGUFWriter("in.gguf", "llama")
+    writer.add_tensor("a", WEIGHT)
+    writer.add_tensor("q", numpy.zeros((2, block_nbytes), numpy.uint8), raw_dtype=kind)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    with pytest.raises(ingot.ConversionError, match=r"^in.gguf: tensor `q`: quantised as Q8_K") as caught:
+        ingot.convert("in.gguf", "out.safetensors", dtype="F32")
+    assert (caught.value.code, caught.value.tensor) == ("unsupported-dtype", "q")
+    assert ingot.convert("in.gguf", "out.safetensors", dtype="F32", drop="q").tensors == 1
+    assert block == 256
+
+
+def test_drop_and_keys_may_name_what_is_left_out_anyway() -> None:
+    torch.save({"model": {"w": torch.ones(2), "step": 5}, "epoch": 3}, "in.pt")
+    for options in ({"drop": ["epoch"]}, {"drop": ["epoch", "model.step"]}, {"drop": "e*"}):
+        report = ingot.convert("in.pt", "out.safetensors", overwrite=True, **options)
+        assert (report.tensors, report.dropped) == (1, ())
+        assert {one.name for one in report.left_out} == {"epoch", "model.step"}
+    assert ingot.convert("in.pt", "out.safetensors", overwrite=True, root="model", drop="step").tensors == 1
+    with pytest.raises(ingot.ConversionError, match=r"no tensor in it is to be converted"):
+        ingot.convert("in.pt", "out.safetensors", overwrite=True, keys="epoch")
+    with pytest.raises(ingot.TensorNotFoundError):
+        ingot.convert("in.pt", "out.safetensors", overwrite=True, root="model", drop="epoch")
 
 
 def gguf_parts(count: int, total: int | None = None) -> dict[str, numpy.ndarray[Any, Any]]:

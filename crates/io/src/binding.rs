@@ -11,7 +11,7 @@ pub use crate::device::{
 pub use crate::digest::{Keep, NewHeader};
 pub use crate::disk::blob_digest;
 pub use crate::edit::{
-    Alias, Inherit, Origin, Origins, Pick, RECORD_KEYS, Role, aliases, assemble, passed_over,
+    Alias, Inherit, Origin, Origins, Pick, RECORD_KEYS, Role, STALE_KEYS, aliases, assemble, passed_over,
 };
 pub use crate::error::Misfit;
 pub use crate::file::{Given, LocalFile, ReadAt, ShardHeader, ShardHeaders, TensorId, read_header};

@@ -95,5 +95,7 @@ mod _native {
     #[pymodule_export]
     const SHARED_KEY: &str = ingot_format::SHARED_KEY;
     #[pymodule_export]
-    const RECORD_KEYS: [&str; 7] = ingot_io::binding::RECORD_KEYS;
+    const RECORD_KEYS: [&str; 8] = ingot_io::binding::RECORD_KEYS;
+    #[pymodule_export]
+    const STALE_KEYS: [&str; 10] = ingot_io::binding::STALE_KEYS;
 }

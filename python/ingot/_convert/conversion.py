@@ -40,6 +40,7 @@ from .write import (
     Destination,
     Ending,
     apart,
+    check_native,
     check_npz,
     code_in,
     differing,
@@ -429,7 +430,7 @@ def _converted(
             code is not None, budget, values=not dry_run, source_format=source_format, beside=beside
         )
         with FORMATS[word].opened(found, reading) as contents:
-            chosen = selected(found, contents.entries, choice)
+            chosen = selected(found, contents, choice)
             _check(found, contents, chosen, budget)
             if dry_run:
                 return run.report(shown, word, contents, chosen)
@@ -476,6 +477,8 @@ class _Write(NamedTuple):
             entries, shared = chosen.in_full, {}
             left_out += [LeftOut(key, "metadata", value) for key, value in self._metadata(contents).items()]
             check_npz(self.to.path, entries, self.code)
+        else:
+            check_native(path, entries, self.code)
         return Conversion(
             source=path,
             destination=self.to.path,

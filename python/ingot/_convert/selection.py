@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -18,7 +18,7 @@ from .values import elements, nbytes
 if TYPE_CHECKING:
     from ingot._base.keys import Selector
 
-    from .source import Entry
+    from .source import Contents, Entry
 
 # Bytes and elements of a tensor that are reported at most.
 _MOST = (1 << 63) - 1
@@ -46,12 +46,23 @@ class Choice(NamedTuple):
     strip_prefix: str
 
 
-def selected(path: str, entries: Sequence[Entry], choice: Choice) -> Selected:
-    """Return the chosen tensors below `root`, each piece of memory once."""
-    root = choice.root
+def selected(path: str, contents: Contents, choice: Choice) -> Selected:
+    """Return the chosen tensors below `root`, each piece of memory once.
+
+    `keys` and `drop` may name what the source holds and no tensor is: it is left out anyway.
+    """
+    root, entries = choice.root, contents.entries
     below = list(entries) if root is None else _below(path, entries, root)
     names = list(dict.fromkeys(entry.name for entry in below))
-    kept = set(select(NamedTensors(path, names, lambda: map(_info, below)), choice.keys, choice.drop))
+    others = [one.name for one in contents.left_out]
+    if root is not None:
+        others = [name[len(root) + 1 :] for name in others if _is_under(name, root)]
+
+    def infos() -> Iterator[TensorInfo]:
+        yield from (TensorInfo(name, "", (), 0, 0, 0) for name in others)
+        yield from map(_info, below)
+
+    kept = set(select(NamedTensors(path, [*names, *others], infos), choice.keys, choice.drop))
     in_full = [entry for entry in below if entry.name in kept]
     seen: set[str] = set()
     for entry in in_full:
@@ -61,7 +72,7 @@ def selected(path: str, entries: Sequence[Entry], choice: Choice) -> Selected:
             raise twice(path, entry.name)
         seen.add(entry.name)
         _check_name(path, entry.name)
-    dropped = [] if root is None else [one.name for one in entries if not _is_under(one, root)]
+    dropped = [] if root is None else [one.name for one in entries if not _is_under(one.name, root)]
     dropped += [name for name in names if name not in kept]
     in_full = [_stripped(path, entry, choice.strip_prefix) for entry in in_full]
     return Selected(in_full, _shared(in_full), dropped)
@@ -94,7 +105,9 @@ def _check_name(path: str, name: str) -> None:
 
 
 def _below(path: str, entries: Sequence[Entry], root: str) -> list[Entry]:
-    found = [replace(entry, name=entry.name[len(root) + 1 :]) for entry in entries if _is_under(entry, root)]
+    found = [
+        replace(entry, name=entry.name[len(root) + 1 :]) for entry in entries if _is_under(entry.name, root)
+    ]
     if not found:
         raise refused(
             path,
@@ -106,8 +119,8 @@ def _below(path: str, entries: Sequence[Entry], root: str) -> list[Entry]:
     return found
 
 
-def _is_under(entry: Entry, root: str) -> bool:
-    return entry.name.startswith((root + ".", root + "/"))
+def _is_under(name: str, root: str) -> bool:
+    return name.startswith((root + ".", root + "/"))
 
 
 def _shared(entries: list[Entry]) -> dict[str, str]:

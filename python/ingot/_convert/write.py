@@ -24,8 +24,9 @@ from ingot._write.shards import Place
 from ingot._write.writer import Writer, native
 from ingot.errors import ConversionError, OptionError, SaveError, StorageError
 
+from .limits import refused
 from .source import cut_short, size_of
-from .values import PIECE_NBYTES, cast, dtype_of, nbytes, pieces, stored
+from .values import PIECE_NBYTES, cast, dtype_of, elements, nbytes, pieces, stored
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -349,6 +350,20 @@ def _archive(file: BinaryIO, entries: Sequence[Entry], code: str | None, moved: 
                 for _, part in parts(entry, code):
                     member.write(stored(part))
                     moved(part.nbytes)
+
+
+_DROP = "drop=[…] leaves it out"
+
+
+def check_native(path: str, entries: Sequence[Entry], code: str | None) -> None:
+    """Refuse what neither .safetensors nor .bt can hold, before anything is written. `path` is the source."""
+    for entry in entries:
+        if entry.name == "__metadata__":
+            reason = "the name is reserved for metadata"
+            raise refused(path, f"{reason} — {_DROP}", code="reserved-name", tensor=entry.name)
+        if code_in(entry, code) == "F4" and elements(entry.shape) % 2:
+            reason = f"{list(entry.shape)} of F4 ends inside a byte: expected an even number of elements"
+            raise refused(path, f"shape {reason} — {_DROP}", code="partial-byte", tensor=entry.name)
 
 
 def check_npz(path: str, entries: Sequence[Entry], code: str | None) -> None:

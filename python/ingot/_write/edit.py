@@ -101,8 +101,8 @@ def update_metadata(
     data is shared with the old file where the file system can (reflinks on XFS and Btrfs), else it is copied
     by the kernel.
 
-    Signatures of the whole file (``c2pa:manifest``, ``c2pa:manifest.uri``, ``__signature__``) are removed,
-    since the change breaks them, unless `set` has them or nothing else changes.
+    Signatures of the whole file (``c2pa:manifest``, ``c2pa:manifest.uri``, ``__signature__``, ``sigstore``)
+    are removed, since the change breaks them, unless `set` has them or nothing else changes.
 
     Changes at the same time, in any number of processes, wait for one another (``flock``), and none is lost.
     """

@@ -12,7 +12,7 @@ from ingot._base.keys import NamedTensors, not_found, select
 from ingot._base.options import Loading, Saving, checked, takes
 from ingot._base.progress import telling, within
 from ingot._base.text import _escaped, _quoted
-from ingot._native import MODEL_SPEC_KEY, RECORD_KEYS, Sources, local_path
+from ingot._native import MODEL_SPEC_KEY, STALE_KEYS, Sources, local_path
 from ingot._read.door import open_checkpoint
 from ingot.errors import OptionError, SaveError
 from ingot.typing import Format, Keys, Path, RewriteOptions, Source
@@ -122,7 +122,7 @@ def united(metadata: Iterable[tuple[str, Mapping[str, str]]]) -> dict[str, str] 
     for path, pairs in metadata:
         found = {} if found is None else found
         for key, value in pairs.items():
-            if key in RECORD_KEYS and key != MODEL_SPEC_KEY:
+            if key in STALE_KEYS and key != MODEL_SPEC_KEY:
                 continue
             other, first = found.setdefault(key, (value, path))
             # A hash of one of several files is not true of the new one, which leaves it out.

@@ -23,7 +23,7 @@ use ingot_format::{
 };
 
 use self::held::{Guard, Held};
-use self::records::{SIGNATURE_OF_DATA, SIGNATURES_OF_FILE, check_shared};
+use self::records::{SIGNATURE_OF_DATA, SIGNATURES_OF_FILE, TRAINER_HASH_KEYS, check_shared};
 use crate::error::{EditError, Error, Stop, step};
 use crate::options::{Durability, SaveOptions};
 use crate::payload::{FileRange, Payload};
@@ -33,7 +33,7 @@ use crate::watch::Watch;
 
 pub use assemble::{Inherit, assemble};
 pub use origins::{Origin, Origins};
-pub use records::{Alias, Pick, RECORD_KEYS, Role, aliases, passed_over};
+pub use records::{Alias, Pick, RECORD_KEYS, Role, STALE_KEYS, aliases, passed_over};
 
 /// Bytes of the file that the kernel changes at once: a page of every system there is.
 const PAGE: u64 = 4096;
@@ -238,6 +238,7 @@ fn head_with_digest(
         .map_err(|source| Stop::of(step::READ, source).about(path, header.file_nbytes()))?;
     let of_all: Vec<&str> = [MODEL_SPEC_KEY, SIGNATURE_OF_DATA]
         .into_iter()
+        .chain(TRAINER_HASH_KEYS)
         .chain(SIGNATURES_OF_FILE)
         .collect();
     let has_one = |metadata: &Metadata| of_all.iter().any(|key| metadata.get(key).is_some());

@@ -7,7 +7,8 @@
 //! | `ingot.checksums`, digests of tensors | those of the tensors, under their new names; one of a part that is stored now is made | left out, or made by the save |
 //! | `modelspec.hash_sha256`, the digest of the data | that of the file whose data it is, all and in its order; else left out | left out, or made by the save |
 //! | `vouch_credential`, a signature of the data | left out | left out |
-//! | `c2pa:manifest`, `c2pa:manifest.uri`, `__signature__`: signatures of the whole file | left out, and by an edit of other metadata too | left out |
+//! | `sshs_model_hash`, `sshs_legacy_hash`: hashes of the data by kohya's scripts | left out | kept: the scripts compute them for the tensors that they save |
+//! | `c2pa:manifest`, `c2pa:manifest.uri`, `__signature__`, `sigstore`: signatures of the whole file | left out, and by an edit of other metadata too | left out |
 //!
 //! An index speaks of files; what stands under these keys in its metadata says nothing and is left out, and its totals
 //! are counted anew.
@@ -26,22 +27,35 @@ use crate::digest::{Algorithm, Digest};
 use crate::error::Error;
 use crate::verify::RecordedDigests;
 
-/// The keys of signatures of a whole file, its metadata too: those of C2PA and CryptoTensors.
-pub(crate) const SIGNATURES_OF_FILE: [&str; 3] = ["c2pa:manifest", "c2pa:manifest.uri", "__signature__"];
+/// The keys of signatures of a whole file, its metadata too: by C2PA, CryptoTensors and Sigstore.
+pub(crate) const SIGNATURES_OF_FILE: [&str; 4] =
+    ["c2pa:manifest", "c2pa:manifest.uri", "__signature__", "sigstore"];
 /// The key of Vouch's signature of the data.
 pub(crate) const SIGNATURE_OF_DATA: &str = "vouch_credential";
+/// The keys of hashes of the data by kohya's training scripts.
+pub(crate) const TRAINER_HASH_KEYS: [&str; 2] = ["sshs_model_hash", "sshs_legacy_hash"];
 
 /// The keys of metadata that describes the tensors beside it. In metadata that is given for a new file they describe
 /// another one.
-pub const RECORD_KEYS: [&str; 7] = [
+pub const RECORD_KEYS: [&str; 8] = [
     CHECKSUMS_KEY,
     SHARED_KEY,
     MODEL_SPEC_KEY,
     SIGNATURES_OF_FILE[0],
     SIGNATURES_OF_FILE[1],
     SIGNATURES_OF_FILE[2],
+    SIGNATURES_OF_FILE[3],
     SIGNATURE_OF_DATA,
 ];
+
+/// The keys that a file of tensors of other files leaves out of their metadata: [`RECORD_KEYS`] and the trainers' hashes.
+pub const STALE_KEYS: [&str; 10] = {
+    let mut keys = [""; 10];
+    let (records, hashes) = keys.split_at_mut(RECORD_KEYS.len());
+    records.copy_from_slice(&RECORD_KEYS);
+    hashes.copy_from_slice(&TRAINER_HASH_KEYS);
+    keys
+};
 
 /// Another name for a tensor of some files, or for a part of one.
 #[derive(Clone, Debug, PartialEq, Eq)]

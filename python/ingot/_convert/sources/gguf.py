@@ -13,9 +13,11 @@ import struct
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from math import prod
 from typing import IO, TYPE_CHECKING, Any, NamedTuple
+
+import numpy
 
 from ingot._base.text import _quoted
 from ingot._convert.formats import PART
@@ -297,6 +299,9 @@ def _quantized(header: _Header, info: _Info, options: Options) -> Entry:
             f"shape {list(info.shape)}: expected rows of blocks of {block}", "gguf-blocks", info.name
         )
     region = _region(header, info, prod(info.shape) // block * block_nbytes)
+    fault = _undecided(header, info, kind.name)
+    if options.dequantize:
+        fault = None if _can_dequantize(kind) else _unknown_blocks(header, info, kind.name)
 
     def read() -> Array:
         rows = region.read(info.name).reshape(*info.shape[:-1], -1)
@@ -304,9 +309,31 @@ def _quantized(header: _Header, info: _Info, options: Options) -> Entry:
             values: Array = gguf.dequantize(rows, kind)
         return values.reshape(info.shape)
 
-    fault = None if options.dequantize else _undecided(header, info, kind.name)
     stored = (kind.name, region.nbytes)
     return Entry(info.name, "F32", info.shape, read, fault=fault, stored=stored)
+
+
+@cache
+def _can_dequantize(kind: Any) -> bool:
+    """Return whether the package gguf computes the values of this type."""
+    import gguf
+
+    _, block_nbytes = gguf.GGML_QUANT_SIZES[kind]
+    try:
+        gguf.dequantize(numpy.zeros((1, block_nbytes), numpy.uint8), kind)
+    except NotImplementedError:
+        return False
+    return True
+
+
+def _unknown_blocks(header: _Header, info: _Info, kind: str) -> ConversionError:
+    from importlib.metadata import version
+
+    return header.refusal(
+        f"quantised as {kind}, which gguf {version('gguf')} cannot dequantise — drop=[…] leaves it out",
+        "unsupported-dtype",
+        info.name,
+    )
 
 
 def _undecided(header: _Header, info: _Info, kind: str) -> ConversionError:

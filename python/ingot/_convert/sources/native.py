@@ -12,7 +12,7 @@ from numpy.lib.stride_tricks import as_strided
 from ingot._base.frameworks import adapter
 from ingot._convert.limits import refused
 from ingot._convert.source import Contents, Entry, Options
-from ingot._native import RECORD_KEYS
+from ingot._native import STALE_KEYS
 from ingot._read.door import open_checkpoint
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ def opened(path: str, options: Options) -> Iterator[Contents]:
         entries = [entry(name, name, None) for name in infos]
         entries += [entry(name, of, part) for name, (of, part) in shared.items()]
         pairs = file.metadata() or {}
-        yield Contents(entries, metadata={key: pairs[key] for key in pairs if key not in RECORD_KEYS})
+        yield Contents(entries, metadata={key: pairs[key] for key in pairs if key not in STALE_KEYS})
 
 
 def _cut(array: Array, shape: Sequence[int], stride: Sequence[int], begin: int) -> Array:
