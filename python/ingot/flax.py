@@ -3,8 +3,8 @@
 ``device`` is a `jax.Device`, a `jax.sharding.Sharding`, a platform such as ``"cpu"``, one of its devices
 such as ``"gpu:1"``, the number of a device, or None for jax's default device. Tensors go there straight
 from the file. Of a sharding each device is given its own part, and what several devices have is read once;
-of a sharding over many processes each reads what its devices have. On the CPU, what starts at a multiple of
-64 bytes in memory, as jax asks, is a view of the file where it is mapped; the rest is copied.
+of a sharding over many processes each reads the parts of its devices. On the CPU, tensors at a
+multiple of 64 bytes in a mapped file are views of it, as jax requires; the others are copied.
 
 64-bit dtypes (``F64``, ``I64``, ``U64``) need ``jax_enable_x64``. Without it jax would make them 32-bit
 ones, so they are refused, each tensor by itself. ``F4`` is unpacked, one element to a byte.
@@ -14,18 +14,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from functools import partial
+from itertools import chain
 from math import prod
 from typing import Any
+
+from ingot._base.text import located
 
 from . import _native
 from ._adapters.face import Whole
 from ._adapters.pieces import Piece, batches, taken, within
 from ._base.dtypes import F4_LOOSE, NAMES
 from ._base.frameworks import lacks, missing, not_a_tensor, unknown_device
-from ._base.text import _escaped, _quoted
+from ._base.text import _escaped
 from ._read.door import Reads
-from ._read.moves import Carrier, about, in_file
+from ._read.moves import Carrier, about
 from ._read.select import Wanted
+from ._write import save as _save
 from .errors import DtypeError, OptionError, SaveError
 
 try:
@@ -37,6 +41,9 @@ import numpy
 from jax import numpy as jnp
 
 from . import numpy as arrays
+from ._adapters.pieces import Box
+from ._native import Checkpoint
+from ._read.moves import Move
 
 # Where newer releases of jax have it, and where older ones do.
 if hasattr(jax, "enable_x64"):
@@ -44,14 +51,11 @@ if hasattr(jax, "enable_x64"):
 else:
     from jax.experimental import enable_x64 as _64_bits  # type: ignore[no-redef]
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from ._adapters.pieces import Box
-    from ._native import Checkpoint
-    from ._read.moves import Move
-    from ._write import save as _save
 
 __all__ = ["load", "load_file", "save", "save_file"]
+
+Dtype = numpy.dtype[Any]
+Boxes = dict[jax.Device, Box]
 
 # Those that this jax has. One that it lacks blocks the tensors of that dtype only.
 DTYPES = {code for code, name in {**NAMES, "BOOL": "bool_", "F4": F4_LOOSE}.items() if hasattr(jnp, name)}
@@ -77,31 +81,29 @@ def narrowing(device: Any) -> Move:
     return _placed(device, None)
 
 
-def _placed(device: Any, check: Callable[[numpy.dtype[Any]], None] | None) -> Move:
+def _placed(device: Any, check: Callable[[Dtype], None] | None) -> Move:
     target = _target(device)
     if target is None or (isinstance(target, jax.Device) and _is_host(target)):
-        # Arrays of the host are what is there already, so that there is nothing to be read for them.
+        # Arrays of the host are used in place, so nothing is read for them.
         return partial(_put, target, check)
     if isinstance(target, jax.sharding.Sharding):
         return Spread(target, check)
     return Spread(jax.sharding.SingleDeviceSharding(target), check)
 
 
-def _put(target: Any, check: Callable[[numpy.dtype[Any]], None] | None, array: arrays.Array) -> jax.Array:
+def _put(target: Any, check: Callable[[Dtype], None] | None, array: arrays.Array) -> jax.Array:
     if check is not None:
         check(array.dtype)
     moved: jax.Array = jax.device_put(array, target)
     return moved
 
 
-def _keep_64_bits(dtype: numpy.dtype[Any]) -> None:
+def _keep_64_bits(dtype: Dtype) -> None:
     # Asked each time, since 64 bits can be switched at any time, and for a `with` block only.
     if jax.dtypes.canonicalize_dtype(dtype) != dtype:
-        raise DtypeError(
-            f"jax without 64 bits would make {dtype} a 32-bit dtype: "
-            'jax.config.update("jax_enable_x64", True) keeps it',
-            code="dtype-not-in-framework",
-        )
+        way_out = 'jax.config.update("jax_enable_x64", True) keeps it'
+        message = f"jax without 64 bits would make {dtype} a 32-bit dtype: {way_out}"
+        raise DtypeError(message, code="dtype-not-in-framework")
 
 
 def _is_host(device: jax.Device) -> bool:
@@ -109,13 +111,11 @@ def _is_host(device: jax.Device) -> bool:
 
 
 class Spread(Carrier):
-    """Has arrays read onto the devices of a sharding, each of them what it shall have and nothing else."""
+    """Reads arrays onto the devices of a sharding, each device its own part and nothing else."""
 
     __slots__ = ("_check", "_sharding")
 
-    def __init__(
-        self, sharding: jax.sharding.Sharding, check: Callable[[numpy.dtype[Any]], None] | None
-    ) -> None:
+    def __init__(self, sharding: jax.sharding.Sharding, check: Callable[[Dtype], None] | None) -> None:
         self._sharding = sharding
         self._check = check
 
@@ -126,15 +126,13 @@ class Spread(Carrier):
         """What is wanted. In the memory of the host each part is once, and two batches of parts at most."""
         outlines = checkpoint.outlines(wanted, wrap)
         dtypes = [_dtype(code) for code, _ in outlines]
-        homes = [
-            self._homes(checkpoint, name, dtype, shape)
-            for name, dtype, (_, shape) in zip(wanted.names, dtypes, outlines, strict=True)
-        ]
-        cut = [
-            piece
-            for rank, boxes in enumerate(homes)
-            for piece in _cut(checkpoint, wanted, rank, outlines[rank][1], dtypes[rank], boxes)
-        ]
+        facts = zip(wanted.names, dtypes, (shape for _, shape in outlines), strict=True)
+        homes = [self._homes(checkpoint, *of_one) for of_one in facts]
+        ranks = range(len(homes))
+        each = (
+            _cut(checkpoint, wanted, rank, outlines[rank][1], dtypes[rank], homes[rank]) for rank in ranks
+        )
+        cut = [*chain.from_iterable(each)]
         told = _telling(reads, checkpoint.parts_nbytes(wanted), sum(piece.nbytes for piece in cut))
         shards: list[dict[jax.Device, jax.Array]] = [{} for _ in outlines]
         under_way: list[jax.Array] = []
@@ -151,19 +149,16 @@ class Spread(Carrier):
                         under_way.append(shard)
             told(batch)
         jax.block_until_ready(under_way)
-        return [
-            self._assembled(shape, [own[device] for device in boxes], dtype)
-            for (_, shape), own, boxes, dtype in zip(outlines, shards, homes, dtypes, strict=True)
-        ]
+        rows = zip((shape for _, shape in outlines), shards, homes, dtypes, strict=True)
+        ready = ((shape, [own[device] for device in boxes], dtype) for shape, own, boxes, dtype in rows)
+        return [self._assembled(*row) for row in ready]
 
     def _assembled(self, shape: tuple[int, ...], shards: list[jax.Array], dtype: Any) -> jax.Array:
         # Without a shard nothing else says the dtype. Older versions of jax need a shard, and take no dtype.
         lacking = {} if shards else {"dtype": dtype}
         return jax.make_array_from_single_device_arrays(shape, self._sharding, shards, **lacking)
 
-    def _homes(
-        self, checkpoint: Checkpoint, name: str, dtype: numpy.dtype[Any], shape: tuple[int, ...]
-    ) -> dict[jax.Device, Box]:
+    def _homes(self, checkpoint: Checkpoint, name: str, dtype: Dtype, shape: tuple[int, ...]) -> Boxes:
         """What each device of this process shall have of one array."""
         try:
             if self._check is not None:
@@ -172,21 +167,17 @@ class Spread(Carrier):
         except DtypeError as error:
             raise about(checkpoint, name, error) from None
         except ValueError as error:
-            raise OptionError(
-                f"{in_file(checkpoint)}tensor {_quoted(name)}: its shape {list(shape)} does not fit the "
-                f"sharding: {_escaped(str(error).partition(chr(10))[0])}",
-                code="no-device",
-                path=checkpoint.path,
-                tensor=name,
-                found=self._sharding,
+            line = _escaped(str(error).partition("\n")[0])
+            reason = f"its shape {list(shape)} does not fit the sharding: {line}"
+            raise located(
+                OptionError, reason, code="no-device", path=checkpoint.path, tensor=name, found=self._sharding
             ) from error
         whole = [slice(None)] * len(shape)
-        return {
-            device: tuple(
-                slice(*part.indices(size)[:2]) for part, size in zip(index or whole, shape, strict=True)
-            )
-            for device, index in indices.items()
-        }
+        found = {}
+        for device, index in indices.items():
+            pairs = zip(index or whole, shape, strict=True)
+            found[device] = tuple(slice(*part.indices(size)[:2]) for part, size in pairs)
+        return found
 
     def _is_host(self) -> bool:
         return all(map(_is_host, self._sharding.addressable_devices))
@@ -196,12 +187,7 @@ class Spread(Carrier):
 
 
 def _cut(
-    checkpoint: Checkpoint,
-    wanted: Wanted,
-    rank: int,
-    shape: tuple[int, ...],
-    dtype: numpy.dtype[Any],
-    boxes: dict[jax.Device, Box],
+    checkpoint: Checkpoint, wanted: Wanted, rank: int, shape: tuple[int, ...], dtype: Dtype, boxes: Boxes
 ) -> Iterator[Piece]:
     """The parts of one array, each once however many devices have it."""
     asked = None if wanted.indices is None else wanted.indices[rank]
@@ -215,9 +201,8 @@ def _cut(
         sizes = tuple(cut.stop - cut.start for cut in box)
         # Dimensions of size 1 are taken whole, and may be those that the index adds.
         cuts = iter([cut for cut, size in zip(box, shape, strict=True) if size != 1])
-        of_file = tuple(
-            slice(0, 1) if len(one) == 1 else next(cuts) for one in along if not isinstance(one, int)
-        )
+        left = (one for one in along if not isinstance(one, int))
+        of_file = tuple(slice(0, 1) if len(one) == 1 else next(cuts) for one in left)
         index = None if asked is None and sizes == shape else within(along, of_file)
         yield Piece(rank, index, box, sizes, shape, prod(sizes) * dtype.itemsize)
 
@@ -226,7 +211,7 @@ def _values(
     checkpoint: Checkpoint,
     wanted: Wanted,
     batch: list[Piece],
-    dtypes: list[numpy.dtype[Any]],
+    dtypes: list[Dtype],
     threads: int | None,
     is_host: bool,
 ) -> list[arrays.Array]:
@@ -238,21 +223,19 @@ def _values(
     fresh = [numpy.empty(piece.shape, dtypes[piece.rank]) for piece in batch]
     # By the shapes that are read, which lack the dimensions that an index adds.
     shapes = [shape for _, shape in checkpoint.outlines(part, wrap)]
-    places = {
-        f"{name} {number}": values.reshape(shape)
-        for number, (name, values, shape) in enumerate(zip(part.names, fresh, shapes, strict=True))
-    }
+    rows = enumerate(zip(part.names, fresh, shapes, strict=True))
+    places = {f"{name} {number}": values.reshape(shape) for number, (name, values, shape) in rows}
     arrays._fill(checkpoint, part, places, Reads(threads))
     return fresh
 
 
-def _dtype(code: str) -> numpy.dtype[Any]:
+def _dtype(code: str) -> Dtype:
     """What arrays of this code have."""
     return numpy.dtype(getattr(jnp, F4_LOOSE)) if code == "F4" else _resolve(code)  # type: ignore[no-any-return]
 
 
 def _telling(reads: Reads, total: int, nbytes: int) -> Callable[[list[Piece]], None]:
-    """What tells how much of `total` has been read after each batch, of `nbytes` that this process reads."""
+    """Return a function that reports how much of `total` has been read. This process reads `nbytes` of it."""
     done = 0
 
     def told(batch: list[Piece]) -> None:
@@ -280,18 +263,16 @@ def _target(device: Any) -> Any:
 
 
 def at(array: arrays.Array, index: Any) -> arrays.Array:
-    """`array[index]` by NumPy's rules: jax's own give the nearest element for one that is not there."""
+    """Return `array[index]` by NumPy's rules: for a missing element jax's own return the nearest one."""
     return arrays.at(array, index)
 
 
 def payload(name: str, array: Any) -> tuple[str, tuple[int, ...], Any]:
-    """As NumPy's `payload`, for what jax holds: of what is not on one CPU, with a function for the bytes."""
+    """As NumPy's `payload`, for a jax array. Arrays that are not on one CPU have a function for the bytes."""
     if isinstance(array, jax.Array):
         reason = _not_plain(array)
         if reason is not None:
-            raise SaveError(
-                f"tensor {_quoted(name)}: {reason}", code="no-values", tensor=name, found=str(array.dtype)
-            )
+            raise located(SaveError, f"{reason}", code="no-values", tensor=name, found=str(array.dtype))
         devices = array.devices()
         if len(devices) > 1 or next(iter(devices)).platform != "cpu":
             return arrays.payload_in_parts(name, array.dtype, array.shape, _puller(array))
@@ -306,7 +287,7 @@ def _puller(array: jax.Array) -> Callable[[_save.Box], arrays.Array]:
     Not the array itself: jax keeps the copy that it makes of one for NumPy as long as it keeps the array. And
     each device's part by itself: a slice of all of them would gather the array on every device first.
     """
-    # Of what is on several devices, once.
+    # Of values on several devices, one copy.
     shards = [shard for shard in array.addressable_shards if shard.replica_id == 0]
 
     def pull(box: _save.Box) -> arrays.Array:
@@ -322,16 +303,14 @@ def _pull(shard: jax.Shard, box: _save.Box, into: arrays.Array) -> None:
     """Copy what `shard` has of `box`."""
     offsets = [part.start or 0 for part in shard.index]
     begins = [max(pair) for pair in zip(offsets, box.starts, strict=True)]
-    ends = [
-        min(offset + size, start + taken)
-        for offset, size, start, taken in zip(offsets, shard.data.shape, box.starts, box.sizes, strict=True)
-    ]
+    sides = zip(offsets, shard.data.shape, box.starts, box.sizes, strict=True)
+    ends = [min(offset + size, start + taken) for offset, size, start, taken in sides]
     sizes = [end - begin for begin, end in zip(begins, ends, strict=True)]
     if any(size <= 0 for size in sizes):
         return
     place = tuple(slice(b - s, e - s) for b, e, s in zip(begins, ends, box.starts, strict=True))
     starts = [begin - offset for begin, offset in zip(begins, offsets, strict=True)]
-    # The thread that asks has the default of 32 bits, whatever the one that saves has chosen.
+    # The thread that calls this has the default of 32 bits, unlike the thread that saves.
     with _64_bits(True):
         # NumPy takes a scalar of ml_dtypes from an array of its own only.
         into[place] = numpy.asarray(jax.lax.dynamic_slice(shard.data, starts, sizes))

@@ -10,11 +10,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from ingot._base.text import located
+
 from . import _native
 from ._adapters.face import Whole
 from ._base.dtypes import NAMES
 from ._base.frameworks import lacks, missing, not_a_tensor, unknown_device
-from ._base.text import _quoted
 from .errors import SaveError
 
 try:
@@ -78,24 +79,16 @@ def payload(name: str, array: Any) -> tuple[str, tuple[int, ...], Any]:
         raise not_a_tensor(name, array, "an mx.array", "mlx.utils.tree_flatten(tree, destination={})")
     code = _CODES.get(array.dtype)
     if code is None:
-        raise SaveError(
-            f"tensor {_quoted(name)}: the format has no dtype for {array.dtype}",
-            code="unsupported-dtype",
-            tensor=name,
-            found=str(array.dtype),
-        )
+        reason = f"the format has no dtype for {array.dtype}"
+        raise located(SaveError, reason, code="unsupported-dtype", tensor=name, found=str(array.dtype))
     # On the CPU, since GPUs have no F64.
     plain = array if array.ndim else mx.reshape(array, (1,), stream=mx.cpu)
     try:
         # mlx computes values when they are asked for.
         values = memoryview(mx.view(plain, _INTEGERS[array.itemsize], stream=mx.cpu))
     except RuntimeError as error:
-        raise SaveError(
-            f"tensor {_quoted(name)}: mlx has no values for it, as inside mx.compile and mx.vmap: {error}",
-            code="no-values",
-            tensor=name,
-            found=str(error),
-        ) from error
+        reason = f"mlx has no values for it, as inside mx.compile and mx.vmap: {error}"
+        raise located(SaveError, reason, code="no-values", tensor=name, found=str(error)) from error
     return code, array.shape, values
 
 

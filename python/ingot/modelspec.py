@@ -247,8 +247,7 @@ def validate(
 def _pairs(source: Source | Mapping[str, str], how: Loading) -> Mapping[str, Any]:
     if isinstance(source, Mapping):
         return source
-    limit, options = how.max_header_size, how.storage_options
-    with closing(open_checkpoint(source, "pread", "accept", limit, storage_options=options)) as checkpoint:
+    with closing(open_checkpoint(source, how._replace(backend="pread"))) as checkpoint:
         return checkpoint.metadata() or {}
 
 

@@ -8,6 +8,7 @@ from sys import modules
 from typing import Any, Unpack, overload
 
 import ingot
+from ingot._base.text import located
 
 from . import _native
 from ._adapters.face import Whole
@@ -15,10 +16,14 @@ from ._base.dtypes import ANOTHER_COMPLEX, CODES, F4_LOOSE, NAMES, TYPE_STRINGS
 from ._base.frameworks import installing, missing
 from ._base.options import Loading, Saving, checked, takes
 from ._base.text import _quoted
+from ._native import Checkpoint
 from ._read import load as _load
 from ._read import moves
+from ._read.door import Reads
+from ._read.load import Memory
 from ._read.moves import misfit
-from ._write.save import boxes
+from ._read.select import Wanted
+from ._write.save import Box, boxes
 from .errors import DtypeError, OptionError, SaveError
 from .typing import Buffer, Format, LoadOptions, NoOptions, Path, SaveOptions, Source, Writable
 
@@ -30,12 +35,6 @@ except ModuleNotFoundError as error:
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from ._base.options import AtOnce, InBackground, WithMetadata, WithoutMetadata
-    from ._native import Checkpoint
-    from ._read.door import Reads
-    from ._read.load import Memory
-    from ._read.select import Wanted
-    from ._write.background import SaveFuture
-    from ._write.save import Box
 
 
 __all__ = ["load", "load_file", "save", "save_file"]
@@ -81,8 +80,8 @@ def load_file(
         a URL, or an object that holds a file, such as an open file, a buffer or `ingot.Ranges`: as for
         `ingot.safe_open`.
     out : dict of str to numpy.ndarray, or to a list of these, optional
-        Read these arrays into memory that is there already, without a second copy, and give the same objects
-        back. They may be strided in any way. They need the shape and the dtype of what is read into them, and
+        Read these arrays into existing memory, without a second copy, and return the same objects.
+        They may be strided in any way. They need the shape and the dtype of the data to read, and
         memory that no other of them has. Several parts of one array go to a list of destinations, with a list
         of as many indices in `slices`.
     return_metadata : bool
@@ -106,7 +105,7 @@ def load_file(
     HeaderError
         The file breaks a rule of its format; ``code`` says which.
     CheckpointError
-        The index breaks a rule, or the shards do not hold what it says.
+        The index breaks a rule, or the shards differ from the index.
     TensorNotFoundError
         A name or pattern of `keys`, `drop`, `slices` or `out` matches nothing. The message has the nearest
         name.
@@ -121,7 +120,7 @@ def load_file(
     StorageError
         Reading failed. What was read by then is in the arrays of `out`.
     IntegrityError
-        A tensor, or the file, is not what its digest says (``code`` is ``"digest-mismatch"``); the file
+        A tensor, or the file, differs from its digest (``code`` is ``"digest-mismatch"``); the file
         keeps no digest of a tensor (``"no-digest"``), or a record that cannot be used
         (``"invalid-checksums"``).
     OptionError
@@ -144,7 +143,7 @@ def load(data: Buffer) -> dict[str, Array]:
     Returns
     -------
     dict of str to numpy.ndarray
-        As `load_file` gives them, but with memory of their own: `data` is copied and may change afterwards.
+        As for `load_file`, but with memory of their own: `data` is copied and may change afterwards.
 
     Raises
     ------
@@ -164,7 +163,7 @@ def save(
     format: Format = "safetensors",
     **options: Unpack[NoOptions],
 ) -> bytes:
-    """Give the bytes of a file that holds these arrays.
+    """Return the bytes of a file that holds these arrays.
 
     Parameters
     ----------
@@ -203,7 +202,7 @@ def save_file(
     filename: Path,
     metadata: Mapping[str, str] | None = None,
     **options: Unpack[InBackground],
-) -> SaveFuture: ...
+) -> ingot.SaveFuture: ...
 
 
 @overload
@@ -263,27 +262,22 @@ def save_file(
 
 
 def payload(name: str, array: Any) -> tuple[str, tuple[int, ...], Any]:
-    """The code, the shape, and the array or a function that gives its bytes. Copies nothing."""
+    """Return the code, the shape, and the array or a function that returns its bytes. Copies nothing."""
     if not isinstance(array, (numpy.ndarray, numpy.generic)):
         raise TypeError(f"tensor {_quoted(name)}: expected a numpy.ndarray, found {type(array).__name__}")
-    # Not imported for this: whoever made a masked array has done so.
+    # Not imported for this: a masked array exists only after an import.
     masked = modules.get("numpy.ma")
     if masked is not None and isinstance(array, masked.MaskedArray):
-        raise TypeError(
-            f"tensor {_quoted(name)}: a masked array would lose its mask: save `.filled()`, or data and mask"
-        )
+        way_out = "save `.filled()`, or data and mask"
+        raise TypeError(f"tensor {_quoted(name)}: a masked array would lose its mask: {way_out}")
     plain = numpy.asarray(array)
     code = _PLAIN.get(plain.dtype)
     if code is not None:
         return code, plain.shape, plain if plain.ndim else plain.reshape(1)
-    # Those of ml_dtypes are of kind V, as records are; 2 stands for a dtype that is registered and no record.
+    # Dtypes of ml_dtypes are of kind V, as records are; 2 means a registered dtype that is no record.
     if plain.dtype.kind in "OSUMmTV" and plain.dtype.isbuiltin != 2:
-        raise DtypeError(
-            f"tensor {_quoted(name)}: an array of dtype {plain.dtype} cannot be stored: expected numbers",
-            code="unsupported-dtype",
-            tensor=name,
-            found=str(plain.dtype),
-        )
+        reason = f"an array of dtype {plain.dtype} cannot be stored: expected numbers"
+        raise located(DtypeError, reason, code="unsupported-dtype", tensor=name, found=str(plain.dtype))
     little = plain.dtype.newbyteorder("<")
     if little in _PLAIN:
         return _PLAIN[little], plain.shape, _fetcher(plain, little)
@@ -293,7 +287,7 @@ def payload(name: str, array: Any) -> tuple[str, tuple[int, ...], Any]:
 def _ml_payload(name: str, array: Array) -> tuple[str, tuple[int, ...], Any]:
     """As `payload`, for the dtypes that NumPy itself does not have."""
     dtype = array.dtype
-    # By name, because ml_dtypes need not be imported: whoever made the array has done so.
+    # By name, because ml_dtypes need not be imported: the array exists only after an import.
     code = CODES.get(dtype.name)
     if code is not None:
         # The buffer protocol has no letter for these dtypes: they go as integers of their size and order.
@@ -306,16 +300,12 @@ def _ml_payload(name: str, array: Array) -> tuple[str, tuple[int, ...], Any]:
     reason = ANOTHER_COMPLEX if dtype.kind == "c" else ""
     if dtype.name.startswith("float6"):
         reason = ": how 6-bit values are packed is not settled"
-    raise SaveError(
-        f"tensor {_quoted(name)}: the format has no dtype for {dtype}{reason}",
-        code="unsupported-dtype",
-        tensor=name,
-        found=str(dtype),
-    )
+    reason = f"the format has no dtype for {dtype}{reason}"
+    raise located(SaveError, reason, code="unsupported-dtype", tensor=name, found=str(dtype))
 
 
 def _fetcher(array: Array, little: numpy.dtype[Any]) -> Callable[[int, int], Array]:
-    """A function that gives bytes of `array`, turned into the little-endian dtype."""
+    """Return a function that returns bytes of `array`, converted to the little-endian dtype."""
     size = little.itemsize
 
     def fetch(begin: int, end: int) -> Array:
@@ -327,14 +317,10 @@ def _fetcher(array: Array, little: numpy.dtype[Any]) -> Callable[[int, int], Arr
 
 
 def _nibbles_fetcher(name: str, array: Array) -> Callable[[int, int], Array]:
-    """A function that gives bytes with two elements each, the first in the low half."""
+    """Return a function that returns bytes with two elements each, the first in the low half."""
     if array.size % 2:
-        raise SaveError(
-            f"tensor {_quoted(name)}: {array.size} 4-bit elements end inside a byte: expected an even size",
-            code="partial-byte",
-            tensor=name,
-            found=array.size,
-        )
+        reason = f"{array.size} 4-bit elements end inside a byte: expected an even size"
+        raise located(SaveError, reason, code="partial-byte", tensor=name, found=array.size)
 
     def fetch(begin: int, end: int) -> Array:
         nibbles = _elements(array, 2 * begin, 2 * end).view(numpy.uint8) & 0xF
@@ -351,7 +337,7 @@ def _elements(array: Array, begin: int, end: int) -> Array:
 
 
 def gathered(shape: tuple[int, ...], begin: int, end: int, part: Callable[[Box], Array]) -> Array:
-    """The same of what `part` gives a box at a time."""
+    """Return the elements of an array that `part` returns a box at a time."""
     parts = [part(box).reshape(-1)[box.within] for box in boxes(shape, begin, end)]
     return parts[0] if len(parts) == 1 else numpy.concatenate(parts)
 
@@ -359,8 +345,8 @@ def gathered(shape: tuple[int, ...], begin: int, end: int, part: Callable[[Box],
 def payload_in_parts(
     name: str, dtype: Any, shape: tuple[int, ...], part: Callable[[Box], Array]
 ) -> tuple[str, tuple[int, ...], Callable[[int, int], Array]]:
-    """As `payload` gives, of an array of `dtype` and `shape` that `part` gives, a box at a time."""
-    # One of that shape which takes no memory tells whether the format has it.
+    """Return the payload of an array of `dtype` and `shape` that `part` returns, a box at a time."""
+    # An array of that shape without memory shows whether the format has it.
     code, shape, _ = payload(name, numpy.broadcast_to(numpy.zeros((), dtype), shape))
     size = numpy.dtype(dtype).itemsize
 
@@ -393,27 +379,18 @@ def _resolve(code: str) -> numpy.dtype[Any] | Callable[[Array, tuple[int, ...]],
         return numpy.dtype(plain)
     name = ML_DTYPES.get(code)
     if name is None:
-        raise DtypeError(
-            f"numpy has no dtype for {code}, and how 6-bit values are packed is not settled",
-            code="dtype-not-in-framework",
-            found=code,
-        )
+        message = f"numpy has no dtype for {code}, and how 6-bit values are packed is not settled"
+        raise DtypeError(message, code="dtype-not-in-framework", found=code)
     try:
         import ml_dtypes
     except ImportError:
-        raise DtypeError(
-            f"numpy reads {code} by ml_dtypes, which is not installed: {installing('numpy')}",
-            code="dtype-not-in-framework",
-            found=code,
-        ) from None
+        message = f"numpy reads {code} by ml_dtypes, which is not installed: {installing('numpy')}"
+        raise DtypeError(message, code="dtype-not-in-framework", found=code) from None
     scalar = getattr(ml_dtypes, name, None)
     if scalar is None:
-        raise DtypeError(
-            f"numpy with ml_dtypes {ml_dtypes.__version__} has no dtype for {code}: "
-            "pip install --upgrade ml_dtypes",
-            code="dtype-not-in-framework",
-            found=code,
-        )
+        version = f"ml_dtypes {ml_dtypes.__version__}"
+        message = f"numpy with {version} has no dtype for {code}: pip install --upgrade ml_dtypes"
+        raise DtypeError(message, code="dtype-not-in-framework", found=code)
     dtype = numpy.dtype(scalar)
     return _unpack_nibbles(dtype) if code == "F4" else dtype
 
@@ -422,7 +399,7 @@ wrap: _native.Wrap = _native.Wrap.buffer(numpy.ndarray, _resolve, strided=True)
 
 
 def _fill(checkpoint: Checkpoint, wanted: Wanted, arrays: Mapping[str, Any], how: Reads) -> None:
-    """Read what is wanted into `arrays`."""
+    """Read the wanted parts into `arrays`."""
     _load.fill(checkpoint, wanted, _native.Destinations(arrays, _memory, _export), how)
 
 
@@ -435,11 +412,8 @@ def _memory(name: str, array: Any) -> Memory:
         raise moves.no_destination(name, "numpy.ndarray", array)
     code, lettered = _stored(array.dtype)
     if code is None:
-        raise misfit(
-            name,
-            f"no file has the destination's dtype, {array.dtype!r}, as it lies in memory",
-            "destination-dtype",
-        )
+        reason = f"no file has the destination's dtype, {array.dtype!r}, as it is in memory"
+        raise misfit(name, reason, "destination-dtype")
     shown = array if lettered is None else array.view(lettered)
     # The buffer protocol has no shape without dimensions.
     return code, shown if array.ndim else shown.reshape(1), not array.ndim
@@ -469,12 +443,8 @@ def mover(device: object) -> None:
     """NumPy's arrays stay where they are."""
     if device is None or str(device) in ("cpu", "cpu:0"):
         return
-    raise OptionError(
-        f"device {device!r} is unknown to numpy: expected 'cpu'",
-        code="unknown-device",
-        expected=("cpu",),
-        found=device,
-    )
+    message = f"device {device!r} is unknown to numpy: expected 'cpu'"
+    raise OptionError(message, code="unknown-device", expected=("cpu",), found=device)
 
 
 def at(array: Array, index: Any) -> Array:

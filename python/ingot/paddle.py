@@ -11,11 +11,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from ingot._base.text import located
+
 from . import _native
 from ._adapters.face import Whole
 from ._base.dtypes import NAMES
 from ._base.frameworks import lacks, missing, not_a_tensor, unknown_device
-from ._base.text import _quoted
 from .errors import SaveError
 
 try:
@@ -27,11 +28,8 @@ from paddle.utils.dlpack import from_dlpack, to_dlpack
 from paddle.version import full_version as VERSION
 
 from . import numpy as arrays
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from ._write.save import Box
-    from .numpy import Array
+from ._write.save import Box
+from .numpy import Array
 
 __all__ = ["load", "load_file", "save", "save_file"]
 
@@ -73,21 +71,15 @@ def at(tensor: paddle.Tensor, index: Any) -> paddle.Tensor:
 
 
 def payload(name: str, tensor: Any) -> Any:
-    """`tensor` as a capsule; if it is not on the CPU, as a function that gives its bytes. Copies nothing."""
+    """Return `tensor` as a capsule, or a function for its bytes if it is not on the CPU. Copies nothing."""
     if not isinstance(tensor, paddle.Tensor):
         raise not_a_tensor(name, tensor, "a paddle.Tensor")
     reason = _not_plain(tensor)
     if reason is not None:
-        raise SaveError(
-            f"tensor {_quoted(name)}: {reason}", code="no-values", tensor=name, found=type(tensor).__name__
-        )
+        raise located(SaveError, f"{reason}", code="no-values", tensor=name, found=type(tensor).__name__)
     if tensor.dtype not in _STORED:
-        raise SaveError(
-            f"tensor {_quoted(name)}: the format has no dtype for {tensor.dtype}",
-            code="unsupported-dtype",
-            tensor=name,
-            found=str(tensor.dtype),
-        )
+        reason = f"the format has no dtype for {tensor.dtype}"
+        raise located(SaveError, reason, code="unsupported-dtype", tensor=name, found=str(tensor.dtype))
     plain = tensor.detach()
     if plain.place.is_cpu_place():
         return to_dlpack(plain)

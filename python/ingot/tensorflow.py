@@ -5,7 +5,7 @@ None for where TensorFlow puts new tensors. Tensors are copied there straight fr
 views of it: TensorFlow ends the process when it computes with memory that does not start at a multiple of
 64 bytes. ``F4`` is unpacked, one element to a byte.
 
-Variables, of TensorFlow and of Keras, are saved as what they hold.
+Variables, of TensorFlow and of Keras, are saved as their values.
 """
 
 from __future__ import annotations
@@ -13,11 +13,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from ingot._base.text import located
+
 from . import _native
 from ._adapters.face import Whole
 from ._base.dtypes import F4_LOOSE, NAMES
 from ._base.frameworks import lacks, missing, not_a_tensor, unknown_device
-from ._base.text import _quoted
 from .errors import SaveError
 
 try:
@@ -28,10 +29,7 @@ except ModuleNotFoundError as error:
 import numpy
 
 from . import numpy as arrays
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from ._write.save import Box
+from ._write.save import Box
 
 __all__ = ["load", "load_file", "save", "save_file"]
 
@@ -104,27 +102,19 @@ def at(array: arrays.Array, index: Any) -> arrays.Array:
 def payload(name: str, tensor: Any) -> tuple[str, tuple[int, ...], Any]:
     """As NumPy's `payload`, for what a tensor or a variable holds.
 
-    Of what is not on the CPU, with a function for the bytes.
+    Tensors that are not on the CPU have a function for the bytes.
     """
     # A variable of Keras is a class of its own around one of TensorFlow's.
     plain = tensor if isinstance(tensor, (tf.Tensor, tf.Variable)) else getattr(tensor, "value", None)
     if not isinstance(plain, (tf.Tensor, tf.Variable)):
         raise not_a_tensor(name, tensor, "a tf.Tensor")
     if tf.is_symbolic_tensor(plain):
-        raise SaveError(
-            f"tensor {_quoted(name)}: inside tf.function tensors have no values: save outside of it",
-            code="no-values",
-            tensor=name,
-            found=type(tensor).__name__,
-        )
+        reason = "inside tf.function tensors have no values: save outside of it"
+        raise located(SaveError, reason, code="no-values", tensor=name, found=type(tensor).__name__)
     if plain.dtype.is_quantized:
         # NumPy would take them for the integers that they are made of.
-        raise SaveError(
-            f"tensor {_quoted(name)}: the format has no dtype for {plain.dtype.name}",
-            code="unsupported-dtype",
-            tensor=name,
-            found=plain.dtype.name,
-        )
+        reason = f"the format has no dtype for {plain.dtype.name}"
+        raise located(SaveError, reason, code="unsupported-dtype", tensor=name, found=plain.dtype.name)
     if plain.shape.rank and ":CPU:" not in plain.device and plain.dtype in _CUT:
         return _in_pieces(name, plain)
     # `asarray` shares the memory. It does not know single elements of ml_dtypes, which `numpy()` does.

@@ -164,9 +164,9 @@ NEW_OPTION = {
     ],
     "_read/door.py": [
         (
-            "    if headers is None:\n        return open_checkpoint(\n",
+            "    if headers is None:\n        return open_checkpoint(source, how)",
             "    if headers is None:\n"
-            '        return open_checkpoint(source, "auto", "accept", how.longest_header)\n',
+            "        how = how._replace(max_header_size=how.longest_header)\n",
         ),
     ],
 }

@@ -156,6 +156,9 @@ CALLED = (
     "_write/shards.py",
     "modelspec.py",
 )
+# What makes an error, and the names of the variables with its message.
+MAKER = r"Error$|^refused$|^located$"
+PARTS = ("message", "reason", "why", "way_out")
 # An argument with what to give it, as in `overwrite=True` or `say which by metadata=`.
 NAMED = re.compile(r"(?<![\w`.({])[a-z_]+=(?:True|False|…|\.\.\.|\{|$|[ ,;)])")
 
@@ -167,11 +170,13 @@ def messages() -> list[str]:
     found = []
     for path in paths:
         for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.Call) and re.search(r"Error$|^refused$", getattr(node.func, "id", "")):
-                texts = (
-                    argument for argument in node.args if isinstance(argument, ast.JoinedStr | ast.Constant)
-                )
-                found += [ast.unparse(text).strip("f'\"") for text in texts]
+            parts: list[ast.expr] = []
+            if isinstance(node, ast.Call) and re.search(MAKER, getattr(node.func, "id", "")):
+                parts = node.args
+            if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) in PARTS:
+                parts = [node.value]
+            texts = (part for part in parts if isinstance(part, ast.JoinedStr | ast.Constant))
+            found += [ast.unparse(text).strip("f'\"") for text in texts]
     return found
 
 

@@ -3,76 +3,46 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, Generic, TypeVar, Unpack, overload
+from typing import Any, Generic, NamedTuple, TypeVar, Unpack, overload
 
 from ingot import _native
 from ingot._base.checks import known_format, named
 from ingot._base.options import Loading, Saving, check_names, checked, takes
+from ingot._native import Checkpoint, Export, Gpu
 from ingot._read import door
 from ingot._read import load as _load
-from ingot._read.load import chosen
-from ingot._read.moves import placed
+from ingot._read.door import Reads
+from ingot._read.load import At, Into, chosen
+from ingot._read.moves import Carrier, Moving, placed
 from ingot._read.select import Selected
-from ingot._write.save import write_file
-from ingot.typing import LoadOptions, NoOptions, SaveOptions
+from ingot._write.save import Payload, write_file
+from ingot.typing import Buffer, Device, Format, LoadOptions, NoOptions, Path, SaveOptions, Source, Writable
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing_extensions import Buffer
-
     from ingot._base.options import AtOnce, InBackground, WithMetadata, WithoutMetadata
-    from ingot._native import Checkpoint, Export, Gpu
-    from ingot._read.door import Reads
-    from ingot._read.load import Into
-    from ingot._read.moves import Carrier, Move, Placement
     from ingot._write.background import SaveFuture
-    from ingot._write.save import Payload
-    from ingot.typing import Device, Format, Path, Source, Writable
 
 Tensor = TypeVar("Tensor")
 
 
-class Whole(Generic[Tensor]):
-    """Whole files of one framework's tensors. Its methods are the functions of that framework's module.
+class Whole(NamedTuple, Generic[Tensor]):
+    """Whole files of one framework's tensors. Its methods are the functions of that framework's module."""
 
-    Parameters
-    ----------
-    wrap : Wrap
-        How bytes become tensors.
-    mover : callable
-        Gives, for a device, what takes a tensor there; None where it may stay.
-    at : callable
-        Indexes a tensor by the framework's own rules.
-    payload : callable
-        Gives, for a name and a tensor, the code, the shape and the bytes to store.
-    value : str
-        What messages call a tensor.
-    export : Export, optional
-        Shows many tensors at once, before `payload` is asked.
-    into : callable, optional
-        Reads into tensors that are there already.
-    """
-
-    __slots__ = ("_at", "_export", "_into", "_mover", "_payload", "_value", "_wrap")
-
-    def __init__(
-        self,
-        wrap: _native.Wrap,
-        mover: Callable[[Any], Callable[[Any], Tensor] | Gpu | Carrier | None],
-        at: Callable[[Any, Any], Any],
-        payload: Payload,
-        *,
-        value: str = "tensor",
-        export: Export | None = None,
-        into: Into | None = None,
-    ) -> None:
-        self._wrap = wrap
-        self._mover = mover
-        self._at = at
-        self._payload = payload
-        self._value = value
-        self._export = export
-        self._into = into
+    #: Turns bytes into tensors.
+    wrap: _native.Wrap
+    #: Returns the function that takes a tensor to a device; None if it may stay.
+    mover: Callable[[Any], Callable[[Any], Tensor] | Gpu | Carrier | None]
+    #: Indexes a tensor by the framework's own rules.
+    at: At
+    #: Returns the code, the shape and the bytes to store.
+    payload: Payload
+    #: The word for a tensor in messages.
+    value: str = "tensor"
+    #: Exports many tensors at once, before `payload` is called.
+    export: Export | None = None
+    #: Reads into tensors that exist already.
+    into: Into | None = None
 
     @overload
     def load_file(
@@ -107,7 +77,7 @@ class Whole(Generic[Tensor]):
             A dict has patterns of names, each with a device, such as ``{"layers.0.*": "gpu:0", "*": "cpu"}``,
             where ``*`` is any text and ``?`` one character. The first that matches decides, and each has to
             match a tensor. A callable is given what
-            `ingot.safe_open.info` gives, and returns the device.
+            `ingot.safe_open.info` returns, and returns the device.
         return_metadata : bool
             Return the metadata too, of the same look at the file.
         **options
@@ -127,7 +97,7 @@ class Whole(Generic[Tensor]):
         HeaderError
             The file breaks a rule of its format; ``code`` says which.
         CheckpointError
-            The index breaks a rule, or the shards do not hold what it says.
+            The index breaks a rule, or the shards differ from the index.
         DtypeError
             The framework lacks a tensor's dtype or cannot hold its shape. `ingot.safe_open` reads the other
             tensors.
@@ -138,34 +108,34 @@ class Whole(Generic[Tensor]):
         StorageError
             Reading failed.
         IntegrityError
-            A tensor, or the file, is not what its digest says (``code`` is ``"digest-mismatch"``); the
+            A tensor, or the file, differs from its digest (``code`` is ``"digest-mismatch"``); the
             file keeps no digest of a tensor (``"no-digest"``), or a record that cannot be used
             (``"invalid-checksums"``).
         OptionError
             `device`, `backend`, `dtype` or `threads` is not one of the choices; no pattern of `device` fits a
-            name; or `slices` have a tensor that the other options leave out; or what is asked for cannot be
+            name; or `slices` have a tensor that the other options leave out; or the digests cannot be
             compared.
         """
         if return_metadata is not False:
             checked(self.load_file, {"return_metadata": return_metadata})
-        move = placed(self.load_file, self._mover, device)
+        move = placed(self.load_file, self.mover, device)
         return self.loaded(filename, move, Loading.of(self.load_file, options), return_metadata)
 
     def loaded(
         self,
         filename: Source,
-        move: Move | Placement | None,
+        move: Moving,
         how: Loading,
         return_metadata: bool,
         out: Mapping[str, Tensor | list[Tensor]] | None = None,
     ) -> dict[str, Tensor] | tuple[dict[str, Tensor], dict[str, str] | None]:
-        """What `load_file` gives, also where some of it has a place."""
+        """Return the result of `load_file`, also if some tensors have destinations."""
         selected = Selected.by(how, out)
 
         def work(
             checkpoint: Checkpoint, reads: Reads
         ) -> dict[str, Tensor] | tuple[dict[str, Tensor], dict[str, str] | None]:
-            found = chosen(checkpoint, selected, self._wrap, move, reads, self._at, self._into)
+            found = chosen(checkpoint, selected, self.wrap, move, reads, self.at, self.into)
             return (found, checkpoint.metadata()) if return_metadata else found
 
         return door.loaded(filename, how, work)
@@ -184,7 +154,7 @@ class Whole(Generic[Tensor]):
         Returns
         -------
         dict of str to tensor
-            As `load_file` gives them.
+            As for `load_file`.
 
         Raises
         ------
@@ -194,8 +164,8 @@ class Whole(Generic[Tensor]):
             As `load_file` does.
         """
         check_names(self.load, options)
-        move = placed(self.load, self._mover, device)
-        return _load.tensors(_native.Checkpoint.from_buffer(data), None, self._wrap, move)
+        move = placed(self.load, self.mover, device)
+        return _load.tensors(_native.Checkpoint.from_buffer(data), None, self.wrap, move)
 
     @takes()
     def save(
@@ -206,7 +176,7 @@ class Whole(Generic[Tensor]):
         format: Format = "safetensors",
         **options: Unpack[NoOptions],
     ) -> bytes:
-        """Give the bytes of a file that holds these tensors.
+        """Return the bytes of a file that holds these tensors.
 
         Parameters
         ----------
@@ -226,7 +196,7 @@ class Whole(Generic[Tensor]):
         Raises
         ------
         TypeError
-            `tensors` is not a dict, a value is not a tensor (a dict within the dict is none), or a name, a
+            `tensors` is not a dict, a value is not a tensor (such as a nested dict), or a name, a
             key or a value of the metadata is not a str.
         SaveError
             A tensor has no plain values, the format lacks its dtype, a name is reserved, or no header can
@@ -236,8 +206,8 @@ class Whole(Generic[Tensor]):
         """
         own = {"metadata": metadata, "format": format}
         given = checked(self.save, {**own, **options}, format=known_format)
-        values = named(tensors, value=self._value)
-        return _native.serialize(values, self._payload, **given, export=self._export)
+        values = named(tensors, value=self.value)
+        return _native.serialize(values, self.payload, **given, export=self.export)
 
     @overload
     def save_file(
@@ -306,10 +276,4 @@ class Whole(Generic[Tensor]):
 
     def saved(self, tensors: Mapping[str, Any], filename: Path | Writable, how: Saving) -> SaveFuture | None:
         """What `save_file` does, also where its first argument has another name."""
-        return write_file(
-            filename,
-            named(tensors, value=self._value),
-            self._payload,
-            how,
-            export=self._export,
-        )
+        return write_file(filename, named(tensors, value=self.value), self.payload, how, export=self.export)

@@ -7,20 +7,18 @@ from math import prod
 from operator import index as integer
 from typing import Any, NamedTuple
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    # What an index takes along one dimension: a place, a stretch with a step, or a list of places.
-    Taken = int | range | list[int]
-    Box = tuple[slice, ...]
+# What an index takes along one dimension: a place, a stretch with a step, or a list of places.
+Taken = int | range | list[int]
+Box = tuple[slice, ...]
 
 # Bytes that are read at once: eight threads have work, and two of them are what a load may pin.
 PIECE_NBYTES = 64 << 20
-# Where what is read begins in memory, in bytes: a multiple of every element, and a line of the cache.
+# Alignment of pieces in memory, in bytes: a multiple of every element, and a line of the cache.
 ALIGNMENT = 64
 
 
 class Piece(NamedTuple):
-    """A part of what is wanted of one tensor.
+    """A part of a requested tensor.
 
     Attributes
     ----------
@@ -29,9 +27,9 @@ class Piece(NamedTuple):
     index : object
         What of the tensor in the file; None for all of it.
     place : tuple of slice
-        Where it belongs in what is wanted, without the dimensions of size 1 that an index adds.
+        Its place in the request, without the dimensions of size 1 that an index adds.
     shape, whole : tuple of int
-        Its elements along each dimension, and those of all that is wanted, without these likewise.
+        Its elements along each dimension, and the whole request's, without these likewise.
     nbytes : int
         Its bytes as it is read.
     """
@@ -47,7 +45,7 @@ class Piece(NamedTuple):
 def pieces(rank: int, index: Any, shape: tuple[int, ...], nbits: int) -> Iterator[Piece]:
     """Cut what `index` takes of a tensor of this shape, with elements of `nbits`, into pieces in C order.
 
-    Nothing comes of what has no elements.
+    Yields nothing for tensors without elements.
     """
     along = taken(index, shape)
     lengths = tuple(len(one) for one in along if not isinstance(one, int))

@@ -1,4 +1,4 @@
-"""What callers give, checked at the door: after it nothing asks again."""
+"""Checks of arguments, made once where they enter the package."""
 
 from __future__ import annotations
 
@@ -8,20 +8,17 @@ from os import environ, fsdecode
 from os.path import basename
 from typing import Any, Literal, NamedTuple
 
+from ingot._base.text import located
 from ingot._native import check_destination, check_storage_options
 from ingot.errors import OptionError, SaveError
-from ingot.typing import StorageOptions, WriteOptions
+from ingot.typing import Checksums, Dtype, Progress, StorageOptions, Tell, WriteOptions
 
 from .dtypes import F4_PACKED, IN_FILES, code_of, meant, word_of
 from .text import _quoted, brief
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from ingot.typing import Checksums, Dtype, Progress, Tell
+Leniency = Literal["refuse", "accept", "salvage"]
 
-    Leniency = Literal["refuse", "accept", "salvage"]
-
-#: The other names that `storage_options` takes, in small letters or large: those of s3fs, gcsfs and adlfs,
+#: The other names that `storage_options` takes, in small letters or large: from s3fs, gcsfs and adlfs,
 #: and of object_store with all that is built on it.
 OTHER_NAMES = {
     "access_key_id": "key username aws_access_key_id",
@@ -47,7 +44,7 @@ OTHER_NAMES = {
     "client_secret": "azure_client_secret azure_storage_client_secret",
     "headers": "default_headers",
     "ca_file": "root_certificate",
-    # What says the same in other words: True where the bucket stands in the host; "path" or "virtual"; the
+    # Other words for options: True if the bucket is part of the host; "path" or "virtual"; the
     # host of an endpoint; whether an endpoint may be one of http://; True, or a `ca_file`; more options.
     "virtual_hosted_style_request": "aws_virtual_hosted_style_request",
     "addressing_style": "",
@@ -67,7 +64,7 @@ NAMES = {name: name for name in (*OPTIONS, *OTHER_NAMES)} | {
 FLOATS = ("F64", "F32", "F16", "BF16", "F8_E4M3", "F8_E5M2", "F8_E4M3FNUZ", "F8_E5M2FNUZ")
 
 
-BACKENDS = ("auto", "mmap", "pread")
+BACKENDS: tuple[str, ...] = ("auto", "mmap", "pread")
 FORMATS = ("safetensors", "bintensors")
 ALIGNMENTS = (8, 64, 4096)
 SNAPSHOTS = ("host", "device")
@@ -75,6 +72,8 @@ UNITS = {"KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 # Where the number of a file goes in a `filename_pattern`.
 SUFFIX = "{suffix}"
 _INFINITE = float("inf")
+# The largest integer that the extension module takes.
+_MOST = 2**63 - 1
 _HEX_DIGITS = frozenset("0123456789abcdefABCDEF")
 TENSOR_CHECKSUMS = ("blake3", "sha256", "xxh3", "xxh3_128")
 
@@ -82,11 +81,8 @@ TENSOR_CHECKSUMS = ("blake3", "sha256", "xxh3", "xxh3_128")
 def unpacked(name: str, shape: Sequence[int]) -> list[int]:
     """The shape in elements of a tensor of F4 whose `shape` counts bytes, each with two of them."""
     if not shape:
-        raise SaveError(
-            f"tensor {_quoted(name)}: two elements to a byte need a dimension, found a scalar",
-            code="partial-byte",
-            tensor=name,
-        )
+        reason = "two elements to a byte need a dimension, found a scalar"
+        raise located(SaveError, reason, code="partial-byte", tensor=name)
     return [*shape[:-1], shape[-1] * 2]
 
 
@@ -95,20 +91,15 @@ def stored(name: str, dtype: Dtype, shape: Sequence[int]) -> tuple[str, Sequence
     code = code_of(dtype)
     if code is None:
         hint = meant(dtype)
-        raise SaveError(
-            f"tensor {_quoted(name)}: unknown dtype {_quoted(str(dtype))}{f': {hint}' if hint else ''}",
-            code="unknown-dtype",
-            tensor=name,
-            expected=IN_FILES,
-            found=dtype,
-        )
+        reason = f"unknown dtype {_quoted(str(dtype))}{f': {hint}' if hint else ''}"
+        raise located(SaveError, reason, code="unknown-dtype", tensor=name, expected=IN_FILES, found=dtype)
     return code, unpacked(name, shape) if code == "F4" and word_of(dtype) == F4_PACKED else shape
 
 
 def named(
     tensors: Mapping[str, Any], what: type[Exception] = TypeError, value: str = "dict"
 ) -> dict[str, Any]:
-    """`tensors` as a dict of our own, so that nobody changes it while it is written, with str for its names.
+    """Return `tensors` as a new dict, which the caller cannot change during the save, with str for its names.
 
     `what` is raised where it is no mapping: the class that upstream raises for that framework.
     """
@@ -143,11 +134,9 @@ def texts(metadata: Mapping[str, str] | None, option: str = "metadata") -> dict[
             try:
                 part.encode()
             except UnicodeEncodeError as fault:
-                raise SaveError(
-                    f"{option} key {_quoted(key)}: {part[fault.start]!a} at {fault.start} of the "
-                    f"{'key' if part is key else 'value'} is not valid Unicode",
-                    code="invalid-unicode",
-                ) from None
+                place = f"{part[fault.start]!a} at {fault.start} of the {'key' if part is key else 'value'}"
+                message = f"{option} key {_quoted(key)}: {place} is not valid Unicode"
+                raise SaveError(message, code="invalid-unicode") from None
     return own
 
 
@@ -159,12 +148,8 @@ def is_path(given: object) -> bool:
 def one_of(option: str, value: str, choices: tuple[str, ...]) -> str:
     """Return `value`, which must be one of the choices for `option`."""
     if not isinstance(value, str) or value not in choices:
-        raise OptionError(
-            f"{option} {value!r} is unknown: expected one of {', '.join(choices)}",
-            code=f"unknown-{option.replace('_', '-')}",
-            expected=choices,
-            found=value,
-        )
+        message = f"{option} {value!r} is unknown: expected one of {', '.join(choices)}"
+        raise OptionError(message, code=f"unknown-{option.replace('_', '-')}", expected=choices, found=value)
     return value
 
 
@@ -182,32 +167,22 @@ def known_checksums(checksums: Checksums) -> list[str]:
     if not checksums:
         return []
     if not isinstance(checksums, str | list | tuple):
-        raise TypeError(
-            "checksums must be a bool, a str, a list or tuple of str, or None, "
-            f"found {type(checksums).__name__}"
-        )
+        found = type(checksums).__name__
+        raise TypeError(f"checksums must be a bool, a str, a list or tuple of str, or None, found {found}")
     given: list[str] = [checksums] if isinstance(checksums, str) else [*checksums]
     names = list(dict.fromkeys(one_of("checksums", name, (*TENSOR_CHECKSUMS, "modelspec")) for name in given))
     of_tensors = [name for name in names if name != "modelspec"]
     if len(of_tensors) > 1:
-        raise OptionError(
-            f"checksums {' and '.join(of_tensors)}: a file keeps one digest of each tensor",
-            code="unknown-checksums",
-            expected=TENSOR_CHECKSUMS,
-            found=tuple(given),
-        )
+        message = f"checksums {' and '.join(of_tensors)}: a file keeps one digest of each tensor"
+        raise OptionError(message, code="unknown-checksums", expected=TENSOR_CHECKSUMS, found=tuple(given))
     return names
 
 
 def alignment(align: int) -> int:
     """`align`, which must be one of the choices."""
     if isinstance(align, bool) or align not in ALIGNMENTS:
-        raise OptionError(
-            f"align {align!r} is unknown: expected one of {', '.join(map(str, ALIGNMENTS))}",
-            code="unknown-align",
-            expected=ALIGNMENTS,
-            found=align,
-        )
+        message = f"align {align!r} is unknown: expected one of {', '.join(map(str, ALIGNMENTS))}"
+        raise OptionError(message, code="unknown-align", expected=ALIGNMENTS, found=align)
     return align
 
 
@@ -222,7 +197,7 @@ def counted(
     given: Any,
     *,
     least: int = 0,
-    most: int = 2**63 - 1,
+    most: int = _MOST,
     code: str = "invalid-size",
     or_none: bool = False,
 ) -> Any:
@@ -234,18 +209,13 @@ def counted(
     except TypeError:
         number = None
     if number is None:
-        raise TypeError(
-            f"{option} must be an int{' or None' if or_none else ''}, found {type(given).__name__}"
-        )
+        expected = "an int or None" if or_none else "an int"
+        raise TypeError(f"{option} must be {expected}, found {type(given).__name__}")
     if not least <= number <= most:
         # The largest integer that the extension module takes is no limit that a caller would choose.
-        expected = f"{least} or more, and less than 2^63" if most == 2**63 - 1 else f"{least} to {most:,}"
-        raise OptionError(
-            f"{option} {brief(number)} is out of range: expected {expected}",
-            code=code,
-            expected=expected,
-            found=number,
-        )
+        expected = f"{least} or more, and less than 2^63" if most == _MOST else f"{least} to {most:,}"
+        message = f"{option} {brief(number)} is out of range: expected {expected}"
+        raise OptionError(message, code=code, expected=expected, found=number)
     return number
 
 
@@ -294,9 +264,8 @@ def is_durable(durable: bool | None) -> bool:
         return durable
     found = environ.get("INGOT_DURABLE") or "1"
     if found not in ("0", "1"):
-        raise OptionError(
-            f"INGOT_DURABLE {found!r} is invalid: expected 0 or 1", code="invalid-durable", found=found
-        )
+        message = f"INGOT_DURABLE {found!r} is invalid: expected 0 or 1"
+        raise OptionError(message, code="invalid-durable", found=found)
     return found == "1"
 
 
@@ -337,12 +306,8 @@ def checked_sha256(digest: str | None) -> str | None:
         raise TypeError(f"expected_sha256 must be a str or None, found {type(digest).__name__}")
     digits = digest.removeprefix("0x")
     if len(digits) != 64 or set(digits) - _HEX_DIGITS:
-        raise OptionError(
-            f"expected_sha256 {_quoted(digest)} is no SHA-256: expected 64 hexadecimal digits",
-            code="invalid-sha256",
-            expected="64 hexadecimal digits",
-            found=digest,
-        )
+        message = f"expected_sha256 {_quoted(digest)} is no SHA-256: expected 64 hexadecimal digits"
+        raise OptionError(message, code="invalid-sha256", expected="64 hexadecimal digits", found=digest)
     return digest
 
 
@@ -374,13 +339,9 @@ def checked_shard_size(size: int | str) -> int:
     else:
         count = index(size)
     if not 1 <= count < _INFINITE:
-        raise OptionError(
-            f"max_shard_size {size!r} is no size: expected an int above 0 for bytes, or a str with a unit "
-            f"({', '.join(UNITS)}), such as '5GB'",
-            code="invalid-size",
-            expected=tuple(UNITS),
-            found=size,
-        )
+        units = f"a str with a unit ({', '.join(UNITS)}), such as '5GB'"
+        message = f"max_shard_size {size!r} is no size: expected an int above 0 for bytes, or {units}"
+        raise OptionError(message, code="invalid-size", expected=tuple(UNITS), found=size)
     return int(count)
 
 
@@ -399,11 +360,8 @@ def checked_pattern(pattern: str) -> str:
     if not isinstance(pattern, str):
         raise TypeError(f"filename_pattern must be a str, found {type(pattern).__name__}")
     if pattern.count(SUFFIX) != 1 or basename(pattern) != pattern or pattern.startswith("."):
-        raise OptionError(
-            f"filename_pattern {pattern!r} cannot be used: expected a file name with one {SUFFIX}",
-            code="invalid-pattern",
-            found=pattern,
-        )
+        message = f"filename_pattern {pattern!r} cannot be used: expected a file name with one {SUFFIX}"
+        raise OptionError(message, code="invalid-pattern", found=pattern)
     return pattern
 
 
@@ -424,13 +382,9 @@ def float_code(dtype: Dtype) -> str:
     if code in FLOATS:
         return code
     hint = meant(dtype) if code is None else f"{code} is only read as it is stored, without dtype"
-    raise OptionError(
-        f"dtype {dtype!r} is none that floats are converted to: expected one of {', '.join(FLOATS)}, "
-        f"or what a framework calls one of them{f': {hint}' if hint else ''}",
-        code="no-conversion",
-        expected=FLOATS,
-        found=dtype,
-    )
+    words = f"one of {', '.join(FLOATS)}, or what a framework calls one of them{f': {hint}' if hint else ''}"
+    message = f"dtype {dtype!r} is none that floats are converted to: expected {words}"
+    raise OptionError(message, code="no-conversion", expected=FLOATS, found=dtype)
 
 
 def checked_dtype(dtype: Dtype | None) -> str | None:

@@ -1,6 +1,6 @@
 """The dtypes of the format, by the names that frameworks call them by.
 
-A framework that calls one otherwise says so in its own module. What a caller gives for a dtype is understood
+A framework with another name for one has it in its own module. A caller's dtype is parsed
 here, without an import of any framework.
 """
 
@@ -34,21 +34,11 @@ CODES = {name: code for code, name in NAMES.items()}
 F4_LOOSE = "float4_e2m1fn"
 F4_PACKED = "float4_e2m1fn_x2"
 
-# Header code to NumPy's type string. Files are little-endian whatever the machine is.
-TYPE_STRINGS = {
-    "BOOL": "|b1",
-    "U8": "|u1",
-    "I8": "|i1",
-    "I16": "<i2",
-    "U16": "<u2",
-    "F16": "<f2",
-    "I32": "<i4",
-    "U32": "<u4",
-    "F32": "<f4",
-    "C64": "<c8",
-    "F64": "<f8",
-    "I64": "<i8",
-    "U64": "<u8",
+# Header code to NumPy's type string. Files are little-endian on every machine.
+TYPE_STRINGS = {"BOOL": "|b1", "U8": "|u1", "I8": "|i1"} | {
+    f"{kind}{8 * size}": f"<{kind.lower()}{size}"
+    for kind, sizes in (("I", (2, 4, 8)), ("U", (2, 4, 8)), ("F", (2, 4, 8)), ("C", (8,)))
+    for size in sizes
 }
 
 # What to do about complex numbers of another width.
@@ -67,46 +57,30 @@ _AMBIGUOUS = {
 IN_FILES = (*NAMES, "F4", "F6_E2M3", "F6_E3M2")
 
 # Other words for a dtype, in small letters.
-_OTHERS = {
-    F4_LOOSE: "F4",
-    F4_PACKED: "F4",
-    "bool_": "BOOL",
-    "half": "F16",
-    "double": "F64",
-    # What NumPy calls types of C that are as wide as one of the others.
-    "intc": "I32",
-    "uintc": "U32",
-    "longlong": "I64",
-    "ulonglong": "U64",
-}
-# Words in small letters, and codes as they stand in a file, none of which is ambiguous.
-_WORDS = {code: code for code in IN_FILES} | {
-    word: code
-    for word, code in (
-        *((code.lower(), code) for code in IN_FILES),
-        *CODES.items(),
-        *_OTHERS.items(),
-        *((string, code) for code, string in TYPE_STRINGS.items()),
-        *((string[1:], code) for code, string in TYPE_STRINGS.items()),
-    )
-    if word not in _AMBIGUOUS
-}
+_OTHERS = {F4_LOOSE: "F4", F4_PACKED: "F4", "bool_": "BOOL", "half": "F16", "double": "F64"}
+# NumPy's names for types of C that are as wide as one of the others.
+_OTHERS |= {"intc": "I32", "uintc": "U32", "longlong": "I64", "ulonglong": "U64"}
+_ALL = {code.lower(): code for code in IN_FILES} | CODES | _OTHERS
+_ALL |= {word: code for code, string in TYPE_STRINGS.items() for word in (string, string[1:])}
+# Words in small letters, and codes as a file has them, without ambiguous words.
+_WORDS = {word: code for word, code in _ALL.items() if word not in _AMBIGUOUS}
+_WORDS |= {code: code for code in IN_FILES}
 
 # Python's own, as NumPy and torch take them.
 _BUILTINS: dict[object, str] = {bool: "bool", int: "int64", float: "float64"}
 
-# What stands before the name of a dtype where it is shown.
+# Modules before the name of a dtype in its repr.
 _MODULES = ("torch", "numpy", "np", "ml_dtypes", "jax.numpy", "jnp", "tensorflow", "tf", "mlx.core", "paddle")
 
 
 def word_of(dtype: object) -> str:
-    """The word for `dtype` in small letters, without the name of its framework; any text for what is none."""
+    """Return the word for `dtype` in small letters, without its framework's name; any text for others."""
     if isinstance(dtype, type):
         return _BUILTINS.get(dtype) or dtype.__name__.lower()
     shown = str(dtype)
     module, _, word = shown.rpartition(".")
     if module in _MODULES:
-        # Before `name`: that of paddle.uint16 is its own, and it is shown as what it is, paddle.bfloat16.
+        # Before `name`, since paddle.uint16 has a name of its own, and its repr is paddle.bfloat16.
         return word.lower()
     # Of NumPy's dtypes and TensorFlow's: str() shows the order of the bytes, or brackets.
     name = getattr(dtype, "name", None)
@@ -114,7 +88,7 @@ def word_of(dtype: object) -> str:
 
 
 def code_of(dtype: object) -> str | None:
-    """The header's code for a dtype, in any spelling; None for what is none, or not one to all frameworks."""
+    """Return the header's code for a dtype, in any spelling. None if it has none, or several."""
     # Most words are in the table as they are.
     code = _WORDS.get(dtype) if isinstance(dtype, str) else None
     return code or _WORDS.get(word_of(dtype))

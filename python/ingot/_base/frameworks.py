@@ -6,16 +6,16 @@ from collections.abc import Sequence
 from sys import modules
 from typing import Any, Protocol
 
+from ingot._native import Wrap
 from ingot.errors import DtypeError, OptionError
 
 from .text import _quoted
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from ingot._native import Wrap
 
     class Adapter(Protocol):
-        """What a module such as `ingot.torch` gives to `safe_open`."""
+        """The interface of modules such as `ingot.torch` for `safe_open`."""
 
         wrap: Wrap
 
@@ -30,19 +30,9 @@ if TYPE_CHECKING:
 DISTRIBUTION = "ingot-tensors"
 
 # Upstream's names, each with the module of this package. A framework is added here and nowhere else.
-FRAMEWORKS = {
-    "numpy": "numpy",
-    "np": "numpy",
-    "torch": "torch",
-    "pt": "torch",
-    "pytorch": "torch",
-    "flax": "flax",
-    "jax": "flax",
-    "tensorflow": "tensorflow",
-    "tf": "tensorflow",
-    "mlx": "mlx",
-    "paddle": "paddle",
-}
+FRAMEWORKS = {"numpy": "numpy", "np": "numpy", "torch": "torch", "pt": "torch", "pytorch": "torch"}
+FRAMEWORKS |= {"flax": "flax", "jax": "flax", "tensorflow": "tensorflow", "tf": "tensorflow"}
+FRAMEWORKS |= {"mlx": "mlx", "paddle": "paddle"}
 
 
 def module_of(framework: str) -> str:
@@ -51,12 +41,8 @@ def module_of(framework: str) -> str:
         raise TypeError(f"framework must be a str, not {type(framework).__name__}")
     module = FRAMEWORKS.get(framework)
     if module is None:
-        raise OptionError(
-            f"framework {framework!r} is unknown: expected one of {', '.join(FRAMEWORKS)}",
-            code="unknown-framework",
-            expected=tuple(FRAMEWORKS),
-            found=framework,
-        )
+        message = f"framework {framework!r} is unknown: expected one of {', '.join(FRAMEWORKS)}"
+        raise OptionError(message, code="unknown-framework", expected=tuple(FRAMEWORKS), found=framework)
     return module
 
 
@@ -74,16 +60,8 @@ def adapter(framework: str) -> Adapter:
 
 
 # The packages whose tensors these modules take. jax's arrays are made in jaxlib.
-_OWNERS = {
-    "numpy": "numpy",
-    "ml_dtypes": "numpy",
-    "torch": "torch",
-    "jax": "flax",
-    "jaxlib": "flax",
-    "tensorflow": "tensorflow",
-    "mlx": "mlx",
-    "paddle": "paddle",
-}
+_OWNERS = {name: name for name in ("numpy", "torch", "tensorflow", "mlx", "paddle")}
+_OWNERS |= {"ml_dtypes": "numpy", "jax": "flax", "jaxlib": "flax"}
 
 
 def is_of_framework(kind: type) -> bool:
@@ -117,28 +95,21 @@ def missing(package: str, error: ImportError, module: str | None = None) -> Impo
     if error.name not in (package, f"{package}.core"):
         # The package is there, and something that it needs is not: its own words are the better ones.
         return error
-    return ModuleNotFoundError(
-        f"ingot.{module or package} needs {package}, which is not installed: {installing(package)}",
-        name=package,
-    )
+    message = f"ingot.{module or package} needs {package}, which is not installed: {installing(package)}"
+    return ModuleNotFoundError(message, name=package)
 
 
 def lacks(framework: str, code: str) -> DtypeError:
     """The refusal of a dtype that `framework`, a name with its version, does not have."""
     reason = ", and how 6-bit values are packed is not settled" if code.startswith("F6") else ""
-    return DtypeError(
-        f"{framework} has no dtype for {code}{reason}", code="dtype-not-in-framework", found=code
-    )
+    message = f"{framework} has no dtype for {code}{reason}"
+    return DtypeError(message, code="dtype-not-in-framework", found=code)
 
 
 def unknown_device(framework: str, device: object, choices: Sequence[str]) -> OptionError:
     """The refusal of a device that `framework` does not have here."""
-    return OptionError(
-        f"device {device!r} is unknown to {framework}: expected one of {', '.join(choices)}",
-        code="unknown-device",
-        expected=tuple(choices),
-        found=device,
-    )
+    message = f"device {device!r} is unknown to {framework}: expected one of {', '.join(choices)}"
+    return OptionError(message, code="unknown-device", expected=tuple(choices), found=device)
 
 
 def not_a_tensor(name: str, value: object, expected: str, flatten: str = "") -> TypeError:

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from .text import _escaped
 
-# A browser folds and unfolds so many at once, and nobody reads more.
+# The most rows that a browser folds and unfolds at once.
 MOST_ROWS = 500
 _LONGEST_TEXT = 400
 # Deeper paths are names with many dots in them. It keeps the walk through the tree from being too deep.
@@ -21,7 +21,7 @@ _DEEPEST = 16
 
 
 def page(title: str, facts: Iterable[object], *parts: str) -> str:
-    """The headline, the facts in a line below it, and what `table` or `tree` gives."""
+    """Return the headline, the facts in a line below it, and the result of `table` or `tree`."""
     line = " · ".join(map(_shown, facts))
     return f"<div><b>{_shown(title)}</b><div>{line}</div>{''.join(parts)}</div>"
 
@@ -33,7 +33,7 @@ def table(rows: Iterable[Sequence[object]]) -> str:
 
 
 def tree(rows: Iterable[tuple[str, Sequence[object]]]) -> str:
-    """Names with their columns, by the path of the module that the dots in a name give.
+    """Return names with their columns, by the path of the module before the last dot of a name.
 
     Modules near the root come first where there are too many rows, so that each has its line.
     """
@@ -45,7 +45,7 @@ def tree(rows: Iterable[tuple[str, Sequence[object]]]) -> str:
 
 
 class _Line(NamedTuple):
-    """A tensor with its columns, or a module with what is below it."""
+    """A tensor with its columns, or a module with its children."""
 
     label: str
     columns: Sequence[object]

@@ -6,73 +6,38 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import cache, partial
 from typing import Any, Literal, NamedTuple, Required, TypeVar
 
+from ingot import typing
 from ingot.errors import OptionError, SafetensorError
-from ingot.typing import (
-    CheckOptions,
-    LoadOptions,
-    NoOptions,
-    OpenOptions,
-    ReadOptions,
-    SaveOptions,
-    SelectOptions,
-    ShardOptions,
-    StorageOptions,
-    WriteOptions,
-)
 
-from .checks import (
-    Existing,
-    alignment,
-    checked_backend,
-    checked_dtype,
-    checked_durable,
-    checked_flag,
-    checked_mapping,
-    checked_pattern,
-    checked_progress,
-    checked_sha256,
-    checked_shard_size,
-    checked_snapshot,
-    checked_storage_options,
-    checked_text,
-    counted,
-    is_durable,
-    known_checksums,
-    known_format,
-    one_of,
-    room,
-    texts,
-)
+from . import checks
 from .frameworks import module_of
 from .keys import checked_keys
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from ingot.typing import Format, Snapshot, Tell
-
     from .keys import Selector
 
-# For overloads: what a call returns depends on one of its options.
-if TYPE_CHECKING:
+    # For overloads: what a call returns depends on one of its options.
 
-    class WithMetadata(LoadOptions):
+    class WithMetadata(typing.LoadOptions):
         return_metadata: Required[Literal[True]]
 
-    class WithoutMetadata(LoadOptions, total=False):
+    class WithoutMetadata(typing.LoadOptions, total=False):
         return_metadata: Literal[False]
 
-    class InBackground(SaveOptions):
+    class InBackground(typing.SaveOptions):
         background: Required[Literal[True]]
 
-    class AtOnce(SaveOptions, total=False):
+    class AtOnce(typing.SaveOptions, total=False):
         background: Literal[False]
 
 
 Function = TypeVar("Function", bound="Callable[..., Any]")
 
 # Their docstrings document the options of every function.
-GROUPS = (ReadOptions, SelectOptions, CheckOptions, SaveOptions, ShardOptions, OpenOptions)
-RARE = tuple(WriteOptions.__annotations__)
+GROUPS: tuple[type, ...] = (typing.ReadOptions, typing.SelectOptions, typing.CheckOptions)
+GROUPS += (typing.SaveOptions, typing.ShardOptions, typing.OpenOptions)
+RARE = tuple(typing.WriteOptions.__annotations__)
 
 
 class Loading(NamedTuple):
@@ -80,8 +45,8 @@ class Loading(NamedTuple):
 
     backend: str = "auto"
     threads: int | None = None
-    progress: bool | Tell = False
-    storage_options: StorageOptions | None = None
+    progress: bool | typing.Tell = False
+    storage_options: typing.StorageOptions | None = None
     max_header_size: int | None = None
     keys: Selector | None = None
     drop: Selector | None = None
@@ -96,7 +61,7 @@ class Loading(NamedTuple):
         """Return the options that a caller of `function` gave as keywords."""
         if not options:
             # Programs load thousands of small files so.
-            return _DEFAULT
+            return DEFAULT_LOADING
         return cls(**checked(function, options))
 
     @classmethod
@@ -105,25 +70,25 @@ class Loading(NamedTuple):
         return cls(**{name: given[name] for name in cls._fields if name in given})
 
 
-_DEFAULT = Loading()
+DEFAULT_LOADING: Loading = Loading()
 
 
 class Saving(NamedTuple):
     """The options of writing, checked, each with its default. See `SaveOptions` and `WriteOptions`."""
 
     metadata: dict[str, str] | None = None
-    format: Format | None = None
+    format: typing.Format | None = None
     overwrite: bool = False
     atomic: bool = True
     durable: bool | None = None
-    progress: bool | Tell = False
+    progress: bool | typing.Tell = False
     # None if the caller gave none.
     checksums: list[str] | None = None
     background: bool = False
     align: int = 8
     reserve_header: int = 0
     replace_read_only: bool = False
-    snapshot: Snapshot = True
+    snapshot: typing.Snapshot = True
 
     @classmethod
     def of(cls, function: Callable[..., Any], options: Mapping[str, Any], **own: Any) -> Saving:
@@ -144,23 +109,20 @@ class Saving(NamedTuple):
         given = [name for name in _OF_NAMED_FILES if getattr(self, name) != self._field_defaults[name]]
         given += ["overwrite"] * (not self.overwrite)
         if given:
-            raise OptionError(
-                f"{', '.join(given)}: goes with a file that is given by its name, found an object with a "
-                f"write: {type(file).__name__}",
-                code="needs-a-name",
-                expected="a str, bytes or os.PathLike",
-                found=type(file).__name__,
-            )
+            kind = type(file).__name__
+            goes = "goes with a file that is given by its name, found an object with a write"
+            facts: Any = {"expected": "a str, bytes or os.PathLike", "found": kind}
+            raise OptionError(f"{', '.join(given)}: {goes}: {kind}", code="needs-a-name", **facts)
 
     @property
-    def existing(self) -> Existing:
+    def existing(self) -> checks.Existing:
         """What may become of a file that has the name of the destination."""
-        return Existing(self.overwrite, self.replace_read_only)
+        return checks.Existing(self.overwrite, self.replace_read_only)
 
     @property
     def flush(self) -> bool:
         """Whether the bytes are brought to the disk."""
-        return is_durable(self.durable)
+        return checks.is_durable(self.durable)
 
     def of_writer(self) -> dict[str, Any]:
         """Return the options that `ingot.Writer` takes."""
@@ -169,11 +131,11 @@ class Saving(NamedTuple):
 
     def layout(self) -> dict[str, Any]:
         """Return the options that decide the bytes, by the names that the extension module has."""
-        return {
-            "reserve": self.reserve_header,
-            "align": self.align,
-            "checksums": self.checksums or [],
-        }
+        return {"reserve": self.reserve_header, "align": self.align, "checksums": self.checksums or []}
+
+    def of_new_file(self) -> dict[str, Any]:
+        """Return the options of a file whose tensors are written one by one, likewise."""
+        return {"reserve": self.reserve_header, "align": self.align, **self.of_named_file()}
 
     def snapshot_of(self) -> str | None:
         """Return where a background save copies its tensors: "host", "device", or None for no copy."""
@@ -198,25 +160,14 @@ DEFAULTS: dict[str, Any] = {
 
 # Options that are True or False.
 FLAGS = (
-    "atomic",
-    "background",
-    "confine",
-    "force_contiguous",
-    "lenient",
-    "overwrite",
-    "raises",
-    "replace_read_only",
-    "return_metadata",
-    "shards",
-    "strict",
-    "values",
-    "verify",
-    "whole",
+    "atomic background confine force_contiguous lenient overwrite raises replace_read_only return_metadata "
+    "shards strict values verify whole"
 )
 # Options that are a dict with str as its keys.
 MAPPINGS = ("aliases", "config", "out", "plan", "slices", "specs")
 # Options that are one of a few words.
 WORDS = {
+    "backend": checks.BACKENDS,
     "contiguous": ("copy", "error"),
     "count": ("logical", "stored"),
     "how": ("auto", "server", "page"),
@@ -226,48 +177,47 @@ WORDS = {
 
 # How the value of an option is checked and converted, for every function.
 _CHECKED: dict[str, Callable[[Any], Any]] = {
-    "backend": checked_backend,
-    "progress": checked_progress,
-    "storage_options": checked_storage_options,
+    "progress": checks.checked_progress,
+    "storage_options": checks.checked_storage_options,
     "keys": lambda given: checked_keys("keys", given),
     "drop": lambda given: checked_keys("drop", given),
-    "dtype": checked_dtype,
-    "expected_sha256": checked_sha256,
-    "metadata": texts,
-    "set": partial(texts, option="set"),
-    "others": partial(texts, option="others"),
-    "format": lambda format: None if format is None else known_format(format),
+    "dtype": checks.checked_dtype,
+    "expected_sha256": checks.checked_sha256,
+    "metadata": checks.texts,
+    "set": partial(checks.texts, option="set"),
+    "others": partial(checks.texts, option="others"),
+    "format": lambda format: None if format is None else checks.known_format(format),
     "framework": lambda framework: module_of(framework) and framework,
-    "durable": checked_durable,
-    "checksums": lambda checksums: None if checksums is None else known_checksums(checksums),
-    "align": alignment,
-    "reserve_header": room,
-    "reserve": lambda given: None if given is None else room(given, "reserve"),
-    "snapshot": checked_snapshot,
-    "max_shard_size": checked_shard_size,
-    "filename_pattern": checked_pattern,
-    "threads": partial(counted, "threads", least=1, code="invalid-threads", or_none=True),
-    "max_header_size": partial(counted, "max_header_size", least=1, or_none=True),
-    "max_nbytes": partial(counted, "max_nbytes", or_none=True),
-    "nbytes": partial(counted, "nbytes", or_none=True),
-    "ahead": partial(counted, "ahead"),
-    "height": partial(counted, "height", least=1, most=100_000),
-    "bins": partial(counted, "bins", most=1_000, code="invalid-bins"),
-    "algorithm": partial(checked_text, "algorithm"),
-    "root": partial(checked_text, "root", or_none=True),
-    "strip_prefix": partial(checked_text, "strip_prefix"),
-    **{name: partial(checked_mapping, name) for name in MAPPINGS},
-    **{name: partial(one_of, name, choices=words) for name, words in WORDS.items()},
-    **{name: partial(checked_flag, name) for name in FLAGS},
+    "durable": checks.checked_durable,
+    "checksums": lambda checksums: None if checksums is None else checks.known_checksums(checksums),
+    "align": checks.alignment,
+    "reserve_header": checks.room,
+    "reserve": lambda given: None if given is None else checks.room(given, "reserve"),
+    "snapshot": checks.checked_snapshot,
+    "max_shard_size": checks.checked_shard_size,
+    "filename_pattern": checks.checked_pattern,
+    "threads": partial(checks.counted, "threads", least=1, code="invalid-threads", or_none=True),
+    "max_header_size": partial(checks.counted, "max_header_size", least=1, or_none=True),
+    "max_nbytes": partial(checks.counted, "max_nbytes", or_none=True),
+    "nbytes": partial(checks.counted, "nbytes", or_none=True),
+    "ahead": partial(checks.counted, "ahead"),
+    "height": partial(checks.counted, "height", least=1, most=100_000),
+    "bins": partial(checks.counted, "bins", most=1_000, code="invalid-bins"),
+    "algorithm": partial(checks.checked_text, "algorithm"),
+    "root": partial(checks.checked_text, "root", or_none=True),
+    "strip_prefix": partial(checks.checked_text, "strip_prefix"),
+    **{name: partial(checks.checked_mapping, name) for name in MAPPINGS},
+    **{name: partial(checks.one_of, name, choices=words) for name, words in WORDS.items()},
+    **{name: partial(checks.checked_flag, name) for name in FLAGS.split()},
 }
 
 
 def checked(
-    function: Callable[..., Any], options: Mapping[str, Any], **checks: Callable[[Any], Any]
+    function: Callable[..., Any], options: Mapping[str, Any], **own: Callable[[Any], Any]
 ) -> dict[str, Any]:
     """Return the options that a caller of `function` gave as keywords, checked and converted.
 
-    `checks` are for options that have a meaning of their own in this function. An error names the function.
+    `own` has checks for options whose meaning differs in this function. An error names the function.
     """
     check_names(function, options)
     found = {**options}
@@ -278,8 +228,8 @@ def checked(
         try:
             if name == "write_options":
                 found[name] = _rare(function, value)
-            elif name in checks or name in _CHECKED:
-                found[name] = (checks.get(name) or _CHECKED[name])(value)
+            elif check := own.get(name) or _CHECKED.get(name):
+                found[name] = check(value)
         except (TypeError, SafetensorError) as fault:
             fault.args = (f"{_called(function)}(): {fault}",)
             raise
@@ -295,17 +245,13 @@ def _rare(function: Any, given: Any) -> dict[str, Any]:
     taken: tuple[str, ...] = function._rare
     wrong = next((name for name in given if name not in taken), None)
     if wrong is not None:
-        raise OptionError(
-            f"write_options has no key {wrong!r}{_hint(str(wrong), taken)} It takes {', '.join(taken)}",
-            code="unknown-write-option",
-            expected=taken,
-            found=wrong,
-        )
+        message = f"write_options has no key {wrong!r}{_hint(str(wrong), taken)} It takes {', '.join(taken)}"
+        raise OptionError(message, code="unknown-write-option", expected=taken, found=wrong)
     return {name: _CHECKED[name](value) for name, value in given.items()}
 
 
 def takes(
-    options: type = NoOptions, *, rare: tuple[str, ...] | None = None, **defaults: Any
+    options: type = typing.NoOptions, *, rare: tuple[str, ...] | None = None, **defaults: Any
 ) -> Callable[[Function], Function]:
     """Return a decorator that shows each option of a TypedDict in place of a function's ``**options``.
 
@@ -316,7 +262,7 @@ def takes(
 
     def shows(function: Function) -> Function:
         # Imported here: frameworks have imported it, and the rest of this package does without.
-        from inspect import Parameter, signature
+        from inspect import Parameter, cleandoc, signature
 
         shown = signature(function)
         own = [one for one in shown.parameters.values() if one.kind is not Parameter.VAR_KEYWORD]
@@ -334,22 +280,19 @@ def takes(
         whole.__signature__ = shown.replace(parameters=own + parameters)
         usual = RARE if "background" in shown.parameters else RARE[:-1]
         whole._defaults, whole._rare = defaults, rare or usual
-        whole._taken = dict.fromkeys(
-            one for one in whole.__signature__.parameters if one not in ("self", "cls")
-        )
+        taken = (one for one in whole.__signature__.parameters if one not in ("self", "cls"))
+        whole._taken = dict.fromkeys(taken)
         # Defaults that `checked` returns unchanged.
-        whole._usual = {
-            name: one.default
-            for name, one in whole.__signature__.parameters.items()
-            if one.default in (None, False, True, ()) and name != "write_options"
-        }
+        given = whole.__signature__.parameters.items()
+        same = {name: one.default for name, one in given if one.default in (None, False, True, ())}
+        whole._usual = {name: value for name, value in same.items() if name != "write_options"}
         # As forward references, which know the module in which they are resolved.
         called: Any = vars(whole)["__init__"] if isinstance(whole, type) else whole
         hints = called.__annotations__
         hints.pop("options", None)
         hints |= {name: options.__annotations__[name] for name in names}
         # Empty if Python runs without docstrings.
-        before, marked, rest = _dedented(function).partition("**options\n")
+        before, marked, rest = cleandoc(function.__doc__ or "").partition("**options\n")
         _, _, after = rest.partition("\n")
         if marked:
             whole.__doc__ = before + "".join(_documented().get(name, "") for name in names) + after
@@ -358,19 +301,15 @@ def takes(
     return shows
 
 
-def _dedented(documented: object) -> str:
-    from inspect import cleandoc
-
-    return cleandoc(documented.__doc__ or "")
-
-
 @cache
 def _documented() -> dict[str, str]:
     """Return the lines about each option, from the ends of the groups' docstrings."""
+    from inspect import cleandoc
+
     found: dict[str, str] = {}
     for group in GROUPS:
         name = ""
-        for line in _dedented(group).partition("\n----------\n")[2].splitlines():
+        for line in cleandoc(group.__doc__ or "").partition("\n----------\n")[2].splitlines():
             if not line.startswith(" "):
                 name = line.partition(" : ")[0]
                 found[name] = ""
@@ -394,10 +333,8 @@ def check_names(function: Callable[..., Any], options: Mapping[str, Any]) -> Non
 
 def unexpected(function: Callable[..., Any], wrong: str, names: Iterable[str]) -> TypeError:
     """Return the error for a keyword that is not among `names`, which `function` takes."""
-    return TypeError(
-        f"{_called(function)}() got an unexpected keyword argument {wrong!r}{_hint(wrong, names)} "
-        f"It takes {', '.join(names)}"
-    )
+    start = f"{_called(function)}() got an unexpected keyword argument {wrong!r}"
+    return TypeError(f"{start}{_hint(wrong, names)} It takes {', '.join(names)}")
 
 
 def _hint(wrong: str, names: Iterable[str]) -> str:

@@ -4,24 +4,19 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from os import fsdecode
 from os.path import basename
 from typing import TextIO
 
 from ingot._native import shown_url
+from ingot.typing import Path, Tell
 
 from .text import _escaped
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from contextlib import AbstractContextManager
-
-    from ingot.typing import Path, Tell
-
 
 def told(progress: bool | Tell, title: str) -> AbstractContextManager[Tell | None]:
-    """Give what has to be told ``(bytes done, bytes in all)`` now and then, or None where nobody listens.
+    """Return a context with a callable for ``(bytes done, bytes in all)``, or None without progress.
 
     `progress` is what `checked_progress` gave. True is for a bar: tqdm's where it is installed, else a line
     of our own on standard error.
@@ -42,10 +37,10 @@ def _shown(title: str) -> Iterator[Tell]:
 
 
 def telling(progress: bool | Tell, verb: str, path: Path) -> AbstractContextManager[Tell | None]:
-    """Do as `told` does, of what is done to the file at `path`, which may be a URL."""
+    """Do as `told` does, for work on the file at `path`, which may be a URL."""
     if progress is not True:
         return told(progress, verb)
-    # Of a URL what is no secret, and of that its end.
+    # The end of the URL, without secrets.
     shown = shown_url(fsdecode(path)).removesuffix("?…").rstrip("/")
     return told(progress, f"{verb} {_escaped(basename(shown))}")
 

@@ -4,28 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import islice
-from typing import Any
+from typing import Any, TypeVar
 
-_INVISIBLE = (
-    (0xAD, 0xAD),
-    (0x34F, 0x34F),
-    (0x61C, 0x61C),
-    (0x115F, 0x1160),
-    (0x17B4, 0x17B5),
-    (0x180B, 0x180F),
-    (0x200B, 0x200F),
-    (0x2028, 0x202E),
-    (0x2060, 0x206F),
-    (0x3164, 0x3164),
-    (0xD800, 0xDFFF),
-    (0xFE00, 0xFE0F),
-    (0xFEFF, 0xFEFF),
-    (0xFFA0, 0xFFA0),
-    (0xFFF0, 0xFFFB),
-    (0x1BCA0, 0x1BCA3),
-    (0x1D173, 0x1D17A),
-    (0xE0000, 0xE0FFF),
+from ingot.errors import SafetensorError
+
+E = TypeVar("E", bound=SafetensorError)
+
+# The first and the last of each range, in hexadecimal.
+_RANGES = (
+    "ad-ad 34f-34f 61c-61c 115f-1160 17b4-17b5 180b-180f 200b-200f 2028-202e 2060-206f 3164-3164 d800-dfff "
+    "fe00-fe0f feff-feff ffa0-ffa0 fff0-fffb 1bca0-1bca3 1d173-1d17a e0000-e0fff"
 )
+_INVISIBLE = [[int(end, 16) for end in one.split("-")] for one in _RANGES.split()]
 _LONGEST_NAME = 200
 # Of what `brief` shows: items of a collection, characters of a text, and characters of all.
 _MOST_ITEMS = 3
@@ -65,8 +55,17 @@ def _quoted(name: object) -> str:
     return f"`{_escaped(cut)}`"
 
 
+def located(
+    kind: type[E], reason: str, *, path: str | bytes | None = None, tensor: str | None = None, **facts: Any
+) -> E:
+    """Return an error whose message begins with the file and the tensor that it is about."""
+    file = "" if path is None else f"{_escaped(path)}: "
+    subject = "" if tensor is None else f"tensor {_quoted(tensor)}: "
+    return kind(f"{file}{subject}{reason}", path=path, tensor=tensor, **facts)
+
+
 def nbytes(size: int) -> str:
-    """A size in powers of 1000, as file managers and the Hub give it."""
+    """Return a size in powers of 1000, as file managers and the Hub show it."""
     return f"{size:,} B" if size < 1000 else scaled(size, ("kB", "MB", "GB", "TB", "PB", "EB"), " ")
 
 

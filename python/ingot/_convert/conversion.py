@@ -552,8 +552,7 @@ class _Write(NamedTuple):
                 path, [entries[number] for number in shard], of_file, report.shared, moved
             ),
             index(files, report.nbytes, of_index) if len(shards) > 1 else None,
-            self.how.flush,
-            self.how.existing,
+            self.how,
         )
 
     def _one(

@@ -31,14 +31,13 @@ def has_group() -> bool:
 def known_group(group: object) -> object:
     """Return `group`, which must be a process group or None."""
     if group is not None and not (has_group() and isinstance(group, torch.distributed.ProcessGroup)):
-        raise TypeError(
-            f"process_group must be a ProcessGroup of torch or None, found {type(group).__name__}"
-        )
+        found = type(group).__name__
+        raise TypeError(f"process_group must be a ProcessGroup of torch or None, found {found}")
     return group
 
 
 def is_distributed(tensor: object) -> bool:
-    """Return whether `tensor` stands for a tensor of which each rank has a part."""
+    """Return whether `tensor` is a part of a tensor that ranks hold together."""
     if is_dtensor(tensor):
         return True
     return isinstance(tensor, torch.Tensor) and (_is_annotated(tensor) or _is_hooked(tensor))
@@ -51,15 +50,11 @@ def are_distributed(tensors: Collection[torch.Tensor]) -> bool:
 
 
 def is_dtensor(tensor: object) -> bool:
-    """Whether it is a DTensor, without an import of what makes them: where nobody did, it is none."""
-    kind = _dtensor()
-    return kind is not None and isinstance(tensor, kind)
-
-
-def _dtensor() -> Any:
-    # Where it was before torch 2.5.
+    """Return whether it is a DTensor, without importing the module that defines it."""
+    # The second is its module before torch 2.5.
     module = sys.modules.get("torch.distributed.tensor") or sys.modules.get("torch.distributed._tensor")
-    return getattr(module, "DTensor", None)
+    kind: Any = getattr(module, "DTensor", None)
+    return kind is not None and isinstance(tensor, kind)
 
 
 def whole_shape(tensor: torch.Tensor) -> tuple[int, ...]:
@@ -87,36 +82,32 @@ def held(tensor: Any) -> Held:
     if is_dtensor(tensor):
         return _of_mesh(tensor)
     if _is_hooked(tensor):
-        raise ValueError(
-            f"{type(tensor).__name__} describes its parts by `{_HOOKS[0]}`, which only "
-            "torch.distributed.checkpoint calls: use `ingot.dcp.Writer` and `ingot.dcp.Reader`"
-        )
+        what = f"{type(tensor).__name__} describes its parts by `{_HOOKS[0]}`"
+        way_out = "use `ingot.dcp.Writer` and `ingot.dcp.Reader`"
+        raise ValueError(f"{what}, which only torch.distributed.checkpoint calls: {way_out}")
     return _annotated(tensor)
 
 
 def _of_mesh(tensor: Any) -> Held:
     if any(placement.is_partial() for placement in tensor.placements):
+        way_out = "call `.redistribute(placements=…)` with Replicate or Shard in its place first"
         raise ValueError(
-            "a DTensor with the placement Partial has values that are still to be summed: "
-            "call `.redistribute(placements=…)` with Replicate or Shard in its place first"
+            f"a DTensor with the placement Partial has values that are still to be summed: {way_out}"
         )
     with torch.no_grad():
         local = tensor.to_local()
     if type(local) not in (torch.Tensor, torch.nn.Parameter):
-        raise ValueError(
-            f"a DTensor of {type(local).__name__} keeps its values elsewhere: "
-            f"call what takes {type(local).__name__} to plain tensors, such as `.dequantize()`, first"
-        )
+        kind = type(local).__name__
+        way_out = f"call what takes {kind} to plain tensors, such as `.dequantize()`, first"
+        raise ValueError(f"a DTensor of {kind} keeps its values elsewhere: {way_out}")
     mesh = tensor.device_mesh
     coordinate = mesh.get_coordinate()
     if coordinate is None:
         return _nothing(tensor.shape, local)
     found = part(tensor.shape, mesh.shape, coordinate, tensor.placements)
     if found.numel != local.numel():
-        raise ValueError(
-            f"its placements {tuple(tensor.placements)} give this rank {list(found.local_shape)} of "
-            f"{list(tensor.shape)}, and its memory is of {list(local.shape)}"
-        )
+        given = f"{list(found.local_shape)} of {list(tensor.shape)}, and its memory is of {list(local.shape)}"
+        raise ValueError(f"its placements {tuple(tensor.placements)} give this rank {given}")
     # Where a rank holds nothing, torch's own shape of that may differ.
     return Held(found, local if found.numel else local.new_empty(found.local_shape))
 
@@ -129,29 +120,18 @@ def _nothing(shape: Any, local: torch.Tensor) -> Held:
 def _annotated(tensor: Any) -> Held:
     """Return the part that the attributes of a CheckpointableTensor describe."""
     try:
-        whole, *shards = (
-            tensor.global_shape,
-            tensor.global_offsets,
-            tensor.local_offsets,
-            tensor.local_sizes,
-        )
-        boxes = [
-            (_box(whole, begin, size), _box(tensor.shape, at, size))
-            for begin, at, size in zip(*shards, strict=True)
-            if 0 not in size
-        ]
+        whole, *shards = (getattr(tensor, name) for name in _ATTRIBUTES)
+        full = ((begin, at, size) for begin, at, size in zip(*shards, strict=True) if 0 not in size)
+        boxes = [(_box(whole, begin, size), _box(tensor.shape, at, size)) for begin, at, size in full]
     except (TypeError, ValueError) as fault:
-        raise ValueError(
-            f"its attributes {', '.join(_ATTRIBUTES)} do not describe parts of it: {fault}"
-        ) from None
+        names = ", ".join(_ATTRIBUTES)
+        raise ValueError(f"its attributes {names} do not describe parts of it: {fault}") from None
     if not boxes:
         return _nothing(whole, tensor)
     found = product(tuple(whole), boxes)
     if found is None:
-        raise ValueError(
-            f"its {len(boxes)} shards are not blocks along one dimension, in the order of the whole tensor: "
-            "use `ingot.dcp.Writer` and `ingot.dcp.Reader`"
-        )
+        what = f"its {len(boxes)} shards are not blocks along one dimension, in the order of the whole tensor"
+        raise ValueError(f"{what}: use `ingot.dcp.Writer` and `ingot.dcp.Reader`")
     part_held, place = found
     return Held(part_held, tensor.detach()[place])
 

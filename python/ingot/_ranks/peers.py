@@ -1,7 +1,7 @@
 """What ranks say to each other: bytes, and that one of them cannot go on.
 
 Nobody enters a collective that another will never come to: before each all agree that none has failed. One
-that was killed is found by those who wait for it, who tell the others by the store of the process group.
+that was killed is found by the ranks that wait for it, which inform the others by the process group's store.
 """
 
 from __future__ import annotations
@@ -25,10 +25,7 @@ from torch.distributed.constants import default_pg_timeout
 
 from ingot.errors import RankError
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from .placements import Box
-
+from .placements import Box
 
 # Pieces of tensors on their way from rank to rank: packed one after the other, as bytes of no dtype.
 
@@ -94,11 +91,11 @@ class Run:
 _ROLL_CALL_SECONDS = 3.0
 # Between two looks at the store, while a rank waits.
 _LOOK_SECONDS = 0.25
-# Of what ranks tell each other that many bytes go in one message with their number.
+# Messages between ranks have this many bytes beside their length.
 _SHORT_NBYTES = 1024
 # Within which all ranks have to be connected apart.
 _CONNECT_SECONDS = 60.0
-# Process groups for what is on the CPU, of those that have none.
+# Process groups for tensors on the CPU, by process groups without one.
 _ON_CPU: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
 # How often ranks of a group have met. The name of a group may be given again, on the same store.
 _MEETINGS: dict[str, int] = {}
@@ -165,7 +162,7 @@ class Peers:
         return there
 
     def leave(self) -> None:
-        """Take no part any more: those who wait for this rank give up, and say that it is gone."""
+        """Leave the group: ranks that wait for this one stop waiting, and report that it is gone."""
         if _APART.get(self.group) is self._apart:
             _APART.pop(self.group, None)
         held = [self._cpu, self._apart]
@@ -177,7 +174,7 @@ class Peers:
     def done(self) -> None:
         """Let go of connections apart, which wait for the next save.
 
-        What others wait for on them ends when nobody has them any more, and a traceback may have these peers
+        Waits of other ranks on them end when all references are gone, and a traceback may have these peers
         for long.
         """
         self._cpu = self._apart = None
@@ -186,12 +183,12 @@ class Peers:
         store = c10d.PrefixStore("connections", self._store)
         timeout = timedelta(seconds=_CONNECT_SECONDS)
         gloo = dist.ProcessGroupGloo(store, self.rank, self.size, timeout=timeout)
-        # A rank may write for as long as it takes: who is gone is found out by those who look.
+        # A rank may write for as long as it takes: the others look for ranks that are gone.
         gloo._set_default_timeout(default_pg_timeout)
         return gloo
 
     def gather(self, mine: Any, doing: str) -> list[Any]:
-        """What each rank gives, of all of them."""
+        """Return the objects of all ranks, in their order."""
         data = pickle.dumps(mine)
         heads = self._gathered(_begin(data), _SHORT_NBYTES, doing)
         most = max(int.from_bytes(one[:8], "little") for one in heads)
@@ -201,7 +198,7 @@ class Peers:
         return [pickle.loads(one) for one in self._gathered(data, most, doing)]
 
     def told(self, mine: Any, doing: str) -> Any:
-        """What the first rank gives, on all."""
+        """Return the first rank's object, on all ranks."""
         data = pickle.dumps(mine) if self.rank == 0 else b""
         head = self._sent(_begin(data), _SHORT_NBYTES, doing)
         nbytes = int.from_bytes(head[:8], "little")
@@ -218,7 +215,7 @@ class Peers:
         return held
 
     def _gathered(self, mine: bytes, nbytes: int, doing: str) -> list[bytearray]:
-        """So many bytes of each rank, of which the last may be none of its."""
+        """Return this many bytes of each rank. The last bytes may be padding."""
         held = [bytearray(nbytes) for _ in range(self.size)]
         found = [torch.frombuffer(one, dtype=torch.uint8) for one in held]
         sent = torch.frombuffer(bytearray(mine.ljust(nbytes, b"\0")), dtype=torch.uint8)
@@ -238,9 +235,9 @@ class Peers:
         self.agree(fault, doing)
 
     def same(self, look: Callable[[], tuple[Mapping[str, Any], Any]], doing: str) -> list[Any]:
-        """Raise on all ranks where one was given something else than the first. Gives a fact of each.
+        """Raise on all ranks if one has other options than the first. Return a fact of each.
 
-        `look` gives what has to be the same, and the fact. Where it raises on one rank, all raise.
+        `look` returns the options that have to be equal, and the fact. If it raises on one rank, all raise.
         """
         fault: BaseException | None = None
         mine: tuple[Mapping[str, Any], Any] = {}, None
@@ -271,11 +268,11 @@ class Peers:
         return False
 
     def _problem(self, fault: BaseException | None, doing: str) -> Problem | None:
-        # Without what it came of: that may be a caller's own error, with secrets in it.
+        # Without its cause: that may be a caller's own error, with secrets in it.
         return None if fault is None else Problem(self.rank, doing, f"{type(fault).__name__}: {fault}")
 
     def _raise(self, fault: BaseException | None, problems: list[Problem | None], doing: str) -> None:
-        """Raise what this rank met, or that of the first that met something. All ranks have heard of it."""
+        """Raise this rank's error, or else the first rank's that has one. All ranks know of it."""
         if fault is not None:
             fault.add_note(f"rank {self.rank} of {self.size}, in {doing}: the other ranks were told")
             raise fault
@@ -320,7 +317,7 @@ class Peers:
             fault: BaseException | None = None
         # What the backends raise: of gloo and NCCL, and of a store whose host is gone.
         except (RuntimeError, dist.DistError) as error:
-            # Its frames have the connections, as what is under way on them has.
+            # Its frames hold the connections, as their pending work does.
             fault = error.with_traceback(None)
         work = None
         raise self._lost(doing, fault) from fault
@@ -346,9 +343,9 @@ class Peers:
 
 
 def _drop(held: list[Any]) -> None:
-    """Has connections end, where nobody else has them.
+    """Close connections that nothing else holds.
 
-    That waits for what is under way on them, and so for the other ranks to let go of theirs: in a thread.
+    Closing waits for their pending work, and so for the other ranks to close theirs: in a thread.
     """
     # Where there cannot be one more, it waits here.
     with suppress(RuntimeError):
@@ -366,7 +363,7 @@ def _takes_cpu(group: Any) -> bool:
 
 
 def _on_cpu(group: Any) -> Any:
-    """A process group of the same ranks that takes what is on the CPU."""
+    """Return a process group of the same ranks for tensors on the CPU."""
     if _takes_cpu(group):
         return group
     if group not in _ON_CPU:

@@ -1,7 +1,7 @@
 """Which elements of a tensor a rank holds: placements of DTensor as intervals along each dimension.
 
-A rank's part is a product: along each dimension some intervals, and of the tensor what lies in one of each.
-An offset alone does not say it, since a strided shard takes several stretches of one dimension.
+A rank's part is a product of intervals, some along each dimension. An offset alone does not describe it,
+since a strided shard has several intervals along one dimension.
 """
 
 from __future__ import annotations
@@ -13,13 +13,11 @@ from itertools import product as combinations
 from math import prod
 from typing import Any, NamedTuple
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    # From the first place to that after the last.
-    Interval = tuple[int, int]
-    # For each dimension.
-    Intervals = tuple[tuple[Interval, ...], ...]
-    Box = tuple[slice, ...]
+# From the first place to that after the last.
+Interval = tuple[int, int]
+# For each dimension.
+Intervals = tuple[tuple[Interval, ...], ...]
+Box = tuple[slice, ...]
 
 
 class Part(NamedTuple):
@@ -55,7 +53,7 @@ class Part(NamedTuple):
         return self.local_shape == self.shape
 
     def boxes(self) -> Iterator[tuple[Box, Box]]:
-        """Blocks that are the part together: where each lies in the tensor, and where in the rank's own."""
+        """Yield blocks that form the part: the place of each in the tensor, and in the rank's own memory."""
         along = [[*_placed(intervals)] for intervals in self.intervals]
         for sides in combinations(*along):
             yield tuple(side[0] for side in sides), tuple(side[1] for side in sides)
@@ -77,7 +75,7 @@ def _length(intervals: Sequence[Interval]) -> int:
 
 
 def _placed(intervals: Sequence[Interval]) -> Iterator[tuple[slice, slice]]:
-    """Each interval, and where it lies among those of the rank, one after the other."""
+    """Yield each interval, and its place in the rank's own memory, one after the other."""
     at = 0
     for begin, end in intervals:
         yield slice(begin, end), slice(at, at + end - begin)
@@ -106,22 +104,21 @@ def _steps(side: slice, step: int) -> Iterator[slice]:
 
 
 def moved(box: Box, origin: Box, inner: Box) -> Box:
-    """Where `inner`, which lies in `origin`, lies when that is `box`."""
+    """Return the place of `inner`, a part of `origin`, if `origin` moves to `box`."""
     return tuple(
-        slice(to.start + side.start - of.start, to.start + side.stop - of.start)
-        for to, of, side in zip(box, origin, inner, strict=True)
+        slice(to.start + side.start, to.start + side.stop)
+        for to, side in zip(box, within(origin, inner), strict=True)
     )
 
 
 def within(origin: Box, inner: Box) -> Box:
-    """Where `inner`, which lies in `origin`, lies from where that begins."""
-    return tuple(
-        slice(side.start - of.start, side.stop - of.start) for of, side in zip(origin, inner, strict=True)
-    )
+    """Return the place of `inner`, a part of `origin`, counted from its beginning."""
+    pairs = zip(origin, inner, strict=True)
+    return tuple(slice(side.start - of.start, side.stop - of.start) for of, side in pairs)
 
 
 def in_elements(box: Box) -> Box:
-    """A box of bytes with two elements each, such as those of F4, as a file counts it."""
+    """Return a box of bytes with two elements each, such as of F4, in elements."""
     return (*box[:-1], slice(2 * box[-1].start, 2 * box[-1].stop)) if box else box
 
 
@@ -157,7 +154,7 @@ def part(
 ) -> Part:
     """What the rank at `coordinate` of a mesh of this shape holds of a tensor of this shape.
 
-    `placements` are those of DTensor, one for each dimension of the mesh, outermost first: each cuts what
+    `placements` are a DTensor's, one for each dimension of the mesh, outermost first: each cuts what
     those before it left.
 
     Raises
@@ -165,11 +162,9 @@ def part(
     ValueError
         A placement has no values of its own: `Partial`, or one that is not known.
     """
-    steps = tuple(
-        (step, size, place)
-        for placement, size, place in zip(placements, mesh_shape, coordinate, strict=True)
-        if (step := _step(placement, len(shape))) is not None
-    )
+    cuts = (_step(placement, len(shape)) for placement in placements)
+    facts = zip(cuts, mesh_shape, coordinate, strict=True)
+    steps = tuple((step, size, place) for step, size, place in facts if step is not None)
     return _cut(tuple(shape), steps)
 
 
@@ -193,14 +188,10 @@ def _cut(shape: tuple[int, ...], steps: tuple[tuple[tuple[int, int | None], int,
     intervals = [*whole.intervals]
     for (dim, split), count, place in steps:
         length = _length(intervals[dim])
-        stretches = [
-            (first + begin, first + end)
-            for first, size in _chunks(length, split or 1)
-            for begin, end in [_chunk(size, count, place)]
-        ]
-        intervals[dim] = _joined(
-            piece for begin, end in stretches for piece in _taken(intervals[dim], begin, end)
-        )
+        cut = ((first, _chunk(size, count, place)) for first, size in _chunks(length, split or 1))
+        stretches = [(first + begin, first + end) for first, (begin, end) in cut]
+        before = intervals[dim]
+        intervals[dim] = _joined(piece for stretch in stretches for piece in _taken(before, *stretch))
     return Part(shape, tuple(intervals))
 
 

@@ -15,23 +15,19 @@ from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
-from itertools import accumulate
+from itertools import accumulate, combinations
 from math import prod
 from typing import NamedTuple
 
-from .placements import moved, pieces
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from .placements import Box, Interval, Part
+from .placements import Box, Interval, Part, moved, pieces
 
 #: Bytes that lie together, from which on a rank reads a part of its own by itself.
 DIRECT_NBYTES = 128 << 10
-#: Bytes that a rank holds of what it has read, sends or receives in a round; of each that much.
+#: The most bytes that a rank reads, sends or receives in a round; of each as many.
 WINDOW_NBYTES = 32 << 20
 # Of fewer bytes an owner is not worth its requests.
 _LEAST_NBYTES = 1 << 20
-# Blocks of an owner are this small a part of what it owns, so that owners have about as much.
+# Blocks of an owner are this small a part of its share, so that owners have about as much.
 _SHARES = 16
 
 
@@ -68,23 +64,21 @@ class Span(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """Who reads what for some ranks, which read for no others: all ranks, or those of a node."""
+    """The plan of some ranks, which read for no others: all ranks, or the ranks of a node."""
 
     ranks: list[int]
-    #: For each tensor its pattern; None for one that nobody wants anything of.
+    #: For each tensor its pattern; None if no rank wants any of it.
     numbers: list[int | None]
     patterns: list[Pattern]
     #: For each pattern its blocks; none where each rank reads its part by itself.
     cuts: list[Cuts | None]
-    #: For each of the ranks, what it owns.
+    #: For each of the ranks, its spans.
     owned: list[list[Span]]
 
     def direct(self, rank: int) -> Iterator[tuple[int, Part]]:
-        """The tensors of which a rank reads its part by itself."""
-        wanted = [
-            None if cuts else dict(one.wanted).get(rank)
-            for one, cuts in zip(self.patterns, self.cuts, strict=True)
-        ]
+        """Yield the tensors whose parts a rank reads by itself, with its part."""
+        pairs = zip(self.patterns, self.cuts, strict=True)
+        wanted = [None if cuts else dict(one.wanted).get(rank) for one, cuts in pairs]
         for tensor, number in enumerate(self.numbers):
             if number is not None and (part := wanted[number]):
                 yield tensor, part
@@ -130,7 +124,7 @@ class Cuts(NamedTuple):
 
 
 class Pattern(NamedTuple):
-    """Tensors of one shape of which the same ranks want the same."""
+    """Tensors of one shape with the same wanted parts on the same ranks."""
 
     tensor: Tensor
     wanted: tuple[tuple[int, Part], ...]
@@ -146,19 +140,16 @@ class Pattern(NamedTuple):
     def overlaps(self) -> bool:
         """Whether two ranks want the same element."""
         parts = [part for _, part in self.wanted]
-        return len(set(parts)) < len(parts) or any(
-            _overlap(one, other) for rank, one in enumerate(parts) for other in parts[:rank]
-        )
+        return len(set(parts)) < len(parts) or any(_overlap(*pair) for pair in combinations(parts, 2))
 
     def boxes(self) -> list[Box]:
-        """What the ranks want together, and what lies between in all dimensions but the first."""
+        """Return the boxes around all wanted parts, whole in all dimensions but the first."""
         if not self.tensor.shape:
             return [()]
         if 0 in self.tensor.shape:
             return []
-        sides = [
-            _union(part.intervals[dim] for _, part in self.wanted) for dim in range(len(self.tensor.shape))
-        ]
+        dims = range(len(self.tensor.shape))
+        sides = [_union(part.intervals[dim] for _, part in self.wanted) for dim in dims]
         within = [slice(side[0][0], side[-1][1]) for side in sides[1:]]
         return [(slice(begin, end), *within) for begin, end in sides[0]]
 
@@ -173,17 +164,13 @@ class Pattern(NamedTuple):
 
 def shared(part: Part, box: Box) -> int:
     """The elements of `box` that belong to `part`."""
-    return prod(
-        sum(max(0, min(end, side.stop) - max(begin, side.start)) for begin, end in intervals)
-        for intervals, side in zip(part.intervals, box, strict=True)
-    )
+    sides = ((side.start, side.stop, along) for along, side in zip(part.intervals, box, strict=True))
+    return prod(sum(max(0, min(b, end) - max(a, begin)) for a, b in along) for begin, end, along in sides)
 
 
 def _overlap(one: Part, other: Part) -> bool:
-    return all(
-        any(max(a, c) < min(b, d) for a, b in mine for c, d in theirs)
-        for mine, theirs in zip(one.intervals, other.intervals, strict=True)
-    )
+    pairs = zip(one.intervals, other.intervals, strict=True)
+    return all(any(max(a, c) < min(b, d) for a, b in mine for c, d in theirs) for mine, theirs in pairs)
 
 
 def _union(sides: Iterable[tuple[Interval, ...]]) -> list[Interval]:
@@ -215,11 +202,9 @@ def plan(
     rank
         One of those that read for each other.
     """
-    return _plan_for(tensors, wants, spread(nodes) if scope == "job" else _of_node(nodes, nodes[rank]))
-
-
-def _of_node(nodes: Sequence[int], node: int) -> list[int]:
-    return [rank for rank, of in enumerate(nodes) if of == node]
+    of_node = [one for one, node in enumerate(nodes) if node == nodes[rank]]
+    ranks = spread(nodes) if scope == "job" else of_node
+    return _plan_for(tensors, wants, ranks)
 
 
 def spread(nodes: Sequence[int]) -> list[int]:
@@ -242,17 +227,12 @@ def _plan_for(tensors: Sequence[Tensor], wants: Sequence[Wants], ranks: list[int
         for rank, part in pattern.wanted:
             if not owned[number]:
                 read[rank] += counts[number] * part.numel * pattern.tensor.itemsize
-    total = sum(
-        counts[number] * sum(map(pattern.nbytes, pattern.boxes()))
-        for number, pattern in enumerate(patterns)
-        if owned[number]
-    )
+    covered = (sum(map(pattern.nbytes, pattern.boxes())) for pattern in patterns)
+    total = sum(counts[number] * nbytes for number, nbytes in enumerate(covered) if owned[number])
     shares = _shares(total, [*read.values()])
     finest = max(_LEAST_NBYTES, max(shares, default=0) // _SHARES)
-    cuts = [
-        cut(pattern, len(ranks), finest) if is_owned else None
-        for pattern, is_owned in zip(patterns, owned, strict=True)
-    ]
+    pairs = zip(patterns, owned, strict=True)
+    cuts = [cut(pattern, len(ranks), finest) if is_owned else None for pattern, is_owned in pairs]
     return Plan(ranks, numbers, patterns, cuts, _dealt(numbers, cuts, len(ranks), shares))
 
 
@@ -266,9 +246,8 @@ def _patterns(
     for key in zip(tensors, zip(*(wants[rank].kinds for rank in ranks), strict=True), strict=True):
         if key not in known:
             tensor, kinds = key
-            parts = [
-                (rank, wants[rank].parts[kind - 1]) for rank, kind in zip(ranks, kinds, strict=True) if kind
-            ]
+            pairs = zip(ranks, kinds, strict=True)
+            parts = [(rank, wants[rank].parts[kind - 1]) for rank, kind in pairs if kind]
             wanted = tuple((rank, part) for rank, part in parts if part.numel)
             known[key] = len(patterns) if wanted else None
             patterns += [Pattern(tensor, wanted)] if wanted else []
@@ -277,7 +256,7 @@ def _patterns(
 
 
 def cut(pattern: Pattern, ranks: int, finest: int) -> Cuts:
-    """Blocks of `finest` bytes at most, of each of which no rank wants too much.
+    """Return blocks of `finest` bytes at most, none with too much for one rank.
 
     Of all owners together a rank then receives no more than a window in a round.
     """
@@ -337,7 +316,7 @@ def _shares(total: int, read: list[int]) -> list[int]:
 
 
 def sent(part: Part, block: Box) -> tuple[tuple[Box, Box], ...]:
-    """Of a block what belongs to `part`: boxes in the tensor, and where each lies in the part."""
+    """Return the overlap of a block and `part`: boxes in the tensor, and their places in the part."""
     return _sent(part, tuple((side.start, side.stop) for side in block))
 
 
@@ -345,10 +324,8 @@ def sent(part: Part, block: Box) -> tuple[tuple[Box, Box], ...]:
 def _sent(part: Part, block: tuple[Interval, ...]) -> tuple[tuple[Box, Box], ...]:
     found = []
     for index, place in part.boxes():
-        inner = tuple(
-            slice(max(side.start, begin), min(side.stop, end))
-            for side, (begin, end) in zip(index, block, strict=True)
-        )
+        pairs = zip(index, block, strict=True)
+        inner = tuple(slice(max(side.start, begin), min(side.stop, end)) for side, (begin, end) in pairs)
         if all(side.start < side.stop for side in inner):
             found.append((inner, moved(place, index, inner)))
     return tuple(found)

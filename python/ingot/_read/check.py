@@ -9,24 +9,19 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, Unpack
 
 from ingot import _native
+from ingot._base.checks import Leniency
 from ingot._base.keys import select
 from ingot._base.options import Loading, checked, takes
 from ingot._base.progress import telling
 from ingot._base.report import Report, reduced
 from ingot._base.text import _escaped, plural
-from ingot._native import is_url, shown_url
+from ingot._native import Checkpoint, is_url, shown_url
 from ingot.errors import HeaderError
-from ingot.typing import Keys, ReadOptions, Source
+from ingot.typing import Keys, Path, ReadOptions, Source
 
 from .digest import hash
 from .door import open_checkpoint, open_source
 from .stats import measured
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from ingot._base.checks import Leniency
-    from ingot._native import Checkpoint
-    from ingot.typing import Path
 
 # Bytes of the elements that are read at addresses of their own size. Others have no alignment.
 _ALIGNMENT = {2: ("I16", "U16", "F16", "BF16"), 4: ("I32", "U32", "F32", "C64"), 8: ("F64", "I64", "U64")}
@@ -63,7 +58,7 @@ class Problem(NamedTuple):
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Check(Report):
-    """The problems of a file or a checkpoint. `check` returns one. It is true if there are none.
+    """The problems of a file or a checkpoint. `check` returns one. It is true if there are no problems.
 
     Attributes
     ----------
@@ -105,7 +100,7 @@ def check(
     drop: Keys | None = None,
     **options: Unpack[ReadOptions],
 ) -> Check:
-    """Find what is wrong, or only odd, in a file that can be read.
+    """Find mistakes and oddities in a file that can be read.
 
     The header is checked by all rules of the format, including those that readers do not enforce (FORMAT.md,
     "Leniency"). Tensors have to be aligned to their elements. Files of the Hugging Face cache are compared
@@ -162,9 +157,8 @@ class _Checked:
         self.checkpoint = checkpoint
         # What is shown of a URL does not open it again.
         self.files: list[Source] = [*checkpoint.shards] if checkpoint.is_sharded else [source]
-        self.path = (
-            shown_url(source) if isinstance(source, str) else checkpoint.path or f"<{type(source).__name__}>"
-        )
+        name = checkpoint.path or f"<{type(source).__name__}>"
+        self.path = shown_url(source) if isinstance(source, str) else name
 
     def headers(self, names: Container[str]) -> Iterator[Problem]:
         """Yield rules that readers do not enforce, and tensors that are not aligned."""
@@ -181,11 +175,8 @@ class _Checked:
                 yield from _alignment(opened, names)
 
     def _open(self, file: Source, leniency: Leniency) -> Checkpoint:
-        how = self.how
-        backend = "pread" if how.backend == "auto" else how.backend
-        return open_checkpoint(
-            file, backend, leniency, how.max_header_size, storage_options=how.storage_options
-        )
+        backend = "pread" if self.how.backend == "auto" else self.how.backend
+        return open_checkpoint(file, self.how._replace(backend=backend), leniency)
 
     def _name(self, file: Source) -> str:
         return shown_url(file) if isinstance(file, str) else self.path

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Unpack
@@ -13,14 +14,10 @@ from ingot._base.options import Loading, checked, takes
 from ingot._base.progress import telling
 from ingot._base.report import Report, reduced
 from ingot._base.text import plural
-from ingot._native import TensorInfo
+from ingot._native import Checkpoint, TensorInfo
 from ingot.typing import Keys, ReadOptions, Source
 
 from .door import open_source
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from ingot._native import Checkpoint
 
 
 class Distance(NamedTuple):
@@ -35,7 +32,7 @@ class Distance(NamedTuple):
     max_abs : int, float or None
         The greatest absolute difference, exact for integers.
     relative_l2 : float or None
-        The L2 norm of the difference relative to that of the first tensor; None if that is zero.
+        The L2 norm of the difference relative to the first tensor's norm; None if that is zero.
     cosine : float or None
         The cosine of the angle between the two; None if one is zero.
     """
@@ -81,15 +78,13 @@ class Diff(Report):
 
         facts = [plural(len(self.tensors), "tensor"), plural(len(self.metadata), "key")]
         rows = [(name, *map(_shown, pair)) for name, pair in self.tensors.items()]
-        rows += [
-            (f"metadata: {key}", *("" if one is None else one for one in pair))
-            for key, pair in self.metadata.items()
-        ]
+        pairs = self.metadata.items()
+        rows += [(f"metadata: {key}", *("" if one is None else one for one in pair)) for key, pair in pairs]
         if self.values is not None:
             facts.append(f"{plural(len(self.values), 'tensor')} with other values")
+            values = self.values.items()
             rows += [
-                (name, f"max abs {one.max_abs}", f"relative L2 {one.relative_l2}")
-                for name, one in self.values.items()
+                (name, f"max abs {one.max_abs}", f"relative L2 {one.relative_l2}") for name, one in values
             ]
         return page("ingot.Diff", facts, table(rows))
 
@@ -149,11 +144,8 @@ def diff(
         # By name: what a callable is called with, and what a miss is looked for in.
         both = NamedTensors(one.path, theirs | ours, lambda: (theirs | ours).values())
         names = _native.in_natural_order(select(both, chosen, dropped))
-        tensors = {
-            name: (ours.get(name), theirs.get(name))
-            for name in names
-            if _header(ours.get(name)) != _header(theirs.get(name))
-        }
+        pairs = ((name, (ours.get(name), theirs.get(name))) for name in names)
+        tensors = {name: pair for name, pair in pairs if _header(pair[0]) != _header(pair[1])}
         metadata = _metadata(one, two)
         if not values:
             return Diff(tensors, metadata)
@@ -173,16 +165,15 @@ def _shape(info: TensorInfo | None) -> tuple[int, ...] | None:
 
 
 def _metadata(one: Checkpoint, two: Checkpoint) -> dict[str, tuple[str | None, str | None]]:
-    ours, theirs = (
-        {
-            key: value if isinstance(value, str) else json.dumps(value)
-            for key, value in (each.metadata() or {}).items()
-        }
-        for each in (one, two)
-    )
+    ours, theirs = map(_texts, (one.metadata(), two.metadata()))
     keys = _native.in_natural_order([*ours.keys() | theirs.keys()])
     pairs = {key: (ours.get(key), theirs.get(key)) for key in keys}
     return {key: pair for key, pair in pairs.items() if pair[0] != pair[1]}
+
+
+def _texts(metadata: Mapping[str, Any] | None) -> dict[str, str]:
+    pairs = (metadata or {}).items()
+    return {key: value if isinstance(value, str) else json.dumps(value) for key, value in pairs}
 
 
 def _of(found: _native.Distance) -> Distance:

@@ -11,15 +11,11 @@ from ingot._base.checks import checked_text, is_path
 from ingot._base.options import Loading, checked, takes
 from ingot._base.progress import telling
 from ingot._base.report import Report, reduced
-from ingot._base.text import _escaped, _quoted, first_lines, plural
+from ingot._base.text import _escaped, _quoted, first_lines, located, plural
 from ingot.errors import IntegrityError, OptionError
-from ingot.typing import Algorithm, HeaderOptions, NoOptions, Progress, Source, StorageOptions
+from ingot.typing import Algorithm, HeaderOptions, NoOptions, Path, Progress, Source, StorageOptions
 
 from .door import open_source, resolved
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from ingot.typing import Path
 
 
 @takes()
@@ -48,8 +44,8 @@ def hash(
         ``"autov2"``
             The first 10 digits of the SHA-256 of the file: Civitai's AutoV2.
         ``"autov3"``
-            The SHA-256 of the data section, which edits of the metadata leave as it is: Civitai's AutoV3,
-            of which some pages show the first 12 digits, and the ``sshs_model_hash`` of adapters. A file of
+            The SHA-256 of the data section, which edits of the metadata leave as it is: Civitai's AutoV3
+            (some pages show its first 12 digits), and the ``sshs_model_hash`` of adapters. A file of
             tensors.
         ``"sshs_legacy"``
             ``"autov1"`` of the safetensors file that holds the same tensors and of the metadata only what
@@ -59,8 +55,8 @@ def hash(
         any name that `hashlib.new` takes, such as ``"md5"``, ``"sha1"`` or ``"sha512"``
             Of the whole file.
     progress : bool, None or callable
-        As for `load_file`: True shows a bar, a callable is told now and then the bytes that are done and
-        those that there are to do, and may raise to end the call. Not for the algorithms of hashlib.
+        As for `load_file`: True shows a bar, a callable is called with the bytes that are done and
+        the bytes in all, and may raise to end the call. Not for the algorithms of hashlib.
     storage_options : dict, optional
         How a URL is reached (`ingot.StorageOptions`).
 
@@ -85,7 +81,7 @@ def hash(
     Notes
     -----
     The file is read by position: one that another process shortens meanwhile is an error, not a crash. A
-    remote file is fetched in parts, several at once, of which at most 128 MiB are kept at a time.
+    remote file is fetched in parts, several at once; at most 128 MiB are kept at a time.
     """
     own = {"algorithm": algorithm, "progress": progress, "storage_options": storage_options}
     given = checked(hash, {**own, **options}, algorithm=known_algorithm)
@@ -138,12 +134,8 @@ def known_algorithm(algorithm: str) -> str:
     names = {name for name in hashlib.algorithms_available if not name.startswith("shake")}
     if algorithm not in names:
         choices = (*_native.hashes(), *sorted(names - {"sha256"}))
-        raise OptionError(
-            f"algorithm {algorithm!r} is unknown: expected one of {', '.join(choices)}",
-            code="unknown-algorithm",
-            expected=choices,
-            found=algorithm,
-        )
+        message = f"algorithm {algorithm!r} is unknown: expected one of {', '.join(choices)}"
+        raise OptionError(message, code="unknown-algorithm", expected=choices, found=algorithm)
     return algorithm
 
 
@@ -195,7 +187,7 @@ class Verification(Report):
         The whole file against `expected_sha256`, or against the SHA-256 in its name in the Hugging Face
         cache.
     shards : dict of str to Verification
-        For a checkpoint of several files, what those of each say. Its own attributes are then all of theirs
+        For a checkpoint of several files, the report of each. Its own attributes are then all of theirs
         together: tensors in the order of the files, `algorithm` None where they have several, and `modelspec`
         None, since it speaks of one file. Empty for one file.
     """
@@ -251,14 +243,10 @@ class Verification(Report):
             named = self.shards.items()
             return [f"{_escaped(name)}: {fault}" for name, report in named for fault in report._faults()]
         pairs = (("modelspec.hash_sha256", self.modelspec), ("the file", self.file))
-        faults = [
-            f"{what}: expected {_escaped(pair.expected)}, found {pair.found}"
-            for what, pair in pairs
-            if pair is not None and not pair.same
-        ]
-        faults += [
-            f"tensor {_quoted(row.tensor)}: expected {row.expected}, found {row.found}" for row in self.bad
-        ]
+        wrong = ((what, pair) for what, pair in pairs if pair is not None and not pair.same)
+        faults = [f"{what}: expected {_escaped(pair.expected)}, found {pair.found}" for what, pair in wrong]
+        bad = ((_quoted(row.tensor), row.expected, row.found) for row in self.bad)
+        faults += [f"tensor {tensor}: expected {expected}, found {found}" for tensor, expected, found in bad]
         return faults + [f"tensor {_quoted(name)}: has a digest and is not there" for name in self.missing]
 
 
@@ -279,7 +267,7 @@ def verify(
         A file that was saved with ``checksums=...`` or has ``modelspec.hash_sha256`` in its metadata, or a
         sharded checkpoint of such files, as for `ingot.open`. A URL is fetched in parts, which are not kept.
     expected_sha256 : str, optional
-        The SHA-256 of the whole file, as 64 hexadecimal digits, from wherever the file came from. Not for an
+        The SHA-256 of the whole file, as 64 hexadecimal digits, from another source than the file. Not for an
         index. By default the one in the name of the file, if it is in the Hugging Face cache.
     raises : bool
         Raise `IntegrityError` if a byte differs or has no digest. False returns the report in every case.
@@ -335,26 +323,16 @@ def _failed(path: str, report: Verification) -> IntegrityError:
     faults = report._faults()
     if not faults:
         bare = len(report.unchecked)
-        return IntegrityError(
-            f"{_escaped(path)}: {bare:,} of {plural(report.checked + bare, 'tensor')} without a digest: save "
-            'with checksums="blake3", or give expected_sha256',
-            code="no-digest",
-            path=path,
-            report=report,
-        )
+        way_out = 'save with checksums="blake3", or give expected_sha256'
+        reason = f"{bare:,} of {plural(report.checked + bare, 'tensor')} without a digest: {way_out}"
+        return located(IntegrityError, reason, code="no-digest", path=path, report=report)
     more = len(faults) - _NAMED_FAULTS
     shown = [*faults[:_NAMED_FAULTS], *([f"and {more:,} more"] if more > 0 else [])]
     pairs = [pair for one in (report, *report.shards.values()) for pair in (one.modelspec, one.file)]
     first: Any = next(iter([*report.bad, *(pair for pair in pairs if pair and not pair.same)]), None)
-    return IntegrityError(
-        f"{_escaped(path)}: {'; '.join(shown)}",
-        code="digest-mismatch",
-        path=path,
-        tensor=getattr(first, "tensor", None),
-        expected=getattr(first, "expected", None),
-        found=getattr(first, "found", None),
-        report=report,
-    )
+    facts = {name: getattr(first, name, None) for name in ("tensor", "expected", "found")}
+    message = f"{_escaped(path)}: {'; '.join(shown)}"
+    return IntegrityError(message, code="digest-mismatch", path=path, report=report, **facts)
 
 
 def _report(facts: dict[str, Any]) -> Verification:
@@ -367,12 +345,9 @@ def _report(facts: dict[str, Any]) -> Verification:
 def _together(shards: dict[str, Verification]) -> Verification:
     reports = shards.values()
     algorithms = {report.algorithm for report in reports}
-    return Verification(
-        ok=all(reports),
-        algorithm=algorithms.pop() if len(algorithms) == 1 else None,
-        checked=sum(report.checked for report in reports),
-        bad=[row for report in reports for row in report.bad],
-        unchecked=[name for report in reports for name in report.unchecked],
-        missing=[name for report in reports for name in report.missing],
-        shards=shards,
-    )
+    algorithm = algorithms.pop() if len(algorithms) == 1 else None
+    rows: dict[str, Any] = {}
+    for name in ("bad", "unchecked", "missing"):
+        rows[name] = [row for report in reports for row in getattr(report, name)]
+    checked = sum(report.checked for report in reports)
+    return Verification(all(reports), algorithm, checked, **rows, shards=shards)

@@ -1,50 +1,36 @@
-"""Opening: a file, a checkpoint of many, what is behind a URL, or what an object holds."""
+"""Open a file, a checkpoint of many files, a URL or an object."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, TypedDict, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
-from ingot._base.checks import is_path, one_of
+from ingot._base.checks import Leniency, checked_backend, is_path
+from ingot._base.options import DEFAULT_LOADING, Loading
 from ingot._base.progress import telling
 from ingot._native import Checkpoint, is_url
 from ingot.errors import CheckpointError, OptionError, StorageError
+from ingot.typing import Source, Tell
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from ingot._base.checks import Leniency
-    from ingot._base.options import Loading
     from ingot._native import _ShardHeaders as ShardHeaders
-    from ingot.typing import Source, StorageOptions, Tell
-
-    class Options(TypedDict):
-        """What the functions of the extension module take."""
-
-        threads: int | None
-        progress: Tell | None
-
-    # Whether tensors are compared with the digests in their file, and the expected SHA-256 of the file.
-    Proof = tuple[bool, str | None]
 
 
-class Reads:
+class Reads(NamedTuple):
     """The number of threads, the function for progress, and the digests to check."""
 
-    __slots__ = ("proof", "tell", "threads")
-
-    def __init__(
-        self, threads: int | None = None, tell: Tell | None = None, proof: Proof = (False, None)
-    ) -> None:
-        self.threads = threads
-        self.tell = tell
-        self.proof = proof
+    threads: int | None = None
+    tell: Tell | None = None
+    # Whether tensors are compared with the digests in their file, and the expected SHA-256 of the file.
+    proof: tuple[bool, str | None] = (False, None)
 
     def proves(self) -> bool:
         """Return whether a digest is compared."""
         return self.proof != (False, None)
 
-    def options(self) -> Options:
+    def options(self) -> dict[str, Any]:
         """Return the keyword arguments for the functions of the extension module."""
         return {"threads": self.threads, "progress": self.tell}
 
@@ -57,10 +43,7 @@ class Reads:
         if tell is None:
             return [self] * len(nbytes)
         sizes = [size() for size in nbytes]
-        return [
-            Reads(self.threads, _after(tell, sum(sizes[:rank]), sum(sizes)), self.proof)
-            for rank in range(len(sizes))
-        ]
+        return [self._replace(tell=_after(tell, sum(sizes[:rank]), sum(sizes))) for rank in range(len(sizes))]
 
 
 def _after(tell: Tell, before: int, total: int) -> Tell:
@@ -83,8 +66,6 @@ def _reads(how: Loading, tell: Tell | None) -> Reads:
 
 
 T = TypeVar("T")
-
-BACKENDS = ("auto", "mmap", "pread")
 
 
 def again_by(filename: Any, path: str) -> Any:
@@ -109,41 +90,37 @@ def resolved(source: Source) -> Any:
 
     found = of_object(source)
     if found is None:
-        raise TypeError(
-            "expected a path as a str, bytes or os.PathLike object, a URL, a file that is open for reading "
-            f"bytes, a buffer, a file of fsspec, or ingot.Ranges, found {type(source).__name__}"
-        )
+        paths = "a path as a str, bytes or os.PathLike object, a URL, a file that is open for reading bytes"
+        found_kind = type(source).__name__
+        raise TypeError(f"expected {paths}, a buffer, a file of fsspec, or ingot.Ranges, found {found_kind}")
     return found
 
 
 def open_checkpoint(
     source: Source,
-    backend: str,
+    how: Loading = DEFAULT_LOADING,
     leniency: Leniency = "accept",
-    max_header_size: int | None = None,
-    confine: bool = False,
-    storage_options: StorageOptions | None = None,
     *,
+    confine: bool = False,
     lent: bool = False,
 ) -> Checkpoint:
-    """The open file, the open checkpoint, or what is behind a URL or in an object.
+    """Open a file, a checkpoint, a URL or an object.
 
-    A file that is `lent` is one of perhaps many, which is closed while nobody reads it and others are read.
+    A file that is `lent` may be closed and opened again between reads.
     """
-    one_of("backend", backend, BACKENDS)
+    backend = checked_backend(how.backend)
     found: Any = source
     if isinstance(found, str) and is_url(found):
         if backend == "mmap":
             raise OptionError("backend 'mmap' is for files: what is behind a URL cannot be mapped")
-        return Checkpoint.open_url(found, storage_options, leniency, max_header_size)
+        return Checkpoint.open_url(found, how.storage_options, leniency, how.max_header_size)
     if is_path(found) or is_path(found := resolved(source)):
-        return Checkpoint.open(found, backend, leniency, max_header_size, confine, lent)
+        return Checkpoint.open(found, backend, leniency, how.max_header_size, confine, lent)
     if backend == "mmap":
-        raise OptionError(
-            f"backend 'mmap' is for files: a {type(source).__name__} cannot be mapped", code="unmappable"
-        )
+        message = f"backend 'mmap' is for files: a {type(source).__name__} cannot be mapped"
+        raise OptionError(message, code="unmappable")
     open_object: Any = Checkpoint.from_object if hasattr(found, "ask") else Checkpoint.from_buffer
-    checkpoint: Checkpoint = open_object(found, leniency, max_header_size)
+    checkpoint: Checkpoint = open_object(found, leniency, how.max_header_size)
     return checkpoint
 
 
@@ -184,12 +161,7 @@ def open_all(source: Source, how: Loading, headers: ShardHeaders | None = None) 
 def open_source(source: Source, how: Loading, headers: ShardHeaders | None = None) -> Checkpoint:
     """Open the source of a load, with the `headers` that another process read."""
     if headers is None:
-        return open_checkpoint(
-            source,
-            how.backend,
-            max_header_size=how.max_header_size,
-            storage_options=how.storage_options,
-        )
+        return open_checkpoint(source, how)
     path: Any = source
     if isinstance(path, str) and is_url(path):
         return Checkpoint.open_url_with(path, how.storage_options, headers)

@@ -9,29 +9,18 @@ from typing import Any, Generic, Literal, Self, TypeAlias, TypeVar, Unpack, over
 
 from ingot._base.checks import is_path, leniency
 from ingot._base.frameworks import FRAMEWORKS, adapter
-from ingot._base.frameworks import adapter as adapter_of
 from ingot._base.keys import select
-from ingot._base.options import check_names, checked, takes
+from ingot._base.options import DEFAULT_LOADING, Loading, check_names, checked, takes
 from ingot._base.report import restored
 from ingot._base.text import _escaped, _quoted, nbytes, plural
 from ingot._native import Checkpoint, Gpu, TensorInfo, in_natural_order, why_pageable
 from ingot.errors import ClosedError, HeaderError, TensorNotFoundError
-from ingot.typing import (
-    Backend,
-    Device,
-    Framework,
-    Keys,
-    NoOptions,
-    OpenOptions,
-    Path,
-    Source,
-    StorageOptions,
-)
+from ingot.typing import Device, Framework, Keys, NoOptions, OpenOptions, Path, Source, StorageOptions
 
 from .door import again_by, open_checkpoint
 from .load import Value, part, tensor, tensors
 from .loader import AHEAD, PrefetchLoader, planned
-from .moves import placed, settled
+from .moves import Moving, placed, settled
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -45,8 +34,6 @@ if TYPE_CHECKING:
     from ingot._base.frameworks import Adapter
     from ingot._base.keys import Selector
 
-    from .moves import Move, Placement
-
 
 # The function that opens a handle again, and its arguments.
 Again: TypeAlias = "tuple[Callable[..., Any], tuple[Any, ...]]"
@@ -55,7 +42,7 @@ Again: TypeAlias = "tuple[Callable[..., Any], tuple[Any, ...]]"
 class TensorSlice(Generic[Value]):
     """A tensor of an open file whose parts can be read. `safe_open.get_slice` returns it.
 
-    It has the attributes of an array, so that what takes array-likes takes it: ``numpy.asarray(part)`` reads
+    It has the attributes of an array, so functions of array-likes take it: ``numpy.asarray(part)`` reads
     all of the tensor, ``dask.array.from_array(part)`` the parts that it is asked for.
 
     It can be pickled as its handle can, also when that was closed: the file is opened again where it arrives.
@@ -70,7 +57,7 @@ class TensorSlice(Generic[Value]):
         checkpoint: Checkpoint,
         info: TensorInfo,
         adapter: Adapter,
-        move: Move | Placement | None,
+        move: Moving,
         again: Callable[[], Again | None],
     ) -> None:
         self._checkpoint = checkpoint
@@ -129,7 +116,7 @@ class TensorSlice(Generic[Value]):
         StorageError
             Reading failed.
         """
-        array = self._checkpoint.tensor(self._info.name, adapter_of("numpy").wrap)
+        array = self._checkpoint.tensor(self._info.name, adapter("numpy").wrap)
         # An array is a view if the file is mapped; `F4` is always unpacked into a copy.
         is_view = self._checkpoint.backend == "mmap" and self._info.dtype != "F4"
         if copy is False and not (is_view and (dtype is None or dtype == array.dtype)):
@@ -163,9 +150,8 @@ class TensorSlice(Generic[Value]):
         DtypeError, StorageError
             As `safe_open.get_tensor` does.
         """
-        found: Value = part(
-            self._checkpoint, self._info.name, index, self._adapter.wrap, self._move, self._adapter.at
-        )
+        by, checkpoint = self._adapter, self._checkpoint
+        found: Value = part(checkpoint, self._info.name, index, by.wrap, self._move, by.at)
         return found
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -197,10 +183,9 @@ def _check_pickles(path: str, provider: object) -> None:
     try:
         dumps(provider)
     except Exception as error:
-        raise TypeError(
-            f"cannot pickle the handle of {_escaped(path)}: the `credentials` of its storage_options "
-            f"cannot be pickled ({error}): give a function of a module"
-        ) from error
+        reason = f"the `credentials` of its storage_options cannot be pickled ({error})"
+        message = f"cannot pickle the handle of {_escaped(path)}: {reason}: give a function of a module"
+        raise TypeError(message) from error
 
 
 class safe_open(Mapping[str, Value]):
@@ -231,7 +216,7 @@ class safe_open(Mapping[str, Value]):
         ``"pytorch"``; ``"jax"`` or ``"flax"``; ``"tensorflow"`` or ``"tf"``; ``"mlx"``; ``"paddle"``.
     device : str, int, the framework's device, dict or callable
         Where the tensors are placed. On ``"cpu"``, the default, they are views of the file where the backend
-        maps it. Onto a GPU of torch they are read, through pinned memory, whatever the backend: in the order
+        maps it. Onto a GPU of torch they are read, through pinned memory, with any backend: in the order
         of the current stream of the thread that calls. To its other accelerators, and to shardings of jax,
         they come in pieces; to any other device they are copied. NumPy knows only ``"cpu"``. A dict has
         patterns of names, each with a device: ``{"layers.0.*": "cuda:0", "*": "cpu"}``. ``*`` is any text and
@@ -239,20 +224,20 @@ class safe_open(Mapping[str, Value]):
         called with what `info` returns, and returns the device.
     backend : {"auto", "mmap", "pread"}
         How the file is read. ``"mmap"`` maps it, copy on write: tensors can be written to, the file never
-        changes. ``"pread"`` reads into memory that ingot owns, past the page cache what is not in it.
+        changes. ``"pread"`` reads into memory that ingot owns, without the page cache for uncached bytes.
         ``"auto"`` takes what suits the file: a mapping where it is on a local disk, whose pages all processes
         share and the next one finds in the page cache; reading where it comes over a network or through FUSE.
         ``INGOT_BACKEND`` in the environment decides where this is ``"auto"``; `backend` and `why` of the
-        handle say what was chosen.
+        handle report the choice.
     strict : bool
-        Also refuse what is harmless but not as a writer should write it (FORMAT.md, "Lenient and strict").
+        Also refuse harmless headers that are not in the form for writers (FORMAT.md, "Lenient and strict").
     lenient : bool
         Of a file that breaks rules, take the tensors that are sound, as `ingot.repair` does; `unsound` has
-        the others. Of a sharded checkpoint `keys` gives what the index says, `offset_keys` the sound ones.
+        the others. Of a sharded checkpoint `keys` lists the names of the index, `offset_keys` the sound ones.
     max_header_size : int, optional
         Refuse longer headers, in bytes. 100,000,000 by default, as upstream; 25,000,000 for URLs.
     confine : bool
-        Refuse symbolic links below the directory that `filename` is or lies in, and files with a second name
+        Refuse symbolic links below the directory of `filename`, and files with a second name
         (hard links). By default links are followed, because the cache of the Hub is made of them. An index
         that names files outside of its directory is always refused. Nothing for URLs.
     storage_options : dict, optional
@@ -266,7 +251,7 @@ class safe_open(Mapping[str, Value]):
     HeaderError
         The file breaks a rule of its format; ``code`` says which.
     CheckpointError
-        The index breaks a rule (FORMAT.md, I1 to I8), the shards do not hold what it says, or the directory
+        The index breaks a rule (FORMAT.md, I1 to I8), the shards differ from the index, or the directory
         holds several checkpoints.
     OptionError
         `framework`, `device`, `backend` or ``INGOT_BACKEND`` is not one of the choices, or the scheme of a
@@ -278,8 +263,8 @@ class safe_open(Mapping[str, Value]):
     -----
     It works as a context manager and without ``with``. It is a `collections.abc.Mapping` from name to tensor:
     ``len(file)``, ``name in file``, ``for name in file``, ``file[name]``, ``file.get(name)``,
-    ``file.items()``, of which the last two read the tensors one by one. Unlike a dict, it is equal to itself
-    only, and `keys` gives a list, as upstream's does. To type checkers its values are the framework's tensors
+    ``file.items()``; the last two read the tensors one by one. Unlike a dict, it is equal to itself
+    only, and `keys` returns a list, as upstream's. To type checkers its values are the framework's tensors
     where `framework` is a literal, such as ``"pt"``; a notebook shows it as a tree and completes its names.
 
     After `close` every method raises `ClosedError`; tensors and slices that were taken before remain good. A
@@ -290,8 +275,8 @@ class safe_open(Mapping[str, Value]):
     header of each other shard is read when the shard is first needed, and compared with the index: a shard
     that lacks a tensor of the index, or has another one, is refused (`CheckpointError`). What looks into all
     shards, such as `get_tensors`, `offset_keys`, `parameter_count` and every `load_file`, holds all of them
-    against it; `keys` gives what the index says. Where ``total_size`` in the index is not the size of the
-    tensors, whatever reads all of them warns (`UserWarning`).
+    against it; `keys` lists the names of the index. Where ``total_size`` in the index is not the size of the
+    tensors, every function that reads all of them warns (`UserWarning`).
 
     A handle reads the version of the files that it opened, also after a save has replaced them. The only file
     of a checkpoint stays open. Of several checkpoints in shards a process holds 48 files open, or a quarter
@@ -300,14 +285,14 @@ class safe_open(Mapping[str, Value]):
     removed or written to, reading it raises `StorageError` (``code`` is ``"changed"``): open the checkpoint
     again, as ``load_file`` does by itself.
 
-    Of an object what is asked for is what a URL would be asked for: the header, then the bytes that are
-    wanted, several ranges at a time where the object stands for a store. The handle holds the object and
+    An object is read as a URL is: the header, then the requested bytes,
+    several ranges at a time if the object is a store. The handle holds the object and
     never closes it. An open file is read by one range at a time, which moves its position: let nothing else
     use it meanwhile. A buffer cannot be resized as long as the handle is there; a `io.BytesIO` can. What an
     object raises is the cause of a `StorageError` that names the object, and an answer that is too short or
     too long is one too. A store is asked after each reading whether the file is still the one that was
     opened, as far as it tells versions apart; of an open file only its end is noticed. Pickling a handle
-    pickles the object with it. In a child after a fork, what was opened before raises `ClosedError`
+    pickles the object with it. In a child after a fork, handles that were opened before raise `ClosedError`
     (``"forked"``), memory excepted: open it again there.
 
     Opening a remote index fetches it and nothing else; `format` is then what the names of its shards
@@ -386,69 +371,42 @@ class safe_open(Mapping[str, Value]):
         filename: Source,
         framework: Framework = "numpy",
         device: Device = "cpu",
-        *,
-        backend: Backend = "auto",
-        strict: bool = False,
-        lenient: bool = False,
-        max_header_size: int | None = None,
-        confine: bool = False,
-        storage_options: StorageOptions | None = None,
-        **others: Any,
+        **options: Unpack[OpenOptions],
     ) -> None:
-        # Programs open thousands of files without these.
-        is_usual = strict is False and lenient is False and confine is False and backend == "auto"
-        is_known = isinstance(framework, str) and framework in FRAMEWORKS and not others
-        if not is_known or not is_usual or max_header_size is not None or storage_options is not None:
-            given = {
-                "framework": framework,
-                "strict": strict,
-                "lenient": lenient,
-                "confine": confine,
-                "backend": backend,
-                "max_header_size": max_header_size,
-                "storage_options": storage_options,
-                **others,
-            }
-            max_header_size = checked(safe_open.__init__, given)["max_header_size"]
+        how, given = DEFAULT_LOADING, {}
+        # Programs open thousands of files without options.
+        if options or not isinstance(framework, str) or framework not in FRAMEWORKS:
+            given = checked(safe_open.__init__, {**options, "framework": framework})
+            how = Loading.among(given)
         self._adapter = adapter(framework)
         self._move = placed(safe_open.__init__, self._adapter.mover, device)
-        self._checkpoint = open_checkpoint(
-            filename, backend, leniency(strict, lenient), max_header_size, confine, storage_options
-        )
+        tolerance = leniency(given.get("strict", False), given.get("lenient", False))
+        self._checkpoint = open_checkpoint(filename, how, tolerance, confine=given.get("confine", False))
         self._given = filename
-        self._arguments = (
-            framework,
-            device,
-            backend,
-            strict,
-            max_header_size,
-            confine,
-            storage_options,
-            lenient,
-        )
+        self._arguments = (framework, device, options)
 
     def keys(self) -> list[str]:  # type: ignore[override]
-        """Give the names of all tensors, sorted."""
+        """Return the tensor names in sorted order."""
         return self._checkpoint.names()
 
     def offset_keys(self) -> list[str]:
-        """Give the names of all tensors in the order of their data, file after file."""
+        """Return the tensor names in the order of their data, file after file."""
         return self._checkpoint.offset_names()
 
     def metadata(self) -> dict[str, str] | None:
-        """Give the text that is stored beside the tensors.
+        """Return the text that is stored beside the tensors.
 
         Returns
         -------
         dict of str to str, or None
             A fresh dict that the caller may change; None where the file has none. For a sharded checkpoint
-            that of the index, whose values may be any JSON, such as the int ``total_size``;
-            `shard_metadata` has that of the files.
+            the index's metadata, whose values may be any JSON, such as the int ``total_size``;
+            `shard_metadata` has the metadata of the files.
         """
         return self._checkpoint.metadata()
 
     def shard_metadata(self) -> dict[str, dict[str, str] | None]:
-        """Give the metadata of each file.
+        """Return the metadata of each file.
 
         Returns
         -------
@@ -467,7 +425,7 @@ class safe_open(Mapping[str, Value]):
         """The tensors that cannot be read, each with the error that reading it raises.
 
         Empty unless the handle was opened with ``lenient=True``: otherwise a file with such a tensor is
-        refused. `ingot.repair` tells what else is wrong with a file.
+        refused. `ingot.repair` reports all other faults of a file.
 
         Raises
         ------
@@ -482,7 +440,7 @@ class safe_open(Mapping[str, Value]):
         return self._checkpoint.shards
 
     def shard_of(self, name: str) -> str:
-        """Give the path of the file that holds a tensor.
+        """Return the path of the file that holds a tensor.
 
         Parameters
         ----------
@@ -504,7 +462,7 @@ class safe_open(Mapping[str, Value]):
         dict of str to int
             By the dtype's code, such as ``{"BF16": 7241732096}``. Elements as they are stored: a scalar
             is one, buffers count, and what a quantised model packs into an ``I32`` is one; `ingot.inspect`
-            counts what it was before. In the order of FORMAT.md's table.
+            counts its elements before that. In the order of FORMAT.md's table.
 
         Raises
         ------
@@ -547,9 +505,9 @@ class safe_open(Mapping[str, Value]):
         -------
         array or tensor of the framework
             On the CPU with ``"mmap"`` a view of the mapped file that is read when it is first touched, else a
-            copy. It may be written to, and it outlives the handle. Views that one handle gives of one tensor
-            share their memory, as upstream's torch tensors do: what is written to one is seen by the others,
-            and never by the file. `get_slice` says which parts are views.
+            copy. It may be written to, and it outlives the handle. Views of one tensor from one handle
+            share their memory, as upstream's torch tensors do: a write to one changes the others,
+            and never the file. `get_slice` says which parts are views.
 
         Raises
         ------
@@ -774,7 +732,7 @@ class safe_open(Mapping[str, Value]):
     def close(self) -> None:
         """Close the file. Again is allowed.
 
-        Slices and mapped tensors keep what they need of it.
+        Slices and mapped tensors remain usable.
         """
         self._checkpoint.close()
 
@@ -807,14 +765,14 @@ class safe_open(Mapping[str, Value]):
     def get(  # pyright: ignore[reportIncompatibleMethodOverride]
         self, name: str, /, default: Any = None, **options: Unpack[NoOptions]
     ) -> Any:
-        """Read one tensor, or give `default` where there is none of that name.
+        """Read one tensor, or return `default` if there is no tensor of that name.
 
         Parameters
         ----------
         name : str
             The tensor.
         default : object, optional
-            What to give in its place. None by default.
+            The value to return in its place. None by default.
 
         Raises
         ------
@@ -862,8 +820,8 @@ class safe_open(Mapping[str, Value]):
         return known(self._again())
 
     def _again(self) -> Again | None:
-        """What opens it again, wherever that is; None where nothing does."""
-        provider = (self._arguments[6] or {}).get("credentials")
+        """Return the function and the arguments that open it again. None if it cannot be opened again."""
+        provider = (self._storage_options or {}).get("credentials")
         if provider is not None:
             _check_pickles(self.path, provider)
         # Of a URL with all that opens it: tokens and keys go along.
@@ -873,37 +831,19 @@ class safe_open(Mapping[str, Value]):
         return type(self)._reopen, arguments
 
     @property
+    def _storage_options(self) -> StorageOptions | None:
+        return self._arguments[2].get("storage_options")
+
+    @property
     def _origin(self) -> tuple[str | None, StorageOptions | None]:
         """The path or URL, None for an object, and the storage options that the handle was opened with."""
         place = again_by(self._given, self.path)
-        return fsdecode(place) if is_path(place) else None, self._arguments[6]
+        return fsdecode(place) if is_path(place) else None, self._storage_options
 
     @classmethod
-    def _reopen(
-        cls,
-        path: Source,
-        framework: Framework,
-        device: Any,
-        backend: Backend,
-        strict: bool,
-        max_header_size: int | None,
-        confine: bool,
-        storage_options: StorageOptions | None,
-        lenient: bool,
-    ) -> Self:
+    def _reopen(cls, path: Source, framework: Framework, device: Any, options: OpenOptions) -> Self:
         file = object.__new__(cls)
-        safe_open.__init__(
-            file,
-            path,
-            framework,
-            device,
-            backend=backend,
-            strict=strict,
-            lenient=lenient,
-            max_header_size=max_header_size,
-            confine=confine,
-            storage_options=storage_options,
-        )
+        safe_open.__init__(file, path, framework, device, **options)
         return file
 
     def _check_open(self) -> None:

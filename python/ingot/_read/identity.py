@@ -16,10 +16,8 @@ from typing import Any
 
 from ingot.typing import Identity
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    #: The fields of `ingot.typing.Identity` in their order, with the expiry in seconds since 1970.
-    Answer = tuple[str | None, str | None, str | None, str | None, float | None, str | None, str | None]
+#: The fields of `ingot.typing.Identity` in their order, with the expiry in seconds since 1970.
+Answer = tuple[str | None, str | None, str | None, str | None, float | None, str | None, str | None]
 
 FIELDS = tuple(Identity.__annotations__)
 _GOOGLE_SCOPE = "https://www.googleapis.com/auth/devstorage.read_only"
@@ -71,9 +69,8 @@ def given(provider: Callable[[], Any]) -> Answer:
     key, secret, session, token, region, endpoint = values.values()
     if bool(key) != bool(secret) or not (key or token):
         found = "half a pair of keys" if key or secret else f"{type(answer).__name__} without them"
-        raise RefusedError(
-            "setting", f"expected access_key_id and secret_access_key, or token; found {found}"
-        )
+        expected = "access_key_id and secret_access_key, or token"
+        raise RefusedError("setting", f"expected {expected}; found {found}")
     if key:
         # As in `storage_options`, and as s3fs and obstore have it.
         session, token = session or token, None
@@ -89,29 +86,21 @@ def _seconds(expires: object) -> float | None:
     if isinstance(expires, int | float) and not isinstance(expires, bool):
         return float(expires)
     found = "a datetime without a time zone" if isinstance(expires, datetime) else type(expires).__name__
-    raise RefusedError(
-        "setting", f"expires_at: expected a datetime with a time zone or seconds since 1970, found {found}"
-    )
+    expected = "a datetime with a time zone or seconds since 1970"
+    raise RefusedError("setting", f"expires_at: expected {expected}, found {found}")
 
 
 # The SDKs. -------------------------------------------------------------------------------------------------
 
 
-def found(
-    store: str,
-    profile: str | None,
-    credentials_file: str | os.PathLike[str] | None,
-    client_id: str | None,
-    tenant_id: str | None,
-    client_secret: str | None,
-) -> Answer:
+def found(store: str, profile: str | None, credentials_file: Any, *application: str | None) -> Answer:
     """Return the identity that the SDK of a store finds."""
     try:
         if store == "s3":
             return _amazon(profile)
         if store == "gs":
             return _google(credentials_file)
-        return _azure(client_id, tenant_id, client_secret)
+        return _azure(*application)
     except ImportError as error:
         raise _missing(store, error) from None
     except RefusedError:
@@ -126,11 +115,9 @@ def _missing(store: str, error: ImportError) -> RefusedError:
         "gs": ("gcs", "google-auth", "token"),
         "az": ("azure", "azure-identity", "token, sas_token or account_key"),
     }[store]
-    return RefusedError(
-        "missing",
-        f"{library} reads it, and the module {error.name} is not installed: run `pip install "
-        f"'ingot-tensors[{extra}]'`, or give `credentials`, {instead}, or `anonymous` in storage_options",
-    )
+    instead = f"or give `credentials`, {instead}, or `anonymous` in storage_options"
+    needed = f"{library} reads it, and the module {error.name} is not installed"
+    return RefusedError("missing", f"{needed}: run `pip install 'ingot-tensors[{extra}]'`, {instead}")
 
 
 def _amazon(profile: str | None) -> Answer:

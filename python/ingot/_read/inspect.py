@@ -16,7 +16,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias, Unpack
 from ingot._base.checks import is_path
 from ingot._base.options import Loading, checked, takes
 from ingot._base.report import Report
-from ingot._base.text import _escaped, plural
+from ingot._base.text import _escaped, located, plural
 from ingot._base.waits import settled
 from ingot._native import (
     Checkpoint,
@@ -29,19 +29,18 @@ from ingot._native import (
     url_file_name,
 )
 from ingot.errors import CheckpointError
-from ingot.typing import HeaderOptions, Source
+from ingot.typing import HeaderOptions, Source, StorageOptions
 
 from . import parameters as _parameters
 from .door import open_checkpoint, resolved
+from .parameters import Counter
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from ingot._native import _FileHeader as FileHeader
-    from ingot.typing import StorageOptions
 
-    from .parameters import Counter
 
-    Config: TypeAlias = Mapping[str, Any]
+Config: TypeAlias = Mapping[str, Any]
 
 
 CONFIG = "config.json"
@@ -53,7 +52,7 @@ CONFIG_NBYTES = 10_000_000
 class FileMetadata(Report):
     """The header of one file."""
 
-    #: The text that is stored beside the tensors. Empty where there is none.
+    #: The text that is stored beside the tensors. Empty if there is no text.
     metadata: dict[str, str]
     #: By name, in the order of their data.
     tensors: dict[str, TensorInfo] = field(repr=False)
@@ -108,12 +107,9 @@ class RepoMetadata(Report):
 
         tensors = {name: info for file in self.files_metadata.values() for name, info in file.tensors.items()}
         rows = ((name, tensors[name]) for name in in_natural_order([*tensors]))
-        facts = [
-            plural(len(self.files_metadata), "file"),
-            plural(len(tensors), "tensor"),
-            plural(self.parameter_total, "parameter"),
-            *(f"{dtype}: {count:,}" for dtype, count in self.parameter_count.items()),
-        ]
+        total = plural(self.parameter_total, "parameter")
+        facts = [plural(len(self.files_metadata), "file"), plural(len(tensors), "tensor"), total]
+        facts += (f"{dtype}: {count:,}" for dtype, count in self.parameter_count.items())
         shown = ((name, (info.dtype, info.shape, f"{info.parameter_count:,}")) for name, info in rows)
         return page("ingot.RepoMetadata", facts, tree(shown))
 
@@ -236,19 +232,14 @@ async def inspect_async(
 
 
 def _inspected(
-    source: Source,
-    count: str,
-    config: Mapping[str, Any] | None,
-    shards: bool,
-    how: Loading,
-    stop: Event | None,
+    source: Source, count: str, config: Config | None, shards: bool, how: Loading, stop: Event | None
 ) -> RepoMetadata:
     remote = _Remote(source, how, stop or Event()) if isinstance(source, str) and is_url(source) else None
     if not shards:
         index = _index(source) if remote is None else remote.index()
         if index is not None:
-            unopened = partial(_unopened, index)
-            return RepoMetadata._counting_later(index.metadata(), True, unopened)
+            unopened = _Counted(index.weight_map(), {}, {}, 0)
+            return RepoMetadata._counting_later(index.metadata(), True, lambda: unopened)
     wants_config = count == "logical" and config is None
     if remote is not None:
         headers, found = remote.headers_and_config() if wants_config else (remote.headers(), None)
@@ -256,9 +247,8 @@ def _inspected(
         headers, path = _local(source, how)
         found = _parsed(config_beside(path)) if wants_config and path else None
     config = found if config is None else config
-    return RepoMetadata._counting_later(
-        headers.metadata, headers.is_sharded, partial(_counted, headers, count, config)
-    )
+    count_later = partial(_counted, headers, count, config)
+    return RepoMetadata._counting_later(headers.metadata, headers.is_sharded, count_later)
 
 
 class _Headers(NamedTuple):
@@ -312,7 +302,7 @@ def _counting(info: TensorInfo, parameters: int) -> TensorInfo:
 
 def _local(source: Source, how: Loading) -> tuple[_Headers, str]:
     """Return the headers, and the path of the file or the index, empty for an object."""
-    checkpoint = open_checkpoint(source, "pread", "accept", how.max_header_size, lent=True)
+    checkpoint = open_checkpoint(source, how._replace(backend="pread"), lent=True)
     if checkpoint.backend == "pread" and not checkpoint.is_sharded:
         # It stays open without a descriptor, since it is lent, until its tensors are counted.
         return _Headers(False, checkpoint.metadata(), checkpoint.headers), checkpoint.path or ""
@@ -326,11 +316,6 @@ def _index(source: Source) -> ShardIndex | None:
     """Return the index of a sharded checkpoint. None if `source` is a single file."""
     found = resolved(source)
     return ShardIndex.read(found) if is_path(found) else None
-
-
-def _unopened(index: ShardIndex) -> _Counted:
-    """Return what an index alone says."""
-    return _Counted(index.weight_map(), {}, {}, 0)
 
 
 class ConfigFile(NamedTuple):
@@ -389,12 +374,11 @@ def _parsed(file: ConfigFile | None) -> Config | None:
 
 
 def _unusable(path: str, why: str) -> CheckpointError:
-    return CheckpointError(
-        f"{_escaped(path)}: the configuration {why} — it says how the model was quantised; give config= or "
-        'count="stored" to count without it',
-        code="invalid-config",
-        path=path,
+    reason = (
+        f"the configuration {why} — it says how the model was quantised; give config= or "
+        'count="stored" to count without it'
     )
+    return located(CheckpointError, reason, code="invalid-config", path=path)
 
 
 class _Remote:
@@ -426,7 +410,7 @@ class _Remote:
             headers = _Headers.of(checkpoint)
         if headers.is_sharded:
             return headers
-        # A repository stands for a file, and what follows the path of a URL is not of its name.
+        # A repository is opened as a file, and the query of a URL is not part of its name.
         [(_, text, tensors)], name = headers.files(), url_file_name(self._url)
         return headers._replace(files=lambda: [(name, text, tensors)])
 
@@ -436,9 +420,8 @@ class _Remote:
             return checkpoint.index()
 
     def _opened(self) -> Checkpoint:
-        return Checkpoint.open_url(
-            self._url, self._options, "accept", self._max_header_size, progress=self._tell
-        )
+        options, most = self._options, self._max_header_size
+        return Checkpoint.open_url(self._url, options, "accept", most, progress=self._tell)
 
     def _config(self) -> Config | None:
         return _parsed(config_beside(self._url, self._options, self._tell))

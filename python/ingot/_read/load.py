@@ -7,35 +7,31 @@ from functools import partial
 from itertools import filterfalse
 from typing import Any, TypeVar
 
-from ingot._base.text import _quoted
-from ingot._native import Gpu
+from ingot._base.text import _quoted, located
+from ingot._native import Checkpoint, Destinations, Gpu, Wrap
 from ingot.errors import IntegrityError, SliceError
 
 from .door import PLAIN, Reads
-from .moves import Carrier, Placement, carried, carrier, in_file, landing, moved, on, settled
-from .select import Wanted, is_read, wanted
+from .moves import Carrier, Groups, Moving, Placement, carried, carrier, in_file, landing, moved, on, settled
+from .select import Selected, Wanted, is_read, wanted
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing_extensions import TypeVar as WithDefault
 
-    from ingot._native import Checkpoint, Destinations, Wrap
 
-    from .moves import Move
-    from .select import Selected
-
-    # The code of the dtype, a capsule or a buffer, and whether the buffer is of a tensor without dimensions.
-    Memory = tuple[str, Any, bool]
-    # What fills tensors of a framework.
-    Into = Callable[[Checkpoint, Wanted, Mapping[str, Any], Reads], None]
-    # `tensor[index]` by the rules of a framework.
-    At = Callable[[Any, Any], Any]
+# The code of the dtype, a capsule or a buffer, and whether the buffer is of a tensor without dimensions.
+Memory = tuple[str, Any, bool]
+# What fills tensors of a framework.
+Into = Callable[[Checkpoint, Wanted, Mapping[str, Any], Reads], None]
+# `tensor[index]` by the rules of a framework.
+At = Callable[[Any, Any], Any]
 
 # Bytes that are compared with their digests before they go to a device that a framework copies to.
 PROVEN_NBYTES = 64 << 20
 
 if TYPE_CHECKING:
-    # What a handle gives: the tensors of a framework, if checkers know which.
+    # The tensors of a framework, if type checkers know which.
     Value = WithDefault("Value", covariant=True, default=Any)
 else:
     Value = TypeVar("Value", covariant=True)
@@ -45,7 +41,7 @@ def chosen(
     checkpoint: Checkpoint,
     selected: Selected[Any],
     wrap: Wrap,
-    move: Move | Placement | None,
+    move: Moving,
     reads: Reads,
     at: At,
     into: Into | None = None,
@@ -78,7 +74,7 @@ def load(
     selected: Selected[Any],
     names: Mapping[str, str],
     wrap: Wrap,
-    move: Move | Placement | None,
+    move: Moving,
     reads: Reads,
     at: At,
     into: Into | None = None,
@@ -94,27 +90,20 @@ def load(
     places = wanted(checkpoint, selected, out, names)
     for name, index in zip(out, places.indices or (), strict=False):
         if index is None and selected.of(name) is not None:
-            raise SliceError(
-                f"tensor {_quoted(name)}: its index in slices is one that only frameworks know, which goes "
-                "without a place in out: expected ints, slices, None, ... and one list of ints",
-                code="index",
-                path=checkpoint.path,
-                tensor=name,
-            )
+            expected = "ints, slices, None, ... and one list of ints"
+            why = "is one that only frameworks know, which goes without a place in out"
+            message = f"tensor {_quoted(name)}: its index in slices {why}: expected {expected}"
+            raise SliceError(message, code="index", path=checkpoint.path, tensor=name)
     fresh = list(filterfalse(out.__contains__, names)) if len(out) < len(names) else []
     others = wanted(checkpoint, selected, fresh, names)
-    filling, reading = reads.shares(
-        lambda: checkpoint.parts_nbytes(places), lambda: checkpoint.parts_nbytes(others)
-    )
+    filling, reading = reads.shares(*(partial(checkpoint.parts_nbytes, one) for one in (places, others)))
     if out and into is not None:
         # First, because it may be refused.
         into(checkpoint, places, out, filling)
-    asked = [
-        selected.of(name) if index is None else None
-        for name, index in zip(fresh, others.indices or (), strict=False)
-    ]
+    pairs = zip(fresh, others.indices or (), strict=False)
+    asked = [selected.of(name) if index is None else None for name, index in pairs]
     read = dict(zip(fresh, _read(checkpoint, others, asked, wrap, move, reading, at), strict=True))
-    # The first gives the order, the others all values.
+    # The first dict has the order, the others all values.
     return {**names, **read, **out} if fresh else out
 
 
@@ -128,13 +117,7 @@ def _in_order(out: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any
 
 
 def _read(
-    checkpoint: Checkpoint,
-    wanted: Wanted,
-    asked: list[Any],
-    wrap: Wrap,
-    move: Move | Placement | None,
-    reads: Reads,
-    at: At,
+    checkpoint: Checkpoint, wanted: Wanted, asked: list[Any], wrap: Wrap, move: Moving, reads: Reads, at: At
 ) -> list[Any]:
     """What is wanted, where `move` takes it. `asked` has the indices that are left to the framework."""
     groups: dict[Carrier | None, list[int]] = {}
@@ -162,12 +145,7 @@ def _read(
 
 
 def _finished(
-    checkpoint: Checkpoint,
-    names: list[str],
-    found: list[Any],
-    asked: list[Any],
-    move: Move | Placement | None,
-    at: At,
+    checkpoint: Checkpoint, names: list[str], found: list[Any], asked: list[Any], move: Moving, at: At
 ) -> list[Any]:
     """What was read, with the indices that are left to the framework, and where `move` takes it."""
     for rank, index in enumerate(asked):
@@ -176,17 +154,12 @@ def _finished(
     if move is None or isinstance(move, Gpu):
         return found
     for rank, name in enumerate(names):
-        # One by one, so that what has been moved is freed before the next is.
+        # One by one, so that each is freed before the next is moved.
         found[rank] = moved(checkpoint, name, found[rank], move)
     return found
 
 
-def fill(
-    checkpoint: Checkpoint,
-    wanted: Wanted,
-    destinations: Destinations,
-    reads: Reads,
-) -> None:
+def fill(checkpoint: Checkpoint, wanted: Wanted, destinations: Destinations, reads: Reads) -> None:
     """Read the wanted parts into memory of others, and compare whole tensors with their digests."""
     if not reads.proves():
         checkpoint.fill(wanted, destinations, **reads.options())
@@ -205,11 +178,7 @@ def fill(
 
 
 def tensors(
-    checkpoint: Checkpoint,
-    names: Iterable[str] | None,
-    wrap: Wrap,
-    move: Move | Placement | None,
-    reads: Reads = PLAIN,
+    checkpoint: Checkpoint, names: Iterable[str] | None, wrap: Wrap, move: Moving, reads: Reads = PLAIN
 ) -> dict[str, Any]:
     """The tensors of these names, or all, on the device that `move` takes them to."""
     names = settled(checkpoint, names, move)
@@ -218,7 +187,7 @@ def tensors(
     if groups:
         return _carry(checkpoint, names, groups, wrap, move, reads)
     onto = landing(checkpoint, names, move)
-    # What is mapped is read when it is moved; what is proven is not mapped.
+    # A mapped tensor is read when it is moved; proven tensors are not mapped.
     is_moved = move is not None and onto is None
     is_read_later = is_moved and checkpoint.backend == "mmap" and not reads.proves()
     reading, moving = (Reads(reads.threads), reads) if is_read_later else (reads, PLAIN)
@@ -233,7 +202,7 @@ def tensors(
     total = 0 if moving.tell is None else sum(checkpoint.info(name).nbytes for name in found)
     done = 0
     for name in found:
-        # One by one, so that what has been moved is freed before the next is.
+        # One by one, so that each is freed before the next is moved.
         found[name] = moved(checkpoint, name, found[name], move)
         if moving.tell is not None:
             done += checkpoint.info(name).nbytes
@@ -244,12 +213,12 @@ def tensors(
 def _carry(
     checkpoint: Checkpoint,
     names: Iterable[str] | None,
-    groups: dict[Carrier | None, list[str]],
+    groups: Groups,
     wrap: Wrap,
-    move: Move | Placement | None,
+    move: Moving,
     reads: Reads,
 ) -> dict[str, Any]:
-    """What `tensors` gives, where a framework has some of them read."""
+    """Return the result of `tensors` if a framework reads some of them."""
     found: dict[str, Any] = {}
     shares = reads.shares(*(partial(_nbytes, checkpoint, some) for some in groups.values()))
     for (by, some), share in zip(groups.items(), shares, strict=True):
@@ -291,21 +260,18 @@ def _nbytes(checkpoint: Checkpoint, names: list[str]) -> int:
 
 
 def _warn_of_total(checkpoint: Checkpoint) -> None:
-    """Tell whoever has just read everything that the index gives another size."""
+    """Warn if the index has another size than the tensors, which have just been read."""
     wrong = checkpoint.wrong_total()
     if wrong is not None:
         # Imported here: it is rare.
         from warnings import warn
 
         said, found = wrong
-        warn(
-            f"{in_file(checkpoint)}the index gives total_size as {said}, and the tensors take {found} bytes: "
-            "nothing depends on it",
-            stacklevel=4,
-        )
+        words = f"the index gives total_size as {said}, and the tensors take {found} bytes"
+        warn(f"{in_file(checkpoint)}{words}: nothing depends on it", stacklevel=4)
 
 
-def tensor(checkpoint: Checkpoint, name: str, wrap: Wrap, move: Move | Placement) -> Any:
+def tensor(checkpoint: Checkpoint, name: str, wrap: Wrap, move: Moving) -> Any:
     """One tensor, on the device that `move` takes it to."""
     settled(checkpoint, (name,), move)
     by = carrier(checkpoint, name, move)
@@ -315,9 +281,7 @@ def tensor(checkpoint: Checkpoint, name: str, wrap: Wrap, move: Move | Placement
     return moved(checkpoint, name, found, move)
 
 
-def part(
-    checkpoint: Checkpoint, name: str, index: Any, wrap: Wrap, move: Move | Placement | None, at: At
-) -> Any:
+def part(checkpoint: Checkpoint, name: str, index: Any, wrap: Wrap, move: Moving, at: At) -> Any:
     """What `index` takes of one tensor, on the device that `move` takes it to."""
     onto = None
     # The usual answer first: programs ask for a hundred thousand parts.
@@ -341,12 +305,7 @@ def indexed(checkpoint: Checkpoint, name: str, tensor: Any, index: Any, at: Call
     try:
         return at(tensor, _spelled(checkpoint, name, index))
     except (IndexError, OverflowError) as error:
-        raise SliceError(
-            f"{in_file(checkpoint)}tensor {_quoted(name)}: {error}",
-            code="index",
-            path=checkpoint.path,
-            tensor=name,
-        ) from error
+        raise located(SliceError, f"{error}", code="index", path=checkpoint.path, tensor=name) from error
 
 
 def _spelled(checkpoint: Checkpoint, name: str, part: Any) -> Any:

@@ -7,21 +7,19 @@ from operator import index
 from typing import Any, Generic, Self
 
 from ingot._base.keys import select
-from ingot._base.text import _escaped, _quoted
+from ingot._base.text import _escaped, _quoted, located
+from ingot._native import Checkpoint, Wrap
 from ingot.errors import OptionError, SafetensorError, SliceError, TensorNotFoundError
 
 from .load import Value
-from .moves import in_file, landing, moved
+from .moves import Moving, landing, moved
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from ingot._base.keys import Selector
-    from ingot._native import Checkpoint, Wrap
 
-    from .moves import Move, Placement
-
-    # For each tensor, in the order of reading, its rows; None for all of them.
-    Rows = dict[str, slice | None]
+# For each tensor, in the order of reading, its rows; None for all of them.
+Rows = dict[str, slice | None]
 
 # Bytes that are read ahead by default: several of the largest tensors that are common, few beside a model.
 AHEAD = 256 << 20
@@ -34,20 +32,14 @@ class PrefetchLoader(Generic[Value]):
     it is read: in the order of an iterable of `keys`, else of the file. A tensor that is taken out of turn is
     read next, and does not wait for room. An exception about one tensor does not end the loader.
 
-    It stops reading and frees what was not handed out when it is closed, when it is dropped, and at the end
+    It stops reading and frees the remaining tensors when it is closed, when it is dropped, and at the end
     of a ``with``. It outlives its handle, and may be used from many threads at once.
     """
 
     __slots__ = ("__weakref__", "_checkpoint", "_move", "_planned", "_stream", "_wrap")
 
     def __init__(
-        self,
-        checkpoint: Checkpoint,
-        rows: Rows,
-        wrap: Wrap,
-        move: Move | Placement | None,
-        ahead: int,
-        threads: int | None,
+        self, checkpoint: Checkpoint, rows: Rows, wrap: Wrap, move: Moving, ahead: int, threads: int | None
     ) -> None:
         self._checkpoint = checkpoint
         self._wrap = wrap
@@ -65,7 +57,7 @@ class PrefetchLoader(Generic[Value]):
         return [*self._planned]
 
     def take(self, name: str) -> Value:
-        """Give one tensor, and wait until it is read.
+        """Return one tensor, and wait until it is read.
 
         Parameters
         ----------
@@ -75,7 +67,7 @@ class PrefetchLoader(Generic[Value]):
         Returns
         -------
         array or tensor of the framework
-            As `safe_open.get_tensor` gives it, or as `TensorSlice` gives its rows.
+            The tensor as `safe_open.get_tensor` returns it, or its rows as `TensorSlice` returns them.
 
         Raises
         ------
@@ -89,24 +81,19 @@ class PrefetchLoader(Generic[Value]):
             The loader is closed.
         """
         if name not in self._planned:
-            self._check_open()
-            raise TensorNotFoundError(
-                f"tensor {_quoted(name)} is not in the plan of this loader",
-                code="unknown-tensor",
-                tensor=name,
-            )
+            # A method of a closed checkpoint raises `ClosedError`.
+            len(self._checkpoint)
+            message = f"tensor {_quoted(name)} is not in the plan of this loader"
+            raise TensorNotFoundError(message, code="unknown-tensor", tensor=name)
         tensor = self._stream.take(name, self._wrap)
         if tensor is None:
-            raise SafetensorError(
-                f"tensor {_quoted(name)} was taken before: a loader hands out each tensor once",
-                code="taken",
-                tensor=name,
-            )
+            message = f"tensor {_quoted(name)} was taken before: a loader hands out each tensor once"
+            raise SafetensorError(message, code="taken", tensor=name)
         found: Value = moved(self._checkpoint, name, tensor, self._move)
         return found
 
     def close(self) -> None:
-        """Stop reading, and let go of the tensors that were not handed out. Again is allowed."""
+        """Stop reading, and free the remaining tensors. May be called more than once."""
         self._stream.close()
         self._checkpoint.close()
 
@@ -127,14 +114,10 @@ class PrefetchLoader(Generic[Value]):
         return f"<ingot.PrefetchLoader {_escaped(self._checkpoint.path or '')}: {state}>"
 
     def __reduce__(self) -> Any:
+        way_out = "pickle the handle (ingot.safe_open) and call prefetch where it arrives"
         raise TypeError(
-            "a PrefetchLoader cannot be pickled, since its threads read in this process: pickle the handle "
-            "(ingot.safe_open) and call prefetch where it arrives"
+            f"a PrefetchLoader cannot be pickled, since its threads read in this process: {way_out}"
         )
-
-    def _check_open(self) -> None:
-        # A method of a closed checkpoint raises what says so.
-        len(self._checkpoint)
 
     def _next(self) -> tuple[str, Value]:
         """The next pair that was not taken by name."""
@@ -173,10 +156,8 @@ def planned(
     if plan is None:
         return dict.fromkeys(select(checkpoint, keys, drop))
     if keys is not None or drop is not None:
-        raise OptionError(
-            "prefetch() takes a plan, which names its tensors, or keys and drop: found both",
-            code="plan-and-keys",
-        )
+        message = "prefetch() takes a plan, which names its tensors, or keys and drop: found both"
+        raise OptionError(message, code="plan-and-keys")
     if not isinstance(plan, Mapping):
         raise TypeError(f"plan must be a dict of str to slice or None, found {type(plan).__name__}")
     rows = {name: _rows(checkpoint, name, one) for name, one in plan.items()}
@@ -188,7 +169,9 @@ def _rows(checkpoint: Checkpoint, name: str, rows: object) -> slice | None:
     shape = checkpoint.info(name).shape
     if rows is None:
         return None
-    if not isinstance(rows, slice) or not all(map(_is_bound, (rows.start, rows.stop, rows.step))):
+    if not isinstance(rows, slice) or not all(
+        one is None or hasattr(one, "__index__") for one in (rows.start, rows.stop, rows.step)
+    ):
         raise TypeError(f"tensor {_quoted(name)}: plan must give None or a slice of ints, found {rows!r}")
     if not shape:
         raise _misfit(checkpoint, name, "rows of a tensor with a dimension", "a scalar")
@@ -201,16 +184,7 @@ def _rows(checkpoint: Checkpoint, name: str, rows: object) -> slice | None:
     return slice(start, stop)
 
 
-def _is_bound(given: object) -> bool:
-    return given is None or hasattr(given, "__index__")
-
-
 def _misfit(checkpoint: Checkpoint, name: str, expected: str, found: str) -> SliceError:
-    return SliceError(
-        f"{in_file(checkpoint)}tensor {_quoted(name)}: plan: expected {expected}, found {found}",
-        code="invalid-plan",
-        path=checkpoint.path,
-        tensor=name,
-        expected=expected,
-        found=found,
-    )
+    reason = f"plan: expected {expected}, found {found}"
+    facts: Any = {"path": checkpoint.path, "tensor": name, "expected": expected, "found": found}
+    return located(SliceError, reason, code="invalid-plan", **facts)

@@ -10,23 +10,22 @@ from typing import Any, TypeAlias
 from ingot._base.frameworks import is_of_framework
 from ingot._base.keys import matching
 from ingot._base.options import checked
-from ingot._base.text import _escaped, _quoted
-from ingot._native import Gpu
+from ingot._base.text import _escaped, _quoted, located
+from ingot._native import Checkpoint, Gpu
 from ingot.errors import DestinationError, DtypeError, OptionError
-from ingot.typing import Glob
+from ingot.typing import Device, Glob
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from ingot._native import Checkpoint
-    from ingot.typing import Device
+from .door import Reads
+from .select import Wanted
 
-    from .door import Reads
-    from .select import Wanted
-
-    # Takes a tensor to a device, or has it read onto one.
-    Move: TypeAlias = "Callable[[Any], Any] | Gpu | Carrier"
-    # Where tensors are read onto: all, or each to its own or to the host.
-    Onto: TypeAlias = "Gpu | list[Gpu | None]"
+# Takes a tensor to a device, or has it read onto one.
+Move: TypeAlias = "Callable[[Any], Any] | Gpu | Carrier"
+# What takes tensors to one device, or each to its own; None if they stay.
+Moving: TypeAlias = "Move | Placement | None"
+# The names that each carrier has to read; None for those that the extension reads.
+Groups: TypeAlias = "dict[Carrier | None, list[str]]"
+# Where tensors are read onto: all, or each to its own or to the host.
+Onto: TypeAlias = "Gpu | list[Gpu | None]"
 
 # What is raised of a tensor that is loaded, and how messages about a file begin.
 
@@ -49,17 +48,13 @@ def no_destination(name: str, expected: str, found: object) -> TypeError:
 
 def about(checkpoint: Checkpoint, name: str, error: DtypeError) -> DtypeError:
     """What a framework says of a dtype, about a tensor of a file."""
-    return DtypeError(
-        f"{in_file(checkpoint)}tensor {_quoted(name)}: {error}",
-        code=error.code,
-        path=checkpoint.path,
-        tensor=name,
-        found=checkpoint.info(name).dtype if error.found is None else error.found,
-    )
+    found = checkpoint.info(name).dtype if error.found is None else error.found
+    path = checkpoint.path
+    return located(DtypeError, f"{error}", code=error.code, path=path, tensor=name, found=found)
 
 
 class Carrier:
-    """Has tensors read onto a device, or spread over several, by what its framework offers.
+    """Reads tensors onto a device, or spreads them over several, with the framework's own functions.
 
     Called with a tensor of the host, it takes that one there.
     """
@@ -90,8 +85,8 @@ class Placement:
         return self._moves[name]
 
 
-def placing(mover: Callable[[Any], Move | None], device: Device) -> Move | Placement | None:
-    """What takes tensors to `device`: to one, or to that which a dict of patterns or a callable gives each.
+def placing(mover: Callable[[Any], Move | None], device: Device) -> Moving:
+    """Return the move to `device`: one device, or a dict of patterns or a callable for each tensor.
 
     Devices of frameworks may be callables too: a `torch.device` is.
     """
@@ -104,9 +99,7 @@ def placing(mover: Callable[[Any], Move | None], device: Device) -> Move | Place
     return mover(device)
 
 
-def placed(
-    function: Callable[..., Any], mover: Callable[[Any], Move | None], device: Device
-) -> Move | Placement | None:
+def placed(function: Callable[..., Any], mover: Callable[[Any], Move | None], device: Device) -> Moving:
     """Return what `placing` returns. An error names `function`, whose option `device` is."""
     # The usual answer first: programs load thousands of small files.
     if device is None or (isinstance(device, str) and device == "cpu"):
@@ -117,9 +110,9 @@ def placed(
 
 def _pattern(given: object) -> str | Glob:
     if not isinstance(given, str | Glob):
+        found = type(given).__name__
         raise TypeError(
-            "device takes names, patterns and ingot.glob(...) as the keys of a dict, found "
-            f"{type(given).__name__}"
+            f"device takes names, patterns and ingot.glob(...) as the keys of a dict, found {found}"
         )
     return given
 
@@ -135,13 +128,9 @@ def _by_pattern(moves: dict[str | Glob, Move | None]) -> Callable[[Checkpoint, s
         # A name of no tensor is the other error.
         checkpoint.info(name)
         some = ", ".join(map(_shown, islice(moves, 3))) + (", …" if len(moves) > 3 else "")
-        raise OptionError(
-            f"{in_file(checkpoint)}tensor {_quoted(name)}: no pattern of device fits its name: found "
-            f"{some or 'none'} — a last `*` fits every name",
-            code="no-device",
-            path=checkpoint.path,
-            tensor=name,
-            expected=tuple(moves),
+        reason = f"no pattern of device fits its name: found {some or 'none'} — a last `*` fits every name"
+        raise located(
+            OptionError, reason, code="no-device", path=checkpoint.path, tensor=name, expected=tuple(moves)
         )
 
     return choose
@@ -164,10 +153,8 @@ def _matched(checkpoint: Checkpoint, moves: dict[str | Glob, Move | None]) -> di
     return found
 
 
-def settled(
-    checkpoint: Checkpoint, names: Iterable[str] | None, move: Move | Placement | None
-) -> Iterable[str] | None:
-    """These names, or None for all, of which each has a device: it raises before any of them is read."""
+def settled(checkpoint: Checkpoint, names: Iterable[str] | None, move: Moving) -> Iterable[str] | None:
+    """Return these names, or None for all. Raise if one has no device, before any of them is read."""
     if not isinstance(move, Placement) or isinstance(names, str):
         return names
     known = checkpoint.offset_names() if names is None else list(names)
@@ -176,9 +163,7 @@ def settled(
     return None if names is None else known
 
 
-def landing(
-    checkpoint: Checkpoint, names: Iterable[str] | None, move: Move | Placement | None
-) -> Onto | None:
+def landing(checkpoint: Checkpoint, names: Iterable[str] | None, move: Moving) -> Onto | None:
     """The devices that these tensors, or all, are read onto; None where all come to the host."""
     if not isinstance(move, Placement):
         return move if isinstance(move, Gpu) else None
@@ -187,33 +172,31 @@ def landing(
     return gpus if any(gpus) else None
 
 
-def on(checkpoint: Checkpoint, name: str, move: Move | Placement | None) -> Gpu | None:
+def on(checkpoint: Checkpoint, name: str, move: Moving) -> Gpu | None:
     """The device that the tensor `name` is read onto; None where it comes to the host."""
     if isinstance(move, Placement):
         move = move.of(checkpoint, name)
     return move if isinstance(move, Gpu) else None
 
 
-def carrier(checkpoint: Checkpoint, name: str, move: Move | Placement | None) -> Carrier | None:
+def carrier(checkpoint: Checkpoint, name: str, move: Moving) -> Carrier | None:
     """What has the tensor `name` read by its framework; None where the extension module reads it."""
     if isinstance(move, Placement):
         move = move.of(checkpoint, name)
     return move if isinstance(move, Carrier) else None
 
 
-def carried(
-    checkpoint: Checkpoint, names: Iterable[str] | None, move: Move | Placement | None
-) -> dict[Carrier | None, list[str]]:
-    """These tensors, or all, by what has them read by its framework; nothing where all are read otherwise."""
+def carried(checkpoint: Checkpoint, names: Iterable[str] | None, move: Moving) -> Groups:
+    """Return these names, or all, by carrier. Return nothing if no carrier reads any."""
     if not isinstance(move, (Carrier, Placement)) or isinstance(names, str):
         return {}
-    groups: dict[Carrier | None, list[str]] = {}
+    groups: Groups = {}
     for name in checkpoint.offset_names() if names is None else dict.fromkeys(names):
         groups.setdefault(carrier(checkpoint, name, move), []).append(name)
     return groups if any(groups) else {}
 
 
-def moved(checkpoint: Checkpoint, name: str, tensor: Any, move: Move | Placement | None) -> Any:
+def moved(checkpoint: Checkpoint, name: str, tensor: Any, move: Moving) -> Any:
     """`tensor` on the device that `move` takes it to, unless it was read onto it."""
     # The usual answer first: programs ask for a hundred thousand tensors.
     if move is None or isinstance(move, Gpu):

@@ -8,34 +8,20 @@ from functools import cached_property
 from math import floor, isfinite, prod
 from typing import Any
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from ingot._native import TensorInfo
+from ingot._native import TensorInfo
 
-    Counter = Callable[[TensorInfo], int | None]
-    # How many bits an element has, and how many one of the parameters in it.
-    Packing = tuple[int, int]
+Counter = Callable[[TensorInfo], int | None]
+# How many bits an element has, and how many one of the parameters in it.
+Packing = tuple[int, int]
 
 _UNPACKED = (1, 1)
 
 _CONTAINER_BITS = {"U8": 8, "I8": 8, "U16": 16, "I16": 16, "U32": 32, "I32": 32}
 
 # Of no parameters: what quantisation keeps beside them.
-_AUXILIARY = frozenset(
-    (
-        "weight_scale",
-        "weight_scale_inv",
-        "weight_scale_2",
-        "weight_global_scale",
-        "weight_zero_point",
-        "input_scale",
-        "input_global_scale",
-        "input_zero_point",
-        "zero_point",
-        "weight_shape",
-        "weight_g_idx",
-    )
-)
+_OF_WEIGHTS = ("scale", "scale_inv", "scale_2", "global_scale", "zero_point", "shape", "g_idx")
+_AUXILIARY = {f"weight_{kind}" for kind in _OF_WEIGHTS}
+_AUXILIARY |= {"input_scale", "input_global_scale", "input_zero_point", "zero_point"}
 
 
 def stored(tensor: TensorInfo) -> int:
@@ -60,13 +46,15 @@ def logical(config: Mapping[str, Any] | None, names: Callable[[], Collection[str
     def count(tensor: TensorInfo) -> int | None:
         if not _may_count(tensor):
             return None
-        suffix = _suffix(tensor.name)
+        suffix = tensor.name.rpartition(".")[2]
         if suffix in _AUXILIARY or scheme.is_auxiliary(tensor, suffix, is_quantised):
             return None
         packing = scheme.packing(tensor, suffix)
         if packing == _UNPACKED or not is_quantised(tensor.name):
             return prod(tensor.shape)
-        return _unpacked(prod(tensor.shape), packing)
+        container, bits = packing
+        # To the nearest number.
+        return (2 * prod(tensor.shape) * container + bits) // (2 * bits)
 
     return count
 
@@ -92,26 +80,12 @@ def _may_count(tensor: TensorInfo) -> bool:
     return bool(tensor.shape) and tensor.dtype != "F8_E8M0"
 
 
-def _unpacked(count: int, packing: Packing) -> int:
-    """`count` elements as parameters, to the nearest number."""
-    container, bits = packing
-    return (2 * count * container + bits) // (2 * bits)
-
-
 def _packed(dtype: str, bits: Any) -> Packing:
     """That elements of an integer dtype hold several parameters of `bits` each."""
     container = _CONTAINER_BITS.get(dtype)
     if container is None or not _is_whole(bits) or not 0 < bits < container:
         return _UNPACKED
     return container, int(bits)
-
-
-def _suffix(name: str) -> str:
-    return name[name.rfind(".") + 1 :]
-
-
-def _module(name: str) -> str:
-    return name[: max(0, name.rfind("."))]
 
 
 def _is_number(value: Any) -> bool:
@@ -128,7 +102,7 @@ def _is_whole(value: Any) -> bool:
 
 
 def _number(value: Any) -> Any:
-    """A number, also one that is written as text; None where it is none."""
+    """Return a number, also from a text. None for other values."""
     if isinstance(value, str):
         try:
             value = float(value)
@@ -167,7 +141,7 @@ def _mlx_settings(place: Mapping[str, Any]) -> Mapping[str, Any] | None:
 
 
 class _Patterns:
-    """Names, and globs in which ``*`` stands for any text."""
+    """Names, and globs in which ``*`` matches any text."""
 
     def __init__(self, names: set[str], globs: list[str]) -> None:
         self._names = names
@@ -196,7 +170,7 @@ def _fits(parts: list[str], text: str) -> bool:
 def _targets(targets: Any) -> _Patterns:
     """Modules as compressed-tensors names them.
 
-    After ``re:`` stands a pattern, of which the common part is understood.
+    After ``re:`` comes a regular expression. Its common forms are understood.
     """
     texts = _texts(targets)
     globs = [_glob(text[3:]) for text in texts if text.startswith("re:")]
@@ -235,17 +209,14 @@ class _Other:
     """How a method quantises. This is what can be said of one that has no class of its own."""
 
     def __init__(
-        self,
-        settings: Mapping[str, Any],
-        config: Mapping[str, Any],
-        names: Callable[[], Collection[str]],
+        self, settings: Mapping[str, Any], config: Mapping[str, Any], names: Callable[[], Collection[str]]
     ) -> None:
         self.settings = settings
         self.config = config
         self.names = names
 
     def is_auxiliary(self, tensor: TensorInfo, suffix: str, is_quantised: _Quantised) -> bool:
-        """Whether it is no parameter, beside what is none for all methods."""
+        """Return whether it is no parameter, beside the tensors that are none for all methods."""
         return False
 
     def packing(self, tensor: TensorInfo, suffix: str) -> Packing:
@@ -291,7 +262,7 @@ class _CompressedTensors(_Other):
     def packing(self, tensor: TensorInfo, suffix: str) -> Packing:
         if tensor.dtype not in _CONTAINER_BITS:
             return _UNPACKED
-        module = _module(tensor.name)
+        module = tensor.name.rpartition(".")[0]
         groups = (rule for targets, rule in self._groups if targets.match(module))
         is_packed, bits = next(groups, self._elsewhere)
         return _packed(tensor.dtype, bits) if is_packed else _UNPACKED
@@ -318,7 +289,7 @@ class _CompressedTensors(_Other):
 
 
 class _Fp8(_Other):
-    """Weights are stored as they are, but those of experts may have fewer bits."""
+    """Weights are stored as they are, but the weights of experts may have fewer bits."""
 
     def packing(self, tensor: TensorInfo, suffix: str) -> Packing:
         is_expert = ".experts." in tensor.name and "shared_experts" not in tensor.name
@@ -326,11 +297,9 @@ class _Fp8(_Other):
 
     @cached_property
     def _bits(self) -> int | None:
+        own, text = self.settings, _object(self.config.get("text_config"))
         said = _first(
-            self.settings.get("expert_dtype"),
-            self.config.get("expert_dtype"),
-            _object(self.config.get("text_config")).get("expert_dtype"),
-            self.settings.get("store_dtype"),
+            *(place.get("expert_dtype") for place in (own, self.config, text)), own.get("store_dtype")
         )
         return _BITS_BY_NAME.get(said) if isinstance(said, str) else None
 
@@ -349,7 +318,7 @@ class _BitsAndBytes(_Other):
 
 
 class _Mlx(_Other):
-    """A module is quantised where its scales are there, in whichever file."""
+    """A module is quantised if its scales are present, in any file."""
 
     def is_auxiliary(self, tensor: TensorInfo, suffix: str, is_quantised: _Quantised) -> bool:
         if suffix not in ("scales", "biases"):
@@ -364,7 +333,7 @@ class _Mlx(_Other):
 
     def _module(self, tensor: str) -> Mapping[str, Any]:
         """What is said of the module of a tensor; nothing where it is not quantised."""
-        module = _module(tensor)
+        module = tensor.rpartition(".")[0]
         override = self.settings.get(module)
         said = {"mode": "affine", **self.settings, **_object(override)}
         needed = ("scales", "biases") if said["mode"] == "affine" else ("scales",)
@@ -385,12 +354,5 @@ def _is_mlx(said: Mapping[str, Any]) -> bool:
 
 
 # By `quant_method`.
-_METHODS: dict[str, type[_Other]] = {
-    "awq": _Words,
-    "bitsandbytes": _BitsAndBytes,
-    "compressed-tensors": _CompressedTensors,
-    "fp8": _Fp8,
-    "gptq": _Words,
-    "mlx": _Mlx,
-    "mxfp4": _Mxfp4,
-}
+_METHODS: dict[str, type[_Other]] = {"awq": _Words, "gptq": _Words, "fp8": _Fp8, "mlx": _Mlx, "mxfp4": _Mxfp4}
+_METHODS |= {"bitsandbytes": _BitsAndBytes, "compressed-tensors": _CompressedTensors}

@@ -1,8 +1,8 @@
 """Objects that are read in place of a file: open files, buffers, and files in other libraries' stores.
 
 Which bytes are read, and how many ranges at once, is decided where it is for every source. What is here
-answers for one range (`Reader.ask`), each answer a future, so that whoever waits for a store that hangs can
-leave.
+answers for one range (`Reader.ask`), each answer a future, so that the caller of a store that hangs
+can leave.
 """
 
 from __future__ import annotations
@@ -15,21 +15,21 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import nullcontext
+from functools import partial
 from operator import index
 from threading import Lock, Thread
-from typing import TYPE_CHECKING, Any, Protocol, Unpack, cast
+from typing import TYPE_CHECKING, Any, Protocol, Unpack
 from weakref import WeakSet
 
 from ingot._base.options import checked, takes
 from ingot._base.report import restored
-from ingot._base.text import _escaped
+from ingot._base.text import _escaped, located
 from ingot._base.waits import settled
 from ingot._native import shown_url
 from ingot.errors import ClosedError, OptionError, SafetensorError, StorageError
-from ingot.typing import NoOptions
+from ingot.typing import Buffer, NoOptions
 
 if TYPE_CHECKING:
-    from ingot.typing import Buffer
 
     class Closes(Protocol):
         """What may have a thread of its own that reads."""
@@ -43,7 +43,7 @@ _PART_NBYTES = 8 << 20
 # The largest size of a file that systems can express.
 _MOST_NBYTES = 2**63 - 1
 
-# Requests that are best under way at once: as many as for what is behind a URL.
+# The best number of concurrent requests, as for a URL.
 _AT_ONCE = 16
 
 
@@ -68,9 +68,9 @@ class Ranges:
     Parameters
     ----------
     store : obstore store, fsspec file system, or any object like one
-        What gives the bytes. Of obstore its methods ``get_ranges(path, starts=, ends=)``, which gives a list
-        of buffers, and ``head(path)``, a mapping with ``"size"``; of fsspec ``cat_ranges`` and ``info``. A
-        class of your own needs either pair. Up to 16 threads call it at once; an fsspec file system that is
+        The store of the bytes. Of obstore its methods ``get_ranges(path, starts=, ends=)``, which returns
+        buffers, and ``head(path)``, a mapping with ``"size"``; of fsspec ``cat_ranges`` and ``info``. A class
+        of your own needs either pair. Up to 16 threads call it at once; an fsspec file system that is
         not asynchronous is called by one at a time.
     path : str
         The file's path in the store.
@@ -106,10 +106,10 @@ class Ranges:
         if not isinstance(path, str):
             raise TypeError(f"the path in a store must be a str, found {type(path).__name__}")
         if not _is_fsspec(store) and not callable(getattr(store, "get_ranges", None)):
-            raise TypeError(
-                "expected a store with `get_ranges`, as obstore's, or a file system with `cat_ranges`, as "
-                f"fsspec's, found {type(store).__name__}"
+            expected = (
+                "a store with `get_ranges`, as obstore's, or a file system with `cat_ranges`, as fsspec's"
             )
+            raise TypeError(f"expected {expected}, found {type(store).__name__}")
         self.store = store
         self.path = path
         self.nbytes = nbytes
@@ -163,12 +163,10 @@ class Reader:
 
     def ask_nbytes(self) -> Future[int | None]:
         """Ask how many bytes there are now: None for as many, but others."""
-        answer: Future[int | None] = Future()
-        answer.set_result(self.nbytes)
-        return answer
+        return _done(self.nbytes)
 
     def parts(self) -> Iterator[Any]:
-        """All bytes, a part after the other, of which several are asked for ahead.
+        """Yield all bytes, a part after the other. Several parts are requested ahead.
 
         Raises
         ------
@@ -185,13 +183,9 @@ class Reader:
             yield self._answer(expected, answer)
         now = settled(self.ask_nbytes()).result()
         if now != self.nbytes:
-            raise StorageError(
-                f"{_escaped(self.name)}: the file was changed while it was read",
-                code="changed",
-                path=self.name,
-                expected=self.nbytes,
-                found=now,
-            )
+            reason = "the file was changed while it was read"
+            facts: Any = {"expected": self.nbytes, "found": now}
+            raise located(StorageError, reason, code="changed", path=self.name, **facts)
 
     def _answer(self, expected: int, answer: Future[Any]) -> Any:
         try:
@@ -202,13 +196,8 @@ class Reader:
         except Exception as error:
             raise self._fault(error) from error
         if found != expected:
-            raise StorageError(
-                f"{_escaped(self.name)}: expected {expected} bytes of the object, found {found}",
-                code="read",
-                path=self.name,
-                expected=expected,
-                found=found,
-            )
+            reason = f"expected {expected} bytes of the object, found {found}"
+            raise located(StorageError, reason, code="read", path=self.name, expected=expected, found=found)
         return part
 
     def _fault(self, error: Exception) -> Exception:
@@ -217,6 +206,12 @@ class Reader:
             return FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), self.name)
         message = f"{_escaped(self.name)}: the object raised {type(error).__name__}"
         return StorageError(message, code="read", path=self.name)
+
+
+def _done(result: Any) -> Future[Any]:
+    answer: Future[Any] = Future()
+    answer.set_result(result)
+    return answer
 
 
 class _Memory(Reader):
@@ -231,18 +226,14 @@ class _Memory(Reader):
 
     def ask(self, begin: int, end: int) -> Future[Any]:
         _check_open(self._memory, self.name)
-        answer: Future[Any] = Future()
-        answer.set_result(self._memory.getbuffer()[begin:end])
-        return answer
+        return _done(self._memory.getbuffer()[begin:end])
 
     def ask_nbytes(self) -> Future[int | None]:
-        answer: Future[int | None] = Future()
-        answer.set_result(memoryview(self._memory.getbuffer()).nbytes)
-        return answer
+        return _done(memoryview(self._memory.getbuffer()).nbytes)
 
 
 class _Waiting(Reader):
-    """Each answer comes from a thread of its own, which is left behind where nobody waits for it any more."""
+    """Each answer comes from a thread of its own, which is abandoned if the caller stops waiting."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -251,12 +242,8 @@ class _Waiting(Reader):
     def _later(self, work: Callable[..., Any], *arguments: Any) -> Future[Any]:
         if self._process != os.getpid():
             # An open file shares its position with the parent, and a store has threads that are not here.
-            raise ClosedError(
-                f"{_escaped(self.name)}: it was opened in another process, before a fork: open it again in "
-                "this one",
-                code="forked",
-                path=self.name,
-            )
+            reason = "it was opened in another process, before a fork: open it again in this one"
+            raise located(ClosedError, reason, code="forked", path=self.name)
         answer: Future[Any] = Future()
 
         def run() -> None:
@@ -271,7 +258,7 @@ class _Waiting(Reader):
         return answer
 
     def _opening(self, work: Callable[[], Any]) -> Any:
-        """What `work` gives, before there is anything to read from."""
+        """Return the result of `work`, before there is a reader."""
         try:
             return settled(self._later(work)).result()
         except SafetensorError:
@@ -324,14 +311,11 @@ class _File(_Waiting):
                 while len(found) < end - begin and (more := file.read(end - begin - len(found))):
                     found += more
             if file.tell() != begin + len(found):
-                raise StorageError(
-                    f"{_escaped(self.name)}: its position was moved while it was read: expected "
-                    f"{begin + len(found)}, found {file.tell()} — read it by nothing else meanwhile",
-                    code="moved",
-                    path=self.name,
-                    expected=begin + len(found),
-                    found=file.tell(),
-                )
+                expected, now = begin + len(found), file.tell()
+                reason = f"its position was moved while it was read: expected {expected}, found {now}"
+                reason = f"{reason} — read it by nothing else meanwhile"
+                facts: Any = {"path": self.name, "expected": expected, "found": now}
+                raise located(StorageError, reason, code="moved", **facts)
         return found
 
 
@@ -368,16 +352,15 @@ class _Store(_Waiting):
         return self._later(self._nbytes) if self._look is not None else super().ask_nbytes()
 
     def _now(self) -> dict[str, Any]:
-        """What tells one version of the file from another."""
+        """Return the size and the facts that distinguish versions of the file."""
         assert self._look is not None
         seen = self._look()
         if seen.get("size") is None:
-            raise StorageError(
-                f"{_escaped(self.name)}: the store does not say how large it is: give its size, as "
-                "`ingot.Ranges(store, path, nbytes=…)`",
-                code="no-size",
-                path=self.name,
+            reason = (
+                "the store does not say how large it is: give its size, as "
+                "`ingot.Ranges(store, path, nbytes=…)`"
             )
+            raise located(StorageError, reason, code="no-size", path=self.name)
         stamp = {key: seen[key] for key in _VERSION if seen.get(key) is not None}
         return {**stamp, "size": _possible(seen["size"], self.name)}
 
@@ -404,14 +387,10 @@ def _possible(nbytes: Any, name: str) -> int:
     """
     is_whole = hasattr(nbytes, "__index__") and not isinstance(nbytes, bool)
     if not is_whole or not 0 <= index(nbytes) <= _MOST_NBYTES:
-        raise StorageError(
-            f"{_escaped(name)}: expected a size in bytes from 0 to {_MOST_NBYTES}, found {nbytes!r:.80} — "
-            "give the right size, as `ingot.Ranges(store, path, nbytes=…)`",
-            code="impossible-size",
-            path=name,
-            expected=_MOST_NBYTES,
-            found=nbytes,
-        )
+        way_out = "give the right size, as `ingot.Ranges(store, path, nbytes=…)`"
+        reason = f"expected a size in bytes from 0 to {_MOST_NBYTES}, found {nbytes!r:.80} — {way_out}"
+        facts: Any = {"expected": _MOST_NBYTES, "found": nbytes}
+        raise located(StorageError, reason, code="impossible-size", path=name, **facts)
     return index(nbytes)
 
 
@@ -419,28 +398,20 @@ def _of_store(store: Any, path: str, nbytes: int | None) -> Reader | str:
     if not _is_fsspec(store):
         head: Any = getattr(store, "head", None)
         if nbytes is None and not callable(head):
-            raise TypeError(
-                "expected a store with `head`, or the size of the file, as in `ingot.Ranges(store, path, "
-                f"nbytes=…)`, found {type(store).__name__}"
+            expected = (
+                "a store with `head`, or the size of the file, as in `ingot.Ranges(store, path, nbytes=…)`"
             )
-        return _Store(
-            shown_url(path),
-            _AT_ONCE,
-            lambda begin, end: _only(store.get_ranges(path, starts=[begin], ends=[end])),
-            (lambda: cast("Mapping[str, Any]", head(path))) if callable(head) else None,
-            nbytes,
-        )
+            raise TypeError(f"expected {expected}, found {type(store).__name__}")
+        get = partial(store.get_ranges, path)
+        look = partial(head, path) if callable(head) else None
+        return _Store(shown_url(path), _AT_ONCE, lambda a, b: _only(get(starts=[a], ends=[b])), look, nbytes)
     if type(store).__module__ == "fsspec.implementations.local":
         # It has a way of its own, which is faster.
         return str(store._strip_protocol(path))
-    return _Store(
-        shown_url(store.unstrip_protocol(path)),
-        # One instance of others is for one thread.
-        _AT_ONCE if getattr(store, "async_impl", False) else 1,
-        lambda begin, end: _only(store.cat_ranges([path], [begin], [end], on_error="raise")),
-        lambda: store.info(path),
-        nbytes,
-    )
+    name, get = shown_url(store.unstrip_protocol(path)), partial(store.cat_ranges, [path], on_error="raise")
+    # One instance of others is for one thread.
+    at_once = _AT_ONCE if getattr(store, "async_impl", False) else 1
+    return _Store(name, at_once, lambda a, b: _only(get([a], [b])), lambda: store.info(path), nbytes)
 
 
 def _only(answers: Any) -> Any:
@@ -462,7 +433,7 @@ def _is_fsspec(store: Any) -> bool:
 
 
 def _check_fsspec(file: Any) -> None:
-    """Refuse what does not give the bytes that its file system has under its path."""
+    """Raise for a file whose bytes differ from the bytes that its file system has under its path."""
     name = shown_url(file.fs.unstrip_protocol(file.path))
     _check_open(file, name)
     mode, packed = getattr(file, "mode", "rb"), getattr(file, "compression", None)
@@ -471,11 +442,8 @@ def _check_fsspec(file: Any) -> None:
     if isinstance(mode, str) and "t" in mode:
         raise _text(name, file)
     if packed is not None:
-        raise OptionError(
-            f"{_escaped(name)}: is unpacked by {packed} while it is read: give what its `open()` gives",
-            code="compressed",
-            path=name,
-        )
+        reason = f"is unpacked by {packed} while it is read: give what its `open()` gives"
+        raise located(OptionError, reason, code="compressed", path=name)
 
 
 def _check_open(file: Any, name: str) -> None:
@@ -484,9 +452,8 @@ def _check_open(file: Any, name: str) -> None:
 
 
 def _text(name: str, file: Any) -> TypeError:
-    return TypeError(
-        f'{_escaped(name)}: the {type(file).__name__} gives text: expected bytes — open it with mode "rb"'
-    )
+    found = type(file).__name__
+    return TypeError(f'{_escaped(name)}: the {found} gives text: expected bytes — open it with mode "rb"')
 
 
 def _named(file: Any) -> str:

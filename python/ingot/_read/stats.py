@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Unpack
 
 from ingot import _native
@@ -11,14 +11,10 @@ from ingot._base.keys import select
 from ingot._base.options import Loading, checked, takes
 from ingot._base.progress import telling
 from ingot._base.report import Report
-from ingot.typing import Keys, ReadOptions, Source
+from ingot._native import Checkpoint
+from ingot.typing import Keys, ReadOptions, Source, Tell
 
 from .door import open_source
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from ingot._native import Checkpoint
-    from ingot.typing import Tell
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -67,7 +63,7 @@ class Stats(Report):
         By name, in the order of `keys` if that is an iterable of names, else in natural order (``layer.2``
         before ``layer.10``).
     unread : dict of str to str
-        Tensors of dtypes whose values have no settled layout (those of 6 bits), each with its dtype.
+        Tensors of dtypes whose values have no settled layout (6 bits), each with its dtype.
     """
 
     tensors: dict[str, TensorStats]
@@ -103,7 +99,7 @@ def stats(
     keys, drop : ingot.typing.Keys, optional
         Which tensors to read, all by default, as for `load_file`.
     bins : int
-        The number of parts of the histogram of each tensor, from 0 to 1,000. With 0 there is none, and the
+        The number of parts of the histogram of each tensor, from 0 to 1,000. With 0 it is empty, and the
         tensors are read once instead of twice.
     **options
         How to read.
@@ -158,16 +154,5 @@ def measured(
 
 
 def _of(dtype: str, found: _native.Statistics) -> TensorStats:
-    return TensorStats(
-        dtype=dtype,
-        count=found.count,
-        min=found.min,
-        max=found.max,
-        mean=found.mean,
-        std=found.std,
-        zeros=found.zeros,
-        nans=found.nans,
-        infinities=found.infinities,
-        malformed=found.malformed,
-        bins=tuple(found.bins),
-    )
+    values = {one.name: getattr(found, one.name) for one in fields(TensorStats) if one.name != "dtype"}
+    return TensorStats(dtype, **values | {"bins": tuple(found.bins)})

@@ -299,7 +299,7 @@ def _shards(index: str) -> list[str]:
 def opened(source: str) -> Opened:
     """Open a path or a URL."""
     place = source if is_url(source) else os.fsdecode(local_path(source))
-    return Opened(door.open_checkpoint(place, "auto"), place)
+    return Opened(door.open_checkpoint(place), place)
 
 
 def read_through(source: Opened) -> Model:

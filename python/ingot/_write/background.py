@@ -1,4 +1,4 @@
-"""Work that goes on while the program does, one piece after another."""
+"""Work that runs beside the program, one piece after another."""
 
 from __future__ import annotations
 
@@ -9,16 +9,13 @@ from collections import deque
 from collections.abc import Callable
 from concurrent.futures import CancelledError, Future
 from contextlib import suppress
+from types import FrameType
 from typing import Any, TypeVar
 
 from ingot._base.text import _escaped
 from ingot._base.waits import settled
 
 from .failures import Outcome, record, warn
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from types import FrameType
 
 T = TypeVar("T")
 F = TypeVar("F", bound="Future[Any]")
@@ -32,22 +29,18 @@ class Told(Future[None]):
         self._outcome = outcome
 
     def result(self, timeout: float | None = None) -> None:
-        try:
-            self._settle(timeout)
-            return super().result(timeout)
-        finally:
-            self._outcome.is_asked |= self.done()
+        return self._asked(super().result, timeout)
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
+        return self._asked(super().exception, timeout)
+
+    def _asked(self, wait: Callable[[float | None], T], timeout: float | None) -> T:
         try:
-            self._settle(timeout)
-            return super().exception(timeout)
+            if timeout is None:
+                settled(self)
+            return wait(timeout)
         finally:
             self._outcome.is_asked |= self.done()
-
-    def _settle(self, timeout: float | None) -> None:
-        if timeout is None:
-            settled(self)
 
 
 class SaveFuture(Told):
@@ -73,10 +66,8 @@ class SaveFuture(Told):
         self.add_done_callback(_end_staging)
 
     def __reduce__(self) -> Any:
-        raise TypeError(
-            "a SaveFuture cannot be pickled, since the save runs in this process: call its result() here and "
-            "pickle the path"
-        )
+        way_out = "call its result() here and pickle the path"
+        raise TypeError(f"a SaveFuture cannot be pickled, since the save runs in this process: {way_out}")
 
     def _stage(self) -> None:
         """Say that the tensors may change."""
@@ -88,7 +79,7 @@ class SharedSaveFuture(SaveFuture):
     """Of a save by several ranks: it cannot be cancelled, since the others would wait for this one."""
 
     def cancel(self) -> bool:
-        """Say that it goes on."""
+        """Return False: it cannot be cancelled."""
         return False
 
 
@@ -113,9 +104,9 @@ def _described(path: str, fault: BaseException) -> str:
 class Line:
     """Calls functions in the order in which they came, on one thread that is there only while there are some.
 
-    The thread is none of those that an interpreter leaves behind when it exits; where it waits for no new one
-    any more, the call is over when `put` returns. In a child after a fork there is no such thread: what
-    waited goes on in the parent, and the child's futures say so.
+    The interpreter waits for the thread when it exits. If it waits for no new threads any more, the call is
+    over when `put` returns. In a child after a fork there is no such thread: waiting calls continue in the
+    parent, and the child's futures say so.
     """
 
     def __init__(self, name: str) -> None:
@@ -137,7 +128,7 @@ class Line:
         self._thread: threading.Thread | None = None
 
     def put(self, call: Callable[[], T], future: F) -> F:
-        """Take `call` on. Its result, or what it raises, is that of `future`, which is returned."""
+        """Queue `call`. `future`, which is returned, gets its result or its exception."""
         warn()
         turn = (future, call)
         try:
@@ -205,9 +196,8 @@ class Line:
             if isinstance(future, SaveFuture):
                 # It may succeed in the parent, which reports it.
                 future._outcome.is_asked = True
-            future.set_exception(
-                RuntimeError("this process was forked while the file was saved by its parent")
-            )
+            fault = RuntimeError("this process was forked while the file was saved by its parent")
+            future.set_exception(fault)
 
 
 def _exits() -> bool:
@@ -218,8 +208,8 @@ def _exits() -> bool:
     if sys.version_info >= (3, 12):
         # It starts none either, and says so.
         return False
-    # It tells only programs that had imported `threading` by then. What it calls as it exits, such as a
-    # function given to `atexit`, stands alone on the stack, and everything before stands on the program.
+    # Python 3.11 reports it only to programs that had imported `threading` by then. A callback at exit, such
+    # as a function given to `atexit`, is alone on the stack; all other code is above the program's frame.
     # Where there is no telling, as in a program that embeds Python, saving before `put` returns is what
     # loses nothing.
     frame = sys._current_frames().get(main.ident or 0)
@@ -231,8 +221,9 @@ def _exits() -> bool:
 def _is_program(frame: FrameType) -> bool:
     """Whether the interpreter was started to run this: a script, a command, or a module by ``-m``."""
     name = frame.f_code.co_name
-    return name == "_run_module_as_main" or (
-        name == "<module>" and frame.f_globals.get("__name__") == "__main__"
+    return name == "_run_module_as_main" or (name, frame.f_globals.get("__name__")) == (
+        "<module>",
+        "__main__",
     )
 
 
@@ -247,5 +238,5 @@ def _settle(future: Future[T], call: Callable[[], T]) -> None:
         future.set_result(result)
 
 
-# One after another, so that of two saves to one path the later is what stays, however the path is spelt.
+# One after another, so that of two saves to one path the later one remains, in any spelling of the path.
 SAVES = Line("ingot-background")

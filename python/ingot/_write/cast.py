@@ -7,7 +7,7 @@ from contextlib import closing
 from dataclasses import dataclass
 from math import prod
 from os import fsdecode
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import Any, Unpack
 
 from ingot import _native
 from ingot._base.checks import FLOATS, float_code, format_for
@@ -16,15 +16,13 @@ from ingot._base.options import Loading, Saving, checked, takes
 from ingot._base.progress import telling
 from ingot._base.report import Report
 from ingot._base.text import nbytes, plural
+from ingot._native import Checkpoint, TensorInfo
 from ingot._read.door import open_source
 from ingot._read.select import Wanted
 from ingot.typing import CastOptions, Dtype, Format, Keys, Path, Source
 
 from .rearrange import KEPT, of_one, united
 from .save import rendered
-
-if TYPE_CHECKING:
-    from ingot._native import Checkpoint, TensorInfo
 
 # Bytes of tensors that are in memory at once; one that is larger is alone.
 _BATCH_NBYTES = 256 << 20
@@ -82,9 +80,9 @@ def cast(
     source : ingot.typing.Source
         A file, a sharded checkpoint, a URL, an open file or a buffer, as for `ingot.safe_open`.
     destination : str, bytes or os.PathLike
-        Where to write one file. It may be `source`: what is there stays until the new file is complete.
+        Where to write one file. It may be `source`, which stays until the new file is complete.
     dtype : ingot.typing.Dtype
-        The dtype to convert to. The values are those of PyTorch's ``tensor.to(dtype)``. Integers, bools and
+        The dtype to convert to. The values equal PyTorch's ``tensor.to(dtype)``. Integers, bools and
         complex numbers keep their dtypes.
     keys : ingot.typing.Keys, optional
         Which tensors to convert, all by default, as for `load_file`. The others are copied as they are.
@@ -132,16 +130,8 @@ def cast(
         plan = _Plan(checkpoint, given["dtype"], set(select(checkpoint, given["keys"])), reading.threads)
         how.existing.check(path)
         pairs = united(_metadata(checkpoint)) if is_kept else how.metadata
-        writer = _native.Writer.create(
-            path,
-            plan.specs(),
-            pairs,
-            format_for(path, format),
-            views=rendered(_views(checkpoint)),
-            reserve=how.reserve_header,
-            align=how.align,
-            **how.of_named_file(),
-        )
+        views, kind = rendered(_views(checkpoint)), format_for(path, format)
+        writer = _native.Writer.create(path, plan.specs(), pairs, kind, views=views, **how.of_new_file())
         with closing(writer), telling(how.progress, "Casting", path) as tell:
             done, total = 0, sum(info.nbytes for info in plan.infos)
             for info in plan.write(writer):
@@ -170,11 +160,8 @@ class _Plan:
         self.threads = threads
         self.dtype = dtype
         self.infos = checkpoint.infos()
-        self.changed = {
-            info.name
-            for info in self.infos
-            if info.name in chosen and info.dtype in FLOATS and info.dtype != dtype
-        }
+        floats = {info.name for info in self.infos if info.dtype in FLOATS and info.dtype != dtype}
+        self.changed = floats & chosen
 
     def specs(self) -> list[tuple[str, str, tuple[int, ...]]]:
         return [(info.name, self.dtype_of(info), info.shape) for info in self.infos]
@@ -204,20 +191,12 @@ class _Plan:
                     data = converted[info.name][:size]
                 else:
                     data = self.checkpoint.tensor_bytes(info.name, 0, size)
-                writer.write(info.name, (self.dtype_of(info), info.shape, data), ..., _as_is)
+                writer.write(info.name, (self.dtype_of(info), info.shape, data), ..., lambda name, data: data)
                 yield info
 
 
-def _as_is(name: str, payload: Any) -> Any:
-    return payload
-
-
-def _region(shape: tuple[int, ...], code: str, buffer: Any, begin: int) -> memoryview:
-    return memoryview(buffer)[begin:]
-
-
 # The bytes of tensors as they are in memory.
-_BYTES = _native.Wrap.buffer(_region, str)
+_BYTES = _native.Wrap.buffer(lambda shape, code, buffer, begin: memoryview(buffer)[begin:], str)
 
 
 def _metadata(checkpoint: Checkpoint) -> Iterator[tuple[str, dict[str, str]]]:
@@ -227,12 +206,10 @@ def _metadata(checkpoint: Checkpoint) -> Iterator[tuple[str, dict[str, str]]]:
 
 def _views(checkpoint: Checkpoint) -> dict[str, dict[str, Any]]:
     """Return the record of names that share a tensor. It counts elements, so it holds for every dtype."""
-    return {
-        name: {"of": of}
-        if part is None
-        else {"of": of, "shape": part[0], "stride": part[1], "begin": part[2]}
-        for name, (of, part) in checkpoint.shared().items()
-    }
+    views: dict[str, dict[str, Any]] = {}
+    for name, (of, part) in checkpoint.shared().items():
+        views[name] = {"of": of, **dict(zip(("shape", "stride", "begin"), part or (), strict=False))}
+    return views
 
 
 def _batches(infos: list[TensorInfo]) -> Iterator[list[TensorInfo]]:

@@ -15,13 +15,13 @@ import os
 import re
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from secrets import token_hex
 from socket import gethostname
 from threading import Lock
 
-from ingot._base.text import _escaped
+from ingot._base.text import _escaped, located
 from ingot._native import replace_file
 from ingot.errors import CheckpointError, StorageError
 
@@ -92,13 +92,10 @@ def _acquire(directory: str, key: str, seconds: float) -> None:
             until = time.monotonic() + seconds
         owner = found
         if time.monotonic() >= until:
-            raise StorageError(
-                f"{_escaped(directory)}: another save to this directory is under way"
-                f"{f' ({_escaped(owner)})' if owner else ''}: waited {seconds:g} s for it to end: save to "
-                f"another directory, or remove {NAME} if no save is running",
-                code="busy",
-                path=directory,
-            )
+            busy = f"another save to this directory is under way{f' ({_escaped(owner)})' if owner else ''}"
+            way_out = f"save to another directory, or remove {NAME} if no save is running"
+            reason = f"{busy}: waited {seconds:g} s for it to end: {way_out}"
+            raise located(StorageError, reason, code="busy", path=directory)
         time.sleep(_PAUSE_SECONDS)
 
 
@@ -130,12 +127,8 @@ def _try(directory: str, key: str) -> bool:
 
 
 def _not_locked(directory: str, fault: OSError) -> StorageError:
-    return StorageError(
-        f"{_escaped(directory)}: could not lock the directory: {fault.strerror}",
-        errno=fault.errno,
-        code="write",
-        path=directory,
-    )
+    reason = f"could not lock the directory: {fault.strerror}"
+    return located(StorageError, reason, errno=fault.errno, code="write", path=directory)
 
 
 def _open(path: str) -> tuple[int, bool]:
@@ -250,6 +243,23 @@ def _unlock(descriptor: int) -> None:
     os.close(descriptor)
 
 
+@contextmanager
+def removing_new_folders(path: str) -> Iterator[None]:
+    """Remove missing directories of `path` that the block makes, if it raises and they are empty."""
+    missing: list[str] = []
+    above = os.path.abspath(path)
+    while not os.path.lexists(above):
+        missing.append(above)
+        above = os.path.dirname(above)
+    try:
+        yield
+    except BaseException:
+        with suppress(OSError):
+            for folder in missing:
+                os.rmdir(folder)
+        raise
+
+
 # The names of temporary files.
 
 
@@ -311,11 +321,6 @@ PART = re.compile(r"shard-[0-9]{5,}-model-[0-9]{5,}-of-[0-9]{5,}\.safetensors")
 MANIFEST = ".ingot-parts.json"
 
 
-def part_files(directory: str) -> list[str]:
-    """Return the names of the files of parts in a directory, sorted."""
-    return [name for name in sorted(os.listdir(directory)) if PART.fullmatch(name)]
-
-
 def listed(directory: str) -> list[str] | None:
     """Return the names that the manifest of a directory lists. None if there is no manifest.
 
@@ -335,11 +340,8 @@ def listed(directory: str) -> list[str] | None:
 
 
 def _lost(path: str, reason: str) -> CheckpointError:
-    return CheckpointError(
-        f"{_escaped(path)}: {reason}: the files are not of one checkpoint: save again with overwrite=True",
-        code="invalid-parts",
-        path=path,
-    )
+    reason = f"{reason}: the files are not of one checkpoint: save again with overwrite=True"
+    return located(CheckpointError, reason, code="invalid-parts", path=path)
 
 
 def keep(directory: str, old: list[str], durable: bool) -> list[str]:
@@ -361,6 +363,20 @@ def keep(directory: str, old: list[str], durable: bool) -> list[str]:
     return links
 
 
+def restore(directory: str, links: Iterable[str]) -> list[str]:
+    """Rename the files behind `links` to the names without a prefix, and return these names."""
+    names = {PREFIX.sub("", link, count=1): link for link in links}
+    with hidden() as prefix:
+        for name, link in names.items():
+            beside = os.path.join(directory, prefix + name)
+            os.link(os.path.join(directory, link), beside)
+            os.replace(beside, os.path.join(directory, name))
+            # If both were one file already, the system leaves both names.
+            with suppress(FileNotFoundError):
+                os.remove(beside)
+    return [*names]
+
+
 def recover(directory: str) -> None:
     """Restore the names of the old files if a replacement did not end. The caller holds the lock."""
     try:
@@ -370,16 +386,8 @@ def recover(directory: str) -> None:
         return
     if links is None:
         return
-    finals = {PREFIX.sub("", link, count=1): link for link in links}
-    with hidden() as prefix:
-        for name, link in finals.items():
-            beside = os.path.join(directory, prefix + name)
-            os.link(os.path.join(directory, link), beside)
-            os.replace(beside, os.path.join(directory, name))
-            # Where both were one file already, the system leaves both names.
-            with suppress(FileNotFoundError):
-                os.remove(beside)
-    for name in part_files(directory):
-        if name not in finals:
+    restored = restore(directory, links)
+    for name in os.listdir(directory):
+        if PART.fullmatch(name) and name not in restored:
             os.remove(os.path.join(directory, name))
     os.remove(os.path.join(directory, MANIFEST))

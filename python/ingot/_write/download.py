@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
 from typing import Any, NamedTuple, Unpack
 
 from ingot import _native
@@ -12,6 +10,8 @@ from ingot._base.options import Saving, checked, takes
 from ingot._base.progress import telling
 from ingot._base.report import reduced
 from ingot.typing import Path, Progress, ReplaceOptions, StorageOptions
+
+from .directory import removing_new_folders
 
 
 class Download(NamedTuple):
@@ -22,7 +22,7 @@ class Download(NamedTuple):
     path : str
         Where the file is; of a model of many files the index.
     nbytes : int
-        Its size; of a model that of all files together.
+        Its size; of a model the size of all files together.
     fetched : int
         Bytes that came over the network for it: fewer than `nbytes` where an earlier, interrupted call
         had some of them, 0 where the file came out of the Hub's local cache.
@@ -71,17 +71,17 @@ def download(
     Parameters
     ----------
     source : str
-        The URL of any file, as for `ingot.safe_open`. That of an index, which is what is named
-        ``*.index.json``, and a repository of the Hub that has an index and no ``model.safetensors``, is a
+        The URL of any file, as for `ingot.safe_open`. An index, whose name
+        is ``*.index.json``, or a repository of the Hub that has an index and no ``model.safetensors``, is a
         model of many files: the index and every file that it names, which lie beside it, are fetched.
     destination : str, bytes or os.PathLike
         Where to write. In a directory, which exists, or ends in a slash and then is made, the file has the
-        name that it has in the URL. Until all of it is there, nothing has this name, or what had it before
+        name that it has in the URL. Until all of it is there, nothing has this name, or the old file
         stays. For a model of many files it has to be a directory.
     expected_sha256 : str, optional
         The SHA-256 of the file, as 64 hexadecimal digits. What has another is not kept. Files of the Hub that
-        it keeps as LFS or Xet objects, as it does those with weights, are compared with the one it says. For
-        a model of many files, of all of which one digest cannot speak, it is refused.
+        it keeps as LFS or Xet objects, as it does those with weights, are compared with the Hub's. It is
+        refused for a model of many files, which one digest cannot describe.
     threads : int, optional
         How many parts are fetched at once, of all files together, 16 by default.
     progress : bool, None or callable
@@ -114,8 +114,8 @@ def download(
         The index breaks a rule of FORMAT.md, such as I6: names of shards that lead out of its directory are
         refused before any of them is asked for.
     TypeError, OptionError
-        An argument is not what it should be. `destination` is no directory, and the source a model of many
-        files.
+        An argument has a wrong type or value. `destination` is no directory, and the source is a model of
+        many files.
 
     Notes
     -----
@@ -134,47 +134,21 @@ def download(
     by version and hash, and keeps them. Any other existing file is an error unless `overwrite` is set.
     Symbolic links in the directory are followed.
     """
-    own = {
-        "expected_sha256": expected_sha256,
-        "threads": threads,
-        "progress": progress,
-        "storage_options": storage_options,
-    }
-    given = checked(download, {**own, **options})
+    own = {"expected_sha256": expected_sha256, "threads": threads, "progress": progress}
+    given = checked(download, {**own, **options, "storage_options": storage_options})
     if not isinstance(source, str):
         raise TypeError(f"download(): source must be a str, found {type(source).__name__}")
     how = Saving.among(download, given)
-    with telling(how.progress, "Downloading", source) as tell, _removing_new_folders(destination):
-        done, files = _native.download(
-            source,
-            destination,
-            expected_sha256=given["expected_sha256"],
-            threads=given["threads"],
-            storage_options=given["storage_options"],
-            **how.of_named_file(),
-            progress=tell,
-        )
+    path = os.fsdecode(_native.local_path(destination))
+    with telling(how.progress, "Downloading", source) as tell, removing_new_folders(path):
+        known = {name: given[name] for name in ("expected_sha256", "threads", "storage_options")}
+        known |= how.of_named_file()
+        done, files = _native.download(source, destination, **known, progress=tell)
     if not files:
         return Download(*done)
     model = ModelDownload(*done)
     model._files = tuple(Download(*file) for file in files)
     return model
-
-
-@contextmanager
-def _removing_new_folders(destination: Path) -> Iterator[None]:
-    """Remove the directories of `destination` again that the block made, if it raises and they are empty."""
-    path, absent = os.path.abspath(os.fsdecode(_native.local_path(destination))), []
-    while not os.path.lexists(path):
-        absent.append(path)
-        path = os.path.dirname(path)
-    try:
-        yield
-    except BaseException:
-        with suppress(OSError):
-            for folder in absent:
-                os.rmdir(folder)
-        raise
 
 
 def planned(
@@ -185,12 +159,10 @@ def planned(
     overwrite: bool = False,
     replace_read_only: bool = False,
 ) -> list[tuple[str, int]]:
-    """Give the files that `download` would make, with their sizes, and write nothing."""
-    return _native.planned_download(
-        source,
-        destination,
-        storage_options=None,
-        expected_sha256=expected_sha256,
-        overwrite=overwrite,
-        replace_read_only=replace_read_only,
-    )
+    """Return the files that `download` would make, with their sizes, and write nothing."""
+    options: Any = {
+        "expected_sha256": expected_sha256,
+        "overwrite": overwrite,
+        "replace_read_only": replace_read_only,
+    }
+    return _native.planned_download(source, destination, storage_options=None, **options)

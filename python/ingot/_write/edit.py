@@ -12,21 +12,17 @@ from typing import Any, Literal, NamedTuple, Unpack
 from ingot import _native
 from ingot._base.checks import format_for, is_durable
 from ingot._base.frameworks import payload
-from ingot._base.options import Loading, Saving, checked, takes
+from ingot._base.options import DEFAULT_LOADING, Loading, Saving, checked, takes
 from ingot._base.progress import telling
 from ingot._base.report import Report, reduced
 from ingot._base.text import _escaped, _quoted, nbytes, plural
-from ingot._native import local_path
+from ingot._native import Sources, local_path
 from ingot.errors import HeaderError
 from ingot.typing import EditOptions, Format, Path, RewriteOptions, Source
 
 from .directory import locked
 from .rearrange import Writing, opened, together
 from .save import reported
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from ingot._native import Sources
 
 
 @takes(EditOptions)
@@ -73,8 +69,8 @@ def update_metadata(
     SaveError
         The header would be longer than 100,000,000 bytes. Nothing was touched.
     StorageError
-        Writing failed; another process replaced the file meanwhile (``code`` is ``"overtaken"``), and what it
-        wrote stays; or another edit held the file for a minute (``"locked"``).
+        Writing failed; another process replaced the file meanwhile (``code`` is ``"overtaken"``), and the
+        other file stays; or another edit held the file for a minute (``"locked"``).
 
     Notes
     -----
@@ -97,7 +93,7 @@ def update_metadata(
       taken from them remain good.
 
     Otherwise a new file is made beside the old one and renamed over it, with all that `save_file` promises:
-    mode, owner and symlinks are kept, readers see the old file or the new one, whole, whatever happens. The
+    mode, owner and symlinks are kept, readers see the old file or the new one, whole, at any moment. The
     data is shared with the old file where the file system can (reflinks on XFS and Btrfs), else it is copied
     by the kernel.
 
@@ -106,9 +102,8 @@ def update_metadata(
 
     Changes at the same time, in any number of processes, wait for one another (``flock``), and none is lost.
     """
-    given = checked(
-        update_metadata, {"set": set, "remove": remove, "atomic": atomic, **options}, remove=_keys
-    )
+    own = {"set": set, "remove": remove, "atomic": atomic}
+    given = checked(update_metadata, {**own, **options}, remove=_keys)
     update = reported(given.get("progress", False), "Writing", filename, _native.update_metadata)
     durable = is_durable(given.get("durable"))
     return update(filename, given["set"] or {}, given["remove"], not atomic, durable)
@@ -137,7 +132,7 @@ def replace_tensor(filename: Path, name: str, tensor: Any, **options: Unpack[Edi
         The tensor. Names that share it (``save_file(..., shared="alias")``) stay names of that one tensor,
         and any of them may be given; parts of it are parts of the new values.
     tensor : array or tensor of any framework
-        Of the dtype and the shape that stand in the header.
+        Of the dtype and the shape in the header.
     **options
         How the file is written: `ingot.typing.SaveOptions`.
 
@@ -178,9 +173,6 @@ def update_index(path: str, set: Mapping[str, str], remove: Iterable[str]) -> No
 
 
 # The repair of broken files.
-
-# How a source is read by default.
-DEFAULT = Loading()
 
 
 class Finding(NamedTuple):
@@ -235,23 +227,15 @@ class Repair(Report):
         # Imported here: it is for notebooks.
         from ingot._base.html import page, table
 
-        facts = [
-            self.format,
-            plural(self.tensors, "tensor"),
-            nbytes(self.nbytes),
-            plural(len(self.findings), "finding"),
-        ]
+        facts = [self.format, plural(self.tensors, "tensor"), nbytes(self.nbytes)]
+        facts.append(plural(len(self.findings), "finding"))
         rows = [(one.code, one.tensor or "", one.found, one.done) for one in self.findings]
         return page(f"{self.source} → {self.destination}", facts, table(rows))
 
 
 @takes(RewriteOptions)
 def repair(
-    source: Source,
-    destination: Path,
-    *,
-    format: Format | None = None,
-    **options: Unpack[RewriteOptions],
+    source: Source, destination: Path, *, format: Format | None = None, **options: Unpack[RewriteOptions]
 ) -> Repair:
     """Write the valid tensors of a broken file to a new file, and report each change.
 
@@ -319,17 +303,11 @@ def repair(
         picks = [(0, number, name) for number, name in enumerate(names)]
         Writing(how, is_inherited=True).write(held, destination, picks, together(held), tell)
     sizes = held.sizes(0)
-    return Repair(
-        source=path,
-        destination=fsdecode(destination),
-        format=format_for(destination, format),
-        tensors=len(sizes),
-        nbytes=sum(sizes),
-        findings=findings,
-    )
+    kind = format_for(destination, format)
+    return Repair(path, fsdecode(destination), kind, len(sizes), sum(sizes), findings)
 
 
-def examined(source: Source, how: Loading = DEFAULT) -> tuple[Sources, tuple[Finding, ...]]:
+def examined(source: Source, how: Loading = DEFAULT_LOADING) -> tuple[Sources, tuple[Finding, ...]]:
     """Return the tensors that are sound in a file, and the rules that it breaks.
 
     Raises
@@ -339,20 +317,18 @@ def examined(source: Source, how: Loading = DEFAULT) -> tuple[Sources, tuple[Fin
     """
     held = opened([source], how, "salvage")
     path = held.path(0)
+    rows = held.findings(0)
     findings = tuple(
-        Finding(code, tensor, _of(path, tensor, found), done)
-        for code, tensor, found, done in held.findings(0)
+        Finding(code, tensor, _of(path, tensor, found), done) for code, tensor, found, done in rows
     )
     left_out = [finding for finding in findings if finding.done == "tensor-left-out"]
     if left_out and not held.names(0):
         first = left_out[0]
-        raise HeaderError(
+        message = (
             f"{_escaped(path)}: none of {plural(len(left_out), 'tensor')} is sound: tensor "
-            f"{_quoted(first.tensor)}: {first.found}",
-            code=first.code,
-            path=path,
-            tensor=first.tensor,
+            f"{_quoted(first.tensor)}: {first.found}"
         )
+        raise HeaderError(message, code=first.code, path=path, tensor=first.tensor)
     return held, findings
 
 

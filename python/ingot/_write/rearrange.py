@@ -7,7 +7,7 @@ from itertools import chain
 from typing import Any, Literal, NamedTuple, Unpack
 from warnings import warn
 
-from ingot._base.checks import format_for, is_path
+from ingot._base.checks import Leniency, format_for, is_path
 from ingot._base.keys import NamedTensors, not_found, select
 from ingot._base.options import Loading, Saving, checked, takes
 from ingot._base.progress import telling, within
@@ -15,16 +15,11 @@ from ingot._base.text import _escaped, _quoted
 from ingot._native import MODEL_SPEC_KEY, STALE_KEYS, Sources, local_path
 from ingot._read.door import open_checkpoint
 from ingot.errors import OptionError, SaveError
-from ingot.typing import Format, Keys, Path, RewriteOptions, Source
+from ingot.typing import Format, Keys, Path, RewriteOptions, Source, Tell
 
 from .shards import of_index
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from ingot._base.checks import Leniency
-    from ingot.typing import Tell
-
-    Pick = tuple[int, int, str]
+Pick = tuple[int, int, str]
 
 
 def known_renaming(rename: object) -> object:
@@ -40,25 +35,15 @@ def renaming(
     """Return the function that maps an old name to the new one."""
     if rename is None:
         return str
-    give: Callable[[str], str]
-    if callable(rename):
-        give = rename
-    else:
-        table = dict(rename)
-        for name in table.keys() - set(names):
-            raise not_found(names, name, path)
-
-        def looked_up(name: str) -> str:
-            return table.get(name, name)
-
-        give = looked_up
+    table = {} if callable(rename) else dict(rename)
+    for name in table.keys() - set(names):
+        raise not_found(names, name, path)
 
     def checked(name: str) -> str:
-        new = give(name)
+        new: object = rename(name) if callable(rename) else table.get(name, name)
         if not isinstance(new, str):
-            raise TypeError(
-                f"tensor {_quoted(name)}: expected a str for its new name, found {type(new).__name__}"
-            )
+            found = type(new).__name__
+            raise TypeError(f"tensor {_quoted(name)}: expected a str for its new name, found {found}")
         return new
 
     return checked
@@ -79,41 +64,23 @@ class Writing(NamedTuple):
         metadata: dict[str, str] | None,
         tell: Tell | None,
     ) -> None:
-        opened.write(
-            path,
-            picks,
-            metadata,
-            format_for(path, self.saving.format),
-            inherit=self.is_inherited and self.saving.checksums is None,
-            progress=tell,
-            **self.saving.layout(),
-            **self.saving.of_named_file(),
-        )
+        how, kind = self.saving, format_for(path, self.saving.format)
+        inherit = self.is_inherited and how.checksums is None
+        options = {"inherit": inherit, **how.layout(), **how.of_named_file()}
+        opened.write(path, picks, metadata, kind, progress=tell, **options)
 
 
 def opened(sources: Iterable[Source], how: Loading, leniency: Leniency = "accept") -> Sources:
     """Open all files of `sources`, for their tensors to be copied."""
-    checkpoints = [
-        open_checkpoint(
-            source,
-            "pread",
-            leniency,
-            how.max_header_size,
-            storage_options=how.storage_options,
-            lent=True,
-        )
-        for source in sources
-    ]
+    how = how._replace(backend="pread")
+    checkpoints = [open_checkpoint(source, how, leniency, lent=True) for source in sources]
     return Sources(checkpoints, leniency)
 
 
 def together(opened: Sources) -> dict[str, str] | None:
     """Return the metadata of all sources, without records that are made anew. None if no source has any."""
-    return united(
-        pair
-        for at in range(len(opened))
-        for pair in of_one(opened.path(at), opened.metadata(at), opened.index_metadata(at))
-    )
+    files = ((opened.path(at), opened.metadata(at), opened.index_metadata(at)) for at in range(len(opened)))
+    return united(pair for file in files for pair in of_one(*file))
 
 
 def united(metadata: Iterable[tuple[str, Mapping[str, str]]]) -> dict[str, str] | None:
@@ -127,14 +94,11 @@ def united(metadata: Iterable[tuple[str, Mapping[str, str]]]) -> dict[str, str] 
             other, first = found.setdefault(key, (value, path))
             # A hash of one of several files is not true of the new one, which leaves it out.
             if other != value and key != MODEL_SPEC_KEY:
-                raise SaveError(
+                message = (
                     f"metadata key {_quoted(key)}: {_escaped(first)} and {_escaped(path)} differ "
-                    "— say which by metadata=",
-                    code="metadata-conflict",
-                    path=path,
-                    expected=other,
-                    found=value,
+                    "— say which by metadata="
                 )
+                raise SaveError(message, code="metadata-conflict", path=path, expected=other, found=value)
     return None if found is None else {key: value for key, (value, _) in found.items()}
 
 
@@ -152,7 +116,7 @@ def of_one(
         yield path, of_index({key: text for key, text in index.items() if isinstance(text, str)})
 
 
-# In place of the metadata: that of the sources.
+# The default of `metadata`: keep the sources' metadata.
 KEPT: Any = ...
 
 
@@ -176,14 +140,14 @@ def merge(
         The files, in either format or in both, or sharded checkpoints, as for `ingot.open`. The tensors of a
         URL or an object are read while they are written, and no others.
     destination : str, bytes or os.PathLike
-        Where to write. With `overwrite` it may be one of the sources: what is there stays until the new file
+        Where to write. With `overwrite` it may be one of the sources, which stays until the new file
         is whole.
     on_duplicate : {"error", "first", "last"}
         What to do with a name that several sources have: refuse it, or take it from the first or the last
         of them.
     metadata : dict of str to str or None, optional
         The text to store. By default what the sources have, all together, which must not contradict each
-        other. Of the metadata of an index that is what is text and speaks of no number of bytes.
+        other. Of the metadata of an index, texts are kept, except totals.
     format : {"safetensors", "bintensors"}, optional
         As for `save_file`.
     keys, drop : str, ingot.typing.Glob, iterable of str or callable, optional
@@ -214,7 +178,7 @@ def merge(
     -----
     The file is byte for byte the one that `save_file` of the same tensors and metadata writes, with the
     digests that the sources keep of the tensors, under their new names. A file keeps digests of one
-    algorithm: where sources have several, that of the most tensors. ``modelspec.hash_sha256`` stays where all
+    algorithm: if sources have several, the most frequent one. ``modelspec.hash_sha256`` stays where all
     data is the same. With `metadata` there are no digests, and that hash only where it is true.
 
     Names that share a tensor (``save_file(..., shared="alias")``) are names like all others, and share it in
@@ -224,9 +188,8 @@ def merge(
     given = checked(merge, {**own, **options, **_written(metadata)})
     how = _writing(merge, given)
     if is_path(sources) or hasattr(sources, "read") or isinstance(sources, (bytearray, memoryview)):
-        raise TypeError(
-            f"merge(): sources must be an iterable of sources, found one {type(sources).__name__}"
-        )
+        found = type(sources).__name__
+        raise TypeError(f"merge(): sources must be an iterable of sources, found one {found}")
     listed = [*sources]
     if not listed:
         raise OptionError("merge(): sources is empty: expected one source or more", code="no-sources")
@@ -274,7 +237,7 @@ def rewrite(
         Which tensors the new file has, as for `load_file`: all by default. The order of `keys` does not
         matter.
     metadata : dict of str to str or None, optional
-        The text to store. By default that of the source.
+        The text to store. By default the source's.
     format : {"safetensors", "bintensors"}, optional
         As for `save_file`: by default the name of `destination` decides.
     **options
@@ -298,7 +261,7 @@ def rewrite(
     -----
     The file is byte for byte the one that `save_file` of the same tensors and metadata writes, with the
     digests that the sources keep of the tensors, under their new names. A file keeps digests of one
-    algorithm: where sources have several, that of the most tensors. ``modelspec.hash_sha256`` stays where all
+    algorithm: if sources have several, the most frequent one. ``modelspec.hash_sha256`` stays where all
     data is the same. With `metadata` there are no digests, and that hash only where it is true.
 
     Names that share a tensor (``save_file(..., shared="alias")``) are names like all others, and share it in
@@ -314,11 +277,8 @@ def rewrite(
     picks = [(0, number, new_name(name)) for number, name in enumerate(names) if name in kept]
     is_chosen = rename is not None or keys is not None or drop is not None
     if is_chosen and metadata is KEPT and names == [name for *_, name in picks]:
-        warn(
-            f"rewrite(): {_escaped(path)}: no tensor is renamed or left out: rename, keys and drop change "
-            "nothing",
-            stacklevel=2,
-        )
+        message = f"{_escaped(path)}: no tensor is renamed or left out: rename, keys and drop change nothing"
+        warn(f"rewrite(): {message}", stacklevel=2)
     pairs = together(held) if how.is_inherited else how.saving.metadata
     with telling(how.saving.progress, "Writing", destination) as tell:
         how.write(held, destination, picks, pairs, tell)
@@ -349,8 +309,8 @@ def split(
         The names of the files, with ``{suffix}`` where ``-00001-of-00003`` goes. A single file has no suffix
         and no index. ``.bt`` at the end writes bintensors files.
     metadata : dict of str to str or None, optional
-        The text to store. By default that of the source. It goes into the index, and its ``format`` (``"pt"``
-        where there is none) into each file; into the file, where there is only one.
+        The text to store. By default the source's. It goes into the index, and its ``format`` (``"pt"``
+        by default) into each file; into the file, where there is only one.
     **options
         How headers are read and the files are written: `ingot.typing.RewriteOptions`. `overwrite` replaces
         the checkpoint at `destination`: its files that match `filename_pattern`, and no others, are removed
@@ -381,8 +341,7 @@ def split(
     limit: int = given["max_shard_size"]
     how = _writing(split, given)
     place = Place(destination, filename_pattern)
-    existing = how.saving.existing
-    place.check(existing)
+    place.check(how.saving.existing)
     held = opened([source], Loading.among(given))
     names, sizes = held.names(0), held.sizes(0)
     pairs = (together(held) if how.is_inherited else how.saving.metadata) or {}
@@ -393,18 +352,18 @@ def split(
     if len(shards) == 1:
         of_file |= pairs
     else:
-        whole = index(
-            {file: [names[number] for number in shard] for file, shard in zip(files, shards, strict=True)},
-            sum(sizes),
-            {key: value for key, value in pairs.items() if key != "format"},
-        )
+        pairs = {key: value for key, value in pairs.items() if key != "format"}
+        names_of = {
+            file: [names[number] for number in shard] for file, shard in zip(files, shards, strict=True)
+        }
+        whole = index(names_of, sum(sizes), pairs)
     # Names that share a tensor go where that goes.
     sharing: dict[int, list[int]] = {}
     for number, tensor in enumerate(held.shared(0), start=len(sizes)):
         sharing.setdefault(tensor, []).append(number)
 
     done, total = 0, sum(sizes)
-    # Under names that nothing has: `write` sees to what is in the place of a shard.
+    # New names: `write` checks the files that have the final names.
     new = how._replace(saving=how.saving._replace(overwrite=True))
 
     def save(shard_path: str, shard: list[int]) -> None:
@@ -417,7 +376,7 @@ def split(
         done += size
 
     with telling(how.saving.progress, "Splitting", held.path(0)) as tell:
-        write(place, dict(zip(files, shards, strict=True)), save, whole, how.saving.flush, existing)
+        write(place, dict(zip(files, shards, strict=True)), save, whole, how.saving)
 
 
 def _written(metadata: Mapping[str, str] | None) -> dict[str, Any]:

@@ -12,8 +12,11 @@ from typing import Any, NamedTuple, TypeVar
 
 from ingot import _native
 from ingot._base.checks import format_for, is_path
+from ingot._base.options import Saving
 from ingot._base.text import _escaped, _quoted
+from ingot._native import NewFile
 from ingot.errors import StorageError
+from ingot.typing import Path, Tell, Writable
 
 from .failures import warn as warn_of_failures
 
@@ -21,51 +24,48 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing_extensions import TypeIs
 
-    from ingot._base.options import Saving
-    from ingot._native import Export, NewFile
-    from ingot.typing import Path, Tell, Writable
-
     from .background import SaveFuture
 
-    Payload = Callable[[str, Any], Any]
 
-    # For each name that is not stored, the name of the tensor that it shares, and which part of that.
-    Views = dict[str, dict[str, Any]]
+Payload = Callable[[str, Any], Any]
+Tensors = dict[str, Any]
+Copies = Callable[[Tensors], Tensors]
+
+# For each name that is not stored, the name of the tensor that it shares, and which part of that.
+Views = dict[str, dict[str, Any]]
 
 T = TypeVar("T")
 
 
 def write_file(
     filename: Path | Writable,
-    tensors: dict[str, Any],
+    tensors: Tensors,
     payload: Payload,
     how: Saving,
     *,
-    export: Export | None = None,
-    shared: str = "copy",
-    views: str | None = None,
-    copies: Callable[[dict[str, Any]], dict[str, Any]] = dict,
+    copies: Copies = dict,
+    **shown: Any,
 ) -> SaveFuture | None:
-    """Write a file. The end of every function that does, with tensors of whatever framework.
+    """Write a file. All functions that write a file of tensors end here.
 
     Parameters
     ----------
     filename : str, bytes, os.PathLike or Writable
         Where to write.
     tensors : dict of str to tensor
-        As `named` gives it.
-    payload, export, shared, views
-        As for `_native.prepare`: how the tensors are handed over, and what of those that share memory.
+        The result of `named`.
+    payload, **shown
+        As for `_native.prepare`: how the tensors are exported, and which share memory.
     how : Saving
         How the file is written.
     copies : callable
-        Gives copies of tensors that lie where they do, for ``snapshot="device"``. Those of most frameworks
+        Copies tensors on their devices, for ``snapshot="device"``. Tensors of most frameworks
         need none.
     """
     warn_of_failures()
     if is_writable(filename):
         how.check_writable(filename)
-        _stream(filename, tensors, payload, how, export=export, shared=shared, views=views)
+        _stream(filename, tensors, payload, how, **shown)
         return None
     path = _native.local_path(filename)
     snapshot = how.snapshot_of()
@@ -73,20 +73,12 @@ def write_file(
         how.existing.check(fsdecode(path))
     if how.background and snapshot == "device":
         tensors = copies(tensors)
-    file = new_file(
-        # Where a relative path leads now, and not when its turn comes.
-        join(getcwd(), fsdecode(path)) if how.background else path,
-        tensors,
-        payload,
-        how.metadata,
-        how,
-        export=export,
-        shared=shared,
-        views=views,
-    )
+    # A relative path is resolved now, and not when its turn comes.
+    place = join(getcwd(), fsdecode(path)) if how.background else path
+    file = new_file(place, tensors, payload, how, **shown)
     write = _native.NewFile.write
     # What is left of the tensors is in `file`.
-    del tensors, payload, export
+    del tensors, payload, shown
     if not how.background:
         reported(how.progress, "Saving", path, write)(file)
         return None
@@ -104,25 +96,11 @@ def write_file(
 
 
 def new_file(
-    path: str | bytes,
-    tensors: dict[str, Any],
-    payload: Payload,
-    metadata: dict[str, str] | None,
-    how: Saving,
-    **shown: Any,
+    path: str | bytes, tensors: dict[str, Any], payload: Payload, how: Saving, **shown: Any
 ) -> NewFile:
-    """A file that is yet to be written. `shown` is how the tensors are handed over."""
-    return _native.prepare(
-        path,
-        tensors,
-        payload,
-        metadata,
-        format_for(path, how.format),
-        **shown,
-        **how.layout(),
-        **how.of_named_file(),
-        atomic=how.atomic,
-    )
+    """Return a file that is not written yet. `shown` is how the tensors are exported."""
+    options = {**shown, **how.layout(), **how.of_named_file(), "atomic": how.atomic}
+    return _native.prepare(path, tensors, payload, how.metadata, format_for(path, how.format), **options)
 
 
 def staging(future: SaveFuture, write: Callable[..., None]) -> Callable[..., None]:
@@ -161,14 +139,8 @@ def is_writable(given: object) -> TypeIs[Writable]:
     return not is_path(given) and callable(getattr(given, "write", None))
 
 
-def _stream(
-    file: Writable,
-    tensors: dict[str, Any],
-    payload: Payload,
-    how: Saving,
-    **shown: Any,
-) -> None:
-    """Give the bytes of a file to `file`, a piece at a time. `shown` is how the tensors are handed over."""
+def _stream(file: Writable, tensors: dict[str, Any], payload: Payload, how: Saving, **shown: Any) -> None:
+    """Write the bytes of a file to `file`, a piece at a time. `shown` is how the tensors are exported."""
     name = getattr(file, "name", None)
     called = name if isinstance(name, str) else type(file).__name__
     write, format = _taking_all(file, called), how.format or "safetensors"
@@ -184,12 +156,10 @@ def _taking_all(file: Writable, called: str) -> Callable[[bytes], None]:
     # Imported here: a program without such files need not have it.
     from io import RawIOBase, TextIOBase
 
-    # What wraps a text file, as those of `tempfile` do, has the encoding of one.
+    # A wrapper of a text file, as `tempfile` returns it, has the encoding of one.
     if isinstance(file, TextIOBase) or isinstance(getattr(file, "encoding", None), str):
-        raise TypeError(
-            f"expected a binary file, found the text file {_quoted(called)}: open it with mode 'wb', or give "
-            "its `buffer`"
-        )
+        way_out = "open it with mode 'wb', or give its `buffer`"
+        raise TypeError(f"expected a binary file, found the text file {_quoted(called)}: {way_out}")
     raw = isinstance(file, RawIOBase)
 
     def write(piece: bytes) -> None:
@@ -201,19 +171,15 @@ def _taking_all(file: Writable, called: str) -> Callable[[bytes], None]:
             if not isinstance(count, int) or isinstance(count, bool):
                 return
             if not 0 < count <= len(rest):
-                raise StorageError(
-                    f"{_escaped(called)}: write took {count} of {len(rest)} bytes",
-                    code="write",
-                    expected=len(rest),
-                    found=count,
-                )
+                message = f"{_escaped(called)}: write took {count} of {len(rest)} bytes"
+                raise StorageError(message, code="write", expected=len(rest), found=count)
             rest = memoryview(rest)[count:]
 
     return write
 
 
 def rendered(views: Views) -> str | None:
-    """The record of these names; None where there are none. FORMAT.md, "Shared tensors"."""
+    """Return the record of these names. None if there are no names. FORMAT.md, "Shared tensors"."""
     return json.dumps(views, sort_keys=True, separators=(",", ":"), ensure_ascii=False) if views else None
 
 
@@ -225,7 +191,7 @@ class Box(NamedTuple):
     starts, sizes : tuple of int
         Where it begins and how much it takes, of each dimension.
     within : slice
-        The elements that are meant, among those of the part in C order.
+        The selected elements of the part in C order.
     """
 
     starts: tuple[int, ...]

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Unpack, overload
 
 import ingot
 from ingot import _native
 from ingot._base.checks import known_format, named, stored
 from ingot._base.options import Saving, checked, takes
-from ingot._base.text import _quoted
+from ingot._base.text import _quoted, located
 from ingot.errors import SaveError
 from ingot.typing import Buffer, Format, NoOptions, Path, SaveOptions, Writable
 
@@ -28,13 +28,13 @@ def serialize(
     format: Format = "safetensors",
     **options: Unpack[NoOptions],
 ) -> bytes:
-    """Give the bytes of a file that holds these buffers.
+    """Return the bytes of a file that holds these buffers.
 
     Parameters
     ----------
     tensor_dict : dict of str to dict
         Name to ``{"dtype": ..., "shape": ..., "data": ...}``. The dtype is one of `ingot.typing.Dtype`, such
-        as ``"F32"`` or ``"float32"``; ``"float4_e2m1fn_x2"`` takes the packed shape, as torch gives it, and
+        as ``"F32"`` or ``"float32"``; ``"float4_e2m1fn_x2"`` takes the packed shape, as in torch, and
         doubles its last dimension. The data is any C-contiguous buffer, little-endian, of exactly the size
         that dtype and shape ask for; it is read, not kept.
     metadata : dict of str to str, optional
@@ -156,16 +156,11 @@ def deserialize(data: Buffer) -> list[tuple[str, dict[str, Any]]]:
     return found
 
 
-def _region(shape: Sequence[int], dtype: str, buffer: Buffer, offset: int) -> tuple[Buffer, int]:
-    return buffer, offset
-
-
-def _as_bytes(code: str) -> str | Callable[[Any, Any], Any]:
-    # Any dtype is fine as U8, of which `_region` then gives the place.
-    return code if code == "U8" else lambda region, shape: region
-
-
-_REGION = _native.Wrap.buffer(_region, _as_bytes)
+# Any dtype is read as U8.
+_REGION = _native.Wrap.buffer(
+    lambda shape, dtype, buffer, offset: (buffer, offset),
+    lambda code: code if code == "U8" else lambda region, shape: region,
+)
 
 
 def _spec(name: str, spec: Mapping[str, Any]) -> tuple[str, Sequence[int], Any]:
@@ -176,11 +171,8 @@ def _spec(name: str, spec: Mapping[str, Any]) -> tuple[str, Sequence[int], Any]:
     try:
         view = memoryview(data)
     except TypeError:
-        raise TypeError(
-            f"tensor {_quoted(name)}: data must be bytes or another buffer, found {type(data).__name__}"
-        ) from None
+        found = type(data).__name__
+        raise TypeError(f"tensor {_quoted(name)}: data must be bytes or a buffer, found {found}") from None
     if not view.c_contiguous:
-        raise SaveError(
-            f"tensor {_quoted(name)}: the buffer is not in C order", code="not-contiguous", tensor=name
-        )
+        raise located(SaveError, "the buffer is not in C order", code="not-contiguous", tensor=name)
     return *stored(name, dtype, shape), view if view.ndim else view.cast("B")

@@ -11,20 +11,28 @@ from errno import EEXIST
 from os import strerror
 from typing import Any, TypeVar
 
-from ingot._base.checks import SUFFIX, checked_pattern
-from ingot._base.text import _escaped
+from ingot._base.checks import SUFFIX, Existing, checked_pattern
+from ingot._base.options import Saving
+from ingot._base.text import located
 from ingot._native import RECORD_KEYS, ShardIndex, local_path, replace_file
 from ingot.errors import CheckpointError, StorageError
+from ingot.typing import Path
 
-from .directory import MANIFEST, PART, PREFIX, hidden, is_held, listed, locked, recover
+from .directory import (
+    MANIFEST,
+    PART,
+    PREFIX,
+    hidden,
+    is_held,
+    listed,
+    locked,
+    recover,
+    removing_new_folders,
+    restore,
+)
 from .directory import NAME as LOCK
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from ingot._base.checks import Existing
-    from ingot.typing import Path
-
-# Of an index: what it says of all its files. It is counted anew for others.
+# Totals of all files in an index. They are computed anew for other files.
 _TOTALS = ("total_size", "total_parameters")
 
 
@@ -56,15 +64,13 @@ def split(sizes: Iterable[int], limit: int) -> list[list[int]]:
 def index(
     files: Mapping[str, Iterable[str]], total_size: int, metadata: Mapping[str, str]
 ) -> dict[str, object]:
-    """The index of these files, each with the names of its tensors, without what is of one file."""
-    return {
-        "metadata": {"total_size": total_size, **of_index(metadata)},
-        "weight_map": {name: file for file, names in files.items() for name in names},
-    }
+    """Return the index of these files, each with the names of its tensors, without metadata of one file."""
+    weight_map = {name: file for file, names in files.items() for name in names}
+    return {"metadata": {"total_size": total_size, **of_index(metadata)}, "weight_map": weight_map}
 
 
 class Place:
-    """A directory, and which names in it are those of a checkpoint."""
+    """A directory, and the names of a checkpoint's files in it."""
 
     def __init__(self, directory: Path, pattern: str) -> None:
         checked_pattern(pattern)
@@ -121,17 +127,21 @@ class Place:
             for name in [*self.files(), self.index]:
                 existing.check(self.path(name))
 
-    def flush(self, so_far: str = "") -> None:
-        """Bring to the disk what was renamed and removed here. `so_far` is what to say if that fails."""
+    def flush(self, durable: bool, so_far: str = "") -> None:
+        """Flush the directory if `durable`. An error says `so_far`."""
+        # Windows flushes no directories.
+        if not durable or os.name == "nt":
+            return
         try:
-            _flush(self.directory)
+            opened = os.open(self.directory, os.O_RDONLY)
+            try:
+                os.fsync(opened)
+            finally:
+                os.close(opened)
         except OSError as fault:
-            raise StorageError(
-                f"{_escaped(self.directory)}: could not flush the directory{so_far}: {fault.strerror}",
-                errno=fault.errno,
-                code="write",
-                path=self.directory,
-            ) from fault
+            reason = f"could not flush the directory{so_far}: {fault.strerror}"
+            facts: Any = {"errno": fault.errno, "code": "write", "path": self.directory}
+            raise located(StorageError, reason, **facts) from fault
 
 
 def write(
@@ -139,16 +149,15 @@ def write(
     shards: Mapping[str, Shard],
     save: Callable[[str, Shard], None],
     index: dict[str, object] | None,
-    durable: bool,
-    existing: Existing,
+    how: Saving,
     prefix: str | None = None,
 ) -> None:
-    """Write all files under other names, then put them in place, the index last, and remove what was there.
+    """Write all files under temporary names, rename them, the index last, and remove the old files.
 
-    `save` writes one of the shards to the path that it is given: the directory's, and before the name a
-    prefix, which may be given. A directory that was made for them goes again if this fails.
+    `save` writes one shard to a path. The temporary names begin with `prefix`, by default a new one. If this
+    fails, directories that it made are removed.
     """
-    with aside(place, shards, index, durable, existing, prefix) as paths:
+    with aside(place, shards, index, how, prefix) as paths:
         for name, path in paths.items():
             save(path, shards[name])
 
@@ -158,17 +167,16 @@ def aside(
     place: Place,
     names: Collection[str],
     index: dict[str, object] | None,
-    durable: bool,
-    existing: Existing,
+    how: Saving,
     prefix: str | None = None,
 ) -> Iterator[dict[str, str]]:
-    """Give paths for files of these names, and put what the block writes there in place, as `write` does."""
+    """Yield temporary paths for files of these names, and rename the files after the block."""
     with alone(place) as stale:
-        with hidden(prefix) as prefix, _replacing(place, names, index, durable, existing, prefix) as kept:
+        with hidden(prefix) as prefix, _replacing(place, names, index, how, prefix) as kept:
             yield {name: place.path(prefix + name) for name in names}
         stale += kept
         # The new checkpoint is whole: what cannot be found or removed now, the next save removes.
-        if existing.overwrite:
+        if how.overwrite:
             with suppress(OSError):
                 stale += [name for name in place.files() if name not in names]
 
@@ -177,15 +185,17 @@ def aside(
 def alone(place: Place) -> Iterator[list[str]]:
     """Hold the lock of a directory, which is made if it is missing, while the block saves a checkpoint to it.
 
-    Gives a list of names. Their files are removed after the block, unless it fails: those that a killed save
-    left, and those that the block adds.
+    Yields a list of names. Their files are removed after the block, unless it fails: leftovers of killed
+    saves, and the names that the block adds.
     """
-    with _made(place.directory), locked(place.directory):
-        recover(place.directory)
-        # Their writers are gone: a save that is under way has the lock.
-        stale = place.leftovers()
-        yield stale
-        remove(place, stale)
+    with removing_new_folders(place.directory):
+        os.makedirs(place.directory, exist_ok=True)
+        with locked(place.directory):
+            recover(place.directory)
+            # Their writers are gone: a save that is under way has the lock.
+            stale = place.leftovers()
+            yield stale
+            remove(place, stale)
     _tidy_siblings(place)
 
 
@@ -198,11 +208,8 @@ def _tidy_siblings(place: Place) -> None:
     with suppress(OSError), os.scandir(parent) as entries:
         for entry in entries:
             # A save that ends removes the file of its lock.
-            if (
-                alike.fullmatch(entry.name)
-                and entry.name != name
-                and os.path.lexists(os.path.join(entry, LOCK))
-            ):
+            is_alike = alike.fullmatch(entry.name) and entry.name != name
+            if is_alike and os.path.lexists(os.path.join(entry, LOCK)):
                 with suppress(OSError, CheckpointError):
                     _tidy(place.at(entry.path))
 
@@ -216,42 +223,20 @@ def _tidy(place: Place) -> None:
 
 
 @contextmanager
-def _made(directory: str) -> Iterator[None]:
-    """Make a directory and those above it, and remove them if the block fails and leaves nothing in them."""
-    missing: list[str] = []
-    above = os.path.abspath(directory)
-    while not os.path.lexists(above):
-        missing.append(above)
-        above = os.path.dirname(above)
-    try:
-        os.makedirs(directory, exist_ok=True)
-        yield
-    except BaseException:
-        with suppress(OSError):
-            for made in missing:
-                os.rmdir(made)
-        raise
-
-
-@contextmanager
 def _replacing(
-    place: Place,
-    names: Collection[str],
-    index: dict[str, object] | None,
-    durable: bool,
-    existing: Existing,
-    prefix: str,
+    place: Place, names: Collection[str], index: dict[str, object] | None, how: Saving, prefix: str
 ) -> Iterator[list[str]]:
     """Rename the files that the block has written under names with `prefix`.
 
-    Gives a list that has the names of what they replaced in the end. If this fails, those have their own
-    again.
+    Yields a list, which has the names of the replaced files after the block. If this fails, the old files
+    have their names again.
     """
-    # The names of what is made here and goes again when this fails.
+    # The names of new files, which are removed if this fails.
     made = [prefix + name for name in names]
     kept: list[str] = []
     is_whole = False
-    rename = os.replace if existing.overwrite else _rename_new
+    existing, durable = how.existing, how.flush
+    rename = os.replace if how.overwrite else _rename_new
     try:
         yield kept
         if index is not None:
@@ -262,20 +247,17 @@ def _replacing(
         kept += _keep_old(place, names, durable)
         for name in names:
             rename(place.path(prefix + name), place.path(name))
-            if not existing.overwrite:
+            if not how.overwrite:
                 made.append(name)
         if index is not None:
-            if durable:
-                place.flush()
+            place.flush(durable)
             rename(place.path(prefix + place.index), place.path(place.index))
-        elif existing.overwrite and os.path.lexists(place.path(place.index)):
-            if durable:
-                place.flush()
+        elif how.overwrite and os.path.lexists(place.path(place.index)):
+            place.flush(durable)
             os.remove(place.path(place.index))
         # The new checkpoint is whole, and stays.
         is_whole = True
-        if durable:
-            place.flush(", though the checkpoint is written")
+        place.flush(durable, ", though the checkpoint is written")
     except BaseException:
         # The child of a fork leaves the files to its parent.
         if not is_whole and is_held(place.directory):
@@ -290,9 +272,8 @@ def _rename_new(source: str, destination: str) -> None:
         # Unlike a rename, a link replaces nothing that was made a moment ago.
         os.link(source, destination)
     except FileExistsError:
-        raise FileExistsError(
-            EEXIST, f"{strerror(EEXIST)} — overwrite=True replaces it", destination
-        ) from None
+        reason = f"{strerror(EEXIST)} — overwrite=True replaces it"
+        raise FileExistsError(EEXIST, reason, destination) from None
     except OSError:
         # The file system has no links.
         os.replace(source, destination)
@@ -301,7 +282,7 @@ def _rename_new(source: str, destination: str) -> None:
 
 
 def _keep_old(place: Place, shards: Iterable[str], durable: bool) -> list[str]:
-    """Point the old index to hard links of old files that are about to be replaced. Gives their names."""
+    """Point the old index to hard links of old files that are about to be replaced. Return their names."""
     try:
         with open(place.path(place.index), encoding="utf-8") as file:
             old = json.load(file)
@@ -317,7 +298,7 @@ def _keep_old(place: Place, shards: Iterable[str], durable: bool) -> list[str]:
 def _link_old(
     place: Place, old: dict[str, Any], replaced: list[str], durable: bool, prefix: str
 ) -> list[str]:
-    """Give the `replaced` files and the index a second name with `prefix`, and have the index name those."""
+    """Link the `replaced` files and the index to names with `prefix`, and have the index name these."""
     links: list[str] = []
     if not replaced:
         return links
@@ -331,15 +312,13 @@ def _link_old(
         remove(place, links)
         os.replace(place.path(place.index), place.path(prefix + place.index))
         return [prefix + place.index]
-    old["weight_map"] = {
-        tensor: prefix + file if file in replaced else file for tensor, file in old["weight_map"].items()
-    }
+    weight_map = old["weight_map"].items()
+    old["weight_map"] = {name: prefix + file if file in replaced else file for name, file in weight_map}
     with hidden() as another:
         try:
             replace_file(place.path(another + place.index), [_rendered(old)], durable=durable)
             os.replace(place.path(another + place.index), place.path(place.index))
-            if durable:
-                place.flush()
+            place.flush(durable)
         except BaseException:
             remove(place, [another + place.index])
             _undo(place, links)
@@ -348,17 +327,12 @@ def _link_old(
 
 
 def _undo(place: Place, links: list[str]) -> None:
-    """Give the old files their names again, the index last, which names `links` until then.
+    """Rename the old files to their names, the index last, which names `links` until then.
 
-    Where that fails it goes on naming them: the old checkpoint is whole, and the next save cleans up.
+    If that fails, it still names them: the old checkpoint is whole, and the next save cleans up.
     """
-    with suppress(OSError), hidden() as prefix:
-        for link in links:
-            name = PREFIX.sub("", link, count=1)
-            os.link(place.path(link), place.path(prefix + name))
-            os.replace(place.path(prefix + name), place.path(name))
-            # Where both were one file already, the system leaves both names.
-            remove(place, [prefix + name])
+    with suppress(OSError):
+        restore(place.directory, links)
         remove(place, links)
 
 
@@ -366,19 +340,8 @@ def _rendered(index: dict[str, Any]) -> bytes:
     return json.dumps(index, indent=2).encode()
 
 
-def _flush(directory: str) -> None:
-    if os.name == "nt":
-        # Windows flushes no directories.
-        return
-    opened = os.open(directory, os.O_RDONLY)
-    try:
-        os.fsync(opened)
-    finally:
-        os.close(opened)
-
-
 def remove(place: Place, names: Iterable[str]) -> None:
-    """Remove what is there, as far as that can be done."""
+    """Remove these files. Errors are ignored."""
     for name in names:
         with suppress(OSError):
             os.remove(place.path(name))

@@ -11,20 +11,15 @@ from ingot import _native
 from ingot._base.checks import format_for, is_durable, named, stored
 from ingot._base.frameworks import payload
 from ingot._base.options import Saving, check_names, checked, takes
-from ingot._base.text import _escaped, _quoted
+from ingot._base.text import _escaped, _quoted, located
 from ingot.errors import OptionError, SaveError
 from ingot.typing import Format, NoOptions, Path, ReplaceOptions
 
-from .save import rendered
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from .save import Views
-
+from .save import Views, rendered
 
 _ALL = ...
 Index = Any
-# Those of this process, which a fork of it has to let go of.
+# The writers of this process, which a fork of it disowns.
 _WRITERS: WeakSet[Writer] = WeakSet()
 
 
@@ -38,7 +33,7 @@ class Writer:
         The file. What is there stays until `commit`.
     specs : dict of str to (dtype, shape), optional
         All tensors of the file. The dtype is one of `ingot.typing.Dtype`, such as ``"BF16"``. Any object with
-        ``dtype`` and ``shape`` may stand in place of the pair: a tensor on the meta device, an array, the
+        ``dtype`` and ``shape`` may take the place of the pair: a tensor on the meta device, an array, the
         `TensorInfo` of another file.
     metadata : dict of str to str, optional
         Text to store beside the tensors, as for `save_file`.
@@ -64,11 +59,11 @@ class Writer:
     StorageError
         There is no space, or another writer fills the same file (``code`` is ``"busy"``).
     TypeError, SaveError, OptionError
-        The specs are none, or no file can hold such tensors.
+        The specs are invalid, or no file can hold such tensors.
 
     Notes
     -----
-    With ``with``, leaving without a commit leaves the old file and removes what was written; so does losing
+    With ``with``, leaving without a commit leaves the old file and removes the new one; so does losing
     the writer, and the next save to this destination cleans up after a process that was killed. The file is
     the one that `save_file` of the same tensors writes, byte for byte, except with `reserve`.
 
@@ -78,7 +73,7 @@ class Writer:
     path raises.
 
     Several processes fill one file: one makes the writer, the others `join`, on the same machine. Each
-    element has to be written exactly once, by anybody; who writes what need not be agreed on beforehand, as
+    element has to be written exactly once, by any process; the shares need not be agreed on beforehand, as
     a second attempt is refused. One of them commits when all have written, and the one that made the writer
     stays until then: when it is killed, no other adds to the file or commits it any more, unless one of the
     others finishes it in its place (`join`). After a fork, the child has to join.
@@ -107,13 +102,7 @@ class Writer:
         aliases: Mapping[str, str] | None = None,
         **options: Unpack[ReplaceOptions],
     ) -> None:
-        own = {
-            "specs": specs,
-            "metadata": metadata,
-            "reserve": reserve,
-            "format": format,
-            "aliases": aliases,
-        }
+        own = {"specs": specs, "metadata": metadata, "reserve": reserve, "format": format, "aliases": aliases}
         given = checked(Writer, {**own, **options})
         how, reserve = Saving.among(Writer, given), given["reserve"]
         self._path = _native.local_path(destination)
@@ -122,35 +111,17 @@ class Writer:
             raise OptionError("Writer(): expected either specs or reserve", code="specs-or-reserve")
         if reserve is not None:
             if format not in (None, "safetensors"):
-                raise OptionError(
-                    "Writer(): reserve is for safetensors: a bintensors header has no room",
-                    code="no-room",
-                    found=format,
-                )
+                message = "Writer(): reserve is for safetensors: a bintensors header has no room"
+                raise OptionError(message, code="no-room", found=format)
             if aliases:
-                raise OptionError(
-                    "Writer(): aliases is for specs: with reserve the tensors are not known",
-                    code="specs-or-reserve",
-                )
-            self._writer = _native.Appender.create(
-                self._path,
-                reserve,
-                how.metadata,
-                durable=how.flush,
-                **how.existing._asdict(),
-            )
+                message = "Writer(): aliases is for specs: with reserve the tensors are not known"
+                raise OptionError(message, code="specs-or-reserve")
+            self._writer = _native.Appender.create(self._path, reserve, how.metadata, **how.of_named_file())
         else:
-            self._writer = _native.Writer.create(
-                self._path,
-                [_declared(name, spec) for name, spec in named(specs or {}, value="(dtype, shape)").items()],
-                how.metadata,
-                format_for(self._path, format),
-                views=rendered(_views(specs or {}, aliases or {})),
-                reserve=how.reserve_header,
-                align=how.align,
-                durable=how.flush,
-                **how.existing._asdict(),
-            )
+            declared = [_declared(*item) for item in named(specs or {}, value="(dtype, shape)").items()]
+            views, kind = rendered(_views(specs or {}, aliases or {})), format_for(self._path, format)
+            create = _native.Writer.create
+            self._writer = create(self._path, declared, how.metadata, kind, views=views, **how.of_new_file())
         _WRITERS.add(self)
 
     @classmethod
@@ -171,7 +142,7 @@ class Writer:
             The path that it was given, or another way to the same.
         orphaned : {"refuse", "finish"}
             What to do where the writer that began the file was killed, or its process crashed, before a
-            commit. By default it cannot be joined: what it had written may be of an earlier run, with other
+            commit. By default it cannot be joined: its contents may be of an earlier run, with other
             values. With ``"finish"`` this writer takes its place, and what was written counts; that all of it
             belongs together is for the caller to know. One of several who ask for it takes the place, the
             others join that one. Elements that were being written at the time have to be written again.
@@ -217,8 +188,8 @@ class Writer:
         tensor : array or tensor of any framework
             Its values. Neither kept nor changed; it must not change while it is written.
         index : int, slice, None, ``...``, list of int, or a tuple of these
-            Which elements of the tensor these are, by the rules of NumPy's basic indexing: the shape of
-            `tensor` is that of ``whole[index]``. All by default. Not with `reserve`.
+            Which elements of the tensor these are, by the rules of NumPy's basic indexing: `tensor`
+            has the shape of ``whole[index]``. All by default. Not with `reserve`.
 
         Raises
         ------
@@ -227,7 +198,7 @@ class Writer:
         SliceError
             The index does not fit the spec.
         SaveError
-            Dtype or shape are not those of the spec (``code`` is ``"mismatch"``); elements were written
+            Dtype or shape differ from the spec (``code`` is ``"mismatch"``); elements were written
             before, or are being written by another writer (``"filled-twice"``); there is no space left in
             the header (``"reserve-full"``).
         ClosedError
@@ -249,12 +220,11 @@ class Writer:
         try:
             self._writer.write(name, tensor, index, payload)
         except NotImplementedError:
-            raise TypeError(
-                f"write(): tensor {_quoted(name)}: index must be ints, slices, None, ... or one list of ints"
-            ) from None
+            expected = "ints, slices, None, ... or one list of ints"
+            raise TypeError(f"write(): tensor {_quoted(name)}: index must be {expected}") from None
 
     def commit(self) -> None:
-        """Give the file its name, and bring it to the disk first.
+        """Flush the file and rename it to its path.
 
         Raises
         ------
@@ -268,7 +238,7 @@ class Writer:
         FileExistsError
             Another file was made at the destination, and `overwrite` is False. The new file is removed.
         StorageError
-            Flushing or renaming failed: the old file is there; what was written is not. Or as for `write`.
+            Flushing or renaming failed: the old file is unchanged, the new one is lost. Or as for `write`.
         """
         self._writer.commit()
 
@@ -286,10 +256,8 @@ class Writer:
         return f"<ingot.Writer {_escaped(self._path)}>"
 
     def __reduce__(self) -> Any:
-        raise TypeError(
-            "a Writer cannot be pickled, since it fills a file from this process: call ingot.Writer.join in "
-            "the other process"
-        )
+        way_out = "call ingot.Writer.join in the other process"
+        raise TypeError(f"a Writer cannot be pickled, since it fills a file from this process: {way_out}")
 
 
 def native(writer: Writer) -> _native.Writer:
@@ -308,17 +276,12 @@ if hasattr(os, "register_at_fork"):
 
 
 def _views(specs: Mapping[str, Any], aliases: Mapping[str, str]) -> Views:
-    """The record of `aliases`, which are no names of `specs` and stand for names of `specs`."""
+    """Return the record of `aliases`, names outside of `specs` for tensors of `specs`."""
     for name, of in aliases.items():
         if name in specs or of not in specs:
-            raise SaveError(
-                f"tensor {_quoted(name)}: "
-                + ("it has a spec of its own" if name in specs else f"no spec has the name {_quoted(of)}")
-                + ": expected another name for a tensor of specs",
-                code="invalid-alias",
-                tensor=name,
-                found=of,
-            )
+            why = "it has a spec of its own" if name in specs else f"no spec has the name {_quoted(of)}"
+            reason = f"{why}: expected another name for a tensor of specs"
+            raise located(SaveError, reason, code="invalid-alias", tensor=name, found=of)
     return {name: {"of": of} for name, of in aliases.items()}
 
 
@@ -335,18 +298,13 @@ def _pair(name: str, spec: Any) -> tuple[Any, Sequence[int]]:
     else:
         dtype, shape = getattr(spec, "dtype", None), getattr(spec, "shape", None)
     if dtype is None or shape is None or isinstance(shape, (str, int)):
-        raise TypeError(
-            f"tensor {_quoted(name)}: expected (dtype, shape), or what has both, found {type(spec).__name__}"
-        )
+        found = type(spec).__name__
+        raise TypeError(f"tensor {_quoted(name)}: expected (dtype, shape), or what has both, found {found}")
     for dim in shape:
         if isinstance(dim, bool) or not hasattr(dim, "__index__"):
             raise TypeError(f"tensor {_quoted(name)}: expected a shape of ints, found {shape!r}")
     dims = [int(dim) for dim in shape]
     if not all(0 <= dim < 1 << 64 for dim in dims):
-        raise SaveError(
-            f"tensor {_quoted(name)}: expected a shape of integers from 0 to 2^64 - 1, found {dims}",
-            code="invalid-shape",
-            tensor=name,
-            found=dims,
-        )
+        reason = f"expected a shape of integers from 0 to 2^64 - 1, found {dims}"
+        raise located(SaveError, reason, code="invalid-shape", tensor=name, found=dims)
     return dtype, dims

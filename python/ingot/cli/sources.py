@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, Protocol, TypeAlias, TypeVar
 import click
 
 from ingot._base.keys import NamedTensors, select
+from ingot._base.options import Loading
 from ingot._native import Checkpoint, in_natural_order, is_url, shown_url, url_file_name
 from ingot._read import door
 from ingot.errors import ConversionError, HeaderError
@@ -100,7 +101,7 @@ class Source:
         for name in self.handle.offset_names() if names is None else names:
             held.setdefault(self.file_of(name), []).append(name)
         for file, of_file in held.items():
-            yield door.open_checkpoint(file, "auto"), of_file
+            yield door.open_checkpoint(file), of_file
 
     def values(self, name: str) -> Array:
         """A tensor as an array of numpy; a view where the file is mapped."""
@@ -136,7 +137,7 @@ def chosen(path: str, infos: Sequence[Named], keys: Glob | None, drop: Glob | No
 
 def opened(path: str, *, backend: str = "auto") -> Source:
     """Open what a user typed: a file, and whatever else `ingot.safe_open` takes."""
-    return Source(path, door.open_checkpoint(path, backend))
+    return Source(path, door.open_checkpoint(path, Loading(backend)))
 
 
 def _name(file: str) -> str:

@@ -10,9 +10,9 @@ from collections.abc import Callable
 from typing import IO, Any, Self, Unpack
 
 import ingot
-from ingot._base.checks import one_of
+from ingot._base.checks import checked_backend
 from ingot._base.frameworks import adapter, module_of
-from ingot._base.options import takes
+from ingot._base.options import Loading, takes
 from ingot._base.text import _quoted
 from ingot._native import Checkpoint, local_path
 from ingot._read import door, handle, load, loader, moves
@@ -275,12 +275,12 @@ class safe_open(_Lent, ingot.safe_open[Any]):
     def __init__(self, filename: Path, framework: str, device: Any = ..., *, backend: Any = ...) -> None:
         backend = chosen(backend)
         self._lend(framework, _device(device), backend)
-        self._checkpoint = door.open_checkpoint(path_only(filename), backend)
+        self._checkpoint = door.open_checkpoint(path_only(filename), Loading(backend))
         self._given = filename
 
     def _lend(self, framework: Any, device: Any, backend: Any) -> None:
         module_of(framework)
-        self._arguments = (framework, device, backend, False, None, False, None, False)
+        self._arguments = (framework, device, {"backend": backend})
         if device not in HERE:
             # It may be refused, before there is a file.
             self._move  # noqa: B018
@@ -289,8 +289,8 @@ class safe_open(_Lent, ingot.safe_open[Any]):
         return self._arguments[:2]
 
     def _again(self) -> handle.Again | None:
-        framework, device, backend, *_ = self._arguments
-        return _reopened, (door.again_by(self._given, self.path), framework, device, backend)
+        framework, device, options = self._arguments
+        return _reopened, (door.again_by(self._given, self.path), framework, device, options["backend"])
 
     def __enter__(self) -> Self:
         # Upstream lets a closed file be entered, and refuses what is asked of it then.
@@ -385,7 +385,7 @@ class _safe_open_handle(safe_open):
 
     @_opening
     def __init__(self, f: IO[bytes], framework: str, device: Any = ..., *, backend: Any = ...) -> None:
-        one_of("backend", chosen(backend), door.BACKENDS)
+        checked_backend(chosen(backend))
         self._lend(framework, _device(device), "auto")
         self._checkpoint = Checkpoint.from_buffer(_mapped(f.fileno()))
 

@@ -10,13 +10,9 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from ingot._base.text import _quoted
-from ingot._read.moves import in_file
+from ingot._base.text import _quoted, located
+from ingot._native import Checkpoint
 from ingot.errors import CheckpointError
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from ingot._native import Checkpoint
 
 KEY = "DCP_SHARDING_INFO"
 _OFFSETS = "saved_offsets"
@@ -53,6 +49,5 @@ def begins(checkpoint: Checkpoint) -> dict[str, tuple[int, ...]] | None:
 
 
 def _broken(checkpoint: Checkpoint, reason: str) -> CheckpointError:
-    return CheckpointError(
-        f"{in_file(checkpoint)}{KEY} in the metadata: {reason}", code="invalid-parts", path=checkpoint.path
-    )
+    reason = f"{KEY} in the metadata: {reason}"
+    return located(CheckpointError, reason, code="invalid-parts", path=checkpoint.path)

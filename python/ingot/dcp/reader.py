@@ -6,7 +6,7 @@ import dataclasses
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from functools import partial
 from hashlib import sha256
 from math import prod
@@ -15,6 +15,7 @@ from uuid import uuid4
 
 import torch
 import torch.distributed as dist
+from torch.distributed import ProcessGroup
 from torch.distributed.checkpoint.metadata import (
     ChunkStorageMetadata,
     Metadata,
@@ -23,15 +24,15 @@ from torch.distributed.checkpoint.metadata import (
     TensorProperties,
     TensorStorageMetadata,
 )
-from torch.distributed.checkpoint.planner import LoadItemType
+from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPlanner, ReadItem
 from torch.distributed.checkpoint.storage import StorageReader
 from torch.futures import Future
 
 from ingot._base.checks import is_path
 from ingot._base.frameworks import lacks
 from ingot._base.options import Loading, checked, takes
-from ingot._base.text import _escaped, _quoted
-from ingot._native import is_url
+from ingot._base.text import _escaped, _quoted, located
+from ingot._native import Checkpoint, is_url
 from ingot._ranks.peers import Peers, this_node
 from ingot._ranks.placements import Part
 from ingot._read import door
@@ -41,27 +42,17 @@ from ingot._write.directory import PART, listed
 from ingot.errors import CheckpointError, RankError, StorageError
 from ingot.torch import _load_by_ranks
 from ingot.torch._into import Slot, read
-from ingot.torch._load_into import FOR_RANKS, has_ranks
+from ingot.torch._load_into import FOR_RANKS, ReadOnce, has_ranks
 from ingot.torch._tensors import DTYPES
 from ingot.typing import ReadOptions, Source
 
 from .parts import Chunk, begins
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from contextlib import AbstractContextManager
+# The node, the path, and `Checkpoint.identity` with a digest of its text.
+Version = tuple[str, str, tuple[str, bool] | None]
 
-    from torch.distributed import ProcessGroup
-    from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner, ReadItem
-
-    from ingot._native import Checkpoint
-    from ingot.torch._load_into import ReadOnce
-
-    # The node, the path, and `Checkpoint.identity` with a digest of its text.
-    Version = tuple[str, str, tuple[str, bool] | None]
-
-    # The names that the manifest lists, and each file with its version.
-    Seen = tuple[list[str] | None, list[tuple[str, int, int, int]]]
+# The names that the manifest lists, and each file with its version.
+Seen = tuple[list[str] | None, list[tuple[str, int, int, int]]]
 
 # Opening a directory whose files may hold parts of tensors: all files of one save.
 
@@ -69,11 +60,11 @@ if TYPE_CHECKING:
 _PAUSE_SECONDS = 0.005
 
 
-def settled(folder: str, open_whole: Callable[[], Checkpoint], backend: str) -> list[Checkpoint]:
+def settled(folder: str, open_whole: Callable[[], Checkpoint], how: Loading) -> list[Checkpoint]:
     """Open the checkpoint in a directory, again if a save replaces it meanwhile."""
     for left in reversed(range(door.TRIES)):
         try:
-            found = _opened(folder, open_whole, backend)
+            found = _opened(folder, open_whole, how)
         except FileNotFoundError:
             found = None
             if not left:
@@ -81,36 +72,33 @@ def settled(folder: str, open_whole: Callable[[], Checkpoint], backend: str) -> 
         if found is not None:
             return found
         time.sleep(_PAUSE_SECONDS)
-    raise CheckpointError(
-        f"{_escaped(folder)}: no save to it has ended: expected the parts of one save",
-        code="invalid-parts",
-        path=folder,
-    )
+    reason = "no save to it has ended: expected the parts of one save"
+    raise located(CheckpointError, reason, code="invalid-parts", path=folder)
 
 
-def _opened(folder: str, open_whole: Callable[[], Checkpoint], backend: str) -> list[Checkpoint] | None:
+def _opened(folder: str, open_whole: Callable[[], Checkpoint], how: Loading) -> list[Checkpoint] | None:
     """Open whole tensors, or all files of parts. None if a save is replacing these."""
     if listed(folder) is not None:
-        return _parts(folder, backend)
+        return _parts(folder, how)
     try:
         whole = open_whole()
     except (CheckpointError, IsADirectoryError):
         names = _names(folder)
         if len(names) < 2 and not any(map(PART.fullmatch, names)):
             raise
-        opened = _parts(folder, backend)
+        opened = _parts(folder, how)
         if opened is not None and any(begins(one) is None for one in opened):
             # Of whole tensors: an index would have to say which of them are a checkpoint.
             raise
         return opened
-    return [whole] if begins(whole) is None else _parts(folder, backend)
+    return [whole] if begins(whole) is None else _parts(folder, how)
 
 
-def _parts(folder: str, backend: str) -> list[Checkpoint] | None:
+def _parts(folder: str, how: Loading) -> list[Checkpoint] | None:
     before = _seen(folder)
     if before is None or not before[1]:
         return None
-    opened = [door.open_checkpoint(os.path.join(folder, name), backend, lent=True) for name, *_ in before[1]]
+    opened = [door.open_checkpoint(os.path.join(folder, name), how, lent=True) for name, *_ in before[1]]
     return opened if _seen(folder) == before else None
 
 
@@ -160,7 +148,7 @@ class Reader(StorageReader):
     Raises
     ------
     OSError, HeaderError, CheckpointError, DtypeError, StorageError, RankError, OptionError
-        In `load`, of which `CheckpointException` has those of all ranks.
+        In `load`. `CheckpointException` has the errors of all ranks.
 
     Notes
     -----
@@ -216,12 +204,11 @@ class Reader(StorageReader):
                     raise self._misfit(info.name, f"dtype {codes[info.name]}", f"{info.dtype} in {file.path}")
                 chunks.setdefault(info.name, []).append(Chunk(number, begin, tuple(shape)))
         tensors = {name: self._tensor(name, codes[name], found) for name, found in chunks.items()}
-        places_of = {
-            MetadataIndex(name, chunk.begin): chunk for name, found in chunks.items() for chunk in found
-        }
+        pairs = ((name, chunk) for name, found in chunks.items() for chunk in found)
+        places_of = {MetadataIndex(name, chunk.begin): chunk for name, chunk in pairs}
         return Metadata(
             {**tensors},
-            # No name is nested. Planners ask for it where they load some names into an empty dict.
+            # No name is nested. Planners look it up when they load some names into an empty dict.
             planner_data={name: (name,) for name in tensors},
             storage_data=places_of,
             storage_meta=StorageMeta(load_id=self._load_id),
@@ -237,7 +224,7 @@ class Reader(StorageReader):
             whole = self._checkpoint()
             if begins(whole) is None and listed(os.fsdecode(path)) is None:
                 return [whole]
-        return settled(os.fsdecode(path), partial(door.open_all, path, self._how), self._how.backend)
+        return settled(os.fsdecode(path), partial(door.open_all, path, self._how), self._how)
 
     def _checkpoint(self) -> Checkpoint:
         if self._is_shared():
@@ -256,30 +243,21 @@ class Reader(StorageReader):
         size = [max(ends) for ends in sides]
         found, expected = sum(prod(chunk.shape) for chunk in chunks), prod(size)
         if found != expected:
-            raise self._misfit(
-                name, f"{expected} elements for shape {size}", f"{found} in {len(chunks)} parts"
-            )
-        return TensorStorageMetadata(
-            TensorProperties(dtype=dtype),
-            torch.Size(size),
-            [ChunkStorageMetadata(torch.Size(chunk.begin), torch.Size(chunk.shape)) for chunk in chunks],
-        )
+            where = f"{found} in {len(chunks)} parts"
+            raise self._misfit(name, f"{expected} elements for shape {size}", where)
+        places = ((torch.Size(chunk.begin), torch.Size(chunk.shape)) for chunk in chunks)
+        parts = [ChunkStorageMetadata(*place) for place in places]
+        return TensorStorageMetadata(TensorProperties(dtype=dtype), torch.Size(size), parts)
 
     def _misfit(self, name: str, expected: str, found: str) -> CheckpointError:
-        return self._fault(
-            name, "the files do not have parts of one tensor", expected, found, "invalid-parts"
-        )
+        problem = "the files do not have parts of one tensor"
+        return self._fault(name, problem, expected, found, "invalid-parts")
 
     def _fault(self, name: str, problem: str, expected: str, found: str, code: str) -> CheckpointError:
         path: Any = self._path
         where = f"{_escaped(os.fsdecode(path))}: " if is_path(path) else ""
-        return CheckpointError(
-            f"{where}tensor {_quoted(name)}: {problem}: expected {expected}, found {found}",
-            code=code,
-            tensor=name,
-            expected=expected,
-            found=found,
-        )
+        message = f"{where}tensor {_quoted(name)}: {problem}: expected {expected}, found {found}"
+        return CheckpointError(message, code=code, tensor=name, expected=expected, found=found)
 
     def set_up_storage_reader(
         self, metadata: Metadata, is_coordinator: bool, *args: Any, **kwargs: Any
@@ -346,13 +324,10 @@ class Reader(StorageReader):
                 index = item.storage_index
                 found = self._chunks.get(index)
                 if found is None or found.shape != planned[index].shape:
-                    raise self._fault(
-                        index.fqn,
-                        "a save replaced the files by others during the load: load them again",
-                        f"shape {list(planned[index].shape)}",
-                        "no such part" if found is None else f"shape {list(found.shape)}",
-                        "changed",
-                    )
+                    there = "no such part" if found is None else f"shape {list(found.shape)}"
+                    problem = "a save replaced the files by others during the load: load them again"
+                    expected = f"shape {list(planned[index].shape)}"
+                    raise self._fault(index.fqn, problem, expected, there, "changed")
 
     def _read(self, resolved: list[tuple[ReadItem, torch.Tensor]], peers: Peers | None) -> None:
         """Read one version of the files, the same on all ranks."""
@@ -385,7 +360,7 @@ class Reader(StorageReader):
 
     def _slots(self, resolved: list[tuple[ReadItem, torch.Tensor]]) -> dict[int, list[Slot]]:
         """Return the slots of each file."""
-        # Of items that go to one place, as those of tied weights, the last, as where each is copied in turn.
+        # Of items for one place, such as tied weights, the last, as if each was copied in turn.
         by_place: dict[Any, tuple[int, Slot]] = {}
         for item, tensor in resolved:
             chunk = self._chunks[item.storage_index]
@@ -408,9 +383,8 @@ class Reader(StorageReader):
 
 def _are_alike(versions: Sequence[list[Version]]) -> bool:
     """Return whether all ranks opened the same versions."""
-    return len({len(files) for files in versions}) == 1 and all(
-        map(_load_by_ranks.are_one_version, zip(*versions, strict=True))
-    )
+    is_even = len({len(files) for files in versions}) == 1
+    return is_even and all(map(_load_by_ranks.are_one_version, zip(*versions, strict=True)))
 
 
 def _digest(identity: tuple[str, bool] | None) -> tuple[str, bool] | None:

@@ -10,18 +10,20 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from functools import partial
+from types import FrameType
 from typing import Any, NamedTuple, Unpack
 from uuid import uuid4
 
 import torch
-from torch.distributed.checkpoint.metadata import StorageMeta
-from torch.distributed.checkpoint.planner import SavePlanner, WriteItemType
+from torch.distributed import ProcessGroup
+from torch.distributed.checkpoint.metadata import Metadata, StorageMeta
+from torch.distributed.checkpoint.planner import SavePlan, SavePlanner, WriteItem, WriteItemType
 from torch.distributed.checkpoint.storage import StorageWriter, WriteResult
 from torch.futures import Future
 
 from ingot._base.checks import is_path
 from ingot._base.options import Saving, checked, takes
-from ingot._base.text import _quoted
+from ingot._base.text import _quoted, located
 from ingot._ranks.local import Held, known_group
 from ingot._ranks.peers import Peers, this_node
 from ingot._ranks.placements import Part
@@ -34,21 +36,9 @@ from ingot.torch._load_into import has_ranks
 from ingot.torch._save_by_ranks import Files, Looked, Together, write
 from ingot.torch._sharded import planned
 from ingot.torch._tensors import storable
-from ingot.typing import ReplaceOptions
+from ingot.typing import Path, ReplaceOptions
 
 from . import parts
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from types import FrameType
-
-    from torch.distributed import ProcessGroup
-    from torch.distributed.checkpoint.metadata import Metadata
-    from torch.distributed.checkpoint.planner import SavePlan, WriteItem
-
-    from ingot._base.checks import Existing
-    from ingot.typing import Path
-
 
 # A save that another rank's failure ends, which torch does not report to the coordinator's storage.
 #
@@ -111,19 +101,21 @@ def _is_running(call: FrameType) -> bool:
 
 
 @contextmanager
-def replacing(place: Place, existing: Existing, durable: bool) -> Iterator[tuple[str, list[str]]]:
+def replacing(place: Place, how: Saving) -> Iterator[tuple[str, list[str]]]:
     """Yield a prefix for temporary names, and a list for the names of the new files."""
     with alone(place) as stale:
-        place.check(existing)
+        place.check(how.existing)
         names: list[str] = []
         with hidden() as prefix:
             try:
                 yield prefix, names
-                stale += _publish(place, prefix, names, durable)
+                stale += _publish(place, prefix, names, how.flush)
             except BaseException:
                 # The child of a fork leaves the files to its parent.
                 if is_held(place.directory):
-                    _discard(place, prefix)
+                    with suppress(OSError):
+                        names = os.listdir(place.directory)
+                        remove(place, [name for name in names if name.startswith(prefix)])
                 raise
 
 
@@ -138,12 +130,12 @@ def _publish(place: Place, prefix: str, names: list[str], durable: bool) -> list
         last, extra = MANIFEST, [name for name in old if name not in names]
         links = keep(place.directory, old, durable)
     try:
-        _flush(place, durable)
+        place.flush(durable)
         for name in names:
             os.replace(place.path(prefix + name), place.path(name))
         for name in extra:
             os.remove(place.path(name))
-        _flush(place, durable)
+        place.flush(durable)
         os.remove(place.path(last))
     except BaseException:
         if is_held(place.directory):
@@ -152,26 +144,15 @@ def _publish(place: Place, prefix: str, names: list[str], durable: bool) -> list
             if last == place.index and os.path.lexists(place.path(last)):
                 remove(place, names)
         raise
-    _flush(place, durable, ", though the checkpoint is written")
+    place.flush(durable, ", though the checkpoint is written")
     return links
-
-
-def _flush(place: Place, durable: bool, so_far: str = "") -> None:
-    if durable:
-        place.flush(so_far)
-
-
-def _discard(place: Place, prefix: str) -> None:
-    """Remove the new files that did not get their names, of all ranks."""
-    with suppress(OSError):
-        remove(place, [name for name in os.listdir(place.directory) if name.startswith(prefix)])
 
 
 _SHARD = "shard-{rank:05d}-model-{number:05d}-of-{count:05d}.safetensors"
 
 
 class _Local(NamedTuple):
-    """What a rank tells the coordinator: its machine, its directory, and its names in their order."""
+    """The facts that a rank sends to the coordinator: its machine, its directory, and its names in order."""
 
     node: str
     directory: str
@@ -179,12 +160,12 @@ class _Local(NamedTuple):
 
 
 class _Global(NamedTuple):
-    """What the coordinator tells all: where to write, and which file each tensor is in."""
+    """The coordinator's answer to all ranks: where to write, and which file each tensor is in."""
 
     paths: dict[str, str]
     files: dict[str, str]
     rank: int
-    # Of ranks of several machines, who send what they have: the names in their order.
+    # If ranks of several machines send their parts: the names in their order.
     names: list[str] | None = None
     # The start of the paths of files of parts.
     prefix: str = ""
@@ -216,16 +197,16 @@ class Writer(StorageWriter):
     Raises
     ------
     FileExistsError, OSError, StorageError, SaveError, RankError, OptionError
-        In `save`, of which `CheckpointException` has those of all ranks. The old checkpoint is whole.
+        In `save`. `CheckpointException` has the errors of all ranks. The old checkpoint is whole.
 
     Notes
     -----
-    The files of whole tensors are those of `ingot.torch.save_sharded`, byte for byte, in one pass: there is
+    The files of whole tensors equal those from `ingot.torch.save_sharded`, byte for byte, in one pass, with
     no consolidation. Files get their names when all ranks have written, the index last. From the plan to the
     end a save holds a lock on the directory. ``use_collectives=False`` needs ``whole=False``. `async_save`
     works with either, and writing holds the GIL for no longer than it takes to hand tensors over.
 
-    A state dict holds tensors only. Objects that are none, as the ``param_groups`` of an optimizer, are
+    A state dict holds tensors only. Other objects, such as the ``param_groups`` of an optimizer, are
     refused by name.
     """
 
@@ -240,13 +221,12 @@ class Writer(StorageWriter):
         process_group: ProcessGroup | None = None,
         **options: Unpack[ReplaceOptions],
     ) -> None:
-        own = {
+        own: Any = {
             "max_shard_size": max_shard_size,
             "filename_pattern": filename_pattern,
             "metadata": metadata,
-            "whole": whole,
-            "process_group": process_group,
         }
+        own |= {"whole": whole, "process_group": process_group}
         given: Any = checked(Writer, {**own, **options}, process_group=known_group)
         self._limit: int = given["max_shard_size"]
         self._pattern, self._how = filename_pattern, Saving.among(Writer, given)
@@ -265,7 +245,7 @@ class Writer(StorageWriter):
         return self._place.directory
 
     def storage_meta(self) -> StorageMeta:
-        """Give what planners are told of this save."""
+        """Return the facts of this save for planners."""
         return StorageMeta(checkpoint_id=self.checkpoint_id, save_id=self._save_id)
 
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
@@ -291,19 +271,17 @@ class Writer(StorageWriter):
         # Without torch's collectives every rank plans and finishes by itself, and this writer's ranks agree.
         self._plans_alone = not kwargs.get("use_collectives", True) and has_ranks()
         if self._plans_alone and self._whole:
-            raise OptionError(
-                "use_collectives=False: each rank plans its own tensors, and whole tensors need one plan: "
-                "save parts by ingot.dcp.Writer(…, whole=False)",
-                code="parts-only",
-                found=False,
-            )
+            way_out = "save parts by ingot.dcp.Writer(…, whole=False)"
+            why = "each rank plans its own tensors, and whole tensors need one plan"
+            message = f"use_collectives=False: {why}: {way_out}"
+            raise OptionError(message, code="parts-only", found=False)
 
     def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
-        """Refuse what is no tensor, and note the order of the names."""
+        """Refuse objects that are not tensors, and note the order of the names."""
         with Peers(self._group).step("planning") if self._plans_alone else nullcontext():
             self._check_items(plan)
         if not getattr(plan, "usable", True):
-            # It stands for the one that the planner has kept, with what was noted there.
+            # The planner has kept another plan with the facts for this one.
             return plan
         names = [item.index.fqn for item in plan.items]
         directory = os.path.realpath(self._place.directory)
@@ -312,12 +290,10 @@ class Writer(StorageWriter):
     def _check_items(self, plan: SavePlan) -> None:
         for item in plan.items:
             if item.type is WriteItemType.BYTE_IO or item.tensor_data is None:
-                raise SaveError(
-                    f"{_quoted(item.index.fqn)}: files of tensors cannot hold an object that is none: save "
-                    "the tensors of the state dict only, and the rest by torch.save",
-                    code="no-tensor",
-                    tensor=item.index.fqn,
-                )
+                way_out = "save only the tensors of the state dict, and the rest by torch.save"
+                what = "files of tensors cannot hold an object that is none"
+                message = f"{_quoted(item.index.fqn)}: {what}: {way_out}"
+                raise SaveError(message, code="no-tensor", tensor=item.index.fqn)
 
     def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
         """Plan the files, and make them."""
@@ -326,34 +302,27 @@ class Writer(StorageWriter):
         plans = _complete(plans)
         if not self._whole:
             prefix = self._begin_parts_together() if self._plans_alone else self._begin_parts()
-            return [
-                dataclasses.replace(plan, storage_data=_Global({}, {}, rank, prefix=prefix))
-                for rank, plan in enumerate(plans, self._rank if self._plans_alone else 0)
-            ]
+            first = self._rank if self._plans_alone else 0
+            noted = (_Global({}, {}, rank, prefix=prefix) for rank in range(first, first + len(plans)))
+            return [*map(_with_data, plans, noted)]
         specs = _specs(plans)
         nodes = {plan.storage_data.node for plan in plans if plan.items}
         if len(nodes) > 1:
             self._place.check(self._how.existing)
-            return [
-                dataclasses.replace(plan, storage_data=_Global({}, {}, rank, [*specs]))
-                for rank, plan in enumerate(plans)
-            ]
+            noted = (_Global({}, {}, rank, [*specs]) for rank in range(len(plans)))
+            return [*map(_with_data, plans, noted)]
         tensors, of_file, index = self._files({name: spec.nbytes for name, spec in specs.items()})
         with ExitStack() as saving:
             self._place.check(self._how.existing)
-            paths = saving.enter_context(
-                aside(self._place, tensors, index, self._how.flush, self._how.existing)
-            )
+            paths = saving.enter_context(aside(self._place, tensors, index, self._how))
             for name, own in tensors.items():
                 of_own = {tensor: specs[tensor].stored() for tensor in own}
                 made = _writer.Writer(paths[name], of_own, of_file, **self._how.of_writer())
                 self._writers[name] = saving.enter_context(made)
             self._saving.append(saving.pop_all())
         files = {tensor: name for name, own in tensors.items() for tensor in own}
-        return [
-            dataclasses.replace(plan, storage_data=_Global(paths, files, rank))
-            for rank, plan in enumerate(plans)
-        ]
+        noted = (_Global(paths, files, rank) for rank in range(len(plans)))
+        return [*map(_with_data, plans, noted)]
 
     def _check_directories(self, plans: list[SavePlan]) -> None:
         """Raise if a rank saves to another directory. Plans that a planner has kept are of other saves."""
@@ -361,18 +330,14 @@ class Writer(StorageWriter):
         for rank, plan in enumerate(plans):
             told = plan.storage_data
             if getattr(plan, "usable", True) and isinstance(told, _Local) and told.directory != own:
-                raise RankError(
-                    f"rank {rank} of {len(plans)} has another directory than the coordinator: "
-                    f"expected {own!r}, found {told.directory!r}",
-                    code="ranks-differ",
-                    rank=rank,
-                )
+                found = f"another directory than the coordinator: expected {own!r}, found {told.directory!r}"
+                message = f"rank {rank} of {len(plans)} has {found}"
+                raise RankError(message, code="ranks-differ", rank=rank)
 
     def _begin_parts(self) -> str:
         """Prepare the directory for files of parts. Returns what their paths start with."""
         with ExitStack() as saving:
-            replacement = replacing(self._place, self._how.existing, self._how.flush)
-            prefix, self._names = saving.enter_context(replacement)
+            prefix, self._names = saving.enter_context(replacing(self._place, self._how))
             self._saving.append(saving.pop_all())
         return os.path.join(os.path.abspath(self._place.directory), prefix)
 
@@ -400,7 +365,7 @@ class Writer(StorageWriter):
         try:
             results = self._written(plan, planner, where)
         except BaseException:
-            # Of the coordinator: nobody will put the files in place.
+            # On the coordinator: no other rank renames the files.
             self._give_up()
             raise
         if self._saving:
@@ -444,10 +409,9 @@ class Writer(StorageWriter):
         files = self._files({name: together.specs[name].nbytes for name in where.names or ()})
         write(together, files, self._place, self._how, peers)
         homes = {tensor: name for name, own in files.tensors.items() for tensor in own}
-        return [
-            WriteResult(item.index, together.local[item.index.fqn].nbytes, homes[item.index.fqn])
-            for item in plan.items
-        ]
+        sizes = {name: tensor.nbytes for name, tensor in together.local.items()}
+        indices = (item.index for item in plan.items)
+        return [WriteResult(index, sizes[index.fqn], homes[index.fqn]) for index in indices]
 
     def _write_parts(self, plan: SavePlan, planner: SavePlanner, where: _Global) -> list[WriteResult]:
         # A file has one tensor of a name: a second part of it goes to another file.
@@ -464,9 +428,8 @@ class Writer(StorageWriter):
             noted = parts.metadata({tensor: _begin(item) for tensor, item in shard.items()})
             with called(os.path.basename(where.prefix), ""):
                 save_file(tensors, where.prefix + name, noted, shared="copy", **self._how.of_writer())
-            results += [
-                WriteResult(item.index, tensors[tensor].nbytes, name) for tensor, item in shard.items()
-            ]
+            sizes = {name: tensor.nbytes for name, tensor in tensors.items()}
+            results += [WriteResult(item.index, sizes[tensor], name) for tensor, item in shard.items()]
         return results
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
@@ -497,6 +460,10 @@ class Writer(StorageWriter):
         return is_path(checkpoint_id)
 
 
+def _with_data(plan: SavePlan, data: object) -> SavePlan:
+    return dataclasses.replace(plan, storage_data=data)
+
+
 def _complete(plans: list[SavePlan]) -> list[SavePlan]:
     """Return the plans of all ranks. A planner that keeps plans passes only those that have changed.
 
@@ -511,11 +478,9 @@ def _complete(plans: list[SavePlan]) -> list[SavePlan]:
 
 
 def _other_plans() -> OptionError:
-    return OptionError(
-        "enable_plan_caching: torch has kept plans of another planner or writer in this process, and these "
-        "are not among them: use one of each with it, or DefaultSavePlanner(enable_plan_caching=False)",
-        code="other-kept-plans",
-    )
+    kept = "torch has kept plans of another planner or writer in this process, and these are not among them"
+    way_out = "use one of each with it, or DefaultSavePlanner(enable_plan_caching=False)"
+    return OptionError(f"enable_plan_caching: {kept}: {way_out}", code="other-kept-plans")
 
 
 class _Spec(NamedTuple):
@@ -538,13 +503,9 @@ def _specs(plans: list[SavePlan]) -> dict[str, _Spec]:
             assert item.tensor_data is not None
             spec = _Spec(item.tensor_data.properties.dtype, tuple(item.tensor_data.size))
             if found.setdefault(item.index.fqn, spec) != spec:
-                raise SaveError(
-                    f"tensor {_quoted(item.index.fqn)}: ranks do not have the same: expected "
-                    f"{found[item.index.fqn]}, found {spec}",
-                    code="mismatch",
-                    tensor=item.index.fqn,
-                )
-    # A replica is written by any rank, and stands where it stood before that was decided.
+                reason = f"ranks do not have the same: expected {found[item.index.fqn]}, found {spec}"
+                raise located(SaveError, reason, code="mismatch", tensor=item.index.fqn)
+    # A replica is written by any rank, and keeps its position from before that decision.
     order = dict.fromkeys(name for plan in plans for name in plan.storage_data.names)
     return {name: found[name] for name in order if name in found}
 
@@ -556,12 +517,9 @@ def _looked(plan: SavePlan, planner: SavePlanner) -> Looked:
         assert item.tensor_data is not None
         name, sizes = item.index.fqn, item.tensor_data.chunk.sizes
         if name in found:
-            raise SaveError(
-                f"tensor {_quoted(name)}: a rank has several parts of it, and ranks of several machines send "
-                "each other one: write parts by ingot.dcp.Writer(…, whole=False)",
-                code="several-parts",
-                tensor=name,
-            )
+            why = "and ranks of several machines send each other one"
+            reason = f"a rank has several parts of it, {why}: write parts by ingot.dcp.Writer(…, whole=False)"
+            raise located(SaveError, reason, code="several-parts", tensor=name)
         sides = zip(_begin(item), sizes, strict=True)
         intervals = tuple(((at, at + size),) if size else () for at, size in sides)
         found[name] = Held(Part(tuple(item.tensor_data.size), intervals), _values(planner, item))

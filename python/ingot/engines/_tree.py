@@ -20,13 +20,11 @@ import torch
 from ingot._base.text import _quoted
 from ingot.errors import CheckpointError, SaveError
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    # What stands for the value at a place of the tree, and the value that a node of JSON stands for.
-    Apart: TypeAlias = Callable[[Any, str], Any]
-    Together: TypeAlias = Callable[[Any], Any]
+# Returns the JSON node of the value at a place of the tree, and the value of a JSON node.
+Apart: TypeAlias = Callable[[Any, str], Any]
+Together: TypeAlias = Callable[[Any], Any]
 
-#: Where the text stands in the metadata of a file.
+#: The key of the text in the metadata of a file.
 KEY = "ingot.tree"
 
 
@@ -51,7 +49,7 @@ def _pairs(node: list[Any], together: Together) -> list[tuple[Any, Any]]:
 
 
 def _ordered(values: OrderedDict[Any, Any], apart: Apart) -> list[Any]:
-    # A module keeps there of which versions its parts are.
+    # A module keeps the versions of its parts there.
     versions = getattr(values, "_metadata", None)
     return [_paired(values, apart), None if versions is None else apart(versions, "_metadata")]
 
@@ -172,16 +170,12 @@ def _refused(place: tuple[str, ...], value: object) -> SaveError:
     if len(place) > 1 and place[0].endswith("hyper_parameters"):
         way_out = f"leave it out by save_hyperparameters(ignore=[{place[1]!r}]), or {way_out}"
     what = "the class " if isinstance(value, type) else ""
-    return SaveError(
-        f"{_quoted('.'.join(place))}: only pickle could store {what}{called}: {way_out}",
-        code="not-plain",
-        tensor=".".join(place),
-        found=called,
-    )
+    message = f"{_quoted('.'.join(place))}: only pickle could store {what}{called}: {way_out}"
+    return SaveError(message, code="not-plain", tensor=".".join(place), found=called)
 
 
 def put_together(text: str, tensors: Mapping[str, torch.Tensor], shown: str) -> dict[str, Any]:
-    """The tree again, of the file that messages call so. Raises `CheckpointError` where it is none."""
+    """Build the tree of the file `shown`. Raise `CheckpointError` for an invalid one."""
     try:
         tree = json.loads(text)
         if not isinstance(tree, dict):
@@ -197,10 +191,8 @@ def put_together(text: str, tensors: Mapping[str, torch.Tensor], shown: str) -> 
         RecursionError,
         RuntimeError,
     ) as fault:
-        raise CheckpointError(
-            f"{shown}: {KEY} in the metadata cannot be read ({type(fault).__name__}: {fault})",
-            code="invalid-tree",
-        ) from None
+        message = f"{shown}: {KEY} in the metadata cannot be read ({type(fault).__name__}: {fault})"
+        raise CheckpointError(message, code="invalid-tree") from None
 
 
 class _Made:
@@ -208,7 +200,7 @@ class _Made:
         self._tensors = tensors
 
     def value(self, node: Any) -> Any:
-        """What `node` stands for."""
+        """Return the value of `node`."""
         if isinstance(node, list):
             return [self.value(one) for one in node]
         if not isinstance(node, dict):

@@ -10,25 +10,20 @@ from typing import Any, NamedTuple, TypeAlias
 import torch
 from torch.utils._pytree import tree_map_only
 
-from ingot._base.checks import counted, one_of
-from ingot._base.text import _escaped, _quoted
+from ingot._base.checks import checked_backend, counted, one_of
+from ingot._base.text import _escaped, _quoted, located
 from ingot._native import in_natural_order
-from ingot._read.door import BACKENDS
-from ingot._read.handle import safe_open
+from ingot._read.handle import TensorSlice, safe_open
 from ingot._read.loader import AHEAD
 from ingot.errors import CheckpointError, OptionError
 from ingot.torch import DTYPES
 from ingot.typing import Backend
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from ingot._read.handle import TensorSlice
+Weights: TypeAlias = Iterator[tuple[str, torch.Tensor]]
+Says: TypeAlias = Callable[[str], bool]
 
-    Weights: TypeAlias = Iterator[tuple[str, torch.Tensor]]
-    Says: TypeAlias = Callable[[str], bool]
-
-    # For each dimension of the stored tensor its selected positions, or one position if it is removed.
-    Box: TypeAlias = tuple[range | int, ...]
+# For each dimension of the stored tensor its selected positions, or one position if it is removed.
+Box: TypeAlias = tuple[range | int, ...]
 
 
 class UnreadTensor(torch.Tensor):
@@ -58,8 +53,7 @@ class UnreadTensor(torch.Tensor):
         """Return the values, which the first call reads."""
         if self._found is None:
             sides = [
-                side if isinstance(side, int) else slice(side.start, side.stop, side.step)
-                for side in self._box
+                one if isinstance(one, int) else slice(one.start, one.stop, one.step) for one in self._box
             ]
             self._found = self._part[tuple(sides)]
         return self._found
@@ -78,11 +72,7 @@ class UnreadTensor(torch.Tensor):
 
     @classmethod
     def __torch_function__(
-        cls,
-        func: Any,
-        types: Iterable[type],
-        args: Sequence[Any] = (),
-        kwargs: dict[str, Any] | None = None,
+        cls, func: Any, types: Iterable[type], args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         given = kwargs or {}
         parts = _PARTS.get(func)
@@ -97,11 +87,7 @@ class UnreadTensor(torch.Tensor):
 
     @classmethod
     def __torch_dispatch__(  # type: ignore[override]
-        cls,
-        func: Any,
-        types: Iterable[type],
-        args: Sequence[Any] = (),
-        kwargs: dict[str, Any] | None = None,
+        cls, func: Any, types: Iterable[type], args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         return _on_values(func, args, kwargs or {})
 
@@ -111,7 +97,7 @@ def _on_values(func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, 
     return func(*read[0], **read[1])
 
 
-def _itself(tensor: UnreadTensor) -> UnreadTensor:
+def _detach(tensor: UnreadTensor) -> UnreadTensor:
     return tensor
 
 
@@ -185,9 +171,8 @@ def _chunk(tensor: UnreadTensor, chunks: int, dim: int = 0) -> tuple[UnreadTenso
 def _divided(tensor: UnreadTensor, at: int, sizes: Sequence[int]) -> tuple[UnreadTensor, ...]:
     """Parts of these sizes, one after the other. The last may be shorter than it is said to be."""
     begins = [sum(sizes[:part]) for part in range(len(sizes))]
-    return tuple(
-        _cut_at(tensor, at, slice(begin, begin + size)) for begin, size in zip(begins, sizes, strict=True)
-    )
+    pairs = zip(begins, sizes, strict=True)
+    return tuple(_cut_at(tensor, at, slice(begin, begin + size)) for begin, size in pairs)
 
 
 def _cut_at(tensor: UnreadTensor, at: int, cut: slice | int) -> UnreadTensor:
@@ -211,19 +196,11 @@ def _ndim(tensor: UnreadTensor) -> int:
 
 
 _PARTS: dict[Any, Callable[..., Any]] = {
-    torch.Tensor.__getitem__: _at,
-    torch.Tensor.narrow: _narrow,
-    torch.narrow: _narrow,
-    torch.Tensor.select: _select,
-    torch.select: _select,
-    torch.Tensor.split: _split,
-    torch.split: _split,
-    torch.Tensor.chunk: _chunk,
-    torch.chunk: _chunk,
-    torch.Tensor.detach: _itself,
-    torch.detach: _itself,
-    torch.Tensor.data.__get__: _itself,  # type: ignore[attr-defined]
+    getattr(home, cut.__name__[1:]): cut
+    for home in (torch.Tensor, torch)
+    for cut in (_narrow, _select, _split, _chunk, _detach)
 }
+_PARTS |= {torch.Tensor.__getitem__: _at, torch.Tensor.data.__get__: _detach}  # type: ignore[attr-defined]
 # What is known of a tensor that was not read.
 _FACTS = {
     getattr(torch.Tensor, name).__get__
@@ -256,16 +233,12 @@ class Reading(NamedTuple):
         """What a user gave, of whose names `others` are not ours and were taken out already."""
         for name in given:
             if name not in cls._fields:
-                raise OptionError(
-                    f"{where}: unknown option {_quoted(name)}: expected one of "
-                    f"{', '.join((*cls._fields, *others))}",
-                    code="unknown-loader-option",
-                    expected=(*cls._fields, *others),
-                    found=name,
-                )
+                known = (*cls._fields, *others)
+                message = f"{where}: unknown option {_quoted(name)}: expected one of {', '.join(known)}"
+                raise OptionError(message, code="unknown-loader-option", expected=known, found=name)
         how = cls(**given)
         one_of("read", how.read, READ)
-        one_of("backend", how.backend, BACKENDS)
+        checked_backend(how.backend)
         counted("threads", how.threads, least=1, code="invalid-threads", or_none=True)
         for name, value, kind in (("ahead", how.ahead, int), ("device", how.device, str)):
             if type(value) is not kind:
@@ -281,7 +254,7 @@ class Reading(NamedTuple):
 
 
 def weights(files: Iterable[str], how: Reading, is_used: Says, is_left_out: Says | None = None) -> Weights:
-    """Give the tensors of `files`, in their order and in that of the data in each.
+    """Yield the tensors of `files`, in their order and in the order of the data in each.
 
     Parameters
     ----------
@@ -337,7 +310,7 @@ class _File:
 
 
 def has_place_for(model: torch.nn.Module, name: str, missing: tuple[type, ...]) -> bool:
-    """Whether a weight of that name may have a place in `model`; `missing` stand for layers of other ranks.
+    """Return whether a weight of that name may have a place in `model`. `missing` are other ranks' layers.
 
     It has none where its layer is of another rank, or where a list of layers lacks it. Models call much
     otherwise than checkpoints do, so nothing else is taken for a sign.
@@ -357,8 +330,5 @@ def without_files(folder: str) -> CheckpointError:
     """The refusal of a folder that has no file of tensors."""
     others = in_natural_order([name for name in os.listdir(folder) if name.endswith((".bin", ".pt", ".pth"))])
     found = f"found {', '.join(map(_escaped, others[:3]))}: make files of tensors by `ingot convert`"
-    return CheckpointError(
-        f"{_escaped(folder)}: expected *.safetensors, {found if others else 'found none'}",
-        code="no-weights",
-        path=folder,
-    )
+    reason = f"expected *.safetensors, {found if others else 'found none'}"
+    return located(CheckpointError, reason, code="no-weights", path=folder)

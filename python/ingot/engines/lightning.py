@@ -83,7 +83,7 @@ class CheckpointIO(Base):  # type: ignore[misc]
     function among the hyperparameters, is refused with its place. No code of a checkpoint runs when it is
     loaded.
 
-    On the CPU the file is that of all ranks, as they have the same: of strategies that shard a model
+    On the CPU one file serves all ranks, as they have the same: of strategies that shard a model
     (``FSDPStrategy``, ``ModelParallelStrategy``) Lightning saves by itself, and asks no plugin.
     """
 
@@ -120,9 +120,8 @@ class CheckpointIO(Base):  # type: ignore[misc]
             As `ingot.torch.save_file` does; for the save before, where that was in the background.
         """
         if storage_options is not None:
-            raise TypeError(
-                "storage_options are not for ingot's CheckpointIO: it takes its options when it is made"
-            )
+            reason = "CheckpointIO takes its options when it is made"
+            raise TypeError(f"storage_options are not for ingot's CheckpointIO: {reason}")
         self.teardown()
         tensors, tree = taken_apart(checkpoint)
         metadata = {"format": "pt", KEY: tree}
@@ -133,9 +132,8 @@ class CheckpointIO(Base):  # type: ignore[misc]
             return
         os.makedirs(os.path.dirname(inner), exist_ok=True)
         if self._background:
-            self._saving = save_file(
-                tensors, inner, metadata, shared="alias", background=True, **self._options
-            )
+            options: Any = {**self._options, "background": True}
+            self._saving = save_file(tensors, inner, metadata, shared="alias", **options)
         else:
             save_file(tensors, inner, metadata, shared="alias", **self._options)
 
@@ -151,7 +149,7 @@ class CheckpointIO(Base):  # type: ignore[misc]
         map_location : str, int or torch.device, optional
             Where the tensors are placed. On the CPU by default.
         weights_only : bool, optional
-            Lightning's, about pickles. There is none.
+            Lightning's, about pickles, which ingot does not use.
 
         Returns
         -------
@@ -171,25 +169,20 @@ class CheckpointIO(Base):  # type: ignore[misc]
             As `ingot.torch.load_file` does.
         """
         if map_location is not None and not isinstance(map_location, str | int | torch.device):
-            raise TypeError(
-                f"map_location must be a device, found {type(map_location).__name__}: these say where a "
-                "pickle's storages go, and ingot's checkpoints have none"
-            )
+            kind = type(map_location).__name__
+            why = "these say where a pickle's storages go, and ingot's checkpoints have none"
+            raise TypeError(f"map_location must be a device, found {kind}: {why}")
         self.teardown()
         from fsspec.core import OpenFile
 
-        # Not mapped: what is resumed from may be removed or replaced while its tensors are used.
-        tensors, metadata = load_file(
-            OpenFile(*_place(path)), map_location or "cpu", backend="pread", return_metadata=True
-        )
+        # Not mapped: the file may be removed or replaced while its tensors are used.
+        file = OpenFile(*_place(path))
+        tensors, metadata = load_file(file, map_location or "cpu", backend="pread", return_metadata=True)
         shown = _escaped(os.fspath(path))
         if metadata is None or KEY not in metadata:
-            raise CheckpointError(
-                f"{shown}: expected a checkpoint that ingot's CheckpointIO wrote, found a file without {KEY} "
-                "in its metadata: load its tensors by ingot.torch.load_file",
-                code="no-tree",
-                path=os.fspath(path),
-            )
+            found_file = f"a file without {KEY} in its metadata: load its tensors by ingot.torch.load_file"
+            message = f"{shown}: expected a checkpoint that ingot's CheckpointIO wrote, found {found_file}"
+            raise CheckpointError(message, code="no-tree", path=os.fspath(path))
         found: dict[str, Any] = put_together(metadata[KEY], tensors, shown)
         return found
 
@@ -199,7 +192,7 @@ class CheckpointIO(Base):  # type: ignore[misc]
         Parameters
         ----------
         path : str or os.PathLike
-            The file. Where there is none, there is nothing to remove.
+            The file. If it does not exist, nothing is removed.
 
         Raises
         ------
@@ -248,7 +241,7 @@ class CheckpointIO(Base):  # type: ignore[misc]
 
 
 def _place(path: Path) -> tuple[Any, str]:
-    """The file system that has `path`, and what it is called there."""
+    """Return the file system of `path`, and the path in it."""
     # Imported here: Lightning has it imported.
     from fsspec.core import url_to_fs
 

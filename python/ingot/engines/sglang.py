@@ -13,20 +13,15 @@ from weakref import WeakKeyDictionary
 
 from sglang.srt.environ import envs
 from sglang.srt.plugins.hook_registry import HookRegistry, HookType
+from torch.nn import Module
 
-from ._weights import Reading, has_place_for, weights
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from torch.nn import Module
-
-    from ._weights import Weights
+from ._weights import Reading, Weights, has_place_for, weights
 
 __all__ = ["register"]
 
 OPTION = "model_loader_extra_config"
 HOME = "sglang.srt.model_loader"
-# What gives the tensors of safetensors files, by one thread or by several.
+# SGLang's iterators over the tensors of safetensors files, with one thread and with several.
 ITERATORS = ("safetensors_weights_iterator", "buffered_multi_thread_safetensors_weights_iterator")
 
 
@@ -38,14 +33,14 @@ class _Loading(NamedTuple):
 
 
 _loadings: WeakKeyDictionary[Any, _Loading] = WeakKeyDictionary()
-# That of the loader which is just asking for an iterator. Iterators are not told who asks for them.
+# The loading whose loader is asking for an iterator, since iterators do not know their loader.
 _asking: list[_Loading] = []
 
 
 def register() -> None:
     """Put ingot into SGLang's loader, where a user has named it in `SGLANG_PLUGINS`.
 
-    SGLang calls every plugin that is installed if that is not set, and nobody's server shall load otherwise
+    SGLang calls every installed plugin if that is not set, and a server must not load in another way
     than before because a library is there.
     """
     if "ingot" not in [name.strip() for name in (envs.SGLANG_PLUGINS.get() or "").split(",")]:
@@ -110,8 +105,8 @@ def _given(
 
     how, model = _asking[-1]
     ranks = get_tensor_model_parallel_world_size() if model_parallel_is_initialized() else 1
-    return weights(
-        hf_weights_files,
-        how.decided(ranks),
-        lambda name: model is None or has_place_for(model, name, (PPMissingLayer,)),
-    )
+
+    def is_used(name: str) -> bool:
+        return model is None or has_place_for(model, name, (PPMissingLayer,))
+
+    return weights(hf_weights_files, how.decided(ranks), is_used)

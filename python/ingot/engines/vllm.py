@@ -11,6 +11,7 @@ import time
 from dataclasses import replace
 from typing import Any
 
+from torch.nn import Module
 from tqdm.auto import tqdm
 from vllm.distributed import get_tensor_model_parallel_world_size, model_parallel_is_initialized
 from vllm.model_executor.model_loader import register_model_loader
@@ -22,13 +23,7 @@ from vllm.model_executor.models.utils import PPMissingLayer, StageMissingLayer
 from ingot._native import in_natural_order
 from ingot.errors import OptionError
 
-from ._weights import READ, Reading, has_place_for, weights, without_files
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from torch.nn import Module
-
-    from ._weights import Says, Weights
+from ._weights import READ, Reading, Says, Weights, has_place_for, weights, without_files
 
 __all__ = ["register"]
 
@@ -57,34 +52,26 @@ class ModelLoader(DefaultModelLoader):  # type: ignore[misc]
         ours = {name: value for name, value in given.items() if name not in OF_VLLM}
         self._how = Reading.of(ours, OPTION, OF_VLLM)
         if load_config.safetensors_load_strategy is not None:
-            raise OptionError(
-                f"safetensors_load_strategy {load_config.safetensors_load_strategy!r} is for vLLM's own "
-                f"reading: load format ingot takes `read` in {OPTION} ({', '.join(READ)})",
-                code="unknown-loader-option",
-                expected=READ,
-                found=load_config.safetensors_load_strategy,
-            )
-        # What vLLM looks for, downloads and checks is what it does for this format.
+            strategy = load_config.safetensors_load_strategy
+            instead = f"load format ingot takes `read` in {OPTION} ({', '.join(READ)})"
+            message = f"safetensors_load_strategy {strategy!r} is for vLLM's own reading: {instead}"
+            raise OptionError(message, code="unknown-loader-option", expected=READ, found=strategy)
+        # vLLM finds, downloads and checks files as for this format.
         super().__init__(replace(load_config, load_format="safetensors", model_loader_extra_config=theirs))
         self._model: Module | None = None
 
     def get_all_weights(self, model_config: Any, model: Module) -> Weights:
-        """Give all weights, and note which model they are for."""
+        """Return all weights, and note which model they are for."""
         self._model = model
         return super().get_all_weights(model_config, model)  # type: ignore[no-any-return]
 
     def _prepare_weights(
-        self,
-        model_name_or_path: str,
-        subfolder: str | None,
-        revision: str | None,
-        fall_back_to_pt: bool,
-        allow_patterns_overrides: list[str] | None,
+        self, model_name_or_path: str, subfolder: str | None, *args: Any, **kwargs: Any
     ) -> tuple[str, list[str], bool, str]:
         """Find the files, and download them, as vLLM does. A folder without one is refused."""
-        arguments = (subfolder, revision, fall_back_to_pt, allow_patterns_overrides)
         try:
-            found: tuple[str, list[str], bool, str] = super()._prepare_weights(model_name_or_path, *arguments)
+            found: tuple[str, list[str], bool, str]
+            found = super()._prepare_weights(model_name_or_path, subfolder, *args, **kwargs)
         except RuntimeError as fault:
             folder = os.path.join(model_name_or_path, subfolder or "")
             if not os.path.isdir(folder):
@@ -94,26 +81,20 @@ class ModelLoader(DefaultModelLoader):  # type: ignore[misc]
         return folder, in_natural_order(files), is_safetensors, index
 
     def _get_weights_iterator(self, source: Any) -> Weights:
-        """Give the weights of a source, read ahead or where they are used."""
+        """Return the weights of a source, read ahead or where they are used."""
         if self.load_config.safetensors_load_strategy == "torchao":
             # vLLM has found tensors of torchao, which it makes of several of the file.
             return super()._get_weights_iterator(source)  # type: ignore[no-any-return]
-        _, files, is_safetensors, _ = self._prepare_weights(
-            source.model_or_path,
-            source.subfolder,
-            source.revision,
-            source.fall_back_to_pt,
-            source.allow_patterns_overrides,
-        )
+        names = ("model_or_path", "subfolder", "revision", "fall_back_to_pt", "allow_patterns_overrides")
+        _, files, is_safetensors, _ = self._prepare_weights(*(getattr(source, name) for name in names))
         if not is_safetensors:
             # A model may name the files that are its weights.
             return super()._get_weights_iterator(source)  # type: ignore[no-any-return]
         if self.counter_before_loading_weights == 0.0:
             self.counter_before_loading_weights = time.perf_counter()
         ranks = get_tensor_model_parallel_world_size() if model_parallel_is_initialized() else 1
-        shown = tqdm(
-            files, "Loading shards by ingot", disable=not enable_tqdm(self.load_config.use_tqdm_on_load)
-        )
+        is_silent = not enable_tqdm(self.load_config.use_tqdm_on_load)
+        shown = tqdm(files, "Loading shards by ingot", disable=is_silent)
         found = weights(shown, self._how.decided(ranks), self._is_used(source), self._is_left_out)
         return ((source.prefix + name, tensor) for name, tensor in found)
 
@@ -125,7 +106,7 @@ class ModelLoader(DefaultModelLoader):  # type: ignore[misc]
         """What says whether a weight is expected to be used, by what vLLM knows of its model."""
         model = self._model
         mapper = getattr(model, "hf_to_vllm_mapper", None)
-        # Of a model of which only the encoder is wanted.
+        # For a model whose encoder alone is wanted.
         lacks_most = self._encoder_only_lm_prefixes is not None
 
         def is_used(name: str) -> bool:

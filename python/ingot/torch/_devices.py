@@ -10,8 +10,10 @@ import torch
 from ingot._adapters.pieces import pieces, room
 from ingot._base.checks import unpacked
 from ingot._base.text import _escaped, brief
-from ingot._native import Gpu
-from ingot._read.moves import Carrier
+from ingot._native import Checkpoint, Gpu
+from ingot._read.door import Reads
+from ingot._read.moves import Carrier, Move
+from ingot._read.select import Wanted
 from ingot.errors import DeviceError, OptionError
 
 from ._filling import Filling, is_widened, packed
@@ -27,13 +29,6 @@ from ._tensors import (
     undisturbed,
     wrap,
 )
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from ingot._native import Checkpoint
-    from ingot._read.door import Reads
-    from ingot._read.moves import Move
-    from ingot._read.select import Wanted
 
 
 def mover(device: Any) -> Move | None:
@@ -61,7 +56,7 @@ def mover(device: Any) -> Move | None:
 
 
 def widening(device: Any) -> Move | None:
-    """As `mover`, for what is converted: to wider floats on the device, where that is a GPU too."""
+    """Return the mover for converted tensors: wider floats are converted on the device, if it is a GPU."""
     move = mover(device)
     return relay(torch.device(device)) if isinstance(move, Gpu) else move
 
@@ -70,7 +65,7 @@ def widening(device: Any) -> Move | None:
 def gpu(target: torch.device) -> Gpu | None:
     """What reads onto `target`, where that is a GPU whose driver makes the copies; None for other devices.
 
-    One for each device: a callable that gives each tensor its device names the same few again and again.
+    One for each device: a callable that returns a device for each tensor returns the same few many times.
     """
     if target.type != "cuda" or torch.version.cuda is None:
         return None
@@ -83,9 +78,8 @@ def _current(target: torch.device) -> tuple[int, torch.cuda.Stream, int]:
         ordinal = torch.cuda.current_device() if target.index is None else target.index
         stream, handle = _stream(ordinal)
     except (RuntimeError, AssertionError) as error:
-        raise DeviceError(
-            f"device {target}: torch cannot use it: {_first_line(error)}", code="no-device", found=str(target)
-        ) from error
+        message = f"device {target}: torch cannot use it: {_first_line(error)}"
+        raise DeviceError(message, code="no-device", found=str(target)) from error
     return ordinal, stream, handle
 
 
@@ -115,16 +109,12 @@ class Relay(Carrier):
         """What is wanted, on the device, in the order of its current stream."""
         outlines = checkpoint.outlines(wanted, wrap)
         driver = gpu(self._target)
-        passed = [
-            rank
-            for rank, (name, (code, _)) in enumerate(zip(wanted.names, outlines, strict=True))
-            if driver is None or is_widened(checkpoint.info(name).dtype, code)
-        ]
+        facts = enumerate(zip(wanted.names, (code for code, _ in outlines), strict=True))
+        kinds = ((rank, checkpoint.info(name).dtype, code) for rank, (name, code) in facts)
+        passed = [rank for rank, stored, code in kinds if driver is None or is_widened(stored, code)]
         straight = sorted(set(range(len(outlines))).difference(passed))
-        first, second = reads.shares(
-            lambda: checkpoint.parts_nbytes(wanted.some(straight)),
-            lambda: checkpoint.parts_nbytes(wanted.some(passed)),
-        )
+        sizes = (partial(checkpoint.parts_nbytes, wanted.some(ranks)) for ranks in (straight, passed))
+        first, second = reads.shares(*sizes)
         found: dict[int, torch.Tensor] = {}
         if straight:
             parts = checkpoint.parts(wanted.some(straight), wrap, onto=driver, **first.options())
@@ -138,13 +128,11 @@ class Relay(Carrier):
     def _allocate(self, outlines: list[tuple[str, tuple[int, ...]]]) -> list[torch.Tensor]:
         device = _usable(self._target)
         with undisturbed():
-            return [
-                torch.empty(packed(code, shape), dtype=DTYPES[code], device=device)
-                for code, shape in outlines
-            ]
+            made = partial(torch.empty, device=device)
+            return [made(packed(code, shape), dtype=DTYPES[code]) for code, shape in outlines]
 
     def __call__(self, tensor: torch.Tensor) -> torch.Tensor:
-        """`tensor`, which lies in the memory of the host, on the device."""
+        """Copy `tensor` from host memory to the device."""
         device = _usable(self._target)
         with undisturbed(), torch.no_grad():
             found = torch.empty(tensor.shape, dtype=tensor.dtype, device=device)
@@ -165,7 +153,7 @@ class Relay(Carrier):
 
 @cache
 def relay(target: torch.device) -> Relay:
-    """One for each device, as `gpu` gives."""
+    """Return the relay of a device. There is one for each, as for `gpu`."""
     return Relay(target)
 
 
@@ -175,9 +163,8 @@ def _usable(target: torch.device) -> torch.device:
         with undisturbed():
             return torch.empty(0, device=target).device
     except (RuntimeError, AssertionError) as error:
-        raise DeviceError(
-            f"device {target}: torch cannot use it: {_first_line(error)}", code="no-device", found=str(target)
-        ) from error
+        message = f"device {target}: torch cannot use it: {_first_line(error)}"
+        raise DeviceError(message, code="no-device", found=str(target)) from error
 
 
 def shown(tensor: torch.Tensor) -> tuple[torch.Tensor, Any]:

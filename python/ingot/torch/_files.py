@@ -14,23 +14,15 @@ from ingot import _native
 from ingot._base.checks import known_format, one_of
 from ingot._base.options import Loading, Saving, checked, takes
 from ingot._base.text import _quoted
+from ingot._native import Checkpoint
 from ingot._read import door, moves, select
 from ingot._read import load as _load
-from ingot._read.door import PLAIN
+from ingot._read.door import PLAIN, Reads
+from ingot._read.moves import Moving
 from ingot._read.select import Selected
-from ingot._write.save import rendered, write_file
+from ingot._write.save import Views, rendered, write_file
 from ingot.errors import OptionError
-from ingot.typing import (
-    Buffer,
-    Device,
-    Format,
-    LoadOptions,
-    NoOptions,
-    Path,
-    SaveOptions,
-    Source,
-    Writable,
-)
+from ingot.typing import Buffer, Device, Format, LoadOptions, NoOptions, Path, SaveOptions, Source, Writable
 
 from ._devices import mover, payload, widening
 from ._filling import refuse_captured
@@ -45,11 +37,6 @@ Loaded = Literal["alias", "drop"]
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from ingot._base.options import WithMetadata, WithoutMetadata
-    from ingot._native import Checkpoint
-    from ingot._read.door import Reads
-    from ingot._read.moves import Move, Placement
-    from ingot._write.background import SaveFuture
-    from ingot._write.save import Views
 
     class TorchSaveOptions(SaveOptions, total=False):
         shared: Shared
@@ -102,7 +89,7 @@ def load_file(
         a URL, or an object that holds a file, such as an open file, a buffer or `ingot.Ranges`: as for
         `ingot.safe_open`.
     device : str, int, torch.device, dict or callable
-        Where the tensors are placed: what `torch.device` takes. ``"meta"`` gives shapes and dtypes and reads
+        Where the tensors are placed: a device for `torch.device`. ``"meta"`` makes empty tensors and reads
         nothing. Onto a GPU (``"cuda"``) and other accelerators tensors are read through pinned memory, into
         memory of torch's own allocator: when this returns, what is queued on the current stream finds them
         there. A dict has patterns of names, each with a device, such as
@@ -113,8 +100,8 @@ def load_file(
         ``FakeTensorMode`` the tensors are fake ones of that mode, on this device.
     shared : {"alias", "drop"}
         What to do with the names that ``save_file(..., shared="alias")`` did not write tensors for.
-        ``"alias"`` gives them back, on the same memory as the tensor that was written; ``"drop"`` gives what
-        the file itself holds. Other files have no such names.
+        ``"alias"`` restores them, on the same memory as the tensor that was written; ``"drop"`` returns only
+        the tensors in the file. Other files have no such names.
     out : dict of str to torch.Tensor, or to a list of these, optional
         Read these tensors into memory that is there already, without a second copy, and give the same objects
         back. They may be strided in any way, and on other devices. They need the shape and the dtype of what
@@ -141,7 +128,7 @@ def load_file(
     HeaderError
         The file breaks a rule of its format; ``code`` says which.
     CheckpointError
-        The index breaks a rule, or the shards do not hold what it says.
+        The index breaks a rule, or the shards differ from the index.
     TensorNotFoundError
         A name or pattern of `keys`, `drop`, `slices` or `out` matches nothing. The message has the nearest
         name.
@@ -156,7 +143,7 @@ def load_file(
     StorageError
         Reading failed. What was read by then is in the tensors of `out`.
     IntegrityError
-        A tensor, or the file, is not what its digest says (``code`` is ``"digest-mismatch"``); the file
+        A tensor, or the file, differs from its digest (``code`` is ``"digest-mismatch"``); the file
         keeps no digest of a tensor (``"no-digest"``), or a record that cannot be used
         (``"invalid-checksums"``).
     DeviceError
@@ -198,7 +185,7 @@ def load(data: Buffer, *, shared: Loaded = "alias", **options: Unpack[NoOptions]
     Returns
     -------
     dict of str to torch.Tensor
-        As `load_file` gives them, on the CPU, but with memory of their own: `data` is copied and may change
+        As for `load_file`, on the CPU, but with memory of their own: `data` is copied and may change
         afterwards.
 
     Raises
@@ -213,11 +200,7 @@ def load(data: Buffer, *, shared: Loaded = "alias", **options: Unpack[NoOptions]
 
 
 def _loaded(
-    checkpoint: Checkpoint,
-    move: Move | Placement | None,
-    shared: Loaded,
-    selected: Selected[torch.Tensor],
-    how: Reads,
+    checkpoint: Checkpoint, move: Moving, shared: Loaded, selected: Selected[torch.Tensor], how: Reads
 ) -> dict[str, torch.Tensor]:
     """The tensors that were asked for, and those that the file's record of shared tensors adds."""
     where = moves.in_file(checkpoint)
@@ -241,7 +224,7 @@ def _loaded(
 
 def _parts(
     checkpoint: Checkpoint,
-    move: Move | Placement | None,
+    move: Moving,
     selected: Selected[torch.Tensor],
     names: dict[str, str],
     views: Views,
@@ -256,13 +239,11 @@ def _parts(
     several = selected.several or {}
     for name in views:
         if "shape" in views[name] and (is_cut(name) or name in several):
-            raise OptionError(
+            message = (
                 f"{where}tensor {_quoted(name)} is stored as part of {_quoted(views[name]['of'])}: it cannot "
-                "be sliced or given a place while it is loaded",
-                code="stored-as-part",
-                path=checkpoint.path,
-                tensor=name,
+                "be sliced or given a place while it is loaded"
             )
+            raise OptionError(message, code="stored-as-part", path=checkpoint.path, tensor=name)
     # Names that share memory are views of what is read whole; where that is not asked for it is read for
     # them. Nearly all files are without them, and some have many tensors.
     restored = {name: views[name] for name in names if name in views and not is_cut(name)} if views else {}
@@ -294,7 +275,7 @@ def save(
     contiguous: Contiguous = "copy",
     **options: Unpack[NoOptions],
 ) -> bytes:
-    """Give the bytes of a file that holds these tensors.
+    """Return the bytes of a file that holds these tensors.
 
     Parameters
     ----------
@@ -341,15 +322,8 @@ def save(
     asked = {"metadata": metadata, "format": format, "shared": shared, "contiguous": contiguous}
     given = checked(save, {**asked, **options}, format=known_format, shared=shared_as)
     own, views = _stored(tensors, shared, contiguous)
-    return _native.serialize(
-        own,
-        _payload(own, shared),
-        metadata=given["metadata"],
-        format=format,
-        export=_export,
-        shared=_native_shared(shared),
-        views=rendered(views),
-    )
+    packed, known = _payload(own, shared), _shown(shared, views)
+    return _native.serialize(own, packed, metadata=given["metadata"], format=format, **known)
 
 
 @overload
@@ -360,7 +334,7 @@ def save_file(
     *,
     background: Literal[True],
     **options: Unpack[TorchSaveOptions],
-) -> SaveFuture: ...
+) -> ingot.SaveFuture: ...
 
 
 @overload
@@ -433,24 +407,16 @@ def write_tensors(
     how: Saving,
     shared: Shared = "error",
     contiguous: Contiguous = "copy",
-) -> SaveFuture | None:
+) -> ingot.SaveFuture | None:
     """Write a file of tensors, as `save_file` does."""
     own, views = _stored(tensors, shared, contiguous)
-    return write_file(
-        filename,
-        own,
-        _payload(own, shared),
-        how,
-        export=_export,
-        shared=_native_shared(shared),
-        views=rendered(views),
-        copies=partial(_copies, shared),
-    )
+    packed, known = _payload(own, shared), _shown(shared, views)
+    return write_file(filename, own, packed, how, copies=partial(_copies, shared), **known)
 
 
-def _native_shared(shared: Shared) -> str:
-    # What aliases there are has been settled before the extension looks.
-    return "copy" if shared == "copy" else "error"
+def _shown(shared: Shared, views: Views) -> dict[str, Any]:
+    """Return the options of the extension module for shared memory. Aliases are settled before."""
+    return {"export": _export, "shared": "copy" if shared == "copy" else "error", "views": rendered(views)}
 
 
 def _payload(tensors: dict[str, torch.Tensor], shared: Shared) -> Callable[[str, torch.Tensor], Any]:

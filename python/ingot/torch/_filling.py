@@ -13,12 +13,13 @@ import torch
 from torch.autograd import forward_ad
 from torch.autograd.graph import increment_version
 
-from ingot._adapters.pieces import aligned, batches, pieces, room
+from ingot._adapters.pieces import Piece, aligned, batches, pieces, room
 from ingot._base.checks import FLOATS
-from ingot._native import Destinations, Export
+from ingot._native import Checkpoint, Destinations, Export, Gpu
 from ingot._read.door import Reads
-from ingot._read.load import fill
+from ingot._read.load import Memory, fill
 from ingot._read.moves import misfit, no_destination
+from ingot._read.select import Wanted
 from ingot.errors import DestinationError, DtypeError
 
 from ._link import Ring, link
@@ -36,13 +37,6 @@ from ._tensors import (
     undisturbed,
     wrap,
 )
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from ingot._adapters.pieces import Piece
-    from ingot._native import Checkpoint, Gpu
-    from ingot._read.load import Memory
-    from ingot._read.select import Wanted
 
 
 def destinations(tensors: Mapping[str, torch.Tensor]) -> Destinations:
@@ -113,10 +107,8 @@ def refuse_captured(names: Iterable[str]) -> None:
     """
     name = next(iter(names), None) if is_differentiated() else None
     if name is not None:
-        raise misfit(
-            name,
-            "a transform that differentiates (grad, vjp, jvp) sees no change of a tensor: load before it",
-        )
+        reason = "a transform that differentiates (grad, vjp, jvp) sees no change of a tensor: load before it"
+        raise misfit(name, reason)
 
 
 def _memory(name: str, tensor: torch.Tensor) -> Memory | None:
@@ -129,16 +121,15 @@ def _memory(name: str, tensor: torch.Tensor) -> Memory | None:
         return None
     code = _CODES.get(tensor.dtype)
     if code is None:
-        raise misfit(
-            name, f"no file has tensors of the destination's dtype, {tensor.dtype}", "destination-dtype"
-        )
+        reason = f"no file has tensors of the destination's dtype, {tensor.dtype}"
+        raise misfit(name, reason, "destination-dtype")
     # The elements of dtypes that DLPack of this torch lacks are of one byte.
     plain = tensor if _crosses_by_dlpack(tensor.dtype) else tensor.detach().view(torch.uint8)
     return code, _to_dlpack(plain), False
 
 
 def refuse_destination(name: str, tensor: torch.Tensor) -> None:
-    """Raise for what has no memory of its own to be written to."""
+    """Raise for a tensor without memory of its own that can be written to."""
     if not isinstance(tensor, torch.Tensor):
         raise no_destination(name, "torch.Tensor", tensor)
     refuse_shapeless(name, tensor)
@@ -150,11 +141,9 @@ def refuse_destination(name: str, tensor: torch.Tensor) -> None:
     if tensor.is_conj() or tensor.is_neg():
         raise misfit(name, "the destination is a lazy view of other values: resolve it first")
     if tensor.is_inference() and not torch.is_inference_mode_enabled():
-        raise misfit(
-            name,
-            "an inference tensor can only be filled inside `torch.inference_mode()`: load there, or fill its "
-            "`.clone()`",
-        )
+        way_out = "load there, or fill its `.clone()`"
+        reason = f"an inference tensor can only be filled inside `torch.inference_mode()`: {way_out}"
+        raise misfit(name, reason)
 
 
 def refuse_shapeless(name: str, tensor: torch.Tensor) -> None:
@@ -166,18 +155,14 @@ def refuse_shapeless(name: str, tensor: torch.Tensor) -> None:
         raise misfit(name, "a nested tensor cannot be filled: fill the tensors that `.unbind()` returns")
 
 
-# Floats that others hold exactly. What is to become one of those is sent to a device as it is stored, since
-# fewer bytes cross, and converted there: both libraries give the same values.
+# Floats, with the wider dtypes that hold them exactly. They are copied to a device as they are stored, since
+# these are fewer bytes, and converted there: both libraries return the same values.
 _SMALL = dict.fromkeys(FLOATS[4:], ("F16", "BF16", "F32", "F64"))
-_WIDER: dict[str, tuple[str, ...]] = {
-    "F32": ("F64",),
-    **dict.fromkeys(("F16", "BF16"), ("F32", "F64")),
-    **_SMALL,
-}
+_WIDER = {"F32": ("F64",), **dict.fromkeys(("F16", "BF16"), ("F32", "F64")), **_SMALL}
 
 
 def is_widened(stored: str, code: str) -> bool:
-    """Whether what is stored as the one is converted to the other on the device that it goes to."""
+    """Return whether `stored` is converted to `code` on the device that it is copied to."""
     return code in _WIDER.get(stored, ())
 
 
@@ -193,10 +178,8 @@ class Filling:
         outlines = checkpoint.outlines(wanted, wrap)
         if any(not tensor.is_cpu for tensor in tensors):
             kept = [checkpoint.info(name).dtype for name in wanted.names]
-            codes = [
-                stored if is_widened(stored, code) else code
-                for stored, (code, _) in zip(kept, outlines, strict=True)
-            ]
+            pairs = zip(kept, outlines, strict=True)
+            codes = [stored if is_widened(stored, code) else code for stored, (code, _) in pairs]
             wanted = wanted._replace(dtypes=codes)
             outlines = [(code, shape) for code, (_, shape) in zip(codes, outlines, strict=True)]
         self._wanted = wanted
@@ -204,12 +187,9 @@ class Filling:
         for name, tensor, (code, shape) in zip(wanted.names, tensors, outlines, strict=True):
             expected = packed(code, shape)
             if tuple(tensor.shape) != expected:
-                raise misfit(
-                    name,
-                    f"the destination has another shape: expected {list(expected)}, found "
-                    f"{list(tensor.shape)}",
-                    "destination-shape",
-                )
+                shapes = f"expected {list(expected)}, found {list(tensor.shape)}"
+                reason = f"the destination has another shape: {shapes}"
+                raise misfit(name, reason, "destination-shape")
 
     def read(self, gpu: Gpu | None, reads: Reads) -> None:
         """Fill them, a batch of pieces after the other. `gpu` is their device where it can be read onto."""
@@ -230,12 +210,12 @@ class Filling:
         return sum(tensor.nbytes for tensor in self._tensors)
 
     def _convert(self, gpu: Gpu | None, threads: int | None) -> Generator[int]:
-        """Have the pieces read to where the tensors are, and torch do there what is left to do.
+        """Read the pieces to the tensors' device, and convert them there.
 
-        Gives the bytes that each batch fills.
+        Yields the bytes that each batch fills.
         """
         for batch in batches(self._cut()):
-            # By a function, since what it reads takes memory that the next batch needs.
+            # In a function, since its tensors take memory that the next batch needs.
             yield self._convert_some(batch, gpu, threads)
 
     def _convert_some(self, batch: list[Piece], gpu: Gpu | None, threads: int | None) -> int:
@@ -266,11 +246,10 @@ class Filling:
 
     def _cut(self) -> Iterator[Piece]:
         indices = self._wanted.indices or [None] * len(self._tensors)
-        for rank, (name, index, (code, _)) in enumerate(
-            zip(self._wanted.names, indices, self._outlines, strict=True)
-        ):
-            shape = self._checkpoint.info(name).shape
-            yield from pieces(rank, index, shape, _nbits(code))
+        codes = (code for code, _ in self._outlines)
+        for rank, (name, index, code) in enumerate(zip(self._wanted.names, indices, codes, strict=True)):
+            nbits = 4 if code == "F4" else 8 * DTYPES[code].itemsize
+            yield from pieces(rank, index, self._checkpoint.info(name).shape, nbits)
 
     def _part(self, batch: list[Piece]) -> Wanted:
         """What is to be read for a batch."""
@@ -291,7 +270,7 @@ class Filling:
         """Where a piece belongs in its tensor."""
         tensor, (code, _) = self._tensors[piece.rank], self._outlines[piece.rank]
         with undisturbed(), torch.no_grad():
-            # Without the dimensions of size 1 that an index adds, which is a view whatever the strides are.
+            # Without the dimensions of size 1 that an index adds, which is a view for all strides.
             whole = tensor.reshape(packed(code, piece.whole))
             if piece.shape == piece.whole:
                 return whole
@@ -302,12 +281,8 @@ class Filling:
 
 
 def packed(code: str, shape: tuple[int, ...]) -> tuple[int, ...]:
-    """The shape that torch gives a tensor whose shape in the header this is: of F4 a byte is an element."""
+    """Return torch's shape of a tensor with this shape in the header: a byte of F4 is one element."""
     return (*shape[:-1], shape[-1] // 2) if code == "F4" else tuple(shape)
-
-
-def _nbits(code: str) -> int:
-    return 4 if code == "F4" else 8 * DTYPES[code].itemsize
 
 
 def cross(ring: Ring, place: torch.Tensor, values: torch.Tensor) -> None:

@@ -12,10 +12,13 @@ import torch
 
 from ingot._base.checks import FLOATS
 from ingot._base.keys import shared_prefix
+from ingot._base.options import Loading
 from ingot._base.report import restored
 from ingot._base.text import _escaped, _quoted, brief
+from ingot._native import Checkpoint, Gpu
 from ingot._ranks.local import are_distributed, held, identity, is_distributed, whole_shape
-from ingot._ranks.placements import Part, in_elements
+from ingot._ranks.placements import Box, Part, in_elements
+from ingot._read.door import Reads
 from ingot._read.load import fill, proven
 from ingot._read.moves import in_file, misfit
 from ingot._read.select import OF_DESTINATIONS, Label, Selected, Wanted
@@ -25,13 +28,6 @@ from ._devices import gpu
 from ._filling import Filling, destinations, refuse_captured, refuse_destination, refuse_shapeless, writing
 from ._shared import recorded
 from ._tensors import _CODES, PLAIN_CLASSES, _dtype, not_plain, undisturbed, wrap
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from ingot._base.options import Loading
-    from ingot._native import Checkpoint, Gpu
-    from ingot._ranks.placements import Box
-    from ingot._read.door import Reads
 
 
 class IncompatibleKeys(NamedTuple):
@@ -190,7 +186,7 @@ def tensors_of(target: torch.nn.Module | Mapping[str, torch.Tensor]) -> dict[str
         # Without a detached copy of each, which lacks the attributes of a CheckpointableTensor.
         state = target.state_dict(keep_vars=True)
         _refuse_copies(target, state)
-        # Extra state is whatever a module says it is; no file of tensors has it.
+        # Extra state may be any object; no file of tensors has it.
         return {name: value for name, value in state.items() if _is_tensor(name, value)}
     own = dict(target)
     for kind in set(map(type, own.values())):
@@ -217,13 +213,8 @@ def _state(module: torch.nn.Module) -> dict[str, torch.Tensor] | None:
                 return None
             ordinary.add(type(one))
         own = one.__dict__
-        if (
-            "state_dict" in own
-            or "_save_to_state_dict" in own
-            or "get_extra_state" in own
-            or own["_state_dict_hooks"]
-            or own["_state_dict_pre_hooks"]
-        ):
+        hooks = own["_state_dict_hooks"] or own["_state_dict_pre_hooks"]
+        if hooks or "state_dict" in own or "_save_to_state_dict" in own or "get_extra_state" in own:
             return None
         if tensors := own["_parameters"]:
             for name, tensor in tensors.items():
@@ -235,19 +226,17 @@ def _state(module: torch.nn.Module) -> dict[str, torch.Tensor] | None:
                 if tensor is not None and name not in passing:
                     found[prefix + name] = tensor
         if inner := own["_modules"]:
-            left += [
-                (f"{prefix}{name}.", module) for name, module in reversed(inner.items()) if module is not None
-            ]
+            there = ((name, module) for name, module in reversed(inner.items()) if module is not None)
+            left += [(f"{prefix}{name}.", module) for name, module in there]
     return found if set(map(type, found.values())) <= PLAIN_CLASSES else None
 
 
 def _is_ordinary(kind: type[torch.nn.Module]) -> bool:
     """Return whether a class does not change what `state_dict` consists of."""
     # A scripted module keeps its tensors elsewhere.
-    return not issubclass(kind, torch.jit.ScriptModule) and all(
-        getattr(kind, name) is getattr(torch.nn.Module, name)
-        for name in ("state_dict", "_save_to_state_dict", "get_extra_state")
-    )
+    names = ("state_dict", "_save_to_state_dict", "get_extra_state")
+    is_ours = all(getattr(kind, name) is getattr(torch.nn.Module, name) for name in names)
+    return is_ours and not issubclass(kind, torch.jit.ScriptModule)
 
 
 def _is_tensor(name: str, value: object) -> bool:
@@ -258,17 +247,14 @@ def _refuse_copies(module: torch.nn.Module, state: Mapping[str, Any]) -> None:
     """Raise if `state_dict` returned a tensor that is not the module's: filling it would change nothing."""
     own = [*module.parameters(), *module.buffers()]
     known = set(map(id, own))
-    others = {
-        name: value for name, value in state.items() if _is_tensor(name, value) and id(value) not in known
-    }
+    returned = {name: value for name, value in state.items() if _is_tensor(name, value)}
+    others = {name: value for name, value in returned.items() if id(value) not in known}
     storages = set(map(_storage, own)) if others else set()
     for name, tensor in others.items():
         if tensor.numel() and not tensor.is_meta and _storage(tensor) not in storages:
-            raise misfit(
-                name,
-                "`state_dict()` of the module returns a copy, and filling a copy does not change the module: "
-                "call `load_model`",
-            )
+            why = "filling a copy does not change the module: call `load_model`"
+            reason = f"`state_dict()` of the module returns a copy, and {why}"
+            raise misfit(name, reason)
 
 
 def _storage(tensor: torch.Tensor) -> int:
@@ -280,17 +266,15 @@ def _storage(tensor: torch.Tensor) -> int:
 
 
 def _refuse_flat(module: torch.nn.Module) -> None:
-    """Raise for FSDP of the first kind: its `state_dict` gives copies, and filling them changes nothing."""
+    """Raise for FSDP of the first kind: its `state_dict` returns copies, and filling them changes nothing."""
     for name, inner in module.named_modules():
         if type(inner).__name__ == "FullyShardedDataParallel":
-            raise DestinationError(
-                f"module {_quoted(name)}: FullyShardedDataParallel keeps its values in flat parameters, "
-                "which cannot be filled in place: wrap it by `torch.distributed.fsdp.fully_shard` instead, "
-                "or call `torch.distributed.checkpoint.state_dict.set_model_state_dict` with what "
-                "`load_file` gives",
-                code="flat-parameters",
-                tensor=name,
-            )
+            advice = "wrap it by `torch.distributed.fsdp.fully_shard` instead, or call"
+            setter = "torch.distributed.checkpoint.state_dict.set_model_state_dict"
+            kept = "keeps its values in flat parameters, which cannot be filled in place"
+            message = f"module {_quoted(name)}: FullyShardedDataParallel {kept}: {advice} `{setter}`"
+            message = f"{message} with what `load_file` gives"
+            raise DestinationError(message, code="flat-parameters", tensor=name)
 
 
 def _ties(tensors: Mapping[str, torch.Tensor]) -> dict[str, int]:
@@ -314,11 +298,8 @@ def _refuse_shape(checkpoint: Checkpoint, source: str, name: str, tensor: torch.
     if info.dtype == "F4" and shape:
         shape[-1] //= 2
     if shape != (found := list(whole_shape(tensor))):
-        raise misfit(
-            name,
-            f"the destination has another shape: expected {shape}, found {found}",
-            "destination-shape",
-        )
+        reason = f"the destination has another shape: expected {shape}, found {found}"
+        raise misfit(name, reason, "destination-shape")
 
 
 def read(checkpoint: Checkpoint, reads: Reads, slots: list[Slot], dtype: str | None = None) -> None:
@@ -399,10 +380,10 @@ def _by_device(
     devices: dict[torch.device, list[int]] = defaultdict(list)
     for rank, tensor in enumerate(tensors):
         devices[tensor.device].append(rank)
-    return [
-        (gpu(device), Filling(checkpoint, wanted.some(ranks), [tensors[rank] for rank in ranks]))
-        for device, ranks in devices.items()
-    ]
+    fillings = (
+        Filling(checkpoint, wanted.some(of), [tensors[rank] for rank in of]) for of in devices.values()
+    )
+    return [*zip(map(gpu, devices), fillings, strict=True)]
 
 
 def _fill(fillings: list[tuple[Gpu | None, Filling]], reads: Reads) -> None:
@@ -455,10 +436,10 @@ def differences(
             f'name.removeprefix("{extra}"): tensor for name, tensor in load_file(filename).items()}})`'
         )
     if (extra := here.removesuffix(in_file)) and _are_alike(own, extra, stored):
-        lines.append(
-            f"    every name to fill begins with `{extra}`: load into the module inside, "
-            f"`{extra[:-1]}`, or remove the prefix from the names of the dict"
+        way_out = (
+            f"load into the module inside, `{extra[:-1]}`, or remove the prefix from the names of the dict"
         )
+        lines.append(f"    every name to fill begins with `{extra}`: {way_out}")
     return lines
 
 

@@ -13,10 +13,6 @@ from typing import Any, Self
 
 import torch
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from types import TracebackType
-
 # Pieces of a ring: one is filled while the other is copied.
 RING = 2
 
@@ -26,7 +22,7 @@ class Link:
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        # For what is copied to the host later than it was asked for.
+        # For copies to the host that are made later than they were requested.
         self._stream: torch.Stream | None = None
 
     def memory(self, nbytes: int) -> torch.Tensor:
@@ -53,7 +49,7 @@ class Link:
             yield
 
     def pull(self, since: Any, values: Callable[[], torch.Tensor]) -> torch.Tensor:
-        """What `values` gives in the memory of the host, as what is queued before `since` leaves it.
+        """Return the result of `values` in host memory, as work queued before `since` leaves it.
 
         It is there when this returns. It has to lie together in memory.
         """
@@ -103,7 +99,7 @@ class Ring:
     def __init__(self, way: Link | None, nbytes: int) -> None:
         self._way = way
         self._nbytes = nbytes
-        # In the order of their use, each with what was queued then.
+        # In the order of their use, each with an event for the copies queued by then.
         self._used: deque[tuple[torch.Tensor, Any]] = deque()
 
     def take(self) -> torch.Tensor:
@@ -136,17 +132,15 @@ class Ring:
             self._way.copy(into, values)
 
     def put(self, piece: torch.Tensor) -> None:
-        """Give back a piece, of which copies may be under way."""
+        """Put a piece back, while copies from it may still run."""
         self._used.append((piece, None if self._way is None else self._way.mark()))
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
         if self._way is not None:
-            # All of them, also of a piece that was not given back. What went wrong first is what is told.
+            # All of them, also of a piece that was not put back. The first error is raised.
             with suppress(*() if error is None else (RuntimeError,)):
                 self._way.mark().synchronize()
         self._used.clear()

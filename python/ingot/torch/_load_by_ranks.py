@@ -1,11 +1,12 @@
-"""Loading by many ranks, so that each byte is read once: one sends the others what they want of it."""
+"""Loading by many ranks, so that each byte is read once: one rank sends the others their parts."""
 
 from __future__ import annotations
 
 import os
+from array import array
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from functools import partial
 from hashlib import sha256
 from math import prod
@@ -15,11 +16,12 @@ from typing import Any, NamedTuple
 import torch
 
 from ingot._base.checks import is_path
-from ingot._base.text import _escaped
+from ingot._base.text import located
 from ingot._base.waits import settled
-from ingot._ranks.peers import Parcels, Run, padded, raw, sides, this_node
-from ingot._ranks.placements import Part, in_elements, within
-from ingot._ranks.plan import Tensor, Wants, plan, sent
+from ingot._native import Checkpoint, TensorInfo
+from ingot._ranks.peers import Parcels, Peers, Run, padded, raw, sides, this_node
+from ingot._ranks.placements import Box, Part, in_elements, within
+from ingot._ranks.plan import Block, Plan, Tensor, Wants, plan, sent
 from ingot._read.door import TRIES, Reads
 from ingot._read.load import fill
 from ingot._read.select import Wanted
@@ -30,17 +32,11 @@ from ingot.torch._tensors import DTYPES
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from contextlib import AbstractContextManager
-
-    from ingot._native import Checkpoint, TensorInfo
     from ingot._native import _ShardHeaders as ShardHeaders
-    from ingot._ranks.peers import Peers
-    from ingot._ranks.placements import Box
-    from ingot._ranks.plan import Block, Plan
 
 
 class Looked(NamedTuple):
-    """What a rank has found: a file, what it wants of it, how that is read, and the path of the caller."""
+    """The source that a rank opened, the tensors to fill, how it is read, and the path of the caller."""
 
     checkpoint: Checkpoint
     slots: list[Slot]
@@ -75,7 +71,7 @@ class Opened(NamedTuple):
 def load(
     look: Callable[[], AbstractContextManager[Looked]], peers: Peers, asked: str | bool, tries: int = TRIES
 ) -> None:
-    """Fill the tensors of all ranks, from one version of the files. All ranks call it, whatever they want.
+    """Fill the tensors of all ranks, from one version of the files. All ranks call it.
 
     Raises on all ranks if `look` raises on one, or if ranks have different files or different options. If a
     save replaces the files meanwhile, all ranks look again.
@@ -134,12 +130,8 @@ def _look(
 
 def several_versions(checkpoint: Checkpoint) -> CheckpointError:
     """Return the error of ranks that opened different versions."""
-    return CheckpointError(
-        f"{_escaped(checkpoint.path or '')}: ranks opened different versions of it: a save replaced the "
-        "files meanwhile: load it again",
-        code="changed",
-        path=checkpoint.path,
-    )
+    reason = "ranks opened different versions of it: a save replaced the files meanwhile: load it again"
+    return located(CheckpointError, reason, code="changed", path=checkpoint.path)
 
 
 def are_one_version(opened: Iterable[tuple[str, str, tuple[str, bool] | None]]) -> bool:
@@ -167,7 +159,7 @@ def _read(looked: Looked, opened: list[Opened], peers: Peers, asked: str | bool)
 
 
 def scope(asked: str | bool, facts: list[tuple[str, bool]]) -> tuple[str | None, list[int]]:
-    """Who reads for whom, "job", "node" or None for nobody; and the number of each rank's node.
+    """Return which ranks read for each other ("job", "node" or None), and the number of each rank's node.
 
     `facts` are each rank's node, and whether the file is mapped there.
     """
@@ -175,7 +167,7 @@ def scope(asked: str | bool, facts: list[tuple[str, bool]]) -> tuple[str | None,
     nodes = [names.index(node) for node, _ in facts]
     if asked != "auto":
         return (asked if isinstance(asked, str) else None), nodes
-    # The ranks of a machine have one cache of what is mapped; all else comes over a network.
+    # The ranks of a machine share the page cache of a mapped file; all other reads are remote.
     is_far = not all(is_mapped for _, is_mapped in facts)
     return ("job" if is_far and len(names) > 1 else None), nodes
 
@@ -227,7 +219,7 @@ class Load:
         for number, one in self._own.items():
             part = one.part or Part.whole(_tensor(self._infos[number]).shape)
             kinds[number] = known.setdefault(part, len(known) + 1)
-        return Wants([*known], _packed(kinds))
+        return Wants([*known], array("I", kinds))
 
     def run(self, reads: Reads) -> None:
         direct = [self._own[number] for number, _ in self._plan.direct(self._peers.rank)] + self._alone
@@ -241,7 +233,7 @@ class Load:
     def _rounds(
         self, ahead: ThreadPoolExecutor, direct: list[Slot], by_itself: Reads, by_others: Reads
     ) -> None:
-        """Read what is this rank's, then exchange windows: each is read while the one before is sent."""
+        """Read this rank's own parts, then exchange windows: each is read while the one before is sent."""
         peers, doing = self._peers, f"reading {self._checkpoint.path or 'what was given to load from'}"
         fault: BaseException | None = None
         rounds = self._plan.rounds()
@@ -288,14 +280,10 @@ class Load:
         memory = Run(torch.empty(sum(padded(*one) for one in shapes), dtype=torch.uint8))
         found = [(block, memory.take(*one)) for block, one in zip(mine, shapes, strict=True)]
         infos = [self._infos[block.tensor] for block in mine]
-        tensors = {
-            f"{info.name}#{number}": elements.view(DTYPES[info.dtype])
-            for number, (info, (_, elements)) in enumerate(zip(infos, found, strict=True))
-        }
-        indices = [
-            in_elements(block.box) if info.dtype == "F4" else block.box
-            for info, block in zip(infos, mine, strict=True)
-        ]
+        rows = enumerate(zip(infos, (elements for _, elements in found), strict=True))
+        tensors = {f"{info.name}#{number}": raw.view(DTYPES[info.dtype]) for number, (info, raw) in rows}
+        pairs = zip(infos, (block.box for block in mine), strict=True)
+        indices = [in_elements(box) if info.dtype == "F4" else box for info, box in pairs]
         wanted = Wanted([info.name for info in infos], indices)
         fill(self._checkpoint, wanted, destinations(tensors), Reads(reads.threads))
         return found
@@ -303,7 +291,7 @@ class Load:
     def _pack(
         self, windows: list[tuple[int, list[Block]]] | None, staged: list[tuple[Block, torch.Tensor]]
     ) -> tuple[Parcels, list[_Piece]]:
-        """What this rank sends of its window, and what comes to it of all."""
+        """Return the parcels that this rank sends, and the pieces that it receives."""
         for_each: list[list[torch.Tensor]] = [[] for _ in range(self._peers.size)]
         for block, elements in staged:
             for rank, part in block.pattern.wanted:
@@ -341,10 +329,3 @@ def _tensor(info: TensorInfo) -> Tensor:
     dtype = DTYPES.get(info.dtype)
     shape = (*info.shape[:-1], info.shape[-1] // 2) if info.dtype == "F4" and info.shape else info.shape
     return Tensor(tuple(shape), 1 if dtype is None else dtype.itemsize)
-
-
-def _packed(kinds: list[int]) -> Any:
-    """A few bytes for each tensor."""
-    from array import array
-
-    return array("I", kinds)

@@ -11,19 +11,14 @@ import torch
 
 from ingot._base.checks import one_of
 from ingot._base.options import Loading, checked, takes
+from ingot._native import Checkpoint
 from ingot._ranks.local import has_group, is_distributed, known_group
 from ingot._read import door
-from ingot._read.door import reading
+from ingot._read.door import Reads, reading
 from ingot.errors import OptionError
 from ingot.typing import FillOptions, Source
 
 from ._into import IncompatibleKeys, fitting, load_fitting, slots, tensors_of
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from ingot._native import Checkpoint
-    from ingot._read.door import Reads
-
 
 ReadOnce: TypeAlias = Literal["auto", "job", "node", False]
 Target: TypeAlias = torch.nn.Module | Mapping[str, torch.Tensor]
@@ -54,12 +49,12 @@ def load_into(
         that `keys` and `drop` leave out are neither, and `target` keeps its values of them.
     read_once : {"auto", "job", "node", False}
         How ranks share the reading: in ``"job"`` each byte that any of them wants is read by one of them, who
-        sends it to the others; in ``"node"`` by one on each node; with False each rank reads what it wants,
+        sends it to the others; in ``"node"`` by one on each node; with False each rank reads its own parts,
         and says nothing to the others. ``"auto"`` is False where no tensor is a DTensor or there is only one
-        rank. Else it is ``"job"`` for what comes over a network (a URL, an object, a network file system) to
-        more than one node, and otherwise each reads for itself, as ranks of a machine share what is in its
+        rank. Else it is ``"job"`` for sources on a network (a URL, an object, a network file system) and
+        more than one node, and otherwise each reads for itself, as ranks of a machine share its page
         memory. But for False, and in ``"auto"`` without DTensors, all ranks of `process_group` have to call
-        this. Ranks that read for themselves without a DTensor, or with False, do not compare what they
+        this. Ranks that read for themselves without a DTensor, or with False, do not compare the files they
         opened: if a save replaces the files meanwhile, they may have different versions.
     process_group : torch.distributed.ProcessGroup, optional
         The ranks that load together. By default all.
@@ -69,9 +64,9 @@ def load_into(
     Returns
     -------
     IncompatibleKeys
-        ``missing_keys``, tensors of `target` that the file lacks, and ``unexpected_keys``, those of the file
-        that `target` lacks: as `torch.nn.Module.load_state_dict` gives them. A name that shares its tensor
-        with one that the file has is not missing.
+        ``missing_keys``, tensors of `target` that the file lacks, and ``unexpected_keys``, tensors of the
+        file that `target` lacks, like the result of `torch.nn.Module.load_state_dict`. A name that shares its
+        tensor with one that the file has is not missing.
 
     Raises
     ------
@@ -83,7 +78,7 @@ def load_into(
         of `torch.func.grad` or another transform that differentiates. Nothing has been read.
     RankError
         Another rank failed, is gone, or loads from another file: all of them raise, and the message names the
-        rank and what it raised. The rank that failed raises its own error.
+        rank and its error. The rank that failed raises its own error.
     RuntimeError
         `strict` is set and a tensor is missing or unexpected. Nothing has been read.
     TypeError
@@ -103,7 +98,7 @@ def load_into(
     then copies: onto a GPU where that has a driver that is called, else through pinned memory where torch has
     some for the device. To wider floats a device converts them, else the host. The copies are ordered by the
     device's current stream. What ranks send each other takes up to 224 MiB of a rank's memory. Of a URL or
-    a network file system the first of them reads the index and the headers, and tells the others. The
+    a network file system the first rank reads the index and the headers, and sends them to the others. The
     module's own loading hooks do not run: `load_model` runs them.
 
     For autograd, filling a tensor is ``copy_`` under ``torch.no_grad()``: it may require a gradient, and its
@@ -142,12 +137,9 @@ def _known_read_once(read_once: ReadOnce) -> ReadOnce:
     if read_once is not False:
         one_of("read_once", read_once, ("auto", "job", "node"))
     if read_once in ("job", "node") and not has_group():
-        raise OptionError(
-            f"read_once {read_once!r} is for ranks of a process group, and there is none: call "
-            "`torch.distributed.init_process_group` first",
-            code="no-process-group",
-            found=read_once,
-        )
+        way_out = "call `torch.distributed.init_process_group` first"
+        message = f"read_once {read_once!r} is for ranks of a process group, and there is none: {way_out}"
+        raise OptionError(message, code="no-process-group", found=read_once)
     return read_once
 
 
@@ -159,12 +151,9 @@ def _refuse_by_ranks(how: Loading) -> None:
     """Raise `OptionError` for options that need whole tensors, or change what ranks send each other."""
     given = [name for name in ("verify", "expected_sha256", "dtype") if getattr(how, name)]
     if given:
-        raise OptionError(
-            f"load_into(): {given[0]} does not go with ranks that load together, which read parts of tensors "
-            "and send them as they are stored: set read_once=False",
-            code="not-by-ranks",
-            found=given[0],
-        )
+        why = "which read parts of tensors and send them as they are stored: set read_once=False"
+        message = f"load_into(): {given[0]} does not go with ranks that load together, {why}"
+        raise OptionError(message, code="not-by-ranks", found=given[0])
 
 
 def has_ranks() -> bool:

@@ -79,7 +79,7 @@ def save_model(
         As for `save_file`.
     metadata : dict of str to str, optional
         Text to store beside the tensors. For each name that is left out, the name of the tensor that stands
-        for it is added, as upstream does. The dict itself stays what it is, which upstream's does not.
+        for it is added, as upstream does. The dict itself does not change, unlike upstream's.
     force_contiguous : bool
         Pack tensors that do not lie in C order. False refuses them.
     shared : {"drop", "error", "copy", "alias"}
@@ -107,13 +107,9 @@ def save_model(
     Which names are kept is upstream's rule: of the tensors that hold the whole of a storage, the first by
     name.
     """
-    own = {
-        "metadata": metadata,
-        "force_contiguous": force_contiguous,
-        "shared": shared,
-        "background": background,
-    }
-    how = Saving.among(save_model, checked(save_model, {**own, **options}, shared=_duplicates_as))
+    own = {"metadata": metadata, "force_contiguous": force_contiguous, "shared": shared}
+    given = checked(save_model, {**own, **options, "background": background}, shared=_duplicates_as)
+    how = Saving.among(save_model, given)
     state = model.state_dict()
     contiguous: Contiguous = "copy" if force_contiguous else "error"
     if shared != "drop":
@@ -173,14 +169,13 @@ def load_model(
     moves.placed(load_model, mover, device)
     state = load_file(filename, device, shared="drop", **given)
     own = model.state_dict()
-    converted = _converted(state, own)
+    # Names whose tensor has another dtype in the module.
+    converted = sorted(name for name, one in state.items() if name in own and own[name].dtype != one.dtype)
     result = into_model(model, state, strict, own)
     if converted:
-        warnings.warn(
-            f"load_model converted {len(converted)} tensors to the dtype of the module: {_few(converted)} — "
-            "to keep that of the file, call `model.to(dtype)` first",
-            stacklevel=2,
-        )
+        way_out = "to keep that of the file, call `model.to(dtype)` first"
+        count = f"{len(converted)} tensors to the dtype of the module"
+        warnings.warn(f"load_model converted {count}: {_few(converted)} — {way_out}", stacklevel=2)
     return result
 
 
@@ -195,11 +190,8 @@ def into_model(
     `own` is the model's `state_dict`, if the caller has it.
     """
     own = model.state_dict() if own is None else own
-    dropped = [
-        name
-        for others in duplicate_names(own, preferred_names=state, partial="keep").values()
-        for name in others
-    ]
+    drops = duplicate_names(own, preferred_names=state, partial="keep")
+    dropped = [name for others in drops.values() for name in others]
     found = model.load_state_dict(state, strict=False)
     missing, unexpected = set(found.missing_keys), list(found.unexpected_keys)
     for name in dropped:
@@ -302,18 +294,12 @@ def is_complete(tensor: torch.Tensor) -> bool:
 
 def _none_is_whole(names: set[str]) -> SharedMemoryError:
     few = _few(sorted(names))
-    return SharedMemoryError(
+    message = (
         "Error while trying to find names to remove to save state dict, but found no suitable name to keep "
         f"for saving amongst: {few}: none of them covers its storage, which may be much larger — "
-        "replace each by its `.clone()` before saving",
-        code="shared-memory",
-        tensor=min(names),
-        found=tuple(sorted(names)),
+        "replace each by its `.clone()` before saving"
     )
-
-
-def _converted(state: Mapping[str, torch.Tensor], own: Mapping[str, torch.Tensor]) -> list[str]:
-    return sorted(name for name, tensor in state.items() if name in own and own[name].dtype != tensor.dtype)
+    return SharedMemoryError(message, code="shared-memory", tensor=min(names), found=tuple(sorted(names)))
 
 
 def _few(names: list[str]) -> str:

@@ -9,39 +9,30 @@ from __future__ import annotations
 import os
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from hashlib import sha256
 from math import prod
 from typing import Any, NamedTuple
 
 import torch
 
+from ingot._base.options import Saving
 from ingot._base.progress import counted, telling
-from ingot._base.text import _quoted
+from ingot._base.text import _quoted, located
 from ingot._ranks.local import Held, held, identity, is_distributed
-from ingot._ranks.peers import Parcels, Run, padded, sides, this_node
-from ingot._ranks.placements import Part, in_elements, within
-from ingot._ranks.plan import WINDOW_NBYTES, Pattern, Plan, Span, Tensor, cut, sent, spread
+from ingot._ranks.peers import Parcels, Peers, Run, padded, sides, this_node
+from ingot._ranks.placements import Box, Part, in_elements, within
+from ingot._ranks.plan import WINDOW_NBYTES, Block, Pattern, Plan, Span, Tensor, cut, sent, spread
 from ingot._write import shards
-from ingot._write.background import SAVES, SharedSaveFuture
+from ingot._write.background import SAVES, SaveFuture, SharedSaveFuture
 from ingot._write.directory import called
+from ingot._write.shards import Place
 from ingot._write.writer import Writer
 from ingot.errors import RankError, SaveError
 from ingot.torch._tensors import DTYPES, storable
+from ingot.typing import Tell
 
 from ._tensors import as_of_now, copied
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from contextlib import AbstractContextManager
-
-    from ingot._base.options import Saving
-    from ingot._ranks.peers import Peers
-    from ingot._ranks.placements import Box
-    from ingot._ranks.plan import Block
-    from ingot._write.background import SaveFuture
-    from ingot._write.shards import Place
-    from ingot.typing import Tell
 
 
 class Spec(NamedTuple):
@@ -64,7 +55,7 @@ class Spec(NamedTuple):
 
 
 class _Mine(NamedTuple):
-    """What this rank tells the others of its tensors."""
+    """The facts about a rank's tensors that it sends to the others."""
 
     names: list[str] | None
     specs: list[Spec] | None
@@ -83,7 +74,7 @@ class Looked(NamedTuple):
 
 
 def look(tensors: Mapping[str, torch.Tensor], shared: Callable[..., dict[str, str]]) -> Looked:
-    """What this rank has of DTensors, and of plain tensors, of which `shared` says what share one.
+    """Return this rank's parts of DTensors, and its plain tensors; `shared` finds those with one memory.
 
     Raises `SaveError` for a DTensor whose values are not there.
     """
@@ -98,9 +89,8 @@ def look(tensors: Mapping[str, torch.Tensor], shared: Callable[..., dict[str, st
         try:
             found[name] = held(tensor)
         except ValueError as fault:
-            raise SaveError(
-                f"tensor {_quoted(name)}: {fault}", code="no-values", tensor=name, found=type(tensor).__name__
-            ) from None
+            found_kind = type(tensor).__name__
+            raise located(SaveError, str(fault), code="no-values", tensor=name, found=found_kind) from None
         ties.setdefault(identity(tensor), []).append(name)
     dropped = shared(plain)
     for names in ties.values():
@@ -113,7 +103,7 @@ class Together:
     """What all ranks save: the names, in one order, and which rank writes what of each."""
 
     def __init__(self, look: Callable[[], Looked], peers: Peers) -> None:
-        """`look` is called once, where all ranks hear of what it raises."""
+        """`look` is called once, in a step in which all ranks raise if it raises on one."""
         self._peers = peers
         #: This rank's memory.
         self.local: dict[str, torch.Tensor] = {}
@@ -131,12 +121,9 @@ class Together:
             self.writers = self._writers()
 
     def keep(self, where: str | None) -> list[torch.Tensor]:
-        """Let go of what others write, and copy the rest, unless it stays where it is: what is left of it."""
-        mine = {
-            name: self.local[name]
-            for name, writers in self.writers.items()
-            if any(rank == self._peers.rank for rank, _ in writers)
-        }
+        """Drop tensors that others write, copy the rest if `where` is not None, and return the rest."""
+        rank = self._peers.rank
+        mine = {name: self.local[name] for name, writers in self.writers.items() if rank in dict(writers)}
         self.local = mine if where is None else copied(mine, where)
         return [*self.local.values()]
 
@@ -162,25 +149,21 @@ class Together:
         is_same = len(set(self._peers.gather(digest, "comparing names"))) == 1
         short = mine._replace(names=None, specs=None) if is_same else mine
         told = self._peers.gather(short, "planning")
-        return (
-            [mine._replace(kinds=one.kinds, parts=one.parts, shared=one.shared) for one in told]
-            if is_same
-            else told
-        )
+        if not is_same:
+            return told
+        return [mine._replace(kinds=one.kinds, parts=one.parts, shared=one.shared) for one in told]
 
     def _merge(self, told: list[_Mine]) -> dict[str, list[tuple[int, Part]]]:
-        """Who has what of each tensor, of which all that have it say the same."""
+        """Return the holders of each tensor. Raise if they disagree about its dtype or shape."""
         holders: dict[str, list[tuple[int, Part]]] = {}
         for rank, one in enumerate(told):
             for name, spec, kind in zip(one.names or (), one.specs or (), one.kinds, strict=True):
                 first = self.specs.setdefault(name, spec)
                 if first != spec:
-                    raise self._peers.error(
-                        rank,
-                        f"has another tensor {_quoted(name)} than the ranks before it: expected {first.code} "
-                        f"of shape {list(first.shape)}, found {spec.code} of shape {list(spec.shape)}",
-                        "ranks-differ",
-                    )
+                    expected, found = (f"{of.code} of shape {list(of.shape)}" for of in (first, spec))
+                    others = f"than the ranks before it: expected {expected}, found {found}"
+                    reason = f"has another tensor {_quoted(name)} {others}"
+                    raise self._peers.error(rank, reason, "ranks-differ")
                 holders.setdefault(name, []).append((rank, one.parts[kind]))
             for name, kept in one.shared.items():
                 self.shared.setdefault(name, kept)
@@ -216,37 +199,30 @@ class Together:
         whole = next((part for part in parts if part.is_whole()), None)
         if whole is not None:
             return [(whole, parts[whole])]
-        pattern = Pattern(
-            Tensor(spec.shape, spec.itemsize), tuple((ranks[0], part) for part, ranks in parts.items())
-        )
+        firsts = tuple((ranks[0], part) for part, ranks in parts.items())
+        pattern = Pattern(Tensor(spec.shape, spec.itemsize), firsts)
         there, expected = sum(part.numel for part in parts), prod(spec.shape)
         if there != expected or pattern.overlaps():
-            raise SaveError(
-                f"tensor {_quoted(name)}: the ranks together do not hold each element once: expected "
-                f"{expected} elements, found {there} in {len(parts)} parts of {self._peers.size} ranks",
-                code="partly-filled" if there < expected else "filled-twice",
-                tensor=name,
-                expected=expected,
-                found=there,
+            facts: Any = {"tensor": name, "expected": expected, "found": there}
+            held_by = f"found {there} in {len(parts)} parts of {self._peers.size} ranks"
+            reason = (
+                f"the ranks together do not hold each element once: expected {expected} elements, {held_by}"
+            )
+            raise located(
+                SaveError, reason, code="partly-filled" if there < expected else "filled-twice", **facts
             )
         return [*parts.items()]
 
 
 class Files(NamedTuple):
-    """What is written: the names of tensors by the names of files, and what stands beside them."""
+    """The files to write: the names of their tensors, their metadata and the weight map."""
 
     tensors: Mapping[str, list[str]]
     metadata: Mapping[str, str]
     weight_map: dict[str, object] | None
 
 
-def write_later(
-    together: Together,
-    files: Files,
-    place: Place,
-    how: Saving,
-    peers: Peers,
-) -> SaveFuture:
+def write_later(together: Together, files: Files, place: Place, how: Saving, peers: Peers) -> SaveFuture:
     """Copy what this rank writes, and do as `write` in a thread. When this returns all ranks have agreed.
 
     The saves of a process follow one another, and what ranks were asked for in one order comes in it on each.
@@ -268,7 +244,7 @@ def write_later(
     try:
         return SAVES.put(work, future)
     except BaseException:
-        # Ctrl-C. The others do not wait for what is never begun here.
+        # Ctrl-C. The others do not wait for a save that never begins here.
         apart.leave()
         raise
 
@@ -294,7 +270,7 @@ def write(
         try:
             with (
                 telling(how.progress, "Saving", place.directory) as tell,
-                shards.aside(place, files.tensors, files.weight_map, how.flush, how.existing) as paths,
+                shards.aside(place, files.tensors, files.weight_map, how) as paths,
             ):
                 fill(paths, tell)
         except BaseException as fault:
@@ -328,15 +304,18 @@ class _Fill:
             writers: dict[str, Writer] = {}
             with self._step("making the files", paths):
                 for name in self._own(owners):
-                    writers[name] = opened.enter_context(self._made(name, paths[name]))
+                    specs = {
+                        tensor: self._together.specs[tensor].stored() for tensor in self._files.tensors[name]
+                    }
+                    made = Writer(paths[name], specs, self._files.metadata, **self._how.of_writer())
+                    writers[name] = opened.enter_context(made)
             is_one_node = len(set(nodes)) == 1
             self._together.moved = counted(tell, self._share(writers, is_one_node))
             if is_one_node:
                 self._write_all(paths, writers, opened)
             else:
-                _Sending(self._together, self._files, owners, writers, peers).run(
-                    lambda doing: self._step(doing, paths)
-                )
+                sending = _Sending(self._together, self._files, owners, writers, peers)
+                sending.run(lambda doing: self._step(doing, paths))
             self._stage()
             with self._step("flushing", paths):
                 for name in self._own(owners):
@@ -348,19 +327,11 @@ class _Fill:
         together, rank = self._together, self._peers.rank
         if not is_one_node:
             return sum(together.specs[name].nbytes for file in files for name in self._files.tensors[file])
-        return sum(
-            part.numel * together.specs[name].itemsize
-            for name, writers in together.writers.items()
-            for writer, part in writers
-            if writer == rank
-        )
+        parts = ((name, dict(writers).get(rank)) for name, writers in together.writers.items())
+        return sum(part.numel * together.specs[name].itemsize for name, part in parts if part is not None)
 
     def _own(self, owners: Mapping[str, int]) -> list[str]:
         return [name for name, rank in owners.items() if rank == self._peers.rank]
-
-    def _made(self, name: str, path: str) -> Writer:
-        specs = {tensor: self._together.specs[tensor].stored() for tensor in self._files.tensors[name]}
-        return Writer(path, specs, self._files.metadata, **self._how.of_writer())
 
     @contextmanager
     def _step(self, doing: str, paths: Mapping[str, str]) -> Iterator[None]:
@@ -371,17 +342,13 @@ class _Fill:
             yield
 
     def _write_all(self, paths: Mapping[str, str], writers: dict[str, Writer], opened: ExitStack) -> None:
-        """Write to every file what is this rank's, each rank to another first, since a file has a lock."""
+        """Write this rank's parts to every file, each rank to another first, since a file has a lock."""
         rank, count = self._peers.rank, len(paths)
         turn = rank * count // self._peers.size
         with self._step("writing", paths):
             for name in [*paths][turn:] + [*paths][:turn]:
-                parts = [
-                    (tensor, part)
-                    for tensor in self._files.tensors[name]
-                    for writer, part in self._together.writers[tensor]
-                    if writer == rank
-                ]
+                own = ((tensor, dict(self._together.writers[tensor])) for tensor in self._files.tensors[name])
+                parts = [(tensor, writers[rank]) for tensor, writers in own if rank in writers]
                 if parts and name not in writers:
                     writers[name] = opened.enter_context(Writer.join(paths[name], durable=self._how.flush))
                 for tensor, part in parts:
@@ -390,7 +357,7 @@ class _Fill:
 
 
 class _Sending:
-    """Each file written by one rank, to which the others send what they have of its tensors, in windows."""
+    """Each file is written by one rank, to which the others send their parts of its tensors, in windows."""
 
     def __init__(
         self,
@@ -419,9 +386,9 @@ class _Sending:
                 if file in writers:
                     self._writers[name] = writers[file]
         cuts = [cut(pattern, peers.size, WINDOW_NBYTES) for pattern in patterns]
+        counts = [len(cuts[number].boxes) for number in numbers]
         spans = [
-            [Span(tensor, numbers[tensor], 0, len(cuts[numbers[tensor]].boxes)) for tensor in tensors]
-            for tensors in owned
+            [Span(tensor, numbers[tensor], 0, counts[tensor]) for tensor in tensors] for tensors in owned
         ]
         self._plan = Plan([*range(peers.size)], [*numbers], patterns, [*cuts], spans)
 
@@ -465,7 +432,6 @@ class _Sending:
                 for box, _ in sent(part, block.box):
                     whole[within(block.box, box)].copy_(runs[rank].take(sides(box), itemsize))
             name = self._names[block.tensor]
-            self._together.write(self._writers[name], name, block.box, whole.view(self._dtype(name)))
-
-    def _dtype(self, name: str) -> torch.dtype:
-        return DTYPES[self._together.specs[name].code]
+            self._together.write(
+                self._writers[name], name, block.box, whole.view(DTYPES[self._together.specs[name].code])
+            )

@@ -12,7 +12,7 @@ import torch
 import ingot
 from ingot._base.options import Saving, checked, takes
 from ingot._base.progress import telling, within
-from ingot._base.text import _quoted
+from ingot._base.text import located
 from ingot._native import NewFile
 from ingot._ranks.local import has_group, is_distributed, known_group
 from ingot._write.directory import new_prefix
@@ -24,10 +24,6 @@ from ingot.typing import CopyOptions, Path
 from ._devices import payload
 from ._model import duplicate_names, storage_ptr, storage_size
 from ._tensors import _export, _tensors, copied, storable
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from ingot._write.background import SaveFuture
 
 
 @overload
@@ -41,7 +37,7 @@ def save_sharded(
     process_group: torch.distributed.ProcessGroup | None = None,
     background: Literal[True],
     **options: Unpack[CopyOptions],
-) -> SaveFuture: ...
+) -> ingot.SaveFuture: ...
 
 
 @overload
@@ -72,14 +68,14 @@ def save_sharded(
 ) -> ingot.SaveFuture | None:
     """Save tensors to a directory, in several files where they are too large for one.
 
-    The files, their names and the index are those of huggingface_hub's ``save_torch_state_dict``, byte
+    The files, their names and the index equal huggingface_hub's ``save_torch_state_dict``, byte
     for byte, so that every program that reads its checkpoints reads these.
 
     Parameters
     ----------
     tensors : dict of str to torch.Tensor
         What to save, such as a state dict. Of tensors that share memory the one that holds all of it is
-        written, and the other names are noted in the metadata with the name that stands for them, as
+        written, and the other names are noted in the metadata with the name of that tensor, as
         `save_model` does.
     destination : str, bytes or os.PathLike
         Where to write: a directory, which is made if it is not there.
@@ -90,7 +86,7 @@ def save_sharded(
     process_group : torch.distributed.ProcessGroup, optional
         The ranks that save together, where tensors are DTensors or have the attributes of torch's
         ``CheckpointableTensor``: all by default. All of them call this, with
-        the same options. Given, they do so whatever their tensors are.
+        the same options. If it is given, they do so for tensors of any kind.
     background : bool
         Return an `ingot.SaveFuture` and write in a thread, as `save_file` does. For a `snapshot`, a rank
         copies only the parts of DTensors and the replicas that it writes.
@@ -116,7 +112,7 @@ def save_sharded(
     OSError
         The directory cannot be made or written to.
     StorageError
-        Writing a file failed, or another save to the directory goes on (``code`` is ``"busy"``).
+        Writing a file failed, or another save to the directory is under way (``code`` is ``"busy"``).
     SharedMemoryError
         Tensors share memory, and none of them holds all of it. It is a `RuntimeError` too.
     ValueError, TypeError, SaveError
@@ -128,7 +124,7 @@ def save_sharded(
     -----
     **DTensors** (FSDP2, tensor and expert parallel) are written by the ranks that hold them, each element by
     one, and the files are byte for byte those that one process would write of the whole tensors. Names that
-    only some ranks have, as those of pipeline stages, are saved too. On one machine all ranks write to all
+    only some ranks have, as for pipeline stages, are saved too. On one machine all ranks write to all
     files; of several machines each file is written by one rank, to which the others send, 96 MiB at a time at
     most. The first rank puts the files in place when each has been flushed by who wrote it. In the background
     they agree over connections of their own (gloo), so that the program's collectives may go on; what was
@@ -145,13 +141,8 @@ def save_sharded(
     together = process_group is not None or _are_distributed(tensors)
 
     def asked() -> _Asked:
-        own = {
-            "max_shard_size": max_shard_size,
-            "filename_pattern": filename_pattern,
-            "metadata": metadata,
-            "background": background,
-        }
-        given: Any = checked(save_sharded, {**own, **options})
+        own = {"max_shard_size": max_shard_size, "filename_pattern": filename_pattern, "metadata": metadata}
+        given: Any = checked(save_sharded, {**own, **options, "background": background})
         how, limit = Saving.among(save_sharded, given), given["max_shard_size"]
         place = Place(destination, filename_pattern)
         if background or together:
@@ -174,13 +165,10 @@ class _Asked(NamedTuple):
     how: Saving
 
     def options(self) -> dict[str, object]:
-        """Return the options that all ranks have to give alike."""
-        return {
-            "directory": os.path.realpath(self.place.directory),
-            "max_shard_size": self.limit,
-            "filename_pattern": self.place.index,
-            **self.how._replace(durable=self.how.flush, progress=False)._asdict(),
-        }
+        """Return the options that must be equal on all ranks."""
+        own = {"directory": os.path.realpath(self.place.directory), "filename_pattern": self.place.index}
+        how = self.how._replace(durable=self.how.flush, progress=False)
+        return {**own, "max_shard_size": self.limit, **how._asdict()}
 
 
 def _are_distributed(tensors: Mapping[str, torch.Tensor]) -> bool:
@@ -193,15 +181,12 @@ def _check_has_ranks(tensors: Mapping[str, torch.Tensor]) -> None:
     if has_group():
         return
     name = next((name for name, tensor in tensors.items() if is_distributed(tensor)), "")
-    raise SaveError(
-        f"tensor {_quoted(name)}: it is a part of a tensor, and there are no ranks that have the rest: call "
-        "`torch.distributed.init_process_group` first",
-        code="no-values",
-        tensor=name,
-    )
+    way_out = "call `torch.distributed.init_process_group` first"
+    reason = f"it is a part of a tensor, and there are no ranks that have the rest: {way_out}"
+    raise located(SaveError, reason, code="no-values", tensor=name)
 
 
-def _save_alone(asked: _Asked) -> SaveFuture | None:
+def _save_alone(asked: _Asked) -> ingot.SaveFuture | None:
     own, place, limit, how = asked
     where = how.snapshot_of()
     place.check(how.existing)
@@ -213,24 +198,16 @@ def _save_alone(asked: _Asked) -> SaveFuture | None:
     homes = {
         name: (tensor.device, storage_ptr(tensor), storage_size(tensor)) for name, tensor in tensors.items()
     }
-    sizes = {name: _size(tensor) for name, tensor in tensors.items()}
+    sizes = {name: tensor.nelement() * tensor.itemsize for name, tensor in tensors.items()}
     names, of_file, of_index = planned(place, sizes, homes, limit, how.metadata or {}, shared)
     if how.background and where == "device":
         tensors = copied(tensors, where)
-    prefix, new = new_prefix(), how._replace(overwrite=True)
+    # Tensors that share memory are left out already.
+    prefix, new = new_prefix(), how._replace(overwrite=True, metadata=of_file)
+    inner = {file: {name: tensors[name] for name in inside} for file, inside in names.items()}
     files = {
-        file: new_file(
-            place.path(prefix + file),
-            {name: tensors[name] for name in inside},
-            payload,
-            of_file,
-            new,
-            export=_export,
-            # What shares memory has been left out already.
-            shared="copy",
-            views=None,
-        )
-        for file, inside in names.items()
+        file: new_file(place.path(prefix + file), own, payload, new, export=_export)
+        for file, own in inner.items()
     }
 
     def put(write_last: Callable[..., None] = NewFile.write) -> None:
@@ -243,7 +220,7 @@ def _save_alone(asked: _Asked) -> SaveFuture | None:
             done += nbytes
 
         with telling(how.progress, "Saving", place.directory) as tell:
-            write(place, {file: file for file in files}, save, of_index, how.flush, how.existing, prefix)
+            write(place, {file: file for file in files}, save, of_index, how, prefix)
 
     if not how.background:
         put()
@@ -253,8 +230,8 @@ def _save_alone(asked: _Asked) -> SaveFuture | None:
 
 def _put_later(
     put: Callable[..., None], directory: str, files: list[NewFile], snapshot: str | None
-) -> SaveFuture:
-    """Call `put` in the background. `files` are what it writes, the last of them last."""
+) -> ingot.SaveFuture:
+    """Call `put` in the background. It writes `files`, the last of them last."""
     from ingot._write.background import SAVES, SaveFuture
 
     future = SaveFuture(directory)
@@ -269,7 +246,7 @@ def _put_later(
 
 def _save_together(
     asked: Callable[[], _Asked], process_group: torch.distributed.ProcessGroup | None
-) -> SaveFuture | None:
+) -> ingot.SaveFuture | None:
     """Save tensors that ranks hold parts of. All ranks call this. `asked` checks a rank's arguments."""
     # Imported here: most saves are of one process.
     from ingot._ranks.peers import Peers
@@ -282,11 +259,8 @@ def _save_together(
     def check() -> tuple[dict[str, object], None]:
         one = asked()
         if one.how.checksums:
-            raise OptionError(
-                "checksums: a digest is of a whole tensor, and each rank has parts of these: save without",
-                code="parts-have-no-digest",
-                found=one.how.checksums,
-            )
+            message = "checksums: a digest is of a whole tensor, and each rank has parts: save without"
+            raise OptionError(message, code="parts-have-no-digest", found=one.how.checksums)
         arguments.append(one)
         return one.options(), None
 
@@ -308,7 +282,7 @@ def _save_together(
 
 
 def _shared(tensors: Mapping[str, torch.Tensor]) -> dict[str, str]:
-    """The names that are not written, each with the one that stands for it."""
+    """Return the names that are not written, each with the name of the tensor that is."""
     return {dropped: kept for kept, others in duplicate_names(tensors).items() for dropped in others}
 
 
@@ -329,10 +303,6 @@ def planned(
     return files, {"format": "pt"}, index(files, sum(sizes.values()), of_user | notes)
 
 
-def _size(tensor: torch.Tensor) -> int:
-    return tensor.nelement() * tensor.itemsize
-
-
 def _split(sizes: Mapping[str, int], homes: Mapping[str, Hashable], limit: int) -> list[list[str]]:
     """The names of each file.
 
@@ -345,9 +315,8 @@ def _split(sizes: Mapping[str, int], homes: Mapping[str, Hashable], limit: int) 
         if first.setdefault(home, name) != name:
             followers.append((name, first[home]))
     names = [*first.values()]
-    shards = [
-        [names[number] for number in numbers] for numbers in split((sizes[name] for name in names), limit)
-    ]
+    groups = split((sizes[name] for name in names), limit)
+    shards = [[names[number] for number in numbers] for numbers in groups]
     for name, leader in followers:
         next(shard for shard in shards if leader in shard).append(name)
     return shards

@@ -12,12 +12,9 @@ from typing import Any
 import torch
 
 from ingot._base.text import _quoted
+from ingot._native import Checkpoint
+from ingot._write.save import Views
 from ingot.errors import SharedMemoryError
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from ingot._native import Checkpoint
-    from ingot._write.save import Views
 
 # Dimensions that a part of a tensor has in a file at most.
 _MAX_DIMS = 64
@@ -125,20 +122,15 @@ def shares_memory(
 ) -> SharedMemoryError:
     """The error for two tensors that share memory. It begins as upstream's does."""
     first, second = map(_quoted, pair)
-    return SharedMemoryError(
-        "Some tensors share memory, this will lead to duplicate memory on disk and potential "
-        f"differences when loading them again: {first}, {second} — {hint}",
-        code="shared-memory",
-        tensor=pair[0],
-        found=pair,
-    )
+    start = "Some tensors share memory, this will lead to duplicate memory on disk and potential differences"
+    message = f"{start} when loading them again: {first}, {second} — {hint}"
+    return SharedMemoryError(message, code="shared-memory", tensor=pair[0], found=pair)
 
 
 def crowds(tensors: Mapping[str, torch.Tensor]) -> Iterator[list[str]]:
     """Groups of tensors whose extents, first byte to last, overlap. Only these can share a byte."""
-    extents = sorted(
-        (str(tensor.device), *extent(tensor), name) for name, tensor in tensors.items() if tensor.numel()
-    )
+    full = {name: tensor for name, tensor in tensors.items() if tensor.numel()}
+    extents = sorted((str(tensor.device), *extent(tensor), name) for name, tensor in full.items())
     crowd: list[str] = []
     where, reach = "", 0
     for device, begin, end, name in extents:

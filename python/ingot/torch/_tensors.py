@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import cache, partial
 from operator import attrgetter
 from typing import Any
@@ -17,18 +17,11 @@ from ingot._adapters import pieces
 from ingot._base.checks import named
 from ingot._base.dtypes import ANOTHER_COMPLEX, F4_PACKED, NAMES
 from ingot._base.frameworks import lacks
-from ingot._base.text import _quoted
-from ingot._write.save import boxes
+from ingot._base.text import _quoted, located
+from ingot._write.save import Box, boxes
 from ingot.errors import SaveError
 
 from ._link import link
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from contextlib import AbstractContextManager
-
-    from ingot._write.save import Box
-
 
 # Those that this torch has. One that it lacks blocks the tensors of that dtype only.
 DTYPES: dict[str, torch.dtype] = {
@@ -67,10 +60,8 @@ def not_plain(tensor: torch.Tensor) -> str | None:
     if tensor.is_meta:
         return "a meta tensor has no values: load or initialise it before saving"
     if _functorch.is_functorch_wrapped_tensor(tensor):
-        return (
-            "a tensor inside of a transform (vmap, grad, jvp, functionalize) has no values of its own: "
-            "return it, and save what the transform gives"
-        )
+        kind = "a tensor inside of a transform (vmap, grad, jvp, functionalize)"
+        return f"{kind} has no values of its own: return it, and save what the transform gives"
     if tensor._is_zerotensor():
         return "an efficient zero tensor has no memory: make a plain one by `+ torch.zeros(())`"
     return _without_memory(tensor)
@@ -91,10 +82,9 @@ def _without_memory(tensor: torch.Tensor) -> str | None:
     needed = (tensor.storage_offset() + last + 1) * tensor.itemsize
     if found >= needed and not is_null:
         return None
-    return (
-        f"its memory is gone: its storage was freed or shrunk, and has {0 if is_null else found} of the "
-        f"{needed} bytes that it needs (sharded modules free what is not in use: gather it first)"
-    )
+    nbytes = f"has {0 if is_null else found} of the {needed} bytes that it needs"
+    why = "sharded modules free what is not in use: gather it first"
+    return f"its memory is gone: its storage was freed or shrunk, and {nbytes} ({why})"
 
 
 def _dispatch(kind: Any) -> object:
@@ -106,18 +96,14 @@ def _wrapped(tensor: Any) -> str:
     """The way out for a tensor whose class keeps its values elsewhere."""
     kind: Any = type(tensor)
     if hasattr(tensor, "full_tensor"):
-        return (
-            f"{kind.__name__} is one part of a tensor: call `save_sharded` on all ranks, or save "
-            "`.full_tensor()`, or `.to_local()` in a file per rank"
-        )
+        way_out = "or save `.full_tensor()`, or `.to_local()` in a file per rank"
+        return f"{kind.__name__} is one part of a tensor: call `save_sharded` on all ranks, {way_out}"
     if kind.__module__.startswith("torch._subclasses.fake"):
         return f"{kind.__name__} has no values: leave the mode that made it, and load or initialise it"
     if kind.__module__.partition(".")[0] == "torchao":
-        return (
-            f"{kind.__name__} of torchao keeps its values elsewhere: save what "
-            "`torchao.prototype.safetensors.safetensors_support.flatten_tensor_state_dict` gives, "
-            "or `.dequantize()`"
-        )
+        flattening = "torchao.prototype.safetensors.safetensors_support.flatten_tensor_state_dict"
+        way_out = f"save what `{flattening}` gives, or `.dequantize()`"
+        return f"{kind.__name__} of torchao keeps its values elsewhere: {way_out}"
     if hasattr(tensor, "__tensor_flatten__"):
         inner = ", ".join(f"`.{name}`" for name in tensor.__tensor_flatten__()[0])
         return f"{kind.__name__} keeps its values elsewhere: save the tensors that it is made of, {inner}"
@@ -136,7 +122,7 @@ def is_differentiated() -> bool:
 
 
 def undisturbed() -> AbstractContextManager[object]:
-    """Has torch do what it does by itself, whatever mode, default device or transform is active."""
+    """Return a context in which no mode, default device or transform changes torch's operations."""
     stack = ExitStack()
     stack.enter_context(torch._C.DisableTorchFunction())
     stack.enter_context(torch._C._DisableTorchDispatch())
@@ -160,7 +146,7 @@ def faked(tensor: torch.Tensor, device: torch.device, mode: Any) -> torch.Tensor
 
 
 def fetcher(tensor: torch.Tensor) -> Callable[[int, int], Any]:
-    """A function that gives the bytes of `tensor` from `begin` to `end`, in C order, as a capsule.
+    """Return a function that copies the bytes of `tensor` from `begin` to `end`, in C order, into a capsule.
 
     It takes only those to the CPU, and resolves a lazy conjugation or negation for only those. Whichever
     thread calls it, and whatever was queued on the device since, the values are those that what was queued on
@@ -189,7 +175,7 @@ def _packed(tensor: torch.Tensor, begin: int, end: int) -> torch.Tensor:
     if part.itemsize == 1:
         part = part.view(torch.uint8)
     packed = part.resolve_conj().resolve_neg().contiguous()
-    # A single element counts as contiguous whatever its stride; another dtype takes only 1.
+    # A single element counts as contiguous with any stride; another dtype takes only 1.
     return packed.as_strided(packed.shape, (1,))
 
 
@@ -212,18 +198,11 @@ def storable(name: str, tensor: torch.Tensor) -> str:
     """The code of the tensor's dtype. Raises `SaveError` where the tensor cannot be stored as it is."""
     reason = not_plain(tensor)
     if reason is not None:
-        raise SaveError(
-            f"tensor {_quoted(name)}: {reason}", code="no-values", tensor=name, found=type(tensor).__name__
-        )
+        raise located(SaveError, f"{reason}", code="no-values", tensor=name, found=type(tensor).__name__)
     code = _CODES.get(tensor.dtype)
     if code is None:
-        raise SaveError(
-            f"tensor {_quoted(name)}: the format has no dtype for {tensor.dtype}"
-            f"{ANOTHER_COMPLEX if tensor.is_complex() else ''}",
-            code="unsupported-dtype",
-            tensor=name,
-            found=str(tensor.dtype),
-        )
+        reason = f"the format has no dtype for {tensor.dtype}{ANOTHER_COMPLEX if tensor.is_complex() else ''}"
+        raise located(SaveError, reason, code="unsupported-dtype", tensor=name, found=str(tensor.dtype))
     return code
 
 
@@ -239,14 +218,12 @@ def refuse_strided(tensors: Mapping[str, torch.Tensor]) -> None:
         return
     for name, tensor in tensors.items():
         if not_plain(tensor) is None and not tensor.is_contiguous():
-            raise SaveError(
+            message = (
                 f"You are trying to save a non contiguous tensor: {_quoted(name)} of shape "
                 f"{list(tensor.shape)} and strides {list(tensor.stride())}: pack it with `.contiguous()`, or "
-                'save it by `ingot.torch` with contiguous="copy"',
-                code="not-contiguous",
-                tensor=name,
-                found=tensor.stride(),
+                'save it by `ingot.torch` with contiguous="copy"'
             )
+            raise SaveError(message, code="not-contiguous", tensor=name, found=tensor.stride())
 
 
 def _plain_ones(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
@@ -265,10 +242,10 @@ def _tensors(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
 
 
 def _places(tensors: list[torch.Tensor]) -> tuple[list[Any], list[int]] | None:
-    """Where the elements of these tensors lie; None where one of them stands for its negative.
+    """Return where the elements of these tensors are. None if one of them is a lazy negation.
 
     That is the storage, and how many elements the tensor leaves out before its first: a storage may have been
-    freed or shrunk, of which DLPack says nothing, nor of lazy negation. Written with `map`, so that no Python
+    freed or shrunk, which DLPack does not report, nor lazy negation. Uses `map`, so that no Python
     function runs per tensor.
     """
     if any(map(torch.Tensor.is_neg, tensors)):
@@ -330,10 +307,12 @@ def at(tensor: torch.Tensor, index: Any) -> torch.Tensor:
 def copied(tensors: Mapping[str, torch.Tensor], where: str) -> dict[str, torch.Tensor]:
     """Return copies in C order, on their devices or on the ``"host"``; unstorable tensors as they are."""
     with undisturbed(), torch.no_grad():
-        return {
-            name: tensor if not_plain(tensor) is not None else _copy(tensor.detach(), where)
+        kept = {name for name, tensor in tensors.items() if not_plain(tensor) is not None}
+        copies = (
+            (name, tensor if name in kept else _copy(tensor.detach(), where))
             for name, tensor in tensors.items()
-        }
+        )
+        return dict(copies)
 
 
 def _copy(tensor: torch.Tensor, where: str) -> torch.Tensor:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from numpy.lib.stride_tricks import as_strided
 
 from ingot._base.frameworks import adapter
+from ingot._base.options import Loading
 from ingot._convert.limits import refused
 from ingot._convert.source import Contents, Entry, Options
 from ingot._native import STALE_KEYS
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 def opened(path: str, options: Options) -> Iterator[Contents]:
     """The tensors in the order of the file, then the names that share one of them, and its metadata."""
     # Read, not mapped: what is read of a mapping stays in memory until all of it is let go.
-    with closing(open_checkpoint(path, "pread", lent=True)) as file:
+    with closing(open_checkpoint(path, Loading("pread"), lent=True)) as file:
         infos = {name: file.info(name) for name in file.offset_names()}
         wrap = adapter("numpy").wrap
 
