@@ -238,8 +238,10 @@ def _inspected(
     if not shards:
         index = _index(source) if remote is None else remote.index()
         if index is not None:
-            unopened = _Counted(index.weight_map(), {}, {}, 0)
-            return RepoMetadata._counting_later(index.metadata(), True, lambda: unopened)
+            weight_map = index.weight_map
+            return RepoMetadata._counting_later(
+                index.metadata(), True, lambda: _Counted(weight_map(), {}, {}, 0)
+            )
     wants_config = count == "logical" and config is None
     if remote is not None:
         headers, found = remote.headers_and_config() if wants_config else (remote.headers(), None)

@@ -221,10 +221,8 @@ def _exits() -> bool:
 def _is_program(frame: FrameType) -> bool:
     """Whether the interpreter was started to run this: a script, a command, or a module by ``-m``."""
     name = frame.f_code.co_name
-    return name == "_run_module_as_main" or (name, frame.f_globals.get("__name__")) == (
-        "<module>",
-        "__main__",
-    )
+    is_main = name == "<module>" and frame.f_globals.get("__name__") == "__main__"
+    return is_main or name == "_run_module_as_main"
 
 
 def _settle(future: Future[T], call: Callable[[], T]) -> None:

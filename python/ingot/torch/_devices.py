@@ -110,8 +110,11 @@ class Relay(Carrier):
         outlines = checkpoint.outlines(wanted, wrap)
         driver = gpu(self._target)
         facts = enumerate(zip(wanted.names, (code for code, _ in outlines), strict=True))
-        kinds = ((rank, checkpoint.info(name).dtype, code) for rank, (name, code) in facts)
-        passed = [rank for rank, stored, code in kinds if driver is None or is_widened(stored, code)]
+        passed = [
+            rank
+            for rank, (name, code) in facts
+            if driver is None or is_widened(checkpoint.info(name).dtype, code)
+        ]
         straight = sorted(set(range(len(outlines))).difference(passed))
         sizes = (partial(checkpoint.parts_nbytes, wanted.some(ranks)) for ranks in (straight, passed))
         first, second = reads.shares(*sizes)
