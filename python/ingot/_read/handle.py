@@ -150,8 +150,9 @@ class TensorSlice(Generic[Value]):
         DtypeError, StorageError
             As `safe_open.get_tensor` does.
         """
-        by, checkpoint = self._adapter, self._checkpoint
-        found: Value = part(checkpoint, self._info.name, index, by.wrap, self._move, by.at)
+        found: Value = part(
+            self._checkpoint, self._info.name, index, self._adapter.wrap, self._move, self._adapter.at
+        )
         return found
 
     def __reduce__(self) -> tuple[Any, ...]:

@@ -13,21 +13,13 @@ from functools import partial
 from threading import Event
 from typing import Any, Literal, NamedTuple, TypeAlias, Unpack
 
+from ingot import _native
 from ingot._base.checks import is_path
 from ingot._base.options import Loading, checked, takes
 from ingot._base.report import Report
 from ingot._base.text import _escaped, located, plural
 from ingot._base.waits import settled
-from ingot._native import (
-    Checkpoint,
-    ShardIndex,
-    TensorInfo,
-    fetch_beside,
-    hub_headers,
-    in_natural_order,
-    is_url,
-    url_file_name,
-)
+from ingot._native import Checkpoint, ShardIndex, TensorInfo, fetch_beside, hub_headers, is_url
 from ingot.errors import CheckpointError
 from ingot.typing import HeaderOptions, Source, StorageOptions
 
@@ -106,7 +98,7 @@ class RepoMetadata(Report):
         from ingot._base.html import page, tree
 
         tensors = {name: info for file in self.files_metadata.values() for name, info in file.tensors.items()}
-        rows = ((name, tensors[name]) for name in in_natural_order([*tensors]))
+        rows = ((name, tensors[name]) for name in _native.in_natural_order([*tensors]))
         total = plural(self.parameter_total, "parameter")
         facts = [plural(len(self.files_metadata), "file"), plural(len(tensors), "tensor"), total]
         facts += (f"{dtype}: {count:,}" for dtype, count in self.parameter_count.items())
@@ -413,7 +405,7 @@ class _Remote:
         if headers.is_sharded:
             return headers
         # A repository is opened as a file, and the query of a URL is not part of its name.
-        [(_, text, tensors)], name = headers.files(), url_file_name(self._url)
+        [(_, text, tensors)], name = headers.files(), _native.url_file_name(self._url)
         return headers._replace(files=lambda: [(name, text, tensors)])
 
     def index(self) -> ShardIndex | None:

@@ -96,7 +96,9 @@ def load(
             raise SliceError(message, code="index", path=checkpoint.path, tensor=name)
     fresh = list(filterfalse(out.__contains__, names)) if len(out) < len(names) else []
     others = wanted(checkpoint, selected, fresh, names)
-    filling, reading = reads.shares(*(partial(checkpoint.parts_nbytes, one) for one in (places, others)))
+    filling, reading = reads.shares(
+        lambda: checkpoint.parts_nbytes(places), lambda: checkpoint.parts_nbytes(others)
+    )
     if out and into is not None:
         # First, because it may be refused.
         into(checkpoint, places, out, filling)

@@ -244,7 +244,7 @@ def _unlock(descriptor: int) -> None:
 
 
 @contextmanager
-def removing_new_folders(path: str) -> Iterator[None]:
+def new_folders(path: str) -> Iterator[None]:
     """Remove missing directories of `path` that the block makes, if it raises and they are empty."""
     missing: list[str] = []
     above = os.path.abspath(path)

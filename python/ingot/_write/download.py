@@ -11,7 +11,7 @@ from ingot._base.progress import telling
 from ingot._base.report import reduced
 from ingot.typing import Path, Progress, ReplaceOptions, StorageOptions
 
-from .directory import removing_new_folders
+from .directory import new_folders
 
 
 class Download(NamedTuple):
@@ -140,7 +140,7 @@ def download(
         raise TypeError(f"download(): source must be a str, found {type(source).__name__}")
     how = Saving.among(download, given)
     path = os.fsdecode(_native.local_path(destination))
-    with telling(how.progress, "Downloading", source) as tell, removing_new_folders(path):
+    with telling(how.progress, "Downloading", source) as tell, new_folders(path):
         known = {name: given[name] for name in ("expected_sha256", "threads", "storage_options")}
         known |= how.of_named_file()
         done, files = _native.download(source, destination, **known, progress=tell)

@@ -18,18 +18,7 @@ from ingot._native import RECORD_KEYS, ShardIndex, local_path, replace_file
 from ingot.errors import CheckpointError, StorageError
 from ingot.typing import Path
 
-from .directory import (
-    MANIFEST,
-    PART,
-    PREFIX,
-    hidden,
-    is_held,
-    listed,
-    locked,
-    recover,
-    removing_new_folders,
-    restore,
-)
+from .directory import MANIFEST, PART, PREFIX, hidden, is_held, listed, locked, new_folders, recover, restore
 from .directory import NAME as LOCK
 
 # Totals of all files in an index. They are computed anew for other files.
@@ -188,7 +177,7 @@ def alone(place: Place) -> Iterator[list[str]]:
     Yields a list of names. Their files are removed after the block, unless it fails: leftovers of killed
     saves, and the names that the block adds.
     """
-    with removing_new_folders(place.directory):
+    with new_folders(place.directory):
         os.makedirs(place.directory, exist_ok=True)
         with locked(place.directory):
             recover(place.directory)

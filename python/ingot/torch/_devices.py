@@ -16,19 +16,10 @@ from ingot._read.moves import Carrier, Move
 from ingot._read.select import Wanted
 from ingot.errors import DeviceError, OptionError
 
+from . import _tensors
 from ._filling import Filling, is_widened, packed
 from ._link import Ring, link
-from ._tensors import (
-    DTYPES,
-    _crosses_by_dlpack,
-    _to_dlpack,
-    fake_mode,
-    faked,
-    fetcher,
-    storable,
-    undisturbed,
-    wrap,
-)
+from ._tensors import DTYPES, _crosses_by_dlpack, _to_dlpack, fake_mode, fetcher, storable, undisturbed, wrap
 
 
 def mover(device: Any) -> Move | None:
@@ -46,7 +37,7 @@ def mover(device: Any) -> Move | None:
         message = f"device {brief(device)} is unknown to torch: {_first_line(error)}"
         raise OptionError(message, code="unknown-device", found=device) from error
     if fake is not None:
-        return lambda tensor: faked(tensor, target, fake)
+        return lambda tensor: _tensors.faked(tensor, target, fake)
     if target.type == "cpu":
         return None
     if target.type == "meta":

@@ -22,17 +22,14 @@ from ingot._read.moves import misfit, no_destination
 from ingot._read.select import Wanted
 from ingot.errors import DestinationError, DtypeError
 
+from . import _tensors
 from ._link import Ring, link
 from ._tensors import (
     _CODES,
     DTYPES,
     PLAIN_CLASSES,
-    _are_stored,
     _crosses_by_dlpack,
-    _exchange,
-    _places,
     _to_dlpack,
-    is_differentiated,
     not_plain,
     undisturbed,
     wrap,
@@ -49,10 +46,12 @@ def _writable_places(tensors: list[torch.Tensor]) -> tuple[list[Any], list[int]]
     """Return what `_places` returns, or None if `refuse_destination` has to look at each tensor."""
     if not torch.is_inference_mode_enabled() and any(map(torch.Tensor.is_inference, tensors)):
         return None
-    return _places(tensors)
+    return _tensors._places(tensors)
 
 
-_export = Export.dlpack([*PLAIN_CLASSES], _writable_places, _are_stored, _to_dlpack, _exchange)
+_export = Export.dlpack(
+    [*PLAIN_CLASSES], _writable_places, _tensors._are_stored, _to_dlpack, _tensors._exchange
+)
 
 
 @contextmanager
@@ -105,7 +104,7 @@ def refuse_captured(names: Iterable[str]) -> None:
 
     The transform does not see a write to a tensor from outside, so that its gradients would be wrong.
     """
-    name = next(iter(names), None) if is_differentiated() else None
+    name = next(iter(names), None) if _tensors.is_differentiated() else None
     if name is not None:
         reason = "a transform that differentiates (grad, vjp, jvp) sees no change of a tensor: load before it"
         raise misfit(name, reason)
