@@ -73,7 +73,7 @@ def test_many_files_do_not_go_where_no_directory_is(server: Server, tmp_path: Pa
 
 
 def test_one_digest_of_many_files_is_refused(server: Server, tmp_path: Path) -> None:
-    with pytest.raises(ingot.OptionError, match="one SHA-256 cannot speak"):
+    with pytest.raises(ingot.OptionError, match="for which one SHA-256 is not enough"):
         ingot.download(server.url(f"/model/{INDEX}"), tmp_path, expected_sha256="ab" * 32)
     assert server.requests == []
 

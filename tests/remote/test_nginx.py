@@ -190,7 +190,7 @@ def test_n8_a_server_that_says_gzip_is_not_believed(nginx: Nginx) -> None:
 
 
 def test_n5_a_server_without_ranges_is_an_error(nginx: Nginx) -> None:
-    with pytest.raises(ingot.StorageError, match="the server does not serve parts") as caught:
+    with pytest.raises(ingot.StorageError, match="the server does not support range requests") as caught:
         ingot.safe_open(f"http://127.0.0.1:{nginx.http}/ranges-off/model.safetensors", "np")
     assert caught.value.code == "range-ignored"
 

@@ -255,7 +255,7 @@ def test_the_one_file_of_a_model_is_kept_rather_than_its_index(hub: Hub, place: 
 
 
 def test_one_digest_of_a_repository_of_shards_is_refused(hub: Hub, place: Path) -> None:
-    with pytest.raises(ingot.OptionError, match="one SHA-256 cannot speak"):
+    with pytest.raises(ingot.OptionError, match="for which one SHA-256 is not enough"):
         ingot.download("hf://me/gpt", place, storage_options=NEAR, expected_sha256="ab" * 32)
     with pytest.raises(ingot.OptionError, match="expected a directory"):
         ingot.download("hf://me/gpt", place / "new", storage_options=NEAR)

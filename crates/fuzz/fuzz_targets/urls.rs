@@ -2,7 +2,7 @@
 //! lets somebody in stands in no text that is made of a URL, or of what a server says of it.
 #![no_main]
 
-use ingot_remote::fuzzing::{Address, addresses, told};
+use ingot_remote::fuzzing::{Address, addresses, cleaned};
 use ingot_remote::{Location, RemoteOptions, StopFlag, is_url, redacted, url_file_name, was_url};
 use libfuzzer_sys::arbitrary::{Result, Unstructured};
 use libfuzzer_sys::fuzz_target;
@@ -244,7 +244,7 @@ fn is_told_without_secrets(input: &mut Unstructured<'_>) -> Result<()> {
             _ => said.push_str(input.arbitrary()?),
         }
     }
-    let Ok(told) = told(&url, headers, body.as_bytes(), &said) else {
+    let Ok(told) = cleaned(&url, headers, body.as_bytes(), &said) else {
         panic!("{url:?} is none");
     };
     let lower = told.to_ascii_lowercase();

@@ -1,8 +1,8 @@
-//! Small ranges over HTTP, as slices of tensors are read: 128 KiB each, on 16 threads, against ureq.
+//! Small ranges over HTTP, as for slices of tensors: 128 KiB each, on 16 threads, compared with ureq.
 //!
-//! One server on this machine, which answers from memory, serves both sides, which take turns: one round each, in the
-//! other order each time. Every range is compared with the bytes of the file. The first round is not counted: it is the
-//! one that connects. Printed are requests a second (medians) and their ratio: above 1 is in our favour.
+//! One server on this machine answers both from memory. They alternate, one round each, and swap their order after every
+//! round. Every range is compared with the bytes of the file. The first round, which connects, is not counted. The output
+//! is the median of requests per second, and the ratio: above 1, ingot is faster.
 //!
 //! `cargo bench -p ingot-remote --bench ranges`, or `-- 200` for fewer requests in a round.
 
@@ -10,7 +10,7 @@
     clippy::expect_used,
     clippy::panic,
     clippy::print_stdout,
-    reason = "a bench has nobody to report to"
+    reason = "a bench may fail by panicking"
 )]
 
 use std::io::{BufRead, BufReader, IoSlice, Read, Write};
@@ -27,7 +27,7 @@ const NBYTES: usize = 64 << 20;
 const RANGE_NBYTES: usize = 128 << 10;
 const THREADS: usize = 16;
 const ROUNDS: usize = 9;
-/// Requests of a round: about a second of them.
+/// Requests of a round, which take about a second.
 const REQUESTS: usize = 20_000;
 
 /// Reads a range into memory of the same length.
@@ -46,7 +46,7 @@ fn main() {
         let range = number(range.start)..number(range.end);
         fill(&mut file.reader(range, StopFlag::never()), dest);
     };
-    // It keeps three connections to a host unless it is told to keep one for each thread.
+    // By default it keeps three connections to a host. Here it keeps one for each thread.
     let agent: ureq::Agent = ureq::Agent::config_builder()
         .max_idle_connections(THREADS)
         .max_idle_connections_per_host(THREADS)
@@ -72,7 +72,7 @@ fn main() {
     report(&rates, requests);
 }
 
-/// Eight bytes that are those of no other place.
+/// Return eight bytes that occur at no other place.
 fn mixed(place: usize) -> [u8; 8] {
     number(place).wrapping_mul(0x9E37_79B9_7F4A_7C15).to_le_bytes()
 }
@@ -90,13 +90,13 @@ fn open(url: &str) -> RemoteFile {
     RemoteFile::begin(resource, 64, stop).expect("the file is there")
 }
 
-/// Takes a body that is as long as `dest`, to its end: only then its connection is free for the next.
+/// Read a body of the size of `dest` to its end, after which its connection can be used again.
 fn fill(body: &mut dyn Read, dest: &mut [u8]) {
     body.read_exact(dest).expect("all bytes");
     assert_eq!(body.read(&mut [0]).expect("the end"), 0);
 }
 
-/// Requests a second.
+/// Return the requests per second.
 fn rate(read: &Reader<'_>, data: &[u8], requests: usize) -> f64 {
     let next = AtomicUsize::new(0);
     let began = Instant::now();
@@ -109,7 +109,7 @@ fn rate(read: &Reader<'_>, data: &[u8], requests: usize) -> f64 {
                     if at >= requests {
                         break;
                     }
-                    // At no whole number of pages, and no two beside each other.
+                    // Not aligned to pages, and not adjacent.
                     let begin = at.wrapping_mul(7_919 * 4_099) % (NBYTES - RANGE_NBYTES);
                     read(begin..begin + RANGE_NBYTES, &mut dest);
                     assert!(dest == data[begin..begin + RANGE_NBYTES], "bytes at {begin}");
@@ -144,7 +144,7 @@ fn sorted(mut rates: Vec<f64>) -> Vec<f64> {
     rates
 }
 
-/// Serves parts of `data` until the bench ends.
+/// Serve ranges of `data` until the bench ends.
 fn serve(data: Arc<Vec<u8>>) -> String {
     let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
     let url = format!("http://{}/file", listener.local_addr().expect("its number"));
@@ -157,7 +157,7 @@ fn serve(data: Arc<Vec<u8>>) -> String {
     url
 }
 
-/// Answers one request, which has no body: clients send the next one when they have the answer.
+/// Answer one request, which has no body. Clients send the next request after the response.
 fn answer(stream: &TcpStream, data: &[u8]) -> Option<()> {
     stream.set_nodelay(true).ok()?;
     let mut range = None;
@@ -182,7 +182,7 @@ fn answer(stream: &TcpStream, data: &[u8]) -> Option<()> {
         part.len(),
         data.len()
     );
-    // One call of the system, so that the server is no more of what is measured than it must.
+    // One system call, so that the server takes as little of the measured time as possible.
     let mut stream = stream;
     let both = [IoSlice::new(head.as_bytes()), IoSlice::new(part)];
     let sent = stream.write_vectored(&both).ok()?;

@@ -5,17 +5,14 @@ use std::io;
 use std::path::PathBuf;
 use std::time::SystemTime;
 
-use crate::fault::{Fault, FaultKind};
-
-/// What environment variables hold.
-pub(crate) type Variable<'v> = &'v dyn Fn(&str) -> Option<String>;
+use crate::fault::{Fault, Result};
 
 /// Text that no error and no log may show.
 ///
 /// ```
 /// use ingot_remote::Secret;
 ///
-/// let token = Secret::new("hf_1234\n"); // as a file has it
+/// let token = Secret::new("hf_1234\n"); // as read from a file
 /// assert_eq!(format!("{token:?}"), "…");
 /// assert_eq!(token, Secret::new("hf_1234"));
 /// ```
@@ -23,7 +20,7 @@ pub(crate) type Variable<'v> = &'v dyn Fn(&str) -> Option<String>;
 pub struct Secret(String);
 
 impl Secret {
-    /// Keeps `text`, without the line end that a secret ends with which was read from a file, or is mounted as one.
+    /// Return a secret without the line end that files and mounted secrets add to it.
     #[must_use]
     pub fn new(text: impl Into<String>) -> Secret {
         let mut text = text.into();
@@ -33,17 +30,17 @@ impl Secret {
         Secret(text)
     }
 
-    /// Check that the credential fits into one header line. Every credential passes this check. The error has its
+    /// Check that the credential fits into one header line. Every credential passes this check. The error contains its
     /// `source` and not its text, which is secret.
-    pub(crate) fn checked(self, source: &str) -> Result<Secret, Fault> {
+    pub(crate) fn checked(self, source: &str) -> Result<Secret> {
         if is_header_value(&self.0) {
             Ok(self)
         } else {
-            Err(FaultKind::Option(format!("{source} has control characters")).into())
+            Err(Fault::option(format!("{source} has control characters")))
         }
     }
 
-    /// Whether it is no secret at all.
+    /// Whether the text is empty or blank.
     pub(crate) fn is_empty(&self) -> bool {
         self.0.trim().is_empty()
     }
@@ -73,49 +70,11 @@ pub struct Keys {
 }
 
 impl Keys {
-    /// A key and its secret, which has to be there where the key is.
-    pub(crate) fn pair(
-        id: Option<Secret>,
-        secret: Option<Secret>,
-        source: &str,
-    ) -> Result<Option<Keys>, Fault> {
-        let Some(id) = id else {
-            return Ok(None);
-        };
-        let secret = secret.ok_or_else(|| Fault::option(format!("{source} has no secret beside it")))?;
-        let session = None;
-        Ok(Some(Keys { id, secret, session }))
+    /// Return keys, with a session token if they are temporary.
+    #[must_use]
+    pub fn new(id: Secret, secret: Secret, session: Option<Secret>) -> Keys {
+        Keys { id, secret, session }
     }
-
-    /// Those of two environment variables.
-    pub(crate) fn of_variables(
-        variable: Variable<'_>,
-        id: &str,
-        secret: &str,
-    ) -> Result<Option<Keys>, Fault> {
-        let source = format!("the environment with {id} and {secret}");
-        Keys::pair(
-            credential(variable, &[id])?,
-            credential(variable, &[secret])?,
-            &source,
-        )
-    }
-}
-
-/// The credential that the first of these variables holds that is set to something.
-pub(crate) fn credential(
-    variable: &dyn Fn(&str) -> Option<String>,
-    names: &[&str],
-) -> Result<Option<Secret>, Fault> {
-    for name in names {
-        if let Some(secret) = variable(name)
-            .map(Secret::new)
-            .filter(|secret| !secret.is_empty())
-        {
-            return secret.checked(name).map(Some);
-        }
-    }
-    Ok(None)
 }
 
 /// A source of identities for stores.
@@ -169,7 +128,7 @@ pub struct Wanted {
     pub tenant_id: Option<String>,
     /// The secret of the application.
     pub client_secret: Option<Secret>,
-    /// What else the identity depends on: the versions of files, the values of variables.
+    /// Other state that the identity depends on: the versions of files, the values of variables.
     pub(crate) state: Vec<Secret>,
 }
 
@@ -183,7 +142,7 @@ impl Wanted {
     }
 }
 
-/// What requests carry.
+/// The credential that requests carry.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Credential {
     /// Keys that sign requests: of S3, or the HMAC keys of Google's store.
@@ -194,7 +153,10 @@ pub enum Credential {
     Anonymous,
 }
 
-/// An identity, and where and how long it is valid.
+/// The setting that contains an identity, and the identity if it is keys or a token.
+pub type Found = (String, Option<Identity>);
+
+/// A credential, when it expires, and where it is valid.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Identity {
@@ -220,28 +182,27 @@ impl Identity {
         }
     }
 
-    /// Check that all of it fits into a request.
-    pub(crate) fn checked(self, source: &str) -> Result<Identity, Fault> {
-        let what = format!("the answer of {source}");
-        let check = |secret: &Secret| secret.clone().checked(&what).map(drop);
-        match &self.credential {
-            Credential::Anonymous => {}
-            Credential::Token(token) => check(token)?,
-            Credential::Keys(keys) => {
-                check(&keys.id)?;
-                check(&keys.secret)?;
-                keys.session.as_ref().map(check).transpose()?;
-            }
+    /// Check that the credential fits into a request.
+    pub(crate) fn checked(self, source: &str) -> Result<Identity> {
+        let secrets = match &self.credential {
+            Credential::Anonymous => vec![],
+            Credential::Token(token) => vec![token],
+            Credential::Keys(keys) => [&keys.id, &keys.secret]
+                .into_iter()
+                .chain(&keys.session)
+                .collect(),
+        };
+        for secret in secrets {
+            secret.clone().checked(&format!("the answer of {source}"))?;
         }
         Ok(self)
     }
 }
 
-/// Whether a header line can hold `value`.
+/// Whether a header line can contain `value`.
 pub(crate) fn is_header_value(value: &str) -> bool {
-    value
-        .bytes()
-        .all(|byte| byte == b'\t' || (byte >= 0x20 && byte != 0x7F))
+    let may = |byte: u8| byte == b'\t' || (byte >= 0x20 && byte != 0x7F);
+    value.bytes().all(may)
 }
 
 #[cfg(test)]
@@ -249,7 +210,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_credential_is_one_line_and_a_line_end_is_none_of_it() {
+    fn credentials_are_one_line_without_its_end() {
         for (text, kept) in [("k\n", "k"), ("k\r\n", "k"), ("k", "k"), ("", ""), ("\n", "")] {
             assert_eq!(Secret::new(text).checked("K").unwrap().reveal(), kept);
         }

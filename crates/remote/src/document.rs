@@ -2,76 +2,63 @@
 
 use std::sync::Arc;
 
-use crate::access::Access;
-use crate::fault::Fault;
-use crate::fetch::{Answer, Resource};
+use ingot_format::StopFlag;
+
+use crate::environment::PROCESS;
+use crate::fault::{Fault, Result};
+use crate::fetch::Resource;
 use crate::http::client::Client;
 use crate::http::pace::Deadline;
 use crate::http::retry::Tries;
-use crate::options::{RemoteOptions, environment};
+use crate::options::RemoteOptions;
 use crate::place::hub_file;
+use crate::store::Access;
 use crate::store::hub::{self, MODEL_FILE};
 use crate::url::Url;
-use ingot_format::StopFlag;
 
 impl Resource {
-    /// All that is there, if it has at most `most` bytes.
+    /// Return the whole file, if it has at most `most` bytes.
     ///
     /// # Errors
     /// [`Fault`].
-    pub fn document(&self, most: u64, stop: StopFlag<'_>) -> Result<Vec<u8>, Fault> {
-        let mut tries = Tries::new(&self.client().options, stop);
-        loop {
-            match attempt(self, most, tries.deadline) {
-                Ok(bytes) => return Ok(bytes),
-                Err(fault) => tries.after(fault)?,
+    pub fn document(&self, most: u64, stop: StopFlag<'_>) -> Result<Vec<u8>> {
+        let attempt = |deadline: Deadline<'_>| {
+            let answer = self.ask(&(0..most), None, deadline)?;
+            if answer.part.is_some() && answer.pin.nbytes > most {
+                return Err(Fault::too_large(most));
             }
-        }
+            let bytes = self.body(answer, most, deadline)?;
+            bytes.ok_or_else(|| Fault::too_large(most))
+        };
+        Tries::new(&self.client().options, stop).run(attempt)
     }
 }
 
-fn attempt(resource: &Resource, most: u64, deadline: Deadline<'_>) -> Result<Vec<u8>, Fault> {
-    let (response, expected) = match resource.ask(&(0..most), None, deadline)? {
-        Answer::Nothing => return Ok(Vec::new()),
-        Answer::Part { pin, .. } if pin.nbytes > most => return Err(Fault::too_large(most)),
-        Answer::Part { response, range, .. } => (response, Some(range.end)),
-        Answer::Whole { response, nbytes, .. } => (response, nbytes),
-    };
-    let bytes = resource.body(response, expected, most, deadline)?;
-    bytes.ok_or_else(|| Fault::too_large(most))
-}
-
-/// The document in which the Hub has the headers of all shards of a model, if it has at most `most` bytes. `None` where
-/// it gives none that can be used, for whatever reason.
+/// Return the Hub's document with the headers of all shards of a model, if it has at most `most` bytes. `None` if the Hub
+/// has none, for any reason.
 #[must_use]
 pub fn shard_headers(url: &str, options: &RemoteOptions, most: u64, stop: StopFlag<'_>) -> Option<Vec<u8>> {
-    let file = hub_file(url, &environment)?.ok()?;
-    let home = file.headers_url(options, &environment)?.ok()?;
+    let file = hub_file(url)?.ok()?;
+    let home = file.headers_url(options, PROCESS)?.ok()?;
     options.check().ok()?;
-    if hub::is_offline(&environment) {
+    if hub::is_offline(PROCESS) {
         return None;
     }
-    // Whoever is not answered has another way, and does not wait for this one.
+    // Without retries, since callers can read the headers from the shards.
     let options = RemoteOptions {
         retries: 0,
         ..options.clone()
     };
-    let access = Arc::new(Access::bearer(hub::token(&options, &environment).ok()?));
+    let access = Arc::new(Access::http(hub::token(&options, PROCESS).ok()?, &home));
     let client = Arc::new(Client::new(options));
     let resource = |home: Url| Resource::at(Arc::clone(&client), home, Arc::clone(&access), false);
     let document = resource(home).document(most, stop).ok()?;
     if file.is_folder() {
-        let model = file.beside(MODEL_FILE).url(&client.options, &environment).ok()?;
-        if !is_missing(&resource(model), stop) {
-            return None;
-        }
+        // The folder means its index only if it has no file with the whole model.
+        let model = file.beside(MODEL_FILE).url(&client.options, PROCESS).ok()?;
+        let deadline = Deadline::within(client.options.timeout, stop);
+        let answer = resource(model).ask(&(0..1), None, deadline);
+        answer.err().filter(|fault| fault.status() == Some(404))?;
     }
     Some(document)
-}
-
-/// Whether the server says that there is no such file.
-fn is_missing(resource: &Resource, stop: StopFlag<'_>) -> bool {
-    let deadline = Tries::new(&resource.client().options, stop).deadline;
-    let answer = resource.ask(&(0..1), None, deadline);
-    answer.is_err_and(|fault| fault.status() == Some(404))
 }

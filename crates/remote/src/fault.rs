@@ -1,4 +1,4 @@
-//! What can go wrong with a file behind a URL.
+//! Errors of remote files.
 
 use std::error;
 use std::fmt;
@@ -6,7 +6,9 @@ use std::io;
 use std::ops::Range;
 use std::time::Duration;
 
-/// What Amazon's services, and those that speak like them, say of keys that are no longer good.
+pub(crate) type Result<T, E = Fault> = std::result::Result<T, E>;
+
+/// Error codes of stores for credentials that are expired or unknown.
 const EXPIRED: &[&str] = &[
     "ExpiredToken",
     "ExpiredTokenException",
@@ -16,123 +18,143 @@ const EXPIRED: &[&str] = &[
     "TokenRefreshRequired",
 ];
 
-/// Why a remote file could not be read. It lies inside the [`io::Error`] that reading
-/// gives.
+/// The reason why a remote file could not be read. Reading returns an [`io::Error`] that contains it.
 #[derive(Debug)]
 pub struct Fault {
-    /// Boxed: it is larger than what most functions give.
+    /// Boxed, since it is larger than most results.
     kind: Box<FaultKind>,
-    /// The URL that it came from, where that is not the one of the file, without its secrets.
-    from: Option<String>,
-    /// How often it was tried.
+    /// The URL that failed, without its secrets, unless it is the URL of the file.
+    url: Option<String>,
     attempts: u32,
 }
 
 #[derive(Debug)]
 pub(crate) enum FaultKind {
-    /// The URL is not one.
+    /// The URL is invalid.
     Address(String),
-    /// An option does not fit.
+    /// An option is invalid.
     Option(String),
-    /// What is asked for may not be fetched.
+    /// The environment forbids requests to the Hub.
     Offline(String),
-    /// The name or the address cannot be reached.
-    Connect { authority: String, source: io::Error },
-    /// The connection is not safe.
-    Tls { authority: String, source: io::Error },
+    /// The host cannot be resolved or reached.
+    Connect(String, io::Error),
+    /// The TLS handshake with a host failed.
+    Tls(String, io::Error),
     /// The connection broke.
     Broken(io::Error),
-    /// The server let us wait.
-    Slow { what: &'static str, after: Duration },
-    /// What came is not HTTP as RFC 9112 has it.
-    Malformed(&'static str),
-    /// A header on which something hangs cannot be understood.
-    Header { name: &'static str, why: &'static str },
-    /// The server refuses.
-    Status {
-        status: u16,
-        reason: String,
-        /// What it says itself, in a header or a word of the body.
-        said: Option<String>,
-        /// How long it wants us to wait.
-        wait: Option<Duration>,
-        /// The region of S3 where it wants to be asked.
-        region: Option<String>,
-    },
-    /// The server answers with all of a file when it was asked for a part.
-    RangeIgnored { asked: Range<u64>, nbytes: Option<u64> },
-    /// The server answers with another part than was asked for.
-    OtherRange { asked: Range<u64>, got: String },
-    /// The body is compressed or otherwise encoded.
+    /// A time limit is over.
+    Slow(&'static str, Duration),
+    /// The response violates RFC 9112, or has a header that cannot be understood.
+    Malformed(String),
+    /// The server refused the request.
+    Status(Refusal),
+    /// The server sent the whole file, of this size, instead of the requested range.
+    RangeIgnored(Range<u64>, Option<u64>),
+    /// The server sent another range than the requested one.
+    OtherRange(Range<u64>, String),
+    /// The body has a content encoding.
     Encoded(String),
-    /// The body ended early.
-    Short { expected: u64, found: u64 },
-    /// The body is longer than what it should be a document of.
-    TooLarge { limit: u64 },
-    /// A redirect leads where we do not go.
-    Redirect { to: String, why: &'static str },
-    /// Too many redirects.
-    Loop { hops: usize },
-    /// The file is another one now.
-    Changed { nbytes_now: Option<u64> },
-    /// Who the caller is to the store cannot be found out from where that is configured.
-    Credentials { source: String, fault: Fault },
+    /// The body ended early: the expected and the found bytes.
+    Short(u64, u64),
+    /// The document has more bytes than this limit.
+    TooLarge(u64),
+    /// A redirect to this place is not followed, and why.
+    Redirect(String, &'static str),
+    /// More redirects than this.
+    Loop(usize),
+    /// The file was replaced. Its size now, if known.
+    Changed(Option<u64>),
+    /// A configured source of credentials failed.
+    Credentials(String, Fault),
     /// A provider of credentials failed.
     Provider(io::Error),
-    /// The caller wants no more.
+    /// The caller set the stop flag.
     Stopped,
+}
+
+/// An answer of a server that refuses a request.
+#[derive(Debug, Default)]
+pub(crate) struct Refusal {
+    pub(crate) status: u16,
+    pub(crate) reason: String,
+    /// The explanation in a header or the body.
+    pub(crate) said: Option<String>,
+    /// The time of `Retry-After`.
+    pub(crate) wait: Option<Duration>,
+    /// The region of the S3 bucket.
+    pub(crate) region: Option<String>,
+}
+
+/// Who caused a fault.
+#[derive(PartialEq)]
+enum Cause {
+    /// The caller, by a URL or an option.
+    Caller,
+    /// A server, by its answer about the file.
+    Answer,
+    Other,
 }
 
 impl Fault {
     pub(crate) fn new(kind: FaultKind) -> Fault {
         Fault {
             kind: Box::new(kind),
-            from: None,
+            url: None,
             attempts: 1,
         }
     }
 
-    /// An option does not fit.
+    /// Return the fault of an invalid option.
     #[must_use]
     pub fn option(why: impl Into<String>) -> Fault {
         FaultKind::Option(why.into()).into()
     }
 
-    /// The URL is not one, or does not fit.
+    /// Return the fault of an invalid URL.
     #[must_use]
     pub fn address(why: impl Into<String>) -> Fault {
         FaultKind::Address(why.into()).into()
     }
 
-    /// A document has more bytes than `limit`.
+    /// Return the fault of a document with more than `limit` bytes.
     #[must_use]
     pub fn too_large(limit: u64) -> Fault {
-        FaultKind::TooLarge { limit }.into()
+        FaultKind::TooLarge(limit).into()
     }
 
-    /// The same fault, of another URL than that of the file. One of a source of credentials has its own.
-    pub(crate) fn from(mut self, url: String) -> Fault {
-        if !matches!(*self.kind, FaultKind::Credentials { .. }) {
-            self.from.get_or_insert(url);
+    pub(crate) fn malformed(why: impl Into<String>) -> Fault {
+        FaultKind::Malformed(why.into()).into()
+    }
+
+    /// Add the URL that failed. The faults of credentials have their own.
+    pub(crate) fn at(mut self, url: String) -> Fault {
+        if !matches!(*self.kind, FaultKind::Credentials(..)) {
+            self.url.get_or_insert(url);
         }
         self
     }
 
-    /// What of it a server has said, or was said to one: what may hold secrets.
+    /// Return the texts that a server chose or that were sent to one. They may contain secrets.
     pub(crate) fn said(&mut self) -> impl Iterator<Item = &mut String> {
-        self.kind.said().into_iter().chain(&mut self.from)
+        let said: Vec<&mut String> = match &mut *self.kind {
+            FaultKind::Status(refusal) => refusal.said.iter_mut().chain([&mut refusal.reason]).collect(),
+            FaultKind::Encoded(text)
+            | FaultKind::Connect(text, _)
+            | FaultKind::Tls(text, _)
+            | FaultKind::OtherRange(_, text)
+            | FaultKind::Redirect(text, _) => vec![text],
+            FaultKind::Credentials(_, fault) => fault.said().collect(),
+            _ => Vec::new(),
+        };
+        said.into_iter().chain(&mut self.url)
     }
 
-    /// The same fault, of a source of credentials. It is final: that has been tried again already, and no status of it is
-    /// one of the file.
+    /// Name the source of credentials that failed. The result is final: the source was retried already, and its status is
+    /// not the file's.
     pub(crate) fn of_credentials(self, source: &str) -> Fault {
         match *self.kind {
             FaultKind::Stopped => self,
-            _ => FaultKind::Credentials {
-                source: source.to_owned(),
-                fault: self,
-            }
-            .into(),
+            _ => FaultKind::Credentials(source.to_owned(), self).into(),
         }
     }
 
@@ -145,159 +167,133 @@ impl Fault {
         &self.kind
     }
 
-    /// Whether the same request may succeed a little later.
+    /// Whether the same request may succeed later.
     pub(crate) fn is_transient(&self) -> bool {
         match &*self.kind {
-            // A proxy that refuses, or speaks something else, does so again.
-            FaultKind::Connect { source, .. } => !matches!(
-                source.kind(),
-                io::ErrorKind::PermissionDenied | io::ErrorKind::InvalidData
-            ),
-            FaultKind::Broken(_) | FaultKind::Slow { .. } | FaultKind::Short { .. } => true,
-            FaultKind::Status { status, .. } => matches!(status, 408 | 425 | 429 | 500 | 502 | 503 | 504),
+            // A proxy that refuses, or does not speak HTTP, does so again.
+            FaultKind::Connect(_, source) => {
+                let kind = source.kind();
+                !matches!(kind, io::ErrorKind::PermissionDenied | io::ErrorKind::InvalidData)
+            }
+            FaultKind::Broken(_) | FaultKind::Slow(..) | FaultKind::Short(..) => true,
+            FaultKind::Status(refusal) => matches!(refusal.status, 408 | 425 | 429 | 500 | 502..=504),
             _ => false,
         }
     }
 
-    /// The status that the server answered with, where it refused.
-    #[must_use]
-    pub fn status(&self) -> Option<u16> {
-        match *self.kind {
-            FaultKind::Status { status, .. } => Some(status),
+    fn refusal(&self) -> Option<&Refusal> {
+        match &*self.kind {
+            FaultKind::Status(refusal) => Some(refusal),
             _ => None,
         }
     }
 
-    /// Whether the server refuses the token or the keys that the request had, and may take others of the same caller.
-    pub(crate) fn refuses_identity(&self) -> bool {
-        match &*self.kind {
-            FaultKind::Status { status: 401, .. } => true,
-            FaultKind::Status {
-                status: 400 | 403,
-                said: Some(said),
-                ..
-            } => EXPIRED.contains(&said.split([' ', ';']).next().unwrap_or_default()),
-            _ => false,
-        }
+    /// Return the HTTP status if the server refused the request.
+    #[must_use]
+    pub fn status(&self) -> Option<u16> {
+        self.refusal().map(|refusal| refusal.status)
     }
 
-    /// Whether the server says that there is no such file.
+    /// Return the time that the server asks to wait before the next attempt.
+    pub(crate) fn wait(&self) -> Option<Duration> {
+        self.refusal()?.wait
+    }
+
+    /// Whether the server refused the credential of the request and may accept a new one.
+    pub(crate) fn refuses_identity(&self) -> bool {
+        let code = self
+            .refusal()
+            .and_then(|refusal| refusal.said.as_deref())
+            .unwrap_or_default();
+        let is_expired = EXPIRED.contains(&code.split([' ', ';']).next().unwrap_or_default());
+        matches!(self.status(), Some(401)) || matches!(self.status(), Some(400 | 403)) && is_expired
+    }
+
+    /// Whether the server answered that the file does not exist.
     pub fn is_missing(&self) -> bool {
         matches!(self.status(), Some(404 | 410))
     }
 
-    /// The same refusal, of another file too.
+    /// Add that another file does not exist either.
     pub fn and_not(mut self, other: &str) -> Fault {
-        if let FaultKind::Status { said, .. } = &mut *self.kind {
-            let word = said.take().map_or(String::new(), |said| format!("{said}; "));
-            *said = Some(format!("{word}nor is there a file {other}"));
+        if let FaultKind::Status(refusal) = &mut *self.kind {
+            let said = refusal
+                .said
+                .take()
+                .map_or(String::new(), |said| format!("{said}; "));
+            refusal.said = Some(format!("{said}nor is there a file {other}"));
         }
         self
     }
 
-    /// The region that a bucket of S3 lies in, where a server says so because it was asked in another.
+    /// Return the region of an S3 bucket if the server refused the request because of its region.
     pub fn region(&self) -> Option<&str> {
+        self.refusal()?.region.as_deref()
+    }
+
+    /// Return the code, the kind of the [`io::Error`] and the cause. The kinds are the kinds of local files, so that
+    /// callers need no HTTP status. None of them is `Interrupted`, since readers would try again.
+    fn class(&self) -> (&'static str, io::ErrorKind, Cause) {
+        use io::ErrorKind as Kind;
         match &*self.kind {
-            FaultKind::Status { region, .. } => region.as_deref(),
-            _ => None,
+            FaultKind::Address(_) => ("bad-url", Kind::InvalidInput, Cause::Caller),
+            FaultKind::Option(_) => ("storage-option", Kind::InvalidInput, Cause::Caller),
+            FaultKind::Offline(_) => ("offline", Kind::NotFound, Cause::Answer),
+            FaultKind::Connect(_, source) => ("unreachable", source.kind(), Cause::Other),
+            FaultKind::Tls(..) => ("tls", Kind::Other, Cause::Other),
+            FaultKind::Broken(_) => ("connection-broken", Kind::Other, Cause::Other),
+            FaultKind::Slow(..) => ("timed-out", Kind::TimedOut, Cause::Other),
+            FaultKind::Malformed(_) => ("malformed-response", Kind::Other, Cause::Other),
+            FaultKind::Status(refusal) => match refusal.status {
+                404 | 410 => ("http-status", Kind::NotFound, Cause::Answer),
+                401 | 403 => ("http-status", Kind::PermissionDenied, Cause::Answer),
+                _ => ("http-status", Kind::Other, Cause::Answer),
+            },
+            FaultKind::RangeIgnored(..) => ("range-ignored", Kind::Other, Cause::Other),
+            FaultKind::OtherRange(..) => ("wrong-range", Kind::Other, Cause::Other),
+            FaultKind::Encoded(_) => ("content-encoded", Kind::Other, Cause::Other),
+            FaultKind::Short(..) => ("short-read", Kind::UnexpectedEof, Cause::Other),
+            FaultKind::TooLarge(_) => ("document-too-large", Kind::Other, Cause::Other),
+            FaultKind::Redirect(..) => ("redirect-refused", Kind::Other, Cause::Other),
+            FaultKind::Loop(_) => ("too-many-redirects", Kind::Other, Cause::Other),
+            FaultKind::Changed(_) => ("changed", Kind::Other, Cause::Other),
+            FaultKind::Credentials(_, fault) => match (fault.class(), fault.status()) {
+                (class @ (_, _, Cause::Caller), _) => class,
+                ((_, _, cause), Some(400..=499)) => ("no-credentials", Kind::PermissionDenied, cause),
+                ((_, kind, cause), _) => ("no-credentials", kind, cause),
+            },
+            FaultKind::Provider(error) => match error.kind() {
+                kind @ Kind::Unsupported => ("missing-sdk", kind, Cause::Caller),
+                kind @ Kind::InvalidInput => ("storage-option", kind, Cause::Caller),
+                kind @ Kind::PermissionDenied => ("no-credentials", kind, Cause::Answer),
+                kind => ("no-credentials", kind, Cause::Other),
+            },
+            FaultKind::Stopped => ("interrupted", Kind::Other, Cause::Other),
         }
     }
 
-    /// A stable name for the failure, in kebab-case; programs may match it.
+    /// Return the stable name of the failure, in kebab-case; programs may match it.
     #[must_use]
     pub fn code(&self) -> &'static str {
-        match &*self.kind {
-            FaultKind::Address(_) => "bad-url",
-            FaultKind::Option(_) => "storage-option",
-            FaultKind::Offline(_) => "offline",
-            FaultKind::Connect { .. } => "unreachable",
-            FaultKind::Tls { .. } => "tls",
-            FaultKind::Broken(_) => "connection-broken",
-            FaultKind::Slow { .. } => "timed-out",
-            FaultKind::Malformed(_) | FaultKind::Header { .. } => "malformed-response",
-            FaultKind::Status { .. } => "http-status",
-            FaultKind::RangeIgnored { .. } => "range-ignored",
-            FaultKind::OtherRange { .. } => "wrong-range",
-            FaultKind::Encoded(_) => "content-encoded",
-            FaultKind::Short { .. } => "short-read",
-            FaultKind::TooLarge { .. } => "document-too-large",
-            FaultKind::Redirect { .. } => "redirect-refused",
-            FaultKind::Loop { .. } => "too-many-redirects",
-            FaultKind::Changed { .. } => "changed",
-            FaultKind::Provider(error) if error.kind() == io::ErrorKind::Unsupported => "missing-sdk",
-            FaultKind::Provider(error) if error.kind() == io::ErrorKind::InvalidInput => "storage-option",
-            FaultKind::Credentials { fault, .. } if fault.is_misuse() => fault.code(),
-            FaultKind::Credentials { .. } | FaultKind::Provider(_) => "no-credentials",
-            FaultKind::Stopped => "interrupted",
-        }
+        self.class().0
     }
 
-    /// Whether it is a mistake of the caller's, in the URL or the options.
+    /// Whether the URL or an option of the caller is wrong.
     #[must_use]
     pub fn is_misuse(&self) -> bool {
-        match &*self.kind {
-            FaultKind::Credentials { fault, .. } => fault.is_misuse(),
-            FaultKind::Provider(error) => {
-                matches!(
-                    error.kind(),
-                    io::ErrorKind::InvalidInput | io::ErrorKind::Unsupported
-                )
-            }
-            kind => matches!(kind, FaultKind::Address(_) | FaultKind::Option(_)),
-        }
+        self.class().2 == Cause::Caller
     }
 
-    /// Whether it is what a server, or the cache in its place, says of the file.
+    /// Whether it is an answer of a server, or of the cache in its place, about the file.
     #[must_use]
     pub fn is_answer(&self) -> bool {
-        match &*self.kind {
-            FaultKind::Credentials { fault, .. } => fault.is_answer(),
-            FaultKind::Provider(error) => error.kind() == io::ErrorKind::PermissionDenied,
-            kind => matches!(kind, FaultKind::Status { .. } | FaultKind::Offline(_)),
-        }
+        self.class().2 == Cause::Answer
     }
 
-    /// The kinds are those of a file that is not there or not to be read, so that callers need not know the numbers of
-    /// HTTP. None is `Interrupted`: whoever reads would try again.
-    fn io_kind(&self) -> io::ErrorKind {
-        match &*self.kind {
-            FaultKind::Status { .. } if self.is_missing() => io::ErrorKind::NotFound,
-            FaultKind::Offline(_) => io::ErrorKind::NotFound,
-            FaultKind::Status {
-                status: 401 | 403, ..
-            } => io::ErrorKind::PermissionDenied,
-            FaultKind::Credentials { fault, .. } => match fault.status() {
-                Some(400..=499) => io::ErrorKind::PermissionDenied,
-                _ => fault.io_kind(),
-            },
-            FaultKind::Address(_) | FaultKind::Option(_) => io::ErrorKind::InvalidInput,
-            FaultKind::Slow { .. } => io::ErrorKind::TimedOut,
-            FaultKind::Short { .. } => io::ErrorKind::UnexpectedEof,
-            FaultKind::Connect { source, .. } | FaultKind::Provider(source) => source.kind(),
-            _ => io::ErrorKind::Other,
-        }
-    }
-
-    /// The fault that lies inside an error of the system.
+    /// Return the fault that an [`io::Error`] contains.
     #[must_use]
     pub fn of(error: &io::Error) -> Option<&Fault> {
         error.get_ref()?.downcast_ref()
-    }
-}
-
-impl FaultKind {
-    /// What of it a server decides.
-    fn said(&mut self) -> Vec<&mut String> {
-        match self {
-            FaultKind::Status { reason, said, .. } => said.iter_mut().chain([reason]).collect(),
-            FaultKind::Encoded(text)
-            | FaultKind::Connect { authority: text, .. }
-            | FaultKind::Tls { authority: text, .. }
-            | FaultKind::OtherRange { got: text, .. }
-            | FaultKind::Redirect { to: text, .. } => vec![text],
-            FaultKind::Credentials { fault, .. } => fault.said().collect(),
-            _ => Vec::new(),
-        }
     }
 }
 
@@ -309,68 +305,9 @@ impl From<FaultKind> for Fault {
 
 impl fmt::Display for Fault {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match &*self.kind {
-            FaultKind::Address(why) | FaultKind::Option(why) | FaultKind::Offline(why) => f.write_str(why)?,
-            FaultKind::Connect { authority, source } => write!(f, "cannot connect to {authority}: {source}")?,
-            FaultKind::Tls { authority, source } => {
-                write!(f, "no safe connection to {authority}: {source}")?;
-            }
-            FaultKind::Broken(source) => write!(f, "the connection broke: {source}")?,
-            FaultKind::Slow { what, after } => write!(f, "{what} after {} s", after.as_secs_f32())?,
-            FaultKind::Malformed(what) => write!(f, "the answer is not proper HTTP: {what}")?,
-            FaultKind::Header { name, why } => write!(f, "the answer is not proper HTTP: its {name} {why}")?,
-            FaultKind::Status {
-                status,
-                reason,
-                said,
-                wait,
-                ..
-            } => {
-                // Cut here, where secrets are out of them: of one that is cut, a part would be left.
-                write!(f, "the server answers {status} {reason:.80}")?;
-                if let Some(said) = said {
-                    write!(f, " ({said:.300})")?;
-                }
-                if let Some(wait) = wait {
-                    write!(f, ", to be asked again in {} s", wait.as_secs())?;
-                }
-            }
-            FaultKind::RangeIgnored { asked, nbytes } => {
-                write!(
-                    f,
-                    "asked for bytes {}..{}, got the whole file",
-                    asked.start, asked.end
-                )?;
-                if let Some(nbytes) = nbytes {
-                    write!(f, " of {nbytes} bytes")?;
-                }
-                f.write_str(": the server does not serve parts of files")?;
-            }
-            FaultKind::OtherRange { asked, got } => {
-                write!(f, "asked for bytes {}..{}, got {got}", asked.start, asked.end)?;
-            }
-            FaultKind::Encoded(encoding) => write!(
-                f,
-                "asked for the bytes as they are, got them with content encoding {encoding}"
-            )?,
-            FaultKind::Short { expected, found } => {
-                write!(f, "expected {expected} bytes, found {found}")?;
-            }
-            FaultKind::TooLarge { limit } => write!(f, "it is too large: expected at most {limit} bytes")?,
-            FaultKind::Redirect { to, why } => write!(f, "a redirect to {to} is not followed: {why}")?,
-            FaultKind::Loop { hops } => write!(f, "more than {hops} redirects")?,
-            FaultKind::Changed { nbytes_now } => {
-                f.write_str("the file was replaced since it was opened")?;
-                if let Some(now) = nbytes_now {
-                    write!(f, ", it has {now} bytes now")?;
-                }
-            }
-            FaultKind::Provider(error) => write!(f, "{error}")?,
-            FaultKind::Credentials { source, fault } => write!(f, "no credentials from {source}: {fault}")?,
-            FaultKind::Stopped => f.write_str("interrupted")?,
-        }
-        if let Some(from) = &self.from {
-            write!(f, " (from {from})")?;
+        write!(f, "{}", self.kind)?;
+        if let Some(url) = &self.url {
+            write!(f, " (from {url})")?;
         }
         if self.attempts > 1 {
             write!(f, ", {} times", self.attempts)?;
@@ -379,11 +316,72 @@ impl fmt::Display for Fault {
     }
 }
 
+impl fmt::Display for FaultKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            FaultKind::Address(why) | FaultKind::Option(why) | FaultKind::Offline(why) => f.write_str(why),
+            FaultKind::Connect(authority, source) => write!(f, "cannot connect to {authority}: {source}"),
+            FaultKind::Tls(authority, source) => write!(f, "TLS handshake with {authority} failed: {source}"),
+            FaultKind::Broken(source) => write!(f, "the connection broke: {source}"),
+            FaultKind::Slow(what, after) => write!(f, "{what} after {} s", after.as_secs_f32()),
+            FaultKind::Malformed(why) => write!(f, "malformed HTTP response: {why}"),
+            FaultKind::Status(refusal) => write!(f, "{refusal}"),
+            FaultKind::RangeIgnored(asked, nbytes) => {
+                let size = nbytes.map_or(String::new(), |nbytes| format!(" of {nbytes} bytes"));
+                let Range { start, end } = asked;
+                write!(
+                    f,
+                    "requested bytes {start}..{end}, received the whole file{size}: "
+                )?;
+                f.write_str("the server does not support range requests")
+            }
+            FaultKind::OtherRange(asked, got) => {
+                write!(
+                    f,
+                    "requested bytes {}..{}, received {got}",
+                    asked.start, asked.end
+                )
+            }
+            FaultKind::Encoded(encoding) => {
+                write!(
+                    f,
+                    "requested the bytes unencoded, received content encoding {encoding}"
+                )
+            }
+            FaultKind::Short(expected, found) => write!(f, "expected {expected} bytes, found {found}"),
+            FaultKind::TooLarge(limit) => write!(f, "it is too large: expected at most {limit} bytes"),
+            FaultKind::Redirect(to, why) => write!(f, "refused a redirect to {to}: {why}"),
+            FaultKind::Loop(hops) => write!(f, "more than {hops} redirects"),
+            FaultKind::Changed(now) => {
+                let size = now.map_or(String::new(), |now| format!(", it has {now} bytes now"));
+                write!(f, "the file was replaced since it was opened{size}")
+            }
+            FaultKind::Provider(error) => write!(f, "{error}"),
+            FaultKind::Credentials(source, fault) => write!(f, "no credentials from {source}: {fault}"),
+            FaultKind::Stopped => f.write_str("interrupted"),
+        }
+    }
+}
+
+impl fmt::Display for Refusal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        // Shortened here, after secrets were removed: a shortened secret would not be found.
+        write!(f, "the server answered {} {:.80}", self.status, self.reason)?;
+        if let Some(said) = &self.said {
+            write!(f, " ({said:.300})")?;
+        }
+        match self.wait {
+            Some(wait) => write!(f, ", retry after {} s", wait.as_secs()),
+            None => Ok(()),
+        }
+    }
+}
+
 impl error::Error for Fault {
     /// The error of a provider of credentials.
     fn source(&self) -> Option<&(dyn error::Error + 'static)> {
         match &*self.kind {
-            FaultKind::Credentials { fault, .. } => fault.source(),
+            FaultKind::Credentials(_, fault) => fault.source(),
             FaultKind::Provider(error) => Some(error),
             _ => None,
         }
@@ -392,6 +390,6 @@ impl error::Error for Fault {
 
 impl From<Fault> for io::Error {
     fn from(fault: Fault) -> io::Error {
-        io::Error::new(fault.io_kind(), fault)
+        io::Error::new(fault.class().1, fault)
     }
 }

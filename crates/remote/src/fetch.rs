@@ -1,64 +1,50 @@
-//! Asking for a part of one file: redirects, credentials, and that the answer is what was asked for.
+//! Requests for a range of one file: redirects, credentials, and the check of the answer.
 
-use std::ops::Range;
+use std::ops::{ControlFlow, Range};
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
-use ingot_format::{Escaped, to_u64, to_usize};
+use ingot_format::{Escaped, locked, to_u64, to_usize};
 
-use crate::access::Access;
-use crate::fault::{Fault, FaultKind};
+use crate::fault::{Fault, FaultKind, Result};
 use crate::http::client::{Client, Response};
-use crate::http::dial::AddressScope;
 use crate::http::message::{Framing, Head, HttpRequest, parse_length};
 use crate::http::pace::{Deadline, Pace};
 use crate::pin::Pin;
 use crate::place::Remote;
 use crate::secrets::Secrets;
+use crate::store::Access;
 use crate::store::credentials::element;
-use crate::url::{Scheme, Url};
-use ingot_format::locked;
+use crate::url::{SCHEMES, Scheme, Url};
 
-/// Redirects that are followed for one request.
+/// Most redirects of one request.
 const MAX_HOPS: usize = 5;
 
-/// Those of redirects that are refused and named.
-const OTHER_SCHEMES: &[&str] = &[
-    "http",
-    "https",
-    "file",
-    "ftp",
-    "data",
-    "gopher",
-    "javascript",
-    "s3",
-    "gs",
-];
+/// The schemes that the message about a refused redirect names, besides [`SCHEMES`].
+const OTHER_SCHEMES: &[&str] = &["file", "ftp", "data", "gopher", "javascript"];
 
-/// Bytes of the body of a refusal that are looked at.
+/// Most bytes that are read from the body of a refusal or a redirect.
 const REFUSAL_NBYTES: usize = 4 << 10;
 
-/// A file behind a URL, and the way to it.
+/// A file behind a URL, with the client and the credentials of its requests.
 #[derive(Debug)]
 pub struct Resource {
     client: Arc<Client>,
-    /// As the caller has named it.
+    /// The URL that the caller named.
     home: Url,
     access: Arc<Access>,
     /// Whether the caller knows the file by that URL.
     is_shown: bool,
-    /// Where the last redirect led to. It is asked there until it is refused, as signed addresses are when their time
-    /// is over.
+    /// The target of the last redirect. It is used until it is refused, as signed URLs are after their expiry.
     found: Mutex<Option<Hop>>,
-    /// What a server of the Hub says of the file.
     linked: Mutex<Linked>,
 }
 
-/// What a server of the Hub says of a file that another host gives.
+/// Headers of the Hub about a file that another host serves.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Linked {
     pub(crate) commit: Option<String>,
-    /// The SHA-256 of files that are kept outside of Git, as those with weights are.
+    /// The SHA-256 of a file that is stored outside Git, as weights are.
     pub(crate) etag: Option<String>,
 }
 
@@ -69,42 +55,27 @@ struct Hop {
     is_trusted: bool,
 }
 
-/// What is asked of a file.
+/// A request for a range, of the version `pin` if there is one.
 #[derive(Clone, Copy, Debug)]
 struct Question<'q> {
     range: &'q Range<u64>,
-    /// The version that the bytes have to be of.
     pin: Option<&'q Pin>,
     deadline: Deadline<'q>,
 }
 
-/// Where one request leads.
-enum Step {
-    Answered(Answer),
-    Redirected(Hop),
-}
-
-/// What a server answers with.
+/// The answer of a server: a range of the file, or all of it.
 #[derive(Debug)]
-pub(crate) enum Answer {
-    /// The part that was asked for, or as much of it as the file has.
-    Part {
-        response: Response,
-        range: Range<u64>,
-        pin: Pin,
-    },
-    /// All of the file, of so many bytes.
-    Whole {
-        response: Response,
-        nbytes: Option<u64>,
-        pin: Pin,
-    },
-    /// The file is empty.
-    Nothing,
+pub(crate) struct Answer {
+    pub(crate) response: Response,
+    pub(crate) pin: Pin,
+    /// The range: the requested one, shortened to the end of the file. `None` for the whole file.
+    pub(crate) part: Option<Range<u64>>,
+    /// The size of the body, if it is known.
+    pub(crate) nbytes: Option<u64>,
 }
 
 impl Resource {
-    /// The file that `remote` says, asked for by `client`.
+    /// Return the file `remote`, requested by `client`.
     #[must_use]
     pub fn new(client: &Arc<Client>, remote: &Remote) -> Resource {
         let (home, access) = (remote.home.clone(), Arc::clone(&remote.access));
@@ -117,23 +88,23 @@ impl Resource {
             home,
             access,
             is_shown,
-            found: Mutex::new(None),
+            found: Mutex::default(),
             linked: Mutex::default(),
         }
     }
 
-    /// The same, of which a server of the Hub has said the commit.
+    /// Set the commit that another process received from the Hub.
     pub(crate) fn of_commit(self, commit: Option<String>) -> Resource {
         locked(&self.linked).commit = commit;
         self
     }
 
-    /// What a server of the Hub has said of the file.
+    /// Return the headers that the Hub has sent about the file.
     pub(crate) fn linked(&self) -> Linked {
         locked(&self.linked).clone()
     }
 
-    /// The address that the caller has named.
+    /// Return the URL that the caller named.
     pub(crate) fn home(&self) -> &Url {
         &self.home
     }
@@ -142,18 +113,18 @@ impl Resource {
         &self.client
     }
 
-    /// Asks once for the bytes of `range`, of the version that `pin` names.
+    /// Request the bytes of `range` once, of the version `pin`.
     pub(crate) fn ask(
         &self,
         range: &Range<u64>,
         pin: Option<&Pin>,
         deadline: Deadline<'_>,
-    ) -> Result<Answer, Fault> {
+    ) -> Result<Answer> {
         let question = Question { range, pin, deadline };
         let before = locked(&self.found).clone();
         if let Some(found) = before {
             match self.walk(found, question) {
-                // A store says 400 of an address that was signed with keys that are over.
+                // Stores answer 400 if the keys that signed a URL have expired.
                 Err(fault) if matches!(fault.status(), Some(400 | 401 | 403 | 404 | 410)) => {
                     locked(&self.found).take();
                 }
@@ -161,25 +132,22 @@ impl Resource {
             }
         }
         let sent = Instant::now();
-        match self.walk(self.at_home(), question) {
-            Err(fault) if fault.refuses_identity() && self.access.forget(sent) => {
-                self.walk(self.at_home(), question)
-            }
+        let home = Hop {
+            url: self.home.clone(),
+            is_trusted: true,
+        };
+        match self.walk(home.clone(), question) {
+            Err(fault) if fault.refuses_identity() && self.access.forget(sent) => self.walk(home, question),
             answer => answer,
         }
     }
 
-    /// The body of an answer, which has `expected` bytes where it says so. `None` where they are more than `most`.
+    /// Return the body of an answer, or `None` if it has more than `most` bytes.
     ///
     /// # Errors
-    /// Where it ends too early. One that ends with its connection may have been cut off: what is in it will tell.
-    pub(crate) fn body(
-        &self,
-        mut response: Response,
-        expected: Option<u64>,
-        most: u64,
-        deadline: Deadline<'_>,
-    ) -> Result<Option<Vec<u8>>, Fault> {
+    /// If the body ends too early. A body of unknown size may be truncated, which its content must show.
+    pub(crate) fn body(&self, answer: Answer, most: u64, deadline: Deadline<'_>) -> Result<Option<Vec<u8>>> {
+        let (mut response, expected) = (answer.response, answer.nbytes);
         if expected.is_some_and(|nbytes| nbytes > most) {
             return Ok(None);
         }
@@ -187,7 +155,7 @@ impl Resource {
         let bytes = response.read_some(wanted, &mut self.pace(deadline))?;
         let found = to_u64(bytes.len());
         match expected {
-            Some(expected) if found < expected => Err(FaultKind::Short { expected, found }.into()),
+            Some(expected) if found < expected => Err(FaultKind::Short(expected, found).into()),
             None if found > most => Ok(None),
             _ => {
                 self.client.give_back(response);
@@ -196,184 +164,140 @@ impl Resource {
         }
     }
 
-    fn at_home(&self) -> Hop {
-        Hop {
-            url: self.home.clone(),
-            is_trusted: true,
-        }
-    }
-
-    /// Asks at `start`, and wherever that sends us.
-    fn walk(&self, start: Hop, question: Question<'_>) -> Result<Answer, Fault> {
+    /// Request from `start`, and follow redirects.
+    fn walk(&self, start: Hop, question: Question<'_>) -> Result<Answer> {
         let mut at = start;
         let mut sent = Vec::new();
         for _ in 0..=MAX_HOPS {
             let step = self.step(&at, question, &mut sent);
             match step.map_err(|fault| self.about(&at.url, fault, &sent))? {
-                Step::Redirected(next) => at = next,
-                Step::Answered(answer) => {
+                ControlFlow::Continue(next) => at = next,
+                ControlFlow::Break(answer) => {
                     *locked(&self.found) = (at.url != self.home).then_some(at);
                     return Ok(answer);
                 }
             }
         }
-        Err(FaultKind::Loop { hops: MAX_HOPS }.into())
+        Err(FaultKind::Loop(MAX_HOPS).into())
     }
 
+    /// Make one request, and add its headers to `sent`.
     fn step(
         &self,
         at: &Hop,
         question: Question<'_>,
         sent: &mut Vec<(String, String)>,
-    ) -> Result<Step, Fault> {
+    ) -> Result<ControlFlow<Answer, Hop>> {
         let response = self.send(at, question, sent)?;
+        let head = &response.head;
         if at.is_trusted {
-            self.note(&response.head)?;
+            let (commit, etag) = (head.single("x-repo-commit")?, head.single("x-linked-etag")?);
+            let mut linked = locked(&self.linked);
+            linked.commit = commit.map(ToOwned::to_owned).or(linked.commit.take());
+            linked.etag = etag.map(ToOwned::to_owned).or(linked.etag.take());
         }
-        let Some(location) = redirect(&response.head)? else {
-            return self.understand(response, &at.url, question).map(Step::Answered);
+        let location = match head.status {
+            301 | 302 | 303 | 307 | 308 => head.single("location")?,
+            _ => None,
+        };
+        let Some(location) = location else {
+            return self
+                .understand(response, &at.url, question)
+                .map(ControlFlow::Break);
         };
         let next = self.next(at, location)?;
         self.drain(response, question.deadline);
-        Ok(Step::Redirected(next))
+        Ok(ControlFlow::Continue(next))
     }
 
-    fn note(&self, head: &Head) -> Result<(), Fault> {
-        let (commit, etag) = (head.single("x-repo-commit")?, head.single("x-linked-etag")?);
-        let mut linked = locked(&self.linked);
-        if let Some(commit) = commit {
-            linked.commit = Some(commit.to_owned());
-        }
-        if let Some(etag) = etag {
-            linked.etag = Some(etag.to_owned());
-        }
-        Ok(())
-    }
-
-    fn send(
-        &self,
-        at: &Hop,
-        question: Question<'_>,
-        sent: &mut Vec<(String, String)>,
-    ) -> Result<Response, Fault> {
+    fn send(&self, at: &Hop, question: Question<'_>, sent: &mut Vec<(String, String)>) -> Result<Response> {
         let Question { range, pin, deadline } = question;
-        let range = format!("bytes={}-{}", range.start, range.end - 1);
-        let mut headers = vec![("Range".to_owned(), range)];
-        // A server that only redirects knows nothing of the version that another has named.
-        if let Some(pin) = pin
-            && pin.is_from(&at.url)
-        {
-            headers.extend(pin.condition());
-        }
-        let mut request = HttpRequest {
-            method: "GET",
-            url: &at.url,
-            headers,
-            body: &[],
-        };
+        let mut request = HttpRequest::new("GET", &at.url);
+        request.add("Range", format!("bytes={}-{}", range.start, range.end - 1));
+        // Only the server that named the version knows it.
+        let pin = pin.filter(|pin| pin.is_from(&at.url));
+        request.headers.extend(pin.and_then(Pin::condition));
         let mut carries_secrets = at.url.is_secret();
         if at.is_trusted {
             carries_secrets |= self.access.apply(&mut request, &self.client.options, deadline)?;
         }
         if carries_secrets && self.client.is_overheard(&at.url)? {
             return Err(Fault::option(
-                "a proxy would read the credentials of a request over http://, which a query may be too: give a URL of \
-                 https://, or none",
+                "a proxy would read the credentials of a request over http://, which a query may be too: use a URL of \
+                 https://, or no credentials",
             ));
         }
+        // Hosts that a server names must have public addresses.
         let is_named = at.url.origin() == self.home.origin();
-        let scope = if is_named || self.client.options.allow_private_redirects {
-            AddressScope::Anywhere
-        } else {
-            AddressScope::Public
-        };
-        let response = self.client.send(&request, scope, deadline);
+        let is_public = !is_named && !self.client.options.allow_private_redirects;
+        let response = self.client.send(&request, is_public, deadline);
         sent.append(&mut request.headers);
         response
     }
 
-    /// Where a redirect leads, if we go there.
-    fn next(&self, at: &Hop, location: &str) -> Result<Hop, Fault> {
-        let refuse = |to: String, why| Fault::new(FaultKind::Redirect { to, why });
+    /// Return the target of a redirect, if it may be followed.
+    fn next(&self, at: &Hop, location: &str) -> Result<Hop> {
         let url = at.url.join(location).map_err(|_| {
-            // What is no URL of HTTP may be anything, a part of a secret among it.
+            // Other locations may be anything, a part of a secret included.
             let scheme = location.split(':').next().unwrap_or_default();
-            let known = OTHER_SCHEMES
-                .iter()
-                .find(|known| known.eq_ignore_ascii_case(scheme));
+            let mut known = SCHEMES.iter().chain(OTHER_SCHEMES);
+            let known = known.find(|known| known.eq_ignore_ascii_case(scheme));
             let to = known.map_or("…".to_owned(), |known| format!("{known}:…"));
-            refuse(to, "it is no URL of http: or https:")
+            FaultKind::Redirect(to, "it is not a URL of http: or https:")
         })?;
         if at.url.scheme == Scheme::Https && url.scheme == Scheme::Http {
-            return Err(refuse(url.to_string(), "it leads from https: to http:"));
+            return Err(FaultKind::Redirect(url.to_string(), "it leads from https: to http:").into());
         }
         let is_trusted = at.is_trusted && url.origin() == self.home.origin();
         Ok(Hop { url, is_trusted })
     }
 
-    fn understand(&self, mut response: Response, url: &Url, question: Question<'_>) -> Result<Answer, Fault> {
+    fn understand(&self, mut response: Response, url: &Url, question: Question<'_>) -> Result<Answer> {
         let head = &response.head;
         let pin = question.pin;
-        match head.status {
+        let (here, part, nbytes) = match head.status {
             206 => {
                 check_encoding(head)?;
                 let (range, total) = part_of(head, question.range)?;
                 let here = Pin::new(head, total, url)?;
-                if let Some(pin) = pin {
-                    pin.check(&here)?;
-                }
-                Ok(Answer::Part {
-                    response,
-                    range,
-                    pin: here,
-                })
+                pin.map_or(Ok(()), |pin| pin.check(&here))?;
+                let nbytes = range.end - range.start;
+                (here, Some(range), Some(nbytes))
             }
             200 => {
                 check_encoding(head)?;
                 let nbytes = head.single("content-length")?.and_then(parse_length);
-                let pin = Pin::new(head, nbytes.unwrap_or(0), url)?;
-                Ok(Answer::Whole {
-                    response,
-                    nbytes,
-                    pin,
-                })
+                (Pin::new(head, nbytes.unwrap_or(0), url)?, None, nbytes)
             }
-            412 if pin.is_some() => Err(FaultKind::Changed { nbytes_now: None }.into()),
-            416 if pin.is_some() => Err(FaultKind::Changed {
-                nbytes_now: total_of_none(head)?,
+            412 if pin.is_some() => return Err(FaultKind::Changed(None).into()),
+            416 if pin.is_some() => return Err(FaultKind::Changed(total_of(head)?).into()),
+            416 if total_of(head)? == Some(0) => {
+                // The file is empty. The body explains that, and is not read.
+                response.framing = Framing::Close;
+                (Pin::default(), None, Some(0))
             }
-            .into()),
-            416 if total_of_none(head)? == Some(0) => Ok(Answer::Nothing),
-            _ => Err(self.refusal(&mut response, question.deadline)),
-        }
+            _ => return Err(self.refusal(&mut response, question.deadline)),
+        };
+        Ok(Answer {
+            response,
+            pin: here,
+            part,
+            nbytes,
+        })
     }
 
-    /// What a server says that gives no bytes.
+    /// Return the fault of a server that refuses, with the explanation in its headers or its body.
     fn refusal(&self, response: &mut Response, deadline: Deadline<'_>) -> Fault {
         let body = response.read_some(REFUSAL_NBYTES, &mut self.pace(deadline));
-        let body = body.unwrap_or_default();
-        let head = &response.head;
-        let said = ["x-error-message", "x-error-code", "x-ms-error-code"]
-            .iter()
-            .find_map(|name| head.shown(name))
-            .or_else(|| element(&String::from_utf8_lossy(&body), "Code").map(ToOwned::to_owned))
-            .map(|said| Escaped(&said).to_string());
-        FaultKind::Status {
-            status: head.status,
-            reason: Escaped(&head.reason).to_string(),
-            said,
-            wait: head.retry_after(),
-            // A server that names two regions has named none.
-            region: head
-                .single("x-amz-bucket-region")
-                .ok()
-                .flatten()
-                .map(ToOwned::to_owned),
-        }
-        .into()
+        let body = String::from_utf8_lossy(&body.unwrap_or_default()).into_owned();
+        let headers = ["x-error-message", "x-error-code", "x-ms-error-code"];
+        let said = headers.iter().find_map(|name| response.head.shown(name));
+        response
+            .head
+            .refusal(said.as_deref().or_else(|| element(&body, "Code")))
     }
 
-    /// Reads the short body of a redirect, so that its connection can be used again.
+    /// Read the short body of a redirect, so that its connection can be used again.
     fn drain(&self, mut response: Response, deadline: Deadline<'_>) {
         let is_short =
             matches!(response.framing, Framing::Length(nbytes) if nbytes <= to_u64(REFUSAL_NBYTES));
@@ -390,8 +314,7 @@ impl Resource {
         Pace::new(&self.client.options, deadline)
     }
 
-    /// Names the URL that a fault comes from, where it is not that of the file, and takes out of it what the headers
-    /// that were `sent` and the URLs hold of secrets.
+    /// Add the URL to a fault unless it is the file's, and remove the secrets of the URLs and of the `sent` headers.
     fn about(&self, url: &Url, fault: Fault, sent: &[(String, String)]) -> Fault {
         let mut secrets = Secrets::default();
         self.client.add_secrets(&mut secrets, url);
@@ -401,58 +324,40 @@ impl Resource {
         let fault = if *url == self.home && self.is_shown {
             fault
         } else {
-            fault.from(url.to_string())
+            fault.at(url.to_string())
         };
         fault.without(&secrets)
     }
 }
 
-/// Where an answer sends us.
-fn redirect(head: &Head) -> Result<Option<&str>, Fault> {
-    match head.status {
-        301 | 302 | 303 | 307 | 308 => head.single("location"),
-        _ => Ok(None),
-    }
-}
-
-/// The bytes of a file of which a part was asked for that it does not have.
-fn total_of_none(head: &Head) -> Result<Option<u64>, Fault> {
+/// Return the size of a file that lacks the requested range.
+fn total_of(head: &Head) -> Result<Option<u64>> {
     let total = head.single("content-range")?;
-    Ok(total
-        .and_then(|text| text.strip_prefix("bytes */"))
-        .and_then(parse_length))
+    let total = total.and_then(|text| text.strip_prefix("bytes */"));
+    Ok(total.and_then(parse_length))
 }
 
-/// Bytes that are compressed are not those of the file, and parts of them are parts of nothing.
-fn check_encoding(head: &Head) -> Result<(), Fault> {
+/// Check that the body is not compressed: ranges of compressed bytes are not ranges of the file.
+fn check_encoding(head: &Head) -> Result<()> {
     let encodings = head.list("content-encoding")?;
-    if encodings
-        .iter()
-        .all(|encoding| encoding.eq_ignore_ascii_case("identity"))
-    {
-        Ok(())
-    } else {
-        Err(FaultKind::Encoded(Escaped(&encodings.join(", ")).to_string()).into())
+    let is_plain = |encoding: &&str| encoding.eq_ignore_ascii_case("identity");
+    if encodings.iter().all(is_plain) {
+        return Ok(());
     }
+    Err(FaultKind::Encoded(Escaped(&encodings.join(", ")).to_string()).into())
 }
 
-/// The part that an answer holds, and the bytes of the whole file.
-fn part_of(head: &Head, asked: &Range<u64>) -> Result<(Range<u64>, u64), Fault> {
-    let other = |got: &str| FaultKind::OtherRange {
-        asked: asked.clone(),
-        got: Escaped(got).to_string(),
-    };
-    let kinds = head.list("content-type")?;
-    if kinds
-        .iter()
-        .any(|kind| kind.to_ascii_lowercase().starts_with("multipart/"))
-    {
+/// Return the range of an answer, and the size of the whole file.
+fn part_of(head: &Head, asked: &Range<u64>) -> Result<(Range<u64>, u64)> {
+    let other = |got: &str| FaultKind::OtherRange(asked.clone(), Escaped(got).to_string());
+    let is_multipart = |kind: &&str| kind.to_ascii_lowercase().starts_with("multipart/");
+    if head.list("content-type")?.iter().any(is_multipart) {
         return Err(other("several parts").into());
     }
-    let Some(text) = head.single("content-range")? else {
-        return Err(other("no Content-Range").into());
-    };
-    let read = || {
+    let text = head
+        .single("content-range")?
+        .ok_or_else(|| other("no Content-Range"))?;
+    let parse = || {
         let (unit, rest) = text.split_once(' ')?;
         let (range, total) = rest.split_once('/')?;
         let (first, last) = range.split_once('-')?;
@@ -460,11 +365,9 @@ fn part_of(head: &Head, asked: &Range<u64>) -> Result<(Range<u64>, u64), Fault> 
         let fits = unit.eq_ignore_ascii_case("bytes") && first <= last && last < total;
         fits.then_some((first..last + 1, total))
     };
+    let is_wanted = |(range, total): &(Range<u64>, u64)| *range == (asked.start..asked.end.min(*total));
     let quoted = format!("Content-Range: {text}");
-    let (range, total) = read().ok_or_else(|| other(&quoted))?;
-    if range.start != asked.start || range.end != asked.end.min(total) {
-        return Err(other(&quoted).into());
-    }
+    let (range, total) = parse().filter(is_wanted).ok_or_else(|| other(&quoted))?;
     let nbytes = head.single("content-length")?.and_then(parse_length);
     match nbytes {
         Some(nbytes) if nbytes != range.end - range.start => {

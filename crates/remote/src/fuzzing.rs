@@ -1,4 +1,4 @@
-//! What the fuzz targets need and nobody else should see. No part of the API.
+//! Functions for the fuzz targets. They are not part of the API.
 
 use std::io::Write as _;
 use std::net::TcpStream;
@@ -6,22 +6,23 @@ use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
-use crate::fault::Fault;
+use ingot_format::StopFlag;
+
+use crate::fault::{Fault, Result};
 use crate::http::connection::Connection;
 use crate::http::message::{Framing, Head, HttpRequest};
 use crate::http::pace::{Deadline, Pace};
 use crate::options::RemoteOptions;
 use crate::secrets::Secrets;
 use crate::url::Url;
-use ingot_format::StopFlag;
 
-/// The status and the body of the answer that is in `bytes`, behind which the server hangs up; `None` where it does so
-/// within the body.
+/// Return the status and the body of the response in `bytes`, after which the connection ends; `None` if it ends within
+/// the body.
 ///
 /// # Errors
-/// It is no answer of HTTP/1.1 that we take.
-pub fn answer(bytes: &[u8]) -> Result<Option<(u16, Vec<u8>)>, Fault> {
-    let mut connection = connection(bytes)?;
+/// If the bytes are not an accepted response of HTTP/1.1.
+pub fn answer(bytes: &[u8]) -> Result<Option<(u16, Vec<u8>)>> {
+    let mut connection = connection(bytes).map_err(|fault| Fault::option(fault.to_string()))?;
     let deadline = Deadline::within(Duration::from_secs(60), StopFlag::never());
     let pace = &mut Pace::new(&RemoteOptions::default(), deadline);
     let head = Head::read(&mut connection, pace)?;
@@ -37,16 +38,15 @@ pub fn answer(bytes: &[u8]) -> Result<Option<(u16, Vec<u8>)>, Fault> {
     Ok(is_whole.then_some((head.status, body)))
 }
 
-/// A connection on which this comes, and then its end. Nobody has to listen anywhere for it.
-fn connection(bytes: &[u8]) -> Result<Connection, Fault> {
-    let broken = |fault: std::io::Error| Fault::option(fault.to_string());
-    let (mut server, client) = UnixStream::pair().map_err(broken)?;
-    server.set_nonblocking(true).map_err(broken)?;
-    server.write_all(bytes).map_err(broken)?;
+/// Return a connection that brings these bytes and then ends.
+fn connection(bytes: &[u8]) -> std::io::Result<Connection> {
+    let (mut server, client) = UnixStream::pair()?;
+    server.set_nonblocking(true)?;
+    server.write_all(bytes)?;
     Ok(Connection::plain(TcpStream::from(OwnedFd::from(client))))
 }
 
-/// A URL of HTTP as it was understood.
+/// A parsed URL of HTTP.
 #[derive(Debug)]
 pub struct Address {
     /// The host, without brackets.
@@ -55,46 +55,42 @@ pub struct Address {
     pub port: u16,
     /// Whether the host may be one of the public internet.
     pub may_be_public: bool,
-    /// What a request for it has as its first line and its `Host`.
+    /// The head of a request for the URL.
     pub head: Vec<u8>,
-    /// All that is ever shown of it.
+    /// The URL as `Display` and as `Debug`.
     pub shown: [String; 2],
 }
 
-/// What `text` means, and where `location`, to which it redirects, leads from there.
+/// Parse `text`, and resolve a redirect to `location` from there.
 ///
 /// # Errors
-/// One of the two is no URL of HTTP.
-pub fn addresses(text: &str, location: &str) -> Result<(Address, Result<Address, Fault>), Fault> {
+/// If one of the two is not a URL of HTTP.
+pub fn addresses(text: &str, location: &str) -> Result<(Address, Result<Address>)> {
     let url = Url::parse(text)?;
     let there = url.join(location).and_then(|there| address(&there));
     Ok((address(&url)?, there))
 }
 
-fn address(url: &Url) -> Result<Address, Fault> {
+fn address(url: &Url) -> Result<Address> {
     Ok(Address {
         host: url.host.clone(),
         port: url.port,
         may_be_public: url.may_be_public(),
-        head: request(url, Vec::new(), &[]).render(false, &[])?,
+        head: HttpRequest::new("GET", url).render(false, &[])?,
         shown: [url.to_string(), format!("{url:?}")],
     })
 }
 
-fn request<'r>(url: &'r Url, headers: Vec<(String, String)>, body: &'r [u8]) -> HttpRequest<'r> {
-    HttpRequest {
-        method: "GET",
-        url,
-        headers,
-        body,
-    }
-}
-
-/// What is told of what a server has said, to which a request was sent with these headers and this body.
+/// Return the words of a server without the secrets of a request with these headers and this body.
 ///
 /// # Errors
-/// `url` is none.
-pub fn told(url: &str, headers: Vec<(String, String)>, body: &[u8], said: &str) -> Result<String, Fault> {
+/// If `url` is invalid.
+pub fn cleaned(url: &str, headers: Vec<(String, String)>, body: &[u8], said: &str) -> Result<String> {
     let url = Url::parse(url)?;
-    Ok(Secrets::of_request(&request(&url, headers, body)).removed(said))
+    let request = HttpRequest {
+        headers,
+        body,
+        ..HttpRequest::new("GET", &url)
+    };
+    Ok(Secrets::of_request(&request).removed(said))
 }

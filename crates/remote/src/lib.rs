@@ -1,10 +1,10 @@
-//! Bytes of files behind URLs: HTTP, the Hugging Face Hub, S3 and what speaks like it, Google Cloud Storage, Azure.
+//! Bytes of files behind URLs: HTTP, the Hugging Face Hub, S3 and compatible stores, Google Cloud Storage, Azure.
 //!
-//! [`Location::find`] reads a URL, a [`Resource`] is a file that a [`Client`] can ask for, and a [`RemoteFile`] one
-//! version of it, whose ranges are read as they come. Requests are made by the threads that read, each of which waits
-//! for its own: bytes go from the socket to where they are wanted. Of files no more is asked than `GET` with `Range` gives,
-//! over HTTP/1.1; one connection for each thread brings more than streams that share one. No thread outlives a call but
-//! those, 64 at most, in which the system still resolves a name that nobody waits for any more.
+//! [`Location::find`] parses a URL. A [`Resource`] is a file that a [`Client`] can request, and a [`RemoteFile`] is one
+//! version of it, which is read in ranges. The reading threads make the requests and wait for the answers, so that bytes
+//! pass from the socket to their destination. Files are read with `GET` and `Range` over HTTP/1.1, since one connection for
+//! each thread is faster than streams that share one. No thread outlives a call, except up to 64 in which the system
+//! resolves a name after its caller was interrupted.
 //!
 //! ```no_run
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -15,7 +15,7 @@
 //!
 //! let (options, stop) = (RemoteOptions::default(), StopFlag::never());
 //! let Location::Remote(remote) = Location::find("hf://openai-community/gpt2/model.safetensors", &options, stop)? else {
-//!     return Err("it lies on this machine".into());
+//!     return Err("it is a file of this machine".into());
 //! };
 //! let file = RemoteFile::begin(Resource::new(&Arc::new(Client::new(options)), &remote), START_NBYTES, stop)?;
 //! let mut length = [0; 8];
@@ -28,11 +28,11 @@
 #![cfg_attr(docsrs, feature(doc_cfg))]
 #![forbid(unsafe_code)]
 
-// From the ground up: `credentials`, `fault`, `network`, `options`, `url`; `http`, `system`; `pin`, `secrets`; `store`, `access`;
-// `place`; `fetch`; `file`, `document`, `fuzzing`. Each imports what stands below it: scripts/check-floors.
-mod access;
+// From the ground up: `credentials`, `environment`, `fault`, `network`, `options`, `url`; `http`, `system`; `pin`,
+// `secrets`; `store`; `place`; `fetch`; `file`, `document`, `fuzzing`. Imports run downwards: scripts/check-floors.
 mod credentials;
 mod document;
+mod environment;
 mod fault;
 mod fetch;
 mod file;
@@ -51,11 +51,11 @@ mod url;
 
 pub use ingot_format::StopFlag;
 pub use {
-    credentials::{Credential, Credentials, Identity, Keys, Secret, Wanted},
+    credentials::{Credential, Credentials, Found, Identity, Keys, Secret, Wanted},
     document::shard_headers,
     fault::Fault,
     fetch::Resource,
-    file::{GAP_NBYTES, READS_AT_ONCE, RemoteFile, START_NBYTES, told_region},
+    file::{GAP_NBYTES, READS_AT_ONCE, RemoteFile, START_NBYTES, described_region},
     http::client::Client,
     options::{RemoteOptions, Token},
     place::{Location, Remote, is_repository, is_url, local_path, url_file_name, was_url},

@@ -2,30 +2,30 @@
 
 use std::net::IpAddr;
 
-/// The addresses that begin with the same bits.
+/// The addresses with a common prefix.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Network {
     first: IpAddr,
     bits: u32,
 }
 
-/// Networks that no server may send a client into, by the registries of special addresses of IANA (RFC 6890), and why.
-/// Of IPv6 only `2000::/3` is given out to the public internet: what lies outside is refused without knowing what it is
-/// for. `js/src/address.js` has the same table, and tests hold both against each other and against Python's `ipaddress`.
+/// Networks that no server may redirect a client into, by IANA's registries of special addresses (RFC 6890), and why. In
+/// IPv6 only `2000::/3` is assigned to the public internet, so that everything outside is refused. `js/src/address.js`
+/// has the same table, and tests compare both with each other and with Python's `ipaddress`.
 const SPECIAL: &[(&str, &str)] = &[
     ("0.0.0.0/8", "this machine"),
     ("10.0.0.0/8", "private"),
     ("100.64.0.0/10", "private, behind the NAT of a provider"),
     ("127.0.0.0/8", "loopback"),
-    ("168.63.129.16/32", "the services of a machine of Azure"),
+    ("168.63.129.16/32", "services of Azure's machines"),
     (
         "169.254.0.0/16",
-        "link-local, with the services of a machine of most clouds",
+        "link-local, and services of most clouds' machines",
     ),
     ("172.16.0.0/12", "private"),
     ("192.0.0.0/24", "protocols"),
     ("192.0.2.0/24", "documentation"),
-    ("192.88.99.0/24", "relays of 6to4, given up"),
+    ("192.88.99.0/24", "relays of 6to4, retired"),
     ("192.168.0.0/16", "private"),
     ("198.18.0.0/15", "benchmarks of networks"),
     ("198.51.100.0/24", "documentation"),
@@ -37,39 +37,30 @@ const SPECIAL: &[(&str, &str)] = &[
     ("2002::/16", "tunnels of 6to4"),
     ("3fff::/20", "documentation"),
     ("4000::/2", "reserved, and SRv6"),
-    (
-        "8000::/1",
-        "reserved, unique local, link-local, site-local, multicast",
-    ),
+    ("8000::/1", "reserved, unique local, link-local, multicast"),
 ];
 
-/// What an address of IPv6 begins with that stands for the one of IPv4 in its last 32 bits: mapped, and behind NAT64,
-/// which is how hosts of IPv4 are reached from networks that have IPv6 alone.
+/// Prefixes of IPv6 addresses that contain an IPv4 address in their last 32 bits: mapped addresses, and NAT64, by which
+/// networks with IPv6 alone reach hosts with IPv4.
 const EMBEDDING: &[&str] = &["::ffff:0:0/96", "64:ff9b::/96"];
 
 /// Whether an address is one of the public internet, and not of this machine, its networks or its cloud.
 pub(crate) fn is_public(address: IpAddr) -> bool {
-    let address = meant(address);
-    // A row that could not be read would hold everything.
-    SPECIAL
-        .iter()
-        .all(|row| Network::parse(row.0).is_some_and(|network| !network.contains(address)))
-}
-
-/// What an address stands for.
-fn meant(address: IpAddr) -> IpAddr {
     let embeds = |row: &&str| Network::parse(row).is_some_and(|network| network.contains(address));
-    match address {
+    let address = match address {
         IpAddr::V6(v6) if EMBEDDING.iter().any(embeds) => {
             let [.., a, b, c, d] = v6.octets();
             [a, b, c, d].into()
         }
         address => address,
-    }
+    };
+    // A row that could not be parsed counts as containing every address.
+    let excludes = |row: &str| Network::parse(row).is_some_and(|network| !network.contains(address));
+    SPECIAL.iter().all(|row| excludes(row.0))
 }
 
 impl Network {
-    /// Reads `10.0.0.0/8` or `fd00::/8`. Bits after those that count may be set.
+    /// Parse `10.0.0.0/8` or `fd00::/8`. Bits after the prefix may be set.
     pub(crate) fn parse(text: &str) -> Option<Network> {
         let (first, bits) = text.split_once('/')?;
         let first: IpAddr = first.parse().ok()?;
@@ -84,7 +75,7 @@ impl Network {
     }
 }
 
-/// The bits of an address, those of IPv4 at the front.
+/// Return the bits of an address. IPv4 addresses fill the upper bits.
 fn leading_bits(address: IpAddr) -> u128 {
     match address {
         IpAddr::V4(v4) => u128::from(v4.to_bits()) << 96,
@@ -99,7 +90,7 @@ mod tests {
     const VECTORS: &str = include_str!("../../../tests/vectors/addresses.json");
 
     #[test]
-    fn addresses_are_public_or_not_as_the_vectors_say() {
+    fn is_public_agrees_with_the_vectors() {
         let vectors: Vec<(String, bool)> = serde_json::from_str(VECTORS).unwrap();
         assert!(vectors.len() > 100);
         for (address, expected) in vectors {
@@ -108,7 +99,7 @@ mod tests {
     }
 
     #[test]
-    fn a_network_is_all_that_begins_with_its_bits() {
+    fn a_network_contains_the_addresses_with_its_prefix() {
         let holds = |network: &str, address: &str| {
             Network::parse(network).map(|network| network.contains(address.parse().unwrap()))
         };

@@ -1,86 +1,79 @@
-//! How remote files are reached, as the caller says.
+//! Options of remote files.
 
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
 use crate::credentials::{Credentials, Secret, is_header_value};
-use crate::fault::{Fault, FaultKind};
+use crate::fault::{Fault, Result};
 
-/// What an environment variable holds.
-pub(crate) fn environment(name: &str) -> Option<String> {
-    std::env::var(name).ok()
-}
-
-/// What is sent as `Authorization: Bearer …`.
+/// The token of `Authorization: Bearer …`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum Token {
-    /// What the environment of the service holds, where there is one: that of the Hub, and of Google's and Azure's
-    /// stores.
+    /// The token in the environment, for the Hub, Google's store and Azure's store.
     #[default]
     Environment,
-    /// None, whatever the environment holds.
+    /// No token, even if the environment contains one.
     Withheld,
-    /// This one.
+    /// This token.
     Given(Secret),
 }
 
-/// How remote files are reached.
+/// Options of remote files.
 ///
-/// Everything that is `None` comes from the environment variables that the service's own tools read, or is what the
-/// service does by default.
+/// A field that is `None` has the value of the environment variables that the service's own tools read, or the default
+/// of the service.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct RemoteOptions {
-    /// The token. It goes to the host of the URL, and nowhere else.
+    /// The token. It is sent to the host of the URL only.
     pub token: Token,
-    /// Headers of requests, besides those that reading needs. They go to the host of the URL, and nowhere else.
+    /// Additional headers of requests. They are sent to the host of the URL only.
     pub headers: Vec<(String, Secret)>,
-    /// Time for a connection to be made, to resolve the name of its host and to get through a proxy among it, and then
-    /// for it to be made safe.
+    /// Time limit to connect, which includes resolving the name and passing a proxy. The TLS handshake may take as long
+    /// again.
     pub connect_timeout: Duration,
-    /// The server has this long for an answer, and then for each [`RemoteOptions::min_rate`] times as many bytes.
+    /// Time limit for the head of a response, and then for each [`RemoteOptions::min_rate`] times as many bytes.
     pub stall_timeout: Duration,
-    /// Time for one request of up to 8 MiB, including retries. Each MiB that arrives renews it.
+    /// Time limit for one request of up to 8 MiB, including retries. Each MiB that arrives renews it.
     pub timeout: Duration,
-    /// Bytes per second; a server that gives fewer over `stall_timeout` is given up.
+    /// Bytes per second. A server that sends fewer during `stall_timeout` is an error.
     pub min_rate: u64,
-    /// How often a request is tried again that failed for a reason that may pass.
+    /// Number of retries of a request after a failure that may be temporary.
     pub retries: u32,
-    /// Certificates in PEM to trust instead of the system's, for servers and for proxies of `https:`.
+    /// A file of certificates in PEM to trust instead of the system's, for servers and for proxies of `https:`.
     pub ca_file: Option<PathBuf>,
-    /// Follow redirects to other hosts and ports outside of the public internet too.
+    /// Follow redirects to other hosts and ports that are not of the public internet.
     pub allow_private_redirects: bool,
-    /// Where the service is: for S3, Azure and the Hub. Given so, it needs no TLS.
+    /// The URL of the service, for S3, Google's store, Azure and the Hub. It may be `http:`.
     pub endpoint: Option<String>,
     /// The region of an S3 bucket.
     pub region: Option<String>,
-    /// Whether the bucket stands in the path (`true`) or in the host. In the path by default where there is an
-    /// endpoint.
+    /// Whether the bucket is in the path (`true`) or in the host. By default it is in the path if there is an endpoint.
     pub path_style: Option<bool>,
-    /// Send no credentials, whatever the environment holds.
+    /// Send no credentials, even if the environment contains some.
     pub anonymous: bool,
-    /// The profile of Amazon's files that is used instead of what the environment holds.
+    /// The profile of Amazon's files to use instead of the environment.
     pub profile: Option<String>,
-    /// Whether who asks pays for what S3 sends, as some buckets want it.
+    /// Whether the requester pays for what S3 sends, as some buckets require.
     pub request_payer: Option<bool>,
-    /// The key of S3, or of what speaks like it at Google's, with its secret.
+    /// The access key of S3 with its secret, or an HMAC key of Google's store.
     pub access_key: Option<(String, Secret)>,
-    /// What makes keys of S3 that last for a while valid.
+    /// The session token of temporary keys of S3.
     pub session_token: Option<Secret>,
     /// The account of Azure.
     pub account: Option<String>,
-    /// The key of Azure's account.
+    /// The key of the account of Azure.
     pub account_key: Option<Secret>,
     /// A signed query of Azure.
     pub sas_token: Option<Secret>,
-    /// Account, endpoint and key or signed query of Azure in one text.
+    /// A connection string of Azure: account, endpoint, and key or signed query.
     pub connection_string: Option<Secret>,
-    /// The application of Azure that reads, or the managed identity.
+    /// The application of Azure, or the managed identity.
     pub client_id: Option<String>,
-    /// The directory that it belongs to.
+    /// The directory of the application.
     pub tenant_id: Option<String>,
-    /// Its secret.
+    /// The secret of the application.
     pub client_secret: Option<Secret>,
     /// A file of credentials of Google.
     pub credentials_file: Option<PathBuf>,
@@ -125,17 +118,12 @@ impl Default for RemoteOptions {
     }
 }
 
-/// Headers that reading is made of. One that was set twice would mean two things.
+/// Headers that reading sets, besides `If-…`. A second value would be ambiguous.
 const OURS: &[&str] = &[
     "accept-encoding",
     "connection",
     "content-length",
     "host",
-    "if-match",
-    "if-modified-since",
-    "if-none-match",
-    "if-range",
-    "if-unmodified-since",
     "proxy-authorization",
     "range",
     "te",
@@ -145,15 +133,15 @@ const OURS: &[&str] = &[
 ];
 
 impl RemoteOptions {
-    /// The same without credentials that are empty, which count as absent: scripts set them so.
+    /// Return the options without empty credentials, which scripts set and which count as absent.
     pub(crate) fn without_empty(&self) -> RemoteOptions {
         let mut options = self.clone();
-        if matches!(&options.token, Token::Given(token) if token.is_empty()) {
+        if self.given_token().is_some_and(Secret::is_empty) {
             options.token = Token::Environment;
         }
-        if matches!(&options.access_key, Some((id, secret)) if id.is_empty() && secret.is_empty()) {
-            options.access_key = None;
-        }
+        options
+            .access_key
+            .take_if(|(id, secret)| id.is_empty() && secret.is_empty());
         for secret in [
             &mut options.session_token,
             &mut options.account_key,
@@ -166,65 +154,65 @@ impl RemoteOptions {
         options
     }
 
-    /// Refuses what no request can hold.
-    pub(crate) fn check(&self) -> Result<(), Fault> {
-        for (name, value) in &self.headers {
-            let refuse = |why: &str| FaultKind::Option(format!("the header {name:?} {why}"));
-            if !is_header_name(name) {
-                return Err(refuse("has a name that no header has").into());
-            }
-            if OURS.contains(&name.to_ascii_lowercase().as_str()) {
-                return Err(refuse("is one that reading sets itself").into());
-            }
-            if !is_header_value(value.reveal()) {
-                return Err(refuse("has a value with control characters").into());
-            }
+    pub(crate) fn given_token(&self) -> Option<&Secret> {
+        match &self.token {
+            Token::Given(token) => Some(token),
+            Token::Environment | Token::Withheld => None,
         }
-        let token = match &self.token {
-            Token::Given(token) => Some(token.clone()),
-            _ => None,
-        };
-        let (id, secret) = self.access_key.clone().unzip();
-        for (name, given) in [
-            ("token", token),
-            ("access_key_id", id.map(Secret::new)),
-            ("secret_access_key", secret),
-            ("session_token", self.session_token.clone()),
-            ("account_key", self.account_key.clone()),
-            ("sas_token", self.sas_token.clone()),
-            ("connection_string", self.connection_string.clone()),
-            ("client_secret", self.client_secret.clone()),
-        ] {
-            given.map(|secret| secret.checked(name)).transpose()?;
-        }
-        self.check_provider()
     }
 
-    /// Refuse keys, a token or `anonymous` together with a provider.
-    fn check_provider(&self) -> Result<(), Fault> {
+    /// Reject headers and credentials that no request can contain, and two identities.
+    pub(crate) fn check(&self) -> Result<()> {
+        for (name, value) in &self.headers {
+            let lower = name.to_ascii_lowercase();
+            let why = if !is_header_name(name) {
+                "is not a valid name"
+            } else if OURS.contains(&lower.as_str()) || lower.starts_with("if-") {
+                "is set by ingot itself"
+            } else if !is_header_value(value.reveal()) {
+                "has a value with control characters"
+            } else {
+                continue;
+            };
+            return Err(Fault::option(format!("the header {name:?} {why}")));
+        }
+        let id = self.access_key.as_ref().map(|(id, _)| Secret::new(id));
+        let secrets = [
+            ("token", self.given_token()),
+            ("access_key_id", id.as_ref()),
+            (
+                "secret_access_key",
+                self.access_key.as_ref().map(|(_, secret)| secret),
+            ),
+            ("session_token", self.session_token.as_ref()),
+            ("account_key", self.account_key.as_ref()),
+            ("sas_token", self.sas_token.as_ref()),
+            ("connection_string", self.connection_string.as_ref()),
+            ("client_secret", self.client_secret.as_ref()),
+        ];
+        for (name, secret) in secrets {
+            secret.map(|secret| secret.clone().checked(name)).transpose()?;
+        }
+        if self.credentials.is_none() {
+            return Ok(());
+        }
         let others = [
             ("token", self.token != Token::Environment),
-            ("access_key_id", self.access_key.is_some()),
-            ("session_token", self.session_token.is_some()),
-            ("account_key", self.account_key.is_some()),
-            ("sas_token", self.sas_token.is_some()),
-            ("connection_string", self.connection_string.is_some()),
-            ("client_secret", self.client_secret.is_some()),
             ("credentials_file", self.credentials_file.is_some()),
             ("profile", self.profile.is_some()),
             ("anonymous", self.anonymous),
         ];
-        match others.iter().find(|other| other.1) {
-            Some((name, _)) if self.credentials.is_some() => {
-                let why = format!("`credentials` and `{name}` are two identities: expected one of them");
-                Err(FaultKind::Option(why).into())
-            }
-            _ => Ok(()),
+        let given = secrets.map(|(name, secret)| (name, secret.is_some()));
+        match given.iter().chain(&others).find(|other| other.1) {
+            Some((name, _)) => Err(Fault::option(format!(
+                "`credentials` and `{name}` are two identities: expected one of them"
+            ))),
+            None => Ok(()),
         }
     }
 }
 
-/// A token of RFC 9110.
+/// Whether `name` is a token of RFC 9110.
 pub(crate) fn is_header_name(name: &str) -> bool {
     let may = |byte: u8| byte.is_ascii_alphanumeric() || b"!#$%&'*+-.^_`|~".contains(&byte);
     !name.is_empty() && name.bytes().all(may)
@@ -235,7 +223,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn headers_that_would_change_what_is_asked_for_are_refused() {
+    fn headers_that_reading_sets_are_rejected() {
         for (name, value) in [
             ("Range", "bytes=0-"),
             ("HOST", "other"),
@@ -252,7 +240,7 @@ mod tests {
     }
 
     #[test]
-    fn every_credential_that_is_given_is_checked() {
+    fn all_credentials_in_options_are_checked() {
         let bad = || Some(Secret::new("hunter2\r\nX: y"));
         let usual = RemoteOptions::default;
         for (name, options) in [
@@ -320,7 +308,7 @@ mod tests {
     }
 
     #[test]
-    fn secrets_do_not_print() {
+    fn debug_output_hides_secrets() {
         let options = RemoteOptions {
             token: Token::Given(Secret::new("hunter2")),
             headers: vec![("X-Key".to_owned(), Secret::new("hunter2"))],

@@ -1,40 +1,31 @@
-//! Where a URL leads: to a file of this machine's caches, or one behind a request.
+//! The location of a file: in a cache of this machine, or behind requests.
 
 use std::path::PathBuf;
 use std::sync::Arc;
 
 use ingot_format::StopFlag;
 
-use crate::access::Access;
-use crate::credentials::Identity;
-use crate::fault::{Fault, FaultKind};
+use crate::credentials::{Credential, Found};
+use crate::environment::{Environment, PROCESS};
+use crate::fault::{Fault, FaultKind, Result};
 use crate::http::pace::Deadline;
-use crate::options::{RemoteOptions, Token, environment};
+use crate::options::RemoteOptions;
 use crate::secrets::{path_nbytes, redacted};
-use crate::store::Object;
-use crate::store::azure;
-use crate::store::credentials::source::given;
-use crate::store::gcs;
+use crate::store::credentials::source::{Source, given};
 use crate::store::hub::{self, HubFile, MODEL_FILE};
-use crate::store::s3;
+use crate::store::{Access, Object, azure, gcs, s3};
 use crate::system::path_of_url;
 use crate::url::{SCHEMES, Url, decode, decoded, encode_path, split_collapsed, split_scheme};
 
-/// What others call the same, with what it is here.
-const OTHER_NAMES: &[(&str, &str)] = &[
-    ("s3a", "s3"),
-    ("s3n", "s3"),
-    ("gcs", "gs"),
-    ("abfs", "az"),
-    ("abfss", "az"),
-    ("adl", "az"),
-    ("azure", "az"),
-    ("wasb", "az"),
-    ("wasbs", "az"),
-    ("huggingface", "hf"),
+/// The schemes of ingot, and the names of other libraries for the same store.
+const OTHER_NAMES: &[(&str, &[&str])] = &[
+    ("s3", &["s3a", "s3n"]),
+    ("gs", &["gcs"]),
+    ("az", &["abfs", "abfss", "adl", "azure", "wasb", "wasbs"]),
+    ("hf", &["huggingface"]),
 ];
 
-/// Whether `text` begins as a URL does, of a known scheme or another: such a thing is never taken for a path.
+/// Whether `text` begins as a URL does, of any scheme. Such a text is never used as a path.
 ///
 /// ```
 /// use ingot_remote::is_url;
@@ -48,7 +39,7 @@ pub fn is_url(text: &str) -> bool {
     split_scheme(text).is_some() || local_path(text).is_some()
 }
 
-/// Whether `path` begins as one does that was a URL, of which a library for paths leaves one slash of two.
+/// Whether `path` is a URL that a library for paths has shortened from `://` to `:/`.
 #[must_use]
 pub fn was_url(path: &str) -> bool {
     split_collapsed(path).is_some()
@@ -60,178 +51,164 @@ fn scheme_of(text: &str) -> Option<(&'static str, &str)> {
     Some((known, rest))
 }
 
-/// Refuses a URL of no known scheme, and says which there are.
+/// Return the fault of a URL with an unknown scheme, which lists the known ones.
 fn unknown_scheme(text: &str) -> Fault {
     let known = SCHEMES.join("://, ");
-    let why = match split_scheme(text) {
-        None => format!("expected a URL that begins with one of {known}:// or file://"),
-        Some((scheme, _)) => {
-            let other = OTHER_NAMES.iter().find(|row| row.0.eq_ignore_ascii_case(scheme));
-            let hint = other.map_or(String::new(), |row| format!(" — did you mean {}://?", row.1));
-            format!("the scheme {scheme}:// is unknown: expected one of {known}://, file://{hint}")
-        }
+    let Some((scheme, _)) = split_scheme(text) else {
+        let why = format!("expected a URL that begins with one of {known}:// or file://");
+        return Fault::address(why);
     };
-    FaultKind::Address(why).into()
+    let is_other = |other: &&str| other.eq_ignore_ascii_case(scheme);
+    let meant = OTHER_NAMES.iter().find(|row| row.1.iter().any(is_other));
+    let hint = meant.map_or(String::new(), |row| format!(" — did you mean {}://?", row.0));
+    Fault::address(format!(
+        "the scheme {scheme}:// is unknown: expected one of {known}://, file://{hint}"
+    ))
 }
 
-/// Where a file is.
+/// The location of a file.
 ///
 /// ```
 /// use ingot_remote::{Location, RemoteOptions, StopFlag};
 ///
 /// let Location::Remote(remote) = Location::find("https://host/model.safetensors", &RemoteOptions::default(), StopFlag::never())? else {
-///     panic!("it is on no disk");
+///     panic!("not a file of this machine");
 /// };
 /// assert_eq!((remote.backend, remote.path()), ("http", "/model.safetensors"));
 /// # Ok::<(), ingot_remote::Fault>(())
 /// ```
 #[derive(Debug)]
 pub enum Location {
-    /// On this machine: named as a file, or in a cache of the Hub. What is missing there can be had from the Hub, if it may be asked.
+    /// A path of this machine: of a `file:` URL, or in a cache of the Hub. Files that the cache lacks are at the second
+    /// location, unless requests to the Hub are forbidden.
     Cached(PathBuf, Option<Box<Remote>>),
     /// Behind requests.
     Remote(Box<Remote>),
 }
 
-/// A file, or a folder of the Hub, behind requests, and what lets a caller in there.
+/// A file, or a folder of the Hub, behind requests, and the credentials for it.
 #[derive(Clone, Debug)]
 pub struct Remote {
-    /// What it is asked with: `http`, `hf`, `s3`, `gs` or `az`.
+    /// `http`, `hf`, `s3`, `gs` or `az`.
     pub backend: &'static str,
     pub(crate) home: Url,
     pub(crate) access: Arc<Access>,
-    /// What the caller knows it by, without secrets.
+    /// The URL that the caller gave, without secrets.
     pub shown: String,
-    /// The file of the Hub that it is, or the folder that has it.
+    /// The file or folder of the Hub.
     pub(crate) hub: Option<HubFile>,
 }
 
 impl Location {
-    /// Reads a URL, once: nothing after this takes it apart again. A provider of credentials is called if it may name
-    /// the region or the endpoint, within [`RemoteOptions::timeout`].
+    /// Parse a URL. This is the only place that parses URLs of callers. A provider of credentials is called if it may
+    /// name the region or the endpoint, within [`RemoteOptions::timeout`].
     ///
     /// # Errors
-    /// [`Fault`], where it is no URL or an option does not fit it.
-    pub fn find(text: &str, options: &RemoteOptions, stop: StopFlag<'_>) -> Result<Location, Fault> {
-        Location::find_with(text, options, &environment, stop)
+    /// [`Fault`], if the URL is invalid or an option does not fit it.
+    pub fn find(text: &str, options: &RemoteOptions, stop: StopFlag<'_>) -> Result<Location> {
+        Location::find_with(text, options, PROCESS, stop)
     }
 
     fn find_with(
         text: &str,
         options: &RemoteOptions,
-        variable: &dyn Fn(&str) -> Option<String>,
+        environment: Environment<'_>,
         stop: StopFlag<'_>,
-    ) -> Result<Location, Fault> {
+    ) -> Result<Location> {
         options.check()?;
         let options = &options.without_empty();
-        match scheme_of(text) {
-            Some(("hf", rest)) => Location::of_hub(text, HubFile::parse(rest)?, options, variable),
-            Some(("s3", rest)) => {
-                let (home, access) =
-                    s3::locate(rest, options, variable, Deadline::within(options.timeout, stop))?;
-                Ok(Location::remote("s3", text, home, Access::S3(access)))
+        let Some((scheme, rest)) = scheme_of(text) else {
+            let path = local_path(text).ok_or_else(|| unknown_scheme(text))??;
+            return Ok(Location::Cached(path, None));
+        };
+        let (backend, (home, access)) = match scheme {
+            "hf" => return Location::of_hub(text, &HubFile::parse(rest)?, options, environment),
+            "s3" => {
+                let deadline = Deadline::within(options.timeout, stop);
+                ("s3", s3::locate(rest, options, environment, deadline)?)
             }
-            Some(("gs", rest)) => {
-                let (home, access) = gcs::locate(Object::parse(rest)?, options, variable)?;
-                Ok(Location::remote("gs", text, home, access))
-            }
-            Some(("az", rest)) => {
-                let (home, access) = azure::locate(Object::parse(rest)?, options, variable)?;
-                Ok(Location::remote("az", text, home, Access::Azure(access)))
-            }
-            Some(_) => {
+            "gs" => ("gs", gcs::locate(Object::parse(rest)?, options, environment)?),
+            "az" => ("az", azure::locate(Object::parse(rest)?, options, environment)?),
+            _ => {
                 let url = Url::parse(text)?;
-                if let Some(file) = HubFile::of_url(&url, variable) {
-                    return Location::of_hub(text, file?, options, variable);
+                if let Some(file) = HubFile::of_url(&url, environment) {
+                    return Location::of_hub(text, &file?, options, environment);
                 }
-                let access = match (given(options, "http"), &options.token) {
-                    (Some(source), _) => Access::Token(source),
-                    (None, Token::Given(token)) => Access::bearer(Some(token.clone())),
-                    (None, _) => Access::basic(url.user.as_deref()),
-                };
-                Ok(Location::remote("http", text, url, access))
+                let token = options.given_token().cloned().map(Credential::Token);
+                let token = token.map(|token| Source::known("storage_options", token));
+                let access = Access::http(given(options, "http").or(token), &url);
+                ("http", (url, access))
             }
-            None => match local_path(text) {
-                Some(path) => Ok(Location::Cached(path?, None)),
-                None => Err(unknown_scheme(text)),
-            },
-        }
+        };
+        Ok(Location::Remote(Remote::new(backend, text, home, access, None)))
     }
 
     fn of_hub(
         text: &str,
-        file: HubFile,
+        file: &HubFile,
         options: &RemoteOptions,
-        variable: &dyn Fn(&str) -> Option<String>,
-    ) -> Result<Location, Fault> {
+        environment: Environment<'_>,
+    ) -> Result<Location> {
         let meant = file.meant();
-        if hub::is_offline(variable) {
-            let cached = meant.iter().find_map(|file| file.cached_offline(variable));
-            return cached.map(|path| Location::Cached(path, None)).ok_or_else(|| {
-                let why = "HF_HUB_OFFLINE is set, and the file is not in the Hub's local cache";
-                FaultKind::Offline(why.to_owned()).into()
-            });
+        if hub::is_offline(environment) {
+            let cached = meant.iter().find_map(|file| file.cached_offline(environment));
+            let why = "HF_HUB_OFFLINE is set, and the file is not in the Hub's local cache";
+            let path = cached.ok_or_else(|| FaultKind::Offline(why.to_owned()))?;
+            return Ok(Location::Cached(path, None));
         }
-        let token = hub::token(options, variable)?;
-        let remote = |file: &HubFile| -> Result<Box<Remote>, Fault> {
-            let home = file.url(options, variable)?;
-            let access = match (given(options, "hf"), token) {
-                (Some(source), _) => Access::Token(source),
-                (None, Some(token)) => Access::bearer(Some(token)),
-                (None, None) => Access::basic(home.user.as_deref()),
-            };
-            Ok(Box::new(Remote {
-                backend: "hf",
-                home,
-                access: Arc::new(access),
-                shown: redacted(text),
-                hub: Some(file.clone()),
-            }))
-        };
-        let cached = |file: &HubFile| Some((file.cached(variable)?, file.clone()));
-        match meant.iter().find_map(cached) {
-            Some((path, file)) => Ok(Location::Cached(path, Some(remote(&file)?))),
-            None => Ok(Location::Remote(remote(&file)?)),
-        }
-    }
-
-    fn remote(backend: &'static str, text: &str, home: Url, access: Access) -> Location {
-        Location::Remote(Box::new(Remote {
-            backend,
-            home,
-            access: Arc::new(access),
-            shown: redacted(text),
-            hub: None,
-        }))
+        let token = hub::token(options, environment)?;
+        let cached = meant
+            .iter()
+            .find_map(|file| Some((file, file.cached(environment)?)));
+        let (file, path) = cached.map_or((file, None), |(file, path)| (file, Some(path)));
+        let home = file.url(options, environment)?;
+        let access = Access::http(given(options, "hf").or(token), &home);
+        let remote = Remote::new("hf", text, home, access, Some(file.clone()));
+        Ok(match path {
+            Some(path) => Location::Cached(path, Some(remote)),
+            None => Location::Remote(remote),
+        })
     }
 }
 
 impl Remote {
-    /// Return the setting that holds the identity of requests, and the identity if it is keys or a token. `None` for
+    fn new(
+        backend: &'static str,
+        text: &str,
+        home: Url,
+        access: Access,
+        hub: Option<HubFile>,
+    ) -> Box<Remote> {
+        Box::new(Remote {
+            backend,
+            home,
+            access: Arc::new(access),
+            shown: redacted(text),
+            hub,
+        })
+    }
+
+    /// Return the setting that contains the identity of requests, and the identity if it is keys or a token. `None` for
     /// requests without credentials.
     ///
     /// # Errors
     /// [`Fault`], if a service or a provider fails.
-    pub fn identity(
-        &self,
-        options: &RemoteOptions,
-        stop: StopFlag<'_>,
-    ) -> Result<Option<(String, Option<Identity>)>, Fault> {
-        self.access
-            .identity(&self.home, options, Deadline::within(options.timeout, stop))
+    pub fn identity(&self, options: &RemoteOptions, stop: StopFlag<'_>) -> Result<Option<Found>> {
+        let deadline = Deadline::within(options.timeout, stop);
+        self.access.identity(&self.home, options, deadline)
     }
 
-    /// Whether its name is that of an index.
+    /// Whether its name is the name of an index.
     pub fn is_index(&self) -> bool {
         self.home.path.ends_with(".json")
     }
 
-    /// Whether the caller knows it by the URL that is asked.
+    /// Whether the caller gave the URL of the requests.
     pub(crate) fn is_shown(&self) -> bool {
         self.backend == "http"
     }
 
-    /// The same as of a commit of the Hub, if it is one.
+    /// Return the file at a commit of the Hub.
     pub fn at(self, commit: Option<String>) -> Remote {
         Remote {
             hub: self.hub.map(|file| file.at(commit)),
@@ -239,64 +216,55 @@ impl Remote {
         }
     }
 
-    /// Whether it is a folder of the Hub, whose model is meant.
+    /// Whether it is a folder of the Hub, which means the model in it.
     #[must_use]
     pub fn is_folder(&self) -> bool {
         self.hub.as_ref().is_some_and(HubFile::is_folder)
     }
 
-    /// The path of the URL that is asked.
+    /// Return the path in the URL of requests.
     #[must_use]
     pub fn path(&self) -> &str {
         &self.home.path
     }
 
-    /// The file in the Hub's cache, where it names a commit that lies there.
+    /// Return the file in the Hub's cache if its revision is a commit.
     #[must_use]
     pub fn cached(&self) -> Option<PathBuf> {
-        self.hub.as_ref()?.cached(&environment)
+        self.hub.as_ref()?.cached(PROCESS)
     }
 
-    /// The file in the Hub's cache, as of the commit that a server gave it as.
+    /// Return the file in the Hub's cache at the commit that a server named.
     #[must_use]
     pub fn cached_at(&self, commit: Option<&str>) -> Option<PathBuf> {
-        self.hub.as_ref()?.cached_at(commit?, &environment)
+        self.hub.as_ref()?.cached_at(commit?, PROCESS)
     }
 
-    /// The file `name` beside this one, or in this folder: asked of the same host, in the same way.
+    /// Return the file `name` beside this one, or in this folder, with the same host and credentials.
     ///
     /// # Errors
-    /// [`Fault`], where an option does not fit.
-    pub fn beside(&self, name: &str, options: &RemoteOptions) -> Result<Remote, Fault> {
+    /// [`Fault`], if an option does not fit.
+    pub fn beside(&self, name: &str, options: &RemoteOptions) -> Result<Remote> {
+        let mut beside = self.clone();
         if let Some(file) = self.hub.as_ref().map(|file| file.beside(name)) {
-            return Ok(Remote {
-                home: file.url(options, &environment)?,
-                shown: file.shown(),
-                hub: Some(file),
-                ..self.clone()
-            });
+            beside.home = file.url(options, PROCESS)?;
+            beside.shown = file.shown();
+            beside.hub = Some(file);
+            return Ok(beside);
         }
-        let folder = folder_of(&self.home.path);
-        let home = Url {
-            path: format!("{folder}{}", encode_path(name)),
-            // That of S3 names a version of one object; others let in, to a whole folder as often as to one file.
-            query: self.home.query.clone().filter(|_| self.backend != "s3"),
-            ..self.home.clone()
-        };
-        let shown = if self.is_shown() {
-            home.to_string()
+        beside.home.path = format!("{}{}", folder_of(&self.home.path), encode_path(name));
+        // A query of S3 selects a version of one object. Other queries are signatures, often for a whole folder.
+        beside.home.query.take_if(|_| self.backend == "s3");
+        beside.shown = if self.is_shown() {
+            beside.home.to_string()
         } else {
             format!("{}{name}", folder_of(s3::without_version(&self.shown)))
         };
-        Ok(Remote {
-            home,
-            shown,
-            ..self.clone()
-        })
+        Ok(beside)
     }
 }
 
-/// What the file behind `url` is called. Empty where the URL names none.
+/// Return the file name in `url`, which may be empty.
 ///
 /// ```
 /// use ingot_remote::url_file_name;
@@ -305,7 +273,7 @@ impl Remote {
 /// ```
 #[must_use]
 pub fn url_file_name(url: &str) -> String {
-    match hub_file(url, &environment) {
+    match hub_file(url) {
         Some(Ok(file)) if file.is_folder() => return MODEL_FILE.to_owned(),
         Some(Ok(file)) => return file.name().to_owned(),
         _ => {}
@@ -318,7 +286,7 @@ pub fn url_file_name(url: &str) -> String {
     if is_http { decode(name) } else { name.to_owned() }
 }
 
-/// Whether `url` names a repository of the Hub, or a folder of one, whose model is meant.
+/// Whether `url` names a repository of the Hub or a folder of one, which means the model in it.
 ///
 /// ```
 /// use ingot_remote::is_repository;
@@ -328,49 +296,45 @@ pub fn url_file_name(url: &str) -> String {
 /// ```
 #[must_use]
 pub fn is_repository(url: &str) -> bool {
-    matches!(hub_file(url, &environment), Some(Ok(file)) if file.is_folder())
+    matches!(hub_file(url), Some(Ok(file)) if file.is_folder())
 }
 
-/// The file of the Hub that a URL names, or `None` where it is one of something else.
-pub(crate) fn hub_file(
-    url: &str,
-    variable: &dyn Fn(&str) -> Option<String>,
-) -> Option<Result<HubFile, Fault>> {
-    let (scheme, rest) = url.split_once("://")?;
-    match scheme.to_ascii_lowercase().as_str() {
-        "hf" => Some(HubFile::parse(rest)),
-        "http" | "https" => match Url::parse(url) {
-            Ok(url) => HubFile::of_url(&url, variable),
+/// Return the file of the Hub that a URL names, or `None` for other URLs.
+pub(crate) fn hub_file(url: &str) -> Option<Result<HubFile>> {
+    match scheme_of(url)? {
+        ("hf", rest) => Some(HubFile::parse(rest)),
+        ("http" | "https", _) => match Url::parse(url) {
+            Ok(url) => HubFile::of_url(&url, PROCESS),
             Err(fault) => Some(Err(fault)),
         },
         _ => None,
     }
 }
 
-/// What ends with the last slash.
+/// Return the part of a path up to its last slash.
 fn folder_of(path: &str) -> &str {
     path.rfind('/').map_or("", |end| &path[..=end])
 }
 
-/// The path that a URL of `file:` names, or `None` where `text` is none. RFC 8089: of this machine, percent-decoded.
+/// Return the path of a `file:` URL (RFC 8089), or `None` for other texts.
 ///
 /// # Errors
-/// [`Fault`]: of another machine, without a path from the root, with a query, or not properly encoded.
+/// [`Fault`], if the URL names another machine, has no path from the root, has a query, or is not properly encoded.
 #[must_use]
-pub fn local_path(text: &str) -> Option<Result<PathBuf, Fault>> {
+pub fn local_path(text: &str) -> Option<Result<PathBuf>> {
     let (scheme, rest) = text.split_once(':')?;
     let is_file = scheme.eq_ignore_ascii_case("file") && rest.starts_with('/');
-    is_file.then(|| path_of(rest).map_err(|why| FaultKind::Address(why.to_owned()).into()))
+    is_file.then(|| path_of(rest).map_err(Fault::address))
 }
 
 fn path_of(rest: &str) -> Result<PathBuf, &'static str> {
     let path = match rest.strip_prefix("//") {
         Some(rest) => {
-            let (host, _) = rest.split_at(rest.find('/').unwrap_or(rest.len()));
+            let (host, path) = rest.split_at(rest.find('/').unwrap_or(rest.len()));
             if !host.is_empty() && !host.eq_ignore_ascii_case("localhost") {
-                return Err("a URL of file: names a file of this machine: expected file:///…, found a host");
+                return Err("a file: URL names a file of this machine: expected file:///…, found a host");
             }
-            &rest[host.len()..]
+            path
         }
         None => rest,
     };
@@ -378,9 +342,9 @@ fn path_of(rest: &str) -> Result<PathBuf, &'static str> {
         return Err("expected file:/// and a path from the root");
     }
     if path.contains(['?', '#']) {
-        return Err("a path in a URL of file: has ? as %3F and # as %23");
+        return Err("in a file: URL, write ? as %3F and # as %23");
     }
-    let bytes = decoded(path).ok_or("the path has a % that two hexadecimal digits do not follow")?;
+    let bytes = decoded(path).ok_or("the path has a % without two hexadecimal digits")?;
     if bytes.contains(&0) {
         return Err("the path has a null byte");
     }
@@ -392,7 +356,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_file_behind_a_url_has_a_name() {
+    fn urls_have_file_names() {
         for (url, name) in [
             ("https://h/a/model.safetensors?sig=/x", "model.safetensors"),
             ("https://huggingface.co/me/gpt", "model.safetensors"),
@@ -407,7 +371,7 @@ mod tests {
     }
 
     #[test]
-    fn a_path_is_never_taken_for_a_url() {
+    fn is_url_distinguishes_urls_from_paths() {
         for text in [
             "model.safetensors",
             "/http/x",
@@ -438,7 +402,7 @@ mod tests {
     }
 
     #[test]
-    fn a_url_of_a_file_is_a_path() {
+    fn local_path_decodes_file_urls() {
         let path = |text: &str| local_path(text).unwrap();
         for (text, expected) in [
             ("file:///a/b%20c%2B", "/a/b c+"),
@@ -463,11 +427,15 @@ mod tests {
     }
 
     #[test]
-    fn an_unknown_scheme_is_named_with_those_that_are_known() {
+    fn unknown_schemes_are_rejected_with_the_known_ones() {
         let find = |text: &str| {
-            Location::find_with(text, &RemoteOptions::default(), &|_| None, StopFlag::never())
-                .unwrap_err()
-                .to_string()
+            let found = Location::find_with(
+                text,
+                &RemoteOptions::default(),
+                Environment(&|_| None),
+                StopFlag::never(),
+            );
+            found.unwrap_err().to_string()
         };
         for scheme in ["ftp", "memory", "s3a", "simplecache::s3"] {
             let why = find(&format!("{scheme}://u:hunter2@h/x"));

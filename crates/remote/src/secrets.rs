@@ -1,18 +1,18 @@
-//! What no text may show: the one place where secrets are taken out of URLs, and out of what servers say.
+//! The one place where secrets are removed from URLs and from the words of servers.
 
 use crate::fault::Fault;
 use crate::http::message::HttpRequest;
 use crate::http::proxy::basic;
-use crate::options::{RemoteOptions, Token};
+use crate::options::RemoteOptions;
 use crate::url::{Url, decode, split_collapsed, split_scheme};
 
-/// What stands where a secret was.
+/// The replacement for a secret.
 const REMOVED: &str = "…";
 
-/// Shorter values are words such as `2` or `yes`, and every message has letters of them.
+/// Shorter values are words such as `2` or `yes`, which occur in every message.
 const LEAST_NBYTES: usize = 4;
 
-/// Characters that have a name in HTML and XML.
+/// Characters with a name in HTML and XML.
 const ENTITIES: &[(char, &str)] = &[
     ('&', "amp"),
     ('<', "lt"),
@@ -24,10 +24,11 @@ const ENTITIES: &[(char, &str)] = &[
     ('=', "equals"),
 ];
 
-/// The query of `s3://` that names a version, and lets nobody in.
+/// The query of `s3://` that selects a version and is no credential.
 const VERSION: &str = "?versionId=";
 
-/// `text` without what may be secret in it, whether it is a proper URL or not: users with their passwords, and queries.
+/// Return `text` without the parts that may be secret, whether it is a valid URL or not: users with their passwords, and
+/// queries.
 ///
 /// ```
 /// use ingot_remote::redacted;
@@ -48,8 +49,8 @@ pub fn redacted(text: &str) -> String {
     }
 }
 
-/// The bytes of what follows `scheme` up to a query or a fragment. In the keys of stores `#` and `?` are letters like any
-/// other, unless what follows is `name=value`, as what signs an address is.
+/// Return the length of `rest` before a query or a fragment. In the keys of stores `#` and `?` are ordinary characters,
+/// unless `name=value` follows, as in signed URLs.
 pub(crate) fn path_nbytes(scheme: &str, rest: &str) -> usize {
     let is_store = ["s3", "gs", "az"]
         .iter()
@@ -62,25 +63,23 @@ pub(crate) fn path_nbytes(scheme: &str, rest: &str) -> usize {
     end.unwrap_or(rest.len())
 }
 
-/// The bytes of `rest` up to the `@` behind the user.
+/// Return the length of the user at the start of `rest`, with its `@`.
 fn user_nbytes(scheme: &str, rest: &str) -> usize {
     let authority = rest.split(['/', '?', '#']).next().unwrap_or_default();
     let is_hub = scheme.eq_ignore_ascii_case("hf");
     let after = |text: &str| text.rfind('@').map_or(0, |at| at + 1);
-    // A password with a slash or a question mark in it that is not encoded, as keys of Amazon have them, goes on behind
-    // what looks like the host; a host is followed by a port and nothing else.
-    let port = authority
-        .rsplit_once(']')
-        .map_or(authority, |(_, port)| port)
-        .split_once(':');
-    let is_cut = port.is_some_and(|(_, port)| !port.bytes().all(|byte| byte.is_ascii_digit()));
-    match authority.contains('@') {
+    if authority.contains('@') {
         // `hf://gpt2@main` names a revision.
-        true if is_hub && !authority.contains(':') && !authority.starts_with("hf_") => 0,
-        true => after(authority),
-        false if is_cut => after(rest),
-        false => 0,
+        let is_revision = is_hub && !authority.contains(':') && !authority.starts_with("hf_");
+        return if is_revision { 0 } else { after(authority) };
     }
+    // The secret keys of Amazon contain slashes. In a password they end the authority early, so that a colon is not
+    // followed by a port.
+    let port = authority.rsplit_once(']').map_or(authority, |(_, port)| port);
+    let is_cut = port
+        .split_once(':')
+        .is_some_and(|(_, port)| !port.bytes().all(|byte| byte.is_ascii_digit()));
+    if is_cut { after(rest) } else { 0 }
 }
 
 fn names_version(scheme: &str, query: &str) -> bool {
@@ -89,12 +88,12 @@ fn names_version(scheme: &str, query: &str) -> bool {
     scheme.eq_ignore_ascii_case("s3") && version.is_some_and(|version| version.bytes().all(may))
 }
 
-/// What was sent to a server that it may say again, in a reason, a header or a body.
+/// The secrets that were sent to a server, which may repeat them in a reason, a header or a body.
 #[derive(Debug, Default)]
 pub(crate) struct Secrets(Vec<String>);
 
 impl Secrets {
-    /// Those of a request, whatever it is let in by.
+    /// Return the secrets in all parts of a request.
     pub(crate) fn of_request(request: &HttpRequest<'_>) -> Secrets {
         let mut secrets = Secrets::default();
         secrets.add_url(request.url);
@@ -108,9 +107,8 @@ impl Secrets {
         secrets
     }
 
-    /// Those that the caller has given.
     pub(crate) fn add_options(&mut self, options: &RemoteOptions) {
-        if let Token::Given(token) = &options.token {
+        if let Some(token) = options.given_token() {
             self.add(token.reveal());
         }
         for (_, value) in &options.headers {
@@ -122,7 +120,7 @@ impl Secrets {
         if let Some(user) = &url.user {
             self.add_header(&basic(user));
             self.add(user);
-            // The name is secret where it stands alone, as tokens do; beside a password it may be any word.
+            // A name without a password may be a token. Beside a password it may be any word.
             let (name, password) = user.split_once(':').unwrap_or((user, ""));
             self.add(if password.is_empty() { name } else { password });
         }
@@ -130,7 +128,7 @@ impl Secrets {
             self.add(query);
             self.add_pairs(query);
         }
-        // What looks like a query in the key of a store.
+        // A query in the key of an object.
         if let Some(at) = url.path.find("%3F") {
             self.add(&url.path[at..]);
             self.add_pairs(&decode(&url.path[at..]));
@@ -139,7 +137,7 @@ impl Secrets {
 
     pub(crate) fn add_headers(&mut self, headers: &[(String, String)]) {
         for (name, value) in headers {
-            // The others say which bytes, of which version.
+            // These select the bytes and the version.
             let lower = name.to_ascii_lowercase();
             if lower != "range" && !lower.starts_with("if-") {
                 self.add_header(value);
@@ -147,7 +145,7 @@ impl Secrets {
         }
     }
 
-    /// `Bearer …`, `Basic …`, `AWS4-HMAC-SHA256 Credential=…/…, Signature=…`, or any other value.
+    /// Add `Bearer …`, `Basic …`, `AWS4-HMAC-SHA256 Credential=…/…, Signature=…`, or any other value.
     fn add_header(&mut self, value: &str) {
         self.add(value);
         let Some((_, rest)) = value.split_once(' ') else {
@@ -160,14 +158,14 @@ impl Secrets {
         }
     }
 
-    /// The values of a query or a form.
+    /// Add the values of a query or a form.
     fn add_pairs(&mut self, text: &str) {
         for (_, value) in text.split('&').filter_map(|pair| pair.split_once('=')) {
             self.add(value);
         }
     }
 
-    /// As it stands, and decoded. However a server writes it again, one of the two is found.
+    /// Add a secret as given and decoded. [`after_char`] finds both in any encoding.
     fn add(&mut self, secret: &str) {
         for text in [secret.to_owned(), decode(secret)] {
             if text.len() >= LEAST_NBYTES && !self.0.contains(&text) {
@@ -176,18 +174,17 @@ impl Secrets {
         }
     }
 
-    /// `text` without any of them, in whatever case. The longest first: one may be part of another.
+    /// Remove all secrets from `text`, in any case. The longest is removed first, since it may contain others.
     pub(crate) fn removed(&self, text: &str) -> String {
         let mut secrets: Vec<&str> = self.0.iter().map(String::as_str).collect();
         secrets.sort_by_key(|secret| std::cmp::Reverse(secret.len()));
-        secrets
-            .iter()
-            .fold(text.to_owned(), |text, secret| without(&text, secret))
+        let remove = |text: String, secret: &&str| without(&text, secret);
+        secrets.iter().fold(text.to_owned(), remove)
     }
 }
 
 impl Fault {
-    /// The same without `secrets`, in whatever a server has said. All that it says goes through here before it is told.
+    /// Remove `secrets` from the words of a server. Every fault of a server passes through here.
     pub(crate) fn without(mut self, secrets: &Secrets) -> Fault {
         for text in self.said() {
             *text = secrets.removed(text);
@@ -218,26 +215,26 @@ fn after_char(text: &str, c: char) -> Option<&str> {
     let is_space = |c: char| c == ' ' || c == '+';
     let code = u32::from(c);
     let escaped = match first {
-        '%' => c
-            .encode_utf8(&mut [0; 4])
-            .bytes()
-            .try_fold(text, |text, byte| after_percent(text.strip_prefix('%')?, byte)),
+        '%' => {
+            let mut encoded = [0; 4];
+            let mut bytes = c.encode_utf8(&mut encoded).bytes();
+            bytes.try_fold(text, |text, byte| after_percent(text.strip_prefix('%')?, byte))
+        }
         '\\' => {
-            let text = text.trim_start_matches('\\');
             let forms = [c.to_string(), format!("u{code:04x}"), format!("x{code:02x}")];
-            forms.iter().find_map(|form| after_text(text, form))
+            after_any(text.trim_start_matches('\\'), &forms)
         }
         '&' => {
-            let named = ENTITIES
-                .iter()
-                .find(|entity| entity.0 == c)
-                .map_or("", |entity| entity.1);
-            let forms = [
-                format!("&#{code};"),
-                format!("&#x{code:x};"),
-                format!("&{named};"),
-            ];
-            forms.iter().find_map(|form| after_text(text, form))
+            let named = ENTITIES.iter().find(|entity| entity.0 == c);
+            let named = named.map_or("", |entity| entity.1);
+            after_any(
+                text,
+                &[
+                    format!("&#{code};"),
+                    format!("&#x{code:x};"),
+                    format!("&{named};"),
+                ],
+            )
         }
         _ => None,
     };
@@ -245,10 +242,14 @@ fn after_char(text: &str, c: char) -> Option<&str> {
     escaped.or_else(|| is_plain.then(|| &text[first.len_utf8()..]))
 }
 
-/// What follows the digits of `byte`. The percent sign before them may be encoded itself.
+/// Return the rest of `text` after the digits of `byte`. The percent sign before them may be encoded itself.
 fn after_percent(text: &str, byte: u8) -> Option<&str> {
     let deeper = text.strip_prefix("25").and_then(|text| after_percent(text, byte));
     deeper.or_else(|| after_text(text, &format!("{byte:02x}")))
+}
+
+fn after_any<'t>(text: &'t str, forms: &[String]) -> Option<&'t str> {
+    forms.iter().find_map(|form| after_text(text, form))
 }
 
 fn after_text<'t>(text: &'t str, form: &str) -> Option<&'t str> {
@@ -262,7 +263,7 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn what_is_shown_of_a_url_holds_no_secret() {
+    fn redacted_urls_contain_no_secret() {
         for (text, shown) in [
             ("https://u:p@h/x?sig=1#y", "https://h/x?…"),
             ("https://u:p@h", "https://h"),
@@ -293,9 +294,9 @@ mod tests {
     }
 
     proptest! {
-        /// Each character in any of the ways in which servers write it.
+        /// Each character in any encoding that servers use.
         #[test]
-        fn a_secret_is_removed_however_it_is_written(
+        fn secrets_are_removed_in_any_encoding(
             written in prop::collection::vec((prop::sample::select("aZ9+/= &%~-_.:@ü".chars().collect::<Vec<_>>()), 0..9_usize), 4..30),
         ) {
             let secret: String = written.iter().map(|(c, _)| *c).collect();
@@ -330,7 +331,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_sent_is_not_said_again() {
+    fn the_secrets_of_a_request_are_removed() {
         let url = Url::parse("https://me:p%40ssword@h/x?sig=abc%2Bdef&se=2030").unwrap();
         let headers = [
             ("Range", "bytes=0-131071"),

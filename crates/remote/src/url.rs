@@ -1,28 +1,35 @@
-//! URLs of HTTP: parsed once, and never put in another form.
+//! URLs of HTTP, parsed once and never normalised.
 
 use std::borrow::Cow;
 use std::fmt;
 use std::net::IpAddr;
 
-use crate::fault::{Fault, FaultKind};
+use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, percent_decode_str, utf8_percent_encode};
+
+use crate::fault::{Fault, Result};
 use crate::network::is_public;
 
-/// The schemes that are asked for; `file` is a path.
+/// All ASCII characters except the unreserved ones of RFC 3986.
+const RESERVED: &AsciiSet = &NON_ALPHANUMERIC
+    .remove(b'-')
+    .remove(b'.')
+    .remove(b'_')
+    .remove(b'~');
+const RESERVED_IN_PATHS: &AsciiSet = &RESERVED.remove(b'/');
+
+/// The schemes of remote files; `file` is a path.
 pub(crate) const SCHEMES: &[&str] = &["http", "https", "hf", "s3", "gs", "az"];
 
-/// What stands before `://`, if it can be a scheme, and what follows. A single letter is a drive. fsspec puts
-/// several before one another, with `::` between them.
+/// Split a URL at `://` into its scheme and the rest. A single letter is a drive and not a scheme. fsspec chains schemes
+/// with `::`.
 pub(crate) fn split_scheme(text: &str) -> Option<(&str, &str)> {
     let (scheme, rest) = text.split_once("://")?;
     let may = |byte: u8| byte.is_ascii_alphanumeric() || b"+-.:".contains(&byte);
-    let begins = scheme
-        .bytes()
-        .next()
-        .is_some_and(|byte| byte.is_ascii_alphabetic());
-    (begins && scheme.len() > 1 && scheme.bytes().all(may)).then_some((scheme, rest))
+    let is_scheme = scheme.starts_with(|first: char| first.is_ascii_alphabetic()) && scheme.bytes().all(may);
+    (is_scheme && scheme.len() > 1).then_some((scheme, rest))
 }
 
-/// The same of a URL that was made a path, which leaves one slash of two.
+/// Split a URL that was used as a path, which reduces `://` to `:/`.
 pub(crate) fn split_collapsed(text: &str) -> Option<(&str, &str)> {
     let (scheme, rest) = text.split_once(":/")?;
     let last = scheme.rsplit("::").next().unwrap_or_default();
@@ -30,7 +37,6 @@ pub(crate) fn split_collapsed(text: &str) -> Option<(&str, &str)> {
     is_known.then_some((scheme, rest))
 }
 
-/// How a URL is spoken to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Scheme {
     Http,
@@ -53,50 +59,42 @@ impl Scheme {
     }
 }
 
-/// A URL of HTTP. `Display` leaves out what may be secret: the user with the password, and the query, which is where
-/// signatures stand.
+/// A URL of HTTP. `Display` omits the parts that may be secret: the user with the password, and the query, which may be
+/// signed.
 #[derive(Clone, PartialEq, Eq)]
 pub(crate) struct Url {
     pub(crate) scheme: Scheme,
-    /// What stands before `@`, percent-encoded as it was given.
+    /// User and password, percent-encoded as given.
     pub(crate) user: Option<String>,
-    /// A name in small letters, or an address; one of IPv6 without its brackets.
+    /// A name in lower case, or an address; IPv6 addresses without brackets.
     pub(crate) host: String,
     pub(crate) port: u16,
-    /// Begins with `/`. As it was given, but for bytes outside of ASCII.
+    /// Begins with `/`. As given, except that bytes outside ASCII are percent-encoded.
     pub(crate) path: String,
     /// Without the `?`.
     pub(crate) query: Option<String>,
 }
 
-/// What stands in the queries of signed addresses of CloudFront and Azure, and begins those of S3 and Google.
+/// Parameters of the signed URLs of Azure and CloudFront.
 const SIGNATURES: &[&str] = &[
-    "expires",
-    "signature",
-    "key-pair-id",
-    "policy",
-    "awsaccesskeyid",
-    "googleaccessid",
-    "sig",
-    "se",
-    "st",
-    "sp",
-    "sv",
-    "sr",
-    "spr",
-    "skoid",
-    "sktid",
-    "skt",
-    "ske",
-    "sks",
+    "expires", "policy", "sig", "se", "st", "sp", "sv", "sr", "spr", "skoid", "sktid", "skt", "ske", "sks",
     "skv",
 ];
-const SIGNATURE_PREFIXES: &[&str] = &["x-amz-", "x-goog-"];
 
-/// Names in a query that select a file or how it is sent, and are no credentials.
+/// Prefixes of the parameters of the signed URLs of CloudFront, S3 and Google.
+const SIGNATURE_PREFIXES: &[&str] = &[
+    "signature",
+    "key-pair-id",
+    "awsaccesskeyid",
+    "googleaccessid",
+    "x-amz-",
+    "x-goog-",
+];
+
+/// Parameters that select a file or the way it is sent, and are no credentials.
 const HARMLESS: &[&str] = &["download", "generation", "versionid"];
 
-/// What makes two URLs one place to send secrets to.
+/// The place that secrets are sent to: scheme, host and port.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct SecurityOrigin {
     pub(crate) scheme: Scheme,
@@ -105,53 +103,43 @@ pub(crate) struct SecurityOrigin {
 }
 
 impl Url {
-    /// Reads an absolute URL. The path is kept as it stands: a `..` or a `%2F` in it is the server's to understand.
-    pub(crate) fn parse(text: &str) -> Result<Url, Fault> {
-        let refuse = |why: &str| Fault::new(FaultKind::Address(why.to_owned()));
+    /// Parse an absolute URL. The path is kept as given: the server decides the meaning of a `..` or a `%2F` in it.
+    pub(crate) fn parse(text: &str) -> Result<Url> {
         check_characters(text)?;
-        let (scheme, rest) = text
-            .split_once("://")
-            .ok_or_else(|| refuse("expected http://… or https://…"))?;
+        let Some((scheme, rest)) = text.split_once("://") else {
+            return Err(Fault::address("expected http://… or https://…"));
+        };
         let scheme = match scheme.to_ascii_lowercase().as_str() {
             "http" => Scheme::Http,
             "https" => Scheme::Https,
             other => {
-                return Err(refuse(&format!(
-                    "the scheme {other}: is none of http: and https:"
-                )));
+                let why = format!("the scheme {other}: is unknown: expected http: or https:");
+                return Err(Fault::address(why));
             }
         };
-        let rest = rest.split('#').next().unwrap_or_default();
-        let end = rest.find(['/', '?']).unwrap_or(rest.len());
-        let (authority, rest) = rest.split_at(end);
+        let rest = without_fragment(rest);
+        let (authority, rest) = rest.split_at(rest.find(['/', '?']).unwrap_or(rest.len()));
         let (user, host_and_port) = match authority.rsplit_once('@') {
             Some((user, host)) => (Some(user.to_owned()), host),
             None => (None, authority),
         };
         let (host, port) = host_and_port_of(host_and_port, scheme.port())?;
-        let (path, query) = match rest.split_once('?') {
-            Some((path, query)) => (path, Some(query)),
-            None => (rest, None),
-        };
+        let (path, query) = split_query(rest);
         Ok(Url {
             scheme,
             user,
             host,
             port,
-            path: if path.is_empty() {
-                "/".to_owned()
-            } else {
-                encode_foreign(path)
-            },
+            path: encode_foreign(if path.is_empty() { "/" } else { path }),
             query: query.map(encode_foreign),
         })
     }
 
-    /// Where a redirect from here leads.
-    pub(crate) fn join(&self, location: &str) -> Result<Url, Fault> {
+    /// Resolve the location of a redirect from here.
+    pub(crate) fn join(&self, location: &str) -> Result<Url> {
         check_characters(location)?;
         let head = location.split(['/', '?', '#']).next().unwrap_or_default();
-        // The user in a Location header is the server's, not the caller's.
+        // A user in the location is chosen by the server, not by the caller.
         let absolute = |text: &str| Url::parse(text).map(|url| Url { user: None, ..url });
         if head.contains(':') {
             return absolute(location);
@@ -159,11 +147,7 @@ impl Url {
         if let Some(rest) = location.strip_prefix("//") {
             return absolute(&format!("{}://{rest}", self.scheme.name()));
         }
-        let location = location.split('#').next().unwrap_or_default();
-        let (path, query) = match location.split_once('?') {
-            Some((path, query)) => (path, Some(query.to_owned())),
-            None => (location, None),
-        };
+        let (path, query) = split_query(without_fragment(location));
         let path = match path {
             "" => self.path.clone(),
             path if path.starts_with('/') => without_dots(path),
@@ -175,22 +159,28 @@ impl Url {
         Ok(Url {
             user: None,
             path: encode_foreign(&path),
-            query: query.as_deref().map(encode_foreign),
+            query: query.map(encode_foreign),
             ..self.clone()
         })
     }
 
-    /// Whether the URL is a credential: its query holds more than the name of a version, or the key of a store contains
+    /// Return the URL of `path`, which begins with a slash, below this one.
+    pub(crate) fn below(&self, path: &str) -> Url {
+        Url {
+            path: format!("{}{path}", self.path.trim_end_matches('/')),
+            ..self.clone()
+        }
+    }
+
+    /// Whether the URL is a credential: its query has more than harmless parameters, or the key of an object contains
     /// such a query.
     pub(crate) fn is_secret(&self) -> bool {
         let query = self.query.as_deref().unwrap_or_default();
-        let mut names = query.split('&').filter_map(|pair| pair.split('=').next());
-        let is_secret =
-            |name: &str| !name.is_empty() && !HARMLESS.contains(&name.to_ascii_lowercase().as_str());
-        names.any(is_secret) || self.keyed_query().is_some()
+        let mut names = query.split('&').map(name_of);
+        names.any(|name| !name.is_empty() && !HARMLESS.contains(&&*name)) || self.keyed_query().is_some()
     }
 
-    /// Where in the path begins what looks like a query, which is a part of the key of a store.
+    /// Return the position of a query that is part of the key of an object.
     fn keyed_query(&self) -> Option<usize> {
         let at = self.path.find("%3F")?;
         self.path[at..].contains("%3D").then_some(at)
@@ -204,24 +194,19 @@ impl Url {
         }
     }
 
-    /// The whole address, but for what signs it, which is another each time.
+    /// Return the URL without its signature, which differs each time.
     pub(crate) fn unsigned(&self) -> String {
         let query = self.query.as_deref().unwrap_or_default();
         let is_signed = |pair: &&str| {
-            let name = pair.split('=').next().unwrap_or_default().to_ascii_lowercase();
+            let name = name_of(pair);
             SIGNATURES.contains(&&*name) || SIGNATURE_PREFIXES.iter().any(|prefix| name.starts_with(prefix))
         };
         let pairs: Vec<&str> = query.split('&').filter(|pair| !is_signed(pair)).collect();
-        format!(
-            "{}://{}{}?{}",
-            self.scheme.name(),
-            self.authority(),
-            self.path,
-            pairs.join("&")
-        )
+        let (scheme, authority) = (self.scheme.name(), self.authority());
+        format!("{scheme}://{authority}{}?{}", self.path, pairs.join("&"))
     }
 
-    /// Host and port as a `Host` header has them.
+    /// Return host and port for a `Host` header, without the usual port.
     pub(crate) fn authority(&self) -> String {
         if self.port == self.scheme.port() {
             bracketed(&self.host).into_owned()
@@ -230,12 +215,12 @@ impl Url {
         }
     }
 
-    /// Host and port, whichever it is.
+    /// Return host and port.
     pub(crate) fn host_and_port(&self) -> String {
         format!("{}:{}", bracketed(&self.host), self.port)
     }
 
-    /// Path and query, as a request has them.
+    /// Return path and query for the first line of a request.
     pub(crate) fn target(&self) -> String {
         match &self.query {
             Some(query) => format!("{}?{query}", self.path),
@@ -243,13 +228,13 @@ impl Url {
         }
     }
 
-    /// The host, where it is an address and not a name.
+    /// Return the host if it is an address.
     pub(crate) fn address(&self) -> Option<IpAddr> {
         self.host.parse().ok()
     }
 
-    /// Whether the host is, as far as its name says, one of the public internet. A name is resolved where it is
-    /// connected to; what ends with a number is an address to those who resolve it, however it is spelled.
+    /// Whether the host may be one of the public internet. Names are resolved later. A name whose last label begins with
+    /// a digit is refused, since resolvers take it for an address.
     pub(crate) fn may_be_public(&self) -> bool {
         let host = self.host.trim_end_matches('.');
         let last = host.rsplit('.').next().unwrap_or_default();
@@ -276,7 +261,22 @@ impl fmt::Debug for Url {
     }
 }
 
-/// A host as it stands before a port: an address of IPv6 in brackets.
+fn without_fragment(text: &str) -> &str {
+    text.split('#').next().unwrap_or_default()
+}
+
+fn split_query(text: &str) -> (&str, Option<&str>) {
+    let split = text.split_once('?');
+    split.map_or((text, None), |(path, query)| (path, Some(query)))
+}
+
+/// Return the name of a parameter, in lower case.
+fn name_of(pair: &str) -> String {
+    let name = pair.split('=').next().unwrap_or_default();
+    name.to_ascii_lowercase()
+}
+
+/// Return a host for use before a port: IPv6 addresses in brackets.
 pub(crate) fn bracketed(host: &str) -> Cow<'_, str> {
     if host.contains(':') {
         format!("[{host}]").into()
@@ -285,133 +285,93 @@ pub(crate) fn bracketed(host: &str) -> Cow<'_, str> {
     }
 }
 
-/// Bytes as they may stand in a path: what RFC 3986 calls unreserved, and `/`, stay; that is also how S3 signs them.
+/// Percent-encode a path. The unreserved characters and `/` are kept, as S3 signs paths.
 pub(crate) fn encode_path(path: &str) -> String {
-    encode(path, |byte| unreserved(byte) || byte == b'/')
+    utf8_percent_encode(path, RESERVED_IN_PATHS).to_string()
 }
 
-/// Bytes as they may stand in one segment of a path, or in one value of a query.
+/// Percent-encode a segment of a path, or a value of a query.
 pub(crate) fn encode_segment(segment: &str) -> String {
-    encode(segment, unreserved)
+    utf8_percent_encode(segment, RESERVED).to_string()
 }
 
-/// What percent-encoded text stands for; text that is not properly encoded stands for itself.
-pub(crate) fn decode(text: &str) -> String {
-    let text_of = |bytes| String::from_utf8(bytes).ok();
-    bytes_of(text, true)
-        .and_then(text_of)
-        .unwrap_or_else(|| text.to_owned())
-}
-
-/// The bytes that percent-encoded text stands for, or `None` where it is not properly encoded.
-pub(crate) fn decoded(text: &str) -> Option<Vec<u8>> {
-    bytes_of(text, false)
-}
-
-fn bytes_of(text: &str, is_lenient: bool) -> Option<Vec<u8>> {
-    let bytes = text.as_bytes();
-    let mut decoded = Vec::with_capacity(bytes.len());
-    let mut at = 0;
-    while at < bytes.len() {
-        let escape = (bytes[at] == b'%')
-            .then(|| text.get(at + 1..at + 3))
-            .flatten()
-            .filter(|digits| digits.bytes().all(|digit| digit.is_ascii_hexdigit()))
-            .and_then(|digits| u8::from_str_radix(digits, 16).ok());
-        if bytes[at] == b'%' && escape.is_none() && !is_lenient {
-            return None;
-        }
-        decoded.push(escape.unwrap_or(bytes[at]));
-        at += if escape.is_some() { 3 } else { 1 };
-    }
-    Some(decoded)
-}
-
-fn unreserved(byte: u8) -> bool {
-    byte.is_ascii_alphanumeric() || b"-._~".contains(&byte)
-}
-
-/// Browsers and clients write bytes outside of ASCII as they are; requests cannot hold them.
+/// Percent-encode bytes outside ASCII, which requests cannot contain. Browsers show them decoded.
 fn encode_foreign(text: &str) -> String {
-    encode(text, |byte| byte.is_ascii())
+    utf8_percent_encode(text, &AsciiSet::EMPTY).to_string()
 }
 
-fn encode(text: &str, stays: impl Fn(u8) -> bool) -> String {
-    let mut encoded = String::with_capacity(text.len());
-    for &byte in text.as_bytes() {
-        if stays(byte) {
-            encoded.push(char::from(byte));
-        } else {
-            encoded.push_str(&format!("%{byte:02X}"));
-        }
-    }
-    encoded
+/// Decode percent-encoded text. Invalid escapes are kept, and so is text that is not UTF-8 afterwards.
+pub(crate) fn decode(text: &str) -> String {
+    let decoded = percent_decode_str(text).decode_utf8();
+    decoded.map_or_else(|_| text.to_owned(), Cow::into_owned)
 }
 
-/// Refuses what could end a line of a request, or is read in two ways.
-fn check_characters(text: &str) -> Result<(), Fault> {
-    let bad = text
-        .chars()
-        .find(|&c| c.is_control() || c.is_whitespace() || c == '\\');
-    match bad {
-        Some(bad) => Err(Fault::new(FaultKind::Address(format!(
-            "the URL has the character {bad:?}, which has to be percent-encoded"
-        )))),
+/// Decode percent-encoded text to bytes, or return `None` if an escape is invalid.
+pub(crate) fn decoded(text: &str) -> Option<Vec<u8>> {
+    let is_escape = |rest: &str| {
+        let digits = rest.as_bytes().get(..2);
+        digits.is_some_and(|digits| digits.iter().all(u8::is_ascii_hexdigit))
+    };
+    let is_valid = text.split('%').skip(1).all(is_escape);
+    is_valid.then(|| percent_decode_str(text).collect())
+}
+
+/// Reject characters that could end a line of a request, or that readers understand differently.
+fn check_characters(text: &str) -> Result<()> {
+    let is_bad = |c: &char| c.is_control() || c.is_whitespace() || *c == '\\';
+    match text.chars().find(is_bad) {
+        Some(bad) => Err(Fault::address(format!(
+            "the URL has the character {bad:?}, which must be percent-encoded"
+        ))),
         None => Ok(()),
     }
 }
 
-fn host_and_port_of(text: &str, usual: u16) -> Result<(String, u16), Fault> {
-    let refuse = |why: &str| Fault::new(FaultKind::Address(why.to_owned()));
+fn host_and_port_of(text: &str, usual: u16) -> Result<(String, u16)> {
+    let refuse = |why: &str| Err(Fault::address(why));
     let (host, port) = match text.strip_prefix('[') {
-        Some(rest) => {
-            let (host, port) = rest.split_once(']').ok_or_else(|| refuse("the host has no ]"))?;
-            if !matches!(host.parse(), Ok(IpAddr::V6(_))) {
-                return Err(refuse("what stands between [ and ] is no address of IPv6"));
-            }
-            (host, port)
-        }
+        Some(rest) => match rest.split_once(']') {
+            Some((host, port)) if matches!(host.parse(), Ok(IpAddr::V6(_))) => (host, port),
+            _ => return refuse("the brackets of the host contain no IPv6 address"),
+        },
         None => text.split_at(text.find(':').unwrap_or(text.len())),
     };
     let port = match port.strip_prefix(':') {
-        None if port.is_empty() => usual,
-        Some("") => usual,
-        Some(digits) if digits.bytes().all(|byte| byte.is_ascii_digit()) => {
-            digits.parse().map_err(|_| refuse("the port is none"))?
-        }
-        _ => return Err(refuse("the port is none")),
+        None if port.is_empty() => Some(usual),
+        Some("") => Some(usual),
+        Some(digits) if digits.bytes().all(|byte| byte.is_ascii_digit()) => digits.parse().ok(),
+        _ => None,
     };
-    if host.is_empty() || port == 0 {
-        return Err(refuse("the URL has no host"));
+    let Some(port) = port.filter(|&port| port > 0) else {
+        return refuse("invalid port: expected a number from 1 to 65535");
+    };
+    if host.is_empty() {
+        return refuse("the URL has no host");
     }
     if !host.is_ascii() {
-        return Err(refuse(
-            "the host has letters outside of ASCII: give it as its name in the DNS, which begins with xn--",
-        ));
+        return refuse(
+            "the host has characters outside ASCII: use its name in the DNS, which begins with xn--",
+        );
     }
-    let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-._:".contains(&byte);
-    if !host.bytes().all(plain) {
-        return Err(refuse("the host has characters that no host has"));
+    let may = |byte: u8| byte.is_ascii_alphanumeric() || b"-._:".contains(&byte);
+    if !host.bytes().all(may) {
+        return refuse("the host has characters that no host name has");
     }
     Ok((host.to_ascii_lowercase(), port))
 }
 
-/// RFC 3986 §5.2.4, which only references of redirects go through.
+/// Remove the dot segments of a redirect (RFC 3986, 5.2.4).
 fn without_dots(path: &str) -> String {
     let mut kept: Vec<&str> = Vec::new();
     let mut segments = path.split('/').skip(1).peekable();
     while let Some(segment) = segments.next() {
-        let is_last = segments.peek().is_none();
         match segment {
-            "." | ".." => {
-                if segment == ".." {
-                    kept.pop();
-                }
-                if is_last {
-                    kept.push("");
-                }
-            }
+            ".." => drop(kept.pop()),
+            "." => {}
             segment => kept.push(segment),
+        }
+        if segments.peek().is_none() && matches!(segment, "." | "..") {
+            kept.push("");
         }
     }
     format!("/{}", kept.join("/"))
@@ -426,7 +386,7 @@ mod tests {
     }
 
     #[test]
-    fn a_url_is_taken_apart_and_its_path_left_as_it_is() {
+    fn urls_are_parsed_without_normalising_the_path() {
         let url = parsed("HTTPS://me:pass@Example.com:8443/a/../b%2Fc//d?x=1&y=%2F#end");
         assert_eq!(url.user.as_deref(), Some("me:pass"));
         assert_eq!((url.host.as_str(), url.port), ("example.com", 8443));
@@ -435,7 +395,7 @@ mod tests {
     }
 
     #[test]
-    fn secrets_are_not_displayed() {
+    fn display_hides_secrets() {
         let url = parsed("https://me:hunter2@h/file?X-Amz-Signature=deadbeef");
         assert_eq!(url.to_string(), "https://h/file?…");
         assert_eq!(format!("{url:?}"), "Url(https://h/file?…)");
@@ -444,7 +404,7 @@ mod tests {
     }
 
     #[test]
-    fn addresses_and_ports() {
+    fn authorities_have_brackets_and_unusual_ports() {
         assert_eq!(parsed("http://[::1]:81/x").authority(), "[::1]:81");
         assert_eq!(parsed("http://[::1]/x").address(), Some("::1".parse().unwrap()));
         assert_eq!(parsed("http://[::1]/x").authority(), "[::1]");
@@ -455,7 +415,7 @@ mod tests {
     }
 
     #[test]
-    fn a_name_that_is_an_address_in_disguise_is_not_public() {
+    fn disguised_addresses_are_not_public() {
         for host in [
             "127.0.0.1",
             "[::1]",
@@ -474,7 +434,7 @@ mod tests {
     }
 
     #[test]
-    fn what_could_be_read_in_two_ways_is_refused() {
+    fn ambiguous_urls_are_rejected() {
         for text in [
             "http://h/a\r\nX: y",
             "http://h/a b",
@@ -495,12 +455,12 @@ mod tests {
             let fault = Url::parse(text).unwrap_err();
             assert_eq!(fault.code(), "bad-url", "{text}");
         }
-        // What stands before the last @ is the user, whatever it looks like.
+        // Everything before the last @ is the user.
         assert_eq!(parsed("http://good.example@evil.example/").host, "evil.example");
     }
 
     #[test]
-    fn a_query_lets_in_unless_it_names_a_version() {
+    fn queries_are_secret_unless_their_names_are_harmless() {
         for (text, is_secret) in [
             ("http://h/x", false),
             ("http://h/x?", false),
@@ -519,7 +479,7 @@ mod tests {
     }
 
     #[test]
-    fn redirects_are_resolved_as_the_rfc_says() {
+    fn redirects_are_resolved_as_in_the_rfc() {
         let base = parsed("https://u:p@h:8/a/b/c?q");
         for (location, expected) in [
             ("https://other/x", "https://other/x"),
@@ -550,7 +510,7 @@ mod tests {
     }
 
     #[test]
-    fn encoding_and_decoding() {
+    fn percent_encoding_round_trips() {
         assert_eq!(encode_path("a b/ü+?#~"), "a%20b/%C3%BC%2B%3F%23~");
         assert_eq!(encode_segment("refs/pr/1"), "refs%2Fpr%2F1");
         assert_eq!(decode("a%20b%2Fc%zz%"), "a b/c%zz%");

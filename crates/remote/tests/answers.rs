@@ -1,5 +1,5 @@
-//! Answers of HTTP/1.1 and URLs, held against `hyper`, `httparse`, `ureq` and `http`: what any of them refuses is
-//! refused here too, or a test says why not; and what we take has the bytes that it has to them.
+//! Responses of HTTP/1.1 and URLs, compared with `hyper`, `httparse`, `ureq` and `http`. Everything that one of them
+//! rejects is rejected here, with listed exceptions, and accepted responses have the same bytes.
 
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
@@ -14,10 +14,11 @@ use ingot_remote::{Client, Fault, Location, RemoteFile, RemoteOptions, Resource,
 use crate::of_hyper::of_hyper;
 use crate::server::{Answer, Server};
 
-/// What `http` refuses in a path and we take. Paths go as they stand, and curl sends these: they are in keys of stores.
+/// Characters that `http` rejects in a path and ingot accepts. Paths are sent unchanged. Keys of stores contain these
+/// characters, and curl sends them.
 const TAKEN: &[char] = &['<', '>', '`', '"'];
 
-/// First lines; the first is a good one, as in each of these lists.
+/// First lines. The first row is valid, as in each of these tables.
 const FIRST: &[&str] = &[
     "HTTP/1.1 200 OK",
     "HTTP/1.1 200",
@@ -47,7 +48,7 @@ const FIRST: &[&str] = &[
     "HTTP/1.1 304 Same",
 ];
 
-/// Lines that stand among the headers.
+/// Lines between the headers.
 const MORE: &[&str] = &[
     "X: y",
     "X:y",
@@ -73,7 +74,7 @@ const MORE: &[&str] = &[
     "X: y\r",
 ];
 
-/// How a body of five bytes is delimited.
+/// Headers with the length of a body of five bytes.
 const LENGTHS: &[&str] = &[
     "Content-Length: 5",
     "Content-Length:5",
@@ -100,7 +101,7 @@ const LENGTHS: &[&str] = &[
     "Connection: close",
 ];
 
-/// How one in chunks is said to be.
+/// Headers of a chunked body.
 const CODINGS: &[&str] = &[
     "Transfer-Encoding: chunked",
     "transfer-encoding: Chunked",
@@ -153,7 +154,7 @@ const SIZES: &[&str] = &[
     "4",
 ];
 
-/// What stands after it, up to the end.
+/// Bytes after the chunk, up to the end.
 const ENDS: &[&str] = &[
     "\r\n0\r\n\r\n",
     "\r\n000\r\n\r\n",
@@ -187,7 +188,7 @@ const LINE_ENDS: &[&str] = &["\r\n", "\n", "\r", "\r\r\n", "\n\r"];
 struct Dice(u64);
 
 impl Dice {
-    /// Mostly the first, so that an answer has few faults.
+    /// Return the first row in most cases, so that a response has few faults.
     fn pick<'t>(&mut self, table: &[&'t str]) -> &'t str {
         self.0 ^= self.0 << 13;
         self.0 ^= self.0 >> 7;
@@ -210,7 +211,7 @@ fn render(parts: [&str; 6], is_chunked: bool) -> Vec<u8> {
     text.into_bytes()
 }
 
-/// Each piece alone in an answer that is good otherwise, and 1,500 answers of several.
+/// Return responses with one unusual row each, and 1,500 with several.
 fn answers() -> Vec<Vec<u8>> {
     let mut answers = BTreeSet::new();
     for is_chunked in [false, true] {
@@ -234,7 +235,7 @@ fn answers() -> Vec<Vec<u8>> {
         for _ in 0..750 {
             answers.insert(render(tables.map(|table| dice.pick(table)), is_chunked));
         }
-        // More headers than anybody sends, and long ones.
+        // Many headers, and long ones.
         for (count, nbytes) in [(90, 1), (200, 1), (1, 60_000), (1, 500_000)] {
             let many = vec![format!("X: {}", "y".repeat(nbytes)); count].join("\r\n");
             let mut parts = good;
@@ -242,7 +243,7 @@ fn answers() -> Vec<Vec<u8>> {
             answers.insert(render(parts, is_chunked));
         }
     }
-    // Ended at each byte.
+    // Truncated at each byte.
     let whole = render([FIRST[0], MORE[0], LENGTHS[0], "", "", "\r\n"], false);
     answers.extend((0..whole.len()).map(|end| whole[..end].to_vec()));
     let whole = render([FIRST[0], MORE[0], CODINGS[0], SIZES[0], ENDS[3], "\r\n"], true);
@@ -250,7 +251,7 @@ fn answers() -> Vec<Vec<u8>> {
     answers.into_iter().collect()
 }
 
-/// Gives the `n`-th answer to who asks for `/n`, and ends the connection.
+/// Answer a request for `/n` with the `n`-th response, and close the connection.
 fn serve(answers: Arc<Vec<Vec<u8>>>) -> String {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let url = format!("http://{}", listener.local_addr().unwrap());
@@ -269,7 +270,7 @@ fn answer(mut stream: &TcpStream, answers: &[Vec<u8>]) -> Option<()> {
     lines.find(String::is_empty)?;
     stream.write_all(&answers[at]).ok()?;
     stream.shutdown(Shutdown::Write).ok()?;
-    // Until the client has hung up: a reset would take the answer along.
+    // Wait for the client to close: a reset would discard the response.
     io::copy(&mut stream, &mut io::sink()).ok().map(drop)
 }
 
@@ -287,7 +288,7 @@ fn ours(url: &str) -> Result<Vec<u8>, Fault> {
     Ok(bytes)
 }
 
-/// The last head, as httparse reads it by itself: those of 1xx stand before it.
+/// Parse the last head, after the informational ones, with httparse alone.
 fn of_httparse(mut answer: &[u8]) -> Result<u16, String> {
     loop {
         let mut headers = [httparse::EMPTY_HEADER; 256];
@@ -302,7 +303,7 @@ fn of_httparse(mut answer: &[u8]) -> Result<u16, String> {
     }
 }
 
-/// What ureq makes of it, over a connection to the same server.
+/// Return the response as ureq reads it from the same server.
 fn of_ureq(agent: &ureq::Agent, url: &str) -> Result<(u16, Vec<u8>), String> {
     let answer = agent.get(url).call().map_err(|error| error.to_string())?;
     let (status, mut bytes) = (answer.status().as_u16(), Vec::new());
@@ -311,11 +312,11 @@ fn of_ureq(agent: &ureq::Agent, url: &str) -> Result<(u16, Vec<u8>), String> {
 }
 
 #[test]
-fn what_hyper_httparse_or_ureq_refuses_is_refused_and_what_is_taken_has_their_bytes() {
+fn accepted_responses_are_the_same_for_hyper_httparse_and_ureq() {
     let answers = Arc::new(answers());
     let url = serve(Arc::clone(&answers));
     let agent = ureq::Agent::config_builder().timeout_global(Some(Duration::from_secs(20)));
-    // It would send a request on a connection that the server is about to close.
+    // Without idle connections, since the server is about to close them.
     let agent: ureq::Agent = agent.proxy(None).max_idle_connections(0).build().into();
     let (mut taken, mut wrong) = (0, String::new());
     for (at, answer) in answers.iter().enumerate() {
@@ -340,13 +341,13 @@ fn what_hyper_httparse_or_ureq_refuses_is_refused_and_what_is_taken_has_their_by
         wrong.lines().count(),
         answers.len()
     );
-    // Both sides of the rule are tried.
+    // Both outcomes occur.
     let refused = answers.len() - taken;
     assert!(taken > 50 && refused > 200, "{taken} taken, {refused} refused");
 }
 
 #[test]
-fn a_path_is_asked_for_as_http_reads_it_and_what_it_refuses_is_refused() {
+fn paths_are_sent_unchanged_and_rejected_if_http_rejects_them() {
     let server = Server::new(|_| Answer::new(200, b"hello"));
     let pieces = [
         "a", "b", "/", "//", ".", "..", "/./", "/../", "%2e", "%2F", "%", "%zz", "+", "~", "?", "?a=b&c",
@@ -363,7 +364,7 @@ fn a_path_is_asked_for_as_http_reads_it_and_what_it_refuses_is_refused() {
         }
         let url = server.at(&path);
         let ours = ours(&url).ok().map(|_| server.asked().pop().unwrap().path);
-        // What stands behind `#` is sent by neither.
+        // Neither sends the fragment.
         let theirs = url.parse::<http::Uri>().ok();
         match (ours, theirs.as_ref().and_then(http::Uri::path_and_query)) {
             (None, None) => refused += 1,
@@ -371,7 +372,7 @@ fn a_path_is_asked_for_as_http_reads_it_and_what_it_refuses_is_refused() {
             (Some(ours), None) if ours == path.split('#').next().unwrap() && path.contains(TAKEN) => {
                 taken += 1
             }
-            // Stricter.
+            // Stricter than `http`.
             (None, Some(_)) => refused += 1,
             (ours, theirs) => writeln!(wrong, "{path:?}: ours {ours:?}, theirs {theirs:?}").unwrap(),
         }
@@ -381,7 +382,7 @@ fn a_path_is_asked_for_as_http_reads_it_and_what_it_refuses_is_refused() {
 }
 
 #[test]
-fn an_authority_that_http_refuses_is_refused() {
+fn authorities_that_http_rejects_are_rejected() {
     let pieces = [
         "h",
         "example.com",
@@ -427,7 +428,7 @@ fn an_authority_that_http_refuses_is_refused() {
     for authority in threes {
         let url = format!("http://{authority}/x");
         let is_ours = Location::find(&url, &options, StopFlag::never()).is_ok();
-        // The user is sent in no address. It ends at the last `@`, as it does for curl and browsers.
+        // The user is not part of a request. It ends at the last `@`, as for curl and browsers.
         let sent = match authority.rsplit_once('@') {
             Some((_, host)) => format!("http://me@{host}/x"),
             None => url.clone(),

@@ -1,4 +1,4 @@
-//! Files behind URLs, as callers of this crate read them, from a server on this machine.
+//! Remote files from a server on this machine, through the public API.
 
 use std::fs;
 use std::io::Read;
@@ -51,7 +51,7 @@ fn bytes_of(mut reader: impl Read) -> Vec<u8> {
 }
 
 #[test]
-fn every_range_of_a_file_has_its_own_bytes() {
+fn ranges_have_the_bytes_of_the_file() {
     let data = data(5000);
     let server = Server::of(data.clone());
     let file = begin(&server.at("/x"), 64).unwrap();
@@ -73,12 +73,12 @@ fn every_range_of_a_file_has_its_own_bytes() {
     assert_eq!(file.nbytes_now(), Some(5000));
     assert!(!file.is_whole());
     assert!(file.version().unwrap().ends_with("etag \"v1\""));
-    // One connection brought all of it.
+    // One connection served all requests.
     assert_eq!(server.connections(), 1);
 }
 
 #[test]
-fn the_start_grows_as_far_as_it_is_asked_for_and_can_be_let_go_of() {
+fn the_start_can_be_extended_and_freed() {
     let data = data(5000);
     let server = Server::of(data.clone());
     let mut file = begin(&server.at("/x"), 64).unwrap();
@@ -87,7 +87,7 @@ fn the_start_grows_as_far_as_it_is_asked_for_and_can_be_let_go_of() {
     file.extend_start(1000, StopFlag::never()).unwrap();
     assert_eq!(file.start(), &data[..1000]);
     assert_eq!(server.asked()[1].range(), Some(64..1000));
-    file.let_go();
+    file.free_start();
     assert!(file.start().is_empty());
     assert_eq!(bytes_of(file.reader(0..5000, StopFlag::never())), data);
 }
@@ -101,7 +101,7 @@ fn an_empty_file_is_empty() {
 }
 
 #[test]
-fn a_server_that_gives_no_parts_gives_a_small_file_and_whole_a_large_one() {
+fn servers_without_ranges_serve_small_files_and_whole_large_ones() {
     let data = data(9 << 20);
     let small = Server::new(|_| Answer::new(200, b"12345"));
     assert_eq!(begin(&small.at("/x"), 2).unwrap().start(), b"12345");
@@ -116,7 +116,7 @@ fn a_server_that_gives_no_parts_gives_a_small_file_and_whole_a_large_one() {
 }
 
 #[test]
-fn a_file_that_is_replaced_is_not_mixed_with_the_new_one() {
+fn a_replaced_file_is_not_mixed_with_the_new_one() {
     let data = data(500);
     let asked = std::sync::atomic::AtomicUsize::new(0);
     let server = Server::new(move |request| {
@@ -136,7 +136,7 @@ fn a_file_that_is_replaced_is_not_mixed_with_the_new_one() {
 }
 
 #[test]
-fn what_breaks_for_a_while_is_asked_for_again() {
+fn temporary_failures_are_retried() {
     let asked = std::sync::atomic::AtomicUsize::new(0);
     let server = Server::new(
         move |request| match asked.fetch_add(1, std::sync::atomic::Ordering::Relaxed) {
@@ -149,7 +149,7 @@ fn what_breaks_for_a_while_is_asked_for_again() {
 }
 
 #[test]
-fn a_refusal_says_what_the_server_says_and_no_secret() {
+fn refusals_quote_the_server_without_secrets() {
     let server = Server::new(|request| {
         let sent = request.header("authorization").unwrap_or_default().to_owned();
         Answer::new(404, b"").with("X-Error-Message", &format!("no file for {sent}"))
@@ -173,7 +173,7 @@ fn a_refusal_says_what_the_server_says_and_no_secret() {
 }
 
 #[test]
-fn a_bucket_says_its_region() {
+fn refusals_name_the_region_of_a_bucket() {
     let server = Server::new(|_| Answer::new(400, b"").with("x-amz-bucket-region", "eu-west-3"));
     let mut options = options();
     options.endpoint = Some(server.url.clone());
@@ -185,7 +185,7 @@ fn a_bucket_says_its_region() {
 }
 
 #[test]
-fn each_store_is_asked_at_its_own_path() {
+fn each_store_has_its_own_paths() {
     let server = Server::of(b"12345".to_vec());
     let mut options = options();
     options.endpoint = Some(server.url.clone());
@@ -206,7 +206,7 @@ fn each_store_is_asked_at_its_own_path() {
 }
 
 #[test]
-fn a_document_is_read_whole_or_not_at_all() {
+fn documents_are_read_whole_or_rejected() {
     let server = Server::of(b"12345".to_vec());
     let file = resource(&server.at("/x"), &options());
     assert_eq!(file.document(5, StopFlag::never()).unwrap(), b"12345");
@@ -215,7 +215,7 @@ fn a_document_is_read_whole_or_not_at_all() {
 }
 
 #[test]
-fn the_hub_says_the_commit_and_the_tag_of_a_file_and_has_all_headers_in_one() {
+fn the_hub_names_commit_and_tag_and_has_all_headers_in_one_document() {
     let server = Server::new(|request| match request.path.contains("/api/") {
         true => Answer::part(b"{}", request),
         false if request.path.ends_with("/model.safetensors") => Answer::new(404, b""),
@@ -236,7 +236,7 @@ fn the_hub_says_the_commit_and_the_tag_of_a_file_and_has_all_headers_in_one() {
 }
 
 #[test]
-fn files_beside_a_file_are_asked_in_the_same_way() {
+fn files_beside_a_file_have_its_host_and_folder() {
     let options = options();
     for (url, beside) in [
         ("https://h/a/index.json?sig=secret", "https://h/a/x y.bt"),
@@ -261,10 +261,10 @@ fn files_beside_a_file_are_asked_in_the_same_way() {
     assert_eq!((file.cached(), file.cached_at(None)), (None, None));
 }
 
-/// Runs itself with another environment: one process has one.
+/// Runs itself with another environment, since a process has one.
 #[test]
-fn a_commit_that_lies_in_the_cache_of_the_hub_is_found_there() {
-    const NAME: &str = "a_commit_that_lies_in_the_cache_of_the_hub_is_found_there";
+fn commits_are_found_in_the_cache_of_the_hub() {
+    const NAME: &str = "commits_are_found_in_the_cache_of_the_hub";
     if std::env::var_os("HF_HUB_CACHE").is_none() {
         let cache = tempfile::tempdir().unwrap();
         let snapshot = cache.path().join("models--me--gpt/snapshots").join(COMMIT);
@@ -286,7 +286,7 @@ fn a_commit_that_lies_in_the_cache_of_the_hub_is_found_there() {
 }
 
 #[test]
-fn connections_that_nobody_uses_are_closed_but_for_so_many() {
+fn close_idle_keeps_some_connections() {
     let server = Server::of(data(100));
     let client = Arc::new(Client::new(options()));
     assert_eq!(client.options().retries, 1);
@@ -305,7 +305,7 @@ fn connections_that_nobody_uses_are_closed_but_for_so_many() {
 }
 
 #[test]
-fn nothing_is_asked_for_that_nobody_wants() {
+fn a_set_stop_flag_prevents_requests() {
     let server = Server::of(data(100));
     let stopped = AtomicBool::new(true);
     let stop = StopFlag::from(&stopped);
@@ -313,7 +313,7 @@ fn nothing_is_asked_for_that_nobody_wants() {
     assert_eq!(fault.code(), "interrupted");
 }
 
-/// The threads of this process, by their names.
+/// Return the names of the threads of this process.
 #[cfg(target_os = "linux")]
 fn threads() -> Vec<String> {
     let tasks = fs::read_dir("/proc/self/task").unwrap().map_while(Result::ok);
@@ -322,7 +322,7 @@ fn threads() -> Vec<String> {
         .collect()
 }
 
-/// What asking `url` gives when it is stopped once it waits.
+/// Return the fault of a request that is stopped while it waits.
 #[cfg(target_os = "linux")]
 fn interrupted(url: &str) -> Fault {
     let mut options = options();
@@ -340,10 +340,10 @@ fn interrupted(url: &str) -> Fault {
 
 #[cfg(target_os = "linux")]
 #[test]
-fn connecting_ends_when_nobody_wants_it_and_leaves_no_thread() {
+fn connecting_can_be_stopped_and_leaves_no_thread() {
     use rustix::net::{AddressFamily, SocketType, bind, getsockname, listen, socket};
 
-    // It has room for one connection that nobody accepts. The next gets no answer, until the time for it is over.
+    // The queue has room for one connection, which is never accepted. The next one times out.
     let listener = socket(AddressFamily::INET, SocketType::STREAM, None).unwrap();
     bind(&listener, &SocketAddr::from(([127, 0, 0, 1], 0))).unwrap();
     listen(&listener, 0).unwrap();
@@ -357,7 +357,7 @@ fn connecting_ends_when_nobody_wants_it_and_leaves_no_thread() {
     assert_eq!(fault.code(), "interrupted", "{fault}");
     assert!(begun.elapsed() < Duration::from_secs(5));
 
-    // A name takes a thread, which is joined.
+    // Resolving a name takes a thread, which is joined.
     let server = Server::of(data(100));
     let url = server.at("/x").replace("127.0.0.1", "localhost");
     begin(&url, 8).unwrap();

@@ -1,4 +1,4 @@
-//! What is known without asking anybody: URLs, faults, secrets, locks and flags.
+//! Functions that make no request: URLs, faults, secrets and flags.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -10,7 +10,7 @@ use ingot_remote::{
 };
 
 #[test]
-fn urls_are_told_from_paths() {
+fn urls_are_distinguished_from_paths() {
     assert!(is_url("s3://b/k") && is_url("file:/a") && !is_url("a/b") && !is_url("C:/a"));
     assert!(was_url("https:/h/x") && !was_url("h/x"));
     assert_eq!(
@@ -30,14 +30,14 @@ fn urls_name_files_and_repositories() {
 }
 
 #[test]
-fn a_url_is_shown_without_its_secrets() {
+fn redacted_urls_hide_secrets() {
     assert_eq!(redacted("https://me:hunter2@h/x?sig=hunter3"), "https://h/x?…");
     assert_eq!(redacted("s3://b/k?versionId=1"), "s3://b/k?versionId=1");
     assert_eq!(format!("{:?}", Secret::new("hunter2\n")), "…");
 }
 
 #[test]
-fn a_location_is_on_this_machine_or_behind_requests() {
+fn locations_are_local_or_remote() {
     let find = |url: &str, options: &RemoteOptions| Location::find(url, options, StopFlag::never());
     let mut options = RemoteOptions::default();
     let found = find("file:///a", &options).unwrap();
@@ -53,7 +53,7 @@ fn a_location_is_on_this_machine_or_behind_requests() {
 }
 
 #[test]
-fn faults_keep_their_codes_inside_of_errors_of_the_system() {
+fn io_errors_keep_the_code_of_a_fault() {
     for (fault, code) in [
         (Fault::option("why"), "storage-option"),
         (Fault::address("why"), "bad-url"),
@@ -68,7 +68,7 @@ fn faults_keep_their_codes_inside_of_errors_of_the_system() {
 }
 
 #[test]
-fn a_flag_stops_work_once_it_is_set() {
+fn stop_flags_can_be_set() {
     let flag = AtomicBool::new(false);
     assert!(!StopFlag::never().is_set() && !StopFlag::from(&flag).is_set());
     flag.store(true, Ordering::Relaxed);

@@ -288,7 +288,7 @@ def test_a_redirect_with_two_places_is_refused() -> None:
         handler.raw(b"HTTP/1.1 302 x\r\nLocation: /a\r\nLocation: /b\r\nContent-Length: 0\r\n\r\n")
 
     with serving(answer) as server:
-        with pytest.raises(ingot.StorageError, match="its location stands there twice") as caught:
+        with pytest.raises(ingot.StorageError, match="its location occurs twice") as caught:
             ingot.safe_open(server.url(), "np", storage_options=OPTIONS)
         assert caught.value.code == "malformed-response"
         assert len(server.requests) == 1

@@ -1,19 +1,19 @@
-//! Files behind URLs that are read whole, whatever they contain.
+//! Files behind URLs that are read whole.
 
 use std::path::PathBuf;
 
 use ingot_format::{Limits, StopFlag};
-use ingot_remote::{RemoteFile, RemoteOptions, Resource, START_NBYTES, redacted};
+use ingot_remote::{Location, MODEL_FILE, RemoteFile, RemoteOptions, Resource, START_NBYTES, redacted};
 
-use super::session::{UrlFile, header_limits, url_file};
+use super::session::{header_limits, in_session};
 use super::source;
 use crate::error::Error;
 use crate::file::{LocalFile, ReadAt, check_unchanged};
 use crate::verify::in_order::read_in_order;
 use crate::watch::Watch;
 
-/// Open the file behind `url`, whatever it contains, and return its name in errors and the limits of its header. The header
-/// is fetched at once if it `has_header`.
+/// Open the file behind `url`, of any format, and return its name in errors and the limits of its header. The header is
+/// requested at once if it `has_header`.
 ///
 /// # Errors
 /// As [`Checkpoint::open_url`](crate::Checkpoint::open_url).
@@ -31,14 +31,25 @@ pub fn url_source(
             RemoteFile::begin(resource, START_NBYTES, stop)
         }
     };
-    Ok(match url_file(url, options, &begin, watch)? {
-        UrlFile::Cached(path) => (Box::new(LocalFile::open(&path)?), path, Limits::default()),
-        UrlFile::Remote(source, _) => (source, PathBuf::from(redacted(url)), limits),
+    in_session(url, options, &limits, watch, |session| {
+        let local = |path: PathBuf| -> Result<(Box<dyn ReadAt>, PathBuf, Limits), Error> {
+            Ok((Box::new(LocalFile::open(&path)?), path, Limits::default()))
+        };
+        let remote = match session.locate(url)? {
+            Location::Cached(path, _) => return local(path),
+            Location::Remote(remote) if remote.is_folder() => session.beside(&remote, MODEL_FILE)?,
+            Location::Remote(remote) => *remote,
+        };
+        let (remote, source, _) = session.find(remote, false, &begin)?;
+        match remote.cached_at(source.commit().as_deref()) {
+            Some(path) => local(path),
+            None => Ok((Box::new(source), PathBuf::from(redacted(url)), limits)),
+        }
     })
 }
 
-/// Gives `take` all bytes of the file behind `url`, whatever it holds, in their order. They are fetched by several
-/// threads, one of which at a time calls `take`.
+/// Call `take` with all bytes of the file behind `url`, in their order. Several threads request them, and one of them at
+/// a time calls `take`.
 ///
 /// # Errors
 /// As [`Checkpoint::open_url`](crate::Checkpoint::open_url); [`Error::Read`]; [`Error::Changed`]; [`Error::Interrupted`].

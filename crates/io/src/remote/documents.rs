@@ -1,4 +1,4 @@
-//! Documents that are read whole: what lies beside a model, and the headers of all its shards in one.
+//! Documents that are read whole: files beside a model, and the document with the headers of all its shards.
 
 use std::io::Read;
 use std::path::{Path, PathBuf};
@@ -6,18 +6,18 @@ use std::path::{Path, PathBuf};
 use ingot_format::{Limits, ShardHeaders, StopFlag, to_u64};
 use ingot_remote::{Fault, Location, RemoteOptions, redacted, shard_headers};
 
-use super::session::{Session, header_limits, in_session, refused};
+use super::session::{header_limits, in_session, refused};
 use crate::error::Error;
 use crate::file::LocalFile;
 use crate::watch::Watch;
 use crate::workers::watched;
 
-/// Fetches all of the file `name` that lies in the folder of the one behind `url`, if it has at most `most` bytes. Gives
-/// its own URL too, without the secrets in it.
+/// Return the file `name` in the folder of the file behind `url`, if it has at most `most` bytes, with its URL without
+/// secrets.
 ///
 /// # Errors
-/// [`Error::Open`] with a [`Fault`] inside, whose kind is that of a file which is missing or not to be read where the
-/// server says so; [`Error::Interrupted`].
+/// [`Error::Open`], which contains a [`Fault`]. The kind of its [`io::Error`](std::io::Error) is `NotFound` or
+/// `PermissionDenied` if the server says so. Also [`Error::Interrupted`].
 pub fn fetch_beside(
     url: &str,
     name: &str,
@@ -26,30 +26,24 @@ pub fn fetch_beside(
     watch: &dyn Watch,
 ) -> Result<(PathBuf, Vec<u8>), Error> {
     in_session(url, options, &header_limits(), watch, |session| {
-        session.document_beside(url, name, most)
-    })
-}
-
-impl Session<'_> {
-    fn document_beside(&self, url: &str, name: &str, most: u64) -> Result<(PathBuf, Vec<u8>), Error> {
-        let remote = match self.locate(url)? {
+        let remote = match session.locate(url)? {
             Location::Cached(path, None) => return read(path.with_file_name(name), most),
-            Location::Cached(_, Some(remote)) | Location::Remote(remote) => self.beside(&remote, name)?,
+            Location::Cached(_, Some(remote)) | Location::Remote(remote) => session.beside(&remote, name)?,
         };
         if let Some(path) = remote.cached() {
             return read(path, most);
         }
-        let bytes = self.resource(&remote).document(most, self.stop);
+        let bytes = session.resource(&remote).document(most, session.stop);
         let bytes = bytes.map_err(|fault| refused(&remote.shown, fault))?;
         Ok((remote.shown.into(), bytes))
-    }
+    })
 }
 
-/// Asks the Hub for the headers of all shards of a model in one document. `None` where it gives none that can be used,
-/// for whatever reason: the files themselves will tell what is wrong, or do.
+/// Return the headers of all shards of a model from one document of the Hub. `None` if the Hub has none, for any reason:
+/// the shards themselves have the headers, or the error.
 ///
-/// The Hub has such documents of indexes of models, as they are on the main branch. `url` names such an index, or a
-/// repository, which stands for its index where it has no file that holds all of the model.
+/// The Hub has such documents for the indexes of models on the main branch. `url` names such an index, or a repository
+/// without a file for the whole model.
 ///
 /// # Errors
 /// [`Error::Interrupted`].
@@ -65,21 +59,18 @@ pub fn hub_headers(
     Ok(fetched.and_then(|document| ShardHeaders::parse(&document, limits)))
 }
 
-/// All of a file on this machine, with its path.
+/// Read a whole file of this machine, and return it with its path.
 fn read(path: PathBuf, most: u64) -> Result<(PathBuf, Vec<u8>), Error> {
     let mut bytes = Vec::new();
     // It may be anything, such as a FIFO that no process writes to.
     let file = LocalFile::open(&path)?;
     let outcome = file.with(|file| file.take(most + 1).read_to_end(&mut bytes));
-    let outcome = outcome.and_then(|_| {
-        if to_u64(bytes.len()) > most {
-            Err(Fault::too_large(most).into())
-        } else {
-            Ok(())
-        }
-    });
     match outcome {
-        Ok(()) => Ok((path, bytes)),
+        Ok(_) if to_u64(bytes.len()) > most => {
+            let source = Fault::too_large(most).into();
+            Err(Error::Open { path, source })
+        }
+        Ok(_) => Ok((path, bytes)),
         Err(source) => Err(Error::Open { path, source }),
     }
 }
@@ -89,7 +80,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_file_that_is_too_large_is_not_read() {
+    fn a_file_beyond_the_limit_is_rejected() {
         let file = tempfile::NamedTempFile::new().unwrap();
         std::fs::write(file.path(), "12345").unwrap();
         let path = file.path().to_owned();

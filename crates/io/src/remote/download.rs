@@ -1,9 +1,8 @@
-//! Fetching a file, or a model of many files, whole, to keep it.
+//! Downloads of a file, or of a model with its shards.
 //!
-//! Parts come by several connections at once into a file beside the target, which gets the target's name when all of
-//! them are there and are what they should be. A call that ends early, however that happens, leaves that file with a
-//! [`PartTable`](part_table::PartTable) of what it holds; the next call for the same version resumes from it. Each file of
-//! a model is fetched in this way, and the index gets its name after all others.
+//! Several connections fetch parts into a file beside the destination, which is renamed once it is complete and verified.
+//! A call that ends early leaves that file with a [`PartTable`](part_table::PartTable) of its parts, and the next call for
+//! the same version resumes from it. The files of a model are downloaded in the same way, and the index is renamed last.
 
 mod incoming;
 mod model;
@@ -15,7 +14,7 @@ use std::path::{Path, PathBuf, is_separator};
 use ingot_format::Escaped;
 use ingot_remote::{Fault, INDEX_FILE, RemoteOptions, is_repository, redacted, url_file_name};
 
-use super::session::{UrlFile, refused};
+use super::session::refused;
 use crate::digest::Algorithm;
 use crate::error::Error;
 use crate::file::{LocalFile, ReadAt};
@@ -28,23 +27,22 @@ use model::Ready;
 pub use wanted::{DownloadOptions, Downloaded};
 use wanted::{Downloadable, VersionedSource, compare, is_index, make_folder, wanted};
 
-/// Fetches what is behind `url` to `path`; into it, where that is a directory, which is made where the path ends in a
-/// slash. Nothing has the name `path`, or it is what it was before, until all of the file is there.
+/// Download the file behind `url` to `path`, or into `path` if that is a directory. A directory is created if `path` ends
+/// in a slash. `path` is unchanged until the file is complete.
 ///
-/// What is named `*.index.json`, and a repository of the Hub that has an index and no `model.safetensors`, is a model of
-/// many files: `path` has to be a directory then, and gets the index and all files that it names. Those of the Hub are of
-/// the commit that the index was of. All are whole before the first gets its name, and the index gets its name last.
-/// Where an index is replaced, there is none from just before the first file is replaced until the last one is. A call
-/// that ends between these renames leaves a seal of each shard, by which the next call recognises and keeps the shards
-/// that have their names, if index and shard are the same at the server. Any other file that exists is refused, or with
-/// [`Existing::Replace`](crate::Existing::Replace) replaced.
+/// A URL that ends in `.index.json`, and a repository of the Hub with an index and without `model.safetensors`, is a model
+/// with shards: `path` must be a directory, and receives the index and all files that it names. Files of the Hub are of
+/// the commit of the index. All files are complete before the first is renamed, and the index is renamed last. An index
+/// that is replaced is removed before the first file is renamed. A call that ends between these renames leaves a seal of
+/// each shard. By the seals, the next call recognises the shards that were renamed, and keeps them if index and shard are
+/// the same at the server. Any other existing file is an error, or is replaced with
+/// [`Existing::Replace`](crate::Existing::Replace).
 ///
 /// # Errors
-/// As [`Checkpoint::open_url`](crate::Checkpoint::open_url); [`Error::Open`] where something is at `path` that is not to be
-/// replaced, or `path` is no directory and the URL leads to a model of many files; [`Error::Read`], [`Error::Changed`],
-/// [`Error::Write`] and [`Error::Interrupted`], after which the next call goes on with what came by then;
-/// [`Error::Digest`], after which it does not; [`Error::Edit`] with [`EditError::Busy`](crate::EditError::Busy) when
-/// somebody else fetches this file.
+/// As [`Checkpoint::open_url`](crate::Checkpoint::open_url). [`Error::Open`] if a file exists that may not be replaced, or
+/// if the URL is a model with shards and `path` is not a directory. [`Error::Read`], [`Error::Changed`], [`Error::Write`]
+/// and [`Error::Interrupted`], after which the next call resumes. [`Error::Digest`], after which it starts again.
+/// [`Error::Edit`] with [`EditError::Busy`](crate::EditError::Busy) if another call downloads this file.
 pub fn download(
     url: &str,
     path: &Path,
@@ -52,21 +50,22 @@ pub fn download(
     how: &DownloadOptions,
     watch: &dyn Watch,
 ) -> Result<Downloaded, Error> {
-    let reached = reach(url, path, options, how, &Asking(watch))?;
-    if ends_in_slash(path) {
+    let (source, target) = reach(url, path, options, how, watch)?;
+    if ends_in_slash(path) && !matches!(source, Downloadable::Model(_)) {
         make_folder(path)?;
     }
-    match reached {
-        Reached::Cached(cached, path) => copy(&cached, path, how, watch),
-        Reached::File(versioned, path) => one(versioned, path, how, watch),
-        Reached::Model(ready) => ready.fetch(how, watch),
+    match source {
+        Downloadable::Cached(cached) => copy(&cached, target, how, watch),
+        Downloadable::Remote(source) => one(source, target, how, watch),
+        Downloadable::Model(model) => Ready::new(*model, target, how, &Silent(watch))?.fetch(how, watch),
     }
 }
 
-/// The files that [`download`] would make, each with its size in bytes, the index of a model last. Nothing is written.
+/// Return the files that [`download`] would write, each with its size in bytes, the index of a model last. Nothing is
+/// written.
 ///
 /// # Errors
-/// As [`download`], as far as it can be told before the bytes come.
+/// As [`download`], except the errors of fetching and writing.
 pub fn planned_download(
     url: &str,
     path: &Path,
@@ -74,88 +73,79 @@ pub fn planned_download(
     how: &DownloadOptions,
     watch: &dyn Watch,
 ) -> Result<Vec<(PathBuf, u64)>, Error> {
-    match reach(url, path, options, how, &Asking(watch))? {
-        Reached::Cached(cached, path) => Ok(vec![(path, LocalFile::open(&cached)?.nbytes())]),
-        Reached::File(versioned, path) => Ok(vec![(path, versioned.source.nbytes())]),
-        Reached::Model(ready) => Ok(ready.sizes()),
+    let (source, target) = reach(url, path, options, how, watch)?;
+    match source {
+        Downloadable::Cached(cached) => Ok(vec![(target, LocalFile::open(&cached)?.nbytes())]),
+        Downloadable::Remote(source) => Ok(vec![(target, source.source.nbytes())]),
+        Downloadable::Model(model) => Ok(Ready::new(*model, target, how, &Silent(watch))?.sizes()),
     }
 }
 
-/// What is going to be fetched, and where to.
-enum Reached {
-    Cached(PathBuf, PathBuf),
-    File(VersionedSource, PathBuf),
-    Model(Ready),
-}
+/// A watch without progress, since the total size is not known yet.
+struct Silent<'w>(&'w dyn Watch);
 
-/// Asks whether to stop, and tells nothing: how much there is to do is not known yet.
-struct Asking<'w>(&'w dyn Watch);
-
-impl Watch for Asking<'_> {
+impl Watch for Silent<'_> {
     fn interrupted(&self) -> bool {
         self.0.interrupted()
     }
 }
 
-/// Finds out what is behind `url`, and refuses what can be refused by then.
+/// Open the source behind `url`, and return it with the destination of its file or its index. Nothing is written.
 fn reach(
     url: &str,
     path: &Path,
     options: &RemoteOptions,
     how: &DownloadOptions,
     watch: &dyn Watch,
-) -> Result<Reached, Error> {
+) -> Result<(Downloadable, PathBuf), Error> {
+    let watch = &Silent(watch);
     let shown = redacted(url);
+    let refuse = |fault| refused(&shown, fault);
     let name = url_file_name(url);
-    let target = named(path, &name).map_err(|fault| refused(&shown, fault))?;
+    let mut target = named(path, &name).map_err(refuse)?;
     let is_repository = is_repository(url);
-    // Before anybody is asked for anything.
+    // Before any request.
     if is_index(&name) {
-        check_many(path, how).map_err(|fault| refused(&shown, fault))?;
+        check_many(path, how).map_err(refuse)?;
     }
-    // What is in a repository decides what it is going to be called.
+    // The content of a repository decides the name of the file.
     if !(is_repository && is_folder(path)) {
         check_destination(&target, &how.save_options(), watch)?;
     }
-    match wanted(url, options, watch)? {
-        Downloadable::File(found) => {
-            check_destination(&target, &how.save_options(), watch)?;
-            match found {
-                UrlFile::Cached(cached) => Ok(Reached::Cached(cached, target)),
-                UrlFile::Remote(source, backend) => {
-                    let versioned = VersionedSource::remote(*source, backend, shown.into(), options);
-                    Ok(Reached::File(versioned.expecting(how.sha256)?, target))
-                }
-            }
+    let mut source = wanted(url, options, watch)?;
+    match &mut source {
+        Downloadable::Model(_) => {
+            check_many(path, how).map_err(refuse)?;
+            target = path.join(if is_repository { INDEX_FILE } else { &name });
         }
-        Downloadable::Model(model) => {
-            check_many(path, how).map_err(|fault| refused(&shown, fault))?;
-            let name = if is_repository { INDEX_FILE } else { &name };
-            Ok(Reached::Model(Ready::new(
-                *model, path, name, options, how, watch,
-            )?))
+        Downloadable::Cached(_) => check_destination(&target, &how.save_options(), watch)?,
+        Downloadable::Remote(source) => {
+            check_destination(&target, &how.save_options(), watch)?;
+            source.expect(how.sha256)?;
         }
     }
+    Ok((source, target))
 }
 
-/// Refuses what does not fit a model of many files.
+/// Reject options that do not fit a model with shards.
 fn check_many(path: &Path, how: &DownloadOptions) -> Result<(), Fault> {
-    let why = match is_folder(path) {
-        _ if how.sha256.is_some() => {
-            "it is the index of a model of many files, of which one SHA-256 cannot speak: expected none"
-                .to_owned()
-        }
-        true => return Ok(()),
-        false => format!(
-            "it is the index of a model of many files: expected a directory that exists, or a path that ends in a \
-             slash, found {}",
-            Escaped(&path.to_string_lossy())
-        ),
-    };
-    Err(Fault::option(why))
+    if how.sha256.is_some() {
+        let why =
+            "it is the index of a model of many files, for which one SHA-256 is not enough: expected none";
+        return Err(Fault::option(why));
+    }
+    if is_folder(path) {
+        return Ok(());
+    }
+    let why = "it is the index of a model of many files: expected a directory that exists, or a path that ends in a \
+               slash, found";
+    Err(Fault::option(format!(
+        "{why} {}",
+        Escaped(&path.to_string_lossy())
+    )))
 }
 
-/// Whether `path` stands for a directory.
+/// Whether `path` is a directory, or will be one.
 fn is_folder(path: &Path) -> bool {
     path.is_dir() || ends_in_slash(path)
 }
@@ -165,30 +155,28 @@ fn ends_in_slash(path: &Path) -> bool {
     last.is_some_and(|&last| is_separator(last.into()))
 }
 
-/// `path`, or the name that the URL gives in it where it is a directory.
+/// Return `path`, or the file `name` in it if it is a directory.
 fn named(path: &Path, name: &str) -> Result<PathBuf, Fault> {
     if !is_folder(path) {
         return Ok(path.to_owned());
     }
-    // A colon stands after a drive, or before a stream of a file, where there are such.
+    // On Windows, a colon separates a drive or a stream of a file.
     let is_elsewhere = name.contains(['/', '\\', '\0']) || cfg!(windows) && name.contains(':');
-    let is_name = !matches!(name, "" | "." | "..") && !is_elsewhere;
-    if is_name {
-        Ok(path.join(name))
-    } else {
+    if matches!(name, "" | "." | "..") || is_elsewhere {
         let why = "the URL gives no name for a file, and the destination is a directory";
-        Err(Fault::address(why))
+        return Err(Fault::address(why));
     }
+    Ok(path.join(name))
 }
 
-/// Fetches a single file.
+/// Download a single file.
 fn one(
-    versioned: VersionedSource,
+    source: VersionedSource,
     path: PathBuf,
     how: &DownloadOptions,
     watch: &dyn Watch,
 ) -> Result<Downloaded, Error> {
-    let file = [Incoming::open(versioned, path, true, how, watch)?];
+    let file = [Incoming::open(source, path, true, how, watch)?];
     let outcome = fetch(&file, how, watch).and_then(|()| file[0].publish(how, watch));
     let [file] = file;
     match outcome {
@@ -200,7 +188,7 @@ fn one(
     }
 }
 
-/// Copies a file of the Hub's cache.
+/// Copy a file of the Hub's cache.
 fn copy(cached: &Path, path: PathBuf, how: &DownloadOptions, watch: &dyn Watch) -> Result<Downloaded, Error> {
     if let Some(expected) = how.sha256 {
         let found = hash(cached, Algorithm::Sha256, watch)?;
@@ -223,7 +211,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_directory_gets_the_name_that_the_url_gives() {
+    fn a_directory_receives_the_file_name_of_the_url() {
         let folder = tempfile::tempdir().unwrap();
         for (url, name) in [
             ("https://h/a/m%20x.bt?sig=1#y", "m x.bt"),

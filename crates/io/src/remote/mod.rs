@@ -1,5 +1,5 @@
-//! The door to files behind URLs, which `ingot-remote` asks for: each is one more [`Source`](crate::Source), of which
-//! checkpoints are opened, digests taken, documents read and copies made.
+//! Files behind URLs, which `ingot-remote` requests. Each is a [`Source`](crate::Source) for checkpoints, digests,
+//! documents and downloads.
 
 mod digest;
 mod documents;

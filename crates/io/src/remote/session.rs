@@ -1,12 +1,12 @@
-//! Opening what is behind a URL: one file, or the shards of an index.
+//! Opening a URL: one file, or the shards of an index.
 
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, OnceLock};
 
 use ingot_format::{Foreign, FormatError, Header, Limits, ShardIndex, StopFlag, to_u64};
 use ingot_remote::{
     Client, Fault, INDEX_FILE, Location, MODEL_FILE, READS_AT_ONCE, Remote, RemoteFile, RemoteOptions,
-    Resource, START_NBYTES, local_path, redacted, told_region,
+    Resource, START_NBYTES, described_region, local_path, redacted,
 };
 
 use super::source;
@@ -18,28 +18,28 @@ use crate::options::{Backend, CheckpointOptions, OpenOptions, Reach};
 use crate::watch::Watch;
 use crate::workers::{Reading, share, watched};
 
-/// Bytes that the first request for an index asks for. All of it is wanted, so that only the largest, of some 150,000
-/// tensors, need a second one.
+/// Bytes of the first request for an index. All of the index is needed, and only the indexes of more than about 150,000
+/// tensors need a second request.
 const INDEX_START_NBYTES: u64 = 16 << 20;
 
-/// Headers that are asked for at once. Each is a round trip, or where a host redirects to another one to each: of so
-/// many, half then wait for either host.
+/// Headers that are requested at once. Each takes a round trip, or a round trip to each of two hosts after a redirect, in
+/// which case half of these requests wait for either host.
 pub(super) const AT_ONCE: usize = 96;
 
-/// Bytes of a header beside the names of its tensors: what the usual writers take for the rest of one, and more than
-/// most take for the metadata.
+/// Estimated bytes of a header for each tensor, besides its name, and for the metadata: as much as the usual writers need
+/// for the first, and more than most need for the second.
 const TENSOR_NBYTES: u64 = 112;
 const METADATA_NBYTES: u64 = 4 << 10;
 
-/// The least that is asked for, which takes no longer than less of it, and the most: what the index says of a shard is
-/// not proven.
+/// Bounds of the first request for a shard. A smaller request takes as long, and the estimate depends on the index, which
+/// is not verified.
 const LEAST_NBYTES: u64 = 8 << 10;
 const MOST_NBYTES: u64 = 1 << 20;
 
-/// The longest header that is fetched where nobody says otherwise. It is what the Hub's own clients take.
+/// Largest header of a remote file by default, in bytes. The Hub's own clients use the same limit.
 pub const REMOTE_HEADER_NBYTES: u64 = 25_000_000;
 
-/// Those limits, where nobody says otherwise.
+/// Return the default limits of remote files.
 pub(crate) fn header_limits() -> Limits {
     Limits {
         header_nbytes: REMOTE_HEADER_NBYTES,
@@ -47,22 +47,22 @@ pub(crate) fn header_limits() -> Limits {
     }
 }
 
-/// Why a file that a URL names is read from the disk.
+/// The reason why the file of a URL is read from the disk.
 const CACHED: &str = "the Hub's local cache has this version";
 
-/// Why a file is read as a remote one is.
+/// The reason for the backend of a remote file.
 const REMOTE: &str = "a URL";
 
 impl Checkpoint {
-    /// Opens what is behind a URL: a file of tensors, or the shards of an index, which lie beside it. No tensor is read.
-    /// `http://`, `https://`, `hf://`, `s3://`, `gs://`, `az://` and `file://` are known, and pages of the Hub. A repository of the
-    /// Hub stands for its `model.safetensors`, or for its `model.safetensors.index.json`; both are asked for at once.
+    /// Open the file or the sharded checkpoint behind a URL. No tensor is read.
     ///
-    /// Opening a file takes one request, or two where its header is long; opening an index one, or two where that is,
-    /// and none for its shards, each of which takes one when it is first needed. The shards of a repository of the Hub
-    /// are those of the commit that the index was of.
+    /// The schemes are `http://`, `https://`, `hf://`, `s3://`, `gs://`, `az://` and `file://`. Pages of the Hub are
+    /// accepted too. An index is opened with its shards beside it. A repository of the Hub means its `model.safetensors`
+    /// or its `model.safetensors.index.json`; both are requested at once.
     ///
-    /// What the Hub's clients have in their cache is read from there.
+    /// A file takes one request, or two if its header is long. An index takes one, or two if it is long. Each shard takes
+    /// one when it is first needed. The shards of a repository of the Hub are of the commit of the index. Files in the
+    /// cache of the Hub's clients are read from there.
     ///
     /// ```
     /// use ingot_format::Limits;
@@ -80,8 +80,8 @@ impl Checkpoint {
     /// ```
     ///
     /// # Errors
-    /// [`Error::Open`] with a [`Fault`] inside, whose kind is that of a file which is missing or not to be read where
-    /// the server says so; [`Error::Header`]; [`Error::Index`]; [`Error::Interrupted`].
+    /// [`Error::Open`], which contains a [`Fault`]. The kind of its [`io::Error`](std::io::Error) is `NotFound` or
+    /// `PermissionDenied` if the server says so. Also [`Error::Header`], [`Error::Index`] and [`Error::Interrupted`].
     pub fn open_url(
         url: &str,
         options: &RemoteOptions,
@@ -91,8 +91,8 @@ impl Checkpoint {
         Checkpoint::open_url_with(url, options, limits, ShardHeaders::default(), watch)
     }
 
-    /// As [`Checkpoint::open_url`], with the headers that another process read ([`Checkpoint::shard_headers`]). The first
-    /// request is for a tensor, and fails if the file has another version.
+    /// Open a URL as [`Checkpoint::open_url`] does, with the headers that another process read
+    /// ([`Checkpoint::shard_headers`]). The first request is for a tensor, and fails if the file has another version.
     ///
     /// # Errors
     /// As [`Checkpoint::open_url`].
@@ -106,48 +106,27 @@ impl Checkpoint {
     ) -> Result<Checkpoint, Error> {
         let mut options = options.clone();
         if options.region.is_none() {
-            let told = headers
-                .files
-                .first()
-                .and_then(|header| told_region(&header.version));
-            options.region = told.map(ToOwned::to_owned);
+            let first = headers.files.first();
+            let region = first.and_then(|header| described_region(&header.version));
+            options.region = region.map(ToOwned::to_owned);
         }
         if let Some(path) = local_path(url) {
             let path = path.map_err(|fault| refused(&redacted(url), fault))?;
-            let open = OpenOptions {
-                backend: Backend::Auto,
-                limits: *limits,
-            };
-            let reach = Reach::FollowLinks;
-            return Checkpoint::open(&path, &CheckpointOptions { open, reach });
+            return Checkpoint::open(&path, &local(limits));
         }
         let headers = Arc::new(headers);
         in_session(url, &options, limits, watch, |session| {
-            session.knowing(&headers).open(url)
+            let mut session = session.clone();
+            session.headers = Arc::clone(&headers);
+            session.open(url)
         })
     }
 }
 
-/// A file of whatever kind that a URL leads to.
-pub(super) enum UrlFile {
-    Cached(PathBuf),
-    /// With what it is asked with.
-    Remote(Box<RemoteFile>, &'static str),
-}
+/// A function that opens a remote file.
+pub(super) type Begin<'b> = dyn Fn(Resource, StopFlag<'_>) -> Result<RemoteFile, Fault> + Sync + 'b;
 
-/// Asks for the start of the file behind `url`, as `begin` does that, or finds it on this machine.
-pub(super) fn url_file(
-    url: &str,
-    options: &RemoteOptions,
-    begin: &(dyn Fn(Resource, StopFlag<'_>) -> Result<RemoteFile, Fault> + Sync),
-    watch: &dyn Watch,
-) -> Result<UrlFile, Error> {
-    in_session(url, options, &header_limits(), watch, |session| {
-        session.url_file(url, begin)
-    })
-}
-
-/// What `open` makes of a session. It is tried again where a server says that it has to be another.
+/// Call `open` with a session, and again with another region if an S3 bucket names one.
 pub(super) fn in_session<T: Send>(
     url: &str,
     options: &RemoteOptions,
@@ -155,7 +134,6 @@ pub(super) fn in_session<T: Send>(
     watch: &dyn Watch,
     open: impl Fn(&Session<'_>) -> Result<T, Error> + Send + Sync,
 ) -> Result<T, Error> {
-    // A bucket of S3 lies in one region, and who asks in another is told in which.
     let open_in_region = |stop: StopFlag<'_>| match open(&Session::new(options, limits, stop)) {
         Err(error) if options.region.is_none() && region_of(&error).is_some() => {
             let mut options = options.clone();
@@ -175,7 +153,7 @@ fn region_of(error: &Error) -> Option<&str> {
     }
 }
 
-/// Opens files behind URLs: one client, with its connections, for all that one URL leads to.
+/// Opens the files behind one URL, with one client and its connections.
 #[derive(Clone, Debug)]
 pub(crate) struct Session<'f> {
     client: Arc<Client>,
@@ -195,16 +173,8 @@ impl<'f> Session<'f> {
         }
     }
 
-    /// The same, of what another process has opened.
-    fn knowing(&self, headers: &Arc<ShardHeaders>) -> Session<'f> {
-        Session {
-            headers: Arc::clone(headers),
-            ..self.clone()
-        }
-    }
-
-    /// The same for work that heeds another flag.
-    pub(super) fn heeding<'g>(&self, stop: StopFlag<'g>) -> Session<'g> {
+    /// Return the session with another stop flag.
+    pub(super) fn with_stop<'g>(&self, stop: StopFlag<'g>) -> Session<'g> {
         Session {
             client: Arc::clone(&self.client),
             limits: self.limits,
@@ -213,32 +183,79 @@ impl<'f> Session<'f> {
         }
     }
 
+    pub(super) fn options(&self) -> &RemoteOptions {
+        self.client.options()
+    }
+
     fn open(&self, url: &str) -> Result<Checkpoint, Error> {
-        match self.locate(url)? {
-            Location::Cached(path, remote) => self.cached(&path, remote.map(|remote| *remote)),
-            Location::Remote(remote) => match self.told(&remote)? {
-                Some(told) => Ok(told),
-                None => self.asked(*remote),
-            },
+        let remote = match self.locate(url)? {
+            Location::Cached(path, remote) => return self.cached(&path, remote.map(|remote| *remote)),
+            Location::Remote(remote) => *remote,
+        };
+        if let Some(known) = self.of_headers(&remote)? {
+            return Ok(known);
         }
+        let is_index = remote.is_index();
+        let begin =
+            |resource: Resource, stop: StopFlag<'_>| source::open(resource, START_NBYTES, &self.limits, stop);
+        let (remote, source, is_index) = self.find(remote, is_index, &begin)?;
+        self.opened(remote, source, is_index)
     }
 
-    fn asked(&self, remote: Remote) -> Result<Checkpoint, Error> {
+    /// Open a file, or the model of a folder of the Hub. Returns whether it is an index by its name.
+    pub(super) fn find(
+        &self,
+        remote: Remote,
+        is_index: bool,
+        begin: &Begin<'_>,
+    ) -> Result<(Remote, RemoteFile, bool), Error> {
         if remote.is_folder() {
-            return self.model_of(&remote);
+            return self.find_model(&remote, begin);
         }
-        let refused = |fault| refused(&remote.shown, fault);
-        if remote.is_index() {
-            let source = self.index_file(&remote, self.stop).map_err(refused)?;
-            return self.index(remote, source);
+        let begin: &Begin<'_> = if is_index { &begin_index } else { begin };
+        match begin(self.resource(&remote), self.stop) {
+            Ok(source) => Ok((remote, source, is_index)),
+            Err(fault) => Err(refused(&remote.shown, fault)),
         }
-        let source = self.source(&remote, START_NBYTES).map_err(refused)?;
-        self.content(remote, source)
     }
 
-    /// What another process has opened, where it has: nothing is asked for. Its files may have been of another kind, such as
-    /// those of a cache.
-    fn told(&self, remote: &Remote) -> Result<Option<Checkpoint>, Error> {
+    /// Open the model of a folder of the Hub, a file or an index. Both are requested at once, since one after the other
+    /// would take twice as long.
+    fn find_model(&self, folder: &Remote, begin: &Begin<'_>) -> Result<(Remote, RemoteFile, bool), Error> {
+        let mut model = self.beside(folder, MODEL_FILE)?;
+        model.shown.clone_from(&folder.shown);
+        let index = self.beside(folder, INDEX_FILE)?;
+        let found = [const { OnceLock::new() }; 2];
+        let ask = |number: usize, stop: StopFlag<'_>| {
+            let opened = if number == 0 {
+                begin(self.resource(&model), stop)
+            } else {
+                begin_index(self.resource(&index), stop)
+            };
+            // The index is not needed any more.
+            let is_done = number == 0 && opened.is_ok();
+            let _ = found[number].set(opened);
+            if is_done { Err(Failure::Interrupted) } else { Ok(0) }
+        };
+        // The outcome of each request is in `found`.
+        let _ = share(Reading::waiting(2), vec![0, 1], 0, ask, &self.stop);
+        let missing = match found.map(OnceLock::into_inner) {
+            [Some(Ok(source)), _] => return Ok((model, source, false)),
+            [Some(Err(fault)), index_found] if fault.is_missing() => match index_found {
+                Some(Ok(source)) => return Ok((index, source, true)),
+                Some(Err(other)) if !other.is_missing() => other,
+                Some(Err(_)) => fault.and_not(INDEX_FILE),
+                None => fault,
+            },
+            [Some(Err(fault)), _] => fault,
+            [None, _] => return Err(Error::Interrupted),
+        };
+        Err(refused(&folder.shown, missing))
+    }
+
+    /// Open the checkpoint from the headers of another process, without a request. `None` if they are of another kind of
+    /// file, such as one in a cache.
+    fn of_headers(&self, remote: &Remote) -> Result<Option<Checkpoint>, Error> {
         let file = |name| {
             if remote.is_folder() {
                 self.beside(remote, name)
@@ -250,7 +267,7 @@ impl<'f> Session<'f> {
             let file = file(INDEX_FILE)?;
             let (resource, nbytes) = (self.resource(&file), to_u64(index.len()));
             let source = RemoteFile::known(resource, nbytes, version, index.to_owned());
-            return source.map(|source| self.index(file, source)).transpose();
+            return source.map(|source| self.opened(file, source, true)).transpose();
         }
         let Some(only) = self.headers.of_file() else {
             return Ok(None);
@@ -258,199 +275,116 @@ impl<'f> Session<'f> {
         let mut model = file(MODEL_FILE)?;
         model.shown.clone_from(&remote.shown);
         let source = self.known(&model, only);
-        source.map(|source| self.content(model, source)).transpose()
+        source.map(|source| self.opened(model, source, false)).transpose()
     }
 
-    /// A file of tensors that another process has opened.
+    /// Return a file of tensors whose header another process read.
     fn known(&self, remote: &Remote, header: &ShardHeader) -> Option<RemoteFile> {
         let start = header.bytes.clone();
         RemoteFile::known(self.resource(remote), header.nbytes, &header.version, start)
     }
 
     pub(super) fn locate(&self, url: &str) -> Result<Location, Error> {
-        let location = Location::find(url, self.client.options(), self.stop);
+        let location = Location::find(url, self.options(), self.stop);
         location.map_err(|fault| refused(&redacted(url), fault))
     }
 
-    /// The file that `url` names; of a repository of the Hub that with its model.
-    fn url_file(
-        &self,
-        url: &str,
-        begin: &(dyn Fn(Resource, StopFlag<'_>) -> Result<RemoteFile, Fault> + Sync),
-    ) -> Result<UrlFile, Error> {
-        let remote = match self.locate(url)? {
-            Location::Cached(path, _) => return Ok(UrlFile::Cached(path)),
-            Location::Remote(remote) if remote.is_folder() => self.beside(&remote, MODEL_FILE)?,
-            Location::Remote(remote) => *remote,
-        };
-        let source =
-            begin(self.resource(&remote), self.stop).map_err(|fault| refused(&remote.shown, fault))?;
-        let cached = remote.cached_at(source.commit().as_deref());
-        Ok(cached.map_or_else(
-            || UrlFile::Remote(Box::new(source), remote.backend),
-            UrlFile::Cached,
-        ))
-    }
-
-    /// The file `name` beside this one.
+    /// Return the file `name` beside this one.
     pub(super) fn beside(&self, remote: &Remote, name: &str) -> Result<Remote, Error> {
-        let beside = remote.beside(name, self.client.options());
+        let beside = remote.beside(name, self.options());
         beside.map_err(|fault| refused(&remote.shown, fault))
-    }
-
-    /// A file of tensors.
-    fn source(&self, remote: &Remote, start_nbytes: u64) -> Result<RemoteFile, Fault> {
-        source::open(self.resource(remote), start_nbytes, &self.limits, self.stop)
-    }
-
-    /// An index, or the start of a long one.
-    pub(super) fn index_file(&self, remote: &Remote, stop: StopFlag<'_>) -> Result<RemoteFile, Fault> {
-        RemoteFile::begin(self.resource(remote), INDEX_START_NBYTES, stop)
     }
 
     pub(super) fn resource(&self, remote: &Remote) -> Resource {
         Resource::new(&self.client, remote)
     }
 
-    /// The model of a folder of the Hub. Both files that it can be are asked for at once: nobody knows which it is, and
-    /// one after the other would take twice as long.
-    fn model_of(&self, folder: &Remote) -> Result<Checkpoint, Error> {
-        let mut model = self.beside(folder, MODEL_FILE)?;
-        model.shown.clone_from(&folder.shown);
-        let index = self.beside(folder, INDEX_FILE)?;
-        let found = [Mutex::new(None), Mutex::new(None)];
-        let ask = |number: usize, stop: StopFlag<'_>| {
-            let opened = match number {
-                0 => self.heeding(stop).source(&model, START_NBYTES),
-                _ => self.index_file(&index, stop),
-            };
-            let is_model = number == 0 && opened.is_ok();
-            *found[number].lock().unwrap_or_else(PoisonError::into_inner) = Some(opened);
-            match is_model {
-                // Nobody wants the index any more.
-                true => Err(Failure::Interrupted),
-                false => Ok(0),
-            }
-        };
-        // What becomes of each is in its slot.
-        let _ = share(Reading::waiting(2), vec![0, 1], 0, ask, &self.stop);
-        let found = found.map(|slot| slot.into_inner().unwrap_or_else(PoisonError::into_inner));
-        let fault = match found {
-            [Some(Ok(source)), _] => return self.content(model, source),
-            [Some(Err(fault)), Some(Ok(source))] if fault.is_missing() => {
-                return self.index(index, source);
-            }
-            [Some(Err(fault)), Some(Err(other))] if fault.is_missing() => {
-                if other.is_missing() {
-                    fault.and_not(INDEX_FILE)
-                } else {
-                    other
-                }
-            }
-            [Some(Err(fault)), _] => fault,
-            [None, _] => return Err(Error::Interrupted),
-        };
-        Err(refused(&folder.shown, fault))
-    }
-
-    /// Whatever `source` turns out to be.
-    fn content(&self, remote: Remote, source: RemoteFile) -> Result<Checkpoint, Error> {
+    /// Open the file `source`, or the shards if it is an index by its name or its content.
+    fn opened(&self, remote: Remote, source: RemoteFile, is_index: bool) -> Result<Checkpoint, Error> {
         let commit = source.commit();
         if let Some(path) = remote.cached_at(commit.as_deref()) {
             return self.cached(&path, Some(remote.at(commit)));
         }
-        match self.header(&remote, &source) {
-            Err(error) if is_index(&error) => self.index(remote, source),
-            header => Ok(archive(remote, header?, source).into()),
+        if !is_index {
+            match self.header(&remote, &source) {
+                Err(error) if names_index(&error) => {}
+                header => return Ok(archive(remote, header?, source).into()),
+            }
         }
+        let path = PathBuf::from(&remote.shown);
+        let index = index_of(source.all(self.stop), source.nbytes(), &path)?;
+        self.shards(path, index, remote.at(commit))
     }
 
-    /// A shard. What came with its header is not kept: there may be many.
+    /// Open a shard, and free the bytes of its header, since there may be many shards.
     fn shard(&self, remote: Remote, number: usize, start_nbytes: u64) -> Result<Archive, Error> {
         if let Some(path) = remote.cached() {
-            return self.cached_file(&path);
+            let file = LocalFile::open_one_of_many(&path)?;
+            return Archive::of_file(file, &path, &local(&self.limits).open, None);
         }
         let known = self.headers.of_shard(number);
         let mut source = match known.and_then(|header| self.known(&remote, header)) {
             Some(source) => source,
             None => {
-                let source = self.source(&remote, start_nbytes);
+                let source = source::open(self.resource(&remote), start_nbytes, &self.limits, self.stop);
                 source.map_err(|fault| refused(&remote.shown, fault))?
             }
         };
         let header = self.header(&remote, &source)?;
-        source.let_go();
+        source.free_start();
         Ok(archive(remote, header, source))
     }
 
-    /// Keeps no more connections than reading tensors takes: opening shards takes more, which would stay open as long as
-    /// the handle.
+    /// Close the connections that reading tensors does not need. Opening shards needs more, which would stay open as long
+    /// as the handle.
     pub(super) fn rest(&self) {
         self.client.close_idle(READS_AT_ONCE);
     }
 
     fn header(&self, remote: &Remote, source: &RemoteFile) -> Result<Header, Error> {
-        source::header(source, &self.limits).map_err(|fault| Error::Header {
+        let header = Header::parse(source.start(), source.nbytes(), &self.limits);
+        header.map_err(|fault| Error::Header {
             path: Some(remote.shown.clone().into()),
             fault,
         })
     }
 
-    /// The shards of the index that `source` is.
-    fn index(&self, remote: Remote, source: RemoteFile) -> Result<Checkpoint, Error> {
-        let commit = source.commit();
-        let cached = remote.cached_at(commit.as_deref());
-        let remote = remote.at(commit);
-        if let Some(path) = cached {
-            return self.cached(&path, Some(remote));
-        }
-        let path = PathBuf::from(&remote.shown);
-        let nbytes = source.nbytes();
-        let index = index_of(source.all(self.stop), nbytes, &path)?;
-        self.shards(path, index, remote)
-    }
-
-    /// The shards of `index`, which was read at `path` and lies at `remote`.
+    /// Open the shards of `index`, which was read from `path` and belongs to `remote`.
     fn shards(&self, path: PathBuf, index: ShardIndex, remote: Remote) -> Result<Checkpoint, Error> {
         let index = for_urls(index, &path)?;
         let store = RemoteShards {
-            session: self.heeding(StopFlag::never()),
+            session: self.with_stop(StopFlag::never()),
             index: remote,
         };
         Ok(Checkpoint::of_shards(Shards::new(path, index), Box::new(store)))
     }
 
-    /// What is in the Hub's cache at `path`: a file, or an index, whose shards are had from the Hub where one is missing.
+    /// Open a file or an index in the Hub's cache. Shards that the cache lacks are requested from the Hub.
     fn cached(&self, path: &Path, remote: Option<Remote>) -> Result<Checkpoint, Error> {
-        let options = CheckpointOptions {
-            open: self.local(),
-            reach: Reach::FollowLinks,
-        };
-        match (Checkpoint::open(path, &options), remote) {
-            (
-                Err(Error::Checkpoint {
-                    fault: CheckpointFault::MissingShards { .. },
-                    ..
-                }),
-                Some(remote),
-            ) => self.shards(path.to_owned(), read_index(path)?, remote),
+        match (Checkpoint::open(path, &local(&self.limits)), remote) {
+            (Err(error), Some(remote)) if lacks_shards(&error) => {
+                self.shards(path.to_owned(), read_index(path)?, remote)
+            }
             (opened, _) => Ok(opened?.because(CACHED)),
-        }
-    }
-
-    fn cached_file(&self, path: &Path) -> Result<Archive, Error> {
-        Archive::of_file(LocalFile::open_one_of_many(path)?, path, &self.local(), None)
-    }
-
-    fn local(&self) -> OpenOptions {
-        OpenOptions {
-            backend: Backend::Auto,
-            limits: self.limits,
         }
     }
 }
 
-/// Shards behind URLs: beside their index, and of the same commit where it is one of the Hub.
+/// Open an index, with its first bytes.
+pub(super) fn begin_index(resource: Resource, stop: StopFlag<'_>) -> Result<RemoteFile, Fault> {
+    RemoteFile::begin(resource, INDEX_START_NBYTES, stop)
+}
+
+/// Return the options of files on this machine.
+fn local(limits: &Limits) -> CheckpointOptions {
+    let (backend, limits) = (Backend::Auto, *limits);
+    CheckpointOptions {
+        open: OpenOptions { backend, limits },
+        reach: Reach::FollowLinks,
+    }
+}
+
+/// Shards behind URLs: beside their index, and on the Hub of its commit.
 #[derive(Debug)]
 struct RemoteShards {
     session: Session<'static>,
@@ -463,14 +397,12 @@ impl Store for RemoteShards {
         beside.map_or_else(|_| name.into(), |remote| remote.shown.into())
     }
 
-    /// With one request where the header is about as long as the index lets expect.
+    /// Open a shard with one request, whose length is estimated from the index.
     fn open(&self, shards: &Shards, number: usize, stop: StopFlag<'_>) -> Result<Archive, Error> {
         let remote = self.session.beside(&self.index, shards.name(number))?;
-        let entries = shards
-            .tensors(number)
-            .map(|name| to_u64(name.len()) + TENSOR_NBYTES);
-        let expected = METADATA_NBYTES + entries.sum::<u64>();
-        let session = self.session.heeding(stop);
+        let entry = |name: &str| to_u64(name.len()) + TENSOR_NBYTES;
+        let expected = METADATA_NBYTES + shards.tensors(number).map(entry).sum::<u64>();
+        let session = self.session.with_stop(stop);
         session.shard(remote, number, expected.clamp(LEAST_NBYTES, MOST_NBYTES))
     }
 
@@ -491,7 +423,7 @@ impl Store for RemoteShards {
     }
 }
 
-/// An index whose names of shards may become parts of URLs.
+/// Check that the names of the shards may become parts of URLs.
 pub(super) fn for_urls(index: ShardIndex, path: &Path) -> Result<ShardIndex, Error> {
     let path = path.to_owned();
     match index.check_in_urls() {
@@ -518,15 +450,21 @@ pub(super) fn refused(shown: &str, fault: Fault) -> Error {
     }
 }
 
-fn is_index(error: &Error) -> bool {
-    matches!(
-        error,
-        Error::Header {
-            fault: FormatError::Foreign {
-                kind: Foreign::IndexJson,
-                ..
-            },
-            ..
-        }
-    )
+/// Whether a header was rejected because the file is an index.
+fn names_index(error: &Error) -> bool {
+    let Error::Header {
+        fault: FormatError::Foreign { kind, .. },
+        ..
+    } = error
+    else {
+        return false;
+    };
+    *kind == Foreign::IndexJson
+}
+
+fn lacks_shards(error: &Error) -> bool {
+    let Error::Checkpoint { fault, .. } = error else {
+        return false;
+    };
+    matches!(fault, CheckpointFault::MissingShards { .. })
 }

@@ -1,9 +1,9 @@
-//! A remote file as a [`Source`], and as a file of tensors.
+//! Remote files as sources of bytes, and as files of tensors.
 
 use std::io::{self, Read};
 use std::ops::Range;
 
-use ingot_format::{FormatError, Header, Limits, StopFlag, to_u64, to_usize};
+use ingot_format::{Header, Limits, StopFlag, to_u64, to_usize};
 use ingot_remote::{Fault, GAP_NBYTES, READS_AT_ONCE, RemoteFile, Resource};
 
 use crate::file::ReadAt;
@@ -39,7 +39,7 @@ impl ReadAt for RemoteFile {
     }
 
     fn version(&self) -> Option<String> {
-        self.told()
+        self.description()
     }
 
     fn nbytes_now(&self) -> io::Result<Option<u64>> {
@@ -47,7 +47,7 @@ impl ReadAt for RemoteFile {
     }
 }
 
-/// Asks for the start of a file of tensors, and for the rest of its header where that is longer.
+/// Open a file of tensors, and request the rest of its header if it is longer than the first bytes.
 pub(super) fn open(
     resource: Resource,
     start_nbytes: u64,
@@ -55,14 +55,9 @@ pub(super) fn open(
     stop: StopFlag<'_>,
 ) -> Result<RemoteFile, Fault> {
     let mut file = RemoteFile::begin(resource, start_nbytes, stop)?;
-    // What is wrong with it is said when the header is read. Nothing is asked for that a header may not have.
+    // Errors are reported when the header is parsed. A header beyond the limits is not requested.
     if let Ok(head_nbytes) = Header::head_nbytes(file.start(), file.nbytes(), limits) {
         file.extend_start(head_nbytes, stop)?;
     }
     Ok(file)
-}
-
-/// The header of a file of tensors, which [`open`] has asked for.
-pub(super) fn header(file: &RemoteFile, limits: &Limits) -> Result<Header, FormatError> {
-    Header::parse(file.start(), file.nbytes(), limits)
 }

@@ -1,9 +1,9 @@
-//! Calls of the system that nothing can break off, such as the one that resolves a name.
+//! Calls that cannot be interrupted, such as resolving a name, on threads of their own.
 //!
-//! A thread of its own makes such a call, and is joined when the call has ended. Only where the caller is interrupted, or
-//! its time is over, does the thread stay behind: it ends with the call, by the time limits of the system (half a minute,
-//! for a nameserver that is silent), and what it found is dropped. The library that could be asked instead without a
-//! thread, hickory-resolver, needs a runtime, and does not read all that the system's resolver does.
+//! The thread is joined when the call ends. If the caller is interrupted or its time is over, the thread continues until
+//! the call ends, by the time limits of the system (half a minute for a nameserver that does not answer), and its result
+//! is dropped. hickory-resolver, which would need no thread, needs a runtime and does not read all of the system's
+//! configuration.
 
 use std::io;
 use std::process;
@@ -11,61 +11,60 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::thread;
 
-use crate::fault::Fault;
+use crate::fault::Result;
 use crate::http::pace::{Deadline, TICK};
 
-/// As many such calls are under way in a process, whether somebody waits for them or not: one for each of the connections
-/// that are made at once. The next one waits for one of them to end.
+/// Most such calls of a process at once, abandoned ones included. Further calls wait for one of them to end.
 const MOST: u64 = 64;
 
-/// The process that counts, in the upper half, and how many are under way in it. A forked process has the count of its
-/// parent, and none of its threads.
-static UNDER_WAY: AtomicU64 = AtomicU64::new(0);
+/// The process that counts, in the upper half, and its number of calls. A child of a fork has the count of its parent,
+/// and none of its threads.
+static COUNT: AtomicU64 = AtomicU64::new(0);
 
-/// One of the places of the process, until it is dropped.
-struct Place;
+/// The permission to make a call, until it is dropped.
+struct Permit;
 
-impl Place {
-    fn take() -> Option<Place> {
+impl Permit {
+    fn take() -> Option<Permit> {
         let process = u64::from(process::id()) << 32;
         let taken = |counted: u64| {
             let count = counted.checked_sub(process).filter(|&count| count <= MOST);
             let count = count.unwrap_or(0);
             (count < MOST).then_some(process + count + 1)
         };
-        let counted = UNDER_WAY.fetch_update(Ordering::AcqRel, Ordering::Acquire, taken);
-        counted.ok().map(|_| Place)
+        let counted = COUNT.fetch_update(Ordering::AcqRel, Ordering::Acquire, taken);
+        counted.ok().map(|_| Permit)
     }
 }
 
-impl Drop for Place {
+impl Drop for Permit {
     fn drop(&mut self) {
-        UNDER_WAY.fetch_sub(1, Ordering::AcqRel);
+        COUNT.fetch_sub(1, Ordering::AcqRel);
     }
 }
 
-/// What `call` gives, or that the time is over.
+/// Return the result of `call`, or `TimedOut` after the deadline.
 ///
 /// # Errors
-/// When nobody wants it any more.
+/// If the stop flag is set.
 pub(crate) fn aside<T: Send + 'static>(
     call: impl FnOnce() -> io::Result<T> + Send + 'static,
     deadline: Deadline<'_>,
-) -> Result<io::Result<T>, Fault> {
-    let place = loop {
+) -> Result<io::Result<T>> {
+    let permit = loop {
         let left = deadline.left()?;
-        match Place::take() {
-            Some(place) => break place,
+        match Permit::take() {
+            Some(permit) => break permit,
             None if left.is_zero() => return Ok(Err(io::ErrorKind::TimedOut.into())),
             None => thread::sleep(left.min(TICK)),
         }
     };
-    let (teller, told) = mpsc::channel();
+    let (sender, receiver) = mpsc::channel();
     let call = move || {
         let outcome = call();
-        drop(place);
-        // Whoever asked may be gone.
-        let _ = teller.send(outcome);
+        drop(permit);
+        // The caller may have stopped waiting.
+        let _ = sender.send(outcome);
     };
     let thread = match thread::Builder::new().name("ingot-aside".to_owned()).spawn(call) {
         Ok(thread) => thread,
@@ -73,9 +72,9 @@ pub(crate) fn aside<T: Send + 'static>(
     };
     loop {
         let left = deadline.left()?;
-        match told.recv_timeout(left.min(TICK)) {
+        match receiver.recv_timeout(left.min(TICK)) {
             Ok(outcome) => {
-                // It has nothing left to do.
+                // The thread ends without further work.
                 let _ = thread.join();
                 return Ok(outcome);
             }
@@ -96,16 +95,16 @@ mod tests {
     use super::*;
     use ingot_format::StopFlag;
 
-    /// All in one test: the places are those of the process.
+    /// One test for all, since the permits are the process's.
     #[test]
-    fn a_call_is_left_behind_when_nobody_wants_it_and_so_many_are_at_most() {
+    fn abandoned_calls_continue_and_their_number_is_limited() {
         let soon = || Deadline::within(Duration::from_millis(1), StopFlag::never());
         let (open, closed) = mpsc::channel::<()>();
         let closed = std::sync::Arc::new(std::sync::Mutex::new(closed));
         let waits = || {
             let closed = std::sync::Arc::clone(&closed);
             move || {
-                // Fails once nobody can send any more.
+                // Fails once the sender is dropped.
                 let _ = closed.lock().unwrap().recv();
                 Ok(())
             }
@@ -114,7 +113,7 @@ mod tests {
             let outcome = aside(waits(), soon()).unwrap();
             assert_eq!(outcome.unwrap_err().kind(), io::ErrorKind::TimedOut);
         }
-        assert!(Place::take().is_none());
+        assert!(Permit::take().is_none());
         let outcome = aside(|| Ok(()), soon()).unwrap();
         assert_eq!(outcome.unwrap_err().kind(), io::ErrorKind::TimedOut);
         let stopped = AtomicBool::new(true);

@@ -1,27 +1,26 @@
-//! Sending requests: connections are made when they are needed and kept for the next.
+//! Sending requests over connections, which are kept for the next requests.
 
-use std::path::PathBuf;
 use std::process;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 
-use ingot_format::Escaped;
+use ingot_format::briefly;
 use rustls::ClientConfig;
 
-use crate::fault::{Fault, FaultKind};
+use crate::environment::PROCESS;
+use crate::fault::{Fault, FaultKind, Result};
 use crate::http::connection::{Connection, trusting};
-use crate::http::dial::{AddressScope, dial, inward};
+use crate::http::dial::{dial, inward};
 use crate::http::message::{Framing, Head, HttpRequest, render_head};
 use crate::http::pace::{Deadline, Pace};
 use crate::http::proxy::{Proxies, Proxy};
-use crate::options::{RemoteOptions, environment};
+use crate::options::RemoteOptions;
 use crate::secrets::Secrets;
 use crate::url::{Scheme, SecurityOrigin, Url};
-use ingot_format::briefly;
 
-/// Connections to one host that are kept while nobody uses them: as many as are used at once.
+/// Most idle connections to one host: as many as are in use at once.
 const MAX_IDLE: usize = 64;
 
-/// What sends requests. Nothing is connected, started or read before the first.
+/// A client that sends requests. It connects, starts and reads nothing before the first request.
 #[derive(Debug)]
 pub struct Client {
     pub(crate) options: RemoteOptions,
@@ -32,12 +31,12 @@ pub struct Client {
 
 #[derive(Debug, Default)]
 struct Idle {
-    /// Whose connections they are: a forked process has copies of them and must not speak on those.
+    /// The process that made the connections. A child of a fork has copies and must not use them.
     process: u32,
     connections: Vec<(SecurityOrigin, Connection)>,
 }
 
-/// An answer, with its body still to be read.
+/// A response whose body is still to be read.
 #[derive(Debug)]
 pub(crate) struct Response {
     pub(crate) head: Head,
@@ -47,12 +46,12 @@ pub(crate) struct Response {
 }
 
 impl Client {
-    /// One that goes through the proxies that the environment names.
+    /// Return a client that uses the proxies in the environment.
     pub fn new(options: RemoteOptions) -> Client {
-        Client::through(Proxies::of(&environment), options)
+        Client::through(Proxies::of(PROCESS), options)
     }
 
-    /// One that goes through none.
+    /// Return a client that uses no proxy.
     pub(crate) fn direct(options: RemoteOptions) -> Client {
         Client::through(Proxies::default(), options)
     }
@@ -66,37 +65,38 @@ impl Client {
         }
     }
 
-    /// How it reaches what it is asked for.
+    /// Return the options.
     #[must_use]
     pub fn options(&self) -> &RemoteOptions {
         &self.options
     }
 
-    /// Sends a request and reads the head of its answer.
+    /// Send a request and read the head of its response. If `is_public`, the host must have a public address.
     pub(crate) fn send(
         &self,
         request: &HttpRequest<'_>,
-        scope: AddressScope,
+        is_public: bool,
         deadline: Deadline<'_>,
-    ) -> Result<Response, Fault> {
+    ) -> Result<Response> {
         let mut pace = Pace::new(&self.options, deadline);
         let origin = request.url.origin();
         let proxy = self.proxies.find(request.url)?;
         if let Some(mut connection) = self.idle_connection(&origin) {
-            let came = connection.came();
+            let before = connection.received();
             match exchange(&mut connection, request, proxy.as_ref(), &mut pace) {
                 Ok(head) => return Response::new(head, origin, connection),
-                // The server closed it while the request was on its way: that says nothing about the request.
-                Err(fault) if connection.came() == came && matches!(fault.kind(), FaultKind::Broken(_)) => {}
+                // The server closed the idle connection while the request was on its way.
+                Err(fault)
+                    if connection.received() == before && matches!(fault.kind(), FaultKind::Broken(_)) => {}
                 Err(fault) => return Err(fault),
             }
         }
-        let mut connection = self.connect(request.url, proxy.as_ref(), scope, deadline)?;
+        let mut connection = self.connect(request.url, proxy.as_ref(), is_public, deadline)?;
         let head = exchange(&mut connection, request, proxy.as_ref(), &mut pace)?;
         Response::new(head, origin, connection)
     }
 
-    /// Keeps the connection of an answer that was read to its end.
+    /// Keep the connection of a response that was read to its end.
     pub(crate) fn give_back(&self, response: Response) {
         if !response.framing.has_ended() || !response.head.keeps_alive() {
             return;
@@ -110,20 +110,15 @@ impl Client {
         }
     }
 
-    /// Closes those that nobody uses, but for so many to each host.
+    /// Close idle connections, except this many to each host.
     pub fn close_idle(&self, kept: usize) {
         let Some(mut idle) = self.lock_idle() else {
             return;
         };
-        let mut of_host: Vec<(SecurityOrigin, usize)> = Vec::new();
+        let mut origins: Vec<SecurityOrigin> = Vec::new();
         idle.connections.retain(|(origin, _)| {
-            let at = of_host.iter().position(|known| known.0 == *origin);
-            let at = at.unwrap_or_else(|| {
-                of_host.push((origin.clone(), 0));
-                of_host.len() - 1
-            });
-            of_host[at].1 += 1;
-            of_host[at].1 <= kept
+            origins.push(origin.clone());
+            origins.iter().filter(|seen| *seen == origin).count() <= kept
         });
     }
 
@@ -141,13 +136,10 @@ impl Client {
     }
 
     fn lock_idle(&self) -> Option<MutexGuard<'_, Idle>> {
-        let process = process::id();
         let mut idle = briefly(&self.idle)?;
-        if idle.process != process {
-            *idle = Idle {
-                process,
-                connections: Vec::new(),
-            };
+        if idle.process != process::id() {
+            *idle = Idle::default();
+            idle.process = process::id();
         }
         Some(idle)
     }
@@ -156,19 +148,28 @@ impl Client {
         &self,
         url: &Url,
         proxy: Option<&Proxy>,
-        scope: AddressScope,
+        is_public: bool,
         deadline: Deadline<'_>,
-    ) -> Result<Connection, Fault> {
+    ) -> Result<Connection> {
         let timeout = self.options.connect_timeout;
-        // First, so that certificates that cannot be read are no matter of the server's.
+        // First, so that an unreadable CA file is reported even if the server cannot be reached.
         let tls = match url.scheme {
             Scheme::Http => None,
             Scheme::Https => Some(self.tls()?),
         };
         let soon = deadline.no_longer_than(timeout);
         let connection = match proxy {
-            None => Connection::plain(dial(&url.host, url.port, scope, soon)?),
-            Some(proxy) => self.connect_through(proxy, url, scope, soon)?,
+            None => Connection::plain(dial(&url.host, url.port, is_public, soon)?),
+            // The proxy resolves names, so only addresses can be checked here.
+            Some(_) if is_public && !url.may_be_public() => return Err(inward(url.host_and_port())),
+            Some(proxy) => {
+                let to_proxy = self.connect_to(proxy, soon);
+                let to_proxy = to_proxy.map_err(|fault| fault.at(proxy.to_string()))?;
+                match url.scheme {
+                    Scheme::Http => to_proxy,
+                    Scheme::Https => tunnel(to_proxy, proxy, url, &mut Pace::new(&self.options, soon))?,
+                }
+            }
         };
         match tls {
             None => Ok(connection),
@@ -176,47 +177,23 @@ impl Client {
         }
     }
 
-    /// A connection on which the host of `url` can be spoken to, or the proxy where that is told of each request.
-    fn connect_through(
-        &self,
-        proxy: &Proxy,
-        url: &Url,
-        scope: AddressScope,
-        deadline: Deadline<'_>,
-    ) -> Result<Connection, Fault> {
-        // Names that the proxy resolves cannot be checked here, only addresses.
-        if scope == AddressScope::Public && !url.may_be_public() {
-            return Err(inward(url.host_and_port()));
-        }
-        let to_proxy = self.connect_to(proxy, deadline);
-        let connection = to_proxy.map_err(|fault| fault.from(proxy.to_string()))?;
-        match url.scheme {
-            Scheme::Http => Ok(connection),
-            Scheme::Https => tunnel(connection, proxy, url, &mut Pace::new(&self.options, deadline)),
-        }
-    }
-
-    /// A connection to the proxy itself, which may lie anywhere: the environment names it.
-    fn connect_to(&self, proxy: &Proxy, deadline: Deadline<'_>) -> Result<Connection, Fault> {
-        let Url {
-            scheme, host, port, ..
-        } = &proxy.url;
-        let connection = Connection::plain(dial(host, *port, AddressScope::Anywhere, deadline)?);
-        match scheme {
+    /// Connect to the proxy itself. It may have any address, since the environment names it.
+    fn connect_to(&self, proxy: &Proxy, deadline: Deadline<'_>) -> Result<Connection> {
+        let (host, port) = (&proxy.url.host, proxy.url.port);
+        let connection = Connection::plain(dial(host, port, false, deadline)?);
+        match proxy.url.scheme {
             Scheme::Http => Ok(connection),
             Scheme::Https => connection.secured(host, &self.tls()?, deadline),
         }
     }
 
-    fn tls(&self) -> Result<Arc<ClientConfig>, Fault> {
-        let ca_file: Option<&PathBuf> = self.options.ca_file.as_ref();
-        let made = self
-            .tls
-            .get_or_init(|| trusting(ca_file.map(PathBuf::as_path)).map_err(|fault| fault.to_string()));
-        made.clone().map_err(|why| FaultKind::Option(why).into())
+    fn tls(&self) -> Result<Arc<ClientConfig>> {
+        let ca_file = self.options.ca_file.as_deref();
+        let make = || trusting(ca_file).map_err(|fault| fault.to_string());
+        self.tls.get_or_init(make).clone().map_err(Fault::option)
     }
 
-    /// What a server may say again of all that was sent to it, or to a proxy before it.
+    /// Add the secrets that requests for `url` send to the server and to a proxy.
     pub(crate) fn add_secrets(&self, secrets: &mut Secrets, url: &Url) {
         secrets.add_options(&self.options);
         if let Ok(Some(proxy)) = self.proxies.find(url) {
@@ -224,19 +201,14 @@ impl Client {
         }
     }
 
-    /// Whether requests for `url` go through a proxy that can read them.
-    pub(crate) fn is_overheard(&self, url: &Url) -> Result<bool, Fault> {
+    /// Whether requests for `url` use a proxy that can read them.
+    pub(crate) fn is_overheard(&self, url: &Url) -> Result<bool> {
         Ok(url.scheme == Scheme::Http && self.proxies.find(url)?.is_some())
     }
 }
 
-/// Has the proxy connect us to the host of `url`. It is told nothing else.
-fn tunnel(
-    mut connection: Connection,
-    proxy: &Proxy,
-    url: &Url,
-    pace: &mut Pace<'_>,
-) -> Result<Connection, Fault> {
+/// Let the proxy connect to the host of `url`. The proxy learns nothing else.
+fn tunnel(mut connection: Connection, proxy: &Proxy, url: &Url, pace: &mut Pace<'_>) -> Result<Connection> {
     let host = url.host_and_port();
     let to_itself = [("Host".to_owned(), host.clone())];
     let head = render_head("CONNECT", &host, to_itself.iter().chain(&proxy.authorization()))?;
@@ -247,23 +219,17 @@ fn tunnel(
     }
     let mut secrets = Secrets::default();
     secrets.add_url(&proxy.url);
-    Err(Fault::new(FaultKind::Status {
-        status: head.status,
-        reason: secrets.removed(&Escaped(&head.reason).to_string()),
-        said: Some("the proxy says so".to_owned()),
-        wait: None,
-        region: None,
-    })
-    .from(proxy.to_string()))
+    let fault = head.refusal(Some("answer of the proxy")).without(&secrets);
+    Err(fault.at(proxy.to_string()))
 }
 
-/// Sends the request and reads the head of the answer.
+/// Send a request and read the head of its response.
 fn exchange(
     connection: &mut Connection,
     request: &HttpRequest<'_>,
     proxy: Option<&Proxy>,
     pace: &mut Pace<'_>,
-) -> Result<Head, Fault> {
+) -> Result<Head> {
     let through = proxy.filter(|_| request.url.scheme == Scheme::Http);
     let more: Vec<_> = through.and_then(Proxy::authorization).into_iter().collect();
     let bytes = request.render(through.is_some(), &more)?;
@@ -272,7 +238,7 @@ fn exchange(
 }
 
 impl Response {
-    fn new(head: Head, origin: SecurityOrigin, connection: Connection) -> Result<Response, Fault> {
+    fn new(head: Head, origin: SecurityOrigin, connection: Connection) -> Result<Response> {
         Ok(Response {
             framing: head.framing()?,
             head,
@@ -281,13 +247,13 @@ impl Response {
         })
     }
 
-    /// Reads bytes of the body. None means that it has ended, or the connection has.
-    pub(crate) fn read(&mut self, dest: &mut [u8], pace: &mut Pace<'_>) -> Result<usize, Fault> {
+    /// Read bytes of the body. Zero means that the body or the connection has ended.
+    pub(crate) fn read(&mut self, dest: &mut [u8], pace: &mut Pace<'_>) -> Result<usize> {
         self.framing.read(&mut self.connection, dest, pace)
     }
 
-    /// Reads all of the body, if it has at most `most` bytes; else so many of them.
-    pub(crate) fn read_some(&mut self, most: usize, pace: &mut Pace<'_>) -> Result<Vec<u8>, Fault> {
+    /// Read the body up to `most` bytes.
+    pub(crate) fn read_some(&mut self, most: usize, pace: &mut Pace<'_>) -> Result<Vec<u8>> {
         let mut body = Vec::new();
         while body.len() < most {
             let from = body.len();

@@ -1,5 +1,6 @@
-//! One connection to a server, with its buffer, and whom to believe that it leads there.
+//! A connection to a server, with its buffer and its TLS session, and the certificates that are trusted.
 
+use std::fmt;
 use std::fs;
 use std::io::{self, Read, Write};
 use std::net::TcpStream;
@@ -13,17 +14,17 @@ use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, ServerName};
 use rustls::{ClientConfig, ClientConnection, RootCertStore, Stream};
 
-use crate::fault::{Fault, FaultKind};
+use crate::fault::{Fault, FaultKind, Result};
 use crate::http::pace::{Deadline, Pace};
 use crate::url::bracketed;
 
-/// Bytes of heads that are read at once. Bodies are read past the buffer.
+/// First size of the buffer for heads. Bodies are read without the buffer.
 const BUFFER_NBYTES: usize = 8 << 10;
 
 #[derive(Debug)]
 enum Transport {
     Plain(TcpStream),
-    /// Through another, which is safe itself where a proxy is spoken to over `https:`.
+    /// TLS over another transport, which is TLS itself behind a proxy of `https:`.
     Tls(Box<Tls>),
 }
 
@@ -33,22 +34,22 @@ struct Tls {
     below: Transport,
 }
 
-/// Whether to go on waiting. Asked after every wait and after every read, also of a part of a TLS record.
-type Check<'c> = dyn FnMut() -> Result<(), Fault> + 'c;
+/// Whether to continue. Called after every wait and after every read, also of a part of a TLS record.
+type Check<'c> = dyn FnMut() -> Result<()> + 'c;
 
-/// A connection to a server. What it reads beyond a head stays in its buffer.
+/// A connection to a server. The buffer keeps the bytes that were read beyond a head.
 #[derive(Debug)]
 pub(crate) struct Connection {
     transport: Transport,
     buffer: Vec<u8>,
-    /// What of the buffer has come and was not taken.
+    /// The bytes of the buffer that were received and not taken.
     filled: Range<usize>,
-    /// Bytes that came in all.
-    came: u64,
+    /// Bytes received in total.
+    received: u64,
 }
 
 impl Connection {
-    /// A connection that others can read.
+    /// Return a connection without TLS.
     pub(crate) fn plain(socket: TcpStream) -> Connection {
         Connection::of(Transport::Plain(socket))
     }
@@ -58,107 +59,88 @@ impl Connection {
             transport,
             buffer: Vec::new(),
             filled: 0..0,
-            came: 0,
+            received: 0,
         }
     }
 
-    /// Makes a connection safe: the certificate has to be that of `host`.
+    /// Start TLS. The server must have a certificate for `host`.
     pub(crate) fn secured(
         mut self,
         host: &str,
         config: &Arc<ClientConfig>,
         deadline: Deadline<'_>,
-    ) -> Result<Connection, Fault> {
-        let refuse = |source| {
-            Fault::new(FaultKind::Tls {
-                authority: bracketed(host).into_owned(),
-                source,
-            })
-        };
+    ) -> Result<Connection> {
+        let refuse = |source| Fault::new(FaultKind::Tls(bracketed(host).into_owned(), source));
         let name = ServerName::try_from(host.to_owned()).map_err(|fault| refuse(io::Error::other(fault)))?;
         let session = ClientConnection::new(Arc::clone(config), name);
         let mut session = session.map_err(|fault| refuse(io::Error::other(fault)))?;
         let begun = Instant::now();
         let mut check = || {
             if deadline.left()?.is_zero() {
-                Err(FaultKind::Slow {
-                    what: "TLS handshake timed out",
-                    after: begun.elapsed(),
-                }
-                .into())
-            } else {
-                Ok(())
+                return Err(FaultKind::Slow("TLS handshake timed out", begun.elapsed()).into());
             }
+            Ok(())
         };
         while session.is_handshaking() {
             let mut below = Checked {
                 transport: &mut self.transport,
                 check: &mut check,
             };
-            // What is refused for a reason of TLS is refused again.
-            session
-                .complete_io(&mut below)
-                .map_err(|error| match error.kind() {
-                    io::ErrorKind::InvalidData => refuse(error),
-                    _ => broken(error),
-                })?;
+            let progress = session.complete_io(&mut below);
+            progress.map_err(|error| match error.kind() {
+                // An error of TLS would recur.
+                io::ErrorKind::InvalidData => refuse(error),
+                _ => broken(error),
+            })?;
         }
         let below = self.transport;
         Ok(Connection::of(Transport::Tls(Box::new(Tls { session, below }))))
     }
 
-    /// Sends all of `bytes`.
-    pub(crate) fn send(&mut self, bytes: &[u8], pace: &mut Pace<'_>) -> Result<(), Fault> {
+    /// Send all of `bytes`.
+    pub(crate) fn send(&mut self, bytes: &[u8], pace: &mut Pace<'_>) -> Result<()> {
         let mut checked = Checked {
             transport: &mut self.transport,
             check: &mut || pace.check(),
         };
-        checked
-            .write_all(bytes)
-            .and_then(|()| checked.flush())
-            .map_err(broken)
+        let sent = checked.write_all(bytes).and_then(|()| checked.flush());
+        sent.map_err(broken)
     }
 
-    /// Bytes that have come into the buffer and were not taken.
+    /// Return the bytes in the buffer that were not taken.
     pub(crate) fn buffered(&self) -> &[u8] {
         &self.buffer[self.filled.clone()]
     }
 
-    /// Takes bytes out of the buffer.
+    /// Remove bytes from the buffer.
     pub(crate) fn take(&mut self, count: usize) {
         self.filled.start = (self.filled.start + count).min(self.filled.end);
     }
 
-    /// Brings more bytes into the buffer, which grows as it needs to; says how many. None means the end.
-    pub(crate) fn fill(&mut self, pace: &mut Pace<'_>) -> Result<usize, Fault> {
+    /// Read more bytes into the buffer, which grows as needed. The end of the connection is an error.
+    pub(crate) fn fill_some(&mut self, pace: &mut Pace<'_>) -> Result<()> {
         if self.filled.start > 0 {
             self.buffer.copy_within(self.filled.clone(), 0);
             self.filled = 0..self.filled.len();
         }
-        if self.filled.end == self.buffer.len() {
-            self.buffer.resize((2 * self.buffer.len()).max(BUFFER_NBYTES), 0);
+        let end = self.filled.end;
+        if end == self.buffer.len() {
+            self.buffer.resize((2 * end).max(BUFFER_NBYTES), 0);
         }
-        let count = self
-            .transport
-            .receive(&mut self.buffer[self.filled.end..], pace)?;
+        let count = self.transport.receive(&mut self.buffer[end..], pace)?;
         self.filled.end += count;
-        self.came += to_u64(count);
-        Ok(count)
-    }
-
-    /// The same, where the end would come too early.
-    pub(crate) fn fill_some(&mut self, pace: &mut Pace<'_>) -> Result<(), Fault> {
-        match self.fill(pace)? {
+        self.received += to_u64(count);
+        match count {
             0 => Err(FaultKind::Broken(io::ErrorKind::UnexpectedEof.into()).into()),
             _ => Ok(()),
         }
     }
 
-    /// Reads into `dest`, past the buffer once that is empty; says how many bytes. None means the end.
-    pub(crate) fn read(&mut self, dest: &mut [u8], pace: &mut Pace<'_>) -> Result<usize, Fault> {
+    /// Read into `dest`, without the buffer once that is empty. Returns the number of bytes, zero at the end.
+    pub(crate) fn read(&mut self, dest: &mut [u8], pace: &mut Pace<'_>) -> Result<usize> {
         if self.filled.is_empty() {
             let count = self.transport.receive(dest, pace)?;
-            self.came += to_u64(count);
+            self.received += to_u64(count);
             return Ok(count);
         }
         let count = dest.len().min(self.filled.len());
@@ -167,12 +149,12 @@ impl Connection {
         Ok(count)
     }
 
-    /// Bytes that came in all.
-    pub(crate) fn came(&self) -> u64 {
-        self.came
+    /// Return the number of bytes received in total.
+    pub(crate) fn received(&self) -> u64 {
+        self.received
     }
 
-    /// Whether it can take another request: the server has not closed it, and has sent nothing that was not asked for.
+    /// Whether the connection can take another request: the server did not close it, and sent nothing unrequested.
     pub(crate) fn is_quiet(&self) -> bool {
         let socket = self.transport.socket();
         let look = || {
@@ -195,7 +177,7 @@ impl Transport {
 
     /// Read once, after any number of ticks. Only payload counts as progress: TLS records that are empty or incomplete
     /// do not.
-    fn receive(&mut self, dest: &mut [u8], pace: &mut Pace<'_>) -> Result<usize, Fault> {
+    fn receive(&mut self, dest: &mut [u8], pace: &mut Pace<'_>) -> Result<usize> {
         pace.resume();
         let mut checked = Checked {
             transport: self,
@@ -203,11 +185,11 @@ impl Transport {
         };
         let count = match checked.read(dest) {
             Ok(count) => count,
-            // A server that ends a connection of TLS without saying so: what is missing shows in the lengths.
+            // The server closed a TLS connection without close_notify. The framing detects missing bytes.
             Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => 0,
             Err(error) => return Err(broken(error)),
         };
-        pace.came(to_u64(count));
+        pace.received(to_u64(count));
         pace.check()?;
         Ok(count)
     }
@@ -220,17 +202,18 @@ struct Checked<'c, 't> {
 }
 
 impl Checked<'_, '_> {
-    /// Waits for the socket in ticks, between which it is checked whether to go on.
+    /// Call a function of the socket until it is done, and run the check after every tick.
     fn wait<T>(
         socket: &mut TcpStream,
         check: &mut Check<'_>,
         mut call: impl FnMut(&mut TcpStream) -> io::Result<T>,
     ) -> io::Result<T> {
+        use io::ErrorKind::{Interrupted, TimedOut, WouldBlock};
         loop {
             let outcome = call(socket);
             check()?;
             match outcome {
-                Err(error) if is_a_tick(&error) => {}
+                Err(error) if matches!(error.kind(), WouldBlock | TimedOut | Interrupted) => {}
                 outcome => return outcome,
             }
         }
@@ -243,10 +226,8 @@ impl Checked<'_, '_> {
         call: impl FnOnce(&mut Stream<'_, ClientConnection, Checked<'_, '_>>) -> io::Result<T>,
     ) -> io::Result<T> {
         let transport = &mut tls.below;
-        call(&mut Stream::new(
-            &mut tls.session,
-            &mut Checked { transport, check },
-        ))
+        let mut below = Checked { transport, check };
+        call(&mut Stream::new(&mut tls.session, &mut below))
     }
 }
 
@@ -275,70 +256,46 @@ impl Write for Checked<'_, '_> {
     }
 }
 
-/// Whether a wait was over and nothing more.
-fn is_a_tick(error: &io::Error) -> bool {
-    matches!(
-        error.kind(),
-        io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut | io::ErrorKind::Interrupted
-    )
-}
-
-/// The fault of a check that failed below, or of a connection that broke.
+/// Return the fault of a check that failed, or of a connection that broke.
 fn broken(error: io::Error) -> Fault {
-    error
-        .downcast::<Fault>()
-        .unwrap_or_else(|error| FaultKind::Broken(error).into())
+    let fault = error.downcast::<Fault>();
+    fault.unwrap_or_else(|error| FaultKind::Broken(error).into())
 }
 
-/// How safe connections are made. There is no way to do without the check.
+/// Return a TLS configuration that verifies certificates. Verification cannot be turned off.
 ///
-/// The certificates are those of `ca_file`, else those that the system trusts (`SSL_CERT_FILE` and `SSL_CERT_DIR` name
-/// others), else, where a system has none, as small containers do, those that Mozilla trusts.
-pub(crate) fn trusting(ca_file: Option<&Path>) -> Result<Arc<ClientConfig>, Fault> {
+/// The trusted roots are the certificates in `ca_file`. Without it they are the system's (`SSL_CERT_FILE` and
+/// `SSL_CERT_DIR` name others). If the system has none, as in small containers, they are Mozilla's.
+pub(crate) fn trusting(ca_file: Option<&Path>) -> Result<Arc<ClientConfig>> {
     let mut roots = RootCertStore::empty();
-    match ca_file {
-        Some(path) => {
-            for certificate in certificates(path)? {
-                roots
-                    .add(certificate)
-                    .map_err(|fault| unusable(path, &fault.to_string()))?;
-            }
+    if let Some(path) = ca_file {
+        let unusable = |why: &dyn fmt::Display| {
+            let path = path.to_string_lossy();
+            Fault::option(format!(
+                "the CA file {} cannot be used: {why}",
+                ingot_format::Quoted(&path)
+            ))
+        };
+        let pem = fs::read(path).map_err(|fault| unusable(&fault))?;
+        for certificate in CertificateDer::pem_slice_iter(&pem) {
+            let added = roots.add(certificate.map_err(|fault| unusable(&fault))?);
+            added.map_err(|fault| unusable(&fault))?;
         }
-        None => {
-            roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);
-            if roots.is_empty() {
-                roots.extend(webpki_roots::TLS_SERVER_ROOTS.iter().cloned());
-            }
+        if roots.is_empty() {
+            return Err(unusable(&"it contains no certificate in PEM"));
+        }
+    } else {
+        roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);
+        if roots.is_empty() {
+            roots.extend(webpki_roots::TLS_SERVER_ROOTS.iter().cloned());
         }
     }
     let provider = Arc::new(rustls::crypto::ring::default_provider());
     let mut config = ClientConfig::builder_with_provider(provider)
         .with_safe_default_protocol_versions()
-        .map_err(|fault| FaultKind::Tls {
-            authority: "any host".to_owned(),
-            source: io::Error::other(fault),
-        })?
+        .map_err(|fault| FaultKind::Tls("any host".to_owned(), io::Error::other(fault)))?
         .with_root_certificates(roots)
         .with_no_client_auth();
     config.alpn_protocols = vec![b"http/1.1".to_vec()];
     Ok(Arc::new(config))
-}
-
-fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, Fault> {
-    let pem = fs::read(path).map_err(|fault| unusable(path, &fault.to_string()))?;
-    let certificates: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(&pem).collect();
-    match certificates {
-        Ok(certificates) if !certificates.is_empty() => Ok(certificates),
-        Ok(_) => Err(unusable(path, "it holds no certificate in PEM")),
-        Err(fault) => Err(unusable(path, &fault.to_string())),
-    }
-}
-
-fn unusable(path: &Path, why: &str) -> Fault {
-    let path = path.to_string_lossy();
-    FaultKind::Option(format!(
-        "the CA file {} cannot be used: {why}",
-        ingot_format::Quoted(&path)
-    ))
-    .into()
 }

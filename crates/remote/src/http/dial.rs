@@ -4,35 +4,21 @@ use std::io;
 use std::net::{SocketAddr, TcpStream, ToSocketAddrs};
 use std::time::Duration;
 
-use crate::fault::{Fault, FaultKind};
+use crate::fault::{Fault, FaultKind, Result};
 use crate::http::aside::aside;
 use crate::http::pace::{Deadline, TICK};
-use crate::network::is_public;
+use crate::network;
 use crate::system::connect;
 use crate::url::bracketed;
 
-/// Which addresses may be connected to.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum AddressScope {
-    /// All: the caller has named the host.
-    Anywhere,
-    /// Those of the public internet: a server has named the host.
-    Public,
-}
-
-/// Of several addresses, all but the last have this long: the first may be one of IPv6 that leads nowhere.
+/// Time limit for each of several addresses except the last: the first may be an IPv6 address without a route.
 const EACH_TIMEOUT: Duration = Duration::from_secs(3);
 
-/// Connects to `host`, which is a name or an address.
+/// Connect to `host`, a name or an address. If `is_public`, its address must be one of the public internet.
 ///
-/// A name is resolved once, and connected to is what was checked: it cannot lead elsewhere a moment later.
-pub(crate) fn dial(
-    host: &str,
-    port: u16,
-    scope: AddressScope,
-    deadline: Deadline<'_>,
-) -> Result<TcpStream, Fault> {
-    let addresses = resolve(host, port, scope, deadline)?;
+/// A name is resolved once, and the checked addresses are the ones that are connected to.
+pub(crate) fn dial(host: &str, port: u16, is_public: bool, deadline: Deadline<'_>) -> Result<TcpStream> {
+    let addresses = resolve(host, port, is_public, deadline)?;
     let mut last = io::Error::from(io::ErrorKind::NotFound);
     for (rank, address) in addresses.iter().enumerate() {
         let this = if rank + 1 == addresses.len() {
@@ -48,13 +34,8 @@ pub(crate) fn dial(
     Err(unreachable(host, port, last))
 }
 
-/// The addresses of `host` that may be connected to, by the system's resolver.
-pub(crate) fn resolve(
-    host: &str,
-    port: u16,
-    scope: AddressScope,
-    deadline: Deadline<'_>,
-) -> Result<Vec<SocketAddr>, Fault> {
+/// Return the addresses of `host` that may be connected to, from the system's resolver.
+fn resolve(host: &str, port: u16, is_public: bool, deadline: Deadline<'_>) -> Result<Vec<SocketAddr>> {
     let found = match host.parse() {
         Ok(address) => Ok(vec![SocketAddr::new(address, port)]),
         Err(_) => {
@@ -69,30 +50,30 @@ pub(crate) fn resolve(
         };
         unreachable(host, port, source)
     })?;
-    let is_let_in = |address: &&SocketAddr| scope == AddressScope::Anywhere || is_public(address.ip());
-    let addresses: Vec<SocketAddr> = found.iter().filter(is_let_in).copied().collect();
+    let is_allowed = |address: &&SocketAddr| !is_public || network::is_public(address.ip());
+    let addresses: Vec<SocketAddr> = found.iter().filter(is_allowed).copied().collect();
     if addresses.is_empty() && !found.is_empty() {
-        Err(inward(format!("{}:{port}", bracketed(host))))
-    } else {
-        Ok(addresses)
+        return Err(inward(authority(host, port)));
     }
+    Ok(addresses)
 }
 
-/// The fault of a host that cannot be connected to.
-pub(crate) fn unreachable(host: &str, port: u16, source: io::Error) -> Fault {
-    let authority = format!("{}:{port}", bracketed(host));
-    FaultKind::Connect { authority, source }.into()
+fn authority(host: &str, port: u16) -> String {
+    format!("{}:{port}", bracketed(host))
 }
 
-/// The fault of a redirect to where no stranger may send us.
+/// Return the fault of a host that cannot be connected to.
+fn unreachable(host: &str, port: u16, source: io::Error) -> Fault {
+    FaultKind::Connect(authority(host, port), source).into()
+}
+
+/// Return the fault of a redirect to an address that servers may not name.
 pub(crate) fn inward(authority: String) -> Fault {
-    Fault::new(FaultKind::Redirect {
-        to: authority,
-        why: "it is no address of the public internet",
-    })
+    let why = "it is not an address of the public internet";
+    FaultKind::Redirect(authority, why).into()
 }
 
-/// Requests are small and wanted at once; waiting is done in steps, between which others are asked whether to go on.
+/// Send small requests at once, and wait in ticks, between which the stop flag and the deadline are checked.
 fn prepared(stream: TcpStream) -> io::Result<TcpStream> {
     stream.set_nodelay(true)?;
     stream.set_read_timeout(Some(TICK))?;
@@ -106,14 +87,14 @@ mod tests {
     use ingot_format::StopFlag;
 
     #[test]
-    fn only_public_addresses_are_dialled_for_a_server() {
-        // Nobody listens there; it is refused before that matters.
+    fn a_host_that_a_server_named_must_have_a_public_address() {
+        // No server listens there. The address is refused before that matters.
         for host in ["127.0.0.1", "localhost", "::1"] {
             let deadline = Deadline::within(Duration::from_secs(2), StopFlag::never());
-            let fault = dial(host, 9, AddressScope::Public, deadline).unwrap_err();
+            let fault = dial(host, 9, true, deadline).unwrap_err();
             assert_eq!(fault.code(), "redirect-refused", "{host}: {fault}");
             assert!(
-                fault.to_string().contains(&format!(" {}:9 ", bracketed(host))),
+                fault.to_string().contains(&format!(" {}:9: ", bracketed(host))),
                 "{fault}"
             );
         }

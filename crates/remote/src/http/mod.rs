@@ -1,4 +1,4 @@
-//! Requests and answers of HTTP/1.1, and the connections that they go over.
+//! Requests and responses of HTTP/1.1, and the connections that carry them.
 
 pub(crate) mod aside;
 pub(crate) mod client;

@@ -1,31 +1,32 @@
-//! How long a server may take.
+//! Deadlines and minimum rates.
 
 use std::thread;
 use std::time::{Duration, Instant};
 
-use crate::fault::{Fault, FaultKind};
-use crate::options::RemoteOptions;
 use ingot_format::StopFlag;
 
-/// The longest single wait before the stop flag and the deadline are looked at again. With the 50 ms after which the
-/// calling thread looks for signals, a call ends within 100 ms of an interrupt.
+use crate::fault::{FaultKind, Result};
+use crate::options::RemoteOptions;
+
+/// The longest wait before the stop flag and the deadline are checked again. With the 50 ms after which the calling
+/// thread checks for signals, a call ends within 100 ms of an interrupt.
 pub(crate) const TICK: Duration = Duration::from_millis(25);
 
 /// Payload that renews the deadline of a request. A whole file from a server without ranges may take any time while it
 /// arrives.
 const PROGRESS_NBYTES: u64 = 1 << 20;
 
-/// When a request is given up: at that time, or once nobody wants it any more.
+/// The end of a request: a time, or the stop flag.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Deadline<'f> {
     pub(crate) at: Instant,
-    /// The time that it allowed from the start.
+    /// The time from the start to the end.
     time: Duration,
     pub(crate) stop: StopFlag<'f>,
 }
 
 impl<'f> Deadline<'f> {
-    /// So long from now on. More time than a clock can count is a day here.
+    /// Return a deadline after `time`, or after a day if the clock cannot represent that.
     pub(crate) fn within(time: Duration, stop: StopFlag<'f>) -> Deadline<'f> {
         let now = Instant::now();
         let at = now.checked_add(time);
@@ -33,40 +34,39 @@ impl<'f> Deadline<'f> {
         Deadline { at, time, stop }
     }
 
-    /// The same time from now on.
+    /// Return a deadline with the same time, from now on.
     fn renewed(self) -> Deadline<'f> {
         Deadline::within(self.time, self.stop)
     }
 
-    /// The same, but so long from now at most.
+    /// Return the earlier of this deadline and `time` from now.
     pub(crate) fn no_longer_than(self, time: Duration) -> Deadline<'f> {
         let at = self.at.min(Deadline::within(time, self.stop).at);
         Deadline { at, ..self }
     }
 
-    /// How much of it is left, which is none once it is over.
+    /// Return the time that is left, which is zero after the deadline.
     ///
     /// # Errors
-    /// When nobody wants it any more.
-    pub(crate) fn left(self) -> Result<Duration, Fault> {
+    /// If the stop flag is set.
+    pub(crate) fn left(self) -> Result<Duration> {
         if self.stop.is_set() {
-            Err(FaultKind::Stopped.into())
-        } else {
-            Ok(self.at.saturating_duration_since(Instant::now()))
+            return Err(FaultKind::Stopped.into());
         }
+        Ok(self.at.saturating_duration_since(Instant::now()))
     }
 }
 
-/// Watches over one exchange with a server: in each window of time it has to bring so many bytes of payload, and each
-/// [`PROGRESS_NBYTES`] of them renew the deadline.
+/// The progress of one exchange with a server. Each window of time must bring a minimum of payload, and each
+/// [`PROGRESS_NBYTES`] of payload renew the deadline.
 #[derive(Debug)]
 pub(crate) struct Pace<'f> {
     window: Duration,
     window_nbytes: u64,
-    /// When the present window began, and what has come since.
+    /// The start of the current window, and the payload since then.
     since: Instant,
     nbytes: u64,
-    /// Bytes since the deadline was renewed.
+    /// The payload since the deadline was renewed.
     progress: u64,
     deadline: Deadline<'f>,
     begun: Instant,
@@ -86,12 +86,12 @@ impl<'f> Pace<'f> {
         }
     }
 
-    /// When the exchange is given up, by the progress until now.
+    /// Return the deadline as the progress has renewed it.
     pub(crate) fn deadline(&self) -> Deadline<'f> {
         self.deadline
     }
 
-    /// Begins another window where one is over: what the caller did between two reads is not the server's time.
+    /// Start a new window if the current one is over. The time that the caller spends between two reads does not count.
     pub(crate) fn resume(&mut self) {
         let now = Instant::now();
         if now.duration_since(self.since) >= self.window {
@@ -99,8 +99,8 @@ impl<'f> Pace<'f> {
         }
     }
 
-    /// Notes that payload came.
-    pub(crate) fn came(&mut self, nbytes: u64) {
+    /// Count payload that was received.
+    pub(crate) fn received(&mut self, nbytes: u64) {
         self.nbytes = self.nbytes.saturating_add(nbytes);
         self.progress = self.progress.saturating_add(nbytes);
         if self.progress >= PROGRESS_NBYTES {
@@ -108,25 +108,23 @@ impl<'f> Pace<'f> {
         }
     }
 
-    /// Whether to go on waiting. Asked after every wait and every read, so that bytes that trickle in count too.
-    pub(crate) fn check(&mut self) -> Result<(), Fault> {
+    /// Check the stop flag, the deadline and the rate. Called after every wait and every read, so that a trickle of
+    /// bytes is noticed.
+    pub(crate) fn check(&mut self) -> Result<()> {
         let now = Instant::now();
-        let slow = |what| {
-            let after = self.begun.elapsed();
-            Err(FaultKind::Slow { what, after }.into())
-        };
+        let slow = |what| Err(FaultKind::Slow(what, self.begun.elapsed()).into());
         if self.deadline.stop.is_set() {
             return Err(FaultKind::Stopped.into());
         }
         if now >= self.deadline.at {
-            return slow("the time for the request was over");
+            return slow("the request timed out");
         }
         if now.duration_since(self.since) >= self.window {
+            if self.nbytes == 0 {
+                return slow("the server sent nothing more");
+            }
             if self.nbytes < self.window_nbytes {
-                return slow(match self.nbytes {
-                    0 => "nothing more came from the server",
-                    _ => "the server sends too slowly",
-                });
+                return slow("the server sends too slowly");
             }
             (self.since, self.nbytes) = (now, 0);
         }
@@ -134,14 +132,14 @@ impl<'f> Pace<'f> {
     }
 }
 
-/// Bytes that come at this rate. At least one, whatever the rate.
+/// Return the bytes that this rate brings in `time`, at least one.
 fn bytes_in(time: Duration, rate: u64) -> u64 {
     let millis = u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
     (rate.saturating_mul(millis) / 1000).max(1)
 }
 
-/// Waits, unless nobody wants it any more.
-pub(crate) fn sleep(time: Duration, stop: StopFlag<'_>) -> Result<(), Fault> {
+/// Sleep for `time`, unless the stop flag is set.
+pub(crate) fn sleep(time: Duration, stop: StopFlag<'_>) -> Result<()> {
     let deadline = Deadline::within(time, stop);
     loop {
         match deadline.left()? {

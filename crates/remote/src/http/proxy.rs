@@ -1,4 +1,4 @@
-//! Proxies that the environment names.
+//! The proxies in the environment.
 
 use std::fmt;
 use std::net::Ipv6Addr;
@@ -6,7 +6,8 @@ use std::net::Ipv6Addr;
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 
-use crate::fault::Fault;
+use crate::environment::Environment;
+use crate::fault::{Fault, Result};
 use crate::network::Network;
 use crate::url::{Scheme, Url, decode};
 
@@ -16,24 +17,21 @@ pub(crate) struct Proxies {
     http: Option<String>,
     https: Option<String>,
     all: Option<String>,
-    /// Hosts that are reached without.
+    /// Hosts that are connected to directly.
     except: Vec<Except>,
 }
 
-/// A word of `no_proxy`: what is reached without.
+/// A word of `no_proxy`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Except {
     All,
-    /// Addresses, where the URL has one: names are not resolved for this.
+    /// The URLs with an address in this network. Names are not resolved for this.
     Network(Network),
-    /// A host, or a domain with all that belongs to it; at every port, or at one.
-    Host {
-        name: String,
-        port: Option<u16>,
-    },
+    /// A host, or a domain with its subdomains; at every port, or at one.
+    Host(String, Option<u16>),
 }
 
-/// A proxy. `Display` leaves out its user and password.
+/// A proxy. `Display` omits its user and password.
 #[derive(Clone, Debug)]
 pub(crate) struct Proxy {
     /// With the scheme `https` if the connection to the proxy uses TLS.
@@ -41,39 +39,34 @@ pub(crate) struct Proxy {
 }
 
 impl Proxies {
-    pub(crate) fn of(variable: &dyn Fn(&str) -> Option<String>) -> Proxies {
+    pub(crate) fn of(environment: Environment<'_>) -> Proxies {
+        // The first that is set counts, even if it is empty.
         let either = |small: &str, large: &str| {
-            variable(small)
-                .or_else(|| variable(large))
-                .filter(|value| !value.is_empty())
+            let value = (environment.0)(small).or_else(|| (environment.0)(large))?;
+            Some(value).filter(|value| !value.is_empty())
         };
+        let except = either("no_proxy", "NO_PROXY").unwrap_or_default();
+        let words = except.split([',', ' ', '\t']).filter(|word| !word.is_empty());
         Proxies {
-            // Not `HTTP_PROXY`: a web server puts the header `Proxy` of a request there.
-            http: variable("http_proxy").filter(|value| !value.is_empty()),
+            // Not `HTTP_PROXY`, which web servers set to the header `Proxy` of a request.
+            http: environment.get(&["http_proxy"]),
             https: either("https_proxy", "HTTPS_PROXY"),
             all: either("all_proxy", "ALL_PROXY"),
-            except: either("no_proxy", "NO_PROXY")
-                .unwrap_or_default()
-                .split([',', ' ', '\t'])
-                .filter(|word| !word.is_empty())
-                .map(Except::parse)
-                .collect(),
+            except: words.map(Except::parse).collect(),
         }
     }
 
-    /// The proxy for `url`, if there is one.
-    pub(crate) fn find(&self, url: &Url) -> Result<Option<Proxy>, Fault> {
+    /// Return the proxy for `url`, if there is one.
+    pub(crate) fn find(&self, url: &Url) -> Result<Option<Proxy>> {
         let named = match url.scheme {
             Scheme::Http => &self.http,
             Scheme::Https => &self.https,
         };
-        let Some(named) = named.as_ref().or(self.all.as_ref()) else {
+        let named = named.as_ref().or(self.all.as_ref());
+        let Some(named) = named.filter(|_| !self.except.iter().any(|except| except.matches(url))) else {
             return Ok(None);
         };
-        if self.except.iter().any(|except| except.holds(url)) {
-            return Ok(None);
-        }
-        // The variable may hold a password.
+        // Without the value, which may contain a password.
         let why = "the environment names a proxy that is not http:// or https://, such as one of SOCKS: name \
                    another one, or add the host to no_proxy";
         Proxy::parse(named).map(Some).ok_or_else(|| Fault::option(why))
@@ -83,13 +76,11 @@ impl Proxies {
 impl Proxy {
     fn parse(text: &str) -> Option<Proxy> {
         let (scheme, rest) = text.split_once("://").unwrap_or(("http", text));
-        let is = |name: Scheme| scheme.eq_ignore_ascii_case(name.name());
-        let scheme = [Scheme::Http, Scheme::Https].into_iter().find(|&name| is(name))?;
-        let url = Url::parse(&format!("{}://{rest}", scheme.name())).ok()?;
+        let url = Url::parse(&format!("{scheme}://{rest}")).ok()?;
         Some(Proxy { url })
     }
 
-    /// The header that tells the proxy who we are.
+    /// Return the header with the user and the password of the proxy.
     pub(crate) fn authorization(&self) -> Option<(String, String)> {
         let user = self.url.user.as_deref()?;
         Some(("Proxy-Authorization".to_owned(), basic(user)))
@@ -102,18 +93,16 @@ impl fmt::Display for Proxy {
     }
 }
 
-/// The value of a header that names user and password, which are given as a URL has them.
+/// Return the value of a header with the user and the password of a URL.
 pub(crate) fn basic(user: &str) -> String {
     let (name, password) = user.split_once(':').unwrap_or((user, ""));
-    format!(
-        "Basic {}",
-        STANDARD.encode(format!("{}:{}", decode(name), decode(password)))
-    )
+    let decoded = format!("{}:{}", decode(name), decode(password));
+    format!("Basic {}", STANDARD.encode(decoded))
 }
 
 impl Except {
-    /// What curl, requests and Go read in such a word, all that any of them does: `host`, `.domain`, `host:port`,
-    /// `[::1]:port`, `10.0.0.0/8`, `*`.
+    /// Parse a word in all forms that curl, requests or Go accept: `host`, `.domain`, `host:port`, `[::1]:port`,
+    /// `10.0.0.0/8`, `*`.
     fn parse(word: &str) -> Except {
         if word == "*" {
             return Except::All;
@@ -128,20 +117,17 @@ impl Except {
         };
         let (name, port) = at_port().unwrap_or((word, None));
         let name = name.trim_start_matches(['[', '.']).trim_end_matches([']', '.']);
-        Except::Host {
-            name: name.to_ascii_lowercase(),
-            port,
-        }
+        Except::Host(name.to_ascii_lowercase(), port)
     }
 
-    fn holds(&self, url: &Url) -> bool {
+    fn matches(&self, url: &Url) -> bool {
         match (self, url.address()) {
             (Except::All, _) => true,
             (Except::Network(network), address) => address.is_some_and(|address| network.contains(address)),
-            (Except::Host { port: Some(port), .. }, _) if *port != url.port => false,
-            // An address has no domain.
-            (Except::Host { name, .. }, Some(address)) => name.parse() == Ok(address),
-            (Except::Host { name, .. }, None) => {
+            (Except::Host(_, Some(port)), _) if *port != url.port => false,
+            // An address has no subdomains.
+            (Except::Host(name, _), Some(address)) => name.parse() == Ok(address),
+            (Except::Host(name, _), None) => {
                 let host = url.host.trim_end_matches('.');
                 let rest = host.strip_suffix(name.as_str()).filter(|_| !name.is_empty());
                 rest.is_some_and(|rest| rest.is_empty() || rest.ends_with('.'))
@@ -155,10 +141,10 @@ mod tests {
     use super::*;
 
     fn proxies(pairs: &[(&str, &str)]) -> Proxies {
-        Proxies::of(&|name| {
+        Proxies::of(Environment(&|name| {
             let pair = pairs.iter().find(|pair| pair.0 == name)?;
             Some(pair.1.to_owned())
-        })
+        }))
     }
 
     fn found(proxies: &Proxies, url: &str) -> Option<String> {
@@ -167,7 +153,7 @@ mod tests {
     }
 
     #[test]
-    fn the_variables_mean_what_they_mean_to_curl() {
+    fn the_variables_have_the_same_meaning_as_for_curl() {
         let all = proxies(&[
             ("http_proxy", "http://plain:1"),
             ("HTTPS_PROXY", "safe:2"),
@@ -230,7 +216,7 @@ mod tests {
     }
 
     #[test]
-    fn a_proxy_of_another_kind_is_refused_without_its_password() {
+    fn unsupported_proxies_are_rejected_without_their_password() {
         for named in [
             "socks4://me:hunter2@p:1",
             "socks5://me:hunter2@p",
@@ -246,7 +232,7 @@ mod tests {
     }
 
     #[test]
-    fn a_proxy_has_the_usual_port_of_its_scheme() {
+    fn proxies_have_the_default_port_of_their_scheme() {
         for (named, shown) in [
             ("p", "http://p:80"),
             ("p:1", "http://p:1"),

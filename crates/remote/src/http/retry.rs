@@ -1,20 +1,21 @@
-//! Trying again.
+//! Retries.
 
 use std::hash::{BuildHasher, RandomState};
 use std::time::{Duration, Instant};
 
-use crate::fault::{Fault, FaultKind};
-use crate::http::pace::{Deadline, sleep};
-use crate::options::RemoteOptions;
 use ingot_format::StopFlag;
 
-/// The first pause. It doubles each time.
+use crate::fault::{Fault, Result};
+use crate::http::pace::{Deadline, sleep};
+use crate::options::RemoteOptions;
+
+/// The first pause. Each pause is twice as long as the one before.
 const FIRST_PAUSE: Duration = Duration::from_millis(100);
 
-/// The longest pause of our own making.
+/// The longest pause, unless the server asks for a longer one.
 const LONGEST_PAUSE: Duration = Duration::from_secs(10);
 
-/// The longest that a server may have us wait. Whoever is told to come back later than this wants to know it now.
+/// The longest pause that a server may ask for. A longer one is an error at once.
 const LONGEST_WAIT: Duration = Duration::from_secs(60);
 
 /// The attempts of one request.
@@ -30,7 +31,7 @@ impl<'f> Tries<'f> {
         Tries::until(Deadline::within(options.timeout, stop), options)
     }
 
-    /// The attempts of one that is a part of another, which has this deadline.
+    /// Return the attempts of a request that is part of another and has its deadline.
     pub(crate) fn until(deadline: Deadline<'f>, options: &RemoteOptions) -> Tries<'f> {
         Tries {
             made: 0,
@@ -39,14 +40,20 @@ impl<'f> Tries<'f> {
         }
     }
 
-    /// Waits before the next attempt, or gives the fault back when there shall be none.
-    pub(crate) fn after(&mut self, fault: Fault) -> Result<(), Fault> {
+    /// Make attempts until one succeeds or fails for good.
+    pub(crate) fn run<T>(&mut self, mut attempt: impl FnMut(Deadline<'f>) -> Result<T>) -> Result<T> {
+        loop {
+            match attempt(self.deadline) {
+                Ok(done) => return Ok(done),
+                Err(fault) => self.after(fault)?,
+            }
+        }
+    }
+
+    /// Wait before the next attempt. Returns the fault if it was the last one.
+    pub(crate) fn after(&mut self, fault: Fault) -> Result<()> {
         self.made += 1;
-        let told = match fault.kind() {
-            FaultKind::Status { wait, .. } => *wait,
-            _ => None,
-        };
-        let pause = told.unwrap_or_else(|| pause(self.made)).max(FIRST_PAUSE);
+        let pause = fault.wait().unwrap_or_else(|| pause(self.made)).max(FIRST_PAUSE);
         let left = self.deadline.at.saturating_duration_since(Instant::now());
         if !fault.is_transient() || self.made >= self.most || pause > LONGEST_WAIT || pause >= left {
             return Err(fault.after(self.made));
@@ -55,11 +62,11 @@ impl<'f> Tries<'f> {
     }
 }
 
-/// Somewhere between half of the pause and all of it, so that many who failed together do not come back together.
+/// Return a random pause between half of the longest one and all of it, so that clients that failed together do not
+/// return together.
 fn pause(made: u32) -> Duration {
-    let most = FIRST_PAUSE
-        .saturating_mul(1 << made.saturating_sub(1).min(16))
-        .min(LONGEST_PAUSE);
+    let doubled = FIRST_PAUSE.saturating_mul(1 << made.saturating_sub(1).min(16));
+    let most = doubled.min(LONGEST_PAUSE);
     let any = u32::try_from(RandomState::new().hash_one(made) % 1024).unwrap_or(0);
     most / 2 + most / 2 * any / 1024
 }
@@ -67,19 +74,20 @@ fn pause(made: u32) -> Duration {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::fault::{FaultKind, Refusal};
 
     fn status(status: u16, wait: Option<u64>) -> Fault {
-        Fault::new(FaultKind::Status {
+        let wait = wait.map(Duration::from_secs);
+        let refusal = Refusal {
             status,
-            reason: String::new(),
-            said: None,
-            wait: wait.map(Duration::from_secs),
-            region: None,
-        })
+            wait,
+            ..Refusal::default()
+        };
+        FaultKind::Status(refusal).into()
     }
 
     #[test]
-    fn pauses_grow_and_stop_growing() {
+    fn pauses_grow_up_to_a_limit() {
         for made in 1..40 {
             let pause = pause(made);
             assert!(pause >= FIRST_PAUSE / 2 && pause <= LONGEST_PAUSE, "{pause:?}");
@@ -88,13 +96,13 @@ mod tests {
     }
 
     #[test]
-    fn what_will_not_pass_is_not_tried_again() {
+    fn permanent_faults_are_not_retried() {
         let options = RemoteOptions::default();
         for fault in [
             status(404, None),
             status(403, None),
             status(503, Some(u64::MAX)),
-            FaultKind::Changed { nbytes_now: None }.into(),
+            FaultKind::Changed(None).into(),
         ] {
             assert!(Tries::new(&options, StopFlag::never()).after(fault).is_err());
         }

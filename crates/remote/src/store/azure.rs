@@ -1,325 +1,219 @@
 //! Azure Blob Storage.
 
-use std::time::Instant;
-
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
-use jiff::Timestamp;
 use ring::hmac;
 
-use crate::credentials::{Credential, Secret, Variable, credential};
-use crate::fault::{Fault, FaultKind};
-use crate::http::message::{HttpRequest, http_date};
-use crate::http::pace::Deadline;
+use super::credentials::azure;
+use super::credentials::source::{Source, given};
+use super::{Access, Auth, Object};
+use crate::credentials::{Credential, Secret};
+use crate::environment::Environment;
+use crate::fault::{Fault, Result};
 use crate::options::{RemoteOptions, Token};
-use crate::store::bucket::Object;
-use crate::store::credentials::source::{Source, given};
-use crate::store::credentials::{azure, set};
-use crate::store::sigv4::collapsed;
-use crate::url::{Url, encode_path};
+use crate::url::Url;
 
-/// The version of the service that requests are written for. Tokens are known to none before that of 2017.
-const VERSION: &str = "2021-12-02";
-
-/// How requests for one account are let in.
-#[derive(Debug)]
-pub(crate) struct AzureAccess {
-    account: String,
-    entry: Entry,
-}
-
-#[derive(Debug)]
-enum Entry {
-    /// As anybody, or by a signed query.
-    Url,
-    Token(Source),
-    /// By a signature with the key of the account.
-    Key(hmac::Key),
-}
-
-/// The URL of a blob, and how to be let in there.
+/// Return the URL of a blob, and the credentials for it.
 pub(crate) fn locate(
     object: Object<'_>,
     options: &RemoteOptions,
-    variable: Variable<'_>,
-) -> Result<(Url, AzureAccess), Fault> {
-    let connection = Connection::parse(options.connection_string.clone());
-    let set_up = Connection::parse(credential(variable, &["AZURE_STORAGE_CONNECTION_STRING"])?);
-    let account = options
-        .account
-        .clone()
-        .or_else(|| connection.get("AccountName"))
-        .or_else(|| set(variable, &["AZURE_STORAGE_ACCOUNT_NAME", "AZURE_STORAGE_ACCOUNT"]))
-        .or_else(|| set_up.get("AccountName"));
-    let is_name = |name: &str| !name.is_empty() && name.bytes().all(|byte| byte.is_ascii_alphanumeric());
-    let account = account.filter(|name| is_name(name)).ok_or_else(|| {
-        option("az:// needs the name of an account: give `account`, or set AZURE_STORAGE_ACCOUNT_NAME")
+    environment: Environment<'_>,
+) -> Result<(Url, Access)> {
+    let settings = settings(options, environment)?;
+    let first = |get: &dyn Fn(&Settings) -> Option<String>| settings.iter().find_map(get);
+    let is_name = |name: &String| !name.is_empty() && name.bytes().all(|byte| byte.is_ascii_alphanumeric());
+    let account = first(&|settings| settings.account.clone()).filter(is_name);
+    let account = account.ok_or_else(|| {
+        Fault::option("az:// needs the name of an account: give `account`, or set AZURE_STORAGE_ACCOUNT_NAME")
     })?;
-    let endpoint = options
-        .endpoint
-        .clone()
-        .or_else(|| connection.endpoint(&account))
-        .or_else(|| set(variable, &["AZURE_STORAGE_ENDPOINT"]))
-        .or_else(|| set_up.endpoint(&account))
-        .unwrap_or_else(|| format!("https://{account}.blob.core.windows.net"));
-    let endpoint = Url::parse(&endpoint)?;
-    let (query, entry) = if options.anonymous {
-        (None, Entry::Url)
+    let usual = || format!("https://{account}.blob.core.windows.net");
+    let endpoint = first(&|settings| settings.endpoint(&account)).unwrap_or_else(usual);
+    let mut url = object.at(&Url::parse(&endpoint)?);
+    let entry = if options.anonymous {
+        Entry::default()
     } else {
-        entry(options, variable, &connection, &set_up)?
+        entry(&settings, options, environment)?
     };
-    let folder = endpoint.path.trim_end_matches('/');
-    let url = Url {
-        path: format!("{folder}/{}/{}", object.bucket, encode_path(object.key)),
-        query,
-        user: None,
-        ..endpoint
+    url.query = entry.query;
+    let auth = Auth::Azure {
+        account,
+        key: entry.key,
     };
-    Ok((url, AzureAccess { account, entry }))
+    Ok((url, Access::new(entry.source, auth)))
 }
 
-/// A connection string of Azure: `AccountName=…;AccountKey=…` and the like.
-struct Connection(Vec<(String, String)>);
+/// Settings of an account from one origin.
+#[derive(Default)]
+struct Settings {
+    account: Option<String>,
+    endpoint: Option<String>,
+    /// The protocol and the domain of the endpoint, if they are configured apart.
+    protocol: Option<String>,
+    domain: Option<String>,
+    /// A signed query.
+    query: Option<Secret>,
+    /// The key of the account.
+    key: Option<Secret>,
+}
 
-impl Connection {
-    fn parse(text: Option<Secret>) -> Connection {
-        let text = text.as_ref().map(Secret::reveal).unwrap_or_default();
-        let pairs = text.split(';').filter_map(|pair| pair.split_once('='));
-        Connection(
-            pairs
-                .map(|(name, value)| (name.trim().to_owned(), value.trim().to_owned()))
-                .collect(),
-        )
-    }
+/// Return the settings in the order of their precedence: options, a connection string in the options, variables, a
+/// connection string in the variables.
+fn settings(options: &RemoteOptions, environment: Environment<'_>) -> Result<[Settings; 4]> {
+    let given = Settings {
+        account: options.account.clone(),
+        endpoint: options.endpoint.clone(),
+        query: options.sas_token.clone(),
+        key: options.account_key.clone(),
+        ..Settings::default()
+    };
+    let secret = |names: &[&str]| environment.get(names).map(Secret::new);
+    let variables = Settings {
+        account: environment.get(&["AZURE_STORAGE_ACCOUNT_NAME", "AZURE_STORAGE_ACCOUNT"]),
+        endpoint: environment.get(&["AZURE_STORAGE_ENDPOINT"]),
+        query: secret(&["AZURE_STORAGE_SAS_TOKEN", "AZURE_STORAGE_SAS_KEY"]),
+        key: secret(&["AZURE_STORAGE_ACCOUNT_KEY", "AZURE_STORAGE_KEY"]),
+        ..Settings::default()
+    };
+    let text = environment.secret(&["AZURE_STORAGE_CONNECTION_STRING"])?;
+    let connection = Settings::parse(options.connection_string.as_ref());
+    Ok([given, connection, variables, Settings::parse(text.as_ref())])
+}
 
-    fn get(&self, name: &str) -> Option<String> {
-        let pair = self.0.iter().find(|pair| pair.0.eq_ignore_ascii_case(name));
-        pair.map(|pair| pair.1.clone()).filter(|value| !value.is_empty())
+impl Settings {
+    /// Parse a connection string: `AccountName=…;AccountKey=…` and the like.
+    fn parse(text: Option<&Secret>) -> Settings {
+        let text = text.map(Secret::reveal).unwrap_or_default();
+        let pairs: Vec<(&str, &str)> = text.split(';').filter_map(|pair| pair.split_once('=')).collect();
+        let get = |name: &str| {
+            let pair = pairs
+                .iter()
+                .find(|pair| pair.0.trim().eq_ignore_ascii_case(name))?;
+            Some(pair.1.trim().to_owned()).filter(|value| !value.is_empty())
+        };
+        Settings {
+            account: get("AccountName"),
+            endpoint: get("BlobEndpoint"),
+            protocol: get("DefaultEndpointsProtocol"),
+            domain: get("EndpointSuffix"),
+            query: get("SharedAccessSignature").map(Secret::new),
+            key: get("AccountKey").map(Secret::new),
+        }
     }
 
     fn endpoint(&self, account: &str) -> Option<String> {
-        let scheme = || {
-            self.get("DefaultEndpointsProtocol")
-                .unwrap_or_else(|| "https".to_owned())
-        };
-        let usual = |suffix: String| format!("{}://{account}.blob.{suffix}", scheme());
-        self.get("BlobEndpoint")
-            .or_else(|| self.get("EndpointSuffix").map(usual))
+        let protocol = self.protocol.as_deref().unwrap_or("https");
+        let usual = |domain: &String| format!("{protocol}://{account}.blob.{domain}");
+        self.endpoint.clone().or_else(|| self.domain.as_ref().map(usual))
     }
 
-    /// What it lets in by.
-    fn entry(&self) -> Result<Option<(Option<String>, Entry)>, Fault> {
-        let get = |name: &str| self.get(name).map(Secret::new);
-        by_url_or_key(get("SharedAccessSignature"), get("AccountKey"))
+    /// Return the signed query, or the key. Only the credential that is used is checked.
+    fn entry(&self) -> Result<Option<Entry>> {
+        let is_given = |secret: &&Secret| !bare(secret).is_empty();
+        if let Some(query) = self.query.as_ref().filter(is_given) {
+            let query = query.clone().checked("the signed query")?;
+            if !bare(&query).bytes().all(|byte| byte.is_ascii_graphic()) {
+                return Err(Fault::option("the signed query has characters that no query has"));
+            }
+            let query = Some(bare(&query).to_owned());
+            return Ok(Some(Entry {
+                query,
+                ..Entry::default()
+            }));
+        }
+        let Some(key) = self.key.as_ref().filter(is_given) else {
+            return Ok(None);
+        };
+        let key = key.clone().checked("the key of the account")?;
+        let decoded = STANDARD.decode(bare(&key));
+        let decoded = decoded.map_err(|_| Fault::option("the key of the account is not base64"))?;
+        let key = Some(hmac::Key::new(hmac::HMAC_SHA256, &decoded));
+        Ok(Some(Entry {
+            key,
+            ..Entry::default()
+        }))
     }
 }
 
-/// The first that is configured of what lets a caller in: a signed query, or what goes with a request that has none.
-fn entry(
-    options: &RemoteOptions,
-    variable: Variable<'_>,
-    connection: &Connection,
-    set_up: &Connection,
-) -> Result<(Option<String>, Entry), Fault> {
-    let issued = |source: Source| (None, Entry::Token(source));
+/// Return the text of a signed query without its question mark, or of a key.
+fn bare(secret: &Secret) -> &str {
+    secret.reveal().trim().trim_start_matches('?')
+}
+
+/// The credential: a signed query, a key, or a source of tokens.
+#[derive(Default)]
+struct Entry {
+    query: Option<String>,
+    key: Option<hmac::Key>,
+    source: Option<Source>,
+}
+
+impl From<Source> for Entry {
+    fn from(source: Source) -> Entry {
+        Entry {
+            source: Some(source),
+            ..Entry::default()
+        }
+    }
+}
+
+/// Return the first credential that is configured.
+fn entry(settings: &[Settings; 4], options: &RemoteOptions, environment: Environment<'_>) -> Result<Entry> {
     if let Some(source) = given(options, "az") {
-        return Ok(issued(source));
+        return Ok(source.into());
     }
-    if let Some(entry) = by_url_or_key(options.sas_token.clone(), None)? {
-        return Ok(entry);
+    let [first, others @ ..] = settings;
+    let is_signed = first.query.as_ref().is_some_and(|query| !bare(query).is_empty());
+    if let Some(token) = options.given_token().filter(|_| !is_signed) {
+        return Ok(Source::known("storage_options", Credential::Token(token.clone())).into());
     }
-    if let Token::Given(token) = &options.token {
-        let token = Credential::Token(token.clone());
-        return Ok(issued(Source::Known("storage_options", token)));
-    }
-    if let Some(entry) = by_url_or_key(None, options.account_key.clone())? {
+    if let Some(entry) = first.entry()? {
         return Ok(entry);
     }
     if options.client_secret.is_some() {
-        return azure::of_client_secret(options, variable).map(issued);
+        return azure::of_client_secret(options, environment).map(Entry::from);
     }
-    if let Some(entry) = connection.entry()? {
-        return Ok(entry);
-    }
-    let query = credential(variable, &["AZURE_STORAGE_SAS_TOKEN", "AZURE_STORAGE_SAS_KEY"])?;
-    let key = credential(variable, &["AZURE_STORAGE_ACCOUNT_KEY", "AZURE_STORAGE_KEY"])?;
-    if let Some(entry) = by_url_or_key(query, key)? {
-        return Ok(entry);
-    }
-    if let Some(entry) = set_up.entry()? {
-        return Ok(entry);
-    }
-    match options.token {
-        Token::Withheld => Ok((None, Entry::Url)),
-        _ => Ok(azure::of_environment(options, variable)?.map_or((None, Entry::Url), issued)),
-    }
-}
-
-fn by_url_or_key(
-    query: Option<Secret>,
-    key: Option<Secret>,
-) -> Result<Option<(Option<String>, Entry)>, Fault> {
-    let is_given = |secret: &Secret| !secret.reveal().trim().trim_start_matches('?').is_empty();
-    match (query.filter(is_given), key.filter(is_given)) {
-        (Some(query), _) => {
-            let query = query.reveal().trim().trim_start_matches('?');
-            if query.bytes().all(|byte| byte.is_ascii_graphic()) {
-                Ok(Some((Some(query.to_owned()), Entry::Url)))
-            } else {
-                Err(option("the signed query has characters that no query has"))
-            }
-        }
-        (None, Some(key)) => {
-            let key = STANDARD.decode(key.reveal().trim());
-            let key = key.map_err(|_| option("the key of the account is not base64"))?;
-            Ok(Some((None, Entry::Key(hmac::Key::new(hmac::HMAC_SHA256, &key)))))
-        }
-        (None, None) => Ok(None),
-    }
-}
-
-fn option(why: &str) -> Fault {
-    FaultKind::Option(why.to_owned()).into()
-}
-
-impl AzureAccess {
-    /// The source of the token, or the name of what replaces it.
-    pub(crate) fn source(&self, is_signed: bool) -> Result<&Source, Option<&'static str>> {
-        match &self.entry {
-            Entry::Token(source) => Ok(source),
-            Entry::Key(_) => Err(Some("the key of the account")),
-            Entry::Url => Err(is_signed.then_some("a signed query")),
+    for settings in others {
+        if let Some(entry) = settings.entry()? {
+            return Ok(entry);
         }
     }
-
-    /// Forgets a token that was issued by the time `sent` and then refused. Returns whether there may be others.
-    pub(crate) fn forget(&self, sent: Instant) -> bool {
-        matches!(&self.entry, Entry::Token(source) if source.forget(sent))
-    }
-
-    /// Adds to a request what it is let in by; says whether that is secret.
-    pub(crate) fn sign(
-        &self,
-        request: &mut HttpRequest<'_>,
-        options: &RemoteOptions,
-        deadline: Deadline<'_>,
-    ) -> Result<bool, Fault> {
-        let mut add = |name: &str, value: String| request.headers.push((name.to_owned(), value));
-        add("x-ms-version", VERSION.to_owned());
-        let token = match &self.entry {
-            Entry::Url => None,
-            Entry::Token(source) => source.token(options, deadline)?,
-            Entry::Key(key) => {
-                add("x-ms-date", http_date(Timestamp::now()));
-                let signature = hmac::sign(key, self.text(request).as_bytes());
-                let value = format!("SharedKey {}:{}", self.account, STANDARD.encode(signature));
-                request.headers.push(("Authorization".to_owned(), value));
-                None
-            }
-        };
-        let is_secret = token.is_some();
-        let header = |token: Secret| ("Authorization".to_owned(), format!("Bearer {}", token.reveal()));
-        request.headers.extend(token.map(header));
-        Ok(is_secret)
-    }
-
-    /// What is signed: the headers that the service names, its own, and the path.
-    fn text(&self, request: &HttpRequest<'_>) -> String {
-        let header = |name: &str| {
-            let found = request
-                .headers
-                .iter()
-                .find(|header| header.0.eq_ignore_ascii_case(name));
-            found.map_or("", |header| header.1.as_str())
-        };
-        let named: Vec<&str> = [
-            "Content-Encoding",
-            "Content-Language",
-            "Content-Length",
-            "Content-MD5",
-            "Content-Type",
-            "Date",
-            "If-Modified-Since",
-            "If-Match",
-            "If-None-Match",
-            "If-Unmodified-Since",
-            "Range",
-        ]
-        .into_iter()
-        .map(header)
-        .collect();
-        let mut own: Vec<String> = request
-            .headers
-            .iter()
-            .map(|(name, value)| format!("{}:{}\n", name.to_ascii_lowercase(), collapsed(value)))
-            .filter(|line| line.starts_with("x-ms-"))
-            .collect();
-        own.sort();
-        format!(
-            "{}\n{}\n{}/{}{}",
-            request.method,
-            named.join("\n"),
-            own.concat(),
-            self.account,
-            request.url.path
-        )
-    }
+    let source = match options.token {
+        Token::Withheld => None,
+        _ => azure::of_environment(options, environment)?,
+    };
+    Ok(source.map(Entry::from).unwrap_or_default())
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn located(options: &RemoteOptions) -> (Url, AzureAccess) {
-        locate(Object::parse("models/a b").unwrap(), options, &|_| None).unwrap()
-    }
+    const NOTHING: Environment<'static> = Environment(&|_| None);
 
     #[test]
-    fn a_blob_has_a_url_and_its_signed_query_is_not_shown() {
+    fn blobs_have_urls_that_hide_a_signed_query() {
+        let located = |options: &RemoteOptions| {
+            locate(Object::parse("models/a b").unwrap(), options, NOTHING)
+                .unwrap()
+                .0
+        };
         let mut options = RemoteOptions {
             account: Some("me".to_owned()),
             ..RemoteOptions::default()
         };
-        let (url, access) = located(&options);
+        let url = located(&options);
         assert_eq!(url.to_string(), "https://me.blob.core.windows.net/models/a%20b");
-        assert!(matches!(access.entry, Entry::Url));
+        assert_eq!(url.query, None);
         options.sas_token = Some(Secret::new("?sv=1&sig=hunter2"));
-        let (url, _) = located(&options);
+        let url = located(&options);
         assert_eq!(url.target(), "/models/a%20b?sv=1&sig=hunter2");
         assert!(!url.to_string().contains("hunter2"));
     }
 
     #[test]
-    fn what_is_signed_is_what_the_service_names() {
-        let options = RemoteOptions {
-            account: Some("me".to_owned()),
-            account_key: Some(Secret::new(STANDARD.encode("hunter2"))),
-            ..RemoteOptions::default()
-        };
-        let (url, access) = located(&options);
-        let header = |name: &str, value: &str| (name.to_owned(), value.to_owned());
-        let request = HttpRequest {
-            method: "GET",
-            url: &url,
-            headers: vec![
-                header("Range", "bytes=0-9"),
-                header("If-Match", "\"x\""),
-                header("x-ms-version", VERSION),
-                header("x-ms-date", "D"),
-            ],
-            body: &[],
-        };
-        let text =
-            "GET\n\n\n\n\n\n\n\n\"x\"\n\n\nbytes=0-9\nx-ms-date:D\nx-ms-version:2021-12-02\n/me/models/a%20b";
-        assert_eq!(access.text(&request), text);
-    }
-
-    #[test]
-    fn an_account_is_needed() {
-        let fault = locate(Object::parse("c/b").unwrap(), &RemoteOptions::default(), &|_| {
-            None
-        })
-        .unwrap_err();
+    fn an_account_is_required() {
+        let object = Object::parse("c/b").unwrap();
+        let fault = locate(object, &RemoteOptions::default(), NOTHING).unwrap_err();
         assert_eq!(fault.code(), "storage-option");
     }
 }

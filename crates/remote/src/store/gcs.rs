@@ -1,46 +1,41 @@
 //! Google Cloud Storage.
 
-use crate::access::Access;
-use crate::credentials::{Credential, Variable};
-use crate::fault::Fault;
+use super::credentials::google;
+use super::credentials::source::{Source, given};
+use super::{Access, Auth, Object};
+use crate::credentials::Credential;
+use crate::environment::Environment;
+use crate::fault::Result;
 use crate::options::RemoteOptions;
-use crate::store::bucket::Object;
-use crate::store::credentials::source::{Source, given};
-use crate::store::credentials::{google, set};
-use crate::store::s3::S3Access;
-use crate::url::{Url, encode_path};
+use crate::url::Url;
 
 const ENDPOINT: &str = "https://storage.googleapis.com";
 
-/// The URL of an object, and how to be let in there.
+/// Return the URL of an object, and the credentials for it.
 pub(crate) fn locate(
     object: Object<'_>,
     options: &RemoteOptions,
-    variable: Variable<'_>,
-) -> Result<(Url, Access), Fault> {
-    let named = options
+    environment: Environment<'_>,
+) -> Result<(Url, Access)> {
+    let endpoint = options
         .endpoint
         .clone()
-        .or_else(|| set(variable, &["STORAGE_EMULATOR_HOST"]));
-    let endpoint = Url::parse(named.as_deref().unwrap_or(ENDPOINT))?;
-    let folder = endpoint.path.trim_end_matches('/');
-    let url = Url {
-        path: format!("{folder}/{}/{}", object.bucket, encode_path(object.key)),
-        query: None,
-        user: None,
-        ..endpoint
-    };
+        .or_else(|| environment.get(&["STORAGE_EMULATOR_HOST"]));
+    let url = object.at(&Url::parse(endpoint.as_deref().unwrap_or(ENDPOINT))?);
     let source = match given(options, "gs") {
         _ if options.anonymous => None,
-        None => google::source(options, variable)?,
+        None => google::source(options, environment)?,
         source => source,
     };
-    let access = match source {
-        None => Access::Header(None),
-        Some(source @ Source::Known(_, Credential::Keys(_))) => Access::S3(S3Access::of_google(source)),
-        Some(source) => Access::Token(source),
+    let auth = match source {
+        // Google's store accepts signatures of S3 with keys of its own.
+        Some(Source::Known(_, Credential::Keys(_))) => Auth::S3 {
+            region: "auto".to_owned(),
+            is_payer: false,
+        },
+        _ => Auth::Bearer,
     };
-    Ok((url, access))
+    Ok((url, Access::new(source, auth)))
 }
 
 #[cfg(test)]
@@ -50,10 +45,8 @@ mod tests {
     #[test]
     fn objects_have_urls() {
         let object = Object::parse("bucket/a b/../c").unwrap();
-        let (url, _) = locate(object, &RemoteOptions::default(), &|name| {
-            (name == "NO_GCE_CHECK").then(|| "true".to_owned())
-        })
-        .unwrap();
+        let variable = |name: &str| (name == "NO_GCE_CHECK").then(|| "true".to_owned());
+        let (url, _) = locate(object, &RemoteOptions::default(), Environment(&variable)).unwrap();
         assert_eq!(
             url.to_string(),
             "https://storage.googleapis.com/bucket/a%20b/../c"

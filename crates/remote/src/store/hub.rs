@@ -1,43 +1,37 @@
-//! Files of the Hugging Face Hub: their names, the token for them, and the cache that others have filled.
+//! Files of the Hugging Face Hub: their URLs, the token for them, and the cache of the Hub's clients.
 
 use std::fs;
 use std::path::PathBuf;
 
 use ingot_format::Escaped;
 
-use crate::credentials::Secret;
-use crate::fault::{Fault, FaultKind};
+use super::credentials::source::Source;
+use crate::credentials::{Credential, Secret};
+use crate::environment::Environment;
+use crate::fault::{Fault, Result};
 use crate::options::{RemoteOptions, Token};
 use crate::url::{Url, decode, encode_path, encode_segment};
 
 const ENDPOINT: &str = "https://huggingface.co";
 
-/// Where the Hub is, besides where the environment says.
+/// The hosts of the Hub, besides the endpoint in the environment.
 const HOSTS: &[&str] = &["huggingface.co", "www.huggingface.co", "hf.co"];
 
-/// The kinds of repositories, as addresses name them, and as the folders of the cache do.
-const KINDS: &[(&str, &str)] = &[
-    ("models", "models"),
-    ("datasets", "datasets"),
-    ("spaces", "spaces"),
-    ("kernels", "kernels"),
-];
+/// The kinds of repositories, in URLs and in the folders of the cache.
+const KINDS: &[&str] = &["models", "datasets", "spaces", "kernels"];
 
 const MAIN: &str = "main";
 
-/// The file of a repository that holds one model.
+/// The file of a repository with one model.
 pub const MODEL_FILE: &str = "model.safetensors";
 
-/// The index of a repository whose model is in shards.
+/// The index of a repository with a sharded model.
 pub const INDEX_FILE: &str = "model.safetensors.index.json";
 
-/// What the names of all indexes end in.
+/// The ending of the names of all indexes.
 const INDEX_ENDING: &str = ".safetensors.index.json";
 
-/// What environment variables hold.
-type Variable<'v> = &'v dyn Fn(&str) -> Option<String>;
-
-/// A file of a repository, at a revision; or a folder, whose model is meant.
+/// A file of a repository at a revision, or a folder, which means the model in it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct HubFile {
     /// One of [`KINDS`].
@@ -45,43 +39,36 @@ pub(crate) struct HubFile {
     owner: String,
     repo: String,
     revision: String,
-    /// Empty for the folder that is all of the repository.
+    /// Empty for the root folder of the repository.
     path: String,
     is_folder: bool,
 }
 
 impl HubFile {
-    /// Reads what follows `hf://`: `[datasets/|spaces/|kernels/]owner/repo[@revision][/path]`.
-    pub(crate) fn parse(rest: &str) -> Result<HubFile, Fault> {
+    /// Parse the part of a URL after `hf://`: `[datasets/|spaces/|kernels/]owner/repo[@revision][/path]`.
+    pub(crate) fn parse(rest: &str) -> Result<HubFile> {
         let mut segments: Vec<&str> = rest.split('/').collect();
         let kind = take_kind(&mut segments);
-        if segments.len() < 2 {
-            return Err(refuse("expected hf://owner/repo[@revision][/path]"));
-        }
-        let (owner, named) = (segments[0], segments[1]);
-        let mut path = &segments[2..];
-        let (repo, revision) = match named.split_once('@') {
-            None => (named, MAIN.to_owned()),
-            // Revisions such as refs/pr/1 take two segments more, unless their slashes are written as %2F.
-            Some((repo, "refs")) if path.len() >= 2 => {
-                let revision = format!("refs/{}/{}", path[0], path[1]);
-                path = &path[2..];
-                (repo, revision)
-            }
-            Some((repo, revision)) => (repo, decode(revision)),
+        let [owner, named, path @ ..] = &segments[..] else {
+            return Err(Fault::address("expected hf://owner/repo[@revision][/path]"));
         };
-        HubFile::new(kind, owner, repo, revision, path.join("/"), false)
+        let (repo, revision, path) = match (named.split_once('@'), path) {
+            (None, path) => (*named, MAIN.to_owned(), path),
+            // Revisions such as refs/pr/1 take two more segments, unless their slashes are written as %2F.
+            (Some((repo, "refs")), [a, b, path @ ..]) => (repo, format!("refs/{a}/{b}"), path),
+            (Some((repo, revision)), path) => (repo, decode(revision), path),
+        };
+        HubFile::new(kind, [owner, repo], revision, &path.join("/"), false)
     }
 
-    /// Reads a URL that was copied from a browser, or `None` where it is not one of a file of the Hub.
-    pub(crate) fn of_url(url: &Url, variable: Variable<'_>) -> Option<Result<HubFile, Fault>> {
+    /// Parse a URL that was copied from a browser, or return `None` if it is not one of a file of the Hub.
+    pub(crate) fn of_url(url: &Url, environment: Environment<'_>) -> Option<Result<HubFile>> {
         let is_hub = HOSTS.contains(&url.host.as_str())
-            || endpoint(None, variable).is_ok_and(|endpoint| endpoint.origin() == url.origin());
+            || endpoint(None, environment).is_ok_and(|endpoint| endpoint.origin() == url.origin());
         if !is_hub {
             return None;
         }
-        let path = url.path.trim_matches('/');
-        let mut segments: Vec<&str> = path.split('/').collect();
+        let mut segments: Vec<&str> = url.path.trim_matches('/').split('/').collect();
         let kind = take_kind(&mut segments);
         let [owner, repo, rest @ ..] = &segments[..] else {
             return None;
@@ -93,36 +80,37 @@ impl HubFile {
         };
         let path: Vec<String> = path.iter().map(|segment| decode(segment)).collect();
         let (revision, path) = (decode(revision), path.join("/"));
-        Some(HubFile::new(kind, owner, repo, revision, path, page == "tree"))
+        Some(HubFile::new(kind, [owner, repo], revision, &path, page == "tree"))
     }
 
     fn new(
         kind: &'static str,
-        owner: &str,
-        repo: &str,
+        [owner, repo]: [&str; 2],
         revision: String,
-        path: String,
+        path: &str,
         is_folder: bool,
-    ) -> Result<HubFile, Fault> {
+    ) -> Result<HubFile> {
         let is_name = |name: &str| {
             let may = |byte: u8| byte.is_ascii_alphanumeric() || b"-._".contains(&byte);
             !name.is_empty() && !matches!(name, "." | "..") && name.bytes().all(may)
         };
         if !is_name(owner) || !is_name(repo) {
-            return Err(refuse("the repository has a name that none has"));
+            return Err(Fault::address(
+                "invalid name of a repository: expected owner/repo",
+            ));
         }
         let path = path.trim_end_matches('/');
-        let is_folder = is_folder || path.is_empty();
-        // They become names of files in the cache too.
+        // Revisions and paths become paths in the cache.
+        let is_bad = |segment: &str| {
+            matches!(segment, "" | "." | "..") || segment.contains(|c: char| c == '\\' || c.is_control())
+        };
         for (what, text) in [("revision", revision.as_str()), ("path", path)] {
-            let is_bad = |segment: &str| matches!(segment, "" | "." | "..");
-            if what == "path" && text.is_empty() {
-                continue;
-            }
-            if text.split('/').any(is_bad) || text.contains('\\') || text.chars().any(char::is_control) {
-                return Err(refuse(&format!(
-                    "the {what} leads out of the repository, or nowhere"
-                )));
+            let may_be_empty = what == "path" && text.is_empty();
+            if !may_be_empty && text.split('/').any(is_bad) {
+                let why = format!(
+                    "invalid {what}: it has an empty segment, `.`, `..`, a backslash or a control character"
+                );
+                return Err(Fault::address(why));
             }
         }
         Ok(HubFile {
@@ -131,39 +119,34 @@ impl HubFile {
             repo: repo.to_owned(),
             revision,
             path: path.to_owned(),
-            is_folder,
+            is_folder: is_folder || path.is_empty(),
         })
     }
 
-    /// Whether it is a folder, whose model is meant.
     pub(crate) fn is_folder(&self) -> bool {
         self.is_folder
     }
 
-    /// The last part of its path.
+    /// Return the last segment of the path.
     pub(crate) fn name(&self) -> &str {
         self.path.rsplit('/').next().unwrap_or_default()
     }
 
-    /// The file `name` in this folder, or in that of this file.
+    /// Return the file `name` in this folder, or in the folder of this file.
     pub(crate) fn beside(&self, name: &str) -> HubFile {
         let folder = if self.is_folder {
             self.path.as_str()
         } else {
             self.path.rsplit_once('/').map_or("", |(folder, _)| folder)
         };
-        let path = match folder {
-            "" => name.to_owned(),
-            folder => format!("{folder}/{name}"),
-        };
         HubFile {
-            path,
+            path: [folder, name].join("/").trim_start_matches('/').to_owned(),
             is_folder: false,
             ..self.clone()
         }
     }
 
-    /// The same as of a commit, if it is one.
+    /// Return the file at a commit, if it is one.
     pub(crate) fn at(self, commit: Option<String>) -> HubFile {
         let revision = commit.filter(|commit| is_commit(commit));
         HubFile {
@@ -172,44 +155,30 @@ impl HubFile {
         }
     }
 
-    /// The address of this file that `parse` reads.
+    /// Return the URL that `parse` accepts.
     pub(crate) fn shown(&self) -> String {
-        let kind = match self.kind {
-            "models" => String::new(),
-            kind => format!("{kind}/"),
-        };
-        let revision = match self.revision.as_str() {
-            MAIN => String::new(),
-            revision => format!("@{revision}"),
-        };
-        let path = match self.path.as_str() {
-            "" => String::new(),
-            path => format!("/{path}"),
-        };
-        format!("hf://{kind}{}/{}{revision}{path}", self.owner, self.repo)
+        let (owner, repo) = (&self.owner, &self.repo);
+        let unless =
+            |text: &str, usual: &str, written: String| if text == usual { String::new() } else { written };
+        let kind = unless(self.kind, "models", format!("{}/", self.kind));
+        let revision = unless(&self.revision, MAIN, format!("@{}", self.revision));
+        let path = unless(&self.path, "", format!("/{}", self.path));
+        format!("hf://{kind}{owner}/{repo}{revision}{path}")
     }
 
-    /// Where the file can be asked for.
-    pub(crate) fn url(&self, options: &RemoteOptions, variable: Variable<'_>) -> Result<Url, Fault> {
-        let endpoint = endpoint(options.endpoint.as_deref(), variable)?;
-        let kind = match self.kind {
-            "models" => String::new(),
-            kind => format!("/{kind}"),
-        };
-        Ok(Url {
-            path: format!(
-                "{}{kind}/{}/{}/resolve/{}/{}",
-                endpoint.path.trim_end_matches('/'),
-                self.owner,
-                self.repo,
-                encode_segment(&self.revision),
-                encode_path(&self.path)
-            ),
-            ..endpoint
-        })
+    /// Return the URL of requests for the file.
+    pub(crate) fn url(&self, options: &RemoteOptions, environment: Environment<'_>) -> Result<Url> {
+        let endpoint = endpoint(options.endpoint.as_deref(), environment)?;
+        let kind = if self.kind == "models" { "" } else { self.kind };
+        let (revision, path) = (encode_segment(&self.revision), encode_path(&self.path));
+        let repo = [kind, &self.owner, &self.repo].join("/");
+        Ok(endpoint.below(&format!(
+            "/{}/resolve/{revision}/{path}",
+            repo.trim_start_matches('/')
+        )))
     }
 
-    /// What this stands for: itself, or of a folder what a model is looked for in, the likeliest first.
+    /// Return the file, or for a folder the files that its model may be in, the likeliest first.
     pub(crate) fn meant(&self) -> Vec<HubFile> {
         if self.is_folder {
             vec![self.beside(MODEL_FILE), self.beside(INDEX_FILE)]
@@ -218,176 +187,139 @@ impl HubFile {
         }
     }
 
-    /// Where the Hub gives the headers of all shards of this index in one document. It does so for models, as they are on
-    /// their main branch.
+    /// Return the URL of the document with the headers of all shards of this index. The Hub has one for models, on their
+    /// main branch.
     pub(crate) fn headers_url(
         &self,
         options: &RemoteOptions,
-        variable: Variable<'_>,
-    ) -> Option<Result<Url, Fault>> {
+        environment: Environment<'_>,
+    ) -> Option<Result<Url>> {
         let index = if self.is_folder {
-            self.beside(INDEX_FILE).path
+            &self.beside(INDEX_FILE)
         } else {
-            self.path.clone()
+            self
         };
-        if self.kind != "models" || self.revision != MAIN || !index.ends_with(INDEX_ENDING) {
+        if self.kind != "models" || self.revision != MAIN || !index.path.ends_with(INDEX_ENDING) {
             return None;
         }
-        let url = |endpoint: Url| Url {
-            path: format!(
-                "{}/api/models/{}/{}/safetensors-metadata/{}",
-                endpoint.path.trim_end_matches('/'),
-                self.owner,
-                self.repo,
-                encode_path(&index)
-            ),
-            ..endpoint
-        };
-        Some(endpoint(options.endpoint.as_deref(), variable).map(url))
+        let (owner, repo, path) = (&self.owner, &self.repo, encode_path(&index.path));
+        let path = format!("/api/models/{owner}/{repo}/safetensors-metadata/{path}");
+        let endpoint = endpoint(options.endpoint.as_deref(), environment);
+        Some(endpoint.map(|endpoint| endpoint.below(&path)))
     }
 
-    /// The file in the cache, where the revision is a commit that lies there: it is what the Hub would give.
-    pub(crate) fn cached(&self, variable: Variable<'_>) -> Option<PathBuf> {
-        self.cached_at(&self.revision, variable)
+    /// Return the file in the cache if the revision is a commit. It has the bytes that the Hub would send.
+    pub(crate) fn cached(&self, environment: Environment<'_>) -> Option<PathBuf> {
+        self.cached_at(&self.revision, environment)
     }
 
-    /// The file in the cache, as of a commit.
-    pub(crate) fn cached_at(&self, commit: &str, variable: Variable<'_>) -> Option<PathBuf> {
-        let path = self
-            .folder(variable)?
-            .join("snapshots")
-            .join(commit)
-            .join(&self.path);
+    /// Return the file in the cache at a commit.
+    pub(crate) fn cached_at(&self, commit: &str, environment: Environment<'_>) -> Option<PathBuf> {
+        let folder = self.folder(environment)?.join("snapshots").join(commit);
+        let path = folder.join(&self.path);
         (is_commit(commit) && path.is_file()).then_some(path)
     }
 
-    /// The file in the cache, as of the commit that the revision was when it was last looked up.
-    pub(crate) fn cached_offline(&self, variable: Variable<'_>) -> Option<PathBuf> {
-        let look_up = || {
-            let file = self.folder(variable)?.join("refs").join(&self.revision);
+    /// Return the file in the cache, at the commit of the revision when it was last resolved.
+    pub(crate) fn cached_offline(&self, environment: Environment<'_>) -> Option<PathBuf> {
+        let resolved = || {
+            let file = self.folder(environment)?.join("refs").join(&self.revision);
             let commit = fs::read_to_string(file).ok()?;
-            self.cached_at(commit.trim(), variable)
+            self.cached_at(commit.trim(), environment)
         };
-        self.cached(variable).or_else(look_up)
+        self.cached(environment).or_else(resolved)
     }
 
-    fn folder(&self, variable: Variable<'_>) -> Option<PathBuf> {
-        let kind = KINDS.iter().find(|row| row.0 == self.kind)?.1;
-        let name = format!("{kind}--{}--{}", self.owner, self.repo);
-        Some(cache(variable)?.join(name))
+    fn folder(&self, environment: Environment<'_>) -> Option<PathBuf> {
+        let named = environment.get(&["HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE"]);
+        let cache = named.map(PathBuf::from);
+        let cache = cache.or_else(|| Some(home(environment)?.join("hub")))?;
+        Some(cache.join(format!("{}--{}--{}", self.kind, self.owner, self.repo)))
     }
 }
 
-fn refuse(why: &str) -> Fault {
-    FaultKind::Address(why.to_owned()).into()
-}
-
+/// Remove the kind of a repository from the front of a path.
 fn take_kind(segments: &mut Vec<&str>) -> &'static str {
-    let named = segments
-        .first()
-        .and_then(|first| KINDS.iter().find(|row| row.0 == *first));
-    match named {
-        Some(row) => {
-            segments.remove(0);
-            row.0
-        }
-        None => "models",
+    let kind = KINDS.iter().find(|kind| segments.first() == Some(kind));
+    if kind.is_some() {
+        segments.remove(0);
     }
+    kind.copied().unwrap_or("models")
 }
 
 fn is_commit(revision: &str) -> bool {
     revision.len() == 40 && revision.bytes().all(|byte| byte.is_ascii_hexdigit())
 }
 
-fn endpoint(given: Option<&str>, variable: Variable<'_>) -> Result<Url, Fault> {
-    let named = given
-        .map(ToOwned::to_owned)
-        .or_else(|| set(variable, "HF_ENDPOINT"));
+fn endpoint(given: Option<&str>, environment: Environment<'_>) -> Result<Url> {
+    let named = given.map(ToOwned::to_owned);
+    let named = named.or_else(|| environment.get(&["HF_ENDPOINT"]));
     Url::parse(named.as_deref().unwrap_or(ENDPOINT))
 }
 
-/// Whether the environment forbids to ask the Hub.
-pub(crate) fn is_offline(variable: Variable<'_>) -> bool {
-    is_true(variable, "HF_HUB_OFFLINE") || is_true(variable, "TRANSFORMERS_OFFLINE")
+/// Whether the environment forbids requests to the Hub.
+pub(crate) fn is_offline(environment: Environment<'_>) -> bool {
+    is_true(environment, "HF_HUB_OFFLINE") || is_true(environment, "TRANSFORMERS_OFFLINE")
 }
 
-/// The token for the Hub.
-pub(crate) fn token(options: &RemoteOptions, variable: Variable<'_>) -> Result<Option<Secret>, Fault> {
+/// Return the token for the Hub.
+pub(crate) fn token(options: &RemoteOptions, environment: Environment<'_>) -> Result<Option<Source>> {
+    let is_off = || options.anonymous || is_true(environment, "HF_HUB_DISABLE_IMPLICIT_TOKEN");
+    let known = |setting: &str, token| Source::known(setting, Credential::Token(token));
     match &options.token {
-        Token::Given(token) => Ok(Some(token.clone())),
-        Token::Withheld => Ok(None),
-        Token::Environment if options.anonymous || is_true(variable, "HF_HUB_DISABLE_IMPLICIT_TOKEN") => {
-            Ok(None)
-        }
-        Token::Environment => {
-            let held = |name: &str| Some((name.to_owned(), set(variable, name)?));
-            let file = || {
-                let path = set(variable, "HF_TOKEN_PATH").map(PathBuf::from);
-                let path = path.or_else(|| Some(home(variable)?.join("token")))?;
-                let source = format!("the token in {}", Escaped(&path.to_string_lossy()));
-                Some((source, fs::read_to_string(path).ok()?))
-            };
-            let found = held("HF_TOKEN")
-                .or_else(|| held("HUGGING_FACE_HUB_TOKEN"))
-                .or_else(file);
-            // The Hub's clients take all white space around it away.
-            let found = found.filter(|(_, token)| !token.trim().is_empty());
-            found
-                .map(|(source, token)| Secret::new(token.trim()).checked(&source))
-                .transpose()
-        }
+        Token::Given(token) => return Ok(Some(known("storage_options", token.clone()))),
+        Token::Withheld => return Ok(None),
+        Token::Environment if is_off() => return Ok(None),
+        Token::Environment => {}
     }
+    let variable = |name: &str| Some((name.to_owned(), environment.get(&[name])?));
+    let file = || {
+        let path = environment.get(&["HF_TOKEN_PATH"]).map(PathBuf::from);
+        let path = path.or_else(|| Some(home(environment)?.join("token")))?;
+        let setting = format!("the token in {}", Escaped(&path.to_string_lossy()));
+        Some((setting, fs::read_to_string(path).ok()?))
+    };
+    let found = variable("HF_TOKEN").or_else(|| variable("HUGGING_FACE_HUB_TOKEN"));
+    // The Hub's clients remove all white space around it.
+    let found = found.or_else(file).filter(|(_, token)| !token.trim().is_empty());
+    let checked = |(setting, token): (String, String)| {
+        let token = Secret::new(token.trim()).checked(&setting)?;
+        Ok(known(&setting, token))
+    };
+    found.map(checked).transpose()
 }
 
-/// Where the Hub's clients keep what they know.
-fn home(variable: Variable<'_>) -> Option<PathBuf> {
-    let below = |name: &str, rest: &str| set(variable, name).map(|folder| PathBuf::from(folder).join(rest));
+/// Return the folder of the Hub's clients.
+fn home(environment: Environment<'_>) -> Option<PathBuf> {
+    let below = |name: &str, rest: &str| Some(PathBuf::from(environment.get(&[name])?).join(rest));
+    let usual = || Some(environment.home()?.join(".cache/huggingface"));
     below("HF_HOME", "")
         .or_else(|| below("XDG_CACHE_HOME", "huggingface"))
-        .or_else(|| below("HOME", ".cache/huggingface"))
-        .or_else(|| below("USERPROFILE", ".cache/huggingface"))
+        .or_else(usual)
 }
 
-fn cache(variable: Variable<'_>) -> Option<PathBuf> {
-    let named = set(variable, "HF_HUB_CACHE").or_else(|| set(variable, "HUGGINGFACE_HUB_CACHE"));
-    named
-        .map(PathBuf::from)
-        .or_else(|| Some(home(variable)?.join("hub")))
-}
-
-fn set(variable: Variable<'_>, name: &str) -> Option<String> {
-    variable(name).filter(|value| !value.trim().is_empty())
-}
-
-/// As the Hub's own clients read it.
-fn is_true(variable: Variable<'_>, name: &str) -> bool {
-    variable(name)
-        .is_some_and(|value| matches!(value.to_ascii_uppercase().as_str(), "1" | "ON" | "YES" | "TRUE"))
+/// Whether a variable is set, as the Hub's clients read it.
+fn is_true(environment: Environment<'_>, name: &str) -> bool {
+    environment.is(name, &["1", "on", "yes", "true"])
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn nothing(_: &str) -> Option<String> {
-        None
-    }
+    const NOTHING: Environment<'static> = Environment(&|_| None);
 
     fn of(pairs: &[(&str, &str)]) -> impl Fn(&str) -> Option<String> + use<> {
-        let pairs: Vec<(String, String)> = pairs
-            .iter()
-            .map(|(name, value)| ((*name).to_owned(), (*value).to_owned()))
-            .collect();
+        let own = |&(name, value): &(&str, &str)| (name.to_owned(), value.to_owned());
+        let pairs: Vec<(String, String)> = pairs.iter().map(own).collect();
         move |name| {
-            pairs
-                .iter()
-                .find(|pair| pair.0 == name)
-                .map(|pair| pair.1.clone())
+            let pair = pairs.iter().find(|pair| pair.0 == name)?;
+            Some(pair.1.clone())
         }
     }
 
     #[test]
-    fn addresses_of_the_hub_are_taken_apart() {
+    fn hub_urls_are_parsed() {
         let options = RemoteOptions::default();
         for (text, url) in [
             ("me/gpt/x.bt", "/me/gpt/resolve/main/x.bt"),
@@ -406,7 +338,7 @@ mod tests {
             ),
         ] {
             let file = HubFile::parse(text).unwrap();
-            assert_eq!(file.url(&options, &nothing).unwrap().path, url, "{text}");
+            assert_eq!(file.url(&options, NOTHING).unwrap().path, url, "{text}");
             let again = HubFile::parse(&file.shown()[5..]).unwrap();
             assert_eq!(again.shown(), file.shown(), "{text}");
         }
@@ -428,9 +360,9 @@ mod tests {
     }
 
     #[test]
-    fn urls_from_a_browser_are_understood_where_they_are_the_hubs() {
-        let read = |text: &str, variable: Variable<'_>| {
-            HubFile::of_url(&Url::parse(text).unwrap(), variable).map(|file| file.unwrap().shown())
+    fn browser_urls_of_the_hub_are_parsed() {
+        let read = |text: &str, environment: Environment<'_>| {
+            HubFile::of_url(&Url::parse(text).unwrap(), environment).map(|file| file.unwrap().shown())
         };
         for (text, shown) in [
             (
@@ -444,19 +376,20 @@ mod tests {
             ("https://hf.co/me/gpt/tree/v2", "hf://me/gpt@v2"),
             ("https://huggingface.co/me/gpt", "hf://me/gpt"),
         ] {
-            assert_eq!(read(text, &nothing).as_deref(), Some(shown), "{text}");
+            assert_eq!(read(text, NOTHING).as_deref(), Some(shown), "{text}");
         }
-        assert_eq!(read("https://other.example/me/gpt/blob/main/x", &nothing), None);
-        assert_eq!(read("https://huggingface.co/api/models/me/gpt", &nothing), None);
+        assert_eq!(read("https://other.example/me/gpt/blob/main/x", NOTHING), None);
+        assert_eq!(read("https://huggingface.co/api/models/me/gpt", NOTHING), None);
         let mirror = of(&[("HF_ENDPOINT", "http://mirror:8080")]);
-        assert!(read("http://mirror:8080/me/gpt/blob/main/x", &mirror).is_some());
-        assert!(read("http://mirror:8081/me/gpt/blob/main/x", &mirror).is_none());
+        let mirror = Environment(&mirror);
+        assert!(read("http://mirror:8080/me/gpt/blob/main/x", mirror).is_some());
+        assert!(read("http://mirror:8081/me/gpt/blob/main/x", mirror).is_none());
     }
 
     #[test]
-    fn a_folder_stands_for_its_model_and_a_file_has_neighbours() {
+    fn folders_mean_their_model_and_files_have_neighbours() {
         let meant = |text: &str| -> Vec<String> {
-            let file = HubFile::of_url(&Url::parse(text).unwrap(), &nothing).unwrap();
+            let file = HubFile::of_url(&Url::parse(text).unwrap(), NOTHING).unwrap();
             let meant = file.unwrap().meant();
             meant.iter().map(HubFile::shown).collect()
         };
@@ -483,10 +416,10 @@ mod tests {
     }
 
     #[test]
-    fn headers_of_all_shards_are_asked_for_where_the_hub_gives_them() {
+    fn the_hub_has_headers_of_indexes_on_the_main_branch() {
         let options = RemoteOptions::default();
         let path = |text: &str| {
-            let url = HubFile::parse(text).unwrap().headers_url(&options, &nothing)?;
+            let url = HubFile::parse(text).unwrap().headers_url(&options, NOTHING)?;
             Some(url.unwrap().path)
         };
         for (text, expected) in [
@@ -514,14 +447,17 @@ mod tests {
     }
 
     #[test]
-    fn tokens_come_in_the_order_of_the_hubs_clients() {
+    fn tokens_are_found_in_the_order_of_the_hubs_clients() {
         let folder = tempfile::tempdir().unwrap();
         fs::write(folder.path().join("token"), "hf_file\n").unwrap();
         let home = folder.path().to_str().unwrap();
-        let found = |pairs: &[(&str, &str)], options: &RemoteOptions| {
-            let token = token(options, &of(pairs)).unwrap();
-            token.map(|token| token.reveal().to_owned())
-        };
+        let found =
+            |pairs: &[(&str, &str)], options: &RemoteOptions| match token(options, Environment(&of(pairs)))
+                .unwrap()?
+            {
+                Source::Known(_, Credential::Token(token)) => Some(token.reveal().to_owned()),
+                other => panic!("{other:?}"),
+            };
         let mut options = RemoteOptions::default();
         assert_eq!(found(&[("HF_HOME", home)], &options).as_deref(), Some("hf_file"));
         let older = [("HF_HOME", home), ("HUGGING_FACE_HUB_TOKEN", "hf_old")];
@@ -534,13 +470,14 @@ mod tests {
         assert_eq!(found(&disabled, &options).as_deref(), Some("mine"));
         options.token = Token::Withheld;
         assert_eq!(found(&both, &options), None);
-        // Not as anybody: whoever set it wants to be known.
-        let fault = token(&RemoteOptions::default(), &of(&[("HF_TOKEN", "hf_a\r\nX: b")])).unwrap_err();
+        // An invalid token is an error, and not an anonymous request.
+        let invalid = of(&[("HF_TOKEN", "hf_a\r\nX: b")]);
+        let fault = token(&RemoteOptions::default(), Environment(&invalid)).unwrap_err();
         assert_eq!(fault.to_string(), "HF_TOKEN has control characters");
     }
 
     #[test]
-    fn the_cache_gives_only_what_the_hub_would() {
+    fn the_cache_is_used_for_commits_only() {
         let folder = tempfile::tempdir().unwrap();
         let commit = "0123456789abcdef0123456789abcdef01234567";
         let repo = folder.path().join("models--me--gpt");
@@ -550,15 +487,16 @@ mod tests {
         fs::write(repo.join("refs/main"), commit).unwrap();
         fs::write(snapshot.join("model.safetensors"), "x").unwrap();
         let variable = of(&[("HF_HUB_CACHE", folder.path().to_str().unwrap())]);
+        let variable = Environment(&variable);
         let branch = HubFile::parse("me/gpt/model.safetensors").unwrap();
         let pinned = HubFile::parse(&format!("me/gpt@{commit}/model.safetensors")).unwrap();
         let expected = snapshot.join("model.safetensors");
-        assert_eq!(branch.cached(&variable), None, "the branch may have gone on");
-        assert_eq!(pinned.cached(&variable).as_ref(), Some(&expected));
-        assert_eq!(branch.cached_at(commit, &variable).as_ref(), Some(&expected));
-        assert_eq!(branch.cached_at("../..", &variable), None);
-        assert_eq!(branch.cached_offline(&variable).as_ref(), Some(&expected));
+        assert_eq!(branch.cached(variable), None, "the branch may have moved");
+        assert_eq!(pinned.cached(variable).as_ref(), Some(&expected));
+        assert_eq!(branch.cached_at(commit, variable).as_ref(), Some(&expected));
+        assert_eq!(branch.cached_at("../..", variable), None);
+        assert_eq!(branch.cached_offline(variable).as_ref(), Some(&expected));
         let other = HubFile::parse("me/gpt/other.safetensors").unwrap();
-        assert_eq!(other.cached_offline(&variable), None);
+        assert_eq!(other.cached_offline(variable), None);
     }
 }

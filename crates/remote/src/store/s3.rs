@@ -1,151 +1,71 @@
-//! Amazon S3, and what speaks like it.
+//! Amazon S3, and stores with its protocol.
 
-use std::time::Instant;
-
-use jiff::Timestamp;
-
-use crate::credentials::Variable;
-use crate::fault::Fault;
-use crate::http::message::HttpRequest;
+use super::credentials::amazon::{self, host_of};
+use super::credentials::source::given;
+use super::{Access, Auth, Object};
+use crate::environment::Environment;
+use crate::fault::Result;
 use crate::http::pace::Deadline;
 use crate::options::RemoteOptions;
-use crate::store::bucket::Object;
-use crate::store::credentials::amazon::{self, host_of};
-use crate::store::credentials::set;
-use crate::store::credentials::source::{Source, given};
-use crate::store::sigv4::sign;
 use crate::url::{Url, encode_path, encode_segment};
 
-/// How requests for one bucket are signed.
-#[derive(Debug)]
-pub(crate) struct S3Access {
-    /// None: anybody may read.
-    keys: Option<Source>,
-    region: String,
-    /// Whether who asks pays.
-    is_payer: bool,
-}
-
-/// What stands before the name of a version. Elsewhere a question mark is part of the key.
+/// The text before a version. Other question marks are part of the key.
 const VERSION: &str = "?versionId=";
 
-/// `path` without the name of a version.
+/// Return `path` without the version.
 pub(crate) fn without_version(path: &str) -> &str {
     path.rsplit_once(VERSION).map_or(path, |(path, _)| path)
 }
 
-/// The URL of what follows `s3://`, and how to be let in there.
+/// Return the URL of the part after `s3://`, and the credentials for it.
 pub(crate) fn locate(
     rest: &str,
     options: &RemoteOptions,
-    variable: Variable<'_>,
+    environment: Environment<'_>,
     deadline: Deadline<'_>,
-) -> Result<(Url, S3Access), Fault> {
+) -> Result<(Url, Access)> {
     let source = match given(options, "s3") {
         _ if options.anonymous => None,
-        None => amazon::source(options, variable)?,
+        None => amazon::source(options, environment)?,
         source => source,
     };
-    // Providers know the region and the endpoint too, as profiles have them.
-    let found = source.as_ref().filter(|source| source.is_provider());
-    let found = found
-        .map(|source| source.identity(options, deadline))
-        .transpose()?
-        .flatten();
-    let (region, endpoint) = found.map_or((None, None), |found| (found.region, found.endpoint));
-    let region = amazon::region(options.region.clone().or(region), variable)?;
-    let endpoint = options.endpoint.clone().or(endpoint);
-    let endpoint = endpoint.or_else(|| amazon::endpoint("S3", variable));
-    let url = address(rest, options.path_style, endpoint, &region)?;
-    let pays = set(variable, &["AWS_REQUEST_PAYER"]).is_some_and(|value| {
-        ["requester", "true"]
-            .iter()
-            .any(|word| value.eq_ignore_ascii_case(word))
-    });
-    let access = S3Access {
-        keys: source,
-        region,
-        is_payer: options.request_payer.unwrap_or(pays),
+    // Providers may know the region and the endpoint too, as profiles contain them.
+    let found = match source.as_ref().filter(|source| source.is_provider()) {
+        Some(source) => source.identity(options, deadline)?,
+        None => None,
     };
-    Ok((url, access))
+    let (region, endpoint) = found.map_or((None, None), |found| (found.region, found.endpoint));
+    let region = amazon::region(options.region.clone().or(region), environment)?;
+    let endpoint = options.endpoint.clone().or(endpoint);
+    let endpoint = endpoint.or_else(|| amazon::endpoint("S3", environment));
+    let url = address(rest, options.path_style, endpoint, &region)?;
+    let pays = || environment.is("AWS_REQUEST_PAYER", &["requester", "true"]);
+    let is_payer = options.request_payer.unwrap_or_else(pays);
+    Ok((url, Access::new(source, Auth::S3 { region, is_payer })))
 }
 
-/// Where the object is: with its bucket in the path, or in the name of the host.
-fn address(
-    rest: &str,
-    path_style: Option<bool>,
-    endpoint: Option<String>,
-    region: &str,
-) -> Result<Url, Fault> {
+/// Return the URL of an object, with its bucket in the path or in the host.
+fn address(rest: &str, path_style: Option<bool>, endpoint: Option<String>, region: &str) -> Result<Url> {
     let path = without_version(rest);
     let version = rest.get(path.len() + VERSION.len()..);
-    let Object { bucket, key } = Object::parse(path)?;
-    // A certificate for *.s3.… is good for one label more, not for two.
-    let in_path = path_style.unwrap_or(endpoint.is_some() || bucket.contains('.'));
+    let object = Object::parse(path)?;
+    // A certificate for *.s3.… covers one more label, not two.
+    let in_path = path_style.unwrap_or(endpoint.is_some() || object.bucket.contains('.'));
     let endpoint = Url::parse(&endpoint.unwrap_or_else(|| host_of("s3", region)))?;
-    let folder = endpoint.path.trim_end_matches('/');
-    let key = encode_path(key);
-    let (host, path) = if in_path {
-        (endpoint.host.clone(), format!("{folder}/{bucket}/{key}"))
-    } else {
-        (format!("{bucket}.{}", endpoint.host), format!("{folder}/{key}"))
-    };
-    Ok(Url {
-        host,
-        path,
-        query: version.map(|version| format!("versionId={}", encode_segment(version))),
-        user: None,
-        ..endpoint
-    })
-}
-
-impl S3Access {
-    /// How requests to Google's store are signed, which takes such signatures with keys of its own.
-    pub(crate) fn of_google(keys: Source) -> S3Access {
-        S3Access {
-            keys: Some(keys),
-            region: "auto".to_owned(),
-            is_payer: false,
-        }
+    let mut url = object.at(&endpoint);
+    if !in_path {
+        url.host = format!("{}.{}", object.bucket, endpoint.host);
+        url.path = endpoint.below(&format!("/{}", encode_path(object.key))).path;
     }
-
-    /// The source of the keys.
-    pub(crate) fn source(&self) -> Option<&Source> {
-        self.keys.as_ref()
-    }
-
-    /// Forgets keys that were issued by the time `sent` and then refused. Returns whether there may be others.
-    pub(crate) fn forget(&self, sent: Instant) -> bool {
-        self.keys.as_ref().is_some_and(|source| source.forget(sent))
-    }
-
-    /// Signs a request, if there is anything to sign it with; says whether what it carries is secret.
-    pub(crate) fn sign(
-        &self,
-        request: &mut HttpRequest<'_>,
-        options: &RemoteOptions,
-        deadline: Deadline<'_>,
-    ) -> Result<bool, Fault> {
-        if self.is_payer {
-            let payer = ("x-amz-request-payer".to_owned(), "requester".to_owned());
-            request.headers.push(payer);
-        }
-        let source = self.keys.as_ref();
-        let keys = source.map(|source| source.keys(options, deadline)).transpose()?;
-        let Some(keys) = keys.flatten() else {
-            return Ok(false);
-        };
-        sign(request, &keys, &self.region, "s3", Timestamp::now());
-        // A signature is good for this request and a few minutes, and the secret does not go over the wire. That of a
-        // session does.
-        Ok(keys.session.is_some())
-    }
+    url.query = version.map(|version| format!("versionId={}", encode_segment(version)));
+    Ok(url)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::credentials::Secret;
+    use crate::credentials::{Credential, Secret};
+    use crate::fault::Fault;
     use ingot_format::StopFlag;
     use std::time::Duration;
 
@@ -153,14 +73,12 @@ mod tests {
         Deadline::within(Duration::ZERO, StopFlag::never())
     }
 
-    fn nothing(_: &str) -> Option<String> {
-        None
-    }
+    const NOTHING: Environment<'static> = Environment(&|_| None);
 
     #[test]
-    fn keys_are_never_put_in_another_form() {
+    fn keys_are_never_normalised() {
         let options = RemoteOptions::default();
-        let located = |text: &str| locate(text, &options, &nothing, soon()).unwrap().0;
+        let located = |text: &str| locate(text, &options, NOTHING, soon()).unwrap().0;
         assert_eq!(
             located("bucket/a/../b//c d?x#y%2F").path,
             "/a/../b//c%20d%3Fx%23y%252F"
@@ -172,38 +90,34 @@ mod tests {
     }
 
     #[test]
-    fn an_endpoint_takes_the_bucket_in_its_path() {
+    fn endpoints_have_the_bucket_in_the_path() {
         let mut options = RemoteOptions {
             endpoint: Some("http://localhost:9000/base/".to_owned()),
             ..RemoteOptions::default()
         };
-        let (url, _) = locate("bucket/k", &options, &nothing, soon()).unwrap();
+        let (url, _) = locate("bucket/k", &options, NOTHING, soon()).unwrap();
         assert_eq!(url.to_string(), "http://localhost:9000/base/bucket/k");
         options.path_style = Some(false);
-        let (url, _) = locate("bucket/k", &options, &nothing, soon()).unwrap();
+        let (url, _) = locate("bucket/k", &options, NOTHING, soon()).unwrap();
         assert_eq!(url.to_string(), "http://bucket.localhost:9000/base/k");
     }
 
     #[test]
-    fn keys_come_from_the_caller_then_the_environment() {
+    fn options_take_precedence_over_the_environment() {
         let look = |pairs: &[(&str, &str)], options: &RemoteOptions| {
             let variable = |name: &str| {
                 let pair = pairs.iter().find(|pair| pair.0 == name)?;
                 Some(pair.1.to_owned())
             };
-            let (_, access) = locate("b/k", options, &variable, soon())?;
-            let keys = access
-                .keys
-                .map(|source| source.keys(options, soon()))
-                .transpose()?;
-            Ok::<_, Fault>(keys.flatten().map(|keys| keys.id.reveal().to_owned()))
+            let (_, access) = locate("b/k", options, Environment(&variable), soon())?;
+            let found = access.identity(&Url::parse("http://h")?, options, soon())?;
+            Ok::<_, Fault>(found.map(|(_, identity)| match identity.unwrap().credential {
+                Credential::Keys(keys) => keys.id.reveal().to_owned(),
+                other => panic!("{other:?}"),
+            }))
         };
         let mut options = RemoteOptions::default();
-        assert_eq!(
-            look(&[], &options).unwrap(),
-            None,
-            "anybody, where nothing says who"
-        );
+        assert_eq!(look(&[], &options).unwrap(), None, "anonymous by default");
         let fault = look(&[("AWS_PROFILE", "other")], &options).unwrap_err();
         assert_eq!(fault.code(), "missing-sdk");
         let environment = [

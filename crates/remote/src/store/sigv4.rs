@@ -1,4 +1,4 @@
-//! Signature Version 4 of Amazon, which Google's store takes too.
+//! Signature Version 4 of Amazon, which Google's store accepts too.
 
 use std::collections::BTreeMap;
 
@@ -8,15 +8,14 @@ use ring::{digest, hmac};
 use crate::credentials::Keys;
 use crate::http::message::HttpRequest;
 
-/// Signs a request to `service` as it stands, at `time`.
-pub(crate) fn sign(request: &mut HttpRequest<'_>, keys: &Keys, region: &str, service: &str, time: Timestamp) {
+/// Sign a request of S3, whose headers and body are final, at `time`.
+pub(super) fn sign(request: &mut HttpRequest<'_>, keys: &Keys, region: &str, time: Timestamp) {
     let body = hex(digest::digest(&digest::SHA256, request.body).as_ref());
     let time = time.strftime("%Y%m%dT%H%M%SZ").to_string();
-    let mut add = |name: &str, value: &str| request.headers.push((name.to_owned(), value.to_owned()));
-    add("x-amz-content-sha256", &body);
-    add("x-amz-date", &time);
+    request.add("x-amz-content-sha256", body.as_str());
+    request.add("x-amz-date", time.as_str());
     if let Some(session) = &keys.session {
-        add("x-amz-security-token", session.reveal());
+        request.add("x-amz-security-token", session.reveal());
     }
     let mut signed = BTreeMap::from([("host".to_owned(), vec![request.url.authority()])]);
     for (name, value) in &request.headers {
@@ -27,61 +26,47 @@ pub(crate) fn sign(request: &mut HttpRequest<'_>, keys: &Keys, region: &str, ser
     }
     let names: Vec<&str> = signed.keys().map(String::as_str).collect();
     let names = names.join(";");
-    let lines: String = signed
-        .iter()
-        .map(|(name, values)| format!("{name}:{}\n", values.join(",")))
-        .collect();
-    let canonical = format!(
-        "{}\n{}\n{}\n{lines}\n{names}\n{body}",
-        request.method,
-        request.url.path,
-        canonical_query(request.url.query.as_deref().unwrap_or_default()),
-    );
+    let line = |(name, values): (&String, &Vec<String>)| format!("{name}:{}\n", values.join(","));
+    let lines: String = signed.iter().map(line).collect();
+    let (method, path) = (request.method, &request.url.path);
+    let query = canonical_query(request.url.query.as_deref().unwrap_or_default());
+    let canonical = format!("{method}\n{path}\n{query}\n{lines}\n{names}\n{body}");
     let day = &time[..8];
-    let scope = format!("{day}/{region}/{service}/aws4_request");
+    let scope = format!("{day}/{region}/s3/aws4_request");
     let digest = digest::digest(&digest::SHA256, canonical.as_bytes());
     let to_sign = format!("AWS4-HMAC-SHA256\n{time}\n{scope}\n{}", hex(digest.as_ref()));
     let mut key = format!("AWS4{}", keys.secret.reveal()).into_bytes();
-    for step in [day, region, service, "aws4_request"] {
+    for step in [day, region, "s3", "aws4_request"] {
         key = keyed(&key, step.as_bytes());
     }
     let signature = hex(&keyed(&key, to_sign.as_bytes()));
-    let value = format!(
-        "AWS4-HMAC-SHA256 Credential={}/{scope}, SignedHeaders={names}, Signature={signature}",
-        keys.id.reveal()
-    );
-    request.headers.push(("Authorization".to_owned(), value));
+    let id = keys.id.reveal();
+    let value =
+        format!("AWS4-HMAC-SHA256 Credential={id}/{scope}, SignedHeaders={names}, Signature={signature}");
+    request.add("Authorization", value);
 }
 
-/// The pairs of a query in the order of their names, each with a value.
+/// Return the parameters of a query in the order of their names, each with a value.
 fn canonical_query(query: &str) -> String {
     let pairs = query.split('&').filter(|pair| !pair.is_empty());
-    let mut pairs: Vec<String> = pairs
-        .map(|pair| {
-            if pair.contains('=') {
-                pair.to_owned()
-            } else {
-                format!("{pair}=")
-            }
-        })
-        .collect();
+    let valued = |pair: &str| format!("{pair}{}", if pair.contains('=') { "" } else { "=" });
+    let mut pairs: Vec<String> = pairs.map(valued).collect();
     pairs.sort();
     pairs.join("&")
 }
 
-/// A header as it is signed: with one space for each run of them.
-pub(crate) fn collapsed(value: &str) -> String {
+/// Return a header value for a signature: each run of spaces is one space.
+pub(super) fn collapsed(value: &str) -> String {
     let words: Vec<&str> = value.split_ascii_whitespace().collect();
     words.join(" ")
 }
 
 fn keyed(key: &[u8], text: &[u8]) -> Vec<u8> {
-    hmac::sign(&hmac::Key::new(hmac::HMAC_SHA256, key), text)
-        .as_ref()
-        .to_vec()
+    let key = hmac::Key::new(hmac::HMAC_SHA256, key);
+    hmac::sign(&key, text).as_ref().to_vec()
 }
 
-pub(crate) fn hex(bytes: &[u8]) -> String {
+fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
@@ -93,21 +78,17 @@ mod tests {
 
     /// The example of Amazon's page "Signature Calculations for the Authorization Header", GET Object.
     #[test]
-    fn the_published_example_is_signed_as_published() {
+    fn the_published_example_has_its_signature() {
         let url = Url::parse("https://examplebucket.s3.amazonaws.com/test.txt").unwrap();
-        let mut request = HttpRequest {
-            method: "GET",
-            url: &url,
-            headers: vec![("Range".to_owned(), "bytes=0-9".to_owned())],
-            body: &[],
-        };
+        let mut request = HttpRequest::new("GET", &url);
+        request.add("Range", "bytes=0-9");
         let keys = Keys {
             id: Secret::new("AKIAIOSFODNN7EXAMPLE"),
             secret: Secret::new("wJalrXUtnFEMI/K7MDENG/bPxRfiCYEXAMPLEKEY"),
             session: None,
         };
         let time = "2013-05-24T00:00:00Z".parse().unwrap();
-        sign(&mut request, &keys, "us-east-1", "s3", time);
+        sign(&mut request, &keys, "us-east-1", time);
         let value = &request.headers.last().unwrap().1;
         assert_eq!(
             value,
@@ -117,9 +98,9 @@ mod tests {
         );
     }
 
-    /// Held against what botocore signs by tests/remote.
+    /// tests/remote compares signatures with botocore's.
     #[test]
-    fn headers_are_signed_with_single_spaces_and_each_name_once() {
+    fn headers_are_signed_with_single_spaces() {
         assert_eq!(collapsed(" a  b\t c "), "a b c");
     }
 }

@@ -1,6 +1,6 @@
-//! Drives of Windows in URLs.
+//! Windows drives in URLs.
 
-/// `C:/x` of `/C:/x` and of `/C|/x`.
+/// Return `C:/x` for `/C:/x` and for `/C|/x`, and other paths unchanged.
 pub(crate) fn without_root_of_drive(path: &str) -> String {
     match path.as_bytes() {
         [b'/', drive, b':' | b'|', rest @ ..]
@@ -17,7 +17,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_drive_in_a_url_has_no_root_before_it() {
+    fn drives_have_no_slash_before_them() {
         for (path, drive) in [
             ("/C:/x", "C:/x"),
             ("/c|/x", "c:/x"),

@@ -1,4 +1,4 @@
-//! What differs from system to system. `unix` and `windows` have the same names, of which one half is compiled.
+//! Differences between operating systems. `unix` and `windows` define the same names, and one of them is compiled.
 
 #[cfg(any(windows, test))]
 mod drive;

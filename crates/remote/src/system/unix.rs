@@ -1,4 +1,4 @@
-//! The half for Linux, macOS and the other systems of this kind.
+//! Linux, macOS and other Unix systems.
 
 use std::ffi::OsString;
 use std::io;
@@ -16,19 +16,19 @@ use rustix::{
     net::{AddressFamily, SocketType, sockopt},
 };
 
-use crate::fault::Fault;
+use crate::fault::Result;
 use crate::http::pace::{Deadline, TICK};
 
-/// Where gcloud keeps what is its own: a variable with a folder, where that is not in the folder of the user.
+/// The variable with the folder that contains gcloud's, unless that is the home directory.
 pub(crate) const GCLOUD_VARIABLE: Option<&str> = None;
 
-/// The path in a URL of `file:`.
+/// Return the path of a `file:` URL.
 pub(crate) fn path_of_url(bytes: Vec<u8>) -> Result<PathBuf, &'static str> {
     Ok(PathBuf::from(OsString::from_vec(bytes)))
 }
 
-/// Connects to one address. Waiting is done in steps, between which it is looked whether to go on.
-pub(crate) fn connect(address: SocketAddr, deadline: Deadline<'_>) -> Result<io::Result<TcpStream>, Fault> {
+/// Connect to one address, and check the stop flag and the deadline every tick.
+pub(crate) fn connect(address: SocketAddr, deadline: Deadline<'_>) -> Result<io::Result<TcpStream>> {
     let socket = match begun(address) {
         Ok(socket) => socket,
         Err(fault) => return Ok(Err(fault.into())),
@@ -49,7 +49,7 @@ pub(crate) fn connect(address: SocketAddr, deadline: Deadline<'_>) -> Result<io:
     }
 }
 
-/// A socket that has begun to connect.
+/// Return a socket that is connecting.
 fn begun(address: SocketAddr) -> Result<OwnedFd, Errno> {
     let family = match address {
         SocketAddr::V4(_) => AddressFamily::INET,
@@ -71,7 +71,7 @@ fn begun(address: SocketAddr) -> Result<OwnedFd, Errno> {
     }
 }
 
-/// Waits for a socket to be connected, or to fail.
+/// Wait until a socket is connected, or has failed.
 fn is_connected(socket: &OwnedFd, most: Duration) -> Result<bool, Errno> {
     let most = Timespec::try_from(most).map_err(|_| Errno::INVAL)?;
     match poll(&mut [PollFd::new(socket, PollFlags::OUT)], Some(&most)) {

@@ -1,4 +1,4 @@
-//! What hyper makes of an answer, without a server: for the tests of answers, and for the fuzz target `answers`.
+//! Responses as hyper reads them, without a server, for the tests and for the fuzz target `answers`.
 
 use std::io;
 use std::pin::{Pin, pin};
@@ -7,7 +7,7 @@ use std::task::{Context, Poll, Waker};
 use hyper::body::{Body, Bytes, Frame, Incoming};
 use hyper::client::conn::http1;
 
-/// A connection in memory: the answer can be read once something was written.
+/// A connection in memory. The response can be read once something was written.
 struct Wire<'a> {
     answer: &'a [u8],
     is_asked: bool,
@@ -55,7 +55,7 @@ impl Body for NoBody {
     }
 }
 
-/// What hyper makes of an answer: its status and its body.
+/// Return status and body of a response as hyper reads them.
 pub(crate) fn of_hyper(answer: &[u8]) -> Result<(u16, Vec<u8>), String> {
     let mut context = Context::from_waker(Waker::noop());
     let wire = Wire {

@@ -1,4 +1,4 @@
-//! A small server of HTTP/1.1 on this machine: each test says what it answers.
+//! A small HTTP/1.1 server on this machine, whose responses the test chooses.
 
 use std::io::{BufRead, BufReader, Write};
 use std::net::{TcpListener, TcpStream};
@@ -6,7 +6,7 @@ use std::ops::Range;
 use std::sync::{Arc, Mutex};
 use std::thread;
 
-/// What a client asked for.
+/// A request of a client.
 #[derive(Clone, Debug)]
 pub(crate) struct Request {
     pub(crate) path: String,
@@ -19,14 +19,14 @@ impl Request {
         found.map(|header| header.1.as_str())
     }
 
-    /// The bytes that `Range` names.
+    /// Return the range in `Range`.
     pub(crate) fn range(&self) -> Option<Range<usize>> {
         let (first, last) = self.header("range")?.strip_prefix("bytes=")?.split_once('-')?;
         Some(first.parse().ok()?..last.parse::<usize>().ok()? + 1)
     }
 }
 
-/// An answer, with its status.
+/// A response.
 pub(crate) struct Answer {
     status: u16,
     headers: Vec<(String, String)>,
@@ -42,7 +42,7 @@ impl Answer {
         }
     }
 
-    /// The part of `data` that was asked for.
+    /// Return the requested range of `data`.
     pub(crate) fn part(data: &[u8], request: &Request) -> Answer {
         let Some(asked) = request.range() else {
             return Answer::new(200, data);
@@ -62,7 +62,7 @@ impl Answer {
     }
 }
 
-/// Answers until the test process ends; its threads hold nothing but a socket.
+/// A server that runs until the test process ends. Its threads own nothing but a socket.
 pub(crate) struct Server {
     pub(crate) url: String,
     asked: Arc<Mutex<Vec<Request>>>,
@@ -90,7 +90,7 @@ impl Server {
         server
     }
 
-    /// One that serves the parts of `data`, of one version.
+    /// Return a server with ranges of `data`, of one version.
     pub(crate) fn of(data: Vec<u8>) -> Server {
         Server::new(move |request| Answer::part(&data, request).with("ETag", "\"v1\""))
     }

@@ -1,4 +1,5 @@
-//! Files on their way: parts of all of them come at once, each into the file that gets its name in the end.
+//! Files that are being downloaded. Parts of all of them are fetched at once, each into the file that is renamed at the
+//! end.
 
 use std::collections::BTreeSet;
 use std::fs::File;
@@ -26,77 +27,75 @@ use crate::workers::{Reading, share};
 /// Bytes that are written, or read again and hashed, at once.
 const PIECE_NBYTES: u64 = 1 << 20;
 
-/// A file that is being fetched.
+/// A file that is being downloaded.
 pub(super) struct Incoming {
     versioned: VersionedSource,
     path: PathBuf,
     table: PartTable,
     hashes: Mutex<PartHashes>,
     landing: Landing,
-    /// Of a file whose SHA-256 is known.
+    /// For a file whose SHA-256 is known.
     sha256: Option<Mutex<InOrder>>,
     fetched: AtomicU64,
 }
 
 enum Landing {
-    /// It has no name yet.
+    /// The file that will be renamed.
     Partial(Partial),
-    /// An earlier call gave it its name, and left this seal.
+    /// An earlier call renamed the file, and left this seal.
     Named(Seal),
 }
 
-/// The file that is filled before it gets its name. It is locked while it is open. Where it was closed, `opened` checks
-/// that nobody wrote to it since.
+/// The file that is filled before it is renamed. It is locked while it is open. Opening it again checks that no other
+/// process wrote to it.
 struct Partial {
     path: PathBuf,
     nbytes: u64,
     existing: Existing,
-    /// Whether it stays open until the call ends. Else it is open while a thread works on one of its parts.
+    /// Whether it stays open until the call ends, and not only while a thread works on one of its parts.
     stays_open: bool,
-    place: Mutex<PartialPlace>,
+    handle: Mutex<Handle>,
 }
 
-/// The file while it is open, and its stamp after it was closed.
-#[derive(Default)]
-struct PartialPlace {
-    draft: Option<Arc<Temp>>,
-    closed: Option<Stamp>,
+enum Handle {
+    Open(Arc<Temp>),
+    Closed(Stamp),
 }
 
 impl Partial {
-    fn new(draft: Temp, nbytes: u64, existing: Existing, stays_open: bool) -> Result<Partial, Error> {
+    fn new(temp: Temp, nbytes: u64, existing: Existing, stays_open: bool) -> Result<Partial, Error> {
         let partial = Partial {
-            path: draft.path().to_owned(),
+            path: temp.path().to_owned(),
             nbytes,
             existing,
             stays_open,
-            place: Mutex::default(),
+            handle: Mutex::new(Handle::Open(Arc::new(temp))),
         };
-        locked(&partial.place).draft = Some(Arc::new(draft));
-        partial.with(|_| Ok(()))?;
+        partial.close_unused()?;
         Ok(partial)
     }
 
-    /// Does `work` with the open file, which any number of threads may do at once.
+    /// Call `work` with the open file. Any number of threads may do so at once.
     fn with<R>(&self, work: impl FnOnce(&Temp) -> Result<R, Error>) -> Result<R, Error> {
-        let draft = self.opened()?;
-        let outcome = work(&draft);
-        drop(draft);
+        let temp = self.opened()?;
+        let outcome = work(&temp);
+        drop(temp);
         self.close_unused()?;
         outcome
     }
 
     fn opened(&self) -> Result<Arc<Temp>, Error> {
-        let mut place = locked(&self.place);
-        if let Some(draft) = &place.draft {
-            return Ok(Arc::clone(draft));
-        }
-        let mut draft = Temp::resume(&self.path, self.existing, &Unwatched)?;
-        let (now, closed) = (self.stamp(&draft)?, place.closed.as_ref());
-        if !closed.is_some_and(|closed| closed.is_same_file(&now) && closed.is_unwritten(&now)) {
+        let mut handle = locked(&self.handle);
+        let closed = match &*handle {
+            Handle::Open(temp) => return Ok(Arc::clone(temp)),
+            Handle::Closed(stamp) => stamp,
+        };
+        let mut temp = Temp::resume(&self.path, self.existing, &Unwatched)?;
+        let now = self.stamp(&temp)?;
+        if !closed.is_same_file(&now) || !closed.is_unwritten(&now) {
             if now.nbytes() == 0 {
-                // Somebody took the other away, and this one was made just now.
-                draft.discard();
+                // The other file was removed, and this one was just created.
+                temp.discard();
             }
             return Err(Error::Changed {
                 path: Some(self.path.clone()),
@@ -104,23 +103,25 @@ impl Partial {
                 nbytes_now: (now.nbytes() != self.nbytes).then_some(now.nbytes()),
             });
         }
-        draft.grow_to(self.nbytes);
-        Ok(Arc::clone(place.draft.insert(Arc::new(draft))))
+        temp.grow_to(self.nbytes);
+        let temp = Arc::new(temp);
+        *handle = Handle::Open(Arc::clone(&temp));
+        Ok(temp)
     }
 
     fn close_unused(&self) -> Result<(), Error> {
-        let mut place = locked(&self.place);
-        let is_unused = |draft: &Arc<Temp>| Arc::strong_count(draft) == 1;
-        if !self.stays_open
-            && let Some(draft) = place.draft.take_if(|draft| is_unused(draft))
+        let mut handle = locked(&self.handle);
+        if let Handle::Open(temp) = &*handle
+            && !self.stays_open
+            && Arc::strong_count(temp) == 1
         {
-            place.closed = Some(self.stamp(&draft)?);
+            *handle = Handle::Closed(self.stamp(temp)?);
         }
         Ok(())
     }
 
-    fn stamp(&self, draft: &Temp) -> Result<Stamp, Error> {
-        let facts = disk::facts(draft.file()).map_err(|source| Error::Open {
+    fn stamp(&self, temp: &Temp) -> Result<Stamp, Error> {
+        let facts = disk::facts(temp.file()).map_err(|source| Error::Open {
             path: self.path.clone(),
             source,
         })?;
@@ -128,28 +129,25 @@ impl Partial {
     }
 }
 
-/// Fetches what is missing of all these files.
+/// Fetch the missing parts of all these files.
 pub(super) fn fetch(files: &[Incoming], how: &DownloadOptions, watch: &dyn Watch) -> Result<(), Error> {
-    let parts = |(file, incoming): (usize, &Incoming)| {
-        let numbers = 0..incoming.table.count();
-        numbers.map(move |number| (file, number))
-    };
-    let tasks = files.iter().enumerate().flat_map(parts);
+    let parts = |file| (0..Incoming::count(file)).map(move |number| (file, number));
+    let span = |file: &'_ Incoming| 0..file.nbytes();
     let spans: Vec<(&dyn ReadAt, Range<u64>)> = files
         .iter()
-        .map(|file| (&*file.versioned.source, 0..file.nbytes()))
+        .map(|file| (&*file.versioned.source, span(file)))
         .collect();
     let total = sum(files.iter().map(Incoming::nbytes));
     let reading = Reading::of(total, &spans, &ReadOptions { threads: how.threads });
-    let work = |(file, number): (usize, usize), stop: StopFlag<'_>| files[file].part(number, stop);
-    share(reading, tasks, total, work, watch)?;
-    // Compare all: each file that is wrong has to be thrown away.
+    let work = |(file, number): (&Incoming, usize), stop: StopFlag<'_>| file.part(number, stop);
+    share(reading, files.iter().flat_map(parts), total, work, watch)?;
+    // Compare all: each file that is wrong is removed.
     let compared: Vec<_> = files.iter().map(Incoming::compare).collect();
     compared.into_iter().collect()
 }
 
 impl Incoming {
-    /// Goes on with what was left at `path`, or begins anew.
+    /// Resume the download to `path`, or start it.
     pub(super) fn open(
         versioned: VersionedSource,
         path: PathBuf,
@@ -157,25 +155,20 @@ impl Incoming {
         how: &DownloadOptions,
         watch: &dyn Watch,
     ) -> Result<Incoming, Error> {
-        let mut partial = Temp::resume(&path, how.existing, watch)?;
+        let mut temp = Temp::resume(&path, how.existing, watch)?;
         let table = versioned.part_table();
-        let left = match versioned.version {
-            Some(_) => table.hashes(partial.file()),
-            None => None,
-        };
-        let begun = match &left {
-            Some(_) => Ok(()),
-            // Fails where the server claims more than there is room for, before anything is made of that.
-            None => partial
-                .begin_anew(table.nbytes(), watch)
-                .and_then(|()| partial.write(&table.head(), versioned.source.nbytes())),
-        };
-        if let Err(error) = begun {
-            partial.discard();
-            return Err(error);
+        let left = versioned.version.as_ref().and_then(|_| table.hashes(temp.file()));
+        if left.is_none() {
+            // Fails if the disk has no room for the size that the server claims, before any memory is allocated for it.
+            let begun = temp.begin_anew(table.nbytes(), watch);
+            let begun = begun.and_then(|()| temp.write(&table.head(), versioned.source.nbytes()));
+            if let Err(error) = begun {
+                temp.discard();
+                return Err(error);
+            }
         }
-        let partial = Partial::new(partial, table.nbytes(), how.existing, stays_open)?;
-        let sha256 = versioned.sha256.map(|_| Mutex::default());
+        let partial = Partial::new(temp, table.nbytes(), how.existing, stays_open)?;
+        let sha256 = versioned.sha256.map(|_| Mutex::new(InOrder::new()));
         Ok(Incoming {
             hashes: Mutex::new(left.unwrap_or_default()),
             sha256,
@@ -183,16 +176,13 @@ impl Incoming {
         })
     }
 
-    /// Takes a shard that has its name already. `fetch` checks that it has this seal.
+    /// Use a shard that an earlier call renamed. [`fetch`] checks its seal.
     pub(super) fn named(versioned: VersionedSource, path: PathBuf, seal: Seal) -> Result<Incoming, Error> {
-        let metadata = std::fs::metadata(&path).map_err(|source| Error::Open {
-            path: path.clone(),
-            source,
-        })?;
-        if metadata.len() != versioned.source.nbytes() {
-            return Err(is_there(&path));
+        match std::fs::metadata(&path) {
+            Ok(metadata) if metadata.len() != versioned.source.nbytes() => Err(is_there(&path)),
+            Ok(_) => Ok(Incoming::new(versioned, path, Landing::Named(seal))),
+            Err(source) => Err(Error::Open { path, source }),
         }
-        Ok(Incoming::new(versioned, path, Landing::Named(seal)))
     }
 
     fn new(versioned: VersionedSource, path: PathBuf, landing: Landing) -> Incoming {
@@ -211,7 +201,11 @@ impl Incoming {
         self.versioned.source.nbytes()
     }
 
-    /// Does `work` with the file if it has no name yet.
+    fn count(&self) -> usize {
+        self.table.count()
+    }
+
+    /// Call `work` with the file unless it was renamed by an earlier call.
     fn with(&self, work: impl FnOnce(&Temp) -> Result<(), Error>) -> Result<(), Error> {
         match &self.landing {
             Landing::Partial(partial) => partial.with(work),
@@ -219,8 +213,8 @@ impl Incoming {
         }
     }
 
-    /// Fetches a part unless it is there, and returns its size. The last part of a shard that has its name is the one that
-    /// fails where the shard has another seal.
+    /// Fetch a part unless it is complete, and return its size. For a shard that was renamed, the last part to be hashed
+    /// fails if the shard has another seal.
     fn part(&self, number: usize, stop: StopFlag<'_>) -> Result<usize, Error> {
         let part = self.table.part(number);
         match &self.landing {
@@ -229,58 +223,63 @@ impl Incoming {
                 let hash = hash.map_err(|_| is_there(&self.path))?;
                 let mut hashes = locked(&self.hashes);
                 hashes.insert(number, hash);
-                if hashes.len() == self.table.count() && self.table.seal(&hashes) != *seal {
+                if hashes.len() == self.count() && self.table.seal(&hashes) != *seal {
                     return Err(is_there(&self.path));
                 }
             }
-            Landing::Partial(partial) => partial.with(|draft| self.complete(draft, number, stop))?,
+            Landing::Partial(partial) => partial.with(|temp| self.complete(temp, number, stop))?,
         }
         Ok(size(&part))
     }
 
-    /// Fetches a part if `draft` lacks it.
-    fn complete(&self, draft: &Temp, number: usize, stop: StopFlag<'_>) -> Result<(), Error> {
+    /// Fetch a part unless `temp` contains it.
+    fn complete(&self, temp: &Temp, number: usize, stop: StopFlag<'_>) -> Result<(), Error> {
         let part = self.table.part(number);
-        let noted = locked(&self.hashes).get(&number).copied();
-        if noted.is_none() || noted != part_hash(draft.file(), &part).ok() {
-            let hash = self.fetch(draft, &part, stop)?;
-            draft.write(&hash, self.table.position(number))?;
+        let known = locked(&self.hashes).get(&number).copied();
+        if known.is_none() || known != part_hash(temp.file(), &part).ok() {
+            let hash = self.fetch(temp, &part, stop)?;
+            temp.write(&hash, self.table.position(number))?;
             locked(&self.hashes).insert(number, hash);
         }
-        match &self.sha256 {
-            Some(in_order) => came(in_order, number, &self.table, draft.file())
-                .map_err(|fault| unread(&part, fault).about(Some(&self.versioned.shown), None)),
-            None => Ok(()),
-        }
+        let Some(in_order) = &self.sha256 else {
+            return Ok(());
+        };
+        hash_in_order(in_order, number, &self.table, temp.file()).map_err(|fault| {
+            let failure = Failure::Read {
+                position: part.start,
+                expected: size(&part),
+                found: 0,
+                source: Some(fault),
+            };
+            failure.about(Some(&self.versioned.shown), None)
+        })
     }
 
-    /// Fetches a part; gives the hash of its bytes. Where a server gives no parts, what breaks off begins anew.
-    fn fetch(&self, partial: &Temp, part: &Range<u64>, stop: StopFlag<'_>) -> Result<PartHash, Error> {
-        let mut left = self.versioned.retries;
+    /// Fetch a part and return its hash. A file that can only be fetched whole is started again after a failure.
+    fn fetch(&self, temp: &Temp, part: &Range<u64>, stop: StopFlag<'_>) -> Result<PartHash, Error> {
+        let mut left = self.versioned.whole.unwrap_or(0);
         loop {
-            match self.try_fetch(partial, part, stop) {
+            match self.try_fetch(temp, part, stop) {
                 Err(error) if left > 0 && error.code() == "range-ignored" => left -= 1,
                 outcome => return outcome,
             }
         }
     }
 
-    fn try_fetch(&self, partial: &Temp, part: &Range<u64>, stop: StopFlag<'_>) -> Result<PartHash, Error> {
+    fn try_fetch(&self, temp: &Temp, part: &Range<u64>, stop: StopFlag<'_>) -> Result<PartHash, Error> {
         let source = &*self.versioned.source;
         let mut stream = Stream::new(source, part.clone(), stop);
         let mut hasher = Hasher::new(Algorithm::Xxh3Wide);
         let mut buffer = Vec::new();
-        let mut at = part.start;
-        while at < part.end {
-            buffer.resize(size(&(at..part.end.min(at + PIECE_NBYTES))), 0);
-            let came = match &mut stream {
-                Some(stream) => stream.fill(at, &mut buffer),
-                None => read_exactly(source, at, &mut buffer, stop),
+        for piece in pieces(part) {
+            buffer.resize(size(&piece), 0);
+            let filled = match &mut stream {
+                Some(stream) => stream.fill(piece.start, &mut buffer),
+                None => read_exactly(source, piece.start, &mut buffer, stop),
             };
-            came.map_err(|failure| self.explain(failure))?;
+            filled.map_err(|failure| self.explain(failure))?;
             hasher.update(&buffer);
-            partial.write(&buffer, at)?;
-            at += to_u64(buffer.len());
+            temp.write(&buffer, piece.start)?;
             if self.versioned.is_remote {
                 self.fetched.fetch_add(to_u64(buffer.len()), Ordering::Relaxed);
             }
@@ -295,21 +294,20 @@ impl Incoming {
         }
     }
 
-    /// Checks the SHA-256. A file with the wrong SHA-256 is not kept: the next call would find the same bytes.
+    /// Check the SHA-256. A file with the wrong SHA-256 is removed: the next call would find the same bytes.
     fn compare(&self) -> Result<(), Error> {
         let hasher = self
             .sha256
             .as_ref()
             .and_then(|in_order| locked(in_order).hasher.take());
-        match (self.versioned.sha256, hasher) {
-            (Some(expected), Some(hasher)) => {
-                compare(&self.versioned.shown, expected, hasher.finish()).inspect_err(|_| self.discard())
-            }
-            _ => Ok(()),
-        }
+        let (Some(expected), Some(hasher)) = (self.versioned.sha256, hasher) else {
+            return Ok(());
+        };
+        let compared = compare(&self.versioned.shown, expected, hasher.finish());
+        compared.inspect_err(|_| self.discard())
     }
 
-    /// Throws away a file of which the next call could use nothing.
+    /// Remove the file if the next call could not use any of it.
     pub(super) fn abandon(&self) {
         if self.versioned.version.is_none() || locked(&self.hashes).is_empty() {
             self.discard();
@@ -317,14 +315,14 @@ impl Incoming {
     }
 
     fn discard(&self) {
-        // Fails where the file is another program's by now, which keeps it.
-        let _ = self.with(|draft| {
-            draft.discard();
+        // Fails if another program replaced the file, which is then kept.
+        let _ = self.with(|temp| {
+            temp.discard();
             Ok(())
         });
     }
 
-    /// Returns the seal of the whole file; zeros where the server tells no versions apart.
+    /// Return the seal of the complete file; zeros if the server does not distinguish versions.
     pub(super) fn seal(&self) -> Seal {
         match self.versioned.version {
             Some(_) => self.table.seal(&locked(&self.hashes)),
@@ -332,14 +330,14 @@ impl Incoming {
         }
     }
 
-    /// Flushes the file, which may take long, before it gets its name.
+    /// Flush the file before it is renamed, which may take long.
     pub(super) fn flush(&self, how: &DownloadOptions, watch: &dyn Watch) -> Result<(), Error> {
-        self.with(|draft| draft.flush(how.durable, watch))
+        self.with(|temp| temp.flush(how.durable, watch))
     }
 
-    /// Gives the file its name.
+    /// Rename the file.
     pub(super) fn publish(&self, how: &DownloadOptions, watch: &dyn Watch) -> Result<(), Error> {
-        self.with(|draft| draft.publish_first(self.nbytes(), how.existing, how.durable, watch))
+        self.with(|temp| temp.publish_first(self.nbytes(), how.existing, how.durable, watch))
     }
 
     pub(super) fn into_downloaded(self) -> Downloaded {
@@ -353,7 +351,7 @@ impl Incoming {
     }
 }
 
-/// All of them together. Servers may claim anything.
+/// Return the sum of sizes that servers claim.
 pub(super) fn sum(sizes: impl Iterator<Item = u64>) -> u64 {
     sizes.fold(0, u64::saturating_add)
 }
@@ -364,46 +362,40 @@ fn part_hash(file: &File, part: &Range<u64>) -> io::Result<PartHash> {
     Ok(finished(hasher))
 }
 
-/// Feeds `hasher` the bytes of a part.
+/// Update `hasher` with the bytes of a part.
 fn feed(hasher: &mut Hasher, file: &File, part: &Range<u64>) -> io::Result<()> {
-    let range = FileRange::new(file, part.start, part.end - part.start);
     let mut buffer = Vec::new();
-    let mut at = 0;
-    while at < part.end - part.start {
-        buffer.resize(size(&(at..(part.end - part.start).min(at + PIECE_NBYTES))), 0);
-        range.read(at, &mut buffer)?;
+    for piece in pieces(part) {
+        buffer.resize(size(&piece), 0);
+        let range = FileRange::new(file, piece.start, piece.end - piece.start);
+        range.read(0, &mut buffer)?;
         hasher.update(&buffer);
-        at += to_u64(buffer.len());
     }
     Ok(())
 }
 
-fn finished(hasher: Hasher) -> PartHash {
-    hasher
-        .finish()
-        .as_bytes()
-        .first_chunk()
-        .copied()
-        .unwrap_or_default()
+/// Split a part into the ranges that are read at once.
+fn pieces(part: &Range<u64>) -> impl Iterator<Item = Range<u64>> {
+    let end = part.end;
+    let next =
+        move |piece: &Range<u64>| (piece.end < end).then(|| piece.end..end.min(piece.end + PIECE_NBYTES));
+    let first = part.start..end.min(part.start + PIECE_NBYTES);
+    std::iter::successors(Some(first).filter(|first| !first.is_empty()), next)
 }
 
-fn unread(part: &Range<u64>, fault: io::Error) -> Failure {
-    Failure::Read {
-        position: part.start,
-        expected: size(part),
-        found: 0,
-        source: Some(fault),
-    }
+fn finished(hasher: Hasher) -> PartHash {
+    let hash = hasher.finish();
+    hash.as_bytes().first_chunk().copied().unwrap_or_default()
 }
 
 fn size(range: &Range<u64>) -> usize {
     to_usize(range.end - range.start).unwrap_or(usize::MAX)
 }
 
-/// The SHA-256 of a file whose parts come in any order. A part is hashed when all parts before it are there; it is read
-/// again then, while the system still has it in memory. So no thread waits for another, and no part is kept.
+/// The SHA-256 of a file whose parts are fetched in any order. A part is hashed once all parts before it are complete. It
+/// is read again then, while the system still has it in memory. So no thread waits for another, and no part is kept.
 struct InOrder {
-    /// The parts that are there and not hashed yet.
+    /// The parts that are complete and not hashed yet.
     waiting: BTreeSet<usize>,
     /// The part to hash next.
     next: usize,
@@ -411,8 +403,8 @@ struct InOrder {
     hasher: Option<Hasher>,
 }
 
-impl Default for InOrder {
-    fn default() -> InOrder {
+impl InOrder {
+    fn new() -> InOrder {
         InOrder {
             waiting: BTreeSet::new(),
             next: 0,
@@ -421,18 +413,14 @@ impl Default for InOrder {
     }
 }
 
-/// Notes that a part is there, in `file`, and hashes all parts whose turn it is, unless another thread does so.
-fn came(in_order: &Mutex<InOrder>, number: usize, table: &PartTable, file: &File) -> io::Result<()> {
+/// Note that a part is complete in `file`, and hash all parts that can be hashed now, unless another thread does so.
+fn hash_in_order(in_order: &Mutex<InOrder>, number: usize, table: &PartTable, file: &File) -> io::Result<()> {
     let mut state = locked(in_order);
     state.waiting.insert(number);
-    loop {
+    while state.waiting.contains(&state.next)
+        && let Some(mut hasher) = state.hasher.take()
+    {
         let next = state.next;
-        if !state.waiting.contains(&next) {
-            return Ok(());
-        }
-        let Some(mut hasher) = state.hasher.take() else {
-            return Ok(());
-        };
         drop(state);
         feed(&mut hasher, file, &table.part(next))?;
         state = locked(in_order);
@@ -440,6 +428,7 @@ fn came(in_order: &Mutex<InOrder>, number: usize, table: &PartTable, file: &File
         state.next += 1;
         state.hasher = Some(hasher);
     }
+    Ok(())
 }
 
 #[cfg(test)]
@@ -447,20 +436,20 @@ mod tests {
     use super::*;
     use std::io::Write;
 
-    /// Without the stamp, the second and the third would be written into.
+    /// Without the stamp, the second and the third file would be overwritten.
     #[test]
-    fn a_partial_that_was_closed_is_taken_again_only_as_it_was() {
+    fn a_closed_file_is_opened_again_only_if_it_is_unchanged() {
         let folder = tempfile::tempdir().unwrap();
         let (path, part) = (folder.path().join("a"), folder.path().join(".a.ingot-part"));
         let partial = || {
-            let mut draft = Temp::resume(&path, Existing::Refuse, &Unwatched).unwrap();
-            draft.begin_anew(3, &Unwatched).unwrap();
-            Partial::new(draft, 3, Existing::Refuse, false).unwrap()
+            let mut temp = Temp::resume(&path, Existing::Refuse, &Unwatched).unwrap();
+            temp.begin_anew(3, &Unwatched).unwrap();
+            Partial::new(temp, 3, Existing::Refuse, false).unwrap()
         };
         let same = partial();
-        assert!(locked(&same.place).draft.is_none());
-        same.with(|draft| draft.write(b"abc", 0)).unwrap();
-        same.with(|draft| draft.write(b"d", 0)).unwrap();
+        assert!(matches!(*locked(&same.handle), Handle::Closed(_)));
+        same.with(|temp| temp.write(b"abc", 0)).unwrap();
+        same.with(|temp| temp.write(b"d", 0)).unwrap();
         assert_eq!(std::fs::read(&part).unwrap(), b"dbc");
         let alter: [fn(&std::path::Path); 3] = [
             |part| std::fs::write(part, "longer").unwrap(),
@@ -473,10 +462,10 @@ mod tests {
         for alter in alter {
             let altered = partial();
             alter(&part);
-            let outcome = altered.with(|draft| draft.write(b"x", 0));
+            let outcome = altered.with(|temp| temp.write(b"x", 0));
             assert_eq!(outcome.unwrap_err().code(), "changed");
         }
-        assert!(!part.exists(), "nothing is left where there was nothing");
+        assert!(!part.exists(), "a file that was removed is not created");
         drop(Temp::resume(&path, Existing::Refuse, &Unwatched).unwrap());
         let held = Temp::resume(&path, Existing::Refuse, &Unwatched).unwrap();
         let kept = Partial::new(held, 0, Existing::Refuse, true).unwrap();
@@ -485,16 +474,14 @@ mod tests {
     }
 
     #[test]
-    fn a_flush_that_goes_on_holds_no_lock() {
+    fn a_flush_holds_no_lock_after_the_file_is_dropped() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("a");
         let resumed = || Temp::resume(&path, Existing::Refuse, &Unwatched);
-        let mut draft = resumed().unwrap();
-        draft.begin_anew(3, &Unwatched).unwrap();
-        let partial = Partial::new(draft, 3, Existing::Refuse, true).unwrap();
-        let flushing = partial
-            .with(|draft| Ok(draft.file().try_clone().unwrap()))
-            .unwrap();
+        let mut temp = resumed().unwrap();
+        temp.begin_anew(3, &Unwatched).unwrap();
+        let partial = Partial::new(temp, 3, Existing::Refuse, true).unwrap();
+        let flushing = partial.with(|temp| Ok(temp.file().try_clone().unwrap())).unwrap();
         assert!(resumed().is_err());
         drop(partial);
         assert!(resumed().is_ok());
@@ -502,15 +489,15 @@ mod tests {
     }
 
     #[test]
-    fn parts_that_come_in_any_order_are_hashed_in_theirs() {
+    fn parts_are_hashed_in_order_whatever_order_they_complete_in() {
         let bytes: Vec<u8> = (0_usize..(5 << 20) + 3).map(|at| at.to_le_bytes()[1]).collect();
         let mut file = tempfile::tempfile().unwrap();
         file.write_all(&bytes).unwrap();
         let table = PartTable::new(5 * (1 << 20) + 3, "v");
         for order in [[0, 1, 2, 3, 4, 5], [5, 4, 3, 2, 1, 0], [2, 0, 5, 1, 4, 3]] {
-            let in_order = Mutex::default();
+            let in_order = Mutex::new(InOrder::new());
             for number in order {
-                came(&in_order, number, &table, &file).unwrap();
+                hash_in_order(&in_order, number, &table, &file).unwrap();
             }
             let hasher = in_order.into_inner().unwrap().hasher.unwrap();
             assert_eq!(hasher.finish(), Algorithm::Sha256.digest(&bytes));

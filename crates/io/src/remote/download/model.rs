@@ -1,15 +1,14 @@
-//! Fetching a model of many files: the shards come together, get their names one by one, and the index gets its name
-//! last, so that there is never one which names what is not there.
+//! Downloads of a model with shards. The shards are fetched together and renamed one by one, and the index is renamed
+//! last, so that no index ever names a missing file.
 //!
-//! A call that ends between the renames leaves shards that have their names. So that the next call can tell them from
-//! other files, the partial file of the index holds a [`Seal`] of each shard, after the bytes of the index, before the
-//! first shard gets its name. The seals are cut off when the index gets its name.
+//! A call that ends between the renames leaves shards that were renamed. So that the next call can distinguish them from
+//! other files, the temporary file of the index contains a [`Seal`] of each shard, after the bytes of the index, before the
+//! first shard is renamed. The seals are cut off when the index is renamed.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
 use ingot_format::to_u64;
-use ingot_remote::RemoteOptions;
 
 use super::incoming::{Incoming, fetch, sum};
 use super::part_table::{SEAL_NBYTES, Seal};
@@ -21,10 +20,10 @@ use crate::save::check_destination;
 use crate::save::{Temp, is_there};
 use crate::watch::{After, Unwatched, Watch};
 
-/// A model of which it is known that it can be fetched to where it is wanted.
+/// A model that can be downloaded to its destination.
 pub(super) struct Ready {
     model: RemoteModel,
-    /// Where the index goes.
+    /// The destination of the index.
     path: PathBuf,
     shards: Vec<Shard>,
 }
@@ -32,21 +31,18 @@ pub(super) struct Ready {
 struct Shard {
     versioned: VersionedSource,
     path: PathBuf,
-    /// Its seal, where an earlier call gave it its name.
+    /// The seal, if an earlier call renamed the shard.
     seal: Option<Seal>,
 }
 
 impl Ready {
-    /// Looks at everything that can be refused, and writes nothing.
+    /// Check everything that can be checked before anything is written. The index goes to `path`.
     pub(super) fn new(
         model: RemoteModel,
-        folder: &Path,
-        name: &str,
-        options: &RemoteOptions,
+        path: PathBuf,
         how: &DownloadOptions,
         watch: &dyn Watch,
     ) -> Result<Ready, Error> {
-        let path = folder.join(name);
         let saving = how.save_options();
         check_destination(&path, &saving, watch)?;
         let refuses = how.existing == Existing::Refuse;
@@ -55,7 +51,11 @@ impl Ready {
         } else {
             None
         };
-        let paths: Vec<PathBuf> = model.shards.iter().map(|shard| folder.join(shard)).collect();
+        let paths: Vec<PathBuf> = model
+            .shards
+            .iter()
+            .map(|shard| path.with_file_name(shard))
+            .collect();
         for path in &paths {
             if !refuses {
                 check_destination(path, &saving, watch)?;
@@ -63,7 +63,7 @@ impl Ready {
                 return Err(is_there(path));
             }
         }
-        let sources = model.sources(how.threads, options, watch)?;
+        let sources = model.sources(how.threads, watch)?;
         let mut shards = Vec::with_capacity(paths.len());
         for (number, (versioned, path)) in sources.into_iter().zip(paths).enumerate() {
             let mut seal = None;
@@ -81,7 +81,7 @@ impl Ready {
         Ok(Ready { model, path, shards })
     }
 
-    /// Each file with its size, the index last.
+    /// Return each file with its size, the index last.
     pub(super) fn sizes(&self) -> Vec<(PathBuf, u64)> {
         let shards = self.shards.iter();
         let shards = shards.map(|shard| (shard.path.clone(), shard.versioned.source.nbytes()));
@@ -97,14 +97,17 @@ impl Ready {
         let index_nbytes = self.index_nbytes();
         self.make_folders()?;
         let Ready { model, path, shards } = self;
-        // Whoever has it fetches the model: nobody else does at the same time.
+        // Its lock keeps other calls from downloading this model.
         let mut index = Temp::resume(&path, how.existing, watch)?;
         // More files than a process should keep open. Each takes two descriptors, with its directory.
         let stays_open = shards.len() <= 32;
         let mut files = Vec::with_capacity(shards.len());
         let outcome = (|| {
             for shard in shards {
-                files.push(shard.open(stays_open, how, watch)?);
+                files.push(match shard.seal {
+                    Some(seal) => Incoming::named(shard.versioned, shard.path, seal)?,
+                    None => Incoming::open(shard.versioned, shard.path, stays_open, how, watch)?,
+                });
             }
             let after = After {
                 watch,
@@ -117,8 +120,7 @@ impl Ready {
         })();
         if let Err(error) = outcome {
             files.iter().for_each(Incoming::abandon);
-            let is_empty = index.file().metadata().is_ok_and(|metadata| metadata.len() == 0);
-            if is_empty {
+            if index.file().metadata().is_ok_and(|metadata| metadata.len() == 0) {
                 index.discard();
             }
             return Err(error);
@@ -148,17 +150,7 @@ impl Ready {
     }
 }
 
-impl Shard {
-    fn open(self, stays_open: bool, how: &DownloadOptions, watch: &dyn Watch) -> Result<Incoming, Error> {
-        match self.seal {
-            Some(seal) => Incoming::named(self.versioned, self.path, seal),
-            None => Incoming::open(self.versioned, self.path, stays_open, how, watch),
-        }
-    }
-}
-
-/// Gives all files their names, the index last. All bytes are on the disk, so this takes no time that would have to be
-/// watched.
+/// Rename all files, the index last. All bytes are on the disk, so that this takes too little time to be interrupted.
 fn publish(
     model: &RemoteModel,
     path: &Path,
@@ -169,7 +161,7 @@ fn publish(
     write_seals(index, &model.bytes, shards)?;
     index.flush(how.durable, &Unwatched)?;
     if how.existing == Existing::Replace {
-        // The old one would name files of two versions.
+        // The old index would name files of two versions.
         remove(path, how.durable)?;
     }
     shards
@@ -178,7 +170,7 @@ fn publish(
     index.publish_first(to_u64(model.bytes.len()), how.existing, how.durable, &Unwatched)
 }
 
-/// Takes an old index away.
+/// Remove an old index.
 fn remove(path: &Path, durable: Durability) -> Result<(), Error> {
     let removed = || {
         let path = fs::canonicalize(path)?;
@@ -199,13 +191,13 @@ fn remove(path: &Path, durable: Durability) -> Result<(), Error> {
     }
 }
 
-/// Reads the seals of `count` shards that an earlier call left, which fetched the same index to `path`.
+/// Return the seals of `count` shards that an earlier call left, if it downloaded the same index to `path`.
 fn seals_left(path: &Path, index: &[u8], count: usize, watch: &dyn Watch) -> Option<Vec<Seal>> {
     let sealed = contents(&Temp::left(path, watch)?, index.len() + count * SEAL_NBYTES)?;
     Some(sealed.strip_prefix(index)?.as_chunks().0.to_vec())
 }
 
-/// Reads a file that has so many bytes.
+/// Read a file if it has this size.
 fn contents(file: &fs::File, nbytes: usize) -> Option<Vec<u8>> {
     let metadata = file.metadata().ok()?;
     if !metadata.is_file() || metadata.len() != to_u64(nbytes) {
@@ -216,16 +208,16 @@ fn contents(file: &fs::File, nbytes: usize) -> Option<Vec<u8>> {
     Some(bytes)
 }
 
-/// Writes the bytes of an index to its partial file, and the seals of all shards.
-fn write_seals(partial: &mut Temp, index: &[u8], shards: &[Incoming]) -> Result<(), Error> {
+/// Write an index and the seals of all shards to the temporary file of the index.
+fn write_seals(temp: &mut Temp, index: &[u8], shards: &[Incoming]) -> Result<(), Error> {
     let seals: Vec<Seal> = shards.iter().map(Incoming::seal).collect();
     let sealed = [index, seals.as_flattened()].concat();
-    // Not written again: a kill would lose the seals of shards that have their names.
-    if contents(partial.file(), sealed.len()).as_ref() == Some(&sealed) {
+    // Not written again: a kill would lose the seals of shards that were renamed.
+    if contents(temp.file(), sealed.len()).as_ref() == Some(&sealed) {
         return Ok(());
     }
-    partial.begin_anew(to_u64(sealed.len()), &Unwatched)?;
-    partial.write(&sealed, 0)
+    temp.begin_anew(to_u64(sealed.len()), &Unwatched)?;
+    temp.write(&sealed, 0)
 }
 
 #[cfg(test)]
@@ -233,7 +225,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn seals_are_read_only_after_the_same_index_and_of_as_many_shards() {
+    fn seals_belong_to_the_same_index_and_number_of_shards() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("index.json");
         let left = |index: &[u8], count| seals_left(&path, index, count, &Unwatched);

@@ -1,6 +1,6 @@
-//! Which parts of a file have been fetched.
+//! The table of the parts of a file that have been fetched.
 //!
-//! The table follows the data in the same file and is cut off when the file gets its name. It holds the XXH3 of each part.
+//! The table follows the data in the same file and is cut off when the file is renamed. It contains the XXH3 of each part.
 //! A resumed download reads a part again and keeps it if it has that hash. A bit in place of the hash would need a flush of
 //! the data before each bit, and would not notice that another program changed the data. A hash needs no order: it proves
 //! its part after a kill, after a power loss and after a foreign write.
@@ -14,9 +14,9 @@ use ingot_format::{to_u64, to_usize};
 use crate::digest::{Algorithm, Digest};
 use crate::payload::FileRange;
 
-/// What notes begin with, and the version of the rest.
+/// The first bytes of a table, which include the version of the format.
 const MAGIC: [u8; 8] = *b"ingot-d1";
-/// Bytes before the hashes: those, and the digest of what names the version.
+/// Bytes before the hashes: the magic, and the digest of the version of the file.
 const HEAD_NBYTES: usize = 8 + 32;
 /// Bytes of a hash.
 const PART_HASH_NBYTES: usize = 16;
@@ -24,9 +24,9 @@ const PART_HASH_NBYTES: usize = 16;
 pub(super) const SEAL_NBYTES: usize = HEAD_NBYTES + PART_HASH_NBYTES;
 
 const MIB: u64 = 1 << 20;
-/// Bytes of a part at most: what one request takes.
+/// Most bytes of a part, which one request fetches.
 const PART_NBYTES: u64 = 8 * MIB;
-/// A file is cut into so many parts, where they do not become too small or too large.
+/// Number of parts of a file, within the limits for the size of a part.
 const PARTS: u64 = 64;
 
 /// The XXH3 of a part.
@@ -38,7 +38,7 @@ pub(super) type PartHashes = BTreeMap<usize, PartHash>;
 /// Identifies a whole file: its version, and the hashes of all its parts.
 pub(super) type Seal = [u8; SEAL_NBYTES];
 
-/// Where notes stand, and of what file they are.
+/// The layout of a file with its table, and the version of the file.
 pub(super) struct PartTable {
     file_nbytes: u64,
     part_nbytes: u64,
@@ -46,11 +46,10 @@ pub(super) struct PartTable {
 }
 
 impl PartTable {
-    /// Of a file of so many bytes, whose `version` no other has.
+    /// Return the table of a file of this size, whose `version` no other version has.
     pub(super) fn new(file_nbytes: u64, version: &str) -> PartTable {
-        let part_nbytes = (file_nbytes / PARTS)
-            .clamp(MIB, PART_NBYTES)
-            .next_multiple_of(MIB);
+        let part_nbytes = (file_nbytes / PARTS).clamp(MIB, PART_NBYTES);
+        let part_nbytes = part_nbytes.next_multiple_of(MIB);
         let text = format!("{version}\n{file_nbytes}\n{part_nbytes}");
         PartTable {
             file_nbytes,
@@ -59,7 +58,7 @@ impl PartTable {
         }
     }
 
-    /// Of a file that comes in one part or not at all.
+    /// Return the table of a file that can only be fetched whole.
     pub(super) fn of_one_part(file_nbytes: u64, version: &str) -> PartTable {
         PartTable {
             part_nbytes: file_nbytes.max(1),
@@ -67,49 +66,48 @@ impl PartTable {
         }
     }
 
-    /// Bytes of file and notes.
+    /// Return the bytes of file and table.
     pub(super) fn nbytes(&self) -> u64 {
         self.position(self.count())
     }
 
-    /// How many parts there are.
+    /// Return the number of parts.
     pub(super) fn count(&self) -> usize {
         to_usize(self.file_nbytes.div_ceil(self.part_nbytes)).unwrap_or(usize::MAX)
     }
 
-    /// Where a part lies in the file.
+    /// Return the range of a part in the file.
     pub(super) fn part(&self, number: usize) -> Range<u64> {
-        let begin = to_u64(number)
-            .saturating_mul(self.part_nbytes)
-            .min(self.file_nbytes);
-        begin..self.file_nbytes.min(begin.saturating_add(self.part_nbytes))
+        let begin = to_u64(number).saturating_mul(self.part_nbytes);
+        let end = begin.saturating_add(self.part_nbytes);
+        begin.min(self.file_nbytes)..end.min(self.file_nbytes)
     }
 
-    /// Where the hash of a part stands.
+    /// Return the position of the hash of a part.
     pub(super) fn position(&self, number: usize) -> u64 {
         let head_end = self.file_nbytes.saturating_add(to_u64(HEAD_NBYTES));
         head_end.saturating_add(to_u64(number).saturating_mul(to_u64(PART_HASH_NBYTES)))
     }
 
-    /// What stands before the hashes, directly behind the file.
+    /// Return the bytes between the file and the hashes.
     pub(super) fn head(&self) -> Vec<u8> {
         [&MAGIC, self.version.as_bytes()].concat()
     }
 
-    /// Reads the hashes that `file` holds; `None` where it holds no table of this version of this file.
+    /// Read the hashes in `file`; `None` if it has no table of this version of this file.
     pub(super) fn hashes(&self, file: &File) -> Option<PartHashes> {
         if file.metadata().ok()?.len() != self.nbytes() {
             return None;
         }
-        let mut notes = vec![0; to_usize(self.nbytes() - self.file_nbytes)?];
-        let range = FileRange::new(file, self.file_nbytes, to_u64(notes.len()));
-        range.read(0, &mut notes).ok()?;
-        let hashes = notes.strip_prefix(&*self.head())?.as_chunks().0;
+        let mut table = vec![0; to_usize(self.nbytes() - self.file_nbytes)?];
+        let range = FileRange::new(file, self.file_nbytes, to_u64(table.len()));
+        range.read(0, &mut table).ok()?;
+        let hashes = table.strip_prefix(&*self.head())?.as_chunks().0;
         let hashes = hashes.iter().copied().enumerate();
         Some(hashes.filter(|(_, hash)| *hash != PartHash::default()).collect())
     }
 
-    /// Returns the seal of the file whose parts have these hashes.
+    /// Return the seal of the file whose parts have these hashes.
     pub(super) fn seal(&self, hashes: &PartHashes) -> Seal {
         let hashes: Vec<PartHash> = hashes.values().copied().collect();
         let hash = Algorithm::Xxh3Wide.digest(hashes.as_flattened());
@@ -117,7 +115,7 @@ impl PartTable {
         seal.first_chunk().copied().unwrap_or([0; SEAL_NBYTES])
     }
 
-    /// Says whether `seal` is one of this version of this file.
+    /// Whether `seal` is a seal of this version of this file.
     pub(super) fn is_sealed_by(&self, seal: &Seal) -> bool {
         seal.starts_with(&self.head())
     }
@@ -145,8 +143,8 @@ mod tests {
     }
 
     #[test]
-    fn a_size_that_no_file_has_is_counted_as_any_other() {
-        // A server may claim it. There is no room for the file, which is said when room is made.
+    fn impossible_sizes_do_not_overflow() {
+        // A server may claim them. Allocating the file fails later.
         for nbytes in [1 << 63, u64::MAX - 40, u64::MAX - 39, u64::MAX] {
             let table = PartTable::new(nbytes, "v");
             assert!(table.nbytes() > nbytes || table.nbytes() == u64::MAX);
@@ -155,7 +153,7 @@ mod tests {
     }
 
     #[test]
-    fn a_table_of_another_version_is_none() {
+    fn tables_of_other_versions_are_rejected() {
         let mut file = tempfile::tempfile().unwrap();
         let table = PartTable::new(2 * MIB, "one");
         file.write_all(&vec![1; 2 << 20]).unwrap();
@@ -170,7 +168,7 @@ mod tests {
     }
 
     #[test]
-    fn a_seal_differs_for_another_version_another_size_and_other_parts() {
+    fn seals_depend_on_version_size_and_parts() {
         let (one, two) = ([1; PART_HASH_NBYTES], [2; PART_HASH_NBYTES]);
         let table = PartTable::new(2 * MIB, "one");
         let seal = table.seal(&[(0, one), (1, two)].into());

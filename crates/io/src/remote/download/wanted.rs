@@ -1,4 +1,4 @@
-//! What a URL that is downloaded leads to: one file, or the index of a model and so its shards too.
+//! The source of a download: one file, or the index of a model and its shards.
 
 use std::fs;
 use std::io::Read;
@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::time::UNIX_EPOCH;
 
 use ingot_format::{IndexReader, StopFlag, to_u64, to_usize};
-use ingot_remote::{INDEX_FILE, Location, MODEL_FILE, Remote, RemoteFile, RemoteOptions, redacted};
+use ingot_remote::{Location, Remote, RemoteFile, RemoteOptions};
 
 use super::part_table::PartTable;
 use crate::checkpoint::folder::index_of;
@@ -16,69 +16,69 @@ use crate::error::Error;
 use crate::file::{LocalFile, ReadAt};
 use crate::options::{Durability, Existing, ReadOnly, SaveOptions};
 use crate::payload::FileRange;
-use crate::remote::session::{AT_ONCE, Session, UrlFile, for_urls, header_limits, in_session, refused};
+use crate::remote::session::{AT_ONCE, Session, for_urls, header_limits, in_session, refused};
 use crate::watch::Watch;
 use crate::workers::{Reading, in_parallel};
 
-/// How to fetch a file.
+/// Options of a download.
 #[derive(Clone, Copy, Debug, Default)]
 #[non_exhaustive]
 pub struct DownloadOptions {
-    /// How many parts are fetched at once, of all files together; by default as for reading.
+    /// Number of parts of all files that are fetched at once; by default as for reading.
     pub threads: Option<NonZeroUsize>,
-    /// What becomes of a file that is there.
+    /// Whether existing files are replaced.
     pub existing: Existing,
-    /// Whether that holds of one that this process may not write to.
+    /// Whether existing files that this process may not write to are replaced too.
     pub read_only: ReadOnly,
-    /// What a loss of power may undo.
+    /// Whether the files survive a loss of power.
     pub durable: Durability,
-    /// The SHA-256 that the file has to have. One cannot speak of the many files of a model, for which it is refused.
+    /// The expected SHA-256 of a single file. It is rejected for a model with shards.
     pub sha256: Option<Digest>,
 }
 
 impl DownloadOptions {
-    /// Returns the defaults: existing files are refused, and the download is durable.
+    /// Return the defaults: existing files are refused, and the download is durable.
     #[must_use]
     pub fn new() -> DownloadOptions {
         DownloadOptions::default()
     }
 
-    /// Sets how many parts are fetched at once; `None` for the default.
+    /// Set the number of parts that are fetched at once; `None` for the default.
     #[must_use]
     pub fn threads(mut self, threads: impl Into<Option<NonZeroUsize>>) -> DownloadOptions {
         self.threads = threads.into();
         self
     }
 
-    /// Sets what happens to a file that exists.
+    /// Set whether existing files are replaced.
     #[must_use]
     pub const fn existing(mut self, existing: Existing) -> DownloadOptions {
         self.existing = existing;
         self
     }
 
-    /// Sets what happens to a file that this process may not write to.
+    /// Set whether existing files that this process may not write to are replaced too.
     #[must_use]
     pub const fn read_only(mut self, read_only: ReadOnly) -> DownloadOptions {
         self.read_only = read_only;
         self
     }
 
-    /// Sets what a loss of power may undo.
+    /// Set whether the files survive a loss of power.
     #[must_use]
     pub const fn durable(mut self, durable: Durability) -> DownloadOptions {
         self.durable = durable;
         self
     }
 
-    /// Sets the SHA-256 that the file must have; `None` for any.
+    /// Set the expected SHA-256; `None` for any.
     #[must_use]
     pub fn sha256(mut self, sha256: impl Into<Option<Digest>>) -> DownloadOptions {
         self.sha256 = sha256.into();
         self
     }
 
-    /// The options that a save has too.
+    /// Return the options of a save.
     pub(super) fn save_options(&self) -> SaveOptions {
         SaveOptions {
             durable: self.durable,
@@ -88,142 +88,126 @@ impl DownloadOptions {
     }
 }
 
-/// What was fetched.
+/// A file that was downloaded, or a model with its files.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Downloaded {
-    /// Where it is; of a model the index.
+    /// The path of the file, or of the index of a model.
     pub path: PathBuf,
-    /// Its size in bytes, of all files together.
+    /// The size in bytes, of all files together.
     pub nbytes: u64,
-    /// Bytes that came over the network for it. Fewer than all where an earlier call had some of them.
+    /// Bytes that were fetched over the network. Fewer than all if an earlier call fetched some of them.
     pub fetched_nbytes: u64,
-    /// Its SHA-256, where somebody said what that has to be: the caller, or the Hub.
+    /// The SHA-256, if the caller or the Hub named the expected one.
     pub sha256: Option<Digest>,
-    /// Of a model each of its files: the shards in the order of their names, then the index. Else none.
+    /// The files of a model: the shards in the order of their names, then the index. Empty for a single file.
     pub files: Vec<Downloaded>,
 }
 
-/// What the names of indexes end in. Any file may be downloaded, so the content decides nothing.
+/// The ending of the names of indexes. Any file may be downloaded, so the content does not decide.
 const INDEX_ENDING: &str = ".index.json";
 
-/// What a URL leads to.
+/// The source behind a URL.
 pub(super) enum Downloadable {
-    File(UrlFile),
+    /// A file in a cache of this machine.
+    Cached(PathBuf),
+    Remote(VersionedSource),
     Model(Box<RemoteModel>),
 }
 
-/// An index, which was read, and its shards, which were not.
+/// An index that was read, and its shards, which were not opened yet.
 pub(super) struct RemoteModel {
     session: Session<'static>,
     /// All bytes of the index.
     pub(super) bytes: Vec<u8>,
-    /// The SHA-256 that it was found to have, where the Hub says one.
+    /// The SHA-256 of the index, which was compared with the Hub's.
     pub(super) sha256: Option<Digest>,
     /// The names of the shards, in their order.
     pub(super) shards: Vec<String>,
-    /// Whether the index came over a network.
+    /// Whether the index was fetched over a network.
     pub(super) is_remote: bool,
     beside: ShardBase,
 }
 
-/// Where the files beside an index are.
+/// The folder of the shards.
 enum ShardBase {
-    /// Beside this one, which is of one commit where it is one of the Hub. What the cache has of it is there too.
+    /// Beside this file, which on the Hub is at one commit. Shards in the Hub's cache are read from there.
     Url(Box<Remote>),
-    /// In a folder of the Hub's cache, and the Hub may not be asked.
+    /// A folder of the Hub's cache, without requests to the Hub.
     Folder(PathBuf),
 }
 
-/// Asks for the start of the file behind `url`, or for all of an index, or finds them on this machine.
+/// Open the file behind `url`, or read the index, or find them on this machine.
 pub(super) fn wanted(url: &str, options: &RemoteOptions, watch: &dyn Watch) -> Result<Downloadable, Error> {
     in_session(url, options, &header_limits(), watch, |session| {
         session.wanted(url)
     })
 }
 
-/// Whether a file of this name is an index.
+/// Whether a file with this name is an index.
 pub(super) fn is_index(name: &str) -> bool {
     name.ends_with(INDEX_ENDING)
 }
 
 impl Session<'_> {
     fn wanted(&self, url: &str) -> Result<Downloadable, Error> {
-        match self.locate(url)? {
+        let remote = match self.locate(url)? {
             Location::Cached(path, remote) if is_index(&path.to_string_lossy()) => {
-                self.cached_model(&path, remote.map(|remote| *remote))
+                return self.cached_model(&path, remote.map(|remote| *remote));
             }
-            Location::Cached(path, _) => Ok(Downloadable::File(UrlFile::Cached(path))),
-            Location::Remote(remote) if remote.is_folder() => self.wanted_of_folder(&remote),
-            Location::Remote(remote) if is_index(remote.path()) => {
-                let source = self.index_file(&remote, self.stop);
-                let source = source.map_err(|fault| refused(&remote.shown, fault))?;
-                self.model(*remote, &source, redacted(url))
-            }
-            Location::Remote(remote) => {
-                let source = RemoteFile::of_whole(self.resource(&remote), self.stop);
-                let source = source.map_err(|fault| refused(&remote.shown, fault))?;
-                Ok(Downloadable::File(file(&remote, source)))
-            }
-        }
-    }
-
-    /// The model of a folder of the Hub. One question more is nothing beside a download.
-    fn wanted_of_folder(&self, folder: &Remote) -> Result<Downloadable, Error> {
-        let model = self.beside(folder, MODEL_FILE)?;
-        let missing = match RemoteFile::of_whole(self.resource(&model), self.stop) {
-            Ok(source) => return Ok(Downloadable::File(file(&model, source))),
-            Err(fault) if fault.is_missing() => fault,
-            Err(fault) => return Err(refused(&model.shown, fault)),
+            Location::Cached(path, _) => return Ok(Downloadable::Cached(path)),
+            Location::Remote(remote) => *remote,
         };
-        let index = self.beside(folder, INDEX_FILE)?;
-        match self.index_file(&index, self.stop) {
-            Ok(source) => {
-                let shown = index.shown.clone();
-                self.model(index, &source, shown)
-            }
-            Err(fault) if fault.is_missing() => Err(refused(&folder.shown, missing.and_not(INDEX_FILE))),
-            Err(fault) => Err(refused(&index.shown, fault)),
+        let is_index = is_index(remote.path());
+        let (remote, source, is_index) = self.find(remote, is_index, &RemoteFile::of_whole)?;
+        let cached = remote.cached_at(source.commit().as_deref());
+        match cached {
+            Some(path) if is_index => self.cached_model(&path, Some(remote.at(source.commit()))),
+            Some(path) => Ok(Downloadable::Cached(path)),
+            None if is_index => self.model(remote, &source),
+            None => Ok(Downloadable::Remote(self.versioned(source, remote))),
         }
     }
 
-    /// The model of the index that `source` is.
-    fn model(&self, index: Remote, source: &RemoteFile, shown: String) -> Result<Downloadable, Error> {
-        let commit = source.commit();
-        let cached = index.cached_at(commit.as_deref());
-        let sha256 = linked(source, index.backend);
-        let index = index.at(commit);
-        if let Some(path) = cached {
-            return self.cached_model(&path, Some(index));
-        }
-        let mut bytes = vec![0; room(source.nbytes(), Path::new(&shown))?];
-        source
-            .all(self.stop)
-            .read_exact(&mut bytes)
-            .map_err(|source| Error::Open {
-                path: PathBuf::from(&shown),
-                source,
-            })?;
-        if let Some(expected) = sha256 {
-            compare(Path::new(&shown), expected, Algorithm::Sha256.digest(&bytes))?;
-        }
-        let model = self.indexed(Path::new(&shown), bytes, ShardBase::Url(Box::new(index)))?;
-        Ok(Downloadable::Model(Box::new(RemoteModel {
+    fn versioned(&self, source: RemoteFile, remote: Remote) -> VersionedSource {
+        let retries = self.options().retries;
+        let sha256 = linked(&source, &remote);
+        // The Hub has the same bytes at many URLs, one for each commit.
+        let version = sha256.map(|digest| format!("sha256 {digest}"));
+        VersionedSource {
+            version: version.or_else(|| source.version()),
             sha256,
             is_remote: true,
-            ..model
-        })))
+            whole: source.is_whole().then_some(retries),
+            source: Box::new(source),
+            shown: remote.shown.into(),
+        }
     }
 
-    /// The model of an index in the Hub's cache, of which shards may be missing there.
+    /// Return the model of the index `source`.
+    fn model(&self, index: Remote, source: &RemoteFile) -> Result<Downloadable, Error> {
+        let path = PathBuf::from(&index.shown);
+        let sha256 = linked(source, &index);
+        let mut bytes = vec![0; index_nbytes(source.nbytes(), &path)?];
+        let read = source.all(self.stop).read_exact(&mut bytes);
+        read.map_err(|source| unopened(&path, source))?;
+        if let Some(expected) = sha256 {
+            compare(&path, expected, Algorithm::Sha256.digest(&bytes))?;
+        }
+        let beside = ShardBase::Url(Box::new(index.at(source.commit())));
+        let mut model = self.indexed(&path, bytes, beside)?;
+        (model.sha256, model.is_remote) = (sha256, true);
+        Ok(Downloadable::Model(Box::new(model)))
+    }
+
+    /// Return the model of an index in the Hub's cache, which may lack shards.
     fn cached_model(&self, path: &Path, remote: Option<Remote>) -> Result<Downloadable, Error> {
         let source = LocalFile::open(path)?;
         let range = FileRange::of_local(&source, 0, source.nbytes());
-        let mut bytes = vec![0; room(source.nbytes(), path)?];
-        range.read(0, &mut bytes).map_err(|source| Error::Open {
-            path: path.to_owned(),
-            source,
-        })?;
+        let mut bytes = vec![0; index_nbytes(source.nbytes(), path)?];
+        range
+            .read(0, &mut bytes)
+            .map_err(|source| unopened(path, source))?;
         let beside = match remote {
             Some(remote) => ShardBase::Url(Box::new(remote)),
             None => ShardBase::Folder(path.parent().map(Path::to_owned).unwrap_or_default()),
@@ -232,16 +216,14 @@ impl Session<'_> {
         Ok(Downloadable::Model(Box::new(model)))
     }
 
-    /// The model of an index on this machine, which was read at `path`. Names of shards that lead out of its folder are
-    /// refused.
+    /// Return the model of an index that was read from `path`. Names of shards outside its folder are rejected.
     fn indexed(&self, path: &Path, bytes: Vec<u8>, beside: ShardBase) -> Result<RemoteModel, Error> {
-        let index = index_of(&bytes[..], to_u64(bytes.len()), path)?;
-        let index = match &beside {
-            ShardBase::Url(_) => for_urls(index, path)?,
-            ShardBase::Folder(_) => index,
-        };
+        let mut index = index_of(&bytes[..], to_u64(bytes.len()), path)?;
+        if let ShardBase::Url(_) = &beside {
+            index = for_urls(index, path)?;
+        }
         Ok(RemoteModel {
-            session: self.heeding(StopFlag::never()),
+            session: self.with_stop(StopFlag::never()),
             shards: index.shards().to_vec(),
             bytes,
             sha256: None,
@@ -251,47 +233,36 @@ impl Session<'_> {
     }
 }
 
-fn file(remote: &Remote, source: RemoteFile) -> UrlFile {
-    let cached = remote.cached_at(source.commit().as_deref());
-    cached.map_or_else(
-        || UrlFile::Remote(Box::new(source), remote.backend),
-        UrlFile::Cached,
-    )
-}
-
-/// Bytes that an index takes, if it is no larger than one may be.
-fn room(nbytes: u64, path: &Path) -> Result<usize, Error> {
+/// Return the size of an index, if it is within the limit.
+fn index_nbytes(nbytes: u64, path: &Path) -> Result<usize, Error> {
+    let path = path.to_owned();
     match IndexReader::new(nbytes) {
         Ok(_) => Ok(to_usize(nbytes).unwrap_or(usize::MAX)),
-        Err(fault) => Err(Error::Index {
-            path: path.to_owned(),
-            fault,
-        }),
+        Err(fault) => Err(Error::Index { path, fault }),
     }
 }
 
+fn unopened(path: &Path, source: std::io::Error) -> Error {
+    let path = path.to_owned();
+    Error::Open { path, source }
+}
+
 impl RemoteModel {
-    /// Where each shard comes from. Of each the start is asked for, of many at once.
+    /// Open all shards, many at once, with a request for the start of each.
     pub(super) fn sources(
         &self,
         threads: Option<NonZeroUsize>,
-        options: &RemoteOptions,
         watch: &dyn Watch,
     ) -> Result<Vec<VersionedSource>, Error> {
         let at_once = threads.map_or(AT_ONCE, |threads| threads.get().min(AT_ONCE));
         let numbers: Vec<usize> = (0..self.shards.len()).collect();
-        let source = |number: usize, stop: StopFlag<'_>| self.versioned(&self.shards[number], options, stop);
+        let source = |number: usize, stop: StopFlag<'_>| self.source(&self.shards[number], stop);
         let sources = in_parallel(Reading::waiting(at_once), &numbers, source, watch);
         self.session.rest();
         sources
     }
 
-    fn versioned(
-        &self,
-        shard: &str,
-        options: &RemoteOptions,
-        stop: StopFlag<'_>,
-    ) -> Result<VersionedSource, Error> {
+    fn source(&self, shard: &str, stop: StopFlag<'_>) -> Result<VersionedSource, Error> {
         let index = match &self.beside {
             ShardBase::Url(index) => index,
             ShardBase::Folder(folder) => return VersionedSource::cached(&folder.join(shard)),
@@ -300,97 +271,66 @@ impl RemoteModel {
         if let Some(path) = remote.cached() {
             return VersionedSource::cached(&path);
         }
-        let source = RemoteFile::of_many(self.session.resource(&remote), stop);
-        let source = source.map_err(|fault| refused(&remote.shown, fault))?;
-        Ok(VersionedSource::remote(
-            source,
-            remote.backend,
-            remote.shown.into(),
-            options,
-        ))
+        match RemoteFile::of_many(self.session.resource(&remote), stop) {
+            Ok(source) => Ok(self.session.versioned(source, remote)),
+            Err(fault) => Err(refused(&remote.shown, fault)),
+        }
     }
 }
 
-/// A source, of one version.
+/// A source of one version.
 pub(super) struct VersionedSource {
     pub(super) source: Box<dyn ReadAt>,
-    /// What the caller knows it by.
+    /// The name in errors.
     pub(super) shown: PathBuf,
-    /// What no other version of it is called; `None` where nothing tells versions apart.
+    /// A text that no other version has; `None` if versions cannot be distinguished.
     pub(super) version: Option<String>,
-    /// The SHA-256 that it has to have.
+    /// The expected SHA-256.
     pub(super) sha256: Option<Digest>,
-    /// Whether it comes over a network.
+    /// Whether it is fetched over a network.
     pub(super) is_remote: bool,
-    /// How often it is begun anew where it breaks off: where it is given whole or not at all.
-    pub(super) retries: u32,
-    is_whole: bool,
+    /// For a file that can only be fetched whole, how often it is started again after a failure.
+    pub(super) whole: Option<u32>,
 }
 
 impl VersionedSource {
-    pub(super) fn remote(
-        source: RemoteFile,
-        backend: &str,
-        shown: PathBuf,
-        options: &RemoteOptions,
-    ) -> VersionedSource {
-        let sha256 = linked(&source, backend);
-        let is_whole = source.is_whole();
-        VersionedSource {
-            shown,
-            // The Hub gives the same bytes under many addresses: one for each commit.
-            version: sha256
-                .map(|digest| format!("sha256 {digest}"))
-                .or_else(|| source.version()),
-            sha256,
-            is_remote: true,
-            retries: if is_whole { options.retries } else { 0 },
-            is_whole,
-            source: Box::new(source),
-        }
-    }
-
-    /// A file of the Hub's cache.
-    pub(super) fn cached(path: &Path) -> Result<VersionedSource, Error> {
+    /// Return a file of the Hub's cache.
+    fn cached(path: &Path) -> Result<VersionedSource, Error> {
         Ok(VersionedSource {
             source: Box::new(LocalFile::open_one_of_many(path)?),
             shown: path.to_owned(),
             version: version(path),
             sha256: None,
             is_remote: false,
-            retries: 0,
-            is_whole: false,
+            whole: None,
         })
     }
 
-    /// The same, which the caller expects to have this SHA-256. All who know it must say the same.
-    pub(super) fn expecting(self, sha256: Option<Digest>) -> Result<VersionedSource, Error> {
+    /// Set the SHA-256 that the caller expects. It must equal the Hub's.
+    pub(super) fn expect(&mut self, sha256: Option<Digest>) -> Result<(), Error> {
         if let (Some(expected), Some(found)) = (sha256, self.sha256) {
             compare(&self.shown, expected, found)?;
         }
-        Ok(VersionedSource {
-            sha256: sha256.or(self.sha256),
-            ..self
-        })
+        self.sha256 = sha256.or(self.sha256);
+        Ok(())
     }
 
     pub(super) fn part_table(&self) -> PartTable {
         let version = self.version.as_deref().unwrap_or_default();
-        if self.is_whole {
-            PartTable::of_one_part(self.source.nbytes(), version)
-        } else {
-            PartTable::new(self.source.nbytes(), version)
+        match self.whole {
+            Some(_) => PartTable::of_one_part(self.source.nbytes(), version),
+            None => PartTable::new(self.source.nbytes(), version),
         }
     }
 }
 
-/// The SHA-256 that the Hub says a file has. Only the Hub means that by the header.
-fn linked(source: &RemoteFile, backend: &str) -> Option<Digest> {
-    let etag = (backend == "hf").then(|| source.linked_etag()).flatten()?;
+/// Return the SHA-256 of a file that the Hub names in a header. Other servers use that header for other values.
+fn linked(source: &RemoteFile, remote: &Remote) -> Option<Digest> {
+    let etag = source.linked_etag().filter(|_| remote.backend == "hf")?;
     Digest::from_hex(Algorithm::Sha256, etag.trim_matches('"'))
 }
 
-/// The name of the file's bytes in the cache, and when they were written.
+/// Return the version of a file in the cache: its path there, and when it was written.
 fn version(path: &Path) -> Option<String> {
     let path = fs::canonicalize(path).ok()?;
     let modified = fs::metadata(&path).ok()?.modified().ok()?;
@@ -399,10 +339,7 @@ fn version(path: &Path) -> Option<String> {
 }
 
 pub(super) fn make_folder(path: &Path) -> Result<(), Error> {
-    fs::create_dir_all(path).map_err(|source| Error::Open {
-        path: path.to_owned(),
-        source,
-    })
+    fs::create_dir_all(path).map_err(|source| unopened(path, source))
 }
 
 pub(super) fn compare(path: &Path, expected: Digest, found: Digest) -> Result<(), Error> {

@@ -2,196 +2,171 @@
 
 use std::path::PathBuf;
 
-use super::source::{ContainerToken, Source, Way, delegated};
-use super::{firmware_says, home, refused, set, shown, stamp};
-use crate::credentials::{Credential, Keys, Secret, Variable, Wanted, credential};
-use crate::fault::Fault;
-use crate::options::{RemoteOptions, Token};
-use crate::url::{Scheme, Url};
+use super::issuer::Way;
+use super::source::{Source, delegated};
+use super::{firmware_says, shown, stamp};
+use crate::credentials::{Credential, Keys, Secret, Wanted};
+use crate::environment::Environment;
+use crate::fault::{Fault, Result};
+use crate::options::RemoteOptions;
+use crate::url::{Scheme, Url, encode_segment};
 
 /// The region, if nothing names one.
 const DEFAULT_REGION: &str = "us-east-1";
 
-/// Where containers of ECS and EKS ask, besides themselves.
+/// The hosts of the services of containers of ECS and EKS, besides the container itself.
 const CONTAINER_HOSTS: &[&str] = &["169.254.170.2", "169.254.170.23", "fd00:ec2::23"];
 
-/// Where machines of EC2 ask.
+/// The metadata service of machines of EC2.
 const INSTANCE_SERVICE: &str = "http://169.254.169.254";
 
-/// The variables that are more than the region and the endpoint of a profile.
-const PLACES: &[&str] = &[
+/// The variables that override the region and the endpoint of a profile.
+const OVERRIDES: &[&str] = &[
     "AWS_ENDPOINT_URL_S3",
     "AWS_ENDPOINT_URL",
     "AWS_IGNORE_CONFIGURED_ENDPOINT_URLS",
     "AWS_DEFAULT_REGION",
 ];
 
-/// The region that options, the provider or the environment name.
-pub(crate) fn region(given: Option<String>, variable: Variable<'_>) -> Result<String, Fault> {
-    let region = given
-        .or_else(|| set(variable, &["AWS_REGION", "AWS_DEFAULT_REGION"]))
-        .unwrap_or_else(|| DEFAULT_REGION.to_owned());
+/// Return the region that options, the provider or the environment name.
+pub(crate) fn region(given: Option<String>, environment: Environment<'_>) -> Result<String> {
+    let region = given.or_else(|| environment.get(&["AWS_REGION", "AWS_DEFAULT_REGION"]));
+    let region = region.unwrap_or_else(|| DEFAULT_REGION.to_owned());
     let may = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'-';
-    if region.bytes().all(may) {
-        Ok(region)
-    } else {
-        Err(refused("the region is none"))
+    if !region.bytes().all(may) {
+        return Err(Fault::option("invalid region: expected letters, digits and -"));
     }
+    Ok(region)
 }
 
-/// The endpoint of a service that the environment names.
-pub(crate) fn endpoint(service: &str, variable: Variable<'_>) -> Option<String> {
-    let is_off = set(variable, &["AWS_IGNORE_CONFIGURED_ENDPOINT_URLS"]);
-    if is_off.is_some_and(|value| value.eq_ignore_ascii_case("true")) {
+/// Return the endpoint of a service that the environment names.
+pub(crate) fn endpoint(service: &str, environment: Environment<'_>) -> Option<String> {
+    if environment.is("AWS_IGNORE_CONFIGURED_ENDPOINT_URLS", &["true"]) {
         return None;
     }
-    set(
-        variable,
-        &[&format!("AWS_ENDPOINT_URL_{service}"), "AWS_ENDPOINT_URL"],
-    )
+    environment.get(&[&format!("AWS_ENDPOINT_URL_{service}"), "AWS_ENDPOINT_URL"])
 }
 
-/// The first source that is configured, in the order of Amazon's tools: options, keys in the environment, profiles (by
-/// the SDK), the token of a pod, the service of a container, the metadata service of EC2.
-pub(crate) fn source(options: &RemoteOptions, variable: Variable<'_>) -> Result<Option<Source>, Fault> {
+/// Return the first source that is configured, in the order of Amazon's tools: options, keys in the environment, profiles
+/// (by the SDK), the token of a pod, the service of a container, the metadata service of EC2.
+pub(crate) fn source(options: &RemoteOptions, environment: Environment<'_>) -> Result<Option<Source>> {
     if let Some((id, secret)) = options.access_key.clone() {
-        let token = match &options.token {
-            Token::Given(token) => Some(token.clone()),
-            _ => None,
-        };
-        let keys = Keys {
-            id: Secret::new(id),
-            secret,
-            session: options.session_token.clone().or(token),
-        };
-        return Ok(Some(Source::Known("storage_options", Credential::Keys(keys))));
+        let session = options.session_token.as_ref().or(options.given_token());
+        let keys = Keys::new(Secret::new(id), secret, session.cloned());
+        return Ok(Some(Source::known("storage_options", Credential::Keys(keys))));
     }
     if options.profile.is_none()
-        && let Some(keys) = Keys::of_variables(variable, "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")?
+        && let Some(mut keys) = environment.keys("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")?
     {
-        let session = credential(variable, &["AWS_SESSION_TOKEN"])?;
-        let keys = Credential::Keys(Keys { session, ..keys });
-        return Ok(Some(Source::Known("AWS_ACCESS_KEY_ID", keys)));
+        keys.session = environment.secret(&["AWS_SESSION_TOKEN"])?;
+        return Ok(Some(Source::known("AWS_ACCESS_KEY_ID", Credential::Keys(keys))));
     }
-    if let Some(wanted) = profile(options, variable) {
+    if let Some(wanted) = profile(options, environment) {
         return delegated(options, wanted).map(Some);
     }
-    if let Some(source) = web_identity(variable)? {
+    if let Some(source) = web_identity(environment)? {
         return Ok(Some(source));
     }
-    match container(variable)? {
+    match container(environment)? {
         Some(source) => Ok(Some(source)),
-        None => instance(variable),
+        None => instance(environment),
     }
 }
 
-/// The profile that is named, or the default one if Amazon's files exist.
-fn profile(options: &RemoteOptions, variable: Variable<'_>) -> Option<Wanted> {
-    let files = [
-        ("AWS_CONFIG_FILE", "config"),
-        ("AWS_SHARED_CREDENTIALS_FILE", "credentials"),
-    ];
-    let file = |(setting, usual): (&str, &str)| {
-        let path = set(variable, &[setting]).map(PathBuf::from);
-        let path = path.or_else(|| Some(home(variable)?.join(".aws").join(usual)))?;
+/// Return the profile that is named, or the default one if Amazon's files exist.
+fn profile(options: &RemoteOptions, environment: Environment<'_>) -> Option<Wanted> {
+    let file = |setting: &str, usual: &str| {
+        let path = environment.get(&[setting]).map(PathBuf::from);
+        let path = path.or_else(|| Some(environment.home()?.join(".aws").join(usual)))?;
         path.is_file().then_some(path)
     };
-    let found: Vec<PathBuf> = files.into_iter().filter_map(file).collect();
+    let files = [
+        file("AWS_CONFIG_FILE", "config"),
+        file("AWS_SHARED_CREDENTIALS_FILE", "credentials"),
+    ];
+    let found: Vec<PathBuf> = files.into_iter().flatten().collect();
     let named = options.profile.clone();
-    let named = named.or_else(|| set(variable, &["AWS_PROFILE", "AWS_DEFAULT_PROFILE"]));
+    let named = named.or_else(|| environment.get(&["AWS_PROFILE", "AWS_DEFAULT_PROFILE"]));
     let source = match named {
         Some(profile) => format!("the profile {}", ingot_format::Quoted(&profile)),
         None => shown(found.first()?),
     };
-    let held = |name: &&str| Secret::new(variable(name).unwrap_or_default());
+    let stamps = found.iter().map(|path| stamp(path));
     Some(Wanted {
         profile: options.profile.clone(),
-        state: found
-            .iter()
-            .map(|path| stamp(path))
-            .chain(PLACES.iter().map(held))
-            .collect(),
+        state: stamps.chain(environment.values(OVERRIDES)).collect(),
         ..Wanted::new("s3", source)
     })
 }
 
-/// The token of a pod of EKS.
-fn web_identity(variable: Variable<'_>) -> Result<Option<Source>, Fault> {
+/// Return the token of a pod of EKS.
+fn web_identity(environment: Environment<'_>) -> Result<Option<Source>> {
     let name = "AWS_WEB_IDENTITY_TOKEN_FILE";
-    let Some(file) = set(variable, &[name]) else {
+    let Some(file) = environment.get(&[name]) else {
         return Ok(None);
     };
-    let role = set(variable, &["AWS_ROLE_ARN"]);
-    let role = role.ok_or_else(|| refused(format!("{name} needs AWS_ROLE_ARN beside it")))?;
-    let session = set(variable, &["AWS_ROLE_SESSION_NAME"]);
-    let service = endpoint("STS", variable);
-    let service = match service {
+    let missing = || Fault::option(format!("{name} needs AWS_ROLE_ARN beside it"));
+    let role = environment.get(&["AWS_ROLE_ARN"]).ok_or_else(missing)?;
+    let session = environment.get(&["AWS_ROLE_SESSION_NAME"]);
+    let service = match endpoint("STS", environment) {
         Some(service) => service,
-        None => host_of("sts", &region(None, variable)?),
+        None => host_of("sts", &region(None, environment)?),
     };
+    let session = encode_segment(session.as_deref().unwrap_or("ingot"));
+    let role = encode_segment(&role);
+    let action = "Action=AssumeRoleWithWebIdentity&Version=2011-06-15";
     let way = Way::WebIdentity {
         service: Url::parse(&service)?,
-        pairs: vec![
-            ("Action", "AssumeRoleWithWebIdentity".to_owned()),
-            ("Version", "2011-06-15".to_owned()),
-            ("RoleArn", role),
-            ("RoleSessionName", session.unwrap_or_else(|| "ingot".to_owned())),
-        ],
+        form: format!("{action}&RoleArn={role}&RoleSessionName={session}"),
         file: file.into(),
     };
     Ok(Some(Source::issued(name.to_owned(), way)))
 }
 
-/// The service that the environment names for a container.
-fn container(variable: Variable<'_>) -> Result<Option<Source>, Fault> {
-    let named = |name: &str| set(variable, &[name]);
-    let (relative, full) = (
-        "AWS_CONTAINER_CREDENTIALS_RELATIVE_URI",
-        "AWS_CONTAINER_CREDENTIALS_FULL_URI",
-    );
-    let (name, service) = match (named(relative), named(full)) {
-        (Some(path), _) => (
-            relative,
-            Url::parse(&format!("http://{}{path}", CONTAINER_HOSTS[0]))?,
-        ),
-        (None, Some(text)) => (full, Url::parse(&text)?),
+/// Return the service that the environment names for a container.
+fn container(environment: Environment<'_>) -> Result<Option<Source>> {
+    let relative = "AWS_CONTAINER_CREDENTIALS_RELATIVE_URI";
+    let full = "AWS_CONTAINER_CREDENTIALS_FULL_URI";
+    let (name, service) = match (environment.get(&[relative]), environment.get(&[full])) {
+        (Some(path), _) => (relative, format!("http://{}{path}", CONTAINER_HOSTS[0])),
+        (None, Some(url)) => (full, url),
         (None, None) => return Ok(None),
     };
-    // Keys would come over networks that others can read, as Amazon's own tools refuse too.
+    let service = Url::parse(&service)?;
     let is_near = match service.address() {
         Some(address) => address.is_loopback(),
         None => service.host == "localhost",
     };
+    // Keys must not cross networks that others can read. Amazon's own tools refuse this too.
     if service.scheme == Scheme::Http && !is_near && !CONTAINER_HOSTS.contains(&service.host.as_str()) {
-        return Err(refused(format!("{full} names another host over http://")));
+        return Err(Fault::option(format!("{full} names another host over http://")));
     }
-    let file = named("AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE").map(|path| ContainerToken::File(path.into()));
-    let text = credential(variable, &["AWS_CONTAINER_AUTHORIZATION_TOKEN"])?;
-    let token = file.or_else(|| text.map(ContainerToken::Text));
-    let (name, way) = (name.to_owned(), Way::Container { service, token });
-    Ok(Some(Source::issued(name, way)))
+    let file = environment.get(&["AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE"]);
+    let way = Way::Container {
+        service,
+        file: file.map(PathBuf::from),
+        token: environment.secret(&["AWS_CONTAINER_AUTHORIZATION_TOKEN"])?,
+    };
+    Ok(Some(Source::issued(name.to_owned(), way)))
 }
 
-/// The machine, where it is known to be one of EC2.
-fn instance(variable: Variable<'_>) -> Result<Option<Source>, Fault> {
-    let named = |name: &str| set(variable, &[name]);
-    let is_off = named("AWS_EC2_METADATA_DISABLED").is_some_and(|value| value.eq_ignore_ascii_case("true"));
-    let says = || firmware_says("sys_vendor", "Amazon EC2") || firmware_says("bios_vendor", "Amazon EC2");
-    let service = match named("AWS_EC2_METADATA_SERVICE_ENDPOINT") {
-        _ if is_off => return Ok(None),
-        Some(service) => service,
-        None if says() => INSTANCE_SERVICE.to_owned(),
-        None => return Ok(None),
+/// Return the metadata service, if this is a machine of EC2.
+fn instance(environment: Environment<'_>) -> Result<Option<Source>> {
+    if environment.is("AWS_EC2_METADATA_DISABLED", &["true"]) {
+        return Ok(None);
+    }
+    let says = |file| firmware_says(file, "Amazon EC2");
+    let usual = || (says("sys_vendor") || says("bios_vendor")).then(|| INSTANCE_SERVICE.to_owned());
+    let named = environment.get(&["AWS_EC2_METADATA_SERVICE_ENDPOINT"]);
+    let Some(service) = named.or_else(usual) else {
+        return Ok(None);
     };
-    let way = Way::Instance {
-        service: Url::parse(&service)?,
-    };
-    let name =
-        "the metadata service of this machine (not asked with AWS_EC2_METADATA_DISABLED=true)".to_owned();
-    Ok(Some(Source::issued(name, way)))
+    let name = "the metadata service of this machine (not used with AWS_EC2_METADATA_DISABLED=true)";
+    let way = Way::Instance(Url::parse(&service)?);
+    Ok(Some(Source::issued(name.to_owned(), way)))
 }
 
-/// Where Amazon has a service.
+/// Return the URL of a service of Amazon.
 pub(crate) fn host_of(service: &str, region: &str) -> String {
     let china = if region.starts_with("cn-") { ".cn" } else { "" };
     format!("https://{service}.{region}.amazonaws.com{china}")
@@ -202,14 +177,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_container_is_not_sent_to_other_hosts_without_tls() {
+    fn containers_need_tls_for_other_hosts() {
         let find = |url: &str| {
             let variable = |name: &str| match name {
                 "AWS_CONTAINER_CREDENTIALS_FULL_URI" => Some(url.to_owned()),
                 "AWS_EC2_METADATA_DISABLED" => Some("true".to_owned()),
                 _ => None,
             };
-            source(&RemoteOptions::default(), &variable)
+            source(&RemoteOptions::default(), Environment(&variable))
         };
         for url in [
             "http://127.0.0.1:9/x",
@@ -225,7 +200,7 @@ mod tests {
     }
 
     #[test]
-    fn services_are_where_amazon_has_them() {
+    fn services_have_regional_hosts() {
         assert_eq!(host_of("sts", "eu-west-1"), "https://sts.eu-west-1.amazonaws.com");
         assert_eq!(
             host_of("s3", "cn-north-1"),

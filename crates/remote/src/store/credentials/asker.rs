@@ -1,37 +1,33 @@
-//! Short questions to services that issue keys and tokens.
+//! Requests to the services that issue keys.
 
+use std::net::IpAddr;
 use std::time::Duration;
 
-use ingot_format::Escaped;
-
-use super::is_near;
-use crate::credentials::Secret;
-use crate::fault::{Fault, FaultKind};
+use crate::fault::{Fault, Result};
 use crate::http::client::Client;
-use crate::http::dial::AddressScope;
 use crate::http::message::{Head, HttpRequest};
 use crate::http::pace::{Deadline, Pace};
 use crate::http::retry::Tries;
 use crate::options::RemoteOptions;
 use crate::secrets::Secrets;
-use crate::url::{Url, encode_segment};
+use crate::url::Url;
 
-/// Bytes of an answer that are looked at.
+/// Most bytes of an answer.
 const ANSWER_NBYTES: usize = 64 << 10;
 
-/// A machine's own service is connected to in a few milliseconds, or is not there.
+/// A service of this machine accepts a connection within milliseconds, or does not exist.
 const NEAR_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// What asks one of them.
-pub(crate) struct Asker<'f> {
+/// A client of one service.
+pub(super) struct Asker<'f> {
     client: Client,
     deadline: Deadline<'f>,
 }
 
 impl<'f> Asker<'f> {
-    /// One that asks the service at `url`. No proxy leads to one that is next to this machine, and none shall see what
-    /// that is told.
-    pub(crate) fn of(url: &Url, options: &RemoteOptions, deadline: Deadline<'f>) -> Asker<'f> {
+    /// Return a client of the service at `url`. A service of this machine is asked without a proxy, which could not reach
+    /// it and must not see the request.
+    pub(super) fn of(url: &Url, options: &RemoteOptions, deadline: Deadline<'f>) -> Asker<'f> {
         let client = if is_near(url) {
             Client::direct(RemoteOptions {
                 connect_timeout: NEAR_TIMEOUT.min(options.connect_timeout),
@@ -44,42 +40,22 @@ impl<'f> Asker<'f> {
         Asker { client, deadline }
     }
 
-    /// The body of the answer.
-    pub(crate) fn ask(&self, request: &HttpRequest<'_>) -> Result<String, Fault> {
+    /// Send a request and return the body of the answer.
+    pub(super) fn ask(&self, request: &HttpRequest<'_>) -> Result<String> {
         if self.client.is_overheard(request.url)? {
-            let why = format!("a proxy would read what {} is told over http://", request.url);
-            return Err(FaultKind::Option(why).into());
+            let why = format!("a proxy would read the request to {} over http://", request.url);
+            return Err(Fault::option(why));
         }
+        let about = |fault: Fault| {
+            let fault = fault.at(request.url.to_string());
+            fault.without(&Secrets::of_request(request))
+        };
         let mut tries = Tries::until(self.deadline, &self.client.options);
-        loop {
-            match self.ask_once(request, tries.deadline) {
-                Ok(answer) => return Ok(answer),
-                Err(fault) => {
-                    let fault = fault.from(request.url.to_string());
-                    tries.after(fault.without(&Secrets::of_request(request)))?;
-                }
-            }
-        }
+        tries.run(|deadline| self.ask_once(request, deadline).map_err(about))
     }
 
-    /// Asks for what is at `url`, with these headers.
-    pub(crate) fn get(&self, url: &Url, headers: &[(&str, &Secret)]) -> Result<String, Fault> {
-        let pair = |(name, value): &(&str, &Secret)| ((*name).to_owned(), value.reveal().to_owned());
-        self.ask(&HttpRequest {
-            method: "GET",
-            url,
-            headers: headers.iter().map(pair).collect(),
-            body: &[],
-        })
-    }
-
-    /// Sends a form.
-    pub(crate) fn post(&self, url: &Url, form: &str) -> Result<String, Fault> {
-        self.ask(&posted(url, "application/x-www-form-urlencoded", form))
-    }
-
-    fn ask_once(&self, request: &HttpRequest<'_>, deadline: Deadline<'_>) -> Result<String, Fault> {
-        let mut response = self.client.send(request, AddressScope::Anywhere, deadline)?;
+    fn ask_once(&self, request: &HttpRequest<'_>, deadline: Deadline<'_>) -> Result<String> {
+        let mut response = self.client.send(request, false, deadline)?;
         let mut pace = Pace::new(&self.client.options, deadline);
         let body = response.read_some(ANSWER_NBYTES, &mut pace)?;
         let body = String::from_utf8_lossy(&body).into_owned();
@@ -91,49 +67,28 @@ impl<'f> Asker<'f> {
     }
 }
 
-/// A request that sends `body`.
-pub(crate) fn posted<'r>(url: &'r Url, kind: &str, body: &'r str) -> HttpRequest<'r> {
-    HttpRequest {
-        method: "POST",
-        url,
-        headers: vec![("Content-Type".to_owned(), kind.to_owned())],
-        body: body.as_bytes(),
-    }
+/// Whether a service belongs to this machine or its cloud, so that no proxy reaches it.
+fn is_near(url: &Url) -> bool {
+    const NAMES: &[&str] = &["localhost", "fd00:ec2::23", "fd00:ec2::254"];
+    let is_near = |address| match address {
+        IpAddr::V4(v4) => v4.is_loopback() || v4.is_link_local(),
+        IpAddr::V6(v6) => v6.is_loopback() || v6.is_unicast_link_local(),
+    };
+    NAMES.contains(&url.host.as_str()) || url.address().is_some_and(is_near)
 }
 
-/// The pairs of a form or of a query.
-pub(crate) fn form<'p>(pairs: impl IntoIterator<Item = (&'p str, &'p str)>) -> String {
-    let pair = |(name, value): (&str, &str)| format!("{}={}", encode_segment(name), encode_segment(value));
-    let pairs: Vec<String> = pairs.into_iter().map(pair).collect();
-    pairs.join("&")
-}
-
-/// What a service says that issues nothing: a word of Amazon's XML, or what OAuth and Amazon's newer services say in JSON.
+/// Return the fault of a service that refuses, with its explanation: the code in Amazon's XML, or the message in JSON.
 fn refusal(head: &Head, body: &str) -> Fault {
     let answer: serde_json::Value = serde_json::from_str(body).unwrap_or_default();
     let text = |name: &str| answer.get(name).and_then(serde_json::Value::as_str);
-    let said = match (element(body, "Code"), text("error")) {
-        (Some(word), _) => Some(word.to_owned()),
-        (_, Some(word)) => Some([word, text("error_description").unwrap_or_default()].join(" ")),
-        _ => text("message").map(ToOwned::to_owned),
-    };
-    FaultKind::Status {
-        status: head.status,
-        reason: Escaped(&head.reason).to_string(),
-        said: said.map(|said| Escaped(said.trim()).to_string()),
-        wait: head.retry_after(),
-        region: None,
-    }
-    .into()
+    let description = text("error_description").unwrap_or_default();
+    let error = text("error").map(|error| format!("{error} {description}"));
+    let said = element(body, "Code").or(error.as_deref()).or(text("message"));
+    head.refusal(said)
 }
 
-/// The text of the first element of this name, as the services of Amazon and Google answer in XML.
+/// Return the text of the first XML element of this name.
 pub(crate) fn element<'b>(body: &'b str, name: &str) -> Option<&'b str> {
     let (_, rest) = body.split_once(&format!("<{name}>"))?;
     Some(rest.split_once(&format!("</{name}>"))?.0.trim())
-}
-
-/// The answer has not what was asked for.
-pub(crate) fn useless(source: &str) -> Fault {
-    Fault::new(FaultKind::Malformed("it holds no keys and no token")).from(source.to_owned())
 }
