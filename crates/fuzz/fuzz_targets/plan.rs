@@ -11,7 +11,7 @@ use std::ops::Range;
 use ingot_format::{Dtype, Format, Limits, Spec, layout, nbytes};
 use ingot_io::fuzzing::strided;
 use ingot_io::binding::{ReadAt, StopFlag, Target, convert, fill, is_float};
-use ingot_io::{Archive, Error, MemorySource, Part, ReadOptions, Unwatched, read};
+use ingot_io::{Archive, Error, MemorySource, Job, ReadOptions, Unwatched, read};
 use libfuzzer_sys::arbitrary::{Result, Unstructured};
 use libfuzzer_sys::fuzz_target;
 use selected::{naive, part};
@@ -207,7 +207,7 @@ fn open(input: &mut Unstructured<'_>, bytes: Vec<u8>) -> Result<(Opened, bool)> 
 fn wanted<'a>(
     input: &mut Unstructured<'_>,
     files: &'a [(Archive, Vec<Stored>)],
-) -> Result<Option<(Part<'a>, Vec<u8>)>> {
+) -> Result<Option<(Job<'a>, Vec<u8>)>> {
     let (archive, stored) = &files[input.choose_index(files.len())?];
     let Ok(number) = input.choose_index(stored.len()) else {
         return Ok(None);
@@ -231,7 +231,7 @@ fn wanted<'a>(
         Ok(tensor) => tensor,
         Err(fault) => panic!("{fault}"),
     };
-    let Ok(part) = Part::new(tensor, &index, dtype) else {
+    let Ok(part) = Job::new(tensor, &index, dtype) else {
         return Ok(None);
     };
     let naive = naive(stored.dtype, &stored.shape, &index);
@@ -261,7 +261,7 @@ fn width(dtype: Dtype) -> usize {
 /// The same into memory of ours, where the elements lie apart and in any order of the dimensions.
 fn into_memory(
     input: &mut Unstructured<'_>,
-    parts: &[Part<'_>],
+    parts: &[Job<'_>],
     expected: &[Vec<u8>],
     options: &ReadOptions,
     fails: bool,
@@ -312,7 +312,7 @@ struct Places {
 }
 
 impl Places {
-    fn of(input: &mut Unstructured<'_>, part: &Part<'_>) -> Result<Places> {
+    fn of(input: &mut Unstructured<'_>, part: &Job<'_>) -> Result<Places> {
         let is_whole = part.dtype().bits().is_multiple_of(8);
         // Elements of parts of bytes lie together.
         let (itemsize, shape) = match is_whole {

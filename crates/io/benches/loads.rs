@@ -20,7 +20,7 @@ use std::path::Path;
 use std::time::Instant;
 
 use ingot_format::{Dtype, Format, Spec, layout, to_u64, to_usize};
-use ingot_io::{Archive, Backend, OpenOptions, Part, ReadOptions, Unwatched, read};
+use ingot_io::{Archive, Backend, Job, OpenOptions, ReadOptions, Unwatched, read};
 
 const MIB: usize = 1 << 20;
 const TENSORS: usize = 16;
@@ -94,8 +94,8 @@ fn ours(path: &Path, tensor_nbytes: usize) -> f64 {
     let options = OpenOptions::new().backend(Backend::Pread);
     let began = Instant::now();
     let archive = Archive::open(path, &options).expect("it was written");
-    let parts = archive.tensors().map(Part::from);
-    let parts: Vec<Part<'_>> = parts.collect();
+    let parts = archive.tensors().map(Job::from);
+    let parts: Vec<Job<'_>> = parts.collect();
     let regions = read(&parts, &ReadOptions::default(), &Unwatched).expect("all bytes");
     let took = began.elapsed().as_secs_f64();
     assert_eq!(regions.len(), TENSORS);

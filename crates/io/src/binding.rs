@@ -5,8 +5,8 @@ pub use ingot_format::{MODEL_SPEC_KEY, StopFlag};
 pub use crate::checkpoint::{Backing, OpenWith};
 pub use crate::convert::{convert, converts, is_float};
 pub use crate::device::{
-    Allocator, DeviceBlock, DeviceBytes, DeviceFault, DeviceRegion, DeviceStream, Fresh, Onto, Refusal,
-    release_pinned, why_pageable,
+    Allocator, DeviceBytes, DeviceFault, DeviceRegion, DeviceStream, Fresh, Onto, Refusal, release_pinned,
+    why_pageable,
 };
 pub use crate::digest::{Keep, NewHeader};
 pub use crate::disk::blob_digest;
@@ -18,11 +18,10 @@ pub use crate::file::{Given, LocalFile, ReadAt, ShardHeader, ShardHeaders, Tenso
 pub use crate::fold::{Fold, fold};
 pub use crate::memory::{Bytes, Dest, Dim, Footprint, Memory, Strided, StridedDest, crowds, overlapping};
 pub use crate::payload::FileRange;
-pub use crate::read::home::{Found, Home};
-pub use crate::read::part::Target;
-pub use crate::read::plan::{Piece, Place, Plan};
+pub use crate::read::buffer::Buffer;
+pub use crate::read::job::Target;
 pub use crate::read::prefetch::{Fetched, Prefetch, Request};
-pub use crate::read::read::{StridedView, fill, read_to, warm_tensors};
+pub use crate::read::{StridedView, fill, read_to, warm_tensors};
 #[cfg(feature = "remote")]
 pub use crate::remote::{
     REMOTE_HEADER_NBYTES, fetch_beside, hub_headers, identity, is_url, local_path, planned_download,

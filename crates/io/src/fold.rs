@@ -16,11 +16,10 @@ use crate::error::{Error, InFile};
 use crate::file::{Files, ReadAt, Tensor, TensorId};
 use crate::memory::Dest;
 use crate::options::ReadOptions;
-use crate::read::execute::execute;
-use crate::read::gather::Destination;
+use crate::read::buffer::Destination;
 use crate::read::input::level;
-use crate::read::plan::{Piece, Plan};
-use crate::read::show::{FileRun, check_sizes, looking};
+use crate::read::plan::{FileRun, Piece, Plan};
+use crate::read::run::{check_sizes, execute, looking};
 use crate::watch::Watch;
 use crate::workers::{Reading, share};
 
@@ -279,10 +278,13 @@ impl<F: Fold<N>, const N: usize> Work<'_, F, N> {
     fn add(&self, parts: &[Part<N>], memory: &mut Vec<Vec<u8>>, stop: StopFlag<'_>) -> Result<(), InFile> {
         let runs = parts.iter().flat_map(Part::runs);
         let pieces = runs.map(|(file, run)| Piece::run(file, run));
-        let (plan, places) = Plan::fresh(&pieces.collect::<Result<Vec<_>, _>>()?);
+        let mut pieces = pieces.collect::<Result<Vec<_>, _>>()?;
+        let plan = Plan::fresh(&mut pieces);
         memory.resize_with(plan.blocks().len().max(memory.len()), Vec::new);
         let blocks = memory.iter_mut().zip(plan.blocks());
-        let mut blocks: Vec<&mut [u8]> = blocks.map(|(memory, &nbytes)| level(memory, 0, nbytes)).collect();
+        let mut blocks: Vec<&mut [u8]> = blocks
+            .map(|(memory, block)| level(memory, 0, block.nbytes))
+            .collect();
         let dests = blocks
             .iter_mut()
             .map(|block| Destination::Together(Dest::from(&mut **block)));
@@ -293,9 +295,9 @@ impl<F: Fold<N>, const N: usize> Work<'_, F, N> {
             Reading::on(1)
         };
         execute(&plan, self.sources, &[], dests, reading, &stop)?;
-        let (places, _) = places.as_chunks::<N>();
-        for (part, places) in parts.iter().zip(places) {
-            let bytes = places.map(|place| &blocks[place.block][place.at..place.at + place.nbytes]);
+        let (pieces, _) = pieces.as_chunks::<N>();
+        for (part, pieces) in parts.iter().zip(pieces) {
+            let bytes = pieces.map(|piece| &blocks[piece.block][piece.at..piece.at + piece.nbytes]);
             self.results[part.group].add(part.chunk, part.is_last, |result| {
                 self.computed.add(part.group, result, bytes);
             });

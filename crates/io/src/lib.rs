@@ -3,7 +3,7 @@
 //! | task | items |
 //! |---|---|
 //! | [Open a file and read a tensor](#open-a-file-and-read-a-tensor) | [`Archive::open`], [`Archive::read`], [`Region`] |
-//! | [Read a slice, or another dtype](#read-a-slice-or-another-dtype) | [`Tensor::select`], [`Part`], [`read()`] |
+//! | [Read a slice, or another dtype](#read-a-slice-or-another-dtype) | [`Tensor::select`], [`Job`], [`read()`] |
 //! | [Save](#save) | [`serialize_to_file`], [`save()`], [`Writer`], [`Appender`] |
 //! | [Open a sharded checkpoint](#open-a-sharded-checkpoint) | [`Checkpoint::open`] |
 //! | [Open a URL](#open-a-url), with the feature `remote` | `Checkpoint::open_url`, `download` |
@@ -47,7 +47,7 @@
 //! # Read a slice, or another dtype
 //!
 //! ```
-//! use ingot_io::{Archive, Backend, Dtype, Index, OpenOptions, Part, ReadOptions, Unwatched, read};
+//! use ingot_io::{Archive, Backend, Dtype, Index, Job, OpenOptions, ReadOptions, Unwatched, read};
 //! # use ingot_io::{TensorView, serialize_to_file};
 //! # let folder = tempfile::tempdir()?;
 //! # let path = folder.path().join("model.safetensors");
@@ -59,8 +59,8 @@
 //! let (shape, row) = weight.select(&[Index::At(1)], &Unwatched)?;
 //! assert_eq!((shape, row.as_f32()?), (vec![2], &[3.0, 4.0][..]));
 //!
-//! // Many parts, of one file or several, are read in parallel and converted on the way.
-//! let column = Part::new(weight, &[Index::WHOLE, Index::At(0)], Some(Dtype::F64))?;
+//! // Many jobs, of one file or several, are read in parallel and converted on the way.
+//! let column = Job::new(weight, &[Index::WHOLE, Index::At(0)], Some(Dtype::F64))?;
 //! let found = read([column], &ReadOptions::new(), &Unwatched)?;
 //! assert_eq!(found[0].as_elements::<f64>()?, [1.0, 3.0]);
 //! # Ok::<(), Box<dyn std::error::Error>>(())
@@ -210,8 +210,8 @@ pub use options::{
     SaveOptions,
 };
 pub use payload::{Payload, Produce};
-pub use read::part::Part;
-pub use read::read::read;
+pub use read::job::Job;
+pub use read::read;
 #[cfg(feature = "remote")]
 pub use remote::{DownloadOptions, Downloaded, Fault, RemoteOptions, Secret, Token, download};
 pub use save::save;

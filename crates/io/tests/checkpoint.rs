@@ -8,7 +8,7 @@ use std::sync::Arc;
 use ingot_format::{Dtype, Format, Index, Leniency, Limits, Spec, layout, to_u64};
 use ingot_io::binding::{Origins, Prefetch, Request, TensorId, warm_tensors};
 use ingot_io::{
-    Archive, Backend, Checkpoint, CheckpointOptions, Error, MemorySource, OpenOptions, Part, ReadOptions,
+    Archive, Backend, Checkpoint, CheckpointOptions, Error, Job, MemorySource, OpenOptions, ReadOptions,
     Source, Tensor, Unwatched,
 };
 
@@ -76,7 +76,7 @@ fn tensors_of_many_files_are_those_of_each_file_alone() {
         for path in [directory.path(), &path] {
             let checkpoint = open(path, backend);
             let tensors = checkpoint.find_all(&borrowed, &Unwatched).unwrap();
-            let parts: Vec<Part<'_>> = tensors.iter().copied().map(Part::from).collect();
+            let parts: Vec<Job<'_>> = tensors.iter().copied().map(Job::from).collect();
             let regions = ingot_io::read(&parts, &ReadOptions::default(), &Unwatched).unwrap();
             for (name, region) in names.iter().zip(&regions) {
                 assert_eq!(region.to_vec(), alone(directory.path(), name), "{name}");
@@ -97,8 +97,8 @@ fn parts_of_many_files_are_read_at_once() {
         step: Some(2),
     }];
     let names = mixed();
-    let part = |name: &String| Part::new(checkpoint.find(name).unwrap(), &index, None).unwrap();
-    let parts: Vec<Part<'_>> = names.iter().map(part).collect();
+    let part = |name: &String| Job::new(checkpoint.find(name).unwrap(), &index, None).unwrap();
+    let parts: Vec<Job<'_>> = names.iter().map(part).collect();
     let expected = |name: &String| -> Vec<u8> {
         let bytes = alone(directory.path(), name);
         bytes.into_iter().skip(3).step_by(2).collect()
@@ -126,7 +126,7 @@ fn tensors_of_many_files_are_read_ahead_in_any_order() {
             for name in &names {
                 let (_, fetched) = prefetch.next(&Unwatched).unwrap().unwrap();
                 assert_eq!(
-                    fetched.found.host().unwrap().to_vec(),
+                    fetched.buffer.host().unwrap().to_vec(),
                     alone(directory.path(), name),
                     "{name}"
                 );
@@ -172,7 +172,7 @@ fn what_goes_wrong_is_that_of_the_file_it_went_wrong_in() {
         .iter()
         .flat_map(|archive| (0..SIZES.len()).map(|number| archive.tensor(number).unwrap()))
         .collect();
-    let parts: Vec<Part<'_>> = all.iter().copied().map(Part::from).collect();
+    let parts: Vec<Job<'_>> = all.iter().copied().map(Job::from).collect();
     let options = ReadOptions::default();
     let faults = [
         warm_tensors(&all, &options, &Unwatched).map(drop),

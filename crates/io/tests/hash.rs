@@ -6,10 +6,10 @@ use std::path::PathBuf;
 use std::sync::Mutex;
 
 use ingot_format::{Align, Checksums, Dtype, Format, LayoutOptions, Spec, TensorView, to_vec};
-use ingot_io::binding::{FileRange, Keep, NewHeader, Proof};
+use ingot_io::binding::{Buffer, FileRange, Keep, NewHeader, Proof};
 use ingot_io::{
-    Algorithm, Archive, Checkpoint, Durability, Error, Payload, Produce, ReadOptions, SaveOptions, Unwatched,
-    Watch, hash, verify,
+    Algorithm, Archive, Checkpoint, Durability, Error, Job, Payload, Produce, ReadOptions, SaveOptions,
+    Unwatched, Watch, hash, verify,
 };
 use proptest::prelude::*;
 use tempfile::TempDir;
@@ -370,10 +370,10 @@ fn some_tensors_are_proven_without_the_others() {
             let archive = Archive::open(&path, &ingot_io::OpenOptions::default()).unwrap();
             let checkpoint = Checkpoint::from(archive);
             let file = checkpoint.file(0).unwrap();
-            let tensors: Vec<_> = numbers.iter().filter_map(|&number| file.tensor(number)).collect();
-            let read = checkpoint.proven(&tensors, &proof, &[], &ReadOptions::default(), &Unwatched);
-            let nbytes = |found: ingot_io::binding::Found| found.host().unwrap().len();
-            read.map(|found| found.into_iter().map(nbytes).collect::<Vec<_>>())
+            let tensors = numbers.iter().filter_map(|&number| file.tensor(number));
+            let jobs: Vec<_> = tensors.map(Job::from).collect();
+            let read = checkpoint.proven(&jobs, &proof, &ReadOptions::default(), &Unwatched);
+            read.map(|buffers| buffers.iter().map(Buffer::len).collect::<Vec<_>>())
         };
         let kept = Proof {
             kept: true,

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use ingot_format::{Dtype, Format, Index, Limits, Spec, layout, to_u64};
 use ingot_io::binding::convert;
 use ingot_io::{
-    Archive, Backend, Error, MemorySource, OpenOptions, Part, ReadOptions, Region, Source, Unwatched,
+    Archive, Backend, Error, Job, MemorySource, OpenOptions, ReadOptions, Region, Source, Unwatched,
 };
 use proptest::prelude::*;
 
@@ -53,9 +53,9 @@ fn span(start: i64, stop: i64, step: i64) -> Index {
 
 /// All parts at once, in `threads` threads.
 fn read(archive: &Archive, parts: &[(&str, Vec<Index>, Option<Dtype>)], threads: usize) -> Vec<Region> {
-    let parts: Vec<Part<'_>> = parts
+    let parts: Vec<Job<'_>> = parts
         .iter()
-        .map(|(name, index, dtype)| Part::new(archive.find(name).unwrap(), index, *dtype).unwrap())
+        .map(|(name, index, dtype)| Job::new(archive.find(name).unwrap(), index, *dtype).unwrap())
         .collect();
     let options = ReadOptions::new().threads(std::num::NonZeroUsize::new(threads));
     ingot_io::read(&parts, &options, &Unwatched).unwrap()
@@ -85,7 +85,7 @@ fn ranges_of_bytes_read_only_these() {
     let data = &bytes[bytes.len() - 1500..];
     for range in [0..1500, 0..1, 1..2, 700..1501, 1499..1500, 40..40, 2000..3000] {
         read.store(0, Ordering::Relaxed);
-        let part = Part::bytes(archive.find("x").unwrap(), range.clone()).unwrap();
+        let part = Job::bytes(archive.find("x").unwrap(), range.clone()).unwrap();
         let found = ingot_io::read([&part], &ReadOptions::default(), &Unwatched).unwrap();
         let clipped = |at: i64| usize::try_from(at).unwrap().min(1500);
         let expected = &data[clipped(range.start)..clipped(range.end)];
@@ -189,9 +189,9 @@ fn runs_side_by_side_are_read_at_once() {
 fn a_conversion_that_is_not_known_is_refused_with_both_dtypes() {
     let bytes = file(&[("m", Dtype::F32, &[4]), ("n", Dtype::I32, &[4])]);
     let archive = Archive::from_source(Box::new(MemorySource::new(bytes)), &Limits::default()).unwrap();
-    let integers = Part::new(archive.find("n").unwrap(), &[], Some(Dtype::F16)).unwrap();
+    let integers = Job::new(archive.find("n").unwrap(), &[], Some(Dtype::F16)).unwrap();
     assert_eq!(integers.dtype(), Dtype::I32);
-    let refused = Part::new(archive.find("m").unwrap(), &[], Some(Dtype::I32)).unwrap_err();
+    let refused = Job::new(archive.find("m").unwrap(), &[], Some(Dtype::I32)).unwrap_err();
     assert!(matches!(refused, Error::Conversion { .. }));
     assert_eq!(refused.code(), "no-conversion");
     assert_eq!(refused.to_string(), "tensor `m`: F32 is not converted to I32");
@@ -215,7 +215,7 @@ fn a_file_that_shrinks_is_an_error_and_no_crash() {
         .unwrap()
         .set_len(1 << 20)
         .unwrap();
-    let part = Part::new(archive.find("m").unwrap(), &[Index::WHOLE, span(0, 64, 1)], None).unwrap();
+    let part = Job::new(archive.find("m").unwrap(), &[Index::WHOLE, span(0, 64, 1)], None).unwrap();
     let refused = ingot_io::read(&[part], &ReadOptions::default(), &Unwatched).unwrap_err();
     assert!(matches!(refused, Error::Changed { .. }), "{refused}");
 }

@@ -10,7 +10,7 @@ use std::time::Duration;
 use ingot_format::{Dtype, Format, Header, Index, Limits, Spec, layout, to_u64};
 use ingot_io::binding::{LocalFile, Prefetch, ReadAt, Request, TensorId, warm_tensors};
 use ingot_io::{
-    Archive, Backend, Error, MemorySource, OpenOptions, Part, ReadOptions, Source, Tensor, Unwatched, Watch,
+    Archive, Backend, Error, Job, MemorySource, OpenOptions, ReadOptions, Source, Tensor, Unwatched, Watch,
 };
 
 /// A source that gives few bytes at a time and is interrupted now and then, as a network file system may do.
@@ -97,8 +97,8 @@ fn file() -> (Vec<u8>, Vec<(String, Vec<u8>)>) {
 }
 
 /// The tensors at these places in the order of the data.
-fn parts<'a>(archive: &'a Archive, numbers: &[usize]) -> Vec<Part<'a>> {
-    some(archive, numbers).into_iter().map(Part::from).collect()
+fn parts<'a>(archive: &'a Archive, numbers: &[usize]) -> Vec<Job<'a>> {
+    some(archive, numbers).into_iter().map(Job::from).collect()
 }
 
 fn some<'a>(archive: &'a Archive, numbers: &[usize]) -> Vec<Tensor<'a>> {
@@ -117,7 +117,7 @@ fn suite(archive: &Archive, tensors: &[(String, Vec<u8>)]) {
     let backwards: Vec<usize> = all.iter().rev().copied().collect();
     let some_twice = vec![3, 9, 3, 0, 9];
     for numbers in [all, backwards, some_twice, Vec::new()] {
-        let regions = ingot_io::read(&parts(archive, &numbers), &ReadOptions::default(), &Unwatched).unwrap();
+        let regions = ingot_io::read(parts(archive, &numbers), &ReadOptions::default(), &Unwatched).unwrap();
         assert_eq!(regions.len(), numbers.len());
         for (number, region) in numbers.iter().zip(regions) {
             let name = archive.header().entry(*number).unwrap().name;
@@ -405,7 +405,7 @@ fn many_reads_are_under_way_at_once_where_each_of_them_waits() {
     let most = Arc::clone(&source.most_under_way);
     let archive = from_reader(Box::new(source));
     let all: Vec<usize> = (0..tensors.len()).collect();
-    ingot_io::read(&parts(&archive, &all), &ReadOptions::default(), &Unwatched).unwrap();
+    ingot_io::read(parts(&archive, &all), &ReadOptions::default(), &Unwatched).unwrap();
     let cores = std::thread::available_parallelism().unwrap().get();
     assert!(most.load(Ordering::Relaxed) > cores.min(9), "{most:?}");
 }
@@ -451,7 +451,7 @@ fn what_is_read_ahead_comes_in_order_whatever_the_room() {
             let (found, part) = prefetch.next(&Unwatched).unwrap().unwrap();
             let expected = &tensors.iter().find(|tensor| tensor.0 == *name).unwrap().1;
             assert_eq!(
-                (found, &part.found.host().unwrap().to_vec()),
+                (found, &part.buffer.host().unwrap().to_vec()),
                 (rank, expected),
                 "{name}, {ahead}"
             );
@@ -467,7 +467,7 @@ fn one_that_is_taken_out_of_turn_does_not_wait_for_room() {
     for rank in (0..names.len()).rev() {
         let part = prefetch.take(rank, &Unwatched).unwrap().unwrap();
         let expected = &tensors.iter().find(|tensor| tensor.0 == names[rank]).unwrap().1;
-        assert_eq!(&part.found.host().unwrap().to_vec(), expected);
+        assert_eq!(&part.buffer.host().unwrap().to_vec(), expected);
         assert!(
             prefetch.take(rank, &Unwatched).unwrap().is_none(),
             "handed out twice"

@@ -4,16 +4,13 @@
 #![allow(unsafe_code)]
 
 use std::any::Any;
-use std::borrow::Borrow;
 use std::path::PathBuf;
 use std::ptr;
 use std::sync::Arc;
 
 use ingot_format::{Dtype, to_u64};
-use ingot_io::binding::{
-    Allocator, DeviceBlock, DeviceFault, DeviceRegion, DeviceStream, Found, Fresh, Home, Onto, Refusal,
-};
-use ingot_io::{Error, Part, ReadOptions};
+use ingot_io::binding::{Allocator, DeviceFault, DeviceRegion, DeviceStream, Fresh, Onto, Refusal};
+use ingot_io::{Error, Job, Tensor};
 use pyo3::exceptions::{PyBufferError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::{PyList, PyTuple};
@@ -21,7 +18,6 @@ use pyo3::types::{PyList, PyTuple};
 use crate::dlpack::{Dims, Shown};
 use crate::errors::raise;
 use crate::object_fault::Raised;
-use crate::watch::Signals;
 
 /// A device that tensors are read onto and saved from. See `_native.pyi`.
 #[pyclass(frozen, module = "ingot._native")]
@@ -196,26 +192,10 @@ impl Homes {
         }
     }
 
-    /// Those of so many tensors.
-    pub(crate) fn homes(&self, count: usize) -> Vec<Home<'_>> {
-        let home = |rank| self.device(rank).map_or(Home::Host, |onto| Home::Device(onto));
-        (0..count).map(home).collect()
-    }
-
-    /// The bytes of these parts, where they are to be.
-    pub(crate) fn read<'a, P: Borrow<Part<'a>>>(
-        &self,
-        parts: impl IntoIterator<Item = P, IntoIter: Clone>,
-        options: &ReadOptions,
-        signals: &Signals,
-    ) -> Result<Vec<Found>, Error> {
-        let parts = parts.into_iter();
-        let homes = if self.devices.is_empty() {
-            Vec::new()
-        } else {
-            self.homes(parts.clone().count())
-        };
-        ingot_io::binding::read_to(parts, &homes, options, signals)
+    /// Jobs that read these tensors, each to its place.
+    pub(crate) fn jobs<'a>(&'a self, tensors: &'a [Tensor<'a>]) -> impl Iterator<Item = Job<'a>> {
+        let tensors = tensors.iter().enumerate();
+        tensors.map(move |(rank, tensor)| Job::from(*tensor).onto(self.device(rank).map(Arc::as_ref)))
     }
 }
 
@@ -229,14 +209,14 @@ struct Framework {
 }
 
 impl Allocator for Framework {
-    fn allocate(&self, blocks: &[Fresh<'_>]) -> Result<Vec<DeviceBlock>, Refusal> {
+    fn allocate(&self, blocks: &[Fresh<'_>]) -> Result<Vec<DeviceRegion>, Refusal> {
         let allocated = Python::attach(|py| self.blocks(py, blocks));
         allocated.map_err(|refusal| Refusal::from(Raised(refusal)))
     }
 }
 
 impl Framework {
-    fn blocks(&self, py: Python<'_>, blocks: &[Fresh<'_>]) -> PyResult<Vec<DeviceBlock>> {
+    fn blocks(&self, py: Python<'_>, blocks: &[Fresh<'_>]) -> PyResult<Vec<DeviceRegion>> {
         let wanted = PyList::empty(py);
         for fresh in blocks {
             let (dtype, shape) = match fresh.tensor {
@@ -263,7 +243,7 @@ impl Framework {
         tensor: Bound<'_, PyAny>,
         capsule: &Bound<'_, PyAny>,
         fresh: &Fresh<'_>,
-    ) -> PyResult<DeviceBlock> {
+    ) -> PyResult<DeviceRegion> {
         let address = |shown: &Shown<'_>| {
             let nbytes = shown.sizes.iter().try_fold(shown.itemsize()?, |nbytes, &size| {
                 nbytes.checked_mul(usize::try_from(size).ok()?)
@@ -278,24 +258,24 @@ impl Framework {
                 fresh.nbytes, self.ordinal
             ))
         })?;
-        let owner = Tensor {
+        let owner = FrameworkTensor {
             tensor: Some(tensor.unbind()),
             is_own: fresh.tensor.is_some(),
         };
         // SAFETY: asks for memory that is allocated on the device, for nobody else, until the owner goes: the tensor was
         // just made, and the owner alone has it.
-        Ok(unsafe { DeviceBlock::new(address, fresh.nbytes, Arc::new(owner)) })
+        Ok(unsafe { DeviceRegion::new(self.ordinal, address, fresh.nbytes, Arc::new(owner)) })
     }
 }
 
 /// A tensor of a framework that keeps memory of a device.
-struct Tensor {
+struct FrameworkTensor {
     tensor: Option<Py<PyAny>>,
     /// Whether it is what is read, and not only the memory of several.
     is_own: bool,
 }
 
-impl Drop for Tensor {
+impl Drop for FrameworkTensor {
     /// At once, by whichever thread drops the last that lies there: a reference that waits for the next call keeps memory of
     /// the device.
     fn drop(&mut self) {
@@ -309,7 +289,7 @@ impl Drop for Tensor {
 /// The tensor that the framework made for what was read, if it lies there alone.
 pub(crate) fn own_tensor(region: &DeviceRegion) -> Option<&Py<PyAny>> {
     let owner: &(dyn Any + Send + Sync) = &**region.owner();
-    let owner = owner.downcast_ref::<Tensor>()?;
+    let owner = owner.downcast_ref::<FrameworkTensor>()?;
     owner.tensor.as_ref().filter(|_| owner.is_own)
 }
 

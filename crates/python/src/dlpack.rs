@@ -5,17 +5,14 @@
 //! One of the files in which `unsafe` is allowed.
 #![allow(unsafe_code)]
 
-use std::any::Any;
 use std::cell::UnsafeCell;
 use std::ffi::{CStr, c_int, c_void};
 use std::mem::MaybeUninit;
 use std::ptr::{self, NonNull};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering, fence};
 
 use ingot_format::{Dtype, to_u64, to_usize};
-use ingot_io::Region;
-use ingot_io::binding::{DeviceRegion, Found, Memory};
+use ingot_io::binding::Buffer;
 use pyo3::exceptions::{PyBufferError, PyValueError};
 use pyo3::ffi;
 use pyo3::prelude::*;
@@ -38,73 +35,21 @@ const CUDA: i32 = 2;
 const PINNED_CUDA: i32 = 3;
 const PINNED_ROCM: i32 = 11;
 
-/// Where elements lie.
-#[derive(Clone, Copy)]
-pub(crate) enum Lies<'r> {
-    Host(&'r Region),
-    Device(&'r DeviceRegion),
-}
-
-impl<'r> From<&'r Found> for Lies<'r> {
-    fn from(found: &'r Found) -> Lies<'r> {
-        match found {
-            Found::Host(region) => Lies::Host(region),
-            Found::Device(region) => Lies::Device(region),
+/// The address of the first byte of a buffer, and the device that has it.
+fn place(buffer: &Buffer) -> (*mut c_void, DlDevice) {
+    let (start, device_type, device_id) = match buffer {
+        Buffer::Host(region) => (region.as_ptr().cast(), CPU, 0),
+        Buffer::Device(region) => {
+            // The host never dereferences it.
+            let address = to_usize(region.address()).unwrap_or(0);
+            (ptr::without_provenance_mut(address), CUDA, region.ordinal())
         }
-    }
-}
-
-impl Lies<'_> {
-    /// Their bytes.
-    pub(crate) fn len(self) -> usize {
-        match self {
-            Lies::Host(region) => region.len(),
-            Lies::Device(region) => region.len(),
-        }
-    }
-
-    fn keeper(self) -> Keeper {
-        match self {
-            Lies::Host(region) => Keeper::Host(Arc::clone(region.memory())),
-            Lies::Device(region) => Keeper::Device(Arc::clone(region.owner())),
-        }
-    }
-
-    /// The address of the first, and the device that has it.
-    fn place(self) -> (*mut c_void, DlDevice) {
-        let (start, device_type, device_id) = match self {
-            Lies::Host(region) => (region.as_ptr().cast(), CPU, 0),
-            Lies::Device(region) => {
-                // Nobody on the host follows it.
-                let address = to_usize(region.address()).unwrap_or(0);
-                (ptr::without_provenance_mut(address), CUDA, region.ordinal())
-            }
-        };
-        (
-            start,
-            DlDevice {
-                device_type,
-                device_id,
-            },
-        )
-    }
-}
-
-/// What keeps elements where they lie.
-enum Keeper {
-    Host(Arc<Memory>),
-    Device(#[allow(dead_code, reason = "held, not read")] Arc<dyn Any + Send + Sync>),
-}
-
-impl Keeper {
-    /// Whether this keeps what lies there.
-    fn keeps(&self, lies: Lies<'_>) -> bool {
-        match (self, lies) {
-            (Keeper::Host(memory), Lies::Host(region)) => Arc::ptr_eq(memory, region.memory()),
-            (Keeper::Device(owner), Lies::Device(region)) => Arc::ptr_eq(owner, region.owner()),
-            _ => false,
-        }
-    }
+    };
+    let device = DlDevice {
+        device_type,
+        device_id,
+    };
+    (start, device)
 }
 
 /// `DLDataType`.
@@ -236,7 +181,8 @@ struct Exported<M> {
 struct Group<M> {
     /// Tensors that are not freed, and one more as long as [`Exports`] adds some.
     left: AtomicUsize,
-    keeper: Keeper,
+    /// Keeps the memory.
+    buffer: Buffer,
     /// Filled from the front. Whoever has a pointer to one is the only one who looks at it.
     places: Box<[UnsafeCell<MaybeUninit<Exported<M>>>]>,
 }
@@ -389,10 +335,10 @@ impl<M: Managed> Exports<M> {
     /// As many tensors as one group has at most: more would spare nothing, and keep more until the last of them is gone.
     const MOST: usize = 512;
 
-    fn new(lies: Lies<'_>, most: usize) -> Exports<M> {
+    fn new(buffer: &Buffer, most: usize) -> Exports<M> {
         let group = Box::new(Group {
             left: AtomicUsize::new(1),
-            keeper: lies.keeper(),
+            buffer: buffer.clone(),
             places: (0..most)
                 .map(|_| UnsafeCell::new(MaybeUninit::uninit()))
                 .collect(),
@@ -403,19 +349,19 @@ impl<M: Managed> Exports<M> {
         }
     }
 
-    /// `exports` with a place for one more tensor over the memory of one that lies there: twice as many as before where it
-    /// was full, since where there were many there are more.
-    fn over<'e>(exports: &'e mut Option<Exports<M>>, lies: Lies<'_>) -> &'e mut Exports<M> {
+    /// `exports` with a place for one more tensor over the memory of `buffer`: twice as many as before if it was full, since
+    /// a file with many tensors has more.
+    fn over<'e>(exports: &'e mut Option<Exports<M>>, buffer: &Buffer) -> &'e mut Exports<M> {
         let mut most = 1;
         *exports = exports.take().filter(|before| {
-            let is_same = before.group().keeper.keeps(lies);
+            let is_same = before.group().buffer.shares_memory(buffer);
             let places = before.group().places.len();
             if is_same {
                 most = Self::MOST.min(2 * places);
             }
             is_same && before.used < places
         });
-        exports.get_or_insert_with(|| Exports::new(lies, most))
+        exports.get_or_insert_with(|| Exports::new(buffer, most))
     }
 
     fn group(&self) -> &Group<M> {
@@ -424,10 +370,10 @@ impl<M: Managed> Exports<M> {
         unsafe { self.group.as_ref() }
     }
 
-    /// A tensor over what lies there, to be read as `dtype` with the shape in `dims`. Writing to it writes to that memory, which
+    /// A tensor over `buffer`, to be read as `dtype` with the shape in `dims`. Writing to it writes to that memory, which
     /// for a mapped file never reaches the file. Its deleter frees it.
-    fn export(&mut self, lies: Lies<'_>, dtype: Dtype, dims: &Dims) -> PyResult<*mut M> {
-        let (data, device) = lies.place();
+    fn export(&mut self, buffer: &Buffer, dtype: Dtype, dims: &Dims) -> PyResult<*mut M> {
+        let (data, device) = place(buffer);
         let ndim = i32::try_from(dims.rank).map_err(|_| PyValueError::new_err("too many dimensions"))?;
         let place = self.group().places[self.used].get();
         // SAFETY: dereferencing `place` asks for a place that is there, which `group` keeps, and that nobody else looks at:
@@ -486,11 +432,11 @@ unsafe fn leave<M>(group: NonNull<Group<M>>) {
 /// A capsule over [`Exports::export`].
 pub(crate) fn capsule<'py>(
     py: Python<'py>,
-    lies: Lies<'_>,
+    buffer: &Buffer,
     dtype: Dtype,
     dims: &Dims,
 ) -> PyResult<Bound<'py, PyAny>> {
-    let managed = Exports::<DlManagedTensor>::new(lies, 1).export(lies, dtype, dims)?;
+    let managed = Exports::<DlManagedTensor>::new(buffer, 1).export(buffer, dtype, dims)?;
     // SAFETY: `PyCapsule_New` asks for a pointer that is not null and a name that outlives the capsule: the
     // pointer comes from a box, the name is static. The destructor takes just such capsules.
     let capsule = unsafe { ffi::PyCapsule_New(managed.cast(), CAPSULE_NAME.as_ptr(), Some(drop_capsule)) };
@@ -571,13 +517,13 @@ impl Exchange {
     pub(crate) fn import<'py>(
         self,
         py: Python<'py>,
-        lies: Lies<'_>,
+        buffer: &Buffer,
         dtype: Dtype,
         dims: &Dims,
         exports: &mut Option<Exports<DlManagedTensorVersioned>>,
     ) -> Option<Bound<'py, PyAny>> {
-        let exports = Exports::over(exports, lies);
-        let managed = exports.export(lies, dtype, dims).ok()?;
+        let exports = Exports::over(exports, buffer);
+        let managed = exports.export(buffer, dtype, dims).ok()?;
         let mut made = ptr::null_mut();
         // SAFETY: `managed_tensor_to_py_object_no_sync` asks for a tensor that it may have, which `managed` is, a place
         // for an object, and the interpreter, which `py` says is held.

@@ -77,7 +77,7 @@ mod _native {
     #[pymodule_export]
     use crate::statistics::{Statistics, statistics};
     #[pymodule_export]
-    use crate::tensor::Buffer;
+    use crate::tensor::Exporter;
     #[pymodule_export]
     use crate::wrap::Wrap;
     #[pymodule_export]

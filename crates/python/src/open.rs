@@ -3,15 +3,14 @@
 use std::ffi::OsString;
 use std::num::NonZeroUsize;
 use std::path::{PathBuf, absolute};
-use std::slice;
 use std::sync::{Arc, PoisonError, RwLock};
 
 use ingot_format::{Entry, natural_order, to_usize};
 use ingot_io::binding::{
-    Alias, Found, Given, OpenWith, Proof, Request, ShardHeader, ShardHeaders, aliases, warm_tensors,
+    Alias, Buffer, Given, OpenWith, Proof, Request, ShardHeader, ShardHeaders, aliases, read_to, warm_tensors,
 };
 use ingot_io::{
-    Backend, CheckpointOptions, Error, Limits, MemorySource, OpenOptions, Part, Reach, ReadOptions, Region,
+    Backend, CheckpointOptions, Error, Job, Limits, MemorySource, OpenOptions, Reach, ReadOptions, Region,
     Tensor, TensorView, serialize,
 };
 use pyo3::exceptions::{PyTypeError, PyValueError};
@@ -22,7 +21,6 @@ use crate::chosen::{chosen, file, files, find, found, tensor_name};
 use crate::collector::Pause;
 use crate::destination::Destinations;
 use crate::device::Homes;
-use crate::dlpack::Lies;
 use crate::errors::{class_of, raise};
 use crate::hash::{self, sha256};
 use crate::header::{FileHeader, TensorInfo, file_header, limits, remote_limits, texts};
@@ -418,7 +416,8 @@ impl Checkpoint {
         let proof = proof(py, kept, expected_sha256)?;
         let options = ReadOptions::new().threads(threads);
         let read = |wanted: &[Tensor<'_>], homes: &Homes, signals: &Signals| {
-            checkpoint.proven(wanted, &proof, &homes.homes(wanted.len()), &options, signals)
+            let jobs: Vec<Job<'_>> = homes.jobs(wanted).collect();
+            checkpoint.proven(&jobs, &proof, &options, signals)
         };
         whole(py, &checkpoint, names, wrap, onto, progress, read)
     }
@@ -439,8 +438,9 @@ impl Checkpoint {
         let wanted = chosen(py, &checkpoint, Some(names))?;
         let options = ReadOptions::new().threads(threads);
         let regions = Signals::telling(progress).run(py, |signals| {
-            let found = checkpoint.proven(&wanted, &proof, &[], &options, signals)?;
-            Ok(found.into_iter().filter_map(Found::host).collect::<Vec<_>>())
+            let jobs: Vec<Job<'_>> = wanted.iter().copied().map(Job::from).collect();
+            let buffers = checkpoint.proven(&jobs, &proof, &options, signals)?;
+            Ok(buffers.into_iter().filter_map(Buffer::host).collect::<Vec<_>>())
         })?;
         Checkpoint::elsewhere(py, || copied(&wanted, &regions, self.path.clone()))
     }
@@ -458,7 +458,7 @@ impl Checkpoint {
         let checkpoint = self.opened(py)?;
         let options = ReadOptions::new().threads(threads);
         let read = |wanted: &[Tensor<'_>], homes: &Homes, signals: &Signals| {
-            homes.read(wanted.iter().copied().map(Part::from), &options, signals)
+            read_to(homes.jobs(wanted), &options, signals)
         };
         whole(py, &checkpoint, names, wrap, onto, progress, read)
     }
@@ -476,10 +476,10 @@ impl Checkpoint {
         let (path, entry) = (tensor.archive().path(), tensor.entry());
         wrap.accepts(py, path, entry)?;
         if onto.is_some() {
-            return one(py, &Part::from(tensor), wrap, onto);
+            return one(py, Job::from(tensor), wrap, onto);
         }
         let region = Signals::detach(py, |signals| tensor.read(&ReadOptions::default(), signals))?;
-        wrap.wrap(py, path, Lies::Host(&region), entry, &mut Shared::default())
+        wrap.wrap(py, path, &Buffer::Host(region), entry, &mut Shared::default())
     }
 
     #[pyo3(signature = (name, index, wrap, *, onto = None))]
@@ -497,8 +497,8 @@ impl Checkpoint {
         wrap.accepts(py, path, entry)?;
         let index = index::parts(index)?;
         if onto.is_some() {
-            let part = Part::new(tensor, &index, None).map_err(|error| raise(py, &error))?;
-            return one(py, &part, wrap, onto);
+            let job = Job::new(tensor, &index, None).map_err(|error| raise(py, &error))?;
+            return one(py, job, wrap, onto);
         }
         if wrap.takes_strides(py, entry.dtype)? {
             let view = tensor.strided(&index).map_err(|error| raise(py, &error))?;
@@ -512,7 +512,7 @@ impl Checkpoint {
             ..*entry
         };
         wrap.accepts(py, path, &part)?;
-        wrap.wrap(py, path, Lies::Host(&region), &part, &mut Shared::default())
+        wrap.wrap(py, path, &Buffer::Host(region), &part, &mut Shared::default())
     }
 
     /// The bytes `begin..end` of a tensor, counted from its first byte, as a memoryview.
@@ -525,9 +525,9 @@ impl Checkpoint {
     ) -> PyResult<Bound<'py, PyAny>> {
         let checkpoint = self.opened(py)?;
         let tensor = find(py, &checkpoint, name)?;
-        let part = Part::bytes(tensor, begin..end).map_err(|error| raise(py, &error))?;
+        let job = Job::bytes(tensor, begin..end).map_err(|error| raise(py, &error))?;
         let regions = Signals::detach(py, |signals| {
-            ingot_io::read([&part], &ReadOptions::default(), signals)
+            ingot_io::read([&job], &ReadOptions::default(), signals)
         })?;
         memoryview(py, &regions[0])
     }
@@ -760,15 +760,15 @@ pub(crate) fn in_natural_order<'py>(
     PyList::new(py, texts)
 }
 
-/// One part, on the device that `onto` says.
+/// Return the tensor of one job, on the device `onto`.
 fn one<'py>(
     py: Python<'py>,
-    part: &Part<'_>,
+    job: Job<'_>,
     wrap: &Wrap,
     onto: Option<&Bound<'py, PyAny>>,
 ) -> PyResult<Bound<'py, PyAny>> {
     let (options, signals) = (ReadOptions::default(), Signals::default());
-    parts::wrapped(py, slice::from_ref(part), wrap, onto, &options, signals)?.get_item(0)
+    parts::wrapped(py, vec![job], wrap, onto, &options, signals)?.get_item(0)
 }
 
 /// The tensors of these names, or all, of which `read` gives the bytes.
@@ -779,7 +779,7 @@ fn whole<'py>(
     wrap: &Wrap,
     onto: Option<&Bound<'py, PyAny>>,
     progress: Option<Bound<'py, PyAny>>,
-    read: impl Send + FnOnce(&[Tensor<'_>], &Homes, &Signals) -> Result<Vec<Found>, Error>,
+    read: impl Send + FnOnce(&[Tensor<'_>], &Homes, &Signals) -> Result<Vec<Buffer>, Error>,
 ) -> PyResult<Bound<'py, PyDict>> {
     let wanted = chosen(py, checkpoint, names)?;
     // All refusals come before the first byte is read.
@@ -787,13 +787,13 @@ fn whole<'py>(
         wrap.accepts(py, tensor.archive().path(), tensor.entry())?;
     }
     let homes = Homes::of(onto, wanted.len())?;
-    let found = Signals::telling(progress).run(py, |signals| read(&wanted, &homes, signals))?;
+    let buffers = Signals::telling(progress).run(py, |signals| read(&wanted, &homes, signals))?;
     let _pause = Pause::for_objects(py, wanted.len())?;
     let tensors = PyDict::new(py);
     let mut shared = Shared::default();
-    for (tensor, found) in wanted.iter().zip(&found) {
+    for (tensor, buffer) in wanted.iter().zip(&buffers) {
         let (path, entry) = (tensor.archive().path(), tensor.entry());
-        let wrapped = wrap.wrap(py, path, found, entry, &mut shared)?;
+        let wrapped = wrap.wrap(py, path, buffer, entry, &mut shared)?;
         tensors.set_item(PyString::new(py, entry.name), wrapped)?;
     }
     Ok(tensors)

@@ -1,8 +1,10 @@
 //! Parts of tensors: what is asked for, and memory of the caller that it goes to.
 
+use std::sync::Arc;
+
 use ingot_format::{Dtype, Entry, Index, Quoted};
-use ingot_io::binding::Proof;
-use ingot_io::{Checkpoint, Part, ReadOptions};
+use ingot_io::binding::{Proof, read_to};
+use ingot_io::{Checkpoint, Job, ReadOptions};
 use pyo3::exceptions::{PyBufferError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::{PyList, PyString, PyTuple};
@@ -80,7 +82,7 @@ impl Wanted<'_> {
 
 /// Bytes of the tensors that are asked for.
 pub(crate) fn nbytes(py: Python<'_>, checkpoint: &Checkpoint, wanted: &Wanted<'_>) -> PyResult<u64> {
-    Ok(parts(py, checkpoint, wanted)?.iter().map(Part::nbytes).sum())
+    Ok(jobs(py, checkpoint, wanted)?.iter().map(Job::nbytes).sum())
 }
 
 /// What the tensors that are asked for will be: of each the code of its dtype, and its shape as a header would say it.
@@ -92,11 +94,11 @@ pub(crate) fn outlines<'py>(
     wanted: &Wanted<'py>,
     wrap: &Wrap,
 ) -> PyResult<Vec<(&'static str, Bound<'py, PyTuple>)>> {
-    let outline = |part: &Part<'_>| {
-        wrap.accepts(py, part.tensor().archive().path(), &entry(part))?;
-        Ok((part.dtype().code(), PyTuple::new(py, part.shape())?))
+    let outline = |job: &Job<'_>| {
+        wrap.accepts(py, job.tensor().archive().path(), &entry(job))?;
+        Ok((job.dtype().code(), PyTuple::new(py, job.shape())?))
     };
-    parts(py, checkpoint, wanted)?.iter().map(outline).collect()
+    jobs(py, checkpoint, wanted)?.iter().map(outline).collect()
 }
 
 /// The tensors that are asked for, in that order.
@@ -109,41 +111,44 @@ pub(crate) fn take<'py>(
     options: &ReadOptions,
     signals: Signals,
 ) -> PyResult<Bound<'py, PyList>> {
-    wrapped(py, &parts(py, checkpoint, wanted)?, wrap, onto, options, signals)
+    wrapped(py, jobs(py, checkpoint, wanted)?, wrap, onto, options, signals)
 }
 
-/// Tensors of these parts, where `onto` says.
+/// Return the tensors of these jobs, on the devices `onto`.
 pub(crate) fn wrapped<'py>(
     py: Python<'py>,
-    parts: &[Part<'_>],
+    jobs: Vec<Job<'_>>,
     wrap: &Wrap,
     onto: Option<&Bound<'py, PyAny>>,
     options: &ReadOptions,
     signals: Signals,
 ) -> PyResult<Bound<'py, PyList>> {
     // All refusals come before the first byte is read.
-    for part in parts {
-        wrap.accepts(py, part.tensor().archive().path(), &entry(part))?;
+    for job in &jobs {
+        wrap.accepts(py, job.tensor().archive().path(), &entry(job))?;
     }
-    let homes = Homes::of(onto, parts.len())?;
-    let found = signals.run(py, |signals| homes.read(parts, options, signals))?;
-    let _pause = Pause::for_objects(py, parts.len())?;
+    let homes = Homes::of(onto, jobs.len())?;
+    let jobs = jobs.into_iter().enumerate();
+    let jobs = jobs.map(|(rank, job)| job.onto(homes.device(rank).map(Arc::as_ref)));
+    let jobs: Vec<Job<'_>> = jobs.collect();
+    let buffers = signals.run(py, |signals| read_to(&jobs, options, signals))?;
+    let _pause = Pause::for_objects(py, jobs.len())?;
     let tensors = PyList::empty(py);
     let mut shared = Shared::default();
-    for (part, found) in parts.iter().zip(&found) {
-        let path = part.tensor().archive().path();
-        let tensor = wrap.wrap(py, path, found, &entry(part), &mut shared)?;
+    for (job, buffer) in jobs.iter().zip(&buffers) {
+        let path = job.tensor().archive().path();
+        let tensor = wrap.wrap(py, path, buffer, &entry(job), &mut shared)?;
         tensors.append(tensor)?;
     }
     Ok(tensors)
 }
 
-/// What the header would say of a part that were a tensor.
-fn entry<'p>(part: &'p Part<'_>) -> Entry<'p> {
+/// The entry that a header would have for the result of a job.
+fn entry<'j>(job: &'j Job<'_>) -> Entry<'j> {
     Entry {
-        dtype: part.dtype(),
-        shape: part.shape(),
-        ..*part.tensor().entry()
+        dtype: job.dtype(),
+        shape: job.shape(),
+        ..*job.tensor().entry()
     }
 }
 
@@ -159,44 +164,44 @@ pub(crate) fn fill<'py>(
     signals: Signals,
 ) -> PyResult<()> {
     let held = destinations.take()?;
-    let parts = match &wanted.dtypes {
+    let jobs = match &wanted.dtypes {
         Some(Codes::All(word)) if word == OF_DESTINATIONS => {
-            parts_as(py, checkpoint, wanted, |rank| held.get(rank)?.dtype())?
+            jobs_as(py, checkpoint, wanted, |rank| held.get(rank)?.dtype())?
         }
-        _ => parts(py, checkpoint, wanted)?,
+        _ => jobs(py, checkpoint, wanted)?,
     };
     // Zipped this way round, so that the list is used again for what is made of it.
-    let held = held.into_iter().zip(&parts);
+    let held = held.into_iter().zip(&jobs);
     let mut destinations = held
-        .map(|(held, part)| destination(py, part, held))
+        .map(|(held, job)| destination(py, job, held))
         .collect::<PyResult<Vec<_>>>()?;
     let mut targets = Vec::with_capacity(destinations.len());
-    for (part, destination) in parts.iter().zip(&mut destinations) {
+    for (job, destination) in jobs.iter().zip(&mut destinations) {
         targets.push(destination.target().ok_or_else(|| {
             refuse(
                 py,
-                part,
+                job,
                 "destination-overlap",
                 "elements of the destination share memory with each other",
             )
         })?);
     }
     signals.run(py, |signals| match &proof {
-        None => ingot_io::binding::fill(&parts, targets, options, signals),
-        Some(proof) => checkpoint.fill_proven(&parts, targets, proof, options, signals),
+        None => ingot_io::binding::fill(&jobs, targets, options, signals),
+        Some(proof) => checkpoint.fill_proven(&jobs, targets, proof, options, signals),
     })
 }
 
-fn destination(py: Python<'_>, part: &Part<'_>, held: Held) -> PyResult<Destination> {
+fn destination(py: Python<'_>, job: &Job<'_>, held: Held) -> PyResult<Destination> {
     match held {
         Held::Shown(destination) => Ok(destination),
         Held::Given((code, memory, is_scalar)) => {
-            // A dtype that no file has is that of no part, which is what the refusal then says.
-            let dtype = Dtype::from_code(&code).unwrap_or(part.dtype());
+            // A dtype that no file has differs from every job's, which the refusal then names.
+            let dtype = Dtype::from_code(&code).unwrap_or(job.dtype());
             let destination = Destination::new(dtype, memory.bind(py), is_scalar);
             destination.map_err(|fault| {
                 if fault.is_instance_of::<PyBufferError>(py) {
-                    refuse(py, part, "destination", &fault.value(py).to_string())
+                    refuse(py, job, "destination", &fault.value(py).to_string())
                 } else {
                     fault
                 }
@@ -205,29 +210,29 @@ fn destination(py: Python<'_>, part: &Part<'_>, held: Held) -> PyResult<Destinat
     }
 }
 
-fn parts<'a>(py: Python<'_>, checkpoint: &'a Checkpoint, wanted: &Wanted<'_>) -> PyResult<Vec<Part<'a>>> {
-    parts_as(py, checkpoint, wanted, |rank| wanted.dtype(rank))
+fn jobs<'a>(py: Python<'_>, checkpoint: &'a Checkpoint, wanted: &Wanted<'_>) -> PyResult<Vec<Job<'a>>> {
+    jobs_as(py, checkpoint, wanted, |rank| wanted.dtype(rank))
 }
 
-/// The parts that are wanted, each as what `dtype` returns for its rank.
-fn parts_as<'a>(
+/// The jobs that read what is wanted, each as the dtype that `dtype` returns for its rank.
+fn jobs_as<'a>(
     py: Python<'_>,
     checkpoint: &'a Checkpoint,
     wanted: &Wanted<'_>,
     dtype: impl Fn(usize) -> Option<Dtype>,
-) -> PyResult<Vec<Part<'a>>> {
+) -> PyResult<Vec<Job<'a>>> {
     wanted.check()?;
     // Not collected: vectors of results grow step by step, which takes longer than all else here.
     let mut names = Vec::with_capacity(wanted.names.len());
     for name in &wanted.names {
         names.push(name.to_str()?);
     }
-    let mut parts = Vec::with_capacity(names.len());
+    let mut jobs = Vec::with_capacity(names.len());
     for (rank, tensor) in found(py, checkpoint, &names)?.into_iter().enumerate() {
-        let part = Part::new(tensor, &wanted.index(rank)?, dtype(rank));
-        parts.push(part.map_err(|error| raise(py, &error))?);
+        let job = Job::new(tensor, &wanted.index(rank)?, dtype(rank));
+        jobs.push(job.map_err(|error| raise(py, &error))?);
     }
-    Ok(parts)
+    Ok(jobs)
 }
 
 /// What stands between the brackets; `None` for all of a tensor.
@@ -236,8 +241,8 @@ pub(crate) fn index_of(index: Option<&Bound<'_, PyAny>>) -> PyResult<Option<Vec<
     index.map(index::parts).transpose()
 }
 
-fn refuse(py: Python<'_>, part: &Part<'_>, code: &str, reason: &str) -> PyErr {
-    let name = part.tensor().entry().name;
+fn refuse(py: Python<'_>, job: &Job<'_>, code: &str, reason: &str) -> PyErr {
+    let name = job.tensor().entry().name;
     about_tensor(
         py,
         "DestinationError",

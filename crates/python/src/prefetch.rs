@@ -138,5 +138,5 @@ fn wrapped<'py>(
         ..*stored
     };
     wrap.accepts(py, path, &entry)?;
-    wrap.wrap(py, path, &part.found, &entry, &mut Shared::default())
+    wrap.wrap(py, path, &part.buffer, &entry, &mut Shared::default())
 }

@@ -221,27 +221,27 @@ pub(crate) fn logical(dtype: Dtype, sizes: &[i64]) -> Option<(Vec<u64>, usize)> 
 }
 
 /// Memory with tensors in it, for frameworks that take the buffer protocol: writable bytes.
-#[pyclass(frozen, module = "ingot._native")]
-pub(crate) struct Buffer {
+#[pyclass(frozen, name = "Buffer", module = "ingot._native")]
+pub(crate) struct Exporter {
     memory: Arc<Memory>,
 }
 
-impl Buffer {
-    pub(crate) fn new(memory: Arc<Memory>) -> Buffer {
-        Buffer { memory }
+impl Exporter {
+    pub(crate) fn new(memory: Arc<Memory>) -> Exporter {
+        Exporter { memory }
     }
 }
 
 /// The bytes of a region as a memoryview.
 pub(crate) fn memoryview<'py>(py: Python<'py>, region: &Region) -> PyResult<Bound<'py, PyAny>> {
-    let buffer = Bound::new(py, Buffer::new(Arc::clone(region.memory())))?;
+    let buffer = Bound::new(py, Exporter::new(Arc::clone(region.memory())))?;
     let end = region.at() + region.len();
     let within = py.get_type::<PySlice>().call1((region.at(), end))?;
     PyMemoryView::from(&buffer)?.get_item(within)
 }
 
 #[pymethods]
-impl Buffer {
+impl Exporter {
     fn __len__(&self) -> usize {
         self.memory.len()
     }

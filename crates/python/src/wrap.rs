@@ -1,18 +1,19 @@
 //! How bytes become a framework's tensors.
 
 use std::path::Path;
+use std::sync::Arc;
 
 use ingot_format::{Dtype, Entry, to_u64};
-use ingot_io::binding::StridedView;
+use ingot_io::binding::{Buffer, StridedView};
 use pyo3::exceptions::{PyException, PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 use pyo3::types::{PyString, PyTuple, PyType};
 
 use crate::device::own_tensor;
-use crate::dlpack::{Dims, DlManagedTensorVersioned, Exchange, Exports, Lies, capsule, has_storage_shape};
+use crate::dlpack::{Dims, DlManagedTensorVersioned, Exchange, Exports, capsule, has_storage_shape};
 use crate::errors::refused;
-use crate::tensor::Buffer;
+use crate::tensor::Exporter;
 
 /// What a framework's module hands over: a callable that makes tensors, and one that says how it knows a dtype.
 #[pyclass(frozen, module = "ingot._native")]
@@ -37,8 +38,8 @@ enum Style {
 /// What tensors over one memory have in common, where they are made one after the other.
 #[derive(Default)]
 pub(crate) struct Shared<'py> {
-    /// The buffer over the memory, and the address of that.
-    buffer: Option<(usize, Bound<'py, Buffer>)>,
+    /// The object that exports the memory, and the address of the memory.
+    exporter: Option<(usize, Bound<'py, Exporter>)>,
     exports: Option<Exports<DlManagedTensorVersioned>>,
 }
 
@@ -104,16 +105,16 @@ impl Wrap {
         Ok(())
     }
 
-    /// The tensor `entry` of the file at `path` over what lies there. `shared` is what the one before it left.
-    pub(crate) fn wrap<'py, 'p>(
+    /// Return the tensor `entry` of the file at `path` over `buffer`. `shared` is what the one before it left.
+    pub(crate) fn wrap<'py>(
         &self,
         py: Python<'py>,
         path: Option<&Path>,
-        lies: impl Into<Lies<'p>>,
+        buffer: &Buffer,
         entry: &Entry<'_>,
         shared: &mut Shared<'py>,
     ) -> PyResult<Bound<'py, PyAny>> {
-        self.wrap_unnamed(py, lies.into(), entry.dtype, entry.shape, shared)
+        self.wrap_unnamed(py, buffer, entry.dtype, entry.shape, shared)
             .map_err(|refusal| about(py, path, entry, refusal))
     }
 
@@ -134,7 +135,7 @@ impl Wrap {
         let make = |units: Dims| match self.known(py, entry.dtype)? {
             Known::Natively(as_dtype) => self.make(
                 py,
-                Lies::Host(&view.region),
+                &view.buffer,
                 entry.dtype,
                 units,
                 as_dtype.bind(py),
@@ -155,26 +156,26 @@ impl Wrap {
     fn wrap_unnamed<'py>(
         &self,
         py: Python<'py>,
-        lies: Lies<'_>,
+        buffer: &Buffer,
         dtype: Dtype,
         shape: &[u64],
         shared: &mut Shared<'py>,
     ) -> PyResult<Bound<'py, PyAny>> {
-        if let Lies::Device(region) = lies
+        if let Buffer::Device(region) = buffer
             && let Some(tensor) = own_tensor(region)
         {
             return Ok(tensor.bind(py).clone());
         }
         let units = || Dims::of(dtype, shape).ok_or_else(|| PyValueError::new_err("shape cannot be stored"));
         match self.known(py, dtype)? {
-            Known::Natively(as_dtype) => self.make(py, lies, dtype, units()?, as_dtype.bind(py), shared),
+            Known::Natively(as_dtype) => self.make(py, buffer, dtype, units()?, as_dtype.bind(py), shared),
             Known::Finished(finish) => {
-                let nbytes = Dims::of(Dtype::U8, &[to_u64(lies.len())])
+                let nbytes = Dims::of(Dtype::U8, &[to_u64(buffer.len())])
                     .ok_or_else(|| PyValueError::new_err("tensor too large"))?;
                 let Known::Natively(bytes) = self.known(py, Dtype::U8)? else {
                     return Err(PyValueError::new_err("a framework must take U8 as it is"));
                 };
-                let raw = self.make(py, lies, Dtype::U8, nbytes, bytes.bind(py), shared)?;
+                let raw = self.make(py, buffer, Dtype::U8, nbytes, bytes.bind(py), shared)?;
                 let shape = match self.style {
                     Style::Dlpack(_) => PyTuple::new(py, units()?.sizes())?,
                     Style::Buffer => PyTuple::new(py, shape)?,
@@ -187,35 +188,37 @@ impl Wrap {
     fn make<'py>(
         &self,
         py: Python<'py>,
-        lies: Lies<'_>,
+        buffer: &Buffer,
         dtype: Dtype,
         units: Dims,
         as_dtype: &Bound<'py, PyAny>,
         shared: &mut Shared<'py>,
     ) -> PyResult<Bound<'py, PyAny>> {
         let make = self.make.bind(py);
-        match (self.style, lies) {
+        match (self.style, buffer) {
             (Style::Dlpack(exchange), _) => {
                 let made = exchange
-                    .and_then(|exchange| exchange.import(py, lies, dtype, &units, &mut shared.exports));
-                made.map_or_else(|| make.call1((capsule(py, lies, dtype, &units)?,)), Ok)
+                    .and_then(|exchange| exchange.import(py, buffer, dtype, &units, &mut shared.exports));
+                made.map_or_else(|| make.call1((capsule(py, buffer, dtype, &units)?,)), Ok)
             }
-            (Style::Buffer, Lies::Device(_)) => Err(PyValueError::new_err("a buffer is memory of the host")),
-            (Style::Buffer, Lies::Host(region)) => {
+            (Style::Buffer, Buffer::Device(_)) => {
+                Err(PyValueError::new_err("a buffer is memory of the host"))
+            }
+            (Style::Buffer, Buffer::Host(region)) => {
                 let address = region.memory().as_ptr().addr();
-                let buffer = match &mut shared.buffer {
-                    Some((of, buffer)) if *of == address => &*buffer,
+                let exporter = match &mut shared.exporter {
+                    Some((of, exporter)) if *of == address => &*exporter,
                     _ => {
-                        let buffer = Bound::new(py, Buffer::new(std::sync::Arc::clone(region.memory())))?;
-                        &shared.buffer.insert((address, buffer)).1
+                        let exporter = Bound::new(py, Exporter::new(Arc::clone(region.memory())))?;
+                        &shared.exporter.insert((address, exporter)).1
                     }
                 };
                 let sizes = PyTuple::new(py, units.sizes())?;
                 if units.is_c_order() {
-                    return make.call1((sizes, as_dtype, buffer, region.at()));
+                    return make.call1((sizes, as_dtype, exporter, region.at()));
                 }
                 let strides = PyTuple::new(py, units.strides_in_bytes(dtype))?;
-                make.call1((sizes, as_dtype, buffer, region.at(), strides))
+                make.call1((sizes, as_dtype, exporter, region.at(), strides))
             }
         }
     }

@@ -7,59 +7,41 @@ use std::sync::Arc;
 
 use ingot_format::to_u64;
 
-/// A block of memory of a device, which stays allocated as long as its owner.
+/// Memory of a device, which stays allocated as long as the region.
 #[derive(Clone)]
-pub struct DeviceBlock {
+pub struct DeviceRegion {
+    ordinal: i32,
     address: u64,
     nbytes: usize,
     owner: Arc<dyn Any + Send + Sync>,
 }
 
-impl DeviceBlock {
-    /// `nbytes` bytes from `address` on.
+impl DeviceRegion {
+    /// `nbytes` bytes from `address` on, of the device with this number.
     ///
     /// # Safety
-    /// They are allocated on the device that the block is used with, and for nobody else, until the last clone of `owner`
-    /// is dropped.
-    pub unsafe fn new(address: u64, nbytes: usize, owner: Arc<dyn Any + Send + Sync>) -> DeviceBlock {
-        DeviceBlock {
+    /// They are allocated on that device, for nobody else, until the last clone of `owner` is dropped.
+    pub unsafe fn new(
+        ordinal: i32,
+        address: u64,
+        nbytes: usize,
+        owner: Arc<dyn Any + Send + Sync>,
+    ) -> DeviceRegion {
+        DeviceRegion {
+            ordinal,
             address,
             nbytes,
             owner,
         }
     }
 
-    pub(crate) fn address(&self) -> u64 {
-        self.address
-    }
-
-    pub(crate) fn len(&self) -> usize {
-        self.nbytes
-    }
-}
-
-impl fmt::Debug for DeviceBlock {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "DeviceBlock({:#x}, {} bytes)", self.address, self.nbytes)
-    }
-}
-
-/// A tensor's bytes in memory of a device, which they keep allocated.
-#[derive(Clone, Debug)]
-pub struct DeviceRegion {
-    ordinal: i32,
-    block: DeviceBlock,
-    at: usize,
-    nbytes: usize,
-}
-
-impl DeviceRegion {
-    pub(crate) fn new(ordinal: i32, block: DeviceBlock, at: usize, nbytes: usize) -> DeviceRegion {
+    /// `nbytes` bytes from `at` on, cut at the end.
+    pub(crate) fn part(&self, at: usize, nbytes: usize) -> DeviceRegion {
+        let at = at.min(self.nbytes);
         DeviceRegion {
-            ordinal,
-            block,
-            at,
-            nbytes,
+            address: self.address + to_u64(at),
+            nbytes: nbytes.min(self.nbytes - at),
+            ..self.clone()
         }
     }
 
@@ -72,30 +54,30 @@ impl DeviceRegion {
     /// The address of the first byte.
     #[must_use]
     pub fn address(&self) -> u64 {
-        self.block.address + to_u64(self.at)
+        self.address
     }
 
-    /// The block that the bytes lie in; many regions may share one.
-    #[must_use]
-    pub fn block(&self) -> &DeviceBlock {
-        &self.block
-    }
-
-    /// Bytes in it.
+    /// The size in bytes.
     #[must_use]
     pub fn len(&self) -> usize {
         self.nbytes
     }
 
-    /// Whether it has none.
+    /// Whether there are no bytes.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.nbytes == 0
     }
 
-    /// What keeps the block allocated.
+    /// The owner, which keeps the memory allocated. Many regions may share one.
     #[must_use]
     pub fn owner(&self) -> &Arc<dyn Any + Send + Sync> {
-        &self.block.owner
+        &self.owner
+    }
+}
+
+impl fmt::Debug for DeviceRegion {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "DeviceRegion({:#x}, {} bytes)", self.address, self.nbytes)
     }
 }

@@ -39,7 +39,7 @@ pub use bytes::DeviceBytes;
 pub(crate) use copy::Copy;
 pub(crate) use dest::DeviceDest;
 pub use fault::DeviceFault;
-pub use memory::{DeviceBlock, DeviceRegion};
+pub use memory::DeviceRegion;
 pub use onto::{Allocator, Fresh, Onto, Refusal};
 pub(crate) use ring::Lent;
 pub use stream::DeviceStream;

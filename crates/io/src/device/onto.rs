@@ -8,7 +8,7 @@ use std::sync::Arc;
 use ingot_format::Dtype;
 
 use super::dest::DeviceDest;
-use super::memory::DeviceBlock;
+use super::memory::DeviceRegion;
 use super::stream::DeviceStream;
 
 /// Why a framework gives no memory, in its own words.
@@ -29,7 +29,7 @@ pub trait Allocator: fmt::Debug + Send + Sync {
     ///
     /// # Errors
     /// The framework has none.
-    fn allocate(&self, blocks: &[Fresh<'_>]) -> Result<Vec<DeviceBlock>, Refusal>;
+    fn allocate(&self, blocks: &[Fresh<'_>]) -> Result<Vec<DeviceRegion>, Refusal>;
 }
 
 /// A device that tensors are read onto, and who allocates there.
@@ -55,7 +55,7 @@ impl Onto {
 
     /// A block of fresh memory, which has this number, to be filled between [`DeviceStream::begin`] and
     /// [`DeviceStream::hold`].
-    pub(crate) fn dest<'b>(&'b self, block: &'b mut DeviceBlock, number: usize) -> DeviceDest<'b> {
+    pub(crate) fn dest<'b>(&'b self, block: &'b mut DeviceRegion, number: usize) -> DeviceDest<'b> {
         // SAFETY: asks for
         // - memory that stays until what was sent is there: it is borrowed, and whoever has the block keeps it until
         //   `hold` or, where reading fails, `finish`;

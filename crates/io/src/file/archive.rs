@@ -395,11 +395,18 @@ pub struct TensorId {
 #[derive(Debug, Default)]
 pub(crate) struct Files<'a> {
     archives: Vec<&'a Archive>,
+    /// The number of each archive by its address. Archives do not move while they are borrowed.
+    numbers: BTreeMap<usize, usize>,
+    /// The number that was asked for last.
+    last: usize,
 }
 
 impl<'a> From<Vec<&'a Archive>> for Files<'a> {
     fn from(archives: Vec<&'a Archive>) -> Files<'a> {
-        Files { archives }
+        Files {
+            archives,
+            ..Files::default()
+        }
     }
 }
 
@@ -407,24 +414,27 @@ impl<'a> Files<'a> {
     /// The files of `tensors`, and which tensor each of them is.
     pub(crate) fn of(tensors: impl Iterator<Item = Tensor<'a>>) -> (Files<'a>, Vec<TensorId>) {
         let mut files = Files::default();
-        // Archives do not move while tensors of them are there.
-        let mut numbers: BTreeMap<*const Archive, usize> = BTreeMap::new();
-        let mut last: Option<(&Archive, usize)> = None;
-        let mut id = |tensor: Tensor<'a>| {
-            let archive = tensor.archive();
-            let file = match last {
-                Some((same, file)) if std::ptr::eq(same, archive) => file,
-                _ => *numbers.entry(std::ptr::from_ref(archive)).or_insert_with(|| {
-                    files.archives.push(archive);
-                    files.archives.len() - 1
-                }),
-            };
-            last = Some((archive, file));
-            let number = tensor.number();
-            TensorId { file, number }
+        let id = |tensor: Tensor<'a>| TensorId {
+            file: files.number(tensor.archive()),
+            number: tensor.number(),
         };
-        let ids = tensors.map(&mut id).collect();
+        let ids = tensors.map(id).collect();
         (files, ids)
+    }
+
+    /// Return the number of `archive`, which is added if it is new.
+    pub(crate) fn number(&mut self, archive: &'a Archive) -> usize {
+        // Most tensors are in the same file as the one before.
+        let is_last = |last: &&Archive| std::ptr::eq(*last, archive);
+        if !self.archives.get(self.last).is_some_and(is_last) {
+            let archives = &mut self.archives;
+            let number = self.numbers.entry(std::ptr::from_ref(archive).addr());
+            self.last = *number.or_insert_with(|| {
+                archives.push(archive);
+                archives.len() - 1
+            });
+        }
+        self.last
     }
 
     pub(crate) fn archives(&self) -> &[&'a Archive] {

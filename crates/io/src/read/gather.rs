@@ -1,181 +1,43 @@
-//! Reading chunks of pieces to where they belong.
+//! Reading the chunks of a task to their memory.
 //!
-//! The bytes of a chunk are runs. Up to [`BATCH`] of them are looked at together, of as many chunks as have them. What
-//! cannot go straight to its memory, because it is converted, scattered or only shown, waits in a stage. It never leaves the
-//! cache of a core, unless a witness wants to see more at once.
+//! The bytes of a chunk are runs. Up to [`BATCH`] of them are looked at together, of as many chunks as have them. Bytes that
+//! are converted, scattered or only shown wait in a stage, which stays in the cache of a core, unless a witness wants to see
+//! more at once.
 
 use std::cell::LazyCell;
 use std::mem;
-use std::ops::Range;
 use std::sync::{Mutex, PoisonError};
 
-use ingot_format::{Dtype, Row, StopFlag, to_u64, to_usize};
+use ingot_format::{Dtype, StopFlag, to_u64, to_usize};
 
+use super::buffer::Destination;
+use super::chunk::{Chunk, Task};
 use super::input::{BATCH, Input, VECTOR, Witness, level, step_end};
 use super::plan::widths;
-use super::runs::Runs;
 use crate::convert::convert;
-use crate::device::DeviceDest;
 use crate::error::Failure;
 use crate::file::{ReadAt, Stream};
-use crate::memory::{Dest, StridedDest};
+use crate::memory::Dest;
 
-/// Bytes that wait between the file and the conversion or the scattering, in the wider of the two dtypes. Few, so that they
-/// never leave the cache.
+/// Bytes that wait between the file and the conversion or the scattering, in the wider of the two dtypes: few enough to stay
+/// in the cache.
 const STAGE_NBYTES: usize = 128 << 10;
 
-/// Below this, finding memory page by page takes no longer than asking for it.
+/// Below this, page faults take no longer than a call that populates the memory.
 const POPULATE_NBYTES: usize = 64 << 10;
 
-/// Where bytes that are read go.
-pub(crate) enum Destination<'d> {
-    /// Memory that lies together.
-    Together(Dest<'d>),
-    /// Memory of a device. Boxed, since there may be many that lie together, which are moved about.
-    Device(Box<DeviceDest<'d>>),
-    /// Elements here and there. Boxed, since most lie together, and there may be many.
-    Apart(Box<StridedDest<'d>>),
-    /// Nowhere: so many bytes are shown to the file's witness, if it has one, and forgotten.
-    Shown(usize),
-}
-
-impl<'d> Destination<'d> {
-    pub(super) fn len(&self) -> usize {
-        match self {
-            Destination::Together(dest) => dest.len(),
-            Destination::Device(dest) => dest.len(),
-            Destination::Apart(strided) => strided.len(),
-            Destination::Shown(nbytes) => *nbytes,
-        }
-    }
-
-    /// The first `at` bytes, or all where there are no more, and the rest.
-    pub(super) fn split_at(self, at: usize) -> (Destination<'d>, Destination<'d>) {
-        match self {
-            Destination::Together(dest) => {
-                let (first, rest) = dest.split_at(at);
-                (Destination::Together(first), Destination::Together(rest))
-            }
-            Destination::Device(dest) => {
-                let (first, rest) = dest.split_at(at);
-                (
-                    Destination::Device(Box::new(first)),
-                    Destination::Device(Box::new(rest)),
-                )
-            }
-            Destination::Apart(strided) => {
-                let (first, rest) = strided.split_at(at);
-                (
-                    Destination::Apart(Box::new(first)),
-                    Destination::Apart(Box::new(rest)),
-                )
-            }
-            Destination::Shown(nbytes) => {
-                let first = at.min(nbytes);
-                (Destination::Shown(first), Destination::Shown(nbytes - first))
-            }
-        }
-    }
-}
-
-/// Some of the bytes of a piece.
-pub(super) struct Chunk<'p, 'd> {
-    pub(super) file: usize,
-    /// What reading it takes, in bytes of a long run.
-    pub(super) cost: usize,
-    /// From its first byte in the file on; to its last, where it is part of one long read.
-    pub(super) span: Range<u64>,
-    /// Its bytes are the first of these.
-    pub(super) runs: Runs<'p>,
-    pub(super) converted: Option<(Dtype, Dtype)>,
-    pub(super) dest: Destination<'d>,
-}
-
-impl<'p, 'd> Chunk<'p, 'd> {
-    /// Whether its bytes go to a device.
-    pub(super) fn is_for_device(&self) -> bool {
-        matches!(self.dest, Destination::Device(_))
-    }
-
-    /// The same bytes, to other memory of this size.
-    pub(super) fn into<'e>(self, dest: Destination<'e>) -> Chunk<'p, 'e> {
-        Chunk {
-            file: self.file,
-            cost: self.cost,
-            span: self.span,
-            runs: self.runs,
-            converted: self.converted,
-            dest,
-        }
-    }
-
-    /// Whether its bytes go from the file straight to their memory.
-    fn is_straight(&self) -> bool {
-        self.converted.is_none() && matches!(self.dest, Destination::Together(_))
-    }
-
-    /// Whether it is read row by row.
-    fn has_rows(&self, input: &Input<'_>) -> bool {
-        let suits = |row: &Row| input.suits_rows(row, self.dest.len());
-        self.runs.row().is_some_and(suits)
-    }
-
-    /// Read all of it row by row, as many bytes at once as a stage takes.
-    fn read_rows(self, input: &mut Input<'_>, stage: &mut Stage) -> Result<(), Failure> {
-        let Chunk {
-            mut runs,
-            converted,
-            dest,
-            ..
-        } = self;
-        let (stored, wanted) = widths(converted);
-        let (mut rows, mut rest) = (Vec::new(), dest);
-        while rest.len() > 0 {
-            let most = (STAGE_NBYTES / stored.max(wanted)).min(rest.len() / wanted);
-            rows.clear();
-            let nbytes = runs.take_rows(most * stored, BATCH, &mut rows);
-            let (dest, after) = rest.split_at(nbytes / stored * wanted);
-            match dest {
-                Destination::Together(mut dest) if converted.is_none() => {
-                    dest.fill(|bytes| input.read_rows(&rows, bytes, &mut stage.mixed))?;
-                }
-                dest => {
-                    let begin = rows.first().map_or(0, |row| row.begin);
-                    let bytes = level(&mut stage.packed, begin, nbytes);
-                    input.read_rows(&rows, bytes, &mut stage.mixed)?;
-                    let staged = Staged {
-                        nbytes,
-                        converted,
-                        dest,
-                    };
-                    staged.finish(bytes, &mut stage.converted);
-                }
-            }
-            rest = after;
-        }
-        Ok(())
-    }
-
-    /// What fills the first `nbytes` of its memory, and the rest.
-    fn split_at(self, nbytes: usize) -> (Destination<'d>, Option<Chunk<'p, 'd>>) {
-        let (first, rest) = self.dest.split_at(nbytes);
-        let rest = (rest.len() > 0).then_some(Chunk { dest: rest, ..self });
-        (first, rest)
-    }
-}
-
-/// Memory that is used again by one task after the other: as many of these as there are threads.
+/// Stages that one task after the other uses: as many as there are threads.
 #[derive(Default)]
 pub(super) struct Stages(Mutex<Vec<Stage>>);
 
-/// Memory of one thread, which grows as it is needed.
+/// Scratch memory of one thread, which grows as needed.
 #[derive(Default)]
 pub(super) struct Stage {
-    /// Bytes that are to be converted or scattered.
+    /// Bytes to convert or scatter.
     packed: Vec<u8>,
-    /// Bytes that were converted, and are to be scattered.
+    /// Converted bytes to scatter.
     converted: Vec<u8>,
-    /// Bytes that are read together, and those between them.
+    /// Runs that are read together, and the bytes between them.
     mixed: Vec<u8>,
 }
 
@@ -189,12 +51,12 @@ impl Stages {
     }
 }
 
-/// Reads chunks of one file, and says how many bytes of memory they filled. From a source where it is beginning a read that
-/// costs, they are one read.
+/// Read chunks of one file, and return the number of bytes that they filled. They are one read if the source makes one long
+/// read of several.
 pub(super) fn read(
     source: &dyn ReadAt,
     witness: Option<&dyn Witness>,
-    chunks: Vec<Chunk<'_, '_>>,
+    chunks: Task<'_, '_>,
     stage: &mut Stage,
     stop: StopFlag<'_>,
 ) -> Result<usize, Failure> {
@@ -225,9 +87,13 @@ pub(super) fn read(
         {
             dest.populate();
         }
-        if chunk.has_rows(&input) && !*is_cold {
+        let suits = chunk
+            .runs
+            .row()
+            .is_some_and(|row| input.suits_rows(row, chunk.dest.len()));
+        if suits && !*is_cold {
             batch.read(&mut input, stage)?;
-            chunk.read_rows(&mut input, stage)?;
+            read_rows(chunk, &mut input, stage)?;
             continue;
         }
         let mut rest = batch.take(chunk, witness);
@@ -240,15 +106,51 @@ pub(super) fn read(
     Ok(nbytes)
 }
 
+/// Read a chunk row by row, as many bytes at once as a stage takes.
+fn read_rows(chunk: Chunk<'_, '_>, input: &mut Input<'_>, stage: &mut Stage) -> Result<(), Failure> {
+    let Chunk {
+        mut runs,
+        converted,
+        dest,
+        ..
+    } = chunk;
+    let (stored, wanted) = widths(converted);
+    let (mut rows, mut rest) = (Vec::new(), dest);
+    while rest.len() > 0 {
+        let most = (STAGE_NBYTES / stored.max(wanted)).min(rest.len() / wanted);
+        rows.clear();
+        let nbytes = runs.take_rows(most * stored, BATCH, &mut rows);
+        let (dest, after) = rest.split_at(nbytes / stored * wanted);
+        match dest {
+            Destination::Together(mut dest) if converted.is_none() => {
+                dest.fill(|bytes| input.read_rows(&rows, bytes, &mut stage.mixed))?;
+            }
+            dest => {
+                let begin = rows.first().map_or(0, |row| row.begin);
+                let bytes = level(&mut stage.packed, begin, nbytes);
+                input.read_rows(&rows, bytes, &mut stage.mixed)?;
+                let staged = Staged {
+                    nbytes,
+                    converted,
+                    dest,
+                };
+                staged.finish(bytes, &mut stage.converted);
+            }
+        }
+        rest = after;
+    }
+    Ok(())
+}
+
 /// Runs that are looked at together.
 #[derive(Default)]
 struct Batch<'d> {
     runs: Vec<BatchRun>,
-    /// The memory of those that go straight to it.
+    /// The memory of those that are read straight to it.
     straight: Vec<Dest<'d>>,
-    /// What becomes of the others.
+    /// The memory of the others.
     staged: Vec<Staged<'d>>,
-    /// Bytes that these take of the stage.
+    /// Bytes of the stage that these need.
     taken: usize,
 }
 
@@ -259,7 +161,7 @@ struct BatchRun {
     is_staged: bool,
 }
 
-/// Bytes that lie in the stage, in the order of these.
+/// Bytes in the stage, in the order of these, and where they go.
 struct Staged<'d> {
     nbytes: usize,
     converted: Option<(Dtype, Dtype)>,
@@ -267,20 +169,20 @@ struct Staged<'d> {
 }
 
 impl<'d> Batch<'d> {
-    /// Takes as much of the chunk as there is room for, and gives back what is left.
+    /// Add as much of the chunk as there is room for, and return the rest.
     fn take<'p>(&mut self, mut chunk: Chunk<'p, 'd>, witness: Option<&dyn Witness>) -> Option<Chunk<'p, 'd>> {
         let (stored, wanted) = widths(chunk.converted);
         let is_straight = chunk.is_straight();
         let left = chunk.dest.len() / wanted * stored;
         let room = match (&chunk.dest, witness) {
-            // As many as it looks at together.
+            // As many as the witness looks at together.
             (Destination::Shown(_), Some(witness)) if self.taken == 0 => {
                 let begin = chunk.runs.begin();
                 to_usize(step_end(witness, begin, to_u64(left)) - begin).unwrap_or(left)
             }
             _ => STAGE_NBYTES.saturating_sub(self.taken) / stored.max(wanted) * stored,
         };
-        // What does not fit begins a stage, so that no element comes in parts.
+        // Bytes that do not fit begin the next stage, so that no element is split.
         let most = match is_straight || left <= room {
             true => left,
             false if self.taken == 0 => room,
@@ -315,8 +217,8 @@ impl<'d> Batch<'d> {
         rest
     }
 
-    /// Whether one more run is looked at together with these: of long ones no more than one call of the system fills, since
-    /// what is known of more would leave the cache.
+    /// Whether one more run fits: of long ones as many as one call of the system fills, since a longer list would leave the
+    /// cache.
     fn has_room(&self) -> bool {
         let first = self.runs.first().map_or(0, |run| run.position);
         let is_short = || {
@@ -326,7 +228,7 @@ impl<'d> Batch<'d> {
         self.runs.len() < VECTOR || self.runs.len() < BATCH && is_short()
     }
 
-    /// Adds a run, or lengthens the last one where both lie together in the file and in memory.
+    /// Add a run, or lengthen the last one if both are neighbours in the file and in memory.
     fn add(&mut self, position: u64, nbytes: usize, is_staged: bool, is_first: bool) {
         match self.runs.last_mut() {
             Some(last)
@@ -344,7 +246,7 @@ impl<'d> Batch<'d> {
         }
     }
 
-    /// Reads all that was taken, and forgets it.
+    /// Read all runs, and clear the batch.
     fn read(&mut self, input: &mut Input<'_>, stage: &mut Stage) -> Result<(), Failure> {
         let Stage {
             packed,
@@ -396,7 +298,7 @@ impl Staged<'_> {
                 convert(from, to, bytes, &mut room[..len]);
                 strided.fill(&room[..len]);
             }
-            // Of a device it is a slot that is filled.
+            // Bytes for a device were read into a slot.
             (Destination::Device(_) | Destination::Shown(_), _) => {}
         }
     }

@@ -1,4 +1,4 @@
-//! Reading runs of one file that lie here and there, those that are close together at once.
+//! Reading runs of one file, those that are close together at once.
 
 use std::io::IoSliceMut;
 use std::mem;
@@ -12,18 +12,18 @@ use crate::file::{ReadAt, Stream, read_exactly};
 /// The page of the machines on which the distance of addresses was seen to matter.
 pub(crate) const PAGE_NBYTES: usize = 4096;
 
-/// Places that one call of the system fills, and runs that are looked at together where they are not the shortest.
+/// Places that one call of the system fills, and long runs that are looked at together.
 pub(super) const VECTOR: usize = 1024;
 
-/// Runs that are looked at together where they are: enough to fill a read.
+/// Short runs that are looked at together: enough to fill a read.
 pub(super) const BATCH: usize = 8 << 10;
 
-/// Runs that are closer than this in a file are read together: a call costs more than this many bytes. So are runs that are
-/// less than a page apart, which a disk gives in any case, as long as no more is thrown away than is wanted.
+/// Runs that are closer than this in a file are read together: a call costs more than this many bytes. So are runs less than a
+/// page apart, which a disk reads in any case, unless more bytes are discarded than are wanted.
 const CLOSE_NBYTES: u64 = 1 << 10;
 
-/// Runs that are shorter than this, on average, are read with all that lies between them and then copied: the system takes
-/// longer to put each of them into its own place.
+/// Runs that are shorter than this, on average, are read with the gaps between them and then copied: the system takes longer to
+/// put each of them into its own place.
 const SHORT_NBYTES: usize = 256;
 
 /// Blocks of at least this size are read one by one, straight into their place.
@@ -35,25 +35,24 @@ const ROWS_NBYTES: usize = 4 << 10;
 /// Bytes of the file that one read of a row takes: they stay in the cache of a core until the blocks are copied.
 const ROW_READ_NBYTES: u64 = 256 << 10;
 
-/// Who looks at the bytes of a file on their way, such as what takes a digest of them. They may be kept or not.
+/// Looks at the bytes of a file while they are read, such as for a digest.
 pub(crate) trait Witness: Sync {
-    /// How many bytes are best looked at together, at most.
+    /// The number of bytes that are best looked at together, at most.
     fn step_nbytes(&self) -> u64;
 
-    /// Where bytes from `position` on, of which there are at most `most`, are best cut.
+    /// The best place to cut at most `most` bytes from `position` on.
     fn cut(&self, position: u64, most: u64) -> u64 {
         position + most
     }
 
-    /// Looks at the bytes that stand at `position` of the file. Those of one file are begun in their order, and each is
-    /// seen once.
+    /// Look at the bytes at `position` of the file. Reads of one file begin in order, and each byte is seen once.
     fn see(&self, position: u64, bytes: &[u8]);
 
-    /// Some bytes will not come.
+    /// Some bytes will not come, because reading them failed or panicked.
     fn end(&self) {}
 }
 
-/// Where the bytes end that `witness` looks at together, of at most `most` from `position` on.
+/// The end of the bytes that `witness` looks at together, of at most `most` from `position` on.
 pub(super) fn step_end(witness: &dyn Witness, position: u64, most: u64) -> u64 {
     witness.cut(position, most.min(witness.step_nbytes()))
 }
@@ -61,7 +60,7 @@ pub(super) fn step_end(witness: &dyn Witness, position: u64, most: u64) -> u64 {
 /// A run, and the memory that it fills.
 pub(super) type ReadRun<'m> = (u64, &'m mut [u8]);
 
-/// Where runs are read from: a source, or one long read of it.
+/// A source, or one long read of it.
 pub(super) struct Input<'s> {
     pub(super) source: &'s dyn ReadAt,
     pub(super) witness: Option<&'s dyn Witness>,
@@ -69,25 +68,25 @@ pub(super) struct Input<'s> {
     pub(super) stop: StopFlag<'s>,
 }
 
-/// How much is read at once.
+/// The limits of one read.
 struct Limit {
     /// Bytes from the first run to the last.
     nbytes: u64,
     /// Bytes of a run. Longer ones are read alone.
     run_nbytes: usize,
-    /// Bytes that are thrown away.
+    /// Bytes that are discarded.
     waste_nbytes: u64,
 }
 
 impl Limit {
-    /// Where the bytes between the runs have to have memory, and the runs are copied from there.
+    /// For reads that fill memory of ours, gaps included, from which the runs are copied.
     const MIXED: Limit = Limit {
         nbytes: 256 << 10,
         run_nbytes: 16 << 10,
         waste_nbytes: 256 << 10,
     };
 
-    /// Where the system puts each run into its own place. Runs of 1 MiB may be read past the cache, each alone.
+    /// For reads that put each run into its own place. Runs of 1 MiB may be read past the cache, each alone.
     const VECTORED: Limit = Limit {
         nbytes: 8 << 20,
         run_nbytes: (1 << 20) - 1,
@@ -96,16 +95,14 @@ impl Limit {
 }
 
 impl Input<'_> {
-    /// Fills all runs, those that lie close together at once.
+    /// Fill all runs, those that are close together at once.
     pub(super) fn read(&mut self, runs: &mut [ReadRun<'_>], mixed: &mut Vec<u8>) -> Result<(), Failure> {
         let is_vectored = self.stream.is_none() && self.source.is_vectored();
         let mut rest = &mut *runs;
         while !rest.is_empty() {
             let mut is_mixed = !is_vectored;
-            let mut count = match is_vectored {
-                true => together(rest, &Limit::VECTORED),
-                false => together(rest, &Limit::MIXED),
-            };
+            let limit = if is_mixed { &Limit::MIXED } else { &Limit::VECTORED };
+            let mut count = together(rest, limit);
             if is_vectored && count > 1 && nbytes(&rest[..count]) < count * SHORT_NBYTES {
                 is_mixed = true;
                 count = together(rest, &Limit::MIXED);
@@ -115,7 +112,7 @@ impl Input<'_> {
             rest = later;
         }
         if self.stream.is_some() {
-            // All is read before any of it is looked at, which may take a while: a server shall not be kept waiting.
+            // Looking may take a while, and must not keep the server waiting.
             self.show(runs);
         }
         Ok(())
@@ -151,9 +148,10 @@ impl Input<'_> {
         let mut blocks = dest;
         for row in rows {
             let is_close = row.stride <= row.nbytes + to_u64(PAGE_NBYTES);
-            let most = match is_close {
-                true => ROW_READ_NBYTES.saturating_sub(row.nbytes) / row.stride.max(1) + 1,
-                false => 1,
+            let most = if is_close {
+                ROW_READ_NBYTES.saturating_sub(row.nbytes) / row.stride.max(1) + 1
+            } else {
+                1
             };
             let mut done = 0;
             while done < row.count {
@@ -195,7 +193,7 @@ impl Input<'_> {
         }
     }
 
-    /// Fills runs that ascend and lie close together.
+    /// Fill runs that ascend and are close together.
     fn read_together(
         &mut self,
         runs: &mut [ReadRun<'_>],
@@ -209,7 +207,7 @@ impl Input<'_> {
         };
         match done {
             Err(failure) if self.stream.is_some() => Err(failure),
-            // One by one, which says of which what is wrong.
+            // One by one, so that the error names the run.
             Err(_) => runs
                 .iter_mut()
                 .try_for_each(|(position, bytes)| self.fill(*position, bytes)),
@@ -239,7 +237,7 @@ impl Input<'_> {
         Ok(())
     }
 
-    /// Reads the runs and all between them, and copies them from there.
+    /// Read the runs and the gaps between them, and copy the runs from there.
     fn read_mixed(&mut self, runs: &mut [ReadRun<'_>], mixed: &mut Vec<u8>) -> Result<(), Failure> {
         let span = span(runs);
         let mixed = level(
@@ -258,7 +256,7 @@ impl Input<'_> {
         Ok(())
     }
 
-    /// Has the system put each run into its own place, and what lies between them away.
+    /// Read each run into its own place, and the gaps into memory that is discarded.
     fn read_vectored(&mut self, runs: &mut [ReadRun<'_>], waste: &mut Vec<u8>) -> Result<(), Failure> {
         let span = span(runs);
         let expected = to_usize(span.end - span.start).unwrap_or(usize::MAX);
@@ -305,7 +303,7 @@ impl Input<'_> {
     }
 }
 
-/// How many of these runs, from the first on, are read at once.
+/// The number of these runs, from the first on, that are read at once.
 fn together(runs: &[ReadRun<'_>], limit: &Limit) -> usize {
     let Some(((begin, first), others)) = runs.split_first() else {
         return 0;
@@ -345,7 +343,7 @@ fn nbytes(runs: &[ReadRun<'_>]) -> usize {
     runs.iter().map(|(_, bytes)| bytes.len()).sum()
 }
 
-/// `nbytes` bytes of `buffer`, which grows to have them, that begin as far into a page as `position` does in the file.
+/// `nbytes` bytes of `buffer`, which grows if needed, that begin as far into a page as `position` in the file.
 ///
 /// Processors copy to an address a few bytes further into a page than the one they copy from at a fifth of their speed
 /// (2026-11, pread of 64 KiB: 2 GB/s where the distance is 8 or 16 bytes, 10 GB/s where it is 0, 32 or 64).

@@ -1,21 +1,21 @@
-//! The only reader of tensors: whole ones and parts of them, as they are or converted, into fresh memory or into the
-//! caller's; and of bytes that are shown to somebody and forgotten, such as for digests and statistics.
+//! The only reader of tensors: whole tensors and parts of them, converted or not, into fresh memory or the caller's; and of
+//! bytes that are looked at and not kept, such as for digests.
 //!
 //! ```text
-//! Part ─piece─► Piece ─Plan::fresh, Plan::into_each─► Plan ─execute─► Chunk ─join─► task ─gather, input─► memory
-//! run  ─show──► Piece ─Plan::into_each──────────────► Plan ─execute─► Chunk ─join─► task ─gather, input─► witness
+//! Job ─piece─► Piece ─Plan─► Chunk ─join─► task ─gather, input─► Buffer
+//! run of bytes ─show──────► Chunk ─join─► task ─gather, input─► Witness
 //! ```
 //!
-//! - A [`part::Part`] is what is wanted of a tensor: which elements, and as what dtype. It is proven to be possible.
-//! - A [`plan::Piece`] is the same in numbers: bytes of a file, a place in memory, and what happens between. One tensor may
-//!   have several pieces, and several tensors may go to one piece of memory; nothing else knows of tensors.
-//! - A [`plan::Plan`] gives each piece its place. Neighbours that lie in memory as in the file become one piece.
-//! - [`execute::execute`] cuts the pieces into chunks of a few MiB, sorts the chunks of all pieces by where they are in the
-//!   files, and makes tasks of those that follow one another. Threads share the tasks, while the caller watches.
-//! - [`gather`] reads a task. It takes the next thousand runs of its chunks, has [`input`] fill them, straight in their
-//!   memory or in a stage that stays in a core's cache, and converts or scatters what is there.
-//! - A [`home::Home`] is where fresh memory is: the host, or a device, whose memory a framework gives. [`relay`] has the
-//!   chunks for a device read into a pinned slot, and sends that.
+//! - A [`Job`] names a tensor or a part of it, a dtype, and a device or the host. A job is proven to be possible.
+//! - A [`plan::Piece`] is the same in numbers: bytes of a file, a place in a block of memory, a conversion. Nothing below
+//!   knows of tensors.
+//! - A [`plan::Plan`] places each piece in a block. Pieces that are neighbours in the file and in memory become one.
+//! - [`chunk`] cuts the pieces into chunks of a few MiB, in the order of the files, and joins those that follow one another
+//!   into tasks. In [`run`] threads share the tasks while the caller watches.
+//! - [`gather`] reads a task. It takes the next thousand runs of its chunks, and [`input`] reads them straight to their memory,
+//!   or into a stage that stays in a core's cache, from which they are converted or scattered. Chunks for a device go through
+//!   a pinned slot ([`relay`]).
+//! - A [`Buffer`] is the result, on the host or on a device.
 //!
 //! Column slices of a file in the page cache are read by rows of blocks, not by runs: [`input::Input::read_rows`] copies the
 //! blocks of a row from the mapping of the file, or reads the row in stretches of 256 KiB and copies the blocks from there.
@@ -24,20 +24,381 @@
 //! returns one long read, over gaps of 128 KiB. From a file, neighbours with less than a page between them are one `preadv`,
 //! and runs of a few bytes are read with the bytes between them and copied.
 //!
-//! A new device is a new [`gather::Destination`], and whoever has to see all bytes on their way is a [`input::Witness`]:
-//! neither is another way of reading. [`show::show`] reads for witnesses alone.
+//! A new kind of memory is a new [`buffer::Destination`], and code that has to see all bytes on their way is an
+//! [`input::Witness`]: neither is another way of reading.
 
-pub(crate) mod execute;
-pub(crate) mod gather;
-pub(crate) mod home;
+pub(crate) mod buffer;
+mod chunk;
+mod gather;
 pub(crate) mod input;
-pub(crate) mod part;
+pub(crate) mod job;
 pub(crate) mod plan;
 pub(crate) mod prefetch;
-#[allow(clippy::module_inception, reason = "the file that has the function `read`")]
-pub(crate) mod read;
 mod relay;
-mod runs;
-pub(crate) mod show;
+pub(crate) mod run;
 #[cfg(test)]
 mod tests;
+
+use std::borrow::Borrow;
+use std::ptr;
+use std::sync::Arc;
+
+use ingot_format::{Index, Strides, to_u64};
+
+use self::buffer::{Buffer, Copies, Destination, allocate};
+use self::input::Witness;
+use self::job::{Job, Target};
+use self::plan::{FileRun, Piece, Plan, joined};
+use self::run::{execute, nbytes, reading, show};
+use crate::device::Onto;
+use crate::error::{Error, Failure, InFile, Misfit, size};
+use crate::file::{Archive, Files, Tensor, TensorId};
+use crate::memory::{Footprint, Region, overlapping};
+use crate::options::ReadOptions;
+use crate::watch::{After, Unwatched, Watch, tell_all};
+use crate::workers::Reading;
+
+/// Read jobs of any files to the host, and return a region for each.
+///
+/// A job whose result is in the mapping of its file, unchanged, returns a view of the mapping and reads nothing. All others
+/// are read at once, from all files in parallel, into memory of their own.
+///
+/// ```
+/// use ingot_format::Index;
+/// use ingot_io::{
+///     Archive, Dtype, Job, OpenOptions, ReadOptions, TensorView, Unwatched, read, serialize_to_file,
+/// };
+///
+/// let folder = tempfile::tempdir()?;
+/// let path = folder.path().join("model.safetensors");
+/// let values: Vec<u8> = [1.0_f32, 2.0, 3.0, 4.0].iter().flat_map(|value| value.to_le_bytes()).collect();
+/// serialize_to_file([("weight", &TensorView::new(Dtype::F32, vec![2, 2], &values)?)], None, &path)?;
+///
+/// let archive = Archive::open(&path, &OpenOptions::default())?;
+/// let weight = archive.find("weight")?;
+/// let row = Job::new(weight, &[Index::At(1)], None)?;
+/// let half = Job::new(weight, &[], Some(Dtype::BF16))?;
+/// let regions = read([&row, &half], &ReadOptions::default(), &Unwatched)?;
+/// assert_eq!(regions[0].to_vec(), &values[8..]);
+/// assert_eq!((half.shape(), regions[1].len()), (&[2, 2][..], 8));
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+///
+/// # Errors
+/// [`Error::Read`] and [`Error::Changed`] if the bytes cannot be read, [`Error::OutOfMemory`], [`Error::Interrupted`].
+pub fn read<'a, J: Borrow<Job<'a>>>(
+    jobs: impl IntoIterator<Item = J>,
+    options: &ReadOptions,
+    watch: &dyn Watch,
+) -> Result<Vec<Region>, Error> {
+    let buffers = read_to(jobs, options, watch)?;
+    Ok(buffers.into_iter().filter_map(Buffer::host).collect())
+}
+
+/// Read jobs of any files, each to the host or to its device, and return a buffer for each. What the callers queue on their
+/// streams afterwards finds the bytes there.
+///
+/// # Errors
+/// As [`read()`]; [`Error::Device`] and [`Error::Refused`]. No copy to a device is running then.
+pub fn read_to<'a, J: Borrow<Job<'a>>>(
+    jobs: impl IntoIterator<Item = J>,
+    options: &ReadOptions,
+    watch: &dyn Watch,
+) -> Result<Vec<Buffer>, Error> {
+    let jobs = jobs.into_iter();
+    let mut files = Files::default();
+    let mut buffers = Vec::with_capacity(jobs.size_hint().0);
+    let mut missing = Vec::new();
+    let (mut before, mut total) = (0, 0_u64);
+    for job in jobs {
+        let file = files.number(job.borrow().tensor().archive());
+        let view = job.borrow().view();
+        if let Some(view) = &view {
+            before += to_u64(view.len());
+        } else {
+            total = total.saturating_add(job.borrow().nbytes());
+            missing.push((buffers.len(), file, job));
+        }
+        buffers.push(view.map(Buffer::Host));
+    }
+    total = total.saturating_add(before);
+    // Before a view is handed out: touching bytes that are gone ends the process.
+    files.check_unchanged()?;
+    if missing.is_empty() {
+        tell_all(watch, total)?;
+    } else {
+        let watch = &After { watch, before, total };
+        let wanted = missing.iter().map(|(_, file, job)| (*file, job.borrow()));
+        let wanted: Vec<(usize, &Job<'_>)> = wanted.collect();
+        let read = read_owned(&files, &[], &wanted, options, watch)?;
+        for ((rank, ..), buffer) in missing.iter().zip(read) {
+            buffers[*rank] = Some(buffer);
+        }
+        files.check_unchanged()?;
+    }
+    Ok(buffers.into_iter().flatten().collect())
+}
+
+/// Read jobs, each with the number of its file, into memory of their own, even if the file is mapped. There may be a witness
+/// for each file.
+pub(crate) fn read_owned(
+    files: &Files<'_>,
+    witnesses: &[&dyn Witness],
+    jobs: &[(usize, &Job<'_>)],
+    options: &ReadOptions,
+    watch: &dyn Watch,
+) -> Result<Vec<Buffer>, Error> {
+    let explain = |failure: Failure| files.explain(failure);
+    let mut pieces = pieces(files, jobs.iter().copied())?;
+    let devices = assign_pools(&mut pieces, jobs);
+    let plan = Plan::fresh(&mut pieces);
+    let mut blocks = allocate(&plan, jobs, &devices).map_err(explain)?;
+    let sources = files.sources();
+    let slots = devices.iter().map(|onto| onto.at.device().chunk_nbytes());
+    let reading = reading(&plan, &sources, options).within(slots.min().unwrap_or(usize::MAX));
+    // Dropped before the blocks are.
+    let copies = Copies::begin(&devices).map_err(|fault| explain(fault.into()))?;
+    let dests = blocks
+        .iter_mut()
+        .enumerate()
+        .map(|(number, block)| block.dest(number));
+    let outcome = execute(&plan, &sources, witnesses, dests, reading, watch);
+    outcome.map_err(|fault| files.explain(fault))?;
+    copies.end().map_err(|fault| explain(fault.into()))?;
+    if devices.iter().any(|onto| onto.at.device().is_integrated()) {
+        // The system reads ahead of a thread, and keeps groups of pages, so the page cache has more than each thread gave up.
+        for (file, span) in plan.stretches() {
+            sources[file].forget(span);
+        }
+    }
+    let blocks: Vec<Buffer> = blocks.into_iter().map(Buffer::from).collect();
+    let buffer = |(piece, (_, job)): (&Piece<'_>, &(usize, &Job<'_>))| {
+        blocks[piece.block].part(piece.at, piece.nbytes, job.dtype())
+    };
+    Ok(pieces.iter().zip(jobs).map(buffer).collect())
+}
+
+/// Number the pool of each job's piece: 0 for the host, then the devices in the order in which jobs name them. Return the
+/// devices.
+fn assign_pools<'j>(pieces: &mut [Piece<'_>], jobs: &[(usize, &'j Job<'_>)]) -> Vec<&'j Onto> {
+    let mut devices: Vec<&Onto> = Vec::new();
+    for (piece, (_, job)) in pieces.iter_mut().zip(jobs) {
+        if let Some(onto) = job.device() {
+            let known = devices.iter().position(|known| ptr::eq(*known, onto));
+            piece.pool = 1 + known.unwrap_or_else(|| {
+                devices.push(onto);
+                devices.len() - 1
+            });
+        }
+    }
+    devices
+}
+
+/// Read jobs of any files, in parallel, into the caller's memory.
+///
+/// # Errors
+/// [`Error::Destination`] if a target does not fit its job, or shares memory with another target; nothing has been read then.
+/// Otherwise as [`read()`]; bytes that were read until then stay in the targets.
+pub fn fill(
+    jobs: &[Job<'_>],
+    targets: Vec<Target<'_>>,
+    options: &ReadOptions,
+    watch: &dyn Watch,
+) -> Result<(), Error> {
+    fill_within(jobs, targets, options, watch, |_, _, read| read(&[]))
+}
+
+/// Fill the targets as [`fill`] does, by the closure that `within` receives with the files and the tensors. The closure
+/// takes a witness for each file, or none.
+pub(crate) fn fill_within(
+    jobs: &[Job<'_>],
+    targets: Vec<Target<'_>>,
+    options: &ReadOptions,
+    watch: &dyn Watch,
+    within: impl FnOnce(
+        &Files<'_>,
+        &[TensorId],
+        &mut dyn FnMut(&[&dyn Witness]) -> Result<(), Error>,
+    ) -> Result<(), Error>,
+) -> Result<(), Error> {
+    for (job, target) in jobs.iter().zip(&targets) {
+        if let Some(misfit) = target.misfit(job) {
+            return Err(job.refuse(misfit));
+        }
+    }
+    let footprints: Vec<Footprint> = targets.iter().map(|target| target.memory.footprint()).collect();
+    if let Some((one, other)) = overlapping(&footprints) {
+        let other = jobs[other].tensor().entry().name.to_owned();
+        return Err(jobs[one].refuse(Misfit::Overlap { other }));
+    }
+    let (files, ids) = Files::of(jobs.iter().map(|job| *job.tensor()));
+    let plan = Plan::into_each(pieces(&files, ids.iter().map(|id| id.file).zip(jobs))?);
+    let sources = files.sources();
+    let dests = targets.into_iter().map(|target| Destination::from(target.memory));
+    files.check_unchanged()?;
+    let reading = reading(&plan, &sources, options);
+    // Taken by the one call that reads.
+    let mut dests = Some(dests);
+    within(&files, &ids, &mut |witnesses| {
+        let dests = dests.take().into_iter().flatten();
+        execute(&plan, &sources, witnesses, dests, reading, watch).map_err(|fault| files.explain(fault))?;
+        files.check_unchanged()
+    })
+}
+
+/// The pieces of these jobs, each given with the number of its file.
+fn pieces<'j, 'a: 'j>(
+    files: &Files<'_>,
+    jobs: impl Iterator<Item = (usize, &'j Job<'a>)>,
+) -> Result<Vec<Piece<'j>>, Error> {
+    // Not collected: a vector of results grows step by step, which takes longer than all else here.
+    let mut pieces = Vec::with_capacity(jobs.size_hint().0);
+    for (file, job) in jobs {
+        let explain = |failure| {
+            let file = Some(file);
+            files.explain(InFile { file, failure })
+        };
+        pieces.push(job.piece(file).map_err(explain)?);
+    }
+    Ok(pieces)
+}
+
+/// Read tensors into the system's page cache and keep nothing, so that later reads find them there. Return the number of
+/// bytes.
+///
+/// Only reading brings pages into the cache on every file system and ends when they are there; advice to the system does
+/// neither.
+///
+/// # Errors
+/// As [`read()`].
+pub fn warm_tensors(tensors: &[Tensor<'_>], options: &ReadOptions, watch: &dyn Watch) -> Result<u64, Error> {
+    let (files, mut ids) = Files::of(tensors.iter().copied());
+    ids.sort_unstable();
+    ids.dedup();
+    let (runs, sources) = (runs(&files, &ids), files.sources());
+    // As if the bytes were cached: filling the cache is what takes time, and more threads than cores only get in each
+    // other's way.
+    let spans: Vec<_> = sources.iter().map(|&source| (source, 0..0)).collect();
+    let reading = Reading::of(nbytes(&runs), &spans, options);
+    show(&sources, &[], &runs, reading, watch).map_err(|fault| files.explain(fault))?;
+    files.check_unchanged()?;
+    Ok(nbytes(&runs))
+}
+
+/// As [`warm_tensors`], for those whose file is mapped. Others have memory of their own, and would be read twice.
+pub(crate) fn warm_behind_mappings(
+    tensors: &[Tensor<'_>],
+    options: &ReadOptions,
+    watch: &dyn Watch,
+) -> Result<(), Error> {
+    let is_mapped = |tensor: &&Tensor<'_>| tensor.archive().source().memory().is_some();
+    let mapped: Vec<Tensor<'_>> = tensors.iter().filter(is_mapped).copied().collect();
+    if mapped.is_empty() {
+        return Ok(());
+    }
+    warm_tensors(&mapped, options, watch).map(drop)
+}
+
+/// The bytes of these tensors, which come in their order. Neighbours are one run.
+fn runs(files: &Files<'_>, tensors: &[TensorId]) -> Vec<FileRun> {
+    let headers = files.headers();
+    let run = |&TensorId { file, number }: &TensorId| {
+        let (start, entry) = (headers[file].data_start(), headers[file].entry(number)?);
+        Some((file, start + entry.begin..start + entry.end))
+    };
+    joined(tensors.iter().filter_map(run))
+}
+
+impl Archive {
+    /// Return the bytes of the tensor `name`.
+    ///
+    /// # Errors
+    /// [`Error::UnknownTensor`], and as [`Tensor::read`].
+    pub fn read(&self, name: &str) -> Result<Region, Error> {
+        self.find(name)?.read(&ReadOptions::default(), &Unwatched)
+    }
+}
+
+impl Tensor<'_> {
+    /// Return its bytes: a view if the file is mapped, else read into memory of their own.
+    ///
+    /// # Errors
+    /// As [`read()`].
+    pub fn read(&self, options: &ReadOptions, watch: &dyn Watch) -> Result<Region, Error> {
+        // Most reads of one tensor end here, and there may be many.
+        if self.archive().source().memory().is_some() {
+            self.archive().check_unchanged()?;
+            if let Some(view) = self.mapped() {
+                return Ok(view.of(self.entry().dtype));
+            }
+        }
+        on_host(&Job::from(*self), options, watch)
+    }
+
+    /// Return what `index` selects as a view of the mapping. `None` if the file is not mapped, if the elements are not
+    /// aligned or fill no bytes, and if `index` has a list or selects nothing: [`Tensor::select`] handles those.
+    ///
+    /// # Errors
+    /// [`Error::Slice`] if the index does not fit, and [`Error::Changed`].
+    #[doc(hidden)]
+    pub fn strided(&self, index: &[Index]) -> Result<Option<StridedView>, Error> {
+        let entry = self.entry();
+        let width = entry.dtype.bits() / 8;
+        let Some(whole) = self.mapped().filter(|_| entry.dtype.bits().is_multiple_of(8)) else {
+            return Ok(None);
+        };
+        let taken = Strides::new(entry.shape, index).map_err(|fault| self.misindexed(fault))?;
+        let Some(taken) = taken else {
+            return Ok(None);
+        };
+        // Before the view is handed out: touching bytes that are gone ends the process.
+        self.archive().check_unchanged()?;
+        let (begin, end) = (size(taken.begin * width)?, size((taken.end + 1) * width)?);
+        let region = Region::new(Arc::clone(whole.memory()), whole.at() + begin, end - begin);
+        Ok(Some(StridedView {
+            buffer: Buffer::Host(region),
+            shape: taken.shape,
+            strides: taken.strides,
+        }))
+    }
+
+    /// Return the shape and the bytes of what `index` selects, in C order. The bytes are a view of the mapping if they are
+    /// contiguous there and the index has no list, else a copy; only the selected bytes are read, or little more.
+    ///
+    /// # Errors
+    /// [`Error::Slice`] if the index does not fit, and as [`read()`].
+    pub fn select(&self, index: &[Index], watch: &dyn Watch) -> Result<(Vec<u64>, Region), Error> {
+        let job = Job::new(*self, index, None)?;
+        let region = on_host(&job, &ReadOptions::default(), watch)?;
+        Ok((job.shape().to_owned(), region))
+    }
+}
+
+/// Elements of a tensor in a mapping.
+#[derive(Clone, Debug)]
+pub struct StridedView {
+    /// The bytes from the first element to the last.
+    pub buffer: Buffer,
+    /// The number of elements along each dimension.
+    pub shape: Vec<u64>,
+    /// The distance between neighbours along each dimension, in elements.
+    pub strides: Vec<u64>,
+}
+
+/// The region of one job on the host.
+fn on_host(job: &Job<'_>, options: &ReadOptions, watch: &dyn Watch) -> Result<Region, Error> {
+    // One job gives one region.
+    about(job, read([job], options, watch)).map(|mut regions| regions.swap_remove(0))
+}
+
+/// The result of reading one job. Its block may be a little larger than the job, which an error about memory names.
+fn about<T>(job: &Job<'_>, read: Result<T, Error>) -> Result<T, Error> {
+    read.map_err(|error| match error {
+        Error::OutOfMemory { path, source, .. } => Error::OutOfMemory {
+            path,
+            nbytes: job.nbytes(),
+            source,
+        },
+        other => other,
+    })
+}

@@ -1,14 +1,13 @@
-//! Reading tensors in the background, before they are asked for.
+//! Reading tensors in the background, before they are used.
 
-use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
 use ingot_format::Index;
 
-use super::home::{Found, Home};
-use super::part::Part;
-use super::read::{only, read_to, warm_behind_mappings};
+use super::buffer::Buffer;
+use super::job::Job;
+use super::{about, read_to, warm_behind_mappings};
 use crate::checkpoint::Checkpoint;
 use crate::device::Onto;
 use crate::error::Error;
@@ -18,37 +17,37 @@ use crate::sync::thread::{self, JoinHandle};
 use crate::sync::{Condvar, Mutex, MutexGuard, PoisonError, locked};
 use crate::watch::Watch;
 
-/// How often whoever waits looks whether to stop.
+/// How often a waiting caller checks whether to stop.
 const WATCH_INTERVAL: Duration = Duration::from_millis(50);
 
-/// What is read at once is at most this part of what is read ahead: while one part is handed out, others are read.
+/// A batch is at most this part of what is read ahead: while one batch is handed out, others are read.
 const PARTS: u64 = 4;
 
-/// What to read of one tensor.
+/// A tensor to read, or a part of it.
 #[derive(Clone, Debug)]
 pub struct Request {
-    /// Which it is, as [`Checkpoint::id`] says.
+    /// The tensor, as [`Checkpoint::id`] returns it.
     pub tensor: TensorId,
-    /// The part of it; all of it by default.
+    /// The part to read; `None` for the whole tensor.
     pub index: Option<Vec<Index>>,
-    /// The device that it is read onto; the memory of the host by default.
+    /// The device to read onto; `None` for the host.
     pub onto: Option<Arc<Onto>>,
 }
 
-/// A part of a tensor that has been read.
+/// The result of a [`Request`].
 #[derive(Clone, Debug)]
 pub struct Fetched {
-    /// Its shape.
+    /// The shape of the tensor, or of the part of it.
     pub shape: Vec<u64>,
-    /// Its bytes.
-    pub found: Found,
+    /// The bytes.
+    pub buffer: Buffer,
 }
 
 /// Tensors that a thread reads in the background, each handed out once.
 ///
-/// What is read and not handed out takes no more memory than it was told, or than one tensor where that is larger.
-/// Where the file is mapped its bytes are brought into the page cache, and the tensors are views as ever.
-/// Dropping it stops the thread, waits for it, and frees what was not handed out.
+/// Tensors that wait to be handed out take no more memory than `ahead` allows, or than one tensor if that is larger. If the file
+/// is mapped, its bytes are brought into the page cache, and the tensors are views. Dropping it stops the thread, waits for
+/// it, and frees the tensors that were not handed out.
 ///
 /// ```
 /// use std::sync::Arc;
@@ -112,7 +111,7 @@ enum RequestState {
 }
 
 impl Prefetch {
-    /// Starts to read `requests`, in this order, with at most `ahead` bytes waiting to be handed out.
+    /// Start to read `requests`, in this order, with at most `ahead` bytes waiting to be handed out.
     #[must_use]
     pub fn new(
         checkpoint: Arc<Checkpoint>,
@@ -141,13 +140,13 @@ impl Prefetch {
         let thread = thread::Builder::new()
             .name("ingot-prefetch".to_owned())
             .spawn(move || {
-                // Also when the thread panics, so that nobody waits for it for ever.
+                // Also if the thread panics, so that no caller waits for it for ever.
                 let _leave = Leave(&of_thread);
                 of_thread.read_all();
             })
             .ok();
         if thread.is_none() {
-            // The system refuses it: then whoever asks for a tensor reads it.
+            // The system refuses the thread: each caller reads its tensor.
             shared.locked().is_running = false;
         }
         Prefetch {
@@ -157,11 +156,10 @@ impl Prefetch {
         }
     }
 
-    /// The next of the requests that was not handed out, by its place among them, when it is read; `None` after the
-    /// last.
+    /// Wait for the next request that was not handed out, and return it with its place among the requests; `None` after the last.
     ///
     /// # Errors
-    /// What reading it met, once; [`Error::Interrupted`] when `watch` wants to wait no longer, [`Error::Closed`].
+    /// The error of reading it, once; [`Error::Interrupted`] if `watch` stops the wait; [`Error::Closed`].
     pub fn next(&self, watch: &dyn Watch) -> Result<Option<(usize, Fetched)>, Error> {
         self.refuse_child()?;
         let first = self.shared.locked().first;
@@ -177,8 +175,8 @@ impl Prefetch {
         Ok(None)
     }
 
-    /// The request `rank`, when it is read; `None` where it was handed out before, or there are fewer. One that the thread has not come to
-    /// is read by the caller, at once.
+    /// Wait for request `rank`, and return it; `None` if it was handed out before, or there are fewer. If the thread has not
+    /// begun to read it, the caller reads it at once.
     ///
     /// # Errors
     /// As [`Prefetch::next`].
@@ -198,7 +196,7 @@ impl Prefetch {
                     drop(state);
                     let part = shared.read(rank, watch);
                     if matches!(part, Err(Error::Interrupted)) {
-                        // Nothing was handed out, so that whoever goes on gets it.
+                        // Nothing was handed out: the next call returns it.
                         shared.put_back(rank);
                     }
                     return part.map(Some);
@@ -225,7 +223,7 @@ impl Prefetch {
         }
     }
 
-    /// Raises in the child of a fork, which has no reading thread and whose locks may stay locked for ever.
+    /// Fail in the child of a fork, which has no reading thread and whose locks may stay locked for ever.
     fn refuse_child(&self) -> Result<(), Error> {
         if self.process == std::process::id() {
             Ok(())
@@ -256,7 +254,7 @@ impl Prefetch {
 impl Drop for Prefetch {
     fn drop(&mut self) {
         self.close();
-        // What is left is a thread of the parent's, which a child can neither wait for nor detach.
+        // In a child the thread is the parent's, which it can neither wait for nor detach.
         let thread = self.thread.get_mut().unwrap_or_else(PoisonError::into_inner);
         std::mem::forget(thread.take());
     }
@@ -269,15 +267,13 @@ impl Watch for Shared {
 }
 
 impl Shared {
-    /// What the thread does.
+    /// The work of the thread.
     fn read_all(&self) {
         while let Some(ranks) = self.next_batch() {
-            let mut outcomes = self.read_batch(&ranks);
+            let outcomes = self.read_batch(ranks);
             let mut state = self.locked();
-            for &rank in &ranks {
-                if let (Some(slot @ RequestState::Reading), Some(outcome)) =
-                    (state.slots.get_mut(rank), outcomes.remove(&rank))
-                {
+            for (rank, outcome) in outcomes {
+                if let Some(slot @ RequestState::Reading) = state.slots.get_mut(rank) {
                     *slot = RequestState::Ready(outcome);
                 }
             }
@@ -286,7 +282,7 @@ impl Shared {
         }
     }
 
-    /// Waits until there is room, and says what to read next; nothing at the end.
+    /// Wait for room, and return the ranks to read next; `None` at the end.
     fn next_batch(&self) -> Option<Vec<usize>> {
         let mut state = self.locked();
         loop {
@@ -312,7 +308,7 @@ impl Shared {
         }
     }
 
-    /// The next requests that make up one part of what is read ahead, and their bytes.
+    /// The requests of the next batch, and the number of their bytes.
     fn batch(&self, state: &Progress) -> (Vec<usize>, u64) {
         let (mut ranks, mut total) = (Vec::new(), 0_u64);
         for rank in state.begun..self.requests.len() {
@@ -329,54 +325,46 @@ impl Shared {
         (ranks, total)
     }
 
-    /// All of one batch at once; one by one where that fails, so that each has its own failure.
-    fn read_batch(&self, ranks: &[usize]) -> HashMap<usize, Result<Fetched, Error>> {
-        let mut outcomes = HashMap::with_capacity(ranks.len());
-        if let Ok(fetched) = self.read_at_once(ranks, self) {
-            outcomes.extend(ranks.iter().copied().zip(fetched.into_iter().map(Ok)));
+    /// Read a batch at once, or one by one if that fails, so that each request has its own error.
+    fn read_batch(&self, ranks: Vec<usize>) -> Vec<(usize, Result<Fetched, Error>)> {
+        if let Ok(fetched) = self.read_at_once(&ranks, self) {
+            return ranks.into_iter().zip(fetched.into_iter().map(Ok)).collect();
         }
-        for &rank in ranks {
-            if self.interrupted() {
-                break;
-            }
-            outcomes.entry(rank).or_insert_with(|| self.read(rank, self));
-        }
-        outcomes
+        let wanted = ranks.into_iter().take_while(|_| !self.interrupted());
+        wanted.map(|rank| (rank, self.read(rank, self))).collect()
     }
 
     fn read_at_once(&self, ranks: &[usize], watch: &dyn Watch) -> Result<Vec<Fetched>, Error> {
-        let parts = ranks.iter().map(|&rank| self.part(rank));
-        let parts = parts.collect::<Result<Vec<_>, _>>()?;
-        let whole = ranks.iter().zip(&parts).filter(|(rank, _)| {
+        let jobs = ranks.iter().map(|&rank| self.job(rank));
+        let jobs = jobs.collect::<Result<Vec<_>, _>>()?;
+        let whole = ranks.iter().zip(&jobs).filter(|(rank, _)| {
             self.requests[**rank].index.is_none() && self.requests[**rank].onto.is_none()
         });
-        let tensors: Vec<Tensor<'_>> = whole.map(|(_, part)| *part.tensor()).collect();
+        let tensors: Vec<Tensor<'_>> = whole.map(|(_, job)| *job.tensor()).collect();
         warm_behind_mappings(&tensors, &self.options, self)?;
-        let homes: Vec<Home<'_>> = ranks.iter().map(|&rank| self.home(rank)).collect();
-        let found = read_to(&parts, &homes, &self.options, watch)?;
-        let fetched = |(part, found): (&Part<'_>, Found)| Fetched {
-            shape: part.shape().to_owned(),
-            found,
+        let buffers = read_to(&jobs, &self.options, watch)?;
+        let fetched = |(job, buffer): (&Job<'_>, Buffer)| Fetched {
+            shape: job.shape().to_owned(),
+            buffer,
         };
-        Ok(parts.iter().zip(found).map(fetched).collect())
+        Ok(jobs.iter().zip(buffers).map(fetched).collect())
     }
 
     fn read(&self, rank: usize, watch: &dyn Watch) -> Result<Fetched, Error> {
-        let part = self.part(rank)?;
-        let shape = part.shape().to_owned();
-        let found = only(&part, self.home(rank), &self.options, watch)?;
-        Ok(Fetched { shape, found })
+        let job = self.job(rank)?;
+        let buffers = about(&job, read_to([&job], &self.options, watch));
+        Ok(Fetched {
+            // One job gives one buffer.
+            buffer: buffers?.swap_remove(0),
+            shape: job.shape().to_owned(),
+        })
     }
 
-    fn home(&self, rank: usize) -> Home<'_> {
-        let onto = self.requests[rank].onto.as_deref();
-        onto.map_or(Home::Host, Home::Device)
-    }
-
-    fn part(&self, rank: usize) -> Result<Part<'_>, Error> {
+    fn job(&self, rank: usize) -> Result<Job<'_>, Error> {
         let request = &self.requests[rank];
         let tensor = self.checkpoint.tensor(request.tensor)?;
-        Part::new(tensor, request.index.as_deref().unwrap_or_default(), None)
+        let job = Job::new(tensor, request.index.as_deref().unwrap_or_default(), None)?;
+        Ok(job.onto(request.onto.as_deref()))
     }
 
     fn put_back(&self, rank: usize) {
@@ -387,7 +375,7 @@ impl Shared {
         }
     }
 
-    /// What counts for a request: never less than it takes.
+    /// The bytes that count for a request: never less than it takes.
     fn nbytes(&self, rank: usize) -> u64 {
         let tensor = self.checkpoint.tensor(self.requests[rank].tensor);
         tensor.map_or(0, |tensor| tensor.entry().nbytes())
@@ -404,14 +392,14 @@ impl Shared {
     }
 }
 
-/// Says, when dropped, that the thread has ended.
+/// Notes, when dropped, that the thread has ended.
 struct Leave<'a>(&'a Shared);
 
 impl Drop for Leave<'_> {
     fn drop(&mut self) {
         let mut state = self.0.locked();
         state.is_running = false;
-        // Whoever waits for one of these reads it.
+        // The callers that wait for these read them.
         for slot in &mut state.slots {
             if matches!(slot, RequestState::Reading) {
                 *slot = RequestState::Waiting;
@@ -449,9 +437,9 @@ mod tests {
     }
 
     fn letter(fetched: &Fetched) -> char {
-        match &fetched.found {
-            Found::Host(region) => char::from(region.to_vec()[NBYTES - 1]),
-            Found::Device(_) => panic!("it was asked for in the memory of the host"),
+        match &fetched.buffer {
+            Buffer::Host(region) => char::from(region.to_vec()[NBYTES - 1]),
+            Buffer::Device(_) => panic!("it was asked for in the memory of the host"),
         }
     }
 

@@ -1,93 +1,94 @@
-//! Chunks that go to a device: they are read into a pinned slot, and sent on from there.
+//! Reading chunks for a device: into a pinned slot, which is then sent.
 
 use std::mem;
 use std::ops::Range;
 
 use ingot_format::{StopFlag, to_usize};
 
-use super::gather::{self, Chunk, Destination, Stage};
+use super::buffer::Destination;
+use super::chunk::{Chunk, Task};
+use super::gather::{self, Stage};
 use super::input::Witness;
-use crate::device::{Copy, DeviceDest};
+use crate::device::{Copy, Device, DeviceDest};
 use crate::error::Failure;
 use crate::file::ReadAt;
 use crate::memory::Dest;
 
-/// Where tensors begin in the memory of a device, in bytes: what its vector units ask for at most.
-pub(super) const ALIGNMENT: usize = 256;
+/// Where tensors begin in the memory of a device, in bytes: the largest alignment that vector units need.
+const ALIGNMENT: usize = 256;
 
-/// Reads chunks as [`gather::read`] does, whatever memory they go to.
+/// Read a task as [`gather::read`] does, whatever memory it fills.
 pub(super) fn read(
     source: &dyn ReadAt,
     witness: Option<&dyn Witness>,
-    chunks: Vec<Chunk<'_, '_>>,
+    task: Task<'_, '_>,
     stage: &mut Stage,
     stop: StopFlag<'_>,
 ) -> Result<usize, Failure> {
-    if !chunks.iter().any(Chunk::is_for_device) {
-        return gather::read(source, witness, chunks, stage, stop);
+    let is_for_device = |chunk: &Chunk<'_, '_>| matches!(chunk.dest, Destination::Device(_));
+    if !task.iter().any(is_for_device) {
+        return gather::read(source, witness, task, stage, stop);
     }
     let mut nbytes = 0;
-    let mut rest = chunks.into_iter().peekable();
-    while let Some(first) = rest.next() {
-        let mut group = Group::of(first);
-        while let Some(chunk) = rest.next_if(|chunk| group.has_room(chunk)) {
-            group.add(chunk);
+    let mut rest = task.into_iter().peekable();
+    while rest.peek().is_some() {
+        let mut load = Load::default();
+        while let Some(chunk) = rest.next_if(|chunk| load.has_room(chunk)) {
+            load.add(chunk);
         }
-        nbytes += group.read(source, witness, stage, stop)?;
+        nbytes += load.read(source, witness, stage, stop)?;
     }
     Ok(nbytes)
 }
 
-/// Chunks that are read together: through one slot, or past the ring.
-struct Group<'p, 'd> {
-    chunks: Vec<Chunk<'p, 'd>>,
-    /// Of each, where in the slot its bytes stand.
+/// Chunks that are read together: into one slot, or to memory of the host.
+#[derive(Default)]
+struct Load<'p, 'd> {
+    chunks: Task<'p, 'd>,
+    /// Where in the slot the bytes of each begin.
     places: Vec<usize>,
     /// Where the last ends.
     end: usize,
+    /// What the slot is copied to, each from its place on. Neighbours are one copy.
+    copies: Vec<(usize, DeviceDest<'d>)>,
 }
 
-impl<'p, 'd> Group<'p, 'd> {
-    fn of(first: Chunk<'p, 'd>) -> Group<'p, 'd> {
-        Group {
-            end: first.dest.len(),
-            places: vec![0],
-            chunks: vec![first],
-        }
+impl<'p, 'd> Load<'p, 'd> {
+    fn device(&self) -> Option<&'d Device> {
+        self.copies.first().map(|(_, dest)| dest.device)
     }
 
-    fn has_room(&self, chunk: &Chunk<'_, '_>) -> bool {
+    fn has_room(&self, chunk: &Chunk<'_, 'd>) -> bool {
         match (self.device(), &chunk.dest) {
-            (Some(last), Destination::Device(next)) => {
-                last.device.is(next.device) && self.place(next) + next.len() <= next.device.slot_nbytes()
+            _ if self.chunks.is_empty() => true,
+            (Some(device), Destination::Device(next)) => {
+                let (place, _) = self.place(next);
+                device.is(next.device) && place + next.len() <= device.slot_nbytes()
             }
             (None, dest) => !matches!(dest, Destination::Device(_)),
             _ => false,
         }
     }
 
-    /// The last destination, if it is on a device.
-    fn device(&self) -> Option<&DeviceDest<'d>> {
-        match self.chunks.last().map(|chunk| &chunk.dest) {
-            Some(Destination::Device(last)) => Some(last),
-            _ => None,
-        }
-    }
-
-    /// Where the bytes of `next` stand: as far from those before it as on the device, where both are of one fresh block
-    /// and near each other, so that one copy takes both.
-    fn place(&self, next: &DeviceDest<'_>) -> usize {
-        match self.device().and_then(|last| gap(last, next)) {
-            Some(gap) => self.end + gap,
-            None => self.end.next_multiple_of(ALIGNMENT),
+    /// Where the bytes of `next` begin in the slot, and whether the last copy reaches to them: they are then as far from those
+    /// before them as on the device.
+    fn place(&self, next: &DeviceDest<'_>) -> (usize, bool) {
+        match self.copies.last().and_then(|(_, last)| gap(last, next)) {
+            Some(gap) => (self.end + gap, true),
+            None => (self.end.next_multiple_of(ALIGNMENT), false),
         }
     }
 
     fn add(&mut self, chunk: Chunk<'p, 'd>) {
-        let place = match &chunk.dest {
-            Destination::Device(next) => self.place(next),
-            _ => 0,
-        };
+        let mut place = 0;
+        if let Destination::Device(next) = &chunk.dest {
+            let is_near;
+            (place, is_near) = self.place(next);
+            match self.copies.last_mut() {
+                Some((_, last)) if is_near => *last = last.reaching(next.end()),
+                _ => self.copies.push((place, **next)),
+            }
+        }
         self.end = place + chunk.dest.len();
         self.places.push(place);
         self.chunks.push(chunk);
@@ -100,10 +101,11 @@ impl<'p, 'd> Group<'p, 'd> {
         stage: &mut Stage,
         stop: StopFlag<'_>,
     ) -> Result<usize, Failure> {
-        let Some(device) = self.device().map(|dest| dest.device) else {
+        let Some(device) = self.device() else {
             return gather::read(source, witness, self.chunks, stage, stop);
         };
-        let copies = self.copies();
+        let copies = self.copies.iter().map(|(place, dest)| dest.copied_from(*place));
+        let copies: Vec<Copy> = copies.collect();
         let span = self.span();
         let mut slot = device.lend(stop)?;
         let mut room = slot.bytes();
@@ -124,33 +126,15 @@ impl<'p, 'd> Group<'p, 'd> {
         Ok(nbytes)
     }
 
-    /// What is read of the file, from the first byte to the last.
+    /// From the first byte that is read of the file to the last.
     fn span(&self) -> Range<u64> {
         let spans = || self.chunks.iter().map(|chunk| &chunk.span);
         let begin = spans().map(|span| span.start).min().unwrap_or_default();
         begin..spans().map(|span| span.end).max().unwrap_or_default()
     }
-
-    /// What takes the bytes to the device: one copy for neighbours.
-    fn copies(&self) -> Vec<Copy> {
-        let mut joined: Vec<(usize, DeviceDest<'d>)> = Vec::new();
-        for (chunk, &place) in self.chunks.iter().zip(&self.places) {
-            let Destination::Device(dest) = &chunk.dest else {
-                continue;
-            };
-            match joined.last_mut() {
-                Some((_, last)) if gap(last, dest).is_some() => *last = last.reaching(dest.end()),
-                _ => joined.push((place, **dest)),
-            }
-        }
-        joined
-            .iter()
-            .map(|(place, dest)| dest.copied_from(*place))
-            .collect()
-    }
 }
 
-/// Bytes between two destinations of one fresh block that are near each other.
+/// The number of bytes between two destinations of one fresh block that are near each other.
 fn gap(first: &DeviceDest<'_>, next: &DeviceDest<'_>) -> Option<usize> {
     let between = first.block.is_some() && first.block == next.block;
     let gap = next.address.checked_sub(first.end())?;

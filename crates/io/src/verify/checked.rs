@@ -1,7 +1,6 @@
 //! Loading only what is proven to be right.
 
 use std::collections::BTreeMap;
-use std::iter;
 
 use ingot_format::MODEL_SPEC_KEY;
 
@@ -10,12 +9,12 @@ use super::{RecordedDigests, sha256_from};
 use crate::checkpoint::Checkpoint;
 use crate::digest::{Algorithm, Digest, Digests, Unequal};
 use crate::error::{CheckpointFault, Error};
-use crate::file::{Archive, Files, Tensor, TensorId};
+use crate::file::{Archive, Files, TensorId};
 use crate::options::ReadOptions;
-use crate::read::home::{Found, Home};
+use crate::read::buffer::Buffer;
 use crate::read::input::Witness;
-use crate::read::part::{Part, Target};
-use crate::read::read::{fill_within, read_owned};
+use crate::read::job::{Job, Target};
+use crate::read::{fill_within, read_owned};
 use crate::watch::Watch;
 
 /// What tensors are compared with before they are handed out.
@@ -35,9 +34,9 @@ struct Promise {
 }
 
 impl Checkpoint {
-    /// The bytes of tensors of this checkpoint, when they are what `proof` asks for. They are in memory of their own, that of
-    /// `homes`, one for each, or all on the host, whatever the backend, since a mapped file can change after it was looked at; the digests are taken of the bytes of
-    /// what is read, on the way into it.
+    /// Read whole tensors of this checkpoint, and return them if they match `proof`. They are read into memory of their own,
+    /// whatever the backend, since a mapped file can change after it was checked; the digests are computed of the bytes on
+    /// their way into it.
     ///
     /// A digest of more than these tensors is compared only when they are all that its file has: without its own, a
     /// tensor is then one without a digest.
@@ -49,26 +48,22 @@ impl Checkpoint {
     #[doc(hidden)]
     pub fn proven(
         &self,
-        tensors: &[Tensor<'_>],
+        jobs: &[Job<'_>],
         proof: &Proof,
-        homes: &[Home<'_>],
         options: &ReadOptions,
         watch: &dyn Watch,
-    ) -> Result<Vec<Found>, Error> {
-        let (files, ids) = Files::of(tensors.iter().copied());
-        // Each of them once, as the digests want it.
-        let homes = homes.iter().copied().chain(iter::repeat(Home::Host));
-        let parts = tensors.iter().map(|&tensor| Part::from(tensor)).zip(homes);
-        let wanted: BTreeMap<TensorId, (Part<'_>, Home<'_>)> = ids.iter().copied().zip(parts).collect();
-        let numbered = wanted.iter().map(|(id, (part, _))| (part, id.file));
-        let homes: Vec<Home<'_>> = wanted.values().map(|(_, home)| *home).collect();
-        let found = self.compared(&files, &ids, proof, watch, |witnesses| {
-            let found = read_owned(&files, witnesses, numbered, &homes, options, watch)?;
+    ) -> Result<Vec<Buffer>, Error> {
+        let (files, ids) = Files::of(jobs.iter().map(|job| *job.tensor()));
+        // Each tensor once, as the digests need it.
+        let wanted: BTreeMap<TensorId, &Job<'_>> = ids.iter().copied().zip(jobs).collect();
+        let numbered: Vec<_> = wanted.iter().map(|(id, job)| (id.file, *job)).collect();
+        let buffers = self.compared(&files, &ids, proof, watch, |witnesses| {
+            let buffers = read_owned(&files, witnesses, &numbered, options, watch)?;
             files.check_unchanged()?;
-            Ok(found)
+            Ok(buffers)
         })?;
-        let found: BTreeMap<&TensorId, Found> = wanted.keys().zip(found).collect();
-        Ok(ids.iter().map(|id| found[id].clone()).collect())
+        let buffers: BTreeMap<&TensorId, Buffer> = wanted.keys().zip(buffers).collect();
+        Ok(ids.iter().map(|id| buffers[id].clone()).collect())
     }
 
     /// Reads whole tensors into `targets`, as [`fill`](crate::binding::fill) does, and compares them with what `proof` asks
@@ -79,13 +74,13 @@ impl Checkpoint {
     #[doc(hidden)]
     pub fn fill_proven(
         &self,
-        parts: &[Part<'_>],
+        jobs: &[Job<'_>],
         targets: Vec<Target<'_>>,
         proof: &Proof,
         options: &ReadOptions,
         watch: &dyn Watch,
     ) -> Result<(), Error> {
-        fill_within(parts, targets, options, watch, |files, ids, read| {
+        fill_within(jobs, targets, options, watch, |files, ids, read| {
             self.compared(files, ids, proof, watch, read)
         })
     }

@@ -9,9 +9,9 @@ use crate::error::{Error, Failure};
 use crate::file::{LocalFile, ReadAt, check_unchanged};
 use crate::memory::Dest;
 use crate::options::ReadOptions;
-use crate::read::execute::{execute, reading};
-use crate::read::gather::Destination;
+use crate::read::buffer::Destination;
 use crate::read::plan::{Piece, Plan};
+use crate::read::run::{execute, reading};
 use crate::watch::Watch;
 
 /// Return the digest of the file at `path`, which may have any contents.
@@ -71,8 +71,8 @@ pub fn read_runs(
         let plan = Plan::into_each(pieces?);
         let mut rest = Dest::from(dest);
         let mut dests = Vec::with_capacity(plan.blocks().len());
-        for &nbytes in plan.blocks() {
-            let (first, after) = rest.split_at(nbytes);
+        for block in plan.blocks() {
+            let (first, after) = rest.split_at(block.nbytes);
             dests.push(Destination::Together(first));
             rest = after;
         }

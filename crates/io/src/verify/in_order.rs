@@ -6,7 +6,7 @@ use super::pass::reading;
 use crate::error::Failure;
 use crate::file::ReadAt;
 use crate::read::input::Witness;
-use crate::read::show::show;
+use crate::read::run::show;
 use crate::sync::Turns;
 use crate::watch::Watch;
 

@@ -20,7 +20,7 @@ use crate::error::Error;
 use crate::file::{Archive, Files};
 use crate::options::{Backend, OpenOptions};
 use crate::payload::Payload;
-use crate::read::show::nbytes;
+use crate::read::run::nbytes;
 use crate::watch::{After, Watch};
 
 pub use checked::Proof;

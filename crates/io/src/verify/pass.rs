@@ -5,7 +5,8 @@ use crate::error::{Failure, InFile};
 use crate::file::ReadAt;
 use crate::options::ReadOptions;
 use crate::read::input::Witness;
-use crate::read::show::{FileRun, joined, looking, show};
+use crate::read::plan::{FileRun, joined};
+use crate::read::run::{looking, show};
 use crate::watch::Watch;
 use crate::workers::Reading;
 

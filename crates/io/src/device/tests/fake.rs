@@ -13,7 +13,7 @@ use libloading::{Library, Symbol};
 use super::Device;
 use super::bytes::DeviceBytes;
 use super::driver::{Driver, Stream};
-use super::memory::DeviceBlock;
+use super::memory::DeviceRegion;
 use super::onto::{Allocator, Fresh, Onto, Refusal};
 use super::ring::Ring;
 use super::stream::DeviceStream;
@@ -98,7 +98,7 @@ impl Fake {
     }
 
     /// Memory of the device with these bytes, as a tensor of the caller's has.
-    pub(super) fn block_of(&self, device: &Device, bytes: &[u8]) -> DeviceBlock {
+    pub(super) fn block_of(&self, device: &Device, bytes: &[u8]) -> DeviceRegion {
         let fresh = Fresh {
             nbytes: bytes.len(),
             tensor: None,
@@ -113,7 +113,7 @@ impl Fake {
     }
 
     /// Queues what fills the block with `byte`, as a kernel of the caller's does.
-    pub(super) fn queue_fill(&self, device: &Device, block: &DeviceBlock, byte: u8) {
+    pub(super) fn queue_fill(&self, device: &Device, block: &DeviceRegion, byte: u8) {
         type Fill = extern "C" fn(*mut c_void, usize, u64, usize, u8) -> i32;
         let fill = self.function::<Fill>("fake_cuda_old_owner");
         let ordinal = usize::try_from(device.ordinal()).unwrap();
@@ -122,7 +122,7 @@ impl Fake {
     }
 
     /// The memory of a block, to be saved.
-    pub(super) fn bytes(device: &Device, block: &DeviceBlock) -> DeviceBytes {
+    pub(super) fn bytes(device: &Device, block: &DeviceRegion) -> DeviceBytes {
         // SAFETY: asks for memory that is allocated as long as the result is there: tests keep the block.
         unsafe { DeviceBytes::new(&Fake::stream(device), block.address(), block.len()) }
     }
@@ -254,7 +254,7 @@ struct Framework {
 }
 
 impl Allocator for Framework {
-    fn allocate(&self, blocks: &[Fresh<'_>]) -> Result<Vec<DeviceBlock>, Refusal> {
+    fn allocate(&self, blocks: &[Fresh<'_>]) -> Result<Vec<DeviceRegion>, Refusal> {
         type Allocate = extern "C" fn(usize, usize) -> u64;
         type OldOwner = extern "C" fn(*mut c_void, usize, u64, usize, u8) -> i32;
         let allocate = function::<Allocate>(&self.library, "fake_cuda_allocate");
@@ -267,14 +267,14 @@ impl Allocator for Framework {
             let nbytes = fresh.nbytes;
             assert_eq!(old_owner(ptr::null_mut(), self.ordinal, address, nbytes, 0x99), 0);
             let library = Arc::clone(&self.library);
-            let ordinal = self.ordinal;
+            let (ordinal, number) = (self.ordinal, i32::try_from(self.ordinal).unwrap());
             let owner = Arc::new(Allocated {
                 library,
                 ordinal,
                 address,
             });
             // SAFETY: asks for memory that is allocated until the owner goes, which frees it.
-            Ok(unsafe { DeviceBlock::new(address, nbytes, owner) })
+            Ok(unsafe { DeviceRegion::new(number, address, nbytes, owner) })
         };
         blocks.iter().map(block).collect()
     }

@@ -21,9 +21,9 @@ use crate::error::{Error, Failure};
 use crate::file::Archive;
 use crate::file::{MemorySource, Source};
 use crate::options::ReadOptions;
-use crate::read::home::{Found, Home};
-use crate::read::part::Part;
-use crate::read::read::read_to;
+use crate::read::buffer::Buffer;
+use crate::read::job::Job;
+use crate::read::read_to;
 use crate::sync::in_every_order;
 use crate::watch::Unwatched;
 
@@ -68,7 +68,7 @@ impl Source for CutShort {
 }
 
 /// Reads parts onto a device.
-fn load(fake: &Fake, device: &Device, parts: &[Part<'_>]) -> Result<Vec<DeviceRegion>, Error> {
+fn load(fake: &Fake, device: &Device, parts: &[Job<'_>]) -> Result<Vec<DeviceRegion>, Error> {
     load_on(1, fake, device, parts)
 }
 
@@ -77,31 +77,31 @@ fn load_on(
     threads: usize,
     fake: &Fake,
     device: &Device,
-    parts: &[Part<'_>],
+    parts: &[Job<'_>],
 ) -> Result<Vec<DeviceRegion>, Error> {
     let onto = fake.onto(device);
-    let homes = vec![Home::Device(&onto); parts.len()];
     let options = ReadOptions {
         threads: NonZeroUsize::new(threads),
     };
-    let found = read_to(parts, &homes, &options, &Unwatched)?;
-    Ok(found.into_iter().map(on_device).collect())
+    let jobs = parts.iter().map(|part| part.clone().onto(Some(&onto)));
+    let buffers = read_to(jobs, &options, &Unwatched)?;
+    Ok(buffers.into_iter().map(on_device).collect())
 }
 
-fn on_device(found: Found) -> DeviceRegion {
-    match found {
-        Found::Device(region) => *region,
-        Found::Host(_) => panic!("its home is the device"),
+fn on_device(buffer: Buffer) -> DeviceRegion {
+    match buffer {
+        Buffer::Device(region) => region,
+        Buffer::Host(_) => panic!("its job names the device"),
     }
 }
 
 /// What is read of them on the host.
-fn expected(part: &Part<'_>) -> Vec<u8> {
+fn expected(part: &Job<'_>) -> Vec<u8> {
     crate::read(std::iter::once(part), &ReadOptions::default(), &Unwatched).unwrap()[0].to_vec()
 }
 
 /// Whether every part is on the device as it is in the file, for whoever looks in the order of the caller's stream.
-fn is_right(fake: &Fake, device: &Device, parts: &[Part<'_>], loaded: &[DeviceRegion]) -> bool {
+fn is_right(fake: &Fake, device: &Device, parts: &[Job<'_>], loaded: &[DeviceRegion]) -> bool {
     parts
         .iter()
         .zip(loaded)
@@ -133,7 +133,7 @@ fn outcome(seed: u64, mistake: usize) -> bool {
         })
         .collect();
     let archive = file(seed, &sizes);
-    let parts: Vec<Part<'_>> = archive
+    let parts: Vec<Job<'_>> = archive
         .tensors()
         .map(|tensor| match dice.roll(4) {
             0 => {
@@ -143,9 +143,9 @@ fn outcome(seed: u64, mistake: usize) -> bool {
                     stop: None,
                     step,
                 }];
-                Part::new(tensor, &index, None).unwrap()
+                Job::new(tensor, &index, None).unwrap()
             }
-            _ => Part::from(tensor),
+            _ => Job::from(tensor),
         })
         .collect();
     let device = fake.device(0);
@@ -187,8 +187,8 @@ fn mixed() -> Archive {
     file(7, &[9000, 1, 0, 255, 256, 257, 3000, 70_000, 12, 5000])
 }
 
-fn whole(archive: &Archive) -> Vec<Part<'_>> {
-    archive.tensors().map(Part::from).collect()
+fn whole(archive: &Archive) -> Vec<Job<'_>> {
+    archive.tensors().map(Job::from).collect()
 }
 
 /// Loads once with the driver set up by `prepare`; the outcome, and what is left of it once all was given back.
@@ -272,8 +272,9 @@ fn what_is_copied_is_what_the_tensors_have_in_as_few_copies_as_fit() {
     let loaded = load(&fake, &device, &parts).unwrap();
     assert!(is_right(&fake, &device, &parts, &loaded));
     let counters = fake.counters();
-    let nbytes: u64 = parts.iter().map(Part::nbytes).sum();
-    let blocks: BTreeSet<u64> = loaded.iter().map(|region| region.block().address()).collect();
+    let nbytes: u64 = parts.iter().map(Job::nbytes).sum();
+    let owner = |region: &DeviceRegion| Arc::as_ptr(region.owner()).addr();
+    let blocks: BTreeSet<usize> = loaded.iter().map(owner).collect();
     // What lies between small tensors crosses with them.
     assert!((nbytes..nbytes + 256 * to_u64(parts.len())).contains(&counters.bytes_in));
     let chunks = nbytes.div_ceil(to_u64(device.chunk_nbytes()));
@@ -341,19 +342,16 @@ fn tensors_go_to_several_devices_and_to_the_host_in_one_pass() {
         let parts = whole(&archive);
         let devices = [fake.device(0), fake.device(1)];
         let ontos = devices.each_ref().map(|device| fake.onto(device));
-        let home = |rank: usize| match rank % 3 {
-            2 => Home::Host,
-            number => Home::Device(&ontos[number]),
-        };
-        let homes: Vec<Home<'_>> = (0..parts.len()).map(home).collect();
-        let found = read_to(&parts, &homes, &ReadOptions::default(), &Unwatched).unwrap();
-        for (rank, (part, found)) in parts.iter().zip(found).enumerate() {
-            let bytes = match found {
-                Found::Host(region) => {
+        let jobs = parts.iter().cloned().enumerate();
+        let jobs = jobs.map(|(rank, part)| part.onto(ontos.get(rank % 3)));
+        let buffers = read_to(jobs, &ReadOptions::default(), &Unwatched).unwrap();
+        for (rank, (part, buffer)) in parts.iter().zip(buffers).enumerate() {
+            let bytes = match buffer {
+                Buffer::Host(region) => {
                     assert_eq!(rank % 3, 2);
                     region.to_vec()
                 }
-                Found::Device(region) => {
+                Buffer::Device(region) => {
                     assert_eq!(usize::try_from(region.ordinal()).unwrap(), rank % 3);
                     fake.seen_by_caller(&devices[rank % 3], region.address(), region.len())
                 }

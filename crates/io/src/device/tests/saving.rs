@@ -10,7 +10,7 @@ use ingot_format::{Dtype, Format, Layout, Spec, StopFlag, layout, to_u64, to_usi
 use super::super::Device;
 use super::super::bytes::DeviceBytes;
 use super::super::fake::{Fake, MISTAKES, SMALL_SLOT_NBYTES, pattern};
-use super::super::memory::DeviceBlock;
+use super::super::memory::DeviceRegion;
 use super::super::ring::SLOT_NBYTES;
 use super::super::{DeviceFault, DeviceStream};
 use super::Dice;
@@ -42,7 +42,7 @@ pub(super) fn options() -> SaveOptions {
 /// Tensors of a training step that is still under way: some have their values, what others will have is queued.
 struct Step {
     /// The device of each, and its memory; none on the host.
-    blocks: Vec<Option<(usize, DeviceBlock)>>,
+    blocks: Vec<Option<(usize, DeviceRegion)>>,
     expected: Vec<Vec<u8>>,
 }
 
@@ -69,7 +69,7 @@ impl Step {
 
     /// What is saved of each that lies on a device.
     fn on_devices(&self, devices: &[Device]) -> Vec<Option<DeviceBytes>> {
-        let bytes = |(home, block): &(usize, DeviceBlock)| Fake::bytes(&devices[*home], block);
+        let bytes = |(home, block): &(usize, DeviceRegion)| Fake::bytes(&devices[*home], block);
         self.blocks
             .iter()
             .map(|block| block.as_ref().map(bytes))
@@ -121,7 +121,12 @@ fn outcome(seed: u64, mistake: usize) -> bool {
     if dice.roll(3) == 0 {
         let snapshot = Snapshot::take(&layout, &step.payloads(&bytes), &path, &Unwatched).unwrap();
         // The next step.
-        for (home, block) in step.blocks.iter().flatten().filter(|(_, block)| block.len() > 0) {
+        for (home, block) in step
+            .blocks
+            .iter()
+            .flatten()
+            .filter(|(_, block)| !block.is_empty())
+        {
             fake.queue_fill(&devices[*home], block, 0x11);
         }
         snapshot
@@ -169,7 +174,7 @@ fn attempt(prepare: impl FnOnce(&Fake)) -> (Result<(), Error>, Vec<u8>, Vec<u8>,
     let path = folder.path().join("file");
     fs::write(&path, b"old").unwrap();
     // What a framework holds is not what a save leaves behind.
-    let owners: Vec<DeviceBlock> = {
+    let owners: Vec<DeviceRegion> = {
         let device = fake.device(0);
         let block = |(number, &size): (usize, &usize)| fake.block_of(&device, &pattern(to_u64(number), size));
         MIXED.iter().enumerate().map(block).collect()
@@ -248,10 +253,10 @@ fn each_piece_with_bytes_of_a_device_is_one_wait_and_others_are_none() {
     let fake = Fake::with_slots(6, 2, 2, SLOT_NBYTES);
     let devices = [fake.device(0), fake.device(1)];
     let block = |size: usize| fake.block_of(&devices[0], &pattern(6, size));
-    let owners: Vec<DeviceBlock> = [1000, 0, 1, 600, 77, 0, 5].map(block).into();
+    let owners: Vec<DeviceRegion> = [1000, 0, 1, 600, 77, 0, 5].map(block).into();
     let other = fake.block_of(&devices[1], &pattern(7, 1000));
     begin(&devices).unwrap();
-    let on_device = |block: &DeviceBlock| Fake::bytes(&devices[0], block);
+    let on_device = |block: &DeviceRegion| Fake::bytes(&devices[0], block);
     let bytes: Vec<DeviceBytes> = owners.iter().map(on_device).collect();
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("file");

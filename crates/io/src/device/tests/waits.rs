@@ -75,14 +75,14 @@ fn a_load_is_interrupted_while_the_stream_of_its_caller_is_busy() {
             let parts = whole(&archive);
             let device = fake.device(0);
             let onto = fake.onto(&device);
-            let homes = vec![Home::Device(&onto); parts.len()];
+            let jobs: Vec<_> = parts.iter().map(|part| part.clone().onto(Some(&onto))).collect();
             let options = ReadOptions {
                 threads: NonZeroUsize::new(threads),
             };
             // The slots are full of what another load has sent.
             let read = |watch: &dyn Watch| -> Result<(), Error> {
                 loop {
-                    read_to(&parts, &homes, &options, watch)?;
+                    read_to(&jobs, &options, watch)?;
                 }
             };
             stops_beside_a_kernel(&fake, &format!("{threads} threads, {sizes:?}"), Vec::new(), read);
@@ -99,19 +99,19 @@ fn a_load_that_waits_for_a_slot_of_others_is_interrupted() {
         let parts = whole(&archive);
         let device = fake.device(0);
         let (onto, never) = (fake.onto(&device), crate::watch::Unwatched);
-        let homes = vec![Home::Device(&onto); parts.len()];
+        let jobs: Vec<_> = parts.iter().map(|part| part.clone().onto(Some(&onto))).collect();
         let options = ReadOptions {
             threads: NonZeroUsize::new(threads),
         };
         let lent = [(); 2].map(|()| device.lend(StopFlag::never()).unwrap());
-        let read = |watch: &dyn Watch| read_to(&parts, &homes, &options, watch).map(drop);
+        let read = |watch: &dyn Watch| read_to(&jobs, &options, watch).map(drop);
         stops_beside_a_kernel(&fake, "slots that are filled", lent.into(), read);
-        read_to(&parts, &homes, &options, &never).unwrap();
+        read_to(&jobs, &options, &never).unwrap();
     }
 }
 
 /// Memory of the device with these bytes, whose copies wait for a kernel once it is busy.
-fn on_device(fake: &Fake, device: &Device, bytes: &[u8]) -> crate::device::DeviceBlock {
+fn on_device(fake: &Fake, device: &Device, bytes: &[u8]) -> crate::device::DeviceRegion {
     let block = fake.block_of(device, bytes);
     fake.settle();
     block

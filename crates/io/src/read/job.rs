@@ -1,33 +1,38 @@
-//! What is wanted of a tensor, and memory of the caller that it fits.
+//! What is read of a tensor, and where it goes.
 
 use std::ops::Range;
 
 use ingot_format::{Dtype, Index, Selection, to_u64};
 
-use super::plan::{Piece, Place};
+use super::plan::Piece;
 use crate::convert::{converts, is_float};
+use crate::device::Onto;
 use crate::error::{Error, Failure, Misfit, size};
 use crate::file::Tensor;
 use crate::memory::{Region, StridedDest, alignment};
 
-/// What is wanted of a tensor, and as what. Proven to be possible.
+/// A tensor or a part of it, the dtype to read it as, and the memory to read it into.
+///
+/// A job exists only if it is possible: its index fits the tensor, and its dtypes convert.
 #[derive(Clone, Debug)]
-pub struct Part<'a> {
+pub struct Job<'a> {
     tensor: Tensor<'a>,
-    /// `None` for all of it. Boxed, since most parts are whole tensors, of which there are many.
+    /// `None` for the whole tensor. Boxed, since most jobs read whole tensors, and there may be many.
     selection: Option<Box<Selection>>,
     /// Whether the index has a list of places. Its result is always a copy.
     has_list: bool,
     dtype: Dtype,
+    /// The device to read onto; `None` for the host.
+    onto: Option<&'a Onto>,
 }
 
-impl<'a> Part<'a> {
-    /// What `index` takes of `tensor`; an empty index takes all. Floats are converted to `dtype`, if there is one. What
-    /// is no float stays what it is.
+impl<'a> Job<'a> {
+    /// Read what `index` selects of `tensor`; an empty index selects everything. Floats are converted to `dtype` if it is
+    /// given. Other dtypes stay as they are.
     ///
     /// # Errors
-    /// [`Error::Slice`] when the index does not fit; [`Error::Conversion`] between dtypes that are not converted.
-    pub fn new(tensor: Tensor<'a>, index: &[Index], dtype: Option<Dtype>) -> Result<Part<'a>, Error> {
+    /// [`Error::Slice`] if the index does not fit; [`Error::Conversion`] if the dtypes do not convert.
+    pub fn new(tensor: Tensor<'a>, index: &[Index], dtype: Option<Dtype>) -> Result<Job<'a>, Error> {
         let selection = match index {
             [] => None,
             index => Some(Box::new(tensor.selection(index)?)),
@@ -42,28 +47,33 @@ impl<'a> Part<'a> {
                 wanted: dtype,
             });
         }
-        Ok(Part {
-            tensor,
+        Ok(Job {
             selection,
             has_list: index.iter().any(|part| matches!(part, Index::Pick(_))),
             dtype,
+            ..Job::from(tensor)
         })
     }
 
-    /// The bytes of `tensor` in `range`, counted from its first byte. The range is clipped to the tensor, and may begin
-    /// and end anywhere, also where elements are narrower than a byte.
+    /// Read the bytes of `tensor` in `range`, counted from its first byte. The range is clipped to the tensor, and may begin
+    /// and end anywhere, even inside an element.
     ///
     /// # Errors
     /// [`Error::Slice`] if the range cannot be an index.
-    pub fn bytes(tensor: Tensor<'a>, range: Range<i64>) -> Result<Part<'a>, Error> {
+    pub fn bytes(tensor: Tensor<'a>, range: Range<i64>) -> Result<Job<'a>, Error> {
         let nbytes = [tensor.entry().nbytes()];
         let selection = Selection::new(Dtype::U8, &nbytes, &[range.into()]);
-        Ok(Part {
-            tensor,
+        Ok(Job {
             selection: Some(Box::new(selection.map_err(|fault| tensor.misindexed(fault))?)),
-            has_list: false,
-            dtype: tensor.entry().dtype,
+            ..Job::from(tensor)
         })
+    }
+
+    /// Read onto a device instead of the host, if one is given.
+    #[doc(hidden)]
+    #[must_use]
+    pub fn onto(self, onto: Option<&'a Onto>) -> Job<'a> {
+        Job { onto, ..self }
     }
 
     /// The tensor.
@@ -85,13 +95,12 @@ impl<'a> Part<'a> {
         self.dtype
     }
 
-    /// The bytes of the result.
-    ///
-    /// Only dtypes of whole bytes are converted; for others both widths are one.
+    /// The size of the result in bytes.
     #[must_use]
     pub fn nbytes(&self) -> u64 {
         let selected = self.selection.as_deref().map(Selection::nbytes);
         let stored = selected.unwrap_or_else(|| self.tensor.entry().nbytes());
+        // Only dtypes of whole bytes are converted.
         let width = |dtype: Dtype| dtype.bits().div_ceil(8);
         match self.converted() {
             Some((from, to)) => (stored / width(from)).saturating_mul(width(to)),
@@ -99,16 +108,21 @@ impl<'a> Part<'a> {
         }
     }
 
-    /// The dtypes in the file and in memory, where they differ.
+    /// The dtypes in the file and in memory, if they differ.
     fn converted(&self) -> Option<(Dtype, Dtype)> {
         let stored = self.tensor.entry().dtype;
         (stored != self.dtype).then_some((stored, self.dtype))
     }
 
-    /// What is to be read for it of the file with this number, without a place.
+    /// The device to read onto.
+    pub(super) fn device(&self) -> Option<&'a Onto> {
+        self.onto
+    }
+
+    /// The bytes to read of file number `file`, without a place in memory.
     pub(super) fn piece(&self, file: usize) -> Result<Piece<'_>, Failure> {
         let start = self.tensor.start();
-        // What lies together needs no list of runs.
+        // Contiguous bytes need no list of runs.
         let (position, gathered) = match self.selection.as_deref() {
             None => (start, None),
             Some(selection) if selection.is_contiguous() => {
@@ -117,28 +131,24 @@ impl<'a> Part<'a> {
             Some(selection) => (start, Some(selection)),
         };
         Ok(Piece {
-            file,
-            position,
             gathered,
             converted: self.converted(),
             alignment: alignment(self.dtype),
-            place: Place {
-                nbytes: size(self.nbytes())?,
-                ..Place::default()
-            },
+            ..Piece::straight(file, position, size(self.nbytes())?)
         })
     }
 
-    /// The region of the mapping that holds the part unchanged, if there is one. A list is never read from the mapping,
-    /// in which the caller may have changed values.
+    /// Return the region of the file's mapping that holds the result unchanged, if there is one. A list is never read from
+    /// the mapping, in which the caller may have changed values.
     pub(super) fn view(&self) -> Option<Region> {
-        if self.has_list || self.converted().is_some() {
+        if self.has_list || self.onto.is_some() || self.converted().is_some() {
             return None;
         }
-        match self.selection.as_deref() {
+        let view = match self.selection.as_deref() {
             Some(selection) => self.tensor.view(selection),
             None => self.tensor.mapped(),
-        }
+        };
+        view.map(|region| region.of(self.dtype))
     }
 
     pub(super) fn refuse(&self, misfit: Misfit) -> Error {
@@ -150,40 +160,42 @@ impl<'a> Part<'a> {
     }
 }
 
-impl<'a> From<Tensor<'a>> for Part<'a> {
-    /// All of a tensor as it is.
-    fn from(tensor: Tensor<'a>) -> Part<'a> {
-        Part {
+impl<'a> From<Tensor<'a>> for Job<'a> {
+    /// Read a whole tensor as it is, to the host.
+    fn from(tensor: Tensor<'a>) -> Job<'a> {
+        Job {
             tensor,
             selection: None,
             has_list: false,
             dtype: tensor.entry().dtype,
+            onto: None,
         }
     }
 }
 
-/// Memory of others for one part.
+/// The caller's memory for one job.
 #[derive(Debug)]
 pub struct Target<'d> {
-    /// What its elements are.
+    /// The dtype of the elements.
     pub dtype: Dtype,
-    /// How many there are, along each dimension.
+    /// The number of elements along each dimension.
     pub shape: &'d [u64],
-    /// Where they lie. Of as many bytes as dtype and shape say.
+    /// The memory, with as many bytes as dtype and shape need.
     pub memory: StridedDest<'d>,
 }
 
 impl Target<'_> {
-    pub(super) fn misfit(&self, part: &Part<'_>) -> Option<Misfit> {
-        if self.dtype != part.dtype {
+    /// Return why the target does not fit its job.
+    pub(super) fn misfit(&self, job: &Job<'_>) -> Option<Misfit> {
+        if self.dtype != job.dtype {
             return Some(Misfit::Dtype {
-                expected: part.dtype,
+                expected: job.dtype,
                 found: self.dtype,
             });
         }
-        let fits = self.shape == part.shape() && part.nbytes() == to_u64(self.memory.len());
+        let fits = self.shape == job.shape() && job.nbytes() == to_u64(self.memory.len());
         (!fits).then(|| Misfit::Shape {
-            expected: part.shape().to_owned(),
+            expected: job.shape().to_owned(),
             found: self.shape.to_owned(),
         })
     }

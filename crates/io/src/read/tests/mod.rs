@@ -12,9 +12,10 @@ use crate::file::{Given, MemorySource, ReadAt};
 use crate::memory::StridedDest;
 use crate::options::{Backend, OpenOptions, ReadOptions};
 use crate::read::input::Witness;
-use crate::read::part::{Part, Target};
-use crate::read::read::{fill, read};
-use crate::read::show::{FileRun, looking, show};
+use crate::read::job::{Job, Target};
+use crate::read::plan::FileRun;
+use crate::read::run::{looking, show};
+use crate::read::{fill, read};
 use crate::watch::Unwatched;
 use ingot_format::{Dtype, Format, Index, Limits, Spec, StopFlag, layout, locked, nbytes, to_u64, to_usize};
 use proptest::prelude::*;
@@ -298,7 +299,7 @@ proptest! {
                 (Along::Whole, Along::Whole) => vec![],
                 (rows, columns) => vec![rows.index(matrix.rows), columns.index(matrix.columns)],
             };
-            let part = Part::new(tensor, &index, wanted.dtype).unwrap();
+            let part = Job::new(tensor, &index, wanted.dtype).unwrap();
             expected.push(naive(&made[file].1[number], matrix, wanted, part.dtype()));
             parts.push(part);
         }

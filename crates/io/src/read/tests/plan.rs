@@ -1,6 +1,42 @@
+use std::fmt;
+
 use super::*;
 use ingot_format::Index;
 use proptest::prelude::*;
+
+/// A table with a line for each piece.
+impl fmt::Display for Plan<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(
+            f,
+            "{:>6} {:>16} {:>8} {:>12} {:>6} {:>10} on the way",
+            "file", "position", "runs", "nbytes", "block", "at"
+        )?;
+        for piece in &self.pieces {
+            let Piece {
+                block, at, nbytes, ..
+            } = *piece;
+            let runs = piece.gathered.map_or(1, Selection::block_count);
+            let change = piece
+                .converted
+                .map(|(stored, wanted)| format!("{stored} to {wanted}"));
+            let change = change.unwrap_or_else(|| "-".to_owned());
+            writeln!(
+                f,
+                "{:>6} {:>16} {runs:>8} {nbytes:>12} {block:>6} {at:>10} {change}",
+                piece.file,
+                piece.begin(),
+            )?;
+        }
+        write!(
+            f,
+            "{} bytes in {} pieces into {} blocks",
+            self.nbytes(),
+            self.pieces.len(),
+            self.blocks.len()
+        )
+    }
+}
 
 /// What is wanted of a file in which tensors of these sizes follow one another from byte `start` on.
 fn pieces(file: usize, start: u64, sizes: &[u64]) -> Vec<Piece<'static>> {
@@ -26,41 +62,43 @@ proptest! {
     ) {
         let all: Vec<Piece<'_>> =
             sizes.iter().enumerate().flat_map(|(file, sizes)| pieces(file, start, sizes)).collect();
-        let wanted: Vec<Piece<'_>> = picks.iter().zip(&alignments)
+        let mut wanted: Vec<Piece<'_>> = picks.iter().zip(&alignments)
             .map(|(pick, &alignment)| Piece { alignment, ..*pick.get(&all) })
             .collect();
-        let (plan, places) = Plan::fresh(&wanted);
+        let plan = Plan::fresh(&mut wanted);
         let mut written: Vec<Vec<Option<(usize, u64)>>> =
-            plan.blocks().iter().map(|&nbytes| vec![None; nbytes]).collect();
+            plan.blocks().iter().map(|block| vec![None; block.nbytes]).collect();
         for piece in plan.pieces() {
-            let Place { block, at, nbytes } = piece.place;
+            let Piece { block, at, nbytes, .. } = *piece;
             for (byte, position) in written[block][at..at + nbytes].iter_mut().zip(piece.position..) {
                 prop_assert!(byte.is_none(), "read twice\n{plan}");
                 *byte = Some((piece.file, position));
             }
-            let is_first = !plan.pieces().iter().any(|other| (other.place.block, block) == (block, other.place.block) && other.place.at < at);
+            let is_first = !plan.pieces().iter().any(|other| other.block == block && other.at < at);
             let unit = if is_first { PAGE_NBYTES } else { ALIGNMENT };
             let is_level = piece.position % to_u64(unit) == to_u64(at % unit);
             prop_assert!(is_level || at % ALIGNMENT == 0, "as in the file\n{plan}");
         }
-        for (piece, place) in wanted.iter().zip(&places) {
-            prop_assert_eq!(place.nbytes, piece.place.nbytes);
-            prop_assert!(place.at % piece.alignment == 0, "{plan}");
-            let bytes = &written[place.block][place.at..place.at + place.nbytes];
+        for piece in &wanted {
+            prop_assert!(piece.at % piece.alignment == 0, "{plan}");
+            let bytes = &written[piece.block][piece.at..piece.at + piece.nbytes];
             let naive = (piece.position..).map(|position| Some((piece.file, position)));
-            prop_assert!(bytes.iter().copied().eq(naive.take(place.nbytes)), "{plan}");
+            prop_assert!(bytes.iter().copied().eq(naive.take(piece.nbytes)), "{plan}");
         }
-        let needed: u64 = wanted.iter().map(|piece| to_u64(piece.place.nbytes)).sum();
+        let needed: u64 = wanted.iter().map(|piece| to_u64(piece.nbytes)).sum();
         prop_assert_eq!(plan.nbytes(), needed, "only what is needed is read");
     }
 }
 
 #[test]
 fn small_neighbours_are_read_at_once_and_large_tensors_have_their_own_block() {
-    let (plan, places) = Plan::fresh(&pieces(0, 72, &[10, 20, 30, 3 << 20, 40]));
+    let mut wanted = pieces(0, 72, &[10, 20, 30, 3 << 20, 40]);
+    let plan = Plan::fresh(&mut wanted);
     let first = plan.pieces()[0];
-    assert_eq!((first.position, first.place.at, first.place.nbytes), (72, 72, 60));
-    assert_eq!(plan.blocks()[places[3].block], places[3].at + (3 << 20));
+    assert_eq!((first.position, first.at, first.nbytes), (72, 72, 60));
+    assert_eq!(plan.blocks()[wanted[3].block].nbytes, wanted[3].at + (3 << 20));
+    let alone: Vec<_> = plan.blocks().iter().map(|block| block.job).collect();
+    assert_eq!(alone, [None, Some(3)]);
     assert_eq!(plan.pieces().len(), 3, "{plan}");
 }
 
@@ -75,22 +113,16 @@ fn a_plan_prints_as_a_table() {
     let run = Piece::run(1, 8..68).unwrap();
     let gathered = Piece {
         gathered: Some(&selection),
-        place: Place {
-            nbytes: 50,
-            ..Place::default()
-        },
+        nbytes: 50,
         ..run
     };
     let converted = Piece {
         converted: Some((Dtype::BF16, Dtype::F32)),
         alignment: 4,
-        place: Place {
-            nbytes: 120,
-            ..Place::default()
-        },
+        nbytes: 120,
         ..run
     };
-    let (plan, _) = Plan::fresh(&[run, gathered, converted]);
+    let plan = Plan::fresh(&mut [run, gathered, converted]);
     let table = "  file         position     runs       nbytes  block         at on the way
      1                8        1           60      0          8 -
      1                8        1          120      0        128 BF16 to F32
@@ -155,11 +187,12 @@ fn an_element_has_its_bytes_on_each_side_and_a_packed_one_has_one() {
 #[test]
 fn each_piece_has_a_block_of_its_own_where_memory_is_there() {
     let plan = Plan::into_each(vec![piece(30, 8), piece(9, 0), piece(10, 12)]);
-    assert_eq!(plan.blocks(), [8, 0, 12]);
+    let sizes: Vec<_> = plan.blocks().iter().map(|block| block.nbytes).collect();
+    assert_eq!(sizes, [8, 0, 12]);
     let places: Vec<_> = plan
         .pieces()
         .iter()
-        .map(|piece| (piece.place.block, piece.place.at))
+        .map(|piece| (piece.block, piece.at))
         .collect();
     assert_eq!(places, [(0, 0), (2, 0)]);
     assert_eq!(plan.nbytes(), 20);
@@ -168,8 +201,9 @@ fn each_piece_has_a_block_of_its_own_where_memory_is_there() {
 /// What a plan of these blocks makes of these tensors, which follow one another in a file from byte 72 on: block and
 /// place of each.
 fn placed(blocks: Blocks, sizes: &[u64]) -> Vec<(usize, usize)> {
-    let (_, places, _) = Plan::fresh_in(&[blocks], &pieces(0, 72, sizes), |_| 0);
-    places.iter().map(|place| (place.block, place.at)).collect()
+    let mut wanted = pieces(0, 72, sizes);
+    Plan::fresh_in(blocks, &mut wanted);
+    wanted.iter().map(|piece| (piece.block, piece.at)).collect()
 }
 
 #[test]
@@ -219,7 +253,7 @@ fn a_shared_block_is_closed_before_it_grows_larger_than_it_may() {
 #[test]
 fn only_what_goes_on_in_one_file_as_it_is_is_read_at_once() {
     let odd = odd_rows();
-    let count = |second: Piece<'_>| Plan::fresh(&[piece(64, 8), second]).0.pieces().len();
+    let count = |second: Piece<'_>| Plan::fresh(&mut [piece(64, 8), second]).pieces().len();
     let next = piece(72, 8);
     assert_eq!(count(next), 1);
     assert_eq!(count(piece(73, 8)), 2);
@@ -235,13 +269,13 @@ fn only_what_goes_on_in_one_file_as_it_is_is_read_at_once() {
     };
     assert_eq!(count(converted), 2);
     // Nothing has to be read.
-    assert!(Plan::fresh(&[piece(64, 0)]).0.pieces().is_empty());
+    assert!(Plan::fresh(&mut [piece(64, 0)]).pieces().is_empty());
     // Neither is aligned in the file, and both are where they are put.
     let aligned = |position| Piece {
         alignment: 8,
         ..piece(position, 8)
     };
-    let (plan, _) = Plan::fresh(&[aligned(73), aligned(81)]);
+    let plan = Plan::fresh(&mut [aligned(73), aligned(81)]);
     assert_eq!(plan.pieces().len(), 1, "{plan}");
     // Its elements would not be aligned.
     assert_eq!(
@@ -272,4 +306,17 @@ fn what_is_placed_lies_to_a_unit_as_in_the_file_unless_elements_would_not_be_ali
             "{end} {position} {alignment}"
         );
     }
+}
+
+#[test]
+fn pieces_of_each_pool_have_blocks_of_their_own() {
+    let mut wanted = pieces(0, 72, &[10, 20, 30, 40]);
+    for (piece, pool) in wanted.iter_mut().zip([0, 2, 1, 2]) {
+        piece.pool = pool;
+    }
+    let plan = Plan::fresh(&mut wanted);
+    let pools: Vec<_> = plan.blocks().iter().map(|block| block.pool).collect();
+    assert_eq!(pools, [0, 2, 1]);
+    let places: Vec<_> = wanted.iter().map(|piece| (piece.block, piece.at)).collect();
+    assert_eq!(places, [(0, 72), (1, 0), (2, 0), (1, 256)]);
 }
