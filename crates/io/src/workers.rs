@@ -283,6 +283,7 @@ impl<'w, E: Send> Team<'w, E> {
                 let leave = ThreadEnd {
                     running: &running,
                     caller: &caller,
+                    stop: &self.stop,
                 };
                 let run = move || {
                     let _leave = leave;
@@ -373,14 +374,18 @@ impl<E: Send> Caller for Team<'_, E> {
     }
 }
 
-/// Says, when dropped, that a thread has ended.
+/// Notes, when dropped, that a thread has ended, and stops the others if it panicked: they may wait for its work.
 struct ThreadEnd<'a> {
     running: &'a AtomicUsize,
     caller: &'a Thread,
+    stop: &'a AtomicBool,
 }
 
 impl Drop for ThreadEnd<'_> {
     fn drop(&mut self) {
+        if std::thread::panicking() {
+            self.stop.store(true, Ordering::Relaxed);
+        }
         self.running.fetch_sub(1, Ordering::Release);
         self.caller.unpark();
     }
@@ -391,6 +396,7 @@ mod tests {
     use super::*;
     use crate::sync::in_every_order;
     use crate::watch::Unwatched;
+    use std::panic::{AssertUnwindSafe, catch_unwind};
     use std::time::Instant;
 
     /// Works until the flag is set, or for a minute.
@@ -414,6 +420,19 @@ mod tests {
             }
         };
         assert!(share(Reading::on(2), vec![false, true], 0, work, &Unwatched).is_err());
+        assert!(heard.into_inner());
+    }
+
+    #[test]
+    fn work_that_waits_hears_that_other_work_has_panicked() {
+        let heard = AtomicBool::new(false);
+        let work = |panics: bool, stop: StopFlag<'_>| {
+            assert!(!panics, "planted");
+            heard.store(hears(stop), Ordering::Relaxed);
+            Ok::<usize, Failure>(0)
+        };
+        let shared = || share(Reading::on(2), vec![false, true], 0, work, &Unwatched);
+        assert!(catch_unwind(AssertUnwindSafe(shared)).is_err());
         assert!(heard.into_inner());
     }
 

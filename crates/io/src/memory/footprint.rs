@@ -11,6 +11,39 @@ pub struct Dim {
     pub stride: isize,
 }
 
+/// Fold dimensions, outermost first, into as few as possible, none of which has a single element. Return them, and the number of
+/// bytes that are contiguous: an element of `itemsize` bytes, or a row of them.
+pub(super) fn folded(dims: impl DoubleEndedIterator<Item = Dim>, itemsize: usize) -> (Vec<Dim>, usize) {
+    let mut unit = itemsize;
+    // Innermost first.
+    let mut folded: Vec<Dim> = Vec::new();
+    for dim in dims.rev().filter(|dim| dim.count != 1) {
+        let steps_over = |inner: &Dim| {
+            let count = isize::try_from(inner.count);
+            count.is_ok_and(|count| inner.stride.checked_mul(count) == Some(dim.stride))
+        };
+        match folded.last_mut() {
+            None if usize::try_from(dim.stride) == Ok(unit) => unit *= dim.count,
+            Some(inner) if steps_over(inner) => inner.count *= dim.count,
+            _ => folded.push(dim),
+        }
+    }
+    folded.reverse();
+    (folded, unit)
+}
+
+/// The place of unit `number` in C order, in bytes from the first.
+pub(super) fn offset(dims: &[Dim], number: usize) -> isize {
+    let (mut left, mut offset) = (number, 0_isize);
+    for dim in dims.iter().rev() {
+        // Less than `count`, which is a number of places in memory, as the offset is.
+        let index = isize::try_from(left % dim.count).unwrap_or(0);
+        offset = offset.wrapping_add(index.wrapping_mul(dim.stride));
+        left /= dim.count;
+    }
+    offset
+}
+
 /// The bytes of memory that a tensor takes: runs of equal length at regular distances.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Footprint {

@@ -9,26 +9,18 @@ use ingot_format::Dtype;
 use memmap2::{MmapMut, MmapRaw};
 
 use super::block::Block;
-use super::pages::Pages;
 
-/// Memory that outlives whoever made it: tensors share it, and it goes when the last of them does. It is never
-/// moved or resized.
+/// Memory that tensors share. It is freed with the last of them, and never moved or resized.
 #[derive(Debug)]
-pub struct Memory {
-    held: Held,
-    /// Bytes of the pages before the first that is used, which is at most their number.
-    skip: usize,
-    len: usize,
-}
+pub struct Memory(Held);
 
 #[derive(Debug)]
 enum Held {
-    Pages(Pages),
-    /// Of a file.
-    Mapping(FileMapping),
+    Private(Block),
+    Mapped(FileMapping),
 }
 
-/// A mapped file, which counts.
+/// A mapped file. They are counted.
 #[derive(Debug)]
 struct FileMapping(MmapRaw);
 
@@ -57,17 +49,19 @@ impl Memory {
     /// written or read at the same time is up to whoever holds a region of it.
     #[must_use]
     pub fn as_ptr(&self) -> *mut u8 {
-        let start = match &self.held {
-            Held::Pages(pages) => pages.as_mut_ptr(),
-            Held::Mapping(mapping) => mapping.0.as_mut_ptr(),
-        };
-        start.wrapping_add(self.skip)
+        match &self.0 {
+            Held::Private(block) => block.as_mut_ptr(),
+            Held::Mapped(mapping) => mapping.0.as_mut_ptr(),
+        }
     }
 
     /// Bytes in it.
     #[must_use]
     pub fn len(&self) -> usize {
-        self.len
+        match &self.0 {
+            Held::Private(block) => block.len(),
+            Held::Mapped(mapping) => mapping.0.len(),
+        }
     }
 
     /// Whether it has none.
@@ -96,22 +90,13 @@ impl Memory {
 
 impl From<MmapMut> for Memory {
     fn from(pages: MmapMut) -> Memory {
-        Memory {
-            skip: 0,
-            len: pages.len(),
-            held: Held::Mapping(FileMapping::new(pages)),
-        }
+        Memory(Held::Mapped(FileMapping::new(pages)))
     }
 }
 
 impl From<Block> for Memory {
     fn from(block: Block) -> Memory {
-        let (pages, used) = block.into_pages();
-        Memory {
-            held: Held::Pages(pages),
-            skip: used.start,
-            len: used.len(),
-        }
+        Memory(Held::Private(block))
     }
 }
 
@@ -257,11 +242,11 @@ impl Region {
     /// # Errors
     /// [`BorrowError::Mapped`] if they are in a mapped file, which another process may change.
     pub fn as_slice(&self) -> Result<&[u8], BorrowError> {
-        match self.memory.held {
-            Held::Mapping(_) => Err(BorrowError::Mapped),
+        match self.memory.0 {
+            Held::Mapped(_) => Err(BorrowError::Mapped),
             // SAFETY: `as_slice_unchecked` asks that no one writes to the bytes or takes them away: the pages are private
             // memory of this process, which was filled before it became a region, and no safe code writes to it.
-            Held::Pages(_) => Ok(unsafe { self.as_slice_unchecked() }),
+            Held::Private(_) => Ok(unsafe { self.as_slice_unchecked() }),
         }
     }
 

@@ -7,7 +7,7 @@ use std::marker::PhantomData;
 use std::ptr::{self, NonNull};
 
 use super::dest::ended;
-use super::footprint::{Dim, Footprint};
+use super::footprint::{Dim, Footprint, folded, offset};
 
 /// The elements of a tensor where they lie, as a C-ordered sequence of bytes. Others may change them meanwhile.
 #[derive(Clone)]
@@ -44,22 +44,17 @@ impl<'a> Strided<'a> {
             None if len > 0 => return None,
             start => start.unwrap_or(NonNull::dangling()),
         };
-        let mut merged = merge(dims);
-        let mut unit = itemsize;
-        if let Some(last) = merged.last().copied()
-            && usize::try_from(last.stride) == Ok(unit)
-        {
-            unit *= last.count;
-            merged.pop();
-        }
-        let along = merged
+        // No element has a place to find.
+        let dims = if len == 0 { &[] } else { dims };
+        let (dims, unit) = folded(dims.iter().copied(), itemsize);
+        let along = dims
             .iter()
             .position(|dim| usize::try_from(dim.stride) == Ok(unit))
             .filter(|_| matches!(unit, 1 | 2 | 4 | 8));
         Some(Strided {
             start,
             unit,
-            dims: merged,
+            dims,
             len,
             along,
             owner: PhantomData,
@@ -135,14 +130,8 @@ impl<'a> Strided<'a> {
 
     /// Where the unit `number`, counted in C order, lies.
     fn address(&self, number: usize) -> *const u8 {
-        let mut rest = number;
-        let mut from = self.start.as_ptr().cast_const();
-        for dim in self.dims.iter().rev() {
-            let index = isize::try_from(rest % dim.count).unwrap_or(0);
-            from = from.wrapping_offset(dim.stride.wrapping_mul(index));
-            rest /= dim.count;
-        }
-        from
+        let start = self.start.as_ptr().cast_const();
+        start.wrapping_offset(offset(&self.dims, number))
     }
 
     /// Whole units from `number` on. `into` has room for them and nothing else.
@@ -211,26 +200,6 @@ impl<'a> Strided<'a> {
             unsafe { copy(&matrix, into) };
         }
     }
-}
-
-/// The same places with as few dimensions as there can be.
-fn merge(dims: &[Dim]) -> Vec<Dim> {
-    let mut merged: Vec<Dim> = Vec::with_capacity(dims.len());
-    for &dim in dims.iter().filter(|dim| dim.count != 1) {
-        match merged.last_mut() {
-            Some(outer)
-                if isize::try_from(dim.count)
-                    .is_ok_and(|count| dim.stride.checked_mul(count) == Some(outer.stride)) =>
-            {
-                *outer = Dim {
-                    count: outer.count * dim.count,
-                    stride: dim.stride,
-                };
-            }
-            _ => merged.push(dim),
-        }
-    }
-    merged
 }
 
 /// Copy units of `unit` bytes that are `stride` bytes apart.

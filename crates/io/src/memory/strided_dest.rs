@@ -9,7 +9,7 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 
 use super::dest::Dest;
-use super::footprint::{Dim, Footprint};
+use super::footprint::{Dim, Footprint, folded, offset};
 
 /// The elements of a tensor in memory that stays writable for `'a`, or some of them that follow each other.
 ///
@@ -48,9 +48,7 @@ impl<'a> StridedDest<'a> {
             return (nbytes == 0).then(|| StridedDest::of(NonNull::dangling(), Vec::new(), 0, 0));
         };
         let dims = shape.iter().zip(strides);
-        let dims = dims.map(|(&count, &stride)| Dim { count, stride });
-        // Those at the end that lie together lie apart, so that nothing is left to ask of most tensors.
-        let (dims, block) = folded(dims.filter(|dim| dim.count > 1), itemsize);
+        let (dims, block) = folded(dims.map(|(&count, &stride)| Dim { count, stride }), itemsize);
         if !lie_apart(&dims, block) {
             return None;
         }
@@ -149,7 +147,7 @@ impl<'a> StridedDest<'a> {
             let mut place = self
                 .start
                 .as_ptr()
-                .wrapping_offset(self.offset(number))
+                .wrapping_offset(offset(self.dims(), number))
                 .wrapping_add(inside);
             // To the end of the innermost dimension, or of its first block where a part of that is filled already.
             let blocks = if inside == 0 {
@@ -181,19 +179,6 @@ impl<'a> StridedDest<'a> {
     fn dims(&self) -> &[Dim] {
         self.dims.as_deref().unwrap_or_default()
     }
-
-    /// Where block `number` lies, in bytes from the start.
-    fn offset(&self, number: usize) -> isize {
-        let mut left = number;
-        let mut offset = 0_isize;
-        for dim in self.dims().iter().rev() {
-            // Less than `count`, which is a number of places in memory, as the offset is.
-            let turn = isize::try_from(left % dim.count).unwrap_or(0);
-            offset = offset.wrapping_add(turn.wrapping_mul(dim.stride));
-            left /= dim.count;
-        }
-        offset
-    }
 }
 
 /// Whether no two blocks share memory, as far as strides can tell: ordered by stride, each dimension steps over all
@@ -211,18 +196,6 @@ fn lie_apart(dims: &[Dim], block: usize) -> bool {
         inside = reaches.unwrap_or(usize::MAX);
         is_apart && reaches.is_some()
     })
-}
-
-/// The dimensions that remain when those at the end that lie together are taken as one block, and its size.
-fn folded(dims: impl DoubleEndedIterator<Item = Dim>, itemsize: usize) -> (Vec<Dim>, usize) {
-    let mut block = itemsize;
-    let mut inner_first = dims.rev().peekable();
-    while let Some(dim) = inner_first.next_if(|dim| usize::try_from(dim.stride) == Ok(block)) {
-        block *= dim.count;
-    }
-    let mut dims: Vec<Dim> = inner_first.collect();
-    dims.reverse();
-    (dims, block)
 }
 
 impl fmt::Debug for StridedDest<'_> {
