@@ -214,7 +214,7 @@ fn jobs<'a>(py: Python<'_>, checkpoint: &'a Checkpoint, wanted: &Wanted<'_>) -> 
     jobs_as(py, checkpoint, wanted, |rank| wanted.dtype(rank))
 }
 
-/// The jobs that read what is wanted, each as the dtype that `dtype` returns for its rank.
+/// The jobs of `wanted`, each as the dtype that `dtype` returns for its rank.
 fn jobs_as<'a>(
     py: Python<'_>,
     checkpoint: &'a Checkpoint,

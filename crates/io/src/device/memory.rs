@@ -20,7 +20,7 @@ impl DeviceRegion {
     /// `nbytes` bytes from `address` on, of the device with this number.
     ///
     /// # Safety
-    /// They are allocated on that device, for nobody else, until the last clone of `owner` is dropped.
+    /// They are allocated on that device, and no other code uses them, until the last clone of `owner` is dropped.
     pub unsafe fn new(
         ordinal: i32,
         address: u64,

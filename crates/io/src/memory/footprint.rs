@@ -11,8 +11,8 @@ pub struct Dim {
     pub stride: isize,
 }
 
-/// Fold dimensions, outermost first, into as few as possible, none of which has a single element. Return them, and the number of
-/// bytes that are contiguous: an element of `itemsize` bytes, or a row of them.
+/// Fold dimensions, outermost first, into as few as possible, and leave out those with a single element. Return them with the
+/// number of contiguous bytes: an element of `itemsize` bytes, or a row of them.
 pub(super) fn folded(dims: impl DoubleEndedIterator<Item = Dim>, itemsize: usize) -> (Vec<Dim>, usize) {
     let mut unit = itemsize;
     // Innermost first.

@@ -9,7 +9,7 @@ use super::plan::{Piece, Plan, widths};
 use crate::file::ReadAt;
 use crate::memory::HUGE_PAGE_NBYTES;
 
-/// The cost of a run is at least that of this many bytes of a long one, so that a chunk of many short runs does not delay an
+/// A run costs at least as much as this many bytes of a long one, so that a chunk of many short runs does not delay an
 /// interruption.
 const RUN_NBYTES: u64 = 128;
 
@@ -92,7 +92,7 @@ fn split<'p, 'd>(
 }
 
 /// Cut a piece into chunks of at most `chunk_nbytes` bytes, in the file and in memory. They end at the border of a huge page, or
-/// of a smaller part of it, so that no two threads fault in the same one. If a read goes on over a `gap` of this many bytes,
+/// of a smaller part of it, so that no two threads fault in the same one. If one read covers a `gap` of this many bytes,
 /// chunks also end at larger gaps: what follows is another read, for another thread.
 fn cut<'p, 'd>(
     piece: &Piece<'p>,

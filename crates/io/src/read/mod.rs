@@ -276,8 +276,8 @@ pub fn warm_tensors(tensors: &[Tensor<'_>], options: &ReadOptions, watch: &dyn W
     ids.sort_unstable();
     ids.dedup();
     let (runs, sources) = (runs(&files, &ids), files.sources());
-    // As if the bytes were cached: filling the cache is what takes time, and more threads than cores only get in each
-    // other's way.
+    // As if the bytes were cached: filling the cache takes the time, and more threads than cores only get in each other's
+    // way.
     let spans: Vec<_> = sources.iter().map(|&source| (source, 0..0)).collect();
     let reading = Reading::of(nbytes(&runs), &spans, options);
     show(&sources, &[], &runs, reading, watch).map_err(|fault| files.explain(fault))?;
@@ -387,7 +387,7 @@ pub struct StridedView {
 
 /// The region of one job on the host.
 fn on_host(job: &Job<'_>, options: &ReadOptions, watch: &dyn Watch) -> Result<Region, Error> {
-    // One job gives one region.
+    // One job has one region.
     about(job, read([job], options, watch)).map(|mut regions| regions.swap_remove(0))
 }
 

@@ -151,7 +151,7 @@ impl<'p> Piece<'p> {
 }
 
 impl<'p> Plan<'p> {
-    /// Plan to read `wanted` into fresh memory, and give each its place.
+    /// Plan to read `wanted` into fresh memory, and set the place of each.
     ///
     /// Small tensors that are neighbours in a file are read at once and are neighbours in memory, unless their elements would
     /// not be aligned. On the host the first of a block begins as far into a page as it does in its file, and the others
@@ -214,7 +214,7 @@ impl<'p> Plan<'p> {
         piece.at = end;
         let follows = self.pieces.last().is_some_and(|last| last.goes_on_in(piece));
         piece.at = match piece.nbytes {
-            // Nothing is read there, and the block still begins with what comes next.
+            // Nothing is read there, and the block still begins with the next piece.
             0 => end - end % kind.alignment,
             _ if !kind.is_level => end.next_multiple_of(kind.alignment),
             _ if follows && end.is_multiple_of(piece.alignment) => end,
@@ -244,7 +244,7 @@ impl<'p> Plan<'p> {
         &self.blocks
     }
 
-    /// For each of this many files, the span of what is read of it.
+    /// The span of each of this many files that is read.
     pub(crate) fn spans(&self, files: usize) -> Vec<Range<u64>> {
         let mut spans = vec![None; files];
         for piece in &self.pieces {

@@ -20,7 +20,7 @@ use crate::watch::Watch;
 /// How often a waiting caller checks whether to stop.
 const WATCH_INTERVAL: Duration = Duration::from_millis(50);
 
-/// A batch is at most this part of what is read ahead: while one batch is handed out, others are read.
+/// A batch has at most this part of the bytes ahead: while one batch is handed out, others are read.
 const PARTS: u64 = 4;
 
 /// A tensor to read, or a part of it.
@@ -354,7 +354,7 @@ impl Shared {
         let job = self.job(rank)?;
         let buffers = about(&job, read_to([&job], &self.options, watch));
         Ok(Fetched {
-            // One job gives one buffer.
+            // One job has one buffer.
             buffer: buffers?.swap_remove(0),
             shape: job.shape().to_owned(),
         })

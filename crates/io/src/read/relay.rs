@@ -17,7 +17,7 @@ use crate::memory::Dest;
 /// Where tensors begin in the memory of a device, in bytes: the largest alignment that vector units need.
 const ALIGNMENT: usize = 256;
 
-/// Read a task as [`gather::read`] does, whatever memory it fills.
+/// Read a task as [`gather::read`] does, into memory of any kind.
 pub(super) fn read(
     source: &dyn ReadAt,
     witness: Option<&dyn Witness>,

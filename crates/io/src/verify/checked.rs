@@ -34,8 +34,8 @@ struct Promise {
 }
 
 impl Checkpoint {
-    /// Read whole tensors of this checkpoint, and return them if they match `proof`. They are read into memory of their own,
-    /// whatever the backend, since a mapped file can change after it was checked; the digests are computed of the bytes on
+    /// Read whole tensors of this checkpoint, and return them if they match `proof`. They are read into memory of their own
+    /// with every backend, since a mapped file can change after it was checked; the digests are computed of the bytes on
     /// their way into it.
     ///
     /// A digest of more than these tensors is compared only when they are all that its file has: without its own, a
