@@ -24,6 +24,7 @@ from .errors import *  # noqa: F403 - its `__all__`
 # For jedi, which reads it as False without the annotation.
 TYPE_CHECKING: bool = False
 if TYPE_CHECKING:
+    from . import dcp as dcp
     from . import flax as flax
     from . import mlx as mlx
     from . import modelspec
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from . import paddle as paddle
     from . import tensorflow as tensorflow
     from . import torch as torch
+    from . import typing as typing
     from ._base.keys import glob
     from ._convert import Conversion, convert
     from ._native import TensorInfo
@@ -133,8 +135,19 @@ _LATER = {
     for name in names.split()
 }
 
-# Modules. `import ingot; ingot.torch.load_file(...)` works, and torch is only imported by that line.
-_MODULES = ("flax", "mlx", "modelspec", "numpy", "paddle", "tensorflow", "torch")
+# Modules, each with the package that it imports. `import ingot; ingot.torch.load_file(...)` works, and torch
+# is only imported by that line.
+_MODULES = {
+    "dcp": "torch",
+    "flax": "jax",
+    "mlx": "mlx.core",
+    "modelspec": "ingot",
+    "numpy": "numpy",
+    "paddle": "paddle",
+    "tensorflow": "tensorflow",
+    "torch": "torch",
+    "typing": "ingot",
+}
 
 
 # Hidden from checkers, which take every name of a module that has it as one of type Any.
@@ -165,4 +178,5 @@ if not TYPE_CHECKING:
 
 
 def __dir__() -> list[str]:
-    return __all__
+    # `help` and completion get each name of these: a module is among them once its framework is imported.
+    return sorted({*__all__, *(name for name, package in _MODULES.items() if sys.modules.get(package))})

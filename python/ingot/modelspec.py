@@ -26,7 +26,8 @@ from dataclasses import dataclass, field, fields
 from datetime import datetime
 from typing import Any, Literal, NamedTuple, Unpack
 
-from ._base.options import Loading, checked, takes, unexpected
+from ._base.checks import checked_source
+from ._base.options import Loading, argument, checked, takes, unexpected
 from ._base.report import Report
 from ._base.text import brief
 from ._read.door import open_checkpoint
@@ -141,7 +142,8 @@ def read(source: Source | Mapping[str, str], **options: Unpack[HeaderOptions]) -
     TypeError
         `source` cannot be read from, or an option is unknown.
     """
-    return _spec(_pairs(source, Loading.of(read, options)))
+    how = Loading.among(checked(read, options))
+    return _spec(_pairs(argument(read, "source", source, _known), how))
 
 
 def _spec(pairs: Mapping[str, Any]) -> ModelSpec | None:
@@ -235,13 +237,26 @@ def validate(
     OSError, HeaderError, TypeError
         As `read` does.
     """
-    how = Loading.of(validate, options)
+    how = Loading.among(checked(validate, options))
+    source = argument(validate, "source", source, _known)
     spec = source if isinstance(source, ModelSpec) else _spec(_pairs(source, how))
     if spec is None:
         return [Finding("error", f"{_PREFIX}sai_model_spec", "is missing: the file says nothing of itself")]
     found = [*_missing(spec), *_malformed(spec)]
     order = ("error", "warning", "note")
     return sorted(found, key=lambda finding: order.index(finding.severity))
+
+
+def _known(source: Any) -> Any:
+    """Return `source`, which must be a `ModelSpec`, metadata, or something to read from."""
+    if isinstance(source, ModelSpec):
+        return source
+    if not isinstance(source, Mapping) or hasattr(source, "get_tensor"):
+        return checked_source(source)
+    wrong = [key for key in source if not isinstance(key, str)]
+    if wrong:
+        raise TypeError(f"expected a dict of str to str, found the key {wrong[0]!r}")
+    return source
 
 
 def _pairs(source: Source | Mapping[str, str], how: Loading) -> Mapping[str, Any]:

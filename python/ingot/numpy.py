@@ -129,7 +129,7 @@ def load_file(
     """
     if out is not None or return_metadata is not False:
         checked(load_file, {"out": out, "return_metadata": return_metadata})
-    return _whole.loaded(filename, None, Loading.of(load_file, options), return_metadata, out)
+    return _whole.loaded(filename, None, Loading.of(load_file, options, filename), return_metadata, out)
 
 
 def load(data: Buffer) -> dict[str, Array]:
@@ -157,7 +157,7 @@ def load(data: Buffer) -> dict[str, Array]:
 
 @takes()
 def save(
-    tensor_dict: Mapping[str, Any],
+    tensor_dict: Mapping[str, Array | numpy.generic],
     metadata: Mapping[str, str] | None = None,
     *,
     format: Format = "safetensors",
@@ -172,8 +172,9 @@ def save(
         is stored is always ``numpy.ascontiguousarray(array)``, little-endian; arrays that are not so already
         are put in order a few MiB at a time.
     metadata : dict of str to str, optional
-        Text to store beside the tensors. What speaks of the tensors of another file is left out: digests,
-        ``modelspec.hash_sha256``, names that share a tensor.
+        Text to store beside the tensors. Keys that describe the tensors of another file are left out:
+        ``ingot.checksums``, ``modelspec.hash_sha256``, ``ingot.shared``, and signatures (``c2pa:manifest``,
+        ``c2pa:manifest.uri``, ``__signature__``, ``sigstore``, ``vouch_credential``).
     format : {"safetensors", "bintensors"}
         What to write.
 
@@ -193,12 +194,12 @@ def save(
     OptionError
         `format` is not one of the two.
     """
-    return _whole.save(tensor_dict, metadata, format=format, **options)
+    return _whole.saved_bytes(save, tensor_dict, {"metadata": metadata, "format": format, **options})
 
 
 @overload
 def save_file(
-    tensor_dict: Mapping[str, Any],
+    tensor_dict: Mapping[str, Array | numpy.generic],
     filename: Path,
     metadata: Mapping[str, str] | None = None,
     **options: Unpack[InBackground],
@@ -207,7 +208,7 @@ def save_file(
 
 @overload
 def save_file(
-    tensor_dict: Mapping[str, Any],
+    tensor_dict: Mapping[str, Array | numpy.generic],
     filename: Path | Writable,
     metadata: Mapping[str, str] | None = None,
     **options: Unpack[AtOnce],
@@ -216,7 +217,7 @@ def save_file(
 
 @takes(SaveOptions, overwrite=True)
 def save_file(
-    tensor_dict: Mapping[str, Any],
+    tensor_dict: Mapping[str, Array | numpy.generic],
     filename: Path | Writable,
     metadata: Mapping[str, str] | None = None,
     *,
@@ -257,8 +258,8 @@ def save_file(
     TypeError, DtypeError, SaveError, OptionError
         As `save` does, and before the disk is touched.
     """
-    how = Saving.of(save_file, options, metadata=metadata, background=background)
-    return _whole.saved(tensor_dict, filename, how)
+    own = {"filename": filename, "metadata": metadata, "background": background}
+    return _whole.saved(save_file, tensor_dict, filename, Saving.of(save_file, options, **own))
 
 
 def payload(name: str, array: Any) -> tuple[str, tuple[int, ...], Any]:

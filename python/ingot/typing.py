@@ -46,6 +46,7 @@ __all__ = [
     "Snapshot",
     "Source",
     "SourceFormat",
+    "Spec",
     "StorageOptions",
     "Tell",
     "Writable",
@@ -142,6 +143,19 @@ class _HasSize(Protocol):
 #: ``"bfloat16"``, ``"torch.bfloat16"``); or that of torch, NumPy, ml_dtypes, jax, TensorFlow, mlx or paddle
 #: itself. At run time other spellings are accepted too, such as ``"<f4"`` and ``"BFloat16"``.
 Dtype = DtypeName | type | _HasItemsize | _HasSize
+
+
+class _HasDtypeAndShape(Protocol):
+    """An array, a tensor, or a `TensorInfo`."""
+
+    @property
+    def dtype(self) -> Any: ...
+    @property
+    def shape(self) -> Any: ...
+
+
+#: A tensor to be written: its dtype and its shape, or an object that has both.
+Spec = tuple[Dtype, Sequence[int]] | _HasDtypeAndShape
 
 #: Where a save in the background copies its tensors to. True is ``"host"``, False is nowhere.
 Snapshot = bool | Literal["host", "device"]

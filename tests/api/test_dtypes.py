@@ -246,7 +246,8 @@ def test_what_is_no_dtype_of_a_file_is_refused_with_the_name_of_the_tensor(
     new = tmp_path / "new.safetensors"
     with pytest.raises(ingot.SaveError) as caught:
         store(new, dtype, [0])
-    assert str(caught.value) == f"tensor `a`: unknown dtype `{dtype}`{hint}"
+    expected = hint or f": expected one of {', '.join(IN_FILES)}"
+    assert str(caught.value) == f"tensor `a`: unknown dtype `{dtype}`{expected}"
     assert (caught.value.code, caught.value.tensor, caught.value.found) == ("unknown-dtype", "a", dtype)
     assert not new.exists()
 

@@ -63,6 +63,18 @@ def test_a_framework_is_imported_when_it_is_named(framework: str) -> None:
     assert in_a_fresh_process(script) is True
 
 
+def test_dir_has_a_module_once_its_framework_is_imported() -> None:
+    script = "import ingot; before = dir(ingot); import numpy; answer = [before, dir(ingot)]"
+    before, after = in_a_fresh_process(script)  # type: ignore[misc]
+    assert set(after) - set(before) == {"numpy"}
+    assert "typing" in before
+
+
+@pytest.mark.parametrize("name", ["typing.StorageOptions", "dcp.Reader", "modelspec.read"])
+def test_a_module_is_imported_when_it_is_named(name: str) -> None:
+    assert in_a_fresh_process(f"import ingot; answer = ingot.{name} is not None") is True
+
+
 PACKAGES = [
     ("numpy", "numpy"), ("torch", "torch"), ("flax", "jax"), ("tensorflow", "tensorflow"), ("mlx", "mlx"),
     ("paddle", "paddle"),

@@ -165,8 +165,7 @@ NEW_OPTION = {
     "_read/door.py": [
         (
             "    if headers is None:\n        return open_checkpoint(source, how)",
-            "    if headers is None:\n"
-            "        how = how._replace(max_header_size=how.longest_header)\n",
+            "    if headers is None:\n        how = how._replace(max_header_size=how.longest_header)\n",
         ),
     ],
 }
@@ -181,7 +180,9 @@ for name in sys.argv[2:]:
         load = getattr(import_module(module), function)
     except ImportError:
         continue
-    given = (sys.argv[1],) if function == "load_file" else (None, sys.argv[1])
+    given = (sys.argv[1],)
+    if function != "load_file":
+        given = (import_module("torch").nn.Module(), *given)
     refused = False
     try:
         load(*given, longest_header=8)

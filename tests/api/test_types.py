@@ -64,7 +64,7 @@ def test_handles(tmp_path: Path) -> None:
         assert_type(file, ingot.safe_open[numpy.ndarray[Any, numpy.dtype[Any]]])
         assert_type(file.keys(), list[str])
         assert_type(file.offset_keys(), list[str])
-        assert_type(file.metadata(), dict[str, str] | None)
+        assert_type(file.metadata(), dict[str, Any] | None)
         assert_type(file.get_tensors(["t"]), dict[str, numpy.ndarray[Any, numpy.dtype[Any]]])
         assert_type(len(file), int)
         assert_type("t" in file, bool)

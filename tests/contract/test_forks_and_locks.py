@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -179,7 +180,7 @@ except KeyboardInterrupt:
 
 def test_a_busy_file_names_the_process_that_fills_it(tmp_path: Path) -> None:
     path = tmp_path / "w.safetensors"
-    with ingot.Writer(path, {"x": ("F32", (4,))}, overwrite=True):
+    with closing(ingot.Writer(path, {"x": ("F32", (4,))}, overwrite=True)):
         with pytest.raises(ingot.StorageError) as raised:
             ingot.Writer(path, {"x": ("F32", (4,))}, overwrite=True)
         assert raised.value.code == "busy"

@@ -265,7 +265,7 @@ GOOD: dict[str, list[Any]] = {
     "filename_pattern": ["x{suffix}.safetensors", "{suffix}.bt"],
 }
 BAD: dict[str, list[Any]] = {
-    "backend": ["disk", 1],
+    "backend": ["disk", "MMAP", 1],
     "threads": [0, -1, "2", True, 1.0],
     "progress": [1, "yes"],
     "storage_options": [{"nope": 1}, {"retries": "x"}, 7],
@@ -280,7 +280,7 @@ BAD: dict[str, list[Any]] = {
     "overwrite": [1, "yes", None],
     "atomic": [0, "no", None],
     "durable": ["yes", 1],
-    "checksums": ["md5", ["sha256", "xxh3"], 7],
+    "checksums": ["md5", ["sha256", "xxh3"], 7, "", 0, {}],
     "background": [1, None],
     "align": [7, 0, "64", True],
     "reserve_header": [-1, 2**64, "1", 1.5, True],

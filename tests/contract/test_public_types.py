@@ -6,6 +6,7 @@ import copy
 import inspect
 import pickle
 import typing
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -95,7 +96,7 @@ def test_an_object_of_this_process_says_what_to_pickle_instead(kind: str, tmp_pa
         ingot.open(path) as file,
         file.prefetch() as loader,
         ingot.view(path, how="page") as view,
-        ingot.Writer(tmp_path / "other", {"a": ("F32", (4,))}) as writer,
+        closing(ingot.Writer(tmp_path / "other", {"a": ("F32", (4,))})) as writer,
     ):
         made = (loader, iter(loader), done, view, writer)
         (found,) = (one for one in made if type(one).__name__ == kind)

@@ -145,5 +145,14 @@ def test_what_cannot_be_viewed_is_told(tmp_path: Path) -> None:
     with pytest.raises(ingot.ClosedError):
         ingot.view(handle)
     (tmp_path / "bad.safetensors").write_bytes(b"12345678")
-    with pytest.raises(ingot.HeaderError):
-        ingot.view(tmp_path / "bad.safetensors", how="page")
+    (tmp_path / "several").mkdir()
+    save(tmp_path / "several" / "a.safetensors")
+    save(tmp_path / "several" / "b.safetensors")
+    (tmp_path / "empty").mkdir()
+    for how in ("page", "server"):
+        for name in ("bad.safetensors", "several", "empty"):
+            with pytest.raises((ingot.SafetensorError, OSError)) as expected:
+                ingot.inspect(tmp_path / name)
+            with pytest.raises(type(expected.value)) as caught:
+                ingot.view(tmp_path / name, how=how)
+            assert str(caught.value) == str(expected.value)

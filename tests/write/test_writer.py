@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import closing, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -172,15 +172,18 @@ def test_what_is_missing_or_written_twice_is_named(tmp_path: Path) -> None:
 def test_without_a_commit_the_old_file_stays(tmp_path: Path) -> None:
     path = tmp_path / "t.safetensors"
     path.write_bytes(b"old")
-    with ingot.Writer(path, SPECS, overwrite=True) as writer:
-        fill(writer)
+    with pytest.warns(RuntimeWarning, match=f"{path}: the with block ended without commit"):  # noqa: SIM117
+        with ingot.Writer(path, SPECS, overwrite=True) as writer:
+            fill(writer)
     with pytest.raises(KeyError, match="mine"), ingot.Writer(path, SPECS, overwrite=True) as writer:
         raise KeyError("mine")
     lost = ingot.Writer(path, SPECS, overwrite=True)
     with pytest.raises(ingot.StorageError) as caught:
         ingot.Writer(path, SPECS, overwrite=True)
     assert caught.value.code == "busy"
-    del lost
+    with pytest.warns(RuntimeWarning, match=f"{path}: the writer was deleted without commit"):
+        del lost
+    ingot.Writer(path, SPECS, overwrite=True).close()
     assert path.read_bytes() == b"old"
     assert names_in(tmp_path) == ["t.safetensors"]
 
@@ -294,9 +297,9 @@ def test_a_guest_may_commit_and_leaving_takes_nothing_away(tmp_path: Path) -> No
         guest.commit()
     with pytest.raises(ingot.ClosedError):
         writer.write("mask", tensors()["mask"])
-    writer.close()
+    del writer
     assert len(safetensors.torch.load_file(path)) == 5
-    with ingot.Writer(path, SPECS, overwrite=True) as writer:
+    with closing(ingot.Writer(path, SPECS, overwrite=True)):
         guest = ingot.Writer.join(path)
     with pytest.raises(ingot.StorageError) as caught:
         fill(guest)
@@ -402,8 +405,9 @@ def test_tensors_are_appended_until_the_header_is_full(tmp_path: Path) -> None:
             assert numpy.array_equal(file.get_tensor(name), array)
     with pytest.raises(ingot.SaveError):
         ingot.Writer(path, reserve=200_000_000, overwrite=True)
-    with ingot.Writer(path, reserve=1000, overwrite=True) as writer:
-        writer.write("a", numpy.zeros(1))
+    with pytest.warns(RuntimeWarning, match="without commit"):  # noqa: SIM117
+        with ingot.Writer(path, reserve=1000, overwrite=True) as writer:
+            writer.write("a", numpy.zeros(1))
     assert len(safetensors.numpy.load_file(path)) == len(expected)
     assert names_in(tmp_path) == ["t.safetensors"]
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, Generic, NamedTuple, TypeVar, Unpack, overload
 
 from ingot import _native
 from ingot._base.checks import known_format, named
-from ingot._base.options import Loading, Saving, check_names, checked, takes
+from ingot._base.options import Loading, Saving, argument, check_names, checked, takes
 from ingot._native import Checkpoint, Export, Gpu
 from ingot._read import door
 from ingot._read import load as _load
@@ -119,7 +120,7 @@ class Whole(NamedTuple, Generic[Tensor]):
         if return_metadata is not False:
             checked(self.load_file, {"return_metadata": return_metadata})
         move = placed(self.load_file, self.mover, device)
-        return self.loaded(filename, move, Loading.of(self.load_file, options), return_metadata)
+        return self.loaded(filename, move, Loading.of(self.load_file, options, filename), return_metadata)
 
     def loaded(
         self,
@@ -165,7 +166,8 @@ class Whole(NamedTuple, Generic[Tensor]):
         """
         check_names(self.load, options)
         move = placed(self.load, self.mover, device)
-        return _load.tensors(_native.Checkpoint.from_buffer(data), None, self.wrap, move)
+        checkpoint = argument(self.load, "data", data, _native.Checkpoint.from_buffer)
+        return _load.tensors(checkpoint, None, self.wrap, move)
 
     @takes()
     def save(
@@ -183,8 +185,9 @@ class Whole(NamedTuple, Generic[Tensor]):
         tensors : dict of str to tensor
             Of any layout and on any device. What is stored is the tensor's values in C order, little-endian.
         metadata : dict of str to str, optional
-            Text to store beside the tensors. What speaks of the tensors of another file is left out: digests,
-            ``modelspec.hash_sha256``, names that share a tensor.
+            Text to store beside the tensors. Keys that describe the tensors of another file are left out:
+            ``ingot.checksums``, ``modelspec.hash_sha256``, ``ingot.shared``, and signatures
+            (``c2pa:manifest``, ``c2pa:manifest.uri``, ``__signature__``, ``sigstore``, ``vouch_credential``).
         format : {"safetensors", "bintensors"}
             What to write.
 
@@ -204,10 +207,21 @@ class Whole(NamedTuple, Generic[Tensor]):
         OptionError
             `format` is not one of the two.
         """
-        own = {"metadata": metadata, "format": format}
-        given = checked(self.save, {**own, **options}, format=known_format)
-        values = named(tensors, value=self.value)
+        return self.saved_bytes(self.save, tensors, {"metadata": metadata, "format": format, **options})
+
+    def saved_bytes(
+        self, function: Callable[..., Any], tensors: Mapping[str, Any], options: Mapping[str, Any]
+    ) -> bytes:
+        """Do what `save` does, for the `function` that the caller called."""
+        given = checked(function, options, format=known_format)
+        values = self._named(function, tensors)
         return _native.serialize(values, self.payload, **given, export=self.export)
+
+    def _named(self, function: Any, tensors: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the first argument of `function` as a dict of the caller's own."""
+        name = next(iter(function._taken))
+        found: dict[str, Any] = argument(function, name, tensors, partial(named, value=self.value))
+        return found
 
     @overload
     def save_file(
@@ -271,9 +285,16 @@ class Whole(NamedTuple, Generic[Tensor]):
         TypeError, SaveError, OptionError
             As `save` does, and before the disk is touched.
         """
-        how = Saving.of(self.save_file, options, metadata=metadata, background=background)
-        return self.saved(tensors, filename, how)
+        own = {"filename": filename, "metadata": metadata, "background": background}
+        how = Saving.of(self.save_file, options, **own)
+        return self.saved(self.save_file, tensors, filename, how)
 
-    def saved(self, tensors: Mapping[str, Any], filename: Path | Writable, how: Saving) -> SaveFuture | None:
-        """What `save_file` does, also where its first argument has another name."""
-        return write_file(filename, named(tensors, value=self.value), self.payload, how, export=self.export)
+    def saved(
+        self,
+        function: Callable[..., Any],
+        tensors: Mapping[str, Any],
+        filename: Path | Writable,
+        how: Saving,
+    ) -> SaveFuture | None:
+        """Do what `save_file` does, for the `function` that the caller called."""
+        return write_file(filename, self._named(function, tensors), self.payload, how, export=self.export)

@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from operator import index
 from os import environ, fsdecode
 from os.path import basename
 from typing import Any, Literal, NamedTuple
 
 from ingot._base.text import located
-from ingot._native import check_destination, check_storage_options
+from ingot._native import check_destination, check_storage_options, local_path
 from ingot.errors import OptionError, SaveError
-from ingot.typing import Checksums, Dtype, Progress, StorageOptions, Tell, WriteOptions
+from ingot.typing import Checksums, Dtype, Progress, StorageOptions, Tell, Writable, WriteOptions
 
 from .dtypes import F4_PACKED, IN_FILES, code_of, meant, word_of
 from .text import _quoted, brief
 
 Leniency = Literal["refuse", "accept", "salvage"]
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing_extensions import TypeIs
 
 #: The other names that `storage_options` takes, in small letters or large: from s3fs, gcsfs and adlfs,
 #: and of object_store with all that is built on it.
@@ -90,8 +94,8 @@ def stored(name: str, dtype: Dtype, shape: Sequence[int]) -> tuple[str, Sequence
     """The header's code and shape of a tensor, whose `shape` is counted as `dtype` is by its framework."""
     code = code_of(dtype)
     if code is None:
-        hint = meant(dtype)
-        reason = f"unknown dtype {_quoted(str(dtype))}{f': {hint}' if hint else ''}"
+        hint = meant(dtype) or f"expected one of {', '.join(IN_FILES)}"
+        reason = f"unknown dtype {_quoted(str(dtype))}: {hint}"
         raise located(SaveError, reason, code="unknown-dtype", tensor=name, expected=IN_FILES, found=dtype)
     return code, unpacked(name, shape) if code == "F4" and word_of(dtype) == F4_PACKED else shape
 
@@ -140,17 +144,86 @@ def texts(metadata: Mapping[str, str] | None, option: str = "metadata") -> dict[
     return own
 
 
+# What can be read from and written to.
+
+
 def is_path(given: object) -> bool:
-    """Whether it is a path. The files of fsspec may have one as well, and may be elsewhere."""
+    """Return whether `given` is a path. A file of fsspec may have a path too, and be elsewhere."""
     return isinstance(given, (str, bytes)) or (hasattr(given, "__fspath__") and not hasattr(given, "fs"))
+
+
+def is_buffer(given: Any) -> bool:
+    """Return whether `given` is a buffer: not a scalar of NumPy, which has the buffer protocol too."""
+    try:
+        with memoryview(given) as view:
+            return view.ndim > 0
+    except TypeError:
+        return False
+
+
+def is_writable(given: object) -> TypeIs[Writable]:
+    """Return whether bytes are written to `given` itself. A path may have a ``write`` too."""
+    return not is_path(given) and callable(getattr(given, "write", None))
+
+
+def no_source(given: object) -> TypeError:
+    """Return the error for an object that cannot be read from."""
+    is_handle = hasattr(given, "get_tensor")
+    hint = " — an open handle is no source: give what it was opened with" if is_handle else ""
+    return TypeError(
+        "expected a path as a str, bytes or os.PathLike object, a URL, a file that is open for reading "
+        f"bytes, a buffer, a file of fsspec, or ingot.Ranges, found {type(given).__name__}{hint}"
+    )
+
+
+# The attributes of the objects that can be read from, beside paths and buffers.
+_READABLE = (("__fspath__",), ("fs", "path"), ("store", "path"), ("getbuffer",), ("read", "seek", "tell"))
+
+
+def checked_source(given: Any) -> Any:
+    """Return `given`, which must be something to read from."""
+    if is_path(given) or any(all(hasattr(given, name) for name in names) for names in _READABLE):
+        return given
+    if is_buffer(given):
+        return given
+    raise no_source(given)
+
+
+def checked_sources(given: Any) -> list[Any]:
+    """Return a list of `given`, which must be an iterable of sources."""
+    is_one = is_path(given) or hasattr(given, "read") or isinstance(given, (bytearray, memoryview))
+    if is_one or not hasattr(given, "__iter__"):
+        found = f"one {type(given).__name__}" if is_one else type(given).__name__
+        raise TypeError(f"expected an iterable of sources, found {found}")
+    return [*map(checked_source, given)]
+
+
+def checked_written(given: Any) -> Any:
+    """Return the path on this machine that `given` is, or an object with a ``write``."""
+    return given if is_writable(given) else local_path(given)
 
 
 def one_of(option: str, value: str, choices: tuple[str, ...]) -> str:
     """Return `value`, which must be one of the choices for `option`."""
     if not isinstance(value, str) or value not in choices:
-        message = f"{option} {value!r} is unknown: expected one of {', '.join(choices)}"
+        expected = f"{', '.join(choices)}{_meant(value, choices)}"
+        message = f"{option} {value!r} is unknown: expected one of {expected}"
         raise OptionError(message, code=f"unknown-{option.replace('_', '-')}", expected=choices, found=value)
     return value
+
+
+def _meant(value: object, choices: Iterable[str]) -> str:
+    """Return a hint at the choice that `value` is nearly."""
+    near = nearest(value.lower(), choices) if isinstance(value, str) else None
+    return "" if near is None else f" — did you mean {near!r}?"
+
+
+def nearest(wrong: str, names: Iterable[str]) -> str | None:
+    """Return the name that is most like `wrong`. None if there is none like it."""
+    # Imported here: it is for errors.
+    from difflib import get_close_matches
+
+    return next(iter(get_close_matches(wrong, names, 1)), None)
 
 
 def leniency(strict: bool, lenient: bool) -> Leniency:
@@ -164,7 +237,7 @@ def known_checksums(checksums: Checksums) -> list[str]:
     """The names in `checksums`: one of the tensors at most, and ModelSpec's."""
     if checksums is True:
         return ["blake3"]
-    if not checksums:
+    if checksums is None or checksums is False:
         return []
     if not isinstance(checksums, str | list | tuple):
         found = type(checksums).__name__
@@ -224,6 +297,16 @@ def checked_text(option: str, given: Any, *, or_none: bool = False) -> Any:
     if isinstance(given, str) or (given is None and or_none):
         return given
     raise TypeError(f"{option} must be a str{' or None' if or_none else ''}, found {type(given).__name__}")
+
+
+def checked_name(name: Any) -> str:
+    """Return `name`, which must be a str."""
+    if isinstance(name, str):
+        return name
+    # Positions are given by programs that take a file for a list.
+    raise TypeError(
+        f"name must be the name of a tensor as a str, found {type(name).__name__} — `keys()` lists the names"
+    )
 
 
 def checked_mapping(option: str, given: Any) -> Any:

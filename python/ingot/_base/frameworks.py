@@ -71,13 +71,24 @@ def is_of_framework(kind: type) -> bool:
 
 def payload(name: str, tensor: Any) -> Any:
     """What the module of the tensor's own framework hands over for it."""
-    # Classes derived from a framework's are that framework's.
-    for kind in type(tensor).__mro__:
-        module = _OWNERS.get(kind.__module__.partition(".")[0])
-        if module is not None:
-            made: Any = adapter(module)
-            return made.payload(name, tensor)
-    raise not_a_tensor(name, tensor, "an array or a tensor")
+    module = _owner(tensor)
+    if module is None:
+        raise not_a_tensor(name, tensor, "an array or a tensor")
+    made: Any = adapter(module)
+    return made.payload(name, tensor)
+
+
+def checked_tensor(tensor: Any) -> Any:
+    """Return `tensor`, which must be of a framework."""
+    if _owner(tensor) is None:
+        raise TypeError(f"tensor must be an array or a tensor, found {type(tensor).__name__}")
+    return tensor
+
+
+def _owner(tensor: Any) -> str | None:
+    """Return the module for the framework of a tensor, whose class may be derived from a framework's."""
+    owners = (_OWNERS.get(kind.__module__.partition(".")[0]) for kind in type(tensor).__mro__)
+    return next(filter(None, owners), None)
 
 
 def installing(extra: str) -> str:

@@ -7,10 +7,11 @@ from functools import cache, partial
 from typing import Any, Literal, NamedTuple, Required, TypeVar
 
 from ingot import typing
+from ingot._native import local_path
 from ingot.errors import OptionError, SafetensorError
 
 from . import checks
-from .frameworks import module_of
+from .frameworks import checked_tensor, module_of
 from .keys import checked_keys
 
 TYPE_CHECKING = False
@@ -57,12 +58,12 @@ class Loading(NamedTuple):
     expected_sha256: str | None = None
 
     @classmethod
-    def of(cls, function: Callable[..., Any], options: Mapping[str, Any]) -> Loading:
-        """Return the options that a caller of `function` gave as keywords."""
-        if not options:
+    def of(cls, function: Callable[..., Any], options: Mapping[str, Any], source: object) -> Loading:
+        """Return the options that a caller of `function` gave as keywords. `source` is its source."""
+        if not options and checks.is_path(source):
             # Programs load thousands of small files so.
             return DEFAULT_LOADING
-        return cls(**checked(function, options))
+        return cls.among(checked(function, {_source_of(function): source, **options}))
 
     @classmethod
     def among(cls, given: Mapping[str, Any]) -> Loading:
@@ -204,12 +205,29 @@ _CHECKED: dict[str, Callable[[Any], Any]] = {
     "height": partial(checks.counted, "height", least=1, most=100_000),
     "bins": partial(checks.counted, "bins", most=1_000, code="invalid-bins"),
     "algorithm": partial(checks.checked_text, "algorithm"),
+    "name": checks.checked_name,
+    "tensor": checked_tensor,
     "root": partial(checks.checked_text, "root", or_none=True),
     "strip_prefix": partial(checks.checked_text, "strip_prefix"),
     **{name: partial(checks.checked_mapping, name) for name in MAPPINGS},
     **{name: partial(checks.one_of, name, choices=words) for name, words in WORDS.items()},
     **{name: partial(checks.checked_flag, name) for name in FLAGS.split()},
 }
+
+
+# How an argument is checked and converted that has this annotation.
+_OF_TYPES: dict[str, Callable[[Any], Any]] = {
+    "Source": checks.checked_source,
+    "Iterable[Source]": checks.checked_sources,
+    "Path": local_path,
+    "Path | Writable": checks.checked_written,
+}
+
+
+def _source_of(function: Any) -> str:
+    """Return the name of the parameter for what `function` reads."""
+    kinds: dict[str, Callable[[Any], Any]] = function._kinds
+    return next(name for name, check in kinds.items() if check is checks.checked_source)
 
 
 def checked(
@@ -222,8 +240,12 @@ def checked(
     check_names(function, options)
     found = {**options}
     usual: dict[str, Any] = getattr(function, "_usual", {})
+    kinds: dict[str, Callable[[Any], Any]] = getattr(function, "_kinds", {})
     for name, value in options.items():
         if name in usual and value is usual[name]:
+            continue
+        if name in kinds and name not in own:
+            found[name] = argument(function, name, value, kinds[name])
             continue
         try:
             if name == "write_options":
@@ -234,6 +256,15 @@ def checked(
             fault.args = (f"{_called(function)}(): {fault}",)
             raise
     return found
+
+
+def argument(function: Callable[..., Any], name: str, value: Any, check: Callable[[Any], Any]) -> Any:
+    """Return the argument `name` of `function`, checked and converted. An error names both."""
+    try:
+        return check(value)
+    except (TypeError, ValueError, SafetensorError) as fault:
+        fault.args = (f"{_called(function)}(): {name}: {fault}",)
+        raise
 
 
 def _rare(function: Any, given: Any) -> dict[str, Any]:
@@ -280,6 +311,7 @@ def takes(
         whole.__signature__ = shown.replace(parameters=own + parameters)
         usual = RARE if "background" in shown.parameters else RARE[:-1]
         whole._defaults, whole._rare = defaults, rare or usual
+        whole._kinds = {one.name: _OF_TYPES[one.annotation] for one in own if one.annotation in _OF_TYPES}
         taken = (one for one in whole.__signature__.parameters if one not in ("self", "cls"))
         whole._taken = dict.fromkeys(taken)
         # Defaults that `checked` returns unchanged.
@@ -338,10 +370,8 @@ def unexpected(function: Callable[..., Any], wrong: str, names: Iterable[str]) -
 
 
 def _hint(wrong: str, names: Iterable[str]) -> str:
-    from difflib import get_close_matches
-
-    near = get_close_matches(wrong, names, 1)
-    return f": did you mean {near[0]!r}?" if near else ":"
+    near = checks.nearest(wrong, names)
+    return f": did you mean {near!r}?" if near else ":"
 
 
 def _called(function: Callable[..., Any]) -> str:

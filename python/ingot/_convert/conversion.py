@@ -399,21 +399,21 @@ def convert(
         "verify": verify,
         "storage_options": storage_options,
     }
-    return _converted(source, destination, {**own, **options})
+    return _converted({"source": source, "destination": destination, **own, **options})
 
 
 def planned(source: Path, destination: Path, **options: Any) -> Conversion:
     """Return what `convert` would return for a local file, and write nothing."""
     defaults = {"format": None, "metadata": None, "storage_options": None}
-    return _converted(source, destination, {**defaults, **options}, dry_run=True)
+    given = {"source": source, "destination": destination, **defaults, **options}
+    return _converted(given, dry_run=True)
 
 
-def _converted(
-    source: Source, destination: Path, options: Mapping[str, Any], *, dry_run: bool = False
-) -> Conversion:
+def _converted(options: Mapping[str, Any], *, dry_run: bool = False) -> Conversion:
     given: Any = checked(convert, options, **_OWN)
+    source = given["source"]
     how = Saving.among(convert, {**given, "format": None})
-    to = Destination.of(fsdecode(local_path(destination)), given["format"], given["max_shard_size"])
+    to = Destination.of(fsdecode(given["destination"]), given["format"], given["max_shard_size"])
     code: str | None = given["dtype"]
     run = _Write(to, code, given["verify"], how)
     if to.kind == "npz":

@@ -276,10 +276,10 @@ def write_native(
     moved: Moved,
 ) -> None:
     """Write a .safetensors or a .bt file. Of `shared` it gets the names of its own tensors."""
-    specs = {entry.name: (code_in(entry, code), entry.shape) for entry in entries}
+    specs: dict[str, Any] = {entry.name: (code_in(entry, code), entry.shape) for entry in entries}
     names = {other: name for other, name in shared.items() if name in specs}
     how = ending.how
-    with Writer(path, specs, metadata, format=format, aliases=names, **how.of_writer()) as writer:
+    with closing(Writer(path, specs, metadata, format=format, aliases=names, **how.of_writer())) as writer:
         runs, others = apart(entries, code)
         copy(runs, native(writer), moved)
         for entry in others:

@@ -137,9 +137,9 @@ def check(
     >>> for problem in ingot.check("model.safetensors", values=True).problems:  # doctest: +SKIP
     ...     print(problem.where, problem.what)
     """
-    how = Loading.of(check, options)
-    selecting = checked(check, {"keys": keys, "drop": drop, "values": values})
-    chosen, dropped = selecting["keys"], selecting["drop"]
+    own = {"source": source, "keys": keys, "drop": drop, "values": values}
+    given = checked(check, {**own, **options})
+    how, chosen, dropped = Loading.among(given), given["keys"], given["drop"]
     with closing(open_source(source, how)) as checkpoint:
         names = select(checkpoint, chosen, dropped)
         whole = _Checked(source, how, checkpoint)

@@ -136,9 +136,9 @@ def diff(
     >>> ingot.diff("model.safetensors", "tuned.safetensors", values=True).equal  # doctest: +SKIP
     False
     """
-    how = Loading.of(diff, options)
-    selecting = checked(diff, {"keys": keys, "drop": drop, "values": values})
-    chosen, dropped = selecting["keys"], selecting["drop"]
+    own = {"source": source, "other": other, "keys": keys, "drop": drop, "values": values}
+    given = checked(diff, {**own, **options})
+    how, chosen, dropped = Loading.among(given), given["keys"], given["drop"]
     with closing(open_source(source, how)) as one, closing(open_source(other, how)) as two:
         ours, theirs = ({info.name: info for info in each.infos()} for each in (one, two))
         # By name: what a callable is called with, and what a miss is looked for in.

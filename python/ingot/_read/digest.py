@@ -7,12 +7,12 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Unpack
 
 from ingot import _native
-from ingot._base.checks import checked_text, is_path
+from ingot._base.checks import checked_text, is_path, one_of
 from ingot._base.options import Loading, checked, takes
 from ingot._base.progress import telling
 from ingot._base.report import Report, reduced
 from ingot._base.text import _escaped, _quoted, first_lines, located, plural
-from ingot.errors import IntegrityError, OptionError
+from ingot.errors import IntegrityError
 from ingot.typing import Algorithm, HeaderOptions, NoOptions, Path, Progress, Source, StorageOptions
 
 from .door import open_source, resolved
@@ -83,7 +83,7 @@ def hash(
     The file is read by position: one that another process shortens meanwhile is an error, not a crash. A
     remote file is fetched in parts, several at once; at most 128 MiB are kept at a time.
     """
-    own = {"algorithm": algorithm, "progress": progress, "storage_options": storage_options}
+    own = {"source": source, "algorithm": algorithm, "progress": progress, "storage_options": storage_options}
     given = checked(hash, {**own, **options}, algorithm=known_algorithm)
     opened = resolved(source)
     if is_path(opened):
@@ -132,11 +132,7 @@ def known_algorithm(algorithm: str) -> str:
 
     # The shakes have no length of their own.
     names = {name for name in hashlib.algorithms_available if not name.startswith("shake")}
-    if algorithm not in names:
-        choices = (*_native.hashes(), *sorted(names - {"sha256"}))
-        message = f"algorithm {algorithm!r} is unknown: expected one of {', '.join(choices)}"
-        raise OptionError(message, code="unknown-algorithm", expected=choices, found=algorithm)
-    return algorithm
+    return one_of("algorithm", algorithm, (*_native.hashes(), *sorted(names - {"sha256"})))
 
 
 class Mismatch(NamedTuple):
@@ -303,7 +299,7 @@ def verify(
     The digests guard against accidents. Who changes a file on purpose can change its digests too;
     `expected_sha256`, from another place, guards against that as well.
     """
-    own = {"expected_sha256": expected_sha256, "raises": raises, "progress": progress}
+    own = {"source": source, "expected_sha256": expected_sha256, "raises": raises, "progress": progress}
     how = Loading.among(checked(verify, {**own, **options}))
     opened = open_source(source, how._replace(backend="pread"))
     with closing(opened), telling(how.progress, "Verifying", opened.path or "<buffer>") as tell:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple, TypeVar
 
-from ingot._base.checks import Leniency, checked_backend, is_path
+from ingot._base.checks import Leniency, checked_backend, is_path, no_source
 from ingot._base.options import DEFAULT_LOADING, Loading
 from ingot._base.progress import telling
 from ingot._native import Checkpoint, is_url
@@ -90,9 +90,7 @@ def resolved(source: Source) -> Any:
 
     found = of_object(source)
     if found is None:
-        paths = "a path as a str, bytes or os.PathLike object, a URL, a file that is open for reading bytes"
-        found_kind = type(source).__name__
-        raise TypeError(f"expected {paths}, a buffer, a file of fsspec, or ingot.Ranges, found {found_kind}")
+        raise no_source(source)
     return found
 
 

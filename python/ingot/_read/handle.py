@@ -10,7 +10,7 @@ from typing import Any, Generic, Literal, Self, TypeAlias, TypeVar, Unpack, over
 from ingot._base.checks import is_path, leniency
 from ingot._base.frameworks import FRAMEWORKS, adapter
 from ingot._base.keys import select
-from ingot._base.options import DEFAULT_LOADING, Loading, check_names, checked, takes
+from ingot._base.options import DEFAULT_LOADING, Loading, checked, takes
 from ingot._base.report import restored
 from ingot._base.text import _escaped, _quoted, nbytes, plural
 from ingot._native import Checkpoint, Gpu, TensorInfo, in_natural_order, why_pageable
@@ -376,8 +376,10 @@ class safe_open(Mapping[str, Value]):
     ) -> None:
         how, given = DEFAULT_LOADING, {}
         # Programs open thousands of files without options.
-        if options or not isinstance(framework, str) or framework not in FRAMEWORKS:
-            given = checked(safe_open.__init__, {**options, "framework": framework})
+        is_known = isinstance(framework, str) and framework in FRAMEWORKS and is_path(filename)
+        if options or not is_known:
+            own = {"filename": filename, "framework": framework}
+            given = checked(safe_open.__init__, {**options, **own})
             how = Loading.among(given)
         self._adapter = adapter(framework)
         self._move = placed(safe_open.__init__, self._adapter.mover, device)
@@ -394,15 +396,15 @@ class safe_open(Mapping[str, Value]):
         """Return the tensor names in the order of their data, file after file."""
         return self._checkpoint.offset_names()
 
-    def metadata(self) -> dict[str, str] | None:
-        """Return the text that is stored beside the tensors.
+    def metadata(self) -> dict[str, Any] | None:
+        """Return the metadata that is stored beside the tensors.
 
         Returns
         -------
         dict of str to str, or None
-            A fresh dict that the caller may change; None where the file has none. For a sharded checkpoint
-            the index's metadata, whose values may be any JSON, such as the int ``total_size``;
-            `shard_metadata` has the metadata of the files.
+            A new dict, or None if the file has no metadata. For a sharded checkpoint the metadata of the
+            index, whose values may be any JSON, such as the int ``total_size``; `shard_metadata` has the
+            metadata of the files.
         """
         return self._checkpoint.metadata()
 
@@ -440,7 +442,8 @@ class safe_open(Mapping[str, Value]):
         """The paths of the files, in the order of their names: one, where there is no index."""
         return self._checkpoint.shards
 
-    def shard_of(self, name: str) -> str:
+    @takes()
+    def shard_of(self, name: str, **options: Unpack[NoOptions]) -> str:
         """Return the path of the file that holds a tensor.
 
         Parameters
@@ -453,6 +456,8 @@ class safe_open(Mapping[str, Value]):
         TensorNotFoundError
             There is no such tensor.
         """
+        if options or type(name) is not str:
+            checked(safe_open.shard_of, {"name": name, **options})
         return self._checkpoint.shard_of(name) or ""
 
     def parameter_count(self) -> dict[str, int]:
@@ -472,7 +477,8 @@ class safe_open(Mapping[str, Value]):
         """
         return self._checkpoint.parameter_count()
 
-    def info(self, name: str) -> TensorInfo:
+    @takes()
+    def info(self, name: str, **options: Unpack[NoOptions]) -> TensorInfo:
         """Say what a tensor is without reading it.
 
         Parameters
@@ -492,9 +498,12 @@ class safe_open(Mapping[str, Value]):
         TensorNotFoundError
             There is no such tensor.
         """
+        if options or type(name) is not str:
+            checked(safe_open.info, {"name": name, **options})
         return self._checkpoint.info(name)
 
-    def get_tensor(self, name: str) -> Value:
+    @takes()
+    def get_tensor(self, name: str, **options: Unpack[NoOptions]) -> Value:
         """Read one tensor.
 
         Parameters
@@ -519,6 +528,8 @@ class safe_open(Mapping[str, Value]):
         StorageError
             Reading failed, or the file is shorter now than when it was opened.
         """
+        if options or type(name) is not str:
+            checked(safe_open.get_tensor, {"name": name, **options})
         checkpoint, move = self._checkpoint, self._move
         if move is None:
             # Programs ask for a hundred thousand tensors.
@@ -668,7 +679,8 @@ class safe_open(Mapping[str, Value]):
         given = checked(safe_open.warm, {"keys": keys, "drop": drop, **options})
         return self._checkpoint.warm(self._selected(given["keys"], given["drop"]))
 
-    def get_slice(self, name: str) -> TensorSlice[Value]:
+    @takes()
+    def get_slice(self, name: str, **options: Unpack[NoOptions]) -> TensorSlice[Value]:
         """Prepare to read a part of a tensor.
 
         Parameters
@@ -686,6 +698,8 @@ class safe_open(Mapping[str, Value]):
         TensorNotFoundError
             There is no such tensor.
         """
+        if options or type(name) is not str:
+            checked(safe_open.get_slice, {"name": name, **options})
         # A handle of its own, so that it outlives this one.
         checkpoint = self._checkpoint.share()
         return TensorSlice(checkpoint, checkpoint.info(name), self._adapter, self._move, self._again)
@@ -780,7 +794,8 @@ class safe_open(Mapping[str, Value]):
         DtypeError, StorageError
             As `get_tensor` does.
         """
-        check_names(safe_open.get, options)
+        if options or type(name) is not str:
+            checked(safe_open.get, {"name": name, **options})
         return self.get_tensor(name) if name in self else default
 
     # Those of a mapping would compare all tensors, and forbid a set of handles.
@@ -937,10 +952,10 @@ def open(
     >>> with ingot.open("model.safetensors") as file:  # doctest: +SKIP
     ...     weight = file["wte"]
     """
-    checked(open, {"framework": framework})
-    given: Any = checked(open, options)
+    given: Any = checked(open, {"source": source, "framework": framework, **options})
     placed(open, adapter(framework).mover, device)
-    return safe_open(source, framework, device, **given)
+    given["filename"] = given.pop("source")
+    return safe_open(device=device, **given)
 
 
 @takes()
@@ -975,9 +990,9 @@ def warm(
     HeaderError, StorageError
         As `ingot.safe_open` does, and if reading fails.
     """
-    chosen = checked(warm, {"keys": keys, "drop": drop, **options})
+    chosen = checked(warm, {"source": source, "keys": keys, "drop": drop, **options})
     wanted, unwanted = chosen["keys"], chosen["drop"]
-    checkpoint = Checkpoint.open(source, "pread")
+    checkpoint = Checkpoint.open(chosen["source"], "pread")
     try:
         is_all = wanted is None and unwanted is None
         return checkpoint.warm(None if is_all else select(checkpoint, wanted, unwanted))

@@ -178,7 +178,7 @@ def inspect(
     >>> ingot.inspect("model.safetensors").metadata  # doctest: +SKIP
     {'format': 'pt'}
     """
-    own = {"count": count, "config": config, "shards": shards}
+    own = {"source": source, "count": count, "config": config, "shards": shards}
     how = Loading.among(checked(inspect, {**own, **options}))
     return _inspected(source, count, config, shards, how, None)
 
@@ -215,7 +215,7 @@ async def inspect_async(
     """
     from asyncio import to_thread
 
-    own = {"count": count, "config": config, "shards": shards}
+    own = {"source": source, "count": count, "config": config, "shards": shards}
     stop, how = Event(), Loading.among(checked(inspect_async, {**own, **options}))
     try:
         return await to_thread(_inspected, source, count, config, shards, how, stop)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from operator import index
-from typing import Any, Generic, Self
+from typing import Any, Generic, Self, Unpack
 
 from ingot._base.keys import select
+from ingot._base.options import checked, takes
 from ingot._base.text import _escaped, _quoted, located
 from ingot._native import Checkpoint, Wrap
 from ingot.errors import OptionError, SafetensorError, SliceError, TensorNotFoundError
+from ingot.typing import NoOptions
 
 from .load import Value
 from .moves import Moving, landing, moved
@@ -56,8 +58,9 @@ class PrefetchLoader(Generic[Value]):
         """Return the names of the tensors that it was made for, in their order."""
         return [*self._planned]
 
-    def take(self, name: str) -> Value:
-        """Return one tensor, and wait until it is read.
+    @takes()
+    def take(self, name: str, **options: Unpack[NoOptions]) -> Value:
+        """Return one tensor when it has been read.
 
         Parameters
         ----------
@@ -80,6 +83,8 @@ class PrefetchLoader(Generic[Value]):
         ClosedError
             The loader is closed.
         """
+        if options or type(name) is not str:
+            checked(PrefetchLoader.take, {"name": name, **options})
         if name not in self._planned:
             # A method of a closed checkpoint raises `ClosedError`.
             len(self._checkpoint)

@@ -21,6 +21,7 @@ from threading import Lock, Thread
 from typing import TYPE_CHECKING, Any, Protocol, Unpack
 from weakref import WeakSet
 
+from ingot._base.checks import checked_text, is_buffer
 from ingot._base.options import checked, takes
 from ingot._base.report import restored
 from ingot._base.text import _escaped, located
@@ -102,23 +103,26 @@ class Ranges:
     def __init__(
         self, store: Any, path: str, *, nbytes: int | None = None, **options: Unpack[NoOptions]
     ) -> None:
-        nbytes = checked(Ranges.__init__, {"nbytes": nbytes, **options})["nbytes"]
-        if not isinstance(path, str):
-            raise TypeError(f"the path in a store must be a str, found {type(path).__name__}")
-        if not _is_fsspec(store) and not callable(getattr(store, "get_ranges", None)):
-            expected = (
-                "a store with `get_ranges`, as obstore's, or a file system with `cat_ranges`, as fsspec's"
-            )
-            raise TypeError(f"expected {expected}, found {type(store).__name__}")
-        self.store = store
-        self.path = path
-        self.nbytes = nbytes
+        own = {"store": store, "path": path, "nbytes": nbytes}
+        in_store = partial(checked_text, "path")
+        given = checked(Ranges.__init__, {**own, **options}, store=_known_store, path=in_store)
+        self.store, self.path, self.nbytes = store, path, given["nbytes"]
 
     def __reduce__(self) -> tuple[Any, ...]:
         return restored, ("Ranges", (self.store, self.path), {"nbytes": self.nbytes})
 
     def __repr__(self) -> str:
         return f"ingot.Ranges({type(self.store).__name__}, {shown_url(self.path)!r})"
+
+
+def _known_store(store: Any) -> Any:
+    """Return `store`, which must have the methods of obstore's stores or fsspec's file systems."""
+    if not _is_fsspec(store) and not callable(getattr(store, "get_ranges", None)):
+        raise TypeError(
+            "store must have `get_ranges`, as obstore's stores have, or `cat_ranges` and `info`, as fsspec's "
+            f"file systems have, found {type(store).__name__}"
+        )
+    return store
 
 
 def resolved(given: Any) -> Any:
@@ -417,15 +421,6 @@ def _of_store(store: Any, path: str, nbytes: int | None) -> Reader | str:
 def _only(answers: Any) -> Any:
     (answer,) = answers
     return answer
-
-
-def is_buffer(given: Any) -> bool:
-    """Whether `given` has the buffer protocol."""
-    try:
-        memoryview(given).release()
-    except TypeError:
-        return False
-    return True
 
 
 def _is_fsspec(store: Any) -> bool:

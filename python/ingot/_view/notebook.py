@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import os
+from contextlib import closing
 from html import escape
 from typing import Any, Literal, Self, Unpack
 from weakref import finalize
 
-from ingot._base.checks import is_path
-from ingot._base.options import Loading, checked, takes
+from ingot._base.checks import checked_source, is_path
+from ingot._base.options import Loading, argument, checked, takes
 from ingot._native import is_url, local_path
 from ingot._read import door
-from ingot._read import handle as _handle
+from ingot._read.handle import safe_open
 from ingot.errors import OptionError
 from ingot.typing import NoOptions, Source, StorageOptions
 
@@ -122,8 +123,7 @@ def view(
     OSError
         A file cannot be opened.
     HeaderError, CheckpointError, StorageError
-        A remote model, or that of a page, is invalid or cannot be read. What is wrong with a file at hand,
-        the page of the server shows.
+        A model is invalid or cannot be read, as for `ingot.inspect`.
     OptionError
         `how` is none of the three, or a page is asked for with two models.
     """
@@ -133,8 +133,8 @@ def view(
         raise OptionError(
             "view(): how='page' shows one model: expected no `other`", code="one-model", found=other
         )
-    others = [] if other is None else [other]
-    models = [_model(one, Loading.among(given)) for one in (source, *others)]
+    given_models = {"source": source} | ({} if other is None else {"other": other})
+    models = [_model(name, one, Loading.among(given)) for name, one in given_models.items()]
     if how == "page" or (how == "auto" and other is None and any(map(os.environ.get, _REMOTE))):
         [model] = [opened(one) if isinstance(one, str) else one for one in models]
         return View(None, report.page(report.made(model)), given["height"])
@@ -154,13 +154,19 @@ def _ended(server: Server, shelf: Shelf) -> None:
     shelf.close()
 
 
-def _model(source: Any, how: Loading) -> str | Opened:
-    """Return a local path as it is, for the page to read its files, and everything else open."""
-    if isinstance(source, _handle.safe_open):
+def _model(name: str, source: Any, how: Loading) -> str | Opened:
+    """Return a local path as it is, for the page to read its files, and everything else open.
+
+    `name` is the argument that `source` was given as.
+    """
+    if isinstance(source, safe_open):
         source._check_open()
         place, options = source._origin
         return Opened(source._checkpoint, place, options)
+    handle = door.open_source(argument(view, name, source, checked_source), how)
     if is_path(source) and not (isinstance(source, str) and is_url(source)):
+        with closing(handle):
+            # What `inspect` would refuse.
+            handle.headers()
         return os.fsdecode(local_path(source))
-    handle = door.open_source(source, how)
     return Opened(handle, source if isinstance(source, str) else None, how.storage_options)

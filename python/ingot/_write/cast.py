@@ -122,10 +122,11 @@ def cast(
     ('wte', 'lm_head.weight')
     """
     is_kept = metadata is KEPT
-    own = {"dtype": dtype, "keys": keys, "format": format, "metadata": None if is_kept else metadata}
+    own = {"source": source, "destination": destination, "dtype": dtype, "keys": keys, "format": format}
+    own["metadata"] = None if is_kept else metadata
     given: Any = checked(cast, {**own, **options}, dtype=float_code)
     how, reading = Saving.among(cast, given), Loading.among(given)
-    path = fsdecode(_native.local_path(destination))
+    path = fsdecode(given["destination"])
     with closing(open_source(source, reading)) as checkpoint:
         plan = _Plan(checkpoint, given["dtype"], set(select(checkpoint, given["keys"])), reading.threads)
         how.existing.check(path)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+from functools import partial
 from typing import Any, NamedTuple, Unpack
 
 from ingot import _native
+from ingot._base.checks import checked_text
 from ingot._base.options import Saving, checked, takes
 from ingot._base.progress import telling
 from ingot._base.report import reduced
@@ -134,10 +136,9 @@ def download(
     by version and hash, and keeps them. Any other existing file is an error unless `overwrite` is set.
     Symbolic links in the directory are followed.
     """
-    own = {"expected_sha256": expected_sha256, "threads": threads, "progress": progress}
-    given = checked(download, {**own, **options, "storage_options": storage_options})
-    if not isinstance(source, str):
-        raise TypeError(f"download(): source must be a str, found {type(source).__name__}")
+    own: dict[str, Any] = {"source": source, "destination": destination, "expected_sha256": expected_sha256}
+    own |= {"threads": threads, "progress": progress, "storage_options": storage_options}
+    given = checked(download, {**own, **options}, source=partial(checked_text, "source"))
     how = Saving.among(download, given)
     path = os.fsdecode(_native.local_path(destination))
     with telling(how.progress, "Downloading", source) as tell, new_folders(path):

@@ -16,7 +16,7 @@ from ingot._base.options import DEFAULT_LOADING, Loading, Saving, checked, takes
 from ingot._base.progress import telling
 from ingot._base.report import Report, reduced
 from ingot._base.text import _escaped, _quoted, nbytes, plural
-from ingot._native import Sources, local_path
+from ingot._native import Sources
 from ingot.errors import HeaderError
 from ingot.typing import EditOptions, Format, Path, RewriteOptions, Source
 
@@ -102,7 +102,7 @@ def update_metadata(
 
     Changes at the same time, in any number of processes, wait for one another (``flock``), and none is lost.
     """
-    own = {"set": set, "remove": remove, "atomic": atomic}
+    own = {"filename": filename, "set": set, "remove": remove, "atomic": atomic}
     given = checked(update_metadata, {**own, **options}, remove=_keys)
     update = reported(given.get("progress", False), "Writing", filename, _native.update_metadata)
     durable = is_durable(given.get("durable"))
@@ -154,7 +154,7 @@ def replace_tensor(filename: Path, name: str, tensor: Any, **options: Unpack[Edi
     whole; so a killed process or a reader in between would get half of the old values and half of the new.
     The other tensors are shared with the old file or copied by the kernel, as for `update_metadata`.
     """
-    how = Saving.of(replace_tensor, options)
+    how = Saving.of(replace_tensor, options, filename=filename, name=name, tensor=tensor)
     replace = reported(how.progress, "Writing", filename, _native.replace_tensor)
     replace(filename, name, tensor, payload, how.flush)
 
@@ -295,16 +295,18 @@ def repair(
     of the new file does that. ``modelspec.hash_sha256`` stays where all data is the same, as for `merge`.
     Names that share a tensor go along with it, and are left out where it is.
     """
-    given = checked(repair, {"format": format, **options})
-    how, destination = Saving.among(repair, given), local_path(destination)
+    own = {"source": source, "destination": destination, "format": format}
+    given = checked(repair, {**own, **options})
+    how = Saving.among(repair, given)
+    new: str | bytes = given["destination"]
     held, findings = examined(source, Loading.among(given))
     names, path = held.names(0), held.path(0)
-    with telling(how.progress, "Repairing", destination) as tell:
+    with telling(how.progress, "Repairing", new) as tell:
         picks = [(0, number, name) for number, name in enumerate(names)]
-        Writing(how, is_inherited=True).write(held, destination, picks, together(held), tell)
+        Writing(how, is_inherited=True).write(held, new, picks, together(held), tell)
     sizes = held.sizes(0)
-    kind = format_for(destination, format)
-    return Repair(path, fsdecode(destination), kind, len(sizes), sum(sizes), findings)
+    kind = format_for(new, format)
+    return Repair(path, fsdecode(new), kind, len(sizes), sum(sizes), findings)
 
 
 def examined(source: Source, how: Loading = DEFAULT_LOADING) -> tuple[Sources, tuple[Finding, ...]]:

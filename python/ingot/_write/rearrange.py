@@ -7,12 +7,12 @@ from itertools import chain
 from typing import Any, Literal, NamedTuple, Unpack
 from warnings import warn
 
-from ingot._base.checks import Leniency, format_for, is_path
+from ingot._base.checks import Leniency, format_for
 from ingot._base.keys import NamedTensors, not_found, select
 from ingot._base.options import Loading, Saving, checked, takes
 from ingot._base.progress import telling, within
 from ingot._base.text import _escaped, _quoted
-from ingot._native import MODEL_SPEC_KEY, STALE_KEYS, Sources, local_path
+from ingot._native import MODEL_SPEC_KEY, STALE_KEYS, Sources
 from ingot._read.door import open_checkpoint
 from ingot.errors import OptionError, SaveError
 from ingot.typing import Format, Keys, Path, RewriteOptions, Source, Tell
@@ -22,10 +22,16 @@ from .shards import of_index
 Pick = tuple[int, int, str]
 
 
-def known_renaming(rename: object) -> object:
+# New names for the tensors of a file.
+
+
+def known_renaming(rename: Any) -> Any:
     """Return `rename`, which must be a dict, a callable or None."""
     if rename is not None and not callable(rename) and not hasattr(rename, "keys"):
         raise TypeError(f"rename must be a dict, a callable or None, found {type(rename).__name__}")
+    wrong = [] if rename is None or callable(rename) else [key for key in rename if not isinstance(key, str)]
+    if wrong:
+        raise TypeError(f"rename must be a dict of str to str, found the key {wrong[0]!r}")
     return rename
 
 
@@ -184,16 +190,14 @@ def merge(
     Names that share a tensor (``save_file(..., shared="alias")``) are names like all others, and share it in
     the new file too. Where the name that it was stored under is left out, it is stored under another.
     """
-    own = {"on_duplicate": on_duplicate, "keys": keys, "drop": drop, "format": format}
+    own: dict[str, Any] = {"sources": sources, "destination": destination, "on_duplicate": on_duplicate}
+    own |= {"keys": keys, "drop": drop, "format": format}
     given = checked(merge, {**own, **options, **_written(metadata)})
-    how = _writing(merge, given)
-    if is_path(sources) or hasattr(sources, "read") or isinstance(sources, (bytearray, memoryview)):
-        found = type(sources).__name__
-        raise TypeError(f"merge(): sources must be an iterable of sources, found one {found}")
-    listed = [*sources]
+    how, listed = _writing(merge, given), given["sources"]
     if not listed:
         raise OptionError("merge(): sources is empty: expected one source or more", code="no-sources")
-    destination, held = local_path(destination), opened(listed, Loading.among(given))
+    path: str | bytes = given["destination"]
+    held = opened(listed, Loading.among(given))
     picks = [(at, *pick) for at in range(len(held)) for pick in enumerate(held.names(at))]
     if keys is not None or drop is not None:
         infos = chain.from_iterable(map(held.infos, range(len(held))))
@@ -206,8 +210,8 @@ def merge(
             by_name[pick[2]] = pick
         picks = list(by_name.values())
     pairs = together(held) if how.is_inherited else how.saving.metadata
-    with telling(how.saving.progress, "Merging", destination) as tell:
-        how.write(held, destination, picks, pairs, tell)
+    with telling(how.saving.progress, "Merging", path) as tell:
+        how.write(held, path, picks, pairs, tell)
 
 
 @takes(RewriteOptions)
@@ -267,9 +271,11 @@ def rewrite(
     Names that share a tensor (``save_file(..., shared="alias")``) are names like all others, and share it in
     the new file too. Where the name that it was stored under is left out, it is stored under another.
     """
-    own = {"rename": rename, "keys": keys, "drop": drop, "format": format}
+    own: dict[str, Any] = {"source": source, "destination": destination, "rename": rename}
+    own |= {"keys": keys, "drop": drop, "format": format}
     given = checked(rewrite, {**own, **options, **_written(metadata)}, rename=known_renaming)
-    how, destination = _writing(rewrite, given), local_path(destination)
+    how = _writing(rewrite, given)
+    new: str | bytes = given["destination"]
     held = opened([source], Loading.among(given))
     names, path = held.names(0), held.path(0)
     kept = set(select(NamedTensors(path, names, lambda: held.infos(0)), given["keys"], given["drop"]))
@@ -280,8 +286,8 @@ def rewrite(
         message = f"{_escaped(path)}: no tensor is renamed or left out: rename, keys and drop change nothing"
         warn(f"rewrite(): {message}", stacklevel=2)
     pairs = together(held) if how.is_inherited else how.saving.metadata
-    with telling(how.saving.progress, "Writing", destination) as tell:
-        how.write(held, destination, picks, pairs, tell)
+    with telling(how.saving.progress, "Writing", new) as tell:
+        how.write(held, new, picks, pairs, tell)
 
 
 @takes(RewriteOptions)
@@ -336,7 +342,8 @@ def split(
     from .shards import Place, index, write
     from .shards import split as planned
 
-    own = {"max_shard_size": max_shard_size, "filename_pattern": filename_pattern}
+    own = {"source": source, "destination": destination, "max_shard_size": max_shard_size}
+    own["filename_pattern"] = filename_pattern
     given = checked(split, {**own, **options, **_written(metadata)})
     limit: int = given["max_shard_size"]
     how = _writing(split, given)

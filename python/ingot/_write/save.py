@@ -11,7 +11,7 @@ from os.path import join
 from typing import Any, NamedTuple, TypeVar
 
 from ingot import _native
-from ingot._base.checks import format_for, is_path
+from ingot._base.checks import format_for, is_writable
 from ingot._base.options import Saving
 from ingot._base.text import _escaped, _quoted
 from ingot._native import NewFile
@@ -22,8 +22,6 @@ from .failures import warn as warn_of_failures
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing_extensions import TypeIs
-
     from .background import SaveFuture
 
 
@@ -132,11 +130,6 @@ def reported(
             return work(*given, tell)
 
     return reporting
-
-
-def is_writable(given: object) -> TypeIs[Writable]:
-    """Whether bytes are given to it, and not to the file that it names. `py.path.local` has a `write` too."""
-    return not is_path(given) and callable(getattr(given, "write", None))
 
 
 def _stream(file: Writable, tensors: dict[str, Any], payload: Payload, how: Saving, **shown: Any) -> None:

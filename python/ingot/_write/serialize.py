@@ -8,7 +8,7 @@ from typing import Any, Unpack, overload
 import ingot
 from ingot import _native
 from ingot._base.checks import known_format, named, stored
-from ingot._base.options import Saving, checked, takes
+from ingot._base.options import Saving, argument, checked, takes
 from ingot._base.text import _quoted, located
 from ingot.errors import SaveError
 from ingot.typing import Buffer, Format, NoOptions, Path, SaveOptions, Writable
@@ -38,8 +38,8 @@ def serialize(
         doubles its last dimension. The data is any C-contiguous buffer, little-endian, of exactly the size
         that dtype and shape ask for; it is read, not kept.
     metadata : dict of str to str, optional
-        Text to store beside the tensors. What speaks of the tensors of another file is left out: digests,
-        ``modelspec.hash_sha256``, names that share a tensor.
+        Text to store beside the tensors. Keys that describe the tensors of another file are left out, as for
+        `ingot.numpy.save`.
     format : {"safetensors", "bintensors"}
         What to write.
 
@@ -61,7 +61,7 @@ def serialize(
         `format` is not one of the two.
     """
     given = checked(serialize, {"metadata": metadata, "format": format, **options}, format=known_format)
-    return _native.serialize(named(tensor_dict), _spec, **given)
+    return _native.serialize(argument(serialize, "tensor_dict", tensor_dict, named), _spec, **given)
 
 
 @overload
@@ -120,8 +120,9 @@ def serialize_file(
     TypeError, SaveError, OptionError
         As for `serialize`, and before the disk is touched.
     """
-    how = Saving.of(serialize_file, options, metadata=metadata, background=background)
-    return write_file(filename, named(tensor_dict), _spec, how)
+    own = {"filename": filename, "metadata": metadata, "background": background}
+    how = Saving.of(serialize_file, options, **own)
+    return write_file(filename, argument(serialize_file, "tensor_dict", tensor_dict, named), _spec, how)
 
 
 def deserialize(data: Buffer) -> list[tuple[str, dict[str, Any]]]:
@@ -145,7 +146,7 @@ def deserialize(data: Buffer) -> list[tuple[str, dict[str, Any]]]:
     HeaderError
         The bytes are not such a file.
     """
-    checkpoint = _native.Checkpoint.from_buffer(data)
+    checkpoint = argument(deserialize, "data", data, _native.Checkpoint.from_buffer)
     regions = checkpoint.tensors(None, _REGION)
     found = []
     for name in checkpoint.offset_names():

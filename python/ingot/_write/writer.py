@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from os.path import exists
 from typing import Any, Literal, Self, Unpack
+from warnings import warn
 from weakref import WeakSet
 
 from ingot import _native
 from ingot._base.checks import format_for, is_durable, named, stored
 from ingot._base.frameworks import payload
-from ingot._base.options import Saving, check_names, checked, takes
+from ingot._base.options import Saving, checked, takes
 from ingot._base.text import _escaped, _quoted, located
 from ingot.errors import OptionError, SaveError
-from ingot.typing import Format, NoOptions, Path, ReplaceOptions
+from ingot.typing import Format, NoOptions, Path, ReplaceOptions, Spec
 
 from .save import Views, rendered
 
@@ -61,11 +63,18 @@ class Writer:
     TypeError, SaveError, OptionError
         The specs are invalid, or no file can hold such tensors.
 
+    Warns
+    -----
+    RuntimeWarning
+        The writer is left without `commit` or `close`.
+
     Notes
     -----
-    With ``with``, leaving without a commit leaves the old file and removes the new one; so does losing
-    the writer, and the next save to this destination cleans up after a process that was killed. The file is
-    the one that `save_file` of the same tensors writes, byte for byte, except with `reserve`.
+    Only `commit` writes the file. If the ``with`` block ends without it, or the writer is deleted, the new
+    file is removed, an existing file stays, and a `RuntimeWarning` names the path. An exception in the block
+    and `close` give the file up without a warning. After a process that was killed, the next save to this
+    destination cleans up. The file is the one that `save_file` of the same tensors writes, byte for byte,
+    except with `reserve`.
 
     A writer locks its own new file. It does not take the lock on the directory that `save_sharded` holds
     during a save: one rename replaces one file, so readers find the old file or the new one, and a save to
@@ -89,12 +98,12 @@ class Writer:
     ...     writer.commit()
     """
 
-    __slots__ = ("__weakref__", "_path", "_writer")
+    __slots__ = ("__weakref__", "_is_begun", "_path", "_writer")
 
     def __init__(
         self,
         destination: Path,
-        specs: Mapping[str, Any] | None = None,
+        specs: Mapping[str, Spec] | None = None,
         metadata: Mapping[str, str] | None = None,
         *,
         reserve: int | None = None,
@@ -102,10 +111,12 @@ class Writer:
         aliases: Mapping[str, str] | None = None,
         **options: Unpack[ReplaceOptions],
     ) -> None:
-        own = {"specs": specs, "metadata": metadata, "reserve": reserve, "format": format, "aliases": aliases}
+        self._is_begun = False
+        own: dict[str, Any] = {"destination": destination, "specs": specs, "metadata": metadata}
+        own |= {"reserve": reserve, "format": format, "aliases": aliases}
         given = checked(Writer, {**own, **options})
         how, reserve = Saving.among(Writer, given), given["reserve"]
-        self._path = _native.local_path(destination)
+        self._path = given["destination"]
         self._writer: _native.Writer | _native.Appender
         if (specs is None) == (reserve is None):
             raise OptionError("Writer(): expected either specs or reserve", code="specs-or-reserve")
@@ -122,6 +133,7 @@ class Writer:
             views, kind = rendered(_views(specs or {}, aliases or {})), format_for(self._path, format)
             create = _native.Writer.create
             self._writer = create(self._path, declared, how.metadata, kind, views=views, **how.of_new_file())
+        self._is_begun = True
         _WRITERS.add(self)
 
     @classmethod
@@ -169,9 +181,10 @@ class Writer:
         -----
         A lock says whether a writer is still there. On a file system without locks a file cannot be joined.
         """
-        given = checked(Writer.join, {"orphaned": orphaned, "durable": durable, **options})
+        own = {"destination": destination, "orphaned": orphaned, "durable": durable}
+        given = checked(Writer.join, {**own, **options})
         writer = object.__new__(cls)
-        writer._path = _native.local_path(destination)
+        writer._path, writer._is_begun = given["destination"], False
         finish, flush = orphaned == "finish", is_durable(given["durable"])
         writer._writer = _native.Writer.join(writer._path, finish=finish, durable=flush)
         _WRITERS.add(writer)
@@ -211,16 +224,18 @@ class Writer:
         -----
         What is refused, or fails, does not count as written.
         """
-        check_names(Writer.write, options)
+        checked(Writer.write, {"name": name, "tensor": tensor, **options})
         if isinstance(self._writer, _native.Appender):
             if index is not _ALL:
-                raise OptionError("with reserve, tensors are appended whole", code="appended-in-part")
+                raise OptionError(
+                    "write(): index: with reserve, tensors are appended whole", code="appended-in-part"
+                )
             self._writer.append(name, tensor, payload)
             return
         try:
             self._writer.write(name, tensor, index, payload)
         except NotImplementedError:
-            expected = "ints, slices, None, ... or one list of ints"
+            expected = f"ints, slices, None, ... or one list of ints, found {type(index).__name__}"
             raise TypeError(f"write(): tensor {_quoted(name)}: index must be {expected}") from None
 
     def commit(self) -> None:
@@ -241,16 +256,37 @@ class Writer:
             Flushing or renaming failed: the old file is unchanged, the new one is lost. Or as for `write`.
         """
         self._writer.commit()
+        self._is_begun = False
 
     def close(self) -> None:
-        """Leave. Without a commit the file is given up, if this writer began it. Again is allowed."""
+        """Give the file up if this writer began it and did not commit it. May be called more than once."""
+        self._is_begun = False
         self._writer.close()
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *error: object) -> None:
-        self.close()
+    def __exit__(self, kind: type[BaseException] | None = None, *error: object) -> None:
+        try:
+            if kind is None:
+                self._warn_of_loss("the with block ended", 3)
+        finally:
+            self.close()
+
+    def __del__(self) -> None:
+        # Without the attribute if an argument was wrong.
+        if getattr(self, "_is_begun", False):
+            self._warn_of_loss("the writer was deleted", 2)
+
+    def _warn_of_loss(self, what: str, stacklevel: int) -> None:
+        """Warn that a file that this writer began is lost, unless a writer that joined has committed it."""
+        if self._is_begun and (isinstance(self._writer, _native.Appender) or exists(self._writer.draft_path)):
+            warn(
+                f"{_escaped(self._path)}: {what} without commit(): the file is not written — call close() to "
+                "give it up",
+                RuntimeWarning,
+                stacklevel=stacklevel,
+            )
 
     def __repr__(self) -> str:
         return f"<ingot.Writer {_escaped(self._path)}>"
@@ -268,6 +304,7 @@ def native(writer: Writer) -> _native.Writer:
 
 def _disown() -> None:
     for writer in tuple(_WRITERS):
+        writer._is_begun = False
         writer._writer.disown()
 
 

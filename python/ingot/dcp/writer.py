@@ -222,6 +222,7 @@ class Writer(StorageWriter):
         **options: Unpack[ReplaceOptions],
     ) -> None:
         own: Any = {
+            "destination": destination,
             "max_shard_size": max_shard_size,
             "filename_pattern": filename_pattern,
             "metadata": metadata,

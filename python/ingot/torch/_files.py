@@ -12,7 +12,7 @@ import torch
 import ingot
 from ingot import _native
 from ingot._base.checks import known_format, one_of
-from ingot._base.options import Loading, Saving, checked, takes
+from ingot._base.options import Loading, Saving, argument, checked, takes
 from ingot._base.text import _quoted
 from ingot._native import Checkpoint
 from ingot._read import door, moves, select
@@ -155,7 +155,7 @@ def load_file(
     SafetensorError
         The record of shared tensors in the metadata is broken (``code`` is ``"invalid-alias"``).
     """
-    how = Loading.of(load_file, options)
+    how = Loading.of(load_file, options, filename)
     if out is not None or return_metadata is not False or shared != "alias":
         own = {"out": out, "return_metadata": return_metadata, "shared": shared}
         checked(load_file, own, shared=_loaded_as)
@@ -196,7 +196,8 @@ def load(data: Buffer, *, shared: Loaded = "alias", **options: Unpack[NoOptions]
         As `load_file` does.
     """
     checked(load, {"shared": shared, **options}, shared=_loaded_as)
-    return _loaded(_native.Checkpoint.from_buffer(data), mover(None), shared, Selected(), PLAIN)
+    checkpoint = argument(load, "data", data, _native.Checkpoint.from_buffer)
+    return _loaded(checkpoint, mover(None), shared, Selected(), PLAIN)
 
 
 def _loaded(
@@ -284,8 +285,9 @@ def save(
         strided, conjugated, negated lazily or not on the CPU are put in order, or fetched, a few MiB at a
         time.
     metadata : dict of str to str, optional
-        Text to store beside the tensors. What speaks of the tensors of another file is left out: digests,
-        ``modelspec.hash_sha256``, names that share a tensor.
+        Text to store beside the tensors. Keys that describe the tensors of another file are left out:
+        ``ingot.checksums``, ``modelspec.hash_sha256``, ``ingot.shared``, and signatures (``c2pa:manifest``,
+        ``c2pa:manifest.uri``, ``__signature__``, ``sigstore``, ``vouch_credential``).
     format : {"safetensors", "bintensors"}
         What to write.
     shared : {"error", "copy", "alias"}
@@ -321,7 +323,7 @@ def save(
     """
     asked = {"metadata": metadata, "format": format, "shared": shared, "contiguous": contiguous}
     given = checked(save, {**asked, **options}, format=known_format, shared=shared_as)
-    own, views = _stored(tensors, shared, contiguous)
+    own, views = _stored(argument(save, "tensors", tensors, _tensors), shared, contiguous)
     packed, known = _payload(own, shared), _shown(shared, views)
     return _native.serialize(own, packed, metadata=given["metadata"], format=format, **known)
 
@@ -395,14 +397,15 @@ def save_file(
     ValueError, TypeError, SharedMemoryError, SaveError, OptionError
         As `save` does, and before the disk is touched.
     """
-    own = {"metadata": metadata, "background": background, "shared": shared, "contiguous": contiguous}
-    given = checked(save_file, {**own, **options}, shared=shared_as)
-    how = Saving.among(save_file, given)
-    return write_tensors(tensors, filename, how, shared, contiguous)
+    own = {"filename": filename, "metadata": metadata, "background": background}
+    own |= {"shared": shared, "contiguous": contiguous}
+    how = Saving.among(save_file, checked(save_file, {**own, **options}, shared=shared_as))
+    own_tensors = argument(save_file, "tensors", tensors, _tensors)
+    return write_tensors(own_tensors, filename, how, shared, contiguous)
 
 
 def write_tensors(
-    tensors: Mapping[str, torch.Tensor],
+    tensors: dict[str, torch.Tensor],
     filename: Path | Writable,
     how: Saving,
     shared: Shared = "error",
@@ -445,10 +448,9 @@ def _copies(shared: Shared, tensors: dict[str, torch.Tensor]) -> dict[str, torch
 
 
 def _stored(
-    tensors: Mapping[str, torch.Tensor], shared: Shared, contiguous: Contiguous
+    own: dict[str, torch.Tensor], shared: Shared, contiguous: Contiguous
 ) -> tuple[dict[str, torch.Tensor], Views]:
     """The tensors to write, and where the others lie in these."""
-    own = _tensors(tensors)
     if contiguous == "error":
         refuse_strided(own)
     if shared != "alias":

@@ -136,7 +136,9 @@ def refuse_destination(name: str, tensor: torch.Tensor) -> None:
         raise misfit(name, "a meta tensor has no memory to be filled: call `model.to_empty(device=…)` first")
     reason = not_plain(tensor)
     if reason is not None:
-        raise misfit(name, reason)
+        # The rest is advice for saving.
+        fact = reason.partition(": ")[0]
+        raise misfit(name, f"{fact}: expected a plain tensor with memory of its own")
     if tensor.is_conj() or tensor.is_neg():
         raise misfit(name, "the destination is a lazy view of other values: resolve it first")
     if tensor.is_inference() and not torch.is_inference_mode_enabled():

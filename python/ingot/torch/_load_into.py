@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
-from typing import Literal, TypeAlias, Unpack
+from typing import Any, Literal, TypeAlias, Unpack
 
 import torch
 
@@ -106,8 +106,9 @@ def load_into(
     """
 
     def asked() -> Loading:
-        own = {"strict": strict, "read_once": read_once, "process_group": process_group}
-        return Loading.among(checked(load_into, {**own, **options}, **FOR_RANKS))
+        own: dict[str, Any] = {"target": target, "source": source, "strict": strict}
+        own |= {"read_once": read_once, "process_group": process_group}
+        return Loading.among(checked(load_into, {**own, **options}, target=_known_target, **FOR_RANKS))
 
     # Listed once: it takes time if there are many.
     own = tensors_of(target) if isinstance(target, torch.nn.Module) and has_ranks() else None
@@ -130,6 +131,16 @@ def _is_shared(target: Target, read_once: object) -> bool:
     if read_once is False or not has_ranks():
         return False
     return isinstance(target, Mapping) and any(map(is_distributed, target.values()))
+
+
+def _known_target(target: Target) -> Target:
+    """Return `target`, which must be a module or a dict."""
+    if not isinstance(target, (torch.nn.Module, Mapping)):
+        raise TypeError(
+            "target must be a torch.nn.Module or a dict of str to torch.Tensor, "
+            f"found {type(target).__name__}"
+        )
+    return target
 
 
 def _known_read_once(read_once: ReadOnce) -> ReadOnce:

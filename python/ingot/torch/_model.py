@@ -21,13 +21,22 @@ from ingot.typing import Device, LoadOptions, Path, SaveOptions, Source, Writabl
 from ._devices import mover
 from ._files import Contiguous, load_file, write_tensors
 from ._into import differences
-from ._tensors import not_plain
+from ._tensors import _tensors, not_plain
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from ingot._base.options import AtOnce, InBackground
 
 Duplicates = Literal["drop", "error", "copy", "alias"]
+
+
+def _known_model(model: Any) -> Any:
+    """Return `model`, which must be a module."""
+    if not hasattr(model, "state_dict") or not hasattr(model, "load_state_dict"):
+        raise TypeError(f"model must be a torch.nn.Module, found {type(model).__name__}")
+    return model
+
+
 _duplicates_as = partial(one_of, "shared", choices=("drop", "error", "copy", "alias"))
 
 # Names in a message. The rest are counted.
@@ -107,10 +116,11 @@ def save_model(
     Which names are kept is upstream's rule: of the tensors that hold the whole of a storage, the first by
     name.
     """
-    own = {"metadata": metadata, "force_contiguous": force_contiguous, "shared": shared}
-    given = checked(save_model, {**own, **options, "background": background}, shared=_duplicates_as)
+    own = {"model": model, "filename": filename, "metadata": metadata, "background": background}
+    own |= {"force_contiguous": force_contiguous, "shared": shared}
+    given = checked(save_model, {**own, **options}, shared=_duplicates_as, model=_known_model)
     how = Saving.among(save_model, given)
-    state = model.state_dict()
+    state = _tensors(model.state_dict())
     contiguous: Contiguous = "copy" if force_contiguous else "error"
     if shared != "drop":
         return write_tensors(state, filename, how, shared, contiguous)
@@ -164,10 +174,12 @@ def load_model(
     UserWarning
         Tensors of the file were converted to the dtype that the module has. The message names them.
     """
-    given: Any = checked(load_model, {"strict": strict, **options})
-    del given["strict"]
+    given = {"model": model, "filename": filename, "strict": strict}
+    chosen: Any = checked(load_model, {**given, **options}, model=_known_model)
+    for name in given:
+        del chosen[name]
     moves.placed(load_model, mover, device)
-    state = load_file(filename, device, shared="drop", **given)
+    state = load_file(filename, device, shared="drop", **chosen)
     own = model.state_dict()
     # Names whose tensor has another dtype in the module.
     converted = sorted(name for name, one in state.items() if name in own and own[name].dtype != one.dtype)

@@ -304,7 +304,7 @@ class _Fill:
             writers: dict[str, Writer] = {}
             with self._step("making the files", paths):
                 for name in self._own(owners):
-                    specs = {
+                    specs: dict[str, Any] = {
                         tensor: self._together.specs[tensor].stored() for tensor in self._files.tensors[name]
                     }
                     made = Writer(paths[name], specs, self._files.metadata, **self._how.of_writer())

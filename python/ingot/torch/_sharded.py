@@ -10,7 +10,7 @@ from typing import Any, Literal, NamedTuple, Unpack, overload
 import torch
 
 import ingot
-from ingot._base.options import Saving, checked, takes
+from ingot._base.options import Saving, argument, checked, takes
 from ingot._base.progress import telling, within
 from ingot._base.text import located
 from ingot._native import NewFile
@@ -141,14 +141,15 @@ def save_sharded(
     together = process_group is not None or _are_distributed(tensors)
 
     def asked() -> _Asked:
-        own = {"max_shard_size": max_shard_size, "filename_pattern": filename_pattern, "metadata": metadata}
-        given: Any = checked(save_sharded, {**own, **options, "background": background})
+        own = {"destination": destination, "max_shard_size": max_shard_size, "metadata": metadata}
+        own |= {"filename_pattern": filename_pattern, "background": background}
+        given: Any = checked(save_sharded, {**own, **options})
         how, limit = Saving.among(save_sharded, given), given["max_shard_size"]
         place = Place(destination, filename_pattern)
         if background or together:
             # Where a relative path leads now, and for this rank.
             place = Place(os.path.join(os.getcwd(), place.directory), filename_pattern)
-        return _Asked(_tensors(tensors), place, limit, how)
+        return _Asked(argument(save_sharded, "tensors", tensors, _tensors), place, limit, how)
 
     if together:
         _check_has_ranks(tensors)

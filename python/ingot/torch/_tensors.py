@@ -16,7 +16,7 @@ from ingot import _native
 from ingot._adapters import pieces
 from ingot._base.checks import named
 from ingot._base.dtypes import ANOTHER_COMPLEX, F4_PACKED, NAMES
-from ingot._base.frameworks import lacks
+from ingot._base.frameworks import lacks, not_a_tensor
 from ingot._base.text import _quoted, located
 from ingot._write.save import Box, boxes
 from ingot.errors import SaveError
@@ -46,7 +46,7 @@ PLAIN_CLASSES = {torch.Tensor, torch.nn.Parameter}
 
 
 def not_plain(tensor: torch.Tensor) -> str | None:
-    """Why there are no bytes behind this tensor that could be stored; None where there are."""
+    """Return why a tensor has no bytes to store, and after a colon what to save instead. None if it has."""
     if _dispatch(type(tensor)) is not _dispatch(torch.Tensor):
         return _wrapped(tensor)
     if isinstance(tensor, torch.nn.UninitializedParameter | torch.nn.UninitializedBuffer):
@@ -54,7 +54,7 @@ def not_plain(tensor: torch.Tensor) -> str | None:
     if tensor.is_quantized:
         return f"a quantised tensor ({tensor.dtype}) has no dtype in a file: save `.int_repr()` and its scale"
     if tensor.layout is not torch.strided:
-        return f"a tensor of layout {tensor.layout} cannot be stored: save `.to_dense()`"
+        return f"a tensor of layout {tensor.layout} has no plain memory: save `.to_dense()`"
     if tensor.is_nested:
         return "a nested tensor has no shape of its own: save what `.unbind()` gives"
     if tensor.is_meta:
@@ -196,6 +196,8 @@ def _part(tensor: torch.Tensor, box: Box) -> torch.Tensor:
 
 def storable(name: str, tensor: torch.Tensor) -> str:
     """The code of the tensor's dtype. Raises `SaveError` where the tensor cannot be stored as it is."""
+    if not isinstance(tensor, torch.Tensor):
+        raise not_a_tensor(name, tensor, "a torch.Tensor")
     reason = not_plain(tensor)
     if reason is not None:
         raise located(SaveError, f"{reason}", code="no-values", tensor=name, found=type(tensor).__name__)
