@@ -3,7 +3,7 @@
 import asyncio
 import inspect
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -76,6 +76,33 @@ def test_wrong_argument_is_a_type_error_that_names_it(case: str, tmp_path: Path)
     with pytest.raises(TypeError, match=message):
         call(str(path))
     assert [*tmp_path.iterdir()] == [path]
+
+
+@pytest.mark.parametrize("wrong", [slice(1.0, 2.0), slice("a"), (0, slice(None, None, 0.5))])
+def test_a_slice_of_other_numbers_names_the_tensor_and_the_slice(wrong: Any, tmp_path: Path) -> None:
+    path = tmp_path / "a.safetensors"
+    save_file({"a": torch.zeros(2, 2)}, path)
+    with ingot.open(path) as file, closing(ingot.Writer(path, {"a": ("F32", [2, 2])}, overwrite=True)) as new:
+        for call in (
+            lambda: file.get_slice("a")[wrong],
+            lambda: load_file(path, slices={"a": wrong}),
+            lambda: new.write("a", torch.zeros(2, 2), wrong),
+        ):
+            with pytest.raises(
+                TypeError, match=r"tensor `a`: index: a slice must have ints or None, found slice\("
+            ):
+                call()
+
+
+@pytest.mark.parametrize("record", ["{}", "no JSON", '{"algorithm":"md5","tensors":{}}'])
+def test_update_metadata_rejects_a_record_that_no_reader_verifies(record: str, tmp_path: Path) -> None:
+    path = tmp_path / "a.safetensors"
+    save_file({"a": torch.zeros(2)}, path)
+    before = path.read_bytes()
+    with pytest.raises(ingot.IntegrityError) as caught:
+        ingot.update_metadata(path, {"ingot.checksums": record})
+    assert caught.value.code == "invalid-checksums"
+    assert path.read_bytes() == before
 
 
 @pytest.mark.parametrize("given", [torch.float32, numpy.float32, numpy.dtype("f4"), "F32"])

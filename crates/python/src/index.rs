@@ -1,17 +1,29 @@
 //! What Python puts between the brackets.
 
-use ingot_format::{Index, Places};
-use pyo3::exceptions::{PyNotImplementedError, PyOverflowError};
+use ingot_format::{Index, Places, Quoted};
+use pyo3::exceptions::{PyNotImplementedError, PyOverflowError, PyTypeError};
 use pyo3::prelude::*;
 use pyo3::types::{PyBool, PyEllipsis, PyInt, PyList, PyRange, PySlice, PyTuple};
 
 /// The index, in parts. Fails with `NotImplementedError` for what only the framework itself can make sense of,
 /// such as masks and arrays.
-pub(crate) fn parts(index: &Bound<'_, PyAny>) -> PyResult<Vec<Index>> {
+fn parts(index: &Bound<'_, PyAny>) -> PyResult<Vec<Index>> {
     match index.cast::<PyTuple>() {
         Ok(parts) => parts.iter().map(|part| one(&part)).collect(),
         Err(_) => Ok(vec![one(index)?]),
     }
+}
+
+/// The index of the tensor `name`, which the error for a wrong type names.
+pub(crate) fn of_tensor(name: &str, index: &Bound<'_, PyAny>) -> PyResult<Vec<Index>> {
+    parts(index).map_err(|fault| {
+        let py = index.py();
+        if fault.is_instance_of::<PyTypeError>(py) {
+            PyTypeError::new_err(format!("tensor {}: index: {}", Quoted(name), fault.value(py)))
+        } else {
+            fault
+        }
+    })
 }
 
 fn one(part: &Bound<'_, PyAny>) -> PyResult<Index> {
@@ -25,10 +37,11 @@ fn one(part: &Bound<'_, PyAny>) -> PyResult<Index> {
         let bound = |name| -> PyResult<Option<i64>> {
             let bound = slice.getattr(name)?;
             if bound.is_none() {
-                Ok(None)
-            } else {
-                clipped(&bound).map(Some)
+                return Ok(None);
             }
+            clipped(&bound)
+                .map(Some)
+                .map_err(|fault| not_of_ints(slice, fault))
         };
         return Ok(Index::Span {
             start: bound("start")?,
@@ -44,6 +57,16 @@ fn one(part: &Bound<'_, PyAny>) -> PyResult<Index> {
         return Ok(Index::Pick(vec![of_range(range)?]));
     }
     integer(part).map(Index::At)
+}
+
+fn not_of_ints(slice: &Bound<'_, PySlice>, fault: PyErr) -> PyErr {
+    if !fault.is_instance_of::<PyTypeError>(slice.py()) {
+        return fault;
+    }
+    match slice.repr() {
+        Ok(shown) => PyTypeError::new_err(format!("a slice must have ints or None, found {shown}")),
+        Err(fault) => fault,
+    }
 }
 
 /// The places of a list, which may hold ranges among its integers: each stands for all of its own.

@@ -495,7 +495,7 @@ impl Checkpoint {
         let tensor = find(py, &checkpoint, name)?;
         let (path, entry) = (tensor.archive().path(), tensor.entry());
         wrap.accepts(py, path, entry)?;
-        let index = index::parts(index)?;
+        let index = index::of_tensor(entry.name, index)?;
         if onto.is_some() {
             let job = Job::new(tensor, &index, None).map_err(|error| raise(py, &error))?;
             return one(py, job, wrap, onto);
@@ -553,7 +553,7 @@ impl Checkpoint {
             Ok(Request {
                 onto: homes.device(rank).cloned(),
                 tensor: checkpoint.id(name).map_err(|error| raise(py, &error))?,
-                index: parts::index_of(Some(&index.1))?,
+                index: parts::index_of(name, Some(&index.1))?,
             })
         };
         let requests = names

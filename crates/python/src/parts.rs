@@ -68,7 +68,8 @@ impl Wanted<'_> {
             .indices
             .as_ref()
             .and_then(|indices| indices.get(rank)?.as_ref());
-        Ok(index_of(index)?.unwrap_or_default())
+        let name = self.names[rank].to_str()?;
+        Ok(index_of(name, index)?.unwrap_or_default())
     }
 
     /// `None` for what is stored.
@@ -236,9 +237,9 @@ fn jobs_as<'a>(
 }
 
 /// What stands between the brackets; `None` for all of a tensor.
-pub(crate) fn index_of(index: Option<&Bound<'_, PyAny>>) -> PyResult<Option<Vec<Index>>> {
+pub(crate) fn index_of(name: &str, index: Option<&Bound<'_, PyAny>>) -> PyResult<Option<Vec<Index>>> {
     let index = index.filter(|index| !index.is_none());
-    index.map(index::parts).transpose()
+    index.map(|index| index::of_tensor(name, index)).transpose()
 }
 
 fn refuse(py: Python<'_>, job: &Job<'_>, code: &str, reason: &str) -> PyErr {

@@ -8,6 +8,7 @@ use ingot_format::{Dtype, Index, Quoted, Spec};
 use ingot_io::{EditError, Error, Orphan, Replace};
 use pyo3::prelude::*;
 
+use crate::chosen::tensor_name;
 use crate::errors::{about_tensor, raise};
 use crate::index;
 use crate::intake::{Exporter, borrowed};
@@ -132,7 +133,7 @@ impl Writer {
     ) -> PyResult<()> {
         let py = name.py();
         let writer = self.opened(py)?;
-        let index: Vec<Index> = index::parts(index)?;
+        let index: Vec<Index> = index::of_tensor(tensor_name(name)?, index)?;
         let items = [(name.clone(), tensor.clone())];
         let exporter = Exporter::new(None, payload);
         for (name, part) in exporter.take(&items)? {
@@ -190,7 +191,7 @@ impl ForeignFile {
         index: &Bound<'_, PyAny>,
     ) -> PyResult<()> {
         let writer = writer.opened(py)?;
-        let index = index::parts(index)?;
+        let index = index::of_tensor(name, index)?;
         Signals::detach(py, |signals| {
             self.0.copy(position, &writer, name, &index, signals)
         })

@@ -115,7 +115,7 @@ impl fmt::Display for SelectionError {
             }
             SelectionError::NegativeStep { axis, step } => write!(
                 f,
-                "slice of dimension {axis}: expected a step above zero, found {step} — flip after loading"
+                "slice of dimension {axis}: expected a step above zero, found {step} — flip the tensor in memory"
             ),
             SelectionError::ZeroStep { axis } => {
                 write!(

@@ -113,7 +113,7 @@ fn steps_must_be_above_zero() {
     assert_eq!(fault.code(), "negative-step");
     assert_eq!(
         fault.to_string(),
-        "slice of dimension 0: expected a step above zero, found -1 — flip after loading"
+        "slice of dimension 0: expected a step above zero, found -1 — flip the tensor in memory"
     );
     assert_eq!(
         code(Dtype::U8, &[5], &[stepped(None, None, i64::MIN)]),

@@ -28,7 +28,7 @@ use crate::error::{EditError, Error, Stop, step};
 use crate::options::{Durability, SaveOptions};
 use crate::payload::{FileRange, Payload};
 use crate::save::save_data;
-use crate::verify::renewed;
+use crate::verify::{RecordedDigests, renewed};
 use crate::watch::Watch;
 
 pub use assemble::{Inherit, assemble};
@@ -91,7 +91,8 @@ pub enum Way {
 ///
 /// # Errors
 /// [`Error::Shared`] for a record of shared tensors that is none of this file's, which a reader would refuse or which
-/// would give names to tensors that never had them. What opening the file may give; [`Error::Unstorable`] when the
+/// would give names to tensors that never had them; [`Error::Checksums`] for a record of digests that a verifying reader
+/// would refuse. What opening the file may give; [`Error::Unstorable`] when the
 /// header would be too large, before anything is touched; [`Error::Write`]; [`Error::Edit`] with
 /// [`EditError::Overtaken`]; [`Error::Interrupted`].
 pub fn update_metadata(
@@ -111,6 +112,9 @@ pub fn update_metadata(
     let new = without_stale_signatures(old.as_deref(), new);
     if let Some((_, record)) = change.set.iter().find(|pair| pair.0 == SHARED_KEY) {
         check_shared(record, &header, path)?;
+    }
+    if let Some((_, record)) = change.set.iter().find(|pair| pair.0 == CHECKSUMS_KEY) {
+        RecordedDigests::parse(record, &header, Some(path))?;
     }
     if way == Way::InPlace
         && !held.is_shared

@@ -311,9 +311,13 @@ pub(crate) struct RecordedDigests {
 impl RecordedDigests {
     /// The record in the metadata of `header`, if there is one. `path` is for the errors.
     pub(crate) fn of(header: &Header, path: Option<&Path>) -> Result<Option<RecordedDigests>, Error> {
-        let Some(text) = header.metadata().and_then(|metadata| metadata.get(CHECKSUMS_KEY)) else {
-            return Ok(None);
-        };
+        let text = header.metadata().and_then(|metadata| metadata.get(CHECKSUMS_KEY));
+        text.map(|text| RecordedDigests::parse(text, header, path))
+            .transpose()
+    }
+
+    /// Reads a record of the tensors of `header`.
+    pub(crate) fn parse(text: &str, header: &Header, path: Option<&Path>) -> Result<RecordedDigests, Error> {
         let fault = |reason: String| Error::Checksums {
             path: path.map(Path::to_owned),
             reason,
@@ -350,6 +354,6 @@ impl RecordedDigests {
                 .map(ToOwned::to_owned)
                 .collect();
         }
-        Ok(Some(record))
+        Ok(record)
     }
 }
