@@ -407,7 +407,7 @@ def _of_store(store: Any, path: str, nbytes: int | None) -> Reader | str:
             )
             raise TypeError(f"expected {expected}, found {type(store).__name__}")
         get = partial(store.get_ranges, path)
-        look = partial(head, path) if callable(head) else None
+        look: Any = partial(head, path) if callable(head) else None
         return _Store(shown_url(path), _AT_ONCE, lambda a, b: _only(get(starts=[a], ends=[b])), look, nbytes)
     if type(store).__module__ == "fsspec.implementations.local":
         # It has a way of its own, which is faster.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from contextlib import closing
 from dataclasses import dataclass, fields
-from typing import Unpack
+from typing import Any, Unpack
 
 from ingot import _native
 from ingot._base.keys import select
@@ -154,5 +154,5 @@ def measured(
 
 
 def _of(dtype: str, found: _native.Statistics) -> TensorStats:
-    values = {one.name: getattr(found, one.name) for one in fields(TensorStats) if one.name != "dtype"}
+    values: Any = {one.name: getattr(found, one.name) for one in fields(TensorStats) if one.name != "dtype"}
     return TensorStats(dtype, **values | {"bins": tuple(found.bins)})
