@@ -152,8 +152,8 @@ def test_a_zip_bomb_is_refused_with_the_limit_named(monkeypatch: pytest.MonkeyPa
         (b"{'descr': '<f4', 'fortran_order': False, 'shape': (1 << 60,), }", "no description"),
         (b"{'descr': '<f4', 'fortran_order': False, 'shape': (__import__('os'),), }", "no description"),
         (b"[" * 5000, "no description"),
-        (b"{'descr': '|b4', 'fortran_order': False, 'shape': (2,), }", "its dtype is none: `|b4`"),
-        (b"{'descr': '<f4', 'fortran_order': False, 'shape': (8796093022208,), }", "cut short"),
+        (b"{'descr': '|b4', 'fortran_order': False, 'shape': (2,), }", "its dtype is unknown: `|b4`"),
+        (b"{'descr': '<f4', 'fortran_order': False, 'shape': (8796093022208,), }", "truncated"),
         (b"{'descr': '<f4', 'fortran_order': False, 'shape': (), }", "follow the array"),
     ],
 )
@@ -211,7 +211,7 @@ def test_two_members_of_one_name_are_refused() -> None:
     numpy.savez("in.npz", aa=numpy.ones(2), bb=numpy.zeros(2))
     data = Path("in.npz").read_bytes()
     Path("in.npz").write_bytes(data.replace(b"bb.npy", b"aa.npy"))
-    with pytest.raises(ingot.ConversionError, match=r"member `aa.npy` stands in it twice") as caught:
+    with pytest.raises(ingot.ConversionError, match=r"member `aa.npy` is in it twice") as caught:
         ingot.convert("in.npz", "out.safetensors")
     assert caught.value.code == "duplicate-member"
 
@@ -244,9 +244,7 @@ def test_members_of_another_size_than_their_header_says_are_refused() -> None:
     numpy.save("in.npy", numpy.ones(2))
     with zipfile.ZipFile("in.npz", "w") as archive:
         archive.writestr("aa.npy", Path("in.npy").read_bytes().replace(b"(2,)", b"(3,)"))
-    with pytest.raises(
-        ingot.ConversionError, match=r"shape \[3\] of F64 needs 24 bytes, and the member has 16"
-    ):
+    with pytest.raises(ingot.ConversionError, match=r"shape \[3\] of F64 needs 24 bytes, found 16"):
         ingot.convert("in.npz", "out.safetensors")
 
 

@@ -133,16 +133,16 @@ def test_a_failure_in_the_middle_leaves_what_was_there_and_nothing_else(source: 
 def test_a_value_that_was_written_wrong_is_found_before_it_takes_the_name(
     source: str, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = _convert.conversion.compare
+    real = _convert.write.Task.compare
 
-    def spoilt(path: str, *arguments: Any) -> None:
+    def spoilt(task: _convert.write.Task, path: str, *arguments: Any) -> None:
         data = Path(path).read_bytes()
         one = ARRAYS["weight"].tobytes()[:4]
         assert one in data
         Path(path).write_bytes(data.replace(one, bytes(4)))
-        real(path, *arguments)
+        real(task, path, *arguments)
 
-    monkeypatch.setattr(_convert.conversion, "compare", spoilt)
+    monkeypatch.setattr(_convert.write.Task, "compare", spoilt)
     with pytest.raises(ingot.ConversionError, match=r"weight|CRC"):
         ingot.convert(source, name)
     assert [str(path) for path in Path().rglob("*") if path.is_file()] == ["in.npz"]
@@ -153,13 +153,13 @@ def test_the_file_is_complete_when_it_takes_its_name(source: str, monkeypatch: p
     Path("out.safetensors").write_bytes(b"old")
     os.chmod("out.safetensors", 0o640)
     seen = []
-    real = _convert.conversion.compare
+    real = _convert.write.Task.compare
 
-    def verified(path: str, *arguments: Any) -> None:
-        real(path, *arguments)
+    def verified(task: _convert.write.Task, path: str, *arguments: Any) -> None:
+        real(task, path, *arguments)
         seen.append(Path("out.safetensors").read_bytes())
 
-    monkeypatch.setattr(_convert.conversion, "compare", verified)
+    monkeypatch.setattr(_convert.write.Task, "compare", verified)
     ingot.convert(source, "out.safetensors", overwrite=True)
     assert seen == [b"old"]
     assert Path("out.safetensors").stat().st_mode & 0o777 == 0o640

@@ -25,7 +25,7 @@ def test_every_format_is_recognised_by_something_and_has_a_module() -> None:
     assert set(FORMATS) == set(_BY_CONTENT) | set(_FIRST_BYTES) | by_folder | by_framing
     folder = Path(ingot.__file__).parent / "_convert" / "sources"
     modules = {path.stem for path in folder.glob("*.py")} - {"__init__"}
-    assert {format.module for format in FORMATS.values()} == modules
+    assert {format.reader.partition(".")[0] for format in FORMATS.values()} == modules
 
 
 @pytest.mark.parametrize(
@@ -66,8 +66,8 @@ def test_a_safetensors_file_whose_length_spells_another_format_is_what_it_is() -
         (b"", "too short"),
         (b"\x1f\x8b\x08\0\0\0\0\0\0\0", "packed by gzip: unpack it first"),
         (b"PK\3\4" + bytes(100), "a ZIP archive of nothing that is converted"),
-        (b"PAR1" + bytes(100), "a Parquet file that is cut short"),
-        (b"hello, this is a text that says nothing", "not a file of a format that is known"),
+        (b"PAR1" + bytes(100), "a truncated Parquet file"),
+        (b"hello, this is a text that says nothing", "not a file of a known format"),
     ],
     ids=["lfs", "html", "empty", "gzip", "zip", "parquet", "text"],
 )

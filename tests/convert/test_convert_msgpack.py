@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 
 import ingot
 from ingot._convert.limits import Budget, limits
-from ingot._convert.source import Region
+from ingot._convert.source import Region, Stream
 from ingot._convert.sources import flax as ours
 from ingot.numpy import load_file
 
@@ -45,14 +46,15 @@ values = st.recursive(
 @given(values)
 def test_every_value_is_what_msgpack_reads(value: object) -> None:
     packed = msgpack.packb(value, use_bin_type=True)
-    assert ours.load_inner("x", packed, Budget("x", limits(len(packed), None))) == value
+    stream = Stream("x", BytesIO(packed), end=len(packed), has_spans=False)
+    assert ours.load(stream, Budget("x", limits(len(packed), None))) == value
 
 
 def test_long_bytes_stay_in_the_file() -> None:
     data = bytes(range(256)) * 300
     path = packed({"long": data, "short": b"abc", "wide": "é" * 70_000})
     with open(path, "rb") as file:
-        found = ours.load(path, file, Budget(path, limits(300_000, None)))
+        found = ours.load(Stream(path, file), Budget(path, limits(300_000, None)))
     assert isinstance(found["long"], Region)
     assert found["long"].read("long").tobytes() == data
     assert found["short"] == b"abc"
@@ -110,6 +112,8 @@ def test_what_is_no_array_is_refused(tree: object, words: str) -> None:
 )
 def test_bytes_that_are_no_msgpack_are_refused(data: bytes) -> None:
     Path("in.msgpack").write_bytes(data)
-    with pytest.raises(ingot.ConversionError, match=r"^in.msgpack: not a flax checkpoint") as caught:
+    with pytest.raises(
+        ingot.ConversionError, match=r"^in.msgpack: (not a flax checkpoint|the file is truncated)"
+    ) as caught:
         ingot.convert("in.msgpack", "out.safetensors")
-    assert caught.value.code == "unreadable"
+    assert caught.value.code in ("unreadable", "truncated")

@@ -78,14 +78,14 @@ def test_bytes_that_are_copied_piece_by_piece_are_those_of_the_tensors(
 
 def test_a_byte_that_was_copied_wrong_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     path = saved({"good": torch.zeros(100), "bad": torch.arange(100.0)}, "model.bin")
-    real = _convert.conversion.compare
+    real = _convert.write.Task.compare
 
-    def spoilt(written: str, *arguments: Any) -> None:
+    def spoilt(task: _convert.write.Task, written: str, *arguments: Any) -> None:
         data = Path(written).read_bytes()
         Path(written).write_bytes(data.replace(struct.pack("<f", 77), struct.pack("<f", 78)))
-        real(written, *arguments)
+        real(task, written, *arguments)
 
-    monkeypatch.setattr(_convert.conversion, "compare", spoilt)
+    monkeypatch.setattr(_convert.write.Task, "compare", spoilt)
     with pytest.raises(ingot.ConversionError, match=r"`bad`.*not what was read") as refused:
         ingot.convert(path, "out.safetensors")
     assert refused.value.code == "verification"
@@ -94,15 +94,15 @@ def test_a_byte_that_was_copied_wrong_is_found(monkeypatch: pytest.MonkeyPatch) 
 
 def test_a_file_that_is_cut_short_meanwhile_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     path = saved({"tensor": torch.arange(1000.0)}, "model.bin")
-    real = _convert.conversion.write_native
+    real = _convert.write.Task.one
 
     def shortened(*arguments: Any) -> None:
         with open(path, "r+b") as file:
             file.truncate(2000)
         real(*arguments)
 
-    monkeypatch.setattr(_convert.conversion, "write_native", shortened)
-    with pytest.raises(ingot.ConversionError, match=r"model\.bin.*`tensor`.*cut short"):
+    monkeypatch.setattr(_convert.write.Task, "one", shortened)
+    with pytest.raises(ingot.ConversionError, match=r"model\.bin.*`tensor`.*truncated"):
         ingot.convert(path, "out.safetensors")
     assert not Path("out.safetensors").exists()
 

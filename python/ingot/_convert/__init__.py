@@ -1,8 +1,8 @@
 """Conversion from other formats: `ingot.convert`.
 
-`formats.resolved` finds the format of a file, a module of `sources` returns its `Contents`, `selection`
-chooses the tensors of the new file, `write` writes them one at a time, and `conversion` compares the new file
-with the source before it takes its name.
+`formats.resolved` detects the format of a file, a function of `sources` adds its tensors to `Contents`,
+`selection` chooses the tensors of the new file, and `write` writes them one at a time and compares the new
+file with the source before it gets its name. `conversion` puts these together.
 
 Only `cli` may use this room.
 """
@@ -16,15 +16,14 @@ from ingot._base.frameworks import installing
 from .report import Conversion, LeftOut
 
 try:
-    from .conversion import convert, planned
-    from .listing import listed
+    from .conversion import convert, listed, planned
 except ModuleNotFoundError as error:
     if error.name != "numpy":
         raise
 
     def convert(*args: Any, **options: Any) -> Conversion:
-        """Convert a file of another format. It needs numpy: ``pip install 'ingot-tensors[convert]'``."""
-        # Not before it is called: programs that list the names of `ingot` convert nothing.
+        """Convert a file from another format. Needs numpy: ``pip install 'ingot-tensors[convert]'``."""
+        # Raised by the call, since programs that list the names of `ingot` convert nothing.
         raise ModuleNotFoundError(
             f"ingot.convert needs numpy, which is not installed: {installing('convert')}", name="numpy"
         )

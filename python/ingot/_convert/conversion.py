@@ -1,4 +1,4 @@
-"""From a file of any format to one of this package's."""
+"""Convert a file of any format to one of this package's, or list its contents."""
 
 from __future__ import annotations
 
@@ -6,14 +6,11 @@ import os
 import shutil
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from itertools import count
 from os import fsdecode
-from typing import Any, Literal, NamedTuple, Protocol, Unpack
+from typing import Any, Literal, NamedTuple, Unpack
 
-import numpy
-
-from ingot import _native
 from ingot._base.checks import checked_shard_size, is_path, one_of
 from ingot._base.keys import shared_prefix
 from ingot._base.options import Saving, checked, takes
@@ -24,135 +21,32 @@ from ingot._read import door
 from ingot._read.source import Reader, shown
 from ingot._write.directory import hidden
 from ingot._write.download import download
-from ingot._write.serialize import _REGION
+from ingot._write.shards import index, split, write
 from ingot.errors import ConversionError, OptionError
 from ingot.typing import CopyOptions, Dtype, Keys, Path, Source, SourceFormat, StorageOptions
 
 from .formats import FORMATS, resolved
-from .limits import Budget, limits, reading, refused, source_nbytes
+from .limits import Budget, limits, source_nbytes
 from .report import Conversion, LeftOut
 from .selection import Choice, Selected, selected
 from .source import Options
-from .sources import npy
-from .values import code_of, nbytes, stored
-from .write import (
-    KINDS,
-    Destination,
-    Ending,
-    apart,
-    check_native,
-    check_npz,
-    code_in,
-    differing,
-    parts,
-    write_native,
-    write_npz,
-)
-from .zipped import members
-from .zipped import opened as opened_member
+from .values import nbytes
+from .write import KINDS, Destination, Task, check_native, check_npz
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from ingot._write.shards import Place
     from ingot.typing import Buffer, Tell
 
     from .source import Contents, Entry
-    from .write import Moved
-
-
-# The comparison of a new file with its source.
-
-
-_TITLE = "an .npz archive"
-
-
-class _Written(Protocol):
-    """A new file whose pieces are read in file order."""
-
-    def begin(self, name: str) -> tuple[str, tuple[int, ...]]: ...
-    def piece(self, name: str, index: Any, size: int) -> memoryview: ...
-
-
-def compare(path: str, kind: str, entries: Sequence[Entry], code: str | None, moved: Moved) -> None:
-    """Raise `ConversionError` if a tensor of the file at `path` differs from the source."""
-    with ExitStack() as stack:
-        written: _Npz | _Native = _Npz(path, stack) if kind == "npz" else _Native(path, stack)
-        if isinstance(written, _Native):
-            runs, entries = apart(entries, code)
-            for entry in runs:
-                _begin(path, written, entry, code)
-            name = differing(runs, written.checkpoint, moved)
-            if name is not None:
-                raise _differs(path, name, "the values of the source", "others")
-        for entry in entries:
-            _begin(path, written, entry, code)
-            for index, part in parts(entry, code):
-                held = stored(part)
-                if not numpy.array_equal(held, written.piece(entry.name, index, len(held))):
-                    raise _differs(path, entry.name, "the values of the source", "others")
-                moved(part.nbytes)
-
-
-def _begin(path: str, written: _Written, entry: Entry, code: str | None) -> None:
-    expected = code_in(entry, code), entry.shape
-    found = written.begin(entry.name)
-    if found != expected:
-        raise _differs(path, entry.name, expected, found)
-
-
-class _Native:
-    def __init__(self, path: str, stack: ExitStack) -> None:
-        self.checkpoint = _native.Checkpoint.open(path, "pread")
-        stack.callback(self.checkpoint.close)
-
-    def begin(self, name: str) -> tuple[str, tuple[int, ...]]:
-        info = self.checkpoint.info(name)
-        return info.dtype, info.shape
-
-    def piece(self, name: str, index: Any, size: int) -> memoryview:
-        buffer, begin = self.checkpoint.select(name, index, _REGION)
-        return memoryview(buffer)[begin : begin + size]
-
-
-class _Npz:
-    def __init__(self, path: str, stack: ExitStack) -> None:
-        self._path = path
-        self._stack = stack
-        self._members = members(path)
-
-    def begin(self, name: str) -> tuple[str, tuple[int, ...]]:
-        # What fails here is the checksum of the member.
-        with reading(self._path, _TITLE):
-            self._stream = self._stack.enter_context(opened_member(self._path, self._members[f"{name}.npy"]))
-            header = npy.header(self._path, name, self._stream)
-        if isinstance(header, LeftOut):
-            return "", ()
-        return code_of(self._path, name, header.dtype) or "", header.shape
-
-    def piece(self, name: str, index: Any, size: int) -> memoryview:
-        with reading(self._path, _TITLE):
-            return memoryview(self._stream.read(size))
-
-
-def _differs(path: str, name: str, expected: object, found: object) -> ConversionError:
-    return refused(
-        path,
-        f"what was written is not what was read: "
-        f"expected {expected}, found {found} — the disk or the source is at fault, and nothing was kept",
-        code="verification",
-        tensor=name,
-        expected=expected,
-        found=found,
-    )
 
 
 # The temporary copy of a source behind a URL or in an object.
 
 
 _ENDING = ".fetched"
-# Concurrent conversions to one destination whose leftovers are found.
+# Concurrent conversions to one destination whose leftovers are removed.
 _AT_ONCE = 8
-# Characters of a name. File systems have room for 255 bytes.
+# Characters of a name. File systems allow 255 bytes.
 _LONGEST = 60
 
 
@@ -160,7 +54,7 @@ _LONGEST = 60
 def fetched(
     url: str, beside: str, progress: bool | Tell, storage_options: StorageOptions | None
 ) -> Iterator[str]:
-    """Yield the path of a copy in a new folder beside a destination, and remove the folder at the end."""
+    """Yield the path of a copy in a new folder beside a destination, and remove the folder afterwards."""
     with _folder(beside, shown_url(url)) as folder:
         copy = download(
             url, folder + os.sep, progress=progress, durable=False, storage_options=storage_options
@@ -170,7 +64,7 @@ def fetched(
 
 @contextmanager
 def copied(found: Reader | Buffer, beside: str, progress: bool | Tell) -> Iterator[str]:
-    """As `fetched`, for the contents of an object or a buffer."""
+    """Yield as `fetched`, for the contents of an object or a buffer."""
     parts, nbytes = (found.parts(), found.nbytes) if isinstance(found, Reader) else _whole(found)
     # The file name extension may decide the format.
     name = os.path.basename(shown(found).partition("?")[0].replace("\0", ""))[-_LONGEST:] or "source"
@@ -192,7 +86,7 @@ def _whole(buffer: Buffer) -> tuple[list[memoryview], int]:
 @contextmanager
 def _folder(beside: str, name_of_source: str) -> Iterator[str]:
     """Yield a folder for a copy of the source with this name."""
-    # The destination has room for the result; the folder of temporary files may have none.
+    # The folder of the destination has room for the result; the folder of temporary files may have less.
     prefix, folder = _made(beside)
     with hidden(prefix):
         try:
@@ -218,7 +112,7 @@ def _made(beside: str) -> tuple[str, str]:
 def _named(beside: str, number: int) -> tuple[str, str]:
     """Return a prefix for hidden names, and the path of a folder beside a destination that begins with it.
 
-    The names are known, so that a directory need not be listed to find what a killed conversion left.
+    The names are fixed, so that the leftovers of a killed conversion are found without listing a directory.
     """
     directory, name = os.path.split(os.path.realpath(beside))
     prefix = f".ingot-{number:08x}."
@@ -226,21 +120,21 @@ def _named(beside: str, number: int) -> tuple[str, str]:
 
 
 def sweep(beside: str) -> None:
-    """Remove what conversions to this destination fetched that were killed."""
+    """Remove the copies of conversions to this destination that were killed."""
     for number in range(_AT_ONCE):
         _, folder = _named(beside, number)
         with suppress(OSError):
             with _in_use(folder):
                 shutil.rmtree(folder, ignore_errors=True)
-            # Windows keeps the folder as long as the lock in it is open.
+            # Windows keeps the folder while the lock in it is open.
             shutil.rmtree(folder, ignore_errors=True)
 
 
 @contextmanager
 def _in_use(folder: str) -> Iterator[None]:
-    """Lock a folder, until the process ends however it does. `OSError` where another has the lock."""
+    """Lock a folder; the end of the process unlocks it. Raises `OSError` if another process has the lock."""
     if sys.platform == "win32":
-        # A folder cannot be locked there, but a file in it, which vanishes when it is closed.
+        # A folder cannot be locked there. A file in it can, and is deleted when it is closed.
         import msvcrt
 
         descriptor = os.open(os.path.join(folder, ".lock"), os.O_RDWR | os.O_CREAT | os.O_TEMPORARY)
@@ -258,13 +152,64 @@ def _in_use(folder: str) -> Iterator[None]:
         os.close(descriptor)
 
 
-# Bytes that an array has fewer of, also where another of its dimensions is 0.
-_TOO_LONG = 1 << 63
-# Of NumPy's arrays.
-_MOST_DIMENSIONS = 64
+# A listing makes no tensor, so they may have any size.
+_ANY_NBYTES = 1 << 63
 
 
-# How options are checked that have other values here than in other functions.
+class Listed(NamedTuple):
+    """A tensor of another format."""
+
+    name: str
+    dtype: str
+    """The code in a header, or the source's name if no code fits."""
+    shape: tuple[int, ...] | None
+    nbytes: int | None
+    """As they are stored. None, like the shape, if the tensor cannot be converted."""
+    file: str
+    """The path of the file that holds it."""
+
+
+class Listing(NamedTuple):
+    """The contents of one source."""
+
+    path: str
+    format: str
+    """A word of `FORMATS`."""
+    files: tuple[str, ...]
+    tensors: list[Listed]
+    left_out: tuple[LeftOut, ...]
+    metadata: dict[str, str]
+
+
+def listed(path: str) -> Listing:
+    """Return the contents of the file or folder at `path`, by its header or index. No value is read.
+
+    Raises
+    ------
+    ConversionError, OSError, ModuleNotFoundError
+        As `ingot.convert`, except errors that only values show.
+    """
+    found, word = resolved(path, None, is_whole=False)
+    held = limits(source_nbytes(found, FORMATS[word].is_folder), None)._replace(tensors=_ANY_NBYTES)
+    with FORMATS[word].opened(found, Options(Budget(found, held), True, values=False)) as contents:
+        tensors = [_listed(found, entry) for entry in contents.entries]
+        named = {found: None} if os.path.isfile(found) else {}
+        files = tuple(named | dict.fromkeys(tensor.file for tensor in tensors))
+        return Listing(found, word, files, tensors, tuple(contents.left_out), contents.metadata)
+
+
+def _listed(path: str, entry: Entry) -> Listed:
+    file = entry.file or path
+    if entry.fault is not None:
+        if getattr(entry.fault, "code", None) == "unsafe-pickle":
+            # A listing selects nothing, and its reader should know.
+            raise entry.fault
+        return Listed(entry.name, str(getattr(entry.fault, "found", None) or "?"), None, None, file)
+    code, size = entry.stored or (entry.code, nbytes(entry.code, entry.shape))
+    return Listed(entry.name, code, entry.shape, size, file)
+
+
+# The checks of options that have other values here than in other functions.
 _OWN: dict[str, Callable[[Any], Any]] = {
     "source_format": lambda word: word if word is None else one_of("source_format", word, tuple(FORMATS)),
     "format": lambda kind: kind if kind is None else one_of("format", kind, KINDS),
@@ -291,58 +236,58 @@ def convert(
     storage_options: StorageOptions | None = None,
     **options: Unpack[CopyOptions],
 ) -> Conversion:
-    """Convert a file of another format. No code from it is ever run.
+    """Convert a file from another format. No code in it is ever run.
 
     Parameters
     ----------
     source : str, bytes, os.PathLike, or an object to read from
-        A file or a folder. Its content decides what it is, and its name only where the content has no mark:
-        PyTorch's checkpoints (also in several files with an index), ``.npz``, ``.npy``, HDF5 and Keras, flax
-        msgpack, ONNX, TensorFlow's SavedModels and checkpoints, PaddlePaddle, pickles of NumPy arrays, GGUF
-        (all parts of a model), Arrow, Parquet, ``.safetensors`` and ``.bt``. Or the URL of one file, or an
-        object that holds one, as for `ingot.safe_open`: it is fetched first, beside `destination`, and
-        removed afterwards.
+        A file or a folder. The format is detected from the contents, and from the name only if the contents
+        have no mark: PyTorch's checkpoints (also in several files with an index), ``.npz``, ``.npy``, HDF5
+        and Keras, flax msgpack, ONNX, TensorFlow's SavedModels and checkpoints, PaddlePaddle, pickles of
+        NumPy arrays, GGUF (all parts of a model), Arrow, Parquet, ``.safetensors`` and ``.bt``. Or the URL of
+        one file, or an object that holds one, as for `ingot.safe_open`: it is first copied to a temporary
+        folder beside `destination`.
     destination : str, bytes or os.PathLike
-        The file to write, whose name says the format: ``.safetensors``, ``.bt`` or ``.npz``. A folder, which
-        exists or ends in a slash, or `max_shard_size` writes several files with an index, as `ingot.split`.
+        The file to write. Its ending decides the format: ``.safetensors``, ``.bt`` or ``.npz``. A folder,
+        which exists or ends in a slash, or `max_shard_size` writes several files with an index, as
+        `ingot.split`.
     source_format : str, optional
         The format of `source`, a word of ``Conversion.source_format``, if it cannot be detected. With it, one
         part of a checkpoint is converted alone, which is refused otherwise.
     format : {"safetensors", "bintensors", "npz"}, optional
-        What to write, whatever the name says.
+        The format to write, for a `destination` with another ending.
     max_shard_size : int or str, optional
-        As for `ingot.split`: the bytes that a file may hold, such as ``"5GB"``.
+        As for `ingot.split`: the most bytes of a file, such as ``"5GB"``.
     dtype : ingot.typing.Dtype, optional
-        Convert floating-point tensors to this dtype, with the values that ``load_file(dtype=)`` gives.
-        Quantised tensors of GGUF, which are refused otherwise, are dequantised to it.
+        Convert floating-point tensors to this dtype, with the values of ``load_file(dtype=)``. Quantised
+        tensors of GGUF, which are refused otherwise, are dequantised to it.
     root : str, optional
-        Take only the tensors below this name, and take it off their names: ``"state_dict"`` of a checkpoint
-        that has more than the model in it.
+        Convert only the tensors below this name, and remove it from their names: ``"state_dict"`` of a
+        checkpoint that holds more than the model.
     strip_prefix : str
-        Remove this prefix, such as ``"module."``, from the name of each chosen tensor. Each has to have it.
+        Remove this prefix, such as ``"module."``, from the name of each chosen tensor. Each must have it.
     keys, drop : str, ingot.typing.Glob, iterable of str or callable, optional
-        Which tensors the new file has, as for `ingot.rewrite`. With `root` these are the names below it.
+        The tensors of the new file, as for `ingot.rewrite`. With `root` these are the names below it.
     metadata : dict of str to str, optional
-        Text to store beside the tensors, added to that of the source.
+        Text to store beside the tensors, added to the metadata of the source.
     max_nbytes : int, optional
         The most bytes of tensors to unpack a source to. By default a hundred times the size of the source, or
-        1 GiB where that is more, which no file reaches that was not made to. What a source holds besides its
-        tensors, as objects, text and names, may take 64 times its size and 128 MiB of memory, or `max_nbytes`
-        where that is more.
+        1 GiB if that is more, which only files made for it exceed. Other values, as objects, text and names,
+        may take 64 times the size of the source and 128 MiB of memory, or `max_nbytes` if that is more.
     verify : bool
-        Read every tensor of the new file and of the source again and compare them, before the new file takes
+        Read every tensor of the new file and of the source again and compare them, before the new file gets
         its name.
     storage_options : dict, optional
-        How a URL is reached (`ingot.StorageOptions`).
+        The options of a URL (`ingot.StorageOptions`).
     **options
-        How the file is written: `ingot.typing.SaveOptions`. `progress` first counts the bytes of a URL, and
+        The options of writing: `ingot.typing.SaveOptions`. `progress` first counts the bytes of a URL, and
         then, from 0 on, the bytes written and compared. An .npz has no place for `metadata`, `checksums`,
         `align` and `reserve_header`.
 
     Returns
     -------
     Conversion
-        What was read, written, shared, cast and left out.
+        The tensors and values that were converted, shared, cast and left out.
 
     Raises
     ------
@@ -351,10 +296,10 @@ def convert(
         a chosen tensor has no dtype in the new file, is an object of a program, or is outside the folder of
         the source. ``code`` and ``tensor`` name the reason and the tensor. Nothing was written.
     FileExistsError
-        There is something at `destination`, and `overwrite` is not set.
+        `destination` exists, and `overwrite` is not set.
     OSError
-        `source` cannot be opened, or the folder of `destination` cannot be written to. What goes wrong with a
-        URL is raised as by `ingot.download`.
+        `source` cannot be opened, or the folder of `destination` cannot be written to. Errors of a URL are
+        raised as by `ingot.download`.
     ModuleNotFoundError
         A package that reads the source is not installed. The message has the command that installs it.
     TensorNotFoundError
@@ -364,42 +309,28 @@ def convert(
     StorageError
         Writing failed.
     TypeError, OptionError
-        An argument is not what it should be.
+        An argument has a wrong type or value.
 
     Notes
     -----
     Names in nested dicts and lists are joined by dots, with positions counted from 0:
     ``{"model": {"layers": [w, b]}}`` becomes ``model.layers.0`` and ``model.layers.1``. HDF5 and TensorFlow
-    have paths with slashes, which stay. A file with a single tensor without a name calls it ``tensor``.
+    have paths with slashes, which are kept. A single tensor without a name is called ``tensor``.
 
-    Tensors that are one and the same are written once, under the first of their names; the others are kept
-    in the metadata, as ``save_file(..., shared="alias")`` of `ingot.torch` keeps them, whose `load_file`
-    gives them back. Views of one memory that differ are written each in full. An .npz has every name in full,
-    and no metadata.
+    Aliases of a tensor are kept in the metadata, as by ``save_file(..., shared="alias")`` of `ingot.torch`,
+    and its `load_file` returns them. The tensor is written once, under the first of its names. Different
+    views of one memory are each written in full. An .npz has every name in full, and no metadata.
 
-    One tensor is in memory at a time, where the source allows: not for the tensors inside of ONNX models, and
-    Arrow files that are packed.
+    One tensor is in memory at a time if the source allows it: all are for tensors inside ONNX models, and for
+    compressed Arrow files.
 
     Examples
     --------
     >>> ingot.convert("pytorch_model.bin", "model.safetensors").tensors  # doctest: +SKIP
     103
     """
-    own = {
-        "source_format": source_format,
-        "format": format,
-        "max_shard_size": max_shard_size,
-        "dtype": dtype,
-        "root": root,
-        "strip_prefix": strip_prefix,
-        "keys": keys,
-        "drop": drop,
-        "metadata": metadata,
-        "max_nbytes": max_nbytes,
-        "verify": verify,
-        "storage_options": storage_options,
-    }
-    return _converted({"source": source, "destination": destination, **own, **options})
+    given = {**locals()}
+    return _converted(given.pop("options") | given)
 
 
 def planned(source: Path, destination: Path, **options: Any) -> Conversion:
@@ -414,35 +345,32 @@ def _converted(options: Mapping[str, Any], *, dry_run: bool = False) -> Conversi
     source = given["source"]
     how = Saving.among(convert, {**given, "format": None})
     to = Destination.of(fsdecode(given["destination"]), given["format"], given["max_shard_size"])
-    code: str | None = given["dtype"]
-    run = _Write(to, code, given["verify"], how)
+    dtype, source_format = given["dtype"], given["source_format"]
+    run = _Run(to, given["verify"], how)
     if to.kind == "npz":
         run.check_npz()
-    choice = Choice(given["root"], given["keys"], given["drop"], given["strip_prefix"])
-    source_format, storage_options = given["source_format"], given["storage_options"]
+    choice = Choice(given["root"], given["keys"], given["drop"], given["strip_prefix"], dtype)
 
     def converted(path: str, shown: str) -> Conversion:
         found, word = resolved(path, source_format)
         budget = Budget(found, limits(source_nbytes(found, FORMATS[word].is_folder), given["max_nbytes"]))
         to.check(how.existing)
         beside = os.path.dirname(os.path.realpath(to.path))
-        reading = Options(
-            code is not None, budget, values=not dry_run, source_format=source_format, beside=beside
-        )
+        reading = Options(budget, dtype is not None, not dry_run, source_format, beside)
         with FORMATS[word].opened(found, reading) as contents:
-            chosen = selected(found, contents, choice)
-            _check(found, contents, chosen, budget)
-            if dry_run:
-                return run.report(shown, word, contents, chosen)
-            with told(how.progress, f"Converting {_escaped(os.path.basename(found))}") as tell:
-                return run.run(shown, word, contents, chosen, tell)
+            chosen = selected(contents, choice)
+            report = run.report(shown, word, contents, chosen)
+            if not dry_run:
+                with told(how.progress, f"Converting {_escaped(os.path.basename(found))}") as tell:
+                    run.write(contents, chosen, report, tell)
+            return report
 
     if not dry_run:
         sweep(to.path)
     if isinstance(source, str) and is_url(source):
-        # Before hours are spent on fetching it.
+        # Before hours are spent on a download.
         to.check(how.existing)
-        with fetched(source, to.path, how.progress, storage_options) as near:
+        with fetched(source, to.path, how.progress, given["storage_options"]) as near:
             return converted(near, shown_url(source))
     found: Any = door.resolved(source)
     if not is_path(found):
@@ -453,32 +381,30 @@ def _converted(options: Mapping[str, Any], *, dry_run: bool = False) -> Conversi
     return converted(path, path)
 
 
-class _Write(NamedTuple):
-    """What the caller decided about writing."""
+class _Run(NamedTuple):
+    """The caller's options for writing."""
 
     to: Destination
-    code: str | None
     verify: bool
     how: Saving
 
     def check_npz(self) -> None:
         """Raise for options that an .npz cannot keep."""
         options = ("metadata", "checksums", "align", "reserve_header")
-        lost = [name for name in options if getattr(self.how, name) != Saving._field_defaults[name]]
+        lost = tuple(name for name in options if getattr(self.how, name) != Saving._field_defaults[name])
         if lost:
-            raise OptionError(
-                f"an .npz has no place for {', '.join(lost)}", code="npz-metadata", found=tuple(lost)
-            )
+            reason = f"an .npz has no place for {', '.join(lost)}"
+            raise OptionError(reason, code="npz-metadata", found=lost)
 
     def report(self, path: str, word: str, contents: Contents, chosen: Selected) -> Conversion:
-        """Return the report of what `run` writes."""
+        """Return the report of the files that `write` writes."""
         entries, shared, left_out = chosen.entries, chosen.shared, list(contents.left_out)
         if self.to.kind == "npz":
             entries, shared = chosen.in_full, {}
             left_out += [LeftOut(key, "metadata", value) for key, value in self._metadata(contents).items()]
-            check_npz(self.to.path, entries, self.code)
+            check_npz(self.to.path, entries)
         else:
-            check_native(path, entries, self.code)
+            check_native(path, entries)
         return Conversion(
             source=path,
             destination=self.to.path,
@@ -486,32 +412,41 @@ class _Write(NamedTuple):
             format=self.to.kind,
             files=tuple(self._files(entries)),
             tensors=len(entries),
-            nbytes=sum(map(self._nbytes, entries)),
+            nbytes=sum(entry.nbytes for entry in entries),
             shared=shared,
-            cast=tuple(entry.name for entry in entries if code_in(entry, self.code) != entry.code),
+            cast=tuple(entry.name for entry in entries if entry.target != entry.code),
             left_out=tuple(left_out),
             dropped=tuple(chosen.dropped),
             verified=self.verify,
             prefix=shared_prefix(entry.name for entry in entries),
         )
 
-    def run(
-        self, path: str, word: str, contents: Contents, chosen: Selected, tell: Tell | None
-    ) -> Conversion:
-        report, metadata = self.report(path, word, contents, chosen), self._metadata(contents)
+    def write(self, contents: Contents, chosen: Selected, report: Conversion, tell: Tell | None) -> None:
+        """Write the files of a report."""
+        metadata, place = self._metadata(contents), self.to.place
         entries = chosen.in_full if self.to.kind == "npz" else chosen.entries
         moved = counted(tell, report.nbytes * (2 if self.verify else 1))
-        if self.to.place is None:
-            self._one(self.to.path, entries, metadata, report.shared, moved)
-        else:
-            self._shards(self.to.place, entries, metadata, report, moved)
-        return report
+        task = Task(self.to.kind, self.how, self.verify, report.shared, moved)
+        if place is None:
+            task.one(self.to.path, entries, metadata or None)
+            return
+        shards = [[entries[number] for number in shard] for shard in self._split(entries)]
+        of_file, of_index = {"format": metadata.get("format", "pt")}, {**metadata}
+        of_index.pop("format", None)
+        if len(shards) == 1:
+            of_file |= of_index
+        files = dict(zip(place.names(len(shards)), shards, strict=True))
+        names = {file: [entry.name for entry in shard] for file, shard in files.items()}
+        write(
+            place,
+            files,
+            lambda path, shard: task.one(path, shard, of_file),
+            index(names, report.nbytes, of_index) if len(shards) > 1 else None,
+            self.how,
+        )
 
     def _metadata(self, contents: Contents) -> dict[str, str]:
         return contents.metadata | (self.how.metadata or {})
-
-    def _nbytes(self, entry: Entry) -> int:
-        return nbytes(code_in(entry, self.code), entry.shape)
 
     def _files(self, entries: Sequence[Entry]) -> list[str]:
         place = self.to.place
@@ -521,84 +456,4 @@ class _Write(NamedTuple):
         return [place.path(name) for name in [*names, *([place.index] if len(names) > 1 else [])]]
 
     def _split(self, entries: Sequence[Entry]) -> list[list[int]]:
-        from ingot._write.shards import split
-
-        return split(list(map(self._nbytes, entries)), self.to.shard_nbytes)
-
-    def _shards(
-        self,
-        place: Place,
-        entries: Sequence[Entry],
-        metadata: dict[str, str],
-        report: Conversion,
-        moved: Moved,
-    ) -> None:
-        from ingot._write.shards import index, write
-
-        shards = self._split(entries)
-        names = place.names(len(shards))
-        of_file, of_index = {"format": metadata.get("format", "pt")}, {**metadata}
-        of_index.pop("format", None)
-        if len(shards) == 1:
-            of_file |= of_index
-        files = {
-            name: [entries[number].name for number in shard]
-            for name, shard in zip(names, shards, strict=True)
-        }
-        write(
-            place,
-            dict(zip(names, shards, strict=True)),
-            lambda path, shard: self._one(
-                path, [entries[number] for number in shard], of_file, report.shared, moved
-            ),
-            index(files, report.nbytes, of_index) if len(shards) > 1 else None,
-            self.how,
-        )
-
-    def _one(
-        self,
-        path: str,
-        entries: Sequence[Entry],
-        metadata: dict[str, str],
-        shared: dict[str, str],
-        moved: Moved,
-    ) -> None:
-        def check(draft: str) -> None:
-            if self.verify:
-                compare(draft, self.to.kind, entries, self.code, moved)
-
-        ending = Ending(check, self.how)
-        if self.to.kind == "npz":
-            write_npz(path, entries, self.code, ending, moved)
-        else:
-            write_native(path, self.to.kind, entries, self.code, metadata or None, shared, ending, moved)
-
-
-def _check(path: str, contents: Contents, chosen: Selected, budget: Budget) -> None:
-    """Refuse a source without tensors, and one with too many bytes of them."""
-    if not chosen.entries:
-        others = ", ".join(f"{one.name} ({one.kind})" for one in contents.left_out[:3])
-        raise refused(
-            path,
-            "no tensor in it is to be converted" + (f"; it has {_escaped(others)}" if others else ""),
-            code="no-tensors",
-        )
-    for entry in chosen.entries:
-        # A tensor without elements has dimensions too, and no library makes an array of such.
-        if len(entry.shape) > _MOST_DIMENSIONS:
-            raise refused(
-                path,
-                f"{len(entry.shape)} dimensions: expected {_MOST_DIMENSIONS} or fewer",
-                code="dimensions",
-                tensor=entry.name,
-                expected=_MOST_DIMENSIONS,
-                found=len(entry.shape),
-            )
-        if nbytes(entry.code, tuple(filter(None, entry.shape))) >= _TOO_LONG:
-            raise refused(
-                path,
-                f"shape {list(entry.shape)} of {entry.code}: its size overflows 63 bits",
-                code="size-overflow",
-                tensor=entry.name,
-            )
-    budget.check_tensors(sum(nbytes(entry.code, entry.shape) for entry in chosen.entries))
+        return split([entry.nbytes for entry in entries], self.to.shard_nbytes)

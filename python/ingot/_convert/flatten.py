@@ -2,7 +2,7 @@
 
 The rule: keys and positions from the top down, joined by dots. ``{"model": {"layers": [w, b]}}`` becomes
 ``model.layers.0`` and ``model.layers.1``. Keys are str, or ints in decimal; an empty one is a name like any
-other, so that ``{"": {"a": w}}`` becomes ``.a``. A tensor below no key, which is all that a file holds, is
+other, so that ``{"": {"a": w}}`` becomes ``.a``. A tensor without a key, which is all that a file holds, is
 called ``tensor``. A tensor below any other key cannot be converted.
 """
 
@@ -12,106 +12,76 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ingot._base.text import _quoted
-from ingot.errors import ConversionError
 
-from .limits import RECORD_NBYTES, refused
+from .limits import RECORD_NBYTES
 from .report import LeftOut, Unusable, left_out
-from .source import possible
 
 if TYPE_CHECKING:
-    from .limits import Budget
-    from .source import Entry
+    from .source import Contents, Entry
 
 LONE = "tensor"
 # Levels of dicts and lists. Real ones have fewer than ten.
 MAX_DEPTH = 64
-# Of a key that is a number. Larger ones are of nobody's making, and Python refuses to write out the largest.
+# Bits of a key that is a number. Python refuses to format the longest.
 _MAX_KEY_BITS = 128
-# What a character of a name takes, which Python has once and a header twice.
+# Bytes of a character of a name, which Python holds once and a header twice.
 _CHARACTER_NBYTES = 4
 
 
 def flatten(
-    path: str,
-    tree: Any,
-    is_tensor: Callable[[Any], bool],
-    make: Callable[[str, Any], Entry],
-    budget: Budget,
-) -> tuple[list[Entry], list[LeftOut]]:
-    """Return the entries that `make` makes of the tensors of `tree`, and the other values.
+    contents: Contents, tree: Any, is_tensor: Callable[[Any], bool], make: Callable[[str, Any], Entry]
+) -> None:
+    """Add the entries that `make` returns for the tensors of `tree`, and leave out the other values.
 
-    A dict or list without tensors is left out as one.
+    A dict or list without tensors is left out as one value.
     """
 
     def is_leaf(value: Any) -> bool:
         return isinstance(value, Unusable) or is_tensor(value)
 
-    def entry(name: str, value: Any) -> Entry:
+    def found(name: str, value: Any) -> Entry | LeftOut:
         if isinstance(value, Unusable):
-            raise value.fault(path, name)
-        return make(name, value)
+            raise value.fault(contents.path, name)
+        return make(name, value) if is_tensor(value) else left_out(name, value)
 
-    walk = _Walk(path, is_leaf)
-    # A few bytes of a pickle can name one list in another, and that one in the next, several times each: what
-    # they stand for grows by powers. So it is weighed first, each list once, and paid for before any of it is
-    # named.
-    budget.hold(walk.weight(tree, 0).nbytes)
-    entries: list[Entry] = []
-    others: list[LeftOut] = []
+    walk = _Walk(contents, is_leaf)
+    # A few bytes of a pickle can name one list in another, and that one in the next, several times each: the
+    # number of names grows exponentially. So the tree is weighed first, each list once.
+    weight = walk.weight(tree, 0).nbytes
+    contents.budget.hold(weight)
+    contents.budget.hold(-weight)
     for keys, value in walk.leaves((), tree):
         name = ".".join(keys) if keys else LONE
-        if is_leaf(value):
-            entries.append(possible(name, entry, name, value))
-        else:
-            others.append(left_out(name, value))
-    return entries, others
-
-
-def twice(path: str, name: str) -> ConversionError:
-    """The refusal of two tensors with one name."""
-    return refused(
-        path,
-        "two tensors would have this name",
-        code="duplicate-tensor",
-        tensor=name,
-    )
+        contents.add(name, found, name, value)
 
 
 class _Weight(NamedTuple):
-    """What becomes of a value, wherever it stands."""
+    """The cost of a value, the same in every place."""
 
-    nbytes: int
-    """Of the records of all leaves, with their names from here on."""
-    leaves: int
-    height: int
-    has_tensors: bool
-
-
-_LEAF = _Weight(RECORD_NBYTES, 1, 0, False)
-_TENSOR = _Weight(RECORD_NBYTES, 1, 0, True)
+    nbytes: int = RECORD_NBYTES
+    """The bytes of the records of all leaves, with their names from here on."""
+    leaves: int = 1
+    height: int = 0
+    has_tensors: bool = False
 
 
 class _Walk:
-    def __init__(self, path: str, is_tensor: Callable[[Any], bool]) -> None:
-        self._path = path
+    def __init__(self, contents: Contents, is_tensor: Callable[[Any], bool]) -> None:
+        self._contents = contents
         self._is_tensor = is_tensor
-        # By identity: a list that stands in many places is weighed once.
+        # By identity: a list that is in many places is weighed once.
         self._weights: dict[int, _Weight] = {}
 
     def weight(self, value: Any, depth: int) -> _Weight:
         if self._is_tensor(value):
-            return _TENSOR
+            return _Weight(has_tensors=True)
         if not isinstance(value, (list, tuple)) and not hasattr(value, "items"):
-            return _LEAF
+            return _Weight()
         known = self._weights.get(id(value))
-        # What stands in itself is met again and again before it is known.
+        # A list that contains itself is met again and again before its weight is known.
         if depth + (0 if known is None else known.height) > MAX_DEPTH:
-            raise refused(
-                self._path,
-                f"dicts and lists stand in each other more than {MAX_DEPTH} levels deep, which is the limit",
-                code="too-deep",
-                expected=MAX_DEPTH,
-            )
+            reason = f"dicts and lists are nested more than {MAX_DEPTH} levels deep, which is the limit"
+            raise self._contents.refusal(reason, "too-deep", expected=MAX_DEPTH)
         if known is None:
             known = self._weights[id(value)] = self._sum(value, depth)
         return known
@@ -120,41 +90,35 @@ class _Walk:
         nbytes, leaves, height, has_tensors = 0, 0, 0, False
         for key, inner in _items(value):
             one = self.weight(inner, depth + 1)
-            # Keys that are no text are short, or are refused.
+            # Keys that are not text are short, or are refused.
             length = len(key) if isinstance(key, str) else 1
             nbytes += one.nbytes + one.leaves * (length + 1) * _CHARACTER_NBYTES
             leaves += one.leaves
             height = max(height, one.height + 1)
             has_tensors = has_tensors or one.has_tensors
-        if not has_tensors:
-            return _Weight(RECORD_NBYTES, 1, height, False)
-        return _Weight(nbytes, leaves, height, True)
+        return _Weight(nbytes, leaves, height, True) if has_tensors else _Weight(height=height)
+
+    def _has_tensors(self, value: Any) -> bool:
+        known = self._weights.get(id(value))
+        return self._is_tensor(value) or (known is not None and known.has_tensors)
 
     def leaves(self, keys: tuple[str, ...], value: Any) -> Iterator[tuple[tuple[str, ...], Any]]:
         """Yield tensors, and dicts and lists that have none, each below its keys."""
-        known = self._weights.get(id(value))
-        if self._is_tensor(value) or known is None or not known.has_tensors:
+        if self._is_tensor(value) or not self._has_tensors(value):
             yield keys, value
             return
         for key, inner in _items(value):
             if isinstance(key, str) or (isinstance(key, int) and key.bit_length() <= _MAX_KEY_BITS):
                 yield from self.leaves((*keys, str(key)), inner)
-            else:
-                yield from self._below_odd_key(keys, key, inner)
-
-    def _below_odd_key(
-        self, keys: tuple[str, ...], key: Any, value: Any
-    ) -> Iterator[tuple[tuple[str, ...], Any]]:
-        """Yield the value below a key that is no name. Tensors in it cannot be converted."""
-        where = _quoted(".".join(keys)) if keys else "the top level"
-        # Without the value: a key may be longer than any message.
-        kind = type(key).__name__ if not isinstance(key, int) else f"an int of {key.bit_length()} bits"
-        word = repr(key) if key is None or isinstance(key, float) else kind
-        known = self._weights.get(id(value))
-        if self._is_tensor(value) or (known is not None and known.has_tensors):
-            reason = f"a key at {where}: expected str or int, found {kind} — drop=[…] leaves it out"
-            value = Unusable(reason, "key", type(key).__name__)
-        yield (*keys, f"({word})"), value
+                continue
+            # Without the value: a key may be longer than any message.
+            kind = type(key).__name__ if not isinstance(key, int) else f"an int of {key.bit_length()} bits"
+            word = repr(key) if key is None or isinstance(key, float) else kind
+            if self._has_tensors(inner):
+                where = _quoted(".".join(keys)) if keys else "the top level"
+                reason = f"a key at {where}: expected str or int, found {kind} — drop=[…] leaves it out"
+                inner = Unusable(reason, "key", type(key).__name__)
+            yield (*keys, f"({word})"), inner
 
 
 def _items(value: Any) -> Iterator[tuple[Any, Any]]:

@@ -1,14 +1,15 @@
-"""The formats that are converted from, in one table, and which of them a file is."""
+"""The formats that are converted from, in one table, and the detection of a file's format."""
 
 from __future__ import annotations
 
 import os
 import re
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from importlib import import_module
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from ingot import _native
 from ingot._base.checks import one_of
@@ -16,18 +17,12 @@ from ingot._base.text import _escaped, _quoted
 from ingot.errors import ConversionError, HeaderError, SafetensorError
 
 from .limits import refused
+from .source import Contents, Options
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from contextlib import AbstractContextManager
-
-    from .source import Contents, Options
-
-
-# Whether a file is of a format of this package, by all of its framing.
+# Files of this package, recognised by their whole framing.
 #
-# Files of these formats begin with a number, the length of the header. It may spell what any other format
-# begins with, so they are asked for first, and of the first bytes alone nothing is concluded.
+# They begin with a number, the length of the header, which may spell the first bytes of any other format. So
+# they are looked for first, and the first bytes alone decide nothing.
 
 
 # The longest header.
@@ -35,12 +30,10 @@ _MAX_HEADER_NBYTES = 100_000_000
 
 
 def proven(path: str) -> str:
-    """The format, if the header keeps all its rules. Else `HeaderError`."""
+    """Return the format of a file whose header keeps all its rules. Else raises `HeaderError`."""
     if path.endswith(".json"):
         # Every function of this package reads a file of that name as an index.
-        raise HeaderError(
-            "no index of a checkpoint, as which it would be read by its name", code="index-name"
-        )
+        raise HeaderError("not an index of a checkpoint, although its name is that of one", code="index-name")
     checkpoint = _native.Checkpoint.open(path, "pread")
     try:
         return checkpoint.format
@@ -49,7 +42,7 @@ def proven(path: str) -> str:
 
 
 def begun(path: str, head: bytes) -> str | None:
-    """The format that a file with this begin was to be, where its header is broken.
+    """Return the format of a file of this package with a broken header, by its first bytes.
 
     No other format has so small a number there, unless it is made to: its fifth to eighth byte are zero.
     """
@@ -61,7 +54,7 @@ def begun(path: str, head: bytes) -> str | None:
 
 
 def is_ours(path: str) -> bool:
-    """Whether it is a file of this package, even a broken one."""
+    """Return whether it is a file of this package, even a broken one."""
     try:
         proven(path)
     except HeaderError:
@@ -73,50 +66,35 @@ def is_ours(path: str) -> bool:
 # Names of other files that belong to a file: they stay inside its folder.
 
 
-# The name of a file that says which part of how many it is.
+# The name of a file with its number and the number of parts.
 PART = re.compile(r"(?P<stem>.+)-(?P<number>\d{1,6})-of-(?P<count>\d{1,6})\.(?P<ending>\w+)", re.DOTALL)
 
 
 def inside(path: str, location: object, key: str, *, may_leave_by_link: bool = False) -> str:
     """Return the path of the file that `path` calls `location`, under `key`.
 
-    A link may not lead out of the folder. If the file at `path` is a link itself, others may lead to where it
-    does: caches of downloads have the files of all models in one folder, and links to them.
+    A link may not lead out of the folder. If the file at `path` is a link itself, others may lead to the
+    same folder: caches of downloads have the files of all models in one folder, and links to them.
     """
     reason = _fault(location)
     if reason:
-        raise refused(
-            path,
-            f"{_quoted(key)} names the file {_quoted(location)}, which {reason}: expected a path "
-            "inside the folder",
-            code="outside",
-            found=location,
-        )
+        words = f"{_quoted(key)} names the file {_quoted(location)}, which {reason}"
+        raise refused(path, f"{words}: expected a path inside the folder", "outside", found=location)
     assert isinstance(location, str)
     found = os.path.join(os.path.dirname(path), *location.split("/"))
     real = os.path.realpath(found)
     folders = (os.path.realpath(os.path.dirname(path)), os.path.dirname(os.path.realpath(path)))
+    words = f"{_quoted(key)} is in {_quoted(location)}"
     if not may_leave_by_link and not any(real.startswith(os.path.join(folder, "")) for folder in folders):
-        raise refused(
-            path,
-            f"{_quoted(key)} is in {_quoted(location)}, which is a link out of the folder: "
-            "expected a file inside it",
-            code="outside",
-            tensor=key,
-            found=location,
-        )
+        words = f"{words}, which is a link out of the folder: expected a file inside it"
+        raise refused(path, words, "outside", key, found=location)
     if not os.path.isfile(real):
-        raise refused(
-            path,
-            f"{_quoted(key)} is in {_quoted(location)}, and there is no such file",
-            code="missing-file",
-            found=location,
-        )
+        raise refused(path, f"{words}, and there is no such file", "missing-file", found=location)
     return found
 
 
 def _fault(location: object) -> str | None:
-    """Why it is no path inside the folder, the same on every system."""
+    """Return why it is not a path inside the folder, the same on every system."""
     if not isinstance(location, str):
         return "is no text"
     if "\0" in location or "\\" in location or ":" in location:
@@ -124,74 +102,92 @@ def _fault(location: object) -> str | None:
     parts = location.split("/")
     if location.startswith(("/", "~")) or ".." in parts:
         return "leaves the folder"
-    if "" in parts or "." in parts:
-        return "is no plain path"
-    return None
+    return "is no plain path" if "" in parts or "." in parts else None
 
 
 class Format(NamedTuple):
     """One source format."""
 
     title: str
-    module: str
-    """Of `ingot._convert.sources`."""
+    reader: str
+    """The module of `ingot._convert.sources`, and the function in it."""
     suffixes: tuple[str, ...]
-    """What names end with, for those that have no mark of their own."""
+    """The ends of names, for formats that have no mark of their own."""
     is_folder: bool = False
     """Whether tensors may be in other files of the same folder."""
 
-    def opened(self, path: str, options: Options) -> AbstractContextManager[Contents]:
-        """The contents of the file or folder at `path`."""
-        open_it: Any = import_module(f"{__package__}.sources.{self.module}").opened
-        contents: AbstractContextManager[Contents] = open_it(path, options)
-        return contents
+    def read(self, contents: Contents) -> None:
+        """Add the contents of a file of this format."""
+        module, _, function = self.reader.partition(".")
+        getattr(import_module(f"{__package__}.sources.{module}"), function)(contents)
+
+    @contextmanager
+    def opened(self, path: str, options: Options) -> Iterator[Contents]:
+        """Yield the contents of the file or folder at `path`."""
+        with Contents(path, self.title, options) as contents:
+            self.read(contents)
+            yield contents
 
 
-# A format is added here, in `_BY_CONTENT` or `_BY_SUFFIX` below, and as a module.
+# A format is added here, in `_BY_CONTENT` or `_FIRST_BYTES` below, and as a function.
 FORMATS = {
-    "safetensors": Format("safetensors", "native", (".safetensors",)),
-    "bintensors": Format("bintensors", "native", (".bt",)),
-    "sharded": Format("checkpoint in several files", "sharded", (".index.json",), is_folder=True),
-    "torch": Format("PyTorch", "torch", (".bin", ".pt", ".pth", ".ckpt")),
-    "npz": Format("NumPy, several arrays", "npz", (".npz",)),
-    "npy": Format("NumPy, one array", "npy", (".npy",)),
-    "hdf5": Format("HDF5, as Keras 1 and 2 wrote", "hdf5", (".h5", ".hdf5")),
-    "keras": Format("Keras 3", "keras", (".keras",)),
-    "flax": Format("flax msgpack", "flax", (".msgpack",)),
-    "onnx": Format("ONNX initializers", "onnx", (".onnx",), is_folder=True),
-    "savedmodel": Format("TensorFlow SavedModel", "savedmodel", ("saved_model.pb",), is_folder=True),
-    "tensorflow": Format("TensorFlow checkpoint", "tensorflow", (".index",), is_folder=True),
-    "paddle": Format("PaddlePaddle", "paddle", (".pdparams", ".pdopt")),
-    "pickle": Format("pickle of NumPy arrays", "paddle", (".pkl", ".pickle")),
-    "gguf": Format("GGUF", "gguf", (".gguf",)),
-    "arrow": Format("Arrow", "arrow", (".arrow", ".feather", ".arrows")),
-    "parquet": Format("Parquet", "parquet", (".parquet",)),
+    "safetensors": Format("a safetensors file", "native.read", (".safetensors",)),
+    "bintensors": Format("a bintensors file", "native.read", (".bt",)),
+    "sharded": Format("an index of a checkpoint", "sharded.read", (".index.json",), is_folder=True),
+    "torch": Format("a PyTorch checkpoint", "torch.read", (".bin", ".pt", ".pth", ".ckpt")),
+    "npz": Format("an .npz archive", "numpy.npz", (".npz",)),
+    "npy": Format("an .npy file", "numpy.npy", (".npy",)),
+    "hdf5": Format("an HDF5 file", "hdf5.read", (".h5", ".hdf5")),
+    "keras": Format("a Keras archive", "hdf5.keras", (".keras",)),
+    "flax": Format("a flax checkpoint", "flax.read", (".msgpack",)),
+    "onnx": Format("an ONNX model", "onnx.read", (".onnx",), is_folder=True),
+    "savedmodel": Format(
+        "a TensorFlow SavedModel", "tensorflow.saved_model", ("saved_model.pb",), is_folder=True
+    ),
+    "tensorflow": Format("a TensorFlow checkpoint", "tensorflow.read", (".index",), is_folder=True),
+    "paddle": Format("a PaddlePaddle file", "paddle.read", (".pdparams", ".pdopt")),
+    "pickle": Format("a pickle of arrays", "paddle.read", (".pkl", ".pickle")),
+    "gguf": Format("a GGUF file", "gguf.read", (".gguf",)),
+    "arrow": Format("an Arrow file", "arrow.read", (".arrow", ".feather", ".arrows")),
+    "parquet": Format("a Parquet file", "arrow.parquet", (".parquet",)),
 }
 
-# As long a begin of a file as any mark below needs.
+# Bytes of a file's begin and end that the marks below need.
 _HEAD_NBYTES = 512
-# What checkpoints in several files consist of, and what `load_file` reads.
+# The formats of checkpoints in several files, and of the files that `load_file` reads.
 _SHARDS = ("torch", "safetensors", "bintensors")
 _LOADED = ("safetensors", "bintensors", "sharded")
-# Of LevelDB's tables, which index files of TensorFlow are, at their very end.
+# The very end of LevelDB's tables, which index files of TensorFlow are.
 _TABLE_MAGIC = bytes.fromhex("57fb808b247547db")
 _HDF5 = b"\x89HDF\r\n\x1a\n"
-# What begins files of other formats, which may hold HDF5 files.
+# The first bytes of other formats, which may hold HDF5 files.
 _MARKS = (b"PK\3\4", b"GGUF", b"ARROW1", b"\xff\xff\xff\xff", b"PAR1", b"\x80", b"{")
-# What `torch.save` wrote before it wrote archives: a pickle of this number.
+# The begin of a file that `torch.save` wrote before it wrote archives: a pickle of this number.
 _LEGACY_TORCH = bytes.fromhex("8a0a6cfc9c46f9206aa850192e")
 
 
 @dataclass(frozen=True)
 class _Start:
-    """What is looked at of a file."""
+    """The parts of a file that decide its format."""
 
     path: str
     head: bytes
     tail: bytes
 
+    @classmethod
+    def of(cls, path: str) -> _Start:
+        """Read the begin and the end of a file."""
+        with open(path, "rb") as file:
+            head = file.read(_HEAD_NBYTES)
+            file.seek(max(file.seek(0, os.SEEK_END) - _HEAD_NBYTES, 0))
+            return cls(path, head, file.read(_HEAD_NBYTES))
+
     def begins(self, *marks: bytes) -> bool:
         return self.head.startswith(marks)
+
+    def ends(self, word: str) -> bool:
+        """Return whether the name ends as the names of a format do."""
+        return self.path.lower().endswith(FORMATS[word].suffixes)
 
     @property
     def has_user_block(self) -> bool:
@@ -207,7 +203,7 @@ class _Start:
 
     @cached_property
     def members(self) -> frozenset[str]:
-        """The names in a ZIP archive; none in any other file."""
+        """The names in a ZIP archive; empty for any other file."""
         import zipfile
 
         if not self.begins(b"PK\3\4"):
@@ -223,7 +219,7 @@ def _is_pickle(start: _Start) -> bool:
     return start.begins(b"\x80") and start.head[1:2] in (b"\2", b"\3", b"\4", b"\5")
 
 
-# Asked in this order, of files that are not this package's own.
+# Tested in this order, for files that are not this package's own.
 _BY_CONTENT: dict[str, Callable[[_Start], bool]] = {
     "npy": lambda start: start.begins(b"\x93NUMPY"),
     "hdf5": lambda start: start.begins(_HDF5) or (not start.begins(*_MARKS) and start.has_user_block),
@@ -238,11 +234,11 @@ _BY_CONTENT: dict[str, Callable[[_Start], bool]] = {
         or (_is_pickle(start) and _LEGACY_TORCH in (start.head[2:15], start.head[11:24]))
     ),
     "npz": lambda start: any(name.endswith(".npy") for name in start.members),
-    "paddle": lambda start: _is_pickle(start) and start.path.lower().endswith(FORMATS["paddle"].suffixes),
+    "paddle": lambda start: _is_pickle(start) and start.ends("paddle"),
     "pickle": _is_pickle,
     "sharded": lambda start: start.head.lstrip()[:1] == b"{" and b"weight_map" in start.head + start.tail,
 }
-# For what has no mark of its own: the name says it, where the first byte allows it.
+# For files without a mark: the name decides, if the first byte allows it.
 _FIRST_BYTES: dict[str, Callable[[int], bool]] = {
     "flax": lambda first: 0x80 < first < 0x90 or first in (0xDE, 0xDF),
     # The number of the field `ir_version`.
@@ -262,9 +258,9 @@ def recognised(path: str, source: str | None, is_whole: bool = True) -> str:
     Raises
     ------
     OSError
-        There is nothing, or it cannot be opened.
+        The file is missing, or cannot be opened.
     ConversionError
-        It is none of them. The message says what it looks like.
+        The format is unknown. The message says what the file looks like.
     """
     if source is not None:
         return one_of("source_format", source, tuple(FORMATS))
@@ -274,14 +270,11 @@ def recognised(path: str, source: str | None, is_whole: bool = True) -> str:
     part = PART.fullmatch(os.path.basename(path))
     # A GGUF file knows its parts itself.
     if is_whole and part is not None and int(part["count"]) > 1 and word in _SHARDS:
-        raise refused(
-            path,
+        reason = (
             f"part {int(part['number'])} of {int(part['count'])} of a checkpoint: expected its index, or the "
-            f"folder of all — source_format={word!r} converts this part alone",
-            code="part",
-            expected="an index",
-            found=os.path.basename(path),
         )
+        reason += f"folder of all — source_format={word!r} converts this part alone"
+        raise refused(path, reason, "part", expected="an index", found=os.path.basename(path))
     return word
 
 
@@ -291,53 +284,51 @@ def _by_content(path: str) -> str:
     try:
         return proven(path)
     except HeaderError as error:
-        return _other(_start(path), error)
-
-
-def _other(start: _Start, error: HeaderError) -> str:
-    """What a file is that is no whole one of this package's, by `error`."""
-    path = start.path
-    ours = begun(path, start.head)
-    if ours is not None:
-        # What is wrong with it, its reader says.
-        return ours
-    for word, is_it in _BY_CONTENT.items():
-        if is_it(start):
-            return word
+        fault = error
+    start = _Start.of(path)
+    # A broken file of this package goes to its reader, whose error names the fault.
+    found = begun(path, start.head) or next(
+        (word for word, is_it in _BY_CONTENT.items() if is_it(start)), None
+    )
+    if found is not None:
+        return found
     for word, fits in _FIRST_BYTES.items():
-        if path.lower().endswith(FORMATS[word].suffixes) and start.head and fits(start.head[0]):
+        if start.ends(word) and start.head and fits(start.head[0]):
             return word
-    raise _unknown(path, start, error) from error
+    raise _unknown(start, fault) from fault
 
 
-# What a folder may hold, the first that is there: pattern of names, and the word.
+# Files that a folder may hold, the first one found: the end of a name, and the word.
 _IN_FOLDERS = (
     ("saved_model.pb", "savedmodel"),
     (".bin.index.json", "sharded"),
     (".index.json", "sharded"),
 )
-# What trainers write beside a model, which is meant if nothing else is there.
+# Files that trainers write beside a model. They are converted if the folder has nothing else.
 _BESIDE = re.compile(
     r"(optimizer|scheduler|scaler)\.(pt|bin|safetensors)|rng_state\w*\.pth|training_args\.bin"
 )
 
 
 def resolved(path: str, source: str | None, is_whole: bool = True) -> tuple[str, str]:
-    """Return the file or folder to read, and its format. In a folder, what `load_file` finds comes first."""
+    """Return the file or folder to read, and its format. In a folder, `load_file`'s choice comes first."""
     if not os.path.isdir(path):
         return path, recognised(path, source, is_whole)
     loaded = _as_loaded(path) if source in (None, *_LOADED) else None
     if loaded is not None:
         return loaded
+    names = sorted(os.listdir(path))
     for ending, word in _IN_FOLDERS:
-        found = sorted(name for name in os.listdir(path) if name.endswith(ending))
+        found = [name for name in names if name.endswith(ending)]
         if found and source in (None, word):
             return _only(path, found), word
-    if source == "tensorflow" or (
-        source is None and any(name.endswith(".index") for name in os.listdir(path))
-    ):
+    if source == "tensorflow" or (source is None and any(name.endswith(".index") for name in names)):
         return path, "tensorflow"
-    one = _only(path, _of_one_model(sorted(_files(path))))
+    endings = tuple(ending for format in FORMATS.values() for ending in format.suffixes)
+    files = [
+        name for name in names if name.lower().endswith(endings) and os.path.isfile(os.path.join(path, name))
+    ]
+    one = _only(path, _of_one_model(files))
     return one, recognised(one, source, is_whole)
 
 
@@ -349,8 +340,7 @@ def _as_loaded(folder: str) -> tuple[str, str] | None:
         # The folder holds no checkpoint.
         return None
     except SafetensorError as error:
-        said = str(error).removeprefix(f"{_escaped(folder)}: ")
-        raise refused(folder, said, code=error.code) from error
+        raise refused(folder, str(error).removeprefix(f"{_escaped(folder)}: "), error.code) from error
     try:
         assert checkpoint.path is not None
         return checkpoint.path, "sharded" if checkpoint.is_sharded else checkpoint.format
@@ -359,45 +349,25 @@ def _as_loaded(folder: str) -> tuple[str, str] | None:
 
 
 def _of_one_model(names: list[str]) -> list[str]:
-    """Return the files that may be meant: of a GGUF in parts the first, and none beside a model."""
+    """Return the files that may be meant: of a GGUF in parts the first, and no file beside a model."""
     names = [name for name in names if not _BESIDE.fullmatch(name)] or names
     parts = [PART.fullmatch(name) for name in names]
     stems = {part["stem"] if part and part["ending"] == "gguf" else None for part in parts}
     return names[:1] if len(stems) == 1 and None not in stems else names
 
 
-def _files(folder: str) -> Iterator[str]:
-    """The names of files here that end as those of a format do."""
-    endings = tuple(ending for format in FORMATS.values() for ending in format.suffixes)
-    for name in os.listdir(folder):
-        if name.lower().endswith(endings) and os.path.isfile(os.path.join(folder, name)):
-            yield name
-
-
 def _only(folder: str, names: list[str]) -> str:
     if len(names) == 1:
         return os.path.join(folder, names[0])
     some = ": " + ", ".join(_escaped(name) for name in names[:5]) if names else ""
-    raise refused(
-        folder,
-        f"a folder with {len(names)} files that could be converted{some}: expected one, or an index",
-        code="ambiguous",
-        expected=1,
-        found=len(names),
-    )
+    reason = f"a folder with {len(names)} files that could be converted{some}: expected one, or an index"
+    raise refused(folder, reason, "ambiguous", expected=1, found=len(names))
 
 
-def _start(path: str) -> _Start:
-    with open(path, "rb") as file:
-        head = file.read(_HEAD_NBYTES)
-        file.seek(max(file.seek(0, os.SEEK_END) - _HEAD_NBYTES, 0))
-        return _Start(path, head, file.read(_HEAD_NBYTES))
-
-
-# What files turn out to be that are none of the formats, by their first bytes.
+# Files of other kinds, by their first bytes.
 _OTHERS = {
-    b"PK\3\4": "a ZIP archive of nothing that is converted, or one that is cut short",
-    b"PAR1": "a Parquet file that is cut short",
+    b"PK\3\4": "a ZIP archive of nothing that is converted, or a truncated one",
+    b"PAR1": "a truncated Parquet file",
     b"\x1f\x8b": "packed by gzip: unpack it first",
     b"BZh": "packed by bzip2: unpack it first",
     b"\xfd7zXZ": "packed by xz: unpack it first",
@@ -405,17 +375,12 @@ _OTHERS = {
 }
 
 
-def _unknown(path: str, start: _Start, error: HeaderError) -> ConversionError:
+def _unknown(start: _Start, error: HeaderError) -> ConversionError:
     looks = next((words for mark, words in _OTHERS.items() if start.begins(mark)), None)
     if looks is None and start.head[257:262] == b"ustar":
         looks = "a tar archive: unpack it first"
-    # Its own words name pointers of Git LFS, web pages and the like.
-    looks = looks or str(error).removeprefix(f"{_escaped(path)}: ")
+    # The message of `error` names pointers of Git LFS, web pages and the like.
+    looks = looks or str(error).removeprefix(f"{_escaped(start.path)}: ")
     titles = ", ".join(format.title for format in FORMATS.values())
-    return refused(
-        path,
-        f"not a file of a format that is known: {looks} — known are {titles}; source_format=… says which",
-        code="unknown-format",
-        expected=tuple(FORMATS),
-        found=looks,
-    )
+    reason = f"not a file of a known format: {looks} — known are {titles}; source_format=… says which"
+    return refused(start.path, reason, "unknown-format", expected=tuple(FORMATS), found=looks)

@@ -1,27 +1,27 @@
-"""Read pickles without importing or calling the names in them.
+"""Read pickles of arrays without importing or calling the names in them.
 
-A pickle names classes and functions and calls them. Here a name stays a name. `Machine.calls` has a function
-of this package for each that files of tensors need; any other makes a `Foreign` object, which can be left out
-but not converted. Every step is paid for before it is taken.
+A pickle names classes and functions and calls them. Here a name remains a name. `Machine.calls` has a
+function of this package for each call that files of tensors need; any other call makes a `Foreign` object,
+which can be left out but not converted. Every step is paid for before it is taken.
 """
 
 from __future__ import annotations
 
 import pickle
 import re
-import struct
 from _compat_pickle import IMPORT_MAPPING, NAME_MAPPING
 from codecs import escape_decode
-from collections.abc import Callable, Mapping
-from typing import IO, Any, ClassVar, Literal
+from collections.abc import Callable
+from typing import Any, ClassVar, Literal
 
 import numpy
 
 from ingot._base.text import _quoted
+from ingot.numpy import ML_DTYPES
 
 from .limits import OBJECT_NBYTES, VALUE_NBYTES, refused
 from .report import Plain, Unusable
-from .source import Entry, Region
+from .source import Entry, Raw, Region, Stream, raw_bytes, raw_nbytes
 from .values import code_of, dtype_of, elements
 
 TYPE_CHECKING = False
@@ -32,28 +32,34 @@ if TYPE_CHECKING:
     from .limits import Budget
 
 
-# The one in Python: that in C makes room for as many values as a pickle says it will have.
+# Python's own class: the one in C allocates as many values as a pickle claims.
 _Base: Any = pickle._Unpickler
 
-# Opcodes that make an object. All others push a value that stands in the file, name one, or move some.
+# Opcodes that make an object or a stack. All others push a value of the file, name one, or move some.
 _OBJECTS = (
     *(pickle.EMPTY_LIST, pickle.LIST, pickle.EMPTY_DICT, pickle.DICT, pickle.EMPTY_SET, pickle.FROZENSET),
     *(pickle.TUPLE, pickle.TUPLE1, pickle.TUPLE2, pickle.TUPLE3, pickle.REDUCE, pickle.NEWOBJ),
-    *(pickle.GLOBAL, pickle.STACK_GLOBAL, pickle.BINPERSID, pickle.BYTEARRAY8),
-    # Another stack.
-    pickle.MARK,
+    *(pickle.GLOBAL, pickle.STACK_GLOBAL, pickle.BINPERSID, pickle.BYTEARRAY8, pickle.MARK),
 )
-# Opcodes that make objects in other ways, which files of tensors have no need of. DUP, which no pickler
-# writes, would be the shortest way to make work.
+# Opcodes that make objects in other ways, which files of tensors do not need. DUP, which no pickler writes,
+# would be the shortest way to make work.
 _NEVER = (
-    pickle.DUP,
-    *(pickle.INST, pickle.OBJ, pickle.NEWOBJ_EX, pickle.PERSID),
+    *(pickle.DUP, pickle.INST, pickle.OBJ, pickle.NEWOBJ_EX, pickle.PERSID),
     *(pickle.EXT1, pickle.EXT2, pickle.EXT4, pickle.NEXT_BUFFER, pickle.READONLY_BUFFER),
 )
+# Steps that hash values, and the part of the stack with them. Above a mark, the stack has the values only.
+_KEYS = {
+    "load_setitem": slice(-2, -1),
+    "load_setitems": slice(0, None, 2),
+    "load_dict": slice(0, None, 2),
+    "load_additems": slice(None),
+    "load_frozenset": slice(None),
+}
 
-
-# Bytes of the longest line: protocol 0 has the values of an array in one.
-_LONGEST_LINE = 1 << 28
+# Bytes that are left in the file if there are this many.
+_SPAN_NBYTES = 1 << 16
+# The encodings of bytes in protocols 0 to 2.
+_ENCODINGS = ("latin1", "latin-1", "utf-8")
 
 
 class Named(Plain):
@@ -65,7 +71,7 @@ class Named(Plain):
 
 
 class Foreign(Unusable):
-    """A class or function that is never called, or what a call of it would make."""
+    """A class or function that is never called, or the result of such a call."""
 
     def __init__(self, name: str, expected: str) -> None:
         self._name, self._expected = name, expected
@@ -75,8 +81,8 @@ class Foreign(Unusable):
             path,
             f"the pickle in it asks for more than {self._expected}, and is not run: {_quoted(self._name)} — "
             "drop=[…] leaves it out",
-            code="unsafe-pickle",
-            tensor=name,
+            "unsafe-pickle",
+            name,
             found=self._name,
         )
 
@@ -84,66 +90,32 @@ class Foreign(Unusable):
         pass
 
     def append(self, value: object) -> None:
-        """Ignore what the pickle adds."""
+        """Ignore a value that the pickle adds."""
 
     extend = add = update = append
 
 
-class Bounded:
-    """A stream of `nbytes`, of which nothing is read that is not there, whatever a pickle says."""
-
-    def __init__(self, path: str, stream: IO[bytes], nbytes: int, *, has_spans: bool = True) -> None:
-        self.has_spans = has_spans
-        """Whether positions of the stream are those of the file."""
-        self._path = path
-        self._stream = stream
-        self._nbytes = nbytes
-
-    def read(self, nbytes: int) -> bytes:
-        self._check(nbytes)
-        return self._stream.read(nbytes)
-
-    def readline(self) -> bytes:
-        return self._stream.readline(_LONGEST_LINE)
-
-    def span(self, nbytes: int) -> Region:
-        """The next bytes, which stay where they are. Of a file only."""
-        self._check(nbytes)
-        position = self._stream.tell()
-        self._stream.seek(nbytes, 1)
-        return Region(self._path, position, nbytes)
-
-    def left(self) -> int:
-        """Return how many bytes follow."""
-        return self._nbytes - self._stream.tell()
-
-    def _check(self, nbytes: int) -> None:
-        there = self.left()
-        if nbytes > there:
-            raise refused(
-                self._path,
-                f"the file is cut short: expected {nbytes} more bytes, found {there}",
-                code="truncated",
-                expected=nbytes,
-                found=there,
-            )
-
-
 class Machine(_Base):  # type: ignore[misc]
-    """Build what a pickle describes, as far as the budget reaches.
+    """Build the arrays of a pickle, as far as the budget reaches. Their bytes may stay in the file.
 
     Text of Python 2, which may be bytes too, becomes str if it is UTF-8.
     """
 
     dispatch: ClassVar[dict[int, Any]] = {}
-    calls: Mapping[str, Callable[..., Any]]
-    """By the name in Python 3; called with the machine and the arguments."""
-    expected = "tensors"
-    """What the pickle may ask for, in messages."""
+    expected = "arrays"
+    """The objects that the pickle may ask for, in messages."""
+    classes = re.compile(r"numpy\.(ndarray|bool_?|u?int\d+|float\d+|complex\d+)|ml_dtypes\.\w+")
+    """Classes that are arguments, or values of their own."""
 
-    def __init__(self, source: Bounded, budget: Budget) -> None:
+    def __init__(self, source: Stream, budget: Budget) -> None:
         self.source = source
         self.budget = budget
+        # By the name in Python 3.
+        self.calls: dict[str, Callable[..., Any]] = {
+            **CALLS,
+            "builtins.bytes": self._bytes,
+            "builtins.bytearray": self._bytes,
+        }
         super().__init__(source)
 
     def expect_end(self) -> None:
@@ -154,15 +126,15 @@ class Machine(_Base):  # type: ignore[misc]
             raise pickle.UnpicklingError(f"{following} bytes follow the pickle, which would be lost")
 
     def knows(self, name: str) -> bool:
-        """Return whether the name of a class or function is harmless and means something."""
-        return name in self.calls
+        """Return whether the name of a class or function is harmless and has a meaning."""
+        return name in self.calls or self.classes.fullmatch(name) is not None
 
     def find_class(self, module: str, name: str) -> Named | Foreign:
         full = modern(module, name)
         return Named(full) if self.knows(full) else Foreign(full, self.expected)
 
     def called(self, function: Any, arguments: Any) -> Any:
-        """Return what a call makes. Foreign is what anything foreign is part of."""
+        """Return the result of a call. If any part of the call is foreign, the result is."""
         if not isinstance(arguments, tuple):
             raise pickle.UnpicklingError("a call without a tuple of arguments")
         for one in (function, *arguments):
@@ -173,26 +145,12 @@ class Machine(_Base):  # type: ignore[misc]
             raise pickle.UnpicklingError(f"a call of {type(function).__name__}, which is no function")
         if function.name not in self.calls:
             return Foreign(function.name, self.expected)
-        return self.calls[function.name](self, *arguments)
-
-    def _decode_string(self, value: bytes) -> str | bytes:
-        try:
-            return value.decode()
-        except UnicodeDecodeError:
-            return value
-
-    def load_string(self) -> None:
-        line = self.readline()
-        self.budget.hold(len(line))
-        text = line[:-1].strip()
-        if len(text) < 2 or text[0] != text[-1] or text[:1] not in (b"'", b'"'):
-            raise pickle.UnpicklingError("text without quotes")
-        self.append(self._decode_string(escape_decode(text[1:-1])[0]))
+        return self.calls[function.name](*arguments)
 
     def pay(self, value: Any) -> None:
-        """Pay for going through all of `value`, as hashing it and copying it do.
+        """Pay for a visit to every part of `value`, as hashing and copying do.
 
-        A list that stands in it several times is gone through as often: a few bytes stand for any number.
+        A list that is in it several times is visited as often: a few bytes may cause any number of visits.
         """
         waiting = [value]
         while waiting:
@@ -204,11 +162,50 @@ class Machine(_Base):  # type: ignore[misc]
             elif isinstance(one, (str, bytes, bytearray)):
                 self.budget.hold(len(one))
 
-    def _pay_keys(self, keys: list[Any]) -> None:
+    def pay_keys(self, keys: list[Any]) -> None:
+        """Pay for hashing these values. Numbers are hashed at once, and text only once."""
         for key in keys:
-            # A number is hashed at once, and a text only once.
             if not isinstance(key, (str, bytes, int)):
                 self.pay(key)
+
+    def _bytes(self, value: Any = b"", encoding: Any = None) -> Any:
+        if isinstance(value, int):
+            # These are not bytes of the file.
+            self.budget.hold(max(value, 0))
+            return Plain("bytes", f"{value} bytes")
+        if isinstance(value, Region):
+            return value
+        if isinstance(value, (bytes, bytearray, list, tuple)) and encoding is None:
+            return bytes(value)
+        return _encoded(value, encoding)
+
+    def _decode_string(self, value: bytes) -> str | bytes:
+        try:
+            return value.decode()
+        except UnicodeDecodeError:
+            return value
+
+    def _load_span(self, nbytes: int) -> None:
+        if nbytes < _SPAN_NBYTES or not self.source.has_spans or self._unframer.current_frame is not None:
+            self.append(self.read(nbytes))
+        else:
+            self.append(self.source.span(nbytes))
+
+    def load_binbytes(self) -> None:
+        self._load_span(int.from_bytes(self.read(4), "little"))
+
+    def load_binbytes8(self) -> None:
+        self._load_span(int.from_bytes(self.read(8), "little"))
+
+    load_bytearray8 = load_binbytes8
+
+    def load_string(self) -> None:
+        line = self.readline()
+        self.budget.hold(len(line))
+        text = line[:-1].strip()
+        if len(text) < 2 or text[0] != text[-1] or text[:1] not in (b"'", b'"'):
+            raise pickle.UnpicklingError("text without quotes")
+        self.append(self._decode_string(escape_decode(text[1:-1])[0]))
 
     def load_reduce(self) -> None:
         arguments = self.stack.pop()
@@ -219,94 +216,31 @@ class Machine(_Base):  # type: ignore[misc]
     def load_build(self) -> None:
         self.pay(self.stack[-1])
         state = self.stack.pop()
-        # Attributes of dicts and of tensors hold nothing that is converted.
+        # Attributes of dicts and of tensors have nothing to convert.
         if hasattr(self.stack[-1], "build"):
             self.stack[-1].build(state)
-
-    # Above a mark, the stack has what stands there and nothing else.
-
-    def load_setitem(self) -> None:
-        self._pay_keys(self.stack[-2:-1])
-        super().load_setitem()
-
-    def load_setitems(self) -> None:
-        self._pay_keys(self.stack[::2])
-        super().load_setitems()
-
-    def load_dict(self) -> None:
-        self._pay_keys(self.stack[::2])
-        super().load_dict()
-
-    def load_additems(self) -> None:
-        self._pay_keys(self.stack)
-        super().load_additems()
-
-    def load_frozenset(self) -> None:
-        self._pay_keys(self.stack)
-        super().load_frozenset()
 
     def load_refused(self) -> None:
         raise pickle.UnpicklingError("an object that is no tensor is refused")
 
 
 def modern(module: str, name: str) -> str:
-    """Return the name that Python 3 and today's NumPy have for what a pickle names."""
+    """Return the name in Python 3 and today's NumPy for a name in a pickle."""
     module, name = NAME_MAPPING.get((module, name), (IMPORT_MAPPING.get(module, module), name))
     if module == "numpy.core" or module.startswith("numpy.core."):
         module = "numpy._core" + module.removeprefix("numpy.core")
     return f"{module}.{name}"
 
 
-def _dict(_: Machine, values: Any = ()) -> dict[Any, Any]:
-    return dict(values)
-
-
-def _set(_: Machine, values: Any = ()) -> set[Any]:
-    return set(values)
-
-
-def _complex(_: Machine, *parts: Any) -> complex:
-    return complex(*parts)
-
-
-def _bytes(machine: Machine, value: Any = b"", encoding: Any = None) -> Any:
-    if isinstance(value, int):
-        # Not bytes of the file.
-        machine.budget.hold(max(value, 0))
-        return Plain("bytes", f"{value} bytes")
-    if isinstance(value, Region):
-        return value
-    if isinstance(value, (bytes, bytearray, list, tuple)) and encoding is None:
-        return bytes(value)
-    return _encoded(machine, value, encoding)
-
-
-def _encoded(_: Machine, text: Any, encoding: Any = "utf-8") -> bytes:
-    if not isinstance(text, str) or encoding not in _ENCODINGS:
-        raise pickle.UnpicklingError(f"text in encoding {encoding!r} is refused")
-    return text.encode(encoding)
-
-
-# How protocols 0 to 2 have bytes.
-_ENCODINGS = ("latin1", "latin-1", "utf-8")
-# What any pickle may have besides tensors.
-PLAIN_CALLS: dict[str, Callable[..., Any]] = {
-    "collections.OrderedDict": _dict,
-    "collections.Counter": _dict,
-    "builtins.set": _set,
-    "builtins.complex": _complex,
-    "builtins.bytes": _bytes,
-    "builtins.bytearray": _bytes,
-    "_codecs.encode": _encoded,
-}
-
-
 def _paid(code: int, name: str) -> Callable[[Machine], None]:
-    """The step of this name, which is paid for."""
+    """Return the step of this name, which is paid for."""
     price = OBJECT_NBYTES if any(code == one[0] for one in _OBJECTS) else VALUE_NBYTES
+    keys = _KEYS.get(name)
 
     def step(machine: Machine) -> None:
         machine.budget.hold(price)
+        if keys is not None:
+            machine.pay_keys(machine.stack[keys])
         getattr(machine, name)()
 
     return step
@@ -326,27 +260,18 @@ Machine.dispatch = {code: _unknown(code) for code in range(256)} | {
 }
 
 
-# NumPy's arrays in pickles, whose bytes may stay in the file.
-
-
-# Bytes that are worth a second visit to the file.
-_SPAN_NBYTES = 1 << 16
-_ML_DTYPES = "ml_dtypes."
-
-
 class Dtype:
     """A pickled `numpy.dtype`."""
 
     def __init__(self, word: object, align: object = False, copy: object = False) -> None:
-        if isinstance(word, Named) and word.name.startswith(_ML_DTYPES):
-            word = word.name.removeprefix(_ML_DTYPES)
+        word = word.name.removeprefix("ml_dtypes.") if isinstance(word, Named) else word
         if not isinstance(word, str):
             raise pickle.UnpicklingError(f"a dtype of {type(word).__name__}")
         self.word = word
         self._order: Literal["<", ">", "|", "="] = "="
 
     def build(self, state: tuple[Any, ...]) -> None:
-        """Take the byte order; a dtype of records has more."""
+        """Set the byte order. The state of a dtype of records has more."""
         self._order = state[1]
         if self._order not in ("<", ">", "|", "="):
             raise pickle.UnpicklingError(f"the byte order {self._order!r}")
@@ -354,91 +279,70 @@ class Dtype:
             self.word = "V"
 
     def resolved(self) -> numpy.dtype[Any]:
-        """Return the dtype; `TypeError` if the name is unknown."""
-        if self.word.lstrip("<>|=")[:1] in ("O", "V", "S", "a", "U", "M", "m", "T"):
-            return numpy.dtype(self.word.lstrip("<>|=")[:1].replace("a", "S").replace("T", "U"))
-        try:
-            found = numpy.dtype(self.word)
-        except TypeError:
-            found = dtype_of(code_in(self.word))
-        return found.newbyteorder(self._order)
-
-
-def code_in(word: str) -> str:
-    """Return the code of a dtype of ml_dtypes; `TypeError` if the name is unknown."""
-    from ingot.numpy import ML_DTYPES
-
-    for code, name in ML_DTYPES.items():
-        if name == word:
-            return code
-    raise TypeError(f"the dtype {word!r}")
+        """Return the dtype. Raises `TypeError` if the name is unknown."""
+        kind = self.word.lstrip("<>|=")[:1]
+        if kind in ("O", "V", "S", "a", "U", "M", "m", "T"):
+            return numpy.dtype(kind.replace("a", "S").replace("T", "U"))
+        code = next((code for code, name in ML_DTYPES.items() if name == self.word), None)
+        return (numpy.dtype(self.word) if code is None else dtype_of(code)).newbyteorder(self._order)
 
 
 class PickledArray(Plain):
-    """A pickled `numpy.ndarray`. Text and times are no tensor."""
+    """A pickled `numpy.ndarray`. An array of text or times is not a tensor."""
 
     def __init__(self) -> None:
         super().__init__("array of text or times", "")
-        self.raw: Region | bytes | bytearray = b""
+        self.raw: Raw = b""
         self.dtype: numpy.dtype[Any] = numpy.dtype("V")
         self.shape: tuple[int, ...] = ()
         self.is_fortran = False
         self.fault: Unusable | None = Unusable("an array without values", "unreadable")
 
     def build(self, state: tuple[Any, ...]) -> None:
-        """Take the shape, the dtype and the values."""
+        """Set the shape, the dtype and the values."""
         _, shape, dtype, is_fortran, raw = state
         self.fill(raw, dtype, shape, bool(is_fortran))
 
     def fill(self, raw: Any, dtype: Any, shape: Any, is_fortran: bool) -> None:
-        """Take what describes the array, or the fault in it."""
-        self.fault = None
+        """Set the values and their description, or the fault in it."""
         if not isinstance(dtype, Dtype):
             raise pickle.UnpicklingError("an array without a dtype")
         if not isinstance(shape, tuple) or not all(type(size) is int and size >= 0 for size in shape):
             raise pickle.UnpicklingError("an array without a shape")
+        self.shape, self.is_fortran = shape, is_fortran
         # Text of Python 2 that happens to be UTF-8.
-        raw = raw.encode() if isinstance(raw, str) else raw
+        self.raw = raw.encode() if isinstance(raw, str) else raw
+        self.fault = self._described(dtype)
+
+    def _described(self, dtype: Dtype) -> Unusable | None:
+        """Set the dtype, and return the fault in the description."""
         try:
             self.dtype = dtype.resolved()
         except TypeError:
-            self.fault = Unusable(
-                f"an array of the dtype {dtype.word!r}: expected numbers", "unsupported-dtype", dtype.word
-            )
-            return
-        self.shape, self.is_fortran = shape, is_fortran
+            reason = f"an array of the dtype {dtype.word!r}: expected numbers"
+            return Unusable(reason, "unsupported-dtype", dtype.word)
         if self.dtype.kind in "OV" and self.dtype.isbuiltin != 2:
-            self.fault = Unusable(
-                "an array of objects or records: expected numbers — drop=[…] leaves it out",
-                "unsupported-dtype",
-                "object",
-            )
-            return
-        if self.is_text:
-            self.text = f"shape {list(shape)}"
-            return
-        found = (
-            raw.nbytes if isinstance(raw, Region) else len(raw) if isinstance(raw, (bytes, bytearray)) else -1
-        )
-        expected = elements(shape) * self.dtype.itemsize
-        if expected != found:
-            self.fault = Unusable(
-                f"an array of shape {list(shape)} of {self.dtype} needs {expected} bytes, found {found}",
-                "size-mismatch",
-                found,
-            )
-            return
-        self.raw = raw
+            reason = "an array of objects or records: expected numbers — drop=[…] leaves it out"
+            return Unusable(reason, "unsupported-dtype", "object")
+        if self.dtype.kind in "SUMm":
+            self.text = f"shape {list(self.shape)}"
+            return None
+        expected = elements(self.shape) * self.dtype.itemsize
+        found = raw_nbytes(self.raw) if isinstance(self.raw, Raw) else -1
+        if expected == found:
+            return None
+        reason = f"an array of shape {list(self.shape)} of {self.dtype} needs {expected} bytes, found {found}"
+        return Unusable(reason, "size-mismatch", found)
 
     @property
     def is_text(self) -> bool:
         """Whether it has text or times instead of numbers."""
         return self.fault is None and self.dtype.kind in "SUMm"
 
-    def read(self, name: str, dtype: numpy.dtype[Any] | None = None) -> Array:
-        """Return the values, of another dtype of the same size if it is given."""
-        raw = self.raw.read(name) if isinstance(self.raw, Region) else numpy.frombuffer(self.raw, numpy.uint8)
-        return raw.view(dtype or self.dtype).reshape(self.shape, order="F" if self.is_fortran else "C")
+    def read(self, name: str, dtype: numpy.dtype[Any]) -> Array:
+        """Return the values as `dtype`, which has the size of the array's own."""
+        order: Literal["F", "C"] = "F" if self.is_fortran else "C"
+        return raw_bytes(self.raw, name).view(dtype).reshape(self.shape, order=order)
 
 
 def is_array(value: Any) -> bool:
@@ -447,64 +351,43 @@ def is_array(value: Any) -> bool:
 
 
 def entry(path: str, name: str, array: PickledArray, dtype: numpy.dtype[Any] | None = None) -> Entry:
-    """Return the entry of an array, or raise its fault. With `dtype`, its bytes are values of that."""
+    """Return the entry of an array, or raise its fault. With `dtype`, its bytes are values of that dtype."""
     if array.fault is not None:
         raise array.fault.fault(path, name)
-    code = code_of(path, name, dtype or array.dtype)
+    dtype = dtype or array.dtype
+    code = code_of(path, name, dtype)
     assert code is not None, "numbers only: the dtype was checked"
     return Entry(name, code, array.shape, lambda: array.read(name, dtype), id(array))
 
 
-def _reconstructed(_: Machine, *arguments: Any) -> PickledArray:
+def _encoded(text: Any, encoding: Any = "utf-8") -> bytes:
+    if not isinstance(text, str) or encoding not in _ENCODINGS:
+        raise pickle.UnpicklingError(f"text in encoding {encoding!r} is refused")
+    return text.encode(encoding)
+
+
+def _reconstructed(*arguments: Any) -> PickledArray:
     return PickledArray()
 
 
-def _scalar(_: Machine, dtype: Any, raw: Any = None) -> PickledArray:
-    array = PickledArray()
-    array.fill(raw, dtype, (), False)
-    return array
-
-
-def _from_buffer(_: Machine, raw: Any, dtype: Any, shape: Any, order: Any) -> PickledArray:
+def _filled(raw: Any, dtype: Any, shape: Any, order: Any) -> PickledArray:
     array = PickledArray()
     array.fill(raw, dtype, shape, order == "F")
     return array
 
 
-def _dtype(_: Machine, *arguments: Any) -> Dtype:
-    return Dtype(*arguments)
+def _scalar(dtype: Any, raw: Any = None) -> PickledArray:
+    return _filled(raw, dtype, (), "C")
 
 
-ARRAY_CALLS: dict[str, Callable[..., Any]] = {
-    **PLAIN_CALLS,
-    "numpy.dtype": _dtype,
+CALLS: dict[str, Callable[..., Any]] = {
+    "collections.OrderedDict": dict,
+    "collections.Counter": dict,
+    "builtins.set": set,
+    "builtins.complex": complex,
+    "_codecs.encode": _encoded,
+    "numpy.dtype": Dtype,
     "numpy._core.multiarray._reconstruct": _reconstructed,
     "numpy._core.multiarray.scalar": _scalar,
-    "numpy._core.numeric._frombuffer": _from_buffer,
+    "numpy._core.numeric._frombuffer": _filled,
 }
-# Classes that are arguments, or values of their own.
-_CLASSES = re.compile(r"numpy\.(ndarray|bool_?|u?int\d+|float\d+|complex\d+)|ml_dtypes\.\w+")
-
-
-class ArrayMachine(Machine):
-    """Build arrays, and leave their bytes in the file if they are many."""
-
-    calls = ARRAY_CALLS
-    expected = "arrays"
-
-    def knows(self, name: str) -> bool:
-        return super().knows(name) or _CLASSES.fullmatch(name) is not None
-
-    def _load_span(self, nbytes: int) -> None:
-        if nbytes < _SPAN_NBYTES or not self.source.has_spans or self._unframer.current_frame is not None:
-            self.append(self.read(nbytes))
-        else:
-            self.append(self.source.span(nbytes))
-
-    def load_binbytes(self) -> None:
-        self._load_span(struct.unpack("<I", self.read(4))[0])
-
-    def load_binbytes8(self) -> None:
-        self._load_span(struct.unpack("<Q", self.read(8))[0])
-
-    load_bytearray8 = load_binbytes8

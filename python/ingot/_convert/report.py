@@ -1,4 +1,4 @@
-"""What a conversion did, and what a source holds besides the tensors that are converted."""
+"""The report of a conversion, and values of a source that are not tensors."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 _LONGEST_VALUE = 80
-# Python refuses to write out the longest ints, and takes long for long ones.
+# Python refuses to format the longest ints, and takes long for long ones.
 _MOST_BITS = 256
 
 
@@ -28,11 +28,11 @@ class Unusable:
 
     def fault(self, path: str, name: str) -> ConversionError:
         """Return the error for the entry `name` that holds this value."""
-        return refused(path, self.reason, code=self.code, tensor=name, found=self.found)
+        return refused(path, self.reason, self.code, name, found=self.found)
 
 
 class Plain:
-    """A value that is no tensor and has no Python object here."""
+    """A value that is not a tensor and has no Python object here."""
 
     __slots__ = ("kind", "text")
 
@@ -42,14 +42,14 @@ class Plain:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class LeftOut(Report):
-    """Something in the source that is no tensor, and that the new file does not have.
+    """A value in the source that is not a tensor. The new file does not have it.
 
     Attributes
     ----------
     name : str
-        Where it stands, named as a tensor there would be.
+        Its place in the source, named as a tensor there would be.
     kind : str
-        What it is, such as ``"int"``.
+        Its type, such as ``"int"``.
     value : str
         The value as text, truncated if it is long; empty if it has no short form.
     """
@@ -60,43 +60,44 @@ class LeftOut(Report):
 
 
 def left_out(name: str, value: Any) -> LeftOut:
-    """The note of a value that is no tensor."""
+    """Return the note of a value that is not a tensor."""
+    kind, text = type(value).__name__, ""
     if isinstance(value, Plain):
-        return LeftOut(name, value.kind, value.text[:_LONGEST_VALUE])
-    kind = type(value).__name__
-    if isinstance(value, int) and value.bit_length() > _MOST_BITS:
-        return LeftOut(name, kind, f"{value.bit_length()} bits")
-    if isinstance(value, (str, int, float, complex, bool, bytes)):
-        text = repr(value[:_LONGEST_VALUE] if isinstance(value, (str, bytes)) else value)
-        return LeftOut(name, kind, text[:_LONGEST_VALUE])
-    if isinstance(value, (list, tuple, dict, set, frozenset)):
-        return LeftOut(name, kind, f"{len(value)} items")
-    return LeftOut(name, kind)
+        kind, text = value.kind, value.text
+    elif isinstance(value, int) and value.bit_length() > _MOST_BITS:
+        text = f"{value.bit_length()} bits"
+    elif isinstance(value, (str, bytes)):
+        text = repr(value[:_LONGEST_VALUE])
+    elif isinstance(value, (int, float, complex)):
+        text = repr(value)
+    elif isinstance(value, (list, tuple, dict, set, frozenset)):
+        text = f"{len(value)} items"
+    return LeftOut(name, kind, text[:_LONGEST_VALUE])
 
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Conversion(Report):
-    """What `ingot.convert` did.
+    """The result of `ingot.convert`.
 
     Attributes
     ----------
     source, destination : str
         The file or folder that was read, and the one that was written.
     source_format, format : str
-        What they are: one of ``"safetensors"``, ``"torch"``, ``"npz"``, ….
+        Their formats: one of ``"safetensors"``, ``"torch"``, ``"npz"``, ….
     files : tuple of str
-        The files that were written, an index among them.
+        The files that were written, including an index.
     tensors : int
-        How many the new file has.
+        The number of tensors in the new file.
     nbytes : int
         Bytes of their values.
     shared : dict of str to str
-        For each tensor that was another name of one, that one. Only it was written, and the metadata has the
-        other name, as ``save_file(..., shared="alias")`` does it.
+        For each alias of a tensor, the name under which the tensor was written. The aliases are in the
+        metadata, as after ``save_file(..., shared="alias")``.
     cast : tuple of str
         Tensors that have another dtype now.
     left_out : tuple of LeftOut
-        What was no tensor, each with ``name``, ``kind`` and ``value``.
+        Values that are not tensors, each with ``name``, ``kind`` and ``value``.
     dropped : tuple of str
         Tensors that `keys`, `drop` or `root` left out.
     verified : bool
@@ -121,7 +122,7 @@ class Conversion(Report):
     prefix: str
 
     def _repr_html_(self) -> str:
-        """What a notebook shows: what was written, and a row for each tensor that is not as it was."""
+        """Return the table for notebooks, with a row for each value that is not as it was."""
         # Imported here: it is for notebooks.
         from ingot._base.html import page, table
 

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Hashable, Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
+from ingot._base.checks import FLOATS
 from ingot._base.keys import NamedTensors, select
 from ingot._base.text import _escaped, _quoted
 from ingot._native import TensorInfo
 from ingot.errors import OptionError
 
-from .flatten import twice
-from .limits import refused
 from .values import elements, nbytes
 
 if TYPE_CHECKING:
@@ -22,10 +21,14 @@ if TYPE_CHECKING:
 
 # Bytes and elements of a tensor that are reported at most.
 _MOST = (1 << 63) - 1
+# An array has fewer bytes than this, also if another of its dimensions is 0.
+_TOO_LONG = 1 << 63
+# The most dimensions of a NumPy array.
+_MOST_DIMENSIONS = 64
 
 
 class Selected(NamedTuple):
-    """The tensors under all their names, those that are other names of one, and the names left out."""
+    """The tensors under all their names, the aliases, and the names that are left out."""
 
     in_full: list[Entry]
     shared: dict[str, str]
@@ -38,21 +41,22 @@ class Selected(NamedTuple):
 
 
 class Choice(NamedTuple):
-    """The tensors that the caller chose."""
+    """The tensors that the caller chose, and their dtype and names in the new file."""
 
     root: str | None
     keys: Selector | None
     drop: Selector | None
     strip_prefix: str
+    dtype: str | None
 
 
-def selected(path: str, contents: Contents, choice: Choice) -> Selected:
+def selected(contents: Contents, choice: Choice) -> Selected:
     """Return the chosen tensors below `root`, each piece of memory once.
 
-    `keys` and `drop` may name what the source holds and no tensor is: it is left out anyway.
+    `keys` and `drop` may name values that are not tensors: these are left out anyway.
     """
     root, entries = choice.root, contents.entries
-    below = list(entries) if root is None else _below(path, entries, root)
+    below = list(entries) if root is None else _below(contents, root)
     names = list(dict.fromkeys(entry.name for entry in below))
     others = [one.name for one in contents.left_out]
     if root is not None:
@@ -62,61 +66,72 @@ def selected(path: str, contents: Contents, choice: Choice) -> Selected:
         yield from (TensorInfo(name, "", (), 0, 0, 0) for name in others)
         yield from map(_info, below)
 
-    kept = set(select(NamedTensors(path, [*names, *others], infos), choice.keys, choice.drop))
-    in_full = [entry for entry in below if entry.name in kept]
+    kept = set(select(NamedTensors(contents.path, [*names, *others], infos), choice.keys, choice.drop))
+    in_full = [_checked(contents, entry) for entry in below if entry.name in kept]
     seen: set[str] = set()
     for entry in in_full:
-        if entry.fault is not None:
-            raise entry.fault
         if entry.name in seen:
-            raise twice(path, entry.name)
+            raise contents.refusal("two tensors would have this name", "duplicate-tensor", entry.name)
         seen.add(entry.name)
-        _check_name(path, entry.name)
+    if not in_full:
+        some = ", ".join(f"{one.name} ({one.kind})" for one in contents.left_out[:3])
+        reason = "no tensor in it is to be converted" + (f"; it has {_escaped(some)}" if some else "")
+        raise contents.refusal(reason, "no-tensors")
     dropped = [] if root is None else [one.name for one in entries if not _is_under(one.name, root)]
     dropped += [name for name in names if name not in kept]
-    in_full = [_stripped(path, entry, choice.strip_prefix) for entry in in_full]
-    return Selected(in_full, _shared(in_full), dropped)
+    in_full = [_renamed(contents, entry, choice) for entry in in_full]
+    chosen = Selected(in_full, _shared(in_full), dropped)
+    contents.budget.check_tensors(sum(nbytes(entry.code, entry.shape) for entry in chosen.entries))
+    return chosen
 
 
 def _info(entry: Entry) -> TensorInfo:
-    # Files claim shapes of more elements than 64 bits can count.
+    # Files may claim shapes of more elements than 64 bits can count.
     size = min(nbytes(entry.code, entry.shape), _MOST) if entry.fault is None else 0
     return TensorInfo(entry.name, entry.code, entry.shape, 0, size, min(elements(entry.shape), _MOST))
 
 
-def _stripped(path: str, entry: Entry, prefix: str) -> Entry:
-    if not entry.name.startswith(prefix):
-        raise OptionError(
-            f"{_escaped(path)}: tensor {_quoted(entry.name)}: the name does not begin with "
-            f"{_quoted(prefix)}, which strip_prefix removes — keys and drop select the tensors",
-            code="prefix",
-            path=path,
-            tensor=entry.name,
-            expected=prefix,
-        )
-    return replace(entry, name=entry.name[len(prefix) :]) if prefix else entry
-
-
-def _check_name(path: str, name: str) -> None:
+def _checked(contents: Contents, entry: Entry) -> Entry:
+    """Return a chosen entry, or raise the reason why it cannot be converted."""
+    if entry.fault is not None:
+        raise entry.fault
+    name, shape = entry.name, entry.shape
     try:
         name.encode()
     except UnicodeEncodeError:
-        raise refused(path, "the name is not valid Unicode", code="invalid-unicode", tensor=name) from None
+        raise contents.refusal("the name is not valid Unicode", "invalid-unicode", name) from None
+    # A tensor without elements has dimensions too, and no library makes an array of such.
+    if len(shape) > _MOST_DIMENSIONS:
+        reason = f"{len(shape)} dimensions: expected {_MOST_DIMENSIONS} or fewer"
+        raise contents.refusal(reason, "dimensions", name, _MOST_DIMENSIONS, len(shape))
+    if nbytes(entry.code, tuple(filter(None, shape))) >= _TOO_LONG:
+        reason = f"shape {list(shape)} of {entry.code}: its size overflows 63 bits"
+        raise contents.refusal(reason, "size-overflow", name)
+    return entry
 
 
-def _below(path: str, entries: Sequence[Entry], root: str) -> list[Entry]:
-    found = [
-        replace(entry, name=entry.name[len(root) + 1 :]) for entry in entries if _is_under(entry.name, root)
-    ]
-    if not found:
-        raise refused(
-            path,
-            f"no tensor is below {_quoted(root)}",
-            code="no-tensors",
-            expected=root,
-            found=tuple(sorted({entry.name.partition(".")[0] for entry in entries}))[:10],
+def _renamed(contents: Contents, entry: Entry, choice: Choice) -> Entry:
+    prefix = choice.strip_prefix
+    if not entry.name.startswith(prefix):
+        raise OptionError(
+            f"{_escaped(contents.path)}: tensor {_quoted(entry.name)}: the name does not begin with "
+            f"{_quoted(prefix)}, which strip_prefix removes — keys and drop select the tensors",
+            code="prefix",
+            path=contents.path,
+            tensor=entry.name,
+            expected=prefix,
         )
-    return found
+    cast = choice.dtype if choice.dtype is not None and entry.code in FLOATS else ""
+    return replace(entry, name=entry.name[len(prefix) :], cast=cast) if prefix or cast else entry
+
+
+def _below(contents: Contents, root: str) -> list[Entry]:
+    under = [entry for entry in contents.entries if _is_under(entry.name, root)]
+    if not under:
+        names = {entry.name.partition(".")[0] for entry in contents.entries}
+        reason, found = f"no tensor is below {_quoted(root)}", tuple(sorted(names))[:10]
+        raise contents.refusal(reason, "no-tensors", expected=root, found=found)
+    return [replace(entry, name=entry.name[len(root) + 1 :]) for entry in under]
 
 
 def _is_under(name: str, root: str) -> bool:
@@ -124,11 +139,9 @@ def _is_under(name: str, root: str) -> bool:
 
 
 def _shared(entries: list[Entry]) -> dict[str, str]:
-    """For each name of a tensor that has several, but the first of them by name, that first one."""
+    """Return the aliases of each tensor, with its first name in sorted order."""
     by_memory: dict[Hashable, list[str]] = {}
     for entry in entries:
         if entry.memory is not None:
             by_memory.setdefault(entry.memory, []).append(entry.name)
-    return {
-        other: min(names) for names in by_memory.values() if len(names) > 1 for other in sorted(names)[1:]
-    }
+    return {other: names[0] for names in map(sorted, by_memory.values()) for other in names[1:]}

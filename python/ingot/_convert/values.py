@@ -1,10 +1,10 @@
-"""Values: which dtype they have in a file, a piece of them at a time, and in another dtype."""
+"""Values: their dtype in a file, a piece of them at a time, and in another dtype."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from math import prod
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy
 
@@ -20,18 +20,19 @@ from ingot.errors import ConversionError
 
 from .limits import refused
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from ingot.numpy import Array
 
     Index = tuple[Any, ...]
 
 _TOO_MANY = 1 << 64
-# What is converted or compared at a time.
+# Bytes that are converted or compared at a time.
 PIECE_NBYTES = 16 << 20
 
 
 def dtype_of(code: str) -> numpy.dtype[Any]:
-    """NumPy's dtype for a code. `ModuleNotFoundError` where ml_dtypes has it and is not installed."""
+    """Return NumPy's dtype for a code. Raises `ModuleNotFoundError` if it needs ml_dtypes."""
     plain = arrays.DTYPES.get(code)
     if plain is not None:
         return numpy.dtype(plain)
@@ -49,7 +50,7 @@ def dtype_of(code: str) -> numpy.dtype[Any]:
 
 
 def code_of(path: str, name: str, dtype: numpy.dtype[Any]) -> str | None:
-    """The code for an array of that dtype; None where it holds no numbers.
+    """Return the code for an array of that dtype, or None if it does not hold numbers.
 
     Raises
     ------
@@ -68,44 +69,34 @@ def code_of(path: str, name: str, dtype: numpy.dtype[Any]) -> str | None:
 
 
 def no_dtype(path: str, name: str, dtype: str) -> ConversionError:
-    """The refusal of a tensor whose dtype the file format lacks."""
-    return refused(
-        path,
-        f"no file of tensors has a dtype for {_escaped(dtype)}: "
-        f"expected one of {', '.join(NAMES.values())} — drop=[…] leaves it out",
-        code="unsupported-dtype",
-        tensor=name,
-        expected=tuple(NAMES.values()),
-        found=dtype,
-    )
-
-
-def nbits(code: str) -> int:
-    """The size of an element in a file."""
-    return 4 if code == "F4" else dtype_of(code).itemsize * 8
+    """Return the error for a tensor whose dtype FORMAT.md lacks."""
+    known = tuple(NAMES.values())
+    reason = f"no file of tensors has a dtype for {_escaped(dtype)}: expected one of {', '.join(known)}"
+    return refused(path, f"{reason} — drop=[…] leaves it out", "unsupported-dtype", name, known, dtype)
 
 
 def elements(shape: Sequence[int]) -> int:
-    """How many elements a shape has, or 2⁶⁴ where there are more.
+    """Return the number of elements of a shape, or 2⁶⁴ if there are more.
 
-    Files claim any shape they like, and the product of a million large numbers takes minutes.
+    Files may claim any shape, and the product of a million large numbers takes minutes.
     """
     count = 1
     for size in shape:
         count *= size
         if count >= _TOO_MANY:
-            # None, if a dimension is yet to come that is 0.
+            # None, if a later dimension is 0.
             return _TOO_MANY if all(shape) else 0
     return count
 
 
 def nbytes(code: str, shape: tuple[int, ...]) -> int:
-    """The bytes of a tensor in a file."""
-    return (elements(shape) * nbits(code) + 7) // 8
+    """Return the bytes of a tensor in a file."""
+    nbits = 4 if code == "F4" else dtype_of(code).itemsize * 8
+    return (elements(shape) * nbits + 7) // 8
 
 
 def pieces(shape: tuple[int, ...], itemsize: int) -> Iterator[Index]:
-    """Indices that cut an array into pieces of about `PIECE_NBYTES`, in C order."""
+    """Yield indices that cut an array into pieces of about `PIECE_NBYTES`, in C order."""
     if not prod(shape):
         return
     for axis, size in enumerate(shape):
@@ -113,9 +104,7 @@ def pieces(shape: tuple[int, ...], itemsize: int) -> Iterator[Index]:
         if size > 1 and size * inner > PIECE_NBYTES:
             # Even, because two elements of F4 share a byte.
             step = max(PIECE_NBYTES // inner // 2 * 2, 2 if axis == len(shape) - 1 else 1)
-            outer = prod(shape[:axis])
-            for place in range(outer):
-                at = tuple(int(one) for one in numpy.unravel_index(place, shape[:axis])) if axis else ()
+            for at in numpy.ndindex(shape[:axis]):
                 for first in range(0, size, step):
                     yield (*at, slice(first, min(first + step, size)))
             return
@@ -123,17 +112,23 @@ def pieces(shape: tuple[int, ...], itemsize: int) -> Iterator[Index]:
 
 
 def stored(array: Array) -> memoryview:
-    """The bytes of an array as a file holds them: in C order, little-endian."""
+    """Return the bytes of an array as in a file: in C order, little-endian."""
     held: Any
     code, _, held = arrays.payload("", numpy.ascontiguousarray(array))
-    # Functions give what has to be turned or packed first.
+    # A function returns bytes that have to be swapped or packed first.
     whole = numpy.asarray(held(0, nbytes(code, array.shape)) if callable(held) else held)
     return whole.reshape(-1).view(numpy.uint8).data
 
 
 def cast(array: Array, code: str) -> Array:
-    """The array in another floating-point dtype, with the values that `load_file(dtype=)` gives."""
+    """Return the array in another floating-point dtype, with the values of `load_file(dtype=)`."""
     checkpoint = _native.Checkpoint.from_buffer(arrays.save({"array": array}))
     selected: select.Selected[Array] = select.Selected(dtype=code)
     found: Array = load.chosen(checkpoint, selected, arrays.wrap, None, PLAIN, arrays.at)["array"]
     return found
+
+
+def unpacked(raw: Array) -> Array:
+    """Return one element of F4 to a byte, as NumPy has them. The first of a byte is in its lower half."""
+    halves = numpy.stack([raw & 15, raw >> 4], -1)
+    return halves.reshape((*raw.shape[:-1], raw.shape[-1] * 2) if raw.ndim else (2,)).view(dtype_of("F4"))

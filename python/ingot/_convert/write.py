@@ -1,4 +1,4 @@
-"""The tensors of a source into one file, one at a time."""
+"""Write the tensors of a source into one file, one at a time, and compare them with the source."""
 
 from __future__ import annotations
 
@@ -6,51 +6,52 @@ import os
 import zipfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from errno import EEXIST
 from io import BufferedWriter, FileIO
 from math import prod
-from typing import Any, BinaryIO, Literal, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 import numpy
 
 from ingot import _native
-from ingot._base.checks import FLOATS, Existing, checked_shard_size
+from ingot._base.checks import Existing, checked_shard_size
 from ingot._base.options import Loading
 from ingot._base.text import _escaped, _quoted
 from ingot._write.directory import called
 from ingot._write.rearrange import Writing, opened, together
+from ingot._write.serialize import _REGION
 from ingot._write.shards import Place
 from ingot._write.writer import Writer, native
 from ingot.errors import ConversionError, OptionError, SaveError, StorageError
+from ingot.numpy import DTYPES
 
-from .limits import refused
-from .source import cut_short, size_of
+from .limits import reading, refused
+from .report import LeftOut
+from .source import size_of, truncated
+from .sources.numpy import header
 from .values import PIECE_NBYTES, cast, dtype_of, elements, nbytes, pieces, stored
+from .zipped import members
+from .zipped import opened as opened_member
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from ingot._base.options import Saving
     from ingot.numpy import Array
 
-    from .source import Entry, Region
-
-    Kind = Literal["safetensors", "bintensors", "npz"]
+    from .source import Entry
 
     Moved = Callable[[int], None]
 
-# The destination of a conversion: an existing file stays until the new one is complete.
-
-
 KINDS = ("safetensors", "bintensors", "npz")
 _ENDINGS = {"safetensors": ".safetensors", "bintensors": ".bt", "npz": ".npz"}
-# What transformers writes, so that it is read without more being said.
+# The default of transformers.
 _DEFAULT_SHARD_NBYTES = "5GB"
-
-
-def _kind(path: str) -> str | None:
-    """Return the format that the ending of a name says, or None."""
-    return next((kind for kind, ending in _ENDINGS.items() if path.lower().endswith(ending)), None)
+# More threads that write to one file wait for each other in the kernel.
+_THREADS = 4
+# The time of every member of an archive: the oldest possible, so that the same input makes the same bytes.
+_EPOCH = (1980, 1, 1, 0, 0, 0)
+_ARCHIVE = "an .npz archive"
 
 
 class Destination(NamedTuple):
@@ -58,70 +59,184 @@ class Destination(NamedTuple):
 
     path: str
     kind: str
-    place: Place | None
+    place: Place | None = None
     """None for a file."""
-    shard_nbytes: int
+    shard_nbytes: int = 0
 
     @classmethod
     def of(cls, path: str, format: str | None, max_shard_size: int | str | None) -> Destination:
         """Return the destination of this name. Its ending decides the format if `format` is None."""
-        is_folder = max_shard_size is not None or path.endswith(("/", os.sep)) or os.path.isdir(path)
-        if is_folder:
-            kind = format or "safetensors"
-            if kind == "npz":
-                raise OptionError(
-                    "convert(): max_shard_size is for safetensors and bintensors, and an .npz is one file",
-                    code="npz-shards",
-                )
-            is_new_folder = path.endswith(("/", os.sep)) or not (_kind(path) or os.path.exists(path))
-            if not is_new_folder and not os.path.isdir(path):
-                raise OptionError(
-                    f"convert(): max_shard_size writes several files: destination must be a folder, found "
-                    f"{_escaped(path)}, the name of a file",
-                    code="unknown-destination",
-                    expected="a folder",
-                    found=path,
-                )
-            limit = checked_shard_size(_DEFAULT_SHARD_NBYTES if max_shard_size is None else max_shard_size)
-            return cls(path, kind, Place(path, "model{suffix}" + _ENDINGS[kind]), limit)
-        found = format or _kind(path)
-        if found is not None:
-            return cls(path, found, None, 0)
-        raise OptionError(
-            f"{_escaped(path)}: the name does not say what to write: expected "
-            f"{', '.join(_ENDINGS.values())}, or a folder with max_shard_size=… — format=… says it",
-            code="unknown-destination",
-            expected=KINDS,
-            found=path,
-        )
+        kind = next((kind for kind, ending in _ENDINGS.items() if path.lower().endswith(ending)), None)
+        is_slashed = path.endswith(("/", os.sep))
+        if max_shard_size is None and not is_slashed and not os.path.isdir(path):
+            if format or kind:
+                return cls(path, format or kind or "")
+            raise OptionError(
+                f"{_escaped(path)}: the name does not say what to write: expected "
+                f"{', '.join(_ENDINGS.values())}, or a folder with max_shard_size=… — format=… says it",
+                code="unknown-destination",
+                expected=KINDS,
+                found=path,
+            )
+        if format == "npz":
+            raise OptionError(
+                "convert(): max_shard_size is for safetensors and bintensors, and an .npz is one file",
+                code="npz-shards",
+            )
+        if not is_slashed and not os.path.isdir(path) and (kind or os.path.exists(path)):
+            raise OptionError(
+                f"convert(): max_shard_size writes several files: destination must be a folder, found "
+                f"{_escaped(path)}, the name of a file",
+                code="unknown-destination",
+                expected="a folder",
+                found=path,
+            )
+        limit = checked_shard_size(_DEFAULT_SHARD_NBYTES if max_shard_size is None else max_shard_size)
+        kind = format or "safetensors"
+        return cls(path, kind, Place(path, "model{suffix}" + _ENDINGS[kind]), limit)
 
     def check(self, existing: Existing) -> None:
-        """Raise where something would be replaced that has to stay."""
+        """Raise if a file is there that must not be replaced."""
         if self.place is not None:
             self.place.check(existing)
             return
         existing.check(self.path)
         if os.path.exists(self.path) and not os.path.isfile(self.path):
-            raise FileExistsError(EEXIST, "it is no regular file, and is not replaced", self.path)
+            raise FileExistsError(EEXIST, "not a regular file, and is not replaced", self.path)
+
+
+class Task(NamedTuple):
+    """The options of one conversion that writes, and its progress."""
+
+    kind: str
+    how: Saving
+    verify: bool
+    shared: Mapping[str, str]
+    """The aliases, with the names of their tensors."""
+    moved: Moved
+    """Called with the bytes of each step."""
+
+    def one(self, path: str, entries: Sequence[Entry], metadata: Mapping[str, str] | None) -> None:
+        """Write one file and compare it with the source before it gets its name."""
+        if self.kind == "npz":
+            self._arrays(path, entries)
+        else:
+            self._tensors(path, entries, metadata)
+
+    def _tensors(self, path: str, entries: Sequence[Entry], metadata: Mapping[str, str] | None) -> None:
+        """Write a .safetensors or a .bt file, with the aliases of its own tensors."""
+        specs: dict[str, Any] = {entry.name: (entry.target, entry.shape) for entry in entries}
+        names = {alias: name for alias, name in self.shared.items() if name in specs}
+        kind: Any = self.kind
+        options = {"format": kind, "aliases": names, **self.how.of_writer()}
+        with closing(Writer(path, specs, metadata, **options)) as writer:
+            filling = native(writer)
+            self._copy([entry for entry in entries if entry.is_copied], filling)
+            for entry in [entry for entry in entries if not entry.is_copied]:
+                for index, part in _parts(entry):
+                    writer.write(entry.name, part, index)
+                    self.moved(part.nbytes)
+            with _drafted(path, filling.draft_path) as draft:
+                if self.verify:
+                    self.compare(draft, entries)
+                if not self.how.checksums:
+                    writer.commit()
+                    return
+                # The digests of the tensors are computed while the finished file is copied.
+                held = opened([draft], Loading())
+                picks = [(0, number, name) for number, name in enumerate(held.names(0))]
+                writing = Writing(self.how._replace(format=kind), is_inherited=True)
+                writing.write(held, path, picks, together(held), None)
+
+    def _arrays(self, path: str, entries: Sequence[Entry]) -> None:
+        """Write an archive that `numpy.load` reads."""
+        aside = _native.Aside.create(path, durable=self.how.flush, **self.how.existing._asdict())
+        with closing(aside), _drafted(path, aside.draft_path) as draft:
+            with BufferedWriter(_Storage(draft, "w")) as file:
+                self._archive(file, entries)
+            if self.verify:
+                self.compare(draft, entries)
+            aside.commit()
+
+    def _archive(self, file: BinaryIO, entries: Sequence[Entry]) -> None:
+        with zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as archive:
+            for entry in entries:
+                descr = dtype_of(entry.target).str
+                info = zipfile.ZipInfo(f"{entry.name}.npy", _EPOCH)
+                # The mode of a regular file that all may read.
+                info.external_attr = 0o100644 << 16
+                with archive.open(info, "w", force_zip64=True) as member:
+                    numpy.lib.format.write_array_header_1_0(
+                        member, {"descr": descr, "fortran_order": False, "shape": entry.shape}
+                    )
+                    for _, part in _parts(entry):
+                        member.write(stored(part))
+                        self.moved(part.nbytes)
+
+    def _copy(self, entries: Sequence[Entry], writer: _native.Writer) -> None:
+        """Copy the bytes of these tensors, which the source has as the new file does."""
+
+        def copied(piece: _Piece) -> None:
+            piece.file.copy(piece.position, writer, piece.name, piece.part)
+
+        for _ in self._each(entries, copied):
+            pass
+
+    def compare(self, draft: str, entries: Sequence[Entry]) -> None:
+        """Raise `ConversionError` if a tensor of the file differs from the source."""
+        with ExitStack() as stack:
+            written = (_Npz if self.kind == "npz" else _Native)(draft, stack)
+            for entry in entries:
+                expected, found = (entry.target, entry.shape), written.begin(entry.name)
+                if found != expected:
+                    raise _differs(draft, entry.name, expected, found)
+                if entry.is_copied and isinstance(written, _Native):
+                    continue
+                for index, part in _parts(entry):
+                    held = stored(part)
+                    if not numpy.array_equal(held, written.piece(entry.name, index, len(held))):
+                        raise _differs(draft, entry.name)
+                    self.moved(part.nbytes)
+            if isinstance(written, _Native):
+                self._compare_copied(
+                    draft, [entry for entry in entries if entry.is_copied], written.checkpoint
+                )
+
+    def _compare_copied(self, draft: str, entries: Sequence[Entry], checkpoint: _native.Checkpoint) -> None:
+        def differs(piece: _Piece) -> str | None:
+            same = piece.file.agrees(piece.position, checkpoint, piece.name, piece.begin, piece.nbytes)
+            return None if same else piece.name
+
+        for name in self._each(entries, differs):
+            if name is not None:
+                raise _differs(draft, name)
+
+    def _each(self, entries: Sequence[Entry], work: Callable[[_Piece], str | None]) -> Iterator[str | None]:
+        """Yield the result of `work` for every piece of these tensors, computed by several threads."""
+
+        def all_of(batch: list[_Piece]) -> list[str | None]:
+            return [work(piece) for piece in batch]
+
+        batches = list(_batches(_pieces(entries)))
+        pool = ThreadPoolExecutor(min(_THREADS, os.cpu_count() or 1, len(batches) or 1))
+        try:
+            for batch, found in zip(batches, pool.map(all_of, batches), strict=True):
+                yield from found
+                self.moved(sum(piece.nbytes for piece in batch))
+        finally:
+            pool.shutdown(cancel_futures=True)
 
 
 @contextmanager
-def drafted(path: str, draft: str) -> Iterator[str]:
+def _drafted(path: str, draft: str) -> Iterator[str]:
     """Yield `draft`, the temporary file for `path`. Errors that name it name `path` instead."""
     # Messages have the escaped name only.
     with called(os.path.basename(draft), os.path.basename(path)), called(draft, path):
         yield draft
 
 
-# Tensors whose bytes a source holds just as the new file is to: copied and compared as they are.
-
-
-# More threads in one file wait for each other in the kernel.
-_THREADS = 4
-
-
 class _Piece(NamedTuple):
-    """A part of a tensor, and where its bytes stand."""
+    """A part of a tensor, and the position of its bytes."""
 
     file: _native.ForeignFile
     position: int
@@ -132,76 +247,27 @@ class _Piece(NamedTuple):
     nbytes: int
 
 
-def copy(entries: Sequence[Entry], writer: _native.Writer, moved: Moved) -> None:
-    """Copy the bytes of these tensors into a new file."""
-
-    def copied(piece: _Piece) -> None:
-        piece.file.copy(piece.position, writer, piece.name, piece.part)
-
-    for _ in _each(entries, copied, moved):
-        pass
-
-
-def differing(entries: Sequence[Entry], checkpoint: _native.Checkpoint, moved: Moved) -> str | None:
-    """The name of a tensor that is not the same in the source and in the new file; None where all are."""
-
-    def differs(piece: _Piece) -> str | None:
-        same = piece.file.agrees(piece.position, checkpoint, piece.name, piece.begin, piece.nbytes)
-        return None if same else piece.name
-
-    return next((name for name in _each(entries, differs, moved) if name is not None), None)
-
-
-def _each(
-    entries: Sequence[Entry], work: Callable[[_Piece], str | None], moved: Moved
-) -> Iterator[str | None]:
-    """Yield the result of `work` for every piece of these tensors, computed by several threads."""
-
-    def all_of(batch: list[_Piece]) -> list[str | None]:
-        return [work(piece) for piece in batch]
-
-    batches = list(_batches(_pieces(entries)))
-    pool = ThreadPoolExecutor(min(_THREADS, os.cpu_count() or 1, len(batches) or 1))
-    try:
-        for batch, found in zip(batches, pool.map(all_of, batches), strict=True):
-            yield from found
-            moved(sum(piece.nbytes for piece in batch))
-    finally:
-        pool.shutdown(cancel_futures=True)
-
-
 def _pieces(entries: Iterable[Entry]) -> Iterator[_Piece]:
     files: dict[str, _native.ForeignFile] = {}
     for entry in entries:
-        region = entry.region
+        region, begin = entry.region, 0
         assert region is not None
         if region.path not in files:
             files[region.path] = _native.ForeignFile.open(region.path)
-        _check(entry, region)
-        begin = 0
+        there = size_of(region.path) - region.position
+        if there < region.nbytes:
+            raise truncated(region.path, region.nbytes, max(there, 0), entry.name)
         for index in pieces(entry.shape, max(nbytes(entry.code, (1,)), 1)):
-            size = nbytes(entry.code, _shape(entry.shape, index))
+            shape = (
+                (index[-1].stop - index[-1].start, prod(entry.shape[len(index) :])) if index else entry.shape
+            )
+            size = nbytes(entry.code, shape)
             yield _Piece(files[region.path], region.position + begin, entry.name, index or ..., begin, size)
             begin += size
 
 
-def _shape(shape: tuple[int, ...], index: tuple[int | slice, ...]) -> tuple[int, ...]:
-    """What an index of `pieces` leaves of a shape."""
-    if not index:
-        return shape
-    rows = index[-1]
-    assert isinstance(rows, slice)
-    return (rows.stop - rows.start, prod(shape[len(index) :]))
-
-
-def _check(entry: Entry, region: Region) -> None:
-    there = size_of(region.path) - region.position
-    if there < region.nbytes:
-        raise cut_short(region.path, entry.name, region.nbytes, max(there, 0))
-
-
 def _batches(pieces: Iterable[_Piece]) -> Iterator[list[_Piece]]:
-    """Pieces that are worth handing to a thread together."""
+    """Yield pieces that are enough work for a thread together."""
     batch: list[_Piece] = []
     size = 0
     for piece in pieces:
@@ -214,185 +280,104 @@ def _batches(pieces: Iterable[_Piece]) -> Iterator[list[_Piece]]:
         yield batch
 
 
-# The time of every member of an archive: the oldest there is, so that the same input gives the same bytes.
-_EPOCH = (1980, 1, 1, 0, 0, 0)
-
-
-class Ending(NamedTuple):
-    """How a file that was written gets its name."""
-
-    check: Callable[[str], None]
-    """Told the path that it has until then; raises where it may not have the other."""
-    how: Saving
-
-
-def code_in(entry: Entry, code: str | None) -> str:
-    """The code of the tensor in the new file, where floats are to become `code`."""
-    return code if code is not None and entry.code in FLOATS else entry.code
-
-
-def apart(entries: Sequence[Entry], code: str | None) -> tuple[list[Entry], list[Entry]]:
-    """The tensors whose bytes are copied as they stand in the source, and the others."""
-    runs: list[Entry] = []
-    others: list[Entry] = []
-    for entry in entries:
-        stays = entry.region is not None and code_in(entry, code) == entry.code
-        (runs if stays else others).append(entry)
-    return runs, others
-
-
-def parts(entry: Entry, code: str | None) -> Iterator[tuple[Any, Array]]:
-    """The values as the new file has them: pieces, each with its index."""
-    array = read(entry)
-    target = code_in(entry, code)
+def _parts(entry: Entry) -> Iterator[tuple[Any, Array]]:
+    """Yield the values in the new file: pieces, each with its index."""
+    array = entry.read()
     for index in pieces(entry.shape, array.dtype.itemsize):
         part = numpy.asarray(array[index])
-        yield index or ..., part if target == entry.code else cast(part, target)
-
-
-def read(entry: Entry) -> Array:
-    """The values, which are what the source said they would be."""
-    array = entry.read()
-    if array.shape != entry.shape or array.dtype.newbyteorder("=") != dtype_of(entry.code).newbyteorder("="):
-        raise ConversionError(
-            f"tensor {_quoted(entry.name)}: expected {entry.code} {list(entry.shape)}, "
-            f"found {array.dtype} {list(array.shape)}",
-            code="mismatch",
-            tensor=entry.name,
-            expected=(entry.code, entry.shape),
-            found=(str(array.dtype), array.shape),
-        )
-    return array
-
-
-def write_native(
-    path: str,
-    format: Any,
-    entries: Sequence[Entry],
-    code: str | None,
-    metadata: Mapping[str, str] | None,
-    shared: Mapping[str, str],
-    ending: Ending,
-    moved: Moved,
-) -> None:
-    """Write a .safetensors or a .bt file. Of `shared` it gets the names of its own tensors."""
-    specs: dict[str, Any] = {entry.name: (code_in(entry, code), entry.shape) for entry in entries}
-    names = {other: name for other, name in shared.items() if name in specs}
-    how = ending.how
-    with closing(Writer(path, specs, metadata, format=format, aliases=names, **how.of_writer())) as writer:
-        runs, others = apart(entries, code)
-        copy(runs, native(writer), moved)
-        for entry in others:
-            if code_in(entry, code) == entry.code:
-                writer.write(entry.name, read(entry))
-                moved(nbytes(entry.code, entry.shape))
-            else:
-                for index, part in parts(entry, code):
-                    writer.write(entry.name, part, index)
-                    moved(part.nbytes)
-        filling = native(writer)
-        with drafted(path, filling.draft_path) as draft:
-            ending.check(draft)
-            if how.checksums:
-                _copy(draft, path, format, how)
-            else:
-                writer.commit()
-
-
-def _copy(draft: str, path: str, format: Any, how: Saving) -> None:
-    """Copy the finished file `draft` to `path`, and compute the digests of its tensors on the way."""
-    held = opened([draft], Loading())
-    picks = [(0, number, name) for number, name in enumerate(held.names(0))]
-    writing = Writing(how._replace(format=format), is_inherited=True)
-    writing.write(held, path, picks, together(held), None)
-
-
-def write_npz(path: str, entries: Sequence[Entry], code: str | None, ending: Ending, moved: Moved) -> None:
-    """Write an archive that `numpy.load` reads."""
-    how = ending.how
-    aside = _native.Aside.create(path, durable=how.flush, **how.existing._asdict())
-    with closing(aside), drafted(path, aside.draft_path) as draft:
-        with BufferedWriter(_Storage(draft, "w")) as file:
-            _archive(file, entries, code, moved)
-        ending.check(draft)
-        aside.commit()
+        yield index or ..., cast(part, entry.cast) if entry.target != entry.code else part
 
 
 class _Storage(FileIO):
-    """A file whose failure to write is a `StorageError`. A buffer writes to it, again after a short write."""
+    """A file that raises `StorageError` if writing fails. A buffer repeats its short writes."""
 
     def write(self, data: Any, /) -> int:
         try:
             return super().write(data)
         except OSError as fault:
             path = str(self.name)
-            raise StorageError(
-                f"{_escaped(path)}: could not write: {fault.strerror}",
-                errno=fault.errno,
-                code="write",
-                path=path,
-            ) from fault
+            reason = f"{_escaped(path)}: could not write: {fault.strerror}"
+            raise StorageError(reason, errno=fault.errno, code="write", path=path) from fault
 
 
-def _archive(file: BinaryIO, entries: Sequence[Entry], code: str | None, moved: Moved) -> None:
-    with zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as archive:
-        for entry in entries:
-            header = {
-                "descr": dtype_of(code_in(entry, code)).str,
-                "fortran_order": False,
-                "shape": entry.shape,
-            }
-            info = zipfile.ZipInfo(f"{entry.name}.npy", _EPOCH)
-            # What regular files have that all may read.
-            info.external_attr = 0o100644 << 16
-            with archive.open(info, "w", force_zip64=True) as member:
-                numpy.lib.format.write_array_header_1_0(member, header)
-                for _, part in parts(entry, code):
-                    member.write(stored(part))
-                    moved(part.nbytes)
+class _Native:
+    """A new .safetensors or .bt file, which is read in pieces."""
+
+    def __init__(self, path: str, stack: ExitStack) -> None:
+        self.checkpoint = stack.enter_context(closing(_native.Checkpoint.open(path, "pread")))
+
+    def begin(self, name: str) -> tuple[str, tuple[int, ...]]:
+        info = self.checkpoint.info(name)
+        return info.dtype, info.shape
+
+    def piece(self, name: str, index: Any, size: int) -> memoryview:
+        buffer, begin = self.checkpoint.select(name, index, _REGION)
+        return memoryview(buffer)[begin : begin + size]
 
 
-_DROP = "drop=[…] leaves it out"
+class _Npz:
+    """A new .npz, whose members are read in pieces from begin to end."""
+
+    def __init__(self, path: str, stack: ExitStack) -> None:
+        self._path = path
+        self._stack = stack
+        self._members = members(path)
+
+    def begin(self, name: str) -> tuple[str, tuple[int, ...]]:
+        self._stack.close()
+        # The checksum of the member may fail here.
+        with reading(self._path, _ARCHIVE):
+            self._stream = self._stack.enter_context(opened_member(self._path, self._members[f"{name}.npy"]))
+            found = header(self._path, name, self._stream)
+        return ("", ()) if isinstance(found, LeftOut) else (found.code, found.shape)
+
+    def piece(self, name: str, index: Any, size: int) -> memoryview:
+        with reading(self._path, _ARCHIVE):
+            return memoryview(self._stream.read(size))
 
 
-def check_native(path: str, entries: Sequence[Entry], code: str | None) -> None:
-    """Refuse what neither .safetensors nor .bt can hold, before anything is written. `path` is the source."""
+def _differs(
+    path: str, name: str, expected: object = "the values of the source", found: object = "others"
+) -> ConversionError:
+    reason = (
+        f"what was written is not what was read: expected {expected}, found {found} — the disk or the source "
+    )
+    return refused(path, f"{reason}is at fault, and nothing was kept", "verification", name, expected, found)
+
+
+def check_native(path: str, entries: Sequence[Entry]) -> None:
+    """Raise for tensors that neither .safetensors nor .bt can hold. `path` is the source."""
+    way_out = "drop=[…] leaves it out"
     for entry in entries:
         if entry.name == "__metadata__":
-            reason = "the name is reserved for metadata"
-            raise refused(path, f"{reason} — {_DROP}", code="reserved-name", tensor=entry.name)
-        if code_in(entry, code) == "F4" and elements(entry.shape) % 2:
-            reason = f"{list(entry.shape)} of F4 ends inside a byte: expected an even number of elements"
-            raise refused(path, f"shape {reason} — {_DROP}", code="partial-byte", tensor=entry.name)
+            reason = f"the name is reserved for metadata — {way_out}"
+            raise refused(path, reason, "reserved-name", entry.name)
+        if entry.target == "F4" and elements(entry.shape) % 2:
+            reason = (
+                f"shape {list(entry.shape)} of F4 ends inside a byte: expected an even number of elements"
+            )
+            raise refused(path, f"{reason} — {way_out}", "partial-byte", entry.name)
 
 
-def check_npz(path: str, entries: Sequence[Entry], code: str | None) -> None:
-    """Refuse what an .npz cannot hold, before anything is written."""
-    from ingot.numpy import DTYPES
-
+def check_npz(path: str, entries: Sequence[Entry]) -> None:
+    """Raise for tensors that an .npz cannot hold. `path` is the destination."""
     names = {entry.name for entry in entries}
     for entry in entries:
-        target = code_in(entry, code)
-        if target not in DTYPES:
+        where = f"{_escaped(path)}: tensor {_quoted(entry.name)}"
+        if entry.target not in DTYPES:
             raise SaveError(
-                f"{_escaped(path)}: tensor {_quoted(entry.name)}: an .npz has no dtype for {target} — "
-                "dtype='F32' converts it",
+                f"{where}: an .npz has no dtype for {entry.target} — dtype='F32' converts it",
                 code="unsupported-dtype",
                 path=path,
                 tensor=entry.name,
                 expected=tuple(DTYPES),
-                found=target,
+                found=entry.target,
             )
-        if entry.name.removesuffix(".npy") != entry.name and entry.name.removesuffix(".npy") in names:
-            raise _unsafe(path, entry.name, "`numpy.load` gives another tensor for this name")
-        # Other programs unpack archives to paths that the names of members are.
-        levels = entry.name.split("/")
+        reason, levels = None, entry.name.split("/")
+        # Other programs unpack archives to the paths in the names of members.
         if ".." in levels or "" in levels or "\\" in entry.name or "\0" in entry.name or ":" in levels[0]:
             reason = "a member with this name would be a path out of the folder that it is unpacked in"
-            raise _unsafe(path, entry.name, reason)
-
-
-def _unsafe(path: str, name: str, reason: str) -> SaveError:
-    return SaveError(
-        f"{_escaped(path)}: tensor {_quoted(name)}: {reason}", code="unsafe-name", path=path, tensor=name
-    )
+        if entry.name.endswith(".npy") and entry.name.removesuffix(".npy") in names:
+            reason = "`numpy.load` returns another tensor for this name"
+        if reason is not None:
+            raise SaveError(f"{where}: {reason}", code="unsafe-name", path=path, tensor=entry.name)

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     import numpy
 
     from ingot._convert import LeftOut
-    from ingot._convert.listing import Listed, Listing
+    from ingot._convert.conversion import Listed, Listing
     from ingot._native import TensorInfo
     from ingot.typing import Glob
 

@@ -9,18 +9,18 @@ or, with nothing changed at all::
     python -m ingot.compat script.py args…
     python -m ingot.compat -m pytest …
 
-From `install` on ``import safetensors`` finds the package beside this file. It has the names, signatures and
-behaviour of safetensors 0.8 and 0.9, and those of 0.7 that are still in use. Errors begin with upstream's
-words and go on with ingot's, and are caught by ``except`` clauses for either package's `SafetensorError`.
+After `install`, ``import safetensors`` finds the package beside this file. It has the names, signatures and
+behaviour of safetensors 0.8 and 0.9, and the names of 0.7 that are still in use. Errors begin with upstream's
+words, followed by ingot's, and are caught by ``except`` clauses for either package's `SafetensorError`.
 
-Where every process of a program shall do so, also those that it starts, put one line into a file
-``ingot-compat.pth`` in the ``site-packages`` directory::
+For every process of a program, including its children, put one line into a file ``ingot-compat.pth`` in the
+``site-packages`` directory::
 
     import os; os.environ.get("INGOT_COMPAT") == "1" and __import__("ingot.compat").compat.install()
 
-Python runs it when it starts. Without ``INGOT_COMPAT=1`` in the environment that costs one look into a dict.
+Python runs it when it starts. Without ``INGOT_COMPAT=1`` in the environment, it costs one lookup in a dict.
 
-No other part of the package uses it.
+No other part of the package uses this one.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ NAME = "safetensors"
 
 
 class _Finder:
-    """Finds `safetensors` in this package. What is below it, Python finds by itself from there."""
+    """Finds `safetensors` in this package. Python finds its submodules by itself."""
 
     @staticmethod
     def find_spec(
@@ -51,7 +51,7 @@ class _Finder:
 
     @staticmethod
     def find_distributions(context: DistributionFinder.Context) -> Iterable[Distribution]:
-        """A distribution of that name where none is installed, because programs ask for its version."""
+        """Return a distribution of that name if none is installed, because programs ask for its version."""
         if context.name is None or context.name.lower() != NAME:
             return ()
         from . import _distribution
@@ -59,20 +59,20 @@ class _Finder:
         return _distribution.stand_in(context)
 
 
-# What was imported under the name before, to be put back. None while nothing is installed.
+# The modules that had the name before, which `uninstall` restores. None while ingot is not installed.
 _before: dict[str, ModuleType] | None = None
 
 
 def install() -> None:
-    """Let ``import safetensors`` find ingot from now on.
+    """Make ``import safetensors`` find ingot from now on.
 
-    Again is allowed, and does nothing.
+    May be called more than once.
 
     Warns
     -----
     RuntimeWarning
-        `safetensors` was imported already. What was taken from it stays as it was; the message names the
-        libraries that have done so.
+        `safetensors` was imported already. Libraries keep the names that they imported from it; the message
+        lists these libraries.
     """
     global _before
     if _before is not None:
@@ -92,9 +92,9 @@ def install() -> None:
 
 
 def uninstall() -> None:
-    """Let ``import safetensors`` find what it found before `install`.
+    """Undo `install`.
 
-    Modules that were imported in between keep what they took. Again is allowed, and does nothing.
+    Modules that were imported in between keep their names. May be called more than once.
     """
     global _before
     if _before is None:
@@ -109,16 +109,16 @@ def uninstall() -> None:
 
 
 def _take_modules() -> dict[str, ModuleType]:
-    """The modules under the name, which are no longer imported after this."""
+    """Remove the modules with the name from `sys.modules`, and return them."""
     names = [name for name in sys.modules if name == NAME or name.startswith(NAME + ".")]
     return {name: sys.modules.pop(name) for name in names}
 
 
 def _holders(modules: dict[str, ModuleType]) -> list[str]:
-    """The top-level names of the libraries that hold one of these modules, or something made in one."""
+    """Return the top-level names of the libraries that hold one of these modules, or an object from one."""
     made = {id(module) for module in modules.values()}
     for name, module in modules.items():
-        # Classes of the extension module say that they are builtins.
+        # Classes of the extension module have the module `builtins`.
         native = name.endswith("._safetensors_rust")
         for key, value in vars(module).items():
             if not key.startswith("__") and (native or getattr(value, "__module__", None) in modules):

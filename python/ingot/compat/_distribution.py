@@ -1,4 +1,4 @@
-"""Which version of safetensors this stands for."""
+"""The version of safetensors that this package replaces."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from os import PathLike
 
-# The newest version all of whose names and behaviour are here. Programs ask for a version at least.
+# The newest version with no name or behaviour that is missing here. Programs require a version or later.
 VERSION = "0.8.0"
 
 
 def version() -> str:
-    """The version of the safetensors that is installed, or `VERSION` where that is newer or none is."""
+    """Return the version of the installed safetensors, or `VERSION` if that is newer or none is installed."""
     try:
         installed = distribution("safetensors").version
     except PackageNotFoundError:
@@ -30,19 +30,19 @@ def _release(text: str) -> tuple[int, ...]:
 
 
 class _StandIn(Distribution):
-    """As much of an installed distribution as a version check looks at."""
+    """The parts of an installed distribution that a version check reads."""
 
     def read_text(self, filename: str) -> str | None:
-        """Give the one file that there is."""
+        """Return the text of the one file."""
         if filename != "METADATA":
             return None
         return f"Metadata-Version: 2.1\nName: safetensors\nVersion: {VERSION}\n"
 
     def locate_file(self, path: str | PathLike[str]) -> Path:
-        """Say where a file of it would be."""
+        """Return the path where a file of it would be."""
         return Path(__file__).parent / path
 
 
 def stand_in(context: DistributionFinder.Context) -> Iterable[Distribution]:
-    """One distribution where none is installed, else none."""
+    """Return one distribution if none is installed."""
     return () if any(PathFinder.find_distributions(context)) else (_StandIn(),)

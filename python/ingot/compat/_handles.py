@@ -1,4 +1,4 @@
-"""`safe_open` as upstream has it."""
+"""Upstream's `safe_open`."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ if TYPE_CHECKING:
     from ingot.typing import Keys, NoOptions, Path
 
 
-# The plans that upstream's `prefetch` refuses, in its words.
+# The plans that upstream's `prefetch` refuses, with its messages.
 
 
 def refuse_bad_plan(checkpoint: Checkpoint, plan: dict[str, slice | None] | None) -> None:
-    """Raise what upstream raises for `plan`, before `ingot.safe_open.prefetch` judges it."""
+    """Raise upstream's error for `plan`, before `ingot.safe_open.prefetch` checks it."""
     if plan is None:
         return
     if not isinstance(plan, dict):
@@ -49,7 +49,7 @@ def refuse_bad_plan(checkpoint: Checkpoint, plan: dict[str, slice | None] | None
 
 
 def _fault(name: str, rows: object, shape: tuple[int, ...]) -> str | None:
-    """What is wrong with the rows of one tensor; None where nothing is."""
+    """Return upstream's message for the rows of one tensor, or None if they are valid."""
     if rows is None:
         return None
     if not isinstance(rows, slice):
@@ -76,9 +76,9 @@ _opening = reading(_OPENING)
 
 
 class Unsaid(str):
-    """A default that looks like upstream's, for parameters where ingot's own choice is the better one.
+    """Upstream's default for a parameter, which ingot replaces by its own default.
 
-    On a local file system that is a mapping too. A network file system is read instead (`ingot.safe_open`).
+    On a local file system this is a mapping too. Files of a network file system are read (`ingot.safe_open`).
     """
 
     __slots__ = ()
@@ -88,22 +88,22 @@ MMAP = Unsaid("mmap")
 
 
 def chosen(backend: Any) -> Any:
-    """The backend for ingot, which says which there are."""
+    """Return the backend for ingot, which checks its name."""
     if backend is not ... and not isinstance(backend, str):
         raise TypeError(not_an_instance(backend, "str"))
     return "auto" if backend is ... or backend is MMAP else backend
 
 
 def path_only(filename: Any) -> Any:
-    """`filename`, which upstream lets be nothing but a path."""
+    """Return `filename`, which upstream requires to be a path."""
     return filename if isinstance(filename, str) else local_path(filename)
 
 
 def mover(framework: str, device: Any) -> moves.Move | None:
-    """What takes a tensor to `device`, which narrows 64 bits where the framework does so of itself.
+    """Return the function that moves a tensor to `device`, and narrows 64 bits if the framework does.
 
-    Upstream leaves that to the framework, and programs count on it. ingot's own modules keep all bits, or
-    refuse.
+    Upstream leaves that to the framework, and programs rely on it. ingot's own modules keep all bits, or
+    raise.
     """
     module = adapter(framework)
     try:
@@ -120,15 +120,15 @@ def mover(framework: str, device: Any) -> moves.Move | None:
         error.found = device if isinstance(device, str) else repr(device)
         raise
     except (TypeError, ValueError, RuntimeError, ModuleNotFoundError) as error:
-        # What torch makes of numbers, lists and the names of its back ends that are not built in.
+        # torch raises these for numbers, lists and the names of back ends that are not built in.
         raise OptionError(
-            f"it is none that {framework} takes: {error}", code="unknown-device", found=device
+            f"{framework} does not accept it: {error}", code="unknown-device", found=device
         ) from error
     return move
 
 
 def _known_device(device: Any) -> str | None:
-    """A device that upstream knows, as it prints it; None for another."""
+    """Return a device of upstream's as it prints it, or None if it is unknown there."""
     if isinstance(device, int):
         return str(int(device)) if 0 <= device < 2**64 else None
     if not isinstance(device, str):
@@ -140,9 +140,9 @@ def _known_device(device: Any) -> str | None:
 
 
 class _Lent:
-    """What makes tensors, fetched for the first: a file can be listed for a framework that is not there.
+    """The adapter of a framework, imported for the first tensor: a file can be listed without the framework.
 
-    By `__getattr__`, which Python calls for slots that are empty. So it costs nothing later.
+    `__getattr__` imports it, which Python calls for empty slots only. So later uses cost nothing.
     """
 
     __slots__ = ()
@@ -152,7 +152,7 @@ class _Lent:
         _move: moves.Move | moves.Placement | None
 
     def _lender(self) -> tuple[str, Any]:
-        """The framework, and the device."""
+        """Return the framework and the device."""
         raise NotImplementedError
 
     def __getattr__(self, name: str) -> Any:
@@ -162,7 +162,7 @@ class _Lent:
             )
         framework, device = self._lender()
         try:
-            # Slots of the other base, which mypy does not look for.
+            # Slots of the other base, which mypy does not find.
             self._move = mover(framework, device)  # type: ignore[misc]
             self._adapter = adapter(framework)  # type: ignore[misc]
         except ModuleNotFoundError as error:
@@ -204,7 +204,7 @@ class TensorMeta:
 
 
 class PySafeSlice(_Lent, handle.TensorSlice[Any]):
-    """A tensor of an open file, to be read in part."""
+    """A tensor of an open file that can be read in part."""
 
     __slots__ = ("_arguments",)
 
@@ -244,7 +244,7 @@ class PySafeSlice(_Lent, handle.TensorSlice[Any]):
         return error
 
     def _as_upstream(self, error: Exception, key: Any) -> Exception:
-        """`error` in the words of upstream, and of its class, where it would have refused `key`."""
+        """Return `error` with upstream's message and class, if upstream refuses `key`."""
         by_torch = module_of(self._arguments[0]) == "torch"
         theirs = _wording.refusal_of_torch(self._info.shape, key) if by_torch else None
         if isinstance(error, SliceError):
@@ -266,7 +266,7 @@ class PySafeSlice(_Lent, handle.TensorSlice[Any]):
 class safe_open(_Lent, ingot.safe_open[Any]):
     """Open a file and read tensors from it one by one.
 
-    What `ingot.safe_open` is, with upstream's parameters and the beginnings of upstream's messages.
+    As `ingot.safe_open`, with upstream's parameters and the beginnings of upstream's messages.
     """
 
     __slots__ = ()
@@ -282,7 +282,7 @@ class safe_open(_Lent, ingot.safe_open[Any]):
         module_of(framework)
         self._arguments = (framework, device, {"backend": backend})
         if device not in HERE:
-            # It may be refused, before there is a file.
+            # An unknown device raises before the file is opened.
             self._move  # noqa: B018
 
     def _lender(self) -> tuple[str, Any]:
@@ -293,27 +293,27 @@ class safe_open(_Lent, ingot.safe_open[Any]):
         return _reopened, (door.again_by(self._given, self.path), framework, device, options["backend"])
 
     def __enter__(self) -> Self:
-        # Upstream lets a closed file be entered, and refuses what is asked of it then.
+        # Upstream allows a closed file to be entered, and raises for later calls.
         return self
 
     @_opening
     def keys(self) -> list[str]:  # type: ignore[override]
-        """Give the names of all tensors, sorted."""
+        """Return the names of all tensors in sorted order."""
         return super().keys()
 
     @_opening
     def offset_keys(self) -> list[str]:
-        """Give the names of all tensors in the order of their data."""
+        """Return the names of all tensors in the order of their data."""
         return super().offset_keys()
 
     @_opening
     def metadata(self) -> dict[str, str] | None:
-        """Give the text that is stored beside the tensors, None where there is none."""
+        """Return the text stored beside the tensors, or None if the file has no metadata."""
         return super().metadata()
 
     def get_tensor(self, name: str) -> Any:
         """Read one tensor."""
-        # Written out: programs call this a hundred thousand times, and each call of Python counts.
+        # Inlined: programs call this a hundred thousand times, and each Python call costs time.
         try:
             if self._move is None:
                 tensor = self._checkpoint.tensor(name, self._adapter.wrap)
@@ -345,7 +345,7 @@ class safe_open(_Lent, ingot.safe_open[Any]):
 
     @_opening
     def get_tensor_meta(self, name: str) -> TensorMeta:
-        """Say what a tensor is without reading it."""
+        """Return a tensor's dtype, shape and offsets without reading its data."""
         info = self.info(name)
         return TensorMeta(info.dtype, list(info.shape), (info.begin, info.end))
 
@@ -353,16 +353,16 @@ class safe_open(_Lent, ingot.safe_open[Any]):
     def prefetch(  # type: ignore[override]
         self, plan: dict[str, slice | None] | None = None, *, device: Any = None, threads: int = 8
     ) -> loader.PrefetchLoader[Any]:
-        """Start to read tensors in the background.
+        """Start reading tensors in the background.
 
         Parameters
         ----------
         plan : dict of str to slice or None, optional
             The tensors to read: whole, or the rows that a slice of step 1 selects. All of them by default.
         device : optional
-            Where the tensors shall be, also the CPU. That of the handle by default.
+            The device of the tensors, which may be the CPU. By default the device of the handle.
         threads : int
-            How many threads read. 0 is taken for 1.
+            The number of threads that read. 0 is treated as 1.
         """
         threads = operator.index(threads)
         if threads < 0:
@@ -379,7 +379,7 @@ class safe_open(_Lent, ingot.safe_open[Any]):
 
 
 class _safe_open_handle(safe_open):
-    """As `safe_open`, for a file object: the file that it has open, whatever its name stands for by now."""
+    """Open a file object as `safe_open`: reads the open file, even if its name belongs to another by now."""
 
     __slots__ = ()
 
@@ -394,11 +394,11 @@ class _safe_open_handle(safe_open):
 
 
 def _mapped(fd: int) -> mmap.mmap | bytes:
-    # An empty file cannot be mapped. It is no tensor file either, which the parser shall say.
+    # An empty file cannot be mapped. The parser raises for it.
     return mmap.mmap(fd, 0, access=mmap.ACCESS_READ) if os.fstat(fd).st_size else b""
 
 
-# Where every framework has its tensors, so that it need not be asked.
+# Devices that need no move in any framework.
 HERE = ("cpu", None)
 
 

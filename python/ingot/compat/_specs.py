@@ -22,12 +22,12 @@ if TYPE_CHECKING:
 
 @writing
 def serialize(tensor_dict: Mapping[str, Any], metadata: Mapping[str, str] | None = None) -> bytes:
-    """Give the bytes of a file.
+    """Return the bytes of a file.
 
     Parameters
     ----------
     tensor_dict : dict of str to TensorSpec
-        The tensors. A dict with ``"dtype"``, ``"shape"`` and ``"data"``, as 0.7 took, does as well.
+        The tensors. A dict with ``"dtype"``, ``"shape"`` and ``"data"``, as for 0.7, is accepted too.
     metadata : dict of str to str, optional
         Text to store beside them.
     """
@@ -38,18 +38,18 @@ def serialize(tensor_dict: Mapping[str, Any], metadata: Mapping[str, str] | None
 def serialize_file(
     tensor_dict: Mapping[str, Any], filename: Path, metadata: Mapping[str, str] | None = None
 ) -> None:
-    """Write a file. The parameters are those of `serialize` and its name."""
+    """Write a file. Takes the parameters of `serialize`, and the name of the file."""
     ingot.serialize_file(_buffers(tensor_dict), local_path(filename), metadata, format="safetensors")
 
 
 @reading("Error while deserializing")
 def deserialize(bytes: Buffer) -> list[tuple[str, dict[str, Any]]]:
-    """Take the tensors out of the bytes of a file: pairs of a name and its dtype, shape and data."""
+    """Return the tensors in the bytes of a file: pairs of a name and a dict of its dtype, shape and data."""
     return ingot.deserialize(bytes)
 
 
 def _buffers(tensors: Any) -> Any:
-    """`tensors`, with a buffer for each `TensorSpec`. What is no dict is refused further down."""
+    """Return `tensors` with a buffer for each `TensorSpec`. Values that are not dicts are refused later."""
     if not hasattr(tensors, "items"):
         return tensors
     return {
@@ -59,7 +59,7 @@ def _buffers(tensors: Any) -> Any:
 
 
 def _buffer(name: str, spec: TensorSpec) -> dict[str, Any]:
-    # Not needed to read files, and slow to import.
+    # Slow to import, and not needed for reading files.
     import ctypes
 
     if spec.data_len and not spec.data_ptr:

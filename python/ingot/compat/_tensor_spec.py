@@ -13,31 +13,14 @@ from ingot.errors import SaveError
 _NAMES = {**CODES, F4_PACKED: "F4"}
 # In the order in which upstream lists them.
 LISTED = (
-    "bool",
-    "int8",
-    "uint8",
-    "int16",
-    "uint16",
-    "int32",
-    "uint32",
-    "int64",
-    "uint64",
-    "float16",
-    "float32",
-    "float64",
-    "bfloat16",
-    "float8_e4m3fn",
-    "float8_e4m3fnuz",
-    "float8_e5m2",
-    "float8_e5m2fnuz",
-    "float8_e8m0fnu",
-    "float4_e2m1fn_x2",
-    "complex64",
+    *("bool", "int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64"),
+    *("float16", "float32", "float64", "bfloat16", "float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2"),
+    *("float8_e5m2fnuz", "float8_e8m0fnu", F4_PACKED, "complex64"),
 )
 
 
 def unknown_dtype(name: str) -> str:
-    """What upstream says of the name of a dtype that it does not know."""
+    """Return upstream's message for an unknown name of a dtype."""
     return f'Unknown dtype "{name}". Supported dtypes: {", ".join(LISTED)}'
 
 
@@ -51,8 +34,8 @@ class TensorSpec:
     shape : sequence of int
         The shape. For ``"float4_e2m1fn_x2"`` the packed one; its last dimension is doubled.
     data_ptr, data_len : int
-        The address and the size in bytes. The memory must stay what and where it is while it is written:
-        nothing can check that. `ingot.serialize` takes buffers, which keep their memory alive.
+        The address and the size in bytes. The memory must remain valid and unchanged while it is written,
+        which cannot be checked. `ingot.serialize` takes buffers, which keep their memory alive.
     """
 
     __slots__ = ("_data_len", "_data_ptr", "_dtype", "_shape")
@@ -76,12 +59,12 @@ class TensorSpec:
 
     @property
     def dtype(self) -> str:
-        """The code that stands in the header, such as ``"F32"``."""
+        """The code in the header, such as ``"F32"``."""
         return self._dtype
 
     @property
     def shape(self) -> list[int]:
-        """The shape that stands in the header."""
+        """The shape in the header."""
         return list(self._shape)
 
     @property
@@ -105,13 +88,13 @@ class TensorSpec:
 
 
 def not_an_instance(value: object, kind: str) -> str:
-    """What it says of a value that is of another type."""
+    """Return upstream's message for a value of another type."""
     shown = "'None'" if value is None else f"{type(value).__name__!r} object"
     return f"{shown} is not an instance of {kind!r}"
 
 
 def number(name: str, value: Any) -> int:
-    """An unsigned integer of 64 bits, or what upstream raises."""
+    """Return an unsigned integer of 64 bits, or raise upstream's error."""
     try:
         found = integer(value)
     except TypeError as error:
@@ -124,7 +107,7 @@ def number(name: str, value: Any) -> int:
 
 
 def numbers(name: str, value: Any) -> list[int]:
-    """A list of them, or what upstream raises."""
+    """Return a list of such integers, or raise upstream's error."""
     if isinstance(value, str):
         raise TypeError(f"argument {name!r}: Can't extract `str` to `Vec`")
     if not hasattr(value, "__len__"):

@@ -1,8 +1,8 @@
-"""Errors that begin with upstream's words, and are upstream's too.
+"""Errors that begin with upstream's messages, and are instances of upstream's classes too.
 
-ingot's own message follows, so nothing is lost. Where upstream's is a sentence that programs compare as a
-whole, ingot's is a note of the error instead, which tracebacks show. The names in brackets are what
-safetensors up to 0.5 printed; programs still look for them.
+ingot's own message follows. If programs compare upstream's message as a whole, ingot's is a note of the
+error instead, which tracebacks show. The names in brackets are from safetensors up to 0.5; programs still
+search for them.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     R = TypeVar("R")
     Check = Callable[[Any], str | None]
 
-# Upstream's messages for an invalid index: torch's for torch, else those of its slicer.
+# Upstream's messages for an invalid index: torch's for torch, else its slicer's.
 
 
 SUBBYTES = (
@@ -40,10 +40,10 @@ SUBBYTES = (
 
 
 def refusal_of_torch(shape: Sequence[int], key: Any) -> Exception | None:
-    """What torch raises for `tensor[key]`; None where it takes the index."""
+    """Return the error that torch raises for `tensor[key]`, or None if it accepts the index."""
     import torch
 
-    # Checked as a whole tensor is, over one byte of memory.
+    # A tensor of this shape over one byte of memory.
     stand_in = torch.zeros((), dtype=torch.uint8).expand(tuple(shape))
     try:
         stand_in[key]
@@ -97,7 +97,7 @@ def _number(part: Any) -> int | None:
 
 
 def _words_of_parts(shape: Sequence[int], parts: list[int | slice]) -> str | None:
-    """What it says of ints that are counted from the front, and slices."""
+    """Return the message for ints that are counted from the front, and slices."""
     what = None
     if len(parts) > len(shape):
         what = "more slicing indexes than dimensions in tensor"
@@ -114,7 +114,7 @@ def _words_of_parts(shape: Sequence[int], parts: list[int | slice]) -> str | Non
 
 
 def _beyond(part: int | slice, size: int) -> int | None:
-    """The position past the end that it names, if there is one."""
+    """Return the position past the end that it names, or None."""
     if isinstance(part, int):
         return part if part >= size else None
     bounds = (part.start, None if part.stop is None else part.stop - 1)
@@ -122,7 +122,7 @@ def _beyond(part: int | slice, size: int) -> int | None:
 
 
 def words_of_a_part_of_a_byte(shape: Sequence[int], key: Any) -> str:
-    """What it says where a run of elements does not end at a byte."""
+    """Return the message for a run of elements that ends inside a byte."""
     parts = [*key] if isinstance(key, tuple) else [key]
     return f"{_during(shape, parts)}: {SUBBYTES}"
 
@@ -214,27 +214,24 @@ _CHECKS: dict[str, tuple[str, Check]] = {
 }
 
 
+_JSON_CODES = (
+    *("invalid-json", "invalid-metadata", "invalid-entry", "missing-field", "unknown-dtype"),
+    *("duplicate-tensor", "duplicate-metadata-key", "duplicate-field"),
+)
 _HEADER = {
     "too-short": "header too small [HeaderTooSmall]",
     "header-too-large": "header too large [HeaderTooLarge]",
-    # Upstream takes the first bytes of whatever it is for the length of a header.
+    # Upstream reads the first bytes of any file as the length of a header.
     "foreign-file": "header too large [HeaderTooLarge]",
     "header-past-end": "invalid header length [InvalidHeaderLength]",
     "invalid-utf8": "invalid UTF-8 in header [InvalidHeader]",
-    "invalid-json": "invalid JSON in header [InvalidHeaderDeserialization]",
-    "invalid-metadata": "invalid JSON in header [InvalidHeaderDeserialization]",
-    "invalid-entry": "invalid JSON in header [InvalidHeaderDeserialization]",
-    "missing-field": "invalid JSON in header [InvalidHeaderDeserialization]",
-    "unknown-dtype": "invalid JSON in header [InvalidHeaderDeserialization]",
-    "duplicate-tensor": "invalid JSON in header [InvalidHeaderDeserialization]",
-    "duplicate-metadata-key": "invalid JSON in header [InvalidHeaderDeserialization]",
-    "duplicate-field": "invalid JSON in header [InvalidHeaderDeserialization]",
+    **dict.fromkeys(_JSON_CODES, "invalid JSON in header [InvalidHeaderDeserialization]"),
     "size-mismatch": "invalid shape, data type, or offset for tensor [TensorInvalidInfo]",
     "size-overflow": "overflow computing buffer size from shape and/or element type [ValidationOverflow]",
     "partial-byte": f"{SUBBYTES} [MisalignedSlice]",
-    "reversed-range": "invalid offset for tensor {tensor} [InvalidOffset]",
-    "hole": "invalid offset for tensor {tensor} [InvalidOffset]",
-    "overlap": "invalid offset for tensor {tensor} [InvalidOffset]",
+    **dict.fromkeys(
+        ("reversed-range", "hole", "overlap"), "invalid offset for tensor {tensor} [InvalidOffset]"
+    ),
     "truncated": "incomplete metadata, file not fully covered [MetadataIncompleteBuffer]",
     "trailing-bytes": "incomplete metadata, file not fully covered [MetadataIncompleteBuffer]",
 }
@@ -253,27 +250,27 @@ class NoDtypeError(errors.SaveError, KeyError):
 
 
 class _Unopened(FileNotFoundError):
-    """A file that cannot be opened, which is a `FileNotFoundError` upstream whatever the reason."""
+    """A file that cannot be opened, which is a `FileNotFoundError` upstream for every reason."""
 
     def __str__(self) -> str:
         words = f"No such file or directory: {os.fsdecode(self.filename)}"
-        # Whoever compares it does so for files that are missing.
+        # Programs compare it for missing files.
         return words if self.errno == ENOENT else f"{words}: {super().__str__()}"
 
 
 class _NoFolder(_Unopened, NotADirectoryError):
-    """Its folder is none."""
+    """A part of its path is not a folder."""
 
 
 class _NotPermitted(_Unopened, PermissionError):
-    """It may not be read."""
+    """Reading it is not permitted."""
 
 
 def unopened(error: OSError) -> OSError:
-    """`error` as upstream has it.
+    """Return upstream's error in place of `error`.
 
-    That of a folder stays what it is: upstream opens one, and fails later. So does that of a URL, and of a
-    checkpoint of many files, of which upstream knows nothing.
+    Errors of a folder are not changed: upstream opens one, and fails later. Neither are errors of a URL and
+    of a checkpoint of many files, which upstream does not support.
     """
     if error.filename is None or isinstance(error, (SafetensorError, IsADirectoryError, _Unopened)):
         return error
@@ -289,7 +286,7 @@ def unopened(error: OSError) -> OSError:
 
 
 def reading(doing: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """Make what a function raises begin with upstream's words. `doing` is how these begin for a header."""
+    """Make the errors of a function begin with upstream's words. `doing` begins the words for a header."""
 
     def decorate(function: Callable[P, R]) -> Callable[P, R]:
         @wraps(function)
@@ -315,14 +312,14 @@ def reading(doing: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
 
 
 def begin_as_upstream(error: SafetensorError, doing: str) -> None:
-    """Put upstream's words before those of `error`, where upstream has the like of it."""
+    """Put upstream's words before the message of `error`, if upstream has such an error."""
     words = _beginning(error, doing)
     if words is not None:
         reword(error, words)
 
 
 def writing(function: Callable[P, R]) -> Callable[P, R]:
-    """Make what a function raises begin with upstream's words, and errors of the system of its class."""
+    """Make the errors of a function begin with upstream's words, and system errors its class."""
 
     @wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -357,7 +354,7 @@ def _beginning(error: SafetensorError, doing: str) -> str | None:
         if error.code == "foreign-file" and "(header passes the end" in str(error):
             words = _HEADER["header-past-end"]
         elif error.code == "foreign-file" and "(invalid JSON" in str(error):
-            # Nothing but zeros: a header of no bytes.
+            # Zeros only: a header of no bytes.
             words = _HEADER["invalid-json"]
         return f"{doing}: {words.format(tensor=text._quoted(error.tensor))}"
     if isinstance(error, errors.TensorNotFoundError):
@@ -379,7 +376,7 @@ def _of_system(error: OSError) -> str:
 def _name_argument(
     error: TypeError, function: Callable[..., object], args: tuple[object, ...], kwargs: dict[str, object]
 ) -> None:
-    """Put before `error` which argument is of the wrong type, where it is one."""
+    """Put the name of the argument with a wrong type before the message of `error`."""
     words = words_of_argument(function, args, kwargs)
     if words is not None:
         error.args = (words if words.endswith(str(error)) else f"{words}: {error}",)
@@ -391,16 +388,16 @@ def reword(error: Exception, words: str) -> None:
 
 
 def restate(error: Exception, words: str) -> None:
-    """Say `words` and nothing else; what was said becomes a note."""
+    """Replace the message by `words`, and keep it as a note."""
     error.add_note(str(error))
     error.args = (words,)
 
 
 def join() -> type[Exception]:
-    """The class to call `SafetensorError`: upstream's where it is installed, else ingot's.
+    """Return the class to call `SafetensorError`: upstream's if it is installed, else ingot's.
 
-    Where it is upstream's, all errors of ingot are made instances of it. So a clause that names either class,
-    in a library that imported upstream before or after, catches the errors of both.
+    If it is upstream's, all errors of ingot become instances of it. So a clause that names either class, in a
+    library that imported upstream before or after, catches the errors of both.
     """
     upstream = _upstream()
     if upstream is None:
@@ -415,7 +412,7 @@ def part() -> None:
 
 
 def _upstream() -> type[Exception] | None:
-    """The class in upstream's extension module, which is loaded without the package around it."""
+    """Return the class in upstream's extension module, which is loaded without its package."""
     package = PathFinder.find_spec("safetensors")
     if package is None or package.submodule_search_locations is None:
         return None
@@ -427,7 +424,7 @@ def _upstream() -> type[Exception] | None:
         module = module_from_spec(spec)
         spec.loader.exec_module(module)
     except ImportError:
-        # Built for another Python or machine. Then nobody else has the class either.
+        # Built for another Python or machine. Then no library has the class either.
         return None
     found: type[Exception] = module.SafetensorError
     return found

@@ -1,5 +1,4 @@
-"""One module for each source format, with a function ``opened(path, options)`` that gives its `Contents`.
+"""Readers of the source formats: functions that add the tensors of a file to `Contents`.
 
-What it gives is good while the context lasts. Each imports the library that it needs, and no module imports
-another's.
+A module imports the library that it needs when it reads, and no module imports another.
 """

@@ -1,61 +1,111 @@
-"""Arrow files and streams: columns of numbers and of tensors of one size."""
+"""Arrow files and streams, and Parquet: columns of numbers and of tensors of one size.
+
+A row of the table is a row of the tensor.
+"""
 
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy
 
-from ingot._convert.limits import lacks, reading, refused
+from ingot._base.dtypes import CODES
 from ingot._convert.report import LeftOut
-from ingot._convert.source import Contents, Entry, Options
+from ingot._convert.source import Contents, Entry, size_of
 from ingot._convert.values import dtype_of
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from ingot.numpy import Array
 
-
-# Columns of Arrow tables as tensors: a row of the table is a row of the tensor.
-
-
-# Arrow's word to ours.
-_CODES = {
-    "bool": "BOOL",
-    "int8": "I8",
-    "uint8": "U8",
-    "int16": "I16",
-    "uint16": "U16",
-    "int32": "I32",
-    "uint32": "U32",
-    "int64": "I64",
-    "uint64": "U64",
-    "halffloat": "F16",
-    "float": "F32",
-    "double": "F64",
+# Arrow's name of a dtype to the code.
+_CODES = {"halffloat": "F16", "float": "F32", "double": "F64"} | {
+    word: CODES[word]
+    for word in ("bool", "int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64")
 }
+MAGIC = b"ARROW1"
+# The position of the stream in a file, and the length of its footer.
+_STREAM_AT, _LENGTH = 8, struct.Struct("<I")
+# More bits than a value of any column of a fixed width has.
+_WIDEST = 1 << 40
+PARQUET = b"PAR1"
+# Bytes of the length of the footer, and of the longest gap between the columns and the footer.
+_LENGTH_NBYTES, _LONGEST_GAP = 4, 64 << 20
 
 
-def pyarrow(title: str) -> Any:
-    """The package, imported now."""
-    try:
-        import pyarrow as found
-    except ModuleNotFoundError as error:
-        raise lacks("pyarrow", title, "convert") from error
-    return found
+def read(contents: Contents) -> None:
+    """Add the columns by name, each with the number of rows as its first dimension."""
+    pa = contents.library("pyarrow")
+    with contents.reading(), open(contents.path, "rb") as file:
+        is_file = file.read(len(MAGIC)) == MAGIC
+    source = contents.enter_context(pa.memory_map(contents.path))
+    with contents.reading():
+        open_it = pa.ipc.open_file if is_file else pa.ipc.open_stream
+        schema = open_it(source).schema
+        wanted = range(len(schema)) if contents.options.values else _narrowest(schema)
+        table = _rewound(source, open_it, pa, wanted).read_all()
+        _expect_end(source, pa, is_file, _narrowest(schema))
+        # Offsets and lengths come from the file, and are not checked before.
+        table.validate(full=True)
+    _add_columns(contents, pa, schema, table.num_rows, lambda number: table.column(number).chunks)
 
 
-def kind_of(pa: Any, arrow_type: Any) -> tuple[str, tuple[int, ...]] | None:
-    """The code and the shape of one row; None for a column of another kind."""
+def parquet(contents: Contents) -> None:
+    """Add the columns by name. One row group at a time is in memory."""
+    pa = contents.library("pyarrow")
+    with contents.reading():
+        file = contents.enter_context(contents.library("pyarrow.parquet").ParquetFile(contents.path))
+        metadata = file.metadata
+        _expect_one(contents.path, metadata)
+        groups = range(metadata.num_row_groups)
+        contents.budget.unpack(sum(metadata.row_group(group).total_byte_size for group in groups))
+        schema = file.schema_arrow
+
+    def chunks(number: int) -> Iterable[Any]:
+        name = schema.field(number).name
+        for group in groups:
+            yield from file.read_row_group(group, columns=[name]).column(name).chunks
+
+    _add_columns(contents, pa, schema, metadata.num_rows, chunks)
+
+
+def _add_columns(
+    contents: Contents, pa: Any, schema: Any, rows: int, chunks: Callable[[int], Iterable[Any]]
+) -> None:
+    for number, field in enumerate(schema):
+        contents.add(field.name, _column, contents, pa, field, rows, partial(chunks, number))
+
+
+def _column(
+    contents: Contents, pa: Any, field: Any, rows: int, chunks: Callable[[], Iterable[Any]]
+) -> Entry | LeftOut:
+    name, kind = field.name, _kind_of(pa, field.type)
+    if kind is None:
+        return LeftOut(name, f"column of {field.type}", f"{rows} rows")
+    code, shape = kind
+
+    def values() -> Array:
+        found = numpy.empty((rows, *shape), dtype_of(code))
+        first = 0
+        for chunk in chunks():
+            found[first : first + len(chunk)] = _rows(contents, pa, name, chunk, shape)
+            first += len(chunk)
+        if first != rows:
+            raise ValueError(f"expected {rows} rows, found {first}")
+        return found
+
+    return Entry(name, code, (rows, *shape), values)
+
+
+def _kind_of(pa: Any, arrow_type: Any) -> tuple[str, tuple[int, ...]] | None:
+    """Return the code and the shape of one row, or None for a column of another kind."""
     if isinstance(arrow_type, pa.FixedShapeTensorType):
         # With a permutation, the logical order of the dimensions differs from the stored one.
         if arrow_type.permutation not in (None, list(range(len(arrow_type.shape)))):
             return None
-        inner = kind_of(pa, arrow_type.value_type)
+        inner = _kind_of(pa, arrow_type.value_type)
         return None if inner is None or inner[1] else (inner[0], tuple(arrow_type.shape))
     sizes: list[int] = []
     while pa.types.is_fixed_size_list(arrow_type):
@@ -65,66 +115,27 @@ def kind_of(pa: Any, arrow_type: Any) -> tuple[str, tuple[int, ...]] | None:
     return None if code is None else (code, tuple(sizes))
 
 
-def values(pa: Any, path: str, name: str, chunk: Any, shape: tuple[int, ...]) -> Array:
-    """The rows of one chunk."""
+def _rows(contents: Contents, pa: Any, name: str, chunk: Any, shape: tuple[int, ...]) -> Array:
+    """Return the rows of one chunk."""
     rows = len(chunk)
-    _refuse_nulls(path, name, chunk)
+    _refuse_nulls(contents, name, chunk)
     if isinstance(chunk, pa.ExtensionArray):
         chunk = chunk.storage
     while pa.types.is_fixed_size_list(chunk.type):
-        # Unlike `values` it minds where the chunk begins.
+        # Unlike `values`, it respects the begin of the chunk.
         chunk = chunk.flatten()
-        _refuse_nulls(path, name, chunk)
+        _refuse_nulls(contents, name, chunk)
     array: Array = numpy.asarray(chunk.to_numpy(zero_copy_only=False))
     return array.reshape(rows, *shape)
 
 
-def _refuse_nulls(path: str, name: str, chunk: Any) -> None:
-    if chunk.null_count:
-        raise refused(
-            path,
-            f"{chunk.null_count} values of the column are missing, and "
-            "tensors have no such thing — drop=[…] leaves it out",
-            code="missing-values",
-            tensor=name,
-            found=chunk.null_count,
+def _refuse_nulls(contents: Contents, name: str, chunk: Any) -> None:
+    count = chunk.null_count
+    if count:
+        reason = (
+            f"{count} values of the column are missing, which a tensor cannot hold — drop=[…] leaves it out"
         )
-
-
-TITLE = "an Arrow file"
-MAGIC = b"ARROW1"
-# Where a file has its stream, and the length of its footer.
-_STREAM_AT, _LENGTH = 8, struct.Struct("<I")
-# More bits than a value of any column with a width has.
-_WIDEST = 1 << 40
-
-
-@contextmanager
-def opened(path: str, options: Options) -> Iterator[Contents]:
-    """The columns by name, each with the number of rows as its first dimension."""
-    pa = pyarrow(TITLE)
-    with reading(path, TITLE), open(path, "rb") as file:
-        is_file = file.read(len(MAGIC)) == MAGIC
-    with pa.memory_map(path) as source:
-        with reading(path, TITLE):
-            open_it = pa.ipc.open_file if is_file else pa.ipc.open_stream
-            schema = open_it(source).schema
-            wanted = range(len(schema)) if options.values else _narrowest(schema)
-            table = _rewound(source, open_it, pa, wanted).read_all()
-            _expect_end(source, pa, is_file, _narrowest(schema))
-            # Offsets and lengths come from the file, and are not looked at before.
-            table.validate(full=True)
-        rows = table.num_rows
-        entries, left_out = [], []
-        for number, field in enumerate(schema):
-            kind = kind_of(pa, field.type)
-            if kind is None:
-                left_out.append(LeftOut(field.name, f"column of {field.type}", f"{rows} rows"))
-                continue
-            code, shape = kind
-            read = partial(_column, pa, path, field.name, table, number, code, shape)
-            entries.append(Entry(field.name, code, (rows, *shape), read))
-        yield Contents(entries, left_out)
+        raise contents.refusal(reason, "missing-values", name, found=count)
 
 
 def _rewound(source: Any, open_it: Any, pa: Any, fields: Iterable[int], begin: int = 0) -> Any:
@@ -134,10 +145,10 @@ def _rewound(source: Any, open_it: Any, pa: Any, fields: Iterable[int], begin: i
 
 
 def _expect_end(source: Any, pa: Any, is_file: bool, fields: list[int]) -> None:
-    """Raise if a stream is followed by more than what ends a file: the footer, its length and the mark."""
+    """Raise if bytes follow a stream, except the end of a file: the footer, its length and the mark."""
     end = source.size()
     if is_file:
-        # A file is a stream behind a mark.
+        # A file is a stream after a mark.
         source.seek(end - len(MAGIC) - _LENGTH.size)
         end -= len(MAGIC) + _LENGTH.size + _LENGTH.unpack(source.read(_LENGTH.size))[0]
     for _ in _rewound(source, pa.ipc.open_stream, pa, fields, _STREAM_AT if is_file else 0):
@@ -147,27 +158,29 @@ def _expect_end(source: Any, pa: Any, is_file: bool, fields: list[int]) -> None:
 
 
 def _narrowest(schema: Any) -> list[int]:
-    """The column that is the soonest read: only the batches say how many rows there are."""
+    """Return the column that is read fastest: only the batches have the number of rows."""
 
     def nbits(number: int) -> int:
         try:
             width: int = schema.types[number].bit_width
         except ValueError:
-            # Of text and of lists.
+            # Text and lists have none.
             width = _WIDEST
         return width
 
     return [min(range(len(schema)), key=nbits)] if len(schema) else []
 
 
-def _column(
-    pa: Any, path: str, name: str, table: Any, number: int, code: str, shape: tuple[int, ...]
-) -> Array:
-    column = table.column(number)
-    found = numpy.empty((len(column), *shape), dtype_of(code))
-    first = 0
-    with reading(path, TITLE):
-        for chunk in column.chunks:
-            found[first : first + len(chunk)] = values(pa, path, name, chunk, shape)
-            first += len(chunk)
-    return found
+def _expect_one(path: str, metadata: Any) -> None:
+    """Raise if another file precedes the footer, which counts positions from the begin of all bytes."""
+    ends = [len(PARQUET)]
+    for number in range(metadata.num_row_groups):
+        for column in map(metadata.row_group(number).column, range(metadata.num_columns)):
+            begin = column.dictionary_page_offset or column.data_page_offset
+            ends.append(begin + column.total_compressed_size)
+    footer = size_of(path) - metadata.serialized_size - len(PARQUET) - _LENGTH_NBYTES
+    with open(path, "rb") as file:
+        file.seek(max(ends))
+        # Indexes of pages and filters may be there; another file begins and ends with the mark.
+        if PARQUET in file.read(min(max(footer - max(ends), 0), _LONGEST_GAP)):
+            raise ValueError("it has more than one file")

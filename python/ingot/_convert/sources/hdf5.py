@@ -1,66 +1,94 @@
-"""HDF5 datasets, as Keras and others store weights: .h5 and .hdf5.
+"""HDF5 datasets, as Keras and others store weights, in .h5 and .hdf5 files and in .keras archives.
 
-What would make the library open other files or load other code cannot be converted: external links, external
-storage, virtual datasets, and filters that are plugins.
+Everything that would make the library open other files or load code cannot be converted: external links,
+external storage, virtual datasets, and filters that are plugins.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+import shutil
+from contextlib import nullcontext
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from io import BytesIO
+from tempfile import TemporaryFile
+from typing import IO, TYPE_CHECKING, Any
 
 import numpy
 
 from ingot._base.dtypes import CODES
 from ingot._base.text import _quoted
 from ingot._convert.flatten import MAX_DEPTH
-from ingot._convert.limits import RECORD_NBYTES, lacks, reading, refused
+from ingot._convert.limits import RECORD_NBYTES
 from ingot._convert.report import LeftOut
-from ingot._convert.source import Contents, Entry, Options, faulty, possible
+from ingot._convert.source import Contents, Entry
 from ingot._convert.values import code_of, dtype_of
+from ingot._convert.zipped import Member, Window, members
+from ingot._convert.zipped import opened as opened_member
 from ingot.errors import ConversionError
 
 if TYPE_CHECKING:
-    from ingot._convert.limits import Budget
     from ingot.numpy import Array
 
-TITLE = "an HDF5 file"
 MAGIC = b"\x89HDF\r\n\x1a\n"
-# By the version of the block that begins a file: where it has the width of positions, and the file's end.
+# By the version of the first block: the positions of the width of positions, and of the file's end.
 _END_OF_FILE = {0: (13, 40), 1: (13, 44), 2: (9, 28), 3: (9, 28)}
 _SUPERBLOCK_NBYTES, _END_NBYTES = 64, 8
-# Those of the library itself, and h5py's lzf. Any other is a plugin, which is code.
+# The library's own filters, and h5py's lzf. Any other is a plugin, which is code.
 _FILTERS = {1: "deflate", 2: "shuffle", 3: "fletcher32", 4: "szip", 5: "nbit", 6: "scaleoffset", 32000: "lzf"}
+# The member of a .keras archive with the weights.
+WEIGHTS = "model.weights.h5"
+_PIECE_NBYTES = 1 << 20
 
 
-@contextmanager
-def opened(path: str, options: Options) -> Iterator[Contents]:
-    """The datasets, named by their paths in the file without the first slash."""
-    with datasets(path, path, options.budget) as contents:
-        yield contents
+def read(contents: Contents) -> None:
+    """Add the datasets, named by their paths in the file without the first slash."""
+    _datasets(contents, contents.path)
 
 
-@contextmanager
-def datasets(path: str, file: Any, budget: Budget) -> Iterator[Contents]:
-    """The datasets of `file`, which is a path or an open file. `path` is for messages."""
-    try:
-        import h5py
-    except ModuleNotFoundError as error:
-        raise lacks("h5py", TITLE, "convert") from error
-    with reading(path, TITLE):
-        archive = h5py.File(file, "r")
-    with archive:
-        with reading(path, TITLE):
-            _expect_end(file, archive.userblock_size)
-            walk = _Walk(path, h5py, archive, budget)
-            if archive.userblock_size:
-                walk.left_out.append(LeftOut("user block", "bytes", f"{archive.userblock_size} bytes"))
-            walk.attributes("", archive)
-            walk.group("", archive, 0)
-        yield Contents(walk.entries, walk.left_out)
+def keras(contents: Contents) -> None:
+    """Add the weights of an archive, named by their paths in the HDF5 file. Other members are left out."""
+    found = members(contents.path, contents.budget)
+    weights = found.pop(WEIGHTS, None)
+    if weights is None:
+        reason = f"not {contents.title} that can be read: it has no member `{WEIGHTS}`"
+        raise contents.refusal(reason, "unreadable", expected=WEIGHTS)
+    _datasets(contents, _weights(contents, weights))
+    for name, member in found.items():
+        contents.leave_out(name, "file", f"{member.nbytes} bytes")
+    contents.metadata["format"] = "tf"
+
+
+def _weights(contents: Contents, member: Member) -> IO[bytes] | Window:
+    """Open a member to be read in any order. If values are wanted, its checksum is compared."""
+    beside = contents.options.beside
+    with contents.reading(), opened_member(contents.path, member) as stream:
+        if member.is_packed:
+            # Unpacked into a file in the folder of the new one, or into memory within the budget.
+            if beside is None:
+                contents.budget.hold(member.nbytes)
+            file = BytesIO() if beside is None else TemporaryFile(dir=beside)  # noqa: SIM115
+            contents.enter_context(file)
+            shutil.copyfileobj(stream, file, _PIECE_NBYTES)
+            file.seek(0)
+            return file
+        while contents.options.values and stream.read(_PIECE_NBYTES):
+            pass
+    archive = open(contents.path, "rb")  # noqa: SIM115
+    return Window(contents.enter_context(archive), member)
+
+
+def _datasets(contents: Contents, file: Any) -> None:
+    """Add the datasets of `file`, which is a path or an open file."""
+    h5py = contents.library("h5py")
+    with contents.reading():
+        archive = contents.enter_context(h5py.File(file, "r"))
+        _expect_end(file, archive.userblock_size)
+        walk = _Walk(contents, h5py, archive)
+        if archive.userblock_size:
+            contents.leave_out("user block", "bytes", f"{archive.userblock_size} bytes")
+        walk.attributes("", archive)
+        walk.group("", archive, 0)
 
 
 def _expect_end(file: Any, begin: int) -> None:
@@ -71,9 +99,8 @@ def _expect_end(file: Any, begin: int) -> None:
         width_at, end_at = _END_OF_FILE.get(head[len(MAGIC)], (0, 0))
         if head[width_at] != _END_NBYTES:
             return
-        following = opened_file.seek(0, os.SEEK_END) - int.from_bytes(
-            head[end_at : end_at + _END_NBYTES], "little"
-        )
+        end = int.from_bytes(head[end_at : end_at + _END_NBYTES], "little")
+        following = opened_file.seek(0, os.SEEK_END) - end
     if following > 0:
         raise ValueError(f"{following} bytes follow the file")
 
@@ -81,65 +108,53 @@ def _expect_end(file: Any, begin: int) -> None:
 class _Walk:
     """The way through all groups, which leaves the file by no link."""
 
-    def __init__(self, path: str, h5py: Any, archive: Any, budget: Budget) -> None:
-        self._path = path
+    def __init__(self, contents: Contents, h5py: Any, archive: Any) -> None:
+        self._contents = contents
         self._archive = archive
-        self._budget = budget
         self._h5py = h5py
         self._groups: set[Any] = set()
-        self.entries: list[Entry] = []
-        self.left_out: list[LeftOut] = []
 
     def group(self, prefix: str, group: Any, depth: int) -> None:
-        """Go through a group. No link leaves the file."""
+        """Go through a group."""
         place = self._h5py.h5o.get_info(group.id).addr
         # A group may be linked into itself.
         if place in self._groups:
-            self.left_out.append(LeftOut(prefix, "group that was met before"))
+            self._contents.leave_out(prefix, "group that was met before")
             return
         self._groups.add(place)
         if depth > MAX_DEPTH:
             raise self._refusal(prefix, f"more than {MAX_DEPTH} levels", "too-deep")
         for key in group:
             name = f"{prefix}/{key}" if prefix else key
-            # Names grow with the depth: one long name of a group stands in those of all that is in it.
-            self._budget.hold(RECORD_NBYTES + len(name))
             link = group.get(key, getlink=True)
             if isinstance(link, self._h5py.ExternalLink):
-                fault = self._refusal(name, f"a link into the file {_quoted(link.filename)}", "outside")
-                self.entries.append(faulty(name, fault))
-                continue
-            if isinstance(link, self._h5py.SoftLink):
-                self.left_out.append(LeftOut(name, "soft link", link.path))
-                continue
-            self._object(name, group[key], depth)
+                self._contents.add(name, self._outside, name, link)
+            elif isinstance(link, self._h5py.SoftLink):
+                self._contents.leave_out(name, "soft link", link.path)
+            else:
+                self._object(name, group[key], depth)
+
+    def _outside(self, name: str, link: Any) -> Entry:
+        raise self._refusal(name, f"a link into the file {_quoted(link.filename)}", "outside")
 
     def _object(self, name: str, found: Any, depth: int) -> None:
         self.attributes(name, found)
         if isinstance(found, self._h5py.Group):
+            # Names grow with the depth: the name of a group is in the names of everything in it.
+            self._contents.budget.hold(RECORD_NBYTES + len(name))
             self.group(name, found, depth + 1)
         elif isinstance(found, self._h5py.Dataset):
-            self._dataset(name, found)
+            self._contents.add(name, self._entry, name, found)
         else:
-            self.left_out.append(LeftOut(name, "named type"))
+            self._contents.leave_out(name, "named type")
 
     def attributes(self, name: str, found: Any) -> None:
         """Leave out the attributes of a group or a dataset."""
         for key in found.attrs:
-            self._budget.hold(RECORD_NBYTES + len(name) + len(key))
             kind = found.attrs.get_id(key)
-            self.left_out.append(
-                LeftOut(f"{name}@{key}", f"attribute of {kind.dtype}", f"shape {kind.shape}")
-            )
+            self._contents.leave_out(f"{name}@{key}", f"attribute of {kind.dtype}", f"shape {kind.shape}")
 
-    def _dataset(self, name: str, dataset: Any) -> None:
-        entry = possible(name, self._entry, name, dataset)
-        if entry is None:
-            self.left_out.append(LeftOut(name, f"dataset of {dataset.dtype}", f"shape {dataset.shape}"))
-        else:
-            self.entries.append(entry)
-
-    def _check_storage(self, name: str, dataset: Any) -> None:
+    def _entry(self, name: str, dataset: Any) -> Entry | LeftOut:
         if dataset.is_virtual or dataset.external:
             raise self._refusal(name, "values that are in other files", "outside")
         properties = dataset.id.get_create_plist()
@@ -147,32 +162,22 @@ class _Walk:
             kind = properties.get_filter(number)[0]
             if kind not in _FILTERS:
                 raise self._refusal(name, f"a filter that is a plugin (number {kind})", "plugin")
-
-    def _entry(self, name: str, dataset: Any) -> Entry | None:
-        self._check_storage(name, dataset)
-        shape: tuple[int, ...] | None = dataset.shape
         dtype = _named(dataset) or dataset.dtype
-        code = None if shape is None else code_of(self._path, name, dtype)
-        if shape is None or code is None:
-            return None
+        code = None if dataset.shape is None else code_of(self._contents.path, name, dtype)
+        if code is None:
+            return LeftOut(name, f"dataset of {dataset.dtype}", f"shape {dataset.shape}")
         memory = self._h5py.h5o.get_info(dataset.id).addr
-        return Entry(name, code, shape, partial(self._values, name, dtype), memory)
+        return Entry(name, code, dataset.shape, partial(self._values, name, dtype), memory)
 
     def _values(self, name: str, dtype: numpy.dtype[Any]) -> Array:
-        with reading(self._path, TITLE, name):
-            # Opened again: h5py may crash when a dataset outlives its file.
-            dataset = self._archive[name]
-            found = numpy.asarray(dataset[()])
+        # Opened again: h5py may crash if a dataset outlives its file.
+        dataset = self._archive[name]
+        found = numpy.asarray(dataset[()])
         # h5py returns a value without dimensions in the byte order of this machine.
         return found.view(dtype) if dtype != dataset.dtype else found
 
     def _refusal(self, name: str, what: str, code: str) -> ConversionError:
-        return refused(
-            self._path,
-            f"{what}: expected values in this file",
-            code=code,
-            tensor=name,
-        )
+        return self._contents.refusal(f"{what}: expected values in this file", code, name)
 
 
 def _named(dataset: Any) -> numpy.dtype[Any] | None:

@@ -3,26 +3,57 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import partial
-from typing import IO, Any
+from typing import Any
 
 import numpy
 
 from ingot._convert.flatten import MAX_DEPTH
 from ingot._convert.formats import inside
-from ingot._convert.limits import OBJECT_NBYTES, RECORD_NBYTES, VALUE_NBYTES, lacks, reading, refused
+from ingot._convert.limits import OBJECT_NBYTES, VALUE_NBYTES
 from ingot._convert.report import LeftOut
-from ingot._convert.source import Contents, Entry, Options, Region, cut_short, possible, size_of
-from ingot._convert.values import code_of, dtype_of, nbytes
+from ingot._convert.source import Contents, Entry, Region, Stream, size_of, truncated
+from ingot._convert.values import code_of, dtype_of, nbytes, unpacked
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from ingot._convert.limits import Budget
     from ingot.numpy import Array
 
+# Attributes of a Constant that are its value, with their dtypes in ONNX and their fields.
+_NUMBERS = {
+    "value_float": ("F32", "f"),
+    "value_floats": ("F32", "floats"),
+    "value_int": ("I64", "i"),
+    "value_ints": ("I64", "ints"),
+}
 
-# ONNX models without the values of their tensors, which the package onnx would read into memory first.
+
+def read(contents: Contents) -> None:
+    """Add the tensors by name. Tensors in attributes are named after their nodes."""
+    onnx = contents.library("onnx")
+    with contents.reading():
+        model = _model(contents, onnx)
+        if not model.ir_version or not model.HasField("graph"):
+            raise ValueError("it has no graph")
+        walk = _Walk(contents, onnx)
+        walk.graph("", model.graph, 0)
+        for function in model.functions:
+            walk.function(function)
+        for number, training in enumerate(model.training_info):
+            walk.graph(f"training_{number}.initialization.", training.initialization, 0)
+            walk.graph(f"training_{number}.algorithm.", training.algorithm, 0)
+
+
+def _model(contents: Contents, onnx: Any) -> Any:
+    if contents.options.values:
+        return onnx.load_model(contents.path, format="protobuf", load_external_data=False)
+    with open(contents.path, "rb") as file:
+        stream = Stream(contents.path, file)
+        return onnx.ModelProto.FromString(_without_values(stream, "model", stream.end, 0, contents.budget))
+
+
+# A model without the values of its tensors, which the package onnx would read into memory.
 #
 # https://protobuf.dev/programming-guides/encoding/
 
@@ -38,74 +69,58 @@ _WITHIN = {
     "sparse": {1: "tensor", 2: "tensor"},
     "tensor": {},
 }
-# The fields of a tensor that hold values: of each kind, and raw.
+# The fields of a tensor that hold values: one for each kind, and raw bytes.
 _VALUES = (4, 5, 6, 7, 9, 10, 11)
-_VARINT, _EIGHT, _SIZED, _FOUR = 0, 1, 2, 5
+_VARINT, _SIZED, _FIXED = 0, 2, {1: 8, 5: 4}
 _LONGEST_VARINT = 10
 
 
-def without_values(file: IO[bytes], nbytes: int, budget: Budget) -> bytes:
-    """Return the message in `file`, of `nbytes` bytes, without the values of its tensors."""
-    return _Skimmer(file, budget).message("model", nbytes, 0)
-
-
-class _Skimmer:
-    def __init__(self, file: IO[bytes], budget: Budget) -> None:
-        self._file = file
-        self._budget = budget
-
-    def message(self, kind: str, end: int, depth: int) -> bytes:
-        """The message from here to `end`, a position of the file."""
-        if depth > 4 * MAX_DEPTH:
-            raise ValueError("messages stand in each other too deep")
-        self._budget.hold(OBJECT_NBYTES)
-        kept = bytearray()
-        while self._file.tell() < end:
-            tag = self._varint()
-            kept += self._field(kind, tag, end, depth)
-        if self._file.tell() > end:
-            raise ValueError("a number passes the end of its message")
-        return bytes(kept)
-
-    def _field(self, kind: str, tag: int, end: int, depth: int) -> bytes:
+def _without_values(stream: Stream, kind: str, end: int, depth: int, budget: Budget) -> bytes:
+    """Return the message from here to `end`, a position in the stream, without the values of its tensors."""
+    if depth > 4 * MAX_DEPTH:
+        raise ValueError("messages are nested too deep")
+    budget.hold(OBJECT_NBYTES)
+    kept = bytearray()
+    while stream.tell() < end:
+        tag = _varint(stream)
         number, wire = tag >> 3, tag & 7
         is_value = kind == "tensor" and number in _VALUES
-        if wire == _VARINT:
-            body = _encoded(self._varint())
-        elif wire in (_EIGHT, _FOUR):
-            body = self._take(8 if wire == _EIGHT else 4, end)
-        elif wire == _SIZED:
-            length = self._varint()
-            stop = self._file.tell() + length
-            if stop > end:
-                raise ValueError(f"cut short: expected {length} more bytes, found {end - self._file.tell()}")
-            if is_value:
-                self._file.seek(stop)
-                return b""
-            within = _WITHIN[kind].get(number)
-            body = self._take(length, end) if within is None else self.message(within, stop, depth + 1)
-            body = _encoded(len(body)) + body
+        if wire == _SIZED:
+            length = _varint(stream)
+            if length > end - stream.tell():
+                raise ValueError(f"truncated: expected {length} more bytes, found {end - stream.tell()}")
+            body = b"" if is_value else _sized(stream, _WITHIN[kind].get(number), length, depth, budget)
+            stream.skip(length if is_value else 0)
+        elif wire == _VARINT:
+            body = _encoded(_varint(stream))
+        elif wire in _FIXED:
+            body = stream.read(_FIXED[wire])
         else:
             raise ValueError(f"a field of the unknown kind {wire}")
-        return b"" if is_value else _encoded(tag) + body
+        kept += b"" if is_value else _encoded(tag) + body
+    if stream.tell() > end:
+        raise ValueError("a number passes the end of its message")
+    return bytes(kept)
 
-    def _take(self, nbytes: int, end: int) -> bytes:
-        there = end - self._file.tell()
-        if nbytes > there:
-            raise ValueError(f"cut short: expected {nbytes} more bytes, found {there}")
-        self._budget.hold(nbytes)
-        return self._file.read(nbytes)
 
-    def _varint(self) -> int:
-        number = 0
-        for place in range(_LONGEST_VARINT):
-            byte = self._file.read(1)
-            if not byte:
-                raise ValueError("cut short within a number")
-            number |= (byte[0] & 0x7F) << (7 * place)
-            if byte[0] < 0x80:
-                return number
-        raise ValueError(f"a number of more than {_LONGEST_VARINT} bytes")
+def _sized(stream: Stream, within: str | None, length: int, depth: int, budget: Budget) -> bytes:
+    """Return the length and the bytes of a field, which may be a message."""
+    if within is None:
+        budget.hold(length)
+        body = stream.read(length)
+    else:
+        body = _without_values(stream, within, stream.tell() + length, depth + 1, budget)
+    return _encoded(len(body)) + body
+
+
+def _varint(stream: Stream) -> int:
+    number = 0
+    for place in range(_LONGEST_VARINT):
+        (byte,) = stream.read(1)
+        number |= (byte & 0x7F) << (7 * place)
+        if byte < 0x80:
+            return number
+    raise ValueError(f"a number of more than {_LONGEST_VARINT} bytes")
 
 
 def _encoded(number: int) -> bytes:
@@ -113,63 +128,21 @@ def _encoded(number: int) -> bytes:
     while number > 0x7F:
         found.append(number & 0x7F | 0x80)
         number >>= 7
-    found.append(number)
-    return bytes(found)
-
-
-TITLE = "an ONNX model"
-# Attributes of a Constant that are its value, with their dtypes in ONNX.
-_NUMBERS = {"value_float": "F32", "value_floats": "F32", "value_int": "I64", "value_ints": "I64"}
-
-
-@contextmanager
-def opened(path: str, options: Options) -> Iterator[Contents]:
-    """Yield the tensors by name. Tensors in attributes are named after their nodes."""
-    try:
-        import onnx
-    except ModuleNotFoundError as error:
-        raise lacks("onnx", TITLE, "convert") from error
-    with reading(path, TITLE):
-        model = _model(onnx, path, options)
-        if not model.ir_version or not model.HasField("graph"):
-            raise ValueError("it has no graph")
-        walk = _Walk(path, onnx, options.budget)
-        walk.graph("", model.graph, 0)
-        for function in model.functions:
-            walk.function(function)
-        for number, training in enumerate(model.training_info):
-            walk.graph(f"training_{number}.initialization.", training.initialization, 0)
-            walk.graph(f"training_{number}.algorithm.", training.algorithm, 0)
-    yield Contents(walk.entries, walk.left_out)
-
-
-def _model(onnx: Any, path: str, options: Options) -> Any:
-    if options.values:
-        return onnx.load_model(path, format="protobuf", load_external_data=False)
-    with open(path, "rb") as file:
-        return onnx.ModelProto.FromString(without_values(file, size_of(path), options.budget))
+    return bytes([*found, number])
 
 
 class _Walk:
     """The way through all places of a model that have tensors."""
 
-    def __init__(self, path: str, onnx: Any, budget: Budget) -> None:
-        self._path = path
-        self._budget = budget
+    def __init__(self, contents: Contents, onnx: Any) -> None:
+        self._contents = contents
         self._onnx = onnx
         self._nodes_seen: set[str] = set()
-        self.entries: list[Entry] = []
-        self.left_out: list[LeftOut] = []
 
     def graph(self, prefix: str, graph: Any, depth: int) -> None:
         """Add the tensors of a graph, and of the graphs in its nodes."""
         if depth > MAX_DEPTH:
-            raise ValueError(
-                f"graphs stand in each other more than {MAX_DEPTH} levels deep, which is the limit"
-            )
-        # Names grow with the depth: that of a node stands in those of all that is in its graphs.
-        tensors = len(graph.initializer) + len(graph.sparse_initializer)
-        self._budget.hold((RECORD_NBYTES + len(prefix)) * (tensors + 1))
+            raise ValueError(f"graphs are nested more than {MAX_DEPTH} levels deep, which is the limit")
         for tensor in graph.initializer:
             self._tensor(prefix + tensor.name, tensor)
         for sparse in graph.sparse_initializer:
@@ -184,9 +157,10 @@ class _Walk:
         self._nodes(prefix, function.node, 0)
 
     def _nodes(self, prefix: str, nodes: Any, depth: int) -> None:
-        self._budget.hold(OBJECT_NBYTES * len(nodes))
         for number, node in enumerate(nodes):
             where = prefix + (node.name or f"node_{number}")
+            # Names grow with the depth: the name of a node is in the names of everything in its graphs.
+            self._contents.budget.hold(OBJECT_NBYTES + len(where))
             if node.attribute and where in self._nodes_seen:
                 # Nodes may have the same name.
                 where += f"_{number}"
@@ -210,80 +184,57 @@ class _Walk:
             self.graph(f"{place}.", graph, depth + 1)
         if attribute.floats:
             # Trees and linear models have their weights in such.
-            self._budget.hold(RECORD_NBYTES + len(name))
-            self.left_out.append(LeftOut(name, "attribute", f"{len(attribute.floats)} floats"))
+            self._contents.leave_out(name, "attribute", f"{len(attribute.floats)} floats")
 
     def _numbers(self, name: str, attribute: Any) -> None:
-        code = _NUMBERS[attribute.name]
-        word = attribute.name.removeprefix("value_")
-        values = {
-            "float": attribute.f,
-            "floats": attribute.floats,
-            "int": attribute.i,
-            "ints": attribute.ints,
-        }[word]
-        self._budget.hold(RECORD_NBYTES + len(name) + VALUE_NBYTES * (len(values) if word[-1] == "s" else 1))
+        code, field = _NUMBERS[attribute.name]
+        values = getattr(attribute, field)
+        self._contents.budget.hold(VALUE_NBYTES * (len(values) if field.endswith("s") else 1))
         array = numpy.array(values, dtype_of(code))
-        self.entries.append(Entry(name, code, array.shape, lambda: array))
+        self._contents.add(name, Entry, name, code, array.shape, lambda: array)
 
     def _sparse(self, name: str, sparse: Any) -> None:
-        self._budget.hold(RECORD_NBYTES + len(name))
-        self.left_out.append(LeftOut(name, "sparse tensor", f"shape {list(sparse.dims)[:8]}"))
+        self._contents.leave_out(name, "sparse tensor", f"shape {list(sparse.dims)[:8]}")
 
     def _tensor(self, name: str, tensor: Any) -> None:
-        words = self._onnx.TensorProto.DataType
-        self._budget.hold(RECORD_NBYTES + len(name))
-        if tensor.data_type in (words.UNDEFINED, words.STRING):
-            kind = "tensor of text" if tensor.data_type == words.STRING else "tensor without a dtype"
-            self.left_out.append(LeftOut(name, kind))
-            return
-        self.entries.append(possible(name, self._entry, name, tensor))
+        self._contents.add(name, self._entry, name, tensor)
 
-    def _entry(self, name: str, tensor: Any) -> Entry:
-        with reading(self._path, TITLE, name):
+    def _entry(self, name: str, tensor: Any) -> Entry | LeftOut:
+        contents, words = self._contents, self._onnx.TensorProto
+        if tensor.data_type in (words.DataType.UNDEFINED, words.DataType.STRING):
+            is_text = tensor.data_type == words.DataType.STRING
+            return LeftOut(name, "tensor of text" if is_text else "tensor without a dtype")
+        with contents.reading(name):
             dtype = self._onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type)
             shape = tuple(tensor.dims)
             if any(size < 0 for size in shape):
                 raise ValueError(f"shape {list(shape)[:8]}")
-        code = code_of(self._path, name, dtype)
+        code = code_of(contents.path, name, dtype)
         assert code is not None, "text was left out"
-        if tensor.data_location != self._onnx.TensorProto.EXTERNAL:
-            return Entry(name, code, shape, partial(self._values, name, tensor))
+        if tensor.data_location != words.EXTERNAL:
+            return Entry(name, code, shape, partial(self._onnx.numpy_helper.to_array, tensor))
         region = self._elsewhere(name, tensor, code, shape)
 
-        def read() -> Array:
+        def values() -> Array:
             raw = region.read(name)
             if code == "F4":
-                # Two elements to a byte, the first in the lower half.
-                raw = numpy.stack([raw & 15, raw >> 4], -1).reshape(-1)[: nbytes("U8", shape)]
+                raw = unpacked(raw)[: nbytes("U8", shape)]
             return raw.view(dtype_of(code)).reshape(shape)
 
-        return Entry(name, code, shape, read, file=region.path)
-
-    def _values(self, name: str, tensor: Any) -> Array:
-        with reading(self._path, TITLE, name):
-            array: Array = self._onnx.numpy_helper.to_array(tensor)
-            return array
+        return Entry(name, code, shape, values, file=region.path)
 
     def _elsewhere(self, name: str, tensor: Any, code: str, shape: tuple[int, ...]) -> Region:
+        """Return the bytes of a tensor in another file."""
         where = {pair.key: pair.value for pair in tensor.external_data}
         expected = nbytes(code, shape)
-        with reading(self._path, TITLE, name):
+        with self._contents.reading(name):
             position, claimed = int(where.get("offset", 0)), int(where.get("length", expected))
-        other = inside(self._path, where.get("location"), name)
-        there = size_of(other)
-        if claimed != expected:
-            raise refused(
-                self._path,
-                f"shape {list(shape)} of {code} needs {expected} bytes, and it says {claimed}",
-                code="size-mismatch",
-                tensor=name,
-                expected=expected,
-                found=claimed,
-            )
-        if position < 0 or position + expected > there:
-            raise cut_short(other, name, expected, max(there - position, 0))
-        return Region(other, position, expected)
+        path = inside(self._contents.path, where.get("location"), name)
+        self._contents.expect(name, code, shape, claimed)
+        there = size_of(path) - position
+        if position < 0 or expected > there:
+            raise truncated(path, expected, max(there, 0), name)
+        return Region(path, position, expected)
 
 
 def _each(name: str, attribute: Any, one: str, many: str) -> Iterator[tuple[str, Any]]:

@@ -1,91 +1,78 @@
-"""TensorFlow's checkpoints: files named ``PREFIX.index`` and ``PREFIX.data-00000-of-00001``."""
+"""TensorFlow's checkpoints, files named ``PREFIX.index`` and ``PREFIX.data-00000-of-00001``, and SavedModels.
+
+Of SavedModels only the variables are read, which are in a checkpoint. The graph is left out, never run.
+"""
 
 from __future__ import annotations
 
 import glob
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
 import numpy
 
 from ingot._base.text import _escaped
-from ingot._convert.limits import lacks, reading, refused
+from ingot._convert.limits import reading
 from ingot._convert.report import LeftOut
-from ingot._convert.source import Contents, Entry, Options, possible
+from ingot._convert.source import Contents, Entry
 from ingot._convert.values import code_of
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from ingot.numpy import Array
-
-
-# The variables of TensorFlow's checkpoints, which SavedModels keep theirs in as well.
-
-
-TITLE = "a TensorFlow checkpoint"
-# What TensorFlow 2 puts behind the path of each variable.
+# TensorFlow 2 adds this to the path of each variable.
 _SUFFIX = "/.ATTRIBUTES/VARIABLE_VALUE"
+GRAPH = "saved_model.pb"
 
 
-def contents(prefix: str) -> Contents:
-    """The variables of the checkpoint whose files begin with `prefix`, by their paths in the objects."""
-    try:
-        import tensorflow
-    except ModuleNotFoundError as error:
-        raise lacks("tensorflow", TITLE, "tensorflow") from error
-    with reading(prefix, TITLE):
+def read(contents: Contents) -> None:
+    """Add the variables of a prefix, of an index file, or of the only checkpoint in a folder."""
+    path = contents.path
+    if os.path.isdir(path):
+        # Not from the file `checkpoint`, which may name any path.
+        found = sorted(glob.glob(os.path.join(glob.escape(path), "*.index")))
+        if len(found) != 1:
+            names = ", ".join(_escaped(os.path.basename(name)) for name in found[:5])
+            reason = (
+                f"{len(found)} checkpoints are in this folder: expected one — pass the path of one of {names}"
+            )
+            raise contents.refusal(reason, "ambiguous", expected=contents.title, found=len(found))
+        path = found[0]
+    _variables(contents, path.removesuffix(".index"))
+
+
+def saved_model(contents: Contents) -> None:
+    """Add the variables, by their paths in the objects."""
+    folder = contents.path if os.path.isdir(contents.path) else os.path.dirname(contents.path)
+    prefix = os.path.join(folder, "variables", "variables")
+    if not os.path.isfile(prefix + ".index"):
+        reason = f"a SavedModel without variables: there is no {_escaped(prefix)}.index"
+        raise contents.refusal(reason, "no-tensors", expected=prefix + ".index")
+    _variables(contents, prefix)
+    contents.leave_out(GRAPH, "graph")
+
+
+def _variables(contents: Contents, prefix: str) -> None:
+    """Add the variables of the checkpoint whose files begin with `prefix`, by their paths in the objects."""
+    tensorflow = contents.library("tensorflow")
+    with reading(prefix, contents.title):
         reader = tensorflow.train.load_checkpoint(prefix)
         shapes, dtypes = reader.get_variable_to_shape_map(), reader.get_variable_to_dtype_map()
-    entries: list[Entry] = []
-    left_out: list[LeftOut] = []
     for key in sorted(shapes):
-        entry = possible(
-            key.removesuffix(_SUFFIX), _entry, prefix, reader, key, tuple(shapes[key]), dtypes[key]
-        )
-        if entry is None:
-            left_out.append(LeftOut(key.removesuffix(_SUFFIX), f"variable of {dtypes[key].name}"))
-        else:
-            entries.append(entry)
-    return Contents(entries, left_out, {"format": "tf"})
+        contents.add(key.removesuffix(_SUFFIX), _entry, prefix, reader, key, tuple(shapes[key]), dtypes[key])
+    contents.metadata["format"] = "tf"
 
 
-def _entry(prefix: str, reader: Any, key: str, shape: tuple[int, ...], kind: Any) -> Entry | None:
+def _entry(prefix: str, reader: Any, key: str, shape: tuple[int, ...], kind: Any) -> Entry | LeftOut:
     name = key.removesuffix(_SUFFIX)
     try:
         dtype = numpy.dtype(kind.as_numpy_dtype)
     except (TypeError, KeyError):
         # Resources and variants, which only programs have.
-        return None
+        dtype = numpy.dtype("V")
     code = code_of(prefix, name, dtype)
-    return None if code is None else Entry(name, code, shape, partial(_values, prefix, reader, key, dtype))
+    if code is None:
+        return LeftOut(name, f"variable of {kind.name}")
+    return Entry(name, code, shape, partial(_values, reader, key, dtype))
 
 
-def _values(prefix: str, reader: Any, key: str, dtype: Any) -> Array:
-    with reading(prefix, TITLE):
-        return numpy.asarray(reader.get_tensor(key), dtype)
-
-
-@contextmanager
-def opened(path: str, options: Options) -> Iterator[Contents]:
-    """The variables of a prefix, of an index file, or of the only checkpoint in a folder."""
-    yield contents(_prefix(path))
-
-
-def _prefix(path: str) -> str:
-    if not os.path.isdir(path):
-        return path.removesuffix(".index")
-    # Not from the file `checkpoint`, which may name any path at all.
-    found = sorted(glob.glob(os.path.join(glob.escape(path), "*.index")))
-    if len(found) != 1:
-        names = ", ".join(_escaped(os.path.basename(name)) for name in found[:5])
-        raise refused(
-            path,
-            f"{len(found)} checkpoints are in this folder: expected one — give the path of one of {names}",
-            code="ambiguous",
-            expected=TITLE,
-            found=len(found),
-        )
-    return found[0].removesuffix(".index")
+def _values(reader: Any, key: str, dtype: Any) -> Any:
+    return numpy.asarray(reader.get_tensor(key), dtype)

@@ -1,4 +1,4 @@
-"""What ``import safetensors`` finds after `ingot.compat.install`."""
+"""The package that ``import safetensors`` finds after `ingot.compat.install`."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ __version__: str
 
 
 def __getattr__(name: str) -> str:
-    # Looked up when it is asked for: that takes longer than all the rest of this package.
+    # Looked up at the first use, which takes longer than the import of this package.
     if name != "__version__":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from ingot.compat._distribution import version

@@ -1,4 +1,4 @@
-"""The names of `safetensors.flax`."""
+"""The names of `safetensors.flax`. Arrays are as narrow as jax makes them."""
 
 from __future__ import annotations
 
@@ -9,42 +9,13 @@ import numpy as np
 
 from ingot import flax as _ingot
 from ingot._adapters.face import Whole
-from ingot.compat._handles import MMAP, chosen, path_only, safe_open
-from ingot.compat._wording import reading, writing
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing_extensions import Buffer
-
-    from ingot.typing import Path
+from ingot.compat._face import loaders, savers
+from ingot.compat._handles import safe_open
 
 __all__ = ["load", "load_file", "safe_open", "save", "save_file"]
 
-_whole = Whole(_ingot.wrap, _ingot.narrowing, _ingot.at, _ingot.payload)
-
-
-@reading("Error while deserializing header")
-def load_file(filename: Path, *, backend: str = MMAP) -> dict[str, Any]:
-    """Load all tensors of a file, as `ingot.flax.load_file`, but as narrow as jax is."""
-    return _whole.load_file(path_only(filename), backend=chosen(backend))
-
-
-@reading("Error while deserializing")
-def load(data: Buffer) -> dict[str, Any]:
-    """Load all tensors from the bytes of a file, as `ingot.flax.load`, but as narrow as jax is."""
-    return _whole.load(data)
-
-
-@writing
-def save(tensors: dict[str, Any], metadata: dict[str, str] | None = None) -> bytes:
-    """Give the bytes of a file that holds these tensors, as `ingot.flax.save`."""
-    return _ingot.save(tensors, metadata)
-
-
-@writing
-def save_file(tensors: dict[str, Any], filename: Path, metadata: dict[str, str] | None = None) -> None:
-    """Save tensors to a file, as `ingot.flax.save_file`."""
-    _ingot.save_file(tensors, path_only(filename), metadata, format="safetensors")
+load_file, load = loaders(__name__, Whole(_ingot.wrap, _ingot.narrowing, _ingot.at, _ingot.payload))
+save_file, save = savers(__name__, _ingot)
 
 
 def _np2jnp(numpy_dict: dict[str, Any]) -> dict[str, Any]:

@@ -35,22 +35,8 @@ __all__ = [
     "serialize_file",
 ]
 
-# What is changed here holds for `load`, as it does upstream.
-_TYPES: dict[str, Any] = {
-    "F64": np.float64,
-    "F32": np.float32,
-    "F16": np.float16,
-    "I64": np.int64,
-    "U64": np.uint64,
-    "I32": np.int32,
-    "U32": np.uint32,
-    "I16": np.int16,
-    "U16": np.uint16,
-    "I8": np.int8,
-    "U8": np.uint8,
-    "BOOL": bool,
-    "C64": np.complex64,
-}
+# Changes here have an effect on `load`, as they do upstream.
+_TYPES: dict[str, Any] = {code: np.dtype(word).type for code, word in _ingot.DTYPES.items()} | {"BOOL": bool}
 _FRESH = dict(_TYPES)
 
 
@@ -70,7 +56,7 @@ def load(data: Buffer) -> dict[str, Array]:
 
 @writing
 def save(tensor_dict: dict[str, Array], metadata: dict[str, str] | None = None) -> bytes:
-    """Give the bytes of a file that holds these arrays, as `ingot.numpy.save`."""
+    """Return the bytes of a file that holds these arrays, as `ingot.numpy.save`."""
     try:
         return _ingot.save(tensor_dict, metadata)
     except (DtypeError, SaveError) as error:
@@ -89,7 +75,7 @@ def save_file(tensor_dict: dict[str, Array], filename: Path, metadata: dict[str,
 
 
 def _name_dtype(error: DtypeError | SaveError, arrays: Mapping[str, Any]) -> None:
-    """Put before `error` what upstream says of a dtype that the format lacks."""
+    """Put upstream's message for a dtype that the format lacks before the message of `error`."""
     dtype = None if error.tensor is None else getattr(arrays.get(error.tensor), "dtype", None)
     if isinstance(dtype, np.dtype) and dtype.name not in LISTED:
         reword(error, unknown_dtype(dtype.name))
@@ -120,12 +106,12 @@ def _is_little_endian(tensor: Array) -> bool:
 
 
 def _tobytes(tensor: Array) -> bytes:
-    """The bytes of the array in C order, little-endian."""
+    """Return the bytes of the array in C order, little-endian."""
     return _packed("", tensor)[1].tobytes()
 
 
 def _packed(name: str, array: Array) -> tuple[tuple[int, ...], Array]:
-    """The shape, and the elements as a file has them, in memory."""
+    """Return the shape and the elements of a file, in memory."""
     code, shape, stored = _ingot.payload(name, array)
     if callable(stored):
         stored = stored(0, array.size // 2 if code == "F4" else array.nbytes)
@@ -133,7 +119,7 @@ def _packed(name: str, array: Array) -> tuple[tuple[int, ...], Array]:
 
 
 def _flatten(tensor_dict: dict[str, Array], keep_alive_buffer: list[Any]) -> dict[str, TensorSpec]:
-    """As 0.8 hands them to `serialize`: by their address. Who keeps the list keeps them alive."""
+    """Return the arrays by address, as 0.8 passes them to `serialize`. The list keeps their memory alive."""
     specs = {}
     for name, array in tensor_dict.items():
         shape, data = _packed(name, array)

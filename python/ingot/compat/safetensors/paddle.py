@@ -9,10 +9,11 @@ import numpy as np
 import paddle
 
 from ingot import paddle as _ingot
+from ingot.compat._face import savers
 from ingot.compat._handles import MMAP, chosen, path_only, safe_open
 from ingot.compat._specs import deserialize, serialize, serialize_file
 from ingot.compat._tensor_spec import TensorSpec
-from ingot.compat._wording import reading, writing
+from ingot.compat._wording import reading
 
 from . import numpy
 
@@ -34,28 +35,19 @@ __all__ = [
     "serialize_file",
 ]
 
-# With upstream's keys, which programs make tables of.
+# With upstream's keys, since programs build tables from them.
 _TYPES: dict[str, Any] = {
     code: _ingot.DTYPES[code]
     for code in ("F64", "F32", "F16", "BF16", "I64", "I32", "I16", "I8", "U8", "BOOL", "F8_E4M3", "F8_E5M2")
 }
 _SIZE = {dtype: int(code[-2:]) // 8 if code[-2:].isdigit() else 1 for code, dtype in _TYPES.items()}
 _SIZE[paddle.complex64] = 8
-# What paddle takes from NumPy and gives to it for each dtype.
+# NumPy's dtype in conversions from and to each dtype of paddle.
 NPDTYPES: dict[Any, Any] = {
-    paddle.float64: np.float64,
-    paddle.float32: np.float32,
-    paddle.float16: np.float16,
-    paddle.bfloat16: np.float16,
-    paddle.int64: np.int64,
-    paddle.int32: np.int32,
-    paddle.int16: np.int16,
-    paddle.int8: np.int8,
-    paddle.uint8: np.uint8,
-    paddle.bool: bool,
-    paddle.float8_e4m3fn: np.uint8,
-    paddle.float8_e5m2: np.uint8,
+    dtype: numpy._TYPES.get(code, np.float16 if code == "BF16" else np.uint8)
+    for code, dtype in _TYPES.items()
 }
+save_file, save = savers(__name__, _ingot)
 
 
 @reading("Error while deserializing header")
@@ -70,18 +62,6 @@ def load(data: Buffer, device: str = "cpu") -> dict[str, Any]:
     return _ingot.load(data, device)
 
 
-@writing
-def save(tensors: dict[str, Any], metadata: dict[str, str] | None = None) -> bytes:
-    """Give the bytes of a file that holds these tensors, as `ingot.paddle.save`."""
-    return _ingot.save(tensors, metadata)
-
-
-@writing
-def save_file(tensors: dict[str, Any], filename: Path, metadata: dict[str, str] | None = None) -> None:
-    """Save tensors to a file, as `ingot.paddle.save_file`."""
-    _ingot.save_file(tensors, path_only(filename), metadata, format="safetensors")
-
-
 def _getdtype(dtype_str: str) -> Any:
     return _TYPES[dtype_str] if dtype_str in _TYPES else _ingot.DTYPES[dtype_str]
 
@@ -92,7 +72,7 @@ def _np2paddle(numpy_dict: dict[str, Any], device: str = "cpu") -> dict[str, Any
 
 
 def _paddle2np(paddle_dict: dict[str, Any]) -> dict[str, Any]:
-    # By bytes, since paddle takes NumPy's uint16 for bfloat16 and gives it for that.
+    # By bytes, since paddle represents bfloat16 by NumPy's uint16.
     found = numpy.load(save(paddle_dict))
     return {name: found[name] for name in paddle_dict}
 
@@ -106,7 +86,7 @@ def _tobytes(tensor: Any, name: str) -> bytes:
 
 
 def _flatten(tensors: dict[str, Any], keep_alive_buffer: list[Any]) -> dict[str, TensorSpec]:
-    """As 0.8 hands them to `serialize`: by their address. Who keeps the list keeps them alive."""
+    """Return the tensors by address, as 0.8 passes them to `serialize`. The list keeps their memory alive."""
     return numpy._flatten(_paddle2np(tensors), keep_alive_buffer)
 
 

@@ -53,8 +53,8 @@ __all__ = [
     "storage_size",
 ]
 
-# Programs read these two, make tables of their own of them, and add to them. So they have upstream's keys:
-# the first lacks two dtypes. What is changed here holds for `load`, as it does upstream.
+# Programs read these two, build tables from them, and add to them. So they have upstream's keys: the first
+# lacks two dtypes. Changes here have an effect on `load`, as they do upstream.
 _SAVED_ONLY = {code: dtype for code, dtype in _ingot.DTYPES.items() if code in ("F4", "F8_E8M0")}
 _TYPES = {code: dtype for code, dtype in _ingot.DTYPES.items() if code not in _SAVED_ONLY}
 _SIZE = {dtype: dtype.itemsize for dtype in _ingot.DTYPES.values()}
@@ -75,7 +75,7 @@ def load_file(filename: Path, device: Any = "cpu", *, backend: str = MMAP) -> di
     """Load all tensors of a file, as `ingot.torch.load_file`."""
     how = chosen(backend)
     if device not in HERE:
-        # Refused in upstream's words where torch has none such.
+        # Raises with upstream's message if torch has no such device.
         mover("pt", device)
     tensors: dict[str, torch.Tensor] = _ingot.load_file(
         path_only(filename), device, backend=how, shared="drop"
@@ -93,7 +93,7 @@ def load(data: Buffer) -> dict[str, torch.Tensor]:
 
 @writing
 def save(tensors: dict[str, torch.Tensor], metadata: dict[str, str] | None = None) -> bytes:
-    """Give the bytes of a file that holds these tensors, each contiguous and with memory of its own."""
+    """Return the bytes of a file that holds these tensors, each contiguous and with memory of its own."""
     _refuse_non_tensors(tensors)
     try:
         return _ingot.save(tensors, metadata, contiguous="error")
@@ -124,7 +124,7 @@ def save_model(
     metadata: dict[str, str] | None = None,
     force_contiguous: bool = True,
 ) -> None:
-    """Save the tensors of a module, those that share memory once, as `ingot.torch.save_model`."""
+    """Save the tensors of a module, shared memory once, as `ingot.torch.save_model`."""
     if metadata is not None and not isinstance(metadata, dict):
         raise TypeError(f"metadata must be a dict of str to str, found {type(metadata).__name__}")
     try:
@@ -143,7 +143,7 @@ def save_model(
 def load_model(
     model: torch.nn.Module, filename: Path, strict: bool = True, device: Any = "cpu", *, backend: str = MMAP
 ) -> tuple[set[str], list[str]]:
-    """Load a file into a module, as `ingot.torch.load_model`, which also says what it converted."""
+    """Load a file into a module, as `ingot.torch.load_model`, which also reports conversions."""
     return into_model(model, load_file(filename, device, backend=backend), strict)
 
 
@@ -158,7 +158,7 @@ def _view2torch(safeview: View) -> dict[str, torch.Tensor]:
         if dtype is _float4_e2m1_x2:
             shape[-1] //= 2
         data = view["data"]
-        # torch makes no tensor from a buffer without bytes.
+        # torch makes no tensor from an empty buffer.
         raw = (
             torch.frombuffer(data, dtype=torch.uint8)
             if len(data)
@@ -169,7 +169,7 @@ def _view2torch(safeview: View) -> dict[str, torch.Tensor]:
 
 
 def _to_ndarray(tensor: torch.Tensor) -> tuple[Any, torch.Tensor]:
-    """The bytes of the tensor in C order as an array, and the tensor that owns them."""
+    """Return the bytes of the tensor in C order as an array, and the tensor that owns them."""
     plain = tensor.detach().resolve_conj().resolve_neg().cpu().contiguous()
     return plain.reshape(-1).view(torch.uint8).numpy(), plain
 
@@ -187,7 +187,7 @@ def _tobytes(tensor: torch.Tensor, name: str) -> bytes:
 
 
 def _flatten(tensors: dict[str, torch.Tensor]) -> dict[str, dict[str, Any]]:
-    """As 0.7 handed tensors to `serialize`: by their bytes."""
+    """Return the tensors by their bytes, as 0.7 passed them to `serialize`."""
     _evaluate_tensors_for_save(tensors)
     return {
         name: {"dtype": _dtype_name(name, tensor), "shape": tensor.shape, "data": _tobytes(tensor, name)}
@@ -196,7 +196,7 @@ def _flatten(tensors: dict[str, torch.Tensor]) -> dict[str, dict[str, Any]]:
 
 
 def _flatten_as_ptr(tensors: dict[str, torch.Tensor], keep_alive_buffer: list[Any]) -> dict[str, TensorSpec]:
-    """As 0.8 hands them to `serialize`: by their address. Who keeps the list keeps them alive."""
+    """Return the tensors by address, as 0.8 passes them to `serialize`. The list keeps their memory alive."""
     _evaluate_tensors_for_save(tensors)
     _refuse_strided(tensors)
     specs = {}
@@ -224,12 +224,12 @@ def _dtype_name(name: str, tensor: torch.Tensor) -> str:
 
 
 def _evaluate_tensors_for_save(tensors: dict[str, torch.Tensor]) -> None:
-    """Refuse, with upstream's words and in its order, what is no tensor, sparse, or shares memory."""
+    """Raise upstream's errors, in its order, for non-tensors, sparse tensors and shared memory."""
     _refuse_non_tensors(tensors)
     sparse = [name for name, tensor in tensors.items() if tensor.layout is not torch.strided]
     if sparse:
         raise _sparse(sparse, sparse[0])
-    # Where the extents of two meet, one of them is not contiguous, or they have a byte in common.
+    # If the extents of two overlap, one of them is not contiguous, or they share a byte.
     if crowded := [names for names in _find_shared_tensors(tensors) if len(names) > 1]:
         _refuse_strided({name: tensors[name] for names in crowded for name in sorted(names)})
         listed = ", ".join(f"{{{', '.join(map(repr, sorted(names)))}}}" for names in crowded)
@@ -254,9 +254,9 @@ def _refuse_non_tensors(tensors: dict[str, torch.Tensor]) -> None:
 
 
 def _as_upstream(refusal: SaveError, tensors: dict[str, torch.Tensor]) -> SaveError:
-    """What upstream would have said first, else `refusal` itself.
+    """Return the error that upstream raises first, or `refusal` itself.
 
-    ingot looks for the same faults much faster, so it looks first; it finds them in another order.
+    ingot checks for the same faults first, since its checks are much faster, but in another order.
     """
     try:
         _evaluate_tensors_for_save(tensors)
@@ -274,7 +274,7 @@ def _refuse_strided(tensors: Mapping[str, torch.Tensor]) -> None:
 
 
 def _restated(refusal: SaveError, tensor: object) -> SaveError:
-    """The refusal of `tensor` in upstream's words, and of torch's class."""
+    """Return the error for `tensor` with upstream's message and torch's class."""
     name = refusal.tensor
     if not isinstance(tensor, torch.Tensor) or name is None or isinstance(refusal, SharedMemoryError):
         return refusal
