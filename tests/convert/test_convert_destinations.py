@@ -280,3 +280,15 @@ def test_an_option_that_is_no_choice_is_refused(source: str, options: dict[str, 
         ingot.convert(source, **options)
     assert caught.value.code == code
     assert os.listdir() == ["in.npz"]
+
+
+def test_convert_compares_more_members_of_an_npz_than_it_may_open_files() -> None:
+    resource = pytest.importorskip("resource")
+    numpy.savez("many.npz", **{f"w{number}": numpy.ones(2) for number in range(200)})
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/dev/fd")) + 60, before[1]))
+    try:
+        report = ingot.convert("many.npz", "out.npz")
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+    assert (report.tensors, report.verified) == (200, True)

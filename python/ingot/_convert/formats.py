@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from importlib import import_module
@@ -34,11 +34,8 @@ def proven(path: str) -> str:
     if path.endswith(".json"):
         # Every function of this package reads a file of that name as an index.
         raise HeaderError("not an index of a checkpoint, although its name is that of one", code="index-name")
-    checkpoint = _native.Checkpoint.open(path, "pread")
-    try:
+    with closing(_native.Checkpoint.open(path, "pread")) as checkpoint:
         return checkpoint.format
-    finally:
-        checkpoint.close()
 
 
 def begun(path: str, head: bytes) -> str | None:
@@ -335,17 +332,14 @@ def resolved(path: str, source: str | None, is_whole: bool = True) -> tuple[str,
 def _as_loaded(folder: str) -> tuple[str, str] | None:
     """Return the file or the index that `load_file` reads in a folder, and its format."""
     try:
-        checkpoint = _native.Checkpoint.open(folder, "pread")
+        with closing(_native.Checkpoint.open(folder, "pread")) as checkpoint:
+            assert checkpoint.path is not None
+            return checkpoint.path, "sharded" if checkpoint.is_sharded else checkpoint.format
     except IsADirectoryError:
         # The folder holds no checkpoint.
         return None
     except SafetensorError as error:
         raise refused(folder, str(error).removeprefix(f"{_escaped(folder)}: "), error.code) from error
-    try:
-        assert checkpoint.path is not None
-        return checkpoint.path, "sharded" if checkpoint.is_sharded else checkpoint.format
-    finally:
-        checkpoint.close()
 
 
 def _of_one_model(names: list[str]) -> list[str]:

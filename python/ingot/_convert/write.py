@@ -175,53 +175,46 @@ class Task(NamedTuple):
 
     def _copy(self, entries: Sequence[Entry], writer: _native.Writer) -> None:
         """Copy the bytes of these tensors, which the source has as the new file does."""
-
-        def copied(piece: _Piece) -> None:
-            piece.file.copy(piece.position, writer, piece.name, piece.part)
-
-        for _ in self._each(entries, copied):
-            pass
+        self._each(entries, lambda piece: piece.file.copy(piece.position, writer, piece.name, piece.part))
 
     def compare(self, draft: str, entries: Sequence[Entry]) -> None:
         """Raise `ConversionError` if a tensor of the file differs from the source."""
         with ExitStack() as stack:
             written = (_Npz if self.kind == "npz" else _Native)(draft, stack)
+            copied: list[Entry] = []
             for entry in entries:
                 expected, found = (entry.target, entry.shape), written.begin(entry.name)
                 if found != expected:
                     raise _differs(draft, entry.name, expected, found)
-                if entry.is_copied and isinstance(written, _Native):
+                if isinstance(written, _Native) and entry.is_copied:
+                    copied.append(entry)
                     continue
                 for index, part in _parts(entry):
                     held = stored(part)
                     if not numpy.array_equal(held, written.piece(entry.name, index, len(held))):
                         raise _differs(draft, entry.name)
                     self.moved(part.nbytes)
-            if isinstance(written, _Native):
-                self._compare_copied(
-                    draft, [entry for entry in entries if entry.is_copied], written.checkpoint
-                )
 
-    def _compare_copied(self, draft: str, entries: Sequence[Entry], checkpoint: _native.Checkpoint) -> None:
-        def differs(piece: _Piece) -> str | None:
-            same = piece.file.agrees(piece.position, checkpoint, piece.name, piece.begin, piece.nbytes)
-            return None if same else piece.name
+            def check(piece: _Piece) -> None:
+                assert isinstance(written, _Native)
+                if not piece.file.agrees(
+                    piece.position, written.checkpoint, piece.name, piece.begin, piece.nbytes
+                ):
+                    raise _differs(draft, piece.name)
 
-        for name in self._each(entries, differs):
-            if name is not None:
-                raise _differs(draft, name)
+            self._each(copied, check)
 
-    def _each(self, entries: Sequence[Entry], work: Callable[[_Piece], str | None]) -> Iterator[str | None]:
-        """Yield the result of `work` for every piece of these tensors, computed by several threads."""
+    def _each(self, entries: Sequence[Entry], work: Callable[[_Piece], None]) -> None:
+        """Call `work` for every piece of these tensors, in several threads."""
 
-        def all_of(batch: list[_Piece]) -> list[str | None]:
-            return [work(piece) for piece in batch]
+        def all_of(batch: list[_Piece]) -> None:
+            for piece in batch:
+                work(piece)
 
         batches = list(_batches(_pieces(entries)))
         pool = ThreadPoolExecutor(min(_THREADS, os.cpu_count() or 1, len(batches) or 1))
         try:
-            for batch, found in zip(batches, pool.map(all_of, batches), strict=True):
-                yield from found
+            for batch, _ in zip(batches, pool.map(all_of, batches), strict=True):
                 self.moved(sum(piece.nbytes for piece in batch))
         finally:
             pool.shutdown(cancel_futures=True)

@@ -29,19 +29,8 @@ MAGIC = b"GGUF"
 # The numbers of the plain types in GGUF.
 _PLAIN = {0: "F32", 1: "F16", 24: "I8", 25: "I16", 26: "I32", 27: "I64", 28: "F64", 30: "BF16"}
 # The numbers of the kinds of values, with their formats.
-_VALUES = {
-    0: "<B",
-    1: "<b",
-    2: "<H",
-    3: "<h",
-    4: "<I",
-    5: "<i",
-    6: "<f",
-    7: "<?",
-    10: "<Q",
-    11: "<q",
-    12: "<d",
-}
+_FORMS = ("<B", "<b", "<H", "<h", "<I", "<i", "<f", "<?", "<Q", "<q", "<d")
+_VALUES = dict(zip((*range(8), *range(10, 13)), _FORMS, strict=True))
 _TEXT, _LIST = 8, 9
 _ALIGNMENT = "general.alignment"
 # Keys that gguf-split writes in each part: its number from 0, the number of parts, and of all their tensors.
