@@ -114,7 +114,9 @@ def test_a_damaged_checkpoint_of_tensorflow_is_refused() -> None:
     tensorflow.train.Checkpoint(model=module()).save("ck/c")
     data = Path("ck/c-1.data-00000-of-00001")
     data.write_bytes(data.read_bytes()[:20])
-    with pytest.raises(ingot.ConversionError, match=r"ck/c-1: tensor `model/half`: not a TensorFlow checkpoint"):
+    with pytest.raises(
+        ingot.ConversionError, match=r"ck/c-1: tensor `model/half`: not a TensorFlow checkpoint"
+    ):
         ingot.convert("ck/c-1", "out.safetensors")
     assert not Path("out.safetensors").exists()
 

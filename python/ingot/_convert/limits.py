@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from itertools import islice
 from typing import Any, NamedTuple
 
-from ingot._base.text import _escaped, _quoted
+from ingot._base.text import _escaped, located
 from ingot.errors import ConversionError, SafetensorError
 
 _LONGEST = 300
@@ -23,9 +23,8 @@ def refused(
     found: Any = None,
 ) -> ConversionError:
     """Return the error that names the file, the tensor if there is one, and `reason`, which is escaped."""
-    where = _escaped(path) if tensor is None else f"{_escaped(path)}: tensor {_quoted(tensor)}"
-    return ConversionError(
-        f"{where}: {reason}", code=code, path=path, tensor=tensor, expected=expected, found=found
+    return located(
+        ConversionError, reason, path=path, tensor=tensor, code=code, expected=expected, found=found
     )
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from ingot._base.checks import FLOATS
 from ingot._base.keys import NamedTensors, select
-from ingot._base.text import _escaped, _quoted
+from ingot._base.text import _escaped, _quoted, located
 from ingot._native import TensorInfo
 from ingot.errors import OptionError
 
@@ -113,13 +113,10 @@ def _checked(contents: Contents, entry: Entry) -> Entry:
 def _renamed(contents: Contents, entry: Entry, choice: Choice) -> Entry:
     prefix = choice.strip_prefix
     if not entry.name.startswith(prefix):
-        raise OptionError(
-            f"{_escaped(contents.path)}: tensor {_quoted(entry.name)}: the name does not begin with "
-            f"{_quoted(prefix)}, which strip_prefix removes — keys and drop select the tensors",
-            code="prefix",
-            path=contents.path,
-            tensor=entry.name,
-            expected=prefix,
+        reason = f"the name does not begin with {_quoted(prefix)}, which strip_prefix removes"
+        facts = {"path": contents.path, "tensor": entry.name, "expected": prefix}
+        raise located(
+            OptionError, f"{reason} — keys and drop select the tensors", code="prefix", **facts
         )
     cast = choice.dtype if choice.dtype is not None and entry.code in FLOATS else ""
     return replace(entry, name=entry.name[len(prefix) :], cast=cast) if prefix or cast else entry

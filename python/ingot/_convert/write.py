@@ -17,7 +17,7 @@ import numpy
 from ingot import _native
 from ingot._base.checks import Existing, checked_shard_size
 from ingot._base.options import Loading
-from ingot._base.text import _escaped, _quoted
+from ingot._base.text import _escaped, located
 from ingot._write.directory import called
 from ingot._write.rearrange import Writing, opened, together
 from ingot._write.serialize import _REGION
@@ -71,12 +71,13 @@ class Destination(NamedTuple):
         if max_shard_size is None and not is_slashed and not os.path.isdir(path):
             if format or kind:
                 return cls(path, format or kind or "")
-            raise OptionError(
-                f"{_escaped(path)}: the name does not say what to write: expected "
-                f"{', '.join(_ENDINGS.values())}, or a folder with max_shard_size=… — format=… says it",
-                code="unknown-destination",
-                expected=KINDS,
-                found=path,
+            endings = ", ".join(_ENDINGS.values())
+            reason = (
+                f"the name does not say what to write: expected {endings}, or a folder with max_shard_size=…"
+            )
+            reason += " — format=… says it"
+            raise located(
+                OptionError, reason, path=path, code="unknown-destination", expected=KINDS, found=path
             )
         if format == "npz":
             raise OptionError(
@@ -288,9 +289,10 @@ class _Storage(FileIO):
         try:
             return super().write(data)
         except OSError as fault:
-            path = str(self.name)
-            reason = f"{_escaped(path)}: could not write: {fault.strerror}"
-            raise StorageError(reason, errno=fault.errno, code="write", path=path) from fault
+            reason = f"could not write: {fault.strerror}"
+            raise located(
+                StorageError, reason, path=str(self.name), errno=fault.errno, code="write"
+            ) from fault
 
 
 class _Native:
@@ -356,21 +358,22 @@ def check_npz(path: str, entries: Sequence[Entry]) -> None:
     """Raise for tensors that an .npz cannot hold. `path` is the destination."""
     names = {entry.name for entry in entries}
     for entry in entries:
-        where = f"{_escaped(path)}: tensor {_quoted(entry.name)}"
         if entry.target not in DTYPES:
-            raise SaveError(
-                f"{where}: an .npz has no dtype for {entry.target} — dtype='F32' converts it",
-                code="unsupported-dtype",
+            reason = f"an .npz has no dtype for {entry.target}"
+            raise located(
+                SaveError,
+                f"{reason} — dtype='F32' converts it",
                 path=path,
                 tensor=entry.name,
+                code="unsupported-dtype",
                 expected=tuple(DTYPES),
                 found=entry.target,
             )
-        reason, levels = None, entry.name.split("/")
+        reason, levels = "", entry.name.split("/")
         # Other programs unpack archives to the paths in the names of members.
         if ".." in levels or "" in levels or "\\" in entry.name or "\0" in entry.name or ":" in levels[0]:
             reason = "a member with this name would be a path out of the folder that it is unpacked in"
         if entry.name.endswith(".npy") and entry.name.removesuffix(".npy") in names:
             reason = "`numpy.load` returns another tensor for this name"
-        if reason is not None:
-            raise SaveError(f"{where}: {reason}", code="unsafe-name", path=path, tensor=entry.name)
+        if reason:
+            raise located(SaveError, reason, path=path, tensor=entry.name, code="unsafe-name")
