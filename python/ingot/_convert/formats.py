@@ -138,9 +138,7 @@ FORMATS = {
     "keras": Format("a Keras archive", "hdf5.keras", (".keras",)),
     "flax": Format("a flax checkpoint", "flax.read", (".msgpack",)),
     "onnx": Format("an ONNX model", "onnx.read", (".onnx",), is_folder=True),
-    "savedmodel": Format(
-        "a TensorFlow SavedModel", "tensorflow.saved_model", ("saved_model.pb",), is_folder=True
-    ),
+    "savedmodel": Format("a SavedModel", "tensorflow.saved_model", ("saved_model.pb",), is_folder=True),
     "tensorflow": Format("a TensorFlow checkpoint", "tensorflow.read", (".index",), is_folder=True),
     "paddle": Format("a PaddlePaddle file", "paddle.read", (".pdparams", ".pdopt")),
     "pickle": Format("a pickle of arrays", "paddle.read", (".pkl", ".pickle")),
@@ -267,11 +265,12 @@ def recognised(path: str, source: str | None, is_whole: bool = True) -> str:
     part = PART.fullmatch(os.path.basename(path))
     # A GGUF file knows its parts itself.
     if is_whole and part is not None and int(part["count"]) > 1 and word in _SHARDS:
-        reason = (
-            f"part {int(part['number'])} of {int(part['count'])} of a checkpoint: expected its index, or the "
+        number, count = int(part["number"]), int(part["count"])
+        reason = f"part {number} of {count} of a checkpoint: expected its index or the folder of all parts"
+        way_out = f"source_format={word!r} converts this part alone"
+        raise refused(
+            path, f"{reason} — {way_out}", "part", expected="an index", found=os.path.basename(path)
         )
-        reason += f"folder of all — source_format={word!r} converts this part alone"
-        raise refused(path, reason, "part", expected="an index", found=os.path.basename(path))
     return word
 
 
@@ -284,11 +283,11 @@ def _by_content(path: str) -> str:
         fault = error
     start = _Start.of(path)
     # A broken file of this package goes to its reader, whose error names the fault.
-    found = begun(path, start.head) or next(
-        (word for word, is_it in _BY_CONTENT.items() if is_it(start)), None
-    )
-    if found is not None:
-        return found
+    if ours := begun(path, start.head):
+        return ours
+    for word, is_it in _BY_CONTENT.items():
+        if is_it(start):
+            return word
     for word, fits in _FIRST_BYTES.items():
         if start.ends(word) and start.head and fits(start.head[0]):
             return word

@@ -115,9 +115,7 @@ def _renamed(contents: Contents, entry: Entry, choice: Choice) -> Entry:
     if not entry.name.startswith(prefix):
         reason = f"the name does not begin with {_quoted(prefix)}, which strip_prefix removes"
         facts = {"path": contents.path, "tensor": entry.name, "expected": prefix}
-        raise located(
-            OptionError, f"{reason} — keys and drop select the tensors", code="prefix", **facts
-        )
+        raise located(OptionError, f"{reason} — keys and drop select the tensors", code="prefix", **facts)
     cast = choice.dtype if choice.dtype is not None and entry.code in FLOATS else ""
     return replace(entry, name=entry.name[len(prefix) :], cast=cast) if prefix or cast else entry
 

@@ -72,12 +72,12 @@ class Destination(NamedTuple):
             if format or kind:
                 return cls(path, format or kind or "")
             endings = ", ".join(_ENDINGS.values())
-            reason = (
-                f"the name does not say what to write: expected {endings}, or a folder with max_shard_size=…"
-            )
-            reason += " — format=… says it"
-            raise located(
-                OptionError, reason, path=path, code="unknown-destination", expected=KINDS, found=path
+            reason = f"the ending names no format: expected {endings}, or a folder with max_shard_size=…"
+            raise OptionError(
+                f"{_escaped(path)}: {reason} — format=… names it",
+                code="unknown-destination",
+                expected=KINDS,
+                found=path,
             )
         if format == "npz":
             raise OptionError(
@@ -252,9 +252,8 @@ def _pieces(entries: Iterable[Entry]) -> Iterator[_Piece]:
         if there < region.nbytes:
             raise truncated(region.path, region.nbytes, max(there, 0), entry.name)
         for index in pieces(entry.shape, max(nbytes(entry.code, (1,)), 1)):
-            shape = (
-                (index[-1].stop - index[-1].start, prod(entry.shape[len(index) :])) if index else entry.shape
-            )
+            inner = prod(entry.shape[len(index) :])
+            shape = (index[-1].stop - index[-1].start, inner) if index else entry.shape
             size = nbytes(entry.code, shape)
             yield _Piece(files[region.path], region.position + begin, entry.name, index or ..., begin, size)
             begin += size
@@ -334,10 +333,9 @@ class _Npz:
 def _differs(
     path: str, name: str, expected: object = "the values of the source", found: object = "others"
 ) -> ConversionError:
-    reason = (
-        f"what was written is not what was read: expected {expected}, found {found} — the disk or the source "
-    )
-    return refused(path, f"{reason}is at fault, and nothing was kept", "verification", name, expected, found)
+    reason = f"what was written is not what was read: expected {expected}, found {found}"
+    cause = "the disk or the source is at fault, and nothing was kept"
+    return refused(path, f"{reason} — {cause}", "verification", name, expected, found)
 
 
 def check_native(path: str, entries: Sequence[Entry]) -> None:
@@ -348,9 +346,7 @@ def check_native(path: str, entries: Sequence[Entry]) -> None:
             reason = f"the name is reserved for metadata — {way_out}"
             raise refused(path, reason, "reserved-name", entry.name)
         if entry.target == "F4" and elements(entry.shape) % 2:
-            reason = (
-                f"shape {list(entry.shape)} of F4 ends inside a byte: expected an even number of elements"
-            )
+            reason = f"shape {list(entry.shape)} of F4 ends inside a byte: expected an even size"
             raise refused(path, f"{reason} — {way_out}", "partial-byte", entry.name)
 
 

@@ -132,9 +132,7 @@ def _rows(contents: Contents, pa: Any, name: str, chunk: Any, shape: tuple[int, 
 def _refuse_nulls(contents: Contents, name: str, chunk: Any) -> None:
     count = chunk.null_count
     if count:
-        reason = (
-            f"{count} values of the column are missing, which a tensor cannot hold — drop=[…] leaves it out"
-        )
+        reason = f"{count} values of the column are missing — drop=[…] leaves it out"
         raise contents.refusal(reason, "missing-values", name, found=count)
 
 

@@ -27,9 +27,8 @@ if TYPE_CHECKING:
 _SPAN_NBYTES = 1 << 12
 _CONSTANTS = {0xC0: None, 0xC2: False, 0xC3: True}
 # First byte to the format of a number, or to a kind of value and the format of its length.
-_NUMBERS = dict(
-    zip(range(0xCA, 0xD4), (">f", ">d", ">B", ">H", ">I", ">Q", ">b", ">h", ">i", ">q"), strict=True)
-)
+_FORMS = (">f", ">d", ">B", ">H", ">I", ">Q", ">b", ">h", ">i", ">q")
+_NUMBERS = dict(zip(range(0xCA, 0xD4), _FORMS, strict=True))
 _LENGTHS = {
     first + number: (kind, form)
     for first, kind, forms in (

@@ -46,11 +46,9 @@ def read(contents: Contents) -> None:
         if array.fault is not None or array.dtype != numpy.uint16:
             return pickles.entry(path, name, array)
         if is_paddle and not is_marked and source_format is None:
-            reason = (
-                "uint16 without a mark of Paddle's, which keeps bfloat16 in it: source_format='paddle' makes "
-            )
-            reason += "BF16 of it, and source_format='pickle' U16"
-            raise contents.refusal(reason, "unclear-dtype", name, found="uint16")
+            reason = "uint16 without a mark of Paddle's, which keeps bfloat16 in it"
+            way_out = "source_format='paddle' makes BF16 of it, and source_format='pickle' U16"
+            raise contents.refusal(f"{reason}: {way_out}", "unclear-dtype", name, found="uint16")
         return pickles.entry(path, name, array, dtype_of("BF16") if is_marked else None)
 
     flatten(contents, tree, is_array, entry)

@@ -32,7 +32,7 @@ def read(contents: Contents) -> None:
         if len(found) != 1:
             names = ", ".join(_escaped(os.path.basename(name)) for name in found[:5])
             reason = (
-                f"{len(found)} checkpoints are in this folder: expected one — pass the path of one of {names}"
+                f"{len(found)} checkpoints in this folder: expected one — pass the path of one of {names}"
             )
             raise contents.refusal(reason, "ambiguous", expected=contents.title, found=len(found))
         path = found[0]

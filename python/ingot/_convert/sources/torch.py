@@ -233,9 +233,8 @@ def _archive(found: Contents) -> Any:
     with found.reading():
         found.budget.hold(records[_PICKLE].nbytes)
         pickled = contents(found.path, records[_PICKLE], may_lack_checksum=True)
-        machine = _Machine(
-            Stream(found.path, BytesIO(pickled), end=len(pickled), has_spans=False), found.budget
-        )
+        stream = Stream(found.path, BytesIO(pickled), end=len(pickled), has_spans=False)
+        machine = _Machine(stream, found.budget)
         tree = machine.load()
         machine.expect_end()
         is_little = _is_little(found.path, records.get("byteorder"))
