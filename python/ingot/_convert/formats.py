@@ -130,7 +130,7 @@ class Format(NamedTuple):
 FORMATS = {
     "safetensors": Format("a safetensors file", "native.read", (".safetensors",)),
     "bintensors": Format("a bintensors file", "native.read", (".bt",)),
-    "sharded": Format("an index of a checkpoint", "sharded.read", (".index.json",), is_folder=True),
+    "sharded": Format("a checkpoint in several files", "sharded.read", (".index.json",), is_folder=True),
     "torch": Format("a PyTorch checkpoint", "torch.read", (".bin", ".pt", ".pth", ".ckpt")),
     "npz": Format("an .npz archive", "numpy.npz", (".npz",)),
     "npy": Format("an .npy file", "numpy.npy", (".npy",)),
