@@ -4,8 +4,10 @@
 //! wherever one of them might wait. No timeout ever ends there: where a wake-up is lost, a test ends with a deadlock.
 
 #[cfg(test)]
+#[path = "tests/orders.rs"]
 mod orders;
 #[cfg(all(test, shuttle))]
+#[path = "tests/shuttled.rs"]
 mod shuttled;
 mod turns;
 
