@@ -3,7 +3,7 @@
 use std::io;
 use std::path::Path;
 
-use ingot_format::{to_u64, to_usize};
+use ingot_format::{FormatError, to_u64, to_usize};
 
 use super::Error;
 use super::checkpoint::CheckpointFault;
@@ -131,6 +131,14 @@ pub(crate) fn unopened(path: &Path) -> impl Fn(io::Error) -> Error + Copy {
     move |source| {
         let path = path.to_owned();
         Error::Open { path, source }
+    }
+}
+
+/// Make an error of why the tensors of the file at `path` cannot be laid out.
+pub(crate) fn unstorable(path: &Path) -> impl Fn(FormatError) -> Error + Copy {
+    move |fault| {
+        let path = Some(path.to_owned());
+        Error::Unstorable { path, fault }
     }
 }
 

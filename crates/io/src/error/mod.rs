@@ -19,7 +19,7 @@ use crate::options::{BACKEND_VARIABLE, Backend, THREADS_VARIABLE};
 
 pub use checkpoint::CheckpointFault;
 pub use edit::EditError;
-pub(crate) use failure::{Failure, InFile, Step, Stop, size, unopened};
+pub(crate) use failure::{Failure, InFile, Step, Stop, size, unopened, unstorable};
 pub(crate) use write::step;
 
 /// A failure to open, read or save, with what a reader needs to put it right.
@@ -249,34 +249,28 @@ pub enum Misfit {
 }
 
 impl Misfit {
-    fn code(&self) -> &'static str {
+    /// The code and the text.
+    fn row(&self) -> (&'static str, String) {
         match self {
-            Misfit::Dtype { .. } => "destination-dtype",
-            Misfit::Shape { .. } => "destination-shape",
-            Misfit::Overlap { .. } => "destination-overlap",
+            Misfit::Dtype { expected, found } => (
+                "destination-dtype",
+                format!("the destination has another dtype: expected {expected}, found {found}"),
+            ),
+            Misfit::Shape { expected, found } => (
+                "destination-shape",
+                format!("the destination has another shape: expected {expected:?}, found {found:?}"),
+            ),
+            Misfit::Overlap { other } => (
+                "destination-overlap",
+                format!("the destination shares memory with that of {}", Quoted(other)),
+            ),
         }
     }
 }
 
 impl fmt::Display for Misfit {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Misfit::Dtype { expected, found } => {
-                write!(
-                    f,
-                    "the destination has another dtype: expected {expected}, found {found}"
-                )
-            }
-            Misfit::Shape { expected, found } => {
-                write!(
-                    f,
-                    "the destination has another shape: expected {expected:?}, found {found:?}"
-                )
-            }
-            Misfit::Overlap { other } => {
-                write!(f, "the destination shares memory with that of {}", Quoted(other))
-            }
-        }
+        f.write_str(&self.row().1)
     }
 }
 
@@ -284,33 +278,109 @@ impl Error {
     /// A stable name for the failure, in kebab-case; programs may match it.
     #[must_use]
     pub fn code(&self) -> &'static str {
+        self.row().0
+    }
+
+    /// The code, and the text after path and tensor.
+    fn row(&self) -> (&'static str, String) {
         match self {
-            Error::Open { source, .. } => code_of(source).unwrap_or("open"),
-            Error::Header { fault, .. } | Error::Unstorable { fault, .. } => fault.code(),
-            Error::Index { fault, .. } => fault.code(),
-            Error::Checkpoint { fault, .. } => fault.code(),
-            Error::UnknownTensor { .. } => "unknown-tensor",
-            Error::Slice { fault, .. } => fault.code(),
-            Error::Read { source: None, .. } => "short-read",
+            Error::Open { source, .. } => (code_of(source).unwrap_or("open"), source.to_string()),
+            Error::Header { fault, .. } | Error::Unstorable { fault, .. } => {
+                (fault.code(), fault.to_string())
+            }
+            Error::Index { fault, .. } => (fault.code(), fault.to_string()),
+            Error::Checkpoint { fault, .. } => (fault.code(), fault.to_string()),
+            Error::UnknownTensor { nearest, .. } => {
+                let nearest = nearest
+                    .as_ref()
+                    .map(|name| format!(" — did you mean {}?", Quoted(name)));
+                let text = format!("the file has none of this name{}", nearest.unwrap_or_default());
+                ("unknown-tensor", text)
+            }
+            Error::Slice { fault, .. } => (fault.code(), fault.to_string()),
             Error::Read {
-                source: Some(source), ..
-            } => code_of(source).unwrap_or("read"),
-            Error::Changed { .. } => "changed",
-            Error::OutOfMemory { .. } => "out-of-memory",
-            Error::Write { .. } => "write",
-            Error::UnknownBackend { .. } => "unknown-backend",
-            Error::InvalidThreads { .. } => "invalid-threads",
-            Error::Conversion { .. } => "no-conversion",
-            Error::Destination { misfit, .. } => misfit.code(),
-            Error::Edit { fault, .. } => fault.code(),
-            Error::Checksums { .. } => "invalid-checksums",
-            Error::Shared { .. } => "invalid-alias",
-            Error::NoDigest { .. } => "no-digest",
-            Error::Digest { .. } => "digest-mismatch",
-            Error::Closed { .. } => "closed",
-            Error::Device { fault, .. } => fault.code(),
-            Error::Refused { .. } => "device-out-of-memory",
-            Error::Interrupted => "interrupted",
+                position,
+                expected,
+                found,
+                source,
+                ..
+            } => {
+                let at = format!(
+                    "bytes {position}..{} of the file",
+                    position.saturating_add(*expected)
+                );
+                match source {
+                    Some(source) => (
+                        code_of(source).unwrap_or("read"),
+                        format!("reading {at}: {source}"),
+                    ),
+                    None => (
+                        "short-read",
+                        format!("expected {expected} bytes, found {found} at {at}"),
+                    ),
+                }
+            }
+            Error::Changed {
+                nbytes_at_open: before,
+                nbytes_now,
+                ..
+            } => {
+                let what = match nbytes_now {
+                    Some(now) if now < before => format!("shrank from {before} to {now} bytes"),
+                    Some(now) => format!("grew from {before} to {now} bytes"),
+                    None => "was written to, replaced or removed".to_owned(),
+                };
+                (
+                    "changed",
+                    format!("the file {what} since it was opened — open it again"),
+                )
+            }
+            Error::OutOfMemory { nbytes, source, .. } => {
+                let why = source.as_ref().map(|source| format!(": {source}"));
+                let text = format!("no memory for {nbytes} bytes{}", why.unwrap_or_default());
+                ("out-of-memory", text)
+            }
+            Error::Write {
+                step, nbytes, source, ..
+            } => {
+                // Nothing is said of the notes beside a file, nor of one whose size is not known yet.
+                let needs = (*nbytes > 0).then(|| format!(": the file needs {nbytes} bytes"));
+                let text = format!("could not {step}: {source}{}", needs.unwrap_or_default());
+                ("write", text)
+            }
+            Error::UnknownBackend { found } => {
+                let (found, names) = (Quoted(found), Backend::ALL.map(Backend::name).join(", "));
+                let text = format!("{BACKEND_VARIABLE} {found} is unknown: expected one of {names}");
+                ("unknown-backend", text)
+            }
+            Error::InvalidThreads { found } => {
+                let found = Quoted(found);
+                let text = format!("{THREADS_VARIABLE} {found} is no number of threads: expected 1 or more");
+                ("invalid-threads", text)
+            }
+            Error::Conversion { stored, wanted, .. } => {
+                ("no-conversion", format!("{stored} is not converted to {wanted}"))
+            }
+            Error::Destination { misfit, .. } => misfit.row(),
+            Error::Edit { fault, .. } => (fault.code(), fault.to_string()),
+            Error::Checksums { reason, .. } => ("invalid-checksums", reason.clone()),
+            Error::Shared { fault, .. } => ("invalid-alias", fault.to_string()),
+            Error::NoDigest { .. } => ("no-digest", "the file keeps no digest to verify it by".to_owned()),
+            Error::Digest { tensor, unequal, .. } => {
+                let text = format!("bytes are not those that were promised: {unequal}");
+                let text = match tensor {
+                    Some(_) => format!("its {text}"),
+                    None => format!("the file's {text}"),
+                };
+                ("digest-mismatch", text)
+            }
+            Error::Closed { .. } => ("closed", "file is closed".to_owned()),
+            Error::Device { fault, .. } => (fault.code(), fault.to_string()),
+            Error::Refused { source, .. } => {
+                let text = format!("the framework gives no memory: {source}");
+                ("device-out-of-memory", text)
+            }
+            Error::Interrupted => ("interrupted", "interrupted".to_owned()),
         }
     }
 
@@ -350,16 +420,22 @@ impl Error {
             Error::Header { fault, .. } | Error::Unstorable { fault, .. } => fault.tensor(),
             Error::Index { fault, .. } => fault.tensor(),
             Error::Checkpoint { fault, .. } => fault.tensor(),
+            Error::Edit { fault, .. } => fault.tensor(),
+            Error::Shared { fault, .. } => fault.tensor(),
+            Error::Device { tensor, .. } => tensor.as_deref(),
+            _ => self.subject(),
+        }
+    }
+
+    /// The tensor that the text names before it says what is wrong.
+    fn subject(&self) -> Option<&str> {
+        match self {
             Error::UnknownTensor { tensor, .. }
             | Error::Slice { tensor, .. }
             | Error::Conversion { tensor, .. }
             | Error::Destination { tensor, .. }
             | Error::NoDigest { tensor, .. } => Some(tensor),
-            Error::Read { tensor, .. } | Error::Digest { tensor, .. } | Error::Device { tensor, .. } => {
-                tensor.as_deref()
-            }
-            Error::Edit { fault, .. } => fault.tensor(),
-            Error::Shared { fault, .. } => fault.tensor(),
+            Error::Read { tensor, .. } | Error::Digest { tensor, .. } => tensor.as_deref(),
             _ => None,
         }
     }
@@ -435,114 +511,11 @@ impl fmt::Display for Error {
         if let Some(path) = self.path() {
             write!(f, "{}: ", Escaped(&path.to_string_lossy()))?;
         }
-        match self {
-            Error::Open { source, .. } => {
-                write!(f, "{source}")?;
-                self.hint().map_or(Ok(()), |hint| write!(f, " — {hint}"))
-            }
-            Error::Header { fault, .. } | Error::Unstorable { fault, .. } => write!(f, "{fault}"),
-            Error::Index { fault, .. } => write!(f, "{fault}"),
-            Error::Checkpoint { fault, .. } => write!(f, "{fault}"),
-            Error::UnknownTensor { tensor, nearest, .. } => {
-                write!(f, "tensor {}: the file has none of this name", Quoted(tensor))?;
-                match nearest {
-                    Some(nearest) => write!(f, " — did you mean {}?", Quoted(nearest)),
-                    None => Ok(()),
-                }
-            }
-            Error::Slice { tensor, fault, .. } => write!(f, "tensor {}: {fault}", Quoted(tensor)),
-            Error::Read {
-                tensor,
-                position,
-                expected,
-                found,
-                source,
-                ..
-            } => {
-                if let Some(tensor) = tensor {
-                    write!(f, "tensor {}: ", Quoted(tensor))?;
-                }
-                let end = position.saturating_add(*expected);
-                match source {
-                    Some(source) => write!(f, "reading bytes {position}..{end} of the file: {source}"),
-                    None => write!(
-                        f,
-                        "expected {expected} bytes, found {found} at bytes {position}..{end} of the file"
-                    ),
-                }
-            }
-            Error::Changed {
-                nbytes_at_open,
-                nbytes_now,
-                ..
-            } => {
-                match nbytes_now {
-                    Some(now) if now < nbytes_at_open => {
-                        write!(f, "the file shrank from {nbytes_at_open} to {now} bytes")?;
-                    }
-                    Some(now) => write!(f, "the file grew from {nbytes_at_open} to {now} bytes")?,
-                    None => f.write_str("the file was written to, replaced or removed")?,
-                }
-                f.write_str(" since it was opened — open it again")
-            }
-            Error::OutOfMemory { nbytes, source, .. } => {
-                write!(f, "no memory for {nbytes} bytes")?;
-                source.as_ref().map_or(Ok(()), |source| write!(f, ": {source}"))
-            }
-            Error::Write {
-                step, nbytes, source, ..
-            } => {
-                write!(f, "could not {step}: {source}")?;
-                // Nothing is said of the notes beside a file, nor of one whose size is not known yet.
-                if *nbytes > 0 {
-                    write!(f, ": the file needs {nbytes} bytes")?;
-                }
-                self.hint().map_or(Ok(()), |hint| write!(f, " — {hint}"))
-            }
-            Error::UnknownBackend { found } => write!(
-                f,
-                "{BACKEND_VARIABLE} {} is unknown: expected one of {}",
-                Quoted(found),
-                Backend::ALL.map(Backend::name).join(", ")
-            ),
-            Error::InvalidThreads { found } => write!(
-                f,
-                "{THREADS_VARIABLE} {} is no number of threads: expected 1 or more",
-                Quoted(found)
-            ),
-            Error::Conversion {
-                tensor,
-                stored,
-                wanted,
-                ..
-            } => write!(
-                f,
-                "tensor {}: {stored} is not converted to {wanted}",
-                Quoted(tensor)
-            ),
-            Error::Destination { tensor, misfit, .. } => write!(f, "tensor {}: {misfit}", Quoted(tensor)),
-            Error::Edit { fault, .. } => write!(f, "{fault}"),
-            Error::Checksums { reason, .. } => f.write_str(reason),
-            Error::Shared { fault, .. } => write!(f, "{fault}"),
-            Error::NoDigest { tensor, .. } => {
-                write!(
-                    f,
-                    "tensor {}: the file keeps no digest to verify it by",
-                    Quoted(tensor)
-                )
-            }
-            Error::Digest { tensor, unequal, .. } => {
-                match tensor {
-                    Some(tensor) => write!(f, "tensor {}: its bytes", Quoted(tensor))?,
-                    None => f.write_str("the file's bytes")?,
-                }
-                write!(f, " are not those that were promised: {unequal}")
-            }
-            Error::Closed { .. } => f.write_str("file is closed"),
-            Error::Device { fault, .. } => write!(f, "{fault}"),
-            Error::Refused { source, .. } => write!(f, "the framework gives no memory: {source}"),
-            Error::Interrupted => f.write_str("interrupted"),
+        if let Some(tensor) = self.subject() {
+            write!(f, "tensor {}: ", Quoted(tensor))?;
         }
+        f.write_str(&self.row().1)?;
+        self.hint().map_or(Ok(()), |hint| write!(f, " — {hint}"))
     }
 }
 
