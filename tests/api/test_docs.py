@@ -181,7 +181,7 @@ def looked_up() -> set[str]:
     sources = [*ROOT.glob("crates/*/src/**/*.rs"), *ROOT.glob("python/ingot/**/*.py")]
     found = set()
     for source in sources:
-        # `sync/orders.rs` is built for tests alone.
+        # `sync/tests/orders.rs` is built for tests alone.
         if "fake-cuda" not in source.parts and source.stem not in ("tests", "orders"):
             found |= set(name.findall(source.read_text("utf-8").partition("\nmod tests {")[0]))
     assert len(found) > 40

@@ -62,6 +62,13 @@ pub fn to_usize(n: u64) -> Option<usize> {
     usize::try_from(n).ok()
 }
 
+/// Converts a file size to a size in memory. One that exceeds the machine's address width becomes the largest, which no
+/// allocation or slice can have.
+#[must_use]
+pub fn saturating_usize(n: u64) -> usize {
+    to_usize(n).unwrap_or(usize::MAX)
+}
+
 /// Converts a size in memory to a file size. Rust supports no machine whose `usize` is wider than 64 bits.
 #[must_use]
 pub const fn to_u64(n: usize) -> u64 {

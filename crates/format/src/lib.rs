@@ -82,7 +82,7 @@ pub use entry::{Entry, Spec};
 #[cfg(feature = "std")]
 pub use error::SystemError;
 pub use error::{FormatError, FormatError as SafeTensorError};
-pub use extent::{ExtentError, nbytes, to_u64, to_usize};
+pub use extent::{ExtentError, nbytes, saturating_usize, to_u64, to_usize};
 pub use finding::{Finding, Remedy};
 pub use format::Format;
 pub use header::Header;

@@ -13,8 +13,8 @@ use ingot_format::{
     CHECKSUMS_KEY, Checksums, Dtype, Excerpt, Format, LayoutOptions, SHARED_KEY, SharedName, Spec, layout,
     nbytes, parse_shared, render_shared,
 };
-use ingot_io::binding::{Alias, Inherit, Origin, Pick, Role, aliases, assemble};
-use ingot_io::{Algorithm, Durability, SaveOptions, Unwatched};
+use ingot_io::binding::{Alias, Inherit, Pick, Role, aliases, assemble};
+use ingot_io::{Algorithm, Archive, OpenOptions, SaveOptions, Unwatched};
 use libfuzzer_sys::arbitrary::{Result, Unstructured};
 use libfuzzer_sys::fuzz_target;
 
@@ -61,7 +61,7 @@ struct Meant {
 
 /// A file, what its tensors hold, and whether its digests are theirs.
 struct Source {
-    origin: Origin,
+    file: Archive,
     path: PathBuf,
     tensors: Vec<Meant>,
     is_true: bool,
@@ -128,9 +128,9 @@ fn source(input: &mut Unstructured<'_>, number: u8) -> Result<Source> {
     }
     let path = place(&format!("source-{number}"));
     known(fs::write(&path, file));
-    let origin = known(Origin::open(&path));
+    let file = known(Archive::open(&path, &OpenOptions::default()));
     Ok(Source {
-        origin,
+        file,
         path,
         tensors,
         is_true,
@@ -187,7 +187,7 @@ fn digests(input: &mut Unstructured<'_>, named: &[(&str, Meant)]) -> Result<(Opt
 fn put_together(input: &mut Unstructured<'_>, sources: &[Source]) -> Result<()> {
     let files = sources
         .iter()
-        .map(|source| (Some(source.path.as_path()), source.origin.header()));
+        .map(|source| (Some(source.path.as_path()), source.file.header()));
     let added = match aliases(files) {
         Ok(added) => added,
         Err(fault) => {
@@ -212,7 +212,7 @@ fn put_together(input: &mut Unstructured<'_>, sources: &[Source]) -> Result<()> 
         if input.ratio(2, 3)? && !names.is_empty() {
             let name = names.swap_remove(input.choose_index(names.len())?);
             picks.push(Pick {
-                origin: &source.origin,
+                file: &source.file,
                 number,
                 name,
                 role,
@@ -220,7 +220,7 @@ fn put_together(input: &mut Unstructured<'_>, sources: &[Source]) -> Result<()> 
             expected.insert(name.to_owned(), source.tensors[number].part(role));
         }
     }
-    let options = SaveOptions::new().durable(Durability::Fast);
+    let options = SaveOptions::new().durable(false);
     let (format, order, path) = (Format::Safetensors, LayoutOptions::default(), place("new"));
     match assemble(
         &path,
@@ -273,8 +273,8 @@ impl Meant {
 
 /// What the names of the file at `path` mean; where it keeps digests that ought to be true, they are.
 fn meant(path: &Path, is_true: bool) -> BTreeMap<String, Meant> {
-    let origin = known(Origin::open(path));
-    let (header, file) = (origin.header(), known(fs::read(path)));
+    let archive = known(Archive::open(path, &OpenOptions::default()));
+    let (header, file) = (archive.header(), known(fs::read(path)));
     let data = &file[header.data_start() as usize..];
     let tensors: Vec<Meant> = header
         .entries()

@@ -10,9 +10,7 @@ pub use crate::device::{
 };
 pub use crate::digest::{Keep, NewHeader};
 pub use crate::disk::blob_digest;
-pub use crate::edit::{
-    Alias, Inherit, Origin, Origins, Pick, RECORD_KEYS, Role, STALE_KEYS, aliases, assemble, passed_over,
-};
+pub use crate::edit::{Alias, Inherit, Pick, RECORD_KEYS, Role, STALE_KEYS, aliases, assemble, passed_over};
 pub use crate::error::Misfit;
 pub use crate::file::{Given, LocalFile, ReadAt, ShardHeader, ShardHeaders, TensorId, read_header};
 pub use crate::fold::{Fold, fold};
@@ -27,7 +25,7 @@ pub use crate::remote::{
     REMOTE_HEADER_NBYTES, fetch_beside, hub_headers, identity, is_url, local_path, planned_download,
     read_url, redacted, url_file_name, url_source, was_url,
 };
-pub use crate::save::{Pieces, Snapshot, check_destination, replace_file};
+pub use crate::save::{Pieces, Snapshot, check_destination, save_pieces};
 pub use crate::verify::{Proof, hash_range, read_runs};
 pub use crate::watch::After;
 pub use crate::writer::{Aside, ForeignFile};

@@ -336,18 +336,6 @@ impl Checkpoint {
         Ok(files)
     }
 
-    /// All files, opened, and the index that names them.
-    pub(crate) fn into_files(self, watch: &dyn Watch) -> Result<(Vec<Archive>, Option<ShardIndex>), Error> {
-        self.prepare_all(watch)?;
-        match self.files {
-            Contents::File(archive) => Ok((vec![*archive], None)),
-            Contents::Shards(opened) => {
-                let archives = opened.archives.into_iter().filter_map(OnceLock::into_inner);
-                Ok((archives.collect(), Some(opened.shards.into_index())))
-            }
-        }
-    }
-
     fn open_files(&self, numbers: &[usize], watch: &dyn Watch) -> Result<(), Error> {
         match &self.files {
             Contents::File(_) => Ok(()),

@@ -8,7 +8,7 @@ mod ordered;
 use std::iter;
 use std::ops::Range;
 
-use ingot_format::{Dtype, StopFlag, to_u64, to_usize};
+use ingot_format::{Dtype, StopFlag, saturating_usize, to_u64};
 
 use self::ordered::Ordered;
 
@@ -268,7 +268,7 @@ impl<F: Fold<N>, const N: usize> Work<'_, F, N> {
                 window.retain(|part| !self.computed.is_done(part.group));
                 self.add(&window, &mut memory, stop)?;
             }
-            Ok(to_usize(done).unwrap_or(usize::MAX))
+            Ok(saturating_usize(done))
         };
         let tasks = grouped(parts.into_iter().flat_map(Part::chunks), TASK_NBYTES);
         share(self.reading, tasks, total, work, watch)
@@ -289,11 +289,7 @@ impl<F: Fold<N>, const N: usize> Work<'_, F, N> {
             .iter_mut()
             .map(|block| Destination::Together(Dest::from(&mut **block)));
         // The other threads read other parts.
-        let reading = if self.reading.waits {
-            Reading::waiting(1)
-        } else {
-            Reading::on(1)
-        };
+        let reading = Reading::alone(self.reading.waits);
         execute(&plan, self.sources, &[], dests, reading, &stop)?;
         let (pieces, _) = pieces.as_chunks::<N>();
         for (part, pieces) in parts.iter().zip(pieces) {

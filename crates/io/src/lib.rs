@@ -205,10 +205,7 @@ pub use edit::{Edited, MetadataChange, Way, replace_tensor, update_metadata};
 pub use error::{CheckpointFault, EditError, Error};
 pub use file::{Archive, MemorySource, Source, Tensor};
 pub use memory::{BorrowError, Plain, Region};
-pub use options::{
-    Backend, CheckpointOptions, Durability, Existing, OpenOptions, Reach, ReadOnly, ReadOptions, Replace,
-    SaveOptions,
-};
+pub use options::{Backend, CheckpointOptions, OpenOptions, Reach, ReadOptions, Replace, SaveOptions};
 pub use payload::{Payload, Produce};
 pub use read::job::Job;
 pub use read::read;

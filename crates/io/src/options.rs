@@ -160,30 +160,21 @@ pub(crate) const PINNED_VARIABLE: &str = "INGOT_PINNED";
 /// How to save.
 ///
 /// ```
-/// use ingot_io::{Durability, Replace, SaveOptions};
-/// let new_and_fast = SaveOptions::new().replace(Replace::Nothing).durable(Durability::Fast);
+/// use ingot_io::{Replace, SaveOptions};
+/// let new_and_fast = SaveOptions::new().replace(Replace::Nothing).durable(false);
 /// assert_eq!(new_and_fast.replace, Replace::Nothing);
 /// ```
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct SaveOptions {
-    /// What a loss of power may undo.
-    pub durable: Durability,
+    /// Whether the file is on the disk when [`save`](crate::save) returns. If false, a loss of power may undo a save of the last
+    /// half minute or so, or leave a part of its bytes. Ending the process loses nothing.
+    pub durable: bool,
     /// How an existing file is replaced.
     pub replace: Replace,
-    /// What happens to a file that this process may not write to.
-    pub read_only: ReadOnly,
-}
-
-/// What a loss of power may undo.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Durability {
-    /// Nothing: when [`save`](crate::save) returns, the file is on the disk.
-    #[default]
-    Durable,
-    /// What was saved in the last half minute or so. A file may then be there with only a part of its bytes.
-    /// A process that ends, however it does, loses nothing.
-    Fast,
+    /// Whether a file that this process may not write to is replaced, by one that is as read-only; else it is an error. This
+    /// takes a writable directory, and excludes [`Replace::InPlace`].
+    pub replace_read_only: bool,
 }
 
 /// How an existing file is replaced.
@@ -206,19 +197,19 @@ pub enum Replace {
 }
 
 impl SaveOptions {
-    /// Returns the defaults: [`Durability::Durable`], [`Replace::Atomic`] and [`ReadOnly::Refuse`].
+    /// Returns the defaults: durable, [`Replace::Atomic`], and read-only files are refused.
     #[must_use]
     pub const fn new() -> SaveOptions {
         SaveOptions {
-            durable: Durability::Durable,
+            durable: true,
             replace: Replace::Atomic,
-            read_only: ReadOnly::Refuse,
+            replace_read_only: false,
         }
     }
 
-    /// Sets what a loss of power may undo.
+    /// Sets whether the file is on the disk when the save returns.
     #[must_use]
-    pub const fn durable(mut self, durable: Durability) -> SaveOptions {
+    pub const fn durable(mut self, durable: bool) -> SaveOptions {
         self.durable = durable;
         self
     }
@@ -230,48 +221,21 @@ impl SaveOptions {
         self
     }
 
-    /// Sets what happens to a file that this process may not write to.
+    /// Sets whether a file that this process may not write to is replaced.
     #[must_use]
-    pub const fn read_only(mut self, read_only: ReadOnly) -> SaveOptions {
-        self.read_only = read_only;
+    pub const fn replace_read_only(mut self, replace_read_only: bool) -> SaveOptions {
+        self.replace_read_only = replace_read_only;
         self
     }
 
-    /// What becomes of a file that has the name when the new one is whole.
-    pub(crate) fn existing(&self) -> Existing {
-        match self.replace {
-            Replace::Nothing => Existing::Refuse,
-            Replace::Atomic | Replace::InPlace => Existing::Replace,
-        }
+    /// Returns whether an existing file stays, which is an error then.
+    pub(crate) fn keeps_existing(&self) -> bool {
+        self.replace == Replace::Nothing
     }
 }
 
-/// What happens to a file that this process may not write to.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum ReadOnly {
-    /// It is an error.
-    #[default]
-    Refuse,
-    /// It is replaced by one that is as read-only, which only takes a writable directory. Not with
-    /// [`Replace::InPlace`].
-    Replace,
-}
-
-/// What becomes of a file that has the name already.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Existing {
-    /// It stays, and it is an error that it is there.
-    #[default]
-    Refuse,
-    /// It is replaced once the new one is whole.
-    Replace,
-}
-
-impl From<Existing> for Replace {
-    fn from(existing: Existing) -> Replace {
-        match existing {
-            Existing::Refuse => Replace::Nothing,
-            Existing::Replace => Replace::Atomic,
-        }
+impl Default for SaveOptions {
+    fn default() -> SaveOptions {
+        SaveOptions::new()
     }
 }

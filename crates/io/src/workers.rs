@@ -6,7 +6,7 @@ use std::panic::resume_unwind;
 use std::sync::OnceLock;
 use std::sync::atomic::AtomicBool;
 
-use ingot_format::{Caller, StopFlag, to_u64, to_usize};
+use ingot_format::{Caller, StopFlag, saturating_usize, to_u64};
 
 use crate::error::{Error, Failure};
 use crate::file::{ReadAt, threads_of_environment};
@@ -56,6 +56,14 @@ impl Reading {
         Reading {
             waits: true,
             ..Reading::on(threads)
+        }
+    }
+
+    /// One at a time, which may wait.
+    pub(crate) fn alone(waits: bool) -> Reading {
+        Reading {
+            waits,
+            ..Reading::on(1)
         }
     }
 
@@ -111,7 +119,7 @@ impl Reading {
 
 /// The bytes of a chunk, of which there are to be so many: a multiple of `least`.
 pub(crate) fn each(nbytes: u64, chunks: usize, least: usize) -> usize {
-    let each = to_usize(nbytes).unwrap_or(usize::MAX) / chunks;
+    let each = saturating_usize(nbytes) / chunks;
     each.clamp(least, CHUNK_NBYTES).next_multiple_of(least)
 }
 
@@ -168,23 +176,17 @@ pub(crate) fn share<T: Send, E: Send + From<Failure>>(
 ///
 /// # Errors
 /// That `watch` wants no more.
-pub(crate) fn watched<R: Send>(
+pub(crate) fn watched<R: Send, W: FnOnce(StopFlag<'_>) -> R + Send>(
     waits: bool,
-    work: impl FnOnce(StopFlag<'_>) -> R + Send,
+    work: W,
     watch: &dyn Watch,
 ) -> Result<R, Failure> {
     let outcome = Mutex::new(None);
-    let task = |work: Box<dyn FnOnce(StopFlag<'_>) -> R + Send + '_>, stop: StopFlag<'_>| {
+    let run = |work: W, stop: StopFlag<'_>| {
         *locked(&outcome) = Some(work(stop));
         Ok::<usize, Failure>(0)
     };
-    let tasks = vec![Box::new(work) as Box<_>];
-    let reading = if waits {
-        Reading::waiting(1)
-    } else {
-        Reading::on(1)
-    };
-    share(reading, tasks, 0, task, watch)?;
+    share(Reading::alone(waits), Some(work), 0, run, watch)?;
     let outcome = locked(&outcome).take();
     outcome.ok_or(Failure::Interrupted)
 }
@@ -215,11 +217,8 @@ pub(crate) fn in_parallel<T: Send + Sync>(
         let failed = outcome.is_err();
         // Each rank is given out once, so the slot is free.
         let _ = done[rank].set(outcome);
-        match failed {
-            // Stops the others; what went wrong is in the slot.
-            true => Err(Failure::Interrupted),
-            false => Ok(0),
-        }
+        // Stops the others; what went wrong is in the slot.
+        if failed { Err(Failure::Interrupted) } else { Ok(0) }
     };
     let ranks = 0..numbers.len();
     let shared = share(reading, ranks, 0, run, watch);
@@ -227,7 +226,7 @@ pub(crate) fn in_parallel<T: Send + Sync>(
     for outcome in done.into_iter().filter_map(OnceLock::into_inner) {
         match outcome {
             // It was stopped because another failed, or because nobody wants it any more.
-            Err(error) if error.code() == Error::Interrupted.code() => {}
+            Err(Error::Interrupted) => {}
             outcome => made.push(outcome?),
         }
     }

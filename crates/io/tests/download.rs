@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
-use ingot_io::{DownloadOptions, Durability, Existing, RemoteOptions, Unwatched, download};
+use ingot_io::{DownloadOptions, RemoteOptions, SaveOptions, Unwatched, download};
 use server::{Answer, Server};
 
 /// Several parts, the last of them short.
@@ -29,9 +29,7 @@ fn server() -> Server {
 }
 
 fn fetch(url: &str, path: &Path) {
-    let how = DownloadOptions::new()
-        .existing(Existing::Replace)
-        .durable(Durability::Fast);
+    let how = DownloadOptions::new().save(SaveOptions::new().durable(false));
     download(url, path, &RemoteOptions::default(), &how, &Unwatched).unwrap();
 }
 

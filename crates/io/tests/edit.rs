@@ -9,14 +9,14 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use ingot_format::{
     Align, Dtype, Format, Index, LayoutOptions, SafeTensors, Spec, TensorView, layout_with, serialize,
 };
-use ingot_io::binding::{Inherit, Origin, Pick, Role, aliases, assemble};
+use ingot_io::binding::{Inherit, Pick, Role, aliases, assemble};
 use ingot_io::{
-    Appender, Durability, Edited, Error, MetadataChange, Orphan, Payload, SaveOptions, Unwatched, Watch, Way,
-    Writer, replace_tensor, save, update_metadata,
+    Appender, Archive, Edited, Error, MetadataChange, OpenOptions, Orphan, Payload, SaveOptions, Unwatched,
+    Watch, Way, Writer, replace_tensor, save, update_metadata,
 };
 use proptest::prelude::*;
 
-const FAST: SaveOptions = SaveOptions::new().durable(Durability::Fast);
+const FAST: SaveOptions = SaveOptions::new().durable(false);
 
 type Tensors = BTreeMap<String, Vec<u8>>;
 type Pairs = BTreeMap<String, String>;
@@ -166,28 +166,32 @@ proptest! {
         for ((name, data), &part) in whole.iter().zip(&split) {
             parts[part].insert(name.clone(), data.clone());
         }
-        let origins: Vec<Origin> = parts
+        let files: Vec<Archive> = parts
             .iter()
             .enumerate()
             .map(|(number, part)| {
                 let path = folder.path().join(format!("part{number}"));
                 write(&path, part, None, format(from), &LayoutOptions::default());
-                Origin::open(&path).unwrap()
+                open(&path)
             })
             .collect();
-        let names: Vec<(usize, usize, &str)> = origins
+        let names: Vec<(usize, usize, &str)> = files
             .iter()
             .enumerate()
-            .flat_map(|(at, origin)| origin.header().names().enumerate().map(move |(number, name)| (at, number, name)))
+            .flat_map(|(at, file)| file.header().names().enumerate().map(move |(number, name)| (at, number, name)))
             .collect();
         let picks: Vec<Pick<'_>> =
-            names.iter().map(|&(at, number, name)| Pick { origin: &origins[at], number, name, role: Role::Tensor }).collect();
+            names.iter().map(|&(at, number, name)| Pick { file: &files[at], number, name, role: Role::Tensor }).collect();
         let pairs = metadata.as_ref().map(borrowed);
         let (merged, saved) = (folder.path().join("merged"), folder.path().join("saved"));
         assemble(&merged, &picks, pairs.as_deref(), Inherit::Digests, format(to), &LayoutOptions::default(), &FAST, &Unwatched).unwrap();
         write(&saved, &whole, metadata.as_ref(), format(to), &LayoutOptions::default());
         prop_assert!(fs::read(&merged).unwrap() == fs::read(&saved).unwrap());
     }
+}
+
+fn open(path: &Path) -> Archive {
+    Archive::open(path, &OpenOptions::default()).unwrap()
 }
 
 /// A file with one tensor of six bytes, another name for it, and two parts of it.
@@ -215,10 +219,10 @@ fn write_shared(path: &Path) -> Tensors {
 
 /// The tensors of a file under all their names.
 fn read_all_names(path: &Path) -> Tensors {
-    let origin = Origin::open(path).unwrap();
+    let file = open(path);
     let (mut tensors, _) = read(path);
-    let stored: Vec<&str> = origin.header().names().collect();
-    for alias in aliases(std::iter::once((Some(path), origin.header()))).unwrap() {
+    let stored: Vec<&str> = file.header().names().collect();
+    for alias in aliases(std::iter::once((Some(path), file.header()))).unwrap() {
         let whole = &tensors[stored[alias.number]];
         let bytes = match &alias.part {
             None => whole.clone(),
@@ -235,8 +239,8 @@ fn read_all_names(path: &Path) -> Tensors {
 fn names_that_share_a_tensor_keep_their_values_whichever_of_them_are_picked() {
     let (folder, path) = place();
     let whole = write_shared(&path);
-    let origin = Origin::open(&path).unwrap();
-    let others = aliases(std::iter::once((Some(&*path), origin.header()))).unwrap();
+    let file = open(&path);
+    let others = aliases(std::iter::once((Some(&*path), file.header()))).unwrap();
     let all: Vec<(&str, Role<'_>)> = others
         .iter()
         .map(|alias| (&*alias.name, alias.part.as_ref().map_or(Role::Alias, Role::Part)))
@@ -248,7 +252,7 @@ fn names_that_share_a_tensor_keep_their_values_whichever_of_them_are_picked() {
             .enumerate()
             .filter(|(at, _)| choice >> at & 1 == 1)
             .map(|(_, &(name, role))| Pick {
-                origin: &origin,
+                file: &file,
                 number: 0,
                 name,
                 role,
@@ -520,7 +524,7 @@ fn a_replaced_tensor_is_the_only_thing_that_changes() {
 #[test]
 fn two_files_with_one_name_are_both_named() {
     let folder = tempfile::tempdir().unwrap();
-    let origins: Vec<Origin> = ["first", "second"]
+    let files: Vec<Archive> = ["first", "second"]
         .iter()
         .map(|name| {
             let path = folder.path().join(name);
@@ -532,13 +536,13 @@ fn two_files_with_one_name_are_both_named() {
                 Format::Safetensors,
                 &LayoutOptions::default(),
             );
-            Origin::open(&path).unwrap()
+            open(&path)
         })
         .collect();
-    let picks: Vec<Pick<'_>> = origins
+    let picks: Vec<Pick<'_>> = files
         .iter()
-        .map(|origin| Pick {
-            origin,
+        .map(|file| Pick {
+            file,
             number: 0,
             name: "weight",
             role: Role::Tensor,

@@ -6,9 +6,9 @@ use std::path::PathBuf;
 use std::sync::Mutex;
 
 use ingot_format::{Align, Checksums, Dtype, Format, LayoutOptions, Spec, TensorView, to_vec};
-use ingot_io::binding::{Buffer, FileRange, Keep, NewHeader, Proof};
+use ingot_io::binding::{Buffer, FileRange, Keep, NewHeader, Pieces, Proof, save_pieces};
 use ingot_io::{
-    Algorithm, Archive, Checkpoint, Durability, Error, Job, Payload, Produce, ReadOptions, SaveOptions,
+    Algorithm, Archive, Checkpoint, Error, Job, Payload, Produce, ReadOptions, SaveOptions,
     Unwatched, Watch, hash, verify,
 };
 use proptest::prelude::*;
@@ -249,7 +249,7 @@ impl Produce for Far<'_> {
     }
 }
 
-const FAST: SaveOptions = SaveOptions::new().durable(Durability::Fast);
+const FAST: SaveOptions = SaveOptions::new().durable(false);
 
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(24))]
@@ -300,8 +300,8 @@ proptest! {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("file");
         fs::write(&path, "old").unwrap();
-        let save = FAST.replace(if in_place { ingot_io::Replace::InPlace } else { ingot_io::Replace::Atomic }).durable(if durable { Durability::Durable } else { Durability::Fast });
-        sealed.save(&path, &payloads, &save, &Unwatched).unwrap();
+        let save = FAST.replace(if in_place { ingot_io::Replace::InPlace } else { ingot_io::Replace::Atomic }).durable(durable);
+        save_pieces(&path, Pieces::of_new(&sealed, &payloads), &save, &Unwatched).unwrap();
         let report = verify(&path, None, &Unwatched).unwrap();
         prop_assert_eq!(report.algorithm, algorithm);
         prop_assert_eq!(report.model_spec.is_some(), model_spec);
@@ -350,9 +350,9 @@ fn a_sealed_save_that_fails_ends_and_leaves_the_old_file() {
             Payload::Produced(&far),
             Payload::from(&near[..]),
         ];
-        let error = sealed.save(&path, &payloads, &FAST, &Unwatched).unwrap_err();
+        let error = save_pieces(&path, Pieces::of_new(&sealed, &payloads), &FAST, &Unwatched).unwrap_err();
         assert!(error.to_string().contains("fell off the bus"), "{error}");
-        let stopped = sealed.save(&path, &payloads, &FAST, &Stopped).unwrap_err();
+        let stopped = save_pieces(&path, Pieces::of_new(&sealed, &payloads), &FAST, &Stopped).unwrap_err();
         assert!(matches!(stopped, Error::Interrupted), "{stopped}");
         assert_eq!(fs::read(&path).unwrap(), b"old");
         assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1);

@@ -15,8 +15,8 @@ use std::time::Duration;
 
 use ingot_format::{Dtype, Format, Layout, Spec, layout};
 use ingot_io::{
-    Archive, Durability, Error, MetadataChange, OpenOptions, Payload, ReadOnly, Replace, SaveOptions,
-    Unwatched, Watch, Way, save, update_metadata,
+    Archive, Error, MetadataChange, OpenOptions, Payload, Replace, SaveOptions, Unwatched, Watch, Way, save,
+    update_metadata,
 };
 use tempfile::TempDir;
 
@@ -24,9 +24,9 @@ const OLD: &[u8] = b"what was there before";
 
 const IN_PLACE: SaveOptions = SaveOptions::new().replace(Replace::InPlace);
 
-const FAST: SaveOptions = SaveOptions::new().durable(Durability::Fast);
+const FAST: SaveOptions = SaveOptions::new().durable(false);
 
-const FORCE: SaveOptions = SaveOptions::new().read_only(ReadOnly::Replace);
+const FORCE: SaveOptions = SaveOptions::new().replace_read_only(true);
 
 fn put(path: &Path, bytes: &[u8], options: &SaveOptions) -> Result<(), Error> {
     put_watched(path, bytes, options, &Unwatched)
@@ -99,21 +99,13 @@ fn child() {
     };
     let has = |word: &str| std::env::var("INGOT_SAVE_HOW").is_ok_and(|how| how.contains(word));
     let options = SaveOptions::new()
-        .durable(if has("fast") {
-            Durability::Fast
-        } else {
-            Durability::Durable
-        })
+        .durable(!has("fast"))
         .replace(if has("in-place") {
             Replace::InPlace
         } else {
             Replace::Atomic
         })
-        .read_only(if has("force") {
-            ReadOnly::Replace
-        } else {
-            ReadOnly::Refuse
-        });
+        .replace_read_only(has("force"));
     let size = std::env::var("INGOT_SAVE_SIZE").map_or(NEW_SIZE, |size| size.parse().unwrap());
     if has("for-ever") {
         eprintln!("{BEGUN}");
@@ -348,7 +340,7 @@ fn savers_of_one_path_leave_whole_files_only() {
             .map(|saver| {
                 let path = &path;
                 scope.spawn(move || {
-                    let options = SaveOptions::new().durable(Durability::Fast);
+                    let options = SaveOptions::new().durable(false);
                     for _ in 0..40 {
                         put(path, &fill(saver), &options).unwrap();
                     }
@@ -444,7 +436,7 @@ fn an_interrupted_save_leaves_the_old_file() {
 
 const NOTHING: SaveOptions = SaveOptions::new()
     .replace(Replace::Nothing)
-    .read_only(ReadOnly::Replace);
+    .replace_read_only(true);
 
 #[track_caller]
 fn assert_is_there(result: Result<(), Error>) {

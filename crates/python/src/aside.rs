@@ -4,12 +4,13 @@ use std::ffi::{OsStr, OsString};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use ingot_format::{Dtype, to_u64};
+use ingot_io::binding::{Pieces, save_pieces};
 use ingot_io::{Error, Payload};
 use pyo3::buffer::PyUntypedBuffer;
 use pyo3::prelude::*;
 
 use crate::paths::file_path;
-use crate::serialize::{existing, save_options};
+use crate::serialize::save_options;
 use crate::tensor::Imported;
 use crate::watch::Signals;
 
@@ -26,11 +27,11 @@ pub(crate) fn replace_file(
     progress: Option<Bound<'_, PyAny>>,
 ) -> PyResult<()> {
     let path = file_path(path)?;
-    let options = save_options(durable, existing(overwrite).into(), replace_read_only);
+    let options = save_options(durable, overwrite, replace_read_only);
     let held: Vec<Imported> = pieces.iter().map(imported).collect::<PyResult<_>>()?;
     Signals::telling(progress).run(py, |signals| {
         let contents: Vec<Payload<'_>> = held.iter().map(Imported::payload).collect();
-        ingot_io::binding::replace_file(&path, &contents, &options, signals)
+        save_pieces(&path, Ok(Pieces::of_bytes(&contents)), &options, signals)
     })
 }
 
@@ -49,7 +50,7 @@ pub(crate) fn check_destination(
     replace_read_only: bool,
 ) -> PyResult<()> {
     let path = file_path(path)?;
-    let options = save_options(false, existing(overwrite).into(), replace_read_only);
+    let options = save_options(false, overwrite, replace_read_only);
     Signals::detach(py, |signals| {
         ingot_io::binding::check_destination(&path, &options, signals)
     })
@@ -75,7 +76,7 @@ impl Aside {
         replace_read_only: bool,
     ) -> PyResult<Aside> {
         let path = file_path(path)?;
-        let options = save_options(durable, existing(overwrite).into(), replace_read_only);
+        let options = save_options(durable, overwrite, replace_read_only);
         let aside = Signals::detach(py, |signals| {
             ingot_io::binding::Aside::create(&path, &options, signals)
         })?;

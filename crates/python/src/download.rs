@@ -3,14 +3,14 @@
 use std::ffi::OsString;
 use std::num::NonZeroUsize;
 
-use ingot_io::{DownloadOptions, Downloaded, Replace};
+use ingot_io::{DownloadOptions, Downloaded, SaveOptions};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
 use crate::hash::sha256;
 use crate::paths::file_path;
 use crate::remote::remote_options;
-use crate::serialize::{existing, save_options};
+use crate::serialize::save_options;
 use crate::watch::Signals;
 
 /// Path, size, bytes that were fetched, SHA-256 if that was compared.
@@ -37,9 +37,8 @@ pub(crate) fn download(
 ) -> PyResult<Fetched> {
     let path = file_path(path)?;
     let options = remote_options(storage_options)?;
-    let how = wanted(py, expected_sha256, overwrite, replace_read_only)?
-        .threads(threads)
-        .durable(save_options(durable, Replace::Atomic, false).durable);
+    let save = save_options(durable, overwrite, replace_read_only);
+    let how = wanted(py, expected_sha256, save)?.threads(threads);
     let mut done = Signals::telling(progress).run(py, |signals| {
         ingot_io::download(url, &path, &options, &how, signals)
     })?;
@@ -61,7 +60,11 @@ pub(crate) fn planned_download(
 ) -> PyResult<Vec<(OsString, u64)>> {
     let path = file_path(path)?;
     let options = remote_options(storage_options)?;
-    let how = wanted(py, expected_sha256, overwrite, replace_read_only)?;
+    let how = wanted(
+        py,
+        expected_sha256,
+        save_options(true, overwrite, replace_read_only),
+    )?;
     let files = Signals::default().run(py, |signals| {
         ingot_io::binding::planned_download(url, &path, &options, &how, signals)
     })?;
@@ -72,15 +75,9 @@ pub(crate) fn planned_download(
 }
 
 /// What a download is asked for that a planned one is too.
-fn wanted(
-    py: Python<'_>,
-    expected_sha256: Option<&str>,
-    overwrite: bool,
-    replace_read_only: bool,
-) -> PyResult<DownloadOptions> {
+fn wanted(py: Python<'_>, expected_sha256: Option<&str>, save: SaveOptions) -> PyResult<DownloadOptions> {
     Ok(DownloadOptions::new()
-        .existing(existing(overwrite))
-        .read_only(save_options(true, Replace::Atomic, replace_read_only).read_only)
+        .save(save)
         .sha256(expected_sha256.map(|hex| sha256(py, hex)).transpose()?))
 }
 

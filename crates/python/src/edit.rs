@@ -1,19 +1,21 @@
 //! Changing files, and making new ones of parts of others.
 
 use std::ffi::OsString;
+use std::path::Path;
 
 use ingot_format::{Entry, Finding, Leniency};
-use ingot_io::binding::{Alias, Inherit, Origins, Pick, Role, aliases, passed_over};
-use ingot_io::{Edited, MetadataChange, Replace, Way};
+use ingot_io::binding::{Alias, Inherit, Pick, Role, aliases, passed_over};
+use ingot_io::{Archive, Edited, MetadataChange, Way};
 use pyo3::exceptions::PyIndexError;
 use pyo3::prelude::*;
 use pyo3::types::{PyAny, PyDict, PyList};
 
+use crate::errors::raise;
 use crate::header::{TensorInfo, leniency_of, texts};
 use crate::intake::{Exporter, borrowed, metadata};
 use crate::open::Checkpoint;
 use crate::paths::file_path;
-use crate::serialize::{existing, format_of, keep, save_options};
+use crate::serialize::{format_of, keep, save_options};
 use crate::shards;
 use crate::watch::Signals;
 
@@ -32,7 +34,7 @@ pub(crate) fn update_metadata(
     let path = file_path(path)?;
     let pairs = metadata(Some(set))?.unwrap_or_default();
     let way = if in_place { Way::InPlace } else { Way::Rewrite };
-    let options = save_options(durable, Replace::Atomic, false);
+    let options = save_options(durable, true, false);
     let edited = Signals::telling(progress).run(py, |signals| {
         let change = MetadataChange {
             set: &borrowed(&pairs),
@@ -61,7 +63,7 @@ pub(crate) fn replace_tensor(
     let path = file_path(path)?;
     let items = [(name.clone(), tensor.clone())];
     let exporter = Exporter::new(None, payload);
-    let options = save_options(durable, Replace::Atomic, false);
+    let options = save_options(durable, true, false);
     for (name, new) in exporter.take(&items)? {
         let signals = Signals::telling(progress.clone());
         let replaced = signals.run(payload.py(), |signals| {
@@ -91,33 +93,41 @@ type Found = (&'static str, Option<String>, String, &'static str);
 
 /// One of them, and the names that its records add to those of its tensors.
 struct Source {
-    origins: Origins,
+    checkpoint: ingot_io::Checkpoint,
     aliases: Vec<Alias>,
 }
 
 impl Source {
-    fn new(origins: Origins, leniency: Leniency) -> Result<Source, ingot_io::Error> {
-        let headers = origins
-            .files()
+    fn new(
+        checkpoint: ingot_io::Checkpoint,
+        leniency: Leniency,
+        watch: &Signals,
+    ) -> Result<Source, ingot_io::Error> {
+        checkpoint.prepare_all(watch)?;
+        let files = checkpoint.all_files()?;
+        let headers = files
             .iter()
-            .map(|file| (Some(file.path()), file.header()));
+            .map(|file| (Some(file.path_or_buffer()), file.header()));
         let aliases = aliases(headers).or_else(|fault| match (leniency, &fault) {
             // `findings` tells of it.
             (Leniency::Salvage, ingot_io::Error::Shared { .. }) => Ok(Vec::new()),
             _ => Err(fault),
         })?;
-        Ok(Source { origins, aliases })
+        Ok(Source { checkpoint, aliases })
     }
 
-    /// The stored tensor, or what the name after those stands for.
-    fn pick<'a>(&'a self, number: usize, name: &'a str) -> Option<Pick<'a>> {
-        let files = self.origins.files();
+    fn files(&self, py: Python<'_>) -> PyResult<Vec<&Archive>> {
+        self.checkpoint.all_files().map_err(|fault| raise(py, &fault))
+    }
+
+    /// The stored tensor of `files`, or what the name after those stands for.
+    fn pick<'a>(&'a self, files: &[&'a Archive], number: usize, name: &'a str) -> Option<Pick<'a>> {
         let mut rest = number;
-        for origin in files {
-            let count = origin.header().len();
+        for &file in files {
+            let count = file.header().len();
             if rest < count {
                 return Some(Pick {
-                    origin,
+                    file,
                     number: rest,
                     name,
                     role: Role::Tensor,
@@ -127,7 +137,7 @@ impl Source {
         }
         let alias = self.aliases.get(rest)?;
         Some(Pick {
-            origin: files.get(alias.file)?,
+            file: files.get(alias.file)?,
             number: alias.number,
             name,
             role: alias.part.as_ref().map_or(Role::Alias, Role::Part),
@@ -145,10 +155,10 @@ impl Sources {
         let taken = checkpoints.iter().map(|checkpoint| checkpoint.get().take(py));
         let taken = taken.collect::<PyResult<Vec<_>>>()?;
         let sources = Signals::detach(py, |signals| {
-            let opened = taken
-                .into_iter()
-                .map(|checkpoint| Origins::of(checkpoint, signals));
-            opened.map(|origins| Source::new(origins?, leniency)).collect()
+            let sources = taken.into_iter();
+            sources
+                .map(|checkpoint| Source::new(checkpoint, leniency, signals))
+                .collect()
         })?;
         Ok(Sources { sources })
     }
@@ -159,19 +169,20 @@ impl Sources {
 
     /// The path of its index, or of its only file.
     fn path(&self, source: usize) -> PyResult<OsString> {
-        Ok(self.source(source)?.origins.path().as_os_str().to_owned())
+        let path = self.source(source)?.checkpoint.path();
+        Ok(path.unwrap_or(Path::new("<buffer>")).as_os_str().to_owned())
     }
 
     /// What a lenient reader found wrong with a source.
-    fn findings(&self, source: usize) -> PyResult<Vec<Found>> {
+    fn findings(&self, py: Python<'_>, source: usize) -> PyResult<Vec<Found>> {
         let mut found = Vec::new();
-        for file in self.source(source)?.origins.files() {
+        for file in self.source(source)?.files(py)? {
             found.extend(file.header().findings().iter().map(|Finding { fault, remedy }| {
                 let tensor = fault.tensor().map(ToOwned::to_owned);
                 (fault.code(), tensor, fault.to_string(), remedy.code())
             }));
             found.extend(
-                passed_over(file.path(), file.header())
+                passed_over(file.path_or_buffer(), file.header())
                     .iter()
                     .map(|(fault, remedy)| {
                         let tensor = fault.tensor().map(ToOwned::to_owned);
@@ -184,17 +195,19 @@ impl Sources {
 
     /// The names of the tensors of one source, in the order of the data, file after file, and then those that share one.
     fn names<'py>(&self, py: Python<'py>, source: usize) -> PyResult<Bound<'py, PyList>> {
-        let Source { origins, aliases } = self.source(source)?;
-        let names = origins.files().iter().flat_map(|file| file.header().names());
+        let source = self.source(source)?;
+        let (files, aliases) = (source.files(py)?, &source.aliases);
+        let names = files.iter().flat_map(|file| file.header().names());
         let all = names.chain(aliases.iter().map(|alias| &*alias.name));
         PyList::new(py, all.collect::<Vec<_>>())
     }
 
     /// The info of the same tensors. An alias has its own name and the info of its tensor.
     fn infos(&self, py: Python<'_>, source: usize) -> PyResult<Vec<TensorInfo>> {
-        let Source { origins, aliases } = self.source(source)?;
-        let entries = origins.files().iter().flat_map(|file| file.header().entries());
-        let stored = |alias: &Alias| origins.files()[alias.file].header().entry(alias.number);
+        let source = self.source(source)?;
+        let (files, aliases) = (source.files(py)?, &source.aliases);
+        let entries = files.iter().flat_map(|file| file.header().entries());
+        let stored = |alias: &Alias| files[alias.file].header().entry(alias.number);
         let aliases = aliases.iter().filter_map(|alias| {
             Some(Entry {
                 name: &alias.name,
@@ -208,19 +221,22 @@ impl Sources {
     }
 
     /// For each name that shares a tensor, the number of that.
-    fn shared(&self, source: usize) -> PyResult<Vec<usize>> {
-        let Source { origins, aliases } = self.source(source)?;
+    fn shared(&self, py: Python<'_>, source: usize) -> PyResult<Vec<usize>> {
+        let source = self.source(source)?;
         let mut begins = vec![0];
-        for file in origins.files() {
+        for file in source.files(py)? {
             begins.push(begins[begins.len() - 1] + file.header().len());
         }
-        let numbers = aliases.iter().map(|alias| begins[alias.file] + alias.number);
+        let numbers = source
+            .aliases
+            .iter()
+            .map(|alias| begins[alias.file] + alias.number);
         Ok(numbers.collect())
     }
 
     /// The sizes of the tensors in bytes.
-    fn sizes(&self, source: usize) -> PyResult<Vec<u64>> {
-        let files = self.source(source)?.origins.files();
+    fn sizes(&self, py: Python<'_>, source: usize) -> PyResult<Vec<u64>> {
+        let files = self.source(source)?.files(py)?;
         let entries = files.iter().flat_map(|file| file.header().entries());
         Ok(entries.map(|entry| entry.nbytes()).collect())
     }
@@ -228,15 +244,15 @@ impl Sources {
     /// The metadata of each file of a source, by its path.
     fn metadata<'py>(&self, py: Python<'py>, source: usize) -> PyResult<Bound<'py, PyDict>> {
         let all = PyDict::new(py);
-        for file in self.source(source)?.origins.files() {
-            all.set_item(file.path().as_os_str(), texts(py, file.header())?)?;
+        for file in self.source(source)?.files(py)? {
+            all.set_item(file.path_or_buffer().as_os_str(), texts(py, file.header())?)?;
         }
         Ok(all)
     }
 
     /// The metadata of its index, where it has one: any JSON.
     fn index_metadata<'py>(&self, py: Python<'py>, source: usize) -> PyResult<Option<Bound<'py, PyAny>>> {
-        match self.source(source)?.origins.index() {
+        match self.source(source)?.checkpoint.index() {
             Some(index) => shards::metadata(py, index),
             None => Ok(None),
         }
@@ -268,8 +284,8 @@ impl Sources {
         let format = format_of(format)?;
         let pairs = crate::intake::metadata(metadata)?;
         let layout = crate::serialize::layout_options(reserve, align)?;
-        let options = save_options(durable, existing(overwrite).into(), replace_read_only);
-        let picks = self.picks(&picks)?;
+        let options = save_options(durable, overwrite, replace_read_only);
+        let picks = self.picks(py, &picks)?;
         let inherit = if inherit {
             Inherit::Digests
         } else if checksums.is_empty() {
@@ -300,12 +316,14 @@ impl Sources {
             .ok_or_else(|| PyIndexError::new_err("there is no such source"))
     }
 
-    fn picks<'a>(&'a self, picks: &'a [(usize, usize, String)]) -> PyResult<Vec<Pick<'a>>> {
+    fn picks<'a>(&'a self, py: Python<'_>, picks: &'a [(usize, usize, String)]) -> PyResult<Vec<Pick<'a>>> {
+        let files = self.sources.iter().map(|source| source.files(py));
+        let files = files.collect::<PyResult<Vec<_>>>()?;
         picks
             .iter()
             .map(|(source, number, name)| {
                 self.source(*source)?
-                    .pick(*number, name)
+                    .pick(&files[*source], *number, name)
                     .ok_or_else(|| PyIndexError::new_err("there is no such tensor"))
             })
             .collect()

@@ -5,8 +5,8 @@ use std::path::PathBuf;
 use std::sync::{Mutex, PoisonError};
 
 use ingot_format::{Align, Format, FormatError, Layout, LayoutOptions, Spec, to_u64, to_usize};
-use ingot_io::binding::{Keep, NewHeader, Pieces, Snapshot, StopFlag};
-use ingot_io::{Algorithm, Durability, Error, Existing, Payload, ReadOnly, Replace, SaveOptions, Watch};
+use ingot_io::binding::{Keep, NewHeader, Pieces, Snapshot, StopFlag, save_pieces};
+use ingot_io::{Algorithm, Error, Payload, Replace, SaveOptions, Watch};
 use pyo3::exceptions::{PyMemoryError, PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
@@ -50,14 +50,10 @@ pub(crate) fn prepare(
     };
     let pairs = metadata_of_new(metadata, views)?;
     let contents = Contents::new(&items(tensors)?, &exporter, pairs, form, shared, Some(&path))?;
-    let replace = if !overwrite {
-        Replace::Nothing
-    } else if atomic {
-        Replace::Atomic
-    } else {
-        Replace::InPlace
-    };
-    let options = save_options(durable, replace, replace_read_only);
+    let mut options = save_options(durable, overwrite, replace_read_only);
+    if overwrite && !atomic {
+        options = options.replace(Replace::InPlace);
+    }
     Ok(NewFile {
         path,
         head: contents.head,
@@ -109,7 +105,10 @@ impl NewFile {
         self.run(py, Signals::telling(progress), |signals| {
             let (path, options) = (&self.path, &self.options);
             match &data {
-                Data::Tensors(tensors) => self.head.save(path, &payloads(tensors), options, signals),
+                Data::Tensors(tensors) => {
+                    let payloads = payloads(tensors);
+                    save_pieces(path, Pieces::of_new(&self.head, &payloads), options, signals)
+                }
                 Data::Snapshot(copy) => copy.save(path, &self.head, options, signals),
             }?;
             // Memory goes back while the interpreter runs others.
@@ -363,26 +362,14 @@ pub(crate) fn layout_options(reserve: u64, align: u64) -> PyResult<LayoutOptions
     })
 }
 
-/// What a save or a commit does with a file that has the name.
-pub(crate) fn existing(overwrite: bool) -> Existing {
-    if overwrite {
-        Existing::Replace
-    } else {
-        Existing::Refuse
-    }
-}
-
-pub(crate) fn save_options(durable: bool, replace: Replace, replace_read_only: bool) -> SaveOptions {
+/// The options of a save that replaces a whole file, or nothing.
+pub(crate) fn save_options(durable: bool, overwrite: bool, replace_read_only: bool) -> SaveOptions {
     SaveOptions::new()
-        .durable(if durable {
-            Durability::Durable
+        .durable(durable)
+        .replace(if overwrite {
+            Replace::Atomic
         } else {
-            Durability::Fast
+            Replace::Nothing
         })
-        .replace(replace)
-        .read_only(if replace_read_only {
-            ReadOnly::Replace
-        } else {
-            ReadOnly::Refuse
-        })
+        .replace_read_only(replace_read_only)
 }

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 
 use ingot_format::{Dtype, Index, Quoted, Spec};
-use ingot_io::{EditError, Error, Orphan, Replace};
+use ingot_io::{EditError, Error, Orphan};
 use pyo3::prelude::*;
 
 use crate::chosen::tensor_name;
@@ -14,7 +14,7 @@ use crate::index;
 use crate::intake::{Exporter, borrowed};
 use crate::open::Checkpoint;
 use crate::paths::file_path;
-use crate::serialize::{existing, format_of, layout_options, save_options};
+use crate::serialize::{format_of, layout_options, save_options};
 use crate::watch::Signals;
 
 /// A file whose tensors are declared, and then written in any order. See `_native.pyi`.
@@ -89,7 +89,7 @@ impl Writer {
         let format = format_of(format)?;
         let pairs = crate::intake::metadata_of_new(metadata, views)?;
         let layout = layout_options(reserve, align)?;
-        let options = save_options(durable, existing(overwrite).into(), replace_read_only);
+        let options = save_options(durable, overwrite, replace_read_only);
         let specs = specs
             .iter()
             .map(|spec| declared(py, spec))
@@ -114,7 +114,7 @@ impl Writer {
     fn join(py: Python<'_>, path: &Bound<'_, PyAny>, finish: bool, durable: bool) -> PyResult<Writer> {
         let path = file_path(path)?;
         let orphan = if finish { Orphan::Finish } else { Orphan::Refuse };
-        let options = save_options(durable, Replace::Atomic, false);
+        let options = save_options(durable, true, false);
         let join = |signals: &Signals| ingot_io::Writer::join(&path, orphan, &options, signals);
         Signals::detach(py, join).map(Writer::of)
     }
@@ -250,7 +250,7 @@ impl Appender {
     ) -> PyResult<Appender> {
         let path = file_path(path)?;
         let pairs = crate::intake::metadata_of_new(metadata, None)?;
-        let options = save_options(durable, existing(overwrite).into(), replace_read_only);
+        let options = save_options(durable, overwrite, replace_read_only);
         let appender = Signals::detach(py, |signals| {
             let pairs = pairs.as_deref().map(borrowed);
             ingot_io::Appender::create(&path, reserve, pairs.as_deref(), &options, signals)

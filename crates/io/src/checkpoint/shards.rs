@@ -38,10 +38,6 @@ impl Shards {
         &self.index
     }
 
-    pub(super) fn into_index(self) -> ShardIndex {
-        self.index
-    }
-
     pub(crate) fn len(&self) -> usize {
         self.index.shards().len()
     }

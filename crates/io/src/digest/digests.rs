@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use ingot_format::{to_u64, to_usize};
+use ingot_format::{saturating_usize, to_u64};
 
 use super::algorithm::{Algorithm, Digest, Hasher};
 use super::tree::{SUBTREE_NBYTES, Tree};
@@ -55,7 +55,7 @@ impl Digests {
         for run in self.runs[first..].iter().take_while(|run| run.range.start < end) {
             let from = run.range.start.max(position);
             let until = run.range.end.min(end);
-            let of = |at: u64| to_usize(at - position).unwrap_or(usize::MAX);
+            let of = |at: u64| saturating_usize(at - position);
             run.feed(self.algorithm, from, &bytes[of(from)..of(until)]);
         }
     }
@@ -156,6 +156,7 @@ impl OrderedHash {
 mod tests {
     use super::*;
     use crate::sync::{in_every_order, thread};
+    use ingot_format::to_usize;
     use proptest::prelude::*;
 
     fn bytes(len: usize) -> Vec<u8> {

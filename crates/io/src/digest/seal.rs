@@ -27,14 +27,15 @@ pub struct Keep {
 ///
 /// ```
 /// use ingot_format::{Dtype, Format, LayoutOptions, Spec};
-/// use ingot_io::binding::{Keep, NewHeader};
+/// use ingot_io::binding::{Keep, NewHeader, Pieces, save_pieces};
 /// use ingot_io::{Algorithm, Payload, SaveOptions, Unwatched, verify};
 /// let specs = [Spec { name: "bias", dtype: Dtype::F32, shape: &[2] }];
 /// let keep = Keep { tensors: Some(Algorithm::Blake3), ..Keep::default() };
 /// let file = NewHeader::new(&specs, None, Format::Safetensors, &LayoutOptions::default(), keep)?;
 /// let folder = tempfile::tempdir()?;
 /// let path = folder.path().join("bias.safetensors");
-/// file.save(&path, &[Payload::from(&b"12345678"[..])], &SaveOptions::default(), &Unwatched)?;
+/// let payloads = [Payload::from(&b"12345678"[..])];
+/// save_pieces(&path, Pieces::of_new(&file, &payloads), &SaveOptions::default(), &Unwatched)?;
 /// assert!(verify(&path, None, &Unwatched)?.is_ok());
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```

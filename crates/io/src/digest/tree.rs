@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::sync::OnceLock;
 
 use blake3::hazmat::{ChainingValue, HasherExt, Mode, merge_subtrees_non_root, merge_subtrees_root};
-use ingot_format::{to_u64, to_usize};
+use ingot_format::{saturating_usize, to_u64};
 
 use super::algorithm::{Algorithm, Digest};
 use crate::sync::{Mutex, locked};
@@ -57,8 +57,8 @@ impl Tree {
         while !rest.is_empty() {
             let first = at - at % SUBTREE_NBYTES;
             let last = self.nbytes.min(first.saturating_add(SUBTREE_NBYTES));
-            let (now, after) = rest.split_at(rest.len().min(size(last - at)));
-            if now.len() == size(last - first) {
+            let (now, after) = rest.split_at(rest.len().min(saturating_usize(last - at)));
+            if now.len() == saturating_usize(last - first) {
                 self.put(first, now)
             } else {
                 self.gather(first..last, at, now)
@@ -70,13 +70,13 @@ impl Tree {
 
     fn gather(&self, subtree: std::ops::Range<u64>, at: u64, bytes: &[u8]) {
         let number = subtree.start / SUBTREE_NBYTES;
-        let len = size(subtree.end - subtree.start);
+        let len = saturating_usize(subtree.end - subtree.start);
         let mut partial = locked(&self.partial);
         let part = partial.entry(number).or_insert_with(|| Partial {
             bytes: vec![0; len],
             filled: 0,
         });
-        let from = size(at - subtree.start);
+        let from = saturating_usize(at - subtree.start);
         part.bytes[from..from + bytes.len()].copy_from_slice(bytes);
         part.filled += bytes.len();
         if part.filled < len {
@@ -143,17 +143,13 @@ fn subtree(begin: u64, bytes: &[u8]) -> ChainingValue {
     hasher.finalize_non_root()
 }
 
-fn size(nbytes: u64) -> usize {
-    to_usize(nbytes).unwrap_or(usize::MAX)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
     fn subtrees_join_to_the_digest_of_the_whole_in_any_order_and_in_any_parts() {
-        let piece = size(SUBTREE_NBYTES);
+        let piece = saturating_usize(SUBTREE_NBYTES);
         let bytes: Vec<u8> = (0..5 * piece + 1).map(|at| at.to_le_bytes()[1]).collect();
         let lengths = [0, 1, 2, 3, 4, 5].into_iter();
         let lengths =
@@ -180,7 +176,7 @@ mod tests {
     #[test]
     fn a_tree_that_misses_a_byte_has_no_digest() {
         let tree = Tree::new(3 * SUBTREE_NBYTES);
-        tree.feed(1, &vec![0; 3 * size(SUBTREE_NBYTES) - 1]);
+        tree.feed(1, &vec![0; 3 * saturating_usize(SUBTREE_NBYTES) - 1]);
         assert_eq!(tree.finish(), None);
     }
 }

@@ -3,11 +3,12 @@
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
 use std::io;
+use std::mem;
 use std::path::Path;
 
 use super::{Attributes, Birth, Directory, Facts, Kind, Opening, exists, resolve};
 use crate::error::{Step, Stop, step};
-use crate::options::{Existing, ReadOnly, SaveOptions};
+use crate::options::SaveOptions;
 use crate::watch::{Unwatched, Watch};
 
 /// What a path leads to, every symlink followed.
@@ -35,16 +36,10 @@ pub(crate) struct DirectoryEntry {
 /// A file of a content-addressed store, such as the cache of the Hugging Face Hub: snapshots link to it, and its name is
 /// the digest of its contents. Saves never write to it.
 pub(crate) struct Blob {
-    directory: Directory,
-    name: OsString,
-    /// Its name in the store, which may be a link to another file.
-    digest: OsString,
-}
-
-/// A link to a blob.
-pub(super) struct LinkToBlob {
+    /// The directory and the name of the file; of the link to it, while a path is followed.
     pub(super) directory: Directory,
     pub(super) name: OsString,
+    /// Its name in the store, which may be a link to another file.
     pub(super) digest: OsString,
 }
 
@@ -62,26 +57,16 @@ pub(crate) fn is_digest(name: &OsStr) -> bool {
 impl DirectoryEntry {
     /// The entry `name`, or the link to it if it is a blob: that gets a file of its own.
     pub(super) fn new(
-        directory: Directory,
-        name: OsString,
+        mut directory: Directory,
+        mut name: OsString,
         existing: Option<Facts>,
-        link_to_blob: Option<LinkToBlob>,
+        link: Option<Blob>,
     ) -> DirectoryEntry {
-        let (directory, name, blob) = match link_to_blob {
-            Some(link) => {
-                let digest = link.digest;
-                (
-                    link.directory,
-                    link.name,
-                    Some(Blob {
-                        directory,
-                        name,
-                        digest,
-                    }),
-                )
-            }
-            None => (directory, name, None),
-        };
+        let blob = link.map(|mut blob| {
+            mem::swap(&mut blob.directory, &mut directory);
+            mem::swap(&mut blob.name, &mut name);
+            blob
+        });
         DirectoryEntry {
             directory,
             name,
@@ -112,20 +97,18 @@ impl DirectoryEntry {
 
     /// Whether the existing file, if there is one, may be replaced. Renaming over it needs no right to write to it,
     /// so this has to be asked.
-    pub(crate) fn check_writable(&self, read_only: ReadOnly) -> Result<(), Stop> {
-        if self.existing.is_none() || read_only == ReadOnly::Replace {
+    pub(crate) fn check(&self, options: &SaveOptions) -> Result<(), Stop> {
+        if self.existing.is_none() {
+            return Ok(());
+        }
+        if options.keeps_existing() {
+            return Err(exists()).step(step::OPEN);
+        }
+        if options.replace_read_only {
             return Ok(());
         }
         let (directory, name) = self.current();
         directory.check_writable(name).step(step::READ_ONLY)
-    }
-
-    /// Whether what has the name, if anything has, may go.
-    pub(crate) fn check(&self, options: &SaveOptions) -> Result<(), Stop> {
-        match self.existing {
-            Some(_) if options.existing() == Existing::Refuse => Err(exists()).step(step::OPEN),
-            _ => self.check_writable(options.read_only),
-        }
     }
 
     /// Opens the file for writing in place, or makes it; says whether it made it.

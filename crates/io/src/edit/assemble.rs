@@ -2,7 +2,6 @@
 
 use std::borrow::Cow;
 use std::collections::HashMap;
-use std::io;
 use std::path::Path;
 
 use ingot_format::{
@@ -10,12 +9,13 @@ use ingot_format::{
 };
 
 use super::held::Guard;
-use super::origins::Origin;
 use super::records::{Pick, Stored, checksums, settled, unit, with_records};
 use crate::digest::{Keep, NewHeader};
-use crate::error::{EditError, Error, Stop, step};
+use crate::error::{EditError, Error, Stop, step, unstorable};
+use crate::file::Archive;
 use crate::options::SaveOptions;
 use crate::payload::{Gathered, Payload};
+use crate::save::{Pieces, save_pieces};
 use crate::verify::digest_of;
 use crate::watch::Watch;
 
@@ -74,17 +74,17 @@ pub fn assemble(
             shape,
         })
         .collect();
-    let digests = match inherit {
-        Inherit::Nothing | Inherit::Computed(_) => None,
-        Inherit::Digests => checksums(&tensors, |tensor, algorithm| {
-            digest_of(&extent((tensor, &apart(tensor)?))?.payload(), algorithm, watch)
-                .map_err(|source| unreadable(path, source))
-        })?,
-    };
-    let keep = match inherit {
-        Inherit::Computed(keep) => keep,
-        Inherit::Digests | Inherit::Nothing => Keep::default(),
-    };
+    let (mut digests, mut keep) = (None, Keep::default());
+    match inherit {
+        Inherit::Nothing => {}
+        Inherit::Computed(computed) => keep = computed,
+        Inherit::Digests => {
+            digests = checksums(&tensors, |tensor, algorithm| {
+                digest_of(&extent((tensor, &apart(tensor)?))?.payload(), algorithm, watch)
+                    .map_err(|source| Stop::of(step::READ, source).about(path, 0))
+            })?
+        }
+    }
     let lay_out = |hash: Option<&str>| {
         let records = [
             (CHECKSUMS_KEY, digests.as_deref()),
@@ -93,10 +93,7 @@ pub fn assemble(
         ];
         let pairs = with_records(metadata, &records);
         let pairs = pairs.as_deref();
-        NewHeader::new(&specs, pairs, format, layout_options, keep).map_err(|fault| Error::Unstorable {
-            path: Some(path.to_owned()),
-            fault,
-        })
+        NewHeader::new(&specs, pairs, format, layout_options, keep).map_err(unstorable(path))
     };
     let mut head = lay_out(None)?;
     let extents = joined(head.layout().order.iter().map(|&number| sources[number]));
@@ -106,13 +103,9 @@ pub fn assemble(
         head = lay_out(Some(hash))?;
     }
     let payloads: Vec<Payload<'_>> = extents.iter().map(Extent::payload).collect();
-    let check = || {
-        picks
-            .chunk_by(same_origin)
-            .try_for_each(|run| run[0].origin.check())
-    };
+    let check = || picks.chunk_by(same_file).try_for_each(|run| check(run[0].file));
     let guard = Guard::new(watch, &check);
-    let saved = head.save_data(path, &payloads, options, &guard);
+    let saved = save_pieces(path, Pieces::of_all(&head, &payloads), options, &guard);
     let saved = saved.or_else(|fault| match fault {
         // The likeliest reason for a file that cannot be copied from, and the more useful thing to say.
         Error::Write { .. } => check().and(Err(fault)),
@@ -125,7 +118,7 @@ pub fn assemble(
 #[derive(Clone, Copy, Debug)]
 enum Extent<'a> {
     /// From the data section of a file, between two of its bytes.
-    Range(&'a Origin, u64, u64),
+    Range(&'a Archive, u64, u64),
     /// From all over a tensor.
     Gathered(&'a Gathered<'a>),
 }
@@ -133,7 +126,7 @@ enum Extent<'a> {
 impl<'a> Extent<'a> {
     fn payload(&self) -> Payload<'a> {
         match *self {
-            Extent::Range(origin, begin, end) => origin.range(begin, end),
+            Extent::Range(file, begin, end) => file.payload(begin, end),
             Extent::Gathered(gathered) => Payload::Gathered(gathered),
         }
     }
@@ -145,7 +138,7 @@ fn apart<'a>(tensor: &Stored<'a>) -> Result<Option<Gathered<'a>>, Error> {
         return Ok(None);
     };
     let unit = unit(tensor.entry.dtype).ok_or_else(|| unstorable_part(tensor))?;
-    let whole = tensor.origin.range(tensor.entry.begin, tensor.entry.end);
+    let whole = tensor.file.payload(tensor.entry.begin, tensor.entry.end);
     Ok(Some(Gathered::new(whole, part.clone(), unit)))
 }
 
@@ -153,11 +146,11 @@ fn extent<'a>((tensor, apart): (&Stored<'a>, &'a Option<Gathered<'a>>)) -> Resul
     let (begin, end) = (tensor.entry.begin, tensor.entry.end);
     Ok(match (&tensor.part, apart) {
         (_, Some(gathered)) => Extent::Gathered(gathered),
-        (None, None) => Extent::Range(tensor.origin, begin, end),
+        (None, None) => Extent::Range(tensor.file, begin, end),
         (Some(part), None) => {
             let unit = unit(tensor.entry.dtype).ok_or_else(|| unstorable_part(tensor))?;
             Extent::Range(
-                tensor.origin,
+                tensor.file,
                 begin + part.begin() * unit,
                 begin + part.end() * unit,
             )
@@ -180,13 +173,17 @@ fn shape<'a>(tensor: &Stored<'a>) -> Result<Cow<'a, [u64]>, Error> {
 /// Two elements to a byte need a dimension.
 fn unstorable_part(tensor: &Stored<'_>) -> Error {
     Error::Shared {
-        path: Some(tensor.origin.path().to_owned()),
+        path: Some(tensor.file.path_or_buffer().to_owned()),
         fault: SharedError::about(tensor.name, "has it as a part that cannot be stored by itself"),
     }
 }
 
-fn unreadable(path: &Path, source: io::Error) -> Error {
-    Stop::of(step::READ, source).about(path, 0)
+/// Fail if the file was written to since it was opened.
+fn check(file: &Archive) -> Result<(), Error> {
+    match file.check_unchanged() {
+        Err(_) if file.local().is_some() => Err(EditError::Overtaken.about(file.path_or_buffer())),
+        checked => checked,
+    }
 }
 
 /// Neighbours in the new file that are neighbours in another are one extent.
@@ -194,8 +191,8 @@ fn joined<'a>(sources: impl Iterator<Item = Extent<'a>>) -> Vec<Extent<'a>> {
     let mut extents: Vec<Extent<'_>> = Vec::new();
     for source in sources {
         match (extents.last_mut(), source) {
-            (Some(Extent::Range(same, _, end)), Extent::Range(origin, begin, last))
-                if std::ptr::eq(*same, origin) && *end == begin =>
+            (Some(Extent::Range(same, _, end)), Extent::Range(file, begin, last))
+                if std::ptr::eq(*same, file) && *end == begin =>
             {
                 *end = last;
             }
@@ -208,15 +205,15 @@ fn joined<'a>(sources: impl Iterator<Item = Extent<'a>>) -> Vec<Extent<'a>> {
 /// ModelSpec's hash of the file whose data this is, all of it and in its order.
 fn hash_of_all<'a>(extents: &[Extent<'a>]) -> Option<&'a str> {
     match *extents {
-        [Extent::Range(origin, 0, end)] if end == origin.header().data_nbytes() => {
-            origin.header().metadata()?.get(MODEL_SPEC_KEY)
+        [Extent::Range(file, 0, end)] if end == file.header().data_nbytes() => {
+            file.header().metadata()?.get(MODEL_SPEC_KEY)
         }
         _ => None,
     }
 }
 
-fn same_origin(a: &Pick<'_>, b: &Pick<'_>) -> bool {
-    std::ptr::eq(a.origin, b.origin)
+fn same_file(a: &Pick<'_>, b: &Pick<'_>) -> bool {
+    std::ptr::eq(a.file, b.file)
 }
 
 /// Refuses a name that comes twice, and says where from.
@@ -226,18 +223,14 @@ fn refuse_twice(path: &Path, picks: &[Pick<'_>]) -> Result<(), Error> {
         let Some(other) = first.insert(pick.name, pick) else {
             continue;
         };
-        if same_origin(other, pick) {
-            return Err(Error::Unstorable {
-                path: Some(path.to_owned()),
-                fault: FormatError::DuplicateTensor {
-                    tensor: pick.name.to_owned(),
-                },
-            });
+        if same_file(other, pick) {
+            let tensor = pick.name.to_owned();
+            return Err(unstorable(path)(FormatError::DuplicateTensor { tensor }));
         }
         let duplicate = EditError::Duplicate {
             tensor: pick.name.to_owned(),
-            first: other.origin.path().to_owned(),
-            second: pick.origin.path().to_owned(),
+            first: other.file.path_or_buffer().to_owned(),
+            second: pick.file.path_or_buffer().to_owned(),
         };
         return Err(duplicate.about(path));
     }

@@ -3,20 +3,19 @@
 use std::fs::File;
 use std::io;
 use std::path::Path;
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use ingot_format::{Header, Limits, to_u64};
+use ingot_format::{Header, Limits, StopFlag, locked};
 
 use crate::disk::{self, Kind, Lock, Locked, has_no_locks, lock_holder, try_lock};
 use crate::error::{EditError, Error, size, unopened};
-use crate::file::Stamp;
-use crate::payload::FileRange;
+use crate::file::{LocalFile, Stamp, read_exactly, read_header};
+use crate::options::SaveOptions;
+use crate::payload::Payload;
+use crate::save::{Pieces, save_pieces};
 use crate::watch::Watch;
-
-/// Bytes of the start of a file that are read at once: most headers are shorter.
-const START_NBYTES: u64 = 64 << 10;
 
 /// An open file, locked against other edits until this is dropped, and what its path leads to.
 pub(super) struct Held<'p> {
@@ -72,34 +71,30 @@ impl<'p> Held<'p> {
 
     /// Return all bytes before the data, and the header that they hold.
     pub(super) fn head(&self) -> Result<(Vec<u8>, Header), Error> {
-        let (limits, file_nbytes) = (Limits::default(), self.stamp.nbytes());
-        let invalid = |fault| Error::Header {
-            path: Some(self.path.to_owned()),
-            fault,
-        };
-        let mut head = self.start(file_nbytes.min(START_NBYTES))?;
-        let head_nbytes = Header::head_nbytes(&head, file_nbytes, &limits).map_err(invalid)?;
-        if head_nbytes > to_u64(head.len()) {
-            head = self.start(head_nbytes)?;
-        }
-        let header = Header::parse(&head, file_nbytes, &limits).map_err(invalid)?;
-        head.truncate(size(head_nbytes)?);
+        let source = self.file.try_clone().and_then(LocalFile::of);
+        let source = source.map_err(unopened(self.path))?;
+        let header = read_header(&source, Some(self.path), &Limits::default())?;
+        let mut head = vec![0; size(header.data_start())?];
+        let read = read_exactly(&source, 0, &mut head, StopFlag::never());
+        read.map_err(|failure| failure.about(Some(self.path), None))?;
         Ok((head, header))
     }
 
-    /// Return the first `nbytes` bytes of the file.
-    fn start(&self, nbytes: u64) -> Result<Vec<u8>, Error> {
-        let mut start = vec![0; size(nbytes)?];
-        let read = FileRange::new(&self.file, 0, nbytes).read(0, &mut start);
-        read.map_err(|source| Error::Read {
-            path: Some(self.path.to_owned()),
-            tensor: None,
-            position: 0,
-            expected: nbytes,
-            found: 0,
-            source: Some(source),
-        })?;
-        Ok(start)
+    /// Replace the file by one of `head` and `payloads`, with as much data as its `header` promises, unless another process
+    /// changed it.
+    pub(super) fn replace(
+        &self,
+        head: &[u8],
+        header: &Header,
+        payloads: &[Payload<'_>],
+        options: &SaveOptions,
+        watch: &dyn Watch,
+    ) -> Result<(), Error> {
+        let check = || self.check();
+        let guard = Guard::new(watch, &check);
+        let pieces = Pieces::of_data(head, header.data_nbytes(), payloads);
+        let saved = save_pieces(self.path, pieces, options, &guard);
+        guard.outcome(saved)
     }
 
     /// Fails when the path leads to another file by now, or somebody wrote to this one.
@@ -150,10 +145,8 @@ impl<'a> Guard<'a> {
 
     /// What came of the save: the fault that `check` found, where that is why it stopped.
     pub(crate) fn outcome<T>(self, saved: Result<T, Error>) -> Result<T, Error> {
-        match (
-            saved,
-            self.fault.into_inner().unwrap_or_else(PoisonError::into_inner),
-        ) {
+        let fault = locked(&self.fault).take();
+        match (saved, fault) {
             (Err(Error::Interrupted), Some(fault)) => Err(fault),
             (saved, _) => saved,
         }
@@ -168,10 +161,7 @@ impl Watch for Guard<'_> {
         let Err(fault) = (self.check)() else {
             return false;
         };
-        self.fault
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .get_or_insert(fault);
+        locked(&self.fault).get_or_insert(fault);
         true
     }
 

@@ -11,7 +11,6 @@
 
 mod assemble;
 mod held;
-mod origins;
 mod records;
 
 use std::collections::BTreeSet;
@@ -22,17 +21,15 @@ use ingot_format::{
     SHARED_KEY, SharedError, edit_metadata, layout_with, to_u64,
 };
 
-use self::held::{Guard, Held};
+use self::held::Held;
 use self::records::{SIGNATURE_OF_DATA, SIGNATURES_OF_FILE, TRAINER_HASH_KEYS, check_shared};
-use crate::error::{EditError, Error, Stop, step};
-use crate::options::{Durability, SaveOptions};
+use crate::error::{EditError, Error, Stop, step, unstorable};
+use crate::options::SaveOptions;
 use crate::payload::{FileRange, Payload};
-use crate::save::save_data;
 use crate::verify::{RecordedDigests, renewed};
 use crate::watch::Watch;
 
 pub use assemble::{Inherit, assemble};
-pub use origins::{Origin, Origins};
 pub use records::{Alias, Pick, RECORD_KEYS, Role, STALE_KEYS, aliases, passed_over};
 
 /// Bytes of the file that the kernel changes at once: a page of every system there is.
@@ -122,20 +119,12 @@ pub fn update_metadata(
         && let Some((begin, bytes)) = within_a_page(&head, &edited)
     {
         held.check()?;
-        held.overwrite(begin, bytes, options.durable == Durability::Durable)?;
+        held.overwrite(begin, bytes, options.durable)?;
         return Ok(Edited::InPlace);
     }
     let head = head_for_the_data(path, &header, new.as_deref())?;
     let data = FileRange::new(held.file(), header.data_start(), header.data_nbytes());
-    replace(
-        path,
-        &held,
-        &head,
-        &header,
-        &[Payload::File(data)],
-        options,
-        watch,
-    )?;
+    held.replace(&head, &header, &[Payload::File(data)], options, watch)?;
     held.release();
     Ok(Edited::Rewritten)
 }
@@ -200,7 +189,7 @@ pub fn replace_tensor(
         range(entry.end, header.data_nbytes()),
     ];
     let head = head_with_digest(path, head, &header, entry.name, payload, watch)?;
-    replace(path, &held, &head, &header, &payloads, options, watch)?;
+    held.replace(&head, &header, &payloads, options, watch)?;
     held.release();
     Ok(())
 }
@@ -259,22 +248,6 @@ fn head_with_digest(
         Some(edited) => Ok(edited),
         None => head_for_the_data(path, header, pairs.as_deref()),
     }
-}
-
-/// A new file for `held`, with as much data as its `header` promises, unless somebody was quicker.
-fn replace(
-    path: &Path,
-    held: &Held<'_>,
-    head: &[u8],
-    header: &Header,
-    payloads: &[Payload<'_>],
-    options: &SaveOptions,
-    watch: &dyn Watch,
-) -> Result<(), Error> {
-    let check = || held.check();
-    let guard = Guard::new(watch, &check);
-    let saved = save_data(path, head, header.data_nbytes(), payloads, options, &guard);
-    guard.outcome(saved)
 }
 
 /// The pairs after `change`, by their keys; `None` where there is no metadata and none is added.
@@ -350,10 +323,7 @@ fn head_for_the_data(
         };
         layout_with(&specs, metadata, header.format(), &options)
     };
-    let tight = lay_out(0).map_err(|fault| Error::Unstorable {
-        path: Some(path.to_owned()),
-        fault,
-    })?;
+    let tight = lay_out(0).map_err(unstorable(path))?;
     if header.format() != Format::Safetensors {
         return Ok(tight.head);
     }

@@ -22,9 +22,9 @@ use ingot_format::{
     SharedError, SharedName, parse_shared, render_shared,
 };
 
-use super::origins::Origin;
 use crate::digest::{Algorithm, Digest};
 use crate::error::Error;
+use crate::file::Archive;
 use crate::verify::RecordedDigests;
 
 /// The keys of signatures of a whole file, its metadata too: by C2PA, CryptoTensors and Sigstore.
@@ -191,7 +191,7 @@ pub(crate) fn unit(dtype: Dtype) -> Option<u64> {
 #[derive(Clone, Copy, Debug)]
 pub struct Pick<'a> {
     /// The file.
-    pub origin: &'a Origin,
+    pub file: &'a Archive,
     /// The tensor, by its place in the order of the data.
     pub number: usize,
     /// What it is called from now on.
@@ -215,7 +215,7 @@ pub enum Role<'a> {
 /// A tensor that a new file stores: one of another file, or a part of one that goes by itself from now on.
 #[derive(Clone, Debug)]
 pub(crate) struct Stored<'a> {
-    pub(crate) origin: &'a Origin,
+    pub(crate) file: &'a Archive,
     pub(crate) entry: Entry<'a>,
     pub(crate) name: &'a str,
     pub(crate) part: Option<Excerpt>,
@@ -226,11 +226,11 @@ pub(crate) struct Stored<'a> {
 /// A tensor whose own name is not picked is stored under the first of its other names, or else as the first part that
 /// holds all others; where there is none, each part is stored by itself.
 pub(crate) fn settled<'a>(picks: &[Pick<'a>]) -> (Vec<Stored<'a>>, Option<String>) {
-    let mut others: BTreeMap<(*const Origin, usize), Vec<&Pick<'a>>> = BTreeMap::new();
+    let mut others: BTreeMap<(*const Archive, usize), Vec<&Pick<'a>>> = BTreeMap::new();
     let mut homes = HashMap::new();
     let mut stored = Vec::new();
     for pick in picks {
-        let tensor = (std::ptr::from_ref(pick.origin), pick.number);
+        let tensor = (std::ptr::from_ref(pick.file), pick.number);
         if let Role::Tensor = pick.role {
             homes.insert(tensor, pick.name);
             stored.extend(Stored::of(pick));
@@ -294,8 +294,8 @@ impl<'a> Stored<'a> {
     /// `None` where the file has no such tensor.
     fn of(pick: &Pick<'a>) -> Option<Stored<'a>> {
         Some(Stored {
-            origin: pick.origin,
-            entry: pick.origin.header().entry(pick.number)?,
+            file: pick.file,
+            entry: pick.file.header().entry(pick.number)?,
             name: pick.name,
             part: pick.part().cloned(),
         })
@@ -331,8 +331,8 @@ pub(crate) fn checksums(
     let mut known: Vec<(&Stored<'_>, Algorithm, String)> = Vec::new();
     for tensor in tensors {
         let record = records
-            .entry(std::ptr::from_ref(tensor.origin))
-            .or_insert_with(|| digests_of(tensor.origin.header()));
+            .entry(std::ptr::from_ref(tensor.file))
+            .or_insert_with(|| digests_of(tensor.file.header()));
         if let Some((algorithm, record)) = record
             && let Some(digest) = record.get(tensor.entry.name)
             && Digest::from_hex(*algorithm, digest).is_some()

@@ -123,6 +123,13 @@ impl Archive {
         self.path.as_deref()
     }
 
+    /// Return the path, or `<buffer>` for a source without one.
+    #[doc(hidden)]
+    #[must_use]
+    pub fn path_or_buffer(&self) -> &Path {
+        self.path().unwrap_or(Path::new(BUFFER))
+    }
+
     /// What the file holds.
     #[must_use]
     pub fn header(&self) -> &Header {

@@ -5,16 +5,15 @@
 //! sequential reader in 1.6 s (2026-11; two busy cores).
 
 use std::fs::File;
+use std::io;
 use std::ops::Range;
-use std::os::fd::AsRawFd;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use ingot_format::{to_u64, to_usize};
-use rustix::fs::{Mode, OFlags, open};
-use rustix::io::{Errno, pread, retry_on_intr};
 
 use super::residency::is_cold;
+use crate::disk;
 use crate::memory::{Block, HUGE_PAGE_NBYTES};
 
 /// What a disk may want positions, sizes and addresses to be multiples of: the largest block that disks have.
@@ -45,7 +44,10 @@ impl DirectReader {
         if !is_cold(file, &range, WINDOWS) {
             return None;
         }
-        let direct = self.file.get_or_init(|| reopened(file)).as_ref()?;
+        let direct = self
+            .file
+            .get_or_init(|| disk::open_direct(file, false))
+            .as_ref()?;
         let into_block = to_usize(position % to_u64(BLOCK))?;
         if dest.as_ptr().addr() % BLOCK != into_block {
             return self.staged(direct, &range, dest);
@@ -73,26 +75,20 @@ impl DirectReader {
 
     /// Whole blocks into whole blocks.
     fn read(&self, direct: &File, position: u64, dest: &mut [u8]) -> Option<usize> {
-        match retry_on_intr(|| pread(direct, &mut *dest, position)) {
-            // Less than a block is the end of the file, or of what is there of it.
-            Ok(count) => Some(count - count % BLOCK).filter(|&count| count > 0),
-            Err(Errno::INVAL | Errno::OPNOTSUPP | Errno::NOSYS | Errno::NOTBLK) => {
-                // A block larger than any that was known, or a file system that changed its mind.
-                self.refused.store(true, Ordering::Relaxed);
-                None
+        loop {
+            match disk::read_at(direct, dest, position) {
+                // Less than a block is the end of the file, or of what is there of it.
+                Ok(count) => return Some(count - count % BLOCK).filter(|&count| count > 0),
+                Err(fault) if fault.kind() == io::ErrorKind::Interrupted => {}
+                Err(fault) => {
+                    // A block larger than any that was known, or a file system that changed its mind.
+                    self.refused
+                        .fetch_or(disk::refuses_direct(&fault), Ordering::Relaxed);
+                    return None;
+                }
             }
-            Err(_) => None,
         }
     }
-}
-
-/// The same file, by the descriptor: its name may be another file's by now.
-fn reopened(file: &File) -> Option<File> {
-    let path = format!("/proc/self/fd/{}", file.as_raw_fd());
-    let flags = OFlags::RDONLY | OFlags::DIRECT | OFlags::CLOEXEC;
-    retry_on_intr(|| open(&*path, flags, Mode::empty()))
-        .ok()
-        .map(File::from)
 }
 
 #[cfg(test)]
@@ -127,7 +123,7 @@ mod tests {
     fn any_part_of_a_file_comes_to_any_place_in_memory() {
         let (_named, file, bytes) = cold();
         let direct = DirectReader::default();
-        let Some(opened) = reopened(&file) else {
+        let Some(opened) = disk::open_direct(&file, false) else {
             eprintln!("not run: this file system has no direct reading");
             return;
         };
@@ -149,7 +145,7 @@ mod tests {
     #[test]
     fn what_the_disk_refuses_is_left_to_the_cache() {
         let (_named, file, bytes) = cold();
-        let Some(opened) = reopened(&file) else {
+        let Some(opened) = disk::open_direct(&file, false) else {
             eprintln!("not run: this file system has no direct reading");
             return;
         };
@@ -165,7 +161,7 @@ mod tests {
     #[test]
     fn a_file_that_ends_early_gives_what_is_there() {
         let (named, file, bytes) = cold();
-        let Some(opened) = reopened(&file) else {
+        let Some(opened) = disk::open_direct(&file, false) else {
             eprintln!("not run: this file system has no direct reading");
             return;
         };

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use ingot_format::{Header, HeaderWindow, Limits, StopFlag, to_u64, to_usize};
+use ingot_format::{Header, HeaderWindow, Limits, StopFlag, saturating_usize, to_u64};
 
 use super::read_at::{ReadAt, read_exactly};
 use crate::error::{Error, Failure};
@@ -59,7 +59,7 @@ impl ShardHeader {
         let Some(version) = source.version() else {
             return Ok(None);
         };
-        let mut bytes = vec![0; size(header.data_start())];
+        let mut bytes = vec![0; saturating_usize(header.data_start())];
         read_exactly(source, 0, &mut bytes, stop)?;
         Ok(Some(ShardHeader {
             nbytes: source.nbytes(),
@@ -92,7 +92,7 @@ pub fn read_header(source: &dyn ReadAt, path: Option<&Path>, limits: &Limits) ->
         fault,
     };
     let unread = |failure: Failure| failure.about(path, None);
-    let mut start = vec![0; size(source.nbytes().min(START_NBYTES))];
+    let mut start = vec![0; saturating_usize(source.nbytes().min(START_NBYTES))];
     read_exactly(source, 0, &mut start, StopFlag::never()).map_err(unread)?;
     let head_nbytes = Header::head_nbytes(&start, source.nbytes(), limits).map_err(in_file)?;
     if head_nbytes > to_u64(start.len()) {
@@ -103,7 +103,7 @@ pub fn read_header(source: &dyn ReadAt, path: Option<&Path>, limits: &Limits) ->
             return Ok(header);
         }
         // The window was written over.
-        start.resize(size(head_nbytes), 0);
+        start.resize(saturating_usize(head_nbytes), 0);
         read_exactly(source, 0, &mut start, StopFlag::never()).map_err(unread)?;
     }
     Header::parse(&start, source.nbytes(), limits).map_err(in_file)
@@ -129,14 +129,9 @@ fn read_through_window(
         }
         window.copy_within(begin..end, 0);
         (begin, end) = (0, end - begin);
-        let more = size(head_nbytes - position).min(window.len() - end);
+        let more = saturating_usize(head_nbytes - position).min(window.len() - end);
         read_exactly(source, position, &mut window[end..end + more], StopFlag::never())?;
         position += to_u64(more);
         end += more;
     }
-}
-
-/// A size that memory can have; one that it cannot have fails when it is asked for.
-fn size(nbytes: u64) -> usize {
-    to_usize(nbytes).unwrap_or(usize::MAX)
 }

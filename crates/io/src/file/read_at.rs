@@ -5,7 +5,7 @@ use std::io::{self, IoSliceMut, Read};
 use std::ops::Range;
 use std::sync::Arc;
 
-use ingot_format::{Row, StopFlag, to_u64, to_usize};
+use ingot_format::{Row, StopFlag, saturating_usize, to_u64};
 
 use crate::error::Failure;
 use crate::memory::Memory;
@@ -163,7 +163,7 @@ impl<'s> Stream<'s> {
     pub(crate) fn fill(&mut self, position: u64, dest: &mut [u8]) -> Result<(), Failure> {
         let mut waste = [0; WASTE_NBYTES];
         while self.position < position {
-            let left = to_usize(position - self.position).unwrap_or(usize::MAX);
+            let left = saturating_usize(position - self.position);
             let most = left.min(WASTE_NBYTES);
             self.read(&mut waste[..most]).map_err(|source| Failure::Read {
                 position,

@@ -361,7 +361,7 @@ mod tests {
     #[test]
     fn a_payload_may_lie_in_the_file_that_it_replaces() {
         use crate::save::save_data;
-        use crate::{Durability, Payload, Replace, SaveOptions, Unwatched};
+        use crate::{Payload, Replace, SaveOptions, Unwatched};
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("file");
         let old: Vec<u8> = (0..9_000_000_u32).map(|n| n.to_le_bytes()[1]).collect();
@@ -375,7 +375,7 @@ mod tests {
             let bytes = unsafe { Bytes::new(mapped.as_ptr(), mapped.len()) }.unwrap();
             let payload = Payload::Bytes(bytes);
             let options = SaveOptions {
-                durable: Durability::Fast,
+                durable: false,
                 replace,
                 ..SaveOptions::default()
             };

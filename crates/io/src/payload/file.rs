@@ -109,7 +109,7 @@ impl<'a> FileRange<'a> {
         let mut begin = range.start;
         while begin < range.end {
             let count = PASSED.min(range.end - begin);
-            buffer.resize(ingot_format::to_usize(count).unwrap_or(usize::MAX), 0);
+            buffer.resize(ingot_format::saturating_usize(count), 0);
             self.read(begin, buffer)?;
             write_all_at(to, buffer, position)?;
             begin += count;
@@ -126,7 +126,7 @@ impl<'a> FileRange<'a> {
         self.with(|file| {
             let (mut from, mut onto, mut copied) = (self.begin + begin, position, 0);
             while copied < count {
-                let rest = ingot_format::to_usize(count - copied).unwrap_or(usize::MAX);
+                let rest = ingot_format::saturating_usize(count - copied);
                 match rustix::fs::copy_file_range(file, Some(&mut from), to, Some(&mut onto), rest) {
                     Ok(0) => return Err(self.ended(file, from)),
                     Ok(more) => copied += to_u64(more),

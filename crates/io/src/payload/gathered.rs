@@ -4,7 +4,7 @@ use std::io;
 
 use ingot_format::{Excerpt, StopFlag, to_u64, to_usize};
 
-use super::payload::{Gather, Payload};
+use super::{Gather, Payload};
 
 /// Bytes that are read for one that is taken, at most, where elements lie apart: one read of a few pages takes less time
 /// than a read for each of them.

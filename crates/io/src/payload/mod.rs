@@ -3,14 +3,215 @@
 
 mod file;
 mod gathered;
-#[allow(clippy::module_inception, reason = "the file that has `Payload`")]
-mod payload;
+
+use std::fmt::Debug;
+use std::io;
+
+use ingot_format::{FormatError, Header, StopFlag, to_u64, to_usize};
+
+use crate::device::DeviceBytes;
+use crate::error::Error;
+use crate::file::{Archive, read_exactly};
+use crate::memory::{Bytes, Strided};
+use crate::watch::{Asked, Watch};
+use crate::workers::watched;
 
 pub use file::FileRange;
 pub(crate) use file::shares_blocks;
 pub(crate) use gathered::Gathered;
-#[cfg(test)]
-pub(crate) use payload::Gather;
-pub(crate) use payload::prove_sizes;
-pub use payload::{Payload, Produce};
-pub(crate) use payload::{Section, prove_total};
+
+/// The bytes of one tensor, on their way to a file.
+///
+/// `Payload::from` takes a `&[u8]`; [`Produce`] makes the bytes piece by piece, when they are written.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub enum Payload<'a> {
+    /// They lie in memory as the file is to have them.
+    #[doc(hidden)]
+    Bytes(Bytes<'a>),
+    /// They lie in memory in another order. They are packed piece by piece, as they are written.
+    #[doc(hidden)]
+    Strided(Strided<'a>),
+    /// They lie in another file. The system copies or shares them there, where it can.
+    #[doc(hidden)]
+    File(FileRange<'a>),
+    /// They lie in a source that waits for each read.
+    #[doc(hidden)]
+    Section(Section<'a>),
+    /// They lie apart in another one of these.
+    #[doc(hidden)]
+    Gathered(&'a dyn Gather),
+    /// They lie in memory of a device that ingot copies from.
+    #[doc(hidden)]
+    Device(&'a DeviceBytes),
+    /// They are made piece by piece, when they are written.
+    Produced(&'a dyn Produce),
+}
+
+impl Payload<'_> {
+    /// The size in bytes.
+    #[must_use]
+    pub fn nbytes(&self) -> u64 {
+        match self {
+            Payload::Bytes(bytes) => to_u64(bytes.len()),
+            Payload::Strided(strided) => to_u64(strided.len()),
+            Payload::File(range) => range.nbytes(),
+            Payload::Section(section) => section.nbytes(),
+            Payload::Gathered(gathered) => gathered.nbytes(),
+            Payload::Device(bytes) => to_u64(bytes.len()),
+            Payload::Produced(source) => source.nbytes(),
+        }
+    }
+
+    /// Fills `into` with the bytes from `begin` on, all of it. What waits for a network fails soon after `stop` is set.
+    ///
+    /// # Errors
+    /// When there are not that many; when another file, or whoever produces the bytes, does not give them.
+    #[doc(hidden)]
+    pub fn read(&self, begin: u64, into: &mut [u8], stop: StopFlag<'_>) -> io::Result<()> {
+        let at = || to_usize(begin).ok_or(io::ErrorKind::InvalidInput);
+        match self {
+            Payload::Bytes(bytes) => bytes.read(at()?, into)?,
+            Payload::Strided(strided) => strided.read(at()?, into)?,
+            Payload::File(range) => range.read(begin, into)?,
+            Payload::Section(section) => section.read(begin, into, stop)?,
+            Payload::Gathered(gathered) => gathered.read(begin, into, stop)?,
+            Payload::Device(bytes) => copied_out(bytes, at()?, into, stop)?,
+            Payload::Produced(source) => source.produce(begin, into)?,
+        }
+        Ok(())
+    }
+
+    /// Whether reading it waits for something other than this machine.
+    pub(crate) fn waits(&self) -> bool {
+        match self {
+            Payload::Section(section) => section.nbytes() > 0,
+            Payload::Gathered(gathered) => gathered.waits(),
+            _ => false,
+        }
+    }
+
+    /// As [`Payload::read`], for the thread that made the call: it asks `watch` while another one waits for bytes.
+    ///
+    /// # Errors
+    /// As [`Payload::read`]; [`Error::Interrupted`] within, which [`Stop`](crate::error::Stop) finds again.
+    pub(crate) fn read_watched(&self, begin: u64, into: &mut [u8], watch: &dyn Watch) -> io::Result<()> {
+        // What does not wait is read here, since what is produced is produced on this thread.
+        let read = |stop: StopFlag<'_>| self.read(begin, into, stop);
+        watched(self.waits(), read, &Asked(watch)).map_err(|_| io::Error::other(Error::Interrupted))?
+    }
+}
+
+fn copied_out(bytes: &DeviceBytes, begin: usize, into: &mut [u8], stop: StopFlag<'_>) -> io::Result<()> {
+    let (range, mut filled) = (begin..begin + into.len(), 0);
+    bytes.each(range, stop, |some| {
+        into[filled..filled + some.len()].copy_from_slice(some);
+        filled += some.len();
+        Ok(())
+    })
+}
+
+/// Proves that `payloads` have just the bytes that `header` promises: one for each tensor, in the order of the data, of its
+/// size.
+///
+/// # Errors
+/// [`FormatError::WrongLength`] for the first tensor of which that is not true, [`FormatError::TrailingBytes`] where there
+/// are payloads left.
+pub(crate) fn prove_sizes(header: &Header, payloads: &[Payload<'_>]) -> Result<(), FormatError> {
+    let mut sizes = payloads.iter().map(Payload::nbytes);
+    for entry in header.entries() {
+        let (expected, found) = (entry.nbytes(), sizes.next().unwrap_or(0));
+        if found != expected {
+            return Err(FormatError::WrongLength {
+                tensor: entry.name.to_owned(),
+                dtype: entry.dtype,
+                shape: entry.shape.to_owned(),
+                expected,
+                found,
+            });
+        }
+    }
+    prove_total(
+        header.data_nbytes(),
+        sizes.fold(header.data_nbytes(), u64::saturating_add),
+    )
+}
+
+/// Proves that there are `expected` bytes of data.
+pub(crate) fn prove_total(expected: u64, found: u64) -> Result<(), FormatError> {
+    if found == expected {
+        Ok(())
+    } else {
+        Err(FormatError::TrailingBytes { expected, found })
+    }
+}
+
+impl<'a> From<&'a [u8]> for Payload<'a> {
+    fn from(bytes: &'a [u8]) -> Payload<'a> {
+        Payload::Bytes(Bytes::from(bytes))
+    }
+}
+
+/// Bytes of an archive that go into a file, such as one behind a URL. Any thread may read them, and waits for them.
+#[derive(Clone, Copy, Debug)]
+pub struct Section<'a> {
+    archive: &'a Archive,
+    begin: u64,
+    nbytes: u64,
+}
+
+impl Archive {
+    /// Return the bytes `begin..end` of the data section.
+    pub(crate) fn payload(&self, begin: u64, end: u64) -> Payload<'_> {
+        let position = self.header().data_start() + begin;
+        match self.local() {
+            Some(file) => Payload::File(FileRange::of_local(file, position, end - begin)),
+            None => Payload::Section(Section {
+                archive: self,
+                begin: position,
+                nbytes: end - begin,
+            }),
+        }
+    }
+}
+
+impl Section<'_> {
+    fn nbytes(&self) -> u64 {
+        self.nbytes
+    }
+
+    /// Fills `into` with the bytes from `begin` of the section on. What goes wrong is an [`Error`] of the archive, which
+    /// [`Stop::about`](crate::error::Stop::about) finds again.
+    fn read(&self, begin: u64, into: &mut [u8], stop: StopFlag<'_>) -> io::Result<()> {
+        read_exactly(self.archive.source(), self.begin + begin, into, stop)
+            .map_err(|failure| io::Error::other(self.archive.explain(failure)))
+    }
+}
+
+/// Puts the bytes of a tensor together from those of another payload. Any thread may ask for them.
+pub trait Gather: Debug + Sync {
+    /// The size in bytes.
+    fn nbytes(&self) -> u64;
+
+    /// Whether reading waits for something other than this machine.
+    fn waits(&self) -> bool;
+
+    /// Fills `into` with the bytes from `begin` on.
+    ///
+    /// # Errors
+    /// As [`Payload::read`].
+    fn read(&self, begin: u64, into: &mut [u8], stop: StopFlag<'_>) -> io::Result<()>;
+}
+
+/// Gives the bytes of a tensor piece by piece, such as those of one on a device that its framework copies from.
+pub trait Produce: Debug + Sync {
+    /// The size in bytes.
+    fn nbytes(&self) -> u64;
+
+    /// Fills `into` with the bytes from `begin` on. Called for one piece after another, on the thread that asked for
+    /// the save.
+    ///
+    /// # Errors
+    /// Whatever keeps it from that. The save ends with this error then.
+    fn produce(&self, begin: u64, into: &mut [u8]) -> io::Result<()>;
+}

@@ -19,7 +19,7 @@ use crate::digest::Algorithm;
 use crate::error::Error;
 use crate::file::{LocalFile, ReadAt};
 use crate::payload::{FileRange, Payload};
-use crate::save::{check_destination, replace_file};
+use crate::save::{Pieces, check_destination, save_pieces};
 use crate::verify::hash;
 use crate::watch::Watch;
 use incoming::{Incoming, fetch};
@@ -36,7 +36,7 @@ use wanted::{Downloadable, VersionedSource, compare, is_index, make_folder, want
 /// that is replaced is removed before the first file is renamed. A call that ends between these renames leaves a seal of
 /// each shard. By the seals, the next call recognises the shards that were renamed, and keeps them if index and shard are
 /// the same at the server. Any other existing file is an error, or is replaced with
-/// [`Existing::Replace`](crate::Existing::Replace).
+/// [`Replace::Atomic`](crate::Replace::Atomic).
 ///
 /// # Errors
 /// As [`Checkpoint::open_url`](crate::Checkpoint::open_url). [`Error::Open`] if a file exists that may not be replaced, or
@@ -110,7 +110,7 @@ fn reach(
     }
     // The content of a repository decides the name of the file.
     if !(is_repository && is_folder(path)) {
-        check_destination(&target, &how.save_options(), watch)?;
+        check_destination(&target, &how.save, watch)?;
     }
     let mut source = wanted(url, options, watch)?;
     match &mut source {
@@ -118,9 +118,9 @@ fn reach(
             check_many(path, how).map_err(refuse)?;
             target = path.join(if is_repository { INDEX_FILE } else { &name });
         }
-        Downloadable::Cached(_) => check_destination(&target, &how.save_options(), watch)?,
+        Downloadable::Cached(_) => check_destination(&target, &how.save, watch)?,
         Downloadable::Remote(source) => {
-            check_destination(&target, &how.save_options(), watch)?;
+            check_destination(&target, &how.save, watch)?;
             source.expect(how.sha256)?;
         }
     }
@@ -177,7 +177,7 @@ fn one(
     watch: &dyn Watch,
 ) -> Result<Downloaded, Error> {
     let file = [Incoming::open(source, path, true, how, watch)?];
-    let outcome = fetch(&file, how, watch).and_then(|()| file[0].publish(how, watch));
+    let outcome = fetch(&file, how, watch).and_then(|()| file[0].publish(watch));
     let [file] = file;
     match outcome {
         Ok(()) => Ok(file.into_downloaded()),
@@ -195,8 +195,8 @@ fn copy(cached: &Path, path: PathBuf, how: &DownloadOptions, watch: &dyn Watch) 
         compare(cached, expected, found)?;
     }
     let source = LocalFile::open(cached)?;
-    let all = FileRange::of_local(&source, 0, source.nbytes());
-    replace_file(&path, &[Payload::File(all)], &how.save_options(), watch)?;
+    let all = [Payload::File(FileRange::of_local(&source, 0, source.nbytes()))];
+    save_pieces(&path, Ok(Pieces::of_bytes(&all)), &how.save, watch)?;
     Ok(Downloaded {
         path,
         nbytes: source.nbytes(),

@@ -88,24 +88,14 @@ pub(super) fn flush(file: &File, watch: &dyn Watch) -> Result<(), Stop> {
 
 /// Flushes what can be flushed; pipes and terminals cannot, and there is nothing to lose in them.
 pub(super) fn sync(file: &File) -> io::Result<()> {
-    match file.sync_all() {
+    let has_nothing = |fault: &io::Error| match fault.kind() {
+        io::ErrorKind::InvalidInput | io::ErrorKind::Unsupported => true,
         // What Windows says of a device.
-        Err(fault)
-            if fault.kind() == io::ErrorKind::PermissionDenied
-                && disk::facts(file).is_ok_and(|facts| facts.kind == Kind::Other) =>
-        {
-            Ok(())
-        }
-        Err(fault)
-            if matches!(
-                fault.kind(),
-                io::ErrorKind::InvalidInput | io::ErrorKind::Unsupported
-            ) =>
-        {
-            Ok(())
-        }
-        outcome => outcome,
-    }
+        io::ErrorKind::PermissionDenied => disk::facts(file).is_ok_and(|facts| facts.kind == Kind::Other),
+        _ => false,
+    };
+    file.sync_all()
+        .or_else(|fault| if has_nothing(&fault) { Ok(()) } else { Err(fault) })
 }
 
 #[cfg(test)]

@@ -11,7 +11,7 @@
 //! | nothing | a new file, mode 0666 cut by the umask |
 //! | a file | its mode, and as far as allowed its owner, group, extended attributes and access list, pass on to the new one. Its other hard links keep the old bytes |
 //! | anything but a pipe or a device, under [`Replace::Nothing`](crate::Replace::Nothing) | refused; a file that was made meanwhile stays too |
-//! | a file that this process may not write to | refused, unless [`ReadOnly::Replace`](crate::ReadOnly::Replace) |
+//! | a file that this process may not write to | refused, unless [`SaveOptions::replace_read_only`] |
 //! | a symlink | followed to its end, which may not exist yet; the link stays |
 //! | a symlink to a blob of a content-addressed store | replaced by the new file, in place too; the blob stays as it is |
 //! | such a blob | refused |
@@ -45,7 +45,7 @@ use ingot_format::{FormatError, Layout, StopFlag};
 
 use crate::digest::NewHeader;
 use crate::disk::{Resolved, resolve};
-use crate::error::{Error, Step, Stop, step};
+use crate::error::{Error, Step, Stop, step, unstorable};
 use crate::options::{Replace, SaveOptions};
 use crate::payload::Payload;
 use crate::watch::Watch;
@@ -81,39 +81,7 @@ pub fn save(
     options: &SaveOptions,
     watch: &dyn Watch,
 ) -> Result<(), Error> {
-    save_cut(path, Pieces::of(layout, payloads), options, watch)
-}
-
-/// Write a file of any content at `path`, as [`save`] writes a file of tensors.
-///
-/// # Errors
-/// What [`save`] says.
-pub fn replace_file(
-    path: &Path,
-    contents: &[Payload<'_>],
-    options: &SaveOptions,
-    watch: &dyn Watch,
-) -> Result<(), Error> {
-    save_data(
-        path,
-        b"",
-        contents.iter().map(Payload::nbytes).sum(),
-        contents,
-        options,
-        watch,
-    )
-}
-
-/// As [`save`], of a file that begins with `head` and has `data_nbytes` of data, wherever the payloads begin and end.
-pub(crate) fn save_data(
-    path: &Path,
-    head: &[u8],
-    data_nbytes: u64,
-    payloads: &[Payload<'_>],
-    options: &SaveOptions,
-    watch: &dyn Watch,
-) -> Result<(), Error> {
-    save_cut(path, Pieces::of_data(head, data_nbytes, payloads), options, watch)
+    save_pieces(path, Pieces::of(layout, payloads), options, watch)
 }
 
 impl Snapshot {
@@ -128,40 +96,11 @@ impl Snapshot {
         options: &SaveOptions,
         watch: &dyn Watch,
     ) -> Result<(), Error> {
-        head.save_data(path, &self.payloads(), options, watch)
+        save_pieces(path, Pieces::of_all(head, &self.payloads()), options, watch)
     }
 }
 
 impl NewHeader {
-    /// Write the file, as [`save`] does, with `payloads` in the order of the layout. A file that keeps digests cannot be
-    /// written into a pipe or a device, where the head cannot be written last.
-    ///
-    /// # Errors
-    /// As [`save`].
-    pub fn save(
-        &self,
-        path: &Path,
-        payloads: &[Payload<'_>],
-        options: &SaveOptions,
-        watch: &dyn Watch,
-    ) -> Result<(), Error> {
-        let pieces = Pieces::of(self.layout(), payloads).map(|pieces| pieces.sealed_by(self));
-        save_cut(path, pieces, options, watch)
-    }
-
-    /// As [`NewHeader::save`], with payloads that together are the data, wherever they begin and end.
-    pub(crate) fn save_data(
-        &self,
-        path: &Path,
-        payloads: &[Payload<'_>],
-        options: &SaveOptions,
-        watch: &dyn Watch,
-    ) -> Result<(), Error> {
-        let Layout { header, head, .. } = self.layout();
-        let pieces = Pieces::of_data(head, header.data_nbytes(), payloads);
-        save_cut(path, pieces.map(|pieces| pieces.sealed_by(self)), options, watch)
-    }
-
     /// Return the file with the digests of `pieces`, which are cut from [`NewHeader::layout`]: for what takes bytes in order
     /// only, where the head comes first. This thread reads the pieces once. A tensor that changes before it is read again does
     /// not match its digest.
@@ -183,43 +122,51 @@ impl NewHeader {
     }
 }
 
-fn save_cut(
+/// Write the file that consists of `pieces`, as [`save`] does.
+///
+/// # Errors
+/// As [`save`]; [`Error::Unstorable`] if `pieces` could not be made.
+pub fn save_pieces(
     path: &Path,
     pieces: Result<Pieces<'_>, FormatError>,
     options: &SaveOptions,
     watch: &dyn Watch,
 ) -> Result<(), Error> {
-    let pieces = &pieces.map_err(|fault| Error::Unstorable {
-        path: Some(path.to_path_buf()),
-        fault,
-    })?;
-    save_pieces(path, pieces, options, watch)
-        .map_err(|stop| target::explain(path, pieces.nbytes(), options.existing(), stop))
-}
-
-fn save_pieces(
-    path: &Path,
-    pieces: &Pieces<'_>,
-    options: &SaveOptions,
-    watch: &dyn Watch,
-) -> Result<(), Stop> {
     let writing = Writing {
         path,
-        pieces,
+        pieces: &pieces.map_err(unstorable(path))?,
         options,
         watch,
     };
-    match resolve(path, watch)? {
+    let nbytes = writing.pieces.nbytes();
+    write_to_target(&writing).map_err(|stop| target::explain(path, nbytes, options, stop))
+}
+
+fn write_to_target(writing: &Writing<'_>) -> Result<(), Stop> {
+    let Writing { options, watch, .. } = *writing;
+    match resolve(writing.path, watch)? {
         Resolved::Entry(entry) if options.replace == Replace::InPlace && entry.blob.is_none() => {
             writing.in_place(&entry)
         }
         Resolved::Entry(entry) => writing.atomic(entry),
-        Resolved::Nameless(_) if options.replace == Replace::Nothing => {
+        Resolved::Nameless(_) if options.keeps_existing() => {
             Err(io::Error::from(io::ErrorKind::AlreadyExists)).step(step::OPEN)
         }
         Resolved::Nameless(file) => writing.overwrite(&file, None),
         Resolved::Stream(file) => writing.stream(&file),
     }
+}
+
+#[cfg(test)]
+pub(crate) fn save_data(
+    path: &Path,
+    head: &[u8],
+    data_nbytes: u64,
+    payloads: &[Payload<'_>],
+    options: &SaveOptions,
+    watch: &dyn Watch,
+) -> Result<(), Error> {
+    save_pieces(path, Pieces::of_data(head, data_nbytes, payloads), options, watch)
 }
 
 #[cfg(test)]

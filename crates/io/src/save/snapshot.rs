@@ -1,20 +1,18 @@
 //! A copy of payloads, so that their owner may change them while the copy is written.
 
-use std::io;
 use std::ops::Range;
 use std::path::Path;
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 
-use ingot_format::Layout;
+use ingot_format::{Layout, StopFlag};
 
 use super::write::pieces::{PIECE, Pieces};
-use crate::error::{Error, Stop, step};
+use crate::error::{Error, Stop, step, unstorable};
 use crate::memory::Pages;
 use crate::payload::{Payload, prove_sizes};
 use crate::watch::Watch;
-use crate::workers::Team;
+use crate::workers::{Reading, share};
 
 /// Bytes of memory that are asked for at once, by one thread. A multiple of the size of every huge page.
 const BLOCK: usize = 32 << 20;
@@ -64,34 +62,25 @@ impl Snapshot {
     ) -> Result<Snapshot, Error> {
         let sized = prove_sizes(&layout.header, payloads)
             .and_then(|()| Pieces::of_data(&[], layout.header.data_nbytes(), payloads));
-        let pieces = sized.map_err(|fault| Error::Unstorable {
-            path: Some(path.to_path_buf()),
-            fault,
-        })?;
-        let copier = Copier {
-            pieces: &pieces,
-            blocks: (0..pieces.count().div_ceil(PIECES_IN_BLOCK))
-                .map(|_| OnceLock::new())
-                .collect(),
-            next: AtomicUsize::new(0),
-            team: Team::new(pieces.nbytes(), watch, || CopyFault::Interrupted),
+        let pieces = sized.map_err(unstorable(path))?;
+        let count = pieces.count().div_ceil(PIECES_IN_BLOCK);
+        let blocks: Vec<OnceLock<Pages>> = (0..count).map(|_| OnceLock::new()).collect();
+        let copy = |block: usize, stop: StopFlag<'_>| -> Result<usize, Error> {
+            // Each block is copied by one thread, so nothing is there yet.
+            let _ = blocks[block].set(copied(&pieces, block, path, stop)?);
+            Ok(0)
         };
-        copier.copy().map_err(|fault| match fault {
-            CopyFault::Interrupted => Error::Interrupted,
-            CopyFault::Memory(source) => Error::OutOfMemory {
-                path: Some(path.to_path_buf()),
-                nbytes: pieces.nbytes(),
-                source: Some(source),
-            },
-            CopyFault::Read(source) => Stop::of(step::READ, source).about(path, pieces.nbytes()),
-        })?;
+        let threads = if pieces.nbytes() < PARALLEL {
+            1
+        } else {
+            thread::available_parallelism().map_or(1, |cores| cores.get().min(THREADS))
+        };
+        let (ours, any) = (0..count).partition::<Vec<_>, _>(|&block| is_fetched(&pieces, block));
+        share(Reading::on(1), ours, pieces.nbytes(), copy, watch)?;
+        share(Reading::on(threads), any, pieces.nbytes(), copy, watch)?;
         Ok(Snapshot {
             // One that were missing would be missed by `save`, which counts the bytes.
-            blocks: copier
-                .blocks
-                .into_iter()
-                .filter_map(OnceLock::into_inner)
-                .collect(),
+            blocks: blocks.into_iter().filter_map(OnceLock::into_inner).collect(),
         })
     }
 
@@ -103,95 +92,36 @@ impl Snapshot {
     }
 }
 
-enum CopyFault {
-    Interrupted,
-    Memory(io::Error),
-    Read(io::Error),
+fn pieces_of(pieces: &Pieces<'_>, block: usize) -> Range<usize> {
+    let first = block * PIECES_IN_BLOCK;
+    first..pieces.count().min(first + PIECES_IN_BLOCK)
 }
 
-struct Copier<'c, 'a> {
-    pieces: &'c Pieces<'a>,
-    blocks: Vec<OnceLock<Pages>>,
-    /// The block that nobody has begun with.
-    next: AtomicUsize,
-    team: Team<'c, CopyFault>,
+/// Return whether only the calling thread can copy this block.
+fn is_fetched(pieces: &Pieces<'_>, block: usize) -> bool {
+    pieces_of(pieces, block).any(|piece| pieces.is_fetched(piece))
 }
 
-impl Copier<'_, '_> {
-    /// The calling thread first copies what only it can fetch, then helps the others.
-    fn copy(&self) -> Result<(), CopyFault> {
-        let cores = thread::available_parallelism().map_or(1, usize::from);
-        let others = if self.pieces.nbytes() < PARALLEL {
-            0
-        } else {
-            cores.min(THREADS) - 1
-        };
-        let ours = || {
-            for block in (0..self.blocks.len()).filter(|&block| self.is_fetched(block)) {
-                if self.team.look() {
-                    self.copy_block(block);
-                }
-            }
-            self.work(|| self.team.look());
-        };
-        let theirs = || self.work(|| !self.team.stopped());
-        if !self.team.spread("ingot-snapshot", others, theirs, ours) {
-            ours();
-        }
-        self.team.outcome()
+fn copied(pieces: &Pieces<'_>, block: usize, path: &Path, stop: StopFlag<'_>) -> Result<Pages, Error> {
+    let lens = pieces_of(pieces, block).map(|piece| pieces.len(piece));
+    let len = lens.sum();
+    let mut copy = Pages::allocate(len).map_err(|source| Error::OutOfMemory {
+        path: Some(path.to_owned()),
+        nbytes: pieces.nbytes(),
+        source: Some(source),
+    })?;
+    copy.want_huge(0..len);
+    let mut begin = 0;
+    for piece in pieces_of(pieces, block) {
+        let range = begin..begin + pieces.len(piece);
+        // Faulting pages in one by one costs more than copying does.
+        copy.populate(range.clone());
+        begin = range.end;
+        pieces
+            .fill(piece, &mut copy.bytes_mut()[range], stop)
+            .map_err(|source| Stop::of(step::READ, source).about(path, pieces.nbytes()))?;
     }
-
-    fn work(&self, go_on: impl Fn() -> bool) {
-        while go_on() {
-            let block = self.next.fetch_add(1, Ordering::Relaxed);
-            if block >= self.blocks.len() {
-                break;
-            }
-            if !self.is_fetched(block) {
-                self.copy_block(block);
-            }
-        }
-    }
-
-    fn pieces_of(&self, block: usize) -> Range<usize> {
-        let first = block * PIECES_IN_BLOCK;
-        first..self.pieces.count().min(first + PIECES_IN_BLOCK)
-    }
-
-    /// Whether only the calling thread can copy this block.
-    fn is_fetched(&self, block: usize) -> bool {
-        let range = self.pieces_of(block);
-        let fetched = self.pieces.fetched();
-        let first = fetched.partition_point(|&piece| piece < range.start);
-        fetched.get(first).is_some_and(|&piece| piece < range.end)
-    }
-
-    fn copy_block(&self, block: usize) {
-        match self.copied(block) {
-            // Each block is copied by one thread, so nothing is there yet.
-            Ok(copy) => drop(self.blocks[block].set(copy)),
-            Err(fault) => self.team.fail(fault),
-        }
-    }
-
-    fn copied(&self, block: usize) -> Result<Pages, CopyFault> {
-        let pieces = self.pieces_of(block);
-        let len: usize = pieces.clone().map(|piece| self.pieces.len(piece)).sum();
-        let mut copy = Pages::allocate(len).map_err(CopyFault::Memory)?;
-        copy.want_huge(0..len);
-        let mut begin = 0;
-        for piece in pieces {
-            let range = begin..begin + self.pieces.len(piece);
-            // Faulting pages in one by one costs more than copying does.
-            copy.populate(range.clone());
-            begin = range.end;
-            let into = &mut copy.bytes_mut()[range];
-            self.pieces
-                .fill(piece, into, self.team.stop())
-                .map_err(CopyFault::Read)?;
-        }
-        Ok(copy)
-    }
+    Ok(copy)
 }
 
 #[cfg(test)]
@@ -199,6 +129,8 @@ mod tests {
     use super::*;
     use crate::{SaveOptions, Unwatched};
     use ingot_format::{Dtype, Format, LayoutOptions, Spec, to_u64};
+    use std::io;
+    use std::sync::atomic::{AtomicUsize, Ordering};
 
     #[test]
     fn a_snapshot_has_the_bytes_and_keeps_them() {
@@ -381,14 +313,8 @@ mod tests {
                 first,
             ];
             let pieces = Pieces::of_data(&[], payloads.iter().map(Payload::nbytes).sum(), &payloads).unwrap();
-            let copier = Copier {
-                pieces: &pieces,
-                blocks: Vec::new(),
-                next: AtomicUsize::new(0),
-                team: Team::new(pieces.nbytes(), &Unwatched, || CopyFault::Interrupted),
-            };
             assert_eq!(
-                [0, 1, 2].map(|block| copier.is_fetched(block)),
+                [0, 1, 2].map(|block| is_fetched(&pieces, block)),
                 [false, true, false],
                 "{before}"
             );

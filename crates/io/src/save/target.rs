@@ -6,7 +6,7 @@ use std::path::Path;
 
 use crate::disk::{self, DirectoryEntry, Resolved, resolve};
 use crate::error::{EditError, Error, Stop, unopened};
-use crate::options::{Existing, SaveOptions};
+use crate::options::SaveOptions;
 use crate::watch::Watch;
 
 /// Check whether a save with `options` may write to `path`: every save makes the same checks before it writes.
@@ -32,7 +32,7 @@ pub fn check_destination(path: &Path, options: &SaveOptions, watch: &dyn Watch) 
 /// Check whether `entry`, to which `path` leads, may be replaced.
 pub(super) fn check(entry: &DirectoryEntry, path: &Path, options: &SaveOptions) -> Result<(), Error> {
     let checked = entry.check(options);
-    checked.map_err(|stop| explain(path, 0, options.existing(), stop))
+    checked.map_err(|stop| explain(path, 0, options, stop))
 }
 
 /// The entry to which `path` leads, for a file that gets its name when it is complete.
@@ -44,10 +44,10 @@ pub(super) fn find(path: &Path, watch: &dyn Watch) -> Result<DirectoryEntry, Err
 }
 
 /// The error for `stop`, which kept the file at `path` from being written.
-pub(super) fn explain(path: &Path, nbytes: u64, existing: Existing, stop: Stop) -> Error {
+pub(super) fn explain(path: &Path, nbytes: u64, options: &SaveOptions, stop: Stop) -> Error {
     match stop {
         Stop::Fault { source, .. }
-            if existing == Existing::Refuse && source.kind() == io::ErrorKind::AlreadyExists =>
+            if options.keeps_existing() && source.kind() == io::ErrorKind::AlreadyExists =>
         {
             is_there(path)
         }
@@ -63,7 +63,7 @@ pub(crate) fn is_there(path: &Path) -> Error {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::options::{ReadOnly, Replace};
+    use crate::options::Replace;
     use crate::watch::Unwatched;
 
     fn code(path: &Path, replace: Replace) -> Option<String> {
@@ -99,7 +99,7 @@ mod tests {
         let may_write = !cfg!(windows) && fs::File::options().write(true).open(file.path()).is_ok();
         assert_eq!(code(file.path(), Replace::Atomic).is_none(), may_write);
         let options = SaveOptions {
-            read_only: ReadOnly::Replace,
+            replace_read_only: true,
             ..SaveOptions::default()
         };
         assert!(check_destination(file.path(), &options, &Unwatched).is_ok());

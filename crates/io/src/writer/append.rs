@@ -5,8 +5,8 @@ use std::path::{Path, PathBuf};
 
 use ingot_format::{Dtype, Format, FormatError, Layout, LayoutOptions, Order, Spec, layout_with, to_u64};
 
-use super::writer::{PIECE, put};
-use crate::error::{EditError, Error};
+use super::fill::Filler;
+use crate::error::{EditError, Error, unstorable};
 use crate::options::SaveOptions;
 use crate::payload::Payload;
 use crate::save::Temp;
@@ -29,9 +29,8 @@ use crate::watch::Watch;
 /// ```
 pub struct Appender {
     /// `None` once it is committed.
-    draft: Option<Temp>,
+    temp: Option<Temp>,
     path: PathBuf,
-    options: SaveOptions,
     metadata: Option<Vec<(String, String)>>,
     /// Bytes before the data.
     reserved: u64,
@@ -41,7 +40,6 @@ pub struct Appender {
     names: HashSet<String>,
     /// Bytes of data that were appended.
     end: u64,
-    process: u32,
 }
 
 /// What an entry takes at most, beside its name and its dimensions: the words, two numbers of 20 digits, commas.
@@ -60,20 +58,17 @@ impl Appender {
         watch: &dyn Watch,
     ) -> Result<Appender, Error> {
         let empty = layout_with(&[], metadata, Format::Safetensors, &LayoutOptions::default())
-            .map_err(|fault| unstorable(path, fault))?;
+            .map_err(unstorable(path))?;
         let head_nbytes = to_u64(empty.head.len());
         let room = LayoutOptions {
             reserve: reserve.saturating_sub(head_nbytes).next_multiple_of(8),
             ..LayoutOptions::default()
         };
         // Only for what it refuses: more than a header may have.
-        let reserved = layout_with(&[], metadata, Format::Safetensors, &room)
-            .map_err(|fault| unstorable(path, fault))?;
-        let draft = Temp::create(path, 0, options, watch)?;
+        let reserved = layout_with(&[], metadata, Format::Safetensors, &room).map_err(unstorable(path))?;
         Ok(Appender {
-            draft: Some(draft),
+            temp: Some(Temp::create(path, 0, options, watch)?),
             path: path.to_owned(),
-            options: *options,
             metadata: metadata.map(|pairs| {
                 pairs
                     .iter()
@@ -85,7 +80,6 @@ impl Appender {
             tensors: Vec::new(),
             names: HashSet::new(),
             end: 0,
-            process: std::process::id(),
         })
     }
 
@@ -109,20 +103,18 @@ impl Appender {
         payload: &Payload<'_>,
         watch: &dyn Watch,
     ) -> Result<(), Error> {
-        self.check_open()?;
+        self.open()?;
         let spec = Spec { name, dtype, shape };
         let expected = self.check(&spec)?;
         if payload.nbytes() != expected {
-            return Err(unstorable(
-                &self.path,
-                FormatError::WrongLength {
-                    tensor: name.to_owned(),
-                    dtype,
-                    shape: shape.to_owned(),
-                    expected,
-                    found: payload.nbytes(),
-                },
-            ));
+            let fault = FormatError::WrongLength {
+                tensor: name.to_owned(),
+                dtype,
+                shape: shape.to_owned(),
+                expected,
+                found: payload.nbytes(),
+            };
+            return Err(unstorable(&self.path)(fault));
         }
         let mut header_nbytes = self.header_nbytes + entry_nbytes(&spec);
         if header_nbytes > self.reserved {
@@ -131,13 +123,17 @@ impl Appender {
             header_nbytes = to_u64(self.laid_out(Some(spec))?.head.len());
         }
         if header_nbytes > self.reserved {
-            return Err(self.refuse(EditError::ReserveFull {
+            let fault = EditError::ReserveFull {
                 tensor: name.to_owned(),
                 expected: self.reserved,
                 found: header_nbytes,
-            }));
+            };
+            return Err(fault.about(&self.path));
         }
-        self.write(payload, watch)?;
+        let position = self.reserved + self.end;
+        let temp = self.open()?;
+        temp.grow_to(position + expected);
+        Filler::new(temp, watch).put(payload, 0..expected, position)?;
         self.header_nbytes = header_nbytes;
         self.end += expected;
         self.names.insert(name.to_owned());
@@ -150,64 +146,33 @@ impl Appender {
     /// # Errors
     /// [`Error::Write`]; [`Error::Edit`] with [`EditError::Committed`].
     pub fn commit(&mut self, watch: &dyn Watch) -> Result<(), Error> {
-        self.check_open()?;
         let head = self.laid_out(None)?.head;
-        let (existing, durable) = (self.options.existing(), self.options.durable);
-        let Some(draft) = &mut self.draft else {
-            return Err(self.refuse(EditError::Committed));
-        };
-        draft.write(&head, 0)?;
+        let nbytes = self.reserved + self.end;
+        let temp = self.open()?;
+        temp.write(&head, 0)?;
         // What a failed append left behind is no tensor's.
-        draft
-            .file()
-            .set_len(self.reserved + self.end)
-            .map_err(|fault| draft.write_fault(fault))?;
-        draft.publish(existing, durable, watch)?;
-        self.draft = None;
+        let cut = temp.file().set_len(nbytes);
+        cut.map_err(|fault| temp.write_fault(fault))?;
+        temp.publish(watch)?;
+        self.temp = None;
         Ok(())
     }
 
-    fn write(&mut self, payload: &Payload<'_>, watch: &dyn Watch) -> Result<(), Error> {
-        let Some(draft) = &mut self.draft else {
-            return Err(self.refuse(EditError::Committed));
-        };
-        draft.grow_to(self.reserved + self.end + payload.nbytes());
-        let (mut begin, mut buffer) = (0, Vec::new());
-        while begin < payload.nbytes() {
-            if watch.interrupted() {
-                return Err(Error::Interrupted);
-            }
-            let count = (payload.nbytes() - begin).min(PIECE);
-            let position = self.reserved + self.end + begin;
-            put(payload, begin, count, draft.file(), position, &mut buffer, watch)
-                .map_err(|fault| draft.write_fault(fault))?;
-            begin += count;
-        }
-        Ok(())
-    }
-
-    fn check_open(&self) -> Result<(), Error> {
-        match &self.draft {
-            None => Err(self.refuse(EditError::Committed)),
-            Some(_) if self.process != std::process::id() => Err(self.refuse(EditError::Forked)),
-            Some(_) => Ok(()),
+    /// The temporary file, until the commit.
+    fn open(&mut self) -> Result<&mut Temp, Error> {
+        match &mut self.temp {
+            Some(temp) => temp.check_process().map(|()| temp),
+            None => Err(EditError::Committed.about(&self.path)),
         }
     }
 
     /// What one tensor alone must keep to, and its size.
     fn check(&self, spec: &Spec<'_>) -> Result<u64, Error> {
-        let alone = layout_with(
-            std::slice::from_ref(spec),
-            None,
-            Format::Safetensors,
-            &LayoutOptions::default(),
-        );
-        let alone = alone.map_err(|fault| unstorable(&self.path, fault))?;
+        let (one, options) = (std::slice::from_ref(spec), LayoutOptions::default());
+        let alone = layout_with(one, None, Format::Safetensors, &options).map_err(unstorable(&self.path))?;
         if self.names.contains(spec.name) {
-            let fault = FormatError::DuplicateTensor {
-                tensor: spec.name.to_owned(),
-            };
-            return Err(unstorable(&self.path, fault));
+            let tensor = spec.name.to_owned();
+            return Err(unstorable(&self.path)(FormatError::DuplicateTensor { tensor }));
         }
         Ok(alone.header.data_nbytes())
     }
@@ -235,7 +200,7 @@ impl Appender {
                 ..LayoutOptions::default()
             };
             layout_with(&specs, pairs.as_deref(), Format::Safetensors, &options)
-                .map_err(|fault| unstorable(&self.path, fault))
+                .map_err(unstorable(&self.path))
         };
         let tight = lay_out(0)?;
         match self.reserved.checked_sub(to_u64(tight.head.len())) {
@@ -243,21 +208,10 @@ impl Appender {
             None => Ok(tight),
         }
     }
-
-    fn refuse(&self, fault: EditError) -> Error {
-        fault.about(&self.path)
-    }
 }
 
 /// The most that the entry takes.
 fn entry_nbytes(spec: &Spec<'_>) -> u64 {
     // A control character takes six bytes.
     AROUND_ENTRY + 6 * to_u64(spec.name.len()) + 21 * to_u64(spec.shape.len())
-}
-
-fn unstorable(path: &Path, fault: FormatError) -> Error {
-    Error::Unstorable {
-        path: Some(path.to_owned()),
-        fault,
-    }
 }

@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use crate::error::{EditError, Error};
+use crate::error::Error;
 use crate::options::SaveOptions;
 use crate::save::Temp;
 use crate::watch::Watch;
@@ -11,10 +11,7 @@ use crate::watch::Watch;
 /// next save to this path cleans up after a process that was killed.
 pub struct Aside {
     /// `None` once it is committed.
-    draft: Option<Temp>,
-    path: PathBuf,
-    options: SaveOptions,
-    process: u32,
+    temp: Option<Temp>,
 }
 
 impl Aside {
@@ -23,18 +20,14 @@ impl Aside {
     /// # Errors
     /// [`Error::Write`]; [`Error::Edit`] when somebody else fills a file for this path, or it can have none.
     pub fn create(path: &Path, options: &SaveOptions, watch: &dyn Watch) -> Result<Aside, Error> {
-        Ok(Aside {
-            draft: Some(Temp::create(path, 0, options, watch)?),
-            path: path.to_owned(),
-            options: *options,
-            process: std::process::id(),
-        })
+        let temp = Some(Temp::create(path, 0, options, watch)?);
+        Ok(Aside { temp })
     }
 
     /// The path of the temporary file, which exists until the commit.
     #[must_use]
     pub fn draft_path(&self) -> Option<PathBuf> {
-        self.draft.as_ref().map(Temp::draft_path)
+        self.temp.as_ref().map(Temp::draft_path)
     }
 
     /// Gives the file the name of its path. A second time, nothing happens.
@@ -43,12 +36,12 @@ impl Aside {
     /// [`Error::Write`]; [`Error::Open`] for a file that is not to be replaced. The new one is gone then. [`Error::Edit`] in the
     /// child of a fork, whose parent has the file.
     pub fn commit(&mut self, watch: &dyn Watch) -> Result<(), Error> {
-        if self.process != std::process::id() {
-            return Err(EditError::Forked.about(&self.path));
+        if let Some(temp) = &self.temp {
+            temp.check_process()?;
         }
-        let Some(draft) = self.draft.take() else {
-            return Ok(());
-        };
-        draft.publish(self.options.existing(), self.options.durable, watch)
+        match self.temp.take() {
+            Some(temp) => temp.publish(watch),
+            None => Ok(()),
+        }
     }
 }

@@ -2,9 +2,9 @@
 
 use std::path::{Path, PathBuf};
 
-use ingot_format::{StopFlag, to_u64, to_usize};
+use ingot_format::{StopFlag, saturating_usize, to_u64};
 
-use super::writer::Writer;
+use super::Writer;
 use crate::error::{Error, Failure, unopened};
 use crate::file::{LocalFile, ReadAt, Tensor, read_exactly};
 use crate::watch::{Asked, Watch};
@@ -45,8 +45,8 @@ impl ForeignFile {
         index: &[ingot_format::Index],
         watch: &dyn Watch,
     ) -> Result<(), Error> {
-        let nbytes = writer.selected(name, index)?.nbytes();
-        self.check_has(position, nbytes)?;
+        let (_, selection) = writer.select(name, index)?;
+        self.check_has(position, selection.nbytes())?;
         let copied = self
             .source
             .with(|file| Ok(writer.copy(name, index, file, position, watch)));
@@ -75,7 +75,7 @@ impl ForeignFile {
         let (mut ours, mut theirs) = (Vec::new(), Vec::new());
         let mut done = 0;
         while done < nbytes {
-            let count = to_usize(STEP.min(nbytes - done)).unwrap_or(usize::MAX);
+            let count = saturating_usize(STEP.min(nbytes - done));
             ours.resize(count, 0);
             theirs.resize(count, 0);
             fill(&self.source, position + done, &mut ours, watch)
@@ -117,6 +117,7 @@ fn fill(source: &dyn ReadAt, position: u64, dest: &mut [u8], watch: &dyn Watch) 
 mod tests {
     use super::*;
     use crate::{Archive, OpenOptions, SaveOptions, Unwatched};
+    use ingot_format::to_usize;
     use ingot_format::{Dtype, Format, Index, LayoutOptions, Spec};
     use proptest::prelude::*;
 

@@ -8,6 +8,7 @@
 mod append;
 mod aside;
 mod coverage;
+mod fill;
 mod foreign;
 mod journal;
 #[cfg(any(test, feature = "fuzzing"))]
@@ -17,10 +18,386 @@ pub(crate) mod journal_model;
 #[path = "tests/model.rs"]
 mod model;
 mod preamble;
-#[allow(clippy::module_inception, reason = "the file that has `Writer`")]
-mod writer;
+
+use std::fs::File;
+use std::io;
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use ingot_format::{
+    Dtype, Entry, Format, Header, Index, LayoutOptions, Limits, Selection, Spec, layout_with,
+};
+
+use self::fill::Filler;
+use self::journal::{End, Journal, JournalFault, Verdict};
+use crate::disk::{Lock, Locked};
+use crate::error::{EditError, Error, size, unstorable};
+use crate::options::SaveOptions;
+use crate::payload::{FileRange, Payload};
+use crate::save::{Temp, journal_fault};
+use crate::watch::Watch;
 
 pub use append::Appender;
 pub use aside::Aside;
 pub use foreign::ForeignFile;
-pub use writer::{Orphan, Writer};
+
+/// How often, and after what time, one tries again to finish a file that others have open.
+const TRIES: usize = 100;
+const PAUSE: Duration = Duration::from_millis(10);
+
+/// A file that is filled in any order. Any number of threads may do it at once.
+///
+/// ```
+/// use ingot_format::{Dtype, Format, Index, LayoutOptions, Spec};
+/// use ingot_io::{Archive, OpenOptions, Payload, SaveOptions, Unwatched, Writer};
+///
+/// let folder = tempfile::tempdir()?;
+/// let path = folder.path().join("large.safetensors");
+/// let rows = Spec { name: "rows", dtype: Dtype::U8, shape: &[4, 2] };
+/// let (layout, options) = (LayoutOptions::default(), SaveOptions::default());
+/// let writer = Writer::create(&path, &[rows], None, Format::Safetensors, &layout, &options, &Unwatched)?;
+/// for (first, bytes) in [(2, b"5678"), (0, b"1234")] {
+///     let two = Index::from(first..first + 2);
+///     writer.write("rows", &[two], Dtype::U8, &[2, 2], &Payload::from(&bytes[..]), &Unwatched)?;
+/// }
+/// writer.commit(&Unwatched)?; // until then, nothing has the name
+/// assert_eq!(Archive::open(&path, &OpenOptions::default())?.read("rows")?.to_vec(), b"12345678");
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+pub struct Writer {
+    temp: Temp,
+    header: Header,
+    journal: Journal,
+    membership: Membership,
+    /// Whether it was to commit, and never learned what became of that.
+    is_unanswered: AtomicBool,
+}
+
+/// What becomes of a file whose writer was killed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Orphan {
+    /// Nobody joins it.
+    #[default]
+    Refuse,
+    /// Whoever joins it takes the place of that writer, and what was written stays. It is the caller who knows that all of
+    /// it belongs together.
+    Finish,
+}
+
+/// Whether leaving takes the file away.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Membership {
+    Founder,
+    Guest,
+}
+
+impl Writer {
+    /// Begins the file at `path` that holds tensors of these `specs`.
+    ///
+    /// # Errors
+    /// [`Error::Unstorable`] for what the format cannot hold; [`Error::Write`]; [`Error::Edit`] with
+    /// [`EditError::Busy`] when somebody else fills this file, or [`EditError::NoPlace`].
+    pub fn create(
+        path: &Path,
+        specs: &[Spec<'_>],
+        metadata: Option<&[(&str, &str)]>,
+        format: Format,
+        layout_options: &LayoutOptions,
+        options: &SaveOptions,
+        watch: &dyn Watch,
+    ) -> Result<Writer, Error> {
+        let layout = layout_with(specs, metadata, format, layout_options).map_err(unstorable(path))?;
+        let nbytes = layout.header.file_nbytes();
+        let temp = Temp::create(path, nbytes, options, watch)?;
+        temp.write(&layout.head, 0)?;
+        let journal = temp.journal()?;
+        let preamble = preamble::render(nbytes, temp.name()).ok_or_else(|| broken(path))?;
+        io::Write::write_all(&mut &journal, &preamble).map_err(|fault| journal_fault(path, fault))?;
+        temp.keep();
+        Ok(Writer::of(temp, layout.header, journal, Membership::Founder))
+    }
+
+    fn of(temp: Temp, header: Header, journal: File, membership: Membership) -> Writer {
+        Writer {
+            temp,
+            journal: Journal::new(journal, preamble::NBYTES, header.data_nbytes()),
+            header,
+            membership,
+            is_unanswered: AtomicBool::new(false),
+        }
+    }
+
+    /// Takes part in filling the file at `path`, which a writer in this or another process began. `orphan` says what
+    /// happens when that one was killed: [`Orphan::Finish`] makes this one the writer that began it, once all are gone who
+    /// had a part in it.
+    ///
+    /// # Errors
+    /// [`Error::Edit`] with [`EditError::NothingToJoin`], [`EditError::Orphaned`] or [`EditError::BrokenJournal`];
+    /// [`Error::Write`] when the temporary file or the notes cannot be opened, locked or read.
+    pub fn join(
+        path: &Path,
+        orphan: Orphan,
+        options: &SaveOptions,
+        watch: &dyn Watch,
+    ) -> Result<Writer, Error> {
+        for _ in 0..TRIES {
+            if watch.interrupted() {
+                return Err(Error::Interrupted);
+            }
+            if orphan == Orphan::Finish
+                && let Some(writer) = Writer::take_over(path, options, watch)?
+            {
+                return Ok(writer);
+            }
+            match Writer::join_living(path, options, watch) {
+                // Several who finish the same file are in each other's way, until one of them has it.
+                Err(Error::Edit {
+                    fault: EditError::Orphaned { .. },
+                    ..
+                }) if orphan == Orphan::Finish => std::thread::sleep(PAUSE),
+                joined => return joined,
+            }
+        }
+        Err(EditError::Orphaned { held: true }.about(path))
+    }
+
+    fn join_living(path: &Path, options: &SaveOptions, watch: &dyn Watch) -> Result<Writer, Error> {
+        let journal = Temp::journal_of(path, Lock::Shared, watch)?;
+        let journal = journal.ok_or_else(|| EditError::NothingToJoin.about(path))?;
+        let writer = Writer::open(path, journal, options, watch)?;
+        writer.check_owner()?;
+        Ok(writer)
+    }
+
+    /// A writer in place of the one that began the file. `None` where that is not this one's to do: nobody began one, or
+    /// somebody has it open.
+    fn take_over(path: &Path, options: &SaveOptions, watch: &dyn Watch) -> Result<Option<Writer>, Error> {
+        let Some(journal) = Temp::journal_of(path, Lock::Exclusive, watch)? else {
+            return Ok(None);
+        };
+        let mut writer = Writer::open(path, journal, options, watch)?;
+        if !writer.temp.own()? {
+            return Ok(None);
+        }
+        writer.judge(writer.noted(writer.journal.take_over())?, "")?;
+        writer.membership = Membership::Founder;
+        if !writer.temp.admit()? {
+            return Err(EditError::NothingToJoin.about(path));
+        }
+        Ok(Some(writer))
+    }
+
+    /// A guest of the file that has this journal.
+    fn open(path: &Path, journal: Locked, options: &SaveOptions, watch: &dyn Watch) -> Result<Writer, Error> {
+        let nothing = || EditError::NothingToJoin.about(path);
+        let preamble = preamble::read(&journal).map_err(|fault| explain(path, fault))?;
+        let (nbytes, name) = preamble.ok_or_else(nothing)?;
+        let temp = Temp::join(path, &name, journal, options, watch)?.ok_or_else(nothing)?;
+        let read = |nbytes: u64| -> Result<Vec<u8>, Error> {
+            let mut bytes = vec![0; size(nbytes)?];
+            let read = FileRange::new(temp.file(), 0, nbytes).read(0, &mut bytes);
+            read.map_err(|fault| explain(path, fault.into()))?;
+            Ok(bytes)
+        };
+        let limits = Limits::default();
+        let head_nbytes = Header::head_nbytes(&read(8)?, nbytes, &limits).map_err(|_| broken(path))?;
+        let header = Header::parse(&read(head_nbytes)?, nbytes, &limits).map_err(|_| broken(path))?;
+        let journal = temp.journal()?;
+        Ok(Writer::of(temp, header, journal, Membership::Guest))
+    }
+
+    /// What the file will hold.
+    #[must_use]
+    pub fn header(&self) -> &Header {
+        &self.header
+    }
+
+    /// The file.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        self.temp.path()
+    }
+
+    /// The path of the temporary file, which exists until the commit.
+    #[must_use]
+    pub fn draft_path(&self) -> PathBuf {
+        self.temp.draft_path()
+    }
+
+    /// Writes the elements of the tensor `name` that `index` takes: all by an empty one. `payload` has those bytes, of a
+    /// tensor of `dtype` and `shape`.
+    ///
+    /// # Errors
+    /// [`Error::UnknownTensor`]; [`Error::Slice`] when the index does not fit the tensor; [`Error::Edit`] with
+    /// [`EditError::Mismatch`] when the payload does not fit the index, [`EditError::FilledTwice`], or how the file
+    /// ended; [`Error::Write`]. Nothing counts as written then.
+    pub fn write(
+        &self,
+        name: &str,
+        index: &[Index],
+        dtype: Dtype,
+        shape: &[u64],
+        payload: &Payload<'_>,
+        watch: &dyn Watch,
+    ) -> Result<(), Error> {
+        self.temp.check_process()?;
+        self.check_owner()?;
+        let (entry, selection) = self.select(name, index)?;
+        if (entry.dtype, selection.shape()) != (dtype, shape) || payload.nbytes() != selection.nbytes() {
+            return Err(self.refuse(EditError::Mismatch {
+                tensor: name.to_owned(),
+                expected: (entry.dtype, selection.shape().to_owned()),
+                found: (dtype, shape.to_owned()),
+            }));
+        }
+        let ranges: Vec<Range<u64>> = selection
+            .runs()
+            .map(|run| entry.begin + run.begin..entry.begin + run.end)
+            .collect();
+        if ranges.is_empty() {
+            let end = self.journal.end();
+            return end.map_or(Ok(()), |end| self.judge(Verdict::Ended(end), ""));
+        }
+        let (claim, verdict) = self.noted(self.journal.claim(&ranges))?;
+        self.judge(verdict, name)?;
+        if let Err(fault) = self.fill(&ranges, payload, watch) {
+            // What it says first is the better reason.
+            let _ = self.journal.failed(claim);
+            return Err(fault);
+        }
+        self.judge(self.noted(self.journal.done(claim))?, name)
+    }
+
+    /// Write the bytes of `payload` to these ranges of the data, one after the other.
+    fn fill(&self, ranges: &[Range<u64>], payload: &Payload<'_>, watch: &dyn Watch) -> Result<(), Error> {
+        let mut filler = Filler::new(&self.temp, watch);
+        let mut done = 0;
+        for range in ranges {
+            let end = done + (range.end - range.start);
+            filler.put(payload, done..end, self.header.data_start() + range.start)?;
+            done = end;
+        }
+        Ok(())
+    }
+
+    /// As [`Writer::write`], of bytes that stand in `file` from `position` on.
+    pub(crate) fn copy(
+        &self,
+        name: &str,
+        index: &[Index],
+        file: &File,
+        position: u64,
+        watch: &dyn Watch,
+    ) -> Result<(), Error> {
+        let (entry, selection) = self.select(name, index)?;
+        let payload = Payload::File(FileRange::new(file, position, selection.nbytes()));
+        self.write(name, index, entry.dtype, selection.shape(), &payload, watch)
+    }
+
+    /// The tensor `name`, and what `index` takes of it.
+    fn select(&self, name: &str, index: &[Index]) -> Result<(Entry<'_>, Selection), Error> {
+        let entry = self.header.get(name).ok_or_else(|| Error::UnknownTensor {
+            path: Some(self.path().to_owned()),
+            tensor: name.to_owned(),
+            nearest: None,
+        })?;
+        let selection = Selection::new(entry.dtype, entry.shape, index).map_err(|fault| Error::Slice {
+            path: Some(self.path().to_owned()),
+            tensor: name.to_owned(),
+            shape: entry.shape.to_owned(),
+            fault,
+        })?;
+        Ok((entry, selection))
+    }
+
+    /// Gives the file its name, once every byte was written, by whomever.
+    ///
+    /// # Errors
+    /// [`Error::Edit`] with [`EditError::NotFilled`], after which writing may go on. [`Error::Open`] if a file has the name by
+    /// now and the options keep it, [`Error::Write`], [`Error::Interrupted`]: the new file is removed.
+    pub fn commit(&self, watch: &dyn Watch) -> Result<(), Error> {
+        self.temp.check_process()?;
+        self.check_owner()?;
+        let found = self.journal.commit();
+        self.is_unanswered.store(found.is_err(), Ordering::Relaxed);
+        self.judge(self.noted(found)?, "")?;
+        self.temp.publish(watch).inspect_err(|_| self.temp.discard())
+    }
+
+    /// Nobody adds to a file whose writer was killed: what that one had written may be of another run.
+    fn check_owner(&self) -> Result<(), Error> {
+        if self.membership == Membership::Founder || self.temp.has_owner()? {
+            return Ok(());
+        }
+        // It may have left as one should, and said so; or been killed between saying so and doing it.
+        match self.noted(self.journal.end_now())? {
+            Some(End::Committed) if self.temp.is_unnamed() => {}
+            Some(end) => return self.judge(Verdict::Ended(end), ""),
+            None => {}
+        }
+        Err(self.refuse(EditError::Orphaned { held: false }))
+    }
+
+    /// What the journal gave.
+    fn noted<T>(&self, found: Result<T, JournalFault>) -> Result<T, Error> {
+        found.map_err(|fault| explain(self.path(), fault))
+    }
+
+    fn judge(&self, verdict: Verdict, name: &str) -> Result<(), Error> {
+        let fault = match verdict {
+            Verdict::Accepted => return Ok(()),
+            Verdict::Taken(_) => EditError::FilledTwice {
+                tensor: name.to_owned(),
+            },
+            Verdict::Incomplete => self.missing(),
+            Verdict::Ended(End::Committed) => EditError::Committed,
+            Verdict::Ended(End::Abandoned) => EditError::Abandoned,
+        };
+        Err(self.refuse(fault))
+    }
+
+    /// The first tensor that has bytes which were not written.
+    fn missing(&self) -> EditError {
+        let found = |entry: &Entry<'_>| self.journal.written(&(entry.begin..entry.end));
+        let missing = self.header.entries().find(|entry| found(entry) < entry.nbytes());
+        match missing {
+            Some(entry) => EditError::NotFilled {
+                tensor: entry.name.to_owned(),
+                expected: entry.nbytes(),
+                found: found(&entry),
+            },
+            None => EditError::BrokenJournal,
+        }
+    }
+
+    fn refuse(&self, fault: EditError) -> Error {
+        fault.about(self.path())
+    }
+}
+
+/// Whoever began the file takes it away by leaving, unless it was committed.
+impl Drop for Writer {
+    fn drop(&mut self) {
+        if self.membership == Membership::Guest || self.temp.check_process().is_err() {
+            return;
+        }
+        let is_committed = matches!(self.journal.abandon(), Ok(Verdict::Ended(End::Committed)));
+        // A commit of this one that stands there, without its having been read, is one that nobody acts on.
+        if !is_committed || *self.is_unanswered.get_mut() {
+            self.temp.discard();
+        }
+    }
+}
+
+fn broken(path: &Path) -> Error {
+    EditError::BrokenJournal.about(path)
+}
+
+fn explain(path: &Path, fault: JournalFault) -> Error {
+    match fault {
+        JournalFault::Broken => broken(path),
+        JournalFault::System(source) => journal_fault(path, source),
+    }
+}

@@ -3,7 +3,7 @@
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
 
-use ingot_format::{to_u64, to_usize};
+use ingot_format::{saturating_usize, to_u64, to_usize};
 use xxhash_rust::xxh3::xxh3_64;
 
 use super::journal::JournalFault;
@@ -38,7 +38,7 @@ pub(super) fn read(notes: &File) -> Result<Option<(u64, OsString)>, JournalFault
     if disk::facts(notes)?.nbytes == 0 {
         return Ok(None);
     }
-    let mut preamble = vec![0; to_usize(NBYTES).unwrap_or(usize::MAX)];
+    let mut preamble = vec![0; saturating_usize(NBYTES)];
     FileRange::new(notes, 0, NBYTES).read(0, &mut preamble)?;
     parse(&preamble).map(Some).ok_or(JournalFault::Broken)
 }

@@ -15,7 +15,7 @@ use super::super::ring::SLOT_NBYTES;
 use super::super::{DeviceFault, DeviceStream};
 use super::Dice;
 use crate::error::Error;
-use crate::options::{Durability, SaveOptions};
+use crate::options::SaveOptions;
 use crate::payload::Payload;
 use crate::save::{Pieces, Snapshot, save};
 use crate::watch::Unwatched;
@@ -34,7 +34,7 @@ pub(super) fn laid_out(sizes: &[usize]) -> Layout {
 
 pub(super) fn options() -> SaveOptions {
     SaveOptions {
-        durable: Durability::Fast,
+        durable: false,
         ..SaveOptions::default()
     }
 }

@@ -12,7 +12,7 @@ use rustix::fs::{self, FileType, Mode, OFlags};
 use rustix::io::{Errno, retry_on_intr};
 
 use super::directory::{Directory, facts_of_target};
-use crate::disk::entry::{BESIDE_BLOBS, BLOBS, LinkToBlob, is_digest};
+use crate::disk::entry::{BESIDE_BLOBS, BLOBS, Blob, is_digest};
 use crate::disk::{DirectoryEntry, Kind, Resolved};
 use crate::error::{EditError, Step, Stop, step};
 use crate::watch::{POLL, Watch};
@@ -50,7 +50,7 @@ fn follow(path: &Path) -> Result<Resolved, Stop> {
             if from.is_none() && existing.is_some() {
                 return Err(Stop::Refused(EditError::Blob));
             }
-            link_to_blob = from.take().map(|(directory, link)| LinkToBlob {
+            link_to_blob = from.take().map(|(directory, link)| Blob {
                 directory,
                 name: link,
                 digest: name.clone(),

@@ -8,7 +8,7 @@ use std::path::{Component, Path, PathBuf, Prefix};
 use super::directory::Directory;
 use super::fault::{in_use, is_a_directory, too_many_links};
 use super::name::device;
-use crate::disk::entry::{BESIDE_BLOBS, BLOBS, LinkToBlob, is_digest};
+use crate::disk::entry::{BESIDE_BLOBS, BLOBS, Blob, is_digest};
 use crate::disk::{DirectoryEntry, Kind, Resolved};
 use crate::error::{EditError, Step, Stop, step};
 use crate::watch::Watch;
@@ -45,7 +45,7 @@ fn follow(path: &Path) -> Result<Resolved, Stop> {
             if from.is_none() && existing.is_some() {
                 return Err(Stop::Refused(EditError::Blob));
             }
-            link_to_blob = from.take().map(|(directory, link)| LinkToBlob {
+            link_to_blob = from.take().map(|(directory, link)| Blob {
                 directory,
                 name: link,
                 digest: name.clone(),

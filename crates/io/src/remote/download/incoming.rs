@@ -18,7 +18,7 @@ use crate::disk;
 use crate::error::{Error, Failure};
 use crate::file::check_unchanged;
 use crate::file::{ReadAt, Stamp, Stream, read_exactly};
-use crate::options::{Existing, ReadOptions};
+use crate::options::{ReadOptions, SaveOptions};
 use crate::payload::FileRange;
 use crate::save::{Temp, is_there};
 use crate::watch::{Unwatched, Watch};
@@ -51,7 +51,7 @@ enum Landing {
 struct Partial {
     path: PathBuf,
     nbytes: u64,
-    existing: Existing,
+    save: SaveOptions,
     /// Whether it stays open until the call ends, and not only while a thread works on one of its parts.
     stays_open: bool,
     handle: Mutex<Handle>,
@@ -63,11 +63,11 @@ enum Handle {
 }
 
 impl Partial {
-    fn new(temp: Temp, nbytes: u64, existing: Existing, stays_open: bool) -> Result<Partial, Error> {
+    fn new(temp: Temp, nbytes: u64, save: SaveOptions, stays_open: bool) -> Result<Partial, Error> {
         let partial = Partial {
             path: temp.path().to_owned(),
             nbytes,
-            existing,
+            save,
             stays_open,
             handle: Mutex::new(Handle::Open(Arc::new(temp))),
         };
@@ -90,7 +90,7 @@ impl Partial {
             Handle::Open(temp) => return Ok(Arc::clone(temp)),
             Handle::Closed(stamp) => stamp,
         };
-        let mut temp = Temp::resume(&self.path, self.existing, &Unwatched)?;
+        let mut temp = Temp::resume(&self.path, &self.save, &Unwatched)?;
         let now = self.stamp(&temp)?;
         if !closed.is_same_file(&now) || !closed.is_unwritten(&now) {
             if now.nbytes() == 0 {
@@ -155,7 +155,7 @@ impl Incoming {
         how: &DownloadOptions,
         watch: &dyn Watch,
     ) -> Result<Incoming, Error> {
-        let mut temp = Temp::resume(&path, how.existing, watch)?;
+        let mut temp = Temp::resume(&path, &how.save, watch)?;
         let table = versioned.part_table();
         let left = versioned.version.as_ref().and_then(|_| table.hashes(temp.file()));
         if left.is_none() {
@@ -167,7 +167,7 @@ impl Incoming {
                 return Err(error);
             }
         }
-        let partial = Partial::new(temp, table.nbytes(), how.existing, stays_open)?;
+        let partial = Partial::new(temp, table.nbytes(), how.save, stays_open)?;
         let sha256 = versioned.sha256.map(|_| Mutex::new(InOrder::new()));
         Ok(Incoming {
             hashes: Mutex::new(left.unwrap_or_default()),
@@ -331,13 +331,13 @@ impl Incoming {
     }
 
     /// Flush the file before it is renamed, which may take long.
-    pub(super) fn flush(&self, how: &DownloadOptions, watch: &dyn Watch) -> Result<(), Error> {
-        self.with(|temp| temp.flush(how.durable, watch))
+    pub(super) fn flush(&self, watch: &dyn Watch) -> Result<(), Error> {
+        self.with(|temp| temp.flush(watch))
     }
 
     /// Rename the file.
-    pub(super) fn publish(&self, how: &DownloadOptions, watch: &dyn Watch) -> Result<(), Error> {
-        self.with(|temp| temp.publish_first(self.nbytes(), how.existing, how.durable, watch))
+    pub(super) fn publish(&self, watch: &dyn Watch) -> Result<(), Error> {
+        self.with(|temp| temp.publish_first(self.nbytes(), watch))
     }
 
     pub(super) fn into_downloaded(self) -> Downloaded {
@@ -434,7 +434,10 @@ fn hash_in_order(in_order: &Mutex<InOrder>, number: usize, table: &PartTable, fi
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::options::Replace;
     use std::io::Write;
+
+    const NEW: SaveOptions = SaveOptions::new().replace(Replace::Nothing);
 
     /// Without the stamp, the second and the third file would be overwritten.
     #[test]
@@ -442,9 +445,9 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let (path, part) = (folder.path().join("a"), folder.path().join(".a.ingot-part"));
         let partial = || {
-            let mut temp = Temp::resume(&path, Existing::Refuse, &Unwatched).unwrap();
+            let mut temp = Temp::resume(&path, &NEW, &Unwatched).unwrap();
             temp.begin_anew(3, &Unwatched).unwrap();
-            Partial::new(temp, 3, Existing::Refuse, false).unwrap()
+            Partial::new(temp, 3, NEW, false).unwrap()
         };
         let same = partial();
         assert!(matches!(*locked(&same.handle), Handle::Closed(_)));
@@ -466,10 +469,10 @@ mod tests {
             assert_eq!(outcome.unwrap_err().code(), "changed");
         }
         assert!(!part.exists(), "a file that was removed is not created");
-        drop(Temp::resume(&path, Existing::Refuse, &Unwatched).unwrap());
-        let held = Temp::resume(&path, Existing::Refuse, &Unwatched).unwrap();
-        let kept = Partial::new(held, 0, Existing::Refuse, true).unwrap();
-        assert!(Temp::resume(&path, Existing::Refuse, &Unwatched).is_err());
+        drop(Temp::resume(&path, &NEW, &Unwatched).unwrap());
+        let held = Temp::resume(&path, &NEW, &Unwatched).unwrap();
+        let kept = Partial::new(held, 0, NEW, true).unwrap();
+        assert!(Temp::resume(&path, &NEW, &Unwatched).is_err());
         drop(kept);
     }
 
@@ -477,10 +480,10 @@ mod tests {
     fn a_flush_holds_no_lock_after_the_file_is_dropped() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("a");
-        let resumed = || Temp::resume(&path, Existing::Refuse, &Unwatched);
+        let resumed = || Temp::resume(&path, &NEW, &Unwatched);
         let mut temp = resumed().unwrap();
         temp.begin_anew(3, &Unwatched).unwrap();
-        let partial = Partial::new(temp, 3, Existing::Refuse, true).unwrap();
+        let partial = Partial::new(temp, 3, NEW, true).unwrap();
         let flushing = partial.with(|temp| Ok(temp.file().try_clone().unwrap())).unwrap();
         assert!(resumed().is_err());
         drop(partial);

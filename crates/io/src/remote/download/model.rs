@@ -14,7 +14,6 @@ use super::incoming::{Incoming, fetch, sum};
 use super::part_table::{SEAL_NBYTES, Seal};
 use super::wanted::{DownloadOptions, Downloaded, RemoteModel, VersionedSource, make_folder};
 use crate::error::Error;
-use crate::options::{Durability, Existing};
 use crate::payload::FileRange;
 use crate::save::check_destination;
 use crate::save::{Temp, is_there};
@@ -43,9 +42,8 @@ impl Ready {
         how: &DownloadOptions,
         watch: &dyn Watch,
     ) -> Result<Ready, Error> {
-        let saving = how.save_options();
-        check_destination(&path, &saving, watch)?;
-        let refuses = how.existing == Existing::Refuse;
+        check_destination(&path, &how.save, watch)?;
+        let refuses = how.save.keeps_existing();
         let seals = if refuses {
             seals_left(&path, &model.bytes, model.shards.len(), watch)
         } else {
@@ -58,7 +56,7 @@ impl Ready {
             .collect();
         for path in &paths {
             if !refuses {
-                check_destination(path, &saving, watch)?;
+                check_destination(path, &how.save, watch)?;
             } else if seals.is_none() && path.exists() {
                 return Err(is_there(path));
             }
@@ -98,7 +96,7 @@ impl Ready {
         self.make_folders()?;
         let Ready { model, path, shards } = self;
         // Its lock keeps other calls from downloading this model.
-        let mut index = Temp::resume(&path, how.existing, watch)?;
+        let mut index = Temp::resume(&path, &how.save, watch)?;
         // More files than a process should keep open. Each takes two descriptors, with its directory.
         let stays_open = shards.len() <= 32;
         let mut files = Vec::with_capacity(shards.len());
@@ -115,7 +113,7 @@ impl Ready {
                 total: nbytes,
             };
             fetch(&files, how, &after)?;
-            files.iter().try_for_each(|file| file.flush(how, watch))?;
+            files.iter().try_for_each(|file| file.flush(watch))?;
             publish(&model, &path, &mut index, &files, how)
         })();
         if let Err(error) = outcome {
@@ -159,24 +157,24 @@ fn publish(
     how: &DownloadOptions,
 ) -> Result<(), Error> {
     write_seals(index, &model.bytes, shards)?;
-    index.flush(how.durable, &Unwatched)?;
-    if how.existing == Existing::Replace {
+    index.flush(&Unwatched)?;
+    if !how.save.keeps_existing() {
         // The old index would name files of two versions.
-        remove(path, how.durable)?;
+        remove(path, how.save.durable)?;
     }
     shards
         .iter()
-        .try_for_each(|shard| shard.publish(how, &Unwatched))?;
-    index.publish_first(to_u64(model.bytes.len()), how.existing, how.durable, &Unwatched)
+        .try_for_each(|shard| shard.publish(&Unwatched))?;
+    index.publish_first(to_u64(model.bytes.len()), &Unwatched)
 }
 
 /// Remove an old index.
-fn remove(path: &Path, durable: Durability) -> Result<(), Error> {
+fn remove(path: &Path, durable: bool) -> Result<(), Error> {
     let removed = || {
         let path = fs::canonicalize(path)?;
         fs::remove_file(&path)?;
-        match (durable, path.parent()) {
-            (Durability::Durable, Some(folder)) => fs::File::open(folder)?.sync_all(),
+        match path.parent() {
+            Some(folder) if durable => fs::File::open(folder)?.sync_all(),
             _ => Ok(()),
         }
     };

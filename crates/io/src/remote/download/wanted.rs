@@ -14,24 +14,20 @@ use crate::checkpoint::folder::index_of;
 use crate::digest::{Algorithm, Digest, Unequal};
 use crate::error::Error;
 use crate::file::{LocalFile, ReadAt};
-use crate::options::{Durability, Existing, ReadOnly, SaveOptions};
+use crate::options::{Replace, SaveOptions};
 use crate::payload::FileRange;
 use crate::remote::session::{AT_ONCE, Session, for_urls, header_limits, in_session, refused};
 use crate::watch::Watch;
 use crate::workers::{Reading, in_parallel};
 
 /// Options of a download.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
 pub struct DownloadOptions {
     /// Number of parts of all files that are fetched at once; by default as for reading.
     pub threads: Option<NonZeroUsize>,
-    /// Whether existing files are replaced.
-    pub existing: Existing,
-    /// Whether existing files that this process may not write to are replaced too.
-    pub read_only: ReadOnly,
-    /// Whether the files survive a loss of power.
-    pub durable: Durability,
+    /// How the files are written. Existing files are replaced atomically, or not at all.
+    pub save: SaveOptions,
     /// The expected SHA-256 of a single file. It is rejected for a model with shards.
     pub sha256: Option<Digest>,
 }
@@ -39,8 +35,12 @@ pub struct DownloadOptions {
 impl DownloadOptions {
     /// Return the defaults: existing files are refused, and the download is durable.
     #[must_use]
-    pub fn new() -> DownloadOptions {
-        DownloadOptions::default()
+    pub const fn new() -> DownloadOptions {
+        DownloadOptions {
+            threads: None,
+            save: SaveOptions::new().replace(Replace::Nothing),
+            sha256: None,
+        }
     }
 
     /// Set the number of parts that are fetched at once; `None` for the default.
@@ -50,24 +50,10 @@ impl DownloadOptions {
         self
     }
 
-    /// Set whether existing files are replaced.
+    /// Set how the files are written.
     #[must_use]
-    pub const fn existing(mut self, existing: Existing) -> DownloadOptions {
-        self.existing = existing;
-        self
-    }
-
-    /// Set whether existing files that this process may not write to are replaced too.
-    #[must_use]
-    pub const fn read_only(mut self, read_only: ReadOnly) -> DownloadOptions {
-        self.read_only = read_only;
-        self
-    }
-
-    /// Set whether the files survive a loss of power.
-    #[must_use]
-    pub const fn durable(mut self, durable: Durability) -> DownloadOptions {
-        self.durable = durable;
+    pub const fn save(mut self, save: SaveOptions) -> DownloadOptions {
+        self.save = save;
         self
     }
 
@@ -77,14 +63,11 @@ impl DownloadOptions {
         self.sha256 = sha256.into();
         self
     }
+}
 
-    /// Return the options of a save.
-    pub(super) fn save_options(&self) -> SaveOptions {
-        SaveOptions {
-            durable: self.durable,
-            replace: self.existing.into(),
-            read_only: self.read_only,
-        }
+impl Default for DownloadOptions {
+    fn default() -> DownloadOptions {
+        DownloadOptions::new()
     }
 }
 

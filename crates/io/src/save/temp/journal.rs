@@ -5,7 +5,6 @@ use std::fs::File;
 use std::io;
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use super::Temp;
@@ -38,7 +37,7 @@ impl Temp {
         let Some(journal) = made.step(step::CREATE).map_err(fault)? else {
             return Err(busy(&entry, &name, path));
         };
-        let made = Temp::make(path, &entry, true);
+        let made = Temp::make(path, &entry, options, true);
         let mut temp = made.map_err(|stop| {
             names::remove_if(&entry, &name, &journal);
             fault(stop)
@@ -63,6 +62,7 @@ impl Temp {
         path: &Path,
         name: &OsStr,
         journal: Locked,
+        options: &SaveOptions,
         watch: &dyn Watch,
     ) -> Result<Option<Temp>, Error> {
         let entry = find(path, watch)?;
@@ -77,16 +77,12 @@ impl Temp {
             Err(fault) if fault.kind() == io::ErrorKind::NotFound => return Ok(None),
             opened => opened.step(step::JOURNAL).map_err(|stop| stop.about(path, 0))?,
         };
-        Ok(Some(Temp {
-            path: path.to_owned(),
-            entry: Arc::new(entry),
-            attributes,
-            nbytes: disk::facts(&file).map_or(0, |facts| facts.nbytes),
-            file,
-            name: Some(name.to_owned()),
-            journal: Some(journal),
-            stays: AtomicBool::new(true),
-        }))
+        let entry = Arc::new(entry);
+        let mut temp = Temp::of(path, entry, options, attributes, file, Some(name.to_owned()));
+        temp.nbytes = disk::facts(&temp.file).map_or(0, |facts| facts.nbytes);
+        temp.journal = Some(journal);
+        temp.keep();
+        Ok(Some(temp))
     }
 
     /// Return whether the process that made the temporary file, or took it over, still has it open. The system removes its
@@ -224,7 +220,8 @@ mod tests {
         let path = folder.path().join("a");
         let temp = Temp::create(&path, 10, &SaveOptions::default(), &Unwatched).unwrap();
         let journal = || Locked::new(temp.journal().unwrap());
-        let join = |name: &OsStr| Temp::join(&path, name, journal(), &Unwatched);
+        let options = SaveOptions::default();
+        let join = |name: &OsStr| Temp::join(&path, name, journal(), &options, &Unwatched);
         let joined = join(temp.name()).unwrap().unwrap();
         temp.write(b"0123456789", 0).unwrap();
         assert!(joined.is_unnamed() && joined.file().metadata().unwrap().len() == 10);

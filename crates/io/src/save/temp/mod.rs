@@ -19,8 +19,8 @@ use super::target::explain;
 use crate::disk::{
     Attributes, DirectoryEntry, Locked, Unlinked, is_replaced_by_copy, unsupported, write_all_at,
 };
-use crate::error::{Error, Step, Stop, step};
-use crate::options::{Durability, Existing};
+use crate::error::{EditError, Error, Step, Stop, step};
+use crate::options::SaveOptions;
 use crate::watch::Watch;
 
 /// A file in the target's directory, without a name or with one that says what it is.
@@ -31,6 +31,7 @@ pub(crate) struct Temp {
     /// The target, as the caller named it.
     path: PathBuf,
     entry: Arc<DirectoryEntry>,
+    options: SaveOptions,
     /// Attributes of the file that is replaced.
     attributes: Option<Attributes>,
     file: Locked,
@@ -43,33 +44,14 @@ pub(crate) struct Temp {
     stays: AtomicBool,
 }
 
-/// Why a temporary file did not get the target's name.
-pub(super) enum Refused {
-    /// The system links no unnamed files here; a file that has a name has to be written.
-    Link,
-    /// The file system renames no file over another.
-    Rename,
-    Stop(Stop),
-}
-
-impl From<Stop> for Refused {
-    fn from(stop: Stop) -> Refused {
-        Refused::Stop(stop)
-    }
-}
-
-impl From<Refused> for Stop {
-    fn from(refused: Refused) -> Stop {
-        match refused {
-            Refused::Link | Refused::Rename => Stop::of(step::RENAME, unsupported()),
-            Refused::Stop(stop) => stop,
-        }
-    }
-}
-
 impl Temp {
     /// Make an empty file for `entry`, to which `path` leads. Only its owner may read it if it replaces a file.
-    pub(super) fn make(path: &Path, entry: &Arc<DirectoryEntry>, has_name: bool) -> Result<Temp, Stop> {
+    pub(super) fn make(
+        path: &Path,
+        entry: &Arc<DirectoryEntry>,
+        options: &SaveOptions,
+        has_name: bool,
+    ) -> Result<Temp, Stop> {
         let (attributes, birth) = entry.inherited().step(step::ATTRIBUTES)?;
         let unnamed = (!has_name).then(|| entry.directory.unnamed(birth)).flatten();
         let (file, name) = if let Some(file) = unnamed {
@@ -79,20 +61,32 @@ impl Temp {
             let (file, name) = names::named(&entry.directory, &entry.name, birth).step(step::CREATE)?;
             (file, Some(name))
         };
-        let temp = Temp {
+        let temp = Temp::of(path, Arc::clone(entry), options, attributes, file, name);
+        if let Some(attributes) = &temp.attributes {
+            attributes.begin(&temp.file).step(step::ATTRIBUTES)?;
+        }
+        Ok(temp)
+    }
+
+    fn of(
+        path: &Path,
+        entry: Arc<DirectoryEntry>,
+        options: &SaveOptions,
+        attributes: Option<Attributes>,
+        file: Locked,
+        name: Option<OsString>,
+    ) -> Temp {
+        Temp {
             path: path.to_owned(),
-            entry: Arc::clone(entry),
+            entry,
+            options: *options,
             attributes,
             file,
             name,
             journal: None,
             nbytes: 0,
             stays: AtomicBool::new(false),
-        };
-        if let Some(attributes) = &temp.attributes {
-            attributes.begin(&temp.file).step(step::ATTRIBUTES)?;
         }
-        Ok(temp)
     }
 
     /// Leave the file where it is when this is dropped: others may go on with it.
@@ -108,6 +102,15 @@ impl Temp {
     /// Set the final size of the file, if it was not known when the file was made.
     pub(crate) fn grow_to(&mut self, nbytes: u64) {
         self.nbytes = nbytes;
+    }
+
+    /// Fail in the child of a fork: the file is the parent's.
+    pub(crate) fn check_process(&self) -> Result<(), Error> {
+        if self.file.is_ours() {
+            Ok(())
+        } else {
+            Err(EditError::Forked.about(&self.path))
+        }
     }
 
     pub(crate) fn path(&self) -> &Path {
@@ -139,23 +142,20 @@ impl Temp {
     }
 
     /// Apply the attributes of the target, and rename the file to it.
-    pub(crate) fn publish(
-        &self,
-        existing: Existing,
-        durable: Durability,
-        watch: &dyn Watch,
-    ) -> Result<(), Error> {
-        self.try_publish(existing, durable, watch)
-            .map_err(|stop| explain(&self.path, self.nbytes, existing, stop))
+    pub(crate) fn publish(&self, watch: &dyn Watch) -> Result<(), Error> {
+        self.try_publish(watch)
+            .map_err(|stop| explain(&self.path, self.nbytes, &self.options, stop))
     }
 
-    fn try_publish(&self, existing: Existing, durable: Durability, watch: &dyn Watch) -> Result<(), Stop> {
+    fn try_publish(&self, watch: &dyn Watch) -> Result<(), Stop> {
         self.apply_attributes()?;
-        if durable == Durability::Durable {
+        if self.options.durable {
             flush(&self.file, watch)?;
         }
-        self.take_name(existing, watch)?;
-        self.flush_name(durable)
+        if !self.take_name(watch)? {
+            return Err(unsupported()).step(step::RENAME);
+        }
+        self.flush_name()
     }
 
     /// Apply the attributes of the file that is replaced.
@@ -166,51 +166,48 @@ impl Temp {
         }
     }
 
-    /// Link a file without a name to a temporary name.
-    pub(super) fn link(&mut self) -> Result<(), Refused> {
+    /// Link a file without a name to a temporary name. Return false if the system links no unnamed files here.
+    pub(super) fn link(&mut self) -> Result<bool, Stop> {
         if self.name.is_none() {
-            let linked = names::link(&self.entry, &self.file);
-            self.name = Some(linked.map_err(|unlinked| match unlinked {
-                Unlinked::Fault(fault) => Stop::of(step::RENAME, fault).into(),
-                Unlinked::Exists | Unlinked::Impossible => Refused::Link,
-            })?);
+            match names::link(&self.entry, &self.file) {
+                Ok(name) => self.name = Some(name),
+                Err(Unlinked::Fault(fault)) => return Err(Stop::of(step::RENAME, fault)),
+                Err(Unlinked::Exists | Unlinked::Impossible) => return Ok(false),
+            }
         }
-        Ok(())
+        Ok(true)
     }
 
-    /// Rename the file to the target. A file that has that name is replaced if `existing` allows it.
-    pub(super) fn take_name(&self, existing: Existing, watch: &dyn Watch) -> Result<(), Refused> {
+    /// Rename the file to the target. A file that has that name is replaced if the options allow it. Return false if the file
+    /// system renames no file over another.
+    pub(super) fn take_name(&self, watch: &dyn Watch) -> Result<bool, Stop> {
         if watch.interrupted() {
-            return Err(Stop::Interrupted.into());
+            return Err(Stop::Interrupted);
         }
-        let new = || self.entry.directory.rename_new(self.name(), &self.entry.name);
-        match (existing == Existing::Refuse).then(new).flatten() {
-            Some(named) => named.step(step::RENAME)?,
-            None => self.rename()?,
+        let DirectoryEntry { directory, name, .. } = &*self.entry;
+        let new = || directory.rename_new(self.name(), name);
+        if let Some(named) = self.options.keeps_existing().then(new).flatten() {
+            named.step(step::RENAME)?;
+        } else {
+            let replaced = space::keep(&self.entry, &self.file);
+            let renamed = directory.rename(self.name(), name, &|| names::free_old_name(&self.entry));
+            if renamed.as_ref().is_err_and(is_replaced_by_copy) {
+                return Ok(false);
+            }
+            renamed.step(step::RENAME)?;
+            if let Some(replaced) = replaced {
+                space::release(replaced);
+            }
         }
         self.keep();
         self.file.unlock();
         self.remove_journal();
-        Ok(())
+        Ok(true)
     }
 
-    fn rename(&self) -> Result<(), Refused> {
-        let DirectoryEntry { directory, name, .. } = &*self.entry;
-        let replaced = space::keep(&self.entry, &self.file);
-        let renamed = directory.rename(self.name(), name, &|| names::free_old_name(&self.entry));
-        if renamed.as_ref().is_err_and(is_replaced_by_copy) {
-            return Err(Refused::Rename);
-        }
-        renamed.step(step::RENAME)?;
-        if let Some(replaced) = replaced {
-            space::release(replaced);
-        }
-        Ok(())
-    }
-
-    /// Make the new name durable.
-    pub(super) fn flush_name(&self, durable: Durability) -> Result<(), Stop> {
-        if durable == Durability::Durable {
+    /// Make the new name durable, if the options say so.
+    pub(super) fn flush_name(&self) -> Result<(), Stop> {
+        if self.options.durable {
             let flushed = self.entry.directory.flush(&self.file);
             flushed.step(step::FLUSH_DIRECTORY)?;
         }
@@ -244,7 +241,7 @@ impl Drop for Temp {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::options::SaveOptions;
+    use crate::options::Replace;
     use crate::save::target;
     use crate::watch::Unwatched;
 
@@ -256,21 +253,20 @@ mod tests {
         assert!(temp.is_unnamed());
         temp.write(b"0123456789", 0).unwrap();
         std::fs::write(&path, "old").unwrap();
-        let refused = temp.publish(Existing::Refuse, Durability::Fast, &Unwatched);
+        temp.options = SaveOptions::new().durable(false).replace(Replace::Nothing);
+        let refused = temp.publish(&Unwatched);
         assert_eq!(
             refused.unwrap_err().to_string(),
             target::is_there(&path).to_string()
         );
         assert!(temp.is_unnamed());
         temp.grow_to(20);
-        temp.publish(Existing::Replace, Durability::Fast, &Unwatched)
-            .unwrap();
+        temp.options.replace = Replace::Atomic;
+        temp.publish(&Unwatched).unwrap();
         assert!(!temp.is_unnamed());
         assert_eq!(std::fs::read(&path).unwrap(), b"0123456789");
         // It has lost the name that it is published from.
-        let gone = temp
-            .publish(Existing::Replace, Durability::Fast, &Unwatched)
-            .unwrap_err();
+        let gone = temp.publish(&Unwatched).unwrap_err();
         assert_ne!(gone.to_string(), target::is_there(&path).to_string());
         assert!(gone.to_string().contains("20 bytes"), "{gone}");
     }

@@ -5,14 +5,13 @@ use std::fs::File;
 use std::io;
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
 
 use super::Temp;
 use super::journal::busy;
 use super::names::{has_name, temp_prefix};
 use crate::disk::{self, Attributes, Birth, DirectoryEntry, Lock, Locked, Opening, Size, try_lock};
 use crate::error::{Error, Step, Stop, step};
-use crate::options::{Durability, Existing};
+use crate::options::SaveOptions;
 use crate::save::flush::flush;
 use crate::save::space;
 use crate::save::target::{explain, find, is_there};
@@ -25,9 +24,9 @@ const TRIES: usize = 10;
 /// fills them.
 impl Temp {
     /// Opens what was left for `path`, or makes an empty file.
-    pub(crate) fn resume(path: &Path, existing: Existing, watch: &dyn Watch) -> Result<Temp, Error> {
+    pub(crate) fn resume(path: &Path, options: &SaveOptions, watch: &dyn Watch) -> Result<Temp, Error> {
         let entry = find(path, watch)?;
-        if entry.existing.is_some() && existing == Existing::Refuse {
+        if entry.existing.is_some() && options.keeps_existing() {
             return Err(is_there(path));
         }
         let name = partial_name(&entry.name);
@@ -43,16 +42,9 @@ impl Temp {
         };
         let opened = opened().step(step::CREATE).map_err(|stop| stop.about(path, 0))?;
         let (file, attributes) = opened.ok_or_else(|| busy(&entry, &name, path))?;
-        Ok(Temp {
-            path: path.to_owned(),
-            entry: Arc::new(entry),
-            attributes,
-            file,
-            name: Some(name),
-            journal: None,
-            nbytes: 0,
-            stays: AtomicBool::new(true),
-        })
+        let temp = Temp::of(path, Arc::new(entry), options, attributes, file, Some(name));
+        temp.keep();
+        Ok(temp)
     }
 
     /// What was left for `path`, as whoever does not fill it may see it.
@@ -63,12 +55,11 @@ impl Temp {
     }
 
     /// Sends what it holds to the disk, which may take long.
-    pub(crate) fn flush(&self, durable: Durability, watch: &dyn Watch) -> Result<(), Error> {
-        let flushed = match durable {
-            Durability::Durable => flush(&self.file, watch),
-            Durability::Fast => Ok(()),
-        };
-        flushed.map_err(|stop| stop.about(&self.path, self.nbytes))
+    pub(crate) fn flush(&self, watch: &dyn Watch) -> Result<(), Error> {
+        if !self.options.durable {
+            return Ok(());
+        }
+        flush(&self.file, watch).map_err(|stop| stop.about(&self.path, self.nbytes))
     }
 
     /// Throws away what it holds, and makes room for `nbytes`.
@@ -83,22 +74,16 @@ impl Temp {
     }
 
     /// Gives its first `nbytes` the name of the target, and throws the rest away.
-    pub(crate) fn publish_first(
-        &self,
-        nbytes: u64,
-        existing: Existing,
-        durable: Durability,
-        watch: &dyn Watch,
-    ) -> Result<(), Error> {
+    pub(crate) fn publish_first(&self, nbytes: u64, watch: &dyn Watch) -> Result<(), Error> {
         let published = || -> Result<(), Stop> {
-            if durable == Durability::Durable {
+            if self.options.durable {
                 // Before the hashes behind the bytes are cut off, since this takes the longest and may be interrupted.
                 flush(&self.file, watch)?;
             }
             self.file.set_len(nbytes).step(step::WRITE)?;
-            self.try_publish(existing, durable, watch)
+            self.try_publish(watch)
         };
-        published().map_err(|stop| explain(&self.path, nbytes, existing, stop))
+        published().map_err(|stop| explain(&self.path, nbytes, &self.options, stop))
     }
 }
 
@@ -141,7 +126,7 @@ mod tests {
     #[test]
     fn a_draft_can_be_resumed_while_an_earlier_call_still_has_its_file_open() {
         let folder = tempfile::tempdir().unwrap();
-        let resume = || Temp::resume(&folder.path().join("a"), Existing::Refuse, &Unwatched);
+        let resume = || Temp::resume(&folder.path().join("a"), &SaveOptions::new(), &Unwatched);
         let first = resume().unwrap();
         let flushing = first.file().try_clone().unwrap();
         assert_eq!(resume().map(drop).unwrap_err().code(), "busy");

@@ -16,10 +16,10 @@ use self::parallel::Route;
 use self::pieces::Pieces;
 use super::flush::{Flusher, flush};
 use super::space::{self, release};
-use super::temp::{self, Refused, Temp};
-use crate::disk::{Directory, DirectoryEntry, Size, exists};
+use super::temp::{self, Temp};
+use crate::disk::{self, Directory, DirectoryEntry, Size};
 use crate::error::{Step, Stop, step};
-use crate::options::{Durability, Existing, SaveOptions};
+use crate::options::SaveOptions;
 use crate::payload::{FileRange, Payload};
 use crate::watch::{Asked, Watch};
 
@@ -42,23 +42,14 @@ impl Writing<'_> {
         let entry = Arc::new(entry);
         temp::remove_stale(&entry);
         let mut temp = self.fill(&entry, false)?;
-        let mut published = self.publish(&mut temp);
-        if matches!(published, Err(Refused::Link)) {
+        if !temp.link()? {
             temp = self.named_copy(&temp, &entry)?;
-            published = self.publish(&mut temp);
         }
-        match published {
-            Ok(()) => temp.flush_name(self.options.durable),
-            Err(Refused::Rename) => self.open(&entry, |file| self.copy(temp.file(), file)),
-            refused => refused.map_err(Stop::from),
+        if temp.take_name(self.watch)? {
+            temp.flush_name()
+        } else {
+            self.open(&entry, |file| self.copy(temp.file(), file))
         }
-    }
-
-    fn publish(&self, temp: &mut Temp) -> Result<(), Refused> {
-        temp.link()?;
-        temp.take_name(self.options.existing(), self.watch)?;
-        temp.keep();
-        Ok(())
     }
 
     /// Return a file with a name and the bytes of `temp`. They are not read from the payloads again, which the caller may
@@ -66,9 +57,7 @@ impl Writing<'_> {
     fn named_copy(&self, temp: &Temp, entry: &Arc<DirectoryEntry>) -> Result<Temp, Stop> {
         let nbytes = self.pieces.nbytes();
         let all = [Payload::File(FileRange::new(temp.file(), 0, nbytes))];
-        let pieces = Pieces::of_data(&[], nbytes, &all)
-            .map_err(io::Error::other)
-            .step(step::WRITE)?;
+        let pieces = Pieces::of_bytes(&all);
         let watch = Asked(self.watch);
         let copying = Writing {
             path: self.path,
@@ -81,7 +70,7 @@ impl Writing<'_> {
 
     /// Return a complete temporary file, without the name of its target.
     fn fill(&self, entry: &Arc<DirectoryEntry>, has_name: bool) -> Result<Temp, Stop> {
-        let temp = Temp::make(self.path, entry, has_name)?;
+        let temp = Temp::make(self.path, entry, self.options, has_name)?;
         let file = temp.file();
         let shares = self.pieces.share_blocks() && crate::payload::shares_blocks(file);
         let size = if shares { Size::Sparse } else { Size::Set };
@@ -91,7 +80,7 @@ impl Writing<'_> {
         temp.apply_attributes()?;
         match route {
             Route::Cached(Some(flusher)) => flusher.finish(file, self.watch)?,
-            _ if self.is_durable() || close_would_flush(file) => flush(file, self.watch)?,
+            _ if self.options.durable || close_would_flush(file) => flush(file, self.watch)?,
             _ => {}
         }
         Ok(temp)
@@ -101,7 +90,7 @@ impl Writing<'_> {
     /// written.
     fn route(&self, file: &File) -> Route {
         let nbytes = self.pieces.nbytes();
-        if !self.is_durable() {
+        if !self.options.durable {
             Route::Cached(None)
         } else if let Some(direct) = DirectWriter::open(file, nbytes) {
             Route::Direct(direct)
@@ -122,13 +111,13 @@ impl Writing<'_> {
         write: impl FnOnce(&File) -> Result<(), Stop>,
     ) -> Result<(), Stop> {
         let (file, made) = entry.open().step(step::OPEN)?;
-        if !made && self.options.existing() == Existing::Refuse {
-            return Err(exists()).step(step::OPEN);
+        if !made && self.options.keeps_existing() {
+            return Err(disk::exists()).step(step::OPEN);
         }
         let done = write(&file);
         match done {
             Err(_) if made => entry.remove(),
-            Ok(()) if made && self.is_durable() => {
+            Ok(()) if made && self.options.durable => {
                 entry.directory.flush(&file).step(step::FLUSH_DIRECTORY)?;
             }
             _ => {}
@@ -177,7 +166,7 @@ impl Writing<'_> {
     }
 
     fn finish(&self, file: &File) -> Result<(), Stop> {
-        if self.is_durable() {
+        if self.options.durable {
             file.sync_all().step(step::FLUSH)?;
         }
         Ok(())
@@ -186,25 +175,20 @@ impl Writing<'_> {
     /// Write into a pipe, a terminal or another device.
     pub(super) fn stream(&self, file: &File) -> Result<(), Stop> {
         stream::write(self.pieces, file, self.watch)?;
-        if self.is_durable() {
+        if self.options.durable {
             flush(file, self.watch)?;
         }
         Ok(())
-    }
-
-    fn is_durable(&self) -> bool {
-        self.options.durable == Durability::Durable
     }
 }
 
 /// Whether closing `file` sends its bytes to a server, as network file systems do so that the next reader sees them. Rust does
 /// not report errors of closing; a flush costs nothing more and does.
 fn close_would_flush(file: &File) -> bool {
-    const NFS: u32 = 0x6969;
-    const SMB: u32 = 0x517B;
-    const CIFS: u32 = 0xFF53_4D42;
-    const SMB2: u32 = 0xFE53_4D42;
-    crate::disk::file_system(file).is_some_and(|number| [NFS, SMB, CIFS, SMB2].contains(&number))
+    matches!(
+        disk::remote_file_system(file),
+        Some("NFS" | "SMB" | "SMB2" | "CIFS")
+    )
 }
 
 /// A file without a name: beside the target, or among the system's temporary files if the directory takes none.

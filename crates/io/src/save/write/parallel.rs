@@ -354,7 +354,7 @@ mod tests {
     use crate::Unwatched;
     use crate::memory::Bytes;
     use crate::payload::{FileRange, Gather, Produce};
-    use crate::save::save_data;
+    use crate::save::{save_data, save_pieces};
     use crate::sync::in_every_order;
     use proptest::prelude::*;
     use std::io::Write;
@@ -721,9 +721,9 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("file");
         let payloads = [Payload::Produced(&late), Payload::from(&near[..])];
-        in_order(&[PIECE, near.len()])
-            .save(&path, &payloads, &crate::SaveOptions::default(), &Unwatched)
-            .unwrap();
+        let head = in_order(&[PIECE, near.len()]);
+        let pieces = Pieces::of_new(&head, &payloads);
+        save_pieces(&path, pieces, &crate::SaveOptions::default(), &Unwatched).unwrap();
         let file = std::fs::read(&path).unwrap();
         assert!(file.ends_with(&near) && crate::verify(&path, None, &Unwatched).unwrap().is_ok());
     }
@@ -754,12 +754,10 @@ mod tests {
         std::thread::spawn(move || {
             let near = bytes(40 << 20);
             let folder = tempfile::tempdir().unwrap();
-            let saved = in_order(&[10, near.len()]).save(
-                &folder.path().join("file"),
-                &[Payload::Gathered(&Missing), Payload::from(&near[..])],
-                &crate::SaveOptions::default(),
-                &Unwatched,
-            );
+            let (path, head) = (folder.path().join("file"), in_order(&[10, near.len()]));
+            let payloads = [Payload::Gathered(&Missing), Payload::from(&near[..])];
+            let pieces = Pieces::of_new(&head, &payloads);
+            let saved = save_pieces(&path, pieces, &crate::SaveOptions::default(), &Unwatched);
             tell.send(saved.unwrap_err().to_string()).unwrap();
         });
         let text = told.recv_timeout(Duration::from_secs(60)).unwrap();
@@ -834,9 +832,8 @@ mod tests {
         // It reads the piece that both have bytes in.
         assert_eq!(near.is_read_by_this(), [false, true]);
         let near = Near::new(long, false);
-        in_order(&[long])
-            .save(&path, &[Payload::Gathered(&near)], &options, &Unwatched)
-            .unwrap();
+        let (head, payloads) = (in_order(&[long]), [Payload::Gathered(&near)]);
+        save_pieces(&path, Pieces::of_new(&head, &payloads), &options, &Unwatched).unwrap();
         assert_eq!(near.is_read_by_this(), [false]);
     }
 

@@ -4,7 +4,7 @@ use std::fs::File;
 use std::io;
 use std::ops::Range;
 
-use ingot_format::{FormatError, Layout, StopFlag, to_u64, to_usize};
+use ingot_format::{FormatError, Layout, StopFlag, saturating_usize, to_u64, to_usize};
 
 use crate::device::{Copy, Device, DeviceBytes, Lent};
 use crate::digest::NewHeader;
@@ -52,8 +52,37 @@ impl<'a> Pieces<'a> {
         Ok(Pieces::cut(&layout.head, payloads))
     }
 
+    /// The file of `head` and the digests that it keeps, with one payload for each tensor, in the order of the data.
+    ///
+    /// # Errors
+    /// As [`Pieces::of`].
+    pub fn of_new(head: &'a NewHeader, payloads: &'a [Payload<'a>]) -> Result<Pieces<'a>, FormatError> {
+        prove_sizes(&head.layout().header, payloads)?;
+        Pieces::of_all(head, payloads)
+    }
+
+    /// As [`Pieces::of_new`], with payloads that together are the data, whichever way it is cut.
+    pub(crate) fn of_all(
+        head: &'a NewHeader,
+        payloads: &'a [Payload<'a>],
+    ) -> Result<Pieces<'a>, FormatError> {
+        let Layout {
+            header, head: bytes, ..
+        } = head.layout();
+        Ok(Pieces {
+            sealed: head.keeps_digests().then_some(head),
+            ..Pieces::of_data(bytes, header.data_nbytes(), payloads)?
+        })
+    }
+
+    /// The file that consists of these payloads.
+    #[must_use]
+    pub fn of_bytes(payloads: &'a [Payload<'a>]) -> Pieces<'a> {
+        Pieces::cut(b"", payloads)
+    }
+
     /// The file that begins with `head` and has `data_nbytes` of data, whichever way they are cut into payloads.
-    pub(in crate::save) fn of_data(
+    pub(crate) fn of_data(
         head: &'a [u8],
         data_nbytes: u64,
         payloads: &'a [Payload<'a>],
@@ -87,14 +116,6 @@ impl<'a> Pieces<'a> {
         pieces
     }
 
-    /// The same, with the digests that `head` keeps, if it keeps any.
-    pub(in crate::save) fn sealed_by(self, head: &'a NewHeader) -> Pieces<'a> {
-        Pieces {
-            sealed: head.keeps_digests().then_some(head),
-            ..self
-        }
-    }
-
     pub(in crate::save) fn sealed(&self) -> Option<&'a NewHeader> {
         self.sealed
     }
@@ -104,7 +125,7 @@ impl<'a> Pieces<'a> {
         if range.is_empty() {
             return;
         }
-        let number = |position: u64| to_usize(position / to_u64(PIECE)).unwrap_or(usize::MAX);
+        let number = |position: u64| saturating_usize(position / to_u64(PIECE));
         let first = self
             .fetched
             .last()
@@ -136,7 +157,7 @@ impl<'a> Pieces<'a> {
     /// How many there are.
     #[must_use]
     pub fn count(&self) -> usize {
-        to_usize(self.nbytes().div_ceil(to_u64(PIECE))).unwrap_or(usize::MAX)
+        saturating_usize(self.nbytes().div_ceil(to_u64(PIECE)))
     }
 
     /// The pieces with bytes that only the saving thread fetches.
@@ -144,7 +165,7 @@ impl<'a> Pieces<'a> {
         &self.fetched
     }
 
-    pub(super) fn is_fetched(&self, piece: usize) -> bool {
+    pub(in crate::save) fn is_fetched(&self, piece: usize) -> bool {
         self.fetched.binary_search(&piece).is_ok()
     }
 

@@ -6,17 +6,17 @@ use std::path::Path;
 use ingot_format::{Dtype, Format, Index, LayoutOptions, Spec};
 use proptest::prelude::*;
 
-use super::writer::{Membership, Orphan, Writer};
+use super::{Membership, Orphan, Writer};
 use crate::error::Error;
-use crate::options::{Durability, SaveOptions};
+use crate::options::SaveOptions;
 use crate::payload::Payload;
 use crate::watch::Unwatched;
 
 const CELLS: u64 = 3;
 const OPTIONS: SaveOptions = SaveOptions {
-    durable: Durability::Fast,
+    durable: false,
     replace: crate::options::Replace::Atomic,
-    read_only: crate::options::ReadOnly::Refuse,
+    replace_read_only: false,
 };
 
 /// What one of the writers does, where a number stands for who it is and a byte for what it writes.
@@ -194,10 +194,7 @@ impl World<'_> {
         let draft = self.model.draft.as_mut().unwrap();
         if !draft.cells.contains_key(&cell) && draft.claimed.insert(cell) {
             let range = cell..cell + 1;
-            let claimed = self.writers[&id]
-                .filling
-                .journal
-                .claim(std::slice::from_ref(&range));
+            let claimed = self.writers[&id].journal.claim(std::slice::from_ref(&range));
             prop_assert!(claimed.is_ok());
         }
         Ok(())
@@ -224,7 +221,7 @@ impl World<'_> {
         let mut writer = self.writers.remove(&id).unwrap();
         if dies {
             // As when the process ends: all is closed, and nothing else happens.
-            writer.process = 0;
+            writer.membership = Membership::Guest;
         }
         drop(writer);
         if let Some(draft) = self.model.draft.as_mut()
