@@ -14,7 +14,7 @@ use crate::digest::{Keep, NewHeader};
 use crate::error::{EditError, Error, Stop, step, unstorable};
 use crate::file::Archive;
 use crate::options::SaveOptions;
-use crate::payload::{Gathered, Payload};
+use crate::payload::{Payload, Scattered};
 use crate::save::{Pieces, save_pieces};
 use crate::verify::digest_of;
 use crate::watch::Watch;
@@ -120,32 +120,32 @@ enum Extent<'a> {
     /// From the data section of a file, between two of its bytes.
     Range(&'a Archive, u64, u64),
     /// From all over a tensor.
-    Gathered(&'a Gathered<'a>),
+    Scattered(&'a Scattered<'a>),
 }
 
 impl<'a> Extent<'a> {
     fn payload(&self) -> Payload<'a> {
         match *self {
             Extent::Range(file, begin, end) => file.payload(begin, end),
-            Extent::Gathered(gathered) => Payload::Gathered(gathered),
+            Extent::Scattered(gathered) => Payload::Gathered(gathered),
         }
     }
 }
 
 /// What takes a part together whose elements lie apart.
-fn apart<'a>(tensor: &Stored<'a>) -> Result<Option<Gathered<'a>>, Error> {
+fn apart<'a>(tensor: &Stored<'a>) -> Result<Option<Scattered<'a>>, Error> {
     let Some(part) = tensor.part.as_ref().filter(|part| !part.is_packed()) else {
         return Ok(None);
     };
     let unit = unit(tensor.entry.dtype).ok_or_else(|| unstorable_part(tensor))?;
     let whole = tensor.file.payload(tensor.entry.begin, tensor.entry.end);
-    Ok(Some(Gathered::new(whole, part.clone(), unit)))
+    Ok(Some(Scattered::new(whole, part.clone(), unit)))
 }
 
-fn extent<'a>((tensor, apart): (&Stored<'a>, &'a Option<Gathered<'a>>)) -> Result<Extent<'a>, Error> {
+fn extent<'a>((tensor, apart): (&Stored<'a>, &'a Option<Scattered<'a>>)) -> Result<Extent<'a>, Error> {
     let (begin, end) = (tensor.entry.begin, tensor.entry.end);
     Ok(match (&tensor.part, apart) {
-        (_, Some(gathered)) => Extent::Gathered(gathered),
+        (_, Some(gathered)) => Extent::Scattered(gathered),
         (None, None) => Extent::Range(tensor.file, begin, end),
         (Some(part), None) => {
             let unit = unit(tensor.entry.dtype).ok_or_else(|| unstorable_part(tensor))?;

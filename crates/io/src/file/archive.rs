@@ -369,18 +369,14 @@ pub(crate) fn nearest<'n>(names: impl Iterator<Item = &'n str>, name: &str) -> O
     let wanted = letters(name);
     let likeness = |candidate: &str| {
         let candidate = letters(candidate);
-        let same_end = candidate
-            .bytes()
+        let (ours, theirs) = (wanted.bytes(), candidate.bytes());
+        let same_end = ours
+            .clone()
             .rev()
-            .zip(wanted.bytes().rev())
-            .take_while(|(a, b)| a == b)
-            .count();
-        let same_start = candidate
-            .bytes()
-            .zip(wanted.bytes())
-            .take_while(|(a, b)| a == b)
-            .count();
-        same_end.max(same_start)
+            .zip(theirs.clone().rev())
+            .take_while(|(a, b)| a == b);
+        let same_start = ours.zip(theirs).take_while(|(a, b)| a == b);
+        same_end.count().max(same_start.count())
     };
     let best = names
         .map(|name| (likeness(name), name))

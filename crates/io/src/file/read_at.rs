@@ -161,25 +161,23 @@ impl<'s> Stream<'s> {
 
     /// Fills `dest` with the bytes from `position` on, which is not before what was read last.
     pub(crate) fn fill(&mut self, position: u64, dest: &mut [u8]) -> Result<(), Failure> {
+        let expected = dest.len();
+        let failure = |found, source| Failure::Read {
+            position,
+            expected,
+            found,
+            source,
+        };
         let mut waste = [0; WASTE_NBYTES];
         while self.position < position {
-            let left = saturating_usize(position - self.position);
-            let most = left.min(WASTE_NBYTES);
-            self.read(&mut waste[..most]).map_err(|source| Failure::Read {
-                position,
-                expected: dest.len(),
-                found: 0,
-                source,
-            })?;
+            let most = saturating_usize(position - self.position).min(WASTE_NBYTES);
+            let read = self.read(&mut waste[..most]);
+            read.map_err(|source| failure(0, source))?;
         }
         let mut found = 0;
-        while found < dest.len() {
-            found += self.read(&mut dest[found..]).map_err(|source| Failure::Read {
-                position,
-                expected: dest.len(),
-                found,
-                source,
-            })?;
+        while found < expected {
+            let read = self.read(&mut dest[found..]);
+            found += read.map_err(|source| failure(found, source))?;
         }
         Ok(())
     }

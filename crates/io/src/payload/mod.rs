@@ -2,7 +2,7 @@
 //! name.
 
 mod file;
-mod gathered;
+mod scattered;
 
 use std::fmt::Debug;
 use std::io;
@@ -18,7 +18,7 @@ use crate::workers::watched;
 
 pub use file::FileRange;
 pub(crate) use file::shares_blocks;
-pub(crate) use gathered::Gathered;
+pub(crate) use scattered::Scattered;
 
 /// The bytes of one tensor, on their way to a file.
 ///
@@ -35,9 +35,13 @@ pub enum Payload<'a> {
     /// They lie in another file. The system copies or shares them there, where it can.
     #[doc(hidden)]
     File(FileRange<'a>),
-    /// They lie in a source that waits for each read.
+    /// They are `nbytes` bytes of an archive, such as one behind a URL: any thread may read them, and waits for them.
     #[doc(hidden)]
-    Section(Section<'a>),
+    Section {
+        archive: &'a Archive,
+        position: u64,
+        nbytes: u64,
+    },
     /// They lie apart in another one of these.
     #[doc(hidden)]
     Gathered(&'a dyn Gather),
@@ -56,7 +60,7 @@ impl Payload<'_> {
             Payload::Bytes(bytes) => to_u64(bytes.len()),
             Payload::Strided(strided) => to_u64(strided.len()),
             Payload::File(range) => range.nbytes(),
-            Payload::Section(section) => section.nbytes(),
+            Payload::Section { nbytes, .. } => *nbytes,
             Payload::Gathered(gathered) => gathered.nbytes(),
             Payload::Device(bytes) => to_u64(bytes.len()),
             Payload::Produced(source) => source.nbytes(),
@@ -74,7 +78,12 @@ impl Payload<'_> {
             Payload::Bytes(bytes) => bytes.read(at()?, into)?,
             Payload::Strided(strided) => strided.read(at()?, into)?,
             Payload::File(range) => range.read(begin, into)?,
-            Payload::Section(section) => section.read(begin, into, stop)?,
+            Payload::Section {
+                archive, position, ..
+            } => {
+                let read = read_exactly(archive.source(), position + begin, into, stop);
+                read.map_err(|failure| io::Error::other(archive.explain(failure)))?;
+            }
             Payload::Gathered(gathered) => gathered.read(begin, into, stop)?,
             Payload::Device(bytes) => copied_out(bytes, at()?, into, stop)?,
             Payload::Produced(source) => source.produce(begin, into)?,
@@ -85,7 +94,7 @@ impl Payload<'_> {
     /// Whether reading it waits for something other than this machine.
     pub(crate) fn waits(&self) -> bool {
         match self {
-            Payload::Section(section) => section.nbytes() > 0,
+            Payload::Section { nbytes, .. } => *nbytes > 0,
             Payload::Gathered(gathered) => gathered.waits(),
             _ => false,
         }
@@ -152,39 +161,18 @@ impl<'a> From<&'a [u8]> for Payload<'a> {
     }
 }
 
-/// Bytes of an archive that go into a file, such as one behind a URL. Any thread may read them, and waits for them.
-#[derive(Clone, Copy, Debug)]
-pub struct Section<'a> {
-    archive: &'a Archive,
-    begin: u64,
-    nbytes: u64,
-}
-
 impl Archive {
     /// Return the bytes `begin..end` of the data section.
     pub(crate) fn payload(&self, begin: u64, end: u64) -> Payload<'_> {
         let position = self.header().data_start() + begin;
         match self.local() {
             Some(file) => Payload::File(FileRange::of_local(file, position, end - begin)),
-            None => Payload::Section(Section {
+            None => Payload::Section {
                 archive: self,
-                begin: position,
+                position,
                 nbytes: end - begin,
-            }),
+            },
         }
-    }
-}
-
-impl Section<'_> {
-    fn nbytes(&self) -> u64 {
-        self.nbytes
-    }
-
-    /// Fills `into` with the bytes from `begin` of the section on. What goes wrong is an [`Error`] of the archive, which
-    /// [`Stop::about`](crate::error::Stop::about) finds again.
-    fn read(&self, begin: u64, into: &mut [u8], stop: StopFlag<'_>) -> io::Result<()> {
-        read_exactly(self.archive.source(), self.begin + begin, into, stop)
-            .map_err(|failure| io::Error::other(self.archive.explain(failure)))
     }
 }
 

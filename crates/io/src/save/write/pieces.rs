@@ -322,7 +322,7 @@ impl<'p> PartSpan<'p, '_> {
             }
             Payload::File(range) => Some(WriteRun::File(range, self.begin..self.begin + to_u64(self.len))),
             Payload::Strided(_)
-            | Payload::Section(_)
+            | Payload::Section { .. }
             | Payload::Gathered(_)
             | Payload::Device(_)
             | Payload::Produced(_) => None,

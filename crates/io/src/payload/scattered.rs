@@ -17,16 +17,16 @@ const AT_ONCE: u64 = 1 << 16;
 
 /// The elements of `part`, row by row.
 #[derive(Debug)]
-pub(crate) struct Gathered<'a> {
+pub(crate) struct Scattered<'a> {
     tensor: Payload<'a>,
     part: Excerpt,
     /// Bytes of an element.
     unit: u64,
 }
 
-impl<'a> Gathered<'a> {
-    pub(crate) fn new(tensor: Payload<'a>, part: Excerpt, unit: u64) -> Gathered<'a> {
-        Gathered { tensor, part, unit }
+impl<'a> Scattered<'a> {
+    pub(crate) fn new(tensor: Payload<'a>, part: Excerpt, unit: u64) -> Scattered<'a> {
+        Scattered { tensor, part, unit }
     }
 
     /// Fills `into` with the whole elements from `first` on.
@@ -64,7 +64,7 @@ impl<'a> Gathered<'a> {
     }
 }
 
-impl Gather for Gathered<'_> {
+impl Gather for Scattered<'_> {
     fn nbytes(&self) -> u64 {
         self.part.count() * self.unit
     }
@@ -124,7 +124,7 @@ mod tests {
                     data[at..at + usize::try_from(unit).unwrap()].to_vec()
                 })
                 .collect();
-            let gathered = Gathered::new(Payload::from(&*data), part, unit);
+            let gathered = Scattered::new(Payload::from(&*data), part, unit);
             prop_assert_eq!(gathered.nbytes(), to_u64(naive.len()));
             let cut = cut.index(naive.len());
             let mut found = vec![0; naive.len()];
@@ -167,7 +167,7 @@ mod tests {
     fn elements_that_lie_far_apart_are_read_by_bounded_spans() {
         let endless = endless(false);
         let part = Excerpt::new(vec![AT_ONCE], vec![40], 3).unwrap();
-        let gathered = Gathered::new(Payload::Gathered(&endless), part, 8);
+        let gathered = Scattered::new(Payload::Gathered(&endless), part, 8);
         let mut found = vec![0; to_usize(gathered.nbytes()).unwrap()];
         gathered.read(0, &mut found, StopFlag::never()).unwrap();
         for (number, element) in (0..).zip(found.chunks(8)) {
