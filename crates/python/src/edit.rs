@@ -120,7 +120,7 @@ impl Source {
         self.checkpoint.all_files().map_err(|fault| raise(py, &fault))
     }
 
-    /// The stored tensor of `files`, or what the name after those stands for.
+    /// Return the stored tensor of `files` with this number, or the alias; aliases count after the tensors.
     fn pick<'a>(&'a self, files: &[&'a Archive], number: usize, name: &'a str) -> Option<Pick<'a>> {
         let mut rest = number;
         for &file in files {

@@ -343,7 +343,7 @@ impl Error {
             Error::Write {
                 step, nbytes, source, ..
             } => {
-                // Nothing is said of the notes beside a file, nor of one whose size is not known yet.
+                // A journal, and a file whose size is not known yet, have none.
                 let needs = (*nbytes > 0).then(|| format!(": the file needs {nbytes} bytes"));
                 let text = format!("could not {step}: {source}{}", needs.unwrap_or_default());
                 ("write", text)

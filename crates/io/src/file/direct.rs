@@ -77,11 +77,11 @@ impl DirectReader {
     fn read(&self, direct: &File, position: u64, dest: &mut [u8]) -> Option<usize> {
         loop {
             match disk::read_at(direct, dest, position) {
-                // Less than a block is the end of the file, or of what is there of it.
+                // Less than a block is the end of the file.
                 Ok(count) => return Some(count - count % BLOCK).filter(|&count| count > 0),
                 Err(fault) if fault.kind() == io::ErrorKind::Interrupted => {}
                 Err(fault) => {
-                    // A block larger than any that was known, or a file system that changed its mind.
+                    // The disk needs larger blocks, or the file system stopped supporting this.
                     self.refused
                         .fetch_or(disk::refuses_direct(&fault), Ordering::Relaxed);
                     return None;

@@ -26,29 +26,29 @@ pub(crate) use scattered::Scattered;
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub enum Payload<'a> {
-    /// They lie in memory as the file is to have them.
+    /// Contiguous memory, in the order of the file.
     #[doc(hidden)]
     Bytes(Bytes<'a>),
-    /// They lie in memory in another order. They are packed piece by piece, as they are written.
+    /// Strided memory, which is packed piece by piece while it is written.
     #[doc(hidden)]
     Strided(Strided<'a>),
-    /// They lie in another file. The system copies or shares them there, where it can.
+    /// A range of another file. The system copies it, or shares its blocks, if it can.
     #[doc(hidden)]
     File(FileRange<'a>),
-    /// They are `nbytes` bytes of an archive, such as one behind a URL: any thread may read them, and waits for them.
+    /// Bytes of an archive that is no local file, such as one behind a URL. Any thread may read them, and waits for them.
     #[doc(hidden)]
     Section {
         archive: &'a Archive,
         position: u64,
         nbytes: u64,
     },
-    /// They lie apart in another one of these.
+    /// Elements at several places of another payload.
     #[doc(hidden)]
     Gathered(&'a dyn Gather),
-    /// They lie in memory of a device that ingot copies from.
+    /// Memory of a device that ingot copies from.
     #[doc(hidden)]
     Device(&'a DeviceBytes),
-    /// They are made piece by piece, when they are written.
+    /// Bytes that are produced piece by piece while they are written.
     Produced(&'a dyn Produce),
 }
 
@@ -67,10 +67,10 @@ impl Payload<'_> {
         }
     }
 
-    /// Fills `into` with the bytes from `begin` on, all of it. What waits for a network fails soon after `stop` is set.
+    /// Fill all of `into` with the bytes from `begin` on. A read that waits for a network fails soon after `stop` is set.
     ///
     /// # Errors
-    /// When there are not that many; when another file, or whoever produces the bytes, does not give them.
+    /// There are fewer bytes, or the file or the producer fails.
     #[doc(hidden)]
     pub fn read(&self, begin: u64, into: &mut [u8], stop: StopFlag<'_>) -> io::Result<()> {
         let at = || to_usize(begin).ok_or(io::ErrorKind::InvalidInput);
@@ -91,7 +91,7 @@ impl Payload<'_> {
         Ok(())
     }
 
-    /// Whether reading it waits for something other than this machine.
+    /// Return whether reading waits for something other than this machine.
     pub(crate) fn waits(&self) -> bool {
         match self {
             Payload::Section { nbytes, .. } => *nbytes > 0,
@@ -105,7 +105,7 @@ impl Payload<'_> {
     /// # Errors
     /// As [`Payload::read`]; [`Error::Interrupted`] within, which [`Stop`](crate::error::Stop) finds again.
     pub(crate) fn read_watched(&self, begin: u64, into: &mut [u8], watch: &dyn Watch) -> io::Result<()> {
-        // What does not wait is read here, since what is produced is produced on this thread.
+        // A payload that does not wait is read here, since a producer runs on this thread.
         let read = |stop: StopFlag<'_>| self.read(begin, into, stop);
         watched(self.waits(), read, &Asked(watch)).map_err(|_| io::Error::other(Error::Interrupted))?
     }
@@ -120,12 +120,10 @@ fn copied_out(bytes: &DeviceBytes, begin: usize, into: &mut [u8], stop: StopFlag
     })
 }
 
-/// Proves that `payloads` have just the bytes that `header` promises: one for each tensor, in the order of the data, of its
-/// size.
+/// Check that `payloads` match `header`: one for each tensor, in the order of the data and of its size.
 ///
 /// # Errors
-/// [`FormatError::WrongLength`] for the first tensor of which that is not true, [`FormatError::TrailingBytes`] where there
-/// are payloads left.
+/// [`FormatError::WrongLength`] for the first tensor that differs, [`FormatError::TrailingBytes`] if payloads are left.
 pub(crate) fn prove_sizes(header: &Header, payloads: &[Payload<'_>]) -> Result<(), FormatError> {
     let mut sizes = payloads.iter().map(Payload::nbytes);
     for entry in header.entries() {
@@ -146,7 +144,7 @@ pub(crate) fn prove_sizes(header: &Header, payloads: &[Payload<'_>]) -> Result<(
     )
 }
 
-/// Proves that there are `expected` bytes of data.
+/// Check that there are `expected` bytes of data.
 pub(crate) fn prove_total(expected: u64, found: u64) -> Result<(), FormatError> {
     if found == expected {
         Ok(())
@@ -176,30 +174,29 @@ impl Archive {
     }
 }
 
-/// Puts the bytes of a tensor together from those of another payload. Any thread may ask for them.
+/// Assembles the bytes of a tensor from another payload, on any thread.
 pub trait Gather: Debug + Sync {
     /// The size in bytes.
     fn nbytes(&self) -> u64;
 
-    /// Whether reading waits for something other than this machine.
+    /// Return whether reading waits for something other than this machine.
     fn waits(&self) -> bool;
 
-    /// Fills `into` with the bytes from `begin` on.
+    /// Fill `into` with the bytes from `begin` on.
     ///
     /// # Errors
     /// As [`Payload::read`].
     fn read(&self, begin: u64, into: &mut [u8], stop: StopFlag<'_>) -> io::Result<()>;
 }
 
-/// Gives the bytes of a tensor piece by piece, such as those of one on a device that its framework copies from.
+/// Produces the bytes of a tensor piece by piece, such as a tensor on a device that only its framework can copy from.
 pub trait Produce: Debug + Sync {
     /// The size in bytes.
     fn nbytes(&self) -> u64;
 
-    /// Fills `into` with the bytes from `begin` on. Called for one piece after another, on the thread that asked for
-    /// the save.
+    /// Fill `into` with the bytes from `begin` on. Called for one piece after another, on the thread that called save.
     ///
     /// # Errors
-    /// Whatever keeps it from that. The save ends with this error then.
+    /// Any error ends the save and becomes its error.
     fn produce(&self, begin: u64, into: &mut [u8]) -> io::Result<()>;
 }

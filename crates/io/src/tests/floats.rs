@@ -1,9 +1,9 @@
-//! What floats mean, found the slow way: for tests, and for the fuzz target `convert`.
+//! The values of floats, computed the slow way: for tests, and for the fuzz target `convert`.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 use ingot_format::Dtype;
 
-/// The obvious meaning of a pattern, by the shape of the dtype alone; `None` for NaN.
+/// Return the value of a pattern, from the layout of the dtype alone; `None` for NaN.
 pub(crate) fn value(dtype: Dtype, pattern: u32) -> Option<f64> {
     let (bits, mantissa_bits, bias) = match dtype {
         Dtype::F32 => (32, 23, 127),
@@ -32,7 +32,7 @@ pub(crate) fn value(dtype: Dtype, pattern: u32) -> Option<f64> {
     Some(sign * (lead + mantissa) * 2_f64.powi(exponent - bias))
 }
 
-/// The pattern whose value is nearest, of two the even one, found among all there are.
+/// Return the pattern with the nearest value, or the even one of two, by trying all.
 #[cfg(test)]
 pub(crate) fn nearest(dtype: Dtype, wanted: f64) -> u32 {
     let sign_bit = if dtype.bits() == 16 { 0x8000 } else { 0x80 };

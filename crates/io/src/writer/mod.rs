@@ -1,9 +1,9 @@
 //! Filling a file tensor by tensor, by threads and processes, without ever holding all of it.
 //!
-//! [`Writer`](crate::Writer) is told all names, dtypes and shapes first, and takes tensors and slices of them in any order. It writes
-//! into a temporary file, which gets its name by [`Writer::commit`](crate::Writer::commit) when every byte was written once; until then, and for
-//! good when that never comes, the path leads to what was there before. Another process fills the same file after
-//! [`Writer::join`](crate::Writer::join). [`Appender`](crate::Appender) is told each tensor with its bytes, and keeps space for the header.
+//! [`Writer`] needs all names, dtypes and shapes first, and takes tensors and slices of them in any order. It writes into a
+//! temporary file, which [`Writer::commit`] renames when every byte was written once. Until then the path leads to the previous
+//! file. Another process fills the same file after [`Writer::join`]. [`Appender`] takes each tensor with its bytes, and reserves
+//! space for the header.
 
 mod append;
 mod aside;
@@ -43,7 +43,7 @@ pub use append::Appender;
 pub use aside::Aside;
 pub use foreign::ForeignFile;
 
-/// How often, and after what time, one tries again to finish a file that others have open.
+/// How often, and after what pause, [`Writer::join`] tries to finish a file that other processes have open.
 const TRIES: usize = 100;
 const PAUSE: Duration = Duration::from_millis(10);
 
@@ -71,22 +71,22 @@ pub struct Writer {
     header: Header,
     journal: Journal,
     membership: Membership,
-    /// Whether it was to commit, and never learned what became of that.
+    /// Whether a commit was recorded and its outcome could not be read.
     is_unanswered: AtomicBool,
 }
 
 /// What becomes of a file whose writer was killed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Orphan {
-    /// Nobody joins it.
+    /// Joining it fails.
     #[default]
     Refuse,
-    /// Whoever joins it takes the place of that writer, and what was written stays. It is the caller who knows that all of
-    /// it belongs together.
+    /// The first to join it becomes its writer, and the bytes written so far stay. The caller has to know that all of them
+    /// belong together.
     Finish,
 }
 
-/// Whether leaving takes the file away.
+/// Whether dropping the writer removes the file.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Membership {
     Founder,
@@ -94,11 +94,11 @@ enum Membership {
 }
 
 impl Writer {
-    /// Begins the file at `path` that holds tensors of these `specs`.
+    /// Begin the file at `path`, which will hold tensors of these `specs`.
     ///
     /// # Errors
     /// [`Error::Unstorable`] for what the format cannot hold; [`Error::Write`]; [`Error::Edit`] with
-    /// [`EditError::Busy`] when somebody else fills this file, or [`EditError::NoPlace`].
+    /// [`EditError::Busy`] if another writer fills this file, or [`EditError::NoPlace`].
     pub fn create(
         path: &Path,
         specs: &[Spec<'_>],
@@ -129,13 +129,12 @@ impl Writer {
         }
     }
 
-    /// Takes part in filling the file at `path`, which a writer in this or another process began. `orphan` says what
-    /// happens when that one was killed: [`Orphan::Finish`] makes this one the writer that began it, once all are gone who
-    /// had a part in it.
+    /// Join the file at `path`, which a writer in this or another process began. `orphan` is what happens if that writer was
+    /// killed: with [`Orphan::Finish`] this one replaces it, as soon as no other process has the file open.
     ///
     /// # Errors
     /// [`Error::Edit`] with [`EditError::NothingToJoin`], [`EditError::Orphaned`] or [`EditError::BrokenJournal`];
-    /// [`Error::Write`] when the temporary file or the notes cannot be opened, locked or read.
+    /// [`Error::Write`] if the temporary file or the journal cannot be opened, locked or read.
     pub fn join(
         path: &Path,
         orphan: Orphan,
@@ -152,7 +151,7 @@ impl Writer {
                 return Ok(writer);
             }
             match Writer::join_living(path, options, watch) {
-                // Several who finish the same file are in each other's way, until one of them has it.
+                // Several processes that finish the same file block each other until one of them has it.
                 Err(Error::Edit {
                     fault: EditError::Orphaned { .. },
                     ..
@@ -171,8 +170,7 @@ impl Writer {
         Ok(writer)
     }
 
-    /// A writer in place of the one that began the file. `None` where that is not this one's to do: nobody began one, or
-    /// somebody has it open.
+    /// Replace the writer that began the file. `None` if there is no such file, or another process has it open.
     fn take_over(path: &Path, options: &SaveOptions, watch: &dyn Watch) -> Result<Option<Writer>, Error> {
         let Some(journal) = Temp::journal_of(path, Lock::Exclusive, watch)? else {
             return Ok(None);
@@ -189,7 +187,7 @@ impl Writer {
         Ok(Some(writer))
     }
 
-    /// A guest of the file that has this journal.
+    /// Open the file that has this journal, as a guest.
     fn open(path: &Path, journal: Locked, options: &SaveOptions, watch: &dyn Watch) -> Result<Writer, Error> {
         let nothing = || EditError::NothingToJoin.about(path);
         let preamble = preamble::read(&journal).map_err(|fault| explain(path, fault))?;
@@ -208,13 +206,13 @@ impl Writer {
         Ok(Writer::of(temp, header, journal, Membership::Guest))
     }
 
-    /// What the file will hold.
+    /// The header of the file.
     #[must_use]
     pub fn header(&self) -> &Header {
         &self.header
     }
 
-    /// The file.
+    /// The path of the file.
     #[must_use]
     pub fn path(&self) -> &Path {
         self.temp.path()
@@ -226,12 +224,12 @@ impl Writer {
         self.temp.draft_path()
     }
 
-    /// Writes the elements of the tensor `name` that `index` takes: all by an empty one. `payload` has those bytes, of a
-    /// tensor of `dtype` and `shape`.
+    /// Write the elements of the tensor `name` that `index` selects; an empty index selects all. `payload` holds their bytes, of
+    /// a tensor of `dtype` and `shape`.
     ///
     /// # Errors
-    /// [`Error::UnknownTensor`]; [`Error::Slice`] when the index does not fit the tensor; [`Error::Edit`] with
-    /// [`EditError::Mismatch`] when the payload does not fit the index, [`EditError::FilledTwice`], or how the file
+    /// [`Error::UnknownTensor`]; [`Error::Slice`] if the index does not fit the tensor; [`Error::Edit`] with
+    /// [`EditError::Mismatch`] if the payload does not fit the index, [`EditError::FilledTwice`], or the way in which the file
     /// ended; [`Error::Write`]. Nothing counts as written then.
     pub fn write(
         &self,
@@ -263,7 +261,7 @@ impl Writer {
         let (claim, verdict) = self.noted(self.journal.claim(&ranges))?;
         self.judge(verdict, name)?;
         if let Err(fault) = self.fill(&ranges, payload, watch) {
-            // What it says first is the better reason.
+            // The first error is the reason.
             let _ = self.journal.failed(claim);
             return Err(fault);
         }
@@ -282,7 +280,7 @@ impl Writer {
         Ok(())
     }
 
-    /// As [`Writer::write`], of bytes that stand in `file` from `position` on.
+    /// As [`Writer::write`], with the bytes of `file` from `position` on.
     pub(crate) fn copy(
         &self,
         name: &str,
@@ -296,7 +294,7 @@ impl Writer {
         self.write(name, index, entry.dtype, selection.shape(), &payload, watch)
     }
 
-    /// The tensor `name`, and what `index` takes of it.
+    /// Return the tensor `name`, and the part that `index` selects.
     fn select(&self, name: &str, index: &[Index]) -> Result<(Entry<'_>, Selection), Error> {
         let entry = self.header.get(name).ok_or_else(|| Error::UnknownTensor {
             path: Some(self.path().to_owned()),
@@ -312,7 +310,7 @@ impl Writer {
         Ok((entry, selection))
     }
 
-    /// Gives the file its name, once every byte was written, by whomever.
+    /// Rename the file, once every byte was written by any of its writers.
     ///
     /// # Errors
     /// [`Error::Edit`] with [`EditError::NotFilled`], after which writing may go on. [`Error::Open`] if a file has the name by
@@ -326,12 +324,12 @@ impl Writer {
         self.temp.publish(watch).inspect_err(|_| self.temp.discard())
     }
 
-    /// Nobody adds to a file whose writer was killed: what that one had written may be of another run.
+    /// Fail if the writer that began the file was killed: its bytes may be of another run.
     fn check_owner(&self) -> Result<(), Error> {
         if self.membership == Membership::Founder || self.temp.has_owner()? {
             return Ok(());
         }
-        // It may have left as one should, and said so; or been killed between saying so and doing it.
+        // It may have recorded the end before it left, or been killed between recording the end and acting on it.
         match self.noted(self.journal.end_now())? {
             Some(End::Committed) if self.temp.is_unnamed() => {}
             Some(end) => return self.judge(Verdict::Ended(end), ""),
@@ -340,7 +338,7 @@ impl Writer {
         Err(self.refuse(EditError::Orphaned { held: false }))
     }
 
-    /// What the journal gave.
+    /// Add the path to a fault of the journal.
     fn noted<T>(&self, found: Result<T, JournalFault>) -> Result<T, Error> {
         found.map_err(|fault| explain(self.path(), fault))
     }
@@ -358,7 +356,7 @@ impl Writer {
         Err(self.refuse(fault))
     }
 
-    /// The first tensor that has bytes which were not written.
+    /// Find the first tensor with bytes that were not written.
     fn missing(&self) -> EditError {
         let found = |entry: &Entry<'_>| self.journal.written(&(entry.begin..entry.end));
         let missing = self.header.entries().find(|entry| found(entry) < entry.nbytes());
@@ -377,14 +375,14 @@ impl Writer {
     }
 }
 
-/// Whoever began the file takes it away by leaving, unless it was committed.
+/// Dropping the writer that began the file removes it, unless it was committed.
 impl Drop for Writer {
     fn drop(&mut self) {
         if self.membership == Membership::Guest || self.temp.check_process().is_err() {
             return;
         }
         let is_committed = matches!(self.journal.abandon(), Ok(Verdict::Ended(End::Committed)));
-        // A commit of this one that stands there, without its having been read, is one that nobody acts on.
+        // If the outcome of its own commit could not be read, no process acts on that commit.
         if !is_committed || *self.is_unanswered.get_mut() {
             self.temp.discard();
         }

@@ -52,7 +52,7 @@ impl<'a> Pieces<'a> {
         Ok(Pieces::cut(&layout.head, payloads))
     }
 
-    /// The file of `head` and the digests that it keeps, with one payload for each tensor, in the order of the data.
+    /// The file of `head`, with the digests that it keeps and one payload for each tensor, in the order of the data.
     ///
     /// # Errors
     /// As [`Pieces::of`].
@@ -61,7 +61,7 @@ impl<'a> Pieces<'a> {
         Pieces::of_all(head, payloads)
     }
 
-    /// As [`Pieces::of_new`], with payloads that together are the data, whichever way it is cut.
+    /// As [`Pieces::of_new`], with payloads that together are the data, cut at any place.
     pub(crate) fn of_all(
         head: &'a NewHeader,
         payloads: &'a [Payload<'a>],
