@@ -268,9 +268,10 @@ impl<'p> Runs<'p> {
     fn next_row(&mut self, most: usize) -> Option<Row> {
         let (row, most) = (self.row?, to_u64(most));
         let is_part = self.passed > 0 || most < row.nbytes;
-        let (nbytes, count) = match is_part {
-            true => (most.min(row.nbytes - self.passed), 1),
-            false => (row.nbytes, row.count.min(most / row.nbytes)),
+        let (nbytes, count) = if is_part {
+            (most.min(row.nbytes - self.passed), 1)
+        } else {
+            (row.nbytes, row.count.min(most / row.nbytes))
         };
         let begin = self.begin();
         self.skip(nbytes * count);

@@ -129,12 +129,7 @@ fn read_rows(chunk: Chunk<'_, '_>, input: &mut Input<'_>, stage: &mut Stage) -> 
                 let begin = rows.first().map_or(0, |row| row.begin);
                 let bytes = level(&mut stage.packed, begin, nbytes);
                 input.read_rows(&rows, bytes, &mut stage.mixed)?;
-                let staged = Staged {
-                    nbytes,
-                    converted,
-                    dest,
-                };
-                staged.finish(bytes, &mut stage.converted);
+                finish(dest, converted, bytes, &mut stage.converted);
             }
         }
         rest = after;
@@ -148,8 +143,8 @@ struct Batch<'d> {
     runs: Vec<BatchRun>,
     /// The memory of those that are read straight to it.
     straight: Vec<Dest<'d>>,
-    /// The memory of the others.
-    staged: Vec<Staged<'d>>,
+    /// The memory of the others, and the conversion of each.
+    staged: Vec<(Destination<'d>, Option<(Dtype, Dtype)>)>,
     /// Bytes of the stage that these need.
     taken: usize,
 }
@@ -159,13 +154,6 @@ struct BatchRun {
     position: u64,
     nbytes: usize,
     is_staged: bool,
-}
-
-/// Bytes in the stage, in the order of these, and where they go.
-struct Staged<'d> {
-    nbytes: usize,
-    converted: Option<(Dtype, Dtype)>,
-    dest: Destination<'d>,
 }
 
 impl<'d> Batch<'d> {
@@ -183,10 +171,12 @@ impl<'d> Batch<'d> {
             _ => STAGE_NBYTES.saturating_sub(self.taken) / stored.max(wanted) * stored,
         };
         // Bytes that do not fit begin the next stage, so that no element is split.
-        let most = match is_straight || left <= room {
-            true => left,
-            false if self.taken == 0 => room,
-            false => 0,
+        let most = if is_straight || left <= room {
+            left
+        } else if self.taken == 0 {
+            room
+        } else {
+            0
         };
         let mut nbytes = 0;
         while nbytes < most
@@ -207,11 +197,7 @@ impl<'d> Batch<'d> {
             Destination::Together(dest) if is_straight => self.straight.push(dest),
             dest => {
                 self.taken += nbytes / stored * stored.max(wanted);
-                self.staged.push(Staged {
-                    nbytes,
-                    converted,
-                    dest,
-                });
+                self.staged.push((dest, converted));
             }
         }
         rest
@@ -253,9 +239,13 @@ impl<'d> Batch<'d> {
             converted,
             mixed,
         } = stage;
-        let staged = self.staged.iter().map(|staged| staged.nbytes).sum();
+        let stored = |dest: &Destination<'_>, dtypes| {
+            let (stored, wanted) = widths(dtypes);
+            dest.len() / wanted * stored
+        };
+        let staged = self.staged.iter().map(|(dest, dtypes)| stored(dest, *dtypes));
         let begin = self.runs.iter().find(|run| run.is_staged);
-        let packed = level(packed, begin.map_or(0, |run| run.position), staged);
+        let packed = level(packed, begin.map_or(0, |run| run.position), staged.sum());
         Dest::fill_all(&mut self.straight, |lent| {
             let mut lent = lent.into_iter();
             let (mut straight, mut rest): (&mut [u8], &mut [u8]) = (&mut [], &mut *packed);
@@ -275,31 +265,30 @@ impl<'d> Batch<'d> {
         self.runs.clear();
         self.taken = 0;
         let mut rest: &[u8] = packed;
-        for staged in self.staged.drain(..) {
-            let (bytes, after) = rest.split_at(staged.nbytes);
-            staged.finish(bytes, converted);
+        for (dest, dtypes) in self.staged.drain(..) {
+            let (bytes, after) = rest.split_at(stored(&dest, dtypes));
+            finish(dest, dtypes, bytes, converted);
             rest = after;
         }
         Ok(())
     }
 }
 
-impl Staged<'_> {
-    fn finish(self, bytes: &[u8], room: &mut Vec<u8>) {
-        match (self.dest, self.converted) {
-            (Destination::Together(mut dest), Some((from, to))) => {
-                dest.fill(|dest| convert(from, to, bytes, dest));
-            }
-            (Destination::Together(mut dest), None) => dest.fill(|dest| dest.copy_from_slice(bytes)),
-            (Destination::Apart(mut strided), None) => strided.fill(bytes),
-            (Destination::Apart(mut strided), Some((from, to))) => {
-                let len = strided.len();
-                room.resize(len.max(room.len()), 0);
-                convert(from, to, bytes, &mut room[..len]);
-                strided.fill(&room[..len]);
-            }
-            // Bytes for a device were read into a slot.
-            (Destination::Device(_) | Destination::Shown(_), _) => {}
+/// Convert or scatter `bytes` to their memory. `room` is scratch memory.
+fn finish(dest: Destination<'_>, converted: Option<(Dtype, Dtype)>, bytes: &[u8], room: &mut Vec<u8>) {
+    match (dest, converted) {
+        (Destination::Together(mut dest), Some((from, to))) => {
+            dest.fill(|dest| convert(from, to, bytes, dest));
         }
+        (Destination::Together(mut dest), None) => dest.fill(|dest| dest.copy_from_slice(bytes)),
+        (Destination::Apart(mut strided), None) => strided.fill(bytes),
+        (Destination::Apart(mut strided), Some((from, to))) => {
+            let len = strided.len();
+            room.resize(len.max(room.len()), 0);
+            convert(from, to, bytes, &mut room[..len]);
+            strided.fill(&room[..len]);
+        }
+        // Bytes for a device were read into a slot.
+        (Destination::Device(_) | Destination::Shown(_), _) => {}
     }
 }
