@@ -332,6 +332,9 @@ class Checkpoint:
     def __contains__(self, key: object, /) -> bool: ...
     def names(self) -> list[str]: ...
     def offset_names(self) -> list[str]: ...
+    def all_names(self) -> list[str]:
+        """Return the names of the stored tensors in the order of their data, and then the aliases."""
+
     def metadata(self) -> dict[str, Any] | None:
         """Give that of the file; that of the index, of any JSON, where there is one."""
 

@@ -195,15 +195,55 @@ impl Selection {
     /// If the index does not fit the shape, or is not supported (see [`Selection`]); if the result is too large, or
     /// begins or ends inside a byte.
     pub fn new(dtype: Dtype, shape: &[u64], index: &[Index]) -> Result<Selection, SelectionError> {
-        let no_extent = |shape: &[u64], reason| SelectionError::Extent {
-            dtype,
-            shape: shape.to_owned(),
-            reason,
-        };
         // After this check no position in the tensor can overflow, not even in bits.
-        extent::nbytes(dtype, shape).map_err(|reason| no_extent(shape, reason))?;
+        extent::nbytes(dtype, shape).map_err(no_extent(dtype, shape))?;
+        Selection::of(dtype, shape, None, index)
+    }
+
+    /// Selects `index` of a tensor whose elements are not contiguous: `strides` has the distance from one element to the
+    /// next along each dimension, in elements. Positions are counted from the first element of the tensor.
+    ///
+    /// ```
+    /// use ingot_format::{Dtype, Index, Run, Selection};
+    /// // The second column of a transposed 2×3 tensor.
+    /// let column = Selection::strided(Dtype::U8, &[3, 2], &[1, 3], &[Index::Rest, Index::At(1)])?;
+    /// assert_eq!(column.runs().collect::<Vec<_>>(), [Run { begin: 3, end: 6 }]);
+    /// # Ok::<(), ingot_format::SelectionError>(())
+    /// ```
+    ///
+    /// # Errors
+    /// As [`Selection::new`]; if the last element is at a position that overflows.
+    pub fn strided(
+        dtype: Dtype,
+        shape: &[u64],
+        strides: &[u64],
+        index: &[Index],
+    ) -> Result<Selection, SelectionError> {
+        let reach = shape
+            .iter()
+            .zip(strides)
+            .try_fold(0_u64, |reach, (&dim, &stride)| {
+                reach.checked_add(dim.saturating_sub(1).checked_mul(stride)?)
+            });
+        let bits = reach.and_then(|reach| reach.checked_add(1)?.checked_mul(dtype.bits()));
+        if bits.is_none() {
+            return Err(SelectionError::Extent {
+                dtype,
+                shape: shape.to_owned(),
+                reason: ExtentError::Overflow,
+            });
+        }
+        Selection::of(dtype, shape, Some(strides), index)
+    }
+
+    fn of(
+        dtype: Dtype,
+        shape: &[u64],
+        strides: Option<&[u64]>,
+        index: &[Index],
+    ) -> Result<Selection, SelectionError> {
         let (taken, result) = take(shape, index)?;
-        let nbytes = extent::nbytes(dtype, &result).map_err(|reason| no_extent(&result, reason));
+        let nbytes = extent::nbytes(dtype, &result).map_err(no_extent(dtype, &result));
         // A list may repeat an index until the result overflows, though the tensor does not.
         let is_countable = !matches!(
             nbytes,
@@ -214,7 +254,7 @@ impl Selection {
         );
         let selection = if is_countable && !result.contains(&0) {
             // Before the check of `nbytes`, since this error names the run that is not a whole number of bytes.
-            Selection::fold(dtype, shape, &taken)?
+            Selection::fold(dtype, shape, strides, &taken)?
         } else {
             Selection::empty()
         };
@@ -294,15 +334,21 @@ impl Selection {
     }
 
     /// Folds the dimensions into loops. No dimension of the selection is empty.
-    fn fold(dtype: Dtype, shape: &[u64], taken: &[Taken]) -> Result<Selection, SelectionError> {
+    fn fold(
+        dtype: Dtype,
+        shape: &[u64],
+        strides: Option<&[u64]>,
+        taken: &[Taken],
+    ) -> Result<Selection, SelectionError> {
         let mut fold = Fold {
             begin: 0,
             block: dtype.bits(),
             blocks: Vec::new(),
             loops: Vec::new(),
         };
-        let mut unit = dtype.bits();
-        for (taken, dim) in taken.iter().zip(shape).rev() {
+        let mut units = Units::new(dtype.bits(), shape, strides);
+        for taken in taken.iter().rev() {
+            let unit = units.next();
             match taken {
                 Taken::Even { start, count, step } => {
                     fold.begin += start * unit;
@@ -313,9 +359,55 @@ impl Selection {
                 }
                 Taken::Picked(ranges) => fold.pick(ranges, unit)?,
             }
-            unit *= dim;
         }
         fold.finish(dtype)
+    }
+}
+
+fn no_extent(dtype: Dtype, shape: &[u64]) -> impl Fn(ExtentError) -> SelectionError {
+    move |reason| SelectionError::Extent {
+        dtype,
+        shape: shape.to_owned(),
+        reason,
+    }
+}
+
+/// The distance from one element to the next along each dimension, the last dimension first.
+struct Units<'s> {
+    /// The size of an element.
+    element: u64,
+    shape: &'s [u64],
+    /// `None` if the elements are contiguous in C order.
+    strides: Option<&'s [u64]>,
+    /// The distance along the next dimension if the elements are contiguous.
+    contiguous: u64,
+}
+
+impl<'s> Units<'s> {
+    fn new(element: u64, shape: &'s [u64], strides: Option<&'s [u64]>) -> Units<'s> {
+        Units {
+            element,
+            shape,
+            strides,
+            contiguous: element,
+        }
+    }
+
+    fn next(&mut self) -> u64 {
+        let Some((&dim, shape)) = self.shape.split_last() else {
+            return 0;
+        };
+        self.shape = shape;
+        match self.strides {
+            // Of a single element the distance may be any number.
+            Some(strides) if dim > 1 => strides[shape.len()] * self.element,
+            Some(_) => 0,
+            None => {
+                let unit = self.contiguous;
+                self.contiguous *= dim;
+                unit
+            }
+        }
     }
 }
 
@@ -480,7 +572,6 @@ impl Fold {
 
     /// Adds a loop over the indices of `list`, at least 2, around the existing loops.
     fn pick(&mut self, list: &[Steps], unit: u64) -> Result<(), SelectionError> {
-        // With a loop inside, two indices are further apart than a block is long, and no blocks touch.
         let is_dense = self.loops.is_empty() && self.block == unit;
         for steps in list {
             if is_dense && steps.step == 1 {
@@ -498,11 +589,11 @@ impl Fold {
         Ok(())
     }
 
-    /// Appends `nbits` from `begin` to the blocks of the list.
+    /// Appends `nbits` from `begin` to the blocks of the list. With a loop inside, each index is a block of its own.
     fn stretch(&mut self, begin: u64, nbits: u64) {
         let end = begin + nbits;
         match self.blocks.last_mut() {
-            Some(before) if before.end == begin => before.end = end,
+            Some(before) if self.loops.is_empty() && before.end == begin => before.end = end,
             _ => self.blocks.push(Run { begin, end }),
         }
     }

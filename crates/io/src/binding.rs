@@ -2,6 +2,7 @@
 
 pub use ingot_format::{MODEL_SPEC_KEY, StopFlag};
 
+pub use crate::checkpoint::aliases::{Alias, aliases};
 pub use crate::checkpoint::{Backing, OpenWith};
 pub use crate::convert::{convert, converts, is_float};
 pub use crate::device::{
@@ -10,7 +11,7 @@ pub use crate::device::{
 };
 pub use crate::digest::{Keep, NewHeader};
 pub use crate::disk::blob_digest;
-pub use crate::edit::{Alias, Inherit, Pick, RECORD_KEYS, Role, STALE_KEYS, aliases, assemble, passed_over};
+pub use crate::edit::{Inherit, Pick, RECORD_KEYS, Role, STALE_KEYS, assemble, passed_over};
 pub use crate::error::Misfit;
 pub use crate::file::{Given, LocalFile, ReadAt, ShardHeader, ShardHeaders, TensorId, read_header};
 pub use crate::fold::{Fold, fold};

@@ -1,5 +1,7 @@
 //! A checkpoint of one file or of many, as one handle.
 
+pub(crate) mod aliases;
+pub(crate) mod copied;
 pub(crate) mod folder;
 mod locate;
 mod replacement;
@@ -22,6 +24,7 @@ use crate::file::{Archive, BUFFER, ShardHeader, ShardHeaders, Tensor, TensorId, 
 use crate::options::CheckpointOptions;
 use crate::watch::{Unwatched, Watch};
 use crate::workers::{Reading, in_parallel};
+use aliases::{Alias, Aliases};
 use folder::Beside;
 pub use locate::OpenWith;
 use locate::{Located, locate};
@@ -58,6 +61,8 @@ use shards::Difference;
 #[derive(Debug)]
 pub struct Checkpoint {
     files: Contents,
+    /// The names that are not stored. They are looked for in all files when a name is not found among the stored ones.
+    aliases: OnceLock<Aliases>,
     /// Why these files are read, before the reason for how.
     reason: Option<&'static str>,
 }
@@ -80,6 +85,7 @@ impl From<Archive> for Checkpoint {
     fn from(archive: Archive) -> Checkpoint {
         Checkpoint {
             files: Contents::File(Box::new(archive)),
+            aliases: OnceLock::new(),
             reason: None,
         }
     }
@@ -155,6 +161,7 @@ impl Checkpoint {
         };
         Checkpoint {
             files: Contents::Shards(Box::new(opened)),
+            aliases: OnceLock::new(),
             reason: None,
         }
     }
@@ -327,7 +334,7 @@ impl Checkpoint {
 
     /// The numbers of the files that hold these tensors, all of them opened.
     fn files_of(&self, names: &[&str], watch: &dyn Watch) -> Result<Vec<usize>, Error> {
-        let files = names.iter().map(|name| self.file_of(name));
+        let files = names.iter().map(|name| self.file_with(name, watch));
         let files = files.collect::<Result<Vec<_>, _>>()?;
         let mut needed = files.clone();
         needed.sort_unstable();
@@ -358,13 +365,41 @@ impl Checkpoint {
         self.len() == 0
     }
 
-    /// Whether there is a tensor of this name.
+    /// Return whether a tensor is stored under this name. [`Checkpoint::find`] also finds aliases.
     #[must_use]
     pub fn contains(&self, name: &str) -> bool {
         match &self.files {
             Contents::File(archive) => archive.header().find(name).is_some(),
             Contents::Shards(opened) => opened.shards.index().find(name).is_some(),
         }
+    }
+
+    /// Return the aliases: names in the metadata of the files (`ingot.shared`) of tensors that are stored under another
+    /// name, or are parts of stored tensors.
+    ///
+    /// # Errors
+    /// As [`Checkpoint::file`]; [`Error::Shared`]; [`Error::Interrupted`].
+    #[doc(hidden)]
+    pub fn aliases(&self, watch: &dyn Watch) -> Result<&[Alias], Error> {
+        Ok(self.table(watch)?.all())
+    }
+
+    /// Return whether this is an alias.
+    ///
+    /// # Errors
+    /// As [`Checkpoint::aliases`].
+    #[doc(hidden)]
+    pub fn is_alias(&self, name: &str, watch: &dyn Watch) -> Result<bool, Error> {
+        Ok(self.table(watch)?.id(name).is_some())
+    }
+
+    fn table(&self, watch: &dyn Watch) -> Result<&Aliases, Error> {
+        if let Some(known) = self.aliases.get() {
+            return Ok(known);
+        }
+        self.prepare_all(watch)?;
+        let found = Aliases::of(&self.all_files()?)?;
+        Ok(self.aliases.get_or_init(|| found))
     }
 
     /// All names in their own order, byte by byte.
@@ -398,12 +433,14 @@ impl Checkpoint {
         Ok(tensors)
     }
 
-    /// The tensor `name`, in the file that holds it.
+    /// Return the tensor `name`. An alias (the metadata key `ingot.shared`) is the tensor, or the part of one, that it
+    /// stands for.
     ///
     /// # Errors
-    /// [`Error::UnknownTensor`], with the name that is most like it, and what [`Checkpoint::file`] says.
+    /// [`Error::UnknownTensor`], with the name that is most like it, and what [`Checkpoint::file`] says. If no tensor is
+    /// stored under the name, all files are opened, and [`Error::Shared`] reports a broken record of aliases.
     pub fn find(&self, name: &str) -> Result<Tensor<'_>, Error> {
-        self.file(self.file_of(name)?)?.find(name)
+        self.tensor(self.id(name)?)
     }
 
     /// The tensors of these names, their files opened in parallel.
@@ -423,7 +460,7 @@ impl Checkpoint {
             let file = self.file(files.get(rank).copied().unwrap_or(0))?;
             let tensor = match file.tensor(next).filter(|tensor| tensor.entry().name == name) {
                 Some(tensor) => tensor,
-                None => file.find(name)?,
+                None => self.find(name)?,
             };
             next = tensor.number() + 1;
             found.push(tensor);
@@ -434,18 +471,35 @@ impl Checkpoint {
     /// The number of the file that holds the tensor `name`.
     ///
     /// # Errors
-    /// [`Error::UnknownTensor`], where an index says so.
+    /// [`Error::UnknownTensor`] of a checkpoint with an index, and what [`Checkpoint::find`] says.
     pub fn file_of(&self, name: &str) -> Result<usize, Error> {
+        self.file_with(name, &Unwatched)
+    }
+
+    fn file_with(&self, name: &str, watch: &dyn Watch) -> Result<usize, Error> {
         let Some(index) = self.index() else {
             return Ok(0);
         };
         match index.find(name) {
             Some(number) => Ok(index.entry(number).1),
-            None => Err(Error::UnknownTensor {
-                path: self.path().map(Path::to_owned),
-                tensor: name.to_owned(),
-                nearest: nearest(index.entries().map(|entry| entry.0), name),
-            }),
+            None => Ok(self.alias(name, watch)?.file),
+        }
+    }
+
+    fn alias(&self, name: &str, watch: &dyn Watch) -> Result<TensorId, Error> {
+        self.table(watch)?.id(name).ok_or_else(|| self.unknown(name))
+    }
+
+    /// The error for a name that is neither stored nor an alias.
+    fn unknown(&self, name: &str) -> Error {
+        let index = match &self.files {
+            Contents::File(archive) => return archive.unknown(name),
+            Contents::Shards(opened) => opened.shards.index(),
+        };
+        Error::UnknownTensor {
+            path: self.path().map(Path::to_owned),
+            tensor: name.to_owned(),
+            nearest: nearest(index.entries().map(|entry| entry.0), name),
         }
     }
 
@@ -455,22 +509,40 @@ impl Checkpoint {
     /// As [`Checkpoint::find`].
     #[doc(hidden)]
     pub fn id(&self, name: &str) -> Result<TensorId, Error> {
-        let file = self.file_of(name)?;
-        let number = self.file(file)?.find(name)?.number();
-        Ok(TensorId { file, number })
+        let stored = match &self.files {
+            Contents::File(archive) => archive.header().find(name).map(|number| (0, number)),
+            Contents::Shards(opened) => match opened.shards.index().find(name) {
+                Some(at) => {
+                    let file = opened.shards.index().entry(at).1;
+                    Some((file, self.file(file)?.find(name)?.number()))
+                }
+                None => None,
+            },
+        };
+        match stored {
+            Some((file, number)) => Ok(TensorId { file, number }),
+            None => self.alias(name, &Unwatched),
+        }
     }
 
     /// The tensor that [`Checkpoint::id`] named.
     ///
     /// # Errors
-    /// As [`Checkpoint::file`]; [`Error::UnknownTensor`] for a number that the file has not.
+    /// As [`Checkpoint::file`]; [`Error::UnknownTensor`] for a number that the file has not; [`Error::Shared`] for an alias
+    /// that cannot be read by itself.
     #[doc(hidden)]
     pub fn tensor(&self, id: TensorId) -> Result<Tensor<'_>, Error> {
         let file = self.file(id.file)?;
-        file.tensor(id.number).ok_or_else(|| Error::UnknownTensor {
-            path: file.path().map(Path::to_owned),
-            tensor: format!("#{}", id.number),
-            nearest: None,
+        if let Some(tensor) = file.tensor(id.number) {
+            return Ok(tensor);
+        }
+        let alias = self.aliases.get().and_then(|known| known.tensor(file, id.number));
+        alias.unwrap_or_else(|| {
+            Err(Error::UnknownTensor {
+                path: file.path().map(Path::to_owned),
+                tensor: format!("#{}", id.number),
+                nearest: None,
+            })
         })
     }
 

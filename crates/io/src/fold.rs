@@ -5,6 +5,7 @@
 
 mod ordered;
 
+use std::borrow::Cow;
 use std::iter;
 use std::ops::Range;
 
@@ -12,15 +13,16 @@ use ingot_format::{Dtype, StopFlag, saturating_usize, to_u64};
 
 use self::ordered::Ordered;
 
+use crate::checkpoint::copied::copied;
 use crate::error::{Error, InFile};
-use crate::file::{Files, ReadAt, Tensor, TensorId};
+use crate::file::{Archive, Files, ReadAt, Tensor, TensorId};
 use crate::memory::Dest;
 use crate::options::ReadOptions;
 use crate::read::buffer::Destination;
 use crate::read::input::level;
 use crate::read::plan::{FileRun, Piece, Plan};
 use crate::read::run::{check_sizes, execute, looking};
-use crate::watch::Watch;
+use crate::watch::{Asked, Watch};
 use crate::workers::{Reading, share};
 
 /// Bytes of the widest tensor of a group for which one result is computed, by one thread, before results are joined.
@@ -100,9 +102,16 @@ pub fn fold<F: Fold<N>, const N: usize>(
     options: &ReadOptions,
     watch: &dyn Watch,
 ) -> Result<Vec<F::Result>, Error> {
+    let copies = copies(groups, options, watch)?;
+    let mut groups = Cow::Borrowed(groups);
+    for ((group, side), copy) in &copies {
+        if let Some(tensor) = copy.tensor(0) {
+            groups.to_mut()[*group][*side] = tensor;
+        }
+    }
     let (files, ids) = Files::of(groups.iter().flatten().copied());
     let sources = files.sources();
-    let parts = parts(groups, &ids);
+    let parts = parts(&groups, &ids);
     let results = (0..groups.len()).map(|group| Ordered::new(computed.empty(group), F::join));
     let results: Vec<Ordered<F::Result>> = results.collect();
     let work = Work {
@@ -114,6 +123,27 @@ pub fn fold<F: Fold<N>, const N: usize>(
     work.run(parts, watch).map_err(|fault| files.explain(fault))?;
     files.check_unchanged()?;
     Ok(results.into_iter().map(Ordered::finish).collect())
+}
+
+/// Return a copy in memory of each tensor whose elements are not contiguous in its file, with its place among the groups.
+fn copies<const N: usize>(
+    groups: &[[Tensor<'_>; N]],
+    options: &ReadOptions,
+    watch: &dyn Watch,
+) -> Result<Vec<((usize, usize), Archive)>, Error> {
+    let mut copies = Vec::new();
+    for (group, tensors) in groups.iter().enumerate() {
+        for (side, tensor) in tensors.iter().enumerate() {
+            if tensor.strides().is_some() {
+                let region = tensor.read(options, &Asked(watch))?;
+                copies.push((
+                    (group, side),
+                    copied(&[*tensor], &[region], None, tensor.archive().path())?,
+                ));
+            }
+        }
+    }
+    Ok(copies)
 }
 
 /// The same elements of each tensor of a group.

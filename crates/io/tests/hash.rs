@@ -8,8 +8,8 @@ use std::sync::Mutex;
 use ingot_format::{Align, Checksums, Dtype, Format, LayoutOptions, Spec, TensorView, to_vec};
 use ingot_io::binding::{Buffer, FileRange, Keep, NewHeader, Pieces, Proof, save_pieces};
 use ingot_io::{
-    Algorithm, Archive, Checkpoint, Error, Job, Payload, Produce, ReadOptions, SaveOptions,
-    Unwatched, Watch, hash, verify,
+    Algorithm, Archive, Checkpoint, Error, Job, Payload, Produce, ReadOptions, SaveOptions, Unwatched, Watch,
+    hash, verify,
 };
 use proptest::prelude::*;
 use tempfile::TempDir;

@@ -5,14 +5,11 @@ use std::num::NonZeroUsize;
 use std::path::{PathBuf, absolute};
 use std::sync::{Arc, PoisonError, RwLock};
 
-use ingot_format::{Entry, natural_order, to_usize};
+use ingot_format::{Entry, Index, natural_order};
 use ingot_io::binding::{
-    Alias, Buffer, Given, OpenWith, Proof, Request, ShardHeader, ShardHeaders, aliases, read_to, warm_tensors,
+    Alias, Buffer, OpenWith, Proof, Request, ShardHeader, ShardHeaders, read_to, warm_tensors,
 };
-use ingot_io::{
-    Backend, CheckpointOptions, Error, Job, Limits, MemorySource, OpenOptions, Reach, ReadOptions, Region,
-    Tensor, TensorView, serialize,
-};
+use ingot_io::{Backend, CheckpointOptions, Error, Job, OpenOptions, Reach, ReadOptions, Tensor};
 use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyList, PyString, PyTuple};
@@ -230,7 +227,13 @@ impl Checkpoint {
     fn __contains__(&self, py: Python<'_>, name: &Bound<'_, PyAny>) -> PyResult<bool> {
         let checkpoint = self.opened(py)?;
         // A name that is no string, or no valid one, is in no file.
-        Ok(name.extract::<&str>().is_ok_and(|name| checkpoint.contains(name)))
+        let Ok(name) = name.extract::<&str>() else {
+            return Ok(false);
+        };
+        if checkpoint.contains(name) {
+            return Ok(true);
+        }
+        Signals::detach(py, |signals| checkpoint.is_alias(name, signals))
     }
 
     fn names<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyList>> {
@@ -241,6 +244,16 @@ impl Checkpoint {
         let checkpoint = self.opened(py)?;
         let tensors = chosen(py, &checkpoint, None)?;
         PyList::new(py, tensors.iter().map(|tensor| tensor.entry().name))
+    }
+
+    /// The names of the stored tensors in the order of their data, and then the aliases.
+    fn all_names<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyList>> {
+        let checkpoint = self.opened(py)?;
+        let tensors = chosen(py, &checkpoint, None)?;
+        let aliases = Signals::detach(py, |signals| checkpoint.aliases(signals))?;
+        let stored = tensors.iter().map(|tensor| tensor.entry().name);
+        let names = stored.chain(aliases.iter().map(|alias| &*alias.name));
+        PyList::new(py, names.collect::<Vec<_>>())
     }
 
     /// That of the file; that of the index, where there is one.
@@ -267,10 +280,8 @@ impl Checkpoint {
     fn shared<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         let checkpoint = self.opened(py)?;
         let (files, aliases) = Signals::detach(py, |signals| {
-            checkpoint.prepare_all(signals)?;
-            let files = checkpoint.all_files()?;
-            let aliases = aliases(files.iter().map(|file| (file.path(), file.header())))?;
-            Ok((files, aliases))
+            let aliases = checkpoint.aliases(signals)?;
+            Ok((checkpoint.all_files()?, aliases))
         })?;
         let all = PyDict::new(py);
         for Alias {
@@ -278,7 +289,7 @@ impl Checkpoint {
             file,
             number,
             part,
-        } in &aliases
+        } in aliases
         {
             let of = files[*file].header().entry(*number).map(|entry| entry.name);
             let part = part
@@ -437,12 +448,9 @@ impl Checkpoint {
         let proof = proof(py, kept, expected_sha256)?;
         let wanted = chosen(py, &checkpoint, Some(names))?;
         let options = ReadOptions::new().threads(threads);
-        let regions = Signals::telling(progress).run(py, |signals| {
-            let jobs: Vec<Job<'_>> = wanted.iter().copied().map(Job::from).collect();
-            let buffers = checkpoint.proven(&jobs, &proof, &options, signals)?;
-            Ok(buffers.into_iter().filter_map(Buffer::host).collect::<Vec<_>>())
-        })?;
-        Checkpoint::elsewhere(py, || copied(&wanted, &regions, self.path.clone()))
+        let copy = |signals: &Signals| checkpoint.proven_copy(&wanted, &proof, &options, signals);
+        let copy = Signals::telling(progress).run(py, copy)?;
+        Checkpoint::elsewhere(py, || Ok(copy))
     }
 
     #[pyo3(signature = (names, wrap, *, onto = None, threads = None, progress = None))]
@@ -473,6 +481,9 @@ impl Checkpoint {
     ) -> PyResult<Bound<'py, PyAny>> {
         let (checkpoint, name) = (self.opened(py)?, tensor_name(name)?);
         let tensor = find(py, &checkpoint, name)?;
+        if tensor.strides().is_some() {
+            return selected(py, &tensor, &[], wrap, onto);
+        }
         let (path, entry) = (tensor.archive().path(), tensor.entry());
         wrap.accepts(py, path, entry)?;
         if onto.is_some() {
@@ -493,26 +504,8 @@ impl Checkpoint {
     ) -> PyResult<Bound<'py, PyAny>> {
         let checkpoint = self.opened(py)?;
         let tensor = find(py, &checkpoint, name)?;
-        let (path, entry) = (tensor.archive().path(), tensor.entry());
-        wrap.accepts(py, path, entry)?;
-        let index = index::of_tensor(entry.name, index)?;
-        if onto.is_some() {
-            let job = Job::new(tensor, &index, None).map_err(|error| raise(py, &error))?;
-            return one(py, job, wrap, onto);
-        }
-        if wrap.takes_strides(py, entry.dtype)? {
-            let view = tensor.strided(&index).map_err(|error| raise(py, &error))?;
-            if let Some(view) = view {
-                return wrap.wrap_strided(py, path, &view, entry);
-            }
-        }
-        let (shape, region) = Signals::detach(py, |signals| tensor.select(&index, signals))?;
-        let part = Entry {
-            shape: &shape,
-            ..*entry
-        };
-        wrap.accepts(py, path, &part)?;
-        wrap.wrap(py, path, &Buffer::Host(region), &part, &mut Shared::default())
+        let index = index::of_tensor(tensor.entry().name, index)?;
+        selected(py, &tensor, &index, wrap, onto)
     }
 
     /// The bytes `begin..end` of a tensor, counted from its first byte, as a memoryview.
@@ -760,6 +753,35 @@ pub(crate) fn in_natural_order<'py>(
     PyList::new(py, texts)
 }
 
+/// What `index` takes of a tensor, on the device that `onto` says.
+fn selected<'py>(
+    py: Python<'py>,
+    tensor: &Tensor<'_>,
+    index: &[Index],
+    wrap: &Wrap,
+    onto: Option<&Bound<'py, PyAny>>,
+) -> PyResult<Bound<'py, PyAny>> {
+    let (path, entry) = (tensor.archive().path(), tensor.entry());
+    wrap.accepts(py, path, entry)?;
+    if onto.is_some() {
+        let job = Job::new(*tensor, index, None).map_err(|error| raise(py, &error))?;
+        return one(py, job, wrap, onto);
+    }
+    if wrap.takes_strides(py, entry.dtype)? {
+        let view = tensor.strided(index).map_err(|error| raise(py, &error))?;
+        if let Some(view) = view {
+            return wrap.wrap_strided(py, path, &view, entry);
+        }
+    }
+    let (shape, region) = Signals::detach(py, |signals| tensor.select(index, signals))?;
+    let part = Entry {
+        shape: &shape,
+        ..*entry
+    };
+    wrap.accepts(py, path, &part)?;
+    wrap.wrap(py, path, &Buffer::Host(region), &part, &mut Shared::default())
+}
+
 /// Return the tensor of one job, on the device `onto`.
 fn one<'py>(
     py: Python<'py>,
@@ -802,34 +824,6 @@ fn whole<'py>(
 fn proof(py: Python<'_>, kept: bool, expected_sha256: Option<&str>) -> PyResult<Proof> {
     let sha256 = expected_sha256.map(|hex| sha256(py, hex)).transpose()?;
     Ok(Proof { kept, sha256 })
-}
-
-/// A file in memory of these tensors, whose bytes `regions` are. Errors name `path`.
-fn copied<'a>(
-    tensors: &[Tensor<'a>],
-    regions: &'a [Region],
-    path: Option<PathBuf>,
-) -> Result<ingot_io::Archive, Error> {
-    let view = |(tensor, region): (&Tensor<'a>, &'a Region)| {
-        let entry = tensor.entry();
-        let shape = entry.shape.iter().filter_map(|&size| to_usize(size)).collect();
-        // Never a mapping, which cannot be borrowed: that would have too few bytes.
-        TensorView::new(entry.dtype, shape, region.as_slice().unwrap_or_default())
-            .map(|view| (entry.name, view))
-    };
-    let views = tensors
-        .iter()
-        .zip(regions)
-        .map(view)
-        .collect::<Result<Vec<_>, _>>();
-    let bytes = views.and_then(|views| serialize(views, None));
-    let bytes = bytes.map_err(|fault| Error::Unstorable {
-        path: path.clone(),
-        fault,
-    })?;
-    let source = Box::new(Given::new(MemorySource::new(bytes)));
-    let why = "tensors that were compared with their digests";
-    ingot_io::Archive::from_reader(source, path, "memory", why, &Limits::default())
 }
 
 fn buffer_expected(data: &Bound<'_, PyAny>, fault: &PyErr) -> PyErr {

@@ -2,6 +2,9 @@
 
 In a pattern ``*`` is any text and ``?`` one character. Everything else is literal, because names have
 brackets too. The name of a tensor matches only that tensor, even if it has a ``*``.
+
+Names and patterns also select aliases (the metadata key ``ingot.shared``). Without `keys` the stored tensors
+are selected, each once.
 """
 
 from __future__ import annotations
@@ -29,6 +32,7 @@ if TYPE_CHECKING:
         def path(self) -> str | None: ...
         def __contains__(self, name: object, /) -> bool: ...
         def offset_names(self) -> list[str]: ...
+        def all_names(self) -> list[str]: ...
         def info(self, name: str) -> TensorInfo: ...
 
 
@@ -66,15 +70,20 @@ def glob(*patterns: str) -> Glob:
 
 
 class NamedTensors:
-    """Tensors to select from, by a list of their names. `infos` is only called if a callable selects."""
+    """Tensors to select from, by lists of their names. `infos` is only called if a callable selects."""
 
-    __slots__ = ("_infos", "_known", "_names", "path")
+    __slots__ = ("_infos", "_known", "_names", "_stored", "path")
 
     def __init__(
-        self, path: str | None, names: Iterable[str], infos: Callable[[], Iterable[TensorInfo]]
+        self,
+        path: str | None,
+        names: Iterable[str],
+        infos: Callable[[], Iterable[TensorInfo]],
+        aliases: Iterable[str] = (),
     ) -> None:
         self.path = path
-        self._names = dict.fromkeys(names)
+        self._stored = [*names]
+        self._names = dict.fromkeys((*self._stored, *aliases))
         self._infos = infos
         self._known: dict[str, TensorInfo] = {}
 
@@ -82,7 +91,11 @@ class NamedTensors:
         return name in self._names
 
     def offset_names(self) -> list[str]:
-        """Return the names in the order of the list."""
+        """Return the names without aliases, in the order of the list."""
+        return self._stored
+
+    def all_names(self) -> list[str]:
+        """Return the names, and then the aliases."""
         return [*self._names]
 
     def info(self, name: str) -> TensorInfo:
@@ -122,7 +135,7 @@ def _wrong_type(option: str, found: str) -> TypeError:
 
 
 def select(tensors: Tensors, keys: Selector | None, drop: Selector | None = None) -> list[str]:
-    """Return the names that `keys` selects, or all, without those that `drop` selects.
+    """Return the names that `keys` selects, or all that are stored, without those that `drop` selects.
 
     They are in the order of `keys` if that is an iterable, else in the order of the file.
 
@@ -144,15 +157,15 @@ def _selected(tensors: Tensors, keys: Selector) -> list[str]:
         distinct = dict.fromkeys(keys)
         missed = next(filterfalse(tensors.__contains__, distinct), None)
         if missed is not None:
-            raise not_found(tensors.offset_names(), missed, tensors.path, is_exact=True)
+            raise not_found(tensors.all_names(), missed, tensors.path, is_exact=True)
         return [*distinct]
     if isinstance(keys, str | Glob):
         # A name alone needs no list of all names.
         if isinstance(keys, str) and keys in tensors:
             return [keys]
-        names = dict.fromkeys(tensors.offset_names())
+        names = dict.fromkeys(tensors.all_names())
         return [*filter(matching(names, keys, tensors.path).__contains__, names)]
-    return [name for name in tensors.offset_names() if keys(tensors.info(name))]
+    return [name for name in tensors.all_names() if keys(tensors.info(name))]
 
 
 def matching(names: Collection[str], keys: str | Glob, path: str | None) -> set[str]:

@@ -114,7 +114,8 @@ def diff(
         most a few MiB at a time.
     keys, drop : ingot.typing.Keys, optional
         Which tensors to compare, all by default, as for `load_file`. A name or a pattern has to match a
-        tensor of either file. The metadata is compared in any case.
+        tensor of either file. A tensor that one file stores is compared with an alias of its name in the
+        other. The metadata is compared in any case.
     **options
         How to read both.
 
@@ -140,9 +141,11 @@ def diff(
     given = checked(diff, {**own, **options})
     how, chosen, dropped = Loading.among(given), given["keys"], given["drop"]
     with closing(open_source(source, how)) as one, closing(open_source(other, how)) as two:
-        ours, theirs = ({info.name: info for info in each.infos()} for each in (one, two))
+        ours, theirs = _infos(one), _infos(two)
         # By name: what a callable is called with, and what a miss is looked for in.
-        both = NamedTensors(one.path, theirs | ours, lambda: (theirs | ours).values())
+        infos = theirs | ours
+        stored = dict.fromkeys([*two.offset_names(), *one.offset_names()])
+        both = NamedTensors(one.path, stored, infos.values, aliases=infos)
         names = _native.in_natural_order(select(both, chosen, dropped))
         pairs = ((name, (ours.get(name), theirs.get(name))) for name in names)
         tensors = {name: pair for name, pair in pairs if _header(pair[0]) != _header(pair[1])}
@@ -154,6 +157,12 @@ def diff(
             found = _native.distances(one, two, alike, threads=how.threads, progress=tell)
         distances = {name: _of(apart) for name, apart in zip(alike, found, strict=True) if apart is not None}
         return Diff(tensors, metadata, distances)
+
+
+def _infos(checkpoint: Checkpoint) -> dict[str, TensorInfo]:
+    """Return what is known of each tensor and each alias, by name."""
+    aliases = map(checkpoint.info, checkpoint.shared())
+    return {info.name: info for info in (*checkpoint.infos(), *aliases)}
 
 
 def _header(info: TensorInfo | None) -> tuple[str, tuple[int, ...]] | None:

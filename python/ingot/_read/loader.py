@@ -166,7 +166,7 @@ def planned(
     if not isinstance(plan, Mapping):
         raise TypeError(f"plan must be a dict of str to slice or None, found {type(plan).__name__}")
     rows = {name: _rows(checkpoint, name, one) for name, one in plan.items()}
-    return {name: rows[name] for name in checkpoint.offset_names() if name in rows}
+    return {name: rows[name] for name in checkpoint.all_names() if name in rows}
 
 
 def _rows(checkpoint: Checkpoint, name: str, rows: object) -> slice | None:

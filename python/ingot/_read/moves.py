@@ -145,7 +145,7 @@ def _matched(checkpoint: Checkpoint, moves: dict[str | Glob, Move | None]) -> di
 
     Raises `TensorNotFoundError` for a pattern that matches no tensor.
     """
-    names = dict.fromkeys([*checkpoint.names(), *checkpoint.shared()])
+    names = dict.fromkeys(checkpoint.all_names())
     groups = [(matching(names, pattern, checkpoint.path), move) for pattern, move in moves.items()]
     found: dict[str, Move | None] = {}
     for matched, move in reversed(groups):

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Container, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from itertools import filterfalse
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from ingot._base.keys import select
 from ingot._base.text import _quoted
-from ingot._native import TensorInfo
 from ingot.errors import OptionError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from ingot._base.keys import Selector, Tensors
+    from ingot._base.keys import Selector
     from ingot._base.options import Loading
     from ingot._native import Checkpoint
 
@@ -54,25 +53,6 @@ class Wanted(NamedTuple):
         return Wanted(names, indices, dtypes)
 
 
-class _WithAliases:
-    """The tensors of a checkpoint, and more names that they have."""
-
-    def __init__(self, checkpoint: Checkpoint, others: Mapping[str, str]) -> None:
-        self._checkpoint = checkpoint
-        self._others = others
-        self.path = checkpoint.path
-
-    def __contains__(self, name: object) -> bool:
-        return name in self._others or name in self._checkpoint
-
-    def offset_names(self) -> list[str]:
-        return [*self._checkpoint.offset_names(), *self._others]
-
-    def info(self, name: str) -> TensorInfo:
-        stored = self._checkpoint.info(self._others.get(name, name))
-        return TensorInfo(name, stored.dtype, stored.shape, stored.begin, stored.end, stored.parameter_count)
-
-
 class Selected(NamedTuple, Generic[Tensor]):
     """What `load_file` was asked for: which tensors, how much of each, as what and to where."""
 
@@ -98,22 +78,20 @@ class Selected(NamedTuple, Generic[Tensor]):
         """Return whether it selects the whole file unchanged."""
         return self == _EVERYTHING
 
-    def names(self, checkpoint: Checkpoint, others: Mapping[str, str] | None = None) -> dict[str, str]:
+    def names(self, checkpoint: Checkpoint, *, aliases: bool = False) -> dict[str, str]:
         """Return the selected tensors: in the order of an iterable of `keys`, else of the file.
 
-        Each comes with its name in the file. `others` are more names of tensors of the file, each with the
-        name of its tensor.
+        Each comes with its name in the file. Without `keys`, aliases are among them if `aliases` is True.
         """
-        others = {} if others is None else others
-        tensors: Tensors = _WithAliases(checkpoint, others) if others else checkpoint
-        names = select(tensors, self.keys, self.drop)
+        keys = tuple(checkpoint.all_names()) if aliases and self.keys is None else self.keys
+        names = select(checkpoint, keys, self.drop)
         # There may be many of these, so that no Python code runs for each.
-        found = dict(zip(names, map(others.get, names, names) if others else names, strict=True))
+        found = dict(zip(names, names, strict=True))
         for name, labels in (self.several or {}).items():
             if name in found:
                 found |= dict.fromkeys(labels, found.pop(name))
         for option, mapping in (("slices", self.slices), ("out", self.out)):
-            self._refuse_unselected(checkpoint, option, mapping or {}, found, others)
+            self._refuse_unselected(checkpoint, option, mapping or {}, found)
         return found
 
     def grouped(self, found: dict[str, Any]) -> dict[str, Any]:
@@ -129,7 +107,6 @@ class Selected(NamedTuple, Generic[Tensor]):
         option: str,
         mapping: Mapping[str, Any],
         names: Collection[str],
-        others: Container[str],
     ) -> None:
         if [*mapping] == [*names]:
             # So it is if all of a file are filled. Names are compared faster than they are looked up.
@@ -139,9 +116,8 @@ class Selected(NamedTuple, Generic[Tensor]):
         }
         for label in filterfalse(names.__contains__, mapping):
             name = given.get(label, label)
-            if name not in others:
-                # Says so where there is no such tensor at all.
-                checkpoint.info(name)
+            # Says so where there is no such tensor at all.
+            checkpoint.info(name)
             raise OptionError(
                 f"{option} has tensor {_quoted(name)}, which keys and drop leave out",
                 code="not-selected",

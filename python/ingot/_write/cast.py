@@ -11,7 +11,7 @@ from typing import Any, Unpack
 
 from ingot import _native
 from ingot._base.checks import FLOATS, float_code, format_for
-from ingot._base.keys import checked_keys, select
+from ingot._base.keys import Selector, checked_keys, select
 from ingot._base.options import Loading, Saving, checked, takes
 from ingot._base.progress import telling
 from ingot._base.report import Report
@@ -85,7 +85,8 @@ def cast(
         The dtype to convert to. The values equal PyTorch's ``tensor.to(dtype)``. Integers, bools and
         complex numbers keep their dtypes.
     keys : ingot.typing.Keys, optional
-        Which tensors to convert, all by default, as for `load_file`. The others are copied as they are.
+        Which tensors to convert, all by default, as for `load_file`. The others are copied as they are. A
+        name that shares a tensor selects that tensor.
     metadata : dict of str to str or None, optional
         The text to store. By default the source's, without digests of values that change.
     format : {"safetensors", "bintensors"}, optional
@@ -128,7 +129,7 @@ def cast(
     how, reading = Saving.among(cast, given), Loading.among(given)
     path = fsdecode(given["destination"])
     with closing(open_source(source, reading)) as checkpoint:
-        plan = _Plan(checkpoint, given["dtype"], set(select(checkpoint, given["keys"])), reading.threads)
+        plan = _Plan(checkpoint, given["dtype"], _chosen(checkpoint, given["keys"]), reading.threads)
         how.existing.check(path)
         pairs = united(_metadata(checkpoint)) if is_kept else how.metadata
         views, kind = rendered(_views(checkpoint)), format_for(path, format)
@@ -146,9 +147,15 @@ def cast(
 def planned(source: Source, destination: Path, dtype: Dtype, *, keys: Keys | None = None) -> Cast:
     """Return what `cast` would return, and write nothing."""
     with closing(open_source(source, Loading())) as checkpoint:
-        names = select(checkpoint, checked_keys("keys", keys))
+        names = _chosen(checkpoint, checked_keys("keys", keys))
         path = fsdecode(_native.local_path(destination))
-        return _Plan(checkpoint, float_code(dtype), set(names)).report(path)
+        return _Plan(checkpoint, float_code(dtype), names).report(path)
+
+
+def _chosen(checkpoint: Checkpoint, keys: Selector | None) -> set[str]:
+    """Return the stored tensors that `keys` selects. An alias selects the tensor that it is a name of."""
+    shared = checkpoint.shared()
+    return {shared[name][0] if name in shared else name for name in select(checkpoint, keys)}
 
 
 class _Plan:

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from math import prod
 from typing import Any, NamedTuple, Protocol, TypeAlias, TypeVar
 
@@ -92,16 +92,9 @@ class Source:
         """The same, in natural order of the names."""
         return self.handle.infos(natural=True)
 
-    def checkpoints(self, names: Iterable[str] | None = None) -> Iterator[tuple[Checkpoint, list[str]]]:
-        """The files one by one, each with those of `names` that it holds, or all."""
-        if len(self.files) == 1:
-            yield self.handle, self.handle.offset_names() if names is None else list(names)
-            return
-        held: dict[str, list[str]] = {}
-        for name in self.handle.offset_names() if names is None else names:
-            held.setdefault(self.file_of(name), []).append(name)
-        for file, of_file in held.items():
-            yield door.open_checkpoint(file), of_file
+    def aliases(self) -> list[TensorInfo]:
+        """Return what is known of each name that is not stored."""
+        return [*map(self.handle.info, self.handle.shared())]
 
     def values(self, name: str) -> Array:
         """A tensor as an array of numpy; a view where the file is mapped."""
@@ -127,12 +120,15 @@ class Source:
         )
 
 
-def chosen(path: str, infos: Sequence[Named], keys: Glob | None, drop: Glob | None) -> Sequence[Named]:
-    """Return what `keys` and `drop` select of `infos`, in their order."""
+def chosen(source: Looked, infos: Sequence[Named], keys: Glob | None, drop: Glob | None) -> Sequence[Named]:
+    """Return what `keys` and `drop` select of `infos`, in their order, and then of the aliases."""
     if keys is None and drop is None:
         return infos
-    names = {*select(NamedTensors(path, [info.name for info in infos], tuple), keys, drop)}
-    return [info for info in infos if info.name in names]
+    aliases: Any = source.aliases()
+    stored = (info.name for info in infos)
+    tensors = NamedTensors(source.path, stored, tuple, aliases=[info.name for info in aliases])
+    names = {*select(tensors, keys, drop)}
+    return [info for info in (*infos, *aliases) if info.name in names]
 
 
 def opened(path: str, *, backend: str = "auto") -> Source:
@@ -202,6 +198,10 @@ class Foreign:
     def others(self) -> tuple[LeftOut, ...]:
         """What is no tensor."""
         return self._listing.left_out
+
+    def aliases(self) -> tuple[Info, ...]:
+        """Return no names: only files of this package have these."""
+        return ()
 
     def infos(self) -> list[Info]:
         """What is said of every tensor, in the order of the source."""

@@ -13,7 +13,6 @@ import ingot
 from ingot import _native
 from ingot._base.checks import known_format, one_of
 from ingot._base.options import Loading, Saving, argument, checked, takes
-from ingot._base.text import _quoted
 from ingot._native import Checkpoint
 from ingot._read import door, moves, select
 from ingot._read import load as _load
@@ -21,7 +20,6 @@ from ingot._read.door import PLAIN, Reads
 from ingot._read.moves import Moving
 from ingot._read.select import Selected
 from ingot._write.save import Views, rendered, write_file
-from ingot.errors import OptionError
 from ingot.typing import Buffer, Device, Format, LoadOptions, NoOptions, Path, SaveOptions, Source, Writable
 
 from ._devices import mover, payload, widening
@@ -100,8 +98,9 @@ def load_file(
         ``FakeTensorMode`` the tensors are fake ones of that mode, on this device.
     shared : {"alias", "drop"}
         What to do with the names that ``save_file(..., shared="alias")`` did not write tensors for.
-        ``"alias"`` restores them, on the same memory as the tensor that was written; ``"drop"`` returns only
-        the tensors in the file. Other files have no such names.
+        ``"alias"`` restores them, on the same memory as the tensor that was written. ``"drop"`` returns the
+        tensors in the file, and aliases that `keys` selects with memory of their own. Other files have no
+        such names.
     out : dict of str to torch.Tensor, or to a list of these, optional
         Read these tensors into memory that is there already, without a second copy, and give the same objects
         back. They may be strided in any way, and on other devices. They need the shape and the dtype of what
@@ -204,23 +203,24 @@ def _loaded(
     checkpoint: Checkpoint, move: Moving, shared: Loaded, selected: Selected[torch.Tensor], how: Reads
 ) -> dict[str, torch.Tensor]:
     """The tensors that were asked for, and those that the file's record of shared tensors adds."""
-    where = moves.in_file(checkpoint)
     views = recorded(checkpoint) if shared == "alias" else {}
     if selected.is_everything():
         found = _load.tensors(checkpoint, None, wrap, move, how)
         restore(found, views)
         return found
-    names = selected.names(checkpoint, {name: place["of"] for name, place in views.items()})
+    names = selected.names(checkpoint, aliases=bool(views))
+    # The stored tensor of each, on whose memory it is.
+    bases = {name: views[of]["of"] if of in views else of for name, of in names.items()} if views else names
     if selected.is_plain():
-        found = _load.tensors(checkpoint, dict.fromkeys(names.values()), wrap, move, how)
+        found = _load.tensors(checkpoint, dict.fromkeys(bases.values()), wrap, move, how)
         restore(found, {name: views[name] for name in names if name in views})
         return {name: found[name] for name in names}
     moves.settled(
-        checkpoint, map(names.__getitem__, filterfalse((selected.out or {}).__contains__, names)), move
+        checkpoint, map(bases.__getitem__, filterfalse((selected.out or {}).__contains__, names)), move
     )
     if not selected.only_fills(names):
-        checkpoint, how = _load.proven(checkpoint, names.values(), how)
-    return _parts(checkpoint, move, selected, names, views, where, how)
+        checkpoint, how = _load.proven(checkpoint, [*bases.values(), *names.values()], how)
+    return _parts(checkpoint, move, selected, names, views, how)
 
 
 def _parts(
@@ -229,7 +229,6 @@ def _parts(
     selected: Selected[torch.Tensor],
     names: dict[str, str],
     views: Views,
-    where: str,
     how: Reads,
 ) -> dict[str, torch.Tensor]:
     out = selected.out or {}
@@ -237,14 +236,6 @@ def _parts(
     def is_cut(name: str) -> bool:
         return name in out or selected.of(name) is not None
 
-    several = selected.several or {}
-    for name in views:
-        if "shape" in views[name] and (is_cut(name) or name in several):
-            message = (
-                f"{where}tensor {_quoted(name)} is stored as part of {_quoted(views[name]['of'])}: it cannot "
-                "be sliced or given a place while it is loaded"
-            )
-            raise OptionError(message, code="stored-as-part", path=checkpoint.path, tensor=name)
     # Names that share memory are views of what is read whole; where that is not asked for it is read for
     # them. Nearly all files are without them, and some have many tensors.
     restored = {name: views[name] for name in names if name in views and not is_cut(name)} if views else {}

@@ -77,14 +77,17 @@ def fitting(
     names = checkpoint.offset_names()
     # There may be many, so that no Python code runs for each.
     stored = dict(zip(names, names, strict=True))
-    aliases = {name: place["of"] for name, place in recorded(checkpoint).items() if "shape" not in place}
+    views = recorded(checkpoint)
+    aliases = {name: name if "shape" in place else place["of"] for name, place in views.items()}
     stored |= aliases
     selected = stored
     if how.keys is not None or how.drop is not None:
-        chosen = Selected(how.keys, how.drop).names(checkpoint, aliases)
+        chosen = Selected(how.keys, how.drop).names(checkpoint, aliases=bool(views))
         # In the order of the file, in which names are found without a search.
         selected = {name: source for name, source in stored.items() if name in chosen}
     taken = {name: own[name] for name in selected if name in own}
+    for name in [name for name in views if name in taken and _is_filled_with(views[name], name, taken)]:
+        del taken[name]
     unexpected = [*filterfalse(own.__contains__, selected)] if len(taken) < len(selected) else []
     missing = [*filterfalse(stored.__contains__, own)] if len(taken) < len(own) else []
     if missing:
@@ -100,6 +103,16 @@ def fitting(
     found = Fitting(taken, [*map(aliases.get, taken, taken)] if aliases else [*taken], own)
     # Tensors that the file stores under several names are mostly tied in the target too.
     return found.each_once() if aliases else found, IncompatibleKeys(missing, unexpected)
+
+
+def _is_filled_with(place: dict[str, Any], name: str, tensors: Mapping[str, torch.Tensor]) -> bool:
+    """Return whether a tensor is the same part of another as in the file, which is filled with it."""
+    whole, part = tensors.get(place["of"]), tensors[name]
+    if "shape" not in place or whole is None or not _are_plain({"": whole, name: part}):
+        return False
+    begin = whole.data_ptr() + place["begin"] * whole.itemsize
+    is_same = (part.data_ptr(), [*part.shape], [*part.stride()]) == (begin, place["shape"], place["stride"])
+    return is_same and part.dtype == whole.dtype and whole.is_contiguous()
 
 
 def load_fitting(checkpoint: Checkpoint, found: Fitting, reads: Reads, dtype: str | None = None) -> None:

@@ -202,9 +202,9 @@ class Load:
         self._own: dict[int, Slot] = {}
         self._alone: list[Slot] = []
         for one in slots:
-            number = self._numbers[one.source]
-            movable = self._infos[number].dtype in DTYPES and number not in self._own
-            if movable:
+            # An alias of a part of a tensor has none.
+            number = self._numbers.get(one.source)
+            if number is not None and self._infos[number].dtype in DTYPES and number not in self._own:
                 self._own[number] = one
             else:
                 self._alone.append(one)

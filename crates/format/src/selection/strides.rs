@@ -2,7 +2,7 @@
 
 use alloc::vec::Vec;
 
-use super::{Index, SelectionError, Taken, take};
+use super::{Index, SelectionError, Taken, Units, take};
 
 /// The positions of the selected elements among the tensor's elements, which are in C order. Counted in elements.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -32,16 +32,30 @@ impl Strides {
     /// # Errors
     /// If the index does not fit the shape.
     pub fn new(shape: &[u64], index: &[Index]) -> Result<Option<Strides>, SelectionError> {
+        Strides::of(shape, None, index)
+    }
+
+    /// As [`Strides::new`], for a tensor whose elements are `strides` apart along each dimension if there are any. They
+    /// must be those of a tensor that [`Selection::strided`](super::Selection::strided) accepts.
+    ///
+    /// # Errors
+    /// If the index does not fit the shape.
+    pub fn of(
+        shape: &[u64],
+        strides: Option<&[u64]>,
+        index: &[Index],
+    ) -> Result<Option<Strides>, SelectionError> {
         let (taken, result) = take(shape, index)?;
         let is_list = index.iter().any(|part| matches!(part, Index::Pick(_)));
         if is_list || result.contains(&0) {
             return Ok(None);
         }
         // No dimension is empty, so no partial product exceeds the product of all dimensions.
-        let mut unit = 1;
+        let mut units = Units::new(1, shape, strides);
         let (mut begin, mut end) = (0, 0);
         let mut steps = Vec::with_capacity(taken.len());
-        for (taken, dim) in taken.iter().zip(shape).rev() {
+        for taken in taken.iter().rev() {
+            let unit = units.next();
             let Taken::Even { start, count, step } = *taken else {
                 return Ok(None);
             };
@@ -50,7 +64,6 @@ impl Strides {
             begin += start * unit;
             end += start * unit + (count - 1) * stride;
             steps.push(stride);
-            unit *= dim;
         }
         let spoken_of = index.iter().filter(|part| part.takes_a_dimension()).count();
         let left_over = taken.len() - spoken_of;

@@ -632,6 +632,51 @@ proptest! {
     }
 
     #[test]
+    fn a_strided_selection_has_the_elements_of_a_contiguous_one(
+        dtype in prop::sample::select(&[Dtype::U8, Dtype::F16][..]),
+        (shape, index, strides) in shapes().prop_flat_map(|shape| {
+            let (index, strides) = (index_for(&shape), prop::collection::vec(0..40_u64, shape.len()));
+            (Just(shape), index, strides)
+        }),
+    ) {
+        let contiguous = Selection::new(Dtype::U8, &shape, &index);
+        let strided = Selection::strided(dtype, &shape, &strides, &index);
+        let (contiguous, strided) = match (contiguous, strided) {
+            (Ok(contiguous), Ok(strided)) => (contiguous, strided),
+            (Err(one), Err(other)) => {
+                prop_assert_eq!(one.code(), other.code());
+                return Ok(());
+            }
+            (one, other) => return Err(TestCaseError::fail(alloc::format!("{one:?} and {other:?}"))),
+        };
+        prop_assert_eq!(strided.shape(), contiguous.shape());
+        let place = |mut number: u64| {
+            let mut place = 0;
+            for (dim, stride) in shape.iter().zip(&strides).rev() {
+                place += number % dim * stride;
+                number /= dim;
+            }
+            place
+        };
+        let places: Vec<u64> = contiguous.runs().flat_map(|run| run.begin..run.end).map(place).collect();
+        let width = dtype.bits() / 8;
+        let expected: Vec<u64> =
+            places.iter().flat_map(|place| place * width..(place + 1) * width).collect();
+        let found: Vec<u64> = strided.runs().flat_map(|run| run.begin..run.end).collect();
+        prop_assert_eq!(&found, &expected);
+        prop_assert_eq!(strided.nbytes(), to_u64(expected.len()));
+        if let Some(span) = strided.span() {
+            prop_assert_eq!(Some(span.begin), expected.iter().copied().min());
+            prop_assert_eq!(Some(span.end - 1), expected.iter().copied().max());
+        }
+        if let Some(taken) = Strides::of(&shape, Some(&strides), &index).unwrap() {
+            prop_assert_eq!(Some(taken.begin), places.iter().copied().min());
+            prop_assert_eq!(Some(taken.end), places.iter().copied().max());
+            prop_assert_eq!(naive_places(&taken), places);
+        }
+    }
+
+    #[test]
     fn packed_selections_equal_the_naive_loop(
         dtype in prop::sample::select(&DTYPES[..2]),
         (shape, index) in shapes()

@@ -9,7 +9,8 @@ use ingot_format::{
 };
 
 use super::held::Guard;
-use super::records::{Pick, Stored, checksums, settled, unit, with_records};
+use super::records::{Pick, Stored, checksums, settled, with_records};
+use crate::checkpoint::aliases::unit;
 use crate::digest::{Keep, NewHeader};
 use crate::error::{EditError, Error, Stop, step, unstorable};
 use crate::file::Archive;

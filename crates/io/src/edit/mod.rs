@@ -23,6 +23,7 @@ use ingot_format::{
 
 use self::held::Held;
 use self::records::{SIGNATURE_OF_DATA, SIGNATURES_OF_FILE, TRAINER_HASH_KEYS, check_shared};
+use crate::checkpoint::aliases::aliases;
 use crate::error::{EditError, Error, Stop, step, unstorable};
 use crate::options::SaveOptions;
 use crate::payload::{FileRange, Payload};
@@ -30,7 +31,7 @@ use crate::verify::{RecordedDigests, renewed};
 use crate::watch::Watch;
 
 pub use assemble::{Inherit, assemble};
-pub use records::{Alias, Pick, RECORD_KEYS, Role, STALE_KEYS, aliases, passed_over};
+pub use records::{Pick, RECORD_KEYS, Role, STALE_KEYS, passed_over};
 
 /// Bytes of the file that the kernel changes at once: a page of every system there is.
 const PAGE: u64 = 4096;

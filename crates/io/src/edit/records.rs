@@ -18,10 +18,11 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 use std::path::Path;
 
 use ingot_format::{
-    CHECKSUMS_KEY, Checksums, Dtype, Entry, Excerpt, Header, MODEL_SPEC_KEY, Quoted, Remedy, SHARED_KEY,
+    CHECKSUMS_KEY, Checksums, Entry, Excerpt, Header, MODEL_SPEC_KEY, Quoted, Remedy, SHARED_KEY,
     SharedError, SharedName, parse_shared, render_shared,
 };
 
+use crate::checkpoint::aliases::{named, refused};
 use crate::digest::{Algorithm, Digest};
 use crate::error::Error;
 use crate::file::Archive;
@@ -56,48 +57,6 @@ pub const STALE_KEYS: [&str; 10] = {
     hashes.copy_from_slice(&TRAINER_HASH_KEYS);
     keys
 };
-
-/// Another name for a tensor of some files, or for a part of one.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Alias {
-    /// The name.
-    pub name: String,
-    /// The file that has the tensor.
-    pub file: usize,
-    /// The tensor, by its place in the order of the data.
-    pub number: usize,
-    /// Which part of it; `None` for all.
-    pub part: Option<Excerpt>,
-}
-
-/// The names that the records of these files, which are one checkpoint, add to those of its tensors. A name that one of
-/// them stores a tensor under stays what it is, and one whose tensor is not in the file that speaks of it is passed
-/// over: the record may have been copied along with other metadata. Of two files that add one name the first has it.
-///
-/// # Errors
-/// [`Error::Shared`] when a record is none, or puts a part outside of its tensor.
-pub fn aliases<'h>(
-    files: impl Iterator<Item = (Option<&'h Path>, &'h Header)> + Clone,
-) -> Result<Vec<Alias>, Error> {
-    let mut added: Vec<Alias> = Vec::new();
-    // The names of all tensors, and those that were added. Most files have no record, and need no such set.
-    let mut taken: Option<HashSet<Cow<'h, str>>> = None;
-    for (file, (path, header)) in files.clone().enumerate() {
-        let Some(text) = header.metadata().and_then(|metadata| metadata.get(SHARED_KEY)) else {
-            continue;
-        };
-        let taken = taken.get_or_insert_with(|| {
-            let headers = files.clone().map(|(_, header)| header);
-            headers.flat_map(Header::names).map(Cow::Borrowed).collect()
-        });
-        for alias in named(text, header).map_err(|fault| refused(path, fault))? {
-            if taken.insert(Cow::Owned(alias.name.clone())) {
-                added.push(Alias { file, ..alias });
-            }
-        }
-    }
-    Ok(added)
-}
 
 /// What a lenient reader passes over in the records of the file at `path`: those that are broken, and names of tensors
 /// that it left out.
@@ -142,49 +101,6 @@ pub(crate) fn check_shared(text: &str, header: &Header, path: &Path) -> Result<(
         }),
     };
     fault.map_or(Ok(()), |fault| Err(refused(Some(path), fault)))
-}
-
-fn refused(path: Option<&Path>, fault: SharedError) -> Error {
-    Error::Shared {
-        path: path.map(Path::to_owned),
-        fault,
-    }
-}
-
-/// The names in a record whose tensors are in the file.
-fn named(text: &str, header: &Header) -> Result<Vec<Alias>, SharedError> {
-    let mut found = Vec::new();
-    for SharedName { name, of, part } in parse_shared(text)? {
-        let Some(number) = header.find(&of) else {
-            continue;
-        };
-        let room = header.entry(number).and_then(|entry| elements(&entry));
-        let lies_in = |part: &Excerpt| room.is_some_and(|room| part.end() <= room && part.count() <= room);
-        if !part.as_ref().is_none_or(lies_in) {
-            let outside = format!("puts it outside of {}", Quoted(&of));
-            return Err(SharedError::about(&name, &outside));
-        }
-        found.push(Alias {
-            name,
-            file: 0,
-            number,
-            part,
-        });
-    }
-    Ok(found)
-}
-
-/// The elements of a tensor as an [`Excerpt`] counts them; `None` where they end inside of bytes.
-fn elements(entry: &Entry<'_>) -> Option<u64> {
-    Some(entry.nbytes() / unit(entry.dtype)?)
-}
-
-/// Bytes of one element as an [`Excerpt`] counts them.
-pub(crate) fn unit(dtype: Dtype) -> Option<u64> {
-    match dtype.bits() {
-        4 => Some(1),
-        bits => bits.is_multiple_of(8).then_some(bits / 8),
-    }
 }
 
 /// A tensor of another file, and its name in the new one.

@@ -164,7 +164,12 @@ impl Archive {
     /// the file was opened with [`Leniency::Salvage`](ingot_format::Leniency::Salvage).
     pub fn find(&self, name: &str) -> Result<Tensor<'_>, Error> {
         let found = self.header.find(name).and_then(|number| self.tensor(number));
-        found.ok_or_else(|| match self.header.left_out(name) {
+        found.ok_or_else(|| self.unknown(name))
+    }
+
+    /// The error for a name that no tensor has.
+    pub(crate) fn unknown(&self, name: &str) -> Error {
+        match self.header.left_out(name) {
             Some(fault) => Error::Header {
                 path: self.path.clone(),
                 fault: fault.clone(),
@@ -174,32 +179,40 @@ impl Archive {
                 tensor: name.to_owned(),
                 nearest: nearest(self.header.names(), name),
             },
-        })
+        }
     }
 
     /// The tensors, in the order of the data.
     pub fn tensors(&self) -> impl Iterator<Item = Tensor<'_>> {
         let entries = self.header.entries().enumerate();
-        entries.map(|(number, entry)| Tensor {
-            archive: self,
-            number,
-            entry,
-        })
+        entries.map(|(number, entry)| self.alias(number, entry, None))
     }
 
     /// The tensor at this place in the header's order of data.
     #[must_use]
     pub fn tensor(&self, number: usize) -> Option<Tensor<'_>> {
         let entry = self.header.entry(number)?;
-        Some(Tensor {
+        Some(self.alias(number, entry, None))
+    }
+
+    /// Return what `entry` describes as a tensor: the stored tensor of this number, under any name, or a part of it, whose
+    /// elements are `strides` apart unless they are contiguous.
+    pub(crate) fn alias<'a>(
+        &'a self,
+        number: usize,
+        entry: Entry<'a>,
+        strides: Option<&'a [u64]>,
+    ) -> Tensor<'a> {
+        Tensor {
             archive: self,
             number,
             entry,
-        })
+            strides,
+        }
     }
 
     /// The bytes `begin..end` of the data section where they lie in the mapping, if the file is mapped.
-    fn view(&self, begin: u64, end: u64) -> Option<Region> {
+    pub(crate) fn view(&self, begin: u64, end: u64) -> Option<Region> {
         let memory = Arc::clone(self.source().memory()?);
         let at = to_usize(self.header.data_start() + begin)?;
         Some(Region::new(memory, at, to_usize(end - begin)?))
@@ -278,6 +291,8 @@ pub struct Tensor<'a> {
     archive: &'a Archive,
     number: usize,
     entry: Entry<'a>,
+    /// The distance in elements from one to the next along each dimension. `None` if they are contiguous in C order.
+    strides: Option<&'a [u64]>,
 }
 
 impl<'a> Tensor<'a> {
@@ -293,6 +308,21 @@ impl<'a> Tensor<'a> {
         self.number
     }
 
+    /// Return the distance in elements from one to the next along each dimension. `None` if the elements are contiguous in
+    /// C order, as those of stored tensors are.
+    #[doc(hidden)]
+    #[must_use]
+    pub fn strides(&self) -> Option<&'a [u64]> {
+        self.strides
+    }
+
+    /// Return whether its bytes are those of a stored tensor, not of a part of one.
+    pub(crate) fn is_stored(&self) -> bool {
+        let range = |entry: &Entry<'_>| (entry.begin, entry.end);
+        let stored = self.archive.header.entry(self.number);
+        self.strides.is_none() && stored.is_some_and(|stored| range(&stored) == range(&self.entry))
+    }
+
     /// The file that it is in.
     #[must_use]
     pub fn archive(&self) -> &'a Archive {
@@ -302,6 +332,9 @@ impl<'a> Tensor<'a> {
     /// All of it where it lies in the mapping, if the file is mapped and its elements are aligned there. Whoever touches
     /// it has to have found the file unchanged before.
     pub(crate) fn mapped(&self) -> Option<Region> {
+        if self.strides.is_some() {
+            return None;
+        }
         let view = self.archive.view(self.entry.begin, self.entry.end)?;
         view.aligned_to(alignment(self.entry.dtype)).then_some(view)
     }
@@ -313,7 +346,11 @@ impl<'a> Tensor<'a> {
 
     pub(crate) fn selection(&self, index: &[Index]) -> Result<Selection, Error> {
         let entry = &self.entry;
-        Selection::new(entry.dtype, entry.shape, index).map_err(|fault| self.misindexed(fault))
+        let selection = match self.strides {
+            None => Selection::new(entry.dtype, entry.shape, index),
+            Some(strides) => Selection::strided(entry.dtype, entry.shape, strides, index),
+        };
+        selection.map_err(|fault| self.misindexed(fault))
     }
 
     /// That an index does not fit.

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use ingot_format::{Dtype, Index, Selection, to_u64};
+use ingot_format::{Dtype, Index, Selection, SharedError, to_u64};
 
 use super::plan::Piece;
 use crate::convert::{converts, is_float};
@@ -34,7 +34,7 @@ impl<'a> Job<'a> {
     /// [`Error::Slice`] if the index does not fit; [`Error::Conversion`] if the dtypes do not convert.
     pub fn new(tensor: Tensor<'a>, index: &[Index], dtype: Option<Dtype>) -> Result<Job<'a>, Error> {
         let selection = match index {
-            [] => None,
+            [] if tensor.strides().is_none() => None,
             index => Some(Box::new(tensor.selection(index)?)),
         };
         let stored = tensor.entry().dtype;
@@ -59,8 +59,14 @@ impl<'a> Job<'a> {
     /// and end anywhere, even inside an element.
     ///
     /// # Errors
-    /// [`Error::Slice`] if the range cannot be an index.
+    /// [`Error::Slice`] if the range cannot be an index; [`Error::Shared`] for an alias of a part that is not contiguous.
     pub fn bytes(tensor: Tensor<'a>, range: Range<i64>) -> Result<Job<'a>, Error> {
+        if tensor.strides().is_some() {
+            return Err(Error::Shared {
+                path: tensor.archive().path().map(ToOwned::to_owned),
+                fault: SharedError::about(tensor.entry().name, "has it as a part that is not contiguous"),
+            });
+        }
         let nbytes = [tensor.entry().nbytes()];
         let selection = Selection::new(Dtype::U8, &nbytes, &[range.into()]);
         Ok(Job {
@@ -115,7 +121,7 @@ impl<'a> Job<'a> {
     }
 
     /// The device to read onto.
-    pub(super) fn device(&self) -> Option<&'a Onto> {
+    pub(crate) fn device(&self) -> Option<&'a Onto> {
         self.onto
     }
 
@@ -165,7 +171,11 @@ impl<'a> From<Tensor<'a>> for Job<'a> {
     fn from(tensor: Tensor<'a>) -> Job<'a> {
         Job {
             tensor,
-            selection: None,
+            // That of an alias was made before, with the table of aliases.
+            selection: tensor
+                .strides()
+                .and_then(|_| tensor.selection(&[]).ok())
+                .map(Box::new),
             has_list: false,
             dtype: tensor.entry().dtype,
             onto: None,

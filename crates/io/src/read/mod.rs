@@ -41,7 +41,6 @@ mod tests;
 
 use std::borrow::Borrow;
 use std::ptr;
-use std::sync::Arc;
 
 use ingot_format::{Index, Strides, to_u64};
 
@@ -51,9 +50,9 @@ use self::job::{Job, Target};
 use self::plan::{FileRun, Piece, Plan, joined};
 use self::run::{execute, nbytes, reading, show};
 use crate::device::Onto;
-use crate::error::{Error, Failure, InFile, Misfit, size};
+use crate::error::{Error, Failure, InFile, Misfit};
 use crate::file::{Archive, Files, Tensor, TensorId};
-use crate::memory::{Footprint, Region, overlapping};
+use crate::memory::{Footprint, Region, alignment, overlapping};
 use crate::options::ReadOptions;
 use crate::watch::{After, Unwatched, Watch, tell_all};
 use crate::workers::Reading;
@@ -344,17 +343,20 @@ impl Tensor<'_> {
     pub fn strided(&self, index: &[Index]) -> Result<Option<StridedView>, Error> {
         let entry = self.entry();
         let width = entry.dtype.bits() / 8;
-        let Some(whole) = self.mapped().filter(|_| entry.dtype.bits().is_multiple_of(8)) else {
+        if self.archive().source().memory().is_none() || !entry.dtype.bits().is_multiple_of(8) {
+            return Ok(None);
+        }
+        let taken = Strides::of(entry.shape, self.strides(), index);
+        let Some(taken) = taken.map_err(|fault| self.misindexed(fault))? else {
             return Ok(None);
         };
-        let taken = Strides::new(entry.shape, index).map_err(|fault| self.misindexed(fault))?;
-        let Some(taken) = taken else {
+        let (begin, end) = (taken.begin * width, (taken.end + 1) * width);
+        let view = self.archive().view(entry.begin + begin, entry.begin + end);
+        let Some(region) = view.filter(|view| view.aligned_to(alignment(entry.dtype))) else {
             return Ok(None);
         };
         // Before the view is handed out: touching bytes that are gone ends the process.
         self.archive().check_unchanged()?;
-        let (begin, end) = (size(taken.begin * width)?, size((taken.end + 1) * width)?);
-        let region = Region::new(Arc::clone(whole.memory()), whole.at() + begin, end - begin);
         Ok(Some(StridedView {
             buffer: Buffer::Host(region),
             shape: taken.shape,

@@ -1,21 +1,24 @@
 //! Loading only what is proven to be right.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::ptr;
 
-use ingot_format::MODEL_SPEC_KEY;
+use ingot_format::{MODEL_SPEC_KEY, SHARED_KEY, SharedName, render_shared};
 
 use super::pass::{Feeding, feed, feed_all};
 use super::{RecordedDigests, sha256_from};
 use crate::checkpoint::Checkpoint;
+use crate::checkpoint::copied::copied;
 use crate::digest::{Algorithm, Digest, Digests, Unequal};
 use crate::error::{CheckpointFault, Error};
-use crate::file::{Archive, Files, TensorId};
+use crate::file::{Archive, Files, Tensor, TensorId};
+use crate::memory::Region;
 use crate::options::ReadOptions;
 use crate::read::buffer::Buffer;
 use crate::read::input::Witness;
 use crate::read::job::{Job, Target};
-use crate::read::{fill_within, read_owned};
-use crate::watch::Watch;
+use crate::read::{fill, fill_within, read_owned, read_to};
+use crate::watch::{Asked, Watch};
 
 /// What tensors are compared with before they are handed out.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -53,6 +56,10 @@ impl Checkpoint {
         options: &ReadOptions,
         watch: &dyn Watch,
     ) -> Result<Vec<Buffer>, Error> {
+        if !jobs.iter().all(|job| job.tensor().is_stored()) {
+            let copy = self.copy_of(jobs, proof, options, watch)?;
+            return read_to(&again(jobs, &copy)?, options, &Asked(watch));
+        }
         let (files, ids) = Files::of(jobs.iter().map(|job| *job.tensor()));
         // Each tensor once, as the digests need it.
         let wanted: BTreeMap<TensorId, &Job<'_>> = ids.iter().copied().zip(jobs).collect();
@@ -66,8 +73,69 @@ impl Checkpoint {
         Ok(ids.iter().map(|id| buffers[id].clone()).collect())
     }
 
+    /// Return a copy in memory of these tensors, under the same names, if they are what `proof` asks for. Of an alias the
+    /// stored tensor is compared and copied.
+    ///
+    /// # Errors
+    /// As [`Checkpoint::proven`].
+    #[doc(hidden)]
+    pub fn proven_copy(
+        &self,
+        tensors: &[Tensor<'_>],
+        proof: &Proof,
+        options: &ReadOptions,
+        watch: &dyn Watch,
+    ) -> Result<Archive, Error> {
+        let mut seen = BTreeSet::new();
+        let (_, ids) = Files::of(tensors.iter().copied());
+        let each_once = tensors.iter().zip(ids).filter(|(_, id)| seen.insert(*id));
+        let stored = each_once.filter_map(|(tensor, _)| tensor.archive().tensor(tensor.number()));
+        let stored: Vec<Tensor<'_>> = stored.collect();
+        let jobs: Vec<Job<'_>> = stored.iter().copied().map(Job::from).collect();
+        let buffers = self.proven(&jobs, proof, options, watch)?;
+        let regions: Vec<Region> = buffers.into_iter().filter_map(Buffer::host).collect();
+        let has_name = |tensor: &Tensor<'_>| tensor.archive().header().find(tensor.entry().name).is_some();
+        let record = match tensors.iter().all(has_name) {
+            true => None,
+            false => Some(HashMap::from([(
+                SHARED_KEY.to_owned(),
+                self.record_of(&stored, watch)?,
+            )])),
+        };
+        copied(&stored, &regions, record, self.path())
+    }
+
+    fn copy_of(
+        &self,
+        jobs: &[Job<'_>],
+        proof: &Proof,
+        options: &ReadOptions,
+        watch: &dyn Watch,
+    ) -> Result<Checkpoint, Error> {
+        let tensors: Vec<Tensor<'_>> = jobs.iter().map(|job| *job.tensor()).collect();
+        Ok(Checkpoint::from(
+            self.proven_copy(&tensors, proof, options, watch)?,
+        ))
+    }
+
+    /// The record of the aliases of these tensors.
+    fn record_of(&self, stored: &[Tensor<'_>], watch: &dyn Watch) -> Result<String, Error> {
+        let mut names = Vec::new();
+        for alias in self.aliases(watch)? {
+            let file = self.file(alias.file)?;
+            let is_of =
+                |tensor: &&Tensor<'_>| ptr::eq(tensor.archive(), file) && tensor.number() == alias.number;
+            names.extend(stored.iter().find(is_of).map(|tensor| SharedName {
+                name: alias.name.clone(),
+                of: tensor.entry().name.to_owned(),
+                part: alias.part.clone(),
+            }));
+        }
+        Ok(render_shared(&mut names))
+    }
+
     /// Reads whole tensors into `targets`, as [`fill`](crate::binding::fill) does, and compares them with what `proof` asks
-    /// for. The digests are taken of the bytes of the file, before they are converted. Each tensor has one target.
+    /// for. The digests are taken of the bytes of the file, before they are converted.
     ///
     /// # Errors
     /// As [`Checkpoint::proven`] and [`fill`](crate::binding::fill). After [`Error::Digest`] the bytes stay in the targets.
@@ -80,6 +148,12 @@ impl Checkpoint {
         options: &ReadOptions,
         watch: &dyn Watch,
     ) -> Result<(), Error> {
+        let mut seen = BTreeSet::new();
+        let (_, ids) = Files::of(jobs.iter().map(|job| *job.tensor()));
+        if !ids.into_iter().all(|id| seen.insert(id)) || !jobs.iter().all(|job| job.tensor().is_stored()) {
+            let copy = self.copy_of(jobs, proof, options, watch)?;
+            return fill(&again(jobs, &copy)?, targets, options, &Asked(watch));
+        }
         fill_within(jobs, targets, options, watch, |files, ids, read| {
             self.compared(files, ids, proof, watch, read)
         })
@@ -127,6 +201,15 @@ impl Checkpoint {
             }),
         }
     }
+}
+
+/// Return the same jobs, which read whole tensors, for the tensors of `copy`.
+fn again<'c>(jobs: &[Job<'c>], copy: &'c Checkpoint) -> Result<Vec<Job<'c>>, Error> {
+    let job = |job: &Job<'c>| {
+        let tensor = copy.find(job.tensor().entry().name)?;
+        Ok(Job::new(tensor, &[], Some(job.dtype()))?.onto(job.device()))
+    };
+    jobs.iter().map(job).collect()
 }
 
 /// What each of these files promises of the tensors that are wanted of it.

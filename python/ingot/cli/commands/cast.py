@@ -60,5 +60,6 @@ def _selected(path: str, keys: tuple[str, ...], excepted: tuple[str, ...]) -> li
     """Return the names that the patterns select; None for all."""
     if not (keys or excepted):
         return None
-    infos = chosen(path, opened(path).infos(), arguments.patterns(keys), arguments.patterns(excepted))
+    source = opened(path)
+    infos = chosen(source, source.infos(), arguments.patterns(keys), arguments.patterns(excepted))
     return [info.name for info in infos]

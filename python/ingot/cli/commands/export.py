@@ -65,7 +65,7 @@ def command(
         arguments.exclude("--directory", "--output", output)
     kind = "bin" if raw else "npy"
     source = opened(path)
-    infos = chosen(path, source.infos(), keys, drop)
+    infos = chosen(source, source.infos(), keys, drop)
     if output is not None and len(infos) != 1:
         raise click.UsageError(f"--output takes one tensor, found {len(infos):,}: --directory takes several")
     files = distinct([info.name for info in infos], kind)

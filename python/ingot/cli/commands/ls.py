@@ -48,7 +48,7 @@ def command(
     Also lists the tensors of files that `ingot convert` reads. Only headers are read.
     """
     source = looked_into(path)
-    infos = chosen(source.path, _sorted(source, sort), keys, drop)
+    infos = chosen(source, _sorted(source, sort), keys, drop)
     if reverse:
         infos = infos[::-1]
     if screen.as_json:

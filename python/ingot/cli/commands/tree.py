@@ -140,7 +140,8 @@ def command(
     screen: Screen, path: str, depth: int | None, expand: bool, keys: Glob | None, drop: Glob | None
 ) -> int:
     """Show the tensors as a tree of modules. Repeated modules are one row: `layers.0-31`."""
-    groups = grouped(tree(chosen(path, opened(path).in_natural_order(), keys, drop)), expand)
+    source = opened(path)
+    groups = grouped(tree(chosen(source, source.in_natural_order(), keys, drop)), expand)
     if screen.as_json:
         screen.answer({"modules": [_described(group, "", depth or 0) for group in groups]})
         return 0

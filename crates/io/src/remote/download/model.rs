@@ -162,9 +162,7 @@ fn publish(
         // The old index would name files of two versions.
         remove(path, how.save.durable)?;
     }
-    shards
-        .iter()
-        .try_for_each(|shard| shard.publish(&Unwatched))?;
+    shards.iter().try_for_each(|shard| shard.publish(&Unwatched))?;
     index.publish_first(to_u64(model.bytes.len()), &Unwatched)
 }
 
