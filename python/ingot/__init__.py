@@ -125,7 +125,7 @@ _LATER = {
         "_view.notebook": "View view",
         "_write.background": "SaveFuture",
         "_write.cast": "Cast cast",
-        "_write.download": "Download ModelDownload download",
+        "_write.download": "Download download",
         "_write.edit": "Finding Repair repair replace_tensor update_metadata",
         "_write.rearrange": "merge rewrite split",
         "_write.serialize": "deserialize serialize serialize_file",

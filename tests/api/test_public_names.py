@@ -39,9 +39,7 @@ class Store:
 
 def model() -> Any:
     """The download of a model of one file."""
-    made = ingot.ModelDownload("index", 1, 0, None)  # type: ignore[attr-defined]
-    made._files = (ingot.Download("a", 1, 0, None),)
-    return made
+    return ingot.Download("index", 1, 0, None, (ingot.Download("a", 1, 0, None),))
 
 
 def objects(path: Path) -> dict[str, Any]:
@@ -64,7 +62,7 @@ def objects(path: Path) -> dict[str, Any]:
         "TensorInfo": file.info("a"),
         "Conversion": ingot.convert(path, converted),
         "Download": ingot.Download("a", 1, 0, None),
-        "ModelDownload": model(),
+        "Download of a model": model(),
         "error": ingot.OptionError("no", code="none"),
     }
 
@@ -85,7 +83,7 @@ KINDS = [
     "TensorInfo",
     "Conversion",
     "Download",
-    "ModelDownload",
+    "Download of a model",
     "error",
 ]
 
@@ -104,7 +102,7 @@ def test_a_pickle_names_public_modules_and_loads(path: Path, kind: str, protocol
         assert loaded.keys() == given.keys()
     else:
         assert repr(loaded) == repr(given)
-    if kind == "ModelDownload":
+    if kind == "Download of a model":
         assert loaded.files == given.files
 
 

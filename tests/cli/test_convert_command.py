@@ -28,7 +28,7 @@ def test_there_and_back_again() -> None:
     good("convert", "b.bt", "c.safetensors")
     # An .npz has no metadata.
     found = run("diff", minilm(), "c.safetensors", "--values", "--json").json()
-    assert (found["tensors"], found["values"]) == ([], [])
+    assert (found["tensors"], found["values"]) == ({}, {})
 
 
 def test_a_checkpoint_of_torch_says_what_it_left_out() -> None:

@@ -40,7 +40,7 @@ def test_a_file_is_fetched_in_parts_and_once(server: Server, tmp_path: Path) -> 
     path = tmp_path / "x.bin"
     done = ingot.download(server.url("/x.bin"), path)
     assert path.read_bytes() == DATA
-    assert done == (str(path), len(DATA), len(DATA), None)
+    assert done == ingot.Download(str(path), len(DATA), len(DATA), None)
     assert len(server.requests) >= 12
     assert server.sent < len(DATA) + MIB
     assert list(tmp_path.iterdir()) == [path]

@@ -11,7 +11,7 @@ from typing import Any, Unpack
 
 from ingot import _native
 from ingot._base.checks import FLOATS, float_code, format_for
-from ingot._base.keys import Selector, checked_keys, select
+from ingot._base.keys import checked_keys, select
 from ingot._base.options import Loading, Saving, checked, takes
 from ingot._base.progress import telling
 from ingot._base.report import Report
@@ -23,6 +23,10 @@ from ingot.typing import CastOptions, Dtype, Format, Keys, Path, Source
 
 from .rearrange import KEPT, of_one, united
 from .save import rendered
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from ingot._base.keys import Selector
 
 # Bytes of tensors that are in memory at once; one that is larger is alone.
 _BATCH_NBYTES = 256 << 20

@@ -3,58 +3,46 @@
 from __future__ import annotations
 
 import os
+from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple, Unpack
+from typing import Any, Unpack
 
 from ingot import _native
 from ingot._base.checks import checked_text
 from ingot._base.options import Saving, checked, takes
 from ingot._base.progress import telling
-from ingot._base.report import reduced
+from ingot._base.report import Report
 from ingot.typing import Path, Progress, ReplaceOptions, StorageOptions
 
 from .directory import new_folders
 
 
-class Download(NamedTuple):
-    """What `download` has fetched.
+@dataclass(frozen=True, slots=True, repr=False)
+class Download(Report):
+    """A file or a model that was downloaded. `download` returns one.
 
     Attributes
     ----------
     path : str
-        Where the file is; of a model of many files the index.
+        The path of the file; of a model of many files the index.
     nbytes : int
         Its size; of a model the size of all files together.
     fetched : int
-        Bytes that came over the network for it: fewer than `nbytes` where an earlier, interrupted call
-        had some of them, 0 where the file came out of the Hub's local cache.
+        The bytes that came over the network: fewer than `nbytes` if an earlier, interrupted call fetched some
+        of them, 0 if the file came from the Hub's local cache.
     sha256 : str or None
-        What it was compared with: the digest that the caller expects, or the one that the Hub keeps. None
-        where there is neither, and for a model, whose `files` have their own.
+        The digest that the file was compared with: the one that the caller expects, or the one that the Hub
+        keeps. None if there is neither, and for a model, whose `files` have their own.
+    files : tuple of Download
+        The files of a model of many: the shards in the order of their names, then the index. Empty for one
+        file.
     """
 
     path: str
     nbytes: int
     fetched: int
     sha256: str | None
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return reduced(self)
-
-    @property
-    def files(self) -> tuple[Download, ...]:
-        """The files: a model's shards in the order of their names, then its index; else just this one."""
-        return (self,)
-
-
-class ModelDownload(Download):
-    """A model of many files."""
-
-    _files: tuple[Download, ...] = ()
-
-    @property
-    def files(self) -> tuple[Download, ...]:
-        return self._files
+    files: tuple[Download, ...] = ()
 
 
 @takes(ReplaceOptions, rare=("replace_read_only",))
@@ -97,7 +85,7 @@ def download(
     Returns
     -------
     Download
-        ``path``, ``nbytes``, ``fetched`` and ``sha256``, and ``files`` beside them.
+        The path, the bytes, and the files of a model.
 
     Raises
     ------
@@ -145,11 +133,7 @@ def download(
         known = {name: given[name] for name in ("expected_sha256", "threads", "storage_options")}
         known |= how.of_named_file()
         done, files = _native.download(source, destination, **known, progress=tell)
-    if not files:
-        return Download(*done)
-    model = ModelDownload(*done)
-    model._files = tuple(Download(*file) for file in files)
-    return model
+    return Download(*done, tuple(Download(*file) for file in files or ()))
 
 
 def planned(
@@ -159,11 +143,16 @@ def planned(
     expected_sha256: str | None = None,
     overwrite: bool = False,
     replace_read_only: bool = False,
-) -> list[tuple[str, int]]:
-    """Return the files that `download` would make, with their sizes, and write nothing."""
+) -> Download:
+    """Return what `download` would return if it fetched all bytes, and write nothing."""
     options: Any = {
         "expected_sha256": expected_sha256,
         "overwrite": overwrite,
         "replace_read_only": replace_read_only,
     }
-    return _native.planned_download(source, destination, storage_options=None, **options)
+    sizes = _native.planned_download(source, destination, storage_options=None, **options)
+    files = tuple(Download(path, nbytes, nbytes, None) for path, nbytes in sizes)
+    if len(files) == 1:
+        return files[0]
+    total = sum(file.nbytes for file in files)
+    return Download(files[-1].path, total, total, None, files)

@@ -299,17 +299,27 @@ def repair(
     given = checked(repair, {**own, **options})
     how = Saving.among(repair, given)
     new: str | bytes = given["destination"]
-    held, findings = examined(source, Loading.among(given))
-    names, path = held.names(0), held.path(0)
+    held, findings = _examined(source, Loading.among(given))
     with telling(how.progress, "Repairing", new) as tell:
-        picks = [(0, number, name) for number, name in enumerate(names)]
+        picks = [(0, number, name) for number, name in enumerate(held.names(0))]
         Writing(how, is_inherited=True).write(held, new, picks, together(held), tell)
+    return _report(held, findings, new, format)
+
+
+def planned(source: Source, destination: Path) -> Repair:
+    """Return what `repair` would return, and write nothing."""
+    return _report(*_examined(source, DEFAULT_LOADING), _native.local_path(destination), None)
+
+
+def _report(
+    held: Sources, findings: tuple[Finding, ...], destination: str | bytes, format: Format | None
+) -> Repair:
     sizes = held.sizes(0)
-    kind = format_for(new, format)
-    return Repair(path, fsdecode(new), kind, len(sizes), sum(sizes), findings)
+    kind = format_for(destination, format)
+    return Repair(held.path(0), fsdecode(destination), kind, len(sizes), sum(sizes), findings)
 
 
-def examined(source: Source, how: Loading = DEFAULT_LOADING) -> tuple[Sources, tuple[Finding, ...]]:
+def _examined(source: Source, how: Loading) -> tuple[Sources, tuple[Finding, ...]]:
     """Return the tensors that are sound in a file, and the rules that it breaks.
 
     Raises

@@ -16,7 +16,7 @@ from ingot._native import is_url, local_path
 from ingot.errors import OptionError, SafetensorError
 from ingot.typing import Glob
 
-from .screen import Screen, bar, described, no_such, printing, shown, warn
+from .screen import Screen, bar, no_such, printing, shown, warn
 from .sources import opened
 
 TYPE_CHECKING = False
@@ -246,7 +246,7 @@ class Output(NamedTuple):
 
     def answer(self, value: object) -> None:
         """Print the fields of a result as JSON."""
-        self.screen.answer({"dry_run": self.dry_run, **described(value)})
+        self.screen.reports([value])
 
     def wrote(self, path: str, what: str) -> None:
         """Print a line about a file that was written, or would be without ``--dry-run``."""

@@ -24,7 +24,7 @@ import click
 from ingot._base.text import _Escapes, scaled
 from ingot._base.text import nbytes as nbytes
 from ingot._base.text import plural as plural
-from ingot._native import shown_url
+from ingot._native import TensorInfo, shown_url
 from ingot.errors import OptionError, SafetensorError, SliceError, TensorNotFoundError
 
 TYPE_CHECKING = False
@@ -241,6 +241,11 @@ class Screen:
             for at in range(0, len(text), _PART):
                 self.out.write(text[at : at + _PART])
 
+    def reports(self, found: Sequence[object]) -> None:
+        """Print the fields of a result as JSON, or of several as an array."""
+        if self.as_json:
+            self.answer(described(found[0] if len(found) == 1 else found))
+
     def table(self, columns: Sequence[Column], rows: Iterable[Sequence[str]]) -> None:
         """Print rows of cells. They are escaped here."""
         if self.as_json:
@@ -268,10 +273,15 @@ class Screen:
         return click.style(text, dim=True) if self.has_colour else text
 
 
+_FACTS = ("name", "dtype", "shape", "begin", "end", "nbytes", "parameter_count")
+
+
 def described(value: Any) -> Any:
     """Return a result of `ingot` as JSON has it: dataclasses and named tuples as objects."""
     if is_dataclass(value):
         return {one.name: described(getattr(value, one.name)) for one in fields(value)}
+    if isinstance(value, TensorInfo):
+        return {name: getattr(value, name) for name in _FACTS}
     if hasattr(value, "_asdict"):
         return {name: described(one) for name, one in value._asdict().items()}
     if isinstance(value, dict):

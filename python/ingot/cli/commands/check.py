@@ -10,7 +10,7 @@ import click
 from ingot._native import shown_url
 from ingot._read.check import Check, Problem, check
 from ingot.cli import arguments
-from ingot.cli.screen import Screen, bar, described, plural, printing, shown, status, told
+from ingot.cli.screen import Screen, bar, plural, printing, shown, status, told
 from ingot.errors import SafetensorError
 
 
@@ -42,10 +42,8 @@ def command(screen: Screen, /, paths: tuple[str, ...], **options: Any) -> int:
         _tell(screen, found, options)
         every.append(found)
         greatest = max(greatest, code)
-    if len(every) == 1:
-        screen.answer(_described(every[0]))
-    else:
-        screen.answer({"ok": all(every), "paths": list(map(_described, every))})
+    screen.reports(every)
+    if len(every) > 1:
         screen.say(_summary(every))
     return greatest
 
@@ -84,7 +82,3 @@ def _summary(every: Sequence[Check]) -> str:
         f"{well} well, {found} with findings, {errors} with errors" if well < len(every) else "all is well"
     )
     return f"{plural(len(every), 'path')}: {counts}"
-
-
-def _described(found: Check) -> dict[str, object]:
-    return {"ok": found.ok, **described(found)}

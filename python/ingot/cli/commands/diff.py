@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import click
 
 from ingot._read.diff import Diff, diff
@@ -17,7 +15,6 @@ if TYPE_CHECKING:
     from ingot._native import TensorInfo
     from ingot.typing import Glob
 
-_SIGNS = {"only-a": "-", "only-b": "+", "differs": "~"}
 _COLUMNS = (Column(""), Column("name"), Column("A"), Column("B"))
 _VALUES = (
     Column(""),
@@ -42,16 +39,18 @@ def command(screen: Screen, a: str, b: str, values: bool, keys: Glob | None, dro
     """
     with bar(screen, "Comparing") as tell:
         found = diff(a, b, values=values, keys=keys, drop=drop, progress=tell)
-    if screen.as_json:
-        screen.answer(_described(found))
+    screen.reports([found])
     if not screen.quiet:
         _print(screen, found)
     return 0 if found.equal else 1
 
 
 def _print(screen: Screen, found: Diff) -> None:
-    rows = [(_SIGNS[kind], name, *texts) for kind, name, *texts in _tensors(found)]
-    rows += [(_SIGNS[kind], f"metadata: {key}", *texts) for kind, key, *texts in _metadata(found)]
+    rows = [(_sign(*pair), name, *map(_told, pair)) for name, pair in found.tensors.items()]
+    rows += [
+        (_sign(*pair), f"metadata: {key}", *(abridged(text or "") for text in pair))
+        for key, pair in found.metadata.items()
+    ]
     if rows:
         screen.table(_COLUMNS, rows)
     if found.values:
@@ -69,33 +68,9 @@ def _print(screen: Screen, found: Diff) -> None:
         screen.say((differing if rows else "names, dtypes, shapes and metadata are equal") + known)
 
 
-def _tensors(found: Diff) -> Iterator[tuple[str, str, str, str]]:
-    for name, (one, two) in found.tensors.items():
-        yield _kind(one, two), name, _told(one), _told(two)
-
-
-def _metadata(found: Diff) -> Iterator[tuple[str, str, str, str]]:
-    for key, (one, two) in found.metadata.items():
-        yield _kind(one, two), key, abridged(one or ""), abridged(two or "")
-
-
-def _kind(one: object, two: object) -> str:
-    return "only-a" if two is None else "only-b" if one is None else "differs"
+def _sign(one: object, two: object) -> str:
+    return "-" if two is None else "+" if one is None else "~"
 
 
 def _told(info: TensorInfo | None) -> str:
     return "" if info is None else f"{info.dtype} {shape(info.shape)}"
-
-
-def _described(found: Diff) -> dict[str, object]:
-    def named(key: str, rows: Iterator[tuple[str, str, str, str]]) -> list[dict[str, str]]:
-        return [{"difference": kind, key: name, "a": one, "b": two} for kind, name, one, two in rows]
-
-    answer: dict[str, object] = {
-        "equal": found.equal,
-        "tensors": named("name", _tensors(found)),
-        "metadata": named("key", _metadata(found)),
-    }
-    if found.values is not None:
-        answer["values"] = [{"name": name, **apart._asdict()} for name, apart in found.values.items()]
-    return answer

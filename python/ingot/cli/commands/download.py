@@ -10,8 +10,8 @@ from ingot.cli.screen import Column, nbytes, plural, shown
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from ingot._write.download import Download
     from ingot.cli.arguments import Output
-    from ingot.cli.screen import Screen
 
 
 @arguments.command(short_help="Download a file, or a model of several files.")
@@ -38,27 +38,25 @@ def command(
     --expected-sha256, or from the digest that the Hub has, is not kept.
     """
     if to.dry_run:
-        files = download.planned(
-            source, destination, expected_sha256=expected_sha256, **to.existing._asdict()
-        )
-        to.answer({"files": [{"path": name, "nbytes": size} for name, size in files]})
-        _tell(to.screen, files, "would fetch")
-        return 0
-    with to.saving("Downloading") as how:
-        done = download.download(source, destination, expected_sha256=expected_sha256, threads=threads, **how)
-    to.answer({**done._asdict(), "files": done.files})
-    if to.screen.quiet:
+        done = download.planned(source, destination, expected_sha256=expected_sha256, **to.existing._asdict())
+    else:
+        with to.saving("Downloading") as how:
+            done = download.download(
+                source, destination, expected_sha256=expected_sha256, threads=threads, **how
+            )
+    to.answer(done)
+    if to.screen.quiet and not to.dry_run:
         to.screen.result(shown(done.path))
     else:
-        network = "" if done.fetched == done.nbytes else f", {nbytes(done.fetched)} of it over the network"
-        _tell(to.screen, [(file.path, file.nbytes) for file in done.files], "wrote", network)
+        _tell(to, done)
     return 0
 
 
-def _tell(screen: Screen, files: list[tuple[str, int]], what: str, network: str = "") -> None:
-    size_text = nbytes if screen.is_terminal else str
-    rows = [(name, size_text(size)) for name, size in files]
-    screen.table((Column("file"), Column("size", right=True)), rows)
-    if screen.is_terminal:
-        total = nbytes(sum(size for _, size in files))
-        screen.say(f"{what} {plural(len(files), 'file')}: {total}{network}")
+def _tell(to: Output, done: Download) -> None:
+    files, human = done.files or (done,), to.screen.is_terminal
+    rows = [(file.path, nbytes(file.nbytes) if human else str(file.nbytes)) for file in files]
+    to.screen.table((Column("file"), Column("size", right=True)), rows)
+    if human:
+        what = "would fetch" if to.dry_run else "wrote"
+        network = "" if done.fetched == done.nbytes else f", {nbytes(done.fetched)} of it over the network"
+        to.screen.say(f"{what} {plural(len(files), 'file')}: {nbytes(done.nbytes)}{network}")

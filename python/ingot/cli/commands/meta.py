@@ -13,7 +13,7 @@ from ingot._native import replace_file, shown_url
 from ingot._write import edit as _edit
 from ingot._write import rearrange
 from ingot.cli import arguments
-from ingot.cli.screen import Column, Screen, plural, printing, shown, warn
+from ingot.cli.screen import Column, Screen, plural, printing, shown
 from ingot.cli.sources import opened
 
 from .summary import abridged
@@ -47,7 +47,7 @@ def command() -> None:
 @click.argument("key", required=False)
 @printing
 def get(screen: Screen, path: str, key: str | None) -> int:
-    """Print the metadata, or the value of KEY. The exit status is 1 if KEY is missing.
+    """Print the metadata, or the value of KEY. A missing KEY is an error.
 
     A terminal shows the beginning of long values.
     """
@@ -57,10 +57,7 @@ def get(screen: Screen, path: str, key: str | None) -> int:
         human = screen.is_terminal
         screen.table(_COLUMNS, [(name, abridged(text) if human else text) for name, text in pairs.items()])
         return 0
-    if key not in pairs:
-        screen.answer({"key": key, "value": None})
-        warn(f"{shown(shown_url(path))}: metadata has no key `{shown(key)}`")
-        return 1
+    _check_keys(path, pairs, key)
     screen.answer({"key": key, "value": pairs[key]})
     screen.result(shown(pairs[key]))
     return 0
@@ -90,10 +87,7 @@ def rm(screen: Screen, path: str, keys: tuple[str, ...], every_file: bool, dry_r
     """Remove keys. A missing key is an error, except with --files."""
     if every_file:
         return _of_files(screen, path, {}, keys, dry_run)
-    there = opened(path).metadata()
-    for key in keys:
-        if key not in there:
-            raise click.UsageError(f"{shown(path)}: metadata has no key `{shown(key)}`")
+    _check_keys(path, opened(path).metadata(), *keys)
     return change(screen, path, {}, keys, dry_run)
 
 
@@ -166,6 +160,12 @@ def clean(to: Output, path: str, output: str | None, everything: bool) -> int:
     to.answer({"destination": output, "metadata": kept})
     to.wrote(output, f"{plural(len(kept), 'key')} left")
     return 0
+
+
+def _check_keys(path: str, pairs: Mapping[str, str], *keys: str) -> None:
+    for key in keys:
+        if key not in pairs:
+            raise click.UsageError(f"{shown(shown_url(path))}: metadata has no key `{shown(key)}`")
 
 
 def _read(path: str) -> bytes:

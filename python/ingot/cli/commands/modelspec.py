@@ -10,7 +10,7 @@ import click
 from ingot import modelspec
 from ingot._native import shown_url
 from ingot.cli import arguments
-from ingot.cli.screen import Column, Screen, bar, nbytes, no_such, printing, shown, warn
+from ingot.cli.screen import Column, Screen, bar, described, nbytes, no_such, printing, shown, warn
 from ingot.cli.sources import opened
 
 from .meta import change
@@ -52,7 +52,7 @@ def validate(screen: Screen, path: str) -> int:
     """
     found = modelspec.validate(opened(path).metadata())
     errors = [finding for finding in found if finding.severity == "error"]
-    screen.answer({"ok": not errors, "findings": [finding._asdict() for finding in found]})
+    screen.answer(described(found))
     if found:
         columns = (Column("severity"), Column("key"), Column("what"))
         screen.table(columns, [tuple(map(str, finding)) for finding in found])

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from ingot._write import edit
 from ingot.cli import arguments
 from ingot.cli.screen import Column, plural
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from ingot._write.edit import Finding
+    from ingot._write.edit import Finding, Repair
     from ingot.cli.arguments import Output
 
 _COLUMNS = (Column("rule"), Column("tensor"), Column("found"), Column("done"))
@@ -29,16 +27,14 @@ def command(to: Output, path: str, destination: str) -> int:
     """
     arguments.target(destination, to.existing)
     if to.dry_run:
-        opened, findings = edit.examined(path)
-        tensors = len(opened.sizes(0))
+        done = edit.planned(path, destination)
     else:
         with to.saving("Repairing") as how:
             done = edit.repair(path, destination, **how)
-        tensors, findings = done.tensors, done.findings
-    to.answer({"destination": destination, "tensors": tensors, "findings": findings})
-    to.screen.table(_COLUMNS, list(map(_row, findings)))
+    to.answer(done)
+    to.screen.table(_COLUMNS, list(map(_row, done.findings)))
     if to.screen.is_terminal:
-        to.wrote(destination, f"{plural(tensors, 'tensor')}; {_summary(findings)}")
+        to.wrote(destination, f"{plural(done.tensors, 'tensor')}; {_summary(done)}")
     return 0
 
 
@@ -46,8 +42,7 @@ def _row(finding: Finding) -> tuple[str, str, str, str]:
     return finding.code, finding.tensor or "", finding.found, finding.done.replace("-", " ")
 
 
-def _summary(findings: Sequence[Finding]) -> str:
-    if not findings:
+def _summary(done: Repair) -> str:
+    if not done.findings:
         return "the source breaks no rule"
-    left_out = sum(finding.done == "tensor-left-out" for finding in findings)
-    return f"{plural(len(findings), 'finding')}, {plural(left_out, 'tensor')} left out"
+    return f"{plural(len(done.findings), 'finding')}, {plural(len(done.left_out), 'tensor')} left out"

@@ -8,7 +8,7 @@ import click
 
 from ingot._read.stats import Stats, TensorStats, stats
 from ingot.cli import arguments
-from ingot.cli.screen import Column, Screen, bar, described, printing, real, shown
+from ingot.cli.screen import Column, Screen, bar, printing, real, shown
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ def command(
         bins = 16 if is_one and (screen.is_terminal or screen.as_json) else 0
     with bar(screen, "Reading") as tell:
         found = stats(path, keys=keys, drop=drop, bins=bins, progress=tell)
-    screen.answer(described(found))
+    screen.reports([found])
     screen.table(_COLUMNS, _rows(found))
     for name, tensor in found.tensors.items() if bins else ():
         screen.lines(_histogram(screen, name, tensor))

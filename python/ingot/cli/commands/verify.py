@@ -5,7 +5,7 @@ from __future__ import annotations
 from ingot._native import shown_url
 from ingot._read.digest import Verification, verify
 from ingot.cli import arguments
-from ingot.cli.screen import Screen, bar, described, printing, shown
+from ingot.cli.screen import Screen, bar, printing, shown
 
 
 @arguments.command(short_help="Compare files with their digests.")
@@ -20,15 +20,14 @@ def command(screen: Screen, paths: tuple[str, ...], expected_sha256: str | None)
     """
     if len(paths) > 1:
         arguments.exclude("--expected-sha256", "several files", expected_sha256)
-    reports: dict[str, Verification] = {}
+    reports: list[Verification] = []
     for path in paths:
         with bar(screen, "Verifying") as tell:
             found = verify(path, expected_sha256=expected_sha256, raises=False, progress=tell)
-        reports |= found.shards or {shown_url(path): found}
-    files = [{"source": source, **described(report)} for source, report in reports.items()]
-    screen.answer({"ok": all(reports.values()), "files": files})
-    for source, report in reports.items():
-        # The other lines are about tensors without a digest, which do not matter if the file has one.
-        for line in report._lines()[: 1 if report.ok else None]:
-            screen.say(f"{shown(source)}: {line}")
-    return 0 if all(reports.values()) else 1
+        reports.append(found)
+        for source, report in (found.shards or {shown_url(path): found}).items():
+            # The other lines are about tensors without a digest, which do not matter if the file has one.
+            for line in report._lines()[: 1 if report.ok else None]:
+                screen.say(f"{shown(source)}: {line}")
+    screen.reports(reports)
+    return 0 if all(reports) else 1
