@@ -223,6 +223,10 @@ class Screen:
 
         return get_terminal_size().columns
 
+    def size(self, number: int) -> str:
+        """Return a size in bytes, with a unit on a terminal: people compare sizes, programs add them."""
+        return nbytes(number) if self.is_terminal else str(number)
+
     def say(self, line: str = "") -> None:
         """Print a line for people. What comes from files has been escaped by whoever made the line."""
         if not (self.as_json or self.quiet):

@@ -145,11 +145,6 @@ def size_on_disk(file: str) -> int:
     return 0 if is_url(file) else os.path.getsize(file)
 
 
-def parameters(info: TensorInfo) -> int:
-    """How many elements a tensor has."""
-    return prod(info.shape)
-
-
 def text_of(value: object) -> str:
     """A value of the metadata as text."""
     if isinstance(value, str):
@@ -169,6 +164,7 @@ class Info(NamedTuple):
     dtype: str
     shape: tuple[int, ...] | None
     nbytes: int | None
+    parameter_count: int | None
     begin: None = None
     end: None = None
 
@@ -249,10 +245,6 @@ def looked_into(path: str) -> Source | Foreign:
             raise
 
 
-def known_parameters(info: Row) -> int | None:
-    """How many elements a tensor has. None where its format does not say."""
-    return None if info.shape is None else prod(info.shape)
-
-
 def _info(tensor: Listed) -> Info:
-    return Info(tensor.name, tensor.dtype, tensor.shape, tensor.nbytes)
+    elements = None if tensor.shape is None else prod(tensor.shape)
+    return Info(tensor.name, tensor.dtype, tensor.shape, tensor.nbytes, elements)

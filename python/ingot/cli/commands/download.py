@@ -53,10 +53,10 @@ def command(
 
 
 def _tell(to: Output, done: Download) -> None:
-    files, human = done.files or (done,), to.screen.is_terminal
-    rows = [(file.path, nbytes(file.nbytes) if human else str(file.nbytes)) for file in files]
+    files = done.files or (done,)
+    rows = [(file.path, to.screen.size(file.nbytes)) for file in files]
     to.screen.table((Column("file"), Column("size", right=True)), rows)
-    if human:
+    if to.screen.is_terminal:
         what = "would fetch" if to.dry_run else "wrote"
         network = "" if done.fetched == done.nbytes else f", {nbytes(done.fetched)} of it over the network"
         to.screen.say(f"{what} {plural(len(files), 'file')}: {nbytes(done.nbytes)}{network}")

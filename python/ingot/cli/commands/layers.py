@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ingot.cli import arguments
 from ingot.cli.screen import Column, Screen, boxed, count, printing, shape
-from ingot.cli.sources import opened, parameters
+from ingot.cli.sources import opened
 
 _COLUMNS = (Column("Parameter Name"), Column("DType"), Column("Shape"))
 
@@ -15,7 +15,7 @@ _COLUMNS = (Column("Parameter Name"), Column("DType"), Column("Shape"))
 def command(screen: Screen, path: str) -> int:
     """Print a table of all parameters with dtype and shape, and their total."""
     infos = opened(path).in_natural_order()
-    total = sum(map(parameters, infos))
+    total = sum(info.parameter_count for info in infos)
     rows = [(info.name, info.dtype, shape(info.shape)) for info in infos]
     if screen.as_json:
         layers = [{"name": info.name, "dtype": info.dtype, "shape": info.shape} for info in infos]

@@ -8,8 +8,8 @@ from operator import attrgetter
 import click
 
 from ingot.cli import arguments
-from ingot.cli.screen import Column, Screen, nbytes, printing, shape
-from ingot.cli.sources import chosen, known_parameters, looked_into
+from ingot.cli.screen import Column, Screen, printing, shape
+from ingot.cli.sources import chosen, looked_into
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -79,7 +79,7 @@ def described(source: Looked, info: Row) -> dict[str, object]:
         "begin": info.begin,
         "end": info.end,
         "nbytes": info.nbytes,
-        "parameters": known_parameters(info),
+        "parameters": info.parameter_count,
         "file": source.file_name_of(info.name),
     }
 
@@ -99,10 +99,8 @@ def _rows(infos: Sequence[Row]) -> Iterator[tuple[str, str, str]]:
 
 
 def _long_rows(screen: Screen, source: Looked, infos: Sequence[Row]) -> Iterator[tuple[str, ...]]:
-    # People compare sizes, programs add them.
-    size = nbytes if screen.is_terminal else str
     for info, short in zip(infos, _rows(infos), strict=True):
-        counts = (_known(str, known_parameters(info)), _known(size, info.nbytes))
+        counts = (_known(str, info.parameter_count), _known(screen.size, info.nbytes))
         yield *short, *counts, _known(str, info.begin), _known(str, info.end), source.file_name_of(info.name)
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from ingot._base import checks
 from ingot.cli import arguments
-from ingot.cli.screen import Column, Screen, nbytes, printing
-from ingot.cli.sources import opened, parameters
+from ingot.cli.screen import Column, Screen, printing
+from ingot.cli.sources import opened
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -35,12 +35,11 @@ def command(screen: Screen, path: str) -> int:
     facts = [(name, max(sizes, default=0), sum(sizes), _ADAM * sum(sizes)) for name, sizes in rows]
     keys = ("dtype", "largest_tensor", "total", "training")
     screen.answer({"memory": [dict(zip(keys, fact, strict=True)) for fact in facts]})
-    size = nbytes if screen.is_terminal else str
-    screen.table(_COLUMNS, [(name, *map(size, numbers)) for name, *numbers in facts])
+    screen.table(_COLUMNS, [(name, *map(screen.size, numbers)) for name, *numbers in facts])
     return 0
 
 
 def _size(info: TensorInfo, bits: int) -> int:
     # What is quantised already is not made larger or smaller by anybody.
     is_float = info.dtype in checks.FLOATS
-    return -(-parameters(info) * bits // 8) if is_float else info.nbytes
+    return -(-info.parameter_count * bits // 8) if is_float else info.nbytes

@@ -6,7 +6,7 @@ from collections import Counter
 
 from ingot.cli import arguments
 from ingot.cli.screen import Column, Screen, count, printing
-from ingot.cli.sources import opened, parameters
+from ingot.cli.sources import opened
 
 
 @arguments.command()
@@ -18,10 +18,8 @@ def command(screen: Screen, path: str) -> int:
     Counts all stored elements, including buffers. Several quantised weights that are packed into one integer
     count as one.
     """
-    by_dtype: Counter[str] = Counter()
-    for info in opened(path).infos():
-        by_dtype[info.dtype] += parameters(info)
-    total = sum(by_dtype.values())
+    by_dtype = Counter(opened(path).handle.parameter_count())
+    total = by_dtype.total()
     if screen.as_json:
         screen.answer({"total": total, "dtypes": dict(by_dtype.most_common())})
     elif screen.quiet:

@@ -8,8 +8,8 @@ from operator import attrgetter
 from typing import NamedTuple
 
 from ingot.cli import arguments
-from ingot.cli.screen import Screen, count, cut, nbytes, plural, printing, shape, shown
-from ingot.cli.sources import known_parameters, looked_into
+from ingot.cli.screen import Screen, count, cut, described, nbytes, plural, printing, shape, shown
+from ingot.cli.sources import looked_into
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ class Totals(NamedTuple):
         """With so many more tensors like `info`."""
         return Totals(
             self.tensors + tensors,
-            self.parameters + tensors * (known_parameters(info) or 0),
+            self.parameters + tensors * (info.parameter_count or 0),
             self.nbytes + tensors * (info.nbytes or 0),
             self.unsized + tensors * (info.nbytes is None),
         )
@@ -89,9 +89,9 @@ def _facts(source: Looked, infos: Sequence[Row], dtypes: dict[str, Totals]) -> d
         "tensors": len(infos),
         "parameters": total.parameters,
         "tensor_nbytes": total.nbytes,
-        "dtypes": {dtype: totals._asdict() for dtype, totals in dtypes.items()},
+        "dtypes": described(dtypes),
         "metadata": source.metadata(),
-        "others": [{"name": one.name, "kind": one.kind, "value": one.value} for one in source.others()],
+        "others": described(source.others()),
     }
 
 

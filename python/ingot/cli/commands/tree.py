@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 import click
 
 from ingot.cli import arguments
-from ingot.cli.screen import Column, Screen, count, nbytes, printing, shape
-from ingot.cli.sources import chosen, opened, parameters
+from ingot.cli.screen import Column, Screen, count, printing, shape
+from ingot.cli.sources import chosen, opened
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -97,7 +97,7 @@ def _group(same: list[tuple[str, Node]], expand: bool, times: int) -> Group:
         tensor=own,
         children=children,
         tensors=sum(child.tensors for child in children) + (times if own else 0),
-        parameters=sum(child.parameters for child in children) + (times * parameters(own) if own else 0),
+        parameters=sum(child.parameters for child in children) + (times * own.parameter_count if own else 0),
         nbytes=sum(child.nbytes for child in children) + (times * own.nbytes if own else 0),
         dtypes=tuple(dtypes),
     )
@@ -162,7 +162,7 @@ def _rows(screen: Screen, groups: list[Group], depth: int | None) -> Iterator[tu
             label,
             str(group.tensors),
             count(group.parameters) if human else str(group.parameters),
-            nbytes(group.nbytes) if human else str(group.nbytes),
+            screen.size(group.nbytes),
             ",".join(group.dtypes),
             "" if tensor is None else shape(tensor.shape),
         )
