@@ -11,7 +11,6 @@ import pytest
 
 import ingot
 import ingot.numpy
-from support.ctrl_c import interrupted, stalling
 from support.servers import Answer, Handler, Request, good, serving
 
 TENSORS = {"big": np.arange(3_000_000), "b": np.arange(7, dtype=np.float32), "c": np.arange(50_000)}
@@ -136,9 +135,3 @@ def test_n9_no_hash_is_given_of_two_versions() -> None:
             with pytest.raises(ingot.StorageError) as caught:
                 ingot.hash(server.url(), definition)
             assert caught.value.code == "changed"
-
-
-@pytest.mark.parametrize("definition", ["sha256", "autov1", "md5"])
-def test_ctrl_c_ends_a_hash_of_a_server_that_stalls(definition: str) -> None:
-    with stalling(DATA) as server, interrupted():
-        ingot.hash(server.url(), definition)

@@ -206,25 +206,6 @@ def test_n9_a_version_without_a_name_is_begun_anew(tmp_path: Path) -> None:
     assert path.read_bytes() == OTHER
 
 
-def test_n9_a_weak_etag_counts_with_size_and_time_only(tmp_path: Path) -> None:
-    path = tmp_path / "x"
-    then = "Wed, 21 Oct 2015 07:28:00 GMT"
-    weak = {"ETag": 'W/"v1"', "Last_Modified": then}
-    count = [0]
-
-    def answer(handler: Handler, request: Request) -> None:
-        count[0] += 1
-        if count[0] <= 6:
-            handler.part(DATA, request, **weak)
-        else:
-            handler.raw(b"")
-
-    server = broken_off(path, answer)
-    done = again(path, server, good(OTHER, ETag='W/"v1"', Last_Modified="Thu, 22 Oct 2015 07:28:00 GMT"))
-    assert done.fetched == len(OTHER)
-    assert path.read_bytes() == OTHER
-
-
 def test_a_part_whose_bytes_were_changed_or_lost_is_fetched_again(tmp_path: Path) -> None:
     path = tmp_path / "x"
     server = broken_off(path)
@@ -266,54 +247,6 @@ def test_another_address_is_not_gone_on_with_and_another_signature_is(tmp_path: 
         path.unlink()
         part_of(path).write_bytes(kept)
         assert ingot.download(server.url("/get?name=b&X-Amz-Signature=1"), path).fetched == len(DATA)
-
-
-def test_n9_a_file_that_is_replaced_meanwhile_is_an_error(tmp_path: Path) -> None:
-    path = tmp_path / "x"
-    count = [0]
-
-    def answer(handler: Handler, request: Request) -> None:
-        count[0] += 1
-        if count[0] <= 4:
-            handler.part(DATA, request, ETag='"v1"')
-        elif request.headers.get("if-match") == '"v1"':
-            handler.head(412, Content_Length=0)
-        else:
-            handler.part(OTHER, request, ETag='"v2"')
-
-    with serving(answer) as server:
-        with pytest.raises(ingot.StorageError, match="was written to") as caught:
-            ingot.download(server.url("/x"), path)
-        assert caught.value.code == "changed"
-        assert not path.exists()
-        assert ingot.download(server.url("/x"), path).fetched == len(OTHER)
-    assert path.read_bytes() == OTHER
-
-
-def test_a_connection_that_drops_is_made_again(tmp_path: Path) -> None:
-    seen: set[int] = set()
-    lock = threading.Lock()
-
-    def answer(handler: Handler, request: Request) -> None:
-        begin, end = request.range
-        with lock:
-            is_first = begin % MIB == 0 and begin not in seen
-            seen.add(begin)
-        if is_first and begin > 0:
-            end = min(end, len(DATA))
-            handler.head(
-                206,
-                Content_Range=f"bytes {begin}-{end - 1}/{len(DATA)}",
-                Content_Length=end - begin,
-                ETag='"v1"',
-            )
-            handler.raw(DATA[begin : begin + (end - begin) // 3])
-        else:
-            handler.part(DATA, request, ETag='"v1"')
-
-    with serving(answer) as server:
-        done = ingot.download(server.url("/x"), tmp_path / "x", expected_sha256=SHA256)
-    assert done.fetched == len(DATA)
 
 
 def slowly(data: bytes) -> Answer:
@@ -406,38 +339,7 @@ def test_what_breaks_off_there_is_begun_again(tmp_path: Path) -> None:
     assert (tmp_path / "x").read_bytes() == DATA
 
 
-def test_n7_a_body_without_an_end_that_is_told_is_refused(tmp_path: Path) -> None:
-    def answer(handler: Handler, request: Request) -> None:
-        handler.send_response(200)
-        handler.end_headers()
-        handler.raw(DATA)
-
-    with serving(answer) as server:
-        with pytest.raises(ingot.StorageError) as caught:
-            ingot.download(server.url("/x"), tmp_path / "x")
-        assert caught.value.code == "range-ignored"
-    assert list(tmp_path.iterdir()) == []
-
-
 # Where it is written to
-
-
-def test_a_full_disk_is_said_and_leaves_nothing(tmp_path: Path) -> None:
-    script = """
-        import resource, signal, sys, ingot
-        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-        resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20))
-        try:
-            ingot.download(sys.argv[1], sys.argv[2])
-        except ingot.StorageError as error:
-            print(error)
-    """
-    with serving(good(DATA)) as server:
-        command = [sys.executable, "-c", textwrap.dedent(script), server.url("/x"), tmp_path / "x"]
-        said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    assert said.startswith(str(tmp_path / "x"))
-    assert "could not" in said
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_n15_a_partial_file_that_is_a_link_is_not_written_through(server: Server, tmp_path: Path) -> None:

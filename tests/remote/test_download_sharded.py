@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import pickle
 import signal
@@ -117,27 +116,6 @@ def test_a_name_says_that_a_file_is_an_index(tmp_path: Path) -> None:
     assert files_in(tmp_path) == files
 
 
-@pytest.mark.parametrize(
-    "name", ["../a.safetensors", "/etc/a.safetensors", "a/../../b", "~/a", "a\\b", "C:a", "", "a//b", "NUL"]
-)
-def test_x1_shards_that_lead_out_of_the_directory_are_refused(tmp_path: Path, name: str) -> None:
-    index = json.dumps({"weight_map": {"a": NAMES[0], "b": name}}).encode()
-    place = tmp_path / "place"
-    place.mkdir()
-    with serving(folder({**FILES, INDEX: index})) as server:
-        with pytest.raises(ingot.CheckpointError) as caught:
-            ingot.download(server.url(f"/model/{INDEX}"), place)
-        assert asked(server) == [INDEX]
-    assert caught.value.code == "invalid-shard-name"
-    assert files_in(tmp_path) == {}
-
-
-def test_what_is_no_index_is_refused(tmp_path: Path) -> None:
-    with serving(folder({INDEX: b"<html>"})) as server, pytest.raises(ingot.CheckpointError):
-        ingot.download(server.url(f"/model/{INDEX}"), tmp_path)
-    assert files_in(tmp_path) == {}
-
-
 @pytest.mark.parametrize("claimed", [1 << 60, (1 << 63) + 5])
 def test_a_shard_that_claims_more_than_there_is_room_for_leaves_nothing(tmp_path: Path, claimed: int) -> None:
     def answer(handler: Handler, request: Request) -> None:
@@ -181,13 +159,6 @@ def test_a_shard_that_the_server_lacks_is_named_and_the_old_model_stays(tmp_path
             ingot.download(server.url(f"/model/{INDEX}"), tmp_path, overwrite=True)
         assert caught.value.filename == server.url(f"/model/{NAMES[1]}")
     assert files_in(tmp_path) == old
-
-
-def test_a_missing_shard_leaves_nothing(tmp_path: Path) -> None:
-    files = {name: data for name, data in FILES.items() if name != NAMES[1]}
-    with serving(folder(files)) as server, pytest.raises(FileNotFoundError):
-        ingot.download(server.url(f"/model/{INDEX}"), f"{tmp_path}/new/")
-    assert list(tmp_path.iterdir()) == []
 
 
 # Going on
@@ -325,9 +296,7 @@ def test_they_are_known_through_any_number_of_breaks(server: Server, tmp_path: P
 
 
 @pytest.mark.parametrize("damage", ["changed", "shorter", "longer"])
-def test_a_shard_that_was_written_to_since_is_not_taken_for_it(
-    server: Server, tmp_path: Path, damage: str
-) -> None:
+def test_download_rejects_a_changed_shard(server: Server, tmp_path: Path, damage: str) -> None:
     half_named(tmp_path, server)
     data = FILES[NAMES[0]]
     written = {"changed": data[:-1] + bytes([data[-1] ^ 1]), "shorter": data[:-1], "longer": data + b"?"}[

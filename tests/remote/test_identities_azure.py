@@ -17,7 +17,6 @@ from support.clouds import DATA, SECRET, Cloud, running, told
 from support.proxies import certificate
 from support.servers import Handler, Request, serving, unused_port
 
-from .test_identities_amazon import PREFIXES
 from .test_identities_google import pair  # noqa: F401
 
 APPLICATION = {"tenant_id": "tenant", "client_id": "app", "client_secret": "of-the/app+"}
@@ -81,9 +80,6 @@ def setup(
     monkeypatch: pytest.MonkeyPatch,
     pair: tuple[bytes, bytes],  # noqa: F811
 ) -> Iterator[Setup]:
-    for name in [name for name in os.environ if name.startswith(PREFIXES)]:
-        monkeypatch.delenv(name)
-    monkeypatch.setenv("HOME", str(tmp_path))
     pytest.importorskip("azure.identity", reason="azure-identity is not installed")
     # A machine's service is given minutes to begin.
     monkeypatch.setattr("azure.core.pipeline.policies.RetryPolicy.sleep", lambda *arguments: None)
@@ -188,9 +184,7 @@ ASKED = {"application": "/tenant/oauth2", "pod": "/tenant/oauth2", "machine": "/
 
 @pytest.mark.parametrize("status", [200, 400, 401, 404, 500])
 @pytest.mark.parametrize("name", ASKED)
-def test_a_source_that_fails_is_the_error_and_nobody_else_is_tried(
-    setup: Setup, name: str, status: int
-) -> None:
+def test_failing_source_is_the_error(setup: Setup, name: str, status: int) -> None:
     setup.machine()
     shown = getattr(setup, name)() or "of-the/app+"
 

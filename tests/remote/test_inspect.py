@@ -110,9 +110,7 @@ def test_shards_are_counted_from_the_hubs_document(hub: Hub, case: dict[str, Any
 
 
 @cases("case", SINGLE, ids=lambda case: case["name"])
-def test_a_file_behind_a_url_is_counted_with_the_configuration_beside_it(
-    hub: Hub, case: dict[str, Any], tmp_path: Path
-) -> None:
+def test_inspect_reads_the_config_beside_a_url(hub: Hub, case: dict[str, Any], tmp_path: Path) -> None:
     hold(hub, case)
     folder = write(tmp_path / "model", hub.files)
     for url in ("hf://me/gpt", hub.other.url("/plain/model.safetensors?signature=x")):
@@ -243,14 +241,6 @@ def test_a_document_that_breaks_a_rule_is_not_believed(hub: Hub, document: bytes
     assert hub.headers_asked()[0] == API + INDEX
 
 
-@cases("document", broken_documents().values(), ids=broken_documents())
-def test_what_is_no_document_never_counts(hub: Hub, document: bytes) -> None:
-    hub.documents[INDEX] = document
-    hub.files = {"config.json": b"{}"}
-    with pytest.raises((OSError, ingot.SafetensorError)):
-        ingot.inspect(f"hf://me/gpt/{INDEX}")
-
-
 def test_a_configuration_that_cannot_be_read_is_refused_without_secrets(hub: Hub) -> None:
     hub.files["config.json"] = b"[]"
     with pytest.raises(ingot.CheckpointError, match="is no JSON object") as caught:
@@ -308,9 +298,7 @@ def test_many_at_once_take_as_long_as_one(hub: Hub) -> None:
 
 
 @cases("count", ["logical", "stored"])
-def test_a_task_that_is_cancelled_leaves_no_request_behind(
-    hub: Hub, count: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_cancelled_task_leaves_no_request(hub: Hub, count: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     reached, over = threading.Event(), threading.Event()
 
     def answer(handler: Handler, request: Request) -> None:

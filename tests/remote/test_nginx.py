@@ -46,10 +46,7 @@ http {{
     ssl_certificate {folder}/cert.pem;
     ssl_certificate_key {folder}/key.pem;
     root {folder}/www;
-    location /packed/ {{ alias {folder}/www/; add_header Content-Encoding gzip; }}
-    location /ranges-off/ {{ alias {folder}/www/; max_ranges 0; }}
     location /slow/ {{ alias {folder}/www/; limit_rate 4m; }}
-    location /users/ {{ alias {folder}/www/; auth_basic x; auth_basic_user_file {folder}/users; }}
     location /to-http/ {{ return 302 http://127.0.0.1:{http}/model.safetensors; }}
   }}
 }}
@@ -89,7 +86,6 @@ def nginx(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nginx]:
         if parent.stat().st_uid == os.getuid():
             parent.chmod(0o755)
     ingot.numpy.save_file(TENSORS, folder / "www" / "model.safetensors")
-    (folder / "users").write_text("me:{PLAIN}secret\n")
     key = ["-keyout", folder / "key.pem", "-out", folder / "cert.pem", "-subj", "/CN=loopback"]
     subprocess.run(
         [OPENSSL, "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", *key]
@@ -181,47 +177,6 @@ def test_n2_a_redirect_from_tls_to_none_is_refused(nginx: Nginx) -> None:
     with pytest.raises(ingot.StorageError, match="from https: to http:") as caught:
         ingot.safe_open(f"https://localhost:{nginx.https}/to-http/", "np", storage_options=nginx.options)
     assert caught.value.code == "redirect-refused"
-
-
-def test_n8_a_server_that_says_gzip_is_not_believed(nginx: Nginx) -> None:
-    with pytest.raises(ingot.StorageError, match="content encoding gzip") as caught:
-        ingot.safe_open(f"http://127.0.0.1:{nginx.http}/packed/model.safetensors", "np")
-    assert caught.value.code == "content-encoded"
-
-
-def test_n5_a_server_without_ranges_is_an_error(nginx: Nginx) -> None:
-    with pytest.raises(ingot.StorageError, match="the server does not support range requests") as caught:
-        ingot.safe_open(f"http://127.0.0.1:{nginx.http}/ranges-off/model.safetensors", "np")
-    assert caught.value.code == "range-ignored"
-
-
-def test_users_have_passwords(nginx: Nginx) -> None:
-    url = f"http://me:secret@127.0.0.1:{nginx.http}/users/model.safetensors"
-    assert same(ingot.numpy.load_file(url))
-    with pytest.raises(PermissionError) as caught:
-        ingot.safe_open(url.replace("secret", "wrong"), "np")
-    assert "wrong" not in str(caught.value)
-    assert "401" in str(caught.value)
-
-
-def test_a_file_that_is_not_there_is_not_found(nginx: Nginx) -> None:
-    with pytest.raises(FileNotFoundError, match="404"):
-        ingot.safe_open(f"http://127.0.0.1:{nginx.http}/none.safetensors", "np")
-
-
-def test_n9_a_file_that_is_replaced_meanwhile_is_an_error(nginx: Nginx) -> None:
-    path = nginx.folder / "www" / "replaced.safetensors"
-    ingot.numpy.save_file(TENSORS, path)
-    file = ingot.safe_open(f"http://127.0.0.1:{nginx.http}/replaced.safetensors", "np")
-    other = {name: array + 1 for name, array in TENSORS.items()}
-    ingot.numpy.save_file(other, path)
-    os.utime(path, (1, 1))
-    with pytest.raises(ingot.StorageError, match="was written to") as caught:
-        file["a"]
-    assert caught.value.code == "changed"
-    # Once it is known, nothing more is given.
-    with pytest.raises(ingot.StorageError, match="was written to"):
-        file["zeros"]
 
 
 def test_a_slow_server_is_waited_for(nginx: Nginx) -> None:

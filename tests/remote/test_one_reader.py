@@ -28,9 +28,7 @@ def halves(tensors: dict[str, np.ndarray]) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("what", ["dtype", "out", "slices", "slices and dtype", "every second"])
-def test_a_part_of_everything_takes_no_more_requests_than_all_of_it(
-    tensors: dict[str, np.ndarray], what: str
-) -> None:
+def test_parts_take_no_more_requests_than_all(tensors: dict[str, np.ndarray], what: str) -> None:
     slices = halves(tensors)
     converted = {name: array.astype(np.float16) for name, array in tensors.items()}
     expected = {

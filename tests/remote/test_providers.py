@@ -23,7 +23,6 @@ from support.commands import run
 from support.ctrl_c import interrupted
 from support.servers import serving
 
-from .test_identities_amazon import PREFIXES
 from .test_identity_rules import Store
 
 pytest.importorskip("botocore", reason="botocore verifies the signatures, and is not installed")
@@ -31,11 +30,6 @@ pytest.importorskip("botocore", reason="botocore verifies the signatures, and is
 
 @pytest.fixture
 def cloud(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cloud]:
-    for name in [name for name in os.environ if name.startswith(PREFIXES)]:
-        monkeypatch.delenv(name)
-    monkeypatch.setenv("HOME", str(tmp_path))
-    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
-    monkeypatch.setenv("NO_GCE_CHECK", "true")
     with running() as cloud:
         cloud.known("KEY")
         cloud.tokens |= {"T1", "T2"}
@@ -134,9 +128,7 @@ def test_provider_is_called_again_before_its_answer_expires() -> None:
     ],
     ids=str,
 )
-def test_provider_whose_answer_does_not_fit_is_an_error(
-    cloud: Cloud, url: str, answer: object, why: str
-) -> None:
+def test_provider_with_a_bad_answer_is_an_error(cloud: Cloud, url: str, answer: object, why: str) -> None:
     with pytest.raises(ingot.OptionError, match=why) as caught:
         opened(cloud, url, lambda: answer)
     assert "no credentials from the provider in `credentials`" in str(caught.value)
@@ -243,9 +235,7 @@ MISSING = {
 
 
 @pytest.mark.parametrize("url", MISSING)
-def test_missing_sdk_is_an_error_that_names_the_extra(
-    cloud: Cloud, monkeypatch: pytest.MonkeyPatch, url: str
-) -> None:
+def test_missing_sdk_names_the_extra(cloud: Cloud, monkeypatch: pytest.MonkeyPatch, url: str) -> None:
     variables, package, extra = MISSING[url]
     for name, value in variables.items():
         monkeypatch.setenv(name, value)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import threading
 from pathlib import Path
@@ -44,13 +45,6 @@ def test_of_a_rewritten_url_only_what_is_kept_is_fetched(tmp_path: Path) -> None
     assert ingot.inspect(out).metadata == {"who": "one"}
 
 
-def test_a_url_is_split_into_shards(tmp_path: Path) -> None:
-    with serving(good(DATA)) as server:
-        ingot.split(server.url(), tmp_path / "shards", "30MB")
-    found = ingot.numpy.load_file(tmp_path / "shards")
-    assert all(np.array_equal(found[name], ONE[name]) for name in ONE)
-
-
 def test_a_url_that_changes_meanwhile_is_named_and_the_old_file_stays(tmp_path: Path) -> None:
     out = tmp_path / "out.safetensors"
     out.write_bytes(b"old")
@@ -68,12 +62,6 @@ def test_a_url_that_changes_meanwhile_is_named_and_the_old_file_stays(tmp_path: 
         assert caught.value.path == server.url()
     assert out.read_bytes() == b"old"
     assert list(tmp_path.iterdir()) == [out]
-
-
-def test_ctrl_c_ends_a_merge_from_a_server_that_stalls(tmp_path: Path) -> None:
-    with stalling(DATA) as server, interrupted():
-        ingot.merge([server.url()], tmp_path / "out.safetensors")
-    assert list(tmp_path.iterdir()) == []
 
 
 def shared(path: Path, checksums: str | None = None) -> bytes:
@@ -98,9 +86,7 @@ def test_a_tensor_that_lies_apart_in_another_is_gathered_from_a_url(tmp_path: Pa
 
 
 @pytest.mark.parametrize("checksums", [None, "blake3"], ids=["bytes", "digest"])
-def test_ctrl_c_ends_the_gathering_of_a_tensor_from_a_server_that_stalls(
-    tmp_path: Path, checksums: str | None
-) -> None:
+def test_ctrl_c_ends_gathering_from_a_stalled_server(tmp_path: Path, checksums: str | None) -> None:
     out = tmp_path / "out.safetensors"
     with stalling(shared(out, checksums)) as server, interrupted():
         ingot.rewrite(server.url(), out, drop="big")
@@ -116,3 +102,68 @@ def test_ctrl_c_ends_a_merge_into_a_pipe_from_a_server_that_stalls(tmp_path: Pat
     with stalling(DATA) as server, interrupted():
         ingot.merge([server.url()], pipe)
     reader.join()
+
+
+TENSORS = {"a": np.arange(300_000), "b": np.arange(7, dtype=np.float32)}
+
+
+def npz() -> bytes:
+    file = io.BytesIO()
+    np.savez(file, **TENSORS)
+    return file.getvalue()
+
+
+def pickled() -> bytes:
+    torch = pytest.importorskip("torch", reason="torch is not installed")
+    file = io.BytesIO()
+    torch.save({name: torch.from_numpy(array.copy()) for name, array in TENSORS.items()}, file)
+    return file.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("make", "name", "word"),
+    [
+        (lambda: ingot.numpy.save(TENSORS), "model", "safetensors"),
+        (lambda: ingot.numpy.save(TENSORS, format="bintensors"), "model.bt", "bintensors"),
+        (npz, "arrays.npz", "npz"),
+        (pickled, "pytorch_model.bin", "torch"),
+    ],
+)
+def test_a_url_is_converted_as_the_file_is(tmp_path: Path, make: object, name: str, word: str) -> None:
+    data = make()
+    with serving(good(data)) as server:
+        done = ingot.convert(server.url(f"/{name}?sig=secret"), tmp_path / "out.safetensors")
+        assert server.sent < len(data) + (1 << 20)
+        with pytest.raises(FileExistsError):
+            ingot.convert(server.url(f"/{name}"), tmp_path / "out.safetensors")
+    assert done.source_format == word
+    assert done.source == server.url(f"/{name}?…")
+    assert done.verified
+    found = ingot.numpy.load_file(tmp_path / "out.safetensors")
+    assert all(np.array_equal(found[one], TENSORS[one]) for one in TENSORS)
+    assert [path.name for path in tmp_path.iterdir()] == ["out.safetensors"]
+
+
+def test_a_pickle_from_a_url_runs_nothing(tmp_path: Path) -> None:
+    import os
+    import pickle
+
+    class Payload:
+        def __reduce__(self) -> tuple[object, tuple[str]]:
+            return os.mkdir, (str(tmp_path / "ran"),)
+
+    with serving(good(pickle.dumps({"a": Payload()}, protocol=2))) as server:
+        with pytest.raises(ingot.ConversionError) as caught:
+            ingot.convert(server.url("/model.pdparams"), tmp_path / "out.safetensors")
+        assert server.url("/model.pdparams") in "".join(caught.value.__notes__)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_server_that_fails_leaves_nothing(tmp_path: Path) -> None:
+    def answer(handler: Handler, request: Request) -> None:
+        handler.head(404, Content_Length=0)
+
+    with serving(answer) as server, pytest.raises(FileNotFoundError) as caught:
+        ingot.convert(server.url("/m.npz"), tmp_path / "out.safetensors")
+    assert caught.value.filename == server.url("/m.npz")
+    assert list(tmp_path.iterdir()) == []

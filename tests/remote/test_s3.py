@@ -22,7 +22,6 @@ from support.servers import Handler, Request, good, serving, unused_port
 TENSORS = {"a": np.arange(400_000), "b": np.arange(50, dtype=np.float32)}
 DATA = ingot.numpy.save(TENSORS)
 KEYS = ["model.safetensors", "a b/ü+&=~%2F.safetensors", "a/../b//c.safetensors", "q?x#y.safetensors"]
-VARIABLES = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AWS_PROFILE", "AWS_REGION")
 
 #: Makes a bucket with these keys and a user who may read them, says so, and serves until its input ends.
 SCRIPT = """
@@ -39,16 +38,12 @@ SCRIPT = """
     data = sys.stdin.buffer.read(int(sys.argv[3]))
     for key in keys:
         s3.put_object(Bucket="models", Key=key, Body=data)
-    user = iam.create_user(UserName="me")["User"]["Arn"]
-    both = {"Effect": "Allow", "Action": ["s3:*", "sts:AssumeRole"], "Resource": "*"}
-    policy = json.dumps({"Version": "2012-10-17", "Statement": [both]})
+    iam.create_user(UserName="me")
+    allowed = {"Effect": "Allow", "Action": "s3:*", "Resource": "*"}
+    policy = json.dumps({"Version": "2012-10-17", "Statement": [allowed]})
     iam.put_user_policy(UserName="me", PolicyName="all", PolicyDocument=policy)
-    trusted = {"Effect": "Allow", "Action": "sts:AssumeRole", "Principal": {"AWS": user}}
-    trust = json.dumps({"Version": "2012-10-17", "Statement": [trusted]})
-    role = iam.create_role(RoleName="reader", AssumeRolePolicyDocument=trust)["Role"]["Arn"]
-    iam.put_role_policy(RoleName="reader", PolicyName="all", PolicyDocument=policy)
     key = iam.create_access_key(UserName="me")["AccessKey"]
-    print(json.dumps([key["AccessKeyId"], key["SecretAccessKey"], role]), flush=True)
+    print(json.dumps([key["AccessKeyId"], key["SecretAccessKey"]]), flush=True)
     sys.stdin.buffer.read()
 """
 
@@ -58,7 +53,6 @@ class Moto:
     port: int
     key: str
     secret: str
-    role: str
 
     @property
     def options(self) -> dict[str, object]:
@@ -74,7 +68,7 @@ def moto() -> Iterator[Moto]:
     pytest.importorskip("moto", reason="moto is not installed")
     port = unused_port()
     # What the script does needs no rights; from then on every request has to be signed.
-    environment = {**os.environ, "INITIAL_NO_AUTH_ACTION_COUNT": str(len(KEYS) + 6)}
+    environment = {**os.environ, "INITIAL_NO_AUTH_ACTION_COUNT": str(len(KEYS) + 4)}
     arguments = [str(port), json.dumps(KEYS), str(len(DATA))]
     with subprocess.Popen(
         [sys.executable, "-c", textwrap.dedent(SCRIPT), *arguments],
@@ -88,14 +82,6 @@ def moto() -> Iterator[Moto]:
         process.stdin.flush()
         yield Moto(port, *json.loads(process.stdout.readline()))
         process.terminate()
-
-
-@pytest.fixture(autouse=True)
-def nobody(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """An environment that holds no credentials."""
-    for name in VARIABLES:
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("HOME", str(tmp_path))
 
 
 def same(found: dict[str, np.ndarray]) -> bool:
@@ -134,45 +120,6 @@ def test_a_sharded_checkpoint_is_signed_for_shard_by_shard(moto: Moto, tmp_path:
     with pytest.raises(FileNotFoundError, match="NoSuchKey") as caught:
         ingot.numpy.load_file(url, storage_options=moto.options)
     assert caught.value.filename == file.shards[1]
-
-
-def test_credentials_and_endpoint_come_from_the_environment(
-    moto: Moto, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setenv("AWS_ENDPOINT_URL", moto.options["endpoint"])
-    monkeypatch.setenv("AWS_ACCESS_KEY_ID", moto.key)
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", moto.secret)
-    assert same(ingot.numpy.load_file("s3://models/model.safetensors"))
-    monkeypatch.delenv("AWS_ACCESS_KEY_ID")
-    (tmp_path / ".aws").mkdir()
-    (tmp_path / ".aws" / "credentials").write_text(
-        f"[work]\naws_access_key_id = {moto.key}\naws_secret_access_key = {moto.secret}\n"
-    )
-    monkeypatch.setenv("AWS_PROFILE", "work")
-    assert same(ingot.numpy.load_file("s3://models/model.safetensors"))
-
-
-def test_a_role_reads_whose_token_service_has_checked_the_signature(
-    moto: Moto, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    folder = tmp_path / ".aws"
-    folder.mkdir()
-    (folder / "credentials").write_text(
-        f"[base]\naws_access_key_id = {moto.key}\naws_secret_access_key = {moto.secret}\n"
-        "[wrong]\naws_access_key_id = none\naws_secret_access_key = hunter2\n"
-    )
-    role = f"role_arn = {moto.role}\nendpoint_url = {moto.options['endpoint']}\nregion = us-east-1\n"
-    (folder / "config").write_text(
-        f"[profile reader]\n{role}source_profile = base\n[profile nobody]\n{role}source_profile = wrong\n"
-    )
-    monkeypatch.setenv("AWS_PROFILE", "reader")
-    assert same(ingot.numpy.load_file("s3://models/model.safetensors"))
-    monkeypatch.setenv("AWS_PROFILE", "nobody")
-    with pytest.raises(
-        PermissionError, match="the profile `nobody`: ClientError: 403 InvalidClientTokenId"
-    ) as caught:
-        ingot.numpy.load_file("s3://models/model.safetensors")
-    assert "hunter2" not in str(caught.value)
 
 
 @pytest.mark.parametrize("wrong", ["secret_access_key", "access_key_id"])

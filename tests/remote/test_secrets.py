@@ -172,21 +172,11 @@ ANSWERS: dict[str, Answer] = {
     **{
         say.__name__.strip("_"): echoing(say)
         for say in (
-            _reason,
-            _long_reason,
-            _header,
-            _long_header,
-            _code,
-            _shouted,
-            _range,
-            _encoding,
-            _location,
-            _scheme,
-            _region,
-            _page,
+            _reason, _long_reason, _header, _long_header, _code, _shouted, _range, _encoding, _location,
+            _scheme, _region, _page,
         )
     },
-}
+}  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -294,18 +284,10 @@ def assert_no_secret(texts: list[str]) -> None:
 # Every public function. ------------------------------------------------------------------------------------
 
 MODULES = (
-    "ingot",
-    "ingot.numpy",
-    "ingot.torch",
-    "ingot.flax",
-    "ingot.tensorflow",
-    "ingot.mlx",
-    "ingot.paddle",
-    "ingot.modelspec",
-    "ingot.compat.safetensors",
-    "ingot.compat.safetensors.numpy",
+    "ingot", "ingot.numpy", "ingot.torch", "ingot.flax", "ingot.tensorflow", "ingot.mlx", "ingot.paddle",
+    "ingot.modelspec", "ingot.compat.safetensors", "ingot.compat.safetensors.numpy",
     "ingot.compat.safetensors.torch",
-)
+)  # fmt: skip
 # Parameters that have to be given, by name, where they are no place. A new one is added here.
 GIVEN: dict[str, Callable[[], object]] = {
     "dtype": lambda: "F16",
@@ -469,9 +451,7 @@ WRITERS = {
 
 
 @pytest.mark.parametrize("writer", WRITERS)
-def test_a_url_is_refused_as_a_destination_before_anything_is_asked_or_made(
-    writer: str, server: Server, tmp_path: Path
-) -> None:
+def test_url_is_rejected_as_a_destination(writer: str, server: Server, tmp_path: Path) -> None:
     function, place = WRITERS[writer]
     (tmp_path / "good.safetensors").write_bytes(FILE)
     for kind, url in urls(server).items():

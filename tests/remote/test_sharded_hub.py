@@ -125,11 +125,6 @@ def test_what_is_in_neither_file_is_said_of_both(hub: Hub) -> None:
     assert caught.value.filename == "hf://me/gpt"
 
 
-def test_who_may_not_read_is_told_so(hub: Hub) -> None:
-    with pytest.raises(PermissionError, match="Invalid username"):
-        ingot.safe_open("hf://me/gpt", "np", storage_options={**NEAR, "token": "hf_wrong"})
-
-
 @pytest.mark.parametrize("page", ["", "/tree/main", "/tree/main/", f"/blob/main/{INDEX}", "/tree/" + OLD])
 def test_pages_of_the_repository_are_the_model(hub: Hub, page: str) -> None:
     assert same(ingot.numpy.load_file(hub.hub.url(f"/me/gpt{page}"), storage_options=NEAR))
@@ -240,34 +235,12 @@ def test_a_repository_is_kept_with_all_its_shards(hub: Hub, place: Path, source:
     assert caught.value.filename == str(place / INDEX)
 
 
-def test_a_page_of_a_folder_is_kept(hub: Hub, place: Path) -> None:
-    hub.commits[OLD] = {f"unet/{name}": data for name, data in checkpoint().items()}
-    ingot.download(hub.hub.url("/me/gpt/tree/main/unet"), f"{place}/unet/", storage_options=NEAR)
-    assert files_in(place / "unet") == checkpoint()
-
-
 def test_the_one_file_of_a_model_is_kept_rather_than_its_index(hub: Hub, place: Path) -> None:
     hub.commits[OLD]["model.safetensors"] = b"one"
     (place / INDEX).write_text("of another")
     assert ingot.download("hf://me/gpt", place, storage_options=NEAR).path == str(place / "model.safetensors")
     with pytest.raises(FileExistsError):
         ingot.download("hf://me/gpt", place, storage_options=NEAR)
-
-
-def test_one_digest_of_a_repository_of_shards_is_refused(hub: Hub, place: Path) -> None:
-    with pytest.raises(ingot.OptionError, match="for which one SHA-256 is not enough"):
-        ingot.download("hf://me/gpt", place, storage_options=NEAR, expected_sha256="ab" * 32)
-    with pytest.raises(ingot.OptionError, match="expected a directory"):
-        ingot.download("hf://me/gpt", place / "new", storage_options=NEAR)
-    assert hub.cdn.requests == []
-
-
-def test_a_repository_of_neither_is_said_to_be(hub: Hub, place: Path) -> None:
-    del hub.commits[OLD][INDEX]
-    with pytest.raises(FileNotFoundError, match=f"nor is there a file {INDEX}") as caught:
-        ingot.download("hf://me/gpt", place, storage_options=NEAR)
-    assert caught.value.filename == "hf://me/gpt"
-    assert files_in(place) == {}
 
 
 def test_what_is_kept_is_of_one_commit(hub: Hub, place: Path) -> None:
@@ -330,17 +303,3 @@ def test_what_the_cache_lacks_is_fetched(hub: Hub, tmp_path: Path, place: Path) 
     done = ingot.download(f"hf://me/gpt@{OLD}", place, storage_options=NEAR)
     assert files_in(place) == checkpoint()
     assert done.fetched == len(checkpoint()[NAMES[1]])
-
-
-def test_offline_a_model_comes_from_the_cache_or_not_at_all(
-    hub: Hub, tmp_path: Path, place: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    fill_the_cache(tmp_path)
-    ingot.download("hf://me/gpt", place)
-    assert files_in(place) == checkpoint()
-    (tmp_path / "hub/models--me--gpt/snapshots" / OLD / NAMES[1]).unlink()
-    with pytest.raises(FileNotFoundError, match=NAMES[1]):
-        ingot.download("hf://me/gpt", f"{place}/again/")
-    assert not (place / "again").exists()
-    assert hub.hub.requests == []

@@ -138,8 +138,6 @@ class Cloud:
             return "computeMetadata/\n"
         if path == "/":
             return self._sts(handler, request, body, form)
-        if path == "/token":
-            return self._renewed(json.loads(body))
         if path == "/federation/credentials":
             token = request.headers["x-amz-sso_bearer_token"]
             key = self._key(f"SSO.{query['account_id']}.{query['role_name']}.{token}")
@@ -158,7 +156,7 @@ class Cloud:
                 return json.dumps({"email": "default", "scopes": [], "aliases": []})
             return self._token("google-machine")
         if path.startswith("/google/"):
-            return self._google(path, request, form, body)
+            return self._google(path, form)
         if path == "/subject":
             assert request.headers["x-ask"] == "please"
             return json.dumps({"value": "of-the-url"})
@@ -186,10 +184,10 @@ class Cloud:
     def _sts(self, handler: Handler, request: Request, body: bytes, form: dict[str, str]) -> str:
         role = form["RoleArn"].rpartition("/")[2]
         if form["Action"] == "AssumeRole":
-            signer = self._signer(handler, request, body, "sts")
-            name = f"ROLE.{role}.{form['RoleSessionName']}.{form.get('ExternalId', '')}.{signer}"
-            name = name if form["RoleSessionName"] == "named" else f"ROLE.{role}.{signer}"
+            name = f"ROLE.{role}.{self._signer(handler, request, body, 'sts')}"
         else:
+            # An identity is in the body only.
+            assert request.path == "/"
             assert form["Action"] == "AssumeRoleWithWebIdentity"
             # botocore sends the line end of the file too.
             name = f"WEB.{role}.{form['WebIdentityToken'].strip()}"
@@ -202,19 +200,14 @@ class Cloud:
             f"</{form['Action']}Response>"
         )
 
-    def _renewed(self, asked: dict[str, str]) -> str:
-        assert asked["grantType"] == "refresh_token"
-        assert asked["clientSecret"] == "of-the-client"
-        token = f"renewed-{asked['refreshToken']}"
-        return json.dumps({"accessToken": token, "expiresIn": 3600, "refreshToken": "next"})
-
     def _instance(self, handler: Handler, request: Request) -> str:
         if handler.command == "PUT":
+            assert request.headers["x-aws-ec2-metadata-token-ttl-seconds"] == "21600"
             return "the-token"
         assert request.headers["x-aws-ec2-metadata-token"] == "the-token"
         return "my-role\n" if request.path.endswith("/") else self._json_key("INSTANCE")
 
-    def _google(self, path: str, request: Request, form: dict[str, str], body: bytes) -> str:
+    def _google(self, path: str, form: dict[str, str]) -> str:
         from google.auth import jwt
 
         if path == "/google/token" and form["grant_type"].endswith(":jwt-bearer"):
@@ -225,18 +218,12 @@ class Cloud:
         if path == "/google/token":
             assert (form["grant_type"], form["client_secret"]) == ("refresh_token", "of-the-client")
             return self._token(f"person-{form['refresh_token']}")
-        if path == "/google/sts":
-            assert form["grant_type"] == "urn:ietf:params:oauth:grant-type:token-exchange"
-            assert form["requested_token_type"] == "urn:ietf:params:oauth:token-type:access_token"
-            assert (form["audience"], form["subject_token_type"]) == ("//iam/pool", "urn:of:jwt")
-            # google-auth sends the line end of a file too.
-            name = f"federated-{form['subject_token'].strip()}-{scope(form['scope'])}"
-            return self._token(name, issued_token_type="urn:ietf:params:oauth:token-type:access_token")
-        asked, by = json.loads(body), request.headers["authorization"].removeprefix("Bearer ")
-        assert by in self.tokens
-        name = f"acting-{path.rpartition('/')[2]}-{scope(asked['scope'][0])}-by-{by}"
-        self.tokens.add(name)
-        return json.dumps({"accessToken": name, "expireTime": after(3600)})
+        assert path == "/google/sts"
+        assert form["grant_type"] == "urn:ietf:params:oauth:grant-type:token-exchange"
+        assert form["requested_token_type"] == "urn:ietf:params:oauth:token-type:access_token"
+        assert (form["audience"], form["subject_token_type"]) == ("//iam/pool", "urn:of:jwt")
+        name = f"federated-{form['subject_token']}-{scope(form['scope'])}"
+        return self._token(name, issued_token_type="urn:ietf:params:oauth:token-type:access_token")
 
     def _azure(self, path: str, request: Request, query: dict[str, str], form: dict[str, str]) -> str:
         from google.auth import jwt

@@ -83,65 +83,6 @@ SCRIPT = """
 """
 
 
-#: A nameserver that hears and says nothing, and in the end knows no name.
-SILENT = """
-    import glob, json, os, signal, socket, subprocess, sys, threading, time
-
-    subprocess.run(["ip", "link", "set", "lo", "up"], check=True)
-    subprocess.run(["mount", "--bind", sys.argv[1], "/etc/resolv.conf"], check=True)
-    silent = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
-    silent.bind(("127.0.0.1", 53))
-    import ingot
-
-    def waiting():
-        names = 0
-        for path in glob.glob("/proc/self/task/*/comm"):
-            try:
-                names += open(path).read().startswith("ingot-aside")
-            except OSError:
-                pass
-        return names
-
-    def outcome(**options):
-        begun = time.monotonic()
-        try:
-            ingot.hash("http://silent.test/x", storage_options={"retries": 0, **options})
-            what = "none"
-        except KeyboardInterrupt:
-            what = "Ctrl-C"
-        except ingot.StorageError as error:
-            what = error.code + (", its name" if "its name was not resolved in time" in str(error) else "")
-        return what, time.monotonic() - begun
-
-    threading.Timer(0.5, signal.raise_signal, [signal.SIGINT]).start()
-    found = {"interrupted": outcome(connect_timeout=20), "left": waiting()}
-    found["late"] = outcome(connect_timeout=0.5)
-    for _ in range(80):
-        outcome(connect_timeout=0.01)
-    found["most"] = waiting()
-    child = os.fork()
-    if child == 0:
-        # It has none of those threads, and may have its own.
-        outcome(connect_timeout=0.5)
-        os._exit(waiting())
-    found["forked"] = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-
-    def answer():
-        while True:
-            query, address = silent.recvfrom(4096)
-            end = query.index(0, 12) + 5
-            silent.sendto(query[:2] + bytes([0x81, 0x83, 0, 1, 0, 0, 0, 0, 0, 0]) + query[12:end], address)
-
-    threading.Thread(target=answer, daemon=True).start()
-    begun = time.monotonic()
-    while waiting() and time.monotonic() - begun < 60:
-        time.sleep(0.05)
-    found["unknown"] = outcome(connect_timeout=20)
-    found["after"] = waiting()
-    print(json.dumps(found))
-"""
-
-
 def alone(tmp_path: Path, script: str, options: str) -> Any:
     """What `script` prints in a network of its own, where the system asks its own nameserver."""
     if not all(map(shutil.which, ("unshare", "ip", "mount"))):
@@ -165,20 +106,3 @@ def test_n4_a_name_that_leads_elsewhere_the_next_time_is_refused(tmp_path: Path)
     assert len(asked) > 1
     assert code == "redirect-refused"
     assert served["127.0.0.1"] == 1, "only what the caller has named"
-
-
-def test_n10_a_nameserver_that_is_silent_keeps_nobody_waiting(tmp_path: Path) -> None:
-    found = alone(tmp_path, SILENT, "timeout:30 attempts:1")
-    # The system would have waited for half a minute.
-    for moment, what in [
-        ("interrupted", "Ctrl-C"),
-        ("late", "unreachable, its name"),
-        ("unknown", "unreachable"),
-    ]:
-        assert found[moment][0] == what, found
-        assert found[moment][1] < 10, found
-    # What the system does nobody can break off: it is left behind, so often at most, and ends.
-    assert found["left"] == 1, found
-    assert found["most"] == 64, found
-    assert found["forked"] == 1, found
-    assert found["after"] == 0, found

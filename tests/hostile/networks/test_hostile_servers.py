@@ -1,17 +1,18 @@
-"""Servers that answer with other bytes than were asked for."""
+"""Servers that answer with other bytes than were asked for, that let callers wait, and that redirect."""
 
 from __future__ import annotations
 
-import gzip
 import time
+from collections.abc import Iterator
+from urllib.parse import urlsplit
 
 import numpy as np
 import pytest
 
 import ingot
 import ingot.numpy
-from support.hostile_servers import DATA, TENSORS, after_the_header, opened, read_fails, refused
-from support.servers import Handler, Request, good, serving, unused_port
+from support.hostile_servers import DATA, TENSORS, TOKEN, after_the_header, opened, read_fails, refused
+from support.servers import Answer, Handler, Request, Server, good, serving, unused_port
 
 
 def test_n5_a_small_file_may_come_whole() -> None:
@@ -168,24 +169,6 @@ def test_n7_bytes_after_an_answer_are_not_the_next_one() -> None:
         assert np.array_equal(file["a"], TENSORS["a"])
 
 
-@pytest.mark.parametrize("encoding", ["gzip", "br", "identity, gzip"])
-def test_n8_encoded_bytes_are_refused(encoding: str) -> None:
-    packed = gzip.compress(DATA[:4000])
-
-    def answer(handler: Handler, request: Request) -> None:
-        handler.head(
-            206,
-            Content_Encoding=encoding,
-            Content_Range=f"bytes 0-{len(packed) - 1}/{len(packed)}",
-            Content_Length=len(packed),
-        )
-        handler.body(packed)
-
-    with serving(answer) as server:
-        assert encoding in str(refused(server, "content-encoded"))
-        assert server.requests[0].headers["accept-encoding"] == "identity"
-
-
 def test_n9_every_part_is_asked_for_of_one_version() -> None:
     with serving(good(DATA)) as server:
         opened(server)["a"]
@@ -233,41 +216,6 @@ def test_n9_weak_tags_pin_by_date_and_size() -> None:
     assert caught.value.code == "changed"
 
 
-@pytest.mark.parametrize("nbytes", [8 << 40, (1 << 64) - 1, 25_000_001])
-def test_n11_the_header_is_not_fetched_because_a_file_says_so(nbytes: int) -> None:
-    data = nbytes.to_bytes(8, "little") + b"{" + b" " * 200_000
-
-    def answer(handler: Handler, request: Request) -> None:
-        begin, end = request.range
-        handler.head(206, Content_Range=f"bytes {begin}-{end - 1}/{9 << 40}", Content_Length=end - begin)
-        handler.body(data[begin:end])
-
-    with serving(answer) as server:
-        with pytest.raises(ingot.HeaderError) as caught:
-            opened(server)
-        assert caught.value.path == server.url("/m.safetensors")
-        assert len(server.requests) == 1
-
-
-@pytest.mark.parametrize(
-    "rest",
-    [
-        b"Content-Length: 10\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nabcde\r\n0\r\n\r\n",
-        b"Transfer-Encoding: chunked\r\n\r\n10000000000000000\r\nabcde",
-        b"Transfer-Encoding: chunked\r\n\r\n-5\r\nabcde",
-        b"Transfer-Encoding: chunked\r\n\r\nzz\r\nabcde",
-        b"Transfer-Encoding: chunked\r\n\r\n5\r\nabcdefgh\r\n",
-        b"Transfer-Encoding: chunked\r\n\r\n" + b"0" * 10000,
-        b"Transfer-Encoding: gzip\r\n\r\nabcde",
-        b"Content-Length: 5\r\nContent-Length: 6\r\n\r\nabcdef",
-    ],
-)
-def test_n19_a_body_with_two_ends_or_none_is_refused(rest: bytes) -> None:
-    head = f"HTTP/1.1 206 x\r\nContent-Range: bytes 0-131071/{len(DATA)}\r\n".encode()
-    with serving(lambda handler, request: handler.raw(head + rest)) as server:
-        refused(server, "malformed-response")
-
-
 def test_n19_proper_chunks_are_read() -> None:
     def answer(handler: Handler, request: Request) -> None:
         begin, end = request.range
@@ -282,18 +230,6 @@ def test_n19_proper_chunks_are_read() -> None:
         assert np.array_equal(opened(server)["a"], TENSORS["a"])
 
 
-@pytest.mark.parametrize(
-    ("content", "said"),
-    [
-        (b"<!DOCTYPE html><html>Sign in</html>", "HTML"),
-        (b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 12\n", "LFS"),
-    ],
-)
-def test_pages_and_pointers_are_recognised(content: bytes, said: str) -> None:
-    with serving(good(content)) as server, pytest.raises(ingot.HeaderError, match=said):
-        opened(server)
-
-
 def test_a_host_that_is_not_there_is_named() -> None:
     port = unused_port()
     with pytest.raises(ingot.StorageError) as caught:
@@ -303,3 +239,239 @@ def test_a_host_that_is_not_there_is_named() -> None:
     with pytest.raises(ingot.StorageError, match=rf"cannot connect to \[::1\]:{port}"):
         ingot.safe_open(f"http://[::1]:{port}/x", "np", storage_options={"retries": 0})
     assert ", 2 times" in str(caught.value)
+
+
+def test_n10_a_body_that_stalls_or_trickles_is_given_up() -> None:
+    for bit, said in ((b"", "the server sent nothing more"), (b"x", "too slowly")):
+
+        def answer(handler: Handler, request: Request, bit: bytes = bit) -> None:
+            begin, end = request.range
+            handler.head(
+                206,
+                Content_Range=f"bytes {begin}-{end - 1}/{len(DATA)}",
+                Content_Length=end - begin,
+                ETag='"v1"',
+            )
+            handler.wfile.flush()
+            for _ in range(100):
+                time.sleep(0.05)
+                handler.body(bit)
+
+        error, _ = read_fails(answer, "timed-out", retries=0)
+        assert said in str(error)
+
+
+def test_n10_the_time_for_all_attempts_is_bounded() -> None:
+    with serving(lambda handler, request: time.sleep(3)) as server:
+        begun = time.monotonic()
+        refused(server, "timed-out", retries=100, timeout=1, stall_timeout=5)
+        assert time.monotonic() - begun < 3
+
+
+@pytest.mark.parametrize("status", [408, 429, 500, 502, 503, 504])
+def test_n12_what_may_pass_is_tried_again(status: int) -> None:
+    told: list[int] = []
+
+    def answer(handler: Handler, request: Request) -> None:
+        if not told:
+            told.append(status)
+            handler.head(status, Content_Length=0)
+        else:
+            handler.part(DATA, request)
+
+    with serving(answer) as server:
+        assert len(opened(server)) == 2
+        assert len(server.requests) == 2
+
+
+def test_n12_a_wait_is_kept() -> None:
+    times = []
+
+    def answer(handler: Handler, request: Request) -> None:
+        times.append(time.monotonic())
+        if len(times) == 1:
+            handler.head(503, Retry_After=1, Content_Length=0)
+        else:
+            handler.part(DATA, request)
+
+    with serving(answer) as server:
+        opened(server)
+    assert times[1] - times[0] >= 1
+
+
+@pytest.mark.parametrize("wait", ["315360000", "99999999999999999999", "Thu, 31 Dec 2099 23:59:59 GMT"])
+def test_n12_a_wait_of_years_is_an_error_at_once(wait: str) -> None:
+    with serving(lambda handler, request: handler.head(503, Retry_After=wait, Content_Length=0)) as server:
+        begun = time.monotonic()
+        error = refused(server, "http-status", retries=10)
+        assert "503" in str(error)
+        assert "retry after" in str(error)
+        assert len(server.requests) == 1
+        assert time.monotonic() - begun < 5
+
+
+@pytest.mark.parametrize(
+    ("status", "kind"),
+    [(404, FileNotFoundError), (410, FileNotFoundError), (401, PermissionError), (403, PermissionError)],
+)
+def test_n12_what_will_not_pass_is_not_tried_again(status: int, kind: type[OSError]) -> None:
+    said = "Repository not found"
+    with serving(
+        lambda handler, request: handler.head(status, X_Error_Message=said, Content_Length=0)
+    ) as server:
+        with pytest.raises(kind) as caught:
+            opened(server)
+        assert str(status) in str(caught.value)
+        assert "not found" in str(caught.value)
+        assert caught.value.filename == server.url("/m.safetensors")
+        assert len(server.requests) == 1
+
+
+@pytest.fixture
+def elsewhere() -> Iterator[Server]:
+    """Another server, which has the file too."""
+    with serving(good(DATA), host="127.0.0.2") as server:
+        yield server
+
+
+def redirecting(to: str, status: int = 302) -> Answer:
+    return lambda handler, request: handler.head(status, Location=to, Content_Length=0)
+
+
+@pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
+def test_n1_no_secret_follows_a_redirect_to_another_host(elsewhere: Server, status: int) -> None:
+    with serving(redirecting(elsewhere.url(), status)) as server:
+        file = opened(server, headers={"Cookie": "c", "X-Api-Key": "k"}, allow_private_redirects=True)
+        assert np.array_equal(file["a"], TENSORS["a"])
+        assert server.requests[0].headers["authorization"] == f"Bearer {TOKEN}"
+        assert elsewhere.requests
+        for request in elsewhere.requests:
+            assert (
+                not {"authorization", "cookie", "x-api-key", "proxy-authorization"} & request.headers.keys()
+            )
+
+
+def test_n1_a_secret_that_was_dropped_does_not_come_back(elsewhere: Server) -> None:
+    def answer(handler: Handler, request: Request) -> None:
+        if request.path == "/m.safetensors":
+            handler.head(302, Location=elsewhere.url("/hop"), Content_Length=0)
+        else:
+            handler.part(DATA, request)
+
+    with serving(answer) as server:
+        home = server.url("/back")
+        with serving(redirecting(home), host="127.0.0.3") as hop:
+
+            def through(handler: Handler, request: Request) -> None:
+                handler.head(302, Location=hop.url() if request.path == "/m.safetensors" else home)
+
+            with serving(redirecting(hop.url())) as first:
+                file = opened(first, allow_private_redirects=True)
+                assert np.array_equal(file["b"], TENSORS["b"])
+                assert "authorization" in first.requests[0].headers
+                back = [request for request in server.requests if request.path == "/back"]
+                assert back
+                assert all("authorization" not in request.headers for request in hop.requests + back)
+
+
+def test_n1_a_redirect_on_the_same_host_keeps_the_token() -> None:
+    def answer(handler: Handler, request: Request) -> None:
+        if request.path.startswith("/m"):
+            handler.head(307, Location="/renamed?x=1", Content_Length=0)
+        else:
+            handler.part(DATA, request)
+
+    with serving(answer) as server:
+        file = opened(server)
+        assert np.array_equal(file["a"], TENSORS["a"])
+        assert all(request.headers["authorization"] == f"Bearer {TOKEN}" for request in server.requests)
+        # Where it led to is asked from then on.
+        assert [request.path for request in server.requests].count("/m.safetensors") == 1
+
+
+def test_n1_redirects_without_end_are_given_up() -> None:
+    with serving(redirecting("/m.safetensors")) as server:
+        refused(server, "too-many-redirects")
+        assert len(server.requests) == 6
+
+
+@pytest.mark.parametrize(
+    "to",
+    [
+        "file:///etc/passwd", "ftp://127.0.0.1/x", "gopher://127.0.0.1/x", "data:text/plain,hello",
+        "javascript:1",
+    ],
+)  # fmt: skip
+def test_n2_other_schemes_are_refused(to: str) -> None:
+    with serving(redirecting(to)) as server:
+        error = refused(server, "redirect-refused")
+        assert to.partition(":")[0] in str(error)
+        assert "passwd" not in str(error)
+
+
+def test_n3_a_redirect_into_a_private_network_is_refused(elsewhere: Server) -> None:
+    for to in (
+        elsewhere.url(),
+        f"http://localhost:{elsewhere.port}/x",
+        f"http://[::ffff:127.0.0.2]:{elsewhere.port}/x",
+        f"http://2130706434:{elsewhere.port}/x",
+        f"http://[::1]:{elsewhere.port}/x",
+        "http://169.254.169.254/latest/meta-data/",
+        "http://10.0.0.1/x",
+        "http://[2001:0:7f00:1::]/x",
+        "http://[100::1]/x",
+        "http://[3fff::1]/x",
+        "http://[5f00::1]/x",
+        "http://[::ffff:0:7f00:1]/x",
+        "http://[fe80::1]/x",
+    ):
+        with serving(redirecting(to)) as server:
+            error = refused(server, "redirect-refused")
+            # An address of IPv6 stands in brackets, so that the port can be told.
+            assert urlsplit(to).netloc in str(error)
+    assert elsewhere.requests == []
+
+
+def test_n3_behind_a_proxy_no_address_is_private_by_its_spelling(monkeypatch: pytest.MonkeyPatch) -> None:
+    for host in ("2130706433", "0x7f.1", "127.1", "[::1]", "localhost"):
+        with serving(redirecting(f"http://{host}:1/x")) as proxy:
+            monkeypatch.setenv("http_proxy", proxy.url(""))
+            for name in ("no_proxy", "NO_PROXY"):
+                monkeypatch.delenv(name, raising=False)
+            with pytest.raises(ingot.StorageError) as caught:
+                ingot.safe_open("http://model.example/m.safetensors", "np")
+            assert caught.value.code == "redirect-refused"
+            assert len(proxy.requests) == 1
+
+
+def test_n3_what_the_caller_names_may_be_private(elsewhere: Server) -> None:
+    assert len(opened(elsewhere)) == 2
+
+
+def test_n4_what_is_checked_is_the_address_that_is_connected_to() -> None:
+    # The name is public to nobody who looks it up once more: it is looked up once, where it is connected to.
+    with serving(good(DATA)) as other, serving(redirecting(f"http://localhost:{other.port}/x")) as server:
+        refused(server, "redirect-refused")
+        assert other.requests == []
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "http://h/a\r\nX-Injected: 1", "http://h/a b", "http://user:hf_secret@", "http://h\x00/",
+        "http://h\\@other/", "http://h:99999/x", "http://bücher.example/x", "https://[::1/x",
+        "hf://owner", "hf://owner/repo/../../x", "s3://bucket", "s3:///key",
+    ],
+)  # fmt: skip
+def test_n16_what_is_no_url_is_refused_before_anything_is_asked(url: str) -> None:
+    with pytest.raises(ingot.OptionError) as caught:
+        ingot.safe_open(url, "np")
+    assert caught.value.code == "bad-url"
+    assert "hf_secret" not in str(caught.value)
+    assert "\r" not in str(caught.value)
+
+
+def test_n16_a_path_is_asked_for_as_it_was_given() -> None:
+    with serving(good(DATA)) as server:
+        opened(server, "/a/../b%2Fc//d%20e")
+        assert server.requests[0].path == "/a/../b%2Fc//d%20e"

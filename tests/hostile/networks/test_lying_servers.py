@@ -287,9 +287,7 @@ def tried(world: World, folder: Path, seed: int, least: int = ANSWERS_OF_ONE_SEE
 
 
 @pytest.mark.parametrize("seed", range(int(os.environ.get("INGOT_ANSWERS", "3000")) // ANSWERS_OF_ONE_SEED))
-def test_what_is_read_is_right_or_refused_in_time_and_no_secret_is_told(
-    world: World, tmp_path: Path, seed: int
-) -> None:
+def test_lies_are_refused_or_harmless(world: World, tmp_path: Path, seed: int) -> None:
     found = tried(world, tmp_path, seed)
     note("lying server, answers", found.answers, len(found.wrong), slowest=round(found.longest, 1))
     print(dict(found.verdicts.most_common()))
@@ -299,9 +297,7 @@ def test_what_is_read_is_right_or_refused_in_time_and_no_secret_is_told(
     assert total // 10 < right < total - total // 10
 
 
-def test_a_lie_that_no_client_can_tell_is_found_here(
-    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_world_finds_a_planted_lie(world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # Both versions are called the same.
     monkeypatch.setattr(lies, "TAGS", ['"one"', '"one"'])
     monkeypatch.setattr(lies, "DATES", lies.DATES[:1] * 2)

@@ -1,0 +1,21 @@
+"""What the tests here share: a caller without an identity, and without a proxy."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+#: Variables that say who a caller is, or where services are.
+NAMES = ("AWS_", "GOOGLE_", "AZURE_", "GS_", "GCE_", "CLOUDSDK_", "IDENTITY_", "NO_GCE", "STORAGE_EMULATOR")
+
+
+@pytest.fixture(autouse=True)
+def nobody(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for name in list(os.environ):
+        if name.upper().startswith(NAMES) or name.lower().endswith("_proxy"):
+            monkeypatch.delenv(name)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    monkeypatch.setenv("NO_GCE_CHECK", "true")
