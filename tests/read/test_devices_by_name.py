@@ -118,9 +118,7 @@ def test_a_name_that_no_pattern_fits_is_named(path: Path, backend: str, door: Do
 
 @every_door
 @pytest.mark.parametrize("pattern", ["head*", "layer.0.*", "Head[[]0]"])
-def test_a_pattern_that_matches_no_tensor_is_an_error(
-    path: Path, backend: str, door: Door, pattern: str
-) -> None:
+def test_device_rejects_an_unmatched_pattern(path: Path, backend: str, door: Door, pattern: str) -> None:
     with pytest.raises(ingot.TensorNotFoundError, match=r"did you mean `") as caught:
         door(path, {pattern: "cpu", "*": "cpu"}, backend)
     assert caught.value.tensor == pattern

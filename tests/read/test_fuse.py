@@ -53,9 +53,7 @@ def test_a_fuse_mount_is_read_and_not_mapped(shown: Path, tmp_path: Path) -> Non
         same(ingot.numpy.load_file(path, backend="mmap"))
 
 
-def test_a_fuse_mount_is_asked_for_much_at_once_but_for_nothing_that_nobody_reads(
-    shown: Path, tmp_path: Path
-) -> None:
+def test_fuse_mount_is_read_in_large_requests(shown: Path, tmp_path: Path) -> None:
     """Of itself the kernel asks for 128 KiB at once, and each answer takes as long."""
     path, log = tmp_path / "mount" / "model.safetensors", tmp_path / "log"
     with mounted(shown, path.parent, log=log):
@@ -121,9 +119,7 @@ def held(folder: Path) -> list[str]:
 
 
 @pytest.mark.parametrize("way", READS)
-def test_whoever_reads_a_broken_block_is_told_and_lets_go_of_the_file(
-    shown: Path, tmp_path: Path, way: str
-) -> None:
+def test_broken_block_is_named_and_file_released(shown: Path, tmp_path: Path, way: str) -> None:
     stored = shown / "model.safetensors"
     ingot.numpy.save_file(ARRAYS, stored, checksums=True)
     with ingot.safe_open(stored, "np") as file:

@@ -76,23 +76,6 @@ def test_the_keywords_are_upstreams(path: Path) -> None:
         assert torch.equal(file.get_tensor(name="a"), torch.arange(4, dtype=torch.int8))
 
 
-@pytest.mark.parametrize("spell", [str, Path, lambda path: str(path).encode()])
-def test_any_kind_of_path(path: Path, spell: Callable[[Path], Any]) -> None:
-    with ingot.safe_open(spell(path), "np") as file:
-        assert file.path == str(path)
-
-
-def test_it_works_without_with_and_is_closed_by_hand(path: Path) -> None:
-    # As transformers does.
-    file = ingot.safe_open(path, framework="pt")
-    held = {file}
-    assert file.get_slice("a")[1:2].tolist() == [1]
-    file.__exit__(None, None, None)
-    assert held
-    with pytest.raises(ingot.ClosedError):
-        file.get_tensor("a")
-
-
 def test_after_close_everything_says_so(path: Path) -> None:
     file = ingot.safe_open(path, "np")
     file.close()
@@ -249,41 +232,11 @@ def test_sixteen_threads_do_all_that_a_handle_can_at_once(path: Path, backend: s
     file.close()
 
 
-@pytest.mark.parametrize("backend", ["pread", "mmap"])
-def test_a_handle_that_is_closed_under_sixteen_threads_gives_whole_tensors_until_then(
-    path: Path, backend: str
-) -> None:
-    for _ in range(3):
-        file = ingot.safe_open(path, "np", backend=backend)
-
-        def read(file: ingot.safe_open[Any] = file) -> None:
-            # The first of the sixteen closes it, so that this ends.
-            while True:
-                assert (file["b"] == TENSORS["b"]).all()
-                assert file.get_slice("b")[1, 2] == 5
-
-        def use(number: int, close: Callable[[], None] = file.close, read: Callable[[], None] = read) -> None:
-            if number == 0:
-                close()
-                return
-            with pytest.raises(ingot.ClosedError):
-                read()
-
-        at_once(use)
-        with pytest.raises(ingot.ClosedError):
-            file.keys()
-
-
 def test_unknown_choices_are_refused_with_a_list(path: Path) -> None:
     with pytest.raises(ingot.OptionError, match="numpy, np, torch, pt, pytorch"):
         ingot.safe_open(path, "nope")
     with pytest.raises(TypeError):
         ingot.safe_open(path, 3)  # type: ignore[arg-type]
-    for load in (ingot.numpy.load_file, ingot.torch.load_file):
-        with pytest.raises(ingot.OptionError, match="auto, mmap, pread"):
-            load(path, backend="nope")  # type: ignore[operator]
-    with pytest.raises(ingot.OptionError, match="auto, mmap, pread"):
-        ingot.safe_open(path, "np", backend="nope")
     with pytest.raises(ingot.OptionError, match="cpu"):
         ingot.safe_open(path, "np", device="cuda:0")
     for call in (ingot.torch.load_file, lambda path, device: ingot.safe_open(path, "pt", device)):
@@ -291,8 +244,6 @@ def test_unknown_choices_are_refused_with_a_list(path: Path) -> None:
             call(path, device="nope")
         with pytest.raises(TypeError):
             call(path, device=1.5)
-    with pytest.raises(ingot.OptionError, match="safetensors, bintensors"):
-        ingot.numpy.save({}, format="pickle")  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("device", ["cpu", "cpu:0", None, torch.device("cpu")])

@@ -80,9 +80,7 @@ def test_ipython_completes_names(path: Path) -> None:
 @pytest.mark.parametrize("framework", ["np", "pt"])
 @pytest.mark.parametrize("name", TENSORS)
 @every_handle
-def test_a_slice_has_what_arrays_have(
-    path: Path, opens: Any, name: str, framework: str, backend: str
-) -> None:
+def test_slice_has_array_attributes(path: Path, opens: Any, name: str, framework: str, backend: str) -> None:
     file = opens(path, framework, backend=backend)
     part, whole = file.get_slice(name), file[name]
     assert part.shape == tuple(whole.shape) == tuple(part.get_shape())

@@ -45,9 +45,7 @@ def test_hashes_are_those_of_other_programs(tmp_path_factory: pytest.TempPathFac
         assert ingot.hash(path, name) == hashlib.new(name, data).hexdigest(), name
 
 
-def test_the_named_hashes_are_what_their_communities_compute(
-    tmp_path: Path, tensors: dict[str, torch.Tensor]
-) -> None:
+def test_hash_equals_those_of_other_tools(tmp_path: Path, tensors: dict[str, torch.Tensor]) -> None:
     path = tmp_path / "adapter.safetensors"
     metadata = {"ss_network_dim": "8", "modelspec.title": "Ducks", "ss_v2": "True", "sshs_model_hash": "00"}
     ingot.torch.save_file(tensors, path, metadata)

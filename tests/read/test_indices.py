@@ -103,10 +103,11 @@ ORACLES: dict[str, Callable[[str, Any], Any]] = {
 @pytest.mark.parametrize("backend", ["mmap", "pread"])
 @settings(max_examples=300, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(name=st.sampled_from(list(SHAPES)), index=INDEX)
-def test_both_doors_give_what_the_framework_gives(
-    file: Path, framework: str, backend: str, name: str, index: Any
-) -> None:
+def test_index_equals_frameworks(file: Path, framework: str, backend: str, name: str, index: Any) -> None:
     expected = outcome(lambda: ORACLES[framework](name, index))
+    if isinstance(index, tuple) and sum(part is ... for part in index) > 1:
+        # torch takes it. NumPy rejects it, and so does ingot.
+        expected = "refused"
     for title, door in DOORS.items():
         found = outcome(lambda door=door: door(file, framework, name, index, backend))  # type: ignore[misc]
         assert same(found, expected), (title, index, found, expected)

@@ -186,9 +186,7 @@ def test_metadata_of_an_index_may_be_any_json(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("said", "total"), [(3.7, 3), (-1, 9), (True, 9), (None, 9), ([3], 9), (1e300, 9), (" 4.9", 4)]
 )
-def test_a_total_that_is_declared_counts_where_it_is_a_number(
-    tmp_path: Path, said: object, total: int
-) -> None:
+def test_inspect_takes_a_declared_total(tmp_path: Path, said: object, total: int) -> None:
     metadata = json.dumps({"total_parameters": said})
     found = ingot.inspect(write(tmp_path, files_of(SHARDS | {"index_metadata": metadata})))
     assert (found.parameter_total, sum(found.parameter_count.values())) == (total, 9)
@@ -271,14 +269,9 @@ def test_a_configuration_of_any_form_does_no_harm(tmp_path: Path) -> None:
     methods = ["gptq", "mlx", "mxfp4", "compressed-tensors", "fp8", "bitsandbytes", "other", 4, [], {}]
     values = [None, "4", [], {}, 10**400, 1e400, math.nan, True]
     keys = [
-        "bits",
-        "format",
-        "ignore",
-        "config_groups",
-        "modules_to_not_convert",
-        "expert_dtype",
+        "bits", "format", "ignore", "config_groups", "modules_to_not_convert", "expert_dtype",
         "group_size",
-    ]
+    ]  # fmt: skip
     odd: list[Any] = [None, 1, "x", [], {}, 10**400, 1e400]
     for method in methods:
         odd.append({"quant_method": method})

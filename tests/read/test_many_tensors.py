@@ -251,9 +251,7 @@ class TestCollector:
         assert found <= 1
 
     @pytest.mark.parametrize("asked", ["out", "dtype"])
-    def test_it_runs_for_no_object_that_is_made_to_ask(
-        self, path: Path, collections: list[int], asked: str
-    ) -> None:
+    def test_collector_runs_for_no_probe(self, path: Path, collections: list[int], asked: str) -> None:
         places = ingot.torch.load_file(path)
         options = {"out": {"out": places}, "dtype": {"dtype": torch.float64}}[asked]
         ingot.torch.load_file(path, **options)

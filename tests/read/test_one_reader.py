@@ -36,9 +36,7 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("backend", ["pread", "mmap"])
 @pytest.mark.parametrize("what", OPTIONS)
-def test_a_part_of_everything_takes_about_as_many_reads_as_all_of_it(
-    path: Path, tmp_path: Path, backend: str, what: str
-) -> None:
+def test_parts_take_as_many_reads_as_all(path: Path, tmp_path: Path, backend: str, what: str) -> None:
     ran = traced(
         f"""
 path = sys.argv[1]

@@ -168,9 +168,7 @@ def test_a_tensor_that_cannot_be_given_fails_by_itself(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_a_plan_that_does_not_fit_is_refused_before_anything_is_read(
-    tmp_path: Path, plan: Any, kind: type[Exception], said: str
-) -> None:
+def test_prefetch_rejects_a_bad_plan(tmp_path: Path, plan: Any, kind: type[Exception], said: str) -> None:
     ingot.numpy.save_file(TENSORS, tmp_path / "t")
     before = threading.active_count()
     with ingot.safe_open(tmp_path / "t", "np") as file, pytest.raises(kind, match=said) as caught:
@@ -186,22 +184,6 @@ def test_an_empty_plan_gives_nothing(tmp_path: Path) -> None:
     with ingot.safe_open(tmp_path / "t", "np").prefetch({}) as loader:
         assert list(loader) == []
         assert len(loader) == 0
-
-
-def test_options_are_checked(tmp_path: Path) -> None:
-    ingot.numpy.save_file(TENSORS, tmp_path / "t")
-    file = ingot.safe_open(tmp_path / "t", "np")
-    for options, code in (
-        ({"threads": 0}, "invalid-threads"),
-        ({"ahead": -1}, "invalid-size"),
-        ({"device": "cuda"}, "unknown-device"),
-    ):
-        with pytest.raises(ingot.OptionError) as caught:
-            file.prefetch(**options)  # type: ignore[arg-type]
-        assert caught.value.code == code
-    file.close()
-    with pytest.raises(ingot.ClosedError):
-        file.prefetch()
 
 
 def test_a_closed_loader_gives_nothing_and_what_it_gave_stays(tmp_path: Path) -> None:

@@ -211,9 +211,7 @@ def of_one_layer() -> torch.nn.Module:
 )
 @pytest.mark.filterwarnings("ignore:.*torch.jit:FutureWarning")
 @pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
-def test_load_into_fills_the_tensors_of_state_dict(
-    tmp_path: Path, make: Callable[[], torch.nn.Module]
-) -> None:
+def test_load_into_fills_the_state_dict(tmp_path: Path, make: Callable[[], torch.nn.Module]) -> None:
     path = tmp_path / "state.safetensors"
     module = torch.nn.Sequential(make())
     state = module.state_dict()
@@ -281,9 +279,7 @@ def test_strict_refuses_before_anything_is_written(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("load", [load_into, ingot.torch.load_model])
-def test_mismatch_of_many_names_prints_the_first_and_their_number(
-    tmp_path: Path, load: Callable[..., object]
-) -> None:
+def test_mismatch_prints_the_first_names(tmp_path: Path, load: Callable[..., object]) -> None:
     path = tmp_path / "other.safetensors"
     save_file({f"other.{number}.weight": torch.ones(1) for number in range(2000)}, path)
     module = torch.nn.Sequential(*[torch.nn.Linear(1, 1) for _ in range(100)])
@@ -297,9 +293,7 @@ def test_mismatch_of_many_names_prints_the_first_and_their_number(
 
 @pytest.mark.parametrize("load", [load_into, ingot.torch.load_model])
 @pytest.mark.parametrize("prefix", ["state_dict.", "module.", "_orig_mod.", "model."])
-def test_mismatch_names_a_prefix_of_all_names(
-    tmp_path: Path, load: Callable[..., object], prefix: str
-) -> None:
+def test_mismatch_names_a_common_prefix(tmp_path: Path, load: Callable[..., object], prefix: str) -> None:
     layer = torch.nn.Linear(2, 1)
     names = dict(layer.state_dict())
     save_file(names, tmp_path / "plain.safetensors")
@@ -377,9 +371,7 @@ def assert_all_told(told: list[tuple[int, int]], total: int) -> None:
     ],
     ids=["lazy", "lazy buffer", "nested", "jagged"],
 )
-def test_load_into_refuses_tensors_without_a_shape(
-    tmp_path: Path, make: Callable[[], Any], message: str
-) -> None:
+def test_load_into_rejects_unshaped_tensors(tmp_path: Path, make: Callable[[], Any], message: str) -> None:
     path = tmp_path / "model.safetensors"
     save_file({"w": torch.ones(5)}, path)
     for call in (lambda: load_into(make(), path), lambda: load_file(path, out=make())):
@@ -399,9 +391,7 @@ def test_load_into_fills_views_made_without_grad(tmp_path: Path, dtype: torch.dt
         assert base.tolist() == [1.0] * 4
 
 
-def test_filling_tells_its_bytes_and_those_that_torch_copies(
-    tmp_path: Path, backend: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_progress_counts_all_copies(tmp_path: Path, backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(pieces, "PIECE_NBYTES", 24)
     path = tmp_path / "mixed.safetensors"
@@ -447,9 +437,7 @@ def test_moving_tells_of_what_has_been_moved(tmp_path: Path) -> None:
     assert told == [(24, 64), (64, 64)] or told == [(40, 64), (64, 64)]
 
 
-def test_many_plain_destinations_are_not_looked_at_one_by_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_plain_destinations_are_checked_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     stored = {f"{number}": torch.full((3, number % 4), number, dtype=torch.bfloat16) for number in range(600)}
     ingot.torch.save_file(stored, tmp_path / "m.safetensors")
     out = {name: torch.zeros_like(tensor) for name, tensor in stored.items()}
@@ -526,9 +514,7 @@ def test_load_into_fills_what_is_selected(tmp_path: Path, backend: str) -> None:
 
 @pytest.mark.parametrize("own", [torch.float32, torch.bfloat16, torch.float64, torch.int32])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float8_e4m3fn])
-def test_load_into_converts_floats_to_dtype_first(
-    tmp_path: Path, own: torch.dtype, dtype: torch.dtype
-) -> None:
+def test_load_into_converts_to_dtype_first(tmp_path: Path, own: torch.dtype, dtype: torch.dtype) -> None:
     tensor, count = torch.linspace(-300, 300, 77).reshape(7, 11), torch.arange(5)
     save_file({"a": tensor, "count": count}, tmp_path / "file")
     found = {"a": torch.zeros(7, 11, dtype=own), "count": torch.zeros(5, dtype=torch.int64)}

@@ -43,11 +43,6 @@ def test_any_number_of_threads_reads_the_same(large, threads):
     same(read(path, threads=threads), arrays)
 
 
-def test_no_threads_are_no_reads(large):
-    with pytest.raises((ValueError, OverflowError)):
-        read(large[0], threads=0)
-
-
 def test_where_the_system_refuses_threads_the_caller_reads(large):
     path, arrays = large
     program = (
@@ -58,27 +53,6 @@ def test_where_the_system_refuses_threads_the_caller_reads(large):
     # No system has so much memory for a thread's stack, so it starts none.
     done = python("-c", program, path, RUST_MIN_STACK=str(1 << 60))
     assert done.said() == sum(float(array.sum()) for array in arrays.values())
-
-
-def test_progress_is_told_never_less_and_at_last_all(large):
-    path, arrays = large
-    told = []
-    same(read(path, progress=lambda done, total: told.append((done, total))), arrays)
-    total = sum(array.nbytes for array in arrays.values())
-    assert told == sorted(told)
-    assert told[-1] == (total, total)
-
-
-@pytest.mark.parametrize("threads", [1, 4])
-def test_what_progress_raises_stops_the_load_and_comes_out(large, threads):
-    class Enough(Exception):
-        pass
-
-    def stop(done, total):
-        raise Enough
-
-    with pytest.raises(Enough):
-        read(large[0], threads=threads, progress=stop)
 
 
 def threads():
@@ -113,13 +87,6 @@ def test_iterating_gives_every_tensor_in_the_order_asked_for(large, backend, ahe
             found = list(loader)
             assert [name for name, _ in found] == names
             same(dict(found), {name: arrays[name] for name in names})
-
-
-def test_an_iterator_outlives_its_handle(large):
-    path, arrays = large
-    with ingot.safe_open(path, "np", backend="pread") as file:
-        loader = file.prefetch()
-    same(dict(loader), arrays)
 
 
 @pytest.mark.skipif(not os.path.isdir("/proc/self/task"), reason="threads are counted in /proc")
@@ -163,19 +130,6 @@ def test_a_file_that_shrinks_under_an_iterator_is_named(large, tmp_path):
         with pytest.raises(ingot.StorageError, match="shrank from") as caught:
             dict(tensors)
         assert caught.value.path == os.fspath(path)
-
-
-def test_an_unknown_dtype_does_not_end_an_iterator(tmp_path):
-    tensors = {
-        "a": {"dtype": "F6_E2M3", "shape": [4], "data": b"123"},
-        "b": {"dtype": "F32", "shape": [1], "data": bytes(4)},
-    }
-    ingot.serialize_file(tensors, tmp_path / "t")
-    with ingot.safe_open(tmp_path / "t", "np") as file, file.prefetch(keys=["a", "b"]) as loader:
-        found = iter(loader)
-        with pytest.raises(ingot.DtypeError, match="`a`"):
-            next(found)
-        assert next(found)[0] == "b"
 
 
 def test_warming_says_how_much_is_there(large):
@@ -253,11 +207,6 @@ def test_what_the_progress_of_a_load_raises_stops_it(large, backend):
     with pytest.raises(LookupError, match="enough"):
         ingot.numpy.load_file(large[0], backend=backend, progress=stop)
     assert_none_left()
-
-
-def test_a_load_shows_a_bar_with_the_name_of_the_file(large, capsys):
-    ingot.numpy.load_file(large[0], backend="pread", progress=True)
-    assert "Loading large.safetensors" in capsys.readouterr().err
 
 
 @pytest.mark.skipif(not os.path.isdir("/proc/self/task"), reason="threads are counted in /proc")

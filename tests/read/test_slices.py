@@ -84,18 +84,14 @@ def test_ints_and_slices_are_numpys(path: Path, backend: str, shape: tuple[int, 
 
 @pytest.mark.parametrize("backend", ["mmap", "pread"])
 @given(shape=st.sampled_from(SHAPES), index=indices(parts | odd_parts))
-def test_lists_masks_and_arrays_are_numpys(
-    path: Path, backend: str, shape: tuple[int, ...], index: Any
-) -> None:
+def test_get_slice_equals_numpy(path: Path, backend: str, shape: tuple[int, ...], index: Any) -> None:
     with ingot.safe_open(path, "np", backend=backend) as file:
         check(file.get_slice(str(shape)), array_of(shape), index)
 
 
 @pytest.mark.parametrize("framework", ["np", "pt"])
 @given(shape=st.sampled_from(SHAPES), index=indices(parts))
-def test_basic_slices_of_a_mapped_tensor_are_views(
-    path: Path, framework: str, shape: tuple[int, ...], index: Any
-) -> None:
+def test_mapped_slices_are_views(path: Path, framework: str, shape: tuple[int, ...], index: Any) -> None:
     try:
         wanted = numpy.asarray(array_of(shape)[index])
     except IndexError:
@@ -120,9 +116,7 @@ def test_basic_slices_of_a_mapped_tensor_are_views(
 
 @pytest.mark.parametrize("framework", ["np", "pt"])
 @pytest.mark.parametrize(("backend", "index"), [("pread", numpy.s_[:, 1:3]), ("mmap", numpy.s_[[0, 2], 1:3])])
-def test_lists_and_what_is_not_mapped_are_copies_in_c_order(
-    path: Path, framework: str, backend: str, index: Any
-) -> None:
+def test_lists_and_pread_are_c_order_copies(path: Path, framework: str, backend: str, index: Any) -> None:
     with ingot.safe_open(path, framework, backend=backend) as file:
         whole, part = file.get_tensor("(4, 5)"), file.get_slice("(4, 5)")[index]
     if framework == "pt":
@@ -186,9 +180,7 @@ def written_out(part: Any) -> Any:
 
 @pytest.mark.parametrize("backend", ["mmap", "pread"])
 @given(shape=st.sampled_from(SHAPES), index=indices(parts | listed))
-def test_get_slice_takes_ranges_for_their_places(
-    path: Path, backend: str, shape: tuple[int, ...], index: Any
-) -> None:
+def test_get_slice_takes_ranges(path: Path, backend: str, shape: tuple[int, ...], index: Any) -> None:
     array = array_of(shape)
     with ingot.safe_open(path, "np", backend=backend) as file:
         part = file.get_slice(str(shape))
@@ -240,9 +232,7 @@ def test_get_slice_with_a_list_gives_what_the_file_holds(
 
 @pytest.mark.parametrize("rows", [4, 3000])
 @given(index=indices(parts))
-def test_get_slice_without_a_list_gives_what_was_written(
-    written: dict[int, tuple[Any, Any]], rows: int, index: Any
-) -> None:
+def test_get_slice_sees_written_memory(written: dict[int, tuple[Any, Any]], rows: int, index: Any) -> None:
     file, array = written[rows]
     try:
         wanted = numpy.full_like(array[index], -1)

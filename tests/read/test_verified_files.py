@@ -159,9 +159,7 @@ def modelled(path: Path, **how: Any) -> dict[str, torch.Tensor]:
 @pytest.mark.parametrize("kind", PROOFS)
 @pytest.mark.parametrize("backend", ["mmap", "pread"])
 @pytest.mark.parametrize("load", LOADS)
-def test_tensors_are_compared_however_they_are_loaded(
-    tmp_path: Path, load: str, backend: str, kind: str
-) -> None:
+def test_verify_covers_every_load(tmp_path: Path, load: str, backend: str, kind: str) -> None:
     path = tmp_path / "file.safetensors"
     ingot.torch.save_file(few(), path, checksums="blake3")
     proof = proof_of(path, kind)
@@ -207,9 +205,7 @@ def test_filling_compares_with_modelspec_and_over_shards(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("algorithm", sorted(ORACLES))
-def test_a_flipped_byte_is_found_and_its_tensor_named(
-    tmp_path: Path, tensors: dict[str, torch.Tensor], algorithm: str
-) -> None:
+def test_verify_names_the_tensor(tmp_path: Path, tensors: dict[str, torch.Tensor], algorithm: str) -> None:
     path = tmp_path / "file.safetensors"
     ingot.torch.save_file(tensors, path, checksums=algorithm)
     good = path.read_bytes()
