@@ -102,9 +102,7 @@ def test_a_pipe_takes_no_file_with_checksums(tmp_path: Path) -> None:
 @pytest.mark.parametrize("durable", [True, False])
 @pytest.mark.parametrize("snapshot", [True, False])
 @pytest.mark.parametrize("checksums", ["blake3", ["xxh3", "modelspec"]])
-def test_saves_in_the_background_keep_digests(
-    tmp_path: Path, durable: bool, snapshot: bool, checksums: object
-) -> None:
+def test_background_keeps_digests(tmp_path: Path, durable: bool, snapshot: bool, checksums: object) -> None:
     tensors = {
         "large": torch.randn(40 << 18),
         "turned": torch.randn(3000, 500).T,
@@ -148,9 +146,7 @@ def test_digests_go_with_the_other_options(
         assert (8 + length) % 4096 == 0
 
 
-def test_metadata_is_edited_and_a_tensor_replaced_and_the_file_still_verifies(
-    tmp_path: Path, tensors: dict[str, torch.Tensor]
-) -> None:
+def test_edited_file_still_verifies(tmp_path: Path, tensors: dict[str, torch.Tensor]) -> None:
     for suffix, algorithm in [("safetensors", "blake3"), ("bt", "xxh3")]:
         path = tmp_path / f"file.{suffix}"
         ingot.torch.save_file(tensors, path, checksums=algorithm)
@@ -191,9 +187,7 @@ def test_digests_go_with_tensors_that_are_renamed_dropped_and_converted(
     assert path.read_bytes() == (tmp_path / f"saved.{suffix}").read_bytes()
 
 
-def test_digests_go_with_tensors_that_are_split_and_merged(
-    tmp_path: Path, tensors: dict[str, torch.Tensor]
-) -> None:
+def test_split_and_merge_keep_digests(tmp_path: Path, tensors: dict[str, torch.Tensor]) -> None:
     source, folder, path = tmp_path / "source.safetensors", tmp_path / "folder", tmp_path / "file.safetensors"
     ingot.torch.save_file(tensors, source, {"a": "b"}, checksums=["blake3", "modelspec"])
     ingot.split(source, folder, 1000, overwrite=True)
@@ -274,9 +268,7 @@ def test_the_hash_of_all_data_stays_only_where_all_data_does(tmp_path: Path) -> 
     assert ingot.inspect(source).metadata == {"k": "v"}
 
 
-def test_metadata_that_is_given_is_all_that_a_file_made_of_others_has(
-    tmp_path: Path, tensors: dict[str, torch.Tensor]
-) -> None:
+def test_given_metadata_replaces_that_of_sources(tmp_path: Path, tensors: dict[str, torch.Tensor]) -> None:
     source, path = tmp_path / "source.safetensors", tmp_path / "file.safetensors"
     ingot.torch.save_file(tensors, source, {"a": "b"}, checksums="blake3")
     for pairs in (None, {}, {"c": "d"}, ingot.inspect(source).metadata):

@@ -247,9 +247,7 @@ def test_a_save_in_the_background_has_what_the_tensors_were(tmp_path: Path, snap
     assert files(tmp_path / "all") == files(tmp_path / "one")
 
 
-def test_a_save_in_the_background_goes_where_a_path_led_at_the_call(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_background_save_keeps_its_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     futures = [
         ingot.torch.save_sharded(many(value), "model", background=True, overwrite=True)

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import pickle
 import random
-import subprocess
-import sys
 import threading
 from collections.abc import Callable
 from contextlib import closing, nullcontext
@@ -23,7 +20,7 @@ import torch
 import ingot
 import ingot.numpy
 import ingot.torch
-from support.processes import PRELUDE, run
+from support.processes import run
 
 
 def tensors() -> dict[str, torch.Tensor]:
@@ -240,50 +237,6 @@ def test_threads_fill_one_file(tmp_path: Path) -> None:
     assert torch.equal(safetensors.torch.load_file(path)["whole"], whole)
 
 
-GUEST = """
-path, rank, ranks = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
-whole = numpy.arange(96 * 40, dtype="f4").reshape(96, 40)
-writer = ingot.Writer.join(path)
-step = 40 // ranks
-writer.write("columns", whole[:, rank * step:(rank + 1) * step], (..., slice(rank * step, (rank + 1) * step)))
-won = 0
-for row in range(96):
-    try:
-        writer.write("rows", whole[row], row)
-        won += 1
-    except ingot.SaveError as error:
-        assert error.code == "filled-twice", error
-writer.close()
-say(won)
-"""
-
-
-def test_processes_fill_one_file_and_of_those_that_meet_one_wins(tmp_path: Path) -> None:
-    path = tmp_path / "t.safetensors"
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    with ingot.Writer(
-        path, {"rows": ("F32", [96, 40]), "columns": ("F32", [96, 40])}, overwrite=True
-    ) as writer:
-        guests = [
-            subprocess.Popen(
-                [sys.executable, "-c", PRELUDE + GUEST, str(path), str(rank), "4"],
-                env=environment,
-                stdout=subprocess.PIPE,
-                text=True,
-            )
-            for rank in range(4)
-        ]
-        said = [guest.communicate()[0] for guest in guests]
-        assert [guest.returncode for guest in guests] == [0] * 4
-        assert sum(map(int, said)) == 96
-        writer.commit()
-    whole = numpy.arange(96 * 40, dtype="f4").reshape(96, 40)
-    found = safetensors.numpy.load_file(path)
-    assert numpy.array_equal(found["rows"], whole)
-    assert numpy.array_equal(found["columns"], whole)
-    assert names_in(tmp_path) == ["t.safetensors"]
-
-
 def test_a_guest_may_commit_and_leaving_takes_nothing_away(tmp_path: Path) -> None:
     path = tmp_path / "t.safetensors"
     with pytest.raises(ingot.StorageError) as caught:
@@ -305,23 +258,6 @@ def test_a_guest_may_commit_and_leaving_takes_nothing_away(tmp_path: Path) -> No
         fill(guest)
     assert caught.value.code == "abandoned"
     assert names_in(tmp_path) == ["t.safetensors"]
-
-
-def test_a_process_that_dies_leaves_what_it_claimed_unwritten(tmp_path: Path) -> None:
-    path = tmp_path / "t.safetensors"
-    program = """
-writer = ingot.Writer.join(sys.argv[1])
-writer.write("a", numpy.ones(4, "f4"))
-os.kill(os.getpid(), signal.SIGKILL)
-"""
-    with ingot.Writer(path, {"a": ("F32", [4]), "b": ("F32", [4])}, overwrite=True) as writer:
-        assert run(program, path).signal == "SIGKILL"
-        with pytest.raises(ingot.SaveError, match="`b`") as caught:
-            writer.commit()
-        assert caught.value.code == "never-filled"
-        writer.write("b", torch.zeros(4))
-        writer.commit()
-    assert safetensors.numpy.load_file(path)["a"].tolist() == [1.0] * 4
 
 
 @pytest.mark.filterwarnings("ignore")
