@@ -13,7 +13,7 @@ from typing import Any
 import numpy
 import pytest
 import torch
-from modules import ONES, REAL, RealError
+from modules import REAL, RealError
 from torch import nn
 
 import ingot
@@ -31,14 +31,6 @@ def test_a_handle_is_closed_and_its_slices_are_not(compat: SimpleNamespace, path
     with ours as again:
         assert again is ours
     assert part[0].tolist() == [0, 1, 2, 3]
-
-
-def test_keyword_arguments_are_those_of_the_wheel(compat: SimpleNamespace, path: Path) -> None:
-    assert (
-        compat.top.safe_open(filename=path, framework="pt", device="cpu", backend="pread").backend == "pread"
-    )
-    assert compat.torch.load_file(path, device="cpu", backend="mmap")["a"].tolist() == [0, 1, 2]
-    assert compat.top.safe_open(str(path), framework="np", device=None).get_tensor("a").tolist() == [0, 1, 2]
 
 
 def test_a_handle_can_be_kept_shared_and_sent(compat: SimpleNamespace, path: Path) -> None:
@@ -67,9 +59,7 @@ def test_metadata_of_a_tensor(compat: SimpleNamespace, path: Path) -> None:
         file.get_tensor_meta("nope")
 
 
-def test_a_handle_of_an_open_file_reads_that_file(
-    compat: SimpleNamespace, path: Path, tmp_path: Path
-) -> None:
+def test_handle_reads_its_open_file(compat: SimpleNamespace, path: Path, tmp_path: Path) -> None:
     with path.open("rb") as opened:
         opened.read(3)
         # Another file takes the name: not the one that was opened.
@@ -119,18 +109,6 @@ def test_prefetch_follows_a_plan_and_outlives_its_handle(compat: SimpleNamespace
     loader.close()
     with pytest.raises(RealError, match="closed"):
         loader.take("nope")
-
-
-def test_prefetch_raises_where_the_tensor_is_asked_for(compat: SimpleNamespace, tmp_path: Path) -> None:
-    tensors = {
-        "bad": {"dtype": "F6_E2M3", "shape": [4], "data": b"123"},
-        "good": {"dtype": "F32", "shape": [1], "data": bytes(4)},
-    }
-    ingot.serialize_file(tensors, tmp_path / "t")
-    loader = compat.top.safe_open(tmp_path / "t", "pt").prefetch()
-    assert loader.take("good").tolist() == [0]
-    with pytest.raises(ingot.DtypeError, match="bad"):
-        loader.take("bad")
 
 
 # Tensors `b` of 3 rows and `s` of none.
@@ -273,10 +251,6 @@ def test_every_dtype_by_every_way(compat: SimpleNamespace, code: str, tmp_path: 
         assert tensors["t"].view(torch.uint8).tolist() == tensor.view(torch.uint8).tolist()
     keep: list[Any] = []
     assert compat.top.serialize(compat.torch._flatten_as_ptr({"t": tensor}, keep)) == data
-
-
-def test_names_without_duplicates_have_an_empty_list(compat: SimpleNamespace) -> None:
-    assert compat.torch._remove_duplicate_names({"a": ONES, "b": ONES})["unknown"] == []
 
 
 def test_models_are_saved_and_loaded_as_by_the_wheel(compat: SimpleNamespace, tmp_path: Path) -> None:

@@ -69,12 +69,6 @@ def test_load_names_the_fault_of_a_header(compat: SimpleNamespace, old_name: str
         assert str(path) in str(caught.value)
 
 
-def test_a_git_lfs_pointer_is_a_header_too_large_and_named(compat: SimpleNamespace, tmp_path: Path) -> None:
-    (tmp_path / "t").write_bytes(b"version https://git-lfs.github.com/spec/v1\noid sha256:aa\nsize 12\n")
-    with pytest.raises(RealError, match=r"^Error while deserializing header: header too large.*LFS"):
-        compat.torch.load_file(tmp_path / "t")
-
-
 @pytest.mark.parametrize(
     ("reach", "kind", "number"),
     [

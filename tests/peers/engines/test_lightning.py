@@ -141,9 +141,7 @@ def test_tensors_that_share_memory_share_it_when_they_are_loaded(tmp_path: Path)
     assert ingot.safe_open(tmp_path / "a.ckpt", "pt").keys() == ["state_dict.a"]
 
 
-def test_what_only_pickle_could_store_is_refused_and_the_old_checkpoint_stays(
-    pl: Any, tmp_path: Path
-) -> None:
+def test_save_rejects_what_needs_pickle(pl: Any, tmp_path: Path) -> None:
     plugin = CheckpointIO()
     training = trainer(pl, tmp_path, 1, plugin, filename="kept")
     training.fit(module_of(pl), batches())

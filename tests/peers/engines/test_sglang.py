@@ -92,16 +92,12 @@ def digest(tensor: torch.Tensor) -> str:
     ],
     ids=["as it comes", "used", "one thread", "several"],
 )
-def test_a_model_is_loaded_by_ingot_where_it_is_named(
-    folder: Path, tmp_path: Path, options: dict[str, Any]
-) -> None:
+def test_sglang_loads_by_ingot(folder: Path, tmp_path: Path, options: dict[str, Any]) -> None:
     assert loaded(folder, tmp_path, "ingot", options)["by"] == ["ingot"]
 
 
 @pytest.mark.parametrize(("plugins", "options"), [("", {}), ("other", {}), ("ingot", {"ingot": False})])
-def test_it_is_loaded_as_ever_where_ingot_is_not(
-    folder: Path, tmp_path: Path, plugins: str, options: Any
-) -> None:
+def test_sglang_loads_without_ingot(folder: Path, tmp_path: Path, plugins: str, options: Any) -> None:
     assert loaded(folder, tmp_path, plugins, options)["by"] == ["safetensors"]
 
 

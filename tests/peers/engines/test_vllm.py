@@ -197,9 +197,7 @@ def test_a_folder_without_files_of_tensors_is_refused(loader: Any, tmp_path: Pat
         prepared(loader, tmp_path)
 
 
-def test_a_checkpoint_that_lacks_files_is_refused_with_their_names_by_vllm(
-    loader: Any, llama: Path, tmp_path: Path
-) -> None:
+def test_vllm_names_missing_files(loader: Any, llama: Path, tmp_path: Path) -> None:
     names = sorted(path.name for path in llama.glob("*.safetensors"))
     for path in llama.iterdir():
         if path.name != names[1]:

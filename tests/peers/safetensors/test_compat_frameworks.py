@@ -96,9 +96,7 @@ def test_every_name_is_there_with_the_wheels_signature(framework: str, module: M
 
 
 @pytest.mark.parametrize("code", CODES)
-def test_every_dtype_goes_there_and_back(
-    framework: str, module: ModuleType, code: str, tmp_path: Path
-) -> None:
+def test_every_dtype_round_trips(framework: str, module: ModuleType, code: str, tmp_path: Path) -> None:
     data = ingot.numpy.save({"t": array_of(code)})
     path = tmp_path / "t.safetensors"
     path.write_bytes(data)

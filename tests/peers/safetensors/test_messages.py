@@ -135,9 +135,7 @@ def listed(name: str) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("group", GROUPS)
-def test_ours_is_of_the_wheels_class_and_has_its_words(
-    differences: dict[str, tuple[str, str]], group: str
-) -> None:
+def test_errors_have_upstreams_class_and_words(differences: dict[str, tuple[str, str]], group: str) -> None:
     wrong = [
         f"{name}: {kind}\n  {said}"
         for name, (kind, said) in differences.items()
@@ -147,9 +145,7 @@ def test_ours_is_of_the_wheels_class_and_has_its_words(
 
 
 @pytest.mark.parametrize("one", LISTED, ids=lambda one: f"{one['kind']} {one['calls'][0]}")
-def test_every_listed_difference_is_there(
-    differences: dict[str, tuple[str, str]], one: dict[str, Any]
-) -> None:
+def test_listed_differences_exist(differences: dict[str, tuple[str, str]], one: dict[str, Any]) -> None:
     names = [name for group, calls in GROUPS.items() if are_there(group, REAL) for name in calls]
     for text in one["calls"]:
         matched = [name for name in names if pattern(text).fullmatch(name)]
