@@ -228,6 +228,7 @@ SAVES ?= 20000
 HEADERS ?= 1000000
 SOAK ?= 7200
 nightly: export INGOT_RECORD := $(RECORD)
+nightly: export INGOT_SEED := $(shell date +%s)
 nightly: $(VENV)/.ingot $(VENV)/.test
 	rm -f $(RECORD)
 	INGOT_STEPS=$(STEPS) INGOT_ANSWERS=$(ANSWERS) INGOT_KILLS=$(KILLS) INGOT_FILES=$(FILES) INGOT_HEADERS=$(HEADERS) \
