@@ -125,9 +125,7 @@ EVERYWHERE = ("F16", "BF16")
 
 @pytest.mark.parametrize("code", FLOATS)
 @pytest.mark.parametrize("door", [*DOORS, *COMMANDS])
-def test_every_spelling_means_the_same_to_everything_that_converts(
-    door: str, code: str, path: Path, tmp_path: Path
-) -> None:
+def test_dtype_spellings_are_equal_everywhere(door: str, code: str, path: Path, tmp_path: Path) -> None:
     by, function = {**DOORS, **COMMANDS}[door]
     if code not in EVERYWHERE and door.startswith(
         ("ingot.flax", "ingot.tensorflow", "ingot.mlx", "ingot.paddle")

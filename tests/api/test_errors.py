@@ -5,6 +5,8 @@ from __future__ import annotations
 import copy
 import errno
 import pickle
+import re
+import tomllib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,6 +19,7 @@ import ingot
 import ingot.numpy
 import ingot.torch
 from ingot import errors
+from support.scripts import script
 
 BUILTIN = {
     "SafetensorError": (Exception,),
@@ -60,9 +63,7 @@ def test_each_is_a_safetensor_error_and_the_fitting_builtin(kind: type[Exception
 
 @pytest.mark.parametrize("kind", CLASSES)
 @pytest.mark.parametrize("clone", [copy.copy, lambda error: pickle.loads(pickle.dumps(error))])
-def test_message_and_attributes_survive_pickling(
-    kind: type[ingot.SafetensorError], clone: Callable[[Any], Any]
-) -> None:
+def test_error_is_pickled_whole(kind: type[ingot.SafetensorError], clone: Callable[[Any], Any]) -> None:
     fields: dict[str, Any] = {
         "code": "hole",
         "path": "model.safetensors",
@@ -92,9 +93,7 @@ def test_a_storage_error_has_what_an_os_error_has() -> None:
 @pytest.mark.parametrize(
     ("kind", "path"), [(FileNotFoundError, "absent.safetensors"), (IsADirectoryError, ".")]
 )
-def test_what_cannot_be_opened_is_the_systems_own_error(
-    kind: type[OSError], path: str, tmp_path: Path
-) -> None:
+def test_open_raises_the_error_of_the_system(kind: type[OSError], path: str, tmp_path: Path) -> None:
     target = tmp_path / path
     for open_it in (
         lambda: ingot.safe_open(target, "np"),
@@ -213,3 +212,51 @@ def test_lone_surrogates_can_be_printed() -> None:
     with pytest.raises(ValueError, match="ud800") as caught:
         ingot.numpy.save({"\ud800": numpy.zeros(1)})
     str(caught.value).encode()
+
+
+ROOT = Path(__file__).parents[2]
+
+
+CODES = script("codes")
+WORDS: dict[str, dict[str, Any]] = tomllib.loads(CODES.WORDS.read_text("utf-8"))
+
+
+def test_the_page_is_what_the_sources_have() -> None:
+    found = CODES.Found()
+    assert CODES.faults(found, WORDS) == []
+    assert CODES.PAGE.read_text("utf-8") == CODES.rendered(found, WORDS), "run scripts/codes"
+
+
+@pytest.mark.parametrize("missing", ["cause", "mend"])
+def test_a_code_without_a_cause_or_a_mend_is_told_of(missing: str) -> None:
+    found = CODES.Found()
+    words = {**WORDS, "hole": {key: text for key, text in WORDS["hole"].items() if key != missing}}
+    assert CODES.faults(found, words) == ["hole: no cause or no mend in docs/reference/codes.toml"]
+
+
+def test_a_new_code_of_each_kind_of_source_is_told_of() -> None:
+    found = CODES.Found()
+    found.classes["new-in-rust"].add("HeaderError")
+    assert CODES.faults(found, WORDS) == ["new-in-rust: no cause or no mend in docs/reference/codes.toml"]
+
+
+def test_a_code_that_no_source_has_any_more_is_told_of() -> None:
+    said = CODES.faults(CODES.Found(), {**WORDS, "gone": {"cause": "A.", "mend": "B."}})
+    assert said == ["gone: stands in docs/reference/codes.toml, and no source has it"]
+
+
+def test_every_code_of_the_vectors_and_of_the_format_is_on_the_page() -> None:
+    vectors = [path.read_text("utf-8") for path in (ROOT / "tests" / "vectors").glob("*.toml")]
+    named = set(re.findall(r'^code = "([a-z-]+)"', "\n".join(vectors), re.MULTILINE))
+    assert len(named) > 20
+    assert named | CODES.rules().keys() <= WORDS.keys()
+
+
+def test_what_is_raised_has_the_class_that_the_page_gives(tmp_path: Path) -> None:
+    broken = tmp_path / "broken.safetensors"
+    broken.write_bytes(b"\x02\0\0\0\0\0\0\0[]")
+    with pytest.raises(ingot.HeaderError) as caught:
+        ingot.safe_open(broken, "np")
+    page = CODES.PAGE.read_text("utf-8")
+    section = page.partition(f"## `{caught.value.code}`\n")[2].partition("\n## ")[0]
+    assert "`HeaderError`" in section.splitlines()[1]

@@ -54,17 +54,6 @@ def test_every_function_says_the_same_of_an_option() -> None:
         assert found == {option: expected[option] for option in found}
 
 
-@pytest.mark.parametrize("name", FUNCTIONS)
-def test_what_is_no_option_is_refused_as_python_refuses_it(name: str, path: Path) -> None:
-    before = () if name.endswith("load_file") else (None,)
-    others = ["nope", "selected", "how", "options", "proof"]
-    others += [option for option in LoadOptions.__annotations__ if option not in options_of(name)]
-    for option in others:
-        # Before the file, which is not there, is looked for.
-        with pytest.raises(TypeError, match=rf"unexpected keyword argument '{option}'"):
-            FUNCTIONS[name](*before, path, **{option: None})
-
-
 def arrays(found: dict[str, Any]) -> dict[str, list[Any]]:
     """The values of tensors of any framework."""
     return {

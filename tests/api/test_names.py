@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import builtins
+import pickle
+import pickletools
+import re
+from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,6 +16,7 @@ import pytest
 import ingot
 import ingot.numpy
 from ingot import errors
+from ingot._base.frameworks import FRAMEWORKS
 from support.scripts import script
 
 # Its functions are on the page too.
@@ -90,3 +96,124 @@ def test_the_script_finds_every_line_of_raises() -> None:
     doc = f"Do it.\n\nRaises\n------\nOSError\n    One.\nHeaderError, SaveError\n    Two.\n\n{notes}"
     assert NAMES.raises(doc) == ["OSError", "HeaderError", "SaveError"]
     assert NAMES.raises(f"Do it.\n\n{notes}") == []
+
+
+PRIVATE = re.compile(r"ingot\.(\w+\.)*_")
+
+
+def named_in(pickled: bytes) -> list[str]:
+    """Every module that loading `pickled` would import."""
+    return [text for _, text, _ in pickletools.genops(pickled) if isinstance(text, str) and "ingot" in text]
+
+
+@pytest.fixture
+def path(path: Path) -> Path:
+    ingot.numpy.save_file({"a": np.arange(6.0).reshape(2, 3)}, path)
+    return path
+
+
+class Store:
+    """A store whose files nothing reads."""
+
+    def get_ranges(self, path: str, *, starts: list[int], ends: list[int]) -> list[bytes]:
+        raise NotImplementedError
+
+
+def model() -> Any:
+    """The download of a model of one file."""
+    made = ingot.ModelDownload("index", 1, 0, None)  # type: ignore[attr-defined]
+    made._files = (ingot.Download("a", 1, 0, None),)
+    return made
+
+
+def objects(path: Path) -> dict[str, Any]:
+    """One of each class that the package gives and that can be pickled."""
+    file = ingot.safe_open(path, "np")
+    converted = path.with_name("b.safetensors")
+    return {
+        "safe_open": file,
+        "slice": file.get_slice("a"),
+        "Verification": ingot.verify(path, raises=False),
+        "Mismatch": ingot.Mismatch("a", "0", "1"),  # type: ignore[attr-defined]
+        "Stats": ingot.stats(path),
+        "Diff": ingot.diff(path, path, values=True),
+        "Check": ingot.check(path),
+        "Cast": ingot.cast(path, path.with_name("cast"), "F16", overwrite=True),
+        "Repair": ingot.repair(path, path.with_name("repaired"), overwrite=True),
+        "Ranges": ingot.Ranges(Store(), "a"),
+        "ModelSpec": ingot.modelspec.ModelSpec(title="a"),
+        "inspect": ingot.inspect(path),
+        "TensorInfo": file.info("a"),
+        "Conversion": ingot.convert(path, converted),
+        "Download": ingot.Download("a", 1, 0, None),
+        "ModelDownload": model(),
+        "error": ingot.OptionError("no", code="none"),
+    }
+
+
+KINDS = [
+    "safe_open", "slice", "Verification", "Mismatch", "Stats", "Diff", "Check", "Cast", "Repair",
+    "Ranges", "ModelSpec", "inspect", "TensorInfo", "Conversion", "Download", "ModelDownload", "error",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("protocol", range(2, pickle.HIGHEST_PROTOCOL + 1))
+def test_a_pickle_names_public_modules_and_loads(path: Path, kind: str, protocol: int) -> None:
+    given = objects(path)[kind]
+    pickled = pickle.dumps(given, protocol)
+    assert not [name for name in named_in(pickled) if PRIVATE.match(name)]
+    loaded = pickle.loads(pickled)
+    assert type(loaded) is type(given)
+    if kind == "slice":
+        assert np.array_equal(loaded[:], given[:])
+    elif kind == "safe_open":
+        assert loaded.keys() == given.keys()
+    else:
+        assert repr(loaded) == repr(given)
+    if kind == "ModelDownload":
+        assert loaded.files == given.files
+
+
+@pytest.mark.parametrize("name", [name for name in ingot.__all__ if callable(getattr(ingot, name))])
+def test_a_public_function_is_said_to_be_of_a_public_module(name: str) -> None:
+    found = getattr(ingot, name)
+    # The source of a class is looked for in the module that it is said to be of.
+    assert isinstance(found, type) or not PRIVATE.match(found.__module__ + "."), found.__module__
+    assert pickle.loads(pickle.dumps(found)) is found
+
+
+PUBLIC = ["errors", "modelspec", "typing", *sorted(set(FRAMEWORKS.values()))]
+
+
+@pytest.mark.parametrize("name", PUBLIC)
+def test_a_public_module_shows_its_public_names_only(name: str) -> None:
+    try:
+        module = import_module(f"ingot.{name}")
+    except ModuleNotFoundError as error:
+        pytest.skip(str(error))
+    assert dir(module) == sorted(module.__all__)
+    assert all(hasattr(module, public) for public in module.__all__)
+
+
+def test_the_package_shows_its_public_names_only() -> None:
+    assert {*dir(ingot)} - {*ingot.__all__} <= {*ingot._MODULES}
+    assert {*ingot.__all__} <= {*dir(ingot)}
+    assert not [name for name in dir(ingot) if name.startswith("_") and name != "__version__"]
+
+
+@pytest.mark.parametrize("name", ["load_file", "save_file", "load_model", "save_sharded", "IncompatibleKeys"])
+def test_what_torch_has_is_said_to_be_of_its_public_module(name: str) -> None:
+    torch = pytest.importorskip("ingot.torch")
+    found = getattr(torch, name)
+    assert found.__module__ == "ingot.torch" or isinstance(found, type)
+    assert pickle.loads(pickle.dumps(found)) is found
+
+
+def test_the_types_of_arguments_can_be_looked_at() -> None:
+    from typing import get_type_hints
+
+    from ingot import typing
+
+    for name in ("LoadOptions", "ReadOptions", "SaveOptions", "StorageOptions"):
+        assert get_type_hints(getattr(typing, name))

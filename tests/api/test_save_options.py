@@ -6,8 +6,6 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 import ingot
 from ingot._base.frameworks import FRAMEWORKS
 from support.changed_package import said_by
@@ -23,15 +21,6 @@ def save_functions() -> dict[str, Any]:
         except ImportError:
             continue
     return found
-
-
-def test_what_is_no_option_is_refused_as_python_refuses_it(tmp_path: Path) -> None:
-    for function in save_functions().values():
-        # One that no function knows, and those that only the inside of the package has.
-        for name in ("nope", "export", "views", "options"):
-            with pytest.raises(TypeError, match=rf"unexpected keyword argument '{name}'"):
-                function({}, tmp_path / "t", **{name: None})
-    assert not (tmp_path / "t").exists()
 
 
 # How `save_file(mode=...)` would come about: the files to change, with what stands there and what follows it.
