@@ -73,9 +73,7 @@ def test_every_path_is_checked_and_named_in_the_order_given(folder: Path) -> Non
         (("missing.safetensors", "odd.safetensors"), 2, "2 paths: 0 well, 1 with findings, 1 with errors"),
     ],
 )
-def test_the_greatest_exit_status_counts(
-    folder: Path, paths: tuple[str, ...], code: int, summary: str
-) -> None:
+def test_check_exits_with_the_worst(folder: Path, paths: tuple[str, ...], code: int, summary: str) -> None:
     ended = run("check", *paths)
     assert (ended.code, ended.out.splitlines()[-1]) == (code, summary)
     assert code == max(run("check", path).code for path in paths)

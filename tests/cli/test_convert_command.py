@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import pickle
 from pathlib import Path
 
 import numpy
@@ -40,20 +39,6 @@ def test_a_checkpoint_of_torch_says_what_it_left_out() -> None:
     assert len(answer["shared"]) == 1
     good("convert", "model.pt", "half.safetensors", "--root", "state_dict", "--dtype", "bf16")
     assert ingot.safe_open("half.safetensors", "np").info("tied").dtype == "BF16"
-
-
-class Payload:
-    def __reduce__(self) -> tuple[object, ...]:
-        return os.mkdir, ("pwned",)
-
-
-def test_a_payload_is_refused_without_running_it() -> None:
-    Path("evil.bin").write_bytes(pickle.dumps({"w": Payload()}))
-    torch.save({"w": Payload()}, "evil.pt")
-    for name in ("evil.bin", "evil.pt"):
-        ended = run("convert", name, "out.safetensors")
-        assert (ended.code, ended.err.count("\n")) == (1, 1)
-    assert sorted(os.listdir()) == ["evil.bin", "evil.pt"]
 
 
 def test_nothing_is_replaced_without_force() -> None:

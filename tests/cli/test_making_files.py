@@ -138,23 +138,6 @@ def test_two_files_that_differ_exit_with_1(folder: Path) -> None:
     assert 0.5 < row["cosine"] < 1
 
 
-def test_values_of_different_dtypes_are_compared(folder: Path) -> None:
-    good("cast", "a.safetensors", "b.safetensors", "--dtype", "F32")
-    found = run("diff", "a.safetensors", "b.safetensors", "--values", "--json").json()
-    assert len(found["tensors"]) == len(transformer()) - 1
-    assert found["values"] == {}
-
-
-def test_nans_in_the_same_places_are_equal(folder: Path) -> None:
-    values = numpy.array([numpy.nan, numpy.inf, 1.0, 2.0])
-    save(folder / "x.safetensors", {"a": values})
-    save(folder / "y.safetensors", {"a": values})
-    assert good("diff", "x.safetensors", "y.safetensors", "--values").out == ""
-    save(folder / "y.safetensors", {"a": numpy.array([numpy.nan, numpy.inf, 1.0, numpy.nan])})
-    row = run("diff", "x.safetensors", "y.safetensors", "--values", "--json").json()["values"]["a"]
-    assert (row["different"], row["max_abs"]) == (1, "nan")
-
-
 EIGHTS = ["BOOL", "U8", "I8", "F8_E5M2", "F8_E4M3", "F8_E8M0", "F8_E4M3FNUZ", "F8_E5M2FNUZ"]
 BITS = dict.fromkeys(EIGHTS, 8) | {"I16": 16, "U16": 16, "F16": 16, "BF16": 16, "I32": 32, "U32": 32}
 BITS |= {"F32": 32, "C64": 64, "F64": 64, "I64": 64, "U64": 64, "F4": 4}
@@ -231,9 +214,7 @@ def test_long_work_shows_a_bar_on_standard_error_only(folder: Path, monkeypatch:
     ],
     ids=" ".join,
 )
-def test_work_on_several_files_is_told_of_as_one(
-    words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_command_shows_one_bar(words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from ingot.cli import screen
 
     monkeypatch.chdir(tmp_path)
@@ -251,14 +232,6 @@ def test_work_on_several_files_is_told_of_as_one(
     assert len(told) > 1 or words[0] == "verify"
 
 
-def test_a_shell_completes_commands_and_options(folder: Path) -> None:
-    assert "_INGOT_COMPLETE" in good("completion", "bash").out
-    words = in_a_pipe(_INGOT_COMPLETE="bash_complete", COMP_WORDS="ingot par", COMP_CWORD="1")
-    assert "plain,params" in words.out
-    options = in_a_pipe(_INGOT_COMPLETE="bash_complete", COMP_WORDS="ingot ls --so", COMP_CWORD="2")
-    assert "plain,--sort" in options.out
-
-
 def test_help_and_version_are_there() -> None:
     assert good("--version").out == f"ingot {ingot.__version__}\n"
     assert "Exit status" in good("--help").out
@@ -267,9 +240,7 @@ def test_help_and_version_are_there() -> None:
 
 
 @pytest.mark.parametrize("late", [False, True])
-def test_an_interruption_that_comes_too_late_says_that_the_file_is_there(
-    folder: Path, late: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_merge_tells_of_a_late_interrupt(folder: Path, late: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     real = ingot._write.rearrange.merge
 
     def interrupted(*arguments: object, **options: object) -> None:

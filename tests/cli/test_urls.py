@@ -110,9 +110,7 @@ def test_tensors_of_a_url_are_exported_and_cast(path: Path, server: Server, tmp_
 
 
 @pytest.mark.parametrize("words", MAKING, ids=" ".join)
-def test_files_are_made_of_a_url_as_of_its_file(
-    words: list[str], path: Path, server: Server, tmp_path: Path
-) -> None:
+def test_command_writes_from_a_url(words: list[str], path: Path, server: Server, tmp_path: Path) -> None:
     made = []
     for place, source in (("file", path), ("url", server.url())):
         folder = tmp_path / place
@@ -140,9 +138,7 @@ def test_a_listing_reads_the_header_alone(path: Path, server: Server) -> None:
 
 @pytest.mark.parametrize("words", WRITING, ids=" ".join)
 @pytest.mark.parametrize("dry", [[], ["--dry-run"]], ids=["real", "dry"])
-def test_a_url_is_refused_before_anything_is_asked_of_it(
-    words: list[str], dry: list[str], path: Path, server: Server
-) -> None:
+def test_command_rejects_a_bad_url(words: list[str], dry: list[str], path: Path, server: Server) -> None:
     if dry and words[:2] == ["meta", "export"]:
         dry = ["--overwrite"]
     url, before = server.url(), (len(server.requests), sorted(path.parent.iterdir()))
