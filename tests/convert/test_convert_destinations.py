@@ -68,18 +68,7 @@ def test_floats_are_cast_as_load_file_casts_them_and_nothing_else_is(source: str
         assert array.tobytes() == expected[name].tobytes()
 
 
-@pytest.mark.parametrize(
-    "dtype",
-    ["bfloat16", "BF16", ml_dtypes.bfloat16, numpy.dtype(ml_dtypes.bfloat16)],
-    ids=["name", "code", "class", "dtype"],
-)
-def test_a_dtype_may_be_spelt_in_many_ways(source: str, dtype: Any) -> None:
-    assert ingot.convert(source, "out.safetensors", dtype=dtype).cast == ("weight", "half")
-
-
-def test_tensors_larger_than_a_piece_are_cast_and_compared_piece_by_piece(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_convert_casts_and_compares_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_convert.values, "PIECE_NBYTES", 64)
     arrays = {
         "flat": RANDOM.normal(size=101).astype(numpy.float32),
@@ -130,9 +119,7 @@ def test_a_failure_in_the_middle_leaves_what_was_there_and_nothing_else(source: 
 
 
 @pytest.mark.parametrize("name", ["out.safetensors", "out.npz", "shards/"])
-def test_a_value_that_was_written_wrong_is_found_before_it_takes_the_name(
-    source: str, name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_convert_finds_a_wrong_value(source: str, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     real = _convert.write.Task.compare
 
     def spoilt(task: _convert.write.Task, path: str, *arguments: Any) -> None:
@@ -149,61 +136,10 @@ def test_a_value_that_was_written_wrong_is_found_before_it_takes_the_name(
     assert not ingot.convert(source, name, verify=False).verified
 
 
-def test_the_file_is_complete_when_it_takes_its_name(source: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    Path("out.safetensors").write_bytes(b"old")
-    os.chmod("out.safetensors", 0o640)
-    seen = []
-    real = _convert.write.Task.compare
-
-    def verified(task: _convert.write.Task, path: str, *arguments: Any) -> None:
-        real(task, path, *arguments)
-        seen.append(Path("out.safetensors").read_bytes())
-
-    monkeypatch.setattr(_convert.write.Task, "compare", verified)
-    ingot.convert(source, "out.safetensors", overwrite=True)
-    assert seen == [b"old"]
-    assert Path("out.safetensors").stat().st_mode & 0o777 == 0o640
-
-
-def test_a_file_that_appears_meanwhile_is_kept(source: str) -> None:
-    def appears(done: int, total: int) -> None:
-        Path("out.safetensors").write_bytes(b"other")
-
-    with pytest.raises(FileExistsError, match="overwrite=True replaces it"):
-        ingot.convert(source, "out.safetensors", progress=appears)
-    assert Path("out.safetensors").read_bytes() == b"other"
-    assert sorted(os.listdir()) == ["in.npz", "out.safetensors"]
-
-
 def test_a_source_may_be_replaced_by_its_own_conversion() -> None:
     save_file(ARRAYS, "in.safetensors")
     ingot.convert("in.safetensors", "in.safetensors", dtype="BF16", overwrite=True)
     assert load_file("in.safetensors")["weight"].dtype == ml_dtypes.bfloat16
-
-
-def everything() -> list[str]:
-    """The files below this folder, hidden ones too."""
-    return sorted(str(path) for path in Path().rglob("*") if path.is_file())
-
-
-# In the middle of writing, and of comparing what was written.
-@pytest.mark.parametrize("moment", [0.2, 0.8])
-@pytest.mark.parametrize("name", ["out.safetensors", "out.bt", "out.npz", "shards/"])
-def test_what_a_killed_conversion_left_is_removed_by_the_next(source: str, name: str, moment: float) -> None:
-    program = f"""
-def die(done, total):
-    if done > {moment} * total:
-        os.kill(os.getpid(), signal.SIGKILL)
-
-options = dict(max_shard_size=64) if sys.argv[1].endswith("/") else dict()
-ingot.convert("in.npz", sys.argv[1], progress=die, **options)
-"""
-    assert run(program, name).signal == "SIGKILL"
-    left = everything()
-    assert len(left) > 1, "it was killed when there was nothing yet"
-    ingot.convert(source, name)
-    whole = ["shards/model.safetensors"] if name == "shards/" else [name]
-    assert everything() == sorted(["in.npz", *whole])
 
 
 def test_what_a_killed_conversion_left_is_removed_by_a_save(source: str) -> None:

@@ -43,20 +43,6 @@ def same(found: Any, expected: Any) -> bool:
     )
 
 
-@pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
-def test_convert_reads_arrays_of_every_protocol(protocol: int) -> None:
-    tree = {**ARRAYS, "nested": {"x": [numpy.ones(2), numpy.ones(3)]}, "text": numpy.array(["a"]), "n": 5}
-    Path("in.pkl").write_bytes(pickle.dumps(tree, protocol))
-    report = ingot.convert("in.pkl", "out.safetensors")
-    found = load_file("out.safetensors")
-    expected = {**ARRAYS, "nested.x.0": numpy.ones(2), "nested.x.1": numpy.ones(3)}
-    assert found.keys() == expected.keys()
-    assert all(same(found[name], array) for name, array in expected.items())
-    assert {one.name for one in report.left_out} == {"text", "n"}
-    assert report.source_format == "pickle"
-    assert not ingot.inspect("out.safetensors").metadata
-
-
 # As Python 2.7 and NumPy 1.16 write it: `pickle.dump({"w": array([[1, 2, -3]], "f4")}, file)`.
 PYTHON_2 = (
     b"(dp0\nS'w'\np1\ncnumpy.core.multiarray\n_reconstruct\np2\n(cnumpy\nndarray\np3\n(I0\ntp4\nS'b'\np5\n"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import json
 import pickle
-import struct
 import subprocess
 import sys
 import tarfile
@@ -23,21 +22,6 @@ from ingot.torch import load_file
 from .conftest import Payload
 
 WEIGHT = torch.arange(24, dtype=torch.float32).reshape(4, 6)
-STATE = {
-    "weight": WEIGHT,
-    "transposed": WEIGHT.t(),
-    "rows": WEIGHT[1:3],
-    "column": WEIGHT[:, 2],
-    "spread": torch.ones(1).expand(3, 2),
-    "tied": WEIGHT,
-    "parameter": torch.nn.Parameter(torch.ones(2)),
-    "scalar": torch.tensor(2.5),
-    "empty": torch.zeros(0, 3),
-    "bool": torch.tensor([True, False]),
-    "bf16": torch.ones(3, dtype=torch.bfloat16),
-    "complex": torch.ones(2, dtype=torch.complex64) * 1j,
-}
-NEW = {"f8": torch.ones(4).to(torch.float8_e4m3fn), "u16": torch.ones(2, dtype=torch.uint16)}
 
 
 def saved(state: object, path: str, *, legacy: bool = False) -> str:
@@ -54,9 +38,7 @@ def repacked(path: str, out: str, method: int = zipfile.ZIP_STORED, **changed: b
     return out
 
 
-def test_bytes_that_are_copied_piece_by_piece_are_those_of_the_tensors(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_convert_copies_torch_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_convert.values, "PIECE_NBYTES", 64)
     monkeypatch.setattr(_convert.write, "PIECE_NBYTES", 100)
     torch.manual_seed(0)
@@ -74,22 +56,6 @@ def test_bytes_that_are_copied_piece_by_piece_are_those_of_the_tensors(
     found = load_file("out.safetensors")
     assert found.keys() == state.keys()
     assert all(torch.equal(found[name], tensor) for name, tensor in state.items())
-
-
-def test_a_byte_that_was_copied_wrong_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    path = saved({"good": torch.zeros(100), "bad": torch.arange(100.0)}, "model.bin")
-    real = _convert.write.Task.compare
-
-    def spoilt(task: _convert.write.Task, written: str, *arguments: Any) -> None:
-        data = Path(written).read_bytes()
-        Path(written).write_bytes(data.replace(struct.pack("<f", 77), struct.pack("<f", 78)))
-        real(task, written, *arguments)
-
-    monkeypatch.setattr(_convert.write.Task, "compare", spoilt)
-    with pytest.raises(ingot.ConversionError, match=r"`bad`.*not what was read") as refused:
-        ingot.convert(path, "out.safetensors")
-    assert refused.value.code == "verification"
-    assert not Path("out.safetensors").exists()
 
 
 def test_a_file_that_is_cut_short_meanwhile_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -120,27 +86,6 @@ def test_conjugates_and_negatives_are_written_as_their_values(legacy: bool) -> N
     )
 
 
-@pytest.mark.parametrize("how", ["archive", "packed", "legacy"])
-@pytest.mark.parametrize("name", ["out.safetensors", "out.bt"])
-def test_every_tensor_is_what_torch_load_gives(how: str, name: str) -> None:
-    state = {key: tensor for key, tensor in STATE.items() if name != "out.bt" or key != "complex"}
-    if how != "legacy":
-        state |= NEW
-    path = saved(state, "model.bin", legacy=how == "legacy")
-    if how == "packed":
-        path = repacked(path, "packed.bin", zipfile.ZIP_DEFLATED)
-    report = ingot.convert(path, name)
-    expected = torch.load(path, weights_only=True)
-    found = load_file(name)
-    assert report.shared == {"weight": "tied"}
-    assert set(found) == set(expected)
-    assert "weight" not in load_file(name, shared="drop")
-    for key, tensor in found.items():
-        assert tensor.dtype == expected[key].dtype
-        raw = (lambda one: one.view(torch.uint8)) if key == "f8" else torch.clone
-        assert torch.equal(raw(tensor), raw(expected[key]))
-
-
 def test_one_name_of_a_shared_tensor_is_written_as_save_file_does() -> None:
     embedding = torch.nn.Embedding(5, 3)
     head = torch.nn.Linear(3, 5, bias=False)
@@ -164,11 +109,8 @@ def test_nested_dicts_and_lists_are_named_by_their_path_and_the_rest_is_reported
     }
     report = ingot.convert(saved(tree, "model.ckpt"), "out.safetensors")
     assert set(load_file("out.safetensors")) == {
-        "state_dict.layer.weight",
-        "optimizer.state.0.momentum",
-        "history.0",
-        "history.1.best",
-    }
+        "state_dict.layer.weight", "optimizer.state.0.momentum", "history.0", "history.1.best",
+    }  # fmt: skip
     others = {one.name: (one.kind, one.value) for one in report.left_out}
     assert others["epoch"] == ("int", "3")
     assert others["optimizer.param_groups"] == ("list", "1 items")
@@ -246,21 +188,6 @@ def test_a_storage_that_an_old_file_does_not_list_is_named() -> None:
             ingot.convert("old.pt", "out.safetensors")
 
 
-def test_a_changed_byte_is_noticed_by_the_checksum() -> None:
-    data = Path(saved({"weight": WEIGHT}, "model.bin")).read_bytes()
-    Path("model.bin").write_bytes(data.replace(b"little", b"lxttle", 1))
-    with pytest.raises(ingot.ConversionError, match=r"model.bin: .*CRC"):
-        ingot.convert("model.bin", "out.safetensors")
-
-
-def test_a_file_that_is_cut_short_is_refused() -> None:
-    data = Path(saved({"weight": torch.zeros(5000)}, "model.bin")).read_bytes()
-    for part in (3, 100, len(data) // 2, len(data) - 1):
-        Path("cut.bin").write_bytes(data[:part])
-        with pytest.raises(ingot.ConversionError, match=r"cut.bin: "):
-            ingot.convert("cut.bin", "out.safetensors")
-
-
 def test_a_few_bytes_that_stand_for_many_are_refused_by_the_limit() -> None:
     path = saved({"weight": torch.zeros(1).expand(1 << 40)}, "model.bin")
     with pytest.raises(
@@ -326,17 +253,10 @@ def test_a_checkpoint_in_several_files_becomes_one(path: str) -> None:
 @pytest.mark.parametrize(
     "location",
     [
-        "../evil.bin",
-        "/etc/passwd",
-        "a/../../evil.bin",
-        "C:evil.bin",
-        "..\\evil.bin",
-        "a\0b",
-        "",
-        "./x.bin",
-        "~/x",
+        "../evil.bin", "/etc/passwd", "a/../../evil.bin", "C:evil.bin", "..\\evil.bin", "a\0b", "",
+        "./x.bin", "~/x",
     ],
-)
+)  # fmt: skip
 def test_an_index_that_names_a_file_outside_its_folder_is_refused(location: str) -> None:
     with pytest.raises(ingot.ConversionError, match=r"index.json: `c` names the file") as caught:
         ingot.convert(sharded(c=location), "out.safetensors")
