@@ -14,7 +14,6 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from safetensors.torch import load_file as load_by_safetensors
 from torch.distributed.checkpoint import CheckpointException, DefaultLoadPlanner, DefaultSavePlanner
-from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader, HuggingFaceStorageWriter
 from torch.distributed.checkpoint.metadata import Metadata
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
@@ -218,10 +217,6 @@ def loads(path, layout, dtype=None, read_once=False):
     load(ingot.dcp.Reader(path, read_once=read_once), layout, dtype)
 
 
-def stock_loads(path, layout):
-    load(HuggingFaceStorageReader(str(path)), layout)
-
-
 def saves(path, layout, options, background=False, nodes=None):
     rank = dist.get_rank()
     for module in (_save_by_ranks, writing):
@@ -235,10 +230,6 @@ def saves(path, layout, options, background=False, nodes=None):
     finally:
         for module in (_save_by_ranks, writing):
             module.this_node = peers.this_node
-
-
-def stock_saves(path):
-    dcp.save(placed("grid"), storage_writer=HuggingFaceStorageWriter(str(path), save_distributed=True))
 
 
 OPTIONS = {"one file": {}, "many files": {"max_shard_size": "50KB", "metadata": {"made": "by hand"}}}
@@ -345,32 +336,6 @@ def test_how_ranks_share_the_reading_is_checked_at_once(tmp_path):
         ingot.dcp.Reader(tmp_path, read_once="job")
 
 
-@pytest.mark.parametrize("layout", MESHES)
-@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
-def test_each_rank_loads_its_parts_of_ordinary_files(four, tmp_path, layout, options):
-    save_sharded(whole(), tmp_path, **options)
-    four.run(loads, tmp_path, layout)
-    four.run(loads, tmp_path, layout, torch.float64)
-
-
-def test_torch_reads_what_was_saved(four, tmp_path):
-    four.run(saves, tmp_path / "whole", "grid", {"max_shard_size": "50KB"})
-    four.run(stock_loads, tmp_path / "whole", "flat")
-    four.run(saves, tmp_path / "parts", "grid", {"whole": False})
-    four.run(stock_loads, tmp_path / "parts", "flat")
-
-
-@pytest.mark.parametrize("by", ["torch", "ingot"])
-def test_parts_are_loaded_onto_another_mesh(four, tmp_path, by):
-    if by == "torch":
-        four.run(stock_saves, tmp_path)
-    else:
-        four.run(saves, tmp_path, "grid", {"whole": False})
-    assert all(name.startswith("shard-") for name in os.listdir(tmp_path))
-    for layout in MESHES:
-        four.run(loads, tmp_path, layout)
-
-
 def test_parts_of_an_earlier_save_are_not_mixed_in(four, tmp_path):
     save_file({"rows": torch.zeros(2)}, tmp_path / "shard-00009-model-00001-of-00001.safetensors")
     for found in four.outcomes(saves, tmp_path, "flat", {"whole": False}):
@@ -406,12 +371,6 @@ def test_checkpoint_id_says_where(tmp_path):
         state, checkpoint_id=tmp_path / "b", storage_reader=ingot.dcp.Reader(tmp_path / "a"), no_dist=True
     )
     assert torch.equal(state["rows"], whole()["rows"])
-
-
-def test_an_index_says_which_files_belong_to_a_checkpoint(tmp_path):
-    save_sharded(whole(), tmp_path, max_shard_size="50KB")
-    save_file({"rows": torch.zeros(103, 256)}, tmp_path / "stray.safetensors")
-    assert torch.equal(one_process(tmp_path)["rows"], whole()["rows"])
 
 
 def save_alone(state, path, **options):

@@ -18,13 +18,15 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint import CheckpointException, DefaultSavePlanner
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import Shard, distribute_tensor
 
 import ingot
 import ingot.dcp
+from ingot._ranks import peers
 from ingot._write import directory as lock
-from ingot.torch import load_file, save_sharded
+from ingot.torch import load_file, load_into, save_sharded
+from support.ranks import contents
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 
@@ -142,9 +144,7 @@ def without_locks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("without_locks")
-def test_a_live_writers_file_refuses_a_save_where_locks_do_not_work(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_save_rejects_a_live_owner_without_locks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from socket import gethostname
 
     monkeypatch.setattr(lock, "WAIT_SECONDS", 0.1)
@@ -188,9 +188,7 @@ def state(value):
 
 
 @pytest.mark.parametrize("pattern", ["model{suffix}.safetensors", "other{suffix}.safetensors"])
-def test_a_checkpoint_of_parts_and_one_of_whole_tensors_replace_each_other(
-    tmp_path: Path, pattern: str
-) -> None:
+def test_checkpoints_of_parts_and_of_whole_tensors_replace_each_other(tmp_path: Path, pattern: str) -> None:
     save_whole(state(1), tmp_path)
     save_parts(state(2), tmp_path)
     assert loaded(tmp_path) == {2}
@@ -212,7 +210,7 @@ class PowerFailureError(BaseException):
 
 
 @pytest.mark.parametrize("old", [None, "parts", "whole", "single"])
-def test_a_save_of_parts_that_stops_anywhere_leaves_one_checkpoint(
+def test_stopped_save_leaves_one_checkpoint(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, old: str | None
 ) -> None:
     steps = {step: getattr(os, step) for step in ("replace", "link", "remove")}
@@ -309,3 +307,43 @@ def test_whole_tensors_need_the_plan_of_all_ranks(four, tmp_path: Path) -> None:
     for found in four.run(saves_whole_alone, tmp_path / "model"):
         assert "whole=False" in found
     assert not (tmp_path / "model").exists()
+
+
+def whole(number):
+    generator = torch.Generator().manual_seed(number)
+    return {name: torch.randn(30 + number, 40, generator=generator) for name in ("a", "b")}
+
+
+def works(folder, sends_cpu):
+    """Ranks 0 and 2 have a model, and ranks 1 and 3 another."""
+    takes_cpu = peers._takes_cpu
+    if not sends_cpu:
+        peers._takes_cpu = lambda group: False
+    try:
+        rank = dist.get_rank()
+        groups = [dist.new_group(ranks) for ranks in ([0, 2], [1, 3])]
+        number = rank % 2
+        mesh = DeviceMesh.from_group(groups[number], "cpu")
+        tensors = {
+            name: distribute_tensor(tensor, mesh, [Shard(1)], src_data_rank=None)
+            for name, tensor in whole(number).items()
+        }
+        path = folder / str(number)
+        save_sharded(tensors, path, process_group=groups[number])
+        target = {name: torch.zeros_like(tensor) for name, tensor in tensors.items()}
+        load_into(target, path, read_once="job", process_group=groups[number])
+        assert all(torch.equal(target[name].to_local(), tensors[name].to_local()) for name in tensors)
+    finally:
+        peers._takes_cpu = takes_cpu
+
+
+@pytest.mark.parametrize("sends_cpu", [True, False], ids=["gloo", "a backend without the CPU"])
+def test_two_groups_load_and_save_at_the_same_time(four, tmp_path, sends_cpu):
+    four.run(works, tmp_path, sends_cpu)
+    for number in range(2):
+        save_sharded(whole(number), tmp_path / "one", overwrite=True)
+        assert contents(tmp_path / str(number)) == contents(tmp_path / "one")
+        assert all(
+            torch.equal(tensor, whole(number)[name])
+            for name, tensor in load_file(tmp_path / str(number)).items()
+        )

@@ -168,9 +168,7 @@ def wrong(folder, case):
         ),
     ],
 )
-def test_what_is_no_whole_checkpoint_is_refused_before_anything_is_written(
-    four, tmp_path, case, own, message
-):
+def test_save_sharded_rejects_what_is_not_whole(four, tmp_path, case, own, message):
     folder = tmp_path / "new"
     for found in four.outcomes(wrong, folder, case):
         assert isinstance(found, own if not isinstance(found, RankError) else RankError)
