@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -36,24 +35,3 @@ def test_a_file_is_saved_over_and_over_where_two_have_room(small: Path) -> None:
         ingot.numpy.save_file({"t": numpy.full(30 * MIB, step, "u1")}, path, atomic=False)
     assert (safetensors.numpy.load_file(path)["t"] == 9).all()
     assert [file.name for file in small.iterdir()] == ["model.safetensors"]
-
-
-def test_what_has_no_room_is_refused_and_the_old_file_stays(small: Path) -> None:
-    path = small / "model.safetensors"
-    ingot.numpy.save_file({"t": numpy.full(40 * MIB, 1, "u1")}, path)
-    threads = set(os.listdir("/proc/self/task"))
-    with pytest.raises(ingot.StorageError, match=r"reserve space.*No space left"):
-        ingot.numpy.save_file({"t": numpy.full(70 * MIB, 2, "u1")}, path)
-    assert (safetensors.numpy.load_file(path)["t"] == 1).all()
-    assert [file.name for file in small.iterdir()] == ["model.safetensors"]
-    # One of the save before may have ended meanwhile.
-    assert set(os.listdir("/proc/self/task")) <= threads
-
-
-def test_a_reader_keeps_what_was_replaced(small: Path) -> None:
-    path = small / "model.safetensors"
-    ingot.numpy.save_file({"t": numpy.full(40 * MIB, 1, "u1")}, path)
-    with ingot.safe_open(path, "np") as file:
-        ingot.numpy.save_file({"t": numpy.full(40 * MIB, 2, "u1")}, path)
-        assert (file.get_tensor("t") == 1).all()
-    assert (safetensors.numpy.load_file(path)["t"] == 2).all()

@@ -120,37 +120,6 @@ def test_a_full_disk_keeps_a_large_old_file(disk_of_96_mib: Path, durable: bool,
     assert path.read_bytes() == before
 
 
-def test_a_disk_without_room_for_a_name_keeps_the_old_file(tmp_path: Path) -> None:
-    if os.geteuid() != 0:
-        pytest.skip("only root may mount a small file system")
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    options = ["-t", "tmpfs", "-o", "nr_inodes=2", "tmpfs", disk]
-    mounted = subprocess.run(["mount", *options], capture_output=True, text=True, check=False)
-    if mounted.returncode != 0:
-        pytest.skip(f"cannot mount a small file system here: {mounted.stderr.strip()}")
-    try:
-        path = disk / "model.safetensors"
-        ingot.numpy.save_file({"a": ARRAY}, path, atomic=False)
-        before = path.read_bytes()
-        with pytest.raises(OSError, match="No space") as caught:
-            ingot.numpy.save_file({"a": ARRAY + 1}, path)
-        assert (caught.value.errno, caught.value.filename) == (errno.ENOSPC, str(path))
-        assert (path.read_bytes(), os.listdir(disk)) == (before, [path.name])
-    finally:
-        subprocess.run(["umount", "--lazy", disk], check=True)
-
-
-def test_a_disk_that_is_full_to_the_last_byte(small_disk: Path) -> None:
-    path = small_disk / "model.safetensors"
-    with pytest.raises(OSError, match="No space"):
-        (small_disk / "filler").write_bytes(bytes(8 << 20))
-    with pytest.raises(ingot.StorageError) as caught:
-        ingot.numpy.save_file({"a": ARRAY}, path)
-    assert caught.value.errno == errno.ENOSPC
-    assert os.listdir(small_disk) == ["filler"]
-
-
 FORBIDDEN = """
 become_nobody()
 ok = numpy.ones(3)

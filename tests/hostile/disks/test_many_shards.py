@@ -148,9 +148,7 @@ with ingot.safe_open(INDEX, "np", backend=BACKEND, confine=True) as file:
 
 @pytest.mark.parametrize("backend", ["mmap", "pread"])
 @pytest.mark.parametrize("what", READS)
-def test_shards_are_read_through_few_descriptors(
-    folder: Path, tmp_path: Path, what: str, backend: str
-) -> None:
+def test_shards_are_read_by_few_descriptors(folder: Path, tmp_path: Path, what: str, backend: str) -> None:
     work = f"BACKEND = {backend!r}\ndef work():\n    " + READS[what].strip().replace("\n", "\n    ")
     found = run(PROGRAM + work + "\nwatched(work)", tmp_path, folder=folder).said()
     assert found <= OWED

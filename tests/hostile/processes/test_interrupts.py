@@ -53,60 +53,11 @@ def can_count_io() -> bool:
     return Path("/proc/self/io").exists()
 
 
-@pytest.mark.skipif(not can_count_io(), reason="this kernel does not count what a process reads and writes")
-@pytest.mark.parametrize("framework", ["np", "pt"])
-def test_ctrl_c_ends_a_long_load(path: Path, framework: str) -> None:
-    file_of(
-        b'{"a":{"dtype":"U8","shape":[2,%d],"data_offsets":[0,%d]},'
-        b'"b":{"dtype":"U8","shape":[1],"data_offsets":[%d,%d]}}'
-        % (2 << 30, 4 << 30, 4 << 30, (4 << 30) + 1),
-        (4 << 30) + 1,
-        path,
-    )
-    program = """
-framework = sys.argv[1]
-if framework == "pt":
-    import ingot.torch
-file = ingot.safe_open("model.safetensors", framework, backend="pread")
-part = file.get_slice("a")
-calls = [lambda: file["a"], file.get_tensors]
-calls += [lambda: part[:], lambda: part[1], lambda: part[:, 1:], lambda: part[:, ::2]]
-found = [interrupted("rchar", call) for call in calls]
-load_file = (ingot.torch if framework == "pt" else ingot.numpy).load_file
-found.append(interrupted("rchar", lambda: load_file("model.safetensors", backend="pread")))
-say([found, memory("VmRSS") < 1 << 30, file["b"].tolist()])
-"""
-    assert run(INTERRUPTED + program, framework, folder=path.parent).said() == [
-        ["interrupted"] * 7,
-        True,
-        [0],
-    ]
-
-
-@pytest.mark.skipif(not can_count_io(), reason="this kernel does not count what a process reads and writes")
-def test_ctrl_c_ends_a_long_save_and_leaves_nothing(path: Path) -> None:
-    ingot.numpy.save_file({"a": ARRAY}, path)
-    before = path.read_bytes()
-    program = """
-# Pages that nobody has written to take no memory.
-array = numpy.zeros(2 << 30, numpy.uint8)
-found = []
-for options in ({}, {"durable": False}, {"atomic": False}):
-    for name in ("model.safetensors", "new"):
-        call = lambda: ingot.numpy.save_file({"a": array}, name, **options)
-        found.append([interrupted("wchar", call), sorted(os.listdir())])
-say(found)
-"""
-    space = os.statvfs(path.parent)
-    if space.f_bavail * space.f_frsize < 5 << 30:
-        pytest.skip(f"less than 5 GiB are free below {path.parent}")
-    found = run(INTERRUPTED + program, folder=path.parent).said()
-    assert found == [["interrupted", [path.name]]] * 6
-    assert path.read_bytes() == before
-
-
 # What reads the file `model.safetensors`, whose tensor `a` has 4 GiB.
 LONG_READS = {
+    "load": 'ingot.numpy.load_file(path, backend="pread")',
+    "tensor": 'ingot.safe_open(path, "pt", backend="pread")["a"]',
+    "slice": 'ingot.safe_open(path, "np", backend="pread").get_slice("a")[:, ::2]',
     "conversion": 'ingot.numpy.load_file(path, dtype="F16", backend="pread")',
     "verifying load": "ingot.numpy.load_file(path, verify=True)",
     "memory that is there": "ingot.numpy.load_file(path, out=out, keys=['a'], backend='pread')",
@@ -128,7 +79,7 @@ def test_ctrl_c_ends_whatever_reads_for_long_and_leaves_nothing_open(path: Path)
     file_of(header.encode(), 4 << 30, path)
     program = """
 from collections import deque
-import ingot._read.handle, ingot._read.digest
+import ingot._read.handle, ingot._read.digest, ingot.torch
 path = "model.safetensors"
 # Pages that nobody has written to take no memory.
 out = {"a": numpy.empty((2, 1 << 29), numpy.float32)}
@@ -146,6 +97,8 @@ say(found)
 
 # What replaces the file `model.safetensors`, with 2 GiB and more.
 LONG_SAVES = {
+    "save": 'ingot.numpy.save_file({"a": array}, path)',
+    "in place": 'ingot.numpy.save_file({"a": array}, path, atomic=False)',
     "digests": 'ingot.numpy.save_file({"a": array}, path, checksums="blake3")',
     "put in order": 'ingot.numpy.save_file({"a": array.reshape(2, -1).T}, path)',
     "buffers": 'ingot.serialize_file({"a": {"dtype": "U8", "shape": [2 << 30], "data": array}}, path)',
@@ -274,23 +227,6 @@ except KeyboardInterrupt:
     say([saved.result(60), saved.done()])
 """
     assert run(program, folder=tmp_path).said() == [None, True]
-
-
-def test_ctrl_c_ends_a_save_that_waits_for_a_reader(tmp_path: Path) -> None:
-    os.mkfifo(tmp_path / "fifo")
-    program = """
-import _thread
-tensors = {"a": numpy.ones(3)}
-ingot.numpy.save(tensors)
-# The other thread runs once the main one waits in the save: until then that has the GIL.
-sys.setswitchinterval(1e6)
-try:
-    _thread.start_new_thread(os.kill, (os.getpid(), signal.SIGINT))
-    ingot.numpy.save_file(tensors, "fifo")
-except KeyboardInterrupt:
-    say("interrupted")
-"""
-    assert run(program, folder=tmp_path).said() == "interrupted"
 
 
 def test_ctrl_c_ends_a_save_of_what_python_fetches(tmp_path: Path) -> None:

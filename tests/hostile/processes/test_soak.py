@@ -75,9 +75,7 @@ def url(folder: Path) -> Iterator[str]:
         yield server.url("")
 
 
-def test_a_training_loop_is_right_for_hours_and_leaves_nothing(
-    folder: Path, slow: Path | str, url: str
-) -> None:
+def test_training_loop_leaves_nothing(folder: Path, slow: Path | str, url: str) -> None:
     found = run(PROGRAM, folder, slow, url, SECONDS, 0, **ARENAS).said()
     wrong = found["wrong bytes"] + len(found["left"])
     wrong += abs(found["descriptors"]) + abs(found["threads"]) + (found["grown by"] > MOST_GROWTH)

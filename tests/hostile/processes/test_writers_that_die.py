@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-import random
 import select
 import signal
 import subprocess
@@ -127,9 +126,7 @@ def test_two_runs_are_not_mixed_by_those_who_join_without_a_creator(path: Path, 
 
 @pytest.mark.parametrize("rows", [0, 1, ROWS // 2, ROWS])
 @pytest.mark.parametrize("commits", [True, False])
-def test_a_file_is_finished_in_the_place_of_its_creator_when_that_is_asked_for(
-    path: Path, rows: int, commits: bool
-) -> None:
+def test_join_finishes_an_orphaned_file(path: Path, rows: int, commits: bool) -> None:
     orphan(path, rows)
     with ingot.Writer.join(path, orphaned="finish") as writer:
         # It is the creator now: it keeps others from beginning the file, and they may join.
@@ -356,61 +353,3 @@ say(found)
 
 
 # The journal, which stands beside the file.
-
-
-def notes(path: Path) -> Path:
-    (found,) = path.parent.glob(f".{path.name}.{'0' * 16}.*")
-    return found
-
-
-def test_no_byte_of_what_writers_note_can_change_or_go_without_an_error(path: Path) -> None:
-    # More values of each byte of a record are tried in Rust.
-    chance = random.Random(1)
-    writer = ingot.Writer(path, SPECS, overwrite=True)
-    for row in range(3):
-        writer.write("rows", numpy.full(8, 1, "f4"), row)
-    whole = notes(path).read_bytes()
-    for at in range(len(whole)):
-        changed = bytearray(whole)
-        changed[at] ^= chance.randrange(1, 256)
-        notes(path).write_bytes(changed)
-
-        def late(changed: bytearray = changed) -> None:
-            with ingot.Writer.join(path) as guest:
-                guest.write("rows", numpy.full(8, 1, "f4"), 5)
-
-        assert refusal(late).code == "broken-journal", at
-    for length in range(len(whole)):
-        notes(path).write_bytes(whole[:length])
-        error = refusal(lambda: writer.write("rows", numpy.full(8, 1, "f4"), 5))
-        assert error.code == "broken-journal", length
-        assert error.path == str(path)
-    writer.close()
-    assert set(values(path)) == {0.0}
-    assert os.listdir(path.parent) == [path.name]
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="strace traces Linux")
-@pytest.mark.parametrize("does", ["write", "commit", "join"])
-@pytest.mark.parametrize("call", ["pread64", "write"])
-def test_what_the_system_says_of_the_journal_is_passed_on(path: Path, does: str, call: str) -> None:
-    program = """
-path, does = sys.argv[1:]
-writer = ingot.Writer(path, {"a": ("F32", [4])}, overwrite=True)
-calls = {
-    "write": lambda: writer.write("a", numpy.ones(4, "f4")),
-    "commit": writer.commit,
-    "join": lambda: ingot.Writer.join(path),
-}
-try:
-    calls[does]()
-    say(None)
-except ingot.StorageError as error:
-    say([error.code, error.errno, error.path])
-"""
-    place = path.parent / f".{path.name}.{'0' * 16}.ingot-tmp"
-    # The first that is written to it is where it begins.
-    when = ":when=2+" if call == "write" else ""
-    ended = traced(program, path, does, folder=path.parent, inject=[f"{call}:error=EIO{when}"], only=place)
-    expected = None if (does, call) == ("join", "write") else ["write", errno.EIO, str(path)]
-    assert ended.said() == expected
