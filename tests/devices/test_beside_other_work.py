@@ -46,9 +46,7 @@ def all_same(found: dict[str, Any]) -> bool:
 class TestCapture:
     """A capture in global mode forbids most calls to every thread that is not relaxed."""
 
-    def test_capture_survives_a_load_in_another_thread_and_an_idle_ring(
-        self, framework: ModuleType, gpus: Gpus, path: Path
-    ) -> None:
+    def test_load_leaves_other_captures_alone(self, framework: ModuleType, gpus: Gpus, path: Path) -> None:
         stream = gpus.stream(0)
         assert gpus.capture(0, True, stream) == 0
         found: list[dict[str, Any]] = []
@@ -127,9 +125,7 @@ class TestInterrupt:
         assert all_same(framework.load_file(path, 0))
 
     @pytest.mark.usefixtures("kernel")
-    def test_one_tensor_after_the_other_is_interrupted(
-        self, framework: ModuleType, gpus: Gpus, path: Path
-    ) -> None:
+    def test_get_tensor_is_interrupted(self, framework: ModuleType, gpus: Gpus, path: Path) -> None:
         kept: list[Any] = []
         with ingot.safe_open(path, "simulated", device=0) as file:
             assert self.interrupted(lambda: kept.append(file["0.5"])) < SOON
@@ -157,9 +153,7 @@ class TestInterrupt:
 
 
 @pytest.mark.parametrize("code", [1, 2, 304, 801, 999])
-def test_load_file_goes_on_whatever_code_pinning_gives(
-    framework: ModuleType, gpus: Gpus, path: Path, code: int
-) -> None:
+def test_load_file_works_unpinned(framework: ModuleType, gpus: Gpus, path: Path, code: int) -> None:
     gpus.library.fake_cuda_pin_limit(0)
     gpus.library.fake_cuda_pin_code(code)
     assert all_same(framework.load_file(path, 0))
@@ -242,9 +236,7 @@ class TestFork:
         raise AssertionError("the child waits for a lock that nobody opens")
 
     @pytest.mark.parametrize("call", [_native.release_pinned, _native.why_pageable])
-    def test_child_takes_no_lock_of_a_driver_that_is_loaded(
-        self, tmp_path: Path, path: Path, call: Callable[[], object]
-    ) -> None:
+    def test_child_takes_no_driver_lock(self, tmp_path: Path, path: Path, call: Callable[[], object]) -> None:
         # Loading a pipe as a library blocks until the pipe is written to, with the lock of all drivers held.
         pipe = tmp_path / "driver"
         os.mkfifo(pipe)
@@ -268,9 +260,7 @@ class TestFork:
             loading.join()
         assert len(failed) == 1
 
-    def test_child_frees_a_prefetch_and_its_tensors(
-        self, framework: ModuleType, gpus: Gpus, path: Path
-    ) -> None:
+    def test_child_frees_a_prefetch(self, framework: ModuleType, gpus: Gpus, path: Path) -> None:
         with ingot.safe_open(path, "simulated", device=0) as file:
             loader = file.prefetch(dict.fromkeys(TENSORS))
             loader.take("1.70000")

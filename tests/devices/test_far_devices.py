@@ -137,9 +137,7 @@ def test_options_of_a_load_go_together_with_it(path: Path, backend: str) -> None
         ("matrix", ([1, 2], [3, 4])),
     ],
 )
-def test_slices_of_a_load_and_of_a_handle_are_what_the_framework_has(
-    path: Path, backend: str, name: str, index: Any
-) -> None:
+def test_slices_equal_those_of_the_framework(path: Path, backend: str, name: str, index: Any) -> None:
     expected = ingot.safe_open(path, "pt").get_slice(name)[index]
     found = framework.load_file(path, "far", backend=backend, slices={name: index})[name]
     # Nothing asks for all of it as None does between brackets.
@@ -403,9 +401,7 @@ class ByDriver:
         return [tensor.to("far") for tensor in found]
 
 
-def test_what_a_driver_reads_is_widened_in_pieces_and_the_rest_is_read_straight(
-    path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_driver_reads_are_widened_in_pieces(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from ingot._read.door import Reads
     from ingot._read.select import Wanted
     from ingot.torch import _devices

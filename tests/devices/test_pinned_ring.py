@@ -88,9 +88,7 @@ def test_handles_and_what_is_read_ahead_wait_as_well(path: Path, make: Make) -> 
         assert all_same(framework.load_file(path, out=out), streams)
 
 
-def test_a_piece_that_is_used_again_without_waiting_is_found(
-    path: Path, make: Make, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_simulator_finds_an_early_reuse(path: Path, make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     def take(self: Any) -> Any:
         if len(self._used) < _link.RING:
             return self._fresh()
@@ -100,9 +98,7 @@ def test_a_piece_that_is_used_again_without_waiting_is_found(
     assert corrupted(path, make) > len(SEEDS) // 2
 
 
-def test_memory_that_is_given_back_without_waiting_is_found(
-    path: Path, make: Make, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_simulator_finds_an_early_free(path: Path, make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_link.Ring, "__exit__", lambda self, *error: self._used.clear())
     assert corrupted(path, make) > len(SEEDS) // 2
 
@@ -145,9 +141,7 @@ def test_what_fails_halfway_leaves_nothing_pinned_and_no_copy_under_way(path: Pa
 
 
 @pytest.mark.parametrize("background", [False, True], ids=["now", "background"])
-def test_what_the_callers_stream_has_queued_is_in_the_file_and_what_comes_later_is_not(
-    tmp_path: Path, make: Make, background: bool
-) -> None:
+def test_save_file_follows_the_callers_stream(tmp_path: Path, make: Make, background: bool) -> None:
     for seed in SEEDS:
         streams = make(seed)
         weight = torch.zeros(64, 32).to("far")
@@ -172,9 +166,7 @@ def group() -> Iterator[Any]:
 
 # A copy on the device is made by torch, in the order of its stream.
 @pytest.mark.parametrize("snapshot", ["host", False])
-def test_ranks_save_in_the_background_what_the_callers_stream_had_queued(
-    tmp_path: Path, make: Make, group: Any, snapshot: Any
-) -> None:
+def test_save_sharded_follows_the_stream(tmp_path: Path, make: Make, group: Any, snapshot: Any) -> None:
     for seed in SEEDS:
         streams = make(seed)
         weight = torch.zeros(64, 32).to("far")
@@ -195,9 +187,7 @@ def test_ranks_save_in_the_background_what_the_callers_stream_had_queued(
         assert streams.pinned == 0
 
 
-def test_values_that_are_taken_without_waiting_are_found(
-    tmp_path: Path, make: Make, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_simulator_finds_an_early_copy(tmp_path: Path, make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_link.Link, "pull", lambda self, since, values: values().cpu())
     wrong = 0
     for seed in SEEDS:

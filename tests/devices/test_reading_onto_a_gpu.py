@@ -50,9 +50,7 @@ def all_same(found: dict[str, Any], expected: dict[str, Any] = TENSORS) -> bool:
 
 
 @pytest.mark.parametrize("backend", ["auto", "mmap", "pread"])
-def test_a_file_is_read_onto_the_device_whatever_the_backend(
-    framework: ModuleType, gpus: Gpus, path: Path, backend: str
-) -> None:
+def test_load_file_fills_the_device(framework: ModuleType, gpus: Gpus, path: Path, backend: str) -> None:
     assert all_same(framework.load_file(path, 0, backend=backend))
     counted = gpus.counted()
     nbytes = sum(array.nbytes for array in TENSORS.values())
@@ -149,9 +147,7 @@ def test_memory_goes_back_when_the_last_tensor_does(framework: ModuleType, gpus:
     assert all_same(again)
 
 
-def test_where_the_framework_has_no_memory_its_own_error_is_raised(
-    framework: ModuleType, gpus: Gpus, path: Path
-) -> None:
+def test_load_file_raises_the_frameworks_memory_error(framework: ModuleType, gpus: Gpus, path: Path) -> None:
     class OutOfMemoryError(RuntimeError):
         pass
 
@@ -200,9 +196,7 @@ def test_a_forked_child_is_refused_by_name(framework: ModuleType, gpus: Gpus, pa
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
-def test_where_memory_cannot_be_pinned_the_reason_is_told(
-    framework: ModuleType, gpus: Gpus, path: Path
-) -> None:
+def test_load_file_tells_why_pinning_failed(framework: ModuleType, gpus: Gpus, path: Path) -> None:
     gpus.library.fake_cuda_pin_limit(0)
     assert all_same(framework.load_file(path, 0))
     why = ingot._native.why_pageable()

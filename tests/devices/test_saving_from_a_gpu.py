@@ -84,9 +84,7 @@ def test_bytes_streams_and_writers_have_them_too(
     assert found == [expected]
 
 
-def test_what_is_queued_on_the_stream_is_in_the_file(
-    framework: ModuleType, gpus: Gpus, tmp_path: Path
-) -> None:
+def test_save_file_waits_for_the_stream(framework: ModuleType, gpus: Gpus, tmp_path: Path) -> None:
     step = gpus.array(VALUES["matrix"])
     for byte in range(9):
         gpus.fill(step, byte)
@@ -97,7 +95,7 @@ def test_what_is_queued_on_the_stream_is_in_the_file(
 
 
 @pytest.mark.parametrize("snapshot", ["host", False])
-def test_a_save_in_the_background_has_the_step_at_the_call(
+def test_background_save_has_the_step(
     framework: ModuleType, gpus: Gpus, tmp_path: Path, snapshot: Any
 ) -> None:
     step = gpus.array(VALUES["large"])
@@ -128,9 +126,7 @@ def test_seeds_that_order_the_work_in_every_way_change_nothing(tmp_path: Path) -
         gpus.release()
 
 
-def test_a_tensor_that_was_loaded_onto_a_device_is_saved_from_it(
-    framework: ModuleType, gpus: Gpus, tmp_path: Path
-) -> None:
+def test_save_file_takes_loaded_device_tensors(framework: ModuleType, gpus: Gpus, tmp_path: Path) -> None:
     path = tmp_path / "t"
     ingot.numpy.save_file(VALUES, path)
     loaded = framework.load_file(path, 1)

@@ -65,9 +65,7 @@ def test_a_handle_and_what_it_reads_ahead_leave_nothing_either(gpus: Gpus, path:
     assert resident_pages(path) <= FEW
 
 
-def test_of_a_gpu_with_memory_of_its_own_the_cache_stays_as_it_was(
-    framework: ModuleType, gpus: Gpus, path: Path, backend: str
-) -> None:
+def test_load_file_keeps_the_cache(framework: ModuleType, gpus: Gpus, path: Path, backend: str) -> None:
     ingot.warm(path)
     before = resident_pages(path)
     assert before >= PAGES

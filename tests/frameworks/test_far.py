@@ -56,9 +56,7 @@ tensor = tensor.T
     ("package", "module", "made"),
     [("jax", "flax", JAX), ("paddle", "paddle", PADDLE), ("mlx.core", "mlx", MLX)],
 )
-def test_a_tensor_that_has_to_be_packed_is_packed_piece_by_piece(
-    package: str, module: str, made: str, tmp_path: Path
-) -> None:
+def test_save_packs_in_pieces(package: str, module: str, made: str, tmp_path: Path) -> None:
     pytest.importorskip(package)
     path = tmp_path / "model.safetensors"
     program = made.format(elements=NBYTES // 4) + SAVED.format(module=module)

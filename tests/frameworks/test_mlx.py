@@ -14,9 +14,7 @@ import ingot.mlx  # noqa: E402  # mlx is there, as the line above found.
 
 
 @pytest.mark.parametrize("transform", [mx.compile, mx.vmap], ids=["compile", "vmap"])
-def test_what_has_no_values_inside_of_a_transformation_is_refused(
-    transform: Callable[..., Any], tmp_path: Path
-) -> None:
+def test_save_rejects_traced_arrays(transform: Callable[..., Any], tmp_path: Path) -> None:
     path = tmp_path / "t.safetensors"
     path.write_bytes(b"old")
 

@@ -131,9 +131,7 @@ def test_what_several_devices_have_is_read_once(spec: tuple[Any, ...]) -> None:
     assert array.nbytes <= source.nbytes < array.nbytes + (1 << 17)
 
 
-def test_small_arrays_are_read_together_and_large_ones_batch_by_batch(
-    path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_load_file_reads_shardings_in_batches(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[int] = []
     values = ingot.flax._values
 

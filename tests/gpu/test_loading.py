@@ -61,9 +61,7 @@ def test_many_small_tensors_come_as_they_are(tmp_path: Path) -> None:
     assert torch.equal(torch.stack([found[name] for name in sorted(found)]).cpu(), whole)
 
 
-def test_memory_that_is_in_use_on_the_stream_is_written_to_after_that(
-    path: Path, tensors: dict[str, Any]
-) -> None:
+def test_load_file_waits_for_the_stream(path: Path, tensors: dict[str, Any]) -> None:
     for _ in range(20):
         old = torch.empty(8 * SLOT, dtype=torch.uint8, device="cuda")
         torch.cuda._sleep(20_000_000)
@@ -87,9 +85,7 @@ def test_loads_on_two_streams_do_not_meet(path: Path, tensors: dict[str, Any]) -
             assert all(same(found[name], expected) for name, expected in tensors.items())
 
 
-def test_slices_conversion_handles_and_prefetch_come_as_on_the_host(
-    path: Path, tensors: dict[str, Any]
-) -> None:
+def test_load_options_equal_those_on_the_host(path: Path, tensors: dict[str, Any]) -> None:
     matrix = tensors["matrix"]
     with ingot.safe_open(path, "pt", device="cuda") as file:
         part = file.get_slice("matrix")
@@ -106,9 +102,7 @@ def test_slices_conversion_handles_and_prefetch_come_as_on_the_host(
 
 
 @pytest.mark.parametrize(("stored", "wanted"), [("BF16", "F32"), ("F16", "F64"), ("F8_E4M3", "BF16")])
-def test_floats_are_widened_on_the_gpu_in_pieces_with_the_values_of_the_host(
-    tmp_path: Path, stored: str, wanted: str
-) -> None:
+def test_floats_are_widened_as_on_the_host(tmp_path: Path, stored: str, wanted: str) -> None:
     dtype, wide = ingot.torch.DTYPES[stored], ingot.torch.DTYPES[wanted]
     path = tmp_path / "narrow.safetensors"
     values = torch.randn(70_000_001, generator=torch.Generator().manual_seed(3)).to(dtype)

@@ -66,9 +66,7 @@ def test_strided_and_conjugated_tensors_are_put_in_order(tmp_path: Path) -> None
 
 @pytest.mark.parametrize("is_transposed", [False, True])
 @pytest.mark.parametrize("snapshot", [None, "host", "device", False])
-def test_the_step_that_is_under_way_at_the_call_is_in_the_file(
-    tmp_path: Path, snapshot: Any, is_transposed: bool
-) -> None:
+def test_save_file_has_the_step_at_the_call(tmp_path: Path, snapshot: Any, is_transposed: bool) -> None:
     with torch.cuda.stream(torch.cuda.Stream()):
         weight = torch.zeros(2000, 3000, device="cuda")
         torch.cuda._sleep(100_000_000)

@@ -22,19 +22,9 @@ NODE, BASH = shutil.which("node"), shutil.which("bash")
 pytestmark = pytest.mark.skipif(NODE is None or BASH is None, reason="node or bash is not installed")
 
 NAMES = [
-    "-x",
-    "--help",
-    "--",
-    "w[0]",
-    "=ls",
-    "~",
-    "a b\tc\nd",
-    "'$HOME' \"`id`\" \\x41",
-    "größe.重み",
-    "'é\\",
-    "#{}*?!;&|<>()",
-    "",
-]
+    "-x", "--help", "--", "w[0]", "=ls", "~", "a b\tc\nd", "'$HOME' \"`id`\" \\x41", "größe.重み", "'é\\",
+    "#{}*?!;&|<>()", "",
+]  # fmt: skip
 
 
 def codes(*tensors: dict[str, Any]) -> list[dict[str, str]]:

@@ -270,9 +270,7 @@ def remove(path: Path, other: Path) -> None:
 
 @pytest.mark.skipif(sys.platform == "win32", reason="has no FIFO")
 @pytest.mark.parametrize("change", [replace_by_rename, replace_by_link, replace_by_fifo, remove])
-def test_server_refuses_another_file_at_the_path(
-    tmp_path: Path, change: Callable[[Path, Path], None]
-) -> None:
+def test_server_rejects_a_replaced_file(tmp_path: Path, change: Callable[[Path, Path], None]) -> None:
     path, other = tmp_path / "m.safetensors", tmp_path / "other"
     ingot.numpy.save_file({"a": numpy.arange(9)}, path)
     other.write_bytes(b"S" * 1000)
@@ -325,12 +323,8 @@ def of_fsspec(folder: Path, data: bytes) -> Any:
 
 
 OBJECTS: list[Callable[[Path, bytes], Any]] = [
-    of_bytes_io,
-    of_memory,
-    of_zip,
-    of_store,
-    of_fsspec,
-]
+    of_bytes_io, of_memory, of_zip, of_store, of_fsspec,
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("made", OBJECTS)
@@ -346,9 +340,7 @@ def test_view_of_an_object_has_no_configuration(
         assert [file["name"].rpartition(".")[2] for file in listed(str(view.url))] == ["safetensors"]
 
 
-def test_view_of_a_handle_has_the_configuration_beside_its_file(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_view_of_a_handle_has_its_configuration(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model, elsewhere = tmp_path / "model", tmp_path / "elsewhere"
     for folder, kind in ((model, "right"), (elsewhere, "wrong")):
         folder.mkdir()
@@ -415,9 +407,7 @@ SHAPES = [
 
 
 @pytest.mark.parametrize(("dtype", "shape", "nbits"), SHAPES)
-def test_server_reads_only_the_bytes_of_a_range(
-    tmp_path: Path, dtype: str, shape: tuple[int, ...], nbits: int
-) -> None:
+def test_server_reads_only_a_range(tmp_path: Path, dtype: str, shape: tuple[int, ...], nbits: int) -> None:
     random = numpy.random.default_rng(0)
     nbytes = int(numpy.prod(shape, dtype=int)) * nbits // 8
     tensors = {
