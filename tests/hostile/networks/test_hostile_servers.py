@@ -11,7 +11,7 @@ import pytest
 
 import ingot
 import ingot.numpy
-from support.hostile_servers import DATA, TENSORS, TOKEN, after_the_header, opened, read_fails, refused
+from support.hostile_servers import DATA, QUICK, TENSORS, TOKEN, after_the_header, opened, read_fails, refused
 from support.servers import Answer, Handler, Request, Server, good, serving, unused_port
 
 
@@ -442,6 +442,18 @@ def test_n3_behind_a_proxy_no_address_is_private_by_its_spelling(monkeypatch: py
                 ingot.safe_open("http://model.example/m.safetensors", "np")
             assert caught.value.code == "redirect-refused"
             assert len(proxy.requests) == 1
+
+
+def test_n17_through_a_tunnel_only_the_host_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    with serving(lambda handler, request: handler.head(403, Content_Length=0)) as proxy:
+        monkeypatch.setenv("https_proxy", proxy.url("").replace("//", "//proxy:pw@"))
+        monkeypatch.delenv("no_proxy", raising=False)
+        monkeypatch.delenv("NO_PROXY", raising=False)
+        with pytest.raises(PermissionError, match="answer of the proxy"):
+            ingot.safe_open("https://model.example/m", "np", storage_options=QUICK)
+        assert proxy.requests[0].path == "model.example:443"
+        assert "authorization" not in proxy.requests[0].headers
+        assert proxy.requests[0].headers["proxy-authorization"].startswith("Basic ")
 
 
 def test_n3_what_the_caller_names_may_be_private(elsewhere: Server) -> None:
