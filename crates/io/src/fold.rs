@@ -104,7 +104,7 @@ pub fn fold<F: Fold<N>, const N: usize>(
 ) -> Result<Vec<F::Result>, Error> {
     let copies = copies(groups, options, watch)?;
     let mut groups = Cow::Borrowed(groups);
-    for ((group, side), copy) in &copies {
+    for (group, side, copy) in &copies {
         if let Some(tensor) = copy.tensor(0) {
             groups.to_mut()[*group][*side] = tensor;
         }
@@ -130,16 +130,14 @@ fn copies<const N: usize>(
     groups: &[[Tensor<'_>; N]],
     options: &ReadOptions,
     watch: &dyn Watch,
-) -> Result<Vec<((usize, usize), Archive)>, Error> {
+) -> Result<Vec<(usize, usize, Archive)>, Error> {
     let mut copies = Vec::new();
     for (group, tensors) in groups.iter().enumerate() {
         for (side, tensor) in tensors.iter().enumerate() {
             if tensor.strides().is_some() {
                 let region = tensor.read(options, &Asked(watch))?;
-                copies.push((
-                    (group, side),
-                    copied(&[*tensor], &[region], None, tensor.archive().path())?,
-                ));
+                let copy = copied(&[*tensor], &[region], None, tensor.archive().path())?;
+                copies.push((group, side, copy));
             }
         }
     }

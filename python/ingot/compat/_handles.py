@@ -311,7 +311,7 @@ class safe_open(_Lent, ingot.safe_open[Any]):
         """Return the text stored beside the tensors, or None if the file has no metadata."""
         return super().metadata()
 
-    def get_tensor(self, name: str) -> Any:
+    def get_tensor(self, name: str) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
         """Read one tensor."""
         # Inlined: programs call this a hundred thousand times, and each Python call costs time.
         try:
@@ -338,7 +338,7 @@ class safe_open(_Lent, ingot.safe_open[Any]):
         return super().get_tensors(keys, drop=drop, **options)
 
     @_opening
-    def get_slice(self, name: str) -> PySafeSlice:
+    def get_slice(self, name: str) -> PySafeSlice:  # pyright: ignore[reportIncompatibleMethodOverride]
         """Prepare to read a part of a tensor."""
         checkpoint = self._checkpoint.share()
         return PySafeSlice(checkpoint, checkpoint.info(name), *self._lender(), self._again)

@@ -76,7 +76,7 @@ impl ShardHeader {
 
 /// Bytes that the first read takes, and those of a long header that lie in memory at a time. Most headers are shorter,
 /// so that it is the only read; and it is little enough to stay in a core's cache.
-const START_NBYTES: u64 = 64 << 10;
+pub(crate) const START_NBYTES: u64 = 64 << 10;
 
 /// Bytes of the length before the header.
 const PREFIX_NBYTES: usize = 8;

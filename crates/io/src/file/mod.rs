@@ -17,6 +17,7 @@ mod stamp;
 pub use archive::{Archive, Tensor, TensorId};
 pub(crate) use archive::{BUFFER, Files, check_unchanged, nearest};
 pub(crate) use backend::threads_of_environment;
+pub(crate) use header::START_NBYTES;
 pub use header::{ShardHeader, ShardHeaders, read_header};
 pub use local::LocalFile;
 pub use objects::{Given, MemorySource, Source};

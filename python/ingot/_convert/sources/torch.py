@@ -41,7 +41,7 @@ _PAIRS = (
     "Byte=uint8 Bool=bool ComplexFloat=complex64 ComplexDouble=complex128 Untyped=uint8 QInt8=qint8 "
     "QUInt8=quint8 QInt32=qint32 QUInt4x2=quint4x2 QUInt2x4=quint2x4"
 )
-_STORED = dict(pair.split("=") for pair in _PAIRS.split())
+_STORED = {name: code for name, _, code in (pair.partition("=") for pair in _PAIRS.split())}
 _STORAGE = re.compile(rf"torch\.(?:cuda\.|storage\.)?({'|'.join(_STORED)})Storage")
 # Bytes of an element of the dtypes that no file of tensors has.
 _WIDTHS = {"complex128": 16, "complex32": 4, "qint32": 4, "bits16": 2}
