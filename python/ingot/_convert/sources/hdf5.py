@@ -163,11 +163,12 @@ class _Walk:
             if kind not in _FILTERS:
                 raise self._refusal(name, f"a filter that is a plugin (number {kind})", "plugin")
         dtype = _named(dataset) or dataset.dtype
-        code = None if dataset.shape is None else code_of(self._contents.path, name, dtype)
-        if code is None:
-            return LeftOut(name, f"dataset of {dataset.dtype}", f"shape {dataset.shape}")
+        shape: tuple[int, ...] | None = dataset.shape
+        code = None if shape is None else code_of(self._contents.path, name, dtype)
+        if shape is None or code is None:
+            return LeftOut(name, f"dataset of {dataset.dtype}", f"shape {shape}")
         memory = self._h5py.h5o.get_info(dataset.id).addr
-        return Entry(name, code, dataset.shape, partial(self._values, name, dtype), memory)
+        return Entry(name, code, shape, partial(self._values, name, dtype), memory)
 
     def _values(self, name: str, dtype: numpy.dtype[Any]) -> Array:
         # Opened again: h5py may crash if a dataset outlives its file.

@@ -54,8 +54,9 @@ def read(found: Contents) -> None:
     tree = _archive(found) if is_archive else _old(found)
 
     def entry(name: str, value: Any) -> Entry:
-        make = pickles.entry if isinstance(value, PickledArray) else _entry
-        return make(found.path, name, value)
+        if isinstance(value, PickledArray):
+            return pickles.entry(found.path, name, value)
+        return _entry(found.path, name, value)
 
     flatten(found, tree, lambda value: isinstance(value, _Tensor) or pickles.is_array(value), entry)
     found.metadata["format"] = "pt"
