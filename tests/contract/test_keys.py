@@ -377,8 +377,8 @@ def diff_command(capsys: Any, path: Path, words: list[str]) -> list[str]:
     other = path.with_name("other.safetensors")
     ingot.numpy.save_file({"other": numpy.zeros(1, numpy.float32)}, other)
     typed("diff", path, other, *words, "--json")
-    found = of_answer(capsys)["tensors"]
-    return [tensor["name"] for tensor in found if tensor["difference"] == "only-a"]
+    tensors = of_answer(capsys)["tensors"]
+    return [name for name, (_, in_other) in tensors.items() if in_other is None]
 
 
 COMMANDS = {

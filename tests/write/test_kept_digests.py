@@ -234,8 +234,14 @@ def test_a_record_that_cannot_be_used_does_not_go_along(tmp_path: Path) -> None:
         '{"algorithm":"xxh3","tensors":{"a":"00"}}',
         '{"algorithm":"xxh3","tensors":{"other":"0123456789abcdef"}}',
     ):
-        ingot.numpy.save_file({"a": np.ones(3)}, source)
-        ingot.update_metadata(source, set={KEY: broken, "k": "v"})
+        header = json.dumps(
+            {
+                "__metadata__": {KEY: broken, "k": "v"},
+                "a": {"dtype": "F64", "shape": [3], "data_offsets": [0, 24]},
+            }
+        )
+        data = np.ones(3).tobytes()
+        source.write_bytes(struct.pack("<Q", len(header)) + header.encode() + data)
         ingot.rewrite(source, out, overwrite=True)
         assert ingot.inspect(out).metadata == {"k": "v"}
 

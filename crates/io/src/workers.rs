@@ -226,7 +226,7 @@ pub(crate) fn in_parallel<T: Send + Sync>(
     for outcome in done.into_iter().filter_map(OnceLock::into_inner) {
         match outcome {
             // It was stopped because another failed, or because nobody wants it any more.
-            Err(Error::Interrupted) => {}
+            Err(error) if error.code() == Error::Interrupted.code() => {}
             outcome => made.push(outcome?),
         }
     }

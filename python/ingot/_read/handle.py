@@ -794,8 +794,9 @@ class safe_open(Mapping[str, Value]):
         DtypeError, StorageError
             As `get_tensor` does.
         """
-        if options or type(name) is not str:
+        if options:
             checked(safe_open.get, {"name": name, **options})
+        # As in a dict, something else than a name is not in it.
         return self.get_tensor(name) if name in self else default
 
     # Those of a mapping would compare all tensors, and forbid a set of handles.

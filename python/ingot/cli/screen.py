@@ -450,7 +450,7 @@ _ARGUMENTS = re.compile(
 )
 # Advice without an option of the command.
 _PHRASES = {
-    " — format=… says it": "",
+    " — format=… names it": "",
     " — say which by metadata=": " — make them equal with `ingot meta set`",
     'write_options={"replace_read_only": True}': "replace_read_only=True",
 }

@@ -92,7 +92,7 @@ def install() -> None:
 
 
 def uninstall() -> None:
-    """Undo `install`.
+    """Undo `install`: import safetensors itself again.
 
     Modules that were imported in between keep their names. May be called more than once.
     """

@@ -48,6 +48,8 @@ class Writers(Folder):
                 writer.commit()
             elif ends == "guest commits":
                 self.helpers[0].write(path, [], commits=True)
+            else:
+                writer.close()
         if "commit" in ends:
             self.settle(name, tensors, {"k": "written"})
         elif name in self.models:
@@ -63,6 +65,8 @@ class Writers(Folder):
                 writer.write(key, array)
             if commits:
                 writer.commit()
+            else:
+                writer.close()
         if commits:
             self.settle(name, tensors, {"k": "appended"})
         elif name in self.models:
