@@ -164,9 +164,9 @@ def test_an_error_of_filling_gives_no_advice_for_saving(tmp_path: Path) -> None:
 def test_a_wrong_keyword_of_a_method_lists_its_arguments(method: str, name: str, tmp_path: Path) -> None:
     path = tmp_path / "a.safetensors"
     save_file({"a": torch.zeros(2)}, path)
-    with ingot.open(path) as file:
-        with pytest.raises(TypeError, match=rf"{method}\(\) got an unexpected keyword .* It takes name"):
-            getattr(file, method)(name, dtype="F16")
+    message = rf"{method}\(\) got an unexpected keyword .* It takes name"
+    with ingot.open(path) as file, pytest.raises(TypeError, match=message):
+        getattr(file, method)(name, dtype="F16")
 
 
 # --- every positional argument of every public function
