@@ -82,7 +82,7 @@ impl Pin {
         lines
     }
 
-    /// Parse a version from [`Pin::to_lines`]; `None` if there is none. The server that named it is not known.
+    /// Parse a version from [`Pin::to_lines`], without its server. `None` if the lines have no version.
     pub(crate) fn of_lines(nbytes: u64, lines: &str) -> Option<Pin> {
         let value = |key| line(lines, key).map(ToOwned::to_owned);
         let version = Version {

@@ -219,7 +219,7 @@ def _meant(value: object, choices: Iterable[str]) -> str:
 
 
 def nearest(wrong: str, names: Iterable[str]) -> str | None:
-    """Return the name that is most like `wrong`. None if there is none like it."""
+    """Return the name that is most like `wrong`, or None if no name is like it."""
     # Imported here: it is for errors.
     from difflib import get_close_matches
 

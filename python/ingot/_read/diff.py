@@ -160,7 +160,7 @@ def diff(
 
 
 def _infos(checkpoint: Checkpoint) -> dict[str, TensorInfo]:
-    """Return what is known of each tensor and each alias, by name."""
+    """Return the dtype, shape and place of each tensor and each alias, by name."""
     aliases = map(checkpoint.info, checkpoint.shared())
     return {info.name: info for info in (*checkpoint.infos(), *aliases)}
 

@@ -216,7 +216,7 @@ class _Other:
         self.names = names
 
     def is_auxiliary(self, tensor: TensorInfo, suffix: str, is_quantised: _Quantised) -> bool:
-        """Return whether it is no parameter, beside the tensors that are none for all methods."""
+        """Return whether this method stores the tensor beside its parameters, such as a scale."""
         return False
 
     def packing(self, tensor: TensorInfo, suffix: str) -> Packing:

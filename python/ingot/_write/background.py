@@ -236,5 +236,5 @@ def _settle(future: Future[T], call: Callable[[], T]) -> None:
         future.set_result(result)
 
 
-# One after another, so that of two saves to one path the later one remains, in any spelling of the path.
+# Saves run one after another: after two saves to one path, in any spelling, the path has the later one.
 SAVES = Line("ingot-background")

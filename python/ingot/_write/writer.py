@@ -72,7 +72,7 @@ class Writer:
     -----
     Only `commit` writes the file. If the ``with`` block ends without it, or the writer is deleted, the new
     file is removed, an existing file stays, and a `RuntimeWarning` names the path. An exception in the block
-    and `close` give the file up without a warning. After a process that was killed, the next save to this
+    and `close` discard the file without a warning. After a process that was killed, the next save to this
     destination cleans up. The file is the one that `save_file` of the same tensors writes, byte for byte,
     except with `reserve`.
 
@@ -259,7 +259,7 @@ class Writer:
         self._is_begun = False
 
     def close(self) -> None:
-        """Give the file up if this writer began it and did not commit it. May be called more than once."""
+        """Discard the file if this writer began it and did not commit it. May be called more than once."""
         self._is_begun = False
         self._writer.close()
 

@@ -93,7 +93,7 @@ class Source:
         return self.handle.infos(natural=True)
 
     def aliases(self) -> list[TensorInfo]:
-        """Return what is known of each name that is not stored."""
+        """Return the dtype, shape and place of each alias."""
         return [*map(self.handle.info, self.handle.shared())]
 
     def values(self, name: str) -> Array:

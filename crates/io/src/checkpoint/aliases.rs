@@ -25,12 +25,12 @@ pub struct Alias {
     pub part: Option<Excerpt>,
 }
 
-/// The names that the records of these files, which are one checkpoint, add to those of its tensors. A name that one of
-/// them stores a tensor under stays what it is, and one whose tensor is not in the file that speaks of it is passed
-/// over: the record may have been copied along with other metadata. Of two files that add one name the first has it.
+/// Return the names that the records of a checkpoint's files add to the names of its tensors. A record does not change the
+/// name of a stored tensor. A name is ignored if its file lacks the tensor: the record may have been copied with other
+/// metadata. If two files add one name, the first file has it.
 ///
 /// # Errors
-/// [`Error::Shared`] when a record is none, or puts a part outside of its tensor.
+/// [`Error::Shared`] if a record is invalid, or puts a part outside of its tensor.
 pub fn aliases<'h>(
     files: impl Iterator<Item = (Option<&'h Path>, &'h Header)> + Clone,
 ) -> Result<Vec<Alias>, Error> {
@@ -97,11 +97,11 @@ pub(crate) fn unit(dtype: Dtype) -> Option<u64> {
     }
 }
 
-/// The aliases of a checkpoint, each of which can be read like a stored tensor.
+/// The aliases of a checkpoint. They are read like stored tensors.
 #[derive(Debug)]
 pub(super) struct Aliases {
     all: Vec<Alias>,
-    /// The tensor that each stands for.
+    /// The tensor of each alias.
     views: Vec<Option<View>>,
     ids: HashMap<String, TensorId>,
 }
@@ -191,7 +191,7 @@ impl View {
         }
         let strides = (!part.is_packed()).then_some(strides);
         if let Some(strides) = &strides {
-            // Which then succeeds for whoever reads it.
+            // Every read of the alias makes this selection again, and cannot fail then.
             Selection::strided(stored.dtype, &shape, strides, &[]).ok()?;
         }
         Some(View {

@@ -88,11 +88,10 @@ pub enum Way {
 /// ```
 ///
 /// # Errors
-/// [`Error::Shared`] for a record of shared tensors that is none of this file's, which a reader would refuse or which
-/// would give names to tensors that never had them; [`Error::Checksums`] for a record of digests that a verifying reader
-/// would refuse. What opening the file may give; [`Error::Unstorable`] when the
-/// header would be too large, before anything is touched; [`Error::Write`]; [`Error::Edit`] with
-/// [`EditError::Overtaken`]; [`Error::Interrupted`].
+/// [`Error::Shared`] for a record of shared tensors that belongs to another file: a reader would refuse it, or tensors would
+/// get names that they never had. [`Error::Checksums`] for a record of digests that a verifying reader would refuse.
+/// [`Error::Unstorable`] if the header would be too large; the file is unchanged. The errors of opening the file.
+/// [`Error::Write`]; [`Error::Edit`] with [`EditError::Overtaken`]; [`Error::Interrupted`].
 pub fn update_metadata(
     path: &Path,
     change: &MetadataChange<'_>,

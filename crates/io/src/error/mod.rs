@@ -427,7 +427,7 @@ impl Error {
         }
     }
 
-    /// The tensor that the text names before it says what is wrong.
+    /// Return the tensor at the beginning of the text.
     fn subject(&self) -> Option<&str> {
         match self {
             Error::UnknownTensor { tensor, .. }

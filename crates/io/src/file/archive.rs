@@ -309,14 +309,14 @@ impl<'a> Tensor<'a> {
     }
 
     /// Return the distance in elements from one to the next along each dimension. `None` if the elements are contiguous in
-    /// C order, as those of stored tensors are.
+    /// C order, as in every stored tensor.
     #[doc(hidden)]
     #[must_use]
     pub fn strides(&self) -> Option<&'a [u64]> {
         self.strides
     }
 
-    /// Return whether its bytes are those of a stored tensor, not of a part of one.
+    /// Return whether it has all bytes of a stored tensor, not a part of them.
     pub(crate) fn is_stored(&self) -> bool {
         let range = |entry: &Entry<'_>| (entry.begin, entry.end);
         let stored = self.archive.header.entry(self.number);

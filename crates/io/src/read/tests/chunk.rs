@@ -138,7 +138,7 @@ fn chunks_end_at_the_borders_of_huge_pages_and_what_fits_in_one_is_not_cut() {
 
 #[test]
 fn chunks_that_lie_close_together_are_one_task() {
-    // From `BEGIN` on: how far a read goes on, how much a task takes, and how many chunks each task has.
+    // Ranges from `BEGIN` on: the end of a read, the bytes of a task, and the chunks of each task.
     const BEGIN: usize = 1000;
     let together = [(0, 1000), (1000, 1000), (50_000, 1000)];
     let apart = [(0, 10), (15, 10), (31, 10), (41, 10)];
