@@ -794,7 +794,7 @@ class safe_open(Mapping[str, Value]):
         DtypeError, StorageError
             As `get_tensor` does.
         """
-        if options:
+        if len(options) > 0:
             checked(safe_open.get, {"name": name, **options})
         # As in a dict, something else than a name is not in it.
         return self.get_tensor(name) if name in self else default
