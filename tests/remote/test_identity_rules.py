@@ -8,6 +8,7 @@ import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from urllib.parse import quote
 
 import numpy as np
 import pytest
@@ -304,3 +305,44 @@ def test_an_empty_credential_counts_as_absent(url: str, option: str, empty: str)
         ingot.safe_open(url, "np", storage_options=options)
         assert {identity for _, identity in sent(server)} == {None}
         assert not any("?" in path for path, _ in sent(server))
+
+
+@pytest.mark.parametrize("value", ["a  b", " a\t b ", "a b", "a   b  c"])
+def test_headers_with_several_spaces_are_signed_as_botocore_signs_them(value: str) -> None:
+    pytest.importorskip("botocore", reason="botocore is not installed")
+    from support.clouds import running
+
+    with running() as cloud:
+        cloud.known("K")
+        secret, _ = cloud.keys["K"]
+        options = {
+            **QUICK,
+            "endpoint": cloud.url(),
+            "access_key_id": "K",
+            "secret_access_key": secret,
+            "headers": {"x-amz-meta-note": value},
+        }
+        ingot.safe_open("s3://b/k", "np", storage_options=options)
+        assert set(cloud.readers) == {"K"}
+
+
+def test_no_error_shows_a_query_however_the_server_writes_it_again() -> None:
+    secret = "se+cret/of=it"
+    echoes = [
+        secret,
+        secret.replace("+", " "),
+        quote(secret, safe=""),
+        quote(quote(secret, safe=""), safe=""),
+    ]
+    echoes += [secret.replace("/", "\\/"), secret.replace("+", "&#43;"), secret.replace("=", "\\u003d")]
+    for echo in echoes:
+        for given in (secret, quote(secret, safe="")):
+
+            def answer(handler: Handler, request: Request, echo: str = echo) -> None:
+                answered(handler, f"<Code>bad {echo}</Code>", 403, X_Error_Message=f"no {echo} here")
+
+            with serving(answer) as server, pytest.raises(PermissionError) as caught:
+                ingot.safe_open(server.url(f"/m?sig={given}"), "np", storage_options=QUICK)
+            text = str(caught.value)
+            assert "no … here" in text, (echo, text)
+            assert "cret" not in text.replace("secrets", ""), (echo, text)
