@@ -261,6 +261,33 @@ def test_n10_a_body_that_stalls_or_trickles_is_given_up() -> None:
         assert said in str(error)
 
 
+def test_n10_a_head_that_trickles_is_given_up() -> None:
+    def answer(handler: Handler, request: Request) -> None:
+        for letter in b"HTTP/1.1 206 Partial Content\r\nX: " + b"y" * 200:
+            handler.raw(bytes([letter]))
+            time.sleep(0.02)
+
+    with serving(answer) as server:
+        refused(server, "timed-out", retries=0)
+
+
+@pytest.mark.parametrize("wait", ["", " ", "soon", "-1", "1.5"])
+def test_n12_an_invalid_retry_after_is_ignored(wait: str) -> None:
+    answered: list[str] = []
+
+    def answer(handler: Handler, request: Request) -> None:
+        answered.append(wait)
+        if len(answered) == 1:
+            handler.head(503, Retry_After=wait, Content_Length=0)
+        else:
+            handler.part(DATA, request)
+
+    with serving(answer) as server:
+        assert len(opened(server)) == 2
+    with serving(lambda handler, request: handler.head(503, Retry_After=wait, Content_Length=0)) as server:
+        assert "retry after" not in str(refused(server, "http-status", retries=0))
+
+
 def test_n10_the_time_for_all_attempts_is_bounded() -> None:
     with serving(lambda handler, request: time.sleep(3)) as server:
         begun = time.monotonic()
