@@ -5,6 +5,9 @@ The tensors are those that `ingot.torch.load_file` returns under these names.
 
 from __future__ import annotations
 
+import json
+import struct
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,6 +20,7 @@ import ingot
 import ingot.numpy
 import ingot.torch
 from support.commands import good, run
+from support.servers import Handler, Request, serving
 
 BASE = torch.arange(40.0).reshape(10, 4)
 WINDOWS = torch.arange(7.0)
@@ -237,3 +241,39 @@ def test_commands_accept_aliases(path: Path, folder: Path, tmp_path: Path, name:
     same(ingot.numpy.load_file(tmp_path / "c.safetensors")[name], expected)
     good("cast", path, tmp_path / "h.safetensors", "--dtype", "F16", "--keys", name)
     same(ingot.torch.load_file(tmp_path / "h.safetensors")[name], expected.half())
+
+
+@pytest.mark.parametrize("lenient", [False, True])
+def test_a_broken_record_has_no_aliases_and_is_named_by_reads(tmp_path: Path, lenient: bool) -> None:
+    path = tmp_path / "broken.safetensors"
+    entry = {"dtype": "U8", "shape": [2], "data_offsets": [0, 2]}
+    header = json.dumps({"__metadata__": {"ingot.shared": "no record"}, "a": entry}).encode()
+    path.write_bytes(struct.pack("<Q", len(header)) + header + b"ab")
+    with ingot.open(path, lenient=lenient) as file:
+        assert "a" in file
+        assert "x" not in file
+        assert file.get("x", default=3) == 3
+        assert bytes(file.get_tensor("a")) == b"ab"
+        with pytest.raises(ingot.SafetensorError, match=r"`ingot.shared` is no record"):
+            file.get_tensor("x")
+
+
+def test_a_lookup_of_an_unknown_name_in_a_silent_shard_hears_its_deadline(tmp_path: Path) -> None:
+    index = json.dumps({"metadata": {}, "weight_map": {"a": "one.safetensors"}}).encode()
+    is_over = threading.Event()
+
+    def answer(handler: Handler, request: Request) -> None:
+        if request.path.endswith(".json"):
+            handler.part(index, request, ETag='"1"')
+        else:
+            is_over.wait(60)
+
+    options = {"retries": 0, "timeout": 1}
+    with serving(answer) as server:
+        try:
+            file = ingot.open(server.url("/m/model.safetensors.index.json"), storage_options=options)
+            for lookup in (file.shard_of, file.get_tensor, file.info, file.get, file.__contains__):
+                with pytest.raises(ingot.StorageError, match="timed out"):
+                    lookup("x")
+        finally:
+            is_over.set()

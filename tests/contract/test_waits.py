@@ -253,8 +253,8 @@ def told_to_wait(peers: Peers) -> Call:
     return load(peers.serve(answer), retries=9, timeout=60)
 
 
-def shard_silent(peers: Peers) -> Call:
-    """A shard that does not open."""
+def silent_shard(peers: Peers) -> str:
+    """Return the URL of an index whose shard does not open."""
     index = json.dumps({"metadata": {}, "weight_map": {"a": "one.safetensors"}}).encode()
 
     def answer(handler: Handler, request: Request) -> None:
@@ -263,8 +263,18 @@ def shard_silent(peers: Peers) -> Call:
         else:
             peers.stall()
 
-    url = peers.serve(answer).replace("model.safetensors", "model.safetensors.index.json")
-    return load(url)
+    return peers.serve(answer).replace("model.safetensors", "model.safetensors.index.json")
+
+
+def shard_silent(peers: Peers) -> Call:
+    """A shard that does not open."""
+    return load(silent_shard(peers))
+
+
+def shard_of_unknown_name_silent(peers: Peers) -> Call:
+    """A shard that may have an alias of this name, and does not open."""
+    url = silent_shard(peers)
+    return lambda: ingot.open(url, storage_options=OPTIONS).shard_of("unknown")
 
 
 # Credentials.
@@ -436,6 +446,7 @@ WAITS = [
     Wait("target of a redirect, silent", redirect_silent),
     Wait("pause before another attempt", told_to_wait, is_limited=False),
     Wait("shard, silent", shard_silent),
+    Wait("shard, silent, for an unknown name", shard_of_unknown_name_silent),
     Wait("keys of a container, silent", service_silent("s3", "AWS_CONTAINER_CREDENTIALS_FULL_URI", "/creds")),
     Wait("token of a machine, silent", service_silent("gs", "GCE_METADATA_HOST", "")),
     Wait("program that prints keys", program_sleeps),

@@ -334,7 +334,7 @@ impl Checkpoint {
 
     /// The numbers of the files that hold these tensors, all of them opened.
     fn files_of(&self, names: &[&str], watch: &dyn Watch) -> Result<Vec<usize>, Error> {
-        let files = names.iter().map(|name| self.file_with(name, watch));
+        let files = names.iter().map(|name| self.file_of(name, watch));
         let files = files.collect::<Result<Vec<_>, _>>()?;
         let mut needed = files.clone();
         needed.sort_unstable();
@@ -384,13 +384,16 @@ impl Checkpoint {
         Ok(self.table(watch)?.all())
     }
 
-    /// Return whether this is an alias.
+    /// Return whether this is an alias. A broken record has none; reading by a name that is not stored reports it.
     ///
     /// # Errors
-    /// As [`Checkpoint::aliases`].
+    /// As [`Checkpoint::file`]; [`Error::Interrupted`].
     #[doc(hidden)]
     pub fn is_alias(&self, name: &str, watch: &dyn Watch) -> Result<bool, Error> {
-        Ok(self.table(watch)?.id(name).is_some())
+        match self.table(watch) {
+            Err(Error::Shared { .. }) => Ok(false),
+            table => Ok(table?.id(name).is_some()),
+        }
     }
 
     fn table(&self, watch: &dyn Watch) -> Result<&Aliases, Error> {
@@ -468,15 +471,12 @@ impl Checkpoint {
         Ok(found)
     }
 
-    /// The number of the file that holds the tensor `name`.
+    /// Return the number of the file that holds the tensor `name`. If no tensor is stored under the name, all files are
+    /// opened. The only file of a checkpoint without an index may lack the tensor.
     ///
     /// # Errors
-    /// [`Error::UnknownTensor`] of a checkpoint with an index, and what [`Checkpoint::find`] says.
-    pub fn file_of(&self, name: &str) -> Result<usize, Error> {
-        self.file_with(name, &Unwatched)
-    }
-
-    fn file_with(&self, name: &str, watch: &dyn Watch) -> Result<usize, Error> {
+    /// [`Error::UnknownTensor`] of a checkpoint with an index, and as [`Checkpoint::aliases`].
+    pub fn file_of(&self, name: &str, watch: &dyn Watch) -> Result<usize, Error> {
         let Some(index) = self.index() else {
             return Ok(0);
         };

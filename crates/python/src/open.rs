@@ -300,10 +300,10 @@ impl Checkpoint {
         Ok(all)
     }
 
-    /// The path of the file that the tensor is in.
+    /// Return the path of the file that has the tensor.
     fn shard_of(&self, py: Python<'_>, name: &Bound<'_, PyAny>) -> PyResult<Option<OsString>> {
         let (checkpoint, name) = (self.opened(py)?, tensor_name(name)?);
-        let number = checkpoint.file_of(name).map_err(|error| raise(py, &error))?;
+        let number = Signals::detach(py, |signals| checkpoint.file_of(name, signals))?;
         if checkpoint.index().is_none() {
             find(py, &checkpoint, name)?;
         }
