@@ -350,6 +350,3 @@ say(found)
     assert (code, number) == ("write", errno.ENOLCK)
     assert "lock" in message
     assert ingot.numpy.load_file(path)["a"].tolist() == [1.0] * 4
-
-
-# The journal, which stands beside the file.
