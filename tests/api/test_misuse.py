@@ -148,9 +148,14 @@ def test_a_command_speaks_in_options(file: Path, tmp_path: Path, capsys: pytest.
 
 # What the commands call. Its messages are those that somebody who types reads.
 CALLED = (
-    "_convert", "_write/download.py", "_write/edit.py", "_read/digest.py", "_write/rearrange.py",
-    "_write/shards.py", "modelspec.py",
-)  # fmt: skip
+    "_convert",
+    "_write/download.py",
+    "_write/edit.py",
+    "_read/digest.py",
+    "_write/rearrange.py",
+    "_write/shards.py",
+    "modelspec.py",
+)
 # What makes an error, and the names of the variables with its message.
 MAKER = r"Error$|^refused$|^located$"
 PARTS = ("message", "reason", "why", "way_out")

@@ -144,9 +144,23 @@ def objects(path: Path) -> dict[str, Any]:
 
 
 KINDS = [
-    "safe_open", "slice", "Verification", "Mismatch", "Stats", "Diff", "Check", "Cast", "Repair",
-    "Ranges", "ModelSpec", "inspect", "TensorInfo", "Conversion", "Download", "error",
-]  # fmt: skip
+    "safe_open",
+    "slice",
+    "Verification",
+    "Mismatch",
+    "Stats",
+    "Diff",
+    "Check",
+    "Cast",
+    "Repair",
+    "Ranges",
+    "ModelSpec",
+    "inspect",
+    "TensorInfo",
+    "Conversion",
+    "Download",
+    "error",
+]
 
 
 @pytest.mark.parametrize("kind", KINDS)

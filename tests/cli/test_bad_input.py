@@ -18,10 +18,23 @@ from support.commands import command_line, environment, good, in_a_pipe, in_a_te
 from support.models import save
 
 HOSTILE = (
-    "\x1b[31mred", "\x1b]52;c;cm0gLXJm\x1b\\", "\x9b31m", "a\r\nb\tc", "bell\x07\b\x00\x7f",
-    "\u202egnp.exe\u2066", "zero\u200bwidth\ufeff", "a\u2028b", "tag\U000e0041", "../../etc/passwd",
-    "/etc/cron.d/x", "NUL", "=1+1", "%s%n{0}{name}[0]", "-rf", "",
-)  # fmt: skip
+    "\x1b[31mred",
+    "\x1b]52;c;cm0gLXJm\x1b\\",
+    "\x9b31m",
+    "a\r\nb\tc",
+    "bell\x07\b\x00\x7f",
+    "\u202egnp.exe\u2066",
+    "zero\u200bwidth\ufeff",
+    "a\u2028b",
+    "tag\U000e0041",
+    "../../etc/passwd",
+    "/etc/cron.d/x",
+    "NUL",
+    "=1+1",
+    "%s%n{0}{name}[0]",
+    "-rf",
+    "",
+)
 
 
 @pytest.fixture(scope="module")

@@ -21,9 +21,13 @@ from support.models import Arrays, save
 from support.processes import python
 
 FLOATS = (
-    numpy.float64, numpy.float32, numpy.float16, ml_dtypes.bfloat16, ml_dtypes.float8_e4m3fn,
+    numpy.float64,
+    numpy.float32,
+    numpy.float16,
+    ml_dtypes.bfloat16,
+    ml_dtypes.float8_e4m3fn,
     ml_dtypes.float8_e5m2,
-)  # fmt: skip
+)
 INTEGERS = tuple(numpy.dtype(f"{sign}{size}") for sign in "iu" for size in (1, 2, 4, 8))
 
 

@@ -161,8 +161,15 @@ def test_only_modules_that_are_alike_and_follow_each_other_are_one(tmp_path) -> 
     path = save(tmp_path / "model.safetensors", arrays)
     rows = good("tree", path).rows()
     assert [row[0] for row in rows] == [
-        "h", "h.0-2.w", "h.3.w", "h.4.w", "h.6.w", "h.07.w", "h.7.w", "h.x.w",
-    ]  # fmt: skip
+        "h",
+        "h.0-2.w",
+        "h.3.w",
+        "h.4.w",
+        "h.6.w",
+        "h.07.w",
+        "h.7.w",
+        "h.x.w",
+    ]
     assert [row[1] for row in rows] == ["9", "3", "1", "1", "1", "1", "1", "1"]
 
 

@@ -148,10 +148,15 @@ def test_a_hostile_header_is_refused(header: bytes, word: str) -> None:
 @pytest.mark.parametrize(
     ("version", "shape"),
     [
-        (b"\1\0", "(2,),\xa0"), (b"\1\0", "(2,),\x0b"), (b"\1\0", "(2),"), (b"\1\0", "(02,),"),
-        (b"\1\0", "(2,,),"), (b"\1\0", "(,2),"), (b"\3\x75", "(2,),"),
+        (b"\1\0", "(2,),\xa0"),
+        (b"\1\0", "(2,),\x0b"),
+        (b"\1\0", "(2),"),
+        (b"\1\0", "(02,),"),
+        (b"\1\0", "(2,,),"),
+        (b"\1\0", "(,2),"),
+        (b"\3\x75", "(2,),"),
     ],
-)  # fmt: skip
+)
 def test_what_numpy_takes_for_no_header_is_none(version: bytes, shape: str) -> None:
     header = f"{{'descr': '|u1', 'fortran_order': False, 'shape': {shape}}}".encode("latin-1")
     length = struct.pack("<I", len(header))[: 2 if version[0] == 1 else 4]

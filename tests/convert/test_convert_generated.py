@@ -337,9 +337,21 @@ def as_flax(chance: random.Random) -> Source:
 
 
 ONNX = (
-    "?", "i1", "u1", "<i2", "<u2", "<i4", "<u4", "<i8", "<u8", "<f2", "<f4", "<f8", "<c8",
+    "?",
+    "i1",
+    "u1",
+    "<i2",
+    "<u2",
+    "<i4",
+    "<u4",
+    "<i8",
+    "<u8",
+    "<f2",
+    "<f4",
+    "<f8",
+    "<c8",
     ml_dtypes.bfloat16,
-)  # fmt: skip
+)
 
 
 class OnnxModel:

@@ -164,10 +164,25 @@ def as_parquet(weight: Array) -> str:
 
 
 MAKERS: tuple[Callable[[Array], str], ...] = (
-    as_torch, as_packed_torch, as_old_torch, as_sharded_torch, as_npz, as_packed_npz, as_npy, as_hdf5,
-    as_keras, as_flax, as_onnx, as_onnx_with_data, as_paddle, as_pickle, as_gguf, as_arrow,
-    as_packed_arrows, as_parquet,
-)  # fmt: skip
+    as_torch,
+    as_packed_torch,
+    as_old_torch,
+    as_sharded_torch,
+    as_npz,
+    as_packed_npz,
+    as_npy,
+    as_hdf5,
+    as_keras,
+    as_flax,
+    as_onnx,
+    as_onnx_with_data,
+    as_paddle,
+    as_pickle,
+    as_gguf,
+    as_arrow,
+    as_packed_arrows,
+    as_parquet,
+)
 # Of this package, which the command opens itself; and those that only their framework writes, whose listing
 # is tested beside their conversion.
 ELSEWHERE = {"safetensors", "bintensors", "tensorflow", "savedmodel"}

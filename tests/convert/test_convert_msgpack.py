@@ -99,11 +99,17 @@ def test_what_is_no_array_is_refused(tree: object, words: str) -> None:
 @pytest.mark.parametrize(
     "data",
     [
-        b"\x82\xa1a\xdd\xff\xff\xff\xff", b"\x81\xa1a\xc6\xff\xff\xff\xff",
-        b"\x81\xa1a" + b"\x91" * 5000 + b"\xc0", b"\x82\xa1a\xc0\xa1a\xc0", b"\x81\xa1a\xc1",
-        b"\x81\xa1a\xc0\xc0", b"\x81\xa1\xff\xc0", b"\x81\x90\xc0", b"\x81",
+        b"\x82\xa1a\xdd\xff\xff\xff\xff",
+        b"\x81\xa1a\xc6\xff\xff\xff\xff",
+        b"\x81\xa1a" + b"\x91" * 5000 + b"\xc0",
+        b"\x82\xa1a\xc0\xa1a\xc0",
+        b"\x81\xa1a\xc1",
+        b"\x81\xa1a\xc0\xc0",
+        b"\x81\xa1\xff\xc0",
+        b"\x81\x90\xc0",
+        b"\x81",
     ],
-)  # fmt: skip
+)
 def test_bytes_that_are_no_msgpack_are_refused(data: bytes) -> None:
     Path("in.msgpack").write_bytes(data)
     with pytest.raises(

@@ -109,8 +109,11 @@ def test_nested_dicts_and_lists_are_named_by_their_path_and_the_rest_is_reported
     }
     report = ingot.convert(saved(tree, "model.ckpt"), "out.safetensors")
     assert set(load_file("out.safetensors")) == {
-        "state_dict.layer.weight", "optimizer.state.0.momentum", "history.0", "history.1.best",
-    }  # fmt: skip
+        "state_dict.layer.weight",
+        "optimizer.state.0.momentum",
+        "history.0",
+        "history.1.best",
+    }
     others = {one.name: (one.kind, one.value) for one in report.left_out}
     assert others["epoch"] == ("int", "3")
     assert others["optimizer.param_groups"] == ("list", "1 items")
@@ -253,10 +256,17 @@ def test_a_checkpoint_in_several_files_becomes_one(path: str) -> None:
 @pytest.mark.parametrize(
     "location",
     [
-        "../evil.bin", "/etc/passwd", "a/../../evil.bin", "C:evil.bin", "..\\evil.bin", "a\0b", "",
-        "./x.bin", "~/x",
+        "../evil.bin",
+        "/etc/passwd",
+        "a/../../evil.bin",
+        "C:evil.bin",
+        "..\\evil.bin",
+        "a\0b",
+        "",
+        "./x.bin",
+        "~/x",
     ],
-)  # fmt: skip
+)
 def test_an_index_that_names_a_file_outside_its_folder_is_refused(location: str) -> None:
     with pytest.raises(ingot.ConversionError, match=r"index.json: `c` names the file") as caught:
         ingot.convert(sharded(c=location), "out.safetensors")

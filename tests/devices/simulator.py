@@ -73,10 +73,18 @@ def built() -> Path:
 COUNTERS = (
     *("calls", "contexts", "streams", "events", "pinned", "pinned_most", "records", "copies"),
     *(
-        "bytes_in", "bytes_out", "host_waits", "without_context", "forked", "captured", "pageable",
-        "overlapping", "stray", "deadlocks",
+        "bytes_in",
+        "bytes_out",
+        "host_waits",
+        "without_context",
+        "forked",
+        "captured",
+        "pageable",
+        "overlapping",
+        "stray",
+        "deadlocks",
     ),
-)  # fmt: skip
+)
 
 
 def _read(path: Path) -> str:

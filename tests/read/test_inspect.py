@@ -269,9 +269,14 @@ def test_a_configuration_of_any_form_does_no_harm(tmp_path: Path) -> None:
     methods = ["gptq", "mlx", "mxfp4", "compressed-tensors", "fp8", "bitsandbytes", "other", 4, [], {}]
     values = [None, "4", [], {}, 10**400, 1e400, math.nan, True]
     keys = [
-        "bits", "format", "ignore", "config_groups", "modules_to_not_convert", "expert_dtype",
+        "bits",
+        "format",
+        "ignore",
+        "config_groups",
+        "modules_to_not_convert",
+        "expert_dtype",
         "group_size",
-    ]  # fmt: skip
+    ]
     odd: list[Any] = [None, 1, "x", [], {}, 10**400, 1e400]
     for method in methods:
         odd.append({"quant_method": method})

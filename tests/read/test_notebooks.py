@@ -21,9 +21,16 @@ from ingot._base.text import _escaped
 
 TAGS = {"div", "b", "small", "table", "tr", "td", "details", "summary", "blockquote"}
 HOSTILE = [
-    "<script>alert(1)</script>", "<img src=x onerror=alert(1)>", "</td></table></details><h1>",
-    '"><svg/onload=alert(1)>', "a.<b>.c&amp;", "'; --", "\u202egnp.exe", "\x1b[31mred", "line\nbreak",
-]  # fmt: skip
+    "<script>alert(1)</script>",
+    "<img src=x onerror=alert(1)>",
+    "</td></table></details><h1>",
+    '"><svg/onload=alert(1)>',
+    "a.<b>.c&amp;",
+    "'; --",
+    "\u202egnp.exe",
+    "\x1b[31mred",
+    "line\nbreak",
+]
 
 
 class Seen(HTMLParser):

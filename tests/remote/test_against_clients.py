@@ -206,16 +206,43 @@ WIDER = {
     "10.0.0.1:80": "requests and Go read a port",
 }
 WORDS = [
-    "a.invalid", ".a.invalid", "A.INVALID", "a.invalid.", "invalid", ".invalid", "b.invalid",
-    "xa.invalid", "x.a.invalid", "a.invalid,b.invalid", "b.invalid, a.invalid", "b.invalid a.invalid",
-    " a.invalid ", "a.invalid:80", "a.invalid:81", "*", "*.invalid", "*,b.invalid", "10.0.0.1",
-    "10.0.0.1:80", "10.0.0.0/8", "10.0.0.0/31", "10.0.0.2/31", "10.0.0.1/32", "10.0.0", "10.",
-    "0.0.0.0/0", "", ",",
-]  # fmt: skip
+    "a.invalid",
+    ".a.invalid",
+    "A.INVALID",
+    "a.invalid.",
+    "invalid",
+    ".invalid",
+    "b.invalid",
+    "xa.invalid",
+    "x.a.invalid",
+    "a.invalid,b.invalid",
+    "b.invalid, a.invalid",
+    "b.invalid a.invalid",
+    " a.invalid ",
+    "a.invalid:80",
+    "a.invalid:81",
+    "*",
+    "*.invalid",
+    "*,b.invalid",
+    "10.0.0.1",
+    "10.0.0.1:80",
+    "10.0.0.0/8",
+    "10.0.0.0/31",
+    "10.0.0.2/31",
+    "10.0.0.1/32",
+    "10.0.0",
+    "10.",
+    "0.0.0.0/0",
+    "",
+    ",",
+]
 TARGETS = [
-    "http://a.invalid/x", "http://x.a.invalid/x", "http://xa.invalid/x", "http://A.Invalid/x",
+    "http://a.invalid/x",
+    "http://x.a.invalid/x",
+    "http://xa.invalid/x",
+    "http://A.Invalid/x",
     "http://10.0.0.1/x",
-]  # fmt: skip
+]
 
 
 def test_no_proxy_means_what_it_means_to_curl(proxy: Server, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -224,9 +251,17 @@ def test_no_proxy_means_what_it_means_to_curl(proxy: Server, monkeypatch: pytest
         pytest.skip("curl is not installed")
     # What is reached without one is a port where nobody listens.
     command = [
-        curl, "-s", "-o", os.devnull, "-m", "5", "--connect-timeout", "0.2", "--resolve",
+        curl,
+        "-s",
+        "-o",
+        os.devnull,
+        "-m",
+        "5",
+        "--connect-timeout",
+        "0.2",
+        "--resolve",
         "*:80:127.0.0.1",
-    ]  # fmt: skip
+    ]
     wrong = []
     for word, target in itertools.product(WORDS, TARGETS):
         monkeypatch.setenv("no_proxy", word)

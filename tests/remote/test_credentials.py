@@ -17,9 +17,14 @@ from support.servers import Handler, Request, Server, good, serving
 DATA = ingot.numpy.save({"a": np.arange(10)})
 #: What would be headers of their own, and what ends no line and is refused all the same.
 EVIL = [
-    "hunter2\r\nX-Evil: 1", "hunter2\nX-Evil: 1", "hunter2\rX-Evil: 1", "\r\nhunter2", "hunter2\n\n",
-    "hunter2\x7f", "a\x0bb",
-]  # fmt: skip
+    "hunter2\r\nX-Evil: 1",
+    "hunter2\nX-Evil: 1",
+    "hunter2\rX-Evil: 1",
+    "\r\nhunter2",
+    "hunter2\n\n",
+    "hunter2\x7f",
+    "a\x0bb",
+]
 #: What stands in a file, and is mounted as a secret.
 ENDS = ["", "\n", "\r\n"]
 

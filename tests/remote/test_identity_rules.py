@@ -153,8 +153,11 @@ class Store:
 
 
 KEY_REFUSALS = [
-    (400, "ExpiredToken"), (403, "InvalidAccessKeyId"), (400, "TokenRefreshRequired"), (401, "No"),
-]  # fmt: skip
+    (400, "ExpiredToken"),
+    (403, "InvalidAccessKeyId"),
+    (400, "TokenRefreshRequired"),
+    (401, "No"),
+]
 
 
 @pytest.mark.parametrize(

@@ -172,11 +172,21 @@ ANSWERS: dict[str, Answer] = {
     **{
         say.__name__.strip("_"): echoing(say)
         for say in (
-            _reason, _long_reason, _header, _long_header, _code, _shouted, _range, _encoding, _location,
-            _scheme, _region, _page,
+            _reason,
+            _long_reason,
+            _header,
+            _long_header,
+            _code,
+            _shouted,
+            _range,
+            _encoding,
+            _location,
+            _scheme,
+            _region,
+            _page,
         )
     },
-}  # fmt: skip
+}
 
 
 @pytest.fixture(scope="module")
@@ -284,10 +294,18 @@ def assert_no_secret(texts: list[str]) -> None:
 # Every public function. ------------------------------------------------------------------------------------
 
 MODULES = (
-    "ingot", "ingot.numpy", "ingot.torch", "ingot.flax", "ingot.tensorflow", "ingot.mlx", "ingot.paddle",
-    "ingot.modelspec", "ingot.compat.safetensors", "ingot.compat.safetensors.numpy",
+    "ingot",
+    "ingot.numpy",
+    "ingot.torch",
+    "ingot.flax",
+    "ingot.tensorflow",
+    "ingot.mlx",
+    "ingot.paddle",
+    "ingot.modelspec",
+    "ingot.compat.safetensors",
+    "ingot.compat.safetensors.numpy",
     "ingot.compat.safetensors.torch",
-)  # fmt: skip
+)
 # Parameters that have to be given, by name, where they are no place. A new one is added here.
 GIVEN: dict[str, Callable[[], object]] = {
     "dtype": lambda: "F16",

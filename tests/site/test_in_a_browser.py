@@ -15,10 +15,22 @@ BROWSERS = ("chromium-headless-shell", "chromium", "google-chrome")
 OF_THIS_MACHINE = ("file:", "data:", "blob:")
 STANDARDS = ["wcag2a", "wcag2aa", "wcag21aa", "wcag22aa", "best-practice"]
 PAGES = [
-    "index", "start/install", "start/five-minutes", "guides/loading", "guides/credentials",
-    "guides/javascript-api", "reference/codes", "reference/commands", "reference/python/ingot",
-    "explained/format", "explained/speed", "project/design", "viewer", "search", "genindex",
-]  # fmt: skip
+    "index",
+    "start/install",
+    "start/five-minutes",
+    "guides/loading",
+    "guides/credentials",
+    "guides/javascript-api",
+    "reference/codes",
+    "reference/commands",
+    "reference/python/ingot",
+    "explained/format",
+    "explained/speed",
+    "project/design",
+    "viewer",
+    "search",
+    "genindex",
+]
 
 pytestmark = pytest.mark.skipif(
     not (SITE / "index.html").exists(), reason="the site is not built: `make docs`"

@@ -151,8 +151,16 @@ def test_every_public_name_has_a_place_in_the_reference() -> None:
     assert len(names) > 100
     places = {place for path in pages() if "reference" in path.parts for place in page(path).ids}
     modules = (
-        "", "torch.", "dcp.", "numpy.", "modelspec.", "typing.", "compat.", "errors.", "flax.",
+        "",
+        "torch.",
+        "dcp.",
+        "numpy.",
+        "modelspec.",
+        "typing.",
+        "compat.",
+        "errors.",
+        "flax.",
         "engines.lightning.",
-    )  # fmt: skip
+    )
     missing = [name for name in names if not any(f"ingot.{module}{name}" in places for module in modules)]
     assert [name for name in missing if f"module-ingot.{name}" not in places] == []

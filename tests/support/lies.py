@@ -29,8 +29,18 @@ STALL = 0.5
 DATES = ["Mon, 01 Jan 2024 00:00:00 GMT", "Tue, 02 Jan 2024 00:00:00 GMT"]
 TAGS = ['"one"', '"two"']
 GARBAGE = [
-    "", " ", "\x7f", "-1", "99999999999999999999999", "bytes", '"', "a, b", "ü", "x" * 2000, "bytes */*",
-]  # fmt: skip
+    "",
+    " ",
+    "\x7f",
+    "-1",
+    "99999999999999999999999",
+    "bytes",
+    '"',
+    "a, b",
+    "ü",
+    "x" * 2000,
+    "bytes */*",
+]
 
 
 def _tensors(version: int) -> dict[str, np.ndarray]:
@@ -335,9 +345,27 @@ def chunked(reply: Reply, asked: Asked) -> None:
 
 def another_status(reply: Reply, asked: Asked) -> None:
     statuses = [
-        100, 101, 199, 201, 204, 205, 207, 226, 300, 304, 400, 401, 403, 404, 408, 409, 410, 412, 416,
+        100,
+        101,
+        199,
+        201,
+        204,
+        205,
+        207,
+        226,
+        300,
+        304,
+        400,
+        401,
+        403,
+        404,
+        408,
+        409,
+        410,
+        412,
+        416,
         418,
-    ]  # fmt: skip
+    ]
     reply.status = asked.random.choice([*statuses, 425, 429, 451, 500, 502, 503, 504, 507, 599, 0, 99, 1000])
     if asked.random.random() < 0.3:
         waits = ["0", "1", "315360000", "soon", "-1", "Thu, 31 Dec 2099 23:59:59 GMT"]
@@ -399,9 +427,13 @@ def told_again(reply: Reply, asked: Asked) -> None:
 
 def no_head(reply: Reply, asked: Asked) -> None:
     heads = [
-        b"", b"\0" * 100, b"SSH-2.0-OpenSSH_9.9\r\n", b"HTTP/1.1\r\n\r\n", b"HTTP/0.9 206 x\r\n\r\n",
+        b"",
+        b"\0" * 100,
+        b"SSH-2.0-OpenSSH_9.9\r\n",
+        b"HTTP/1.1\r\n\r\n",
+        b"HTTP/0.9 206 x\r\n\r\n",
         b"HTTP/1.1 206",
-    ]  # fmt: skip
+    ]
     heads += [
         b"HTTP/1.1 206 x\r\nX: " + b"y" * 70_000,
         b"HTTP/1.1 206 x\r\n" + b"X: y\r\n" * 12_000 + b"\r\n",
@@ -426,11 +458,32 @@ def refused_by_condition(reply: Reply, asked: Asked) -> None:
 
 
 LIES: list[Lie] = [
-    header_absent, header_doubled, header_changed, header_spelt_otherwise, header_folded, range_changed,
-    another_range, less_of_the_range, length_changed, body_short, body_long, another_answer_behind_it,
-    broken_off, compressed, called_compressed, whole_file, parts, chunked, another_status, redirected,
-    redirected, told_again, no_head, interim, refused_by_condition,
-]  # fmt: skip
+    header_absent,
+    header_doubled,
+    header_changed,
+    header_spelt_otherwise,
+    header_folded,
+    range_changed,
+    another_range,
+    less_of_the_range,
+    length_changed,
+    body_short,
+    body_long,
+    another_answer_behind_it,
+    broken_off,
+    compressed,
+    called_compressed,
+    whole_file,
+    parts,
+    chunked,
+    another_status,
+    redirected,
+    redirected,
+    told_again,
+    no_head,
+    interim,
+    refused_by_condition,
+]
 #: Of all lies, those that take the client's time.
 SLOW = 0.02
 

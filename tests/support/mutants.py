@@ -7,9 +7,23 @@ import struct
 
 # Numbers that say too much, or nothing.
 TELLING = [
-    0, 1, 2, 7, 0x7F, 0x80, 0xFF, 0x100, 0x7FFF, 0xFFFF, 0x10000, 0x7FFFFFFF, 0xFFFFFFFF, 2**40, 2**63,
+    0,
+    1,
+    2,
+    7,
+    0x7F,
+    0x80,
+    0xFF,
+    0x100,
+    0x7FFF,
+    0xFFFF,
+    0x10000,
+    0x7FFFFFFF,
+    0xFFFFFFFF,
+    2**40,
+    2**63,
     2**64 - 1,
-]  # fmt: skip
+]
 
 
 def mutant(seeds: list[bytes], dice: random.Random) -> bytes:

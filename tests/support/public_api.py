@@ -11,15 +11,24 @@ from typing import Any
 from ingot._adapters.face import Whole
 
 MODULES = (
-    "ingot", "ingot.modelspec", "ingot.numpy", "ingot.torch", "ingot.dcp", "ingot.engines.lightning",
-)  # fmt: skip
+    "ingot",
+    "ingot.modelspec",
+    "ingot.numpy",
+    "ingot.torch",
+    "ingot.dcp",
+    "ingot.engines.lightning",
+)
 #: The modules of the frameworks that have the functions of `Whole`. Most are not installed where tests run.
 ALIKE = "ingot.<framework>"
 #: The classes that users make objects of, by calling them.
 MADE = (
-    "ingot.Ranges", "ingot.Writer", "ingot.safe_open", "ingot.dcp.Reader", "ingot.dcp.Writer",
+    "ingot.Ranges",
+    "ingot.Writer",
+    "ingot.safe_open",
+    "ingot.dcp.Reader",
+    "ingot.dcp.Writer",
     "ingot.engines.lightning.CheckpointIO",
-)  # fmt: skip
+)
 #: Classes whose methods implement interfaces of torch and Lightning.
 OF_OTHERS = ("ingot.dcp.Reader", "ingot.dcp.Writer", "ingot.engines.lightning.CheckpointIO")
 

@@ -12,11 +12,22 @@ Array = numpy.ndarray[Any, Any]
 Raw = dict[str, tuple[str, tuple[int, ...], bytes]]
 
 HOSTILE_NAMES = (
-    "<img src=x onerror=alert(1)>", "</script><script>alert(1)</script>", "__proto__",
-    "constructor.prototype.toString", "x" * 10_000, "a." * 5_000, "\u202eright-to-left\u202c",
-    "bell\x07escape\x1b[31mzero\x00", "line\nfeed", "", ".", "'; rm -rf / #", '"""; import os',
-    "${alert(1)}", "名前",
-)  # fmt: skip
+    "<img src=x onerror=alert(1)>",
+    "</script><script>alert(1)</script>",
+    "__proto__",
+    "constructor.prototype.toString",
+    "x" * 10_000,
+    "a." * 5_000,
+    "\u202eright-to-left\u202c",
+    "bell\x07escape\x1b[31mzero\x00",
+    "line\nfeed",
+    "",
+    ".",
+    "'; rm -rf / #",
+    '"""; import os',
+    "${alert(1)}",
+    "名前",
+)
 
 
 def write_raw(path: Path, tensors: Raw, metadata: dict[str, str] | None = None) -> Path:

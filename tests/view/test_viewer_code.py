@@ -22,9 +22,19 @@ NODE, BASH = shutil.which("node"), shutil.which("bash")
 pytestmark = pytest.mark.skipif(NODE is None or BASH is None, reason="node or bash is not installed")
 
 NAMES = [
-    "-x", "--help", "--", "w[0]", "=ls", "~", "a b\tc\nd", "'$HOME' \"`id`\" \\x41", "größe.重み", "'é\\",
-    "#{}*?!;&|<>()", "",
-]  # fmt: skip
+    "-x",
+    "--help",
+    "--",
+    "w[0]",
+    "=ls",
+    "~",
+    "a b\tc\nd",
+    "'$HOME' \"`id`\" \\x41",
+    "größe.重み",
+    "'é\\",
+    "#{}*?!;&|<>()",
+    "",
+]
 
 
 def codes(*tensors: dict[str, Any]) -> list[dict[str, str]]:

@@ -323,8 +323,12 @@ def of_fsspec(folder: Path, data: bytes) -> Any:
 
 
 OBJECTS: list[Callable[[Path, bytes], Any]] = [
-    of_bytes_io, of_memory, of_zip, of_store, of_fsspec,
-]  # fmt: skip
+    of_bytes_io,
+    of_memory,
+    of_zip,
+    of_store,
+    of_fsspec,
+]
 
 
 @pytest.mark.parametrize("made", OBJECTS)

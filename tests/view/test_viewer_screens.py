@@ -205,9 +205,22 @@ def test_the_page_can_ask_nobody_else(viewed: Opener) -> None:
 def test_names_are_in_the_order_of_the_command(viewed: Opener) -> None:
     names = [info.name for info in _native.Checkpoint.open(minilm()).infos()]
     names += [
-        "a.10", "a.9", "a.09", "a.b", "a", "A", "", "10", "9", "0" * 30, "1" * 30, "2" * 29, "é",
-        "\ue000", "🦀",
-    ]  # fmt: skip
+        "a.10",
+        "a.9",
+        "a.09",
+        "a.b",
+        "a",
+        "A",
+        "",
+        "10",
+        "9",
+        "0" * 30,
+        "1" * 30,
+        "2" * 29,
+        "é",
+        "\ue000",
+        "🦀",
+    ]
     look = viewed(minilm(), modules=True)
     order = "async (names) => names.sort((await import('/viewer/tree.js')).natural)"
     assert look.page.evaluate(order, names) == _native.in_natural_order(names)
@@ -270,8 +283,12 @@ def test_code_reads_the_tensor(viewed: Opener) -> None:
     assert numpy.array_equal(scope["array"], ingot.numpy.load_file(minilm())[NAME])
     names = look.page.locator("main h3").all_inner_texts()
     assert [name.removesuffix(" Copy") for name in names] == [
-        "Python, torch", "Python, numpy", "Rust", "Command", "dd",
-    ]  # fmt: skip
+        "Python, torch",
+        "Python, numpy",
+        "Rust",
+        "Command",
+        "dd",
+    ]
 
 
 def test_the_map_leads_to_a_tensor(viewed: Opener) -> None:

@@ -185,11 +185,15 @@ def test_view_refuses_data_to_pages_of_another_origin(server: Server) -> None:
         *("/f/1", "/f/-1", "/f/00000000", "/f/x", "/f/0/", "/f/../f/0x", "/f/%30", "/f/0?x=1"),
         *("/../pyproject.toml", "/viewer/../../errors.py", "/etc/passwd", "/model.safetensors", "/viewer/"),
         *(
-            "/viewer.html", "/index.js", "/viewer/jobs.js", "/viewer/%2e%2e/index.js", "/package.json",
+            "/viewer.html",
+            "/index.js",
+            "/viewer/jobs.js",
+            "/viewer/%2e%2e/index.js",
+            "/package.json",
             "/README.md",
         ),
     ],
-)  # fmt: skip
+)
 def test_there_is_nothing_but_the_page_and_the_files_of_the_list(server: Server, path: str) -> None:
     assert ask(server, path).status in (400, 404)
 

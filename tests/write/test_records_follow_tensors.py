@@ -316,9 +316,16 @@ class Sequence:
         number = self.random.randrange(len(self.files))
         file = self.files[number]
         steps: list[Callable[[File], File]] = [
-            self.save_again, self.renamed, self.renamed, self.dropped, self.merged, self.split,
-            self.converted, self.replaced, self.edited,
-        ]  # fmt: skip
+            self.save_again,
+            self.renamed,
+            self.renamed,
+            self.dropped,
+            self.merged,
+            self.split,
+            self.converted,
+            self.replaced,
+            self.edited,
+        ]
         act = self.random.choice(steps)
         if len(file.tensors) < 2 and self.random.random() < 0.5:
             act = lambda _: self.made()  # noqa: E731

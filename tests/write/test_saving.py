@@ -380,10 +380,17 @@ def saved_by(way: str, arrays: dict[str, Any], path: Path) -> None:
 @pytest.mark.parametrize(
     "way",
     [
-        "save_file", "in place", "background", "digests", "save", "stream", "stream of digests", "Writer",
+        "save_file",
+        "in place",
+        "background",
+        "digests",
+        "save",
+        "stream",
+        "stream of digests",
+        "Writer",
         "append",
     ],
-)  # fmt: skip
+)
 def test_what_a_source_raises_half_way_comes_through_and_harms_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, good: int, way: str
 ) -> None:

@@ -36,8 +36,14 @@ if TYPE_CHECKING:
 Function = TypeVar("Function", bound="Callable[..., Any]")
 
 # Their docstrings document the options of every function.
-GROUPS: tuple[type, ...] = (typing.ReadOptions, typing.SelectOptions, typing.CheckOptions)
-GROUPS += (typing.SaveOptions, typing.ShardOptions, typing.OpenOptions)
+GROUPS = (
+    typing.ReadOptions,
+    typing.SelectOptions,
+    typing.CheckOptions,
+    typing.SaveOptions,
+    typing.ShardOptions,
+    typing.OpenOptions,
+)
 RARE = tuple(typing.WriteOptions.__annotations__)
 
 
@@ -111,9 +117,13 @@ class Saving(NamedTuple):
         given += ["overwrite"] * (not self.overwrite)
         if given:
             kind = type(file).__name__
-            goes = "goes with a file that is given by its name, found an object with a write"
-            facts: Any = {"expected": "a str, bytes or os.PathLike", "found": kind}
-            raise OptionError(f"{', '.join(given)}: {goes}: {kind}", code="needs-a-name", **facts)
+            raise OptionError(
+                f"{', '.join(given)}: needs a file that is given by its name, found an object with a write: "
+                f"{kind}",
+                code="needs-a-name",
+                expected="a str, bytes or os.PathLike",
+                found=kind,
+            )
 
     @property
     def existing(self) -> checks.Existing:
@@ -161,8 +171,20 @@ DEFAULTS: dict[str, Any] = {
 
 # Options that are True or False.
 FLAGS = (
-    "atomic background confine force_contiguous lenient overwrite raises replace_read_only return_metadata "
-    "shards strict values verify whole"
+    "atomic",
+    "background",
+    "confine",
+    "force_contiguous",
+    "lenient",
+    "overwrite",
+    "raises",
+    "replace_read_only",
+    "return_metadata",
+    "shards",
+    "strict",
+    "values",
+    "verify",
+    "whole",
 )
 # Options that are a dict with str as its keys.
 MAPPINGS = ("aliases", "config", "out", "plan", "slices", "specs")
@@ -211,7 +233,7 @@ _CHECKED: dict[str, Callable[[Any], Any]] = {
     "strip_prefix": partial(checks.checked_text, "strip_prefix"),
     **{name: partial(checks.checked_mapping, name) for name in MAPPINGS},
     **{name: partial(checks.one_of, name, choices=words) for name, words in WORDS.items()},
-    **{name: partial(checks.checked_flag, name) for name in FLAGS.split()},
+    **{name: partial(checks.checked_flag, name) for name in FLAGS},
 }
 
 

@@ -191,5 +191,12 @@ def _rows(checkpoint: Checkpoint, name: str, rows: object) -> slice | None:
 
 def _misfit(checkpoint: Checkpoint, name: str, expected: str, found: str) -> SliceError:
     reason = f"plan: expected {expected}, found {found}"
-    facts: Any = {"path": checkpoint.path, "tensor": name, "expected": expected, "found": found}
-    return located(SliceError, reason, code="invalid-plan", **facts)
+    return located(
+        SliceError,
+        reason,
+        code="invalid-plan",
+        path=checkpoint.path,
+        tensor=name,
+        expected=expected,
+        found=found,
+    )

@@ -188,8 +188,9 @@ class Reader:
         now = settled(self.ask_nbytes()).result()
         if now != self.nbytes:
             reason = "the file was changed while it was read"
-            facts: Any = {"expected": self.nbytes, "found": now}
-            raise located(StorageError, reason, code="changed", path=self.name, **facts)
+            raise located(
+                StorageError, reason, code="changed", path=self.name, expected=self.nbytes, found=now
+            )
 
     def _answer(self, expected: int, answer: Future[Any]) -> Any:
         try:
@@ -318,8 +319,9 @@ class _File(_Waiting):
                 expected, now = begin + len(found), file.tell()
                 reason = f"its position was moved while it was read: expected {expected}, found {now}"
                 reason = f"{reason} — read it by nothing else meanwhile"
-                facts: Any = {"path": self.name, "expected": expected, "found": now}
-                raise located(StorageError, reason, code="moved", **facts)
+                raise located(
+                    StorageError, reason, code="moved", path=self.name, expected=expected, found=now
+                )
         return found
 
 
@@ -393,8 +395,9 @@ def _possible(nbytes: Any, name: str) -> int:
     if not is_whole or not 0 <= index(nbytes) <= _MOST_NBYTES:
         way_out = "give the right size, as `ingot.Ranges(store, path, nbytes=…)`"
         reason = f"expected a size in bytes from 0 to {_MOST_NBYTES}, found {nbytes!r:.80} — {way_out}"
-        facts: Any = {"expected": _MOST_NBYTES, "found": nbytes}
-        raise located(StorageError, reason, code="impossible-size", path=name, **facts)
+        raise located(
+            StorageError, reason, code="impossible-size", path=name, expected=_MOST_NBYTES, found=nbytes
+        )
     return index(nbytes)
 
 

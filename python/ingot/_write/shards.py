@@ -129,8 +129,9 @@ class Place:
                 os.close(opened)
         except OSError as fault:
             reason = f"could not flush the directory{so_far}: {fault.strerror}"
-            facts: Any = {"errno": fault.errno, "code": "write", "path": self.directory}
-            raise located(StorageError, reason, **facts) from fault
+            raise located(
+                StorageError, reason, code="write", path=self.directory, errno=fault.errno
+            ) from fault
 
 
 def write(

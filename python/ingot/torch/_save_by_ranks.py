@@ -203,13 +203,17 @@ class Together:
         pattern = Pattern(Tensor(spec.shape, spec.itemsize), firsts)
         there, expected = sum(part.numel for part in parts), prod(spec.shape)
         if there != expected or pattern.overlaps():
-            facts: Any = {"tensor": name, "expected": expected, "found": there}
             held_by = f"found {there} in {len(parts)} parts of {self._peers.size} ranks"
             reason = (
                 f"the ranks together do not hold each element once: expected {expected} elements, {held_by}"
             )
             raise located(
-                SaveError, reason, code="partly-filled" if there < expected else "filled-twice", **facts
+                SaveError,
+                reason,
+                code="partly-filled" if there < expected else "filled-twice",
+                tensor=name,
+                expected=expected,
+                found=there,
             )
         return [*parts.items()]
 

@@ -79,10 +79,16 @@ def test_the_shards_of_an_index_are_told_by_their_framing(make: object) -> None:
 @pytest.mark.parametrize(
     "begin",
     [
-        b"MZ\0\0", b"#!\0\0", b"BM\0\0", b"\x1f\x8b\x08\0", b"\x80\x02\0\0", b"PK\3\4", b"\x08\x08\0\0",
+        b"MZ\0\0",
+        b"#!\0\0",
+        b"BM\0\0",
+        b"\x1f\x8b\x08\0",
+        b"\x80\x02\0\0",
+        b"PK\3\4",
+        b"\x08\x08\0\0",
         b"{ \0\0",
     ],
-)  # fmt: skip
+)
 def test_a_length_that_spells_another_format_is_a_length(begin: bytes) -> None:
     data = safetensors_of(int.from_bytes(begin, "little"))
     assert data.startswith(begin)

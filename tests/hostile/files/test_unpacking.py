@@ -222,8 +222,13 @@ say([found, sorted(name for name in os.listdir() if name.startswith((".", "out")
     for name, (code, nbytes, seconds) in found.items():
         admitted = ALWAYS_HELD_NBYTES + 3 * len(hostile[name])
         assert code in {
-            "too-large", "unreadable", "too-deep", "no-tensors", "size-mismatch", "unsafe-pickle",
-        }, (name, code)  # fmt: skip
+            "too-large",
+            "unreadable",
+            "too-deep",
+            "no-tensors",
+            "size-mismatch",
+            "unsafe-pickle",
+        }, (name, code)
         assert nbytes < admitted + ROOM, (name, nbytes)
         # Generous: it is minutes or forever without a bound.
         assert seconds < 60, name

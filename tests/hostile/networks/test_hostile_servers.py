@@ -425,10 +425,13 @@ def test_n1_redirects_without_end_are_given_up() -> None:
 @pytest.mark.parametrize(
     "to",
     [
-        "file:///etc/passwd", "ftp://127.0.0.1/x", "gopher://127.0.0.1/x", "data:text/plain,hello",
+        "file:///etc/passwd",
+        "ftp://127.0.0.1/x",
+        "gopher://127.0.0.1/x",
+        "data:text/plain,hello",
         "javascript:1",
     ],
-)  # fmt: skip
+)
 def test_n2_other_schemes_are_refused(to: str) -> None:
     with serving(redirecting(to)) as server:
         error = refused(server, "redirect-refused")
@@ -497,11 +500,20 @@ def test_n4_what_is_checked_is_the_address_that_is_connected_to() -> None:
 @pytest.mark.parametrize(
     "url",
     [
-        "http://h/a\r\nX-Injected: 1", "http://h/a b", "http://user:hf_secret@", "http://h\x00/",
-        "http://h\\@other/", "http://h:99999/x", "http://bücher.example/x", "https://[::1/x",
-        "hf://owner", "hf://owner/repo/../../x", "s3://bucket", "s3:///key",
+        "http://h/a\r\nX-Injected: 1",
+        "http://h/a b",
+        "http://user:hf_secret@",
+        "http://h\x00/",
+        "http://h\\@other/",
+        "http://h:99999/x",
+        "http://bücher.example/x",
+        "https://[::1/x",
+        "hf://owner",
+        "hf://owner/repo/../../x",
+        "s3://bucket",
+        "s3:///key",
     ],
-)  # fmt: skip
+)
 def test_n16_what_is_no_url_is_refused_before_anything_is_asked(url: str) -> None:
     with pytest.raises(ingot.OptionError) as caught:
         ingot.safe_open(url, "np")
