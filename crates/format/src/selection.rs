@@ -213,12 +213,16 @@ impl Selection {
     ///
     /// # Errors
     /// As [`Selection::new`]; if the last element is at a position that overflows.
+    ///
+    /// # Panics
+    /// If `shape` and `strides` have different lengths.
     pub fn strided(
         dtype: Dtype,
         shape: &[u64],
         strides: &[u64],
         index: &[Index],
     ) -> Result<Selection, SelectionError> {
+        assert_eq!(shape.len(), strides.len(), "each dimension has a stride");
         let reach = shape
             .iter()
             .zip(strides)
