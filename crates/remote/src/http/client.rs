@@ -18,7 +18,7 @@ use crate::secrets::Secrets;
 use crate::url::{Scheme, SecurityOrigin, Url};
 
 /// Most idle connections to one host: as many as are in use at once.
-const MAX_IDLE: usize = 64;
+const MAX_IDLE: usize = 96;
 
 /// A client that sends requests. It connects, starts and reads nothing before the first request.
 #[derive(Debug)]
