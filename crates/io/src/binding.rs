@@ -15,7 +15,7 @@ pub use crate::edit::{Inherit, Pick, RECORD_KEYS, Role, STALE_KEYS, assemble, pa
 pub use crate::error::Misfit;
 pub use crate::file::{Given, LocalFile, ReadAt, ShardHeader, ShardHeaders, TensorId, read_header};
 pub use crate::fold::{Fold, fold};
-pub use crate::memory::{Bytes, Dest, Dim, Footprint, Memory, Strided, StridedDest, crowds, overlapping};
+pub use crate::memory::{Bytes, Dest, Dim, Footprint, Memory, crowds, overlapping};
 pub use crate::payload::FileRange;
 pub use crate::read::buffer::Buffer;
 pub use crate::read::job::Target;

@@ -1,7 +1,7 @@
 //! Folding the bytes of tensors into one result for each: statistics of single tensors, distances of pairs.
 //!
-//! The tensors of a group are read side by side, a window at a time, into memory that stays in a core's cache, by the
-//! plans that read all tensors. No bytes are kept.
+//! The tensors of a group are read side by side, a window at a time, into memory that stays in a core's cache, by the plans
+//! that read all tensors. The bytes are discarded.
 
 mod ordered;
 
@@ -315,7 +315,7 @@ impl<F: Fold<N>, const N: usize> Work<'_, F, N> {
             .collect();
         let dests = blocks
             .iter_mut()
-            .map(|block| Destination::Together(Dest::from(&mut **block)));
+            .map(|block| Destination::Host(Dest::from(&mut **block)));
         // The other threads read other parts.
         let reading = Reading::alone(self.reading.waits);
         execute(&plan, self.sources, &[], dests, reading, &stop)?;

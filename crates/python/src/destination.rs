@@ -6,7 +6,7 @@
 use std::sync::{Mutex, PoisonError};
 
 use ingot_format::Dtype;
-use ingot_io::binding::{StridedDest, Target};
+use ingot_io::binding::{Dest, Target};
 use pyo3::buffer::PyUntypedBuffer;
 use pyo3::exceptions::{PyBufferError, PyRuntimeError};
 use pyo3::prelude::*;
@@ -91,7 +91,7 @@ pub(crate) struct Destination {
     shape: Vec<u64>,
     /// The elements; `None` where some of them share memory with each other, and once they are a target. The lifetime is
     /// stretched: `_owner` keeps them, and nothing leaves a `Destination` but what borrows it.
-    memory: Option<StridedDest<'static>>,
+    memory: Option<Dest<'static>>,
     _owner: Owner,
 }
 
@@ -175,16 +175,16 @@ impl Destination {
         let sizes = sizes.map(|&size| usize::try_from(size).ok());
         let sizes = sizes.collect::<Option<Vec<_>>>().ok_or_else(impossible)?;
         let memory = match strides {
-            // SAFETY: `StridedDest::new` asks for
+            // SAFETY: `Dest::strided` asks for
             // - elements that are writable for as long as the result lives: the contract above, for as long as there is
             //   `owner`, which goes with the result, and only `target` gives that away, for no longer than `self` is borrowed.
             //   The size of an element was checked, and `from_buffer` asked whether they may be written to; DLPack has no
             //   word for that. Tried: without either check `test_the_binding_refuses_memory` fails;
             // - nobody else who writes to them. That no other thread of the program does nobody can prove; the consequence
             //   are bytes of both.
-            Some(strides) => unsafe { StridedDest::new(start, itemsize, &sizes, strides) },
+            Some(strides) => unsafe { Dest::strided(start, itemsize, &sizes, strides) },
             // SAFETY: as above, of `nbytes` bytes of elements in C order.
-            None => unsafe { StridedDest::together(start, nbytes) },
+            None => unsafe { Dest::new(start, nbytes) },
         };
         Ok(Destination {
             dtype,

@@ -10,7 +10,7 @@ use std::ptr;
 use std::sync::Arc;
 
 use ingot_format::{Dtype, to_u64, to_usize};
-use ingot_io::binding::{Bytes, DeviceBytes, DeviceStream, Dim, Footprint, Memory, ReadAt, Strided};
+use ingot_io::binding::{Bytes, DeviceBytes, DeviceStream, Dim, Footprint, Memory, ReadAt};
 use ingot_io::{Payload, Produce, Region};
 use pyo3::buffer::PyUntypedBuffer;
 use pyo3::exceptions::{PyBufferError, PyMemoryError, PyValueError};
@@ -32,7 +32,6 @@ pub(crate) struct Imported {
 /// but what borrows it.
 enum Held {
     Bytes(Bytes<'static>),
-    Strided(Strided<'static>),
     Device(DeviceBytes),
     Produced(Box<dyn Produce + Send>),
 }
@@ -67,8 +66,7 @@ impl Imported {
     /// The bytes, for as long as `self` is there.
     pub(crate) fn payload(&self) -> Payload<'_> {
         match &self.held {
-            Held::Bytes(bytes) => Payload::Bytes(*bytes),
-            Held::Strided(strided) => Payload::Strided(strided.clone()),
+            Held::Bytes(bytes) => Payload::Bytes(bytes.clone()),
             Held::Device(bytes) => Payload::Device(bytes),
             Held::Produced(producer) => Payload::Produced(&**producer),
         }
@@ -77,8 +75,7 @@ impl Imported {
     /// The memory that the bytes lie in, for finding tensors that share some; `None` when they are elsewhere.
     pub(crate) fn footprint(&self) -> Option<Footprint> {
         match &self.held {
-            Held::Bytes(bytes) => Some(Footprint::new(bytes.addr(), bytes.len(), &[])),
-            Held::Strided(strided) => Some(strided.footprint()),
+            Held::Bytes(bytes) => Some(bytes.footprint()),
             Held::Device(_) | Held::Produced(_) => None,
         }
     }
@@ -130,11 +127,10 @@ impl Imported {
             )));
         }
         let start = buffer.buf_ptr().cast::<u8>().cast_const();
-        let held = if buffer.is_c_contiguous() {
+        let bytes = if buffer.is_c_contiguous() {
             // SAFETY: `Bytes::new` asks for `nbytes` readable bytes for as long as the result lives, or for null: an exported
             // buffer has them and does not move (PEP 3118). `_owner` keeps it exported; what borrows `self` goes before.
-            let bytes = unsafe { Bytes::new(start, nbytes) };
-            Held::Bytes(bytes.ok_or_else(|| PyValueError::new_err(NO_MEMORY))?)
+            unsafe { Bytes::new(start, nbytes) }
         } else if buffer
             .suboffsets()
             .is_some_and(|offsets| offsets.iter().any(|&offset| offset >= 0))
@@ -147,15 +143,13 @@ impl Imported {
                 .zip(buffer.strides())
                 .map(|(&count, &stride)| Dim { count, stride })
                 .collect();
-            // SAFETY: `Strided::new` asks for the same of every element that the dimensions lead to: they are those of
-            // the buffer.
-            let strided = unsafe { Strided::new(start, buffer.item_size(), &dims) };
-            Held::Strided(strided.ok_or_else(|| PyValueError::new_err(NO_MEMORY))?)
+            // SAFETY: `Bytes::strided` asks for the same of every element to which the dimensions lead: they are the buffer's.
+            unsafe { Bytes::strided(start, buffer.item_size(), &dims) }
         };
         Ok(Imported {
             dtype,
             shape,
-            held,
+            held: Held::Bytes(bytes.ok_or_else(|| PyValueError::new_err(NO_MEMORY))?),
             _owner: Owner::Buffer(buffer),
         })
     }
@@ -165,11 +159,11 @@ impl Take for Imported {
     unsafe fn take(shown: &Shown<'_>, owner: &Bound<'_, PyAny>) -> Option<Imported> {
         let dtype = shown.dtype.known().filter(|_| shown.is_on_cpu)?;
         let (shape, nbytes) = logical(dtype, shown.sizes)?;
-        let held = if shown.is_c_order() {
+        let bytes = if shown.is_c_order() {
             // SAFETY: `Bytes::new` asks for `nbytes` readable bytes for as long as the result lives, or for null: a tensor of
             // that size in C order lies there, as the contract above says. `_owner` keeps it; what borrows `self` goes
             // before. That nobody writes to them meanwhile cannot be proven and is not asked for.
-            Held::Bytes(unsafe { Bytes::new(shown.start, nbytes) }?)
+            unsafe { Bytes::new(shown.start, nbytes) }
         } else {
             let itemsize = shown.itemsize()?;
             let dim = |(&size, &stride): (&i64, &i64)| {
@@ -179,14 +173,13 @@ impl Take for Imported {
             };
             let dims = shown.sizes.iter().zip(shown.strides).map(dim);
             let dims = dims.collect::<Option<Vec<_>>>()?;
-            // SAFETY: `Strided::new` asks for the same of every element that the dimensions lead to: they are those of
-            // the tensor.
-            Held::Strided(unsafe { Strided::new(shown.start, itemsize, &dims) }?)
+            // SAFETY: `Bytes::strided` asks for the same of every element to which the dimensions lead: they are the tensor's.
+            unsafe { Bytes::strided(shown.start, itemsize, &dims) }
         };
         Some(Imported {
             dtype,
             shape,
-            held,
+            held: Held::Bytes(bytes?),
             _owner: Owner::Object(owner.clone().unbind()),
         })
     }

@@ -1,4 +1,4 @@
-//! Memory for what is read.
+//! Memory for bytes that are read.
 
 use std::ops::Range;
 

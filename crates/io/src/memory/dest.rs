@@ -1,186 +1,118 @@
-//! Memory by address: what is written to a file, and where what is read goes.
+//! Memory by address that is filled with bytes of a file: contiguous or strided.
 #![allow(unsafe_code)]
 
 use std::fmt;
-use std::io;
 use std::marker::PhantomData;
-use std::ops::Range;
 use std::ptr::NonNull;
+use std::sync::Arc;
 
+use super::footprint::{Dim, Footprint, folded, offset};
 use super::pages::populate;
 
-/// Bytes where they lie: memory that stays readable for `'a`, but that others may change.
+/// The elements of a tensor in memory that stays writable for `'a`, or some of them that follow each other. They are
+/// counted in bytes and in C order, even if they have another order in memory. Only the holder fills them.
 ///
-/// A framework hands over memory that any thread of the program may write to, so this is no `&[u8]` and gives
-/// none that lasts.
-#[derive(Clone, Copy)]
-pub struct Bytes<'a> {
-    start: NonNull<u8>,
-    len: usize,
-    owner: PhantomData<&'a [u8]>,
-}
-
-impl<'a> Bytes<'a> {
-    /// `len` bytes from `start` on. `None` where `start` is null, as it is in tensors whose memory was freed; unless `len`
-    /// is 0, as it is for the empty arrays of some frameworks.
-    ///
-    /// # Safety
-    /// - When `start` is not null and `len` is not 0, the `len` bytes from `start` on are one region of initialised memory,
-    ///   mapped for reading for all of `'a`, and `len` is at most `isize::MAX`.
-    /// - They may change at any time. Then the file gets some of the old bytes and some of the new.
-    #[must_use]
-    pub unsafe fn new(start: *const u8, len: usize) -> Option<Bytes<'a>> {
-        match NonNull::new(start.cast_mut()) {
-            Some(start) => Some(Bytes {
-                start,
-                len,
-                owner: PhantomData,
-            }),
-            None => (len == 0).then(|| Bytes::from(&[][..])),
-        }
-    }
-
-    /// The size in bytes.
-    #[must_use]
-    pub fn len(&self) -> usize {
-        self.len
-    }
-
-    /// Whether there is no byte to write.
-    #[must_use]
-    pub fn is_empty(&self) -> bool {
-        self.len == 0
-    }
-
-    /// The address of the first byte.
-    #[must_use]
-    pub fn addr(&self) -> usize {
-        self.start.as_ptr().addr()
-    }
-
-    /// Calls `write` with the bytes of `range`. `write` hands them to the operating system and keeps nothing.
-    ///
-    /// # Errors
-    /// What `write` says; that there are not so many bytes, without calling it.
-    pub(crate) fn lend<E: From<io::Error>>(
-        &self,
-        range: Range<usize>,
-        write: impl FnOnce(&[u8]) -> Result<(), E>,
-    ) -> Result<(), E> {
-        let Range { start: begin, end } = range;
-        if begin > end || end > self.len {
-            return Err(self.ended(end).into());
-        }
-        // SAFETY: `add` asks for an offset within the same allocation that does not pass `isize::MAX`:
-        // `begin <= end <= self.len`, and `new` was promised `self.len` readable bytes in one region.
-        let start = unsafe { self.start.add(begin) };
-        // SAFETY: `from_raw_parts` asks for
-        // - a non-null pointer, aligned for u8: `NonNull`, and every address is aligned for bytes;
-        // - `end - begin` initialised, readable bytes in one allocation, at most `isize::MAX`: `end <= self.len`, for
-        //   which `new` was promised all of this, for `'a`, which outlives this call because `self` has it;
-        // - no write to them while the slice lives. Nobody can prove this where Python code holds the same memory.
-        //   The slice lives for one system call, through which no compiler sees the bytes, so that the consequence is
-        //   what `new` says: a file with bytes from before and after the write. Tried: without the check above,
-        //   `a_range_past_the_end_is_refused` fails.
-        let bytes = unsafe { std::slice::from_raw_parts(start.as_ptr(), end - begin) };
-        write(bytes)
-    }
-
-    /// Fills `into` with the bytes from `begin` on.
-    ///
-    /// # Errors
-    /// When there are fewer.
-    pub(crate) fn read(&self, begin: usize, into: &mut [u8]) -> io::Result<()> {
-        if self.copy_into(begin, into) == into.len() {
-            Ok(())
-        } else {
-            Err(self.ended(begin.saturating_add(into.len())))
-        }
-    }
-
-    fn ended(&self, expected: usize) -> io::Error {
-        ended(self.len, expected)
-    }
-
-    /// Copies the bytes from `begin` on into `into`, as many as both have, and says how many.
-    pub fn copy_into(&self, begin: usize, into: &mut [u8]) -> usize {
-        let begin = begin.min(self.len);
-        let count = into.len().min(self.len - begin);
-        // SAFETY: `add` asks for an offset within the same allocation: `begin <= self.len`, as in `lend`.
-        let start = unsafe { self.start.add(begin) };
-        // SAFETY: `copy`, which lets both sides overlap, asks for
-        // - `count` readable bytes at the source: `begin + count <= self.len`, see `new`;
-        // - `count` writable bytes at the destination: `count <= into.len()`, and `into` is borrowed mutably;
-        // - alignment: bytes have none.
-        // Not provable: that no thread writes to the source meanwhile. The consequence is as `new` says. Tried: without
-        // the second `min` above, `a_range_past_the_end_is_refused` fails.
-        unsafe { std::ptr::copy(start.as_ptr(), into.as_mut_ptr(), count) };
-        count
-    }
-}
-
-/// That bytes up to `expected` were asked for, of a payload that has `nbytes`.
-pub(crate) fn ended(nbytes: usize, expected: usize) -> io::Error {
-    let message = format!("a tensor gave {nbytes} bytes, expected {expected}");
-    io::Error::new(io::ErrorKind::UnexpectedEof, message)
-}
-
-impl<'a> From<&'a [u8]> for Bytes<'a> {
-    fn from(bytes: &'a [u8]) -> Bytes<'a> {
-        Bytes {
-            start: NonNull::from(bytes).cast(),
-            len: bytes.len(),
-            owner: PhantomData,
-        }
-    }
-}
-
-impl fmt::Debug for Bytes<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Bytes({} bytes)", self.len)
-    }
-}
-
-// SAFETY: a `Bytes` only reads. `new` was promised that the memory is readable for `'a`, which holds from every
-// thread, and that whoever writes to it meanwhile accepts mixed bytes.
-unsafe impl Send for Bytes<'_> {}
-// SAFETY: as for `Send`; a shared `Bytes` has no state of its own that changes.
-unsafe impl Sync for Bytes<'_> {}
-
-/// Where bytes go that are read: memory that stays writable for `'a`, and that only the holder fills.
-///
-/// The memory may be a framework's, which any thread of the program may look at meanwhile, so a `Dest` is no
-/// `&mut [u8]` and gives none that lasts.
+/// The memory may be a framework's, and any thread of the program may read it meanwhile, so a `Dest` is no `&mut [u8]` and
+/// lends none that lasts.
 pub struct Dest<'a> {
+    /// The first byte; of strided memory the first element of the whole tensor.
     start: NonNull<u8>,
     len: usize,
-    /// Whether the system has yet to find pages for it.
+    /// Whether the system has yet to find pages for it. Strided memory is the caller's, which was touched.
     is_untouched: bool,
+    /// `None` if the bytes are contiguous. Boxed, since nearly all of many destinations are.
+    strided: Option<Box<StridedPart>>,
     owner: PhantomData<&'a mut [u8]>,
 }
 
+/// Where the bytes of strided memory are.
+#[derive(Clone)]
+struct StridedPart {
+    /// Over blocks, outermost first.
+    dims: Arc<[Dim]>,
+    /// Contiguous bytes.
+    block: usize,
+    /// The first byte of the destination, counted in C order from the first byte of the tensor.
+    begin: usize,
+}
+
 impl<'a> Dest<'a> {
-    /// `len` bytes from `start` on. `None` where `start` is null, unless `len` is 0.
+    /// `len` contiguous bytes from `start` on. `None` if `start` is null, unless `len` is 0.
     ///
     /// # Safety
-    /// - When `start` is not null and `len` is not 0, the `len` bytes from `start` on are one region of initialised memory, mapped for
-    ///   reading and writing for all of `'a`, and `len` is at most `isize::MAX`.
-    /// - Nobody else writes to them for `'a`. Whoever reads them meanwhile gets some of the old bytes and some of the
-    ///   new.
+    /// As for [`Dest::strided`], of all bytes.
     #[must_use]
     pub unsafe fn new(start: *mut u8, len: usize) -> Option<Dest<'a>> {
-        match NonNull::new(start) {
-            Some(start) => Some(Dest {
-                start,
-                len,
-                is_untouched: false,
-                owner: PhantomData,
-            }),
-            None => (len == 0).then(|| Dest::from(&mut [][..])),
+        let start = NonNull::new(start);
+        (start.is_some() || len == 0).then(|| Dest::contiguous(start.unwrap_or(NonNull::dangling()), len))
+    }
+
+    /// Elements of `itemsize` bytes from `start` on. `strides` are in bytes. `None` if `start` is null and there are elements,
+    /// and if two elements share memory, or may: each dimension has to fit between the places of another, as in any slice,
+    /// transposition or view.
+    ///
+    /// # Safety
+    /// - If the shape has elements and `start` is not null, each of them is initialised memory, mapped for reading and writing
+    ///   for all of `'a`, of one allocation that is no larger than `isize::MAX`.
+    /// - No other code writes to them for `'a`. Readers get some of the old bytes and some of the new meanwhile.
+    #[must_use]
+    pub unsafe fn strided(
+        start: *mut u8,
+        itemsize: usize,
+        shape: &[usize],
+        strides: &[isize],
+    ) -> Option<Dest<'a>> {
+        let len = shape
+            .iter()
+            .try_fold(itemsize, |product, &count| product.checked_mul(count))?;
+        let Some(start) = NonNull::new(start).filter(|_| len > 0) else {
+            return (len == 0).then(|| Dest::contiguous(NonNull::dangling(), 0));
+        };
+        let dims = shape.iter().zip(strides);
+        let (dims, block) = folded(dims.map(|(&count, &stride)| Dim { count, stride }), itemsize);
+        let strides = StridedPart {
+            dims: dims.into(),
+            block,
+            begin: 0,
+        };
+        are_apart(&strides.dims, block).then(|| Dest {
+            strided: (!strides.dims.is_empty()).then(|| Box::new(strides)),
+            ..Dest::contiguous(start, len)
+        })
+    }
+
+    fn contiguous(start: NonNull<u8>, len: usize) -> Dest<'a> {
+        Dest {
+            start,
+            len,
+            is_untouched: false,
+            strided: None,
+            owner: PhantomData,
         }
     }
 
-    /// Fresh memory of the system, which is faster to fill when its pages are asked for in one go.
+    /// Elements in `memory`, in which all of them have to be.
+    #[cfg(any(test, feature = "fuzzing"))]
+    pub(crate) fn over(
+        memory: &'a mut [u8],
+        itemsize: usize,
+        shape: &[usize],
+        strides: &[isize],
+    ) -> Option<Dest<'a>> {
+        let reach = shape
+            .iter()
+            .zip(strides)
+            .map(|(&count, &stride)| count.saturating_sub(1) * usize::try_from(stride).unwrap_or(usize::MAX));
+        assert!(
+            reach.sum::<usize>() + itemsize <= memory.len(),
+            "they have to be in it"
+        );
+        // SAFETY: `strided` asks for elements in one allocation that no other code writes to: the line above has checked that
+        // they are in `memory`, which is borrowed mutably.
+        unsafe { Dest::strided(memory.as_mut_ptr(), itemsize, shape, strides) }
+    }
+
+    /// Fresh memory of the system, which is faster to fill if its pages are requested at once.
     pub(crate) fn untouched(bytes: &'a mut [u8]) -> Dest<'a> {
         Dest {
             is_untouched: true,
@@ -200,72 +132,149 @@ impl<'a> Dest<'a> {
         self.len == 0
     }
 
-    /// The address of the first byte.
+    /// Whether the bytes are contiguous in memory.
+    pub(crate) fn is_contiguous(&self) -> bool {
+        self.strided.is_none()
+    }
+
+    /// The address of the first byte of contiguous memory.
     pub(crate) fn addr(&self) -> usize {
         self.start.addr().get()
     }
 
-    /// The first `at` bytes, or all where there are no more, and the rest.
+    /// The first `at` bytes, or all if there are no more, and the rest.
     #[must_use]
     pub fn split_at(self, at: usize) -> (Dest<'a>, Dest<'a>) {
         let at = at.min(self.len);
+        let is_untouched = self.is_untouched;
+        let part = |start, len, strided| Dest {
+            start,
+            len,
+            is_untouched,
+            strided,
+            owner: PhantomData,
+        };
+        if let Some(first) = self.strided {
+            let mut rest = first.clone();
+            rest.begin += at;
+            return (
+                part(self.start, at, Some(first)),
+                part(self.start, self.len - at, Some(rest)),
+            );
+        }
         // SAFETY: `add` asks for an offset within the same allocation that does not pass `isize::MAX`: `at` is at most
-        // `self.len`, and `new` was promised so many bytes in one region. Tried: without the `min` above,
-        // `a_dest_is_cut_where_it_ends` fails.
+        // `self.len`, and the constructors were promised so many bytes in one region, since they are contiguous. Tried:
+        // without the `min` above, `a_dest_is_cut_where_it_ends` fails.
         let middle = unsafe { self.start.add(at) };
-        let part = |start, len| Dest { start, len, ..self };
-        (part(self.start, at), part(middle, self.len - at))
+        (part(self.start, at, None), part(middle, self.len - at, None))
     }
 
-    /// Has the system find pages for the memory, if it is fresh.
+    /// Have the system find pages for the memory, if it is fresh.
     pub(crate) fn populate(&mut self) {
         if self.is_untouched {
-            // SAFETY: asks for `len` bytes from `start` on that may be written, are zero, and that nobody else uses: `new`
-            // was promised the first and the last, and `is_untouched` says that nobody has written to them since the
-            // system gave them.
+            // SAFETY: asks for `len` bytes from `start` on that may be written, are zero, and that no other code uses: `new`
+            // was promised the first and the last, and `is_untouched` means that no code has written to them since the
+            // system mapped them.
             unsafe { populate(self.start.as_ptr(), self.len) };
             self.is_untouched = false;
         }
     }
 
-    /// Calls `write` with the bytes, to be filled. `write` hands them to the operating system, or copies into them, and
+    /// Call `write` with contiguous bytes, to be filled. `write` hands them to the operating system, or copies into them, and
     /// keeps nothing.
+    ///
+    /// # Panics
+    /// The memory is strided.
     pub(crate) fn fill<R>(&mut self, write: impl FnOnce(&mut [u8]) -> R) -> R {
+        write(self.lent())
+    }
+
+    /// Call `write` with the bytes of all of them, in their order, to be filled as by [`Dest::fill`].
+    pub(crate) fn fill_all<R>(dests: &mut [Dest<'_>], write: impl FnOnce(Vec<&mut [u8]>) -> R) -> R {
+        write(dests.iter_mut().map(Dest::lent).collect())
+    }
+
+    fn lent(&mut self) -> &mut [u8] {
+        assert!(self.is_contiguous(), "callers copy into strided memory");
         self.is_untouched = false;
         // SAFETY: `from_raw_parts_mut` asks for
         // - a non-null pointer, aligned for u8: `NonNull`, and every address is aligned for bytes;
-        // - `self.len` initialised bytes, readable and writable, in one allocation, at most `isize::MAX`: `new` was
-        //   promised all of this for `'a`, which outlives this call because `self` has it;
-        // - no other access to them while the slice lives. That nobody writes `new` was promised, and `self` is
-        //   borrowed mutably. That no thread reads them meanwhile nobody can prove where Python code holds the same
-        //   memory; the consequence is what `new` says.
-        let bytes = unsafe { std::slice::from_raw_parts_mut(self.start.as_ptr(), self.len) };
-        write(bytes)
+        // - `self.len` initialised bytes, readable and writable, in one allocation, at most `isize::MAX`: the constructors
+        //   were promised all of this for `'a`, which outlives the slice because `self` has it, and the bytes are contiguous;
+        // - no other access to them while the slice lives. The constructors were promised that no other code writes, `self`
+        //   is borrowed mutably, and no two destinations share a byte (`split_at`). That no thread reads them meanwhile
+        //   cannot be proven where Python code holds the same memory; the consequence is the one in their contract.
+        unsafe { std::slice::from_raw_parts_mut(self.start.as_ptr(), self.len) }
+    }
+
+    /// Write `bytes` to the elements, as many as there are.
+    pub fn copy_from(&mut self, bytes: &[u8]) {
+        let mut rest = &bytes[..bytes.len().min(self.len)];
+        let Some(StridedPart { dims, block, begin }) = self.strided.as_deref() else {
+            return self.fill(|dest| dest[..rest.len()].copy_from_slice(rest));
+        };
+        let last = dims[dims.len() - 1];
+        let mut at = *begin;
+        while !rest.is_empty() {
+            let (number, inside) = (at / block, at % block);
+            let mut place = self
+                .start
+                .as_ptr()
+                .wrapping_offset(offset(dims, number))
+                .wrapping_add(inside);
+            // To the end of the innermost dimension, or of its first block if a part of that is filled already.
+            let blocks = if inside == 0 {
+                last.count - number % last.count
+            } else {
+                1
+            };
+            let (row, later) = rest.split_at(rest.len().min(blocks * block - inside));
+            for now in row.chunks(*block) {
+                // SAFETY: `copy_nonoverlapping` asks for
+                // - `now.len()` readable bytes: `now` is a slice;
+                // - as many writable bytes at `place`: it is `inside` a block, and `now` ends where the block does, or
+                //   before. Each block is a number of elements, for which `strided` was promised this;
+                // - no overlap: `now` is borrowed, and `strided` was promised that no other code writes to the elements. Two
+                //   parts of one tensor never share any: `split_at` parts them, and `are_apart` their memory.
+                unsafe { std::ptr::copy_nonoverlapping(now.as_ptr(), place, now.len()) };
+                place = place.wrapping_offset(last.stride);
+            }
+            at += row.len();
+            rest = later;
+        }
+    }
+
+    /// The memory that the elements take, of a destination that has not been split.
+    pub(crate) fn footprint(&self) -> Footprint {
+        let (dims, run) = match self.strided.as_deref() {
+            Some(part) => (&*part.dims, part.block),
+            None => (&[][..], self.len),
+        };
+        Footprint::new(self.addr(), run, dims)
     }
 }
 
-impl Dest<'_> {
-    /// Calls `write` with the bytes of all of them, in their order, to be filled as by [`Dest::fill`].
-    pub(crate) fn fill_all<R>(dests: &mut [Dest<'_>], write: impl FnOnce(Vec<&mut [u8]>) -> R) -> R {
-        let lent = dests.iter_mut().map(|dest| {
-            dest.is_untouched = false;
-            // SAFETY: `from_raw_parts_mut` asks for what it asks for in `fill`. Nothing else accesses the bytes while the
-            // slice lives: no two of `dests` share any, since each is the only one that may write to its own (`new`,
-            // `split_at`), and all are borrowed mutably until `write` returns.
-            unsafe { std::slice::from_raw_parts_mut(dest.start.as_ptr(), dest.len) }
-        });
-        write(lent.collect())
-    }
+/// Whether no two blocks share memory, as far as strides can tell: ordered by stride, each dimension steps over all that is
+/// inside it.
+fn are_apart(dims: &[Dim], block: usize) -> bool {
+    let mut inside = block;
+    let mut by_stride: Vec<&Dim> = dims.iter().collect();
+    by_stride.sort_by_key(|dim| dim.stride.unsigned_abs());
+    by_stride.into_iter().all(|dim| {
+        let step = dim.stride.unsigned_abs();
+        let reaches = step
+            .checked_mul(dim.count - 1)
+            .and_then(|reach| reach.checked_add(inside));
+        let is_apart = step >= inside;
+        inside = reaches.unwrap_or(usize::MAX);
+        is_apart && reaches.is_some()
+    })
 }
 
 impl<'a> From<&'a mut [u8]> for Dest<'a> {
     fn from(bytes: &'a mut [u8]) -> Dest<'a> {
-        Dest {
-            len: bytes.len(),
-            start: NonNull::from(bytes).cast(),
-            is_untouched: false,
-            owner: PhantomData,
-        }
+        let len = bytes.len();
+        Dest::contiguous(NonNull::from(bytes).cast(), len)
     }
 }
 
@@ -276,45 +285,21 @@ impl fmt::Debug for Dest<'_> {
 }
 
 // SAFETY: a `Dest` is the only way to write to its memory, as a `&mut [u8]` is, and the memory is writable from every
-// thread: `new` was promised both.
+// thread: the constructors were promised both.
 unsafe impl Send for Dest<'_> {}
-// SAFETY: a shared `Dest` gives nothing but its length.
+// SAFETY: a shared `Dest` lends nothing but numbers.
 unsafe impl Sync for Dest<'_> {}
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::memory::overlapping;
+    use proptest::prelude::*;
 
     const _: fn() = || {
         fn crosses_threads<T: Send + Sync>() {}
-        crosses_threads::<Bytes<'_>>();
         crosses_threads::<Dest<'_>>();
     };
-
-    #[test]
-    fn a_range_past_the_end_is_refused() {
-        let bytes = [1, 2, 3];
-        let payload = Bytes::from(&bytes[..2]);
-        for range in [1..9, 7..9, 2..3] {
-            let lent = payload.lend(range.clone(), |_| Err::<(), _>(io::Error::other("lent")));
-            let refused = lent.unwrap_err().to_string();
-            assert_eq!(refused, format!("a tensor gave 2 bytes, expected {}", range.end));
-        }
-        assert!(
-            payload
-                .lend(1..2, |lent| if lent == [2] {
-                    Ok(())
-                } else {
-                    Err(io::Error::other("others"))
-                })
-                .is_ok()
-        );
-        let mut into = [0; 4];
-        assert!(payload.read(1, &mut into).is_err() && payload.read(8, &mut into).is_err());
-        assert_eq!(payload.copy_into(1, &mut into), 1);
-        assert_eq!(payload.copy_into(8, &mut into), 0);
-        assert_eq!(into, [2, 0, 0, 0]);
-    }
 
     #[test]
     fn a_dest_is_cut_where_it_ends() {
@@ -338,55 +323,123 @@ mod tests {
         assert!(unsafe { Dest::new(std::ptr::null_mut(), 1) }.is_none());
     }
 
-    #[test]
-    fn null_is_an_empty_payload() {
-        // SAFETY: `new` accepts null with a length of 0.
-        let payload = unsafe { Bytes::new(std::ptr::null(), 0) }.unwrap();
-        assert!(payload.is_empty());
-        assert!(
-            payload
-                .lend(0..0, |lent| if lent.is_empty() {
-                    Ok(())
-                } else {
-                    Err(io::Error::other("some"))
-                })
-                .is_ok()
-        );
-        // SAFETY: and with any other.
-        assert!(unsafe { Bytes::new(std::ptr::null(), 1) }.is_none());
+    /// A shape, and how its dimensions are ordered, stretched and turned round in memory.
+    fn layouts() -> impl Strategy<Value = (Vec<usize>, Vec<isize>, usize)> {
+        let dims = prop::collection::vec((1_usize..5, 1_usize..3, any::<bool>()), 0..4);
+        (dims, any::<prop::sample::Index>(), 1_usize..5).prop_map(|(dims, turn, itemsize)| {
+            let mut order: Vec<usize> = (0..dims.len()).collect();
+            if !order.is_empty() {
+                let turn = turn.index(order.len());
+                order.rotate_left(turn);
+            }
+            let mut strides = vec![0; dims.len()];
+            let mut step = itemsize;
+            for axis in order {
+                let (count, stretch, is_turned) = dims[axis];
+                let stride = isize::try_from(step * stretch).unwrap();
+                strides[axis] = if is_turned { -stride } else { stride };
+                step *= stretch * count;
+            }
+            (dims.iter().map(|dim| dim.0).collect(), strides, itemsize)
+        })
     }
 
-    // Here and not in tests/save.rs because only this file may turn a mapping into a payload. Tried: when the in-place
-    // way writes without a second file, this fails.
-    #[test]
-    fn a_payload_may_lie_in_the_file_that_it_replaces() {
-        use crate::save::save_data;
-        use crate::{Payload, Replace, SaveOptions, Unwatched};
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("file");
-        let old: Vec<u8> = (0..9_000_000_u32).map(|n| n.to_le_bytes()[1]).collect();
-        for replace in [Replace::Atomic, Replace::InPlace] {
-            std::fs::write(&path, &old).unwrap();
-            let file = std::fs::File::open(&path).unwrap();
-            // SAFETY: `map_copy_read_only` asks that nobody shortens the file while the mapping is used. The save below
-            // is the only one that touches it, and gives it more bytes than it had.
-            let mapped = unsafe { memmap2::MmapOptions::new().map_copy_read_only(&file).unwrap() };
-            // SAFETY: `new` asks for `len` readable bytes: the mapping has them, until it is dropped after the save.
-            let bytes = unsafe { Bytes::new(mapped.as_ptr(), mapped.len()) }.unwrap();
-            let payload = Payload::Bytes(bytes);
-            let options = SaveOptions {
-                durable: false,
-                replace,
-                ..SaveOptions::default()
-            };
-            // The head moves all bytes on, so that writing straight into the file would overwrite unread ones.
-            let head = vec![b'h'; 2_000_000];
-            let (payloads, nbytes) = ([payload.clone(), payload], 2 * ingot_format::to_u64(old.len()));
-            save_data(&path, &head, nbytes, &payloads, &options, &Unwatched).unwrap();
-            assert!(
-                std::fs::read(&path).unwrap() == [&head[..], &old, &old].concat(),
-                "{replace:?}"
-            );
+    /// The obvious way: one element after another.
+    fn naive_fill(
+        memory: &mut [u8],
+        origin: usize,
+        itemsize: usize,
+        shape: &[usize],
+        strides: &[isize],
+        bytes: &[u8],
+    ) {
+        let count: usize = shape.iter().product();
+        for number in 0..count {
+            let (mut left, mut at) = (number, isize::try_from(origin).unwrap());
+            for (&dim, &stride) in shape.iter().zip(strides).rev() {
+                at += isize::try_from(left % dim).unwrap() * stride;
+                left /= dim;
+            }
+            let at = usize::try_from(at).unwrap();
+            memory[at..at + itemsize].copy_from_slice(&bytes[number * itemsize..(number + 1) * itemsize]);
         }
+    }
+
+    proptest! {
+        #[test]
+        fn parts_of_any_layout_are_filled_as_element_by_element(
+            (shape, strides, itemsize) in layouts(),
+            cuts in prop::collection::vec(any::<prop::sample::Index>(), 0..4),
+        ) {
+            let reach = |wanted: fn(isize) -> bool| -> usize {
+                shape.iter().zip(&strides).filter(|pair| wanted(*pair.1)).map(|(count, stride)| (count - 1) * stride.unsigned_abs()).sum()
+            };
+            let origin = reach(|stride| stride < 0);
+            let size = origin + reach(|stride| stride > 0) + itemsize;
+            let nbytes = itemsize * shape.iter().product::<usize>();
+            let bytes: Vec<u8> = (0..nbytes).map(|at| u8::try_from(at % 255 + 1).unwrap()).collect();
+            let (mut memory, mut naive) = (vec![0; size], vec![0; size]);
+            naive_fill(&mut naive, origin, itemsize, &shape, &strides, &bytes);
+            let start = memory.as_mut_ptr().wrapping_add(origin);
+            // SAFETY: `strided` asks for elements in one allocation that no other code writes to: `size` was made for them.
+            let whole = unsafe { Dest::strided(start, itemsize, &shape, &strides) }.unwrap();
+            prop_assert_eq!(whole.len(), nbytes);
+            let mut ends: Vec<usize> = cuts.iter().map(|cut| cut.index(nbytes + 1)).collect();
+            ends.sort_unstable();
+            let (mut rest, mut at) = (whole, 0);
+            for end in ends {
+                let (mut part, after) = rest.split_at(end - at);
+                part.copy_from(&bytes[at..end]);
+                (rest, at) = (after, end);
+            }
+            rest.copy_from(&bytes[at..]);
+            prop_assert_eq!(memory, naive);
+        }
+    }
+
+    #[test]
+    fn elements_that_share_memory_are_refused() {
+        let mut memory = [0_u8; 64];
+        let start = memory.as_mut_ptr();
+        for (shape, strides) in [
+            (&[2, 3][..], &[0, 4][..]),
+            (&[3, 3], &[4, 4]),
+            (&[4], &[2]),
+            (&[2, 2], &[6, 4]),
+        ] {
+            // SAFETY: the elements are in `memory`, which no other code uses.
+            let refused = unsafe { Dest::strided(start, 4, shape, strides) }.is_none();
+            assert!(refused, "{shape:?} {strides:?}");
+        }
+    }
+
+    #[test]
+    fn tensors_that_share_memory_are_found_and_columns_of_one_matrix_do_not() {
+        let mut memory = [0_u8; 64];
+        let mut place = |at: usize, shape: &[usize], strides: &[isize]| {
+            let start = memory.as_mut_ptr().wrapping_add(at);
+            // SAFETY: the elements are in `memory`, which no other code uses or fills.
+            unsafe { Dest::strided(start, 1, shape, strides) }.unwrap()
+        };
+        let left = place(0, &[8, 4], &[8, 1]);
+        let right = place(4, &[8, 4], &[8, 1]);
+        let row = place(8, &[8], &[1]);
+        let empty = place(0, &[0], &[1]);
+        let overlap = |tensors: &[&Dest<'_>]| {
+            let footprints: Vec<Footprint> = tensors.iter().map(|tensor| tensor.footprint()).collect();
+            overlapping(&footprints)
+        };
+        assert_eq!(overlap(&[&left, &empty, &right]), None);
+        assert_eq!(overlap(&[&right, &left, &row]).map(|pair| pair.1), Some(2));
+        assert_eq!(overlap(&[&row, &row]), Some((0, 1)));
+    }
+
+    #[test]
+    fn a_shape_without_elements_needs_no_memory() {
+        // SAFETY: there are no elements.
+        let empty = unsafe { Dest::strided(std::ptr::null_mut(), 4, &[2, 0], &[4, 4]) }.unwrap();
+        assert!(empty.is_empty());
+        // SAFETY: null is allowed.
+        assert!(unsafe { Dest::strided(std::ptr::null_mut(), 4, &[2, 1], &[4, 4]) }.is_none());
     }
 }

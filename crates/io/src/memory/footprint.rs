@@ -50,7 +50,7 @@ pub struct Footprint {
     start: usize,
     /// Length of a run.
     run: usize,
-    /// Farthest first, so that what lies together is found together; strides are positive.
+    /// Counts and strides. The largest stride first, so that neighbours in memory are found together; strides are positive.
     dims: Vec<(usize, usize)>,
 }
 
@@ -70,7 +70,7 @@ impl Footprint {
             },
             dims: Vec::with_capacity(dims.len()),
         };
-        // Elements that lie in one place are one, and which comes first does not matter.
+        // Elements at one place are one, and their order does not matter.
         for dim in dims.iter().filter(|dim| dim.stride != 0 && dim.count > 1) {
             let stride = dim.stride.unsigned_abs();
             if dim.stride < 0 {
@@ -114,8 +114,7 @@ impl Footprint {
             })
     }
 
-    /// Calls `found` with the runs that reach into `window`, cut to it, until it says that it has seen enough. Says
-    /// whether it did.
+    /// Call `found` with the runs that reach into `window`, cut to it, until it returns true. Return whether it did.
     fn runs_in(&self, window: &Range<usize>, found: &mut dyn FnMut(Range<usize>) -> bool) -> bool {
         self.run > 0 && self.runs_from(0, self.start, window, found)
     }
@@ -173,7 +172,7 @@ pub fn crowds(footprints: &[Footprint]) -> Vec<Vec<usize>> {
     crowds.filter(|crowd| crowd.len() > 1).map(sorted).collect()
 }
 
-/// As [`overlapping`], for those of these numbers: each marks its bytes on a map of the memory, window by window.
+/// As [`overlapping`], for the footprints of these numbers: each marks its bytes on a map of the memory, window by window.
 fn overlapping_in(footprints: &[Footprint], numbers: &[usize]) -> Option<(usize, usize)> {
     let extents = || numbers.iter().map(|&number| footprints[number].extent());
     let end = extents().map(|extent| extent.end).max()?;

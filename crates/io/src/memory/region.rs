@@ -45,8 +45,8 @@ impl Drop for FileMapping {
 }
 
 impl Memory {
-    /// The first byte. Readable and writable for [`Memory::len`] bytes as long as `self` lives; what may be
-    /// written or read at the same time is up to whoever holds a region of it.
+    /// The first byte. Readable and writable for [`Memory::len`] bytes as long as `self` lives. The holders of its regions
+    /// agree on reads and writes at the same time.
     #[must_use]
     pub fn as_ptr(&self) -> *mut u8 {
         match &self.0 {
@@ -64,13 +64,13 @@ impl Memory {
         }
     }
 
-    /// Whether it has none.
+    /// Whether it is empty.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// Copies bytes from `at` on into `dest`, as many as there are; says how many.
+    /// Copy bytes from `at` on into `dest`, as many as there are, and return their number.
     pub fn copy_to(&self, at: usize, dest: &mut [u8]) -> usize {
         let count = dest.len().min(self.len().saturating_sub(at));
         if count == 0 {
@@ -78,9 +78,9 @@ impl Memory {
         }
         let from = self.as_ptr().wrapping_add(at);
         // SAFETY: `copy_nonoverlapping` asks for
-        // - a source readable for `count` bytes: `at + count` is at most `len`, and `self` keeps the pages. That a
-        //   mapped file still has these bytes nobody can prove, see the head of file/mapping.rs; nor that no other
-        //   thread writes to them just now, which would copy some old and some new bytes;
+        // - a source readable for `count` bytes: `at + count` is at most `len`, and `self` keeps the pages. It cannot be
+        //   proven that a mapped file still has these bytes, see the head of file/mapping.rs; nor that no other thread
+        //   writes to them meanwhile, which would copy some old and some new bytes;
         // - a destination writable for `count` bytes: `dest` is at least that long;
         // - no overlap: `dest` is an exclusive reference, and none is ever made into the pages.
         unsafe { std::ptr::copy_nonoverlapping(from, dest.as_mut_ptr(), count) };
@@ -100,7 +100,7 @@ impl From<Block> for Memory {
     }
 }
 
-/// A tensor's bytes in memory, which they keep alive.
+/// A tensor's bytes in memory. They keep the memory alive.
 ///
 /// The memory is ingot's own, or a mapping of the file. [`Region::as_slice`] and [`Region::as_f32`] borrow from memory of
 /// ingot's own, which no one writes to. Another process may write to a mapped file, or shorten it: its bytes are copied
@@ -231,7 +231,7 @@ impl Region {
         self.nbytes
     }
 
-    /// Whether it has none.
+    /// Whether it is empty.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.nbytes == 0
@@ -304,7 +304,7 @@ impl Region {
         self.as_elements()
     }
 
-    /// The memory that the bytes lie in; many regions may share one.
+    /// The memory of the bytes; many regions may share one.
     #[doc(hidden)]
     #[must_use]
     pub fn memory(&self) -> &Arc<Memory> {

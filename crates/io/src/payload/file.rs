@@ -14,7 +14,7 @@ const PASSED: u64 = 4 << 20;
 /// Where files share blocks, those have this size. Larger ones are rare, and then copied.
 const BLOCK: u64 = 4096;
 
-/// Bytes of a file that goes into another one, as when shards are merged.
+/// A range of a file that is copied into another one, as when shards are merged.
 #[derive(Clone, Copy, Debug)]
 pub struct FileRange<'a> {
     from: Opened<'a>,
@@ -30,7 +30,7 @@ enum Opened<'a> {
 }
 
 impl<'a> FileRange<'a> {
-    /// `nbytes` bytes of `file` from `begin` on. It is an error of the save when there are fewer by then.
+    /// `nbytes` bytes of `file` from `begin` on. The save fails if there are fewer by then.
     #[must_use]
     pub fn new(file: &'a File, begin: u64, nbytes: u64) -> FileRange<'a> {
         FileRange {
@@ -118,8 +118,8 @@ impl<'a> FileRange<'a> {
         Ok(())
     }
 
-    /// Copies as many of the `count` bytes from `begin` of the range on to `position` of `to` as the system does by
-    /// itself, and says how many: 0 where it cannot.
+    /// Have the system copy as many of the `count` bytes from `begin` of the range on to `position` of `to` as it can, and
+    /// return their number: 0 if it cannot copy.
     #[cfg(target_os = "linux")]
     fn copied_by_the_system(&self, begin: u64, count: u64, to: &File, position: u64) -> io::Result<u64> {
         use rustix::io::Errno;
@@ -167,12 +167,12 @@ enum Copying {
     ReadAndWrite,
     /// The system, which lets both files have whole blocks in common, so that nothing is copied.
     Blocks,
-    /// The system, which knows better: behind a network the server copies, and one file system may lie over another.
+    /// The system: on a network the server copies, and a file system may have another one below it.
     System,
 }
 
 impl Copying {
-    /// By the file system that `to` lies on.
+    /// Choose by the file system of `to`.
     fn to(to: &File) -> Copying {
         const EXT: u32 = 0xEF53;
         const TMPFS: u32 = 0x0102_1994;
@@ -188,7 +188,7 @@ impl Copying {
     }
 }
 
-/// Whether files can have blocks in common where `file` lies.
+/// Return whether files on the file system of `file` can share blocks.
 pub(crate) fn shares_blocks(file: &File) -> bool {
     Copying::to(file) == Copying::Blocks
 }

@@ -12,7 +12,7 @@ use ingot_format::{FormatError, Header, StopFlag, to_u64, to_usize};
 use crate::device::DeviceBytes;
 use crate::error::Error;
 use crate::file::{Archive, read_exactly};
-use crate::memory::{Bytes, Strided};
+use crate::memory::Bytes;
 use crate::watch::{Asked, Watch};
 use crate::workers::watched;
 
@@ -26,12 +26,9 @@ pub(crate) use scattered::Scattered;
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub enum Payload<'a> {
-    /// Contiguous memory, in the order of the file.
+    /// Memory. If it is not contiguous, it is packed piece by piece while it is written.
     #[doc(hidden)]
     Bytes(Bytes<'a>),
-    /// Strided memory, which is packed piece by piece while it is written.
-    #[doc(hidden)]
-    Strided(Strided<'a>),
     /// A range of another file. The system copies it, or shares its blocks, if it can.
     #[doc(hidden)]
     File(FileRange<'a>),
@@ -58,7 +55,6 @@ impl Payload<'_> {
     pub fn nbytes(&self) -> u64 {
         match self {
             Payload::Bytes(bytes) => to_u64(bytes.len()),
-            Payload::Strided(strided) => to_u64(strided.len()),
             Payload::File(range) => range.nbytes(),
             Payload::Section { nbytes, .. } => *nbytes,
             Payload::Gathered(gathered) => gathered.nbytes(),
@@ -76,7 +72,6 @@ impl Payload<'_> {
         let at = || to_usize(begin).ok_or(io::ErrorKind::InvalidInput);
         match self {
             Payload::Bytes(bytes) => bytes.read(at()?, into)?,
-            Payload::Strided(strided) => strided.read(at()?, into)?,
             Payload::File(range) => range.read(begin, into)?,
             Payload::Section {
                 archive, position, ..

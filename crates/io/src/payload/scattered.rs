@@ -1,4 +1,4 @@
-//! A part of a tensor of another file, whose elements do not lie together there.
+//! A part of a tensor of another file whose elements are not contiguous.
 
 use std::io;
 
@@ -6,11 +6,11 @@ use ingot_format::{Excerpt, StopFlag, to_u64, to_usize};
 
 use super::{Gather, Payload};
 
-/// Bytes that are read for one that is taken, at most, where elements lie apart: one read of a few pages takes less time
-/// than a read for each of them.
+/// Bytes that are read for each requested byte, at most: one read of a few pages takes less time than a read for each
+/// element.
 const WASTE: u64 = 64;
-/// Bytes that are read at once for elements that lie apart, at most, but for one element: each of the threads of a save holds
-/// as many.
+/// Bytes that are read at once for elements that are apart, at most, except for one element: each thread of a save holds as
+/// many.
 const SPAN_NBYTES: u64 = 8 << 20;
 /// Elements that are looked for at a time.
 const AT_ONCE: u64 = 1 << 16;
@@ -134,7 +134,7 @@ mod tests {
         }
     }
 
-    /// A tensor whose bytes say where they stand, and how many of them are asked for at once at most.
+    /// A tensor whose bytes depend on their positions. It records the largest request.
     #[derive(Debug)]
     struct Endless {
         most: AtomicUsize,

@@ -8,7 +8,7 @@ use super::job::Job;
 use super::plan::{BlockPlan, Plan};
 use crate::device::{DeviceDest, DeviceFault, DeviceRegion, Fresh, Onto};
 use crate::error::Failure;
-use crate::memory::{Block, Dest, Memory, Region, StridedDest};
+use crate::memory::{Block, Dest, Memory, Region};
 
 /// Bytes that were read.
 #[derive(Clone, Debug)]
@@ -110,7 +110,7 @@ impl Allocated<'_> {
     /// The memory to fill, as block `number` of its plan.
     pub(super) fn dest(&mut self, number: usize) -> Destination<'_> {
         match self {
-            Allocated::Host(block) => Destination::Together(block.dest()),
+            Allocated::Host(block) => Destination::Host(block.dest()),
             Allocated::Device(onto, region) => Destination::Device(Box::new(onto.dest(region, number))),
         }
     }
@@ -158,31 +158,19 @@ impl Drop for Copies<'_, '_> {
 
 /// Memory that is being filled.
 pub(crate) enum Destination<'d> {
-    /// Contiguous memory.
-    Together(Dest<'d>),
-    /// Memory of a device. Boxed, since there may be many contiguous ones, which are moved about.
+    /// Memory of the host.
+    Host(Dest<'d>),
+    /// Memory of a device. Boxed, since there may be many destinations on the host, which are moved about.
     Device(Box<DeviceDest<'d>>),
-    /// Strided elements. Boxed for the same reason.
-    Apart(Box<StridedDest<'d>>),
     /// No memory: a witness of the file sees this many bytes.
     Shown(usize),
-}
-
-impl<'d> From<StridedDest<'d>> for Destination<'d> {
-    fn from(memory: StridedDest<'d>) -> Destination<'d> {
-        match memory.into_dest() {
-            Ok(dest) => Destination::Together(dest),
-            Err(strided) => Destination::Apart(Box::new(strided)),
-        }
-    }
 }
 
 impl<'d> Destination<'d> {
     pub(super) fn len(&self) -> usize {
         match self {
-            Destination::Together(dest) => dest.len(),
+            Destination::Host(dest) => dest.len(),
             Destination::Device(dest) => dest.len(),
-            Destination::Apart(strided) => strided.len(),
             Destination::Shown(nbytes) => *nbytes,
         }
     }
@@ -196,11 +184,8 @@ impl<'d> Destination<'d> {
             (kind(first), kind(rest))
         }
         match self {
-            Destination::Together(dest) => both(dest.split_at(at), Destination::Together),
+            Destination::Host(dest) => both(dest.split_at(at), Destination::Host),
             Destination::Device(dest) => both(dest.split_at(at), |dest| Destination::Device(Box::new(dest))),
-            Destination::Apart(strided) => {
-                both(strided.split_at(at), |part| Destination::Apart(Box::new(part)))
-            }
             Destination::Shown(nbytes) => {
                 let first = at.min(nbytes);
                 both((first, nbytes - first), Destination::Shown)

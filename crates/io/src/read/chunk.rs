@@ -41,7 +41,7 @@ impl<'p, 'd> Chunk<'p, 'd> {
 
     /// Whether its bytes go from the file straight to their memory.
     pub(super) fn is_straight(&self) -> bool {
-        self.converted.is_none() && matches!(self.dest, Destination::Together(_))
+        self.converted.is_none() && matches!(&self.dest, Destination::Host(dest) if dest.is_contiguous())
     }
 
     /// The memory of its first `nbytes` bytes, and the rest.
@@ -125,7 +125,7 @@ fn cut<'p, 'd>(
     let mut rest = dest;
     while rest.len() > 0 {
         let first = match &rest {
-            Destination::Together(dest) if dest.len() > most => {
+            Destination::Host(dest) if dest.len() > most && dest.is_contiguous() => {
                 let first = most - dest.addr() % border;
                 (first - first % wanted).max(wanted)
             }

@@ -82,7 +82,7 @@ pub(super) fn read(
     let reach = ends.map_or(0..0, |(first, last)| first.runs.begin()..last.runs.row_end());
     let is_cold = LazyCell::new(|| source.is_cold(&reach));
     for mut chunk in chunks {
-        if let Destination::Together(dest) = &mut chunk.dest
+        if let Destination::Host(dest) = &mut chunk.dest
             && dest.len() >= POPULATE_NBYTES
         {
             dest.populate();
@@ -122,7 +122,7 @@ fn read_rows(chunk: Chunk<'_, '_>, input: &mut Input<'_>, stage: &mut Stage) -> 
         let nbytes = runs.take_rows(most * stored, BATCH, &mut rows);
         let (dest, after) = rest.split_at(nbytes / stored * wanted);
         match dest {
-            Destination::Together(mut dest) if converted.is_none() => {
+            Destination::Host(mut dest) if converted.is_none() && dest.is_contiguous() => {
                 dest.fill(|bytes| input.read_rows(&rows, bytes, &mut stage.mixed))?;
             }
             dest => {
@@ -194,7 +194,7 @@ impl<'d> Batch<'d> {
         let converted = chunk.converted;
         let (dest, rest) = chunk.split_at(nbytes / stored * wanted);
         match dest {
-            Destination::Together(dest) if is_straight => self.straight.push(dest),
+            Destination::Host(dest) if is_straight => self.straight.push(dest),
             dest => {
                 self.taken += nbytes / stored * stored.max(wanted);
                 self.staged.push((dest, converted));
@@ -276,19 +276,18 @@ impl<'d> Batch<'d> {
 
 /// Convert or scatter `bytes` to their memory. `room` is scratch memory.
 fn finish(dest: Destination<'_>, converted: Option<(Dtype, Dtype)>, bytes: &[u8], room: &mut Vec<u8>) {
-    match (dest, converted) {
-        (Destination::Together(mut dest), Some((from, to))) => {
-            dest.fill(|dest| convert(from, to, bytes, dest));
-        }
-        (Destination::Together(mut dest), None) => dest.fill(|dest| dest.copy_from_slice(bytes)),
-        (Destination::Apart(mut strided), None) => strided.fill(bytes),
-        (Destination::Apart(mut strided), Some((from, to))) => {
-            let len = strided.len();
+    // Bytes for a device were read into a slot.
+    let Destination::Host(mut dest) = dest else {
+        return;
+    };
+    match converted {
+        None => dest.copy_from(bytes),
+        Some((from, to)) if dest.is_contiguous() => dest.fill(|dest| convert(from, to, bytes, dest)),
+        Some((from, to)) => {
+            let len = dest.len();
             room.resize(len.max(room.len()), 0);
             convert(from, to, bytes, &mut room[..len]);
-            strided.fill(&room[..len]);
+            dest.copy_from(&room[..len]);
         }
-        // Bytes for a device were read into a slot.
-        (Destination::Device(_) | Destination::Shown(_), _) => {}
     }
 }

@@ -1,4 +1,4 @@
-//! What is read of a tensor, and where it goes.
+//! The tensor or the part of it to read, and its destination.
 
 use std::ops::Range;
 
@@ -9,7 +9,7 @@ use crate::convert::{converts, is_float};
 use crate::device::Onto;
 use crate::error::{Error, Failure, Misfit, size};
 use crate::file::Tensor;
-use crate::memory::{Region, StridedDest, alignment};
+use crate::memory::{Dest, Region, alignment};
 
 /// A tensor or a part of it, the dtype to read it as, and the memory to read it into.
 ///
@@ -191,7 +191,7 @@ pub struct Target<'d> {
     /// The number of elements along each dimension.
     pub shape: &'d [u64],
     /// The memory, with as many bytes as dtype and shape need.
-    pub memory: StridedDest<'d>,
+    pub memory: Dest<'d>,
 }
 
 impl Target<'_> {

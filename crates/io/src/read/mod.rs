@@ -1,5 +1,5 @@
 //! The only reader of tensors: whole tensors and parts of them, converted or not, into fresh memory or the caller's; and of
-//! bytes that are looked at and not kept, such as for digests.
+//! bytes that are hashed or folded and then discarded.
 //!
 //! ```text
 //! Job ─piece─► Piece ─Plan─► Chunk ─join─► task ─gather, input─► Buffer
@@ -165,7 +165,8 @@ pub(crate) fn read_owned(
     outcome.map_err(|fault| files.explain(fault))?;
     copies.end().map_err(|fault| explain(fault.into()))?;
     if devices.iter().any(|onto| onto.at.device().is_integrated()) {
-        // The system reads ahead of a thread, and keeps groups of pages, so the page cache has more than each thread gave up.
+        // The system reads ahead of a thread, and keeps groups of pages, so the page cache has more than each thread gave
+        // up.
         for (file, span) in plan.stretches() {
             sources[file].forget(span);
         }
@@ -233,7 +234,7 @@ pub(crate) fn fill_within(
     let (files, ids) = Files::of(jobs.iter().map(|job| *job.tensor()));
     let plan = Plan::into_each(pieces(&files, ids.iter().map(|id| id.file).zip(jobs))?);
     let sources = files.sources();
-    let dests = targets.into_iter().map(|target| Destination::from(target.memory));
+    let dests = targets.into_iter().map(|target| Destination::Host(target.memory));
     files.check_unchanged()?;
     let reading = reading(&plan, &sources, options);
     // Taken by the one call that reads.

@@ -140,7 +140,7 @@ impl<'p> Piece<'p> {
         self.gathered.is_none() && self.converted.is_none()
     }
 
-    /// Whether `next` goes on where this ends, in the file and in memory.
+    /// Whether `next` follows this piece in the file and in memory.
     fn goes_on_in(&self, next: &Piece<'_>) -> bool {
         self.is_straight()
             && next.is_straight()

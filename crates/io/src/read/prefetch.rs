@@ -89,7 +89,7 @@ struct Shared {
 #[derive(Debug)]
 struct Progress {
     slots: Vec<RequestState>,
-    /// The first that the thread has not come to.
+    /// The first that the thread has not begun.
     begun: usize,
     /// The first that was not handed out.
     first: usize,
@@ -392,7 +392,7 @@ impl Shared {
     }
 }
 
-/// Notes, when dropped, that the thread has ended.
+/// Records, when dropped, that the thread has ended.
 struct Leave<'a>(&'a Shared);
 
 impl Drop for Leave<'_> {
@@ -424,7 +424,7 @@ mod tests {
 
     const NBYTES: usize = 100;
 
-    /// Starts to read all tensors, of which two may be held.
+    /// Start to read all tensors, two of which may be held.
     fn ahead(path: &Path) -> Prefetch {
         let model = Arc::new(Checkpoint::open(path, &CheckpointOptions::default()).unwrap());
         let request = |name| Request {

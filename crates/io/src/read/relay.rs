@@ -115,7 +115,7 @@ impl<'p, 'd> Load<'p, 'd> {
             let (_, from_place) = mem::take(&mut room).split_at_mut(place - at);
             let (bytes, after) = from_place.split_at_mut(chunk.dest.len());
             (room, at) = (after, place + bytes.len());
-            chunks.push(chunk.into(Destination::Together(Dest::from(bytes))));
+            chunks.push(chunk.into(Destination::Host(Dest::from(bytes))));
         }
         let nbytes = gather::read(source, witness, chunks, stage, stop)?;
         slot.send(&copies)?;

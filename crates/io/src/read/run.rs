@@ -92,7 +92,7 @@ pub(crate) fn nbytes(runs: &[FileRun]) -> u64 {
     nbytes.fold(0, u64::saturating_add)
 }
 
-/// Choose threads and chunks for runs that are looked at and not kept. They come in their order.
+/// Choose threads and chunks for runs whose bytes are discarded. The runs are in their order.
 pub(crate) fn looking(sources: &[&dyn ReadAt], runs: &[FileRun], options: &ReadOptions) -> Reading {
     let span = |of_file: &[FileRun]| {
         let (file, first) = &of_file[0];

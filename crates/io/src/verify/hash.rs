@@ -73,7 +73,7 @@ pub fn read_runs(
         let mut dests = Vec::with_capacity(plan.blocks().len());
         for block in plan.blocks() {
             let (first, after) = rest.split_at(block.nbytes);
-            dests.push(Destination::Together(first));
+            dests.push(Destination::Host(first));
             rest = after;
         }
         let reading = reading(&plan, &[source], &ReadOptions::default());

@@ -56,7 +56,9 @@ impl<'f> Filler<'f> {
             Ok(to_usize(range.start).ok_or(too_large)?..to_usize(range.end).ok_or(too_large)?)
         };
         match payload {
-            Payload::Bytes(bytes) => bytes.lend(in_memory()?, |bytes| write_all_at(file, bytes, position)),
+            Payload::Bytes(bytes) if bytes.is_contiguous() => {
+                bytes.lend(in_memory()?, |bytes| write_all_at(file, bytes, position))
+            }
             Payload::Device(bytes) => {
                 let range = in_memory()?;
                 let write = |stop: StopFlag<'_>| {

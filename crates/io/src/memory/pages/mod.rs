@@ -1,5 +1,5 @@
 //! Private memory of this process: whole pages of the system, zero until they are written to. `unix` and `windows` have the
-//! same type, of which one half is compiled.
+//! same type, and one of the two is compiled.
 #![allow(unsafe_code)]
 
 use std::ops::Range;
@@ -18,10 +18,10 @@ pub(crate) use system::Pages;
 pub(super) use system::populate;
 
 impl Pages {
-    /// The bytes, as long as nobody writes to them.
+    /// The bytes, as long as no other code writes to them.
     pub(crate) fn bytes(&self) -> &[u8] {
         // SAFETY: `from_raw_parts` asks for
-        // - a non-null pointer to `len` initialised bytes in one allocation, at most `isize::MAX`: the system gave them,
+        // - a non-null pointer to `len` initialised bytes in one allocation, at most `isize::MAX`: the system mapped them,
         //   zeroed, and `self` keeps them;
         // - no write to them while the slice lives: `bytes_mut` borrows `self` exclusively, and writers by
         //   `as_mut_ptr` promise that no slice lives (`Region`, in region.rs).
@@ -35,11 +35,11 @@ impl Pages {
         unsafe { std::slice::from_raw_parts_mut(self.as_mut_ptr(), self.len()) }
     }
 
-    /// Has the system find memory for all of a range that nobody has written to, which costs more page by page.
+    /// Have the system find memory for all of an untouched range, which costs more page by page.
     pub(crate) fn populate(&mut self, range: Range<usize>) {
         let fresh = &mut self.bytes_mut()[range];
-        // SAFETY: asks for bytes that may be written, are zero, and that nobody else uses: `fresh` is borrowed exclusively, and
-        // nobody has written to it since the system gave it.
+        // SAFETY: asks for bytes that may be written, are zero, and that no other code uses: `fresh` is borrowed
+        // exclusively, and no code has written to it since the system mapped it.
         unsafe { populate(fresh.as_mut_ptr(), fresh.len()) };
     }
 }
@@ -48,7 +48,7 @@ impl Pages {
 mod tests {
     use super::*;
 
-    /// Compiled where `Pages` may be sent and shared, of which Windows has only the word of `unsafe impl`.
+    /// Compiles if `Pages` may be sent and shared, which Windows has only by `unsafe impl`.
     const _: () = {
         const fn is_sent_and_shared<T: Send + Sync>() {}
         is_sent_and_shared::<Pages>();

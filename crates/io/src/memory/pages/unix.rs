@@ -53,8 +53,8 @@ pub(in crate::memory) unsafe fn populate(start: *mut u8, nbytes: usize) {
         return;
     }
     let start = start.wrapping_add(first - begin);
-    // SAFETY: `madvise` asks that the advice does no harm to whoever uses the memory from `start` on for `last - first`
-    // bytes: they lie in what the caller promised, and `PopulateWrite` changes no byte.
+    // SAFETY: `madvise` asks that the advice does no harm to users of the memory from `start` on for `last - first` bytes:
+    // it is part of the memory that the caller promised, and `PopulateWrite` changes no byte.
     let populated = unsafe { madvise(start.cast(), last - first, Advice::LinuxPopulateWrite) };
     // Kernels before 5.14 do not know it.
     let _ = populated;

@@ -1,7 +1,7 @@
 //! By `VirtualAlloc`.
 //!
-//! Not by a mapping of no file, as elsewhere: that is memory which processes could share, on wine a file that is written to
-//! the disk. And memmap2 asks for it as memory that may be executed too, which a hardened process is refused.
+//! Not by an anonymous mapping, as elsewhere: processes could share such memory, and on wine it is a file that is written
+//! to the disk. And memmap2 requests it as executable memory too, which a hardened process is refused.
 #![allow(unsafe_code)]
 
 use std::io;
@@ -28,7 +28,7 @@ unsafe impl Sync for Pages {}
 impl Pages {
     /// `nbytes` bytes, one at least, which cost nothing before they are touched.
     pub(crate) fn allocate(nbytes: usize) -> io::Result<Pages> {
-        // SAFETY: asks for nothing where the system chooses the place.
+        // SAFETY: no preconditions if the system chooses the address.
         let start = unsafe { VirtualAlloc(ptr::null(), nbytes, MEM_RESERVE | MEM_COMMIT, PAGE_READWRITE) };
         match NonNull::new(start.cast()) {
             Some(start) => Ok(Pages { start, len: nbytes }),
@@ -45,14 +45,14 @@ impl Pages {
         self.len
     }
 
-    /// Huge pages are for whoever was given a right to them.
+    /// Huge pages need a privilege.
     pub(crate) fn want_huge(&self, _: Range<usize>) {}
 }
 
 impl Drop for Pages {
     fn drop(&mut self) {
-        // SAFETY: asks for the start of what `VirtualAlloc` reserved, whole, and that nobody uses it any more: `start` is
-        // what it gave, and whoever had a pointer was told that it is good as long as `self` lives.
+        // SAFETY: asks for the start of a whole reservation by `VirtualAlloc`, which no code uses any more: `start` is its
+        // result, and pointers to it are valid only as long as `self` lives.
         let freed = unsafe { VirtualFree(self.start.as_ptr().cast(), 0, MEM_RELEASE) };
         debug_assert_ne!(freed, 0, "it was reserved");
     }
@@ -67,11 +67,11 @@ const PAGE_NBYTES: usize = 4096;
 /// it costs two faults, and the second has the processors of all threads forget what the first found.
 ///
 /// # Safety
-/// The `nbytes` bytes from `start` on are mapped for writing, zero, and nobody else uses them meanwhile.
+/// The `nbytes` bytes from `start` on are mapped for writing, zero, and no other code uses them meanwhile.
 pub(in crate::memory) unsafe fn populate(start: *mut u8, nbytes: usize) {
     for at in (0..nbytes).step_by(PAGE_NBYTES) {
-        // SAFETY: `write_volatile` asks for a byte that may be written: `at` is less than `nbytes`, of which the caller
-        // promised that.
+        // SAFETY: `write_volatile` asks for a byte that may be written: `at` is less than `nbytes`, and the caller promised
+        // so many.
         unsafe { start.wrapping_add(at).write_volatile(0) };
     }
 }

@@ -10,7 +10,7 @@ use ingot_format::Index;
 
 const MIB: usize = 1 << 20;
 
-/// Reads on over gaps of so many bytes.
+/// Reads in streams over gaps of this many bytes.
 #[derive(Debug)]
 struct Gap(u64);
 
@@ -32,7 +32,7 @@ fn run(begin: usize, nbytes: usize) -> Piece<'static> {
     Piece::run(0, to_u64(begin)..to_u64(begin + nbytes)).unwrap()
 }
 
-/// Bytes and cost of the chunks of a piece, which goes nowhere.
+/// The bytes and the cost of the chunks of a piece, which is not read.
 fn cut_up(piece: &Piece<'_>, chunk_nbytes: usize) -> Vec<(usize, usize)> {
     let mut chunks = Vec::new();
     let dest = Destination::Shown(piece.nbytes);
@@ -116,15 +116,15 @@ fn chunks_end_at_the_borders_of_huge_pages_and_what_fits_in_one_is_not_cut() {
             let mut block = Block::allocate(into_page + nbytes).unwrap();
             let (_, dest) = block.dest().split_at(into_page);
             let mut chunks = Vec::new();
-            cut(&piece, Destination::Together(dest), 0, 4 * MIB, &mut chunks);
+            cut(&piece, Destination::Host(dest), 0, 4 * MIB, &mut chunks);
             let end = |chunk: &Chunk<'_, '_>| match &chunk.dest {
-                Destination::Together(dest) => dest.addr() + dest.len(),
+                Destination::Host(dest) => dest.addr() + dest.len(),
                 _ => panic!("it stays together"),
             };
             let (last, others) = chunks.split_last().unwrap();
             assert_eq!(!others.is_empty(), is_cut, "{nbytes} from {into_page}");
             for chunk in others {
-                // An element that lies over the border is the next chunk's.
+                // An element across the border belongs to the next chunk.
                 assert!(HUGE_PAGE_NBYTES - 1 - (end(chunk) - 1) % HUGE_PAGE_NBYTES < width);
                 assert!((2 * MIB - width..=4 * MIB).contains(&chunk.dest.len()));
                 assert_eq!(chunk.dest.len() % width, 0);

@@ -9,7 +9,7 @@ use crate::convert::convert;
 use crate::error::Failure;
 use crate::file::Archive;
 use crate::file::{Given, MemorySource, ReadAt};
-use crate::memory::StridedDest;
+use crate::memory::Dest;
 use crate::options::{Backend, OpenOptions, ReadOptions};
 use crate::read::input::Witness;
 use crate::read::job::{Job, Target};
@@ -27,9 +27,9 @@ enum Kind {
     Mapped,
     File,
     Memory,
-    /// Gives fewer bytes than it is asked for, and several places at once.
+    /// Reads fewer bytes than requested, and into several places at once.
     Short,
-    /// Gives long reads, as what is behind a URL does, over gaps of so many bytes.
+    /// Reads in long streams over gaps of this many bytes, as a source behind a URL does.
     Stream(u64),
 }
 
@@ -176,8 +176,8 @@ struct Wanted {
     rows: Along,
     columns: Along,
     dtype: Option<Dtype>,
-    /// Whether it goes to memory that is there, and how many elements lie between two of it there; the last dimension
-    /// first where it is turned.
+    /// Whether it is read into existing memory, and the number of elements between two of its elements there; the last
+    /// dimension first if it is transposed.
     stretch: usize,
     is_turned: bool,
 }
@@ -321,7 +321,7 @@ proptest! {
             .collect();
         let targets = parts.iter().zip(&mut memories).zip(dims.iter().zip(&strides)).map(|((part, memory), ((size, shape), strides))| {
             let strides = strides.map(|stride| isize::try_from(stride).unwrap());
-            let memory = StridedDest::over(memory, *size, shape, &strides).unwrap();
+            let memory = Dest::over(memory, *size, shape, &strides).unwrap();
             Target { dtype: part.dtype(), shape: part.shape(), memory }
         }).collect();
         fill(&parts, targets, &options, &Unwatched).unwrap();
@@ -339,7 +339,7 @@ proptest! {
     }
 }
 
-/// Notes what it is shown, and where pieces were cut. It wants to see so many bytes at once, cut at multiples of `unit`.
+/// Notes the bytes that it sees, and where pieces were cut. It wants this many bytes at once, cut at multiples of `unit`.
 struct Notes {
     seen: Mutex<Vec<(u64, Vec<u8>)>>,
     step_nbytes: u64,

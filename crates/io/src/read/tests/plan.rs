@@ -131,7 +131,7 @@ fn a_plan_prints_as_a_table() {
     assert_eq!(plan.to_string(), table);
 }
 
-/// A piece that is gathered from `position` on, or converted, or both, and fills so many bytes.
+/// A piece that is gathered from `position` on, or converted, or both, and fills this many bytes.
 fn piece(position: u64, nbytes: usize) -> Piece<'static> {
     let run = Piece::run(0, position..position + to_u64(nbytes)).unwrap();
     Piece { alignment: 4, ..run }
@@ -163,7 +163,7 @@ fn what_is_read_of_each_file_is_told_as_a_span_and_as_stretches() {
         of_file(0, piece(40, 10)),
         of_file(0, piece(20, 10)),
         of_file(0, piece(10, 10)),
-        // Within what is read already, and over its end.
+        // Inside the bytes that are read already, and past their end.
         of_file(0, piece(12, 4)),
         of_file(0, piece(45, 10)),
         gathered,
@@ -236,7 +236,7 @@ fn a_shared_block_is_closed_before_it_grows_larger_than_it_may() {
     let level = |is_level| Blocks { is_level, ..blocks };
     assert_eq!(placed(level(false), &[100, 236, 1]), [(0, 0), (0, 128), (1, 0)]);
     assert_eq!(placed(level(false), &[100, 237, 1]), [(0, 0), (1, 0), (1, 256)]);
-    // What comes after 36 bytes more than the space in front of the first.
+    // The file position is 36 bytes further into a page than the first.
     assert_eq!(placed(level(true), &[100, 164, 1]), [(0, 72), (0, 172), (1, 336)]);
     for (blocks, shared) in [(Blocks::HOST, 16 << 20), (Blocks::DEVICE, 2 << 20)] {
         let most = placed(blocks, &[60 << 10; 400]);

@@ -17,27 +17,8 @@ const FILE_SYSTEMS: [u32; 3] = [
     0x794C_7630, /* overlayfs */
 ];
 
-/// What a disk may want positions, sizes and addresses to be multiples of: the largest block that disks have.
-pub(super) const BLOCK: usize = 4096;
-
-/// Bytes in memory that begin where a disk may read them.
-#[derive(Default)]
-pub(super) struct Aligned {
-    bytes: Vec<u8>,
-    begin: usize,
-}
-
-impl Aligned {
-    /// Return the first `len` bytes, with any contents. They keep their place between calls if no `len` is more than `most`.
-    pub(super) fn first(&mut self, len: usize, most: usize) -> &mut [u8] {
-        let most = most.max(len);
-        if self.bytes.len() < self.begin + most {
-            self.bytes = vec![0; most + BLOCK];
-            self.begin = self.bytes.as_ptr().align_offset(BLOCK).min(BLOCK);
-        }
-        &mut self.bytes[self.begin..self.begin + len]
-    }
-}
+/// Positions, sizes and addresses are multiples of this: the largest block that disks have. Pages of memory are no smaller.
+const BLOCK: usize = 4096;
 
 /// A file that is open a second time, for writing without the page cache.
 pub(super) struct DirectWriter {
@@ -64,8 +45,8 @@ impl DirectWriter {
         write_all_at(cached, &bytes[written..], position + to_u64(written))
     }
 
-    /// Write as many of `bytes` as come before the last multiple of [`BLOCK`], and return how many: fewer where the system
-    /// refuses. `position` is a multiple of it, and `bytes` begin at one in memory.
+    /// Write the whole blocks of `bytes`, and return the number of bytes: fewer if the system refuses. `position` and the
+    /// address of `bytes` are multiples of [`BLOCK`].
     fn write_at(&self, bytes: &[u8], position: u64) -> io::Result<usize> {
         let whole = bytes.len() / BLOCK * BLOCK;
         let mut written = 0;
@@ -92,15 +73,7 @@ impl DirectWriter {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn aligned_bytes_begin_at_a_block_and_stay_there() {
-        let mut buffer = Aligned::default();
-        let begin = buffer.first(10, 3 * BLOCK).as_ptr();
-        assert_eq!(begin.align_offset(BLOCK), 0);
-        assert_eq!(buffer.first(3 * BLOCK, 3 * BLOCK).as_ptr(), begin);
-        assert_eq!(buffer.first(4 * BLOCK, 4 * BLOCK).as_ptr().align_offset(BLOCK), 0);
-    }
+    use crate::memory::Pages;
 
     #[cfg(target_os = "linux")]
     #[test]
@@ -117,8 +90,8 @@ mod tests {
             );
             return;
         };
-        let mut buffer = Aligned::default();
-        let bytes = buffer.first(BLOCK + 100, 2 * BLOCK);
+        let mut buffer = Pages::allocate(BLOCK + 100).unwrap();
+        let bytes = buffer.bytes_mut();
         bytes.fill(7);
         let written = direct.write_at(bytes, to_u64(BLOCK)).unwrap();
         assert!(written == BLOCK || direct.refused.load(Ordering::Relaxed));

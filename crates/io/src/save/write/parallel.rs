@@ -8,10 +8,11 @@ use std::time::Duration;
 
 use ingot_format::to_u64;
 
-use super::direct::{Aligned, DirectWriter};
+use super::direct::DirectWriter;
 use super::pieces::{PIECE, Pieces};
 use crate::digest::{NewHeader, Sealing};
 use crate::error::{Step, Stop, step};
+use crate::memory::Pages;
 use crate::payload::Payload;
 use crate::save::flush::Flusher;
 use crate::sync::{AtomicUsize, Condvar, Mutex, MutexGuard, Ordering, PoisonError, locked, thread};
@@ -22,7 +23,7 @@ use crate::workers::Team;
 const PARALLEL: u64 = 32 << 20;
 /// More than 4 threads in one file wait for each other in the kernel.
 const THREADS: usize = 4;
-/// Threads that wait for what they write: as many as read from a URL at once.
+/// Threads that wait for their payloads: as many as read from a URL at once.
 const WAITING_THREADS: usize = 16;
 /// Pieces that are shared at once, 64 MiB. Each call takes about as long for any number of blocks, and longer the more
 /// runs of them there are (2026-11, 2 GiB on XFS: 6 ms by 4 MiB, 0.4 by 64 MiB); and when the file system copies after
@@ -31,20 +32,20 @@ const SHARED_PIECES: usize = 16;
 
 /// By which way bytes reach the file.
 pub(super) enum Route {
-    /// Through the page cache. The flusher, if there is one, is told what may be flushed meanwhile.
+    /// Through the page cache. The flusher, if there is one, learns how much is written.
     Cached(Option<Flusher>),
-    /// As far as possible not at all: what comes from other files shares their blocks.
+    /// By sharing the blocks of other files if possible.
     Shared,
     /// Past the page cache.
     Direct(DirectWriter),
 }
 
-/// Writes everything into `file`, each piece at its position. `file` is empty or is to be overwritten.
+/// Write all bytes into `file`, each piece at its position. `file` is empty or is to be overwritten.
 pub(super) fn write(pieces: &Pieces<'_>, file: &File, route: &Route, watch: &dyn Watch) -> Result<(), Stop> {
     let cores = || thread::available_parallelism().map_or(1, usize::from);
-    let sealing = pieces.sealed().map(NewHeader::begin);
-    // Digests that wait for earlier bytes would wait for what this thread fetches, which comes when it comes.
-    let waits = sealing.as_ref().is_some_and(Sealing::in_order) && !pieces.fetched().is_empty();
+    let sealing = pieces.sealed.map(NewHeader::begin);
+    // Digests that need earlier bytes would wait for the pieces that this thread fetches.
+    let waits = sealing.as_ref().is_some_and(Sealing::in_order) && !pieces.fetched.is_empty();
     let threads = match (pieces.nbytes() < PARALLEL || waits, route) {
         // This one has to watch meanwhile.
         _ if pieces.wait() => WAITING_THREADS.min(pieces.count()),
@@ -53,6 +54,7 @@ pub(super) fn write(pieces: &Pieces<'_>, file: &File, route: &Route, watch: &dyn
         // They wait for the disk, not for a core.
         (false, Route::Direct(_)) => THREADS,
     };
+    let buffers = if pieces.fetched.is_empty() { 0 } else { threads + 1 };
     let writer = PieceWriter {
         pieces,
         file,
@@ -60,11 +62,7 @@ pub(super) fn write(pieces: &Pieces<'_>, file: &File, route: &Route, watch: &dyn
         sealing,
         next: AtomicUsize::new(0),
         team: Team::new(pieces.nbytes(), watch, || Stop::Interrupted),
-        ring: Ring::new(if pieces.fetched().is_empty() {
-            0
-        } else {
-            threads + 1
-        }),
+        ring: Ring::new(buffers).step(step::WRITE)?,
     };
     writer.write_with(threads)?;
     writer.prove_complete()?;
@@ -81,7 +79,7 @@ struct PieceWriter<'w, 'a> {
     route: &'w Route,
     /// What takes digests of all that is written.
     sealing: Option<Sealing<'w>>,
-    /// The piece that nobody has begun with.
+    /// The next piece that no thread has taken.
     next: AtomicUsize,
     team: Team<'w, Stop>,
     ring: Ring,
@@ -103,11 +101,11 @@ impl Drop for Ending<'_> {
 struct Buffers {
     gathered: Vec<u8>,
     passing: Vec<u8>,
-    aligned: Aligned,
+    copied: Option<Pages>,
 }
 
 impl PieceWriter<'_, '_> {
-    /// With `threads` at work beside the calling one, which then only fetches and watches; with none, it writes itself.
+    /// Write with `threads` beside the calling one, which then only fetches and watches; with no threads, it writes itself.
     fn write_with(&self, threads: usize) -> Result<(), Stop> {
         let failing = |outcome: Result<(), Stop>| outcome.unwrap_or_else(|stop| self.team.fail(stop));
         let work = || {
@@ -137,7 +135,7 @@ impl PieceWriter<'_, '_> {
         Ok(())
     }
 
-    /// Writes what the saving thread has fetched, as soon as it has, and in between whatever comes next.
+    /// Write the pieces that the calling thread has fetched, as soon as they are ready, and other pieces in between.
     fn work(&self) -> io::Result<()> {
         let mut buffers = Buffers::default();
         while !self.team.stopped() {
@@ -154,7 +152,7 @@ impl PieceWriter<'_, '_> {
             }
         }
         drop(buffers);
-        while !self.pieces.fetched().is_empty()
+        while !self.pieces.fetched.is_empty()
             && !self.team.stopped()
             && let Some((piece, buffer)) = self.ring.next()
         {
@@ -166,12 +164,12 @@ impl PieceWriter<'_, '_> {
     /// How many pieces a thread takes at once.
     fn at_once(&self) -> usize {
         match self.route {
-            Route::Shared if self.pieces.fetched().is_empty() => SHARED_PIECES,
+            Route::Shared if self.pieces.fetched.is_empty() => SHARED_PIECES,
             _ => 1,
         }
     }
 
-    /// Writes these pieces, of which none has to be fetched and the last ones may be missing.
+    /// Write these pieces. None of them has to be fetched, and the last ones may be missing.
     fn write_pieces(&self, pieces: Range<usize>, buffers: &mut Buffers) -> io::Result<()> {
         let pieces = pieces.start..pieces.end.min(self.pieces.count());
         let range = self.pieces.range(pieces.start).start..self.pieces.range(pieces.end - 1).end;
@@ -190,7 +188,7 @@ impl PieceWriter<'_, '_> {
                     Ok::<(), io::Error>(())
                 })?;
             }
-            // Digests are taken of a copy, which nobody writes to between that and the writing.
+            // Digests are computed of a copy, which no code changes before it is written.
             _ => {
                 for piece in pieces {
                     self.write_copied(piece, buffers)?;
@@ -201,23 +199,26 @@ impl PieceWriter<'_, '_> {
         Ok(())
     }
 
-    /// Writes a piece from a copy of it: in a slot of pinned memory where it comes from a device.
+    /// Write a piece from a copy of it: in a slot of pinned memory if it comes from a device.
     fn write_copied(&self, piece: usize, buffers: &mut Buffers) -> io::Result<()> {
         let (len, position) = (self.pieces.len(piece), self.pieces.range(piece).start);
         if let Some(mut slot) = self.pieces.slot(piece, self.team.stop())? {
             return self.write_filled(&slot.bytes()[..len], position);
         }
-        let bytes = buffers.aligned.first(len, PIECE);
+        let pages = match &mut buffers.copied {
+            Some(pages) => pages,
+            none => none.insert(Pages::allocate(PIECE)?),
+        };
+        let bytes = &mut pages.bytes_mut()[..len];
         self.pieces.fill(piece, bytes, self.team.stop())?;
         self.write_filled(bytes, position)
     }
 
-    fn write_fetched(&self, piece: usize, mut buffer: Aligned) -> io::Result<()> {
-        let position = self.pieces.range(piece).start;
-        let bytes = buffer.first(self.pieces.len(piece), PIECE);
-        self.write_filled(bytes, position)?;
+    fn write_fetched(&self, piece: usize, buffer: Pages) -> io::Result<()> {
+        let len = self.pieces.len(piece);
+        self.write_filled(&buffer.bytes()[..len], self.pieces.range(piece).start)?;
         self.ring.give_back(buffer);
-        self.wrote(to_u64(self.pieces.len(piece)));
+        self.wrote(to_u64(len));
         Ok(())
     }
 
@@ -241,7 +242,7 @@ impl PieceWriter<'_, '_> {
     /// Fetches what only this thread may fetch, while the others write.
     fn fetch(&self) -> Result<(), Stop> {
         let _closing = Closing(&self.ring);
-        for &piece in self.pieces.fetched() {
+        for &piece in &self.pieces.fetched {
             let mut buffer = loop {
                 if !self.team.look() {
                     return Ok(());
@@ -250,7 +251,7 @@ impl PieceWriter<'_, '_> {
                     break buffer;
                 }
             };
-            let bytes = buffer.first(self.pieces.len(piece), PIECE);
+            let bytes = &mut buffer.bytes_mut()[..self.pieces.len(piece)];
             self.pieces
                 .fill(piece, bytes, self.team.stop())
                 .step(step::READ)?;
@@ -259,8 +260,8 @@ impl PieceWriter<'_, '_> {
         Ok(())
     }
 
-    /// Fails unless all bytes were written. Each piece was written whole or is an error, so this says that none was passed
-    /// over.
+    /// Fail unless all bytes were written. Each piece was written whole or is an error, so this finds pieces that were
+    /// skipped.
     fn prove_complete(&self) -> Result<(), Stop> {
         let (expected, found) = (self.pieces.nbytes(), self.team.done());
         if found == expected {
@@ -278,29 +279,31 @@ struct Ring {
 }
 
 struct RingState {
-    empty: Vec<Aligned>,
-    filled: VecDeque<(usize, Aligned)>,
+    empty: Vec<Pages>,
+    filled: VecDeque<(usize, Pages)>,
     closed: bool,
 }
 
 impl Ring {
-    fn new(buffers: usize) -> Ring {
-        Ring {
-            state: Mutex::new(RingState {
-                empty: (0..buffers).map(|_| Aligned::default()).collect(),
-                filled: VecDeque::new(),
-                closed: false,
-            }),
+    fn new(buffers: usize) -> io::Result<Ring> {
+        let empty = (0..buffers).map(|_| Pages::allocate(PIECE));
+        let state = RingState {
+            empty: empty.collect::<io::Result<_>>()?,
+            filled: VecDeque::new(),
+            closed: false,
+        };
+        Ok(Ring {
+            state: Mutex::new(state),
             changed: Condvar::new(),
-        }
+        })
     }
 
     fn state(&self) -> MutexGuard<'_, RingState> {
         locked(&self.state)
     }
 
-    /// A buffer to fill. `None` when no writer gives one back in time.
-    fn empty(&self, patience: Duration) -> Option<Aligned> {
+    /// Take a buffer to fill. `None` if no writer returns one in time.
+    fn empty(&self, patience: Duration) -> Option<Pages> {
         let state = self.state();
         let waited = self
             .changed
@@ -308,23 +311,23 @@ impl Ring {
         waited.unwrap_or_else(PoisonError::into_inner).0.empty.pop()
     }
 
-    fn give_back(&self, buffer: Aligned) {
+    fn give_back(&self, buffer: Pages) {
         self.state().empty.push(buffer);
         self.changed.notify_all();
     }
 
-    fn put(&self, piece: usize, buffer: Aligned) {
+    fn put(&self, piece: usize, buffer: Pages) {
         self.state().filled.push_back((piece, buffer));
         self.changed.notify_all();
     }
 
     /// A filled buffer, if there is one at this moment.
-    fn ready(&self) -> Option<(usize, Aligned)> {
+    fn ready(&self) -> Option<(usize, Pages)> {
         self.state().filled.pop_front()
     }
 
-    /// The next filled buffer; `None` when there will be none.
-    fn next(&self) -> Option<(usize, Aligned)> {
+    /// The next filled buffer; `None` if no more are filled.
+    fn next(&self) -> Option<(usize, Pages)> {
         let state = self.state();
         let waited = self
             .changed
@@ -339,7 +342,7 @@ impl Ring {
     }
 }
 
-/// Closes the ring when it goes, on unwinding as well, so that no writer waits for ever.
+/// Closes the ring when it is dropped, also on unwinding, so that no writer waits for ever.
 struct Closing<'r>(&'r Ring);
 
 impl Drop for Closing<'_> {
@@ -363,7 +366,7 @@ mod tests {
         (0..len).map(|n| u8::try_from(n % 251).unwrap()).collect()
     }
 
-    /// Bytes from elsewhere, which notes who asks for them.
+    /// Bytes that only the calling thread can fetch. It records the threads that do.
     #[derive(Debug)]
     struct Far<'b> {
         bytes: &'b [u8],
@@ -396,7 +399,7 @@ mod tests {
             sealing: None,
             next: AtomicUsize::new(0),
             team: Team::new(pieces.nbytes(), &Unwatched, || Stop::Interrupted),
-            ring: Ring::new(threads + 1),
+            ring: Ring::new(threads + 1).unwrap(),
         }
     }
 
@@ -497,7 +500,7 @@ mod tests {
         }
     }
 
-    /// Fails once it is asked for a byte past `good`.
+    /// Fails at requests for bytes past `good`.
     #[derive(Debug)]
     struct Broken {
         nbytes: u64,
@@ -544,7 +547,7 @@ mod tests {
             assert!(error.to_string().contains("could not "), "{error}");
             assert!(error.to_string().contains("fell off the bus"), "{error}");
             assert_eq!(std::fs::read(&path).unwrap(), b"old");
-            // A flush that nobody waits for may have the other open, whose name some systems keep until it is closed.
+            // A flush may have the other file open, whose name some systems keep until it is closed.
             let names = || std::fs::read_dir(folder.path()).unwrap().count();
             let begin = std::time::Instant::now();
             while names() > 1 && begin.elapsed().as_secs() < 60 {
@@ -576,9 +579,9 @@ mod tests {
         }
     }
 
-    /// A file that does not hold what its header promises must not come to be, whatever is wrong with the payloads. Each
-    /// guard was taken out once: without `prove_sizes` the first loop fails, without `Bytes::read` and `lend` the second,
-    /// without the count in `write` the third.
+    /// No file may lack bytes that its header promises, whatever is wrong with the payloads. Each check was removed once:
+    /// without `prove_sizes` the first loop fails, without `Bytes::read` and `lend` the second, without the count in
+    /// `write` the third.
     #[test]
     fn a_save_that_lacks_bytes_ends_and_leaves_the_old_file() {
         let folder = tempfile::tempdir().unwrap();
@@ -695,7 +698,7 @@ mod tests {
         }
     }
 
-    /// What keeps digests that are taken in order, of tensors of so many bytes.
+    /// The header of a file with digests that are computed in order, of tensors of these sizes.
     fn in_order(lens: &[usize]) -> NewHeader {
         let names: Vec<String> = (0..lens.len()).map(|number| number.to_string()).collect();
         let shapes: Vec<[u64; 1]> = lens.iter().map(|&len| [to_u64(len)]).collect();
@@ -714,7 +717,7 @@ mod tests {
         NewHeader::new(&specs, None, ingot_format::Format::Safetensors, &options, keep).unwrap()
     }
 
-    /// Tried: with threads, each waits for the bytes before its own, and nobody is left to write those that are fetched.
+    /// Tried: with threads, each waits for the bytes before its own, and no thread writes the fetched ones.
     #[test]
     fn digests_that_are_taken_in_order_wait_for_nothing_that_is_fetched() {
         let (late, near) = (Late(PIECE), vec![7; 10 * PIECE]);
@@ -728,7 +731,7 @@ mod tests {
         assert!(file.ends_with(&near) && crate::verify(&path, None, &Unwatched).unwrap().is_ok());
     }
 
-    /// Cannot be read, and takes a while to say so.
+    /// Fails to be read after a while.
     #[derive(Debug)]
     struct Missing;
 
@@ -764,7 +767,7 @@ mod tests {
         assert!(text.contains("the cable was pulled"), "{text}");
     }
 
-    /// Bytes that any thread may read, which note who does.
+    /// Bytes that any thread may read. It records the threads.
     #[derive(Debug)]
     struct Near {
         nbytes: usize,

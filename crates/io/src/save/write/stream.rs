@@ -1,4 +1,4 @@
-//! Writing into what takes bytes in order only: a pipe, a terminal.
+//! Writing into a pipe, a terminal or another stream.
 
 use std::fs::File;
 use std::io::{self, Write};
@@ -10,9 +10,9 @@ use crate::payload::Payload;
 use crate::watch::{POLL, Watch};
 use ingot_format::to_usize;
 
-/// Writes everything into `file` from where it stands.
+/// Write all bytes into `file` from its current position.
 pub(super) fn write(pieces: &Pieces<'_>, file: &File, watch: &dyn Watch) -> Result<(), Stop> {
-    if pieces.sealed().is_some() {
+    if pieces.sealed.is_some() {
         return Err(io::Error::from(io::ErrorKind::NotSeekable)).step(step::SEAL);
     }
     let (mut buffer, mut passing) = (Vec::new(), Vec::new());
@@ -49,7 +49,7 @@ fn write_all(file: &File, bytes: &[u8], watch: &dyn Watch) -> Result<(), Stop> {
     write_each(file, || wait_writable(file, POLL), bytes, watch)
 }
 
-/// Writes `bytes` as far as `into` takes them, and calls `wait` before the next try where it takes none now.
+/// Write `bytes` as far as `into` accepts them, and call `wait` before the next try if it accepts none now.
 fn write_each(
     mut into: impl Write,
     wait: impl Fn(),

@@ -1,42 +1,57 @@
-//! Tensors in memory whose elements do not lie in C order: transposed, sliced with steps, reversed, broadcast.
+//! Memory by address that is written to a file: contiguous, transposed, sliced with steps, reversed or broadcast.
 #![allow(unsafe_code)]
 
 use std::fmt;
 use std::io;
 use std::marker::PhantomData;
+use std::ops::Range;
 use std::ptr::{self, NonNull};
 
-use super::dest::ended;
 use super::footprint::{Dim, Footprint, folded, offset};
 
-/// The elements of a tensor where they lie, as a C-ordered sequence of bytes. Others may change them meanwhile.
+/// The elements of a tensor in memory that stays readable for `'a`, as a sequence of bytes in C order. Others may change
+/// them.
+///
+/// A framework hands over memory that any thread of the program may write to, so this is no `&[u8]` and lends none that lasts.
 #[derive(Clone)]
-pub struct Strided<'a> {
+pub struct Bytes<'a> {
     start: NonNull<u8>,
-    /// Bytes that always lie together: an element, or a row of them.
+    /// Contiguous bytes: all of them, a row of elements, or one element.
     unit: usize,
-    /// Over units, outermost first; no two neighbours that are one, and none with a single element.
+    /// Over units, outermost first; no two neighbours that are one, and none with a single element. Empty if the bytes are
+    /// contiguous.
     dims: Vec<Dim>,
     len: usize,
-    /// The dimension along which units lie side by side, when it is not the last.
+    /// The dimension along which units are neighbours, if it is not the last.
     along: Option<usize>,
     owner: PhantomData<&'a [u8]>,
 }
 
-/// Bytes of a cache line. What is read of one, is used at once: tiles are this wide in both directions.
+/// Bytes of a cache line. Tiles are this wide in both directions, so that all bytes of a line are used at once.
 const LINE: usize = 64;
 
-impl<'a> Strided<'a> {
-    /// Elements of `itemsize` bytes, the first at `start`.
-    ///
-    /// `None` when the bytes are more than an address can count, or `start` is null while there are some.
+impl<'a> Bytes<'a> {
+    /// `len` contiguous bytes from `start` on. `None` if `start` is null, as it is in tensors whose memory was freed; unless
+    /// `len` is 0, as it is for the empty arrays of some frameworks.
     ///
     /// # Safety
-    /// - When `start` is not null, every element that `dims` lead to from `start` is initialised memory of one region, mapped for reading for all
-    ///   of `'a`; there is none when a dimension has a count of 0.
-    /// - They may change at any time. Then the file gets some of the old bytes and some of the new.
+    /// As for [`Bytes::strided`], with elements of one byte.
     #[must_use]
-    pub unsafe fn new(start: *const u8, itemsize: usize, dims: &[Dim]) -> Option<Strided<'a>> {
+    pub unsafe fn new(start: *const u8, len: usize) -> Option<Bytes<'a>> {
+        // SAFETY: the contract is the same.
+        unsafe { Bytes::strided(start, len, &[]) }
+    }
+
+    /// Elements of `itemsize` bytes, the first at `start`.
+    ///
+    /// `None` if the bytes are more than an address can count, or `start` is null and there are some.
+    ///
+    /// # Safety
+    /// - If `start` is not null, every element to which `dims` lead from `start` is initialised memory of one region, mapped
+    ///   for reading for all of `'a`; there is none if a dimension has a count of 0.
+    /// - They may change at any time. The file then gets some of the old bytes and some of the new.
+    #[must_use]
+    pub unsafe fn strided(start: *const u8, itemsize: usize, dims: &[Dim]) -> Option<Bytes<'a>> {
         let len = dims
             .iter()
             .try_fold(itemsize, |len, dim| len.checked_mul(dim.count))?;
@@ -51,7 +66,7 @@ impl<'a> Strided<'a> {
             .iter()
             .position(|dim| usize::try_from(dim.stride) == Ok(unit))
             .filter(|_| matches!(unit, 1 | 2 | 4 | 8));
-        Some(Strided {
+        Some(Bytes {
             start,
             unit,
             dims,
@@ -73,32 +88,66 @@ impl<'a> Strided<'a> {
         self.len == 0
     }
 
+    /// Whether the bytes are contiguous, so that they can be lent.
+    pub(crate) fn is_contiguous(&self) -> bool {
+        self.dims.is_empty()
+    }
+
     /// The memory that the elements take.
     #[must_use]
     pub fn footprint(&self) -> Footprint {
-        let count = if self.len == 0 { 0 } else { self.unit };
-        Footprint::new(self.start.as_ptr().addr(), count, &self.dims)
+        let run = self.unit.min(self.len);
+        Footprint::new(self.start.as_ptr().addr(), run, &self.dims)
     }
 
-    /// Fills `into` with the bytes from `begin` on.
+    /// Call `write` with the bytes of `range`. `write` hands them to the operating system and keeps nothing.
     ///
     /// # Errors
-    /// When there are fewer; none are copied then.
-    pub(crate) fn read(&self, begin: usize, into: &mut [u8]) -> io::Result<()> {
-        match begin.checked_add(into.len()) {
-            Some(end) if end <= self.len => self.copy_into(begin, into),
-            end => return Err(ended(self.len, end.unwrap_or(usize::MAX))),
+    /// The error of `write`; there are fewer bytes, or they are not contiguous, and `write` is not called.
+    pub(crate) fn lend<E: From<io::Error>>(
+        &self,
+        range: Range<usize>,
+        write: impl FnOnce(&[u8]) -> Result<(), E>,
+    ) -> Result<(), E> {
+        let Range { start: begin, end } = range;
+        if begin > end || end > self.len || !self.is_contiguous() {
+            return Err(ended(self.len, end).into());
         }
-        Ok(())
+        // SAFETY: `add` asks for an offset within the same allocation that does not pass `isize::MAX`:
+        // `begin <= end <= self.len`, and `strided` was promised `self.len` readable bytes in one region: there are no
+        // dimensions, so all of them are one element.
+        let start = unsafe { self.start.add(begin) };
+        // SAFETY: `from_raw_parts` asks for
+        // - a non-null pointer, aligned for u8: `NonNull`, and every address is aligned for bytes;
+        // - `end - begin` initialised, readable bytes in one allocation, at most `isize::MAX`: `end <= self.len`, for
+        //   which `strided` was promised all of this, for `'a`, which outlives this call because `self` has it;
+        // - no write to them while the slice lives. This cannot be proven where Python code holds the same memory.
+        //   The slice lives for one system call, through which no compiler sees the bytes, so that the consequence is
+        //   the one in the contract of `strided`: a file with bytes from before and after the write. Tried: without the
+        //   check above, `a_range_past_the_end_is_refused` fails.
+        let bytes = unsafe { std::slice::from_raw_parts(start.as_ptr(), end - begin) };
+        write(bytes)
     }
 
-    /// Fills `into` with the bytes from `begin` on, as far as there are any.
-    pub fn copy_into(&self, begin: usize, into: &mut [u8]) {
+    /// Fill `into` with the bytes from `begin` on.
+    ///
+    /// # Errors
+    /// There are fewer.
+    pub(crate) fn read(&self, begin: usize, into: &mut [u8]) -> io::Result<()> {
+        if self.copy_into(begin, into) == into.len() {
+            Ok(())
+        } else {
+            Err(ended(self.len, begin.saturating_add(into.len())))
+        }
+    }
+
+    /// Copy the bytes from `begin` on into `into`, as many as both have, and return their number.
+    pub fn copy_into(&self, begin: usize, into: &mut [u8]) -> usize {
         let begin = begin.min(self.len);
         let count = into.len().min(self.len - begin);
         let mut rest = &mut into[..count];
         if rest.is_empty() {
-            return;
+            return 0;
         }
         // A piece of a file may begin and end within a unit.
         let (mut number, past) = (begin / self.unit, begin % self.unit);
@@ -114,27 +163,29 @@ impl<'a> Strided<'a> {
         if !part.is_empty() {
             self.copy_part(last, 0, part);
         }
+        count
     }
 
-    /// Bytes of the unit `number` from `past` on; `into` ends within it.
+    /// Copy bytes of the unit `number` from `past` on; `into` ends within it.
     fn copy_part(&self, number: usize, past: usize, into: &mut [u8]) {
         let from = self.address(number).wrapping_add(past);
-        // SAFETY: `copy_nonoverlapping` asks for
-        // - `into.len()` readable bytes at `from`: unit `number` is one that the dimensions lead to, since the callers
-        //   cut at `self.len`, and `past + into.len()` is at most `self.unit`; `new` was promised that they are mapped;
-        // - as many writable bytes at `into`, which is borrowed mutably, so the caller's memory is not the tensor's;
+        // SAFETY: `copy`, for which both sides may overlap, asks for
+        // - `into.len()` readable bytes at `from`: unit `number` is one to which the dimensions lead, since the callers
+        //   cut at `self.len`, and `past + into.len()` is at most `self.unit`; `strided` was promised that they are mapped;
+        // - as many writable bytes at `into`, which is borrowed mutably;
         // - alignment: bytes have none.
-        // Not provable: that no thread writes to the source meanwhile. The consequence is as `new` says.
-        unsafe { ptr::copy_nonoverlapping(from, into.as_mut_ptr(), into.len()) };
+        // Not provable: that no thread writes to the source meanwhile. The consequence is the one in the contract of
+        // `strided`. Tried: without the `min` in `copy_into`, `a_range_past_the_end_is_refused` fails.
+        unsafe { ptr::copy(from, into.as_mut_ptr(), into.len()) };
     }
 
-    /// Where the unit `number`, counted in C order, lies.
+    /// The address of unit `number`, counted in C order.
     fn address(&self, number: usize) -> *const u8 {
         let start = self.start.as_ptr().cast_const();
         start.wrapping_offset(offset(&self.dims, number))
     }
 
-    /// Whole units from `number` on. `into` has room for them and nothing else.
+    /// Copy whole units from `number` on. `into` has room for them and nothing else.
     fn copy_units(&self, mut number: usize, mut into: &mut [u8]) {
         let Some(last) = self.dims.last().copied() else {
             return into
@@ -162,7 +213,7 @@ impl<'a> Strided<'a> {
         }
     }
 
-    /// Units from `number` on, along the last dimension.
+    /// Copy units from `number` on, along the last dimension.
     fn copy_rows(&self, mut number: usize, last: Dim, mut into: &mut [u8]) {
         while !into.is_empty() {
             let count = (last.count - number % last.count).min(into.len() / self.unit);
@@ -175,7 +226,7 @@ impl<'a> Strided<'a> {
         }
     }
 
-    /// `rows` steps along the dimension where units lie side by side, each with all `below` units below it.
+    /// Copy `rows` steps along the dimension where units are neighbours, each with all `below` units below it.
     fn copy_block(&self, number: usize, rows: usize, below: usize, last: Dim, into: &mut [u8]) {
         for middle in 0..below / last.count {
             let first = middle * last.count;
@@ -218,7 +269,7 @@ pub(crate) unsafe fn copy_units(from: *const u8, stride: isize, unit: usize, int
     unsafe { copy(from, stride, unit, into) };
 }
 
-/// Copies units of `UNIT` bytes that are `stride` bytes apart.
+/// Copy units of `UNIT` bytes that are `stride` bytes apart.
 ///
 /// # Safety
 /// There are as many readable units as `into` has room for.
@@ -226,7 +277,7 @@ unsafe fn gather<const UNIT: usize>(from: *const u8, stride: isize, _: usize, in
     let mut from = from.cast::<[u8; UNIT]>();
     let (units, _) = into.as_chunks_mut::<UNIT>();
     for unit in units {
-        // SAFETY: `read` asks for a readable unit, which the contract gives; an array of bytes has no alignment.
+        // SAFETY: `read` asks for a readable unit, which the contract promises; an array of bytes has no alignment.
         *unit = unsafe { from.read() };
         from = from.wrapping_byte_offset(stride);
     }
@@ -239,14 +290,14 @@ unsafe fn gather<const UNIT: usize>(from: *const u8, stride: isize, _: usize, in
 unsafe fn gather_long(from: *const u8, stride: isize, unit: usize, into: &mut [u8]) {
     let mut from = from;
     for into in into.chunks_exact_mut(unit) {
-        // SAFETY: `copy_nonoverlapping` asks for `unit` readable bytes, which the contract gives, and as many writable
+        // SAFETY: `copy_nonoverlapping` asks for `unit` readable bytes, which the contract promises, and as many writable
         // ones, which are borrowed mutably.
         unsafe { ptr::copy_nonoverlapping(from, into.as_mut_ptr(), unit) };
         from = from.wrapping_offset(stride);
     }
 }
 
-/// A matrix whose columns lie side by side in memory.
+/// A matrix whose columns are contiguous in memory.
 struct StridedMatrix {
     from: *const u8,
     rows: usize,
@@ -257,8 +308,8 @@ struct StridedMatrix {
     pitch: usize,
 }
 
-/// Copies `matrix` row by row, in tiles of `SIDE` times `SIDE` units, of which a column fills a cache line. Twice as fast
-/// as row by row (8192 × 8192 F32, November 2026).
+/// Copy `matrix` in tiles of `SIDE` times `SIDE` units, whose columns fill a cache line. Twice as fast as row by row
+/// (8192 × 8192 F32, November 2026).
 ///
 /// # Safety
 /// There are `rows` readable units side by side at `from` and at each of the other `columns - 1` places.
@@ -275,8 +326,8 @@ unsafe fn transpose<const UNIT: usize, const SIDE: usize>(matrix: &StridedMatrix
             for number in 0..wide {
                 let from = column(first + number).wrapping_add(top * UNIT);
                 let line: [[u8; UNIT]; SIDE] = if high == SIDE {
-                    // SAFETY: `read` asks for `SIDE` units: `top + SIDE <= rows`, and the contract gives `rows`; an array
-                    // of bytes has no alignment.
+                    // SAFETY: `read` asks for `SIDE` units: `top + SIDE <= rows`, and the contract promises `rows`; an
+                    // array of bytes has no alignment.
                     unsafe { from.cast::<[[u8; UNIT]; SIDE]>().read() }
                 } else {
                     let mut line = [0; LINE];
@@ -298,17 +349,36 @@ unsafe fn transpose<const UNIT: usize, const SIDE: usize>(matrix: &StridedMatrix
     }
 }
 
-impl fmt::Debug for Strided<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Strided({} bytes)", self.len)
+/// The error if bytes up to `expected` were requested of a payload that has `nbytes`.
+fn ended(nbytes: usize, expected: usize) -> io::Error {
+    let message = format!("a tensor gave {nbytes} bytes, expected {expected}");
+    io::Error::new(io::ErrorKind::UnexpectedEof, message)
+}
+
+impl<'a> From<&'a [u8]> for Bytes<'a> {
+    fn from(bytes: &'a [u8]) -> Bytes<'a> {
+        Bytes {
+            start: NonNull::from(bytes).cast(),
+            unit: bytes.len(),
+            dims: Vec::new(),
+            len: bytes.len(),
+            along: None,
+            owner: PhantomData,
+        }
     }
 }
 
-// SAFETY: a `Strided` only reads. `new` was promised that the memory is readable for `'a`, which holds from every
-// thread, and that whoever writes to it meanwhile accepts mixed bytes.
-unsafe impl Send for Strided<'_> {}
+impl fmt::Debug for Bytes<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Bytes({} bytes)", self.len)
+    }
+}
+
+// SAFETY: a `Bytes` only reads. `strided` was promised that the memory is readable for `'a`, which holds from every thread,
+// and that writers accept mixed bytes.
+unsafe impl Send for Bytes<'_> {}
 // SAFETY: as for `Send`; nothing in it changes.
-unsafe impl Sync for Strided<'_> {}
+unsafe impl Sync for Bytes<'_> {}
 
 #[cfg(test)]
 mod tests {
@@ -317,7 +387,7 @@ mod tests {
 
     const _: fn() = || {
         fn crosses_threads<T: Send + Sync>() {}
-        crosses_threads::<Strided<'_>>();
+        crosses_threads::<Bytes<'_>>();
     };
 
     /// Places of the elements in C order, as bytes from the first.
@@ -385,14 +455,14 @@ mod tests {
                 .flat_map(|place| memory[usize::try_from(place - lowest).unwrap()..][..itemsize].to_vec())
                 .collect();
             let start = memory.as_ptr().wrapping_offset(-lowest);
-            // SAFETY: `new` asks that all elements are readable: `memory` reaches from the lowest place to the end of
+            // SAFETY: `strided` asks that all elements are readable: `memory` reaches from the lowest place to the end of
             // the highest.
-            let strided = unsafe { Strided::new(start, itemsize, &dims) }.unwrap();
+            let strided = unsafe { Bytes::strided(start, itemsize, &dims) }.unwrap();
             prop_assert_eq!(strided.len(), naive.len());
             let begin = begin.min(naive.len());
             let end = (begin + len).min(naive.len());
             let mut found = vec![0; end - begin];
-            strided.copy_into(begin, &mut found);
+            prop_assert_eq!(strided.copy_into(begin, &mut found), end - begin);
             prop_assert!(found == naive[begin..end]);
         }
     }
@@ -400,13 +470,18 @@ mod tests {
     #[test]
     fn bytes_past_the_end_are_left_alone() {
         // SAFETY: two elements, 2 bytes apart, in three bytes.
-        let strided = unsafe { Strided::new([1, 9, 2].as_ptr(), 1, &[Dim { count: 2, stride: 2 }]) }.unwrap();
+        let strided =
+            unsafe { Bytes::strided([1, 9, 2].as_ptr(), 1, &[Dim { count: 2, stride: 2 }]) }.unwrap();
         let mut into = [7; 4];
         strided.copy_into(1, &mut into);
         strided.copy_into(5, &mut into[1..]);
         assert_eq!(into, [2, 7, 7, 7]);
         assert!(strided.read(1, &mut into[..1]).is_ok());
         assert!(strided.read(1, &mut into[..2]).is_err() && strided.read(usize::MAX, &mut into).is_err());
+        assert!(
+            strided.lend(0..1, |_| Ok::<(), io::Error>(())).is_err(),
+            "it is not contiguous"
+        );
     }
 
     #[test]
@@ -416,15 +491,92 @@ mod tests {
             stride: 0,
         }; 2];
         // SAFETY: all strides are 0, and the one element is readable.
-        assert!(unsafe { Strided::new([1].as_ptr(), 1, &dims) }.is_none());
+        assert!(unsafe { Bytes::strided([1].as_ptr(), 1, &dims) }.is_none());
     }
 
     #[test]
     fn null_is_refused_unless_there_is_nothing() {
         let dims = |count| [Dim { count, stride: 2 }];
         // SAFETY: null is allowed.
-        assert!(unsafe { Strided::new(ptr::null(), 1, &dims(2)) }.is_none());
+        assert!(unsafe { Bytes::strided(ptr::null(), 1, &dims(2)) }.is_none());
         // SAFETY: as above.
-        assert!(unsafe { Strided::new(ptr::null(), 1, &dims(0)) }.is_some_and(|none| none.is_empty()));
+        assert!(unsafe { Bytes::strided(ptr::null(), 1, &dims(0)) }.is_some_and(|none| none.is_empty()));
+    }
+
+    #[test]
+    fn a_range_past_the_end_is_refused() {
+        let bytes = [1, 2, 3];
+        let payload = Bytes::from(&bytes[..2]);
+        for range in [1..9, 7..9, 2..3] {
+            let lent = payload.lend(range.clone(), |_| Err::<(), _>(io::Error::other("lent")));
+            let refused = lent.unwrap_err().to_string();
+            assert_eq!(refused, format!("a tensor gave 2 bytes, expected {}", range.end));
+        }
+        assert!(
+            payload
+                .lend(1..2, |lent| if lent == [2] {
+                    Ok(())
+                } else {
+                    Err(io::Error::other("others"))
+                })
+                .is_ok()
+        );
+        let mut into = [0; 4];
+        assert!(payload.read(1, &mut into).is_err() && payload.read(8, &mut into).is_err());
+        assert_eq!(payload.copy_into(1, &mut into), 1);
+        assert_eq!(payload.copy_into(8, &mut into), 0);
+        assert_eq!(into, [2, 0, 0, 0]);
+    }
+
+    #[test]
+    fn null_is_an_empty_payload() {
+        // SAFETY: `new` accepts null with a length of 0.
+        let payload = unsafe { Bytes::new(std::ptr::null(), 0) }.unwrap();
+        assert!(payload.is_empty());
+        assert!(
+            payload
+                .lend(0..0, |lent| if lent.is_empty() {
+                    Ok(())
+                } else {
+                    Err(io::Error::other("some"))
+                })
+                .is_ok()
+        );
+        // SAFETY: and with any other.
+        assert!(unsafe { Bytes::new(std::ptr::null(), 1) }.is_none());
+    }
+
+    // Here and not in tests/save.rs because only this file may turn a mapping into a payload. Tried: when the in-place
+    // way writes without a second file, this fails.
+    #[test]
+    fn a_payload_may_lie_in_the_file_that_it_replaces() {
+        use crate::save::save_data;
+        use crate::{Payload, Replace, SaveOptions, Unwatched};
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("file");
+        let old: Vec<u8> = (0..9_000_000_u32).map(|n| n.to_le_bytes()[1]).collect();
+        for replace in [Replace::Atomic, Replace::InPlace] {
+            std::fs::write(&path, &old).unwrap();
+            let file = std::fs::File::open(&path).unwrap();
+            // SAFETY: `map_copy_read_only` asks that no process shortens the file while the mapping is used. Only the save
+            // below touches it, and writes more bytes than it had.
+            let mapped = unsafe { memmap2::MmapOptions::new().map_copy_read_only(&file).unwrap() };
+            // SAFETY: `new` asks for `len` readable bytes: the mapping has them, until it is dropped after the save.
+            let bytes = unsafe { Bytes::new(mapped.as_ptr(), mapped.len()) }.unwrap();
+            let payload = Payload::Bytes(bytes);
+            let options = SaveOptions {
+                durable: false,
+                replace,
+                ..SaveOptions::default()
+            };
+            // The head moves all bytes on, so that writing straight into the file would overwrite unread ones.
+            let head = vec![b'h'; 2_000_000];
+            let (payloads, nbytes) = ([payload.clone(), payload], 2 * ingot_format::to_u64(old.len()));
+            save_data(&path, &head, nbytes, &payloads, &options, &Unwatched).unwrap();
+            assert!(
+                std::fs::read(&path).unwrap() == [&head[..], &old, &old].concat(),
+                "{replace:?}"
+            );
+        }
     }
 }
