@@ -212,8 +212,7 @@ fn put_together(input: &mut Unstructured<'_>, sources: &[Source]) -> Result<()> 
         if input.ratio(2, 3)? && !names.is_empty() {
             let name = names.swap_remove(input.choose_index(names.len())?);
             picks.push(Pick {
-                file: &source.file,
-                number,
+                tensor: source.file.tensor(number).expect("it is there"),
                 name,
                 role,
             });

@@ -133,15 +133,15 @@
 //!
 //! ```
 //! use ingot_io::{
-//!     Archive, Dtype, MetadataChange, OpenOptions, Payload, SaveOptions, Unwatched, Way, replace_tensor, update_metadata,
+//!     Archive, Dtype, MetadataChange, OpenOptions, Payload, SaveOptions, Unwatched, replace_tensor, update_metadata,
 //! };
 //! # use ingot_io::{TensorView, serialize_to_file};
 //! # let folder = tempfile::tempdir()?;
 //! # let path = folder.path().join("model.safetensors");
 //! # serialize_to_file([("bias", TensorView::new(Dtype::U8, vec![2], b"ab")?)], None, &path)?;
 //!
-//! let change = MetadataChange { set: &[("title", "first")], remove: &["draft"] };
-//! update_metadata(&path, &change, Way::InPlace, &SaveOptions::new(), &Unwatched)?;
+//! let change = MetadataChange { set: &[("title", "first")], remove: &["draft"], rewrite: false };
+//! update_metadata(&path, &change, &SaveOptions::new(), &Unwatched)?;
 //! replace_tensor(&path, "bias", Dtype::U8, &[2], &Payload::from(&b"cd"[..]), &SaveOptions::new(), &Unwatched)?;
 //!
 //! let archive = Archive::open(&path, &OpenOptions::new())?;
@@ -201,7 +201,7 @@ mod writer;
 
 pub use checkpoint::Checkpoint;
 pub use digest::{Algorithm, Digest, Unequal};
-pub use edit::{Edited, MetadataChange, Way, replace_tensor, update_metadata};
+pub use edit::{Edited, MetadataChange, replace_tensor, update_metadata};
 pub use error::{CheckpointFault, EditError, Error};
 pub use file::{Archive, MemorySource, Source, Tensor};
 pub use memory::{BorrowError, Plain, Region};
@@ -214,7 +214,7 @@ pub use remote::{DownloadOptions, Downloaded, Fault, RemoteOptions, Secret, Toke
 pub use save::save;
 pub use verify::{Compared, Mismatch, Report, hash, verify};
 pub use watch::{Unwatched, Watch};
-pub use writer::{Appender, Orphan, Writer};
+pub use writer::{Appender, Writer};
 
 /// The types of a provider of identities, for [`RemoteOptions::credentials`](crate::RemoteOptions).
 #[cfg(feature = "remote")]

@@ -11,8 +11,8 @@ use ingot_format::{
 };
 use ingot_io::binding::{Inherit, Pick, Role, aliases, assemble};
 use ingot_io::{
-    Appender, Archive, Edited, Error, MetadataChange, OpenOptions, Orphan, Payload, SaveOptions, Unwatched,
-    Watch, Way, Writer, replace_tensor, save, update_metadata,
+    Appender, Archive, Edited, Error, MetadataChange, OpenOptions, Payload, SaveOptions, Unwatched, Watch,
+    Writer, replace_tensor, save, update_metadata,
 };
 use proptest::prelude::*;
 
@@ -127,9 +127,8 @@ proptest! {
             // Open as long as the edit takes, and of the file that was there.
             let file = File::open(&path).unwrap();
             let (set_refs, remove_refs) = (borrowed(&set), remove.iter().map(|key| &**key).collect::<Vec<_>>());
-            let change = MetadataChange { set: &set_refs, remove: &remove_refs };
-            let way = if in_place { Way::InPlace } else { Way::Rewrite };
-            let edited = update_metadata(&path, &change, way, &FAST, &Unwatched).unwrap();
+            let change = MetadataChange { set: &set_refs, remove: &remove_refs, rewrite: !in_place };
+            let edited = update_metadata(&path, &change, &FAST, &Unwatched).unwrap();
             if expected.is_some() || !set.is_empty() {
                 let pairs = expected.get_or_insert_default();
                 pairs.extend(set);
@@ -181,7 +180,7 @@ proptest! {
             .flat_map(|(at, file)| file.header().names().enumerate().map(move |(number, name)| (at, number, name)))
             .collect();
         let picks: Vec<Pick<'_>> =
-            names.iter().map(|&(at, number, name)| Pick { file: &files[at], number, name, role: Role::Tensor }).collect();
+            names.iter().map(|&(at, number, name)| Pick { tensor: files[at].tensor(number).unwrap(), name, role: Role::Tensor }).collect();
         let pairs = metadata.as_ref().map(borrowed);
         let (merged, saved) = (folder.path().join("merged"), folder.path().join("saved"));
         assemble(&merged, &picks, pairs.as_deref(), Inherit::Digests, format(to), &LayoutOptions::default(), &FAST, &Unwatched).unwrap();
@@ -252,8 +251,7 @@ fn names_that_share_a_tensor_keep_their_values_whichever_of_them_are_picked() {
             .enumerate()
             .filter(|(at, _)| choice >> at & 1 == 1)
             .map(|(_, &(name, role))| Pick {
-                file: &file,
-                number: 0,
+                tensor: file.tensor(0).unwrap(),
                 name,
                 role,
             })
@@ -323,9 +321,9 @@ fn a_record_that_is_none_of_the_file_is_not_put_into_it() {
     for text in ["{", r#"{"whole":{"of":"whole"}}"#, r#"{"new":{"of":"gone"}}"#] {
         let change = MetadataChange {
             set: &[("ingot.shared", text)],
-            remove: &[],
+            ..MetadataChange::default()
         };
-        let fault = update_metadata(&path, &change, Way::InPlace, &FAST, &Unwatched).unwrap_err();
+        let fault = update_metadata(&path, &change, &FAST, &Unwatched).unwrap_err();
         assert_eq!(fault.code(), "invalid-alias");
         assert!(before == fs::read(&path).unwrap());
     }
@@ -349,8 +347,9 @@ fn an_edit_keeps_the_mode_and_follows_a_link() {
     let change = MetadataChange {
         set: &[("k", "v")],
         remove: &[],
+        rewrite: true,
     };
-    let edited = update_metadata(&link, &change, Way::Rewrite, &FAST, &Unwatched).unwrap();
+    let edited = update_metadata(&link, &change, &FAST, &Unwatched).unwrap();
     assert_eq!(edited, Edited::Rewritten);
     assert!(fs::symlink_metadata(&link).unwrap().is_symlink());
     assert_eq!(fs::metadata(&path).unwrap().mode() & 0o777, 0o640);
@@ -362,15 +361,9 @@ fn a_file_that_is_not_there_is_not_edited() {
     let (folder, _) = place();
     let change = MetadataChange {
         set: &[("k", "v")],
-        remove: &[],
+        ..MetadataChange::default()
     };
-    let missing = update_metadata(
-        &folder.path().join("none"),
-        &change,
-        Way::InPlace,
-        &FAST,
-        &Unwatched,
-    );
+    let missing = update_metadata(&folder.path().join("none"), &change, &FAST, &Unwatched);
     assert!(matches!(missing, Err(Error::Open { .. })));
     assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 0);
 }
@@ -389,9 +382,9 @@ fn a_header_that_would_be_too_large_is_refused_before_anything_is_touched() {
     let value = "x".repeat(100_000_000);
     let change = MetadataChange {
         set: &[("k", &value)],
-        remove: &[],
+        ..MetadataChange::default()
     };
-    let fault = update_metadata(&path, &change, Way::InPlace, &FAST, &Unwatched).unwrap_err();
+    let fault = update_metadata(&path, &change, &FAST, &Unwatched).unwrap_err();
     assert_eq!(fault.code(), "header-too-large");
     assert!(before == fs::read(&path).unwrap());
 }
@@ -413,9 +406,9 @@ fn of_many_edits_at_once_none_is_lost() {
                     let change = MetadataChange {
                         set: &[(&key, "here")],
                         remove: &[],
+                        rewrite: turn % 3 == 0,
                     };
-                    let way = if turn % 3 == 0 { Way::Rewrite } else { Way::InPlace };
-                    update_metadata(path, &change, way, &FAST, &Unwatched).unwrap();
+                    update_metadata(path, &change, &FAST, &Unwatched).unwrap();
                 }
             });
         }
@@ -463,8 +456,9 @@ fn an_edit_that_a_save_overtakes_is_refused_and_the_save_stays() {
     let change = MetadataChange {
         set: &[("k", "v")],
         remove: &[],
+        rewrite: true,
     };
-    let fault = update_metadata(&path, &change, Way::Rewrite, &FAST, &meddler).unwrap_err();
+    let fault = update_metadata(&path, &change, &FAST, &meddler).unwrap_err();
     assert_eq!(fault.code(), "overtaken");
     assert_eq!(read(&path).0.into_keys().collect::<Vec<_>>(), ["other"]);
     only(folder.path(), &["file"]);
@@ -542,8 +536,7 @@ fn two_files_with_one_name_are_both_named() {
     let picks: Vec<Pick<'_>> = files
         .iter()
         .map(|file| Pick {
-            file,
-            number: 0,
+            tensor: file.tensor(0).unwrap(),
             name: "weight",
             role: Role::Tensor,
         })
@@ -662,7 +655,7 @@ fn columns_and_rows_fill_a_file_that_is_the_saved_one() {
         assert_eq!(fault.code(), "mismatch");
     }
     let rest = [Index::WHOLE, Index::At(-1)];
-    let guest = Writer::join(&path, Orphan::Refuse, &FAST, &Unwatched).unwrap();
+    let guest = Writer::join(&path, false, &FAST, &Unwatched).unwrap();
     guest
         .write(
             "matrix",
@@ -710,7 +703,7 @@ fn leaving_without_a_commit_leaves_the_old_file_and_ends_it_for_the_others() {
         &Unwatched,
     );
     assert_eq!(second.err().unwrap().code(), "busy");
-    let guest = Writer::join(&path, Orphan::Refuse, &FAST, &Unwatched).unwrap();
+    let guest = Writer::join(&path, false, &FAST, &Unwatched).unwrap();
     drop(writer);
     only_but_for_open(folder.path(), &["file"]);
     assert_eq!(fs::read(&path).unwrap(), b"old");
@@ -727,7 +720,7 @@ fn leaving_without_a_commit_leaves_the_old_file_and_ends_it_for_the_others() {
     assert_eq!(fault.code(), "abandoned");
     assert_eq!(guest.commit(&Unwatched).unwrap_err().code(), "abandoned");
     assert_eq!(
-        Writer::join(&path, Orphan::Refuse, &FAST, &Unwatched)
+        Writer::join(&path, false, &FAST, &Unwatched)
             .err()
             .unwrap()
             .code(),

@@ -15,7 +15,7 @@ use std::time::Duration;
 
 use ingot_format::{Dtype, Format, Layout, Spec, layout};
 use ingot_io::{
-    Archive, Error, MetadataChange, OpenOptions, Payload, Replace, SaveOptions, Unwatched, Watch, Way, save,
+    Archive, Error, MetadataChange, OpenOptions, Payload, Replace, SaveOptions, Unwatched, Watch, save,
     update_metadata,
 };
 use tempfile::TempDir;
@@ -138,9 +138,9 @@ fn edit_for_ever(path: &Path) -> ! {
         let change = MetadataChange {
             set: &[("number", &value)],
             remove: &[],
+            rewrite: number % 2 == 1,
         };
-        let way = [Way::InPlace, Way::Rewrite][number % 2];
-        update_metadata(path, &change, way, &FAST, &Unwatched).unwrap();
+        update_metadata(path, &change, &FAST, &Unwatched).unwrap();
     }
     unreachable!("it is killed before that")
 }
@@ -281,8 +281,9 @@ fn a_killed_edit_leaves_a_whole_file_and_the_next_one_cleans_up() {
         let change = MetadataChange {
             set: &[("number", &format!("the next one {round:07}"))],
             remove: &[],
+            rewrite: true,
         };
-        update_metadata(&path, &change, Way::Rewrite, &FAST, &Unwatched).unwrap();
+        update_metadata(&path, &change, &FAST, &Unwatched).unwrap();
         assert_eq!(names(folder.path()), ["file"], "round {round}");
     }
     eprintln!("{rounds} kills: {edited} found an edited file, {left_behind} a temporary one");

@@ -5,7 +5,7 @@ use std::path::Path;
 
 use ingot_format::{Entry, Finding, Leniency};
 use ingot_io::binding::{Alias, Inherit, Pick, Role, aliases, passed_over};
-use ingot_io::{Archive, Edited, MetadataChange, Way};
+use ingot_io::{Archive, Edited, MetadataChange};
 use pyo3::exceptions::PyIndexError;
 use pyo3::prelude::*;
 use pyo3::types::{PyAny, PyDict, PyList};
@@ -33,14 +33,14 @@ pub(crate) fn update_metadata(
 ) -> PyResult<&'static str> {
     let path = file_path(path)?;
     let pairs = metadata(Some(set))?.unwrap_or_default();
-    let way = if in_place { Way::InPlace } else { Way::Rewrite };
     let options = save_options(durable, true, false);
     let edited = Signals::telling(progress).run(py, |signals| {
         let change = MetadataChange {
             set: &borrowed(&pairs),
             remove: &remove.iter().map(String::as_str).collect::<Vec<_>>(),
+            rewrite: !in_place,
         };
-        ingot_io::update_metadata(&path, &change, way, &options, signals)
+        ingot_io::update_metadata(&path, &change, &options, signals)
     })?;
     Ok(match edited {
         Edited::Unchanged => "unchanged",
@@ -127,8 +127,7 @@ impl Source {
             let count = file.header().len();
             if rest < count {
                 return Some(Pick {
-                    file,
-                    number: rest,
+                    tensor: file.tensor(rest)?,
                     name,
                     role: Role::Tensor,
                 });
@@ -137,8 +136,7 @@ impl Source {
         }
         let alias = self.aliases.get(rest)?;
         Some(Pick {
-            file: files.get(alias.file)?,
-            number: alias.number,
+            tensor: files.get(alias.file)?.tensor(alias.number)?,
             name,
             role: alias.part.as_ref().map_or(Role::Alias, Role::Part),
         })

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 
 use ingot_format::{Dtype, Index, Quoted, Spec};
-use ingot_io::{EditError, Error, Orphan};
+use ingot_io::{EditError, Error};
 use pyo3::prelude::*;
 
 use crate::chosen::tensor_name;
@@ -113,9 +113,8 @@ impl Writer {
     #[pyo3(signature = (path, *, finish = false, durable = true))]
     fn join(py: Python<'_>, path: &Bound<'_, PyAny>, finish: bool, durable: bool) -> PyResult<Writer> {
         let path = file_path(path)?;
-        let orphan = if finish { Orphan::Finish } else { Orphan::Refuse };
         let options = save_options(durable, true, false);
-        let join = |signals: &Signals| ingot_io::Writer::join(&path, orphan, &options, signals);
+        let join = |signals: &Signals| ingot_io::Writer::join(&path, finish, &options, signals);
         Signals::detach(py, join).map(Writer::of)
     }
 

@@ -5,11 +5,12 @@ use std::collections::HashMap;
 use std::path::Path;
 
 use ingot_format::{
-    CHECKSUMS_KEY, Dtype, Format, FormatError, LayoutOptions, MODEL_SPEC_KEY, SHARED_KEY, SharedError, Spec,
+    CHECKSUMS_KEY, Dtype, Entry, Format, FormatError, LayoutOptions, MODEL_SPEC_KEY, SHARED_KEY, SharedError,
+    Spec,
 };
 
 use super::held::Guard;
-use super::records::{Pick, Stored, checksums, settled, with_records};
+use super::records::{Pick, checksums, settled, with_records};
 use crate::checkpoint::aliases::unit;
 use crate::digest::{Keep, NewHeader};
 use crate::error::{EditError, Error, Stop, step, unstorable};
@@ -20,32 +21,32 @@ use crate::save::{Pieces, save_pieces};
 use crate::verify::digest_of;
 use crate::watch::Watch;
 
-/// Which digests of its tensors the new file keeps.
+/// The digests of its tensors that the new file keeps.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Inherit {
-    /// They go with the tensors, under their new names: they are of the same bytes. A file keeps digests of one
-    /// algorithm, so where files have several, it is that of the most tensors.
+    /// The digests of the tensors, under their new names. A file keeps digests of one algorithm, so if the files have
+    /// several, the algorithm of the most tensors wins.
     #[default]
     Digests,
-    /// The new file has none.
+    /// No digests.
     Nothing,
     /// These, computed while the bytes are copied.
     Computed(Keep),
 }
 
-/// Writes the file at `path` that holds `picks` and `metadata`: byte for byte the file that saving the same tensors
-/// gives. Their bytes are copied by the kernel, or shared where the file system can, so that next to no memory is taken.
+/// Write a file at `path` with `picks` and `metadata`: byte for byte the file that saving the same tensors writes. The
+/// kernel copies their bytes, or shares them if the file system can, so that this takes hardly any memory.
 ///
-/// What `metadata` has under [`RECORD_KEYS`](crate::binding::RECORD_KEYS) was made for other files. The record of shared tensors
-/// is made of the picks; `inherit` says whether there is one of digests; ModelSpec's hash, where `metadata` has one, is
-/// that of the file whose data this is, and left out where it is not all data of one file, unless it is computed.
+/// Entries of `metadata` under [`RECORD_KEYS`](crate::binding::RECORD_KEYS) describe other files. The record of shared
+/// tensors is made from the picks, and the record of digests as `inherit` says. ModelSpec's hash, if `metadata` has one, is
+/// copied from the file whose data section the new file has as a whole, or computed; else it is removed.
 ///
-/// `path` may be that of one of the files that are picked from.
+/// `path` may be the path of one of the files that are picked from.
 ///
 /// # Errors
-/// [`Error::Edit`] with [`EditError::Duplicate`], or with [`EditError::Overtaken`] when one of the files changes
-/// meanwhile; [`Error::Unstorable`] for what the format cannot hold; all of that before the disk is touched, but for a
-/// change. [`Error::Write`], [`Error::Interrupted`].
+/// [`Error::Edit`] with [`EditError::Duplicate`]; [`Error::Unstorable`] for tensors or metadata that the format cannot
+/// hold; both before the disk is touched. [`Error::Edit`] with [`EditError::Overtaken`] if one of the files changes
+/// meanwhile; [`Error::Write`], [`Error::Interrupted`].
 #[allow(clippy::too_many_arguments, reason = "where, of what, and how")]
 pub fn assemble(
     path: &Path,
@@ -58,20 +59,20 @@ pub fn assemble(
     watch: &dyn Watch,
 ) -> Result<(), Error> {
     refuse_twice(path, picks)?;
-    let (tensors, shared) = settled(picks);
-    let gathered = tensors.iter().map(apart).collect::<Result<Vec<_>, _>>()?;
-    let sources = tensors
+    let (stored, shared) = settled(picks);
+    let gathered = stored.iter().map(apart).collect::<Result<Vec<_>, _>>()?;
+    let sources = stored
         .iter()
         .zip(&gathered)
         .map(extent)
         .collect::<Result<Vec<_>, _>>()?;
-    let shapes = tensors.iter().map(shape).collect::<Result<Vec<_>, _>>()?;
-    let specs: Vec<Spec<'_>> = tensors
+    let shapes = stored.iter().map(shape).collect::<Result<Vec<_>, _>>()?;
+    let specs: Vec<Spec<'_>> = stored
         .iter()
         .zip(&shapes)
-        .map(|(tensor, shape)| Spec {
-            name: tensor.name,
-            dtype: tensor.entry.dtype,
+        .map(|(pick, shape)| Spec {
+            name: pick.name,
+            dtype: pick.tensor.entry().dtype,
             shape,
         })
         .collect();
@@ -80,8 +81,8 @@ pub fn assemble(
         Inherit::Nothing => {}
         Inherit::Computed(computed) => keep = computed,
         Inherit::Digests => {
-            digests = checksums(&tensors, |tensor, algorithm| {
-                digest_of(&extent((tensor, &apart(tensor)?))?.payload(), algorithm, watch)
+            digests = checksums(&stored, |pick, algorithm| {
+                digest_of(&extent((pick, &apart(pick)?))?.payload(), algorithm, watch)
                     .map_err(|source| Stop::of(step::READ, source).about(path, 0))
             })?
         }
@@ -104,11 +105,11 @@ pub fn assemble(
         head = lay_out(Some(hash))?;
     }
     let payloads: Vec<Payload<'_>> = extents.iter().map(Extent::payload).collect();
-    let check = || picks.chunk_by(same_file).try_for_each(|run| check(run[0].file));
+    let check = || picks.chunk_by(same_file).try_for_each(|run| check(run[0].file()));
     let guard = Guard::new(watch, &check);
     let saved = save_pieces(path, Pieces::of_all(&head, &payloads), options, &guard);
     let saved = saved.or_else(|fault| match fault {
-        // The likeliest reason for a file that cannot be copied from, and the more useful thing to say.
+        // The likeliest reason why a file cannot be copied, and the more useful error.
         Error::Write { .. } => check().and(Err(fault)),
         _ => Err(fault),
     });
@@ -133,25 +134,28 @@ impl<'a> Extent<'a> {
     }
 }
 
-/// What takes a part together whose elements lie apart.
-fn apart<'a>(tensor: &Stored<'a>) -> Result<Option<Scattered<'a>>, Error> {
-    let Some(part) = tensor.part.as_ref().filter(|part| !part.is_packed()) else {
+/// Return the payload of a part whose elements are not contiguous.
+fn apart<'a>(pick: &Pick<'a>) -> Result<Option<Scattered<'a>>, Error> {
+    let Some(part) = pick.part().filter(|part| !part.is_packed()) else {
         return Ok(None);
     };
-    let unit = unit(tensor.entry.dtype).ok_or_else(|| unstorable_part(tensor))?;
-    let whole = tensor.file.payload(tensor.entry.begin, tensor.entry.end);
+    let entry = pick.tensor.entry();
+    let unit = unit(entry.dtype).ok_or_else(|| unstorable_part(pick))?;
+    let whole = pick.file().payload(entry.begin, entry.end);
     Ok(Some(Scattered::new(whole, part.clone(), unit)))
 }
 
-fn extent<'a>((tensor, apart): (&Stored<'a>, &'a Option<Scattered<'a>>)) -> Result<Extent<'a>, Error> {
-    let (begin, end) = (tensor.entry.begin, tensor.entry.end);
-    Ok(match (&tensor.part, apart) {
+fn extent<'a>((pick, apart): (&Pick<'a>, &'a Option<Scattered<'a>>)) -> Result<Extent<'a>, Error> {
+    let Entry {
+        begin, end, dtype, ..
+    } = *pick.tensor.entry();
+    Ok(match (pick.part(), apart) {
         (_, Some(gathered)) => Extent::Scattered(gathered),
-        (None, None) => Extent::Range(tensor.file, begin, end),
+        (None, None) => Extent::Range(pick.file(), begin, end),
         (Some(part), None) => {
-            let unit = unit(tensor.entry.dtype).ok_or_else(|| unstorable_part(tensor))?;
+            let unit = unit(dtype).ok_or_else(|| unstorable_part(pick))?;
             Extent::Range(
-                tensor.file,
+                pick.file(),
                 begin + part.begin() * unit,
                 begin + part.end() * unit,
             )
@@ -160,22 +164,22 @@ fn extent<'a>((tensor, apart): (&Stored<'a>, &'a Option<Scattered<'a>>)) -> Resu
 }
 
 /// The shape in the new header. A part of F4 is counted in bytes, which hold two elements each.
-fn shape<'a>(tensor: &Stored<'a>) -> Result<Cow<'a, [u64]>, Error> {
-    let Some(part) = &tensor.part else {
-        return Ok(Cow::Borrowed(tensor.entry.shape));
+fn shape<'a>(pick: &Pick<'a>) -> Result<Cow<'a, [u64]>, Error> {
+    let Some(part) = pick.part() else {
+        return Ok(Cow::Borrowed(pick.tensor.entry().shape));
     };
     let mut shape = part.shape().to_vec();
-    if tensor.entry.dtype == Dtype::F4 {
-        *shape.last_mut().ok_or_else(|| unstorable_part(tensor))? *= 2;
+    if pick.tensor.entry().dtype == Dtype::F4 {
+        *shape.last_mut().ok_or_else(|| unstorable_part(pick))? *= 2;
     }
     Ok(Cow::Owned(shape))
 }
 
 /// Two elements to a byte need a dimension.
-fn unstorable_part(tensor: &Stored<'_>) -> Error {
+fn unstorable_part(pick: &Pick<'_>) -> Error {
     Error::Shared {
-        path: Some(tensor.file.path_or_buffer().to_owned()),
-        fault: SharedError::about(tensor.name, "has it as a part that cannot be stored by itself"),
+        path: Some(pick.file().path_or_buffer().to_owned()),
+        fault: SharedError::about(pick.name, "has it as a part that cannot be stored by itself"),
     }
 }
 
@@ -214,10 +218,10 @@ fn hash_of_all<'a>(extents: &[Extent<'a>]) -> Option<&'a str> {
 }
 
 fn same_file(a: &Pick<'_>, b: &Pick<'_>) -> bool {
-    std::ptr::eq(a.file, b.file)
+    std::ptr::eq(a.file(), b.file())
 }
 
-/// Refuses a name that comes twice, and says where from.
+/// Refuse duplicate names, and report their files.
 fn refuse_twice(path: &Path, picks: &[Pick<'_>]) -> Result<(), Error> {
     let mut first: HashMap<&str, &Pick<'_>> = HashMap::with_capacity(picks.len());
     for pick in picks {
@@ -230,8 +234,8 @@ fn refuse_twice(path: &Path, picks: &[Pick<'_>]) -> Result<(), Error> {
         }
         let duplicate = EditError::Duplicate {
             tensor: pick.name.to_owned(),
-            first: other.file.path_or_buffer().to_owned(),
-            second: pick.file.path_or_buffer().to_owned(),
+            first: other.file().path_or_buffer().to_owned(),
+            second: pick.file().path_or_buffer().to_owned(),
         };
         return Err(duplicate.about(path));
     }

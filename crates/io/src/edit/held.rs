@@ -17,7 +17,7 @@ use crate::payload::{FileRange, Payload};
 use crate::save::{Pieces, save_pieces};
 use crate::watch::Watch;
 
-/// An open file, locked against other edits until this is dropped, and what its path leads to.
+/// An open file, locked against other edits until this is dropped, and the facts of its path.
 pub(super) struct Held<'p> {
     path: &'p Path,
     file: Locked,
@@ -118,7 +118,7 @@ impl<'p> Held<'p> {
         guard.outcome(saved)
     }
 
-    /// Fails when the path leads to another file by now, or somebody wrote to this one.
+    /// Fail if the path leads to another file by now, or a process wrote to this one.
     pub(super) fn check(&self) -> Result<(), Error> {
         let is_this = |facts| {
             let now = Stamp::of(&facts);
@@ -130,7 +130,7 @@ impl<'p> Held<'p> {
         Err(EditError::Overtaken.about(self.path))
     }
 
-    /// Writes `bytes`, which lie in one page, at `position`.
+    /// Write `bytes`, which are in one page, at `position`.
     pub(super) fn overwrite(&self, position: u64, bytes: &[u8], durable: bool) -> Result<(), Error> {
         let write = || -> io::Result<()> {
             disk::write_all_at(&self.file, bytes, position)?;
@@ -148,7 +148,8 @@ impl<'p> Held<'p> {
     }
 }
 
-/// Calls a save off when what it goes by is no longer true: asks `check` whenever it asks whether to stop, the last time right before the new file gets its name.
+/// A watch that stops a save when its premise is no longer true: it calls `check` whenever the save asks whether to stop,
+/// the last time right before the new file gets its name.
 pub(crate) struct Guard<'a> {
     watch: &'a dyn Watch,
     check: &'a (dyn Fn() -> Result<(), Error> + Sync),
@@ -164,7 +165,7 @@ impl<'a> Guard<'a> {
         }
     }
 
-    /// What came of the save: the fault that `check` found, where that is why it stopped.
+    /// Return the outcome of the save: the fault that `check` found, if the save stopped for that reason.
     pub(crate) fn outcome<T>(self, saved: Result<T, Error>) -> Result<T, Error> {
         let fault = locked(&self.fault).take();
         match (saved, fault) {

@@ -1,9 +1,9 @@
-//! Changing a part of a file, and making files of the tensors of others. No tensor is decoded, and none comes to lie in
-//! memory as a whole.
+//! Changing a part of a file, and making files from the tensors of others. No tensor is decoded, and none is in memory as a
+//! whole.
 //!
 //! | what changes | how |
 //! |---|---|
-//! | metadata, where all bytes that differ lie in one page | one write into the file, which the kernel copies at once; not where the file is read under other names too, as hard links and blobs of a cache are |
+//! | metadata, if all bytes that differ are in one page | one write into the file, which the kernel copies at once; not if the file has other names too, such as hard links and blobs of a cache |
 //! | other metadata, or a tensor | a new file of the same name, as [`save`](crate::save) makes it; the bytes that stay are shared where the file system can, or else copied by the kernel |
 //!
 //! A file that is being edited is locked, so that a second edit waits for the first, up to a minute, and begins with
@@ -43,8 +43,11 @@ const ROOM: u64 = 512;
 pub struct MetadataChange<'a> {
     /// Keys with their new values.
     pub set: &'a [(&'a str, &'a str)],
-    /// Keys to remove. Those that are not there are none to remove.
+    /// Keys to remove. Absent keys are ignored.
     pub remove: &'a [&'a str],
+    /// Whether to write a new file even where a write in place is safe: for readers that read a header twice, and for disks
+    /// that tear pages.
+    pub rewrite: bool,
 }
 
 /// How metadata was changed.
@@ -58,21 +61,11 @@ pub enum Edited {
     Rewritten,
 }
 
-/// Whether a file may be written to where it is.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Way {
-    /// Where that is safe.
-    #[default]
-    InPlace,
-    /// Never: for readers that take no two looks at a header, and for disks that tear pages.
-    Rewrite,
-}
-
 /// Changes the metadata of the file at `path`. No tensor is read.
 ///
 /// ```
 /// use ingot_io::{
-///     Archive, Dtype, MetadataChange, OpenOptions, SaveOptions, TensorView, Unwatched, Way, serialize_to_file,
+///     Archive, Dtype, MetadataChange, OpenOptions, SaveOptions, TensorView, Unwatched, serialize_to_file,
 ///     update_metadata,
 /// };
 ///
@@ -80,8 +73,8 @@ pub enum Way {
 /// let path = folder.path().join("model.safetensors");
 /// serialize_to_file([("bias", &TensorView::new(Dtype::F32, vec![2], b"12345678")?)], None, &path)?;
 ///
-/// let change = MetadataChange { set: &[("title", "first")], remove: &[] };
-/// update_metadata(&path, &change, Way::InPlace, &SaveOptions::default(), &Unwatched)?;
+/// let change = MetadataChange { set: &[("title", "first")], ..MetadataChange::default() };
+/// update_metadata(&path, &change, &SaveOptions::default(), &Unwatched)?;
 /// let archive = Archive::open(&path, &OpenOptions::default())?;
 /// assert_eq!(archive.header().metadata().and_then(|metadata| metadata.get("title")), Some("first"));
 /// # Ok::<(), Box<dyn std::error::Error>>(())
@@ -95,7 +88,6 @@ pub enum Way {
 pub fn update_metadata(
     path: &Path,
     change: &MetadataChange<'_>,
-    way: Way,
     options: &SaveOptions,
     watch: &dyn Watch,
 ) -> Result<Edited, Error> {
@@ -113,7 +105,7 @@ pub fn update_metadata(
     if let Some((_, record)) = change.set.iter().find(|pair| pair.0 == CHECKSUMS_KEY) {
         RecordedDigests::parse(record, &header, Some(path))?;
     }
-    if way == Way::InPlace
+    if !change.rewrite
         && !held.is_shared
         && let Some(edited) = edit_metadata(&head, &header, new.as_deref())
         && let Some((begin, bytes)) = within_a_page(&head, &edited)
@@ -133,8 +125,8 @@ pub fn update_metadata(
 /// of the file stay as they are. Names that share the tensor ([`aliases`](crate::binding::aliases)) are names of the new one, and
 /// it may be named by any of them.
 ///
-/// A digest that the file keeps of the tensor becomes that of the new bytes. ModelSpec's, which is of all data, is left
-/// out, and so are signatures: it would be wrong, and to make another takes reading everything.
+/// The file's digest of the tensor is computed again. ModelSpec's digest, which covers all data, and signatures are
+/// removed: they would be wrong, and computing the digest again would take reading everything.
 ///
 /// It is always a new file: tensors are longer than what can be changed at once, and a reader must not see half of one.
 ///
@@ -218,7 +210,7 @@ fn stored_as<'h>(name: &str, header: &'h Header, path: &Path) -> Result<Entry<'h
     }
 }
 
-/// The head of the file after `payload` became the tensor `name`: another where it keeps digests of that.
+/// Return the head of the file after `payload` became the tensor `name`: a new one if the file keeps digests of that.
 fn head_with_digest(
     path: &Path,
     head: Vec<u8>,
@@ -242,6 +234,7 @@ fn head_with_digest(
     let change = MetadataChange {
         set: &set,
         remove: &of_all,
+        ..MetadataChange::default()
     };
     let pairs = changed(header.metadata(), &change);
     match edit_metadata(&head, header, pairs.as_deref()) {
@@ -250,7 +243,7 @@ fn head_with_digest(
     }
 }
 
-/// The pairs after `change`, by their keys; `None` where there is no metadata and none is added.
+/// Return the pairs after `change`, sorted by key; `None` if there is no metadata and none is added.
 fn changed<'a>(old: Option<&'a Metadata>, change: &MetadataChange<'a>) -> Option<Vec<(&'a str, &'a str)>> {
     if old.is_none() && change.set.is_empty() {
         return None;
@@ -286,7 +279,7 @@ fn without_stale_signatures<'a>(
     new.map(|pairs| pairs.into_iter().filter(|pair| !is_stale(pair)).collect())
 }
 
-/// Whether both say the same, in any order.
+/// Return whether both hold the same pairs, in any order.
 fn same(old: Option<&[(&str, &str)]>, new: Option<&[(&str, &str)]>) -> bool {
     let (Some(old), Some(new)) = (old, new) else {
         return old.is_none() && new.is_none();
@@ -296,8 +289,8 @@ fn same(old: Option<&[(&str, &str)]>, new: Option<&[(&str, &str)]>) -> bool {
     sorted == new
 }
 
-/// Where the two, which are of one length, begin to differ, and the bytes of `new` up to where they cease to. `None`
-/// when these do not lie in one page.
+/// Return the position of the first difference of the two, which have one length, and the bytes of `new` up to the last
+/// difference. `None` if these are not in one page.
 fn within_a_page<'n>(old: &[u8], new: &'n [u8]) -> Option<(u64, &'n [u8])> {
     let same = |pair: &(&u8, &u8)| pair.0 == pair.1;
     let begin = old.iter().zip(new).take_while(same).count();
@@ -371,11 +364,13 @@ mod tests {
         let change = MetadataChange {
             set: &[("b", "2"), ("a", "1")],
             remove: &["c", "absent"],
+            ..MetadataChange::default()
         };
         assert_eq!(changed(None, &change), Some(vec![("a", "1"), ("b", "2")]));
         let none = MetadataChange {
             set: &[],
             remove: &["c"],
+            ..MetadataChange::default()
         };
         assert_eq!(changed(None, &none), None);
     }

@@ -1,31 +1,30 @@
-//! Metadata that speaks of tensors: what it says in a file, and what becomes of it in the next. Nothing else writes it
-//! anew when tensors are renamed, left out, put together or shared out.
+//! Metadata that describes tensors: its meaning in a file, and its entry in the next. No other code rewrites it when
+//! tensors are renamed, dropped, merged or split.
 //!
 //! | record | in a file of tensors of other files | in a file of other tensors |
 //! |---|---|---|
 //! | `ingot.shared`, names without a tensor of their own | made of the names that are taken; a tensor whose own name is not among them is stored under one that is | left out |
-//! | `ingot.checksums`, digests of tensors | those of the tensors, under their new names; one of a part that is stored now is made | left out, or made by the save |
-//! | `modelspec.hash_sha256`, the digest of the data | that of the file whose data it is, all and in its order; else left out | left out, or made by the save |
+//! | `ingot.checksums`, digests of tensors | the tensors' digests, under their new names; the digest of a part that becomes a tensor is computed | left out, or made by the save |
+//! | `modelspec.hash_sha256`, the digest of the data | copied if the data is the whole data of one file in its order; else left out | left out, or made by the save |
 //! | `vouch_credential`, a signature of the data | left out | left out |
 //! | `sshs_model_hash`, `sshs_legacy_hash`: hashes of the data by kohya's scripts | left out | kept: the scripts compute them for the tensors that they save |
 //! | `c2pa:manifest`, `c2pa:manifest.uri`, `__signature__`, `sigstore`: signatures of the whole file | left out, and by an edit of other metadata too | left out |
 //!
-//! An index speaks of files; what stands under these keys in its metadata says nothing and is left out, and its totals
-//! are counted anew.
+//! An index describes files, so entries under these keys in its metadata are removed, and its totals are computed again.
 
 use std::borrow::Cow;
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::path::Path;
 
 use ingot_format::{
-    CHECKSUMS_KEY, Checksums, Entry, Excerpt, Header, MODEL_SPEC_KEY, Quoted, Remedy, SHARED_KEY,
-    SharedError, SharedName, parse_shared, render_shared,
+    CHECKSUMS_KEY, Checksums, Excerpt, Header, MODEL_SPEC_KEY, Quoted, Remedy, SHARED_KEY, SharedError,
+    SharedName, parse_shared, render_shared,
 };
 
 use crate::checkpoint::aliases::{named, refused};
 use crate::digest::{Algorithm, Digest};
 use crate::error::Error;
-use crate::file::Archive;
+use crate::file::{Archive, Tensor};
 use crate::verify::RecordedDigests;
 
 /// The keys of signatures of a whole file, its metadata too: by C2PA, CryptoTensors and Sigstore.
@@ -86,8 +85,8 @@ pub fn passed_over(path: &Path, header: &Header) -> Vec<(Error, Remedy)> {
     found
 }
 
-/// Fails where `text` as the record of shared tensors of the file at `path` is none that a reader takes, or speaks of
-/// names that are tensors of their own or of tensors that are not there.
+/// Fail if readers would refuse `text` as the record of shared tensors of the file at `path`, or if it describes names of
+/// stored tensors, or tensors that the file lacks.
 pub(crate) fn check_shared(text: &str, header: &Header, path: &Path) -> Result<(), Error> {
     let fault = match (parse_shared(text), named(text, header)) {
         (Err(fault), _) | (_, Err(fault)) => Some(fault),
@@ -106,17 +105,15 @@ pub(crate) fn check_shared(text: &str, header: &Header, path: &Path) -> Result<(
 /// A tensor of another file, and its name in the new one.
 #[derive(Clone, Copy, Debug)]
 pub struct Pick<'a> {
-    /// The file.
-    pub file: &'a Archive,
-    /// The tensor, by its place in the order of the data.
-    pub number: usize,
-    /// What it is called from now on.
+    /// The stored tensor.
+    pub tensor: Tensor<'a>,
+    /// The new name.
     pub name: &'a str,
-    /// What the name is in the file.
+    /// The part of the tensor that the old name has.
     pub role: Role<'a>,
 }
 
-/// What a name of a file stands for.
+/// The meaning of a name in a file.
 #[derive(Clone, Copy, Debug)]
 pub enum Role<'a> {
     /// A tensor that is stored.
@@ -128,28 +125,19 @@ pub enum Role<'a> {
     Part(&'a Excerpt),
 }
 
-/// A tensor that a new file stores: one of another file, or a part of one that goes by itself from now on.
-#[derive(Clone, Debug)]
-pub(crate) struct Stored<'a> {
-    pub(crate) file: &'a Archive,
-    pub(crate) entry: Entry<'a>,
-    pub(crate) name: &'a str,
-    pub(crate) part: Option<Excerpt>,
-}
-
 /// Which of `picks` the new file stores, and the record of the others.
 ///
-/// A tensor whose own name is not picked is stored under the first of its other names, or else as the first part that
-/// holds all others; where there is none, each part is stored by itself.
-pub(crate) fn settled<'a>(picks: &[Pick<'a>]) -> (Vec<Stored<'a>>, Option<String>) {
+/// A tensor whose own name is not picked is stored under the first of its other names, or else as the first part that holds
+/// all others. If no part does, each part is stored by itself.
+pub(crate) fn settled<'a>(picks: &[Pick<'a>]) -> (Vec<Pick<'a>>, Option<String>) {
     let mut others: BTreeMap<(*const Archive, usize), Vec<&Pick<'a>>> = BTreeMap::new();
     let mut homes = HashMap::new();
     let mut stored = Vec::new();
     for pick in picks {
-        let tensor = (std::ptr::from_ref(pick.file), pick.number);
+        let tensor = (std::ptr::from_ref(pick.file()), pick.tensor.number());
         if let Role::Tensor = pick.role {
             homes.insert(tensor, pick.name);
-            stored.extend(Stored::of(pick));
+            stored.push(*pick);
         } else {
             others.entry(tensor).or_default().push(pick);
         }
@@ -167,7 +155,7 @@ pub(crate) fn settled<'a>(picks: &[Pick<'a>]) -> (Vec<Stored<'a>>, Option<String
 }
 
 /// As [`settled`], for the names of one tensor whose own is not among them.
-fn settle_homeless<'a>(names: &[&Pick<'a>], stored: &mut Vec<Stored<'a>>, record: &mut Vec<SharedName>) {
+fn settle_homeless<'a>(names: &[&Pick<'a>], stored: &mut Vec<Pick<'a>>, record: &mut Vec<SharedName>) {
     let whole = names.iter().find(|pick| pick.part().is_none());
     let Some(home) = whole.or_else(|| holding_all(names)) else {
         let mut first: BTreeMap<&Excerpt, &str> = BTreeMap::new();
@@ -177,13 +165,13 @@ fn settle_homeless<'a>(names: &[&Pick<'a>], stored: &mut Vec<Stored<'a>>, record
                 Some(twin) => record.push(pick.shared(twin, None)),
                 None => {
                     first.insert(part, pick.name);
-                    stored.extend(Stored::of(pick));
+                    stored.push(**pick);
                 }
             }
         }
         return;
     };
-    stored.extend(Stored::of(home));
+    stored.push(**home);
     let begin = home.part().map_or(0, Excerpt::begin);
     for pick in names.iter().filter(|pick| pick.name != home.name) {
         let is_twin = pick.part() == home.part();
@@ -195,7 +183,7 @@ fn settle_homeless<'a>(names: &[&Pick<'a>], stored: &mut Vec<Stored<'a>>, record
     }
 }
 
-/// The first of these parts in whose elements, one after the other, all others lie.
+/// Return the first of these parts that is contiguous and contains all others.
 fn holding_all<'p, 'a>(names: &'p [&Pick<'a>]) -> Option<&'p &'p Pick<'a>> {
     let parts = || names.iter().filter_map(|pick| pick.part());
     let begin = parts().map(Excerpt::begin).min()?;
@@ -206,20 +194,12 @@ fn holding_all<'p, 'a>(names: &'p [&Pick<'a>]) -> Option<&'p &'p Pick<'a>> {
     })
 }
 
-impl<'a> Stored<'a> {
-    /// `None` where the file has no such tensor.
-    fn of(pick: &Pick<'a>) -> Option<Stored<'a>> {
-        Some(Stored {
-            file: pick.file,
-            entry: pick.file.header().entry(pick.number)?,
-            name: pick.name,
-            part: pick.part().cloned(),
-        })
-    }
-}
-
 impl<'a> Pick<'a> {
-    fn part(&self) -> Option<&'a Excerpt> {
+    pub(super) fn file(&self) -> &'a Archive {
+        self.tensor.archive()
+    }
+
+    pub(super) fn part(&self) -> Option<&'a Excerpt> {
         match self.role {
             Role::Part(part) => Some(part),
             Role::Tensor | Role::Alias => None,
@@ -235,25 +215,25 @@ impl<'a> Pick<'a> {
     }
 }
 
-/// The record of the digests that files keep of these tensors; `None` where they keep none that can be used. Of a part
-/// that is a tensor of its own now there is no digest yet: `digest` takes it.
+/// Return the record of the digests that the files keep of these tensors; `None` if they keep none that can be used.
+/// `digest` computes the digest of a part that becomes a tensor.
 ///
-/// A file keeps digests of one algorithm. Where files have several, it is that of the most tensors.
+/// A file keeps digests of one algorithm. If the files have several, the algorithm of the most tensors wins.
 pub(crate) fn checksums(
-    tensors: &[Stored<'_>],
-    mut digest: impl FnMut(&Stored<'_>, Algorithm) -> Result<Digest, Error>,
+    stored: &[Pick<'_>],
+    mut digest: impl FnMut(&Pick<'_>, Algorithm) -> Result<Digest, Error>,
 ) -> Result<Option<String>, Error> {
     let mut records = HashMap::new();
-    let mut known: Vec<(&Stored<'_>, Algorithm, String)> = Vec::new();
-    for tensor in tensors {
+    let mut known: Vec<(&Pick<'_>, Algorithm, String)> = Vec::new();
+    for pick in stored {
         let record = records
-            .entry(std::ptr::from_ref(tensor.file))
-            .or_insert_with(|| digests_of(tensor.file.header()));
+            .entry(std::ptr::from_ref(pick.file()))
+            .or_insert_with(|| digests_of(pick.file().header()));
         if let Some((algorithm, record)) = record
-            && let Some(digest) = record.get(tensor.entry.name)
+            && let Some(digest) = record.get(pick.tensor.entry().name)
             && Digest::from_hex(*algorithm, digest).is_some()
         {
-            known.push((tensor, *algorithm, digest.to_owned()));
+            known.push((pick, *algorithm, digest.to_owned()));
         }
     }
     let of = |algorithm| known.iter().filter(|known| known.1 == algorithm).count();
@@ -261,15 +241,15 @@ pub(crate) fn checksums(
         return Ok(None);
     };
     known.retain(|known| known.1 == algorithm);
-    for (tensor, _, text) in &mut known {
-        if tensor.part.is_some() {
-            *text = digest(tensor, algorithm)?.to_string();
+    for (pick, _, text) in &mut known {
+        if pick.part().is_some() {
+            *text = digest(pick, algorithm)?.to_string();
         }
     }
     let digests = known
         .iter()
-        .map(|(tensor, _, text)| (tensor.name, Cow::Borrowed(text.as_str())));
-    // A name that comes twice is refused with the tensors.
+        .map(|(pick, _, text)| (pick.name, Cow::Borrowed(text.as_str())));
+    // Duplicate names are refused with the tensors.
     let record = Checksums::new(algorithm.name(), digests).ok();
     Ok(record
         .filter(|record| record.iter().len() > 0)

@@ -34,7 +34,7 @@ pub struct Appender {
     metadata: Option<Vec<(String, String)>>,
     /// Bytes before the data.
     reserved: u64,
-    /// Bytes of the header as far as it is known.
+    /// Bytes of the header for the tensors so far.
     header_nbytes: u64,
     tensors: Vec<(String, Dtype, Vec<u64>)>,
     names: HashSet<String>,
@@ -64,7 +64,7 @@ impl Appender {
             reserve: reserve.saturating_sub(head_nbytes).next_multiple_of(8),
             ..LayoutOptions::default()
         };
-        // Only for what it refuses: more than a header may have.
+        // Fails if the header is longer than a header may be.
         let reserved = layout_with(&[], metadata, Format::Safetensors, &room).map_err(unstorable(path))?;
         Ok(Appender {
             temp: Some(Temp::create(path, 0, options, watch)?),
@@ -92,9 +92,9 @@ impl Appender {
     /// Appends a tensor.
     ///
     /// # Errors
-    /// [`Error::Unstorable`] for a name that is there or reserved, or a size that is none; [`Error::Edit`] with
-    /// [`EditError::ReserveFull`], [`EditError::Mismatch`] or [`EditError::Committed`]; [`Error::Write`]. The file is as
-    /// it was then.
+    /// [`Error::Unstorable`] if the name exists or is reserved, or the size is invalid; [`Error::Edit`] with
+    /// [`EditError::ReserveFull`], [`EditError::Mismatch`] or [`EditError::Committed`]; [`Error::Write`]. The file is
+    /// unchanged then.
     pub fn append(
         &mut self,
         name: &str,
@@ -141,7 +141,7 @@ impl Appender {
         Ok(())
     }
 
-    /// Gives the file its header and its name.
+    /// Write the header of the file, and rename it to its path.
     ///
     /// # Errors
     /// [`Error::Write`]; [`Error::Edit`] with [`EditError::Committed`].
@@ -150,7 +150,7 @@ impl Appender {
         let nbytes = self.reserved + self.end;
         let temp = self.open()?;
         temp.write(&head, 0)?;
-        // What a failed append left behind is no tensor's.
+        // Bytes of a failed append belong to no tensor.
         let cut = temp.file().set_len(nbytes);
         cut.map_err(|fault| temp.write_fault(fault))?;
         temp.publish(watch)?;
@@ -166,7 +166,7 @@ impl Appender {
         }
     }
 
-    /// What one tensor alone must keep to, and its size.
+    /// Check the rules for one tensor, and return its size.
     fn check(&self, spec: &Spec<'_>) -> Result<u64, Error> {
         let (one, options) = (std::slice::from_ref(spec), LayoutOptions::default());
         let alone = layout_with(one, None, Format::Safetensors, &options).map_err(unstorable(&self.path))?;
@@ -177,7 +177,7 @@ impl Appender {
         Ok(alone.header.data_nbytes())
     }
 
-    /// The header for the tensors that are there, and for `next`, as long as what was reserved, if it is not longer.
+    /// Return the header for the appended tensors and `next`, as long as the reserved one, unless it is longer.
     fn laid_out(&self, next: Option<Spec<'_>>) -> Result<Layout, Error> {
         let specs: Vec<Spec<'_>> = self
             .tensors

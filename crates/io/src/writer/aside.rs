@@ -7,8 +7,8 @@ use crate::options::SaveOptions;
 use crate::save::Temp;
 use crate::watch::Watch;
 
-/// An empty file beside a path. As with a [`Writer`](crate::Writer), losing it leaves what is at the path, and the
-/// next save to this path cleans up after a process that was killed.
+/// An empty file beside a path. As with a [`Writer`](crate::Writer), dropping it leaves the file at the path unchanged, and
+/// the next save to this path cleans up after a process that was killed.
 pub struct Aside {
     /// `None` once it is committed.
     temp: Option<Temp>,
@@ -18,7 +18,7 @@ impl Aside {
     /// Makes the file.
     ///
     /// # Errors
-    /// [`Error::Write`]; [`Error::Edit`] when somebody else fills a file for this path, or it can have none.
+    /// [`Error::Write`]; [`Error::Edit`] if another writer fills a file for this path, or a file cannot be made there.
     pub fn create(path: &Path, options: &SaveOptions, watch: &dyn Watch) -> Result<Aside, Error> {
         let temp = Some(Temp::create(path, 0, options, watch)?);
         Ok(Aside { temp })
@@ -30,7 +30,7 @@ impl Aside {
         self.temp.as_ref().map(Temp::draft_path)
     }
 
-    /// Gives the file the name of its path. A second time, nothing happens.
+    /// Rename the file to its path. Later calls do nothing.
     ///
     /// # Errors
     /// [`Error::Write`]; [`Error::Open`] for a file that is not to be replaced. The new one is gone then. [`Error::Edit`] in the

@@ -1,4 +1,4 @@
-//! Files of other formats in which the bytes of tensors stand as ours have them.
+//! Files of other formats that store the bytes of tensors as ours do.
 
 use std::path::{Path, PathBuf};
 
@@ -13,7 +13,7 @@ use crate::workers::watched;
 /// Bytes that are compared at a time: two of them stay in the cache of a core.
 const STEP: u64 = 256 << 10;
 
-/// An open file of any format. Whoever knows the format says where the bytes of a tensor stand in it.
+/// An open file of any format. Callers that know the format pass the positions of tensors in it.
 #[derive(Debug)]
 pub struct ForeignFile {
     path: PathBuf,
@@ -53,7 +53,7 @@ impl ForeignFile {
         copied.map_err(unopened(&self.path))?
     }
 
-    /// Whether the `nbytes` bytes from `position` on are those of `tensor` from its byte `begin` on.
+    /// Return whether the `nbytes` bytes from `position` on equal the bytes of `tensor` from its byte `begin` on.
     ///
     /// # Errors
     /// [`Error::Read`] when one of the two cannot be read; [`Error::Interrupted`].

@@ -1,12 +1,11 @@
-//! What all who fill one file tell each other.
+//! The record of a write that processes share.
 //!
-//! A file beside the one that is filled, to which records are only ever appended, one batch after another. The order of
-//! the records decides: whoever claims bytes and finds in an earlier record that somebody else has them, has lost, and all
-//! who read the journal see it the same way. So no lock is held while anything is written, and a process that dies leaves
-//! claims that nobody has made good.
+//! A file beside the temporary file, to which processes only append records, one batch after another. The order of the
+//! records decides: the earliest record wins, and a later claim that overlaps it fails. All readers of the journal see the
+//! same order. So no lock is held while bytes are written, and a process that dies leaves open claims.
 //!
-//! A batch is one record, or a claim and its ranges. It carries its own hash, so that bytes which nobody here wrote are
-//! told from a record, whichever they are: else a claim that failed could pass for one that was made good.
+//! A batch is one record, or a claim and its ranges. It carries its own hash, so that foreign bytes are never taken for a
+//! record: else a claim that failed could pass for a completed one.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -21,9 +20,9 @@ use super::coverage::Coverage;
 use crate::disk;
 use crate::payload::FileRange;
 
-/// Bytes of a record: three words, which are what it is and two numbers.
+/// Bytes of a record: three words, which are its kind and two numbers.
 pub(super) const RECORD: usize = 24;
-/// Where the hash of a batch stands in it: the second number of its first record.
+/// The place of the hash in a batch: the second number of its first record.
 const CHECK: Range<usize> = 16..24;
 /// Bytes that are read at a time, where no batch is longer. There is no telling how long a file is that others can
 /// write to.
@@ -51,7 +50,7 @@ struct Inner {
 /// Why a journal can be used no longer.
 #[derive(Debug)]
 pub(super) enum JournalFault {
-    /// It does not hold what was written to it.
+    /// It does not hold the records that were written to it.
     Broken,
     /// The system does not read or write it.
     System(io::Error),
@@ -70,22 +69,22 @@ pub(super) enum Verdict {
     Accepted,
     /// Somebody has a byte of it. The number of the range in its batch.
     Taken(usize),
-    /// Bytes are missing, or were claimed and not made good.
+    /// Bytes are missing, or a claim is open.
     Incomplete,
     Ended(End),
 }
 
-/// A claim, which its owner makes good or takes back.
+/// A claim, which its owner completes or takes back.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Claim(pub(super) u64);
 
-/// What the records say, in their order.
+/// The state that the records describe, in their order.
 #[derive(Debug)]
 struct JournalState {
     /// Bytes that the file will have.
     total: u64,
     taken: Coverage,
-    /// Claims that were not made good yet, by the position of the record.
+    /// Claims that are not completed, by the position of the record.
     open: HashMap<u64, Vec<Range<u64>>>,
     end: Option<End>,
 }
@@ -118,7 +117,7 @@ impl Journal {
         }
     }
 
-    /// Claims `ranges`, none of which is empty, all or none.
+    /// Claim all of `ranges`, or none. No range is empty.
     pub(super) fn claim(&self, ranges: &[Range<u64>]) -> Result<(Claim, Verdict), JournalFault> {
         let (position, verdict) = self.append(&batch(CLAIM, to_u64(ranges.len()), ranges))?;
         Ok((Claim(position), verdict))
@@ -139,23 +138,23 @@ impl Journal {
         self.append(&batch(COMMIT, 0, &[])).map(|found| found.1)
     }
 
-    /// Nothing is written from here on, because nobody will finish the file.
+    /// End the journal: no process will finish the file.
     pub(super) fn abandon(&self) -> Result<Verdict, JournalFault> {
         self.append(&batch(ABANDON, 0, &[])).map(|found| found.1)
     }
 
-    /// All who had a part in it so far are gone, and one goes on: what they claimed and did not make good is free again,
-    /// and a commit that they did not get done may come again.
+    /// Take over a file that all of its writers have left: open claims are released, and a commit whose outcome was lost
+    /// may be repeated.
     pub(super) fn take_over(&self) -> Result<Verdict, JournalFault> {
         self.append(&batch(TAKE_OVER, 0, &[])).map(|found| found.1)
     }
 
-    /// How it ended, as far as was read.
+    /// Return how it ended, as far as it was read.
     pub(super) fn end(&self) -> Option<End> {
         self.inner().state.end
     }
 
-    /// How it ended, by all that stands there now.
+    /// Return how it ended, after reading all records.
     pub(super) fn end_now(&self) -> Result<Option<End>, JournalFault> {
         let mut inner = self.inner();
         let end = disk::facts(&inner.file)?.nbytes;
@@ -178,7 +177,7 @@ impl Journal {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Appends a batch, and reads what others appended before it. Says where it stands, and what became of it.
+    /// Append a batch, and read the records that others appended before it. Return its position and the verdict on it.
     fn append(&self, batch: &[u8]) -> Result<(u64, Verdict), JournalFault> {
         let mut inner = self.inner();
         let begin = inner.write(batch)?;
@@ -191,13 +190,13 @@ impl Journal {
 }
 
 impl Inner {
-    /// Writes a batch at the end, and says where that was.
+    /// Write a batch at the end, and return its position.
     fn write(&mut self, batch: &[u8]) -> Result<u64, JournalFault> {
         let end = disk::append(&self.file, batch)?;
         end.checked_sub(to_u64(batch.len())).ok_or(JournalFault::Broken)
     }
 
-    /// Reads the records up to `end`. Gives what became of the last batch; `None` when all were read before.
+    /// Read the records up to `end`, and return the verdict on the last batch; `None` if all were read before.
     fn read_to(&mut self, end: u64) -> Result<Option<Verdict>, JournalFault> {
         if end < self.position {
             return Err(JournalFault::Broken);
@@ -236,7 +235,7 @@ impl Inner {
     }
 }
 
-/// A batch, as it stands in the file.
+/// A batch, in the form of the file.
 fn batch(kind: u64, number: u64, ranges: &[Range<u64>]) -> Vec<u8> {
     let ranges = ranges.iter().flat_map(|range| [RANGE, range.start, range.end]);
     let words = [kind, number, 0].into_iter().chain(ranges);
@@ -258,7 +257,7 @@ fn check(batch: &[u8]) -> [u8; 8] {
     hash.digest().to_le_bytes()
 }
 
-/// The first batch in `bytes`. When they end before it does, `nbytes` is what it takes by what can be seen of it.
+/// Return the first batch in `bytes`. `nbytes` becomes its size, as far as that is known if `bytes` end before the batch.
 fn first_batch<'a>(bytes: &'a [u8], nbytes: &mut u64) -> Option<&'a [u8]> {
     let records = match bytes.as_chunks::<8>().0 {
         [kind, number, ..] if u64::from_le_bytes(*kind) == CLAIM => {
@@ -271,7 +270,7 @@ fn first_batch<'a>(bytes: &'a [u8], nbytes: &mut u64) -> Option<&'a [u8]> {
 }
 
 impl JournalState {
-    /// What becomes of the batch at `position`. `None` when it is none.
+    /// Apply the batch at `position`. `None` if it is not valid.
     fn apply(&mut self, position: u64, batch: &[u8]) -> Option<Verdict> {
         let (head, ranges) = batch.split_first_chunk::<RECORD>()?;
         if head[CHECK] != check(batch) {
@@ -308,7 +307,7 @@ impl JournalState {
             [RANGE, begin, end] if begin < end && end <= self.total => Some(begin..end),
             _ => None,
         };
-        // Nothing is taken by a claim that is none: whoever reads it once more would find that as another's.
+        // An invalid claim takes nothing: reading it again would find its ranges taken.
         let ranges = records.as_chunks::<RECORD>().0.iter().map(range);
         let ranges: Vec<Range<u64>> = ranges.collect::<Option<_>>()?;
         for (number, range) in ranges.iter().enumerate() {
@@ -327,7 +326,7 @@ impl JournalState {
         }
     }
 
-    /// Whether every byte was claimed, and every claim made good.
+    /// Whether every byte was claimed, and every claim completed.
     fn is_complete(&self) -> bool {
         self.open.is_empty() && self.taken.within(&(0..self.total)) == self.total
     }
@@ -349,7 +348,7 @@ mod tests {
     use std::fs::OpenOptions;
     use std::path::Path;
 
-    /// Several who have the same journal open, each by itself, as processes do.
+    /// Several journals that have the same file open, as processes do.
     fn several(count: usize, total: u64) -> (tempfile::TempDir, Vec<Journal>) {
         let folder = tempfile::tempdir().unwrap();
         let journals = (0..count).map(|_| open(folder.path(), total)).collect();
@@ -431,7 +430,7 @@ mod tests {
         (folder, journals, bytes)
     }
 
-    /// What one who comes late finds in the journal of the folder, where it has these bytes.
+    /// The verdict on a commit through a journal that is opened late, if the file has these bytes.
     fn late(folder: &Path, bytes: &[u8]) -> Result<Verdict, JournalFault> {
         std::fs::write(folder.join("journal"), bytes).unwrap();
         open(folder, 30).commit()

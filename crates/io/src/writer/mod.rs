@@ -70,27 +70,10 @@ pub struct Writer {
     temp: Temp,
     header: Header,
     journal: Journal,
-    membership: Membership,
+    /// Whether it began the file, or took it over. Dropping it removes the file then.
+    is_founder: bool,
     /// Whether a commit was recorded and its outcome could not be read.
     is_unanswered: AtomicBool,
-}
-
-/// What becomes of a file whose writer was killed.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Orphan {
-    /// Joining it fails.
-    #[default]
-    Refuse,
-    /// The first to join it becomes its writer, and the bytes written so far stay. The caller has to know that all of them
-    /// belong together.
-    Finish,
-}
-
-/// Whether dropping the writer removes the file.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Membership {
-    Founder,
-    Guest,
 }
 
 impl Writer {
@@ -116,28 +99,29 @@ impl Writer {
         let preamble = preamble::render(nbytes, temp.name()).ok_or_else(|| broken(path))?;
         io::Write::write_all(&mut &journal, &preamble).map_err(|fault| journal_fault(path, fault))?;
         temp.keep();
-        Ok(Writer::of(temp, layout.header, journal, Membership::Founder))
+        Ok(Writer::of(temp, layout.header, journal, true))
     }
 
-    fn of(temp: Temp, header: Header, journal: File, membership: Membership) -> Writer {
+    fn of(temp: Temp, header: Header, journal: File, is_founder: bool) -> Writer {
         Writer {
             temp,
             journal: Journal::new(journal, preamble::NBYTES, header.data_nbytes()),
             header,
-            membership,
+            is_founder,
             is_unanswered: AtomicBool::new(false),
         }
     }
 
-    /// Join the file at `path`, which a writer in this or another process began. `orphan` is what happens if that writer was
-    /// killed: with [`Orphan::Finish`] this one replaces it, as soon as no other process has the file open.
+    /// Join the file at `path`, which a writer in this or another process began. If that writer was killed, joining fails,
+    /// unless the caller wants to `finish` its file: this writer then takes it over with the bytes written so far, as soon as
+    /// no other process has the file open. The caller has to know that all bytes belong together.
     ///
     /// # Errors
     /// [`Error::Edit`] with [`EditError::NothingToJoin`], [`EditError::Orphaned`] or [`EditError::BrokenJournal`];
     /// [`Error::Write`] if the temporary file or the journal cannot be opened, locked or read.
     pub fn join(
         path: &Path,
-        orphan: Orphan,
+        finish: bool,
         options: &SaveOptions,
         watch: &dyn Watch,
     ) -> Result<Writer, Error> {
@@ -145,9 +129,7 @@ impl Writer {
             if watch.interrupted() {
                 return Err(Error::Interrupted);
             }
-            if orphan == Orphan::Finish
-                && let Some(writer) = Writer::take_over(path, options, watch)?
-            {
+            if finish && let Some(writer) = Writer::take_over(path, options, watch)? {
                 return Ok(writer);
             }
             match Writer::join_living(path, options, watch) {
@@ -155,7 +137,7 @@ impl Writer {
                 Err(Error::Edit {
                     fault: EditError::Orphaned { .. },
                     ..
-                }) if orphan == Orphan::Finish => std::thread::sleep(PAUSE),
+                }) if finish => std::thread::sleep(PAUSE),
                 joined => return joined,
             }
         }
@@ -180,7 +162,7 @@ impl Writer {
             return Ok(None);
         }
         writer.judge(writer.noted(writer.journal.take_over())?, "")?;
-        writer.membership = Membership::Founder;
+        writer.is_founder = true;
         if !writer.temp.admit()? {
             return Err(EditError::NothingToJoin.about(path));
         }
@@ -203,7 +185,7 @@ impl Writer {
         let head_nbytes = Header::head_nbytes(&read(8)?, nbytes, &limits).map_err(|_| broken(path))?;
         let header = Header::parse(&read(head_nbytes)?, nbytes, &limits).map_err(|_| broken(path))?;
         let journal = temp.journal()?;
-        Ok(Writer::of(temp, header, journal, Membership::Guest))
+        Ok(Writer::of(temp, header, journal, false))
     }
 
     /// The header of the file.
@@ -326,7 +308,7 @@ impl Writer {
 
     /// Fail if the writer that began the file was killed: its bytes may be of another run.
     fn check_owner(&self) -> Result<(), Error> {
-        if self.membership == Membership::Founder || self.temp.has_owner()? {
+        if self.is_founder || self.temp.has_owner()? {
             return Ok(());
         }
         // It may have recorded the end before it left, or been killed between recording the end and acting on it.
@@ -378,7 +360,7 @@ impl Writer {
 /// Dropping the writer that began the file removes it, unless it was committed.
 impl Drop for Writer {
     fn drop(&mut self) {
-        if self.membership == Membership::Guest || self.temp.check_process().is_err() {
+        if !self.is_founder || self.temp.check_process().is_err() {
             return;
         }
         let is_committed = matches!(self.journal.abandon(), Ok(Verdict::Ended(End::Committed)));

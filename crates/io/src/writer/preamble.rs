@@ -1,4 +1,4 @@
-//! Where the notes of those who fill one file begin: what others need to join.
+//! The beginning of the journal of a shared file: the facts that others need to join.
 
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
@@ -12,9 +12,9 @@ use crate::payload::FileRange;
 
 /// What it begins with, and the version of the rest.
 const MAGIC: [u8; 8] = *b"ingot-w2";
-/// Bytes of what it says: that, the size of the file, and the name of the temporary file, after its length.
+/// Bytes before the hash: the magic, the size of the file, and the name of the temporary file after its length.
 const SAID: u64 = 8 + 8 + 8 + 256;
-/// Bytes of the whole, with the XXH3 of what it says at the end.
+/// Bytes of the preamble: those and their XXH3.
 pub(super) const NBYTES: u64 = SAID + 8;
 
 /// `None` when the name of the temporary file is too long.
@@ -32,8 +32,8 @@ pub(super) fn render(nbytes: u64, name: &OsStr) -> Option<Vec<u8>> {
     })
 }
 
-/// The size of the file, and the name of the temporary file. `None` where whoever made the notes has not come further yet,
-/// or fills the file alone.
+/// Return the size of the file and the name of the temporary file. `None` if the process that made the journal has not
+/// written them yet, or fills the file alone.
 pub(super) fn read(notes: &File) -> Result<Option<(u64, OsString)>, JournalFault> {
     if disk::facts(notes)?.nbytes == 0 {
         return Ok(None);

@@ -1,4 +1,4 @@
-//! Journals held against a model, which knows of each byte who has it: for a test, and for the fuzz target `journal`.
+//! Journals held against a model, which knows the owner of each byte: for a test, and for the fuzz target `journal`.
 #![allow(unreachable_pub, reason = "what `fuzzing` passes on, where there is that")]
 
 use std::collections::BTreeSet;
@@ -20,7 +20,7 @@ const TOTAL: usize = 48;
 /// How many have the journal open, each by itself, as processes do.
 const PARTIES: usize = 3;
 
-/// What somebody does, where a number stands for who it is, and another one for which claim of all that were made.
+/// A step of one party. The first number is the party, and another one a claim of all that were made.
 #[derive(Clone, Debug)]
 pub enum Step {
     /// Claims ranges, each by its first byte and by its length, which is one more.
@@ -31,32 +31,32 @@ pub enum Step {
     Failed(u8, u8),
     /// Has all of it for good, if it is whole.
     Commit(u8),
-    /// Gives it up.
+    /// Abandon the file.
     Abandon(u8),
     /// Goes on where others have died.
     TakeOver(u8),
     /// Reads what others have written since.
     Look(u8),
-    /// Writes a record that nobody here writes, with the hash that it needs; one of a claim with these ranges.
+    /// Write a record that no party wrote, with the hash that it needs; of a claim with these ranges.
     Forge(u64, u64, Vec<[u64; 3]>),
-    /// Writes bytes, of which no more than a record has.
+    /// Write at most as many bytes as a record has.
     Scribble(Vec<u8>),
 }
 
-/// What all that stands in the journal says.
+/// The state that all records in the journal describe.
 #[derive(Clone, Debug, Default)]
 struct Expected {
     /// Which claim has each byte.
     owners: Vec<Option<u64>>,
-    /// The claims that were not made good.
+    /// The claims that are not completed.
     open: BTreeSet<u64>,
     end: Option<End>,
     is_broken: bool,
 }
 
 impl Expected {
-    /// What becomes of the record that stands at `position`, with the ranges of a claim behind it. `None` when it is none,
-    /// and for all that stand behind such a one.
+    /// Apply the record at `position`, with the ranges of a claim behind it. `None` if it is not valid, and for all records
+    /// behind such a one.
     fn add(&mut self, position: u64, kind: u64, number: u64, ranges: &[[u64; 3]]) -> Option<Verdict> {
         let verdict = if self.is_broken {
             None
@@ -127,12 +127,12 @@ struct World {
     /// What each of them has read.
     read: Vec<Expected>,
     now: Expected,
-    /// Of whom nobody knows.
+    /// A file that no party knows.
     other: File,
     claims: Vec<Claim>,
 }
 
-/// Runs `steps` in a journal at `path`, where there is none yet.
+/// Run `steps` in a new journal at `path`.
 ///
 /// # Errors
 /// What differs from the model.
@@ -256,13 +256,13 @@ impl World {
         self.other.write_all(bytes).map_err(|fault| fault.to_string())
     }
 
-    /// Where the next record comes to stand.
+    /// The position of the next record.
     fn position(&self) -> Result<u64, String> {
         let facts = self.other.metadata().map_err(|fault| fault.to_string())?;
         Ok(facts.len())
     }
 
-    /// Compares what one has found, who has read all by now, and what each of them knows.
+    /// Compare the finding of one party, which has read all records by now, with the model.
     fn has_read<T: PartialEq + std::fmt::Debug>(
         &mut self,
         who: usize,
@@ -289,7 +289,7 @@ impl World {
     }
 }
 
-/// One of those who have the journal open.
+/// A party that has the journal open.
 fn party(who: u8) -> usize {
     usize::from(who) % PARTIES
 }

@@ -6,7 +6,7 @@ use std::path::Path;
 use ingot_format::{Dtype, Format, Index, LayoutOptions, Spec};
 use proptest::prelude::*;
 
-use super::{Membership, Orphan, Writer};
+use super::Writer;
 use crate::error::Error;
 use crate::options::SaveOptions;
 use crate::payload::Payload;
@@ -19,11 +19,12 @@ const OPTIONS: SaveOptions = SaveOptions {
     replace_read_only: false,
 };
 
-/// What one of the writers does, where a number stands for who it is and a byte for what it writes.
+/// A step of one of the writers. A number is the writer, and a byte its content.
 #[derive(Clone, Debug)]
 enum Action {
     Create,
-    Join(Orphan),
+    /// Whether to finish the file if its writer was killed.
+    Join(bool),
     Write(usize, u64, u8),
     /// It claims a cell and does not get any further.
     Claim(usize, u64),
@@ -36,7 +37,7 @@ fn steps() -> impl Strategy<Value = Vec<Action>> {
     let (who, cell) = (0..4_usize, 0..CELLS);
     let step = prop_oneof![
         2 => Just(Action::Create),
-        3 => prop_oneof![Just(Action::Join(Orphan::Refuse)), Just(Action::Join(Orphan::Finish))],
+        3 => any::<bool>().prop_map(Action::Join),
         8 => (who.clone(), cell.clone(), 1..255_u8).prop_map(|(who, cell, value)| Action::Write(who, cell, value)),
         1 => (who.clone(), cell).prop_map(|(who, cell)| Action::Claim(who, cell)),
         3 => who.clone().prop_map(Action::Commit),
@@ -59,11 +60,11 @@ struct ExpectedDraft {
     founder: Option<usize>,
     here: BTreeSet<usize>,
     cells: BTreeMap<u64, u8>,
-    /// Cells that were claimed and not made good.
+    /// Cells that are claimed and not written.
     claimed: BTreeSet<u64>,
 }
 
-/// The writers that there are, by a number that nobody else gets.
+/// The writers, by their numbers, which are never used again.
 struct World<'a> {
     path: &'a Path,
     writers: BTreeMap<usize, Writer>,
@@ -84,7 +85,7 @@ impl World<'_> {
         }
     }
 
-    /// Calls `act` for one of those who are there, if anybody is.
+    /// Call `act` for one of the writers, if there are any.
     fn with(
         &mut self,
         who: usize,
@@ -129,29 +130,29 @@ impl World<'_> {
         Ok(())
     }
 
-    fn join(&mut self, orphan: Orphan) -> Result<(), TestCaseError> {
+    fn join(&mut self, finish: bool) -> Result<(), TestCaseError> {
         // Who waits for others to leave waits for long.
         let draft = self.model.draft.as_ref();
         let waits = draft.is_some_and(|draft| draft.founder.is_none() && !draft.here.is_empty());
-        if waits && orphan == Orphan::Finish {
+        if waits && finish {
             return Ok(());
         }
-        let joined = Writer::join(self.path, orphan, &OPTIONS, &Unwatched);
+        let joined = Writer::join(self.path, finish, &OPTIONS, &Unwatched);
         let expected = match draft {
             None => Err("nothing-to-join"),
-            Some(draft) if draft.founder.is_some() => Ok(Membership::Guest),
-            Some(_) if orphan == Orphan::Refuse => Err("orphaned"),
-            Some(_) => Ok(Membership::Founder),
+            Some(draft) if draft.founder.is_some() => Ok(false),
+            Some(_) if !finish => Err("orphaned"),
+            Some(_) => Ok(true),
         };
         match expected {
             Err(expected) => prop_assert_eq!(code(joined.map(drop)), expected),
-            Ok(membership) => {
+            Ok(is_founder) => {
                 let joined = joined.unwrap();
-                prop_assert!(joined.membership == membership);
+                prop_assert_eq!(joined.is_founder, is_founder);
                 let id = self.add(joined);
                 let draft = self.model.draft.as_mut().unwrap();
                 draft.here.insert(id);
-                if membership == Membership::Founder {
+                if is_founder {
                     draft.founder = Some(id);
                     draft.claimed.clear();
                 }
@@ -164,7 +165,7 @@ impl World<'_> {
     fn refusal(&self, id: usize) -> Option<&'static str> {
         match &self.model.draft {
             Some(draft) if draft.here.contains(&id) => draft.founder.is_none().then_some("orphaned"),
-            // Its file has come to an end, one way or the other.
+            // Its file has ended, one way or the other.
             _ => Some("ended"),
         }
     }
@@ -221,7 +222,7 @@ impl World<'_> {
         let mut writer = self.writers.remove(&id).unwrap();
         if dies {
             // As when the process ends: all is closed, and nothing else happens.
-            writer.membership = Membership::Guest;
+            writer.is_founder = false;
         }
         drop(writer);
         if let Some(draft) = self.model.draft.as_mut()
@@ -236,7 +237,7 @@ impl World<'_> {
         Ok(())
     }
 
-    /// What the path leads to is what was committed last, whole.
+    /// The path leads to the last committed file, complete.
     fn check(&self) -> Result<(), TestCaseError> {
         let found = std::fs::read(self.path).ok();
         let data = found.map(|bytes| bytes[bytes.len() - usize::try_from(CELLS).unwrap()..].to_vec());
@@ -249,7 +250,7 @@ fn code(done: Result<(), Error>) -> String {
     done.err().map_or(String::new(), |fault| fault.code().to_owned())
 }
 
-/// Whether a writer that may not go on was told why.
+/// Check that a writer that cannot continue has reported the reason.
 fn ended(refusal: Option<&str>, code: &str) -> Result<(), TestCaseError> {
     match refusal {
         Some("ended") => prop_assert!(["committed", "abandoned"].contains(&code), "{}", code),
