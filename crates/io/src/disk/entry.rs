@@ -43,7 +43,7 @@ pub(crate) struct Blob {
     pub(super) digest: OsString,
 }
 
-/// Directories of which one is beside the blobs of a store.
+/// A content-addressed store has one of these directories beside its blobs.
 pub(crate) const BESIDE_BLOBS: [&str; 2] = ["snapshots", "refs"];
 /// The directory of the blobs.
 pub(crate) const BLOBS: &str = "blobs";
@@ -111,7 +111,7 @@ impl DirectoryEntry {
         directory.check_writable(name).step(step::READ_ONLY)
     }
 
-    /// Opens the file for writing in place, or makes it; says whether it made it.
+    /// Open the file for writing in place, or make it. Return whether it was made.
     pub(crate) fn open(&self) -> io::Result<(File, bool)> {
         let open = |opening| self.directory.file(&self.name, opening);
         loop {
@@ -133,7 +133,7 @@ impl DirectoryEntry {
         let _ = self.directory.remove(&self.name);
     }
 
-    /// The attributes that the new file gets, and who may read it until then.
+    /// Return the attributes for the new file, and its readers until it has them.
     pub(crate) fn inherited(&self) -> io::Result<(Option<Attributes>, Birth)> {
         let mut attributes = self.attributes()?;
         if attributes.is_none()
@@ -161,7 +161,8 @@ fn final_name(name: &OsStr) -> Option<&OsStr> {
         .flatten()
 }
 
-/// Return whether other names lead to the file at `path` too. `named` is what has the name `path`: a regular file or a link.
+/// Return whether other names lead to the file at `path` too. `named` describes the regular file or the link that has this
+/// name.
 pub(crate) fn is_shared(path: &Path, named: &Facts, watch: &dyn Watch) -> Result<bool, Stop> {
     // Only links and names that are digests lead to blobs. Resolving a path takes four system calls.
     let may_be_blob = named.kind == Kind::Link || path.file_name().is_some_and(is_digest);

@@ -1,4 +1,4 @@
-//! What the system says of a file, and what is asked of it.
+//! Facts of files, and the ways to open, lock and grow them.
 
 use std::io;
 
@@ -16,7 +16,7 @@ pub(crate) struct Facts {
     pub(crate) names: u64,
     /// The mode, or what Windows calls attributes.
     pub(crate) mode: u32,
-    /// Whose it is, and of which group. Windows says both otherwise.
+    /// The user and the group that own it. Windows reports neither here.
     pub(crate) owner: (u32, u32),
 }
 
@@ -52,7 +52,7 @@ pub(crate) enum Birth {
     Private,
 }
 
-/// What a lock keeps others from.
+/// The other locks that a lock excludes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Lock {
     /// From any lock.
@@ -64,14 +64,14 @@ pub(crate) enum Lock {
 /// What happens to the size of a file while room is made for it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Size {
-    /// It becomes what is reserved: for a file that is thrown away on failure. Writing is then a fifth faster, since
-    /// no write has to move the end (1 GiB, ext4, 2 threads: 0.26 s against 0.30 s at best, November 2026).
+    /// It becomes the reserved size: for a file that is removed on failure. Writing is then a fifth faster, since no write
+    /// has to move the end (1 GiB, ext4, 2 threads: 0.26 s against 0.30 s at best, November 2026).
     Set,
     /// As `Set`, of a file that is written in any order.
     Scattered,
-    /// It becomes what is reserved, but nothing is: the blocks will be those of another file.
+    /// It becomes the given size, and nothing is reserved: the blocks will be shared with another file.
     Sparse,
-    /// It stays: a file that is to be overwritten must not grow when this fails.
+    /// It stays: a file that is to be overwritten must not grow if this fails.
     Kept,
 }
 
@@ -80,7 +80,7 @@ pub(crate) enum Size {
 pub(crate) enum Unlinked {
     /// Something has that name.
     Exists,
-    /// Unnamed files get none here: no /proc, a sandbox, a file system that only pretends.
+    /// Unnamed files cannot be linked here: no /proc, a sandbox, a file system without them.
     Impossible,
     Fault(io::Error),
 }

@@ -4,9 +4,9 @@ use std::fs::File;
 
 use super::file_system;
 
-/// File systems whose pages come over a network or through a process, by the number that `statfs` gives
-/// (linux/magic.h and the sources of those that stand outside the kernel). Mapping a file there fetches it page
-/// by page, 30 to 50 times slower than reading it, and an error on the way is a SIGBUS.
+/// File systems whose pages come over a network or through a process, by the number that `statfs` reports (linux/magic.h,
+/// and the sources of those outside the kernel). Mapping a file there fetches it page by page, 30 to 50 times slower than
+/// reading it, and an error on the way is a SIGBUS.
 pub(crate) const REMOTE_FILE_SYSTEMS: &[(u32, &str)] = &[
     (0x6969, "NFS"),
     (0xFF53_4D42, "CIFS"),
@@ -32,7 +32,7 @@ pub(crate) const REMOTE_FILE_SYSTEMS: &[(u32, &str)] = &[
     (0x0131_11A8, "IBRIX"),
 ];
 
-/// The file system that `file` lies on, where it is one of [`REMOTE_FILE_SYSTEMS`].
+/// Return the name of the file system of `file` if it is one of [`REMOTE_FILE_SYSTEMS`].
 pub(crate) fn remote_file_system(file: &File) -> Option<&'static str> {
     file_system(file).and_then(remote_name)
 }

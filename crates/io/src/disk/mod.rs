@@ -1,5 +1,5 @@
-//! What the system is asked of files, directories and names. `unix` and `windows` have the same functions and types, of
-//! which one half is compiled: whatever uses them does not ask which system it is.
+//! Calls of the system for files, directories and names. `unix` and `windows` have the same functions and types, and one of
+//! the two is compiled, so that callers need not know the system.
 
 mod entry;
 mod facts;

@@ -28,7 +28,7 @@ impl Attributes {
         })
     }
 
-    /// Keeps others out of `file`, which was made just now. It was made so.
+    /// Keep other users out of the new `file`. It was made so.
     #[allow(
         clippy::unused_self,
         clippy::unnecessary_wraps,
@@ -38,8 +38,8 @@ impl Attributes {
         Ok(())
     }
 
-    /// Gives `file`, which its owner alone may read as yet, the attributes, as far as this process may. No step lets
-    /// anybody in whom the old file kept out.
+    /// Apply the attributes to `file`, which only its owner may read so far, as far as this process may. No step lets in a
+    /// user whom the old file kept out.
     pub(crate) fn apply(&self, file: &File) -> io::Result<()> {
         let (owner_kept, group_kept) = self.give(file)?;
         // An access list speaks of owner and group, so it means another thing when they are others.
@@ -65,7 +65,7 @@ impl Attributes {
         {
             return Ok((true, true));
         }
-        // Only root gives files away, but everybody may choose among their own groups.
+        // Only root may change the owner, but every user may choose among their own groups.
         let group_kept = group == self.group || permitted(fs::fchown(file, None, Some(self.group)))?;
         Ok((owner == self.owner, group_kept))
     }
@@ -128,8 +128,8 @@ mod linux {
             }
         }
 
-        /// Sets all on `file`, the access list only when `owner_kept`. Says whether `file` has the access list of the
-        /// old file, or none as that one.
+        /// Set all on `file`, the access list only if `owner_kept`. Return whether `file` has the access list of the old
+        /// file, or neither has one.
         pub(super) fn apply(&self, file: &File, owner_kept: bool) -> io::Result<bool> {
             let mut has_list = false;
             let mut list_kept = self.0.is_some();
@@ -171,7 +171,7 @@ mod linux {
                 Ok(len) => pairs.push((name, buffer[..len].to_vec())),
                 // Removed a moment ago.
                 Err(Errno::NODATA) => {}
-                // Not ours to see. But a file whose access list is unknown is not one that has none.
+                // This process may not read it. But a file with an unknown access list is not a file without one.
                 Err(Errno::ACCESS | Errno::PERM | Errno::OPNOTSUPP) if name.as_c_str() != ACCESS_LIST => {}
                 Err(fault) => return Err(fault),
             }

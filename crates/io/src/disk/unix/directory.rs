@@ -30,7 +30,7 @@ pub(crate) struct Directory {
 }
 
 impl Directory {
-    /// The directory at `path`, wherever the process goes.
+    /// Open the directory at `path`. It stays the same one if the process changes its working directory.
     pub(crate) fn at(path: &Path) -> io::Result<Directory> {
         Directory::open(None, path)
     }
@@ -80,7 +80,7 @@ impl Directory {
     /// A new file that has no name, and vanishes by itself when the process ends. Not every file system can.
     #[cfg(target_os = "linux")]
     pub(crate) fn unnamed(&self, birth: Birth) -> Option<File> {
-        // Whatever the reason that there is none, creating a named file finds it too, or works.
+        // The reason for a failure does not matter: creating a named file works, or reports it.
         let made = self.open_file(".".as_ref(), OFlags::TMPFILE | OFlags::RDWR, mode(birth));
         let file = made.ok()?;
         // Before Linux 6.1, the umask is forgotten where a file system has no ACLs. A mode that nothing was cut from is
@@ -94,11 +94,11 @@ impl Directory {
         None
     }
 
-    /// Gives the unnamed `file` a name.
+    /// Link the unnamed `file` to a name.
     #[cfg(target_os = "linux")]
     pub(crate) fn link(&self, file: &File, name: &OsStr) -> Result<(), Unlinked> {
         use std::os::fd::AsRawFd;
-        // Linking the file itself needs a privilege; linking what /proc says it is does not.
+        // Linking the file itself needs a privilege; linking its path in /proc does not.
         let path = format!("/proc/self/fd/{}", file.as_raw_fd());
         match fs::linkat(fs::CWD, &*path, self, name, AtFlags::SYMLINK_FOLLOW) {
             Ok(()) => Ok(()),
@@ -135,23 +135,23 @@ impl Directory {
         Ok(fs::unlinkat(self, name, AtFlags::empty())?)
     }
 
-    /// Removes the file `name`, which somebody may have open; the name is free then.
+    /// Remove the file `name`, which another process may have open. The name is free afterwards.
     pub(crate) fn retire(&self, name: &OsStr, _: &OsStr) -> io::Result<()> {
         self.remove(name)
     }
 
-    /// Gives the file `from` the name `to`, and takes that from the file that had it.
+    /// Rename the file `from` to `to`, and replace a file of that name.
     pub(crate) fn rename(&self, from: &OsStr, to: &OsStr, _: &dyn Fn() -> OsString) -> io::Result<()> {
         Ok(retry_on_intr(|| fs::renameat(self, from, self, to))?)
     }
 
-    /// Gives the file `from` the name `to`, where nothing has that. `None` where only a rename can that replaces what
-    /// has it, since the file system has no links.
+    /// Rename the file `from` to `to` if that name is free. `None` if the file system has no links, so that only a rename
+    /// that replaces a file can do it.
     pub(crate) fn rename_new(&self, from: &OsStr, to: &OsStr) -> Option<io::Result<()>> {
         // Unlike a plain rename, a link replaces nothing that was made in the meantime.
         match fs::linkat(self, from, self, to, AtFlags::empty()) {
             Ok(()) => {
-                // The file has its name. Where it keeps the other one too, the next save takes that away.
+                // The file has its name. If it keeps the other name too, the next save removes that.
                 let _ = self.remove(from);
                 Some(Ok(()))
             }
@@ -174,8 +174,8 @@ impl Directory {
         None
     }
 
-    /// Keeps the file `name`, which is about to be replaced, so that replacing it does not give back what it has. `None`
-    /// where that cannot be.
+    /// Keep the file `name`, which is about to be replaced, so that replacing it does not free its blocks. `None` if that
+    /// is impossible.
     #[cfg(target_os = "linux")]
     pub(crate) fn keep(&self, name: &OsStr) -> Option<File> {
         // Without the right to read it, too.

@@ -23,13 +23,13 @@ pub(crate) fn out_of_descriptors() -> io::Error {
     Errno::MFILE.into()
 }
 
-/// Whether a file system renames no file over another, so that the bytes are to be copied.
+/// Return whether the file system cannot rename a file over another, so that the bytes have to be copied.
 pub(crate) fn is_replaced_by_copy(fault: &io::Error) -> bool {
     let fault = Errno::from_io_error(fault);
     matches!(fault, Some(Errno::NOSYS | Errno::OPNOTSUPP | Errno::XDEV))
 }
 
-/// Whether a lock was refused because the file system has none.
+/// Return whether a lock was refused because the file system has no locks.
 pub(crate) fn has_no_locks(fault: &io::Error) -> bool {
     let fault = Errno::from_io_error(fault);
     matches!(

@@ -1,4 +1,4 @@
-//! What is asked of a file that is open, and of one by its path.
+//! Calls on open files and on paths.
 
 use std::fs::File;
 use std::io;
@@ -15,17 +15,17 @@ use rustix::process::{Resource, getrlimit};
 
 use crate::disk::{Facts, Kind, Lock};
 
-/// What the system says of an open file.
+/// Return the facts of an open file.
 pub(crate) fn facts(file: &File) -> io::Result<Facts> {
     Ok(of_stat(&fstat(file)?))
 }
 
-/// What it says of the file that a path leads to.
+/// Return the facts of the file to which a path leads.
 pub(crate) fn facts_at(path: &Path) -> io::Result<Facts> {
     Ok(of_stat(&stat(path)?))
 }
 
-/// Return what has the name `path`: of a symbolic link the facts of the link.
+/// Return the facts of the file named `path`; of a symbolic link the facts of the link.
 pub(crate) fn facts_of_name(path: &Path) -> io::Result<Facts> {
     Ok(of_stat(&lstat(path)?))
 }
@@ -58,7 +58,7 @@ pub(super) fn kind_of(stat: &Stat) -> Kind {
     }
 }
 
-/// The number of the file system that `file` lies on.
+/// Return the number of the file system of `file`.
 #[cfg(target_os = "linux")]
 pub(crate) fn file_system(file: &File) -> Option<u32> {
     // The kernel's numbers have 32 bits. The field is as wide as a word of the machine, and keeps their sign.
@@ -109,16 +109,16 @@ pub(crate) fn write_all_at(file: &File, bytes: &[u8], position: u64) -> io::Resu
     file.write_all_at(bytes, position)
 }
 
-/// Appends to notes that others append to, in one call, which local file systems do one after another. Says where the
-/// bytes end.
+/// Append to a journal to which other processes append, in one call, which local file systems order. Return the position of
+/// the end of the bytes.
 pub(crate) fn append(mut notes: &File, bytes: &[u8]) -> io::Result<u64> {
-    // On a full disk a part of it may fit: writing the rest says so.
+    // On a full disk a part of it may fit: writing the rest reports that.
     notes.write_all(bytes)?;
     notes.stream_position()
 }
 
-/// Opens without waiting: a FIFO nobody writes to would otherwise hang the program. That it is none is checked
-/// on the open file, so that nobody can put another in its place between a look and the opening.
+/// Open without waiting: a FIFO without a writer would otherwise hang the program. Callers check the kind of the open file,
+/// so that no other file can take its place between the check and the opening.
 pub(crate) fn open_for_reading(path: &Path) -> io::Result<File> {
     File::options().read(true).custom_flags(nonblock()).open(path)
 }
@@ -136,8 +136,8 @@ fn nonblock() -> i32 {
     OFlags::NONBLOCK.bits().cast_signed()
 }
 
-/// Locks a file until it is closed, however its process ends, or unlocked. False when somebody else has a lock that
-/// keeps it from that.
+/// Lock a file until it is closed, however its process ends, or unlocked. Return false if another process holds a lock that
+/// excludes this one.
 pub(crate) fn try_lock(file: &File, lock: Lock) -> io::Result<bool> {
     let operation = match lock {
         Lock::Exclusive => FlockOperation::NonBlockingLockExclusive,
@@ -211,8 +211,8 @@ pub(crate) fn reserve(_: &File, _: u64, _: u64, _: crate::disk::Size) -> io::Res
     Ok(false)
 }
 
-/// Fails when a file of `nbytes` has no room, where the system says how much there is. What is kept for some counts as room,
-/// and so do the blocks that the file has: none is refused that fits.
+/// Fail if a file of `nbytes` has no room, where the system reports the free space. Reserved space counts as room, and so
+/// do the blocks of the file: no file that fits is refused.
 #[cfg(target_os = "linux")]
 pub(crate) fn check_room(file: &File, nbytes: u64) -> io::Result<()> {
     use rustix::fs::{fstatvfs, syncfs};
@@ -224,7 +224,7 @@ pub(crate) fn check_room(file: &File, nbytes: u64) -> io::Result<()> {
         // Without a size it is one that does not know.
         space.f_blocks > 0 && nbytes.saturating_sub(there) > space.f_bfree.saturating_mul(space.f_frsize)
     };
-    // What was deleted just now may be free after that only, as on btrfs.
+    // The blocks of deleted files may be free only after that, as on btrfs.
     if is_short() && syncfs(file).is_ok() && is_short() {
         return Err(Errno::NOSPC.into());
     }
@@ -271,9 +271,9 @@ pub(crate) fn descriptors_allowed() -> usize {
     limit.and_then(to_usize).unwrap_or(usize::MAX)
 }
 
-/// Waits until whoever reads a pipe made room in it, or that time is over.
+/// Wait until the reader of a pipe has made room in it, or until the time is over.
 pub(crate) fn wait_writable(file: &File, most: Duration) {
     let timeout = Timespec::try_from(most).ok();
-    // What poll could say, the next write says better.
+    // The next write reports errors better than poll does.
     let _ = poll(&mut [PollFd::new(file, PollFlags::OUT)], timeout.as_ref());
 }

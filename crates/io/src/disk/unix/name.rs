@@ -16,8 +16,8 @@ pub(crate) fn name_of(bytes: &[u8]) -> Option<OsString> {
     Some(OsString::from_vec(bytes.to_vec()))
 }
 
-/// What of a name stands in those that are made of it: its first `most` bytes, or fewer. Some systems refuse names that
-/// are not UTF-8, so a character is not cut in two.
+/// Cut a name to at most `most` bytes, for names that are made of it. Some systems refuse names that are not UTF-8, so no
+/// character is cut in two.
 pub(crate) fn cut(name: &OsStr, most: usize) -> Cow<'_, OsStr> {
     let bytes = name.as_bytes();
     let end = match name.to_str() {

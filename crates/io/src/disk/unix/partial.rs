@@ -1,4 +1,4 @@
-//! A file that stays where whoever fills it is broken off, under a name that anybody can tell.
+//! A file that stays when filling it is interrupted, under a name that others can derive.
 
 use std::ffi::OsStr;
 use std::fs::File;
@@ -29,7 +29,7 @@ pub(crate) fn confine(file: &File, _: &Attributes) -> io::Result<()> {
     Ok(fchmod(file, Mode::from_raw_mode(0o600))?)
 }
 
-/// Somebody changes it just now.
+/// Another process is changing the file.
 pub(crate) fn in_use() -> io::Error {
     Errno::BUSY.into()
 }

@@ -117,8 +117,8 @@ fn split(path: &Path) -> io::Result<(&OsStr, &OsStr)> {
     }
 }
 
-/// Our own standard output or error, when `path` is a name for it. Opening the name of a regular file would begin at
-/// its start, over what the shell or the program wrote before; the open stream stands where it should.
+/// Return our own standard output or error if `path` is a name for it. Opening the name of a regular file would begin at
+/// its start, over the output that the shell or the program wrote before; the open stream is at the right position.
 fn standard_stream(path: &Path) -> Option<io::Result<File>> {
     let fd = match path.to_str()? {
         "/dev/stdout" | "/dev/fd/1" | "/proc/self/fd/1" => {
@@ -134,7 +134,7 @@ fn standard_stream(path: &Path) -> Option<io::Result<File>> {
     Some(fd.map(File::from))
 }
 
-/// Opens what takes bytes in order. It does not block, so that a save into a pipe without a reader can be
+/// Open a pipe or a device for writing. The call does not block, so that a save into a pipe without a reader can be
 /// interrupted.
 fn open_stream(path: &Path, kind: FileType, watch: &dyn Watch) -> Result<Resolved, Stop> {
     let flags = OFlags::WRONLY | OFlags::CLOEXEC | OFlags::NOCTTY | OFlags::NONBLOCK;
@@ -144,7 +144,7 @@ fn open_stream(path: &Path, kind: FileType, watch: &dyn Watch) -> Result<Resolve
         }
         match retry_on_intr(|| fs::open(path, flags, Mode::empty())) {
             Ok(fd) => return Ok(Resolved::Stream(fd.into())),
-            // A pipe that nobody reads yet.
+            // A pipe without a reader.
             Err(Errno::NXIO) if kind == FileType::Fifo => thread::sleep(POLL),
             Err(fault) => {
                 // A socket cannot be opened by name, and a pipe of another user may not be.

@@ -13,7 +13,7 @@ use super::calls::{AccessList, access_list, set_access_list, set_attributes};
 use super::directory::Directory;
 use crate::disk::{Facts, Opening};
 
-/// Those that users set. The others say how the disk keeps a file.
+/// The attributes that users set. The others describe how the disk keeps a file.
 const KEPT: u32 = FILE_ATTRIBUTE_ARCHIVE
     | FILE_ATTRIBUTE_HIDDEN
     | FILE_ATTRIBUTE_NOT_CONTENT_INDEXED
@@ -37,7 +37,7 @@ impl Attributes {
         })
     }
 
-    /// Keeps others out of `file`, which was made just now: whom the old file kept out does not see a byte of the new one.
+    /// Keep other users out of the new `file`: those whom the old file kept out do not see a byte of the new one.
     #[allow(clippy::unnecessary_wraps, reason = "elsewhere this can fail")]
     pub(crate) fn begin(&self, file: &File) -> io::Result<()> {
         if let Some(access) = &self.access
@@ -49,7 +49,7 @@ impl Attributes {
         Ok(())
     }
 
-    /// Gives `file` the rest, when all is written to it.
+    /// Apply the attributes to `file` after all bytes are written.
     pub(crate) fn apply(&self, file: &File) -> io::Result<()> {
         let attributes = match self.attributes {
             0 => FILE_ATTRIBUTE_NORMAL,

@@ -1,4 +1,4 @@
-//! Files in a directory that lie nowhere else.
+//! Files in a directory that are nowhere else.
 
 use std::ffi::OsStr;
 use std::fs::File;
@@ -9,8 +9,8 @@ use super::file::open_for_reading;
 use crate::disk::Refusal;
 use crate::disk::facts::LINK;
 
-/// A directory, beneath which links are looked for before a file is opened. Not proof against whoever exchanges them
-/// in between; Windows has no call that is.
+/// A directory beneath which links are checked before a file is opened. This does not protect against a process that
+/// exchanges them in between; Windows has no call that does.
 #[derive(Debug)]
 pub(crate) struct Beneath {
     path: PathBuf,

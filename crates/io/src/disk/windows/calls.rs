@@ -43,20 +43,20 @@ fn checked(answer: BOOL) -> io::Result<()> {
 pub(super) fn information(file: &File) -> io::Result<BY_HANDLE_FILE_INFORMATION> {
     let mut information = BY_HANDLE_FILE_INFORMATION::default();
     // SAFETY: `GetFileInformationByHandle` asks for
-    // - an open handle: that of `file`, which is borrowed until it returns;
-    // - memory for the structure that may be written: `information` is one, and nobody else has it.
+    // - an open handle: `file` is borrowed until the call returns;
+    // - memory for the structure that may be written: `information` is one, and no other code has it.
     let answer = unsafe { GetFileInformationByHandle(handle(file), &raw mut information) };
     checked(answer).map(|()| information)
 }
 
-/// Whether an open file goes when it is closed.
+/// Return whether an open file is removed when it is closed.
 pub(super) fn is_deleted(file: &File) -> io::Result<bool> {
     let mut standard = FILE_STANDARD_INFO::default();
     let nbytes = size_of_u32::<FILE_STANDARD_INFO>();
     // SAFETY: `GetFileInformationByHandleEx` asks for
-    // - an open handle: that of `file`, which is borrowed until it returns;
-    // - as many bytes as it is told that may be written, for the structure of that class: `standard` is that structure,
-    //   `nbytes` its size, and nobody else has it. The system writes 0 or 1 where it is declared as `bool`.
+    // - an open handle: `file` is borrowed until the call returns;
+    // - as many writable bytes as `nbytes` says, for the structure of that class: `standard` is that structure, `nbytes`
+    //   its size, and no other code has it. The system writes 0 or 1 into the field that is declared as `bool`.
     let answer = unsafe {
         GetFileInformationByHandleEx(handle(file), FileStandardInfo, (&raw mut standard).cast(), nbytes)
     };
@@ -74,9 +74,9 @@ const fn size_of_u32<T>() -> u32 {
 
 fn set<T: Copy>(file: &File, class: FILE_INFO_BY_HANDLE_CLASS, what: &T) -> io::Result<()> {
     // SAFETY: `SetFileInformationByHandle` asks for
-    // - an open handle: that of `file`, which is borrowed until it returns;
-    // - as many bytes as it is told that may be read, of the structure of that class: `what` is borrowed until it returns,
-    //   and both callers below give the structure that goes with the class.
+    // - an open handle: `file` is borrowed until the call returns;
+    // - as many readable bytes as the last argument says, of the structure of that class: `what` is borrowed until the call
+    //   returns, and both callers below pass the structure of the class.
     let answer = unsafe {
         SetFileInformationByHandle(
             handle(file),
@@ -88,7 +88,7 @@ fn set<T: Copy>(file: &File, class: FILE_INFO_BY_HANDLE_CLASS, what: &T) -> io::
     checked(answer)
 }
 
-/// Gives a file room on the disk. With less than it has, it is cut.
+/// Allocate room on the disk for a file. If the file has more, it is cut.
 pub(super) fn allocate(file: &File, nbytes: i64) -> io::Result<()> {
     let room = FILE_ALLOCATION_INFO {
         AllocationSize: nbytes,
@@ -110,9 +110,10 @@ pub(super) fn set_attributes(file: &File, attributes: u32) -> io::Result<()> {
 pub(super) fn set_sparse(file: &File) -> io::Result<()> {
     let mut written = 0;
     // SAFETY: `DeviceIoControl` asks for
-    // - an open handle: that of `file`, which is borrowed until it returns;
-    // - buffers for input and output as long as it is told: there are none, of 0 bytes, as this code takes them;
-    // - a number that may be written: `written`, which nobody else has;
+    // - an open handle: `file` is borrowed until the call returns;
+    // - buffers for input and output of the given lengths: there are no buffers, and both lengths are 0, as this code
+    //   requires;
+    // - a number that may be written: `written`, which no other code has;
     // - no structure for overlapped work, since the standard library opens files without that.
     let answer = unsafe {
         DeviceIoControl(
@@ -147,7 +148,7 @@ fn at(position: u64) -> OVERLAPPED {
 pub(super) fn lock(file: &File, position: u64, flags: LOCK_FILE_FLAGS) -> io::Result<()> {
     let mut at = at(position);
     // SAFETY: `LockFileEx` asks for
-    // - an open handle: that of `file`, which is borrowed until it returns;
+    // - an open handle: `file` is borrowed until the call returns;
     // - a structure with the position, which stays where it is until the lock is there: `at` does until the call returns,
     //   and that it does then only, since the standard library opens files without overlapped work.
     let answer = unsafe { LockFileEx(handle(file), flags, 0, 1, 0, &raw mut at) };
@@ -162,7 +163,7 @@ pub(super) fn unlock(file: &File, position: u64) -> io::Result<()> {
     checked(answer)
 }
 
-/// A path as the system takes it: with a null at the end, and none before.
+/// A path in the form of the system: with a null at the end, and no other.
 fn wide(path: &Path) -> io::Result<Vec<u16>> {
     let mut wide: Vec<u16> = path.as_os_str().encode_wide().collect();
     if wide.contains(&0) {
@@ -175,7 +176,7 @@ fn wide(path: &Path) -> io::Result<Vec<u16>> {
     Ok(wide)
 }
 
-/// Gives the file at `from` the name `to`.
+/// Rename the file at `from` to `to`.
 pub(super) fn rename(from: &Path, to: &Path, flags: MOVE_FILE_FLAGS) -> io::Result<()> {
     let (from, to) = (wide(from)?, wide(to)?);
     // SAFETY: `MoveFileExW` asks for two strings that end in a null: `wide` makes such, and both live until it returns.
@@ -194,8 +195,8 @@ pub(super) fn access_list(file: &File) -> io::Result<AccessList> {
         let len = u32::try_from(8 * list.len()).map_err(io::Error::other)?;
         let mut needed = 0;
         // SAFETY: `GetKernelObjectSecurity` asks for
-        // - an open handle: that of `file`, which is borrowed until it returns;
-        // - `len` bytes that may be written: those of `list`, which nobody else has;
+        // - an open handle: `file` is borrowed until the call returns;
+        // - `len` bytes that may be written: the bytes of `list`, which no other code has;
         // - a number that may be written: `needed`.
         let answer = unsafe {
             GetKernelObjectSecurity(
@@ -216,10 +217,10 @@ pub(super) fn access_list(file: &File) -> io::Result<AccessList> {
     }
 }
 
-/// Gives a file the access list of another.
+/// Set the access list of a file.
 pub(super) fn set_access_list(file: &File, list: &AccessList) -> io::Result<()> {
     // SAFETY: `SetKernelObjectSecurity` asks for
-    // - an open handle: that of `file`, which is borrowed until it returns;
+    // - an open handle: `file` is borrowed until the call returns;
     // - a security descriptor: `AccessList` is made only of what `GetKernelObjectSecurity` wrote, and is not changed. The
     //   call reads a copy of it.
     let answer = unsafe {

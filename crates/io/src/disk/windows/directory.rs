@@ -21,7 +21,7 @@ use super::file::{facts, looked_at};
 use super::name::verbatim;
 use crate::disk::{Birth, Facts, Kind, Opening, Unlinked, facts_at};
 
-/// For how long it is tried to replace a file at once that somebody has: readers come and go.
+/// How long to retry replacing a file at once while another process has it open: readers come and go.
 const MOMENT: Duration = Duration::from_millis(100);
 
 /// A directory, by its path from the root: it cannot be renamed while a file in it is open, and a program that changes its
@@ -31,7 +31,7 @@ pub(crate) struct Directory {
 }
 
 impl Directory {
-    /// The directory at `path`, wherever the process goes.
+    /// Open the directory at `path`. It stays the same one if the process changes its working directory.
     pub(crate) fn at(path: &Path) -> io::Result<Directory> {
         let path = if path.as_os_str().is_empty() {
             Path::new(".")
@@ -112,7 +112,7 @@ impl Directory {
         }
         match File::options().write(true).open(self.path(name)) {
             Err(fault) if has_number(&fault, ERROR_ACCESS_DENIED) => Err(fault),
-            // Removed a moment ago, or somebody has it.
+            // The file was removed a moment ago, or another process has it.
             _ => Ok(()),
         }
     }
@@ -136,7 +136,7 @@ impl Directory {
         })
     }
 
-    /// Removes the file `name`, which somebody may have open: as long as that is so, it may have the name `spare`.
+    /// Remove the file `name`, which another process may have open. As long as it is open, it may have the name `spare`.
     pub(crate) fn retire(&self, name: &OsStr, spare: &OsStr) -> io::Result<()> {
         match calls::rename(&self.path(name), &self.path(spare), 0) {
             Ok(()) => self.remove(spare),
@@ -144,12 +144,12 @@ impl Directory {
         }
     }
 
-    /// Gives the file `from` the name `to`, and takes that from the file that had it.
+    /// Rename the file `from` to `to`, and replace a file of that name.
     ///
-    /// Windows puts no file in the place of one that is mapped, and older versions and other file systems than NTFS none
-    /// in the place of one that is open. But it renames both: so what somebody has for longer than a moment is renamed to
-    /// `old`, and goes as soon as nobody has it. Between the two renames there is nothing at the path, and a process that
-    /// ends there leaves the old file under that name, of which the next save knows.
+    /// Windows cannot replace a mapped file; older versions, and other file systems than NTFS, cannot replace an open one.
+    /// But it renames both: a file that another process has for longer than a moment is renamed to `old`, and removed when
+    /// it is closed. Between the two renames no file has the name `to`. A process that ends there leaves the old file under
+    /// the name `old`, which the next save restores.
     pub(crate) fn rename(&self, from: &OsStr, to: &OsStr, old: &dyn Fn() -> OsString) -> io::Result<()> {
         let (from, to) = (self.path(from), self.path(to));
         let begin = Instant::now();
@@ -159,7 +159,7 @@ impl Directory {
                 let Err(fault) = replace(&from, &to) else {
                     return Ok(());
                 };
-                // That somebody does not share the file says more than that it may not be replaced.
+                // A sharing violation is a more useful error than a refused replacement.
                 rename_around(&from, &to, &self.path(&old())).map_err(|around| {
                     if is_shared_by_nobody(&around) {
                         around
@@ -172,7 +172,7 @@ impl Directory {
         }
     }
 
-    /// Gives the file `from` the name `to`, where nothing has that.
+    /// Rename the file `from` to `to` if that name is free.
     pub(crate) fn rename_new(&self, from: &OsStr, to: &OsStr) -> Option<io::Result<()>> {
         let (from, to) = (self.path(from), self.path(to));
         Some(patiently(is_shared_by_nobody, || {
@@ -180,7 +180,7 @@ impl Directory {
         }))
     }
 
-    /// The system gives back what a file has by itself.
+    /// The system frees the blocks of a file by itself.
     #[allow(clippy::unused_self, reason = "elsewhere it is asked of the directory")]
     pub(crate) fn keep(&self, _: &OsStr) -> Option<File> {
         None
@@ -200,7 +200,7 @@ impl Directory {
     }
 }
 
-/// Whether somebody may have let go of the file a moment later.
+/// Return whether the file may be free a moment later.
 fn may_pass(fault: &io::Error) -> bool {
     is_shared_by_nobody(fault)
         || has_number(fault, ERROR_ACCESS_DENIED)
@@ -224,7 +224,7 @@ fn replace(from: &Path, to: &Path) -> io::Result<()> {
 fn rename_around(from: &Path, to: &Path, old: &Path) -> io::Result<()> {
     calls::rename(to, old, MOVEFILE_WRITE_THROUGH)?;
     if let Err(fault) = calls::rename(from, to, MOVEFILE_WRITE_THROUGH) {
-        // Nobody else is to find nothing there.
+        // The path must not stay empty.
         let _ = calls::rename(old, to, MOVEFILE_WRITE_THROUGH);
         return Err(fault);
     }
@@ -233,7 +233,7 @@ fn rename_around(from: &Path, to: &Path, old: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// Makes a read-only file one that can be replaced. False when it was none, or cannot be made so.
+/// Make a read-only file writable, so that it can be replaced. Return false if it is not read-only, or cannot be changed.
 fn make_writable(path: &Path) -> bool {
     let is_read_only =
         fs::symlink_metadata(path).is_ok_and(|found| found.is_file() && found.permissions().readonly());

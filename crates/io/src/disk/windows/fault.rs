@@ -10,8 +10,7 @@ use windows_sys::Win32::Foundation::{
     WIN32_ERROR,
 };
 
-/// For how long one waits for a file that somebody has for a moment: a scanner of viruses, an indexer, a program that makes
-/// backups.
+/// How long to wait for a file that another program has for a moment: a virus scanner, an indexer, a backup.
 const PATIENCE: Duration = Duration::from_secs(1);
 /// How long to sleep before it is tried again.
 const PAUSE: Duration = Duration::from_millis(2);
@@ -38,7 +37,7 @@ pub(crate) fn is_a_directory() -> io::Error {
     io::ErrorKind::IsADirectory.into()
 }
 
-/// Somebody changes it just now.
+/// Another process is changing the file.
 pub(crate) fn in_use() -> io::Error {
     numbered(ERROR_BUSY)
 }
@@ -56,12 +55,12 @@ pub(crate) fn out_of_descriptors() -> io::Error {
     numbered(ERROR_TOO_MANY_OPEN_FILES)
 }
 
-/// Whether a file system renames no file over another: none is known here.
+/// Return whether the file system cannot rename a file over another: no such file system is known here.
 pub(crate) fn is_replaced_by_copy(_: &io::Error) -> bool {
     false
 }
 
-/// Whether a lock was refused because the file system has none.
+/// Return whether a lock was refused because the file system has no locks.
 pub(crate) fn has_no_locks(fault: &io::Error) -> bool {
     has_number(fault, ERROR_NOT_SUPPORTED) || has_number(fault, ERROR_INVALID_FUNCTION)
 }
@@ -71,7 +70,7 @@ pub(crate) fn is_out_of_descriptors(fault: &io::Error) -> bool {
     has_number(fault, ERROR_TOO_MANY_OPEN_FILES)
 }
 
-/// Whether somebody has the file open and does not share it.
+/// Return whether another process has the file open without sharing it.
 pub(super) fn is_shared_by_nobody(fault: &io::Error) -> bool {
     has_number(fault, ERROR_SHARING_VIOLATION) || has_number(fault, ERROR_LOCK_VIOLATION)
 }

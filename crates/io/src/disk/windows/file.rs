@@ -1,4 +1,4 @@
-//! What is asked of a file that is open, and of one by its path.
+//! Calls on open files and on paths.
 
 use std::fs::File;
 use std::io;
@@ -21,9 +21,9 @@ use super::calls::{self, information, is_deleted, set_sparse};
 use super::fault::{has_number, is_a_directory, is_shared_by_nobody, patiently};
 use crate::disk::{Facts, Kind, Lock, Size};
 
-/// Where locks are: behind the end of any file, since Windows keeps others from reading what is locked.
+/// The position of locks: behind the end of any file, since Windows keeps others from reading locked bytes.
 const LOCKED: u64 = 1 << 62;
-/// The byte that whoever appends to notes locks meanwhile.
+/// The byte that a process locks while it appends to a journal.
 const APPENDING: u64 = LOCKED + 1;
 
 /// Bytes that are reserved in one call: all, which takes no time.
@@ -40,7 +40,7 @@ const NO_FILE: Facts = Facts {
     owner: (0, 0),
 };
 
-/// What the system says of an open file.
+/// Return the facts of an open file.
 pub(crate) fn facts(file: &File) -> io::Result<Facts> {
     let found = match information(file) {
         // A device, a pipe, a console.
@@ -81,17 +81,17 @@ pub(crate) fn facts(file: &File) -> io::Result<Facts> {
     })
 }
 
-/// What it says of the file that a path leads to.
+/// Return the facts of the file to which a path leads.
 pub(crate) fn facts_at(path: &Path) -> io::Result<Facts> {
     facts(&looked_at(path, 0)?)
 }
 
-/// Return what has the name `path`: of a symbolic link the facts of the link.
+/// Return the facts of the file named `path`; of a symbolic link the facts of the link.
 pub(crate) fn facts_of_name(path: &Path) -> io::Result<Facts> {
     facts(&looked_at(path, FILE_FLAG_OPEN_REPARSE_POINT)?)
 }
 
-/// A handle that only asks: whoever else has the file is not in the way.
+/// Open a handle for queries only. It works while other processes have the file.
 pub(super) fn looked_at(path: &Path, flags: u32) -> io::Result<File> {
     File::options()
         .access_mode(FILE_READ_ATTRIBUTES)
@@ -137,7 +137,7 @@ pub(crate) fn write_all_at(file: &File, mut bytes: &[u8], mut position: u64) -> 
     Ok(())
 }
 
-/// Appends to notes that others append to, one after another. Says where the bytes end.
+/// Append to a journal to which other processes append, one after another. Return the position of the end of the bytes.
 pub(crate) fn append(notes: &File, bytes: &[u8]) -> io::Result<u64> {
     calls::lock(notes, APPENDING, LOCKFILE_EXCLUSIVE_LOCK)?;
     let appended = || -> io::Result<u64> {
@@ -161,17 +161,17 @@ pub(crate) fn open_both_ways(path: &Path) -> io::Result<File> {
     opened(path, File::options().read(true).write(true))
 }
 
-/// The standard library shares what it opens: it may be read, written to, renamed and deleted.
+/// The standard library shares the files that it opens: others may read, write, rename and delete them.
 fn opened(path: &Path, options: &std::fs::OpenOptions) -> io::Result<File> {
     match patiently(is_shared_by_nobody, || options.open(path)) {
-        // What the system says of a directory.
+        // The system's error for a directory.
         Err(fault) if has_number(&fault, ERROR_ACCESS_DENIED) && path.is_dir() => Err(is_a_directory()),
         outcome => outcome,
     }
 }
 
-/// Locks a file until it is closed, however its process ends, or unlocked. False when somebody else has a lock that
-/// keeps it from that.
+/// Lock a file until it is closed, however its process ends, or unlocked. Return false if another process holds a lock that
+/// excludes this one.
 pub(crate) fn try_lock(file: &File, lock: Lock) -> io::Result<bool> {
     let flags = match lock {
         Lock::Exclusive => LOCKFILE_EXCLUSIVE_LOCK | LOCKFILE_FAIL_IMMEDIATELY,
@@ -230,8 +230,8 @@ pub(crate) fn reserve(file: &File, position: u64, count: u64, size: Size) -> io:
         Size::Kept => {}
         Size::Set | Size::Sparse => file.set_len(end)?,
         Size::Scattered => {
-            // There is room, which is given back: where a byte is written far behind the last one, the system first fills
-            // all in between with zeros, but for files that have no place on the disk there.
+            // There is room, and it is freed again: if a byte is written far behind the last one, the system fills the gap
+            // with zeros first, except in sparse files.
             calls::allocate(file, 0)?;
             let _ = set_sparse(file);
             file.set_len(end)?;
@@ -246,7 +246,7 @@ pub(crate) fn check_room(_: &File, _: u64) -> io::Result<()> {
     Ok(())
 }
 
-/// The system does not say.
+/// The system does not report it.
 #[allow(clippy::unnecessary_wraps, reason = "elsewhere it does")]
 pub(crate) fn check_extent(_: &File, _: u64) -> io::Result<()> {
     Ok(())
@@ -283,7 +283,7 @@ mod tests {
             assert!(reserved || count > 3, "they are there");
             assert_eq!(found(), b"abc", "{count} bytes reserved");
         }
-        // wine 8 reserves nothing, and says so.
+        // wine 8 reserves nothing, and reports that.
         for (end, size) in [(4, Size::Set), (5, Size::Sparse), (6, Size::Scattered)] {
             let before = to_u64(found().len());
             let reserved = reserve(file.as_file(), 0, end, size).unwrap();

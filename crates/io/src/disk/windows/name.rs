@@ -1,10 +1,10 @@
-//! Names of files, which are text, but for halves of characters that any program may put there.
+//! Names of files. They are text, except for unpaired surrogates, which any program may put there.
 
 use std::borrow::Cow;
 use std::ffi::{OsStr, OsString};
 use std::path::{Component, Path, PathBuf, Prefix};
 
-/// Names that are devices, whatever follows after a dot, in any directory.
+/// Names of devices, in any directory and with any extension.
 const DEVICES: [&str; 6] = ["CON", "PRN", "AUX", "NUL", "CONIN$", "CONOUT$"];
 /// The same with one of the digits after it.
 const NUMBERED_DEVICES: [&str; 2] = ["COM", "LPT"];
@@ -20,7 +20,7 @@ pub(crate) fn name_of(bytes: &[u8]) -> Option<OsString> {
     std::str::from_utf8(bytes).ok().map(OsString::from)
 }
 
-/// What of a name stands in those that are made of it: its first `most` bytes, or fewer, as text.
+/// Cut a name to at most `most` bytes of text, for names that are made of it.
 pub(crate) fn cut(name: &OsStr, most: usize) -> Cow<'_, OsStr> {
     let text = name.to_string_lossy();
     let end = (0..=most.min(text.len()))
@@ -29,7 +29,7 @@ pub(crate) fn cut(name: &OsStr, most: usize) -> Cow<'_, OsStr> {
     OsString::from(&text[..end.unwrap_or(0)]).into()
 }
 
-/// The device that a name stands for.
+/// Return the device that has this name.
 pub(super) fn device(name: &OsStr) -> Option<&'static str> {
     let text = name.to_str()?;
     let stem = text.split(['.', ':']).next().unwrap_or(text).trim_end();

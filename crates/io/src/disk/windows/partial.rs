@@ -1,4 +1,4 @@
-//! A file that stays where whoever fills it is broken off, under a name that anybody can tell.
+//! A file that stays when filling it is interrupted, under a name that others can derive.
 
 use std::ffi::OsStr;
 use std::fs::File;
@@ -23,7 +23,7 @@ pub(crate) fn open_or_make(directory: &Directory, name: &OsStr, birth: Birth) ->
     }
 }
 
-/// Whether a file is one that this user alone changes: a file, of one name. Whose it is access lists say.
+/// Return whether a file is a regular one with one name. Its access list protects it from other users.
 pub(crate) fn is_ours(facts: &Facts) -> bool {
     facts.kind == Kind::File && facts.names <= 1
 }

@@ -88,7 +88,7 @@ fn is_device(path: &Path) -> bool {
     }
 }
 
-/// Whether the name is that of a device, and no more than that.
+/// Return whether the name is a device's without an extension.
 fn is_whole(name: &OsStr) -> bool {
     device(name).is_some() && !name.as_encoded_bytes().contains(&b'.')
 }
