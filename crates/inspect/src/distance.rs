@@ -17,7 +17,7 @@ use crate::values::{Number, has_values};
 /// How far apart two tensors are whose values are not all equal. A NaN equals every other, and an infinity one of its sign;
 /// such pairs count for nothing.
 ///
-/// `None` in all fields says that there is nothing to compare: of tensors of different shapes, and of those that differ in
+/// All fields are `None` if there is nothing to compare: for tensors of different shapes, and for tensors that differ in
 /// bytes whose values are not known ([`has_values`]).
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Distance {
@@ -26,8 +26,8 @@ pub struct Distance {
     /// The greatest absolute difference, exact where both dtypes are of integers. NaN where a value is NaN in one tensor
     /// only.
     pub max_abs: Option<Number>,
-    /// The norm of the difference over that of the first tensor; `None` where that is zero. NaN where the values that differ
-    /// are not all finite.
+    /// The norm of the difference divided by the norm of the first tensor; `None` if the latter is zero. NaN if the values
+    /// that differ are not all finite.
     pub relative_l2: Option<f64>,
     /// Of the angle between the two; `None` where one is zero. NaN where the values that differ are not all finite.
     pub cosine: Option<f64>,

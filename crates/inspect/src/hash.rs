@@ -12,7 +12,7 @@ use ingot_io::{RemoteOptions, binding::url_source};
 /// What a hash is taken of, and how it is written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Definition {
-    /// All bytes of the file, whatever it holds.
+    /// All bytes of the file, which may have any contents.
     File(Algorithm),
     /// `autov1`, A1111's old model hash: the first 8 digits of the SHA-256 of the 64 KiB that begin at 1 MiB.
     AutoV1,
@@ -85,8 +85,8 @@ impl Definition {
 /// ```
 ///
 /// # Errors
-/// [`Error::Open`]; [`Error::Read`]; [`Error::Changed`] when the file was written to meanwhile; [`Error::Header`] when a
-/// definition that asks for tensors finds none; [`Error::Interrupted`].
+/// [`Error::Open`]; [`Error::Read`]; [`Error::Changed`] if the file was written meanwhile; [`Error::Header`] if a
+/// definition needs tensors and the file has none; [`Error::Interrupted`].
 pub fn hash(path: &Path, definition: Definition, watch: &dyn Watch) -> Result<String, Error> {
     hash_source(&LocalFile::open(path)?, path, definition, watch)
 }

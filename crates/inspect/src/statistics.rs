@@ -32,12 +32,12 @@ pub struct Statistics {
     pub mean: Option<f64>,
     /// The square root of the mean square of the deviations from the mean; `None` where no value is finite.
     pub deviation: Option<f64>,
-    /// How many values lie in each of so many equal parts of the range; the highest in the last.
+    /// The number of values in each of equal parts of the range; the highest value is in the last.
     pub bins: Vec<u64>,
 }
 
-/// What the values of these tensors are, in their order; `None` for those of a dtype without [`has_values`]. A
-/// histogram of `bins` parts takes a second look at the files.
+/// Return the statistics of these tensors, in their order; `None` for dtypes without [`has_values`]. A histogram of `bins`
+/// parts takes a second pass over the files.
 ///
 /// ```
 /// use ingot_inspect::{Number, statistics};
@@ -148,7 +148,7 @@ impl Fold<1> for Count<'_> {
     }
 }
 
-/// What is known of some values, and can be joined with what is known of others.
+/// Sums over some values, which can be joined with the sums over others.
 #[derive(Clone, Copy, Debug, Default)]
 struct Moments {
     count: u64,
@@ -289,7 +289,7 @@ impl Sums {
                 low[lane] = if value < low[lane] { value } else { low[lane] };
                 high[lane] = if value > high[lane] { value } else { high[lane] };
                 sum[lane] += value;
-                // A check of each addition would keep this from being vector code; a block has far fewer values.
+                // A check of each addition would prevent vector code; a block has far fewer values.
                 zeros[lane] = zeros[lane].wrapping_add(u64::from(value == 0.0));
             }
         }
@@ -415,7 +415,7 @@ fn integers<const N: usize, T: Copy + Ord + Default + Into<i128>>(
     }
 }
 
-/// How many values lie in each part of a range.
+/// The number of values in each part of a range.
 #[derive(Clone)]
 struct Histogram {
     low: f64,
@@ -431,7 +431,7 @@ impl Histogram {
     )]
     fn over(range: Option<(Number, Number)>, bins: usize) -> Histogram {
         let (low, high) = range.map_or((0.0, 0.0), |(low, high)| (low.as_float(), high.as_float()));
-        // Halves, because the difference of two large numbers may be none.
+        // Halves, because the difference of two large numbers may overflow.
         let half = high / 2.0 - low / 2.0;
         let scale = if half > 0.0 { bins as f64 / half / 2.0 } else { 0.0 };
         Histogram {

@@ -29,13 +29,13 @@ impl Number {
     }
 }
 
-/// Whether the values of the dtype are known. How those of 6 bits are packed is not settled.
+/// Return whether the values of the dtype are known. The packing of dtypes of 6 bits is not settled.
 #[must_use]
 pub fn has_values(dtype: Dtype) -> bool {
     !matches!(dtype, Dtype::F6_E2M3 | Dtype::F6_E3M2)
 }
 
-/// Whether the values are integers, those of `BOOL` among them.
+/// Return whether the values are integers, including those of `BOOL`.
 pub(crate) fn is_integer(dtype: Dtype) -> bool {
     matches!(
         dtype,
@@ -51,7 +51,7 @@ pub(crate) fn is_integer(dtype: Dtype) -> bool {
     )
 }
 
-/// The values of elements, two for each of `F4` and `C64` that lie together; integers of 64 bits are rounded.
+/// Return the values of elements, two for each byte of `F4` and each element of `C64`; integers of 64 bits are rounded.
 pub(crate) fn as_floats(dtype: Dtype, bytes: &[u8]) -> Vec<f64> {
     match dtype {
         Dtype::BOOL | Dtype::U8 => each(bytes, |byte| f64::from(u8::from_le_bytes(byte))),
@@ -71,7 +71,7 @@ pub(crate) fn as_floats(dtype: Dtype, bytes: &[u8]) -> Vec<f64> {
     }
 }
 
-/// The values of integers, exactly; of other dtypes none.
+/// Return the exact values of integers; of other dtypes an empty list.
 pub(crate) fn as_integers(dtype: Dtype, bytes: &[u8]) -> Vec<i128> {
     match dtype {
         Dtype::BOOL | Dtype::U8 => each(bytes, |byte| u8::from_le_bytes(byte).into()),

@@ -1,8 +1,8 @@
 //! Floats of one width as floats of another.
 //!
-//! The values are those that PyTorch's `.to` gives for tensors on x86-64, down to the bits of a NaN, so that a file
-//! which is converted while it is loaded equals one that is converted afterwards. Every conversion goes over 32 bits,
-//! as PyTorch's do; from 64 bits to 16 that rounds twice.
+//! The values equal the results of PyTorch's `.to` for tensors on x86-64, down to the bits of a NaN, so that a file that is
+//! converted while it is loaded equals one that is converted afterwards. Every conversion goes over 32 bits, as PyTorch's
+//! do; from 64 bits to 16 that rounds twice.
 //!
 //! The loops have no branches and no state, so that the compiler makes vector code of them for any machine.
 
@@ -56,8 +56,8 @@ pub fn convert(from: Dtype, to: Dtype, source: &[u8], dest: &mut [u8]) {
     }
 }
 
-/// What NaNs become in BF16. PyTorch's vector code gives one for those that come from 32 bits, its scalar code the
-/// other for those that come from fewer.
+/// The NaN of BF16. PyTorch's vector code writes the first for NaNs of 32 bits and more, its scalar code the second for
+/// narrower ones.
 const ALL_ONES: u32 = 0xFFFF;
 const QUIET: u32 = 0x7FC0;
 
@@ -109,7 +109,7 @@ fn low_half(bits: u32) -> [u8; 2] {
 
 const SIGN: u32 = 0x8000_0000;
 const INFINITY: u32 = 0x7F80_0000;
-/// Of the mantissa, says that a NaN raises no trap.
+/// The bit of the mantissa that makes a NaN quiet.
 const QUIET_BIT: u32 = 0x0040_0000;
 
 #[inline]
@@ -153,7 +153,7 @@ fn bits_of_f16(element: [u8; 2]) -> u32 {
 fn f16_of(bits: u32) -> u32 {
     let magnitude = bits & !SIGN;
     let odd = (magnitude >> 13) & 1;
-    // Rounds what is cut off; a carry goes into the exponent, up to infinity, as it should.
+    // Round the bits that are cut off. A carry goes into the exponent, up to infinity, as it should.
     let normal = magnitude.wrapping_add(0xC800_0FFF + odd) >> 13;
     // Adding 0.5 leaves units of 2^-24 in the mantissa, rounded by the machine.
     let half = f32::from_bits(126 << 23);
@@ -273,7 +273,7 @@ impl Small {
         let odd = (magnitude >> cut) & 1;
         let rebased = magnitude.wrapping_sub((127 - self.bias) << 23);
         let normal = rebased.wrapping_add((1 << (cut - 1)) - 1 + odd) >> cut;
-        // As for F16: a power of two so large that what is left in the mantissa are units of the smallest number.
+        // As for F16: adding a large power of two leaves a mantissa that counts units of the smallest number.
         let large = (151 - self.bias - self.mantissa_bits) << 23;
         let subnormal = (f32::from_bits(magnitude) + f32::from_bits(large))
             .to_bits()

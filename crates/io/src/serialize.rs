@@ -12,8 +12,8 @@ use crate::payload::Payload;
 use crate::save::save;
 use crate::watch::Unwatched;
 
-/// What `serialize_to_file` of either format does: [`save`] with its defaults. All views are asked for their bytes
-/// before the disk is touched, so those that have to fetch or compute them are all in memory at once.
+/// Write a file as `serialize_to_file` of either format does: [`save`] with its defaults. All views return their bytes
+/// before the disk is touched, so bytes that are fetched or computed are all in memory at once.
 fn to_file<S: AsRef<str>, V: View>(
     data: impl IntoIterator<Item = (S, V)>,
     metadata: Option<&HashMap<String, String>>,
@@ -35,7 +35,7 @@ fn to_file<S: AsRef<str>, V: View>(
         &SaveOptions::default(),
         &Unwatched,
     )
-    // With all that it says, the path among it.
+    // With the whole text, including the path.
     .map_err(|fault| {
         io::Error::new(
             fault.system().map_or(io::ErrorKind::Other, io::Error::kind),
@@ -62,8 +62,8 @@ macro_rules! format_module {
 
             #[doc = concat!("Writes the ", stringify!($name), " file that holds `data` and `metadata` to `path`.")]
             ///
-            /// What stood there before stays until the new file is whole and on the disk: this is [`crate::save`]
-            /// with its defaults.
+            /// An existing file stays until the new one is complete and on the disk: this is [`crate::save`] with its
+            /// defaults.
             ///
             /// ```
             #[doc = concat!("use ingot_io::", stringify!($name), "::{Dtype, ", $tensors, ", TensorView, serialize_to_file};")]

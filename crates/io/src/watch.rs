@@ -9,7 +9,7 @@ use crate::error::Error;
 /// How long a thread waits before it asks the watch again. Half of the 100 ms that are promised.
 pub(crate) const POLL: Duration = Duration::from_millis(50);
 
-/// Asked and told now and then, on the thread that made the call.
+/// Stops a call and receives its progress. Called now and then, on the thread that made the call.
 ///
 /// ```
 /// use std::sync::atomic::{AtomicBool, Ordering};
@@ -37,8 +37,8 @@ pub trait Watch: Sync {
         false
     }
 
-    /// Bytes that are done, of all that there are to do. Told before [`Watch::interrupted`] is asked, so that whoever
-    /// has seen enough can stop, and once at the end; never fewer than before.
+    /// Receive the number of bytes that are done, and of all. Called before [`Watch::interrupted`], so that a watch can
+    /// stop at some point, and once at the end. `done` never decreases.
     fn progressed(&self, _done: u64, _total: u64) {}
 }
 
@@ -55,7 +55,7 @@ impl Watch for StopFlag<'_> {
     }
 }
 
-/// Asks the watch of the whole whether to stop, and tells it nothing: how far the whole is only its own loop knows.
+/// Asks the watch of the whole call whether to stop, and reports no progress: only the loop of the whole call knows it.
 pub(crate) struct Asked<'w>(pub(crate) &'w dyn Watch);
 
 impl Watch for Asked<'_> {

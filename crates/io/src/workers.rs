@@ -29,7 +29,7 @@ const ALONE_NBYTES: u64 = 4 << 20;
 /// More threads than this have not been seen to make copying from the page cache faster.
 const MAX_THREADS: usize = 16;
 
-/// Reads that are under way at once where each of them comes from a local disk: enough to keep it busy.
+/// Reads at once from a local disk that has to be read: enough to keep it busy.
 const COLD_THREADS: usize = 8;
 
 /// How a number of bytes is read: on how many threads, and how much at once.
@@ -42,7 +42,7 @@ pub(crate) struct Reading {
 }
 
 impl Reading {
-    /// On so many threads, none of which waits.
+    /// On this many threads that never wait.
     pub(crate) fn on(threads: usize) -> Reading {
         Reading {
             threads,
@@ -51,7 +51,7 @@ impl Reading {
         }
     }
 
-    /// So many at once, each of which waits for something other than this machine.
+    /// This many reads at once, which wait for something other than this machine.
     pub(crate) fn waiting(threads: usize) -> Reading {
         Reading {
             waits: true,
@@ -67,7 +67,7 @@ impl Reading {
         }
     }
 
-    /// The same with chunks of so many bytes at most.
+    /// The same with chunks of at most this many bytes.
     pub(crate) fn within(self, chunk_nbytes: usize) -> Reading {
         Reading {
             chunk_nbytes: self.chunk_nbytes.min(chunk_nbytes),
@@ -87,7 +87,7 @@ impl Reading {
         spans: &[(&dyn ReadAt, Range<u64>)],
         options: &ReadOptions,
     ) -> Reading {
-        // Whether it is a number was asked when the file was opened.
+        // The variable was checked when the file was opened.
         let threads = options
             .threads
             .or_else(|| threads_of_environment().ok().flatten())
@@ -117,7 +117,7 @@ impl Reading {
     }
 }
 
-/// The bytes of a chunk, of which there are to be so many: a multiple of `least`.
+/// The size of each of this many chunks: a multiple of `least`.
 pub(crate) fn each(nbytes: u64, chunks: usize, least: usize) -> usize {
     let each = saturating_usize(nbytes) / chunks;
     each.clamp(least, CHUNK_NBYTES).next_multiple_of(least)
@@ -127,8 +127,8 @@ pub(crate) fn each(nbytes: u64, chunks: usize, least: usize) -> usize {
 /// processed, of the `total` that `watch` reports, and stops waiting when its stop flag is set. Tasks are taken from the
 /// iterator as threads become free, so that a list of tasks takes no memory for work that has not begun.
 ///
-/// Where the system refuses threads there are fewer, and with none at all the caller does the work. It does so too where
-/// there is work for one thread only, unless that waits: then the caller has to watch.
+/// If the system refuses threads there are fewer, and with none at all the caller does the work. The caller also does the
+/// work if it is enough for one thread only, unless that waits: then the caller has to watch.
 ///
 /// # Errors
 /// The first failure of `work`, or that `watch` wants no more. Tasks that were begun are finished, others dropped.
@@ -203,8 +203,8 @@ pub(crate) fn of_directory() -> Reading {
 /// What `work` makes of each of `numbers`, in their order.
 ///
 /// # Errors
-/// That of the first number, in their order, which fails; what was not begun by then is dropped. That `watch` wants no
-/// more.
+/// The error of the first number, in their order, that fails; later work that has not begun is dropped.
+/// [`Error::Interrupted`].
 pub(crate) fn in_parallel<T: Send + Sync>(
     reading: Reading,
     numbers: &[usize],
@@ -225,7 +225,7 @@ pub(crate) fn in_parallel<T: Send + Sync>(
     let mut made = Vec::with_capacity(numbers.len());
     for outcome in done.into_iter().filter_map(OnceLock::into_inner) {
         match outcome {
-            // It was stopped because another failed, or because nobody wants it any more.
+            // It was stopped because another failed, or because the watch stopped the call.
             Err(error) if error.code() == Error::Interrupted.code() => {}
             outcome => made.push(outcome?),
         }
@@ -260,8 +260,8 @@ impl<'w, E: Send> Team<'w, E> {
         }
     }
 
-    /// Has threads of this `name` do `work`, each all of it that it can get, and then the caller watch. Meanwhile the
-    /// caller does what only it can do. `false`, and nothing done, where the system gives no thread.
+    /// Run `work` on threads of this `name`, and `meanwhile` on the calling thread, which then watches. Return false, and
+    /// do nothing, if the system refuses threads.
     ///
     /// The threads have ended when this returns, so nothing of them outlives a call: a fork between two calls meets no
     /// threads and no locks.
@@ -314,7 +314,8 @@ impl<'w, E: Send> Team<'w, E> {
         })
     }
 
-    /// Tells the watch how far it is, and asks it whether to go on; says whether to. For the calling thread only.
+    /// Report the progress to the watch, and ask it whether to continue. Return whether to continue. For the calling thread
+    /// only.
     pub(crate) fn look(&self) -> bool {
         if !self.stopped() {
             self.tell();
@@ -330,7 +331,7 @@ impl<'w, E: Send> Team<'w, E> {
         self.watch.progressed(self.done(), self.total);
     }
 
-    /// Notes that `nbytes` more are done; says how many are in all.
+    /// Record that `nbytes` more are done, and return the sum.
     pub(crate) fn did(&self, nbytes: u64) -> u64 {
         self.done.fetch_add(nbytes, Ordering::Relaxed) + nbytes
     }
@@ -340,13 +341,13 @@ impl<'w, E: Send> Team<'w, E> {
         self.done.load(Ordering::Relaxed)
     }
 
-    /// Ends the work: whoever is at it finishes what was begun. The first failure is the outcome.
+    /// End the work: threads finish the tasks that they have begun. The first failure is the outcome.
     pub(crate) fn fail(&self, failure: E) {
         locked(&self.failure).get_or_insert(failure);
         self.stop.store(true, Ordering::Relaxed);
     }
 
-    /// What tells work that waits to leave off.
+    /// The flag that stops work which waits.
     pub(crate) fn stop(&self) -> StopFlag<'_> {
         StopFlag::of(&self.stop, self)
     }
@@ -356,7 +357,7 @@ impl<'w, E: Send> Team<'w, E> {
         self.stop().is_set()
     }
 
-    /// What came of it.
+    /// Return the outcome.
     ///
     /// # Errors
     /// The first failure, or that the watch wants no more.
@@ -373,7 +374,7 @@ impl<E: Send> Caller for Team<'_, E> {
     }
 }
 
-/// Notes, when dropped, that a thread has ended, and stops the others if it panicked: they may wait for its work.
+/// Records, when dropped, that a thread has ended, and stops the others if it panicked: they may wait for its work.
 struct ThreadEnd<'a> {
     running: &'a AtomicUsize,
     caller: &'a Thread,
@@ -442,7 +443,7 @@ mod tests {
         assert!(matches!(outcome, Err(Failure::Interrupted)));
     }
 
-    /// Notes what it is told, and stops at some look.
+    /// Records the reported numbers, and stops at some look.
     #[derive(Default)]
     struct Told {
         done: Mutex<Vec<u64>>,

@@ -12,7 +12,7 @@ pub(super) const STEP: u64 = 2048;
 /// Values that are folded side by side, so that the compiler makes vector code.
 const LANES: usize = 4;
 
-/// What is known of some pairs of values, and can be joined with what is known of others.
+/// Sums over some pairs of values, which can be joined with the sums over others.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Apart {
     /// Pairs that are not equal. A NaN equals every other.
@@ -40,7 +40,7 @@ impl Apart {
         products: 0.0,
     };
 
-    /// Adds the elements of these dtypes that lie in these bytes: as many in both.
+    /// Add the elements of these dtypes in these bytes: the same number in both.
     pub(super) fn add(&mut self, dtypes: [Dtype; 2], bytes: [&[u8]; 2]) {
         let [one, two] = dtypes.map(|dtype| to_usize(STEP * dtype.bits() / 8).unwrap_or(usize::MAX));
         for (ours, theirs) in zip(bytes[0].chunks(one), bytes[1].chunks(two)) {
@@ -95,7 +95,7 @@ impl Apart {
                 } else {
                     largest[lane]
                 };
-                // A check of each addition would keep this from being vector code; a step has far fewer values.
+                // A check of each addition would prevent vector code; a step has far fewer values.
                 different[lane] = different[lane].wrapping_add(u64::from(apart != 0.0));
                 squares[lane] += apart * apart;
                 our[lane] += one * one;

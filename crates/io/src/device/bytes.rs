@@ -24,8 +24,8 @@ impl DeviceBytes {
     /// is called once they are all queued to be written and before the first is copied.
     ///
     /// # Safety
-    /// They are allocated there for as long as this is. That nobody writes to them meanwhile cannot be proven and is not
-    /// asked for: then some of either are saved.
+    /// They are allocated there as long as this lives. It cannot be proven that no code writes to them meanwhile: the file
+    /// then gets some of the old bytes and some of the new.
     pub unsafe fn new(stream: &DeviceStream, address: u64, nbytes: usize) -> DeviceBytes {
         DeviceBytes {
             stream: stream.clone(),

@@ -1,4 +1,4 @@
-//! Memory of a device that what is read goes to.
+//! Memory of a device that is filled with bytes of a file.
 #![allow(unsafe_code)]
 
 use std::marker::PhantomData;
@@ -14,7 +14,7 @@ pub(crate) struct DeviceDest<'a> {
     pub(crate) device: &'a Device,
     pub(crate) address: u64,
     len: usize,
-    /// The block of fresh memory that it is a part of: what lies between two parts of one may be written to as well.
+    /// The block of fresh memory that it is a part of: gaps between two parts of one block may be written to as well.
     pub(crate) block: Option<usize>,
     owner: PhantomData<&'a mut [u8]>,
 }
@@ -23,8 +23,8 @@ impl<'a> DeviceDest<'a> {
     /// `len` bytes from `address` on, of the caller's or of a fresh block.
     ///
     /// # Safety
-    /// - They are allocated on `device` until all that was sent to them is there, which is not before
-    ///   [`Device::finish`] where nothing else tells.
+    /// - They are allocated on `device` until all bytes that were sent to them have arrived: at the latest after
+    ///   [`Device::finish`].
     /// - Nobody else uses them for `'a`, but in the order of a stream that the device's copies wait for
     ///   ([`DeviceStream::begin`](super::stream::DeviceStream::begin)) before the first byte is sent, and that waits for them ([`DeviceStream::hold`](super::stream::DeviceStream::hold)) after the last. Of a
     ///   fresh block this holds for every byte.

@@ -1,6 +1,6 @@
 //! The driver of NVIDIA's GPUs, as far as copies need it. It is looked for when a device is first used, never before.
 //!
-//! The functions are those of the CUDA driver API, which a driver keeps as they are under their versioned names:
+//! The functions are those that the CUDA driver API exports under versioned names, which a driver keeps:
 //! <https://docs.nvidia.com/cuda/cuda-driver-api/>
 #![allow(unsafe_code)]
 
@@ -31,7 +31,7 @@ const RELAXED: c_int = 2;
 const LEGACY: *mut c_void = ptr::without_provenance_mut(1);
 /// `CU_DEVICE_ATTRIBUTE_HOST_NUMA_ID`, since CUDA 12.2.
 pub(super) const HOST_NUMA_ID: c_int = 134;
-/// `CU_DEVICE_ATTRIBUTE_INTEGRATED`: whether the memory of the device is that of the host.
+/// `CU_DEVICE_ATTRIBUTE_INTEGRATED`: whether the device shares the memory of the host.
 pub(super) const INTEGRATED: c_int = 18;
 /// `CUDA_SUCCESS` and `CUDA_ERROR_NOT_READY`.
 const SUCCESS: c_int = 0;
@@ -61,7 +61,7 @@ handles! {
 }
 
 impl Stream {
-    /// The stream at the address that a framework gives, where null is the default one.
+    /// The stream at the address that a framework passes. Null is the default stream.
     pub(crate) fn of_framework(stream: *mut c_void) -> Stream {
         Stream(if stream.is_null() { LEGACY } else { stream })
     }
@@ -131,7 +131,7 @@ impl Driver {
     /// The driver of this machine, or the library at `path`, which does as it does.
     ///
     /// # Errors
-    /// There is none, or it does not start.
+    /// There is no driver, or it does not start.
     pub(crate) fn load(path: Option<&Path>) -> Result<Driver, DeviceFault> {
         // SAFETY: `Library::new` asks that what runs when the library is loaded does no harm: it is the driver, which every
         // program with a GPU loads, or what the caller named.
@@ -229,7 +229,7 @@ impl Driver {
         Ok((device, Context(context)))
     }
 
-    /// What a device is like. Drivers refuse what they do not know yet.
+    /// Return an attribute of a device. Drivers refuse attributes that they do not know.
     pub(crate) fn attribute(&self, device: c_int, attribute: c_int) -> Result<c_int, DeviceFault> {
         let mut value = 0;
         // SAFETY: asks for a place for the answer, and a device, which `retain` gave.
@@ -275,7 +275,7 @@ impl Driver {
     }
 
     fn make_current(&self, context: *mut c_void) -> Result<(), DeviceFault> {
-        // SAFETY: asks for a context or null: one that is retained, or what was current.
+        // SAFETY: asks for a context or null: a retained context, or the one that was current.
         let code = unsafe { (self.calls.set_current)(context) };
         self.check("cuCtxSetCurrent", code)
     }
@@ -283,18 +283,18 @@ impl Driver {
     /// Memory that devices copy from and to while the processor does other things.
     pub(crate) fn allocate(&self, nbytes: usize) -> Result<*mut u8, DeviceFault> {
         let mut start = ptr::null_mut();
-        // SAFETY: asks for a place for the answer, and a current context, which makes no difference to what it does.
+        // SAFETY: asks for a place for the result, and a current context, which does not matter here.
         let code = unsafe { (self.calls.allocate)(&raw mut start, nbytes, PORTABLE) };
         self.check("cuMemHostAlloc", code)?;
         Ok(start.cast())
     }
 
-    /// Gives back what [`Driver::allocate`] gave.
+    /// Free memory of [`Driver::allocate`].
     ///
     /// # Safety
     /// Nobody uses the memory any more, no copy either.
     pub(crate) unsafe fn free(&self, start: *mut u8) -> Result<(), DeviceFault> {
-        // SAFETY: asks for what `cuMemHostAlloc` gave and nobody uses: the contract above.
+        // SAFETY: asks for memory of `cuMemHostAlloc` that no code uses: the contract above.
         let code = unsafe { (self.calls.free)(start.cast()) };
         self.check("cuMemFreeHost", code)
     }
@@ -321,14 +321,14 @@ impl Driver {
         self.check("cuStreamSynchronize", code)
     }
 
-    /// Has what is queued on `stream` from now on wait for `event`.
+    /// Make later work on `stream` wait for `event`.
     pub(crate) fn wait(&self, stream: Stream, event: Event) -> Result<(), DeviceFault> {
         // SAFETY: asks for a stream and an event, which `Device` and its caller have.
         let code = unsafe { (self.calls.wait)(stream.0, event.0, 0) };
         self.check("cuStreamWaitEvent", code)
     }
 
-    /// Whether what is queued on the stream is being recorded into a graph.
+    /// Return whether work on the stream is being recorded into a graph.
     pub(crate) fn is_capturing(&self, stream: Stream) -> Result<bool, DeviceFault> {
         let mut status = 0;
         // SAFETY: asks for a stream, and a place for the answer.
@@ -351,7 +351,7 @@ impl Driver {
         self.check("cuEventDestroy_v2", code)
     }
 
-    /// Notes in `event` what is queued on `stream` by now.
+    /// Record the work that is queued on `stream` so far in `event`.
     pub(crate) fn record(&self, event: Event, stream: Stream) -> Result<(), DeviceFault> {
         // SAFETY: asks for an event and a stream of one context.
         let code = unsafe { (self.calls.record)(event.0, stream.0) };
@@ -372,8 +372,8 @@ impl Driver {
     ///
     /// # Safety
     /// - `nbytes` bytes from `from` on stay readable and as they are until the copy is done.
-    /// - `to` is the address of as many bytes of the device, which stay allocated until then, and that nobody else uses but
-    ///   in the order of `stream`.
+    /// - `to` is the address of as many bytes of the device, which stay allocated until then, and which other code uses
+    ///   only in the order of `stream`.
     pub(crate) unsafe fn copy_in(
         &self,
         from: *const u8,
@@ -388,7 +388,7 @@ impl Driver {
     /// Queues a copy from the memory of a device.
     ///
     /// # Safety
-    /// - `to` is the address of `nbytes` bytes that nobody else uses until the copy is done.
+    /// - `to` is the address of `nbytes` bytes that no other code uses until the copy is done.
     /// - As many bytes from `from` on stay allocated on the device until then.
     pub(crate) unsafe fn copy_out(
         &self,

@@ -27,7 +27,7 @@ pub enum DeviceFault {
     Capturing,
     /// The caller stopped the call while it waited for a device.
     Interrupted,
-    /// The environment asks for a number of pinned bytes that is none.
+    /// The environment variable for the number of pinned bytes is not a number.
     Pinned {
         /// What it asks for.
         found: String,
@@ -45,7 +45,7 @@ pub enum DeviceFault {
     },
 }
 
-/// Codes after which every call gives the same code until the process ends, with the ranges of the driver's documentation.
+/// Codes that every call returns from then on until the process ends, with the ranges of the driver's documentation.
 fn is_sticky(code: i32) -> bool {
     matches!(code, 214 | 700 | 702 | 710 | 714..=719)
 }
@@ -147,7 +147,7 @@ impl fmt::Display for DeviceFault {
 impl std::error::Error for DeviceFault {}
 
 impl From<DeviceFault> for io::Error {
-    /// For what is met where bytes are read.
+    /// For errors of reads.
     fn from(fault: DeviceFault) -> io::Error {
         io::Error::other(fault)
     }

@@ -18,7 +18,7 @@ pub(crate) struct Gpu {
     stream: Stream,
     /// The node of the host's memory that is near it, where that is known.
     node: Option<u32>,
-    /// Whether its memory is that of the host.
+    /// Whether it shares the memory of the host.
     is_integrated: bool,
     /// Events that nothing waits for.
     events: Mutex<Vec<Event>>,
@@ -89,13 +89,13 @@ impl Gpu {
             .within(self.context, || work(&self.driver, self.stream))
     }
 
-    /// Has the copies that are queued from now on wait for what is queued on `stream` by now: memory that an allocator hands
-    /// out may be in use there until then.
+    /// Make later copies wait for the work that is queued on `stream` so far: memory that an allocator hands out may be in
+    /// use there until then.
     pub(crate) fn wait_for(&self, stream: Stream) -> Result<(), DeviceFault> {
         self.within(|driver, copies| self.order(driver, stream, copies))
     }
 
-    /// Raises where what is queued on `stream` is being recorded into a graph.
+    /// Fail if work on `stream` is being recorded into a graph.
     pub(crate) fn refuse_capture(&self, stream: Stream) -> Result<(), DeviceFault> {
         if self.within(|driver, _| driver.is_capturing(stream))? {
             Err(DeviceFault::Capturing)
@@ -104,18 +104,18 @@ impl Gpu {
         }
     }
 
-    /// Has what is queued on `stream` from now on wait for the copies that are queued by now.
+    /// Make later work on `stream` wait for the copies that are queued so far.
     pub(crate) fn hold(&self, stream: Stream) -> Result<(), DeviceFault> {
         self.within(|driver, copies| self.order(driver, copies, stream))
     }
 
-    /// Has `second` wait for what is on `first` by now.
+    /// Make `second` wait for the work on `first` so far.
     fn order(&self, driver: &Driver, first: Stream, second: Stream) -> Result<(), DeviceFault> {
         let event = self.event(driver)?;
         let ordered = driver
             .record(event, first)
             .and_then(|()| driver.wait(second, event));
-        // A wait that is queued keeps what it waits for, whatever becomes of the event.
+        // A queued wait does not need the event any more.
         self.give_back(event);
         ordered
     }

@@ -5,8 +5,8 @@
 //! save ◄─ Lent ◄─fetch─ copy on the stream of a Gpu ◄─ DeviceBytes, memory of a framework
 //! ```
 //!
-//! The framework allocates, and its streams decide who uses the memory when; the copies run on a stream of ours, which
-//! waits for the caller's before the first and is waited for after the last.
+//! The framework allocates, and its streams order the uses of the memory; the copies run on a stream of ours, which waits
+//! for the caller's before the first copy, and for which the caller's waits after the last.
 
 mod bytes;
 mod copy;
@@ -66,7 +66,7 @@ impl Device {
         self.gpu.ordinal()
     }
 
-    /// Whether its memory is that of the host, so that a file in the page cache takes of it.
+    /// Return whether it shares the memory of the host, so that a file in the page cache takes some of it.
     pub(crate) fn is_integrated(&self) -> bool {
         self.gpu.is_integrated()
     }
@@ -96,7 +96,7 @@ impl Device {
         self.ring.slot_nbytes()
     }
 
-    /// Bytes that are read at once: a slot has room for what lies between small tensors as well.
+    /// Bytes that are read at once: a slot has room for the gaps between small tensors as well.
     pub(crate) fn chunk_nbytes(&self) -> usize {
         self.slot_nbytes() / 4 * 3
     }

@@ -16,8 +16,8 @@ mod linux {
 
     use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
-    /// Does `work` on the processors of `node`, so that memory that it asks for lies there: on those of them that this thread
-    /// may use. Where there are none, or nobody knows, it is done where the thread is.
+    /// Run `work` on the processors of `node` that this thread may use, so that memory it allocates is there. If there are
+    /// none, or the system does not report them, it runs in place.
     pub(in crate::device) fn near<R>(node: Option<u32>, work: impl FnOnce() -> R) -> R {
         let _moved = node.and_then(Moved::to);
         work()

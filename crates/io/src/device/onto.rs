@@ -11,7 +11,7 @@ use super::dest::DeviceDest;
 use super::memory::DeviceRegion;
 use super::stream::DeviceStream;
 
-/// Why a framework gives no memory, in its own words.
+/// The reason why a framework refuses memory, in its own words.
 pub type Refusal = Box<dyn StdError + Send + Sync>;
 
 /// Memory that is wanted of a framework.
@@ -57,10 +57,10 @@ impl Onto {
     /// [`DeviceStream::hold`].
     pub(crate) fn dest<'b>(&'b self, block: &'b mut DeviceRegion, number: usize) -> DeviceDest<'b> {
         // SAFETY: asks for
-        // - memory that stays until what was sent is there: it is borrowed, and whoever has the block keeps it until
-        //   `hold` or, where reading fails, `finish`;
-        // - nobody else who uses it, but in the order of a stream: the allocator promised that of the stream that
-        //   `begin` and `hold` are about.
+        // - memory that stays until the bytes have arrived: it is borrowed, and the holder of the block keeps it until
+        //   `hold` or, if reading fails, `finish`;
+        // - no other code that uses it except in the order of a stream: the allocator promised that for the stream of
+        //   `begin` and `hold`.
         unsafe { DeviceDest::new(&self.at.device, block.address(), block.len(), Some(number)) }
     }
 }

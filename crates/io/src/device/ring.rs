@@ -22,7 +22,7 @@ pub(super) const SLOT_NBYTES: usize = 4 << 20;
 /// Bytes of all slots at most, unless the environment says otherwise: what keeps sixteen readers and a device busy.
 pub(super) const PINNED_NBYTES: usize = 128 << 20;
 
-/// How long slots that nobody uses are kept: loads often follow each other.
+/// How long unused slots are kept: loads often follow each other.
 const IDLE: Duration = Duration::from_secs(5);
 
 /// Time between two questions of a waiting thread to its caller. Half of the 100 ms in which an interrupt is promised to work.
@@ -33,11 +33,11 @@ const ASK: Duration = Duration::from_millis(50);
 const SHORTEST: Duration = Duration::from_micros(20);
 const LONGEST: Duration = Duration::from_millis(1);
 
-/// So many slots are made whatever else fails: one is filled while the other is copied.
+/// This many slots are made even if others fail: one is filled while the other is copied.
 const FEWEST: usize = 2;
 
-/// Slots, which are lent to be filled, and come back when their bytes were queued to be copied. They are lent in the order
-/// in which they came back, so that whoever asks waits for the oldest copy.
+/// Slots, which are lent to be filled, and return when their bytes are queued to be copied. They are lent in the order in
+/// which they returned, so that a caller waits for the oldest copy.
 #[derive(Debug)]
 pub(crate) struct Ring {
     state: Mutex<State>,
@@ -57,7 +57,7 @@ struct State {
     why_pageable: Option<String>,
     /// When a slot was lent last.
     used: Instant,
-    /// Whether a thread gives back what is not used.
+    /// Whether a thread frees unused slots.
     is_watched: bool,
 }
 
@@ -170,7 +170,7 @@ impl Ring {
         }
     }
 
-    /// Starts the thread that gives back what is not used; whether the system lets it.
+    /// Start the thread that frees unused slots. Return whether the system permits it.
     fn watch(self: &Arc<Ring>) -> bool {
         let (ring, idle) = (Arc::downgrade(self), Arc::clone(&self.idle));
         let watch = move || {
@@ -183,7 +183,7 @@ impl Ring {
         thread.spawn(watch).is_ok()
     }
 
-    /// Gives back what has been idle, or all that no copy uses where that is asked for; whether some is left.
+    /// Free the idle slots, or all that no copy uses if `is_let_go`. Return whether some are left.
     fn is_used(&self, is_let_go: bool) -> bool {
         let is_idle = locked(&self.state).used.elapsed() >= IDLE;
         if is_let_go || is_idle {
@@ -247,7 +247,7 @@ impl Ring {
         Ok(Some(Slot::new(Memory::Pageable(vec![0; self.slot_nbytes]))))
     }
 
-    /// Takes back a slot whose copies failed, of which some may be queued.
+    /// Take back a slot whose copies failed. Some of them may be queued.
     fn abandon(&self, mut slot: Slot, gpu: &Arc<Gpu>) {
         match gpu.within(|driver, _| gpu.mark(driver)) {
             Ok(event) => {
@@ -275,14 +275,14 @@ impl Ring {
         self.came_back.notify_one();
     }
 
-    /// Gives the memory of all slots back that no copy uses, which are all where no call is under way.
+    /// Free the memory of all slots that no copy uses: of all slots if no call is running.
     pub(crate) fn give_back(&self) {
         let mut state = locked(&self.state);
         let mut free = Vec::new();
         for slot in mem::take(&mut state.resting) {
             match slot.is_free() {
                 Ok(true) => free.push(slot),
-                // It has taken the memory along, which no call gives back.
+                // The memory is lost with the device: no call frees it.
                 Err(fault) if fault.is_lost() => {
                     slot.leak();
                     state.made -= 1;
@@ -291,7 +291,7 @@ impl Ring {
             }
         }
         state.made -= free.len();
-        // Freeing pinned memory takes long, and nobody need wait for it.
+        // Freeing pinned memory takes long, and no other thread need wait for it.
         drop(state);
         drop(free);
     }
@@ -303,7 +303,7 @@ impl Drop for Ring {
     }
 }
 
-/// What the thread waits for that gives back what is not used.
+/// The signal for the thread that frees unused slots.
 #[derive(Debug, Default)]
 struct Idle {
     is_over: Mutex<bool>,
@@ -311,7 +311,7 @@ struct Idle {
 }
 
 impl Idle {
-    /// Waits until slots may be idle; whether somebody has ended that.
+    /// Wait until slots may be idle. Return whether the wait was ended.
     fn wait(&self) -> bool {
         let is_over = locked(&self.is_over);
         let waited = self
@@ -413,8 +413,8 @@ impl Drop for Memory {
             && !start.is_null()
             && !gpu.is_reset()
         {
-            // SAFETY: `free` asks that nobody uses the memory any more: only a slot is dropped that no copy uses
-            // (`give_back`, `leak`), and it alone has the address.
+            // SAFETY: `free` asks that no code uses the memory any more: only slots that no copy uses are dropped
+            // (`give_back`, `leak`), and the slot alone has the address.
             let freed = gpu.within(|driver, _| unsafe { driver.free(*start) });
             // A context that is lost has taken it along, and a child of a fork has none.
             drop(freed);
@@ -422,7 +422,7 @@ impl Drop for Memory {
     }
 }
 
-/// A slot that somebody fills. What it does not send comes back at once.
+/// A slot that is being filled. Memory that it does not send returns at once.
 #[derive(Debug)]
 pub(crate) struct Lent {
     slot: Option<Slot>,
@@ -436,8 +436,8 @@ impl Lent {
         match self.slot.as_mut().map(|slot| &mut slot.memory) {
             Some(Memory::Pinned { start, .. }) => {
                 // SAFETY: `from_raw_parts_mut` asks for
-                // - that many bytes in one allocation, readable and writable: `cuMemHostAlloc` gave them, as zeros or as
-                //   whatever was written to them last;
+                // - that many bytes in one allocation, readable and writable: memory of `cuMemHostAlloc`, which is zero or
+                //   holds the last bytes that were written to it;
                 // - no other access while the slice lives: no copy uses them (`ready`), and `self` is borrowed mutably.
                 // Not provable: a `cudaDeviceReset` by another thread frees them while the slot is filled.
                 unsafe { std::slice::from_raw_parts_mut(*start, self.ring.slot_nbytes) }
@@ -461,8 +461,8 @@ impl Lent {
                 let bytes = copy.bytes();
                 let to = start.wrapping_add(bytes.start);
                 // SAFETY: asks for
-                // - bytes that nobody else uses until the copy is done: those of the slot (`room_for`), which nobody has
-                //   until it is (`finish`, `abandon`);
+                // - bytes that no other code uses until the copy is done: the slot's (`room_for`), which is not lent until
+                //   then (`finish`, `abandon`);
                 // - as many on the device: `DeviceBytes`, which makes copies, was promised them.
                 unsafe { driver.copy_out(to, copy.address, bytes.len(), stream) }?;
             }
@@ -492,7 +492,7 @@ impl Lent {
         room.as_mut_ptr()
     }
 
-    /// Queues these copies, and gives the slot back, to be lent again when they are done.
+    /// Queue these copies, and return the slot, to be lent again when they are done.
     pub(crate) fn send(mut self, copies: &[Copy]) -> Result<(), DeviceFault> {
         let start = self.room_for(copies);
         let gpu = Arc::clone(&self.gpu);
@@ -501,8 +501,8 @@ impl Lent {
                 let bytes = copy.bytes();
                 let from = start.cast_const().wrapping_add(bytes.start);
                 // SAFETY: asks for
-                // - bytes that stay until the copy is done: those of the slot (`room_for`), which is not lent before
-                //   (`finish`, `abandon`);
+                // - bytes that stay until the copy is done: the slot's (`room_for`), which is not lent before (`finish`,
+                //   `abandon`);
                 // - as many on the device: `DeviceDest`, which makes copies, was promised them.
                 unsafe { driver.copy_in(from, copy.address, bytes.len(), stream) }?;
             }

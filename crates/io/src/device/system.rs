@@ -49,7 +49,7 @@ pub fn why_pageable() -> Option<String> {
     if !is_in_use() {
         return None;
     }
-    // A handle that is asked why it reads as it does waits for nobody.
+    // Opening a handle to ask for its flags waits for no other process.
     let systems = briefly(&SYSTEMS)?;
     systems.values().find_map(|system| system.ring.why_pageable())
 }

@@ -1,4 +1,4 @@
-//! Hash functions, and what they give.
+//! Hash functions and their digests.
 
 use std::fmt;
 
@@ -72,7 +72,7 @@ impl fmt::Display for Algorithm {
     }
 }
 
-/// What a hash function gives. `Display` writes it in lowercase hexadecimal digits.
+/// The result of a hash function. `Display` writes it in lowercase hexadecimal digits.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Digest {
     /// Zero from `len` on.
@@ -96,7 +96,7 @@ impl Digest {
         Digest::new(hash.as_bytes())
     }
 
-    /// A digest of `algorithm` with nothing but zeros: what stands in a file's place until the real one is known.
+    /// A digest of `algorithm` with only zeros: the placeholder in a file until the real digest is known.
     #[must_use]
     pub fn zero(algorithm: Algorithm) -> Digest {
         Digest::new(&[0; 32][..algorithm.digest_len()])
@@ -152,7 +152,7 @@ pub struct Unequal {
     pub algorithm: Algorithm,
     /// The digest that was promised.
     pub expected: Digest,
-    /// The digest of what is there.
+    /// The digest of the bytes in the file.
     pub found: Digest,
 }
 

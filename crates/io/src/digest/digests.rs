@@ -8,18 +8,18 @@ use super::algorithm::{Algorithm, Digest, Hasher};
 use super::tree::{SUBTREE_NBYTES, Tree};
 use crate::sync::Turns;
 
-/// A destination of bytes that keeps digests of them only: one for each run.
+/// A destination that computes a digest of each run and keeps no bytes.
 ///
-/// Every byte of every run is to be fed once, in pieces from any thread. BLAKE3 takes them in any order. Other algorithms
-/// need them in order: whoever brings a later piece of a run waits until the earlier ones were hashed, so the threads
-/// must begin them in order.
+/// Every byte of every run is fed once, in pieces from any thread. BLAKE3 takes them in any order. Other algorithms need
+/// them in order: a thread with a later piece of a run waits until the earlier ones are hashed, so the threads must begin
+/// them in order.
 pub(crate) struct Digests {
     /// In the order of the file; none overlaps another.
     runs: Vec<RunHash>,
     algorithm: Algorithm,
 }
 
-/// The hash of one run, as far as it is.
+/// The hash of the bytes of one run so far.
 struct RunHash {
     range: Range<u64>,
     hashing: Hashing,
@@ -48,7 +48,7 @@ impl Digests {
         Digests { runs, algorithm }
     }
 
-    /// Takes the bytes that stand at `position` of the file. Those that belong to no run are passed over.
+    /// Hash the bytes at `position` of the file. Bytes outside the runs are ignored.
     pub(crate) fn feed(&self, position: u64, bytes: &[u8]) {
         let end = position + to_u64(bytes.len());
         let first = self.runs.partition_point(|run| run.range.end <= position);
@@ -60,7 +60,7 @@ impl Digests {
         }
     }
 
-    /// Says that a piece will not come, so that nobody waits for it.
+    /// Report that a piece is missing, so that no thread waits for it.
     pub(crate) fn end(&self) {
         for run in &self.runs {
             if let Hashing::InOrder(turns) = &run.hashing {
@@ -79,8 +79,8 @@ impl Digests {
         self.runs.iter().map(|run| run.range.clone())
     }
 
-    /// Where a piece from `at` on, of at most `most` bytes, is best cut: between two subtrees, so that none comes in
-    /// parts.
+    /// Return the best place to cut a piece from `at` on, of at most `most` bytes: between two subtrees, so that none
+    /// arrives in parts.
     pub(crate) fn cut(&self, at: u64, most: u64) -> u64 {
         let end = at.saturating_add(most);
         let last = self.runs.partition_point(|run| run.range.end <= end);

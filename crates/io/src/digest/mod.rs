@@ -1,7 +1,7 @@
 //! What a digest is, and taking it: of bytes in any order, by any number of threads.
 //!
-//! A digest is a destination of bytes like any other ([`Digests`]): what is read to be hashed, to be compared, or to be
-//! loaded, and what is written, all pass through the same one. Nothing here reads or writes.
+//! A digest is a destination of bytes like any other ([`Digests`]). Bytes that are read to be hashed, compared or loaded,
+//! and bytes that are written, all pass through the same one. Nothing here reads or writes.
 
 mod algorithm;
 mod digests;

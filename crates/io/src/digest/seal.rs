@@ -117,7 +117,7 @@ impl From<Layout> for NewHeader {
     }
 }
 
-/// A file that is being written, and the digests of what is in it so far.
+/// A file that is being written, and the digests of the bytes written so far.
 pub(crate) struct Sealing<'s> {
     sealed: &'s NewHeader,
     tensors: Option<Digests>,
@@ -129,7 +129,7 @@ impl Sealing<'_> {
         self.tensors.iter().chain(&self.data)
     }
 
-    /// Takes the bytes that stand at `position` of the file.
+    /// Hash the bytes at `position` of the file.
     pub(crate) fn feed(&self, position: u64, bytes: &[u8]) {
         self.all().for_each(|digests| digests.feed(position, bytes));
     }
@@ -139,12 +139,12 @@ impl Sealing<'_> {
         self.all().any(Digests::in_order)
     }
 
-    /// Says that some bytes will not come, so that nobody waits for them.
+    /// Report that some bytes are missing, so that no thread waits for them.
     pub(crate) fn end(&self) {
         self.all().for_each(Digests::end);
     }
 
-    /// The file, with the digests of what was fed. Its head has the length of the one with zeros.
+    /// Return the file with the digests of all bytes that were fed. Its head is as long as the one with zeros.
     ///
     /// # Errors
     /// [`io::ErrorKind::UnexpectedEof`] where not everything was fed.
@@ -197,7 +197,7 @@ fn laid_out(
             .map(|(spec, digest)| (spec.name, Cow::Owned(digest.to_string())));
         Checksums::new(algorithm.name(), named).map(|record| record.render())
     });
-    // A name that comes twice is refused by the layout, in its own words.
+    // The layout refuses a duplicate name with its own error.
     let record = record.and_then(Result::ok);
     let data = found.data.map(|digest| format!("0x{digest}"));
     let ours = [

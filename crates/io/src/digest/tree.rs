@@ -9,8 +9,8 @@ use ingot_format::{saturating_usize, to_u64};
 use super::algorithm::{Algorithm, Digest};
 use crate::sync::{Mutex, locked};
 
-/// Bytes in a subtree, but for the last one of an input. A power of two, as the tree asks for; few enough to be hashed
-/// while they are in a core's cache, and to be kept until the rest of them comes; enough for the widest registers.
+/// Bytes in a subtree, except in the last one of an input. A power of two, as the tree requires; few enough to be hashed
+/// while they are in a core's cache, and to be kept until the rest of them arrives; enough for the widest registers.
 pub(crate) const SUBTREE_NBYTES: u64 = 128 << 10;
 
 /// The digest of one input, whose bytes come in any order.
@@ -19,11 +19,11 @@ pub(crate) const SUBTREE_NBYTES: u64 = 128 << 10;
 /// not for the size that is expected.
 pub(crate) struct Tree {
     nbytes: u64,
-    /// The digest of all, once all bytes came.
+    /// The digest of the whole input, after all bytes have arrived.
     root: OnceLock<Digest>,
     /// Nodes whose neighbours have not come.
     alone: Mutex<HashMap<Node, ChainingValue>>,
-    /// Subtrees of which some bytes have come, by their number.
+    /// Subtrees that have arrived in part, by their number.
     partial: Mutex<HashMap<u64, Partial>>,
 }
 
@@ -36,7 +36,7 @@ struct Partial {
 }
 
 impl Tree {
-    /// For an input of so many bytes.
+    /// For an input of this many bytes.
     pub(crate) fn new(nbytes: u64) -> Tree {
         Tree {
             nbytes,
@@ -49,8 +49,8 @@ impl Tree {
         }
     }
 
-    /// Takes the bytes that begin at `begin` of the input. Every byte is to come once. A subtree that comes in parts is
-    /// copied first, so whole ones are better.
+    /// Hash the bytes that begin at `begin` of the input. Every byte arrives once. A subtree that arrives in parts is
+    /// copied first, so whole ones are faster.
     pub(crate) fn feed(&self, begin: u64, bytes: &[u8]) {
         let mut at = begin;
         let mut rest = bytes;

@@ -1,4 +1,4 @@
-//! Waiting for the disk without becoming deaf.
+//! Flushing on a thread, so that the caller can be interrupted.
 
 use std::fs::File;
 use std::io;
@@ -13,8 +13,8 @@ use crate::watch::{POLL, Watch};
 /// Bytes that are sent to the disk at once while others are still written. Enough that it writes long runs.
 const AHEAD: u64 = 32 << 20;
 
-/// A thread that makes the bytes of a file durable. That may take seconds and cannot be broken off; when the watch asks
-/// to stop, the thread is left alone with a file that nobody will ever see.
+/// A thread that makes the bytes of a file durable. That may take seconds and cannot be interrupted; if the watch stops the
+/// save, the thread is left alone with a file that no process will ever see.
 pub(super) struct Flusher {
     /// Takes how many bytes are written; closed when it is all.
     written: Sender<u64>,
@@ -43,9 +43,9 @@ impl Flusher {
         })
     }
 
-    /// Says that `done` bytes are written, wherever in the file.
+    /// Report that `done` bytes are written, anywhere in the file.
     pub(super) fn wrote(&self, done: u64) {
-        // The thread has ended when a flush failed. The end hears of it.
+        // The thread has ended if a flush failed. `finish` reports that.
         let _ = self.written.send(done);
     }
 
@@ -70,7 +70,7 @@ fn run(file: &File, written: &Receiver<u64>) -> io::Result<()> {
         // What was written while the last flush ran.
         let done = written.try_iter().last().unwrap_or(done);
         if done >= flushed + AHEAD {
-            // The size is that of the reserved file already, so nothing but the bytes needs to go.
+            // The file has its reserved size already, so only the bytes have to be flushed.
             file.sync_data()?;
             flushed = done;
         }
@@ -90,7 +90,7 @@ pub(super) fn flush(file: &File, watch: &dyn Watch) -> Result<(), Stop> {
 pub(super) fn sync(file: &File) -> io::Result<()> {
     let has_nothing = |fault: &io::Error| match fault.kind() {
         io::ErrorKind::InvalidInput | io::ErrorKind::Unsupported => true,
-        // What Windows says of a device.
+        // Windows' error for a device.
         io::ErrorKind::PermissionDenied => disk::facts(file).is_ok_and(|facts| facts.kind == Kind::Other),
         _ => false,
     };
@@ -110,7 +110,7 @@ mod tests {
         }
     }
 
-    /// A flusher whose thread does what is sent here.
+    /// A flusher whose thread reports the outcome that is sent here.
     fn flusher() -> (Sender<io::Result<()>>, Flusher) {
         let (sender, outcome) = mpsc::channel();
         let flusher = Flusher {

@@ -1,12 +1,12 @@
-//! Saving: a layout and payloads become a file, and never harm the one that was there. No file gets its name unless each
-//! payload gave exactly the bytes that the header promises: [`Pieces`](pieces::Pieces) exist only for payloads of the right sizes, what
-//! reads a payload fills all of what it was asked for or fails, and all pieces have to be written.
+//! Saving: a layout and payloads become a file, and never harm an existing one. No file gets its name unless each payload
+//! produced exactly the bytes that the header promises: [`Pieces`](pieces::Pieces) exist only for payloads of the right
+//! sizes, reading a payload fills the whole buffer or fails, and all pieces have to be written.
 //!
-//! The atomic way, which is the default: a temporary file in the target's directory gets everything the target is
-//! to have; it is flushed, renamed over the target, and the directory is flushed. Whatever happens in between, the
-//! path leads to the whole old file or to the whole new one.
+//! The default is atomic: a temporary file in the target's directory gets all bytes and attributes; it is flushed, renamed
+//! over the target, and the directory is flushed. At any time, the path leads to the whole old file or to the whole new
+//! one.
 //!
-//! | what stands at the path | what happens |
+//! | at the path | result |
 //! |---|---|
 //! | nothing | a new file, mode 0666 cut by the umask |
 //! | a file | its mode, and as far as allowed its owner, group, extended attributes and access list, pass on to the new one. Its other hard links keep the old bytes |
@@ -15,11 +15,12 @@
 //! | a symlink | followed to its end, which may not exist yet; the link stays |
 //! | a symlink to a blob of a content-addressed store | replaced by the new file, in place too; the blob stays as it is |
 //! | such a blob | refused |
-//! | a pipe, terminal or other device, standard output | the bytes are streamed into it; refused where the file is to keep digests, which stand before them |
+//! | a pipe, terminal or other device, standard output | the bytes are streamed into it; refused if the file is to keep digests, which come before the data |
 //! | a directory | refused |
 //!
-//! Where a file system renames no file over another, the bytes are copied into the target as [`Replace::InPlace`](crate::Replace::InPlace)
-//! does. Where it cannot reserve space or make unnamed files, saving goes on without.
+//! If a file system cannot rename a file over another, the bytes are copied into the target as
+//! [`Replace::InPlace`](crate::Replace::InPlace) does. If it cannot reserve space or make unnamed files, the save works
+//! without.
 //!
 //! What a large file had that was replaced is given back after [`save`] returned, unless another has it open.
 
@@ -69,11 +70,11 @@ use write::Writing;
 /// ```
 ///
 /// # Errors
-/// [`Error::Unstorable`] when a payload has not just the bytes that its tensor needs, before the disk is touched.
-/// [`Error::Open`] when something has the name and [`Replace::Nothing`] says that it stays. [`Error::Write`] when the
-/// file cannot be written, [`Error::Interrupted`] when `watch` says so. What was at `path`
-/// is still there then, and no temporary file is; except where [`Replace::InPlace`] says otherwise, for streams, and
-/// when the last step failed, to flush the directory: the new file is there, but a loss of power may undo that.
+/// [`Error::Unstorable`] if the size of a payload is not the size of its tensor, before the disk is touched.
+/// [`Error::Open`] if a file exists and the options are [`Replace::Nothing`]. [`Error::Write`] if the file cannot be
+/// written; [`Error::Interrupted`]. An existing file is unchanged then, and there is no temporary file; except with
+/// [`Replace::InPlace`], for streams, and if the last step failed, flushing the directory: the new file exists, but a loss
+/// of power may undo that.
 pub fn save(
     path: &Path,
     layout: &Layout,
@@ -101,9 +102,9 @@ impl Snapshot {
 }
 
 impl NewHeader {
-    /// Return the file with the digests of `pieces`, which are cut from [`NewHeader::layout`]: for what takes bytes in order
-    /// only, where the head comes first. This thread reads the pieces once. A tensor that changes before it is read again does
-    /// not match its digest.
+    /// Return the file with the digests of `pieces`, which are cut from [`NewHeader::layout`]: for streams, in which the
+    /// head comes first. This thread reads the pieces once. A tensor that changes before it is read again does not match
+    /// its digest.
     ///
     /// # Errors
     /// A payload cannot be read; [`io::ErrorKind::Interrupted`] if `watch` stops this.

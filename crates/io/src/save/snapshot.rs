@@ -14,7 +14,7 @@ use crate::payload::{Payload, prove_sizes};
 use crate::watch::Watch;
 use crate::workers::{Reading, share};
 
-/// Bytes of memory that are asked for at once, by one thread. A multiple of the size of every huge page.
+/// Bytes of memory that one thread requests at once. A multiple of the size of every huge page.
 const BLOCK: usize = 32 << 20;
 const PIECES_IN_BLOCK: usize = BLOCK / PIECE;
 /// From this size on, threads copy.
@@ -24,8 +24,7 @@ const THREADS: usize = 8;
 
 /// The bytes of payloads, copied.
 ///
-/// The time it takes is that of the system finding memory, so the memory is of huge pages, each populated just before it
-/// is written to.
+/// Most of the time goes into finding memory, so the memory is of huge pages, each populated just before it is written to.
 ///
 /// ```
 /// use ingot_format::{Dtype, Format, Spec, layout};
@@ -52,8 +51,8 @@ impl Snapshot {
     /// become.
     ///
     /// # Errors
-    /// [`Error::Unstorable`] when a payload has not just the bytes that its tensor needs, [`Error::OutOfMemory`] when there is no memory for the copy, [`Error::Write`] when a payload does not give its
-    /// bytes, [`Error::Interrupted`] when `watch` says so.
+    /// [`Error::Unstorable`] if the size of a payload is not the size of its tensor, [`Error::OutOfMemory`],
+    /// [`Error::Write`] if a payload fails to produce its bytes, [`Error::Interrupted`].
     pub fn take(
         layout: &Layout,
         payloads: &[Payload<'_>],
@@ -176,7 +175,7 @@ mod tests {
         assert!(crate::verify(&path, None, &Unwatched).unwrap().is_ok());
     }
 
-    /// Of U8 tensors with so many elements.
+    /// The layout of U8 tensors with these numbers of elements.
     fn layout_of(lens: &[usize]) -> Layout {
         let names: Vec<String> = (0..lens.len()).map(|number| number.to_string()).collect();
         let shapes: Vec<[u64; 1]> = lens.iter().map(|&len| [to_u64(len)]).collect();
@@ -232,7 +231,7 @@ mod tests {
         assert!(matches!(taken, Err(Error::Interrupted)));
     }
 
-    /// A byte that is elsewhere, and how often it was asked for.
+    /// A byte that has to be fetched, and the number of requests for it.
     #[derive(Debug, Default)]
     struct Absent(AtomicUsize);
 

@@ -1,7 +1,7 @@
 //! Room for a file, asked for before the first byte is written, and giving back what a replaced file had.
 //!
-//! The blocks of a file that has no name any more, and its pages in the cache, go when the last who has it open closes
-//! it, one after the other: 0.4 s for 2 GiB (2026-11, ext4, all of it cached). Whoever saves has no need to wait for that.
+//! The blocks of a file without a name, and its pages in the cache, are freed when it is closed by the last process that
+//! has it open: 0.4 s for 2 GiB (2026-11, ext4, all of it cached). A save need not wait for that.
 
 use std::borrow::Borrow;
 use std::fs::File;
@@ -14,17 +14,18 @@ use crate::disk::{self, DirectoryEntry, Size, remote_file_system};
 use crate::error::{Step, Stop, step};
 use crate::watch::Watch;
 
-/// Reserves `nbytes` for `file`, so that a full disk is found before the time to write is spent, and so that threads
-/// can write side by side (8.6 GB/s with two after this, against 5 with one, ext4, November 2026). Renaming over a file
-/// is cheaper too: ext4 then flushes what has no place on the disk yet, which took seconds, and here is nothing.
+/// Reserve `nbytes` for `file`, so that a full disk is found before time is spent on writing, and so that threads can write
+/// side by side (8.6 GB/s with two after this, against 5 with one, ext4, November 2026). Renaming over a file is cheaper
+/// too: ext4 flushes bytes that have no place on the disk first, which took seconds.
 pub(super) fn reserve(file: &File, nbytes: u64, size: Size, watch: &dyn Watch) -> Result<(), Stop> {
     disk::check_size_limit(nbytes).step(step::RESERVE)?;
     if size == Size::Sparse {
         return file.set_len(nbytes).step(step::RESERVE);
     }
     each_step(nbytes, watch, |position, count| {
-        // All that is free would be taken before a step fails, and nobody else could write meanwhile. The first one shows
-        // that the file system can reserve: of one that cannot, as it compresses, nothing is known before.
+        // Without this check, a step that fails would have taken all free space, and no other process could write
+        // meanwhile. The first step shows whether the file system can reserve at all: one that compresses cannot predict
+        // its space.
         if position > 0 {
             disk::check_room(file, nbytes)?;
         }
@@ -32,15 +33,15 @@ pub(super) fn reserve(file: &File, nbytes: u64, size: Size, watch: &dyn Watch) -
     })
 }
 
-/// Has `reserve` take `nbytes` step by step: it is given where a step begins and how long it is, and says whether the file
+/// Reserve `nbytes` step by step. `reserve` takes the position and the length of a step, and returns whether the file
 /// system can reserve.
 fn each_step(
     nbytes: u64,
     watch: &dyn Watch,
     mut reserve: impl FnMut(u64, u64) -> io::Result<bool>,
 ) -> Result<(), Stop> {
-    /// Signals that may break off the calls. A file system can undo one each time, so that a timer which ticks fast
-    /// enough would keep it from ever ending.
+    /// Signals that may interrupt the calls. A file system can undo one each time, so that a fast timer would keep it from
+    /// ever ending.
     const SIGNALS: u32 = 16;
 
     let mut position = 0;
@@ -54,7 +55,7 @@ fn each_step(
         match reserve(position, count) {
             Ok(true) => position += count,
             Err(fault) if fault.kind() == io::ErrorKind::Interrupted && signals < SIGNALS => signals += 1,
-            // Interrupted too often: writing goes on without.
+            // Interrupted too often: write without a reservation.
             Err(fault) if fault.kind() == io::ErrorKind::Interrupted => {
                 settle(watch);
                 return Ok(());
@@ -63,8 +64,8 @@ fn each_step(
                 released = given_back();
             }
             Err(fault) => return Err(fault).step(step::RESERVE),
-            // The file system cannot reserve. Writing finds out then, and does not ask twice: what is being given back
-            // has to be there.
+            // The file system cannot reserve. Writing will find out whether there is room, and does not retry, so space
+            // that is being freed has to be free by then.
             Ok(false) => {
                 settle(watch);
                 return Ok(());
@@ -115,8 +116,7 @@ fn given_back() -> usize {
     DONE.load(Ordering::Acquire)
 }
 
-/// Waits until all are given back that were to be, and says whether there were more than `before`: there may be room then
-/// where there was none.
+/// Wait until all pending files are freed, and return whether there were more than `before`: there may be room now.
 fn more_was_given_back_than(before: usize, watch: &dyn Watch) -> bool {
     settle(watch);
     given_back() > before
@@ -191,7 +191,7 @@ mod tests {
         assert!([0, nbytes].contains(&file.metadata().unwrap().len()));
     }
 
-    /// Takes two steps by calls that come to these ends, and then to none: what came of it, and how many calls there were.
+    /// Take two steps by calls with these outcomes, and then without faults. Return the outcome and the number of calls.
     fn taken(ends: &[Result<bool, io::ErrorKind>]) -> (Result<(), Stop>, usize) {
         let mut calls = Vec::new();
         let outcome = each_step(disk::RESERVED_AT_ONCE + 5, &Unwatched, |position, count| {

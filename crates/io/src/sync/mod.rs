@@ -1,7 +1,7 @@
-//! Threads, and what they wait for each other by, for all that waits: those of the standard library.
+//! Threads, locks and condition variables of the standard library, for all code that waits.
 //!
-//! With `--cfg shuttle` (`make test-orders`) they are shuttle's, which runs one thread at a time and chooses who goes on
-//! wherever one of them might wait. No timeout ever ends there: where a wake-up is lost, a test ends with a deadlock.
+//! With `--cfg shuttle` (`make test-orders`) they are shuttle's, which runs one thread at a time and chooses the next one
+//! at each point where a thread might wait. Timeouts never end there: if a wake-up is lost, a test ends with a deadlock.
 
 #[cfg(test)]
 #[path = "tests/orders.rs"]

@@ -1,4 +1,4 @@
-//! Loading only what is proven to be right.
+//! Load tensors whose digests are compared first.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::ptr;
@@ -23,7 +23,7 @@ use crate::watch::{Asked, Watch};
 /// What tensors are compared with before they are handed out.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Proof {
-    /// The digests that the file keeps: those of the tensors or, where it has none of them, ModelSpec's.
+    /// The digests in the file: of its tensors, or else ModelSpec's.
     pub kept: bool,
     /// The SHA-256 of the whole file.
     pub sha256: Option<Digest>,
@@ -45,9 +45,9 @@ impl Checkpoint {
     /// tensor is then one without a digest.
     ///
     /// # Errors
-    /// [`Error::Digest`] for the first tensor, or the file, that differs; [`Error::NoDigest`] for the first tensor that
-    /// its file keeps no digest of; [`Error::Checksums`]; [`Error::Checkpoint`] where one hash is asked of many files;
-    /// and what [`crate::read`](fn@crate::read) says.
+    /// [`Error::Digest`] for the first tensor, or the file, that differs; [`Error::NoDigest`] for the first tensor without
+    /// a digest in its file; [`Error::Checksums`]; [`Error::Checkpoint`] for one hash of many files; and the errors of
+    /// [`crate::read`](fn@crate::read).
     #[doc(hidden)]
     pub fn proven(
         &self,
@@ -73,8 +73,8 @@ impl Checkpoint {
         Ok(ids.iter().map(|id| buffers[id].clone()).collect())
     }
 
-    /// Return a copy in memory of these tensors, under the same names, if they are what `proof` asks for. Of an alias the
-    /// stored tensor is compared and copied.
+    /// Return a copy in memory of these tensors, under the same names, if they match `proof`. For an alias the stored
+    /// tensor is compared and copied.
     ///
     /// # Errors
     /// As [`Checkpoint::proven`].
@@ -134,8 +134,8 @@ impl Checkpoint {
         Ok(render_shared(&mut names))
     }
 
-    /// Reads whole tensors into `targets`, as [`fill`](crate::binding::fill) does, and compares them with what `proof` asks
-    /// for. The digests are taken of the bytes of the file, before they are converted.
+    /// Read whole tensors into `targets`, as [`fill`](crate::binding::fill) does, and compare them with `proof`. The
+    /// digests are computed of the bytes of the file, before they are converted.
     ///
     /// # Errors
     /// As [`Checkpoint::proven`] and [`fill`](crate::binding::fill). After [`Error::Digest`] the bytes stay in the targets.
@@ -159,8 +159,8 @@ impl Checkpoint {
         })
     }
 
-    /// Returns what `read` returns, which reads these tensors and shows them to a witness for each file, if the digests are
-    /// what `proof` asks for.
+    /// Return the result of `read` if the digests match `proof`. `read` reads these tensors and shows them to a witness for
+    /// each file.
     fn compared<T>(
         &self,
         files: &Files<'_>,
@@ -280,7 +280,7 @@ impl Archive {
         })
     }
 
-    /// What the caller expects of the whole file, of which the head has been fed already.
+    /// Return the digest that the caller expects of the whole file. The head has been fed already.
     fn whole(&self, expected: Digest, watch: &dyn Watch) -> Result<Promise, Error> {
         let digests = Digests::new(Algorithm::Sha256, Some(0..self.header().file_nbytes()));
         let feeding = Feeding {
@@ -296,7 +296,7 @@ impl Archive {
         })
     }
 
-    /// Reads the whole file, of which not all is wanted, and compares it with what the caller expects.
+    /// Read the whole file, of which only a part is requested, and compare its digest with the expected one.
     fn check_whole(&self, expected: Digest, watch: &dyn Watch) -> Result<(), Error> {
         let digests = Digests::new(Algorithm::Sha256, Some(0..self.header().file_nbytes()));
         feed_all(self.source(), &digests, watch).map_err(|failure| self.explain(failure))?;

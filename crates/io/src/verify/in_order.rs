@@ -10,8 +10,7 @@ use crate::read::run::show;
 use crate::sync::Turns;
 use crate::watch::Watch;
 
-/// Gives `take` all bytes of `source` in their order. They are read by several threads, and `take` is called by one of
-/// them at a time.
+/// Call `take` with all bytes of `source` in their order. Several threads read them, and one at a time calls `take`.
 pub(crate) fn read_in_order(
     source: &dyn ReadAt,
     take: &mut (dyn FnMut(&[u8]) + Send),

@@ -1,4 +1,5 @@
-//! Digests of files and of the tensors in them: taken, and compared with those that a file keeps. FORMAT.md, "Checksums".
+//! Digests of files and of the tensors in them: computing them, and comparing them with recorded ones. FORMAT.md,
+//! "Checksums".
 
 mod checked;
 mod hash;
@@ -26,10 +27,10 @@ use crate::watch::{After, Watch};
 pub use checked::Proof;
 pub use hash::{hash, hash_range, read_runs};
 
-/// What the digests of a file say of it.
+/// The result of comparing a file with its digests.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Report {
-    /// The algorithm of the tensors' digests; `None` where the file keeps none.
+    /// The algorithm of the tensors' digests; `None` if the file keeps none.
     pub algorithm: Option<Algorithm>,
     /// How many tensors were compared with their digest.
     pub checked: usize,
@@ -39,7 +40,7 @@ pub struct Report {
     pub unchecked: Vec<String>,
     /// Names that have a digest and no tensor, sorted.
     pub missing: Vec<String>,
-    /// The data section against ModelSpec's hash; `None` where the file has none.
+    /// The data section against ModelSpec's hash; `None` if the file has none.
     pub model_spec: Option<Compared>,
     /// The whole file against what the caller expects, or against the digest in its name if it is a blob of the
     /// Hugging Face cache. `None` if there is neither.
@@ -51,7 +52,7 @@ pub struct Report {
 pub struct Mismatch {
     /// Its name.
     pub tensor: String,
-    /// The digest that the file keeps.
+    /// The recorded digest.
     pub expected: Digest,
     /// The digest of the tensor's bytes.
     pub found: Digest,
@@ -128,9 +129,9 @@ pub fn verify(path: &Path, sha256: Option<Digest>, watch: &dyn Watch) -> Result<
 }
 
 impl Checkpoint {
-    /// Compares each file with the digests that it keeps, as [`verify`] does: a report for each, in their order. All are
-    /// held against the index first. They should be open for reading by position, since a mapping of a file that is
-    /// shortened meanwhile is the end of the process.
+    /// Compare each file with its recorded digests, as [`verify`] does. Return a report for each, in their order. All files
+    /// are compared with the index first. They should be open for reading by position, since truncating a mapped file
+    /// meanwhile ends the process.
     ///
     /// # Errors
     /// As [`verify`]; [`Error::Checkpoint`] where files and index do not go together, and for a `sha256` of an index.
@@ -211,7 +212,7 @@ impl<'a> Check<'a> {
         }
     }
 
-    /// What came of it, after everything was fed.
+    /// Return the report, after everything was fed.
     fn report(self) -> Report {
         let header = self.archive.header();
         let name = |number| {

@@ -1,4 +1,5 @@
-//! Feeding digests with what is read of files. They are plans as any other: runs of the files, which the reader shows.
+//! Feed digests with the bytes of files. The runs of the files are planned and read as any others, and shown to the
+//! digests.
 
 use crate::digest::{Digests, SUBTREE_NBYTES};
 use crate::error::{Failure, InFile};
@@ -10,8 +11,8 @@ use crate::read::run::{looking, show};
 use crate::watch::Watch;
 use crate::workers::Reading;
 
-/// Bytes that are read at once of what has to be hashed in order: so few that they are in the cache when it is their
-/// turn, and so many that it does not matter that one thread wakes another.
+/// Bytes that are read at once if they have to be hashed in order: so few that they are in the cache at their turn, and so
+/// many that waking another thread does not matter.
 const PIECE_NBYTES: usize = 1 << 20;
 
 /// What pieces that wait for a network, or for earlier ones to be hashed, take of memory at most, all together.
@@ -22,7 +23,7 @@ const WAITING_NBYTES: usize = 128 << 20;
 /// ms by 1 MiB).
 const STEP_NBYTES: u64 = 4 * SUBTREE_NBYTES;
 
-/// Feeds what is read of a source to digests.
+/// Feeds the bytes of a source to digests.
 pub(super) struct Feeding<'a> {
     pub(super) source: &'a dyn ReadAt,
     pub(super) all: Vec<&'a Digests>,
@@ -106,7 +107,7 @@ mod tests {
 
     const NBYTES: u64 = 40 << 20;
 
-    /// Cannot give the bytes from 5 MiB on, and takes a while to say so.
+    /// Fails from 5 MiB on, after a while.
     #[derive(Debug)]
     struct Broken {
         waits: bool,

@@ -35,7 +35,7 @@ pub(super) struct Fake {
     _turn: MutexGuard<'static, ()>,
 }
 
-/// What the simulator may be told to forget.
+/// Faults of the simulator: steps that it may leave out.
 pub(super) const MISTAKES: [(usize, &str); 4] = [
     (1, "threads do not wait for events"),
     (2, "copies do not wait for the caller's stream"),
@@ -245,8 +245,8 @@ fn function<'l, T>(library: &'l Library, name: &str) -> Symbol<'l, T> {
     unsafe { library.get(name.as_bytes()) }.unwrap()
 }
 
-/// Allocates as a framework does: memory that was freed is handed out first, and what the caller's stream was told to do
-/// before is still going to write to it.
+/// Allocates as a framework does: freed memory is handed out first, and earlier work on the caller's stream may still write
+/// to it.
 #[derive(Debug)]
 struct Framework {
     library: Arc<Library>,

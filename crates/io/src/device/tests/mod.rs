@@ -100,7 +100,7 @@ fn expected(part: &Job<'_>) -> Vec<u8> {
     crate::read(std::iter::once(part), &ReadOptions::default(), &Unwatched).unwrap()[0].to_vec()
 }
 
-/// Whether every part is on the device as it is in the file, for whoever looks in the order of the caller's stream.
+/// Return whether every part is on the device as it is in the file, for code in the order of the caller's stream.
 fn is_right(fake: &Fake, device: &Device, parts: &[Job<'_>], loaded: &[DeviceRegion]) -> bool {
     parts
         .iter()
@@ -108,7 +108,7 @@ fn is_right(fake: &Fake, device: &Device, parts: &[Job<'_>], loaded: &[DeviceReg
         .all(|(part, region)| fake.seen_by_caller(device, region.address(), region.len()) == expected(part))
 }
 
-/// Small numbers that a seed gives.
+/// Small numbers from a seed.
 struct Dice(u64);
 
 impl Dice {
@@ -121,7 +121,7 @@ impl Dice {
     }
 }
 
-/// A plan that a seed gives: tensors of all sizes, some of them in parts.
+/// Load by a plan from a seed: tensors of all sizes, some of them in parts.
 fn outcome(seed: u64, mistake: usize) -> bool {
     let mut dice = Dice(seed);
     let fake = Fake::new(seed, 1, 2 + dice.roll(4));
@@ -191,7 +191,7 @@ fn whole(archive: &Archive) -> Vec<Job<'_>> {
     archive.tensors().map(Job::from).collect()
 }
 
-/// Loads once with the driver set up by `prepare`; the outcome, and what is left of it once all was given back.
+/// Load once with the driver set up by `prepare`. Return the outcome, and the counters after everything was freed.
 fn attempt(threads: usize, prepare: impl FnOnce(&Fake)) -> (Result<bool, Error>, Counters) {
     // More threads than slots, where there are several: some wait for others.
     let fake = Fake::new(1, 1, 2);
@@ -235,7 +235,7 @@ fn fail_each_call(threads: usize) {
             let (outcome, left) = attempt(threads, |fake| fake.fail(number, code));
             let what = format!("call {number} with {code}");
             match outcome {
-                // Such as memory that could not be pinned, or what is only given back.
+                // Such as memory that could not be pinned, or that is only freed.
                 Ok(is_right) => assert!(is_right, "{what}"),
                 Err(Error::Device { fault, .. }) => {
                     let DeviceFault::Call {
@@ -251,7 +251,7 @@ fn fail_each_call(threads: usize) {
                 Err(other) => panic!("{what}: {other}"),
             }
             assert_eq!(left.stray, 0, "{what}");
-            // A device that is lost takes what it has along: no call gives it back.
+            // A lost device takes its memory along: no call frees it.
             if !(700..=719).contains(&code) {
                 let kept = (left.pinned, left.streams, left.events, left.contexts);
                 // What fails to be given back is still there, which is one of them.
@@ -308,7 +308,7 @@ fn where_memory_cannot_be_pinned_two_slots_do_and_without_any_the_reason_is_told
 #[test]
 fn memory_is_pinned_on_the_node_that_the_device_names_and_anywhere_where_it_names_none() {
     use super::driver::HOST_NUMA_ID;
-    // A node that there is, one that there is not, and what a driver says where there are none.
+    // A node that exists, one that does not, and the driver's answer if there are no nodes.
     for (said, node) in [(0, Some(0)), (4_000_000, Some(4_000_000)), (-1, None)] {
         let fake = Fake::new(8, 1, 3);
         fake.set_attribute(0, HOST_NUMA_ID, said);

@@ -10,10 +10,10 @@ use crate::payload::Payload;
 use crate::save::save;
 use crate::watch::Unwatched;
 
-/// Codes of a lost device: each later call for it gives the same one.
+/// Codes of a lost device: each later call for it returns the same one.
 const LOST: [i32; 3] = [214, 700, 719];
 
-/// Begins a capture on a stream of somebody else, does `work` on another thread, and checks that the capture still ends well.
+/// Begin a capture on a stream of another library, do `work` on another thread, and check that the capture still ends well.
 fn beside_a_capture(fake: &Fake, stream: Neighbour, what: &str, work: impl FnOnce() + Send) {
     assert_eq!(fake.capture_on(stream, true), 0);
     thread::scope(|scope| scope.spawn(work).join().unwrap());

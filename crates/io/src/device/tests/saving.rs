@@ -20,7 +20,7 @@ use crate::payload::Payload;
 use crate::save::{Pieces, Snapshot, save};
 use crate::watch::Unwatched;
 
-/// The layout of U8 tensors of these sizes, which stand in the file in this order.
+/// The layout of U8 tensors of these sizes, in this order in the file.
 pub(super) fn laid_out(sizes: &[usize]) -> Layout {
     let names: Vec<String> = (0..sizes.len()).map(|number| format!("{number:05}")).collect();
     let shapes: Vec<[u64; 1]> = sizes.iter().map(|&size| [to_u64(size)]).collect();
@@ -166,7 +166,8 @@ fn every_wait_that_a_save_leaves_out_is_found() {
 
 const MIXED: [usize; 8] = [9000, 1, 0, 257, 70_000, 3000, 12, 5000];
 
-/// Saves over a file with the driver set up by `prepare`: what came of it, the file then, and what is left on the devices.
+/// Save over a file with the driver set up by `prepare`. Return the outcome, the file, the expected bytes, and the counters
+/// of the devices.
 fn attempt(prepare: impl FnOnce(&Fake)) -> (Result<(), Error>, Vec<u8>, Vec<u8>, Counters) {
     let fake = Fake::with_slots(1, 1, 2, SLOT_NBYTES);
     let layout = laid_out(&MIXED);
@@ -212,7 +213,7 @@ fn a_call_that_fails_is_named_and_the_old_file_stays() {
     let (saved, found, expected, counters) = attempt(|fake| before = fake.counters().calls);
     saved.unwrap();
     assert!(found == expected);
-    // Small tensors come together: those of a piece are one wait, and there is one piece.
+    // Small tensors are fetched together: one wait for each piece, and there is one piece.
     assert_eq!(
         counters.copies,
         to_u64(MIXED.iter().filter(|size| **size > 0).count())
@@ -225,7 +226,7 @@ fn a_call_that_fails_is_named_and_the_old_file_stays() {
             let (saved, found, expected, left) = attempt(|fake| fake.fail(number, code));
             let what = format!("call {number} with {code}");
             match saved {
-                // Such as memory that could not be pinned, or what is only given back.
+                // Such as memory that could not be pinned, or that is only freed.
                 Ok(()) => assert!(found == expected, "{what}"),
                 Err(Error::Device { fault, path, .. }) => {
                     let DeviceFault::Call { code: found_code, .. } = *fault else {

@@ -1,4 +1,4 @@
-//! A temporary file that several processes fill, and the journal in which they record what is written.
+//! A temporary file that several processes fill, and the journal of their writes.
 
 use std::ffi::OsStr;
 use std::fs::File;
@@ -48,8 +48,8 @@ impl Temp {
         Ok(temp)
     }
 
-    /// Open the journal of a file for `path` that another writer began, and lock it. `None` if there is none, or others
-    /// hold a lock that excludes `lock`.
+    /// Open the journal of a file for `path` that another writer began, and lock it. `None` if there is no journal, or
+    /// others hold a lock that excludes `lock`.
     pub(crate) fn journal_of(path: &Path, lock: Lock, watch: &dyn Watch) -> Result<Option<Locked>, Error> {
         let entry = find(path, watch)?;
         locked_journal(&entry, Opening::Journal, lock)
@@ -86,7 +86,7 @@ impl Temp {
     }
 
     /// Return whether the process that made the temporary file, or took it over, still has it open. The system removes its
-    /// lock however the process ends, and gives the lock to no other process.
+    /// lock however the process ends, and passes the lock to no other process.
     pub(crate) fn has_owner(&self) -> Result<bool, Error> {
         let has_none = || -> io::Result<bool> {
             let locked = try_lock(&self.file, Lock::Shared)?;
@@ -107,7 +107,7 @@ impl Temp {
     /// Let others open the journal too, after [`Lock::Exclusive`]. Return whether the journal still has its name.
     pub(crate) fn admit(&self) -> Result<bool, Error> {
         let journal = self.journal()?;
-        // Without locks no save removes files that were left behind.
+        // Without locks no save removes abandoned files.
         let _ = disk::share_lock(&journal);
         has_any_name(&journal).map_err(|fault| journal_fault(&self.path, fault))
     }
@@ -139,9 +139,8 @@ pub(super) fn busy(entry: &DirectoryEntry, name: &OsStr, path: &Path) -> Error {
     EditError::Busy { holder }.about(path)
 }
 
-/// Open and lock the journal. `None` if there is none to open, or one where a new one is to be made, or if others hold a
-/// lock that excludes `lock`. All who have the journal open share a lock, so that no save takes it for one that was left
-/// behind.
+/// Open and lock the journal. `None` if there is no journal to open, or one exists already, or others hold a lock that
+/// excludes `lock`. All processes that have the journal open share a lock, so that no save takes it for an abandoned one.
 fn locked_journal(entry: &DirectoryEntry, opening: Opening, lock: Lock) -> io::Result<Option<Locked>> {
     let none = match opening {
         Opening::NewJournal => io::ErrorKind::AlreadyExists,
@@ -166,7 +165,7 @@ fn lock_journal(file: &File, lock: Lock) -> io::Result<bool> {
         match try_lock(file, lock) {
             Ok(false) if left == 0 => return Ok(false),
             Ok(false) => std::thread::sleep(LOCK_PAUSE),
-            // Without locks no save removes files that were left behind.
+            // Without locks no save removes abandoned files.
             _ => break,
         }
     }

@@ -23,10 +23,10 @@ use crate::error::{EditError, Error, Step, Stop, step};
 use crate::options::SaveOptions;
 use crate::watch::Watch;
 
-/// A file in the target's directory, without a name or with one that says what it is.
+/// A file in the target's directory, without a name or with a temporary one.
 ///
 /// It is locked until it gets the target's name or is dropped, and the system removes the lock however the process ends. A
-/// temporary file without a lock is therefore one that was left behind.
+/// temporary file without a lock is therefore abandoned.
 pub(crate) struct Temp {
     /// The target, as the caller named it.
     path: PathBuf,
@@ -205,7 +205,7 @@ impl Temp {
         Ok(true)
     }
 
-    /// Make the new name durable, if the options say so.
+    /// Make the new name durable if the options require it.
     pub(super) fn flush_name(&self) -> Result<(), Stop> {
         if self.options.durable {
             let flushed = self.entry.directory.flush(&self.file);

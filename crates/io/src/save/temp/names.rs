@@ -1,4 +1,4 @@
-//! Names of temporary files, and the removal of files that were left behind.
+//! Names of temporary files, and the removal of abandoned ones.
 
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
@@ -15,11 +15,11 @@ const SUFFIX: &str = ".ingot-tmp";
 /// Of a file that was replaced, where it had to be moved out of the way first.
 const OLD_SUFFIX: &str = ".ingot-old";
 const DIGITS: usize = 16;
-/// Bytes of the target's name that a temporary one has. 80, so that the whole, with a hash of what was cut off, fits in the
-/// 143 bytes that encrypting file systems leave of the usual 255.
+/// Bytes of the target's name in a temporary name. 80, so that the whole, with a hash of the rest, fits in the 143 bytes
+/// that encrypting file systems leave of the usual 255.
 const STEM: usize = 80;
-/// Numbers of temporary names that are tried. Each save takes the lowest that is free, so that the next one finds what was
-/// left behind without listing the directory, which may have any number of files.
+/// Numbers of temporary names that are tried. Each save takes the lowest free number, so that the next save finds abandoned
+/// files without listing the directory, which may have any number of files.
 const TRIES: u64 = 100;
 /// Numbers that each save looks up. Higher ones are looked up as long as each of them is there: as many saves to one target
 /// at once are rare.
@@ -35,8 +35,8 @@ pub(in crate::save) fn scratch(directory: &Directory, target: &OsStr) -> io::Res
     file.try_clone()
 }
 
-/// Remove temporary files for `entry` that a process left behind. Errors are ignored. All of them stay while another process
-/// has the journal open: it may finish the file.
+/// Remove abandoned temporary files for `entry`. Errors are ignored. All of them stay while another process has the journal
+/// open: it may finish the file.
 pub(in crate::save) fn remove_stale(entry: &DirectoryEntry) {
     remove_old(entry);
     for number in 0..TRIES {
@@ -49,7 +49,7 @@ pub(in crate::save) fn remove_stale(entry: &DirectoryEntry) {
     }
 }
 
-/// Removes what was replaced. It is the whole old file, so where nothing is in its place, it gets its name back.
+/// Remove replaced files. Each is the whole old file, so it gets its name back if no file has that.
 fn remove_old(entry: &DirectoryEntry) {
     // Saves at the same time remove them in any order. Only Windows ever makes one.
     let looked_up = if cfg!(windows) { LOOKED_UP } else { 1 };
@@ -94,7 +94,7 @@ enum Left {
 /// Removes a file that no process has locked.
 fn remove_unlocked(directory: &Directory, name: &OsStr) -> Left {
     let open = |opening| directory.file(name, opening);
-    // NFS locks only what is open for writing; a copy of a read-only file is not open for it.
+    // NFS locks only files that are open for writing; a copy of a read-only file cannot be opened for writing.
     let file = match open(Opening::Both) {
         Err(fault) if fault.kind() == io::ErrorKind::NotFound => return Left::Absent,
         opened => opened.or_else(|_| open(Opening::Read)),
@@ -136,7 +136,7 @@ pub(super) fn named(directory: &Directory, target: &OsStr, birth: Birth) -> io::
             Err(fault) if fault.kind() == io::ErrorKind::AlreadyExists => continue,
             made => Locked::new(made?),
         };
-        // Between creation and lock, another save may have taken the file for one left behind, and removed its name.
+        // Between creation and lock, another save may have taken the file for an abandoned one, and removed its name.
         let is_locked = lock(&file);
         let has_name = disk::facts(&file).map(|facts| facts.names > 0);
         if is_locked && matches!(has_name, Ok(true)) {
@@ -149,7 +149,7 @@ pub(super) fn named(directory: &Directory, target: &OsStr, birth: Birth) -> io::
     Err(disk::exists())
 }
 
-/// Locks `file`. False when somebody else has the lock; true also where there are no locks, since nobody can then
+/// Lock `file`. Return false if another process has the lock, and true if there are no locks, since no process can then
 /// take one to remove the file.
 pub(super) fn lock(file: &File) -> bool {
     try_lock(file, Lock::Exclusive).unwrap_or(true)
@@ -190,7 +190,7 @@ fn numbered(target: &OsStr, number: u64, suffix: &str) -> OsString {
     name
 }
 
-/// The name of the journal. It has the form of a temporary name, so that a journal that was left behind is removed too.
+/// The name of the journal. It has the form of a temporary name, so that an abandoned journal is removed too.
 pub(super) fn journal_name(target: &OsStr) -> OsString {
     numbered(target, 0, SUFFIX)
 }
@@ -280,7 +280,7 @@ mod tests {
         assert!(!has_name(&directory, &name, &seen));
     }
 
-    /// Removes what was left behind for `file` in a folder: what is there then.
+    /// Remove abandoned files for `file` in a folder, and return the names of the others.
     fn after_removal(folder: &Path) -> Vec<String> {
         remove_stale(&find(&folder.join("file"), &Unwatched).unwrap());
         let names = std::fs::read_dir(folder).unwrap();

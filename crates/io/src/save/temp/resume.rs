@@ -23,7 +23,7 @@ const TRIES: usize = 10;
 /// Temporary files under a name that their target determines. They are locked until they are dropped, so that no other process
 /// fills them.
 impl Temp {
-    /// Opens what was left for `path`, or makes an empty file.
+    /// Open the unfinished file for `path`, or make an empty one.
     pub(crate) fn resume(path: &Path, options: &SaveOptions, watch: &dyn Watch) -> Result<Temp, Error> {
         let entry = find(path, watch)?;
         if entry.existing.is_some() && options.keeps_existing() {
@@ -47,14 +47,14 @@ impl Temp {
         Ok(temp)
     }
 
-    /// What was left for `path`, as whoever does not fill it may see it.
+    /// Open the unfinished file for `path` for reading.
     pub(crate) fn left(path: &Path, watch: &dyn Watch) -> Option<File> {
         let entry = find(path, watch).ok()?;
         let name = partial_name(&entry.name);
         entry.directory.file(&name, Opening::Read).ok()
     }
 
-    /// Sends what it holds to the disk, which may take long.
+    /// Flush its bytes to the disk, which may take long.
     pub(crate) fn flush(&self, watch: &dyn Watch) -> Result<(), Error> {
         if !self.options.durable {
             return Ok(());
@@ -62,7 +62,7 @@ impl Temp {
         flush(&self.file, watch).map_err(|stop| stop.about(&self.path, self.nbytes))
     }
 
-    /// Throws away what it holds, and makes room for `nbytes`.
+    /// Remove its bytes, and reserve `nbytes`.
     pub(crate) fn begin_anew(&mut self, nbytes: u64, watch: &dyn Watch) -> Result<(), Error> {
         self.nbytes = nbytes;
         let made = || -> Result<(), Stop> {
@@ -73,7 +73,7 @@ impl Temp {
         made().map_err(|stop| stop.about(&self.path, nbytes))
     }
 
-    /// Gives its first `nbytes` the name of the target, and throws the rest away.
+    /// Rename it to the target with its first `nbytes` only.
     pub(crate) fn publish_first(&self, nbytes: u64, watch: &dyn Watch) -> Result<(), Error> {
         let published = || -> Result<(), Stop> {
             if self.options.durable {
@@ -87,7 +87,7 @@ impl Temp {
     }
 }
 
-/// The file `name`, which may have to be made, with its lock. `None` where somebody else has that.
+/// Open or make the file `name`, and lock it. `None` if another process has the lock.
 fn locked(entry: &DirectoryEntry, name: &OsStr, birth: Birth) -> io::Result<Option<Locked>> {
     for _ in 0..TRIES {
         let file = disk::open_or_make(&entry.directory, name, birth)?;
@@ -96,7 +96,7 @@ fn locked(entry: &DirectoryEntry, name: &OsStr, birth: Birth) -> io::Result<Opti
             let message = format!("{} is no file of this user's", ingot_format::Escaped(&name));
             return Err(io::Error::new(io::ErrorKind::AlreadyExists, message));
         }
-        // Without locks, two who fetch one file at a time meet in it. What both write is compared before it is named.
+        // Without locks, two processes may download into one file. The bytes are compared before it is renamed.
         let file = Locked::new(file);
         if matches!(try_lock(&file, Lock::Exclusive), Ok(false)) {
             return Ok(None);
@@ -109,7 +109,7 @@ fn locked(entry: &DirectoryEntry, name: &OsStr, birth: Birth) -> io::Result<Opti
     Err(disk::in_use())
 }
 
-/// The name of a file that is fetched, and that stays when that is broken off, so that it can be gone on with.
+/// The name of an unfinished file, which stays when a download is interrupted, so that the next one can resume.
 fn partial_name(target: &OsStr) -> OsString {
     let mut name = temp_prefix(target);
     name.push("ingot-part");

@@ -1,4 +1,4 @@
-//! What shuttle has in place of the standard library's, and what it lacks.
+//! The parts of shuttle that replace the standard library's, and the parts that it lacks.
 
 pub(crate) use shuttle::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 pub(crate) use shuttle::sync::{Condvar, Mutex, MutexGuard, PoisonError};
@@ -18,8 +18,8 @@ pub(crate) mod thread {
     };
     pub(crate) use std::thread::available_parallelism;
 
-    /// Ends the wait of whoever opened the scope when `work` is over, and not when the threads of it are: shuttle wakes
-    /// them then whatever they wait for.
+    /// End the wait of the thread that opened the scope when `work` is over, and not when the scope's threads are: shuttle
+    /// wakes threads then in any wait.
     pub(crate) fn scope<'env, R>(work: impl for<'scope> FnOnce(&'scope Scope<'scope, 'env>) -> R) -> R {
         let (over, is_over) = shuttle::sync::mpsc::channel::<()>();
         shuttle::thread::scope(|scope| {
