@@ -258,8 +258,7 @@ def save_file(
     TypeError, DtypeError, SaveError, OptionError
         As `save` does, and before the disk is touched.
     """
-    own = {"filename": filename, "metadata": metadata, "background": background}
-    return _whole.saved(save_file, tensor_dict, filename, Saving.of(save_file, options, **own))
+    return _whole.saved(save_file, tensor_dict, filename, Saving.of(save_file, locals()))
 
 
 def payload(name: str, array: Any) -> tuple[str, tuple[int, ...], Any]:

@@ -285,9 +285,7 @@ class Whole(NamedTuple, Generic[Tensor]):
         TypeError, SaveError, OptionError
             As `save` does, and before the disk is touched.
         """
-        own = {"filename": filename, "metadata": metadata, "background": background}
-        how = Saving.of(self.save_file, options, **own)
-        return self.saved(self.save_file, tensors, filename, how)
+        return self.saved(self.save_file, tensors, filename, Saving.of(self.save_file, locals()))
 
     def saved(
         self,

@@ -98,12 +98,9 @@ class Saving(NamedTuple):
     snapshot: typing.Snapshot = True
 
     @classmethod
-    def of(cls, function: Callable[..., Any], options: Mapping[str, Any], **own: Any) -> Saving:
-        """Return the options that a caller of `function` gave, and its defaults for the others.
-
-        `own` are those that the function has as parameters of its own.
-        """
-        return cls.among(function, checked(function, {**own, **options}))
+    def of(cls, function: Callable[..., Any], given: Mapping[str, Any]) -> Saving:
+        """Return the options among the arguments of `function`, as for `checked`, or else its defaults."""
+        return cls.among(function, checked(function, given))
 
     @classmethod
     def among(cls, function: Any, given: Mapping[str, Any]) -> Saving:
@@ -252,18 +249,25 @@ def _source_of(function: Any) -> str:
     return next(name for name, check in kinds.items() if check is checks.checked_source)
 
 
-def checked(
-    function: Callable[..., Any], options: Mapping[str, Any], **own: Callable[[Any], Any]
-) -> dict[str, Any]:
-    """Return the options that a caller of `function` gave as keywords, checked and converted.
+# Names in `locals` that are not arguments.
+_NOT_ARGUMENTS = ("self", "cls", "options", "__class__")
 
-    `own` has checks for options whose meaning differs in this function. An error names the function.
+
+def checked(
+    function: Callable[..., Any], given: Mapping[str, Any], **own: Callable[[Any], Any]
+) -> dict[str, Any]:
+    """Return arguments of `function`, checked and converted. An error names the function.
+
+    `given` are arguments by name, mostly ``locals()`` at the start of the function. Its ``options``, if any,
+    are arguments too. `own` has checks for options whose meaning differs in this function.
     """
-    check_names(function, options)
-    found = {**options}
+    found = {**given, **given.get("options", {})}
+    for name in _NOT_ARGUMENTS:
+        found.pop(name, None)
+    check_names(function, found)
     usual: dict[str, Any] = getattr(function, "_usual", {})
     kinds: dict[str, Callable[[Any], Any]] = getattr(function, "_kinds", {})
-    for name, value in options.items():
+    for name, value in found.items():
         if name in usual and value is usual[name]:
             continue
         if name in kinds and name not in own:
@@ -338,7 +342,7 @@ def takes(
         whole._taken = dict.fromkeys(taken)
         # Defaults that `checked` returns unchanged.
         given = whole.__signature__.parameters.items()
-        same = {name: one.default for name, one in given if one.default in (None, False, True, ())}
+        same = {name: one.default for name, one in given if one.default in (None, False, True, (), ...)}
         whole._usual = {name: value for name, value in same.items() if name != "write_options"}
         # As forward references, which know the module in which they are resolved.
         called: Any = vars(whole)["__init__"] if isinstance(whole, type) else whole

@@ -329,8 +329,7 @@ def convert(
     >>> ingot.convert("pytorch_model.bin", "model.safetensors").tensors  # doctest: +SKIP
     103
     """
-    given = {**locals()}
-    return _converted(given.pop("options") | given)
+    return _converted(locals())
 
 
 def planned(source: Path, destination: Path, **options: Any) -> Conversion:

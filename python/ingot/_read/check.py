@@ -137,8 +137,7 @@ def check(
     >>> for problem in ingot.check("model.safetensors", values=True).problems:  # doctest: +SKIP
     ...     print(problem.where, problem.what)
     """
-    own = {"source": source, "keys": keys, "drop": drop, "values": values}
-    given = checked(check, {**own, **options})
+    given = checked(check, locals())
     how, chosen, dropped = Loading.among(given), given["keys"], given["drop"]
     with closing(open_source(source, how)) as checkpoint:
         names = select(checkpoint, chosen, dropped)

@@ -137,8 +137,7 @@ def diff(
     >>> ingot.diff("model.safetensors", "tuned.safetensors", values=True).equal  # doctest: +SKIP
     False
     """
-    own = {"source": source, "other": other, "keys": keys, "drop": drop, "values": values}
-    given = checked(diff, {**own, **options})
+    given = checked(diff, locals())
     how, chosen, dropped = Loading.among(given), given["keys"], given["drop"]
     with closing(open_source(source, how)) as one, closing(open_source(other, how)) as two:
         ours, theirs = _infos(one), _infos(two)

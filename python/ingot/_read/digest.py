@@ -83,8 +83,7 @@ def hash(
     The file is read by position: one that another process shortens meanwhile is an error, not a crash. A
     remote file is fetched in parts, several at once; at most 128 MiB are kept at a time.
     """
-    own = {"source": source, "algorithm": algorithm, "progress": progress, "storage_options": storage_options}
-    given = checked(hash, {**own, **options}, algorithm=known_algorithm)
+    given = checked(hash, locals(), algorithm=known_algorithm)
     opened = resolved(source)
     if is_path(opened):
         with telling(given["progress"], "Hashing", opened) as tell:
@@ -299,8 +298,7 @@ def verify(
     The digests guard against accidents. Who changes a file on purpose can change its digests too;
     `expected_sha256`, from another place, guards against that as well.
     """
-    own = {"source": source, "expected_sha256": expected_sha256, "raises": raises, "progress": progress}
-    how = Loading.among(checked(verify, {**own, **options}))
+    how = Loading.among(checked(verify, locals()))
     opened = open_source(source, how._replace(backend="pread"))
     with closing(opened), telling(how.progress, "Verifying", opened.path or "<buffer>") as tell:
         found = opened.verify(expected_sha256, progress=tell)

@@ -563,7 +563,7 @@ class safe_open(Mapping[str, Value]):
         DtypeError, StorageError
             As `get_tensor` does, for the first tensor that fails.
         """
-        given = checked(safe_open.get_tensors, {"keys": keys, "drop": drop, **options})
+        given = checked(safe_open.get_tensors, locals())
         wanted, unwanted = given["keys"], given["drop"]
         names: Iterable[str] | None
         # Reading looks up exact names anyway.
@@ -640,8 +640,7 @@ class safe_open(Mapping[str, Value]):
         ...     with file.prefetch({"wte": slice(0, 1000), "bias": None}, device="cuda:0") as loader:
         ...         bias = loader.take("bias")
         """
-        own = {"plan": plan, "keys": keys, "drop": drop, "threads": threads, "ahead": ahead}
-        given: Any = checked(safe_open.prefetch, {**own, **options})
+        given: Any = checked(safe_open.prefetch, locals())
         mover = self._adapter.mover
         move = self._move if device is None else placed(safe_open.prefetch, mover, device)
         rows = planned(self._checkpoint, plan, given["keys"], given["drop"])
@@ -676,7 +675,7 @@ class safe_open(Mapping[str, Value]):
         StorageError
             Reading failed.
         """
-        given = checked(safe_open.warm, {"keys": keys, "drop": drop, **options})
+        given = checked(safe_open.warm, locals())
         return self._checkpoint.warm(self._selected(given["keys"], given["drop"]))
 
     @takes()
@@ -953,10 +952,9 @@ def open(
     >>> with ingot.open("model.safetensors") as file:  # doctest: +SKIP
     ...     weight = file["wte"]
     """
-    given: Any = checked(open, {"source": source, "framework": framework, **options})
+    given: Any = checked(open, locals())
     placed(open, adapter(framework).mover, device)
-    given["filename"] = given.pop("source")
-    return safe_open(device=device, **given)
+    return safe_open(given.pop("source"), **given)
 
 
 @takes()
@@ -991,7 +989,7 @@ def warm(
     HeaderError, StorageError
         As `ingot.safe_open` does, and if reading fails.
     """
-    chosen = checked(warm, {"source": source, "keys": keys, "drop": drop, **options})
+    chosen = checked(warm, locals())
     wanted, unwanted = chosen["keys"], chosen["drop"]
     checkpoint = Checkpoint.open(chosen["source"], "pread")
     try:

@@ -178,8 +178,7 @@ def inspect(
     >>> ingot.inspect("model.safetensors").metadata  # doctest: +SKIP
     {'format': 'pt'}
     """
-    own = {"source": source, "count": count, "config": config, "shards": shards}
-    how = Loading.among(checked(inspect, {**own, **options}))
+    how = Loading.among(checked(inspect, locals()))
     return _inspected(source, count, config, shards, how, None)
 
 
@@ -213,10 +212,9 @@ async def inspect_async(
     OSError, HeaderError, CheckpointError, StorageError, OptionError, TypeError
         As for `inspect`.
     """
+    stop, how = Event(), Loading.among(checked(inspect_async, locals()))
     from asyncio import to_thread
 
-    own = {"source": source, "count": count, "config": config, "shards": shards}
-    stop, how = Event(), Loading.among(checked(inspect_async, {**own, **options}))
     try:
         return await to_thread(_inspected, source, count, config, shards, how, stop)
     finally:

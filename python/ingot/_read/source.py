@@ -103,9 +103,7 @@ class Ranges:
     def __init__(
         self, store: Any, path: str, *, nbytes: int | None = None, **options: Unpack[NoOptions]
     ) -> None:
-        own = {"store": store, "path": path, "nbytes": nbytes}
-        in_store = partial(checked_text, "path")
-        given = checked(Ranges.__init__, {**own, **options}, store=_known_store, path=in_store)
+        given = checked(Ranges.__init__, locals(), store=_known_store, path=partial(checked_text, "path"))
         self.store, self.path, self.nbytes = store, path, given["nbytes"]
 
     def __reduce__(self) -> tuple[Any, ...]:

@@ -127,7 +127,7 @@ def stats(
     >>> [name for name, tensor in found.tensors.items() if tensor.nans]  # doctest: +SKIP
     []
     """
-    given = checked(stats, {"source": source, "keys": keys, "drop": drop, "bins": bins, **options})
+    given = checked(stats, locals())
     how, chosen, dropped = Loading.among(given), given["keys"], given["drop"]
     with closing(open_source(source, how)) as checkpoint:
         names = select(checkpoint, chosen, dropped)

@@ -126,16 +126,13 @@ def cast(
     >>> ingot.cast("model.safetensors", "half.safetensors", "BF16").cast  # doctest: +SKIP
     ('wte', 'lm_head.weight')
     """
-    is_kept = metadata is KEPT
-    own = {"source": source, "destination": destination, "dtype": dtype, "keys": keys, "format": format}
-    own["metadata"] = None if is_kept else metadata
-    given: Any = checked(cast, {**own, **options}, dtype=float_code)
+    given: Any = checked(cast, locals(), dtype=float_code)
     how, reading = Saving.among(cast, given), Loading.among(given)
     path = fsdecode(given["destination"])
     with closing(open_source(source, reading)) as checkpoint:
         plan = _Plan(checkpoint, given["dtype"], _chosen(checkpoint, given["keys"]), reading.threads)
         how.existing.check(path)
-        pairs = united(_metadata(checkpoint)) if is_kept else how.metadata
+        pairs = united(_metadata(checkpoint)) if metadata is KEPT else how.metadata
         views, kind = rendered(_views(checkpoint)), format_for(path, format)
         writer = _native.Writer.create(path, plan.specs(), pairs, kind, views=views, **how.of_new_file())
         with closing(writer), telling(how.progress, "Casting", path) as tell:

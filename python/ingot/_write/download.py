@@ -124,9 +124,7 @@ def download(
     by version and hash, and keeps them. Any other existing file is an error unless `overwrite` is set.
     Symbolic links in the directory are followed.
     """
-    own: dict[str, Any] = {"source": source, "destination": destination, "expected_sha256": expected_sha256}
-    own |= {"threads": threads, "progress": progress, "storage_options": storage_options}
-    given = checked(download, {**own, **options}, source=partial(checked_text, "source"))
+    given = checked(download, locals(), source=partial(checked_text, "source"))
     how = Saving.among(download, given)
     path = os.fsdecode(_native.local_path(destination))
     with telling(how.progress, "Downloading", source) as tell, new_folders(path):

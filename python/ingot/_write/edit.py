@@ -102,8 +102,7 @@ def update_metadata(
 
     Changes at the same time, in any number of processes, wait for one another (``flock``), and none is lost.
     """
-    own = {"filename": filename, "set": set, "remove": remove, "atomic": atomic}
-    given = checked(update_metadata, {**own, **options}, remove=_keys)
+    given = checked(update_metadata, locals(), remove=_keys)
     update = reported(given.get("progress", False), "Writing", filename, _native.update_metadata)
     durable = is_durable(given.get("durable"))
     return update(filename, given["set"] or {}, given["remove"], not atomic, durable)
@@ -154,7 +153,7 @@ def replace_tensor(filename: Path, name: str, tensor: Any, **options: Unpack[Edi
     whole; so a killed process or a reader in between would get half of the old values and half of the new.
     The other tensors are shared with the old file or copied by the kernel, as for `update_metadata`.
     """
-    how = Saving.of(replace_tensor, options, filename=filename, name=name, tensor=tensor)
+    how = Saving.of(replace_tensor, locals())
     replace = reported(how.progress, "Writing", filename, _native.replace_tensor)
     replace(filename, name, tensor, payload, how.flush)
 
@@ -295,8 +294,7 @@ def repair(
     of the new file does that. ``modelspec.hash_sha256`` stays where all data is the same, as for `merge`.
     Names that share a tensor go along with it, and are left out where it is.
     """
-    own = {"source": source, "destination": destination, "format": format}
-    given = checked(repair, {**own, **options})
+    given = checked(repair, locals())
     how = Saving.among(repair, given)
     new: str | bytes = given["destination"]
     held, findings = _examined(source, Loading.among(given))

@@ -190,9 +190,7 @@ def merge(
     Names that share a tensor (``save_file(..., shared="alias")``) are names like all others, and share it in
     the new file too. Where the name that it was stored under is left out, it is stored under another.
     """
-    own: dict[str, Any] = {"sources": sources, "destination": destination, "on_duplicate": on_duplicate}
-    own |= {"keys": keys, "drop": drop, "format": format}
-    given = checked(merge, {**own, **options, **_written(metadata)})
+    given = checked(merge, locals())
     how, listed = _writing(merge, given), given["sources"]
     if not listed:
         raise OptionError("merge(): sources is empty: expected one source or more", code="no-sources")
@@ -271,9 +269,7 @@ def rewrite(
     Names that share a tensor (``save_file(..., shared="alias")``) are names like all others, and share it in
     the new file too. Where the name that it was stored under is left out, it is stored under another.
     """
-    own: dict[str, Any] = {"source": source, "destination": destination, "rename": rename}
-    own |= {"keys": keys, "drop": drop, "format": format}
-    given = checked(rewrite, {**own, **options, **_written(metadata)}, rename=known_renaming)
+    given = checked(rewrite, locals(), rename=known_renaming)
     how = _writing(rewrite, given)
     new: str | bytes = given["destination"]
     held = opened([source], Loading.among(given))
@@ -339,12 +335,10 @@ def split(
     The index is written last: if this fails, the directory holds the old checkpoint or the new one, whole,
     on file systems with hard links. What an interrupted call left behind, the next one removes.
     """
+    given = checked(split, locals())
     from .shards import Place, index, write
     from .shards import split as planned
 
-    own = {"source": source, "destination": destination, "max_shard_size": max_shard_size}
-    own["filename_pattern"] = filename_pattern
-    given = checked(split, {**own, **options, **_written(metadata)})
     limit: int = given["max_shard_size"]
     how = _writing(split, given)
     place = Place(destination, filename_pattern)
@@ -386,11 +380,6 @@ def split(
         write(place, dict(zip(files, shards, strict=True)), save, whole, how.saving)
 
 
-def _written(metadata: Mapping[str, str] | None) -> dict[str, Any]:
-    """Return `metadata` as an option, or no option if the metadata of the sources is kept."""
-    return {} if metadata is KEPT else {"metadata": metadata}
-
-
 def _writing(function: Callable[..., Any], given: Mapping[str, Any]) -> Writing:
     """Return how `function` writes with these checked options."""
-    return Writing(Saving.among(function, given), "metadata" not in given)
+    return Writing(Saving.among(function, given), given["metadata"] is KEPT)

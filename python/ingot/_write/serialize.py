@@ -120,8 +120,7 @@ def serialize_file(
     TypeError, SaveError, OptionError
         As for `serialize`, and before the disk is touched.
     """
-    own = {"filename": filename, "metadata": metadata, "background": background}
-    how = Saving.of(serialize_file, options, **own)
+    how = Saving.of(serialize_file, locals())
     return write_file(filename, argument(serialize_file, "tensor_dict", tensor_dict, named), _spec, how)
 
 

@@ -112,9 +112,7 @@ class Writer:
         **options: Unpack[ReplaceOptions],
     ) -> None:
         self._is_begun = False
-        own: dict[str, Any] = {"destination": destination, "specs": specs, "metadata": metadata}
-        own |= {"reserve": reserve, "format": format, "aliases": aliases}
-        given = checked(Writer, {**own, **options})
+        given = checked(Writer, locals())
         how, reserve = Saving.among(Writer, given), given["reserve"]
         self._path = given["destination"]
         self._writer: _native.Writer | _native.Appender
@@ -181,8 +179,7 @@ class Writer:
         -----
         A lock says whether a writer is still there. On a file system without locks a file cannot be joined.
         """
-        own = {"destination": destination, "orphaned": orphaned, "durable": durable}
-        given = checked(Writer.join, {**own, **options})
+        given = checked(Writer.join, locals())
         writer = object.__new__(cls)
         writer._path, writer._is_begun = given["destination"], False
         finish, flush = orphaned == "finish", is_durable(given["durable"])
@@ -224,7 +221,7 @@ class Writer:
         -----
         What is refused, or fails, does not count as written.
         """
-        checked(Writer.write, {"name": name, "tensor": tensor, **options})
+        checked(Writer.write, locals())
         if isinstance(self._writer, _native.Appender):
             if index is not _ALL:
                 raise OptionError(

@@ -171,8 +171,7 @@ class Reader(StorageReader):
         process_group: ProcessGroup | None = None,
         **options: Unpack[ReadOptions],
     ) -> None:
-        own = {"source": source, "read_once": read_once, "process_group": process_group}
-        given = checked(Reader.__init__, {**own, **options}, **FOR_RANKS)
+        given = checked(Reader.__init__, locals(), **FOR_RANKS)
         self._path, self._how = source, Loading.among(given)
         self._read_once, self._group = read_once, process_group
         self._load_id = uuid4().hex

@@ -221,14 +221,7 @@ class Writer(StorageWriter):
         process_group: ProcessGroup | None = None,
         **options: Unpack[ReplaceOptions],
     ) -> None:
-        own: Any = {
-            "destination": destination,
-            "max_shard_size": max_shard_size,
-            "filename_pattern": filename_pattern,
-            "metadata": metadata,
-        }
-        own |= {"whole": whole, "process_group": process_group}
-        given: Any = checked(Writer, {**own, **options}, process_group=known_group)
+        given: Any = checked(Writer, locals(), process_group=known_group)
         self._limit: int = given["max_shard_size"]
         self._pattern, self._how = filename_pattern, Saving.among(Writer, given)
         self._whole, self._group = whole, process_group

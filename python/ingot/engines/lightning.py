@@ -88,8 +88,8 @@ class CheckpointIO(Base):  # type: ignore[misc]
     """
 
     def __init__(self, *, background: bool = False, **options: Unpack[SaveOptions]) -> None:
+        given: Any = checked(CheckpointIO, locals())
         super().__init__()
-        given: Any = checked(CheckpointIO, {**options, "background": background})
         self._background = given.pop("background")
         self._options: SaveOptions = given
         self._saving: SaveFuture | None = None

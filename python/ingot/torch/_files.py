@@ -194,7 +194,7 @@ def load(data: Buffer, *, shared: Loaded = "alias", **options: Unpack[NoOptions]
     HeaderError, DtypeError, OptionError, SafetensorError
         As `load_file` does.
     """
-    checked(load, {"shared": shared, **options}, shared=_loaded_as)
+    checked(load, locals(), shared=_loaded_as)
     checkpoint = argument(load, "data", data, _native.Checkpoint.from_buffer)
     return _loaded(checkpoint, mover(None), shared, Selected(), PLAIN)
 
@@ -312,8 +312,7 @@ def save(
     OptionError
         `format`, `shared` or `contiguous` is not one of the choices.
     """
-    asked = {"metadata": metadata, "format": format, "shared": shared, "contiguous": contiguous}
-    given = checked(save, {**asked, **options}, format=known_format, shared=shared_as)
+    given = checked(save, locals(), format=known_format, shared=shared_as)
     own, views = _stored(argument(save, "tensors", tensors, _tensors), shared, contiguous)
     packed, known = _payload(own, shared), _shown(shared, views)
     return _native.serialize(own, packed, metadata=given["metadata"], format=format, **known)
@@ -388,9 +387,7 @@ def save_file(
     ValueError, TypeError, SharedMemoryError, SaveError, OptionError
         As `save` does, and before the disk is touched.
     """
-    own = {"filename": filename, "metadata": metadata, "background": background}
-    own |= {"shared": shared, "contiguous": contiguous}
-    how = Saving.among(save_file, checked(save_file, {**own, **options}, shared=shared_as))
+    how = Saving.among(save_file, checked(save_file, locals(), shared=shared_as))
     own_tensors = argument(save_file, "tensors", tensors, _tensors)
     return write_tensors(own_tensors, filename, how, shared, contiguous)
 

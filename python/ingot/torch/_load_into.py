@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, Literal, TypeAlias, Unpack
+from typing import Literal, TypeAlias, Unpack
 
 import torch
 
@@ -104,11 +104,10 @@ def load_into(
     For autograd, filling a tensor is ``copy_`` under ``torch.no_grad()``: it may require a gradient, and its
     version counter is incremented, so that ``backward`` raises if it needs the values from before.
     """
+    given = {**locals()}
 
     def asked() -> Loading:
-        own: dict[str, Any] = {"target": target, "source": source, "strict": strict}
-        own |= {"read_once": read_once, "process_group": process_group}
-        return Loading.among(checked(load_into, {**own, **options}, target=_known_target, **FOR_RANKS))
+        return Loading.among(checked(load_into, given, target=_known_target, **FOR_RANKS))
 
     # Listed once: it takes time if there are many.
     own = tensors_of(target) if isinstance(target, torch.nn.Module) and has_ranks() else None

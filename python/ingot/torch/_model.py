@@ -116,9 +116,7 @@ def save_model(
     Which names are kept is upstream's rule: of the tensors that hold the whole of a storage, the first by
     name.
     """
-    own = {"model": model, "filename": filename, "metadata": metadata, "background": background}
-    own |= {"force_contiguous": force_contiguous, "shared": shared}
-    given = checked(save_model, {**own, **options}, shared=_duplicates_as, model=_known_model)
+    given = checked(save_model, locals(), shared=_duplicates_as, model=_known_model)
     how = Saving.among(save_model, given)
     state = _tensors(model.state_dict())
     contiguous: Contiguous = "copy" if force_contiguous else "error"
@@ -174,11 +172,9 @@ def load_model(
     UserWarning
         Tensors of the file were converted to the dtype that the module has. The message names them.
     """
-    given = {"model": model, "filename": filename, "strict": strict}
-    chosen: Any = checked(load_model, {**given, **options}, model=_known_model)
-    for name in given:
-        del chosen[name]
+    given = checked(load_model, locals(), model=_known_model)
     moves.placed(load_model, mover, device)
+    chosen: Any = {name: given[name] for name in options}
     state = load_file(filename, device, shared="drop", **chosen)
     own = model.state_dict()
     # Names whose tensor has another dtype in the module.

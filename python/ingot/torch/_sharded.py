@@ -137,13 +137,12 @@ def save_sharded(
     behind, the next one removes, in directories beside this one too whose names differ in numbers only. A
     save holds a lock on the directory: a second one waits for up to a minute.
     """
+    arguments = {**locals()}
     checked(save_sharded, {"process_group": process_group}, process_group=known_group)
     together = process_group is not None or _are_distributed(tensors)
 
     def asked() -> _Asked:
-        own = {"destination": destination, "max_shard_size": max_shard_size, "metadata": metadata}
-        own |= {"filename_pattern": filename_pattern, "background": background}
-        given: Any = checked(save_sharded, {**own, **options})
+        given: Any = checked(save_sharded, arguments)
         how, limit = Saving.among(save_sharded, given), given["max_shard_size"]
         place = Place(destination, filename_pattern)
         if background or together:
