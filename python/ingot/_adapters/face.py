@@ -131,7 +131,7 @@ class Whole(NamedTuple, Generic[Tensor]):
         out: Mapping[str, Tensor | list[Tensor]] | None = None,
     ) -> dict[str, Tensor] | tuple[dict[str, Tensor], dict[str, str] | None]:
         """Return the result of `load_file`, also if some tensors have destinations."""
-        selected = Selected.by(how, out)
+        selected = Selected.by(how, out) if out is not None or how.selects else None
 
         def work(
             checkpoint: Checkpoint, reads: Reads

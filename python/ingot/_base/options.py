@@ -66,7 +66,7 @@ class Loading(NamedTuple):
     @classmethod
     def of(cls, function: Callable[..., Any], options: Mapping[str, Any], source: object) -> Loading:
         """Return the options that a caller of `function` gave as keywords. `source` is its source."""
-        if not options and checks.is_path(source):
+        if not options and (isinstance(source, str) or checks.is_path(source)):
             # Programs load thousands of small files so.
             return DEFAULT_LOADING
         return cls.among(checked(function, {_source_of(function): source, **options}))
@@ -75,6 +75,11 @@ class Loading(NamedTuple):
     def among(cls, given: Mapping[str, Any]) -> Loading:
         """Return the options of reading among `given`, which are checked."""
         return cls(**{name: given[name] for name in cls._fields if name in given})
+
+    @property
+    def selects(self) -> bool:
+        """Whether tensors are left out, cut or converted."""
+        return (self.keys, self.drop, self.slices, self.dtype) != (None,) * 4
 
 
 DEFAULT_LOADING: Loading = Loading()

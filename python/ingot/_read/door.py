@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple, TypeVar
 
-from ingot._base.checks import Leniency, checked_backend, is_path, no_source
+from ingot._base.checks import Leniency, is_path, no_source
 from ingot._base.options import DEFAULT_LOADING, Loading
 from ingot._base.progress import telling
 from ingot._native import Checkpoint, is_url
@@ -106,13 +106,14 @@ def open_checkpoint(
 
     A file that is `lent` may be closed and opened again between reads.
     """
-    backend = checked_backend(how.backend)
+    backend = how.backend
     found: Any = source
     if isinstance(found, str) and is_url(found):
         if backend == "mmap":
             raise OptionError("backend 'mmap' is for files: what is behind a URL cannot be mapped")
         return Checkpoint.open_url(found, how.storage_options, leniency, how.max_header_size)
-    if is_path(found) or is_path(found := resolved(source)):
+    # Nearly all paths are of this type.
+    if isinstance(found, str) or is_path(found) or is_path(found := resolved(source)):
         return Checkpoint.open(found, backend, leniency, how.max_header_size, confine, lent)
     if backend == "mmap":
         message = f"backend 'mmap' is for files: a {type(source).__name__} cannot be mapped"

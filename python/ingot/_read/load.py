@@ -12,7 +12,20 @@ from ingot._native import Checkpoint, Destinations, Gpu, Wrap
 from ingot.errors import IntegrityError, SliceError
 
 from .door import PLAIN, Reads
-from .moves import Carrier, Groups, Moving, Placement, carried, carrier, in_file, landing, moved, on, settled
+from .moves import (
+    Carrier,
+    Groups,
+    Moving,
+    Onto,
+    Placement,
+    carried,
+    carrier,
+    in_file,
+    landing,
+    moved,
+    on,
+    settled,
+)
 from .select import Selected, Wanted, is_read, wanted
 
 TYPE_CHECKING = False
@@ -39,15 +52,15 @@ else:
 
 def chosen(
     checkpoint: Checkpoint,
-    selected: Selected[Any],
+    selected: Selected[Any] | None,
     wrap: Wrap,
     move: Moving,
     reads: Reads,
     at: At,
     into: Into | None = None,
 ) -> dict[str, Any]:
-    """The tensors that were asked for, on the device that `move` takes them to."""
-    if selected.is_everything():
+    """Return the selected tensors, or all, on the device of `move`."""
+    if selected is None:
         return tensors(checkpoint, None, wrap, move, reads)
     names = selected.names(checkpoint)
     if selected.is_plain():
@@ -183,6 +196,9 @@ def tensors(
     checkpoint: Checkpoint, names: Iterable[str] | None, wrap: Wrap, move: Moving, reads: Reads = PLAIN
 ) -> dict[str, Any]:
     """The tensors of these names, or all, on the device that `move` takes them to."""
+    # The usual answer first: programs load thousands of small files.
+    if move is None:
+        return _whole(checkpoint, names, wrap, reads)
     names = settled(checkpoint, names, move)
     # The digest of a file is known when all of it has been read, and nothing is handed out before.
     groups = carried(checkpoint, names, move) if reads.proof[1] is None else {}
@@ -190,16 +206,10 @@ def tensors(
         return _carry(checkpoint, names, groups, wrap, move, reads)
     onto = landing(checkpoint, names, move)
     # A mapped tensor is read when it is moved; proven tensors are not mapped.
-    is_moved = move is not None and onto is None
-    is_read_later = is_moved and checkpoint.backend == "mmap" and not reads.proves()
+    is_read_later = onto is None and checkpoint.backend == "mmap" and not reads.proves()
     reading, moving = (Reads(reads.threads), reads) if is_read_later else (reads, PLAIN)
-    if reading.proves():
-        found = checkpoint.proven(names, wrap, *reading.proof, onto=onto, **reading.options())
-    else:
-        found = checkpoint.tensors(names, wrap, onto=onto, **reading.options())
-    if names is None:
-        _warn_of_total(checkpoint)
-    if move is None or isinstance(move, Gpu):
+    found = _whole(checkpoint, names, wrap, reading, onto)
+    if isinstance(move, Gpu):
         return found
     total = 0 if moving.tell is None else sum(checkpoint.info(name).nbytes for name in found)
     done = 0
@@ -209,6 +219,19 @@ def tensors(
         if moving.tell is not None:
             done += checkpoint.info(name).nbytes
             moving.tell(done, total)
+    return found
+
+
+def _whole(
+    checkpoint: Checkpoint, names: Iterable[str] | None, wrap: Wrap, reads: Reads, onto: Onto | None = None
+) -> dict[str, Any]:
+    """Return the tensors of these names, or all, in host memory or as `onto` has them."""
+    if reads.proves():
+        found = checkpoint.proven(names, wrap, *reads.proof, onto=onto, **reads.options())
+    else:
+        found = checkpoint.tensors(names, wrap, onto=onto, **reads.options())
+    if names is None:
+        _warn_of_total(checkpoint)
     return found
 
 

@@ -74,10 +74,6 @@ class Selected(NamedTuple, Generic[Tensor]):
         slices, own, several = _apart(dict(how.slices), out)
         return cls(how.keys, how.drop, slices, how.dtype, own, several)
 
-    def is_everything(self) -> bool:
-        """Return whether it selects the whole file unchanged."""
-        return self == _EVERYTHING
-
     def names(self, checkpoint: Checkpoint, *, aliases: bool = False) -> dict[str, str]:
         """Return the selected tensors: in the order of an iterable of `keys`, else of the file.
 
@@ -140,9 +136,6 @@ class Selected(NamedTuple, Generic[Tensor]):
     def only_fills(self, names: Mapping[str, str]) -> bool:
         """Return whether each of `names` is read whole into memory of the caller."""
         return self.slices is None and self.out is not None and len(self.out) == len(names)
-
-
-_EVERYTHING: Selected[Any] = Selected()
 
 
 def _apart(

@@ -22,7 +22,7 @@ from ingot._read.select import Wanted
 from ingot.typing import CastOptions, Dtype, Format, Keys, Path, Source
 
 from .rearrange import KEPT, of_one, united
-from .save import rendered
+from .save import recorded, rendered
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -133,7 +133,7 @@ def cast(
         plan = _Plan(checkpoint, given["dtype"], _chosen(checkpoint, given["keys"]), reading.threads)
         how.existing.check(path)
         pairs = united(_metadata(checkpoint)) if metadata is KEPT else how.metadata
-        views, kind = rendered(_views(checkpoint)), format_for(path, format)
+        views, kind = rendered(recorded(checkpoint.shared())), format_for(path, format)
         writer = _native.Writer.create(path, plan.specs(), pairs, kind, views=views, **how.of_new_file())
         with closing(writer), telling(how.progress, "Casting", path) as tell:
             done, total = 0, sum(info.nbytes for info in plan.infos)
@@ -211,14 +211,6 @@ _BYTES = _native.Wrap.buffer(lambda shape, code, buffer, begin: memoryview(buffe
 def _metadata(checkpoint: Checkpoint) -> Iterator[tuple[str, dict[str, str]]]:
     index = checkpoint.metadata() if checkpoint.is_sharded else None
     return of_one(checkpoint.path or "<buffer>", checkpoint.shard_metadata(), index)
-
-
-def _views(checkpoint: Checkpoint) -> dict[str, dict[str, Any]]:
-    """Return the record of names that share a tensor. It counts elements, so it holds for every dtype."""
-    views: dict[str, dict[str, Any]] = {}
-    for name, (of, part) in checkpoint.shared().items():
-        views[name] = {"of": of, **dict(zip(("shape", "stride", "begin"), part or (), strict=False))}
-    return views
 
 
 def _batches(infos: list[TensorInfo]) -> Iterator[list[TensorInfo]]:

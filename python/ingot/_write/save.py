@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from errno import EAGAIN
 from math import prod
 from os import PathLike, fsdecode, getcwd
@@ -169,6 +169,14 @@ def _taking_all(file: Writable, called: str) -> Callable[[bytes], None]:
             rest = memoryview(rest)[count:]
 
     return write
+
+
+def recorded(aliases: Mapping[str, tuple[str, Sequence[Any] | None]]) -> Views:
+    """Return the places of the aliases that `Checkpoint.shared` lists."""
+    keys = ("shape", "stride", "begin")
+    return {
+        name: {"of": of, **dict(zip(keys, part or (), strict=False))} for name, (of, part) in aliases.items()
+    }
 
 
 def rendered(views: Views) -> str | None:

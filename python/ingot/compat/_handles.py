@@ -275,7 +275,7 @@ class safe_open(_Lent, ingot.safe_open[Any]):
     def __init__(self, filename: Path, framework: str, device: Any = ..., *, backend: Any = ...) -> None:
         backend = chosen(backend)
         self._lend(framework, _device(device), backend)
-        self._checkpoint = door.open_checkpoint(path_only(filename), Loading(backend))
+        self._checkpoint = door.open_checkpoint(path_only(filename), Loading(checked_backend(backend)))
         self._given = filename
 
     def _lend(self, framework: Any, device: Any, backend: Any) -> None:

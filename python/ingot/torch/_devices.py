@@ -19,15 +19,25 @@ from ingot.errors import DeviceError, OptionError
 from . import _tensors
 from ._filling import Filling, is_widened, packed
 from ._link import Ring, link
-from ._tensors import DTYPES, _crosses_by_dlpack, _to_dlpack, fake_mode, fetcher, storable, undisturbed, wrap
+from ._tensors import (
+    DTYPES,
+    _crosses_by_dlpack,
+    _to_dlpack,
+    fake_mode,
+    fetcher,
+    is_here,
+    storable,
+    undisturbed,
+    wrap,
+)
 
 
 def mover(device: Any) -> Move | None:
     """What has tensors read onto `device`, or takes them there; None for the CPU, where they are already."""
     # The usual answer first: torch takes longer to read a device than opening a small file does.
-    fake = fake_mode()
-    if fake is None and (device is None or device == "cpu"):
+    if is_here(device):
         return None
+    fake = fake_mode()
     try:
         target = torch.device("cpu" if device is None else device)
     except TypeError as error:

@@ -19,14 +19,14 @@ from ingot._read import load as _load
 from ingot._read.door import PLAIN, Reads
 from ingot._read.moves import Moving
 from ingot._read.select import Selected
-from ingot._write.save import Views, rendered, write_file
+from ingot._write.save import Views, recorded, rendered, write_file
 from ingot.typing import Buffer, Device, Format, LoadOptions, NoOptions, Path, SaveOptions, Source, Writable
 
 from ._devices import mover, payload, widening
 from ._filling import refuse_captured
 from ._into import fill_tensors
-from ._shared import recorded, refuse_shared, restore, views_among
-from ._tensors import _export, _plain_ones, _tensors, at, copied, refuse_strided, wrap
+from ._shared import refuse_shared, restore, views_among
+from ._tensors import _export, _plain_ones, _tensors, at, copied, is_here, refuse_strided, wrap
 
 Shared = Literal["error", "copy", "alias"]
 Contiguous = Literal["error", "copy"]
@@ -158,8 +158,10 @@ def load_file(
     if out is not None or return_metadata is not False or shared != "alias":
         own = {"out": out, "return_metadata": return_metadata, "shared": shared}
         checked(load_file, own, shared=_loaded_as)
-    move = moves.placed(load_file, mover if how.dtype is None else widening, device)
-    selected = Selected.by(how, out)
+    move = None
+    if not is_here(device):
+        move = moves.placed(load_file, mover if how.dtype is None else widening, device)
+    selected = Selected.by(how, out) if out is not None or how.selects else None
 
     def work(
         checkpoint: Checkpoint, reads: Reads
@@ -196,17 +198,19 @@ def load(data: Buffer, *, shared: Loaded = "alias", **options: Unpack[NoOptions]
     """
     checked(load, locals(), shared=_loaded_as)
     checkpoint = argument(load, "data", data, _native.Checkpoint.from_buffer)
-    return _loaded(checkpoint, mover(None), shared, Selected(), PLAIN)
+    return _loaded(checkpoint, mover(None), shared, None, PLAIN)
 
 
 def _loaded(
-    checkpoint: Checkpoint, move: Moving, shared: Loaded, selected: Selected[torch.Tensor], how: Reads
+    checkpoint: Checkpoint, move: Moving, shared: Loaded, selected: Selected[torch.Tensor] | None, how: Reads
 ) -> dict[str, torch.Tensor]:
     """The tensors that were asked for, and those that the file's record of shared tensors adds."""
-    views = recorded(checkpoint) if shared == "alias" else {}
-    if selected.is_everything():
+    aliases = checkpoint.shared() if shared == "alias" else {}
+    views = recorded(aliases) if aliases else {}
+    if selected is None:
         found = _load.tensors(checkpoint, None, wrap, move, how)
-        restore(found, views)
+        if views:
+            restore(found, views)
         return found
     names = selected.names(checkpoint, aliases=bool(views))
     # The stored tensor of each, on whose memory it is.

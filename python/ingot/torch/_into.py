@@ -22,11 +22,11 @@ from ingot._read.door import Reads
 from ingot._read.load import fill, proven
 from ingot._read.moves import in_file, misfit
 from ingot._read.select import OF_DESTINATIONS, Label, Selected, Wanted
+from ingot._write.save import recorded
 from ingot.errors import DestinationError, DtypeError
 
 from ._devices import gpu
 from ._filling import Filling, destinations, refuse_captured, refuse_destination, refuse_shapeless, writing
-from ._shared import recorded
 from ._tensors import _CODES, PLAIN_CLASSES, _dtype, not_plain, undisturbed, wrap
 
 
@@ -77,7 +77,7 @@ def fitting(
     names = checkpoint.offset_names()
     # There may be many, so that no Python code runs for each.
     stored = dict(zip(names, names, strict=True))
-    views = recorded(checkpoint)
+    views = recorded(checkpoint.shared())
     aliases = {name: name if "shape" in place else place["of"] for name, place in views.items()}
     stored |= aliases
     selected = stored

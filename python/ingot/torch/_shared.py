@@ -12,7 +12,6 @@ from typing import Any
 import torch
 
 from ingot._base.text import _quoted
-from ingot._native import Checkpoint
 from ingot._write.save import Views
 from ingot.errors import SharedMemoryError
 
@@ -81,16 +80,6 @@ def _place(name: str, whole: str, tensors: Mapping[str, torch.Tensor]) -> dict[s
     tensor, base = tensors[name], tensors[whole]
     begin = (tensor.data_ptr() - base.data_ptr()) // base.itemsize
     return {"of": whole, "shape": list(tensor.shape), "stride": list(tensor.stride()), "begin": begin}
-
-
-def recorded(checkpoint: Checkpoint) -> Views:
-    """The names that the records in the files' metadata add to those of their tensors."""
-    views: Views = {}
-    for name, (of, part) in checkpoint.shared().items():
-        views[name] = {"of": of}
-        if part is not None:
-            views[name] |= zip(("shape", "stride", "begin"), part, strict=True)
-    return views
 
 
 def restore(tensors: dict[str, torch.Tensor], views: Views) -> None:

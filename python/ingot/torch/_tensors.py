@@ -139,6 +139,11 @@ def fake_mode() -> Any:
     return _mode(_FAKE) if _modes() else None
 
 
+def is_here(device: Any) -> bool:
+    """Return whether `device` is the CPU, where tensors are read, and no `FakeTensorMode` is active."""
+    return (device is None or (isinstance(device, str) and device == "cpu")) and fake_mode() is None
+
+
 def faked(tensor: torch.Tensor, device: torch.device, mode: Any) -> torch.Tensor:
     """A tensor of `mode` in place of one with values."""
     with mode:
