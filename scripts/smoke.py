@@ -34,7 +34,7 @@ def files(folder: Path) -> None:
 
 
 def refusal(path: Path) -> str | None:
-    """The code of the error that opening a file raises."""
+    """Return the code of the error that opening a file raises."""
     try:
         ingot.inspect(path)
     except ingot.HeaderError as error:

@@ -54,7 +54,7 @@ if TYPE_CHECKING:
     from ._write.writer import Writer
     from .typing import StorageOptions, WriteOptions
 
-# Without the modules for frameworks: what asks for all names, as `help` and `import *` do, would import them.
+# Without the modules for frameworks, which `help` and `import *` would import.
 __all__ = [
     "Cast",
     "Check",

@@ -1,15 +1,15 @@
-"""What can go wrong, as classes.
+"""The exceptions of ingot.
 
-Every class is a `SafetensorError`, and also the builtin that a Python user would expect at that place, so
-that both ``except ingot.SafetensorError`` and ``except KeyError`` do what they say::
+Every class is a `SafetensorError`, and also the builtin exception that fits, so that both
+``except ingot.SafetensorError`` and ``except KeyError`` catch a missing name::
 
     SafetensorError             Exception     everything below
     ├── HeaderError             ValueError    the file breaks a rule of its format (FORMAT.md)
-    ├── CheckpointError         ValueError    an index breaks a rule, or the shards are not what it says
+    ├── CheckpointError         ValueError    an index breaks a rule, or the shards differ from it
     ├── TensorNotFoundError     KeyError      no tensor of that name
     ├── SliceError              IndexError    an index that does not fit the tensor
     ├── StorageError            OSError       reading or writing failed, or the file changed while it was open
-    ├── IntegrityError          ValueError    bytes that are not those that a digest was taken of
+    ├── IntegrityError          ValueError    bytes that differ from their digest
     ├── DestinationError        BufferError   a buffer that is too small, read-only or not contiguous
     ├── SaveError               ValueError    tensors that the format cannot hold
     │   └── SharedMemoryError   RuntimeError  tensors that share memory
@@ -20,9 +20,9 @@ that both ``except ingot.SafetensorError`` and ``except KeyError`` do what they 
     ├── OptionError             ValueError    an argument that is not one of the choices
     └── ClosedError             ValueError    the file was closed
 
-A file that cannot be opened is none of these but the operating system's own error: `FileNotFoundError`,
-`PermissionError`, `IsADirectoryError`, with ``errno`` and ``filename``. An argument of the wrong type is a
-plain `TypeError`.
+A file that cannot be opened raises the builtin exception of the operating system, such as
+`FileNotFoundError`, `PermissionError` or `IsADirectoryError`, with ``errno`` and ``filename``. An argument of
+the wrong type raises `TypeError`.
 """
 
 from __future__ import annotations
@@ -55,20 +55,20 @@ __all__ = [
 
 
 class _Error(Exception):
-    """Here so that `ingot.compat` can put upstream's class among the bases of the one below.
+    """A base by which `ingot.compat` can make `SafetensorError` a subclass of upstream's class.
 
-    Python exchanges the bases of a class only where they are laid out alike, and `Exception` is laid out
-    differently from every class that is written in Python.
+    Python changes the bases of a class only if the old and the new ones have the same memory layout, and the
+    layout of `Exception` differs from all classes that are written in Python.
     """
 
 
 class SafetensorError(_Error):
-    """Something is wrong with a file or with the tensors for one.
+    """A fault of a file, or of tensors that are saved.
 
     Parameters
     ----------
     message : str
-        The whole sentence, as ``str(error)`` gives it. Names from files are escaped in it.
+        The whole message, as in ``str(error)``. Names from files are escaped in it.
     code : str, optional
         A stable word for the cause, such as ``"hole"`` or ``"unknown-dtype"``. Compare this, not the message.
     path : str or bytes, optional
@@ -76,13 +76,13 @@ class SafetensorError(_Error):
     tensor : str, optional
         The name of the tensor, not escaped.
     expected, found : optional
-        What the rule asks for and what was there.
+        The values that the rule requires and that were found.
     begin, end : int, optional
-        The bytes in question, counted from the start of the data section.
+        The range of the bytes, counted from the start of the data section.
 
     Notes
     -----
-    All parameters are attributes. Errors survive pickling, so they cross process boundaries whole.
+    All parameters are attributes. Errors can be pickled with all attributes.
     """
 
     code: str | None
@@ -124,25 +124,25 @@ class HeaderError(SafetensorError, ValueError):
 
 
 class CheckpointError(SafetensorError, ValueError):
-    """The index of a checkpoint breaks a rule of FORMAT.md, or its files do not fit; ``code`` says how.
+    """The index of a checkpoint breaks a rule of FORMAT.md, or its files differ from it; ``code`` says how.
 
-    Shards that are missing are the builtin `FileNotFoundError` instead, which names them, and a directory
-    without a checkpoint is `IsADirectoryError`.
+    A missing shard raises the builtin `FileNotFoundError` instead, which names the file, and a directory
+    without a checkpoint raises `IsADirectoryError`.
     """
 
 
 class TensorNotFoundError(SafetensorError, KeyError):
-    """The file holds no tensor of that name. The message gives the nearest name that it does hold."""
+    """The file has no tensor of that name. The message has the nearest name in the file."""
 
 
 class SliceError(SafetensorError, IndexError):
-    """The index does not fit the tensor, or is of a kind that a file cannot be sliced by."""
+    """The index does not fit the tensor, or files cannot be sliced by an index of its type."""
 
 
 class StorageError(SafetensorError, OSError):
     """Reading or writing failed, or the file changed while it was open.
 
-    ``errno`` is set where the system gave one.
+    ``errno`` is set if the system reported one.
     """
 
     filename: Any
@@ -181,7 +181,7 @@ class IntegrityError(SafetensorError, ValueError):
 
 
 class DestinationError(SafetensorError, BufferError):
-    """A buffer cannot take the bytes, or cannot give them: too small, read-only, not contiguous."""
+    """A buffer cannot be written to, or read: it is too small, read-only or not contiguous."""
 
 
 class SaveError(SafetensorError, ValueError):
@@ -189,7 +189,7 @@ class SaveError(SafetensorError, ValueError):
 
 
 class SharedMemoryError(SaveError, RuntimeError):
-    """Some tensors share memory, so that a file would hold it twice and loading would part them."""
+    """Some tensors share memory: a file would store it twice, and loading would separate the tensors."""
 
 
 class DtypeError(SafetensorError, TypeError):
@@ -200,7 +200,7 @@ class DtypeError(SafetensorError, TypeError):
 
 
 class ConversionError(SafetensorError, ValueError):
-    """A file of another format cannot be converted: it is damaged, hostile, or holds what no tensor file can.
+    """A file of another format cannot be converted: it is damaged or hostile, or has values without a dtype.
 
     Nothing has been written.
     """
@@ -211,11 +211,10 @@ class OptionError(SafetensorError, ValueError):
 
 
 class RankError(SafetensorError, RuntimeError):
-    """Another rank of the job failed, and told the others; or it is gone, and they found out.
+    """Another rank of the job failed, or does not answer.
 
-    ``code`` is ``"rank-failed"``, with what that rank raised in the message, ``"rank-lost"``, or
-    ``"ranks-differ"`` where it was given something else than the others. `rank` is its number in the process
-    group.
+    ``code`` is ``"rank-failed"``, with the error of that rank in the message, ``"rank-lost"``, or
+    ``"ranks-differ"`` if its arguments differ from the others'. `rank` is its number in the process group.
     """
 
     rank: int | None
@@ -228,13 +227,13 @@ class RankError(SafetensorError, RuntimeError):
 class DeviceError(SafetensorError, RuntimeError):
     """A GPU cannot be used: no driver, no such device, a call of the driver that fails. `code` says which.
 
-    Where an earlier operation on the device has failed, every later one does, and the message says so. Memory
-    that the framework does not give is the framework's own error, such as `torch.OutOfMemoryError`.
+    After a failed operation on the device every later one fails too, and the message says so. If the
+    framework cannot allocate memory, its own error is raised, such as `torch.OutOfMemoryError`.
     """
 
 
 class ClosedError(SafetensorError, ValueError):
-    """The file was closed. Tensors and slices that were taken from it before remain good."""
+    """The file was closed. Tensors and slices that were read before remain valid."""
 
 
 def __dir__() -> list[str]:

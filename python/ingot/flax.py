@@ -62,7 +62,7 @@ DTYPES = {code for code, name in {**NAMES, "BOOL": "bool_", "F4": F4_LOOSE}.item
 
 
 def _resolve(code: str) -> Any:
-    """NumPy's dtype where jax has it too: every jax array begins as a NumPy view of the file."""
+    """Return NumPy's dtype if jax has it too. A jax array begins as a NumPy view of the file."""
     if code not in DTYPES:
         raise lacks(f"jax {jax.__version__}", code)
     return arrays._resolve(code)
@@ -72,12 +72,12 @@ wrap: _native.Wrap = _native.Wrap.buffer(numpy.ndarray, _resolve, strided=True)
 
 
 def mover(device: Any) -> Move:
-    """What makes jax arrays on `device`."""
+    """Return a mover that makes jax arrays on `device`."""
     return _placed(device, _keep_64_bits)
 
 
 def narrowing(device: Any) -> Move:
-    """As `mover`, with 32 bits for 64 where jax has no more. For `ingot.compat`: upstream does so."""
+    """Return `mover` with 32 bits for 64 if jax has 64 bits off, as upstream does; for `ingot.compat`."""
     return _placed(device, None)
 
 
@@ -123,7 +123,7 @@ class Spread(Carrier):
         return _put(self._sharding, self._check, array)
 
     def read(self, checkpoint: Checkpoint, wanted: Wanted, reads: Reads) -> list[jax.Array]:
-        """What is wanted. In the memory of the host each part is once, and two batches of parts at most."""
+        """Return the wanted arrays. Host memory holds each part once, and at most two batches."""
         outlines = checkpoint.outlines(wanted, wrap)
         dtypes = [_dtype(code) for code, _ in outlines]
         facts = zip(wanted.names, dtypes, (shape for _, shape in outlines), strict=True)
@@ -159,7 +159,7 @@ class Spread(Carrier):
         return jax.make_array_from_single_device_arrays(shape, self._sharding, shards, **lacking)
 
     def _homes(self, checkpoint: Checkpoint, name: str, dtype: Dtype, shape: tuple[int, ...]) -> Boxes:
-        """What each device of this process shall have of one array."""
+        """Return the box of one array for each device of this process."""
         try:
             if self._check is not None:
                 self._check(dtype)
@@ -189,7 +189,7 @@ class Spread(Carrier):
 def _cut(
     checkpoint: Checkpoint, wanted: Wanted, rank: int, shape: tuple[int, ...], dtype: Dtype, boxes: Boxes
 ) -> Iterator[Piece]:
-    """The parts of one array, each once however many devices have it."""
+    """Return the parts of one array, each once for all devices that hold it."""
     asked = None if wanted.indices is None else wanted.indices[rank]
     along = taken(asked, checkpoint.info(wanted.names[rank]).shape)
     # Slices cannot be looked up in a set before Python 3.12.
@@ -215,7 +215,7 @@ def _values(
     threads: int | None,
     is_host: bool,
 ) -> list[arrays.Array]:
-    """The parts of a batch in the memory of the host; if they are to stay there, views of a mapped file."""
+    """Return the parts of a batch in host memory: views of a mapped file if they stay there."""
     part = wanted.some([piece.rank for piece in batch])._replace(indices=[piece.index for piece in batch])
     if is_host or any(dtypes[piece.rank].name == F4_LOOSE for piece in batch):
         found = checkpoint.parts(part, wrap, threads=threads)
@@ -230,7 +230,7 @@ def _values(
 
 
 def _dtype(code: str) -> Dtype:
-    """What arrays of this code have."""
+    """Return NumPy's dtype for a code."""
     return numpy.dtype(getattr(jnp, F4_LOOSE)) if code == "F4" else _resolve(code)  # type: ignore[no-any-return]
 
 
@@ -248,7 +248,7 @@ def _telling(reads: Reads, total: int, nbytes: int) -> Callable[[list[Piece]], N
 
 
 def _target(device: Any) -> Any:
-    """What `jax.device_put` takes for `device`."""
+    """Return the argument of `jax.device_put` for `device`."""
     if device is None or isinstance(device, (jax.Device, jax.sharding.Sharding)):
         return device
     platform, _, number = device.partition(":") if isinstance(device, str) else (None, "", str(device))
@@ -268,7 +268,7 @@ def at(array: arrays.Array, index: Any) -> arrays.Array:
 
 
 def payload(name: str, array: Any) -> tuple[str, tuple[int, ...], Any]:
-    """As NumPy's `payload`, for a jax array. Arrays that are not on one CPU have a function for the bytes."""
+    """Return NumPy's `payload` of a jax array, or a function for bytes that are not on one CPU."""
     if isinstance(array, jax.Array):
         reason = _not_plain(array)
         if reason is not None:
@@ -282,7 +282,7 @@ def payload(name: str, array: Any) -> tuple[str, tuple[int, ...], Any]:
 
 
 def _puller(array: jax.Array) -> Callable[[_save.Box], arrays.Array]:
-    """The function that takes a box of `array` to the CPU.
+    """Return a function that copies a box of `array` to the CPU.
 
     Not the array itself: jax keeps the copy that it makes of one for NumPy as long as it keeps the array. And
     each device's part by itself: a slice of all of them would gather the array on every device first.
@@ -317,7 +317,7 @@ def _pull(shard: jax.Shard, box: _save.Box, into: arrays.Array) -> None:
 
 
 def _not_plain(array: jax.Array) -> str | None:
-    """Why `array` has no values to store, with the way out."""
+    """Return why `array` has no values to store and the remedy, or None if it has."""
     if isinstance(array, jax.core.Tracer):
         return "inside jax.jit, jax.grad and the like arrays have no values: save outside of them"
     if jnp.issubdtype(array.dtype, jax.dtypes.extended):

@@ -33,7 +33,7 @@ _INTEGERS = {1: mx.uint8, 2: mx.uint16, 4: mx.uint32, 8: mx.uint64}
 
 
 def _resolve(code: str) -> Callable[[mx.array, tuple[int, ...]], mx.array] | None:
-    """None where `mx.array` keeps that dtype, else how to make the array from its bytes."""
+    """Return None if `mx.array` keeps the dtype, else a function that makes the array from bytes."""
     if code not in DTYPES:
         raise lacks("mlx", code)
     # `mx.array` makes F32 of F64.
@@ -51,7 +51,7 @@ wrap: _native.Wrap = _native.Wrap.dlpack(mx.array, _resolve)
 
 
 def mover(device: Any) -> None:
-    """Nothing: arrays are where every device of mlx finds them."""
+    """Check `device`, and return None: every device of mlx can use all arrays."""
     there = [kind for kind in (mx.cpu, mx.gpu) if mx.is_available(kind)]
     known = [None, *(one for kind in there for one in (kind, mx.Device(kind), kind.name))]
     if device not in known:
@@ -59,7 +59,7 @@ def mover(device: Any) -> None:
 
 
 def narrowing(device: Any) -> Callable[[mx.array], mx.array]:
-    """As `mover`, with F32 for F64, as mlx makes it of NumPy's. For `ingot.compat`: upstream does so."""
+    """Return a mover that converts F64 to F32, as upstream does; for `ingot.compat`."""
     mover(device)
     return _narrowed
 
@@ -69,12 +69,12 @@ def _narrowed(array: mx.array) -> mx.array:
 
 
 def at(array: mx.array, index: Any) -> mx.array:
-    """`array[index]`. mlx does not check that the numbers in an array are in range."""
+    """Return ``array[index]``. mlx does not check the range of numbers in an index array."""
     return array[index]
 
 
 def payload(name: str, array: Any) -> tuple[str, tuple[int, ...], Any]:
-    """The code, the shape and a buffer of `array`. Copies nothing."""
+    """Return the code, the shape and a buffer of `array`. Nothing is copied."""
     if not isinstance(array, mx.array):
         raise not_a_tensor(name, array, "an mx.array", "mlx.utils.tree_flatten(tree, destination={})")
     code = _CODES.get(array.dtype)

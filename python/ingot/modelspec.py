@@ -1,7 +1,7 @@
-"""ModelSpec 1.0.1: what a model file says of itself, in its metadata.
+"""ModelSpec 1.0.1: the description of a model in the metadata of its file.
 
-The keys begin with ``modelspec.``. `metadata` writes them, `read` reads them, `validate` says what is wrong
-with them. The specification (https://github.com/Stability-AI/ModelSpec) has three words for a key: a file
+The keys begin with ``modelspec.``. `metadata` makes them, `read` reads them, and `validate` lists errors in
+them. The specification (https://github.com/Stability-AI/ModelSpec) has three words for a key: a file
 *must*, *should* or *can* have it; which one applies may depend on what kind of model it is.
 
 >>> from ingot import modelspec
@@ -48,9 +48,9 @@ _PREFIX = "modelspec."
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class ModelSpec(Report):
-    """What ModelSpec says of one file. A key that the file lacks is None.
+    """The ModelSpec keys of one file. A key that the file lacks is None.
 
-    Every field is the text that stands in the file under ``modelspec.`` and its name, unchanged. `other`
+    Every field is the unchanged text of the key ``modelspec.`` with the name of the field. `other`
     holds the ``modelspec.`` keys that version 1.0.1 does not know, without the prefix.
     """
 
@@ -87,12 +87,12 @@ class ModelSpec(Report):
 
     @property
     def base_architecture(self) -> str | None:
-        """The model's own architecture: what stands before the ``/``."""
+        """The model's own architecture, which is the text before the ``/``."""
         return None if self.architecture is None else self.architecture.partition("/")[0]
 
     @property
     def part(self) -> str | None:
-        """``"lora"``, ``"textual-inversion"`` and so on: what follows the ``/``; None for a whole model."""
+        """The kind of part after the ``/``, such as ``"lora"``, or None for a whole model."""
         return None if self.architecture is None else self.architecture.partition("/")[2] or None
 
     @property
@@ -167,14 +167,14 @@ def metadata(
     others: Mapping[str, str] | None = None,
     **keys: str | None,
 ) -> dict[str, str]:
-    """Give the metadata of a file, for ``save_file(..., metadata=...)``.
+    """Return the metadata of a file for ``save_file(..., metadata=...)``.
 
     Parameters
     ----------
     architecture, implementation, title : str
-        What every file must say.
+        The keys that every file must have.
     others : dict of str to str, optional
-        Metadata of other kinds, to stand beside it.
+        Other metadata to add.
     **keys : str
         Any other field of `ModelSpec`, such as ``resolution="1024x1024"`` or ``author="..."``. None and an
         empty text leave one out. For ``hash_sha256`` rather save with ``checksums="modelspec"``, which
@@ -402,7 +402,7 @@ def _thumbnail(text: str) -> Iterable[Fault]:
 
 
 def _jpeg_size(image: bytes) -> tuple[int, int] | None:
-    """Width and height, as the first frame of a JPEG has them."""
+    """Return width and height from the first frame of a JPEG, or None."""
     if not image.startswith(b"\xff\xd8"):
         return None
     at = 2

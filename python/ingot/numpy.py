@@ -85,7 +85,7 @@ def load_file(
         memory that no other of them has. Several parts of one array go to a list of destinations, with a list
         of as many indices in `slices`.
     return_metadata : bool
-        Return the metadata too, of the same look at the file.
+        Return the metadata too, read from the same version of the file.
     **options
         What is loaded, and how: `ingot.typing.LoadOptions`.
 
@@ -285,7 +285,7 @@ def payload(name: str, array: Any) -> tuple[str, tuple[int, ...], Any]:
 
 
 def _ml_payload(name: str, array: Array) -> tuple[str, tuple[int, ...], Any]:
-    """As `payload`, for the dtypes that NumPy itself does not have."""
+    """Do as `payload` does, for the dtypes that NumPy itself lacks."""
     dtype = array.dtype
     # By name, because ml_dtypes need not be imported: the array exists only after an import.
     code = CODES.get(dtype.name)
@@ -330,7 +330,7 @@ def _nibbles_fetcher(name: str, array: Array) -> Callable[[int, int], Array]:
 
 
 def _elements(array: Array, begin: int, end: int) -> Array:
-    """The elements from `begin` to `end` in C order, flat. Copies only those, and the rest of their rows."""
+    """Return the elements from `begin` to `end` in C order, flat. At most their rows are copied."""
     if array.flags.c_contiguous:
         return array.reshape(-1)[begin:end]
     return gathered(array.shape, begin, end, lambda box: array[box.slices])
@@ -373,7 +373,7 @@ def _unpack_nibbles(dtype: numpy.dtype[Any]) -> Callable[[Array, tuple[int, ...]
 
 
 def _resolve(code: str) -> numpy.dtype[Any] | Callable[[Array, tuple[int, ...]], Array]:
-    """What arrays of this code are made with."""
+    """Return the dtype for a code, or a function that makes the array from bytes."""
     plain = DTYPES.get(code)
     if plain is not None:
         return numpy.dtype(plain)
@@ -404,7 +404,7 @@ def _fill(checkpoint: Checkpoint, wanted: Wanted, arrays: Mapping[str, Any], how
 
 
 def _memory(name: str, array: Any) -> Memory:
-    """The code of the array's dtype, and its memory as a buffer.
+    """Return the code of the array's dtype, and its memory as a buffer.
 
     Asked of those that `_export` does not show.
     """
@@ -421,7 +421,7 @@ def _memory(name: str, array: Any) -> Memory:
 
 @lru_cache(maxsize=64)
 def _stored(dtype: numpy.dtype[Any]) -> tuple[str | None, numpy.dtype[Any] | None]:
-    """What files call arrays that lie in memory so; and as what the buffer protocol shows them, if not so.
+    """Return the code of a dtype, and the dtype to export as if the buffer protocol lacks it.
 
     Kept, since there may be many arrays, of few dtypes.
     """
@@ -431,7 +431,7 @@ def _stored(dtype: numpy.dtype[Any]) -> tuple[str | None, numpy.dtype[Any] | Non
 
 
 def _shown(dtype: numpy.dtype[Any]) -> str | None:
-    """What files call arrays that lie in memory as the buffer protocol shows them."""
+    """Return the code of a dtype that the buffer protocol exports as it is, or None."""
     code, lettered = _stored(dtype)
     return code if lettered is None else None
 
@@ -440,7 +440,7 @@ _export = _native.Export.buffer([numpy.ndarray], _shown)
 
 
 def mover(device: object) -> None:
-    """NumPy's arrays stay where they are."""
+    """Check `device`, and return None: NumPy's arrays stay on the CPU."""
     if device is None or str(device) in ("cpu", "cpu:0"):
         return
     message = f"device {device!r} is unknown to numpy: expected 'cpu'"
@@ -448,7 +448,7 @@ def mover(device: object) -> None:
 
 
 def at(array: Array, index: Any) -> Array:
-    """`array[index]`, where a single element stays a 0-dimensional array."""
+    """Return ``array[index]``, with a 0-dimensional array for a single element."""
     return numpy.asarray(array[index])
 
 

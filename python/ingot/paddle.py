@@ -46,7 +46,7 @@ _INTEGERS = {1: paddle.uint8, 2: paddle.int16, 4: paddle.int32, 8: paddle.int64}
 
 
 def _resolve(code: str) -> None:
-    """None: Paddle imports every dtype that it has by DLPack."""
+    """Return None: Paddle imports every dtype that it has by DLPack."""
     if code not in DTYPES:
         raise lacks(f"paddle {VERSION}", code)
 
@@ -55,7 +55,7 @@ wrap: _native.Wrap = _native.Wrap.dlpack(from_dlpack, _resolve)
 
 
 def mover(device: Any) -> Callable[[paddle.Tensor], paddle.Tensor] | None:
-    """The function that takes a tensor to `device`; None for the CPU, where tensors are already."""
+    """Return a function that moves a tensor to `device`, or None for the CPU."""
     if device is None:
         return None
     try:
@@ -66,7 +66,7 @@ def mover(device: Any) -> Callable[[paddle.Tensor], paddle.Tensor] | None:
 
 
 def at(tensor: paddle.Tensor, index: Any) -> paddle.Tensor:
-    """`tensor[index]`."""
+    """Return ``tensor[index]``."""
     return tensor[index]
 
 
@@ -89,7 +89,7 @@ def payload(name: str, tensor: Any) -> Any:
 
 
 def _in_pieces(name: str, tensor: paddle.Tensor) -> tuple[str, tuple[int, ...], Any]:
-    """The code, the shape, and a function that takes the bytes to the CPU when they are asked for."""
+    """Return the code, the shape, and a function that copies the bytes to the CPU."""
     size = tensor.element_size()
     # Few kernels know every dtype.
     integer = _INTEGERS[size]
@@ -103,7 +103,7 @@ def _in_pieces(name: str, tensor: paddle.Tensor) -> tuple[str, tuple[int, ...], 
 
 
 def _not_plain(tensor: paddle.Tensor) -> str | None:
-    """Why `tensor` has no values to store in order, with the way out."""
+    """Return why `tensor` has no values to store and the remedy, or None if it has."""
     # An empty tensor needs no values.
     if not tensor._is_initialized() and 0 not in tensor.shape:
         return "it was never given values"

@@ -35,7 +35,7 @@ __all__ = ["load", "load_file", "save", "save_file"]
 
 
 def _dtype(name: str) -> Any:
-    """The dtype of that name; None where this TensorFlow has none."""
+    """Return the dtype of that name, or None if this TensorFlow lacks it."""
     try:
         return tf.as_dtype(name)
     except TypeError:
@@ -51,7 +51,7 @@ _CUT = {dtype for code, dtype in DTYPES.items() if not code.startswith(("F4", "F
 
 
 def _resolve(code: str) -> Any:
-    """NumPy's dtype where TensorFlow has it too: every tensor begins as a NumPy view of the file."""
+    """Return NumPy's dtype if TensorFlow has it too. A tensor begins as a NumPy view of the file."""
     if code not in DTYPES:
         raise lacks(f"tensorflow {tf.__version__}", code)
     return arrays._resolve(code)
@@ -61,7 +61,7 @@ wrap: _native.Wrap = _native.Wrap.buffer(numpy.ndarray, _resolve)
 
 
 def mover(device: Any) -> Callable[[arrays.Array], tf.Tensor]:
-    """The function that makes a tensor on `device` of a NumPy view."""
+    """Return a function that makes a tensor on `device` from a NumPy view."""
     if device is None:
         return _tensor
     target = _target(device)
@@ -81,7 +81,7 @@ def _tensor(array: arrays.Array) -> tf.Tensor:
 
 
 def _target(device: Any) -> str:
-    """The full name of `device`. TensorFlow itself takes the CPU for one that is not there."""
+    """Return the full name of `device`. TensorFlow itself would use the CPU for an unknown one."""
     there = {_kind_and_number(one.name): one.name for one in tf.config.list_logical_devices()}
     try:
         return str(there[_kind_and_number(getattr(device, "name", device))])
@@ -95,12 +95,12 @@ def _kind_and_number(name: str) -> tuple[str, int]:
 
 
 def at(array: arrays.Array, index: Any) -> arrays.Array:
-    """`array[index]` by NumPy's rules: TensorFlow's own know neither masks nor arrays."""
+    """Return ``array[index]`` by NumPy's rules, since TensorFlow's lack masks and arrays."""
     return arrays.at(array, index)
 
 
 def payload(name: str, tensor: Any) -> tuple[str, tuple[int, ...], Any]:
-    """As NumPy's `payload`, for what a tensor or a variable holds.
+    """Return NumPy's `payload` of a tensor's or a variable's values.
 
     Tensors that are not on the CPU have a function for the bytes.
     """
@@ -122,7 +122,7 @@ def payload(name: str, tensor: Any) -> tuple[str, tuple[int, ...], Any]:
 
 
 def _in_pieces(name: str, tensor: tf.Tensor | tf.Variable) -> tuple[str, tuple[int, ...], Any]:
-    """As `payload`, with a function that takes the bytes to the CPU when they are asked for."""
+    """Return the code, the shape, and a function that copies the bytes to the CPU."""
     # Checkers think that a size may be unknown, as it is inside tf.function.
     shape: Any = tuple(tensor.shape)
 

@@ -1,4 +1,4 @@
-"""The types of what callers give, for their own annotations."""
+"""The types of arguments, for annotations."""
 
 from __future__ import annotations
 
@@ -57,7 +57,8 @@ __all__ = [
 Path = str | bytes | PathLike[str] | PathLike[bytes]
 #: Called with the bytes that are done and those in all.
 Tell = Callable[[int, int], object]
-#: True shows a bar, a callable is told, False and None are silence. Anything else is a `TypeError`.
+#: If True, show a progress bar. If callable, call it with ``(bytes done, bytes in all)``. False and None show
+#: nothing. Anything else is a `TypeError`.
 Progress = bool | Tell | None
 
 #: A device in any form that the framework takes; for each tensor by patterns of names, or by a callable.
@@ -140,8 +141,8 @@ class _HasSize(Protocol):
 
 
 #: A dtype by its code in a file or by its name, in large letters or small (``"BF16"``, ``"bf16"``,
-#: ``"bfloat16"``, ``"torch.bfloat16"``); or that of torch, NumPy, ml_dtypes, jax, TensorFlow, mlx or paddle
-#: itself. At run time other spellings are accepted too, such as ``"<f4"`` and ``"BFloat16"``.
+#: ``"bfloat16"``, ``"torch.bfloat16"``); or a dtype object of torch, NumPy, ml_dtypes, jax, TensorFlow, mlx
+#: or paddle. At run time other spellings are accepted too, such as ``"<f4"`` and ``"BFloat16"``.
 Dtype = DtypeName | type | _HasItemsize | _HasSize
 
 
@@ -157,15 +158,15 @@ class _HasDtypeAndShape(Protocol):
 #: A tensor to be written: its dtype and its shape, or an object that has both.
 Spec = tuple[Dtype, Sequence[int]] | _HasDtypeAndShape
 
-#: Where a save in the background copies its tensors to. True is ``"host"``, False is nowhere.
+#: The place to which a background save copies its tensors. True means ``"host"``, False means no copy.
 Snapshot = bool | Literal["host", "device"]
-#: Which of the two formats a file is written in.
+#: The format to write.
 Format = Literal["safetensors", "bintensors"]
-#: What the position of the data in a file is a multiple of, in bytes.
+#: The alignment of the data section in a file, in bytes.
 Align = Literal[8, 64, 4096]
 #: A digest that a file can keep: of each tensor, or ModelSpec's of the whole data section.
 Checksum = Literal["blake3", "sha256", "xxh3", "xxh3_128", "modelspec"]
-#: Those to keep in a file: one or several; True is ``"blake3"``, False and None are none.
+#: The digests to keep in a file: one or several. True means ``"blake3"``; False and None mean no digest.
 Checksums = bool | Checksum | Sequence[Checksum] | None
 
 
@@ -224,13 +225,14 @@ class Writable(Protocol):
     """An object that a `save_file` writes to in place of a file with a name.
 
     A binary file, `io.BytesIO`, ``sys.stdout.buffer``, a pipe, a socket's ``makefile("wb")``, a
-    `gzip.GzipFile`, a member of an archive, a file of fsspec, an upload. It is given the bytes that the file
-    would have, in order, 4 MiB or less at a time; at most one such piece is in memory beside the tensors. It
-    is neither flushed nor closed. What it raises comes through, and it keeps what it took until then.
+    `gzip.GzipFile`, a member of an archive, a file of fsspec, an upload. Its ``write`` is called with the
+    bytes of the file in order, at most 4 MiB at a time; at most one such piece is in memory beside the
+    tensors. It is neither flushed nor closed. Its exceptions are passed on, and bytes that it has taken
+    remain written.
 
     Options that need a file name raise `OptionError`: ``overwrite=False``, `durable`, `atomic`,
-    `replace_read_only`, `snapshot`, and ``background=True``. With `checksums`, which stand before the data,
-    the tensors are read twice, and must not change meanwhile. A text file is refused with a `TypeError`.
+    `replace_read_only`, `snapshot`, and ``background=True``. With `checksums`, which are before the data in
+    the file, the tensors are read twice, and must not change meanwhile. A text file raises `TypeError`.
     """
 
     def write(self, data: Any, /) -> object:
@@ -239,9 +241,10 @@ class Writable(Protocol):
         Returns
         -------
         int, None or other
-            How many bytes it took, as raw files do: it is called again for the rest, and `StorageError` is
-            raised where that is 0 or more than it was given. What is no int means all of them; None from an
-            `io.RawIOBase` means that it is full and does not block, and `BlockingIOError` is raised.
+            The number of bytes taken, as for raw files: ``write`` is called again for the rest, and
+            `StorageError` is raised if the number is 0 or too large. A result that is not an int means all
+            bytes; None from an `io.RawIOBase` means that it is full and does not block, and raises
+            `BlockingIOError`.
         """
 
 
@@ -327,12 +330,12 @@ class ReadOptions(TypedDict, total=False):
         As for `ingot.safe_open`.
     threads : int, optional
         How many threads read at once. By default ``INGOT_THREADS`` in the environment, else one for each
-        core; eight where the file is not in the page cache, and 64 where it comes over a network, since
-        those who wait need no core.
+        core; eight if the file is not in the page cache, and 64 over a network, since waiting threads need
+        no core.
     progress : bool, None or callable
-        True shows a bar: tqdm's if it is installed, else a line on standard error. A callable is told
-        ``(bytes done, bytes in all)`` about twenty times a second and at the end, and may raise to stop the
-        load. Views of a mapped file are done at once, or when they have been moved to a device.
+        If True, show a bar: tqdm's if it is installed, else a line on standard error. A callable is called
+        with ``(bytes done, bytes in all)`` about twenty times a second and at the end, and may raise to stop
+        the load. Views of a mapped file count as done at once, or after they were moved to a device.
     storage_options : dict, optional
         How a URL is reached (`ingot.StorageOptions`).
     max_header_size : int, optional
@@ -360,16 +363,16 @@ class SelectOptions(TypedDict, total=False):
     drop : str, ingot.typing.Glob, iterable of str or callable, optional
         None of these tensors, as for `keys`. Nothing is read of a tensor that is left out.
     slices : dict of str to index, optional
-        For some of these tensors, the part to read: what would stand in ``tensor[...]``, as for
-        `ingot.safe_open.get_slice`. A list may have a `range` among its ints, which stands for all of its
-        own: ``[range(0, 4), range(8, 12)]`` takes eight rows. Of rows no other byte is read; of columns in
-        files at most as many bytes again, where a row of the tensor takes 2 KiB or more. From a URL what lies
-        between two parts is read too where it has up to 128 KiB, which takes less time than another request.
+        For some of these tensors, the part to read: an index as in ``tensor[...]``, as for
+        `ingot.safe_open.get_slice`. A list may contain a `range` among its ints, which means all of its
+        numbers: ``[range(0, 4), range(8, 12)]`` selects eight rows. Row slices read exactly the selected
+        bytes. Column slices of a file read at most twice as many if a row of the tensor has 2 KiB or more.
+        From a URL gaps of up to 128 KiB are read too, which takes less time than another request.
     dtype : ingot.typing.Dtype, optional
         Convert floating-point tensors to this dtype while they are read, chunk by chunk: ``"BF16"``,
-        ``"bfloat16"``, or the framework's own. The values are those of PyTorch's ``tensor.to(dtype)``, and
-        the tensors in the dtype of the file are never in memory. Integers, bools and complex numbers stay
-        what they are.
+        ``"bfloat16"``, or the framework's own dtype. The values equal PyTorch's ``tensor.to(dtype)``, and
+        the tensors in the dtype of the file are never in memory. Integers, bools and complex numbers are
+        unchanged.
     """
 
     keys: Keys | None
@@ -379,19 +382,19 @@ class SelectOptions(TypedDict, total=False):
 
 
 class CheckOptions(TypedDict, total=False):
-    """What is compared with digests while a source is read.
+    """The comparison with digests while a source is read.
 
     Attributes
     ----------
     verify : bool
-        Compare the tensors with the digests that the file keeps of them (`ingot.verify`), or where it keeps
-        none with ModelSpec's, and give nothing when one differs. They are then copies in memory of their own,
-        whatever the backend, compared on the way into it. With `slices` or `dtype` the whole tensors are
+        Compare the tensors with their digests in the file (`ingot.verify`), or without these with ModelSpec's
+        digest, and return nothing if one differs. The tensors are then copies in their own memory with any
+        backend, compared while they are read. With `slices` or `dtype` the whole tensors are
         read and compared before they are sliced or converted, which takes memory for them beside the result.
         Tensors that exist (``out``, ``load_into``) are filled while they are compared: after an
         `IntegrityError` their content is unspecified.
     expected_sha256 : str, optional
-        The SHA-256 of the whole file, to be compared likewise. All of the file is read then.
+        The expected SHA-256 of the whole file, which is compared likewise. Reads the whole file.
     """
 
     verify: bool
@@ -546,11 +549,11 @@ class Identity(TypedDict, total=False):
 
 
 class StorageOptions(TypedDict, total=False):
-    """What `storage_options` may hold. All of it is optional.
+    """The keys of `storage_options`, all optional.
 
-    Nothing of it is shown in errors. Tokens, headers and keys go to the host that the URL names and to no
-    other, wherever that redirects to. A line end at the end of one, as files have it, is taken away; one with
-    any other control character is an `OptionError`.
+    Errors show no value of it. Tokens, headers and keys are sent only to the host in the URL, also after
+    redirects. A line end at the end of a value, as in files, is removed; any other control character in it
+    raises `OptionError`.
     """
 
     #: Sent as ``Authorization: Bearer …``; beside an `access_key_id` of S3, its `session_token`. By default,
@@ -563,16 +566,17 @@ class StorageOptions(TypedDict, total=False):
     credentials: Callable[[], Identity | object]
     #: Headers to send besides.
     headers: dict[str, str]
-    #: Seconds for a connection to come about, through a proxy too; 10 by default.
+    #: Seconds to connect, also through a proxy; 10 by default.
     connect_timeout: float
-    #: Seconds after which a server is given up that sends nothing, or less than `min_rate`; 30 by default.
+    #: Seconds after which a request fails if the server sends nothing, or less than `min_rate`; 30 by
+    #: default.
     stall_timeout: float
     #: Seconds for one request of up to 8 MiB, including retries; 600 by default. Each MiB that arrives
     #: renews it.
     timeout: float
     #: Bytes per second, 1,024 by default.
     min_rate: int
-    #: How often a request is tried again that failed for a reason that may pass; 4 times by default.
+    #: How often a request is repeated after a temporary failure; 4 times by default.
     retries: int
     #: Certificates in PEM to trust instead of the system's, for servers and for proxies of ``https:``.
     ca_file: str | PathLike[str]
@@ -583,27 +587,27 @@ class StorageOptions(TypedDict, total=False):
     #: ``AWS_ENDPOINT_URL_S3``, ``AWS_ENDPOINT_URL``), the Hub (``HF_ENDPOINT``), Google
     #: (``STORAGE_EMULATOR_HOST``) or Azure (``AZURE_STORAGE_ENDPOINT``).
     endpoint: str
-    #: The region of the bucket; ``AWS_REGION``, ``AWS_DEFAULT_REGION``, that of the profile or ``us-east-1``.
+    #: The region of the bucket; ``AWS_REGION``, ``AWS_DEFAULT_REGION``, the profile's or ``us-east-1``.
     region: str
-    #: Whether the bucket stands in the path of the URL, as MinIO wants it, or in the host. In the path by
-    #: default where there is an endpoint.
+    #: Whether the bucket is in the path of the URL, as MinIO requires, or in the host. In the path by
+    #: default if there is an endpoint.
     path_style: bool
-    #: Send no credentials, whatever the environment holds.
+    #: Send no credentials, even if the environment has some.
     anonymous: bool
     #: The keys of S3, or HMAC keys of Google's store.
     access_key_id: str
     secret_access_key: str
     session_token: str
-    #: The profile of ``~/.aws/config`` and ``~/.aws/credentials`` that is used instead of what the
-    #: environment holds; ``AWS_PROFILE`` by default. botocore reads it (extra ``s3``).
+    #: The profile of ``~/.aws/config`` and ``~/.aws/credentials`` to use instead of the environment's
+    #: keys; ``AWS_PROFILE`` by default. botocore reads it (extra ``s3``).
     profile: str
-    #: Pay for what is read, as some buckets of S3 ask of their readers; ``AWS_REQUEST_PAYER`` by default.
+    #: Pay for requests, as requester-pays buckets of S3 require; ``AWS_REQUEST_PAYER`` by default.
     request_payer: bool
     #: A JSON file of credentials of Google: of a service account, a person, an external account. google-auth
     #: reads it (extra ``gcs``).
     credentials_file: str | PathLike[str]
-    #: The account of Azure (``AZURE_STORAGE_ACCOUNT_NAME``), and what opens it: its key, a signed query, or
-    #: all of these in one text.
+    #: The account of Azure (``AZURE_STORAGE_ACCOUNT_NAME``), and its key, a signed query, or a connection
+    #: string with all of these.
     account: str
     account_key: str
     sas_token: str

@@ -80,7 +80,7 @@ class Whole(NamedTuple, Generic[Tensor]):
             match a tensor. A callable is given what
             `ingot.safe_open.info` returns, and returns the device.
         return_metadata : bool
-            Return the metadata too, of the same look at the file.
+            Return the metadata too, read from the same version of the file.
         **options
             What is loaded, and how: `ingot.typing.LoadOptions`.
 

@@ -59,7 +59,7 @@ def pieces(rank: int, index: Any, shape: tuple[int, ...], nbits: int) -> Iterato
 
 
 def batches(some: Iterable[Piece]) -> Iterator[list[Piece]]:
-    """These pieces, together as many as `PIECE_NBYTES` hold at multiples of `ALIGNMENT`."""
+    """Yield batches of these pieces that fit into `PIECE_NBYTES` at multiples of `ALIGNMENT`."""
     batch: list[Piece] = []
     filled = 0
     for piece in some:
@@ -73,17 +73,17 @@ def batches(some: Iterable[Piece]) -> Iterator[list[Piece]]:
 
 
 def room(some: Iterable[Piece]) -> int:
-    """Bytes of memory that the largest batch of these needs at most."""
+    """Return the bytes of memory that no batch of these pieces exceeds."""
     return min(sum(aligned(piece.nbytes) for piece in some), PIECE_NBYTES)
 
 
 def aligned(nbytes: int) -> int:
-    """The next multiple of `ALIGNMENT`."""
+    """Round `nbytes` up to a multiple of `ALIGNMENT`."""
     return -(-nbytes // ALIGNMENT) * ALIGNMENT
 
 
 def taken(index: Any, shape: tuple[int, ...]) -> list[Taken]:
-    """What `index` takes along each dimension of a tensor. It is one that files are read by, and fits."""
+    """Return the selection of `index` along each dimension. Files can be read by `index`, and it fits."""
     given = () if index is None else index if isinstance(index, tuple) else (index,)
     parts = [part for part in given if part is not None]
     rest = next((place for place, part in enumerate(parts) if part is ...), len(parts))
@@ -102,7 +102,7 @@ def _along(part: Any, size: int) -> Taken:
 
 
 def within(along: list[Taken], box: Box) -> tuple[Any, ...]:
-    """The index that takes, of what these take, the part in a box."""
+    """Return the index that selects the part in `box` of the selection `along`."""
     cuts = iter(box)
     return tuple(one if isinstance(one, int) else _cut(one[next(cuts)]) for one in along)
 
@@ -112,7 +112,7 @@ def _cut(some: range | list[int]) -> slice | list[int]:
 
 
 def _boxes(lengths: tuple[int, ...], nbits: int, most: int) -> Iterator[Box]:
-    """Boxes of at most `most` bits that cover a shape, in C order: none of its dimensions is 0."""
+    """Yield boxes of at most `most` bits that cover a shape, in C order. No dimension is 0."""
     inner = nbits * prod(lengths[1:])
     rest = tuple(slice(0, length) for length in lengths[1:])
     if not lengths:

@@ -83,7 +83,7 @@ TENSOR_CHECKSUMS = ("blake3", "sha256", "xxh3", "xxh3_128")
 
 
 def unpacked(name: str, shape: Sequence[int]) -> list[int]:
-    """The shape in elements of a tensor of F4 whose `shape` counts bytes, each with two of them."""
+    """Return the shape in elements of an F4 tensor whose `shape` counts bytes of two elements."""
     if not shape:
         reason = "two elements to a byte need a dimension, found a scalar"
         raise located(SaveError, reason, code="partial-byte", tensor=name)
@@ -91,7 +91,7 @@ def unpacked(name: str, shape: Sequence[int]) -> list[int]:
 
 
 def stored(name: str, dtype: Dtype, shape: Sequence[int]) -> tuple[str, Sequence[int]]:
-    """The header's code and shape of a tensor, whose `shape` is counted as `dtype` is by its framework."""
+    """Return a tensor's dtype code and shape for the header. `shape` counts elements of `dtype`."""
     code = code_of(dtype)
     if code is None:
         hint = meant(dtype) or f"expected one of {', '.join(IN_FILES)}"
@@ -227,14 +227,14 @@ def nearest(wrong: str, names: Iterable[str]) -> str | None:
 
 
 def leniency(strict: bool, lenient: bool) -> Leniency:
-    """How a header is read that is not as it should be."""
+    """Return how a header that breaks a rule is read."""
     if strict and lenient:
         raise OptionError("strict and lenient exclude each other", code="strict-and-lenient")
     return "refuse" if strict else "salvage" if lenient else "accept"
 
 
 def known_checksums(checksums: Checksums) -> list[str]:
-    """The names in `checksums`: one of the tensors at most, and ModelSpec's."""
+    """Return the names in `checksums`: at most one for tensors, and ``"modelspec"``."""
     if checksums is True:
         return ["blake3"]
     if checksums is None or checksums is False:
@@ -252,7 +252,7 @@ def known_checksums(checksums: Checksums) -> list[str]:
 
 
 def alignment(align: int) -> int:
-    """`align`, which must be one of the choices."""
+    """Return `align`, which must be one of the choices."""
     if isinstance(align, bool) or align not in ALIGNMENTS:
         message = f"align {align!r} is unknown: expected one of {', '.join(map(str, ALIGNMENTS))}"
         raise OptionError(message, code="unknown-align", expected=ALIGNMENTS, found=align)
@@ -303,7 +303,7 @@ def checked_name(name: Any) -> str:
     """Return `name`, which must be a str."""
     if isinstance(name, str):
         return name
-    # Positions are given by programs that take a file for a list.
+    # A program that takes a file for a list passes a position.
     raise TypeError(
         f"name must be the name of a tensor as a str, found {type(name).__name__} — `keys()` lists the names"
     )
@@ -324,12 +324,12 @@ def checked_mapping(option: str, given: Any) -> Any:
 
 
 def known_format(format: str) -> str:
-    """`format`, which must be one of the two."""
+    """Return `format`, which must be one of the two."""
     return one_of("format", format, FORMATS)
 
 
 def format_for(path: str | bytes, format: str | None) -> str:
-    """The format to write under that name."""
+    """Return `format`, or the format that the ending of `path` implies."""
     if format is not None:
         return known_format(format)
     return "bintensors" if fsdecode(path).endswith(".bt") else "safetensors"
@@ -353,7 +353,7 @@ def is_durable(durable: bool | None) -> bool:
 
 
 class Existing(NamedTuple):
-    """What may become of a file that has the name of a destination."""
+    """The rules for an existing file at a destination."""
 
     overwrite: bool = False
     replace_read_only: bool = False
@@ -449,7 +449,7 @@ def checked_pattern(pattern: str) -> str:
 
 
 def checked_progress(progress: Progress) -> bool | Tell:
-    """`progress`, which must be a bool, None for False, or a callable."""
+    """Return `progress`, which must be a bool, None for False, or a callable."""
     if progress is None:
         return False
     if not isinstance(progress, bool) and not callable(progress):
@@ -460,7 +460,7 @@ def checked_progress(progress: Progress) -> bool | Tell:
 
 
 def float_code(dtype: Dtype) -> str:
-    """The code for `dtype`, which must be one that floats are converted to."""
+    """Return the code of `dtype`, to which floats must be convertible."""
     code = code_of(dtype)
     if code in FLOATS:
         return code

@@ -95,7 +95,7 @@ def code_of(dtype: object) -> str | None:
 
 
 def meant(dtype: object) -> str | None:
-    """What to say of something that `code_of` knows no code for, where it is nearly one."""
+    """Return a hint for a dtype without a code if a similar one has a code, or None."""
     word = word_of(dtype)
     if word in _AMBIGUOUS:
         return f"{word!r} is {_AMBIGUOUS[word]}"

@@ -20,10 +20,10 @@ if TYPE_CHECKING:
         wrap: Wrap
 
         def mover(self, device: object) -> Any:
-            """A `moves.Move`, which takes a tensor to `device` or reads it onto one; None if it may stay."""
+            """Return a `moves.Move`, which moves a tensor to `device` or reads it there, or None."""
 
         def at(self, tensor: Any, index: Any) -> Any:
-            """`tensor[index]` by the framework's own rules."""
+            """Return ``tensor[index]`` by the framework's rules."""
 
 
 # What the package index calls this package: there `ingot` is another one.
@@ -36,7 +36,7 @@ FRAMEWORKS |= {"mlx": "mlx", "paddle": "paddle"}
 
 
 def module_of(framework: str) -> str:
-    """The name of the module for `framework`."""
+    """Return the name of the module for `framework`."""
     if not isinstance(framework, str):
         raise TypeError(f"framework must be a str, not {type(framework).__name__}")
     module = FRAMEWORKS.get(framework)
@@ -47,7 +47,7 @@ def module_of(framework: str) -> str:
 
 
 def adapter(framework: str) -> Adapter:
-    """The module for `framework`, imported now."""
+    """Import and return the module for `framework`."""
     name = f"ingot.{module_of(framework)}"
     # A module with the names of an `Adapter`, which checkers cannot see.
     imported: Any = modules.get(name)
@@ -65,12 +65,12 @@ _OWNERS |= {"ml_dtypes": "numpy", "jax": "flax", "jaxlib": "flax"}
 
 
 def is_of_framework(kind: type) -> bool:
-    """Whether a class is one of a framework's, not one of a program that uses it."""
+    """Return whether a framework defines this class."""
     return kind.__module__.partition(".")[0] in _OWNERS
 
 
 def payload(name: str, tensor: Any) -> Any:
-    """What the module of the tensor's own framework hands over for it."""
+    """Return the payload that the module of the tensor's framework makes."""
     module = _owner(tensor)
     if module is None:
         raise not_a_tensor(name, tensor, "an array or a tensor")
@@ -92,13 +92,13 @@ def _owner(tensor: Any) -> str | None:
 
 
 def installing(extra: str) -> str:
-    """The command that installs what an extra of this package names."""
+    """Return the command that installs an extra of this package."""
     # In quotes, because zsh takes brackets for a pattern.
     return f"pip install '{DISTRIBUTION}[{extra}]'"
 
 
 def missing(package: str, error: ImportError, module: str | None = None) -> ImportError:
-    """`error` again, with the command that helps. For the import of `package` at the top of `module`.
+    """Return `error` with the install command, for a failed import of `package` by `module`.
 
     The module is named as the package is where it is not given.
     """
@@ -111,19 +111,19 @@ def missing(package: str, error: ImportError, module: str | None = None) -> Impo
 
 
 def lacks(framework: str, code: str) -> DtypeError:
-    """The refusal of a dtype that `framework`, a name with its version, does not have."""
+    """Return the error for a dtype that `framework`, a name with a version, lacks."""
     reason = ", and how 6-bit values are packed is not settled" if code.startswith("F6") else ""
     message = f"{framework} has no dtype for {code}{reason}"
     return DtypeError(message, code="dtype-not-in-framework", found=code)
 
 
 def unknown_device(framework: str, device: object, choices: Sequence[str]) -> OptionError:
-    """The refusal of a device that `framework` does not have here."""
+    """Return the error for a device that `framework` does not have."""
     message = f"device {device!r} is unknown to {framework}: expected one of {', '.join(choices)}"
     return OptionError(message, code="unknown-device", expected=tuple(choices), found=device)
 
 
 def not_a_tensor(name: str, value: object, expected: str, flatten: str = "") -> TypeError:
-    """The refusal to save `value`. `flatten` is how the framework makes one dict of dicts within dicts."""
+    """Return the error for saving `value`. `flatten` is the framework's call that flattens nested dicts."""
     way_out = f": {flatten} makes one dict of them" if flatten and hasattr(value, "keys") else ""
     return TypeError(f"tensor {_quoted(name)}: expected {expected}, found {type(value).__name__}{way_out}")

@@ -1,4 +1,4 @@
-"""What notebooks show: a headline, facts, and rows in a table or in a folded tree.
+"""Make HTML for notebooks: a headline, facts, and rows in a table or in a folded tree.
 
 It is HTML without scripts and without styles of its own. Every text in it is escaped: names come from files.
 """
@@ -27,7 +27,7 @@ def page(title: str, facts: Iterable[object], *parts: str) -> str:
 
 
 def table(rows: Iterable[Sequence[object]]) -> str:
-    """The first rows, and how many more there are."""
+    """Return a table of the first rows, and the number of the others."""
     lines = list(rows)
     return _table(lines[:MOST_ROWS]) + _more(len(lines) - MOST_ROWS)
 
@@ -57,14 +57,14 @@ class _Line(NamedTuple):
 
 
 class _Module:
-    """What one path leads to."""
+    """The tensors and modules below one path."""
 
     __slots__ = ("chosen", "modules", "own", "tensors")
 
     def __init__(self) -> None:
         self.own: dict[str, Sequence[object]] = {}
         self.modules: dict[str, _Module] = {}
-        # Below it, and the lines to show.
+        # The tensors below it, and the lines to show.
         self.tensors = 0
         self.chosen: list[_Line] = []
 
@@ -125,6 +125,6 @@ def _more(count: int) -> str:
 
 
 def _shown(value: object) -> str:
-    """`value` as HTML that shows its characters, and steers nothing."""
+    """Return `value` as HTML text, with markup and control characters escaped."""
     text = str(value)
     return escape(_escaped(text if len(text) <= _LONGEST_TEXT else text[:_LONGEST_TEXT] + "…"))

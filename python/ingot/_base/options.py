@@ -129,12 +129,12 @@ class Saving(NamedTuple):
 
     @property
     def existing(self) -> checks.Existing:
-        """What may become of a file that has the name of the destination."""
+        """The rules for an existing file at the destination."""
         return checks.Existing(self.overwrite, self.replace_read_only)
 
     @property
     def flush(self) -> bool:
-        """Whether the bytes are brought to the disk."""
+        """Whether the file is flushed to the disk."""
         return checks.is_durable(self.durable)
 
     def of_writer(self) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""How far a load or a save is, for the eye or for a function."""
+"""Report progress to a bar or to a function."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from .text import _escaped
 def told(progress: bool | Tell, title: str) -> AbstractContextManager[Tell | None]:
     """Return a context with a callable for ``(bytes done, bytes in all)``, or None without progress.
 
-    `progress` is what `checked_progress` gave. True is for a bar: tqdm's where it is installed, else a line
-    of our own on standard error.
+    `progress` is a result of `checked_progress`. True shows a bar: tqdm's if it is installed, else a line on
+    standard error.
     """
     if progress is True:
         return _shown(title)
@@ -98,7 +98,7 @@ class _Line:
 
     def __init__(self, title: str, out: TextIO | None) -> None:
         self._title = title
-        # None where a program has no standard error, such as one without a console.
+        # None if the program has no standard error, as without a console.
         self._out = out
         self._grows = out is not None and out.isatty()
         self._shown = ""

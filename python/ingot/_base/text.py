@@ -17,7 +17,7 @@ _RANGES = (
 )
 _INVISIBLE = [[int(end, 16) for end in one.split("-")] for one in _RANGES.split()]
 _LONGEST_NAME = 200
-# Of what `brief` shows: items of a collection, characters of a text, and characters of all.
+# Limits of `brief`: items of a collection, characters of a text, and characters of a repr.
 _MOST_ITEMS = 3
 _LONGEST_TEXT = 60
 _LONGEST_VALUE = 400
@@ -41,7 +41,7 @@ class _Escapes(dict[int, "str | int"]):
 
 
 def _escaped(text: str | bytes) -> str:
-    """`text`, made safe to print on a terminal."""
+    """Return `text` with escapes for the characters that are unsafe on a terminal."""
     if isinstance(text, bytes):
         text = text.decode("utf-8", "backslashreplace")
     # Nearly all are plain, and every load names its file.
@@ -49,7 +49,7 @@ def _escaped(text: str | bytes) -> str:
 
 
 def _quoted(name: object) -> str:
-    """A name from a file between backticks, escaped, and cut where it is longer than messages should be."""
+    """Return a name between backticks, escaped, and cut to the length that messages allow."""
     text = name if isinstance(name, str) else repr(name)
     cut = text if len(text) <= _LONGEST_NAME else text[:_LONGEST_NAME] + "…"
     return f"`{_escaped(cut)}`"
@@ -70,9 +70,9 @@ def nbytes(size: int) -> str:
 
 
 def scaled(number: float, units: tuple[str, ...], gap: str) -> str:
-    """`number` of 1000 or more in the unit that leaves it below 1000, in three digits."""
+    """Return `number`, at least 1000, with three digits and the unit that leaves it below 1000."""
     number, rest = number / 1000, list(units)
-    # Not 1000.0: what three digits would round up to is one of the next unit.
+    # Not 1000, to which three digits would round up.
     while number >= 999.5 and len(rest) > 1:
         number /= 1000
         rest.pop(0)
@@ -81,7 +81,7 @@ def scaled(number: float, units: tuple[str, ...], gap: str) -> str:
 
 
 def plural(number: int, noun: str) -> str:
-    """``1 tensor``, ``2 tensors``."""
+    """Return a number with a noun: ``1 tensor``, ``2 tensors``."""
     return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
 
 

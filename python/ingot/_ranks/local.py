@@ -10,9 +10,9 @@ import torch
 
 from .placements import Part, part, product
 
-# What torch's CheckpointableTensor (2.15) has: attributes of an ordinary tensor.
+# The attributes of torch's CheckpointableTensor (2.15), which is an ordinary tensor.
 _ATTRIBUTES = ("global_shape", "global_offsets", "local_offsets", "local_sizes")
-# What torch asks of other tensors that are parts.
+# The methods by which other tensors describe their parts to torch.
 _HOOKS = ("__create_write_items__", "__create_chunk_list__")
 
 
@@ -77,7 +77,7 @@ def held(tensor: Any) -> Held:
     Raises
     ------
     ValueError
-        There are no bytes in its memory that are part of the tensor's values. The message says what to call.
+        Its memory has no values of the tensor. The message names the call that helps.
     """
     if is_dtensor(tensor):
         return _of_mesh(tensor)
@@ -108,7 +108,7 @@ def _of_mesh(tensor: Any) -> Held:
     if found.numel != local.numel():
         given = f"{list(found.local_shape)} of {list(tensor.shape)}, and its memory is of {list(local.shape)}"
         raise ValueError(f"its placements {tuple(tensor.placements)} give this rank {given}")
-    # Where a rank holds nothing, torch's own shape of that may differ.
+    # torch's own shape of an empty part may differ.
     return Held(found, local if found.numel else local.new_empty(found.local_shape))
 
 
@@ -145,7 +145,7 @@ def _box(shape: Any, begin: Any, size: Any) -> tuple[slice, ...]:
 
 
 def identity(tensor: Any) -> tuple[Any, ...]:
-    """Equal for distributed tensors that are one: of the same memory, and the same part of it."""
+    """Return a value that is equal for distributed tensors with the same memory and the same part."""
     if not is_dtensor(tensor) and _is_hooked(tensor):
         # Its memory may be elsewhere.
         return (id(tensor),)

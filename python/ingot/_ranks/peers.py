@@ -1,7 +1,7 @@
-"""What ranks say to each other: bytes, and that one of them cannot go on.
+"""Messages between ranks: bytes of tensors, objects and failures.
 
-Nobody enters a collective that another will never come to: before each all agree that none has failed. One
-that was killed is found by the ranks that wait for it, which inform the others by the process group's store.
+A rank enters a collective only after all ranks agreed that none has failed, so that no rank waits in vain.
+Ranks that wait for a killed rank notice it, and inform the others through the process group's store.
 """
 
 from __future__ import annotations
@@ -27,34 +27,34 @@ from ingot.errors import RankError
 
 from .placements import Box
 
-# Pieces of tensors on their way from rank to rank: packed one after the other, as bytes of no dtype.
+# Pieces of tensors are sent between ranks as consecutive bytes without a dtype.
 
 
-# What bytes are moved as: values of no dtype are changed by that.
+# Integers of the size of an element, since copying them changes no value.
 _RAW = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-# Where a piece begins, so that it may be looked at as any dtype.
+# The alignment of pieces in bytes, which suits every dtype.
 _ALIGNMENT = 16
 
 
 def raw(tensor: torch.Tensor) -> torch.Tensor:
-    """The same memory, as integers of the size of its elements."""
+    """Return the tensor's memory as integers of the size of its elements."""
     plain = tensor.detach().resolve_conj().resolve_neg()
     return plain.view(_RAW[tensor.itemsize])
 
 
 def padded(shape: Sequence[int], itemsize: int) -> int:
-    """The bytes that a piece takes among others."""
+    """Return the bytes of a piece with its padding."""
     nbytes: int = prod(shape) * itemsize
     return -(-nbytes // _ALIGNMENT) * _ALIGNMENT
 
 
 def sides(box: Box) -> tuple[int, ...]:
-    """The shape of a box."""
+    """Return the shape of a box."""
     return tuple(side.stop - side.start for side in box)
 
 
 class Parcels(NamedTuple):
-    """What a rank sends to each other and receives from each: bytes, one rank's after the other's."""
+    """The bytes that a rank sends to each rank and receives from each, in the order of the ranks."""
 
     to_each: list[int]
     sent: torch.Tensor
@@ -63,7 +63,7 @@ class Parcels(NamedTuple):
 
     @classmethod
     def of(cls, for_each: Sequence[Sequence[torch.Tensor]], from_each: list[int]) -> Parcels:
-        """Pieces that are sent, packed, and memory for so many bytes that come."""
+        """Pack the pieces to send, and allocate memory for the bytes to receive."""
         sizes = [sum(padded(piece.shape, piece.itemsize) for piece in pieces) for pieces in for_each]
         run = Run(torch.empty(sum(sizes), dtype=torch.uint8))
         for pieces in for_each:
@@ -73,36 +73,36 @@ class Parcels(NamedTuple):
 
 
 class Run:
-    """Memory that is taken from the beginning on, piece by piece, in the order in which it was packed."""
+    """Memory from which pieces are taken in the order in which they were packed."""
 
     def __init__(self, memory: torch.Tensor) -> None:
         self.memory = memory
         self._at = 0
 
     def take(self, shape: tuple[int, ...], itemsize: int) -> torch.Tensor:
-        """The next piece."""
+        """Return the next piece."""
         nbytes = prod(shape) * itemsize
         piece = self.memory[self._at : self._at + nbytes]
         self._at += padded(shape, itemsize)
         return piece.view(_RAW[itemsize]).view(shape)
 
 
-# Seconds for which a rank that found a failure waits for the others to say that they are there.
+# Seconds for which a rank that found a failure waits for the others to report.
 _ROLL_CALL_SECONDS = 3.0
-# Between two looks at the store, while a rank waits.
+# Seconds between two checks of the store while a rank waits.
 _LOOK_SECONDS = 0.25
-# Messages between ranks have this many bytes beside their length.
+# The bytes of a first message, including 8 for the length of the data.
 _SHORT_NBYTES = 1024
-# Within which all ranks have to be connected apart.
+# Seconds within which all ranks have to connect for background saves.
 _CONNECT_SECONDS = 60.0
 # Process groups for tensors on the CPU, by process groups without one.
 _ON_CPU: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
-# How often ranks of a group have met. The name of a group may be given again, on the same store.
+# The number of `Peers` made for each group, since the name of a group may be reused on the same store.
 _MEETINGS: dict[str, int] = {}
 
 
 class Problem(NamedTuple):
-    """What a rank raised, as the others say it."""
+    """The error of a rank, for the messages of the others."""
 
     rank: int
     doing: str
@@ -110,15 +110,15 @@ class Problem(NamedTuple):
 
 
 def this_node() -> str:
-    """What ranks of one machine say alike."""
+    """Return a name that is equal on all ranks of one machine."""
     return gethostname()
 
 
 class _Apart:
-    """Connections between the ranks of a group that nothing but background saves of these ranks uses."""
+    """Connections between the ranks of a group that only their background saves use."""
 
     def __init__(self, gloo: Any, number: int) -> None:
-        #: None once a rank was lost: what others sent before may still lie in them.
+        #: None after a rank was lost, since they may still contain earlier messages.
         self.gloo = gloo
         # The same on all ranks.
         self.number = number
@@ -142,11 +142,10 @@ class Peers:
         self._apart: _Apart | None = None
 
     def apart(self) -> Peers:
-        """The same ranks over connections of their own, for a thread beside the program's own collectives.
+        """Return these ranks over separate connections, for a thread beside the program's collectives.
 
-        All of them call it. No collective of the caller's group is begun by that thread, where the order of
-        collectives has to be the same on all ranks; and nothing is found wanting when the program is done and
-        destroys its process groups meanwhile.
+        All ranks call it. The thread then begins no collective of the caller's group, whose order has to be
+        the same on all ranks, and the program may destroy its process groups meanwhile.
         """
         own = _APART.get(self.group)
         numbers = self.gather(own.number if own and own.gloo is not None else 0, "connecting")
@@ -155,7 +154,7 @@ class Peers:
                 own = _APART[self.group] = _Apart(self._connected(), self._number)
         there = copy(self)
         there._cpu, there._apart = own.gloo, own
-        # The thread shares no lock with those who wait for a key of the store.
+        # A separate client, since a client that waits for a key holds its lock.
         store: Any = c10d._get_default_store()
         store = store.clone() if hasattr(store, "clone") else store
         there._store = c10d.PrefixStore(f"ingot/{self.group.group_name}/{self._number}/apart", store)
@@ -172,9 +171,9 @@ class Peers:
             self._store.set("lost", "")
 
     def done(self) -> None:
-        """Let go of connections apart, which wait for the next save.
+        """Release the connections of background saves, which wait for the next save.
 
-        Waits of other ranks on them end when all references are gone, and a traceback may have these peers
+        Waits of other ranks on them end when all references are gone, and a traceback may keep these peers
         for long.
         """
         self._cpu = self._apart = None
@@ -183,7 +182,7 @@ class Peers:
         store = c10d.PrefixStore("connections", self._store)
         timeout = timedelta(seconds=_CONNECT_SECONDS)
         gloo = dist.ProcessGroupGloo(store, self.rank, self.size, timeout=timeout)
-        # A rank may write for as long as it takes: the others look for ranks that are gone.
+        # A rank may write for any time, since waiting ranks look for lost ones.
         gloo._set_default_timeout(default_pg_timeout)
         return gloo
 
@@ -192,7 +191,7 @@ class Peers:
         data = pickle.dumps(mine)
         heads = self._gathered(_begin(data), _SHORT_NBYTES, doing)
         most = max(int.from_bytes(one[:8], "little") for one in heads)
-        # What follows a pickle is not looked at.
+        # `loads` ignores the padding after a pickle.
         if most <= _SHORT_NBYTES - 8:
             return [pickle.loads(one[8:]) for one in heads]
         return [pickle.loads(one) for one in self._gathered(data, most, doing)]
@@ -202,12 +201,12 @@ class Peers:
         data = pickle.dumps(mine) if self.rank == 0 else b""
         head = self._sent(_begin(data), _SHORT_NBYTES, doing)
         nbytes = int.from_bytes(head[:8], "little")
-        # What follows a pickle is not looked at.
+        # `loads` ignores the padding after a pickle.
         short = nbytes <= _SHORT_NBYTES - 8
         return pickle.loads(head[8:] if short else self._sent(data, nbytes, doing))
 
     def _sent(self, mine: bytes, nbytes: int, doing: str) -> bytearray:
-        """So many bytes of the first rank, on all."""
+        """Send `nbytes` bytes of the first rank to all."""
         held = bytearray(mine.ljust(nbytes, b"\0"))
         first = dist.get_global_rank(self.group, 0)
         data = torch.frombuffer(held, dtype=torch.uint8)
@@ -224,7 +223,7 @@ class Peers:
 
     @contextmanager
     def step(self, doing: str) -> Iterator[None]:
-        """What each rank does by itself, after which all go on, or all raise."""
+        """Run the body on each rank; then all ranks continue, or all raise."""
         fault: BaseException | None = None
         try:
             yield
@@ -259,7 +258,7 @@ class Peers:
                 raise self.error(rank, reason, "ranks-differ")
 
     def agree(self, fault: BaseException | None, doing: str, more: bool = False) -> bool:
-        """Raise on all ranks where one has a `fault`. Says whether one of them has `more` to do."""
+        """Raise on all ranks if one has a `fault`. Return whether a rank has `more` to do."""
         code = torch.tensor([2 if fault is not None else int(more)])
         self._wait(lambda: dist.all_reduce(code, dist.ReduceOp.MAX, self._cpu, async_op=True), doing)
         if int(code) < 2:
@@ -281,7 +280,7 @@ class Peers:
                 raise self.error(one.rank, f"failed in {one.doing}: {one.error}", "rank-failed")
 
     def exchange(self, parcels: Parcels, doing: str) -> None:
-        """Send each rank its bytes, and receive those that each sends. All memory is there already."""
+        """Send each rank its bytes, and receive the bytes of each into existing memory."""
         given = parcels.received, parcels.sent, parcels.from_each, parcels.to_each
 
         def begin() -> Any:
@@ -296,7 +295,7 @@ class Peers:
         return RankError(f"rank {rank} of {self.size} {reason}", code=code, rank=rank)
 
     def _wait(self, begin: Callable[[], Any], doing: str) -> None:
-        """Until a collective is done. Raises where a rank cannot take part in it any more."""
+        """Wait for a collective. Raises if a rank can no longer take part."""
         if self._apart is not None and self._apart.gloo is None:
             raise self._lost(doing, None)
         work = None
@@ -315,7 +314,7 @@ class Peers:
                 work.wait()
                 return
             fault: BaseException | None = None
-        # What the backends raise: of gloo and NCCL, and of a store whose host is gone.
+        # Errors of gloo and NCCL, and of a store whose host is gone.
         except (RuntimeError, dist.DistError) as error:
             # Its frames hold the connections, as their pending work does.
             fault = error.with_traceback(None)
@@ -323,7 +322,7 @@ class Peers:
         raise self._lost(doing, fault) from fault
 
     def _lost(self, doing: str, fault: BaseException | None) -> RankError:
-        """Who is gone: of those who are there each says so in the store."""
+        """Return the error that names a missing rank. Ranks that are alive note it in the store."""
         if self._apart is not None:
             held, self._cpu, self._apart.gloo = [self._cpu, self._apart.gloo], None, None
             _drop(held)
@@ -347,18 +346,18 @@ def _drop(held: list[Any]) -> None:
 
     Closing waits for their pending work, and so for the other ranks to close theirs: in a thread.
     """
-    # Where there cannot be one more, it waits here.
+    # Without another thread, this one waits.
     with suppress(RuntimeError):
         threading.Thread(target=held.clear, name="ingot-ranks-end").start()
 
 
 def _begin(data: bytes) -> bytes:
-    """The number of bytes, and as many of them as go in one message with it."""
+    """Return the length of `data`, and as many of its bytes as fit into the same message."""
     return len(data).to_bytes(8, "little") + data[: _SHORT_NBYTES - 8]
 
 
 def _takes_cpu(group: Any) -> bool:
-    """Whether tensors on the CPU can be sent: not so by NCCL alone."""
+    """Return whether the group sends tensors of the CPU, which NCCL alone does not."""
     return "cpu" in {device.type for device in group._device_types}
 
 

@@ -13,7 +13,7 @@ from itertools import product as combinations
 from math import prod
 from typing import Any, NamedTuple
 
-# From the first place to that after the last.
+# The first position, and the one after the last.
 Interval = tuple[int, int]
 # For each dimension.
 Intervals = tuple[tuple[Interval, ...], ...]
@@ -21,15 +21,15 @@ Box = tuple[slice, ...]
 
 
 class Part(NamedTuple):
-    """What a rank holds of a tensor."""
+    """The part of a tensor that a rank holds."""
 
-    #: Of the whole tensor.
+    #: The shape of the whole tensor.
     shape: tuple[int, ...]
     intervals: Intervals
 
     @classmethod
     def whole(cls, shape: Sequence[int]) -> Part:
-        """All of it."""
+        """Return all of a tensor of this shape."""
         return cls(tuple(shape), tuple(((0, size),) if size else () for size in shape))
 
     @classmethod
@@ -40,16 +40,16 @@ class Part(NamedTuple):
 
     @property
     def local_shape(self) -> tuple[int, ...]:
-        """The shape of what the rank holds."""
+        """The shape of the part in the rank's own memory."""
         return tuple(map(_length, self.intervals))
 
     @property
     def numel(self) -> int:
-        """Elements."""
+        """The number of elements."""
         return prod(self.local_shape)
 
     def is_whole(self) -> bool:
-        """Whether it is all of the tensor."""
+        """Return whether this is all of the tensor."""
         return self.local_shape == self.shape
 
     def boxes(self) -> Iterator[tuple[Box, Box]]:
@@ -59,7 +59,7 @@ class Part(NamedTuple):
             yield tuple(side[0] for side in sides), tuple(side[1] for side in sides)
 
     def run(self) -> int:
-        """Elements that lie together in the tensor, of the shortest of the part's runs."""
+        """Return the length in elements of the shortest contiguous run of the part."""
         if not self.numel:
             return 0
         length = 1
@@ -83,7 +83,7 @@ def _placed(intervals: Sequence[Interval]) -> Iterator[tuple[slice, slice]]:
 
 
 def pieces(box: Box, limit: int | None) -> Iterator[Box]:
-    """The box in blocks that come in C order, each of `limit` elements at most where there is a limit."""
+    """Yield blocks of a box in C order, each of at most `limit` elements if there is a limit."""
     row, cut = 1, len(box)
     # Dimensions that are taken whole in each block, from the last on.
     while cut and (limit is None or row * (box[cut - 1].stop - box[cut - 1].start) <= limit):
@@ -152,7 +152,7 @@ def product(shape: tuple[int, ...], boxes: Sequence[tuple[Box, Box]]) -> tuple[P
 def part(
     shape: Sequence[int], mesh_shape: Sequence[int], coordinate: Sequence[int], placements: Sequence[Any]
 ) -> Part:
-    """What the rank at `coordinate` of a mesh of this shape holds of a tensor of this shape.
+    """Return the part of a tensor that the rank at `coordinate` of a mesh holds.
 
     `placements` are a DTensor's, one for each dimension of the mesh, outermost first: each cuts what
     those before it left.
@@ -169,7 +169,7 @@ def part(
 
 
 def _step(placement: Any, rank: int) -> tuple[int, int | None] | None:
-    """The dimension that a placement cuts, and into how many first; None where it cuts nothing."""
+    """Return the dimension that a placement cuts and the parts before it, or None if it cuts none."""
     split = getattr(placement, "split_factor", None)
     if split is not None or placement.is_shard():
         dim = placement.dim if placement.dim >= 0 else placement.dim + rank
@@ -183,7 +183,7 @@ def _step(placement: Any, rank: int) -> tuple[int, int | None] | None:
 
 @lru_cache(maxsize=4096)
 def _cut(shape: tuple[int, ...], steps: tuple[tuple[tuple[int, int | None], int, int], ...]) -> Part:
-    """A model has few shapes, each with few placements, and many tensors: so it is kept."""
+    """Return the cut, cached: a model has many tensors, and few shapes and placements."""
     whole = Part.whole(shape)
     intervals = [*whole.intervals]
     for (dim, split), count, place in steps:
@@ -196,20 +196,20 @@ def _cut(shape: tuple[int, ...], steps: tuple[tuple[tuple[int, int | None], int,
 
 
 def _chunk(length: int, count: int, place: int) -> Interval:
-    """The chunk with this number of so many, as `torch.chunk` cuts: the last ones are shorter, or empty."""
+    """Return one of `count` chunks, as `torch.chunk` cuts: the last ones are shorter or empty."""
     size = -(-length // count)
     return min(place * size, length), min((place + 1) * size, length)
 
 
 def _chunks(length: int, count: int) -> Iterator[tuple[int, int]]:
-    """Where each chunk begins, and its length."""
+    """Yield the begin and the length of each chunk."""
     for place in range(count):
         begin, end = _chunk(length, count, place)
         yield begin, end - begin
 
 
 def _taken(intervals: Sequence[Interval], begin: int, end: int) -> Iterator[Interval]:
-    """From `begin` to `end` of what these intervals are, one after the other."""
+    """Yield the elements from `begin` to `end` of the concatenated intervals."""
     at = 0
     for first, last in intervals:
         low, high = max(begin, at), min(end, at + last - first)
@@ -219,7 +219,7 @@ def _taken(intervals: Sequence[Interval], begin: int, end: int) -> Iterator[Inte
 
 
 def _joined(intervals: Iterator[Interval]) -> tuple[Interval, ...]:
-    """Those that touch as one. They come in their order."""
+    """Yield the intervals, which are in order, with touching ones merged."""
     found: list[Interval] = []
     for begin, end in intervals:
         if found and found[-1][1] == begin:

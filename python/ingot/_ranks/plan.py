@@ -1,12 +1,12 @@
-"""Who reads what of a file that many ranks want, so that each byte is read once.
+"""Plan the reading of a file that many ranks load, so that each byte is read once.
 
-Every rank makes the same plan from the same numbers: what the file has, what each rank wants of it, and which
-ranks share a node. It knows no file and moves no byte.
+Every rank makes the same plan from the same facts: the tensors of the file, the parts that each rank wants,
+and the nodes of the ranks. A plan opens no file and moves no byte.
 
-A tensor whose parts are long and each of one rank is read by the ranks that want them. All others are
-*owned*: cut into blocks of whole rows, which are dealt out in the order of the file, so that each owner reads
-long stretches, of about as many bytes as the others. In rounds each owner reads a window of its blocks and
-sends every rank what that wants of them.
+If the parts of a tensor are long runs and no two ranks want the same bytes, each rank reads its own part. All
+other tensors are *owned*: they are cut into blocks of whole rows, which are dealt out in file order, so that
+each owner reads long runs, of about as many bytes as the others. In each round an owner reads a window of its
+blocks and sends every rank its parts of them.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from typing import NamedTuple
 
 from .placements import Box, Interval, Part, moved, pieces
 
-#: Bytes that lie together, from which on a rank reads a part of its own by itself.
+#: The least length in bytes of the runs of a part that a rank reads by itself.
 DIRECT_NBYTES = 128 << 10
-#: The most bytes that a rank reads, sends or receives in a round; of each as many.
+#: The most bytes that a rank reads, that it sends, and that it receives in a round.
 WINDOW_NBYTES = 32 << 20
-# Of fewer bytes an owner is not worth its requests.
+# A smaller share does not justify the requests of another owner.
 _LEAST_NBYTES = 1 << 20
-# Blocks of an owner are this small a part of its share, so that owners have about as much.
+# A share has at least about this many blocks, so that shares are even.
 _SHARES = 16
 
 
 class Tensor(NamedTuple):
-    """What is stored: the shape in elements of so many bytes."""
+    """The shape of a stored tensor, and the bytes of an element."""
 
     shape: tuple[int, ...]
     itemsize: int
@@ -55,7 +55,7 @@ class Block(NamedTuple):
 
 
 class Span(NamedTuple):
-    """Of the blocks of one tensor those that one rank owns, from the first to that after the last."""
+    """Consecutive blocks of one tensor that one rank owns: the first, and the one after the last."""
 
     tensor: int
     pattern: int
@@ -84,7 +84,7 @@ class Plan(NamedTuple):
                 yield tensor, part
 
     def rounds(self) -> Iterator[list[tuple[int, list[Block]]]]:
-        """The windows that are exchanged together: each owner's, if it has one left."""
+        """Yield the windows to exchange together: one of each owner that has one left."""
         turns = [(rank, self._windows(spans)) for rank, spans in zip(self.ranks, self.owned, strict=True)]
         while found := [(rank, window) for rank, windows in turns if (window := next(windows, None))]:
             yield found
@@ -113,13 +113,13 @@ class Plan(NamedTuple):
 
 
 class Cuts(NamedTuple):
-    """The blocks of tensors of one pattern, a column for each question."""
+    """The blocks of the tensors of one pattern, as columns."""
 
     boxes: list[Box]
     sizes: list[int]
-    #: Bytes of each for the rank that wants most of it.
+    #: The bytes of each block that its most demanding rank wants.
     most: list[int]
-    #: Bytes of all before each, and of all.
+    #: The bytes before each block, and the total.
     before: list[int]
 
 
@@ -130,7 +130,7 @@ class Pattern(NamedTuple):
     wanted: tuple[tuple[int, Part], ...]
 
     def is_direct(self) -> bool:
-        """Whether each of the ranks reads its part by itself."""
+        """Return whether each rank reads its own part."""
         if len(self.wanted) == 1:
             return True
         if any(part.run() * self.tensor.itemsize < DIRECT_NBYTES for _, part in self.wanted):
@@ -138,7 +138,7 @@ class Pattern(NamedTuple):
         return not self.overlaps()
 
     def overlaps(self) -> bool:
-        """Whether two ranks want the same element."""
+        """Return whether two ranks want the same element."""
         parts = [part for _, part in self.wanted]
         return len(set(parts)) < len(parts) or any(_overlap(*pair) for pair in combinations(parts, 2))
 
@@ -158,12 +158,12 @@ class Pattern(NamedTuple):
         return self.tensor.itemsize * count
 
     def most(self, box: Box) -> int:
-        """The bytes of the box that a rank wants, of that which wants most."""
+        """Return the bytes of the box that the most demanding rank wants."""
         return self.tensor.itemsize * max(shared(part, box) for _, part in self.wanted)
 
 
 def shared(part: Part, box: Box) -> int:
-    """The elements of `box` that belong to `part`."""
+    """Count the elements of `box` that belong to `part`."""
     sides = ((side.start, side.stop, along) for along, side in zip(part.intervals, box, strict=True))
     return prod(sum(max(0, min(b, end) - max(a, begin)) for a, b in along) for begin, end, along in sides)
 
@@ -174,7 +174,7 @@ def _overlap(one: Part, other: Part) -> bool:
 
 
 def _union(sides: Iterable[tuple[Interval, ...]]) -> list[Interval]:
-    """Intervals that touch as one, in their order."""
+    """Return the intervals in order, with touching ones merged."""
     found: list[Interval] = []
     for begin, end in sorted({interval for side in sides for interval in side}):
         if found and begin <= found[-1][1]:
@@ -187,20 +187,20 @@ def _union(sides: Iterable[tuple[Interval, ...]]) -> list[Interval]:
 def plan(
     tensors: Sequence[Tensor], wants: Sequence[Wants], nodes: Sequence[int], scope: str, rank: int
 ) -> Plan:
-    """Who reads what: the plan that `rank` takes part in.
+    """Return the plan of reading that `rank` takes part in.
 
     Parameters
     ----------
     tensors
-        Those of the file, in the order of their bytes.
+        The tensors of the file, in file order.
     wants
-        What each rank wants of them.
+        The parts that each rank wants.
     nodes
         The number of each rank's node.
     scope : {"job", "node"}
         Whether a byte is read once by all ranks, or once on each node that wants it.
     rank
-        One of those that read for each other.
+        The rank for which the plan is made.
     """
     of_node = [one for one, node in enumerate(nodes) if node == nodes[rank]]
     ranks = spread(nodes) if scope == "job" else of_node
@@ -208,7 +208,7 @@ def plan(
 
 
 def spread(nodes: Sequence[int]) -> list[int]:
-    """All ranks, one of each node in turn: few owners are then of many nodes."""
+    """Return the ranks, one of each node in turn, so that a few owners are on many nodes."""
     turns: dict[int, int] = {}
     keys = []
     for rank, node in enumerate(nodes):
@@ -218,7 +218,7 @@ def spread(nodes: Sequence[int]) -> list[int]:
 
 
 def _plan_for(tensors: Sequence[Tensor], wants: Sequence[Wants], ranks: list[int]) -> Plan:
-    """What these ranks read for each other."""
+    """Return the plan by which these ranks read for each other."""
     numbers, patterns = _patterns(tensors, wants, ranks)
     counts = Counter(numbers)
     owned = [not pattern.is_direct() for pattern in patterns]
@@ -239,7 +239,7 @@ def _plan_for(tensors: Sequence[Tensor], wants: Sequence[Wants], ranks: list[int
 def _patterns(
     tensors: Sequence[Tensor], wants: Sequence[Wants], ranks: list[int]
 ) -> tuple[list[int | None], list[Pattern]]:
-    """The pattern of each tensor, by its number. There are many tensors, and few patterns."""
+    """Return the number of each tensor's pattern, and the few distinct patterns."""
     patterns: list[Pattern] = []
     known: dict[tuple[Tensor, tuple[int, ...]], int | None] = {}
     numbers: list[int | None] = []
@@ -276,7 +276,7 @@ def cut(pattern: Pattern, ranks: int, finest: int) -> Cuts:
 def _dealt(
     numbers: list[int | None], cuts: list[Cuts | None], ranks: int, shares: list[int]
 ) -> list[list[Span]]:
-    """Each owner's share of the blocks, one after the other."""
+    """Return the blocks of each owner, dealt in order."""
     owned: list[list[Span]] = [[] for _ in range(ranks)]
     ends = [*accumulate(shares)]
     turn = at = 0
@@ -287,7 +287,7 @@ def _dealt(
         while first < count:
             last = count
             if turn + 1 < len(ends) and at + cuts_of.before[count] > ends[turn]:
-                # To the block that ends nearest to where the share does.
+                # Up to the block whose end is nearest to the end of the share.
                 last = bisect_right(cuts_of.before, ends[turn] - at + cuts_of.sizes[0] // 2) - 1
             if last > first:
                 owned[turn].append(Span(tensor, number, first, last))
@@ -299,14 +299,14 @@ def _dealt(
 
 
 def _shares(total: int, read: list[int]) -> list[int]:
-    """Of `total` bytes what each rank owns, so that all read as much, where that is possible.
+    """Return the share of `total` bytes that each rank owns, so that all read alike if possible.
 
-    `read` is what each reads by itself. Of few bytes the first ranks own all.
+    `read` has the bytes that each rank reads by itself. If there are few bytes, the first ranks own all.
     """
     owners = min(len(read), -(-total // _LEAST_NBYTES))
     levels = sorted(read[:owners])
     level, below = 0, 0
-    # The height to which the ranks that have read least are filled up.
+    # The level up to which the ranks that read least are filled.
     for count, one in enumerate(levels, 1):
         below += one
         level = -(-(total + below) // count)

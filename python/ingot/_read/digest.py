@@ -201,7 +201,7 @@ class Verification(Report):
         return self.ok
 
     def _repr_html_(self) -> str:
-        """What a notebook shows: the lines of `str`."""
+        """Return HTML for notebooks: the lines of `str`."""
         # Imported here: it is for notebooks.
         from ingot._base.html import page, table
 
@@ -209,7 +209,7 @@ class Verification(Report):
         return page(first, (), table([line] for line in rest))
 
     def __str__(self) -> str:
-        """One line that says whether all is well, and one for each of the first faults."""
+        """Return a line with the verdict, and one for each of the first faults."""
         return first_lines(self._lines())
 
     def _lines(self) -> list[str]:

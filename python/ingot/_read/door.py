@@ -123,7 +123,7 @@ def open_checkpoint(
     return checkpoint
 
 
-# How often a checkpoint is loaded that a save replaces each time.
+# The most attempts to load a checkpoint that a save replaces meanwhile.
 TRIES = 20
 
 
@@ -133,7 +133,7 @@ def loaded(source: Source, how: Loading, work: Callable[[Checkpoint, Reads], T])
         checkpoint = open_source(source, how)
         try:
             if how.progress is False:
-                # A context manager takes a twentieth of the time to load a small file.
+                # A context manager would add a twentieth to the time to load a small file.
                 return work(checkpoint, _reads(how, None))
             with reading(checkpoint, how) as reads:
                 return work(checkpoint, reads)

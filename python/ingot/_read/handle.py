@@ -168,7 +168,7 @@ class TensorSlice(Generic[Value]):
 
 
 def known(again: Again | None) -> Again:
-    """`again`, if there is one."""
+    """Return `again`, which must not be None."""
     if again is None:
         raise TypeError("cannot pickle a handle that was made from an open file: make it with its path")
     return again
@@ -255,8 +255,8 @@ class safe_open(Mapping[str, Value]):
         The index breaks a rule (FORMAT.md, I1 to I8), the shards differ from the index, or the directory
         holds several checkpoints.
     OptionError
-        `framework`, `device`, `backend` or ``INGOT_BACKEND`` is not one of the choices, or the scheme of a
-        URL is none of these. Reading a tensor whose name no pattern of `device` fits raises it too.
+        `framework`, `device`, `backend` or ``INGOT_BACKEND`` is not one of the choices, or a URL
+        has another scheme. Also raised on reading a tensor whose name no pattern of `device` matches.
     ImportError
         The framework is not installed. The message has the command that installs it.
 
@@ -291,8 +291,8 @@ class safe_open(Mapping[str, Value]):
     never closes it. An open file is read by one range at a time, which moves its position: let nothing else
     use it meanwhile. A buffer cannot be resized as long as the handle is there; a `io.BytesIO` can. What an
     object raises is the cause of a `StorageError` that names the object, and an answer that is too short or
-    too long is one too. A store is asked after each reading whether the file is still the one that was
-    opened, as far as it tells versions apart; of an open file only its end is noticed. Pickling a handle
+    too long is one too. After each reading the store is asked for the version of the file, if it reports
+    versions; of an open file only a changed size is noticed. Pickling a handle
     pickles the object with it. In a child after a fork, handles that were opened before raise `ClosedError`
     (``"forked"``), memory excepted: open it again there.
 
@@ -479,7 +479,7 @@ class safe_open(Mapping[str, Value]):
 
     @takes()
     def info(self, name: str, **options: Unpack[NoOptions]) -> TensorInfo:
-        """Say what a tensor is without reading it.
+        """Return a tensor's dtype, shape and offsets without reading its data.
 
         Parameters
         ----------
@@ -726,7 +726,7 @@ class safe_open(Mapping[str, Value]):
         return "pread" if self._passes_mapping() else self._checkpoint.backend
 
     def _passes_mapping(self) -> bool:
-        """Whether tensors are read onto a GPU, which no mapping serves."""
+        """Return whether tensors are read onto a GPU, for which a mapping is not used."""
         return isinstance(self._move, Gpu) and self._checkpoint.backend == "mmap"
 
     @property
@@ -806,11 +806,11 @@ class safe_open(Mapping[str, Value]):
         return object.__hash__(self)
 
     def _ipython_key_completions_(self) -> list[str]:
-        """The names that IPython completes ``file["`` with."""
+        """Return the names with which IPython completes ``file["``."""
         return self.keys()
 
     def _repr_html_(self) -> str:
-        """What a notebook shows: the tensors as a folded tree. No tensor is read, no shard opened."""
+        """Return HTML for notebooks: a folded tree of the tensors. Reads no tensor, and opens no shard."""
         # Imported here: it is for notebooks.
         from ingot._base.html import page, tree
 

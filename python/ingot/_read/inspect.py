@@ -93,7 +93,7 @@ class RepoMetadata(Report):
             raise AttributeError(f"RepoMetadata has no attribute {name!r}", name=name, obj=self) from None
 
     def _repr_html_(self) -> str:
-        """What a notebook shows: the tensors as a folded tree, each with its dtype, shape and parameters."""
+        """Return HTML for notebooks: a folded tree of the tensors with dtype, shape and parameters."""
         # Imported here: it is for notebooks.
         from ingot._base.html import page, tree
 

@@ -1,4 +1,4 @@
-"""Tensors that are loaded: read, moved to their device, and told of."""
+"""Load tensors: read them, move them to their devices, and report the progress."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 # The code of the dtype, a capsule or a buffer, and whether the buffer is of a tensor without dimensions.
 Memory = tuple[str, Any, bool]
-# What fills tensors of a framework.
+# Fills existing tensors of a framework.
 Into = Callable[[Checkpoint, Wanted, Mapping[str, Any], Reads], None]
 # `tensor[index]` by the rules of a framework.
 At = Callable[[Any, Any], Any]
@@ -92,13 +92,13 @@ def load(
     at: At,
     into: Into | None = None,
 ) -> dict[str, Any]:
-    """The tensors of `names`, each with its name in the file, on the device that `move` takes it to.
+    """Return the tensors of `names`, whose values are names in the file, on the device of `move`.
 
     `into` fills those that have a place. `at` is for the indices that files are not read by: masks, arrays,
     several lists. Then the whole tensor is read, as `TensorSlice` does.
     """
-    # There may be many of them, so that no Python code runs for each where it need not. Those that are filled
-    # come in the order of the file, in which they are found without a search.
+    # There may be many tensors, so little Python code runs for each. Destinations are in file order, in which
+    # the tensors are found without a search.
     out = _in_order(selected.out or {}, names)
     places = wanted(checkpoint, selected, out, names)
     for name, index in zip(out, places.indices or (), strict=False):
@@ -134,7 +134,7 @@ def _in_order(out: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any
 def _read(
     checkpoint: Checkpoint, wanted: Wanted, asked: list[Any], wrap: Wrap, move: Moving, reads: Reads, at: At
 ) -> list[Any]:
-    """What is wanted, where `move` takes it. `asked` has the indices that are left to the framework."""
+    """Return the wanted tensors on the device of `move`. The framework applies the indices in `asked`."""
     groups: dict[Carrier | None, list[int]] = {}
     if isinstance(move, (Carrier, Placement)):
         for rank, name in enumerate(wanted.names):
@@ -162,7 +162,7 @@ def _read(
 def _finished(
     checkpoint: Checkpoint, names: list[str], found: list[Any], asked: list[Any], move: Moving, at: At
 ) -> list[Any]:
-    """What was read, with the indices that are left to the framework, and where `move` takes it."""
+    """Apply the indices that are left to the framework, and move the tensors to their devices."""
     for rank, index in enumerate(asked):
         if index is not None:
             found[rank] = indexed(checkpoint, names[rank], found[rank], index, at)
@@ -195,7 +195,7 @@ def fill(checkpoint: Checkpoint, wanted: Wanted, destinations: Destinations, rea
 def tensors(
     checkpoint: Checkpoint, names: Iterable[str] | None, wrap: Wrap, move: Moving, reads: Reads = PLAIN
 ) -> dict[str, Any]:
-    """The tensors of these names, or all, on the device that `move` takes them to."""
+    """Return the tensors of these names, or all, on the device of `move`."""
     # The usual answer first: programs load thousands of small files.
     if move is None:
         return _whole(checkpoint, names, wrap, reads)
@@ -261,7 +261,7 @@ def _carry(
 def _proven(
     checkpoint: Checkpoint, names: list[str], wrap: Wrap, by: Carrier, reads: Reads
 ) -> dict[str, Any]:
-    """Tensors that are compared with their digests in the memory of the host, some at a time."""
+    """Return tensors that were compared with their digests in host memory, in batches."""
     batches: list[list[str]] = []
     filled = 0
     for name in names:
@@ -297,7 +297,7 @@ def _warn_of_total(checkpoint: Checkpoint) -> None:
 
 
 def tensor(checkpoint: Checkpoint, name: str, wrap: Wrap, move: Moving) -> Any:
-    """One tensor, on the device that `move` takes it to."""
+    """Return one tensor on the device of `move`."""
     settled(checkpoint, (name,), move)
     by = carrier(checkpoint, name, move)
     if by is not None:
@@ -307,7 +307,7 @@ def tensor(checkpoint: Checkpoint, name: str, wrap: Wrap, move: Moving) -> Any:
 
 
 def part(checkpoint: Checkpoint, name: str, index: Any, wrap: Wrap, move: Moving, at: At) -> Any:
-    """What `index` takes of one tensor, on the device that `move` takes it to."""
+    """Return the part of one tensor that `index` selects, on the device of `move`."""
     onto = None
     # The usual answer first: programs ask for a hundred thousand parts.
     if move is not None:
@@ -326,7 +326,7 @@ def part(checkpoint: Checkpoint, name: str, index: Any, wrap: Wrap, move: Moving
 
 
 def indexed(checkpoint: Checkpoint, name: str, tensor: Any, index: Any, at: Callable[[Any, Any], Any]) -> Any:
-    """`tensor[index]` as the framework's `at` has it."""
+    """Return ``tensor[index]`` by the framework's function `at`."""
     try:
         return at(tensor, _spelled(checkpoint, name, index))
     except (IndexError, OverflowError) as error:

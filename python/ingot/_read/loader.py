@@ -125,7 +125,7 @@ class PrefetchLoader(Generic[Value]):
         )
 
     def _next(self) -> tuple[str, Value]:
-        """The next pair that was not taken by name."""
+        """Return the next pair that was not taken by name."""
         found = self._stream.next(self._wrap)
         if found is None:
             raise StopIteration
@@ -170,7 +170,7 @@ def planned(
 
 
 def _rows(checkpoint: Checkpoint, name: str, rows: object) -> slice | None:
-    """`rows`, which must be within the tensor: a plan for another shape is a mistake."""
+    """Return `rows`, which must be within the tensor, since a plan for another shape is a mistake."""
     shape = checkpoint.info(name).shape
     if rows is None:
         return None

@@ -1,4 +1,4 @@
-"""What takes tensors to a device, or has them read onto one."""
+"""Move tensors to devices, or read them onto devices."""
 
 from __future__ import annotations
 
@@ -27,27 +27,27 @@ Groups: TypeAlias = "dict[Carrier | None, list[str]]"
 # Where tensors are read onto: all, or each to its own or to the host.
 Onto: TypeAlias = "Gpu | list[Gpu | None]"
 
-# What is raised of a tensor that is loaded, and how messages about a file begin.
+# Errors of tensors that are loaded.
 
 
 def in_file(checkpoint: Checkpoint) -> str:
-    """What messages about a file begin with."""
+    """Return the start of a message about a file."""
     return "" if checkpoint.path is None else f"{_escaped(checkpoint.path)}: "
 
 
 def misfit(name: str, reason: str, code: str = "destination") -> DestinationError:
-    """The refusal to read the tensor `name` into memory of the caller."""
+    """Return the error for a tensor that cannot be read into the caller's memory."""
     return DestinationError(f"tensor {_quoted(name)}: {reason}", code=code, tensor=str(name))
 
 
 def no_destination(name: str, expected: str, found: object) -> TypeError:
-    """What is raised where `out` has another object than a tensor."""
+    """Return the error for an object in `out` that is not a tensor."""
     hint = ": several destinations need a list of as many indices in slices" if type(found) is list else ""
     return TypeError(f"tensor {_quoted(name)}: expected a {expected}, found {type(found).__name__}{hint}")
 
 
 def about(checkpoint: Checkpoint, name: str, error: DtypeError) -> DtypeError:
-    """What a framework says of a dtype, about a tensor of a file."""
+    """Return a framework's error about a dtype, with the file and the tensor."""
     found = checkpoint.info(name).dtype if error.found is None else error.found
     path = checkpoint.path
     return located(DtypeError, f"{error}", code=error.code, path=path, tensor=name, found=found)
@@ -62,7 +62,7 @@ class Carrier:
     __slots__ = ()
 
     def read(self, checkpoint: Checkpoint, wanted: Wanted, reads: Reads) -> list[Any]:
-        """What is wanted, on the device. No more of it is in the memory of the host at a time than pieces."""
+        """Return the wanted tensors on the device. Host memory holds only a few pieces at a time."""
         raise NotImplementedError
 
     def __call__(self, tensor: Any) -> Any:
@@ -79,7 +79,7 @@ class Placement:
         self._moves: dict[str, Move | None] = {}
 
     def of(self, checkpoint: Checkpoint, name: str) -> Move | None:
-        """What takes the tensor `name` to its device; None where it may stay."""
+        """Return the mover of the tensor `name`, or None if it may stay."""
         if name not in self._moves:
             self._moves[name] = self._choose(checkpoint, name)
         return self._moves[name]
@@ -164,7 +164,7 @@ def settled(checkpoint: Checkpoint, names: Iterable[str] | None, move: Moving) -
 
 
 def landing(checkpoint: Checkpoint, names: Iterable[str] | None, move: Moving) -> Onto | None:
-    """The devices that these tensors, or all, are read onto; None where all come to the host."""
+    """Return the GPUs that these tensors, or all, are read onto, or None if all come to the host."""
     if not isinstance(move, Placement):
         return move if isinstance(move, Gpu) else None
     known = checkpoint.offset_names() if names is None else names
@@ -173,14 +173,14 @@ def landing(checkpoint: Checkpoint, names: Iterable[str] | None, move: Moving) -
 
 
 def on(checkpoint: Checkpoint, name: str, move: Moving) -> Gpu | None:
-    """The device that the tensor `name` is read onto; None where it comes to the host."""
+    """Return the GPU that the tensor `name` is read onto, or None if it comes to the host."""
     if isinstance(move, Placement):
         move = move.of(checkpoint, name)
     return move if isinstance(move, Gpu) else None
 
 
 def carrier(checkpoint: Checkpoint, name: str, move: Moving) -> Carrier | None:
-    """What has the tensor `name` read by its framework; None where the extension module reads it."""
+    """Return the carrier by which a framework reads the tensor `name`, or None without one."""
     if isinstance(move, Placement):
         move = move.of(checkpoint, name)
     return move if isinstance(move, Carrier) else None
@@ -197,7 +197,7 @@ def carried(checkpoint: Checkpoint, names: Iterable[str] | None, move: Moving) -
 
 
 def moved(checkpoint: Checkpoint, name: str, tensor: Any, move: Moving) -> Any:
-    """`tensor` on the device that `move` takes it to, unless it was read onto it."""
+    """Return `tensor` on the device of `move`. A tensor that was read onto it stays."""
     # The usual answer first: programs ask for a hundred thousand tensors.
     if move is None or isinstance(move, Gpu):
         return tensor

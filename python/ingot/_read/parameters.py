@@ -25,15 +25,15 @@ _AUXILIARY |= {"input_scale", "input_global_scale", "input_zero_point", "zero_po
 
 
 def stored(tensor: TensorInfo) -> int:
-    """The elements of a tensor, as they lie in the file."""
+    """Count the elements of a tensor in the file."""
     return prod(tensor.shape)
 
 
 def logical(config: Mapping[str, Any] | None, names: Callable[[], Collection[str]]) -> Counter:
-    """What counts the parameters of a tensor, as they were before the model was quantised.
+    """Return a function that counts the parameters of a tensor before quantisation.
 
-    It gives None for what is no parameter. `config` is what ``config.json`` holds; `names` gives the names of
-    all tensors.
+    The function returns None for a tensor that holds no parameters, such as scales. `config` is the content
+    of ``config.json``; `names` returns the names of all tensors.
     """
     settings = _settings(config)
     if settings is None:
@@ -60,7 +60,7 @@ def logical(config: Mapping[str, Any] | None, names: Callable[[], Collection[str
 
 
 def declared(metadata: Mapping[str, Any] | None) -> int | None:
-    """What ``total_parameters`` in the metadata says, where it is a number.
+    """Return ``total_parameters`` of the metadata if it is a number, else None.
 
     Writers have written it as text, too.
     """
@@ -76,12 +76,12 @@ def declared(metadata: Mapping[str, Any] | None) -> int | None:
 
 
 def _may_count(tensor: TensorInfo) -> bool:
-    """Whether it is neither a scalar nor scales of the microscaling formats."""
+    """Return whether a tensor is neither a scalar nor scales of the microscaling formats."""
     return bool(tensor.shape) and tensor.dtype != "F8_E8M0"
 
 
 def _packed(dtype: str, bits: Any) -> Packing:
-    """That elements of an integer dtype hold several parameters of `bits` each."""
+    """Return the packing of parameters of `bits` each into an integer dtype."""
     container = _CONTAINER_BITS.get(dtype)
     if container is None or not _is_whole(bits) or not 0 < bits < container:
         return _UNPACKED
@@ -124,7 +124,7 @@ def _first(*values: Any) -> Any:
 
 
 def _settings(config: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
-    """How the model was quantised; None where it was not."""
+    """Return the settings of the quantisation, or None without one."""
     for place in (config, _object(config).get("text_config")):
         found = _mlx_settings(_object(place)) or _object(place).get("quantization_config")
         if isinstance(found, Mapping):
@@ -133,7 +133,7 @@ def _settings(config: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
 
 
 def _mlx_settings(place: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """What mlx writes: ``quantization``, without a method, and the same again under the usual name."""
+    """Return mlx's settings: ``quantization`` without a method, and a copy under the usual name."""
     for settings in map(_object, (place.get("quantization"), place.get("quantization_config"))):
         if "quant_method" not in settings and {"group_size", "bits"} <= settings.keys():
             return {**settings, "quant_method": "mlx"}
@@ -152,7 +152,7 @@ class _Patterns:
 
 
 def _fits(parts: list[str], text: str) -> bool:
-    """Whether `text` is `parts` with any text between them."""
+    """Return whether `text` is `parts` with any text between them."""
     if len(parts) == 1:
         return text == parts[0]
     first, *middle, last = parts
@@ -168,7 +168,7 @@ def _fits(parts: list[str], text: str) -> bool:
 
 
 def _targets(targets: Any) -> _Patterns:
-    """Modules as compressed-tensors names them.
+    """Return patterns for modules as compressed-tensors names them.
 
     After ``re:`` comes a regular expression. Its common forms are understood.
     """
@@ -179,7 +179,7 @@ def _targets(targets: Any) -> _Patterns:
 
 
 def _glob(pattern: str) -> str | None:
-    """The glob that says what a regular expression does; None where none does.
+    """Return the glob that matches as a regular expression does, or None without one.
 
     A stranger wrote the expression, so it is never run.
     """
@@ -220,7 +220,7 @@ class _Other:
         return False
 
     def packing(self, tensor: TensorInfo, suffix: str) -> Packing:
-        """How many parameters an element holds, if the tensor is quantised."""
+        """Return the ratio of parameters to elements if the tensor is quantised."""
         return (2, 1) if tensor.dtype == "U8" and self._is_four_bits else _UNPACKED
 
     @cached_property
@@ -281,7 +281,7 @@ class _CompressedTensors(_Other):
         return [group for group in groups if isinstance(group, Mapping)]
 
     def _rule(self, group: Mapping[str, Any]) -> tuple[bool, Any]:
-        """Whether the weights of a group are packed, and the bits of each."""
+        """Return whether the weights of a group are packed, and the bits of each."""
         form = str(_first(group.get("format"), self.settings.get("format"), ""))
         said = [_object(place.get("weights")).get("num_bits") for place in (group, *self._given[:1])]
         digits = re.findall("[0-9]+", form)
@@ -332,7 +332,7 @@ class _Mlx(_Other):
         return _packed("U32", self._module(tensor.name).get("bits"))
 
     def _module(self, tensor: str) -> Mapping[str, Any]:
-        """What is said of the module of a tensor; nothing where it is not quantised."""
+        """Return the settings of a tensor's module, empty if it is not quantised."""
         module = tensor.rpartition(".")[0]
         override = self.settings.get(module)
         said = {"mode": "affine", **self.settings, **_object(override)}

@@ -1,4 +1,4 @@
-"""Which tensors are loaded, how much of each, as what and to where."""
+"""Select the tensors of a load: names, parts, dtypes and destinations."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Tensor = TypeVar("Tensor")
 
 
 class Label(str):
-    """What messages call a destination. It equals only itself, since any text may be the name of a tensor."""
+    """The name of a destination in messages. It equals only itself, since any text may be a tensor's name."""
 
     __slots__ = ()
 
@@ -36,17 +36,17 @@ OF_DESTINATIONS = "destinations"
 
 
 class Wanted(NamedTuple):
-    """What is to be read, a column for each question: of many tensors no object is made for each."""
+    """The wanted parts as columns, since one object for each of many tensors would take time."""
 
     # In the file.
     names: list[str]
     # Into each; None where all are wanted whole.
     indices: list[Any] | None = None
-    # What to convert to, all or each, or `OF_DESTINATIONS`; None for what is stored.
+    # The dtype of all, or of each, or `OF_DESTINATIONS`; None for the stored dtypes.
     dtypes: str | list[str] | None = None
 
     def some(self, ranks: list[int]) -> Wanted:
-        """What is wanted of the tensors at these places."""
+        """Return the part of these tensors, given by their positions."""
         names = [self.names[rank] for rank in ranks]
         indices = None if self.indices is None else [self.indices[rank] for rank in ranks]
         dtypes = [self.dtypes[rank] for rank in ranks] if isinstance(self.dtypes, list) else self.dtypes
@@ -54,14 +54,14 @@ class Wanted(NamedTuple):
 
 
 class Selected(NamedTuple, Generic[Tensor]):
-    """What `load_file` was asked for: which tensors, how much of each, as what and to where."""
+    """The selection of a load: names, parts, dtypes and destinations."""
 
     keys: Selector | None = None
     drop: Selector | None = None
     slices: Mapping[str, Any] | None = None
     dtype: str | None = None
     out: Mapping[str, Tensor] | None = None
-    # Of a tensor with several destinations: what each is called among `slices` and `out`.
+    # The labels in `slices` and `out` of the several destinations of a tensor.
     several: Mapping[str, list[Label]] | None = None
 
     @classmethod
@@ -91,7 +91,7 @@ class Selected(NamedTuple, Generic[Tensor]):
         return found
 
     def grouped(self, found: dict[str, Any]) -> dict[str, Any]:
-        """What was loaded by the caller's names: a list for a tensor with several destinations."""
+        """Return the tensors by the caller's names: a list for a tensor with several destinations."""
         if self.several is None:
             return found
         lists = {name: [found.pop(label) for label in labels] for name, labels in self.several.items()}
@@ -112,7 +112,7 @@ class Selected(NamedTuple, Generic[Tensor]):
         }
         for label in filterfalse(names.__contains__, mapping):
             name = given.get(label, label)
-            # Says so where there is no such tensor at all.
+            # Raises if the file has no such tensor.
             checkpoint.info(name)
             raise OptionError(
                 f"{option} has tensor {_quoted(name)}, which keys and drop leave out",
@@ -122,7 +122,7 @@ class Selected(NamedTuple, Generic[Tensor]):
             )
 
     def of(self, name: str) -> Any:
-        """The index into the tensor `name`; None for all of it."""
+        """Return the index into the tensor `name`, or None for all of it."""
         if self.slices is None or name not in self.slices:
             return None
         index = self.slices[name]
@@ -130,7 +130,7 @@ class Selected(NamedTuple, Generic[Tensor]):
         return (None,) if index is None else index
 
     def is_plain(self) -> bool:
-        """Whether tensors come whole and as they are."""
+        """Return whether tensors are loaded whole and unconverted."""
         return self.slices is None and self.dtype is None and self.out is None
 
     def only_fills(self, names: Mapping[str, str]) -> bool:
@@ -141,7 +141,7 @@ class Selected(NamedTuple, Generic[Tensor]):
 def _apart(
     slices: dict[str, Any], out: Mapping[str, Tensor | list[Tensor]]
 ) -> tuple[dict[str, Any], dict[str, Tensor], dict[str, list[Label]]]:
-    """`slices` and `out` with a name for each of several destinations, and these names."""
+    """Return `slices` and `out` with a label for each of several destinations, and the labels."""
     own: dict[str, Any] = {}
     several: dict[str, list[Label]] = {}
     for name, given in out.items():
@@ -168,7 +168,7 @@ def _apart(
 def wanted(
     checkpoint: Checkpoint, selected: Selected[Any], some: Iterable[str], names: Mapping[str, str]
 ) -> Wanted:
-    """What is to be read of `some` tensors of `names`, each of which has its name in the file.
+    """Return the wanted parts of `some` of `names`, whose values are names in the file.
 
     All of those that have an index which files are not read by.
     """
@@ -188,13 +188,13 @@ def wanted(
 
 
 def _is_basic(index: Any) -> bool:
-    """Whether it is made of what every file is read by, as nearly all are."""
+    """Return whether an index has only parts by which every file is read, as nearly all have."""
     parts = index if type(index) is tuple else (index,)
     return set(map(type, parts)) <= {int, slice, type(None), type(...)}
 
 
 def is_read(checkpoint: Checkpoint, wanted: Wanted) -> bool:
-    """Whether files are read by all of these indices."""
+    """Return whether files are read by all of these indices."""
     try:
         checkpoint.parts_nbytes(wanted)
     except NotImplementedError:

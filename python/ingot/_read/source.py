@@ -53,7 +53,7 @@ _READING: WeakSet[Closes] = WeakSet()
 
 
 def close_at_exit(reading: Closes) -> None:
-    """Have its thread end before the interpreter does."""
+    """Close `reading` before the interpreter exits, which ends its thread."""
     _READING.add(reading)
 
 
@@ -146,7 +146,7 @@ def resolved(given: Any) -> Any:
 
 
 def shown(found: Reader | Buffer) -> str:
-    """What an object is called, or a buffer."""
+    """Return the name of an object or a buffer."""
     return found.name if isinstance(found, Reader) else f"<{type(found).__name__}>"
 
 
@@ -204,7 +204,7 @@ class Reader:
         return part
 
     def _fault(self, error: Exception) -> Exception:
-        """What is said of what the object raised, whose own words may hold secrets."""
+        """Return an error for the object's own, whose message may contain secrets."""
         if isinstance(error, FileNotFoundError):
             return FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), self.name)
         message = f"{_escaped(self.name)}: the object raised {type(error).__name__}"

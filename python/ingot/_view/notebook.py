@@ -32,7 +32,7 @@ _ANCESTORS = "http://localhost:* http://127.0.0.1:*"
 
 
 class View:
-    """The viewer on a model, which a notebook shows. `url` is None for a page that stands by itself.
+    """The viewer on a model, which a notebook shows. `url` is None for a page without a server.
 
     The server ends with `close`, at the end of a ``with`` block, or with the object.
     """
@@ -45,11 +45,11 @@ class View:
 
     @property
     def url(self) -> str | None:
-        """The address, for browsers on this machine. Who has it can read the files: a token is in it."""
+        """The address for browsers on this machine. It contains an access token; treat it as a secret."""
         return None if self._server is None else self._server.url
 
     def close(self) -> None:
-        """End the server. Nothing happens where there is none, or it has ended."""
+        """Stop the server. May be called more than once, and without a server."""
         if self._close is not None:
             self._close()
 
@@ -65,7 +65,7 @@ class View:
         self.close()
 
     def _repr_html_(self) -> str:
-        """What a notebook shows: the page in a frame."""
+        """Return HTML for notebooks: the page in a frame."""
         page = f'sandbox="allow-scripts" srcdoc="{escape(self._page or "")}"'
         what = f'src="{escape(self.url)}"' if self.url else page
         style = f"width: 100%; height: {self._height}px; border: 1px solid #8888"
@@ -104,12 +104,12 @@ def view(
         A second model, to compare with.
     how : {"auto", "server", "page"}
         ``"server"`` serves the page from this process, for browsers on this machine; tensors are read when
-        they are looked at. ``"page"`` makes a page that stands by itself, for a browser elsewhere: all of the
-        model is read now, and the page has headers, statistics and thumbnails. ``"auto"``, the default, is a
-        page where the environment says that the notebook runs elsewhere (over SSH, JupyterHub, Colab,
+        they are viewed. ``"page"`` makes a page without a server, for a browser elsewhere: the whole model
+        is read now, and the page has headers, statistics and thumbnails. ``"auto"``, the default, is a
+        page if the environment shows that the notebook runs elsewhere (over SSH, JupyterHub, Colab,
         Kubernetes).
     height : int
-        Of the frame, in pixels.
+        The height of the frame in pixels.
     storage_options : dict, optional
         How URLs are reached (`ingot.StorageOptions`). A handle keeps the options that it was opened with.
 
@@ -125,7 +125,7 @@ def view(
     HeaderError, CheckpointError, StorageError
         A model is invalid or cannot be read, as for `ingot.inspect`.
     OptionError
-        `how` is none of the three, or a page is asked for with two models.
+        `how` is not one of the three, or is ``"page"`` with two models.
     """
     own = {"how": how, "height": height, "storage_options": storage_options}
     given = checked(view, {**own, **options})
@@ -157,7 +157,7 @@ def _ended(server: Server, shelf: Shelf) -> None:
 def _model(name: str, source: Any, how: Loading) -> str | Opened:
     """Return a local path as it is, for the page to read its files, and everything else open.
 
-    `name` is the argument that `source` was given as.
+    `name` is the name of the argument.
     """
     if isinstance(source, safe_open):
         source._check_open()
@@ -166,7 +166,7 @@ def _model(name: str, source: Any, how: Loading) -> str | Opened:
     handle = door.open_source(argument(view, name, source, checked_source), how)
     if is_path(source) and not (isinstance(source, str) and is_url(source)):
         with closing(handle):
-            # What `inspect` would refuse.
+            # Raises as `inspect` does if the model is invalid.
             handle.headers()
         return os.fsdecode(local_path(source))
     return Opened(handle, source if isinstance(source, str) else None, how.storage_options)

@@ -1,4 +1,4 @@
-"""What a report holds: headers, statistics, thumbnails of the largest tensors. None is whole in it."""
+"""Make a report of a model: headers, statistics, and thumbnails of the largest tensors, none of them whole."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ if TYPE_CHECKING:
 
 
 _BINS = 64
-# Rows and columns of a thumbnail, and how many tensors have one.
+# The most rows and columns of a thumbnail, and the most tensors with one.
 _CELLS = 32
 _MOST_THUMBNAILS = 300
-# What a double holds exactly.
+# The largest integer up to which doubles are exact.
 _LARGEST_INTEGER = 1 << 53
 
 
 def made(source: Opened, progress: Callable[[int, int], object] | None = None) -> str:
-    """Return a report of a file or a checkpoint as JSON. All of it is read, in little memory."""
+    """Return a report of a file or a checkpoint as JSON. Reads all tensors in little memory."""
     checkpoint = source.handle
     model = read_through(source)
     names = checkpoint.names()
@@ -56,7 +56,7 @@ def _told(found: Statistics) -> dict[str, object]:
 
 
 def _plain(value: int | float | None) -> object:
-    """A number as JSON and JavaScript have it: as text where they do not."""
+    """Return a number for JSON, as text if JavaScript cannot represent it."""
     if value is None or (
         value - value == 0 and not (isinstance(value, int) and abs(value) > _LARGEST_INTEGER)
     ):
@@ -76,7 +76,7 @@ def _thumbnails(checkpoint: Checkpoint) -> Iterator[tuple[str, dict[str, object]
 
 
 def _has_picture(info: TensorInfo) -> bool:
-    """Whether it is a matrix, of values that each take bytes of their own."""
+    """Return whether a tensor is a matrix whose elements take whole bytes."""
     return len(info.shape) >= 2 and info.nbytes > 0 and info.dtype not in ("C64", "F4", "F6_E2M3", "F6_E3M2")
 
 
@@ -87,7 +87,7 @@ def _element_nbytes(info: TensorInfo) -> int:
 
 
 def _memory(shape: object, dtype: object, buffer: memoryview, offset: int = 0) -> memoryview:
-    # More may follow: the caller knows how many bytes are theirs.
+    # More bytes may follow, which the caller ignores.
     return memoryview(buffer).cast("B")[offset:]
 
 
@@ -98,7 +98,7 @@ def _itself(code: str) -> str:
 _BYTES = Wrap.buffer(_memory, _itself)
 
 
-# The viewer as one file, which opens by a double click: alone, or with a report in it.
+# The viewer as one file, alone or with a report.
 #
 # The file is `viewer.html` in `web`. `scripts/bundle-viewer` writes it.
 
@@ -123,7 +123,7 @@ def page(report: str | None = None) -> str:
     Parameters
     ----------
     report
-        JSON.
+        A report as JSON, as `made` returns it.
     """
     if report is None:
         return _viewer()

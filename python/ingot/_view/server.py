@@ -271,7 +271,7 @@ class _Handler(BaseHTTPRequestHandler):
         return stack.enter_context(opening)
 
     def _only(self, field: str) -> str | None:
-        """The value of a header field that the request has exactly once."""
+        """Return the value of a header field that the request has exactly once."""
         values = self.headers.get_all(field, [])
         return values[0] if len(values) == 1 else None
 

@@ -223,7 +223,7 @@ class Shelf:
         return read_through(source)
 
     def listed(self) -> dict[str, object]:
-        """Return what the page needs first: models, their files by number and version, and short headers."""
+        """Return the facts for a new page: models, their files by number and version, and short headers."""
         numbers = iter(range(len(self.files)))
         return {
             "models": [

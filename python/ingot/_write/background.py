@@ -1,4 +1,4 @@
-"""Work that runs beside the program, one piece after another."""
+"""Run saves in the background, one after another."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ F = TypeVar("F", bound="Future[Any]")
 
 
 class Told(Future[None]):
-    """A future that notes whether the program has asked how the save ended."""
+    """A future that records whether the program has asked for its result."""
 
     def __init__(self, outcome: Outcome) -> None:
         super().__init__()
@@ -49,19 +49,19 @@ class SaveFuture(Told):
     Attributes
     ----------
     staged : concurrent.futures.Future
-        Done when the tensors may change: at once where `snapshot` had them copied, else when all bytes are
-        written, before the file is flushed and gets its name. Its result is None; where the save fails or is
-        cancelled before, it raises what that raises.
+        Done when the tensors may change: at once if `snapshot` copied them, else when all bytes are written,
+        before the file is flushed and renamed. Its result is None. If the save fails or is cancelled before,
+        it raises the same error.
     """
 
     def __init__(self, path: str = "") -> None:
         super().__init__(Outcome())
         self._path = path
-        # In the child of a fork this runs again, for the program that has the two.
+        # `Line._disown` calls this again in the child of a fork, whose program may hold both futures.
         staged: Told = self.__dict__.get("staged") or Told(self._outcome)
         Told.__init__(staged, self._outcome)
         self.staged: Future[None] = staged
-        # It is no call that waits for its turn, so it cannot be cancelled.
+        # It is not queued, so it cannot be cancelled.
         self.staged.set_running_or_notify_cancel()
         self.add_done_callback(_end_staging)
 
@@ -70,13 +70,13 @@ class SaveFuture(Told):
         raise TypeError(f"a SaveFuture cannot be pickled, since the save runs in this process: {way_out}")
 
     def _stage(self) -> None:
-        """Say that the tensors may change."""
+        """Mark the save as staged: the tensors may change."""
         if not self.staged.done():
             self.staged.set_result(None)
 
 
 class SharedSaveFuture(SaveFuture):
-    """Of a save by several ranks: it cannot be cancelled, since the others would wait for this one."""
+    """The future of a save by several ranks. It cannot be cancelled, since the other ranks would wait."""
 
     def cancel(self) -> bool:
         """Return False: it cannot be cancelled."""
@@ -96,17 +96,17 @@ def _end_staging(future: Future[None]) -> None:
 
 
 def _described(path: str, fault: BaseException) -> str:
-    """The error in one line, with the path."""
+    """Return the error in one line, with the path."""
     text = f"{type(fault).__name__}: {fault}"
     return text if _escaped(path) in text else f"{_escaped(path)}: {text}"
 
 
 class Line:
-    """Calls functions in the order in which they came, on one thread that is there only while there are some.
+    """A queue of calls, which run in order on one thread. The thread exists only while there are calls.
 
-    The interpreter waits for the thread when it exits. If it waits for no new threads any more, the call is
-    over when `put` returns. In a child after a fork there is no such thread: waiting calls continue in the
-    parent, and the child's futures say so.
+    The interpreter waits for the thread at exit. If it no longer waits for new threads, `put` returns after
+    the call. A child of a fork has no such thread: the calls continue in the parent, and the child's futures
+    raise.
     """
 
     def __init__(self, name: str) -> None:
@@ -120,11 +120,11 @@ class Line:
             )
 
     def _reset(self) -> None:
-        # One that its holder may take again: a signal handler may save while `put` runs below it.
+        # Reentrant, since a signal handler may save while `put` runs.
         self._lock = threading.RLock()
         self._waiting: deque[tuple[Future[Any], Callable[[], Any]]] = deque()
         self._running: Future[Any] | None = None
-        # The one that calls what waits. Others that were started end before they call anything.
+        # The thread that runs the calls. Any other started thread ends without running one.
         self._thread: threading.Thread | None = None
 
     def put(self, call: Callable[[], T], future: F) -> F:
@@ -138,17 +138,17 @@ class Line:
             if is_nobodys:
                 self._run_here()
             elif _exits() and self._thread is not threading.current_thread():
-                # It may be a daemon's, which ends where it stands.
+                # The running thread may be a daemon, which is killed at exit.
                 settled(future)
         except BaseException:
-            # Ctrl-C. Nobody has the future, so the call is not made later, unless it has begun.
+            # After Ctrl-C the caller has no future, so the call is dropped unless it has begun.
             with self._lock, suppress(ValueError):
                 self._waiting.remove(turn)
             raise
         return future
 
     def _starts_thread(self) -> bool:
-        """Whether there is a thread now."""
+        """Start the thread, and return whether it runs."""
         if _exits():
             return False
         thread = threading.Thread(target=self._run, name=self._name, daemon=False)
@@ -156,7 +156,7 @@ class Line:
             thread.start()
         except RuntimeError:
             return False
-        # Not before: Ctrl-C can end start() when there is no thread yet.
+        # Set after `start`, which Ctrl-C can interrupt before there is a thread.
         self._thread = thread
         return True
 
@@ -182,7 +182,7 @@ class Line:
                 self._running, call = self._waiting.popleft()
             _settle(self._running, call)
             self._running = None
-            # What the call holds shall not wait for the next one.
+            # The references of this call are released before the next one runs.
             del call
 
     def _disown(self) -> None:
@@ -191,22 +191,22 @@ class Line:
             orphans.append(self._running)
         self._reset()
         for future in orphans:
-            # A thread that is not here may have held its lock.
+            # A thread of the parent may hold the old lock.
             future.__init__()  # type: ignore[misc]
             if isinstance(future, SaveFuture):
-                # It may succeed in the parent, which reports it.
+                # The save may succeed in the parent, which reports it.
                 future._outcome.is_asked = True
             fault = RuntimeError("this process was forked while the file was saved by its parent")
             future.set_exception(fault)
 
 
 def _exits() -> bool:
-    """Whether the interpreter waits for no new thread any more, because it is about to exit."""
+    """Return whether the interpreter is about to exit and no longer waits for new threads."""
     main = threading.main_thread()
     if not main.is_alive():
         return True
     if sys.version_info >= (3, 12):
-        # It starts none either, and says so.
+        # It starts no threads either, and raises instead.
         return False
     # Python 3.11 reports it only to programs that had imported `threading` by then. A callback at exit, such
     # as a function given to `atexit`, is alone on the stack; all other code is above the program's frame.
@@ -219,7 +219,7 @@ def _exits() -> bool:
 
 
 def _is_program(frame: FrameType) -> bool:
-    """Whether the interpreter was started to run this: a script, a command, or a module by ``-m``."""
+    """Return whether this frame is the program: a script, a command, or a module run by ``-m``."""
     name = frame.f_code.co_name
     is_main = name == "<module>" and frame.f_globals.get("__name__") == "__main__"
     return is_main or name == "_run_module_as_main"

@@ -343,6 +343,6 @@ def _examined(source: Source, how: Loading) -> tuple[Sources, tuple[Finding, ...
 
 
 def _of(path: str, tensor: str | None, found: str) -> str:
-    """`found` without the file and the tensor that it begins with."""
+    """Return `found` without the file and the tensor at its start."""
     found = found.removeprefix(f"{_escaped(path)}: ")
     return found if tensor is None else found.removeprefix(f"tensor {_quoted(tensor)}: ")

@@ -102,7 +102,7 @@ def new_file(
 
 
 def staging(future: SaveFuture, write: Callable[..., None]) -> Callable[..., None]:
-    """`write`, with `future` told when all bytes of the tensors are written: none is read after that."""
+    """Return `write` such that `future` is staged when all tensors are written."""
 
     def told_of(file: NewFile, tell: Tell | None = None) -> None:
         def told(done: int, total: int) -> None:
@@ -145,7 +145,7 @@ def _stream(file: Writable, tensors: dict[str, Any], payload: Payload, how: Savi
 
 
 def _taking_all(file: Writable, called: str) -> Callable[[bytes], None]:
-    """The `write` of `file`, called again until it took everything."""
+    """Return a function that calls ``file.write`` until all bytes are taken."""
     # Imported here: a program without such files need not have it.
     from io import RawIOBase, TextIOBase
 
@@ -206,7 +206,7 @@ class Box(NamedTuple):
 
 
 def boxes(shape: tuple[int, ...], begin: int, end: int) -> list[Box]:
-    """The elements from `begin` to `end` in C order: one box or two, of at most three times as many elements.
+    """Return one or two boxes that contain the elements from `begin` to `end` in C order.
 
     The number of rows in a box depends on the number of elements alone, not on where they begin: jax compiles
     anew for every other size.

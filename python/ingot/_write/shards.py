@@ -29,7 +29,7 @@ Shard = TypeVar("Shard")
 
 
 def split(sizes: Iterable[int], limit: int) -> list[list[int]]:
-    """The tensors of each file, by their numbers: in their order, as many as fit.
+    """Return the numbers of the tensors of each file: in order, as many as fit.
 
     One that is too large comes at once, alone.
     """
@@ -72,7 +72,7 @@ class Place:
         self._hidden = re.compile(rf"{PREFIX.pattern}(.+)|\.{PREFIX.pattern}(.+)\.[0-9a-f]{{16}}\.ingot-tmp")
 
     def names(self, count: int) -> list[str]:
-        """The names of so many files."""
+        """Return the names of `count` files."""
         if count == 1:
             return [self._pattern.replace(SUFFIX, "")]
         numbers = range(1, count + 1)
@@ -90,7 +90,7 @@ class Place:
         return [name for name in sorted(os.listdir(self.directory)) if self._files.fullmatch(name)]
 
     def leftovers(self) -> list[str]:
-        """The names of what interrupted saves left here."""
+        """Return the names of the files that interrupted saves left."""
         found = []
         for name in sorted(os.listdir(self.directory)):
             hidden = self._hidden.fullmatch(name)
@@ -338,5 +338,5 @@ def remove(place: Place, names: Iterable[str]) -> None:
 
 
 def of_index(metadata: Mapping[str, str]) -> dict[str, str]:
-    """What of the metadata of a file goes into the index of several: what would be true of them."""
+    """Return the metadata of a file that is also true of an index of several files."""
     return {key: text for key, text in metadata.items() if key not in (*RECORD_KEYS, *_TOTALS)}

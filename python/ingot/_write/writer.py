@@ -151,11 +151,11 @@ class Writer:
         destination : str, bytes or os.PathLike
             The path that it was given, or another way to the same.
         orphaned : {"refuse", "finish"}
-            What to do where the writer that began the file was killed, or its process crashed, before a
-            commit. By default it cannot be joined: its contents may be of an earlier run, with other
-            values. With ``"finish"`` this writer takes its place, and what was written counts; that all of it
-            belongs together is for the caller to know. One of several who ask for it takes the place, the
-            others join that one. Elements that were being written at the time have to be written again.
+            What to do if the writer that began the file was killed, or its process crashed, before a commit.
+            By default it cannot be joined: its contents may be of an earlier run, with other values. With
+            ``"finish"`` this writer takes its place, and the elements written so far count. The caller must
+            know that they belong together. If several processes do so, one takes the place and the others
+            join it. Elements that were being written at that time have to be written again.
         durable : bool, optional
             As for `Writer`, for a commit by this one.
 
@@ -294,7 +294,7 @@ class Writer:
 
 
 def native(writer: Writer) -> _native.Writer:
-    """What fills the file of a writer with `specs`."""
+    """Return the native writer of a `Writer` with `specs`."""
     assert isinstance(writer._writer, _native.Writer)
     return writer._writer
 
@@ -320,7 +320,7 @@ def _views(specs: Mapping[str, Any], aliases: Mapping[str, str]) -> Views:
 
 
 def _declared(name: str, spec: Any) -> tuple[str, str, list[int]]:
-    """Name, code and shape in elements."""
+    """Return the name, the dtype code and the shape in elements."""
     dtype, shape = _pair(name, spec)
     code, of_elements = stored(name, dtype, shape)
     return name, code, list(of_elements)

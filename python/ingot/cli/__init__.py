@@ -10,7 +10,7 @@ import sys
 
 
 def main() -> int:
-    """Run the command that stands in ``sys.argv``, and give its exit status.
+    """Run the command in ``sys.argv`` and return its exit status.
 
     Returns
     -------

@@ -1,4 +1,4 @@
-"""Arguments and options that several commands have, and what they are checked for."""
+"""Arguments and options that several commands have, with their checks."""
 
 from __future__ import annotations
 
@@ -65,17 +65,17 @@ def no_such_command(ctx: click.Context, what: str, word: str, names: Sequence[st
     return click.UsageError(no_such(what, word, get_close_matches(word, names, 1)), ctx)
 
 
-# Where the context of a command keeps what it writes to.
+# The key for the destination in the context of a command.
 _TARGET = "ingot.target"
 
 
 def local(context: click.Context, parameter: click.Parameter, given: Given) -> Given:
-    """A path, or several, of this machine: for what is written to."""
+    """Return a local path, or several."""
     return _each(given, _local)
 
 
 def anywhere(context: click.Context, parameter: click.Parameter, given: Given) -> Given:
-    """A path or a URL, or several: for what is read. That of ``file:`` is a path."""
+    """Return a path or a URL, or several. A ``file:`` URL becomes a path."""
     return _each(given, lambda one: one if is_url(one) else _local(one))
 
 
@@ -86,7 +86,7 @@ def _each(given: Given, located: Callable[[str], str]) -> Given:
 
 
 def _local(given: str) -> str:
-    # What is empty is refused by whoever opens it.
+    # Opening an empty path fails.
     return os.fsdecode(local_path(given))
 
 
@@ -112,7 +112,7 @@ def tensor_names(context: click.Context, parameter: click.Parameter, incomplete:
 
 
 def matching_paths(incomplete: str) -> list[CompletionItem]:
-    """The paths that begin so, as words."""
+    """Return the paths that begin with `incomplete`, as words."""
     from glob import escape, glob
 
     from click.shell_completion import CompletionItem
@@ -173,7 +173,7 @@ class FloatDtype(click.Choice[str]):
         super().__init__(FLOATS, case_sensitive=False)
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        """Give the code."""
+        """Return the code of a dtype."""
         try:
             return float_code(value)
         except OptionError as error:
@@ -292,9 +292,9 @@ def pairs(given: Iterable[str]) -> dict[str, str]:
 
 
 def target(given: str, existing: Existing) -> str:
-    """A path to write to, which must not be there without ``--overwrite``.
+    """Return a path to write to. Without ``--overwrite`` it must not exist.
 
-    `honest_when_interrupted` tells of it.
+    `honest_when_interrupted` reports it.
     """
     if os.path.isdir(given):
         raise click.UsageError(f"{shown(given)}: is a directory: expected the name of a file")
@@ -305,7 +305,7 @@ def target(given: str, existing: Existing) -> str:
 
 @contextmanager
 def honest_when_interrupted(context: click.Context) -> Iterator[None]:
-    """Say so when Ctrl-C came too late: when the file of `target` had already taken its name."""
+    """Warn if Ctrl-C came too late: the file of `target` already has its name."""
     try:
         yield
     except (click.Abort, KeyboardInterrupt):
@@ -316,7 +316,7 @@ def honest_when_interrupted(context: click.Context) -> Iterator[None]:
 
 
 def _identity(path: str) -> tuple[int, int, int] | None:
-    """What tells the file at `path` from another one, or from itself before it was changed."""
+    """Return facts that change if the file at `path` is changed or replaced."""
     with suppress(OSError):
         found = os.stat(path)
         return found.st_dev, found.st_ino, found.st_mtime_ns

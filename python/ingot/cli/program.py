@@ -1,4 +1,4 @@
-"""The commands of `ingot` by name, and what their failures become."""
+"""The commands of `ingot` by name, and the reports of their failures."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
 
-# Each command stands in the module of its name, and is imported when it is used.
+# Each command is in the module of its name, and is imported when it is used.
 SECTIONS = {
     "Look": ("summary", "ls", "tree", "info", "params", "layers", "stats", "cat", "mem", "view"),
     "Check": ("check", "verify", "hash", "diff", "doctor"),
@@ -41,7 +41,7 @@ class Program(arguments.Commands):
     """The commands. A word that is not a command is a path to summarise."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """Give the names of all commands."""
+        """Return the names of all commands."""
         return list(COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
@@ -65,7 +65,7 @@ class Program(arguments.Commands):
         commands = super().shell_complete(ctx, incomplete)
         if not commands:
             return [CompletionItem(incomplete, type="file")]
-        # A shell that is told of words completes no paths beside them, so these have to be words as well.
+        # A shell that receives words completes no paths, so paths have to be words too.
         return commands + arguments.matching_paths(incomplete)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -110,7 +110,7 @@ def program() -> None:
 
 
 def run(given: Sequence[str]) -> int:
-    """Carry out a command and give its exit status. Failures are printed, on one line."""
+    """Run a command and return its exit status. A failure is printed on one line."""
     _never_fail_to_encode()
     try:
         with warnings.catch_warnings():
@@ -130,7 +130,7 @@ def _warned(given: Sequence[str], message: Warning | str, *place: Any, **rest: A
 
 
 def _expanded(given: Sequence[str]) -> list[str]:
-    """Replace words with `*` and `?` by the names that they stand for, as shells of Windows do not."""
+    """Expand words with `*` and `?` to file names, which shells of Windows do not do."""
     if os.name != "nt":
         return list(given)
     from glob import glob

@@ -49,12 +49,12 @@ def shown(text: str) -> str:
 
 
 def count(number: int) -> str:
-    """A number of parameters: ``22.7M``."""
+    """Return a number of parameters: ``22.7M``."""
     return str(number) if number < 1000 else scaled(number, ("K", "M", "B", "T", "Q"), "")
 
 
 def shape(dims: Iterable[int]) -> str:
-    """``[30522, 384]``."""
+    """Return a shape as text: ``[30522, 384]``."""
     return f"[{', '.join(map(str, dims))}]"
 
 
@@ -84,7 +84,7 @@ class Column(NamedTuple):
 
 
 def plain(rows: Iterable[Sequence[str]]) -> Iterator[str]:
-    """The rows as lines, with tabs between the cells."""
+    """Yield the rows as lines with tabs between the cells."""
     rest = iter(rows)
     # Many at once, since hardly any needs escapes: to look at each cell takes half the time of a long list.
     while block := list(islice(rest, _ROWS_AT_ONCE)):
@@ -98,7 +98,7 @@ def plain(rows: Iterable[Sequence[str]]) -> Iterator[str]:
 def aligned(
     columns: Sequence[Column], rows: Iterable[Sequence[str]], width: int, strong: Callable[[str], str]
 ) -> Iterator[str]:
-    """The lines of a table, with its titles, that fit into `width` columns of a terminal."""
+    """Yield the lines of a table with titles that fits into `width` columns of a terminal."""
     cells = [[shown(cell) for cell in row] for row in rows]
     columns, cells, widths = _fitted(columns, cells, width)
     titles = [column.title for column in columns]
@@ -110,7 +110,7 @@ def aligned(
 def _fitted(
     columns: Sequence[Column], cells: list[list[str]], width: int
 ) -> tuple[Sequence[Column], list[list[str]], list[int]]:
-    """The columns that fit into `width`, their cells, and how wide each is."""
+    """Return the columns that fit into `width`, their cells and their widths."""
     titles = [column.title for column in columns]
     widths = [max(map(cell_width, row)) for row in zip(titles, *cells, strict=True)]
     _fit(widths, columns, width)
@@ -122,7 +122,7 @@ def _fitted(
 
 
 def _over(widths: Sequence[int], width: int) -> int:
-    """How many columns of a terminal a table is wider than `width`."""
+    """Return the columns by which a table is wider than `width`."""
     return sum(widths) + len(_GAP) * (len(widths) - 1) - width
 
 
@@ -150,7 +150,7 @@ def _line(cells: Sequence[str], columns: Sequence[Column], widths: Sequence[int]
 
 
 def cut(text: str, width: int) -> str:
-    """`text` in `width` columns. What does not fit is taken from the middle: names differ at both ends."""
+    """Cut `text` to `width` columns. Removes the middle, since names differ at both ends."""
     if cell_width(text) <= width:
         return text
     head, tail = width // 2, width - width // 2 - 1
@@ -162,7 +162,7 @@ def cut(text: str, width: int) -> str:
 
 
 def cell_width(text: str) -> int:
-    """Columns that `text` takes on a terminal, where many characters of East Asia take two."""
+    """Return the columns of `text` on a terminal, where many East Asian characters take two."""
     if text.isascii():
         return len(text)
     from rich.cells import cell_len
@@ -173,7 +173,7 @@ def cell_width(text: str) -> int:
 def boxed(
     columns: Sequence[Column], rows: Iterable[Sequence[str]], width: int, strong: Callable[[str], str]
 ) -> Iterator[str]:
-    """The lines of a table in a box with round corners."""
+    """Yield the lines of a table in a box with round corners."""
     # A border and a blank at each end of each cell.
     inner = width - 4 - 3 * (len(columns) - 1)
     cells = [[shown(cell) for cell in row] for row in rows]
@@ -228,20 +228,20 @@ class Screen:
         return nbytes(number) if self.is_terminal else str(number)
 
     def say(self, line: str = "") -> None:
-        """Print a line for people. What comes from files has been escaped by whoever made the line."""
+        """Print a line for people. The caller has escaped text from files."""
         if not (self.as_json or self.quiet):
             self.out.write(line + "\n")
 
     def result(self, line: str) -> None:
-        """Print a line that ``--quiet`` leaves."""
+        """Print a line also with ``--quiet``."""
         if not self.as_json:
             self.out.write(line + "\n")
 
     def answer(self, value: object) -> None:
-        """Print the whole answer of ``--json``."""
+        """Print the whole result for ``--json``."""
         if self.as_json:
             text = _json(value) + "\n"
-            # In parts: of one that is cut short because the reader has gone, Python 3.11 does not tell.
+            # In parts, since Python 3.11 does not report a long write that a closed pipe cuts short.
             for at in range(0, len(text), _PART):
                 self.out.write(text[at : at + _PART])
 
@@ -269,11 +269,11 @@ class Screen:
             self.out.write("\n".join(block) + "\n")
 
     def strong(self, text: str) -> str:
-        """`text` in bold, where there are colours."""
+        """Return `text` in bold if colours are on."""
         return click.style(text, bold=True) if self.has_colour else text
 
     def faint(self, text: str) -> str:
-        """`text` in a colour that steps back, where there are colours."""
+        """Return `text` dimmed if colours are on."""
         return click.style(text, dim=True) if self.has_colour else text
 
 
@@ -311,7 +311,7 @@ def _json(value: object) -> str:
 
 
 def finite(value: object) -> object:
-    """`value` with the floats that JSON does not have as the strings ``"nan"``, ``"inf"`` and ``"-inf"``."""
+    """Return `value` with ``"nan"``, ``"inf"`` and ``"-inf"`` for the floats that JSON lacks."""
     if isinstance(value, float):
         return value if value - value == 0 else str(value)
     if isinstance(value, dict):
@@ -334,7 +334,7 @@ def printing(function: Callable[Concatenate[Screen, P], int | None]) -> Callable
             raise click.UsageError("--quiet has no effect with --json")
         return function(Screen(as_json, quiet), *arguments, **options)
 
-    # Its signature is that of `function` and two options, which click gives by name.
+    # Its signature is the one of `function` plus two options, which click passes by name.
     return command  # type: ignore[return-value]
 
 
@@ -507,7 +507,7 @@ def _code(error: BaseException) -> str:
 
 
 def told(error: BaseException, typed: Iterable[str]) -> str:
-    """What a failure says on one line, escaped. `typed` are the words whose secrets it must not have."""
+    """Return the message of a failure on one line, escaped, without the secrets of `typed`."""
     if isinstance(error, OSError) and not isinstance(error, SafetensorError) and error.strerror:
         # As the system's own commands say it, without Python's number.
         where = f"{os.fsdecode(error.filename)}: " if error.filename else ""
@@ -522,14 +522,14 @@ def one_line(message: str, typed: Iterable[str]) -> str:
 
 
 def status(error: BaseException) -> int:
-    """The exit status: 1 where a file is to blame or the work failed, 2 where it could not be begun."""
+    """Return the exit status: 1 for a faulty file or a failure, 2 if the work could not begin."""
     if isinstance(error, SafetensorError):
         return 2 if isinstance(error, _TYPED) else 1
     return 1 if isinstance(error, MemoryError) else 2
 
 
 def in_options(message: str) -> str:
-    """`message` with the options of the command in place of the arguments of Python."""
+    """Return `message` with the command's options in place of Python's arguments."""
     for phrase, other in _PHRASES.items():
         message = message.replace(phrase, other)
     # What stands between backticks is a name.
@@ -547,7 +547,7 @@ def _option(found: re.Match[str]) -> str:
 
 
 def without_secrets(message: str, typed: Iterable[str]) -> str:
-    """`message` without the secrets of URLs in it: those that were `typed`, and any other."""
+    """Return `message` without the secrets of `typed` and other URLs in it."""
     for word in typed:
         if "://" in word:
             message = message.replace(word, shown_url(word))

@@ -1,6 +1,6 @@
-"""What a user types for a file of tensors, opened.
+"""Open the files that users name in commands.
 
-`opened` is the one door: whatever `ingot.safe_open` learns to open, every command can.
+`opened` opens all that `ingot.safe_open` opens, for every command.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Source:
     """An open file, or the open files of a checkpoint. Only their headers have been read."""
 
     def __init__(self, path: str, handle: Checkpoint) -> None:
-        # Without what is secret, as everything that is printed.
+        # Without secrets, since it is printed.
         self.path = shown_url(path)
         self.handle = handle
         self.format = handle.format
@@ -53,29 +53,29 @@ class Source:
         self._file_names = {file: _name(file) for file in self.files}
 
     def file_of(self, name: str) -> str:
-        """The path of the file that holds a tensor."""
+        """Return the path of the file that holds a tensor."""
         if len(self.files) == 1:
             return self.files[0]
         return self.handle.shard_of(name) or self.path
 
     def file_name_of(self, name: str) -> str:
-        """The name of the file that holds a tensor."""
+        """Return the name of the file that holds a tensor."""
         return self._file_names[self.file_of(name)]
 
     def nbytes_of_files(self) -> int:
-        """The sizes of the files."""
+        """Return the bytes of the files."""
         return self.handle.nbytes
 
     def metadata(self) -> dict[str, str]:
-        """The text beside the tensors. What an index has of other kinds is given as JSON."""
+        """Return the metadata. Values of an index that are not text are JSON."""
         return {key: text_of(value) for key, value in (self.handle.metadata() or {}).items()}
 
     def others(self) -> tuple[LeftOut, ...]:
-        """What is no tensor, which is nothing in files of this package."""
+        """Return the values that are not tensors. Files of this package have none."""
         return ()
 
     def texts(self) -> dict[str, str]:
-        """What of the metadata is text, which is all of it but for an index."""
+        """Return the metadata that is text: all of it except in an index."""
         pairs = self.handle.metadata() or {}
         return {key: value for key, value in pairs.items() if isinstance(value, str)}
 
@@ -85,11 +85,11 @@ class Source:
         return self.handle.path if self.handle.is_sharded else None
 
     def infos(self) -> list[TensorInfo]:
-        """What the headers say of every tensor, in the order of the data."""
+        """Return the entry of every tensor in the order of the data."""
         return self.handle.infos()
 
     def in_natural_order(self) -> list[TensorInfo]:
-        """The same, in natural order of the names."""
+        """Return the tensors in natural order of the names."""
         return self.handle.infos(natural=True)
 
     def aliases(self) -> list[TensorInfo]:
@@ -97,21 +97,21 @@ class Source:
         return [*map(self.handle.info, self.handle.shared())]
 
     def values(self, name: str) -> Array:
-        """A tensor as an array of numpy; a view where the file is mapped."""
+        """Return a tensor as a NumPy array, a view if the file is mapped."""
         from ingot import numpy
 
         array: Array = self.handle.tensor(name, numpy.wrap)
         return array
 
     def selected(self, name: str, index: Any) -> Array:
-        """A part of a tensor; only that is read."""
+        """Return a part of a tensor, and read only that part."""
         from ingot import numpy
 
         part: Array = self.handle.select(name, index, numpy.wrap)
         return part
 
     def only_file(self) -> str:
-        """The path, for what takes single files only."""
+        """Return the path of the file. Raises if there are several."""
         if len(self.files) == 1:
             return self.files[0]
         raise click.UsageError(
@@ -132,7 +132,7 @@ def chosen(source: Looked, infos: Sequence[Named], keys: Glob | None, drop: Glob
 
 
 def opened(path: str, *, backend: str = "auto") -> Source:
-    """Open what a user typed: a file, and whatever else `ingot.safe_open` takes."""
+    """Open a file, a checkpoint or a URL that a user typed, as `ingot.safe_open` does."""
     return Source(path, door.open_checkpoint(path, Loading(backend)))
 
 
@@ -141,12 +141,12 @@ def _name(file: str) -> str:
 
 
 def size_on_disk(file: str) -> int:
-    """The bytes of a file; 0 for what is none and has to be asked for."""
+    """Return the bytes of a local file, or 0 for a URL, whose size would take a request."""
     return 0 if is_url(file) else os.path.getsize(file)
 
 
 def text_of(value: object) -> str:
-    """A value of the metadata as text."""
+    """Return a metadata value as text."""
     if isinstance(value, str):
         return value
     import json
@@ -180,19 +180,19 @@ class Foreign:
         self._file_names = {tensor.name: os.path.basename(tensor.file) for tensor in listing.tensors}
 
     def file_name_of(self, name: str) -> str:
-        """The name of the file that holds a tensor."""
+        """Return the name of the file that holds a tensor."""
         return self._file_names[name]
 
     def nbytes_of_files(self) -> int:
-        """The sizes of the files."""
+        """Return the bytes of the files."""
         return sum(os.path.getsize(file) for file in self.files if os.path.isfile(file))
 
     def metadata(self) -> dict[str, str]:
-        """The text beside the tensors."""
+        """Return the metadata."""
         return self._listing.metadata
 
     def others(self) -> tuple[LeftOut, ...]:
-        """What is no tensor."""
+        """Return the values that are not tensors."""
         return self._listing.left_out
 
     def aliases(self) -> tuple[Info, ...]:
@@ -200,11 +200,11 @@ class Foreign:
         return ()
 
     def infos(self) -> list[Info]:
-        """What is said of every tensor, in the order of the source."""
+        """Return the facts of every tensor in the order of the source."""
         return list(map(_info, self._listing.tensors))
 
     def in_natural_order(self) -> list[Info]:
-        """The same, in natural order of the names."""
+        """Return the tensors in natural order of the names."""
         infos = self.infos()
         ranks = {name: rank for rank, name in enumerate(in_natural_order([info.name for info in infos]))}
         # Nothing keeps a source from having a name twice.

@@ -27,13 +27,13 @@ class Chunk(NamedTuple):
 
 
 def metadata(begins: Mapping[str, Sequence[int]]) -> dict[str, str]:
-    """The metadata of a file whose tensors begin there in the whole ones."""
+    """Return the metadata of a file of parts, given the begin of each in its whole tensor."""
     info = {name: {_OFFSETS: [*begin]} for name, begin in begins.items()}
     return {KEY: json.dumps(info), "DCP_VERSION": "1.0", "format": "pt"}
 
 
 def begins(checkpoint: Checkpoint) -> dict[str, tuple[int, ...]] | None:
-    """Where each tensor of a file begins in the whole one; None for a file of whole tensors."""
+    """Return the begin of each tensor of a file in its whole tensor, or None for whole tensors."""
     text = (checkpoint.metadata() or {}).get(KEY)
     if not isinstance(text, str):
         return None

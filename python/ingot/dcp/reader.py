@@ -190,7 +190,7 @@ class Reader(StorageReader):
         self._files = []
 
     def read_metadata(self) -> Metadata:
-        """Say which tensors there are, and in which parts."""
+        """Return the tensors of the checkpoint and their parts."""
         self._files = self._opened()
         chunks: dict[str, list[Chunk]] = {}
         codes: dict[str, str] = {}
@@ -214,7 +214,7 @@ class Reader(StorageReader):
         )
 
     def _opened(self) -> list[Checkpoint]:
-        """The checkpoint, or each of the files in a directory that hold parts."""
+        """Return the checkpoint, or the files of a directory that hold parts."""
         path: Any = self._path
         if not is_path(path) or is_url(os.fsdecode(path)) or not os.path.isdir(path):
             return [self._checkpoint()]
@@ -231,7 +231,7 @@ class Reader(StorageReader):
         return door.open_all(self._path, self._how)
 
     def _is_shared(self) -> bool:
-        """Whether ranks load together."""
+        """Return whether ranks load together."""
         return self._read_once is not False and has_ranks()
 
     def _tensor(self, name: str, code: str, chunks: list[Chunk]) -> TensorStorageMetadata:
@@ -267,7 +267,7 @@ class Reader(StorageReader):
             self._files = self._opened()
 
     def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
-        """Note which version of the files this rank has opened, and whether they stay open."""
+        """Record the version of the files that this rank opened, and whether they stay open."""
         is_held = len(self._files) == 1 and not self._files[0].is_sharded
         return dataclasses.replace(plan, storage_data=(self._versions(), is_held))
 
@@ -278,7 +278,7 @@ class Reader(StorageReader):
         return [(this_node(), place, _digest(file.identity())) for file in self._files]
 
     def prepare_global_plan(self, plans: list[LoadPlan]) -> list[LoadPlan]:
-        """Note in each plan how many ranks have to agree on a version when they read: 0 if none has to.
+        """Record in each plan how many ranks must agree on a version when they read: 0 for none.
 
         Raise if ranks have opened different versions, and cannot agree.
         """
@@ -376,7 +376,7 @@ class Reader(StorageReader):
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
-        """Say whether it can be read from."""
+        """Return whether the checkpoint can be read from `checkpoint_id`."""
         return is_path(checkpoint_id)
 
 
@@ -411,7 +411,7 @@ def _is_replaced(fault: BaseException, peers: Peers | None) -> bool:
 
 
 def _label(item: ReadItem) -> Label:
-    """What messages call the memory that it is for: a tensor may have several."""
+    """Return the name of the destination in messages, since a tensor may have several."""
     begin = ", ".join(map(str, item.dest_offsets))
     name = item.dest_index.fqn
     return Label(f"{name} at [{begin}]" if any(item.dest_offsets) else name)

@@ -68,7 +68,7 @@ def give_up(saving: ExitStack) -> None:
 
 
 def watch(pending: list[ExitStack]) -> None:
-    """Abandon the pending save if torch's call for it has ended and the save is still in the list."""
+    """Watch for the end of torch's call, and abandon a save that is still pending then."""
     call: FrameType | None = sys._getframe()
     while call is not None and call.f_code.co_name != _CALLER:
         call = call.f_back
@@ -336,7 +336,7 @@ class Writer(StorageWriter):
         return os.path.join(os.path.abspath(self._place.directory), prefix)
 
     def _begin_parts_together(self) -> str:
-        """Have the first of all ranks prepare the directory."""
+        """Prepare the directory on the first of all ranks."""
         peers, prefix = Peers(self._group), ""
         own = os.path.realpath(self._place.directory)
         peers.same(lambda: ({"directory": own}, None), "comparing options")
@@ -347,7 +347,7 @@ class Writer(StorageWriter):
         return told
 
     def _files(self, sizes: dict[str, int]) -> Files:
-        """What is written of tensors of so many bytes, in their order."""
+        """Return the files for tensors of these sizes, in order."""
         homes = {name: name if nbytes else None for name, nbytes in sizes.items()}
         return Files(*planned(self._place, sizes, homes, self._limit, self._how.metadata or {}, {}))
 
@@ -450,7 +450,7 @@ class Writer(StorageWriter):
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
-        """Say whether it can be written to."""
+        """Return whether a checkpoint can be written to `checkpoint_id`."""
         return is_path(checkpoint_id)
 
 
@@ -490,7 +490,7 @@ class _Spec(NamedTuple):
 
 
 def _specs(plans: list[SavePlan]) -> dict[str, _Spec]:
-    """What the tensors are that ranks write, in the order in which they have them."""
+    """Return the specs of the tensors that ranks write, in the ranks' order."""
     found: dict[str, _Spec] = {}
     for plan in plans:
         for item in plan.items:
@@ -505,7 +505,7 @@ def _specs(plans: list[SavePlan]) -> dict[str, _Spec]:
 
 
 def _looked(plan: SavePlan, planner: SavePlanner) -> Looked:
-    """What this rank has of each tensor that it was given to write."""
+    """Return the part of each tensor that this rank writes."""
     found: dict[str, Held] = {}
     for item in plan.items:
         assert item.tensor_data is not None

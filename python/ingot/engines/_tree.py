@@ -1,8 +1,8 @@
-"""A tree of state, as tensors by name and a text for the rest: no pickle, so a file runs no code.
+"""Convert a tree of state into named tensors and a text, without pickle, so that a file runs no code.
 
-The text is JSON. What JSON has stands as it is. Everything else is an object of one key, which begins with a
-dollar and says what is made of its value; `_KINDS` has them all. A tensor is ``{"$tensor": NAME}``. Dicts
-whose keys are not all texts, or have one that begins with a dollar, are lists of pairs.
+The text is JSON. Values that JSON has are stored as they are. Every other value is an object with one key,
+which begins with a dollar and names the kind of the value (`_KINDS`). A tensor is ``{"$tensor": NAME}``.
+Dicts whose keys are not all texts, or have one that begins with a dollar, are lists of pairs.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ _TAG_OF = {kind.made: tag for tag, kind in _KINDS.items()}
 
 
 def taken_apart(tree: Mapping[str, Any]) -> tuple[dict[str, torch.Tensor], str]:
-    """The tensors of `tree`, named after where they are in it, and a text for the rest.
+    """Return the tensors of `tree`, named by their place in it, and the rest as text.
 
     Raises `SaveError` for what only pickle could store, with its place.
     """
@@ -121,7 +121,7 @@ class _Parts:
         self.tensors: dict[str, torch.Tensor] = {}
 
     def node(self, value: Any, place: tuple[str, ...]) -> Any:
-        """What JSON has for `value`."""
+        """Return `value` as JSON represents it."""
         kind = type(value)
         if value is None or kind in (bool, int, str) or (kind is float and math.isfinite(value)):
             return value

@@ -59,7 +59,7 @@ class UnreadTensor(torch.Tensor):
         return self._found
 
     def cut(self, cuts: Iterable[slice | int]) -> UnreadTensor:
-        """The part that `cuts` leave, one for each dimension that is there; further ones stay whole."""
+        """Return the part that `cuts` select, one for each dimension; further dimensions stay whole."""
         of_each = iter(cuts)
         whole = slice(None)
         sides = [side if isinstance(side, int) else side[next(of_each, whole)] for side in self._box]
@@ -169,7 +169,7 @@ def _chunk(tensor: UnreadTensor, chunks: int, dim: int = 0) -> tuple[UnreadTenso
 
 
 def _divided(tensor: UnreadTensor, at: int, sizes: Sequence[int]) -> tuple[UnreadTensor, ...]:
-    """Parts of these sizes, one after the other. The last may be shorter than it is said to be."""
+    """Return consecutive parts of these sizes. The last may be shorter than its size."""
     begins = [sum(sizes[:part]) for part in range(len(sizes))]
     pairs = zip(begins, sizes, strict=True)
     return tuple(_cut_at(tensor, at, slice(begin, begin + size)) for begin, size in pairs)
@@ -180,7 +180,7 @@ def _cut_at(tensor: UnreadTensor, at: int, cut: slice | int) -> UnreadTensor:
 
 
 def _side(tensor: UnreadTensor, dim: Any) -> tuple[int | None, int]:
-    """Which dimension `dim` is, and its size; None where there is no such one."""
+    """Return the dimension `dim` from the front and its size, or None if it is missing."""
     ndim = _ndim(tensor)
     if type(dim) is not int or not -ndim <= dim < ndim:
         return None, 0
@@ -230,7 +230,7 @@ class Reading(NamedTuple):
 
     @classmethod
     def of(cls, given: Mapping[str, Any], where: str, others: Collection[str] = ()) -> Reading:
-        """What a user gave, of whose names `others` are not ours and were taken out already."""
+        """Return the checked options of a user. `others` are valid names that are not ours."""
         for name in given:
             if name not in cls._fields:
                 known = (*cls._fields, *others)
@@ -247,7 +247,7 @@ class Reading(NamedTuple):
         return how
 
     def decided(self, ranks: int) -> Reading:
-        """The same without "auto": where several `ranks` share each tensor, each uses a part of it."""
+        """Return the options with "auto" resolved for a number of ranks that share each tensor."""
         if self.read != "auto":
             return self
         return self._replace(read="used" if ranks > 1 else "ahead")
@@ -327,7 +327,7 @@ def has_place_for(model: torch.nn.Module, name: str, missing: tuple[type, ...]) 
 
 
 def without_files(folder: str) -> CheckpointError:
-    """The refusal of a folder that has no file of tensors."""
+    """Return the error for a folder without files of tensors."""
     others = in_natural_order([name for name in os.listdir(folder) if name.endswith((".bin", ".pt", ".pth"))])
     found = f"found {', '.join(map(_escaped, others[:3]))}: make files of tensors by `ingot convert`"
     reason = f"expected *.safetensors, {found if others else 'found none'}"

@@ -72,14 +72,14 @@ def _made(original: Callable[..., None], self: Any, load_config: Any) -> None:
 
 
 def _for_model(original: Callable[..., Weights], self: Any, model_config: Any, model: Module) -> Weights:
-    """Note for which model weights are loaded."""
+    """Record the model for which weights are loaded."""
     if self in _loadings:
         _loadings[self] = _loadings[self]._replace(model=model)
     return original(self, model_config, model)
 
 
 def _asked(original: Callable[..., Weights], self: Any, *args: Any, **kwargs: Any) -> Weights:
-    """Note which loader asks for an iterator, for as long as it does."""
+    """Record the loader that asks for an iterator while it does."""
     loading = _loadings.get(self)
     if loading is None:
         return original(self, *args, **kwargs)
@@ -93,7 +93,7 @@ def _asked(original: Callable[..., Weights], self: Any, *args: Any, **kwargs: An
 def _given(
     original: Callable[..., Weights], hf_weights_files: list[str], *args: Any, **kwargs: Any
 ) -> Weights:
-    """The weights of files, by ingot where a loader asks for them that is to load so."""
+    """Return the weights of files, read by ingot for the loaders that ask for it."""
     if not _asking:
         return original(hf_weights_files, *args, **kwargs)
     # Imported here: SGLang calls its plugins before it has these.

@@ -34,7 +34,7 @@ MISSING = (PPMissingLayer, StageMissingLayer)
 
 
 def register() -> None:
-    """Have vLLM know ``--load-format ingot``."""
+    """Register ``--load-format ingot`` with vLLM."""
     register_model_loader("ingot")(ModelLoader)
 
 
@@ -99,11 +99,11 @@ class ModelLoader(DefaultModelLoader):  # type: ignore[misc]
         return ((source.prefix + name, tensor) for name, tensor in found)
 
     def _is_left_out(self, name: str) -> bool:
-        """Whether it is an expert of another rank, as vLLM itself says."""
+        """Return whether vLLM assigns this expert to another rank."""
         return should_skip_weight(name, self.local_expert_ids)  # type: ignore[no-any-return]
 
     def _is_used(self, source: Any) -> Says:
-        """What says whether a weight is expected to be used, by what vLLM knows of its model."""
+        """Return a function that decides whether a weight is expected to be used, by vLLM's model."""
         model = self._model
         mapper = getattr(model, "hf_to_vllm_mapper", None)
         # For a model whose encoder alone is wanted.

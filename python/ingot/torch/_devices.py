@@ -33,7 +33,7 @@ from ._tensors import (
 
 
 def mover(device: Any) -> Move | None:
-    """What has tensors read onto `device`, or takes them there; None for the CPU, where they are already."""
+    """Return a mover that reads tensors onto `device` or moves them there, or None for the CPU."""
     # The usual answer first: torch takes longer to read a device than opening a small file does.
     if is_here(device):
         return None
@@ -64,7 +64,7 @@ def widening(device: Any) -> Move | None:
 
 @cache
 def gpu(target: torch.device) -> Gpu | None:
-    """What reads onto `target`, where that is a GPU whose driver makes the copies; None for other devices.
+    """Return the destination for reads onto a GPU by its driver, or None for other devices.
 
     One for each device: a callable that returns a device for each tensor returns the same few many times.
     """
@@ -74,7 +74,7 @@ def gpu(target: torch.device) -> Gpu | None:
 
 
 def _current(target: torch.device) -> tuple[int, torch.cuda.Stream, int]:
-    """The number of a device, the stream that is the current one of this thread, and its handle."""
+    """Return the number of a device, this thread's current stream on it, and the stream's handle."""
     try:
         ordinal = torch.cuda.current_device() if target.index is None else target.index
         stream, handle = _stream(ordinal)
@@ -93,7 +93,7 @@ def _stream(ordinal: int) -> tuple[torch.cuda.Stream, int]:
 def _allocate(
     stream: torch.cuda.Stream, wanted: list[tuple[str, tuple[int, ...]]]
 ) -> list[tuple[torch.Tensor, Any]]:
-    """Tensors of these dtypes and shapes, for use on `stream`, each with a capsule of its memory."""
+    """Allocate tensors of these dtypes and shapes for use on `stream`, each with a capsule."""
     with undisturbed(), torch.cuda.stream(stream):
         return [shown(torch.empty(shape, dtype=DTYPES[code], device=stream.device)) for code, shape in wanted]
 
@@ -107,7 +107,7 @@ class Relay(Carrier):
         self._target = target
 
     def read(self, checkpoint: Checkpoint, wanted: Wanted, reads: Reads) -> list[torch.Tensor]:
-        """What is wanted, on the device, in the order of its current stream."""
+        """Return the wanted tensors on the device, in the order of its current stream."""
         outlines = checkpoint.outlines(wanted, wrap)
         driver = gpu(self._target)
         facts = enumerate(zip(wanted.names, (code for code, _ in outlines), strict=True))
@@ -162,7 +162,7 @@ def relay(target: torch.device) -> Relay:
 
 
 def _usable(target: torch.device) -> torch.device:
-    """The device with its number, which torch can use."""
+    """Return the device with its number. Raises if torch cannot use it."""
     try:
         with undisturbed():
             return torch.empty(0, device=target).device
@@ -172,7 +172,7 @@ def _usable(target: torch.device) -> torch.device:
 
 
 def shown(tensor: torch.Tensor) -> tuple[torch.Tensor, Any]:
-    """A tensor, and a capsule of its memory."""
+    """Return a tensor and a capsule of its memory."""
     plain = tensor if _crosses_by_dlpack(tensor.dtype) else tensor.view(torch.uint8)
     return tensor, _to_dlpack(plain)
 

@@ -89,12 +89,12 @@ def load_file(
     device : str, int, torch.device, dict or callable
         Where the tensors are placed: a device for `torch.device`. ``"meta"`` makes empty tensors and reads
         nothing. Onto a GPU (``"cuda"``) and other accelerators tensors are read through pinned memory, into
-        memory of torch's own allocator: when this returns, what is queued on the current stream finds them
-        there. A dict has patterns of names, each with a device, such as
+        memory of torch's own allocator; work that is queued on the current stream after the call sees their
+        values. A dict has patterns of names, each with a device, such as
         ``{"layers.0.*": "cuda:0", "*": "cpu"}``. ``*`` is any text and ``?`` one character. The first that
-        matches decides, and each has to match a tensor. A callable is called with what `ingot.safe_open.info`
-        returns, and returns the device. Names that share memory go where the one goes that the file holds.
-        Tensors of `out` stay where they are. torch's default device changes nothing of this. Inside of a
+        matches decides, and each has to match a tensor. A callable is called with the `TensorInfo` of each
+        tensor and returns its device. Aliases are placed on the same device as the stored tensor.
+        Tensors of `out` stay where they are. torch's default device has no effect. Inside of a
         ``FakeTensorMode`` the tensors are fake ones of that mode, on this device.
     shared : {"alias", "drop"}
         What to do with the names that ``save_file(..., shared="alias")`` did not write tensors for.
@@ -102,12 +102,12 @@ def load_file(
         tensors in the file, and aliases that `keys` selects with memory of their own. Other files have no
         such names.
     out : dict of str to torch.Tensor, or to a list of these, optional
-        Read these tensors into memory that is there already, without a second copy, and give the same objects
-        back. They may be strided in any way, and on other devices. They need the shape and the dtype of what
-        is read into them, and memory that no other of them has. Several parts of one tensor go to a list of
-        destinations, with a list of as many indices in `slices`.
+        Existing tensors to read into, without a second copy; the result has the same objects. They may have
+        any strides and be on any device. They need the shape and the dtype of the values that are read, and
+        must not overlap. Several parts of one tensor go to a list of destinations, with a list of as many
+        indices in `slices`.
     return_metadata : bool
-        Return the metadata too, of the same look at the file.
+        Return the metadata too, read from the same version of the file.
     **options
         What is loaded, and how: `ingot.typing.LoadOptions`.
 
@@ -204,7 +204,7 @@ def load(data: Buffer, *, shared: Loaded = "alias", **options: Unpack[NoOptions]
 def _loaded(
     checkpoint: Checkpoint, move: Moving, shared: Loaded, selected: Selected[torch.Tensor] | None, how: Reads
 ) -> dict[str, torch.Tensor]:
-    """The tensors that were asked for, and those that the file's record of shared tensors adds."""
+    """Return the selected tensors, and those that the file's record of aliases adds."""
     aliases = checkpoint.shared() if shared == "alias" else {}
     views = recorded(aliases) if aliases else {}
     if selected is None:
@@ -240,8 +240,8 @@ def _parts(
     def is_cut(name: str) -> bool:
         return name in out or selected.of(name) is not None
 
-    # Names that share memory are views of what is read whole; where that is not asked for it is read for
-    # them. Nearly all files are without them, and some have many tensors.
+    # Aliases are views of tensors that are read whole, also if only the aliases are selected. Nearly all
+    # files have none, and some files have many tensors.
     restored = {name: views[name] for name in names if name in views and not is_cut(name)} if views else {}
     sources = {name: names[name] for name in names if name not in restored} if restored else names
     refuse_captured(out)
@@ -288,8 +288,8 @@ def save(
     shared : {"error", "copy", "alias"}
         What to do with tensors that share memory. ``"error"`` refuses them, as upstream. ``"copy"`` writes
         each in full. ``"alias"`` writes the memory once and notes the other names in the metadata, under
-        ``ingot.shared``, so that `load_file` gives all of them back on one memory; other readers see the
-        tensor that was written only.
+        ``ingot.shared``, so that `load_file` returns all of them on one memory; other readers see only
+        the tensor that was written.
     contiguous : {"copy", "error"}
         What to do with tensors that do not lie in C order, such as transposed and ``channels_last`` ones:
         pack them, a few MiB at a time, or refuse them, as upstream.
@@ -432,7 +432,7 @@ def _payload(tensors: dict[str, torch.Tensor], shared: Shared) -> Callable[[str,
 
 
 def _copies(shared: Shared, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Copies of these tensors, each on its device, but of what cannot be stored: that is refused later."""
+    """Return copies on the tensors' devices. Tensors that cannot be stored are refused later."""
     if shared == "error":
         # What is copied no longer shares anything.
         refuse_shared(_plain_ones(tensors))
@@ -442,7 +442,7 @@ def _copies(shared: Shared, tensors: dict[str, torch.Tensor]) -> dict[str, torch
 def _stored(
     own: dict[str, torch.Tensor], shared: Shared, contiguous: Contiguous
 ) -> tuple[dict[str, torch.Tensor], Views]:
-    """The tensors to write, and where the others lie in these."""
+    """Return the tensors to write, and the places of the others in them."""
     if contiguous == "error":
         refuse_strided(own)
     if shared != "alias":

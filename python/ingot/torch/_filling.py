@@ -37,7 +37,7 @@ from ._tensors import (
 
 
 def destinations(tensors: Mapping[str, torch.Tensor]) -> Destinations:
-    """Those of the CPU, to be read into. Raises for the first of all that has no memory to be written to."""
+    """Return the tensors of the CPU as destinations. Raises for a tensor without writable memory."""
     with undisturbed():
         return Destinations(tensors, _memory, _export)
 
@@ -111,7 +111,7 @@ def refuse_captured(names: Iterable[str]) -> None:
 
 
 def _memory(name: str, tensor: torch.Tensor) -> Memory | None:
-    """The code of a tensor's dtype, and its memory as a capsule; None for one of another device.
+    """Return the code of a tensor's dtype and a capsule of its memory, or None off the CPU.
 
     Asked of those that `_export` does not show.
     """
@@ -207,7 +207,7 @@ class Filling:
                     reads.tell(done, total)
 
     def nbytes(self) -> int:
-        """Bytes of the tensors."""
+        """Return the bytes of the tensors."""
         return sum(tensor.nbytes for tensor in self._tensors)
 
     def _convert(self, gpu: Gpu | None, threads: int | None) -> Generator[int]:
@@ -253,12 +253,12 @@ class Filling:
             yield from pieces(rank, index, self._checkpoint.info(name).shape, nbits)
 
     def _part(self, batch: list[Piece]) -> Wanted:
-        """What is to be read for a batch."""
+        """Return the wanted parts of a batch."""
         some = self._wanted.some([piece.rank for piece in batch])
         return some._replace(indices=[piece.index for piece in batch])
 
     def _laid(self, batch: list[Piece], memory: torch.Tensor) -> dict[str, torch.Tensor]:
-        """A tensor in `memory` for each piece."""
+        """Return a tensor in `memory` for each piece."""
         laid, begin = {}, 0
         for number, piece in enumerate(batch):
             code, _ = self._outlines[piece.rank]
@@ -268,7 +268,7 @@ class Filling:
         return laid
 
     def _place(self, piece: Piece) -> torch.Tensor:
-        """Where a piece belongs in its tensor."""
+        """Return the part of its tensor that a piece fills."""
         tensor, (code, _) = self._tensors[piece.rank], self._outlines[piece.rank]
         with undisturbed(), torch.no_grad():
             # Without the dimensions of size 1 that an index adds, which is a view for all strides.
@@ -298,7 +298,7 @@ def cross(ring: Ring, place: torch.Tensor, values: torch.Tensor) -> None:
 
 
 def _plainly(place: torch.Tensor, values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """The two as bytes, where one dtype has elements of a byte: torch copies its rarer ones as bytes only."""
+    """Return both as bytes if they share a one-byte dtype, since torch copies rare dtypes only so."""
     if place.dtype == values.dtype and values.itemsize == 1:
         return place.view(torch.uint8), values.view(torch.uint8)
     return place, values

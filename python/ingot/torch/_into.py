@@ -175,7 +175,7 @@ class Slot(NamedTuple):
 
 
 def slot(name: str, source: str, tensor: torch.Tensor) -> Slot:
-    """What is filled of `tensor`: of a DTensor the part that this rank has. Raises where nothing can be."""
+    """Return the part of `tensor` to fill: of a DTensor the part of this rank. Raises without one."""
     if not is_distributed(tensor):
         refuse_destination(name, tensor)
         return Slot(name, source, None, tensor)
@@ -291,7 +291,7 @@ def _refuse_flat(module: torch.nn.Module) -> None:
 
 
 def _ties(tensors: Mapping[str, torch.Tensor]) -> dict[str, int]:
-    """A number for each name, equal for names of one tensor."""
+    """Return a number for each name, equal for names of one tensor."""
     numbers: dict[Any, int] = defaultdict(lambda: len(numbers))
     ties = {}
     for name, tensor in tensors.items():
@@ -359,7 +359,7 @@ class _Requests:
         self._indices: list[Any] = []
 
     def add(self, one: Slot, code: str) -> None:
-        """All that fills a tensor, a part of one block by block."""
+        """Add the requests that fill a tensor, block by block for a part."""
         if one.part is None:
             self._add(one, None, one.name, one.tensor, code)
             return
@@ -389,7 +389,7 @@ def _spelled(name: str, block: Box) -> Label:
 def _by_device(
     checkpoint: Checkpoint, wanted: Wanted, tensors: list[torch.Tensor]
 ) -> list[tuple[Gpu | None, Filling]]:
-    """What is wanted for the tensors of each device, and the device where it can be read onto."""
+    """Return the filling of the tensors of each device, with the GPU if it can be read onto."""
     devices: dict[torch.device, list[int]] = defaultdict(list)
     for rank, tensor in enumerate(tensors):
         devices[tensor.device].append(rank)

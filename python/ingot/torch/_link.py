@@ -34,14 +34,14 @@ class Link:
         into.copy_(values, non_blocking=True)
 
     def mark(self) -> Any:
-        """What is queued on the device's current stream by now, as an event to be waited for."""
+        """Return an event to wait for the work queued on the device's current stream so far."""
         event = torch.Event(self._device)
         event.record(torch.accelerator.current_stream(self._device))
         return event
 
     @contextmanager
     def aside(self, since: Any) -> Iterator[None]:
-        """Have another stream be the current one, which waits for what `since` marks and nothing later."""
+        """Enter another stream that waits for the event `since` and for no later work."""
         if self._stream is None:
             self._stream = torch.Stream(self._device)
         with self._stream:
@@ -67,7 +67,7 @@ class Link:
 
 @cache
 def link(device: torch.device) -> Link | None:
-    """The way to `device`; None where torch has no pinned memory or no streams for it."""
+    """Return the link to `device`, or None if torch lacks pinned memory or streams for it."""
     # What MPS has of the two saves nothing: its memory is the host's.
     if device.type in ("cpu", "meta", "mps") or not _is_the_accelerator(device):
         return None
@@ -82,7 +82,7 @@ def link(device: torch.device) -> Link | None:
 
 
 def _is_the_accelerator(device: torch.device) -> bool:
-    """Whether torch's functions for accelerators speak of devices of this type."""
+    """Return whether torch's functions for accelerators cover devices of this type."""
     # Older releases of torch have none.
     accelerator = getattr(torch, "accelerator", None)
     current = None if accelerator is None else accelerator.current_accelerator()
@@ -103,7 +103,7 @@ class Ring:
         self._used: deque[tuple[torch.Tensor, Any]] = deque()
 
     def take(self) -> torch.Tensor:
-        """A piece that no copy reads any more."""
+        """Return a piece of memory that no copy reads any more."""
         if len(self._used) < (1 if self._way is None else RING):
             fresh = self._fresh()
             if fresh is not None:

@@ -45,7 +45,7 @@ class Looked(NamedTuple):
 
 
 def open_once(open_with: Callable[[ShardHeaders | None], Checkpoint], peers: Peers) -> Checkpoint:
-    """What all ranks open: the first reads the headers for all where it does not come from this machine.
+    """Open the source on all ranks. The first reads the headers for all.
 
     All of them call it. Where it raises on the first rank, the others find out by themselves.
     """
@@ -173,7 +173,7 @@ def scope(asked: str | bool, facts: list[tuple[str, bool]]) -> tuple[str | None,
 
 
 def fingerprint(checkpoint: Checkpoint) -> str:
-    """Equal for files with the same tensors at the same places."""
+    """Return a text that is equal for files with the same tensors at the same positions."""
     digest, infos = sha256(), checkpoint.infos()
     for info in infos:
         digest.update(f"{info.name}\0{info.dtype}{info.shape}{info.begin}:{info.end}\0".encode())
@@ -325,7 +325,7 @@ class Load:
 
 
 def _tensor(info: TensorInfo) -> Tensor:
-    """As torch stores it: of F4 two elements are one."""
+    """Return shape and element size as torch stores them: F4 has two elements in one."""
     dtype = DTYPES.get(info.dtype)
     shape = (*info.shape[:-1], info.shape[-1] // 2) if info.dtype == "F4" and info.shape else info.shape
     return Tensor(tuple(shape), 1 if dtype is None else dtype.itemsize)

@@ -167,7 +167,7 @@ def _refuse_by_ranks(how: Loading) -> None:
 
 
 def has_ranks() -> bool:
-    """Whether there is more than one."""
+    """Return whether there is more than one rank."""
     return has_group() and torch.distributed.get_world_size() > 1
 
 

@@ -224,7 +224,7 @@ def duplicate_names(
     discard_names: Iterable[str] | None = None,
     partial: str = "error",
 ) -> dict[str, list[str]]:
-    """For each name to keep the names to drop, by upstream's rule.
+    """Return the names to drop for each name to keep, by upstream's rule.
 
     Of the tensors on one storage those that cover it can be kept: the first by name, of `preferred_names`
     where some are among them, else one that is not in `discard_names` where there is one. Where none covers
@@ -245,7 +245,7 @@ def duplicate_names(
 
 
 def shared_storages(tensors: Mapping[str, torch.Tensor]) -> list[set[str]]:
-    """Names by storage, each storage apart where its tensors do not overlap."""
+    """Group names by storage, and by overlap within a storage."""
     groups: dict[tuple[Any, ...], list[str]] = defaultdict(list)
     for name, tensor in tensors.items():
         # A module may put anything into its state. What is no tensor is refused when it is saved.
@@ -258,7 +258,7 @@ def shared_storages(tensors: Mapping[str, torch.Tensor]) -> list[set[str]]:
 
 
 def overlapping(names: Iterable[str], tensors: Mapping[str, torch.Tensor]) -> list[set[str]]:
-    """The names, together where their extents in memory overlap."""
+    """Return groups of names whose extents in memory overlap."""
     crowds: list[set[str]] = []
     reach = 0
     extents = sorted((tensors[name].data_ptr(), end_ptr(tensors[name]), name) for name in names)
@@ -271,7 +271,7 @@ def overlapping(names: Iterable[str], tensors: Mapping[str, torch.Tensor]) -> li
 
 
 def storage_ptr(tensor: torch.Tensor) -> int:
-    """The address of the tensor's storage; 0 where it has none."""
+    """Return the address of the tensor's storage, or 0 if it has none."""
     try:
         return tensor.untyped_storage().data_ptr()
     except (NotImplementedError, RuntimeError):
@@ -279,7 +279,7 @@ def storage_ptr(tensor: torch.Tensor) -> int:
 
 
 def storage_size(tensor: torch.Tensor) -> int:
-    """The bytes of the tensor's storage; of its elements where it has none."""
+    """Return the bytes of the tensor's storage, or of its elements if it has none."""
     try:
         return tensor.untyped_storage().nbytes()
     except (NotImplementedError, RuntimeError):
@@ -287,7 +287,7 @@ def storage_size(tensor: torch.Tensor) -> int:
 
 
 def end_ptr(tensor: torch.Tensor) -> int:
-    """The address after the tensor's last byte."""
+    """Return the address after the tensor's last byte."""
     if not tensor.nelement():
         return tensor.data_ptr()
     steps = zip(tensor.shape, tensor.stride(), strict=True)
@@ -295,7 +295,7 @@ def end_ptr(tensor: torch.Tensor) -> int:
 
 
 def is_complete(tensor: torch.Tensor) -> bool:
-    """Whether the tensor's elements are the whole of its storage."""
+    """Return whether the tensor's elements are the whole of its storage."""
     begins = tensor.data_ptr() == storage_ptr(tensor)
     return begins and tensor.nelement() * tensor.itemsize == storage_size(tensor)
 

@@ -47,7 +47,7 @@ class Spec(NamedTuple):
         return self.itemsize * prod(self.shape)
 
     def stored(self) -> tuple[str, list[int]]:
-        """As a header has it: of F4 torch has two elements in one."""
+        """Return the code and the shape for a header: torch has two F4 elements in one."""
         shape = [*self.shape]
         if self.code == "F4":
             shape[-1] *= 2
@@ -134,7 +134,7 @@ class Together:
         self.moved(values.nbytes)
 
     def _look(self, looked: Looked) -> _Mine:
-        """What this rank has. Raises for what cannot be stored."""
+        """Return the tensors of this rank. Raises for tensors that cannot be stored."""
         known: dict[Part, int] = {}
         kinds, specs = array("I"), []
         for name, (part, local) in looked.held.items():
@@ -144,7 +144,7 @@ class Together:
         return _Mine([*looked.held], specs, kinds, [*known], looked.shared)
 
     def _tell(self, mine: _Mine) -> list[_Mine]:
-        """What each rank has. Names are sent only where they are not the same on all ranks."""
+        """Return the tensors of each rank. Names are sent only if they differ between ranks."""
         digest = sha256(repr((mine.names, mine.specs)).encode()).digest()
         is_same = len(set(self._peers.gather(digest, "comparing names"))) == 1
         short = mine._replace(names=None, specs=None) if is_same else mine
@@ -170,7 +170,7 @@ class Together:
         return holders
 
     def _writers(self) -> dict[str, tuple[tuple[int, Part], ...]]:
-        """The ranks that write each tensor, and their parts: of ranks that have the same the idlest."""
+        """Return the ranks that write each tensor, with their parts: the least loaded of the holders."""
         loads = [0] * self._peers.size
         known: dict[Any, list[tuple[Part, list[int]]]] = {}
         found: dict[str, tuple[tuple[int, Part], ...]] = {}
@@ -191,7 +191,7 @@ class Together:
     def _covering(
         self, name: str, spec: Spec, holders: list[tuple[int, Part]]
     ) -> list[tuple[Part, list[int]]]:
-        """Parts that are the tensor together, each with the ranks that have it."""
+        """Return parts that cover the tensor, each with the ranks that hold it."""
         parts: dict[Part, list[int]] = {}
         for rank, part in holders:
             if part.numel or part.is_whole():
@@ -339,7 +339,7 @@ class _Fill:
 
     @contextmanager
     def _step(self, doing: str, paths: Mapping[str, str]) -> Iterator[None]:
-        """A step whose failure names the files as they will be called."""
+        """Run a step. Its errors name the files by their final names."""
         name, path = next(iter(paths.items()))
         hidden = os.path.basename(path).removesuffix(name)
         with self._peers.step(doing), called(hidden, ""):
@@ -408,7 +408,7 @@ class _Sending:
                 self._write_blocks(blocks, parcels)
 
     def _pieces(self, windows: list[tuple[int, list[Block]]]) -> list[list[torch.Tensor]]:
-        """What this rank sends to each."""
+        """Return the pieces that this rank sends to each."""
         pieces: list[list[torch.Tensor]] = [[] for _ in range(self._peers.size)]
         for owner, blocks in windows:
             for block in blocks:
@@ -419,7 +419,7 @@ class _Sending:
         return pieces
 
     def _sizes(self, blocks: list[Block]) -> list[int]:
-        """The bytes that come from each rank."""
+        """Return the bytes that arrive from each rank."""
         sizes = [0] * self._peers.size
         for block in blocks:
             for rank, part in block.pattern.wanted:

@@ -126,9 +126,9 @@ def save_sharded(
     one, and the files are byte for byte those that one process would write of the whole tensors. Names that
     only some ranks have, as for pipeline stages, are saved too. On one machine all ranks write to all
     files; of several machines each file is written by one rank, to which the others send, 96 MiB at a time at
-    most. The first rank puts the files in place when each has been flushed by who wrote it. In the background
-    they agree over connections of their own (gloo), so that the program's collectives may go on; what was
-    planned is agreed on before the call returns, and raised by it.
+    most. The first rank puts the files in place after each has been flushed by its writer. In the background
+    the ranks use connections of their own (gloo), so that the program's collectives may continue. They agree
+    on the plan before the call returns, which raises if they cannot.
 
     The index is written last. If the save fails or the power does, the directory holds the old checkpoint or
     the new one, whole: files are written under other names first, and where the old checkpoint has files of
@@ -294,7 +294,7 @@ def planned(
     of_user: dict[str, str],
     shared: Mapping[str, str],
 ) -> tuple[dict[str, list[str]], dict[str, str], dict[str, object] | None]:
-    """The names of the tensors of each file, the metadata of each, and the index, if there is one."""
+    """Return the names of the tensors of each file, the files' metadata, and the index, if any."""
     shards = _split(sizes, homes, limit)
     files = dict(zip(place.names(len(shards)), shards, strict=True))
     notes = {name: kept for name, kept in shared.items() if name not in of_user}
@@ -304,10 +304,10 @@ def planned(
 
 
 def _split(sizes: Mapping[str, int], homes: Mapping[str, Hashable], limit: int) -> list[list[str]]:
-    """The names of each file.
+    """Return the names of the tensors of each file.
 
-    A tensor goes where one of the same home, its storage, went, after what is there already. At this point
-    these are the empty ones, which all have none.
+    Tensors with an equal storage in `homes` go to the same file. At this point only empty tensors, which have
+    none, are equal.
     """
     first: dict[Hashable, str] = {}
     followers = []

@@ -1,7 +1,7 @@
-"""Tensors that share memory: which do, and how they are stored once under several names.
+"""Find tensors that share memory, and store them once under several names.
 
-The file holds one tensor of each group that shares memory. Where the others lie in it stands in the metadata:
-FORMAT.md, "Shared tensors".
+The file holds one tensor of each group that shares memory. The metadata records the places of the others in
+it (FORMAT.md, "Shared tensors").
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ _MAX_DIMS = 64
 
 
 def views_among(tensors: Mapping[str, torch.Tensor]) -> Views:
-    """The tensors that need not be stored, each with where it lies in one that is.
+    """Return the tensors that need not be stored, each with its place in a stored one.
 
-    Raises `SharedMemoryError` for tensors that share memory while none of them holds it all: no one of them
-    could give the others back.
+    Raises `SharedMemoryError` for tensors that share memory if none of them covers it, since the others could
+    not be restored from one of them.
     """
     views: Views = {}
     for names in crowds(tensors):
@@ -47,13 +47,13 @@ def _views_in(names: list[str], tensors: Mapping[str, torch.Tensor]) -> Views:
 
 
 def _geometry(tensor: torch.Tensor) -> tuple[Any, ...]:
-    """Equal for tensors that are one and the same to whoever reads or writes them."""
+    """Return a value that is equal for tensors with the same memory, geometry and dtype."""
     place = (tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype)
     return (*place, tensor.is_conj(), tensor.is_neg())
 
 
 def _whole(names: list[str], tensors: Mapping[str, torch.Tensor]) -> str | None:
-    """The first of these tensors that holds the memory of all of them, in C order."""
+    """Return the first of these tensors that covers the memory of all of them in C order."""
     extents = {name: extent(tensors[name]) for name in names}
     span = min(begin for begin, _ in extents.values()), max(end for _, end in extents.values())
     holds_all = (name for name in names if extents[name] == span and tensors[name].is_contiguous())
@@ -61,7 +61,7 @@ def _whole(names: list[str], tensors: Mapping[str, torch.Tensor]) -> str | None:
 
 
 def _lies_in(tensor: torch.Tensor, whole: torch.Tensor) -> bool:
-    """Whether shape, strides and a first element say it all."""
+    """Return whether a shape, strides and a first element describe the tensor in `whole`."""
     return (
         tensor.dtype == whole.dtype
         and not _is_lazy(tensor)
@@ -109,7 +109,7 @@ def refuse_shared(tensors: Mapping[str, torch.Tensor]) -> None:
 def shares_memory(
     pair: tuple[str, str], hint: str = 'save with shared="alias" or "copy", or save `tensor.clone()`'
 ) -> SharedMemoryError:
-    """The error for two tensors that share memory. It begins as upstream's does."""
+    """Return the error for two tensors that share memory. It begins as upstream's does."""
     first, second = map(_quoted, pair)
     start = "Some tensors share memory, this will lead to duplicate memory on disk and potential differences"
     message = f"{start} when loading them again: {first}, {second} — {hint}"
@@ -117,7 +117,7 @@ def shares_memory(
 
 
 def crowds(tensors: Mapping[str, torch.Tensor]) -> Iterator[list[str]]:
-    """Groups of tensors whose extents, first byte to last, overlap. Only these can share a byte."""
+    """Yield groups of tensors whose extents overlap. Only these can share a byte."""
     full = {name: tensor for name, tensor in tensors.items() if tensor.numel()}
     extents = sorted((str(tensor.device), *extent(tensor), name) for name, tensor in full.items())
     crowd: list[str] = []
@@ -134,7 +134,7 @@ def crowds(tensors: Mapping[str, torch.Tensor]) -> Iterator[list[str]]:
 
 
 def extent(tensor: torch.Tensor) -> tuple[int, int]:
-    """The addresses of the first byte and of the one after the last. torch has no negative strides."""
+    """Return the addresses of the first byte and after the last. torch has no negative strides."""
     begin = tensor.data_ptr()
     last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
     return begin, begin + (last + 1) * tensor.itemsize
@@ -159,7 +159,7 @@ def first_pair(names: Iterable[str], tensors: Mapping[str, torch.Tensor]) -> tup
 
 
 def _bytes_of(tensor: torch.Tensor, taken: torch.Tensor, first: int) -> torch.Tensor:
-    """The part of `taken` that stands for the bytes of `tensor`, whose first is at `first`."""
+    """Return the part of `taken` that represents the bytes of `tensor` from `first` on."""
     nbytes = tensor.itemsize
     # A broadcast dimension is the same bytes again and again: once is enough, and torch fills no tensor
     # twice.

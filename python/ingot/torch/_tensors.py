@@ -68,7 +68,7 @@ def not_plain(tensor: torch.Tensor) -> str | None:
 
 
 def _without_memory(tensor: torch.Tensor) -> str | None:
-    """Why its storage does not hold the tensor; None where it does: storages can be freed and shrunk."""
+    """Return why the storage does not hold the tensor, or None. Storages can be freed and shrunk."""
     is_cpu = tensor.device.type == "cpu"
     if tensor.numel() == 0:
         return None
@@ -88,12 +88,12 @@ def _without_memory(tensor: torch.Tensor) -> str | None:
 
 
 def _dispatch(kind: Any) -> object:
-    """What a class does with operations: torch's own where its values are where torch looks for them."""
+    """Return a class's handler of operations: torch's own if the tensor's memory has its values."""
     return kind.__torch_dispatch__
 
 
 def _wrapped(tensor: Any) -> str:
-    """The way out for a tensor whose class keeps its values elsewhere."""
+    """Return the remedy for a tensor whose class keeps its values elsewhere."""
     kind: Any = type(tensor)
     if hasattr(tensor, "full_tensor"):
         way_out = "or save `.full_tensor()`, or `.to_local()` in a file per rank"
@@ -111,7 +111,7 @@ def _wrapped(tensor: Any) -> str:
 
 
 def in_transform() -> bool:
-    """Whether a transform (vmap, grad, jvp, functionalize) is active."""
+    """Return whether a transform (vmap, grad, jvp, functionalize) is active."""
     return _functorch.peek_interpreter_stack() is not None
 
 
@@ -134,7 +134,7 @@ def undisturbed() -> AbstractContextManager[object]:
 
 
 def fake_mode() -> Any:
-    """The `FakeTensorMode` that is active, if one is."""
+    """Return the active `FakeTensorMode`, or None."""
     # Nearly always no mode is, and their number is asked in half the time.
     return _mode(_FAKE) if _modes() else None
 
@@ -145,7 +145,7 @@ def is_here(device: Any) -> bool:
 
 
 def faked(tensor: torch.Tensor, device: torch.device, mode: Any) -> torch.Tensor:
-    """A tensor of `mode` in place of one with values."""
+    """Return a tensor of `mode` in place of one with values."""
     with mode:
         return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=device)
 
@@ -153,9 +153,9 @@ def faked(tensor: torch.Tensor, device: torch.device, mode: Any) -> torch.Tensor
 def fetcher(tensor: torch.Tensor) -> Callable[[int, int], Any]:
     """Return a function that copies the bytes of `tensor` from `begin` to `end`, in C order, into a capsule.
 
-    It takes only those to the CPU, and resolves a lazy conjugation or negation for only those. Whichever
-    thread calls it, and whatever was queued on the device since, the values are those that what was queued on
-    the caller's current stream by now leaves there.
+    Only these bytes are copied to the CPU, and only for them a lazy conjugation or negation is resolved. Any
+    thread may call the function. The values include the work that is queued on the caller's current stream
+    now, and no later work.
     """
     itemsize = tensor.itemsize
     with undisturbed():
@@ -174,7 +174,7 @@ def fetcher(tensor: torch.Tensor) -> Callable[[int, int], Any]:
 
 
 def _packed(tensor: torch.Tensor, begin: int, end: int) -> torch.Tensor:
-    """The elements from `begin` to `end` together in memory, as they are stored."""
+    """Return the elements from `begin` to `end`, contiguous, as they are stored."""
     part = _elements(tensor, begin, end)
     # torch copies its rarer dtypes as bytes only, and conjugates none of them.
     if part.itemsize == 1:
@@ -185,7 +185,7 @@ def _packed(tensor: torch.Tensor, begin: int, end: int) -> torch.Tensor:
 
 
 def _elements(tensor: torch.Tensor, begin: int, end: int) -> torch.Tensor:
-    """The elements from `begin` to `end`, flat. Copies only those, and the rest of their rows."""
+    """Return the elements from `begin` to `end`, flat. At most their rows are copied."""
     if tensor.is_contiguous():
         return tensor.view(-1)[begin:end]
     parts = [_part(tensor, box) for box in boxes(tuple(tensor.shape), begin, end)]
@@ -200,7 +200,7 @@ def _part(tensor: torch.Tensor, box: Box) -> torch.Tensor:
 
 
 def storable(name: str, tensor: torch.Tensor) -> str:
-    """The code of the tensor's dtype. Raises `SaveError` where the tensor cannot be stored as it is."""
+    """Return the code of the tensor's dtype. Raises `SaveError` if it cannot be stored as it is."""
     if not isinstance(tensor, torch.Tensor):
         raise not_a_tensor(name, tensor, "a torch.Tensor")
     reason = not_plain(tensor)
@@ -234,12 +234,12 @@ def refuse_strided(tensors: Mapping[str, torch.Tensor]) -> None:
 
 
 def _plain_ones(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Those that have memory to speak of. The others are refused by `payload`, each with its reason."""
+    """Return the tensors with memory of their own. `payload` refuses the others with a reason."""
     return {name: tensor for name, tensor in tensors.items() if not_plain(tensor) is None}
 
 
 def _tensors(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """A dict of our own, which holds tensors and nothing else."""
+    """Return a new dict, whose values must be tensors."""
     own = named(tensors, ValueError, "torch.Tensor")
     for kind in set(map(type, own.values())):
         if not issubclass(kind, torch.Tensor):
@@ -261,13 +261,13 @@ def _places(tensors: list[torch.Tensor]) -> tuple[list[Any], list[int]] | None:
 
 
 def _are_stored(tensors: list[torch.Tensor]) -> bool:
-    """Whether files have the dtypes of these tensors, and none is conjugated lazily."""
+    """Return whether files have the dtypes of these tensors, and none is a lazy conjugate."""
     return set(map(_dtype, tensors)) <= _CODES.keys() and not any(map(torch.Tensor.is_conj, tensors))
 
 
 @cache
 def _crosses_by_dlpack(dtype: torch.dtype) -> bool:
-    """Whether this torch exports and imports `dtype` by DLPack. It learnt the smaller floats one by one.
+    """Return whether this torch exports and imports `dtype` by DLPack.
 
     The answer is kept, so it must not depend on where it is asked: under another default device, in a mode.
     """
@@ -279,7 +279,7 @@ def _crosses_by_dlpack(dtype: torch.dtype) -> bool:
 
 
 def _resolve(code: str) -> Callable[[torch.Tensor, tuple[int, ...]], torch.Tensor] | None:
-    """None where DLPack has that dtype, else how to make the tensor from its bytes."""
+    """Return None if DLPack has the dtype, else a function that makes the tensor from bytes."""
     dtype = DTYPES.get(code)
     if dtype is None:
         raise lacks(f"torch {torch.__version__}", code)
@@ -300,7 +300,7 @@ wrap: _native.Wrap = _native.Wrap.dlpack(_from_dlpack, _resolve, _exchange, stri
 
 
 def at(tensor: torch.Tensor, index: Any) -> torch.Tensor:
-    """`tensor[index]`."""
+    """Return ``tensor[index]``."""
     if tensor.dtype is DTYPES.get("F4"):
         # A packed tensor would be indexed by bytes, not by elements.
         raise IndexError("F4 can only be indexed by ints, slices, None, ... and one list: expected these")

@@ -95,7 +95,7 @@ def _lines(array: Array) -> Iterator[str]:
 
 
 def _plain(array: Array) -> Array:
-    """Values that Python has: floats of few bits as such of 32, complex numbers as pairs."""
+    """Return values for printing: small floats as float32, complex numbers as pairs."""
     import numpy
 
     array = widened(array)
@@ -106,6 +106,6 @@ def _plain(array: Array) -> Array:
 
 
 def widened(array: Array) -> Array:
-    """The same values in a dtype of numpy's own: those of bfloat16 and smaller floats in float32, exactly."""
+    """Return the same values in a dtype of NumPy itself: float32 for bfloat16 and smaller floats."""
     # A dtype that was registered, and is no record.
     return array.astype("float32") if array.dtype.isbuiltin == 2 else array

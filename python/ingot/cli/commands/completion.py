@@ -31,7 +31,7 @@ def command(shell: str) -> None:
 
 
 def _fish() -> type[FishComplete]:
-    """Click's completion for fish, which cuts what it tells of a command, and names, at their first comma."""
+    """Return click's completion for fish, changed to keep the text after a comma."""
     from click.shell_completion import FishComplete
 
     class WithCommas(FishComplete):

@@ -1,4 +1,4 @@
-"""``ingot diff``: what is different in two files."""
+"""``ingot diff``: the differences of two files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``ingot doctor``: what is installed, and how files are read here."""
+"""``ingot doctor``: the installed packages, and the backend for reading files."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def command(screen: Screen, path: str | None) -> int:
 
 
 def _tell(screen: Screen, rows: list[tuple[str, str, str]]) -> None:
-    """For people: nothing cut, since paths and reasons are what they look for."""
+    """Print the rows for a terminal without cutting paths and reasons."""
     width = max(len(what) for what, _, _ in rows)
     for what, found, note in rows:
         screen.say(
@@ -55,7 +55,7 @@ def _tell(screen: Screen, rows: list[tuple[str, str, str]]) -> None:
 
 
 def _packages() -> list[tuple[str, str, str]]:
-    """The packages of the extras: their versions, or what installs them."""
+    """Return the packages of the extras, with the version or the install command of each."""
     rows = []
     for package, extra in _extras().items():
         version = _version(package)
@@ -64,7 +64,7 @@ def _packages() -> list[tuple[str, str, str]]:
 
 
 def _extras() -> dict[str, str]:
-    """Each package that an extra brings, with the extra, as the metadata of the wheel has them."""
+    """Return the packages that extras install, each with its extra, from the metadata of the wheel."""
     import re
 
     found: dict[str, str] = {}

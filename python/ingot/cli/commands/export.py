@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 # Bytes that file systems take for a name, with room for numbers and suffixes.
 _LONGEST = 200
-# What Windows takes for devices, whatever follows the dot.
+# Windows takes these names for devices, with any suffix.
 _DEVICES = {"con", "prn", "aux", "nul", *(f"{port}{digit}" for port in ("com", "lpt") for digit in range(10))}
 
 
@@ -100,7 +100,7 @@ def _pieces(source: Source, name: str, kind: str) -> list[Buffer]:
 
 
 def _bytes(source: Source, name: str) -> Array:
-    """The bytes of a tensor as they lie in the file, whatever its dtype."""
+    """Return the bytes of a tensor as they are in the file."""
     import numpy
 
     from ingot._native import Wrap
@@ -113,7 +113,7 @@ def _bytes(source: Source, name: str) -> Array:
 
 
 def distinct(names: list[str], suffix: str) -> list[str]:
-    """A file name for each of `names`, all of them different also where case does not count."""
+    """Return a file name for each of `names`, all different even if case is ignored."""
     taken: set[str] = set()
     files = []
     for name in names:
@@ -128,7 +128,7 @@ def distinct(names: list[str], suffix: str) -> list[str]:
 
 
 def _stem(name: str) -> str:
-    """`name` with everything but letters, digits, ``-``, ``_`` and ``.`` of ASCII as %XX."""
+    """Return `name` with %XX for all but the letters and digits of ASCII, ``-``, ``_`` and ``.``."""
     # `quote` leaves `~` as it is, which a shell does not.
     stem = quote(name, safe="", errors="surrogatepass").replace("~", "%7E")
     if stem.startswith(".") or not stem:
@@ -137,7 +137,7 @@ def _stem(name: str) -> str:
     if stem.partition(".")[0].lower() in _DEVICES:
         stem = f"%{ord(stem[0]):02X}{stem[1:]}"
     if stem.startswith("-"):
-        # An option to whatever command is given the file next.
+        # Other commands would take the file name for an option.
         stem = "%2D" + stem[1:]
     return _cut(stem)
 

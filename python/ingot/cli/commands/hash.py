@@ -58,5 +58,5 @@ def command(screen: Screen, paths: tuple[str, ...], algorithms: tuple[str, ...],
 
 
 def _files(path: str) -> list[str]:
-    # Any file has a hash, so only what is a directory or an index is opened.
+    # Any file can be hashed, so only a directory or an index is opened.
     return opened(path).files if os.path.isdir(path) or path.endswith(".index.json") else [path]

@@ -71,7 +71,7 @@ def _sorted(source: Looked, sort: str) -> Sequence[Row]:
 
 
 def described(source: Looked, info: Row) -> dict[str, object]:
-    """What ``--json`` says of a tensor."""
+    """Return the facts of a tensor for ``--json``."""
     return {
         "name": info.name,
         "dtype": info.dtype,

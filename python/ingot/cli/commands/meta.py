@@ -176,7 +176,7 @@ def _read(path: str) -> bytes:
 
 
 def _parsed(text: str | bytes, where: str) -> dict[str, str]:
-    """The pairs of a JSON object; values that are no text as JSON."""
+    """Return the pairs of a JSON object, whose values must be text."""
     try:
         found = json.loads(text, object_pairs_hook=_distinct)
     # UnicodeDecodeError is one too; a text of nothing but brackets is the other.
@@ -206,7 +206,7 @@ def _replace(
 
 
 def change(screen: Screen, path: str, pairs: dict[str, str], gone: Sequence[str], dry_run: bool) -> int:
-    """Give keys their values, remove others, and say what was done."""
+    """Set and remove metadata keys, and print the changes."""
     source = opened(path)
     before, texts = source.metadata(), source.texts()
     for key in before.keys() - texts.keys():

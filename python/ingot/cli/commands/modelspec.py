@@ -112,7 +112,7 @@ def _hash(screen: Screen, file: str) -> str:
 
 
 def _told(key: str, text: str) -> str:
-    """A value for people. Of a picture its kind and size, which is what can be read of it."""
+    """Return a value for a terminal: the kind and the size of a picture."""
     head, comma, data = text.partition(",")
     if key == f"{_PREFIX}thumbnail" and comma and head.startswith("data:"):
         return f"{abridged(head.removeprefix('data:'))}, {nbytes(len(data) * 3 // 4)}"

@@ -91,7 +91,7 @@ def _pairs(source: Source, names: list[str], pairs: Sequence[tuple[str, str]]) -
 
 
 def _renamed(names: list[str], pairs: dict[str, str], subs: Sequence[tuple[str, str]]) -> dict[str, str]:
-    """New names for the old ones that change; two that would be one are refused."""
+    """Return the new names of the tensors that change. Two equal new names are an error."""
     compiled = [(arguments.pattern(regex), text) for regex, text in subs]
     new_names: dict[str, str] = {}
     for name in names:

@@ -1,4 +1,4 @@
-"""``ingot repair``: a valid file of what is sound in a broken one."""
+"""``ingot repair``: the intact tensors of a damaged file as a new file."""
 
 from __future__ import annotations
 

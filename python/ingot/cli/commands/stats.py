@@ -72,7 +72,7 @@ def _rows(found: Stats) -> Iterator[tuple[str, ...]]:
 
 
 def _histogram(screen: Screen, name: str, found: TensorStats) -> Iterator[str]:
-    """One line for each part of the range: where it begins, and how many values lie in it."""
+    """Yield a line for each bin: its begin, and the number of values in it."""
     if found.min is None or found.max is None or screen.quiet or screen.as_json:
         return
     if screen.is_terminal:

@@ -30,7 +30,7 @@ class Totals(NamedTuple):
     """Tensors that cannot be converted, of which no size is known. The sums are without them."""
 
     def plus(self, tensors: int, info: Row) -> Totals:
-        """With so many more tensors like `info`."""
+        """Return the totals with `tensors` more tensors like `info`."""
         return Totals(
             self.tensors + tensors,
             self.parameters + tensors * (info.parameter_count or 0),
@@ -64,7 +64,7 @@ def command(screen: Screen, path: str) -> int:
 
 
 def _totals(infos: Sequence[Row]) -> dict[str, Totals]:
-    """The sums of each dtype, that with the most bytes first."""
+    """Return the totals of each dtype, the largest first."""
     # Of 20,000 tensors few differ in dtype and shape.
     kinds = list(map(attrgetter("dtype", "shape"), infos))
     alike = dict(zip(kinds, infos, strict=True))
@@ -151,7 +151,7 @@ def _others(source: Looked) -> list[str]:
 
 
 def abridged(value: str) -> str:
-    """A value of the metadata for one line; pictures and other long ones by their length."""
+    """Return a metadata value for one line: the start and the length if it is long."""
     return value if len(value) <= 200 else f"{value[:60]}… ({len(value):,} characters)"
 
 

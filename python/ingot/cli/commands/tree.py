@@ -48,7 +48,7 @@ class Group:
 
 
 def tree(infos: Iterable[TensorInfo]) -> Node:
-    """The modules, in the order of `infos`."""
+    """Return the modules in the order of `infos`."""
     root = Node()
     for info in infos:
         node = root
@@ -62,7 +62,7 @@ def tree(infos: Iterable[TensorInfo]) -> Node:
 
 
 def grouped(node: Node, expand: bool, times: int = 1) -> list[Group]:
-    """The children of `node`, those that are alike as one unless `expand`.
+    """Return the children of `node`, with consecutive equal ones as one unless `expand`.
 
     All numbers are for every repeat of every module above, so that they add up.
     """
@@ -104,7 +104,7 @@ def _group(same: list[tuple[str, Node]], expand: bool, times: int) -> Group:
 
 
 def _likeness(node: Node) -> Hashable:
-    """Equal for two modules that hold the same names with the same dtypes and shapes."""
+    """Return a value that is equal for modules with the same names, dtypes and shapes."""
     if node.likeness is None:
         own = node.tensor and (node.tensor.dtype, node.tensor.shape)
         node.likeness = own, tuple((label, _likeness(child)) for label, child in node.children.items())
@@ -155,7 +155,7 @@ def _rows(screen: Screen, groups: list[Group], depth: int | None) -> Iterator[tu
     while rest:
         group, level, above = rest.pop()
         path = f"{above}.{group.label}" if above else group.label
-        # In a pipe each line stands for itself.
+        # In a pipe each line is complete.
         label = "  " * level + group.label if human else path
         tensor = group.tensor
         yield (
