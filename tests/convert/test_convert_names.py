@@ -44,7 +44,7 @@ def test_convert_reports_a_prefix_of_all_names() -> None:
     assert converted()[1].prefix == ""
     report = converted(drop="ema.*")[1]
     assert report.prefix == "model."
-    assert "all names begin with model." in report._repr_html_()
+    assert "prefix: model." in report._repr_html_()
     numpy.savez(
         "in.npz", **{"state_dict.module._orig_mod.a": numpy.ones(1), "state_dict.module.x": numpy.ones(1)}
     )

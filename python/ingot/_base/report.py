@@ -34,11 +34,33 @@ class Report:
         text = f"{type(self).__qualname__}({shown})"
         return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}…)"
 
+    def _repr_html_(self) -> str:
+        """Return HTML for notebooks: a line of the single values, and a table of the items of the others."""
+        from dataclasses import fields
+
+        from .html import page, table
+
+        facts: list[str] = []
+        rows: list[tuple[object, ...]] = []
+        for name in (one.name for one in fields(self)):  # type: ignore[arg-type]
+            value = getattr(self, name)
+            if isinstance(value, dict):
+                rows += ((name, key, *_cells(item)) for key, item in value.items())
+            elif isinstance(value, (tuple, list)) and not hasattr(value, "_fields"):
+                rows += ((name, *_cells(item)) for item in value)
+            elif value not in (None, ""):
+                facts.append(f"{name}: {value:,}" if type(value) is int else f"{name}: {value}")
+        return page(f"ingot.{self._path or type(self).__qualname__}", facts, table(rows))
+
     def __reduce__(self) -> tuple[Any, ...]:
         from dataclasses import fields
 
         named = {one.name: getattr(self, one.name) for one in fields(self)}  # type: ignore[arg-type]
         return restored, (self._path or type(self).__qualname__, (), named)
+
+
+def _cells(item: object) -> tuple[object, ...]:
+    return tuple(item) if isinstance(item, tuple) else (item,)
 
 
 def restored(path: str, arguments: tuple[Any, ...], named: dict[str, Any] | None = None) -> Any:

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from ingot._base.report import Report
-from ingot._base.text import nbytes, plural
 
 from .limits import refused
 
@@ -120,24 +119,3 @@ class Conversion(Report):
     dropped: tuple[str, ...]
     verified: bool
     prefix: str
-
-    def _repr_html_(self) -> str:
-        """Return the table for notebooks, with a row for each value that is not as it was."""
-        # Imported here: it is for notebooks.
-        from ingot._base.html import page, table
-
-        facts = [
-            f"{self.source_format} → {self.format}",
-            plural(len(self.files), "file"),
-            plural(self.tensors, "tensor"),
-            nbytes(self.nbytes),
-            "verified" if self.verified else "not verified",
-            *([f"all names begin with {self.prefix}"] if self.prefix else []),
-        ]
-        rows = [
-            *(("left out", item.name, f"{item.kind} {item.value}") for item in self.left_out),
-            *(("dropped", name, "") for name in self.dropped),
-            *(("shared", name, of) for name, of in self.shared.items()),
-            *(("cast", name, "") for name in self.cast),
-        ]
-        return page(f"{self.source} → {self.destination}", facts, table(rows))

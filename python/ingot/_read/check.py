@@ -82,14 +82,6 @@ class Check(Report):
     def __bool__(self) -> bool:
         return self.ok
 
-    def _repr_html_(self) -> str:
-        """Return a table for notebooks, with a row for each problem."""
-        # Imported here: it is for notebooks.
-        from ingot._base.html import page, table
-
-        facts = [plural(self.tensors, "tensor"), plural(len(self.problems), "problem")]
-        return page(self.source, facts, table(self.problems))
-
 
 @takes(ReadOptions)
 def check(

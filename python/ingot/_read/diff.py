@@ -13,7 +13,6 @@ from ingot._base.keys import NamedTensors, select
 from ingot._base.options import Loading, checked, takes
 from ingot._base.progress import telling
 from ingot._base.report import Report, reduced
-from ingot._base.text import plural
 from ingot._native import Checkpoint, TensorInfo
 from ingot.typing import Keys, ReadOptions, Source
 
@@ -70,27 +69,6 @@ class Diff(Report):
     def equal(self) -> bool:
         """Whether there is no difference."""
         return not (self.tensors or self.metadata or self.values)
-
-    def _repr_html_(self) -> str:
-        """Return a table for notebooks, with a row for each difference."""
-        # Imported here: it is for notebooks.
-        from ingot._base.html import page, table
-
-        facts = [plural(len(self.tensors), "tensor"), plural(len(self.metadata), "key")]
-        rows = [(name, *map(_shown, pair)) for name, pair in self.tensors.items()]
-        pairs = self.metadata.items()
-        rows += [(f"metadata: {key}", *("" if one is None else one for one in pair)) for key, pair in pairs]
-        if self.values is not None:
-            facts.append(f"{plural(len(self.values), 'tensor')} with other values")
-            values = self.values.items()
-            rows += [
-                (name, f"max abs {one.max_abs}", f"relative L2 {one.relative_l2}") for name, one in values
-            ]
-        return page("ingot.Diff", facts, table(rows))
-
-
-def _shown(info: TensorInfo | None) -> str:
-    return "" if info is None else f"{info.dtype} {list(info.shape)}"
 
 
 @takes(ReadOptions)

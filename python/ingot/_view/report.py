@@ -1,4 +1,4 @@
-"""Make a report of a model: headers, statistics, and thumbnails of the largest tensors, none of them whole."""
+"""Make a report of a model: headers, statistics, and thumbnails of its largest tensors."""
 
 from __future__ import annotations
 

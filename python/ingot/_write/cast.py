@@ -15,7 +15,6 @@ from ingot._base.keys import checked_keys, select
 from ingot._base.options import Loading, Saving, checked, takes
 from ingot._base.progress import telling
 from ingot._base.report import Report
-from ingot._base.text import nbytes, plural
 from ingot._native import Checkpoint, TensorInfo
 from ingot._read.door import open_source
 from ingot._read.select import Wanted
@@ -56,14 +55,6 @@ class Cast(Report):
     cast: tuple[str, ...]
     tensors: int
     nbytes: int
-
-    def _repr_html_(self) -> str:
-        """Return a table for notebooks, with a row for each tensor whose dtype changed."""
-        # Imported here: it is for notebooks.
-        from ingot._base.html import page, table
-
-        facts = [self.dtype, plural(self.tensors, "tensor"), nbytes(self.nbytes)]
-        return page(self.destination, facts, table(("cast", name) for name in self.cast))
 
 
 @takes(CastOptions)

@@ -15,7 +15,7 @@ from ingot._base.frameworks import payload
 from ingot._base.options import DEFAULT_LOADING, Loading, Saving, checked, takes
 from ingot._base.progress import telling
 from ingot._base.report import Report, reduced
-from ingot._base.text import _escaped, _quoted, nbytes, plural
+from ingot._base.text import _escaped, _quoted, plural
 from ingot._native import Sources
 from ingot.errors import HeaderError
 from ingot.typing import EditOptions, Format, Path, RewriteOptions, Source
@@ -220,16 +220,6 @@ class Repair(Report):
     def left_out(self) -> tuple[str, ...]:
         """The names of the tensors that the new file lacks."""
         return tuple(finding.tensor or "" for finding in self.findings if finding.done == "tensor-left-out")
-
-    def _repr_html_(self) -> str:
-        """Return the HTML for a notebook: the facts of the new file, and a row for each finding."""
-        # Imported here: it is for notebooks.
-        from ingot._base.html import page, table
-
-        facts = [self.format, plural(self.tensors, "tensor"), nbytes(self.nbytes)]
-        facts.append(plural(len(self.findings), "finding"))
-        rows = [(one.code, one.tensor or "", one.found, one.done) for one in self.findings]
-        return page(f"{self.source} → {self.destination}", facts, table(rows))
 
 
 @takes(RewriteOptions)
