@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import stat
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import update_wrapper
 from pathlib import Path
+from typing import Any
 
 import numpy
 import pytest
@@ -177,24 +182,22 @@ def test_parts_of_scalars_and_empty_tensors_are_printed(folder: Path) -> None:
 def test_long_work_shows_a_bar_on_standard_error_only(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from ingot.cli import screen
 
-    bar = screen.Bar("Reading", silent=False)
-    shown: list[tuple[int, int]] = []
-
-    class Shown:
-        def update(self, task: int, completed: int, total: int) -> None:
-            shown.append((completed, total))
-
-        def stop(self) -> None:
-            shown.append((-1, -1))
-
-    monkeypatch.setattr(screen, "_shown", lambda title: (Shown(), 0))
-    monkeypatch.setattr(bar, "_silent", False)
-    bar.tell(1, 9)
-    assert shown == []
+    monkeypatch.setitem(sys.modules, "tqdm.auto", None)
+    monkeypatch.setattr(sys, "stderr", out := io.StringIO())
     monkeypatch.setattr(screen, "_PATIENCE", 0.0)
-    bar.tell(5, 9)
-    bar.close()
-    assert shown == [(5, 9), (-1, -1)]
+    with screen.bar(screen.Screen(), "Reading") as tell:
+        tell(4, 9)
+    assert out.getvalue() == ""
+    monkeypatch.setattr(out, "isatty", lambda: True)
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setattr(screen, "_PATIENCE", 3600.0)
+    with screen.bar(screen.Screen(), "Reading") as tell:
+        tell(4, 9)
+        assert out.getvalue() == ""
+        monkeypatch.setattr(screen, "_PATIENCE", 0.0)
+        tell(5, 9)
+        assert out.getvalue() == "\rReading:  55 % of 9 B"
+    assert out.getvalue().endswith("\n")
 
 
 @pytest.mark.parametrize(
@@ -220,9 +223,19 @@ def test_command_shows_one_bar(words: list[str], tmp_path: Path, monkeypatch: py
     monkeypatch.chdir(tmp_path)
     ingot.split(save(tmp_path / "s.safetensors"), tmp_path / "shards", 100_000)
     told: list[tuple[int, int]] = []
-    monkeypatch.setattr(screen.Bar, "tell", lambda bar, done, total: told.append((done, total)))
     bars: list[str] = []
-    monkeypatch.setattr(screen.Bar, "close", lambda bar: bars.append(bar._title))
+
+    @contextmanager
+    def recording(progress: Any, title: str) -> Iterator[Any]:
+        # The functions that the command calls report to its bar.
+        if progress is True:
+            bars.append(title)
+            progress = lambda done, total: told.append((done, total))  # noqa: E731
+        yield progress or None
+
+    monkeypatch.setattr(screen, "_PATIENCE", 0.0)
+    monkeypatch.setattr(screen.Screen, "shows_bars", True)
+    monkeypatch.setattr(screen.progress, "told", recording)
     run(*words)
     assert len(bars) == 1
     assert len({total for _, total in told}) == 1

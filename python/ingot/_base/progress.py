@@ -58,16 +58,26 @@ def counted(tell: Tell | None, total: int) -> Callable[[int], None]:
     return moved
 
 
-def within(tell: Tell | None, begin: int, nbytes: int, total: int) -> Tell | None:
-    """Return a callable for the progress of one of several files, of `nbytes` after `begin`."""
-    if tell is None:
-        return None
+class Several:
+    """The progress of several steps as one, with the bytes of all of them."""
 
-    def told(done: int, of: int) -> None:
-        # Files have headers too.
-        tell(begin + (nbytes * done // of if of else nbytes), total)
+    def __init__(self, tell: Tell | None, total: int) -> None:
+        self._tell = tell
+        self._total = total
+        self._begin = 0
 
-    return told
+    def step(self, nbytes: int) -> Tell | None:
+        """Return a callable for the progress of the next step, which has `nbytes` of the total."""
+        begin, tell, total = self._begin, self._tell, self._total
+        self._begin += nbytes
+        if tell is None or not total:
+            return tell
+
+        def told(done: int, of: int) -> None:
+            # A step also counts headers, or bytes that it reads twice.
+            tell(begin + (nbytes * done // of if of else nbytes), total)
+
+        return told
 
 
 def _bar(title: str) -> _Tqdm | _Line:

@@ -10,7 +10,7 @@ from warnings import warn
 from ingot._base.checks import Leniency, format_for
 from ingot._base.keys import NamedTensors, not_found, select
 from ingot._base.options import Loading, Saving, checked, takes
-from ingot._base.progress import telling, within
+from ingot._base.progress import Several, telling
 from ingot._base.text import _escaped, _quoted
 from ingot._native import MODEL_SPEC_KEY, STALE_KEYS, Sources
 from ingot._read.door import open_checkpoint
@@ -363,20 +363,17 @@ def split(
     for number, tensor in enumerate(held.shared(0), start=len(sizes)):
         sharing.setdefault(tensor, []).append(number)
 
-    done, total = 0, sum(sizes)
     # New names: `write` checks the files that have the final names.
     new = how._replace(saving=how.saving._replace(overwrite=True))
 
     def save(shard_path: str, shard: list[int]) -> None:
-        nonlocal done
         numbers = [other for number in shard for other in (number, *sharing.get(number, ()))]
         picks = [(0, number, names[number]) for number in numbers]
         size = sum(sizes[number] for number in shard)
-        part = within(tell, done, size, total)
-        new.write(held, shard_path, picks, of_file, part)
-        done += size
+        new.write(held, shard_path, picks, of_file, steps.step(size))
 
     with telling(how.saving.progress, "Splitting", held.path(0)) as tell:
+        steps = Several(tell, sum(sizes))
         write(place, dict(zip(files, shards, strict=True)), save, whole, how.saving)
 
 

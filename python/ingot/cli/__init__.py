@@ -1,6 +1,6 @@
 """The command `ingot`: look at files of tensors, check, compare, change and convert them, from a shell.
 
-It needs click and rich, which ``pip install 'ingot-tensors[cli]'`` brings. Nothing of `ingot` imports it.
+It needs click, which ``pip install 'ingot-tensors[cli]'`` installs. Nothing of `ingot` imports it.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ def main() -> int:
 
         return run(sys.argv[1:])
     except ModuleNotFoundError as error:
-        if (error.name or "").partition(".")[0] not in ("click", "rich"):
+        if (error.name or "").partition(".")[0] != "click":
             raise
         from ingot._base.frameworks import installing
 
-        sys.stderr.write(f"error: the command needs click and rich: {installing('cli')}\n")
+        sys.stderr.write(f"error: the command needs click: {installing('cli')}\n")
         return 2

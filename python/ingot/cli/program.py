@@ -158,7 +158,7 @@ def _carried_out(given: list[str]) -> int:
         raise
     except _FAULTS as error:
         # `main` reports that the packages of the command are missing.
-        if isinstance(error, ImportError) and (error.name or "").partition(".")[0] in ("click", "rich"):
+        if isinstance(error, ImportError) and (error.name or "").partition(".")[0] == "click":
             raise
         options = given[: given.index("--")] if "--" in given else given
         return fail(failure(error, given), "--json" in options)

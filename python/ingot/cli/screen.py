@@ -12,7 +12,7 @@ import re
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import fields, is_dataclass
 from errno import errorcode
 from functools import wraps
@@ -21,6 +21,7 @@ from typing import Any, Concatenate, NamedTuple, ParamSpec, TextIO
 
 import click
 
+from ingot._base import progress
 from ingot._base.text import _Escapes, scaled
 from ingot._base.text import nbytes as nbytes
 from ingot._base.text import plural as plural
@@ -29,8 +30,6 @@ from ingot.errors import OptionError, SafetensorError, SliceError, TensorNotFoun
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from rich.progress import Progress, TaskID
-
     from ingot.typing import Tell
 
     P = ParamSpec("P")
@@ -165,9 +164,11 @@ def cell_width(text: str) -> int:
     """Return the columns of `text` on a terminal, where many East Asian characters take two."""
     if text.isascii():
         return len(text)
-    from rich.cells import cell_len
+    from unicodedata import category, east_asian_width
 
-    return cell_len(text)
+    # Combining and invisible characters take no column.
+    seen = (one for one in text if category(one) not in ("Mn", "Me", "Cf"))
+    return sum(2 if east_asian_width(one) in "FW" else 1 for one in seen)
 
 
 def boxed(
@@ -222,6 +223,11 @@ class Screen:
         from shutil import get_terminal_size
 
         return get_terminal_size().columns
+
+    @property
+    def shows_bars(self) -> bool:
+        """Whether progress is shown on standard error."""
+        return sys.stderr.isatty() and not self.quiet and _term() != "dumb"
 
     def size(self, number: int) -> str:
         """Return a size in bytes, with a unit on a terminal: people compare sizes, programs add them."""
@@ -357,82 +363,21 @@ def fail(failure: Failure, as_json: bool) -> int:
 _PATIENCE = 1.0
 
 
-class Bar:
-    """Told ``(bytes done, bytes in all)`` now and then. It is shown when that has gone on for a second."""
-
-    def __init__(self, title: str, silent: bool) -> None:
-        self._title = title
-        self._silent = silent or not sys.stderr.isatty() or os.environ.get("TERM") == "dumb"
-        self._begun = time.monotonic()
-        self._shown: tuple[Progress, TaskID] | None = None
-
-    def tell(self, done: int, total: int) -> None:
-        """Take note of how far it is."""
-        if self._silent or (self._shown is None and time.monotonic() - self._begun < _PATIENCE):
-            return
-        if self._shown is None:
-            self._shown = _shown(self._title)
-        progress, task = self._shown
-        progress.update(task, completed=done, total=total)
-
-    def close(self) -> None:
-        """Take the bar off the screen."""
-        if self._shown is not None:
-            self._shown[0].stop()
-
-
-def _shown(title: str) -> tuple[Progress, TaskID]:
-    from rich.console import Console
-    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
-
-    columns = (
-        TextColumn("{task.description}", markup=False),
-        BarColumn(),
-        DownloadColumn(),
-        TimeRemainingColumn(),
-    )
-    progress = Progress(*columns, console=Console(stderr=True), transient=True)
-    progress.start()
-    return progress, progress.add_task(title, total=None)
-
-
 @contextmanager
 def bar(screen: Screen, title: str) -> Iterator[Tell]:
-    """Yield the function to call with ``(done, total)``, and show a bar meanwhile."""
-    shown = Bar(title, screen.quiet)
-    try:
-        yield shown.tell
-    finally:
-        shown.close()
+    """Yield a function for ``(bytes done, bytes in all)``. After a second it shows a bar on a terminal."""
+    begun = time.monotonic()
+    with ExitStack() as shown:
+        tell: Tell | None = None
 
+        def report(done: int, total: int) -> None:
+            nonlocal tell
+            if tell is None and screen.shows_bars and time.monotonic() - begun >= _PATIENCE:
+                tell = shown.enter_context(progress.told(True, title))
+            if tell is not None:
+                tell(done, total)
 
-class Several:
-    """The progress of several steps as one."""
-
-    def __init__(self, tell: Tell, total: int) -> None:
-        self._tell = tell
-        self._total = total
-        self._before = 0
-
-    def step(self, nbytes: int) -> None:
-        """Add a step of `nbytes` bytes that is done."""
-        self._before += nbytes
-        self._tell(self._before, self._total)
-
-    @contextmanager
-    def within(self, nbytes: int) -> Iterator[Tell]:
-        """Yield the function that a step of `nbytes` bytes calls with ``(done, total)`` of its own."""
-
-        def tell(done: int, total: int) -> None:
-            # It may read its bytes twice, or not all of them.
-            if self._total:
-                self._tell(self._before + (nbytes * done // total if total else 0), self._total)
-            else:
-                # How many bytes there are was not known.
-                self._tell(done, total)
-
-        yield tell
-        self.step(nbytes)
+        yield report
 
 
 # The message, the code and the exit status of a failure.

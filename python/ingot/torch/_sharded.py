@@ -11,7 +11,7 @@ import torch
 
 import ingot
 from ingot._base.options import Saving, argument, checked, takes
-from ingot._base.progress import telling, within
+from ingot._base.progress import Several, telling
 from ingot._base.text import located
 from ingot._native import NewFile
 from ingot._ranks.local import has_group, is_distributed, known_group
@@ -211,15 +211,14 @@ def _save_alone(asked: _Asked) -> ingot.SaveFuture | None:
     }
 
     def put(write_last: Callable[..., None] = NewFile.write) -> None:
-        last, done, total = [*files][-1], 0, sum(sizes.values())
+        last = [*files][-1]
 
         def save(path: str, file: str) -> None:
-            nonlocal done
             nbytes = sum(sizes[name] for name in names[file])
-            (write_last if file == last else NewFile.write)(files[file], within(tell, done, nbytes, total))
-            done += nbytes
+            (write_last if file == last else NewFile.write)(files[file], steps.step(nbytes))
 
         with telling(how.progress, "Saving", place.directory) as tell:
+            steps = Several(tell, sum(sizes.values()))
             write(place, {file: file for file in files}, save, of_index, how, prefix)
 
     if not how.background:

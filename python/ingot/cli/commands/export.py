@@ -9,9 +9,10 @@ from urllib.parse import quote
 import click
 
 from ingot._base.checks import is_durable
+from ingot._base.progress import Several
 from ingot._native import replace_file
 from ingot.cli import arguments
-from ingot.cli.screen import Several, bar, nbytes
+from ingot.cli.screen import bar, nbytes
 from ingot.cli.sources import Source, chosen, opened
 
 from .cat import widened
@@ -76,10 +77,9 @@ def command(
         with bar(to.screen, "Exporting") as tell:
             steps = Several(tell, sum(info.nbytes for info in infos))
             for info, target in zip(infos, targets, strict=True):
-                with steps.within(info.nbytes) as within:
-                    pieces = _pieces(source, info.name, kind)
-                    how = {**to.existing._asdict(), "durable": is_durable(None)}
-                    replace_file(target, pieces, progress=within, **how)
+                pieces = _pieces(source, info.name, kind)
+                how = {**to.existing._asdict(), "durable": is_durable(None)}
+                replace_file(target, pieces, progress=steps.step(info.nbytes), **how)
     written = [{"name": info.name, "file": target} for info, target in zip(infos, targets, strict=True)]
     for info, target in zip(infos, targets, strict=True):
         to.wrote(target, nbytes(info.nbytes))

@@ -8,9 +8,10 @@ from typing import Any
 import click
 
 from ingot import _native
+from ingot._base.progress import Several
 from ingot._read import digest as _digest
 from ingot.cli import arguments
-from ingot.cli.screen import Column, Screen, Several, bar, printing
+from ingot.cli.screen import Column, Screen, bar, printing
 from ingot.cli.sources import opened, size_on_disk
 
 
@@ -44,8 +45,8 @@ def command(screen: Screen, paths: tuple[str, ...], algorithms: tuple[str, ...],
         steps = Several(tell, sum(sizes) * len(chosen))
         for file, size in zip(files, sizes, strict=True):
             for algorithm in chosen:
-                with steps.within(size) as within:
-                    rows.append((algorithm, _digest.hash(file, algorithm, progress=within), file))
+                digest = _digest.hash(file, algorithm, progress=steps.step(size))
+                rows.append((algorithm, digest, file))
     rows = [(algorithm, digest, _native.shown_url(file)) for algorithm, digest, file in rows]
     described = [{"file": file, "algorithm": name, "digest": digest} for name, digest, file in rows]
     screen.answer({"hashes": described})
