@@ -40,6 +40,8 @@ Into = Callable[[Checkpoint, Wanted, Mapping[str, Any], Reads], None]
 # `tensor[index]` by the rules of a framework.
 At = Callable[[Any, Any], Any]
 
+# Returns the bytes of a tensor, without its shape and dtype. Other bytes may follow.
+RAW = Wrap.buffer(lambda shape, code, buffer, begin=0: memoryview(buffer)[begin:], str)
 # Bytes that are compared with their digests before they go to a device that a framework copies to.
 PROVEN_NBYTES = 64 << 20
 

@@ -8,7 +8,8 @@ from collections.abc import Callable, Iterator
 from functools import cache
 from importlib.resources import files
 
-from ingot._native import Wrap, statistics
+from ingot._native import statistics
+from ingot._read.load import RAW
 
 from .shelf import Document, ReadFile, read_through
 
@@ -70,7 +71,7 @@ def _thumbnails(checkpoint: Checkpoint) -> Iterator[tuple[str, dict[str, object]
         steps = [-(-dim // _CELLS) for dim in info.shape[-2:]]
         shape = [-(-dim // step) for dim, step in zip(info.shape[-2:], steps, strict=True)]
         index = (*(0 for _ in info.shape[:-2]), *(slice(None, None, step) for step in steps))
-        data: memoryview = checkpoint.select(info.name, index, _BYTES)
+        data: memoryview = checkpoint.select(info.name, index, RAW)
         nbytes = shape[0] * shape[1] * _element_nbytes(info)
         yield info.name, {"shape": shape, "data": b64encode(data[:nbytes]).decode()}
 
@@ -84,18 +85,6 @@ def _element_nbytes(info: TensorInfo) -> int:
     from math import prod
 
     return info.nbytes // prod(info.shape)
-
-
-def _memory(shape: object, dtype: object, buffer: memoryview, offset: int = 0) -> memoryview:
-    # More bytes may follow, which the caller ignores.
-    return memoryview(buffer).cast("B")[offset:]
-
-
-def _itself(code: str) -> str:
-    return code
-
-
-_BYTES = Wrap.buffer(_memory, _itself)
 
 
 # The viewer as one file, alone or with a report.

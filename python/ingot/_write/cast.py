@@ -17,6 +17,7 @@ from ingot._base.progress import telling
 from ingot._base.report import Report
 from ingot._native import Checkpoint, TensorInfo
 from ingot._read.door import open_source
+from ingot._read.load import RAW
 from ingot._read.select import Wanted
 from ingot.typing import CastOptions, Dtype, Format, Keys, Path, Source
 
@@ -183,7 +184,7 @@ class _Plan:
         """Write the tensors, and yield each that is written."""
         for batch in _batches(self.infos):
             names = [info.name for info in batch if info.name in self.changed]
-            parts = self.checkpoint.parts(Wanted(names, None, self.dtype), _BYTES, threads=self.threads)
+            parts = self.checkpoint.parts(Wanted(names, None, self.dtype), RAW, threads=self.threads)
             converted = dict(zip(names, parts, strict=True))
             for info in batch:
                 size = self.nbytes_of(info)
@@ -196,7 +197,6 @@ class _Plan:
 
 
 # The bytes of tensors as they are in memory.
-_BYTES = _native.Wrap.buffer(lambda shape, code, buffer, begin: memoryview(buffer)[begin:], str)
 
 
 def _metadata(checkpoint: Checkpoint) -> Iterator[tuple[str, dict[str, str]]]:

@@ -21,6 +21,7 @@ from ingot.typing import Device, LoadOptions, Path, SaveOptions, Source, Writabl
 from ._devices import mover
 from ._files import Contiguous, load_file, write_tensors
 from ._into import differences
+from ._shared import overlapping
 from ._tensors import _tensors, not_plain
 
 TYPE_CHECKING = False
@@ -254,20 +255,7 @@ def shared_storages(tensors: Mapping[str, torch.Tensor]) -> list[set[str]]:
         place = storage_ptr(tensor), storage_size(tensor)
         if all(place):
             groups[(tensor.device, *place)].append(name)
-    return [crowd for names in groups.values() for crowd in overlapping(names, tensors)]
-
-
-def overlapping(names: Iterable[str], tensors: Mapping[str, torch.Tensor]) -> list[set[str]]:
-    """Return groups of names whose extents in memory overlap."""
-    crowds: list[set[str]] = []
-    reach = 0
-    extents = sorted((tensors[name].data_ptr(), end_ptr(tensors[name]), name) for name in names)
-    for begin, end, name in extents:
-        if not crowds or begin >= reach:
-            crowds.append(set())
-        crowds[-1].add(name)
-        reach = max(reach, end)
-    return crowds
+    return [{*crowd} for names in groups.values() for crowd in overlapping(names, tensors)]
 
 
 def storage_ptr(tensor: torch.Tensor) -> int:
@@ -284,14 +272,6 @@ def storage_size(tensor: torch.Tensor) -> int:
         return tensor.untyped_storage().nbytes()
     except (NotImplementedError, RuntimeError):
         return tensor.nelement() * tensor.itemsize
-
-
-def end_ptr(tensor: torch.Tensor) -> int:
-    """Return the address after the tensor's last byte."""
-    if not tensor.nelement():
-        return tensor.data_ptr()
-    steps = zip(tensor.shape, tensor.stride(), strict=True)
-    return tensor.data_ptr() + (1 + sum((size - 1) * step for size, step in steps)) * tensor.itemsize
 
 
 def is_complete(tensor: torch.Tensor) -> bool:

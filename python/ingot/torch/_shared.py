@@ -6,7 +6,7 @@ it (FORMAT.md, "Shared tensors").
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
@@ -116,26 +116,31 @@ def shares_memory(
     return SharedMemoryError(message, code="shared-memory", tensor=pair[0], found=pair)
 
 
-def crowds(tensors: Mapping[str, torch.Tensor]) -> Iterator[list[str]]:
-    """Yield groups of tensors whose extents overlap. Only these can share a byte."""
-    full = {name: tensor for name, tensor in tensors.items() if tensor.numel()}
-    extents = sorted((str(tensor.device), *extent(tensor), name) for name, tensor in full.items())
-    crowd: list[str] = []
+def crowds(tensors: Mapping[str, torch.Tensor]) -> list[list[str]]:
+    """Return groups of tensors whose extents overlap. Only these can share a byte."""
+    full = (name for name, tensor in tensors.items() if tensor.numel())
+    return [names for names in overlapping(full, tensors) if len(names) > 1]
+
+
+def overlapping(names: Iterable[str], tensors: Mapping[str, torch.Tensor]) -> list[list[str]]:
+    """Return all names, in groups whose extents in memory overlap."""
+    groups: list[list[str]] = []
     where, reach = "", 0
-    for device, begin, end, name in extents:
-        if device != where or begin >= reach:
-            if len(crowd) > 1:
-                yield crowd
-            crowd, where, reach = [], device, end
-        crowd.append(name)
+    extents = ((str(tensors[name].device), *extent(tensors[name]), name) for name in names)
+    for device, begin, end, name in sorted(extents):
+        if not groups or device != where or begin >= reach:
+            groups.append([])
+            where, reach = device, end
+        groups[-1].append(name)
         reach = max(reach, end)
-    if len(crowd) > 1:
-        yield crowd
+    return groups
 
 
 def extent(tensor: torch.Tensor) -> tuple[int, int]:
     """Return the addresses of the first byte and after the last. torch has no negative strides."""
     begin = tensor.data_ptr()
+    if not tensor.numel():
+        return begin, begin
     last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
     return begin, begin + (last + 1) * tensor.itemsize
 

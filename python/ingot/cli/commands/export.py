@@ -11,6 +11,7 @@ import click
 from ingot._base.checks import is_durable
 from ingot._base.progress import Several
 from ingot._native import replace_file
+from ingot._read.load import RAW
 from ingot.cli import arguments
 from ingot.cli.screen import bar, nbytes
 from ingot.cli.sources import Source, chosen, opened
@@ -21,8 +22,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
+    from ingot._native import TensorInfo
     from ingot.cli.arguments import Output
-    from ingot.cli.sources import Array
     from ingot.typing import Glob
 
 # Bytes that file systems take for a name, with room for numbers and suffixes.
@@ -77,7 +78,7 @@ def command(
         with bar(to.screen, "Exporting") as tell:
             steps = Several(tell, sum(info.nbytes for info in infos))
             for info, target in zip(infos, targets, strict=True):
-                pieces = _pieces(source, info.name, kind)
+                pieces = _pieces(source, info, kind)
                 how = {**to.existing._asdict(), "durable": is_durable(None)}
                 replace_file(target, pieces, progress=steps.step(info.nbytes), **how)
     written = [{"name": info.name, "file": target} for info, target in zip(infos, targets, strict=True)]
@@ -87,29 +88,16 @@ def command(
     return 0
 
 
-def _pieces(source: Source, name: str, kind: str) -> list[Buffer]:
+def _pieces(source: Source, info: TensorInfo, kind: str) -> list[Buffer]:
     """Return the contents of the file, in pieces."""
     if kind != "npy":
-        return [_bytes(source, name).data]
+        return [source.handle.tensor(info.name, RAW)[: info.nbytes]]
     import numpy
 
-    array = numpy.asarray(widened(source.values(name)), order="C")
+    array = numpy.asarray(widened(source.values(info.name)), order="C")
     header = io.BytesIO()
     numpy.lib.format.write_array_header_1_0(header, numpy.lib.format.header_data_from_array_1_0(array))
     return [header.getvalue(), array.reshape(-1).view("u1").data]
-
-
-def _bytes(source: Source, name: str) -> Array:
-    """Return the bytes of a tensor as they are in the file."""
-    import numpy
-
-    from ingot._native import Wrap
-
-    def resolve(code: str) -> object:
-        return numpy.dtype("u1") if code == "U8" else lambda packed, shape: packed
-
-    found: Array = source.handle.tensor(name, Wrap.buffer(numpy.ndarray, resolve))
-    return numpy.ascontiguousarray(found)
 
 
 def distinct(names: list[str], suffix: str) -> list[str]:

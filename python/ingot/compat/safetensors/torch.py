@@ -17,15 +17,14 @@ from ingot.compat._wording import NoDtypeError, NoValuesError, reading, restate,
 from ingot.errors import SaveError, SharedMemoryError
 from ingot.torch._model import (
     duplicate_names,
-    end_ptr,
     into_model,
-    overlapping,
     shared_storages,
     storage_ptr,
     storage_size,
 )
 from ingot.torch._model import is_complete as _is_complete
 from ingot.torch._model import save_model as _save_model
+from ingot.torch._shared import extent, overlapping
 from ingot.torch._tensors import refuse_strided
 
 TYPE_CHECKING = False
@@ -313,7 +312,7 @@ def _sparse(names: list[str], name: str) -> SaveError:
 
 
 def _end_ptr(tensor: torch.Tensor) -> int:
-    return end_ptr(tensor)
+    return extent(tensor)[1]
 
 
 def _find_shared_tensors(state_dict: dict[str, torch.Tensor]) -> list[set[str]]:
@@ -321,7 +320,7 @@ def _find_shared_tensors(state_dict: dict[str, torch.Tensor]) -> list[set[str]]:
 
 
 def _filter_shared_not_shared(tensors: list[set[str]], state_dict: dict[str, torch.Tensor]) -> list[set[str]]:
-    return [crowd for names in tensors for crowd in overlapping(names, state_dict)]
+    return [{*crowd} for names in tensors for crowd in overlapping(names, state_dict)]
 
 
 def _remove_duplicate_names(
