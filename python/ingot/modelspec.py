@@ -141,6 +141,13 @@ def read(source: Source | Mapping[str, str], **options: Unpack[HeaderOptions]) -
         The file breaks a rule of its format.
     TypeError
         `source` cannot be read from, or an option is unknown.
+
+    Examples
+    --------
+    >>> ingot.modelspec.read({"modelspec.title": "Tiny"}).title
+    'Tiny'
+    >>> ingot.modelspec.read("model.safetensors") is None
+    True
     """
     how = Loading.among(checked(read, options))
     return _spec(_pairs(argument(read, "source", source, _known), how))
@@ -190,6 +197,12 @@ def metadata(
         A key is not one of ModelSpec, or a value is not a str.
     ValueError
         `validate` finds an error in it. The message has all of them.
+
+    Examples
+    --------
+    >>> pairs = ingot.modelspec.metadata(architecture="unet", implementation="diffusers", title="Tiny")
+    >>> pairs["modelspec.title"]
+    'Tiny'
     """
     unknown = sorted(set(keys) - set(_KEYS))
     if unknown:
@@ -236,6 +249,11 @@ def validate(
     ------
     OSError, HeaderError, TypeError
         As `read` does.
+
+    Examples
+    --------
+    >>> print(ingot.modelspec.validate("model.safetensors")[0])
+    error: modelspec.sai_model_spec: is missing: the file says nothing of itself
     """
     how = Loading.among(checked(validate, options))
     source = argument(validate, "source", source, _known)

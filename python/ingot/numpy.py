@@ -126,6 +126,15 @@ def load_file(
     OptionError
         `backend`, `dtype` or `threads` is not one of the choices; or `slices` or `out` have an array that the
         other options leave out.
+
+    Examples
+    --------
+    >>> tensors = ingot.numpy.load_file("model.safetensors", keys="wte")
+    >>> tensors["wte"].shape
+    (8, 4)
+    >>> rows = ingot.numpy.load_file("model.safetensors", keys="wte", slices={"wte": slice(0, 2)})
+    >>> rows["wte"].shape
+    (2, 4)
     """
     if out is not None or return_metadata is not False:
         checked(load_file, {"out": out, "return_metadata": return_metadata})
@@ -151,6 +160,12 @@ def load(data: Buffer) -> dict[str, Array]:
         `data` is not a buffer.
     HeaderError, DtypeError
         As `load_file` does.
+
+    Examples
+    --------
+    >>> data = ingot.numpy.save({"bias": numpy.arange(3)})
+    >>> ingot.numpy.load(data)
+    {'bias': array([0, 1, 2])}
     """
     return _whole.load(data)
 
@@ -193,6 +208,12 @@ def save(
         The format lacks an array's dtype, a name is reserved, or no header can hold the tensors.
     OptionError
         `format` is not one of the two.
+
+    Examples
+    --------
+    >>> data = ingot.numpy.save({"bias": numpy.arange(3)}, {"title": "Tiny"})
+    >>> ingot.numpy.load(data)
+    {'bias': array([0, 1, 2])}
     """
     return _whole.saved_bytes(save, tensor_dict, {"metadata": metadata, "format": format, **options})
 
@@ -257,6 +278,12 @@ def save_file(
         Writing failed. An existing file is unchanged unless `atomic` is False.
     TypeError, DtypeError, SaveError, OptionError
         As `save` does, and before the disk is touched.
+
+    Examples
+    --------
+    >>> ingot.numpy.save_file({"bias": numpy.arange(3)}, "bias.safetensors", checksums=True)
+    >>> saving = ingot.numpy.save_file({"bias": numpy.arange(3)}, "bias.safetensors", background=True)
+    >>> saving.result()
     """
     return _whole.saved(save_file, tensor_dict, filename, Saving.of(save_file, locals()))
 

@@ -126,7 +126,7 @@ def check(
 
     Examples
     --------
-    >>> for problem in ingot.check("model.safetensors", values=True).problems:  # doctest: +SKIP
+    >>> for problem in ingot.check("model.safetensors", values=True).problems:
     ...     print(problem.where, problem.what)
     """
     given = checked(check, locals())

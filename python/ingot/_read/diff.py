@@ -112,7 +112,7 @@ def diff(
 
     Examples
     --------
-    >>> ingot.diff("model.safetensors", "tuned.safetensors", values=True).equal  # doctest: +SKIP
+    >>> ingot.diff("model.safetensors", "tuned.safetensors", values=True).equal
     False
     """
     given = checked(diff, locals())

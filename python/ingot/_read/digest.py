@@ -82,6 +82,13 @@ def hash(
     -----
     The file is read by position: one that another process shortens meanwhile is an error, not a crash. A
     remote file is fetched in parts, several at once; at most 128 MiB are kept at a time.
+
+    Examples
+    --------
+    >>> len(ingot.hash("model.safetensors"))
+    64
+    >>> ingot.hash("model.safetensors", "autov3") == ingot.hash("tuned.safetensors", "autov3")
+    False
     """
     given = checked(hash, locals(), algorithm=known_algorithm)
     opened = resolved(source)
@@ -297,6 +304,13 @@ def verify(
     -----
     The digests guard against accidents. Who changes a file on purpose can change its digests too;
     `expected_sha256`, from another place, guards against that as well.
+
+    Examples
+    --------
+    >>> tensors = ingot.numpy.load_file("model.safetensors")
+    >>> ingot.numpy.save_file(tensors, "checked.safetensors", checksums=True)
+    >>> ingot.verify("checked.safetensors").checked
+    2
     """
     how = Loading.among(checked(verify, locals()))
     opened = open_source(source, how._replace(backend="pread"))

@@ -299,6 +299,14 @@ class safe_open(Mapping[str, Value]):
     Opening a remote index fetches it and nothing else; `format` is then what the names of its shards
     say. A shard that is missing raises `FileNotFoundError` when it is first needed, with its URL. On the Hub
     all shards are of the commit that the index was of.
+
+    Examples
+    --------
+    >>> with ingot.safe_open("model.safetensors", framework="np") as file:
+    ...     for name in file.keys():
+    ...         print(name, file.get_tensor(name).shape)
+    lm_head.weight (8, 4)
+    wte (8, 4)
     """
 
     __slots__ = ("__weakref__", "_adapter", "_arguments", "_checkpoint", "_given", "_move")
@@ -949,8 +957,9 @@ def open(
 
     Examples
     --------
-    >>> with ingot.open("model.safetensors") as file:  # doctest: +SKIP
-    ...     weight = file["wte"]
+    >>> with ingot.open("model.safetensors") as file:
+    ...     print(file["wte"].shape, file.get_slice("wte")[:2].shape)
+    (8, 4) (2, 4)
     """
     given: Any = checked(open, locals())
     placed(open, adapter(framework).mover, device)
@@ -988,6 +997,11 @@ def warm(
         `keys` or `drop` is not a selector.
     HeaderError, StorageError
         As `ingot.safe_open` does, and if reading fails.
+
+    Examples
+    --------
+    >>> ingot.warm("model.safetensors", keys="wte")
+    128
     """
     chosen = checked(warm, locals())
     wanted, unwanted = chosen["keys"], chosen["drop"]

@@ -175,7 +175,7 @@ def inspect(
 
     Examples
     --------
-    >>> ingot.inspect("model.safetensors").metadata  # doctest: +SKIP
+    >>> ingot.inspect("model.safetensors").metadata
     {'format': 'pt'}
     """
     how = Loading.among(checked(inspect, locals()))
@@ -211,6 +211,12 @@ async def inspect_async(
     ------
     OSError, HeaderError, CheckpointError, StorageError, OptionError, TypeError
         As for `inspect`.
+
+    Examples
+    --------
+    >>> import asyncio
+    >>> asyncio.run(ingot.inspect_async("model.safetensors")).parameter_total
+    64
     """
     stop, how = Event(), Loading.among(checked(inspect_async, locals()))
     from asyncio import to_thread

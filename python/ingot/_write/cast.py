@@ -115,8 +115,8 @@ def cast(
 
     Examples
     --------
-    >>> ingot.cast("model.safetensors", "half.safetensors", "BF16").cast  # doctest: +SKIP
-    ('wte', 'lm_head.weight')
+    >>> ingot.cast("model.safetensors", "half.safetensors", "BF16").cast
+    ('lm_head.weight', 'wte')
     """
     given: Any = checked(cast, locals(), dtype=float_code)
     how, reading = Saving.among(cast, given), Loading.among(given)

@@ -123,6 +123,11 @@ def download(
     replaced. If a call ends between these renames, the next call recognises the shards that have their names
     by version and hash, and keeps them. Any other existing file is an error unless `overwrite` is set.
     Symbolic links in the directory are followed.
+
+    Examples
+    --------
+    >>> ingot.download("hf://gpt2", "gpt2/").nbytes  # doctest: +SKIP
+    548105171
     """
     given = checked(download, locals(), source=partial(checked_text, "source"))
     how = Saving.among(download, given)

@@ -101,6 +101,13 @@ def update_metadata(
     are removed, since the change breaks them, unless `set` has them or nothing else changes.
 
     Changes at the same time, in any number of processes, wait for one another (``flock``), and none is lost.
+
+    Examples
+    --------
+    >>> ingot.update_metadata("model.safetensors", {"title": "Tiny"}, remove=["format"])
+    'in-place'
+    >>> ingot.inspect("model.safetensors").metadata
+    {'title': 'Tiny'}
     """
     given = checked(update_metadata, locals(), remove=_keys)
     update = reported(given.get("progress", False), "Writing", filename, _native.update_metadata)
@@ -152,6 +159,10 @@ def replace_tensor(filename: Path, name: str, tensor: Any, **options: Unpack[Edi
     into the old one could not be done at once, and no reader knows of a journal by which it could be seen
     whole; so a killed process or a reader in between would get half of the old values and half of the new.
     The other tensors are shared with the old file or copied by the kernel, as for `update_metadata`.
+
+    Examples
+    --------
+    >>> ingot.replace_tensor("model.safetensors", "wte", numpy.zeros((8, 4), "float32"))
     """
     how = Saving.of(replace_tensor, locals())
     replace = reported(how.progress, "Writing", filename, _native.replace_tensor)
@@ -283,6 +294,11 @@ def repair(
     By default the digests that the source keeps of its tensors go along and are not compared: `ingot.verify`
     of the new file does that. ``modelspec.hash_sha256`` stays where all data is the same, as for `merge`.
     Names that share a tensor go along with it, and are left out where it is.
+
+    Examples
+    --------
+    >>> ingot.repair("model.safetensors", "repaired.safetensors").findings
+    ()
     """
     given = checked(repair, locals())
     how = Saving.among(repair, given)

@@ -189,6 +189,14 @@ def merge(
 
     Names that share a tensor (``save_file(..., shared="alias")``) are names like all others, and share it in
     the new file too. Where the name that it was stored under is left out, it is stored under another.
+
+    Examples
+    --------
+    >>> ingot.rewrite("model.safetensors", "first.safetensors", keys="wte")
+    >>> ingot.rewrite("model.safetensors", "second.safetensors", drop="wte")
+    >>> ingot.merge(["first.safetensors", "second.safetensors"], "merged.safetensors")
+    >>> len(ingot.open("merged.safetensors"))
+    2
     """
     given = checked(merge, locals())
     how, listed = _writing(merge, given), given["sources"]
@@ -268,6 +276,12 @@ def rewrite(
 
     Names that share a tensor (``save_file(..., shared="alias")``) are names like all others, and share it in
     the new file too. Where the name that it was stored under is left out, it is stored under another.
+
+    Examples
+    --------
+    >>> ingot.rewrite("model.safetensors", "renamed.safetensors", rename={"wte": "embed.weight"})
+    >>> ingot.open("renamed.safetensors").keys()
+    ['embed.weight', 'lm_head.weight']
     """
     given = checked(rewrite, locals(), rename=known_renaming)
     how = _writing(rewrite, given)
@@ -334,6 +348,12 @@ def split(
 
     The index is written last: if this fails, the directory holds the old checkpoint or the new one, whole,
     on file systems with hard links. What an interrupted call left behind, the next one removes.
+
+    Examples
+    --------
+    >>> ingot.split("model.safetensors", "shards", max_shard_size=128)
+    >>> len(ingot.open("shards").shards)
+    2
     """
     given = checked(split, locals())
     from .shards import Place, index, write

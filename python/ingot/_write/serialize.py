@@ -28,7 +28,7 @@ def serialize(
     format: Format = "safetensors",
     **options: Unpack[NoOptions],
 ) -> bytes:
-    """Return the bytes of a file that holds these buffers.
+    r"""Return the bytes of a file that holds these buffers.
 
     Parameters
     ----------
@@ -59,6 +59,12 @@ def serialize(
         is reserved, or no header can hold the tensors.
     OptionError
         `format` is not one of the two.
+
+    Examples
+    --------
+    >>> data = ingot.serialize({"ids": {"dtype": "uint8", "shape": [2], "data": b"\x01\x02"}})
+    >>> type(data).__name__
+    'bytes'
     """
     given = checked(serialize, {"metadata": metadata, "format": format, **options}, format=known_format)
     return _native.serialize(argument(serialize, "tensor_dict", tensor_dict, named), _spec, **given)
@@ -91,7 +97,7 @@ def serialize_file(
     background: bool = False,
     **options: Unpack[SaveOptions],
 ) -> ingot.SaveFuture | None:
-    """Write these buffers to a file.
+    r"""Write these buffers to a file.
 
     Parameters
     ----------
@@ -119,13 +125,18 @@ def serialize_file(
         Writing failed. An existing file is unchanged unless `atomic` is False.
     TypeError, SaveError, OptionError
         As for `serialize`, and before the disk is touched.
+
+    Examples
+    --------
+    >>> spec = {"dtype": "uint8", "shape": [2], "data": b"\x01\x02"}
+    >>> ingot.serialize_file({"ids": spec}, "ids.safetensors")
     """
     how = Saving.of(serialize_file, locals())
     return write_file(filename, argument(serialize_file, "tensor_dict", tensor_dict, named), _spec, how)
 
 
 def deserialize(data: Buffer) -> list[tuple[str, dict[str, Any]]]:
-    """Take the tensors out of the bytes of a file.
+    r"""Take the tensors out of the bytes of a file.
 
     Parameters
     ----------
@@ -144,6 +155,12 @@ def deserialize(data: Buffer) -> list[tuple[str, dict[str, Any]]]:
         `data` is not a buffer.
     HeaderError
         The bytes are not such a file.
+
+    Examples
+    --------
+    >>> data = ingot.serialize({"ids": {"dtype": "uint8", "shape": [2], "data": b"\x01\x02"}})
+    >>> ingot.deserialize(data)
+    [('ids', {'dtype': 'U8', 'shape': [2], 'data': bytearray(b'\x01\x02')})]
     """
     checkpoint = argument(deserialize, "data", data, _native.Checkpoint.from_buffer)
     regions = checkpoint.tensors(None, _REGION)

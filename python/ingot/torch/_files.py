@@ -153,6 +153,12 @@ def load_file(
         fits a name; or `slices` or `out` have a tensor that the other options leave out.
     SafetensorError
         The record of shared tensors in the metadata is broken (``code`` is ``"invalid-alias"``).
+
+    Examples
+    --------
+    >>> tensors = ingot.torch.load_file("model.safetensors", device="cpu", dtype="BF16")
+    >>> tensors["wte"].dtype
+    torch.bfloat16
     """
     how = Loading.of(load_file, options, filename)
     if out is not None or return_metadata is not False or shared != "alias":
@@ -195,6 +201,11 @@ def load(data: Buffer, *, shared: Loaded = "alias", **options: Unpack[NoOptions]
         `data` is not a buffer.
     HeaderError, DtypeError, OptionError, SafetensorError
         As `load_file` does.
+
+    Examples
+    --------
+    >>> ingot.torch.load(ingot.torch.save({"bias": torch.arange(3)}))
+    {'bias': tensor([0, 1, 2])}
     """
     checked(load, locals(), shared=_loaded_as)
     checkpoint = argument(load, "data", data, _native.Checkpoint.from_buffer)
@@ -315,6 +326,12 @@ def save(
         tensors.
     OptionError
         `format`, `shared` or `contiguous` is not one of the choices.
+
+    Examples
+    --------
+    >>> data = ingot.torch.save({"bias": torch.arange(3)}, {"format": "pt"})
+    >>> ingot.torch.load(data)
+    {'bias': tensor([0, 1, 2])}
     """
     given = checked(save, locals(), format=known_format, shared=shared_as)
     own, views = _stored(argument(save, "tensors", tensors, _tensors), shared, contiguous)
@@ -390,6 +407,14 @@ def save_file(
         Writing failed. An existing file is unchanged unless `atomic` is False.
     ValueError, TypeError, SharedMemoryError, SaveError, OptionError
         As `save` does, and before the disk is touched.
+
+    Examples
+    --------
+    >>> weight = torch.zeros(8, 4)
+    >>> ingot.torch.save_file({"wte": weight, "lm_head": weight}, "tied.safetensors", shared="alias")
+    >>> tensors = ingot.torch.load_file("tied.safetensors")
+    >>> tensors["wte"].data_ptr() == tensors["lm_head"].data_ptr()
+    True
     """
     how = Saving.among(save_file, checked(save_file, locals(), shared=shared_as))
     own_tensors = argument(save_file, "tensors", tensors, _tensors)

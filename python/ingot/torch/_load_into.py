@@ -103,6 +103,13 @@ def load_into(
 
     For autograd, filling a tensor is ``copy_`` under ``torch.no_grad()``: it may require a gradient, and its
     version counter is incremented, so that ``backward`` raises if it needs the values from before.
+
+    Examples
+    --------
+    >>> model = torch.nn.Linear(4, 8)
+    >>> ingot.torch.save_model(model, "linear.safetensors")
+    >>> ingot.torch.load_into(model, "linear.safetensors")
+    IncompatibleKeys(missing_keys=[], unexpected_keys=[])
     """
     given = {**locals()}
 

@@ -116,6 +116,11 @@ def save_model(
     -----
     Which names are kept is upstream's rule: of the tensors that hold the whole of a storage, the first by
     name.
+
+    Examples
+    --------
+    >>> model = torch.nn.Linear(4, 8)
+    >>> ingot.torch.save_model(model, "linear.safetensors")
     """
     given = checked(save_model, locals(), shared=_duplicates_as, model=_known_model)
     how = Saving.among(save_model, given)
@@ -172,6 +177,13 @@ def load_model(
     -----
     UserWarning
         Tensors of the file were converted to the dtype that the module has. The message names them.
+
+    Examples
+    --------
+    >>> model = torch.nn.Linear(4, 8)
+    >>> ingot.torch.save_model(model, "linear.safetensors")
+    >>> ingot.torch.load_model(model, "linear.safetensors")
+    (set(), [])
     """
     given = checked(load_model, locals(), model=_known_model)
     moves.placed(load_model, mover, device)

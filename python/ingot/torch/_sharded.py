@@ -136,6 +136,12 @@ def save_sharded(
     links is there a moment, while files are renamed, in which neither is whole. What an interrupted save left
     behind, the next one removes, in directories beside this one too whose names differ in numbers only. A
     save holds a lock on the directory: a second one waits for up to a minute.
+
+    Examples
+    --------
+    >>> ingot.torch.save_sharded(torch.nn.Linear(4, 8).state_dict(), "linear", max_shard_size="5GB")
+    >>> sorted(ingot.torch.load_file("linear"))
+    ['bias', 'weight']
     """
     arguments = {**locals()}
     checked(save_sharded, {"process_group": process_group}, process_group=known_group)
