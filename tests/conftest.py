@@ -22,15 +22,15 @@ os.environ["AWS_EC2_METADATA_DISABLED"] = os.environ["NO_GCE_CHECK"] = "true"
 # A shell that starts a program in the background has it ignore Ctrl-C, and with it all that this one starts.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# Threads of OpenBLAS wait for work by asking again and again, and there is none for them here: half of what
-# importing numpy takes, in each of a thousand processes.
+# Threads of OpenBLAS poll for work, and the tests have none for them. Polling is half of the cost of
+# importing numpy, in each of a thousand processes.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 # Nothing here outlives a power cut. What tests the flushing asks for it, or takes this away.
 os.environ["INGOT_DURABLE"] = "0"
 
 
-# Four devices of jax on the CPU, for what is spread over several. It is looked at when jax is first used.
+# Four devices of jax on the CPU, for tests of shardings. jax reads the variable when it is first used.
 os.environ.setdefault("XLA_FLAGS", "--xla_force_host_platform_device_count=4")
 
 

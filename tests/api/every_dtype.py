@@ -113,7 +113,7 @@ def of_torch_alone(torch: Any, folder: Path) -> dict[str, Callable[[Any], object
 
 
 def ways(framework: str, folder: Path) -> dict[str, Callable[[Any], object]]:
-    """Each gives the bytes of a file, or writes one to `folder`."""
+    """Each returns the bytes of a file, or writes one to `folder`."""
     module = import_module(f"ingot.{framework}")
     path = folder / "new.safetensors"
 
@@ -152,7 +152,7 @@ def ways(framework: str, folder: Path) -> dict[str, Callable[[Any], object]]:
 
 
 def outcome(framework: str, make: Callable[[], Any], way: Callable[[Any], object], folder: Path) -> str:
-    """``"same"`` where what is loaded has the dtype of what was saved, the error where it was refused."""
+    """Return ``"same"`` if the loaded tensor has the saved dtype, and the error if saving failed."""
     tensor = make()
     try:
         written = way(tensor)

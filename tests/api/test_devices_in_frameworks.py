@@ -32,7 +32,7 @@ def framework(request: pytest.FixtureRequest, path: Path) -> str:
     return framework
 
 
-def test_a_handle_takes_devices_by_name(path: Path, framework: str) -> None:
+def test_safe_open_takes_devices_by_name(path: Path, framework: str) -> None:
     file = ingot.safe_open(path, framework, {"layers.*": "cpu"})
     assert tuple(file["layers.0.w"].shape) == (2, 3)
     with pytest.raises(ingot.OptionError, match="no pattern"):
@@ -44,7 +44,7 @@ def test_a_handle_takes_devices_by_name(path: Path, framework: str) -> None:
 @pytest.mark.parametrize(
     "device", [{"layers.*": "cpu", "*": "cpu"}, lambda info: "cpu"], ids=["dict", "callable"]
 )
-def test_whole_loads_take_them_too(path: Path, framework: str, device: Any) -> None:
+def test_load_file_takes_devices_by_name(path: Path, framework: str, device: Any) -> None:
     if framework == "numpy":
         # It has no devices to choose from.
         with pytest.raises(TypeError, match="positional"):
@@ -59,7 +59,7 @@ def test_whole_loads_take_them_too(path: Path, framework: str, device: Any) -> N
     assert caught.value.tensor == "head"
 
 
-def test_a_slice_has_what_arrays_have(path: Path, framework: str) -> None:
+def test_slice_has_array_attributes(path: Path, framework: str) -> None:
     file = ingot.safe_open(path, framework)
     for name, array in TENSORS.items():
         part = file.get_slice(name)

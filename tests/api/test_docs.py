@@ -63,11 +63,11 @@ def anchors(page: Path) -> set[str]:
 every_page = pytest.mark.parametrize("page", PAGES, ids=called)
 
 
-def test_the_readme_is_read_in_a_minute() -> None:
+def test_readme_is_short() -> None:
     assert len(README.read_text("utf-8").splitlines()) <= 150
 
 
-def test_every_page_stands_in_the_contents_of_the_site() -> None:
+def test_pages_are_in_the_contents_of_the_site() -> None:
     listed = set()
     for page in PAGES:
         for language, text in fences(page):
@@ -88,7 +88,7 @@ def test_links_lead_to_files_and_headings(page: Path) -> None:
 
 
 @every_page
-def test_something_runs_every_block(page: Path) -> None:
+def test_blocks_of_code_are_run(page: Path) -> None:
     for language, text in fences(page):
         # Directives of the site.
         if language.startswith("{"):
@@ -99,7 +99,7 @@ def test_something_runs_every_block(page: Path) -> None:
             assert tomllib.loads(text)
 
 
-def test_the_block_of_rust_is_one_that_cargo_runs() -> None:
+def test_rust_block_is_run_by_cargo() -> None:
     blocks = [text for language, text in fences(DOCS / "guides" / "rust.md") if language == "rust"]
     readme = (ROOT / "crates" / "io" / "README.md").read_text("utf-8")
     assert blocks
@@ -126,7 +126,7 @@ def files_of_far_servers() -> dict[str, bytes]:
 
 @pytest.fixture
 def far(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """A server that stands in for the Hub and for S3."""
+    """Run a server that replaces the Hub and S3."""
     files = files_of_far_servers()
 
     def answer(handler: Handler, request: Request) -> None:
@@ -145,7 +145,7 @@ def far(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 @pytest.mark.parametrize("page", list(filter(programs, PAGES)), ids=called)
-def test_the_programs_of_a_page_run_in_their_order(
+def test_programs_of_a_page_run_in_order(
     page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 ) -> None:
     if "hf://" in "".join(programs(page)):
@@ -166,8 +166,8 @@ def test_the_programs_of_a_page_run_in_their_order(
     assert ran or lacking
 
 
-def test_the_variables_that_are_looked_up_are_on_a_page() -> None:
-    """Those of clouds stand where their credentials do."""
+def test_environment_variables_are_documented() -> None:
+    """The variables of clouds are documented beside their credentials."""
     pages = [DOCS / "reference" / "environment.md", DOCS / "guides" / "credentials.md"]
     told = {name for page in pages for name in re.findall(r"`(\w+)[`=]", page.read_text("utf-8"))}
     assert {name for name in looked_up() if name not in told} == set()

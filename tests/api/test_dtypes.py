@@ -1,4 +1,4 @@
-"""One rule for `dtype`: every spelling, of every framework, wherever a dtype is taken."""
+"""One rule for `dtype`: every function accepts every spelling of every framework."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def words(code: str) -> list[str]:
 
 
 def objects(code: str) -> list[Any]:
-    """NumPy's dtypes, its types of scalars, those of ml_dtypes, and torch's dtype."""
+    """Return NumPy's dtypes and scalar types, the types of ml_dtypes, and torch's dtype."""
     found: list[Any] = []
     if code in TYPE_STRINGS:
         little = np.dtype(TYPE_STRINGS[code])
@@ -72,7 +72,7 @@ def by_load_model(function: Callable[..., Any], path: Path, new: Path, dtype: An
     import torch
 
     class Given(torch.nn.Module):
-        """A module that notes what it is given."""
+        """A module that records its arguments."""
 
         def __init__(self) -> None:
             super().__init__()
@@ -108,7 +108,7 @@ def by_command(command: str, path: Path, new: Path, dtype: Any) -> str | None:
     return stored(new)
 
 
-# What gives, for each function that has `dtype`, that of the tensor that comes of it. By its last name.
+# For each function with `dtype`, by its last name: a call that returns the dtype of the resulting tensor.
 BY = {"load_file": by_load_file, "load_model": by_load_model, "convert": by_convert, "cast": by_cast}
 DOORS = {
     name: (BY[name.rpartition(".")[2]], function)
@@ -143,7 +143,7 @@ def test_dtype_spellings_are_equal_everywhere(door: str, code: str, path: Path, 
     "dtype", ["F32x", "float8_e4m3", "I32", "int64", "f4", "float", "fp16", "", 32, ("F32",), int]
 )
 @pytest.mark.parametrize("door", [*DOORS, *COMMANDS])
-def test_what_is_no_float_is_refused_by_all_in_the_same_words(
+def test_dtype_rejects_non_floats_with_one_message(
     door: str, dtype: Any, path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     expected = (
@@ -203,7 +203,7 @@ STORE = [by_writer, by_serialize, by_serialize_file]
 
 @pytest.mark.parametrize("code", BITS)
 @pytest.mark.parametrize("store", STORE)
-def test_every_spelling_of_every_dtype_is_stored_as_that_one(
+def test_save_stores_every_spelling_of_a_dtype(
     store: Callable[[Path, Any, list[int]], None], code: str, tmp_path: Path
 ) -> None:
     new = tmp_path / "new.safetensors"
@@ -238,7 +238,7 @@ AMBIGUOUS = {
         *((word, f": {word!r} is {means}") for word, means in AMBIGUOUS.items()),
     ],
 )
-def test_what_is_no_dtype_of_a_file_is_refused_with_the_name_of_the_tensor(
+def test_save_rejects_a_dtype_that_files_lack(
     store: Callable[[Path, Any, list[int]], None], dtype: Any, hint: str, tmp_path: Path
 ) -> None:
     new = tmp_path / "new.safetensors"
@@ -253,18 +253,18 @@ def test_what_is_no_dtype_of_a_file_is_refused_with_the_name_of_the_tensor(
 # The table -----------------------------------------------------------------------------------------------
 
 
-def test_the_table_has_every_dtype_of_the_format() -> None:
+def test_dtypes_table_is_complete() -> None:
     assert set(IN_FILES) == set(BITS)
     assert all(code_of(code) == code for code in BITS)
 
 
 @pytest.mark.parametrize("python", [bool, int, float])
-def test_a_type_of_python_is_what_numpy_makes_of_it(python: type) -> None:
+def test_dtypes_read_python_types_as_numpy_does(python: type) -> None:
     assert code_of(python) == code_of(np.dtype(python))
 
 
 @pytest.mark.parametrize("kind", sorted(set(np.sctypeDict.values()), key=repr))
-def test_a_scalar_type_of_numpy_is_the_dtype_that_it_has(kind: type[np.generic]) -> None:
+def test_dtypes_read_scalar_types_of_numpy(kind: type[np.generic]) -> None:
     assert code_of(kind) == code_of(np.dtype(kind))
 
 
@@ -273,7 +273,7 @@ OTHERWISE = {("mlx.core", "BOOL"): "bool_", ("jax.numpy", "BOOL"): "bool_"}
 
 
 @pytest.mark.parametrize("module", ["torch", "jax.numpy", "tensorflow", "mlx.core", "paddle"])
-def test_every_dtype_of_a_framework_is_known(module: str) -> None:
+def test_dtypes_know_every_framework_dtype(module: str) -> None:
     framework = pytest.importorskip(module)
     known = {
         code: getattr(framework, OTHERWISE.get((module, code), name))
@@ -288,12 +288,12 @@ def test_every_dtype_of_a_framework_is_known(module: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["qint8", "quint8", "complex128", "int4", "uint4", "float8_e4m3", "int1"])
-def test_a_dtype_of_torch_that_no_file_has_is_known_for_none(name: str) -> None:
+def test_dtypes_know_torch_dtypes_that_files_lack(name: str) -> None:
     torch = pytest.importorskip("torch")
     assert code_of(getattr(torch, name, f"torch.{name}")) is None
 
 
-def test_no_framework_is_imported_to_know_a_dtype() -> None:
+def test_dtypes_import_no_framework() -> None:
     program = """
 import sys
 import warnings

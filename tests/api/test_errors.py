@@ -48,13 +48,13 @@ def path(path: Path) -> Path:
     return path
 
 
-def test_every_class_is_listed_here() -> None:
+def test_errors_lists_every_class() -> None:
     assert set(BUILTIN) == set(errors.__all__)
     assert all(getattr(ingot, name) is getattr(errors, name) for name in errors.__all__)
 
 
 @pytest.mark.parametrize("kind", CLASSES)
-def test_each_is_a_safetensor_error_and_the_fitting_builtin(kind: type[Exception]) -> None:
+def test_errors_derive_from_safetensor_error_and_a_builtin(kind: type[Exception]) -> None:
     assert issubclass(kind, ingot.SafetensorError)
     assert issubclass(kind, BUILTIN[kind.__name__])
     assert kind.__module__ == "ingot.errors"
@@ -63,7 +63,7 @@ def test_each_is_a_safetensor_error_and_the_fitting_builtin(kind: type[Exception
 
 @pytest.mark.parametrize("kind", CLASSES)
 @pytest.mark.parametrize("clone", [copy.copy, lambda error: pickle.loads(pickle.dumps(error))])
-def test_error_is_pickled_whole(kind: type[ingot.SafetensorError], clone: Callable[[Any], Any]) -> None:
+def test_errors_are_pickled_whole(kind: type[ingot.SafetensorError], clone: Callable[[Any], Any]) -> None:
     fields: dict[str, Any] = {
         "code": "hole",
         "path": "model.safetensors",
@@ -82,7 +82,7 @@ def test_error_is_pickled_whole(kind: type[ingot.SafetensorError], clone: Callab
     assert kind("text").code is None
 
 
-def test_a_storage_error_has_what_an_os_error_has() -> None:
+def test_storage_error_has_the_fields_of_os_error() -> None:
     error = errors.StorageError("model: no space", errno=errno.ENOSPC, path="model", code="write")
     for one in (error, pickle.loads(pickle.dumps(error))):
         assert one.errno == errno.ENOSPC
@@ -107,7 +107,7 @@ def test_open_raises_the_error_of_the_system(kind: type[OSError], path: str, tmp
         assert caught.value.filename == str(target)
 
 
-def test_a_broken_header_names_file_and_rule(tmp_path: Path) -> None:
+def test_header_error_names_file_and_rule(tmp_path: Path) -> None:
     path = tmp_path / "broken.safetensors"
     path.write_bytes(b"\x02\0\0\0\0\0\0\0[]")
     with pytest.raises(ingot.HeaderError, match="broken") as caught:
@@ -119,7 +119,7 @@ def test_a_broken_header_names_file_and_rule(tmp_path: Path) -> None:
     assert caught.value.path is None
 
 
-def test_a_missing_tensor_is_named_with_the_nearest(path: Path) -> None:
+def test_tensor_not_found_error_names_the_nearest(path: Path) -> None:
     with ingot.safe_open(path, "np") as file:
         for ask in (
             file.get_tensor,
@@ -134,14 +134,14 @@ def test_a_missing_tensor_is_named_with_the_nearest(path: Path) -> None:
             assert caught.value.path == str(path)
 
 
-def test_an_index_that_does_not_fit_is_explained(path: Path) -> None:
+def test_slice_error_explains_the_index(path: Path) -> None:
     with ingot.safe_open(path, "np") as file, pytest.raises(ingot.SliceError, match="`weight`") as caught:
         file.get_slice("weight")[5]
     assert caught.value.code == "index-out-of-range"
     assert caught.value.path == str(path)
 
 
-def test_a_shape_that_numpy_cannot_hold_blocks_only_its_tensor(tmp_path: Path) -> None:
+def test_load_file_reads_the_tensors_beside_a_shape_that_numpy_rejects(tmp_path: Path) -> None:
     path = tmp_path / "deep.safetensors"
     deep = {"dtype": "U8", "shape": [1] * 65, "data": b"x"}
     ingot.serialize_file({"deep": deep, "flat": deep | {"shape": [1]}}, path)
@@ -164,7 +164,7 @@ def test_a_shape_that_numpy_cannot_hold_blocks_only_its_tensor(tmp_path: Path) -
 HOSTILE = "a\x1b[31m\r\n\u202eb\x9b"
 
 
-def test_control_characters_are_escaped_in_every_message(tmp_path: Path) -> None:
+def test_messages_escape_control_characters(tmp_path: Path) -> None:
     path = tmp_path / f"{HOSTILE}.safetensors"
     ingot.serialize_file({HOSTILE: {"dtype": "F6_E2M3", "shape": [4], "data": b"abc"}}, path, {"k": "v"})
     file = ingot.safe_open(path, "np")
@@ -201,14 +201,14 @@ def test_control_characters_are_escaped_in_every_message(tmp_path: Path) -> None
     assert repr(part).isprintable()
 
 
-def test_long_names_are_cut() -> None:
+def test_messages_cut_long_names() -> None:
     with pytest.raises(TypeError) as caught:
         ingot.numpy.save({"x" * 60_000: 1})
     assert len(str(caught.value)) < 400
     assert "…" in str(caught.value)
 
 
-def test_lone_surrogates_can_be_printed() -> None:
+def test_messages_escape_lone_surrogates() -> None:
     with pytest.raises(ValueError, match="ud800") as caught:
         ingot.numpy.save({"\ud800": numpy.zeros(1)})
     str(caught.value).encode()
@@ -221,38 +221,38 @@ CODES = script("codes")
 WORDS: dict[str, dict[str, Any]] = tomllib.loads(CODES.WORDS.read_text("utf-8"))
 
 
-def test_the_page_is_what_the_sources_have() -> None:
+def test_codes_page_agrees_with_the_sources() -> None:
     found = CODES.Found()
     assert CODES.faults(found, WORDS) == []
     assert CODES.PAGE.read_text("utf-8") == CODES.rendered(found, WORDS), "run scripts/codes"
 
 
 @pytest.mark.parametrize("missing", ["cause", "mend"])
-def test_a_code_without_a_cause_or_a_mend_is_told_of(missing: str) -> None:
+def test_codes_script_reports_a_code_without_cause_or_remedy(missing: str) -> None:
     found = CODES.Found()
     words = {**WORDS, "hole": {key: text for key, text in WORDS["hole"].items() if key != missing}}
     assert CODES.faults(found, words) == ["hole: no cause or no mend in docs/reference/codes.toml"]
 
 
-def test_a_new_code_of_each_kind_of_source_is_told_of() -> None:
+def test_codes_script_reports_new_codes() -> None:
     found = CODES.Found()
     found.classes["new-in-rust"].add("HeaderError")
     assert CODES.faults(found, WORDS) == ["new-in-rust: no cause or no mend in docs/reference/codes.toml"]
 
 
-def test_a_code_that_no_source_has_any_more_is_told_of() -> None:
+def test_codes_script_reports_unused_codes() -> None:
     said = CODES.faults(CODES.Found(), {**WORDS, "gone": {"cause": "A.", "mend": "B."}})
     assert said == ["gone: stands in docs/reference/codes.toml, and no source has it"]
 
 
-def test_every_code_of_the_vectors_and_of_the_format_is_on_the_page() -> None:
+def test_codes_page_has_every_code_of_vectors_and_format() -> None:
     vectors = [path.read_text("utf-8") for path in (ROOT / "tests" / "vectors").glob("*.toml")]
     named = set(re.findall(r'^code = "([a-z-]+)"', "\n".join(vectors), re.MULTILINE))
     assert len(named) > 20
     assert named | CODES.rules().keys() <= WORDS.keys()
 
 
-def test_what_is_raised_has_the_class_that_the_page_gives(tmp_path: Path) -> None:
+def test_errors_have_the_class_on_the_codes_page(tmp_path: Path) -> None:
     broken = tmp_path / "broken.safetensors"
     broken.write_bytes(b"\x02\0\0\0\0\0\0\0[]")
     with pytest.raises(ingot.HeaderError) as caught:

@@ -47,7 +47,7 @@ def outcomes(framework: str) -> dict[str, dict[str, str]]:
 
 
 @pytest.mark.parametrize("framework", FRAMEWORKS)
-def test_a_dtype_is_stored_as_itself_or_refused_by_name_in_every_way(framework: str) -> None:
+def test_save_stores_every_dtype_or_names_the_tensor(framework: str) -> None:
     """Tried: with the fast way out for all dtypes of torch, `int1` to `uint7` come back as `int8`."""
     package, lacking, stored = FRAMEWORKS[framework]
     if importlib.util.find_spec(package) is None or importlib.util.find_spec("ml_dtypes") is None:

@@ -36,7 +36,7 @@ def in_a_fresh_process(script: str) -> object:
     return json.loads(done.stdout)
 
 
-def test_importing_ingot_imports_nothing_else() -> None:
+def test_import_ingot_imports_nothing_else() -> None:
     # Neither numpy nor torch, nor what costs time in the standard library: typing, dataclasses, enum, re.
     new = in_a_fresh_process(
         "import os; before = set(sys.modules); import ingot; answer = sorted(set(sys.modules) - before)"
@@ -48,7 +48,7 @@ def test_importing_ingot_imports_nothing_else() -> None:
     assert "ingot.torch" not in new
 
 
-def test_a_big_endian_machine_is_refused_before_anything_is_read_wrong() -> None:
+def test_import_rejects_big_endian_machines() -> None:
     script = """
 sys.byteorder = "big"
 try:
@@ -62,12 +62,12 @@ except ImportError as fault:
 
 
 @pytest.mark.parametrize("framework", ["numpy", "torch"])
-def test_a_framework_is_imported_when_it_is_named(framework: str) -> None:
+def test_import_loads_a_framework_when_it_is_named(framework: str) -> None:
     script = f"import ingot; ingot.{framework}.load_file; answer = 'ingot.{framework}' in sys.modules"
     assert in_a_fresh_process(script) is True
 
 
-def test_dir_has_a_module_once_its_framework_is_imported() -> None:
+def test_dir_lists_a_module_once_its_framework_is_imported() -> None:
     script = "import ingot; before = dir(ingot); import numpy; answer = [before, dir(ingot)]"
     before, after = in_a_fresh_process(script)  # type: ignore[misc]
     assert set(after) - set(before) == {"numpy"}
@@ -75,7 +75,7 @@ def test_dir_has_a_module_once_its_framework_is_imported() -> None:
 
 
 @pytest.mark.parametrize("name", ["typing.StorageOptions", "dcp.Reader", "modelspec.read"])
-def test_a_module_is_imported_when_it_is_named(name: str) -> None:
+def test_import_loads_a_module_when_it_is_named(name: str) -> None:
     assert in_a_fresh_process(f"import ingot; answer = ingot.{name} is not None") is True
 
 
@@ -131,14 +131,14 @@ answer = all("pip install 'ingot-tensors[" in words(name) for name in HIDDEN)
 
 
 @pytest.mark.parametrize("look", LOOKS)
-def test_all_that_looks_through_the_package_does_so_without_a_framework(look: str) -> None:
+def test_package_can_be_inspected_without_frameworks(look: str) -> None:
     hidden = [name for name, _ in PACKAGES]
     script = f"HIDDEN = {hidden!r}\nsys.modules.update(dict.fromkeys({[name for _, name in PACKAGES]!r}))\n"
     assert in_a_fresh_process(f"{script}import ingot\n{LOOKS[look]}") is True
 
 
 @pytest.mark.parametrize("name", ["errors", "modelspec", "typing", "compat"])
-def test_a_module_that_needs_no_framework_can_be_looked_through_without_one(name: str) -> None:
+def test_modules_without_frameworks_can_be_inspected(name: str) -> None:
     hidden = [package for _, package in PACKAGES]
     script = f"""
 sys.modules.update(dict.fromkeys({hidden!r}))
@@ -156,7 +156,7 @@ answer = [
 
 
 @pytest.mark.parametrize("look", ["help", "star", "members", "all of dir"])
-def test_nothing_that_looks_through_the_package_imports_a_framework(look: str) -> None:
+def test_inspecting_the_package_imports_no_framework(look: str) -> None:
     """Each of them takes seconds to import, and some end the process that has imported another."""
     # `ingot.convert` computes with numpy.
     known = [name for _, name in PACKAGES if name != "numpy"]
@@ -164,7 +164,7 @@ def test_nothing_that_looks_through_the_package_imports_a_framework(look: str) -
     assert in_a_fresh_process(script) == []
 
 
-def test_convert_says_what_it_needs_when_it_is_called() -> None:
+def test_convert_names_a_missing_package_when_called() -> None:
     script = """
 sys.modules["numpy"] = None
 import ingot
@@ -179,7 +179,7 @@ except ModuleNotFoundError as error:
     assert "ingot-tensors[convert]" in message
 
 
-def test_a_missing_ml_dtypes_blocks_only_the_tensors_that_need_it(tmp_path: Path) -> None:
+def test_load_file_needs_ml_dtypes_for_some_tensors_only(tmp_path: Path) -> None:
     path = tmp_path / "t.safetensors"
     tensors = {
         "half": {"dtype": "BF16", "shape": [1], "data": b"\0\0"},
@@ -206,7 +206,7 @@ for read in (lambda: file["half"], lambda: ingot.numpy.load_file({str(path)!r}))
         assert "pip install 'ingot-tensors[numpy]'" in message
 
 
-def test_the_names_that_are_promised_are_there() -> None:
+def test_package_has_the_promised_names() -> None:
     assert set(ingot.__all__) <= set(dir(ingot))
     for name in ingot.__all__:
         assert getattr(ingot, name) is not None
@@ -215,7 +215,7 @@ def test_the_names_that_are_promised_are_there() -> None:
         ingot.nope  # type: ignore[attr-defined]  # noqa: B018
 
 
-def test_the_version_is_that_of_the_distribution() -> None:
+def test_version_is_that_of_the_distribution() -> None:
     assert ingot.__version__ == importlib.metadata.version("ingot-tensors")
 
 
@@ -229,7 +229,7 @@ def installed() -> Distribution:
     return distribution("ingot-tensors")
 
 
-def test_it_has_the_licence_texts_of_what_it_is_made_of(installed: Distribution) -> None:
+def test_distribution_has_the_licences_of_its_parts(installed: Distribution) -> None:
     texts = {file.name: file.read_text() for file in installed.files or () if "licenses" in file.parts}
     assert set(texts) == {"LICENSE", "THIRD-PARTY.txt"}
     assert texts["LICENSE"].lstrip().startswith("Apache License")
@@ -240,7 +240,7 @@ def test_it_has_the_licence_texts_of_what_it_is_made_of(installed: Distribution)
     assert "(its package has no text)" not in texts["THIRD-PARTY.txt"]
 
 
-def test_it_says_which_pythons_and_who_made_it(installed: Distribution) -> None:
+def test_distribution_states_pythons_and_authors(installed: Distribution) -> None:
     said = installed.metadata
     versions = [line.rpartition(" ")[2] for line in said.get_all("Classifier") if ":: Python :: 3." in line]
     assert versions == ["3.11", "3.12", "3.13", "3.14"]
@@ -249,7 +249,7 @@ def test_it_says_which_pythons_and_who_made_it(installed: Distribution) -> None:
     assert said["License-Expression"] == "Apache-2.0"
 
 
-def test_the_oldest_versions_that_are_tried_are_those_that_the_extras_ask_for() -> None:
+def test_versions_table_has_the_oldest_versions_of_the_extras() -> None:
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]["optional-dependencies"]
     asked = {
         (wanted.name, spec.version)
@@ -266,7 +266,7 @@ def test_the_oldest_versions_that_are_tried_are_those_that_the_extras_ask_for() 
         assert any(f"{pin}.".startswith(f"=={version}.") for pin in pins), (name, version, pins)
 
 
-def test_the_pythons_that_are_tried_are_those_that_the_package_names(installed: Distribution) -> None:
+def test_versions_table_has_the_pythons_of_the_package(installed: Distribution) -> None:
     table = tomllib.loads((ROOT / "requirements" / "versions.toml").read_text("utf-8"))
     named = installed.metadata.get_all("Classifier")
     assert all(
@@ -274,7 +274,7 @@ def test_the_pythons_that_are_tried_are_those_that_the_package_names(installed: 
     )
 
 
-def test_a_package_has_one_version_in_all_environments_that_share_it() -> None:
+def test_requirements_pin_one_version_of_a_package() -> None:
     """Those of the clients and of the engines see the packages of the tests, which pip has to keep."""
     pins = {name: pinned(name) for name in ("test", "clients", "engines")}
     assert {"torch", "torchvision", "transformers"} <= pins["clients"].keys() & pins["engines"].keys()

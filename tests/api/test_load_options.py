@@ -46,7 +46,7 @@ def documented(name: str) -> dict[str, str]:
     return {option: entries[option].strip() for option in options_of(name)}
 
 
-def test_every_function_says_the_same_of_an_option() -> None:
+def test_load_options_have_one_description() -> None:
     expected = documented("ingot.numpy.load_file")
     assert all(len(text.splitlines()) > 1 for text in expected.values())
     for name in FUNCTIONS:
@@ -75,7 +75,7 @@ def saved(path: Path) -> Path:
 
 
 ROWS = [[0.0, 1.0, 2.0], [3.0, 4.0, 5.0], [6.0, 7.0, 8.0], [9.0, 10.0, 11.0]]
-# What each option gives, of the file that `saved` writes.
+# The result of each option for the file that `saved` writes.
 GIVES: dict[str, tuple[Callable[[], Any], dict[str, Any]]] = {
     "backend": (lambda: "pread", {"x.a": ROWS, "x.b": ROWS}),
     "threads": (lambda: 2, {"x.a": ROWS, "x.b": ROWS}),
@@ -92,7 +92,7 @@ GIVES: dict[str, tuple[Callable[[], Any], dict[str, Any]]] = {
 
 @pytest.mark.parametrize("option", [*GIVES, "expected_sha256"])
 @pytest.mark.parametrize("name", [name for name in NAMES if name in FUNCTIONS])
-def test_every_framework_keeps_every_option(name: str, option: str, path: Path) -> None:
+def test_load_options_hold_in_every_framework(name: str, option: str, path: Path) -> None:
     saved(path)
     if option == "expected_sha256":
         value, expected = ingot.hash(path), {"x.a": ROWS, "x.b": ROWS}
@@ -108,11 +108,11 @@ def test_every_framework_keeps_every_option(name: str, option: str, path: Path) 
         assert all("float16" in str(tensor.dtype) for tensor in found.values())
 
 
-def test_every_option_is_tried() -> None:
+def test_load_options_are_all_tested() -> None:
     assert [*GIVES, "expected_sha256"] == list(LoadOptions.__annotations__) == list(Loading._fields)
 
 
-def test_a_module_is_loaded_by_the_same_options(path: Path) -> None:
+def test_load_model_takes_the_load_options(path: Path) -> None:
     torch: Any = pytest.importorskip("torch")
     ingot_torch: Any = import_module("ingot.torch")
     saved(path)
@@ -183,7 +183,7 @@ print(json.dumps(answer))
 """
 
 
-def test_an_option_more_takes_three_files_at_most(tmp_path: Path, path: Path) -> None:
+def test_load_options_grow_in_three_files_at_most(tmp_path: Path, path: Path) -> None:
     assert len(NEW_OPTION) <= 3
     loads = [name for name in FUNCTIONS if name != "ingot.torch.load_into"]
     answer = said_by(TRY_IT, NEW_OPTION, tmp_path, str(saved(path)), *loads)

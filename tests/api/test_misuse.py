@@ -1,4 +1,4 @@
-"""What people give where something else is expected, and what they are told of it."""
+"""Frequent wrong arguments, and the errors that they raise."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def archive(name: str) -> bytes:
     ],
     ids=["torch", "npz", "compressed npz", "zip", "pickle", "gguf", "hdf5", "npy"],
 )
-def test_a_file_that_can_be_converted_says_so_and_by_what(data: bytes, what: str, tmp_path: Path) -> None:
+def test_load_file_names_the_converter_of_a_foreign_file(data: bytes, what: str, tmp_path: Path) -> None:
     path = tmp_path / "model.safetensors"
     path.write_bytes(data)
     for load in (
@@ -69,14 +69,14 @@ def test_a_file_that_can_be_converted_says_so_and_by_what(data: bytes, what: str
 
 
 @pytest.mark.parametrize("nbytes", [9, 100, 1 << 20])
-def test_a_file_of_zeros_is_named_as_such(nbytes: int, tmp_path: Path) -> None:
+def test_load_file_recognises_a_file_of_zeros(nbytes: int, tmp_path: Path) -> None:
     path = tmp_path / "zeros.safetensors"
     path.write_bytes(bytes(nbytes))
     with pytest.raises(ingot.HeaderError, match="nothing but zeros"):
         ingot.numpy.load_file(path)
 
 
-def test_an_open_file_given_for_a_path_says_what_takes_it(file: Path) -> None:
+def test_open_file_as_a_path_is_an_error_with_a_hint(file: Path) -> None:
     with file.open("rb") as opened:
         for given in (io.BytesIO(file.read_bytes()), opened, io.StringIO()):
             for call in (
@@ -93,7 +93,7 @@ def test_an_open_file_given_for_a_path_says_what_takes_it(file: Path) -> None:
                 assert type(given).__name__ in str(caught.value)
 
 
-def test_the_bytes_of_a_file_given_for_its_path_say_what_takes_them(file: Path) -> None:
+def test_bytes_as_a_path_are_an_error_with_a_hint(file: Path) -> None:
     data = file.read_bytes()
     with pytest.raises(ValueError, match=r"embedded null byte.*`load\(data\)`"):
         ingot.numpy.load_file(data)
@@ -103,13 +103,13 @@ def test_the_bytes_of_a_file_given_for_its_path_say_what_takes_them(file: Path) 
 
 
 @pytest.mark.parametrize("given", ["model.safetensors", Path("model.safetensors")])
-def test_a_path_given_for_the_bytes_of_a_file_says_what_takes_it(given: object) -> None:
+def test_path_as_bytes_is_an_error_with_a_hint(given: object) -> None:
     with pytest.raises(TypeError, match="load_file"):
         ingot.numpy.load(given)
 
 
 @pytest.mark.parametrize("given", [0, None, b"encoder.a", 1.5, ("encoder.a",)])
-def test_a_name_that_is_no_str_says_what_was_expected(given: Any, file: Path) -> None:
+def test_name_that_is_no_str_is_an_error(given: Any, file: Path) -> None:
     with ingot.safe_open(file, "np") as opened:
         for call in (
             opened.__getitem__,
@@ -127,7 +127,7 @@ def test_a_name_that_is_no_str_says_what_was_expected(given: Any, file: Path) ->
 # The command ---------------------------------------------------------------------------------------------
 
 
-def test_a_command_speaks_in_options(file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_commands_name_their_options(file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     there = tmp_path / "there.bt"
     there.touch()
     for typed, words in (
@@ -146,7 +146,7 @@ def test_a_command_speaks_in_options(file: Path, tmp_path: Path, capsys: pytest.
         assert not re.search(r"\w=", told), told
 
 
-# What the commands call. Its messages are those that somebody who types reads.
+# The modules that commands call. Users of the command read their messages.
 CALLED = (
     "_convert",
     "_write/download.py",
@@ -159,7 +159,7 @@ CALLED = (
 # What makes an error, and the names of the variables with its message.
 MAKER = r"Error$|^refused$|^located$"
 PARTS = ("message", "reason", "why", "way_out")
-# An argument with what to give it, as in `overwrite=True` or `say which by metadata=`.
+# An argument with its value, as in `overwrite=True` or `say which by metadata=`.
 NAMED = re.compile(r"(?<![\w`.({])[a-z_]+=(?:True|False|…|\.\.\.|\{|$|[ ,;)])")
 
 
@@ -180,15 +180,15 @@ def messages() -> list[str]:
     return found
 
 
-def test_no_message_that_a_command_prints_names_an_argument_of_python() -> None:
+def test_commands_name_no_python_arguments() -> None:
     named = [message for message in messages() if NAMED.search(message)]
     assert len(named) >= 4, "the pattern finds nothing any more"
-    # The numbers that stand where braces do.
+    # The numbers in place of the braces.
     spoken = [in_options(re.sub(r"\{[^}]*\}", "7", message)) for message in named]
     assert [message for message in spoken if NAMED.search(message)] == []
 
 
-def test_names_of_tensors_are_not_put_in_other_words() -> None:
+def test_commands_keep_the_names_of_tensors() -> None:
     assert (
         in_options("tensor `overwrite=True`: max_nbytes=3 is it")
         == "tensor `overwrite=True`: --max-nbytes 3 is it"

@@ -1,4 +1,4 @@
-"""docs/reference/names.md has every public name, and each says what it does and what it raises."""
+"""docs/reference/names.md has every public name, with its purpose and its exceptions."""
 
 from __future__ import annotations
 
@@ -47,26 +47,26 @@ SILENT = {
 }
 
 
-def test_the_page_is_what_the_package_has() -> None:
+def test_names_page_agrees_with_the_package() -> None:
     assert NAMES.PAGE.read_text("utf-8") == NAMES.rendered(), "run scripts/names"
 
 
 @pytest.mark.parametrize("name", ROWS)
-def test_a_public_name_says_what_it_is_in_a_sentence(name: str) -> None:
+def test_public_names_have_a_summary(name: str) -> None:
     said = ROWS[name].says
     assert said.endswith((".", "``.", ":")), said
     assert len(said.split()) > 2, said
 
 
-def test_a_function_lists_what_it_raises() -> None:
+def test_docstrings_list_the_exceptions() -> None:
     silent = {name for name, row in ROWS.items() if row.is_function and not row.raises}
-    # What torch calls, not users: the class says what comes of them.
+    # torch calls these, not users. The docstring of the class lists their exceptions.
     of_torch = {name for name in silent if name.startswith(("ingot.dcp.Reader.", "ingot.dcp.Writer."))}
     assert silent - of_torch == SILENT
 
 
 @pytest.mark.parametrize("name", [name for name, row in ROWS.items() if row.raises])
-def test_what_a_function_raises_is_an_error_that_callers_can_catch(name: str) -> None:
+def test_docstrings_list_catchable_exceptions(name: str) -> None:
     for raised in ROWS[name].raises:
         found = getattr(errors, raised, None) or getattr(builtins, raised, None)
         assert isinstance(found, type), raised
@@ -79,19 +79,19 @@ METHODS = sorted(
 
 
 @pytest.mark.parametrize("name", [name for name in METHODS if not name.endswith(".close")])
-def test_every_method_of_a_closed_file_raises_as_the_page_says(name: str, path: Path) -> None:
+def test_closed_files_raise_the_documented_exceptions(name: str, path: Path) -> None:
     ingot.numpy.save_file({"a": np.zeros(3)}, path)
     file = ingot.safe_open(path, "np")
     file.close()
     file.close()
     needed = ["a"] if ROWS[name].arguments.split(", ")[0] == "name" else []
     with pytest.raises(ingot.ClosedError) as caught:
-        # What some of them give reads when it is asked.
+        # The results of some read the file when they are used.
         list(getattr(file, ROWS[name].called.partition(".")[2])(*needed))
     assert caught.value.path == str(path)
 
 
-def test_the_script_finds_every_line_of_raises() -> None:
+def test_names_script_finds_every_raise() -> None:
     notes = "Notes\n-----\nSentence\n"
     doc = f"Do it.\n\nRaises\n------\nOSError\n    One.\nHeaderError, SaveError\n    Two.\n\n{notes}"
     assert NAMES.raises(doc) == ["OSError", "HeaderError", "SaveError"]
@@ -120,7 +120,7 @@ class Store:
 
 
 def objects(path: Path) -> dict[str, Any]:
-    """One of each class that the package gives and that can be pickled."""
+    """Return an object of each public class that can be pickled."""
     file = ingot.safe_open(path, "np")
     converted = path.with_name("b.safetensors")
     return {
@@ -165,7 +165,7 @@ KINDS = [
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("protocol", range(2, pickle.HIGHEST_PROTOCOL + 1))
-def test_a_pickle_names_public_modules_and_loads(path: Path, kind: str, protocol: int) -> None:
+def test_pickles_name_public_modules(path: Path, kind: str, protocol: int) -> None:
     given = objects(path)[kind]
     pickled = pickle.dumps(given, protocol)
     assert not [name for name in named_in(pickled) if PRIVATE.match(name)]
@@ -180,7 +180,7 @@ def test_a_pickle_names_public_modules_and_loads(path: Path, kind: str, protocol
 
 
 @pytest.mark.parametrize("name", [name for name in ingot.__all__ if callable(getattr(ingot, name))])
-def test_a_public_function_is_said_to_be_of_a_public_module(name: str) -> None:
+def test_functions_have_public_modules(name: str) -> None:
     found = getattr(ingot, name)
     # The source of a class is looked for in the module that it is said to be of.
     assert isinstance(found, type) or not PRIVATE.match(found.__module__ + "."), found.__module__
@@ -191,7 +191,7 @@ PUBLIC = ["errors", "modelspec", "typing", *sorted(set(FRAMEWORKS.values()))]
 
 
 @pytest.mark.parametrize("name", PUBLIC)
-def test_a_public_module_shows_its_public_names_only(name: str) -> None:
+def test_modules_show_public_names_only(name: str) -> None:
     try:
         module = import_module(f"ingot.{name}")
     except ModuleNotFoundError as error:
@@ -200,21 +200,21 @@ def test_a_public_module_shows_its_public_names_only(name: str) -> None:
     assert all(hasattr(module, public) for public in module.__all__)
 
 
-def test_the_package_shows_its_public_names_only() -> None:
+def test_package_shows_public_names_only() -> None:
     assert {*dir(ingot)} - {*ingot.__all__} <= {*ingot._MODULES}
     assert {*ingot.__all__} <= {*dir(ingot)}
     assert not [name for name in dir(ingot) if name.startswith("_") and name != "__version__"]
 
 
 @pytest.mark.parametrize("name", ["load_file", "save_file", "load_model", "save_sharded", "IncompatibleKeys"])
-def test_what_torch_has_is_said_to_be_of_its_public_module(name: str) -> None:
+def test_torch_names_have_the_public_module(name: str) -> None:
     torch = pytest.importorskip("ingot.torch")
     found = getattr(torch, name)
     assert found.__module__ == "ingot.torch" or isinstance(found, type)
     assert pickle.loads(pickle.dumps(found)) is found
 
 
-def test_the_types_of_arguments_can_be_looked_at() -> None:
+def test_type_hints_are_resolved() -> None:
     from typing import get_type_hints
 
     from ingot import typing

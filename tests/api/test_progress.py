@@ -1,4 +1,4 @@
-"""One rule for `progress`: a bool, None or a callable, wherever it is taken."""
+"""One rule for `progress`: every function takes a bool, None or a callable."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def given(name: str, file: Path, new: Path) -> tuple[Any, ...]:
 
 @pytest.mark.parametrize("progress", [True, False, None])
 @pytest.mark.parametrize("name", NEAR)
-def test_true_shows_a_bar_and_false_and_none_are_silent(
+def test_progress_shows_a_bar_or_nothing(
     name: str, progress: bool | None, path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     ingot.numpy.save_file(ONES, path, checksums=True)
@@ -68,7 +68,7 @@ def test_true_shows_a_bar_and_false_and_none_are_silent(
 
 
 @pytest.mark.parametrize("name", NEAR)
-def test_a_callable_is_told_bytes_done_and_bytes_in_all(name: str, path: Path) -> None:
+def test_progress_receives_done_and_total_bytes(name: str, path: Path) -> None:
     ingot.numpy.save_file(ONES, path, checksums=True)
     told: list[tuple[int, int]] = []
     call(name, path, path.with_name("new.safetensors"), lambda *now: told.append(now))
@@ -78,6 +78,6 @@ def test_a_callable_is_told_bytes_done_and_bytes_in_all(name: str, path: Path) -
 
 @pytest.mark.parametrize("algorithm", ["blake3", "autov3", "md5"])
 @pytest.mark.parametrize("progress", [True, False, None, lambda done, total: None])
-def test_a_hash_of_any_algorithm_takes_it(algorithm: str, progress: Any, path: Path) -> None:
+def test_hash_reports_progress_for_every_algorithm(algorithm: str, progress: Any, path: Path) -> None:
     ingot.numpy.save_file(ONES, path)
     assert ingot.hash(path, algorithm, progress=progress) == ingot.hash(path, algorithm)

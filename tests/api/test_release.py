@@ -41,7 +41,7 @@ def wheel(path: Path, source: Path, year: int = 2026) -> Path:
     return path
 
 
-def test_wheels_of_two_folders_are_one_byte_for_byte(tmp_path: Path) -> None:
+def test_build_of_two_folders_gives_equal_wheels(tmp_path: Path) -> None:
     made = []
     for number, folder in enumerate(("one", "a longer folder")):
         source = tmp_path / folder
@@ -51,7 +51,7 @@ def test_wheels_of_two_folders_are_one_byte_for_byte(tmp_path: Path) -> None:
     assert made[0].read_bytes() == made[1].read_bytes()
 
 
-def test_what_was_changed_in_a_wheel_is_recorded(tmp_path: Path) -> None:
+def test_check_wheels_records_changes_in_a_wheel(tmp_path: Path) -> None:
     normal = tmp_path / "normal.whl"
     WHEELS.normalise(wheel(tmp_path / "built.whl", tmp_path), normal, tmp_path)
     with zipfile.ZipFile(normal) as archive:
@@ -64,7 +64,7 @@ def test_what_was_changed_in_a_wheel_is_recorded(tmp_path: Path) -> None:
     assert (modes["ingot/__init__.py"], modes["ingot/_native.abi3.so"]) == (0o100644, 0o100755)
 
 
-def test_a_folder_of_the_machine_in_a_wheel_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_check_wheels_finds_paths_of_the_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(WHEELS, "output", lambda *command: "/opt/rust")
     monkeypatch.setattr(WHEELS, "ROOT", tmp_path)
     assert WHEELS.leaks(wheel(tmp_path / "built.whl", tmp_path)) == [f"{SBOM} holds {tmp_path}/"]
@@ -72,13 +72,13 @@ def test_a_folder_of_the_machine_in_a_wheel_is_found(tmp_path: Path, monkeypatch
     assert WHEELS.leaks(tmp_path / "normal.whl") == []
 
 
-def test_wheels_that_differ_are_told_by_their_members(tmp_path: Path) -> None:
+def test_check_wheels_names_differing_members(tmp_path: Path) -> None:
     one, other = wheel(tmp_path / "one.whl", tmp_path), wheel(tmp_path / "other.whl", tmp_path / "b")
     assert WHEELS.differing(one, one) == []
     assert WHEELS.differing(one, other) == [SBOM, RECORD]
 
 
-def test_the_workflow_builds_and_tries_every_wheel_that_there_is() -> None:
+def test_workflow_builds_and_tests_every_wheel() -> None:
     workflow = (ROOT / ".github" / "workflows" / "release.yml").read_text("utf-8")
     # Windows has a linker of its own there.
     released = [name for name in WHEELS.TARGETS if not name.endswith("-cross")]
@@ -111,7 +111,7 @@ CHANGELOG = """\
 """
 
 
-def test_a_tag_that_agrees_with_everything_may_be_released() -> None:
+def test_check_release_accepts_a_matching_tag() -> None:
     assert RELEASE.faults("v1.2.0", CARGO, CHANGELOG) == []
     assert RELEASE.notes(CHANGELOG, "1.2.0") == ("2026-11-30", "### Added\n\n- A.")
 
@@ -125,12 +125,12 @@ def test_a_tag_that_agrees_with_everything_may_be_released() -> None:
         ("v1.2.0", CHANGELOG.replace("### Added\n\n- A.\n", ""), "CHANGELOG.md says nothing of 1.2.0"),
     ],
 )
-def test_a_tag_that_does_not_agree_is_refused(tag: str, changelog: str, fault: str) -> None:
+def test_check_release_rejects_a_wrong_tag(tag: str, changelog: str, fault: str) -> None:
     (said,) = RELEASE.faults(tag, CARGO, changelog)
     assert said.startswith(fault)
 
 
-def test_a_crate_that_asks_for_another_version_is_refused() -> None:
+def test_check_release_rejects_another_crate_version() -> None:
     cargo = {"workspace": {**CARGO["workspace"], "dependencies": {"ingot-format": {"version": "1.1.0"}}}}
     said = RELEASE.faults("v1.2.0", cargo, CHANGELOG)
     assert said == ["Cargo.toml asks for ingot-format 1.1.0, expected 1.2.0"]

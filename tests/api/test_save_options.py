@@ -23,7 +23,7 @@ def save_functions() -> dict[str, Any]:
     return found
 
 
-# How `save_file(mode=...)` would come about: the files to change, with what stands there and what follows it.
+# A change that adds `save_file(mode=...)`: the files, with an existing line and the lines to add after it.
 NEW_OPTION = {
     "typing.py": [
         (
@@ -67,7 +67,7 @@ print(json.dumps(answer))
 """
 
 
-def test_an_option_more_takes_three_files_at_most(tmp_path: Path) -> None:
+def test_save_options_grow_in_three_files_at_most(tmp_path: Path) -> None:
     assert len(NEW_OPTION) <= 3
     answer = said_by(TRY_IT, NEW_OPTION, tmp_path, str(tmp_path / "t.safetensors"), *MODULES)
     assert {f"ingot.{name}.save_file" for name in answer} == save_functions().keys() - {

@@ -6,6 +6,6 @@ import runpy
 from pathlib import Path
 
 
-def test_the_program_that_checkers_look_at_runs(tmp_path: Path) -> None:
+def test_user_script_runs(tmp_path: Path) -> None:
     program = runpy.run_path(str(Path(__file__).with_name("user_script.py")))
     program["main"](str(tmp_path / "w.safetensors"))

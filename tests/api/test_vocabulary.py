@@ -17,7 +17,7 @@ from support.doors import MODULES, parameters, public_functions
 FUNCTIONS = public_functions()
 INSTALLED = {name.rpartition(".")[0] for name in FUNCTIONS}
 
-# What an argument is not called, and what it is called instead.
+# Names that no argument has, and the names used instead.
 WORDS = {
     # Where from and where to.
     "source": "src file files file_path filepath fname path paths url uri input inputs",
@@ -45,7 +45,7 @@ ADMITTED = {
     ("ingot.Ranges", "path"): "where an object is in its store, as obstore and fsspec say it",
 }
 
-# Upstream's names for its arguments, which are nobody else's.
+# Argument names of upstream, which only its functions use.
 UPSTREAMS = {
     "filename": "ingot.safe_open ingot.serialize_file *.load_file *.save_file *.load_model *.save_model",
     "tensor_dict": "ingot.serialize ingot.serialize_file *.save *.save_file",
@@ -164,20 +164,20 @@ def pattern_of(argument: str, function: str) -> str | None:
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)
-def test_no_argument_has_a_word_that_another_argument_has_a_word_for(name: str) -> None:
+def test_vocabulary_has_one_word_per_argument(name: str) -> None:
     for argument in parameters(FUNCTIONS[name]):
         assert argument not in INSTEAD or (name, argument) in ADMITTED, f"expected {INSTEAD[argument]!r}"
 
 
 @pytest.mark.parametrize(("argument", "patterns"), UPSTREAMS.items())
-def test_the_names_of_upstream_are_those_of_its_functions_only(argument: str, patterns: str) -> None:
+def test_vocabulary_keeps_upstream_names_to_its_functions(argument: str, patterns: str) -> None:
     admitted = [*patterns.split(), *(IN_PLACE if argument == "filename" else ())]
     for name in TAKEN[argument]:
         assert any(fnmatchcase(name, pattern) for pattern in admitted), name
 
 
 @pytest.mark.parametrize("argument", sorted(TAKEN))
-def test_an_argument_is_taken_in_the_same_way_everywhere(argument: str) -> None:
+def test_vocabulary_uses_one_kind_per_argument(argument: str) -> None:
     groups: dict[str | None, dict[Form, list[str]]] = defaultdict(lambda: defaultdict(list))
     for name, found in TAKEN[argument].items():
         groups[pattern_of(argument, name)][found].append(name)
@@ -191,7 +191,7 @@ def test_an_argument_is_taken_in_the_same_way_everywhere(argument: str) -> None:
 @pytest.mark.parametrize(
     ("argument", "pattern"), [(argument, one) for argument, patterns in OTHERWISE.items() for one in patterns]
 )
-def test_an_exception_is_of_functions_that_there_are(argument: str, pattern: str) -> None:
+def test_vocabulary_exceptions_name_existing_functions(argument: str, pattern: str) -> None:
     module = pattern.rpartition(".")[0].replace("*", "ingot.torch")
     if module not in INSTALLED:
         pytest.skip(f"{module} needs a framework that is not installed")
@@ -202,7 +202,7 @@ READ_OR_WRITTEN = ("source", "sources", "destination")
 
 
 @pytest.mark.parametrize("name", [name for name in FUNCTIONS if TAKEN["destination"].get(name)])
-def test_what_is_read_comes_before_what_is_written(name: str) -> None:
+def test_vocabulary_puts_sources_before_destinations(name: str) -> None:
     given = [argument for argument in parameters(FUNCTIONS[name]) if argument in READ_OR_WRITTEN]
     assert given in (["destination"], ["source", "destination"], ["sources", "destination"])
 
@@ -210,7 +210,7 @@ def test_what_is_read_comes_before_what_is_written(name: str) -> None:
 @pytest.mark.parametrize(
     "name", [name for name in FUNCTIONS if name.endswith("metadata") and name != "ingot.update_metadata"]
 )
-def test_metadata_is_the_text_in_a_file_and_nothing_else(name: str) -> None:
+def test_vocabulary_uses_metadata_for_texts_only(name: str) -> None:
     # The metadata of an index may be any JSON.
     value = "Any" if name == "ingot.safe_open.metadata" else "str"
     assert f"dict[str, {value}]" in str(inspect.signature(FUNCTIONS[name]).return_annotation)
@@ -252,7 +252,7 @@ def docstrings() -> dict[str, str]:
 
 
 @pytest.mark.parametrize(("phrase", "instead"), PHRASES.items())
-def test_help_and_docs_speak_as_the_field_does(phrase: str, instead: str) -> None:
+def test_vocabulary_of_help_and_docs_is_the_fields(phrase: str, instead: str) -> None:
     said = re.compile(rf"\b(?:{phrase})\b", re.IGNORECASE)
     assert not [name for name, text in docstrings().items() if said.search(text)], f"expected {instead!r}"
     assert not [page for page in PAGES if said.search(page.read_text("utf-8"))], f"expected {instead!r}"

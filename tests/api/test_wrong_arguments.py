@@ -1,4 +1,4 @@
-"""Arguments of a wrong kind: each error names the function, the argument, and what was found."""
+"""Arguments of a wrong kind: each error names the function, the argument and the value."""
 
 import asyncio
 import inspect
@@ -79,7 +79,7 @@ def test_wrong_argument_is_a_type_error_that_names_it(case: str, tmp_path: Path)
 
 
 @pytest.mark.parametrize("wrong", [slice(1.0, 2.0), slice("a"), (0, slice(None, None, 0.5))])
-def test_a_slice_of_other_numbers_names_the_tensor_and_the_slice(wrong: Any, tmp_path: Path) -> None:
+def test_slice_with_floats_names_tensor_and_slice(wrong: Any, tmp_path: Path) -> None:
     path = tmp_path / "a.safetensors"
     save_file({"a": torch.zeros(2, 2)}, path)
     with ingot.open(path) as file, closing(ingot.Writer(path, {"a": ("F32", [2, 2])}, overwrite=True)) as new:
@@ -113,7 +113,7 @@ def test_replace_tensor_rejects_a_dtype(given: Any, tmp_path: Path) -> None:
         ingot.replace_tensor(path, "a", given)
 
 
-def test_an_open_handle_given_as_a_source_has_a_hint(tmp_path: Path) -> None:
+def test_open_handle_as_a_source_has_a_hint(tmp_path: Path) -> None:
     path = tmp_path / "a.safetensors"
     save_file({"a": torch.zeros(2)}, path)
     with ingot.open(path) as file:
@@ -138,7 +138,7 @@ def test_update_metadata_takes_a_record_of_digests(tmp_path: Path) -> None:
         (lambda path: ingot.Writer(path + ".new", {"a": ("F33", [2])}), "expected one of BOOL, U8"),
     ],
 )
-def test_a_wrong_word_has_the_choices_and_the_nearest(
+def test_unknown_word_names_choices_and_nearest(
     call: Callable[[str], Any], hint: str, tmp_path: Path
 ) -> None:
     path = tmp_path / "a.safetensors"
@@ -149,7 +149,7 @@ def test_a_wrong_word_has_the_choices_and_the_nearest(
     assert "expected one of" in str(caught.value)
 
 
-def test_an_error_of_filling_gives_no_advice_for_saving(tmp_path: Path) -> None:
+def test_load_into_error_gives_no_advice_for_saving(tmp_path: Path) -> None:
     path = tmp_path / "a.safetensors"
     save_file({"a": torch.zeros(2)}, path)
     with pytest.raises(ingot.DestinationError) as caught:
@@ -161,7 +161,7 @@ def test_an_error_of_filling_gives_no_advice_for_saving(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("method", "name"), [("get_tensor", "a"), ("info", "a"), ("get_slice", "a"), ("shard_of", "a")]
 )
-def test_a_wrong_keyword_of_a_method_lists_its_arguments(method: str, name: str, tmp_path: Path) -> None:
+def test_wrong_keyword_lists_the_arguments(method: str, name: str, tmp_path: Path) -> None:
     path = tmp_path / "a.safetensors"
     save_file({"a": torch.zeros(2)}, path)
     message = rf"{method}\(\) got an unexpected keyword .* It takes name"
@@ -266,7 +266,7 @@ def every_positional() -> list[tuple[str, str]]:
         (name, one.name)
         for name, function in public_api().items()
         for one in positional(function)
-        # As in a dict, `get` returns its default for what is no name.
+        # As in a dict, `get` returns its default for a key that is no name.
         if one.name not in FREE and name != "ingot.safe_open.get"
     ]
 

@@ -128,7 +128,7 @@ def lines_with_errors(checker: str, path: Path) -> set[int]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("checker", ["mypy", "pyright"])
-def test_a_checker_finds_every_wrong_use(checker: str, tmp_path: Path) -> None:
+def test_type_checkers_find_wrong_uses(checker: str, tmp_path: Path) -> None:
     pytest.importorskip(checker)
     path = tmp_path / "wrong.py"
     both = [call for pair in CALLS.values() for call in pair]
@@ -141,7 +141,7 @@ def test_a_checker_finds_every_wrong_use(checker: str, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("checker", ["mypy", "pyright"])
-def test_a_checker_finds_wrong_names_of_the_package(checker: str, tmp_path: Path) -> None:
+def test_type_checkers_find_wrong_names(checker: str, tmp_path: Path) -> None:
     pytest.importorskip(checker)
     path = tmp_path / "names.py"
     names = [name for name in ingot.__all__ if not name.startswith("__")]

@@ -70,7 +70,7 @@ READING = [
 
 
 @pytest.mark.parametrize("words", READING, ids=" ".join)
-def test_names_and_metadata_are_escaped(words: list[str], hostile: Path) -> None:
+def test_commands_escape_names_and_metadata(words: list[str], hostile: Path) -> None:
     for form in ([], ["--json"], ["--quiet"]):
         if words == ["meta", "export"] and form:
             continue
@@ -80,14 +80,14 @@ def test_names_and_metadata_are_escaped(words: list[str], hostile: Path) -> None
             ended.json()
 
 
-def test_in_a_terminal_too(hostile: Path) -> None:
+def test_commands_escape_names_in_a_terminal(hostile: Path) -> None:
     for words in (["summary"], ["ls", "-l"], ["tree"], ["layers"], ["meta", "get"], ["stats", "--all"]):
         out = in_a_terminal(*words, hostile, NO_COLOR="1").out
         assert is_shown(out), ascii(out)
 
 
 @pytest.mark.parametrize("name", HOSTILE)
-def test_of_one_tensor_or_key(name: str, hostile: Path) -> None:
+def test_commands_escape_one_tensor_or_key(name: str, hostile: Path) -> None:
     commands = (["info", hostile], ["cat", hostile], ["stats", hostile], ["meta", "get", hostile])
     for words in commands:
         for form in ([], ["--json"]):
@@ -98,13 +98,13 @@ def test_of_one_tensor_or_key(name: str, hostile: Path) -> None:
     assert is_shown(missing.err)
 
 
-def test_a_row_is_one_line_and_a_cell_one_cell(hostile: Path) -> None:
+def test_commands_print_a_row_on_one_line(hostile: Path) -> None:
     rows = good("ls", hostile).rows()
     assert [len(row) for row in rows] == [3] * len(HOSTILE)
     assert {row["name"] for row in good("ls", hostile, "--json").json()["tensors"]} == set(HOSTILE)
 
 
-def test_names_never_become_paths(hostile: Path, tmp_path: Path) -> None:
+def test_export_makes_no_paths_of_names(hostile: Path, tmp_path: Path) -> None:
     folder = tmp_path / "within"
     folder.mkdir()
     good("export", "-d", folder, "--", hostile, *HOSTILE)
@@ -114,7 +114,7 @@ def test_names_never_become_paths(hostile: Path, tmp_path: Path) -> None:
     assert all(numpy.load(file).tolist() == [0.0, 1.0, 2.0] for file in files)
 
 
-def test_files_named_after_tensors_are_safe_and_distinct() -> None:
+def test_export_gives_distinct_safe_file_names() -> None:
     names = [*HOSTILE, "x" * 60_000, "é" * 60_000, "case", "CASE", "..", ".", "~", "con.x", "a b", "\ud800"]
     files = distinct(names, "npy")
     assert len({file.lower() for file in files}) == len(names)
@@ -141,7 +141,7 @@ def test_files_named_after_tensors_are_safe_and_distinct() -> None:
     ],
 )
 @pytest.mark.parametrize("command", ["summary", "ls", "tree", "check", "meta get", "doctor", "merge -o x"])
-def test_files_of_other_kinds_are_named(content: bytes, said: str, command: str, tmp_path: Path) -> None:
+def test_commands_name_other_kinds_of_files(content: bytes, said: str, command: str, tmp_path: Path) -> None:
     path = tmp_path / "model\x1b[31m.safetensors"
     path.write_bytes(content)
     ended = run(*command.split(), path)
@@ -152,7 +152,7 @@ def test_files_of_other_kinds_are_named(content: bytes, said: str, command: str,
     assert said.lower() in ended.err.lower()
 
 
-def test_a_truncated_file_says_so(tmp_path: Path) -> None:
+def test_commands_name_a_truncated_file(tmp_path: Path) -> None:
     path = save(tmp_path / "model.safetensors")
     os.truncate(path, path.stat().st_size - 10)
     ended = run("stats", path, "--all")
@@ -193,7 +193,7 @@ def test_a_truncated_file_says_so(tmp_path: Path) -> None:
     ],
     ids=" ".join,
 )
-def test_bad_usage_exits_with_2(
+def test_commands_exit_with_2_after_bad_usage(
     arguments: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = save(tmp_path / "model.safetensors")
@@ -207,7 +207,7 @@ def test_bad_usage_exits_with_2(
     assert path.read_bytes() == before
 
 
-def test_a_path_may_begin_with_a_dash(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_commands_take_a_path_with_a_dash(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     save(tmp_path / "-rf.safetensors")
     save(tmp_path / "ls")
     monkeypatch.chdir(tmp_path)
@@ -217,7 +217,7 @@ def test_a_path_may_begin_with_a_dash(tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 @pytest.mark.parametrize("form", [[], ["--json"], ["-l"]])
-def test_a_closed_pipe_is_quiet(form: list[str], tmp_path: Path) -> None:
+def test_commands_are_quiet_after_a_closed_pipe(form: list[str], tmp_path: Path) -> None:
     path = save(tmp_path / "many.safetensors", {f"t.{at}": numpy.zeros(1) for at in range(20_000)})
     line = command_line("ls", path, *form)
     process = subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment())
@@ -230,14 +230,14 @@ def test_a_closed_pipe_is_quiet(form: list[str], tmp_path: Path) -> None:
     assert process.wait() == 141
 
 
-def test_an_encoding_that_lacks_letters_gets_escapes(tmp_path: Path) -> None:
+def test_commands_escape_letters_that_the_encoding_lacks(tmp_path: Path) -> None:
     path = save(tmp_path / "model.safetensors", {"模型": numpy.zeros(1)})
     ended = in_a_pipe("ls", path, PYTHONIOENCODING="ascii")
     assert (ended.code, ended.err) == (0, "")
     assert ended.out.startswith("\\u6a21\\u578b\t")
 
 
-def test_values_that_json_does_not_have_are_text(tmp_path: Path) -> None:
+def test_json_has_text_for_values_that_json_lacks(tmp_path: Path) -> None:
     values = numpy.array([1.0, numpy.nan, -numpy.inf])
     path = save(tmp_path / "model.safetensors", {"a": values})
     assert good("cat", path, "a", "--json").json()["values"] == [1.0, "nan", "-inf"]
@@ -246,7 +246,7 @@ def test_values_that_json_does_not_have_are_text(tmp_path: Path) -> None:
     assert [problem["kind"] for problem in ended.json()["problems"]] == ["nan", "infinity"]
 
 
-def test_deep_names_and_deep_json_are_no_recursion(tmp_path: Path) -> None:
+def test_commands_take_deep_names_and_deep_json(tmp_path: Path) -> None:
     path = save(tmp_path / "model.safetensors", {"a." * 50_000: numpy.zeros(1), ".": numpy.zeros(1)})
     for form in ([], ["--json"], ["--expand"]):
         good("tree", path, *form)
@@ -255,7 +255,7 @@ def test_deep_names_and_deep_json_are_no_recursion(tmp_path: Path) -> None:
     assert ended.code == 2
 
 
-def test_a_check_finds_what_readers_pass_over(tmp_path: Path) -> None:
+def test_check_finds_what_readers_accept(tmp_path: Path) -> None:
     header = {"a": {"dtype": "U8", "shape": [1], "data_offsets": [0, 1], "extra": 1}}
     header["b"] = {"dtype": "F32", "shape": [1], "data_offsets": [1, 5]}
     text = json.dumps(header).encode()
@@ -268,7 +268,7 @@ def test_a_check_finds_what_readers_pass_over(tmp_path: Path) -> None:
     assert found[1]["where"] == "b"
 
 
-def test_a_missing_package_is_one_line(tmp_path: Path) -> None:
+def test_commands_name_a_missing_package_in_one_line(tmp_path: Path) -> None:
     path = save(tmp_path / "模.safetensors", {"模": numpy.zeros(1)})
     program = (
         f"import sys; sys.modules['click'] = None; sys.argv = ['ingot', 'ls', {str(path)!r}]; "
@@ -279,7 +279,7 @@ def test_a_missing_package_is_one_line(tmp_path: Path) -> None:
     assert done.stderr == "error: the command needs click: pip install 'ingot-tensors[cli]'\n"
 
 
-def test_the_wheel_brings_the_command_and_the_extra_its_packages() -> None:
+def test_wheel_has_the_command_and_its_extra() -> None:
     folder = Path(__file__).parents[2]
     project = tomllib.loads((folder / "pyproject.toml").read_text())["project"]
     assert project["scripts"] == {"ingot": "ingot.cli:main"}
@@ -289,7 +289,7 @@ def test_the_wheel_brings_the_command_and_the_extra_its_packages() -> None:
     assert all(f"\n{name}==" in pinned for name in names)
 
 
-def test_looking_imports_no_framework(tmp_path: Path) -> None:
+def test_commands_that_look_import_no_framework(tmp_path: Path) -> None:
     path = save(tmp_path / "model.safetensors")
     program = (
         "import sys; from ingot.cli.program import run; code = run(sys.argv[1:]); "
@@ -302,6 +302,6 @@ def test_looking_imports_no_framework(tmp_path: Path) -> None:
         assert done.stdout.splitlines()[-1] == "[] 0", command
 
 
-def test_the_library_does_without_the_command() -> None:
+def test_library_works_without_the_command() -> None:
     program = "import sys, ingot; sys.exit('click' in sys.modules or 'ingot.cli' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", program], env=environment()).returncode == 0

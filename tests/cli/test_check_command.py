@@ -1,4 +1,4 @@
-"""`ingot check` of several paths: all are checked, whatever is found, and each says how it fared."""
+"""`ingot check` of several paths: it checks all of them and reports on each."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def lines(ended: Ended) -> dict[str, list[str]]:
     return found
 
 
-def test_every_path_is_checked_and_named_in_the_order_given(folder: Path) -> None:
+def test_check_names_every_path_in_order(folder: Path) -> None:
     ended = run("check", *EVERY)
     assert (ended.code, ended.err) == (2, "")
     found = lines(ended)
@@ -79,7 +79,7 @@ def test_check_exits_with_the_worst(folder: Path, paths: tuple[str, ...], code: 
     assert code == max(run("check", path).code for path in paths)
 
 
-def test_the_answer_has_that_of_every_path_as_it_is_given_alone(folder: Path) -> None:
+def test_check_json_equals_the_answer_for_each_path(folder: Path) -> None:
     answer = run("check", *EVERY, "--json").json()
     assert [entry["source"] for entry in answer] == [*EVERY]
     sound, odd, cut, missing, shards = answer
@@ -93,7 +93,7 @@ def test_the_answer_has_that_of_every_path_as_it_is_given_alone(folder: Path) ->
         assert run("check", path).err == f"error: {path}: {error['what']}\n"
 
 
-def test_quiet_leaves_the_paths_at_which_something_was_found(folder: Path) -> None:
+def test_check_quiet_prints_paths_with_findings(folder: Path) -> None:
     assert run("check", *EVERY, "-q").out.splitlines() == [
         "odd.safetensors",
         "cut.safetensors",
@@ -102,7 +102,7 @@ def test_quiet_leaves_the_paths_at_which_something_was_found(folder: Path) -> No
     assert good("check", "sound.safetensors", "shards", "-q").out == ""
 
 
-def test_values_of_every_path_are_read(folder: Path) -> None:
+def test_check_reads_the_values_of_every_path(folder: Path) -> None:
     save(folder / "nan.safetensors", {"a": numpy.array([1.0, numpy.nan])})
     ended = run("check", "nan.safetensors", "sound.safetensors", "--values")
     assert ended.code == 1
@@ -113,12 +113,12 @@ def test_values_of_every_path_are_read(folder: Path) -> None:
     ]
 
 
-def test_a_terminal_shows_what_a_pipe_does(folder: Path) -> None:
+def test_check_prints_the_same_in_a_terminal(folder: Path) -> None:
     shown = in_a_terminal("check", *EVERY, folder=folder, NO_COLOR="1", columns=40).out
     assert shown == in_a_pipe("check", *EVERY, folder=folder).out
 
 
-def test_paths_and_names_are_escaped_wherever_they_stand(folder: Path) -> None:
+def test_check_escapes_paths_and_names(folder: Path) -> None:
     path = "red\x1b[31m.safetensors"
     save(folder / path, {"bell\x07": numpy.array([numpy.inf])})
     ended = run("check", path, "gone\u202e.safetensors", "--values")
@@ -129,7 +129,7 @@ def test_paths_and_names_are_escaped_wherever_they_stand(folder: Path) -> None:
     ]
 
 
-def test_a_url_is_one_of_several_and_its_secrets_are_not_printed(folder: Path) -> None:
+def test_check_takes_urls_and_prints_no_secret(folder: Path) -> None:
     with serving(served((folder / "odd.safetensors").read_bytes())) as server:
         url = server.url("/model.safetensors?token=hidden")
         for form in ([], ["--json"], ["--quiet"]):

@@ -106,7 +106,7 @@ def options_of(words: tuple[str, ...]) -> dict[str, click.Option]:
 
 
 @pytest.mark.parametrize("words", FUNCTIONS, ids=" ".join)
-def test_options_are_named_as_in_python(words: tuple[str, ...]) -> None:
+def test_command_options_are_named_as_in_python(words: tuple[str, ...]) -> None:
     own = [*options_of(words)]
     taken = inspect.signature(FUNCTIONS[words]).parameters
     unknown = {name for name in own if name not in taken and name not in EVERYWHERE}
@@ -228,7 +228,7 @@ def sources(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_every_option_of_every_command_has_a_case() -> None:
+def test_command_options_all_have_a_case() -> None:
     # tests/remote/test_providers.py runs `credentials` with the identities that its options are about.
     assert CASES.keys() == COMMANDS.keys() - {("credentials",)}
     for words, case in CASES.items():
@@ -304,7 +304,7 @@ def ignored(words: tuple[str, ...], run_with: Callable[..., Outcome]) -> Iterato
 
 
 @pytest.mark.parametrize("words", CASES, ids=" ".join)
-def test_no_option_is_ignored(
+def test_command_options_all_have_an_effect(
     words: tuple[str, ...], sources: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -320,7 +320,7 @@ def test_no_option_is_ignored(
     assert {*ignored(words, run_with)} == {key for key in WITHOUT_EFFECT if key[: len(words)] == words}
 
 
-def test_a_dry_run_of_merge_takes_on_duplicate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_merge_dry_run_takes_on_duplicate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     save(tmp_path / "a", {"t": numpy.zeros(1)})
     save(tmp_path / "b", {"t": numpy.zeros(5)})
@@ -346,7 +346,7 @@ def test_a_dry_run_of_merge_takes_on_duplicate(tmp_path: Path, monkeypatch: pyte
     ],
     ids=" ".join,
 )
-def test_what_would_be_ignored_is_refused(
+def test_command_options_that_would_be_ignored_are_rejected(
     words: list[str], message: str, sources: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(sources)

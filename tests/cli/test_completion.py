@@ -78,12 +78,12 @@ def asked(folder: Path, line: str) -> list[str]:
         ("ingot export model.safetensors --outp", ["plain,--output"]),
     ],
 )
-def test_paths_and_names_of_tensors_are_completed(folder: Path, line: str, answer: list[str]) -> None:
+def test_completion_completes_paths_and_tensors(folder: Path, line: str, answer: list[str]) -> None:
     assert asked(folder, line) == answer
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_every_command_that_takes_a_path_has_it_completed(folder: Path, name: str) -> None:
+def test_completion_covers_every_command_with_a_path(folder: Path, name: str) -> None:
     without = {"completion", "download", "meta", "modelspec"}
     assert asked(folder, f"ingot {name} mod") == ([] if name in without else ["file,mod"])
 
@@ -95,7 +95,7 @@ def test_every_command_that_takes_a_path_has_it_completed(folder: Path, name: st
         ("ingot info model.safetensors layer.1", "ingot info model.safetensors layer.10.weight"),
     ],
 )
-def test_bash_completes_a_path_and_a_tensor(folder: Path, line: str, expected: str) -> None:
+def test_completion_works_in_bash(folder: Path, line: str, expected: str) -> None:
     (folder / "mods").rmdir()
     (folder.parent / "completion").write_text(good("completion", "bash").out)
     ours, theirs = pty.openpty()
@@ -140,7 +140,7 @@ def read_until(terminal: int, text: str, times: int) -> None:
         ("ingot has", {"hash\tPrint hashes of files: SHA-256, BLAKE3, AutoV1 to AutoV3, …"}),
     ],
 )
-def test_fish_completes_paths_and_tells_all_of_a_command(folder: Path, line: str, expected: set[str]) -> None:
+def test_completion_works_in_fish(folder: Path, line: str, expected: set[str]) -> None:
     script = good("completion", "fish").out + f'\ncomplete --do-complete "{line}"\n'
     ran = subprocess.run(
         ["fish", "--no-config", "-c", script],

@@ -21,7 +21,7 @@ def within(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_there_and_back_again() -> None:
+def test_convert_command_converts_there_and_back() -> None:
     good("convert", minilm(), "a.npz")
     good("convert", "a.npz", "b.bt")
     good("convert", "b.bt", "c.safetensors")
@@ -30,7 +30,7 @@ def test_there_and_back_again() -> None:
     assert (found["tensors"], found["values"]) == ({}, {})
 
 
-def test_a_checkpoint_of_torch_says_what_it_left_out() -> None:
+def test_convert_command_lists_what_it_left_out() -> None:
     weight = torch.arange(6.0).reshape(2, 3)
     torch.save({"state_dict": {"w": weight, "tied": weight}, "epoch": 3}, "model.pt")
     answer = good("convert", "model.pt", "model.safetensors", "--json").json()
@@ -41,7 +41,7 @@ def test_a_checkpoint_of_torch_says_what_it_left_out() -> None:
     assert ingot.safe_open("half.safetensors", "np").info("tied").dtype == "BF16"
 
 
-def test_nothing_is_replaced_without_force() -> None:
+def test_convert_command_replaces_nothing_without_force() -> None:
     save(Path("a.safetensors"), {"a": numpy.zeros(1)})
     Path("b.npz").write_text("precious")
     assert run("convert", "a.safetensors", "b.npz").code == 2
@@ -56,7 +56,7 @@ def test_nothing_is_replaced_without_force() -> None:
 @pytest.mark.parametrize(
     "words", [["nothing.bin", "x.bt"], ["a.safetensors", "x.unknown"], ["a.safetensors"]]
 )
-def test_what_cannot_be_carried_out_exits_with_2(words: list[str]) -> None:
+def test_convert_command_exits_with_2_on_impossible_requests(words: list[str]) -> None:
     save(Path("a.safetensors"), {"a": numpy.zeros(1)})
     ended = run("convert", *words)
     assert (ended.code, ended.err.count("\n")) == (2, 1), ended

@@ -71,7 +71,7 @@ def expected(ours: Any, theirs: Any) -> dict[str, Any]:
 
 @pytest.mark.parametrize("two", FLOATS, ids=lambda dtype: numpy.dtype(dtype).name)
 @pytest.mark.parametrize("one", FLOATS, ids=lambda dtype: numpy.dtype(dtype).name)
-def test_floats_differ_as_numpy_says(one: Any, two: Any) -> None:
+def test_diff_of_floats_equals_numpy(one: Any, two: Any) -> None:
     ours, theirs = normal(one, 1), normal(two, 2)
     found = compared({"a": ours}, {"a": theirs})["a"]
     known = expected(ours, theirs)
@@ -82,7 +82,7 @@ def test_floats_differ_as_numpy_says(one: Any, two: Any) -> None:
 
 @pytest.mark.parametrize("two", INTEGERS, ids=str)
 @pytest.mark.parametrize("one", INTEGERS, ids=str)
-def test_integers_differ_exactly(one: Any, two: Any) -> None:
+def test_diff_of_integers_is_exact(one: Any, two: Any) -> None:
     ours, theirs = whole(one, 1), whole(two, 2)
     found = compared({"a": ours}, {"a": theirs})["a"]
     apart = [abs(a - b) for a, b in zip(ours.tolist(), theirs.tolist(), strict=True)]
@@ -92,7 +92,7 @@ def test_integers_differ_exactly(one: Any, two: Any) -> None:
     assert found["relative_l2"] == pytest.approx(expected(ours, theirs)["relative_l2"], rel=1e-9)
 
 
-def test_integers_that_no_float_tells_apart_differ() -> None:
+def test_diff_finds_integers_that_floats_cannot_tell_apart() -> None:
     ours = numpy.array([2**63 - 1, 5])
     found = compared({"a": ours}, {"a": ours - [1, 0]})["a"]
     assert (found["different"], found["max_abs"]) == (1, 1)
@@ -101,7 +101,7 @@ def test_integers_that_no_float_tells_apart_differ() -> None:
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16", "float8_e5m2"])
-def test_what_both_have_that_is_not_finite_leaves_the_norms_as_they_are(dtype: str) -> None:
+def test_diff_norms_ignore_values_that_are_not_finite_in_both(dtype: str) -> None:
     odd = numpy.array([math.nan, math.inf, -math.inf])
     ours, theirs = numpy.array([3.0, 4.0]), numpy.array([3.0, 2.0])
     arrays = [numpy.concatenate([odd, values]).astype(dtype) for values in (ours, theirs)]
@@ -119,13 +119,13 @@ def test_what_both_have_that_is_not_finite_leaves_the_norms_as_they_are(dtype: s
         (math.inf, -math.inf, "inf"),
     ],
 )
-def test_what_only_one_has_that_is_not_finite_is_told(value: float, other: float, max_abs: str) -> None:
+def test_diff_reports_values_that_are_not_finite_in_one(value: float, other: float, max_abs: str) -> None:
     ours, theirs = (numpy.array([2.0, 5.0, one]) for one in (value, other))
     found = compared({"a": ours}, {"a": theirs})["a"]
     assert (found["different"], found["max_abs"], found["cosine"]) == (1, max_abs, "nan")
 
 
-def test_equal_values_are_none_whatever_their_bytes() -> None:
+def test_diff_compares_values_not_bytes() -> None:
     values = numpy.array([0.0, 1.5, math.nan, math.inf])
     assert compared({"a": values}, {"a": values.astype(ml_dtypes.bfloat16)}) == {}
     assert compared({"a": values}, {"a": values * numpy.array([-1.0, 1.0, 1.0, 1.0])}) == {}
@@ -133,7 +133,7 @@ def test_equal_values_are_none_whatever_their_bytes() -> None:
     assert compared({"a": numpy.array(3)}, {"a": numpy.array(3.0)}) == {}
 
 
-def test_a_complex_number_is_two_values() -> None:
+def test_diff_counts_a_complex_number_as_two_values() -> None:
     ours = numpy.array([1 + 2j, 3 - 4j], numpy.complex64)
     found = compared({"a": ours}, {"a": ours.real})["a"]
     assert (found["different"], found["max_abs"]) == (2, 4.0)
@@ -141,14 +141,14 @@ def test_a_complex_number_is_two_values() -> None:
     assert (found["different"], found["max_abs"]) == (2, 1.0)
 
 
-def test_tensors_of_other_shapes_are_told_by_their_shapes_only() -> None:
+def test_diff_reports_other_shapes_only() -> None:
     save(Path("one.safetensors"), {"a": numpy.zeros(4)})
     save(Path("two.safetensors"), {"a": numpy.ones((2, 2))})
     found = run("diff", "one.safetensors", "two.safetensors", "--values", "--json").json()
     assert (len(found["tensors"]), found["values"]) == (1, {})
 
 
-def test_bytes_of_six_bits_are_compared_and_their_values_not() -> None:
+def test_diff_compares_six_bit_floats_by_bytes() -> None:
     for name, data in (("one", b"\1\2\3"), ("two", b"\1\2\3"), ("other", b"\1\2\4")):
         ingot.serialize_file(
             {"a": {"dtype": "F6_E2M3", "shape": [4], "data": data}}, f"{name}.safetensors", durable=False
@@ -160,7 +160,7 @@ def test_bytes_of_six_bits_are_compared_and_their_values_not() -> None:
     assert {*found["a"].values()} == {None}
 
 
-def test_the_files_of_a_checkpoint_are_compared_with_one_file() -> None:
+def test_diff_compares_a_checkpoint_with_a_file() -> None:
     arrays = {f"layer.{at}": normal(numpy.float32, at, 10_000 + at) for at in range(40)}
     save(Path("one.safetensors"), arrays)
     ingot.split("one.safetensors", "shards", 200_000)
@@ -174,7 +174,7 @@ def test_the_files_of_a_checkpoint_are_compared_with_one_file() -> None:
 
 
 def holes(path: Path, elements: int, last: bytes) -> None:
-    """A file of one large F32 tensor of zeros, but for its last bytes, that takes no room on a disk."""
+    """Write a sparse file of one large F32 tensor: zeros, except the last bytes."""
     nbytes = 4 * elements
     header = json.dumps({"a": {"dtype": "F32", "shape": [elements], "data_offsets": [0, nbytes]}}).encode()
     with path.open("wb") as file:
@@ -183,7 +183,7 @@ def holes(path: Path, elements: int, last: bytes) -> None:
         file.write(last)
 
 
-def test_memory_does_not_grow_with_a_tensor(folder: Path) -> None:
+def test_diff_takes_constant_memory(folder: Path) -> None:
     holes(folder / "one", 1 << 27, b"\0\0\0\0")
     holes(folder / "two", 1 << 27, b"\0\0\x80\x3f")
     program = (
@@ -199,7 +199,7 @@ def test_memory_does_not_grow_with_a_tensor(folder: Path) -> None:
     assert kib < 32 << 10
 
 
-def test_ctrl_c_ends_a_long_comparison(folder: Path) -> None:
+def test_diff_ends_after_ctrl_c(folder: Path) -> None:
     holes(folder / "one", 1 << 36, b"\0\0\0\0")
     holes(folder / "two", 1 << 36, b"\0\0\x80\x3f")
     process = subprocess.Popen(
@@ -221,7 +221,7 @@ def test_ctrl_c_ends_a_long_comparison(folder: Path) -> None:
     assert (process.returncode, out, err) == (130, "", "error: interrupted\n")
 
 
-def test_in_a_pipe_the_exact_difference_of_integers_is_printed(folder: Path) -> None:
+def test_diff_in_a_pipe_prints_exact_integers(folder: Path) -> None:
     save(folder / "one", {"a": numpy.array([2**62 + 1])})
     save(folder / "two", {"a": numpy.array([-1])})
     (row,) = in_a_pipe("diff", "one", "two", "--values", folder=folder).rows()

@@ -26,7 +26,7 @@ def server() -> Iterator[Server]:
         yield server
 
 
-def test_a_file_is_fetched(server: Server, tmp_path: Path) -> None:
+def test_download_command_fetches_a_file(server: Server, tmp_path: Path) -> None:
     path = tmp_path / "x.safetensors"
     answer = good(
         "download", server.url(f"/model/{NAMES[0]}"), path, "--expected-sha256", SHA256, "--json"
@@ -36,13 +36,13 @@ def test_a_file_is_fetched(server: Server, tmp_path: Path) -> None:
     assert path.read_bytes() == FILES[NAMES[0]]
 
 
-def test_download_takes_the_urls_of_local_files(tmp_path: Path) -> None:
+def test_download_command_takes_urls_of_local_files(tmp_path: Path) -> None:
     (tmp_path / "a.safetensors").write_bytes(FILES[NAMES[0]])
     good("download", f"file://{tmp_path}/a.safetensors", tmp_path / "b.safetensors")
     assert (tmp_path / "b.safetensors").read_bytes() == FILES[NAMES[0]]
 
 
-def test_a_model_of_many_files_is_fetched(server: Server, tmp_path: Path) -> None:
+def test_download_command_fetches_a_sharded_model(server: Server, tmp_path: Path) -> None:
     place = tmp_path / "gpt"
     rows = good("download", server.url(f"/model/{INDEX}"), f"{place}/", "--threads", "2").rows()
     assert rows == [[str(place / name), str(len(FILES[name]))] for name in [*NAMES, INDEX]]
@@ -50,16 +50,16 @@ def test_a_model_of_many_files_is_fetched(server: Server, tmp_path: Path) -> Non
     assert good("check", place, "--json").json()["problems"] == []
 
 
-def test_quiet_is_what_the_next_command_needs(server: Server, tmp_path: Path) -> None:
+def test_download_command_quiet_prints_the_path(server: Server, tmp_path: Path) -> None:
     assert good("download", server.url(f"/model/{INDEX}"), tmp_path, "-q").out == f"{tmp_path / INDEX}\n"
 
 
-def test_people_are_told_how_much_it_was(server: Server, tmp_path: Path) -> None:
+def test_download_command_prints_the_size(server: Server, tmp_path: Path) -> None:
     out = in_a_terminal("download", server.url(f"/model/{INDEX}"), tmp_path, columns=200).out
     assert out.splitlines()[-1] == "wrote 4 files: 1.57 MB"
 
 
-def test_a_dry_run_says_what_would_come_and_writes_nothing(server: Server, tmp_path: Path) -> None:
+def test_download_command_dry_run_writes_nothing(server: Server, tmp_path: Path) -> None:
     place = tmp_path / "gpt"
     ended = good("download", server.url(f"/model/{INDEX}"), f"{place}/", "--dry-run", "--json")
     files = {str(place / name): len(FILES[name]) for name in [*NAMES, INDEX]}
@@ -73,7 +73,9 @@ def test_a_dry_run_says_what_would_come_and_writes_nothing(server: Server, tmp_p
 
 
 @pytest.mark.parametrize("dry", [[], ["--dry-run"]], ids=["real", "dry"])
-def test_nothing_is_replaced_unless_that_is_asked_for(server: Server, tmp_path: Path, dry: list[str]) -> None:
+def test_download_command_replaces_nothing_without_force(
+    server: Server, tmp_path: Path, dry: list[str]
+) -> None:
     (tmp_path / NAMES[0]).write_text("precious")
     for name in (INDEX, NAMES[0]):
         ended = run("download", server.url(f"/model/{name}"), tmp_path, *dry)
@@ -85,7 +87,7 @@ def test_nothing_is_replaced_unless_that_is_asked_for(server: Server, tmp_path: 
     assert (tmp_path / NAMES[0]).read_bytes() == FILES[NAMES[0]]
 
 
-def test_what_cannot_be_done_is_said_in_one_line(server: Server, tmp_path: Path) -> None:
+def test_download_command_prints_failures_in_one_line(server: Server, tmp_path: Path) -> None:
     url = server.url(f"/model/{INDEX}")
     for words, code, said in [
         (["here.safetensors", tmp_path / "x"], 2, "expected a URL"),
@@ -101,7 +103,7 @@ def test_what_cannot_be_done_is_said_in_one_line(server: Server, tmp_path: Path)
     assert list(tmp_path.iterdir()) == []
 
 
-def test_ctrl_c_ends_it_and_leaves_no_index(tmp_path: Path) -> None:
+def test_download_command_leaves_no_index_after_ctrl_c(tmp_path: Path) -> None:
     waiting = threading.Event()
 
     def answer(handler: Handler, request: Request) -> None:

@@ -42,7 +42,7 @@ def expected() -> dict[str, numpy.ndarray]:
     return ingot.numpy.load_file(minilm())
 
 
-def test_summary(model: Path) -> None:
+def test_summary_command(model: Path) -> None:
     facts = good(model, "--json").json()
     assert (facts["tensors"], facts["parameters"]) == (TENSORS, PARAMETERS)
     assert facts["dtypes"]["F32"]["tensors"] == TENSORS - 1
@@ -50,7 +50,7 @@ def test_summary(model: Path) -> None:
     assert "22.7M (22,713,728)" in good("summary", model).out
 
 
-def test_ls(model: Path, expected: dict[str, numpy.ndarray]) -> None:
+def test_ls_command(model: Path, expected: dict[str, numpy.ndarray]) -> None:
     tensors = good("ls", model, "--json").json()["tensors"]
     assert {row["name"]: tuple(row["shape"]) for row in tensors} == {
         name: array.shape for name, array in expected.items()
@@ -61,7 +61,7 @@ def test_ls(model: Path, expected: dict[str, numpy.ndarray]) -> None:
     assert good("ls", "-q", model).out.splitlines() == [row["name"] for row in tensors]
 
 
-def test_tree(model: Path) -> None:
+def test_tree_command(model: Path) -> None:
     rows = {row[0]: row for row in good("tree", model).rows()}
     assert rows["encoder.layer.0-5"][1:3] == ["96", "10646784"]
     assert sum(
@@ -73,19 +73,19 @@ def test_tree(model: Path) -> None:
     assert len(good("tree", model, "-L", "1").rows()) == 3
 
 
-def test_info(model: Path) -> None:
+def test_info_command(model: Path) -> None:
     facts = good("info", model, NAME, "--json").json()
     assert (facts["dtype"], facts["shape"], facts["nbytes"]) == ("F32", [384], 1536)
     assert ["dtype", "F32"] in good("info", model, NAME).rows()
 
 
-def test_params_and_layers(model: Path) -> None:
+def test_params_and_layers_commands(model: Path) -> None:
     assert good("params", model, "--json").json()["total"] == PARAMETERS
     assert good("params", model, "-q").out == f"{PARAMETERS}\n"
     assert len(good("layers", model).rows()) == TENSORS
 
 
-def test_stats(model: Path, expected: dict[str, numpy.ndarray]) -> None:
+def test_stats_command(model: Path, expected: dict[str, numpy.ndarray]) -> None:
     for name, row in good("stats", model, "--all", "--json").json()["tensors"].items():
         array = expected[name].astype(numpy.float64)
         assert (row["min"], row["max"]) == (array.min(), array.max())
@@ -95,43 +95,43 @@ def test_stats(model: Path, expected: dict[str, numpy.ndarray]) -> None:
     assert len(good("stats", model, NAME).rows()) == 1
 
 
-def test_cat(model: Path, expected: dict[str, numpy.ndarray]) -> None:
+def test_cat_command(model: Path, expected: dict[str, numpy.ndarray]) -> None:
     assert [float(text) for text in good("cat", model, NAME).out.split()] == expected[NAME].tolist()
     part = "pooler.dense.weight[1:5:2, -3:]"
     answer = good("cat", model, part, "--json").json()
     assert numpy.array_equal(answer["values"], expected["pooler.dense.weight"][1:5:2, -3:])
 
 
-def test_hash_and_verify(model: Path) -> None:
+def test_hash_and_verify_commands(model: Path) -> None:
     digests = good("hash", model, "-a", "sha256", "--json").json()["hashes"]
     assert len(digests) == (3 if model.is_dir() else 1)
     # It keeps no digests, so nothing vouches for it.
     assert run("verify", model).code == 1
 
 
-def test_modelspec(model: Path) -> None:
+def test_modelspec_command(model: Path) -> None:
     assert run("modelspec", "show", model).code == 1
     assert run("modelspec", "validate", model).code == 1
 
 
-def test_mem(model: Path) -> None:
+def test_mem_command(model: Path) -> None:
     rows = {row[0]: row[1:] for row in good("mem", model).rows()}
     assert rows["as stored"][1] == str((PARAMETERS - 512) * 4 + 512 * 8)
     assert rows["BF16, F16"][1] == str((PARAMETERS - 512) * 2 + 512 * 8)
 
 
-def test_check(model: Path) -> None:
+def test_check_command(model: Path) -> None:
     answer = good("check", model, "--values", "--json").json()
     assert answer == {"source": str(model), "tensors": TENSORS, "problems": []}
 
 
-def test_diff(model: Path, folder: Path) -> None:
+def test_diff_command(model: Path, folder: Path) -> None:
     assert run("diff", minilm(), model, "--values", "-q").code in (0, 1)
     found = run("diff", minilm(), model, "--values", "--json").json()
     assert (found["tensors"], found["values"]) == ({}, {})
 
 
-def test_doctor(model: Path) -> None:
+def test_doctor_command(model: Path) -> None:
     found = good("doctor", model, "--json").json()
     assert found["ingot"]["found"] == ingot.__version__
     assert found["backend"]["found"] in ("mmap", "pread")
@@ -139,14 +139,14 @@ def test_doctor(model: Path) -> None:
     assert {"click", "gguf", "jax", "ml-dtypes", "numpy", "torch"} <= found.keys()
 
 
-def test_meta_is_read(model: Path) -> None:
+def test_meta_reads_metadata(model: Path) -> None:
     if not model.is_dir():
         assert good("meta", "get", model, "format").out == "pt\n"
         assert good("meta", "get", model, "--json").json() == {"metadata": {"format": "pt"}}
     assert isinstance(json.loads(good("meta", "export", model).out), dict)
 
 
-def test_meta_is_changed(model: Path) -> None:
+def test_meta_changes_metadata(model: Path) -> None:
     if model.is_dir():
         # That of its index has tests of its own.
         model = model / "model-00001-of-00003.safetensors"
@@ -171,7 +171,7 @@ def of_files(index: Path) -> list[dict[str, str] | None]:
     return [ingot.inspect(file).metadata for file in sorted(index.parent.glob("*.safetensors"))]
 
 
-def test_meta_of_a_checkpoint_is_that_of_its_index(index: Path) -> None:
+def test_meta_of_a_checkpoint_reads_its_index(index: Path) -> None:
     before = json.loads(index.read_text())
     index.chmod(0o640)
     for path in (index.parent, index):
@@ -190,20 +190,20 @@ def test_meta_of_a_checkpoint_is_that_of_its_index(index: Path) -> None:
     good("check", index.parent)
 
 
-def test_what_an_index_says_of_its_files_is_not_changed(index: Path, tmp_path: Path) -> None:
+def test_meta_leaves_the_weight_map_of_an_index(index: Path, tmp_path: Path) -> None:
     before = index.read_bytes()
     for words in (["set", index, "total_size=1"], ["rm", index, "total_size"]):
         ended = run("meta", *words)
         assert ended.code == 2
         assert "`total_size` is no text" in ended.err
-    # As `meta get --json` gives it.
+    # The output of `meta get --json`.
     copied = tmp_path / "copied.json"
     copied.write_text(json.dumps(good("meta", "get", index, "--json").json()["metadata"]))
     assert good("meta", "import", index, copied, "--replace").out == "unchanged\n"
     assert index.read_bytes() == before
 
 
-def test_meta_is_changed_in_every_file_when_that_is_asked_for(index: Path) -> None:
+def test_meta_changes_every_file_of_a_checkpoint(index: Path) -> None:
     before = index.read_bytes()
     answer = good("meta", "set", index.parent, "--files", "format=np", "a=b", "--json").json()
     assert [Path(one["file"]).name for one in answer["files"]] == [
@@ -217,14 +217,14 @@ def test_meta_is_changed_in_every_file_when_that_is_asked_for(index: Path) -> No
     assert index.read_bytes() == before
 
 
-def test_export(model: Path, tmp_path: Path, expected: dict[str, numpy.ndarray]) -> None:
+def test_export_command(model: Path, tmp_path: Path, expected: dict[str, numpy.ndarray]) -> None:
     good("export", model, NAME, "pooler.dense.weight", "-d", tmp_path)
     assert numpy.array_equal(numpy.load(tmp_path / f"{NAME}.npy"), expected[NAME])
     good("export", model, NAME, "--raw", "-o", tmp_path / "raw")
     assert (tmp_path / "raw").read_bytes() == expected[NAME].tobytes()
 
 
-def test_split_and_merge(model: Path, tmp_path: Path, expected: dict[str, numpy.ndarray]) -> None:
+def test_split_and_merge_commands(model: Path, tmp_path: Path, expected: dict[str, numpy.ndarray]) -> None:
     whole = tmp_path / "whole.safetensors"
     assert good("merge", model, "-o", whole, "--json").json()["tensors"] == TENSORS
     files = good("split", whole, tmp_path / "parts", "--max-shard-size", "40MB", "--json").json()["files"]
@@ -235,7 +235,7 @@ def test_split_and_merge(model: Path, tmp_path: Path, expected: dict[str, numpy.
     assert all(numpy.array_equal(again[name], array) for name, array in expected.items())
 
 
-def test_rename(model: Path, tmp_path: Path) -> None:
+def test_rename_command(model: Path, tmp_path: Path) -> None:
     good("rename", model, tmp_path / "r.bt", "-s", r"^encoder\.layer\.(\d+)", r"h.\1", "-n", NAME, "q")
     names = set(ingot.safe_open(tmp_path / "r.bt", "np"))
     assert "q" in names
@@ -243,14 +243,14 @@ def test_rename(model: Path, tmp_path: Path) -> None:
     assert len(names) == TENSORS
 
 
-def test_repair(model: Path, tmp_path: Path, expected: dict[str, numpy.ndarray]) -> None:
+def test_repair_command(model: Path, tmp_path: Path, expected: dict[str, numpy.ndarray]) -> None:
     answer = good("repair", model, tmp_path / "r.safetensors", "--json").json()
     assert (answer["tensors"], answer["findings"]) == (TENSORS, [])
     mended = ingot.numpy.load_file(tmp_path / "r.safetensors")
     assert all(numpy.array_equal(mended[name], array) for name, array in expected.items())
 
 
-def test_cast(model: Path, tmp_path: Path, expected: dict[str, numpy.ndarray]) -> None:
+def test_cast_command(model: Path, tmp_path: Path, expected: dict[str, numpy.ndarray]) -> None:
     good("cast", model, tmp_path / "c.safetensors", "--dtype", "f16", "--except", "*LayerNorm*")
     found = ingot.numpy.load_file(tmp_path / "c.safetensors")
     for name, array in expected.items():
@@ -258,7 +258,7 @@ def test_cast(model: Path, tmp_path: Path, expected: dict[str, numpy.ndarray]) -
         assert numpy.array_equal(found[name], array if kept else array.astype(numpy.float16))
 
 
-def test_no_command_is_without_a_test() -> None:
+def test_commands_all_have_a_test() -> None:
     tested = {name.removeprefix("test_") for name in globals() if name.startswith("test_")}
     words = {word for name in tested for word in name.split("_")}
     # Those have tests of their own.
@@ -266,6 +266,6 @@ def test_no_command_is_without_a_test() -> None:
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_each_command_says_what_it_does(command: str) -> None:
+def test_commands_all_have_a_summary(command: str) -> None:
     assert good(command, "--help").out.startswith(f"Usage: ingot {command} ")
     assert f"  {command} " in good("--help").out

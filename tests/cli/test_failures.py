@@ -99,7 +99,7 @@ def test_json_after_two_dashes_is_a_path() -> None:
     assert (ended.code, ended.out) == (2, "")
 
 
-def test_a_wrong_option_suggests_the_nearest() -> None:
+def test_unknown_option_names_the_nearest() -> None:
     for words, command in every(program):
         for parameter in command.params:
             long = [option for option in parameter.opts if option.startswith("--") and len(option) > 5]
@@ -110,7 +110,7 @@ def test_a_wrong_option_suggests_the_nearest() -> None:
 
 
 @pytest.mark.parametrize("group", [(), ("meta",), ("modelspec",)], ids=" ".join)
-def test_a_wrong_command_suggests_the_nearest(group: tuple[str, ...]) -> None:
+def test_unknown_command_names_the_nearest(group: tuple[str, ...]) -> None:
     for words, _ in every(program):
         if words[:-1] == group:
             wrong = f"{words[-1]}x"
@@ -119,7 +119,7 @@ def test_a_wrong_command_suggests_the_nearest(group: tuple[str, ...]) -> None:
             assert f"`{wrong}`: did you mean `{words[-1]}`?" in ended.err
 
 
-def test_ctrl_c_exits_with_130() -> None:
+def test_commands_exit_with_130_after_ctrl_c() -> None:
     line = command_line("meta", "import", "model.safetensors", "-", "--json")
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     with subprocess.Popen(line, env=environment(), text=True, **pipes) as process:
@@ -134,7 +134,7 @@ def test_ctrl_c_exits_with_130() -> None:
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_a_closed_pipe_exits_quietly(command: str) -> None:
+def test_commands_exit_quietly_after_a_closed_pipe(command: str) -> None:
     read, write = os.pipe()
     os.close(read)
     words = [command, "--help"]
@@ -145,7 +145,7 @@ def test_a_closed_pipe_exits_quietly(command: str) -> None:
     assert (done.returncode, done.stderr) == (141, b"")
 
 
-def test_a_failure_prints_nothing_on_standard_output() -> None:
+def test_commands_print_failures_on_standard_error_only() -> None:
     for words in (["ls", "missing"], ["ls", "cut.safetensors"], ["ls"], ["ls", "--nope"], ["lss"]):
         ended = in_a_pipe(*words)
         assert ended.out == ""
@@ -153,7 +153,7 @@ def test_a_failure_prints_nothing_on_standard_output() -> None:
         assert ended.err.count("\n") == 1
 
 
-def test_the_help_documents_each_exit_status() -> None:
+def test_help_documents_each_exit_status() -> None:
     lines = [line.split() for line in run("--help").out.splitlines()]
     for status in (0, 1, 2, 130, 141):
         assert [str(status)] in [words[:1] for words in lines]

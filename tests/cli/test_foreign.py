@@ -18,7 +18,7 @@ def npz(tmp_path: Path) -> Path:
     return tmp_path / "in.npz"
 
 
-def test_ls_lists_the_tensors_in_natural_order(npz: Path) -> None:
+def test_ls_of_foreign_files_uses_natural_order(npz: Path) -> None:
     assert good("ls", npz).rows() == [
         ["layer.2.b", "I8", "[3]"],
         ["layer.10.b", "I8", "[3]"],
@@ -29,7 +29,7 @@ def test_ls_lists_the_tensors_in_natural_order(npz: Path) -> None:
     assert good("ls", npz, "--keys", "w*").rows() == [["w", "F32", "[30, 40]"]]
 
 
-def test_a_place_that_the_format_does_not_say_is_a_dash_and_null(npz: Path) -> None:
+def test_ls_of_foreign_files_shows_an_unknown_position_as_a_dash(npz: Path) -> None:
     assert good("ls", "-l", npz).rows()[2] == ["w", "F32", "[30, 40]", "1200", "4800", "-", "-", "in.npz"]
     assert good("ls", "--json", npz, "--keys", "w*").json() == {
         "tensors": [
@@ -47,7 +47,7 @@ def test_a_place_that_the_format_does_not_say_is_a_dash_and_null(npz: Path) -> N
     }
 
 
-def test_the_summary_says_the_format_the_sums_and_what_is_no_tensor(npz: Path) -> None:
+def test_summary_of_foreign_files_has_format_and_totals(npz: Path) -> None:
     printed = good(npz).out
     assert "format      npz, 1 file of" in printed
     assert "parameters  1.21K (1,206)" in printed
@@ -61,7 +61,7 @@ def test_the_summary_says_the_format_the_sums_and_what_is_no_tensor(npz: Path) -
     ]
 
 
-def test_what_cannot_be_converted_is_listed_without_a_shape(tmp_path: Path) -> None:
+def test_ls_of_foreign_files_shows_unconvertible_entries_without_shape(tmp_path: Path) -> None:
     torch = pytest.importorskip("torch")
     wide = torch.ones(2, dtype=torch.complex128)
     torch.save({"a": torch.ones(2), "wide": wide}, tmp_path / "in.pt")
@@ -73,7 +73,7 @@ def test_what_cannot_be_converted_is_listed_without_a_shape(tmp_path: Path) -> N
     assert good(tmp_path / "in.pt", "--json").json()["dtypes"]["complex128"]["unsized"] == 1
 
 
-def test_two_columns_of_one_name_are_both_listed(tmp_path: Path) -> None:
+def test_ls_of_foreign_files_lists_columns_of_one_name(tmp_path: Path) -> None:
     pa = pytest.importorskip("pyarrow")
     table = pa.table([pa.array([1, 2]), pa.array([0.5, 1.5])], names=["a", "a"])
     with pa.OSFile(str(tmp_path / "in.arrow"), "wb") as sink, pa.ipc.new_file(sink, table.schema) as writer:
@@ -83,7 +83,7 @@ def test_two_columns_of_one_name_are_both_listed(tmp_path: Path) -> None:
     assert good("ls", "-r", tmp_path / "in.arrow").rows() == rows[::-1]
 
 
-def test_names_from_another_format_steer_no_terminal(tmp_path: Path) -> None:
+def test_ls_of_foreign_files_escapes_names(tmp_path: Path) -> None:
     torch = pytest.importorskip("torch")
     torch.save({"a\x1b[31m": torch.ones(2), "note\u202e": "\x1b]0;x\x07"}, tmp_path / "in.pt")
     for arguments in (["ls", "in.pt"], ["in.pt"], ["ls", "-l", "in.pt"]):
@@ -92,12 +92,12 @@ def test_names_from_another_format_steer_no_terminal(tmp_path: Path) -> None:
         assert not set(printed) & set("\x1b\x07\u202e")
 
 
-def test_a_folder_and_a_prefix_are_looked_into(npz: Path) -> None:
+def test_ls_of_foreign_files_takes_a_folder_and_a_prefix(npz: Path) -> None:
     assert good("ls", npz.parent).rows()[2][0] == "w"
     assert run("ls", npz.parent / "gone").code == 2
 
 
-def test_a_damaged_file_of_another_format_is_refused_as_its_conversion_is(npz: Path) -> None:
+def test_ls_of_damaged_foreign_files_fails_as_convert_does(npz: Path) -> None:
     npz.write_bytes(npz.read_bytes()[:-30])
     ended = run("ls", npz)
     assert ended.code == 1
@@ -105,7 +105,7 @@ def test_a_damaged_file_of_another_format_is_refused_as_its_conversion_is(npz: P
     assert ended.out == ""
 
 
-def test_a_file_of_no_format_is_refused_as_no_safetensors_file(tmp_path: Path) -> None:
+def test_ls_of_an_unknown_format_fails_as_for_safetensors(tmp_path: Path) -> None:
     (tmp_path / "page.safetensors").write_bytes(b"<!doctype html><html>" + b" " * 100)
     for command in (["ls"], []):
         ended = run(*command, tmp_path / "page.safetensors")
@@ -122,7 +122,7 @@ sys.exit(main())
 """
 
 
-def test_where_numpy_is_missing_the_message_is_that_of_the_file(tmp_path: Path) -> None:
+def test_ls_of_foreign_files_names_missing_numpy(tmp_path: Path) -> None:
     (tmp_path / "cut.safetensors").write_bytes(b"\x40\0\0\0\0\0\0\0{")
     ended = python("-c", WITHOUT_NUMPY, "ls", tmp_path / "cut.safetensors", **environment())
     assert ended.code == 1
@@ -130,6 +130,6 @@ def test_where_numpy_is_missing_the_message_is_that_of_the_file(tmp_path: Path) 
     assert "install" not in ended.err
 
 
-def test_the_package_is_a_program(npz: Path) -> None:
+def test_package_runs_as_a_program(npz: Path) -> None:
     ended = python("-m", "ingot", "ls", npz, **environment())
     assert (ended.code, ended.out, ended.err) == (0, good("ls", npz).out, "")

@@ -93,7 +93,7 @@ def test_json_of_a_missing_key_is_an_error() -> None:
     }
 
 
-def test_json_is_compared_for_every_command_with_a_function() -> None:
+def test_json_is_tested_for_every_command_with_a_function() -> None:
     words = set()
     for name in COMMANDS:
         found = program.get_command(click.Context(program), name)

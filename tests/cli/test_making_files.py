@@ -39,14 +39,14 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.parametrize("command", WRITING)
-def test_a_dry_run_writes_nothing(command: str, folder: Path) -> None:
+def test_commands_write_nothing_in_a_dry_run(command: str, folder: Path) -> None:
     printed = good(*WRITING[command], "--dry-run").out
     assert "would write" in printed or command in ("rename", "repair")
     assert os.listdir(folder) == ["a.safetensors"]
 
 
 @pytest.mark.parametrize("command", WRITING)
-def test_what_is_there_is_replaced_with_overwrite_only(command: str, folder: Path) -> None:
+def test_commands_replace_a_file_with_overwrite_only(command: str, folder: Path) -> None:
     (folder / "out").write_text("precious")
     for extra in ([], ["--dry-run"]):
         refused = run(*WRITING[command], *extra)
@@ -58,7 +58,7 @@ def test_what_is_there_is_replaced_with_overwrite_only(command: str, folder: Pat
     assert sorted(os.listdir(folder)) == ["a.safetensors", "out"]
 
 
-def test_rename_says_that_it_renames_nothing(folder: Path) -> None:
+def test_rename_warns_if_it_renames_nothing(folder: Path) -> None:
     printed = run("rename", "a.safetensors", "out", "-s", "absent", "b", "--json")
     assert printed.code == 0
     assert "a.safetensors: no tensor is renamed" in printed.err
@@ -67,7 +67,7 @@ def test_rename_says_that_it_renames_nothing(folder: Path) -> None:
     good("rename", "a.safetensors", "new", "-s", "model", "m")
 
 
-def test_a_checkpoint_is_replaced_with_force_only(folder: Path) -> None:
+def test_commands_replace_a_checkpoint_with_force_only(folder: Path) -> None:
     split = ["split", "a.safetensors", "parts", "--max-shard-size", "100KB"]
     planned = good(*split, "--dry-run", "--json").json()["files"]
     assert not (folder / "parts").exists()
@@ -84,7 +84,7 @@ def test_a_checkpoint_is_replaced_with_force_only(folder: Path) -> None:
     [["set", "a.safetensors", "k=v"], ["rm", "a.safetensors", "note"], ["clean", "a.safetensors"]],
     ids=lambda words: words[0],
 )
-def test_a_dry_run_of_an_edit_says_what_would_change(words: list[str], folder: Path) -> None:
+def test_edit_dry_run_prints_the_changes(words: list[str], folder: Path) -> None:
     before = (folder / "a.safetensors").read_bytes()
     answer = good("meta", *words, "--dry-run", "--json").json()
     assert answer["outcome"] == "dry-run"
@@ -92,7 +92,7 @@ def test_a_dry_run_of_an_edit_says_what_would_change(words: list[str], folder: P
     assert (folder / "a.safetensors").read_bytes() == before
 
 
-def test_metadata_goes_out_and_in_again(folder: Path) -> None:
+def test_meta_exports_and_imports_metadata(folder: Path) -> None:
     pairs = {"format": "pt", "text": "模型 \x1b\u202e\n", "empty": ""}
     (folder / "in.json").write_text(json.dumps(pairs))
     good("meta", "import", "a.safetensors", "in.json", "--replace")
@@ -106,7 +106,7 @@ def test_metadata_goes_out_and_in_again(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ['{"a": 1}', "[]", "{", '{"a": "1", "a": "2"}', '{"a": null}', "\x00"])
-def test_metadata_that_is_none_is_refused(text: str, folder: Path) -> None:
+def test_meta_rejects_invalid_metadata(text: str, folder: Path) -> None:
     (folder / "in.json").write_text(text)
     before = (folder / "a.safetensors").read_bytes()
     refused = run("meta", "import", "a.safetensors", "in.json")
@@ -114,7 +114,7 @@ def test_metadata_that_is_none_is_refused(text: str, folder: Path) -> None:
     assert (folder / "a.safetensors").read_bytes() == before
 
 
-def test_metadata_is_edited_in_an_editor(folder: Path) -> None:
+def test_meta_opens_an_editor(folder: Path) -> None:
     editor = folder / "editor"
     editor.write_text("""#!/bin/sh\nsed -i 's/"one"/"two"/' "$1"\n""")
     editor.chmod(editor.stat().st_mode | stat.S_IXUSR)
@@ -123,12 +123,12 @@ def test_metadata_is_edited_in_an_editor(folder: Path) -> None:
     assert ingot.inspect("a.safetensors").metadata == {"format": "pt", "note": "two"}
 
 
-def test_meta_get_refuses_a_missing_key(folder: Path) -> None:
+def test_meta_get_rejects_a_missing_key(folder: Path) -> None:
     assert run("meta", "get", "a.safetensors", "nope").code == 2
     assert good("meta", "get", "a.safetensors", "note").out == "one\n"
 
 
-def test_two_files_that_differ_exit_with_1(folder: Path) -> None:
+def test_diff_exits_with_1_if_files_differ(folder: Path) -> None:
     other = transformer()
     other["lm_head.weight"] = other["lm_head.weight"].copy()
     other["lm_head.weight"][3, 4] = 100
@@ -148,7 +148,7 @@ BITS = dict.fromkeys(EIGHTS, 8) | {"I16": 16, "U16": 16, "F16": 16, "BF16": 16, 
 BITS |= {"F32": 32, "C64": 64, "F64": 64, "I64": 64, "U64": 64, "F4": 4}
 
 
-def test_every_dtype_is_printed_and_exported(folder: Path) -> None:
+def test_cat_and_export_handle_every_dtype(folder: Path) -> None:
     specs = {
         code: {"dtype": code, "shape": [2, 4], "data": b"\1\0" * (bits // 2) if bits > 8 else b"\1" * bits}
         for code, bits in BITS.items()
@@ -166,7 +166,7 @@ def test_every_dtype_is_printed_and_exported(folder: Path) -> None:
     assert len(good("stats", "all.safetensors", "--all").rows()) == len(BITS)
 
 
-def test_parts_of_scalars_and_empty_tensors_are_printed(folder: Path) -> None:
+def test_cat_prints_parts_of_scalars_and_empty_tensors(folder: Path) -> None:
     save(
         folder / "s.safetensors",
         {"scalar": numpy.array(3.5), "none": numpy.zeros((0, 4)), "x[0]": numpy.arange(4)},
@@ -179,7 +179,7 @@ def test_parts_of_scalars_and_empty_tensors_are_printed(folder: Path) -> None:
     good("stats", "s.safetensors", "--all")
 
 
-def test_long_work_shows_a_bar_on_standard_error_only(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_commands_show_a_bar_on_standard_error_only(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from ingot.cli import screen
 
     monkeypatch.setitem(sys.modules, "tqdm.auto", None)
@@ -217,7 +217,7 @@ def test_long_work_shows_a_bar_on_standard_error_only(folder: Path, monkeypatch:
     ],
     ids=" ".join,
 )
-def test_command_shows_one_bar(words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_commands_show_one_bar(words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from ingot.cli import screen
 
     monkeypatch.chdir(tmp_path)
@@ -245,7 +245,7 @@ def test_command_shows_one_bar(words: list[str], tmp_path: Path, monkeypatch: py
     assert len(told) > 1 or words[0] == "verify"
 
 
-def test_help_and_version_are_there() -> None:
+def test_commands_have_help_and_a_version() -> None:
     assert good("--version").out == f"ingot {ingot.__version__}\n"
     assert "Exit status" in good("--help").out
     assert run().code in (0, 2)
@@ -253,7 +253,7 @@ def test_help_and_version_are_there() -> None:
 
 
 @pytest.mark.parametrize("late", [False, True])
-def test_merge_tells_of_a_late_interrupt(folder: Path, late: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_merge_reports_a_late_interrupt(folder: Path, late: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     real = ingot._write.rearrange.merge
 
     def interrupted(*arguments: object, **options: object) -> None:
@@ -272,7 +272,7 @@ def test_merge_tells_of_a_late_interrupt(folder: Path, late: bool, monkeypatch: 
         assert Path(told).exists() == late
 
 
-def test_repair_says_what_it_left_out(folder: Path) -> None:
+def test_repair_reports_what_it_left_out(folder: Path) -> None:
     os.truncate("a.safetensors", (folder / "a.safetensors").stat().st_size - 10)
     assert run("ls", "a.safetensors").code == 1
     planned = good("repair", "a.safetensors", "mended.safetensors", "--dry-run", "--json").json()
@@ -292,7 +292,7 @@ def test_repair_says_what_it_left_out(folder: Path) -> None:
     assert "the source breaks no rule" in ended.out
 
 
-def test_repair_of_what_is_no_such_file_writes_nothing(folder: Path) -> None:
+def test_repair_of_an_unreadable_file_writes_nothing(folder: Path) -> None:
     (folder / "page.safetensors").write_text("<!DOCTYPE html><html></html>")
     ended = run("repair", "page.safetensors", "mended.safetensors")
     assert (ended.code, ended.err.count("\n")) == (1, 1)

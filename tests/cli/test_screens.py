@@ -56,7 +56,7 @@ KEYS = [word for layer in (0, 1, 10, 11) for word in ("--keys", f"*.{layer}.*_pr
     ],
 )
 @pytest.mark.parametrize("place", ["terminal", "pipe"])
-def test_screen_equals_the_kept_one(screen: str, arguments: list[str], place: str, folder: Path) -> None:
+def test_screens_equal_the_golden_files(screen: str, arguments: list[str], place: str, folder: Path) -> None:
     ran = in_a_terminal if place == "terminal" else in_a_pipe
     printed = ran(*arguments, folder=folder, NO_COLOR="1", TERM="dumb").out
     known = GOLDEN / f"{screen}-{place}.txt"
@@ -65,7 +65,7 @@ def test_screen_equals_the_kept_one(screen: str, arguments: list[str], place: st
     assert printed == known.read_text(encoding="utf-8")
 
 
-def test_a_narrow_terminal_cuts_names_and_never_numbers(folder: Path) -> None:
+def test_screens_cut_names_and_no_numbers(folder: Path) -> None:
     for columns in (40, 60, 80):
         lines = in_a_terminal(
             "ls", "-l", "model.safetensors", folder=folder, columns=columns, NO_COLOR="1"
@@ -81,20 +81,20 @@ def test_a_narrow_terminal_cuts_names_and_never_numbers(folder: Path) -> None:
 @pytest.mark.parametrize(
     "command", ["ls", "ls -l", "tree", "params", "layers", "stats --all", "meta get", "check", "mem"]
 )
-def test_no_table_is_wider_than_the_terminal(folder: Path, command: str, columns: int) -> None:
+def test_screens_fit_the_terminal(folder: Path, command: str, columns: int) -> None:
     words = [*command.split(), "model.safetensors"]
     printed = in_a_terminal(*words, folder=folder, columns=columns, NO_COLOR="1").out
     assert [line for line in printed.splitlines() if cell_width(line) > columns] == []
 
 
 @pytest.mark.parametrize("columns", [40, 80])
-def test_what_people_copy_is_never_cut(folder: Path, columns: int) -> None:
+def test_screens_cut_nothing_that_is_copied(folder: Path, columns: int) -> None:
     printed = in_a_terminal("hash", "model.safetensors", folder=folder, columns=columns, NO_COLOR="1").out
     assert hashlib.sha256((folder / "model.safetensors").read_bytes()).hexdigest() in printed
 
 
 @pytest.mark.parametrize("words", [[], ["meta"], ["modelspec"]])
-def test_a_command_without_its_arguments_prints_its_help(folder: Path, words: list[str]) -> None:
+def test_command_without_arguments_prints_help(folder: Path, words: list[str]) -> None:
     ended = in_a_pipe(*words, folder=folder)
     assert (ended.code, ended.out) == (2, "")
     assert ended.err == in_a_pipe(*words, "--help", folder=folder).out
@@ -102,14 +102,14 @@ def test_a_command_without_its_arguments_prints_its_help(folder: Path, words: li
     assert len(ended.err.splitlines()) > 10
 
 
-def test_in_a_pipe_each_line_of_a_comparison_says_by_its_first_cell_what_it_is(folder: Path) -> None:
+def test_diff_in_a_pipe_labels_each_line(folder: Path) -> None:
     rows = in_a_pipe("diff", "model.safetensors", "other.safetensors", "--values", folder=folder).rows()
     cells = {"-": 4, "+": 4, "~": 4, "*": 6}
     assert {row[0] for row in rows} == set(cells)
     assert all(len(row) == cells[row[0]] for row in rows)
 
 
-def test_a_file_without_digests_takes_one_line(folder: Path) -> None:
+def test_verify_of_a_file_without_digests_prints_one_line(folder: Path) -> None:
     ended = in_a_pipe("verify", "model.safetensors", folder=folder)
     assert ended.code == 1
     tensors = len(transformer())
@@ -117,25 +117,25 @@ def test_a_file_without_digests_takes_one_line(folder: Path) -> None:
     assert ended.out == f"model.safetensors: {line}\n"
 
 
-def test_colours_are_for_terminals_that_want_them(folder: Path) -> None:
+def test_screens_have_colours_in_terminals_that_want_them(folder: Path) -> None:
     assert "\x1b[1m" in in_a_terminal("ls", "model.safetensors", folder=folder).out
     assert "\x1b" not in in_a_terminal("ls", "model.safetensors", folder=folder, NO_COLOR="1").out
     assert "\x1b" not in in_a_terminal("ls", "model.safetensors", folder=folder, TERM="dumb").out
     assert "\x1b" not in in_a_pipe("ls", "model.safetensors", folder=folder).out
 
 
-def test_the_summary_fits_on_a_screen(folder: Path) -> None:
+def test_summary_fits_on_a_screen(folder: Path) -> None:
     assert len(in_a_terminal("model.safetensors", folder=folder).out.splitlines()) <= 24
 
 
-def test_a_histogram_is_drawn(folder: Path) -> None:
+def test_stats_draws_a_histogram(folder: Path) -> None:
     printed = in_a_terminal("stats", "model.safetensors", "lm_head.weight", folder=folder, NO_COLOR="1").out
     assert printed.count("█") > 40
     counts = [int(line.split()[-1].replace(",", "")) for line in printed.splitlines()[-16:]]
     assert sum(counts) == 500 * 64
 
 
-def test_numbers_are_in_the_order_of_their_values() -> None:
+def test_ls_sorts_numbers_by_value() -> None:
     names = ["h.2", "h.10", "h.1", "h", "h.1.b", "h.01", "head", "h.9999999999999999999999", "a10b", "a9b"]
     expected = ["a9b", "a10b", "h", "h.01", "h.1", "h.1.b", "h.2", "h.10", "h.9999999999999999999999", "head"]
     for _ in range(10):
@@ -143,7 +143,7 @@ def test_numbers_are_in_the_order_of_their_values() -> None:
         assert in_natural_order(names) == expected
 
 
-def test_ls_gives_the_names_in_natural_order_whatever_file_they_are_in(tmp_path) -> None:  # type: ignore[no-untyped-def]
+def test_ls_sorts_names_across_files(tmp_path) -> None:  # type: ignore[no-untyped-def]
     names = [
         f"h.{layer}.{part}{number}" for layer in (0, 2, 10, 100) for part in "wb" for number in (1, 10, 2)
     ]
@@ -155,7 +155,7 @@ def test_ls_gives_the_names_in_natural_order_whatever_file_they_are_in(tmp_path)
         assert good("ls", "-q", model).out.splitlines() == expected
 
 
-def test_only_modules_that_are_alike_and_follow_each_other_are_one(tmp_path) -> None:  # type: ignore[no-untyped-def]
+def test_tree_merges_equal_neighbours_only(tmp_path) -> None:  # type: ignore[no-untyped-def]
     sizes = {"0": 4, "1": 4, "2": 4, "3": 5, "4": 4, "6": 4, "7": 4, "07": 4, "x": 4}
     arrays = {f"h.{number}.w": numpy.zeros(size, "f4") for number, size in sizes.items()}
     path = save(tmp_path / "model.safetensors", arrays)
@@ -173,7 +173,7 @@ def test_only_modules_that_are_alike_and_follow_each_other_are_one(tmp_path) -> 
     assert [row[1] for row in rows] == ["9", "3", "1", "1", "1", "1", "1", "1"]
 
 
-def test_the_numbers_of_a_tree_add_up(tmp_path) -> None:  # type: ignore[no-untyped-def]
+def test_tree_totals_add_up(tmp_path) -> None:  # type: ignore[no-untyped-def]
     arrays = {
         f"model.{layer}.experts.{expert}.{name}": numpy.zeros(3, "f4")
         for layer in range(3)
@@ -197,7 +197,7 @@ def test_the_numbers_of_a_tree_add_up(tmp_path) -> None:  # type: ignore[no-unty
             check(module)
 
 
-def test_sizes_are_written_in_three_digits() -> None:
+def test_screens_write_sizes_in_three_digits() -> None:
     written = [
         nbytes(size) for size in (0, 999, 1000, 1005, 9994, 9995, 99_949, 99_950, 999_499, 999_500, 10**30)
     ]
@@ -209,7 +209,7 @@ def test_sizes_are_written_in_three_digits() -> None:
 
 @settings(max_examples=50)
 @given(st.text(), st.integers(2, 30))
-def test_what_is_cut_fits(text: str, width: int) -> None:
+def test_screens_fit_after_cutting(text: str, width: int) -> None:
     found = cut(text, width)
     assert cell_width(found) <= width
     assert found == text or "…" in found

@@ -38,7 +38,7 @@ def hub(folder: Path) -> Answer:
 
 
 def printed(session: str, folder: Path, hub: Server) -> str:
-    """The commands of a session, with what they print now."""
+    """Return the commands of a session with their current output."""
     plain = {"NO_COLOR": "1", "TERM": "dumb"}
     reach = {"HF_ENDPOINT": hub.url(""), "HF_HOME": str(folder / "home"), "HF_HUB_OFFLINE": ""}
     lines = []
@@ -53,13 +53,13 @@ def printed(session: str, folder: Path, hub: Server) -> str:
     return "".join(f"{line}\n" for line in lines)
 
 
-def test_the_page_has_a_session_of_every_command() -> None:
+def test_session_covers_every_command() -> None:
     shown = set(re.findall(r"^\$ ingot (\w+)", PAGE.read_text(encoding="utf-8"), re.MULTILINE))
-    # The first is shown without its name; the others print what is different on every machine.
+    # The page shows the first without its name. The output of the others differs between machines.
     assert set(COMMANDS) - shown == {"summary", "doctor", "completion", "credentials"}
 
 
-def test_the_page_shows_what_the_commands_print(tmp_path: Path) -> None:
+def test_session_equals_the_output_of_the_commands(tmp_path: Path) -> None:
     shutil.copy(minilm(), tmp_path / "model.safetensors")
     (tmp_path / "cut.safetensors").write_bytes(minilm().read_bytes()[:90_200_000])
     text = PAGE.read_text(encoding="utf-8")

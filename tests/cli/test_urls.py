@@ -1,4 +1,4 @@
-"""Commands on a file behind a URL: they say of it what they say of the file."""
+"""Commands on a file behind a URL print the same as for the local file."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def typed(words: list[str], **meant: object) -> list[str]:
     [*LOOKING, *([*words, "--json"] for words in LOOKING if words[:2] != ["meta", "export"])],
     ids=" ".join,
 )
-def test_a_url_is_looked_at_as_its_file_is(words: list[str], path: Path, server: Server) -> None:
+def test_commands_print_the_same_for_a_url_and_a_file(words: list[str], path: Path, server: Server) -> None:
     url = server.url()
     of_file = run(*typed(words, PATH=path, OTHER=path))
     of_url = run(*typed(words, PATH=url, OTHER=path))
@@ -98,7 +98,7 @@ def test_a_url_is_looked_at_as_its_file_is(words: list[str], path: Path, server:
     assert of_url.err.replace(url, str(path)) == of_file.err
 
 
-def test_tensors_of_a_url_are_exported_and_cast(path: Path, server: Server, tmp_path: Path) -> None:
+def test_export_and_cast_read_urls(path: Path, server: Server, tmp_path: Path) -> None:
     for word in (path, server.url()):
         folder = tmp_path / str(word == path)
         folder.mkdir()
@@ -110,7 +110,7 @@ def test_tensors_of_a_url_are_exported_and_cast(path: Path, server: Server, tmp_
 
 
 @pytest.mark.parametrize("words", MAKING, ids=" ".join)
-def test_command_writes_from_a_url(words: list[str], path: Path, server: Server, tmp_path: Path) -> None:
+def test_commands_write_from_a_url(words: list[str], path: Path, server: Server, tmp_path: Path) -> None:
     made = []
     for place, source in (("file", path), ("url", server.url())):
         folder = tmp_path / place
@@ -123,14 +123,14 @@ def test_command_writes_from_a_url(words: list[str], path: Path, server: Server,
     assert made[0] == made[1]
 
 
-def test_a_conversion_of_a_url_is_not_foreseen(path: Path, server: Server, tmp_path: Path) -> None:
+def test_convert_dry_run_rejects_a_url(path: Path, server: Server, tmp_path: Path) -> None:
     ended = run("convert", server.url(), str(tmp_path / "x.bt"), "--dry-run")
     assert ended.code == 2
     assert "a URL has to be fetched first" in ended.err
     assert not list(tmp_path.iterdir())
 
 
-def test_a_listing_reads_the_header_alone(path: Path, server: Server) -> None:
+def test_ls_of_a_url_reads_the_header_only(path: Path, server: Server) -> None:
     before = len(server.requests)
     run("ls", server.url())
     assert len(server.requests) == before + 1
@@ -138,7 +138,7 @@ def test_a_listing_reads_the_header_alone(path: Path, server: Server) -> None:
 
 @pytest.mark.parametrize("words", WRITING, ids=" ".join)
 @pytest.mark.parametrize("dry", [[], ["--dry-run"]], ids=["real", "dry"])
-def test_command_rejects_a_bad_url(words: list[str], dry: list[str], path: Path, server: Server) -> None:
+def test_commands_reject_a_bad_url(words: list[str], dry: list[str], path: Path, server: Server) -> None:
     if dry and words[:2] == ["meta", "export"]:
         dry = ["--overwrite"]
     url, before = server.url(), (len(server.requests), sorted(path.parent.iterdir()))

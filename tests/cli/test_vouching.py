@@ -34,7 +34,7 @@ def sealed(tmp_path: Path) -> Path:
     return path
 
 
-def test_hashes_are_those_of_the_field(tmp_path: Path) -> None:
+def test_hash_command_equals_other_tools(tmp_path: Path) -> None:
     path = save(tmp_path / "model.safetensors", {"a": numpy.arange(400_000)}, {"ss_v2": "True", "x": "y"})
     content, data = path.read_bytes(), data_of(path)
     rows = {row[0]: row[1] for row in good("hash", path, "--all").rows()}
@@ -48,24 +48,24 @@ def test_hashes_are_those_of_the_field(tmp_path: Path) -> None:
     assert [one["digest"] for one in answer] == [rows["sha256"]] * 2
 
 
-def test_the_hash_of_the_real_model() -> None:
+def test_hash_command_of_the_real_model() -> None:
     assert good("hash", minilm(), "-q").out.strip() == hashlib.sha256(minilm().read_bytes()).hexdigest()
 
 
-def test_an_unknown_algorithm_exits_with_2(sealed: Path) -> None:
+def test_hash_command_rejects_an_unknown_algorithm(sealed: Path) -> None:
     ended = run("hash", sealed, "-a", "nope\x1b[31m")
     assert (ended.code, ended.err.count("\n")) == (2, 1)
     assert "\x1b" not in ended.err
 
 
-def test_a_sealed_file_is_verified(sealed: Path) -> None:
+def test_verify_command_accepts_a_sealed_file(sealed: Path) -> None:
     assert "ok: 13 tensors checked by blake3" in good("verify", sealed).out
     answer = good("verify", sealed, "--json").json()
     assert (answer["ok"], answer["checked"]) == (True, 13)
     assert good("verify", sealed, sealed, "--json").json() == [answer, answer]
 
 
-def test_one_flipped_bit_is_found_and_named(sealed: Path) -> None:
+def test_verify_command_names_the_tensor_of_a_flipped_bit(sealed: Path) -> None:
     content = bytearray(sealed.read_bytes())
     content[-1] ^= 1
     sealed.write_bytes(content)
@@ -76,7 +76,7 @@ def test_one_flipped_bit_is_found_and_named(sealed: Path) -> None:
     assert run("verify", sealed, "-q").out == ""
 
 
-def test_a_file_without_digests_is_not_vouched_for(tmp_path: Path) -> None:
+def test_verify_command_rejects_a_file_without_digests(tmp_path: Path) -> None:
     path = save(tmp_path / "model.safetensors")
     assert run("verify", path).code == 1
     digest = good("hash", path, "-q").out.strip()
@@ -86,7 +86,7 @@ def test_a_file_without_digests_is_not_vouched_for(tmp_path: Path) -> None:
     assert run("verify", path, path, "--expected-sha256", digest).code == 2
 
 
-def test_what_a_file_says_of_itself_is_shown(tmp_path: Path) -> None:
+def test_modelspec_command_shows_the_keys(tmp_path: Path) -> None:
     path = save(tmp_path / "model.safetensors", metadata=SPEC)
     rows = dict(good("modelspec", "show", path).rows())
     assert rows["modelspec.title"] == "Ducks \\x1b[31m\\u202e"
@@ -96,7 +96,7 @@ def test_what_a_file_says_of_itself_is_shown(tmp_path: Path) -> None:
     assert run("modelspec", "show", silent).code == 1
 
 
-def test_faults_are_found(tmp_path: Path) -> None:
+def test_modelspec_command_finds_faults(tmp_path: Path) -> None:
     path = save(tmp_path / "model.safetensors", metadata={**SPEC, "modelspec.date": "yesterday"})
     ended = run("modelspec", "validate", path, "--json")
     assert ended.code == 1
@@ -104,7 +104,7 @@ def test_faults_are_found(tmp_path: Path) -> None:
     assert run("modelspec", "validate", save(tmp_path / "silent.safetensors")).code == 1
 
 
-def test_keys_are_set_with_their_hash_and_verified(tmp_path: Path) -> None:
+def test_modelspec_command_sets_keys_and_hash(tmp_path: Path) -> None:
     path = save(tmp_path / "model.safetensors", metadata={"format": "pt"})
     good("modelspec", "set", path, "title=A = B", "architecture=gpt-2/lora", "implementation=x", "--hash")
     pairs = ingot.inspect(path).metadata
@@ -119,7 +119,7 @@ def test_keys_are_set_with_their_hash_and_verified(tmp_path: Path) -> None:
     assert "modelspec.title" not in (ingot.inspect(path).metadata or {})
 
 
-def test_an_empty_value_of_modelspec_is_refused_with_a_hint(tmp_path: Path) -> None:
+def test_modelspec_command_rejects_an_empty_value(tmp_path: Path) -> None:
     path = save(tmp_path / "model.safetensors", metadata={})
     ended = run("modelspec", "set", path, "title=")
     assert ended.code == 2
@@ -131,7 +131,7 @@ def test_an_empty_value_of_modelspec_is_refused_with_a_hint(tmp_path: Path) -> N
     "words",
     [[], ["nope=1"], ["title"], ["date=yesterday"], ["resolution=big"], ["title=a", "modelspec.title=b"]],
 )
-def test_what_cannot_be_set_is_refused(words: list[str], tmp_path: Path) -> None:
+def test_modelspec_command_rejects_invalid_keys(words: list[str], tmp_path: Path) -> None:
     path = save(tmp_path / "model.safetensors", metadata=SPEC)
     before = path.read_bytes()
     assert run("modelspec", "set", path, *words).code == 2

@@ -87,7 +87,7 @@ def indices(tensor: torch.Tensor) -> list[Any]:
 
 
 @pytest.mark.parametrize("framework", ["numpy", "torch"])
-def test_a_handle_reads_aliases(source: tuple[Any, dict[str, Any]], framework: Any, name: str) -> None:
+def test_handles_read_aliases(source: tuple[Any, dict[str, Any]], framework: Any, name: str) -> None:
     expected = TENSORS[name]
     with ingot.safe_open(source[0], framework, **source[1]) as file:
         assert file.keys() == file.offset_keys() == [*file] == STORED
@@ -116,7 +116,7 @@ def test_a_handle_reads_aliases(source: tuple[Any, dict[str, Any]], framework: A
                 same(loader.take(name), expected[1:])
 
 
-def test_a_handle_lists_no_aliases_and_refuses_unknown_names(source: tuple[Any, dict[str, Any]]) -> None:
+def test_handles_list_no_aliases_and_reject_unknown_names(source: tuple[Any, dict[str, Any]]) -> None:
     with ingot.open(source[0], **source[1]) as file:
         assert "rows" not in file
         assert file.get("rows") is None
@@ -179,7 +179,7 @@ def test_load_into_fills_views_once(path: Path) -> None:
         same(target[name], expected)
 
 
-def test_functions_that_look_at_values_accept_aliases(path: Path, folder: Path, name: str) -> None:
+def test_functions_of_values_accept_aliases(path: Path, folder: Path, name: str) -> None:
     expected = TENSORS[name]
     stats = ingot.stats(path, keys=[name], bins=4).tensors[name]
     assert stats.count == expected.numel()
@@ -244,7 +244,7 @@ def test_commands_accept_aliases(path: Path, folder: Path, tmp_path: Path, name:
 
 
 @pytest.mark.parametrize("lenient", [False, True])
-def test_a_broken_record_has_no_aliases_and_is_named_by_reads(tmp_path: Path, lenient: bool) -> None:
+def test_broken_record_has_no_aliases_and_is_named_by_reads(tmp_path: Path, lenient: bool) -> None:
     path = tmp_path / "broken.safetensors"
     entry = {"dtype": "U8", "shape": [2], "data_offsets": [0, 2]}
     header = json.dumps({"__metadata__": {"ingot.shared": "no record"}, "a": entry}).encode()
@@ -258,7 +258,7 @@ def test_a_broken_record_has_no_aliases_and_is_named_by_reads(tmp_path: Path, le
             file.get_tensor("x")
 
 
-def test_a_lookup_of_an_unknown_name_in_a_silent_shard_hears_its_deadline(tmp_path: Path) -> None:
+def test_lookup_of_an_unknown_name_in_a_silent_shard_keeps_the_deadline(tmp_path: Path) -> None:
     index = json.dumps({"metadata": {}, "weight_map": {"a": "one.safetensors"}}).encode()
     is_over = threading.Event()
 

@@ -41,7 +41,7 @@ say(found)
 """
 
 
-def test_every_background_save_that_fails_warns_and_is_printed_at_exit(tmp_path: Path) -> None:
+def test_background_save_that_fails_warns_and_is_printed_at_exit(tmp_path: Path) -> None:
     ended = run(PROGRAM, tmp_path)
     found = ended.said()
     begun = {name for name, function in public_api().items() if "background" in parameters(function)}

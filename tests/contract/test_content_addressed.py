@@ -163,7 +163,7 @@ CASES += [
 
 
 @pytest.mark.parametrize(("writer", "link"), CASES)
-def test_a_writer_replaces_the_link_of_a_snapshot(writer: str, link: str, tmp_path: Path) -> None:
+def test_writers_replace_the_link_of_a_snapshot(writer: str, link: str, tmp_path: Path) -> None:
     made = Cache(tmp_path, link)
     WRITERS[writer](made.path)
     made.assert_intact()
@@ -186,7 +186,7 @@ EDITS: dict[str, Change] = {
 
 
 @pytest.mark.parametrize("edit", EDITS.values(), ids=EDITS)
-def test_an_edit_replaces_the_link_of_a_snapshot(edit: Change, cache: Cache) -> None:
+def test_edits_replace_the_link_of_a_snapshot(edit: Change, cache: Cache) -> None:
     edit(cache.path)
     assert not cache.path.is_symlink()
     assert cache.path.read_bytes() != cache.before
@@ -223,7 +223,7 @@ def test_update_metadata_leaves_other_hard_links_as_they_are(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("write", [*WRITERS.values(), *EDITS.values()], ids=[*WRITERS, *EDITS])
-def test_a_path_to_the_blob_itself_is_refused(
+def test_writers_reject_a_path_to_a_blob(
     write: Change, cache: Cache, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises((StorageError, AssertionError)) as raised:
@@ -234,7 +234,7 @@ def test_a_path_to_the_blob_itself_is_refused(
     assert getattr(raised.value, "code", "blob") == "blob"
 
 
-def test_a_dangling_link_of_a_snapshot_gets_a_file_of_its_own(tmp_path: Path) -> None:
+def test_writers_replace_a_dangling_link_of_a_snapshot(tmp_path: Path) -> None:
     made = Cache(tmp_path, "relative")
     made.blob.unlink()
     ingot.torch.save_file(NEW, made.path)
@@ -245,7 +245,7 @@ def test_a_dangling_link_of_a_snapshot_gets_a_file_of_its_own(tmp_path: Path) ->
 
 @pytest.mark.parametrize("name", ["0" * 39, "0" * 65, "g" * 64, "model.safetensors"])
 @pytest.mark.parametrize("beside", ["snapshots", "refs", "neither"])
-def test_other_links_are_followed(name: str, beside: str, tmp_path: Path) -> None:
+def test_writers_follow_other_links(name: str, beside: str, tmp_path: Path) -> None:
     (tmp_path / beside).mkdir()
     (tmp_path / "blobs").mkdir()
     target, link = tmp_path / "blobs" / name, tmp_path / "link.safetensors"
@@ -257,7 +257,7 @@ def test_other_links_are_followed(name: str, beside: str, tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("where", ["blobs", "store"])
-def test_a_digest_for_a_name_is_followed_outside_of_a_store(where: str, tmp_path: Path) -> None:
+def test_writers_follow_a_digest_name_outside_a_store(where: str, tmp_path: Path) -> None:
     (tmp_path / where).mkdir()
     target, link = tmp_path / where / ("0" * 64), tmp_path / "link.safetensors"
     if where == "store":

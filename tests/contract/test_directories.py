@@ -26,7 +26,7 @@ with ingot.Writer(path, {"a": ("F32", (4,))}, overwrite=True) as writer:
 
 
 @pytest.mark.parametrize("save", SAVES.values(), ids=SAVES)
-def test_a_save_does_not_list_its_directory(save: str, tmp_path: Path) -> None:
+def test_save_does_not_list_its_directory(save: str, tmp_path: Path) -> None:
     folder = tmp_path / "folder"
     folder.mkdir()
     path = folder / "model.safetensors"
@@ -47,7 +47,7 @@ mark("done")
     assert not [call for call in calls if "getdents" in call and str(folder) in call]
 
 
-def test_a_save_removes_what_dead_saves_left_under_its_temporary_names(tmp_path: Path) -> None:
+def test_save_removes_the_temporary_files_of_dead_saves(tmp_path: Path) -> None:
     path = tmp_path / "model.safetensors"
     for number in range(20):
         (tmp_path / f".{path.name}.{number:016x}.ingot-tmp").write_bytes(b"left")

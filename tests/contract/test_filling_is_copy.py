@@ -18,7 +18,7 @@ from torch.autograd import forward_ad
 import ingot.dcp
 import ingot.torch
 
-# torch's transforms import what it calls deprecated.
+# torch's transforms import names that torch has deprecated.
 pytestmark = [
     pytest.mark.filterwarnings("ignore::DeprecationWarning:torch"),
     pytest.mark.filterwarnings("ignore::FutureWarning:torch"),

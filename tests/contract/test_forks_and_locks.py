@@ -95,13 +95,13 @@ with ingot.Writer(path, {"w": ("F32", (1 << 20,)), "x": ("F32", (4,))}, overwrit
 
 
 @pytest.mark.parametrize("write", WRITERS.values(), ids=WRITERS)
-def test_a_writer_beside_a_forked_child_leaves_no_lock(write: str, tmp_path: Path) -> None:
+def test_writer_beside_a_forked_child_leaves_no_lock(write: str, tmp_path: Path) -> None:
     (tmp_path / "out").mkdir()
     ended = run(FORKING + write + AFTER, tmp_path / "out" / "w.safetensors", tmp_path / "source")
     assert ended.said() == ["w.safetensors"]
 
 
-def test_an_edit_beside_forked_children_leaves_no_lock(tmp_path: Path) -> None:
+def test_edit_beside_forked_children_leaves_no_lock(tmp_path: Path) -> None:
     program = """
 import os, threading
 signal.alarm(30)
@@ -136,7 +136,7 @@ assert [os.waitpid(child, 0)[1] for child in children] == [0] * len(children)
     assert run(program, tmp_path / "w.safetensors").said() in ("in-place", "rewritten")
 
 
-def test_a_child_that_was_forked_during_a_save_saves_and_edits(tmp_path: Path) -> None:
+def test_child_of_a_fork_during_a_save_can_save_and_edit(tmp_path: Path) -> None:
     program = """
 import os
 signal.alarm(30)
@@ -162,7 +162,7 @@ say(ended)
     assert run(program, tmp_path / "w.safetensors").said() == [0]
 
 
-def test_an_interrupted_wait_for_a_lock_ends(tmp_path: Path) -> None:
+def test_wait_for_a_lock_is_interrupted(tmp_path: Path) -> None:
     program = """
 import _thread, threading
 threading.Timer(0.2, _thread.interrupt_main).start()
@@ -178,7 +178,7 @@ except KeyboardInterrupt:
         assert run(program, path).said() == "interrupted"
 
 
-def test_a_busy_file_names_the_process_that_fills_it(tmp_path: Path) -> None:
+def test_busy_file_names_the_process_that_holds_it(tmp_path: Path) -> None:
     path = tmp_path / "w.safetensors"
     with closing(ingot.Writer(path, {"x": ("F32", (4,))}, overwrite=True)):
         with pytest.raises(ingot.StorageError) as raised:

@@ -310,7 +310,7 @@ def is_installed(module: str) -> bool:
     return find_spec(NEEDS.get(module, "ingot")) is not None
 
 
-def test_table_has_every_function_with_storage_options() -> None:
+def test_identity_table_has_every_function_with_storage_options() -> None:
     taking = set()
     for module in filter(is_installed, MODULES):
         loaded = import_module(module)

@@ -165,7 +165,7 @@ def test_drop_leaves_out_the_same_in_every_function(
 
 
 @pytest.mark.parametrize("function", ORDERED)
-def test_an_iterable_gives_the_order(function: Callable[..., list[str]], path: Path) -> None:
+def test_keys_in_an_iterable_set_the_order(function: Callable[..., list[str]], path: Path) -> None:
     order = ["head", "a*b", "encoder.0.bias"]
     assert function(path, keys=order) == order
     assert function(path, keys=order, drop="a*b") == ["head", "encoder.0.bias"]
@@ -181,7 +181,7 @@ def test_drop_applies_after_keys(function: Callable[..., list[str]], path: Path)
 
 
 @pytest.mark.parametrize("function", [load_file, load_torch_file, get_tensors, prefetch, warm, warm_handle])
-def test_a_callable_and_an_empty_iterable_may_select_nothing(
+def test_keys_callable_and_empty_iterable_may_select_nothing(
     function: Callable[..., list[str]], path: Path
 ) -> None:
     for nothing in ([], lambda info: False):
@@ -189,7 +189,7 @@ def test_a_callable_and_an_empty_iterable_may_select_nothing(
     assert function(path, drop=lambda info: True) == []
 
 
-def test_a_callable_that_raises_raises_through(path: Path) -> None:
+def test_keys_callable_that_raises_raises_through(path: Path) -> None:
     def fail(info: TensorInfo) -> bool:
         raise ZeroDivisionError(info.name)
 
@@ -226,7 +226,7 @@ MISSES: dict[str, tuple[Any, str, str]] = {
 
 @pytest.mark.parametrize("miss", MISSES)
 @pytest.mark.parametrize("option", ["keys", "drop"])
-def test_a_miss_is_the_same_error_in_every_function(miss: str, option: str, path: Path) -> None:
+def test_keys_that_miss_are_the_same_error_in_every_function(miss: str, option: str, path: Path) -> None:
     given, tensor, hint = MISSES[miss]
     said = set()
     for function in FUNCTIONS.values():
@@ -252,7 +252,9 @@ WRONG: dict[str, Any] = {
 
 @pytest.mark.parametrize("found", WRONG)
 @pytest.mark.parametrize("option", ["keys", "drop"])
-def test_a_wrong_type_is_the_same_error_in_every_function(found: str, option: str, path: Path) -> None:
+def test_keys_of_a_wrong_type_are_the_same_error_in_every_function(
+    found: str, option: str, path: Path
+) -> None:
     said = set()
     for function in FUNCTIONS.values():
         with pytest.raises(
@@ -275,7 +277,7 @@ def test_glob_takes_names_and_patterns_only() -> None:
     assert len(repr(ingot.glob("x" * 10_000))) < 100
 
 
-def test_an_alias_is_selected_by_its_own_name(tmp_path: Path) -> None:
+def test_keys_select_an_alias_by_its_own_name(tmp_path: Path) -> None:
     torch = pytest.importorskip("torch")
     import ingot.torch
 
@@ -397,7 +399,7 @@ PATTERNS = {
 
 @pytest.mark.parametrize("case", PATTERNS)
 @pytest.mark.parametrize("command", COMMANDS.values(), ids=COMMANDS)
-def test_every_command_selects_what_functions_do(
+def test_commands_select_what_functions_do(
     command: Callable[..., list[str]], case: str, path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     patterns = PATTERNS[case]
@@ -408,7 +410,7 @@ def test_every_command_selects_what_functions_do(
 
 
 @pytest.mark.parametrize("miss", ["haed", "encoder.", "*.wieght", "[h]ead"])
-def test_a_miss_of_a_command_is_the_error_of_functions(
+def test_commands_report_a_miss_as_functions_do(
     miss: str, path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(ingot.TensorNotFoundError) as expected:

@@ -59,12 +59,12 @@ def taken_by(function: Any) -> list[str]:
 API = {name: found for name, found in public_api().items() if not is_method(name) or taken_by(found)}
 
 
-def test_every_function_has_a_row() -> None:
+def test_options_table_has_every_function() -> None:
     assert TABLE.keys() == API.keys()
 
 
 @pytest.mark.parametrize("name", TABLE)
-def test_a_row_agrees_with_the_signature(name: str) -> None:
+def test_options_table_agrees_with_the_signatures(name: str) -> None:
     row = TABLE[name]
     assert set(row["yes"]) == set(taken_by(API[name]))
     for option in OPTIONS - set(row["yes"]):
@@ -74,7 +74,7 @@ def test_a_row_agrees_with_the_signature(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", TABLE)
-def test_a_row_has_no_reason_too_many(name: str) -> None:
+def test_options_table_has_no_needless_reason(name: str) -> None:
     row = TABLE[name]
     lacking = OPTIONS - set(row["yes"])
     for key, reason in row.items():
@@ -84,7 +84,7 @@ def test_a_row_has_no_reason_too_many(name: str) -> None:
             assert lacking & set(GROUPS.get(key, [key]))
 
 
-def test_every_shared_reason_is_used() -> None:
+def test_options_table_uses_every_shared_reason() -> None:
     used = {reason for row in TABLE.values() for key, reason in row.items() if key != "yes"}
     assert used >= REASONS.keys()
 
@@ -317,7 +317,7 @@ def contents(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
-def test_every_function_and_option_is_tried() -> None:
+def test_options_table_is_tested_completely() -> None:
     assert CALLS.keys() == {name for name, row in TABLE.items() if row["yes"]}
     assert GOOD.keys() == OPTIONS
     assert BAD.keys() == OPTIONS - {"slices"}
@@ -326,7 +326,7 @@ def test_every_function_and_option_is_tried() -> None:
 # Of names and patterns that select everything.
 @pytest.mark.filterwarnings("ignore:rewrite.*change nothing:UserWarning")
 @pytest.mark.parametrize("option", GOOD)
-def test_every_function_takes_the_same_values(
+def test_options_take_the_same_values_everywhere(
     option: str, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("INGOT_DURABLE", "0")
@@ -346,7 +346,7 @@ def test_every_function_takes_the_same_values(
 
 
 @pytest.mark.parametrize("option", BAD)
-def test_every_function_refuses_the_same_values(option: str, tmp_path: Path) -> None:
+def test_options_reject_the_same_values_everywhere(option: str, tmp_path: Path) -> None:
     """With the same class, code and words, before a file is opened: the source is not there."""
     source = tmp_path / "nothing.safetensors"
     out = tmp_path / "model.safetensors"
@@ -379,7 +379,7 @@ def test_every_function_refuses_the_same_values(option: str, tmp_path: Path) -> 
         ("ingot.numpy.save_file", "checksums"),
     ],
 )
-def test_an_unknown_word_has_the_code_of_its_option(name: str, option: str, tmp_path: Path) -> None:
+def test_options_reject_an_unknown_word_with_their_code(name: str, option: str, tmp_path: Path) -> None:
     with pytest.raises(ingot.OptionError) as caught:
         CALLS[name](tmp_path / "nothing", tmp_path / "out", **given(option, "nope"))
     assert caught.value.code == f"unknown-{option}"
@@ -406,7 +406,7 @@ def test_safe_open_refuses_with_strict_what_it_accepts_without(tmp_path: Path) -
 
 
 @pytest.mark.parametrize("name", [name for name, row in TABLE.items() if "align" in row["yes"]])
-def test_a_wrong_key_of_write_options_names_the_nearest_and_all(name: str, tmp_path: Path) -> None:
+def test_write_options_name_the_nearest_key(name: str, tmp_path: Path) -> None:
     with pytest.raises(
         ingot.OptionError, match=r"write_options has no key 'aligned': did you mean 'align'\?"
     ) as caught:
@@ -416,7 +416,7 @@ def test_a_wrong_key_of_write_options_names_the_nearest_and_all(name: str, tmp_p
 
 
 @pytest.mark.parametrize("name", [name for name, row in TABLE.items() if "overwrite" in row["yes"]])
-def test_an_existing_file_stays_without_overwrite(name: str, source: Path, tmp_path: Path) -> None:
+def test_overwrite_is_needed_to_replace_a_file(name: str, source: Path, tmp_path: Path) -> None:
     if name == "ingot.dcp.Writer":
         pytest.skip("torch saves by it, and it is not called here")
     is_folder = name in ("ingot.split", "ingot.torch.save_sharded")
@@ -520,12 +520,12 @@ EVERY_OPTION = [
 ]
 
 
-def test_every_function_with_an_option_is_called() -> None:
+def test_options_table_calls_every_function() -> None:
     assert {name for name, _ in EVERY_OPTION} <= EVERY_CALL.keys()
 
 
 @pytest.mark.parametrize("name", dict(EVERY_OPTION))
-def test_a_wrong_keyword_names_the_nearest_and_all(name: str, source: Path, tmp_path: Path) -> None:
+def test_options_name_the_nearest_keyword(name: str, source: Path, tmp_path: Path) -> None:
     options = optional(public_api()[name])
     wrong = options[-1] + "s"
     with pytest.raises(TypeError) as caught:
@@ -538,7 +538,7 @@ def test_a_wrong_keyword_names_the_nearest_and_all(name: str, source: Path, tmp_
 
 @pytest.mark.filterwarnings("ignore::UserWarning")
 @pytest.mark.parametrize("name", dict(EVERY_OPTION))
-def test_a_strange_value_is_taken_or_named(name: str, source: Path, tmp_path: Path) -> None:
+def test_options_take_or_name_a_strange_value(name: str, source: Path, tmp_path: Path) -> None:
     """An error names function and option, and leaves no file."""
     out = tmp_path / "out" / ("model" if "shard" in name or "split" in name else "model.safetensors")
     out.parent.mkdir()
@@ -559,7 +559,7 @@ def test_a_strange_value_is_taken_or_named(name: str, source: Path, tmp_path: Pa
 
 
 @pytest.mark.parametrize("name", dict(EVERY_OPTION))
-def test_an_integer_of_numpy_is_taken_where_an_int_is(name: str, source: Path, tmp_path: Path) -> None:
+def test_options_take_integers_of_numpy(name: str, source: Path, tmp_path: Path) -> None:
     out = tmp_path / ("model" if "shard" in name or "split" in name else "model.safetensors")
     for option in {option for other, option in EVERY_OPTION if other == name} & INTEGERS:
         faults = []

@@ -31,7 +31,7 @@ API = public_api()
 UPSTREAMS: dict[str, int] = {}
 
 
-def test_names_of_parameters_are_few(capsys: pytest.CaptureFixture[str]) -> None:
+def test_parameter_names_are_few(capsys: pytest.CaptureFixture[str]) -> None:
     names = {name for function in API.values() for name in parameters(function)}
     total = sum(len(parameters(function)) for function in API.values())
     keys = ", ".join(groups.WriteOptions.__annotations__)
@@ -44,7 +44,7 @@ def test_names_of_parameters_are_few(capsys: pytest.CaptureFixture[str]) -> None
     assert len(names) <= MOST_NAMES
 
 
-def test_own_parameters_of_a_call_are_few(capsys: pytest.CaptureFixture[str]) -> None:
+def test_parameters_of_one_call_are_few(capsys: pytest.CaptureFixture[str]) -> None:
     own = {
         name: [one for one in parameters(function) if one not in OPTIONS] for name, function in API.items()
     }

@@ -48,7 +48,7 @@ RESULTS: list[Any] = [
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)
-def test_type_hints_of_a_function_are_resolved(name: str) -> None:
+def test_type_hints_of_functions_are_resolved(name: str) -> None:
     function = FUNCTIONS[name]
     hints = typing.get_type_hints(function.__init__ if isinstance(function, type) else function)
     assert "options" not in hints
@@ -57,12 +57,12 @@ def test_type_hints_of_a_function_are_resolved(name: str) -> None:
             assert option in hints
 
 
-def test_the_formats_of_sources_are_those_that_convert_reads() -> None:
+def test_convert_formats_are_those_of_the_types() -> None:
     assert typing.get_args(ingot.typing.SourceFormat) == tuple(FORMATS)
 
 
 @pytest.mark.parametrize("name", [*CLASSES, *PARTS])
-def test_type_hints_of_a_class_are_resolved(name: str) -> None:
+def test_type_hints_of_classes_are_resolved(name: str) -> None:
     kind = getattr(ingot, name)
     assert isinstance(typing.get_type_hints(kind), dict)
     members = inspect.getmembers_static(kind)
@@ -79,7 +79,7 @@ def test_inspect_finds_the_source(name: str) -> None:
 
 
 @pytest.mark.parametrize("found", RESULTS, ids=lambda one: type(one).__name__)
-def test_a_result_is_checked_by_pydantic_pickled_and_copied(found: Any) -> None:
+def test_results_are_checked_pickled_and_copied(found: Any) -> None:
     assert pydantic.TypeAdapter(type(found)).validate_python(found) == found
     for again in (pickle.loads(pickle.dumps(found)), copy.copy(found), copy.deepcopy(found)):
         assert again == found
@@ -87,7 +87,7 @@ def test_a_result_is_checked_by_pydantic_pickled_and_copied(found: Any) -> None:
 
 
 @pytest.mark.parametrize("kind", ["PrefetchLoader", "TensorStream", "SaveFuture", "View", "Writer"])
-def test_an_object_of_this_process_says_what_to_pickle_instead(kind: str, tmp_path: Path) -> None:
+def test_objects_of_this_process_say_what_to_pickle(kind: str, tmp_path: Path) -> None:
     path = tmp_path / "file.safetensors"
     done = ingot.numpy.save_file({"a": numpy.ones(4)}, path, background=True)
     done.result(60)
@@ -105,7 +105,7 @@ def test_an_object_of_this_process_says_what_to_pickle_instead(kind: str, tmp_pa
                 way(found)
 
 
-def test_every_class_of_results_is_tried() -> None:
+def test_results_are_all_tested() -> None:
     tried = {type(one) for one in RESULTS}
     # What conversions and repairs return is tried where they are.
     others = {"Conversion", "LeftOut", "Repair", "TensorStats"}
@@ -122,7 +122,7 @@ CALLED = [
 
 
 @pytest.mark.parametrize("name", CALLED)
-def test_an_editor_finds_the_signature_without_running_anything(name: str) -> None:
+def test_signatures_are_found_without_running_code(name: str) -> None:
     module = name.rpartition(".")[0]
     (found,) = jedi.Script(f"import {module}\n{name}(").get_signatures()[:1]
     options = {one.name for one in found.params} - {"options", "keys", "args", "kwargs"}

@@ -40,7 +40,7 @@ def large(hint: Any) -> Any:
 @pytest.mark.parametrize(
     "kind", {one.__name__: one for one in reports()}.values(), ids=lambda one: one.__name__
 )
-def test_the_repr_of_a_result_is_short(kind: Any) -> None:
+def test_repr_of_a_result_is_short(kind: Any) -> None:
     found = kind(**{one.name: large(one.type) for one in dataclasses.fields(kind)})
     assert len(repr(found)) <= LONGEST + 10
     assert f"{kind.__name__}(" in repr(found)
@@ -50,7 +50,7 @@ def test_the_repr_of_a_result_is_short(kind: Any) -> None:
         assert "… and 1,991 more" in str(many)
 
 
-def test_the_repr_of_a_spec_with_a_picture_is_short() -> None:
+def test_repr_of_a_spec_with_a_picture_is_short() -> None:
     spec = modelspec.read({"modelspec.title": "x", "modelspec.thumbnail": "data:" + "A" * 200_000})
     assert repr(spec) == (
         "ModelSpec(title='x', thumbnail='data:" + "A" * 55 + "'… (200,005 characters), other={})"
@@ -59,7 +59,7 @@ def test_the_repr_of_a_spec_with_a_picture_is_short() -> None:
     assert all(len(repr(finding)) < LONGEST for finding in findings)
 
 
-def test_the_repr_of_incompatible_keys_is_short() -> None:
+def test_repr_of_incompatible_keys_is_short() -> None:
     torch = pytest.importorskip("ingot.torch")
     found = torch.IncompatibleKeys(NAMES, [])
     assert repr(found) == (
@@ -79,7 +79,7 @@ def path(tmp_path: Path) -> Path:
     return path
 
 
-def test_what_is_made_of_a_large_file_is_short(path: Path, tmp_path: Path) -> None:
+def test_repr_of_results_for_a_large_file_is_short(path: Path, tmp_path: Path) -> None:
     file = ingot.safe_open(path, "np")
     out = tmp_path / "out.safetensors"
     made = [
@@ -109,7 +109,7 @@ FAULTS: dict[str, Callable[[Path], Any]] = {
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_a_message_about_many_names_is_short(fault: str, path: Path) -> None:
+def test_message_about_many_names_is_short(fault: str, path: Path) -> None:
     with pytest.raises((Exception,)) as caught:
         FAULTS[fault](path)
     assert 0 < len(str(caught.value)) <= LONGEST

@@ -56,14 +56,14 @@ SAVES: dict[str, Callable[[Path, Path], Any]] = {
 
 
 @pytest.mark.parametrize("save", SAVES.values(), ids=SAVES)
-def test_a_save_leaves_signatures_of_another_file_out(save: Callable[..., Any], tmp_path: Path) -> None:
+def test_save_leaves_out_signatures_of_another_file(save: Callable[..., Any], tmp_path: Path) -> None:
     out = tmp_path / "out.safetensors"
     save(signed(tmp_path), out)
     assert (ingot.inspect(out).metadata or {}) == {"title": "old"}
 
 
 @pytest.mark.parametrize("name", ["rewrite", "rewrite_drop", "rename", "merge", "repair", "convert"])
-def test_a_file_of_copied_tensors_leaves_hashes_of_the_other_file_out(name: str, tmp_path: Path) -> None:
+def test_writers_leave_out_hashes_of_another_file(name: str, tmp_path: Path) -> None:
     source, out = tmp_path / "trained.safetensors", tmp_path / "out.safetensors"
     ingot.numpy.save_file(TENSORS, source, {"title": "old", **HASHES})
     SAVES[name](source, out)
@@ -71,7 +71,7 @@ def test_a_file_of_copied_tensors_leaves_hashes_of_the_other_file_out(name: str,
 
 
 @pytest.mark.parametrize("name", ["save_file", "metadata", "Writer", "Writer_reserve"])
-def test_a_save_keeps_the_hashes_that_a_training_script_gives(name: str, tmp_path: Path) -> None:
+def test_save_keeps_the_hashes_of_a_training_script(name: str, tmp_path: Path) -> None:
     source, out = tmp_path / "trained.safetensors", tmp_path / "out.safetensors"
     ingot.numpy.save_file(TENSORS, source, {"title": "old", **HASHES})
     SAVES[name](source, out)

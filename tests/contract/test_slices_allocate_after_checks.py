@@ -87,6 +87,6 @@ say(refused)
 def test_get_slice_and_load_file_compare_an_index_before_they_allocate(
     tmp_path: Path, framework: str
 ) -> None:
-    """`MemoryError` is a failure: what is refused needs no memory, and what is read here is small."""
+    """`MemoryError` is a failure: rejected slices need no memory, and the slices read here are small."""
     refused = run(PROGRAM, tmp_path / "m.safetensors", framework, 500).said()
     assert refused > 500

@@ -249,7 +249,7 @@ def closing() -> Iterator[ExitStack]:
 
 
 @pytest.mark.parametrize(("reader", "kind"), PAIRS, ids=[f"{reader}-{kind}" for reader, kind in PAIRS])
-def test_reader_takes_source(
+def test_readers_take_every_source(
     reader: str, kind: str, plain: Callable[[str], object], closing: ExitStack, tmp_path: Path
 ) -> None:
     source = source_of(kind, tmp_path, closing)
@@ -269,14 +269,14 @@ def test_reader_takes_source(
         )
 
 
-def test_results_are_those_of_the_model(plain: Callable[[str], object]) -> None:
+def test_readers_return_the_model(plain: Callable[[str], object]) -> None:
     assert plain("ingot.open")[0] == PLAIN  # type: ignore[index]
     for reader in READERS:
         if "load" in reader or reader == "ingot.dcp.Reader":
             assert plain(reader) == PLAIN, reader
 
 
-def test_table_has_every_reader() -> None:
+def test_sources_table_has_every_reader() -> None:
     functions = {**public_functions(), "ingot.dcp.Reader": ingot.dcp.Reader}
     taking = {
         name
@@ -287,14 +287,14 @@ def test_table_has_every_reader() -> None:
     assert taking == READERS.keys()
 
 
-def test_table_gives_reasons_for_pairs_that_there_are() -> None:
+def test_sources_table_has_reasons_for_existing_pairs_only() -> None:
     assert {reader for reader, _ in EXCEPTIONS} <= READERS.keys() | OTHERS.keys()
     assert {kind for _, kind in EXCEPTIONS} <= set(KINDS)
     assert all(len(row["why"]) > 20 for row in TABLE)
 
 
 @pytest.mark.parametrize("wrong", [3, None, 1.5, object()])
-def test_what_is_no_source_is_named(wrong: Any, tmp_path: Path) -> None:
+def test_readers_name_a_wrong_source(wrong: Any, tmp_path: Path) -> None:
     for name, read in READERS.items():
         if name == "ingot.dcp.Reader":
             # torch raises another error, with the words of this one.
@@ -312,7 +312,7 @@ OURS = (
 
 
 @pytest.mark.parametrize("name", OURS.split())
-def test_type_hints_are_resolved(name: str) -> None:
+def test_readers_have_resolved_type_hints(name: str) -> None:
     function = public_functions()[name]
     hints = get_type_hints(function.__init__ if isinstance(function, type) else function)
     assert hints["return"] is not None

@@ -162,7 +162,7 @@ def claiming(nbytes: int) -> Answer:
     return answer
 
 
-def test_servers_that_claim_any_size(tmp_path: Path) -> None:
+def test_readers_survive_servers_that_claim_any_size(tmp_path: Path) -> None:
     calls = ["open", "hash sha256", "hash blake3", "hash autov3", "verify", "load", "tensor", "rows", "last"]
     calls += ["merge", "download"]
     with ExitStack() as servers:
@@ -177,7 +177,7 @@ def test_servers_that_claim_any_size(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("command", [("stats", "--all"), ("view", "--html", "page.html"), ("diff",)])
-def test_commands_on_servers_that_claim_any_size(tmp_path: Path, command: tuple[str, ...]) -> None:
+def test_commands_survive_servers_that_claim_any_size(tmp_path: Path, command: tuple[str, ...]) -> None:
     nbytes = 2 * 10**14
     with serving(claiming(nbytes)) as server, serving(claiming(nbytes)) as other:
         urls = [server.url(), other.url()] if command == ("diff",) else [server.url()]
@@ -195,7 +195,7 @@ def test_commands_on_servers_that_claim_any_size(tmp_path: Path, command: tuple[
 
 
 @pytest.mark.parametrize("kind", ["obstore", "fsspec", "file", "given"])
-def test_objects_that_claim_any_size(tmp_path: Path, kind: str) -> None:
+def test_readers_survive_objects_that_claim_any_size(tmp_path: Path, kind: str) -> None:
     sizes = [size for size in SIZES if size < MOST_NBYTES]
     rows = [
         (kind, {"head": head_of(size).hex(), "size": size}, ["open", "load", "tensor", "last"])
@@ -206,7 +206,7 @@ def test_objects_that_claim_any_size(tmp_path: Path, kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["obstore", "fsspec", "file"])
-def test_objects_that_claim_an_impossible_size(tmp_path: Path, kind: str) -> None:
+def test_readers_reject_objects_that_claim_an_impossible_size(tmp_path: Path, kind: str) -> None:
     named = [size for size in NO_SIZES if not isinstance(size, bytes)]
     rows = [(kind, {"head": "", "size": "nan" if size != size else size}, ["open"]) for size in named]
     for row, (_, _, outcome) in zip(rows, outcomes(tmp_path, rows), strict=True):
@@ -234,7 +234,7 @@ def sparse(path: Path, nbytes: int) -> str:
 
 
 @pytest.mark.skipif(not Path("/dev/shm").is_dir(), reason="no file system that takes files of exabytes")
-def test_sparse_files_that_claim_any_size(tmp_path: Path) -> None:
+def test_readers_survive_sparse_files_that_claim_any_size(tmp_path: Path) -> None:
     path = Path("/dev/shm") / f"ingot-sparse-{os.getpid()}.safetensors"
     try:
         for nbytes in [10**14, 2**61, 2**63 - 4096]:
@@ -248,7 +248,7 @@ def test_sparse_files_that_claim_any_size(tmp_path: Path) -> None:
         path.unlink(missing_ok=True)
 
 
-def test_indices_and_headers_that_claim_any_size(tmp_path: Path) -> None:
+def test_readers_survive_indices_and_headers_that_claim_any_size(tmp_path: Path) -> None:
     ingot.numpy.save_file({"t": np.arange(10)}, tmp_path / "a.safetensors")
     rows: list[tuple[str, object, list[str]]] = []
     for number, total in enumerate([*SIZES, *(size for size in NO_SIZES if not isinstance(size, bytes))]):

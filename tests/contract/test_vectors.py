@@ -45,7 +45,7 @@ def rows(checkpoint: Any, names: Iterable[str]) -> list[list[Any]]:
 
 
 @pytest.mark.parametrize("vector", ACCEPTED)
-def test_reads_accepted_files(vector: Vector, path: Path) -> None:
+def test_vectors_that_are_accepted_are_read(vector: Vector, path: Path) -> None:
     file = vector.file()
     checkpoint = Checkpoint.from_buffer(file, **options(vector))
     assert checkpoint.format == vector.format
@@ -73,14 +73,14 @@ def test_reads_accepted_files(vector: Vector, path: Path) -> None:
 
 
 @pytest.mark.parametrize("buffer", [bytearray, memoryview])
-def test_reads_any_buffer(buffer: Any) -> None:
+def test_vectors_are_read_from_any_buffer(buffer: Any) -> None:
     for vector in vectors():
         if vector.accepted and vector.limit is None:
             assert ingot.deserialize(buffer(vector.file())) == ingot.deserialize(vector.file())
 
 
 @pytest.mark.parametrize("vector", REJECTED)
-def test_refuses_rejected_files(vector: Vector, path: Path) -> None:
+def test_vectors_that_are_rejected_are_refused(vector: Vector, path: Path) -> None:
     for leniency in ("accept", "refuse"):
         with pytest.raises(ingot.HeaderError) as caught:
             Checkpoint.from_buffer(vector.file(), leniency, **options(vector))
@@ -91,7 +91,7 @@ def test_refuses_rejected_files(vector: Vector, path: Path) -> None:
     path.write_bytes(vector.file())
     opening = partial(ingot.safe_open, path, "np", backend=backend_of(vector), **options(vector))
     if vector.name == "index-json":
-        # Taken for what it is, whatever its name: it is the shard that is not there.
+        # The contents decide the format, not the name. The error is for the missing shard.
         with pytest.raises(FileNotFoundError, match=r"model-00001-of-00002\.safetensors"):
             opening()
         return
@@ -106,7 +106,7 @@ def test_refuses_rejected_files(vector: Vector, path: Path) -> None:
 
 
 @pytest.mark.parametrize("leniency", ["accept", "refuse"])
-def test_messages_carry_tensor_and_numbers(leniency: Any) -> None:
+def test_vectors_that_are_rejected_have_tensor_and_numbers(leniency: Any) -> None:
     def fault(name: str) -> ingot.HeaderError:
         (vector,) = (vector for vector in vectors() if vector.name == name)
         with pytest.raises(ingot.HeaderError) as caught:
@@ -139,7 +139,7 @@ WRITINGS = [case for case in writings() if case["name"] not in IN_RUST_ONLY]
 
 
 @pytest.mark.parametrize("writing", [pytest.param(case, id=case["name"]) for case in WRITINGS])
-def test_writes_what_the_vectors_say(writing: dict[str, Any]) -> None:
+def test_vectors_are_written_as_stated(writing: dict[str, Any]) -> None:
     names = [name for name, _, _ in writing["tensors"]]
     tensors = {
         name: {"dtype": dtype, "shape": shape, "data": zeros(shape, dtype)}
@@ -166,7 +166,7 @@ def python_program() -> str:
 
 @pytest.fixture
 def read_header(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[Vector], dict[str, Any]]:
-    """The Python program of FORMAT.md; gives its variables when it has run on a vector's file."""
+    """Run the Python program of FORMAT.md on a vector's file, and return its variables."""
     program = tmp_path / "read_header.py"
     program.write_text(python_program(), "utf-8")
     path = tmp_path / "model.safetensors"
@@ -182,7 +182,7 @@ def read_header(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[Ve
 JSON = [vector for vector in vectors() if vector.format == "safetensors" and vector.limit is None]
 
 
-def test_the_python_program_of_format_md_prints_the_tensors(
+def test_format_md_program_prints_the_tensors(
     read_header: Callable[[Vector], dict[str, Any]], capsys: pytest.CaptureFixture[str]
 ) -> None:
     (vector,) = (vector for vector in JSON if vector.name == "range-fits")
@@ -190,7 +190,7 @@ def test_the_python_program_of_format_md_prints_the_tensors(
     assert capsys.readouterr().out == "a F32 [2, 3] 24 bytes\n"
 
 
-def test_the_python_program_of_format_md_reads_what_is_accepted(
+def test_format_md_program_reads_accepted_vectors(
     read_header: Callable[[Vector], dict[str, Any]],
 ) -> None:
     for vector in JSON:
@@ -206,7 +206,7 @@ def test_the_python_program_of_format_md_reads_what_is_accepted(
         }
 
 
-def test_the_python_program_of_format_md_checks_the_rules_that_it_names(
+def test_format_md_program_checks_its_rules(
     read_header: Callable[[Vector], dict[str, Any]],
 ) -> None:
     for vector in JSON:

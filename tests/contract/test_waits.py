@@ -521,12 +521,12 @@ def noted(name: str, what: str, seconds: float, most: float) -> None:
 
 
 @pytest.mark.parametrize("wait", WAITS, ids=lambda wait: wait.name)
-def test_a_wait_ends_soon_after_an_interrupt(wait: Wait, peers: Peers) -> None:
+def test_waits_end_after_an_interrupt(wait: Wait, peers: Peers) -> None:
     noted(wait.name, "interrupted", interrupted_after(wait.prepare(peers)), 0.1)
 
 
 @pytest.mark.parametrize("wait", [wait for wait in WAITS if wait.is_limited], ids=lambda wait: wait.name)
-def test_a_wait_ends_at_its_deadline(wait: Wait, peers: Peers) -> None:
+def test_waits_end_at_the_deadline(wait: Wait, peers: Peers) -> None:
     noted(wait.name, "timed out", timed_out_after(wait.prepare(peers)), 1.1 * LIMIT)
 
 
@@ -546,7 +546,7 @@ os._exit(0)
 
 
 @pytest.mark.parametrize(("what", "most"), [("interrupted", 0.1), ("timed out", 1.1 * LIMIT)])
-def test_resolving_a_name_ends(what: str, most: float, tmp_path: Path) -> None:
+def test_waits_for_a_name_end(what: str, most: float, tmp_path: Path) -> None:
     unshare, ip = shutil.which("unshare"), shutil.which("ip")
     if unshare is None or ip is None:
         pytest.skip("unshare and ip are not installed")
@@ -568,7 +568,7 @@ def test_resolving_a_name_ends(what: str, most: float, tmp_path: Path) -> None:
     noted("name server, silent", what, float(ended.stdout), most)
 
 
-def test_payload_renews_the_deadline(tmp_path: Path) -> None:
+def test_waits_restart_the_deadline_with_payload(tmp_path: Path) -> None:
     """A file from a server without ranges may take longer than `timeout`, as long as it arrives."""
     data = ingot.numpy.save({"a": np.arange(800_000)})
 

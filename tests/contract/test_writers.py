@@ -193,7 +193,7 @@ def fresh(parent: Path = BASE) -> Iterator[Path]:
 
 @pytest.fixture(scope="module", autouse=True)
 def sources() -> Iterator[None]:
-    """Make the files that writers read, and import what they import late."""
+    """Make the files that writers read, and import the modules that they import late."""
     BASE.mkdir(mode=0o755)
     try:
         ingot.numpy.save_file(OLD, OLD_SOURCE)
@@ -236,7 +236,7 @@ def spoken(error: BaseException, path: Path) -> str:
 
 
 def attempt(writer: Writer, path: Path, **options: bool) -> str:
-    """Write, and return the error. Empty if there is none."""
+    """Write, and return the error, or an empty text."""
     try:
         writer(path, **options)
     except (ingot.SafetensorError, OSError, KeyboardInterrupt) as error:
@@ -440,7 +440,7 @@ CASES: dict[str, Callable[[Writer, Path], Outcome]] = {
 
 @pytest.mark.parametrize("writer", WRITERS)
 @pytest.mark.parametrize("case", CASES)
-def test_writer_has_the_outcome_of_the_table(case: str, writer: str) -> None:
+def test_writers_have_the_outcome_of_the_table(case: str, writer: str) -> None:
     exception = TABLE["exceptions"].get(writer, {}).get(case, {})
     if "skipped" in exception:
         pytest.skip(exception["skipped"])
@@ -449,7 +449,7 @@ def test_writer_has_the_outcome_of_the_table(case: str, writer: str) -> None:
         assert CASES[case](WRITERS[writer], folder) == expected
 
 
-def test_table_is_complete() -> None:
+def test_writers_table_is_complete() -> None:
     assert TABLE["outcomes"].keys() == CASES.keys()
     for writer, exceptions in TABLE["exceptions"].items():
         assert writer in WRITERS

@@ -26,7 +26,7 @@ class Payload:
 
 @pytest.fixture
 def payload(tmp_path: Path) -> Iterator[Payload]:
-    """What a pickle can do to whoever loads it. The test fails where it was done."""
+    """Return payloads that a pickle can run in its reader. The test fails if one ran."""
     mark = tmp_path / "mark"
     yield Payload(mark)
     assert not mark.exists(), "the payload ran"

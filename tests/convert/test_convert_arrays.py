@@ -31,7 +31,7 @@ ARRAYS = {
 }
 
 
-def test_what_numpy_load_reads_comes_out_the_same_each_time() -> None:
+def test_convert_reads_npy_as_numpy_does() -> None:
     arrays = {name: numpy.ascontiguousarray(array) for name, array in ARRAYS.items() if name != "scalar"}
     save_file(arrays | {"scalar": ARRAYS["scalar"]}, "in.safetensors", {"title": "x"})
     report = ingot.convert("in.safetensors", "out.npz")
@@ -45,7 +45,7 @@ def test_what_numpy_load_reads_comes_out_the_same_each_time() -> None:
     assert Path("again.npz").read_bytes() == Path("out.npz").read_bytes()
 
 
-def test_what_an_npz_cannot_hold_is_refused_before_it_is_written() -> None:
+def test_convert_rejects_what_npz_cannot_hold() -> None:
     save_file({"half": numpy.ones(3, ml_dtypes.bfloat16)}, "in.safetensors")
     with pytest.raises(ingot.SaveError, match=r"tensor `half`: an .npz has no dtype for BF16"):
         ingot.convert("in.safetensors", "out.npz")
@@ -56,14 +56,14 @@ def test_what_an_npz_cannot_hold_is_refused_before_it_is_written() -> None:
 
 
 @pytest.mark.parametrize("name", ["../../evil", "/etc/evil", "a\\b", "C:evil", "a//b"])
-def test_a_name_that_is_a_path_out_of_a_folder_becomes_no_member(name: str) -> None:
+def test_convert_writes_no_npz_member_outside_the_archive(name: str) -> None:
     save_file({name: numpy.ones(1)}, "in.safetensors")
     with pytest.raises(ingot.SaveError, match="path out of the folder") as caught:
         ingot.convert("in.safetensors", "out.npz")
     assert caught.value.code == "unsafe-name"
 
 
-def test_an_array_of_objects_is_left_out_and_not_unpickled(payload: Payload) -> None:
+def test_convert_leaves_out_arrays_of_objects(payload: Payload) -> None:
     objects = numpy.empty(1, object)
     objects[0] = payload
     numpy.savez("in.npz", objects=objects, plain=ARRAYS["plain"], text=numpy.array(["a"]))
@@ -95,7 +95,7 @@ def test_convert_reads_bfloat16_of_npz(save: Any) -> None:
     assert load_file("lone.safetensors")["tensor"].tobytes() == half.tobytes()
 
 
-def test_convert_minds_a_damaged_array_only_where_it_is_chosen() -> None:
+def test_convert_reports_a_damaged_array_if_selected() -> None:
     numpy.save("in.npy", numpy.ones(2))
     with zipfile.ZipFile("in.npz", "w") as archive:
         archive.writestr("good.npy", Path("in.npy").read_bytes())
@@ -107,7 +107,7 @@ def test_convert_minds_a_damaged_array_only_where_it_is_chosen() -> None:
             ingot.convert("in.npz", f"{name}.safetensors", keys=name)
 
 
-def test_convert_refuses_more_dimensions_than_arrays_have() -> None:
+def test_convert_rejects_too_many_dimensions() -> None:
     header = {"w": {"dtype": "U8", "shape": [1] * 65, "data_offsets": [0, 1]}}
     raw = json.dumps(header).encode()
     Path("in.safetensors").write_bytes(struct.pack("<Q", len(raw)) + raw + b"x")
@@ -116,7 +116,7 @@ def test_convert_refuses_more_dimensions_than_arrays_have() -> None:
     assert caught.value.code == "dimensions"
 
 
-def test_a_zip_bomb_is_refused_with_the_limit_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_convert_rejects_a_zip_bomb_with_its_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_convert.limits, "ALWAYS_NBYTES", 1 << 20)
     numpy.savez_compressed("bomb.npz", zeros=numpy.zeros(16 << 20, numpy.uint8))
     assert Path("bomb.npz").stat().st_size * _convert.limits.GROWTH < 2 << 20
@@ -139,7 +139,7 @@ def test_a_zip_bomb_is_refused_with_the_limit_named(monkeypatch: pytest.MonkeyPa
         (b"{'descr': '<f4', 'fortran_order': False, 'shape': (), }", "follow the array"),
     ],
 )
-def test_a_hostile_header_is_refused(header: bytes, word: str) -> None:
+def test_convert_rejects_a_hostile_npy_header(header: bytes, word: str) -> None:
     Path("in.npy").write_bytes(b"\x93NUMPY\1\0" + struct.pack("<H", len(header)) + header + bytes(8))
     with pytest.raises(ingot.ConversionError, match=f"in.npy: .*{re.escape(word)}"):
         ingot.convert("in.npy", "out.safetensors")
@@ -157,7 +157,7 @@ def test_a_hostile_header_is_refused(header: bytes, word: str) -> None:
         (b"\3\x75", "(2,),"),
     ],
 )
-def test_what_numpy_takes_for_no_header_is_none(version: bytes, shape: str) -> None:
+def test_convert_rejects_headers_that_numpy_rejects(version: bytes, shape: str) -> None:
     header = f"{{'descr': '|u1', 'fortran_order': False, 'shape': {shape}}}".encode("latin-1")
     length = struct.pack("<I", len(header))[: 2 if version[0] == 1 else 4]
     Path("in.npy").write_bytes(b"\x93NUMPY" + version + length + header + b"ab")
@@ -168,7 +168,7 @@ def test_what_numpy_takes_for_no_header_is_none(version: bytes, shape: str) -> N
     assert caught.value.code == "npy-header"
 
 
-def test_shapes_are_read_as_numpy_reads_them() -> None:
+def test_convert_reads_shapes_as_numpy_does() -> None:
     for shape, expected in {"()": (), "(2,)": (2,), "( 2L, 1 )": (2, 1), "(2,1,00,)": (2, 1, 0)}.items():
         header = f"{{'descr': '|u1', 'fortran_order': False, 'shape': {shape}, }}".encode("latin-1")
         data = bytes(int(numpy.prod(expected, dtype=int)))
@@ -177,7 +177,7 @@ def test_shapes_are_read_as_numpy_reads_them() -> None:
         assert load_file("out.safetensors")["tensor"].shape == expected
 
 
-def test_a_header_longer_than_the_limit_is_refused_before_it_is_read() -> None:
+def test_convert_rejects_a_long_npy_header_before_reading_it() -> None:
     Path("in.npy").write_bytes(b"\x93NUMPY\2\0" + struct.pack("<I", 1 << 31) + bytes(8))
     with pytest.raises(ingot.ConversionError, match="2147483648 bytes, and the limit is 10000"):
         ingot.convert("in.npy", "out.safetensors")
@@ -189,7 +189,7 @@ def damaged(find: bytes, put: bytes, *, last: bool = False) -> None:
     Path("in.npz").write_bytes(data[:place] + put + data[place + len(find) :])
 
 
-def test_two_members_of_one_name_are_refused() -> None:
+def test_convert_rejects_two_members_of_one_name() -> None:
     numpy.savez("in.npz", aa=numpy.ones(2), bb=numpy.zeros(2))
     data = Path("in.npz").read_bytes()
     Path("in.npz").write_bytes(data.replace(b"bb.npy", b"aa.npy"))
@@ -198,14 +198,14 @@ def test_two_members_of_one_name_are_refused() -> None:
     assert caught.value.code == "duplicate-member"
 
 
-def test_a_member_that_is_another_in_its_own_header_is_refused() -> None:
+def test_convert_rejects_a_member_with_another_local_header() -> None:
     numpy.savez("in.npz", aa=numpy.ones(2))
     damaged(b"aa.npy", b"bb.npy")
     with pytest.raises(ingot.ConversionError, match="in its own header"):
         ingot.convert("in.npz", "out.safetensors")
 
 
-def test_an_encrypted_member_is_refused() -> None:
+def test_convert_rejects_an_encrypted_member() -> None:
     numpy.savez("in.npz", aa=numpy.ones(2))
     data = bytearray(Path("in.npz").read_bytes())
     data[data.rindex(b"PK\1\2") + 8] |= 1
@@ -214,7 +214,7 @@ def test_an_encrypted_member_is_refused() -> None:
         ingot.convert("in.npz", "out.safetensors")
 
 
-def test_members_of_another_size_than_their_header_says_are_refused() -> None:
+def test_convert_rejects_members_of_a_wrong_size() -> None:
     numpy.save("in.npy", numpy.ones(2))
     with zipfile.ZipFile("in.npz", "w") as archive:
         archive.writestr("aa.npy", Path("in.npy").read_bytes().replace(b"(2,)", b"(3,)"))

@@ -1,4 +1,4 @@
-"""What a conversion writes, and what it leaves alone."""
+"""Files that a conversion writes, and files that it leaves alone."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def source() -> str:
     return "in.npz"
 
 
-def test_the_report_says_what_was_done(source: str) -> None:
+def test_convert_reports_what_it_did(source: str) -> None:
     report = ingot.convert(source, "out.safetensors", drop="half", dtype="F16", metadata={"title": "x"})
     assert report == ingot.Conversion(
         source="in.npz",
@@ -51,7 +51,7 @@ def test_the_report_says_what_was_done(source: str) -> None:
     assert ingot.inspect("out.safetensors").metadata == {"title": "x"}
 
 
-def test_the_file_is_the_one_that_save_file_writes(source: str) -> None:
+def test_convert_writes_the_file_of_save_file(source: str) -> None:
     for name in ("out.safetensors", "out.bt"):
         ingot.convert(source, name)
         save_file(ARRAYS, f"expected-{name}")
@@ -59,7 +59,7 @@ def test_the_file_is_the_one_that_save_file_writes(source: str) -> None:
 
 
 @pytest.mark.parametrize("code", ["BF16", "F16", "F64", "F8_E4M3"])
-def test_floats_are_cast_as_load_file_casts_them_and_nothing_else_is(source: str, code: str) -> None:
+def test_convert_casts_floats_as_load_file_does(source: str, code: str) -> None:
     save_file(ARRAYS, "in.safetensors")
     ingot.convert(source, "out.safetensors", dtype=code)
     expected = load_file("in.safetensors", dtype=code)
@@ -89,7 +89,7 @@ def test_convert_casts_and_compares_in_pieces(monkeypatch: pytest.MonkeyPatch) -
     assert Path("plain.safetensors").read_bytes() == Path("in.safetensors").read_bytes()
 
 
-def test_shards_are_those_of_split(source: str) -> None:
+def test_convert_writes_the_shards_of_split(source: str) -> None:
     report = ingot.convert(source, "shards", max_shard_size=64)
     assert [os.path.basename(name) for name in report.files] == [
         "model-00001-of-00002.safetensors",
@@ -101,12 +101,12 @@ def test_shards_are_those_of_split(source: str) -> None:
         numpy.testing.assert_array_equal(array, ARRAYS[name])
 
 
-def test_a_folder_gets_one_file_where_all_fits_in_it(source: str) -> None:
+def test_convert_writes_one_file_into_a_folder_if_all_fits(source: str) -> None:
     assert ingot.convert(source, "folder/").files == (os.path.join("folder/", "model.safetensors"),)
 
 
 @pytest.mark.parametrize("name", ["out.safetensors", "out.bt", "out.npz", "shards/"])
-def test_a_failure_in_the_middle_leaves_what_was_there_and_nothing_else(source: str, name: str) -> None:
+def test_convert_leaves_the_old_file_after_a_failure(source: str, name: str) -> None:
     ingot.convert(source, name)
     files = {path: path.read_bytes() for path in Path().rglob("*") if path.is_file()}
     numpy.savez("broken.npz", good=numpy.ones(4), weak=numpy.arange(100.0))
@@ -136,13 +136,13 @@ def test_convert_finds_a_wrong_value(source: str, name: str, monkeypatch: pytest
     assert not ingot.convert(source, name, verify=False).verified
 
 
-def test_a_source_may_be_replaced_by_its_own_conversion() -> None:
+def test_convert_may_replace_its_source() -> None:
     save_file(ARRAYS, "in.safetensors")
     ingot.convert("in.safetensors", "in.safetensors", dtype="BF16", overwrite=True)
     assert load_file("in.safetensors")["weight"].dtype == ml_dtypes.bfloat16
 
 
-def test_what_a_killed_conversion_left_is_removed_by_a_save(source: str) -> None:
+def test_save_removes_the_files_of_a_killed_conversion(source: str) -> None:
     program = """
 ingot.convert("in.npz", "out.safetensors", progress=lambda done, total: os.kill(os.getpid(), signal.SIGKILL))
 """
@@ -152,7 +152,7 @@ ingot.convert("in.npz", "out.safetensors", progress=lambda done, total: os.kill(
     assert sorted(os.listdir()) == ["in.npz", "out.safetensors"]
 
 
-def test_what_a_conversion_fetched_that_was_killed_is_removed_by_the_next(source: str) -> None:
+def test_convert_removes_the_downloads_of_a_killed_conversion(source: str) -> None:
     program = """
 from ingot._convert.conversion import _in_use
 os.mkdir(".ingot-00000001.out.safetensors.fetched")
@@ -173,7 +173,7 @@ with _in_use(".ingot-00000001.out.safetensors.fetched"):
 
 
 @pytest.mark.parametrize("name", ["out.safetensors", "out.npz"])
-def test_two_conversions_to_one_file_do_not_meet(source: str, name: str) -> None:
+def test_convert_twice_at_once_writes_one_file(source: str, name: str) -> None:
     def second(done: int, total: int) -> None:
         with pytest.raises(ingot.StorageError) as caught:
             ingot.convert(source, name)
@@ -183,7 +183,7 @@ def test_two_conversions_to_one_file_do_not_meet(source: str, name: str) -> None
     assert sorted(os.listdir()) == sorted(["in.npz", name])
 
 
-def test_progress_is_told_up_to_all_bytes_written_and_compared(source: str) -> None:
+def test_convert_reports_progress_of_writing_and_verifying(source: str) -> None:
     told: list[tuple[int, int]] = []
     report = ingot.convert(source, "out.safetensors", progress=lambda done, total: told.append((done, total)))
     assert told[-1] == (2 * report.nbytes, 2 * report.nbytes)
@@ -211,7 +211,7 @@ def test_progress_is_told_up_to_all_bytes_written_and_compared(source: str) -> N
         ({"destination": "out.safetensors", "max_shard_size": "5GB"}, "unknown-destination"),
     ],
 )
-def test_an_option_that_is_no_choice_is_refused(source: str, options: dict[str, Any], code: str) -> None:
+def test_convert_rejects_unknown_choices(source: str, options: dict[str, Any], code: str) -> None:
     with pytest.raises(ingot.OptionError) as caught:
         ingot.convert(source, **options)
     assert caught.value.code == code

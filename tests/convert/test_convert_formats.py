@@ -1,4 +1,4 @@
-"""Which format a file is taken for, and what is said of files of none."""
+"""Detection of a file's format, and errors for files of unknown formats."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from ingot.numpy import load_file, save_file
 ONE = {"a": numpy.ones(3, numpy.float32)}
 
 
-def test_every_format_is_recognised_by_something_and_has_a_module() -> None:
+def test_formats_have_a_signature_and_a_module() -> None:
     by_folder = {"savedmodel"}
     by_framing = {"safetensors", "bintensors"}
     assert set(FORMATS) == set(_BY_CONTENT) | set(_FIRST_BYTES) | by_folder | by_framing
@@ -31,7 +31,7 @@ def test_every_format_is_recognised_by_something_and_has_a_module() -> None:
 @pytest.mark.parametrize(
     "name", ["model.bin", "model.npz", "model.onnx", "model.h5", "model", "model.safetensors"]
 )
-def test_the_content_decides_and_not_the_name(name: str) -> None:
+def test_convert_detects_the_format_from_the_contents(name: str) -> None:
     torch.save({"a": torch.ones(3)}, name)
     assert resolved(name, None) == (name, "torch")
     save_file(ONE, name, format="safetensors")
@@ -47,7 +47,7 @@ def test_the_content_decides_and_not_the_name(name: str) -> None:
     assert resolved(name, None) == (name, "hdf5")
 
 
-def test_a_safetensors_file_whose_length_spells_another_format_is_what_it_is() -> None:
+def test_convert_reads_safetensors_whose_length_spells_another_format() -> None:
     # The length of the header is 0x04034b50, which are the first bytes of a ZIP archive.
     header = b'{"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]}}'
     length = int.from_bytes(b"PK\3\4", "little")
@@ -71,7 +71,7 @@ def test_a_safetensors_file_whose_length_spells_another_format_is_what_it_is() -
     ],
     ids=["lfs", "html", "empty", "gzip", "zip", "parquet", "text"],
 )
-def test_a_file_of_no_known_format_is_named_for_what_it_is(data: bytes, words: str) -> None:
+def test_convert_names_an_unknown_format(data: bytes, words: str) -> None:
     Path("in.bin").write_bytes(data)
     with pytest.raises(ingot.ConversionError, match=f"^in.bin: .*{words}") as caught:
         ingot.convert("in.bin", "out.safetensors")
@@ -79,7 +79,7 @@ def test_a_file_of_no_known_format_is_named_for_what_it_is(data: bytes, words: s
     assert caught.value.path == "in.bin"
 
 
-def test_names_are_escaped_in_every_message() -> None:
+def test_convert_escapes_names_in_messages() -> None:
     torch.save({"\x1b[31m\u202ered": torch.ones(2, dtype=torch.complex128)}, "evil\x1b.bin")
     with pytest.raises(ingot.ConversionError) as caught:
         ingot.convert("evil\x1b.bin", "out.safetensors")
@@ -88,12 +88,12 @@ def test_names_are_escaped_in_every_message() -> None:
     assert caught.value.tensor == "\x1b[31m\u202ered"
 
 
-def test_a_missing_file_is_the_error_of_the_system() -> None:
+def test_convert_raises_file_not_found_for_a_missing_file() -> None:
     with pytest.raises(FileNotFoundError):
         ingot.convert("gone.bin", "out.safetensors")
 
 
-def test_a_folder_is_the_one_checkpoint_that_is_in_it() -> None:
+def test_convert_takes_a_folder_with_one_checkpoint() -> None:
     Path("folder").mkdir()
     with pytest.raises(ingot.ConversionError, match="folder: a folder with 0 files"):
         ingot.convert("folder", "out.safetensors")
@@ -139,7 +139,7 @@ def test_convert_finds_the_model_in_the_folder_of_a_trainer(name: str) -> None:
 
 
 @pytest.mark.parametrize("path", ["", "pytorch_model-00001-of-00004.bin", "model-00001-of-00004.safetensors"])
-def test_convert_does_not_take_one_shard_for_a_model(path: str) -> None:
+def test_convert_rejects_one_shard_of_a_model(path: str) -> None:
     Path("folder").mkdir()
     name = path or "pytorch_model-00001-of-00004.bin"
     if name.endswith(".bin"):
@@ -154,7 +154,7 @@ def test_convert_does_not_take_one_shard_for_a_model(path: str) -> None:
     assert listed(f"folder/{name}").tensors[0].name == "a"
 
 
-def test_paths_of_every_kind_are_taken(tmp_path: Path) -> None:
+def test_convert_takes_paths_of_every_kind(tmp_path: Path) -> None:
     save_file(ONE, tmp_path / "in.safetensors")
     ingot.convert(tmp_path / "in.safetensors", tmp_path / "a.bt")
     ingot.convert(os.fsencode(tmp_path / "in.safetensors"), os.fsencode(tmp_path / "b.bt"))

@@ -44,7 +44,7 @@ def needs(module: ModuleType | None, name: str) -> pytest.MarkDecorator:
 
 @needs(paddle, "paddle")
 @pytest.mark.parametrize("protocol", [2, 3, 4])
-def test_what_paddle_saved_is_what_paddle_loads(protocol: int) -> None:
+def test_convert_reads_what_paddle_saves(protocol: int) -> None:
     layer = paddle.nn.Linear(200, 300)
     optimiser = paddle.optimizer.Adam(parameters=layer.parameters())
     layer(paddle.ones([2, 200])).sum().backward()
@@ -65,7 +65,7 @@ def test_what_paddle_saved_is_what_paddle_loads(protocol: int) -> None:
 
 
 @needs(paddle, "paddle")
-def test_one_tensor_of_paddle_is_called_tensor() -> None:
+def test_convert_names_a_lone_tensor_of_paddle() -> None:
     paddle.save(paddle.arange(4), "in.pdtensor")
     ingot.convert("in.pdtensor", "out.safetensors")
     assert load_file("out.safetensors")["tensor"].tolist() == [0, 1, 2, 3]
@@ -87,7 +87,7 @@ def shapes_listed(path: str) -> dict[str, object]:
 
 @needs(tensorflow, "tensorflow")
 @pytest.mark.parametrize("path", ["ck/c-1", "ck/c-1.index", "ck"])
-def test_variables_of_a_checkpoint_of_tensorflow_are_read(path: str) -> None:
+def test_convert_reads_variables_of_a_tensorflow_checkpoint(path: str) -> None:
     made = module()
     tensorflow.train.Checkpoint(model=made).save("ck/c")
     report = ingot.convert(path, "out.safetensors")
@@ -101,7 +101,7 @@ def test_variables_of_a_checkpoint_of_tensorflow_are_read(path: str) -> None:
 
 
 @needs(tensorflow, "tensorflow")
-def test_a_checkpoint_file_of_tensorflow_that_names_another_folder_is_not_followed() -> None:
+def test_convert_follows_no_folder_named_by_a_tensorflow_checkpoint() -> None:
     tensorflow.train.Checkpoint(model=module()).save("elsewhere/c")
     Path("ck").mkdir()
     Path("ck/checkpoint").write_text(f'model_checkpoint_path: "{Path("elsewhere/c-1").resolve()}"\n')
@@ -110,7 +110,7 @@ def test_a_checkpoint_file_of_tensorflow_that_names_another_folder_is_not_follow
 
 
 @needs(tensorflow, "tensorflow")
-def test_a_damaged_checkpoint_of_tensorflow_is_refused() -> None:
+def test_convert_rejects_a_damaged_tensorflow_checkpoint() -> None:
     tensorflow.train.Checkpoint(model=module()).save("ck/c")
     data = Path("ck/c-1.data-00000-of-00001")
     data.write_bytes(data.read_bytes()[:20])
@@ -123,7 +123,7 @@ def test_a_damaged_checkpoint_of_tensorflow_is_refused() -> None:
 
 @needs(tensorflow, "tensorflow")
 @pytest.mark.parametrize("path", ["saved", "saved/saved_model.pb"])
-def test_variables_of_a_savedmodel_are_read(path: str) -> None:
+def test_convert_reads_variables_of_a_savedmodel(path: str) -> None:
     made = module()
     tensorflow.saved_model.save(made, "saved")
     report = ingot.convert(path, "out.safetensors")
@@ -135,7 +135,7 @@ def test_variables_of_a_savedmodel_are_read(path: str) -> None:
 
 @needs(keras, "tensorflow")
 @pytest.mark.parametrize("name", ["in.keras", "in.h5", "in.weights.h5"])
-def test_weights_of_keras_are_read(name: str) -> None:
+def test_convert_reads_weights_of_keras(name: str) -> None:
     model = keras.Sequential([keras.layers.Input((4,)), keras.layers.Dense(3, name="dense")])
     if name == "in.weights.h5":
         model.save_weights(name)
@@ -150,7 +150,7 @@ def test_weights_of_keras_are_read(name: str) -> None:
 
 
 @needs(flax, "flax")
-def test_what_flax_saved_is_what_flax_loads(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_convert_reads_what_flax_saves(monkeypatch: pytest.MonkeyPatch) -> None:
     import jax
 
     # Arrays above this are cut, which is 1 GiB otherwise.

@@ -34,7 +34,7 @@ WEIGHT = RANDOM.normal(size=(4, 64)).astype(numpy.float32)
 # --- HDF5 ---
 
 
-def test_datasets_of_hdf5_are_read_under_their_paths() -> None:
+def test_convert_reads_datasets_of_hdf5() -> None:
     with h5py.File("in.h5", "w") as file:
         file.create_dataset("dense/kernel", data=WEIGHT, compression="gzip", chunks=(2, 8), shuffle=True)
         file["dense/tied"] = file["dense/kernel"]
@@ -70,7 +70,7 @@ def virtual(file: h5py.File) -> None:
 
 
 @pytest.mark.parametrize("make", [linked, stored_outside, virtual])
-def test_hdf5_that_reaches_into_other_files_is_refused(make: Callable[[h5py.File], None]) -> None:
+def test_convert_rejects_hdf5_links_to_other_files(make: Callable[[h5py.File], None]) -> None:
     Path("other.bin").write_bytes(b"secret secret se")
     with h5py.File("in.h5", "w") as file:
         make(file)
@@ -81,7 +81,7 @@ def test_hdf5_that_reaches_into_other_files_is_refused(make: Callable[[h5py.File
     assert caught.value.code == "outside"
 
 
-def test_a_filter_that_is_a_plugin_is_refused() -> None:
+def test_convert_rejects_hdf5_filter_plugins() -> None:
     with h5py.File("in.h5", "w") as file:
         properties = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
         properties.set_chunk((4,))
@@ -93,7 +93,7 @@ def test_a_filter_that_is_a_plugin_is_refused() -> None:
     assert caught.value.code == "plugin"
 
 
-def test_a_dataset_that_was_never_written_is_no_way_to_fill_the_disk() -> None:
+def test_convert_limits_hdf5_datasets_that_were_never_written() -> None:
     with h5py.File("in.h5", "w") as file:
         file.create_dataset("a", (1 << 40,), "f4", chunks=(1 << 20,))
     with pytest.raises(ingot.ConversionError, match=r"4,398,046,511,104 bytes.*limit is 1,073,741,824"):
@@ -247,7 +247,7 @@ def test_convert_does_not_follow_a_link_out_of_the_folder_of_onnx() -> None:
 
 
 @pytest.mark.parametrize("outside", [False, True])
-def test_initializers_of_onnx_are_read(outside: bool) -> None:
+def test_convert_reads_initializers_of_onnx(outside: bool) -> None:
     inner = helper.make_graph([], "inner", [], [], [numpy_helper.from_array(WEIGHT[:1], "w")])
     tensors = [
         numpy_helper.from_array(WEIGHT, "w"),
@@ -278,9 +278,7 @@ def test_initializers_of_onnx_are_read(outside: bool) -> None:
         ("data.bin", {"length": 5}, "size-mismatch"),
     ],
 )
-def test_data_of_onnx_stays_in_its_folder_and_in_its_file(
-    location: str, more: dict[str, int], code: str
-) -> None:
+def test_convert_keeps_onnx_data_in_its_folder(location: str, more: dict[str, int], code: str) -> None:
     made = model(numpy_helper.from_array(WEIGHT, "w"))
     onnx.save(made, "in.onnx", save_as_external_data=True, location="data.bin", size_threshold=0)
     made = onnx.load("in.onnx", load_external_data=False)
@@ -298,7 +296,7 @@ def test_data_of_onnx_stays_in_its_folder_and_in_its_file(
     assert caught.value.code == code
 
 
-def test_one_region_of_a_file_is_no_way_to_fill_the_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_convert_limits_repeated_onnx_regions(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_convert.limits, "ALWAYS_NBYTES", 1 << 20)
     tensors = [numpy_helper.from_array(WEIGHT, f"w{number}") for number in range(2000)]
     for tensor in tensors:
@@ -332,7 +330,7 @@ def gguf_file(**more: int) -> str:
     return "in.gguf"
 
 
-def test_plain_tensors_of_gguf_are_read_and_values_become_metadata() -> None:
+def test_convert_reads_plain_tensors_and_metadata_of_gguf() -> None:
     report = ingot.convert(gguf_file(), "out.safetensors")
     found = load_file("out.safetensors")
     numpy.testing.assert_array_equal(found["plain"], WEIGHT)
@@ -345,7 +343,7 @@ def test_plain_tensors_of_gguf_are_read_and_values_become_metadata() -> None:
     assert {one.name for one in report.left_out} == {"tokens", "scores"}
 
 
-def test_quantised_tensors_of_gguf_are_refused_until_the_caller_asks_for_values() -> None:
+def test_convert_rejects_quantised_gguf_unless_dequantizing() -> None:
     kind = gguf.GGMLQuantizationType.Q8_0
     path = gguf_file(packed=kind)
     with pytest.raises(
@@ -359,7 +357,7 @@ def test_quantised_tensors_of_gguf_are_refused_until_the_caller_asks_for_values(
     numpy.testing.assert_array_equal(load_file("out.safetensors")["packed"], expected)
 
 
-def test_every_cut_and_every_changed_number_of_a_gguf_ends_in_one_error_or_in_a_file() -> None:
+def test_convert_survives_every_cut_and_changed_number_of_gguf() -> None:
     data = bytearray(Path(gguf_file()).read_bytes())
     for end in range(0, len(data) - 32, 29):
         Path("cut.gguf").write_bytes(data[:end])
@@ -379,7 +377,7 @@ def test_every_cut_and_every_changed_number_of_a_gguf_ends_in_one_error_or_in_a_
     assert all("changed.gguf" in words for words in refused)
 
 
-def test_a_shape_that_no_array_has_is_refused_also_without_elements() -> None:
+def test_convert_rejects_a_shape_that_no_array_has() -> None:
     data = Path(gguf_file()).read_bytes()
     rows, columns = (size.to_bytes(8, "little") for size in WEIGHT.shape)
     assert data.count(columns + rows) == 2
@@ -405,9 +403,7 @@ def reserved_in_hdf5() -> str:
 
 @pytest.mark.parametrize("write", [reserved_in_npz, reserved_in_hdf5])
 @pytest.mark.parametrize("to", ["out.safetensors", "out.bt", "out/"])
-def test_a_reserved_name_is_a_conversion_error_that_names_the_entry(
-    write: Callable[[], str], to: str
-) -> None:
+def test_convert_names_the_entry_of_a_reserved_name(write: Callable[[], str], to: str) -> None:
     path = write()
     with pytest.raises(ingot.ConversionError, match=rf"^{path}: tensor `__metadata__`: .*reserved") as caught:
         ingot.convert(path, to)
@@ -418,7 +414,7 @@ def test_a_reserved_name_is_a_conversion_error_that_names_the_entry(
     assert set(numpy.load("out.npz").files) == {"__metadata__", "a"}
 
 
-def test_an_odd_number_of_4_bit_floats_is_a_conversion_error_that_names_the_entry() -> None:
+def test_convert_names_the_entry_of_an_odd_number_of_nibbles() -> None:
     kind = onnx.TensorProto.FLOAT4E2M1
     tensors = [onnx.helper.make_tensor(f"t{size}", kind, [size], [1.0] * size) for size in (3, 4)]
     graph = onnx.helper.make_graph([], "g", [], [], initializer=tensors)
@@ -429,7 +425,7 @@ def test_an_odd_number_of_4_bit_floats_is_a_conversion_error_that_names_the_entr
     assert ingot.convert("in.onnx", "out.safetensors", drop="t3").tensors == 1
 
 
-def test_a_type_that_gguf_cannot_dequantise_is_a_conversion_error_that_names_the_entry() -> None:
+def test_convert_names_the_entry_of_an_unknown_gguf_type() -> None:
     kind = gguf.GGMLQuantizationType.Q8_K
     block, block_nbytes = gguf.GGML_QUANT_SIZES[kind]
     writer = gguf.GGUFWriter("in.gguf", "llama")
@@ -446,7 +442,7 @@ def test_a_type_that_gguf_cannot_dequantise_is_a_conversion_error_that_names_the
     assert block == 256
 
 
-def test_drop_and_keys_may_name_what_is_left_out_anyway() -> None:
+def test_convert_keys_and_drop_may_name_entries_left_out() -> None:
     torch.save({"model": {"w": torch.ones(2), "step": 5}, "epoch": 3}, "in.pt")
     for options in ({"drop": ["epoch"]}, {"drop": ["epoch", "model.step"]}, {"drop": "e*"}):
         report = ingot.convert("in.pt", "out.safetensors", overwrite=True, **options)
@@ -485,7 +481,7 @@ def test_convert_reads_all_parts_of_a_gguf(path: str) -> None:
     assert ingot.inspect("out.safetensors").metadata == {"general.architecture": "llama"}
 
 
-def test_convert_does_not_take_some_parts_of_a_gguf_for_the_model() -> None:
+def test_convert_rejects_some_parts_of_a_gguf() -> None:
     gguf_parts(3)
     os.rename("m-00003-of-00003.gguf", "away.gguf")
     for path in ("m-00001-of-00003.gguf", "away.gguf"):
@@ -550,7 +546,7 @@ def write_parquet(path: str) -> None:
 
 
 @pytest.mark.parametrize("write", [write_file, write_stream, write_packed, write_parquet])
-def test_columns_of_numbers_become_tensors(write: Callable[[str], None]) -> None:
+def test_convert_reads_columns_of_numbers(write: Callable[[str], None]) -> None:
     write("in.data")
     report = ingot.convert("in.data", "out.safetensors")
     found = load_file("out.safetensors")
@@ -564,7 +560,7 @@ def test_columns_of_numbers_become_tensors(write: Callable[[str], None]) -> None
 
 
 @pytest.mark.parametrize("ending", ["arrow", "parquet"])
-def test_a_column_with_missing_values_is_refused_by_name(ending: str) -> None:
+def test_convert_rejects_a_column_with_missing_values(ending: str) -> None:
     holes = pa.table({"a": pa.array([1, None, 3]), "b": pa.array([1, 2, 3])})
     if ending == "parquet":
         pyarrow.parquet.write_table(holes, "in.parquet")
@@ -588,7 +584,7 @@ WRITERS: dict[str, Callable[[str], Any]] = {
 
 
 @pytest.mark.parametrize("word", ["hdf5", "user block", "stream", "arrow", "parquet", "gguf"])
-def test_convert_refuses_what_follows_the_first_file(word: str) -> None:
+def test_convert_rejects_bytes_after_the_first_file(word: str) -> None:
     if word == "user block":
         with h5py.File("in.data", "w", userblock_size=512) as file:
             file["a"] = WEIGHT
@@ -605,7 +601,7 @@ def test_convert_refuses_what_follows_the_first_file(word: str) -> None:
 
 
 @pytest.mark.parametrize("word", WRITERS)
-def test_a_file_that_is_cut_short_is_refused_with_its_name(word: str) -> None:
+def test_convert_names_a_truncated_file(word: str) -> None:
     WRITERS[word]("in.data")
     data = Path("in.data").read_bytes()
     for end in (9, len(data) // 3, len(data) - 9):
@@ -617,9 +613,7 @@ def test_a_file_that_is_cut_short_is_refused_with_its_name(word: str) -> None:
 @pytest.mark.parametrize(
     ("word", "package"), [("hdf5", "h5py"), ("onnx", "onnx"), ("arrow", "pyarrow"), ("parquet", "pyarrow")]
 )
-def test_a_missing_package_is_named_with_what_installs_it(
-    word: str, package: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_convert_names_a_missing_package(word: str, package: str, monkeypatch: pytest.MonkeyPatch) -> None:
     WRITERS[word]("in.data")
     monkeypatch.setitem(sys.modules, package, None)
     with pytest.raises(

@@ -1,4 +1,4 @@
-"""What `ingot ls` says of files of other formats, held against the conversion, and what it reads for that."""
+"""`ingot ls` of files of other formats, compared with the conversion, and the bytes that it reads."""
 
 from __future__ import annotations
 
@@ -191,12 +191,12 @@ SMALL = numpy.arange(1024, dtype=numpy.float32).reshape(64, 16)
 LARGE = numpy.random.default_rng(0).integers(0, 1 << 30, (1024, 8192), numpy.uint32).view(numpy.float32)
 
 
-def test_every_format_is_listed_here_or_beside_its_conversion() -> None:
+def test_formats_all_have_a_listing_test() -> None:
     assert {listed(make(SMALL)).format for make in MAKERS} == set(FORMATS) - ELSEWHERE
 
 
 @pytest.mark.parametrize("make", MAKERS)
-def test_a_listing_is_what_the_conversion_writes(make: Callable[[Array], str]) -> None:
+def test_ls_lists_what_convert_writes(make: Callable[[Array], str]) -> None:
     path = make(SMALL)
     listing = listed(path)
     done = ingot.convert(path, "out.safetensors")
@@ -224,8 +224,8 @@ def bytes_read_by(work: Callable[[], object]) -> int:
 
 
 @pytest.mark.parametrize("make", MAKERS)
-def test_a_large_file_takes_hardly_more_bytes_to_list_than_a_small_one(make: Callable[[Array], str]) -> None:
-    # The first also imports what is needed.
+def test_ls_reads_little_of_a_large_file(make: Callable[[Array], str]) -> None:
+    # The first call also imports modules.
     listed(make(SMALL))
     path = make(SMALL)
     small = bytes_read_by(lambda: listed(path))
@@ -244,14 +244,14 @@ say([memory("VmHWM") - before, [list(tensor.shape) for tensor in listing.tensors
 """
 
 
-def test_columns_that_are_mapped_are_not_looked_at_either() -> None:
+def test_ls_reads_no_mapped_column() -> None:
     ended = processes.run("import ingot._convert\n" + MAPPED, as_arrow(LARGE), folder=Path.cwd())
     grown, shapes = ended.said()
     assert shapes == [[1024, 8192], [1024]]
     assert grown < 8 << 20
 
 
-def test_quantised_tensors_are_listed_as_they_are_stored() -> None:
+def test_ls_lists_quantised_tensors_as_stored() -> None:
     kind = gguf.GGMLQuantizationType.Q8_0
     listing = listed(gguf_file(packed=kind))
     packed = listing.tensors[-1]
@@ -260,7 +260,7 @@ def test_quantised_tensors_are_listed_as_they_are_stored() -> None:
     assert packed.nbytes == 4 * 64 // 32 * 34
 
 
-def test_a_tensor_that_cannot_be_converted_is_listed_with_its_dtype() -> None:
+def test_ls_lists_an_unconvertible_tensor_with_its_dtype() -> None:
     wide = torch.ones(2, dtype=torch.complex128)
     listing = listed(saved({"a": torch.ones(2), "wide": wide}, "in.pt"))
     assert [(one.name, one.dtype, one.shape) for one in listing.tensors] == [
@@ -269,7 +269,7 @@ def test_a_tensor_that_cannot_be_converted_is_listed_with_its_dtype() -> None:
     ]
 
 
-def test_tensors_in_several_files_name_theirs() -> None:
+def test_ls_names_the_file_of_each_tensor() -> None:
     listing = listed(as_sharded_torch(SMALL))
     assert {one.name: Path(one.file).name for one in listing.tensors} == {"w": "one.bin", "half": "two.bin"}
     assert [Path(file).name for file in listing.files] == [
@@ -282,20 +282,20 @@ def test_tensors_in_several_files_name_theirs() -> None:
 
 
 @pytest.mark.parametrize("legacy", [False, True])
-def test_a_pickle_with_a_payload_is_refused_and_does_not_run(legacy: bool, payload: Payload) -> None:
+def test_ls_rejects_a_pickle_with_a_payload(legacy: bool, payload: Payload) -> None:
     with pytest.raises(ingot.ConversionError, match="is not run") as caught:
         listed(saved({"a": torch.ones(2), "b": payload}, "in.bin", legacy=legacy))
     assert caught.value.code == "unsafe-pickle"
 
 
-def test_a_payload_for_paddle_is_refused_and_does_not_run(payload: Payload) -> None:
+def test_ls_rejects_a_paddle_file_with_a_payload(payload: Payload) -> None:
     Path("in.pdparams").write_bytes(pickle.dumps({"a": SMALL, "b": payload}, 4))
     with pytest.raises(ingot.ConversionError, match="asks for more than arrays"):
         listed("in.pdparams")
 
 
 @pytest.mark.parametrize("make", MAKERS)
-def test_a_file_that_is_cut_short_is_listed_or_refused_by_name(make: Callable[[Array], str]) -> None:
+def test_ls_lists_or_rejects_a_truncated_file(make: Callable[[Array], str]) -> None:
     path = Path(make(SMALL))
     data = path.read_bytes()
     step = max(len(data) // 40, 1)
@@ -305,7 +305,7 @@ def test_a_file_that_is_cut_short_is_listed_or_refused_by_name(make: Callable[[A
     assert all(path.name in words for words in refusals)
 
 
-def test_a_changed_byte_of_an_onnx_model_ends_in_a_listing_or_in_one_error() -> None:
+def test_ls_survives_a_changed_byte_of_onnx() -> None:
     path = Path(as_onnx(SMALL))
     data = path.read_bytes()
     said = []
@@ -328,14 +328,14 @@ def refusal(path: Path, data: bytes) -> str:
     return ""
 
 
-def test_a_number_that_passes_the_end_of_its_message_is_refused() -> None:
+def test_ls_rejects_an_onnx_length_past_its_message() -> None:
     # The graph has one byte, the tag of a number whose own bytes stand after it.
     Path("in.onnx").write_bytes(b"\x08\x08" + length_of(0x3A, b"\x08") + b"\x01")
     with pytest.raises(ingot.ConversionError, match="passes the end of its message"):
         listed("in.onnx")
 
 
-def test_messages_of_onnx_that_stand_in_each_other_are_refused_by_the_limit() -> None:
+def test_ls_limits_nested_onnx_messages() -> None:
     inner = b""
     for _ in range(20_000):
         # An attribute with a graph, in a node, in a graph.

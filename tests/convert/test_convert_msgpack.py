@@ -44,13 +44,13 @@ values = st.recursive(
 
 
 @given(values)
-def test_every_value_is_what_msgpack_reads(value: object) -> None:
+def test_msgpack_reader_equals_msgpack(value: object) -> None:
     packed = msgpack.packb(value, use_bin_type=True)
     stream = Stream("x", BytesIO(packed), end=len(packed), has_spans=False)
     assert ours.load(stream, Budget("x", limits(len(packed), None))) == value
 
 
-def test_long_bytes_stay_in_the_file() -> None:
+def test_msgpack_reader_leaves_long_bytes_in_the_file() -> None:
     data = bytes(range(256)) * 300
     path = packed({"long": data, "short": b"abc", "wide": "é" * 70_000})
     with open(path, "rb") as file:
@@ -61,7 +61,7 @@ def test_long_bytes_stay_in_the_file() -> None:
     assert found["wide"] == "é" * 70_000
 
 
-def test_arrays_of_nested_dicts_are_read() -> None:
+def test_convert_reads_arrays_of_nested_msgpack_dicts() -> None:
     chunks = {"0": packed_array(WEIGHT.reshape(-1)[:4000]), "1": packed_array(WEIGHT.reshape(-1)[4000:])}
     tree = {
         "params": {"kernel": packed_array(WEIGHT), "half": packed_array(WEIGHT.view("u2")[:1], "bfloat16")},
@@ -91,7 +91,7 @@ def test_arrays_of_nested_dicts_are_read() -> None:
     ],
     ids=["short", "negative", "objects", "nothing", "chunks", "empty"],
 )
-def test_what_is_no_array_is_refused(tree: object, words: str) -> None:
+def test_convert_rejects_msgpack_values_that_are_no_arrays(tree: object, words: str) -> None:
     with pytest.raises(ingot.ConversionError, match=f"^in.msgpack: .*{words}"):
         ingot.convert(packed(tree), "out.safetensors")
 
@@ -110,7 +110,7 @@ def test_what_is_no_array_is_refused(tree: object, words: str) -> None:
         b"\x81",
     ],
 )
-def test_bytes_that_are_no_msgpack_are_refused(data: bytes) -> None:
+def test_convert_rejects_bytes_that_are_no_msgpack(data: bytes) -> None:
     Path("in.msgpack").write_bytes(data)
     with pytest.raises(
         ingot.ConversionError, match=r"^in.msgpack: (not a flax checkpoint|the file is truncated)"

@@ -138,7 +138,7 @@ def as_msgpack_reads_it(data: bytes, found: dict[str, Any]) -> None:
         # They make times of such extensions, or refuse them; ours are left out.
         return
     theirs = msgpack.unpackb(data, strict_map_key=False, ext_hook=our_msgpack.Extension)
-    # A number that is none differs from itself.
+    # NaN differs from itself.
     assert repr(mine) == repr(theirs)
 
 
@@ -189,7 +189,7 @@ def converted(name: str, data: bytes) -> bool:
 @pytest.mark.parametrize("first", range(0, FILES, FILES_OF_ONE_TEST))
 @pytest.mark.parametrize("name", SEEDS)
 @pytest.mark.filterwarnings("ignore")
-def test_a_file_with_changed_bytes_is_what_others_read_in_it_or_refused(name: str, first: int) -> None:
+def test_convert_of_changed_bytes_agrees_with_other_readers_or_fails(name: str, first: int) -> None:
     seeds = SEEDS[name]()
     number, wrong, right = first, 1, 0
     try:

@@ -39,7 +39,7 @@ def pickled(tree: object, protocol: int = 4) -> str:
 
 
 @pytest.mark.parametrize("protocol", [2, 3, 4, 5])
-def test_arrays_and_tensors_are_read(protocol: int) -> None:
+def test_convert_reads_arrays_and_tensors_of_paddle(protocol: int) -> None:
     state: dict[str, Any] = OrderedDict(
         weight=WEIGHT,
         tensor=Named(tuple, ("linear_0.w_0", WEIGHT + 1)),
@@ -65,7 +65,7 @@ def test_arrays_and_tensors_are_read(protocol: int) -> None:
     assert [(one.name, one.value) for one in report.left_out] == [("epoch", "3")]
 
 
-def test_a_tensor_that_was_cut_is_whole_again() -> None:
+def test_convert_joins_the_parts_of_a_paddle_tensor() -> None:
     state = {
         "weight@@.0": WEIGHT.reshape(-1)[:25_000],
         "weight@@.1": WEIGHT.reshape(-1)[25_000:],
@@ -82,7 +82,7 @@ def test_a_tensor_that_was_cut_is_whole_again() -> None:
         ingot.convert(pickled(state, 2), "other.safetensors")
 
 
-def test_a_tensor_under_two_names_is_written_once() -> None:
+def test_convert_writes_a_paddle_tensor_of_two_names_once() -> None:
     report = ingot.convert(pickled({"b": WEIGHT, "a": WEIGHT}), "out.safetensors")
     assert report.shared == {"b": "a"}
     assert ingot.inspect("out.safetensors").metadata == {
@@ -92,7 +92,7 @@ def test_a_tensor_under_two_names_is_written_once() -> None:
 
 
 @pytest.mark.parametrize("protocol", [2, 4])
-def test_a_payload_is_refused_by_name_and_does_not_run(protocol: int, payload: Payload) -> None:
+def test_convert_rejects_a_paddle_payload(protocol: int, payload: Payload) -> None:
     with pytest.raises(ingot.ConversionError, match=r"in.pdparams: .*not run: `\w+.mkdir`") as caught:
         ingot.convert(pickled({"weight": WEIGHT, "more": payload}, protocol), "out.safetensors")
     assert caught.value.code == "unsafe-pickle"
@@ -103,7 +103,7 @@ def test_a_payload_is_refused_by_name_and_does_not_run(protocol: int, payload: P
     [{}, {"data": 1}, {"data": WEIGHT, "__builtins__": {}}, ["data"]],
     ids=["none", "number", "more", "list"],
 )
-def test_eval_is_admitted_for_one_expression_only(names: object, payload: Payload) -> None:
+def test_convert_admits_one_expression_for_eval(names: object, payload: Payload) -> None:
     code = f"__import__('os').mkdir({str(payload._mark)!r})"
     with pytest.raises(ingot.ConversionError, match="eval is refused"):
         ingot.convert(pickled({"weight": Named(eval, code, names)}), "out.safetensors")
@@ -127,13 +127,13 @@ def test_eval_is_admitted_for_one_expression_only(names: object, payload: Payloa
         b"\x80\x04" + bytes(range(256)),
     ],
 )
-def test_any_other_program_ends_in_one_error(program: bytes) -> None:
+def test_convert_rejects_any_other_paddle_program(program: bytes) -> None:
     Path("in.pdparams").write_bytes(program)
     with pytest.raises(ingot.ConversionError, match=r"^in.pdparams: "):
         ingot.convert("in.pdparams", "out.safetensors")
 
 
-def test_every_cut_is_refused() -> None:
+def test_convert_rejects_every_cut_of_a_paddle_file() -> None:
     data = Path(pickled({"a": WEIGHT[:2], "b": WEIGHT})).read_bytes()
     for end in [*range(2, 200, 7), 5_000, 100_000, len(data) - 1]:
         Path("cut.pdparams").write_bytes(data[:end])
@@ -141,12 +141,12 @@ def test_every_cut_is_refused() -> None:
             ingot.convert("cut.pdparams", "out.safetensors")
 
 
-def test_an_array_of_objects_is_refused() -> None:
+def test_convert_rejects_a_paddle_array_of_objects() -> None:
     with pytest.raises(ingot.ConversionError, match="expected numbers"):
         ingot.convert(pickled({"a": numpy.array([{}], object)}), "out.safetensors")
 
 
-def test_no_room_is_made_for_bytes_that_are_not_there() -> None:
+def test_convert_allocates_nothing_for_missing_bytes() -> None:
     for nbytes in (1 << 40, 1 << 62, 2**64 - 1):
         Path("in.pdparams").write_bytes(
             b"\x80\x05" + pickle.BYTEARRAY8 + nbytes.to_bytes(8, "little") + b"ab."

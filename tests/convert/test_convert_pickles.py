@@ -97,7 +97,7 @@ def test_convert_reads_torch_files_of_python_2(root: str | None) -> None:
     }
 
 
-def test_convert_takes_uint16_for_bfloat16_only_with_a_mark_of_paddle() -> None:
+def test_convert_reads_uint16_as_bfloat16_only_with_a_paddle_mark() -> None:
     Path("in.pdparams").write_bytes(pickle.dumps({"tokens": numpy.array([1, 65535], "u2")}, 4))
     with pytest.raises(ingot.ConversionError, match=r"tensor `tokens`: uint16 without a mark") as caught:
         ingot.convert("in.pdparams", "out.safetensors")
@@ -123,7 +123,7 @@ def odd_tensors() -> dict[str, torch.Tensor]:
 
 
 @pytest.mark.parametrize("legacy", [False, True])
-def test_convert_names_a_tensor_that_no_file_can_hold_and_drops_it(legacy: bool) -> None:
+def test_convert_drops_a_tensor_that_no_file_can_hold(legacy: bool) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         states = {name: {"w": torch.arange(3.0), "odd": odd} for name, odd in odd_tensors().items()}
@@ -136,7 +136,7 @@ def test_convert_names_a_tensor_that_no_file_can_hold_and_drops_it(legacy: bool)
 
 
 @pytest.mark.parametrize("key", [(0, 1), None, 1.5, b"x", frozenset({1})], ids=lambda key: type(key).__name__)
-def test_convert_minds_odd_keys_only_of_tensors_that_are_chosen(key: Any) -> None:
+def test_convert_reports_odd_keys_of_selected_tensors_only(key: Any) -> None:
     torch.save({"state_dict": {"w": torch.ones(2)}, "cache": {key: torch.ones(2)}}, "in.pt")
     ingot.convert("in.pt", "out.safetensors", root="state_dict")
     ingot.convert("in.pt", "out.safetensors", overwrite=True, keys="state_dict.w")
@@ -146,7 +146,7 @@ def test_convert_minds_odd_keys_only_of_tensors_that_are_chosen(key: Any) -> Non
     assert caught.value.code == "key"
 
 
-def test_convert_minds_foreign_objects_only_where_they_are_chosen() -> None:
+def test_convert_reports_foreign_objects_if_selected() -> None:
     torch.save({"w": torch.ones(2), "callback": zipfile.ZipInfo("x")}, "in.pt")
     with pytest.raises(ingot.ConversionError, match=r"tensor `callback`: .*not run.*ZipInfo") as caught:
         ingot.convert("in.pt", "out.safetensors")
@@ -154,7 +154,7 @@ def test_convert_minds_foreign_objects_only_where_they_are_chosen() -> None:
     assert ingot.convert("in.pt", "out.safetensors", drop="callback").dropped == ("callback",)
 
 
-def test_convert_minds_two_tensors_of_one_name_only_where_they_are_chosen() -> None:
+def test_convert_reports_two_tensors_of_one_name_if_selected() -> None:
     torch.save({"a": {"b": torch.ones(2)}, "a.b": torch.ones(1), "w": torch.ones(3)}, "in.pt")
     ingot.convert("in.pt", "out.safetensors", keys="w")
     assert load_file("out.safetensors").keys() == {"w"}
@@ -238,14 +238,14 @@ RECORDS = (torch_twice, old_torch_twice, pickles_twice, pickle_and_more, frame_a
 
 
 @pytest.mark.parametrize("write", RECORDS)
-def test_convert_refuses_bytes_after_the_first_record(write: Callable[[Any], None]) -> None:
+def test_convert_rejects_bytes_after_the_first_record(write: Callable[[Any], None]) -> None:
     with open("in.data", "wb") as file:
         write(file)
     with pytest.raises(ingot.ConversionError, match=r"^in.data: "):
         ingot.convert("in.data", "out.safetensors")
 
 
-def test_convert_refuses_pickles_that_copy_the_top_of_the_stack() -> None:
+def test_convert_rejects_pickles_that_copy_the_top_of_the_stack() -> None:
     """No pickler writes this opcode: 5 million of them were followed for seconds."""
     for count in (1, 5_000_000):
         Path("w.pdparams").write_bytes(b"\x80\x02N" + pickle.DUP * count + b".")
@@ -300,7 +300,7 @@ def followed(inner: bytes, outer: bytes) -> bytes:
 
 
 @pytest.mark.parametrize("join", [shifted, moved, behind, followed])
-def test_convert_refuses_two_archives_in_one_file(join: Callable[[bytes, bytes], bytes]) -> None:
+def test_convert_rejects_two_archives_in_one_file(join: Callable[[bytes, bytes], bytes]) -> None:
     few = archive(data_pkl=b"\x80\x02}.", byteorder=b"little")
     many = archive(data_pkl=b"\x80\x02}.", byteorder=b"little", version=b"3")
     for inner, outer in ((few, few), (few, many), (many, few)):

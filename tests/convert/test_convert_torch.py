@@ -58,7 +58,7 @@ def test_convert_copies_torch_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None
     assert all(torch.equal(found[name], tensor) for name, tensor in state.items())
 
 
-def test_a_file_that_is_cut_short_meanwhile_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_convert_names_a_file_truncated_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
     path = saved({"tensor": torch.arange(1000.0)}, "model.bin")
     real = _convert.write.Task.one
 
@@ -74,7 +74,7 @@ def test_a_file_that_is_cut_short_meanwhile_is_named(monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.parametrize("legacy", [False, True])
-def test_conjugates_and_negatives_are_written_as_their_values(legacy: bool) -> None:
+def test_convert_resolves_conjugates_and_negatives(legacy: bool) -> None:
     values = torch.tensor([1 + 2j, 3 - 4j])
     state = {"values": values, "conjugate": values.conj(), "negative": torch._neg_view(torch.ones(2, 2))}
     path = saved(state, "model.bin", legacy=legacy)
@@ -86,7 +86,7 @@ def test_conjugates_and_negatives_are_written_as_their_values(legacy: bool) -> N
     )
 
 
-def test_one_name_of_a_shared_tensor_is_written_as_save_file_does() -> None:
+def test_convert_writes_a_shared_tensor_once() -> None:
     embedding = torch.nn.Embedding(5, 3)
     head = torch.nn.Linear(3, 5, bias=False)
     head.weight = embedding.weight
@@ -99,7 +99,7 @@ def test_one_name_of_a_shared_tensor_is_written_as_save_file_does() -> None:
     ingot.torch.load_model(model, "out.safetensors")
 
 
-def test_nested_dicts_and_lists_are_named_by_their_path_and_the_rest_is_reported() -> None:
+def test_convert_names_nested_tensors_by_path() -> None:
     tree = {
         "state_dict": {"layer": {"weight": WEIGHT}},
         "optimizer": {"state": {0: {"momentum": torch.ones(2)}}, "param_groups": [{"lr": 0.1}]},
@@ -120,7 +120,7 @@ def test_nested_dicts_and_lists_are_named_by_their_path_and_the_rest_is_reported
     assert len(others["note"][1]) <= 80
 
 
-def test_root_takes_a_part_and_its_names() -> None:
+def test_convert_root_selects_a_part() -> None:
     path = saved({"state_dict": {"weight": WEIGHT}, "optimizer": {"weight": WEIGHT}}, "model.ckpt")
     report = ingot.convert(path, "out.safetensors", root="state_dict")
     assert set(load_file("out.safetensors")) == {"weight"}
@@ -130,7 +130,7 @@ def test_root_takes_a_part_and_its_names() -> None:
     assert caught.value.code == "no-tensors"
 
 
-def test_two_tensors_of_one_flat_name_are_refused() -> None:
+def test_convert_rejects_two_tensors_of_one_flat_name() -> None:
     path = saved({"a": {"b": WEIGHT}, "a.b": torch.ones(1)}, "model.pt")
     with pytest.raises(ingot.ConversionError, match=r"model.pt: tensor `a.b`: two tensors") as caught:
         ingot.convert(path, "out.safetensors")
@@ -138,13 +138,13 @@ def test_two_tensors_of_one_flat_name_are_refused() -> None:
     assert not Path("out.safetensors").exists()
 
 
-def test_a_lone_tensor_is_called_tensor() -> None:
+def test_convert_names_a_lone_tensor() -> None:
     ingot.convert(saved(WEIGHT, "model.pt"), "out.safetensors")
     assert torch.equal(load_file("out.safetensors")["tensor"], WEIGHT)
 
 
 @pytest.mark.parametrize("how", ["archive", "legacy", "plain"])
-def test_a_pickle_with_a_payload_is_refused_and_does_not_run(how: str, payload: Payload) -> None:
+def test_convert_rejects_a_pickle_with_a_payload(how: str, payload: Payload) -> None:
     state = {"weight": WEIGHT, "more": payload}
     if how == "plain":
         Path("model.bin").write_bytes(pickle.dumps({"more": payload}))
@@ -156,13 +156,13 @@ def test_a_pickle_with_a_payload_is_refused_and_does_not_run(how: str, payload: 
     assert not Path("out.safetensors").exists()
 
 
-def test_a_whole_module_is_refused() -> None:
+def test_convert_rejects_a_whole_module() -> None:
     saved(torch.nn.Linear(2, 2), "model.pt")
     with pytest.raises(ingot.ConversionError, match=r"asks for more than tensors.*Linear"):
         ingot.convert("model.pt", "out.safetensors")
 
 
-def test_a_program_of_torchscript_is_refused_by_name() -> None:
+def test_convert_names_torchscript() -> None:
     with zipfile.ZipFile("model.pt", "w") as archive:
         archive.writestr("model/data.pkl", b"\x80\x02}.")
         archive.writestr("model/code/__torch__.py", "print('hello')")
@@ -171,7 +171,7 @@ def test_a_program_of_torchscript_is_refused_by_name() -> None:
     assert caught.value.code == "torchscript"
 
 
-def test_a_storage_that_is_too_short_is_named() -> None:
+def test_convert_names_a_storage_that_is_too_short() -> None:
     path = repacked(saved({"weight": WEIGHT}, "model.bin"), "short.bin", **{"0": bytes(8)})
     with pytest.raises(
         ingot.ConversionError, match=r"tensor `weight`: .*expected 96 bytes, found 8"
@@ -180,8 +180,8 @@ def test_a_storage_that_is_too_short_is_named() -> None:
     assert caught.value.code == "truncated"
 
 
-def test_a_storage_that_an_old_file_does_not_list_is_named() -> None:
-    """torch fills the storages that are listed at the end, and gives the others as their memory was."""
+def test_convert_names_a_storage_that_is_not_listed() -> None:
+    """torch fills only the storages in the list at the end. The others have uninitialised memory."""
     torch.save({"weight": WEIGHT}, "old.pt", _use_new_zipfile_serialization=False)
     data = Path("old.pt").read_bytes()
     at = data.rindex(b"\x80\x02]q")
@@ -191,7 +191,7 @@ def test_a_storage_that_an_old_file_does_not_list_is_named() -> None:
             ingot.convert("old.pt", "out.safetensors")
 
 
-def test_a_few_bytes_that_stand_for_many_are_refused_by_the_limit() -> None:
+def test_convert_limits_the_expansion_of_strides() -> None:
     path = saved({"weight": torch.zeros(1).expand(1 << 40)}, "model.bin")
     with pytest.raises(
         ingot.ConversionError, match=r"4,398,046,511,104 bytes.*limit is 1,073,741,824"
@@ -203,7 +203,7 @@ def test_a_few_bytes_that_stand_for_many_are_refused_by_the_limit() -> None:
     ingot.convert("small.pt", "out.safetensors", max_nbytes=96)
 
 
-def test_lists_that_stand_in_each_other_are_refused_by_the_limit() -> None:
+def test_convert_limits_nested_lists() -> None:
     wide: list[Any] = [WEIGHT]
     for _ in range(40):
         wide = [wide, wide]
@@ -217,7 +217,7 @@ def test_lists_that_stand_in_each_other_are_refused_by_the_limit() -> None:
         ingot.convert(saved(deep, "deep.pt"), "out.safetensors")
 
 
-def test_a_dtype_that_no_file_has_is_refused_by_name_and_can_be_dropped() -> None:
+def test_convert_rejects_a_dtype_that_files_lack() -> None:
     path = saved({"weight": WEIGHT, "wide": torch.ones(2, dtype=torch.complex128)}, "model.pt")
     with pytest.raises(ingot.ConversionError, match=r"tensor `wide`: .*complex128") as caught:
         ingot.convert(path, "out.safetensors")
@@ -246,7 +246,7 @@ def sharded(**weight_map: object) -> str:
 
 
 @pytest.mark.parametrize("path", ["pytorch_model.bin.index.json", "."])
-def test_a_checkpoint_in_several_files_becomes_one(path: str) -> None:
+def test_convert_merges_a_sharded_checkpoint(path: str) -> None:
     sharded()
     report = ingot.convert(path, "out.safetensors")
     assert report.source_format == "sharded"
@@ -267,7 +267,7 @@ def test_a_checkpoint_in_several_files_becomes_one(path: str) -> None:
         "~/x",
     ],
 )
-def test_an_index_that_names_a_file_outside_its_folder_is_refused(location: str) -> None:
+def test_convert_rejects_an_index_to_outside_files(location: str) -> None:
     with pytest.raises(ingot.ConversionError, match=r"index.json: `c` names the file") as caught:
         ingot.convert(sharded(c=location), "out.safetensors")
     assert caught.value.code == "outside"
@@ -282,7 +282,7 @@ def test_an_index_that_names_a_file_outside_its_folder_is_refused(location: str)
         ({"c": 5}, "unreadable"),
     ],
 )
-def test_an_index_that_does_not_fit_its_files_is_refused(weight_map: dict[str, object], code: str) -> None:
+def test_convert_rejects_an_index_that_does_not_fit(weight_map: dict[str, object], code: str) -> None:
     if weight_map.get("b"):
         torch.save({"x": WEIGHT}, "pytorch_model-00002-of-00002.bin")
     with pytest.raises(ingot.ConversionError) as caught:
@@ -290,7 +290,7 @@ def test_an_index_that_does_not_fit_its_files_is_refused(weight_map: dict[str, o
     assert caught.value.code == code
 
 
-def test_a_tar_is_named() -> None:
+def test_convert_names_a_tar() -> None:
     with tarfile.open("model.tar", "w") as archive:
         info = tarfile.TarInfo("storages")
         info.size = 4

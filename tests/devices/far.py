@@ -118,7 +118,7 @@ class _Module(registration._DummyBackendModule):  # type: ignore[misc, name-defi
     """What torch says of the backend, for the rest of the process."""
 
     def is_available(self) -> bool:
-        # Else what asks torch for any device that there is takes this one, and wants streams of it.
+        # Otherwise code that uses any available device of torch takes this one, and needs its streams.
         return False
 
 

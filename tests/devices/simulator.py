@@ -54,7 +54,7 @@ UNITS = {
 @cache
 def built() -> Path:
     """The library, built."""
-    # In a folder of its own, so that nobody who builds at the same time replaces it.
+    # In a folder of its own, so that a parallel build does not replace it.
     target = ROOT / "target" / "simulator"
     command = ["cargo", "build", "--locked", "--package=fake-cuda", "--message-format=json"]
     command.append(f"--target-dir={target}")
@@ -135,7 +135,7 @@ _NAME, _USED = b"dltensor", b"used_dltensor"
 
 
 def capsule_of(managed: Managed) -> Any:
-    """A capsule of a structure, which whoever calls keeps."""
+    """Return a capsule of a structure, which the caller keeps alive."""
     return _python.PyCapsule_New(ctypes.addressof(managed), _NAME, None)
 
 
@@ -157,7 +157,7 @@ class Array:
             assert self.gpus.library.fake_cuda_free_in_order(*given) == 0
 
     def numpy(self) -> Any:
-        """Its values, as what is queued on the caller's stream now finds them."""
+        """Return its values in the order of the caller's stream."""
         return np.frombuffer(self.gpus.seen(self), KINDS[self.code]).reshape(self.shape)
 
 
@@ -195,7 +195,7 @@ class Gpus:
         for array in arrays:
             array.address = self.library.fake_cuda_allocate(ordinal, max(array.nbytes, 1))
             array.is_allocated = True
-            # A kernel of whoever had the memory before still writes to it.
+            # A kernel of the previous owner still writes to the memory.
             self.library.fake_cuda_old_owner(
                 None,
                 ctypes.c_size_t(ordinal),
@@ -211,7 +211,7 @@ class Gpus:
         shown = Shown(array.address, place, len(array.shape), unit, sizes, None, 0)
         managed = Managed(shown, None, Deleter())
         capsule = capsule_of(managed)
-        # The structures are borrowed: whoever allocates keeps them as long as the tensor.
+        # The structures are borrowed: the allocator keeps them as long as the tensor.
         array.kept = managed, sizes, capsule  # type: ignore[attr-defined]
         return capsule
 
@@ -242,7 +242,7 @@ class Gpus:
         assert self.library.cuDevicePrimaryCtxRelease_v2(ordinal) == 0
 
     def seen(self, array: Array) -> bytes:
-        """The bytes of a tensor, as what is queued on the default stream now finds them."""
+        """Return the bytes of a tensor in the order of the default stream."""
         self.finish(array.ordinal)
         found = ctypes.create_string_buffer(max(array.nbytes, 1))
         assert self.library.fake_cuda_read(array.address, found, array.nbytes)
@@ -299,7 +299,7 @@ class Gpus:
         return tensor.code, tensor.shape, (self.gpus[tensor.ordinal], self._capsule(tensor))
 
     def release(self) -> None:
-        """Give back what is pinned, and wait until the thread that does it has ended."""
+        """Free the pinned memory, and wait for the thread that frees it."""
         deadline = time.monotonic() + 20
         while time.monotonic() < deadline:
             _native.release_pinned()

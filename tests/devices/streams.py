@@ -1,8 +1,8 @@
 """Streams, events and pinned memory that keep the word of torch's, and no more of it.
 
-A copy spoils its destination at once, and reads its source when its turn comes: as late as somebody waits for
-it, and before that whenever a seed says so. Pinned memory that is given back is spoilt. Whoever uses either
-too early has wrong bytes, whatever a real device would have done this time.
+A copy spoils its destination at once, and reads its source when its turn comes: when the program waits for
+it, or earlier if the seed says so. Freed pinned memory is spoilt. A program that uses either
+too early reads wrong bytes, even if a real device would have been fast enough.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class Streams(Link):
     def _free(self, real: Any, nbytes: int) -> None:
         ctypes.memset(real, _GONE, len(real))
         self.pinned -= nbytes
-        # Kept for good, as what is freed is somebody else's memory soon.
+        # Kept for good, since freed memory is soon reused.
         _freed.append(real)
 
     def copy(self, into: torch.Tensor, values: torch.Tensor) -> None:
@@ -73,7 +73,7 @@ class Streams(Link):
         assert destination.shape == source.shape
         assert destination.dtype == source.dtype
         destination.view(torch.uint8).fill_(_SPOILT) if destination.ndim else destination.fill_(0)
-        # Addresses, not tensors: a copy keeps nobody's memory.
+        # Addresses, not tensors: a copy keeps no memory alive.
         keep = _shadow(destination), _shadow(source)
         self.later(lambda: keep[0].copy_(keep[1]))
 
@@ -121,7 +121,7 @@ class Streams(Link):
         return False
 
     def run(self, event: Event) -> None:
-        """Do what is queued, in some order that is allowed, until `event` is done."""
+        """Run queued operations in an allowed order until `event` is done."""
         with self._lock:
             while not event.is_done:
                 assert self._step(), "an event that is never recorded is waited for"

@@ -72,7 +72,7 @@ def all_same(found: dict[str, Any], expected: dict[str, Any] = TENSORS) -> bool:
     return found.keys() == expected.keys() and all(same(found[name], expected[name]) for name in expected)
 
 
-def test_a_file_comes_in_pieces_of_bounded_size_and_each_byte_once(path: Path, backend: str) -> None:
+def test_load_file_reads_each_byte_once_in_bounded_pieces(path: Path, backend: str) -> None:
     with far.counted() as copies:
         found = framework.load_file(path, "far", backend=backend)
         assert max(copies["in"]) <= PIECE_NBYTES
@@ -81,7 +81,7 @@ def test_a_file_comes_in_pieces_of_bounded_size_and_each_byte_once(path: Path, b
     assert all_same(found)
 
 
-def test_memory_of_the_device_is_that_of_the_tensors(path: Path) -> None:
+def test_load_file_allocates_only_the_tensors(path: Path) -> None:
     before = sum(far.allocated.values())
     with far.counted():
         found = framework.load_file(path, "far")
@@ -91,7 +91,7 @@ def test_memory_of_the_device_is_that_of_the_tensors(path: Path) -> None:
     assert sum(far.allocated.values()) == before
 
 
-def test_small_tensors_are_read_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_load_file_groups_small_tensors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     many = {f"{number}": torch.full((3,), float(number)) for number in range(500)}
     framework.save_file(many, tmp_path / "many")
     from ingot.torch import _filling
@@ -104,7 +104,7 @@ def test_small_tensors_are_read_together(tmp_path: Path, monkeypatch: pytest.Mon
     assert len(calls) == -(-500 * 64 // PIECE_NBYTES)
 
 
-def test_options_of_a_load_go_together_with_it(path: Path, backend: str) -> None:
+def test_load_file_combines_options(path: Path, backend: str) -> None:
     found = framework.load_file(path, "far", backend=backend, keys=["matrix", "half", "long"])
     assert all_same(found, {name: TENSORS[name] for name in ("matrix", "half", "long")})
     found = framework.load_file(path, "far", backend=backend, keys=ingot.glob("w*", "d*"))
@@ -137,7 +137,7 @@ def test_options_of_a_load_go_together_with_it(path: Path, backend: str) -> None
         ("matrix", ([1, 2], [3, 4])),
     ],
 )
-def test_slices_equal_those_of_the_framework(path: Path, backend: str, name: str, index: Any) -> None:
+def test_get_slice_equals_the_framework(path: Path, backend: str, name: str, index: Any) -> None:
     expected = ingot.safe_open(path, "pt").get_slice(name)[index]
     found = framework.load_file(path, "far", backend=backend, slices={name: index})[name]
     # Nothing asks for all of it as None does between brackets.
@@ -146,14 +146,14 @@ def test_slices_equal_those_of_the_framework(path: Path, backend: str, name: str
         assert same(file.get_slice(name)[index], expected)
 
 
-def test_an_index_that_does_not_fit_is_refused_by_name(path: Path) -> None:
+def test_get_slice_names_a_wrong_index(path: Path) -> None:
     with pytest.raises(ingot.SliceError, match="matrix"):
         framework.load_file(path, "far", slices={"matrix": 300})
     with pytest.raises(ingot.SliceError, match="matrix"):
         ingot.safe_open(path, "pt", "far").get_slice("matrix")[:, 20]
 
 
-def test_handles_give_tensors_one_by_one_several_and_ahead(path: Path, backend: str) -> None:
+def test_handles_read_tensors_and_prefetch(path: Path, backend: str) -> None:
     with ingot.safe_open(path, "pt", "far", backend=backend) as file:
         assert all(same(file[name], TENSORS[name]) for name in file)
         assert all_same(
@@ -169,7 +169,7 @@ def test_handles_give_tensors_one_by_one_several_and_ahead(path: Path, backend: 
         assert all_same(dict(file.prefetch(device="far")))
 
 
-def test_tensors_that_are_read_ahead_cross_in_pieces_too(path: Path, backend: str) -> None:
+def test_prefetch_copies_in_pieces(path: Path, backend: str) -> None:
     with far.counted() as copies, ingot.safe_open(path, "pt", "far", backend=backend) as file:
         found = dict(file.prefetch())
         assert max(copies["in"]) <= PIECE_NBYTES
@@ -177,7 +177,7 @@ def test_tensors_that_are_read_ahead_cross_in_pieces_too(path: Path, backend: st
     assert all_same(found)
 
 
-def test_what_is_widened_crosses_as_it_is_stored_and_what_is_narrowed_as_it_is_wanted(path: Path) -> None:
+def test_load_file_widens_on_the_device_and_narrows_on_the_host(path: Path) -> None:
     floats = {name: TENSORS[name] for name in ("half", "eighth", "matrix")}
     before = sum(far.allocated.values())
     with far.counted() as copies:
@@ -193,7 +193,7 @@ def test_what_is_widened_crosses_as_it_is_stored_and_what_is_narrowed_as_it_is_w
     assert all_same(found, {name: tensor.bfloat16() for name, tensor in floats.items()})
 
 
-def test_a_conversion_that_torch_makes_gives_the_values_of_the_host(tmp_path: Path) -> None:
+def test_load_file_converts_as_on_the_host(tmp_path: Path) -> None:
     from ingot.torch import _filling
 
     for stored, wider in _filling._WIDER.items():
@@ -209,12 +209,12 @@ def test_a_conversion_that_torch_makes_gives_the_values_of_the_host(tmp_path: Pa
             theirs = framework.load_file(tmp_path / "all", "far", dtype=code)["all"].cpu()
             is_none = ours.isnan()
             assert torch.equal(is_none, theirs.isnan()), (stored, code)
-            # By their bits, which tell the zeros apart.
+            # By their bits, which distinguish the zeros.
             integers = {2: torch.int16, 4: torch.int32, 8: torch.int64}[ours.itemsize]
             assert torch.equal(ours[~is_none].view(integers), theirs[~is_none].view(integers)), (stored, code)
 
 
-def test_places_that_are_there_are_filled_whatever_their_strides(path: Path, backend: str) -> None:
+def test_load_file_fills_strided_destinations(path: Path, backend: str) -> None:
     out = {
         "matrix": torch.zeros(20, 300, device="far").T,
         "half": torch.zeros(33, 5, dtype=torch.bfloat16, device="far"),
@@ -233,7 +233,7 @@ def test_places_that_are_there_are_filled_whatever_their_strides(path: Path, bac
     assert same(part["deep"], TENSORS["deep"][:, [7]])
 
 
-def test_a_place_that_does_not_fit_is_refused_before_anything_is_read(path: Path) -> None:
+def test_load_file_checks_destinations_before_reading(path: Path) -> None:
     here = torch.zeros(3, 40, 50)
     for wrong, code in (
         (torch.zeros(4, 30, device="far"), "destination-shape"),
@@ -245,7 +245,7 @@ def test_a_place_that_does_not_fit_is_refused_before_anything_is_read(path: Path
         assert not here.any()
 
 
-def test_a_module_is_filled_where_it_is_and_converted_on_the_way(path: Path, backend: str) -> None:
+def test_load_into_fills_and_converts_a_module(path: Path, backend: str) -> None:
     target = {
         "half": torch.zeros(33, 5, device="far"),
         "matrix": torch.nn.Parameter(torch.zeros(300, 20, dtype=torch.bfloat16, device="far")),
@@ -264,7 +264,7 @@ def test_a_module_is_filled_where_it_is_and_converted_on_the_way(path: Path, bac
     assert told[-1][0] == told[-1][1]
 
 
-def test_each_tensor_goes_to_its_own_device(path: Path, backend: str) -> None:
+def test_load_file_sends_each_tensor_to_its_device(path: Path, backend: str) -> None:
     for device in (
         {"m*": "far", "d*": "meta", "*": "cpu"},
         lambda info: "far" if info.name == "matrix" else None,
@@ -285,7 +285,7 @@ def test_each_tensor_goes_to_its_own_device(path: Path, backend: str) -> None:
     assert told[-1] == (NBYTES, NBYTES)
 
 
-def test_names_that_share_memory_go_together(tmp_path: Path) -> None:
+def test_load_file_keeps_aliases_together(tmp_path: Path) -> None:
     tied = random(5, 6)
     framework.save_file({"a": tied, "b": tied, "row": tied[2]}, tmp_path / "tied", shared="alias")
     found = framework.load_file(tmp_path / "tied", "far")
@@ -293,7 +293,7 @@ def test_names_that_share_memory_go_together(tmp_path: Path) -> None:
     assert found["a"].data_ptr() == found["b"].data_ptr()
 
 
-def test_what_is_verified_is_what_is_on_the_device(path: Path, tmp_path: Path) -> None:
+def test_load_file_verifies_the_bytes_on_the_device(path: Path, tmp_path: Path) -> None:
     sealed = tmp_path / "sealed"
     framework.save_file(TENSORS, sealed, checksums="sha256")
     told: list[tuple[int, int]] = []
@@ -308,7 +308,7 @@ def test_what_is_verified_is_what_is_on_the_device(path: Path, tmp_path: Path) -
         framework.load_file(sealed, "far", verify=True)
 
 
-def test_shards_buffers_and_files_of_python_are_read_onto_it(path: Path, tmp_path: Path) -> None:
+def test_load_file_reads_shards_buffers_and_open_files(path: Path, tmp_path: Path) -> None:
     ingot.split(path, tmp_path / "sharded", 30_000)
     assert len(list((tmp_path / "sharded").glob("*.safetensors"))) > 1
     found = framework.load_file(tmp_path / "sharded", "far")
@@ -317,12 +317,12 @@ def test_shards_buffers_and_files_of_python_are_read_onto_it(path: Path, tmp_pat
         assert all_same(framework.load_file(file, "far"))
 
 
-def test_memory_that_the_device_lacks_is_the_error_of_the_framework(path: Path) -> None:
+def test_load_file_raises_the_frameworks_memory_error(path: Path) -> None:
     before = sum(far.allocated.values())
     with far.limited(50), pytest.raises(far.Limit, match="no room for"):
         framework.load_file(path, "far")
     assert sum(far.allocated.values()) == before
-    # Of what is converted there is none to spare.
+    # Converted tensors leave no memory to spare.
     wide = TENSORS["half"].nbytes * 2
     with far.limited(wide + 100), pytest.raises(far.Limit, match="no room for"):
         framework.load_file(path, "far", keys=["half"], dtype="F32")
@@ -330,7 +330,7 @@ def test_memory_that_the_device_lacks_is_the_error_of_the_framework(path: Path) 
     assert all_same(framework.load_file(path, "far"))
 
 
-def test_what_progress_raises_ends_the_load(path: Path) -> None:
+def test_load_file_ends_when_progress_raises(path: Path) -> None:
     def stop(done: int, total: int) -> None:
         if done > NBYTES // 2:
             raise LookupError("enough")
@@ -342,7 +342,7 @@ def test_what_progress_raises_ends_the_load(path: Path) -> None:
 
 
 @pytest.mark.skipif(torch.xpu.is_available(), reason="there is one")
-def test_a_device_that_torch_cannot_use_is_told_by_its_name(path: Path) -> None:
+def test_load_file_names_an_unusable_device(path: Path) -> None:
     for load in (
         lambda: framework.load_file(path, "xpu"),
         lambda: ingot.safe_open(path, "pt", "xpu")["half"],
@@ -353,7 +353,7 @@ def test_a_device_that_torch_cannot_use_is_told_by_its_name(path: Path) -> None:
         assert (caught.value.code, caught.value.found) == ("no-device", "xpu")
 
 
-def test_a_dtype_that_torch_lacks_is_refused_by_the_name_of_its_tensor(tmp_path: Path) -> None:
+def test_load_file_names_the_tensor_of_a_missing_dtype(tmp_path: Path) -> None:
     ingot.serialize_file({"six": {"dtype": "F6_E2M3", "shape": [4], "data": b"abc"}}, tmp_path / "six")
     with pytest.raises(ingot.DtypeError, match="six"):
         framework.load_file(tmp_path / "six", "far")
@@ -365,7 +365,7 @@ def background(request: pytest.FixtureRequest) -> bool:
     return background
 
 
-def test_tensors_are_saved_from_it_whatever_their_strides(tmp_path: Path, background: bool) -> None:
+def test_save_file_writes_strided_tensors(tmp_path: Path, background: bool) -> None:
     there = {name: tensor.to("far") for name, tensor in TENSORS.items() if tensor.itemsize > 1}
     there |= {
         "turned": TENSORS["matrix"].to("far").T,
@@ -383,7 +383,7 @@ def test_tensors_are_saved_from_it_whatever_their_strides(tmp_path: Path, backgr
 
 
 class ByDriver:
-    """An open file whose parts a driver reads onto the device, as that of a GPU does."""
+    """An open file whose parts a driver reads onto the device, as the driver of a GPU does."""
 
     def __init__(self, checkpoint: Any) -> None:
         self._checkpoint = checkpoint
@@ -401,7 +401,7 @@ class ByDriver:
         return [tensor.to("far") for tensor in found]
 
 
-def test_driver_reads_are_widened_in_pieces(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_load_file_widens_driver_reads_in_pieces(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from ingot._read.door import Reads
     from ingot._read.select import Wanted
     from ingot.torch import _devices

@@ -45,7 +45,7 @@ Make = Callable[[int], Streams]
 
 @pytest.fixture
 def make(monkeypatch: pytest.MonkeyPatch) -> Make:
-    """Gives the device other streams."""
+    """Replace the streams of the device."""
 
     def made(seed: int) -> Streams:
         streams = Streams(seed)
@@ -74,11 +74,11 @@ def corrupted(path: Path, make: Make) -> int:
     return count
 
 
-def test_what_is_queued_after_a_load_finds_the_tensors_whatever_the_order(path: Path, make: Make) -> None:
+def test_load_file_is_ordered_before_later_work(path: Path, make: Make) -> None:
     assert corrupted(path, make) == 0
 
 
-def test_handles_and_what_is_read_ahead_wait_as_well(path: Path, make: Make) -> None:
+def test_handles_and_prefetch_are_ordered_before_later_work(path: Path, make: Make) -> None:
     for seed in SEEDS:
         streams = make(seed)
         with ingot.safe_open(path, "pt", "far") as file:
@@ -103,7 +103,7 @@ def test_simulator_finds_an_early_free(path: Path, make: Make, monkeypatch: pyte
     assert corrupted(path, make) > len(SEEDS) // 2
 
 
-def test_two_pieces_are_pinned_and_given_back(path: Path, make: Make) -> None:
+def test_load_file_pins_two_pieces_and_frees_them(path: Path, make: Make) -> None:
     streams = make(1)
     found = framework.load_file(path, "far")
     assert streams.most_pinned == _link.RING * 2048
@@ -120,7 +120,7 @@ def test_two_pieces_are_pinned_and_given_back(path: Path, make: Make) -> None:
 
 
 @pytest.mark.parametrize("room", [0, 2048, 3000])
-def test_where_memory_cannot_be_pinned_a_load_goes_on_without(path: Path, make: Make, room: int) -> None:
+def test_load_file_works_if_memory_cannot_be_pinned(path: Path, make: Make, room: int) -> None:
     for seed in SEEDS:
         streams = make(seed)
         streams.room = room
@@ -128,7 +128,7 @@ def test_where_memory_cannot_be_pinned_a_load_goes_on_without(path: Path, make: 
         assert streams.most_pinned <= room
 
 
-def test_what_fails_halfway_leaves_nothing_pinned_and_no_copy_under_way(path: Path, make: Make) -> None:
+def test_load_file_that_fails_leaves_no_pinned_memory(path: Path, make: Make) -> None:
     def stop(done: int, total: int) -> None:
         raise LookupError("enough")
 

@@ -60,10 +60,10 @@ def test_load_file_fills_the_device(framework: ModuleType, gpus: Gpus, path: Pat
     assert 0 < counted["pinned_most"] <= 128 << 20
 
 
-def test_a_handle_reads_tensors_slices_and_several_onto_it(gpus: Gpus, path: Path) -> None:
+def test_handles_read_onto_the_device(gpus: Gpus, path: Path) -> None:
     with ingot.safe_open(path, "simulated", device=1) as file:
         assert file.backend == "pread"
-        # What follows depends on what was pinned in this process before.
+        # The next lines depend on the memory that this process pinned before.
         assert file.why.startswith("a GPU is read onto in parallel, from no mapping")
         assert same(file["large"], TENSORS["large"])
         assert file["large"].ordinal == 1
@@ -78,7 +78,7 @@ def test_a_handle_reads_tensors_slices_and_several_onto_it(gpus: Gpus, path: Pat
             assert same(loader.take("scalar"), TENSORS["scalar"])
 
 
-def test_options_of_a_load_go_together_with_it(framework: ModuleType, gpus: Gpus, path: Path) -> None:
+def test_load_file_combines_options(framework: ModuleType, gpus: Gpus, path: Path) -> None:
     found = framework.load_file(path, 0, keys=["matrix", "table"], slices={"table": (slice(None), [0, 5])})
     assert all_same(found, {"matrix": TENSORS["matrix"], "table": TENSORS["table"][:, [0, 5]]})
     found = framework.load_file(path, 0, keys="half*", dtype="F32")
@@ -89,7 +89,7 @@ def test_options_of_a_load_go_together_with_it(framework: ModuleType, gpus: Gpus
     assert told[-1] == (nbytes, nbytes)
 
 
-def test_each_tensor_goes_to_its_own_device(framework: ModuleType, gpus: Gpus, path: Path) -> None:
+def test_load_file_sends_each_tensor_to_its_device(framework: ModuleType, gpus: Gpus, path: Path) -> None:
     devices = {"la*": 1, "*a*": 0, "*": "cpu"}
     found = framework.load_file(path, devices)
     for name, tensor in found.items():
@@ -104,7 +104,7 @@ def test_each_tensor_goes_to_its_own_device(framework: ModuleType, gpus: Gpus, p
     assert found["odd"].tobytes() == TENSORS["odd"].tobytes()
 
 
-def test_what_is_verified_is_what_is_on_the_device(framework: ModuleType, gpus: Gpus, path: Path) -> None:
+def test_load_file_verifies_the_bytes_on_the_device(framework: ModuleType, gpus: Gpus, path: Path) -> None:
     sealed = path.with_name("sealed.safetensors")
     ingot.numpy.save_file(TENSORS, sealed, checksums="sha256")
     assert all_same(framework.load_file(sealed, 0, verify=True))
@@ -115,20 +115,22 @@ def test_what_is_verified_is_what_is_on_the_device(framework: ModuleType, gpus: 
         framework.load_file(sealed, 0, verify=True)
 
 
-def test_shards_are_read_in_one_pass(framework: ModuleType, gpus: Gpus, path: Path, tmp_path: Path) -> None:
+def test_load_file_reads_shards_in_one_pass(
+    framework: ModuleType, gpus: Gpus, path: Path, tmp_path: Path
+) -> None:
     sharded = tmp_path / "sharded"
     ingot.split(path, sharded, 200_000)
     assert len(list(sharded.glob("*.safetensors"))) > 2
     assert all_same(framework.load_file(sharded, 0))
 
 
-def test_buffers_and_files_of_python_are_read_onto_it(framework: ModuleType, gpus: Gpus, path: Path) -> None:
+def test_load_file_reads_buffers_and_open_files(framework: ModuleType, gpus: Gpus, path: Path) -> None:
     assert all_same(framework.load(path.read_bytes(), 0))
     with path.open("rb") as file:
         assert all_same(framework.load_file(file, 0))
 
 
-def test_seeds_that_order_the_work_in_every_way_change_nothing(tmp_path: Path, path: Path) -> None:
+def test_load_file_is_right_in_every_order(tmp_path: Path, path: Path) -> None:
     for seed in range(40):
         (tmp_path / str(seed)).mkdir()
         gpus = Gpus(tmp_path / str(seed), seed=seed)
@@ -136,12 +138,12 @@ def test_seeds_that_order_the_work_in_every_way_change_nothing(tmp_path: Path, p
         gpus.release()
 
 
-def test_memory_goes_back_when_the_last_tensor_does(framework: ModuleType, gpus: Gpus, path: Path) -> None:
+def test_load_file_frees_memory_with_the_last_tensor(framework: ModuleType, gpus: Gpus, path: Path) -> None:
     first = framework.load_file(path, 0)
     places = {name: tensor.address for name, tensor in first.items()}
     del first
     gpus.finish(0)
-    # The allocator hands out first what came back, so that nothing is left where all is.
+    # The allocator reuses returned memory first, so nothing is left if everything came back.
     again = framework.load_file(path, 0)
     assert {name: tensor.address for name, tensor in again.items()} == places
     assert all_same(again)
@@ -158,7 +160,7 @@ def test_load_file_raises_the_frameworks_memory_error(framework: ModuleType, gpu
     assert all_same(framework.load_file(path, 0))
 
 
-def test_a_call_that_fails_says_which_and_on_what(framework: ModuleType, gpus: Gpus, path: Path) -> None:
+def test_driver_error_names_call_and_device(framework: ModuleType, gpus: Gpus, path: Path) -> None:
     assert all_same(framework.load_file(path, 0))
     gpus.library.fake_cuda_fail(4, 700)
     gpus.is_lost = True
@@ -170,7 +172,9 @@ def test_a_call_that_fails_says_which_and_on_what(framework: ModuleType, gpus: G
     assert isinstance(caught.value, RuntimeError)
 
 
-def test_no_driver_and_no_such_device_are_told_apart(gpus: Gpus, path: Path, tmp_path: Path) -> None:
+def test_load_file_tells_a_missing_driver_from_a_missing_device(
+    gpus: Gpus, path: Path, tmp_path: Path
+) -> None:
     none: Any = type(gpus.gpus[0])(lambda: (0, None, 0), gpus._allocate, driver=tmp_path / "none.so")
     gpus.gpus.append(none)
     with pytest.raises(ingot.DeviceError, match="no driver was found") as caught:
@@ -182,7 +186,7 @@ def test_no_driver_and_no_such_device_are_told_apart(gpus: Gpus, path: Path, tmp
         ingot.safe_open(path, "simulated", device=3).get_tensor("small")
 
 
-def test_a_forked_child_is_refused_by_name(framework: ModuleType, gpus: Gpus, path: Path) -> None:
+def test_load_file_rejects_a_forked_child(framework: ModuleType, gpus: Gpus, path: Path) -> None:
     framework.load_file(path, 0)
     child = os.fork()
     if child == 0:
@@ -224,7 +228,7 @@ except (ingot.DeviceError, ValueError):
 """
 
 
-def test_no_driver_is_looked_for_before_a_device_is_used(tmp_path: Path) -> None:
+def test_load_file_looks_for_no_driver_on_the_cpu(tmp_path: Path) -> None:
     (tmp_path / "folder").mkdir()
     ended = traced(PROGRAM, folder=tmp_path / "folder", trace="openat")
     assert ended.code == 0, ended.err

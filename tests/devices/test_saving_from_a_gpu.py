@@ -51,7 +51,7 @@ def right(path: Path, expected: dict[str, Any] = VALUES) -> bool:
     "options",
     [{}, {"durable": False}, {"atomic": False}, {"checksums": "sha256"}, {"write_options": {"align": 4096}}],
 )
-def test_a_file_has_the_bytes_of_the_devices(
+def test_save_file_writes_the_bytes_of_the_device(
     framework: ModuleType, gpus: Gpus, tensors: dict[str, Any], tmp_path: Path, name: str, options: Any
 ) -> None:
     if name.endswith(".bt"):
@@ -66,7 +66,7 @@ def test_a_file_has_the_bytes_of_the_devices(
     assert counted["pinned_most"] <= 128 << 20
 
 
-def test_bytes_streams_and_writers_have_them_too(
+def test_save_to_bytes_streams_and_writers_reads_the_device(
     framework: ModuleType, gpus: Gpus, tensors: dict[str, Any], tmp_path: Path
 ) -> None:
     expected = ingot.numpy.save(VALUES)
@@ -111,7 +111,7 @@ def test_background_save_has_the_step(
     assert right(tmp_path / "t", {"step": np.full(VALUES["large"].nbytes, 8, "u1")})
 
 
-def test_seeds_that_order_the_work_in_every_way_change_nothing(tmp_path: Path) -> None:
+def test_save_file_is_right_in_every_order(tmp_path: Path) -> None:
     for seed in range(40):
         (tmp_path / str(seed)).mkdir()
         gpus = Gpus(tmp_path / str(seed), seed=seed)
@@ -135,7 +135,7 @@ def test_save_file_takes_loaded_device_tensors(framework: ModuleType, gpus: Gpus
     assert right(path)
 
 
-def test_a_call_that_fails_is_a_device_error_and_the_old_file_stays(
+def test_save_file_that_fails_keeps_the_old_file(
     framework: ModuleType, gpus: Gpus, tensors: dict[str, Any], tmp_path: Path
 ) -> None:
     path = tmp_path / "t"
@@ -151,7 +151,7 @@ def test_a_call_that_fails_is_a_device_error_and_the_old_file_stays(
     assert not any(name.startswith(".t") for name in folder), folder
 
 
-def test_a_capture_is_refused_by_name_and_goes_on(
+def test_save_file_rejects_a_captured_stream(
     framework: ModuleType, gpus: Gpus, tensors: dict[str, Any], tmp_path: Path
 ) -> None:
     on_the_first = {"scalar": tensors["scalar"]}
@@ -166,7 +166,7 @@ def test_a_capture_is_refused_by_name_and_goes_on(
     assert right(tmp_path / "t")
 
 
-def test_what_lies_elsewhere_than_its_framework_says_is_refused(gpus: Gpus, tmp_path: Path) -> None:
+def test_save_file_rejects_memory_on_another_device(gpus: Gpus, tmp_path: Path) -> None:
     from ingot import _native
 
     array = gpus.array(VALUES["matrix"], 1)

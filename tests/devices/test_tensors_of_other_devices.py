@@ -1,4 +1,4 @@
-"""Tensors of a caller that torch has to fill, as it does those of devices: read in pieces, and copied."""
+"""Destinations that torch must fill, like tensors on devices: ingot reads pieces and torch copies them."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def checkpoint(path: Path, monkeypatch: pytest.MonkeyPatch) -> Checkpoint:
     return Checkpoint.open(path)
 
 
-def test_whole_tensors_are_filled_in_pieces_whatever_their_strides(checkpoint: Checkpoint) -> None:
+def test_load_file_fills_whole_tensors_in_pieces(checkpoint: Checkpoint) -> None:
     from ingot.torch._filling import Filling
 
     tensors = [
@@ -54,7 +54,7 @@ def test_whole_tensors_are_filled_in_pieces_whatever_their_strides(checkpoint: C
     assert len(told) > 5
 
 
-def test_small_tensors_are_read_together_and_converted_by_torch(checkpoint: Checkpoint) -> None:
+def test_load_file_groups_small_tensors(checkpoint: Checkpoint) -> None:
     from ingot.torch._filling import Filling
 
     tensors = [torch.zeros((), dtype=torch.float64), torch.zeros(17, dtype=torch.int64)]
@@ -63,7 +63,7 @@ def test_small_tensors_are_read_together_and_converted_by_torch(checkpoint: Chec
     assert np.array_equal(tensors[1].numpy(), ARRAYS["ints"])
 
 
-def test_slices_are_one_piece_each_and_a_wrong_shape_is_refused(checkpoint: Checkpoint) -> None:
+def test_load_file_fills_slices_and_rejects_a_wrong_shape(checkpoint: Checkpoint) -> None:
     from ingot.torch._filling import Filling
 
     wanted = Wanted(["rows", "deep"], [(slice(5, 9),), (slice(None), slice(None), [3, 4])])

@@ -45,7 +45,7 @@ def are_right(found: dict[str, object]) -> bool:
 
 
 @pytest.mark.parametrize("is_warm", [False, True], ids=["cold", "warm"])
-def test_a_file_is_not_in_memory_once_more(
+def test_load_file_leaves_no_second_copy(
     framework: ModuleType, gpus: Gpus, path: Path, backend: str, is_warm: bool
 ) -> None:
     gpus.library.fake_cuda_attribute(0, INTEGRATED, 1)
@@ -56,7 +56,7 @@ def test_a_file_is_not_in_memory_once_more(
     assert resident_pages(path) <= FEW
 
 
-def test_a_handle_and_what_it_reads_ahead_leave_nothing_either(gpus: Gpus, path: Path, backend: str) -> None:
+def test_handles_and_prefetch_leave_no_second_copy(gpus: Gpus, path: Path, backend: str) -> None:
     gpus.library.fake_cuda_attribute(0, INTEGRATED, 1)
     with ingot.safe_open(path, "simulated", 0, backend=backend) as file:
         assert are_right({name: file[name] for name in file})

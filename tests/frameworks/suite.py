@@ -1,6 +1,6 @@
 """What every framework's module must do, written once.
 
-A `Binding` says how a framework makes a tensor from bytes and gives the bytes back. The checks below use
+A `Binding` says how a framework makes a tensor from bytes and returns the bytes. The checks below use
 nothing else of it, and take NumPy's own idea of each layout as the truth.
 """
 
@@ -101,7 +101,7 @@ def pattern(code: str, shape: tuple[int, ...]) -> bytes:
 
 
 def elements(code: str, data: bytes, shape: tuple[int, ...]) -> numpy.ndarray[Any, Any]:
-    """The bytes as an array of elements without meaning. Those of F4 stand in it by two.
+    """Return the bytes as an array of elements without meaning. F4 has two in each.
 
     Nothing in this suite touches the last dimension of F4, so that two elements move together, as one byte.
     """
@@ -136,7 +136,7 @@ def check_same(binding: Binding, loaded: Any, expected: Case) -> None:
 
 
 def check_save(binding: Binding, expected: Case, format: str) -> bytes:
-    """`save` gives the bytes of the logical tensor, or refuses what that format lacks."""
+    """`save` returns the bytes of the logical tensor, or rejects a dtype that the format lacks."""
     if format == "bintensors" and expected.code not in BINTENSORS:
         with pytest.raises(ingot.SaveError) as caught:
             binding.module.save({"t": expected.tensor}, format=format)
@@ -173,7 +173,7 @@ def check_round_trip(binding: Binding, expected: Case, format: str, folder: Path
 
 
 def check_slices(binding: Binding, part: Any, expected: Case) -> None:
-    """`get_slice` gives what NumPy's gives. For any index, see test_slices."""
+    """`get_slice` returns the slice of NumPy. test_slices covers all indices."""
     assert part.get_shape() == expected.shape
     assert part.get_dtype() == expected.code
     indices: list[Any] = [..., ()]

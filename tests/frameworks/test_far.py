@@ -1,4 +1,4 @@
-"""Saving what is not in the memory of the host, or not in C order, without a copy of it whole."""
+"""Saving arrays outside host memory, or not in C order, without a full copy."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ measured = pytest.mark.skipif(
     not Path("/proc/self/clear_refs").exists(), reason="no way to measure peak memory"
 )
 
-# What each of these programs says: how much more memory the save took at its peak, and what it left.
+# Each of these programs prints the peak memory of the save, and the memory left after it.
 SAVED = """
 ingot.{module}.save_file({{"t": tensor}}, sys.argv[1])
 forget_peak()
@@ -56,7 +56,7 @@ tensor = tensor.T
     ("package", "module", "made"),
     [("jax", "flax", JAX), ("paddle", "paddle", PADDLE), ("mlx.core", "mlx", MLX)],
 )
-def test_save_packs_in_pieces(package: str, module: str, made: str, tmp_path: Path) -> None:
+def test_save_file_packs_in_pieces(package: str, module: str, made: str, tmp_path: Path) -> None:
     pytest.importorskip(package)
     path = tmp_path / "model.safetensors"
     program = made.format(elements=NBYTES // 4) + SAVED.format(module=module)
@@ -70,7 +70,7 @@ def test_save_packs_in_pieces(package: str, module: str, made: str, tmp_path: Pa
         numpy.testing.assert_array_equal(saved[name], expected)
 
 
-def test_every_dtype_of_jax_comes_from_many_devices_as_it_is(tmp_path: Path) -> None:
+def test_save_file_writes_every_jax_dtype_from_many_devices(tmp_path: Path) -> None:
     jax = pytest.importorskip("jax")
     program = """
 os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=4"
@@ -101,7 +101,7 @@ say(sorted(plain))
     assert path.read_bytes() == Path(f"{path}.plain").read_bytes()
 
 
-# Without a GPU: what the functions for one give of tensors that are on the CPU.
+# Without a GPU: the results of the functions for a GPU with tensors on the CPU.
 
 
 def of_every_dtype(codes: Collection[str]) -> bytes:
@@ -122,7 +122,7 @@ def of_every_dtype(codes: Collection[str]) -> bytes:
 
 
 # Paddle first: it crashes when it is imported after TensorFlow.
-def test_paddle_gives_every_dtype_in_pieces() -> None:
+def test_save_file_writes_every_paddle_dtype_in_pieces() -> None:
     pytest.importorskip("paddle")
     import ingot.paddle as module
 
@@ -132,7 +132,7 @@ def test_paddle_gives_every_dtype_in_pieces() -> None:
     assert _native.serialize(tensors, module._in_pieces, None, "safetensors") == module.save(tensors)
 
 
-def test_tensorflow_gives_every_dtype_in_pieces() -> None:
+def test_save_file_writes_every_tensorflow_dtype_in_pieces() -> None:
     pytest.importorskip("tensorflow")
     import ingot.tensorflow as module
 

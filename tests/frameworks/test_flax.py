@@ -54,7 +54,7 @@ def address(array: Any) -> int:
 
 
 @pytest.mark.parametrize("code", WIDE)
-def test_64_bit_dtypes_are_kept_or_refused_never_cut(wide: bool, path: Path, code: str) -> None:
+def test_load_file_keeps_or_rejects_64_bit_dtypes(wide: bool, path: Path, code: str) -> None:
     with ingot.safe_open(path, "jax") as file:
         reads = (lambda: file[code], lambda: file.get_tensors([code])[code], lambda: file.get_slice(code)[:4])
         for read in reads:
@@ -74,14 +74,14 @@ def test_64_bit_dtypes_are_kept_or_refused_never_cut(wide: bool, path: Path, cod
             ingot.flax.load(path.read_bytes())
 
 
-def test_64_bits_may_be_switched_after_a_file_was_read(path: Path) -> None:
+def test_load_file_follows_a_switch_of_64_bits(path: Path) -> None:
     with enable_x64(True):
         assert ingot.flax.load_file(path)["I64"].dtype == jnp.int64
     with enable_x64(False), pytest.raises(ingot.DtypeError):
         ingot.flax.load_file(path)
 
 
-def test_an_aligned_tensor_is_a_view_of_the_mapped_file(path: Path) -> None:
+def test_load_file_maps_an_aligned_tensor(path: Path) -> None:
     views = {}
     with ingot.safe_open(path, "np", backend="mmap") as file:
         move = ingot.flax.mover("cpu")
@@ -95,7 +95,7 @@ def test_an_aligned_tensor_is_a_view_of_the_mapped_file(path: Path) -> None:
     assert array.tolist() == list(range(16))
 
 
-def test_devices_in_all_their_words(path: Path) -> None:
+def test_load_file_takes_every_spelling_of_a_device(path: Path) -> None:
     device = jax.local_devices(backend="cpu")[0]
     sharding = jax.sharding.SingleDeviceSharding(device)
     for word in ("cpu", "cpu:0", 0, device, sharding, None):
@@ -105,7 +105,7 @@ def test_devices_in_all_their_words(path: Path) -> None:
 
 
 @pytest.mark.parametrize("device", ["cpu:99", "nope", "nope:0", "cpu:x", 99, "", 1.5])
-def test_an_unknown_device_is_refused_with_the_choices(path: Path, device: Any) -> None:
+def test_load_file_names_the_choices_for_an_unknown_device(path: Path, device: Any) -> None:
     for use in (lambda: ingot.safe_open(path, "jax", device), lambda: ingot.flax.load_file(path, device)):
         with pytest.raises(ingot.OptionError, match="cpu:0") as caught:
             use()
@@ -114,7 +114,7 @@ def test_an_unknown_device_is_refused_with_the_choices(path: Path, device: Any) 
         assert "cpu" in caught.value.expected  # type: ignore[operator]
 
 
-def test_a_sharding_takes_each_part_to_its_device(path: Path) -> None:
+def test_load_file_sends_each_part_of_a_sharding_to_its_device(path: Path) -> None:
     mesh = jax.sharding.Mesh(numpy.array(jax.local_devices(backend="cpu")), ("x",))
     sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("x"))
     with ingot.safe_open(path, "jax", device=sharding) as file:
@@ -123,7 +123,7 @@ def test_a_sharding_takes_each_part_to_its_device(path: Path) -> None:
     assert ingot.flax.save({"t": array}) == ingot.numpy.save({"t": numpy.arange(16, dtype="f4")})
 
 
-def test_what_has_no_values_is_refused_with_the_way_out(tmp_path: Path) -> None:
+def test_save_file_rejects_arrays_without_values(tmp_path: Path) -> None:
     path = tmp_path / "t.safetensors"
     deleted = jnp.ones(3) + 1
     deleted.delete()
@@ -139,12 +139,12 @@ def test_what_has_no_values_is_refused_with_the_way_out(tmp_path: Path) -> None:
     assert not path.exists()
 
 
-def test_a_tree_is_refused_with_what_makes_one_dict_of_it() -> None:
+def test_save_file_rejects_a_tree_with_a_hint() -> None:
     with pytest.raises(TypeError, match="flatten_dict"):
         ingot.flax.save({"params": {"bias": jnp.ones(3)}})
 
 
-def test_an_index_out_of_range_is_an_error(path: Path) -> None:
+def test_get_slice_rejects_an_index_out_of_range(path: Path) -> None:
     # In jax itself it is the nearest element.
     with ingot.safe_open(path, "jax") as file:
         for index in (16, numpy.array([16]), jnp.array([16])):

@@ -72,22 +72,26 @@ def refusals(binding: Binding) -> Iterator[tuple[str, tuple[str]]]:
 
 
 @pytest.mark.parametrize(("binding", "code", "layout", "format"), each(cases))
-def test_tensors_round_trip(binding: Binding, code: str, layout: Layout, format: str, tmp_path: Path) -> None:
+def test_save_file_and_load_file_round_trip(
+    binding: Binding, code: str, layout: Layout, format: str, tmp_path: Path
+) -> None:
     suite.check_round_trip(binding, suite.case(binding, code, layout), format, tmp_path)
 
 
 @pytest.mark.parametrize(("binding", "code"), each(refusals))
-def test_lacking_dtype_blocks_only_its_tensor(binding: Binding, code: str, tmp_path: Path) -> None:
+def test_load_file_rejects_only_the_tensor_of_a_missing_dtype(
+    binding: Binding, code: str, tmp_path: Path
+) -> None:
     suite.check_refused(binding, code, tmp_path)
 
 
 @pytest.mark.parametrize(("binding", "code"), each(lambda binding: ((code, (code,)) for code in suite.BITS)))
-def test_framework_has_a_dtype_or_says_so(binding: Binding, code: str, tmp_path: Path) -> None:
+def test_load_file_has_a_dtype_or_names_it(binding: Binding, code: str, tmp_path: Path) -> None:
     suite.check_cell(binding, code, PACKAGES[binding.name], tmp_path)
 
 
 @pytest.mark.parametrize("binding", each(lambda binding: iter([("", ())])))
-def test_tables_are_complete(binding: Binding) -> None:
+def test_dtypes_table_is_complete(binding: Binding) -> None:
     assert set(binding.table) | set(binding.refused) == set(suite.BITS)
     assert not set(binding.table) & set(binding.refused)
 
@@ -104,7 +108,7 @@ ALIASES = {
 
 
 @pytest.mark.parametrize("binding", each(lambda binding: iter([("", ())])))
-def test_every_name_of_a_framework_and_its_cpu(binding: Binding, tmp_path: Path) -> None:
+def test_framework_names_are_all_accepted(binding: Binding, tmp_path: Path) -> None:
     names = ALIASES[binding.name]
     assert set(names) == {name for name, module in frameworks.FRAMEWORKS.items() if module == binding.name}
     path = tmp_path / "t.safetensors"
@@ -119,7 +123,7 @@ def test_every_name_of_a_framework_and_its_cpu(binding: Binding, tmp_path: Path)
 
 @pytest.mark.parametrize("binding", each(lambda binding: iter([("", ())])))
 @pytest.mark.parametrize("device", ["nope", "nope:0", 3.5])
-def test_an_unknown_device_is_refused_before_the_file_is_opened(binding: Binding, device: Any) -> None:
+def test_load_file_rejects_an_unknown_device_before_opening(binding: Binding, device: Any) -> None:
     # A float is for torch itself to refuse.
     with pytest.raises((ingot.OptionError, TypeError), match=r"cpu|device"):
         ingot.safe_open("no such file", binding.name, device)
@@ -129,7 +133,7 @@ def test_an_unknown_device_is_refused_before_the_file_is_opened(binding: Binding
 @pytest.mark.parametrize(
     "value", [{"bias": 1}, [1.0, 2.0], 1.5, None, "text", object()], ids=lambda value: type(value).__name__
 )
-def test_what_is_no_tensor_is_refused_by_its_name(binding: Binding, value: Any, tmp_path: Path) -> None:
+def test_save_file_names_a_value_that_is_no_tensor(binding: Binding, value: Any, tmp_path: Path) -> None:
     path = tmp_path / "t.safetensors"
     good = suite.case(binding, "F32", suite.LAYOUTS["vector"]).tensor
     # ValueError is what upstream raises for torch.

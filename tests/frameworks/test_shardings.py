@@ -68,7 +68,7 @@ def _either_way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch)
 @pytest.mark.usefixtures("_either_way")
 @pytest.mark.parametrize("backend", ["mmap", "pread"])
 @pytest.mark.parametrize("spec", SPECS, ids=str)
-def test_each_device_has_what_the_sharding_says(path: Path, spec: tuple[Any, ...], backend: str) -> None:
+def test_load_file_gives_each_device_its_shard(path: Path, spec: tuple[Any, ...], backend: str) -> None:
     where = sharding(*spec)
     names = [name for name, array in ARRAYS.items() if name != "empty" or len(spec) < 2]
     found = ingot.flax.load_file(path, where, keys=names, backend=backend)
@@ -86,7 +86,7 @@ def test_each_device_has_what_the_sharding_says(path: Path, spec: tuple[Any, ...
     [slice(0, 8, 2), (slice(None), [0, 5, 7, 2]), (None, slice(4)), (..., None), ([1, 1, 0, 7],), None],
     ids=str,
 )
-def test_slices_are_spread_as_what_they_give(path: Path, index: Any) -> None:
+def test_load_file_spreads_slices(path: Path, index: Any) -> None:
     expected = ARRAYS["matrix"][index].astype(ml_dtypes.bfloat16)
     spec = ("a",) if expected.shape[0] % 2 == 0 else (None, "b")
     where = sharding(*spec)
@@ -94,14 +94,14 @@ def test_slices_are_spread_as_what_they_give(path: Path, index: Any) -> None:
     assert same(found["matrix"], expected, where)
 
 
-def test_an_index_of_the_framework_is_spread_too(path: Path) -> None:
+def test_load_file_spreads_a_framework_index(path: Path) -> None:
     where, mask = sharding("a"), numpy.array([True, False] * 4)
     found = ingot.flax.load_file(path, where, keys=["matrix"], slices={"matrix": mask})["matrix"]
     assert same(found, ARRAYS["matrix"][mask], where)
 
 
 class Counting(BytesIO):
-    """A file that counts what is read of it."""
+    """A file that counts the bytes read."""
 
     def __init__(self, data: bytes) -> None:
         super().__init__(data)
@@ -122,7 +122,7 @@ class Counting(BytesIO):
 
 
 @pytest.mark.parametrize("spec", [(), ("a",), ("a", "b")], ids=str)
-def test_what_several_devices_have_is_read_once(spec: tuple[Any, ...]) -> None:
+def test_load_file_reads_a_replicated_part_once(spec: tuple[Any, ...]) -> None:
     array = numpy.arange(1 << 20, dtype="f4").reshape(4, -1)
     source = Counting(ingot.numpy.save({"large": array}))
     found = ingot.flax.load_file(source, sharding(*spec))["large"]
@@ -150,7 +150,7 @@ def test_load_file_reads_shardings_in_batches(path: Path, monkeypatch: pytest.Mo
     assert same(found["deep"], ARRAYS["deep"], sharding("a"))
 
 
-def test_shardings_are_given_by_name_too(path: Path) -> None:
+def test_load_file_takes_shardings_by_name(path: Path) -> None:
     rows, everywhere = sharding("a"), sharding()
     found = ingot.flax.load_file(path, {"ma*": rows, "d*": everywhere, "*": "cpu:1"})
     assert same(found["matrix"], ARRAYS["matrix"], rows)
@@ -160,7 +160,7 @@ def test_shardings_are_given_by_name_too(path: Path) -> None:
     assert found["matrix"].sharding == rows
 
 
-def test_progress_and_proof_go_with_a_sharding(path: Path, tmp_path: Path) -> None:
+def test_load_file_of_a_sharding_reports_progress_and_verifies(path: Path, tmp_path: Path) -> None:
     told: list[tuple[int, int]] = []
     ingot.flax.load_file(path, sharding("a"), progress=lambda *numbers: told.append(numbers))
     with ingot.safe_open(path, "np") as file:
@@ -172,14 +172,14 @@ def test_progress_and_proof_go_with_a_sharding(path: Path, tmp_path: Path) -> No
     assert same(found["matrix"], ARRAYS["matrix"], sharding("a"))
 
 
-def test_a_shape_that_a_sharding_does_not_divide_is_refused_by_name(tmp_path: Path) -> None:
+def test_load_file_names_a_shape_that_the_sharding_does_not_divide(tmp_path: Path) -> None:
     ingot.numpy.save_file({"odd": numpy.ones((3, 2), "f4")}, tmp_path / "odd")
     with pytest.raises(ingot.OptionError, match=r"tensor `odd`: its shape \[3, 2\] does not fit") as caught:
         ingot.flax.load_file(tmp_path / "odd", sharding("a"))
     assert caught.value.tensor == "odd"
 
 
-def test_a_dtype_that_jax_would_narrow_is_refused_by_name(tmp_path: Path) -> None:
+def test_load_file_names_a_dtype_that_jax_would_narrow(tmp_path: Path) -> None:
     ingot.numpy.save_file({"wide": numpy.ones(4)}, tmp_path / "wide")
     with (
         enable_x64(False),
@@ -192,7 +192,7 @@ def test_a_dtype_that_jax_would_narrow_is_refused_by_name(tmp_path: Path) -> Non
         assert same(found, numpy.ones(4), sharding("a"))
 
 
-def test_a_sharding_of_one_device_and_its_kind_of_memory_are_kept(path: Path) -> None:
+def test_load_file_keeps_a_sharding_of_one_device(path: Path) -> None:
     device = jax.local_devices(backend="cpu")[2]
     # The first jax that ingot supports has one kind on the CPU, and takes no word for it.
     kinds = [memory.kind for memory in device.addressable_memories()]

@@ -13,7 +13,7 @@ import ingot.paddle
 
 from .suite import LAYOUTS, Binding, Layout
 
-# What NumPy calls the dtypes that stand for themselves there. Paddle's others come as their bits.
+# NumPy's names of the dtypes that NumPy has. Paddle returns the others as their bits.
 DTYPES = {"U32": "uint32", "U64": "uint64"}
 
 

@@ -46,14 +46,14 @@ def same(found: Any, expected: Any) -> bool:
     return bool(torch.equal(found, expected))
 
 
-def test_every_dtype_and_size_comes_as_it_is(path: Path, tensors: dict[str, Any]) -> None:
+def test_load_file_loads_every_dtype_and_size(path: Path, tensors: dict[str, Any]) -> None:
     found = ingot.torch.load_file(path, device="cuda")
     assert found.keys() == tensors.keys()
     for name, expected in tensors.items():
         assert same(found[name], expected), name
 
 
-def test_many_small_tensors_come_as_they_are(tmp_path: Path) -> None:
+def test_load_file_loads_many_small_tensors(tmp_path: Path) -> None:
     whole = random(75_000 * 40, 1).view(75_000, 40)
     path = tmp_path / "small.safetensors"
     ingot.torch.save_file({f"{row:05}": whole[row].clone() for row in range(75_000)}, path)
@@ -73,7 +73,7 @@ def test_load_file_waits_for_the_stream(path: Path, tensors: dict[str, Any]) -> 
             assert same(found[name], tensors[name])
 
 
-def test_loads_on_two_streams_do_not_meet(path: Path, tensors: dict[str, Any]) -> None:
+def test_load_file_on_two_streams_is_ordered(path: Path, tensors: dict[str, Any]) -> None:
     streams = [torch.cuda.Stream(), torch.cuda.Stream()]
     loaded = []
     for stream in streams:
@@ -102,7 +102,7 @@ def test_load_options_equal_those_on_the_host(path: Path, tensors: dict[str, Any
 
 
 @pytest.mark.parametrize(("stored", "wanted"), [("BF16", "F32"), ("F16", "F64"), ("F8_E4M3", "BF16")])
-def test_floats_are_widened_as_on_the_host(tmp_path: Path, stored: str, wanted: str) -> None:
+def test_load_file_widens_floats_as_on_the_host(tmp_path: Path, stored: str, wanted: str) -> None:
     dtype, wide = ingot.torch.DTYPES[stored], ingot.torch.DTYPES[wanted]
     path = tmp_path / "narrow.safetensors"
     values = torch.randn(70_000_001, generator=torch.Generator().manual_seed(3)).to(dtype)
@@ -121,7 +121,7 @@ def test_floats_are_widened_as_on_the_host(tmp_path: Path, stored: str, wanted: 
     assert all(same(target[name], expected[name]) for name in target)
 
 
-def test_tensors_that_are_strided_are_saved_as_the_callers_stream_left_them(tmp_path: Path) -> None:
+def test_save_file_writes_strided_tensors_after_the_stream(tmp_path: Path) -> None:
     path, side = tmp_path / "strided.safetensors", torch.cuda.Stream()
     weight = torch.zeros(2000, 3000, device="cuda").T
     torch.cuda.synchronize()
@@ -137,7 +137,7 @@ def test_tensors_that_are_strided_are_saved_as_the_callers_stream_left_them(tmp_
     side.synchronize()
 
 
-def test_tensors_come_and_go_through_the_pinned_pieces_of_torch_as_well(
+def test_load_file_and_save_file_use_pinned_memory_of_torch(
     path: Path, tensors: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # As they do to accelerators whose driver is not called.
@@ -155,7 +155,7 @@ def test_tensors_come_and_go_through_the_pinned_pieces_of_torch_as_well(
             assert all(same(tensor, tensors[name]) for name, tensor in file.prefetch())
 
 
-def test_memory_is_the_allocators_and_comes_back(path: Path) -> None:
+def test_load_file_returns_memory_to_the_allocator(path: Path) -> None:
     ingot.torch.load_file(path, device="cuda")
     torch.cuda.synchronize()
     before = torch.cuda.memory_allocated()
@@ -167,7 +167,7 @@ def test_memory_is_the_allocators_and_comes_back(path: Path) -> None:
     assert torch.cuda.memory_allocated() == before
 
 
-def test_memory_that_is_not_there_is_the_error_of_torch(tmp_path: Path) -> None:
+def test_load_file_raises_the_memory_error_of_torch(tmp_path: Path) -> None:
     path = tmp_path / "large.safetensors"
     ingot.torch.save_file({"large": torch.zeros(256 << 20, dtype=torch.uint8)}, path)
     _, total = torch.cuda.mem_get_info()
@@ -181,7 +181,7 @@ def test_memory_that_is_not_there_is_the_error_of_torch(tmp_path: Path) -> None:
     assert ingot.torch.load_file(path, device="cuda")["large"].sum().item() == 0
 
 
-def test_a_capture_is_refused_by_name_and_goes_on(path: Path) -> None:
+def test_load_file_rejects_a_captured_stream(path: Path) -> None:
     ingot.torch.load_file(path, device="cuda")
     graph, value = torch.cuda.CUDAGraph(), torch.zeros(3, device="cuda")
     with torch.cuda.graph(graph):
@@ -201,7 +201,7 @@ def _load(path: Path, codes: Any) -> None:
         codes.put(error.code)
 
 
-def test_the_child_of_a_fork_is_refused_by_name(path: Path) -> None:
+def test_load_file_rejects_a_forked_child(path: Path) -> None:
     ingot.torch.load_file(path, device="cuda")
     context = multiprocessing.get_context("fork")
     codes = context.Queue()
@@ -211,13 +211,13 @@ def test_the_child_of_a_fork_is_refused_by_name(path: Path) -> None:
     child.join()
 
 
-def test_a_device_that_does_not_exist_is_told(path: Path) -> None:
+def test_load_file_names_a_missing_device(path: Path) -> None:
     with pytest.raises(ingot.DeviceError, match="cuda:77"):
         ingot.torch.load_file(path, device="cuda:77")
 
 
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="there is one GPU")
-def test_several_devices_are_served_at_once(path: Path, tensors: dict[str, Any]) -> None:
+def test_load_file_serves_several_devices(path: Path, tensors: dict[str, Any]) -> None:
     found = ingot.torch.load_file(path, device={"bytes.*": "cuda:1", "*": "cuda:0"})
     for name, expected in tensors.items():
         assert same(found[name], expected)

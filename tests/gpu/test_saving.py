@@ -41,7 +41,7 @@ def moved(tensors: dict[str, Any]) -> dict[str, Any]:
 @pytest.mark.parametrize(
     "options", [{}, {"durable": False}, {"atomic": False}, {"checksums": "blake3"}, {"format": "bintensors"}]
 )
-def test_a_file_is_that_of_the_same_tensors_on_the_host(
+def test_save_file_writes_the_file_of_the_host(
     tmp_path: Path, tensors: dict[str, Any], moved: dict[str, Any], options: Any
 ) -> None:
     left_out = {f"dtype.{code}" for code in BINTENSORS_LACKS if options.get("format") == "bintensors"}
@@ -51,7 +51,7 @@ def test_a_file_is_that_of_the_same_tensors_on_the_host(
     assert (tmp_path / "device").read_bytes() == (tmp_path / "host").read_bytes()
 
 
-def test_strided_and_conjugated_tensors_are_put_in_order(tmp_path: Path) -> None:
+def test_save_file_writes_strided_and_conjugated_tensors(tmp_path: Path) -> None:
     matrix = torch.randn(3000, 700, device="cuda")
     strange = {
         "transposed": matrix.T,
@@ -87,7 +87,7 @@ def test_save_file_has_the_step_at_the_call(tmp_path: Path, snapshot: Any, is_tr
     assert torch.equal(found, torch.ones(found.shape))
 
 
-def test_shards_and_models_are_saved_from_it(tmp_path: Path) -> None:
+def test_save_sharded_and_save_model_read_the_device(tmp_path: Path) -> None:
     model = torch.nn.Sequential(torch.nn.Linear(300, 200), torch.nn.Linear(200, 100)).cuda()
     state = model.state_dict()
     ingot.torch.save_sharded(state, tmp_path / "sharded", max_shard_size=100_000)
@@ -101,7 +101,7 @@ def test_shards_and_models_are_saved_from_it(tmp_path: Path) -> None:
     assert torch.equal(ingot.torch.load_file(tmp_path / "written")["w"], state["0.weight"].cpu())
 
 
-def test_a_capture_is_refused_by_name_and_goes_on(tmp_path: Path, moved: dict[str, Any]) -> None:
+def test_save_file_rejects_a_captured_stream(tmp_path: Path, moved: dict[str, Any]) -> None:
     ingot.torch.save_file(moved, tmp_path / "before")
     graph, value = torch.cuda.CUDAGraph(), torch.zeros(3, device="cuda")
     with torch.cuda.graph(graph):

@@ -79,7 +79,7 @@ def whole():
 
 
 def parts(kind, fill):
-    """Return the tensor of which this rank of four has a part."""
+    """Return the whole tensor; this rank of four has a part of it."""
     rank = dist.get_rank()
     rows = torch.empty(6, 4)
     if kind == "rows":
@@ -192,7 +192,7 @@ def uses_odd(folder, kind, load):
 
 @pytest.mark.parametrize("kind", ["hooks", "shuffled", "outside", "no numbers"])
 @pytest.mark.parametrize("load", [False, True], ids=["save", "load"])
-def test_parts_that_no_file_can_have_are_refused_on_all_ranks(four, tmp_path, kind, load):
+def test_save_sharded_rejects_impossible_parts_on_all_ranks(four, tmp_path, kind, load):
     folder = tmp_path / "model"
     if load:
         save_sharded({"w": torch.zeros(24, 4), "rows": whole()}, folder)
@@ -282,7 +282,7 @@ def test_save_sharded_accepts_one_directory_in_several_spellings(four, tmp_path)
     assert torch.equal(load_file(tmp_path / "out")["w"], torch.arange(8.0))
 
 
-def test_a_part_is_refused_without_a_process_group(tmp_path):
+def test_save_sharded_rejects_a_part_without_a_process_group(tmp_path):
     part = annotated(torch.zeros(3), (6,), ((0,),), ((0,),), ((3,),))
     with pytest.raises(SaveError, match=r"`w`.*init_process_group"):
         save_sharded({"w": part}, tmp_path / "model")

@@ -239,7 +239,7 @@ OPTIONS = {"one file": {}, "many files": {"max_shard_size": "50KB", "metadata": 
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
 @pytest.mark.parametrize("background", [False, True], ids=["at once", "async"])
 @pytest.mark.parametrize("nodes", [None, [0, 0, 1, 1], [0, 1, 2, 3]], ids=["one", "two", "four machines"])
-def test_what_is_saved_is_what_one_process_saves(four, tmp_path, layout, options, background, nodes):
+def test_writer_saves_the_files_of_one_process(four, tmp_path, layout, options, background, nodes):
     save_sharded(whole(), tmp_path / "one", **options)
     four.run(saves, tmp_path / "all", layout, options, background, nodes)
     assert contents(tmp_path / "all") == contents(tmp_path / "one")
@@ -266,7 +266,7 @@ def saves_twice_the_same_tensor(path):
         writing.this_node = peers.this_node
 
 
-def test_several_parts_of_a_tensor_are_not_sent_to_other_machines(four, tmp_path):
+def test_writer_sends_no_parts_between_machines(four, tmp_path):
     for found in four.outcomes(saves_twice_the_same_tensor, tmp_path / "model"):
         assert isinstance(found, CheckpointException)
         assert "`a`: a rank has several parts of it" in str(found)
@@ -274,7 +274,7 @@ def test_several_parts_of_a_tensor_are_not_sent_to_other_machines(four, tmp_path
 
 
 @pytest.mark.parametrize("read_once", ["auto", "node", "job"])
-def test_ranks_read_for_each_other(four, tmp_path, read_once):
+def test_reader_reads_for_other_ranks(four, tmp_path, read_once):
     save_sharded(whole(), tmp_path / "whole", max_shard_size="50KB")
     four.run(loads, tmp_path / "whole", "flat", torch.float64, read_once)
     four.run(saves, tmp_path / "parts", "grid", {"whole": False})
@@ -288,7 +288,7 @@ def bytes_asked_for(path, read_once):
     return store.nbytes
 
 
-def test_each_byte_is_read_once_by_the_job(four, tmp_path):
+def test_reader_reads_each_byte_once(four, tmp_path):
     save_sharded(whole(), tmp_path)
     path = tmp_path / "model.safetensors"
     nbytes = path.stat().st_size
@@ -319,7 +319,7 @@ def reads_wrongly(path, case):
         ("another file", "rank 1 of 4 has another file than rank 0"),
     ],
 )
-def test_all_ranks_raise_where_one_of_those_that_read_together_fails(four, tmp_path, case, message):
+def test_reader_raises_on_all_ranks_if_one_fails(four, tmp_path, case, message):
     save_sharded(whole(), tmp_path / "model")
     save_sharded(whole(), tmp_path / "other")
     for found in four.outcomes(reads_wrongly, tmp_path / "model", case):
@@ -327,7 +327,7 @@ def test_all_ranks_raise_where_one_of_those_that_read_together_fails(four, tmp_p
         assert message in str(found)
 
 
-def test_how_ranks_share_the_reading_is_checked_at_once(tmp_path):
+def test_reader_checks_read_once_at_once(tmp_path):
     with pytest.raises(ingot.OptionError, match="read_once 'twice' is unknown"):
         ingot.dcp.Reader(tmp_path, read_once="twice")
     with pytest.raises(
@@ -336,7 +336,7 @@ def test_how_ranks_share_the_reading_is_checked_at_once(tmp_path):
         ingot.dcp.Reader(tmp_path, read_once="job")
 
 
-def test_parts_of_an_earlier_save_are_not_mixed_in(four, tmp_path):
+def test_writer_ignores_parts_of_an_earlier_save(four, tmp_path):
     save_file({"rows": torch.zeros(2)}, tmp_path / "shard-00009-model-00001-of-00001.safetensors")
     for found in four.outcomes(saves, tmp_path, "flat", {"whole": False}):
         assert isinstance(found, CheckpointException)
@@ -353,7 +353,7 @@ def one_process(path):
     return state
 
 
-def test_one_process_saves_and_loads(tmp_path):
+def test_writer_and_reader_work_in_one_process(tmp_path):
     dcp.save(whole(), storage_writer=ingot.dcp.Writer(tmp_path / "model"), no_dist=True)
     found = one_process(tmp_path / "model")
     for name, tensor in load_by_safetensors(tmp_path / "model" / "model.safetensors").items():
@@ -361,7 +361,7 @@ def test_one_process_saves_and_loads(tmp_path):
         assert torch.equal(found[name], whole()[name])
 
 
-def test_checkpoint_id_says_where(tmp_path):
+def test_checkpoint_id_sets_the_directory(tmp_path):
     dcp.save(
         whole(), checkpoint_id=tmp_path / "b", storage_writer=ingot.dcp.Writer(tmp_path / "a"), no_dist=True
     )
@@ -385,13 +385,13 @@ def save_alone(state, path, **options):
         ({"meta": torch.zeros(3, device="meta")}, "`meta`: a meta tensor has no values"),
     ],
 )
-def test_what_files_of_tensors_cannot_hold_is_refused_by_name(tmp_path, state, message):
+def test_writer_names_values_that_files_cannot_hold(tmp_path, state, message):
     with pytest.raises((CheckpointException, ingot.SaveError), match=message):
         save_alone(state, tmp_path / "model")
     assert not (tmp_path / "model").exists() or not os.listdir(tmp_path / "model")
 
 
-def test_what_exists_stays_unless_it_is_to_be_replaced(tmp_path):
+def test_writer_needs_overwrite_to_replace(tmp_path):
     save_alone({"a": torch.zeros(3)}, tmp_path)
     with pytest.raises((CheckpointException, FileExistsError), match="overwrite=True"):
         save_alone({"a": torch.ones(3)}, tmp_path)
@@ -414,7 +414,7 @@ def fails(path):
         del writer
 
 
-def test_the_old_checkpoint_stays_where_a_rank_fails(four, tmp_path):
+def test_writer_keeps_the_old_checkpoint_if_a_rank_fails(four, tmp_path):
     save_sharded({"old": torch.zeros(3)}, tmp_path)
     for found in four.outcomes(fails, tmp_path):
         assert isinstance(found, CheckpointException)
@@ -440,7 +440,7 @@ def test_the_old_checkpoint_stays_where_a_rank_fails(four, tmp_path):
     ],
     ids=["no JSON", "another rank", "a hole", "an overlap"],
 )
-def test_parts_that_are_no_tensor_are_refused(tmp_path, change, message):
+def test_writer_rejects_parts_that_are_no_tensors(tmp_path, change, message):
     for number, begin in enumerate([0, 2]):
         info = ingot.dcp.parts.metadata({"a": [begin]})
         info["DCP_SHARDING_INFO"] = change(info["DCP_SHARDING_INFO"]) if begin else info["DCP_SHARDING_INFO"]
@@ -449,6 +449,6 @@ def test_parts_that_are_no_tensor_are_refused(tmp_path, change, message):
         ingot.dcp.Reader(tmp_path).read_metadata()
 
 
-def test_a_missing_checkpoint_is_named(tmp_path: Path):
+def test_reader_names_a_missing_checkpoint(tmp_path: Path):
     with pytest.raises(FileNotFoundError, match="nowhere"):
         ingot.dcp.Reader(tmp_path / "nowhere").read_metadata()

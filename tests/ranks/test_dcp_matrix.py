@@ -32,7 +32,7 @@ SHAPES = {"scalar": (), "one": (1,), "rows": (7, 5), "cube": (4, 3, 6), "empty":
 WRITERS = ("ingot whole", "ingot parts", "torch parts", "torch consolidated")
 READERS = ("ingot", "torch")
 
-# Of torch's storage: what comes of which tensors, by whom it was written and read.
+# Known results of torch's storage: by tensor, writer and reader.
 STOCK_FAILS = {
     ("torch consolidated", "other dtypes"): "raises",
     ("torch consolidated", "scalar"): "differs",
@@ -54,7 +54,7 @@ def reader(kind, path):
 
 
 def made(dtype, shape):
-    """Values that are not zero, of any dtype: bytes, but for those that not all bytes are values of."""
+    """Return nonzero values of any dtype: arbitrary bytes, except for dtypes with invalid bytes."""
     dtype, count = getattr(torch, dtype), int(torch.Size(shape).numel())
     if dtype == torch.bool:
         return torch.ones(shape, dtype=dtype)
@@ -133,7 +133,7 @@ SOME = ("float32", "bfloat16", "int64", "bool")
     ],
     ids=["some dtypes", "the other dtypes"],
 )
-def test_every_dtype_and_shape_comes_back_from_every_writer_by_every_reader(four, tmp_path, dtypes):
+def test_readers_read_every_dtype_and_shape_of_every_writer(four, tmp_path, dtypes):
     found = four.run(dtypes_and_shapes, tmp_path, dtypes, seconds=300)[0]
     differing = {key: one for key, one in found.items() if one != expected(*key)}
     assert not differing
@@ -173,7 +173,7 @@ def resharded(folder, shape):
         pytest.param((4, 4), id="even", marks=pytest.mark.slow),
     ],
 )
-def test_what_was_saved_in_one_placement_is_loaded_in_every_other(four, tmp_path, shape):
+def test_readers_load_every_placement_from_every_other(four, tmp_path, shape):
     for found in four.run(resharded, tmp_path, shape, seconds=300):
         assert len(found) == 3 * 2 * len(PLACEMENTS) ** 2
         assert [key for key, same in found.items() if not same] == []
@@ -237,15 +237,15 @@ def some_of_the_file(path, by, to):
 
 
 def plans_kept(path, by, to):
-    """Saves whose plans torch keeps, so that ranks do not tell them again: other values, then other names."""
-    # They are kept for all writers of a process.
+    """Save with cached plans, which ranks do not send again: other values, then other names."""
+    # The cache is shared by all writers of a process.
     for kept in vars(SavePlanner).values():
         if isinstance(kept, dict):
             kept.clear()
     for number in range(4):
         whole = {name: tensor + number for name, tensor in flat(state()).items()}
         if number > 1:
-            # Of which the first rank alone tells.
+            # Only the first rank reports it.
             whole["late"] = torch.ones(number)
         shutil.rmtree(path, ignore_errors=True)
         dist.barrier()
@@ -295,7 +295,7 @@ def converted(path, by, to):
 
 
 class Aside(DefaultLoadPlanner):
-    """Reads into memory of its own, which it puts in place when it is told that it is filled."""
+    """Read into a buffer of its own, and copy it to its place when it is full."""
 
     def resolve_tensor(self, item):
         return torch.empty_like(super().resolve_tensor(item), device="cpu")
@@ -359,7 +359,7 @@ def planned(folder):
     return found
 
 
-def test_every_planner_works_with_every_writer_and_reader(four, tmp_path):
+def test_planners_work_with_every_writer_and_reader(four, tmp_path):
     fails = {(case.__name__, what): how for (case, what), how in STOCK_FAILS_TO.items()}
     for key, one in four.run(planned, tmp_path, seconds=300)[0].items():
         case, by, to = key
@@ -377,7 +377,7 @@ def keeps_others(path):
         dcp.save(flat(state()), storage_writer=writer(by, path / str(number)), planner=planner)
 
 
-def test_plans_that_were_kept_for_another_writer_are_refused(four, tmp_path):
+def test_writer_rejects_plans_cached_for_another_writer(four, tmp_path):
     for found in four.outcomes(keeps_others, tmp_path):
         assert isinstance(found, dcp.CheckpointException)
         assert "torch has kept plans of another planner or writer" in str(found)
@@ -397,7 +397,7 @@ def reads_a_stray_file(path):
     return {to: outcome(lambda to=to: loads(to)) for to in READERS}
 
 
-def test_the_index_decides_what_is_read_and_torch_looks_at_all_files(four, tmp_path):
+def test_reader_reads_by_the_index(four, tmp_path):
     found = four.run(reads_a_stray_file, tmp_path)[0]
     assert found["ingot"] == "same"
     assert found["torch"] in ("differs", "raises")

@@ -1,4 +1,4 @@
-"""`load_into` of DTensors: each rank its part, and what has none is refused by name."""
+"""`load_into` of DTensors: each rank fills its part, and tensors without parts are rejected by name."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def local(tensor):
 @pytest.mark.parametrize(
     "dtype", [None, torch.float64, torch.int16], ids=["as stored", "converted", "copied"]
 )
-def test_each_rank_fills_its_part(path, as_rank, backend, piece, dtype, monkeypatch):
+def test_load_into_fills_the_part_of_each_rank(path, as_rank, backend, piece, dtype, monkeypatch):
     monkeypatch.setattr(pieces, "PIECE_NBYTES", piece)
     for rank in range(4):
         with as_rank(rank, 4):
@@ -72,7 +72,7 @@ def test_each_rank_fills_its_part(path, as_rank, backend, piece, dtype, monkeypa
                 assert torch.equal(local(target[name]), local(tensor)), name
 
 
-def test_a_module_that_was_made_without_memory_is_filled_once_it_has_some(path, as_rank):
+def test_load_into_fills_a_module_after_to_empty(path, as_rank):
     class Model(nn.Module):
         def __init__(self):
             super().__init__()
@@ -95,7 +95,7 @@ def test_a_module_that_was_made_without_memory_is_filled_once_it_has_some(path, 
         assert torch.equal(model.rows.to_local(), WHOLE["rows"][3:6])
 
 
-def test_a_rank_outside_of_the_mesh_has_nothing_to_fill(path, as_rank):
+def test_load_into_does_nothing_on_a_rank_outside_the_mesh(path, as_rank):
     with as_rank(3, 4):
         rows = DTensor.from_local(
             torch.zeros(0), DeviceMesh("cpu", [0, 1]), [Shard(0)], shape=(10, 6), stride=(6, 1)
@@ -124,12 +124,12 @@ def test_a_rank_outside_of_the_mesh_has_nothing_to_fill(path, as_rank):
     ],
     ids=["partial", "subclass"],
 )
-def test_what_has_no_bytes_of_its_own_is_refused_by_name(path, as_rank, tensor, message):
+def test_load_into_names_tensors_without_bytes(path, as_rank, tensor, message):
     with as_rank(0, 4), pytest.raises(DestinationError, match=message):
         load_into({"rows": tensor(init_device_mesh("cpu", (4,)))}, path, strict=False, read_once=False)
 
 
-def test_flat_parameters_are_refused_with_what_to_use(path, as_rank):
+def test_load_into_rejects_flat_parameters_with_a_hint(path, as_rank):
     from torch.distributed.fsdp import FullyShardedDataParallel
 
     with as_rank(0, 2):

@@ -49,7 +49,7 @@ def threads_save(folder, seconds):
         pass
 
 
-def test_a_second_save_waits_for_the_first(tmp_path: Path) -> None:
+def test_save_sharded_waits_for_another_save(tmp_path: Path) -> None:
     began = threading.Event()
 
     def hold():
@@ -67,7 +67,7 @@ def test_a_second_save_waits_for_the_first(tmp_path: Path) -> None:
     assert load_file(tmp_path).keys() == STATE.keys()
 
 
-def test_a_spelling_of_the_directory_is_no_other_lock(tmp_path: Path) -> None:
+def test_locked_finds_other_spellings_of_a_directory(tmp_path: Path) -> None:
     (tmp_path / "model").mkdir()
     (tmp_path / "link").symlink_to("model", target_is_directory=True)
     with lock.locked(str(tmp_path / "model")), pytest.raises(ingot.StorageError, match="another save"):
@@ -75,7 +75,7 @@ def test_a_spelling_of_the_directory_is_no_other_lock(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork")
-def test_the_child_of_a_fork_holds_no_lock(tmp_path: Path) -> None:
+def test_fork_holds_no_lock(tmp_path: Path) -> None:
     read, write = os.pipe()
     with lock.locked(str(tmp_path)):
         child = os.fork()
@@ -103,7 +103,7 @@ def left_by_killed(folder):
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="processes are not forked")
-def test_leftovers_of_a_killed_save_are_removed_in_sibling_directories(tmp_path: Path) -> None:
+def test_save_removes_leftovers_in_sibling_directories(tmp_path: Path) -> None:
     for name in ("step-100", "step-300", "other-100"):
         left_by_killed(tmp_path / name)
     (tmp_path / "step-300" / "mine").write_text("stays")
@@ -118,7 +118,7 @@ def test_leftovers_of_a_killed_save_are_removed_in_sibling_directories(tmp_path:
     assert os.listdir(tmp_path / "step-200") == ["model.safetensors"]
 
 
-def test_files_that_an_index_needs_stay_in_sibling_directories(tmp_path: Path) -> None:
+def test_save_keeps_indexed_files_in_sibling_directories(tmp_path: Path) -> None:
     save_sharded(STATE, tmp_path / "step-1", 16)
     hidden = ".ingot-01234567.model-00001-of-00003.safetensors"
     (tmp_path / "step-1" / "model-00001-of-00003.safetensors").rename(tmp_path / "step-1" / hidden)
@@ -188,7 +188,7 @@ def state(value):
 
 
 @pytest.mark.parametrize("pattern", ["model{suffix}.safetensors", "other{suffix}.safetensors"])
-def test_checkpoints_of_parts_and_of_whole_tensors_replace_each_other(tmp_path: Path, pattern: str) -> None:
+def test_save_sharded_replaces_checkpoints_of_parts_and_of_tensors(tmp_path: Path, pattern: str) -> None:
     save_whole(state(1), tmp_path)
     save_parts(state(2), tmp_path)
     assert loaded(tmp_path) == {2}
@@ -277,7 +277,7 @@ def value_in(folder):
 
 
 @pytest.mark.parametrize("collectives", [True, False], ids=["collectives", "no collectives"])
-def test_parts_of_all_ranks_are_of_one_save(four, tmp_path: Path, collectives: bool) -> None:
+def test_save_sharded_stores_parts_of_one_save(four, tmp_path: Path, collectives: bool) -> None:
     folder = tmp_path / "model"
     assert four.run(saves_parts, folder, 1.0, collectives) == [""] * 4
     assert len(os.listdir(folder)) == 4
@@ -303,7 +303,7 @@ def saves_whole_alone(folder):
     return ""
 
 
-def test_whole_tensors_need_the_plan_of_all_ranks(four, tmp_path: Path) -> None:
+def test_save_sharded_stores_tensors_by_the_common_plan(four, tmp_path: Path) -> None:
     for found in four.run(saves_whole_alone, tmp_path / "model"):
         assert "whole=False" in found
     assert not (tmp_path / "model").exists()
@@ -338,7 +338,7 @@ def works(folder, sends_cpu):
 
 
 @pytest.mark.parametrize("sends_cpu", [True, False], ids=["gloo", "a backend without the CPU"])
-def test_two_groups_load_and_save_at_the_same_time(four, tmp_path, sends_cpu):
+def test_groups_load_and_save_at_the_same_time(four, tmp_path, sends_cpu):
     four.run(works, tmp_path, sends_cpu)
     for number in range(2):
         save_sharded(whole(number), tmp_path / "one", overwrite=True)

@@ -20,7 +20,7 @@ from support.ranks import Ranks, contents
 LAYOUTS = {
     1: ["fsdp", "tensor"],
     2: ["fsdp", "tensor", "tensor the other way", "strided"],
-    # The two of "fsdp and tensor" are 2 × 2 and 4 × 2, those of "hsdp" 2 × 2 and 2 × 4.
+    # The two meshes of "fsdp and tensor" are 2 × 2 and 4 × 2, and of "hsdp" 2 × 2 and 2 × 4.
     4: ["fsdp", "tensor", "tensor the other way", "fsdp and tensor", "hsdp", "strided"],
     8: ["fsdp", "tensor", "tensor the other way", "fsdp and tensor", "hsdp", "strided"],
 }
@@ -94,7 +94,7 @@ def sharded(layout):
         fully_shard(model, **over)
     model.to_empty(device="cpu")
     if over is None:
-        # `to_empty` gives each name memory of its own.
+        # `to_empty` allocates memory for each name.
         model.head.weight = model.embed.weight
     empty(model)
     return model
@@ -155,7 +155,7 @@ def loads_parts(paths, layout):
 
 
 def on_each_mesh(meshes, work, *given, but=()):
-    """Call it on all ranks of each mesh, with each layout of that. Gives a name for each call."""
+    """Call it on all ranks of each mesh, with each layout of that mesh. Return a name for each call."""
     for ranks in meshes:
         for layout in LAYOUTS[ranks.size]:
             if layout not in but:
@@ -174,7 +174,7 @@ def meshes(tmp_path_factory, four, eight):
 
 
 @pytest.mark.slow
-def test_every_layout_saves_the_same_files_and_loads_those_of_every_other(meshes, tmp_path):
+def test_meshes_save_the_same_files_and_load_each_others(meshes, tmp_path):
     one = tmp_path / "one"
     save_sharded(values().state_dict(), one, max_shard_size="5KB")
     expected = contents(one)
@@ -188,10 +188,10 @@ def test_every_layout_saves_the_same_files_and_loads_those_of_every_other(meshes
 
 
 @pytest.mark.slow
-def test_parts_that_every_layout_saves_are_loaded_by_every_other(meshes, tmp_path):
+def test_meshes_load_the_parts_of_every_other(meshes, tmp_path):
     one = tmp_path / "one"
     save_sharded(values().state_dict(), one)
-    # torch's planner finds the parts of a strided shard overlapping, whatever the storage.
+    # torch's planner takes the parts of a strided shard for overlapping, with every storage.
     but = ("strided",)
     saved = [*on_each_mesh(meshes, saves_parts, one, lambda name: tmp_path / name, but=but)]
     loaded = [*on_each_mesh(meshes, loads_parts, [tmp_path / name for name in saved], but=but)]
@@ -199,7 +199,7 @@ def test_parts_that_every_layout_saves_are_loaded_by_every_other(meshes, tmp_pat
 
 
 @pytest.mark.parametrize("layout", LAYOUTS[4])
-def test_four_ranks_load_and_save_each_layout(four, tmp_path, layout):
+def test_meshes_of_four_ranks_load_and_save(four, tmp_path, layout):
     save_sharded(values().state_dict(), tmp_path / "one", max_shard_size="5KB")
     four.run(saves, tmp_path / "one", tmp_path / "all", layout)
     assert contents(tmp_path / "all") == contents(tmp_path / "one")

@@ -1,4 +1,4 @@
-"""Which elements a rank holds, against what torch itself gives each rank."""
+"""The elements that a rank holds, compared with torch's own distribution."""
 
 from functools import partial
 from itertools import product
@@ -18,7 +18,7 @@ from ingot._ranks.placements import product as joined
 
 
 def held_by_torch(tensor, mesh_shape, coordinate, placements):
-    """What `distribute_tensor` gives that rank: each placement cuts what those before it left."""
+    """Return the part of `distribute_tensor` for the rank: each placement cuts the remaining part."""
     for size, place, placement in zip(mesh_shape, coordinate, placements, strict=True):
         if not placement.is_replicate():
             chunks, _ = placement._split_tensor(tensor, size, with_padding=False, contiguous=True)
@@ -48,7 +48,7 @@ def cases(draw):
 
 @settings(max_examples=1500, deadline=None)
 @given(cases())
-def test_a_part_is_what_torch_gives_that_rank(case):
+def test_part_equals_the_part_of_torch(case):
     shape, mesh, placements = case
     tensor = torch.arange(prod(shape)).view(shape)
     for coordinate in product(*map(range, mesh)):
@@ -61,7 +61,7 @@ def test_a_part_is_what_torch_gives_that_rank(case):
 
 @settings(max_examples=300, deadline=None)
 @given(cases())
-def test_ranks_that_are_no_replicas_hold_each_element_once(case):
+def test_part_covers_each_element_once_without_replicas(case):
     shape, mesh, placements = case
     found = torch.zeros(shape, dtype=torch.int64)
     for coordinate in product(*map(range, mesh)):
@@ -74,7 +74,7 @@ def test_ranks_that_are_no_replicas_hold_each_element_once(case):
 
 @settings(max_examples=300, deadline=None)
 @given(cases())
-def test_a_run_is_the_shortest_stretch_of_elements_that_lie_together(case):
+def test_run_is_the_shortest_contiguous_stretch(case):
     shape, mesh, placements = case
     tensor = torch.arange(prod(shape)).view(shape)
     for coordinate in product(*map(range, mesh)):
@@ -90,7 +90,7 @@ def test_a_run_is_the_shortest_stretch_of_elements_that_lie_together(case):
 
 
 def distributed(mesh, rank):
-    """What `distribute_tensor` gives this rank of some tensors, each with its placements."""
+    """Return the parts that `distribute_tensor` assigns to this rank, for some tensors and placements."""
     cases = [
         ((9, 6), [Shard(0), *[Replicate()] * (len(mesh) - 1)]),
         ((9, 6), [*[Replicate()] * (len(mesh) - 1), Shard(1)]),
@@ -107,7 +107,7 @@ def distributed(mesh, rank):
 
 
 @pytest.mark.parametrize("mesh", [(4,), (2, 2), (4, 2), (2, 2, 2)], ids=str)
-def test_a_part_is_what_distribute_tensor_gives(mesh):
+def test_part_equals_that_of_distribute_tensor(mesh):
     for rank in range(prod(mesh)):
         torch.distributed.init_process_group("fake", store=FakeStore(), rank=rank, world_size=prod(mesh))
         try:
@@ -118,13 +118,13 @@ def test_a_part_is_what_distribute_tensor_gives(mesh):
             torch.distributed.destroy_process_group()
 
 
-def test_fsdp_over_tensor_parallel_gives_each_rank_one_stretch():
+def test_part_of_fsdp_over_tensor_parallel_is_one_stretch():
     placements = _StridedShard(0, split_factor=2), Shard(0)
     rows = [part([10], [2, 2], place, placements).intervals for place in product(range(2), range(2))]
     assert rows == [(((0, 3),),), (((5, 8),),), (((3, 5),),), (((8, 10),),)]
 
 
-def test_a_strided_shard_alone_has_two_stretches_of_a_fused_projection():
+def test_part_of_a_strided_shard_has_two_stretches():
     of = part([8, 6], [4], [1], [_StridedShard(0, split_factor=2)])
     assert of.intervals == (((1, 2), (5, 6)), ((0, 6),))
     assert [*of.boxes()] == [
@@ -155,11 +155,11 @@ def test_in_elements_doubles_both_ends_of_the_last_dimension():
     assert in_elements(()) == ()
 
 
-def test_a_tensor_without_dimensions_is_whole_on_each_rank():
+def test_part_of_a_scalar_is_whole_on_each_rank():
     assert part([], [4], [3], [Replicate()]) == Part.whole([])
     assert [*Part.whole([]).boxes()] == [((), ())]
 
 
-def test_sums_that_are_still_to_be_made_have_no_values():
+def test_part_rejects_pending_sums():
     with pytest.raises(ValueError, match=r"Partial\(sum\)"):
         part([4], [2], [0], [Partial()])

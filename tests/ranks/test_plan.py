@@ -78,7 +78,7 @@ def naive(held, ranks):
 
 @settings(max_examples=400, deadline=None)
 @given(jobs(), st.sampled_from(["job", "node"]))
-def test_each_element_is_read_once_and_comes_to_whoever_wants_it(job, scope):
+def test_plan_reads_each_element_once(job, scope):
     tensors, held, nodes = job
     asked = [wants(parts) for parts in held]
     for node in set(nodes) if scope == "node" else [None]:
@@ -115,7 +115,7 @@ def test_each_element_is_read_once_and_comes_to_whoever_wants_it(job, scope):
 
 @settings(max_examples=200, deadline=None)
 @given(jobs())
-def test_what_arrives_is_put_where_the_part_has_it(job):
+def test_plan_puts_received_blocks_into_their_part(job):
     tensors, held, _ = job
     for tensor, of in zip(tensors, (parts for parts in zip(*held, strict=True)), strict=True):
         for one in filter(None, of):
@@ -162,7 +162,7 @@ def model(count):
 
 
 @pytest.mark.parametrize("scope", ["job", "node"])
-def test_owners_read_about_as_much_as_each_other(monkeypatch, scope):
+def test_plan_balances_the_owners(monkeypatch, scope):
     monkeypatch.undo()
     tensors, asked, nodes = model(3000)
     found = plan(tensors, asked, nodes, scope, 0)
@@ -175,7 +175,7 @@ def test_owners_read_about_as_much_as_each_other(monkeypatch, scope):
     assert max(read.values()) <= 1.1 * min(read.values())
 
 
-def test_few_bytes_are_read_by_few_ranks_of_different_nodes(monkeypatch):
+def test_plan_reads_few_bytes_by_few_ranks(monkeypatch):
     monkeypatch.undo()
     tensors = [Tensor((1 << 20,), 2)]
     asked = [Wants([Part.whole((1 << 20,))], [1]) for _ in range(6)]
@@ -183,7 +183,7 @@ def test_few_bytes_are_read_by_few_ranks_of_different_nodes(monkeypatch):
     assert {rank for windows in found.rounds() for rank, _ in windows} == {0, 3}
 
 
-def test_long_parts_of_one_rank_each_are_read_by_these(monkeypatch):
+def test_plan_reads_long_parts_by_their_rank(monkeypatch):
     monkeypatch.undo()
     parts = [part((4096, 1024), [4], [rank], [Shard(0)]) for rank in range(4)]
     found = plan([Tensor((4096, 1024), 2)], [Wants([one], [1]) for one in parts], [0] * 4, "job", 0)
@@ -192,7 +192,7 @@ def test_long_parts_of_one_rank_each_are_read_by_these(monkeypatch):
 
 
 @pytest.mark.slow
-def test_a_hundred_thousand_tensors_are_planned_in_a_second(monkeypatch):
+def test_plan_of_many_tensors_takes_linear_time(monkeypatch):
     monkeypatch.undo()
     tensors, asked, nodes = model(100_000)
     took = []

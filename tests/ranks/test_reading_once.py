@@ -96,7 +96,7 @@ def path(tmp_path_factory):
 
 
 @pytest.mark.parametrize("read_once", ["auto", "node", "job", False])
-def test_each_rank_has_its_part_however_it_is_read(four, path, read_once):
+def test_read_once_loads_the_part_of_each_rank(four, path, read_once):
     assert all(four.run(loads, path, read_once))
 
 
@@ -104,11 +104,11 @@ def test_each_rank_has_its_part_however_it_is_read(four, path, read_once):
     "window", [(16 << 10, 256, 1 << 40), (64 << 10, 1 << 10, 4096)], ids=["tiny", "small"]
 )
 @pytest.mark.parametrize("read_once", ["node", "job"])
-def test_each_rank_has_its_part_in_many_windows(four, path, read_once, window):
+def test_read_once_works_in_many_windows(four, path, read_once, window):
     four.run(loads, path, read_once, None, window, [0, 1, 0, 1])
 
 
-def test_values_are_converted_where_they_arrive(four, path):
+def test_read_once_converts_on_the_receiver(four, path):
     four.run(loads, path, "job", torch.float64)
     four.run(loads, path, "job", torch.float32, (64 << 10, 1 << 10, 1 << 40))
 
@@ -124,7 +124,7 @@ def bytes_asked_for(path, read_once, nodes=None):
     return store.nbytes
 
 
-def test_each_byte_is_read_once_by_the_job_or_by_each_node(four, path):
+def test_read_once_reads_each_byte_once_per_job_or_node(four, path):
     nbytes = path.stat().st_size
     assert 0.99 * nbytes <= sum(four.run(bytes_asked_for, path, "job")) <= 1.02 * nbytes
     assert sum(four.run(bytes_asked_for, path, "node", [0, 0, 1, 1])) <= 2.02 * nbytes
@@ -134,7 +134,7 @@ def test_each_byte_is_read_once_by_the_job_or_by_each_node(four, path):
     assert sum(alone) > 2 * nbytes
 
 
-def test_without_a_process_group_there_is_nobody_to_read_once_with(path):
+def test_read_once_needs_a_process_group(path):
     with pytest.raises(OptionError, match="read_once 'job' is for ranks of a process group"):
         load_into({}, path, strict=False, read_once="job")
     with pytest.raises(OptionError, match="read_once 'twice' is unknown: expected one of auto, job, node"):
@@ -180,7 +180,7 @@ def fails(path, read_once, case):
         ("destination", ingot.DestinationError, "rank 1 of 4 failed in .*`columns`.*another shape"),
     ],
 )
-def test_all_ranks_raise_where_one_fails(four, path, read_once, case, own, message):
+def test_read_once_raises_on_all_ranks_if_one_fails(four, path, read_once, case, own, message):
     for rank, found in enumerate(four.outcomes(fails, path, read_once, case)):
         if rank == 1 and own is not RankError:
             assert isinstance(found, own)
@@ -191,14 +191,14 @@ def test_all_ranks_raise_where_one_fails(four, path, read_once, case, own, messa
             assert found.rank == 1
 
 
-def test_ranks_have_to_be_asked_for_the_same(four, path):
+def test_read_once_rejects_different_requests(four, path):
     for found in four.outcomes(fails, path, "job", "option"):
         assert isinstance(found, RankError)
         assert "rank 1 of 4 has another read_once than rank 0" in str(found)
 
 
 @pytest.mark.slow
-def test_a_rank_that_is_late_is_waited_for(four, path):
+def test_read_once_waits_for_a_late_rank(four, path):
     assert four.run(fails, path, "job", "late") == [None] * 4
 
 
@@ -227,7 +227,7 @@ KILLED = [("auto", 0), ("auto", 1), ("job", 2), ("job", 9)]
     ("read_once", "step"),
     [("job", 6), *(pytest.param(*case, marks=pytest.mark.slow) for case in KILLED)],
 )
-def test_all_others_raise_where_a_rank_is_killed(some, path, read_once, step):
+def test_read_once_raises_on_the_others_if_a_rank_is_killed(some, path, read_once, step):
     found = some.outcomes(dies, path, read_once, step, seconds=20)
     assert found[1] is GONE
     for rank in (0, 2):

@@ -281,7 +281,7 @@ def print_stacks(actors):
         time.sleep(0.5)
 
 
-def test_every_load_gives_one_whole_checkpoint(tmp_path: Path) -> None:
+def test_load_file_loads_one_whole_checkpoint_beside_savers(tmp_path: Path) -> None:
     seed = int(os.environ.get("INGOT_SEED", str(random.randrange(1 << 30))))
     chance, shared, kills, rounds = random.Random(seed), Shared(tmp_path), 0, 0
     print(f"INGOT_SEED={seed}")

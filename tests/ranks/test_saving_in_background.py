@@ -48,7 +48,7 @@ def change(tensors):
 
 
 class Gate:
-    """Has a method of `ingot.Writer` wait, in whichever thread calls it, until the program opens it."""
+    """Make a method of `ingot.Writer` wait in its thread until the program opens it."""
 
     def __init__(self, method):
         self._method, self._plain = method, getattr(ingot.Writer, method)
@@ -98,7 +98,7 @@ def saves(folder, snapshot, nodes=None, window=None):
     [(None, None), ([0, 0, 1, 1], None), ([0, 1, 2, 3], 4096)],
     ids=["one machine", "two machines", "four machines, small windows"],
 )
-def test_the_files_have_what_the_tensors_were(four, tmp_path, snapshot, nodes, window):
+def test_background_save_stores_the_values_of_the_call(four, tmp_path, snapshot, nodes, window):
     save_sharded(whole(), tmp_path / "one", **OPTIONS)
     found = four.run(saves, tmp_path / "all", snapshot, nodes, window)
     assert contents(tmp_path / "all") == contents(tmp_path / "one")
@@ -125,7 +125,7 @@ def trains(folder):
     future.result(60)
 
 
-def test_the_collectives_of_the_program_go_on_meanwhile(four, tmp_path):
+def test_background_save_leaves_collectives_of_the_program_alone(four, tmp_path):
     four.run(trains, tmp_path / "all")
     save_sharded(whole(), tmp_path / "one", **OPTIONS)
     assert contents(tmp_path / "all") == contents(tmp_path / "one")
@@ -144,7 +144,7 @@ def stages(folder):
         future.result(60)
 
 
-def test_tensors_may_change_once_they_are_staged_before_files_are_flushed(four, tmp_path):
+def test_background_save_is_staged_before_it_flushes(four, tmp_path):
     four.run(stages, tmp_path / "all")
     save_sharded(whole(), tmp_path / "one", **OPTIONS)
     assert contents(tmp_path / "all") == contents(tmp_path / "one")
@@ -165,7 +165,7 @@ def in_turn(folder):
     return peers._APART[dist.group.WORLD].number
 
 
-def test_saves_follow_one_another_over_the_same_connections(four, tmp_path):
+def test_background_save_reuses_its_connections(four, tmp_path):
     save_sharded(whole(), tmp_path / "one", **OPTIONS)
     before = four.run(in_turn, tmp_path)
     for name in ("first", "second"):
@@ -194,7 +194,7 @@ def fails(folder, snapshot):
         future = save_sharded(
             placed(whole()), folder, overwrite=True, background=True, write_options={"snapshot": snapshot}
         )
-        # Where a copy was taken, the tensors may change whatever comes of the save.
+        # After the copy, the tensors may change, even if the save fails.
         assert future.staged.done() or not snapshot
         fault = future.exception(60)
         assert future.staged.exception(0) is (None if snapshot else fault)
@@ -204,7 +204,7 @@ def fails(folder, snapshot):
 
 
 @pytest.mark.parametrize("snapshot", [True, False])
-def test_all_ranks_raise_where_one_cannot_write_and_the_old_checkpoint_is_whole(four, tmp_path, snapshot):
+def test_background_save_raises_on_all_ranks_and_keeps_the_old_checkpoint(four, tmp_path, snapshot):
     folder = tmp_path / "model"
     save_sharded({"old": torch.zeros(3)}, folder)
     before = contents(folder)
@@ -228,7 +228,7 @@ def test_all_ranks_raise_where_one_cannot_write_and_the_old_checkpoint_is_whole(
         ("at once", RankError, "rank 1 of 4 has another background than rank 0"),
     ],
 )
-def test_what_cannot_be_planned_is_raised_by_the_call(four, tmp_path, case, own, message):
+def test_background_save_raises_planning_errors_at_once(four, tmp_path, case, own, message):
     for found in four.outcomes(cannot, tmp_path / "model", case):
         assert isinstance(found, (own, RankError))
         assert re.search(message, str(found)), found
@@ -260,7 +260,7 @@ KILLED = [(step, nodes) for step in (0, 1, 2, 3, 5, 6, 7) for nodes in ([0, 0, 0
     ("step", "nodes"),
     [(4, [0, 0, 0]), *(pytest.param(*one, marks=pytest.mark.slow) for one in KILLED)],
 )
-def test_others_raise_where_a_rank_is_killed_and_a_whole_checkpoint_is_there(some, tmp_path, step, nodes):
+def test_background_save_raises_if_a_rank_is_killed(some, tmp_path, step, nodes):
     folder = tmp_path / "model"
     save_sharded({"old": torch.zeros(5)}, folder)
     before = contents(folder)["model.safetensors"]
@@ -281,7 +281,7 @@ def test_others_raise_where_a_rank_is_killed_and_a_whole_checkpoint_is_there(som
 
 def interrupted(folder):
     """Ctrl-C on rank 1, after all have agreed and before its thread has the save."""
-    # No collection helps to end what is over.
+    # No garbage collection helps to end finished saves.
     gc.disable()
     if dist.get_rank() == 1:
 
@@ -305,7 +305,7 @@ def saves_anew(folder):
         gc.enable()
 
 
-def test_others_do_not_wait_for_a_rank_that_was_interrupted(four, tmp_path):
+def test_background_save_does_not_wait_for_an_interrupted_rank(four, tmp_path):
     folder = tmp_path / "model"
     save_sharded({"old": torch.zeros(3)}, folder)
     before = contents(folder)
@@ -327,7 +327,7 @@ def leaves(folder):
     future.result(60)
 
 
-def test_a_program_may_destroy_its_process_groups_meanwhile(some, tmp_path):
+def test_background_save_outlives_its_process_groups(some, tmp_path):
     some.run(leaves, tmp_path / "all")
     save_sharded(whole(), tmp_path / "one", **OPTIONS)
     assert contents(tmp_path / "all") == contents(tmp_path / "one")
@@ -338,7 +338,7 @@ def asks_nobody(folder):
     save_sharded(placed(whole()), folder, background=True, **OPTIONS)
 
 
-def test_a_save_that_nobody_waits_for_is_whole_when_the_processes_are_gone(some, tmp_path):
+def test_background_save_is_whole_at_exit(some, tmp_path):
     some.run(asks_nobody, tmp_path / "all")
     some.close()
     save_sharded(whole(), tmp_path / "one", **OPTIONS)

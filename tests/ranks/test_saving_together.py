@@ -1,4 +1,4 @@
-"""`save_sharded` by all ranks: ordinary files, byte for byte those of one process."""
+"""`save_sharded` by all ranks writes ordinary files, byte for byte the files of one process."""
 
 from __future__ import annotations
 
@@ -92,14 +92,14 @@ def saves(folder, options, nodes=None, window=None):
     [(None, None), ([0, 0, 1, 1], None), ([0, 1, 2, 3], 4096)],
     ids=["one machine", "two machines", "four machines, small windows"],
 )
-def test_the_files_are_those_of_one_process(four, tmp_path, options, nodes, window):
+def test_save_sharded_writes_the_files_of_one_process(four, tmp_path, options, nodes, window):
     save_sharded(whole(), tmp_path / "one", **options)
     found = four.run(saves, tmp_path / "all", options, nodes, window)
     assert contents(tmp_path / "all") == contents(tmp_path / "one")
     assert found == [sorted(os.listdir(tmp_path / "one"))] * 4
 
 
-def test_safetensors_reads_what_ranks_saved(four, tmp_path):
+def test_save_sharded_writes_files_that_safetensors_reads(four, tmp_path):
     four.run(saves, tmp_path, OPTIONS["many files"])
     index = json.loads((tmp_path / "model.safetensors.index.json").read_text())
     expected = whole()
@@ -107,7 +107,7 @@ def test_safetensors_reads_what_ranks_saved(four, tmp_path):
         assert torch.equal(load_by_safetensors(tmp_path / file)[name].float(), expected[name].float())
 
 
-def test_an_old_checkpoint_is_replaced(four, tmp_path):
+def test_save_sharded_replaces_an_old_checkpoint(four, tmp_path):
     save_sharded({"old": torch.zeros(3)}, tmp_path)
     for found in four.outcomes(saves, tmp_path, {}):
         assert isinstance(
@@ -126,7 +126,7 @@ def stages(folder):
     save_sharded(tensors, folder, process_group=dist.group.WORLD)
 
 
-def test_ranks_may_have_different_names(four, tmp_path):
+def test_save_sharded_takes_different_names_per_rank(four, tmp_path):
     four.run(stages, tmp_path)
     found = load_by_safetensors(tmp_path / "model.safetensors")
     assert {name: tensor.tolist() for name, tensor in found.items()} == {
@@ -216,7 +216,7 @@ KILLED = [
         *(pytest.param(*one, marks=pytest.mark.slow) for one in [*KILLED, ("late", 8, [0, 1, 1])]),
     ],
 )
-def test_a_whole_checkpoint_is_there_whatever_happens_to_a_rank(some, tmp_path, case, step, nodes):
+def test_save_sharded_leaves_a_whole_checkpoint_if_a_rank_stops(some, tmp_path, case, step, nodes):
     folder = tmp_path / "model"
     save_sharded({"columns": torch.zeros(5)}, folder)
     before = contents(folder)

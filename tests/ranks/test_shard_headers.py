@@ -74,17 +74,17 @@ def loads_by_dcp(source):
 
 
 @pytest.mark.parametrize("loads", [loads_into, loads_by_dcp])
-def test_a_server_is_asked_for_each_header_by_one_rank(four, saved, loads):
+def test_shard_headers_are_requested_by_one_rank(four, saved, loads):
     with serving(Folder(saved.parent)) as server:
         four.run(loads, server.url(f"/{saved.name}"))
         asked = Counter(request.path for request in server.requests if request.range[0] == 0)
-    # Once to open it, and once more to have the bytes that the others are told.
+    # Once to open it, and once more for the bytes that the other ranks receive.
     assert {path: count for path, count in asked.items() if count > 2} == {}
     assert len(asked) == len([*saved.parent.iterdir()])
 
 
 @pytest.mark.parametrize("loads", [loads_into, loads_by_dcp])
-def test_ranks_of_which_one_reads_the_headers_load_from_a_slow_disk(four, saved, tmp_path, loads):
+def test_shard_headers_of_one_rank_serve_a_slow_disk(four, saved, tmp_path, loads):
     if lacked := slow_disk.missing():
         pytest.skip(f"no FUSE mount: {lacked}")
     with slow_disk.mounted(saved.parent, tmp_path / "mount"):
@@ -92,13 +92,13 @@ def test_ranks_of_which_one_reads_the_headers_load_from_a_slow_disk(four, saved,
 
 
 def renamed(headers):
-    """As if the tensors had other names: whoever believes it has not read the headers."""
+    """As if the tensors had other names: a rank that uses these has not read the headers."""
     index, files = headers
     files = [(nbytes, version, data.replace(b"layers.", b"LAYERS.")) for nbytes, version, data in files]
     return index and index.replace(b"layers.", b"LAYERS."), files
 
 
-def test_headers_that_are_known_are_not_read(saved, tmp_path):
+def test_shard_headers_that_are_known_are_not_read(saved, tmp_path):
     names = {name.replace("layers", "LAYERS") for name in TENSORS}
     with serving(Folder(saved.parent)) as server:
         headers = Checkpoint.open_url(server.url(f"/{saved.name}")).shard_headers()
@@ -114,13 +114,13 @@ def test_headers_that_are_known_are_not_read(saved, tmp_path):
         assert {info.name for info in Checkpoint.open_with(path, "auto", renamed(headers)).infos()} == names
 
 
-def test_headers_of_this_machines_disk_are_read_by_each(saved):
+def test_shard_headers_of_a_local_disk_are_read_by_each_rank(saved):
     with ingot.safe_open(saved, "pt") as file:
         assert file.backend == "mmap"
     assert Checkpoint.open(saved).shard_headers() is None
 
 
-def test_headers_of_another_version_are_read_again(saved, tmp_path):
+def test_shard_headers_of_another_version_are_read_again(saved, tmp_path):
     if lacked := slow_disk.missing():
         pytest.skip(f"no FUSE mount: {lacked}")
     with slow_disk.mounted(saved.parent, tmp_path / "mount"):
@@ -138,7 +138,7 @@ def test_headers_of_another_version_are_read_again(saved, tmp_path):
             assert {info.name for info in found} == TENSORS.keys()
 
 
-def test_a_server_with_another_version_by_then_is_found_out(saved):
+def test_shard_headers_of_a_changed_server_are_rejected(saved):
     with serving(Folder(saved.parent)) as server:
         url = server.url(f"/{saved.name}")
         headers = Checkpoint.open_url(url).shard_headers()
@@ -150,7 +150,7 @@ def test_a_server_with_another_version_by_then_is_found_out(saved):
 
 
 class Whole(Folder):
-    """The same from a server that gives no parts."""
+    """The same from a server without ranges."""
 
     def __call__(self, handler: Handler, request: Request) -> None:
         data = (self.path / request.path[1:]).read_bytes()
@@ -158,12 +158,12 @@ class Whole(Folder):
         handler.body(data)
 
 
-def test_a_server_that_gives_no_parts_is_asked_by_each(saved):
+def test_shard_headers_are_requested_by_each_rank_without_ranges(saved):
     with serving(Whole(saved.parent)) as server:
         assert Checkpoint.open_url(server.url(f"/{saved.name}")).shard_headers() is None
 
 
-def test_headers_of_a_file_system_are_nothing_to_a_server(saved, tmp_path):
+def test_shard_headers_of_a_file_system_are_not_used_for_a_server(saved, tmp_path):
     """As of a cache that one rank has and another has not."""
     if lacked := slow_disk.missing():
         pytest.skip(f"no FUSE mount: {lacked}")
@@ -174,7 +174,7 @@ def test_headers_of_a_file_system_are_nothing_to_a_server(saved, tmp_path):
     assert all(torch.equal(found[name], tensor) for name, tensor in TENSORS.items())
 
 
-def test_what_ranks_are_told_of_a_url_holds_no_secret(saved):
+def test_shard_headers_of_a_url_hold_no_secret(saved):
     options = {"headers": {"Authorization": "Bearer hush-hush"}, "region": "eu-central-1"}
     with serving(Folder(saved.parent)) as server:
         url = server.url(f"/{saved.name}?token=hush-hush")
@@ -188,7 +188,7 @@ def misses(source):
         load_into(target(), source, read_once="job")
 
 
-def test_what_cannot_be_opened_is_an_error_on_all_ranks(four, tmp_path):
+def test_shard_headers_that_cannot_be_read_raise_on_all_ranks(four, tmp_path):
     with serving(Folder(tmp_path)) as server:
         server.replace(lambda handler, request: handler.head(404, Content_Length=0))
         four.run(misses, server.url("/none.safetensors"))

@@ -1,6 +1,6 @@
 """Tensors of more bytes than the system moves in one call: Linux stops at 2 GiB less a page, others at 2 GiB.
 
-The files are holes, but for bytes on both sides of the places where a call, or a number of 32 bits, ends.
+The files are sparse, except bytes on both sides of the limits of a call and of 32-bit numbers.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def large(folder: Path) -> Path:
 
 
 def marks(nbytes: int) -> dict[int, int]:
-    """Where a byte of the tensor is not 0, and what it is."""
+    """Positions of bytes of the tensor that are not 0, with their values."""
     edges = (0, CALL, TWO_GIB, FOUR_GIB, nbytes)
     places = sorted({edge + step for edge in edges for step in (-1, 0)})
     return {place: mark for mark, place in enumerate(places, 1) if 0 <= place < nbytes}
@@ -77,7 +77,7 @@ def assert_marked(tensor: Any) -> None:
     assert int(words.sum()) == total
 
 
-def test_it_is_loaded_whole_into_memory_that_is_there(large: Path) -> None:
+def test_load_file_fills_more_than_2_gib(large: Path) -> None:
     array = numpy.empty(NBYTES, numpy.uint8)
     for backend in ("mmap", "pread"):
         array[list(marks(NBYTES))] = 0
@@ -85,12 +85,12 @@ def test_it_is_loaded_whole_into_memory_that_is_there(large: Path) -> None:
         assert_marked(array)
 
 
-def test_it_is_loaded_whole_into_memory_that_is_made_for_it(large: Path) -> None:
+def test_load_file_allocates_more_than_2_gib(large: Path) -> None:
     assert_marked(ingot.torch.load_file(large, backend="pread")["a"])
 
 
 @pytest.mark.parametrize("backend", ["mmap", "pread"])
-def test_slices_begin_and_end_past_every_limit(folder: Path, backend: Literal["mmap", "pread"]) -> None:
+def test_get_slice_crosses_every_limit(folder: Path, backend: Literal["mmap", "pread"]) -> None:
     nbytes = FOUR_GIB + 4097
     expected = marks(nbytes)
     with ingot.safe_open(marked_file(folder / "slices", nbytes), "np", backend=backend) as file:
@@ -104,7 +104,7 @@ def test_slices_begin_and_end_past_every_limit(folder: Path, backend: Literal["m
         assert part[-1:].tolist() == [expected[nbytes - 1]]
 
 
-def test_it_is_viewed_and_hashed_whole(large: Path) -> None:
+def test_mapping_and_hash_cover_more_than_2_gib(large: Path) -> None:
     view = ingot.numpy.load_file(large, backend="mmap")["a"]
     assert view.shape == (NBYTES,)
     assert {place: int(view[place]) for place in marks(NBYTES)} == marks(NBYTES)
@@ -112,7 +112,7 @@ def test_it_is_viewed_and_hashed_whole(large: Path) -> None:
         assert ingot.hash(large) == hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def test_it_goes_into_another_file_whole(large: Path, folder: Path) -> None:
+def test_rewrite_copies_more_than_2_gib(large: Path, folder: Path) -> None:
     out = folder / "rewritten.bt"
     ingot.rewrite(large, out, rename={"a": "b"})
     with ingot.safe_open(out, "np", backend="mmap") as file:
@@ -121,7 +121,7 @@ def test_it_goes_into_another_file_whole(large: Path, folder: Path) -> None:
     out.unlink()
 
 
-def test_it_is_saved_whole_and_with_the_digest_of_all_of_it(folder: Path) -> None:
+def test_save_file_writes_and_digests_more_than_2_gib(folder: Path) -> None:
     path, array = folder / "saved", numpy.zeros(NBYTES, numpy.uint8)
     for place, mark in marks(NBYTES).items():
         array[place] = mark

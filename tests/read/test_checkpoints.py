@@ -26,7 +26,9 @@ import ingot.torch  # noqa: E402
 
 @pytest.mark.parametrize("backend", ["mmap", "pread"])
 @pytest.mark.parametrize("spell", [Path, lambda path: path / INDEX], ids=["directory", "index"])
-def test_one_handle_reads_all_shards(checkpoint: Path, spell: Callable[[Path], Any], backend: str) -> None:
+def test_checkpoint_is_read_by_one_handle(
+    checkpoint: Path, spell: Callable[[Path], Any], backend: str
+) -> None:
     with opened(spell(checkpoint), backend=backend) as file:
         assert file.keys() == ["a", "b", "c", "d"]
         assert file.offset_keys() == ["c", "a", "d", "b"]
@@ -53,7 +55,7 @@ def test_one_handle_reads_all_shards(checkpoint: Path, spell: Callable[[Path], A
         assert "4 tensors" in repr(file)
 
 
-def test_a_single_file_answers_the_same_questions(tmp_path: Path) -> None:
+def test_checkpoint_of_one_file_has_the_same_properties(tmp_path: Path) -> None:
     path = tmp_path / "one.safetensors"
     ingot.numpy.save_file(LEFT, path, {"k": "v"})
     for spelled in (path, tmp_path):
@@ -66,7 +68,7 @@ def test_a_single_file_answers_the_same_questions(tmp_path: Path) -> None:
                 file.shard_of("b")
 
 
-def test_many_tensors_of_many_shards_are_read_at_once(tmp_path: Path) -> None:
+def test_checkpoint_with_many_shards_is_read(tmp_path: Path) -> None:
     generator = np.random.default_rng(0)
     shards = {
         f"sub/{number}.safetensors": {
@@ -86,7 +88,7 @@ def test_many_tensors_of_many_shards_are_read_at_once(tmp_path: Path) -> None:
             np.testing.assert_array_equal(found[name], everything[name])
 
 
-def test_it_is_pickled_by_its_index_and_used_by_many_threads(checkpoint: Path) -> None:
+def test_checkpoint_is_pickled_and_shared_by_threads(checkpoint: Path) -> None:
     file = pickle.loads(pickle.dumps(opened(checkpoint, backend="pread", confine=True)))
     assert file.path == str(checkpoint / INDEX)
     assert file.backend == "pread"
@@ -104,7 +106,7 @@ def test_it_is_pickled_by_its_index_and_used_by_many_threads(checkpoint: Path) -
     assert not failures
 
 
-def test_metadata_is_what_the_index_says_whatever_its_kind(tmp_path: Path) -> None:
+def test_checkpoint_has_metadata_of_any_json_type(tmp_path: Path) -> None:
     metadata = {"total_size": 44, "mergekit_version": "0.1.5", "x": [1, None, {"y": 1.5}], "big": 10**25}
     write(tmp_path, {A: LEFT, B: RIGHT}, metadata=metadata | {"total_size": 36})
     assert opened(tmp_path).metadata() == metadata | {"total_size": 36}
@@ -112,20 +114,20 @@ def test_metadata_is_what_the_index_says_whatever_its_kind(tmp_path: Path) -> No
     assert opened(tmp_path).metadata() is None
 
 
-def test_a_total_size_that_lies_is_a_warning(tmp_path: Path) -> None:
+def test_checkpoint_with_a_wrong_total_size_warns(tmp_path: Path) -> None:
     write(tmp_path, {A: LEFT, B: RIGHT}, metadata={"total_size": 35})
     with pytest.warns(UserWarning, match="total_size as 35, and the tensors take 36 bytes"):
         assert len(opened(tmp_path).get_tensors()) == 4
 
 
-def test_the_unknown_tensor_has_its_neighbour_in_any_shard(checkpoint: Path) -> None:
+def test_checkpoint_suggests_a_name_of_any_shard(checkpoint: Path) -> None:
     write(checkpoint, {A: {"model.wte": LEFT["a"]}, B: RIGHT})
     with pytest.raises(ingot.TensorNotFoundError, match=r"index\.json.*did you mean `model\.wte`"):
         opened(checkpoint).get_tensor("wte")
 
 
 @pytest.mark.parametrize("case", [pytest.param(case, id=case["name"]) for case in indexes()])
-def test_an_index_is_judged_as_its_vector_says(case: dict[str, Any], tmp_path: Path) -> None:
+def test_checkpoint_index_is_judged_as_its_vector_states(case: dict[str, Any], tmp_path: Path) -> None:
     path = tmp_path / INDEX
     path.write_bytes(case["bytes"])
     if "code" in case:
@@ -153,14 +155,14 @@ def refusal(path: Path, **options: Any) -> CheckpointError:
     return caught.value
 
 
-def test_missing_shards_are_named(checkpoint: Path) -> None:
+def test_checkpoint_names_missing_shards(checkpoint: Path) -> None:
     (checkpoint / A).unlink()
     with pytest.raises(FileNotFoundError, match=rf"1 of the 2 files .* not there: `{A}`") as caught:
         opened(checkpoint)
     assert caught.value.filename == str(checkpoint / INDEX)
 
 
-def test_a_tensor_that_its_shard_lacks_names_both_files(tmp_path: Path) -> None:
+def test_checkpoint_names_both_files_of_a_missing_tensor(tmp_path: Path) -> None:
     write(tmp_path, {A: LEFT, B: RIGHT}, weight_map={"a": A, "c": A, "b": B, "d": B, "e": B})
     error = refusal(tmp_path)
     assert (error.code, error.tensor) == ("missing-tensor", "e")
@@ -173,7 +175,7 @@ def test_a_tensor_that_its_shard_lacks_names_both_files(tmp_path: Path) -> None:
     assert B in str(error)
 
 
-def test_a_tensor_that_the_index_does_not_name_is_refused(tmp_path: Path) -> None:
+def test_checkpoint_rejects_a_tensor_outside_the_index(tmp_path: Path) -> None:
     write(tmp_path, {A: LEFT, B: RIGHT}, weight_map={"a": A, "b": B, "d": B})
     error = refusal(tmp_path)
     assert (error.code, error.tensor) == ("extra-tensor", "c")
@@ -181,7 +183,7 @@ def test_a_tensor_that_the_index_does_not_name_is_refused(tmp_path: Path) -> Non
     assert A in str(error)
 
 
-def test_a_tensor_in_two_shards_names_both(tmp_path: Path) -> None:
+def test_checkpoint_names_both_shards_of_a_duplicate(tmp_path: Path) -> None:
     write(tmp_path, {A: LEFT, B: RIGHT | {"a": LEFT["a"]}}, weight_map={"a": A, "c": A, "b": B, "d": B})
     error = refusal(tmp_path)
     assert (error.code, error.tensor) == ("tensor-in-two-shards", "a")
@@ -189,7 +191,7 @@ def test_a_tensor_in_two_shards_names_both(tmp_path: Path) -> None:
     assert B in str(error)
 
 
-def test_a_broken_shard_is_named(checkpoint: Path) -> None:
+def test_checkpoint_names_a_broken_shard(checkpoint: Path) -> None:
     (checkpoint / B).write_bytes((checkpoint / B).read_bytes()[:-1])
     file = opened(checkpoint)
     np.testing.assert_array_equal(file["a"], LEFT["a"])
@@ -243,7 +245,7 @@ def test_safe_open_rejects_a_replaced_shard(tmp_path: Path, backend: str, is_rea
     np.testing.assert_array_equal(ingot.numpy.load_file(tmp_path)[f"t{number:02}"], [number])
 
 
-def test_a_directory_without_a_checkpoint_says_so(tmp_path: Path) -> None:
+def test_checkpoint_directory_without_an_index_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("")
     (tmp_path / ".hidden.safetensors").write_text("")
     with pytest.raises(IsADirectoryError, match="no checkpoint"):
@@ -267,7 +269,7 @@ def test_load_file_rejects_shards_without_an_index(tmp_path: Path, found: tuple[
     assert ingot.numpy.load_file(tmp_path).keys() == RIGHT.keys()
 
 
-def test_a_directory_with_several_lists_them(tmp_path: Path) -> None:
+def test_checkpoint_directory_with_several_lists_them(tmp_path: Path) -> None:
     for name in ("x.safetensors", "y.bt"):
         ingot.numpy.save_file(RIGHT, tmp_path / name)
     error = refusal(tmp_path)
@@ -287,7 +289,7 @@ def test_a_directory_with_several_lists_them(tmp_path: Path) -> None:
     assert opened(tmp_path).keys() == ["a", "c"]
 
 
-def test_the_content_says_what_is_an_index(checkpoint: Path) -> None:
+def test_checkpoint_index_is_detected_by_contents(checkpoint: Path) -> None:
     # As the cache of the Hub names its files.
     (checkpoint / INDEX).rename(checkpoint / "9f2c")
     assert len(opened(checkpoint / "9f2c")) == 4
@@ -314,7 +316,7 @@ def test_confine_rejects_links(checkpoint: Path, tmp_path_factory: pytest.TempPa
     assert "hard link" in str(refusal(checkpoint / A, confine=True))
 
 
-def test_a_directory_behind_a_link_is_the_callers_and_its_folders_are_not(tmp_path: Path) -> None:
+def test_checkpoint_directory_may_be_a_link(tmp_path: Path) -> None:
     model = tmp_path / "model"
     model.mkdir()
     write(model, {"sub/a.safetensors": LEFT})
@@ -353,7 +355,7 @@ def test_load_file_selects_over_shards(checkpoint: Path, load: Callable[..., Any
 
 
 @pytest.mark.parametrize("backend", ["mmap", "pread"])
-def test_tensors_of_many_shards_fill_memory_that_is_there(checkpoint: Path, backend: str) -> None:
+def test_checkpoint_fills_destinations(checkpoint: Path, backend: str) -> None:
     strided = torch.zeros(3, 2).T
     out = {"b": torch.zeros(4, dtype=torch.int8), "a": strided}
     found = ingot.torch.load_file(checkpoint, out=out, backend=backend)
@@ -369,7 +371,7 @@ def test_tensors_of_many_shards_fill_memory_that_is_there(checkpoint: Path, back
     assert not twice.any()
 
 
-def test_a_shard_that_shrinks_is_named_by_whoever_reads_it(checkpoint: Path) -> None:
+def test_checkpoint_names_a_shard_that_shrinks(checkpoint: Path) -> None:
     options: list[dict[str, Any]] = [
         {"slices": {"b": slice(1)}},
         {"out": {"b": torch.zeros(4, dtype=torch.int8)}},
@@ -388,12 +390,12 @@ def test_a_shard_that_shrinks_is_named_by_whoever_reads_it(checkpoint: Path) -> 
                 ingot.torch.load_file(checkpoint, keys=shrink, backend=backend, **given)
 
 
-def test_warming_counts_the_bytes_of_all_shards(checkpoint: Path) -> None:
+def test_prefault_counts_the_bytes_of_all_shards(checkpoint: Path) -> None:
     assert ingot.warm(checkpoint) == 36
     assert opened(checkpoint).warm(["b", "a", "b"]) == 28
 
 
-def test_the_names_for_safetensors_take_checkpoints_too(checkpoint: Path) -> None:
+def test_compat_reads_checkpoints(checkpoint: Path) -> None:
     from ingot.compat._handles import safe_open
 
     with safe_open(checkpoint / INDEX, "np") as file:

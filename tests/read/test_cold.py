@@ -80,19 +80,19 @@ def takes_direct_reads(path: Path) -> bool:
 
 
 @pytest.mark.parametrize("threads", [None, 1, 3])
-def test_what_is_not_in_the_cache_is_read_past_it(cold: Path, threads: int | None) -> None:
+def test_load_file_reads_cold_files_past_the_cache(cold: Path, threads: int | None) -> None:
     same(ingot.numpy.load_file(cold, backend="pread", threads=threads))
     assert not takes_direct_reads(cold) or not is_cached(cold)
 
 
-def test_places_that_are_given_are_filled_past_the_cache(cold: Path) -> None:
+def test_load_file_fills_destinations_past_the_cache(cold: Path) -> None:
     out = {name: numpy.empty_like(array) for name, array in ARRAYS.items()}
     ingot.numpy.load_file(cold, backend="pread", out=out)
     same(out)
     assert not takes_direct_reads(cold) or not is_cached(cold)
 
 
-def test_parts_and_conversions_are_the_same(cold: Path) -> None:
+def test_load_file_slices_and_converts_cold_files(cold: Path) -> None:
     slices = {"large": numpy.s_[12345:-54321], "wide": numpy.s_[1:4], "odd": numpy.s_[7:]}
     found = ingot.numpy.load_file(cold, backend="pread", slices=slices)
     same(found | {name: ARRAYS[name] for name in slices})
@@ -102,7 +102,7 @@ def test_parts_and_conversions_are_the_same(cold: Path) -> None:
     assert all(half[name].dtype == numpy.float16 for name in half)
 
 
-def test_a_file_that_is_half_in_the_cache_is_the_same(cold: Path) -> None:
+def test_load_file_reads_half_cached_files(cold: Path) -> None:
     with cold.open("rb") as file:
         for begin in range(0, cold.stat().st_size, 4 << 20):
             file.seek(begin)
@@ -110,13 +110,13 @@ def test_a_file_that_is_half_in_the_cache_is_the_same(cold: Path) -> None:
     same(ingot.numpy.load_file(cold, backend="pread"))
 
 
-def test_auto_maps_a_file_that_is_not_in_the_cache_and_leaves_it_there_for_the_next(cold: Path) -> None:
+def test_auto_maps_cold_files(cold: Path) -> None:
     with ingot.safe_open(cold, "np") as file:
         assert (file.backend, file.why) == ("mmap", "local file system")
         same(file.get_tensors())
     assert is_cached(cold)
 
 
-def test_warming_fills_the_cache(cold: Path) -> None:
+def test_prefault_fills_the_cache(cold: Path) -> None:
     ingot.warm(cold)
     assert is_cached(cold)

@@ -54,7 +54,7 @@ def test_stats_lists_tensors_without_values(tmp_path: Path) -> None:
     assert ingot.stats(bytearray(data)).unread == {"six": "F6_E2M3"}
 
 
-def test_diff_finds_what_differs(path: Path, tmp_path: Path) -> None:
+def test_diff_finds_every_difference(path: Path, tmp_path: Path) -> None:
     other = tmp_path / "b.safetensors"
     ingot.numpy.save_file(
         {"layer.10": A + numpy.array([0, 1, 0], "f4"), "layer.2": A, "new": A}, other, {"format": "pt"}
@@ -82,7 +82,7 @@ def test_diff_selects_tensors_of_either_file(path: Path, tmp_path: Path) -> None
         ingot.diff(path, other, keys="nope")
 
 
-def test_a_file_has_no_difference_from_itself(path: Path) -> None:
+def test_diff_of_a_file_with_itself_is_empty(path: Path) -> None:
     assert ingot.diff(path, memoryview(path.read_bytes()), values=True).equal
 
 
@@ -95,7 +95,7 @@ def test_check_finds_problems(path: Path) -> None:
     assert ingot.check(path, values=True, drop="nan").ok
 
 
-def test_check_finds_misaligned_tensors_and_rules_that_readers_do_not_enforce(tmp_path: Path) -> None:
+def test_check_finds_misaligned_tensors_and_unenforced_rules(tmp_path: Path) -> None:
     entries = {"a": {"dtype": "U8", "shape": [1], "data_offsets": [0, 1], "extra": 1}}
     entries["b"] = {"dtype": "F32", "shape": [1], "data_offsets": [1, 5]}
     header = json.dumps(entries).encode()
@@ -106,7 +106,7 @@ def test_check_finds_misaligned_tensors_and_rules_that_readers_do_not_enforce(tm
 
 
 @pytest.mark.parametrize("backend", ["auto", "mmap", "pread"])
-def test_a_sharded_checkpoint_is_one_source(backend: str, path: Path, tmp_path: Path) -> None:
+def test_stats_diff_and_check_read_sharded_checkpoints(backend: str, path: Path, tmp_path: Path) -> None:
     ingot.split(path, tmp_path / "shards", 60)
     assert ingot.stats(tmp_path / "shards", backend=backend, keys="layer.*") == ingot.stats(
         path, keys="layer.*"
@@ -125,6 +125,6 @@ def test_results_are_pickled_and_shown_in_notebooks(path: Path) -> None:
 
 
 @pytest.mark.parametrize("function", [ingot.stats, ingot.check])
-def test_a_wrong_option_is_refused_with_the_nearest(function: object, path: Path) -> None:
+def test_stats_and_diff_name_the_nearest_option(function: object, path: Path) -> None:
     with pytest.raises(TypeError, match="did you mean 'backend'"):
         function(path, backends="mmap")  # type: ignore[operator]

@@ -1,4 +1,4 @@
-"""Memory of callers: what is shown of many tensors at once, and what the binding itself refuses."""
+"""Memory of callers: many destinations at once, and destinations that the binding rejects."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ KEPT: list[Any] = []
 
 
 def shown(size: int = 4, stride: int = 1, **fields: Any) -> Any:
-    """A capsule of 32-bit floats on the CPU, but for these fields."""
+    """Return a capsule of 32-bit floats on the CPU, with these fields changed."""
     dims = (ctypes.c_int64 * 2)(size, stride)
     usual = {"data": MEMORY.ctypes.data, "device_type": 1, "ndim": 1, "code": 2, "bits": 32, "lanes": 1}
     tensor = Tensor(**usual | fields)
@@ -79,7 +79,7 @@ REFUSED: dict[str, tuple[str, Callable[[], Any], str]] = {
 
 
 @pytest.mark.parametrize("what", REFUSED)
-def test_the_binding_refuses_memory(tmp_path: Path, what: str) -> None:
+def test_load_file_rejects_invalid_memory(tmp_path: Path, what: str) -> None:
     code, make, reason = REFUSED[what]
     ingot.numpy.save_file({"a": numpy.ones(4, ingot.numpy.DTYPES[code])}, tmp_path / "t")
     checkpoint = _native.Checkpoint.open(tmp_path / "t")
@@ -90,7 +90,7 @@ def test_the_binding_refuses_memory(tmp_path: Path, what: str) -> None:
     assert not MEMORY.any()
 
 
-def test_what_is_shown_is_filled(tmp_path: Path) -> None:
+def test_load_file_fills_the_shown_memory(tmp_path: Path) -> None:
     ingot.numpy.save_file({"a": numpy.ones(4, numpy.float32)}, tmp_path / "t")
     checkpoint = _native.Checkpoint.open(tmp_path / "t")
     for stride, offset in [(1, 0), (2, 4), (3, 8)]:
@@ -127,7 +127,7 @@ def layouts(dtype: numpy.dtype[Any]) -> dict[str, Callable[[], numpy.ndarray]]:
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_arrays_of_every_layout_are_saved_and_filled_among_many(tmp_path: Path, dtype: Any) -> None:
+def test_load_file_and_save_file_take_every_layout(tmp_path: Path, dtype: Any) -> None:
     kinds = list(layouts(dtype).items())
     # One kind at a time among many that are plain, and all of them.
     mixes = [[kind] for kind in kinds] + [kinds]
@@ -149,7 +149,7 @@ def test_arrays_of_every_layout_are_saved_and_filled_among_many(tmp_path: Path, 
             numpy.testing.assert_array_equal(array, expected[name])
 
 
-def test_plain_arrays_are_checked_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_load_file_checks_plain_arrays_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def never(name: str, array: object) -> None:
         raise AssertionError(f"{name} was looked at")
 
@@ -169,7 +169,7 @@ def test_plain_arrays_are_checked_together(tmp_path: Path, monkeypatch: pytest.M
 
 
 @pytest.mark.parametrize("spoilt", ["read only", "big-endian", "shape", "overlap", "subclass, read only"])
-def test_one_array_of_many_that_does_not_fit_is_named(tmp_path: Path, spoilt: str) -> None:
+def test_load_file_names_the_array_that_does_not_fit(tmp_path: Path, spoilt: str) -> None:
     arrays = {f"{number:03}": numpy.full((2, 3), number, numpy.float32) for number in range(COUNT)}
     ingot.numpy.save_file(arrays, tmp_path / "t")
     places = {name: numpy.zeros((2, 3), numpy.float32) for name in arrays}
@@ -187,7 +187,7 @@ def test_one_array_of_many_that_does_not_fit_is_named(tmp_path: Path, spoilt: st
 
 
 class TestTorch:
-    """Of what lies beneath a tensor DLPack says nothing."""
+    """DLPack does not describe the storage of a tensor."""
 
     @pytest.fixture(autouse=True)
     def framework(self) -> None:
@@ -213,7 +213,7 @@ class TestTorch:
             *(f"{sign}int{n}" for sign in ("", "u") for n in range(1, 8)),
         ],
     )
-    def test_one_that_stands_for_others_is_refused_among_many(
+    def test_load_file_rejects_an_overlapping_array_among_many(
         self, tmp_path: Path, what: str, last: bool
     ) -> None:
         torch, load_file = self.torch, ingot.torch.load_file
@@ -234,7 +234,7 @@ class TestTorch:
         load_file(tmp_path / "t", out=places)
         assert all(torch.equal(places[key], stored[key]) for key in places)
 
-    def test_memory_stays_until_it_is_filled_whatever_becomes_of_the_tensor(self, tmp_path: Path) -> None:
+    def test_load_file_keeps_destinations_alive(self, tmp_path: Path) -> None:
         torch = self.torch
         stored = {f"{number:03}": torch.full((1 << 12,), number + 1.0) for number in range(COUNT)}
         ingot.torch.save_file(stored, tmp_path / "t")

@@ -1,4 +1,4 @@
-"""Devices by the names of tensors: the same rules wherever tensors are loaded."""
+"""Devices by the names of tensors: the same rules in every function that loads tensors."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ Door = Callable[[Path, Any, str], dict[str, torch.Tensor]]
         (lambda info: torch.device("meta" if info.begin == 0 else "cpu"), {"Head[0]"}),
     ],
 )
-def test_each_tensor_goes_where_its_name_sends_it(
+def test_load_file_sends_each_tensor_to_its_device(
     path: Path, backend: str, door: Door, device: Any, on_meta: set[str]
 ) -> None:
     found = door(path, device, backend)
@@ -105,7 +105,9 @@ def test_each_tensor_goes_where_its_name_sends_it(
 
 @every_door
 @pytest.mark.parametrize("device", [{}, {"layers.*": "cpu"}, {"layers.?.w": "cpu", "layers.*": "meta"}])
-def test_a_name_that_no_pattern_fits_is_named(path: Path, backend: str, door: Door, device: Any) -> None:
+def test_load_file_names_a_tensor_without_a_pattern(
+    path: Path, backend: str, door: Door, device: Any
+) -> None:
     with pytest.raises(ingot.OptionError, match="no pattern of device fits") as caught:
         door(path, device, backend)
     assert caught.value.code == "no-device"
@@ -124,7 +126,7 @@ def test_device_rejects_an_unmatched_pattern(path: Path, backend: str, door: Doo
     assert caught.value.tensor == pattern
 
 
-def test_it_is_said_before_anything_is_read(path: Path) -> None:
+def test_load_file_checks_devices_before_reading(path: Path) -> None:
     told: list[tuple[int, int]] = []
     for options in ({}, {"dtype": "BF16"}, {"slices": {"layers.0.w": 0}}, {"verify": True}):
         with pytest.raises(ingot.OptionError, match="no pattern"):
@@ -138,7 +140,7 @@ def test_it_is_said_before_anything_is_read(path: Path) -> None:
     assert [done for done, _ in told if done] == []
 
 
-def test_one_tensor_or_part_is_not_read_either(path: Path) -> None:
+def test_get_tensor_and_get_slice_check_devices_before_reading(path: Path) -> None:
     class Counting(BytesIO):
         reads = 0
 
@@ -164,14 +166,14 @@ def test_one_tensor_or_part_is_not_read_either(path: Path) -> None:
     assert source.reads > before
 
 
-def test_a_name_of_no_tensor_is_not_found_whatever_the_patterns(path: Path) -> None:
+def test_get_tensor_of_an_unknown_name_ignores_devices(path: Path) -> None:
     file = ingot.safe_open(path, "pt", {"layers.*": "cpu"})
     for read in (lambda: file["nope"], lambda: file.get_tensors(["nope"])):
         with pytest.raises(ingot.TensorNotFoundError):
             read()
 
 
-def test_what_is_left_out_or_has_a_place_needs_no_device(path: Path) -> None:
+def test_load_file_needs_no_device_for_unread_or_given_tensors(path: Path) -> None:
     assert len(ingot.torch.load_file(path, {"layers.*": "cpu"}, keys="layers*")) == 6
     out = {"Head[0]": torch.zeros(2, 3)}
     found = ingot.torch.load_file(path, {"layers.*": "meta"}, out=out)
@@ -180,7 +182,7 @@ def test_what_is_left_out_or_has_a_place_needs_no_device(path: Path) -> None:
     assert found["layers.0.w"].is_meta
 
 
-def test_names_that_share_memory_go_together(tmp_path: Path) -> None:
+def test_load_file_keeps_aliases_on_one_device(tmp_path: Path) -> None:
     tied = torch.ones(4)
     path = tmp_path / "tied"
     ingot.torch.save_file({"a": tied, "b": tied, "c": torch.ones(1)}, path, shared="alias")
@@ -190,7 +192,7 @@ def test_names_that_share_memory_go_together(tmp_path: Path) -> None:
     assert not found["c"].is_meta
 
 
-def test_a_module_is_loaded_by_them_too(tmp_path: Path) -> None:
+def test_load_model_takes_devices_by_name(tmp_path: Path) -> None:
     model = torch.nn.Linear(2, 2)
     ingot.torch.save_model(model, tmp_path / "m", None)
     other = torch.nn.Linear(2, 2)
@@ -198,7 +200,7 @@ def test_a_module_is_loaded_by_them_too(tmp_path: Path) -> None:
     assert torch.equal(model.weight, other.weight)
 
 
-def test_devices_are_checked_at_the_door(path: Path) -> None:
+def test_devices_by_name_are_checked_on_entry(path: Path) -> None:
     with pytest.raises(ingot.OptionError, match="nope"):
         ingot.torch.load_file(path, {"unused": "nope", "*": "cpu"})
     with pytest.raises(ingot.OptionError, match="nope"):
@@ -211,7 +213,7 @@ def test_devices_are_checked_at_the_door(path: Path) -> None:
         ingot.torch.load_file(path, lambda info: 1 // 0)
 
 
-def test_a_handle_with_patterns_is_pickled(path: Path) -> None:
+def test_safe_open_with_devices_by_name_is_pickled(path: Path) -> None:
     import pickle
 
     file = pickle.loads(pickle.dumps(ingot.safe_open(path, "pt", {"layers.*": "meta", "*": "cpu"})))

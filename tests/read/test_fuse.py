@@ -1,4 +1,4 @@
-"""Files on a FUSE mount: how they are read, and what is said when a block of them cannot be."""
+"""Files on a FUSE mount: how they are read, and errors for unreadable blocks."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def same(found: dict[str, numpy.ndarray]) -> None:
     assert all((found[name] == ARRAYS[name]).all() for name in ARRAYS)
 
 
-def test_a_fuse_mount_is_read_and_not_mapped(shown: Path, tmp_path: Path) -> None:
+def test_load_file_reads_a_fuse_mount_without_mapping(shown: Path, tmp_path: Path) -> None:
     with mounted(shown, tmp_path / "mount"):
         path = tmp_path / "mount" / "model.safetensors"
         with ingot.safe_open(path, "np") as file:
@@ -53,7 +53,7 @@ def test_a_fuse_mount_is_read_and_not_mapped(shown: Path, tmp_path: Path) -> Non
         same(ingot.numpy.load_file(path, backend="mmap"))
 
 
-def test_fuse_mount_is_read_in_large_requests(shown: Path, tmp_path: Path) -> None:
+def test_load_file_reads_a_fuse_mount_in_large_requests(shown: Path, tmp_path: Path) -> None:
     """Of itself the kernel asks for 128 KiB at once, and each answer takes as long."""
     path, log = tmp_path / "mount" / "model.safetensors", tmp_path / "log"
     with mounted(shown, path.parent, log=log):
@@ -66,7 +66,7 @@ def test_fuse_mount_is_read_in_large_requests(shown: Path, tmp_path: Path) -> No
     assert max(map(int, log.read_text().split())) > 128 << 10
 
 
-def test_a_block_that_cannot_be_read_is_named_with_file_tensor_and_bytes(shown: Path, tmp_path: Path) -> None:
+def test_load_file_names_an_unreadable_block(shown: Path, tmp_path: Path) -> None:
     stored = shown / "model.safetensors"
     with ingot.safe_open(stored, "np") as file:
         info = file.info("large")
@@ -86,7 +86,7 @@ def test_a_block_that_cannot_be_read_is_named_with_file_tensor_and_bytes(shown: 
         assert (ingot.numpy.load_file(path, keys=["small"])["small"] == ARRAYS["small"]).all()
 
 
-# Every way to read the tensor `large`, of which a block is broken.
+# Return every way to read the tensor `large`, which has a broken block.
 READS: dict[str, Callable[[Path], Any]] = {
     "load_file": ingot.numpy.load_file,
     "load_file in torch": ingot.torch.load_file,
@@ -119,7 +119,7 @@ def held(folder: Path) -> list[str]:
 
 
 @pytest.mark.parametrize("way", READS)
-def test_broken_block_is_named_and_file_released(shown: Path, tmp_path: Path, way: str) -> None:
+def test_load_file_releases_the_file_after_an_unreadable_block(shown: Path, tmp_path: Path, way: str) -> None:
     stored = shown / "model.safetensors"
     ingot.numpy.save_file(ARRAYS, stored, checksums=True)
     with ingot.safe_open(stored, "np") as file:
@@ -140,7 +140,7 @@ def test_broken_block_is_named_and_file_released(shown: Path, tmp_path: Path, wa
         assert held(tmp_path) == []
 
 
-def test_a_mount_that_goes_away_is_an_error_and_no_signal(shown: Path, tmp_path: Path) -> None:
+def test_load_file_reports_a_lost_mount_without_a_signal(shown: Path, tmp_path: Path) -> None:
     with mounted(shown, tmp_path / "mount") as server:
         file = ingot.safe_open(tmp_path / "mount" / "model.safetensors", "np")
         server.kill()

@@ -1,4 +1,4 @@
-"""`safe_open`: what it gives, how it behaves as a mapping, and when it is closed."""
+"""`safe_open`: its results, its behaviour as a mapping, and closing."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def path(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     return path
 
 
-def test_it_says_what_is_in_the_file(path: Path) -> None:
+def test_safe_open_lists_the_file(path: Path) -> None:
     with ingot.safe_open(path, "np") as file:
         assert file.keys() == ["a", "b", "c"]
         assert file.offset_keys() == ["c", "b", "a"]
@@ -47,7 +47,7 @@ def test_it_says_what_is_in_the_file(path: Path) -> None:
         assert (info.begin, info.end, info.nbytes) == (8, 32, 24)
 
 
-def test_the_metadata_is_a_fresh_dict(path: Path) -> None:
+def test_metadata_is_a_fresh_dict(path: Path) -> None:
     with ingot.safe_open(path, "np") as file:
         metadata = file.metadata()
         assert metadata == {"format": "np"}
@@ -55,13 +55,13 @@ def test_the_metadata_is_a_fresh_dict(path: Path) -> None:
         assert file.metadata() == {"format": "np"}
 
 
-def test_no_metadata_is_none(tmp_path: Path) -> None:
+def test_metadata_may_be_none(tmp_path: Path) -> None:
     ingot.numpy.save_file(TENSORS, tmp_path / "t")
     with ingot.safe_open(tmp_path / "t", "np") as file:
         assert file.metadata() is None
 
 
-def test_get_tensors_gives_all_or_those_named_in_that_order(path: Path) -> None:
+def test_get_tensors_returns_the_tensors_in_order(path: Path) -> None:
     with ingot.safe_open(path, "np") as file:
         assert list(file.get_tensors()) == ["c", "b", "a"]
         assert list(file.get_tensors(name for name in ("c", "a"))) == ["c", "a"]
@@ -71,12 +71,12 @@ def test_get_tensors_gives_all_or_those_named_in_that_order(path: Path) -> None:
             file.get_tensor(3)  # type: ignore[arg-type]
 
 
-def test_the_keywords_are_upstreams(path: Path) -> None:
+def test_safe_open_has_the_keywords_of_upstream(path: Path) -> None:
     with ingot.safe_open(filename=str(path), framework="pt", device="cpu") as file:
         assert torch.equal(file.get_tensor(name="a"), torch.arange(4, dtype=torch.int8))
 
 
-def test_after_close_everything_says_so(path: Path) -> None:
+def test_closed_handle_raises_closed_error(path: Path) -> None:
     file = ingot.safe_open(path, "np")
     file.close()
     file.close()
@@ -120,7 +120,7 @@ def test_slices_and_tensors_outlive_the_handle(path: Path, backend: str) -> None
 
 @pytest.mark.parametrize("backend", ["mmap", "pread"])
 @pytest.mark.parametrize("framework", ["np", "pt"])
-def test_tensors_may_be_written_to_and_the_file_stays(path: Path, backend: str, framework: str) -> None:
+def test_tensors_are_writable_and_the_file_stays(path: Path, backend: str, framework: str) -> None:
     before = path.read_bytes()
     with ingot.safe_open(path, framework, backend=backend) as file:
         tensor = file["b"]
@@ -130,7 +130,7 @@ def test_tensors_may_be_written_to_and_the_file_stays(path: Path, backend: str, 
     assert path.read_bytes() == before
 
 
-def test_loaded_bytes_are_copies() -> None:
+def test_load_copies_the_bytes() -> None:
     data = bytearray(ingot.numpy.save(TENSORS))
     original = bytes(data)
     from_numpy, from_torch = ingot.numpy.load(data), ingot.torch.load(data)
@@ -142,7 +142,7 @@ def test_loaded_bytes_are_copies() -> None:
     assert original == ingot.numpy.save(TENSORS)
 
 
-def test_any_buffer_is_read(tmp_path: Path) -> None:
+def test_load_reads_any_buffer(tmp_path: Path) -> None:
     data = ingot.numpy.save(TENSORS)
     file = tmp_path / "t"
     file.write_bytes(data)
@@ -156,7 +156,7 @@ def test_any_buffer_is_read(tmp_path: Path) -> None:
                 read(no_buffer)  # type: ignore[operator]
 
 
-def test_deserialize_gives_bytearrays_in_the_order_of_the_file() -> None:
+def test_deserialize_returns_bytearrays_in_file_order() -> None:
     tensors = {
         "x": {"dtype": "F32", "shape": [1], "data": b"abcd"},
         "y": {"dtype": "float64", "shape": (1,), "data": bytearray(8)},
@@ -175,7 +175,7 @@ def test_deserialize_gives_bytearrays_in_the_order_of_the_file() -> None:
     assert all(type(entry["data"]) is bytearray for _, entry in found)
 
 
-def test_it_is_pickled_by_path(path: Path) -> None:
+def test_safe_open_is_pickled_by_path(path: Path) -> None:
     with ingot.safe_open(path, "pt", backend="pread") as file:
         other = pickle.loads(pickle.dumps(file))
     assert other.backend == "pread"
@@ -183,7 +183,7 @@ def test_it_is_pickled_by_path(path: Path) -> None:
 
 
 def at_once(work: Callable[[int], object], count: int = 16) -> None:
-    """Do `work` on so many threads, which begin together, and raise what one of them raised."""
+    """Run `work` on so many threads, which start together, and raise the error of one of them."""
     barrier = threading.Barrier(count)
 
     def begin(number: int) -> None:
@@ -196,7 +196,7 @@ def at_once(work: Callable[[int], object], count: int = 16) -> None:
 
 
 @pytest.mark.parametrize("backend", ["pread", "mmap"])
-def test_sixteen_threads_do_all_that_a_handle_can_at_once(path: Path, backend: str) -> None:
+def test_safe_open_serves_sixteen_threads(path: Path, backend: str) -> None:
     file = ingot.safe_open(path, "np", backend=backend)
 
     def right(found: Iterable[tuple[str, Any]]) -> bool:
@@ -232,7 +232,7 @@ def test_sixteen_threads_do_all_that_a_handle_can_at_once(path: Path, backend: s
     file.close()
 
 
-def test_unknown_choices_are_refused_with_a_list(path: Path) -> None:
+def test_safe_open_lists_choices_for_an_unknown_one(path: Path) -> None:
     with pytest.raises(ingot.OptionError, match="numpy, np, torch, pt, pytorch"):
         ingot.safe_open(path, "nope")
     with pytest.raises(TypeError):
@@ -247,11 +247,11 @@ def test_unknown_choices_are_refused_with_a_list(path: Path) -> None:
 
 
 @pytest.mark.parametrize("device", ["cpu", "cpu:0", None, torch.device("cpu")])
-def test_the_cpu_by_any_name(path: Path, device: object) -> None:
+def test_safe_open_takes_every_name_of_the_cpu(path: Path, device: object) -> None:
     assert ingot.torch.load_file(path, device)["a"].device.type == "cpu"
 
 
-def test_the_meta_device_has_shapes_and_dtypes(path: Path) -> None:
+def test_safe_open_on_meta_has_shapes_and_dtypes(path: Path) -> None:
     loaded = ingot.torch.load_file(path, device="meta")
     assert {name: (tensor.device.type, tuple(tensor.shape)) for name, tensor in loaded.items()} == {
         name: ("meta", array.shape) for name, array in TENSORS.items()
@@ -262,7 +262,7 @@ def test_the_meta_device_has_shapes_and_dtypes(path: Path) -> None:
         assert file.get_slice("b")[torch.tensor([0])].is_meta
 
 
-def test_strict_and_the_limit_reach_the_reader(tmp_path: Path) -> None:
+def test_safe_open_passes_strict_and_the_limit(tmp_path: Path) -> None:
     path = tmp_path / "t"
     ingot.numpy.save_file(TENSORS, path)
     with pytest.raises(ingot.HeaderError) as caught:

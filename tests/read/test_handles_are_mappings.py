@@ -34,7 +34,7 @@ def path(path: Path) -> Path:
 
 
 @every_handle
-def test_a_handle_does_what_a_mapping_does(path: Path, opens: Any) -> None:
+def test_handle_behaves_like_a_mapping(path: Path, opens: Any) -> None:
     file = opens(path, "pt")
     assert isinstance(file, Mapping)
     match file:
@@ -61,7 +61,7 @@ def test_a_handle_does_what_a_mapping_does(path: Path, opens: Any) -> None:
     assert model.layers_0_w.shape == (2, 3)
 
 
-def test_what_goes_wrong_with_a_tensor_is_no_missing_name(tmp_path: Path) -> None:
+def test_handle_raises_tensor_errors_that_are_no_key_errors(tmp_path: Path) -> None:
     path = tmp_path / "f6"
     ingot.serialize_file({"t": {"dtype": "F6_E2M3", "shape": [4], "data": b"abc"}}, path)
     file = ingot.safe_open(path, "np")
@@ -72,7 +72,7 @@ def test_what_goes_wrong_with_a_tensor_is_no_missing_name(tmp_path: Path) -> Non
         file.get("t")
 
 
-def test_ipython_completes_names(path: Path) -> None:
+def test_handle_completes_names_in_ipython(path: Path) -> None:
     assert ingot.safe_open(path, "pt")._ipython_key_completions_() == sorted(TENSORS)
 
 
@@ -97,7 +97,7 @@ def test_slice_has_array_attributes(path: Path, opens: Any, name: str, framework
 
 
 @pytest.mark.parametrize("backend", ["mmap", "pread"])
-def test_an_array_of_a_slice_is_a_copy_where_it_shall_be_one(path: Path, backend: str) -> None:
+def test_slice_array_copies_on_request(path: Path, backend: str) -> None:
     part = ingot.safe_open(path, "np", backend=backend).get_slice("layers.0.w")
     copied = part.__array__(copy=True)
     copied[:] = -1
@@ -112,13 +112,13 @@ def test_an_array_of_a_slice_is_a_copy_where_it_shall_be_one(path: Path, backend
         part.__array__(dtype=np.dtype(refused), copy=False)
 
 
-def test_the_array_of_a_slice_has_values_on_every_device(path: Path) -> None:
+def test_slice_array_has_values_on_every_device(path: Path) -> None:
     part = ingot.safe_open(path, "pt", device="meta").get_slice("layers.1.w")
     assert part.dtype == torch.bfloat16
     assert np.asarray(part).astype("f4").tolist() == [0, 1, 2, 3]
 
 
-def test_a_dtype_that_the_framework_lacks_is_said_when_it_is_asked(tmp_path: Path) -> None:
+def test_slice_dtype_names_a_dtype_that_the_framework_lacks(tmp_path: Path) -> None:
     path = tmp_path / "f6"
     ingot.serialize_file({"t": {"dtype": "F6_E2M3", "shape": [4], "data": b"abc"}}, path)
     part = ingot.safe_open(path, "np").get_slice("t")

@@ -36,7 +36,7 @@ from support.digests import ORACLES
     )
 )
 @settings(max_examples=30, deadline=None)
-def test_hashes_are_those_of_other_programs(tmp_path_factory: pytest.TempPathFactory, data: bytes) -> None:
+def test_hash_equals_other_programs(tmp_path_factory: pytest.TempPathFactory, data: bytes) -> None:
     path = tmp_path_factory.mktemp("hash") / "file"
     path.write_bytes(data)
     for name, oracle in ORACLES.items():
@@ -63,8 +63,8 @@ def test_hash_equals_those_of_other_tools(tmp_path: Path, tensors: dict[str, tor
 
 
 @pytest.mark.parametrize("count", [0, 3, 20_000])
-def test_the_legacy_hash_reaches_into_long_headers_and_past_short_files(tmp_path: Path, count: int) -> None:
-    # With 20,000 tensors the header passes 1 MiB, so that the window lies in it and in the data.
+def test_hash_legacy_covers_long_headers_and_short_files(tmp_path: Path, count: int) -> None:
+    # With 20,000 tensors the header passes 1 MiB, so that the window covers header and data.
     small = {
         f"model.layers.{i:05}.attention.weight": torch.full((13,), i % 250, dtype=torch.uint8)
         for i in range(count)
@@ -77,13 +77,13 @@ def test_the_legacy_hash_reaches_into_long_headers_and_past_short_files(tmp_path
     assert ingot.hash(path, "autov1") == hashlib.sha256(data[0x100000:0x110000]).hexdigest()[:8]
 
 
-def test_a_bt_file_has_a_data_section_too(tmp_path: Path) -> None:
+def test_hash_reads_the_data_section_of_bt(tmp_path: Path) -> None:
     path = tmp_path / "a.bt"
     ingot.numpy.save_file({"a": np.arange(5)}, path)
     assert ingot.hash(path, "autov3") == hashlib.sha256(np.arange(5).tobytes()).hexdigest()
 
 
-def test_a_hash_that_needs_tensors_refuses_other_files(tmp_path: Path) -> None:
+def test_hash_of_tensors_rejects_other_files(tmp_path: Path) -> None:
     path = tmp_path / "text"
     path.write_text("no tensors here, and longer than eight bytes")
     assert ingot.hash(path, "autov1") == "e3b0c442"
@@ -92,7 +92,7 @@ def test_a_hash_that_needs_tensors_refuses_other_files(tmp_path: Path) -> None:
             ingot.hash(path, name)
 
 
-def test_unknown_algorithms_are_refused_with_the_choices(tmp_path: Path) -> None:
+def test_hash_lists_algorithms_for_an_unknown_one(tmp_path: Path) -> None:
     for name in ("crc32", "shake_128", ""):
         with pytest.raises(ingot.OptionError, match="expected one of blake3, sha256") as caught:
             ingot.hash(tmp_path / "x", name)
@@ -105,7 +105,7 @@ def test_unknown_algorithms_are_refused_with_the_choices(tmp_path: Path) -> None
 
 @pytest.mark.skipif(not hasattr(signal, "pthread_kill"), reason="signals to threads are a Unix thing")
 @pytest.mark.parametrize("algorithm", ["sha256", "blake3"])
-def test_ctrl_c_ends_a_hash(tmp_path: Path, algorithm: str) -> None:
+def test_hash_ends_after_ctrl_c(tmp_path: Path, algorithm: str) -> None:
     path = tmp_path / "hole"
     with open(path, "wb") as file:
         # Sparse, and longer than any machine hashes before the signal comes.
@@ -118,7 +118,7 @@ def test_ctrl_c_ends_a_hash(tmp_path: Path, algorithm: str) -> None:
     assert time.monotonic() - start < 30
 
 
-def test_progress_grows_to_all_and_may_end_the_call(tmp_path: Path) -> None:
+def test_hash_reports_progress_and_may_be_stopped(tmp_path: Path) -> None:
     path = tmp_path / "file"
     path.write_bytes(bytes(9 << 20))
     told: list[tuple[int, int]] = []
@@ -136,7 +136,7 @@ def test_progress_grows_to_all_and_may_end_the_call(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("hasher", [hashlib.sha1, hashlib.sha256, hashlib.md5, hashlib.blake2b])
-def test_save_with_checksum_gives_what_bintensors_gives(hasher: object) -> None:
+def test_save_with_checksum_equals_bintensors(hasher: object) -> None:
     metadata = {"a": "b"}
     some = {"x": torch.randn(3, 4), "y": torch.arange(5)}
     assert of_torch.save_with_checksum(some, metadata, hasher) == theirs_torch(some, metadata, hasher)
@@ -145,7 +145,7 @@ def test_save_with_checksum_gives_what_bintensors_gives(hasher: object) -> None:
 
 
 @pytest.mark.parametrize("module", ["", ".numpy", ".torch"])
-def test_compat_bintensors_has_the_names_and_parameters_of_bintensors(module: str) -> None:
+def test_compat_bintensors_has_names_and_parameters(module: str) -> None:
     theirs, ours = (import_module(f"{package}{module}") for package in ("bintensors", of_numpy.__package__))
     names = theirs.__all__ if module else ["deserialize", "serialize", "serialize_file", "safe_open"]
     for name in names:

@@ -80,7 +80,7 @@ INDEX = ONE | st.lists(ONE, max_size=4).map(tuple)
 
 
 def outcome(read: Callable[[], Any]) -> Any:
-    """The part as an array, or that there is none."""
+    """Return the part as an array, or the error."""
     try:
         return numpy.asarray(read())
     except (IndexError, TypeError, ValueError) as error:
@@ -129,18 +129,18 @@ def test_index_equals_frameworks(file: Path, framework: str, backend: str, name:
     ],
     ids=repr,
 )
-def test_each_form_through_each_door(file: Path, door: str, index: Any) -> None:
+def test_index_forms_work_in_every_function(file: Path, door: str, index: Any) -> None:
     found = DOORS[door](file, "np", "plane", index, "pread")
     numpy.testing.assert_array_equal(found, ARRAYS["plane"][index], strict=True)
 
 
-def test_a_mask_selects_what_was_converted(file: Path) -> None:
+def test_index_mask_applies_after_conversion(file: Path) -> None:
     mask = ARRAYS["plane"] > 5
     found = ingot.numpy.load_file(file, slices={"plane": mask}, dtype="F64")["plane"]
     numpy.testing.assert_array_equal(found, ARRAYS["plane"].astype(numpy.float64)[mask], strict=True)
 
 
-def test_a_mask_and_a_place_are_refused_before_anything_is_read(file: Path) -> None:
+def test_index_mask_with_a_destination_is_rejected_before_reading(file: Path) -> None:
     out = {"plane": numpy.full(6, -1, numpy.float32)}
     with pytest.raises(ingot.SliceError, match=r"tensor `plane`: .* only frameworks know") as caught:
         ingot.numpy.load_file(file, slices={"plane": ARRAYS["plane"] > 5}, out=out)
@@ -149,7 +149,7 @@ def test_a_mask_and_a_place_are_refused_before_anything_is_read(file: Path) -> N
 
 
 @pytest.mark.parametrize("module", [ingot.numpy, ingot.torch])
-def test_a_new_axis_has_a_place(file: Path, module: Any) -> None:
+def test_index_with_a_new_axis_fills_a_destination(file: Path, module: Any) -> None:
     empty = {ingot.numpy: numpy.empty((1, 5), numpy.float32), ingot.torch: torch.empty(1, 5)}[module]
     found = module.load_file(file, keys=["line"], slices={"line": None}, out={"line": empty})["line"]
     assert found is empty

@@ -48,12 +48,12 @@ def a_model(folder: Path, *names: str) -> Path:
 
 
 @CASES
-def test_parameters_are_counted_as_huggingface_js_counts_them(case: dict[str, Any], tmp_path: Path) -> None:
+def test_inspect_counts_parameters_as_huggingface_js_does(case: dict[str, Any], tmp_path: Path) -> None:
     check_counts(case, write(tmp_path, files_of(case)))
 
 
 @pytest.mark.parametrize("case", IN_BINTENSORS, ids=lambda case: case["name"])
-def test_parameters_of_bintensors_are_counted_likewise(case: dict[str, Any], tmp_path: Path) -> None:
+def test_inspect_counts_parameters_of_bintensors(case: dict[str, Any], tmp_path: Path) -> None:
     check_counts(case, write(tmp_path, files_of(case, "bintensors")))
 
 
@@ -66,7 +66,7 @@ def check_counts(case: dict[str, Any], folder: Path) -> None:
 
 
 @CASES
-def test_the_counts_of_tensors_add_up(case: dict[str, Any], tmp_path: Path) -> None:
+def test_inspect_counts_add_up(case: dict[str, Any], tmp_path: Path) -> None:
     found = ingot.inspect(write(tmp_path, files_of(case)))
     in_all: Counter[str] = Counter()
     for file in found.files_metadata.values():
@@ -80,7 +80,7 @@ def test_the_counts_of_tensors_add_up(case: dict[str, Any], tmp_path: Path) -> N
 
 
 @CASES
-def test_huggingface_hub_says_the_same_of_what_is_stored(case: dict[str, Any], tmp_path: Path) -> None:
+def test_inspect_equals_huggingface_hub(case: dict[str, Any], tmp_path: Path) -> None:
     folder = write(tmp_path, files_of(case))
     expected = asdict(huggingface_hub.get_local_safetensors_metadata(folder))
     assert hub_metadata.of_repo(ingot.inspect(folder, count="stored")) == expected
@@ -89,7 +89,7 @@ def test_huggingface_hub_says_the_same_of_what_is_stored(case: dict[str, Any], t
         assert hub_metadata.of_file(file) == asdict(of_file)
 
 
-def test_the_dataclasses_have_the_fields_of_huggingface_hubs() -> None:
+def test_inspect_has_the_fields_of_huggingface_hub() -> None:
     for ours, theirs, more in [
         (ingot.FileMetadata, huggingface_hub.utils.SafetensorsFileMetadata, []),
         (ingot.RepoMetadata, huggingface_hub.utils.SafetensorsRepoMetadata, ["parameter_total"]),
@@ -100,7 +100,7 @@ def test_the_dataclasses_have_the_fields_of_huggingface_hubs() -> None:
 # What may be given
 
 
-def test_a_file_an_index_and_their_directory_are_one_model(tmp_path: Path) -> None:
+def test_inspect_reads_a_file_an_index_and_a_directory(tmp_path: Path) -> None:
     one = write(tmp_path / "one", files_of(counts()[0]))
     assert ingot.inspect(one) == ingot.inspect(one / "model.safetensors")
     assert not ingot.inspect(one).sharded
@@ -111,7 +111,7 @@ def test_a_file_an_index_and_their_directory_are_one_model(tmp_path: Path) -> No
     assert found.weight_map == json.loads((many / INDEX).read_text())["weight_map"]
 
 
-def test_all_of_a_header_is_there(tmp_path: Path) -> None:
+def test_inspect_has_the_whole_header(tmp_path: Path) -> None:
     path = tmp_path / "m.safetensors"
     arrays = {"w": np.zeros((2, 3), np.float16), "s": np.float32(1)}
     ingot.numpy.save_file(arrays, path, {"format": "pt"})
@@ -158,7 +158,7 @@ def test_inspect_counts_tensors_when_they_are_read(tmp_path: Path) -> None:
         assert set(threads.map(total, range(8))) == {1000 + 500 - 1}
 
 
-def test_inspect_of_an_object_holds_nothing(tmp_path: Path) -> None:
+def test_inspect_holds_no_object(tmp_path: Path) -> None:
     data = bytearray(ingot.numpy.save({"w": np.zeros((2, 3))}, {"format": "pt"}))
     found = ingot.inspect(data)
     # A buffer that something holds cannot be resized.
@@ -167,7 +167,7 @@ def test_inspect_of_an_object_holds_nothing(tmp_path: Path) -> None:
     assert found.parameter_count == {"F64": 6}
 
 
-def test_inspect_of_metadata_keeps_few_files_open(tmp_path: Path) -> None:
+def test_inspect_keeps_few_files_open(tmp_path: Path) -> None:
     for number in range(100):
         ingot.numpy.save_file({"w": np.zeros(2)}, tmp_path / f"{number}", {"number": str(number)})
     before = len(os.listdir("/proc/self/fd")) if sys.platform == "linux" else 0
@@ -177,7 +177,7 @@ def test_inspect_of_metadata_keeps_few_files_open(tmp_path: Path) -> None:
         assert len(os.listdir("/proc/self/fd")) - before < 60
 
 
-def test_metadata_of_an_index_may_be_any_json(tmp_path: Path) -> None:
+def test_inspect_takes_index_metadata_of_any_json_type(tmp_path: Path) -> None:
     said = {"total_size": 30, "nested": [None, {"a": 1.5}]}
     found = ingot.inspect(write(tmp_path, files_of(SHARDS | {"index_metadata": json.dumps(said)})))
     assert found.metadata == said
@@ -192,7 +192,7 @@ def test_inspect_takes_a_declared_total(tmp_path: Path, said: object, total: int
     assert (found.parameter_total, sum(found.parameter_count.values())) == (total, 9)
 
 
-def test_a_configuration_can_be_given(tmp_path: Path) -> None:
+def test_inspect_takes_a_configuration(tmp_path: Path) -> None:
     path = a_model(tmp_path, "a.weight", "a.weight_scale")
     assert ingot.inspect(path).parameter_total == 2
     assert ingot.inspect(path, config=FP8).parameter_total == 1
@@ -217,7 +217,7 @@ def test_a_configuration_can_be_given(tmp_path: Path) -> None:
     ],
     ids=["cut", "no text", "deep", "a list", "large"],
 )
-def test_a_configuration_that_cannot_be_read_is_refused(tmp_path: Path, content: str, what: str) -> None:
+def test_inspect_rejects_an_unreadable_configuration(tmp_path: Path, content: str, what: str) -> None:
     path = a_model(tmp_path, "a.weight")
     config = tmp_path / "config.json"
     config.write_bytes(content.encode(errors="surrogateescape"))
@@ -232,14 +232,14 @@ def test_a_configuration_that_cannot_be_read_is_refused(tmp_path: Path, content:
 
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="there are no FIFOs")
-def test_a_configuration_that_is_no_file_is_not_waited_for(tmp_path: Path) -> None:
+def test_inspect_does_not_wait_for_a_fifo_configuration(tmp_path: Path) -> None:
     path = a_model(tmp_path, "a.weight")
     os.mkfifo(tmp_path / "config.json")
     with pytest.raises(ingot.CheckpointError, match="is no regular file"):
         ingot.inspect(path)
 
 
-def test_what_safe_open_refuses_is_refused(tmp_path: Path) -> None:
+def test_inspect_rejects_what_safe_open_rejects(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
         ingot.inspect(tmp_path / "none.safetensors")
     with pytest.raises(IsADirectoryError):
@@ -258,13 +258,13 @@ def test_what_safe_open_refuses_is_refused(tmp_path: Path) -> None:
         ingot.inspect(folder)
 
 
-def test_a_count_that_is_none_is_refused(tmp_path: Path) -> None:
+def test_inspect_rejects_an_invalid_count(tmp_path: Path) -> None:
     with pytest.raises(ingot.OptionError, match="expected one of logical, stored") as caught:
         ingot.inspect(tmp_path, count="all")  # type: ignore[arg-type]
     assert caught.value.code == "unknown-count"
 
 
-def test_a_configuration_of_any_form_does_no_harm(tmp_path: Path) -> None:
+def test_inspect_survives_any_configuration(tmp_path: Path) -> None:
     path = a_model(tmp_path, "a.weight", "b.scales")
     methods = ["gptq", "mlx", "mxfp4", "compressed-tensors", "fp8", "bitsandbytes", "other", 4, [], {}]
     values = [None, "4", [], {}, 10**400, 1e400, math.nan, True]
@@ -287,7 +287,7 @@ def test_a_configuration_of_any_form_does_no_harm(tmp_path: Path) -> None:
                 assert ingot.inspect(path, config=config).parameter_total in (1, 2), config
 
 
-def test_a_pattern_made_to_take_long_does_not(tmp_path: Path) -> None:
+def test_inspect_matches_a_hostile_pattern_in_bounded_time(tmp_path: Path) -> None:
     path = a_model(tmp_path, "a" * 20_000 + ".weight")
     for key, pattern in [("modules_to_not_convert", "*a" * 60 + "b"), ("ignore", "re:" + ".*a" * 60 + "b$")]:
         config = {"quantization_config": {"quant_method": "gptq", key: [pattern]}}
@@ -295,13 +295,13 @@ def test_a_pattern_made_to_take_long_does_not(tmp_path: Path) -> None:
 
 
 @given(st.text("ab.", max_size=12), st.lists(st.text("ab.", max_size=3), min_size=1, max_size=5))
-def test_globs_match_what_expressions_match(text: str, parts: list[str]) -> None:
+def test_inspect_globs_equal_regular_expressions(text: str, parts: list[str]) -> None:
     expression = ".*".join(map(re.escape, parts))
     assert parameters._fits(parts, text) == (re.fullmatch(expression, text) is not None)
 
 
 @given(st.text("ab.\\*^$", max_size=8), st.text("ab.", max_size=10))
-def test_a_target_matches_at_most_what_its_expression_matches(pattern: str, module: str) -> None:
+def test_inspect_targets_match_at_most_their_expression(pattern: str, module: str) -> None:
     try:
         expression = re.compile(pattern)
     except re.error:
@@ -313,7 +313,7 @@ def test_a_target_matches_at_most_what_its_expression_matches(pattern: str, modu
 # Async
 
 
-def test_the_event_loop_goes_on_meanwhile(tmp_path: Path) -> None:
+def test_inspect_async_leaves_the_event_loop_free(tmp_path: Path) -> None:
     folder = write(tmp_path, files_of(SHARDS))
 
     async def several() -> list[ingot.RepoMetadata]:

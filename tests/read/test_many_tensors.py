@@ -99,7 +99,7 @@ def free_with_others_and_refuse(managed: int, made: Any) -> int:
 class TestExchange:
     """A torch that has C functions for it takes tensors by those."""
 
-    def test_torch_makes_all_tensors_by_it(self, path: Path) -> None:
+    def test_lending_makes_all_torch_tensors(self, path: Path) -> None:
         if EXCHANGE is None:
             pytest.skip(f"torch {torch.__version__} has no such functions")
 
@@ -114,7 +114,7 @@ class TestExchange:
         assert {type(tensor) for tensor in made.values()} == {torch.Tensor}
         assert {tensor.dtype for tensor in made.values()} == {torch.float32}
 
-    def test_tensors_keep_the_file_and_let_it_go(self, path: Path) -> None:
+    def test_lending_keeps_the_file_until_tensors_are_freed(self, path: Path) -> None:
         tensors = ingot.torch.load_file(path, backend="mmap")
         last = tensors.popitem()[1]
         del tensors
@@ -125,7 +125,7 @@ class TestExchange:
         assert not is_mapped(path)
 
     @pytest.mark.parametrize("backend", ["mmap", "pread"])
-    def test_threads_free_them_in_any_order(self, tmp_path: Path, backend: str) -> None:
+    def test_lending_survives_threads_that_free_in_any_order(self, tmp_path: Path, backend: str) -> None:
         path = tmp_path / "mixed.safetensors"
         # Shapes longer than most, and memory that is one tensor's alone.
         shapes = [(2, 3), (1, 2, 1, 3, 1, 1), (0, 4), ()] * 800 + [(1 << 10, 1, 1 << 10, 1, 1, 1)] * 3
@@ -148,7 +148,7 @@ class TestExchange:
         del kept, tensor
         assert not is_mapped(path)
 
-    def test_a_tensor_that_is_freed_before_others_is_freed_once(self, path: Path) -> None:
+    def test_lending_frees_each_tensor_once(self, path: Path) -> None:
         others = ingot.torch.load_file(path)
         OTHERS.extend(others.values())
         OTHERS.extend(ingot.torch.load_file(path).values())
@@ -162,7 +162,7 @@ class TestExchange:
         del tensors
         assert not is_mapped(path), "memory that nobody frees"
 
-    def test_what_they_took_is_given_back(self, path: Path) -> None:
+    def test_lending_returns_its_memory(self, path: Path) -> None:
         def load() -> int:
             for _ in range(20):
                 ingot.torch.load_file(path)
@@ -186,7 +186,7 @@ class TestExchange:
             ),
         ],
     )
-    def test_without_it_there_are_capsules(self, path: Path, other: Callable[[], Any], calls: int) -> None:
+    def test_lending_falls_back_to_capsules(self, path: Path, other: Callable[[], Any], calls: int) -> None:
         CALLED.clear()
         wrap = _native.Wrap.dlpack(torch._C._from_dlpack, lambda code: None, other())
         checkpoint = _native.Checkpoint.open(path, "mmap")
@@ -232,7 +232,7 @@ class TestCollector:
         gc.callbacks.remove(note)
 
     @pytest.mark.parametrize("sliced", [False, True])
-    def test_it_runs_once_at_most(self, path: Path, collections: list[int], sliced: bool) -> None:
+    def test_collector_runs_at_most_once(self, path: Path, collections: list[int], sliced: bool) -> None:
         checkpoint = _native.Checkpoint.open(path)
         wanted = (checkpoint.names(), [0] * len(checkpoint), None)
 
@@ -262,12 +262,12 @@ class TestCollector:
         assert len(tensors) > 4 * gc.get_threshold()[0], "enough for it to start of itself"
         assert found <= 2
 
-    def test_who_has_it_off_keeps_it_off(self, path: Path) -> None:
+    def test_collector_stays_off_if_disabled(self, path: Path) -> None:
         gc.disable()
         ingot.torch.load_file(path)
         assert not gc.isenabled()
 
-    def test_it_is_on_again_after_a_failure(self, path: Path) -> None:
+    def test_collector_is_enabled_after_a_failure(self, path: Path) -> None:
         made: list[bool] = []
 
         def make(capsule: object) -> None:

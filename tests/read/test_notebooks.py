@@ -79,7 +79,7 @@ def many(path: Path, names: list[str]) -> Path:
     return path
 
 
-def test_a_handle_shows_its_tensors_as_a_folded_tree(tmp_path: Path) -> None:
+def test_handle_html_shows_a_folded_tree(tmp_path: Path) -> None:
     path = many(tmp_path / "t", ["layers.10.w", "layers.2.w", "layers.2.b", "head"])
     file = ingot.safe_open(path, "np")
     seen = Seen(file._repr_html_())
@@ -94,7 +94,7 @@ def test_a_handle_shows_its_tensors_as_a_folded_tree(tmp_path: Path) -> None:
     assert Seen(ingot.compat.safetensors.safe_open(path, "np")._repr_html_()).rows == 7
 
 
-def test_of_a_checkpoint_no_shard_is_opened_for_it(tmp_path: Path) -> None:
+def test_checkpoint_html_opens_no_shard(tmp_path: Path) -> None:
     many(tmp_path / "whole", [f"layers.{number}.w" for number in range(12)])
     ingot.split(tmp_path / "whole", tmp_path / "shards", 4)
     file = ingot.safe_open(tmp_path / "shards", "np")
@@ -105,7 +105,7 @@ def test_of_a_checkpoint_no_shard_is_opened_for_it(tmp_path: Path) -> None:
     assert "model-00003-of-00003.safetensors" in text
 
 
-def test_names_in_files_are_text_and_nothing_else(tmp_path: Path) -> None:
+def test_html_escapes_names(tmp_path: Path) -> None:
     path = tmp_path / "<b>.safetensors"
     many(path, HOSTILE)
     converted = ingot.convert(path, tmp_path / "<i>.npz", drop=[HOSTILE[0]])
@@ -123,7 +123,7 @@ def test_names_in_files_are_text_and_nothing_else(tmp_path: Path) -> None:
         assert all(_escaped(part) in shown_names for part in name.split("."))
 
 
-def test_a_verification_shows_each_tensor_that_differs(tmp_path: Path) -> None:
+def test_verification_html_lists_each_differing_tensor(tmp_path: Path) -> None:
     path = many(tmp_path / "t", ["<b>", "good"])
     ingot.numpy.save_file(ingot.numpy.load_file(path), path, checksums=True)
     assert Seen(ingot.verify(path)._repr_html_()).rows == 0
@@ -146,7 +146,7 @@ def test_a_verification_shows_each_tensor_that_differs(tmp_path: Path) -> None:
     [lambda n: f"t{n}", lambda n: f"layers.{n}.w", lambda n: f"a.{n % 7}.b.{n}", lambda n: "x." * n + "w"],
     ids=["flat", "modules", "nested", "deep"],
 )
-def test_at_most_so_many_rows_are_shown(name: Callable[[int], str]) -> None:
+def test_html_limits_the_rows(name: Callable[[int], str]) -> None:
     names = [name(number) for number in range(3000)]
     seen = Seen(page("many", [], tree((name, ("U8",)) for name in names)))
     assert seen.rows == MOST_ROWS == 500
@@ -155,19 +155,19 @@ def test_at_most_so_many_rows_are_shown(name: Callable[[int], str]) -> None:
     assert (seen.rows, seen.hidden) == (MOST_ROWS, len(names) - MOST_ROWS)
 
 
-def test_every_module_at_the_top_has_a_line_before_the_tensors_in_any(tmp_path: Path) -> None:
+def test_html_shows_top_modules_first(tmp_path: Path) -> None:
     names = [f"{module}.{number}" for module in "abc" for number in range(1000)]
     text = Seen(tree((name, ()) for name in names)).text
     assert [part.strip() for part in text if part.strip() in {*"abc"}] == [*"abc"]
 
 
 @given(st.lists(st.text(alphabet=st.sampled_from("ab.<&>\"'\u202e"), max_size=12), unique=True, max_size=40))
-def test_each_tensor_has_one_row(names: list[str]) -> None:
+def test_html_shows_each_tensor_once(names: list[str]) -> None:
     seen = Seen(tree((name, ("F32", [1, 2])) for name in names))
     assert seen.tags.get("tr", 0) == len(names)
     assert seen.hidden == 0
 
 
-def test_what_is_long_is_cut() -> None:
+def test_html_cuts_long_texts() -> None:
     shown: Any = page("x" * 10**6, ["y" * 10**6], table([["z" * 10**6]]))
     assert len(shown) < 5000

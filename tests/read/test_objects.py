@@ -52,7 +52,7 @@ def data() -> bytes:
 
 
 class CountingFiles(MemoryFileSystem):  # type: ignore[misc]
-    """A file system of fsspec that notes what it is asked for."""
+    """A file system of fsspec that records the requested ranges."""
 
     protocol = "memory"
 
@@ -74,7 +74,7 @@ def given(request: pytest.FixtureRequest, data: bytes, tmp_path: Path) -> Any:
         close()
 
 
-def test_a_pickle_of_torch_is_converted_from_it(tmp_path: Path) -> None:
+def test_convert_reads_a_torch_pickle_from_an_object(tmp_path: Path) -> None:
     saved = io.BytesIO()
     torch.save({"a": torch.arange(5)}, saved)
     store = obstore.store.MemoryStore()
@@ -94,7 +94,7 @@ def counted(kind: str, data: bytes) -> tuple[Any, list[tuple[int, int]]]:
 
 
 @pytest.mark.parametrize("kind", ["obstore", "fsspec"])
-def test_a_slice_asks_for_the_header_and_its_own_bytes(kind: str, data: bytes) -> None:
+def test_get_slice_requests_the_header_and_its_bytes(kind: str, data: bytes) -> None:
     given, asked = counted(kind, data)
     with ingot.safe_open(given, "np") as file:
         info, start = file.info("big"), len(data) - max(file.info(name).end for name in file)
@@ -106,7 +106,7 @@ def test_a_slice_asks_for_the_header_and_its_own_bytes(kind: str, data: bytes) -
 
 @pytest.mark.parametrize("kind", ["obstore", "fsspec"])
 @pytest.mark.parametrize("option", ["whole", "dtype", "out", "slices"])
-def test_many_tensors_come_in_few_ranges(kind: str, option: str) -> None:
+def test_load_file_requests_few_ranges(kind: str, option: str) -> None:
     arrays = {f"layers.{n:04}": numpy.full((16, 16), n, numpy.float32) for n in range(2000)}
     given, asked = counted(kind, ingot.numpy.save(arrays))
     options: dict[str, Any] = {
@@ -121,7 +121,7 @@ def test_many_tensors_come_in_few_ranges(kind: str, option: str) -> None:
     assert len(asked) <= 2 + 4
 
 
-def test_several_ranges_are_asked_for_at_once(data: bytes) -> None:
+def test_get_slice_requests_several_ranges_at_once(data: bytes) -> None:
     class Together(Counting):
         both = threading.Barrier(2)
 
@@ -148,7 +148,7 @@ class Failing(Counting):
         return found if starts[0] == 0 else self.how(found)  # type: ignore[no-any-return]
 
 
-def test_what_a_store_raises_is_the_cause_and_its_words_stay_there(data: bytes, tmp_path: Path) -> None:
+def test_load_file_chains_the_error_of_a_store(data: bytes, tmp_path: Path) -> None:
     fault = RuntimeError(f"GET https://host/{NAME}?{SECRET}")
 
     def fail(found: object) -> Any:
@@ -175,7 +175,9 @@ def test_what_a_store_raises_is_the_cause_and_its_words_stay_there(data: bytes, 
 
 
 @pytest.mark.parametrize(("how", "difference"), [(lambda b: b[:-5], -5), (lambda b: b + b"x", 1)])
-def test_answer_of_wrong_length_is_named(how: Callable[[bytes], bytes], difference: int, data: bytes) -> None:
+def test_get_tensor_names_an_answer_of_wrong_length(
+    how: Callable[[bytes], bytes], difference: int, data: bytes
+) -> None:
     given = ingot.Ranges(Failing(data, lambda found: [how(bytes(found[0]))]), NAME)
     message = rf"^{NAME}: tensor `half`: .*expected 4000 bytes of the object, found {4000 + difference}$"
     with ingot.safe_open(given, "np") as file, pytest.raises(ingot.StorageError, match=message) as caught:
@@ -184,13 +186,13 @@ def test_answer_of_wrong_length_is_named(how: Callable[[bytes], bytes], differen
 
 
 @pytest.mark.parametrize("answer", [None, "text", ["", ""], [1.5]])
-def test_an_answer_that_is_no_bytes_is_refused(answer: Any, data: bytes) -> None:
+def test_load_file_rejects_an_answer_that_is_no_bytes(answer: Any, data: bytes) -> None:
     given = ingot.Ranges(Failing(data, lambda found: answer), NAME)
     with pytest.raises(ingot.StorageError, match=r"the object raised (Type|Value)Error"):
         ingot.numpy.load_file(given)
 
 
-def test_a_file_that_is_not_there_is_missing_as_a_path_is() -> None:
+def test_load_file_raises_file_not_found_for_a_missing_object() -> None:
     for given in (ingot.Ranges(in_obstore(b""), "none"), fsspec.open("memory://ingot-tests/none")):
         with pytest.raises(FileNotFoundError, match=r"No such file or directory: '.*none'$") as caught:
             ingot.numpy.load_file(given)
@@ -198,7 +200,7 @@ def test_a_file_that_is_not_there_is_missing_as_a_path_is() -> None:
         assert isinstance(caught.value.__cause__, FileNotFoundError)
 
 
-def test_what_a_store_raises_when_its_size_is_asked_is_the_cause_as_well(data: bytes) -> None:
+def test_safe_open_chains_the_error_of_a_size_request(data: bytes) -> None:
     fault = PermissionError(f"HEAD https://host/{NAME}?{SECRET}")
 
     class Denied(Failing):
@@ -220,7 +222,7 @@ def replaced_in_fsspec(data: bytes) -> tuple[Any, Callable[[bytes], object]]:
 
 
 @pytest.mark.parametrize("store", [replaced_in_obstore, replaced_in_fsspec])
-def test_a_file_that_is_replaced_in_its_store_is_noticed(
+def test_get_tensor_notices_a_replaced_object(
     store: Callable[[bytes], tuple[Any, Callable[[bytes], object]]], data: bytes
 ) -> None:
     for new, found in ((bytes(len(data)), None), (data + b"x", len(data) + 1)):
@@ -234,7 +236,7 @@ def test_a_file_that_is_replaced_in_its_store_is_noticed(
         assert caught.value.found == found
 
 
-def test_a_file_that_shrinks_is_an_error_that_says_where(data: bytes, tmp_path: Path) -> None:
+def test_get_tensors_reports_a_shrunk_object(data: bytes, tmp_path: Path) -> None:
     with opened(data, tmp_path) as given, ingot.safe_open(given, "np") as file:
         os.truncate(tmp_path / NAME, len(data) // 2)
         with pytest.raises(ingot.StorageError, match=r"expected \d+ bytes of the object, found"):
@@ -249,7 +251,7 @@ def test_a_file_that_shrinks_is_an_error_that_says_where(data: bytes, tmp_path: 
 @pytest.mark.parametrize(
     "code", ["text", "text by mode", "closed", "not-seekable", "not-readable", "compressed"]
 )
-def test_what_cannot_be_read_is_refused_with_its_reason(code: str, data: bytes, tmp_path: Path) -> None:
+def test_load_file_explains_an_unreadable_object(code: str, data: bytes, tmp_path: Path) -> None:
     path = written(data, tmp_path)
 
     class Pipe(io.BytesIO):
@@ -282,7 +284,7 @@ def test_what_cannot_be_read_is_refused_with_its_reason(code: str, data: bytes, 
             given.close()
 
 
-def test_a_file_that_is_closed_later_is_named(data: bytes, tmp_path: Path) -> None:
+def test_get_tensor_names_a_closed_object(data: bytes, tmp_path: Path) -> None:
     given = opened(data, tmp_path)
     with ingot.safe_open(given, "np") as file:
         given.close()
@@ -290,7 +292,7 @@ def test_a_file_that_is_closed_later_is_named(data: bytes, tmp_path: Path) -> No
             file.get_tensor("half")
 
 
-def test_a_position_that_others_move_is_noticed(data: bytes) -> None:
+def test_load_file_notices_a_moved_position(data: bytes) -> None:
     class Moving(Dribbling):
         def read(self, size: int | None = -1) -> bytes:
             found = super().read(size)
@@ -302,12 +304,12 @@ def test_a_position_that_others_move_is_noticed(data: bytes) -> None:
     assert caught.value.code == "moved"
 
 
-def test_a_mapping_of_an_object_is_refused(data: bytes) -> None:
+def test_load_file_rejects_mapping_an_object(data: bytes) -> None:
     with pytest.raises(ingot.OptionError, match="a BytesIO cannot be mapped"):
         ingot.numpy.load_file(io.BytesIO(data), backend="mmap")
 
 
-def test_stores_that_are_none_are_refused() -> None:
+def test_ranges_rejects_invalid_stores() -> None:
     with pytest.raises(TypeError, match=r"get_ranges.*found dict"):
         ingot.Ranges({}, NAME)
     with pytest.raises(TypeError, match="must be a str, found int"):
@@ -323,19 +325,19 @@ def test_stores_that_are_none_are_refused() -> None:
         ingot.numpy.load_file(ingot.Ranges(Unmeasured(), NAME))
 
 
-def test_a_size_that_is_given_is_not_asked_for(data: bytes) -> None:
+def test_ranges_with_nbytes_requests_no_size(data: bytes) -> None:
     store = Counting(data)
     ingot.numpy.load_file(ingot.Ranges(store, NAME, nbytes=len(data)))
     assert store.heads == 0
 
 
-def test_a_long_header_takes_two_ranges() -> None:
+def test_safe_open_requests_a_long_header_in_two_ranges() -> None:
     given, asked = counted("obstore", ingot.numpy.save({"a": numpy.zeros(3)}, {"note": "x" * 1_000_000}))
     assert ingot.safe_open(given, "np").metadata() == {"note": "x" * 1_000_000}
     assert len(asked) == 2
 
 
-def test_a_handle_is_pickled_with_its_object(data: bytes, tmp_path: Path) -> None:
+def test_safe_open_of_an_object_is_pickled(data: bytes, tmp_path: Path) -> None:
     for given in (fsspec.open(in_memory_of_fsspec(data)), io.BytesIO(data)):
         file = ingot.safe_open(given, "np")
         again = pickle.loads(pickle.dumps(file))
@@ -346,7 +348,7 @@ def test_a_handle_is_pickled_with_its_object(data: bytes, tmp_path: Path) -> Non
         pickle.dumps(ingot.safe_open(given, "np"))
 
 
-def test_a_closed_handle_lets_go_of_its_object(data: bytes) -> None:
+def test_safe_open_releases_its_object_on_close(data: bytes) -> None:
     given = bytearray(data)
     file = ingot.safe_open(given, "np")
     with pytest.raises(BufferError):
@@ -355,7 +357,7 @@ def test_a_closed_handle_lets_go_of_its_object(data: bytes) -> None:
     given.append(0)
 
 
-# A store that answers what lies behind the header when `over` is set, and a handle on a file in it.
+# A store that returns bytes after the header once `over` is set, and a handle on a file in it.
 SLOW = """
 import io
 
@@ -372,14 +374,14 @@ file = ingot.safe_open(ingot.Ranges(Store(), "m", nbytes=len(data)), "np")
 
 
 @pytest.mark.parametrize("end", ["", "del iterator", "iterator.close()", "iterator = None; file.close()"])
-def test_reading_ahead_ends_where_nobody_takes_what_it_reads(end: str) -> None:
-    # The thread that reads wants the interpreter, which whoever drops the iterator has.
+def test_prefetch_ends_when_its_iterator_is_dropped(end: str) -> None:
+    # The reading thread needs the GIL, which the thread that drops the iterator holds.
     program = SLOW + f"iterator = file.prefetch()\ntime.sleep(0.1)\n{end}\nsay('ended')"
     assert run(program, 0.3).said() == "ended"
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_a_forked_child_opens_it_again() -> None:
+def test_safe_open_of_an_object_reopens_in_a_forked_child() -> None:
     program = (
         SLOW
         + """

@@ -36,7 +36,9 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("backend", ["pread", "mmap"])
 @pytest.mark.parametrize("what", OPTIONS)
-def test_parts_take_as_many_reads_as_all(path: Path, tmp_path: Path, backend: str, what: str) -> None:
+def test_slices_take_as_many_reads_as_whole_tensors(
+    path: Path, tmp_path: Path, backend: str, what: str
+) -> None:
     ran = traced(
         f"""
 path = sys.argv[1]
@@ -66,7 +68,7 @@ for name, array in found.items():
 
 
 @pytest.mark.parametrize("backend", ["pread", "mmap"])
-def test_parts_and_conversions_take_the_memory_of_what_they_give(tmp_path: Path, backend: str) -> None:
+def test_slices_and_conversions_take_the_memory_of_the_result(tmp_path: Path, backend: str) -> None:
     path = tmp_path / "large.safetensors"
     ingot.numpy.save_file({f"{number}": numpy.ones((1024, 4096), numpy.float32) for number in range(8)}, path)
     ran = run(

@@ -62,7 +62,7 @@ WAYS: tuple[Callable[[str, str], set[str]], ...] = (kept_by_rewrite, kept_by_con
         ("a*b", {"a*b"}),
     ],
 )
-def test_a_pattern_takes_brackets_as_they_are(
+def test_keys_pattern_treats_brackets_literally(
     path: str, kept: Callable[[str, str], set[str]], pattern: str, expected: set[str] | None
 ) -> None:
     if expected is None:
@@ -72,7 +72,7 @@ def test_a_pattern_takes_brackets_as_they_are(
         assert kept(path, pattern) == expected
 
 
-def test_a_device_map_takes_brackets_as_they_are_and_minds_typos(path: str) -> None:
+def test_device_map_treats_brackets_literally_and_finds_typos(path: str) -> None:
     devices: dict[str, Any] = {"blocks[0].*": "cpu", "*": "cpu"}
     assert ingot.torch.load_file(path, device=devices).keys() == set(NAMES)
     with pytest.raises(ingot.TensorNotFoundError, match=r"did you mean `LayerNorm\.weight`"):
@@ -81,7 +81,7 @@ def test_a_device_map_takes_brackets_as_they_are_and_minds_typos(path: str) -> N
         ingot.torch.load_file(path, device={"[n]": "cpu", "*": "cpu"})
 
 
-def test_matcher_matches_what_a_regular_expression_matches() -> None:
+def test_matcher_equals_regular_expressions() -> None:
     from ingot._base.keys import _matcher
 
     chance = random.Random(0)

@@ -54,7 +54,7 @@ def source(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Any, dict[st
     return tmp_path / "t", {"backend": request.param}
 
 
-def test_every_tensor_comes_once_by_name_or_in_turn(source: tuple[Any, dict[str, Any]]) -> None:
+def test_prefetch_returns_every_tensor_once(source: tuple[Any, dict[str, Any]]) -> None:
     with ingot.safe_open(source[0], "np", **source[1]) as file:
         order = file.offset_keys()
         loader = file.prefetch()
@@ -76,7 +76,7 @@ def test_every_tensor_comes_once_by_name_or_in_turn(source: tuple[Any, dict[str,
 
 
 @pytest.mark.parametrize("part", PARTS, ids=str)
-def test_a_plan_reads_the_rows_that_it_names(source: tuple[Any, dict[str, Any]], part: slice) -> None:
+def test_prefetch_reads_the_rows_of_a_plan(source: tuple[Any, dict[str, Any]], part: slice) -> None:
     with ingot.safe_open(source[0], "np", **source[1]) as file:
         loader = file.prefetch({"scalar": None, "rows": part}, threads=2)
     with loader:
@@ -87,7 +87,7 @@ def test_a_plan_reads_the_rows_that_it_names(source: tuple[Any, dict[str, Any]],
             loader.take("whole")
 
 
-def test_nothing_but_the_plan_is_read() -> None:
+def test_prefetch_reads_only_the_plan() -> None:
     read: list[tuple[int, int]] = []
 
     class Counted(io.BytesIO):
@@ -105,7 +105,7 @@ def test_nothing_but_the_plan_is_read() -> None:
     assert sum(nbytes for _, nbytes in read) < 8 * 4096 + (256 << 10)
 
 
-def test_what_waits_to_be_taken_is_bounded_and_out_of_turn_waits_for_none(tmp_path: Path) -> None:
+def test_prefetch_bounds_waiting_tensors(tmp_path: Path) -> None:
     arrays = {f"t{number}": numpy.full(1000, number, "f8") for number in range(9)}
     ingot.numpy.save_file(arrays, tmp_path / "t")
     # Room for one, so that the last cannot have been read in its turn.
@@ -114,7 +114,7 @@ def test_what_waits_to_be_taken_is_bounded_and_out_of_turn_waits_for_none(tmp_pa
         assert [(name, int(array[0])) for name, array in loader] == [(f"t{i}", i) for i in range(8)]
 
 
-def test_tensors_go_to_the_device_that_is_asked_for(tmp_path: Path) -> None:
+def test_prefetch_sends_tensors_to_the_device(tmp_path: Path) -> None:
     ingot.torch.save_file({"a": torch.zeros(2), "b": torch.ones(3)}, tmp_path / "t")
     file = ingot.safe_open(tmp_path / "t", "pt", "meta")
     for device, expected in (
@@ -132,7 +132,7 @@ def test_tensors_go_to_the_device_that_is_asked_for(tmp_path: Path) -> None:
         assert loader.take("a").tolist() == [0, 0]
 
 
-def test_a_tensor_that_cannot_be_given_fails_by_itself(tmp_path: Path) -> None:
+def test_prefetch_reports_a_failing_tensor_alone(tmp_path: Path) -> None:
     specs = {
         "bad": {"dtype": "F6_E2M3", "shape": [4], "data": b"123"},
         "good": {"dtype": "F32", "shape": [1], "data": bytes(4)},
@@ -179,14 +179,14 @@ def test_prefetch_rejects_a_bad_plan(tmp_path: Path, plan: Any, kind: type[Excep
     assert threading.active_count() == before
 
 
-def test_an_empty_plan_gives_nothing(tmp_path: Path) -> None:
+def test_prefetch_of_an_empty_plan_is_empty(tmp_path: Path) -> None:
     ingot.numpy.save_file(TENSORS, tmp_path / "t")
     with ingot.safe_open(tmp_path / "t", "np").prefetch({}) as loader:
         assert list(loader) == []
         assert len(loader) == 0
 
 
-def test_a_closed_loader_gives_nothing_and_what_it_gave_stays(tmp_path: Path) -> None:
+def test_prefetch_after_close_returns_nothing(tmp_path: Path) -> None:
     ingot.numpy.save_file(TENSORS, tmp_path / "t")
     loader = ingot.safe_open(tmp_path / "t", "np").prefetch()
     first = loader.take("rows")
@@ -206,7 +206,7 @@ def test_a_closed_loader_gives_nothing_and_what_it_gave_stays(tmp_path: Path) ->
             call()
 
 
-def test_many_threads_take_from_one_loader_each_tensor_once(tmp_path: Path) -> None:
+def test_prefetch_serves_many_threads(tmp_path: Path) -> None:
     arrays = {f"t{number}": numpy.full(100, number) for number in range(200)}
     ingot.numpy.save_file(arrays, tmp_path / "t")
     file = ingot.safe_open(tmp_path / "t", "np")
@@ -216,7 +216,7 @@ def test_many_threads_take_from_one_loader_each_tensor_once(tmp_path: Path) -> N
     assert {name: int(array[0]) for name, array in found} == {f"t{i}": i for i in range(200)}
 
 
-def test_a_checker_knows_what_a_loader_gives(tmp_path: Path) -> None:
+def test_prefetch_has_types(tmp_path: Path) -> None:
     ingot.torch.save_file({"a": torch.zeros(2)}, tmp_path / "t")
     with ingot.safe_open(tmp_path / "t", "pt") as file:
         loader = file.prefetch({"a": slice(1)})

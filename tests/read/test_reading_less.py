@@ -42,14 +42,14 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("option", ["keys", "slices", "out"])
-def test_an_unknown_name_is_refused_with_the_nearest(file: Path, option: str) -> None:
+def test_load_file_suggests_the_nearest_name(file: Path, option: str) -> None:
     given = {"keys": ["weight"], "slices": {"weight": 0}, "out": {"weight": np.zeros(1)}}[option]
     with pytest.raises(ingot.TensorNotFoundError, match=r"did you mean `a\.weight`"):
         ingot.numpy.load_file(file, **{option: given})
 
 
 @pytest.mark.parametrize("option", ["slices", "out"])
-def test_a_tensor_that_the_other_options_leave_out_is_refused(file: Path, option: str) -> None:
+def test_load_file_rejects_options_for_unselected_tensors(file: Path, option: str) -> None:
     with pytest.raises(ingot.OptionError, match=f"{option} has tensor `scalar`") as caught:
         ingot.numpy.load_file(file, keys="a.*", **{option: {"scalar": ...}})
     assert (caught.value.code, caught.value.tensor) == ("not-selected", "scalar")
@@ -65,7 +65,7 @@ PARTS = st.one_of(
 
 @settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(index=st.lists(PARTS, max_size=4).map(tuple), dtype=st.sampled_from([None, "float16", "float64"]))
-def test_slices_are_those_of_numpy(
+def test_load_file_slices_equal_numpys(
     file: Path, backend: str, index: tuple[object, ...], dtype: str | None
 ) -> None:
     for name in ("a.weight", "b.ids", "b.half"):
@@ -142,13 +142,13 @@ def test_load_file_rejects_a_file_that_is_shortened_between_columns(long: Path, 
     assert caught.value.code == "changed"
 
 
-def test_an_index_for_the_framework_does_not_go_with_a_place(file: Path) -> None:
+def test_load_file_rejects_a_mask_with_a_destination(file: Path) -> None:
     out = {"a.weight": np.zeros(6, np.float32)}
     with pytest.raises(ingot.SliceError, match="only frameworks know, which goes without a place in out"):
         ingot.numpy.load_file(file, slices={"a.weight": ARRAYS["a.weight"] > 0}, out=out)
 
 
-def test_out_is_filled_where_it_lies(file: Path, backend: str) -> None:
+def test_load_file_fills_out_in_place(file: Path, backend: str) -> None:
     wide = np.full((6, 40), -1, np.float32)
     out = {
         "a.weight": wide[:, 1::4],
@@ -164,7 +164,7 @@ def test_out_is_filled_where_it_lies(file: Path, backend: str) -> None:
     assert (wide[:, 0::4] == -1).all()
 
 
-def test_columns_of_one_matrix_may_be_two_destinations(file: Path) -> None:
+def test_load_file_fills_columns_of_one_matrix(file: Path) -> None:
     both = np.zeros((6, 20), np.float32)
     out = {"a.weight": both[:, :10]}
     ingot.numpy.load_file(file, out=out)
@@ -191,13 +191,13 @@ def read_only() -> np.ndarray:
         ),
     ],
 )
-def test_memory_that_does_not_fit_is_refused(file: Path, out: dict[str, np.ndarray], code: str) -> None:
+def test_load_file_rejects_unfit_memory(file: Path, out: dict[str, np.ndarray], code: str) -> None:
     with pytest.raises(ingot.DestinationError, match=r"tensor `a\.weight`") as caught:
         ingot.numpy.load_file(file, out=out)
     assert (caught.value.code, caught.value.tensor) == (code, "a.weight")
 
 
-def test_nothing_is_read_before_all_destinations_are_checked(file: Path) -> None:
+def test_load_file_checks_all_destinations_before_reading(file: Path) -> None:
     base = np.zeros(60, np.float32)
     fine, bad = np.zeros(6), np.zeros((3, 4), np.float32)
     for out in (
@@ -236,7 +236,7 @@ def framework(request):
     ],
     ids=["rows", "columns", "negative", "nothing"],
 )
-def test_ranges_stand_for_their_places(path, framework, backend, index, rows, columns):
+def test_load_file_reads_ranges_as_indices(path, framework, backend, index, rows, columns):
     load, _ = framework
     expected = WHOLE[rows] if columns is None else WHOLE[:, columns]
     found = load(path, slices={"fused": index}, backend=backend)["fused"]
@@ -245,13 +245,13 @@ def test_ranges_stand_for_their_places(path, framework, backend, index, rows, co
         np.testing.assert_array_equal(file.get_slice("fused")[index], expected)
 
 
-def test_a_range_past_the_end_is_refused(path):
+def test_load_file_rejects_a_range_past_the_end(path):
     with pytest.raises(SliceError, match="index 12 is out of range for dimension 0 of size 12"):
         ingot.numpy.load_file(path, slices={"fused": [range(10, 14)]})
 
 
 @pytest.mark.parametrize("backend", ["mmap", "pread"])
-def test_parts_of_one_tensor_go_to_several_destinations(path, framework, backend):
+def test_load_file_fills_several_destinations_from_one_tensor(path, framework, backend):
     load, make = framework
     qkv = make(np.zeros((12, 10), np.float32))
     other = make(np.zeros((2, 20), np.float32))
@@ -274,14 +274,14 @@ def test_parts_of_one_tensor_go_to_several_destinations(path, framework, backend
         ({"fused": [0, 1]}, ["other"], "slices has tensor `fused`, which keys"),
     ],
 )
-def test_destinations_and_indices_have_to_pair_up(path, framework, slices, keys, message):
+def test_load_file_pairs_destinations_with_indices(path, framework, slices, keys, message):
     load, make = framework
     out = {"fused": [make(np.zeros(20, np.float32)) for _ in range(2)]}
     with pytest.raises(OptionError, match=message):
         load(path, slices=slices, out=out, keys=keys)
 
 
-def test_a_list_without_slices_is_no_destination(path, framework):
+def test_load_file_rejects_a_list_of_destinations_without_slices(path, framework):
     load, make = framework
     with pytest.raises(
         TypeError, match=r"`fused`: .* found list: several destinations need a list of as many indices"
@@ -289,7 +289,7 @@ def test_a_list_without_slices_is_no_destination(path, framework):
         load(path, out={"fused": [make(np.zeros(20, np.float32))]})
 
 
-def test_names_that_share_a_tensor_have_parts_of_it(tmp_path):
+def test_load_file_slices_aliases_into_destinations(tmp_path):
     whole = torch.tensor(WHOLE)
     path = tmp_path / "shared.safetensors"
     ingot.torch.save_file({"a": whole, "alias": whole, "view": whole[2:4]}, path, shared="alias")
@@ -302,7 +302,7 @@ def test_names_that_share_a_tensor_have_parts_of_it(tmp_path):
     assert torch.equal(torch.stack(rows), whole[2:4])
 
 
-def test_destinations_that_overlap_are_refused_before_anything_is_read(path, framework):
+def test_load_file_rejects_overlapping_destinations_before_reading(path, framework):
     load, make = framework
     memory = make(np.zeros((3, 20), np.float32))
     out = {"fused": [memory[:2], memory[1:]]}

@@ -18,7 +18,7 @@ from ingot.torch._into import tensors_of
 BACKENDS = ("mmap", "pread")
 NARROW = [torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e4m3fnuz]
 NARROW += [torch.float8_e5m2fnuz]
-# Whether this torch makes the largest number of what is too large for it, as ingot does; 2.4 makes NaN.
+# Whether this torch saturates values that are too large, as ingot does. torch 2.4 returns NaN.
 SATURATES = not torch.isnan(torch.tensor(1e5).to(torch.float8_e4m3fn).to(torch.float32))
 
 
@@ -61,7 +61,7 @@ def patterns(dtype: torch.dtype) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("stored", [torch.float64, torch.float32, *NARROW], ids=str)
-def test_conversion_gives_what_torch_gives(tmp_path: Path, stored: torch.dtype) -> None:
+def test_load_file_converts_as_torch_does(tmp_path: Path, stored: torch.dtype) -> None:
     values = patterns(stored)
     path = tmp_path / "patterns.safetensors"
     save_file({"values": values}, path)
@@ -81,7 +81,7 @@ def test_conversion_gives_what_torch_gives(tmp_path: Path, stored: torch.dtype) 
         # leaves is settled by the tests of crates/io/src/convert.rs.
 
 
-def test_integers_bools_and_complex_numbers_stay_what_they_are(tmp_path: Path, backend: str) -> None:
+def test_load_file_keeps_integers_bools_and_complex(tmp_path: Path, backend: str) -> None:
     tensors = {
         "i": torch.arange(5),
         "b": torch.tensor([True, False]),
@@ -95,7 +95,7 @@ def test_integers_bools_and_complex_numbers_stay_what_they_are(tmp_path: Path, b
         same(found[name], tensor.to(torch.bfloat16) if name == "f" else tensor)
 
 
-def test_what_cannot_be_converted_is_named(tmp_path: Path) -> None:
+def test_load_file_names_a_tensor_that_cannot_be_converted(tmp_path: Path) -> None:
     path = tmp_path / "f4.safetensors"
     ingot.serialize_file({"packed": {"dtype": "F4", "shape": [8], "data": bytes(4)}}, path)
     with pytest.raises(ingot.DtypeError, match="tensor `packed`: F4 is not converted to F32") as caught:
@@ -103,7 +103,7 @@ def test_what_cannot_be_converted_is_named(tmp_path: Path) -> None:
     assert caught.value.code == "no-conversion"
 
 
-def test_out_gives_the_same_objects_whatever_their_layout(tmp_path: Path, backend: str) -> None:
+def test_load_file_returns_the_objects_of_out(tmp_path: Path, backend: str) -> None:
     values = torch.randn(4, 3, 8, 8)
     path = tmp_path / "image.safetensors"
     save_file({"image": values, "other": torch.ones(2)}, path)
@@ -122,7 +122,7 @@ def test_out_gives_the_same_objects_whatever_their_layout(tmp_path: Path, backen
         )
 
 
-def test_aliases_can_be_chosen_sliced_and_converted(tmp_path: Path, backend: str) -> None:
+def test_load_file_selects_slices_and_converts_aliases(tmp_path: Path, backend: str) -> None:
     base = torch.randn(6, 4)
     path = tmp_path / "tied.safetensors"
     save_file({"embed": base, "head": base, "row": base[1]}, path, shared="alias")
@@ -149,7 +149,7 @@ class Tied(torch.nn.Module):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_a_module_is_filled_in_place(tmp_path: Path, backend: str, dtype: torch.dtype) -> None:
+def test_load_into_fills_a_module_in_place(tmp_path: Path, backend: str, dtype: torch.dtype) -> None:
     source, target = Tied(), Tied(dtype)
     path = tmp_path / "model.safetensors"
     ingot.torch.save_model(source, path)
@@ -262,7 +262,7 @@ def test_load_into_leaves_a_module_that_lacks_attributes_to_torch(tmp_path: Path
         load_into(module, path)
 
 
-def test_strict_refuses_before_anything_is_written(tmp_path: Path) -> None:
+def test_load_into_strict_raises_before_writing(tmp_path: Path) -> None:
     path = tmp_path / "part.safetensors"
     save_file({"weight": torch.ones(2, 3), "extra": torch.ones(1)}, path)
     layer = torch.nn.Linear(3, 2)
@@ -279,7 +279,7 @@ def test_strict_refuses_before_anything_is_written(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("load", [load_into, ingot.torch.load_model])
-def test_mismatch_prints_the_first_names(tmp_path: Path, load: Callable[..., object]) -> None:
+def test_load_names_the_first_mismatches(tmp_path: Path, load: Callable[..., object]) -> None:
     path = tmp_path / "other.safetensors"
     save_file({f"other.{number}.weight": torch.ones(1) for number in range(2000)}, path)
     module = torch.nn.Sequential(*[torch.nn.Linear(1, 1) for _ in range(100)])
@@ -293,7 +293,7 @@ def test_mismatch_prints_the_first_names(tmp_path: Path, load: Callable[..., obj
 
 @pytest.mark.parametrize("load", [load_into, ingot.torch.load_model])
 @pytest.mark.parametrize("prefix", ["state_dict.", "module.", "_orig_mod.", "model."])
-def test_mismatch_names_a_common_prefix(tmp_path: Path, load: Callable[..., object], prefix: str) -> None:
+def test_load_names_a_common_prefix(tmp_path: Path, load: Callable[..., object], prefix: str) -> None:
     layer = torch.nn.Linear(2, 1)
     names = dict(layer.state_dict())
     save_file(names, tmp_path / "plain.safetensors")
@@ -309,7 +309,7 @@ def test_mismatch_names_a_common_prefix(tmp_path: Path, load: Callable[..., obje
         load(wrapped, tmp_path / "plain.safetensors")
 
 
-def test_a_shape_mismatch_is_refused_before_anything_is_written(tmp_path: Path) -> None:
+def test_load_into_rejects_a_shape_mismatch_before_writing(tmp_path: Path) -> None:
     path = tmp_path / "shapes.safetensors"
     save_file({"a": torch.ones(2), "b": torch.ones(3)}, path)
     target = {"a": torch.zeros(2), "b": torch.zeros(4)}
@@ -318,7 +318,7 @@ def test_a_shape_mismatch_is_refused_before_anything_is_written(tmp_path: Path) 
     assert not target["a"].any()
 
 
-def test_other_dtypes_are_copied_as_load_state_dict_does(tmp_path: Path, backend: str) -> None:
+def test_load_into_copies_other_dtypes_as_load_state_dict_does(tmp_path: Path, backend: str) -> None:
     path = tmp_path / "ids.safetensors"
     save_file({"ids": torch.arange(6).reshape(2, 3), "empty": torch.zeros(0, 2)}, path)
     target = {"ids": torch.zeros(2, 3, dtype=torch.float16), "empty": torch.zeros(0, 2)}
@@ -326,7 +326,7 @@ def test_other_dtypes_are_copied_as_load_state_dict_does(tmp_path: Path, backend
     same(target["ids"], torch.arange(6).reshape(2, 3).half())
 
 
-def test_large_copies_come_in_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_load_into_copies_in_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pieces, "PIECE_NBYTES", 24)
     path = tmp_path / "ids.safetensors"
     values = torch.arange(2 * 5 * 7).reshape(2, 5, 7)
@@ -337,7 +337,7 @@ def test_large_copies_come_in_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert len(list(pieces.pieces(0, None, (2, 5, 7), 64))) > 10
 
 
-def test_a_tensor_without_memory_is_refused(tmp_path: Path) -> None:
+def test_load_into_rejects_a_tensor_without_memory(tmp_path: Path) -> None:
     path = tmp_path / "one.safetensors"
     save_file({"a": torch.ones(2)}, path)
     with pytest.raises(ingot.DestinationError, match="tensor `a`"):
@@ -391,7 +391,9 @@ def test_load_into_fills_views_made_without_grad(tmp_path: Path, dtype: torch.dt
         assert base.tolist() == [1.0] * 4
 
 
-def test_progress_counts_all_copies(tmp_path: Path, backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_load_into_reports_progress_of_all_copies(
+    tmp_path: Path, backend: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
 
     monkeypatch.setattr(pieces, "PIECE_NBYTES", 24)
     path = tmp_path / "mixed.safetensors"
@@ -405,7 +407,7 @@ def test_progress_counts_all_copies(tmp_path: Path, backend: str, monkeypatch: p
         load_into(target, path, threads=0)
 
 
-def test_what_progress_raises_stops_filling(tmp_path: Path) -> None:
+def test_load_into_ends_when_progress_raises(tmp_path: Path) -> None:
     path = tmp_path / "t.safetensors"
     save_file({"ids": torch.arange(6)}, path)
 
@@ -417,7 +419,7 @@ def test_what_progress_raises_stops_filling(tmp_path: Path) -> None:
         load_into(target, path, progress=stop)
 
 
-def test_a_load_that_reads_for_aliases_too_tells_of_all(tmp_path: Path, backend: str) -> None:
+def test_load_file_reports_progress_of_aliases(tmp_path: Path, backend: str) -> None:
     path = tmp_path / "tied.safetensors"
     base = torch.arange(12.0).reshape(3, 4)
     save_file({"base": base, "row": base[1], "other": torch.ones(5)}, path, shared="alias")
@@ -429,7 +431,7 @@ def test_a_load_that_reads_for_aliases_too_tells_of_all(tmp_path: Path, backend:
     assert_all_told(told, 48 + 20)
 
 
-def test_moving_tells_of_what_has_been_moved(tmp_path: Path) -> None:
+def test_load_file_to_meta_reports_progress(tmp_path: Path) -> None:
     path = tmp_path / "t.safetensors"
     save_file({"a": torch.ones(6), "b": torch.ones(10)}, path)
     told: list[tuple[int, int]] = []
@@ -437,7 +439,9 @@ def test_moving_tells_of_what_has_been_moved(tmp_path: Path) -> None:
     assert told == [(24, 64), (64, 64)] or told == [(40, 64), (64, 64)]
 
 
-def test_plain_destinations_are_checked_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_load_file_checks_plain_destinations_together(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     stored = {f"{number}": torch.full((3, number % 4), number, dtype=torch.bfloat16) for number in range(600)}
     ingot.torch.save_file(stored, tmp_path / "m.safetensors")
     out = {name: torch.zeros_like(tensor) for name, tensor in stored.items()}
@@ -450,7 +454,7 @@ def test_plain_destinations_are_checked_together(tmp_path: Path, monkeypatch: py
     assert not looked
 
 
-def test_destinations_of_all_kinds_among_many(tmp_path: Path) -> None:
+def test_load_file_fills_destinations_of_all_kinds(tmp_path: Path) -> None:
     stored = {f"{number}": torch.full((4, 6), float(number)) for number in range(300)}
     ingot.torch.save_file(stored, tmp_path / "m.safetensors")
     out = {name: torch.zeros_like(tensor) for name, tensor in stored.items()}
@@ -469,7 +473,7 @@ def test_destinations_of_all_kinds_among_many(tmp_path: Path) -> None:
     assert not original.any()
 
 
-def test_a_destination_that_has_lost_its_memory_is_refused_among_many(tmp_path: Path) -> None:
+def test_load_file_rejects_a_destination_without_memory(tmp_path: Path) -> None:
     stored = {f"{number}": torch.full((64,), float(number)) for number in range(300)}
     ingot.torch.save_file(stored, tmp_path / "m.safetensors")
     out = {name: torch.zeros_like(tensor) for name, tensor in stored.items()}
@@ -481,13 +485,13 @@ def test_a_destination_that_has_lost_its_memory_is_refused_among_many(tmp_path: 
     assert not any(out[name].any() for name in out if name != "298")
 
 
-def test_no_tensor_is_no_destination(tmp_path: Path) -> None:
+def test_load_file_rejects_a_destination_that_is_no_tensor(tmp_path: Path) -> None:
     ingot.torch.save_file({"a": torch.zeros(1)}, tmp_path / "m.safetensors")
     with pytest.raises(TypeError, match=r"`a`: expected a torch.Tensor, found str"):
         ingot.torch.load_file(tmp_path / "m.safetensors", out={"a": "text"})  # type: ignore[dict-item]
 
 
-def test_load_into_fills_what_is_selected(tmp_path: Path, backend: str) -> None:
+def test_load_into_fills_selected_tensors(tmp_path: Path, backend: str) -> None:
     tensors = {name: torch.full((2, 3), 1.0) for name in ("a.x", "a.y", "b.x")}
     save_file(tensors, tmp_path / "file")
 
@@ -535,7 +539,7 @@ class CopyingModule(torch.nn.Module):
 
 
 @pytest.mark.parametrize("copy", [torch.clone, torch.Tensor.half, lambda w: w.t().contiguous().t()])
-def test_load_into_refuses_a_module_whose_state_is_a_copy(copy: Any, tmp_path: Path) -> None:
+def test_load_into_rejects_a_module_that_returns_copies(copy: Any, tmp_path: Path) -> None:
     path = tmp_path / "model.safetensors"
     ingot.torch.save_file({"w": torch.ones(2, 3)}, path)
     with pytest.raises(ingot.DestinationError, match=r"`w`.*returns a copy.*load_model"):

@@ -38,12 +38,12 @@ def read(path, **options):
 
 
 @pytest.mark.parametrize("threads", [None, 1, 2, 33])
-def test_any_number_of_threads_reads_the_same(large, threads):
+def test_load_file_reads_the_same_with_any_threads(large, threads):
     path, arrays = large
     same(read(path, threads=threads), arrays)
 
 
-def test_where_the_system_refuses_threads_the_caller_reads(large):
+def test_load_file_reads_in_the_caller_if_threads_fail(large):
     path, arrays = large
     program = (
         "import sys, ingot.numpy\n"
@@ -77,7 +77,7 @@ def assert_none_left():
 
 @pytest.mark.parametrize("backend", ["mmap", "pread"])
 @pytest.mark.parametrize("ahead", [0, 10 << 20, 1 << 40])
-def test_iterating_gives_every_tensor_in_the_order_asked_for(large, backend, ahead):
+def test_prefetch_returns_the_requested_order(large, backend, ahead):
     path, arrays = large
     with ingot.safe_open(path, "np", backend=backend) as file:
         for keys in (None, file.keys(), ["w2", "b3", "w0"]):
@@ -91,7 +91,7 @@ def test_iterating_gives_every_tensor_in_the_order_asked_for(large, backend, ahe
 
 @pytest.mark.skipif(not os.path.isdir("/proc/self/task"), reason="threads are counted in /proc")
 @pytest.mark.parametrize("end", ["close", "drop"])
-def test_ending_an_iterator_half_way_ends_its_threads(large, end):
+def test_prefetch_ends_its_threads_when_stopped(large, end):
     with ingot.safe_open(large[0], "np", backend="pread") as file:
         loader = file.prefetch(ahead=1 << 20)
         tensors = iter(loader)
@@ -117,7 +117,7 @@ def test_prefetch_rejects_wrong_options(large):
             file.prefetch(ahead=-1)
 
 
-def test_a_file_that_shrinks_under_an_iterator_is_named(large, tmp_path):
+def test_prefetch_names_a_file_that_shrinks(large, tmp_path):
     path = tmp_path / "shrinks.safetensors"
     path.write_bytes(large[0].read_bytes())
     with (
@@ -132,7 +132,7 @@ def test_a_file_that_shrinks_under_an_iterator_is_named(large, tmp_path):
         assert caught.value.path == os.fspath(path)
 
 
-def test_warming_says_how_much_is_there(large):
+def test_prefault_returns_the_bytes(large):
     path, arrays = large
     assert ingot.warm(path) == sum(array.nbytes for array in arrays.values())
     with ingot.safe_open(path, "np") as file:
@@ -141,7 +141,7 @@ def test_warming_says_how_much_is_there(large):
             file.warm(["none"])
 
 
-def test_an_environment_with_an_unknown_backend_is_refused(large, monkeypatch):
+def test_backend_variable_rejects_an_unknown_backend(large, monkeypatch):
     monkeypatch.setenv("INGOT_BACKEND", "mmpa")
     with pytest.raises(ingot.OptionError, match="expected one of auto, mmap, pread") as caught:
         ingot.numpy.load_file(large[0])
@@ -150,7 +150,7 @@ def test_an_environment_with_an_unknown_backend_is_refused(large, monkeypatch):
 
 
 @pytest.mark.skipif(not os.path.isdir("/proc/self/task"), reason="threads are counted in /proc")
-def test_a_signal_stops_a_load_and_leaves_no_thread(large):
+def test_load_file_ends_after_a_signal(large):
     class Stop(Exception):
         pass
 
@@ -170,7 +170,7 @@ def test_a_signal_stops_a_load_and_leaves_no_thread(large):
 
 
 class Told(list):
-    """Notes what a load tells of its progress."""
+    """Records the progress of a load."""
 
     def __call__(self, done, total):
         self.append((done, total))
@@ -193,14 +193,14 @@ class Told(list):
     ],
     ids=lambda options: "-".join(options) or "all",
 )
-def test_a_load_tells_the_bytes_of_what_it_gives(large, backend, options):
+def test_load_file_reports_the_bytes_of_its_tensors(large, backend, options):
     told = Told()
     found = ingot.numpy.load_file(large[0], backend=backend, progress=told, **options)
     told.assert_all(sum(array.nbytes for array in found.values()))
 
 
 @pytest.mark.parametrize("backend", ["mmap", "pread"])
-def test_what_the_progress_of_a_load_raises_stops_it(large, backend):
+def test_load_file_ends_when_progress_raises(large, backend):
     def stop(done, total):
         raise LookupError("enough")
 
@@ -211,7 +211,7 @@ def test_what_the_progress_of_a_load_raises_stops_it(large, backend):
 
 @pytest.mark.skipif(not os.path.isdir("/proc/self/task"), reason="threads are counted in /proc")
 @pytest.mark.parametrize("options", [{}, {"threads": 2}])
-def test_the_environment_gives_the_threads_where_nobody_else_does(tmp_path, monkeypatch, options):
+def test_threads_variable_sets_the_default(tmp_path, monkeypatch, options):
     path, most = tmp_path / "hole.safetensors", 0
     header = b'{"a":{"dtype":"U8","shape":[%d],"data_offsets":[0,%d]}}' % (256 << 20, 256 << 20)
     with path.open("wb") as file:
@@ -232,7 +232,7 @@ def test_the_environment_gives_the_threads_where_nobody_else_does(tmp_path, monk
 
 
 @pytest.mark.parametrize("found", ["0", "two", "-1", "1.5"])
-def test_threads_in_the_environment_that_are_none_are_refused(large, monkeypatch, found):
+def test_threads_variable_rejects_invalid_numbers(large, monkeypatch, found):
     monkeypatch.setenv("INGOT_THREADS", found)
     with pytest.raises(ingot.OptionError, match=f"INGOT_THREADS `{found}` is no number") as refusal:
         ingot.numpy.load_file(large[0])

@@ -40,7 +40,7 @@ def eighths(file: ingot.safe_open) -> tuple[int, int]:
     return count, nbytes
 
 
-def test_gpt2_with_its_masks(tmp_path: Path) -> None:
+def test_gpt2_with_masks_is_read(tmp_path: Path) -> None:
     write_file(tmp_path / "model.safetensors", gpt2())
     with ingot.safe_open(tmp_path, "np") as file:
         assert file.parameter_count() == {"F32": 137_022_720}
@@ -50,14 +50,14 @@ def test_gpt2_with_its_masks(tmp_path: Path) -> None:
         assert not part.any()
 
 
-def test_bloom_in_72_shards(tmp_path: Path) -> None:
+def test_bloom_in_72_shards_is_read(tmp_path: Path) -> None:
     write_checkpoint(tmp_path, bloom())
     with ingot.safe_open(tmp_path, "torch", backend="mmap") as file:
         assert file.parameter_count() == {"BF16": 176_247_271_424}
         assert file.metadata() == {"total_size": 352_494_542_848}
         assert len(file.shards) == 72
         assert len(file) == len(file.keys()) == 845
-        # Views: 44 GB that nobody reads.
+        # Views of 44 GB that are not read.
         count, nbytes = eighths(file)
         assert (count, nbytes) == (281, 44_058_542_080)
         whole = file.get_tensors()
@@ -65,7 +65,7 @@ def test_bloom_in_72_shards(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("by_name", [True, False])
-def test_a_mixture_of_experts_with_91_000_tensors(by_name: bool, tmp_path: Path) -> None:
+def test_mixture_of_experts_with_91_000_tensors_is_read(by_name: bool, tmp_path: Path) -> None:
     shards = experts()
     write_checkpoint(tmp_path, shards, by_name=by_name)
     names = sorted(name for tensors in shards.values() for name in tensors)
@@ -85,7 +85,7 @@ def test_a_mixture_of_experts_with_91_000_tensors(by_name: bool, tmp_path: Path)
             assert (file.info(name).dtype, file.info(name).shape) == (dtype, shape)
 
 
-def test_one_tensor_of_91_000_in_the_wrong_shard_is_found(tmp_path: Path) -> None:
+def test_check_finds_one_tensor_of_91_000_in_the_wrong_shard(tmp_path: Path) -> None:
     path = write_checkpoint(tmp_path, experts())
     index: dict[str, Any] = json.loads(path.read_text())
     name = "model.layers.30.mlp.experts.77.up_proj.weight"

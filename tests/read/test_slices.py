@@ -1,4 +1,4 @@
-"""What `get_slice(name)[index]` gives, with NumPy as the oracle."""
+"""Results of `get_slice(name)[index]`, with NumPy as the oracle."""
 
 from __future__ import annotations
 
@@ -77,7 +77,9 @@ def check(part: ingot._read.handle.TensorSlice, array: numpy.ndarray[Any, Any], 
 
 @pytest.mark.parametrize("backend", ["mmap", "pread"])
 @given(shape=st.sampled_from(SHAPES), index=indices(parts))
-def test_ints_and_slices_are_numpys(path: Path, backend: str, shape: tuple[int, ...], index: Any) -> None:
+def test_get_slice_reads_ints_and_slices_as_numpy(
+    path: Path, backend: str, shape: tuple[int, ...], index: Any
+) -> None:
     with ingot.safe_open(path, "np", backend=backend) as file:
         check(file.get_slice(str(shape)), array_of(shape), index)
 
@@ -91,7 +93,9 @@ def test_get_slice_equals_numpy(path: Path, backend: str, shape: tuple[int, ...]
 
 @pytest.mark.parametrize("framework", ["np", "pt"])
 @given(shape=st.sampled_from(SHAPES), index=indices(parts))
-def test_mapped_slices_are_views(path: Path, framework: str, shape: tuple[int, ...], index: Any) -> None:
+def test_get_slice_of_a_mapping_is_a_view(
+    path: Path, framework: str, shape: tuple[int, ...], index: Any
+) -> None:
     try:
         wanted = numpy.asarray(array_of(shape)[index])
     except IndexError:
@@ -106,7 +110,7 @@ def test_mapped_slices_are_views(path: Path, framework: str, shape: tuple[int, .
     if wanted.size:
         assert [part.strides[axis] for axis in longer] == [wanted.strides[axis] for axis in longer]
         assert numpy.shares_memory(whole, part)
-        # Also what is written, which the file never sees.
+        # Also writes, which do not reach the file.
         part[...] = -1
         wanted = array_of(shape)
         wanted[index] = -1
@@ -116,7 +120,9 @@ def test_mapped_slices_are_views(path: Path, framework: str, shape: tuple[int, .
 
 @pytest.mark.parametrize("framework", ["np", "pt"])
 @pytest.mark.parametrize(("backend", "index"), [("pread", numpy.s_[:, 1:3]), ("mmap", numpy.s_[[0, 2], 1:3])])
-def test_lists_and_pread_are_c_order_copies(path: Path, framework: str, backend: str, index: Any) -> None:
+def test_get_slice_copies_lists_and_pread_in_c_order(
+    path: Path, framework: str, backend: str, index: Any
+) -> None:
     with ingot.safe_open(path, framework, backend=backend) as file:
         whole, part = file.get_tensor("(4, 5)"), file.get_slice("(4, 5)")[index]
     if framework == "pt":
@@ -138,7 +144,7 @@ torch_parts: st.SearchStrategy[Any] = st.one_of(
 
 
 @given(shape=st.sampled_from(SHAPES), index=indices(torch_parts))
-def test_torch_indexes_as_torch_does(path: Path, shape: tuple[int, ...], index: Any) -> None:
+def test_get_slice_of_torch_equals_torch(path: Path, shape: tuple[int, ...], index: Any) -> None:
     tensor = torch.from_numpy(array_of(shape))
     with ingot.safe_open(path, "pt") as file:
         part = file.get_slice(str(shape))
@@ -217,7 +223,7 @@ slices = st.builds(slice, bounds, bounds, st.none() | st.integers(1, 4))
     some=st.lists(places, max_size=4),
     rest=st.lists(slices | st.none(), max_size=3),
 )
-def test_get_slice_with_a_list_gives_what_the_file_holds(
+def test_get_slice_with_a_list_returns_stored_values(
     written: dict[int, tuple[Any, Any]], rows: int, first: list[int], some: list[Any], rest: list[Any]
 ) -> None:
     file, array = written[rows]
@@ -242,26 +248,26 @@ def test_get_slice_sees_written_memory(written: dict[int, tuple[Any, Any]], rows
 
 
 @pytest.mark.parametrize("index", [slice(None, None, -1), (..., slice(3, 0, -2))])
-def test_negative_steps_are_refused_by_name(path: Path, index: Any) -> None:
+def test_get_slice_rejects_negative_steps(path: Path, index: Any) -> None:
     with ingot.safe_open(path, "np") as file, pytest.raises(ingot.SliceError, match="step") as caught:
         file.get_slice("(4, 5)")[index]
     assert caught.value.code == "negative-step"
     assert caught.value.path == str(path)
 
 
-def test_a_step_of_zero_is_refused(path: Path) -> None:
+def test_get_slice_rejects_a_step_of_zero(path: Path) -> None:
     with ingot.safe_open(path, "np") as file, pytest.raises(ingot.SliceError) as caught:
         file.get_slice("(5,)")[::0]
     assert caught.value.code == "zero-step"
 
 
 @pytest.mark.parametrize("index", ["a", 1.0, {}, (slice("a", None),)], ids=str)
-def test_what_is_no_index_is_refused_with_a_builtin(path: Path, index: Any) -> None:
+def test_get_slice_rejects_invalid_indices_with_a_builtin(path: Path, index: Any) -> None:
     with ingot.safe_open(path, "np") as file, pytest.raises((IndexError, TypeError)):
         file.get_slice("(5,)")[index]
 
 
-def test_true_is_a_mask_and_not_one(path: Path) -> None:
+def test_get_slice_treats_true_as_a_mask(path: Path) -> None:
     # Upstream reads it as 1.
     with ingot.safe_open(path, "np") as file:
         assert file.get_slice("(4, 5)")[True].shape == (1, 4, 5)
@@ -271,7 +277,7 @@ def test_true_is_a_mask_and_not_one(path: Path) -> None:
         assert file.get_slice("(4, 5)")[torch.tensor(True)].shape == (1, 4, 5)
 
 
-def test_a_single_element_is_an_array(path: Path) -> None:
+def test_get_slice_of_one_element_is_an_array(path: Path) -> None:
     with ingot.safe_open(path, "np") as file:
         for index in [(1, 2), (numpy.array(1), numpy.array(2)), (..., 1, 2)]:
             element = file.get_slice("(4, 5)")[index]
@@ -280,7 +286,7 @@ def test_a_single_element_is_an_array(path: Path) -> None:
             assert element == 7
 
 
-def test_the_repr_says_what_it_is(path: Path) -> None:
+def test_slice_repr_has_name_shape_and_dtype(path: Path) -> None:
     with ingot.safe_open(path, "np") as file:
         assert repr(file.get_slice("(4, 5)")) == "<slice of tensor `(4, 5)`: I32 [4, 5]>"
 
@@ -301,7 +307,7 @@ class TestF4:
         return path
 
     @pytest.mark.parametrize("framework", ["np", pytest.param("pt", marks=needs_f4)])
-    def test_on_byte_boundaries(self, path: Path, framework: str) -> None:
+    def test_get_slice_of_small_floats_on_byte_boundaries(self, path: Path, framework: str) -> None:
         # Upstream raises for torch here.
         with ingot.safe_open(path, framework) as file:
             part = file.get_slice("t")
@@ -321,12 +327,12 @@ class TestF4:
                     assert (nibbles[..., 0::2] | nibbles[..., 1::2] << 4).tolist() == wanted.tolist()
 
     @pytest.mark.parametrize("framework", ["np", pytest.param("pt", marks=needs_f4)])
-    def test_inside_a_byte_is_refused(self, path: Path, framework: str) -> None:
+    def test_get_slice_rejects_small_floats_inside_a_byte(self, path: Path, framework: str) -> None:
         with ingot.safe_open(path, framework) as file, pytest.raises(ingot.SliceError) as caught:
             file.get_slice("t")[:, 1:3]
         assert caught.value.code == "partial-byte"
 
     @needs_f4
-    def test_torch_does_not_index_bytes_for_elements(self, path: Path) -> None:
+    def test_get_slice_of_torch_rejects_packed_elements(self, path: Path) -> None:
         with ingot.safe_open(path, "pt") as file, pytest.raises(ingot.SliceError, match="`t`"):
             file.get_slice("t")[[0, 1], [0, 1]]

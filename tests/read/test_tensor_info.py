@@ -1,4 +1,4 @@
-"""`TensorInfo`: one class for what a header says of a tensor, wherever it comes from."""
+"""`TensorInfo`: one class for a tensor's entry in a header, returned by every function."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def path(path: Path) -> Path:
     return path
 
 
-def test_a_handle_a_choice_and_a_description_say_the_same(path: Path) -> None:
+def test_info_is_the_same_from_every_function(path: Path) -> None:
     chosen: list[TensorInfo] = []
     ingot.numpy.load_file(path, keys=lambda info: chosen.append(info) or True)
     described = ingot.inspect(path, count="stored").files_metadata[path.name].tensors
@@ -32,7 +32,7 @@ def test_a_handle_a_choice_and_a_description_say_the_same(path: Path) -> None:
     assert {info.name: info for info in chosen} == described == told
 
 
-def test_it_says_what_the_header_says(path: Path) -> None:
+def test_info_equals_the_header(path: Path) -> None:
     with ingot.safe_open(path, "np") as file:
         info = file.info("w")
     assert (info.name, info.dtype, info.shape) == ("w", "F32", (2, 3))
@@ -40,7 +40,7 @@ def test_it_says_what_the_header_says(path: Path) -> None:
     assert info.parameter_count == 6
 
 
-def test_it_is_equal_by_what_it_says_and_may_be_a_key() -> None:
+def test_info_is_comparable_and_hashable() -> None:
     info = TensorInfo("w", "F32", [2, 3], 8, 32)
     same = TensorInfo(name="w", dtype="F32", shape=(2, 3), begin=8, end=32, parameter_count=6)
     assert info == same
@@ -58,14 +58,14 @@ def test_it_is_equal_by_what_it_says_and_may_be_a_key() -> None:
 
 
 @pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
-def test_it_is_pickled_copied_and_shown_as_what_makes_it_again(protocol: int) -> None:
+def test_info_is_pickled_copied_and_printed(protocol: int) -> None:
     info = TensorInfo('a "b"\n', "BF16", [4, 0], 2, 2)
     assert pickle.loads(pickle.dumps(info, protocol)) == info
     assert copy.deepcopy(info) == info
     assert eval(repr(info)) == info
 
 
-def test_what_no_tensor_is_like_is_refused() -> None:
+def test_info_rejects_impossible_values() -> None:
     with pytest.raises(ValueError, match="end 1 lies before begin 2"):
         TensorInfo("w", "F32", [], 2, 1)
     with pytest.raises(OverflowError, match="too many elements"):

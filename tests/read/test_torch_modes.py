@@ -66,7 +66,7 @@ say([[str(tensor.device), bytes(tensor.view(torch.uint8).numpy()).hex()] for ten
 
 
 @pytest.mark.parametrize("how", ["device", "default-device"])
-def test_a_first_load_on_another_default_device_is_as_any_other(tmp_path: Path, how: str) -> None:
+def test_load_file_is_independent_of_the_default_device(tmp_path: Path, how: str) -> None:
     """Tried: with the probe of a dtype on the ambient device, both loads fail, and the second in vain."""
     path = tmp_path / "all.safetensors"
     ingot.torch.save_file(tensors(), path)
@@ -76,7 +76,7 @@ def test_a_first_load_on_another_default_device_is_as_any_other(tmp_path: Path, 
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_modes_change_nothing(tmp_path: Path, mode: str) -> None:
+def test_load_file_is_independent_of_modes(tmp_path: Path, mode: str) -> None:
     path, again = tmp_path / "all.safetensors", tmp_path / "again.safetensors"
     values = {
         **tensors(),
@@ -95,7 +95,7 @@ def test_modes_change_nothing(tmp_path: Path, mode: str) -> None:
     assert part.tolist() == [0.0, 4.0]
 
 
-def test_in_fake_mode_tensors_are_fake(tmp_path: Path) -> None:
+def test_load_file_in_fake_mode_returns_fake_tensors(tmp_path: Path) -> None:
     path = tmp_path / "all.safetensors"
     ingot.torch.save_file(tensors(), path)
     mode = FakeTensorMode()
@@ -127,10 +127,10 @@ def test_in_fake_mode_tensors_are_fake(tmp_path: Path) -> None:
     assert type(ingot.torch.load_file(path)["F32"]) is torch.Tensor
 
 
-# torch's transforms import what it calls deprecated.
+# torch's transforms import names that torch has deprecated.
 @pytest.mark.filterwarnings("ignore::DeprecationWarning:torch")
 @pytest.mark.filterwarnings("ignore::FutureWarning:torch")
-def test_tensors_from_outside_are_saved_inside_of_modes_and_transforms(tmp_path: Path) -> None:
+def test_save_file_writes_outer_tensors_inside_modes(tmp_path: Path) -> None:
     path = tmp_path / "outside.safetensors"
     outside = {
         "plain": torch.ones(1, 3),
@@ -153,7 +153,7 @@ def test_tensors_from_outside_are_saved_inside_of_modes_and_transforms(tmp_path:
         check(torch.ones(3))
 
 
-def test_what_a_transform_makes_is_refused_with_the_way_out() -> None:
+def test_save_file_rejects_tensors_of_a_transform() -> None:
     with pytest.raises(
         ingot.SaveError, match=r"tensor `a`: a tensor inside of a transform .* save what the transform gives"
     ):

@@ -36,7 +36,7 @@ def stored(path: Path) -> dict[str, bytes]:
     }
 
 
-def test_digests_are_of_the_bytes_in_the_file_also_when_tensors_change_meanwhile(tmp_path: Path) -> None:
+def test_digests_cover_the_written_bytes(tmp_path: Path) -> None:
     array = np.zeros(12 << 20, np.uint64)
     stop = threading.Event()
 
@@ -58,7 +58,7 @@ def test_digests_are_of_the_bytes_in_the_file_also_when_tensors_change_meanwhile
     assert ingot.verify(tmp_path / "flushed").ok
 
 
-def test_some_tensors_are_verified(tmp_path: Path, tensors: dict[str, torch.Tensor]) -> None:
+def test_verify_covers_selected_tensors(tmp_path: Path, tensors: dict[str, torch.Tensor]) -> None:
     path = tmp_path / "file.safetensors"
     ingot.torch.save_file(tensors, path, checksums="blake3")
     sha256 = hashlib.sha256(path.read_bytes()).hexdigest()
@@ -178,7 +178,7 @@ def test_verify_covers_every_load(tmp_path: Path, load: str, backend: str, kind:
 
 
 @pytest.mark.parametrize("load", ["out", "out, transposed", "load_into", "load_into, converted"])
-def test_an_error_says_that_what_was_filled_is_unspecified(tmp_path: Path, load: str) -> None:
+def test_verify_error_warns_of_filled_destinations(tmp_path: Path, load: str) -> None:
     path = tmp_path / "file.safetensors"
     ingot.torch.save_file(few(), path, checksums="sha256")
     data = path.read_bytes()
@@ -188,7 +188,7 @@ def test_an_error_says_that_what_was_filled_is_unspecified(tmp_path: Path, load:
         LOADS[load](path, verify=True)
 
 
-def test_filling_compares_with_modelspec_and_over_shards(tmp_path: Path) -> None:
+def test_verify_covers_modelspec_and_shards_when_filling(tmp_path: Path) -> None:
     path = tmp_path / "file.safetensors"
     ingot.torch.save_file(few(), path, checksums="modelspec")
     assert equal(into(path, empty(few()), verify=True), few())
@@ -230,7 +230,7 @@ def test_verify_names_the_tensor(tmp_path: Path, tensors: dict[str, torch.Tensor
             assert str(path) in str(caught.value)
 
 
-def test_a_truncated_file_is_named_as_such(tmp_path: Path, tensors: dict[str, torch.Tensor]) -> None:
+def test_verify_names_a_truncated_file(tmp_path: Path, tensors: dict[str, torch.Tensor]) -> None:
     path = tmp_path / "file.safetensors"
     ingot.torch.save_file(tensors, path, checksums="blake3")
     os.truncate(path, path.stat().st_size - 1)
@@ -257,7 +257,7 @@ def test_a_truncated_file_is_named_as_such(tmp_path: Path, tensors: dict[str, to
     ],
     ids=range(8),
 )
-def test_a_broken_record_is_an_error_with_its_reason(tmp_path: Path, record: str, words: str) -> None:
+def test_verify_explains_a_broken_record(tmp_path: Path, record: str, words: str) -> None:
     path = tmp_path / "file.safetensors"
     path.write_bytes(safetensors.torch.save({"a": torch.zeros(3)}, {KEY: record}))
     for act in (ingot.verify, lambda path: ingot.torch.load_file(path, verify=True)):
@@ -268,7 +268,7 @@ def test_a_broken_record_is_an_error_with_its_reason(tmp_path: Path, record: str
     assert "a" in ingot.torch.load_file(path)
 
 
-def test_a_record_of_a_hundred_megabytes_is_read(tmp_path: Path) -> None:
+def test_verify_reads_a_record_of_100_megabytes(tmp_path: Path) -> None:
     path = tmp_path / "file.safetensors"
     names = ",".join(f'\\"{i:08}\\":\\"0123456789abcdef\\"' for i in range(2_900_000))
     header = (
@@ -283,7 +283,7 @@ def test_a_record_of_a_hundred_megabytes_is_read(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("backend", ["mmap", "pread"])
 @pytest.mark.parametrize("algorithm", [*sorted(ORACLES), "modelspec"])
-def test_a_load_that_verifies_gives_what_one_that_does_not_gives(
+def test_verify_does_not_change_the_result(
     tmp_path: Path, tensors: dict[str, torch.Tensor], algorithm: str, backend: str
 ) -> None:
     path = tmp_path / "file.safetensors"
@@ -299,7 +299,7 @@ def test_a_load_that_verifies_gives_what_one_that_does_not_gives(
     assert torch.equal(loaded["large"], before)
 
 
-def test_a_load_compares_the_whole_file(tmp_path: Path, tensors: dict[str, torch.Tensor]) -> None:
+def test_verify_of_a_hash_compares_the_whole_file(tmp_path: Path, tensors: dict[str, torch.Tensor]) -> None:
     path = tmp_path / "file.safetensors"
     ingot.torch.save_file(tensors, path)
     whole = hashlib.sha256(path.read_bytes()).hexdigest()
@@ -315,7 +315,7 @@ def test_a_load_compares_the_whole_file(tmp_path: Path, tensors: dict[str, torch
         ingot.torch.load_file(path, expected_sha256=whole)
 
 
-def test_every_framework_verifies(tmp_path: Path) -> None:
+def test_verify_works_in_every_framework(tmp_path: Path) -> None:
     path = tmp_path / "file.safetensors"
     ingot.numpy.save_file({"a": np.arange(5.0)}, path, checksums="blake3")
     assert np.array_equal(ingot.numpy.load_file(path, verify=True)["a"], np.arange(5.0))
@@ -324,7 +324,7 @@ def test_every_framework_verifies(tmp_path: Path) -> None:
         ingot.numpy.load_file(path, verify=True)
 
 
-def test_many_small_and_large_tensors_in_one_file_verify(tmp_path: Path) -> None:
+def test_verify_covers_small_and_large_tensors(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     sizes = [int(n) for n in rng.integers(0, 9000, 3000)] + [3 << 20, (1 << 20) + 1, 1 << 20, (9 << 20) - 3]
     rng.shuffle(sizes)

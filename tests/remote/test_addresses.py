@@ -22,20 +22,20 @@ REFUSED = {
     "3fff::/20": "documentation: ipaddress has it since 3.14",
     **dict.fromkeys(["::/3", "4000::/2", "8000::/1"], "ipaddress calls what is not given out global"),
 }
-#: What stands for an address of IPv4 is judged as that one: NAT64, which networks of IPv6 alone need and
-#: `ipaddress` calls global whatever it stands for, and mapped addresses, into which it looks since 3.13.
+#: IPv6 forms of an IPv4 address are judged as that address: NAT64, which IPv6-only networks need and
+#: `ipaddress` always calls global, and mapped addresses, which it inspects since 3.13.
 EMBEDDING = [IPv6Network("::ffff:0:0/96"), IPv6Network("64:ff9b::/96")]
 
 
 def rows(path: Path, name: str) -> list[str]:
-    """The networks of a table, as they stand in the source."""
+    """Return the networks of a table as written in the source."""
     (table,) = re.findall(
         rf"(?ms)^const {name}\b.*?\[$(.*?)^\];|^const {name}\b[^\n]*= &?(\[[^\n]*\]);", path.read_text()
     )
     return re.findall(r'"([0-9a-f.:]+/\d+)"', "".join(table))
 
 
-def test_the_tables_are_one() -> None:
+def test_address_tables_are_equal() -> None:
     rust, javascript = ([rows(path, "SPECIAL"), rows(path, "EMBEDDING")] for path in TABLES)
     assert rust == javascript
     assert len(rust[0]) > 20
@@ -51,7 +51,7 @@ def meant(address: IPv4Address | IPv6Address) -> IPv4Address | IPv6Address:
 
 
 def sampled() -> list[IPv4Address | IPv6Address]:
-    """The ends of every special network, what is next to them, and all that embeds them."""
+    """Return the ends of every special network, their neighbours, and all addresses that embed them."""
     v4, v6 = set(), {int(IPv6Address(text)) for text in ("2606:4700::1111", "fd00:ec2::254", "100::1")}
     for row in [
         *rows(TABLES[0], "SPECIAL"),
@@ -64,7 +64,7 @@ def sampled() -> list[IPv4Address | IPv6Address]:
         first, last = int(network[0]), int(network[-1])
         some = {first - 1, first, first + 1, (first + last) // 2, last, last + 1}
         (v4 if isinstance(network, IPv4Network) else v6).update(some)
-    # Of everything else a grid, so that what no table names is looked at too.
+    # A grid of all other addresses, so that addresses outside the tables are tested too.
     v4 |= {n << 24 | 0x010101 for n in range(0, 256, 5)}
     v6 |= {n << 112 | 1 for n in range(0, 1 << 16, 0x0FFF)}
     fours = [IPv4Address(n) for n in sorted(v4) if 0 <= n < 1 << 32]
@@ -75,7 +75,7 @@ def sampled() -> list[IPv4Address | IPv6Address]:
     return [*fours, *sixes, *dressed]
 
 
-def test_the_vectors_are_those_of_ipaddress_but_for_what_is_listed() -> None:
+def test_address_vectors_equal_ipaddress_with_listed_exceptions() -> None:
     vectors = {ip_address(text): is_public for text, is_public in json.loads(VECTORS.read_text())}
     assert list(vectors) == list(dict.fromkeys(sampled())), f"run {Path(__file__).name} to write them again"
     used = set()

@@ -60,7 +60,7 @@ def keys() -> list[str]:
 
 
 @pytest.mark.parametrize("path_style", [True, False])
-def test_botocore_signs_each_key_as_we_do(proxy: Server, path_style: bool) -> None:
+def test_s3_signature_equals_botocores(proxy: Server, path_style: bool) -> None:
     auth = pytest.importorskip("botocore.auth", reason="botocore is not installed")
     from botocore.awsrequest import AWSRequest
     from botocore.credentials import Credentials
@@ -95,7 +95,7 @@ def test_botocore_signs_each_key_as_we_do(proxy: Server, path_style: bool) -> No
             assert said.endswith(f"Signature={signer.signature(text, asked)}"), key
 
 
-def test_azure_signs_each_key_as_we_do(proxy: Server) -> None:
+def test_azure_signature_equals_the_sdks(proxy: Server) -> None:
     blobs = pytest.importorskip("azure.storage.blob", reason="azure-storage-blob is not installed")
     from azure.core.pipeline import PipelineContext, PipelineRequest
     from azure.core.pipeline.transport import HttpRequest
@@ -121,7 +121,7 @@ def test_azure_signs_each_key_as_we_do(proxy: Server) -> None:
             assert asked.headers["Authorization"] == said, key
 
 
-def test_a_signed_query_of_azure_goes_as_it_was_made() -> None:
+def test_azure_signed_query_is_sent_unchanged() -> None:
     blobs = pytest.importorskip("azure.storage.blob", reason="azure-storage-blob is not installed")
     late = datetime(2099, 1, 1, tzinfo=UTC)
     # Without a proxy, which would read it.
@@ -139,7 +139,7 @@ def test_a_signed_query_of_azure_goes_as_it_was_made() -> None:
             assert not any("authorization" in request.headers for request in server.requests)
 
 
-def test_google_has_each_key_at_the_address_that_we_ask_for(proxy: Server) -> None:
+def test_gcs_addresses_equal_those_of_google(proxy: Server) -> None:
     storage = pytest.importorskip("google.cloud.storage", reason="google-cloud-storage is not installed")
     from google.auth.credentials import AnonymousCredentials
 
@@ -154,7 +154,7 @@ def test_google_has_each_key_at_the_address_that_we_ask_for(proxy: Server) -> No
     client.close()
 
 
-def test_a_redirect_takes_no_authorization_where_requests_takes_none(tmp_path: Path) -> None:
+def test_redirects_drop_authorization_as_requests_does(tmp_path: Path) -> None:
     requests = pytest.importorskip("requests", reason="requests is not installed")
     cert = certificate(tmp_path)
     options = {
@@ -245,11 +245,11 @@ TARGETS = [
 ]
 
 
-def test_no_proxy_means_what_it_means_to_curl(proxy: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_proxy_equals_curls(proxy: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     curl = shutil.which("curl")
     if curl is None:
         pytest.skip("curl is not installed")
-    # What is reached without one is a port where nobody listens.
+    # Without a proxy the address is a port without a listener.
     command = [
         curl,
         "-s",

@@ -1,4 +1,4 @@
-"""Credentials, whatever their way in: no line of a request is theirs to end."""
+"""Credentials from every source: none may end a line of a request."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ EVIL = [
     "hunter2\x7f",
     "a\x0bb",
 ]
-#: What stands in a file, and is mounted as a secret.
+#: Values in files, as secrets are mounted.
 ENDS = ["", "\n", "\r\n"]
 
 
@@ -203,7 +203,7 @@ def way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Way]:
 @pytest.mark.parametrize(
     ("name", "evil"), [pair for pair in product(WAYS, EVIL) if can_hold(*pair)], ids=ascii
 )
-def test_a_credential_ends_no_line_of_a_request(way: Way, name: str, evil: str) -> None:
+def test_credential_with_a_line_end_is_rejected(way: Way, name: str, evil: str) -> None:
     WAYS[name](way, evil)
     with pytest.raises(ingot.OptionError) as caught:
         way.open()
@@ -217,7 +217,7 @@ def test_a_credential_ends_no_line_of_a_request(way: Way, name: str, evil: str) 
 
 @pytest.mark.parametrize("end", ENDS, ids=ascii)
 @pytest.mark.parametrize("name", WAYS)
-def test_the_line_end_of_a_mounted_secret_is_none_of_it(way: Way, name: str, end: str) -> None:
+def test_credential_file_loses_its_final_line_end(way: Way, name: str, end: str) -> None:
     WAYS[name](way, "c2VjcmV0" + end)
     way.open()
     sent = [text for request in way.server.requests for text in (*request.headers.values(), request.path)]

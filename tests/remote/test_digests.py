@@ -22,7 +22,7 @@ DEFINITIONS = [
 ]
 
 
-def test_every_hash_is_that_of_the_same_file(tmp_path: Path) -> None:
+def test_hash_of_a_url_equals_the_files(tmp_path: Path) -> None:
     path = tmp_path / "m.safetensors"
     path.write_bytes(DATA)
     with serving(good(DATA)) as server:
@@ -30,7 +30,7 @@ def test_every_hash_is_that_of_the_same_file(tmp_path: Path) -> None:
             assert ingot.hash(server.url(), definition) == ingot.hash(path, definition), definition
 
 
-def test_any_file_has_a_hash(tmp_path: Path) -> None:
+def test_hash_of_a_url_takes_any_file(tmp_path: Path) -> None:
     for data in (b"", b"abc", bytes(9 << 20)):
         with serving(good(data)) as server:
             assert ingot.hash(server.url()) == hashlib.sha256(data).hexdigest()
@@ -39,14 +39,14 @@ def test_any_file_has_a_hash(tmp_path: Path) -> None:
                 ingot.hash(server.url(), "autov3")
 
 
-def test_a_file_is_fetched_once_and_in_parts() -> None:
+def test_hash_of_a_url_fetches_each_part_once() -> None:
     with serving(good(DATA)) as server:
         ingot.hash(server.url(), "blake3")
         assert server.sent < len(DATA) + (1 << 20)
         assert 3 < len(server.requests) < 40
 
 
-def test_progress_is_told_of_a_url() -> None:
+def test_hash_of_a_url_reports_progress() -> None:
     told: list[tuple[int, int]] = []
     with serving(good(DATA)) as server:
         ingot.hash(server.url(), progress=lambda *pair: told.append(pair))
@@ -65,7 +65,7 @@ def digested(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
     return path.read_bytes()
 
 
-def test_verify_vouches_for_a_url_and_names_the_tensor_that_differs(digested: bytes) -> None:
+def test_verify_of_a_url_names_the_differing_tensor(digested: bytes) -> None:
     with serving(good(digested)) as server:
         report = ingot.verify(
             server.url(), expected_sha256=hashlib.sha256(digested).hexdigest(), raises=False
@@ -78,7 +78,7 @@ def test_verify_vouches_for_a_url_and_names_the_tensor_that_differs(digested: by
         assert [row.tensor for row in report.bad] == ["b"]
 
 
-def test_a_load_that_is_verified_gives_the_tensors_or_nothing(digested: bytes) -> None:
+def test_load_file_of_a_url_verifies(digested: bytes) -> None:
     whole = hashlib.sha256(digested).hexdigest()
     with serving(good(digested)) as server:
         both = {"verify": True, "expected_sha256": whole}
@@ -101,7 +101,7 @@ def test_a_load_that_is_verified_gives_the_tensors_or_nothing(digested: bytes) -
         assert caught.value.tensor == "b"
 
 
-def test_small_tensors_that_are_compared_come_in_few_requests() -> None:
+def test_load_file_verifies_small_tensors_in_few_requests() -> None:
     tensors = {f"t{n:03}": np.full(1000, n) for n in range(500)}
     data = ingot.numpy.save(tensors)
     with serving(good(data)) as server:
@@ -129,7 +129,7 @@ def changes_after(requests: int, data: bytes, other: bytes) -> Answer:
     return answer
 
 
-def test_n9_no_hash_is_given_of_two_versions() -> None:
+def test_n9_hash_of_two_versions_is_an_error() -> None:
     for definition in ("sha256", "blake3", "md5"):
         with serving(changes_after(2, DATA, DATA[::-1])) as server:
             with pytest.raises(ingot.StorageError) as caught:

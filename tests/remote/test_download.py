@@ -36,7 +36,7 @@ def part_of(path: Path) -> Path:
     return path.with_name(f".{path.name}.ingot-part")
 
 
-def test_a_file_is_fetched_in_parts_and_once(server: Server, tmp_path: Path) -> None:
+def test_download_fetches_each_part_once(server: Server, tmp_path: Path) -> None:
     path = tmp_path / "x.bin"
     done = ingot.download(server.url("/x.bin"), path)
     assert path.read_bytes() == DATA
@@ -47,7 +47,7 @@ def test_a_file_is_fetched_in_parts_and_once(server: Server, tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("size", [0, 1, MIB, MIB + 1, 3 * MIB])
-def test_files_of_any_size_are_fetched(tmp_path: Path, size: int) -> None:
+def test_download_fetches_files_of_any_size(tmp_path: Path, size: int) -> None:
     data = DATA[:size]
     with serving(good(data)) as server:
         done = ingot.download(
@@ -58,14 +58,14 @@ def test_files_of_any_size_are_fetched(tmp_path: Path, size: int) -> None:
     assert done.sha256 == hashlib.sha256(data).hexdigest()
 
 
-def test_a_directory_gets_the_file_under_the_name_that_the_url_gives(server: Server, tmp_path: Path) -> None:
+def test_download_into_a_directory_uses_the_name_of_the_url(server: Server, tmp_path: Path) -> None:
     assert ingot.download(server.url("/a/m%20x.bin?sig=secret"), tmp_path).path == str(tmp_path / "m x.bin")
     with pytest.raises(ingot.OptionError, match="gives no name") as caught:
         ingot.download(server.url("/a/%2E%2E?sig=secret"), tmp_path)
     assert "secret" not in str(caught.value)
 
 
-def test_a_new_file_has_the_mode_of_any_other(server: Server, tmp_path: Path) -> None:
+def test_download_creates_files_with_the_usual_mode(server: Server, tmp_path: Path) -> None:
     before = os.umask(0o027)
     try:
         ingot.download(server.url("/x"), tmp_path / "x")
@@ -74,7 +74,7 @@ def test_a_new_file_has_the_mode_of_any_other(server: Server, tmp_path: Path) ->
     assert stat.S_IMODE((tmp_path / "x").stat().st_mode) == 0o640
 
 
-def test_the_bytes_are_compared_and_wrong_ones_are_not_kept(server: Server, tmp_path: Path) -> None:
+def test_download_compares_the_digest(server: Server, tmp_path: Path) -> None:
     path = tmp_path / "x"
     path.write_bytes(b"old")
     with pytest.raises(ingot.IntegrityError) as caught:
@@ -86,7 +86,7 @@ def test_the_bytes_are_compared_and_wrong_ones_are_not_kept(server: Server, tmp_
     assert ingot.download(server.url("/x"), path, expected_sha256=SHA256, overwrite=True).sha256 == SHA256
 
 
-def test_progress_ends_with_all_and_may_end_the_call(server: Server, tmp_path: Path) -> None:
+def test_download_reports_progress_and_may_be_stopped(server: Server, tmp_path: Path) -> None:
     told: list[tuple[int, int]] = []
     ingot.download(server.url("/x"), tmp_path / "x", progress=lambda *pair: told.append(pair))
     assert told == sorted(told)
@@ -100,7 +100,7 @@ def test_progress_ends_with_all_and_may_end_the_call(server: Server, tmp_path: P
     assert not (tmp_path / "y").exists()
 
 
-def test_what_cannot_be_found_leaves_nothing(tmp_path: Path) -> None:
+def test_download_of_a_missing_file_leaves_nothing(tmp_path: Path) -> None:
     def answer(handler: Handler, request: Request) -> None:
         handler.head(404, Content_Length=0)
 
@@ -139,7 +139,7 @@ def breaking(data: bytes, etag: str = '"v1"', after: int = 6) -> Answer:
 
 
 def broken_off(path: Path, answer: Answer | None = None) -> Server:
-    """Fetch some of a file to `path`, and break off. Gives where it was."""
+    """Fetch some of a file to `path`, and break off. Return the server."""
     with serving(answer or breaking(DATA)) as server:
         with pytest.raises(ingot.StorageError) as caught:
             ingot.download(server.url("/x"), path, storage_options=QUICK, threads=2)
@@ -157,7 +157,7 @@ def again(path: Path, server: Server, answer: Answer, **options: object) -> ingo
     return done
 
 
-def test_a_download_that_broke_off_goes_on(tmp_path: Path) -> None:
+def test_download_resumes(tmp_path: Path) -> None:
     path = tmp_path / "x"
     server = broken_off(path)
     assert part_of(path).exists()
@@ -167,7 +167,7 @@ def test_a_download_that_broke_off_goes_on(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_what_came_is_kept_through_any_number_of_breaks(tmp_path: Path) -> None:
+def test_download_resumes_after_any_number_of_breaks(tmp_path: Path) -> None:
     path = tmp_path / "x"
     server = broken_off(path)
     for _ in range(2):
@@ -177,7 +177,7 @@ def test_what_came_is_kept_through_any_number_of_breaks(tmp_path: Path) -> None:
     assert again(path, server, good(DATA), expected_sha256=SHA256).fetched <= len(DATA) - 2 * MIB
 
 
-def test_n9_another_version_is_begun_anew(tmp_path: Path) -> None:
+def test_n9_download_of_another_version_restarts(tmp_path: Path) -> None:
     path = tmp_path / "x"
     server = broken_off(path)
     done = again(path, server, good(OTHER, ETag='"v2"'))
@@ -185,7 +185,7 @@ def test_n9_another_version_is_begun_anew(tmp_path: Path) -> None:
     assert done.fetched == len(OTHER)
 
 
-def test_n9_a_version_without_a_name_is_begun_anew(tmp_path: Path) -> None:
+def test_n9_download_without_a_version_restarts(tmp_path: Path) -> None:
     path = tmp_path / "x"
 
     def nameless(data: bytes) -> Answer:
@@ -206,7 +206,7 @@ def test_n9_a_version_without_a_name_is_begun_anew(tmp_path: Path) -> None:
     assert path.read_bytes() == OTHER
 
 
-def test_a_part_whose_bytes_were_changed_or_lost_is_fetched_again(tmp_path: Path) -> None:
+def test_download_fetches_changed_or_lost_parts_again(tmp_path: Path) -> None:
     path = tmp_path / "x"
     server = broken_off(path)
     with part_of(path).open("r+b") as file:
@@ -219,7 +219,7 @@ def test_a_part_whose_bytes_were_changed_or_lost_is_fetched_again(tmp_path: Path
 
 
 @pytest.mark.parametrize("damage", ["cut", "longer", "text", "notes"])
-def test_notes_that_make_no_sense_are_not_gone_by(tmp_path: Path, damage: str) -> None:
+def test_download_ignores_an_invalid_journal(tmp_path: Path, damage: str) -> None:
     path = tmp_path / "x"
     server = broken_off(path)
     kept = part_of(path).read_bytes()
@@ -234,7 +234,7 @@ def test_notes_that_make_no_sense_are_not_gone_by(tmp_path: Path, damage: str) -
     assert path.read_bytes() == DATA
 
 
-def test_another_address_is_not_gone_on_with_and_another_signature_is(tmp_path: Path) -> None:
+def test_download_resumes_with_another_signature_only(tmp_path: Path) -> None:
     path = tmp_path / "x"
     with serving(breaking(DATA)) as server:
         with pytest.raises(ingot.StorageError):
@@ -250,7 +250,7 @@ def test_another_address_is_not_gone_on_with_and_another_signature_is(tmp_path: 
 
 
 def slowly(data: bytes) -> Answer:
-    """A server that gives the first half and then stands still."""
+    """Run a server that sends the first half and then stalls."""
 
     def answer(handler: Handler, request: Request) -> None:
         if request.range[0] < len(data) // 2:
@@ -261,7 +261,7 @@ def slowly(data: bytes) -> Answer:
     return answer
 
 
-def test_a_process_that_is_killed_is_gone_on_from(tmp_path: Path) -> None:
+def test_download_resumes_after_a_kill(tmp_path: Path) -> None:
     path = tmp_path / "x"
     script = """
         import sys, ingot
@@ -280,7 +280,7 @@ def test_a_process_that_is_killed_is_gone_on_from(tmp_path: Path) -> None:
         for line in process.stdout:
             if int(line) >= 5 * MIB:
                 break
-        # While it lives, nobody else fetches the file.
+        # While it lives, no other process fetches the file.
         with pytest.raises(ingot.StorageError) as caught:
             ingot.download(server.url("/x"), path)
         assert caught.value.code == "busy"
@@ -292,7 +292,7 @@ def test_a_process_that_is_killed_is_gone_on_from(tmp_path: Path) -> None:
     assert done.fetched <= len(DATA) - 5 * MIB
 
 
-def test_ctrl_c_ends_it_and_the_next_call_goes_on(tmp_path: Path) -> None:
+def test_download_resumes_after_ctrl_c(tmp_path: Path) -> None:
     path = tmp_path / "x"
 
     def progress(done: int, total: int) -> None:
@@ -305,7 +305,7 @@ def test_ctrl_c_ends_it_and_the_next_call_goes_on(tmp_path: Path) -> None:
     assert again(path, server, good(DATA)).fetched <= len(DATA) - 5 * MIB
 
 
-# Servers that give no parts
+# Servers without ranges
 
 
 def whole(data: bytes, etag: str = '"v1"') -> Answer:
@@ -316,14 +316,14 @@ def whole(data: bytes, etag: str = '"v1"') -> Answer:
     return answer
 
 
-def test_a_server_that_gives_no_parts_is_read_from_the_start(tmp_path: Path) -> None:
+def test_download_restarts_without_ranges(tmp_path: Path) -> None:
     with serving(whole(DATA)) as server:
         done = ingot.download(server.url("/x"), tmp_path / "x", expected_sha256=SHA256)
         assert done.nbytes == len(DATA)
     assert (tmp_path / "x").read_bytes() == DATA
 
 
-def test_what_breaks_off_there_is_begun_again(tmp_path: Path) -> None:
+def test_download_that_breaks_off_without_ranges_restarts(tmp_path: Path) -> None:
     count = [0]
 
     def answer(handler: Handler, request: Request) -> None:
@@ -342,7 +342,7 @@ def test_what_breaks_off_there_is_begun_again(tmp_path: Path) -> None:
 # Where it is written to
 
 
-def test_n15_a_partial_file_that_is_a_link_is_not_written_through(server: Server, tmp_path: Path) -> None:
+def test_n15_download_does_not_write_through_a_link(server: Server, tmp_path: Path) -> None:
     victim = tmp_path / "victim"
     victim.write_bytes(b"precious")
     path = tmp_path / "x"
@@ -356,7 +356,7 @@ def test_n15_a_partial_file_that_is_a_link_is_not_written_through(server: Server
     assert victim.read_bytes() == b"precious"
 
 
-def test_a_saved_file_does_not_take_a_download_away(tmp_path: Path) -> None:
+def test_download_survives_a_save_beside_it(tmp_path: Path) -> None:
     import numpy as np
 
     import ingot.numpy

@@ -1,4 +1,4 @@
-"""Models of many files that are kept: their shards come together, and no index names what is not there."""
+"""Downloads of sharded models: all shards arrive together, and no index names a missing shard."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def files_in(place: Path) -> dict[str, bytes]:
     }
 
 
-def test_an_index_brings_all_files_that_it_names(server: Server, tmp_path: Path) -> None:
+def test_download_fetches_all_files_of_an_index(server: Server, tmp_path: Path) -> None:
     done = ingot.download(server.url(f"/model/{INDEX}"), tmp_path)
     assert files_in(tmp_path) == FILES
     assert same(ingot.numpy.load_file(tmp_path))
@@ -53,7 +53,7 @@ def test_an_index_brings_all_files_that_it_names(server: Server, tmp_path: Path)
     assert all(file.files == () for file in done.files)
 
 
-def test_a_directory_is_made_where_the_path_ends_in_a_slash(server: Server, tmp_path: Path) -> None:
+def test_download_creates_a_directory_for_a_final_slash(server: Server, tmp_path: Path) -> None:
     place = tmp_path / "new" / "gpt"
     ingot.download(server.url(f"/model/{INDEX}"), f"{place}/")
     assert files_in(place) == FILES
@@ -62,7 +62,7 @@ def test_a_directory_is_made_where_the_path_ends_in_a_slash(server: Server, tmp_
 
 
 @pytest.mark.parametrize("name", ["new", "file"])
-def test_many_files_do_not_go_where_no_directory_is(server: Server, tmp_path: Path, name: str) -> None:
+def test_download_of_shards_needs_a_directory(server: Server, tmp_path: Path, name: str) -> None:
     (tmp_path / "file").write_bytes(b"old")
     with pytest.raises(ingot.OptionError, match="expected a directory"):
         ingot.download(server.url(f"/model/{INDEX}"), tmp_path / name)
@@ -70,13 +70,13 @@ def test_many_files_do_not_go_where_no_directory_is(server: Server, tmp_path: Pa
     assert server.requests == []
 
 
-def test_one_digest_of_many_files_is_refused(server: Server, tmp_path: Path) -> None:
+def test_download_of_shards_rejects_one_digest(server: Server, tmp_path: Path) -> None:
     with pytest.raises(ingot.OptionError, match="for which one SHA-256 is not enough"):
         ingot.download(server.url(f"/model/{INDEX}"), tmp_path, expected_sha256="ab" * 32)
     assert server.requests == []
 
 
-def test_progress_is_over_all_files(server: Server, tmp_path: Path) -> None:
+def test_download_reports_progress_of_all_files(server: Server, tmp_path: Path) -> None:
     told: list[tuple[int, int]] = []
     ingot.download(server.url(f"/model/{INDEX}"), tmp_path, progress=lambda *pair: told.append(pair))
     assert told == sorted(told)
@@ -84,7 +84,7 @@ def test_progress_is_over_all_files(server: Server, tmp_path: Path) -> None:
     assert told[-1] == (TOTAL, TOTAL)
 
 
-def test_no_more_parts_are_under_way_than_threads(tmp_path: Path) -> None:
+def test_download_limits_its_parts_to_threads(tmp_path: Path) -> None:
     now, most = [0], [0]
     lock = threading.Lock()
 
@@ -104,7 +104,7 @@ def test_no_more_parts_are_under_way_than_threads(tmp_path: Path) -> None:
     assert files_in(tmp_path) == FILES
 
 
-def test_a_name_says_that_a_file_is_an_index(tmp_path: Path) -> None:
+def test_download_detects_an_index_by_name(tmp_path: Path) -> None:
     files = {
         "config.json": b"{}",
         "pytorch_model.bin.index.json": b'{"weight_map": {"a": "a.bin"}}',
@@ -117,7 +117,7 @@ def test_a_name_says_that_a_file_is_an_index(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("claimed", [1 << 60, (1 << 63) + 5])
-def test_a_shard_that_claims_more_than_there_is_room_for_leaves_nothing(tmp_path: Path, claimed: int) -> None:
+def test_download_of_an_impossible_size_leaves_nothing(tmp_path: Path, claimed: int) -> None:
     def answer(handler: Handler, request: Request) -> None:
         name = unquote(request.path).removeprefix("/model/")
         if name == INDEX:
@@ -137,7 +137,7 @@ def test_a_shard_that_claims_more_than_there_is_room_for_leaves_nothing(tmp_path
 
 
 @pytest.mark.parametrize("name", [INDEX, *NAMES])
-def test_what_is_there_stays_unless_it_is_to_be_replaced(server: Server, tmp_path: Path, name: str) -> None:
+def test_download_replaces_files_with_overwrite_only(server: Server, tmp_path: Path, name: str) -> None:
     path = tmp_path / name
     path.parent.mkdir(exist_ok=True)
     path.write_bytes(b"old")
@@ -150,7 +150,7 @@ def test_what_is_there_stays_unless_it_is_to_be_replaced(server: Server, tmp_pat
     assert files_in(tmp_path) == FILES
 
 
-def test_a_shard_that_the_server_lacks_is_named_and_the_old_model_stays(tmp_path: Path) -> None:
+def test_download_names_a_missing_shard_and_keeps_the_old_model(tmp_path: Path) -> None:
     old = checkpoint(1)
     with serving(folder(old)) as server:
         ingot.download(server.url(f"/model/{INDEX}"), tmp_path)
@@ -165,7 +165,7 @@ def test_a_shard_that_the_server_lacks_is_named_and_the_old_model_stays(tmp_path
 
 
 def breaking(bad: str, files: dict[str, bytes] = FILES) -> Answer:
-    """A server that gives the start of the shard `bad`, which is its header, and nothing else of it."""
+    """Return a server that sends only the header of the shard `bad`."""
     whole = folder(files)
 
     def answer(handler: Handler, request: Request) -> None:
@@ -189,7 +189,7 @@ def broken_off(place: Path, bad: str = NAMES[2]) -> Server:
     return server
 
 
-def test_a_download_that_broke_off_goes_on(tmp_path: Path) -> None:
+def test_download_of_shards_resumes(tmp_path: Path) -> None:
     server = broken_off(tmp_path)
     assert part_of(tmp_path / NAMES[0]).exists()
     assert not part_of(tmp_path / INDEX).exists()
@@ -200,7 +200,7 @@ def test_a_download_that_broke_off_goes_on(tmp_path: Path) -> None:
     assert [file.fetched for file in done.files] == [0, 0, len(FILES[NAMES[2]]), len(FILES[INDEX])]
 
 
-def test_what_another_version_left_is_begun_anew(tmp_path: Path) -> None:
+def test_download_of_another_version_restarts(tmp_path: Path) -> None:
     server = broken_off(tmp_path)
     new = checkpoint(1)
 
@@ -213,7 +213,7 @@ def test_what_another_version_left_is_begun_anew(tmp_path: Path) -> None:
     assert done.fetched == done.nbytes
 
 
-def test_ctrl_c_leaves_no_index_and_the_next_call_goes_on(tmp_path: Path) -> None:
+def test_download_resumes_after_ctrl_c(tmp_path: Path) -> None:
     def progress(done: int, total: int) -> None:
         if done > len(FILES[NAMES[0]]) + len(FILES[INDEX]):
             signal.raise_signal(signal.SIGINT)
@@ -227,7 +227,7 @@ def test_ctrl_c_leaves_no_index_and_the_next_call_goes_on(tmp_path: Path) -> Non
     assert done.fetched < TOTAL
 
 
-def test_ctrl_c_leaves_the_old_model(tmp_path: Path) -> None:
+def test_download_keeps_the_old_model_after_ctrl_c(tmp_path: Path) -> None:
     old = checkpoint(1)
     with serving(folder(old)) as server:
         ingot.download(server.url(f"/model/{INDEX}"), tmp_path)
@@ -240,7 +240,7 @@ def test_ctrl_c_leaves_the_old_model(tmp_path: Path) -> None:
     assert {name: data for name, data in files_in(tmp_path).items() if "ingot-part" not in name} == old
 
 
-def test_while_one_fetches_a_model_another_does_not(tmp_path: Path) -> None:
+def test_download_rejects_a_second_download(tmp_path: Path) -> None:
     seen = []
 
     def progress(done: int, total: int) -> None:
@@ -273,7 +273,7 @@ def half_named(place: Path, server: Server) -> None:
     (place / NAMES[1]).unlink()
 
 
-def test_shards_that_have_their_names_are_known_again(server: Server, tmp_path: Path) -> None:
+def test_download_keeps_renamed_shards(server: Server, tmp_path: Path) -> None:
     half_named(tmp_path, server)
     told: list[tuple[int, int]] = []
     done = ingot.download(server.url(f"/model/{INDEX}"), tmp_path, progress=lambda *pair: told.append(pair))
@@ -282,7 +282,7 @@ def test_shards_that_have_their_names_are_known_again(server: Server, tmp_path: 
     assert told[-1] == (TOTAL, TOTAL)
 
 
-def test_they_are_known_through_any_number_of_breaks(server: Server, tmp_path: Path) -> None:
+def test_download_keeps_renamed_shards_after_any_number_of_breaks(server: Server, tmp_path: Path) -> None:
     half_named(tmp_path, server)
 
     def stop(done: int, total: int) -> None:
@@ -312,7 +312,7 @@ def test_download_rejects_a_changed_shard(server: Server, tmp_path: Path, damage
     assert files_in(tmp_path) == FILES
 
 
-def test_a_shard_of_another_version_is_not_taken_for_it(server: Server, tmp_path: Path) -> None:
+def test_download_rejects_a_shard_of_another_version(server: Server, tmp_path: Path) -> None:
     half_named(tmp_path, server)
 
     def answer(handler: Handler, request: Request) -> None:
@@ -325,13 +325,13 @@ def test_a_shard_of_another_version_is_not_taken_for_it(server: Server, tmp_path
     assert caught.value.filename == str(tmp_path / NAMES[0])
 
 
-def test_an_index_is_not_there_while_shards_are_replaced(tmp_path: Path) -> None:
+def test_download_removes_the_index_before_replacing_shards(tmp_path: Path) -> None:
     place = tmp_path / "place"
     with serving(folder(checkpoint(1))) as server:
         ingot.download(server.url(f"/model/{INDEX}"), place.as_posix() + "/")
 
     def progress(done: int, total: int) -> None:
-        # What has the name of the second shard cannot be replaced. The end may be told of twice.
+        # A directory with the name of the second shard cannot be replaced. The last progress may be repeated.
         if done == total and (place / NAMES[1]).is_file():
             (place / NAMES[1]).unlink()
             (place / NAMES[1]).mkdir()
@@ -346,10 +346,10 @@ def test_an_index_is_not_there_while_shards_are_replaced(tmp_path: Path) -> None
     assert files_in(place) == FILES
 
 
-# Servers that give no parts
+# Servers without ranges
 
 
-def test_servers_that_give_no_parts_are_read_from_the_start(tmp_path: Path) -> None:
+def test_download_without_ranges_reads_from_the_start(tmp_path: Path) -> None:
     def answer(handler: Handler, request: Request) -> None:
         data = FILES[unquote(request.path).removeprefix("/model/")]
         handler.head(200, Content_Length=len(data), ETag='"v1"')
@@ -360,7 +360,7 @@ def test_servers_that_give_no_parts_are_read_from_the_start(tmp_path: Path) -> N
     assert files_in(tmp_path) == FILES
 
 
-def test_shards_of_no_bytes_and_of_many_parts_come_too(tmp_path: Path) -> None:
+def test_download_fetches_empty_and_large_shards(tmp_path: Path) -> None:
     large = np.random.default_rng(0).integers(0, 255, 20 << 20, np.uint8).tobytes()
     files = {INDEX: b'{"weight_map": {"a": "a.bin", "b": "b.bin"}}', "a.bin": b"", "b.bin": large}
     with serving(folder(files)) as server:

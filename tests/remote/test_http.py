@@ -1,4 +1,4 @@
-"""Files behind URLs, from a server that does what it should: what is asked, how often, and what comes out."""
+"""Files behind URLs, from a correct server: the requests, their number, and the results."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def same(found: dict[str, np.ndarray], expected: dict[str, np.ndarray]) -> bool:
     )
 
 
-def test_the_header_takes_one_request(data: bytes, tensors: dict[str, np.ndarray]) -> None:
+def test_safe_open_reads_the_header_in_one_request(data: bytes, tensors: dict[str, np.ndarray]) -> None:
     with serving(good(data)) as server, ingot.safe_open(server.url(), "np") as file:
         assert [request.range for request in server.requests] == [(0, START)]
         assert len(file) == len(tensors)
@@ -54,7 +54,7 @@ def test_the_header_takes_one_request(data: bytes, tensors: dict[str, np.ndarray
         assert "authorization" not in asked
 
 
-def test_a_long_header_takes_two() -> None:
+def test_safe_open_reads_a_long_header_in_two_requests() -> None:
     tensors = {f"a.rather.long.name.of.a.tensor.{n:06}": np.zeros(1, np.uint8) for n in range(5000)}
     data = a_file(tensors)
     head = 8 + int.from_bytes(data[:8], "little")
@@ -64,14 +64,14 @@ def test_a_long_header_takes_two() -> None:
         assert [request.range for request in server.requests] == [(0, START), (START, head)]
 
 
-def test_a_small_file_is_there_after_the_first_request() -> None:
+def test_safe_open_reads_a_small_file_in_one_request() -> None:
     tensors = {"a": np.arange(1000)}
     with serving(good(a_file(tensors))) as server:
         assert same(ingot.numpy.load_file(server.url()), tensors)
         assert len(server.requests) == 1
 
 
-def test_a_file_without_tensors_and_one_without_bytes() -> None:
+def test_load_file_reads_files_without_tensors_or_bytes() -> None:
     with serving(good(a_file({}))) as server:
         assert ingot.numpy.load_file(server.url()) == {}
     with (
@@ -83,7 +83,7 @@ def test_a_file_without_tensors_and_one_without_bytes() -> None:
 
 
 @pytest.mark.parametrize("rows", [slice(0, 128), slice(896, 1024), slice(300, 428)])
-def test_a_slice_of_rows_moves_hardly_more_than_its_bytes(rows: slice) -> None:
+def test_get_slice_of_rows_transfers_little_more(rows: slice) -> None:
     tensor = np.random.default_rng(1).integers(0, 255, (1024, 16384), np.uint8)
     with serving(good(a_file({"a": tensor}))) as server:
         file = ingot.safe_open(server.url(), "np")
@@ -93,7 +93,7 @@ def test_a_slice_of_rows_moves_hardly_more_than_its_bytes(rows: slice) -> None:
         assert server.sent - START <= 1.05 * part.nbytes
 
 
-def test_columns_take_few_requests(data: bytes) -> None:
+def test_get_slice_of_columns_takes_few_requests(data: bytes) -> None:
     tensor = np.random.default_rng(1).integers(0, 255, (2000, 4096), np.uint8)
     with serving(good(a_file({"a": tensor}))) as server:
         part = ingot.safe_open(server.url(), "np").get_slice("a")[:, 1024:1536]
@@ -101,7 +101,7 @@ def test_columns_take_few_requests(data: bytes) -> None:
         assert len(server.requests) < 10
 
 
-def test_close_tensors_are_read_together(data: bytes, tensors: dict[str, np.ndarray]) -> None:
+def test_load_file_reads_close_tensors_together(data: bytes, tensors: dict[str, np.ndarray]) -> None:
     some = [name for name in tensors if name.startswith("small.")][::2]
     with serving(good(a_file({**tensors, "z": np.zeros(START, np.uint8)}))) as server:
         found = ingot.numpy.load_file(server.url(), keys=some)
@@ -109,7 +109,7 @@ def test_close_tensors_are_read_together(data: bytes, tensors: dict[str, np.ndar
         assert len(server.requests) <= 3
 
 
-def test_connections_are_used_again(data: bytes) -> None:
+def test_connections_are_reused(data: bytes) -> None:
     ports = set()
 
     def answer(handler: Handler, request: Request) -> None:
@@ -124,7 +124,7 @@ def test_connections_are_used_again(data: bytes) -> None:
         assert len(ports) * 3 < len(server.requests)
 
 
-def test_a_connection_that_the_server_closes_between_requests_is_no_failure(data: bytes) -> None:
+def test_connections_closed_between_requests_are_no_failure(data: bytes) -> None:
     def answer(handler: Handler, request: Request) -> None:
         handler.part(data, request)
         handler.close_connection = True
@@ -135,7 +135,7 @@ def test_a_connection_that_the_server_closes_between_requests_is_no_failure(data
             assert file[name].shape == (1024, 2048)
 
 
-def test_options_that_are_none_are_refused_without_their_values() -> None:
+def test_storage_options_are_rejected_without_their_values() -> None:
     url = "http://127.0.0.1:9/x"
     for options, fault in [
         ({"tokn": "hunter2"}, ingot.OptionError),
@@ -153,12 +153,12 @@ def test_options_that_are_none_are_refused_without_their_values() -> None:
         assert "hunter2" not in str(caught.value), options
 
 
-def test_a_mapped_url_is_refused() -> None:
+def test_safe_open_rejects_mapping_a_url() -> None:
     with pytest.raises(ingot.OptionError, match="mmap"):
         ingot.safe_open("http://127.0.0.1:9/x", "np", backend="mmap")
 
 
-def test_a_path_is_never_taken_for_a_url(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_safe_open_takes_no_path_for_a_url(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     for name in ("http:/x.safetensors", "https_x", "file:x"):
         Path(name).parent.mkdir(exist_ok=True)
@@ -167,13 +167,13 @@ def test_a_path_is_never_taken_for_a_url(tmp_path: Path, monkeypatch: pytest.Mon
     # There is a directory of that name.
     with pytest.raises(FileNotFoundError):
         ingot.safe_open(Path("http://127.0.0.1:9/x"), "np")
-    # URLs are given as a str; what is one by its looks and a path by its type would be neither.
+    # A URL is a str. A `Path` that looks like a URL is neither a valid path nor a URL.
     for path in (Path("https://127.0.0.1:9/x"), b"http://127.0.0.1:9/x", "http://127.0.0.1:9/\udcff"):
         with pytest.raises(ingot.OptionError, match="is a URL: expected a path"):
             ingot.safe_open(path, "np")
 
 
-def test_a_handle_can_be_pickled_with_what_it_takes_to_open_it(data: bytes) -> None:
+def test_safe_open_of_a_url_is_pickled(data: bytes) -> None:
     with serving(good(data)) as server:
         url = server.url("/model.safetensors?sig=1")
         file = ingot.safe_open(url, "np", storage_options={"token": "t0ken"})
@@ -184,7 +184,7 @@ def test_a_handle_can_be_pickled_with_what_it_takes_to_open_it(data: bytes) -> N
         assert server.requests[-1].headers["authorization"] == "Bearer t0ken"
 
 
-def test_many_threads_read_at_once(data: bytes, tensors: dict[str, np.ndarray]) -> None:
+def test_load_file_of_a_url_serves_many_threads(data: bytes, tensors: dict[str, np.ndarray]) -> None:
     wrong = []
 
     def read(file: ingot.safe_open, names: list[str]) -> None:
@@ -201,7 +201,7 @@ def test_many_threads_read_at_once(data: bytes, tensors: dict[str, np.ndarray]) 
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="the system has no fork")
-def test_forked_process_uses_its_own_connections(data: bytes, tensors: dict[str, np.ndarray]) -> None:
+def test_connections_are_not_shared_after_a_fork(data: bytes, tensors: dict[str, np.ndarray]) -> None:
     ports: list[int] = []
 
     def answer(handler: Handler, request: Request) -> None:
@@ -221,17 +221,17 @@ def test_forked_process_uses_its_own_connections(data: bytes, tensors: dict[str,
             sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
         """
         assert python("-c", textwrap.dedent(script)).code == 0
-        # Each process has closed what it made, and none has spoken on a connection of the other.
+        # Each process has closed its own connections, and neither used a connection of the other.
         assert len(set(ports)) >= 2
 
 
-def test_nothing_is_connected_before_it_is_asked_for() -> None:
+def test_connections_are_opened_on_the_first_request() -> None:
     with serving(good(b"")) as server:
         script = f"import ingot, ingot.numpy; ingot._native.is_url({server.url()!r}) or quit(1)"
         assert python("-c", script).code == 0
         assert server.requests == []
 
 
-def test_warming_says_the_bytes_of_the_tensors(data: bytes) -> None:
+def test_prefault_returns_the_bytes_of_the_tensors(data: bytes) -> None:
     with serving(good(data)) as server, ingot.safe_open(server.url(), "np") as file:
         assert file.warm(["large.0"]) == 1024 * 2048

@@ -20,7 +20,7 @@ COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
 
 class Hub:
-    """A Hub of one file, whose bytes another host gives for a while."""
+    """A Hub of one file, with bytes on another host for a limited time."""
 
     def __init__(self) -> None:
         self.signature = 1
@@ -73,7 +73,7 @@ def fill_the_cache(folder: Path) -> Path:
     return path
 
 
-def test_a_file_of_the_hub_is_opened_by_its_name(hub: Hub) -> None:
+def test_hub_file_is_opened_by_name(hub: Hub) -> None:
     file = ingot.safe_open("hf://me/gpt/model.safetensors", "np", storage_options=NEAR)
     assert (file.path, file.backend) == ("hf://me/gpt/model.safetensors", "hf")
     assert (len(hub.hub.requests), len(hub.cdn.requests)) == (1, 1)
@@ -84,30 +84,30 @@ def test_a_file_of_the_hub_is_opened_by_its_name(hub: Hub) -> None:
     assert all("if-match" in request.headers for request in hub.cdn.requests[1:])
 
 
-def test_a_repository_stands_for_its_model(hub: Hub) -> None:
+def test_hub_repository_is_its_model(hub: Hub) -> None:
     assert ingot.safe_open("hf://me/gpt", "np", storage_options=NEAR).keys() == ["a", "b"]
 
 
 @pytest.mark.parametrize("kind", ["blob", "resolve", "raw"])
-def test_a_url_from_the_browser_is_the_file(hub: Hub, kind: str) -> None:
+def test_hub_page_is_its_file(hub: Hub, kind: str) -> None:
     url = hub.hub.url(f"/me/gpt/{kind}/main/model.safetensors?download=true")
     file = ingot.safe_open(url, "np", storage_options=NEAR)
     assert file.backend == "hf"
     assert np.array_equal(file["a"], TENSORS["a"])
 
 
-def test_a_renamed_repository_is_found(hub: Hub) -> None:
+def test_hub_finds_a_renamed_repository(hub: Hub) -> None:
     assert len(ingot.safe_open("hf://me/old", "np", storage_options=NEAR)) == 2
 
 
-def test_an_address_whose_time_is_over_is_asked_for_again(hub: Hub) -> None:
+def test_hub_refreshes_an_expired_address(hub: Hub) -> None:
     file = ingot.safe_open("hf://me/gpt", "np", storage_options=NEAR)
     hub.signature = 2
     assert np.array_equal(file["a"], TENSORS["a"])
     assert len(hub.hub.requests) >= 2
 
 
-def test_what_the_hub_says_is_said(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hub_errors_have_the_words_of_the_hub(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(FileNotFoundError, match="Entry not found") as missing:
         ingot.safe_open("hf://me/gpt/other.safetensors", "np", storage_options=NEAR)
     assert missing.value.filename == "hf://me/gpt/other.safetensors"
@@ -118,7 +118,7 @@ def test_what_the_hub_says_is_said(hub: Hub, monkeypatch: pytest.MonkeyPatch) ->
     assert "hf_wrong" not in str(refused.value)
 
 
-def test_the_token_can_be_given_and_withheld(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hub_token_can_be_given_and_withheld(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(PermissionError):
         ingot.safe_open("hf://me/gpt", "np", storage_options={**NEAR, "token": False})
     assert "authorization" not in hub.hub.requests[-1].headers
@@ -126,19 +126,19 @@ def test_the_token_can_be_given_and_withheld(hub: Hub, monkeypatch: pytest.Monke
     assert len(ingot.safe_open("hf://me/gpt", "np", storage_options={**NEAR, "token": "hf_right"})) == 2
 
 
-def test_the_token_of_the_hub_goes_to_no_other_url(hub: Hub) -> None:
+def test_hub_token_is_sent_to_no_other_url(hub: Hub) -> None:
     with serving(lambda handler, request: handler.part(DATA, request)) as other:
         ingot.safe_open(other.url(), "np")
         assert "authorization" not in other.requests[0].headers
 
 
-def test_a_file_in_the_cache_is_not_fetched(hub: Hub, tmp_path: Path) -> None:
+def test_hub_file_in_the_cache_is_not_fetched(hub: Hub, tmp_path: Path) -> None:
     path = fill_the_cache(tmp_path)
     file = ingot.safe_open("hf://me/gpt", "np", storage_options=NEAR)
     assert (file.path, file.backend) == (str(path), "mmap")
     assert "cache" in file.why
-    # The answer for either file that a model can be tells which commit the branch is at; whether the other
-    # was asked for by then depends on who is quicker.
+    # The answer for either possible file of a model names the commit of the branch. Whether the other file
+    # was requested by then depends on timing.
     asked = [request.path for request in hub.hub.requests]
     assert "/me/gpt/resolve/main/model.safetensors" in asked
     assert set(asked) <= {
@@ -152,7 +152,7 @@ def test_a_file_in_the_cache_is_not_fetched(hub: Hub, tmp_path: Path) -> None:
     assert not [request for request in hub.hub.requests if COMMIT in request.path]
 
 
-def test_offline_only_the_cache_is_asked(hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hub_offline_reads_the_cache_only(hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     with pytest.raises(FileNotFoundError, match="HF_HUB_OFFLINE"):
         ingot.safe_open("hf://me/gpt", "np")
@@ -161,7 +161,7 @@ def test_offline_only_the_cache_is_asked(hub: Hub, tmp_path: Path, monkeypatch: 
     assert hub.hub.requests == []
 
 
-def test_slices_and_whole_files_come_from_the_hub_too(hub: Hub) -> None:
+def test_hub_file_is_sliced_and_loaded(hub: Hub) -> None:
     file = ingot.safe_open("hf://me/gpt", "np", storage_options=NEAR)
     assert file.get_slice("a")[1000:1010].tolist() == list(range(1000, 1010))
     found = ingot.numpy.load_file("hf://me/gpt", storage_options=NEAR)
@@ -173,7 +173,7 @@ def test_slices_and_whole_files_come_from_the_hub_too(hub: Hub) -> None:
 
 
 def linked(hub: Hub, etag: str) -> None:
-    """Have the Hub say this of the file's bytes, as it does of what is kept as an LFS or a Xet object."""
+    """Set the digest that the Hub states for the file, as it does for LFS and Xet objects."""
     asked = hub.answer
 
     def answer(handler: Handler, request: Request) -> None:
@@ -191,7 +191,7 @@ def linked(hub: Hub, etag: str) -> None:
     hub.hub.replace(answer)
 
 
-def test_a_download_is_compared_with_what_the_hub_says(hub: Hub, tmp_path: Path) -> None:
+def test_hub_download_compares_the_digest_of_the_hub(hub: Hub, tmp_path: Path) -> None:
     linked(hub, hashlib.sha256(DATA).hexdigest())
     done = ingot.download("hf://me/gpt", tmp_path, storage_options=NEAR)
     assert done.path == str(tmp_path / "model.safetensors")
@@ -206,14 +206,14 @@ def test_a_download_is_compared_with_what_the_hub_says(hub: Hub, tmp_path: Path)
     assert not (tmp_path / "other").exists()
 
 
-def test_another_server_is_not_believed_what_only_the_hub_may_say(tmp_path: Path) -> None:
+def test_hub_headers_of_another_server_are_ignored(tmp_path: Path) -> None:
     with serving(
         lambda handler, request: handler.part(DATA, request, X_Linked_Etag='"' + "ab" * 32 + '"')
     ) as other:
         assert ingot.download(other.url(), tmp_path / "x").sha256 is None
 
 
-def test_a_file_in_the_cache_is_copied(hub: Hub, tmp_path: Path) -> None:
+def test_hub_file_in_the_cache_is_copied(hub: Hub, tmp_path: Path) -> None:
     fill_the_cache(tmp_path)
     done = ingot.download(f"hf://me/gpt@{COMMIT}", tmp_path / "x", storage_options=NEAR)
     assert (tmp_path / "x").read_bytes() == DATA

@@ -1,4 +1,4 @@
-"""Who a caller is to S3: whoever botocore is, set up in the same way, and never somebody else."""
+"""Identities for S3: the identity that botocore uses with the same configuration, and never another."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Setup:
         return path
 
     def open(self, **options: object) -> str:
-        """Open a file; gives who has read it."""
+        """Open a file, and return the identity that read it."""
         given = {"endpoint": self.cloud.url(), "retries": 0, **options}
         ingot.safe_open("s3://b/k", "np", storage_options=given)
         return self.cloud.readers[-1]
@@ -80,7 +80,7 @@ def process(name: str, **more: str) -> str:
     return f"/bin/echo '{text}'"
 
 
-# Where it is configured, and who reads then. ----------------------------------------------------------
+# Sources of configuration, with their identities. ----------------------------------------------------
 
 PIECES: dict[str, tuple[Callable[[Setup], object], str]] = {}
 
@@ -160,7 +160,7 @@ def of_botocore(profile: str | None = None) -> str:
 
 
 @pytest.mark.parametrize("name", PIECES)
-def test_each_source_lets_in_who_botocore_is(setup: Setup, name: str) -> None:
+def test_s3_sources_authenticate_as_botocore(setup: Setup, name: str) -> None:
     setup.cloud.known(*KNOWN)
     configure, reader = PIECES[name]
     configure(setup)
@@ -168,7 +168,7 @@ def test_each_source_lets_in_who_botocore_is(setup: Setup, name: str) -> None:
 
 
 @pytest.mark.parametrize("pair", [*combinations(PIECES, 2)], ids="-".join)
-def test_of_two_sources_the_one_is_used_that_botocore_uses(setup: Setup, pair: tuple[str, str]) -> None:
+def test_s3_pairs_of_sources_authenticate_as_botocore(setup: Setup, pair: tuple[str, str]) -> None:
     setup.cloud.known(*KNOWN)
     for name in pair:
         PIECES[name][0](setup)
@@ -184,7 +184,7 @@ def test_of_two_sources_the_one_is_used_that_botocore_uses(setup: Setup, pair: t
     assert setup.cloud.readers == ([] if expected == "error" else [expected])
 
 
-def test_what_the_caller_gives_is_more_than_all_else(setup: Setup) -> None:
+def test_s3_options_override_all_sources(setup: Setup) -> None:
     setup.cloud.known(*KNOWN, "GIVEN", "WORK")
     for name in ("variables", "credentials_file", "container"):
         PIECES[name][0](setup)
@@ -198,14 +198,14 @@ def test_what_the_caller_gives_is_more_than_all_else(setup: Setup) -> None:
     assert setup.open() == "WORK"
 
 
-def test_the_token_of_s3fs_is_that_of_a_session(setup: Setup) -> None:
+def test_s3_token_of_s3fs_is_the_session_token(setup: Setup) -> None:
     setup.cloud.keys["ID"] = (SECRET, "session/of+it==")
     assert setup.open(key="ID", secret=SECRET, token="session/of+it==") == "ID"
 
 
 # What fails. ---------------------------------------------------------------------------------------------
 
-#: Each source that asks somebody, with where it asks.
+#: The sources that send requests, with their paths.
 ASKED = {
     "role_of_profile": "/",
     "web_identity_of_variables": "/",
@@ -227,14 +227,14 @@ ANSWERS: dict[str, Callable[[Handler, Request], None]] = {
 
 @pytest.mark.parametrize("answer", ANSWERS)
 @pytest.mark.parametrize("name", ASKED)
-def test_failing_source_is_the_error(setup: Setup, name: str, answer: str) -> None:
+def test_s3_source_that_fails_is_an_error(setup: Setup, name: str, answer: str) -> None:
     PIECES[name][0](setup)
     setup.cloud.known(*KNOWN)
     # A later source, which is not asked.
     if name != "instance":
         instance(setup)
     setup.cloud.instead[ASKED[name]] = ANSWERS[answer]
-    # A machine that has no role is nobody.
+    # A machine without a role is anonymous.
     if (name, answer) == ("instance", "missing"):
         assert setup.open() == "nobody"
         return
@@ -267,7 +267,7 @@ def test_failing_source_is_the_error(setup: Setup, name: str, answer: str) -> No
     ],
     ids=str,
 )
-def test_what_is_set_up_by_half_is_an_error(setup: Setup, pairs: dict[str, str], why: str) -> None:
+def test_s3_incomplete_configuration_is_an_error(setup: Setup, pairs: dict[str, str], why: str) -> None:
     setup.put("config", "default", **pairs)
     with pytest.raises(ingot.SafetensorError, match=why) as caught:
         setup.open()
@@ -275,7 +275,7 @@ def test_what_is_set_up_by_half_is_an_error(setup: Setup, pairs: dict[str, str],
     assert setup.cloud.readers == []
 
 
-def test_only_a_profile_that_is_named_has_to_be_there(setup: Setup) -> None:
+def test_s3_profile_must_exist_only_if_named(setup: Setup) -> None:
     setup.put("config", "profile other", credential_process=process("PROCESS"))
     assert setup.open() == "nobody"
     setup.variables(AWS_PROFILE="none")
@@ -283,7 +283,7 @@ def test_only_a_profile_that_is_named_has_to_be_there(setup: Setup) -> None:
         setup.open()
 
 
-def test_files_that_cannot_be_read_are_an_error_but_for_anybody(setup: Setup) -> None:
+def test_s3_unreadable_files_are_an_error_unless_anonymous(setup: Setup) -> None:
     (setup.home / ".aws").mkdir()
     (setup.home / ".aws" / "credentials").write_bytes(b"[default]\n\xff\n")
     with pytest.raises(ingot.OptionError, match="Unable to parse config file"):
@@ -294,7 +294,7 @@ def test_files_that_cannot_be_read_are_an_error_but_for_anybody(setup: Setup) ->
 # What is peculiar to one of them. ------------------------------------------------------------------------
 
 
-def test_a_login_that_is_over_says_what_to_do(setup: Setup) -> None:
+def test_s3_expired_login_names_the_remedy(setup: Setup) -> None:
     sso_session(setup)
     path = setup.login("corp", expiresAt=after(-1), registrationExpiresAt=after(-1))
     for _ in range(2):
@@ -304,7 +304,7 @@ def test_a_login_that_is_over_says_what_to_do(setup: Setup) -> None:
     assert setup.cloud.readers == []
 
 
-def test_a_process_is_run_once(setup: Setup) -> None:
+def test_s3_credential_process_runs_once(setup: Setup) -> None:
     script = setup.home / "script"
     script.write_text(f"echo >> {setup.home}/ran\n{process('PROCESS')}")
     setup.cloud.known("PROCESS")
@@ -313,7 +313,7 @@ def test_a_process_is_run_once(setup: Setup) -> None:
     assert (setup.home / "ran").read_text() == "\n"
 
 
-def test_the_keys_of_many_files_are_asked_for_once(setup: Setup) -> None:
+def test_s3_credentials_are_requested_once(setup: Setup) -> None:
     container(setup)
     setup.variables(AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE=setup.token("from-the-file"))
     with ThreadPoolExecutor(16) as threads:
@@ -323,7 +323,7 @@ def test_the_keys_of_many_files_are_asked_for_once(setup: Setup) -> None:
     assert asked == ["/creds"]
 
 
-def test_keys_that_are_nearly_over_are_asked_for_again(setup: Setup) -> None:
+def test_s3_expiring_credentials_are_refreshed(setup: Setup) -> None:
     given: list[str] = []
 
     def answer(handler: Handler, request: Request) -> None:
@@ -337,7 +337,7 @@ def test_keys_that_are_nearly_over_are_asked_for_again(setup: Setup) -> None:
     assert [setup.open(), setup.open()] == given == ["KEY0", "KEY1"]
 
 
-def test_a_machine_that_does_not_answer_is_an_error(setup: Setup) -> None:
+def test_s3_silent_metadata_service_is_an_error(setup: Setup) -> None:
     instance(setup)
     setup.variables(AWS_EC2_METADATA_SERVICE_ENDPOINT=f"http://127.0.0.1:{unused_port()}")
     with pytest.raises(ingot.StorageError, match="AWS_EC2_METADATA_DISABLED=true") as caught:
@@ -346,7 +346,7 @@ def test_a_machine_that_does_not_answer_is_an_error(setup: Setup) -> None:
     assert setup.open(anonymous=True) == "nobody"
 
 
-def test_who_asks_pays_under_the_signature(setup: Setup) -> None:
+def test_s3_requester_pays_is_signed(setup: Setup) -> None:
     setup.cloud.known("VARIABLES")
     variables(setup)
     paid = [
@@ -366,7 +366,7 @@ def test_who_asks_pays_under_the_signature(setup: Setup) -> None:
     assert "x-amz-request-payer" not in setup.cloud.server.requests[-1].headers
 
 
-def test_endpoints_come_from_where_amazons_tools_have_them(setup: Setup) -> None:
+def test_s3_endpoints_equal_botocores(setup: Setup) -> None:
     from botocore.session import Session
 
     setup.cloud.known("FILE")

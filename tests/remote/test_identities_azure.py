@@ -1,4 +1,4 @@
-"""Who a caller is to Azure: as obstore is, set up in the same way, and never as somebody else."""
+"""Identities for Azure: the identity that obstore uses with the same configuration, and never another."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Setup:
         self.variables(IDENTITY_ENDPOINT=self.cloud.url("/msi/token"), IDENTITY_HEADER="of-the-app")
 
     def open(self, **options: object) -> str:
-        """Open a file; gives who has read it."""
+        """Open a file, and return the identity that read it."""
         given = {"endpoint": self.cloud.url(), "account": "me", "retries": 0, **options}
         ingot.safe_open("az://c/b", "np", storage_options=given)
         return self.cloud.readers[-1]
@@ -93,7 +93,7 @@ def setup(
         yield Setup(cloud, tmp_path, monkeypatch, pair[0])
 
 
-def test_an_application_shows_its_secret(setup: Setup) -> None:
+def test_azure_application_authenticates_by_secret(setup: Setup) -> None:
     assert setup.of_obstore(authority_host=setup.cloud.url(""), **APPLICATION) == "azure-app-tenant-app"
     assert setup.open(**APPLICATION) == "azure-app-tenant-app"
     setup.application()
@@ -103,7 +103,7 @@ def test_an_application_shows_its_secret(setup: Setup) -> None:
     assert len(setup.cloud.authority.requests) == asked, "the token is good for a while"
 
 
-def test_a_pod_shows_its_token(setup: Setup) -> None:
+def test_azure_pod_authenticates_by_token(setup: Setup) -> None:
     setup.pod()
     assert setup.open() == "azure-pod-tenant-app-pod"
     file = os.environ["AZURE_FEDERATED_TOKEN_FILE"]
@@ -111,7 +111,7 @@ def test_a_pod_shows_its_token(setup: Setup) -> None:
     assert setup.of_obstore(federated_token_file=file, **config) == "azure-pod-tenant-app-pod"
 
 
-def test_a_machine_has_an_identity_or_several(setup: Setup) -> None:
+def test_azure_machine_has_several_identities(setup: Setup) -> None:
     setup.machine()
     assert setup.open() == "azure-machine-itself"
     assert setup.open(client_id="other") == "azure-machine-other"
@@ -121,7 +121,7 @@ def test_a_machine_has_an_identity_or_several(setup: Setup) -> None:
     assert setup.of_obstore(msi_endpoint=service, client_id="third") == "azure-machine-third"
 
 
-def test_an_app_asks_the_service_beside_it(setup: Setup) -> None:
+def test_azure_app_service_is_asked(setup: Setup) -> None:
     setup.machine()
     setup.service()
     assert setup.open() == "azure-service-itself"
@@ -131,12 +131,12 @@ def test_an_app_asks_the_service_beside_it(setup: Setup) -> None:
 def signed_query(setup: Setup) -> str:
     import obstore
 
-    # As an emulator has it, with the account in the path: what is signed begins with that.
+    # As for an emulator, with the account in the path: the signed text starts with it.
     store = setup.store(account_key=SECRET, endpoint=setup.cloud.url("/me"))
     return urlsplit(obstore.sign(store, "GET", "b", timedelta(hours=1))).query
 
 
-def test_what_the_caller_gives_is_more_than_all_else(setup: Setup) -> None:
+def test_azure_options_override_all_sources(setup: Setup) -> None:
     pytest.importorskip("obstore", reason="obstore is not installed")
     query = signed_query(setup)
     setup.cloud.tokens.add("azure-given")
@@ -156,7 +156,7 @@ def test_what_the_caller_gives_is_more_than_all_else(setup: Setup) -> None:
         setup.open(sas_token=query.replace("sig=", "sig=A"))
 
 
-def test_of_several_sources_the_first_is_used(setup: Setup) -> None:
+def test_azure_first_of_several_sources_is_used(setup: Setup) -> None:
     setup.machine()
     setup.pod()
     assert setup.open() == "azure-pod-tenant-app-pod"
@@ -166,7 +166,7 @@ def test_of_several_sources_the_first_is_used(setup: Setup) -> None:
     assert setup.open() == "azure-app-tenant-app"
 
 
-def test_a_key_signs_and_is_not_sent(setup: Setup) -> None:
+def test_azure_key_signs_and_is_not_sent(setup: Setup) -> None:
     setup.machine()
     for name in ("AZURE_STORAGE_ACCOUNT_KEY", "AZURE_STORAGE_KEY"):
         setup.variables(**{name: SECRET})
@@ -184,7 +184,7 @@ ASKED = {"application": "/tenant/oauth2", "pod": "/tenant/oauth2", "machine": "/
 
 @pytest.mark.parametrize("status", [200, 400, 401, 404, 500])
 @pytest.mark.parametrize("name", ASKED)
-def test_failing_source_is_the_error(setup: Setup, name: str, status: int) -> None:
+def test_azure_source_that_fails_is_an_error(setup: Setup, name: str, status: int) -> None:
     setup.machine()
     shown = getattr(setup, name)() or "of-the/app+"
 
@@ -223,7 +223,9 @@ def test_failing_source_is_the_error(setup: Setup, name: str, status: int) -> No
     ],
     ids=str,
 )
-def test_what_is_set_up_by_half_is_an_error(setup: Setup, variables: dict[str, str], why: str) -> None:
+def test_azure_incomplete_configuration_is_an_error(
+    setup: Setup, variables: dict[str, str], why: str
+) -> None:
     setup.machine()
     setup.variables(**variables)
     with pytest.raises(ingot.SafetensorError, match=why) as caught:
@@ -232,7 +234,7 @@ def test_what_is_set_up_by_half_is_an_error(setup: Setup, variables: dict[str, s
     assert setup.cloud.server.requests == []
 
 
-def test_a_machine_that_does_not_answer_is_an_error(setup: Setup) -> None:
+def test_azure_silent_metadata_service_is_an_error(setup: Setup) -> None:
     setup.variables(AZURE_POD_IDENTITY_AUTHORITY_HOST=f"http://127.0.0.1:{unused_port()}")
     with pytest.raises(ingot.StorageError, match="AZURE_POD_IDENTITY_AUTHORITY_HOST"):
         setup.open()

@@ -1,4 +1,4 @@
-"""Who a caller is to Google's store: as google-auth finds it, and never as somebody else."""
+"""Identities for Google's store: the identity that google-auth finds, and never another."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class Setup:
             self.patch.setenv(name, host)
 
     def open(self, **options: object) -> str:
-        """Open a file; gives who has read it."""
+        """Open a file, and return the identity that read it."""
         given = {"endpoint": self.cloud.url(), "retries": 0, **options}
         ingot.safe_open("gs://b/k", "np", storage_options=given)
         return self.cloud.readers[-1]
@@ -140,7 +140,7 @@ def of_google() -> str:
     return ended.out.strip()
 
 
-# Where it is configured, and who reads then. ----------------------------------------------------------
+# Sources of configuration, with their identities. ----------------------------------------------------
 
 SETUPS: dict[str, tuple[Callable[[Setup], object], str]] = {
     "service account": (lambda setup: setup.variable(setup.service_account()), f"account-me@x.iam-{READ}"),
@@ -175,7 +175,7 @@ SETUPS: dict[str, tuple[Callable[[Setup], object], str]] = {
 
 
 @pytest.mark.parametrize("name", SETUPS)
-def test_each_source_lets_in_who_google_auth_is(setup: Setup, name: str) -> None:
+def test_gcs_sources_authenticate_as_google_auth(setup: Setup, name: str) -> None:
     configure, reader = SETUPS[name]
     configure(setup)
     assert setup.open() == reader
@@ -185,7 +185,7 @@ def test_each_source_lets_in_who_google_auth_is(setup: Setup, name: str) -> None
     assert of_google() == reader
 
 
-def test_what_the_caller_gives_is_more_than_all_else(setup: Setup) -> None:
+def test_gcs_options_override_all_sources(setup: Setup) -> None:
     pytest.importorskip("botocore", reason="botocore verifies the signatures, and is not installed")
     setup.cloud.known("HMAC", "VARIABLES")
     setup.cloud.tokens |= {"given", "variable"}
@@ -216,7 +216,7 @@ ASKED = {
 
 @pytest.mark.parametrize("status", [200, 400, 403, 404, 500])
 @pytest.mark.parametrize("name", ASKED)
-def test_failing_source_is_the_error(setup: Setup, name: str, status: int) -> None:
+def test_gcs_source_that_fails_is_an_error(setup: Setup, name: str, status: int) -> None:
     if name != "machine":
         # A later source, which is not asked.
         setup.machine()
@@ -239,7 +239,7 @@ def test_failing_source_is_the_error(setup: Setup, name: str, status: int) -> No
     assert not isinstance(caught.value, FileNotFoundError)
 
 
-def test_a_machine_that_does_not_answer_is_an_error(setup: Setup) -> None:
+def test_gcs_silent_metadata_service_is_an_error(setup: Setup) -> None:
     setup.machine()
     host = f"127.0.0.1:{unused_port()}"
     setup.patch.setenv("GCE_METADATA_HOST", host)
@@ -263,7 +263,7 @@ def test_a_machine_that_does_not_answer_is_an_error(setup: Setup) -> None:
     ],
     ids=str,
 )
-def test_a_file_that_cannot_be_used_is_an_error(setup: Setup, content: object, why: str) -> None:
+def test_gcs_unusable_file_is_an_error(setup: Setup, content: object, why: str) -> None:
     setup.machine()
     setup.variable({**setup.external({}), **content} if isinstance(content, dict) else content)
     with pytest.raises(ingot.SafetensorError, match=why) as caught:
@@ -275,6 +275,6 @@ def test_a_file_that_cannot_be_used_is_an_error(setup: Setup, content: object, w
 
 
 @pytest.mark.parametrize("token", ["cache", "cloud", "browser"])
-def test_the_words_of_gcsfs_that_are_no_token_are_refused(setup: Setup, token: str) -> None:
+def test_gcs_words_of_gcsfs_are_rejected(setup: Setup, token: str) -> None:
     with pytest.raises(ingot.OptionError, match="token: cannot be this str"):
         setup.open(token=token)

@@ -51,7 +51,7 @@ def redirecting(location: str) -> Answer:
 @pytest.mark.parametrize(
     "location", ["/new", "new", "http://HERE/new", "//HERE/new", "http://evil:x@HERE/new"]
 )
-def test_the_user_of_a_url_is_kept_at_a_redirect_on_its_host(location: str) -> None:
+def test_redirect_on_its_host_keeps_the_user_of_a_url(location: str) -> None:
     with serving(redirecting(location)) as server:
         url = server.url("/old").replace("http://", "http://me:p%40w@")
         assert len(ingot.numpy.load_file(url, storage_options=QUICK)) == 3
@@ -59,7 +59,7 @@ def test_the_user_of_a_url_is_kept_at_a_redirect_on_its_host(location: str) -> N
 
 
 @pytest.mark.parametrize("location", ["http://evil:x@HERE/new", "//evil:x@HERE/new"])
-def test_a_user_that_a_server_names_is_never_sent(location: str) -> None:
+def test_redirect_user_of_a_server_is_never_sent(location: str) -> None:
     with serving(redirecting(location)) as server:
         ingot.numpy.load_file(server.url("/old"), storage_options=QUICK)
         assert {identity for _, identity in sent(server)} == {None}
@@ -100,7 +100,7 @@ SAS = "sv=1&sig=SECRET"
         (f"{STORE}/m", {"token": "SECRET"}),
     ],
 )
-def test_an_http_proxy_reads_no_credential(proxy: Server, url: str, options: dict[str, object]) -> None:
+def test_http_proxy_reads_no_credential(proxy: Server, url: str, options: dict[str, object]) -> None:
     with pytest.raises(ingot.OptionError) as caught:
         ingot.numpy.load_file(url, storage_options={**QUICK, **options})
     assert "SECRET" not in str(caught.value)
@@ -108,11 +108,11 @@ def test_an_http_proxy_reads_no_credential(proxy: Server, url: str, options: dic
 
 
 @pytest.mark.parametrize("query", ["", "?download=true", "?versionId=1&generation=2"])
-def test_an_http_proxy_is_used_where_nothing_is_secret(proxy: Server, query: str) -> None:
+def test_http_proxy_is_used_without_secrets(proxy: Server, query: str) -> None:
     assert len(ingot.numpy.load_file(f"{STORE}/m{query}", storage_options=QUICK)) == 3
 
 
-def test_an_http_proxy_reads_no_address_that_a_redirect_signs(proxy: Server) -> None:
+def test_http_proxy_reads_no_signed_redirect(proxy: Server) -> None:
     proxy.replace(redirecting("http://signed.example/m?X-Amz-Signature=SECRET"))
     with pytest.raises(ingot.OptionError):
         ingot.numpy.load_file(f"{STORE}/old", storage_options=QUICK)
@@ -164,7 +164,7 @@ KEY_REFUSALS = [
     ("url", "refusal"),
     [("gs://b/k", (401, "Refused")), *(("s3://b/k", refusal) for refusal in KEY_REFUSALS)],
 )
-def test_a_refused_identity_is_requested_again(
+def test_refused_identity_is_requested_again(
     monkeypatch: pytest.MonkeyPatch, url: str, refusal: tuple[int, str]
 ) -> None:
     store = Store(refusal)
@@ -192,7 +192,7 @@ def test_a_refused_identity_is_requested_again(
         assert store.issued == 4
 
 
-def test_threads_that_are_refused_together_all_get_the_new_identity(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_refused_identity_is_renewed_for_all_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     store = Store((401, "Refused"))
     together = threading.Barrier(8)
 
@@ -212,7 +212,7 @@ def test_threads_that_are_refused_together_all_get_the_new_identity(monkeypatch:
         assert store.issued == 2
 
 
-def test_a_refusal_for_another_reason_asks_nobody_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_refusal_for_another_reason_renews_no_identity(monkeypatch: pytest.MonkeyPatch) -> None:
     store = Store((403, "AccessDenied"))
     with serving(store.keys) as service, serving(store.file) as server:
         monkeypatch.setenv("AWS_CONTAINER_CREDENTIALS_FULL_URI", service.url("/creds"))
@@ -224,7 +224,7 @@ def test_a_refusal_for_another_reason_asks_nobody_again(monkeypatch: pytest.Monk
 
 
 @pytest.mark.parametrize("status", [400, 401, 403])
-def test_an_address_that_was_signed_with_expired_keys_is_asked_for_again(status: int) -> None:
+def test_signed_address_with_expired_keys_is_requested_again(status: int) -> None:
     valid = {1}
 
     def answer(handler: Handler, request: Request) -> None:
@@ -296,7 +296,7 @@ def test_empty_session_token_is_absent(monkeypatch: pytest.MonkeyPatch, tmp_path
         ("hf://me/model/m.safetensors", "token"),
     ],
 )
-def test_an_empty_credential_counts_as_absent(url: str, option: str, empty: str) -> None:
+def test_empty_credential_is_absent(url: str, option: str, empty: str) -> None:
     with serving(good(DATA)) as server:
         options = {**QUICK, option: empty}
         if url == "URL":
@@ -311,7 +311,7 @@ def test_an_empty_credential_counts_as_absent(url: str, option: str, empty: str)
 
 
 @pytest.mark.parametrize("value", ["a  b", " a\t b ", "a b", "a   b  c"])
-def test_headers_with_several_spaces_are_signed_as_botocore_signs_them(value: str) -> None:
+def test_headers_with_several_spaces_are_signed_as_botocore_does(value: str) -> None:
     pytest.importorskip("botocore", reason="botocore is not installed")
     from support.clouds import running
 
@@ -329,7 +329,7 @@ def test_headers_with_several_spaces_are_signed_as_botocore_signs_them(value: st
         assert set(cloud.readers) == {"K"}
 
 
-def test_no_error_shows_a_query_however_the_server_writes_it_again() -> None:
+def test_errors_show_no_query() -> None:
     secret = "se+cret/of=it"
     echoes = [
         secret,

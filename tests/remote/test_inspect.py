@@ -102,7 +102,7 @@ def check(found: ingot.RepoMetadata, case: dict[str, Any]) -> None:
 
 
 @cases("case", SHARDED, ids=lambda case: case["name"])
-def test_shards_are_counted_from_the_hubs_document(hub: Hub, case: dict[str, Any], tmp_path: Path) -> None:
+def test_inspect_counts_shards_by_the_hubs_document(hub: Hub, case: dict[str, Any], tmp_path: Path) -> None:
     hold(hub, case)
     check(ingot.inspect("hf://me/gpt"), case)
     assert ingot.inspect("hf://me/gpt", count="stored").parameter_count == case["stored"]
@@ -127,7 +127,7 @@ def client(hub: Hub) -> HfApi:
 
 
 @cases("case", [*SHARDED, *SINGLE], ids=lambda case: case["name"])
-def test_huggingface_hub_says_the_same_of_what_is_stored(hub: Hub, case: dict[str, Any]) -> None:
+def test_inspect_of_a_url_equals_huggingface_hub(hub: Hub, case: dict[str, Any]) -> None:
     hold(hub, case)
     described = ingot.inspect("hf://me/gpt", count="stored")
     assert described.parameter_total == sum(case["stored"].values())
@@ -140,31 +140,31 @@ def test_huggingface_hub_says_the_same_of_what_is_stored(hub: Hub, case: dict[st
 # What is asked
 
 
-def test_one_request_brings_the_headers_of_all_shards(hub: Hub) -> None:
+def test_inspect_reads_all_headers_in_one_request(hub: Hub) -> None:
     check(ingot.inspect(f"hf://me/gpt/{INDEX}"), SHARDS)
     assert hub.headers_asked() == [API + INDEX]
     assert len(hub.asked()) == 2
     assert all(request.headers["authorization"] == f"Bearer {TOKEN}" for request in hub.server.requests)
 
 
-def test_a_repository_takes_one_more_that_tells_what_it_is(hub: Hub) -> None:
+def test_inspect_of_a_repository_takes_one_more_request(hub: Hub) -> None:
     check(ingot.inspect("hf://me/gpt"), SHARDS)
     assert hub.headers_asked() == [API + INDEX, "/me/gpt/resolve/main/model.safetensors"]
 
 
-def test_what_is_stored_takes_no_configuration(hub: Hub) -> None:
+def test_inspect_of_stored_parameters_reads_no_configuration(hub: Hub) -> None:
     ingot.inspect(f"hf://me/gpt/{INDEX}", count="stored")
     ingot.inspect(f"hf://me/gpt/{INDEX}", config={})
     assert hub.asked() == [API + INDEX] * 2
 
 
-def test_pages_of_the_hub_are_known(hub: Hub) -> None:
+def test_inspect_reads_pages_of_the_hub(hub: Hub) -> None:
     check(ingot.inspect(hub.server.url("/me/gpt")), SHARDS)
     check(ingot.inspect(hub.server.url(f"/me/gpt/blob/main/{INDEX}")), SHARDS)
     assert all(path.startswith((API, "/me/gpt/resolve/main/")) for path in hub.asked())
 
 
-def test_an_index_in_a_folder_has_its_configuration_there(hub: Hub) -> None:
+def test_inspect_reads_the_configuration_of_a_folder(hub: Hub) -> None:
     files = files_of(SHARDS)
     hub.files = {f"a b/{name}": data for name, data in files.items()}
     hub.documents = {f"a b/{INDEX}": json.dumps(document_of(files)).encode()}
@@ -172,7 +172,7 @@ def test_an_index_in_a_folder_has_its_configuration_there(hub: Hub) -> None:
     assert sorted(hub.asked()) == [API + f"a b/{INDEX}", "/me/gpt/resolve/main/a b/config.json"]
 
 
-def test_a_model_of_one_file_is_one_even_beside_an_index(hub: Hub) -> None:
+def test_inspect_prefers_one_file_to_an_index(hub: Hub) -> None:
     # As safe_open and huggingface_hub have it.
     hub.files |= files_of(SINGLE[0])
     found = ingot.inspect("hf://me/gpt", config={})
@@ -180,7 +180,7 @@ def test_a_model_of_one_file_is_one_even_beside_an_index(hub: Hub) -> None:
     assert found.parameter_count == SINGLE[0]["logical"]
 
 
-def test_offline_nothing_is_asked(hub: Hub, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_inspect_offline_requests_nothing(hub: Hub, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     with pytest.raises(FileNotFoundError, match="HF_HUB_OFFLINE"):
         ingot.inspect("hf://me/gpt")
@@ -200,7 +200,7 @@ def test_offline_nothing_is_asked(hub: Hub, monkeypatch: pytest.MonkeyPatch, tmp
     ["hf://me/gpt", f"hf://me/gpt@{COMMIT}", f"hf://me/gpt/{INDEX}"],
     ids=["repository", "commit", "index"],
 )
-def test_without_the_document_the_headers_are_fetched_from_the_shards(hub: Hub, source: str) -> None:
+def test_inspect_without_the_document_reads_the_shards(hub: Hub, source: str) -> None:
     hub.documents = {}
     check(ingot.inspect(source), SHARDS)
     shards = [path for path in hub.headers_asked() if "-of-" in path]
@@ -235,13 +235,13 @@ def broken_documents() -> dict[str, bytes]:
 
 
 @cases("document", broken_documents().values(), ids=broken_documents())
-def test_a_document_that_breaks_a_rule_is_not_believed(hub: Hub, document: bytes) -> None:
+def test_inspect_rejects_an_invalid_document(hub: Hub, document: bytes) -> None:
     hub.documents[INDEX] = document
     check(ingot.inspect(f"hf://me/gpt/{INDEX}"), SHARDS)
     assert hub.headers_asked()[0] == API + INDEX
 
 
-def test_a_configuration_that_cannot_be_read_is_refused_without_secrets(hub: Hub) -> None:
+def test_inspect_rejects_an_unreadable_configuration_without_secrets(hub: Hub) -> None:
     hub.files["config.json"] = b"[]"
     with pytest.raises(ingot.CheckpointError, match="is no JSON object") as caught:
         ingot.inspect(f"hf://me/gpt/{INDEX}")
@@ -261,7 +261,7 @@ def test_a_configuration_that_cannot_be_read_is_refused_without_secrets(hub: Hub
     assert ingot.inspect(url, config={}).parameter_count == SINGLE[0]["logical"]
 
 
-def test_a_missing_model_is_a_missing_file(hub: Hub) -> None:
+def test_inspect_of_a_missing_model_is_file_not_found(hub: Hub) -> None:
     hub.files, hub.documents = {}, {}
     with pytest.raises(FileNotFoundError):
         ingot.inspect("hf://me/gpt")
@@ -269,7 +269,7 @@ def test_a_missing_model_is_a_missing_file(hub: Hub) -> None:
         ingot.inspect("hf://me/gpt", storage_options={"retries": 1, "timeout": -1})
 
 
-def test_a_header_over_the_limit_is_refused(hub: Hub) -> None:
+def test_inspect_rejects_a_header_over_the_limit(hub: Hub) -> None:
     hold(hub, SINGLE[0])
     with pytest.raises(ingot.HeaderError, match="header too large"):
         ingot.inspect("hf://me/gpt", max_header_size=10)
@@ -278,12 +278,12 @@ def test_a_header_over_the_limit_is_refused(hub: Hub) -> None:
 # Async
 
 
-def test_many_at_once_take_as_long_as_one(hub: Hub) -> None:
+def test_inspect_async_runs_many_at_once(hub: Hub) -> None:
     pause = threading.Barrier(4, timeout=20)
 
     def answer(handler: Handler, request: Request) -> None:
         if request.path.startswith(API):
-            # None goes on before all are there.
+            # No request continues before all have arrived.
             pause.wait()
         hub.answer(handler, request)
 
@@ -298,7 +298,9 @@ def test_many_at_once_take_as_long_as_one(hub: Hub) -> None:
 
 
 @cases("count", ["logical", "stored"])
-def test_cancelled_task_leaves_no_request(hub: Hub, count: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_inspect_async_leaves_no_request_when_cancelled(
+    hub: Hub, count: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     reached, over = threading.Event(), threading.Event()
 
     def answer(handler: Handler, request: Request) -> None:

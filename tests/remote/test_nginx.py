@@ -81,7 +81,7 @@ class Nginx:
 def nginx(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nginx]:
     folder = tmp_path_factory.mktemp("nginx")
     (folder / "www").mkdir()
-    # Where nginx gives up root, the user that it becomes has to get here.
+    # If nginx drops root, its new user must be able to enter this folder.
     for parent in [folder, *folder.parents[:2]]:
         if parent.stat().st_uid == os.getuid():
             parent.chmod(0o755)
@@ -125,7 +125,7 @@ def same(found: dict[str, np.ndarray]) -> bool:
     )
 
 
-def test_a_file_is_read_whole_and_in_part(nginx: Nginx) -> None:
+def test_nginx_file_is_read_whole_and_in_part(nginx: Nginx) -> None:
     url = f"http://127.0.0.1:{nginx.http}/model.safetensors"
     before = nginx.requests()
     file = ingot.safe_open(url, "np")
@@ -134,13 +134,13 @@ def test_a_file_is_read_whole_and_in_part(nginx: Nginx) -> None:
     assert file.get_slice("a")[1_000_000:1_000_003].tolist() == [1_000_000, 1_000_001, 1_000_002]
 
 
-def test_tls_with_a_certificate_of_our_own(nginx: Nginx) -> None:
+def test_nginx_tls_with_a_custom_certificate(nginx: Nginx) -> None:
     for host in ("127.0.0.1", "localhost"):
         url = f"https://{host}:{nginx.https}/model.safetensors"
         assert same(ingot.numpy.load_file(url, storage_options=nginx.options))
 
 
-def test_a_sharded_checkpoint_over_tls(nginx: Nginx, tmp_path: Path) -> None:
+def test_nginx_tls_serves_a_sharded_checkpoint(nginx: Nginx, tmp_path: Path) -> None:
     for name, data in shards.checkpoint().items():
         path = nginx.folder / "www" / "sharded" / name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -158,7 +158,7 @@ def test_a_sharded_checkpoint_over_tls(nginx: Nginx, tmp_path: Path) -> None:
     assert caught.value.filename.startswith(f"https://localhost:{nginx.https}/sharded/more/")
 
 
-def test_n13_a_certificate_that_nobody_vouches_for_is_refused(nginx: Nginx) -> None:
+def test_n13_untrusted_certificate_is_rejected(nginx: Nginx) -> None:
     url = f"https://localhost:{nginx.https}/model.safetensors"
     with pytest.raises(ingot.StorageError) as caught:
         ingot.safe_open(url, "np")
@@ -166,18 +166,18 @@ def test_n13_a_certificate_that_nobody_vouches_for_is_refused(nginx: Nginx) -> N
     assert str(caught.value).startswith(url)
 
 
-def test_n13_a_certificate_of_another_host_is_refused(nginx: Nginx) -> None:
+def test_n13_certificate_of_another_host_is_rejected(nginx: Nginx) -> None:
     with pytest.raises(ingot.StorageError) as caught:
         ingot.safe_open(f"https://127.0.0.2:{nginx.https}/x", "np", storage_options=nginx.options)
     assert caught.value.code == "tls"
     assert "127.0.0.2" in str(caught.value)
 
 
-def test_n2_a_redirect_from_tls_to_none_is_refused(nginx: Nginx) -> None:
+def test_n2_redirect_from_tls_is_rejected(nginx: Nginx) -> None:
     with pytest.raises(ingot.StorageError, match="from https: to http:") as caught:
         ingot.safe_open(f"https://localhost:{nginx.https}/to-http/", "np", storage_options=nginx.options)
     assert caught.value.code == "redirect-refused"
 
 
-def test_a_slow_server_is_waited_for(nginx: Nginx) -> None:
+def test_nginx_slow_answers_are_awaited(nginx: Nginx) -> None:
     assert same(ingot.numpy.load_file(f"http://127.0.0.1:{nginx.http}/slow/model.safetensors"))

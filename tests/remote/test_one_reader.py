@@ -28,7 +28,7 @@ def halves(tensors: dict[str, np.ndarray]) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("what", ["dtype", "out", "slices", "slices and dtype", "every second"])
-def test_parts_take_no_more_requests_than_all(tensors: dict[str, np.ndarray], what: str) -> None:
+def test_slices_take_no_more_requests_than_whole_tensors(tensors: dict[str, np.ndarray], what: str) -> None:
     slices = halves(tensors)
     converted = {name: array.astype(np.float16) for name, array in tensors.items()}
     expected = {
@@ -55,7 +55,7 @@ def test_parts_take_no_more_requests_than_all(tensors: dict[str, np.ndarray], wh
         np.testing.assert_array_equal(found[name], array)
 
 
-def test_what_lies_far_apart_is_asked_for_at_once() -> None:
+def test_distant_slices_are_requested_at_once() -> None:
     table = np.random.default_rng(4).integers(0, 255, (64, 256 << 10), np.uint8)
     rows = [60, 3, 17, 18, 41]
     with serving(good(ingot.numpy.save({"table": table}))) as server:
@@ -67,7 +67,7 @@ def test_what_lies_far_apart_is_asked_for_at_once() -> None:
     np.testing.assert_array_equal(found, table[rows])
 
 
-def test_ten_rows_of_a_sharded_model_take_the_index_a_header_and_one_request() -> None:
+def test_rows_of_a_sharded_model_take_three_requests() -> None:
     with serving(shards.folder(shards.checkpoint())) as server:
         with ingot.safe_open(server.url(f"/model/{shards.INDEX}"), "np") as file:
             found = file.get_slice("layers.1.weight")[300:310]

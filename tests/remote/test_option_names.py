@@ -17,14 +17,14 @@ from support.servers import good, serving
 from .test_identities_amazon import Setup, setup  # noqa: F401
 
 
-def test_the_table_is_one_of_names_that_are_known() -> None:
+def test_option_table_has_known_names() -> None:
     spread = [other for others in OTHER_NAMES.values() for other in others.split()]
     assert len(spread) == len(set(spread)), "a name stands for one option"
     assert set(spread).isdisjoint(OPTIONS)
     assert set(NAMES) == {*OPTIONS, *OTHER_NAMES, *spread}
 
 
-def test_the_table_stands_in_the_documents() -> None:
+def test_option_table_is_documented() -> None:
     path = Path(__file__).parents[2] / "docs" / "guides" / "credentials.md"
     table = path.read_text().partition("| here | elsewhere |")[2]
     known = set(re.findall(r"`(\w+)`", table))
@@ -52,7 +52,7 @@ NOT_OURS = {
 }
 
 
-def test_every_name_of_obstore_is_known_or_is_not_ours() -> None:
+def test_option_names_of_obstore_are_known_or_listed() -> None:
     store = pytest.importorskip("obstore.store", reason="obstore is not installed")
     folder = inspect.getfile(store).removesuffix("store.py") + "_store/"
     names: set[str] = set()
@@ -101,7 +101,7 @@ SAME = {
 
 
 @pytest.mark.parametrize("name", SAME)
-def test_the_options_of_other_libraries_mean_the_same(setup: Setup, name: str) -> None:  # noqa: F811
+def test_option_names_of_other_libraries_mean_the_same(setup: Setup, name: str) -> None:  # noqa: F811
     def filled(given: object) -> object:
         if isinstance(given, dict):
             return {key: filled(value) for key, value in given.items()}
@@ -117,7 +117,7 @@ def test_the_options_of_other_libraries_mean_the_same(setup: Setup, name: str) -
     assert sent.headers["x-amz-request-payer"] == "requester"
 
 
-def test_the_names_of_gcsfs_and_adlfs() -> None:
+def test_option_names_of_gcsfs_and_adlfs_are_known() -> None:
     with running() as cloud:
         cloud.tokens |= {"given"}
         options = {"endpoint_url": cloud.url(""), "bearer_token": "given"}
@@ -146,7 +146,7 @@ def test_the_names_of_gcsfs_and_adlfs() -> None:
     ],
     ids=str,
 )
-def test_an_option_that_says_nothing_is_an_error(options: dict[str, object], why: str) -> None:
+def test_option_without_effect_is_an_error(options: dict[str, object], why: str) -> None:
     with serving(good(b"")) as server:
         with pytest.raises(ingot.OptionError, match=re.escape(why)) as caught:
             ingot.safe_open("s3://b/k", "np", storage_options=options)
@@ -155,7 +155,7 @@ def test_an_option_that_says_nothing_is_an_error(options: dict[str, object], why
 
 
 @pytest.mark.parametrize("name", StorageOptions.__annotations__)
-def test_a_strange_value_is_one_error_with_what_is_allowed(name: str) -> None:
+def test_option_with_a_strange_value_names_the_allowed_ones(name: str) -> None:
     for value in (object(), float("nan"), -1, 10**30, b"", [5]):
         try:
             ingot.open("nothing", storage_options={name: value})  # type: ignore[misc]
@@ -168,13 +168,13 @@ def test_a_strange_value_is_one_error_with_what_is_allowed(name: str) -> None:
         assert str(error).startswith(expected), (value, error)
 
 
-def test_a_key_that_is_no_str_is_a_type_error() -> None:
+def test_option_key_that_is_no_str_is_a_type_error() -> None:
     with pytest.raises(TypeError, match=r"open\(\): storage_options: expected str as keys, found int"):
         ingot.open("nothing", storage_options={5: "x"})  # type: ignore[misc]
 
 
 @pytest.mark.parametrize("options", [{"token": {"a": 1}}, {"client_kwargs": "s3cret"}, {"key": 1}], ids=str)
-def test_an_option_of_another_type_is_a_type_error(options: dict[str, object]) -> None:
+def test_option_of_another_type_is_a_type_error(options: dict[str, object]) -> None:
     with pytest.raises(TypeError, match="cannot be this") as caught:
         ingot.safe_open("s3://b/k", "np", storage_options=options)
     assert "s3cret" not in str(caught.value)

@@ -1,4 +1,4 @@
-"""`storage_options={"credentials": provider}`: what it may return, when it is called, and how it fails."""
+"""`storage_options={"credentials": provider}`: allowed results, times of calls, and failures."""
 
 from __future__ import annotations
 
@@ -63,17 +63,17 @@ class Object:
     ],
     ids=str,
 )
-def test_provider_lets_in_who_it_returns(cloud: Cloud, url: str, answer: object, reader: str) -> None:
+def test_provider_authenticates_with_its_answer(cloud: Cloud, url: str, answer: object, reader: str) -> None:
     assert opened(cloud, url, lambda: answer) == reader
 
 
-def test_provider_lets_in_who_it_returns_to_a_plain_url(cloud: Cloud) -> None:
+def test_provider_authenticates_a_plain_url(cloud: Cloud) -> None:
     options = {"credentials": lambda: {"token": "T1"}}
     ingot.safe_open(cloud.url("/model.safetensors"), "np", storage_options=options)
     assert cloud.readers == ["T1"]
 
 
-def test_provider_names_the_session_region_and_endpoint(cloud: Cloud) -> None:
+def test_provider_sets_session_region_and_endpoint(cloud: Cloud) -> None:
     cloud.keys["KEY"] = (SECRET, "session")
     answer = {**KEYS, "token": "session", "region": "eu-west-9", "endpoint": cloud.url()}
     ingot.safe_open("s3://b/k", "np", storage_options={"credentials": lambda: answer})
@@ -156,12 +156,12 @@ def test_provider_beside_another_identity_is_an_error(cloud: Cloud, other: dict[
         opened(cloud, "gs://b/k", lambda: {"token": "T1"}, **other)
 
 
-def test_provider_that_is_no_callable_is_a_type_error(cloud: Cloud) -> None:
+def test_provider_that_is_not_callable_is_a_type_error(cloud: Cloud) -> None:
     with pytest.raises(TypeError, match="credentials: cannot be this dict: expected a callable"):
         opened(cloud, "gs://b/k", {"token": "T1"})
 
 
-def test_provider_that_waits_is_left_at_ctrl_c_and_at_the_deadline(cloud: Cloud) -> None:
+def test_provider_that_waits_is_abandoned_at_ctrl_c_and_deadline(cloud: Cloud) -> None:
     over = threading.Event()
 
     def provider() -> dict[str, str]:
@@ -269,7 +269,7 @@ def test_credentials_command_says_that_nothing_is_sent(cloud: Cloud) -> None:
     assert run("credentials", "gs://b/k", "--process").code != 0
 
 
-def test_keys_of_the_command_are_a_credential_process(cloud: Cloud, tmp_path: Path) -> None:
+def test_credentials_command_prints_a_credential_process(cloud: Cloud, tmp_path: Path) -> None:
     (tmp_path / ".aws").mkdir()
     command = f"{sys.executable} -m ingot credentials s3://b/k --profile base --process"
     (tmp_path / ".aws" / "config").write_text(

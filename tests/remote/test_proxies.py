@@ -1,4 +1,4 @@
-"""Proxies of every kind (threats N17): the same file through each, and each is told what curl tells it."""
+"""Proxies of every kind (threat N17): each serves the same file, and receives what curl sends."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def safe(cert: Certificate) -> Iterator[Server]:
 
 @dataclass
 class Way:
-    """A URL, and the variable that a proxy to it stands in."""
+    """A URL, and the variable that sets its proxy."""
 
     url: str
     variable: str
@@ -79,7 +79,7 @@ def fails(url: str, code: str, **options: object) -> ingot.StorageError:
 
 @pytest.mark.parametrize("user", [None, "me:hunter2", "m%40e:p%3Ass%2f%C3%BC", "me:"])
 @pytest.mark.parametrize("kind", KINDS)
-def test_n17_a_proxy_of_every_kind_is_told_what_curl_tells_it(
+def test_n17_proxies_see_what_curl_shows_them(
     monkeypatch: pytest.MonkeyPatch,
     cert: Certificate,
     plain: Server,
@@ -97,18 +97,18 @@ def test_n17_a_proxy_of_every_kind_is_told_what_curl_tells_it(
             ours, proxy.asked = set(proxy.asked), []
             theirs = curl(way.url, proxy.url(), cert)
             assert theirs.stdout == DATA, theirs.stderr
-            # A name with two addresses is asked for by the one of IPv6 too, where nobody listens.
+            # A name with two addresses is requested by its IPv6 address too, which has no listener.
             assert set(proxy.asked) <= ours
             assert ours - set(proxy.asked) <= {("address", "::1", plain.port), ("address", "::1", safe.port)}
             assert {kind for kind, *_ in ours} == ({"address"} if way.url.find("//1") > 0 else {"name"})
-            # What goes through a tunnel is told the host and nothing of the request.
+            # A tunnel shows the proxy the host and nothing of the request.
             if way.variable == "https_proxy":
                 assert all(head.startswith(b"CONNECT ") for head in proxy.heads)
                 assert not any(b"m.safetensors" in head for head in proxy.heads)
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_n17_a_proxy_that_refuses_who_asks_is_no_secret_and_is_not_asked_again(
+def test_n17_refusing_proxy_is_asked_once_and_named(
     monkeypatch: pytest.MonkeyPatch, cert: Certificate, safe: Server, kind: str
 ) -> None:
     url = safe.url().replace("http:", "https:")
@@ -135,7 +135,7 @@ def test_n17_untrusted_proxy_is_refused(
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_n17_credentials_do_not_go_where_a_proxy_reads_them(
+def test_n17_credentials_are_not_sent_through_a_reading_proxy(
     monkeypatch: pytest.MonkeyPatch, cert: Certificate, plain: Server, kind: str
 ) -> None:
     with proxying(kind, tls=cert.context) as proxy:
@@ -146,7 +146,7 @@ def test_n17_credentials_do_not_go_where_a_proxy_reads_them(
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_n3_a_redirect_into_a_private_network_is_refused_through_a_proxy(
+def test_n3_proxied_redirect_into_a_private_network_is_rejected(
     monkeypatch: pytest.MonkeyPatch, cert: Certificate, plain: Server, kind: str
 ) -> None:
     for to in ("127.0.0.1", "[::1]", "localhost", "169.254.169.254", "2130706433"):
@@ -190,7 +190,7 @@ def conversations() -> Iterator[bytes]:
         yield draw.randbytes(draw.randrange(40))
 
 
-def test_n17_a_proxy_that_speaks_anything_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_n17_proxy_with_an_invalid_answer_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     patient = {"retries": 0, "timeout": 60}
     for said in conversations():
 
@@ -234,7 +234,7 @@ def test_n17_proxy_may_answer_bytewise(
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_n17_no_proxy_holds_for_every_kind(
+def test_n17_no_proxy_applies_to_every_kind(
     monkeypatch: pytest.MonkeyPatch, cert: Certificate, plain: Server, kind: str
 ) -> None:
     with proxying(kind, tls=cert.context) as proxy:

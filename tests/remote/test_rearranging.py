@@ -1,4 +1,4 @@
-"""Files made of the tensors of files behind URLs, of which no more is fetched than is taken."""
+"""Files made from tensors behind URLs: only the copied tensors are fetched."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ OTHER = {"d": np.arange(100_000, dtype=np.int16)}
 DATA = ingot.numpy.save(ONE, {"who": "one"})
 
 
-def test_files_behind_urls_merge_to_what_saving_gives(tmp_path: Path) -> None:
+def test_merge_of_urls_equals_save_file(tmp_path: Path) -> None:
     near, out, expected = (
         tmp_path / "near.bt",
         tmp_path / "out.safetensors",
@@ -34,7 +34,7 @@ def test_files_behind_urls_merge_to_what_saving_gives(tmp_path: Path) -> None:
     assert out.read_bytes() == expected.read_bytes()
 
 
-def test_of_a_rewritten_url_only_what_is_kept_is_fetched(tmp_path: Path) -> None:
+def test_rewrite_of_a_url_fetches_only_kept_tensors(tmp_path: Path) -> None:
     out = tmp_path / "out.bt"
     with serving(good(DATA)) as server:
         ingot.rewrite(server.url(), out, drop="big", rename={"b": "bias"})
@@ -45,7 +45,7 @@ def test_of_a_rewritten_url_only_what_is_kept_is_fetched(tmp_path: Path) -> None
     assert ingot.inspect(out).metadata == {"who": "one"}
 
 
-def test_a_url_that_changes_meanwhile_is_named_and_the_old_file_stays(tmp_path: Path) -> None:
+def test_rewrite_names_a_url_that_changes_and_keeps_the_old_file(tmp_path: Path) -> None:
     out = tmp_path / "out.safetensors"
     out.write_bytes(b"old")
 
@@ -77,7 +77,7 @@ def shared(path: Path, checksums: str | None = None) -> bytes:
     return data
 
 
-def test_a_tensor_that_lies_apart_in_another_is_gathered_from_a_url(tmp_path: Path) -> None:
+def test_rewrite_gathers_a_strided_part_from_a_url(tmp_path: Path) -> None:
     out = tmp_path / "out.safetensors"
     with serving(good(shared(out))) as server:
         ingot.rewrite(server.url(), out, drop="big")
@@ -86,7 +86,7 @@ def test_a_tensor_that_lies_apart_in_another_is_gathered_from_a_url(tmp_path: Pa
 
 
 @pytest.mark.parametrize("checksums", [None, "blake3"], ids=["bytes", "digest"])
-def test_ctrl_c_ends_gathering_from_a_stalled_server(tmp_path: Path, checksums: str | None) -> None:
+def test_rewrite_ends_after_ctrl_c_with_a_stalled_server(tmp_path: Path, checksums: str | None) -> None:
     out = tmp_path / "out.safetensors"
     with stalling(shared(out, checksums)) as server, interrupted():
         ingot.rewrite(server.url(), out, drop="big")
@@ -94,7 +94,7 @@ def test_ctrl_c_ends_gathering_from_a_stalled_server(tmp_path: Path, checksums: 
 
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no named pipes here")
-def test_ctrl_c_ends_a_merge_into_a_pipe_from_a_server_that_stalls(tmp_path: Path) -> None:
+def test_merge_into_a_pipe_ends_after_ctrl_c_with_a_stalled_server(tmp_path: Path) -> None:
     pipe = tmp_path / "pipe.safetensors"
     os.mkfifo(pipe)
     reader = threading.Thread(target=pipe.read_bytes)
@@ -129,7 +129,7 @@ def pickled() -> bytes:
         (pickled, "pytorch_model.bin", "torch"),
     ],
 )
-def test_a_url_is_converted_as_the_file_is(tmp_path: Path, make: object, name: str, word: str) -> None:
+def test_convert_of_a_url_equals_the_files(tmp_path: Path, make: object, name: str, word: str) -> None:
     data = make()
     with serving(good(data)) as server:
         done = ingot.convert(server.url(f"/{name}?sig=secret"), tmp_path / "out.safetensors")
@@ -144,7 +144,7 @@ def test_a_url_is_converted_as_the_file_is(tmp_path: Path, make: object, name: s
     assert [path.name for path in tmp_path.iterdir()] == ["out.safetensors"]
 
 
-def test_a_pickle_from_a_url_runs_nothing(tmp_path: Path) -> None:
+def test_convert_of_a_url_runs_no_pickle(tmp_path: Path) -> None:
     import os
     import pickle
 
@@ -159,7 +159,7 @@ def test_a_pickle_from_a_url_runs_nothing(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_server_that_fails_leaves_nothing(tmp_path: Path) -> None:
+def test_convert_of_a_failing_server_leaves_nothing(tmp_path: Path) -> None:
     def answer(handler: Handler, request: Request) -> None:
         handler.head(404, Content_Length=0)
 

@@ -91,17 +91,17 @@ def same(found: dict[str, np.ndarray]) -> bool:
 
 
 @pytest.mark.parametrize("key", KEYS)
-def test_a_signed_request_is_let_in_and_keys_are_what_they_are(moto: Moto, key: str) -> None:
+def test_s3_request_is_signed_for_every_key(moto: Moto, key: str) -> None:
     assert same(ingot.numpy.load_file(f"s3://models/{key}", storage_options=moto.options))
 
 
-def test_a_file_is_opened_as_a_local_one_is(moto: Moto) -> None:
+def test_s3_file_is_opened_like_a_local_one(moto: Moto) -> None:
     file = ingot.safe_open("s3://models/model.safetensors", "np", storage_options=moto.options)
     assert (file.path, file.backend) == ("s3://models/model.safetensors", "s3")
     assert file.get_slice("a")[399_990:].tolist() == list(range(399_990, 400_000))
 
 
-def test_a_sharded_checkpoint_is_signed_for_shard_by_shard(moto: Moto, tmp_path: Path) -> None:
+def test_s3_checkpoint_is_signed_shard_by_shard(moto: Moto, tmp_path: Path) -> None:
     boto3 = pytest.importorskip("boto3", reason="boto3 is not installed")
     keys = {"aws_access_key_id": moto.key, "aws_secret_access_key": moto.secret}
     s3 = boto3.client("s3", endpoint_url=moto.options["endpoint"], region_name="us-east-1", **keys)
@@ -123,7 +123,7 @@ def test_a_sharded_checkpoint_is_signed_for_shard_by_shard(moto: Moto, tmp_path:
 
 
 @pytest.mark.parametrize("wrong", ["secret_access_key", "access_key_id"])
-def test_n18_a_wrong_signature_is_refused(moto: Moto, wrong: str) -> None:
+def test_n18_wrong_signature_is_rejected(moto: Moto, wrong: str) -> None:
     options = {**moto.options, wrong: "hunter2"}
     with pytest.raises(PermissionError) as caught:
         ingot.safe_open("s3://models/model.safetensors", "np", storage_options=options)
@@ -132,25 +132,25 @@ def test_n18_a_wrong_signature_is_refused(moto: Moto, wrong: str) -> None:
     assert caught.value.filename == "s3://models/model.safetensors"
 
 
-def test_n18_nobody_is_refused_where_a_signature_is_needed(moto: Moto) -> None:
+def test_n18_anonymous_request_is_rejected_where_a_signature_is_needed(moto: Moto) -> None:
     for options in ({"endpoint": moto.options["endpoint"]}, {**moto.options, "anonymous": True}):
         with pytest.raises(PermissionError):
             ingot.safe_open("s3://models/model.safetensors", "np", storage_options=options)
 
 
-def test_a_key_that_is_not_there_is_not_found(moto: Moto) -> None:
+def test_s3_missing_key_is_file_not_found(moto: Moto) -> None:
     with pytest.raises(FileNotFoundError, match="NoSuchKey"):
         ingot.safe_open("s3://models/none", "np", storage_options=moto.options)
 
 
-def test_n18_without_credentials_nothing_is_signed() -> None:
+def test_n18_nothing_is_signed_without_credentials() -> None:
     with serving(good(DATA)) as server:
         assert same(ingot.numpy.load_file("s3://public/m.bt", storage_options={"endpoint": server.url("")}))
         assert server.requests[0].path == "/public/m.bt"
         assert "authorization" not in server.requests[0].headers
 
 
-def test_n18_no_signature_follows_a_redirect() -> None:
+def test_n18_signature_follows_no_redirect() -> None:
     with serving(good(DATA), host="127.0.0.2") as other:
 
         def answer(handler: Handler, request: Request) -> None:
@@ -167,7 +167,7 @@ def test_n18_no_signature_follows_a_redirect() -> None:
         ]
 
 
-def test_n18_a_bucket_of_another_region_is_asked_as_it_wants() -> None:
+def test_n18_bucket_of_another_region_is_requested_there() -> None:
     def answer(handler: Handler, request: Request) -> None:
         if "/eu-central-1/s3/" in request.headers["authorization"]:
             handler.part(DATA, request)

@@ -1,7 +1,7 @@
-"""No secret of a URL, of the options or of the environment stands in anything that is told.
+"""No output contains a secret of a URL, of the options or of the environment.
 
-Every public function, found in the package, and every command, found in the program, is given URLs full of
-secrets, and talks to servers that say all that they were sent in whatever they can say it in.
+The tests call every public function of the package and every command of the program with URLs full of
+secrets, and with servers that repeat the whole request in every part of an answer.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from ingot.cli.program import program
 from support.commands import run
 from support.servers import Answer, Handler, Request, Server, good, serving
 
-# Whatever is secret has this in it, in whatever case it is told.
+# Every secret contains this. The search ignores case.
 MARK = "s3cret"
 USER = f"{MARK}-user:{MARK}-pass%2Fword"
 QUERY = f"sig={MARK}-signature%2Bx&X-Amz-Signature={MARK}-amazon&token={MARK}-token"
@@ -95,7 +95,7 @@ KINDS = tuple(urls(Server(1)))
 ASKED = tuple(kind for kind in KINDS if kind.startswith(("http", "index", "s3", "az", "gs", "hf", "clean")))
 
 
-# What servers say of what they were sent. ------------------------------------------------------------
+# Answers of servers that repeat the request. -----------------------------------------------------
 
 
 def sent(request: Request) -> str:
@@ -211,7 +211,7 @@ def environment(server: Server, monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
     monkeypatch.chdir(work)
 
 
-# What is told. -----------------------------------------------------------------------------------------
+# Outputs. --------------------------------------------------------------------------------------------
 
 
 def told_by(error: BaseException | None) -> Iterator[str]:
@@ -245,7 +245,7 @@ def told_of(result: object) -> Iterator[str]:
 
 
 def told(call: Callable[[], object], folder: Path) -> list[str]:
-    """Everything that can be read when `call` is over, but for what it was given."""
+    """Return every text that `call` leaves behind, except its arguments."""
     texts: list[str] = []
     out, err = io.StringIO(), io.StringIO()
     with (
@@ -413,7 +413,7 @@ def calls(function: Callable[..., Any], url: object, folder: Path) -> Iterator[d
         yield arguments(function, given, folder)
 
 
-def test_the_functions_that_take_places_are_found() -> None:
+def test_secret_tests_find_the_functions_that_take_paths() -> None:
     expected = (
         "ingot.safe_open ingot.Writer ingot.Writer.join ingot.convert ingot.download ingot.hash ingot.merge "
         "ingot.inspect ingot.inspect_async ingot.open ingot.modelspec.read ingot.replace_tensor "
@@ -424,7 +424,7 @@ def test_the_functions_that_take_places_are_found() -> None:
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)
-def test_no_function_tells_a_secret(name: str, server: Server, tmp_path: Path) -> None:
+def test_functions_print_no_secret(name: str, server: Server, tmp_path: Path) -> None:
     for kind, answer, folder in turns([*FUNCTIONS].index(name), server, tmp_path):
         for given in calls(FUNCTIONS[name], urls(server)[kind], folder):
             if "storage_options" in given and kind == "http" and answer != "good":
@@ -432,7 +432,7 @@ def test_no_function_tells_a_secret(name: str, server: Server, tmp_path: Path) -
             assert_no_secret(told(partial(FUNCTIONS[name], **given), tmp_path))
 
 
-def test_a_bar_and_ranges_tell_no_secret(server: Server, tmp_path: Path) -> None:
+def test_progress_bars_and_ranges_print_no_secret(server: Server, tmp_path: Path) -> None:
     server.replace(ANSWERS["good"])
     url = urls(server)["http"]
     shown = told(partial(ingot.hash, url, progress=True), tmp_path)
@@ -440,7 +440,7 @@ def test_a_bar_and_ranges_tell_no_secret(server: Server, tmp_path: Path) -> None
     assert_no_secret([*shown, repr(ingot.Ranges(MemoryStore(), url, nbytes=1))])
 
 
-def test_the_servers_of_these_tests_say_secrets_again(server: Server) -> None:
+def test_secret_tests_have_servers_that_echo_secrets(server: Server) -> None:
     """Without which the tests above would show nothing."""
     import urllib.request
     from urllib.error import HTTPError
@@ -483,7 +483,7 @@ def test_url_is_rejected_as_a_destination(writer: str, server: Server, tmp_path:
         assert (sorted(tmp_path.rglob("*")), len(server.requests)) == (before, asked)
 
 
-def test_a_url_of_a_file_is_read_and_written_as_its_path_is(tmp_path: Path) -> None:
+def test_file_url_is_read_and_written_as_its_path(tmp_path: Path) -> None:
     folder = tmp_path / "a b%"
     folder.mkdir()
     path = folder / "model.safetensors"
@@ -519,7 +519,7 @@ def test_a_url_of_a_file_is_read_and_written_as_its_path_is(tmp_path: Path) -> N
         ("memory://x", "the scheme memory:// is unknown"),
     ],
 )
-def test_a_scheme_that_is_not_read_is_named_with_those_that_are(url: str, words: str) -> None:
+def test_unknown_scheme_is_named_with_the_known_ones(url: str, words: str) -> None:
     for read in (ingot.numpy.load_file, ingot.hash, ingot.verify, ingot.inspect, ingot.modelspec.read):
         with pytest.raises(ingot.OptionError) as caught:
             read(url)
@@ -587,7 +587,7 @@ def of_command(typed: list[str], folder: Path) -> list[str]:
 
 
 @pytest.mark.parametrize("words", COMMANDS)
-def test_no_command_tells_a_secret(words: str, server: Server, tmp_path: Path) -> None:
+def test_commands_print_no_secret(words: str, server: Server, tmp_path: Path) -> None:
     number = [*COMMANDS].index(words)
     for kind, _, _ in turns(number, server, tmp_path):
         if kind == "bytes":
@@ -598,7 +598,7 @@ def test_no_command_tells_a_secret(words: str, server: Server, tmp_path: Path) -
 
 
 @pytest.mark.parametrize("words", COMMANDS)
-def test_no_command_tells_the_secret_of_an_option(words: str, server: Server, tmp_path: Path) -> None:
+def test_commands_print_no_secret_of_an_option(words: str, server: Server, tmp_path: Path) -> None:
     server.replace(ANSWERS["good"])
     for number, option in enumerate(_options(COMMANDS[words]), [*COMMANDS].index(words)):
         for kind in ("http", ASKED[number % len(ASKED)]):
@@ -608,7 +608,7 @@ def test_no_command_tells_the_secret_of_an_option(words: str, server: Server, tm
 
 
 @pytest.mark.parametrize("words", ["summary", "check", "doctor", "hash", "ls", "info", "verify", "stats"])
-def test_commands_read_what_is_behind_a_signed_url(words: str, server: Server) -> None:
+def test_commands_read_signed_urls(words: str, server: Server) -> None:
     """With its query, each time that they open it."""
 
     def signed(handler: Handler, request: Request) -> None:

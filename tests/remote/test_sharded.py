@@ -27,7 +27,7 @@ def names(server: Server) -> list[str]:
     return [unquote(request.path.partition("?")[0]).removeprefix("/model/") for request in server.requests]
 
 
-def test_an_index_is_one_handle_and_its_shards_are_left_alone() -> None:
+def test_safe_open_of_an_index_reads_no_shards() -> None:
     with serving(folder(FILES)) as server:
         url = server.url(f"/model/{INDEX}")
         file = ingot.safe_open(url, "np")
@@ -42,7 +42,7 @@ def test_an_index_is_one_handle_and_its_shards_are_left_alone() -> None:
         assert len(server.requests) == 1
 
 
-def test_an_index_is_read_by_itself_with_one_request(tmp_path: Path) -> None:
+def test_inspect_of_an_index_takes_one_request(tmp_path: Path) -> None:
     with serving(folder(FILES)) as server:
         index = ingot.inspect(
             server.url(f"/model/{INDEX}"), shards=False, storage_options={"token": "secret"}
@@ -62,7 +62,7 @@ def test_an_index_is_read_by_itself_with_one_request(tmp_path: Path) -> None:
             ingot.inspect(server.url(f"/model/{INDEX}"), shards=False, storage_options={"nope": 1})  # type: ignore[typeddict-unknown-key]
 
 
-def test_a_tensor_asks_for_its_own_shard() -> None:
+def test_get_tensor_requests_its_own_shard() -> None:
     with serving(folder(FILES)) as server:
         file = ingot.safe_open(server.url(f"/model/{INDEX}"), "np")
         assert np.array_equal(file["layers.1.weight"], tensors()["layers.1.weight"])
@@ -73,7 +73,7 @@ def test_a_tensor_asks_for_its_own_shard() -> None:
         assert names(server)[-1] == NAMES[2]
 
 
-def test_each_header_takes_one_request_and_none_the_second_time() -> None:
+def test_parameter_count_requests_each_header_once() -> None:
     with serving(folder(FILES)) as server:
         file = ingot.safe_open(server.url(f"/model/{INDEX}"), "np")
         assert file.parameter_count() == {"U8": sum(array.size for array in tensors().values())}
@@ -83,7 +83,7 @@ def test_each_header_takes_one_request_and_none_the_second_time() -> None:
         assert len(server.requests) == 1 + len(NAMES)
 
 
-def test_a_header_is_asked_for_as_long_as_the_index_lets_expect() -> None:
+def test_parameter_count_sizes_a_header_by_the_index() -> None:
     many = {f"model.layers.{number}.self_attn.q_proj.weight": np.zeros(1, np.int8) for number in range(5000)}
     shard = ingot.numpy.save(many, metadata={"format": "pt"})
     header = int.from_bytes(shard[:8], "little") + 8
@@ -95,7 +95,7 @@ def test_a_header_is_asked_for_as_long_as_the_index_lets_expect() -> None:
         assert header <= server.requests[1].range[1] < 2 * header
 
 
-def test_a_header_that_is_longer_takes_a_second_request() -> None:
+def test_parameter_count_requests_a_longer_header_again() -> None:
     shard = ingot.numpy.save({"a": np.arange(5)}, metadata={"text": "x" * 300_000})
     files = {INDEX: index_of({"a": "a.safetensors"}), "a.safetensors": shard}
     with serving(folder(files)) as server:
@@ -103,14 +103,14 @@ def test_a_header_that_is_longer_takes_a_second_request() -> None:
         assert names(server) == [INDEX, "a.safetensors", "a.safetensors"]
 
 
-def test_a_long_index_takes_a_second_request() -> None:
+def test_safe_open_requests_a_long_index_again() -> None:
     weight_map = {f"{'x' * 2000}.{number}": NAMES[0] for number in range(9_000)}
     with serving(folder({INDEX: index_of(weight_map)})) as server:
         assert len(ingot.safe_open(server.url(f"/model/{INDEX}"), "np")) == 9_000
         assert names(server) == [INDEX, INDEX]
 
 
-def test_the_content_decides_what_a_url_is() -> None:
+def test_load_file_detects_an_index_by_contents() -> None:
     files = {**FILES, "latest": FILES[INDEX]}
     with serving(folder(files)) as server:
         assert same(ingot.numpy.load_file(server.url("/model/latest")))
@@ -118,7 +118,7 @@ def test_the_content_decides_what_a_url_is() -> None:
         assert names(server).count("latest") == 1
 
 
-def test_shards_lie_beside_the_url_that_was_given_whatever_that_redirects_to() -> None:
+def test_load_file_reads_shards_beside_the_original_url() -> None:
     with serving(folder(FILES, "/store/")) as store:
 
         def answer(handler: Handler, request: Request) -> None:
@@ -131,7 +131,7 @@ def test_shards_lie_beside_the_url_that_was_given_whatever_that_redirects_to() -
             assert {INDEX, *NAMES} == set(names(server))
 
 
-def test_a_query_and_a_token_go_along_and_are_not_shown() -> None:
+def test_load_file_keeps_query_and_token_for_shards() -> None:
     with serving(folder(FILES)) as server:
         options = {"token": "hf_secret", "headers": {"X-Key": "k3y"}}
         file = ingot.safe_open(server.url(f"/model/{INDEX}?sig=s3cret"), "np", storage_options=options)
@@ -147,7 +147,7 @@ IN_URLS = json.loads((Path(__file__).parents[1] / "vectors" / "shards_in_urls.js
 
 
 @pytest.mark.parametrize("vector", IN_URLS, ids=lambda vector: ascii(vector["shard"][:40]))
-def test_x1_a_name_that_a_server_decodes_stays_where_it_is(vector: dict, tmp_path: Path) -> None:
+def test_x1_decoded_shard_name_stays_in_its_folder(vector: dict, tmp_path: Path) -> None:
     shard = vector["shard"]
     files = {INDEX: index_of({"good": NAMES[0], "odd": shard}), NAMES[0]: FILES[NAMES[0]]}
     with serving(folder(files)) as server:
@@ -163,14 +163,14 @@ def test_x1_a_name_that_a_server_decodes_stays_where_it_is(vector: dict, tmp_pat
     assert not list(tmp_path.iterdir())
 
 
-def test_x1_on_a_disk_a_percent_sign_is_a_letter(tmp_path: Path) -> None:
+def test_x1_percent_sign_on_a_disk_is_a_letter(tmp_path: Path) -> None:
     (tmp_path / "%2e%2e").mkdir()
     ingot.numpy.save_file({"a": np.arange(3)}, tmp_path / "%2e%2e" / "x.safetensors")
     (tmp_path / INDEX).write_bytes(index_of({"a": "%2e%2e/x.safetensors"}))
     assert np.array_equal(ingot.numpy.load_file(tmp_path / INDEX)["a"], np.arange(3))
 
 
-def test_a_shard_that_is_not_there_is_named() -> None:
+def test_missing_shard_is_named() -> None:
     files = {name: data for name, data in FILES.items() if name != NAMES[1]}
     with serving(folder(files)) as server:
         file = ingot.safe_open(server.url(f"/model/{INDEX}?sig=s3cret"), "np")
@@ -182,13 +182,13 @@ def test_a_shard_that_is_not_there_is_named() -> None:
         assert np.array_equal(file["layers.2.weight"], tensors()["layers.2.weight"])
 
 
-def test_an_index_that_is_not_there_is_named() -> None:
+def test_missing_index_is_named() -> None:
     with serving(folder({})) as server, pytest.raises(FileNotFoundError) as caught:
         ingot.safe_open(server.url(f"/model/{INDEX}"), "np")
     assert caught.value.filename == server.url(f"/model/{INDEX}")
 
 
-def test_an_index_that_is_too_large_is_refused_by_its_size() -> None:
+def test_safe_open_rejects_a_large_index_by_its_size() -> None:
     def answer(handler: Handler, request: Request) -> None:
         begin, end = request.range
         handler.head(206, Content_Range=f"bytes {begin}-{end - 1}/300000000", Content_Length=end - begin)
@@ -201,7 +201,7 @@ def test_an_index_that_is_too_large_is_refused_by_its_size() -> None:
         assert len(server.requests) == 1
 
 
-def test_a_shard_that_is_replaced_meanwhile_is_an_error() -> None:
+def test_get_tensor_rejects_a_replaced_shard() -> None:
     version = ["v1"]
 
     def answer(handler: Handler, request: Request) -> None:
@@ -249,14 +249,14 @@ def test_open_requests_headers_at_once_and_reuses_connections() -> None:
         file = ingot.safe_open(server.url(f"/model/{INDEX}"), "np")
         assert file.parameter_count() == {"I64": 480}
         assert len(server.requests) == 161
-        # 97 at a time: 96 headers and the index. A busy machine closes a few connections that it cannot put into the
-        # pool at once. Without a pool there would be 161.
+        # 97 at a time: 96 headers and the index. A busy machine closes a few connections that do not reach the
+        # pool in time. Without a pool there would be 161.
         assert len(ports) <= 112
         # The connections that reads do not need are closed.
         assert open_connections(server) <= 16
 
 
-def test_opening_stops_at_the_first_shard_that_fails() -> None:
+def test_parameter_count_stops_at_the_first_failing_shard() -> None:
     files, over = many(400), threading.Event()
     missing = "00003.safetensors"
     del files[missing]
@@ -287,7 +287,7 @@ STORES = {
 
 
 @pytest.mark.parametrize("place", STORES)
-def test_shards_in_a_store_lie_beside_their_index(place: str) -> None:
+def test_load_file_reads_shards_of_a_store_beside_their_index(place: str) -> None:
     at, options = STORES[place]
     with serving(folder(FILES, at)) as server:
         options = {**options, "endpoint": server.url("")}
@@ -299,7 +299,7 @@ def test_shards_in_a_store_lie_beside_their_index(place: str) -> None:
         assert all(has_signature) == any(has_signature) == ("sas_token" in options)
 
 
-def test_the_version_of_an_index_in_s3_is_none_of_its_shards() -> None:
+def test_load_file_requests_shards_without_the_version_of_the_index() -> None:
     with serving(folder(FILES, "/models/")) as server:
         options = {"endpoint": server.url(""), "anonymous": True}
         url = f"s3://models/{INDEX}?versionId=abc"

@@ -26,7 +26,7 @@ def sha256(data: bytes) -> str:
 
 
 class Hub:
-    """A Hub of one repository, `me/gpt`. Small files it gives itself; another host has the large ones."""
+    """A Hub of one repository, `me/gpt`. It serves small files itself; another host has the large ones."""
 
     def __init__(self) -> None:
         self.main = OLD
@@ -77,7 +77,7 @@ def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Hub]:
 
 
 def fill_the_cache(home: Path, commit: str = OLD, seed: int = 0, without: str | None = None) -> Path:
-    """The repository as the Hub's clients keep it; gives the index."""
+    """Write the repository as the Hub's clients cache it, and return the index."""
     repo = home / "hub" / "models--me--gpt"
     for number, (name, data) in enumerate(checkpoint(seed).items()):
         blob = repo / "blobs" / f"{commit}-{number}"
@@ -92,7 +92,7 @@ def fill_the_cache(home: Path, commit: str = OLD, seed: int = 0, without: str | 
     return repo / "snapshots" / commit / INDEX
 
 
-def test_a_repository_of_shards_is_a_checkpoint(hub: Hub) -> None:
+def test_hub_repository_of_shards_is_a_checkpoint(hub: Hub) -> None:
     file = ingot.safe_open("hf://me/gpt", "np", storage_options=NEAR)
     assert sorted(hub.names()) == ["main/model.safetensors", f"main/{INDEX}"]
     assert (file.path, file.backend) == (f"hf://me/gpt/{INDEX}", "hf")
@@ -102,7 +102,7 @@ def test_a_repository_of_shards_is_a_checkpoint(hub: Hub) -> None:
     assert all("authorization" not in request.headers for request in hub.cdn.requests)
 
 
-def test_both_files_that_a_model_can_be_are_asked_for_at_once(hub: Hub) -> None:
+def test_hub_requests_model_and_index_at_once(hub: Hub) -> None:
     together = threading.Barrier(2)
     # Neither is answered before both wait.
     hub.asked = lambda name: together.wait(timeout=30)
@@ -110,14 +110,14 @@ def test_both_files_that_a_model_can_be_are_asked_for_at_once(hub: Hub) -> None:
     assert len(hub.hub.requests) == 2
 
 
-def test_the_file_of_one_model_comes_before_its_index(hub: Hub) -> None:
+def test_hub_prefers_one_file_to_its_index(hub: Hub) -> None:
     one = {"one": np.arange(5)}
     hub.commits[OLD]["model.safetensors"] = ingot.numpy.save(one)
     file = ingot.safe_open("hf://me/gpt", "np", storage_options=NEAR)
     assert (file.keys(), file.path) == (["one"], "hf://me/gpt")
 
 
-def test_what_is_in_neither_file_is_said_of_both(hub: Hub) -> None:
+def test_hub_names_both_files_for_a_missing_tensor(hub: Hub) -> None:
     del hub.commits[OLD][INDEX]
     with pytest.raises(FileNotFoundError, match=f"nor is there a file {INDEX}") as caught:
         ingot.safe_open("hf://me/gpt", "np", storage_options=NEAR)
@@ -126,11 +126,11 @@ def test_what_is_in_neither_file_is_said_of_both(hub: Hub) -> None:
 
 
 @pytest.mark.parametrize("page", ["", "/tree/main", "/tree/main/", f"/blob/main/{INDEX}", "/tree/" + OLD])
-def test_pages_of_the_repository_are_the_model(hub: Hub, page: str) -> None:
+def test_hub_pages_of_the_repository_are_the_model(hub: Hub, page: str) -> None:
     assert same(ingot.numpy.load_file(hub.hub.url(f"/me/gpt{page}"), storage_options=NEAR))
 
 
-def test_a_page_of_a_folder_is_the_model_in_it(hub: Hub) -> None:
+def test_hub_page_of_a_folder_is_its_model(hub: Hub) -> None:
     hub.commits[OLD] = {f"unet/{name}": data for name, data in checkpoint().items()}
     file = ingot.safe_open(hub.hub.url("/me/gpt/tree/main/unet"), "np", storage_options=NEAR)
     assert same(file.get_tensors())
@@ -138,7 +138,7 @@ def test_a_page_of_a_folder_is_the_model_in_it(hub: Hub) -> None:
 
 
 @pytest.mark.parametrize("url", ["hf://me/gpt", f"hf://me/gpt/{INDEX}"])
-def test_shards_are_of_the_commit_that_the_index_was_of(hub: Hub, url: str) -> None:
+def test_hub_shards_have_the_commit_of_the_index(hub: Hub, url: str) -> None:
     file = ingot.safe_open(url, "np", storage_options=NEAR)
     assert np.array_equal(file["layers.0.bias"], tensors(0)["layers.0.bias"])
     # Someone pushes another version while the file is open.
@@ -150,14 +150,14 @@ def test_shards_are_of_the_commit_that_the_index_was_of(hub: Hub, url: str) -> N
     assert same(ingot.numpy.load_file(url, storage_options=NEAR), 1)
 
 
-def test_each_header_takes_one_request_of_the_hub(hub: Hub) -> None:
+def test_hub_headers_take_one_request_each(hub: Hub) -> None:
     file = ingot.safe_open(f"hf://me/gpt/{INDEX}", "np", storage_options=NEAR)
     file.parameter_count()
     assert len(hub.hub.requests) == 1 + len(NAMES)
     assert len(hub.cdn.requests) == len(NAMES)
 
 
-def test_a_shard_that_is_not_there_is_named(hub: Hub) -> None:
+def test_hub_missing_shard_is_named(hub: Hub) -> None:
     del hub.commits[OLD][NAMES[2]]
     file = ingot.safe_open("hf://me/gpt", "np", storage_options=NEAR)
     with pytest.raises(FileNotFoundError, match="Entry not found") as caught:
@@ -165,7 +165,7 @@ def test_a_shard_that_is_not_there_is_named(hub: Hub) -> None:
     assert caught.value.filename == f"hf://me/gpt@{OLD}/{NAMES[2]}"
 
 
-def test_shards_in_the_cache_are_not_fetched(hub: Hub, tmp_path: Path) -> None:
+def test_hub_shards_in_the_cache_are_not_fetched(hub: Hub, tmp_path: Path) -> None:
     index = fill_the_cache(tmp_path)
     file = ingot.safe_open("hf://me/gpt", "np", storage_options=NEAR)
     assert (file.path, file.backend) == (str(index), "mmap")
@@ -178,13 +178,13 @@ def test_shards_in_the_cache_are_not_fetched(hub: Hub, tmp_path: Path) -> None:
     assert (len(hub.hub.requests), len(hub.cdn.requests)) == (2, 0)
 
 
-def test_a_cache_of_another_commit_is_not_used(hub: Hub, tmp_path: Path) -> None:
+def test_hub_cache_of_another_commit_is_not_used(hub: Hub, tmp_path: Path) -> None:
     fill_the_cache(tmp_path, NEW, 1)
     assert same(ingot.numpy.load_file("hf://me/gpt", storage_options=NEAR), 0)
 
 
 @pytest.mark.parametrize("revision", ["", f"@{OLD}"])
-def test_a_shard_that_the_cache_lacks_is_fetched(hub: Hub, tmp_path: Path, revision: str) -> None:
+def test_hub_shard_that_the_cache_lacks_is_fetched(hub: Hub, tmp_path: Path, revision: str) -> None:
     index = fill_the_cache(tmp_path, without=NAMES[1])
     file = ingot.safe_open(f"hf://me/gpt{revision}", "np", storage_options=NEAR)
     assert same(file.get_tensors())
@@ -193,7 +193,9 @@ def test_a_shard_that_the_cache_lacks_is_fetched(hub: Hub, tmp_path: Path, revis
     assert {request.path.split("/")[-1] for request in hub.cdn.requests} == {NAMES[1]}
 
 
-def test_offline_only_the_cache_is_asked(hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hub_checkpoint_offline_reads_the_cache_only(
+    hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     with pytest.raises(FileNotFoundError, match="HF_HUB_OFFLINE"):
         ingot.safe_open("hf://me/gpt", "np")
@@ -224,7 +226,7 @@ def files_in(place: Path) -> dict[str, bytes]:
 
 
 @pytest.mark.parametrize("source", ["hf://me/gpt", f"hf://me/gpt/{INDEX}", f"hf://me/gpt@{OLD}"])
-def test_a_repository_is_kept_with_all_its_shards(hub: Hub, place: Path, source: str) -> None:
+def test_hub_download_keeps_all_shards(hub: Hub, place: Path, source: str) -> None:
     done = ingot.download(source, place, storage_options=NEAR)
     assert files_in(place) == checkpoint()
     assert done.path == str(place / INDEX)
@@ -235,7 +237,7 @@ def test_a_repository_is_kept_with_all_its_shards(hub: Hub, place: Path, source:
     assert caught.value.filename == str(place / INDEX)
 
 
-def test_the_one_file_of_a_model_is_kept_rather_than_its_index(hub: Hub, place: Path) -> None:
+def test_hub_download_prefers_one_file_to_its_index(hub: Hub, place: Path) -> None:
     hub.commits[OLD]["model.safetensors"] = b"one"
     (place / INDEX).write_text("of another")
     assert ingot.download("hf://me/gpt", place, storage_options=NEAR).path == str(place / "model.safetensors")
@@ -243,7 +245,7 @@ def test_the_one_file_of_a_model_is_kept_rather_than_its_index(hub: Hub, place: 
         ingot.download("hf://me/gpt", place, storage_options=NEAR)
 
 
-def test_what_is_kept_is_of_one_commit(hub: Hub, place: Path) -> None:
+def test_hub_download_is_of_one_commit(hub: Hub, place: Path) -> None:
     def push(name: str) -> None:
         if name == NAMES[0]:
             hub.main = NEW
@@ -266,7 +268,7 @@ def broken_off(hub: Hub, place: Path) -> None:
     assert not any((place / name).exists() for name in checkpoint())
 
 
-def test_what_is_the_same_in_another_commit_is_gone_on_with(hub: Hub, place: Path) -> None:
+def test_hub_download_resumes_across_commits(hub: Hub, place: Path) -> None:
     hub.commits[NEW] = {**checkpoint(1), NAMES[0]: checkpoint(0)[NAMES[0]]}
     broken_off(hub, place)
     hub.main = NEW
@@ -275,7 +277,7 @@ def test_what_is_the_same_in_another_commit_is_gone_on_with(hub: Hub, place: Pat
     assert [file.fetched == 0 for file in done.files] == [True, False, False, False]
 
 
-def test_a_shard_that_is_not_what_the_hub_says_is_not_kept(hub: Hub, place: Path) -> None:
+def test_hub_download_rejects_a_shard_with_another_digest(hub: Hub, place: Path) -> None:
     hub.claims[NAMES[1]] = "ab" * 32
     with pytest.raises(ingot.IntegrityError) as caught:
         ingot.download("hf://me/gpt", place, storage_options=NEAR)
@@ -290,7 +292,7 @@ def test_a_shard_that_is_not_what_the_hub_says_is_not_kept(hub: Hub, place: Path
     assert [file.fetched == 0 for file in done.files] == [True, False, True, False]
 
 
-def test_what_the_cache_has_is_copied(hub: Hub, tmp_path: Path, place: Path) -> None:
+def test_hub_download_copies_from_the_cache(hub: Hub, tmp_path: Path, place: Path) -> None:
     fill_the_cache(tmp_path)
     done = ingot.download(f"hf://me/gpt@{OLD}", place, storage_options=NEAR)
     assert files_in(place) == checkpoint()
@@ -298,7 +300,7 @@ def test_what_the_cache_has_is_copied(hub: Hub, tmp_path: Path, place: Path) -> 
     assert (done.fetched, hub.hub.requests) == (0, [])
 
 
-def test_what_the_cache_lacks_is_fetched(hub: Hub, tmp_path: Path, place: Path) -> None:
+def test_hub_download_fetches_what_the_cache_lacks(hub: Hub, tmp_path: Path, place: Path) -> None:
     fill_the_cache(tmp_path, without=NAMES[1])
     done = ingot.download(f"hf://me/gpt@{OLD}", place, storage_options=NEAR)
     assert files_in(place) == checkpoint()

@@ -55,9 +55,7 @@ def browser() -> Iterator[Any]:
 @pytest.mark.parametrize(
     ("name", "scheme"), [*((name, "light") for name in PAGES), *((name, "dark") for name in PAGES[:4])]
 )
-def test_a_page_keeps_the_rules_of_accessibility_and_asks_no_host(
-    browser: Any, name: str, scheme: str
-) -> None:
+def test_pages_are_accessible_and_request_no_host(browser: Any, name: str, scheme: str) -> None:
     import axe_playwright_python
 
     context = browser.new_context(color_scheme=scheme, viewport={"width": 1200, "height": 800})
@@ -77,7 +75,7 @@ def test_a_page_keeps_the_rules_of_accessibility_and_asks_no_host(
     assert faults == []
 
 
-def test_the_viewer_opens_a_file_that_is_dropped_on_it_and_asks_no_host(browser: Any, tmp_path: Path) -> None:
+def test_site_viewer_opens_a_dropped_file_and_requests_no_host(browser: Any, tmp_path: Path) -> None:
     import numpy as np
 
     from ingot.numpy import save_file
@@ -102,7 +100,7 @@ def test_the_viewer_opens_a_file_that_is_dropped_on_it_and_asks_no_host(browser:
     assert faults == []
 
 
-def test_the_search_finds_pages_without_a_server(browser: Any) -> None:
+def test_site_search_works_without_a_server(browser: Any) -> None:
     page = browser.new_page()
     page.goto(f"{(SITE / 'search.html').as_uri()}?q=SIGBUS")
     page.wait_for_selector("#search-results ul.search li a")

@@ -34,7 +34,7 @@ pytestmark = pytest.mark.skipif(
 
 
 class Page(HTMLParser):
-    """What a page has: places to lead to, links, what is fetched, and its scripts."""
+    """The anchors, links, resources and scripts of a page."""
 
     def __init__(self, path: Path) -> None:
         super().__init__()
@@ -83,7 +83,7 @@ def leads_away(address: str) -> bool:
     return bool(parts.netloc) or parts.scheme not in ("", "data")
 
 
-def test_no_page_asks_another_host() -> None:
+def test_pages_request_no_other_host() -> None:
     style = re.compile(r"url\(\s*['\"]?([^'\")]+)|@import\s+['\"]([^'\"]+)")
     asked = {
         (path.relative_to(SITE).as_posix(), address) for path in pages() for address in page(path).fetched
@@ -100,7 +100,7 @@ def test_no_page_asks_another_host() -> None:
     assert [(where, address) for where, address in sorted(asked) if leads_away(address)] == []
 
 
-def test_no_script_asks_another_host() -> None:
+def test_scripts_request_no_other_host() -> None:
     asks = re.compile(
         r"(?:fetch|import|importScripts|WebSocket|EventSource|sendBeacon|open)\(\s*[`'\"](?:https?:|wss?:)?//"
     )
@@ -110,7 +110,7 @@ def test_no_script_asks_another_host() -> None:
     assert [path.name for path, text in scripts.items() if asks.search(text)] == []
 
 
-def test_every_link_leads_to_a_page_and_a_place_on_it() -> None:
+def test_links_lead_to_a_page_and_an_anchor() -> None:
     broken = []
     for path in pages():
         for link in page(path).links:
@@ -126,19 +126,19 @@ def test_every_link_leads_to_a_page_and_a_place_on_it() -> None:
     assert broken == []
 
 
-def test_the_viewer_is_linked_from_the_first_page_and_from_its_guide() -> None:
+def test_viewer_is_linked_from_home_and_guide() -> None:
     for name in ("index", "guides/viewer"):
         path = SITE / f"{name}.html"
         targets = [(path.parent / link.partition("#")[0]).resolve() for link in page(path).links]
         assert SITE / "viewer.html" in targets, name
 
 
-def test_the_rules_of_the_format_are_places_that_codes_lead_to() -> None:
+def test_format_rules_have_anchors() -> None:
     links = {link for link in page(SITE / "reference" / "codes.html").links if "format.html#" in link}
     assert {f"../explained/format.html#{rule}" for rule in ("f1", "f9", "f12", "b3", "i6")} <= links
 
 
-def test_every_page_is_there_as_markdown_and_in_the_list_for_language_models() -> None:
+def test_pages_have_markdown_and_are_listed_for_language_models() -> None:
     listed = re.findall(r"\]\(([^)]+\.md)\)", (SITE / "llms.txt").read_text("utf-8"))
     assert len(listed) > 40
     assert all((SITE / name).stat().st_size > 100 for name in listed)
@@ -146,7 +146,7 @@ def test_every_page_is_there_as_markdown_and_in_the_list_for_language_models() -
     assert made - {"genindex.md", "py-modindex.md", "search.md", "viewer.md"} == set(listed)
 
 
-def test_every_public_name_has_a_place_in_the_reference() -> None:
+def test_public_names_have_a_reference_entry() -> None:
     names = re.findall(r"^\| `(\w[\w.]*)", (SITE / "reference" / "names.md").read_text("utf-8"), re.MULTILINE)
     assert len(names) > 100
     places = {place for path in pages() if "reference" in path.parts for place in page(path).ids}

@@ -15,7 +15,7 @@ import ingot
 
 PACKAGE = Path(ingot.__file__).parent
 
-# For each file, lines that stand in it once, with what is put before them.
+# For each file: lines that occur once in it, with the text to insert before them.
 Changes = Mapping[str, Sequence[tuple[str, str]]]
 
 

@@ -1,7 +1,7 @@
-"""A server on loopback that issues credentials as the clouds do, and gives a file to whoever shows good ones.
+"""A server on loopback that issues credentials as the clouds do, and serves a file to valid ones.
 
-What it is shown is verified by other implementations than ours: signatures of Amazon by botocore, tokens that
-are signed by google-auth. Keys and tokens are named after what they were issued for: tests see who has read.
+Other implementations than ours verify the requests: signatures of Amazon by botocore, tokens that
+are signed by google-auth. Keys and tokens are named after their source, so that tests see who has read.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Refused(Exception):
 
 
 class Cloud:
-    """What has been issued, and who has read with it."""
+    """The issued credentials, and the identities that have read."""
 
     def __init__(self) -> None:
         self.server = Server(0)
@@ -48,7 +48,7 @@ class Cloud:
         self.readers: list[str] = []
         #: What the last request has brought.
         self.body = b""
-        #: The public key of whoever signs tokens.
+        #: The public key for signed tokens.
         self.public = b""
         #: Answers in the place of a service, by the beginning of its path.
         self.instead: dict[str, Answer] = {}

@@ -98,7 +98,7 @@ def in_a_terminal(
     )
     os.close(theirs)
     text = b""
-    # Linux says EIO when nobody has the other end any more.
+    # Linux returns EIO once the other end is closed.
     with contextlib.suppress(OSError):
         while chunk := os.read(ours, 1 << 16):
             text += chunk

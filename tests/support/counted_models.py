@@ -1,4 +1,4 @@
-"""The files of models whose parameters are counted: those of the vectors, and some made by chance."""
+"""Files of models whose parameters are counted: from the vectors, and random ones."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ def public_functions() -> dict[str, Any]:
     """Each function, class and method that users call, by its full name.
 
     Without the modules of frameworks that are not installed, and without classes that users do not make:
-    those of errors, of results, and what a handle gives.
+    errors, results, and the objects that a handle returns.
     """
     return {
         name: found
@@ -56,6 +56,6 @@ def _called(name: str, value: Any) -> Iterator[tuple[str, Any]]:
 
 
 def parameters(function: Any) -> dict[str, inspect.Parameter]:
-    """Those that a caller gives, by name."""
+    """The parameters that callers pass, by name."""
     given = inspect.signature(function).parameters
     return {name: one for name, one in given.items() if name != "self"}

@@ -14,7 +14,7 @@ NEAR = {"allow_private_redirects": True, "retries": 1}
 
 
 def take_the_place(hub: Server, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have `hub` be the Hub, for one who has a token and whose home is at `home`."""
+    """Make `hub` the Hub, for a user with a token and the home directory `home`."""
     for name in ("HUGGING_FACE_HUB_TOKEN", "HF_HUB_OFFLINE", "HF_HUB_CACHE", "HF_TOKEN_PATH"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HF_ENDPOINT", hub.url(""))

@@ -1,8 +1,8 @@
-"""A server whose every answer is drawn from a seed: as it should be, or wrong in a way that can be told.
+"""A server that draws every answer from a seed: correct, or wrong in a detectable way.
 
-It has two versions of each file, of one size. What it cannot be caught at it does not do: to give other bytes
-with all the headers of the right ones, or to say of two versions that they are one. Whatever else it says, a
-client has right bytes in the end, those of one version, or an error.
+It has two versions of each file, of one size. It tells no undetectable lie: it sends no other bytes
+with all the headers of the right ones, and names no two versions as one. With any other lie a
+client has the bytes of one version in the end, or an error.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class Reply:
     headers: list[tuple[str, str]]
     body: bytes
     reason: str = "x"
-    #: What is sent before and after it, as it stands here.
+    #: Raw bytes to send before and after it.
     before: bytes = b""
     after: bytes = b""
     #: Of all that is sent: where it ends, and where it waits, as parts of the whole.
@@ -163,7 +163,7 @@ def truth(asked: Asked, version: int) -> Reply:
 
 
 def secrets(request: Request) -> list[str]:
-    """What the client sent that is nobody else's business."""
+    """Return the secrets that the client sent."""
     sent = [request.headers.get(name, "") for name in ("authorization", "cookie", "x-api-key")]
     sent += [value.partition(" ")[2] for value in sent]
     sent.append(request.path.partition("?")[2])
@@ -286,7 +286,7 @@ def another_answer_behind_it(reply: Reply, asked: Asked) -> None:
     version = asked.case.version()
     twin = truth(asked, version)
     twin.body = bytes(len(twin.body))
-    # It can be told from a true one by its range alone, or by its version.
+    # Only its range or its version distinguishes it from a true answer.
     twin.set("Content-Range", f"bytes 1-{len(twin.body)}/{len(asked.data)}")
     reply.after = twin.rendered()
 
@@ -400,7 +400,7 @@ def redirected(reply: Reply, asked: Asked) -> None:
 
 
 def told_again(reply: Reply, asked: Asked) -> None:
-    """What the client sent, in whatever the client may show."""
+    """Repeat the request in the parts of an answer that a client may print."""
     said = asked.random.choice(secrets(asked.request) or ["nothing"])
     said = asked.random.choice(
         [said, said.upper(), f"bad token {said}!", base64.b64encode(said.encode()).decode()]
@@ -448,7 +448,7 @@ def no_head(reply: Reply, asked: Asked) -> None:
 
 
 def interim(reply: Reply, asked: Asked) -> None:
-    """An answer before the answer, as servers may give."""
+    """Send an interim answer first, as servers may."""
     reply.before = b"HTTP/1.1 103 Early Hints\r\nETag: x\r\n\r\n"
 
 

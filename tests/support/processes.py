@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-# The user and group of nobody on every system that the tests run on.
+# The unprivileged user and group of every system that runs the tests.
 NOBODY = 65534
 
 # What every program below may use without saying so.

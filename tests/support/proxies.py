@@ -25,12 +25,12 @@ HOME = "127.0.0.1"
 
 @dataclass
 class Proxy:
-    """A proxy that runs, and what it was asked."""
+    """A running proxy, and its requests."""
 
     scheme: str
     host: str
     port: int = 0
-    #: `name:password` where it lets nobody else in, as it stands in a URL.
+    #: `name:password` if it requires them, encoded as in a URL.
     user: str | None = None
     #: What it is asked to connect to: `("name" or "address", host, port)`.
     asked: list[tuple[str, str, int]] = field(default_factory=list)
@@ -115,7 +115,7 @@ def proxying(
     tls: ssl.SSLContext | None = None,
     instead: Callable[[socket.socket], None] | None = None,
 ) -> Iterator[Proxy]:
-    """Run a proxy; `instead` is what it does with a connection where it is none."""
+    """Run a proxy; `instead` replaces its handling of connections."""
     proxy = Proxy(scheme, host, user=user)
 
     class Handler(socketserver.BaseRequestHandler):

@@ -98,7 +98,7 @@ class Ranks:
             self._processes.append(process)
 
     def run(self, function: Any, *arguments: Any, seconds: float = 60) -> list[Any]:
-        """What each rank gives."""
+        """Return the result of each rank."""
         found = self.outcomes(function, *arguments, seconds=seconds)
         for rank, one in enumerate(found):
             if isinstance(one, BaseException):
@@ -107,7 +107,7 @@ class Ranks:
         return found
 
     def outcomes(self, function: Any, *arguments: Any, seconds: float = 60) -> list[Any]:
-        """What each rank gives or raises; `GONE` for one that is."""
+        """Return the result or the error of each rank; `GONE` for a rank that was killed."""
         for calls in self._calls:
             calls.send((function, arguments))
         found: list[Any] = [GONE] * self.size

@@ -8,7 +8,7 @@ from pathlib import Path
 
 
 def note(what: str, count: int, wrong: int, **more: object) -> None:
-    """Add that `count` of `what` were tried, of which so many were wrong."""
+    """Record that `count` of `what` were tried, and how many were wrong."""
     path = os.environ.get("INGOT_RECORD")
     line = {"what": what, "count": count, "wrong": wrong, **more}
     print(json.dumps(line))

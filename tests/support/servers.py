@@ -1,4 +1,4 @@
-"""Servers on loopback: one that serves parts of files as it should, and does whatever a test tells it to."""
+"""Servers on loopback: they serve ranges of files correctly, or answer as a test defines."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Request:
 
 @dataclass
 class Server:
-    """A server that runs, and what it was asked."""
+    """A running server, and its requests."""
 
     port: int
     host: str = "127.0.0.1"
@@ -76,7 +76,7 @@ class Handler(BaseHTTPRequestHandler):
         self.server.facts.sent += len(data)
 
     def part(self, data: bytes, request: Request, **headers: str | int) -> None:
-        """The part of `data` that is asked for, as a good server gives it; `headers` come on top."""
+        """Send the requested range of `data` as a good server does, with additional `headers`."""
         begin, end = request.range
         end = min(end, len(data))
         if begin >= len(data):
@@ -145,7 +145,7 @@ def good(data: bytes, **headers: str | int) -> Answer:
 
 
 def unused_port() -> int:
-    """A port that nobody listens on."""
+    """Return a port without a listener."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])

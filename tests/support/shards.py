@@ -13,12 +13,12 @@ import ingot.numpy
 from .servers import Answer, Handler, Request
 
 INDEX = "model.safetensors.index.json"
-#: One lies in a folder, and has a name that has to be encoded.
+#: One is in a folder, and has a name that URLs must encode.
 NAMES = ["model-00001-of-00003.safetensors", "model-00002-of-00003.safetensors", "more/b ü%2F+?#.safetensors"]
 
 
 def tensors(seed: int = 0) -> dict[str, np.ndarray]:
-    """Two tensors for each shard, the first of them larger than what comes with a header."""
+    """Return two tensors for each shard. The first is larger than the bytes that come with a header."""
     random = np.random.default_rng(seed)
     return {
         f"layers.{number}.{name}": random.integers(0, 255, shape, np.uint8)

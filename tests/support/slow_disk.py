@@ -1,6 +1,6 @@
 """A FUSE mount that shows a directory read-only, late, and with a byte that cannot be read.
 
-As a program it is the mount. `missing` says what it lacks.
+As a program it is the mount. `missing` names the missing requirement.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ def missing() -> str | None:
 def mounted(
     shown: Path, place: Path, *, delay: float = 0.0, broken: int | None = None, log: Path | None = None
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """Show the directory `shown` at `place`. Reads take `delay` seconds; those of the byte `broken` fail.
+    """Show the directory `shown` at `place`. Reads take `delay` seconds; reads of the byte `broken` fail.
 
-    The size of each read comes to stand in `log`, a line each.
+    `log` receives the size of each read, one per line.
     """
     place.mkdir(exist_ok=True)
     noted = os.devnull if log is None else str(log)

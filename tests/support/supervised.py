@@ -1,7 +1,7 @@
 """A child whose system calls its parent sees first: they pass, they fail, or the child is killed there.
 
 By the notifications of seccomp. strace counts the calls of each thread apart, and needs a process of its own
-for every fault, of which there are thousands here; a library that is loaded first (`LD_PRELOAD`) sees nothing
+for every fault, and there are thousands here; a library that is loaded first (`LD_PRELOAD`) sees nothing
 of rustix, which makes its calls without libc. This sees all of them, in the order in which they are made, and
 a fault costs a fork.
 """
@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-# The calls that are seen, by their names: the number on x86-64, and which arguments say what they touch. `fd`
+# The traced calls, by name: the number on x86-64, and the arguments that name their target. `fd`
 # is a descriptor, `path` a path, `at` a path below the descriptor before it.
 CALLS: dict[str, tuple[int, tuple[tuple[str, int], ...]]] = {
     "read": (0, (("fd", 0),)),
@@ -115,7 +115,7 @@ Decide = Callable[[str, int, int], int]
 class Ended:
     """How a child ended."""
 
-    #: As `os.waitstatus_to_exitcode` gives it.
+    #: As `os.waitstatus_to_exitcode` returns it.
     code: int
     #: What its work returned; None where it did not come to that.
     said: Any
@@ -172,7 +172,7 @@ def _work(work: Callable[[], object], theirs: socket.socket, writing: int) -> No
 
 
 def _listener() -> int:
-    """Have all calls of this process asked about. Gives the descriptor by which to answer."""
+    """Have all calls of this process wait for a decision. Return the descriptor for the answers."""
     steps = [(BPF_LOAD, 0, 0, 4), (BPF_JUMP_IF_EQUAL, 1, 0, AUDIT_ARCH_X86_64), (BPF_RETURN, 0, 0, RET_ALLOW)]
     steps.append((BPF_LOAD, 0, 0, 0))
     # Memory without a file is allowed: the child allocates some before its parent can answer.
@@ -270,7 +270,7 @@ def _text(pid: int, address: int) -> str:
     try:
         with open(f"/proc/{pid}/mem", "rb", buffering=0) as memory:
             while b"\0" not in found and len(found) < 4096:
-                # Up to the end of a page, of which the next one may not be there.
+                # Up to the end of a page, since the next page may not be mapped.
                 start = address + len(found)
                 found += os.pread(memory.fileno(), 4096 - start % 4096, start) or b"\0"
     except OSError:

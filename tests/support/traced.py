@@ -20,7 +20,7 @@ PROGRAM = PRELUDE + f"\ndef mark(name):\n    os.path.exists({MARK!r} + name)\n"
 
 @dataclass(frozen=True)
 class Traced(Ended):
-    """How a traced process ended, and what it called."""
+    """The end of a traced process, and its calls."""
 
     calls: dict[str, list[str]]
     """By what the last mark before them said: ``name(arguments) = result``, with the paths of descriptors."""

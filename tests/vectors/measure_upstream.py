@@ -1,7 +1,7 @@
-"""Asks the safetensors and bintensors wheels what they make of every vector.
+"""Measure how the safetensors and bintensors wheels judge every vector.
 
-From the folder above, `python -m vectors.measure_upstream` reports each vector whose `upstream` is not what
-was measured, and fails if there is one. With `--write` it puts what was measured into the TOML files.
+From the folder above, `python -m vectors.measure_upstream` reports each vector whose `upstream` differs from
+the measurement, and fails if there is one. `--write` puts the measurements into the TOML files.
 """
 
 from __future__ import annotations

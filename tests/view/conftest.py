@@ -25,14 +25,14 @@ def chromium() -> Iterator[Any]:
         pytest.skip(f"{PROGRAM} is not installed")
     sync_api = pytest.importorskip("playwright.sync_api", reason="chromium needs playwright to be driven")
     with sync_api.sync_playwright() as playwright:
-        # Its sandbox needs rights that containers do not give.
+        # Its sandbox needs rights that containers lack.
         browser = playwright.chromium.launch(executable_path=program, args=["--no-sandbox"])
         yield browser
         browser.close()
 
 
 class Look:
-    """A page of the viewer, with what it asked for and complained of."""
+    """A page of the viewer, with its requests and its errors."""
 
     def __init__(self, page: Any, allowed: str) -> None:
         self.page = page

@@ -1,4 +1,4 @@
-"""Models that the viewer is tried on: quantised, very long, and with names that nobody should trust."""
+"""Models for tests of the viewer: quantised, very long, and with hostile names."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def hostile(path: Path) -> Path:
 
 
 def many(path: Path, tensors: int = 100_000) -> Path:
-    """A header as long as that of the largest models, over a hole of data."""
+    """A header as long as in the largest models, over sparse data."""
     header: dict[str, object] = {}
     for number in range(tensors):
         layer, expert = divmod(number, 1000)
@@ -81,7 +81,7 @@ def many(path: Path, tensors: int = 100_000) -> Path:
 
 
 def gptq(folder: Path) -> Array:
-    """A matrix in GPTQ's words of 4 bits, with groups in no order; gives what it means."""
+    """Add a matrix in GPTQ's words of 4 bits, with groups in no order. Return its values."""
     random = numpy.random.default_rng(3)
     rows, columns, group = 256, 64, 32
     weights = random.integers(0, 16, (rows, columns), dtype=numpy.uint32)
@@ -109,7 +109,7 @@ def gptq(folder: Path) -> Array:
 
 
 def fp8(folder: Path) -> Array:
-    """A matrix of 8-bit floats with a scale for each block of 128 by 128; gives what it means."""
+    """Add a matrix of 8-bit floats with a scale for each block of 128 by 128. Return its values."""
     import ml_dtypes
 
     random = numpy.random.default_rng(4)
@@ -131,7 +131,7 @@ def fp8(folder: Path) -> Array:
 
 
 def mxfp4(folder: Path) -> Array:
-    """A matrix of 4-bit floats in blocks of 32, each with a power of two; gives what it means."""
+    """Add a matrix of 4-bit floats in blocks of 32, each with a power of two. Return its values."""
     random = numpy.random.default_rng(5)
     bytes_of = random.integers(0, 256, (3, 4, 2, 16), dtype=numpy.uint8)
     scales = random.integers(120, 134, (3, 4, 2), dtype=numpy.uint8)
@@ -150,7 +150,7 @@ def mxfp4(folder: Path) -> Array:
 
 
 def pack_quantized(folder: Path) -> Array:
-    """A matrix as compressed-tensors packs it: words of 4 bits along its columns; gives what it means."""
+    """Add a matrix as compressed-tensors packs it: words of 4 bits along its columns. Return its values."""
     random = numpy.random.default_rng(6)
     weights = random.integers(0, 16, (24, 128), dtype=numpy.uint32)
     scales = random.random((24, 4), dtype=numpy.float32)
@@ -160,7 +160,7 @@ def pack_quantized(folder: Path) -> Array:
 
 
 def awq(folder: Path) -> Array:
-    """A matrix as AutoAWQ's "gemm" packs it; gives what it means."""
+    """Add a matrix as AutoAWQ's "gemm" packs it. Return its values."""
     random = numpy.random.default_rng(7)
     rows, columns, group = 256, 64, 64
     weights = random.integers(0, 16, (rows, columns), dtype=numpy.uint32)
@@ -183,7 +183,7 @@ def awq(folder: Path) -> Array:
 
 
 def _awq_words(numbers: Array) -> Array:
-    """Eight columns in a word: the four bits of number `place` are those of column `order[place]`."""
+    """Pack eight columns into a word: the nibble `place` holds column `order[place]`."""
     order = (0, 2, 4, 6, 1, 3, 5, 7)
     words = numpy.zeros((numbers.shape[0], numbers.shape[1] // 8), numpy.uint32)
     for place, column in enumerate(order):
@@ -192,7 +192,7 @@ def _awq_words(numbers: Array) -> Array:
 
 
 def pack_quantized_with_zero_points(folder: Path) -> Array:
-    """The same with zero points, packed along the rows, whose number no word divides; gives what it means."""
+    """Add the same with zero points, packed along rows whose number no word divides. Return its values."""
     random = numpy.random.default_rng(8)
     rows, columns, group = 26, 128, 32
     weights = random.integers(0, 16, (rows, columns), dtype=numpy.uint32)
@@ -255,7 +255,7 @@ def _write_packed(
 
 
 def int8(folder: Path) -> Array:
-    """A matrix of integers with a scale and a zero point for each row; gives what it means."""
+    """Add a matrix of integers with a scale and a zero point for each row. Return its values."""
     random = numpy.random.default_rng(10)
     weights = random.integers(-128, 128, (40, 70)).astype(numpy.int8)
     scales = random.random((40, 1), dtype=numpy.float32)

@@ -22,7 +22,7 @@ NAME = "encoder.layer.3.attention.self.query.weight"
 
 @pytest.fixture
 def other(tmp_path: Path) -> Path:
-    """The real model, but for a tensor of other values, of another dtype, of another shape; renamed; new."""
+    """The real model with five changes: other values, dtype, shape, a renamed tensor, a new tensor."""
     arrays = ingot.numpy.load_file(minilm())
     arrays[NAME] = arrays[NAME] + numpy.float32(0.5)
     arrays["pooler.dense.bias"] = arrays["pooler.dense.bias"].astype(ml_dtypes.bfloat16)
@@ -36,7 +36,7 @@ def rows_of(text: str) -> dict[str, list[str]]:
     return {line.split("\t")[0]: line.split("\t")[1:] for line in text.split("\n")}
 
 
-def test_what_differs_in_the_headers_is_told(viewed: Opener, other: Path) -> None:
+def test_comparison_lists_differences_of_headers(viewed: Opener, other: Path) -> None:
     look = viewed(minilm(), other)
     look.wait("2 added, 1 removed, 1 of another shape, 1 of another dtype, 101 alike.")
     look.page.click("main th button:has-text('Headers')")
@@ -50,7 +50,7 @@ def test_what_differs_in_the_headers_is_told(viewed: Opener, other: Path) -> Non
     ]
 
 
-def test_all_values_are_compared(viewed: Opener, other: Path, tmp_path: Path) -> None:
+def test_comparison_reads_all_values(viewed: Opener, other: Path, tmp_path: Path) -> None:
     look = viewed(minilm(), other)
     look.page.click("text=Compare all values")
     look.wait("102 tensors compared in")
@@ -84,7 +84,7 @@ def test_all_values_are_compared(viewed: Opener, other: Path, tmp_path: Path) ->
     assert len(lines) == len(by_name) + 2
 
 
-def test_a_pair_has_both_histograms_and_a_picture(viewed: Opener, other: Path) -> None:
+def test_comparison_shows_both_histograms_and_an_image(viewed: Opener, other: Path) -> None:
     look = viewed(minilm(), other, at=f"go=compare&t={NAME}")
     look.wait("0 % of the values are equal; largest |Δ| 0.5")
     assert look.page.locator("main canvas").count() == 3
@@ -93,7 +93,7 @@ def test_a_pair_has_both_histograms_and_a_picture(viewed: Opener, other: Path) -
     assert (low, high) == pytest.approx((0.5, 0.5), abs=1e-6)
 
 
-def test_a_comparison_is_cancelled(viewed: Opener, other: Path) -> None:
+def test_comparison_is_cancelled(viewed: Opener, other: Path) -> None:
     look = viewed(minilm(), other)
     # From the key to the word of it: by the clock of the page, so that what drives it does not count.
     took = look.page.evaluate(
@@ -112,12 +112,12 @@ def test_a_comparison_is_cancelled(viewed: Opener, other: Path) -> None:
     )
     assert took < 5000
     assert "Cancelled after" in look.text()
-    # What follows is not held up by what was cancelled.
+    # The cancelled comparison does not delay later work.
     look.page.click("text=Compare all values")
     look.wait("102 tensors compared in")
 
 
-def test_a_second_model_is_opened_by_hand(viewed: Opener, other: Path) -> None:
+def test_comparison_opens_a_second_model_by_hand(viewed: Opener, other: Path) -> None:
     look = viewed(minilm(), at="go=compare")
     look.page.set_input_files("input[type=file] >> nth=0", other)
     look.wait("101 alike.")
@@ -125,7 +125,7 @@ def test_a_second_model_is_opened_by_hand(viewed: Opener, other: Path) -> None:
     look.wait("1 differs in values.")
 
 
-def test_a_folder_is_compared_with_a_file(viewed: Opener, tmp_path: Path) -> None:
+def test_comparison_takes_a_folder_and_a_file(viewed: Opener, tmp_path: Path) -> None:
     ingot.split(minilm(), tmp_path / "shards", "30MB")
     look = viewed(minilm(), tmp_path / "shards")
     look.page.click("text=Compare all values")
@@ -133,7 +133,7 @@ def test_a_folder_is_compared_with_a_file(viewed: Opener, tmp_path: Path) -> Non
     look.wait("0 differ in values.")
 
 
-def test_hostile_names_are_compared_as_text(viewed: Opener, tmp_path: Path) -> None:
+def test_comparison_shows_hostile_names_as_text(viewed: Opener, tmp_path: Path) -> None:
     one, two = (hostile(tmp_path / f"{name}.safetensors") for name in ("one", "two"))
     look = viewed(one, two)
     look.page.click("text=Compare all values")

@@ -37,7 +37,7 @@ def choose_by_path(look: Look, path: Path) -> None:
     look.settle()
 
 
-def test_every_bad_file_is_a_card(opened_by_hand: Look) -> None:
+def test_viewer_shows_a_card_for_every_bad_file(opened_by_hand: Look) -> None:
     """Of every vector that is refused, with its code. The page stays whole, and opens the next one."""
     look = opened_by_hand
     refused = [vector for vector in vectors() if not vector.accepted and vector.limit is None]
@@ -48,7 +48,7 @@ def test_every_bad_file_is_a_card(opened_by_hand: Look) -> None:
         assert look.page.locator("main .fault").count() == 1, vector.name
 
 
-def test_every_good_file_is_shown(opened_by_hand: Look) -> None:
+def test_viewer_shows_every_good_file(opened_by_hand: Look) -> None:
     look = opened_by_hand
     accepted = [vector for vector in vectors() if vector.accepted and vector.limit is None]
     assert len(accepted) > 50
@@ -58,7 +58,7 @@ def test_every_good_file_is_shown(opened_by_hand: Look) -> None:
         assert look.facts()["Format"] == vector.format
 
 
-def test_every_bad_index_is_a_card(opened_by_hand: Look) -> None:
+def test_viewer_shows_a_card_for_every_bad_index(opened_by_hand: Look) -> None:
     look = opened_by_hand
     refused = [case for case in indexes() if case["expect"] == "reject"]
     assert len(refused) > 30
@@ -67,7 +67,7 @@ def test_every_bad_index_is_a_card(opened_by_hand: Look) -> None:
         assert look.page.inner_text(".fault code") == case["code"], case["name"]
 
 
-def test_a_bad_file_of_the_command_is_a_card(viewed: Opener, tmp_path: Path) -> None:
+def test_viewer_shows_a_card_for_a_bad_served_file(viewed: Opener, tmp_path: Path) -> None:
     """The server judges no file: one of each code is shown as one that is chosen by hand."""
     by_code = {v.code: v for v in vectors() if not v.accepted and v.limit is None}
     assert len(by_code) > 15
@@ -81,13 +81,13 @@ def test_a_bad_file_of_the_command_is_a_card(viewed: Opener, tmp_path: Path) -> 
         look.page.context.close()
 
 
-def test_a_folder_that_says_nothing_of_its_files_is_a_card(viewed: Opener, tmp_path: Path) -> None:
+def test_viewer_shows_a_card_for_a_folder_without_an_index(viewed: Opener, tmp_path: Path) -> None:
     for name in ("a.safetensors", "b.safetensors"):
         save(tmp_path / name)
     assert "ambiguous-checkpoint" in viewed(tmp_path).text(".fault")
 
 
-def test_a_bad_configuration_is_a_warning(viewed: Opener, tmp_path: Path) -> None:
+def test_viewer_warns_of_a_bad_configuration(viewed: Opener, tmp_path: Path) -> None:
     save(tmp_path / "model.safetensors")
     for text in ("{", "[]"):
         (tmp_path / "config.json").write_text(text)
@@ -96,13 +96,13 @@ def test_a_bad_configuration_is_a_warning(viewed: Opener, tmp_path: Path) -> Non
         assert look.facts()["Format"] == "safetensors"
 
 
-def test_a_missing_shard_is_a_card(viewed: Opener, tmp_path: Path) -> None:
+def test_viewer_shows_a_card_for_a_missing_shard(viewed: Opener, tmp_path: Path) -> None:
     ingot.split(save(tmp_path / "model.safetensors"), tmp_path / "shards", "100kB")
     next((tmp_path / "shards").glob("*-00002-of-*")).unlink()
     assert "missing-shards" in viewed(tmp_path / "shards").text(".fault")
 
 
-def test_a_file_that_changes_is_told_of(viewed: Opener, tmp_path: Path) -> None:
+def test_viewer_reports_a_changed_file(viewed: Opener, tmp_path: Path) -> None:
     array = numpy.ones((1000, 1000), numpy.float32)
     path = save(tmp_path / "model.safetensors", {"x": array, "y": array})
     look = viewed(path)
@@ -114,7 +114,7 @@ def test_a_file_that_changes_is_told_of(viewed: Opener, tmp_path: Path) -> None:
     look.wait("the file changed while it was read")
 
 
-def test_page_says_that_a_file_was_replaced(viewed: Opener, tmp_path: Path) -> None:
+def test_viewer_reports_a_replaced_file(viewed: Opener, tmp_path: Path) -> None:
     path = save(tmp_path / "model.safetensors", {"x": numpy.ones((1000, 1000), numpy.float32)})
     look = viewed(path)
     os.replace(save(tmp_path / "other.safetensors", {"y": numpy.ones(9)}), path)
@@ -123,7 +123,7 @@ def test_page_says_that_a_file_was_replaced(viewed: Opener, tmp_path: Path) -> N
     look.faults.clear()
 
 
-def test_a_chosen_file_that_changes_is_told_of(opened_by_hand: Look, tmp_path: Path) -> None:
+def test_viewer_reports_a_changed_chosen_file(opened_by_hand: Look, tmp_path: Path) -> None:
     path = save(tmp_path / "model.safetensors", {"x": numpy.ones((1000, 1000), numpy.float32)})
     look = opened_by_hand
     look.page.set_input_files("input[type=file] >> nth=0", path)
@@ -134,7 +134,7 @@ def test_a_chosen_file_that_changes_is_told_of(opened_by_hand: Look, tmp_path: P
     assert look.page.inner_text(".fault code") == "read"
 
 
-def test_a_file_that_is_cut_is_told_of(viewed: Opener, tmp_path: Path) -> None:
+def test_viewer_reports_a_truncated_file(viewed: Opener, tmp_path: Path) -> None:
     path = save(tmp_path / "model.safetensors", {"x": numpy.ones((1000, 1000), numpy.float32)})
     look = viewed(path, at="t=x&view=values")
     os.truncate(path, 5000)
@@ -144,14 +144,14 @@ def test_a_file_that_is_cut_is_told_of(viewed: Opener, tmp_path: Path) -> None:
     look.faults.clear()
 
 
-def test_a_server_that_stops_giving_ranges_is_told_of(viewed: Opener, tmp_path: Path) -> None:
+def test_viewer_reports_a_server_without_ranges(viewed: Opener, tmp_path: Path) -> None:
     look = viewed(save(tmp_path / "model.safetensors", {"x": numpy.ones((1000, 1000), numpy.float32)}))
     look.page.context.route("**/f/*", lambda route: route.fulfill(status=200, body="x" * 10))
     look.page.evaluate("() => { location.hash = 't=x'; }")
     look.page.wait_for_selector(".fault")
 
 
-def test_a_connection_that_drops_is_told_of(viewed: Opener, tmp_path: Path) -> None:
+def test_viewer_reports_a_dropped_connection(viewed: Opener, tmp_path: Path) -> None:
     look = viewed(save(tmp_path / "model.safetensors", {"x": numpy.ones((1000, 1000), numpy.float32)}))
     look.page.context.route("**/f/*", lambda route: route.abort("connectionreset"))
     look.page.evaluate("() => { location.hash = 't=x'; }")
@@ -164,7 +164,7 @@ def test_a_connection_that_drops_is_told_of(viewed: Opener, tmp_path: Path) -> N
     look.page.wait_for_selector("main tbody")
 
 
-def test_a_server_that_ends_is_told_of(viewed: Opener, tmp_path: Path) -> None:
+def test_viewer_reports_a_stopped_server(viewed: Opener, tmp_path: Path) -> None:
     look = viewed(save(tmp_path / "model.safetensors", {"x": numpy.ones((1000, 1000), numpy.float32)}))
     # In the middle of an answer, again and again.
     look.page.context.route(
@@ -183,8 +183,8 @@ def test_a_server_that_ends_is_told_of(viewed: Opener, tmp_path: Path) -> None:
     assert look.page.inner_text(".fault code") in ("changed", "short-read", "wrong-range")
 
 
-def test_names_of_files_stay_text(viewed: Opener, opened_by_hand: Look, tmp_path: Path) -> None:
-    """Those of the command, and of what is chosen by hand; markup, controls, right to left, and long ones."""
+def test_viewer_shows_file_names_as_text(viewed: Opener, opened_by_hand: Look, tmp_path: Path) -> None:
+    """Names of served and of chosen files: markup, control characters, right-to-left and long ones."""
     for name in ("<img src=x onerror=alert(1)>", "a\u202eb\x1b[31m\nc", "x" * 240):
         path = save(tmp_path / f"{name}.safetensors", {"x": numpy.ones((4, 4), numpy.float32)})
         look = viewed(path)
@@ -204,7 +204,7 @@ def test_names_of_files_stay_text(viewed: Opener, opened_by_hand: Look, tmp_path
                 assert page.page.evaluate("() => document.documentElement.scrollWidth <= innerWidth"), name
 
 
-def test_tensors_without_anything_to_show(viewed: Opener, tmp_path: Path) -> None:
+def test_viewer_shows_tensors_without_elements(viewed: Opener, tmp_path: Path) -> None:
     path = save(
         tmp_path / "model.safetensors",
         {
@@ -229,7 +229,7 @@ def test_tensors_without_anything_to_show(viewed: Opener, tmp_path: Path) -> Non
     look.wait("The tensor has no elements.")
 
 
-def test_a_file_without_tensors(viewed: Opener, tmp_path: Path) -> None:
+def test_viewer_shows_a_file_without_tensors(viewed: Opener, tmp_path: Path) -> None:
     look = viewed(write_raw(tmp_path / "empty.safetensors", {}, {"a": "b"}))
     assert look.facts()["Tensors"] == "0"
     for key in ("m", "c", "]", "o"):
@@ -237,7 +237,7 @@ def test_a_file_without_tensors(viewed: Opener, tmp_path: Path) -> None:
     assert look.page.locator(".fault").count() == 0
 
 
-def test_fragments_that_mean_nothing(viewed: Opener, tmp_path: Path) -> None:
+def test_viewer_ignores_invalid_fragments(viewed: Opener, tmp_path: Path) -> None:
     array = numpy.arange(24, dtype=numpy.int32).reshape(2, 3, 4)
     path = save(tmp_path / "model.safetensors", {"x": array})
     for fragment in (
@@ -256,8 +256,8 @@ def test_fragments_that_mean_nothing(viewed: Opener, tmp_path: Path) -> None:
         look.check()
 
 
-def test_a_tensor_too_large_for_the_window(viewed: Opener, tmp_path: Path) -> None:
-    """A file of 2 GiB, which is a hole; of it only what is shown is read."""
+def test_viewer_shows_a_part_of_a_large_tensor(viewed: Opener, tmp_path: Path) -> None:
+    """A sparse file of 2 GiB. The viewer reads only the shown part."""
     header = {
         "tall": {"dtype": "F32", "shape": [2**28, 1], "data_offsets": [0, 2**30]},
         "wide": {"dtype": "U8", "shape": [1, 2**30], "data_offsets": [2**30, 2**31]},

@@ -30,7 +30,7 @@ SAYS = """(text) => new Promise((done) => {
 
 
 class Firefox:
-    """A tab of a Firefox, and what it complained of."""
+    """A tab of a Firefox, and its errors."""
 
     def __init__(self, socket: Any) -> None:
         self.socket = socket
@@ -69,7 +69,7 @@ def firefox(tmp_path: Path) -> Iterator[Firefox]:
     if program is None:
         pytest.skip("Firefox is not installed")
     client = pytest.importorskip("websockets.sync.client", reason="Firefox is driven by websockets")
-    # It asks nobody by itself.
+    # It sends no requests by itself.
     quiet = {
         "services.settings.server": "data:,",
         "app.normandy.enabled": False,

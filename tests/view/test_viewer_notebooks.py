@@ -67,7 +67,7 @@ def notebook(chromium: Any) -> Iterator[Any]:
     server.server_close()
 
 
-def test_a_server_is_shown_in_a_frame(notebook: Any) -> None:
+def test_view_shows_a_server_in_a_frame(notebook: Any) -> None:
     with ingot.view(minilm(), height=500) as view:
         assert view.url is not None
         assert "token" not in repr(view)
@@ -78,7 +78,7 @@ def test_a_server_is_shown_in_a_frame(notebook: Any) -> None:
 
 
 @pytest.mark.parametrize("how", ["page", "auto"])
-def test_a_page_is_shown_in_a_frame(notebook: Any, how: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_view_shows_a_page_in_a_frame(notebook: Any, how: str, monkeypatch: pytest.MonkeyPatch) -> None:
     if how == "auto":
         monkeypatch.setenv("SSH_CONNECTION", "10.0.0.1 1 10.0.0.2 22")
     view = ingot.view(minilm(), how=how)
@@ -91,7 +91,7 @@ def test_a_page_is_shown_in_a_frame(notebook: Any, how: str, monkeypatch: pytest
     frame.wait_for_selector(".strip")
 
 
-def test_whatever_can_be_opened_can_be_viewed(notebook: Any, tmp_path: Path) -> None:
+def test_view_takes_every_source(notebook: Any, tmp_path: Path) -> None:
     path = save(tmp_path / "model.safetensors", {"x": numpy.arange(6.0).reshape(2, 3)})
     with serving(good(path.read_bytes())) as store, ingot.safe_open(path, "np") as handle:
         for source in (
@@ -113,7 +113,7 @@ def test_whatever_can_be_opened_can_be_viewed(notebook: Any, tmp_path: Path) -> 
                 ]
 
 
-def test_a_server_ends_with_its_view(tmp_path: Path) -> None:
+def test_view_stops_its_server(tmp_path: Path) -> None:
     path = save(tmp_path / "model.safetensors")
     view = ingot.view(path)
     url = str(view.url).partition("#")[0]
@@ -132,7 +132,7 @@ def test_a_server_ends_with_its_view(tmp_path: Path) -> None:
         urllib.request.urlopen(url, timeout=20)
 
 
-def test_what_cannot_be_viewed_is_told(tmp_path: Path) -> None:
+def test_view_explains_an_invalid_source(tmp_path: Path) -> None:
     path = save(tmp_path / "model.safetensors")
     with pytest.raises(FileNotFoundError):
         ingot.view(tmp_path / "none.safetensors")

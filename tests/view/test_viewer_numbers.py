@@ -1,4 +1,4 @@
-"""The numbers that the viewer shows: those of the command, of ml_dtypes, and of what is quantised."""
+"""Numbers in the viewer, compared with the command, with ml_dtypes and with dequantised values."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ RUN = """async ([job, given]) => {
 
 
 def random_of(dtype: str, seed: int = 0) -> tuple[str, tuple[int, ...], bytes]:
-    """Every pattern that there is, in no order, for the floats those that are none among them."""
+    """Every bit pattern in random order, for floats including NaN."""
     random = numpy.random.default_rng(seed)
     data = random.integers(0, 256, ELEMENTS * BITS[dtype] // 8, dtype=numpy.uint8).tobytes()
     if dtype == "BOOL":
@@ -58,7 +58,7 @@ def random_of(dtype: str, seed: int = 0) -> tuple[str, tuple[int, ...], bytes]:
 
 @pytest.fixture(scope="module")
 def every(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tensor of each dtype; those of no finite value, of one value, and of the largest ones besides."""
+    """A tensor of each dtype, and tensors without finite values, of one value, and of the largest values."""
     largest = numpy.finfo(numpy.float64).max
     tensors: Raw = {dtype: random_of(dtype) for dtype in BITS}
     more = {
@@ -102,7 +102,7 @@ def number(value: Any) -> Any:
     return value
 
 
-def test_statistics_are_those_of_the_command(viewed: Opener, every: Path) -> None:
+def test_viewer_statistics_equal_the_commands(viewed: Opener, every: Path) -> None:
     look = viewed(every, modules=True)
     checkpoint = _native.Checkpoint.open(every)
     for name in checkpoint.names():
@@ -127,7 +127,7 @@ def test_statistics_are_those_of_the_command(viewed: Opener, every: Path) -> Non
             assert found["bins"] == list(expected.bins), name
 
 
-def test_a_histogram_of_one_pass_is_nearly_that_of_two(viewed: Opener) -> None:
+def test_viewer_histogram_of_one_pass_is_close_to_two(viewed: Opener) -> None:
     name = "embeddings.word_embeddings.weight"
     look = viewed(minilm(), modules=True)
     near, exact = (
@@ -143,7 +143,7 @@ def test_a_histogram_of_one_pass_is_nearly_that_of_two(viewed: Opener) -> None:
     assert off < 0.05 * exact["count"]
 
 
-def test_a_sample_says_that_it_is_one(viewed: Opener) -> None:
+def test_viewer_labels_a_sample(viewed: Opener) -> None:
     name = "embeddings.word_embeddings.weight"
     look = viewed(minilm(), modules=True)
     found = job(look, "statistics", tensor=wired(minilm(), name), bins=64, most=4 << 20, exact=False)
@@ -159,7 +159,7 @@ def complex_of(text: str) -> complex:
     return complex(float(real), float(imaginary) * (1 if sign == "+" else -1))
 
 
-def test_values_are_those_of_ml_dtypes(viewed: Opener, every: Path) -> None:
+def test_viewer_values_equal_ml_dtypes(viewed: Opener, every: Path) -> None:
     look = viewed(every, modules=True)
     # Those of 6 bits are in no library: the tests of the decoder have them.
     names = [name for name in BITS if not name.startswith("F6_")]
@@ -198,7 +198,7 @@ def test_values_are_those_of_ml_dtypes(viewed: Opener, every: Path) -> None:
             )
 
 
-def test_distances_are_those_of_the_command(viewed: Opener, every: Path, tmp_path: Path) -> None:
+def test_viewer_distances_equal_the_commands(viewed: Opener, every: Path, tmp_path: Path) -> None:
     tensors = {dtype: random_of(dtype) for dtype in BITS}
     # One value in two hundred is another.
     random = numpy.random.default_rng(9)
@@ -252,7 +252,7 @@ QUANTISED: dict[str, tuple[Callable[[Path], Array], str, str]] = {
 
 
 @pytest.mark.parametrize("scheme", QUANTISED)
-def test_quantised_weights_are_shown_as_what_they_mean(viewed: Opener, tmp_path: Path, scheme: str) -> None:
+def test_viewer_dequantizes_weights(viewed: Opener, tmp_path: Path, scheme: str) -> None:
     make, name, kind = QUANTISED[scheme]
     meant = make(tmp_path)
     look = viewed(tmp_path, at=f"t={name}&view=values&w=0,32,0,12")

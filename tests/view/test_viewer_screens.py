@@ -1,4 +1,4 @@
-"""The screens of the viewer, in a real browser: what they show, and that everybody can use them."""
+"""The screens of the viewer in a real browser: contents and accessibility."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ PIXELS = """(places) => {
 }"""
 
 
-def test_the_overview_counts_what_the_command_counts(viewed: Opener) -> None:
+def test_overview_counts_as_the_command_does(viewed: Opener) -> None:
     look = viewed(minilm())
     facts = look.facts()
     assert facts["Tensors"] == "104"
@@ -46,7 +46,7 @@ def test_the_overview_counts_what_the_command_counts(viewed: Opener) -> None:
     assert "F32" in look.text()
 
 
-def test_only_the_header_is_read_for_the_first_screen(viewed: Opener) -> None:
+def test_overview_reads_the_header_only(viewed: Opener) -> None:
     look = viewed(minilm())
     asked = [one.url.removeprefix(look.allowed).partition("#")[0] for one in look.requests]
     # The page is one document with all that it needs, and the list of the files brings their short headers.
@@ -63,7 +63,7 @@ def test_only_the_header_is_read_for_the_first_screen(viewed: Opener) -> None:
     assert base64.b64decode(config["head"]) == (minilm().parent / "config.json").read_bytes()
 
 
-def test_a_long_header_is_asked_for_as_it_is(viewed: Opener, tmp_path: Path) -> None:
+def test_overview_reads_a_long_header_exactly(viewed: Opener, tmp_path: Path) -> None:
     path = many(tmp_path / "many.safetensors", 2000)
     look = viewed(path)
     with path.open("rb") as file:
@@ -73,13 +73,13 @@ def test_a_long_header_is_asked_for_as_it_is(viewed: Opener, tmp_path: Path) -> 
     assert ranges == [f"bytes=0-{length - 1}"]
 
 
-def test_the_tree_is_that_of_the_command(viewed: Opener) -> None:
+def test_tree_equals_the_commands(viewed: Opener) -> None:
     rows = viewed(minilm()).rows()
     assert [row for row in rows if "×6" in row[0]] == [["▸ 0–5 ×6", "10.6M", "42.6 MB", "F32", "96 tensors"]]
     assert rows[0][:4] == ["▾ embeddings", "11.9M", "47.7 MB", "F32, I64"]
 
 
-def test_a_checkpoint_of_many_files_is_one_model(viewed: Opener, tmp_path: Path) -> None:
+def test_tree_shows_a_sharded_checkpoint_as_one_model(viewed: Opener, tmp_path: Path) -> None:
     ingot.split(minilm(), tmp_path / "shards", "30MB")
     for path in (tmp_path / "shards", tmp_path / "shards" / "model.safetensors.index.json"):
         look = viewed(path, at=f"t={NAME}&view=values")
@@ -89,13 +89,13 @@ def test_a_checkpoint_of_many_files_is_one_model(viewed: Opener, tmp_path: Path)
         assert look.facts()["Files"] == "3"
 
 
-def test_a_bt_file_is_shown(viewed: Opener, tmp_path: Path) -> None:
+def test_tree_shows_a_bt_file(viewed: Opener, tmp_path: Path) -> None:
     ingot.rewrite(minilm(), tmp_path / "model.bt")
     look = viewed(tmp_path / "model.bt")
     assert look.facts()["Format"] == "bintensors"
 
 
-def test_a_hundred_thousand_tensors_are_few_rows_in_the_document(viewed: Opener, tmp_path: Path) -> None:
+def test_tree_of_100_000_tensors_has_few_rows(viewed: Opener, tmp_path: Path) -> None:
     look = viewed(many(tmp_path / "many.safetensors"))
     assert look.facts()["Tensors"] == "100,000"
     look.page.fill("aside input", "gate_proj")
@@ -121,7 +121,7 @@ FILTERS: dict[str, Callable[[ingot.TensorInfo], object]] = {
 }
 
 
-def test_filters(viewed: Opener) -> None:
+def test_filter_finds_tensors(viewed: Opener) -> None:
     with ingot.safe_open(minilm(), "np") as file:
         infos = [file.info(name) for name in file]
     look = viewed(minilm())
@@ -146,7 +146,7 @@ def test_filter_leaves_the_page_usable_while_it_searches(viewed: Opener, tmp_pat
     assert [row[0] for row in look.rows()] == ["b"]
 
 
-def test_a_filter_that_is_none_says_so(viewed: Opener) -> None:
+def test_filter_reports_an_invalid_expression(viewed: Opener) -> None:
     look = viewed(minilm())
     look.page.fill("aside input", "size:>much")
     look.wait("expected a size such as size:>10MB")
@@ -154,7 +154,7 @@ def test_a_filter_that_is_none_says_so(viewed: Opener) -> None:
     look.wait("Invalid regular expression")
 
 
-def test_the_tree_is_sorted_by_its_columns(viewed: Opener) -> None:
+def test_tree_is_sorted_by_its_columns(viewed: Opener) -> None:
     look = viewed(minilm())
     look.page.click(".heads button:has-text('Size')")
     assert [row[0] for row in look.rows()][:2] == ["▾ embeddings", "▾ word_embeddings"]
@@ -162,7 +162,7 @@ def test_the_tree_is_sorted_by_its_columns(viewed: Opener) -> None:
     assert look.page.get_attribute("[role=columnheader]:nth-child(3)", "aria-sort") == "descending"
 
 
-def test_every_look_is_a_link(viewed: Opener) -> None:
+def test_screens_all_have_a_link(viewed: Opener) -> None:
     look = viewed(minilm(), at=f"t={NAME}&view=values&w=100,32,5,12")
     assert "token" not in look.page.url
     first = look.text("main table")
@@ -182,7 +182,7 @@ def test_every_look_is_a_link(viewed: Opener) -> None:
     assert look.text("main table") == first
 
 
-def test_the_token_goes_nowhere_but_into_one_field(viewed: Opener) -> None:
+def test_token_is_stored_in_one_field_only(viewed: Opener) -> None:
     look = viewed(minilm(), at=f"t={NAME}&view=picture")
     token = look.page.evaluate("() => sessionStorage.getItem('ingot-token')")
     assert len(token) >= 32
@@ -192,7 +192,7 @@ def test_the_token_goes_nowhere_but_into_one_field(viewed: Opener) -> None:
         assert set(said) <= {"authorization"}
 
 
-def test_the_page_can_ask_nobody_else(viewed: Opener) -> None:
+def test_page_requests_no_other_host(viewed: Opener) -> None:
     look = viewed(minilm())
     with serving(good(b"x")) as other:
         asked = "(url) => fetch(url, { mode: 'no-cors' }).then(() => 'asked', () => 'refused')"
@@ -202,7 +202,7 @@ def test_the_page_can_ask_nobody_else(viewed: Opener) -> None:
     look.requests = [one for one in look.requests if one.url.startswith(look.allowed)]
 
 
-def test_names_are_in_the_order_of_the_command(viewed: Opener) -> None:
+def test_tree_orders_names_as_the_command_does(viewed: Opener) -> None:
     names = [info.name for info in _native.Checkpoint.open(minilm()).infos()]
     names += [
         "a.10",
@@ -226,7 +226,7 @@ def test_names_are_in_the_order_of_the_command(viewed: Opener) -> None:
     assert look.page.evaluate(order, names) == _native.in_natural_order(names)
 
 
-def test_axes_are_chosen(viewed: Opener, tmp_path: Path) -> None:
+def test_image_axes_are_chosen(viewed: Opener, tmp_path: Path) -> None:
     array = numpy.arange(2 * 3 * 4 * 5, dtype=numpy.int16).reshape(2, 3, 4, 5)
     path = save(tmp_path / "model.safetensors", {"x": array})
     for place, expected in {
@@ -242,7 +242,7 @@ def test_axes_are_chosen(viewed: Opener, tmp_path: Path) -> None:
     assert "s=" in look.page.url
 
 
-def test_a_picture_is_of_the_tensor(viewed: Opener, tmp_path: Path) -> None:
+def test_image_shows_the_tensor(viewed: Opener, tmp_path: Path) -> None:
     array = numpy.zeros((64, 64), numpy.float32)
     array[:32, :32] = 1
     array[:32, 32:] = -1
@@ -258,7 +258,7 @@ def test_a_picture_is_of_the_tensor(viewed: Opener, tmp_path: Path) -> None:
         assert pixels == [*turned, [255, 0, 200]]
 
 
-def test_a_part_of_a_picture_is_dragged(viewed: Opener) -> None:
+def test_image_part_is_dragged(viewed: Opener) -> None:
     look = viewed(minilm(), at=f"t={NAME}&view=picture")
     look.wait("Drag over a part")
     box = look.page.locator(".heat").bounding_box()
@@ -275,7 +275,7 @@ def test_a_part_of_a_picture_is_dragged(viewed: Opener) -> None:
     assert (abs(column - 96), abs(columns - 96)) <= (3, 3)
 
 
-def test_code_reads_the_tensor(viewed: Opener) -> None:
+def test_code_card_reads_the_tensor(viewed: Opener) -> None:
     look = viewed(minilm(), at=f"t={NAME}&view=code")
     texts = look.page.locator("main pre").all_inner_texts()
     scope: dict[str, Any] = {}
@@ -291,7 +291,7 @@ def test_code_reads_the_tensor(viewed: Opener) -> None:
     ]
 
 
-def test_the_map_leads_to_a_tensor(viewed: Opener) -> None:
+def test_map_leads_to_a_tensor(viewed: Opener) -> None:
     look = viewed(minilm(), at="go=map")
     strip = look.page.locator(".strip")
     strip.hover(position={"x": 10, "y": 50})
@@ -302,13 +302,13 @@ def test_the_map_leads_to_a_tensor(viewed: Opener) -> None:
     assert look.facts()["Dtype"] == "F32"
 
 
-def test_what_is_misaligned_is_told(viewed: Opener, tmp_path: Path) -> None:
+def test_overview_reports_misalignment(viewed: Opener, tmp_path: Path) -> None:
     path = write_raw(tmp_path / "odd.safetensors", {"a": ("U8", (3,), b"abc"), "b": ("F32", (1,), b"1234")})
     look = viewed(path)
     assert "misaligned 1 tensor does not begin at a multiple of the element size" in look.text()
 
 
-def test_cards_of_metadata(viewed: Opener, tmp_path: Path) -> None:
+def test_overview_shows_metadata_cards(viewed: Opener, tmp_path: Path) -> None:
     metadata = {
         "modelspec.title": "A model",
         "modelspec.architecture": "stable-diffusion-v1/lora",
@@ -326,7 +326,7 @@ def test_cards_of_metadata(viewed: Opener, tmp_path: Path) -> None:
     assert facts["architecture"] == "stable-diffusion-v1/lora"
 
 
-def test_hostile_names_and_metadata_stay_text(viewed: Opener, tmp_path: Path) -> None:
+def test_overview_shows_hostile_names_as_text(viewed: Opener, tmp_path: Path) -> None:
     path = hostile(tmp_path / "hostile.safetensors")
     look = viewed(path)
     spoken: list[object] = []
@@ -344,7 +344,7 @@ def test_hostile_names_and_metadata_stay_text(viewed: Opener, tmp_path: Path) ->
     assert spoken == []
 
 
-def test_keys_lead_everywhere(viewed: Opener) -> None:
+def test_keyboard_reaches_everything(viewed: Opener) -> None:
     look = viewed(minilm())
     keyboard = look.page.keyboard
     keyboard.press("m")
@@ -372,7 +372,7 @@ def test_keys_lead_everywhere(viewed: Opener) -> None:
     assert look.page.is_visible("dialog")
 
 
-def test_the_tree_is_walked_by_keys(viewed: Opener) -> None:
+def test_keyboard_walks_the_tree(viewed: Opener) -> None:
     look = viewed(minilm())
     look.page.focus(".tree")
     keyboard = look.page.keyboard
@@ -394,7 +394,7 @@ def test_the_tree_is_walked_by_keys(viewed: Opener) -> None:
     assert active() == "▾ pooler"
 
 
-def test_a_folder_of_files_is_chosen_by_hand(opened_by_hand: Look, tmp_path: Path) -> None:
+def test_page_opens_a_chosen_folder(opened_by_hand: Look, tmp_path: Path) -> None:
     ingot.split(minilm(), tmp_path / "shards", "30MB")
     look = opened_by_hand
     look.page.set_input_files("input[webkitdirectory]", tmp_path / "shards")
@@ -408,7 +408,7 @@ def test_a_folder_of_files_is_chosen_by_hand(opened_by_hand: Look, tmp_path: Pat
     assert all(one.url.startswith("blob:") for one in look.requests[before:])
 
 
-def test_an_address_is_opened(opened_by_hand: Look) -> None:
+def test_page_opens_an_address(opened_by_hand: Look) -> None:
     look = opened_by_hand
     look.page.fill("input[type=text]", "ftp://example.org/model.safetensors")
     look.page.keyboard.press("Enter")
@@ -438,7 +438,7 @@ def go(look: Look, fragment: str) -> None:
 
 
 @EVERY_LOOK
-def test_no_screen_shuts_anybody_out(viewed: Opener, tmp_path: Path, scheme: str, width: int) -> None:
+def test_screens_are_accessible(viewed: Opener, tmp_path: Path, scheme: str, width: int) -> None:
     # Every card of the overview, and tensors of all kinds.
     metadata = {"modelspec.title": "A model", "modelspec.thumbnail": f"data:image/png;base64,{PNG}"}
     metadata |= {"ss_output_name": "x", "ss_tag_frequency": '{"a": {"cat": 3}}'}
@@ -477,7 +477,7 @@ def test_no_screen_shuts_anybody_out(viewed: Opener, tmp_path: Path, scheme: str
 
 
 @EVERY_LOOK
-def test_what_has_nothing_to_show_shuts_nobody_out(
+def test_screens_without_data_are_accessible(
     viewed: Opener, opened_by_hand: Look, tmp_path: Path, scheme: str, width: int
 ) -> None:
     look = opened_by_hand

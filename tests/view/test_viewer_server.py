@@ -1,4 +1,4 @@
-"""The server of the viewer: who is given what, and who is not."""
+"""The server of the viewer: allowed and rejected requests."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def ask(server: Server, path: str, method: str = "GET", *, token: bool = True, *
         connection.close()
 
 
-def test_it_listens_on_this_machine_only(server: Server) -> None:
+def test_server_listens_on_loopback_only(server: Server) -> None:
     assert server.origin.startswith("http://127.0.0.1:")
     with socket.socket() as other, pytest.raises(OSError, match="refused"):
         other.connect(("127.0.0.2", int(server.origin.rpartition(":")[2])))
@@ -88,7 +88,7 @@ def test_it_listens_on_this_machine_only(server: Server) -> None:
         ("items=0-1", 416, slice(0)),
     ],
 )
-def test_ranges(server: Server, asked: str | None, status: int, expected: slice) -> None:
+def test_server_answers_ranges(server: Server, asked: str | None, status: int, expected: slice) -> None:
     found = ask(server, "/f/0", **({} if asked is None else {"Range": asked}))
     assert found.status == status
     assert found.body == DATA[expected]
@@ -99,7 +99,7 @@ def test_ranges(server: Server, asked: str | None, status: int, expected: slice)
         assert found.headers["Content-Range"] == f"bytes */{len(DATA)}"
 
 
-def test_ranges_of_concurrent_clients(server: Server) -> None:
+def test_server_answers_ranges_of_concurrent_clients(server: Server) -> None:
     ranges = [(begin, begin + 301) for begin in range(0, len(DATA) - 301, 97)]
     asked = [f"bytes={begin}-{end - 1}" for begin, end in ranges]
     with ThreadPoolExecutor(8) as pool:
@@ -107,7 +107,7 @@ def test_ranges_of_concurrent_clients(server: Server) -> None:
     assert found == [DATA[begin:end] for begin, end in ranges]
 
 
-def test_the_list_says_how_long_a_header_is(tmp_path: Path) -> None:
+def test_server_lists_header_lengths(tmp_path: Path) -> None:
     length = int.from_bytes(DATA[:8], "little")
     texts = {
         "whole": (DATA, 8 + length),
@@ -125,7 +125,7 @@ def test_the_list_says_how_long_a_header_is(tmp_path: Path) -> None:
         assert listed["headNbytes"] == expected, name
 
 
-def test_a_range_of_another_version_is_the_whole_file(server: Server, model: Path) -> None:
+def test_server_sends_the_whole_file_for_a_range_of_another_version(server: Server, model: Path) -> None:
     before = ask(server, "/f/0", "HEAD")
     assert (before.status, before.body) == (200, b"")
     assert before.headers["Content-Length"] == str(len(DATA))
@@ -138,7 +138,7 @@ def test_a_range_of_another_version_is_the_whole_file(server: Server, model: Pat
 
 
 @pytest.mark.parametrize("path", ["/files", "/f/0"])
-def test_data_takes_the_token(server: Server, path: str) -> None:
+def test_server_needs_the_token_for_data(server: Server, path: str) -> None:
     assert ask(server, path).status == 200
     assert ask(server, path, token=False).status == 401
     assert ask(server, path, token=False, Authorization="Bearer ").status == 401
@@ -149,12 +149,12 @@ def test_data_takes_the_token(server: Server, path: str) -> None:
 
 
 @pytest.mark.parametrize("host", ["evil.example", "evil.example:80", "127.0.0.1", "127.0.0.1:1", "[::1]", ""])
-def test_a_name_that_is_not_its_own_is_refused(server: Server, host: str) -> None:
+def test_server_rejects_another_host_name(server: Server, host: str) -> None:
     for path in ("/", "/files", "/f/0"):
         assert ask(server, path, Host=host).status == 421
 
 
-def test_its_name_has_to_stand_there_once(server: Server) -> None:
+def test_server_rejects_two_host_names(server: Server) -> None:
     address = urlsplit(server.origin)
     with socket.create_connection((str(address.hostname), address.port)) as client:
         client.sendall(f"GET / HTTP/1.1\r\nHost: {address.netloc}\r\nHost: {address.netloc}\r\n\r\n".encode())
@@ -162,7 +162,7 @@ def test_its_name_has_to_stand_there_once(server: Server) -> None:
 
 
 @pytest.mark.parametrize("site", ["cross-site", "same-site", "none"])
-def test_other_sites_are_given_no_data(server: Server, site: str) -> None:
+def test_server_sends_no_data_to_other_sites(server: Server, site: str) -> None:
     assert ask(server, "/f/0", Sec_Fetch_Site=site).status == 403
     assert ask(server, "/files", Sec_Fetch_Site=site).status == 403
     # The page has nothing secret in it, and links to it may stand anywhere.
@@ -194,16 +194,16 @@ def test_view_refuses_data_to_pages_of_another_origin(server: Server) -> None:
         ),
     ],
 )
-def test_there_is_nothing_but_the_page_and_the_files_of_the_list(server: Server, path: str) -> None:
+def test_server_serves_the_page_and_listed_files_only(server: Server, path: str) -> None:
     assert ask(server, path).status in (400, 404)
 
 
 @pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "OPTIONS", "PATCH", "CONNECT"])
-def test_nothing_can_be_done_but_read(server: Server, method: str) -> None:
+def test_server_accepts_reads_only(server: Server, method: str) -> None:
     assert ask(server, "/f/0", method).status == 501
 
 
-def test_every_answer_has_the_headers_that_keep_others_out(server: Server) -> None:
+def test_server_sends_security_headers(server: Server) -> None:
     for path, token in (("/", False), ("/f/0", True), ("/f/0", False), ("/nothing", True)):
         headers = ask(server, path, token=token).headers
         policy = headers["Content-Security-Policy"]
@@ -222,7 +222,7 @@ def test_every_answer_has_the_headers_that_keep_others_out(server: Server) -> No
         assert "Access-Control-Allow-Origin" not in headers
 
 
-def test_a_ticket_is_good_once(server: Server) -> None:
+def test_server_accepts_a_ticket_once(server: Server) -> None:
     path = urlsplit(server.ticket()).path
     first = ask(server, path, token=False)
     assert (first.status, first.headers["Location"]) == (303, "/#" + urlsplit(server.url).fragment)
@@ -230,12 +230,12 @@ def test_a_ticket_is_good_once(server: Server) -> None:
     assert ask(server, path).status == 404
 
 
-def test_too_many_fields_are_refused(server: Server) -> None:
+def test_server_rejects_too_many_headers(server: Server) -> None:
     assert ask(server, "/f/0", **{f"X-{number}": "y" for number in range(80)}).status == 431
 
 
 @pytest.mark.parametrize("kind", ["fifo", "directory", "missing"])
-def test_what_is_no_file_is_told_at_the_start(tmp_path: Path, kind: str) -> None:
+def test_view_rejects_an_invalid_file_at_start(tmp_path: Path, kind: str) -> None:
     path = tmp_path / "model.safetensors"
     if kind == "fifo":
         os.mkfifo(path)
@@ -246,7 +246,7 @@ def test_what_is_no_file_is_told_at_the_start(tmp_path: Path, kind: str) -> None
     assert str(path) in ended.err
 
 
-def test_what_is_remote_is_read_through_ingot(tmp_path: Path) -> None:
+def test_server_reads_remote_files_through_ingot(tmp_path: Path) -> None:
     from view.made_models import write_raw
 
     path = write_raw(
@@ -272,7 +272,7 @@ def test_what_is_remote_is_read_through_ingot(tmp_path: Path) -> None:
                 shelf.close()
 
 
-def test_large_remote_pieces_are_joined(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_server_joins_large_remote_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from ingot._view import shelf as shelf_module
 
     array = numpy.random.default_rng(0).integers(0, 255, (2, 3, 50, 7), dtype=numpy.uint8)
@@ -289,7 +289,7 @@ def test_large_remote_pieces_are_joined(tmp_path: Path, monkeypatch: pytest.Monk
                 assert file.read(begin, end) == whole[begin:end]
 
 
-def test_the_command_serves_until_ctrl_c(model: Path) -> None:
+def test_view_command_serves_until_ctrl_c(model: Path) -> None:
     process = subprocess.Popen(
         command_line("view", "--no-browser", model), stdout=subprocess.PIPE, text=True, env=environment()
     )
@@ -306,7 +306,7 @@ def test_the_command_serves_until_ctrl_c(model: Path) -> None:
     process.stdout.close()
 
 
-def test_three_paths_are_too_many(model: Path) -> None:
+def test_view_command_rejects_three_paths(model: Path) -> None:
     ended = run("view", model, model, model)
     assert ended.code == 2
     assert "expected one PATH, or two to compare, found 3" in ended.err

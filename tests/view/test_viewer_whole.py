@@ -46,11 +46,11 @@ def double_click(chromium: Any) -> Iterator[DoubleClick]:
         look.page.context.close()
 
 
-def test_all_of_it_is_small() -> None:
+def test_viewer_file_is_small() -> None:
     assert len(gzip.compress(_report.page().encode(), 9)) <= 80_000
 
 
-def test_the_viewer_is_one_file(double_click: DoubleClick, tmp_path: Path) -> None:
+def test_viewer_is_one_file(double_click: DoubleClick, tmp_path: Path) -> None:
     path = tmp_path / "viewer.html"
     good("view", "--html", path)
     assert run("view", "--html", path).code == 2
@@ -110,7 +110,7 @@ def test_page_opens_a_dropped_folder_or_shows_a_card(
     look.wait("64" if is_served else "choose it with the button")
 
 
-def test_the_page_is_a_web_site(chromium: Any, tmp_path: Path) -> None:
+def test_page_works_on_a_web_site(chromium: Any, tmp_path: Path) -> None:
     """The page on a server that knows nothing of it, nor of ranges."""
     (tmp_path / "viewer.html").write_text(_report.page(), "utf-8")
     save(tmp_path / "model.safetensors", {"x": numpy.arange(6.0).reshape(2, 3)})
@@ -147,7 +147,7 @@ class Quiet(SimpleHTTPRequestHandler):
 
 
 @pytest.mark.parametrize("kind", ["one file", "many files", "bt"])
-def test_a_report_shows_what_the_page_shows(double_click: DoubleClick, tmp_path: Path, kind: str) -> None:
+def test_report_shows_the_page(double_click: DoubleClick, tmp_path: Path, kind: str) -> None:
     model = minilm()
     if kind == "many files":
         ingot.split(model, tmp_path / "shards", "30MB")
@@ -176,7 +176,7 @@ def test_a_report_shows_what_the_page_shows(double_click: DoubleClick, tmp_path:
     assert look.page.locator(".strip").count() >= 1
 
 
-def test_no_tensor_is_whole_in_a_report(tmp_path: Path) -> None:
+def test_report_holds_no_whole_tensor(tmp_path: Path) -> None:
     secret = numpy.arange(10_000, dtype=numpy.int64) * 7919
     path = save(tmp_path / "model.safetensors", {"x": secret.reshape(100, 100)})
     good("view", path, "--html", tmp_path / "report.html")
@@ -187,7 +187,7 @@ def test_no_tensor_is_whole_in_a_report(tmp_path: Path) -> None:
     assert report["statistics"]["x"]["max"] == int(secret.max())
 
 
-def test_a_report_of_hostile_names_is_data(double_click: DoubleClick, tmp_path: Path) -> None:
+def test_report_treats_hostile_names_as_data(double_click: DoubleClick, tmp_path: Path) -> None:
     path = made_models.hostile(tmp_path / "hostile.safetensors")
     good("view", path, "--html", tmp_path / "report.html")
     look = double_click(tmp_path / "report.html")
@@ -196,7 +196,7 @@ def test_a_report_of_hostile_names_is_data(double_click: DoubleClick, tmp_path: 
     assert look.page.locator("main img, main script, main b, main i").count() == 0
 
 
-def test_values_that_json_has_not_are_in_a_report(double_click: DoubleClick, tmp_path: Path) -> None:
+def test_report_holds_values_that_json_lacks(double_click: DoubleClick, tmp_path: Path) -> None:
     arrays = {
         "big": numpy.array([2**63 - 1, -(2**63)]),
         "nan": numpy.array([numpy.nan]),

@@ -173,7 +173,7 @@ def values() -> Iterator[dict[str, Any]]:
 
 
 def elements() -> Iterator[dict[str, Any]]:
-    """Bytes of each dtype, and what they hold: up to 16 bits every pattern, in an order made by chance."""
+    """Return bytes of each dtype with their values: up to 16 bits every pattern, in random order."""
     import numpy
 
     chance = numpy.random.default_rng(3)
@@ -223,7 +223,7 @@ def name(chance: random.Random) -> str:
 def tensor(chance: random.Random, format: str) -> tuple[str, list[int]]:
     dtype = chance.choice(IN_BINTENSORS if format == "bintensors" else DTYPES)
     shape = [chance.choice([0, 1, 2, 5, 30]) for _ in range(chance.choice([0, 1, 2, 5]))]
-    # A multiple of four elements, of which whole bytes hold all.
+    # A multiple of four elements, so that they fill whole bytes.
     return dtype, ([4, *shape[:2]] if BITS[dtype] < 8 else shape[:2])
 
 

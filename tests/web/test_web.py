@@ -37,7 +37,7 @@ def node(*arguments: str | Path, given: str = "") -> subprocess.CompletedProcess
 
 @needs_node
 @pytest.mark.parametrize("path", sorted(TESTS.glob("*.test.mjs")), ids=lambda path: path.stem)
-def test_the_tests_in_javascript_pass(path: Path) -> None:
+def test_javascript_tests_pass(path: Path) -> None:
     run = node("--test", "--test-reporter=tap", path)
     assert run.returncode == 0, run.stdout[-20_000:] + run.stderr
     counts = {word: int(count) for word, count in re.findall(r"^# (\w+) (\d+)$", run.stdout, re.MULTILINE)}
@@ -54,7 +54,7 @@ def exported(text: str) -> set[str]:
     return {*names, *re.findall(r"\w+", " ".join(again))}
 
 
-def test_the_package_brings_the_modules_and_their_types() -> None:
+def test_package_has_the_modules_and_their_types() -> None:
     folder = files("ingot") / "web"
     package = json.loads((folder / "package.json").read_text("utf-8"))
     assert package["exports"] == {"types": "./index.d.ts", "default": "./index.js"}
@@ -65,7 +65,7 @@ def test_the_package_brings_the_modules_and_their_types() -> None:
     assert (folder / "README.md").is_file()
 
 
-def test_the_dtypes_are_those_of_format_md() -> None:
+def test_javascript_dtypes_equal_format_md() -> None:
     text = (Path(__file__).parents[2] / "crates" / "format" / "FORMAT.md").read_text("utf-8")
     rows = re.findall(r"^\| `(\w+)` \| (\d+) \| (\d+|—) \|", text, re.MULTILINE)
     folder = files("ingot") / "web"
@@ -80,7 +80,7 @@ def test_the_dtypes_are_those_of_format_md() -> None:
     assert len(rows) == 22
 
 
-def test_the_modules_need_nothing_but_each_other() -> None:
+def test_javascript_modules_import_only_each_other() -> None:
     modules = {path.name: path.read_text("utf-8") for path in (JS / "src").glob("*.js")}
     floors = ["errors", "address", "decode", "file", "http", "source", "read", "json", "raw", "safetensors"]
     floors += ["bintensors", "foreign", "header", "write", "shard_index", "model", "parameters"]
@@ -98,7 +98,7 @@ def test_the_modules_need_nothing_but_each_other() -> None:
         assert len(imported) == len(re.findall(r"(?m)^(?:import\b|export .* from )", code))
 
 
-def test_the_modules_of_the_viewer_stand_on_each_other_without_a_circle() -> None:
+def test_viewer_modules_have_no_import_cycle() -> None:
     modules = {path.name: path.read_text("utf-8") for path in (JS / "viewer").glob("*.js")}
     assert len(modules) > 10
     below: dict[str, set[str]] = {}

@@ -60,7 +60,7 @@ class Seeds:
         texts = [*(head for head, _ in self.parts), *self.indexes]
         numbers = [str(number).encode() for number in TELLING]
         tokens = sorted({*numbers, *(token for text in texts for token in TOKEN.findall(text))})
-        # By what they begin with, which says of what kind they are.
+        # By their first bytes, which state their kind.
         self.tokens = {kind: [*group] for kind, group in groupby(tokens, kind_of)}
 
     def case(self, dice: random.Random) -> Case:
@@ -98,7 +98,7 @@ class Seeds:
 
 
 def cut(file: bytes) -> tuple[bytes, bytes] | None:
-    """The header and the data of a file that is long enough for what it says."""
+    """The header and the data of a file that is long enough for its header."""
     end = 8 + int.from_bytes(file[:8], "little")
     return (file[8:end], file[end:]) if 8 < end <= len(file) else None
 
@@ -143,12 +143,12 @@ def in_javascript(cases: list[Case]) -> list[dict[str, Any]]:
 def comparable(said: dict[str, Any]) -> dict[str, Any]:
     """A verdict without what the two may say differently."""
     if message := said.get("message"):
-        # Each has its own words for what is no JSON, and prints numbers that are none of the format's.
+        # Each has its own words for invalid JSON, and prints numbers that the format does not define.
         is_own = re.search(r"invalid JSON|the number -|not an integer", message)
         return said | {"message": "its own words" if is_own else message.removeprefix(f"{INDEX}: ")}
     if "weightMap" not in said:
         return said | {"metadata": said["metadata"] and sorted(said["metadata"])}
-    # The one gives text of any JSON, the other what it says.
+    # One returns the text of the JSON, the other its value.
     text = said["metadata"]
     metadata = json.loads(text) if isinstance(text, str) else text
     return {"metadata": metadata, "weightMap": sorted(said["weightMap"])}
@@ -171,7 +171,7 @@ def is_json(case: Case) -> bool:
 
 
 @pytest.mark.parametrize("first", range(0, HEADERS, HEADERS_OF_ONE_TEST))
-def test_what_the_reader_in_javascript_says_of_a_changed_file_rust_says(
+def test_javascript_reader_agrees_with_rust_on_changed_files(
     first: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)

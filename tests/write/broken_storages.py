@@ -22,7 +22,7 @@ from ingot import _native
 from ingot.errors import SafetensorError
 
 NAME = "broken"
-# Made outside of all modes and transforms, which wrap what is made inside.
+# Made outside of all modes and transforms, which wrap tensors made inside.
 GOOD = torch.ones(5), torch.zeros(2)
 Use = Callable[[torch.Tensor], None]
 
@@ -37,7 +37,7 @@ def freed(tensor: torch.Tensor, base: torch.Tensor | None = None, nbytes: int = 
 def cut(
     view: Callable[[torch.Tensor], torch.Tensor], nbytes: int = 0, dtype: Any = None
 ) -> Callable[[Use], None]:
-    """Uses a view of a tensor of which the storage was cut afterwards."""
+    """Use a view of a tensor whose storage was cut afterwards."""
 
     def use_it(use: Use) -> None:
         base = torch.ones(1000).to(dtype)
@@ -47,7 +47,7 @@ def cut(
 
 
 def inside(transform: Callable[..., Any], *arguments: Any) -> Callable[[Use], None]:
-    """Uses the tensor that a transform gives to a function."""
+    """Use the tensor that a transform passes to a function."""
 
     def use_it(use: Use) -> None:
         def function(tensor: torch.Tensor) -> torch.Tensor:
@@ -65,7 +65,7 @@ def in_fake_mode(use: Use) -> None:
         use(torch.ones(3))
 
 
-# Each calls what it is given with a tensor that has no values, or not all of them.
+# Each calls its argument with a tensor without some or all of its values.
 BROKEN: dict[str, Callable[[Use], None]] = {
     "freed": cut(lambda base: base),
     "freed-parameter": cut(torch.nn.Parameter),
@@ -204,8 +204,8 @@ def ways(folder: Path) -> dict[str, Callable[[torch.Tensor], object]]:
     }
 
 
-# Not tried: a capsule says nothing of the memory that it points into, but that there is none. What the
-# binding alone is given it reads.
+# Not tested: a capsule does not describe its memory, except that it may be null. The binding reads the
+# capsules that it receives directly.
 UNTOLD = {
     "binding-capsule": {
         name for name in BROKEN if "freed" not in name or "view" in name or name == "freed-negated"

@@ -42,7 +42,7 @@ def wait_for_no_threads() -> None:
 
 @pytest.mark.parametrize("nbytes", [0, 3, 5 * MIB, 70 * MIB])
 @pytest.mark.parametrize("durable", [True, False])
-def test_the_file_has_what_the_tensors_were_at_the_call(tmp_path: Path, nbytes: int, durable: bool) -> None:
+def test_background_save_stores_the_values_of_the_call(tmp_path: Path, nbytes: int, durable: bool) -> None:
     array = numpy.arange(nbytes, dtype=numpy.uint8)
     expected = ingot.numpy.save({"a": array, "t": numpy.arange(6.0).reshape(2, 3).T})
     future = ingot.numpy.save_file(
@@ -55,7 +55,7 @@ def test_the_file_has_what_the_tensors_were_at_the_call(tmp_path: Path, nbytes: 
     assert os.listdir(tmp_path) == ["t"]
 
 
-def test_without_a_snapshot_nothing_is_copied(tmp_path: Path) -> None:
+def test_background_save_without_a_snapshot_copies_nothing(tmp_path: Path) -> None:
     path, reader, found = pipe(tmp_path)
     array = numpy.zeros(3, numpy.uint8)
     future = ingot.numpy.save_file({"a": array}, path, background=True, write_options={"snapshot": False})
@@ -67,7 +67,7 @@ def test_without_a_snapshot_nothing_is_copied(tmp_path: Path) -> None:
     assert found == [ingot.numpy.save({"a": array})]
 
 
-def test_tensors_may_change_once_they_are_staged(tmp_path: Path) -> None:
+def test_background_save_is_staged_before_it_is_done(tmp_path: Path) -> None:
     copied = ingot.numpy.save_file({"a": numpy.zeros(3)}, tmp_path / "copied", background=True)
     assert copied.staged.done()
     assert copied.staged.result() is None
@@ -79,7 +79,7 @@ def test_tensors_may_change_once_they_are_staged(tmp_path: Path) -> None:
         {"a": array}, tmp_path / "t", background=True, write_options={"snapshot": False}
     )
     assert not future.staged.done()
-    # It tells of a save, and ends none.
+    # It reports a save, and ends none.
     assert not future.staged.cancel()
     assert waiting.cancel()
     with pytest.raises(CancelledError):
@@ -92,7 +92,7 @@ def test_tensors_may_change_once_they_are_staged(tmp_path: Path) -> None:
     assert found == [expected]
 
 
-def test_a_save_that_fails_says_so_to_who_waits_for_the_tensors(tmp_path: Path) -> None:
+def test_background_save_that_fails_raises_from_staged(tmp_path: Path) -> None:
     future = ingot.numpy.save_file(
         {"a": numpy.zeros(3)}, tmp_path / "nowhere" / "t", background=True, write_options={"snapshot": False}
     )
@@ -115,7 +115,7 @@ def test_a_save_that_fails_says_so_to_who_waits_for_the_tensors(tmp_path: Path) 
     assert isinstance(future.exception(60), ZeroDivisionError)
 
 
-def test_torch_tensors_are_copied_where_they_are(tmp_path: Path) -> None:
+def test_background_save_copies_torch_tensors_on_their_device(tmp_path: Path) -> None:
     torch = pytest.importorskip("torch")
     import ingot.torch
 
@@ -144,7 +144,7 @@ def test_torch_tensors_are_copied_where_they_are(tmp_path: Path) -> None:
         )
 
 
-def test_saves_of_one_path_follow_one_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_background_saves_of_one_path_run_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     slow, reader, _ = pipe(tmp_path)
     monkeypatch.chdir(tmp_path)
     (tmp_path / "link").symlink_to("t")
@@ -166,7 +166,7 @@ def test_saves_of_one_path_follow_one_another(tmp_path: Path, monkeypatch: pytes
     wait_for_no_threads()
 
 
-def test_a_failure_is_the_one_that_a_plain_save_raises(tmp_path: Path) -> None:
+def test_background_save_raises_the_errors_of_a_plain_save(tmp_path: Path) -> None:
     path = tmp_path / "nowhere" / "t"
     with pytest.raises(FileNotFoundError) as plain:
         ingot.numpy.save_file({"a": numpy.zeros(3)}, path)
@@ -178,7 +178,7 @@ def test_a_failure_is_the_one_that_a_plain_save_raises(tmp_path: Path) -> None:
         ingot.numpy.save_file({"a": numpy.array([None])}, path, background=True)
 
 
-def test_a_save_that_waits_can_be_cancelled(tmp_path: Path) -> None:
+def test_background_save_that_waits_is_cancelled(tmp_path: Path) -> None:
     slow, reader, _ = pipe(tmp_path)
     first = ingot.numpy.save_file({}, slow, background=True)
     second = ingot.numpy.save_file({}, tmp_path / "t", background=True)
@@ -192,7 +192,7 @@ def test_a_save_that_waits_can_be_cancelled(tmp_path: Path) -> None:
     assert not (tmp_path / "t").exists()
 
 
-def test_the_interpreter_waits_before_it_exits(tmp_path: Path) -> None:
+def test_background_save_is_awaited_at_exit(tmp_path: Path) -> None:
     program = """
 array = numpy.ones(40 << 20, numpy.uint8)
 ingot.numpy.save_file({"a": array}, "one", background=True)
@@ -209,7 +209,7 @@ say("exits")
     assert ingot.numpy.load_file(tmp_path / "three")["a"].tolist() == [1] * 3
 
 
-def test_a_child_knows_that_its_parent_saves_and_can_save_itself(tmp_path: Path) -> None:
+def test_background_save_of_a_parent_is_left_alone_by_a_child(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     program = """
 signal.alarm(60)
@@ -235,7 +235,7 @@ say([code, running.result(10), waiting.result(10)])
     assert sorted(os.listdir(tmp_path)) == ["child", "parent", "pipe"]
 
 
-def test_a_line_keeps_no_call_that_is_done() -> None:
+def test_background_save_releases_finished_calls() -> None:
     line = Line("ingot-test")
 
     class Held:
@@ -253,7 +253,9 @@ def test_a_line_keeps_no_call_that_is_done() -> None:
 
 
 @pytest.mark.parametrize("started", [False, True])
-def test_interrupted_start_keeps_no_save_waiting(monkeypatch: pytest.MonkeyPatch, started: bool) -> None:
+def test_background_save_after_an_interrupted_start_runs(
+    monkeypatch: pytest.MonkeyPatch, started: bool
+) -> None:
     line, called, others = Line("ingot-test"), [], []
     may_go = threading.Event()
     start = threading.Thread.start
@@ -278,7 +280,7 @@ def test_interrupted_start_keeps_no_save_waiting(monkeypatch: pytest.MonkeyPatch
     for future in others:
         future.result(60)
     wait_for_no_threads()
-    # A call that had begun goes on; one that had not is not made.
+    # A call that had begun continues; one that had not is skipped.
     assert called[-2:] == ["handler", "later"]
     assert called[:-2] in ([], ["first"])
     assert line.put(lambda: 5, Future()).result(60) == 5
@@ -288,7 +290,7 @@ def test_interrupted_start_keeps_no_save_waiting(monkeypatch: pytest.MonkeyPatch
 # Progress
 
 
-def test_a_function_is_told_bytes_up_to_all(tmp_path: Path) -> None:
+def test_progress_receives_bytes_up_to_the_total(tmp_path: Path) -> None:
     told: list[tuple[int, int]] = []
     for options in ({}, {"background": True}, {"atomic": False}):
         told.clear()
@@ -309,7 +311,9 @@ def test_a_function_is_told_bytes_up_to_all(tmp_path: Path) -> None:
 @pytest.mark.parametrize("background", [False, True])
 @pytest.mark.parametrize("nbytes", [3, 40 * MIB])
 @pytest.mark.parametrize("options", [{}, {"durable": False}, {"atomic": False}])
-def test_progress_stops_the_save(tmp_path: Path, background: bool, nbytes: int, options: Any) -> None:
+def test_progress_that_raises_stops_the_save(
+    tmp_path: Path, background: bool, nbytes: int, options: Any
+) -> None:
     path = tmp_path / "t"
     ingot.numpy.save_file({"a": numpy.zeros(3)}, path)
     before = path.read_bytes()
@@ -338,7 +342,7 @@ def test_progress_stops_the_save(tmp_path: Path, background: bool, nbytes: int, 
         assert os.listdir(tmp_path) == ["t"]
 
 
-def test_a_bar_of_our_own_is_one_line(
+def test_progress_bar_is_one_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     # As where tqdm is not installed.
@@ -348,7 +352,7 @@ def test_a_bar_of_our_own_is_one_line(
     assert capsys.readouterr().err == "Saving m.bt: 100 % of 3.0 MiB\n"
 
 
-def test_on_a_terminal_the_line_grows() -> None:
+def test_progress_bar_grows_in_a_terminal() -> None:
     class Terminal(io.StringIO):
         def isatty(self) -> bool:
             return True
@@ -361,7 +365,7 @@ def test_on_a_terminal_the_line_grows() -> None:
     assert out.getvalue() == ("\rSaving t:   0 % of 10 B\rSaving t:  50 % of 10 B\rSaving t: 100 % of 10 B\n")
 
 
-def test_a_bar_of_tqdm_gets_the_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_progress_bar_of_tqdm_receives_the_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     bars: list[Any] = []
 
     class Tqdm:
@@ -399,7 +403,7 @@ def wait(future):
 """
 
 
-def test_save_file_warns_of_a_background_save_that_failed_unasked(tmp_path: Path) -> None:
+def test_background_save_that_failed_unread_warns(tmp_path: Path) -> None:
     ended = run(
         FAILING
         + """
@@ -421,7 +425,7 @@ say(found)
         assert f"{tmp_path / 'file'}-{number}" in message
 
 
-def test_a_background_save_that_failed_unasked_is_printed_at_exit(tmp_path: Path) -> None:
+def test_background_save_that_failed_unread_is_printed_at_exit(tmp_path: Path) -> None:
     ended = run(
         FAILING + "warnings.simplefilter('ignore')\nfor number in range(3): save(number)", tmp_path / "file"
     )
@@ -443,12 +447,12 @@ def test_a_background_save_that_failed_unasked_is_printed_at_exit(tmp_path: Path
         "asyncio.run(main())",
     ],
 )
-def test_a_background_save_that_failed_is_not_reported_once_it_was_asked(asking: str, tmp_path: Path) -> None:
+def test_background_save_that_failed_is_reported_once(asking: str, tmp_path: Path) -> None:
     ended = run(FAILING + "warnings.simplefilter('error')\nfuture = save(1)\n" + asking, tmp_path / "file")
     assert (ended.code, ended.err) == (0, "")
 
 
-def test_a_child_does_not_report_the_background_saves_of_its_parent(tmp_path: Path) -> None:
+def test_background_save_of_a_parent_is_not_reported_by_a_child(tmp_path: Path) -> None:
     program = """
 wait(save(1))
 child = os.fork()

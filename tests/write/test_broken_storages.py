@@ -19,7 +19,7 @@ PROGRAM = Path(__file__).with_name("broken_storages.py")
 # What an unmodified program of upstream's names gets.
 REFUSED = (
     "SaveError of broken no-values",
-    # Under compat, that of a meta tensor: a `NotImplementedError` too.
+    # Under compat, the error for a meta tensor is a `NotImplementedError` too.
     "NoValuesError of broken no-values",
     "DestinationError of broken destination",
 )
@@ -38,11 +38,11 @@ def outcomes() -> dict[tuple[str, str], str | None]:
     return found
 
 
-def test_no_way_of_saving_crashes() -> None:
+def test_save_of_broken_storages_never_crashes() -> None:
     assert None not in outcomes().values()
 
 
-def test_tensors_without_their_memory_are_refused_by_name_and_no_file_changes() -> None:
+def test_save_of_broken_storages_names_the_tensor_and_changes_no_file() -> None:
     """Tried: without `_without_memory` and without `lies_within`, many of these are saved, and some crash."""
     sys.path.insert(0, str(PROGRAM.parent))
     try:
@@ -54,7 +54,7 @@ def test_tensors_without_their_memory_are_refused_by_name_and_no_file_changes() 
     wrong = {pair: said for pair, said in outcomes().items() if pair[0] in BROKEN and said not in REFUSED}
     assert wrong == {}
     refused = {(pair[1], said) for pair, said in outcomes().items() if pair[0] in WHOLE and said != "saved"}
-    # As upstream: of a storage that no name holds all of, and of what is not in C order.
+    # As upstream: for a storage that no name holds whole, and for tensors not in C order.
     parts = {
         (way, "SharedMemoryError of broken shared-memory") for way in ("model", "sharded", "sharded-once")
     }

@@ -70,7 +70,7 @@ def names_in(folder: Path) -> list[str]:
 @pytest.mark.parametrize("reserve", [0, 1, 100, 5000, 200_000])
 @pytest.mark.parametrize("align", [8, 64, 4096])
 @pytest.mark.parametrize("metadata", [None, {}, {"format": "pt", "a": 'x"\n'}])
-def test_every_reader_takes_a_header_with_room(
+def test_save_file_reserves_and_aligns_the_header(
     tmp_path: Path, reserve: int, align: Any, metadata: dict[str, str] | None
 ) -> None:
     path = save(
@@ -92,13 +92,13 @@ def test_every_reader_takes_a_header_with_room(
         assert file.metadata() == metadata
 
 
-def test_without_options_not_a_byte_is_different(tmp_path: Path) -> None:
+def test_save_file_with_default_layout_equals_upstream(tmp_path: Path) -> None:
     path = save(tmp_path / "t.safetensors", {"k": "v"}, write_options={"reserve_header": 0, "align": 8})
     assert path.read_bytes() == safetensors.torch.save(tensors(), {"k": "v"})
 
 
 @pytest.mark.parametrize("options", [{"reserve_header": 1}, {"align": 64}])
-def test_bintensors_has_no_room(tmp_path: Path, options: dict[str, Any]) -> None:
+def test_save_file_rejects_reserve_and_align_for_bintensors(tmp_path: Path, options: dict[str, Any]) -> None:
     with pytest.raises(ingot.SaveError, match="bintensors") as caught:
         save(tmp_path / "t.bt", write_options=options)
     assert caught.value.code == "no-room"
@@ -109,7 +109,7 @@ def test_bintensors_has_no_room(tmp_path: Path, options: dict[str, Any]) -> None
 
 
 @BOTH
-def test_metadata_comes_with_the_tensors(tmp_path: Path, suffix: str) -> None:
+def test_load_file_returns_metadata(tmp_path: Path, suffix: str) -> None:
     path = save(tmp_path / f"t{suffix}", {"k": "v"})
     found, metadata = ingot.torch.load_file(path, return_metadata=True)
     assert_same(found, tensors())
@@ -121,7 +121,7 @@ def test_metadata_comes_with_the_tensors(tmp_path: Path, suffix: str) -> None:
 
 
 @BOTH
-def test_an_update_changes_the_metadata_and_nothing_else(tmp_path: Path, suffix: str) -> None:
+def test_update_metadata_changes_only_the_metadata(tmp_path: Path, suffix: str) -> None:
     path = save(tmp_path / f"t{suffix}", {"a": "1", "b": "2", "c": "3"})
     done = ingot.update_metadata(path, set={"b": "two", "d": "\u00fc" * 3000}, remove=["c", "absent"])
     assert done == "rewritten"
@@ -132,7 +132,7 @@ def test_an_update_changes_the_metadata_and_nothing_else(tmp_path: Path, suffix:
     assert names_in(tmp_path) == [path.name]
 
 
-def test_with_room_the_file_is_changed_where_it_is(tmp_path: Path) -> None:
+def test_update_metadata_edits_in_place_with_room(tmp_path: Path) -> None:
     path = save(tmp_path / "t.safetensors", write_options={"reserve_header": 1000})
     inode = path.stat().st_ino
     expected = {}
@@ -159,14 +159,14 @@ def test_rewrite_warns_if_it_renames_and_drops_nothing(options: dict[str, Any], 
     assert out.read_bytes() == source.read_bytes()
 
 
-def test_a_rewrite_leaves_room_for_the_next_change(tmp_path: Path) -> None:
+def test_update_metadata_leaves_room_for_the_next_change(tmp_path: Path) -> None:
     path = save(tmp_path / "t.safetensors")
     assert ingot.update_metadata(path, set={"a": "x" * 100}) == "rewritten"
     assert ingot.update_metadata(path, set={"a": "x" * 400}) == "in-place"
     assert ingot.update_metadata(path, set={"a": "y"}, atomic=True) == "rewritten"
 
 
-def test_spaces_at_the_end_of_a_foreign_header_are_room(tmp_path: Path) -> None:
+def test_update_metadata_uses_spaces_of_a_foreign_header(tmp_path: Path) -> None:
     path = tmp_path / "t.safetensors"
     raw = safetensors.numpy.save({"w": numpy.arange(5.0)})
     (length,) = struct.unpack("<Q", raw[:8])
@@ -188,7 +188,9 @@ def test_spaces_at_the_end_of_a_foreign_header_are_room(tmp_path: Path) -> None:
         ({"remove": "step"}, "iterable"),
     ],
 )
-def test_what_is_no_text_is_refused_by_name(tmp_path: Path, arguments: dict[str, Any], word: str) -> None:
+def test_update_metadata_names_keys_that_are_no_text(
+    tmp_path: Path, arguments: dict[str, Any], word: str
+) -> None:
     path = save(tmp_path / "t.safetensors", {"step": "1"}, write_options={"reserve_header": 100})
     before = path.read_bytes()
     with pytest.raises(TypeError, match=word):
@@ -196,7 +198,7 @@ def test_what_is_no_text_is_refused_by_name(tmp_path: Path, arguments: dict[str,
     assert path.read_bytes() == before
 
 
-def test_files_that_cannot_be_edited_say_so(tmp_path: Path) -> None:
+def test_update_metadata_rejects_files_that_cannot_be_edited(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
         ingot.update_metadata(tmp_path / "none", set={"a": "b"})
     with pytest.raises(IsADirectoryError):
@@ -212,7 +214,7 @@ def test_files_that_cannot_be_edited_say_so(tmp_path: Path) -> None:
 
 
 @BOTH
-def test_one_tensor_is_replaced(tmp_path: Path, suffix: str) -> None:
+def test_replace_tensor_replaces_one_tensor(tmp_path: Path, suffix: str) -> None:
     path = save(tmp_path / f"t{suffix}", {"k": "v"})
     new = torch.full((3, 100), 0.5, dtype=torch.bfloat16)
     ingot.replace_tensor(path, "head.weight", new.t().contiguous().t())
@@ -221,7 +223,7 @@ def test_one_tensor_is_replaced(tmp_path: Path, suffix: str) -> None:
     assert metadata == {"k": "v"}
 
 
-def test_a_tensor_of_another_kind_does_not_replace_one(tmp_path: Path) -> None:
+def test_replace_tensor_rejects_another_shape_or_dtype(tmp_path: Path) -> None:
     path = save(tmp_path / "t.safetensors")
     before = path.read_bytes()
     for value in (torch.zeros(100, 3, dtype=torch.bfloat16), torch.zeros(3, 100)):
@@ -239,7 +241,7 @@ def test_a_tensor_of_another_kind_does_not_replace_one(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("out", ["out.safetensors", "out.bt"])
-def test_a_merged_file_is_the_saved_one(tmp_path: Path, out: str) -> None:
+def test_merge_equals_save_file(tmp_path: Path, out: str) -> None:
     every = {name: tensor for name, tensor in tensors().items() if name != "nothing"}
     sources = []
     for number, name in enumerate(every):
@@ -258,7 +260,7 @@ def test_a_merged_file_is_the_saved_one(tmp_path: Path, out: str) -> None:
     assert ingot.inspect(sources[0]).metadata is None
 
 
-def test_a_name_in_two_sources_is_refused_or_chosen(tmp_path: Path) -> None:
+def test_merge_rejects_or_selects_duplicate_names(tmp_path: Path) -> None:
     paths = [tmp_path / "first.safetensors", tmp_path / "second.safetensors"]
     for value, path in enumerate(paths):
         ingot.torch.save_file({"w": torch.full((2,), float(value))}, path)
@@ -276,7 +278,7 @@ def test_a_name_in_two_sources_is_refused_or_chosen(tmp_path: Path) -> None:
         ingot.merge(paths[0], out, overwrite=True)  # type: ignore[arg-type]
 
 
-def test_metadata_that_differ_have_to_be_chosen(tmp_path: Path) -> None:
+def test_merge_rejects_conflicting_metadata(tmp_path: Path) -> None:
     paths = [tmp_path / "first.safetensors", tmp_path / "second.safetensors"]
     for value, path in enumerate(paths):
         ingot.torch.save_file({path.stem: torch.zeros(1)}, path, {"step": str(value)})
@@ -287,7 +289,7 @@ def test_metadata_that_differ_have_to_be_chosen(tmp_path: Path) -> None:
     assert ingot.inspect(tmp_path / "out").metadata == {"step": "2"}
 
 
-# What to do, and the old names of what is there then, by the new ones.
+# Options of a rewrite, with the old name of each tensor in the result by its new name.
 REWRITES: list[tuple[dict[str, Any], dict[str, str]]] = [
     ({}, {name: name for name in tensors()}),
     ({"keys": "encoder.*"}, {name: name for name in ("encoder.0.weight", "encoder.0.bias")}),
@@ -303,7 +305,7 @@ REWRITES: list[tuple[dict[str, Any], dict[str, str]]] = [
 
 @pytest.mark.parametrize(("options", "old_names"), REWRITES)
 @BOTH
-def test_a_rewritten_file_is_the_saved_one(
+def test_rewrite_equals_save_file(
     tmp_path: Path, options: dict[str, Any], old_names: dict[str, str], suffix: str
 ) -> None:
     expected = {new: tensors()[old] for new, old in old_names.items()}
@@ -318,7 +320,7 @@ def test_a_rewritten_file_is_the_saved_one(
     assert_same(upstream(source)[0], expected)
 
 
-def test_what_fits_no_tensor_is_an_error(tmp_path: Path) -> None:
+def test_rewrite_rejects_names_that_match_nothing(tmp_path: Path) -> None:
     path = save(tmp_path / "t.safetensors")
     before = path.read_bytes()
     for options in ({"keys": "decoder.*"}, {"drop": ["step", "stop"]}, {"rename": {"stop": "x"}}):
@@ -338,7 +340,7 @@ def test_what_fits_no_tensor_is_an_error(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("size", "limit"), [(100, 100), ("1KB", 1000), ("2.5KB", 2500), ("5GB", 5 * 10**9)])
-def test_a_split_file_is_a_checkpoint_of_shards(tmp_path: Path, size: Any, limit: int) -> None:
+def test_split_writes_a_checkpoint_of_shards(tmp_path: Path, size: Any, limit: int) -> None:
     source, directory = tmp_path / "whole.safetensors", tmp_path / "shards"
     every = {f"layer.{n}.weight": torch.full((n, 10), float(n)) for n in range(12)}
     ingot.torch.save_file(every, source, {"format": "pt", "note": "x"})
@@ -371,7 +373,7 @@ def test_a_split_file_is_a_checkpoint_of_shards(tmp_path: Path, size: Any, limit
 
 
 @pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="no way to measure peak memory")
-def test_merging_takes_next_to_no_memory(tmp_path: Path) -> None:
+def test_merge_takes_little_memory(tmp_path: Path) -> None:
     paths = []
     for number in range(4):
         path = tmp_path / f"{number}.safetensors"
@@ -391,7 +393,7 @@ say(memory("VmHWM") - before)
         assert (tmp_path / "out").stat().st_size > 256 << 20
 
 
-def test_a_handle_that_was_open_notices_an_edit_in_place(tmp_path: Path) -> None:
+def test_safe_open_notices_an_edit_in_place(tmp_path: Path) -> None:
     path = save(tmp_path / "t.safetensors", write_options={"reserve_header": 100})
     with ingot.safe_open(path, "pt") as file:
         before = file.get_tensor("step")
@@ -406,7 +408,7 @@ def test_a_handle_that_was_open_notices_an_edit_in_place(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("how", ["merge", "split", "rewrite"])
-def test_what_copies_files_tells_how_far_it_is_and_can_be_stopped(tmp_path: Path, how: str) -> None:
+def test_copies_report_progress_and_can_be_stopped(tmp_path: Path, how: str) -> None:
     source, out = tmp_path / "in.safetensors", tmp_path / "out"
     arrays = {f"t{number}": numpy.full(100_000, number, "f4") for number in range(4)}
     ingot.numpy.save_file(arrays, source)
@@ -432,7 +434,7 @@ def test_what_copies_files_tells_how_far_it_is_and_can_be_stopped(tmp_path: Path
     assert {total for _, total in told} == {told[-1][1]}
 
 
-def test_merge_selects_among_the_names_of_all_sources(tmp_path: Path) -> None:
+def test_merge_selects_names_of_all_sources(tmp_path: Path) -> None:
     out = tmp_path / "out.safetensors"
     for name in ("a", "b", "c"):
         ingot.numpy.save_file({name: numpy.ones(3), f"{name}.bias": numpy.zeros(1)}, tmp_path / name)
@@ -504,9 +506,9 @@ def same(path: Path, arrays: dict[str, numpy.ndarray]) -> None:
 
 
 @pytest.mark.parametrize("durable", [True, False])
-def test_metadata_without_room_shares_the_data_with_the_old_file(path: Path, durable: bool) -> None:
+def test_update_metadata_shares_blocks_with_the_old_file(path: Path, durable: bool) -> None:
     before = used(path)
-    # Who has the old file open keeps its blocks, so that those of the new one are counted beside them.
+    # The open file keeps the old blocks, so that the blocks of the new file are counted beside them.
     with path.open("rb"):
         text = "long" * 10_000
         assert ingot.update_metadata(path, set={"note": text}, durable=durable) == "rewritten"
@@ -516,7 +518,7 @@ def test_metadata_without_room_shares_the_data_with_the_old_file(path: Path, dur
         assert file.metadata() == {"note": text}
 
 
-def test_a_tensor_is_replaced_and_the_others_are_shared(path: Path) -> None:
+def test_replace_tensor_shares_the_blocks_of_other_tensors(path: Path) -> None:
     before = used(path)
     new = ARRAYS["small"][::-1]
     with path.open("rb"):
@@ -525,7 +527,7 @@ def test_a_tensor_is_replaced_and_the_others_are_shared(path: Path) -> None:
     same(path, {**ARRAYS, "small": new})
 
 
-def test_what_moves_by_less_than_a_block_is_copied(path: Path) -> None:
+def test_rewrite_copies_misaligned_data(path: Path) -> None:
     before = used(path)
     out = path.with_name("out.safetensors")
     ingot.rewrite(path, out, drop=["odd"], rename={"large": "renamed"})
@@ -537,7 +539,7 @@ def test_what_moves_by_less_than_a_block_is_copied(path: Path) -> None:
     assert at_in_page[0] != at_in_page[1]
 
 
-def test_whoever_stops_it_finds_the_old_file(path: Path) -> None:
+def test_rewrite_that_is_stopped_keeps_the_old_file(path: Path) -> None:
     before = path.read_bytes()
 
     def stop(done: int, total: int) -> None:
@@ -552,7 +554,7 @@ def test_whoever_stops_it_finds_the_old_file(path: Path) -> None:
 import ingot.torch  # noqa: E402
 
 
-def test_split_and_merge_are_each_others_undoing(tmp_path: Path) -> None:
+def test_split_and_merge_are_inverse(tmp_path: Path) -> None:
     one, many, again = tmp_path / "one.safetensors", tmp_path / "many", tmp_path / "again.safetensors"
     ingot.numpy.save_file(LEFT | RIGHT, one, {"format": "pt", "k": "ö"})
     ingot.split(one, many, 20, overwrite=True)
@@ -565,7 +567,7 @@ def test_split_and_merge_are_each_others_undoing(tmp_path: Path) -> None:
         assert again.read_bytes() == one.read_bytes()
 
 
-def test_a_checkpoint_is_cut_anew(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_split_takes_a_checkpoint(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
     out = tmp_path_factory.mktemp("out")
     ingot.split(checkpoint, out, 8)
     with opened(out) as file:
@@ -592,7 +594,7 @@ def test_merge_takes_checkpoints_and_files(
         ingot.merge([checkpoint], out)
 
 
-def test_an_index_is_read_before_its_shards_are_there(tmp_path: Path) -> None:
+def test_inspect_reads_an_index_without_shards(tmp_path: Path) -> None:
     path = tmp_path / INDEX
     weight_map = {"b": B, "a": A}
     path.write_text(json.dumps({"metadata": {"total_size": 3}, "weight_map": weight_map}))
@@ -617,7 +619,7 @@ COPIES: dict[str, Callable[..., Any]] = {
 
 
 @pytest.mark.parametrize("name", COPIES)
-def test_copies_compute_the_digests_that_the_caller_wants(name: str, tmp_path: Path) -> None:
+def test_copies_compute_the_requested_digests(name: str, tmp_path: Path) -> None:
     source, out, saved = (tmp_path / f"{stem}.safetensors" for stem in ("source", "out", "saved"))
     arrays = {"a": numpy.arange(10, dtype="f4"), "b": numpy.arange(6, dtype="f4")}
     ingot.numpy.save_file(arrays, source, {"format": "pt"}, checksums="blake3", durable=False)

@@ -1,6 +1,6 @@
 """Nested dicts and lists with every odd key.
 
-Each tensor comes out once, under the name that the rule gives, or the conversion fails by name and writes
+Each tensor comes out once, under the name of the rule, or the conversion names the tensor and writes
 nothing.
 """
 
@@ -54,7 +54,7 @@ class Numbered:
 
 
 def naive_names(tree: Any, keys: tuple[str, ...] = ()) -> Iterator[str]:
-    """The rule, as it stands in the documentation."""
+    """The rule as documented."""
     if isinstance(tree, dict):
         for key, value in tree.items():
             yield from naive_names(value, (*keys, str(key)))
@@ -103,7 +103,7 @@ def in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
 @example(tree={"a": {"b": "tensor"}, "a.b": "tensor"})
 @example(tree={"a": ["tensor", "tensor"], "a.0": "tensor"})
 @example(tree={"a": "tensor", "a.npy": "tensor"})
-def test_every_tensor_comes_out_once_or_is_refused_by_name(write: Any, out: str, tree: Any) -> None:
+def test_flatten_keeps_or_rejects_every_tensor(write: Any, out: str, tree: Any) -> None:
     Path(out).unlink(missing_ok=True)
     try:
         path, values = write(tree)
@@ -131,7 +131,7 @@ def test_every_tensor_comes_out_once_or_is_refused_by_name(write: Any, out: str,
     assert report.tensors == len(values)
 
 
-def test_a_tensor_below_no_key_is_called_tensor_and_one_below_an_empty_key_is_not() -> None:
+def test_flatten_names_a_lone_tensor_and_keeps_empty_keys() -> None:
     torch.save(torch.ones(1), "lone.pt")
     ingot.convert("lone.pt", "lone.safetensors")
     assert list(ingot.numpy.load_file("lone.safetensors")) == ["tensor"]
@@ -172,7 +172,7 @@ class Named:
         {"UnpackBigParamInfor@@": WEIGHT, "w": WEIGHT + 1},
     ],
 )
-def test_what_stands_for_one_tensor_of_paddle_hides_no_other(tree: Any) -> None:
+def test_flatten_hides_nothing_beside_a_paddle_tensor(tree: Any) -> None:
     Path("in.pdparams").write_bytes(pickle.dumps(tree, 4))
     try:
         report = ingot.convert("in.pdparams", "out.safetensors")
@@ -181,7 +181,7 @@ def test_what_stands_for_one_tensor_of_paddle_hides_no_other(tree: Any) -> None:
     assert report.tensors == 2
 
 
-def test_what_stands_beside_the_parts_of_an_array_of_flax_hides_nothing() -> None:
+def test_flatten_hides_nothing_beside_parts_of_a_flax_array() -> None:
     array = msgpack.ExtType(1, msgpack.packb(((6,), "float32", WEIGHT.tobytes())))
     cut = {"__msgpack_chunked_array__": True, "shape": {"0": 6}, "chunks": {"0": array}, "other": array}
     Path("in.msgpack").write_bytes(msgpack.packb({"w": cut}, use_bin_type=True))

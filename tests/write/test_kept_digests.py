@@ -1,4 +1,4 @@
-"""Digests that files keep of their tensors: which are kept, where they go along, what is found by them."""
+"""Digests that files store for their tensors: stored, copied and verified."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_verify_raises_for_each_kind_of_failure(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("format", ["safetensors", "bintensors"])
 @pytest.mark.parametrize("algorithm", sorted(ORACLES))
-def test_a_file_keeps_the_digest_of_each_tensor(
+def test_save_file_stores_a_digest_of_each_tensor(
     tmp_path: Path, tensors: dict[str, torch.Tensor], algorithm: str, format: str
 ) -> None:
     path = tmp_path / "file"
@@ -80,7 +80,7 @@ def test_upstream_reads_a_file_with_digests(tmp_path: Path, tensors: dict[str, t
     assert path.stat().st_size % 8 == (sum(t.nbytes for t in tensors.values())) % 8
 
 
-def test_the_same_input_gives_the_same_file(tmp_path: Path, tensors: dict[str, torch.Tensor]) -> None:
+def test_save_file_with_digests_is_deterministic(tmp_path: Path, tensors: dict[str, torch.Tensor]) -> None:
     for atomic in (True, False):
         ingot.torch.save_file(tensors, tmp_path / str(atomic), checksums="blake3", atomic=atomic)
     ingot.torch.save_file(tensors, tmp_path / "False", checksums="blake3", atomic=False)
@@ -88,7 +88,7 @@ def test_the_same_input_gives_the_same_file(tmp_path: Path, tensors: dict[str, t
 
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no named pipes here")
-def test_a_pipe_takes_no_file_with_checksums(tmp_path: Path) -> None:
+def test_save_file_rejects_digests_for_a_pipe(tmp_path: Path) -> None:
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
@@ -102,7 +102,9 @@ def test_a_pipe_takes_no_file_with_checksums(tmp_path: Path) -> None:
 @pytest.mark.parametrize("durable", [True, False])
 @pytest.mark.parametrize("snapshot", [True, False])
 @pytest.mark.parametrize("checksums", ["blake3", ["xxh3", "modelspec"]])
-def test_background_keeps_digests(tmp_path: Path, durable: bool, snapshot: bool, checksums: object) -> None:
+def test_background_save_stores_digests(
+    tmp_path: Path, durable: bool, snapshot: bool, checksums: object
+) -> None:
     tensors = {
         "large": torch.randn(40 << 18),
         "turned": torch.randn(3000, 500).T,
@@ -133,7 +135,7 @@ def test_background_keeps_digests(tmp_path: Path, durable: bool, snapshot: bool,
         ("bt", {"atomic": False}),
     ],
 )
-def test_digests_go_with_the_other_options(
+def test_checksums_combine_with_other_options(
     tmp_path: Path, tensors: dict[str, torch.Tensor], suffix: str, options: dict[str, Any]
 ) -> None:
     path = tmp_path / f"file.{suffix}"
@@ -146,7 +148,7 @@ def test_digests_go_with_the_other_options(
         assert (8 + length) % 4096 == 0
 
 
-def test_edited_file_still_verifies(tmp_path: Path, tensors: dict[str, torch.Tensor]) -> None:
+def test_verify_accepts_an_edited_file(tmp_path: Path, tensors: dict[str, torch.Tensor]) -> None:
     for suffix, algorithm in [("safetensors", "blake3"), ("bt", "xxh3")]:
         path = tmp_path / f"file.{suffix}"
         ingot.torch.save_file(tensors, path, checksums=algorithm)
@@ -170,7 +172,7 @@ def assert_whole(path: Path, count: int) -> None:
 
 @pytest.mark.parametrize("algorithm", list(ORACLES))
 @pytest.mark.parametrize("suffix", ["safetensors", "bt"])
-def test_digests_go_with_tensors_that_are_renamed_dropped_and_converted(
+def test_rewrite_keeps_digests(
     tmp_path: Path, tensors: dict[str, torch.Tensor], algorithm: str, suffix: str
 ) -> None:
     source, path = tmp_path / "source.safetensors", tmp_path / f"file.{suffix}"
@@ -205,7 +207,7 @@ def test_split_and_merge_keep_digests(tmp_path: Path, tensors: dict[str, torch.T
     assert_whole(folder / "again.bt", 1)
 
 
-def test_of_two_tensors_of_one_name_the_digest_of_the_one_that_is_taken_stays(tmp_path: Path) -> None:
+def test_merge_keeps_the_digest_of_the_selected_duplicate(tmp_path: Path) -> None:
     for number in range(3):
         arrays = {"same": np.full(3, number), f"own{number}": np.full(2, number)}
         ingot.numpy.save_file(arrays, tmp_path / f"{number}.safetensors", checksums="xxh3")
@@ -216,7 +218,7 @@ def test_of_two_tensors_of_one_name_the_digest_of_the_one_that_is_taken_stays(tm
         assert record(out)["same"] == record(source)["same"]
 
 
-def test_of_several_algorithms_that_of_the_most_tensors_is_kept(tmp_path: Path) -> None:
+def test_merge_keeps_the_most_common_algorithm(tmp_path: Path) -> None:
     for name, algorithm in (("a", "sha256"), ("b", "xxh3"), ("c", "xxh3"), ("d", None)):
         ingot.numpy.save_file({name: np.ones(3)}, tmp_path / f"{name}.safetensors", checksums=algorithm)
     out = tmp_path / "out.safetensors"
@@ -226,7 +228,7 @@ def test_of_several_algorithms_that_of_the_most_tensors_is_kept(tmp_path: Path) 
     assert report.unchecked == ["a", "d"]
 
 
-def test_a_record_that_cannot_be_used_does_not_go_along(tmp_path: Path) -> None:
+def test_rewrite_drops_an_invalid_record(tmp_path: Path) -> None:
     source, out = tmp_path / "source.safetensors", tmp_path / "out.safetensors"
     for broken in (
         "no record",
@@ -246,7 +248,7 @@ def test_a_record_that_cannot_be_used_does_not_go_along(tmp_path: Path) -> None:
         assert ingot.inspect(out).metadata == {"k": "v"}
 
 
-def test_a_byte_that_was_bad_before_is_found_after(tmp_path: Path) -> None:
+def test_verify_finds_a_bad_byte_after_a_rewrite(tmp_path: Path) -> None:
     source, out = tmp_path / "source.safetensors", tmp_path / "out.bt"
     ingot.numpy.save_file({"a": np.zeros(3), "b": np.zeros(3)}, source, checksums="xxh3")
     data = bytearray(source.read_bytes())
@@ -256,7 +258,7 @@ def test_a_byte_that_was_bad_before_is_found_after(tmp_path: Path) -> None:
     assert [row.tensor for row in ingot.verify(out, raises=False).bad] == ["c"]
 
 
-def test_the_hash_of_all_data_stays_only_where_all_data_does(tmp_path: Path) -> None:
+def test_rewrite_keeps_the_hash_of_all_data_if_it_is_true(tmp_path: Path) -> None:
     source, out = tmp_path / "source.safetensors", tmp_path / "out.bt"
     arrays = {"a": np.zeros(3), "b": np.ones(3), "c": np.ones(0)}
     ingot.numpy.save_file(arrays, source, {"k": "v"}, checksums="modelspec")
@@ -274,7 +276,9 @@ def test_the_hash_of_all_data_stays_only_where_all_data_does(tmp_path: Path) -> 
     assert ingot.inspect(source).metadata == {"k": "v"}
 
 
-def test_given_metadata_replaces_that_of_sources(tmp_path: Path, tensors: dict[str, torch.Tensor]) -> None:
+def test_metadata_option_replaces_the_digests_of_sources(
+    tmp_path: Path, tensors: dict[str, torch.Tensor]
+) -> None:
     source, path = tmp_path / "source.safetensors", tmp_path / "file.safetensors"
     ingot.torch.save_file(tensors, source, {"a": "b"}, checksums="blake3")
     for pairs in (None, {}, {"c": "d"}, ingot.inspect(source).metadata):
@@ -292,7 +296,7 @@ def test_given_metadata_replaces_that_of_sources(tmp_path: Path, tensors: dict[s
     assert ingot.inspect(path).metadata == {"a": "b"}
 
 
-def test_names_that_share_memory_are_verified_by_what_is_stored(tmp_path: Path) -> None:
+def test_verify_reads_the_stored_tensor_of_aliases(tmp_path: Path) -> None:
     whole = torch.arange(12.0)
     path = tmp_path / "file.safetensors"
     ingot.torch.save_file({"whole": whole, "half": whole[:6]}, path, shared="alias", checksums="blake3")
@@ -305,7 +309,7 @@ def test_names_that_share_memory_are_verified_by_what_is_stored(tmp_path: Path) 
     assert caught.value.tensor == "whole"
 
 
-def test_names_of_other_tensors_and_tensors_without_digest_are_reported(tmp_path: Path) -> None:
+def test_verify_reports_missing_and_unchecked_names(tmp_path: Path) -> None:
     path = tmp_path / "file.safetensors"
     zeros = ORACLES["xxh3"](bytes(12))
     record = json.dumps({"algorithm": "xxh3", "tensors": {"a": zeros, "gone": zeros}})
@@ -319,7 +323,7 @@ def test_names_of_other_tensors_and_tensors_without_digest_are_reported(tmp_path
     assert (caught.value.code, caught.value.tensor) == ("no-digest", "new")
 
 
-def test_a_file_without_digests_is_not_vouched_for(tmp_path: Path, tensors: dict[str, torch.Tensor]) -> None:
+def test_verify_rejects_a_file_without_digests(tmp_path: Path, tensors: dict[str, torch.Tensor]) -> None:
     path = tmp_path / "file.safetensors"
     ingot.torch.save_file(tensors, path)
     report = ingot.verify(path, raises=False)
@@ -337,7 +341,7 @@ def test_a_file_without_digests_is_not_vouched_for(tmp_path: Path, tensors: dict
             ingot.verify(path, expected_sha256=wrong)
 
 
-def test_a_checkpoint_of_several_files_is_verified_as_one(tmp_path: Path) -> None:
+def test_verify_covers_a_sharded_checkpoint(tmp_path: Path) -> None:
     state = {f"layers.{i}": torch.arange(1000.0) + i for i in range(6)}
     ingot.torch.save_sharded(state, tmp_path, 9000, checksums="blake3")
     shards = sorted(path.name for path in tmp_path.glob("*.safetensors"))

@@ -1,4 +1,4 @@
-"""Whatever lies in memory however it lies, a file holds the logical array, in C order and little-endian."""
+"""A file holds the logical array in C order and little-endian, for every layout in memory."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def numpy_layouts(draw: st.DrawFn) -> Array:
 
 
 @given(arrays=st.lists(numpy_layouts(), min_size=1, max_size=3))
-def test_any_numpy_array_comes_back(arrays: list[Array]) -> None:
+def test_save_file_stores_any_numpy_array(arrays: list[Array]) -> None:
     named = {str(number): array for number, array in enumerate(arrays)}
     data = ingot.numpy.save(named)
     for name, entry in ingot.deserialize(data):
@@ -82,13 +82,13 @@ def test_any_numpy_array_comes_back(arrays: list[Array]) -> None:
 
 
 @given(array=numpy_layouts())
-def test_saving_does_not_change_the_array(array: Array) -> None:
+def test_save_file_leaves_the_array_unchanged(array: Array) -> None:
     before = array.tobytes()
     ingot.numpy.save({"t": array})
     assert array.tobytes() == before
 
 
-def test_a_numpy_scalar_is_an_array_without_dimensions() -> None:
+def test_save_file_stores_a_numpy_scalar() -> None:
     # Upstream fails here: a scalar has no `ctypes`.
     scalars = {"f": numpy.float32(1.5), "b": numpy.bool_(True), "m": ml_dtypes.bfloat16(2)}
     loaded = ingot.numpy.load(ingot.numpy.save(scalars))
@@ -96,7 +96,7 @@ def test_a_numpy_scalar_is_an_array_without_dimensions() -> None:
     assert {name: array[()] for name, array in loaded.items()} == scalars
 
 
-def test_subclasses_of_ndarray_are_arrays() -> None:
+def test_save_file_stores_ndarray_subclasses() -> None:
     class Table(numpy.ndarray[Any, Any]):
         pass
 
@@ -143,7 +143,7 @@ def plain_bytes(tensor: torch.Tensor) -> bytes:
 
 
 @given(tensor=torch_layouts())
-def test_any_torch_tensor_comes_back(tensor: torch.Tensor) -> None:
+def test_save_file_stores_any_torch_tensor(tensor: torch.Tensor) -> None:
     data = ingot.torch.save({"t": tensor})
     ((_, entry),) = ingot.deserialize(data)
     assert entry["shape"] == list(tensor.shape)
@@ -159,7 +159,7 @@ SHAPES = st.lists(st.integers(0, 7), max_size=4).map(tuple)
 
 
 @given(SHAPES, st.data())
-def test_boxes_hold_the_elements_in_their_order(shape: tuple[int, ...], data: st.DataObject) -> None:
+def test_boxes_hold_the_elements_in_order(shape: tuple[int, ...], data: st.DataObject) -> None:
     array = numpy.arange(prod(shape)).reshape(shape)
     begin = data.draw(st.integers(0, array.size))
     end = data.draw(st.integers(begin, array.size))
@@ -173,7 +173,7 @@ def test_boxes_hold_the_elements_in_their_order(shape: tuple[int, ...], data: st
 
 
 @pytest.mark.parametrize("shape", [(100, 7), (7, 100), (3, 4, 50), (97, 61)])
-def test_how_much_a_box_takes_does_not_depend_on_where_it_begins(shape: tuple[int, ...]) -> None:
+def test_boxes_have_a_size_independent_of_their_start(shape: tuple[int, ...]) -> None:
     count = 60
     found = [boxes(shape, begin, begin + count) for begin in range(0, prod(shape) - count, 17)]
     assert len({each[0].sizes for each in found if len(each) == 1}) == 1
@@ -206,7 +206,7 @@ if hasattr(torch.nn, "Buffer"):
 
 
 @pytest.mark.parametrize("name", [*STRIDED, *PLAIN])
-def test_what_is_saved_is_the_values(name: str, tmp_path: Path) -> None:
+def test_save_file_stores_logical_values(name: str, tmp_path: Path) -> None:
     tensor = (STRIDED | PLAIN)[name]
     ingot.torch.save_file({"t": tensor}, tmp_path / "t")
     for loaded in (ingot.torch.load_file(tmp_path / "t"), ingot.torch.load(ingot.torch.save({"t": tensor}))):
@@ -216,7 +216,7 @@ def test_what_is_saved_is_the_values(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", list(STRIDED))
-def test_what_is_not_in_c_order_can_be_refused(name: str, tmp_path: Path) -> None:
+def test_contiguous_error_rejects_other_layouts(name: str, tmp_path: Path) -> None:
     with pytest.raises(ingot.SaveError, match=r"non contiguous tensor: `t`.*`\.contiguous\(\)`") as caught:
         ingot.torch.save({"t": STRIDED[name]}, contiguous="error")
     assert caught.value.code == "not-contiguous"
@@ -226,19 +226,19 @@ def test_what_is_not_in_c_order_can_be_refused(name: str, tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("name", list(PLAIN))
-def test_what_is_in_c_order_is_not_refused(name: str) -> None:
+def test_contiguous_error_accepts_c_order(name: str) -> None:
     # A view of every other number in memory is strided, and a row of a bigger tensor is not.
     if PLAIN[name].is_contiguous():
         assert ingot.torch.save({"t": PLAIN[name]}, contiguous="error")
 
 
-def test_an_unknown_choice_lists_the_choices() -> None:
+def test_contiguous_lists_choices_for_an_unknown_one() -> None:
     with pytest.raises(ingot.OptionError, match="contiguous 'auto' is unknown: expected one of copy, error"):
         ingot.torch.save({}, contiguous="auto")  # type: ignore[arg-type]
 
 
 class Pair(torch.Tensor):
-    """A tensor that is made of two, as those of torchao are."""
+    """A tensor made of two tensors, as in torchao."""
 
     left: torch.Tensor
     right: torch.Tensor
@@ -315,10 +315,10 @@ def of_torchao() -> torch.Tensor:
         (distributed, ["DTensor", "`.full_tensor()`", "`.to_local()`"]),
     ],
 )
-@pytest.mark.filterwarnings("ignore")  # torch warns of what it is about to drop.
+@pytest.mark.filterwarnings("ignore")  # torch warns of features that it will drop.
 @pytest.mark.parametrize("shared", ["error", "copy", "alias"])
 @pytest.mark.parametrize("contiguous", ["error", "copy"])
-def test_a_tensor_without_bytes_is_refused_by_class_and_way_out(
+def test_save_file_names_a_tensor_without_bytes(
     make: Callable[[], torch.Tensor], words: list[str], shared: Any, contiguous: Any, tmp_path: Path
 ) -> None:
     tensors = {"plain": torch.ones(1), "t": make()}
@@ -329,12 +329,12 @@ def test_a_tensor_without_bytes_is_refused_by_class_and_way_out(
     assert not (tmp_path / "t").exists()
 
 
-def test_a_subclass_with_values_is_saved() -> None:
+def test_save_file_stores_subclasses_with_values() -> None:
     tensor = torch.arange(3.0).as_subclass(Labelled)
     assert ingot.torch.load(ingot.torch.save({"t": tensor}))["t"].tolist() == [0, 1, 2]
 
 
-def test_loading_to_meta_reads_no_data(tmp_path: Path) -> None:
+def test_load_file_to_meta_reads_no_data(tmp_path: Path) -> None:
     path = tmp_path / "t"
     ingot.torch.save_file({"t": torch.ones(3)}, path)
     loaded = ingot.torch.load_file(path, "meta")["t"]
@@ -355,7 +355,7 @@ class Watch(TorchDispatchMode):
         return result
 
 
-def test_torch_copies_no_tensor_that_lies_in_memory(tmp_path: Path) -> None:
+def test_save_file_copies_no_contiguous_tensor(tmp_path: Path) -> None:
     tensors = {"packed": torch.ones(1000), "turned": torch.ones(10, 20).t()}
     with Watch() as watch:
         ingot.torch.save_file(tensors, tmp_path / "t")

@@ -40,22 +40,22 @@ def jpeg(width: int, height: int) -> str:
     return "data:image/jpeg;base64," + base64.b64encode(image).decode()
 
 
-def test_a_full_spec_has_no_findings() -> None:
+def test_validate_accepts_a_full_spec() -> None:
     assert found(MUST | SHOULD | {"modelspec.thumbnail": jpeg(256, 256), "modelspec.tags": "a, b"}) == []
 
 
-def test_every_key_that_must_be_there_is_an_error_when_it_is_not() -> None:
+def test_validate_reports_missing_required_keys() -> None:
     for key in MUST:
         pairs = {k: v for k, v in (MUST | SHOULD).items() if k != key}
         assert found(pairs) == [("error", key.removeprefix("modelspec."))], key
     assert found({}) == [("error", "sai_model_spec")]
 
 
-def test_every_key_that_should_be_there_is_a_warning_when_it_is_not() -> None:
+def test_validate_warns_of_missing_recommended_keys() -> None:
     assert found(MUST) == [("warning", key.removeprefix("modelspec.")) for key in SHOULD]
 
 
-def test_what_is_asked_for_depends_on_the_kind_of_model() -> None:
+def test_validate_depends_on_the_kind_of_model() -> None:
     def of(architecture: str) -> list[tuple[str, str]]:
         pairs = MUST | SHOULD | {"modelspec.architecture": architecture}
         del pairs["modelspec.resolution"]
@@ -93,17 +93,17 @@ def test_what_is_asked_for_depends_on_the_kind_of_model() -> None:
         ("colour", "blue", "note"),
     ],
 )
-def test_a_malformed_value_is_found(key: str, text: str, severity: str) -> None:
+def test_validate_reports_a_malformed_value(key: str, text: str, severity: str) -> None:
     assert found(MUST | SHOULD | {f"modelspec.{key}": text}) == [(severity, key)]
 
 
-def test_a_hostile_thumbnail_ends_in_a_finding() -> None:
+def test_validate_reports_a_hostile_thumbnail() -> None:
     for tail in (b"", b"\xff", b"\xff\xe0", b"\xff\xe0\x00\x00" * 1000, b"\xff" * 1000):
         text = "data:image/jpeg;base64," + base64.b64encode(b"\xff\xd8" + tail).decode()
         assert found(MUST | SHOULD | {"modelspec.thumbnail": text}) == [("error", "thumbnail")], tail[:10]
 
 
-def test_metadata_refuses_what_validate_calls_an_error() -> None:
+def test_metadata_rejects_what_validate_rejects() -> None:
     keys = {"architecture": "flux-1-dev", "implementation": "x", "title": "t"}
     with pytest.raises(ValueError, match=r"modelspec\.resolution: is missing"):
         modelspec.metadata(**keys)
@@ -114,7 +114,7 @@ def test_metadata_refuses_what_validate_calls_an_error() -> None:
 
 
 @pytest.mark.parametrize("name", ["a.safetensors", "a.bt"])
-def test_what_is_written_is_read_and_its_hash_is_that_of_the_data(tmp_path: Path, name: str) -> None:
+def test_metadata_is_read_back_with_the_hash_of_the_data(tmp_path: Path, name: str) -> None:
     path = tmp_path / name
     pairs = modelspec.metadata(
         architecture="stable-diffusion-v1/lora",
@@ -136,7 +136,7 @@ def test_what_is_written_is_read_and_its_hash_is_that_of_the_data(tmp_path: Path
     assert report.modelspec == ("0x" + data, data, True)
 
 
-def test_a_wrong_hash_is_found_and_the_tensors_are_not_given(tmp_path: Path) -> None:
+def test_verify_rejects_a_wrong_modelspec_hash(tmp_path: Path) -> None:
     path = tmp_path / "a.safetensors"
     ingot.numpy.save_file({"a": np.arange(9)}, path)
     ingot.update_metadata(path, {"modelspec.hash_sha256": "0x" + "00" * 32})
@@ -153,7 +153,7 @@ def test_a_wrong_hash_is_found_and_the_tensors_are_not_given(tmp_path: Path) -> 
         ingot.numpy.load_file(path, verify=True)
 
 
-def test_a_file_without_modelspec_reads_as_none(tmp_path: Path) -> None:
+def test_read_of_a_file_without_modelspec_is_none(tmp_path: Path) -> None:
     path = tmp_path / "a.safetensors"
     ingot.numpy.save_file({"a": np.arange(9)}, path)
     assert modelspec.read(path) is None

@@ -1,4 +1,4 @@
-"""Nothing is replaced without `overwrite=True`, nor what is read-only without a word of its own."""
+"""No file is replaced without `overwrite=True`, and no read-only file without its own option."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def place(write: Write, folder: Path) -> Path:
     return there
 
 
-# Those that tell of progress, by which a test knows when they are nearly done. `save_sharded` takes the steps
+# The writers with progress, which shows a test that they are nearly done. `save_sharded` takes the steps
 # of `split`.
 MEANWHILE = [(write, True) for write in WRITERS if write is not save_sharded]
 # Those whose links Python makes, where the file system has none.
@@ -86,7 +86,7 @@ MEANWHILE += [(convert_to_shards, False), (split, False)]
 @pytest.mark.parametrize(
     ("write", "links"), MEANWHILE, ids=[f"{write.__name__}-{links}" for write, links in MEANWHILE]
 )
-def test_what_was_made_meanwhile_stays(
+def test_overwrite_keeps_a_file_created_meanwhile(
     write: Write, links: bool, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     there = place(write, folder)
@@ -108,7 +108,7 @@ def test_what_was_made_meanwhile_stays(
     assert not list(folder.rglob("*.index.json"))
 
 
-def test_a_stream_is_nothing_that_could_be_lost(folder: Path) -> None:
+def test_overwrite_is_not_needed_for_a_stream(folder: Path) -> None:
     reading, writing = os.pipe()
     try:
         ingot.rewrite(folder / "source.safetensors", f"/dev/fd/{writing}", format="safetensors")

@@ -49,7 +49,7 @@ def record(path: str) -> Any:
 # --- files of tensors of other files ---
 
 
-def test_a_name_keeps_its_values_when_another_tensor_takes_the_name_that_they_were_stored_under() -> None:
+def test_rewrite_keeps_aliases_if_their_tensor_is_renamed() -> None:
     ingot.rewrite(saved(TIED), "g", rename={"dec": "x", "z": "dec"}, overwrite=True)
     assert loaded("g") == {"dec": Z.tolist(), "enc": W.tolist(), "x": W.tolist()}
     assert record("g") == {"enc": {"of": "x"}}
@@ -59,7 +59,7 @@ def test_a_name_keeps_its_values_when_another_tensor_takes_the_name_that_they_we
     assert stored("g") == ["dec", "enc", "z"]
 
 
-def test_names_are_renamed_chosen_and_compared_like_all_others() -> None:
+def test_rewrite_renames_and_selects_aliases() -> None:
     path = saved(TIED)
     ingot.rewrite(path, "g", rename=lambda name: f"model.{name}", overwrite=True)
     assert loaded("g") == {f"model.{name}": tensor.tolist() for name, tensor in TIED.items()}
@@ -79,14 +79,14 @@ def test_names_are_renamed_chosen_and_compared_like_all_others() -> None:
 
 
 @pytest.mark.parametrize("metadata", [None, {}, {"a": "b"}, {SHARED_KEY: '{"z":{"of":"dec"}}'}])
-def test_metadata_that_is_given_takes_no_name_away_and_adds_none(metadata: Any) -> None:
+def test_metadata_option_neither_removes_nor_adds_aliases(metadata: Any) -> None:
     ingot.rewrite(saved(TIED), "g", metadata=metadata)
     assert loaded("g") == loaded("f.safetensors")
     ingot.split("f.safetensors", "folder", 10, metadata=metadata)
     assert loaded("folder") == loaded("f.safetensors")
 
 
-def test_shards_have_the_names_beside_their_tensor() -> None:
+def test_split_keeps_aliases_in_the_shard_of_their_tensor() -> None:
     ingot.split(saved(TIED), "folder", 24)
     assert loaded("folder") == loaded("f.safetensors")
     with open("folder/model.safetensors.index.json") as file:
@@ -97,7 +97,7 @@ def test_shards_have_the_names_beside_their_tensor() -> None:
     assert (loaded("again"), record("again")) == (loaded("f.safetensors"), {"enc": {"of": "dec"}})
 
 
-def test_a_part_of_a_tensor_that_is_left_out_is_stored_by_itself() -> None:
+def test_rewrite_stores_a_part_whose_tensor_is_dropped() -> None:
     path = saved(PARTS | {"z": Z}, checksums="xxh3")
     ingot.rewrite(path, "g", drop="big", overwrite=True)
     assert loaded("g") == {name: part for name, part in loaded(path).items() if name != "big"}
@@ -115,7 +115,7 @@ def test_a_part_of_a_tensor_that_is_left_out_is_stored_by_itself() -> None:
 
 
 @pytest.mark.parametrize("code", sorted(ingot.torch.DTYPES))
-def test_parts_of_every_dtype_are_stored_by_themselves(code: str) -> None:
+def test_rewrite_stores_parts_of_every_dtype(code: str) -> None:
     dtype = ingot.torch.DTYPES[code]
     base = torch.arange(48, dtype=torch.uint8)
     base = (base % 2).bool().reshape(6, 8) if code == "BOOL" else base.reshape(6, 8).view(dtype)
@@ -129,13 +129,13 @@ def test_parts_of_every_dtype_are_stored_by_themselves(code: str) -> None:
         assert found[name].view(torch.uint8).tolist() == raw.view(torch.uint8).tolist()
 
 
-def test_a_part_too_large_to_be_gathered_at_once_is_gathered_piece_by_piece() -> None:
+def test_rewrite_gathers_a_large_part_in_pieces() -> None:
     base = torch.arange(3_000_000.0).reshape(1500, 2000)
     ingot.rewrite(saved({"base": base, "turned": base.t()}), "g", drop="base")
     assert torch.equal(ingot.torch.load_file("g")["turned"], base.t())
 
 
-def test_the_hash_of_the_data_is_that_of_the_file_whose_data_it_is() -> None:
+def test_rewrite_and_merge_keep_the_hash_of_their_data() -> None:
     a, b = saved({"a": W}, "a", checksums="modelspec"), saved({}, "b", checksums="modelspec")
     for sources in ([a, b], [b, a]):
         ingot.merge(sources, "g", overwrite=True)
@@ -146,7 +146,7 @@ def test_the_hash_of_the_data_is_that_of_the_file_whose_data_it_is() -> None:
     assert ingot.inspect("g").metadata == {"a": "b"}
 
 
-def test_converting_leaves_no_digest_that_is_not_true() -> None:
+def test_convert_keeps_no_false_digest() -> None:
     path = saved(TIED, checksums=["blake3", "modelspec"])
     ingot.convert(path, "g.safetensors", dtype="F16")
     assert (ingot.inspect("g.safetensors").metadata or {}).keys() == {SHARED_KEY}
@@ -160,7 +160,7 @@ def test_converting_leaves_no_digest_that_is_not_true() -> None:
 
 @pytest.mark.parametrize("size", [None, 8])
 @pytest.mark.parametrize("name", ["format", "total_size", *STALE_KEYS])
-def test_no_name_of_a_tied_tensor_is_lost_by_what_it_is(name: str, size: int | None) -> None:
+def test_convert_and_save_sharded_keep_tied_names(name: str, size: int | None) -> None:
     state = {"a": W, name: W, "z": Z}
     torch.save(state, "model.bin")
     to = "out.safetensors" if size is None else "out/"
@@ -233,7 +233,7 @@ WAYS: dict[str, Callable[[dict[str, torch.Tensor], str, dict[str, str]], object]
 
 
 @pytest.mark.parametrize("how", WAYS)
-def test_a_save_with_the_metadata_of_a_load_holds_what_it_is_given(how: str) -> None:
+def test_save_with_loaded_metadata_stores_its_own_tensors(how: str) -> None:
     pairs = ingot.inspect(saved(TIED, metadata={"a": "b"}, checksums=["blake3", "modelspec"])).metadata
     assert pairs is not None
     assert {CHECKSUMS_KEY, MODEL_SPEC_KEY, SHARED_KEY} < set(pairs)
@@ -254,7 +254,7 @@ def test_a_save_with_the_metadata_of_a_load_holds_what_it_is_given(how: str) -> 
         assert found.keys() & set(STALE_KEYS) - {CHECKSUMS_KEY} == {"sshs_model_hash", "sshs_legacy_hash"}
 
 
-def test_the_totals_of_an_index_are_counted_anew() -> None:
+def test_index_totals_are_recomputed() -> None:
     pairs = {"total_size": "7", "total_parameters": "7", "a": "b"}
     ingot.torch.save_sharded({"a": W, "z": Z}, "saved", 10, metadata=pairs, overwrite=True)
     ingot.split(saved({"a": W, "z": Z}, metadata=pairs), "split", 10, overwrite=True)
@@ -268,7 +268,7 @@ def test_the_totals_of_an_index_are_counted_anew() -> None:
         assert (ingot.inspect("merged").metadata or {}).keys() == {"a", "format"}
 
 
-def test_a_writer_takes_other_names_for_its_tensors() -> None:
+def test_writer_takes_aliases() -> None:
     by_writer({"dec": W, "z": Z}, "g", {"a": "b"}, specs={"dec": W, "z": Z}, aliases={"enc": "dec"})
     ingot.torch.save_file(TIED, "h", {"a": "b"}, shared="alias")
     assert Path("g").read_bytes() == Path("h").read_bytes()
@@ -284,7 +284,7 @@ def test_a_writer_takes_other_names_for_its_tensors() -> None:
 # --- files that are changed ---
 
 
-def test_a_replaced_tensor_is_replaced_under_all_its_names() -> None:
+def test_replace_tensor_changes_all_aliases() -> None:
     path = saved(PARTS | {"tied": W}, checksums=["blake3", "modelspec"])
     for name in ("tied", "big"):
         ingot.replace_tensor(path, name, torch.full((2, 3), float(len(name))))
@@ -309,7 +309,7 @@ def test_a_replaced_tensor_is_replaced_under_all_its_names() -> None:
     ],
 )
 @pytest.mark.parametrize("atomic", [True, False])
-def test_an_edit_makes_no_file_that_cannot_be_loaded(text: str, atomic: bool) -> None:
+def test_update_metadata_rejects_an_invalid_alias_record(text: str, atomic: bool) -> None:
     path = saved(TIED)
     before = Path(path).read_bytes()
     with pytest.raises(ingot.SafetensorError) as caught:
@@ -321,7 +321,7 @@ def test_an_edit_makes_no_file_that_cannot_be_loaded(text: str, atomic: bool) ->
     assert loaded(path) == {"dec": W.tolist(), "x": Z.tolist(), "z": Z.tolist()}
 
 
-# --- records that nobody would write ---
+# --- hostile records ---
 
 
 def with_record(text: str) -> bytes:
@@ -337,8 +337,8 @@ def with_record(text: str) -> bytes:
     ("shape", "stride"),
     [([2**63 - 1], [1]), ([1], [2**63 - 1]), ([1], [1]), ([2**32, 0], [1, 1])],
 )
-def test_a_shape_of_any_length_is_refused_at_once(shape: list[int], stride: list[int]) -> None:
-    # The product of a million dimensions, taken in full, is minutes of work in which nobody hears Ctrl-C.
+def test_load_rejects_a_shape_of_any_length(shape: list[int], stride: list[int]) -> None:
+    # The full product of a million dimensions takes minutes and cannot be interrupted.
     shape, stride = ([dim[0]] * (1_000_000 - len(dim)) + dim for dim in (shape, stride))
     part = {"of": "a", "shape": shape, "stride": stride, "begin": 0}
     data = with_record(json.dumps({"b": part}))
@@ -357,7 +357,7 @@ def test_a_shape_of_any_length_is_refused_at_once(shape: list[int], stride: list
     assert set(ingot.numpy.load_file("f")) == {"a"}
 
 
-def test_tensors_of_as_many_dimensions_as_torch_takes_share_memory() -> None:
+def test_load_shares_memory_of_many_dimensions() -> None:
     many = torch.arange(4.0).reshape(2, 2, *[1] * 63)
     twins = {"a": many, "b": many}
     assert loaded(saved(twins)) == {name: tensor.tolist() for name, tensor in twins.items()}
@@ -370,7 +370,7 @@ def test_tensors_of_as_many_dimensions_as_torch_takes_share_memory() -> None:
 
 
 @pytest.mark.parametrize("where", ["new", "new/below", "there/new", "there"])
-def test_what_fails_leaves_no_folder_that_it_made(where: str) -> None:
+def test_copies_that_fail_remove_their_folder(where: str) -> None:
     os.mkdir("there")
     with pytest.raises(ingot.SaveError):
         ingot.torch.save_sharded({"a": torch.zeros(2, dtype=torch.complex128)}, where)
@@ -384,7 +384,7 @@ def test_what_fails_leaves_no_folder_that_it_made(where: str) -> None:
     assert os.listdir("there") == []
 
 
-def test_what_others_put_into_the_folder_meanwhile_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_copies_that_fail_keep_files_of_others(monkeypatch: pytest.MonkeyPatch) -> None:
     def failing(*_: object, **how: object) -> None:
         Path("new/below/theirs").write_text("x")
         raise OSError("no more")

@@ -1,8 +1,8 @@
 """Random sequences of everything that makes one file of another, held against a dict of tensors.
 
-The model of a file is what `load_file` should give: a dict of torch tensors, of which names that share a
-tensor share memory. After every step the new file is loaded and verified. What its metadata says of tensors
-has to have followed them, or a name is lost, comes back, has other values, or a good file is called corrupt.
+The model of a file is the expected result of `load_file`: a dict of torch tensors, in which aliases
+share memory. After every step the new file is loaded and verified. Its records must match its tensors;
+otherwise a name is lost, returns, has other values, or a good file is called corrupt.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def apart(tensors: Tensors) -> Tensors:
 
 @dataclass
 class File:
-    """A file or a directory, and what is expected of it."""
+    """A file or a directory, and its expected contents."""
 
     path: Path
     tensors: Tensors
@@ -110,10 +110,10 @@ class Sequence:
         kept = [] if algorithm is None else [algorithm]
         return kept + self.random.choice([[], ["modelspec"]]), algorithm
 
-    # --- steps: each gives the new file with what it should hold ---
+    # --- steps: each returns the new file with its expected contents ---
 
     def saved(self, tensors: Tensors, metadata: dict[str, str] | None) -> File:
-        """A save by one of the ways, with whatever metadata."""
+        """Save in one of the ways, with the given metadata."""
         path, (checksums, algorithm) = self.path(), self.digests()
         shared = "alias"
         try:
@@ -196,7 +196,7 @@ class Sequence:
         sources = [file, *self.random.choices(self.files, k=2)]
         rule: Any = self.random.choice(["first", "last", "error"])
         steps = {(ingot.inspect(one.path).metadata or {}).get("step") for one in sources} - {None}
-        # Sources that say different things have to be told which is right.
+        # Sources with conflicting metadata need an explicit choice.
         metadata: Any = ... if len(steps) < 2 and self.random.random() < 0.7 else {"step": "2"}
         path = self.path()
 
@@ -216,7 +216,7 @@ class Sequence:
         call()
         covered, ties = {}, set()
         for number, one in enumerate(sources):
-            # A file may be among them twice, and gives its tensors once.
+            # A file may occur twice, and contributes its tensors once.
             again = any(one is other for other in sources[:number])
             mine = {name for name, owner in owners.items() if owner is one and not again}
             covered |= {name: how for name, how in one.covered.items() if name in mine}
@@ -277,10 +277,10 @@ class Sequence:
             ingot.update_metadata(file.path, pairs, ["format"], atomic=atomic)
         return file
 
-    # --- what has to hold ---
+    # --- checks ---
 
     def checked(self, file: File) -> File:
-        """What was expected is there. Gives what is there."""
+        """Check the contents, and return the file as found."""
         found = ingot.torch.load_file(file.path, backend="pread")
         assert found.keys() == file.tensors.keys()
         for name, tensor in file.tensors.items():
@@ -295,7 +295,7 @@ class Sequence:
         return File(file.path, found, covered)
 
     def vouched_for(self, file: File) -> dict[str, str]:
-        """The digests are right, and those that could be kept were. Gives those that are there."""
+        """Check that the digests are right and were kept where possible. Return the stored ones."""
         report = ingot.verify(file.path, raises=False)
         covered: dict[str, str] = {}
         with ingot.safe_open(file.path, "pt") as opened:
@@ -337,7 +337,7 @@ class Sequence:
 
 
 @pytest.mark.parametrize("seed", range(SEEDS))
-def test_what_metadata_says_of_tensors_follows_them(tmp_path: Path, seed: int) -> None:
+def test_metadata_of_tensors_follows_random_changes(tmp_path: Path, seed: int) -> None:
     sequence = Sequence(tmp_path, seed)
     for _ in range(STEPS):
         try:

@@ -66,7 +66,7 @@ LEFT_OUT = {
 
 
 @pytest.mark.parametrize("backend", ["mmap", "pread"])
-def test_lenient_handle_has_sound_tensors_and_lists_the_others(broken: Path, backend: str) -> None:
+def test_safe_open_lenient_reads_sound_tensors_and_lists_the_others(broken: Path, backend: str) -> None:
     with pytest.raises(ingot.HeaderError):
         ingot.safe_open(broken, "np", backend=backend)
     with ingot.safe_open(broken, "np", backend=backend, lenient=True) as file:
@@ -86,14 +86,14 @@ def test_lenient_handle_has_sound_tensors_and_lists_the_others(broken: Path, bac
             file.get_tensor("absent")
 
 
-def test_a_lenient_handle_is_pickled_as_one(broken: Path) -> None:
+def test_safe_open_lenient_is_pickled(broken: Path) -> None:
     with ingot.safe_open(broken, "np", lenient=True) as file:
         again = pickle.loads(pickle.dumps(file))
     assert set(again.unsound) == set(LEFT_OUT)
     assert again["sound"].tolist() == [1.5, -2.5]
 
 
-def test_buffers_and_open_files_are_read_leniently_too(broken: Path) -> None:
+def test_safe_open_lenient_reads_buffers_and_open_files(broken: Path) -> None:
     with broken.open("rb") as opened:
         for source in (bytearray(broken.read_bytes()), opened):
             with ingot.safe_open(source, "np", lenient=True) as file:
@@ -101,7 +101,7 @@ def test_buffers_and_open_files_are_read_leniently_too(broken: Path) -> None:
                 assert set(file.unsound) == set(LEFT_OUT)
 
 
-def test_a_sound_file_is_read_as_ever(path: Path) -> None:
+def test_safe_open_lenient_reads_a_sound_file_as_usual(path: Path) -> None:
     ingot.numpy.save_file({"a": numpy.arange(3)}, path)
     with ingot.safe_open(path, "np", lenient=True) as file:
         assert file.unsound == {}
@@ -110,14 +110,14 @@ def test_a_sound_file_is_read_as_ever(path: Path) -> None:
         assert file.unsound == {}
 
 
-def test_strict_and_lenient_exclude_each_other(path: Path) -> None:
+def test_safe_open_rejects_strict_with_lenient(path: Path) -> None:
     ingot.numpy.save_file({"a": numpy.arange(3)}, path)
     with pytest.raises(ingot.errors.OptionError, match="strict and lenient") as caught:
         ingot.safe_open(path, "np", strict=True, lenient=True)
     assert caught.value.code == "strict-and-lenient"
 
 
-def test_a_shard_that_is_cut_short_keeps_the_tensors_that_are_whole(tmp_path: Path) -> None:
+def test_safe_open_lenient_reads_a_truncated_shard(tmp_path: Path) -> None:
     tensors = {f"layer.{number}": numpy.full(1000, number, "f4") for number in range(6)}
     whole = tmp_path / "whole.safetensors"
     ingot.numpy.save_file(tensors, whole)
@@ -135,7 +135,7 @@ def test_a_shard_that_is_cut_short_keeps_the_tensors_that_are_whole(tmp_path: Pa
     assert sorted(ingot.numpy.load_file(done.destination)) == sorted(tensors.keys() - {"layer.3"})
 
 
-def test_repair_writes_what_is_sound_and_reports_each_change(broken: Path, tmp_path: Path) -> None:
+def test_repair_writes_sound_tensors_and_reports_changes(broken: Path, tmp_path: Path) -> None:
     before = broken.read_bytes()
     done = ingot.repair(broken, tmp_path / "mended.safetensors")
     assert broken.read_bytes() == before
@@ -164,7 +164,7 @@ def test_repair_writes_what_is_sound_and_reports_each_change(broken: Path, tmp_p
 
 
 @pytest.mark.parametrize("vector", REJECTED, ids=str)
-def test_every_rejected_vector_is_repaired_or_refused_with_its_reason(vector: Vector, tmp_path: Path) -> None:
+def test_repair_fixes_or_explains_every_rejected_vector(vector: Vector, tmp_path: Path) -> None:
     source, destination = tmp_path / "source", tmp_path / "mended.safetensors"
     source.write_bytes(vector.file())
     try:
@@ -182,7 +182,7 @@ def test_every_rejected_vector_is_repaired_or_refused_with_its_reason(vector: Ve
     codes = {one.code for one in done.findings}
     assert vector.code in codes or (vector.code == "invalid-json" and codes)
     assert all(one.found.isprintable() for one in done.findings)
-    # It is valid for all, and holds what a lenient handle gives.
+    # It is valid for all readers, and holds the tensors of a lenient handle.
     theirs = safetensors.safe_open(destination, "np")
     with ingot.safe_open(source, "np", lenient=True) as lenient:
         ours = ingot.safe_open(destination, "np", strict=True)
@@ -214,7 +214,7 @@ def is_understood(path: Path) -> bool:
     return True
 
 
-def test_few_vectors_are_beyond_repair(tmp_path: Path) -> None:
+def test_repair_fails_for_few_vectors(tmp_path: Path) -> None:
     source, outcome = tmp_path / "source", dict[bool, set[str]]()
     for vector in REJECTED:
         source.write_bytes(vector.file())
@@ -247,7 +247,7 @@ values = st.one_of(st.text(max_size=3), st.integers(), st.none(), st.lists(st.bo
     metadata=st.one_of(st.none(), st.dictionaries(st.text(max_size=3), values, max_size=3)),
     data=st.binary(max_size=60),
 )
-def test_repair_keeps_the_bytes_of_every_tensor_that_is_alone(
+def test_repair_keeps_the_bytes_of_undamaged_tensors(
     tmp_path_factory: pytest.TempPathFactory,
     tensors: dict[str, dict[str, Any]],
     metadata: dict[str, Any] | None,
@@ -286,7 +286,7 @@ def meet(one: dict[str, Any], other: dict[str, Any]) -> bool:
     return bool(begin < stop and start < end)
 
 
-def test_nothing_is_written_where_no_tensor_is_sound(path: Path, tmp_path: Path) -> None:
+def test_repair_without_sound_tensors_writes_nothing(path: Path, tmp_path: Path) -> None:
     write(path, {"a": entry("F32", [4], 0, 16), "b": entry("F32", [4], 16, 32)}, bytes(8))
     with pytest.raises(
         ingot.HeaderError, match="none of 2 tensors is sound: tensor `a`: the file is 8"
@@ -296,13 +296,13 @@ def test_nothing_is_written_where_no_tensor_is_sound(path: Path, tmp_path: Path)
     assert os.listdir(tmp_path) == [path.name]
 
 
-def test_the_other_format_is_written_where_the_name_says_so(broken: Path, tmp_path: Path) -> None:
+def test_repair_writes_the_format_of_the_name(broken: Path, tmp_path: Path) -> None:
     done = ingot.repair(broken, tmp_path / "mended.bt")
     assert done.format == "bintensors"
     assert ingot.numpy.load_file(done.destination)["sound"].tolist() == [1.5, -2.5]
 
 
-def test_a_record_of_shared_tensors_that_is_broken_is_left_out(path: Path, tmp_path: Path) -> None:
+def test_repair_drops_a_broken_alias_record(path: Path, tmp_path: Path) -> None:
     write(path, {"__metadata__": {"ingot.shared": "{", "k": "v"}, "a": entry("U8", [4], 0, 4)}, bytes(4))
     with pytest.raises(ingot.SafetensorError) as caught:
         ingot.rewrite(path, tmp_path / "other.safetensors")
@@ -312,7 +312,7 @@ def test_a_record_of_shared_tensors_that_is_broken_is_left_out(path: Path, tmp_p
     assert ingot.safe_open(done.destination, "np").metadata() == {"k": "v"}
 
 
-def test_both_names_are_told_of_where_their_tensor_is_cut_off(path: Path, tmp_path: Path) -> None:
+def test_repair_reports_both_names_of_a_truncated_tensor(path: Path, tmp_path: Path) -> None:
     record = {"b": {"of": "a"}}
     header = {
         "__metadata__": {"ingot.shared": json.dumps(record)},
@@ -326,14 +326,14 @@ def test_both_names_are_told_of_where_their_tensor_is_cut_off(path: Path, tmp_pa
     assert list(ingot.torch.load_file(done.destination)) == ["z"]
 
 
-def test_a_record_of_digests_that_is_broken_is_left_out(path: Path, tmp_path: Path) -> None:
+def test_repair_drops_a_broken_digest_record(path: Path, tmp_path: Path) -> None:
     write(path, {"__metadata__": {"ingot.checksums": "{"}, "a": entry("U8", [4], 0, 4)}, bytes(4))
     done = ingot.repair(path, tmp_path / "mended.safetensors")
     assert [(one.code, one.done) for one in done.findings] == [("invalid-checksums", "value-left-out")]
     assert ingot.safe_open(done.destination, "np").metadata() in (None, {})
 
 
-def test_digests_and_names_that_share_a_tensor_go_along(path: Path, tmp_path: Path) -> None:
+def test_repair_keeps_digests_and_aliases(path: Path, tmp_path: Path) -> None:
     shared = torch.arange(4.0)
     tensors = {"a": shared, "b": shared, "c": torch.ones(4)}
     ingot.torch.save_file(tensors, path, shared="alias", checksums="xxh3")
@@ -345,7 +345,7 @@ def test_digests_and_names_that_share_a_tensor_go_along(path: Path, tmp_path: Pa
     assert ingot.verify(done.destination).ok
 
 
-def test_a_source_that_is_shortened_meanwhile_leaves_no_file(path: Path, tmp_path: Path) -> None:
+def test_repair_leaves_no_file_if_the_source_shrinks(path: Path, tmp_path: Path) -> None:
     nbytes = 64 << 20
     header = json.dumps({"a": entry("U8", [nbytes], 0, nbytes), "b": entry("U8", [9], nbytes, nbytes + 9)})
     file_of(header.encode(), nbytes, path)
@@ -372,8 +372,8 @@ except ingot.HeaderError as error:
 
 
 @pytest.mark.slow
-def test_a_header_of_nothing_but_faults_takes_bounded_memory(tmp_path: Path) -> None:
-    # Ten million faults, of which a million are kept.
+def test_repair_of_a_faulty_header_takes_bounded_memory(tmp_path: Path) -> None:
+    # Ten million faults; a million are kept.
     header = b"{" + b",".join(b'"":1' for _ in range(10_000_000)) + b"}"
     file_of(header, 0, tmp_path / "hostile.safetensors")
     code, nbytes = run(HOSTILE, folder=tmp_path).said()

@@ -1,4 +1,4 @@
-"""What `save` and `save_file` refuse, and what they choose."""
+"""Values that `save` and `save_file` reject, and their defaults."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def save(request: pytest.FixtureRequest, tmp_path: Path) -> Any:
 
 
 @pytest.mark.parametrize("value", ["text", 3, None, [1.0], TENSOR, b"x"])
-def test_numpy_saves_arrays_only(save: Any, value: Any) -> None:
+def test_save_rejects_values_that_are_no_arrays(save: Any, value: Any) -> None:
     with pytest.raises(TypeError, match="`key`"):
         save(ingot.numpy, {"key": value})
 
@@ -63,7 +63,7 @@ def test_numpy_saves_arrays_only(save: Any, value: Any) -> None:
     ],
     ids=lambda array: str(array.dtype),
 )
-def test_numpy_refuses_what_is_no_number(save: Any, array: Any) -> None:
+def test_save_rejects_arrays_without_numbers(save: Any, array: Any) -> None:
     with pytest.raises(TypeError, match="`key`") as caught:
         save(ingot.numpy, {"good": ARRAY, "key": array})
     assert isinstance(caught.value, ingot.DtypeError)
@@ -73,18 +73,18 @@ def test_numpy_refuses_what_is_no_number(save: Any, array: Any) -> None:
 @pytest.mark.parametrize(
     "dtype", [complex, numpy.longdouble, ml_dtypes.int4, ml_dtypes.float6_e2m3fn, ml_dtypes.float8_e4m3]
 )
-def test_numpy_refuses_numbers_that_no_file_has(save: Any, dtype: Any) -> None:
+def test_save_rejects_numpy_dtypes_that_files_lack(save: Any, dtype: Any) -> None:
     with pytest.raises(ingot.SaveError, match="`key`") as caught:
         save(ingot.numpy, {"key": numpy.zeros(4, dtype)})
     assert caught.value.code == "unsupported-dtype"
 
 
-def test_a_masked_array_does_not_lose_its_mask_silently(save: Any) -> None:
+def test_save_rejects_a_masked_array(save: Any) -> None:
     with pytest.raises(TypeError, match=r"`key`.*mask"):
         save(ingot.numpy, {"key": numpy.ma.masked_array([1, 2], [True, False])})
 
 
-def test_an_odd_number_of_nibbles_is_refused(save: Any) -> None:
+def test_save_rejects_an_odd_number_of_nibbles(save: Any) -> None:
     with pytest.raises(ingot.SaveError) as caught:
         save(ingot.numpy, {"key": numpy.zeros(3, ml_dtypes.float4_e2m1fn)})
     assert caught.value.code == "partial-byte"
@@ -118,13 +118,13 @@ def test_save_rejects_tensors_without_data(save: Any, build: Callable[[], torch.
     assert caught.value.tensor == "key"
 
 
-def test_torch_refuses_numbers_that_no_file_has(save: Any) -> None:
+def test_save_rejects_torch_dtypes_that_files_lack(save: Any) -> None:
     with pytest.raises(ingot.SaveError, match=r"`key`.*complex128") as caught:
         save(ingot.torch, {"key": torch.zeros(2, dtype=torch.complex128)})
     assert caught.value.code == "unsupported-dtype"
 
 
-def test_the_arguments_are_checked_as_upstream_does(save: Any) -> None:
+def test_save_checks_arguments_as_upstream_does(save: Any) -> None:
     with pytest.raises(ValueError, match="dict"):
         save(ingot.torch, [TENSOR])
     with pytest.raises(ValueError, match=r"`key`.*int"):
@@ -151,7 +151,7 @@ def test_the_arguments_are_checked_as_upstream_does(save: Any) -> None:
         assert caught.value.code == "invalid-unicode"
 
 
-def test_any_mapping_and_any_str_will_do(save: Any) -> None:
+def test_save_takes_any_mapping_and_str(save: Any) -> None:
     class Name(str):
         pass
 
@@ -160,7 +160,7 @@ def test_any_mapping_and_any_str_will_do(save: Any) -> None:
     assert save(ingot.torch, collections.OrderedDict(t=TENSOR), {"k": "v"}) == data
 
 
-def test_the_callers_dicts_stay_as_they_are(save: Any) -> None:
+def test_save_leaves_the_callers_dicts_unchanged(save: Any) -> None:
     tensors, metadata = {"t": torch.zeros(2, 3).t()}, {"b": "1", "a": "2"}
     save(ingot.torch, tensors, metadata)
     assert list(tensors) == ["t"]
@@ -186,7 +186,7 @@ def shared() -> list[Any]:
 
 
 @pytest.mark.parametrize("tensors", shared())
-def test_shared_memory_is_refused_by_name(save: Any, tensors: dict[str, torch.Tensor]) -> None:
+def test_save_names_tensors_that_share_memory(save: Any, tensors: dict[str, torch.Tensor]) -> None:
     with pytest.raises(ingot.SharedMemoryError, match=r"^Some tensors share memory") as caught:
         save(ingot.torch, tensors)
     assert "`a`" in str(caught.value)
@@ -195,7 +195,7 @@ def test_shared_memory_is_refused_by_name(save: Any, tensors: dict[str, torch.Te
     assert isinstance(caught.value, RuntimeError)
 
 
-def test_every_view_within_a_shared_tensor_is_named(save: Any) -> None:
+def test_save_names_every_view_of_a_shared_tensor(save: Any) -> None:
     whole = torch.arange(8.0)
     tensors = {"whole": whole, "early": whole[1:3], "late": whole[4:5], "other": torch.zeros(2)}
     with pytest.raises(ingot.SharedMemoryError) as caught:
@@ -204,7 +204,7 @@ def test_every_view_within_a_shared_tensor_is_named(save: Any) -> None:
     assert "other" not in str(caught.value)
 
 
-def test_a_thousand_shared_tensors_make_a_short_message(save: Any) -> None:
+def test_save_shortens_a_message_of_1000_shared_tensors(save: Any) -> None:
     whole = torch.arange(8.0)
     with pytest.raises(ingot.SharedMemoryError, match="and 995 more"):
         save(ingot.torch, {str(number): whole for number in range(1000)})
@@ -219,13 +219,13 @@ def test_a_thousand_shared_tensors_make_a_short_message(save: Any) -> None:
         ({"dtype": "U8", "shape": [2], "data": memoryview(b"1234")[::2]}, "not-contiguous"),
     ],
 )
-def test_a_buffer_that_does_not_fit_is_refused_by_name(spec: dict[str, Any], code: str) -> None:
+def test_serialize_names_a_buffer_that_does_not_fit(spec: dict[str, Any], code: str) -> None:
     with pytest.raises(ingot.SaveError, match=r"^tensor `bad`: ") as caught:
         ingot.serialize({"bad": spec})
     assert (caught.value.code, caught.value.tensor) == (code, "bad")
 
 
-def test_neighbours_in_one_storage_share_nothing(save: Any) -> None:
+def test_save_accepts_neighbours_in_one_storage(save: Any) -> None:
     base = torch.arange(24.0).reshape(4, 6)
     for parts in (base.chunk(2), base.chunk(3, dim=1), (base[:, ::2], base[:, 1::2]), base.unbind(1)):
         tensors = {str(number): part for number, part in enumerate(parts)}
@@ -235,19 +235,19 @@ def test_neighbours_in_one_storage_share_nothing(save: Any) -> None:
     assert len(ingot.torch.load(save(ingot.torch, {"a": base, "b": empty, "c": empty}))) == 3
 
 
-def test_numpy_may_save_shared_memory(save: Any) -> None:
+def test_save_of_numpy_accepts_shared_memory(save: Any) -> None:
     loaded = ingot.numpy.load(save(ingot.numpy, {"a": ARRAY, "b": ARRAY}))
     assert (loaded["a"] == loaded["b"]).all()
 
 
-def test_parameters_and_state_dicts_are_tensors(save: Any) -> None:
+def test_save_takes_parameters_and_state_dicts(save: Any) -> None:
     layer = torch.nn.Linear(3, 2)
     data = save(ingot.torch, layer.state_dict())
     assert data == save(ingot.torch, dict(layer.named_parameters()))
     assert torch.equal(ingot.torch.load(data)["weight"], layer.weight)
 
 
-def test_a_subclass_with_storage_is_a_tensor(save: Any) -> None:
+def test_save_takes_a_subclass_with_storage(save: Any) -> None:
     class Image(torch.Tensor):
         pass
 
@@ -308,7 +308,9 @@ class TestOlderTorch:
 
     @pytest.mark.parametrize("code", [code for code in ingot.torch.DTYPES if code != "U8"])
     @pytest.mark.parametrize("shape", [(), (0, 3), (2, 3), (3, 1, 2)])
-    def test_everything_still_comes_back(self, tmp_path: Path, code: str, shape: tuple[int, ...]) -> None:
+    def test_older_torch_round_trips_every_dtype(
+        self, tmp_path: Path, code: str, shape: tuple[int, ...]
+    ) -> None:
         dtype = ingot.torch.DTYPES[code]
         if code == "F4" and not shape:
             shape = (1,)
@@ -391,7 +393,7 @@ def saved_by(way: str, arrays: dict[str, Any], path: Path) -> None:
         "append",
     ],
 )
-def test_what_a_source_raises_half_way_comes_through_and_harms_nothing(
+def test_save_passes_on_the_error_of_a_source(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, good: int, way: str
 ) -> None:
     path = tmp_path / "t"

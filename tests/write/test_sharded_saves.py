@@ -50,7 +50,9 @@ def state(seed: int) -> dict[str, Any]:
 
 @pytest.mark.parametrize("seed", range(40))
 @pytest.mark.parametrize("limit", [16, 100, "1KB"])
-def test_files_and_index_are_those_of_huggingface_hub(seed: int, limit: int | str, tmp_path: Path) -> None:
+def test_save_sharded_writes_the_files_of_huggingface_hub(
+    seed: int, limit: int | str, tmp_path: Path
+) -> None:
     hub = pytest.importorskip("huggingface_hub")
     theirs, ours = tmp_path / "theirs", tmp_path / "ours"
     theirs.mkdir()
@@ -68,7 +70,7 @@ def test_files_and_index_are_those_of_huggingface_hub(seed: int, limit: int | st
     assert sorted(found) == sorted(expected)
     for name in expected:
         if name == "model.safetensors":
-            # Several keys of metadata stand there in an order that their writer leaves to chance.
+            # The order of several metadata keys is random in their writer.
             ours_of_file, theirs_of_file = parsed(found[name]), parsed(expected[name])
             assert ours_of_file == theirs_of_file
         else:
@@ -81,7 +83,7 @@ def parsed(file: bytes) -> tuple[Any, bytes]:
 
 
 @pytest.mark.parametrize("size", ["5gb", "5 GB", "1.5KB", " 2MB", 1, 7])
-def test_sizes_are_those_of_huggingface_hub(size: int | str, tmp_path: Path) -> None:
+def test_save_sharded_reads_sizes_as_huggingface_hub_does(size: int | str, tmp_path: Path) -> None:
     hub = pytest.importorskip("huggingface_hub")
     tensors = {name: torch.zeros(1, 300) for name in "abc"}
     (tmp_path / "theirs").mkdir()
@@ -106,7 +108,7 @@ def loads(directory: Path, expected: Mapping[str, Any]) -> bool:
     )
 
 
-def test_a_checkpoint_replaces_another_and_leaves_nothing_of_it(tmp_path: Path) -> None:
+def test_save_sharded_replaces_another_checkpoint(tmp_path: Path) -> None:
     others = ["model.safetensors.bak", "model-1-of-2.safetensors", "xmodel.safetensors", "config.json"]
     for name in others:
         (tmp_path / name).write_text("mine")
@@ -132,7 +134,7 @@ class PowerFailure(BaseException):
 
 @pytest.mark.parametrize("old", ["sharded", "smaller", "single"])
 @pytest.mark.parametrize("limit", [16, "1GB"])
-def test_a_save_that_stops_anywhere_leaves_one_checkpoint_whole(
+def test_save_sharded_that_stops_leaves_one_checkpoint(
     old: str, limit: int | str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = {"sharded": OLD, "smaller": SMALLER, "single": OLD}[old]
@@ -172,7 +174,7 @@ def test_a_save_that_stops_anywhere_leaves_one_checkpoint_whole(
     pytest.fail("a save takes more steps than the test looks at")
 
 
-def test_a_tensor_that_cannot_be_stored_leaves_the_old_checkpoint(tmp_path: Path) -> None:
+def test_save_sharded_with_an_invalid_tensor_keeps_the_old_checkpoint(tmp_path: Path) -> None:
     ingot.torch.save_sharded(OLD, tmp_path, 16, overwrite=True)
     before = files(tmp_path)
     with pytest.raises(ingot.SaveError):
@@ -182,7 +184,7 @@ def test_a_tensor_that_cannot_be_stored_leaves_the_old_checkpoint(tmp_path: Path
     assert files(tmp_path) == before
 
 
-def test_dropped_names_are_recorded_and_models_load(tmp_path: Path) -> None:
+def test_save_sharded_records_dropped_names(tmp_path: Path) -> None:
     model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 4))
     model[1].weight = model[0].weight
     ingot.torch.save_sharded(model.state_dict(), tmp_path, 70)
@@ -195,7 +197,7 @@ def test_dropped_names_are_recorded_and_models_load(tmp_path: Path) -> None:
     assert torch.equal(twin[1].bias, model[1].bias)
 
 
-def test_shared_memory_within_a_shard_comes_back_by_load_file(tmp_path: Path) -> None:
+def test_save_sharded_keeps_shared_memory_within_a_shard(tmp_path: Path) -> None:
     base = torch.arange(4.0)
     ingot.torch.save_file({"a": base, "b": base[1:]}, tmp_path / A, shared="alias")
     (tmp_path / INDEX).write_text(json.dumps({"weight_map": {"a": A}}))
@@ -204,7 +206,7 @@ def test_shared_memory_within_a_shard_comes_back_by_load_file(tmp_path: Path) ->
     assert found["b"][0] == 7
 
 
-def test_huggingface_hub_reads_what_we_write(tmp_path: Path) -> None:
+def test_huggingface_hub_reads_saved_shards(tmp_path: Path) -> None:
     hub = pytest.importorskip("huggingface_hub")
     model = torch.nn.Linear(3, 3)
     ingot.torch.save_sharded(model.state_dict(), tmp_path, 16)
@@ -213,14 +215,14 @@ def test_huggingface_hub_reads_what_we_write(tmp_path: Path) -> None:
     assert torch.equal(twin.weight, model.weight)
 
 
-def test_the_distributed_checkpoint_of_torch_is_read(tmp_path: Path) -> None:
+def test_load_file_reads_the_distributed_checkpoint_of_torch(tmp_path: Path) -> None:
     dcp = pytest.importorskip("torch.distributed.checkpoint")
     if not hasattr(dcp, "HuggingFaceStorageWriter"):
         pytest.skip("this torch has no HuggingFaceStorageWriter")
     tensors = {"a": torch.arange(6.0).reshape(2, 3), "b": torch.ones(4)}
     writer = dcp.HuggingFaceStorageWriter(str(tmp_path), fqn_to_index_mapping={"a": 1, "b": 2})
     with warnings.catch_warnings():
-        # That there is one process only, as it was told.
+        # The warning that there is only one process.
         warnings.simplefilter("ignore")
         dcp.save(tensors, storage_writer=writer, no_dist=True)
     with opened(tmp_path) as file:
@@ -234,7 +236,7 @@ def many(value: float) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("snapshot", [True, "device", False])
-def test_a_save_in_the_background_has_what_the_tensors_were(tmp_path: Path, snapshot: Any) -> None:
+def test_background_save_sharded_stores_the_values_of_the_call(tmp_path: Path, snapshot: Any) -> None:
     tensors = many(1.0)
     ingot.torch.save_sharded(tensors, tmp_path / "one", max_shard_size="4KB")
     future = ingot.torch.save_sharded(
@@ -247,7 +249,7 @@ def test_a_save_in_the_background_has_what_the_tensors_were(tmp_path: Path, snap
     assert files(tmp_path / "all") == files(tmp_path / "one")
 
 
-def test_background_save_keeps_its_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_background_save_sharded_keeps_its_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     futures = [
         ingot.torch.save_sharded(many(value), "model", background=True, overwrite=True)
@@ -260,7 +262,7 @@ def test_background_save_keeps_its_directory(tmp_path: Path, monkeypatch: pytest
     assert ingot.torch.load_file(tmp_path / "model")["layers.0"][0, 0] == 2
 
 
-def test_a_save_in_the_background_that_fails_leaves_the_old_checkpoint(tmp_path: Path) -> None:
+def test_background_save_sharded_that_fails_keeps_the_old_checkpoint(tmp_path: Path) -> None:
     ingot.torch.save_sharded(many(1.0), tmp_path / "model", max_shard_size="4KB")
     before = files(tmp_path / "model")
     # What is there already is known at the call.

@@ -1,4 +1,4 @@
-"""Torch tensors that share memory: what is written once, and what comes back as one."""
+"""Torch tensors that share memory: stored once, and loaded as one."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Twice(nn.Module):
 
 
 class Rows(nn.Module):
-    """A part of a storage that nobody holds whole."""
+    """A part of a storage that no tensor holds whole."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -61,7 +61,7 @@ class Rows(nn.Module):
 
 
 @pytest.mark.parametrize("format", ["safetensors", "bintensors"])
-def test_a_layer_used_twice_is_written_once_and_comes_back_as_one(path: Path, format: Any) -> None:
+def test_save_file_alias_stores_a_repeated_layer_once(path: Path, format: Any) -> None:
     state = Twice().state_dict()
     ingot.torch.save_file(state, path, {"step": "1"}, shared="alias", format=format)
     assert names(path) == ["a.bias", "a.weight"]
@@ -76,7 +76,7 @@ def test_a_layer_used_twice_is_written_once_and_comes_back_as_one(path: Path, fo
     assert (loaded["a.weight"] == 7).all()
 
 
-def test_a_row_of_a_big_tensor_takes_the_bytes_of_a_row(path: Path) -> None:
+def test_save_file_stores_only_the_row_of_a_big_tensor(path: Path) -> None:
     big = torch.randn(100_000, 4)
     for shared in ("error", "copy", "alias"):
         ingot.torch.save_file({"row": big[1:2]}, path, shared=shared)
@@ -84,7 +84,7 @@ def test_a_row_of_a_big_tensor_takes_the_bytes_of_a_row(path: Path) -> None:
         check_same(ingot.torch.load_file(path), {"row": big[1:2]})
 
 
-def test_views_come_back_on_the_memory_of_the_whole(path: Path) -> None:
+def test_load_file_restores_views_on_shared_memory(path: Path) -> None:
     big = torch.arange(40.0).reshape(10, 4)
     tensors = {
         "big": big,
@@ -104,7 +104,7 @@ def test_views_come_back_on_the_memory_of_the_whole(path: Path) -> None:
         assert loaded["column"][1] == loaded["transposed"][0, 1] == loaded["flat"][4] == -1
 
 
-def test_one_transposed_tensor_under_two_names_comes_back_in_c_order(path: Path) -> None:
+def test_save_file_alias_stores_a_transposed_tensor_in_c_order(path: Path) -> None:
     turned = torch.arange(6.0).reshape(2, 3).t()
     ingot.torch.save_file({"a": turned, "b": turned}, path, shared="alias")
     loaded = ingot.torch.load_file(path)
@@ -114,7 +114,7 @@ def test_one_transposed_tensor_under_two_names_comes_back_in_c_order(path: Path)
 
 
 @pytest.mark.parametrize("code", sorted(ingot.torch.DTYPES))
-def test_every_dtype_can_have_two_names(path: Path, code: str) -> None:
+def test_save_file_alias_stores_every_dtype(path: Path, code: str) -> None:
     tensor = torch.arange(8, dtype=torch.uint8).view(ingot.torch.DTYPES[code]) if code != "BOOL" else None
     if tensor is None:
         tensor = torch.tensor([True, False])
@@ -125,13 +125,13 @@ def test_every_dtype_can_have_two_names(path: Path, code: str) -> None:
     assert loaded["b"].view(torch.uint8).tolist() == tensor.view(torch.uint8).tolist()
 
 
-def test_drop_gives_what_the_file_itself_holds(path: Path) -> None:
+def test_load_file_drop_returns_the_stored_tensors(path: Path) -> None:
     ingot.torch.save_file(Twice().state_dict(), path, shared="alias")
     assert set(ingot.torch.load_file(path, shared="drop")) == {"a.weight", "a.bias"}
     assert set(ingot.torch.load(path.read_bytes(), shared="drop")) == {"a.weight", "a.bias"}
 
 
-def test_copy_writes_each_in_full(path: Path) -> None:
+def test_save_file_copy_stores_each_tensor(path: Path) -> None:
     state = Twice().state_dict()
     ingot.torch.save_file(state, path, shared="copy")
     assert data_nbytes(path) == 80_800
@@ -140,7 +140,7 @@ def test_copy_writes_each_in_full(path: Path) -> None:
     assert loaded["a.weight"].data_ptr() != loaded["b.weight"].data_ptr()
 
 
-def test_error_names_two_of_the_tensors_and_the_way_out(path: Path) -> None:
+def test_save_file_error_names_two_tensors_and_the_remedy(path: Path) -> None:
     with pytest.raises(ingot.SharedMemoryError, match=r"^Some tensors share memory") as caught:
         ingot.torch.save_file(Twice().state_dict(), path)
     assert "`a." in str(caught.value)
@@ -149,11 +149,11 @@ def test_error_names_two_of_the_tensors_and_the_way_out(path: Path) -> None:
     assert not path.exists()
 
 
-def test_alias_refuses_tensors_none_of_which_holds_all(path: Path) -> None:
+def test_save_file_alias_rejects_parts_of_no_stored_tensor(path: Path) -> None:
     big = torch.zeros(10, 4)
     with pytest.raises(ingot.SharedMemoryError, match=r'`a`, `b` — none holds all of it.*shared="copy"'):
         ingot.torch.save_file({"a": big[:3], "b": big[2:5]}, path, shared="alias")
-    # Of one memory, but nobody could say where in the other it lies.
+    # In one memory, but with no position within the other tensor.
     with pytest.raises(ingot.SharedMemoryError, match="`a`, `b`"):
         ingot.torch.save_file({"a": big, "b": big.view(torch.int32)}, path, shared="alias")
     with pytest.raises(ingot.SharedMemoryError, match="`a`, `b`"):
@@ -171,7 +171,7 @@ def test_save_file_alias_refuses_a_tensor_between_two_elements_of_another(path: 
         ingot.torch.save_file(tensors, path, shared="alias")
 
 
-def test_save_file_alias_tells_a_square_tensor_from_its_transpose(path: Path) -> None:
+def test_save_file_alias_distinguishes_a_square_tensor_from_its_transpose(path: Path) -> None:
     square = torch.arange(4.0).reshape(2, 2)
     ingot.torch.save_file({"a": square, "b": square.t()}, path, shared="alias")
     check_same(ingot.torch.load_file(path), {"a": square, "b": square.t()})
@@ -184,7 +184,7 @@ def test_save_file_alias_stores_the_whole_of_parts_that_begin_with_it(path: Path
     check_same(ingot.torch.load_file(path), {"a": big[:3], "b": big})
 
 
-def test_parts_that_share_no_byte_are_all_written(path: Path) -> None:
+def test_save_file_alias_stores_disjoint_parts(path: Path) -> None:
     big = torch.arange(12.0).reshape(2, 6)
     parts = dict(zip("abc", big.chunk(3, dim=1), strict=True))
     ingot.torch.save_file(parts, path, shared="alias")
@@ -193,13 +193,13 @@ def test_parts_that_share_no_byte_are_all_written(path: Path) -> None:
     assert all(torch.equal(loaded[name], part) for name, part in parts.items())
 
 
-def test_alias_without_anything_shared_is_the_same_file(path: Path) -> None:
+def test_save_alias_without_sharing_changes_nothing(path: Path) -> None:
     tensors = {"a": torch.ones(2), "b": torch.zeros(3)}
     for texts in (None, {}, {"step": "1"}):
         assert ingot.torch.save(tensors, texts, shared="alias") == ingot.torch.save(tensors, texts)
 
 
-def test_a_record_of_other_tensors_is_not_carried_along(path: Path) -> None:
+def test_save_file_drops_an_alias_record_of_other_tensors(path: Path) -> None:
     ingot.torch.save_file(Twice().state_dict(), path, shared="alias")
     tensors = {"a": torch.zeros(1)}
     ingot.torch.save_file(tensors, path, metadata(path), shared="alias")
@@ -207,7 +207,7 @@ def test_a_record_of_other_tensors_is_not_carried_along(path: Path) -> None:
     assert set(ingot.torch.load_file(path)) == {"a"}
 
 
-def test_an_unknown_choice_lists_the_choices(path: Path) -> None:
+def test_shared_lists_choices_for_an_unknown_one(path: Path) -> None:
     path.write_bytes(ingot.torch.save({}))
     calls: list[tuple[Callable[..., Any], Any, str]] = [
         (ingot.torch.save, {}, "error, copy, alias"),
@@ -220,7 +220,7 @@ def test_an_unknown_choice_lists_the_choices(path: Path) -> None:
             call(first, shared="both")
 
 
-# --- records that nobody would write ---
+# --- hostile records ---
 
 
 def with_record(record: Any) -> bytes:
@@ -255,14 +255,14 @@ def with_record(record: Any) -> bytes:
         {"b": {"of": "a", "shape": [2**40, 2**40], "stride": [0, 0], "begin": 0}},
     ],
 )
-def test_a_broken_record_is_refused(record: Any) -> None:
+def test_load_rejects_a_broken_alias_record(record: Any) -> None:
     with pytest.raises(ingot.SafetensorError, match=r"metadata `ingot.shared`") as caught:
         ingot.torch.load(with_record(record))
     assert caught.value.code == "invalid-alias"
     assert set(ingot.torch.load(with_record(record), shared="drop")) == {"a", "c"}
 
 
-def test_a_record_neither_replaces_a_tensor_nor_invents_one() -> None:
+def test_load_ignores_aliases_of_stored_and_missing_names() -> None:
     loaded = ingot.torch.load(with_record({"c": {"of": "a"}, "d": {"of": "gone"}, "e": {"of": "a"}}))
     assert set(loaded) == {"a", "c", "e"}
     assert loaded["c"].tolist() == [1.0]
@@ -271,7 +271,7 @@ def test_a_record_neither_replaces_a_tensor_nor_invents_one() -> None:
 # --- save_model and load_model ---
 
 
-def test_a_model_keeps_the_first_name_and_notes_the_other(path: Path) -> None:
+def test_save_model_keeps_the_first_name(path: Path) -> None:
     texts = {"format": "pt"}
     model = Twice()
     ingot.torch.save_model(model, path, texts)
@@ -284,7 +284,7 @@ def test_a_model_keeps_the_first_name_and_notes_the_other(path: Path) -> None:
     assert torch.equal(other.b.weight, model.a.weight)
 
 
-def test_a_model_with_a_part_of_a_storage_is_refused_with_the_fix(path: Path) -> None:
+def test_save_model_rejects_a_part_of_a_storage_with_a_hint(path: Path) -> None:
     with pytest.raises(RuntimeError, match=r"no suitable name to keep.*`row`.*`\.clone\(\)`") as caught:
         ingot.torch.save_model(Rows(), path)
     assert isinstance(caught.value, ingot.SharedMemoryError)
@@ -294,7 +294,7 @@ def test_a_model_with_a_part_of_a_storage_is_refused_with_the_fix(path: Path) ->
     assert model.row.tolist() == [[1.0] * 4]  # type: ignore[operator]
 
 
-def test_strict_names_what_is_missing_and_what_is_too_many(path: Path) -> None:
+def test_load_model_strict_names_missing_and_unexpected_keys(path: Path) -> None:
     ingot.torch.save_file({"weight": torch.ones(2, 2), "extra": torch.ones(1)}, path)
     with pytest.raises(RuntimeError) as caught:
         ingot.torch.load_model(nn.Linear(2, 2), path)
@@ -317,7 +317,7 @@ def test_save_model_keeps_the_names_of_shared_tensors_with_alias(path: Path) -> 
         ingot.torch.save_model(model, path, shared="error")
 
 
-def test_a_tied_model_refuses_a_file_with_two_tensors_for_one(path: Path) -> None:
+def test_load_model_reports_two_tensors_for_a_tied_one(path: Path) -> None:
     state = {name: tensor.clone() for name, tensor in Twice().state_dict().items()}
     ingot.torch.save_file(state, path)
     missing, unexpected = ingot.torch.load_model(Twice(), path, strict=False)
@@ -346,16 +346,16 @@ class Hooked(nn.Module):
         module.done += 1
 
 
-def test_loading_a_model_runs_its_hooks(path: Path) -> None:
+def test_load_model_runs_hooks(path: Path) -> None:
     ingot.torch.save_file({"old.weight": torch.ones(2, 2), "old.bias": torch.ones(2)}, path)
     model = Hooked()
-    # The hook gives both names, which the file has not: neither is unexpected.
+    # The hook provides both names, which the file lacks: neither is unexpected.
     assert ingot.torch.load_model(model, path) == (set(), [])
     assert model.done == 1
     assert (model.b.weight == 1).all()
 
 
-def test_another_dtype_is_reported_and_loaded(path: Path) -> None:
+def test_load_model_warns_of_another_dtype(path: Path) -> None:
     ingot.torch.save_model(nn.Linear(2, 2), path)
     model = nn.Linear(2, 2).half()
     with pytest.warns(UserWarning, match=r"converted 2 tensors.*`bias`, `weight`"):
@@ -363,7 +363,7 @@ def test_another_dtype_is_reported_and_loaded(path: Path) -> None:
     assert model.weight.dtype == torch.float16
 
 
-def test_a_strided_model_is_packed_or_refused(path: Path) -> None:
+def test_save_model_packs_or_rejects_strided_tensors(path: Path) -> None:
     model = nn.Module()
     model.register_buffer("turned", torch.arange(6.0).reshape(2, 3).t())
     with pytest.raises(ValueError, match="non contiguous tensor: `turned`"):
@@ -372,7 +372,7 @@ def test_a_strided_model_is_packed_or_refused(path: Path) -> None:
     assert torch.equal(ingot.torch.load_file(path)["turned"], model.turned)  # type: ignore[arg-type]
 
 
-def test_long_lists_of_names_are_cut(path: Path) -> None:
+def test_save_model_shortens_long_lists_of_names(path: Path) -> None:
     state = torch.zeros(100)
     model = nn.Module()
     for number in range(6):

@@ -58,7 +58,7 @@ class Dribble(io.RawIOBase):
 
 
 class Uploads:
-    """An object that has a `write` and nothing else, and says nothing of what it took."""
+    """An object with only a `write` method, which returns None."""
 
     def __init__(self) -> None:
         self.pieces: list[bytes] = []
@@ -68,7 +68,7 @@ class Uploads:
 
 
 @pytest.mark.parametrize("format", ["safetensors", "bintensors"])
-def test_a_stream_gets_the_bytes_of_the_file(tmp_path: Path, format: Any) -> None:
+def test_save_file_writes_the_same_bytes_to_a_stream(tmp_path: Path, format: Any) -> None:
     expected = ingot.numpy.save(ARRAYS, {"k": "v"}, format=format)
     memory, dribble, uploads = io.BytesIO(), Dribble(100_000), Uploads()
     for file in (memory, dribble, uploads):
@@ -87,7 +87,7 @@ def test_a_stream_gets_the_bytes_of_the_file(tmp_path: Path, format: Any) -> Non
     assert fsspec.filesystem("memory").cat(f"/streams/{format}") == expected
 
 
-def test_files_that_are_open_are_written_to_from_where_they_stand(tmp_path: Path) -> None:
+def test_save_file_writes_at_the_position_of_an_open_file(tmp_path: Path) -> None:
     expected = ingot.numpy.save(ARRAYS)
     for number, opens in enumerate(
         (
@@ -106,13 +106,13 @@ def test_files_that_are_open_are_written_to_from_where_they_stand(tmp_path: Path
             assert Path(file.name).read_bytes() == b"before" + expected + b"after"
 
 
-def test_a_path_that_has_a_write_is_a_path(tmp_path: Path) -> None:
+def test_save_file_treats_a_path_with_a_write_method_as_a_path(tmp_path: Path) -> None:
     path = py.path.local(tmp_path / "t")
     ingot.numpy.save_file(ARRAYS, path, durable=False)
     assert Path(path).read_bytes() == ingot.numpy.save(ARRAYS)
 
 
-def test_a_pipe_and_a_socket_get_the_bytes_of_the_file() -> None:
+def test_save_file_writes_to_a_pipe_and_a_socket() -> None:
     expected = ingot.numpy.save(ARRAYS)
 
     def received(write: Any, read: Any) -> bytes:
@@ -138,7 +138,7 @@ def test_a_pipe_and_a_socket_get_the_bytes_of_the_file() -> None:
     assert ingot.numpy.load(said)["a"].tolist() == [0, 1, 2]
 
 
-def test_a_module_is_written_as_to_a_file(path: Path) -> None:
+def test_save_model_writes_to_a_stream(path: Path) -> None:
     model = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.Linear(3, 3))
     model[1].weight = model[0].weight
     memory = io.BytesIO()
@@ -147,7 +147,7 @@ def test_a_module_is_written_as_to_a_file(path: Path) -> None:
     assert memory.getvalue() == path.read_bytes()
 
 
-def test_names_that_share_memory_are_treated_as_in_a_file(tmp_path: Path) -> None:
+def test_save_file_to_a_stream_handles_shared_memory(tmp_path: Path) -> None:
     weight = torch.arange(6.0)
     tied, memory = {"a": weight, "b": weight}, io.BytesIO()
     with pytest.raises(ingot.SharedMemoryError):
@@ -163,7 +163,7 @@ def test_names_that_share_memory_are_treated_as_in_a_file(tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("checksums", DIGESTS, ids=str)
 @pytest.mark.parametrize("format", ["safetensors", "bintensors"])
-def test_digests_room_and_alignment_are_those_of_a_file(tmp_path: Path, format: Any, checksums: Any) -> None:
+def test_save_file_to_a_stream_takes_digests_and_layout(tmp_path: Path, format: Any, checksums: Any) -> None:
     options: dict[str, Any] = {"format": format, "checksums": checksums}
     if format == "safetensors":
         options["write_options"] = {"reserve_header": 1000, "align": 4096}
@@ -174,7 +174,7 @@ def test_digests_room_and_alignment_are_those_of_a_file(tmp_path: Path, format: 
     assert not ingot.verify(path, raises=False).bad
 
 
-def test_a_tensor_that_changes_between_its_digest_and_its_bytes_is_found() -> None:
+def test_save_file_to_a_stream_notices_a_changing_tensor() -> None:
     array = numpy.zeros(4 << 20, "f4")
 
     class Changing(io.BytesIO):
@@ -189,7 +189,7 @@ def test_a_tensor_that_changes_between_its_digest_and_its_bytes_is_found() -> No
     assert caught.value.code == "digest-mismatch"
 
 
-def test_progress_is_told_of_a_stream_and_can_stop_it(capfd: pytest.CaptureFixture[str]) -> None:
+def test_save_file_to_a_stream_reports_progress(capfd: pytest.CaptureFixture[str]) -> None:
     told: list[tuple[int, int]] = []
     memory = io.BytesIO()
     ingot.numpy.save_file(ARRAYS, memory, progress=lambda done, total: told.append((done, total)))
@@ -221,7 +221,7 @@ GIVEN: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("name", GIVEN)
-def test_options_of_a_file_with_a_name_are_refused_by_theirs(name: str) -> None:
+def test_save_file_to_a_stream_rejects_file_options(name: str) -> None:
     memory = io.BytesIO()
     with pytest.raises(
         ingot.OptionError, match=rf"^{name}: .*found an object with a write: BytesIO"
@@ -231,7 +231,7 @@ def test_options_of_a_file_with_a_name_are_refused_by_theirs(name: str) -> None:
     assert memory.getvalue() == b""
 
 
-def test_every_option_of_saving_is_kept_or_refused() -> None:
+def test_save_file_to_a_stream_takes_or_rejects_every_option() -> None:
     kept = {"metadata", "format", "progress", "reserve_header", "align", "checksums"}
     assert set(Saving._fields) == kept | GIVEN.keys()
     with pytest.raises(ingot.OptionError, match=r"^durable, replace_read_only, background: "):
@@ -240,7 +240,7 @@ def test_every_option_of_saving_is_kept_or_refused() -> None:
         )  # type: ignore[call-overload]
 
 
-def test_what_a_stream_raises_comes_through() -> None:
+def test_save_file_passes_on_the_error_of_a_stream() -> None:
     class Full(io.BytesIO):
         def write(self, data: Any, /) -> int:
             raise ConnectionResetError("gone")
@@ -264,7 +264,9 @@ def test_what_a_stream_raises_comes_through() -> None:
         (None, BlockingIOError, "does not block and is full"),
     ],
 )
-def test_a_write_that_says_what_cannot_be_is_refused(count: Any, kind: type[Exception], said: str) -> None:
+def test_save_file_rejects_an_impossible_result_of_write(
+    count: Any, kind: type[Exception], said: str
+) -> None:
     stubborn: Any = Dribble(1)
     stubborn.write = lambda data: count
     with pytest.raises(kind, match=said):
@@ -280,7 +282,7 @@ TEXTS: dict[str, Callable[[Path], Any]] = {
 
 
 @pytest.mark.parametrize("name", TEXTS)
-def test_a_text_file_is_refused_by_its_name(tmp_path: Path, name: str) -> None:
+def test_save_file_rejects_a_text_file(tmp_path: Path, name: str) -> None:
     with (
         TEXTS[name](tmp_path) as text,
         pytest.raises(TypeError, match=f"the text file `.*{name}.*`: open it"),
@@ -288,13 +290,13 @@ def test_a_text_file_is_refused_by_its_name(tmp_path: Path, name: str) -> None:
         ingot.numpy.save_file(ARRAYS, text)
 
 
-def test_what_is_neither_a_path_nor_has_a_write_is_refused() -> None:
+def test_save_file_rejects_a_value_without_write() -> None:
     for nothing in (object(), None, 5):
         with pytest.raises(TypeError, match="expected a path"):
             ingot.numpy.save_file(ARRAYS, nothing)  # type: ignore[call-overload]
 
 
-def test_nothing_is_written_where_a_tensor_cannot_be() -> None:
+def test_save_file_writes_nothing_to_a_stream_if_a_tensor_fails() -> None:
     memory = io.BytesIO()
     with pytest.raises(ValueError, match="`b`"):
         ingot.torch.save_file({"a": torch.zeros(1), "b": [1.0]}, memory)  # type: ignore[dict-item]
@@ -305,7 +307,7 @@ def test_nothing_is_written_where_a_tensor_cannot_be() -> None:
     assert memory.getvalue() == b""
 
 
-def test_a_stream_has_one_piece_in_memory_beside_the_tensors(tmp_path: Path) -> None:
+def test_save_file_to_a_stream_takes_one_piece_of_memory(tmp_path: Path) -> None:
     program = """
 import ingot.numpy, numpy
 array = numpy.ones(64 << 20, "f4").reshape(1 << 13, 1 << 13).T
@@ -322,7 +324,7 @@ say(memory("VmHWM") - before)
     assert run(program).said() < 48 << 20
 
 
-def test_the_protocol_is_what_checkers_ask_for() -> None:
+def test_stream_protocol_is_known_to_checkers() -> None:
     def takes(file: Writable) -> object:
         return file.write(b"")
 

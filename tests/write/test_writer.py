@@ -53,7 +53,7 @@ def names_in(folder: Path) -> list[str]:
 
 
 @pytest.mark.parametrize("suffix", [".safetensors", ".bt"])
-def test_a_filled_file_is_the_saved_one(tmp_path: Path, suffix: str) -> None:
+def test_writer_equals_save_file(tmp_path: Path, suffix: str) -> None:
     path = tmp_path / f"t{suffix}"
     with ingot.Writer(path, SPECS, {"k": "v"}, durable=True, overwrite=True) as writer:
         matrix = tensors()["matrix"]
@@ -69,7 +69,7 @@ def test_a_filled_file_is_the_saved_one(tmp_path: Path, suffix: str) -> None:
     assert names_in(tmp_path) == sorted([f"t{suffix}", f"saved{suffix}"])
 
 
-def test_room_and_alignment_are_those_of_a_saved_file(tmp_path: Path) -> None:
+def test_writer_reserves_and_aligns_like_save_file(tmp_path: Path) -> None:
     options: dict[str, Any] = {"write_options": {"reserve_header": 300, "align": 4096}}
     with ingot.Writer(tmp_path / "t.safetensors", SPECS, **options, overwrite=True) as writer:
         fill(writer)
@@ -78,7 +78,7 @@ def test_room_and_alignment_are_those_of_a_saved_file(tmp_path: Path) -> None:
     assert (tmp_path / "t.safetensors").read_bytes() == (tmp_path / "saved.safetensors").read_bytes()
 
 
-def test_specs_come_in_every_form(tmp_path: Path) -> None:
+def test_writer_takes_specs_in_every_form(tmp_path: Path) -> None:
     source = tmp_path / "source.safetensors"
     arrays = {
         "bf16": numpy.zeros(4, ml_dtypes.bfloat16),
@@ -113,20 +113,20 @@ def test_specs_come_in_every_form(tmp_path: Path) -> None:
         (["a"], TypeError),
     ],
 )
-def test_specs_that_are_none_are_refused(tmp_path: Path, specs: Any, kind: Any) -> None:
+def test_writer_rejects_invalid_specs(tmp_path: Path, specs: Any, kind: Any) -> None:
     with pytest.raises(kind):
         ingot.Writer(tmp_path / "t", specs, overwrite=True)
     assert names_in(tmp_path) == []
 
 
-def test_either_specs_or_reserve(tmp_path: Path) -> None:
+def test_writer_takes_either_specs_or_reserve(tmp_path: Path) -> None:
     for arguments in ({}, {"specs": SPECS, "reserve": 100}, {"reserve": 100, "format": "bintensors"}):
         with pytest.raises(ingot.OptionError):
             ingot.Writer(tmp_path / "t", **arguments, overwrite=True)  # type: ignore[arg-type]
     assert names_in(tmp_path) == []
 
 
-def test_what_is_missing_or_written_twice_is_named(tmp_path: Path) -> None:
+def test_writer_names_missing_and_repeated_tensors(tmp_path: Path) -> None:
     path = tmp_path / "t.safetensors"
     path.write_bytes(b"old")
     with ingot.Writer(path, SPECS, overwrite=True) as writer:
@@ -166,7 +166,7 @@ def test_what_is_missing_or_written_twice_is_named(tmp_path: Path) -> None:
     assert safetensors.torch.load_file(path).keys() == tensors().keys()
 
 
-def test_without_a_commit_the_old_file_stays(tmp_path: Path) -> None:
+def test_writer_without_commit_keeps_the_old_file(tmp_path: Path) -> None:
     path = tmp_path / "t.safetensors"
     path.write_bytes(b"old")
     with pytest.warns(RuntimeWarning, match=f"{path}: the with block ended without commit"):  # noqa: SIM117
@@ -188,7 +188,7 @@ def test_without_a_commit_the_old_file_stays(tmp_path: Path) -> None:
 @pytest.mark.parametrize("shard_nbytes", [16, 1 << 20], ids=["shards", "one file"])
 @pytest.mark.parametrize("is_joined", [False, True], ids=["writer", "joined"])
 @pytest.mark.parametrize("is_commit_last", [False, True], ids=["save last", "commit last"])
-def test_writer_and_save_sharded_in_one_directory_leave_one_whole_checkpoint(
+def test_writer_and_save_sharded_leave_one_whole_checkpoint(
     tmp_path: Path, shard_nbytes: int, is_joined: bool, is_commit_last: bool
 ) -> None:
     def save() -> None:
@@ -212,7 +212,7 @@ def test_writer_and_save_sharded_in_one_directory_leave_one_whole_checkpoint(
     assert not [name for name in names_in(tmp_path) if name.startswith(".")]
 
 
-def test_threads_fill_one_file(tmp_path: Path) -> None:
+def test_writer_is_filled_by_threads(tmp_path: Path) -> None:
     path = tmp_path / "t.safetensors"
     whole = torch.arange(64 * 1000.0).reshape(64, 1000)
     refused = []
@@ -237,7 +237,7 @@ def test_threads_fill_one_file(tmp_path: Path) -> None:
     assert torch.equal(safetensors.torch.load_file(path)["whole"], whole)
 
 
-def test_a_guest_may_commit_and_leaving_takes_nothing_away(tmp_path: Path) -> None:
+def test_writer_guest_may_commit(tmp_path: Path) -> None:
     path = tmp_path / "t.safetensors"
     with pytest.raises(ingot.StorageError) as caught:
         ingot.Writer.join(path)
@@ -261,7 +261,7 @@ def test_a_guest_may_commit_and_leaving_takes_nothing_away(tmp_path: Path) -> No
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_aside_is_committed_by_the_process_that_made_it(tmp_path: Path) -> None:
+def test_aside_is_committed_by_its_own_process(tmp_path: Path) -> None:
     path = tmp_path / "t.json"
     program = """
 aside = ingot._native.Aside.create(sys.argv[1])
@@ -284,7 +284,7 @@ aside.close()
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_a_forked_child_has_to_join(tmp_path: Path) -> None:
+def test_writer_in_a_forked_child_must_join(tmp_path: Path) -> None:
     path = tmp_path / "t.safetensors"
     program = """
 writer = ingot.Writer(sys.argv[1], {"a": ("F32", [4])}, overwrite=True)
@@ -309,7 +309,7 @@ say(ingot.numpy.load_file(sys.argv[1])["a"].tolist())
         pickle.dumps(ingot.Writer(path, SPECS, overwrite=True))
 
 
-def test_tensors_are_appended_until_the_header_is_full(tmp_path: Path) -> None:
+def test_writer_appends_until_the_header_is_full(tmp_path: Path) -> None:
     path = tmp_path / "t.safetensors"
     path.write_bytes(b"old")
     expected = {}
@@ -350,7 +350,7 @@ def test_tensors_are_appended_until_the_header_is_full(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="no way to measure peak memory")
 @pytest.mark.parametrize("how", ["specs", "reserve"])
-def test_a_file_of_many_tensors_takes_the_memory_of_one(tmp_path: Path, how: str) -> None:
+def test_writer_of_many_tensors_takes_the_memory_of_one(tmp_path: Path, how: str) -> None:
     program = """
 count, nbytes = 24, 16 << 20
 forget_peak()

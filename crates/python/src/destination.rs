@@ -179,7 +179,7 @@ impl Destination {
             // - elements that are writable for as long as the result lives: the contract above, for as long as there is
             //   `owner`, which goes with the result, and only `target` gives that away, for no longer than `self` is borrowed.
             //   The size of an element was checked, and `from_buffer` asked whether they may be written to; DLPack has no
-            //   word for that. Tried: without either check `test_the_binding_refuses_memory` fails;
+            //   word for that. Tried: without either check `test_load_file_rejects_invalid_memory` fails;
             // - nobody else who writes to them. That no other thread of the program does nobody can prove; the consequence
             //   are bytes of both.
             Some(strides) => unsafe { Dest::strided(start, itemsize, &sizes, strides) },

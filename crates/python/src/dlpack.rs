@@ -378,7 +378,7 @@ impl<M: Managed> Exports<M> {
         let place = self.group().places[self.used].get();
         // SAFETY: dereferencing `place` asks for a place that is there, which `group` keeps, and that nobody else looks at:
         // `used` is counted up right below, so each comes once. Tried: where it is not,
-        // `test_threads_free_them_in_any_order` crashes.
+        // `test_lending_survives_threads_that_free_in_any_order` crashes.
         let exported = unsafe {
             (*place).write(Exported {
                 managed: M::new(DlTensor {

@@ -69,7 +69,7 @@ def furnish(folder: Path) -> None:
 
 
 def ways(durable: bool) -> Writers:
-    """All ways to write, each of which changes `MODEL` or `shards` or makes `NEW`, always to the same."""
+    """Return all writers. Each changes `MODEL` or `shards` or makes `NEW`, with the same result each time."""
     anew: dict[str, Any] = {"durable": durable, "overwrite": True}
     return {
         **writers(MODEL, durable),
@@ -102,7 +102,7 @@ def tree() -> dict[str, bytes]:
 
 
 def restore(files: dict[str, bytes], *, but_for_leftovers: bool = False) -> None:
-    """What was there before, and perhaps what was left behind since."""
+    """Restore the files from before, and optionally keep leftovers."""
     for path in Path().rglob("*"):
         if path.is_file() and str(path) not in files and not (but_for_leftovers and path.name[0] == "."):
             path.unlink()
@@ -114,7 +114,7 @@ def restore(files: dict[str, bytes], *, but_for_leftovers: bool = False) -> None
 
 
 def without_leftovers(files: dict[str, bytes]) -> dict[str, bytes]:
-    """What is there, but for what the next save is to take away."""
+    """Return the files without the leftovers that the next save removes."""
     return {name: data for name, data in files.items() if not os.path.basename(name).startswith(".")}
 
 
@@ -123,11 +123,11 @@ def differing(one: dict[str, bytes], other: dict[str, bytes]) -> list[str]:
 
 
 class Way:
-    """One way to write, what it makes of what is there, and what was found wrong about it."""
+    """One writer, its result for the existing files, and the faults found."""
 
     def __init__(self, name: str, durable: bool = True) -> None:
         if name == "sharded":
-            # Before the forks, each of which takes six times as long with torch: the others do without.
+            # Import torch before the forks, and only here: it makes a fork six times slower.
             importlib.import_module("ingot.torch")
         self.name, self.write = name, ways(durable)[name]
         self.before, self.old = tree(), self.values()
@@ -153,7 +153,7 @@ class Way:
         return child
 
     def outcome(self) -> list[Any]:
-        """In a child: what the caller is told."""
+        """In a child: return the outcome that the caller sees."""
         try:
             self.write()
         except (ingot.SafetensorError, OSError, MemoryError) as fault:
@@ -165,7 +165,7 @@ class Way:
         self.wrong.append(f"{self.name}, {what}: {found}{how}")
 
     def values(self) -> Any:
-        """What whoever loads the file and the checkpoint that are there is given."""
+        """Return the tensors that a reader of the file and the checkpoint loads."""
         files = without_leftovers(tree())
         if self.name not in ("split", "sharded"):
             return files
@@ -176,7 +176,7 @@ class Way:
         return files[MODEL], {name: array.tobytes() for name, array in loaded.items()}
 
     def after_a_kill(self, what: str) -> None:
-        """Old or new, whole, and the next time takes away what is left."""
+        """Check that the files are old or new and whole, and that the next save removes leftovers."""
         self.count += 1
         if self.values() not in (self.old, self.new):
             self.note(what, f"neither old nor new: {differing(tree(), self.before)}")
@@ -219,7 +219,7 @@ class Watched(Way):
         return self.done(lambda call, count, _: number if (call, count) == (name, nth) else 0)
 
     def each_fails(self) -> None:
-        """Old or new, whole, as the caller was told, and nothing beside it."""
+        """Check that the files are old or new and whole, as reported, with nothing beside them."""
         for name, nth in self.kinds():
             number = FAILS.get(name, errno.EIO)
             ended = self.failing(name, nth, number)
@@ -229,7 +229,7 @@ class Watched(Way):
     def judge(self, what: str, ended: Ended, files: dict[str, bytes]) -> None:
         self.count += 1
         if what.startswith(CLEANING) or "is written" in str(ended.said) or self.name == "download":
-            # What cannot be found or removed stays for the next time, and so does what was fetched.
+            # Leftovers that cannot be found or removed stay for the next save, and so do partial downloads.
             files = without_leftovers(files)
         if ended.code != 0 or not ended.said:
             self.note(what, "it neither returned nor raised", ended)
@@ -261,7 +261,7 @@ Findings = dict[str, tuple[int, list[str]]]
 
 
 def findings(name: str) -> Findings | None:
-    """Of each kind of fault, how many there were and what was wrong; None where calls cannot be seen."""
+    """Return for each kind of fault the number tried and the failures; None if calls cannot be traced."""
     if not is_possible():
         return None
     way = Watched(name)

@@ -1,8 +1,8 @@
 """Every system call of all that writes: it fails, it is interrupted, and the process is killed before it.
 
 `test_failing_calls` has whole kinds of calls fail, and looks at what the errors say. Here each call fails
-alone, and what is there afterwards is looked at: the old files or the new ones, whole, as the caller was
-told, and nothing beside them.
+alone, and the test compares the files afterwards: they are the old ones or the new ones, whole, as
+reported, with nothing beside them.
 """
 
 from __future__ import annotations
@@ -35,19 +35,19 @@ def folder(tmp_path: Path, served: None) -> Path:
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_any_call_may_go_wrong(folder: Path, way: str) -> None:
+def test_writers_survive_a_fault_in_any_call(folder: Path, way: str) -> None:
     found = run(PROGRAM, way, folder=folder).said()
     if found is None:
         pytest.skip("the calls of a process cannot be seen here")
     assert found.keys() == {"fail", "interrupted", "killed"}
     for what, (count, wrong) in found.items():
         note(f"system calls: {what}", count, len(wrong))
-    # All are noted, and all that is wrong is told at once.
+    # Record all counts, and report all failures at once.
     assert not any(wrong for _, wrong in found.values()), found
     assert min(count for count, _ in found.values()) > 3
 
 
-def test_all_ways_are_tried(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_writers_are_all_tested(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import faults
 
     monkeypatch.chdir(folder)
@@ -72,7 +72,7 @@ say(faults.findings("careless"))
 """
 
 
-def test_a_careless_writer_is_found_out(folder: Path) -> None:
+def test_watcher_finds_a_careless_writer(folder: Path) -> None:
     found = run(PLANTED, folder=folder).said()
     if found is None:
         pytest.skip("the calls of a process cannot be seen here")
@@ -90,7 +90,7 @@ KILLS_OF_ONE_SEED = 200
 
 
 @pytest.mark.parametrize("seed", range(int(os.environ.get("INGOT_KILLS", "200")) // KILLS_OF_ONE_SEED))
-def test_a_kill_at_any_moment_leaves_old_or_new(folder: Path, seed: int) -> None:
+def test_writers_killed_at_any_moment_leave_old_or_new(folder: Path, seed: int) -> None:
     done, wrong = run(MOMENTS, KILLS_OF_ONE_SEED, seed, folder=folder).said()
     note("kills at random moments", done, len(wrong))
     assert not wrong, f"seed {seed}:\n" + "\n".join(wrong)

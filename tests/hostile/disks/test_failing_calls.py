@@ -88,14 +88,14 @@ FAULTS: list[tuple[str, str, str, set[str]]] = [
 
 
 def attempts(models: Path, *inject: str, name: str = "model.safetensors", **options: Any) -> dict[str, Any]:
-    """What each writer raised, what it changed, and whether it let go of everything, where calls fail."""
+    """Return for each writer its error, its changes, and whether it closed everything."""
     program = WRITERS + ATTEMPTS
     found: dict[str, Any] = traced(program, name, "durable", folder=models, inject=inject, **options).said()
     return found
 
 
 @pytest.mark.parametrize(("name", "fault", "step", "spared"), FAULTS)
-def test_a_failing_step_leaves_what_was_there(
+def test_writers_keep_the_old_file_if_a_step_fails(
     models: Path, name: str, fault: str, step: str, spared: set[str]
 ) -> None:
     name = f"{name}.safetensors"
@@ -135,7 +135,7 @@ def test_in_place_save_reserves_before_it_writes(models: Path, name: str, fault:
         assert (code, changed, let_go) == (number, [], True), writer
 
 
-def test_a_directory_that_cannot_be_flushed_is_said_so_and_the_file_is_the_new_one(models: Path) -> None:
+def test_writers_report_a_directory_that_cannot_be_flushed(models: Path) -> None:
     found = attempts(models, "fsync,fdatasync:error=EIO", only=models)
     for writer, (fault, changed, let_go) in found.items():
         assert let_go is True, writer
@@ -147,7 +147,7 @@ def test_a_directory_that_cannot_be_flushed_is_said_so_and_the_file_is_the_new_o
 
 
 @pytest.mark.parametrize("number", ["EMFILE", "EROFS"])
-def test_where_no_file_can_be_made_the_old_one_stays(models: Path, number: str) -> None:
+def test_writers_keep_the_old_file_if_none_can_be_created(models: Path, number: str) -> None:
     found = attempts(models, f"openat,openat2,open:error={number}", only=models)
     for writer, (fault, changed, let_go) in found.items():
         assert let_go is True, writer
@@ -197,7 +197,7 @@ def lost(calls: list[str], folder: Path) -> list[str]:
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "new.safetensors"])
-def test_a_file_is_flushed_before_it_gets_its_name_and_the_name_after(models: Path, name: str) -> None:
+def test_writers_flush_a_file_before_and_its_name_after_renaming(models: Path, name: str) -> None:
     seen = traced(WRITERS + FLUSHED, name, "durable", folder=models, trace=SEEN)
     assert seen.code == 0, seen.err
     for writer, calls in seen.calls.items():
@@ -206,7 +206,7 @@ def test_a_file_is_flushed_before_it_gets_its_name_and_the_name_after(models: Pa
             assert lost(calls, models) == [], writer
 
 
-def test_what_need_not_be_durable_waits_for_no_disk(models: Path) -> None:
+def test_writers_without_durable_flush_nothing(models: Path) -> None:
     seen = traced(WRITERS + FLUSHED, "model.safetensors", "fast", folder=models, trace=SEEN)
     assert seen.code == 0, seen.err
     calls = [call for of_one in seen.calls.values() for call in of_one]
@@ -218,7 +218,7 @@ FAR = {"NFS": "6969000000000000", "SMB2": "424d53fe00000000", "CIFS": "424d53ff0
 
 
 @pytest.mark.parametrize("system", FAR)
-def test_over_a_network_a_full_disk_is_not_found_out_after_the_save(models: Path, system: str) -> None:
+def test_writers_find_a_full_network_disk_before_they_return(models: Path, system: str) -> None:
     # strace makes the file system say that it is another.
     disguise = f"fstatfs:poke_exit=@arg2={FAR[system]}"
     seen = traced(
@@ -250,7 +250,7 @@ say([bool(all(same)), ingot.hash(path), ingot.verify(path).ok])
 """
 
 
-def test_interrupted_reads_go_on(tmp_path: Path) -> None:
+def test_readers_continue_after_interrupts(tmp_path: Path) -> None:
     arrays = {"large": numpy.arange(9 << 20, dtype=numpy.uint32).reshape(9, -1), "small": numpy.ones(7)}
     folder, path = tmp_path / "models", tmp_path / "models" / "model.safetensors"
     folder.mkdir()
@@ -262,7 +262,7 @@ def test_interrupted_reads_go_on(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("number", ["EIO", "ESTALE", "ETIMEDOUT"])
-def test_a_header_that_cannot_be_read_is_named_with_the_bytes(models: Path, number: str) -> None:
+def test_readers_name_the_bytes_of_an_unreadable_header(models: Path, number: str) -> None:
     program = """
 found = []
 for backend in ("auto", "mmap", "pread"):
@@ -282,7 +282,7 @@ say(found)
         assert held == found[0][3]
 
 
-def test_a_header_is_checked_where_nobody_else_can_write(models: Path) -> None:
+def test_readers_copy_the_header_before_mapping(models: Path) -> None:
     # The file is opened once, and the header is copied out of it: the mapping is for tensors.
     program = """
 mark("opening")
@@ -303,7 +303,7 @@ file["a"], file.get_slice("b")[2:], file.metadata()
 
 
 @pytest.mark.parametrize("system", FAR)
-def test_a_file_that_is_far_away_is_read_and_not_mapped(models: Path, system: str) -> None:
+def test_readers_do_not_map_a_network_file(models: Path, system: str) -> None:
     program = """
 with ingot.safe_open("model.safetensors", "np") as file:
     say([file.backend, file.why, float(file["a"].sum())])

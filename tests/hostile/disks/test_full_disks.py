@@ -23,7 +23,7 @@ def small(tmp_path: Path) -> Iterator[Path]:
         yield place
 
 
-def test_a_file_is_saved_over_and_over_where_two_have_room(small: Path) -> None:
+def test_save_file_replaces_again_and_again_where_two_files_have_room(small: Path) -> None:
     path = small / "model.safetensors"
     # What a file had is given back behind the save that replaced it, and the next one asks for it at once.
     for step in range(40):

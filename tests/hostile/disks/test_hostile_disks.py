@@ -26,7 +26,9 @@ pytestmark = pytest.mark.slow
 
 @pytest.mark.parametrize("options", [{}, {"atomic": False}], ids=["atomic", "in place"])
 @pytest.mark.parametrize("durable", [True, False])
-def test_a_full_disk_keeps_the_old_file(small_disk: Path, options: dict[str, Any], durable: bool) -> None:
+def test_save_file_keeps_the_old_file_on_a_full_disk(
+    small_disk: Path, options: dict[str, Any], durable: bool
+) -> None:
     path = small_disk / "model.safetensors"
     ingot.numpy.save_file({"a": ARRAY}, path)
     before = path.read_bytes()
@@ -57,7 +59,7 @@ def save_sharded(arrays: dict[str, Any], folder: Path) -> None:
     ingot.torch.save_sharded(tensors, folder, max_shard_size=2000, overwrite=True)
 
 
-def test_a_name_that_cannot_be_taken_is_reported_as_itself(tmp_path: Path) -> None:
+def test_writers_name_a_path_that_is_taken(tmp_path: Path) -> None:
     source = tmp_path / "source.safetensors"
     ingot.numpy.save_file({"a": ARRAY}, source)
     (tmp_path / "model.safetensors").mkdir()
@@ -96,7 +98,9 @@ def disk_of_96_mib(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[P
 
 @pytest.mark.parametrize("background", [False, True])
 @pytest.mark.parametrize("durable", [True, False])
-def test_a_full_disk_keeps_a_large_old_file(disk_of_96_mib: Path, durable: bool, background: bool) -> None:
+def test_save_file_keeps_a_large_old_file_on_a_full_disk(
+    disk_of_96_mib: Path, durable: bool, background: bool
+) -> None:
     path = disk_of_96_mib / "model.safetensors"
 
     def save(nbytes: int) -> None:
@@ -135,7 +139,7 @@ say([found, sorted(os.listdir()), ingot.numpy.load_file("old")["a"].tolist()])
 """
 
 
-def test_a_read_only_directory_is_said_so_and_its_files_can_be_written_in_place(tmp_path: Path) -> None:
+def test_save_file_explains_a_read_only_directory(tmp_path: Path) -> None:
     (tmp_path / "old").write_bytes(ingot.numpy.save({"a": ARRAY}))
     (tmp_path / "old").chmod(0o666)
     tmp_path.chmod(0o555)
@@ -150,7 +154,7 @@ def test_a_read_only_directory_is_said_so_and_its_files_can_be_written_in_place(
     assert array == [1, 1, 1]
 
 
-def test_a_directory_in_which_nothing_is_listed_or_left_is_no_matter(tmp_path: Path) -> None:
+def test_save_file_reports_a_removed_directory(tmp_path: Path) -> None:
     program = """
 os.mkdir("gone")
 os.chdir("gone")

@@ -1,4 +1,4 @@
-"""A model of more shards than a process may open files: whatever is done to it, few are open at once."""
+"""A model with more shards than a process may open files: every operation keeps few of them open."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from support.shards import folder as files_of
 pytestmark = pytest.mark.slow
 
 COUNT = 3000
-# What most systems let a process open, and what is owed.
+# The usual limit of open files, and the limit that ingot promises.
 ALLOWED, OWED = 1024, 128
 
 if not Path("/proc/self/fd").exists():
@@ -41,7 +41,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-# Counts what is open all the time, also while the call runs.
+# Count the open files continuously while the call runs.
 PROGRAM = f"""
 import faulthandler, shutil, tempfile
 COUNT, ALLOWED, OWED = {COUNT}, {ALLOWED}, {OWED}
@@ -148,7 +148,9 @@ with ingot.safe_open(INDEX, "np", backend=BACKEND, confine=True) as file:
 
 @pytest.mark.parametrize("backend", ["mmap", "pread"])
 @pytest.mark.parametrize("what", READS)
-def test_shards_are_read_by_few_descriptors(folder: Path, tmp_path: Path, what: str, backend: str) -> None:
+def test_load_file_reads_shards_with_few_descriptors(
+    folder: Path, tmp_path: Path, what: str, backend: str
+) -> None:
     work = f"BACKEND = {backend!r}\ndef work():\n    " + READS[what].strip().replace("\n", "\n    ")
     found = run(PROGRAM + work + "\nwatched(work)", tmp_path, folder=folder).said()
     assert found <= OWED
@@ -172,14 +174,14 @@ ingot.merge([INDEX], into('one.safetensors'))
 
 
 @pytest.mark.parametrize("what", WRITES)
-def test_shards_are_copied_through_few_descriptors(folder: Path, tmp_path: Path, what: str) -> None:
+def test_copies_of_shards_take_few_descriptors(folder: Path, tmp_path: Path, what: str) -> None:
     work = "def work():\n    " + WRITES[what].strip().replace("\n", "\n    ")
     work += "\n    check(ingot.numpy.load_file(into('one.safetensors')))\nwatched(work)"
     found = run(PROGRAM + work, tmp_path, folder=folder).said()
     assert found <= OWED
 
 
-def test_statistics_of_shards_take_few_descriptors(folder: Path, tmp_path: Path) -> None:
+def test_stats_of_shards_take_few_descriptors(folder: Path, tmp_path: Path) -> None:
     program = """
 def work():
     from ingot import _native
@@ -191,7 +193,7 @@ watched(work)
     assert run(PROGRAM + program, tmp_path, folder=folder).said() <= OWED
 
 
-def test_shards_are_saved_through_few_descriptors(tmp_path: Path) -> None:
+def test_save_sharded_takes_few_descriptors(tmp_path: Path) -> None:
     pytest.importorskip("torch")
     program = """
 import torch, ingot.torch
@@ -207,7 +209,7 @@ watched(work)
     assert run(PROGRAM + program, tmp_path).said() <= OWED
 
 
-def test_shards_are_downloaded_through_few_descriptors(folder: Path, tmp_path: Path) -> None:
+def test_download_of_shards_takes_few_descriptors(folder: Path, tmp_path: Path) -> None:
     files = {path.name: path.read_bytes() for path in folder.iterdir()}
     program = """
 class Enough(Exception):
@@ -237,7 +239,7 @@ watched(work)
         assert run(PROGRAM + url + program, tmp_path).said() <= OWED
 
 
-def test_a_process_of_few_descriptors_gets_along(folder: Path, tmp_path: Path) -> None:
+def test_shards_are_handled_with_few_descriptors_allowed(folder: Path, tmp_path: Path) -> None:
     program = """
 ALLOWED = 48
 def work():
@@ -253,7 +255,7 @@ watched(work)
 
 
 @pytest.mark.parametrize("backend", ["mmap", "pread"])
-def test_a_shard_that_was_replaced_is_refused(folder: Path, tmp_path: Path, backend: str) -> None:
+def test_load_file_rejects_a_replaced_shard(folder: Path, tmp_path: Path, backend: str) -> None:
     name = f"model-00006-of-{COUNT:05}.safetensors"
     (tmp_path / "other").write_bytes(shard(5, 7))
     program = f"""

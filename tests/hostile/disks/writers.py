@@ -54,7 +54,7 @@ def fill(writer: ingot.Writer) -> None:
 
 
 def writers(path: str, durable: bool) -> Writers:
-    """Ways to write the file at `path`. All differ from what is there; `other.safetensors` is another."""
+    """Return ways to write the file at `path`, with new contents; `other.safetensors` is a second source."""
     spec = {"a": {"dtype": "U8", "shape": [3], "data": b"abc"}}
     anew: dict[str, Any] = {"durable": durable, "overwrite": True}
     return savers(path, durable) | {

@@ -1,4 +1,4 @@
-"""Names come from files and messages go to terminals: a name may not steer one, or hide what it says."""
+"""Names come from files and messages go to terminals: no name may control a terminal or hide text."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ import ingot
 import ingot.numpy
 import ingot.torch
 
-# Colours, a title, the clipboard, new lines, one over the other, what reads backwards, and what is not seen.
+# Colours, a title, the clipboard, new lines, overprinting, right-to-left and invisible characters.
 HOSTILE = {
     "escape": "\x1b[31mred\x1b[0m",
     "title": "\x1b]0;title\x07",
@@ -79,7 +79,7 @@ def entry(dtype: str = "U8", begin: int = 0, end: int = 1, **more: Any) -> dict[
 
 
 def broken(name: str) -> dict[str, bytes]:
-    """Files, each with one fault, in which `name` stands wherever a name can."""
+    """Return files with one fault each, with `name` at every position for a name."""
     key = json.dumps(name, ensure_ascii=False).encode()
     good = json.dumps(entry()).encode()
     one = b"{" + key.replace(b"%", b"%%") + b":%s}"
@@ -108,7 +108,7 @@ CODES = list(broken("x"))
 
 @pytest.mark.parametrize("kind", HOSTILE)
 @pytest.mark.parametrize("code", CODES)
-def test_in_the_message_of_every_rule(kind: str, code: str, tmp_path: Path) -> None:
+def test_names_are_escaped_in_every_rule(kind: str, code: str, tmp_path: Path) -> None:
     name = HOSTILE[kind]
     data = file_of(broken(name)[code], b"\0")
     path = tmp_path / "model.safetensors"
@@ -123,7 +123,7 @@ def test_in_the_message_of_every_rule(kind: str, code: str, tmp_path: Path) -> N
         assert caught.value.tensor == name
 
 
-def test_every_character_that_steers_or_hides_is_escaped() -> None:
+def test_names_have_every_hostile_character_escaped() -> None:
     every = [chr(point) for point in range(sys.maxunicode + 1)]
     bad = "".join(char for char in every if steers_or_hides(char) and unicodedata.category(char) != "Cs")
     for begin in range(0, len(bad), 20):
@@ -137,14 +137,14 @@ def test_every_character_that_steers_or_hides_is_escaped() -> None:
         assert shown(str(refused.value)), ascii(str(refused.value))
 
 
-def test_text_of_all_the_world_is_shown() -> None:
+def test_names_of_all_languages_are_shown() -> None:
     with pytest.raises(ingot.HeaderError) as caught:
         ingot.numpy.load(file_of(broken(HARMLESS)["invalid-entry"], b"\0"))
     assert HARMLESS in str(caught.value)
 
 
 @pytest.mark.parametrize("kind", [kind for kind in HOSTILE if "nul" not in kind])
-def test_in_paths(kind: str, tmp_path: Path) -> None:
+def test_names_are_escaped_in_paths(kind: str, tmp_path: Path) -> None:
     folder = tmp_path / HOSTILE[kind].replace("/", "-")
     folder.mkdir()
     empty = folder / "empty"
@@ -177,7 +177,7 @@ def test_in_paths(kind: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", HOSTILE)
-def test_in_what_is_read(kind: str, tmp_path: Path) -> None:
+def test_names_are_escaped_in_read_errors(kind: str, tmp_path: Path) -> None:
     name, path = HOSTILE[kind], tmp_path / "model.bt"
     for format in ("safetensors", "bintensors"):
         spec = {"dtype": "U8", "shape": [4], "data": b"abcd"}
@@ -205,7 +205,7 @@ def test_in_what_is_read(kind: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", HOSTILE)
-def test_in_what_is_saved(kind: str, tmp_path: Path) -> None:
+def test_names_are_escaped_in_save_errors(kind: str, tmp_path: Path) -> None:
     name, small = HOSTILE[kind], torch.zeros(2)
     attempts: list[Callable[[], Any]] = [
         lambda: ingot.numpy.save({name: 1}),

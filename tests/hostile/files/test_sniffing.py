@@ -47,11 +47,11 @@ def in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
 
 
 @pytest.mark.parametrize(("make", "ending"), OURS, ids=["safetensors", "bintensors"])
-def test_a_header_of_any_length_is_told_by_its_framing_under_any_name(make: object, ending: str) -> None:
+def test_sniffing_reads_a_header_of_any_length_under_any_name(make: object, ending: str) -> None:
     assert callable(make)
     word = make.__name__.removesuffix("_of")
     for rest in LENGTHS:
-        # 512 and more, so that the second byte of a length of 128 is that of a pickle's protocol.
+        # 512 and more, so that the second byte of a length of 128 equals a pickle's protocol byte.
         for length in (512 + rest, 768 + rest, 1024 + rest, 1280 + rest):
             data = make(length)
             name = ("in.bin", "in.onnx", "in.msgpack", "in.pdparams", f"in{ending}")[length % 5]
@@ -63,7 +63,7 @@ def test_a_header_of_any_length_is_told_by_its_framing_under_any_name(make: obje
 
 
 @pytest.mark.parametrize("make", [safetensors_of, bintensors_of])
-def test_the_shards_of_an_index_are_told_by_their_framing(make: object) -> None:
+def test_sniffing_reads_the_shards_of_an_index(make: object) -> None:
     assert callable(make)
     for length in (128 + 512, 128 + 1024, 896):
         data = make(length)
@@ -89,7 +89,7 @@ def test_the_shards_of_an_index_are_told_by_their_framing(make: object) -> None:
         b"{ \0\0",
     ],
 )
-def test_a_length_that_spells_another_format_is_a_length(begin: bytes) -> None:
+def test_sniffing_reads_a_length_that_spells_another_format(begin: bytes) -> None:
     data = safetensors_of(int.from_bytes(begin, "little"))
     assert data.startswith(begin)
     # A name that says the same, and an end as an archive has it.
@@ -97,7 +97,7 @@ def test_a_length_that_spells_another_format_is_a_length(begin: bytes) -> None:
     assert resolved("in.onnx", None) == ("in.onnx", "safetensors")
 
 
-def test_tensor_bytes_that_are_another_file_do_not_make_it_one() -> None:
+def test_sniffing_ignores_tensor_bytes() -> None:
     torch.save({"other": torch.ones(3)}, "inner.pt")
     inner = numpy.frombuffer(Path("inner.pt").read_bytes(), "u1")
     assert zipfile.is_zipfile("inner.pt")
@@ -109,7 +109,7 @@ def test_tensor_bytes_that_are_another_file_do_not_make_it_one() -> None:
 
 
 @pytest.mark.parametrize(("make", "ending"), OURS, ids=["safetensors", "bintensors"])
-def test_a_broken_file_of_ours_is_called_by_its_name(make: object, ending: str) -> None:
+def test_sniffing_names_a_broken_file_by_its_suffix(make: object, ending: str) -> None:
     assert callable(make)
     for length in (640, 896, 520):
         for cut in (9, length, length + 8):
@@ -118,7 +118,7 @@ def test_a_broken_file_of_ours_is_called_by_its_name(make: object, ending: str) 
                 ingot.convert(f"in{ending}", "out.safetensors")
 
 
-def test_what_is_an_index_by_its_name_is_read_as_one() -> None:
+def test_sniffing_reads_an_index_by_its_name() -> None:
     ingot.numpy.save_file({"a": numpy.ones(3)}, "in.index.json", format="safetensors")
     with pytest.raises(ingot.CheckpointError):
         ingot.convert("in.index.json", "out.safetensors")

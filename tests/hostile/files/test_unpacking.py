@@ -1,4 +1,4 @@
-"""Small files that stand for much: each is refused by the budget, before it takes the memory or the time."""
+"""Small files that expand to large ones: the budget rejects each before it takes memory or time."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def listed(*values: bytes) -> bytes:
 
 
 def doubled(levels: int, begin: bytes, pair: Callable[[bytes], bytes], last: bytes = b"") -> bytes:
-    """A list of levels, each of which is twice the one before: a few bytes each."""
+    """A list of levels: each is twice the level before, at a few bytes each."""
     above = [kept(level + 1, pair(again(level))) for level in range(levels)]
     return listed(kept(0, begin), *above, last)
 
@@ -144,7 +144,7 @@ def torch_archive(pickled: bytes, method: int = zipfile.ZIP_STORED) -> bytes:
 
 def old_torch(pickled: bytes) -> bytes:
     torch.save({}, buffer := io.BytesIO(), _use_new_zipfile_serialization=False)
-    # Three pickles, then that of the objects, which is an empty dict here.
+    # Three pickles, then the pickle of the objects, which is an empty dict here.
     at = buffer.getvalue().rindex(b"\x80\x02}")
     end = buffer.getvalue().index(b".", at) + 1
     return buffer.getvalue()[:at] + pickled + buffer.getvalue()[end:]
@@ -190,7 +190,7 @@ def files() -> dict[str, bytes]:
 
 
 @pytest.mark.slow
-def test_a_small_file_that_stands_for_much_is_refused_within_bounds(tmp_path: Path) -> None:
+def test_convert_limits_every_unpacking(tmp_path: Path) -> None:
     hostile = files()
     for name, data in hostile.items():
         (tmp_path / name).write_bytes(data)

@@ -1,8 +1,8 @@
-"""Every header on which something hangs: present, absent, doubled, or another one between two answers.
+"""Every header that matters: present, absent, doubled, or changed between two answers.
 
-A server has two versions of a file, of one size. What it says of the bytes in an answer may be any of that,
-and the bytes may be those of the other version, or not those that were asked for at all. What is read is the
-first version, or there is an error; never a mixture.
+A server has two versions of a file, of one size. The headers of an answer may be in any of these states,
+and the bytes may be from the other version or from another range. A reader returns the
+first version or raises an error, and never mixes versions.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ FILES = [
     for number, letter in enumerate("AB")
 ]
 SIZE = len(FILES[0])
-#: Nothing is tried again, and nobody is waited for.
+#: No retries and no waits.
 OPTIONS = {"retries": 0, "stall_timeout": 5, "timeout": 20, "token": False}
 
 Headers = dict[str, tuple[str, ...]]
@@ -39,7 +39,7 @@ Headers = dict[str, tuple[str, ...]]
 
 @dataclass(frozen=True)
 class Answer:
-    """What a server says: these headers in place of its own, as often as they stand here."""
+    """The headers of a server: these replace its own, repeated as often as they are listed."""
 
     headers: Headers = field(default_factory=dict)
     #: `own` bytes of the version that was opened, `other` ones of the other, or ones that were `packed`.
@@ -97,7 +97,7 @@ def answering() -> Iterator[tuple[list[Case], Server]]:
 
 
 def read(url: str) -> str:
-    """The letters in what is read, or nothing where it is refused."""
+    """Return the letters of the bytes read, or nothing if reading failed."""
     try:
         with ingot.safe_open(url, "np", storage_options=OPTIONS) as file:
             said = set(file.metadata()["k"])
@@ -172,7 +172,7 @@ def said_alike(one: Headers, other: Headers) -> bool:
 
 @pytest.mark.parametrize("reader", READERS)
 @pytest.mark.parametrize("body", ["own", "other"])
-def test_versions_are_never_mixed(answering: tuple[list[Case], Server], body: str, reader: str) -> None:
+def test_handles_mix_no_versions(answering: tuple[list[Case], Server], body: str, reader: str) -> None:
     cases = list(cases_of_versions(body))
     assert len(cases) > 1000
     known = [Case(Answer({"ETag": ('"one"',)}), Answer({"ETag": ('"one"',)}), is_good=True)]
@@ -217,12 +217,12 @@ def cases_of_one_answer() -> Iterator[Case]:
 
 
 @pytest.mark.parametrize("reader", READERS)
-def test_doubled_headers_are_compared(answering: tuple[list[Case], Server], reader: str) -> None:
+def test_handles_compare_doubled_headers(answering: tuple[list[Case], Server], reader: str) -> None:
     cases = list(cases_of_one_answer())
     check(answering, cases, reader)
 
 
-def test_a_download_is_of_one_version_too(answering: tuple[list[Case], Server], tmp_path: Path) -> None:
+def test_download_mixes_no_versions(answering: tuple[list[Case], Server], tmp_path: Path) -> None:
     known, server = answering
     tag, date = {"ETag": ('"one"',)}, {"Last-Modified": (DATES[0],)}
     known[:] = [
@@ -247,7 +247,7 @@ def test_a_download_is_of_one_version_too(answering: tuple[list[Case], Server], 
             assert not path.exists()
 
 
-def test_a_redirect_with_two_places_is_refused() -> None:
+def test_handles_reject_a_redirect_with_two_locations() -> None:
     def answer(handler: Handler, request: Request) -> None:
         handler.raw(b"HTTP/1.1 302 x\r\nLocation: /a\r\nLocation: /b\r\nContent-Length: 0\r\n\r\n")
 

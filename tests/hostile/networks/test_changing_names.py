@@ -1,4 +1,4 @@
-"""Names whose addresses change between two looks (threats N4) and names that nobody tells (N10).
+"""Names whose addresses change between two lookups (threat N4), and lookups without an answer (N10).
 
 Each with a nameserver in a network of its own.
 """
@@ -97,7 +97,7 @@ def alone(tmp_path: Path, script: str, options: str) -> Any:
     return json.loads(done.stdout)
 
 
-def test_n4_a_name_that_leads_elsewhere_the_next_time_is_refused(tmp_path: Path) -> None:
+def test_n4_changed_address_is_rejected(tmp_path: Path) -> None:
     code, asked, served = alone(tmp_path, SCRIPT, "timeout:1 attempts:1")
     # The address that was checked is the one that was connected to: the first look led to the public server.
     assert asked[0] == "93.184.216.34"

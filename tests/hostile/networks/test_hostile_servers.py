@@ -15,7 +15,7 @@ from support.hostile_servers import DATA, QUICK, TENSORS, TOKEN, after_the_heade
 from support.servers import Answer, Handler, Request, Server, good, serving, unused_port
 
 
-def test_n5_a_small_file_may_come_whole() -> None:
+def test_n5_small_file_may_come_whole() -> None:
     def answer(handler: Handler, request: Request) -> None:
         handler.head(200, Content_Length=len(DATA))
         handler.body(DATA)
@@ -27,7 +27,7 @@ def test_n5_a_small_file_may_come_whole() -> None:
 
 
 @pytest.mark.parametrize("with_length", [True, False])
-def test_n5_a_large_file_may_not(with_length: bool) -> None:
+def test_n5_large_file_may_not_come_whole(with_length: bool) -> None:
     def answer(handler: Handler, request: Request) -> None:
         handler.close_connection = True
         if with_length:
@@ -43,7 +43,7 @@ def test_n5_a_large_file_may_not(with_length: bool) -> None:
         assert server.sent < 100 << 20
 
 
-def test_n5_a_whole_file_is_never_taken_for_a_part() -> None:
+def test_n5_whole_file_is_no_part() -> None:
     def answer(handler: Handler, request: Request) -> None:
         handler.head(200, Content_Length=len(DATA), ETag='"v1"')
         handler.body(DATA)
@@ -68,7 +68,7 @@ def test_n5_a_whole_file_is_never_taken_for_a_part() -> None:
     ],
     ids=str,
 )
-def test_n6_another_part_than_was_asked_for_is_refused(said: dict[str, object]) -> None:
+def test_n6_wrong_part_is_rejected(said: dict[str, object]) -> None:
     def answer(handler: Handler, request: Request) -> None:
         handler.part(DATA, request, **{k: str(v).format(n=len(DATA)) for k, v in said.items()})
 
@@ -77,7 +77,7 @@ def test_n6_another_part_than_was_asked_for_is_refused(said: dict[str, object]) 
         assert "requested bytes 0..131072, received " in str(error)
 
 
-def test_n6_a_part_without_its_place_is_refused() -> None:
+def test_n6_part_without_a_range_is_rejected() -> None:
     def answer(handler: Handler, request: Request) -> None:
         handler.head(206, Content_Length=131072)
         handler.body(DATA[:131072])
@@ -86,7 +86,7 @@ def test_n6_a_part_without_its_place_is_refused() -> None:
         refused(server, "wrong-range")
 
 
-def test_n6_two_places_are_refused() -> None:
+def test_n6_two_ranges_are_rejected() -> None:
     def answer(handler: Handler, request: Request) -> None:
         handler.send_response(206)
         for first in (0, 1):
@@ -97,7 +97,7 @@ def test_n6_two_places_are_refused() -> None:
         refused(server, "malformed-response")
 
 
-def test_n7_a_body_that_breaks_off_is_asked_for_again_from_there() -> None:
+def test_n7_truncated_body_is_resumed() -> None:
     broken = []
 
     def answer(handler: Handler, request: Request) -> None:
@@ -122,7 +122,7 @@ def test_n7_a_body_that_breaks_off_is_asked_for_again_from_there() -> None:
         assert all((begin + 1000, end) in asked for begin, end in broken)
 
 
-def test_n7_a_body_that_goes_on_breaking_off_is_an_error() -> None:
+def test_n7_repeatedly_truncated_body_is_an_error() -> None:
     def answer(handler: Handler, request: Request) -> None:
         begin, end = request.range
         handler.close_connection = True
@@ -135,7 +135,7 @@ def test_n7_a_body_that_goes_on_breaking_off_is_an_error() -> None:
     assert "found 0" in str(error)
 
 
-def test_n7_a_body_without_end_is_read_no_further_than_asked() -> None:
+def test_n7_endless_body_is_read_no_further_than_requested() -> None:
     def answer(handler: Handler, request: Request) -> None:
         begin, end = request.range
         handler.close_connection = True
@@ -149,7 +149,7 @@ def test_n7_a_body_without_end_is_read_no_further_than_asked() -> None:
         assert server.sent < 64 << 20
 
 
-def test_n7_bytes_after_an_answer_are_not_the_next_one() -> None:
+def test_n7_bytes_after_an_answer_are_ignored() -> None:
     def answer(handler: Handler, request: Request) -> None:
         begin, end = request.range
         end = min(end, len(DATA))
@@ -169,7 +169,7 @@ def test_n7_bytes_after_an_answer_are_not_the_next_one() -> None:
         assert np.array_equal(file["a"], TENSORS["a"])
 
 
-def test_n9_every_part_is_asked_for_of_one_version() -> None:
+def test_n9_parts_are_requested_of_one_version() -> None:
     with serving(good(DATA)) as server:
         opened(server)["a"]
         assert "if-match" not in server.requests[0].headers
@@ -177,7 +177,7 @@ def test_n9_every_part_is_asked_for_of_one_version() -> None:
 
 
 @pytest.mark.parametrize("way", ["412", "etag", "size", "gone short"])
-def test_n9_another_version_is_never_mixed_in(way: str) -> None:
+def test_n9_another_version_is_rejected(way: str) -> None:
     other = DATA + bytes(5)
 
     def answer(handler: Handler, request: Request) -> None:
@@ -216,7 +216,7 @@ def test_n9_weak_tags_pin_by_date_and_size() -> None:
     assert caught.value.code == "changed"
 
 
-def test_n19_proper_chunks_are_read() -> None:
+def test_n19_valid_chunks_are_read() -> None:
     def answer(handler: Handler, request: Request) -> None:
         begin, end = request.range
         end = min(end, len(DATA))
@@ -230,7 +230,7 @@ def test_n19_proper_chunks_are_read() -> None:
         assert np.array_equal(opened(server)["a"], TENSORS["a"])
 
 
-def test_a_host_that_is_not_there_is_named() -> None:
+def test_missing_host_is_named() -> None:
     port = unused_port()
     with pytest.raises(ingot.StorageError) as caught:
         ingot.safe_open(f"http://127.0.0.1:{port}/x", "np", storage_options={"retries": 1})
@@ -241,7 +241,7 @@ def test_a_host_that_is_not_there_is_named() -> None:
     assert ", 2 times" in str(caught.value)
 
 
-def test_n10_a_body_that_stalls_or_trickles_is_given_up() -> None:
+def test_n10_stalled_body_times_out() -> None:
     for bit, said in ((b"", "the server sent nothing more"), (b"x", "too slowly")):
 
         def answer(handler: Handler, request: Request, bit: bytes = bit) -> None:
@@ -261,7 +261,7 @@ def test_n10_a_body_that_stalls_or_trickles_is_given_up() -> None:
         assert said in str(error)
 
 
-def test_n10_a_head_that_trickles_is_given_up() -> None:
+def test_n10_trickling_head_times_out() -> None:
     def answer(handler: Handler, request: Request) -> None:
         for letter in b"HTTP/1.1 206 Partial Content\r\nX: " + b"y" * 200:
             handler.raw(bytes([letter]))
@@ -272,7 +272,7 @@ def test_n10_a_head_that_trickles_is_given_up() -> None:
 
 
 @pytest.mark.parametrize("wait", ["", " ", "soon", "-1", "1.5"])
-def test_n12_an_invalid_retry_after_is_ignored(wait: str) -> None:
+def test_n12_invalid_retry_after_is_ignored(wait: str) -> None:
     answered: list[str] = []
 
     def answer(handler: Handler, request: Request) -> None:
@@ -288,7 +288,7 @@ def test_n12_an_invalid_retry_after_is_ignored(wait: str) -> None:
         assert "retry after" not in str(refused(server, "http-status", retries=0))
 
 
-def test_n10_the_time_for_all_attempts_is_bounded() -> None:
+def test_n10_total_time_of_attempts_is_bounded() -> None:
     with serving(lambda handler, request: time.sleep(3)) as server:
         begun = time.monotonic()
         refused(server, "timed-out", retries=100, timeout=1, stall_timeout=5)
@@ -296,7 +296,7 @@ def test_n10_the_time_for_all_attempts_is_bounded() -> None:
 
 
 @pytest.mark.parametrize("status", [408, 429, 500, 502, 503, 504])
-def test_n12_what_may_pass_is_tried_again(status: int) -> None:
+def test_n12_transient_failure_is_retried(status: int) -> None:
     told: list[int] = []
 
     def answer(handler: Handler, request: Request) -> None:
@@ -311,7 +311,7 @@ def test_n12_what_may_pass_is_tried_again(status: int) -> None:
         assert len(server.requests) == 2
 
 
-def test_n12_a_wait_is_kept() -> None:
+def test_n12_retry_after_is_kept() -> None:
     times = []
 
     def answer(handler: Handler, request: Request) -> None:
@@ -327,7 +327,7 @@ def test_n12_a_wait_is_kept() -> None:
 
 
 @pytest.mark.parametrize("wait", ["315360000", "99999999999999999999", "Thu, 31 Dec 2099 23:59:59 GMT"])
-def test_n12_a_wait_of_years_is_an_error_at_once(wait: str) -> None:
+def test_n12_retry_after_of_years_is_an_error(wait: str) -> None:
     with serving(lambda handler, request: handler.head(503, Retry_After=wait, Content_Length=0)) as server:
         begun = time.monotonic()
         error = refused(server, "http-status", retries=10)
@@ -341,7 +341,7 @@ def test_n12_a_wait_of_years_is_an_error_at_once(wait: str) -> None:
     ("status", "kind"),
     [(404, FileNotFoundError), (410, FileNotFoundError), (401, PermissionError), (403, PermissionError)],
 )
-def test_n12_what_will_not_pass_is_not_tried_again(status: int, kind: type[OSError]) -> None:
+def test_n12_permanent_failure_is_not_retried(status: int, kind: type[OSError]) -> None:
     said = "Repository not found"
     with serving(
         lambda handler, request: handler.head(status, X_Error_Message=said, Content_Length=0)
@@ -366,7 +366,7 @@ def redirecting(to: str, status: int = 302) -> Answer:
 
 
 @pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
-def test_n1_no_secret_follows_a_redirect_to_another_host(elsewhere: Server, status: int) -> None:
+def test_n1_secret_is_not_sent_to_another_host(elsewhere: Server, status: int) -> None:
     with serving(redirecting(elsewhere.url(), status)) as server:
         file = opened(server, headers={"Cookie": "c", "X-Api-Key": "k"}, allow_private_redirects=True)
         assert np.array_equal(file["a"], TENSORS["a"])
@@ -378,7 +378,7 @@ def test_n1_no_secret_follows_a_redirect_to_another_host(elsewhere: Server, stat
             )
 
 
-def test_n1_a_secret_that_was_dropped_does_not_come_back(elsewhere: Server) -> None:
+def test_n1_dropped_secret_does_not_come_back(elsewhere: Server) -> None:
     def answer(handler: Handler, request: Request) -> None:
         if request.path == "/m.safetensors":
             handler.head(302, Location=elsewhere.url("/hop"), Content_Length=0)
@@ -401,7 +401,7 @@ def test_n1_a_secret_that_was_dropped_does_not_come_back(elsewhere: Server) -> N
                 assert all("authorization" not in request.headers for request in hop.requests + back)
 
 
-def test_n1_a_redirect_on_the_same_host_keeps_the_token() -> None:
+def test_n1_redirect_on_the_same_host_keeps_the_token() -> None:
     def answer(handler: Handler, request: Request) -> None:
         if request.path.startswith("/m"):
             handler.head(307, Location="/renamed?x=1", Content_Length=0)
@@ -416,7 +416,7 @@ def test_n1_a_redirect_on_the_same_host_keeps_the_token() -> None:
         assert [request.path for request in server.requests].count("/m.safetensors") == 1
 
 
-def test_n1_redirects_without_end_are_given_up() -> None:
+def test_n1_endless_redirects_are_an_error() -> None:
     with serving(redirecting("/m.safetensors")) as server:
         refused(server, "too-many-redirects")
         assert len(server.requests) == 6
@@ -432,14 +432,14 @@ def test_n1_redirects_without_end_are_given_up() -> None:
         "javascript:1",
     ],
 )
-def test_n2_other_schemes_are_refused(to: str) -> None:
+def test_n2_other_schemes_are_rejected(to: str) -> None:
     with serving(redirecting(to)) as server:
         error = refused(server, "redirect-refused")
         assert to.partition(":")[0] in str(error)
         assert "passwd" not in str(error)
 
 
-def test_n3_a_redirect_into_a_private_network_is_refused(elsewhere: Server) -> None:
+def test_n3_redirect_into_a_private_network_is_rejected(elsewhere: Server) -> None:
     for to in (
         elsewhere.url(),
         f"http://localhost:{elsewhere.port}/x",
@@ -457,12 +457,12 @@ def test_n3_a_redirect_into_a_private_network_is_refused(elsewhere: Server) -> N
     ):
         with serving(redirecting(to)) as server:
             error = refused(server, "redirect-refused")
-            # An address of IPv6 stands in brackets, so that the port can be told.
+            # An IPv6 address is in brackets, which separate it from the port.
             assert urlsplit(to).netloc in str(error)
     assert elsewhere.requests == []
 
 
-def test_n3_behind_a_proxy_no_address_is_private_by_its_spelling(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_n3_private_names_pass_behind_a_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
     for host in ("2130706433", "0x7f.1", "127.1", "[::1]", "localhost"):
         with serving(redirecting(f"http://{host}:1/x")) as proxy:
             monkeypatch.setenv("http_proxy", proxy.url(""))
@@ -474,7 +474,7 @@ def test_n3_behind_a_proxy_no_address_is_private_by_its_spelling(monkeypatch: py
             assert len(proxy.requests) == 1
 
 
-def test_n17_through_a_tunnel_only_the_host_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_n17_tunnel_shows_only_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
     with serving(lambda handler, request: handler.head(403, Content_Length=0)) as proxy:
         monkeypatch.setenv("https_proxy", proxy.url("").replace("//", "//proxy:pw@"))
         monkeypatch.delenv("no_proxy", raising=False)
@@ -486,12 +486,12 @@ def test_n17_through_a_tunnel_only_the_host_is_told(monkeypatch: pytest.MonkeyPa
         assert proxy.requests[0].headers["proxy-authorization"].startswith("Basic ")
 
 
-def test_n3_what_the_caller_names_may_be_private(elsewhere: Server) -> None:
+def test_n3_private_address_of_the_caller_is_allowed(elsewhere: Server) -> None:
     assert len(opened(elsewhere)) == 2
 
 
-def test_n4_what_is_checked_is_the_address_that_is_connected_to() -> None:
-    # The name is public to nobody who looks it up once more: it is looked up once, where it is connected to.
+def test_n4_connected_address_is_the_checked_one() -> None:
+    # A second lookup would return another address. The name is resolved once, for the connection.
     with serving(good(DATA)) as other, serving(redirecting(f"http://localhost:{other.port}/x")) as server:
         refused(server, "redirect-refused")
         assert other.requests == []
@@ -514,7 +514,7 @@ def test_n4_what_is_checked_is_the_address_that_is_connected_to() -> None:
         "s3:///key",
     ],
 )
-def test_n16_what_is_no_url_is_refused_before_anything_is_asked(url: str) -> None:
+def test_n16_invalid_url_is_rejected_before_a_request(url: str) -> None:
     with pytest.raises(ingot.OptionError) as caught:
         ingot.safe_open(url, "np")
     assert caught.value.code == "bad-url"
@@ -522,7 +522,7 @@ def test_n16_what_is_no_url_is_refused_before_anything_is_asked(url: str) -> Non
     assert "\r" not in str(caught.value)
 
 
-def test_n16_a_path_is_asked_for_as_it_was_given() -> None:
+def test_n16_path_is_requested_as_given() -> None:
     with serving(good(DATA)) as server:
         opened(server, "/a/../b%2Fc//d%20e")
         assert server.requests[0].path == "/a/../b%2Fc//d%20e"

@@ -49,13 +49,13 @@ SENT = base64.b64encode(f"me:{MARK}".encode()).decode()
 
 
 def shown(text: str) -> list[str]:
-    """The secrets that stand in a text, as they are or as they were sent."""
+    """Return the secrets in a text, plain or encoded."""
     return re.findall(rf"(?:{MARK}|{SENT})\w*", text, re.IGNORECASE)
 
 
 @dataclass
 class Client:
-    """One client: what it is to read, how, and with which secrets."""
+    """One client: the file that it reads, its options and its secrets."""
 
     case: Case
     home: Server

@@ -1,8 +1,8 @@
-"""A training loop, for hours: it loads, steps, saves in the background and prunes, amid all that goes wrong.
+"""A training loop, for hours: it loads, steps, saves in the background and prunes, among many faults.
 
-What it loads comes from a disk, from a slow one and from a flaky server; processes that save beside it are
-killed. Now and then it rests. It holds then what it held when it first rested, and its folder has the
-checkpoints that it keeps, and nothing else. Every tensor tells of which step it is.
+It loads from a disk, from a slow disk and from a flaky server. Processes that save beside it are
+killed. Now and then it rests. Its memory and descriptors then equal those of its first rest, and its folder
+has only the checkpoints that it keeps. Every tensor holds the number of its step.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def state(step: int, *, is_large: bool = False) -> Tensors:
 
 
 def wrong_bytes(found: Tensors, expected: Tensors) -> int:
-    """How many bytes of `found` are not what they have to be."""
+    """Return the number of wrong bytes in `found`."""
     if found.keys() != expected.keys():
         return sum(tensor.nbytes for tensor in expected.values())
     wrong = 0
@@ -82,7 +82,7 @@ def wrong_bytes(found: Tensors, expected: Tensors) -> int:
 
 
 def anonymous_nbytes() -> int:
-    """Memory that is this process's own: not that of files, which the page cache has."""
+    """Return the private memory of this process, without pages of the page cache."""
     with open("/proc/self/status") as status:
         line = next(line for line in status if line.startswith("RssAnon:"))
     return int(line.split()[1]) * 1024
@@ -110,7 +110,7 @@ class Rest:
 
 @dataclass
 class Trainer:
-    """One run, all of whose choices follow from `seed`; `slow` and `url` show what is in `folder` too."""
+    """One run with choices from `seed`; `slow` and `url` serve the same files as `folder`."""
 
     folder: Path
     slow: Path | None
@@ -154,7 +154,7 @@ class Trainer:
         if self.step % 20 == 0:
             self.kill()
 
-    # --- what it saves, and what it keeps of it ---
+    # --- saving and pruning ---
 
     def save(self) -> None:
         name = f"step-{self.step}.{'bt' if self.step % 7 == 0 else 'safetensors'}"
@@ -182,7 +182,7 @@ class Trainer:
         self.saving[name] = saved
 
     def prune(self) -> None:
-        """Two saves may be under way, and the oldest of what is kept goes."""
+        """Two saves may run, and the oldest kept checkpoint is removed."""
         while len(self.saving) > 2:
             name = next(iter(self.saving))
             self.saving.pop(name).result()
@@ -193,10 +193,10 @@ class Trainer:
             path = self.folder / name
             shutil.rmtree(path) if path.is_dir() else path.unlink()
 
-    # --- what it loads ---
+    # --- loading ---
 
     def chosen(self) -> tuple[str, Callable[[Tensors], Tensors]]:
-        """A checkpoint, and what is to be found in it. Whether it is a large one, it says itself."""
+        """Return a checkpoint and its expected contents. The checkpoint itself says whether it is large."""
         name = self.random.choice(list(self.kept))
         step = self.kept[name]
         return name, lambda found: state(step, is_large="moment" in found)
@@ -260,7 +260,7 @@ class Trainer:
         path.unlink()
         self.count("killed")
 
-    # --- what is left ---
+    # --- resources ---
 
     def rest(self) -> None:
         for name, saved in self.saving.items():
@@ -281,7 +281,7 @@ class Trainer:
         self.rests.append(Rest.now())
 
     def report(self) -> dict[str, Any]:
-        """What came of it. Memory is that of the last fifth of the rests over that of the second."""
+        """Return the results. `memory` is the last fifth of the rests relative to the second fifth."""
         fifth = max(1, len(self.rests) // 5)
         early, late = self.rests[fifth : 2 * fifth] or self.rests[:1], self.rests[-fifth:]
         growth = median(rest.nbytes for rest in late) - median(rest.nbytes for rest in early)

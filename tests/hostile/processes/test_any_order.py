@@ -69,7 +69,7 @@ def test_files_and_handles_are_right_in_any_order(number: int) -> None:
 
 @pytest.mark.filterwarnings("ignore:rewrite")
 @pytest.mark.parametrize("fault", ["lost edit", "other bytes", "left behind"])
-def test_the_machine_finds(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_machine_finds_planted_faults(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
     merge, get_tensors = ingot.merge, ingot.safe_open.get_tensors
 
     def other_bytes(handle: ingot.safe_open[numpy.ndarray]) -> dict[str, numpy.ndarray]:

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.slow
 
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("keep", [0, 7, 100, 4096, 500_000])
-def test_a_file_cut_short_is_an_error_and_no_signal(path: Path, backend: str, keep: int) -> None:
+def test_truncated_file_is_an_error_and_no_signal(path: Path, backend: str, keep: int) -> None:
     tensors = {name: numpy.ones((500, 500), numpy.uint8) for name in "abcd"}
     ingot.numpy.save_file(tensors, path)
     program = """
@@ -43,11 +43,11 @@ for read in reads:
 say([sorted(found), file.keys(), len(file), list(file.info("a").shape)])
 """
     found = run(program, backend, keep, folder=path.parent).said()
-    # The header is a copy, so what it says can still be asked for.
+    # The handle has a copy of the header, so its properties still work.
     assert found == [["changed"], ["a", "b", "c", "d"], 4, [500, 500]]
 
 
-def test_an_unaligned_file_cut_short_is_an_error_and_no_signal(path: Path) -> None:
+def test_truncated_unaligned_file_is_an_error_and_no_signal(path: Path) -> None:
     # The tensors of such a file are copied out of the mapping.
     header = b'{"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]},'
     header += b'"b":{"dtype":"F64","shape":[50000],"data_offsets":[1,400001]}}'
@@ -100,7 +100,7 @@ say(sorted(codes))
     ("backend", "read"),
     [("pread", 'file["a"]'), ("pread", "part[::2]"), ("mmap", "part[::2]"), ("mmap", "part[[0, -1]]")],
 )
-def test_copying_a_shrinking_file_is_an_error(path: Path, backend: str, read: str) -> None:
+def test_copy_of_a_shrinking_file_is_an_error(path: Path, backend: str, read: str) -> None:
     ingot.numpy.save_file({"a": numpy.ones((1000, 1000), numpy.uint8)}, path)
     found = run(CUT_BY_ANOTHER, backend, read, folder=path.parent)
     # Mended within the tick of the clock that it was opened in, it looks unchanged: then the read was short.
@@ -109,7 +109,7 @@ def test_copying_a_shrinking_file_is_an_error(path: Path, backend: str, read: st
 
 @pytest.mark.parametrize("module", [ingot.numpy, ingot.torch], ids=["numpy", "torch"])
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_saving_over_a_mapped_file_leaves_the_old_tensors(path: Path, module: Any, backend: str) -> None:
+def test_save_over_a_mapped_file_keeps_the_old_tensors(path: Path, module: Any, backend: str) -> None:
     ingot.numpy.save_file({"a": ARRAY}, path)
     old = module.load_file(path, backend=backend)
     for number in range(1, 20):
@@ -120,7 +120,7 @@ def test_saving_over_a_mapped_file_leaves_the_old_tensors(path: Path, module: An
 
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("framework", ["np", "pt"])
-def test_64_threads_share_one_handle_while_it_is_closed(path: Path, backend: str, framework: str) -> None:
+def test_handle_is_closed_while_64_threads_use_it(path: Path, backend: str, framework: str) -> None:
     arrays = {f"t{number}": numpy.full((50, number + 1), number, numpy.int32) for number in range(20)}
     ingot.numpy.save_file(arrays, path, {"k": "v"})
     handles = [ingot.safe_open(path, framework, backend=backend) for _ in range(4)]
@@ -212,7 +212,7 @@ say([codes, bool((numpy.asarray(file["b"]) == 1).all())])
 
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("framework", ["np", "pt"])
-def test_a_child_reads_and_saves_after_a_fork(path: Path, backend: str, framework: str) -> None:
+def test_child_of_a_fork_reads_and_saves(path: Path, backend: str, framework: str) -> None:
     arrays = {name: numpy.full(3_000_000, number, numpy.uint8) for number, name in enumerate("ab")}
     ingot.numpy.save_file(arrays, path)
     assert run(FORK, backend, framework, folder=path.parent).said() == [[0] * 10, True]

@@ -1,4 +1,4 @@
-"""Ctrl-C ends whatever takes long, and leaves nothing behind."""
+"""Ctrl-C ends every long operation, and leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ LONG_READS = {
 
 
 @pytest.mark.skipif(not can_count_io(), reason="this kernel does not count what a process reads and writes")
-def test_ctrl_c_ends_whatever_reads_for_long_and_leaves_nothing_open(path: Path) -> None:
+def test_ctrl_c_ends_every_long_read(path: Path) -> None:
     # Digests that are as long as they have to be, of nothing.
     record = '{\\"algorithm\\":\\"sha256\\",\\"tensors\\":{\\"a\\":\\"' + "0" * 64 + '\\"}}'
     header = f'{{"__metadata__":{{"ingot.checksums":"{record}"}},'
@@ -114,7 +114,7 @@ LONG_SAVES = {
 
 
 @pytest.mark.skipif(not can_count_io(), reason="this kernel does not count what a process reads and writes")
-def test_ctrl_c_ends_whatever_writes_for_long_and_leaves_nothing(path: Path) -> None:
+def test_ctrl_c_ends_every_long_write(path: Path) -> None:
     space = os.statvfs(path.parent)
     if space.f_bavail * space.f_frsize < 9 << 30:
         pytest.skip(f"less than 9 GiB are free below {path.parent}")
@@ -175,7 +175,7 @@ except KeyboardInterrupt:
     assert run(program, folder=tmp_path).said() == [True, True, []]
 
 
-def test_bytes_take_memory_as_they_are_filled_and_not_before(tmp_path: Path) -> None:
+def test_save_allocates_bytes_as_it_fills_them(tmp_path: Path) -> None:
     # Memory that is touched when it is made is touched while no other thread can run.
     program = """
 import ingot._native
@@ -215,7 +215,7 @@ except KeyboardInterrupt:
     assert run(program, folder=tmp_path).said() == 1
 
 
-def test_ctrl_c_while_a_background_save_is_awaited_leaves_it_alone(tmp_path: Path) -> None:
+def test_ctrl_c_leaves_an_awaited_background_save(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "fifo")
     program = """
 saved = ingot.numpy.save_file({"a": numpy.ones(3)}, "fifo", background=True)
@@ -229,7 +229,7 @@ except KeyboardInterrupt:
     assert run(program, folder=tmp_path).said() == [None, True]
 
 
-def test_ctrl_c_ends_a_save_of_what_python_fetches(tmp_path: Path) -> None:
+def test_ctrl_c_ends_a_save_of_python_buffers(tmp_path: Path) -> None:
     program = """
 array = numpy.zeros((1 << 13, 1 << 13), ">f4")
 threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()

@@ -24,7 +24,7 @@ def one_tensor(path: Path, nbytes: int) -> None:
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_a_file_of_a_tebibyte_opens_and_its_end_is_read(path: Path, backend: str) -> None:
+def test_handle_reads_the_end_of_a_tebibyte(path: Path, backend: str) -> None:
     nbytes = 1 << 40
     try:
         file_of(
@@ -62,7 +62,7 @@ with ingot.safe_open("model.safetensors", "np", backend="pread") as file:
         assert str(nbytes) in message
 
 
-def test_where_address_space_is_short_auto_reads_instead_of_mapping(path: Path) -> None:
+def test_auto_reads_where_address_space_is_short(path: Path) -> None:
     one_tensor(path, 1 << 30)
     program = """
 limit = memory("VmSize") + (512 << 20)
@@ -90,7 +90,7 @@ say(found)
     assert (number, filename) == (errno.ENOMEM, "model.safetensors")
 
 
-def test_too_many_open_files_is_said_so(path: Path) -> None:
+def test_too_many_open_files_is_an_error(path: Path) -> None:
     ingot.numpy.save_file({"a": ARRAY}, path)
     program = """
 # What NumPy imports when an array is first saved.
@@ -141,7 +141,7 @@ def opened_at(path: Path, times: float = 4) -> tuple[int, int]:
     return tensors, keys
 
 
-def test_a_header_of_many_empty_tensors_takes_little_memory(path: Path) -> None:
+def test_header_of_many_empty_tensors_takes_little_memory(path: Path) -> None:
     count = 1_750_000
     entries = map(empty, range(count))
     file_of(("{" + ",".join(entries) + "}").encode(), 0, path)
@@ -150,7 +150,7 @@ def test_a_header_of_many_empty_tensors_takes_little_memory(path: Path) -> None:
 
 
 @pytest.mark.parametrize("spelled", ["compact", "spaced"])
-def test_a_header_of_many_metadata_keys_takes_little_memory(path: Path, spelled: str) -> None:
+def test_header_of_many_metadata_keys_takes_little_memory(path: Path, spelled: str) -> None:
     # Where white space stands between the tokens, another parser reads it.
     pair, count = ('"%x":""', 8_000_000) if spelled == "compact" else ('"%x" : ""', 7_000_000)
     pairs = ",".join(pair % number for number in range(count))
@@ -159,7 +159,7 @@ def test_a_header_of_many_metadata_keys_takes_little_memory(path: Path, spelled:
     assert opened_at(path) == (0, count)
 
 
-def test_a_header_of_many_tensors_out_of_order_takes_little_memory(path: Path) -> None:
+def test_header_of_many_unordered_tensors_takes_little_memory(path: Path) -> None:
     # As above, but read by the careful parser: with white space, and other keys before the usual ones.
     count = 1_200_000
     entries = (
@@ -171,7 +171,7 @@ def test_a_header_of_many_tensors_out_of_order_takes_little_memory(path: Path) -
 
 
 @pytest.mark.parametrize(("rank", "count"), [(100, 300_000), (40_000_000, 1)])
-def test_a_header_of_long_shapes_takes_a_little_more_memory(path: Path, rank: int, count: int) -> None:
+def test_header_of_long_shapes_takes_a_little_more_memory(path: Path, rank: int, count: int) -> None:
     shape = ",".join("0" * rank)
     entries = (empty(number, shape) for number in range(count))
     file_of(("{" + ",".join(entries) + "}").encode(), 0, path)
@@ -179,9 +179,9 @@ def test_a_header_of_long_shapes_takes_a_little_more_memory(path: Path, rank: in
     assert opened_at(path, 5.1) == (count, 0)
 
 
-def test_a_bt_header_of_many_tensors_takes_no_more_memory_than_the_limit(path: Path) -> None:
+def test_header_of_many_bt_tensors_takes_no_more_memory_than_the_limit(path: Path) -> None:
     # An entry of a `.bt` file may take 9 bytes, so what bounds the memory is a limit that upstream has too:
-    # what is read may take 100 MB. The header itself comes on top.
+    # the parsed header may take 100 MB. The bytes of the header come on top.
     count = 1_500_000
     spec = {"dtype": "U8", "shape": [0], "data": b""}
     path.write_bytes(ingot.serialize({f"{number:x}": spec for number in range(count)}, format="bintensors"))
@@ -191,7 +191,7 @@ def test_a_bt_header_of_many_tensors_takes_no_more_memory_than_the_limit(path: P
 
 
 @pytest.mark.parametrize("refused", ["duplicate", "unknown dtype", "cut"])
-def test_a_large_header_that_is_refused_takes_little_memory(path: Path, refused: str) -> None:
+def test_header_that_is_rejected_takes_little_memory(path: Path, refused: str) -> None:
     count = 1_750_000
     entries = [empty(number) for number in range(count)]
     if refused == "duplicate":
@@ -215,7 +215,7 @@ except ingot.HeaderError as fault:
     assert after <= nbytes / 2
 
 
-def test_loading_by_pread_takes_the_tensors_and_little_more(path: Path) -> None:
+def test_load_file_by_pread_takes_the_tensors_and_little_more(path: Path) -> None:
     tensors = {f"t{number}": numpy.ones(4 << 20, numpy.uint8) for number in range(32)}
     ingot.numpy.save_file(tensors, path)
     program = """
@@ -228,7 +228,7 @@ say((memory("VmHWM") - before) / (128 << 20))
 
 
 @pytest.mark.parametrize("durable", [True, False])
-def test_saving_a_file_takes_little_memory_whatever_is_in_it(tmp_path: Path, durable: bool) -> None:
+def test_save_file_takes_little_memory(tmp_path: Path, durable: bool) -> None:
     program = """
 durable = sys.argv[1] == "True"
 def taken(array):
@@ -279,7 +279,7 @@ say([first[0], last[0], first[1], last[1], last[2] - first[2]])
 
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("framework", ["np", "pt"])
-def test_opening_and_saving_again_and_again_leaks_nothing(path: Path, backend: str, framework: str) -> None:
+def test_open_and_save_leak_nothing(path: Path, backend: str, framework: str) -> None:
     ingot.numpy.save_file({"a": numpy.ones((100, 100)), "b": numpy.ones(20_000)}, path, {"k": "v"})
     (path.parent / "broken").write_bytes(b"\x02\0\0\0\0\0\0\0[]")
     before, after, mapped, still_mapped, grown = run(LEAKS, backend, framework, folder=path.parent).said()
@@ -290,7 +290,7 @@ def test_opening_and_saving_again_and_again_leaks_nothing(path: Path, backend: s
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_what_is_collected_is_closed(path: Path, backend: str) -> None:
+def test_garbage_collection_closes_handles(path: Path, backend: str) -> None:
     ingot.numpy.save_file({"a": ARRAY}, path)
     program = """
 def state():
@@ -369,13 +369,13 @@ say("came back")
 @pytest.mark.parametrize(
     "variables", [{"PYTHONMALLOC": "debug"}, {"PYTHONDEVMODE": "1", "MALLOC_PERTURB_": "165"}]
 )
-def test_a_round_trip_survives_debugging_allocators(tmp_path: Path, variables: dict[str, str]) -> None:
+def test_round_trip_survives_debugging_allocators(tmp_path: Path, variables: dict[str, str]) -> None:
     ended: Ended = run(ROUND_TRIP, folder=tmp_path, **variables)
     assert ended.said() == "came back"
     assert "ResourceWarning" not in ended.err
 
 
-def test_the_extension_is_unloaded_in_good_order(path: Path) -> None:
+def test_extension_is_unloaded_in_order(path: Path) -> None:
     # Handles, slices and tensors that live until the interpreter ends.
     ingot.numpy.save_file({"a": ARRAY}, path)
     program = """

@@ -74,7 +74,7 @@ process = multiprocessing.get_context("fork").Process(target=child)
 process.start()
 process.join()
 """,
-    # Python has no more than a message for what goes wrong in these two.
+    # Python only prints a message for errors in these two.
     "__del__": """
 class Trainer:
     def __del__(self):
@@ -94,7 +94,7 @@ sys.modules["trainer"].trainer = Trainer()
 
 
 @pytest.mark.parametrize(("imports", "call"), list(itertools.product(IMPORTS, CALLS)))
-def test_a_save_in_the_background_is_done_or_fails_aloud(tmp_path: Path, imports: str, call: str) -> None:
+def test_background_save_finishes_or_fails_loudly_at_exit(tmp_path: Path, imports: str, call: str) -> None:
     ended = python("-c", IMPORTS[imports] + SAVE + CALLS[call], folder=tmp_path, PYTHONSAFEPATH="1")
     if "said" in ended.out:
         assert (ended.code, ended.err) == (0, "")
@@ -106,7 +106,7 @@ def test_a_save_in_the_background_is_done_or_fails_aloud(tmp_path: Path, imports
     assert {name for name in os.listdir(tmp_path) if "ingot" in name} == set()
 
 
-def test_what_a_daemon_saves_for_others_is_waited_for(tmp_path: Path) -> None:
+def test_background_save_of_a_daemon_thread_is_awaited_at_exit(tmp_path: Path) -> None:
     program = """
 import atexit, os, threading, time
 import numpy, ingot.numpy
@@ -135,7 +135,7 @@ def late():
 
 
 @pytest.mark.parametrize("started", ["-c", "-m", "script", "thread", "spawn", "forkserver"])
-def test_before_that_it_is_in_the_background(tmp_path: Path, started: str) -> None:
+def test_background_save_before_exit_runs_in_the_background(tmp_path: Path, started: str) -> None:
     (tmp_path / "program.py").write_text(
         """
 import os, sys

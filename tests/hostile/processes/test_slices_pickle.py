@@ -45,7 +45,7 @@ def again(part: Any, protocol: int = pickle.HIGHEST_PROTOCOL) -> Any:
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("framework", ["np", "pt"])
 @pytest.mark.parametrize("backend", ["mmap", "pread"])
-def test_a_slice_is_pickled_as_its_handle_is(path: Path, kind: str, framework: str, backend: str) -> None:
+def test_slice_is_pickled_like_its_handle(path: Path, kind: str, framework: str, backend: str) -> None:
     with KINDS[kind](path, framework, backend=backend) as file:
         part, handle = file.get_slice("b"), again(file)
     # It outlives the handle, and can be sent then too.
@@ -60,7 +60,7 @@ def test_a_slice_is_pickled_as_its_handle_is(path: Path, kind: str, framework: s
         assert numpy.array_equal(numpy.asarray(copied[0]), ARRAY[0] * 2)
 
 
-def test_what_a_handle_was_told_goes_along_with_its_slices(path: Path) -> None:
+def test_slice_is_pickled_with_the_options_of_its_handle(path: Path) -> None:
     file = ingot.safe_open(path, "pt", "meta", backend="pread", confine=True)
     assert again(file.get_slice("a"))[1:].device == torch.device("meta")
     confined = pickle.dumps(file.get_slice("a"))
@@ -69,7 +69,7 @@ def test_what_a_handle_was_told_goes_along_with_its_slices(path: Path) -> None:
         pickle.loads(confined)
 
 
-def test_where_the_file_is_not_there_or_lacks_the_tensor_it_is_said(path: Path) -> None:
+def test_slice_unpickled_without_its_file_or_tensor_is_an_error(path: Path) -> None:
     sent = pickle.dumps(ingot.safe_open(path, "np").get_slice("b"))
     ingot.numpy.save_file({"a": ARRAY}, path)
     with pytest.raises(ingot.TensorNotFoundError, match="`b`"):
@@ -79,7 +79,7 @@ def test_where_the_file_is_not_there_or_lacks_the_tensor_it_is_said(path: Path) 
         pickle.loads(sent)
 
 
-def test_a_slice_of_an_open_file_is_refused_as_its_handle_is(path: Path) -> None:
+def test_slice_of_an_open_file_cannot_be_pickled(path: Path) -> None:
     with path.open("rb") as opened:
         file = ingot.compat.safetensors._safe_open_handle(opened, "np")
         for held in (file, file.get_slice("a")):
@@ -116,7 +116,7 @@ if __name__ == "__main__":
 
 @pytest.mark.slow
 @pytest.mark.parametrize("context", ["spawn", "forkserver", "fork"])
-def test_workers_of_a_data_loader_read_slices(path: Path, context: str) -> None:
+def test_slice_is_read_by_data_loader_workers(path: Path, context: str) -> None:
     (path.parent / "program.py").write_text(PROGRAM)
     ended = python("program.py", context, folder=path.parent)
     rows = (ARRAY * 2).astype(int).ravel().tolist()

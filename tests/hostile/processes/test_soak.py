@@ -110,7 +110,7 @@ say(soak.train(*sys.argv[1:]))
 """
 
 
-def test_a_careless_loop_is_found_out(folder: Path, url: str) -> None:
+def test_training_loop_check_finds_a_careless_loop(folder: Path, url: str) -> None:
     found = run(PLANTED, folder, "", url, 0, 0, **ARENAS).said()
     assert found["wrong bytes"] > 0
     assert found["descriptors"] > 0

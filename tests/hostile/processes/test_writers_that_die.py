@@ -1,4 +1,4 @@
-"""Writers whose process is killed: what it had written never gets mixed with what another run writes."""
+"""Writers whose process is killed: their data is never mixed with the data of another run."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def killed(process: subprocess.Popen[str]) -> None:
 
 
 def orphan(path: Path, rows: int, value: float = 1.0) -> None:
-    """Leave a file of which somebody wrote so many rows before being killed."""
+    """Leave a file whose writer wrote so many rows before it was killed."""
     with running(CREATOR + WAIT, path, rows, value) as creator:
         killed(creator)
 
@@ -82,7 +82,7 @@ def refusal(call: Callable[[], object]) -> ingot.StorageError:
 
 
 def fill(writer: ingot.Writer, value: float) -> list[int]:
-    """Write every row that nobody has written. Gives those."""
+    """Write every missing row, and return their numbers."""
     written = []
     for row in range(ROWS):
         try:
@@ -107,7 +107,7 @@ def path(path: Path) -> Path:
 
 
 @pytest.mark.parametrize("rows", [0, 1, ROWS // 2, ROWS])
-def test_two_runs_are_not_mixed_by_those_who_join_without_a_creator(path: Path, rows: int) -> None:
+def test_writer_join_without_a_creator_mixes_no_runs(path: Path, rows: int) -> None:
     orphan(path, rows)
     for _ in range(2):
         error = refusal(lambda: ingot.Writer.join(path))
@@ -126,7 +126,7 @@ def test_two_runs_are_not_mixed_by_those_who_join_without_a_creator(path: Path, 
 
 @pytest.mark.parametrize("rows", [0, 1, ROWS // 2, ROWS])
 @pytest.mark.parametrize("commits", [True, False])
-def test_join_finishes_an_orphaned_file(path: Path, rows: int, commits: bool) -> None:
+def test_writer_join_finishes_an_orphaned_file(path: Path, rows: int, commits: bool) -> None:
     orphan(path, rows)
     with ingot.Writer.join(path, orphaned="finish") as writer:
         # It is the creator now: it keeps others from beginning the file, and they may join.
@@ -140,7 +140,7 @@ def test_join_finishes_an_orphaned_file(path: Path, rows: int, commits: bool) ->
     assert refusal(lambda: ingot.Writer.join(path, orphaned="finish")).code == "nothing-to-join"
 
 
-def test_to_finish_what_its_creator_fills_is_to_join(path: Path) -> None:
+def test_writer_finish_joins_a_living_creator(path: Path) -> None:
     with ingot.Writer(path, SPECS, overwrite=True) as writer:
         with ingot.Writer.join(path, orphaned="finish") as guest:
             fill(guest, 3.0)
@@ -153,7 +153,7 @@ def test_to_finish_what_its_creator_fills_is_to_join(path: Path) -> None:
 
 
 @pytest.mark.parametrize("rows", [ROWS // 2, ROWS])
-def test_those_who_had_joined_do_not_go_on_without_the_creator(path: Path, rows: int) -> None:
+def test_writer_guests_stop_without_the_creator(path: Path, rows: int) -> None:
     with running(CREATOR + WAIT, path, rows, 1.0) as creator:
         guests = [ingot.Writer.join(path, orphaned="finish") for _ in range(3)]
         killed(creator)
@@ -161,11 +161,11 @@ def test_those_who_had_joined_do_not_go_on_without_the_creator(path: Path, rows:
         for call in (guest.commit, lambda guest=guest: guest.write("rows", numpy.zeros((0, 8), "f4"), [])):
             assert refusal(call).code == "orphaned"
         assert refusal(lambda: ingot.Writer(path, SPECS, overwrite=True)).code == "busy"
-        # What it cleans up is not what they may still finish.
+        # It does not remove files that others may still finish.
         ingot.numpy.save_file({"rows": numpy.zeros((ROWS, 8), "f4")}, path)
         if guest is not guests[-1]:
             guest.close()
-    # As long as one of them has it open, nobody can tell what that one is still writing.
+    # While one of them has it open, the others cannot know what it is still writing.
     error = refusal(lambda: ingot.Writer.join(path, orphaned="finish"))
     assert error.code == "orphaned"
     assert "others" in str(error)
@@ -193,7 +193,7 @@ sys.stdin.readline()
 """
 
 
-def test_of_several_who_finish_at_once_one_is_the_creator_and_the_others_join_it(path: Path) -> None:
+def test_writer_finish_has_one_creator(path: Path) -> None:
     orphan(path, 5)
     processes = [
         subprocess.Popen(
@@ -250,7 +250,7 @@ sys.stdin.read()
 
 
 @pytest.mark.parametrize("kind", ["writer", "guest", "appender"])
-def test_a_fork_of_the_creator_is_not_the_creator(path: Path, kind: str) -> None:
+def test_writer_fork_is_not_the_creator(path: Path, kind: str) -> None:
     makes = {
         "writer": CREATOR,
         "guest": CREATOR + "owner, writer = writer, ingot.Writer.join(path)\n",
@@ -279,7 +279,7 @@ MOMENTS = {"a row": ("pwrite64:delay_enter=60s:when=4", 2), "the name": ("rename
 
 @pytest.mark.skipif(sys.platform != "linux", reason="strace traces Linux")
 @pytest.mark.parametrize("moment", MOMENTS)
-def test_what_the_creator_had_begun_can_be_written_again(path: Path, moment: str) -> None:
+def test_writer_rewrites_what_the_creator_began(path: Path, moment: str) -> None:
     inject, rows = MOMENTS[moment]
     program = "import os; print(os.getpid(), flush=True)" + PRELUDE + CREATOR + "writer.commit()"
     try:
@@ -334,7 +334,7 @@ def state(pid: int) -> str:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="strace traces Linux")
 @pytest.mark.parametrize("orphaned", ["refuse", "finish"])
-def test_where_there_are_no_locks_nobody_joins(path: Path, orphaned: str) -> None:
+def test_writer_join_needs_locks(path: Path, orphaned: str) -> None:
     program = """
 writer = ingot.Writer(sys.argv[1], {"a": ("F32", [4])}, overwrite=True)
 try:

@@ -19,7 +19,7 @@ fn main() {
         _ => Err(Error::Msg(format!("no such command: {arguments:?}"))),
     };
     if let Err(fault) = done {
-        // The kind only: what it says is not the same, and need not be.
+        // The kind only: the messages differ, and may.
         println!("refused: {}", kind(&fault));
     }
 }
@@ -67,7 +67,7 @@ fn save_model(path: &Path) -> Result<()> {
 
 fn load_model(path: &Path) -> Result<()> {
     let bytes = std::fs::read(path)?;
-    // SAFETY: nobody writes to the file while it is mapped; the test made it for this.
+    // SAFETY: no process writes to the file while it is mapped; the test made it for this.
     let mapped = unsafe { VarBuilder::from_mmaped_safetensors(&[path], DType::F32, &CPU)? };
     println!("mapped {}", run(&mapped)?);
     println!(

@@ -1,7 +1,7 @@
 """Libraries that use safetensors, unmodified: each flow runs on the wheel and on ingot, and both must agree.
 
-``make test-clients`` installs what this needs. Nothing is fetched at run time: the models are made on the
-spot, but for MiniLM, which comes in a wheel.
+``make test-clients`` installs the libraries. Nothing is fetched at run time: the tests make the models,
+except MiniLM, which comes in a wheel.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Runs:
 
 @pytest.fixture(scope="module", params=FLOWS)
 def runs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Runs:
-    """Both at a time: each saves, loads what it has saved, and then what the other has."""
+    """Run both sides at once: each saves, loads its own files, and then the files of the other."""
     flow, folder = request.param, tmp_path_factory.mktemp(request.param)
     with ThreadPoolExecutor() as pool:
         real = pool.submit(run, flow, folder, [], own="real", other="ingot")
@@ -89,21 +89,21 @@ def run(flow: str, folder: Path, options: list[str], *, own: str, other: str) ->
     return found
 
 
-def test_each_flow_runs_the_pinned_version(runs: Runs) -> None:
+def test_flows_run_the_pinned_versions(runs: Runs) -> None:
     library = FLOWS[runs.flow]
     assert runs.real["library"].partition("+")[0] == runs.ingot["library"].partition("+")[0] == PINS[library]
-    # The wheel itself, and what programs that ask for a version are told.
+    # The version of the wheel, and the version that programs see.
     assert runs.real["version"] == runs.ingot["version"] == version("safetensors") == PINS["safetensors"]
 
 
-def test_each_library_holds_the_same_names_of_ingots_stand_in(runs: Runs) -> None:
+def test_flows_import_the_same_names_from_ingot(runs: Runs) -> None:
     assert all(Path(file).parent == STAND_IN for file in runs.ingot["safetensors"].values())
     assert not any(Path(file).is_relative_to(STAND_IN) for file in runs.real["safetensors"].values())
     assert set(runs.real["safetensors"]) <= set(runs.ingot["safetensors"])
     assert runs.ingot["holders"] == runs.real["holders"]
 
 
-def test_each_side_loads_the_files_of_both_alike(runs: Runs) -> None:
+def test_flows_load_the_files_of_both_sides_alike(runs: Runs) -> None:
     expected = runs.real["steps"]["load real"]
     assert sum(is_digest(value) for value in expected.values()) > 3
     for report in (runs.real, runs.ingot):
@@ -113,11 +113,11 @@ def test_each_side_loads_the_files_of_both_alike(runs: Runs) -> None:
 
 
 def is_digest(value: Any) -> bool:
-    """Whether a line of a report tells of a tensor."""
+    """Return whether a line of a report describes a tensor."""
     return isinstance(value, list) and len(value) == 3 and str(value[0]).startswith("torch.")
 
 
-def test_each_side_saves_the_same_files(runs: Runs) -> None:
+def test_flows_save_the_same_files(runs: Runs) -> None:
     real, ours = runs.folder / "real", runs.folder / "ingot"
     files = names(real)
     assert names(ours) == files

@@ -20,7 +20,7 @@ import ingot.torch
 PACKAGE = Path(ingot.__file__).parent
 
 
-# The wheel's, held here while the names stand for ingot's.
+# The modules of the wheel, kept here while their names refer to ingot's.
 REAL = SimpleNamespace(top=safetensors, torch=safetensors.torch, numpy=safetensors.numpy)
 
 

@@ -47,7 +47,7 @@ MORE = {
 
 
 @pytest.mark.parametrize("module", ["top", "rust", "torch", "numpy"])
-def test_every_name_is_there(compat: SimpleNamespace, module: str) -> None:
+def test_compat_has_every_name(compat: SimpleNamespace, module: str) -> None:
     real = REAL.top._safetensors_rust if module == "rust" else getattr(REAL, module)
     assert own_names(real) | MORE[module] <= set(dir(getattr(compat, module)))
 
@@ -71,7 +71,7 @@ POSITIONAL_OR_KEYWORD = inspect.Parameter.POSITIONAL_OR_KEYWORD
 
 
 @pytest.mark.parametrize("module", ["top", "torch", "numpy"])
-def test_every_function_takes_what_the_wheels_does(compat: SimpleNamespace, module: str) -> None:
+def test_compat_functions_have_the_wheels_parameters(compat: SimpleNamespace, module: str) -> None:
     checked = 0
     for name in sorted(own_names(getattr(REAL, module))):
         theirs, ours = getattr(getattr(REAL, module), name), getattr(getattr(compat, module), name)
@@ -86,7 +86,7 @@ def test_every_function_takes_what_the_wheels_does(compat: SimpleNamespace, modu
 
 
 @pytest.mark.parametrize("kind", ["safe_open", "_safe_open_handle", "TensorSpec"])
-def test_every_method_is_there(compat: SimpleNamespace, kind: str) -> None:
+def test_compat_has_every_method(compat: SimpleNamespace, kind: str) -> None:
     theirs, ours = getattr(REAL.top, kind), getattr(compat.top, kind)
     for name in (
         name for name in vars(theirs) if not name.startswith("__") or name in ("__enter__", "__exit__")
@@ -126,9 +126,9 @@ ADDED = {
 
 
 @pytest.mark.parametrize("kind", ADDED)
-def test_what_0_9_adds_is_there(compat: SimpleNamespace, kind: str) -> None:
+def test_compat_has_the_additions_of_0_9(compat: SimpleNamespace, kind: str) -> None:
     ours = getattr(compat.rust, kind)
-    # Only the extension module has the class of what `iter(loader)` gives.
+    # Only the extension module has the class that `iter(loader)` returns.
     assert kind == "TensorStream" or getattr(compat.top, kind) is ours
     for name, theirs in ADDED[kind].items():
         assert hasattr(ours, name), name
@@ -149,14 +149,14 @@ MISFITS = {
 
 
 @pytest.mark.parametrize("ours", MISFITS.values(), ids=MISFITS)
-def test_a_signature_that_does_not_fit_is_noticed(ours: Any) -> None:
+def test_signature_check_finds_a_difference(ours: Any) -> None:
     def theirs(a: Any, b: int = 1) -> None: ...
 
     assert not fits(ours, theirs)
     assert fits(lambda a, b=1, *, c=0: ..., theirs)
 
 
-def test_the_tables_have_what_the_wheels_have(compat: SimpleNamespace) -> None:
+def test_compat_tables_equal_the_wheels(compat: SimpleNamespace) -> None:
     # And nothing else: programs make sets of dtypes of them.
     assert compat.torch._TYPES == REAL.torch._TYPES
     assert compat.torch._SIZE == REAL.torch._SIZE
@@ -173,7 +173,7 @@ def is_a_table(name: str, value: Any) -> bool:
 
 
 @pytest.mark.parametrize("code", ["F4", "F8_E8M0"])
-def test_a_dtype_can_be_added_that_upstream_does_not_load(compat: SimpleNamespace, code: str) -> None:
+def test_compat_dtypes_table_can_be_extended(compat: SimpleNamespace, code: str) -> None:
     assert code not in compat.torch._TYPES
     both = {code: ingot.torch.DTYPES[code] for code in ("F4", "F8_E8M0")}
     tensors = {name: torch.zeros(2, dtype=torch.uint8).view(dtype) for name, dtype in both.items()}
@@ -185,7 +185,7 @@ def test_a_dtype_can_be_added_that_upstream_does_not_load(compat: SimpleNamespac
     assert compat.torch._getdtype(code) is both[code]
 
 
-def test_the_modules_say_where_they_are(compat: SimpleNamespace) -> None:
+def test_compat_modules_name_themselves(compat: SimpleNamespace) -> None:
     for module in vars(compat).values():
         assert module.__name__.partition(".")[0] == "safetensors"
         assert module.__spec__.name == module.__name__
@@ -199,14 +199,14 @@ def test_the_modules_say_where_they_are(compat: SimpleNamespace) -> None:
     assert compat.top._safetensors_rust is compat.rust
 
 
-def test_the_version_is_that_of_the_distribution(compat: SimpleNamespace) -> None:
+def test_compat_version_is_that_of_the_distribution(compat: SimpleNamespace) -> None:
     assert compat.top.__version__ == importlib.metadata.version("safetensors")
     assert "__version__" in dir(compat.top)
     with pytest.raises(AttributeError, match="nope"):
         compat.top.nope  # noqa: B018
 
 
-def test_uninstall_brings_everything_back() -> None:
+def test_uninstall_restores_everything() -> None:
     before = {name: module for name, module in sys.modules.items() if name.startswith("safetensors")}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)
@@ -222,7 +222,7 @@ def test_uninstall_brings_everything_back() -> None:
     assert importlib.import_module("safetensors") is REAL.top
 
 
-def test_install_after_the_wheel_was_imported_says_who_has_it() -> None:
+def test_install_after_importing_the_wheel_warns() -> None:
     library = ModuleType("some_library.inner")
     library.load = REAL.torch.load_file  # type: ignore[attr-defined]
     other = ModuleType("other_library")
@@ -237,7 +237,7 @@ def test_install_after_the_wheel_was_imported_says_who_has_it() -> None:
         del sys.modules["some_library.inner"], sys.modules["other_library"]
 
 
-def test_install_before_warns_of_nothing_and_imports_no_framework() -> None:
+def test_install_before_importing_the_wheel_is_silent() -> None:
     script = """
 import sys, warnings
 warnings.simplefilter("error")
@@ -255,7 +255,7 @@ ALONE = (
 )
 
 
-def test_where_no_wheel_is_installed_programs_find_a_version_all_the_same() -> None:
+def test_install_without_a_wheel_provides_a_version() -> None:
     script = f"""{ALONE}
 import importlib.metadata, safetensors, ingot
 print(importlib.metadata.version("safetensors"), safetensors.__version__)
@@ -264,7 +264,7 @@ print(safetensors.SafetensorError is ingot.SafetensorError)
     assert in_a_fresh_process("-I", "-S", "-c", script).split() == ["0.8.0", "0.8.0", "True"]
 
 
-def test_a_script_runs_on_ingot(tmp_path: Path) -> None:
+def test_compat_runs_a_script(tmp_path: Path) -> None:
     (tmp_path / "beside.py").write_text("word = 'found'")
     script = tmp_path / "script.py"
     script.write_text(
@@ -276,7 +276,7 @@ def test_a_script_runs_on_ingot(tmp_path: Path) -> None:
     assert printed == f"__main__ ['-x', 'y'] found {PACKAGE / 'compat/safetensors/torch.py'}"
 
 
-def test_a_module_runs_on_ingot(tmp_path: Path) -> None:
+def test_compat_runs_a_module(tmp_path: Path) -> None:
     (tmp_path / "tool.py").write_text(
         "import sys, safetensors\nprint(__name__, sys.argv, safetensors.__file__)\n"
     )
@@ -288,7 +288,7 @@ def test_a_module_runs_on_ingot(tmp_path: Path) -> None:
     )
 
 
-def test_without_a_program_it_says_how_to_use_it() -> None:
+def test_compat_without_a_program_prints_usage() -> None:
     for args in ([], ["-m"], ["--help"]):
         done = python("-m", "ingot.compat", *args)
         assert done.code == 1
@@ -296,13 +296,13 @@ def test_without_a_program_it_says_how_to_use_it() -> None:
 
 
 def documented_line() -> str:
-    """The line for a .pth file, from the docstring that tells of it."""
+    """Return the line for a .pth file from the docstring."""
     lines = (ingot.compat.__doc__ or "").splitlines()
     return next(line.strip() for line in lines if line.strip().startswith("import os;"))
 
 
 @pytest.mark.parametrize(("value", "ours"), [("1", True), ("0", False)])
-def test_the_environment_turns_it_on_in_every_process(tmp_path: Path, value: str, ours: bool) -> None:
+def test_compat_is_enabled_by_the_environment(tmp_path: Path, value: str, ours: bool) -> None:
     assert documented_line() in (PACKAGE.parents[1] / "docs" / "guides" / "compat.md").read_text()
     (tmp_path / "ingot-compat.pth").write_text(documented_line() + "\n")
     script = f"""

@@ -21,7 +21,7 @@ import ingot.compat
 import ingot.torch
 
 
-def test_a_handle_is_closed_and_its_slices_are_not(compat: SimpleNamespace, path: Path) -> None:
+def test_safe_open_can_be_closed_before_its_slices(compat: SimpleNamespace, path: Path) -> None:
     ours = compat.top.safe_open(path, "pt")
     ours.metadata().pop("format")
     assert ours.metadata() == {"format": "pt"}
@@ -33,7 +33,7 @@ def test_a_handle_is_closed_and_its_slices_are_not(compat: SimpleNamespace, path
     assert part[0].tolist() == [0, 1, 2, 3]
 
 
-def test_a_handle_can_be_kept_shared_and_sent(compat: SimpleNamespace, path: Path) -> None:
+def test_safe_open_can_be_kept_shared_and_sent(compat: SimpleNamespace, path: Path) -> None:
     file = compat.top.safe_open(path, "pt", backend="pread")
     assert file in {file}
     part = file.get_slice("b")
@@ -50,7 +50,7 @@ def test_a_handle_can_be_kept_shared_and_sent(compat: SimpleNamespace, path: Pat
         pickle.dumps(file)
 
 
-def test_metadata_of_a_tensor(compat: SimpleNamespace, path: Path) -> None:
+def test_safe_open_has_metadata_of_a_tensor(compat: SimpleNamespace, path: Path) -> None:
     file = compat.top.safe_open(path, "pt")
     meta = file.get_tensor_meta("b")
     assert (meta.dtype, meta.shape, meta.data_offsets) == ("F32", [3, 4], (24, 72))
@@ -59,7 +59,7 @@ def test_metadata_of_a_tensor(compat: SimpleNamespace, path: Path) -> None:
         file.get_tensor_meta("nope")
 
 
-def test_handle_reads_its_open_file(compat: SimpleNamespace, path: Path, tmp_path: Path) -> None:
+def test_safe_open_reads_its_open_file(compat: SimpleNamespace, path: Path, tmp_path: Path) -> None:
     with path.open("rb") as opened:
         opened.read(3)
         # Another file takes the name: not the one that was opened.
@@ -78,13 +78,13 @@ def test_handle_reads_its_open_file(compat: SimpleNamespace, path: Path, tmp_pat
         file.keys()
 
 
-def test_a_handle_of_an_empty_file_is_refused(compat: SimpleNamespace, tmp_path: Path) -> None:
+def test_safe_open_rejects_an_empty_file(compat: SimpleNamespace, tmp_path: Path) -> None:
     (tmp_path / "empty").touch()
     with (tmp_path / "empty").open("rb") as opened, pytest.raises(RealError, match="header too small"):
         compat.top._safe_open_handle(opened, "np")
 
 
-def test_prefetch_gives_each_tensor_once(compat: SimpleNamespace, path: Path) -> None:
+def test_prefetch_returns_each_tensor_once(compat: SimpleNamespace, path: Path) -> None:
     with compat.top.safe_open(path, "pt") as file, file.prefetch() as loader:
         assert loader.names() == file.offset_keys()
         assert len(loader) == 3
@@ -125,7 +125,7 @@ TAKEN: list[Any] = [
 
 
 @pytest.mark.parametrize("plan", REFUSED, ids=str)
-def test_prefetch_refuses_a_plan_as_0_9_does(compat: SimpleNamespace, path: Path, plan: Any) -> None:
+def test_prefetch_rejects_a_plan_as_0_9_does(compat: SimpleNamespace, path: Path, plan: Any) -> None:
     with pytest.raises(RealError):
         compat.top.safe_open(path, "pt").prefetch(plan)
 
@@ -141,7 +141,7 @@ def test_prefetch_takes_a_plan_as_0_9_does(compat: SimpleNamespace, path: Path, 
     assert found == {name: tensor.tolist() for name, tensor in expected.items()}
 
 
-def test_a_plan_that_is_no_dict_is_a_type_error(compat: SimpleNamespace, path: Path) -> None:
+def test_prefetch_raises_type_error_for_a_plan_that_is_no_dict(compat: SimpleNamespace, path: Path) -> None:
     file = compat.top.safe_open(path, "pt")
     with pytest.raises(TypeError, match="'list' object is not an instance of 'dict'"):
         file.prefetch(["a"])
@@ -150,7 +150,7 @@ def test_a_plan_that_is_no_dict_is_a_type_error(compat: SimpleNamespace, path: P
     assert len(file.prefetch(threads=0)) == 3
 
 
-def test_a_spec_is_a_tensor_by_its_address(compat: SimpleNamespace, tmp_path: Path) -> None:
+def test_serialize_reads_a_tensor_by_its_address(compat: SimpleNamespace, tmp_path: Path) -> None:
     memory = ctypes.create_string_buffer(b"12345678", 8)
     arguments = {"dtype": "float32", "shape": (2,), "data_ptr": ctypes.addressof(memory), "data_len": 8}
     ours, theirs = compat.top.TensorSpec(**arguments), REAL.top.TensorSpec(**arguments)
@@ -171,7 +171,7 @@ def test_a_spec_is_a_tensor_by_its_address(compat: SimpleNamespace, tmp_path: Pa
         ours.dtype = "F16"
 
 
-def test_an_address_of_nothing_is_refused(compat: SimpleNamespace) -> None:
+def test_serialize_rejects_an_address_of_nothing(compat: SimpleNamespace) -> None:
     spec = compat.top.TensorSpec(dtype="float32", shape=[2], data_ptr=0, data_len=8)
     with pytest.raises(RealError, match="its address is 0"):
         compat.top.serialize({"a": spec})
@@ -181,14 +181,14 @@ def test_an_address_of_nothing_is_refused(compat: SimpleNamespace) -> None:
         compat.top.TensorSpec(dtype="float32", shape=[-2], data_ptr=0, data_len=8)
 
 
-def test_buffers_as_0_7_took_them(compat: SimpleNamespace) -> None:
+def test_serialize_takes_buffers_as_0_7_does(compat: SimpleNamespace) -> None:
     tensors = {"a": torch.arange(3.0), "b": torch.ones(2, dtype=torch.bfloat16)}
     flat = compat.torch._flatten(tensors)
     assert flat["a"] == {"dtype": "float32", "shape": torch.Size([3]), "data": tensors["a"].numpy().tobytes()}
     assert compat.top.serialize(flat) == REAL.torch.save(tensors)
 
 
-def test_tensors_as_0_8_hands_them_over(compat: SimpleNamespace) -> None:
+def test_serialize_takes_tensors_as_0_8_does(compat: SimpleNamespace) -> None:
     tensors = {"a": torch.arange(3.0), "b": torch.ones(2, dtype=torch.bfloat16), "e": torch.ones(0)}
     keep: list[Any] = []
     specs = compat.torch._flatten_as_ptr(tensors, keep)
@@ -203,7 +203,7 @@ def test_tensors_as_0_8_hands_them_over(compat: SimpleNamespace) -> None:
         compat.torch._flatten_as_ptr({"t": torch.ones(2, 3).t()}, keep)
 
 
-def test_files_are_those_of_the_wheel(compat: SimpleNamespace, tmp_path: Path) -> None:
+def test_save_file_writes_the_files_of_the_wheel(compat: SimpleNamespace, tmp_path: Path) -> None:
     tensors = {"b": torch.arange(6.0).reshape(2, 3), "a": torch.ones(3, dtype=torch.int8)}
     arrays = {name: tensor.numpy() for name, tensor in tensors.items()}
     for texts in (None, {"format": "pt"}):
@@ -219,7 +219,7 @@ def test_files_are_those_of_the_wheel(compat: SimpleNamespace, tmp_path: Path) -
     assert compat.torch.save({}) == REAL.torch.save({})
 
 
-def test_the_table_of_dtypes_can_be_changed(compat: SimpleNamespace) -> None:
+def test_dtypes_table_can_be_changed(compat: SimpleNamespace) -> None:
     data = ingot.torch.save({"t": torch.ones(4, dtype=torch.float8_e4m3fn)})
     assert compat.torch.load(data)["t"].dtype == torch.float8_e4m3fn
     compat.torch._TYPES["F8_E4M3"] = torch.uint8
@@ -233,7 +233,7 @@ def test_the_table_of_dtypes_can_be_changed(compat: SimpleNamespace) -> None:
 
 
 @pytest.mark.parametrize("code", sorted(ingot.torch.DTYPES))
-def test_every_dtype_by_every_way(compat: SimpleNamespace, code: str, tmp_path: Path) -> None:
+def test_save_and_load_handle_every_dtype(compat: SimpleNamespace, code: str, tmp_path: Path) -> None:
     dtype = ingot.torch.DTYPES[code]
     tensor = torch.tensor([1, 0] * 4, dtype=torch.uint8).view(dtype)
     compat.torch.save_file({"t": tensor}, tmp_path / "t")
@@ -253,7 +253,7 @@ def test_every_dtype_by_every_way(compat: SimpleNamespace, code: str, tmp_path: 
     assert compat.top.serialize(compat.torch._flatten_as_ptr({"t": tensor}, keep)) == data
 
 
-def test_models_are_saved_and_loaded_as_by_the_wheel(compat: SimpleNamespace, tmp_path: Path) -> None:
+def test_save_model_and_load_model_equal_the_wheels(compat: SimpleNamespace, tmp_path: Path) -> None:
     model = nn.Module()
     model.a = model.c = nn.Linear(3, 3)
     model.b = nn.Linear(2, 2)
@@ -273,7 +273,7 @@ def test_models_are_saved_and_loaded_as_by_the_wheel(compat: SimpleNamespace, tm
         compat.torch.load_model(model.half(), tmp_path / "ours")
 
 
-def test_bytes_of_a_tensor(compat: SimpleNamespace) -> None:
+def test_private_tobytes_equals_the_wheels(compat: SimpleNamespace) -> None:
     for tensor in (
         torch.arange(3.0),
         torch.tensor(1.0),
@@ -291,7 +291,7 @@ def test_bytes_of_a_tensor(compat: SimpleNamespace) -> None:
         compat.torch._tobytes(torch.eye(2).to_sparse(), "t")
 
 
-def test_numpy_privates(compat: SimpleNamespace) -> None:
+def test_private_numpy_functions_equal_the_wheels(compat: SimpleNamespace) -> None:
     assert (
         compat.numpy._is_little_endian(numpy.ones(1)) is REAL.numpy._is_little_endian(numpy.ones(1)) is True
     )

@@ -20,7 +20,7 @@ from ingot._base.frameworks import FRAMEWORKS
 from peers.safetensors.givens import BROKEN
 
 
-def test_both_classes_catch_the_errors_of_both(compat: SimpleNamespace, path: Path) -> None:
+def test_errors_are_caught_by_both_classes(compat: SimpleNamespace, path: Path) -> None:
     file = compat.top.safe_open(path, "pt")
     for kind in (RealError, compat.top.SafetensorError, compat.rust.SafetensorError, ingot.SafetensorError):
         with pytest.raises(kind):
@@ -77,7 +77,7 @@ def test_load_names_the_fault_of_a_header(compat: SimpleNamespace, old_name: str
         (lambda folder: folder / ("n" * 300), OSError, errno.ENAMETOOLONG),
     ],
 )
-def test_what_cannot_be_opened_is_what_the_system_says_too(
+def test_open_errors_keep_the_class_of_the_system(
     compat: SimpleNamespace, tmp_path: Path, reach: Callable[[Path], Path], kind: type[OSError], number: int
 ) -> None:
     (tmp_path / "file").touch()
@@ -92,14 +92,14 @@ def test_what_cannot_be_opened_is_what_the_system_says_too(
         assert (type(again), str(again), again.errno) == (type(caught.value), str(caught.value), number)
 
 
-def test_a_shard_that_is_missing_is_still_named(compat: SimpleNamespace, tmp_path: Path) -> None:
+def test_load_model_names_a_missing_shard(compat: SimpleNamespace, tmp_path: Path) -> None:
     index = tmp_path / "model.safetensors.index.json"
     index.write_text('{"weight_map": {"a": "model-00001-of-00001.safetensors"}}')
     with pytest.raises(FileNotFoundError, match="model-00001-of-00001"):
         compat.torch.load_file(index)
 
 
-def test_words_of_ones_own_are_a_note(compat: SimpleNamespace, path: Path) -> None:
+def test_notes_have_ingots_own_words(compat: SimpleNamespace, path: Path) -> None:
     """Where the message is upstream's and nothing else, what ingot has to say is shown below it."""
     calls = {
         "You are trying to save a sparse": lambda: compat.torch.save({"t": torch.eye(2).to_sparse()}),
@@ -119,7 +119,7 @@ def test_words_of_ones_own_are_a_note(compat: SimpleNamespace, path: Path) -> No
 
 
 @pytest.mark.parametrize("framework", sorted(FRAMEWORKS))
-def test_a_file_is_listed_without_its_framework(framework: str, path: Path) -> None:
+def test_safe_open_lists_a_file_without_its_framework(framework: str, path: Path) -> None:
     """Upstream imports most of them with the first tensor."""
     packages = ["numpy", "torch", "jax", "flax", "tensorflow", "mlx", "paddle"]
     script = f"""
@@ -144,7 +144,7 @@ with safe_open({str(path)!r}, {framework!r}) as file:
 
 
 @pytest.mark.parametrize("framework", ["pt", "np"])
-def test_listing_a_file_imports_no_framework(framework: str, path: Path) -> None:
+def test_safe_open_lists_a_file_and_imports_no_framework(framework: str, path: Path) -> None:
     script = f"""
 import sys, ingot.compat
 ingot.compat.install()

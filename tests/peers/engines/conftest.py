@@ -1,4 +1,4 @@
-"""Keeps `pytest tests` out of what needs the engines, which `make test-engines` has.
+"""Exclude tests that need the engines from `pytest tests`. `make test-engines` runs them.
 
 `make test-engines` fails where they are missing: it names these files.
 """

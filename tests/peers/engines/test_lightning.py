@@ -65,7 +65,7 @@ def trainer(pl: Any, folder: Path, epochs: int, plugin: Any, **callback: Any) ->
 
 
 def state_of(training: Any) -> dict[str, Any]:
-    """All that a trainer would save, but for what depends on where and when."""
+    """Return everything that a trainer saves, except entries that depend on place and time."""
     state: dict[str, Any] = training._checkpoint_connector.dump_checkpoint()
     del state["callbacks"]
     return state
@@ -94,7 +94,7 @@ def no_pickle(*_: Any, **__: Any) -> Any:
 
 
 @pytest.mark.parametrize("background", [False, True])
-def test_training_goes_on_from_a_checkpoint_as_if_it_had_not_stopped(
+def test_training_resumes_from_a_checkpoint(
     pl: Any, tmp_path: Path, background: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole = trainer(pl, tmp_path / "whole", 4, None)
@@ -108,7 +108,7 @@ def test_training_goes_on_from_a_checkpoint_as_if_it_had_not_stopped(
     assert_same(state_of(second), state_of(whole))
 
 
-def test_a_checkpoint_comes_back_as_torch_would_give_it(pl: Any, tmp_path: Path) -> None:
+def test_load_checkpoint_returns_what_torch_returns(pl: Any, tmp_path: Path) -> None:
     training = trainer(pl, tmp_path, 1, CheckpointIO())
     training.fit(module_of(pl), batches())
     state = training._checkpoint_connector.dump_checkpoint()
@@ -119,7 +119,7 @@ def test_a_checkpoint_comes_back_as_torch_would_give_it(pl: Any, tmp_path: Path)
     assert_same(ours, torch.load(tmp_path / "pickled", weights_only=False))
 
 
-def test_a_checkpoint_is_an_ordinary_file_of_tensors(pl: Any, tmp_path: Path) -> None:
+def test_checkpoint_is_an_ordinary_file(pl: Any, tmp_path: Path) -> None:
     module = module_of(pl)
     training = trainer(pl, tmp_path, 1, CheckpointIO(), filename="one")
     training.fit(module, batches())
@@ -131,7 +131,7 @@ def test_a_checkpoint_is_an_ordinary_file_of_tensors(pl: Any, tmp_path: Path) ->
     assert "optimizer_states.0.state.0.exp_avg" in ingot.safe_open(path, "pt")
 
 
-def test_tensors_that_share_memory_share_it_when_they_are_loaded(tmp_path: Path) -> None:
+def test_load_checkpoint_keeps_shared_memory(tmp_path: Path) -> None:
     tied = torch.arange(4.0)
     plugin = CheckpointIO()
     plugin.save_checkpoint({"state_dict": {"a": tied, "b": tied, "c": tied[1:3]}}, tmp_path / "a.ckpt")
@@ -153,14 +153,14 @@ def test_save_rejects_what_needs_pickle(pl: Any, tmp_path: Path) -> None:
     assert (tmp_path / "kept.ckpt").read_bytes() == before
 
 
-def test_lightnings_own_saving_in_the_background_takes_it(pl: Any, tmp_path: Path) -> None:
+def test_async_saving_of_lightning_works(pl: Any, tmp_path: Path) -> None:
     around = import_module(f"{pl.__name__}.plugins.io").AsyncCheckpointIO(CheckpointIO())
     training = trainer(pl, tmp_path, 2, around, save_last=True)
     training.fit(module_of(pl), batches())
     assert CheckpointIO().load_checkpoint(tmp_path / "last.ckpt")["epoch"] == 1
 
 
-def test_weights_alone_are_tested_and_predicted_with(pl: Any, tmp_path: Path) -> None:
+def test_trainer_tests_and_predicts_with_weights_alone(pl: Any, tmp_path: Path) -> None:
     training = trainer(pl, tmp_path, 1, CheckpointIO(), filename="weights", save_weights_only=True)
     module = module_of(pl)
     training.fit(module, batches())
@@ -188,7 +188,7 @@ def test_fabric_saves_and_loads(name: str, tmp_path: Path) -> None:
     assert_same(dict(model.state_dict()), expected)
 
 
-def test_a_checkpoint_that_is_removed_stays_until_the_next_is_whole(tmp_path: Path) -> None:
+def test_remove_checkpoint_waits_for_the_next_checkpoint(tmp_path: Path) -> None:
     plugin = CheckpointIO(background=True)
     old, new = tmp_path / "old.ckpt", tmp_path / "new.ckpt"
     plugin.save_checkpoint({"state_dict": {"a": torch.ones(2)}}, old)
@@ -208,7 +208,7 @@ def test_a_checkpoint_that_is_removed_stays_until_the_next_is_whole(tmp_path: Pa
     assert not old.exists()
 
 
-def test_what_changes_after_a_save_in_the_background_is_not_in_the_file(tmp_path: Path) -> None:
+def test_background_save_leaves_out_later_changes(tmp_path: Path) -> None:
     plugin = CheckpointIO(background=True)
     tensor = torch.zeros(1 << 20)
     plugin.save_checkpoint({"state_dict": {"a": tensor}}, tmp_path / "a.ckpt")
@@ -217,7 +217,7 @@ def test_what_changes_after_a_save_in_the_background_is_not_in_the_file(tmp_path
     assert plugin.load_checkpoint(tmp_path / "a.ckpt")["state_dict"]["a"].sum() == 0
 
 
-def test_what_is_loaded_outlives_its_file(tmp_path: Path) -> None:
+def test_load_checkpoint_outlives_its_file(tmp_path: Path) -> None:
     path = tmp_path / "a.ckpt"
     plugin = CheckpointIO()
     plugin.save_checkpoint({"state_dict": {"a": torch.arange(4.0)}}, path)
@@ -226,7 +226,7 @@ def test_what_is_loaded_outlives_its_file(tmp_path: Path) -> None:
     assert found.tolist() == [0, 1, 2, 3]
 
 
-def test_a_store_of_fsspec_takes_and_gives_checkpoints() -> None:
+def test_checkpoints_are_stored_through_fsspec() -> None:
     plugin = CheckpointIO()
     path = "memory://folder/a.ckpt"
     plugin.save_checkpoint({"state_dict": {"a": torch.arange(4.0)}, "epoch": 3}, path)
@@ -238,7 +238,7 @@ def test_a_store_of_fsspec_takes_and_gives_checkpoints() -> None:
         plugin.load_checkpoint(path)
 
 
-def test_a_file_of_another_program_is_refused(tmp_path: Path) -> None:
+def test_load_checkpoint_rejects_files_of_other_programs(tmp_path: Path) -> None:
     plain, pickled = tmp_path / "plain.ckpt", tmp_path / "pickled.ckpt"
     ingot.torch.save_file({"a": torch.ones(1)}, plain)
     torch.save({"state_dict": {}}, pickled)
@@ -249,7 +249,7 @@ def test_a_file_of_another_program_is_refused(tmp_path: Path) -> None:
         CheckpointIO().load_checkpoint(pickled)
 
 
-def test_options_are_checked_when_the_plugin_is_made(tmp_path: Path) -> None:
+def test_plugin_checks_its_options(tmp_path: Path) -> None:
     with pytest.raises(TypeError, match="unexpected keyword argument 'durabel'"):
         CheckpointIO(durabel=False)  # type: ignore[call-arg]
     plugin = CheckpointIO(checksums="sha256")

@@ -101,14 +101,14 @@ def test_sglang_loads_without_ingot(folder: Path, tmp_path: Path, plugins: str, 
     assert loaded(folder, tmp_path, plugins, options)["by"] == ["safetensors"]
 
 
-def test_a_stage_of_a_pipeline_reads_its_layers(folder: Path, tmp_path: Path) -> None:
+def test_sglang_pipeline_stage_reads_its_layers(folder: Path, tmp_path: Path) -> None:
     files = sum(path.stat().st_size for path in folder.glob("*.safetensors"))
     read = loaded(folder, tmp_path, "ingot", {"ingot": {"backend": "pread"}})["nbytes_read"]
     # Half of the layers, and what the process reads beside them.
     assert read < 0.65 * files
 
 
-def test_an_unknown_option_is_named_with_those_that_there_are(folder: Path, tmp_path: Path) -> None:
+def test_sglang_names_the_options_for_an_unknown_one(folder: Path, tmp_path: Path) -> None:
     done = said(folder, tmp_path, "ingot", {"ingot": {"thread": 4}})
     assert done.returncode != 0
     words = (
@@ -117,7 +117,7 @@ def test_an_unknown_option_is_named_with_those_that_there_are(folder: Path, tmp_
     assert words in done.stderr
 
 
-def test_options_for_ingot_are_refused_where_it_is_not_named(folder: Path, tmp_path: Path) -> None:
+def test_sglang_rejects_options_for_ingot_without_ingot(folder: Path, tmp_path: Path) -> None:
     done = said(folder, tmp_path, "", {"ingot": {"threads": 4}})
     assert done.returncode != 0
     # In SGLang's words.

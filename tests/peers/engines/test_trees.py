@@ -1,4 +1,4 @@
-"""State that is stored without pickle: what goes in comes out, and what cannot is named."""
+"""State stored without pickle: every value comes back or is rejected by name."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from ingot.engines._tree import put_together, taken_apart
 
 def again(tree: dict[str, Any]) -> dict[str, Any]:
     tensors, text = taken_apart(tree)
-    # As it stands in a file: text and tensors, and nothing else.
+    # Return the state as a file stores it: text and tensors only.
     assert json.dumps(json.loads(text), separators=(",", ":")) == text
     return put_together(text, tensors, "file")
 
@@ -54,24 +54,24 @@ VALUES: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("name", VALUES)
-def test_a_value_comes_back_as_it_was(name: str) -> None:
+def test_tree_returns_every_value(name: str) -> None:
     found = again({"state": VALUES[name]})["state"]
     assert found == VALUES[name]
     assert type(found) is type(VALUES[name])
     assert repr(found) == repr(VALUES[name])
 
 
-def test_not_a_number_comes_back() -> None:
+def test_tree_returns_nan() -> None:
     assert math.isnan(again({"a": math.nan})["a"])
 
 
-def test_the_order_of_dicts_is_kept_and_what_a_state_dict_knows_of_its_modules() -> None:
+def test_tree_keeps_the_order_of_dicts_and_state_metadata() -> None:
     found = again({"state": versioned(), "plain": {"b": 1, "a": 2}})
     assert list(found["state"]) == list(found["plain"]) == ["b", "a"]
     assert found["state"]._metadata == versioned()._metadata  # type: ignore[attr-defined]
 
 
-def test_tensors_are_named_after_their_places() -> None:
+def test_tree_names_tensors_by_position() -> None:
     tree = {
         "state_dict": {"layer.weight": torch.ones(2)},
         "optimizer_states": [{"state": {0: {"step": torch.tensor(3.0)}}}],
@@ -83,13 +83,13 @@ def test_tensors_are_named_after_their_places() -> None:
     assert found["optimizer_states"][0]["state"][0]["step"] == 3
 
 
-def test_places_that_are_spelt_alike_are_told_apart() -> None:
+def test_tree_distinguishes_positions_spelt_alike() -> None:
     tree = {"a": {"b.c": torch.tensor(1), "b": {"c": torch.tensor(2)}}, "a.b": {"c": torch.tensor(3)}}
     found = again(tree)
     assert [found["a"]["b.c"], found["a"]["b"]["c"], found["a.b"]["c"]] == [1, 2, 3]
 
 
-def test_arrays_and_numbers_of_numpy_come_back() -> None:
+def test_tree_returns_numpy_values() -> None:
     tree = {
         "array": np.arange(6, dtype=np.int16).reshape(2, 3),
         "number": np.float64(0.1),
@@ -122,7 +122,7 @@ REFUSED: dict[str, tuple[Any, str]] = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_only_pickle_could_store_is_named(name: str) -> None:
+def test_tree_names_a_value_that_needs_pickle(name: str) -> None:
     value, called = REFUSED[name]
     with pytest.raises(ingot.SaveError) as caught:
         taken_apart({"callbacks": {"mine": [1, {"deep": value}]}})
@@ -131,12 +131,12 @@ def test_what_only_pickle_could_store_is_named(name: str) -> None:
     assert f"only pickle could store {called}" in str(caught.value)
 
 
-def test_a_hyperparameter_is_refused_with_what_leaves_it_out() -> None:
+def test_tree_names_the_option_that_leaves_out_a_hyperparameter() -> None:
     with pytest.raises(ingot.SaveError, match=r"save_hyperparameters\(ignore=\['loss'\]\)"):
         taken_apart({"hyper_parameters": {"lr": 0.1, "loss": torch.nn.MSELoss()}})
 
 
-def test_what_contains_itself_is_refused() -> None:
+def test_tree_rejects_a_cycle() -> None:
     tree: dict[str, Any] = {"a": []}
     tree["a"].append(tree["a"])
     with pytest.raises(ingot.SaveError, match="contains itself"):
@@ -155,13 +155,13 @@ BROKEN = [
 
 
 @pytest.mark.parametrize("text", BROKEN, ids=lambda text: text[:40])
-def test_a_text_that_is_no_tree_is_refused(text: str) -> None:
+def test_tree_rejects_an_invalid_text(text: str) -> None:
     with pytest.raises(ingot.CheckpointError, match=r"^model.ckpt: ingot.tree in the metadata") as caught:
         put_together(text, {}, "model.ckpt")
     assert caught.value.code == "invalid-tree"
 
 
-def test_reading_a_tree_imports_and_calls_nothing_that_it_names() -> None:
+def test_tree_imports_and_calls_nothing() -> None:
     before = set(sys.modules)
     for name in ("os.system", "antigravity", "__import__"):
         for tag in ("$tensor", "$dtype", "$default", f"${name}"):
@@ -188,5 +188,5 @@ plain: Callable[..., Any] = st.recursive(
 
 
 @given(st.dictionaries(st.text(max_size=4), plain, max_size=4))  # type: ignore[arg-type]
-def test_any_tree_comes_back(tree: dict[str, Any]) -> None:
+def test_tree_returns_random_trees(tree: dict[str, Any]) -> None:
     assert repr(again(tree)) == repr(tree)

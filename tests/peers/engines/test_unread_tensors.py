@@ -1,4 +1,4 @@
-"""Tensors that an engine is given before they are read: what is used of them is read, and nothing else."""
+"""Tensors that an engine receives before they are read: only the used parts are read."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def unread(values: torch.Tensor = VALUES) -> tuple[Any, Counting]:
     return UnreadTensor(part, values.dtype, values.device), part  # type: ignore[arg-type]
 
 
-def test_what_is_known_of_it_is_known_without_reading() -> None:
+def test_unread_tensor_has_facts_without_reading() -> None:
     tensor, part = unread()
     assert (tensor.shape, tensor.dtype, tensor.device) == (VALUES.shape, VALUES.dtype, VALUES.device)
     assert (tensor.size(1), tensor.dim(), tensor.ndim, len(tensor)) == (5, 3, 3, 7)
@@ -54,7 +54,7 @@ def test_what_is_known_of_it_is_known_without_reading() -> None:
     assert part.readings == 0
 
 
-# Each gives a part of a tensor, or several.
+# Each returns one or more parts of a tensor.
 PARTS: dict[str, Callable[[torch.Tensor], Any]] = {
     "narrow": lambda t: t.narrow(0, 2, 3),
     "narrow from the end": lambda t: torch.narrow(t, -1, -4, 2),
@@ -76,7 +76,7 @@ PARTS: dict[str, Callable[[torch.Tensor], Any]] = {
 
 
 @pytest.mark.parametrize("name", PARTS)
-def test_a_part_is_read_when_it_is_used_and_nothing_beside_it(name: str) -> None:
+def test_unread_tensor_reads_a_part_when_used(name: str) -> None:
     tensor, part = unread()
     expected, found = PARTS[name](VALUES), PARTS[name](tensor)
     assert part.readings == 0
@@ -110,7 +110,7 @@ USES: dict[str, Callable[[torch.Tensor], Any]] = {
 
 
 @pytest.mark.parametrize("name", USES)
-def test_everything_else_is_done_on_the_values(name: str) -> None:
+def test_unread_tensor_runs_other_operations_on_values(name: str) -> None:
     tensor, part = unread()
     expected = USES[name](VALUES)
     for _ in range(2):
@@ -120,7 +120,7 @@ def test_everything_else_is_done_on_the_values(name: str) -> None:
     assert part.readings == 1
 
 
-def test_an_operation_below_python_sees_the_values() -> None:
+def test_unread_tensor_has_values_below_python() -> None:
     tensor, _ = unread()
     with torch._C.DisableTorchFunctionSubclass():
         assert torch.equal(torch.ops.aten.add.Tensor(tensor, 1), VALUES + 1)
@@ -141,7 +141,7 @@ WRONG: dict[str, Callable[[torch.Tensor], Any]] = {
 
 
 @pytest.mark.parametrize("name", WRONG)
-def test_what_torch_refuses_is_refused_in_its_words(name: str) -> None:
+def test_unread_tensor_raises_the_errors_of_torch(name: str) -> None:
     with pytest.raises((RuntimeError, IndexError, ValueError)) as theirs:
         WRONG[name](VALUES)
     with pytest.raises(theirs.type) as ours:
@@ -173,7 +173,7 @@ def cuts(draw: st.DrawFn) -> list[tuple[str, tuple[Any, ...]]]:
 
 
 @given(cuts())
-def test_parts_of_parts_are_those_of_the_plain_tensor(steps: list[tuple[str, tuple[Any, ...]]]) -> None:
+def test_unread_tensor_parts_of_parts_equal_the_tensors(steps: list[tuple[str, tuple[Any, ...]]]) -> None:
     expected: torch.Tensor = VALUES
     found, part = unread()
     for kind, step in steps:
@@ -188,7 +188,7 @@ def test_parts_of_parts_are_those_of_the_plain_tensor(steps: list[tuple[str, tup
 
 
 @pytest.mark.parametrize("backend", ["mmap", "pread"])
-def test_a_tensor_of_a_file_gives_what_the_file_has(path: Path, backend: str) -> None:
+def test_unread_tensor_returns_the_values_of_the_file(path: Path, backend: str) -> None:
     ingot.torch.save_file({"a": VALUES, "scalar": torch.tensor(3.5)}, path)
     with ingot.safe_open(path, "torch", backend=backend) as file:
         tensor: Any = UnreadTensor(file.get_slice("a"), torch.float32, torch.device("cpu"))

@@ -87,7 +87,7 @@ def ranks(
                 str(HERE / "with_vllm.py"),
                 json.dumps({**asked, "rank": rank, "report": str(place / f"{rank}.json")}),
             ],
-            # vLLM keeps what it has learnt of a class of models, which takes a process.
+            # vLLM caches its inspection of a model class, which takes a process.
             env={**ENVIRONMENT, "HOME": str(place), "VLLM_CACHE_ROOT": str(place.parent / "cache")},
             cwd=place,
             stdout=subprocess.PIPE,
@@ -111,25 +111,25 @@ def ranks(
 @pytest.mark.parametrize(
     "options", [{}, {"backend": "pread", "threads": 2, "ahead": 1 << 20}, {"read": "used"}]
 )
-def test_a_model_is_loaded_as_vllm_loads_it(llama: Path, tmp_path: Path, options: dict[str, Any]) -> None:
+def test_vllm_loads_the_same_model_by_ingot(llama: Path, tmp_path: Path, options: dict[str, Any]) -> None:
     (report,) = ranks(llama, tmp_path, **options)
     assert len(report["ingot"]["digests"]) == 27
 
 
-def test_ranks_that_share_tensors_read_their_parts(llama: Path, tmp_path: Path) -> None:
+def test_vllm_tensor_parallel_ranks_read_their_parts(llama: Path, tmp_path: Path) -> None:
     for report in ranks(llama, tmp_path, tensor=2, backend="pread"):
         # More than half: rows that are cut by columns are shorter than a page, and read whole.
         assert report["ingot"]["nbytes_read"] < 0.7 * nbytes(llama)
 
 
-def test_a_stage_of_a_pipeline_reads_its_layers(llama: Path, tmp_path: Path) -> None:
+def test_vllm_pipeline_stage_reads_its_layers(llama: Path, tmp_path: Path) -> None:
     first, last = ranks(llama, tmp_path, pipeline=2, backend="pread")
     assert not set(first["ingot"]["digests"]) & set(last["ingot"]["digests"])
     for report in (first, last):
         assert report["ingot"]["nbytes_read"] < 0.65 * nbytes(llama)
 
 
-def test_ranks_that_share_experts_read_their_own(mixtral: Path, tmp_path: Path) -> None:
+def test_vllm_expert_parallel_ranks_read_their_experts(mixtral: Path, tmp_path: Path) -> None:
     for report in ranks(mixtral, tmp_path, tensor=2, experts=True, backend="pread"):
         assert report["ingot"]["nbytes_read"] < 0.65 * nbytes(mixtral)
 
@@ -147,7 +147,7 @@ def loader() -> Any:
     )
 
 
-def test_an_unknown_option_is_named_with_those_that_there_are(loader: Any) -> None:
+def test_vllm_names_the_options_for_an_unknown_one(loader: Any) -> None:
     with pytest.raises(ingot.OptionError) as caught:
         loader({"thread": 4})
     assert caught.value.code == "unknown-loader-option"
@@ -169,14 +169,14 @@ def test_an_unknown_option_is_named_with_those_that_there_are(loader: Any) -> No
     ],
     ids=lambda value: str(value)[:20],
 )
-def test_a_wrong_value_is_refused(
+def test_vllm_rejects_a_wrong_value(
     loader: Any, options: dict[str, Any], kind: type[Exception], words: str
 ) -> None:
     with pytest.raises(kind, match=words):
         loader(options)
 
 
-def test_vllms_own_strategies_are_refused(loader: Any) -> None:
+def test_vllm_rejects_other_strategies(loader: Any) -> None:
     with pytest.raises(
         ingot.OptionError, match="safetensors_load_strategy 'eager' is for vLLM's own reading"
     ):
@@ -188,7 +188,7 @@ def prepared(loader: Any, folder: Path) -> Any:
     return loader({})._prepare_weights(str(folder), None, None, True, None)
 
 
-def test_a_folder_without_files_of_tensors_is_refused(loader: Any, tmp_path: Path) -> None:
+def test_vllm_rejects_a_folder_without_tensor_files(loader: Any, tmp_path: Path) -> None:
     with pytest.raises(ingot.CheckpointError, match=r"expected \*\.safetensors, found none") as caught:
         prepared(loader, tmp_path)
     assert caught.value.code == "no-weights"
@@ -206,7 +206,7 @@ def test_vllm_names_missing_files(loader: Any, llama: Path, tmp_path: Path) -> N
         prepared(loader, tmp_path)
 
 
-def test_weights_of_a_second_source_have_its_prefix(loader: Any, tmp_path: Path) -> None:
+def test_vllm_prefixes_the_weights_of_a_second_source(loader: Any, tmp_path: Path) -> None:
     import torch
 
     ingot.torch.save_file({"a": torch.arange(3.0)}, tmp_path / "model.safetensors")

@@ -1,9 +1,9 @@
-"""SGLang loads a model as it does by itself, or by ingot where its plugins say so, and tells what came of it.
+"""Load a model by SGLang alone, or by ingot if its plugins say so, and report the result.
 
     with_sglang.py JSON
 
 JSON has `folder`, `options` (of the loader), `layers`, `width`, and `report`, where the answer is written.
-The loader, the iterators, the plugins and the layer that stands for those of other ranks are SGLang's. The
+The loader, the iterators, the plugins and the placeholder layer for other ranks are SGLang's. The
 model is a small one whose `load_weights` takes its weights as SGLang's models do.
 """
 
@@ -76,7 +76,7 @@ def main(asked: dict[str, Any]) -> None:
     opened: set[str] = set()
     noted(safetensors, "safetensors", opened)
     noted(_weights, "ingot", opened)
-    # The first load imports what it needs.
+    # The first load imports modules.
     for _ in range(2):
         for parameter in model.parameters():
             # Nothing is right because it was so before.

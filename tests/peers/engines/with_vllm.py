@@ -1,4 +1,4 @@
-"""One rank of vLLM: loads a model by vLLM's own format, and again by ingot, and tells what came of it.
+"""One rank of vLLM: load a model by vLLM's own format and again by ingot, and report the results.
 
     with_vllm.py JSON
 
@@ -67,7 +67,7 @@ def main(asked: dict[str, Any]) -> None:
         enable_ep_weight_filter=asked["experts"],
         distributed_executor_backend="external_launcher",
     )
-    # As `vllm serve` does, by the entry points of what is installed.
+    # As `vllm serve` does, by the entry points of installed packages.
     load_general_plugins()
     by_ingot = LoadConfig(
         load_format="ingot", model_loader_extra_config=asked["options"], use_tqdm_on_load=False
@@ -83,7 +83,7 @@ def main(asked: dict[str, Any]) -> None:
     with set_current_vllm_config(config), set_default_torch_dtype(torch.float32):
         init_distributed_environment(ranks, asked["rank"], asked["rendezvous"], asked["rank"], "gloo")
         initialize_model_parallel(asked["tensor"], asked["pipeline"])
-        # The first load imports what it needs.
+        # The first load imports modules.
         report = {"vllm": loaded(config, own), "ingot": loaded(config, by_ingot)}
     Path(asked["report"]).write_text(json.dumps({**report, "version": vllm.__version__}))
 

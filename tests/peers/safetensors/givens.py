@@ -24,7 +24,7 @@ def entry(
     return f'{{"{name}":{{"dtype":{dtype},"shape":{shape},"data_offsets":{place}{more}}}}}'.encode()
 
 
-# Files that are none, each by what is wrong with it.
+# Invalid files by their fault.
 BROKEN: dict[str, bytes] = {
     "nothing": b"",
     "three bytes": b"abc",
@@ -88,13 +88,13 @@ class Fspath:
 
 
 class NoFspath:
-    """An object that says that it is a path, and is none."""
+    """An object that claims to be a path."""
 
     def __fspath__(self) -> int:
         return 3
 
 
-# What is given where a path is expected; a function of the folder where it lies in it.
+# Arguments in place of a path; a function of the folder if they are in the folder.
 PATHS: dict[str, Any] = {
     "missing": lambda place: place / "nope",
     "missing, as bytes": lambda place: str(place / "nope").encode(),
@@ -290,7 +290,7 @@ CHOICES: tuple[dict[str, Any], ...] = (
 )
 
 STRUCTURED = numpy.dtype([("x", "f4"), ("y", "i4")])
-# What is given for those of `safetensors.numpy.save`.
+# Arguments for `safetensors.numpy.save`.
 ARRAYS: dict[str, Callable[[], Any]] = {
     "None": lambda: None,
     "list": lambda: [numpy.ones(1)],

@@ -39,7 +39,7 @@ def seen(value: Any) -> Any:
 
 
 def bytes_of(tensor: torch.Tensor) -> Any:
-    """Its values, or why it has none: those of some kinds cannot be told from outside."""
+    """Return its values, or the reason for their absence: some kinds do not show their values."""
     try:
         plain = tensor.detach().resolve_conj().resolve_neg().contiguous()
         return bytes(plain.reshape(-1).view(torch.uint8).tolist()) if tensor.numel() else b""

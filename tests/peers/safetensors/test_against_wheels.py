@@ -47,7 +47,7 @@ def ours(file: bytes, limit: int | None = None) -> tuple[str, list[tuple[str, di
 
 
 def by_name(tensors: list[tuple[str, dict[str, Any]]]) -> dict[str, tuple[str, list[int], bytes]]:
-    # Each library lists tensors in an order of its own; FORMAT.md gives it no meaning.
+    # Each library lists tensors in an order of its own, which has no meaning (FORMAT.md).
     return {name: (tensor["dtype"], list(tensor["shape"]), bytes(tensor["data"])) for name, tensor in tensors}
 
 
@@ -56,13 +56,13 @@ def metadata_upstream(format: str, path: Path) -> dict[str, str] | None:
         return file.metadata()
 
 
-def test_the_wheels_are_those_that_the_differences_speak_of() -> None:
+def test_differences_name_the_installed_wheels() -> None:
     for package, versions in VERSIONS.items():
         assert version(package) in versions
 
 
 @pytest.mark.parametrize("vector", [pytest.param(vector, id=vector.name) for vector in vectors()])
-def test_vector(vector: Vector, tmp_path: Path) -> None:
+def test_vectors_are_judged_as_stated(vector: Vector, tmp_path: Path) -> None:
     code, mine = ours(vector.file(), vector.limit)
     theirs = deserialize(vector.format, vector.file())
     assert vector.accepted_upstream == (theirs is not None), "`upstream` is not what was measured"
@@ -101,7 +101,7 @@ def codes_of_differences(format: str) -> set[str]:
 
 
 def agree(format: str, file: bytes) -> None:
-    """What ours accepts, they accept, to the byte; what it refuses, they refuse, or the code is listed."""
+    """Check that the wheels agree with ingot to the byte, except for the listed codes."""
     code, mine = ours(file)
     theirs = deserialize(format, file)
     if mine is not None:
@@ -119,7 +119,7 @@ SHORT = [vector for vector in vectors() if len(vector.file()) < 200]
 
 
 @pytest.mark.parametrize("vector", [pytest.param(vector, id=vector.name) for vector in SHORT])
-def test_vector_with_one_byte_changed_dropped_or_added(vector: Vector) -> None:
+def test_vectors_with_one_byte_changed_agree(vector: Vector) -> None:
     file = vector.file()
     nbytes = int.from_bytes(file[:8], "little")
     # Where a byte comes or goes the length is put right, so that the change lies inside the header.
@@ -168,7 +168,7 @@ def header_and_data(file: bytes) -> tuple[Any, bytes]:
 @pytest.mark.parametrize("format", FORMATS)
 @settings(deadline=None, max_examples=300, suppress_health_check=[HealthCheck.too_slow])
 @given(data=st.data())
-def test_files_made_at_random(format: str, data: st.DataObject) -> None:
+def test_random_files_agree(format: str, data: st.DataObject) -> None:
     given_tensors = data.draw(tensors(format))
     metadata = data.draw(st.none() | st.dictionaries(TEXT, TEXT, max_size=3))
     if metadata is not None and not metadata and not given_tensors and format == "safetensors":
@@ -226,7 +226,7 @@ WRITTEN = [
 
 
 @pytest.mark.parametrize("writing", [pytest.param(case, id=case["name"]) for case in WRITTEN])
-def test_writing(writing: dict[str, Any]) -> None:
+def test_written_files_agree(writing: dict[str, Any]) -> None:
     head = from_hex(writing["head_hex"])
     difference = LISTED.get(writing["name"])
     if difference is None:

@@ -36,7 +36,7 @@ LACKS = {
     "mlx": {"F8_E5M2", "F8_E4M3", "F8_E8M0", "F8_E4M3FNUZ", "F8_E5M2FNUZ", "F4"},
     "paddle": {"U16", "F8_E8M0", "F8_E4M3FNUZ", "F8_E5M2FNUZ", "F4"},
 }
-# What they make of dtypes of 64 bits by themselves; jax, unless it is told to keep them.
+# The dtypes that frameworks make of 64-bit dtypes by default.
 NARROW = {"flax": {"F64": "float32", "I64": "int32", "U64": "uint32"}, "mlx": {"F64": "float32"}}
 CONVERSIONS = {
     "flax": ("_np2jnp", "_jnp2np"),
@@ -78,7 +78,7 @@ def array_of(code: str) -> Any:
     return values.astype(getattr(pytest.importorskip("ml_dtypes"), ingot.numpy.ML_DTYPES[code]))
 
 
-def test_every_name_is_there_with_the_wheels_signature(framework: str, module: ModuleType) -> None:
+def test_compat_has_every_name_and_signature(framework: str, module: ModuleType) -> None:
     assert {"load", "load_file", "save", "save_file", "safe_open", *PRIVATE[framework]} <= set(dir(module))
     ingot.compat.uninstall()
     real = importlib.import_module(f"safetensors.{framework}")
@@ -96,7 +96,9 @@ def test_every_name_is_there_with_the_wheels_signature(framework: str, module: M
 
 
 @pytest.mark.parametrize("code", CODES)
-def test_every_dtype_round_trips(framework: str, module: ModuleType, code: str, tmp_path: Path) -> None:
+def test_compat_round_trips_every_dtype(
+    framework: str, module: ModuleType, code: str, tmp_path: Path
+) -> None:
     data = ingot.numpy.save({"t": array_of(code)})
     path = tmp_path / "t.safetensors"
     path.write_bytes(data)
@@ -124,7 +126,7 @@ def test_every_dtype_round_trips(framework: str, module: ModuleType, code: str, 
 
 
 @pytest.mark.parametrize("code", NARROW["flax"])
-def test_jax_keeps_64_bits_where_it_has_them(code: str, tmp_path: Path) -> None:
+def test_compat_flax_keeps_64_bits_if_enabled(code: str, tmp_path: Path) -> None:
     jax = pytest.importorskip("jax")
     data = ingot.numpy.save({"t": array_of(code)})
     path = tmp_path / "t.safetensors"
@@ -141,7 +143,7 @@ def handle(path: Path, framework: str) -> Any:
     return importlib.import_module("safetensors").safe_open(path, framework)
 
 
-def test_what_the_wheel_saves_too_is_the_same_file(framework: str, module: ModuleType) -> None:
+def test_compat_writes_the_files_of_the_wheel(framework: str, module: ModuleType) -> None:
     codes = [code for code in CODES if code not in LACKS[framework]]
     loaded = module.load(ingot.numpy.save({code: array_of(code) for code in codes}))
     ingot.compat.uninstall()
@@ -152,7 +154,7 @@ def test_what_the_wheel_saves_too_is_the_same_file(framework: str, module: Modul
 
 
 @pytest.mark.parametrize("table", ["_TYPES", "_SIZE", "NPDTYPES"])
-def test_the_tables_have_the_keys_of_the_wheels(table: str) -> None:
+def test_compat_tables_have_the_keys_of_the_wheels(table: str) -> None:
     pytest.importorskip("paddle")
     with installed():
         ours = getattr(importlib.import_module("safetensors.paddle"), table)
@@ -162,13 +164,13 @@ def test_the_tables_have_the_keys_of_the_wheels(table: str) -> None:
 def saves(real: ModuleType, tensor: Any) -> bool:
     try:
         real.save({"t": tensor})
-    except Exception:  # The wheel raises whatever the framework does.
+    except Exception:  # The wheel raises the framework's error.
         return False
     return True
 
 
 @pytest.mark.parametrize("code", ["BF16", "F32", "F8_E4M3", "BOOL", "I64"])
-def test_what_is_private_goes_by_numpy(framework: str, module: ModuleType, code: str) -> None:
+def test_compat_private_names_use_numpy(framework: str, module: ModuleType, code: str) -> None:
     if code in LACKS[framework] or code in NARROW.get(framework, {}):
         return
     there, back = CONVERSIONS[framework]
@@ -181,6 +183,6 @@ def test_what_is_private_goes_by_numpy(framework: str, module: ModuleType, code:
 
 
 @pytest.mark.parametrize("shape", [(), (0,), (2, 0, 3), (1, 1)])
-def test_every_shape_goes_there_and_back(module: ModuleType, shape: tuple[int, ...]) -> None:
+def test_compat_round_trips_every_shape(module: ModuleType, shape: tuple[int, ...]) -> None:
     data = ingot.numpy.save({"t": numpy.ones(shape, numpy.float32)}, {"format": "any"})
     assert module.save(module.load(data), {"format": "any"}) == data

@@ -21,7 +21,7 @@ import ingot.torch
 from support.processes import run
 
 
-def test_the_same_tensors_give_the_same_file() -> None:
+def test_save_file_is_deterministic() -> None:
     """0.8.0 writes metadata in the order of a seeded hash: five saves, five hashes (#584)."""
     metadata = {str(number): str(number * number) for number in range(16)}
     tensors = dict.fromkeys("abc", numpy.arange(24, dtype=numpy.float32).reshape(6, 4))
@@ -41,7 +41,7 @@ say(hashlib.sha256(ingot.numpy.save({name: array for name in set("abc")}, metada
     assert [run(program, PYTHONHASHSEED=seed).said() for seed in ("1", "2")] == [digest, digest]
 
 
-def test_memory_is_never_taken_by_its_address() -> None:
+def test_save_file_takes_no_memory_by_address() -> None:
     """0.8.0 takes a number for an address and reads there: a wrong one is a SIGSEGV."""
     for data in (0, 4096, None, "text"):
         with pytest.raises(TypeError, match="`a`"):
@@ -52,7 +52,7 @@ def test_memory_is_never_taken_by_its_address() -> None:
         assert f"needs 4096 bytes, the buffer has {nbytes}" in str(caught.value)
 
 
-def test_saving_to_bytes_holds_the_tensors_once_more() -> None:
+def test_save_holds_the_tensors_once_more() -> None:
     """0.8.0 holds them twice more."""
     grown = run("""
 array = numpy.ones(64 << 20, numpy.uint8)
@@ -64,8 +64,8 @@ say((memory("VmHWM") - before) / array.nbytes)
     assert grown < 1.25
 
 
-def test_others_run_while_a_file_is_written(tmp_path: Path) -> None:
-    """0.7.0 holds the GIL while it writes: nobody in the process could empty a FIFO that it writes into."""
+def test_save_file_lets_other_threads_run(tmp_path: Path) -> None:
+    """0.7.0 holds the GIL while it writes, so no other thread can empty the FIFO."""
     fifo = tmp_path / "fifo"
     os.mkfifo(fifo)
     received: list[int] = []
@@ -85,7 +85,7 @@ def test_others_run_while_a_file_is_written(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("framework", ["np", "pt"])
-def test_others_run_while_a_file_is_read(path: Path, framework: str) -> None:
+def test_load_file_lets_other_threads_run(path: Path, framework: str) -> None:
     """0.8.0 holds the GIL while it reads: other threads stall for 53 ms with a tensor of 64 MiB."""
     ingot.numpy.save_file({"a": numpy.zeros(16 << 20, numpy.uint8)}, path)
     before = sys.getswitchinterval()
@@ -100,7 +100,7 @@ def test_others_run_while_a_file_is_read(path: Path, framework: str) -> None:
     thread = threading.Thread(target=other)
     with ingot.safe_open(path, framework, backend="pread") as file:
         thread.start()
-        # From here on another thread runs only when this one gives way by itself, as only reading does.
+        # From here on another thread runs only if this one releases the GIL, which only reading does.
         sys.setswitchinterval(1e6)
         try:
             go.release()
@@ -120,7 +120,7 @@ assert "ml_dtypes" not in sys.modules
 """
 
 
-def test_bfloat16_needs_no_import_by_the_caller(tmp_path: Path) -> None:
+def test_load_file_of_bfloat16_needs_no_import(tmp_path: Path) -> None:
     """0.8.0: numpy reads it only when the caller has imported ml_dtypes."""
     data = ingot.numpy.save({"a": numpy.array([1, 2], ml_dtypes.bfloat16)})
     program = """

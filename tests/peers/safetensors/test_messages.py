@@ -90,7 +90,7 @@ def differences(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[str
 
 @dataclass(frozen=True)
 class Result:
-    """What a call returned, and what it wrote."""
+    """The result of a call, and the file that it wrote."""
 
     value: Any
     file: Any
@@ -135,7 +135,9 @@ def listed(name: str) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("group", GROUPS)
-def test_errors_have_upstreams_class_and_words(differences: dict[str, tuple[str, str]], group: str) -> None:
+def test_errors_have_the_class_and_words_of_upstream(
+    differences: dict[str, tuple[str, str]], group: str
+) -> None:
     wrong = [
         f"{name}: {kind}\n  {said}"
         for name, (kind, said) in differences.items()
@@ -154,19 +156,19 @@ def test_listed_differences_exist(differences: dict[str, tuple[str, str]], one: 
         assert not gone, f"{text}: the difference is not there for {gone}"
 
 
-def test_the_table_is_well_kept() -> None:
+def test_differences_of_messages_are_well_kept() -> None:
     for one in TABLE["difference"]:
         assert one["kind"] in KINDS
         assert one["reason"].strip()
         assert set(one.get("upstream", [])) <= set(VERSIONS["safetensors"])
 
 
-def test_each_call_has_a_name_of_its_own() -> None:
+def test_calls_have_distinct_names() -> None:
     names = [name for calls in GROUPS.values() for name in calls]
     assert len(names) == len(set(names)) > 1000
 
 
-def test_a_difference_is_noticed() -> None:
+def test_comparison_finds_a_difference() -> None:
     error = safetensors.SafetensorError("Error while serializing: I/O error: x")
     one, other = Result(("int", "3"), None), Result(("int", "3"), b"3")
     assert compared(one, one) is None

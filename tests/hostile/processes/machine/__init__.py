@@ -1,10 +1,10 @@
 """Files and open handles under any order of everything that writes files, held against dicts.
 
-`Files` is a state machine of hypothesis. Its model of a file is a dict of arrays, all of which are numbered,
-so that bytes of one save tell from those of any other. Its model of an open handle is that of the file that
-was opened: whatever is done to the file since, the handle gives those bytes or says that it was changed.
+`Files` is a state machine of hypothesis. Its model of a file is a dict of arrays. All arrays are numbered,
+so that the bytes of each save are unique. Its model of an open handle is the model of the file that
+was opened: after any later change of the file, the handle returns those bytes or raises an error.
 
-`content` is what a file has to hold, `drawn` what hypothesis chooses from, `folder` the files of one machine;
+`content` has the expected contents, `drawn` the choices of hypothesis, `folder` the files of one machine;
 `saves`, `edits`, `writers` and `reads` are its rules.
 """
 
@@ -20,4 +20,4 @@ __all__ = ["Files", "helpers"]
 
 
 class Files(Saves, Edits, Writers, Reads):
-    """A folder with a few files and checkpoints in it, and handles that are open on what was there."""
+    """A folder with a few files and checkpoints, and open handles on them."""

@@ -1,4 +1,4 @@
-"""What a file has to hold, and what it holds by a reader that is not ingot's."""
+"""The expected contents of a file, and its actual contents by a reader that is not ingot's."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ CODES = {numpy.dtype(dtype): code for code, dtype in DTYPES.items()}
 
 
 def numbered(number: int, dtype: str, shape: Sequence[int]) -> Array:
-    """An array that hardly any other number gives, nor any other place in it."""
+    """Return an array whose values are almost unique to `number` and to their position."""
     values = (numpy.arange(math.prod(shape)) * 7 + number * 13) % 113
     return values.astype(dtype).reshape(shape)
 

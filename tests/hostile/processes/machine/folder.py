@@ -1,4 +1,4 @@
-"""The folder of one machine: what is in it, what has to be in it, and which handles are open on that."""
+"""The folder of one machine: its files, their expected contents, and the open handles."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ class Folder(RuleBasedStateMachine):
             if held.inode == inode:
                 held.is_written = True
                 if into_data:
-                    # Views of the mapping show what is written: SECURITY.md, "What is not promised".
+                    # Views of the mapping show later writes: see SECURITY.md, "What is not promised".
                     held.given.clear()
 
     def refused(self, codes: list[str], call: Callable[[], object], name: str) -> None:

@@ -68,7 +68,7 @@ class Saves(Folder):
     @precondition(has_any)
     @rule(number=ANY, name=FILE, backend=BACKEND, way=st.sampled_from(["numpy", "torch", "in place"]))
     def save_what_was_loaded(self, number: int, name: str, backend: str, way: str) -> None:
-        """Over its own file too, of which the arrays may be views."""
+        """Save loaded arrays, also over their own file, which they may be views of."""
         source = self.pick(number)
         found = ingot.numpy.load_file(self.folder / source, backend=backend)
         model = self.models[source]
@@ -82,7 +82,7 @@ class Saves(Folder):
         layout=LAYOUT,
     )
     def save_in_the_background(self, name: str, turns: Any, snapshot: Any, layout: Any) -> None:
-        """Several at once, of which the last stays; what they save changes at once, or when it may."""
+        """Start several saves; the last one stays. The tensors change as soon as each save allows it."""
         futures, path = [], self.folder / name
         if path.suffix == ".bt":
             layout = {}

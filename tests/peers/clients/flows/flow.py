@@ -1,4 +1,4 @@
-"""What the flows share: a flow saves into folders, loads from folders, and writes down what came.
+"""Shared code of the flows: a flow saves into folders, loads from folders, and records the results.
 
     python [-m ingot.compat] with_some_library.py REPORT STEP=FOLDER …
 
@@ -36,7 +36,7 @@ def main(library: str, save: Step, load: Step) -> None:
         verb, _, path = step.partition("=")
         folder = Path(path).resolve()
         found: dict[str, Any] = {}
-        # Each step begins alike, whatever came before it.
+        # Each step starts from the same state.
         torch.manual_seed(0)
         saved = folder.with_name(f"{folder.name}.saved")
         if verb == "save":
@@ -97,7 +97,7 @@ def digest(tensor: torch.Tensor) -> list[Any]:
 
 
 def stand_ins() -> dict[str, ModuleType]:
-    """The modules that the name `safetensors` stands for in this process."""
+    """Return the modules that have the name `safetensors` in this process."""
     return {name: module for name, module in sys.modules.items() if name.partition(".")[0] == "safetensors"}
 
 

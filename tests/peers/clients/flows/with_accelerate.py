@@ -15,7 +15,7 @@ INPUT = torch.linspace(-1, 1, 16).reshape(1, 16)
 
 
 class Layers(nn.Module):
-    """Three layers, the last of which is the first again."""
+    """Three layers; the last is the first again."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -45,7 +45,7 @@ def save(folder: Path, note: Note) -> None:
     model = accelerator.prepare(Layers())
     accelerator.save_state(folder / "state", safe_serialization=True)
     note("result", model(INPUT))
-    # Holds the states of random generators, of which Python's is another in each process.
+    # Holds the states of random generators. The state of Python's differs between processes.
     (folder / "state" / "random_states_0.pkl").unlink()
 
 

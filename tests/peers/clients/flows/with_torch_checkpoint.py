@@ -41,9 +41,9 @@ def zeros() -> State:
 
 @contextmanager
 def on_all_ranks(work: Callable[[Path, Path], None], folder: Path) -> Iterator[Path]:
-    """Do `work` on every rank, and give the directory of their own that they were lent."""
+    """Run `work` on every rank, in a directory of their own, and return the directory."""
     with TemporaryDirectory() as own:
-        # Forked, because a fresh process would have to be told what `safetensors` stands for.
+        # Forked, because a fresh process would import another `safetensors`.
         start_processes(joined, (work, folder, Path(own)), nprocs=RANKS, start_method="fork")
         yield Path(own)
 
