@@ -197,6 +197,7 @@ lint-text: $(VENV)/.lint
 	scripts/check-floors
 	scripts/check-windows
 	scripts/licences --check
+	scripts/faults --check
 	$(BIN)/typos
 
 lint-workflows: $(VENV)/.lint
