@@ -26,7 +26,7 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 # importing numpy, in each of a thousand processes.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
-# Nothing here outlives a power cut. What tests the flushing asks for it, or takes this away.
+# No file of the tests needs to survive a power cut. Tests of flushing set or remove this.
 os.environ["INGOT_DURABLE"] = "0"
 
 
@@ -36,5 +36,5 @@ os.environ.setdefault("XLA_FLAGS", "--xla_force_host_platform_device_count=4")
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
-    """Where a test puts its file. A module whose tests want one there overrides this."""
+    """Return the path for a test's file. Modules override this to create one."""
     return tmp_path / "model.safetensors"

@@ -1,4 +1,4 @@
-"""What `test_every_dtype` runs in a process of its own: each dtype of a framework, saved in every way.
+"""Program of `test_every_dtype`: save each dtype of a framework in every way.
 
 Prints, as lines of JSON, the dtype and the way before, and what became of it after: frameworks end the
 process over some of their dtypes.
@@ -36,7 +36,7 @@ def of_numpy() -> Makers:
         if isinstance(kind, type) and issubclass(kind, numpy.generic):
             words[kind.__name__] = numpy.dtype(kind)
     for word, dtype in list(words.items()):
-        # Of text of any length there are no two orders.
+        # Text of variable length has only one byte order.
         big = dtype if dtype.kind == "T" else dtype.newbyteorder(">")
         if big != dtype:
             words[f"{word}, big"] = big

@@ -21,7 +21,7 @@ README = ROOT / "README.md"
 PAGES = [README, *sorted(DOCS.rglob("*.md"))]
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 FENCE = re.compile(r"^```([^\n]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-# What runs the blocks of a language; of some, on which pages.
+# The test that runs the blocks of a language, and its pages.
 RUN_BY = {
     "python": None,
     # tests/cli/test_session.py prints the session again.
@@ -35,7 +35,7 @@ RUN_BY = {
     "": None,
 }
 SYBIL = Sybil(parsers=[PythonCodeBlockParser(), SkipParser()], path=str(ROOT), pattern="*.md")
-# What blocks import that an environment of these tests may lack.
+# Imports of blocks that may be missing in the environment of the tests.
 OPTIONAL = re.compile(r"^(?:import|from) (jax|torch|numpy|h5py|fsspec|lightning|obstore)\b", re.MULTILINE)
 
 
@@ -53,7 +53,7 @@ def programs(page: Path) -> list[str]:
 
 
 def anchors(page: Path) -> set[str]:
-    """What its headings are called in links, as GitHub makes them, and its rules, as the site does."""
+    """Return the anchors of a page: its headings as on GitHub, and its rules as on the site."""
     text = page.read_text("utf-8")
     heads = re.findall(r"^#+ (.*)$", text, re.MULTILINE)
     rules = re.findall(r"^\*\*([A-Z]\d+)\.\*\*", text, re.MULTILINE)
@@ -107,7 +107,7 @@ def test_rust_block_is_run_by_cargo() -> None:
 
 
 def files_of_far_servers() -> dict[str, bytes]:
-    """What the pages ask of the Hub and of S3, in small."""
+    """Small versions of the files that the pages read from the Hub and from S3."""
     import torch
 
     import ingot.torch
@@ -162,7 +162,7 @@ def test_programs_of_a_page_run_in_order(
                 ran += 1
             except SkipTest:
                 continue
-    # Of the guide to engines all need one.
+    # All blocks of the guide to engines need one.
     assert ran or lacking
 
 

@@ -26,7 +26,7 @@ TENSOR = np.arange(4, dtype=np.float32)
 
 
 def words(code: str) -> list[str]:
-    """What may be said for a dtype."""
+    """The spellings of a dtype."""
     names = [NAMES[code]] if code in NAMES else [F4_LOOSE, F4_PACKED] if code == "F4" else []
     found = [code, *names, *(name.upper() for name in names)]
     # In small letters they are NumPy's words for others.
@@ -49,7 +49,7 @@ def objects(code: str) -> list[Any]:
     return found
 
 
-# What floats are converted to ---------------------------------------------------------------------------
+# Conversion of floats ----------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -85,7 +85,7 @@ def by_load_model(function: Callable[..., Any], path: Path, new: Path, dtype: An
 
     model = Given()
     with warnings.catch_warnings():
-        # Of the conversion to what the module has.
+        # The warning about the conversion to the module's dtype.
         warnings.simplefilter("ignore")
         function(model, path, dtype=dtype)
     return model.code
@@ -182,7 +182,7 @@ def test_load_file_suggests_only_what_it_converts_to(dtype: Any, path: Path) -> 
             ingot.numpy.load_file(path, dtype=suggested[1])
 
 
-# What is stored ------------------------------------------------------------------------------------------
+# Stored dtypes ---------------------------------------------------------------------------------------
 
 
 def by_writer(path: Path, dtype: Any, shape: list[int]) -> None:
@@ -268,7 +268,7 @@ def test_dtypes_read_scalar_types_of_numpy(kind: type[np.generic]) -> None:
     assert code_of(kind) == code_of(np.dtype(kind))
 
 
-# What frameworks call otherwise than by its name.
+# Dtypes with other names in frameworks.
 OTHERWISE = {("mlx.core", "BOOL"): "bool_", ("jax.numpy", "BOOL"): "bool_"}
 
 

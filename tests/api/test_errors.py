@@ -19,6 +19,7 @@ import ingot
 import ingot.numpy
 import ingot.torch
 from ingot import errors
+from support.errors import raises
 from support.scripts import script
 
 BUILTIN = {
@@ -110,10 +111,8 @@ def test_open_raises_the_error_of_the_system(kind: type[OSError], path: str, tmp
 def test_header_error_names_file_and_rule(tmp_path: Path) -> None:
     path = tmp_path / "broken.safetensors"
     path.write_bytes(b"\x02\0\0\0\0\0\0\0[]")
-    with pytest.raises(ingot.HeaderError, match="broken") as caught:
+    with raises(ingot.HeaderError, "broken", code="invalid-json", path=str(path)):
         ingot.numpy.load_file(path)
-    assert caught.value.code == "invalid-json"
-    assert caught.value.path == str(path)
     with pytest.raises(ingot.HeaderError) as caught:
         ingot.numpy.load(path.read_bytes())
     assert caught.value.path is None
@@ -128,10 +127,8 @@ def test_tensor_not_found_error_names_the_nearest(path: Path) -> None:
             file.__getitem__,
             lambda n: file.get_tensors([n]),
         ):
-            with pytest.raises(ingot.TensorNotFoundError, match="`weight`") as caught:
+            with raises(ingot.TensorNotFoundError, "`weight`", tensor="weihgt", path=str(path)):
                 ask("weihgt")
-            assert caught.value.tensor == "weihgt"
-            assert caught.value.path == str(path)
 
 
 def test_slice_error_explains_the_index(path: Path) -> None:
@@ -154,10 +151,8 @@ def test_load_file_reads_the_tensors_beside_a_shape_that_numpy_rejects(tmp_path:
             lambda: ingot.numpy.load_file(path),
         ]
         for read in reads:
-            with pytest.raises(ingot.DtypeError, match="`deep`") as caught:
+            with raises(ingot.DtypeError, "`deep`", code="shape-not-in-framework", path=str(path)):
                 read()
-            assert caught.value.code == "shape-not-in-framework"
-            assert caught.value.path == str(path)
     assert ingot.torch.load_file(path)["deep"].ndim == 65
 
 

@@ -34,7 +34,7 @@ FRAMEWORKS = {
 
 
 def outcomes(framework: str) -> dict[str, dict[str, str]]:
-    """What became of each dtype, by the ways. Those that the framework makes no tensor of are left out."""
+    """Return the result of each dtype in each way, without dtypes that the framework has no tensors of."""
     command = [sys.executable, str(PROGRAM), framework]
     ended = subprocess.run(command, capture_output=True, text=True, check=False)
     lines = [json.loads(line) for line in ended.stdout.splitlines() if line.startswith("[")]
@@ -56,7 +56,7 @@ def test_save_stores_every_dtype_or_names_the_tensor(framework: str) -> None:
     refusals = {"SaveError of odd", "DtypeError of odd"}
     wrong = {}
     for word, by_way in found.items():
-        # What .bt lacks is another matter, and there is but one dtype that `replace` is right for.
+        # .bt lacks some dtypes, and `replace` fits only one dtype.
         alike = {said for way, said in by_way.items() if way not in ("bintensors", "replace")}
         others = {by_way["bintensors"], by_way["replace"]}
         is_stored = alike == {"same"} and others <= {"same", *refusals}

@@ -1,4 +1,4 @@
-"""What `import ingot` pulls in, and what happens where a framework is missing."""
+"""Imports by `import ingot`, and errors for missing frameworks."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ PACKAGE = Path(ingot.__file__).parent
 
 
 def in_a_fresh_process(script: str) -> object:
-    """What `script` puts into `answer`. Without the site module, so that nothing was imported before."""
+    """Return the `answer` of `script`, without the site module, so that nothing was imported before."""
     installed = [entry for entry in sys.path if "site-packages" in entry]
     lines = [
         "import sys",
@@ -233,7 +233,7 @@ def test_distribution_has_the_licences_of_its_parts(installed: Distribution) -> 
     texts = {file.name: file.read_text() for file in installed.files or () if "licenses" in file.parts}
     assert set(texts) == {"LICENSE", "THIRD-PARTY.txt"}
     assert texts["LICENSE"].lstrip().startswith("Apache License")
-    # Those that ask for it most strictly: a text each.
+    # The strictest requirements: a text for each.
     for name, words in (("ring", "ISC"), ("subtle", "Redistributions in binary"), ("xxhash-rust", "Boost")):
         assert f"\n{name} " in texts["THIRD-PARTY.txt"]
         assert words in texts["THIRD-PARTY.txt"]
@@ -275,7 +275,7 @@ def test_versions_table_has_the_pythons_of_the_package(installed: Distribution) 
 
 
 def test_requirements_pin_one_version_of_a_package() -> None:
-    """Those of the clients and of the engines see the packages of the tests, which pip has to keep."""
+    """The environments of clients and engines see the packages of the tests, which pip must keep."""
     pins = {name: pinned(name) for name in ("test", "clients", "engines")}
     assert {"torch", "torchvision", "transformers"} <= pins["clients"].keys() & pins["engines"].keys()
     for left, right in combinations(pins.values(), 2):

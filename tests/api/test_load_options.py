@@ -30,12 +30,12 @@ FUNCTIONS = {
 
 
 def options_of(name: str) -> list[str]:
-    """What a function has, in its order."""
+    """Return the options of a function in order."""
     return list((FillOptions if name == "ingot.torch.load_into" else LoadOptions).__annotations__)
 
 
 def documented(name: str) -> dict[str, str]:
-    """What the help of a function says of each option."""
+    """Return the help of a function for each option."""
     text = inspect.cleandoc(FUNCTIONS[name].__doc__ or "").partition("Returns\n")[0]
     entries: dict[str, str] = {}
     option = ""
@@ -127,7 +127,7 @@ def test_load_model_takes_the_load_options(path: Path) -> None:
     told: list[tuple[int, int]] = []
     model = Model()
     with warnings.catch_warnings():
-        # None of a conversion: the tensors come as the module has them.
+        # No warning about a conversion: the tensors have the dtype of the module.
         warnings.simplefilter("error")
         given = {"dtype": torch.float16, "threads": 2, "verify": False, "backend": "pread"}
         done = ingot_torch.load_model(model, path, **given, progress=lambda *now: told.append(now))

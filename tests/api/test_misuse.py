@@ -156,7 +156,7 @@ CALLED = (
     "_write/shards.py",
     "modelspec.py",
 )
-# What makes an error, and the names of the variables with its message.
+# Calls that make an error, and names of variables with messages.
 MAKER = r"Error$|^refused$|^located$"
 PARTS = ("message", "reason", "why", "way_out")
 # An argument with its value, as in `overwrite=True` or `say which by metadata=`.

@@ -27,7 +27,7 @@ NAMES = script("names")
 ROWS = {f"{module}.{row.called}": row for module in NAMES.MODULES for row in NAMES.public(module)}
 ROWS |= {f"the other frameworks: {row.called}": row for row in NAMES.alike()}
 
-# What raises nothing of its own. The methods of `safe_open` raise `ClosedError`, which the class says once.
+# Names without exceptions. The methods of `safe_open` raise `ClosedError`, which the class documents once.
 SILENT = {
     "ingot.PrefetchLoader.close",
     "ingot.PrefetchLoader.names",
@@ -42,7 +42,7 @@ SILENT = {
     "ingot.safe_open.keys",
     "ingot.safe_open.metadata",
     "ingot.safe_open.offset_keys",
-    # What a caller's own object raises comes through.
+    # Errors of a caller's own object pass through.
     "ingot.typing.Writable.write",
 }
 

@@ -17,7 +17,7 @@ DOORS = {name: call for name, call in public_functions().items() if "progress" i
 ONES = {"a": np.ones(1000, np.float32)}
 BYTES = {"a": {"dtype": "F32", "shape": [1000], "data": bytes(4000)}}
 
-# What each takes beside `progress`, by its name: of a file, and of a path where nothing is.
+# Calls with `progress`, by function: of a file and of a new path.
 GIVEN: dict[str, Callable[[Path, Path], tuple[Any, ...]]] = {
     "cast": lambda file, new: (file, new, "F16"),
     "check": lambda file, new: (file,),
@@ -42,7 +42,7 @@ GIVEN: dict[str, Callable[[Path, Path], tuple[Any, ...]]] = {
 }
 # Without these, no tensor is read.
 MORE = {"check": {"values": True}, "diff": {"values": True}}
-# Those that need no framework but NumPy, and no network.
+# The functions that need only NumPy, and no network.
 NEAR = [
     name for name in DOORS if name.rpartition(".")[0] in ("ingot", "ingot.numpy") and name != "ingot.download"
 ]

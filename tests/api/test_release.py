@@ -1,4 +1,4 @@
-"""What builds and checks a release, on wheels and changelogs made for the purpose."""
+"""The scripts that build and check a release, on made-up wheels and changelogs."""
 
 from __future__ import annotations
 

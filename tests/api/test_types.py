@@ -1,4 +1,4 @@
-"""What a type checker sees. It checks this file; running it checks that the calls are right."""
+"""Types as a checker sees them. The checker reads this file; running it tests the calls."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ INSTALLED = {name.rpartition(".")[0] for name in FUNCTIONS}
 
 # Names that no argument has, and the names used instead.
 WORDS = {
-    # Where from and where to.
+    # Sources and destinations.
     "source": "src file files file_path filepath fname path paths url uri input inputs",
     "destination": "dst dest directory folder out_dir output output_path outfile save_directory fileobj",
     # How.
@@ -40,7 +40,7 @@ WORDS = {
     "strict": "allow_missing",
 }
 INSTEAD = {word: instead for instead, words in WORDS.items() for word in words.split()}
-# Those that have such a name all the same.
+# Functions with such a name.
 ADMITTED = {
     ("ingot.Ranges", "path"): "where an object is in its store, as obstore and fsspec say it",
 }
@@ -159,7 +159,7 @@ TAKEN = taken()
 
 
 def pattern_of(argument: str, function: str) -> str | None:
-    """That of `OTHERWISE` which says something of this function."""
+    """Return the entry of `OTHERWISE` for this function."""
     return next((one for one in OTHERWISE.get(argument, {}) if fnmatchcase(function, one)), None)
 
 
@@ -216,7 +216,7 @@ def test_vocabulary_uses_metadata_for_texts_only(name: str) -> None:
     assert f"dict[str, {value}]" in str(inspect.signature(FUNCTIONS[name]).return_annotation)
 
 
-# What the docstrings of public names and the pages of docs do not say, and how the field says it.
+# Words that public docstrings and pages of docs avoid, with the usual words.
 PHRASES = {
     r"shall": "is, or an imperative",
     r"whoever|nobody|somebody": "the caller, a reader, another process",
@@ -234,7 +234,7 @@ PAGES = [
 
 
 def docstrings() -> dict[str, str]:
-    """Those of the modules, of their public names, and of the public members of classes."""
+    """Return the docstrings of modules, of their public names, and of the public members of classes."""
     found = {module: sys.modules[module] for module in MODULES if module in sys.modules}
     for module in list(found.values()):
         names = {f"{module.__name__}.{name}": getattr(module, name) for name in module.__all__}

@@ -39,7 +39,7 @@ def with_torch(path: str) -> float:
 
 
 def total(tensors: Mapping[str, torch.Tensor]) -> torch.Tensor:
-    """What takes a mapping takes a handle."""
+    """A function of mappings accepts a handle."""
     found = torch.zeros(())
     for tensor in tensors.values():
         found = found + tensor.sum()
@@ -73,7 +73,7 @@ def saving(path: str) -> None:
 
 
 def mistakes(path: str) -> None:
-    """What checkers refuse: mypy says so where one of these needs no `ignore`. Never called."""
+    """Calls that checkers reject: mypy reports an unneeded `ignore`. Never called."""
     number: int = ingot.safe_open(path, "pt")["w"]  # type: ignore[assignment]
     del number
     ingot.torch.save_file({"w": torch.ones(2, 3)}, path, durable="yes")  # type: ignore[call-overload]

@@ -45,7 +45,7 @@ def hostile(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def is_shown(text: str) -> bool:
-    """Whether a terminal shows all of it. Lines and the tabs between cells are ours."""
+    """Return whether a terminal shows all of it. Newlines and the tabs between cells are ingot's."""
     plain = text.replace("\n", "").replace("\t", "")
     return not any(unicodedata.category(char) in ("Cc", "Cf", "Cs", "Zl", "Zp") for char in plain)
 

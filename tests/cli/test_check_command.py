@@ -39,7 +39,7 @@ EVERY = ("sound.safetensors", "odd.safetensors", "cut.safetensors", "missing.saf
 
 
 def lines(ended: Ended) -> dict[str, list[str]]:
-    """What was printed of each path, without the summary."""
+    """Return the output for each path, without the summary."""
     found: dict[str, list[str]] = {}
     for line in ended.out.splitlines()[:-1]:
         path, _, told = line.partition(": ")

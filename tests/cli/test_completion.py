@@ -1,4 +1,4 @@
-"""What shells complete: real ones, in a terminal, with the lines that `ingot completion` prints."""
+"""Completion by real shells, in a terminal, with the lines that `ingot completion` prints."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def variables(folder: Path) -> dict[str, str]:
 
 
 def asked(folder: Path, line: str) -> list[str]:
-    """What the command answers a shell that asks how `line` may go on: kind and word."""
+    """Return the completions of `line` that the command offers a shell: kind and word."""
     words = line.split(" ")
     answer = subprocess.run(
         ["ingot"],
@@ -111,7 +111,7 @@ def test_completion_works_in_bash(folder: Path, line: str, expected: str) -> Non
     os.close(theirs)
     try:
         os.write(ours, b". ../completion; PS1=READY\n")
-        # What was typed is shown as well: the second time it is the prompt.
+        # The terminal also shows the typed text: the second occurrence is the prompt.
         read_until(ours, "READY", 2)
         os.write(ours, line.encode() + b"\t")
         read_until(ours, expected, 1)
@@ -122,7 +122,7 @@ def test_completion_works_in_bash(folder: Path, line: str, expected: str) -> Non
 
 
 def read_until(terminal: int, text: str, times: int) -> None:
-    """Read what a terminal shows until `text` has come so often."""
+    """Read the output of a terminal until `text` has occurred so often."""
     shown, end = "", time.monotonic() + 60
     while shown.count(text) < times:
         assert time.monotonic() < end, shown

@@ -38,7 +38,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def compared(ours: Arrays, theirs: Arrays) -> dict[str, dict[str, Any]]:
-    """What differs in values, by name."""
+    """Return the differences of values by name."""
     save(Path("one.safetensors"), ours)
     save(Path("two.safetensors"), theirs)
     ended = run("diff", "one.safetensors", "two.safetensors", "--values", "--json")
@@ -195,7 +195,7 @@ def test_diff_takes_constant_memory(folder: Path) -> None:
     assert row == "*\ta\t1\t1\t-\t-"
     code, kib = map(int, told.split())
     assert code == 1
-    # Of two tensors of 512 MiB.
+    # Two tensors of 512 MiB.
     assert kib < 32 << 10
 
 

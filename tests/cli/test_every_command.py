@@ -135,7 +135,7 @@ def test_doctor_command(model: Path) -> None:
     found = good("doctor", model, "--json").json()
     assert found["ingot"]["found"] == ingot.__version__
     assert found["backend"]["found"] in ("mmap", "pread")
-    # As the extras of this distribution name them.
+    # The names in the extras of this distribution.
     assert {"click", "gguf", "jax", "ml-dtypes", "numpy", "torch"} <= found.keys()
 
 
@@ -148,7 +148,7 @@ def test_meta_reads_metadata(model: Path) -> None:
 
 def test_meta_changes_metadata(model: Path) -> None:
     if model.is_dir():
-        # That of its index has tests of its own.
+        # Metadata of an index has tests of its own.
         model = model / "model-00001-of-00003.safetensors"
     assert good("meta", "set", model, "a=b=c", "empty=", "--json").json()["set"] == ["a", "empty"]
     assert ingot.inspect(model).metadata == {"format": "pt", "a": "b=c", "empty": ""}
@@ -261,7 +261,7 @@ def test_cast_command(model: Path, tmp_path: Path, expected: dict[str, numpy.nda
 def test_commands_all_have_a_test() -> None:
     tested = {name.removeprefix("test_") for name in globals() if name.startswith("test_")}
     words = {word for name in tested for word in name.split("_")}
-    # Those have tests of their own.
+    # The commands with tests of their own.
     assert set(COMMANDS) - words - {"completion", "convert", "credentials", "download", "view"} == set()
 
 

@@ -19,7 +19,7 @@ def has_json(command: click.Command) -> bool:
     return any("--json" in parameter.opts for parameter in command.params)
 
 
-# With what each takes beside the file.
+# The arguments of each command beside the file.
 MORE = {
     ("info",): ["a"],
     ("stats",): ["a"],
@@ -55,7 +55,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def failure(*words: object) -> dict[str, object]:
-    """The answer of a command that fails, after what every failure has in common."""
+    """Check the common parts of a failure, and return its answer."""
     ended = run(*words)
     found: dict[str, object] = ended.json()
     assert found.keys() == {"error", "code", "exit_status"}

@@ -1,4 +1,4 @@
-"""What a person sees, in a real terminal, held against the files in golden/.
+"""Output in a real terminal, compared with the files in golden/.
 
 To renew them after a change that is meant, and then look at what `git diff` says of it::
 

@@ -20,7 +20,7 @@ from support.servers import Answer, Handler, Request, Server, serving
 
 PAGE = Path(__file__).parents[2] / "docs" / "reference" / "command.md"
 SESSION = re.compile(r"(?<=^```console\n).*?(?=^```$)", re.DOTALL | re.MULTILINE)
-# Of an answer with more lines so many are shown of its begin and its end.
+# The page shows so many lines from the start and the end of a long answer.
 LONGEST, HEAD, TAIL = 16, 7, 3
 
 

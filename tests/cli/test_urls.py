@@ -13,7 +13,7 @@ from support.servers import Server, serving
 from support.servers import good as served
 
 NAME = "model.layers.3.mlp.up_proj.weight"
-# What only looks, with `PATH` where the file goes.
+# Commands that only read, with `PATH` in place of the file.
 LOOKING = [
     ["PATH"],
     ["ls", "-l", "PATH"],
@@ -37,7 +37,7 @@ LOOKING = [
     ["hash", "PATH", "-a", "md5"],
     ["verify", "PATH"],
 ]
-# What would write to it.
+# Commands that write to the file.
 WRITING = [
     ["meta", "set", "URL", "a=b"],
     ["meta", "set", "--files", "URL", "a=b"],
@@ -57,7 +57,7 @@ WRITING = [
     ["meta", "export", "PATH", "URL"],
     ["download", "URL", "URL"],
 ]
-# What reads it, and writes elsewhere.
+# Commands that read the file and write another.
 MAKING = [
     ["convert", "PATH", "OUT.bt"],
     ["rename", "PATH", "OUT", "-s", "model", "m"],

@@ -1,4 +1,4 @@
-"""What a save costs does not depend on its directory."""
+"""The cost of a save does not depend on its directory."""
 
 from __future__ import annotations
 

@@ -255,7 +255,7 @@ def outcome(made: Made, fill: Callable[[torch.Tensor], Any]) -> dict[str, Any]:
     except RuntimeError:
         # "one of the variables needed for gradient computation has been modified by an inplace operation"
         after = "raises"
-    # What `copy_` refuses it may have written before.
+    # `copy_` may write before it fails.
     values = None if refused else made.tensor.tolist()
     return {"refused": refused, "bumped": bumped, "after": after, "values": values}
 

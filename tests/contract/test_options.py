@@ -323,7 +323,7 @@ def test_options_table_is_tested_completely() -> None:
     assert BAD.keys() == OPTIONS - {"slices"}
 
 
-# Of names and patterns that select everything.
+# Names and patterns that select everything.
 @pytest.mark.filterwarnings("ignore:rewrite.*change nothing:UserWarning")
 @pytest.mark.parametrize("option", GOOD)
 def test_options_take_the_same_values_everywhere(
@@ -570,7 +570,7 @@ def test_options_take_integers_of_numpy(name: str, source: Path, tmp_path: Path)
 
 
 def fault_of(name: str, source: Path, out: Path, options: dict[str, Any]) -> Exception | None:
-    """Return what a call raises."""
+    """Return the error of a call."""
     try:
         done = EVERY_CALL[name](source, out, **options)
         if isinstance(done, ingot.SaveFuture):

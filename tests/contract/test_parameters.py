@@ -27,7 +27,7 @@ OPTIONS = {
     for option in group.__annotations__
 } | {"metadata", "background"}
 API = public_api()
-# Those whose own parameters are upstream's, and more than may be.
+# Functions with upstream's parameters, which are too many.
 UPSTREAMS: dict[str, int] = {}
 
 

@@ -107,7 +107,7 @@ def test_objects_of_this_process_say_what_to_pickle(kind: str, tmp_path: Path) -
 
 def test_results_are_all_tested() -> None:
     tried = {type(one) for one in RESULTS}
-    # What conversions and repairs return is tried where they are.
+    # Results of conversions and repairs have tests there.
     others = {"Conversion", "LeftOut", "Repair", "TensorStats"}
     assert {one.__name__ for one in Report.__subclasses__()} - others == {
         one.__name__ for one in tried if issubclass(one, Report)

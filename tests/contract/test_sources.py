@@ -104,7 +104,7 @@ def source_of(kind: str, folder: Path, closing: ExitStack) -> Any:
 
 
 def known(metadata: dict[str, Any] | None) -> dict[str, Any]:
-    """What is the same of one file and of several: not their digests."""
+    """Properties that are the same for one file and for several: not their digests."""
     return {key: text for key, text in (metadata or {}).items() if key in METADATA}
 
 
@@ -204,7 +204,7 @@ READERS: dict[str, Callable[[Any, Path], object]] = {
     "ingot.modelspec.read": lambda source, _: ingot.modelspec.read(source),
     "ingot.modelspec.validate": lambda source, _: ingot.modelspec.validate(source),
 }
-#: Those that have an exception for every object and URL.
+#: Readers with an exception for every object and URL.
 OTHERS: dict[str, Callable[[Any, Path], object]] = {
     "ingot.warm": lambda source, _: ingot.warm(source),
     "ingot.update_metadata": lambda source, _: ingot.update_metadata(source, {"a": "b"}) and None,

@@ -210,7 +210,7 @@ def test_readers_reject_objects_that_claim_an_impossible_size(tmp_path: Path, ki
     named = [size for size in NO_SIZES if not isinstance(size, bytes)]
     rows = [(kind, {"head": "", "size": "nan" if size != size else size}, ["open"]) for size in named]
     for row, (_, _, outcome) in zip(rows, outcomes(tmp_path, rows), strict=True):
-        # What is no number fails where the file itself counts with it.
+        # A size that is no number fails in the arithmetic of the file object.
         expected = "read" if row[0] == "file" and row[1]["size"] == "7" else "impossible-size"
         assert outcome == f"StorageError {expected}", (row, outcome)
 

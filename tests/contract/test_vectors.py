@@ -39,7 +39,7 @@ def backend_of(vector: Vector) -> Any:
 
 
 def rows(checkpoint: Any, names: Iterable[str]) -> list[list[Any]]:
-    """What a checkpoint or a handle says of its tensors, as a vector says it."""
+    """Return the tensors of a checkpoint or a handle in the form of a vector."""
     entries = [checkpoint.info(name) for name in names]
     return [[entry.name, entry.dtype, list(entry.shape), entry.begin, entry.end] for entry in entries]
 

@@ -56,7 +56,7 @@ Call = Callable[[], object]
 
 
 class Peers:
-    """What the rows make their peers of. All of them end with the test."""
+    """The peers of the rows. All end with the test."""
 
     def __init__(self, ending: ExitStack, cert: Callable[[], Certificate], folder: Path) -> None:
         self.ending, self.cert, self.folder = ending, cert, folder
@@ -411,11 +411,11 @@ def viewer(peers: Peers) -> Call:
 class Wait:
     """A wait of the library."""
 
-    #: What is waited for.
+    #: The thing to wait for.
     name: str
     #: Makes the peer, and returns the call that waits.
     prepare: Callable[[Peers], Call]
-    #: Whether the wait has a deadline of ours.
+    #: Whether the wait has a deadline of ingot's.
     is_limited: bool = True
 
 

@@ -131,7 +131,7 @@ class Writer:
         return known.get(tuple(values), "mixed") if loaded.keys() == OLD.keys() else "broken"
 
     def is_new(self, content: bytes) -> bool:
-        """Return whether this is what the writer writes."""
+        """Return whether the writer writes this."""
         if self not in WRITTEN:
             with fresh() as folder:
                 path = self.furnish(folder / "written")
@@ -174,7 +174,7 @@ WRITERS = {
     "meta_export": Writer(lambda path, **options: command("meta", "export", SOURCE, path, **options)),
     "view_html": Writer(lambda path, **options: command("view", "-q", SOURCE, "--html", path, **options)),
 }
-# What each writes, once known.
+# The output of each, once known.
 WRITTEN: dict[Writer, bytes] = {}
 
 

@@ -1,4 +1,4 @@
-"""What all tests of conversion share."""
+"""Fixtures of the tests of conversion."""
 
 from __future__ import annotations
 

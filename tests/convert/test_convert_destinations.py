@@ -15,6 +15,7 @@ import pytest
 import ingot
 from ingot import _convert
 from ingot.numpy import load_file, save_file
+from support.errors import raises
 from support.processes import run
 
 RANDOM = numpy.random.default_rng(0)
@@ -175,9 +176,8 @@ with _in_use(".ingot-00000001.out.safetensors.fetched"):
 @pytest.mark.parametrize("name", ["out.safetensors", "out.npz"])
 def test_convert_twice_at_once_writes_one_file(source: str, name: str) -> None:
     def second(done: int, total: int) -> None:
-        with pytest.raises(ingot.StorageError) as caught:
+        with raises(ingot.StorageError, code="busy"):
             ingot.convert(source, name)
-        assert caught.value.code == "busy"
 
     ingot.convert(source, name, progress=second)
     assert sorted(os.listdir()) == sorted(["in.npz", name])
@@ -212,9 +212,8 @@ def test_convert_reports_progress_of_writing_and_verifying(source: str) -> None:
     ],
 )
 def test_convert_rejects_unknown_choices(source: str, options: dict[str, Any], code: str) -> None:
-    with pytest.raises(ingot.OptionError) as caught:
+    with raises(ingot.OptionError, code=code):
         ingot.convert(source, **options)
-    assert caught.value.code == code
     assert os.listdir() == ["in.npz"]
 
 

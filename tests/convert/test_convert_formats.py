@@ -15,6 +15,7 @@ import ingot
 from ingot._convert import listed
 from ingot._convert.formats import _BY_CONTENT, _FIRST_BYTES, FORMATS, resolved
 from ingot.numpy import load_file, save_file
+from support.errors import raises
 
 ONE = {"a": numpy.ones(3, numpy.float32)}
 
@@ -73,10 +74,8 @@ def test_convert_reads_safetensors_whose_length_spells_another_format() -> None:
 )
 def test_convert_names_an_unknown_format(data: bytes, words: str) -> None:
     Path("in.bin").write_bytes(data)
-    with pytest.raises(ingot.ConversionError, match=f"^in.bin: .*{words}") as caught:
+    with raises(ingot.ConversionError, f"^in.bin: .*{words}", code="unknown-format", path="in.bin"):
         ingot.convert("in.bin", "out.safetensors")
-    assert caught.value.code == "unknown-format"
-    assert caught.value.path == "in.bin"
 
 
 def test_convert_escapes_names_in_messages() -> None:
@@ -101,11 +100,8 @@ def test_convert_takes_a_folder_with_one_checkpoint() -> None:
     Path("folder/readme.txt").write_text("text")
     ingot.convert("folder", "out.safetensors")
     torch.save({"b": torch.ones(3)}, "folder/other.bin")
-    with pytest.raises(
-        ingot.ConversionError, match=r"2 files that could be converted: other.bin, pyt"
-    ) as error:
+    with raises(ingot.ConversionError, r"2 files that could be converted: other.bin, pyt", code="ambiguous"):
         ingot.convert("folder", "other.safetensors")
-    assert error.value.code == "ambiguous"
     save_file(ONE, "folder/model.safetensors")
     assert ingot.convert("folder", "other.safetensors").source_format == "safetensors"
 
@@ -114,9 +110,8 @@ def test_convert_finds_in_a_folder_what_load_file_finds() -> None:
     Path("folder").mkdir()
     for number in (1, 2):
         save_file({f"w{number}": numpy.ones(2)}, f"folder/model.fp16-{number:05}-of-00002.safetensors")
-    with pytest.raises(ingot.ConversionError, match="without their index") as caught:
+    with raises(ingot.ConversionError, "without their index", code="missing-index"):
         ingot.convert("folder", "out.safetensors")
-    assert caught.value.code == "missing-index"
     weight_map = {f"w{number}": f"model.fp16-{number:05}-of-00002.safetensors" for number in (1, 2)}
     index = {"metadata": {}, "weight_map": weight_map}
     Path("folder/model.safetensors.index.fp16.json").write_text(json.dumps(index))
@@ -146,9 +141,8 @@ def test_convert_rejects_one_shard_of_a_model(path: str) -> None:
         torch.save({"a": torch.ones(3)}, f"folder/{name}")
     else:
         save_file(ONE, f"folder/{name}")
-    with pytest.raises(ingot.ConversionError, match="part 1 of 4") as caught:
+    with raises(ingot.ConversionError, "part 1 of 4", code="part"):
         ingot.convert(f"folder/{path}", "out.safetensors")
-    assert caught.value.code == "part"
     word = "torch" if name.endswith(".bin") else "safetensors"
     assert ingot.convert(f"folder/{name}", "out.safetensors", source_format=word).tensors == 1
     assert listed(f"folder/{name}").tensors[0].name == "a"

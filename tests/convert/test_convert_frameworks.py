@@ -24,7 +24,7 @@ def imported(package: str) -> ModuleType | None:
     if importlib.util.find_spec(package) is None:
         return None
     with warnings.catch_warnings():
-        # What frameworks warn of as they are imported is between them and their own dependencies.
+        # Frameworks warn about their own dependencies when they are imported.
         warnings.simplefilter("ignore")
         return importlib.import_module(package)
 
@@ -81,7 +81,7 @@ def module() -> object:
 
 
 def shapes_listed(path: str) -> dict[str, object]:
-    """What `ingot ls` says of each tensor."""
+    """Return the listing of each tensor by `ingot ls`."""
     return {tensor.name: tensor.shape for tensor in listed(path).tensors}
 
 

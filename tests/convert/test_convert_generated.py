@@ -524,7 +524,7 @@ def lost(source: Source, found: dict[str, Array], report: ingot.Conversion) -> l
 
 
 def converted(seed: int) -> list[str]:
-    """What is wrong with the conversion of the file of this number."""
+    """Return the fault in the conversion of the file of this number."""
     chance = random.Random(seed)
     source = MAKERS[seed % len(MAKERS)](chance)
     out = Path(tempfile.mkdtemp(dir=".")) / "out.safetensors"

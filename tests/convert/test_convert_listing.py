@@ -319,7 +319,7 @@ def test_ls_survives_a_changed_byte_of_onnx() -> None:
 
 
 def refusal(path: Path, data: bytes) -> str:
-    """What is said of a file with this in it; nothing where it is listed."""
+    """Return the error for a file with this content, or nothing if it is listed."""
     path.write_bytes(data)
     try:
         listed(str(path))

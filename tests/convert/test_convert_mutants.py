@@ -116,7 +116,7 @@ SEEDS: dict[str, Callable[[], list[bytes]]] = {
 
 
 def equal(found: Any, expected: Any) -> bool:
-    """Whether two arrays are one, to the byte: in the order of bytes of this machine."""
+    """Return whether two arrays are equal to the byte, in native byte order."""
     expected = numpy.asarray(expected)
     native = expected.astype(expected.dtype.newbyteorder("="))
     return bool(
@@ -164,7 +164,7 @@ ORACLES: dict[str, Callable[[bytes, dict[str, Any]], None]] = {
 
 
 def converted(name: str, data: bytes) -> bool:
-    """Whether a file becomes one of tensors, which has to be right."""
+    """Return whether a file is converted. Check the result if it is."""
     out = Path("out.safetensors")
     Path(name).write_bytes(data)
     out.write_bytes(b"old")
@@ -172,7 +172,7 @@ def converted(name: str, data: bytes) -> bool:
         ingot.convert(name, out, overwrite=True)
     except (ingot.ConversionError, ingot.SaveError) as error:
         said = str(error)
-        # What the new file cannot have is said of that.
+        # A limit of the new file is an error about that file.
         about = name if isinstance(error, ingot.ConversionError) else out.name
         assert about in said
         assert "Cc" not in map(unicodedata.category, said), repr(said)

@@ -18,6 +18,7 @@ import torch
 import ingot
 from ingot import _convert
 from ingot.torch import load_file
+from support.errors import raises
 
 from .conftest import Payload
 
@@ -125,16 +126,14 @@ def test_convert_root_selects_a_part() -> None:
     report = ingot.convert(path, "out.safetensors", root="state_dict")
     assert set(load_file("out.safetensors")) == {"weight"}
     assert report.dropped == ("optimizer.weight",)
-    with pytest.raises(ingot.ConversionError, match="no tensor is below `model`") as caught:
+    with raises(ingot.ConversionError, "no tensor is below `model`", code="no-tensors"):
         ingot.convert(path, "other.safetensors", root="model")
-    assert caught.value.code == "no-tensors"
 
 
 def test_convert_rejects_two_tensors_of_one_flat_name() -> None:
     path = saved({"a": {"b": WEIGHT}, "a.b": torch.ones(1)}, "model.pt")
-    with pytest.raises(ingot.ConversionError, match=r"model.pt: tensor `a.b`: two tensors") as caught:
+    with raises(ingot.ConversionError, r"model.pt: tensor `a.b`: two tensors", code="duplicate-tensor"):
         ingot.convert(path, "out.safetensors")
-    assert caught.value.code == "duplicate-tensor"
     assert not Path("out.safetensors").exists()
 
 
@@ -150,9 +149,8 @@ def test_convert_rejects_a_pickle_with_a_payload(how: str, payload: Payload) -> 
         Path("model.bin").write_bytes(pickle.dumps({"more": payload}))
     else:
         saved(state, "model.bin", legacy=how == "legacy")
-    with pytest.raises(ingot.ConversionError, match=r"model.bin: .*not run.*mkdir") as caught:
+    with raises(ingot.ConversionError, r"model.bin: .*not run.*mkdir", code="unsafe-pickle"):
         ingot.convert("model.bin", "out.safetensors")
-    assert caught.value.code == "unsafe-pickle"
     assert not Path("out.safetensors").exists()
 
 
@@ -166,18 +164,14 @@ def test_convert_names_torchscript() -> None:
     with zipfile.ZipFile("model.pt", "w") as archive:
         archive.writestr("model/data.pkl", b"\x80\x02}.")
         archive.writestr("model/code/__torch__.py", "print('hello')")
-    with pytest.raises(ingot.ConversionError, match="TorchScript") as caught:
+    with raises(ingot.ConversionError, "TorchScript", code="torchscript"):
         ingot.convert("model.pt", "out.safetensors")
-    assert caught.value.code == "torchscript"
 
 
 def test_convert_names_a_storage_that_is_too_short() -> None:
     path = repacked(saved({"weight": WEIGHT}, "model.bin"), "short.bin", **{"0": bytes(8)})
-    with pytest.raises(
-        ingot.ConversionError, match=r"tensor `weight`: .*expected 96 bytes, found 8"
-    ) as caught:
+    with raises(ingot.ConversionError, r"tensor `weight`: .*expected 96 bytes, found 8", code="truncated"):
         ingot.convert(path, "out.safetensors")
-    assert caught.value.code == "truncated"
 
 
 def test_convert_names_a_storage_that_is_not_listed() -> None:
@@ -193,11 +187,8 @@ def test_convert_names_a_storage_that_is_not_listed() -> None:
 
 def test_convert_limits_the_expansion_of_strides() -> None:
     path = saved({"weight": torch.zeros(1).expand(1 << 40)}, "model.bin")
-    with pytest.raises(
-        ingot.ConversionError, match=r"4,398,046,511,104 bytes.*limit is 1,073,741,824"
-    ) as caught:
+    with raises(ingot.ConversionError, r"4,398,046,511,104 bytes.*limit is 1,073,741,824", code="too-large"):
         ingot.convert(path, "out.safetensors")
-    assert caught.value.code == "too-large"
     with pytest.raises(ingot.ConversionError, match="limit is 95 "):
         ingot.convert(saved(WEIGHT, "small.pt"), "out.safetensors", max_nbytes=95)
     ingot.convert("small.pt", "out.safetensors", max_nbytes=96)
@@ -207,9 +198,8 @@ def test_convert_limits_nested_lists() -> None:
     wide: list[Any] = [WEIGHT]
     for _ in range(40):
         wide = [wide, wide]
-    with pytest.raises(ingot.ConversionError, match=r"wide.pt: .* bytes of objects beside") as caught:
+    with raises(ingot.ConversionError, r"wide.pt: .* bytes of objects beside", code="too-large"):
         ingot.convert(saved(wide, "wide.pt"), "out.safetensors")
-    assert caught.value.code == "too-large"
     deep: list[Any] = [WEIGHT]
     for _ in range(100):
         deep = [deep]
@@ -268,9 +258,8 @@ def test_convert_merges_a_sharded_checkpoint(path: str) -> None:
     ],
 )
 def test_convert_rejects_an_index_to_outside_files(location: str) -> None:
-    with pytest.raises(ingot.ConversionError, match=r"index.json: `c` names the file") as caught:
+    with raises(ingot.ConversionError, r"index.json: `c` names the file", code="outside"):
         ingot.convert(sharded(c=location), "out.safetensors")
-    assert caught.value.code == "outside"
 
 
 @pytest.mark.parametrize(
@@ -285,9 +274,8 @@ def test_convert_rejects_an_index_to_outside_files(location: str) -> None:
 def test_convert_rejects_an_index_that_does_not_fit(weight_map: dict[str, object], code: str) -> None:
     if weight_map.get("b"):
         torch.save({"x": WEIGHT}, "pytorch_model-00002-of-00002.bin")
-    with pytest.raises(ingot.ConversionError) as caught:
+    with raises(ingot.ConversionError, code=code):
         ingot.convert(sharded(**weight_map), "out.safetensors")
-    assert caught.value.code == code
 
 
 def test_convert_names_a_tar() -> None:

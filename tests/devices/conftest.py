@@ -1,4 +1,4 @@
-"""What tests of devices have in common: two GPUs, and a file."""
+"""Fixtures of the tests of devices: two GPUs, and a file."""
 
 from __future__ import annotations
 

@@ -57,7 +57,7 @@ def limited(nbytes: int) -> Iterator[None]:
         room.clear()
 
 
-# What torch may still look at, by the address of the structure: the structures, and the memory.
+# Structures and memory that torch may still read, by the address of the structure.
 _alive: dict[int, Any] = {}
 
 
@@ -73,7 +73,7 @@ def _over(owner: Any, start: int, dtype: Any, shape: Any, strides: Any) -> Any:
     bits = 8 * dtype.itemsize
     sizes = (ctypes.c_int64 * max(len(shape), 1))(*shape)
     steps = (ctypes.c_int64 * max(len(shape), 1))(*strides)
-    # As bytes of the same size, which is what the dtype is given to.
+    # Bytes of the same size, which get the dtype.
     unit = Unit(0, bits, 1) if bits <= 64 else Unit(5, bits, 1)
     shown = Shown(start, Device(EXTENSION, 0), len(shape), unit, sizes, steps, 0)
     managed = Managed(shown, None, _let_go)
@@ -115,7 +115,7 @@ def _dense(shape: Any) -> list[int]:
 
 
 class _Module(registration._DummyBackendModule):  # type: ignore[misc, name-defined]
-    """What torch says of the backend, for the rest of the process."""
+    """torch's warning about the backend, for the rest of the process."""
 
     def is_available(self) -> bool:
         # Otherwise code that uses any available device of torch takes this one, and needs its streams.
@@ -172,7 +172,7 @@ def _copy_from(values: Any, into: Any, non_blocking: bool = False) -> Any:
 
 
 def _other(function: Any, *given: Any, **named: Any) -> Any:
-    """What has no kernel of its own is done on the host."""
+    """Operations without a kernel run on the host."""
     from torch.utils._pytree import tree_map_only
 
     known: dict[int, Any] = {}

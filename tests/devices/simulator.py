@@ -152,7 +152,7 @@ class Array:
         if self.managed is not None:
             self.managed.contents.deleter(self.managed)
         elif self.is_allocated and not self.gpus.is_lost:
-            # As an allocator does, in the order of the caller's stream.
+            # In the order of the caller's stream, as an allocator does.
             given = None, ctypes.c_size_t(self.ordinal), ctypes.c_uint64(self.address)
             assert self.gpus.library.fake_cuda_free_in_order(*given) == 0
 
@@ -165,7 +165,7 @@ class Gpus:
     """The devices of one simulated driver, and their framework."""
 
     def __init__(self, directory: Path, *, seed: int = 1, devices: int = 1) -> None:
-        # Of its own, since a driver has one state for the process.
+        # A library for each test, since a driver has one state for the process.
         self.path = Path(shutil.copy(built(), directory / "libcuda.so"))
         self.library: Any = ctypes.CDLL(str(self.path))
         self.library.fake_cuda_allocate.restype = ctypes.c_uint64
@@ -183,9 +183,9 @@ class Gpus:
             for ordinal in range(devices)
         ]
         self.wrap = _native.Wrap.dlpack(self._imported, lambda code: None)
-        #: What the next allocation raises.
+        #: The error of the next allocation.
         self.refusal: Exception | None = None
-        #: Whether a call failed in a way that stays: then nothing can be given back.
+        #: Whether a call failed permanently: then nothing can be freed.
         self.is_lost = False
 
     def _allocate(self, ordinal: int, wanted: list[tuple[str, tuple[int, ...]]]) -> list[tuple[Array, Any]]:
@@ -252,7 +252,7 @@ class Gpus:
         """A tensor with these values."""
         code = next(code for code, dtype in KINDS.items() if np.dtype(dtype) == values.dtype)
         ((array, _),) = self._allocate(ordinal, [(code, values.shape)])
-        # What its owner before does with it is over.
+        # Its previous owner has finished with it.
         self.finish(ordinal)
         stored = values.tobytes()
         assert self.library.fake_cuda_write(
@@ -293,7 +293,7 @@ class Gpus:
             time.sleep(0.01)
 
     def payload(self, name: str, tensor: Any) -> Any:
-        """What is handed over of a tensor that is saved: of the device, or a NumPy array."""
+        """Return the payload of a tensor to save: on the device, or a NumPy array."""
         if not isinstance(tensor, Array):
             return arrays.payload(name, tensor)
         return tensor.code, tensor.shape, (self.gpus[tensor.ordinal], self._capsule(tensor))
@@ -312,7 +312,7 @@ class Gpus:
         raise TimeoutError("pinned memory is not given back")
 
     def mover(self, device: Any) -> Any:
-        """What `device` is: a number, or the CPU."""
+        """Return the number of `device`, or None for the CPU."""
         return None if device in (None, "cpu") else self.gpus[int(device)]
 
     def module(self) -> ModuleType:
@@ -328,7 +328,7 @@ class Gpus:
         return found
 
     def counted(self) -> dict[str, int]:
-        """What the driver counted."""
+        """Return the counters of the driver."""
         counters = (ctypes.c_uint64 * len(COUNTERS))()
         self.library.fake_cuda_counters(counters)
         return dict(zip(COUNTERS, counters, strict=True))

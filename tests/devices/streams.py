@@ -26,7 +26,7 @@ _SPOILT, _GONE = 0xDB, 0xEE
 
 
 class Event:
-    """What was queued when it was recorded."""
+    """The operations queued when it was recorded."""
 
     def __init__(self, streams: Streams) -> None:
         self._streams = streams
@@ -55,7 +55,7 @@ class Streams(Link):
         if self.room is not None and self.pinned + nbytes > self.room:
             raise RuntimeError("no more memory can be pinned")
         real = (ctypes.c_char * max(nbytes, 1))()
-        # What torch keeps as long as there is a tensor. The memory itself stays, for copies that are late.
+        # torch keeps this as long as the tensor. The memory itself stays, for late copies.
         lent = (ctypes.c_char * max(nbytes, 1)).from_address(ctypes.addressof(real))
         self.pinned += nbytes
         self.most_pinned = max(self.most_pinned, self.pinned)
@@ -127,7 +127,7 @@ class Streams(Link):
                 assert self._step(), "an event that is never recorded is waited for"
 
     def finish(self) -> None:
-        """As a caller's next operation would find the tensors."""
+        """The tensors as the caller's next operation finds them."""
         self.run(self.mark())
 
 

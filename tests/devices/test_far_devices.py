@@ -13,6 +13,7 @@ from ingot._adapters import pieces
 torch = pytest.importorskip("torch")
 
 from ingot import torch as framework  # noqa: E402  # It is there, as the line above found.
+from support.errors import raises  # noqa: E402
 
 from . import far  # noqa: E402
 
@@ -132,7 +133,7 @@ def test_load_file_combines_options(path: Path, backend: str) -> None:
         ("scalar", ()),
         ("scalar", None),
         ("fourth", (slice(None), slice(2, 6))),
-        # Those of the framework only: the whole is read, and indexed.
+        # Indices of the framework only: ingot reads the whole, and torch indexes it.
         ("matrix", torch.tensor([5, 3])),
         ("matrix", ([1, 2], [3, 4])),
     ],
@@ -140,7 +141,7 @@ def test_load_file_combines_options(path: Path, backend: str) -> None:
 def test_get_slice_equals_the_framework(path: Path, backend: str, name: str, index: Any) -> None:
     expected = ingot.safe_open(path, "pt").get_slice(name)[index]
     found = framework.load_file(path, "far", backend=backend, slices={name: index})[name]
-    # Nothing asks for all of it as None does between brackets.
+    # None selects everything, as between brackets.
     assert same(found, expected)
     with ingot.safe_open(path, "pt", "far", backend=backend) as file:
         assert same(file.get_slice(name)[index], expected)
@@ -239,9 +240,8 @@ def test_load_file_checks_destinations_before_reading(path: Path) -> None:
         (torch.zeros(4, 30, device="far"), "destination-shape"),
         (torch.zeros(300, 20, device="far", dtype=torch.float64), "destination-dtype"),
     ):
-        with pytest.raises(ingot.DestinationError, match="matrix") as caught:
+        with raises(ingot.DestinationError, "matrix", code=code):
             framework.load_file(path, keys=["deep", "matrix"], out={"deep": here, "matrix": wrong})
-        assert caught.value.code == code
         assert not here.any()
 
 
@@ -348,9 +348,8 @@ def test_load_file_names_an_unusable_device(path: Path) -> None:
         lambda: ingot.safe_open(path, "pt", "xpu")["half"],
         lambda: dict(ingot.safe_open(path, "pt", "xpu").prefetch()),
     ):
-        with pytest.raises(ingot.DeviceError, match="device xpu: torch cannot use it") as caught:
+        with raises(ingot.DeviceError, "device xpu: torch cannot use it", code="no-device", found="xpu"):
             load()
-        assert (caught.value.code, caught.value.found) == ("no-device", "xpu")
 
 
 def test_load_file_names_the_tensor_of_a_missing_dtype(tmp_path: Path) -> None:
@@ -417,7 +416,7 @@ def test_load_file_widens_driver_reads_in_pieces(path: Path, monkeypatch: pytest
             Wanted(names, [slice(20), None, None, (slice(None), slice(5, 40))], "F64"),
             Reads(tell=lambda *numbers: told.append(numbers)),
         )
-        # What is wanted, and a piece.
+        # The result, and a piece.
         assert far.most[0] - before <= sum(tensor.nbytes for tensor in found) + PIECE_NBYTES
     floats = [TENSORS["half"][:20], TENSORS["matrix"], TENSORS["deep"][:, 5:40]]
     expected = [tensor.double() for tensor in floats]

@@ -66,7 +66,7 @@ def all_same(found: dict[str, Any], streams: Streams) -> bool:
 
 
 def corrupted(path: Path, make: Make) -> int:
-    """Of how many seeds a load has wrong bytes."""
+    """Return for how many seeds a load has wrong bytes."""
     count = 0
     for seed in SEEDS:
         streams = make(seed)

@@ -54,7 +54,7 @@ def test_load_file_fills_the_device(framework: ModuleType, gpus: Gpus, path: Pat
     assert all_same(framework.load_file(path, 0, backend=backend))
     counted = gpus.counted()
     nbytes = sum(array.nbytes for array in TENSORS.values())
-    # What lies between small tensors crosses with them, and nothing else.
+    # Gaps between small tensors are copied with them, and nothing else.
     assert nbytes <= counted["bytes_in"] < nbytes + 256 * len(TENSORS)
     assert counted["pageable"] == 0
     assert 0 < counted["pinned_most"] <= 128 << 20

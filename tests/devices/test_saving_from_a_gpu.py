@@ -15,6 +15,7 @@ import pytest
 
 import ingot
 import ingot.numpy
+from support.errors import raises
 
 from .simulator import Array, Gpus
 
@@ -141,9 +142,8 @@ def test_save_file_that_fails_keeps_the_old_file(
     path = tmp_path / "t"
     path.write_bytes(b"old")
     gpus.library.fake_cuda_fail(24, 999)
-    with pytest.raises(ingot.DeviceError, match=r"cu\w+ gave CUDA_ERROR_UNKNOWN \(999\)") as caught:
+    with raises(ingot.DeviceError, r"cu\w+ gave CUDA_ERROR_UNKNOWN \(999\)", code="device"):
         framework.save_file(tensors, path)
-    assert caught.value.code == "device"
     assert path.read_bytes() == b"old"
     framework.save_file(tensors, path)
     assert right(path)
@@ -157,9 +157,8 @@ def test_save_file_rejects_a_captured_stream(
     on_the_first = {"scalar": tensors["scalar"]}
     assert tensors["scalar"].ordinal == 0
     assert gpus.capture(0, True) == 0
-    with pytest.raises(ingot.DeviceError) as caught:
+    with raises(ingot.DeviceError, code="device-capturing"):
         framework.save_file(on_the_first, tmp_path / "t")
-    assert caught.value.code == "device-capturing"
     assert gpus.counted()["captured"] == 0
     assert gpus.capture(0, False) == 0
     framework.save_file(tensors, tmp_path / "t")
@@ -175,6 +174,5 @@ def test_save_file_rejects_memory_on_another_device(gpus: Gpus, tmp_path: Path) 
         ("F32", [300, 201], (gpus.gpus[1], gpus._capsule(array))),
     ]
     for given in wrong:
-        with pytest.raises(ingot.SaveError, match="tensor `a`") as caught:
+        with raises(ingot.SaveError, "tensor `a`", code="no-values"):
             _native.serialize({"a": array}, lambda name, tensor, given=given: given, None, "safetensors")
-        assert caught.value.code == "no-values"

@@ -1,4 +1,4 @@
-"""What jax has moved since the oldest version that ingot supports."""
+"""Names that jax has moved since the oldest version that ingot supports."""
 
 from __future__ import annotations
 

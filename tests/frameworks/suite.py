@@ -1,4 +1,4 @@
-"""What every framework's module must do, written once.
+"""Tests of every framework's module, written once.
 
 A `Binding` says how a framework makes a tensor from bytes and returns the bytes. The checks below use
 nothing else of it, and take NumPy's own idea of each layout as the truth.
@@ -20,8 +20,9 @@ import pytest
 
 import ingot
 from support.dtypes import BITS
+from support.errors import raises
 
-# What .bt has a number for: all that it can hold.
+# The dtypes with a number in .bt.
 BINTENSORS = set(BITS) - {"F4", "F6_E2M3", "F6_E3M2", "F8_E8M0", "F8_E4M3FNUZ", "F8_E5M2FNUZ", "C64"}
 FORMATS = ("safetensors", "bintensors")
 BACKENDS = ("mmap", "pread")
@@ -37,7 +38,7 @@ class Layout:
     """The oracle's where not given."""
 
 
-# What every framework has, in words that all of them understand.
+# Devices of every framework, in words that all of them understand.
 LAYOUTS = {
     "empty": Layout((3, 0, 2)),
     "scalar": Layout(()),
@@ -76,7 +77,7 @@ class Binding:
 
 
 def lacking(young: Mapping[str, str], has: Callable[[str], bool]) -> dict[str, str]:
-    """What this version refuses, of dtypes that are younger than the oldest that ingot supports.
+    """Dtypes that the installed version rejects, since they are newer.
 
     `young` has the name of each in the framework, by its code.
     """
@@ -85,7 +86,7 @@ def lacking(young: Mapping[str, str], has: Callable[[str], bool]) -> dict[str, s
 
 @dataclass(frozen=True)
 class Case:
-    """A tensor, and what a file must hold for it."""
+    """A tensor, and its expected contents in a file."""
 
     tensor: Any
     code: str
@@ -103,7 +104,7 @@ def pattern(code: str, shape: tuple[int, ...]) -> bytes:
 def elements(code: str, data: bytes, shape: tuple[int, ...]) -> numpy.ndarray[Any, Any]:
     """Return the bytes as an array of elements without meaning. F4 has two in each.
 
-    Nothing in this suite touches the last dimension of F4, so that two elements move together, as one byte.
+    The suite never changes the last dimension of F4, so that two elements move together, as one byte.
     """
     stored = (*shape[:-1], shape[-1] // 2) if code == "F4" else shape
     return numpy.frombuffer(data, f"V{max(BITS[code] // 8, 1)}").reshape(stored)
@@ -138,9 +139,8 @@ def check_same(binding: Binding, loaded: Any, expected: Case) -> None:
 def check_save(binding: Binding, expected: Case, format: str) -> bytes:
     """`save` returns the bytes of the logical tensor, or rejects a dtype that the format lacks."""
     if format == "bintensors" and expected.code not in BINTENSORS:
-        with pytest.raises(ingot.SaveError) as caught:
+        with raises(ingot.SaveError, code="unsupported-dtype") as caught:
             binding.module.save({"t": expected.tensor}, format=format)
-        assert caught.value.code == "unsupported-dtype"
         assert "`t`" in str(caught.value)
         assert expected.code in str(caught.value)
         return b""
@@ -178,7 +178,7 @@ def check_slices(binding: Binding, part: Any, expected: Case) -> None:
     assert part.get_dtype() == expected.code
     indices: list[Any] = [..., ()]
     if len(expected.shape) > (expected.code == "F4"):
-        # Of the first dimension only, which no dtype packs here.
+        # The first dimension only, which no dtype packs here.
         indices += [
             slice(None),
             slice(1, None),
@@ -213,10 +213,8 @@ def check_refused(binding: Binding, code: str, folder: Path) -> None:
         "odd": {"dtype": code, "shape": [8], "data": pattern(code, (8,))},
     }
     ingot.serialize_file(tensors, path)
-    with pytest.raises(ingot.DtypeError) as caught:
+    with raises(ingot.DtypeError, tensor="odd", code="dtype-not-in-framework") as caught:
         binding.module.load_file(path)
-    assert caught.value.tensor == "odd"
-    assert caught.value.code == "dtype-not-in-framework"
     assert str(path) in str(caught.value)
     assert binding.refused[code] in str(caught.value)
     with ingot.safe_open(path, binding.name) as file:

@@ -1,4 +1,4 @@
-"""What is particular to jax."""
+"""Behaviour that only jax has."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ jax = pytest.importorskip("jax")
 from jax import numpy as jnp  # noqa: E402  # It is there, as the line above found.
 
 import ingot.flax  # noqa: E402
+from support.errors import raises  # noqa: E402
 
 from .jax_of_any_age import enable_x64  # noqa: E402
 
@@ -107,10 +108,8 @@ def test_load_file_takes_every_spelling_of_a_device(path: Path) -> None:
 @pytest.mark.parametrize("device", ["cpu:99", "nope", "nope:0", "cpu:x", 99, "", 1.5])
 def test_load_file_names_the_choices_for_an_unknown_device(path: Path, device: Any) -> None:
     for use in (lambda: ingot.safe_open(path, "jax", device), lambda: ingot.flax.load_file(path, device)):
-        with pytest.raises(ingot.OptionError, match="cpu:0") as caught:
+        with raises(ingot.OptionError, "cpu:0", code="unknown-device", found=device) as caught:
             use()
-        assert caught.value.code == "unknown-device"
-        assert caught.value.found == device
         assert "cpu" in caught.value.expected  # type: ignore[operator]
 
 
@@ -128,9 +127,8 @@ def test_save_file_rejects_arrays_without_values(tmp_path: Path) -> None:
     deleted = jnp.ones(3) + 1
     deleted.delete()
     for tensor, word in ((jax.random.key(0), "key_data"), (deleted, "deleted")):
-        with pytest.raises(ingot.SaveError, match=word) as caught:
+        with raises(ingot.SaveError, word, code="no-values", tensor="odd"):
             ingot.flax.save_file({"odd": tensor}, path)
-        assert (caught.value.code, caught.value.tensor) == ("no-values", "odd")
     with pytest.raises(ingot.SaveError, match="outside"):
         jax.jit(lambda tensor: ingot.flax.save({"odd": tensor}) and tensor)(jnp.ones(3))
     for tensor in (jnp.ones(4, jnp.int4), numpy.ones(4, ml_dtypes.uint4)):

@@ -34,7 +34,7 @@ def bound() -> dict[str, Binding]:
     for name, package in PACKAGES.items():
         if importlib.util.find_spec(package):
             with warnings.catch_warnings():
-                # What frameworks warn of as they are imported is between them and their own dependencies.
+                # Frameworks warn about their own dependencies when they are imported.
                 warnings.simplefilter("ignore")
                 found[name] = importlib.import_module(f"frameworks.with_{name}").BINDING
     return found
@@ -96,7 +96,7 @@ def test_dtypes_table_is_complete(binding: Binding) -> None:
     assert not set(binding.table) & set(binding.refused)
 
 
-# What upstream accepts.
+# The names that upstream accepts.
 ALIASES = {
     "numpy": ["np", "numpy"],
     "torch": ["pt", "torch", "pytorch"],

@@ -1,4 +1,4 @@
-"""What only mlx has."""
+"""Behaviour that only mlx has."""
 
 from __future__ import annotations
 

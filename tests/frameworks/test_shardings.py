@@ -211,7 +211,7 @@ SHAPES = [(), (0,), (4, 0), (0, 4), (2, 0, 3), (8,), (4, 6), (8, 4, 2)]
 
 
 def divides(shape: tuple[int, ...], spec: tuple[Any, ...]) -> bool:
-    """Whether each device has as much of every dimension as the others."""
+    """Return whether all devices have parts of one shape."""
     ways = [2 ** (2 if isinstance(axis, tuple) else axis is not None) for axis in spec]
     return len(spec) <= len(shape) and all(size % way == 0 for size, way in zip(shape, ways, strict=False))
 

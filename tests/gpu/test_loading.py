@@ -1,4 +1,4 @@
-"""What is loaded onto a real GPU: the bytes, their order among the caller's work, and the memory."""
+"""Loading onto a real GPU: the bytes, their order among the caller's work, and the memory."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ def test_load_file_widens_floats_as_on_the_host(tmp_path: Path, stored: str, wan
     torch.cuda.reset_peak_memory_stats()
     found = ingot.torch.load_file(path, device="cuda", dtype=wanted, slices={"rows": (slice(3, 900, 2),)})
     nbytes = sum(tensor.nbytes for tensor in found.values())
-    # A piece of 64 MiB, and what the allocator adds to it.
+    # A piece of 64 MiB, and the allocator's overhead.
     assert torch.cuda.max_memory_allocated() - before <= nbytes + (66 << 20)
     expected = {"large": values.to(wide), "rows": rows[3:900:2].to(wide), "ids": torch.arange(9)}
     assert all(same(found[name], tensor) for name, tensor in expected.items())
@@ -140,7 +140,7 @@ def test_save_file_writes_strided_tensors_after_the_stream(tmp_path: Path) -> No
 def test_load_file_and_save_file_use_pinned_memory_of_torch(
     path: Path, tensors: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # As they do to accelerators whose driver is not called.
+    # The path for accelerators without a driver in ingot.
     monkeypatch.setattr(ingot.torch._devices, "gpu", lambda target: None)
     monkeypatch.setattr(ingot.torch._into, "gpu", lambda target: None)
     stream = torch.cuda.Stream()

@@ -1,4 +1,4 @@
-"""What is saved from a real GPU: the bytes, and their order among the caller's work."""
+"""Saving from a real GPU: the bytes, and their order among the caller's work."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What one rank alone would do wrong: all ranks raise, or the tensor comes from the ranks that hold it."""
+"""Faults of one rank: all ranks raise, or the tensor comes from the ranks that hold it."""
 
 from __future__ import annotations
 

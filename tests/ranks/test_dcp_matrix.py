@@ -1,4 +1,4 @@
-"""What torch tests its own Hugging Face storage with, and more: every writer against every reader.
+"""Every writer against every reader, with the cases of torch's tests of its Hugging Face storage and more.
 
 Each case runs through `ingot.dcp` and through torch's classes. Ours pass all of it. Where torch's do not,
 `STOCK_FAILS` says how, and a case that is listed there and passes fails the test too.
@@ -72,7 +72,7 @@ def raw(tensor):
 
 
 def outcome(work):
-    """What comes of it on all ranks."""
+    """Return the results of all ranks."""
     logging.disable(logging.ERROR)
     try:
         found = "same" if work() else "differs"
@@ -86,7 +86,7 @@ def outcome(work):
 
 
 def dtypes_and_shapes(folder, dtypes):
-    """What comes of each dtype and shape: each a checkpoint, so that one that fails takes no other along."""
+    """Return the result of each dtype and shape. Each is a checkpoint, so that a failure affects no other."""
     mesh, found = init_device_mesh("cpu", (dist.get_world_size(),)), {}
     for dtype in dtypes:
         for shape in SHAPES:
@@ -342,7 +342,7 @@ PLANNERS = (
     *(nested, nothing_given, some_names, partial, some_of_the_file, plans_kept, tied),
     *(converted, put_in_place, renamed, in_the_background),
 )
-# Of torch's storage, likewise.
+# The same for torch's storage.
 STOCK_FAILS_TO = {
     # It says nothing of names that are not nested.
     (some_names, "torch reads"): "raises",

@@ -111,7 +111,7 @@ def local(tensor):
 
 
 def part(whole, like):
-    """What this rank has of it, as torch cuts it."""
+    """Return the part of this rank by torch's own cut."""
     if not isinstance(like, DTensor):
         return whole
     return distribute_tensor(whole, like.device_mesh, like.placements, src_data_rank=None).to_local()

@@ -1,4 +1,4 @@
-"""Who reads what, against the obvious: every element that a rank wants comes to it, from one reader."""
+"""Plans of shared reading, compared with the obvious plan: each element has one reader."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from ingot._ranks.plan import Tensor, Wants, plan, sent
 
 @pytest.fixture(autouse=True)
 def small(monkeypatch):
-    """As if a few bytes were many."""
+    """Treat a few bytes like many."""
     monkeypatch.setattr(planning, "WINDOW_NBYTES", 256)
     monkeypatch.setattr(planning, "_LEAST_NBYTES", 32)
     monkeypatch.setattr(planning, "DIRECT_NBYTES", 48)
@@ -63,7 +63,7 @@ def wanted_elements(of):
 
 
 def naive(held, ranks):
-    """What each of these ranks wants, and what any of them does."""
+    """The request of each rank, and the common result."""
     each = {
         rank: {
             (number, element)

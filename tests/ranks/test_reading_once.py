@@ -128,7 +128,7 @@ def test_read_once_reads_each_byte_once_per_job_or_node(four, path):
     nbytes = path.stat().st_size
     assert 0.99 * nbytes <= sum(four.run(bytes_asked_for, path, "job")) <= 1.02 * nbytes
     assert sum(four.run(bytes_asked_for, path, "node", [0, 0, 1, 1])) <= 2.02 * nbytes
-    # What comes over a network to several nodes is read once by default.
+    # Files over a network for several nodes are read once by default.
     assert sum(four.run(bytes_asked_for, path, "auto", [0, 0, 1, 1])) <= 1.02 * nbytes
     alone = four.run(bytes_asked_for, path, "auto")
     assert sum(alone) > 2 * nbytes

@@ -106,7 +106,7 @@ def begun(folder):
 
 
 def agreed(value, mesh):
-    """Return what the first rank has, when all ranks have come here."""
+    """Wait for all ranks, and return the value of the first rank."""
     values = [value]
     if mesh is not None:
         dist.broadcast_object_list(values)
@@ -141,7 +141,7 @@ READERS = [read_file, read_into, read_handle]
 
 
 class Shared:
-    """What actors and the test share: counts and problems, in files.
+    """State shared by actors and the test: counts and problems, in files.
 
     A process that is killed while it holds a lock keeps it, so that no lock is used.
     """

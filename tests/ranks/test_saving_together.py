@@ -120,7 +120,7 @@ def test_save_sharded_replaces_an_old_checkpoint(four, tmp_path):
 
 
 def stages(folder):
-    """As ranks of a pipeline: each has layers of its own, and one that all have."""
+    """Ranks of a pipeline: each has its own layers, and one common layer."""
     rank = dist.get_rank()
     tensors = {f"layers.{rank}.weight": torch.full((4, rank + 1), rank), "shared": torch.arange(5)}
     save_sharded(tensors, folder, process_group=dist.group.WORLD)
@@ -243,6 +243,6 @@ def test_save_sharded_leaves_a_whole_checkpoint_if_a_rank_stops(some, tmp_path, 
         before["model.safetensors"],
         contents(tmp_path / "new")["model.safetensors"],
     )
-    # The next save takes away what this one left.
+    # The next save removes the leftovers of this one.
     save_sharded({"columns": torch.ones(5)}, folder, overwrite=True)
     assert sorted(os.listdir(folder)) == ["model.safetensors"]

@@ -1,4 +1,4 @@
-"""What is far away is opened once: the first rank reads the index and the headers for all."""
+"""Remote checkpoints are opened once: the first rank reads the index and the headers for all."""
 
 from __future__ import annotations
 
@@ -164,7 +164,7 @@ def test_shard_headers_are_requested_by_each_rank_without_ranges(saved):
 
 
 def test_shard_headers_of_a_file_system_are_not_used_for_a_server(saved, tmp_path):
-    """As of a cache that one rank has and another has not."""
+    """Like a cache that only one rank has."""
     if lacked := slow_disk.missing():
         pytest.skip(f"no FUSE mount: {lacked}")
     with slow_disk.mounted(saved.parent, tmp_path / "mount"), serving(Folder(saved.parent)) as server:

@@ -20,7 +20,7 @@ from support.sparse_models import write_file
 
 pytestmark = pytest.mark.slow
 
-# What Linux reads or writes in one call at most: MAX_RW_COUNT.
+# The most bytes that Linux reads or writes in one call: MAX_RW_COUNT.
 CALL = 0x7FFF_F000
 TWO_GIB, FOUR_GIB = 1 << 31, 1 << 32
 # Just over 2 GiB, and no multiple of a page or of a word.
@@ -29,7 +29,7 @@ NBYTES = TWO_GIB + 4097
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """Where files may have holes. It is emptied, since a copy of a hole may be none."""
+    """A folder for sparse files. It is emptied, since copies may not be sparse."""
     folder = tmp_path_factory.mktemp("large")
     with (folder / "hole").open("wb") as file:
         try:

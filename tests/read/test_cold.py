@@ -61,7 +61,7 @@ def drop(path: Path) -> None:
 
 
 def is_cached(path: Path) -> bool:
-    """Whether most of the file is in the cache."""
+    """Return whether most of the file is in the cache."""
     return 2 * (cached(path) or 0) * mmap.PAGESIZE > path.stat().st_size
 
 

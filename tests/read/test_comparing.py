@@ -1,4 +1,4 @@
-"""`ingot.stats`, `ingot.diff` and `ingot.check`: what the commands print, as objects."""
+"""`ingot.stats`, `ingot.diff` and `ingot.check`: the results of the commands as objects."""
 
 from __future__ import annotations
 

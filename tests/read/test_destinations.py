@@ -103,7 +103,7 @@ def test_load_file_fills_the_shown_memory(tmp_path: Path) -> None:
 
 
 class Odd(numpy.ndarray):
-    """What may show anything."""
+    """An exporter that may show anything."""
 
 
 def layouts(dtype: numpy.dtype[Any]) -> dict[str, Callable[[], numpy.ndarray]]:
@@ -140,7 +140,7 @@ def test_load_file_and_save_file_take_every_layout(tmp_path: Path, dtype: Any) -
         expected = {name: numpy.array(array) for name, array in arrays.items()}
         path = tmp_path / "many.safetensors"
         ingot.numpy.save_file(arrays, path)
-        # As they come without anything that shows many at once.
+        # The capsules of a framework without bulk export.
         assert path.read_bytes() == _native.serialize(expected, ingot.numpy.payload, None, "safetensors")
         for array in arrays.values():
             array[...] = 0
@@ -242,7 +242,7 @@ class TestTorch:
         others: list[Any] = []
 
         class File:
-            """Has the tensors lose their memory while it is read."""
+            """Free the memory of the tensors during the read."""
 
             def __init__(self, file: Any) -> None:
                 self.seek, self.tell = file.seek, file.tell
@@ -253,7 +253,7 @@ class TestTorch:
                 if self.reads > self.before:
                     for place in places.values():
                         place.data = torch.zeros(1)
-                    # What was freed is given out again.
+                    # The allocator reuses freed memory.
                     others.extend(torch.zeros(1 << 12) for _ in places)
                 return bytes(self.file.read(nbytes))
 

@@ -54,7 +54,7 @@ def test_load_file_reads_a_fuse_mount_without_mapping(shown: Path, tmp_path: Pat
 
 
 def test_load_file_reads_a_fuse_mount_in_large_requests(shown: Path, tmp_path: Path) -> None:
-    """Of itself the kernel asks for 128 KiB at once, and each answer takes as long."""
+    """By default the kernel requests 128 KiB at once, and each answer takes as long."""
     path, log = tmp_path / "mount" / "model.safetensors", tmp_path / "log"
     with mounted(shown, path.parent, log=log):
         with ingot.safe_open(path, "np") as file:
@@ -82,7 +82,7 @@ def test_load_file_names_an_unreadable_block(shown: Path, tmp_path: Path) -> Non
         assert str(path) in str(failure)
         with pytest.raises(ingot.StorageError, match="tensor `large`"):
             ingot.numpy.load_file(path, slices={"large": numpy.s_[: 2 << 20]}, keys=["large"])
-        # What lies elsewhere can be had.
+        # Other blocks are readable.
         assert (ingot.numpy.load_file(path, keys=["small"])["small"] == ARRAYS["small"]).all()
 
 

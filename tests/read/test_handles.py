@@ -18,6 +18,7 @@ import torch
 import ingot
 import ingot.numpy
 import ingot.torch
+from support.errors import raises
 
 TENSORS = {
     "b": numpy.arange(6, dtype=numpy.float32).reshape(2, 3),
@@ -97,10 +98,8 @@ def test_closed_handle_raises_closed_error(path: Path) -> None:
         lambda: pickle.dumps(file),
     ]
     for ask in questions:
-        with pytest.raises(ingot.ClosedError, match="file is closed") as caught:
+        with raises(ingot.ClosedError, "file is closed", code="closed", path=str(path)):
             ask()
-        assert caught.value.code == "closed"
-        assert caught.value.path == str(path)
     assert repr(file).endswith("closed>")
     assert file.path == str(path)
 
@@ -265,11 +264,9 @@ def test_safe_open_on_meta_has_shapes_and_dtypes(path: Path) -> None:
 def test_safe_open_passes_strict_and_the_limit(tmp_path: Path) -> None:
     path = tmp_path / "t"
     ingot.numpy.save_file(TENSORS, path)
-    with pytest.raises(ingot.HeaderError) as caught:
+    with raises(ingot.HeaderError, code="header-too-large"):
         ingot.safe_open(path, "np", max_header_size=10)
-    assert caught.value.code == "header-too-large"
     path.write_bytes(b"\x0a\0\0\0\0\0\0\0" + b" {}".ljust(10))
     assert len(ingot.safe_open(path, "np")) == 0
-    with pytest.raises(ingot.HeaderError) as caught:
+    with raises(ingot.HeaderError, code="not-strict"):
         ingot.safe_open(path, "np", strict=True)
-    assert caught.value.code == "not-strict"

@@ -57,7 +57,7 @@ def test_hash_equals_those_of_other_tools(tmp_path: Path, tensors: dict[str, tor
     assert ingot.hash(path, "autov2") == hashlib.sha256(data).hexdigest()[:10]
     assert ingot.hash(path, "autov3") == data_section
     assert ingot.hash(path, "modelspec") == "0x" + data_section
-    # As trainers do it: they save in memory with the ss_ keys alone.
+    # As trainers do: they save in memory with the ss_ keys only.
     alone = safetensors.torch.save(tensors, {k: v for k, v in metadata.items() if k.startswith("ss_")})
     assert ingot.hash(path, "sshs_legacy") == hashlib.sha256(alone[0x100000:0x110000]).hexdigest()[:8]
 

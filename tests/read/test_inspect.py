@@ -1,4 +1,4 @@
-"""What `ingot.inspect` says of models on disk: as huggingface.js counts and huggingface_hub shows them."""
+"""`ingot.inspect` of models on disk: counts as in huggingface.js and results as in huggingface_hub."""
 
 from __future__ import annotations
 
@@ -27,6 +27,7 @@ import ingot.numpy
 from ingot._read import parameters
 from support import hub_metadata
 from support.counted_models import INDEX, files_of, write
+from support.errors import raises
 from vectors.case import counts
 
 CASES = pytest.mark.parametrize("case", counts(), ids=lambda case: case["name"])
@@ -73,7 +74,7 @@ def test_inspect_counts_add_up(case: dict[str, Any], tmp_path: Path) -> None:
         of_file: Counter[str] = Counter()
         for tensor in file.tensors.values():
             of_file[tensor.dtype] += tensor.parameter_count
-        # What counts nothing may lack its dtype.
+        # Dtypes without parameters may be missing.
         assert of_file == Counter(file.parameter_count)
         in_all.update(file.parameter_count)
     assert in_all == Counter(found.parameter_count)
@@ -97,7 +98,7 @@ def test_inspect_has_the_fields_of_huggingface_hub() -> None:
         assert [field.name for field in fields(ours)] == [field.name for field in fields(theirs)] + more
 
 
-# What may be given
+# Arguments
 
 
 def test_inspect_reads_a_file_an_index_and_a_directory(tmp_path: Path) -> None:
@@ -133,7 +134,7 @@ def test_inspect_has_the_whole_header(tmp_path: Path) -> None:
         parameter_count={"F16": 6},
         parameter_total=6,
     )
-    # Of a model with a million tensors, too.
+    # Also for a model with a million tensors.
     assert repr(found) == "RepoMetadata(sharded=False, parameter_count={'F16': 6}, parameter_total=6)"
     assert pickle.loads(pickle.dumps(ingot.inspect(path))) == found
     with pytest.raises(AttributeError, match="no attribute 'tensors'"):
@@ -203,7 +204,7 @@ def test_inspect_takes_a_configuration(tmp_path: Path) -> None:
         ingot.inspect(path, config="config.json")  # type: ignore[arg-type]
 
 
-# What is refused
+# Errors
 
 
 @pytest.mark.parametrize(
@@ -221,9 +222,8 @@ def test_inspect_rejects_an_unreadable_configuration(tmp_path: Path, content: st
     path = a_model(tmp_path, "a.weight")
     config = tmp_path / "config.json"
     config.write_bytes(content.encode(errors="surrogateescape"))
-    with pytest.raises(ingot.CheckpointError) as caught:
+    with raises(ingot.CheckpointError, code="invalid-config") as caught:
         ingot.inspect(path)
-    assert caught.value.code == "invalid-config"
     assert str(caught.value).startswith(f"{config}: the configuration {what}")
     assert "config=" in str(caught.value)
     # Without it there is nothing wrong.
@@ -259,9 +259,8 @@ def test_inspect_rejects_what_safe_open_rejects(tmp_path: Path) -> None:
 
 
 def test_inspect_rejects_an_invalid_count(tmp_path: Path) -> None:
-    with pytest.raises(ingot.OptionError, match="expected one of logical, stored") as caught:
+    with raises(ingot.OptionError, "expected one of logical, stored", code="unknown-count"):
         ingot.inspect(tmp_path, count="all")  # type: ignore[arg-type]
-    assert caught.value.code == "unknown-count"
 
 
 def test_inspect_survives_any_configuration(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""What notebooks show: folded trees and tables, escaped, without scripts, of a bounded size."""
+"""HTML for notebooks: folded trees and tables, escaped, without scripts, of a bounded size."""
 
 from __future__ import annotations
 

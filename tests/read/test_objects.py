@@ -127,7 +127,7 @@ def test_get_slice_requests_several_ranges_at_once(data: bytes) -> None:
 
         def get_ranges(self, path: str, *, starts: list[int], ends: list[int]) -> list[Any]:
             if starts[0] > 0:
-                # Nothing comes before two wait for it.
+                # No answer before two requests wait.
                 self.both.wait(60)
             return super().get_ranges(path, starts=starts, ends=ends)
 

@@ -17,6 +17,7 @@ import torch
 import ingot
 import ingot.numpy
 import ingot.torch
+from support.errors import raises
 
 TENSORS = {
     "rows": numpy.arange(60, dtype="f4").reshape(20, 3),
@@ -41,7 +42,7 @@ PARTS = [
 
 @pytest.fixture(params=["mmap", "pread", "buffer", "object", "sharded"])
 def source(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Any, dict[str, Any]]:
-    """What to open, and how: every kind of source."""
+    """Sources of every kind, with their options."""
     ingot.numpy.save_file(TENSORS, tmp_path / "t")
     data = (tmp_path / "t").read_bytes()
     if request.param == "buffer":
@@ -70,9 +71,8 @@ def test_prefetch_returns_every_tensor_once(source: tuple[Any, dict[str, Any]]) 
             assert array.tolist() == TENSORS[name].tolist()
         assert list(loader) == []
         for name in TENSORS:
-            with pytest.raises(ingot.SafetensorError, match="once") as caught:
+            with raises(ingot.SafetensorError, "once", code="taken"):
                 loader.take(name)
-            assert caught.value.code == "taken"
 
 
 @pytest.mark.parametrize("part", PARTS, ids=str)
@@ -125,9 +125,8 @@ def test_prefetch_sends_tensors_to_the_device(tmp_path: Path) -> None:
     ):
         with file.prefetch(device=device) as loader:
             assert {name: tensor.device.type for name, tensor in loader} == expected
-    with pytest.raises(ingot.OptionError, match="no pattern of device") as caught:
+    with raises(ingot.OptionError, "no pattern of device", code="no-device"):
         file.prefetch(device={"a": "cpu"})
-    assert caught.value.code == "no-device"
     with file.prefetch({"a": None}, device={"a": "cpu"}) as loader:
         assert loader.take("a").tolist() == [0, 0]
 

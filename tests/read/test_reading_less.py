@@ -17,6 +17,7 @@ import ingot
 import ingot.numpy
 import ingot.torch
 from ingot import OptionError, SliceError
+from support.errors import raises
 
 BACKENDS = ("mmap", "pread")
 ARRAYS = {
@@ -50,9 +51,8 @@ def test_load_file_suggests_the_nearest_name(file: Path, option: str) -> None:
 
 @pytest.mark.parametrize("option", ["slices", "out"])
 def test_load_file_rejects_options_for_unselected_tensors(file: Path, option: str) -> None:
-    with pytest.raises(ingot.OptionError, match=f"{option} has tensor `scalar`") as caught:
+    with raises(ingot.OptionError, f"{option} has tensor `scalar`", code="not-selected", tensor="scalar"):
         ingot.numpy.load_file(file, keys="a.*", **{option: {"scalar": ...}})
-    assert (caught.value.code, caught.value.tensor) == ("not-selected", "scalar")
 
 
 PARTS = st.one_of(
@@ -137,9 +137,8 @@ def test_load_file_rejects_a_file_that_is_shortened_between_columns(long: Path, 
 
     out = {"table": np.zeros((16 << 10, 512), np.int16)}
     slices = {"table": (slice(None), slice(512))}
-    with pytest.raises(ingot.StorageError, match=r"33554520.*4096") as caught:
+    with raises(ingot.StorageError, r"33554520.*4096", code="changed"):
         ingot.numpy.load_file(long, backend=backend, slices=slices, out=out, threads=1, progress=shorten)
-    assert caught.value.code == "changed"
 
 
 def test_load_file_rejects_a_mask_with_a_destination(file: Path) -> None:
@@ -192,9 +191,8 @@ def read_only() -> np.ndarray:
     ],
 )
 def test_load_file_rejects_unfit_memory(file: Path, out: dict[str, np.ndarray], code: str) -> None:
-    with pytest.raises(ingot.DestinationError, match=r"tensor `a\.weight`") as caught:
+    with raises(ingot.DestinationError, r"tensor `a\.weight`", code=code, tensor="a.weight"):
         ingot.numpy.load_file(file, out=out)
-    assert (caught.value.code, caught.value.tensor) == (code, "a.weight")
 
 
 def test_load_file_checks_all_destinations_before_reading(file: Path) -> None:
@@ -255,7 +253,7 @@ def test_load_file_fills_several_destinations_from_one_tensor(path, framework, b
     load, make = framework
     qkv = make(np.zeros((12, 10), np.float32))
     other = make(np.zeros((2, 20), np.float32))
-    # As a rank of two takes its half of each of three that are stored as one.
+    # As a rank of two reads its half of each of three tensors that are stored as one.
     out = {"fused": [qkv[:4], qkv[4:8], qkv[8:]], "other": other}
     parts = [(slice(at, at + 4), slice(10, 20)) for at in (0, 4, 8)]
     found = load(path, slices={"fused": parts}, out=out, backend=backend)
@@ -311,7 +309,7 @@ def test_load_file_rejects_overlapping_destinations_before_reading(path, framewo
     assert not np.asarray(memory).any()
 
 
-# What several destinations for one of these are called in messages is the name of another.
+# In messages, several destinations for one of these have the name of another.
 NAMES = ["w", "w[0]", "w[1]", "w[0][0]", "w[0][1]", "w.0", "[0]", ""]
 
 
@@ -351,6 +349,5 @@ def named(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_load_file_names_a_destination_that_does_not_fit(path, framework):
     load, make = framework
     out = {"fused": [make(np.zeros(20, np.float32)), make(np.zeros(7, np.float32))]}
-    with pytest.raises(ingot.DestinationError, match="`fused`") as caught:
+    with raises(ingot.DestinationError, "`fused`", tensor="fused"):
         load(path, slices={"fused": [0, 1]}, out=out)
-    assert caught.value.tensor == "fused"

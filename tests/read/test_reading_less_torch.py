@@ -167,7 +167,7 @@ def test_load_into_fills_a_module_in_place(tmp_path: Path, backend: str, dtype: 
 
 
 class Renaming(torch.nn.Linear):
-    """Has its weight under another name in its state."""
+    """A module whose state has the weight under another name."""
 
     def _save_to_state_dict(self, destination, prefix, keep_vars):
         super()._save_to_state_dict(destination, prefix, keep_vars)
@@ -256,7 +256,7 @@ def test_load_into_leaves_a_module_that_lacks_attributes_to_torch(tmp_path: Path
     path = tmp_path / "linear.safetensors"
     module = torch.nn.Linear(2, 1)
     save_file({"weight": torch.ones(1, 2), "bias": torch.ones(1)}, path)
-    # As a module that torch 1 pickled.
+    # Like a module that torch 1 pickled.
     del module._state_dict_pre_hooks
     with pytest.raises(AttributeError, match="_state_dict_pre_hooks"):
         load_into(module, path)
@@ -458,7 +458,7 @@ def test_load_file_fills_destinations_of_all_kinds(tmp_path: Path) -> None:
     stored = {f"{number}": torch.full((4, 6), float(number)) for number in range(300)}
     ingot.torch.save_file(stored, tmp_path / "m.safetensors")
     out = {name: torch.zeros_like(tensor) for name, tensor in stored.items()}
-    # What lies beneath is to be filled where the tensor says, and nothing beside it.
+    # Only the elements of the tensor are filled, and no other bytes of its storage.
     wide = torch.zeros(8, 12)
     original = torch.zeros(4, 6)
     out |= {

@@ -14,6 +14,7 @@ import pytest
 import ingot
 import ingot.numpy
 from ingot._native import Checkpoint
+from support.errors import raises
 from support.processes import python
 
 
@@ -108,9 +109,8 @@ def test_prefetch_ends_its_threads_when_stopped(large, end):
 
 def test_prefetch_rejects_wrong_options(large):
     with ingot.safe_open(large[0], "np") as file:
-        with pytest.raises(ingot.OptionError, match="found both") as caught:
+        with raises(ingot.OptionError, "found both", code="plan-and-keys"):
             file.prefetch({"w0": None}, keys="w0")
-        assert caught.value.code == "plan-and-keys"
         with pytest.raises(ingot.TensorNotFoundError):
             file.prefetch(keys=["w0", "none"])
         with pytest.raises(ingot.OptionError, match="ahead -1 is out of range"):
@@ -143,9 +143,8 @@ def test_prefault_returns_the_bytes(large):
 
 def test_backend_variable_rejects_an_unknown_backend(large, monkeypatch):
     monkeypatch.setenv("INGOT_BACKEND", "mmpa")
-    with pytest.raises(ingot.OptionError, match="expected one of auto, mmap, pread") as caught:
+    with raises(ingot.OptionError, "expected one of auto, mmap, pread", code="unknown-backend"):
         ingot.numpy.load_file(large[0])
-    assert caught.value.code == "unknown-backend"
     assert ingot.numpy.load_file(large[0], backend="mmap")
 
 
@@ -234,8 +233,7 @@ def test_threads_variable_sets_the_default(tmp_path, monkeypatch, options):
 @pytest.mark.parametrize("found", ["0", "two", "-1", "1.5"])
 def test_threads_variable_rejects_invalid_numbers(large, monkeypatch, found):
     monkeypatch.setenv("INGOT_THREADS", found)
-    with pytest.raises(ingot.OptionError, match=f"INGOT_THREADS `{found}` is no number") as refusal:
+    with raises(ingot.OptionError, f"INGOT_THREADS `{found}` is no number", code="invalid-threads"):
         ingot.numpy.load_file(large[0])
-    assert refusal.value.code == "invalid-threads"
     monkeypatch.setenv("INGOT_THREADS", "")
     same(ingot.numpy.load_file(large[0]), large[1])

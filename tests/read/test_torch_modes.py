@@ -15,7 +15,7 @@ from support.processes import run
 
 torch = pytest.importorskip("torch")
 with warnings.catch_warnings():
-    # What torch warns of in its own modules is its affair.
+    # torch warns about its own modules.
     warnings.simplefilter("ignore")
     from torch._subclasses import FakeTensorMode
 
@@ -46,7 +46,7 @@ MODES: dict[str, Callable[[], AbstractContextManager[Any]]] = {
     "inference": torch.inference_mode,
 }
 
-# What a program loads first, in a process that has loaded nothing yet: the answer for a dtype is kept.
+# The first load of a process, since the answer for a dtype is cached.
 FIRST = """
 import torch
 import ingot.torch

@@ -1,4 +1,4 @@
-"""What the tests here share: a caller without an identity, and without a proxy."""
+"""Fixture of the tests of remote files: a caller without an identity and without a proxy."""
 
 from __future__ import annotations
 

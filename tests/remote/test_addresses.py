@@ -1,4 +1,4 @@
-"""Where a redirect may lead: the tables in Rust and in JavaScript, each other, and Python's `ipaddress`."""
+"""Allowed targets of redirects: the tables in Rust and in JavaScript, compared with Python's `ipaddress`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ ROOT = Path(__file__).parents[2]
 VECTORS = ROOT / "tests" / "vectors" / "addresses.json"
 TABLES = [ROOT / "crates/remote/src/network.rs", ROOT / "js/src/address.js"]
 
-#: Where we say otherwise than `ipaddress.is_global`, and why. Versions of Python differ here too.
+#: Differences from `ipaddress.is_global`, with reasons. Versions of Python differ here too.
 REFUSED = {
     "168.63.129.16/32": "public by the registry, and inside of Azure its services for machines",
     "192.0.0.0/24": "two anycast addresses of protocols are global; no file lies there",
@@ -88,7 +88,7 @@ def test_address_vectors_equal_ipaddress_with_listed_exceptions() -> None:
             used |= set(reasons)
         elif is_public != address.is_global:
             assert four != address
-    # What depends on the version of Python may be no difference any more.
+    # Differences that depend on the version of Python may be gone.
     assert used >= REFUSED.keys() - {"2001::/23", "2002::/16", "3fff::/20"}
 
 

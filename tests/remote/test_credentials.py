@@ -15,7 +15,7 @@ import ingot.numpy
 from support.servers import Handler, Request, Server, good, serving
 
 DATA = ingot.numpy.save({"a": np.arange(10)})
-#: What would be headers of their own, and what ends no line and is refused all the same.
+#: Values that would be headers of their own, and others that are rejected too.
 EVIL = [
     "hunter2\r\nX-Evil: 1",
     "hunter2\nX-Evil: 1",
@@ -179,9 +179,9 @@ WAYS: dict[str, Callable[[Way, str], None]] = {
         f"azure {name}": of_azure(name) for name in ("account_key", "sas_token", "token", "connection_string")
     },
 }
-#: What is put into another form before it is sent, so that no text of it is there to be found.
+#: Values that are encoded before they are sent, so that their text is not in the request.
 SIGNED = [name for name in WAYS if "secret" in name.lower()] + ["azure account_key"]
-#: What says nothing by itself.
+#: Values without an effect of their own.
 SIGNED += ["azure connection_string"]
 
 

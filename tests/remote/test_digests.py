@@ -11,6 +11,7 @@ import pytest
 
 import ingot
 import ingot.numpy
+from support.errors import raises
 from support.servers import Answer, Handler, Request, good, serving
 
 TENSORS = {"big": np.arange(3_000_000), "b": np.arange(7, dtype=np.float32), "c": np.arange(50_000)}
@@ -91,14 +92,10 @@ def test_load_file_of_a_url_verifies(digested: bytes) -> None:
             assert sum(min(end, len(digested)) - begin for begin, end in ranges) < len(digested) + (1 << 20)
         part = ingot.numpy.load_file(server.url(), keys=["c"], verify=True)
         assert np.array_equal(part["c"], TENSORS["c"])
-        with pytest.raises(ingot.IntegrityError) as caught:
+        with raises(ingot.IntegrityError, code="digest-mismatch", path=server.url()):
             ingot.numpy.load_file(server.url(), expected_sha256="0" * 64)
-        assert caught.value.code == "digest-mismatch"
-        assert caught.value.path == server.url()
-    with serving(good(damaged(digested))) as server:
-        with pytest.raises(ingot.IntegrityError) as caught:
-            ingot.numpy.load_file(server.url(), verify=True)
-        assert caught.value.tensor == "b"
+    with serving(good(damaged(digested))) as server, raises(ingot.IntegrityError, tensor="b"):
+        ingot.numpy.load_file(server.url(), verify=True)
 
 
 def test_load_file_verifies_small_tensors_in_few_requests() -> None:
@@ -131,7 +128,6 @@ def changes_after(requests: int, data: bytes, other: bytes) -> Answer:
 
 def test_n9_hash_of_two_versions_is_an_error() -> None:
     for definition in ("sha256", "blake3", "md5"):
-        with serving(changes_after(2, DATA, DATA[::-1])) as server:
-            with pytest.raises(ingot.StorageError) as caught:
-                ingot.hash(server.url(), definition)
-            assert caught.value.code == "changed"
+        answer = changes_after(2, DATA, DATA[::-1])
+        with serving(answer) as server, raises(ingot.StorageError, code="changed"):
+            ingot.hash(server.url(), definition)

@@ -339,7 +339,7 @@ def test_download_that_breaks_off_without_ranges_restarts(tmp_path: Path) -> Non
     assert (tmp_path / "x").read_bytes() == DATA
 
 
-# Where it is written to
+# Destinations
 
 
 def test_n15_download_does_not_write_through_a_link(server: Server, tmp_path: Path) -> None:

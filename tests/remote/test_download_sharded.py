@@ -133,7 +133,7 @@ def test_download_of_an_impossible_size_leaves_nothing(tmp_path: Path, claimed: 
     assert files_in(tmp_path) == {}
 
 
-# What is there
+# Existing files
 
 
 @pytest.mark.parametrize("name", [INDEX, *NAMES])

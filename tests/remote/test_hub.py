@@ -148,7 +148,7 @@ def test_hub_file_in_the_cache_is_not_fetched(hub: Hub, tmp_path: Path) -> None:
     assert len(asked) == len(set(asked))
     pinned = ingot.safe_open(f"hf://me/gpt@{COMMIT}", "np", storage_options=NEAR)
     assert np.array_equal(pinned["a"], TENSORS["a"])
-    # What was under way may still have come in; nothing is asked at the commit that is here.
+    # Earlier requests may still arrive; no request names the cached commit.
     assert not [request for request in hub.hub.requests if COMMIT in request.path]
 
 

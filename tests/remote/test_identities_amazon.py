@@ -17,7 +17,7 @@ from support.servers import Handler, Request, unused_port
 
 
 class Setup:
-    """What is configured for a test: variables and the two files."""
+    """The configuration of a test: variables and the two files."""
 
     def __init__(self, cloud: Cloud, home: Path, patch: pytest.MonkeyPatch) -> None:
         self.cloud, self.home, self.patch = cloud, home, patch
@@ -152,7 +152,7 @@ KNOWN = ("VARIABLES", "FILE", "CONFIG", "PROCESS", "BASE")
 
 
 def of_botocore(profile: str | None = None) -> str:
-    """Who botocore is, set up in the same way."""
+    """Return the identity of botocore with the same configuration."""
     from botocore.session import Session
 
     found = Session(profile=profile).get_credentials()
@@ -203,7 +203,7 @@ def test_s3_token_of_s3fs_is_the_session_token(setup: Setup) -> None:
     assert setup.open(key="ID", secret=SECRET, token="session/of+it==") == "ID"
 
 
-# What fails. ---------------------------------------------------------------------------------------------
+# Failures. ---------------------------------------------------------------------------------------------
 
 #: The sources that send requests, with their paths.
 ASKED = {
@@ -291,7 +291,7 @@ def test_s3_unreadable_files_are_an_error_unless_anonymous(setup: Setup) -> None
     assert setup.open(anonymous=True) == "nobody"
 
 
-# What is peculiar to one of them. ------------------------------------------------------------------------
+# Single sources. ----------------------------------------------------------------------------------------
 
 
 def test_s3_expired_login_names_the_remedy(setup: Setup) -> None:

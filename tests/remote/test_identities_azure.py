@@ -23,7 +23,7 @@ APPLICATION = {"tenant_id": "tenant", "client_id": "app", "client_secret": "of-t
 
 
 class Setup:
-    """What is configured for a test."""
+    """The configuration of a test."""
 
     def __init__(self, cloud: Cloud, home: Path, patch: pytest.MonkeyPatch, key: bytes) -> None:
         self.cloud, self.home, self.patch, self.key = cloud, home, patch, key
@@ -58,7 +58,7 @@ class Setup:
         return self.cloud.readers[-1]
 
     def of_obstore(self, **config: str) -> str:
-        """Who obstore is."""
+        """Return the identity of obstore."""
         store = self.store(**config)
         assert bytes(store.get_range("b", start=0, end=10)) == DATA[:10]
         return self.cloud.readers[-1]
@@ -177,7 +177,7 @@ def test_azure_key_signs_and_is_not_sent(setup: Setup) -> None:
     assert SECRET not in str(sent)
 
 
-# What fails. ---------------------------------------------------------------------------------------------
+# Failures. ---------------------------------------------------------------------------------------------
 
 ASKED = {"application": "/tenant/oauth2", "pod": "/tenant/oauth2", "machine": "/metadata", "service": "/msi"}
 

@@ -18,7 +18,7 @@ READ = "devstorage.read_only"
 
 
 class Setup:
-    """What is configured for a test: variables and files."""
+    """The configuration of a test: variables and files."""
 
     def __init__(self, cloud: Cloud, home: Path, patch: pytest.MonkeyPatch, key: bytes) -> None:
         self.cloud, self.home, self.patch, self.key = cloud, home, patch, key
@@ -79,7 +79,7 @@ class Setup:
 
 
 def lead(patch: pytest.MonkeyPatch, cloud: Cloud) -> None:
-    """Lead the address that google-auth knows by heart to the server."""
+    """Direct the address that is built into google-auth to the server."""
     from google.auth.transport.requests import Request
 
     send, there = Request.__call__, cloud.url("/google")
@@ -118,7 +118,7 @@ def setup(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pair: tuple[bytes, by
         yield Setup(cloud, tmp_path, monkeypatch, pair[0])
 
 
-#: Says who google-auth is, which reads variables when it is imported, and knows some addresses by heart.
+#: Prints the identity of google-auth, which reads variables at import, and has built-in addresses.
 SCRIPT = f"""
 import os, warnings
 warnings.simplefilter("ignore")
@@ -204,7 +204,7 @@ def test_gcs_options_override_all_sources(setup: Setup) -> None:
     assert setup.open() == "variable"
 
 
-# What fails. ---------------------------------------------------------------------------------------------
+# Failures. ---------------------------------------------------------------------------------------------
 
 ASKED = {
     "service account": "/google/token",

@@ -33,7 +33,7 @@ cases = pytest.mark.parametrize
 
 
 def document_of(files: dict[str, bytes]) -> dict[str, Any]:
-    """What the Hub says of all shards."""
+    """Return the Hub's document about all shards."""
     header = {name: data[8 : 8 + int.from_bytes(data[:8], "little")] for name, data in files.items()}
     shards = {name: json.loads(text) for name, text in header.items() if name.endswith(".safetensors")}
     return {"index": {"metadata": json.loads(files[INDEX])["metadata"]}, "headers": shards}
@@ -119,7 +119,7 @@ def test_inspect_reads_the_config_beside_a_url(hub: Hub, case: dict[str, Any], t
         assert ingot.inspect(url) == ingot.inspect(folder)
 
 
-# What huggingface_hub says
+# Results of huggingface_hub
 
 
 def client(hub: Hub) -> HfApi:
@@ -137,7 +137,7 @@ def test_inspect_of_a_url_equals_huggingface_hub(hub: Hub, case: dict[str, Any])
         assert found == asdict(client(hub).get_sharded_safetensors_metadata("me/gpt"))
 
 
-# What is asked
+# Requests
 
 
 def test_inspect_reads_all_headers_in_one_request(hub: Hub) -> None:
@@ -173,7 +173,7 @@ def test_inspect_reads_the_configuration_of_a_folder(hub: Hub) -> None:
 
 
 def test_inspect_prefers_one_file_to_an_index(hub: Hub) -> None:
-    # As safe_open and huggingface_hub have it.
+    # As in safe_open and huggingface_hub.
     hub.files |= files_of(SINGLE[0])
     found = ingot.inspect("hf://me/gpt", config={})
     assert (found.sharded, list(found.files_metadata)) == (False, ["model.safetensors"])
@@ -192,7 +192,7 @@ def test_inspect_offline_requests_nothing(hub: Hub, monkeypatch: pytest.MonkeyPa
     assert hub.asked() == []
 
 
-# What is not as it should be
+# Invalid answers
 
 
 @cases(

@@ -16,6 +16,7 @@ import pytest
 import ingot
 import ingot.numpy
 from support import shards
+from support.errors import raises
 from support.servers import unused_port
 
 NGINX = shutil.which("nginx") or shutil.which("nginx", path="/usr/sbin:/usr/local/sbin")
@@ -66,7 +67,7 @@ class Nginx:
     def requests(self, after: int = -1, below: str = "") -> int:
         """How many there were, once there are more than `after`: nginx writes them down after it answers.
 
-        Those alone whose path begins with `below`.
+        Only requests whose path begins with `below`.
         """
         for _ in range(100):
             lines = (self.folder / "access.log").read_text().splitlines()
@@ -160,23 +161,20 @@ def test_nginx_tls_serves_a_sharded_checkpoint(nginx: Nginx, tmp_path: Path) -> 
 
 def test_n13_untrusted_certificate_is_rejected(nginx: Nginx) -> None:
     url = f"https://localhost:{nginx.https}/model.safetensors"
-    with pytest.raises(ingot.StorageError) as caught:
+    with raises(ingot.StorageError, code="tls") as caught:
         ingot.safe_open(url, "np")
-    assert caught.value.code == "tls"
     assert str(caught.value).startswith(url)
 
 
 def test_n13_certificate_of_another_host_is_rejected(nginx: Nginx) -> None:
-    with pytest.raises(ingot.StorageError) as caught:
+    with raises(ingot.StorageError, code="tls") as caught:
         ingot.safe_open(f"https://127.0.0.2:{nginx.https}/x", "np", storage_options=nginx.options)
-    assert caught.value.code == "tls"
     assert "127.0.0.2" in str(caught.value)
 
 
 def test_n2_redirect_from_tls_is_rejected(nginx: Nginx) -> None:
-    with pytest.raises(ingot.StorageError, match="from https: to http:") as caught:
+    with raises(ingot.StorageError, "from https: to http:", code="redirect-refused"):
         ingot.safe_open(f"https://localhost:{nginx.https}/to-http/", "np", storage_options=nginx.options)
-    assert caught.value.code == "redirect-refused"
 
 
 def test_nginx_slow_answers_are_awaited(nginx: Nginx) -> None:

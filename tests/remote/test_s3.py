@@ -67,7 +67,7 @@ class Moto:
 def moto() -> Iterator[Moto]:
     pytest.importorskip("moto", reason="moto is not installed")
     port = unused_port()
-    # What the script does needs no rights; from then on every request has to be signed.
+    # The script needs no rights. Later requests must be signed.
     environment = {**os.environ, "INITIAL_NO_AUTH_ACTION_COUNT": str(len(KEYS) + 4)}
     arguments = [str(port), json.dumps(KEYS), str(len(DATA))]
     with subprocess.Popen(

@@ -91,7 +91,7 @@ def urls(server: Server) -> dict[str, Any]:
 
 
 KINDS = tuple(urls(Server(1)))
-# Those by which a server is reached.
+# The kinds that reach a server.
 ASKED = tuple(kind for kind in KINDS if kind.startswith(("http", "index", "s3", "az", "gs", "hf", "clean")))
 
 
@@ -110,7 +110,7 @@ def _reason(handler: Handler, request: Request, said: str) -> None:
 
 
 def _long_reason(handler: Handler, request: Request, said: str) -> None:
-    # What is cut off at some length must not leave a part of it.
+    # A text cut at some length must not leave a part of a secret.
     handler.raw(f"HTTP/1.1 401 {'x' * 60} {said}\r\nContent-Length: 0\r\n\r\n".encode())
 
 
@@ -232,7 +232,7 @@ def told_by(error: BaseException | None) -> Iterator[str]:
 
 
 def told_of(result: object) -> Iterator[str]:
-    """What a result shows of itself."""
+    """Return every text of a result."""
     if result is None or isinstance(result, (bytes, numpy.ndarray)):
         return
     yield from (repr(result), str(result))
@@ -330,7 +330,7 @@ def _tensors() -> dict[str, object]:
 
 
 def is_place(parameter: inspect.Parameter) -> bool:
-    """Whether a path or a URL goes there: by its type, or of `download` by its name."""
+    """Return whether a parameter takes a path or a URL: by its type, or for `download` by its name."""
     annotation = str(parameter.annotation)
     return bool(re.search(r"\bPath|PathLike|\bSource\b", annotation)) or (
         parameter.name in ("source", "filename") and parameter.default is parameter.empty
@@ -366,12 +366,12 @@ def parameters(function: Callable[..., Any]) -> dict[str, inspect.Parameter]:
     try:
         return dict(inspect.signature(function).parameters)
     except ValueError:
-        # Of C and without a signature: none of these takes a path.
+        # Functions in C without a signature take no path.
         return {}
 
 
 def places(function: Callable[..., Any]) -> list[str]:
-    # What results have as fields are facts and no places to go to.
+    # Fields of results are no paths to open.
     if isinstance(function, type) and not hasattr(function, "__exit__"):
         return []
     return [name for name, parameter in parameters(function).items() if is_place(parameter)]
@@ -381,7 +381,7 @@ FUNCTIONS = public()
 
 
 def arguments(function: Callable[..., Any], given: dict[str, object], folder: Path) -> dict[str, object]:
-    """What is given besides: good paths in other places, and all that has to be given."""
+    """Return the other arguments: good paths, and all required values."""
     good_file = folder / "good.safetensors"
     found: dict[str, object] = {}
     for name, parameter in parameters(function).items():

@@ -12,6 +12,7 @@ import pytest
 
 import ingot
 import ingot.numpy
+from support.errors import raises
 from support.servers import Handler, Request, Server, serving
 from support.shards import INDEX, NAMES, checkpoint, folder, same, tensors
 
@@ -23,7 +24,7 @@ def index_of(weight_map: dict[str, str]) -> bytes:
 
 
 def names(server: Server) -> list[str]:
-    """What was asked for, without queries."""
+    """Return the requested names without queries."""
     return [unquote(request.path.partition("?")[0]).removeprefix("/model/") for request in server.requests]
 
 
@@ -195,9 +196,8 @@ def test_safe_open_rejects_a_large_index_by_its_size() -> None:
         handler.body(b"{" + b" " * (end - begin - 1))
 
     with serving(answer) as server:
-        with pytest.raises(ingot.CheckpointError) as caught:
+        with raises(ingot.CheckpointError, code="index-too-large"):
             ingot.safe_open(server.url(f"/model/{INDEX}"), "np")
-        assert caught.value.code == "index-too-large"
         assert len(server.requests) == 1
 
 
@@ -212,10 +212,8 @@ def test_get_tensor_rejects_a_replaced_shard() -> None:
         file = ingot.safe_open(server.url(f"/model/{INDEX}"), "np")
         file.parameter_count()
         version[0] = "v2"
-        with pytest.raises(ingot.StorageError, match="was written to") as caught:
+        with raises(ingot.StorageError, "was written to", code="changed", path=file.shards[0]):
             file["layers.0.weight"]
-        assert caught.value.code == "changed"
-        assert caught.value.path == file.shards[0]
 
 
 def many(count: int) -> dict[str, bytes]:
@@ -249,7 +247,7 @@ def test_open_requests_headers_at_once_and_reuses_connections() -> None:
         file = ingot.safe_open(server.url(f"/model/{INDEX}"), "np")
         assert file.parameter_count() == {"I64": 480}
         assert len(server.requests) == 161
-        # 97 at a time: 96 headers and the index. A busy machine closes a few connections that do not reach the
+        # 97 at a time: 96 headers and the index. A busy machine closes a few connections that miss the
         # pool in time. Without a pool there would be 161.
         assert len(ports) <= 112
         # The connections that reads do not need are closed.

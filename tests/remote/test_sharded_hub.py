@@ -33,7 +33,7 @@ class Hub:
         self.commits = {OLD: checkpoint(0), NEW: checkpoint(1)}
         self.hub: Server | None = None
         self.cdn: Server | None = None
-        #: What it says of the bytes of large files, by their names, where that is not so.
+        #: False digests of large files, by name.
         self.claims: dict[str, str] = {}
         #: Called with each request for a file of the repository.
         self.asked = lambda name: None
@@ -64,7 +64,7 @@ class Hub:
         folder(self.commits[commit], f"/{commit}/")(handler, request)
 
     def names(self) -> list[str]:
-        """What it was asked for, as revision and file."""
+        """Return the requests as revision and file."""
         return [unquote(request.path).removeprefix("/me/gpt/resolve/") for request in self.hub.requests]
 
 
@@ -212,7 +212,7 @@ def test_hub_checkpoint_offline_reads_the_cache_only(
 
 @pytest.fixture
 def place(tmp_path: Path) -> Path:
-    """Where models are kept: the cache is elsewhere."""
+    """Return the folder of downloads, outside the cache."""
     (tmp_path / "kept").mkdir()
     return tmp_path / "kept"
 

@@ -87,7 +87,7 @@ def test_site_viewer_opens_a_dropped_file_and_requests_no_host(browser: Any, tmp
     faults: list[str] = []
     page.on("request", lambda request: asked.append(request.url))
     page.on("pageerror", lambda error: faults.append(str(error)))
-    # What its policy refuses, a script of other bytes for one, is an error on the console.
+    # Violations of its policy, such as a changed script, are errors on the console.
     page.on("console", lambda message: message.type == "error" and faults.append(message.text))
     page.goto((SITE / "viewer.html").as_uri())
     page.set_input_files("input[type=file] >> nth=0", model)

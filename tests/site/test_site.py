@@ -11,7 +11,7 @@ from urllib.parse import unquote, urlsplit
 import pytest
 
 SITE = Path(__file__).parents[2] / "site"
-# What a browser fetches by itself, by element.
+# Resources that a browser fetches by itself, by element.
 FETCHED = {
     "audio": "src",
     "embed": "src",

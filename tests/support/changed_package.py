@@ -1,4 +1,4 @@
-"""A copy of the package with lines added, run by a program: what a change takes, and that it works."""
+"""A copy of the package with lines added, run by a program, to measure and test a change."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ def after(seconds: float) -> str:
 
 
 class Refused(Exception):
-    """What was shown is not good."""
+    """The credentials are invalid."""
 
 
 class Cloud:
@@ -46,7 +46,7 @@ class Cloud:
         self.keys: dict[str, tuple[str, str | None]] = {}
         self.tokens: set[str] = set()
         self.readers: list[str] = []
-        #: What the last request has brought.
+        #: The body of the last request.
         self.body = b""
         #: The public key for signed tokens.
         self.public = b""
@@ -76,7 +76,7 @@ class Cloud:
         except (Refused, ValueError, KeyError, AssertionError) as why:
             told(handler, f"{type(why).__name__}: {why}", 403)
 
-    # Who reads.
+    # Identities of requests.
 
     def _reader(self, handler: Handler, request: Request) -> str:
         shown = request.headers.get("authorization", "")
@@ -127,7 +127,7 @@ class Cloud:
             raise Refused("the signature does not match")
         return str(key)
 
-    # What is issued.
+    # Issued credentials.
 
     def _issued(self, handler: Handler, request: Request, body: bytes) -> str:
         path = urlsplit(request.path).path
@@ -211,7 +211,7 @@ class Cloud:
         from google.auth import jwt
 
         if path == "/google/token" and form["grant_type"].endswith(":jwt-bearer"):
-            # Files name the service; google-auth signs for the one that it knows by heart.
+            # Files name the service; google-auth signs for its built-in one.
             audience = [self.url(path), "https://oauth2.googleapis.com/token"]
             claim = jwt.decode(form["assertion"], certs=self.public, audience=audience)
             return self._token(f"account-{claim['iss']}-{scope(claim['scope'])}")
@@ -259,7 +259,7 @@ class Cloud:
 
 
 def scope(text: str) -> str:
-    """What a token may be used for, without where that is defined."""
+    """Return the scope of a token without its address."""
     return text.rpartition("/")[2]
 
 
@@ -270,7 +270,7 @@ def told(handler: Handler, text: str, status: int = 200) -> None:
 
 
 def signature_of_blob(path: str, query: dict[str, str]) -> str:
-    """Of a service SAS of one blob, as Azure's page "Create a service SAS" has it since 2020-12-06."""
+    """Return the signature of a service SAS of one blob (Azure's page "Create a service SAS", 2020-12-06)."""
     fields = [
         *(query.get(name, "") for name in ("sp", "st", "se")),
         f"/blob/me{path}",

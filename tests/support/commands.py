@@ -50,7 +50,7 @@ def run(*arguments: object) -> Ended:
 
 
 def good(*arguments: object) -> Ended:
-    """The same, for what must end well."""
+    """Run it, and check that it succeeds without warnings."""
     ended = run(*arguments)
     assert ended.code == 0, ended
     assert ended.err == ""
@@ -58,7 +58,7 @@ def good(*arguments: object) -> Ended:
 
 
 def environment(**variables: str) -> dict[str, str]:
-    """What commands are run with: nothing of the shell that the tests run in decides how they print."""
+    """Return an environment for commands, without variables that change their output."""
     plain = {name: text for name, text in os.environ.items() if name not in ("NO_COLOR", "COLUMNS", "LINES")}
     return {**plain, "PYTHONPATH": os.pathsep.join(sys.path), "TERM": "xterm-256color", **variables}
 

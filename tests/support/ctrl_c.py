@@ -32,7 +32,7 @@ def stalling(data: bytes) -> Iterator[Server]:
 
 @contextmanager
 def interrupted() -> Iterator[None]:
-    """What is done within has to end by the Ctrl-C that comes after half a second."""
+    """Check that the block ends by a Ctrl-C after half a second."""
     timer = threading.Timer(0.5, signal.raise_signal, [signal.SIGINT])
     timer.start()
     try:

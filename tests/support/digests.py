@@ -1,4 +1,4 @@
-"""What the tests of digests share."""
+"""Helpers of the tests of digests."""
 
 from __future__ import annotations
 

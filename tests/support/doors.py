@@ -12,7 +12,7 @@ from ingot._base.frameworks import FRAMEWORKS
 
 # In this order: paddle ends the process that has imported tensorflow before.
 MODULES = ("ingot", "ingot.modelspec", *(f"ingot.{name}" for name in sorted(set(FRAMEWORKS.values()))))
-# Those that users make an object of, by calling them.
+# Classes that users call.
 CLASSES = ("ingot.Ranges", "ingot.Writer", "ingot.safe_open")
 
 
@@ -33,7 +33,7 @@ def public_functions() -> dict[str, Any]:
 def _members(module: str) -> Iterator[tuple[str, Any]]:
     try:
         with warnings.catch_warnings():
-            # What frameworks say when they are imported.
+            # Warnings of frameworks at import.
             warnings.simplefilter("ignore")
             found = import_module(module)
     except ImportError:

@@ -1,4 +1,4 @@
-"""What the tests of servers that misbehave share."""
+"""Helpers of the tests of hostile servers."""
 
 from __future__ import annotations
 

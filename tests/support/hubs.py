@@ -1,4 +1,4 @@
-"""What each look-alike of the Hub has in common with the others."""
+"""Common parts of the servers that imitate the Hub."""
 
 from __future__ import annotations
 

@@ -83,7 +83,7 @@ class Reply:
     #: Raw bytes to send before and after it.
     before: bytes = b""
     after: bytes = b""
-    #: Of all that is sent: where it ends, and where it waits, as parts of the whole.
+    #: Positions at which the answer ends or waits, as fractions of its length.
     ends: float = 1
     waits: float | None = None
     resets: bool = False
@@ -120,7 +120,7 @@ class Case:
         self.random = random.Random(f"{self.seed}/{self.number}")
         #: How many of the answers are lies.
         self.share = self.random.choice([0, 0.05, 0.2, 0.2, 0.5, 0.9])
-        #: What the server says of versions, and after how many answers it has the other one.
+        #: The server's version headers, and the number of answers before it changes the version.
         self.says = self.random.choice([("ETag", "Last-Modified")] * 2 + [("ETag",), ("Last-Modified",), ()])
         moves = bool(self.says) and self.random.random() < 0.3
         self.moves_after = self.random.randrange(6) if moves else None
@@ -131,12 +131,12 @@ class Case:
 
 @dataclass(frozen=True)
 class Asked:
-    """What a lie may know of a request."""
+    """The facts of a request that a lie may use."""
 
     case: Case
     request: Request
     name: str
-    #: Where the other server has the same.
+    #: The address of the same file on the other server.
     elsewhere: str
     begin: int
     end: int
@@ -282,7 +282,7 @@ def body_long(reply: Reply, asked: Asked) -> None:
 
 
 def another_answer_behind_it(reply: Reply, asked: Asked) -> None:
-    """What a client that keeps the connection may take for the answer to its next request."""
+    """Bytes that a client may take for the answer to its next request on the connection."""
     version = asked.case.version()
     twin = truth(asked, version)
     twin.body = bytes(len(twin.body))
@@ -484,7 +484,7 @@ LIES: list[Lie] = [
     interim,
     refused_by_condition,
 ]
-#: Of all lies, those that take the client's time.
+#: The lies that take the client's time.
 SLOW = 0.02
 
 

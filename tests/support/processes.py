@@ -14,7 +14,7 @@ from typing import Any
 # The unprivileged user and group of every system that runs the tests.
 NOBODY = 65534
 
-# What every program below may use without saying so.
+# Names that every program below may use without imports.
 PRELUDE = '''
 import gc, json, os, resource, signal, sys, threading, time
 import numpy
@@ -78,7 +78,7 @@ class Ended:
         return signal.Signals(-self.code).name if self.code < 0 else None
 
     def said(self) -> Any:
-        """What it gave to `say` last. It must have ended well."""
+        """Return the last value of `say`, after a successful end."""
         assert self.code == 0, f"{self.signal or self.code}\n{self.out}\n{self.err}"
         return json.loads(self.out.splitlines()[-1])
 

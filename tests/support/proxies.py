@@ -32,7 +32,7 @@ class Proxy:
     port: int = 0
     #: `name:password` if it requires them, encoded as in a URL.
     user: str | None = None
-    #: What it is asked to connect to: `("name" or "address", host, port)`.
+    #: The requested targets: `("name" or "address", host, port)`.
     asked: list[tuple[str, str, int]] = field(default_factory=list)
     #: The heads of requests that it was sent itself.
     heads: list[bytes] = field(default_factory=list)

@@ -12,7 +12,7 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
-# Forked from one that has imported torch, since that takes seconds. So does what each would import by itself:
+# Forked from a process that has imported torch, since that takes seconds. So do other imports of each rank:
 # torch._dynamo for its first distributed tensor, and pytest for the functions of tests.
 _context = get_context("forkserver")
 _context.set_forkserver_preload(
@@ -29,7 +29,7 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 
 class Counting:
-    """A store that notes how many bytes it is asked for, and what else is to happen."""
+    """A store that counts the requested bytes, and calls `happens` for each request."""
 
     def __init__(self, path: Path, happens: Any = None) -> None:
         self.path, self.happens, self.nbytes = path, happens, 0
@@ -50,7 +50,7 @@ class Counting:
 
 
 def _work(rank: int, size: int, store: str, path: list[str], calls: Connection) -> None:
-    # What was imported before the fork is looked through by no collection, and stays shared.
+    # Garbage collections skip the modules imported before the fork, so their memory stays shared.
     gc.freeze()
     sys.path[:] = path
     import datetime

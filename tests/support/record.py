@@ -1,4 +1,4 @@
-"""What a run of the generators leaves for `make proof`: a line of JSON, where `INGOT_RECORD` names a file."""
+"""Records of the generators for `make proof`: lines of JSON in the file that `INGOT_RECORD` names."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 @dataclass
 class Request:
-    """What a server was asked."""
+    """A request to a server."""
 
     path: str
     headers: dict[str, str]
@@ -36,7 +36,7 @@ class Server:
     #: Bytes of bodies that were sent.
     sent: int = 0
 
-    #: Has it answer otherwise from now on.
+    #: Replaces its answer.
     replace: Callable[[Answer], None] = lambda answer: None
 
     def url(self, path: str = "/model.safetensors", scheme: str = "http") -> str:
@@ -140,7 +140,7 @@ def serving(
 
 
 def good(data: bytes, **headers: str | int) -> Answer:
-    """What a good server does."""
+    """Return the answer of a correct server."""
     return lambda handler, request: handler.part(data, request, **{"ETag": '"v1"', **headers})
 
 

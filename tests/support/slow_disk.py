@@ -21,7 +21,7 @@ AT_ONCE = 64
 
 
 def missing() -> str | None:
-    """What a mount would need and this system lacks; None where it lacks nothing."""
+    """Return the missing requirement of a mount, or None."""
     if not os.path.exists("/dev/fuse"):
         return "there is no /dev/fuse"
     if shutil.which("fusermount3") is None:
@@ -48,7 +48,7 @@ def mounted(
     arguments = [str(shown), str(place), str(delay), str(-1 if broken is None else broken), noted]
     server = subprocess.Popen([sys.executable, __file__, *arguments], stderr=subprocess.PIPE)
     with ExitStack() as ending:
-        # What ends first stands last. Nothing of it depends on whether the rest could be done.
+        # In reverse order of their use. Each step works even if another failed.
         assert server.stderr is not None
         ending.callback(server.stderr.close)
         ending.callback(server.wait)

@@ -117,14 +117,14 @@ class Ended:
 
     #: As `os.waitstatus_to_exitcode` returns it.
     code: int
-    #: What its work returned; None where it did not come to that.
+    #: The result of its work, or None if it did not finish.
     said: Any
     #: The names of its calls in the folder, in their order.
     calls: list[str]
 
 
 def is_possible() -> bool:
-    """Whether this machine can do it."""
+    """Return whether this machine supports it."""
     return (
         sys.platform == "linux" and os.uname().machine == "x86_64" and supervised(int, Path("/")) is not None
     )
@@ -214,7 +214,7 @@ def _answer(
     try:
         fcntl.ioctl(listener, NOTIF_RECV, asked)
     except FileNotFoundError:
-        # Who asked was killed.
+        # The caller was killed.
         return
     number, pid, _, call, _, _, *arguments = struct.unpack("=QIIiIQ6Q", asked)
     name, verdict = NAMES[call], 0
@@ -246,7 +246,7 @@ def _touches(name: str, pid: int, arguments: list[int], folder: str) -> bool:
 
 
 def _path(kind: str, at: int, pid: int, arguments: list[int]) -> str:
-    """Where an argument leads; nothing where that is no file."""
+    """Return the path of an argument, or nothing if it is no file."""
     if kind == "fd":
         return _of_descriptor(pid, arguments[at])
     text = _text(pid, arguments[at])
@@ -265,7 +265,7 @@ def _of_descriptor(pid: int, descriptor: int) -> str:
 
 
 def _text(pid: int, address: int) -> str:
-    """What ends with a zero at this address of the process."""
+    """Return the bytes up to a zero at this address of the process."""
     found = b""
     try:
         with open(f"/proc/{pid}/mem", "rb", buffering=0) as memory:

@@ -47,7 +47,7 @@ def traced(
         options += ["-e", f"inject={change}"]
     if only is not None:
         options += ["-P", str(only)]
-    # Where modules are looked for, the folder shall not be.
+    # The folder must not be on the path of modules.
     environment = {"PYTHONPATH": os.pathsep.join(sys.path), "PYTHONSAFEPATH": "1", "RUST_BACKTRACE": "0"}
     try:
         ended = subprocess.run(

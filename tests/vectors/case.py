@@ -19,7 +19,7 @@ def from_hex(text: str) -> bytes:
 
 @dataclass(frozen=True)
 class Vector:
-    """A file, and what a reader makes of it."""
+    """A file, and the verdict of a reader."""
 
     keys: dict[str, Any]
 

@@ -16,7 +16,7 @@ import safetensors
 
 from vectors.case import FOLDER, Vector, vectors
 
-# What `upstream` speaks of, in `.venv` and for `make test-rc`. Another version may judge otherwise.
+# The versions that `upstream` refers to, in `.venv` and for `make test-rc`. Others may judge differently.
 VERSIONS = {"safetensors": ("0.8.0", "0.9.0rc1"), "bintensors": ("0.2.0",)}
 
 

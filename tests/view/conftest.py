@@ -85,7 +85,7 @@ class Look:
         return found
 
     def check(self) -> None:
-        """What holds of every page: nothing is asked for elsewhere, and nothing fails in it."""
+        """Check every page: it requests no other host, and has no errors."""
         elsewhere = [
             one.url for one in self.requests if not one.url.startswith((self.allowed, "blob:", "data:"))
         ]

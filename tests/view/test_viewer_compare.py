@@ -150,5 +150,5 @@ def test_comparison_shows_hostile_names_as_text(viewed: Opener, tmp_path: Path) 
             assert len(list(csv.DictReader(io.StringIO(text, newline="")))) == len(HOSTILE_NAMES)
         if kind == "Markdown":
             assert len(text.splitlines()) == len(HOSTILE_NAMES) + 2
-            # What would begin an element has a backslash before it.
+            # A backslash precedes characters that would begin an element.
             assert "<img" not in text.replace("\\<", "")

@@ -1,4 +1,4 @@
-"""What goes wrong under the viewer is a card with a word for it, and never a broken page."""
+"""Faults in the viewer are cards with a message, and never a broken page."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def choose_by_path(look: Look, path: Path) -> None:
 
 
 def test_viewer_shows_a_card_for_every_bad_file(opened_by_hand: Look) -> None:
-    """Of every vector that is refused, with its code. The page stays whole, and opens the next one."""
+    """Every rejected vector, with its code. The page stays whole, and opens the next one."""
     look = opened_by_hand
     refused = [vector for vector in vectors() if not vector.accepted and vector.limit is None]
     assert len(refused) > 200

@@ -379,7 +379,7 @@ def test_view_skips_a_configuration_that_is_no_regular_file(
             assert view.url is None or [file["name"] for file in listed(view.url)] == ["m.safetensors"]
 
 
-# What is read for a range. ------------------------------------------------------------------------------
+# Reads for a range. -----------------------------------------------------------------------------------
 
 
 class Counting:

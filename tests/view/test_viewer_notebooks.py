@@ -1,4 +1,4 @@
-"""`ingot.view`: what a notebook is given, shown in a page as a notebook would show it."""
+"""`ingot.view`: its output for a notebook, shown in a page as a notebook would show it."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def at_hand(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Notebook(BaseHTTPRequestHandler):
-    """A page of another server on this machine, with what a cell gave in it."""
+    """A page of another server on this machine, with the output of a cell."""
 
     html = ""
 

@@ -76,7 +76,7 @@ def every(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def wired(path: Path, name: str, number: int = 0) -> dict[str, Any]:
-    """What a worker reads a tensor by."""
+    """The arguments by which a worker reads a tensor."""
     start = 8 + int.from_bytes(path.read_bytes()[:8], "little")
     with ingot.safe_open(path, "np") as file:
         info = file.info(name)
@@ -161,7 +161,7 @@ def complex_of(text: str) -> complex:
 
 def test_viewer_values_equal_ml_dtypes(viewed: Opener, every: Path) -> None:
     look = viewed(every, modules=True)
-    # Those of 6 bits are in no library: the tests of the decoder have them.
+    # No library has 6-bit floats: the tests of the decoder have them.
     names = [name for name in BITS if not name.startswith("F6_")]
     with ingot.safe_open(every, "np") as file:
         arrays = file.get_tensors(names)
@@ -210,7 +210,7 @@ def test_viewer_distances_equal_the_commands(viewed: Opener, every: Path, tmp_pa
     other = write_raw(tmp_path / "other.safetensors", tensors)
     look = viewed(every, other, modules=True)
     one, two = _native.Checkpoint.open(every), _native.Checkpoint.open(other)
-    # Of all of them at once, which are read as a few ranges; and each with itself.
+    # Distances of all tensors at once, read as a few ranges, and of each with itself.
     pairs = [[wired(every, name), wired(other, name, 1)] for name in BITS]
     told = job(look, "distances", pairs=pairs)
     ours = job(look, "distances", pairs=[[wired(every, name), wired(every, name)] for name in BITS])
@@ -230,7 +230,7 @@ def test_viewer_distances_equal_the_commands(viewed: Opener, every: Path, tmp_pa
         assert (same["different"], same["largest"]) == (0, 0)
 
 
-# By what the test is about: the model, a tensor of it, and what the page calls it.
+# By subject: the model, one of its tensors, and its name on the page.
 QUANTISED: dict[str, tuple[Callable[[Path], Array], str, str]] = {
     "gptq": (made_models.gptq, "layer.0.q.qweight", "GPTQ, 4 bits"),
     "awq": (made_models.awq, "layer.0.q.qweight", "AWQ, 4 bits"),

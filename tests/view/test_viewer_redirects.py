@@ -1,4 +1,4 @@
-"""What the reader in JavaScript sends along when a browser follows a redirect."""
+"""Headers of the reader in JavaScript when a browser follows a redirect."""
 
 from __future__ import annotations
 

@@ -105,7 +105,7 @@ def test_tree_of_100_000_tensors_has_few_rows(viewed: Opener, tmp_path: Path) ->
         look.page.evaluate("() => new Promise(requestAnimationFrame)")
         look.page.evaluate("() => new Promise(requestAnimationFrame)")
         assert look.page.locator(".row").count() <= 200
-        # What is in sight is not left empty.
+        # Visible rows are not empty.
         assert len(look.rows()) > 20
     assert look.rows()[-1][0] == "model.layers.99.mlp.experts.333.gate_proj.999.weight"
 
@@ -404,7 +404,7 @@ def test_page_opens_a_chosen_folder(opened_by_hand: Look, tmp_path: Path) -> Non
     look.page.evaluate("(name) => { location.hash = `t=${name}&view=statistics`; }", NAME)
     look.wait("Standard deviation")
     assert look.facts()["Maximum"] == "1.0494"
-    # Nothing goes over a network for a file that was chosen.
+    # A chosen file causes no request.
     assert all(one.url.startswith("blob:") for one in look.requests[before:])
 
 

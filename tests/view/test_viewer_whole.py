@@ -138,7 +138,7 @@ def test_page_works_on_a_web_site(chromium: Any, tmp_path: Path) -> None:
 
 class Quiet(SimpleHTTPRequestHandler):
     def end_headers(self) -> None:
-        # Of what a browser keeps it makes ranges by itself.
+        # A browser answers ranges of cached files by itself.
         self.send_header("Cache-Control", "no-store")
         super().end_headers()
 

@@ -1,4 +1,4 @@
-"""Prints, as JSON for the tests in JavaScript, what a reader of headers has to find.
+"""Print the expected results of a reader of headers, as JSON for the tests in JavaScript.
 
 Usage: oracle.py vectors | indexes | counts | counted | rendered | values | elements | model.
 Bytes are base64, and integers are text: the parser of JavaScript rounds those above 2^53.
@@ -23,7 +23,7 @@ from vectors.case import Vector, counts, indexes, vectors
 DTYPES = [
     *("BOOL", "F4", "F6_E2M3", "F6_E3M2", "U8", "F8_E4M3", "F8_E8M0", "I16", "BF16", "F32", "C64", "U64"),
 ]
-# Of these, the ones that a .bt file can hold.
+# The dtypes of these that a .bt file can hold.
 IN_BINTENSORS = ["BOOL", "U8", "F8_E4M3", "I16", "BF16", "F32", "U64"]
 CHARS = [*"abz.09_ ", '"', "\\", "/", "\n", "\x00", "\x1b", "é", "模", "\ue000", "\uffff", "🦀", "\U0010ffff"]
 
@@ -46,7 +46,7 @@ def of_vector(vector: Vector) -> dict[str, Any]:
 
 
 def error(vector: Vector) -> dict[str, Any]:
-    """What ingot says of a file that it refuses."""
+    """Return ingot's error for a file."""
     from ingot import HeaderError
     from ingot._native import Checkpoint
 
@@ -100,7 +100,7 @@ def counted(count: int = 600) -> Iterator[dict[str, Any]]:
 
 
 def rendered(count: int = 200) -> Iterator[dict[str, Any]]:
-    """Files of random tensors, as ingot writes them, with what ingot reads from them."""
+    """Return files of random tensors written by ingot, with the values that ingot reads."""
     import ingot
     from ingot._native import Checkpoint
 
@@ -136,7 +136,7 @@ KNOWN = {
     "BF16": "bfloat16",
     "F16": "float16",
 }
-#: What holds the values of all others.
+#: The tensor with the values of all others.
 PLAIN = {
     "BOOL": "u1",
     "U8": "u1",

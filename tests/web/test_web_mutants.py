@@ -1,4 +1,4 @@
-"""Headers and indexes with things changed at random: what the reader in JavaScript says of them, Rust says.
+"""Randomly changed headers and indexes: the reader in JavaScript and Rust agree on them.
 
 `INGOT_HEADERS` says how many; `make nightly` tries more.
 """
@@ -32,7 +32,7 @@ HEADERS = int(os.environ.get("INGOT_HEADERS", "20000"))
 HEADERS_OF_ONE_TEST = 20000
 # The longest that are changed: all but those that are long for a reason.
 LONGEST = 4096
-# What a header of JSON is made of, and what cannot be taken for it.
+# Tokens of a JSON header, and other bytes.
 TOKEN = re.compile(rb'"(?:[^"\\]|\\.)*"|-?\d+|[^"\d\s]|\s+|.', re.DOTALL)
 
 
@@ -49,7 +49,7 @@ class Case(NamedTuple):
 
 
 class Seeds:
-    """What is changed: the vectors that all readers share, and files that ingot writes."""
+    """The originals: the vectors that all readers share, and files that ingot writes."""
 
     def __init__(self) -> None:
         written = [base64.b64decode(case["file"]) for case in rendered()]
@@ -136,12 +136,12 @@ def in_javascript(cases: list[Case]) -> list[dict[str, Any]]:
     ]
     run = node(Path(__file__).with_name("verdicts.mjs"), given="\n".join(lines))
     assert run.returncode == 0, run.stderr
-    # Not `splitlines`: a name may hold what else ends a line.
+    # Not `splitlines`: a name may hold other line ends.
     return [json.loads(line) for line in run.stdout.removesuffix("\n").split("\n")]
 
 
 def comparable(said: dict[str, Any]) -> dict[str, Any]:
-    """A verdict without what the two may say differently."""
+    """Return a verdict without allowed differences."""
     if message := said.get("message"):
         # Each has its own words for invalid JSON, and prints numbers that the format does not define.
         is_own = re.search(r"invalid JSON|the number -|not an integer", message)
@@ -155,7 +155,7 @@ def comparable(said: dict[str, Any]) -> dict[str, Any]:
 
 
 def agree(case: Case, found: dict[str, Any], expected: dict[str, Any]) -> bool:
-    """Whether the two say the same. Where one of two faults is that it is no JSON, each may name either."""
+    """Return whether both agree. If one of two faults is invalid JSON, each may name either."""
     codes = [found.get("code"), expected.get("code")]
     is_either = "invalid-json" in codes and None not in codes and not is_json(case)
     return is_either or comparable(found) == comparable(expected)

@@ -1,4 +1,4 @@
-"""What `test_broken_storages` runs in a process of its own: every broken tensor, saved in every way.
+"""Program of `test_broken_storages`: save every broken tensor in every way.
 
 Prints the two names before each, and what became of it after, as lines of JSON: where the process crashes,
 the last line says in what.
@@ -100,7 +100,7 @@ BROKEN: dict[str, Callable[[Use], None]] = {
     ),
 }
 
-# Those that look like the above and have all their values.
+# Similar tensors that have all their values.
 WHOLE: dict[str, Callable[[Use], None]] = {
     "plain": lambda use: use(torch.arange(3.0)),
     "view": lambda use: use(torch.arange(1000.0)[10:20]),
@@ -220,7 +220,7 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 
 def outcome(folder: Path, make: Callable[[Use], None], way: Callable[[torch.Tensor], object]) -> str:
-    """What became of it: ``"saved"``, or the class of the error with the name of the tensor."""
+    """Return the result: ``"saved"``, or the class of the error with the name of the tensor."""
     ingot.torch.save_file({"old": GOOD[0]}, folder / "there.safetensors")
     ingot.torch.save_file({"old": GOOD[0]}, folder / "there.bt")
     before = contents(folder)

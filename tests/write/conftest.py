@@ -1,4 +1,4 @@
-"""What the tests here share."""
+"""Fixtures of the tests of writing."""
 
 from support.checkpoints import checkpoint as checkpoint
 from support.checkpoints import tensors as tensors

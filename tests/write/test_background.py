@@ -173,7 +173,7 @@ def test_background_save_raises_the_errors_of_a_plain_save(tmp_path: Path) -> No
     fault = ingot.numpy.save_file({"a": numpy.zeros(3)}, path, background=True).exception()
     assert type(fault) is type(plain.value)
     assert str(fault) == str(plain.value)
-    # What is wrong with the tensors is said at once.
+    # Errors of the tensors are raised at once.
     with pytest.raises(ingot.DtypeError):
         ingot.numpy.save_file({"a": numpy.array([None])}, path, background=True)
 
@@ -264,7 +264,7 @@ def test_background_save_after_an_interrupted_start_runs(
         monkeypatch.undo()
         if started:
             start(thread)
-        # As a signal handler that saves, and one that raises.
+        # A signal handler that saves, and one that raises.
         others.append(line.put(lambda: called.append("handler"), Future()))
         raise KeyboardInterrupt
 
@@ -345,7 +345,7 @@ def test_progress_that_raises_stops_the_save(
 def test_progress_bar_is_one_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    # As where tqdm is not installed.
+    # As without tqdm.
     monkeypatch.setitem(sys.modules, "tqdm", None)
     monkeypatch.setitem(sys.modules, "tqdm.auto", None)
     ingot.numpy.save_file({"a": numpy.zeros(3 * MIB, numpy.uint8)}, tmp_path / "m.bt", progress=True)

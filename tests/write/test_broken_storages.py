@@ -16,7 +16,7 @@ pytest.importorskip("torch")
 
 PROGRAM = Path(__file__).with_name("broken_storages.py")
 
-# What an unmodified program of upstream's names gets.
+# The error of an unmodified program with upstream's names.
 REFUSED = (
     "SaveError of broken no-values",
     # Under compat, the error for a meta tensor is a `NotImplementedError` too.
@@ -27,8 +27,8 @@ REFUSED = (
 
 @cache
 def outcomes() -> dict[tuple[str, str], str | None]:
-    """What became of each kind of tensor in each way. None where the process ended before it could say so."""
-    # What torch warns of as it is imported, and of its own views, is its own affair.
+    """Return the result of each kind of tensor in each way, or None if the process crashed."""
+    # torch warns about its own imports and views.
     command = [sys.executable, "-W", "ignore", str(PROGRAM)]
     ended = subprocess.run(command, capture_output=True, text=True, check=False)
     lines = [json.loads(line) for line in ended.stdout.splitlines()]

@@ -24,6 +24,7 @@ import ingot.numpy
 import ingot.torch
 from ingot import CheckpointError
 from support.checkpoints import INDEX, LEFT, RIGHT, A, B, assert_equal, opened
+from support.errors import raises
 from support.processes import run
 
 BOTH = pytest.mark.parametrize("suffix", [".safetensors", ".bt"])
@@ -82,7 +83,7 @@ def test_save_file_reserves_and_aligns_the_header(
     raw = path.read_bytes()
     (length,) = struct.unpack("<Q", raw[:8])
     assert (8 + length) % align == 0
-    # What huggingface_hub and the readers written in JavaScript do.
+    # As huggingface_hub and the readers written in JavaScript do.
     header = json.loads(raw[8 : 8 + length])
     assert header.pop("__metadata__", None) == metadata
     assert header.keys() == tensors().keys()
@@ -99,9 +100,8 @@ def test_save_file_with_default_layout_equals_upstream(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("options", [{"reserve_header": 1}, {"align": 64}])
 def test_save_file_rejects_reserve_and_align_for_bintensors(tmp_path: Path, options: dict[str, Any]) -> None:
-    with pytest.raises(ingot.SaveError, match="bintensors") as caught:
+    with raises(ingot.SaveError, "bintensors", code="no-room"):
         save(tmp_path / "t.bt", write_options=options)
-    assert caught.value.code == "no-room"
     assert names_in(tmp_path) == []
 
 
@@ -227,9 +227,8 @@ def test_replace_tensor_rejects_another_shape_or_dtype(tmp_path: Path) -> None:
     path = save(tmp_path / "t.safetensors")
     before = path.read_bytes()
     for value in (torch.zeros(100, 3, dtype=torch.bfloat16), torch.zeros(3, 100)):
-        with pytest.raises(ingot.SaveError, match=r"`head\.weight`") as caught:
+        with raises(ingot.SaveError, r"`head\.weight`", code="mismatch"):
             ingot.replace_tensor(path, "head.weight", value)
-        assert caught.value.code == "mismatch"
     with pytest.raises(ingot.TensorNotFoundError):
         ingot.replace_tensor(path, "head", torch.zeros(1))
     with pytest.raises(TypeError, match="tensor must be an array or a tensor, found str"):
@@ -282,9 +281,8 @@ def test_merge_rejects_conflicting_metadata(tmp_path: Path) -> None:
     paths = [tmp_path / "first.safetensors", tmp_path / "second.safetensors"]
     for value, path in enumerate(paths):
         ingot.torch.save_file({path.stem: torch.zeros(1)}, path, {"step": str(value)})
-    with pytest.raises(ingot.SaveError, match=r"`step`.*first.*second") as caught:
+    with raises(ingot.SaveError, r"`step`.*first.*second", code="metadata-conflict"):
         ingot.merge(paths, tmp_path / "out")
-    assert caught.value.code == "metadata-conflict"
     ingot.merge(paths, tmp_path / "out", metadata={"step": "2"})
     assert ingot.inspect(tmp_path / "out").metadata == {"step": "2"}
 
@@ -326,15 +324,13 @@ def test_rewrite_rejects_names_that_match_nothing(tmp_path: Path) -> None:
     for options in ({"keys": "decoder.*"}, {"drop": ["step", "stop"]}, {"rename": {"stop": "x"}}):
         with pytest.raises(ingot.TensorNotFoundError):
             ingot.rewrite(path, path, **options)
-    with pytest.raises(ingot.SaveError) as caught:
+    with raises(ingot.SaveError, code="duplicate-tensor"):
         ingot.rewrite(path, path, rename=lambda name: "same")
-    assert caught.value.code == "duplicate-tensor"
     with pytest.raises(TypeError):
         ingot.rewrite(path, path, rename=lambda name: 3)  # type: ignore[arg-type, return-value]
     ingot.torch.save_file({"c": torch.zeros(1, dtype=torch.complex64)}, tmp_path / "c.safetensors")
-    with pytest.raises(ingot.SaveError) as caught:
+    with raises(ingot.SaveError, code="unsupported-dtype"):
         ingot.rewrite(tmp_path / "c.safetensors", tmp_path / "c.bt")
-    assert caught.value.code == "unsupported-dtype"
     assert path.read_bytes() == before
     assert not (tmp_path / "c.bt").exists()
 
@@ -367,7 +363,7 @@ def test_split_writes_a_checkpoint_of_shards(tmp_path: Path, size: Any, limit: i
     again = tmp_path / "again.safetensors"
     ingot.merge(files, again, metadata={"format": "pt", "note": "x"}, overwrite=True)
     assert again.read_bytes() == source.read_bytes()
-    # What is no part of it any more goes.
+    # Shards that no longer belong to it are removed.
     ingot.split(source, directory, "5GB", overwrite=True)
     assert names_in(directory) == ["model.safetensors"]
 
@@ -398,9 +394,8 @@ def test_safe_open_notices_an_edit_in_place(tmp_path: Path) -> None:
     with ingot.safe_open(path, "pt") as file:
         before = file.get_tensor("step")
         assert ingot.update_metadata(path, set={"a": "b"}) == "in-place"
-        with pytest.raises(ingot.StorageError) as caught:
+        with raises(ingot.StorageError, code="changed"):
             file.get_tensor("head.weight")
-        assert caught.value.code == "changed"
         assert before.item() == 7
     with ingot.safe_open(path, "pt") as file:
         assert ingot.update_metadata(path, set={"a": "c"}, atomic=True) == "rewritten"
@@ -450,7 +445,7 @@ def test_merge_selects_names_of_all_sources(tmp_path: Path) -> None:
 
 
 MKFS = shutil.which("mkfs.xfs", path=os.environ.get("PATH", "") + ":/usr/sbin:/sbin")
-# As XFS wants it, with room for a copy: it is not for want of space that nothing is copied.
+# The minimum of XFS, with space for a copy, so that lack of space is not the reason for sharing.
 IMAGE_NBYTES = 600 << 20
 
 # 100 MiB and some, so that it takes several calls, of tensors that do not end where pages do.

@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 import ingot
 import ingot.numpy
 
-# What is one character away from being another name, or part of one.
+# Keys one character away from another name or from a part of one.
 KEYS = st.sampled_from(
     ["", ".", "a", "b", "a.b", "a.", ".a", "0", "1", "-1", "tensor", "True", "None", "format", 0, 1, -1, True]
 ) | st.sampled_from([None, 1.5, (1, 2), b"a", "\ud800", "\0", 1 << 200])
@@ -163,7 +163,7 @@ class Named:
             "w@@.0": WEIGHT,
             "UnpackBigParamInfor@@": {"w": {"OriginShape": (6,), "slices": ["w@@.0"]}},
         },
-        # What paddle has for one tensor, with two in it.
+        # paddle's form of one tensor, with two in it.
         {"w": Named(tuple, (WEIGHT, WEIGHT + 1))},
         {"w": Named(eval, "data", {"data": WEIGHT, "other": WEIGHT})},
         # A table of names that is a tensor.

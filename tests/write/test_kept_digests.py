@@ -20,6 +20,7 @@ import ingot
 import ingot.numpy
 import ingot.torch
 from support.digests import KEY, ORACLES, flip, record
+from support.errors import raises
 
 
 def test_verify_raises_for_each_kind_of_failure(tmp_path: Path) -> None:
@@ -304,9 +305,8 @@ def test_verify_reads_the_stored_tensor_of_aliases(tmp_path: Path) -> None:
     assert list(found) == ["half"]
     assert torch.equal(found["half"], whole[:6])
     flip(path, path.stat().st_size - 1)
-    with pytest.raises(ingot.IntegrityError) as caught:
+    with raises(ingot.IntegrityError, tensor="whole"):
         ingot.torch.load_file(path, keys=["half"], verify=True)
-    assert caught.value.tensor == "whole"
 
 
 def test_verify_reports_missing_and_unchecked_names(tmp_path: Path) -> None:
@@ -318,9 +318,8 @@ def test_verify_reports_missing_and_unchecked_names(tmp_path: Path) -> None:
     assert (report.ok, report.checked, report.bad) == (False, 1, [])
     assert (report.unchecked, report.missing) == (["new"], ["gone"])
     assert "tensor `gone`: has a digest and is not there" in str(report)
-    with pytest.raises(ingot.IntegrityError) as caught:
+    with raises(ingot.IntegrityError, code="no-digest", tensor="new"):
         ingot.torch.load_file(path, verify=True)
-    assert (caught.value.code, caught.value.tensor) == ("no-digest", "new")
 
 
 def test_verify_rejects_a_file_without_digests(tmp_path: Path, tensors: dict[str, torch.Tensor]) -> None:

@@ -20,6 +20,7 @@ import ingot
 import ingot.numpy
 import ingot.torch
 from ingot._write.save import boxes
+from support.errors import raises
 
 Array = numpy.ndarray[Any, Any]
 
@@ -129,7 +130,7 @@ def torch_layouts(draw: st.DrawFn) -> torch.Tensor:
         elif step == "conj":
             tensor = tensor.conj()
         elif step == "imag" and tensor.is_complex():
-            # Of a conjugate this is a lazily negated view.
+            # For a conjugate this is a lazily negated view.
             tensor = tensor.imag
     return tensor
 
@@ -217,9 +218,8 @@ def test_save_file_stores_logical_values(name: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", list(STRIDED))
 def test_contiguous_error_rejects_other_layouts(name: str, tmp_path: Path) -> None:
-    with pytest.raises(ingot.SaveError, match=r"non contiguous tensor: `t`.*`\.contiguous\(\)`") as caught:
+    with raises(ingot.SaveError, r"non contiguous tensor: `t`.*`\.contiguous\(\)`", code="not-contiguous"):
         ingot.torch.save({"t": STRIDED[name]}, contiguous="error")
-    assert caught.value.code == "not-contiguous"
     with pytest.raises(ValueError, match="non contiguous"):
         ingot.torch.save_file({"t": STRIDED[name]}, tmp_path / "t", contiguous="error")
     assert not (tmp_path / "t").exists()
@@ -280,7 +280,7 @@ def distributed() -> torch.Tensor:
     try:
         from torch.distributed.tensor import Replicate, distribute_tensor
     except ImportError:
-        # Where torch 2.4 has them.
+        # If torch has them (since 2.4).
         from torch.distributed._tensor import Replicate, distribute_tensor
 
     distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
@@ -322,9 +322,8 @@ def test_save_file_names_a_tensor_without_bytes(
     make: Callable[[], torch.Tensor], words: list[str], shared: Any, contiguous: Any, tmp_path: Path
 ) -> None:
     tensors = {"plain": torch.ones(1), "t": make()}
-    with pytest.raises(ingot.SaveError) as caught:
+    with raises(ingot.SaveError, tensor="t") as caught:
         ingot.torch.save_file(tensors, tmp_path / "t", shared=shared, contiguous=contiguous)
-    assert caught.value.tensor == "t"
     assert all(word in str(caught.value) for word in ["`t`", *words]), str(caught.value)
     assert not (tmp_path / "t").exists()
 

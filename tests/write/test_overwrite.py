@@ -66,7 +66,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def place(write: Write, folder: Path) -> Path:
-    """Where the writer has its file, or its first shard, with something in it."""
+    """Return the writer's file, or its first shard, with contents."""
     there = write(folder)
     whole = sorted(there.parent.glob("model*"))
     assert there.exists()
@@ -79,7 +79,7 @@ def place(write: Write, folder: Path) -> Path:
 # The writers with progress, which shows a test that they are nearly done. `save_sharded` takes the steps
 # of `split`.
 MEANWHILE = [(write, True) for write in WRITERS if write is not save_sharded]
-# Those whose links Python makes, where the file system has none.
+# Writers that replace links in Python if the file system has none.
 MEANWHILE += [(convert_to_shards, False), (split, False)]
 
 

@@ -83,7 +83,7 @@ class Sequence:
         self.done: list[str] = []
         self.files = [self.made(), self.made()]
 
-    # --- what there is to choose from ---
+    # --- choices ---
 
     def some(self, names: Any, least: int = 0) -> list[str]:
         names = sorted(names)

@@ -1,4 +1,4 @@
-"""What is sound in a broken file: read by a lenient handle, and written anew by `ingot.repair`."""
+"""Sound tensors of a broken file: read by a lenient handle, and rewritten by `ingot.repair`."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 import ingot
 import ingot.numpy
 import ingot.torch
+from support.errors import raises
 from support.hostile_files import file_of
 from support.processes import run
 from vectors.case import Vector, vectors
@@ -112,9 +113,8 @@ def test_safe_open_lenient_reads_a_sound_file_as_usual(path: Path) -> None:
 
 def test_safe_open_rejects_strict_with_lenient(path: Path) -> None:
     ingot.numpy.save_file({"a": numpy.arange(3)}, path)
-    with pytest.raises(ingot.errors.OptionError, match="strict and lenient") as caught:
+    with raises(ingot.errors.OptionError, "strict and lenient", code="strict-and-lenient"):
         ingot.safe_open(path, "np", strict=True, lenient=True)
-    assert caught.value.code == "strict-and-lenient"
 
 
 def test_safe_open_lenient_reads_a_truncated_shard(tmp_path: Path) -> None:
@@ -288,11 +288,13 @@ def meet(one: dict[str, Any], other: dict[str, Any]) -> bool:
 
 def test_repair_without_sound_tensors_writes_nothing(path: Path, tmp_path: Path) -> None:
     write(path, {"a": entry("F32", [4], 0, 16), "b": entry("F32", [4], 16, 32)}, bytes(8))
-    with pytest.raises(
-        ingot.HeaderError, match="none of 2 tensors is sound: tensor `a`: the file is 8"
-    ) as caught:
+    with raises(
+        ingot.HeaderError,
+        "none of 2 tensors is sound: tensor `a`: the file is 8",
+        code="truncated",
+        tensor="a",
+    ):
         ingot.repair(path, tmp_path / "mended.safetensors")
-    assert (caught.value.code, caught.value.tensor) == ("truncated", "a")
     assert os.listdir(tmp_path) == [path.name]
 
 
@@ -304,9 +306,8 @@ def test_repair_writes_the_format_of_the_name(broken: Path, tmp_path: Path) -> N
 
 def test_repair_drops_a_broken_alias_record(path: Path, tmp_path: Path) -> None:
     write(path, {"__metadata__": {"ingot.shared": "{", "k": "v"}, "a": entry("U8", [4], 0, 4)}, bytes(4))
-    with pytest.raises(ingot.SafetensorError) as caught:
+    with raises(ingot.SafetensorError, code="invalid-alias"):
         ingot.rewrite(path, tmp_path / "other.safetensors")
-    assert caught.value.code == "invalid-alias"
     done = ingot.repair(path, tmp_path / "mended.safetensors")
     assert [(one.code, one.done) for one in done.findings] == [("invalid-alias", "value-left-out")]
     assert ingot.safe_open(done.destination, "np").metadata() == {"k": "v"}

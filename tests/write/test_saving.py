@@ -17,6 +17,7 @@ import torch
 import ingot
 import ingot.numpy
 import ingot.torch
+from support.errors import raises
 
 ARRAY = numpy.zeros(3, numpy.float32)
 TENSOR = torch.zeros(3)
@@ -74,9 +75,8 @@ def test_save_rejects_arrays_without_numbers(save: Any, array: Any) -> None:
     "dtype", [complex, numpy.longdouble, ml_dtypes.int4, ml_dtypes.float6_e2m3fn, ml_dtypes.float8_e4m3]
 )
 def test_save_rejects_numpy_dtypes_that_files_lack(save: Any, dtype: Any) -> None:
-    with pytest.raises(ingot.SaveError, match="`key`") as caught:
+    with raises(ingot.SaveError, "`key`", code="unsupported-dtype"):
         save(ingot.numpy, {"key": numpy.zeros(4, dtype)})
-    assert caught.value.code == "unsupported-dtype"
 
 
 def test_save_rejects_a_masked_array(save: Any) -> None:
@@ -85,9 +85,8 @@ def test_save_rejects_a_masked_array(save: Any) -> None:
 
 
 def test_save_rejects_an_odd_number_of_nibbles(save: Any) -> None:
-    with pytest.raises(ingot.SaveError) as caught:
+    with raises(ingot.SaveError, code="partial-byte"):
         save(ingot.numpy, {"key": numpy.zeros(3, ml_dtypes.float4_e2m1fn)})
-    assert caught.value.code == "partial-byte"
 
 
 def wrapper() -> torch.Tensor:
@@ -113,15 +112,13 @@ def wrapper() -> torch.Tensor:
     ids=["coo", "csr", "mkldnn", "meta", "quantised", "nested", "lazy", "fake"],
 )
 def test_save_rejects_tensors_without_data(save: Any, build: Callable[[], torch.Tensor], word: str) -> None:
-    with pytest.raises(ingot.SaveError, match=f"`key`.*{word}") as caught:
+    with raises(ingot.SaveError, f"`key`.*{word}", tensor="key"):
         save(ingot.torch, {"good": TENSOR, "key": build()})
-    assert caught.value.tensor == "key"
 
 
 def test_save_rejects_torch_dtypes_that_files_lack(save: Any) -> None:
-    with pytest.raises(ingot.SaveError, match=r"`key`.*complex128") as caught:
+    with raises(ingot.SaveError, r"`key`.*complex128", code="unsupported-dtype"):
         save(ingot.torch, {"key": torch.zeros(2, dtype=torch.complex128)})
-    assert caught.value.code == "unsupported-dtype"
 
 
 def test_save_checks_arguments_as_upstream_does(save: Any) -> None:
@@ -139,16 +136,14 @@ def test_save_checks_arguments_as_upstream_does(save: Any) -> None:
         for metadata in ({"a": 1}, {1: "a"}, [("a", "b")], "abc"):
             with pytest.raises(TypeError, match="metadata"):
                 save(module, {"t": value}, metadata)
-        with pytest.raises(ingot.SaveError) as caught:
+        with raises(ingot.SaveError, code="reserved-name"):
             save(module, {"__metadata__": value})
-        assert caught.value.code == "reserved-name"
         with pytest.raises(ValueError, match="ud800"):
             save(module, {"\ud800": value})
         with pytest.raises(ValueError, match="ud800"):
             save(module, {"t": value}, {"a": "\ud800"})
-        with pytest.raises(ingot.SaveError, match=r"`a`: '.ud800' at 1 of the value") as caught:
+        with raises(ingot.SaveError, r"`a`: '.ud800' at 1 of the value", code="invalid-unicode"):
             save(module, {"t": value}, {"a": "x\ud800"})
-        assert caught.value.code == "invalid-unicode"
 
 
 def test_save_takes_any_mapping_and_str(save: Any) -> None:
@@ -220,9 +215,8 @@ def test_save_shortens_a_message_of_1000_shared_tensors(save: Any) -> None:
     ],
 )
 def test_serialize_names_a_buffer_that_does_not_fit(spec: dict[str, Any], code: str) -> None:
-    with pytest.raises(ingot.SaveError, match=r"^tensor `bad`: ") as caught:
+    with raises(ingot.SaveError, r"^tensor `bad`: ", code=code, tensor="bad"):
         ingot.serialize({"bad": spec})
-    assert (caught.value.code, caught.value.tensor) == (code, "bad")
 
 
 def test_save_accepts_neighbours_in_one_storage(save: Any) -> None:
@@ -278,11 +272,10 @@ def test_durable_falls_back_to_the_environment(tmp_path: Path, monkeypatch: pyte
 @pytest.mark.parametrize("found", ["false", "x", "00", " 0"])
 def test_save_file_rejects_bad_variables(found: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("INGOT_DURABLE", found)
-    with pytest.raises(
-        ingot.OptionError, match=f"INGOT_DURABLE '{found}' is invalid: expected 0 or 1"
-    ) as refusal:
+    with raises(
+        ingot.OptionError, f"INGOT_DURABLE '{found}' is invalid: expected 0 or 1", code="invalid-durable"
+    ):
         ingot.numpy.save_file({}, tmp_path / "t")
-    assert refusal.value.code == "invalid-durable"
     assert not list(tmp_path.iterdir())
     ingot.numpy.save_file({}, tmp_path / "t", durable=True)
     monkeypatch.setenv("INGOT_DURABLE", "")
@@ -303,7 +296,7 @@ class TestOlderTorch:
 
     @staticmethod
     def resolve(code: str) -> Any:
-        # U8 is what the bytes themselves come as.
+        # The bytes themselves arrive as U8.
         return None if code == "U8" else ingot.torch._tensors._resolve(code)
 
     @pytest.mark.parametrize("code", [code for code in ingot.torch.DTYPES if code != "U8"])
@@ -341,10 +334,8 @@ def test_save_rejects_a_header_that_is_too_large(tmp_path: Path, suffix: str) ->
         lambda: ingot.numpy.save(arrays, metadata, format="bintensors" if suffix == "bt" else "safetensors"),
         lambda: ingot.Writer(path, arrays, metadata=metadata, overwrite=True),
     ):
-        with pytest.raises(ingot.SaveError) as caught:
+        with raises(ingot.SaveError, code="header-too-large", expected=100_000_000) as caught:
             write()
-        assert caught.value.code == "header-too-large"
-        assert caught.value.expected == 100_000_000
         assert 110_000_000 < caught.value.found < 110_001_000
         assert f"at most 100000000 bytes, found {caught.value.found}" in str(caught.value)
     assert path.read_bytes() == b"old"
@@ -352,7 +343,7 @@ def test_save_rejects_a_header_that_is_too_large(tmp_path: Path, suffix: str) ->
 
 
 class Mine(Exception):
-    """What the code of a caller raises."""
+    """The error of a caller's code."""
 
 
 def saved_by(way: str, arrays: dict[str, Any], path: Path) -> None:

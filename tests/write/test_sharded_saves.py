@@ -265,7 +265,7 @@ def test_background_save_sharded_keeps_its_directory(tmp_path: Path, monkeypatch
 def test_background_save_sharded_that_fails_keeps_the_old_checkpoint(tmp_path: Path) -> None:
     ingot.torch.save_sharded(many(1.0), tmp_path / "model", max_shard_size="4KB")
     before = files(tmp_path / "model")
-    # What is there already is known at the call.
+    # Existing files are found at the call.
     with pytest.raises(FileExistsError):
         ingot.torch.save_sharded(many(2.0), tmp_path / "model", background=True)
     with pytest.raises(ingot.OptionError, match="expected one of host, device"):

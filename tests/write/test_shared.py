@@ -332,7 +332,7 @@ class Hooked(nn.Module):
         self.a = nn.Linear(2, 2)
         self.b = self.a
         self.done = 0
-        # Of the name without the underscore the oldest torch has none.
+        # The oldest torch lacks the name without the underscore.
         self._register_load_state_dict_pre_hook(self._rename, with_module=True)
         self.register_load_state_dict_post_hook(self._finish)
 

@@ -28,6 +28,7 @@ import ingot.numpy
 import ingot.torch
 from ingot._base.options import Saving
 from ingot.typing import Writable
+from support.errors import raises
 from support.processes import run
 
 ARRAYS = {
@@ -184,9 +185,8 @@ def test_save_file_to_a_stream_notices_a_changing_tensor() -> None:
 
     memory = Changing()
     ingot.numpy.save_file({"a": array}, memory, checksums=True)
-    with pytest.raises(ingot.IntegrityError) as caught:
+    with raises(ingot.IntegrityError, code="digest-mismatch"):
         ingot.numpy.load_file(io.BytesIO(memory.getvalue()), verify=True)
-    assert caught.value.code == "digest-mismatch"
 
 
 def test_save_file_to_a_stream_reports_progress(capfd: pytest.CaptureFixture[str]) -> None:
@@ -223,11 +223,8 @@ GIVEN: dict[str, Any] = {
 @pytest.mark.parametrize("name", GIVEN)
 def test_save_file_to_a_stream_rejects_file_options(name: str) -> None:
     memory = io.BytesIO()
-    with pytest.raises(
-        ingot.OptionError, match=rf"^{name}: .*found an object with a write: BytesIO"
-    ) as caught:
+    with raises(ingot.OptionError, rf"^{name}: .*found an object with a write: BytesIO", code="needs-a-name"):
         ingot.numpy.save_file(ARRAYS, memory, **GIVEN[name])
-    assert caught.value.code == "needs-a-name"
     assert memory.getvalue() == b""
 
 

@@ -20,6 +20,7 @@ import torch
 import ingot
 import ingot.numpy
 import ingot.torch
+from support.errors import raises
 from support.processes import run
 
 
@@ -141,9 +142,8 @@ def test_writer_names_missing_and_repeated_tensors(tmp_path: Path) -> None:
             (lambda: writer.write("matrix", torch.zeros(1, 30), 0), "mismatch", "matrix"),
         ]
         for attempt, code, name in refused:
-            with pytest.raises(ingot.SaveError, match=f"`{name}`") as caught:
+            with raises(ingot.SaveError, f"`{name}`", code=code, tensor=name):
                 attempt()
-            assert (caught.value.code, caught.value.tensor) == (code, name)
         with pytest.raises(ingot.TensorNotFoundError):
             writer.write("other", torch.zeros(1))
         with pytest.raises(ingot.SliceError):
@@ -151,16 +151,14 @@ def test_writer_names_missing_and_repeated_tensors(tmp_path: Path) -> None:
         with pytest.raises(TypeError, match="`matrix`"):
             writer.write("matrix", torch.zeros(20, 30), torch.zeros(20) > 1)
         writer.write("matrix", tensors()["matrix"])
-        with pytest.raises(ingot.SaveError, match="`half`") as caught:
+        with raises(ingot.SaveError, "`half`", code="partly-filled", expected=60, found=20):
             writer.commit()
-        assert (caught.value.code, caught.value.expected, caught.value.found) == ("partly-filled", 60, 20)
         assert path.read_bytes() == b"old"
         writer.write("half", tensors()["half"][10:], slice(10, None))
         writer.commit()
         for late in (writer.commit, lambda: writer.write("mask", tensors()["mask"])):
-            with pytest.raises(ingot.ClosedError) as closed:
+            with raises(ingot.ClosedError, code="committed"):
                 late()
-            assert closed.value.code == "committed"
     with pytest.raises(ingot.ClosedError):
         writer.commit()
     assert safetensors.torch.load_file(path).keys() == tensors().keys()
@@ -175,9 +173,8 @@ def test_writer_without_commit_keeps_the_old_file(tmp_path: Path) -> None:
     with pytest.raises(KeyError, match="mine"), ingot.Writer(path, SPECS, overwrite=True) as writer:
         raise KeyError("mine")
     lost = ingot.Writer(path, SPECS, overwrite=True)
-    with pytest.raises(ingot.StorageError) as caught:
+    with raises(ingot.StorageError, code="busy"):
         ingot.Writer(path, SPECS, overwrite=True)
-    assert caught.value.code == "busy"
     with pytest.warns(RuntimeWarning, match=f"{path}: the writer was deleted without commit"):
         del lost
     ingot.Writer(path, SPECS, overwrite=True).close()
@@ -239,9 +236,8 @@ def test_writer_is_filled_by_threads(tmp_path: Path) -> None:
 
 def test_writer_guest_may_commit(tmp_path: Path) -> None:
     path = tmp_path / "t.safetensors"
-    with pytest.raises(ingot.StorageError) as caught:
+    with raises(ingot.StorageError, code="nothing-to-join"):
         ingot.Writer.join(path)
-    assert caught.value.code == "nothing-to-join"
     writer = ingot.Writer(path, SPECS, overwrite=True)
     with ingot.Writer.join(path) as guest:
         fill(guest, "mask")
@@ -254,9 +250,8 @@ def test_writer_guest_may_commit(tmp_path: Path) -> None:
     assert len(safetensors.torch.load_file(path)) == 5
     with closing(ingot.Writer(path, SPECS, overwrite=True)):
         guest = ingot.Writer.join(path)
-    with pytest.raises(ingot.StorageError) as caught:
+    with raises(ingot.StorageError, code="abandoned"):
         fill(guest)
-    assert caught.value.code == "abandoned"
     assert names_in(tmp_path) == ["t.safetensors"]
 
 
@@ -321,13 +316,12 @@ def test_writer_appends_until_the_header_is_full(tmp_path: Path) -> None:
                 writer.write(f"step {step}", torch.from_numpy(array) if step % 2 else array)
                 expected[f"step {step}"] = array
 
-        with pytest.raises(ingot.SaveError) as caught:
+        with raises(ingot.SaveError, code="reserve-full") as caught:
             go_on()
-        assert (caught.value.code, caught.value.tensor) == ("reserve-full", f"step {len(expected)}")
+        assert caught.value.tensor == f"step {len(expected)}"
         assert len(expected) > 20
-        with pytest.raises(ingot.SaveError) as caught:
+        with raises(ingot.SaveError, code="duplicate-tensor"):
             writer.write("step 1", numpy.zeros(1))
-        assert caught.value.code == "duplicate-tensor"
         with pytest.raises(ingot.OptionError):
             writer.write("part", numpy.zeros(1), 0)
         assert path.read_bytes() == b"old"

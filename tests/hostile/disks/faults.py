@@ -1,4 +1,4 @@
-"""What a way to write does when any of its system calls fails, is interrupted, or is the last before a kill.
+"""The outcome of a writer if any of its system calls fails, is interrupted, or is the last before a kill.
 
 Runs in a process of its own, without other threads, in the folder that `furnish` has filled.
 """
@@ -28,7 +28,7 @@ from support.supervised import KILL, OPENDIR, Decide, Ended, is_possible, superv
 OLD = {"a": numpy.ones(20_000), "b": numpy.arange(7)}
 MODEL, NEW = "model.safetensors", "new.safetensors"
 
-# The error that each call fails with: what a system says where it goes wrong. EIO for all others.
+# The error that each call fails with, as on a real system. EIO for all others.
 FAILS = {
     "open": errno.EMFILE,
     "openat": errno.EMFILE,
@@ -53,9 +53,9 @@ FAILS = {
     "clone3": errno.EAGAIN,
     "ioctl": errno.EOPNOTSUPP,
 }
-# Those without which a file that is to go is not found, or not removed.
+# Calls that find and remove leftovers.
 CLEANING = ("unlink", "stat", "newfstatat", "fstat", "statx", "getdents64", OPENDIR)
-# Those that a signal may interrupt, after which they are made again.
+# Calls that a signal may interrupt, and that are then repeated.
 INTERRUPTED = ["open", "openat", "read", "pread64", "write", "pwrite64", "fallocate", "ftruncate", "flock"]
 INTERRUPTED += ["fsync", "fdatasync", "preadv", "pwritev", "copy_file_range", "sendfile"]
 

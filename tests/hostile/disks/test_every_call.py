@@ -1,6 +1,6 @@
 """Every system call of all that writes: it fails, it is interrupted, and the process is killed before it.
 
-`test_failing_calls` has whole kinds of calls fail, and looks at what the errors say. Here each call fails
+`test_failing_calls` makes whole kinds of calls fail, and tests the messages. Here each call fails
 alone, and the test compares the files afterwards: they are the old ones or the new ones, whole, as
 reported, with nothing beside them.
 """

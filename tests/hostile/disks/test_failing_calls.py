@@ -105,7 +105,7 @@ def test_writers_keep_the_old_file_if_a_step_fails(
         if writer in spared:
             assert found is None, writer
             continue
-        # What was fetched stays, to be gone on with.
+        # The fetched part stays, for a resumed download.
         part = [f"../models/.{name}.ingot-part"] if writer == "download" else []
         assert changed in ([], part), writer
         is_ours, code, filename, message = found
@@ -174,7 +174,7 @@ PASSING = (".0000000000000000.ingot-tmp", "/.ingot-saving.lock")
 
 
 def lost(calls: list[str], folder: Path) -> list[str]:
-    """What a loss of power may take away of what `calls` made: bytes of files that got a name, and names."""
+    """Return the results of `calls` that a power cut may lose: bytes of renamed files, and names."""
     files, names, gone = set[str](), set[str](), []
     for call in calls:
         name, _, arguments = call.partition("(")

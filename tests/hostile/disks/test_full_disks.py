@@ -25,7 +25,7 @@ def small(tmp_path: Path) -> Iterator[Path]:
 
 def test_save_file_replaces_again_and_again_where_two_files_have_room(small: Path) -> None:
     path = small / "model.safetensors"
-    # What a file had is given back behind the save that replaced it, and the next one asks for it at once.
+    # The blocks of a replaced file are freed in the background, and the next save needs them at once.
     for step in range(40):
         ingot.numpy.save_file({"t": numpy.full(40 * MIB, step, "u1")}, path)
     assert (safetensors.numpy.load_file(path)["t"] == 39).all()

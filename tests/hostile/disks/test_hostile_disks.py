@@ -37,7 +37,7 @@ def test_save_file_keeps_the_old_file_on_a_full_disk(
     assert caught.value.errno == errno.ENOSPC
     assert caught.value.filename == str(path)
     assert str(path) in str(caught.value)
-    # What is needed, with the header.
+    # The needed bytes, with the header.
     assert str((8 << 20) + 80) in str(caught.value)
     assert path.read_bytes() == before
     assert os.listdir(small_disk) == [path.name]

@@ -19,7 +19,7 @@ import ingot.numpy
 SMALL = {"a": numpy.full(3000, 2.0), "b": numpy.full(500, 3, numpy.int16).reshape(5, 100).T}
 # Past the page cache, where the file system can, and by several threads.
 LARGE = {"a": numpy.full(36 << 20, 2, numpy.uint8), "b": numpy.zeros((7, 3)).T}
-# What is behind the URL that the environment names. Saving an array imports what NumPy has not imported yet.
+# The file behind the URL in the environment. Saving an array makes NumPy import its last modules.
 SERVED = ingot.numpy.save(SMALL, {"from": "elsewhere"})
 
 Writers = dict[str, Callable[[], object]]

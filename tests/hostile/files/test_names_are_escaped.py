@@ -70,7 +70,7 @@ def steers_or_hides(char: str) -> bool:
 
 
 def shown(text: str) -> bool:
-    """Whether a terminal shows all of `text` where it stands: no controls, nothing invisible, one line."""
+    """Return whether a terminal shows all of `text` in place: no controls, nothing invisible, one line."""
     return not any(map(steers_or_hides, text))
 
 
@@ -118,7 +118,7 @@ def test_names_are_escaped_in_every_rule(kind: str, code: str, tmp_path: Path) -
     message = str(caught.value)
     assert caught.value.code == code
     assert shown(message), ascii(message)
-    # Whoever wants the name itself has it.
+    # The attribute has the name itself.
     if caught.value.tensor is not None:
         assert caught.value.tensor == name
 

@@ -14,7 +14,7 @@ import torch
 from ingot._convert.limits import ALWAYS_HELD_NBYTES
 from support.processes import run
 
-# What a refusal may take beside what the budget admits: copies of a list that grows, and the file itself.
+# Memory of a refusal beyond the budget: copies of a growing list, and the file itself.
 ROOM = 256 << 20
 
 

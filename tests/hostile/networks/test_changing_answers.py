@@ -25,7 +25,7 @@ from support.servers import Handler, Request, Server, serving
 pytestmark = pytest.mark.slow
 
 NODE = shutil.which("node")
-#: Of each version, a header that takes a second request, and tensors that take a third.
+#: For each version, a header that takes a second request, and tensors that take a third.
 FILES = [
     ingot.numpy.save({"a": np.full(300_000, number, "<i2")}, {"k": letter * 200_000})
     for number, letter in enumerate("AB")
@@ -51,7 +51,7 @@ class Answer:
 class Case:
     first: Answer
     later: Answer
-    #: Whether the file has to be read, and not refused.
+    #: Whether the file must be read, not rejected.
     is_good: bool = False
 
 
@@ -141,7 +141,7 @@ WEAK = ("ETag", ('W/"weak"',))
 
 
 def said(values: list[str], number: int) -> list[tuple[str, ...]]:
-    """What a server may say of the version of this number: nothing, that once or twice, or both versions."""
+    """Return the version headers for this number: none, one or two equal ones, or both versions."""
     own, other = values[number], values[1 - number]
     return [(), (own,), (own, own), (own, other), (other, own)]
 

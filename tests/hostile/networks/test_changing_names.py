@@ -84,7 +84,7 @@ SCRIPT = """
 
 
 def alone(tmp_path: Path, script: str, options: str) -> Any:
-    """What `script` prints in a network of its own, where the system asks its own nameserver."""
+    """Return the output of `script` in a network of its own, with its own nameserver."""
     if not all(map(shutil.which, ("unshare", "ip", "mount"))):
         pytest.skip("unshare, ip or mount is not installed")
     apart = ["unshare", "--map-root-user", "--mount", "--net"]

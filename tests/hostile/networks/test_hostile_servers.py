@@ -11,6 +11,7 @@ import pytest
 
 import ingot
 import ingot.numpy
+from support.errors import raises
 from support.hostile_servers import DATA, QUICK, TENSORS, TOKEN, after_the_header, opened, read_fails, refused
 from support.servers import Answer, Handler, Request, Server, good, serving, unused_port
 
@@ -211,9 +212,8 @@ def test_n9_weak_tags_pin_by_date_and_size() -> None:
             DATA, request, ETag='W/"1"', Last_Modified=date if begins else date.replace("2015", "2016")
         )
 
-    with serving(answer) as server, pytest.raises(ingot.StorageError, match="open it again") as caught:
+    with serving(answer) as server, raises(ingot.StorageError, "open it again", code="changed"):
         opened(server)["a"]
-    assert caught.value.code == "changed"
 
 
 def test_n19_valid_chunks_are_read() -> None:
@@ -232,9 +232,8 @@ def test_n19_valid_chunks_are_read() -> None:
 
 def test_missing_host_is_named() -> None:
     port = unused_port()
-    with pytest.raises(ingot.StorageError) as caught:
+    with raises(ingot.StorageError, code="unreachable") as caught:
         ingot.safe_open(f"http://127.0.0.1:{port}/x", "np", storage_options={"retries": 1})
-    assert caught.value.code == "unreachable"
     assert f"cannot connect to 127.0.0.1:{port}" in str(caught.value)
     with pytest.raises(ingot.StorageError, match=rf"cannot connect to \[::1\]:{port}"):
         ingot.safe_open(f"http://[::1]:{port}/x", "np", storage_options={"retries": 0})
@@ -412,7 +411,7 @@ def test_n1_redirect_on_the_same_host_keeps_the_token() -> None:
         file = opened(server)
         assert np.array_equal(file["a"], TENSORS["a"])
         assert all(request.headers["authorization"] == f"Bearer {TOKEN}" for request in server.requests)
-        # Where it led to is asked from then on.
+        # Later requests go to its target.
         assert [request.path for request in server.requests].count("/m.safetensors") == 1
 
 
@@ -468,9 +467,8 @@ def test_n3_private_names_pass_behind_a_proxy(monkeypatch: pytest.MonkeyPatch) -
             monkeypatch.setenv("http_proxy", proxy.url(""))
             for name in ("no_proxy", "NO_PROXY"):
                 monkeypatch.delenv(name, raising=False)
-            with pytest.raises(ingot.StorageError) as caught:
+            with raises(ingot.StorageError, code="redirect-refused"):
                 ingot.safe_open("http://model.example/m.safetensors", "np")
-            assert caught.value.code == "redirect-refused"
             assert len(proxy.requests) == 1
 
 
@@ -515,9 +513,8 @@ def test_n4_connected_address_is_the_checked_one() -> None:
     ],
 )
 def test_n16_invalid_url_is_rejected_before_a_request(url: str) -> None:
-    with pytest.raises(ingot.OptionError) as caught:
+    with raises(ingot.OptionError, code="bad-url") as caught:
         ingot.safe_open(url, "np")
-    assert caught.value.code == "bad-url"
     assert "hf_secret" not in str(caught.value)
     assert "\r" not in str(caught.value)
 

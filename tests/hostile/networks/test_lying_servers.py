@@ -30,7 +30,7 @@ from support.record import note
 from support.servers import Handler, Request, Server, serving
 
 ANSWERS_OF_ONE_SEED = 3000
-#: Many times what the options below add up to: a machine may be busy.
+#: Many times the sum of the options below: a machine may be busy.
 LONGEST = 60
 OPTIONS = {
     "retries": 2,
@@ -80,7 +80,7 @@ class Client:
 
 
 def tensors(found: dict[str, np.ndarray]) -> bytes:
-    """What was read, as bytes that say which."""
+    """Return the bytes read, which identify their version."""
     return b"".join(name.encode() + found[name].tobytes() for name in sorted(found))
 
 
@@ -154,7 +154,7 @@ def rows(version: int) -> bytes:
     return b"".join(array[which].tobytes() for which in (slice(3), slice(290, None), [0, 150, 299]))
 
 
-# What each client may have read in the end: one version, or of a model one of each file.
+# Return the possible results of each client: one version, or for a model one of each file.
 WHOLE = [version["m.safetensors"] for version in FILES]
 RIGHT: dict[Callable[[Client], bytes], list[bytes]] = {
     read_all: [letter + found for letter, found in zip((b"A", b"B"), of(), strict=True)],
@@ -221,7 +221,7 @@ class World:
     def answer(self, handler: Handler, request: Request, elsewhere: str) -> None:
         number = re.match(r"/(\d+)/", request.path)
         if number is None:
-            # Where a redirect led that was no good.
+            # The target of a bad redirect.
             handler.head(404, Content_Length=0)
         else:
             lies.send(lies.reply_to(self.cases[int(number[1])], request, elsewhere), handler)
@@ -242,7 +242,7 @@ def world() -> Iterator[World]:
 
 
 def outcomes(world: World, folder: Path, seed: int, numbers: Iterator[int]) -> Iterator[Outcome]:
-    """What the clients of these numbers make of it, several at a time."""
+    """Return the results of these clients, several at a time."""
 
     def one(number: int) -> Outcome:
         place = folder / str(number)
@@ -260,7 +260,7 @@ def outcomes(world: World, folder: Path, seed: int, numbers: Iterator[int]) -> I
 
 @dataclass
 class Found:
-    """What came of the answers of one seed."""
+    """The results of the answers of one seed."""
 
     verdicts: Counter[str] = field(default_factory=Counter)
     wrong: list[str] = field(default_factory=list)

@@ -45,7 +45,7 @@ KEPT = 3
 STEPS_BEFORE_A_REST = 10
 #: Else there would be nothing to compare.
 FEWEST_RESTS = 6
-#: What a server that fails may have a client say.
+#: Possible messages of a client of a failing server.
 REFUSED = (ingot.SafetensorError, OSError)
 OPTIONS = {"retries": 2, "stall_timeout": 0.25, "timeout": 10, "connect_timeout": 2}
 
@@ -62,7 +62,7 @@ for step in range(int(sys.argv[2]), 1 << 40):
 
 
 def state(step: int, *, is_large: bool = False) -> Tensors:
-    """What a model and its optimizer are at a step."""
+    """Return the tensors of a model and its optimizer at a step."""
     made = {}
     for name, (shape, dtype) in (SHAPES | (LARGE if is_large else {})).items():
         count = torch.Size(shape).numel()
@@ -94,7 +94,7 @@ def threads() -> int:
 
 @dataclass
 class Rest:
-    """What a process holds when it has nothing to do."""
+    """The resources of an idle process."""
 
     nbytes: int
     descriptors: int
@@ -103,7 +103,7 @@ class Rest:
     @classmethod
     def now(cls) -> Rest:
         gc.collect()
-        # What was freed and not given back to the system is no growth.
+        # Freed memory that the allocator keeps is no growth.
         ctypes.CDLL(None).malloc_trim(0)
         return cls(anonymous_nbytes(), len(os.listdir("/proc/self/fd")), threads())
 
@@ -242,7 +242,7 @@ class Trainer:
             self.check({"embedding.weight": part}, {"embedding.weight": found["embedding.weight"][5:9]})
         self.count("held")
 
-    # --- what others do ---
+    # --- other processes ---
 
     def kill(self) -> None:
         """A process saves over a file and is killed: the file is one of its own. The next save tidies up."""

@@ -73,7 +73,7 @@ def test_machine_finds_planted_faults(fault: str, monkeypatch: pytest.MonkeyPatc
     merge, get_tensors = ingot.merge, ingot.safe_open.get_tensors
 
     def other_bytes(handle: ingot.safe_open[numpy.ndarray]) -> dict[str, numpy.ndarray]:
-        # What has the path now.
+        # The file that has the path now.
         fresh = ingot.safe_open(handle.path, "np")
         return get_tensors(fresh) if fresh.keys() == handle.keys() else get_tensors(handle)
 

@@ -53,7 +53,7 @@ def can_count_io() -> bool:
     return Path("/proc/self/io").exists()
 
 
-# What reads the file `model.safetensors`, whose tensor `a` has 4 GiB.
+# Calls that read the file `model.safetensors`, whose tensor `a` has 4 GiB.
 LONG_READS = {
     "load": 'ingot.numpy.load_file(path, backend="pread")',
     "tensor": 'ingot.safe_open(path, "pt", backend="pread")["a"]',
@@ -95,7 +95,7 @@ say(found)
     assert found == {name: ["interrupted", True] for name in LONG_READS}
 
 
-# What replaces the file `model.safetensors`, with 2 GiB and more.
+# Calls that replace the file `model.safetensors` with 2 GiB and more.
 LONG_SAVES = {
     "save": 'ingot.numpy.save_file({"a": array}, path)',
     "in place": 'ingot.numpy.save_file({"a": array}, path, atomic=False)',

@@ -1,4 +1,4 @@
-"""Limits: of addresses, of descriptors, of memory, and what a huge header takes."""
+"""Limits of addresses, descriptors and memory, and the memory of huge headers."""
 
 from __future__ import annotations
 
@@ -151,7 +151,7 @@ def test_header_of_many_empty_tensors_takes_little_memory(path: Path) -> None:
 
 @pytest.mark.parametrize("spelled", ["compact", "spaced"])
 def test_header_of_many_metadata_keys_takes_little_memory(path: Path, spelled: str) -> None:
-    # Where white space stands between the tokens, another parser reads it.
+    # Headers with white space between tokens are read by another parser.
     pair, count = ('"%x":""', 8_000_000) if spelled == "compact" else ('"%x" : ""', 7_000_000)
     pairs = ",".join(pair % number for number in range(count))
     file_of(('{"__metadata__":{' + pairs + "}}").encode(), 0, path)
@@ -160,7 +160,7 @@ def test_header_of_many_metadata_keys_takes_little_memory(path: Path, spelled: s
 
 
 def test_header_of_many_unordered_tensors_takes_little_memory(path: Path) -> None:
-    # As above, but read by the careful parser: with white space, and other keys before the usual ones.
+    # As above, but for the general parser: with white space, and other keys before the usual ones.
     count = 1_200_000
     entries = (
         f'"{number * 7919 % count:07}" : {{"shape" : [0], "data_offsets":[0,0], "dtype":"U8" }}'

@@ -14,7 +14,7 @@ from support.processes import python
 
 pytestmark = pytest.mark.slow
 
-# What a program may have imported before it ends. `ingot` may come after `threading`, before it, or last.
+# Imports of a program before it ends. `ingot` may be imported after `threading`, before it, or last.
 IMPORTS = {
     "nothing": "",
     "threading": "import threading",

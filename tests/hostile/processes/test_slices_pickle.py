@@ -26,7 +26,7 @@ KINDS: dict[str, Callable[..., Any]] = {
 
 
 class Opened(ingot.safe_open):
-    """As a program may have one of its own."""
+    """An option that a program may set."""
 
 
 KINDS["derived"] = Opened

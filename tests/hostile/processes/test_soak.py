@@ -86,7 +86,7 @@ def test_training_loop_leaves_nothing(folder: Path, slow: Path | str, url: str) 
     assert found["left"] == []
     assert (found["descriptors"], found["threads"]) == (0, 0)
     assert found["grown by"] <= MOST_GROWTH
-    # Nothing was passed over.
+    # No step was skipped.
     tried = {"loaded", "loaded from a server", "held", "killed", "saved staged", "saved sharded"}
     assert tried <= found["counts"].keys()
 

@@ -325,7 +325,7 @@ def threads(pid: int) -> int:
 
 
 def state(pid: int) -> str:
-    """Of a process: ``"t"`` where it stands still in the hands of strace, ``"Z"`` when it has ended."""
+    """Return the state of a process: ``"t"`` if strace has stopped it, ``"Z"`` if it has ended."""
     try:
         return Path(f"/proc/{pid}/status").read_text().partition("State:\t")[2][:1]
     except (FileNotFoundError, ProcessLookupError):

@@ -1,4 +1,4 @@
-"""What the tests here share."""
+"""Fixtures of the tests of `ingot.compat`."""
 
 from __future__ import annotations
 

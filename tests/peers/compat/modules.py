@@ -1,4 +1,4 @@
-"""What the tests of `ingot.compat` share."""
+"""Helpers of the tests of `ingot.compat`."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ RealError: type[Exception] = safetensors.SafetensorError
 
 
 def in_a_fresh_process(*args: str, **variables: str) -> str:
-    """What a Python with these arguments prints, ingot first on its path."""
+    """Return the output of a Python with these arguments, with ingot first on its path."""
     paths = [str(PACKAGE.parent), *filter(None, [os.environ.get("PYTHONPATH")])]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), **variables}
     done = subprocess.run([sys.executable, *args], capture_output=True, text=True, env=environment)

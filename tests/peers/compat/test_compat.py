@@ -23,7 +23,7 @@ from support.processes import python
 
 
 def own_names(module: Any) -> set[str]:
-    """What a module has of its own: not the modules it imports, nor the names of `typing`."""
+    """Return the names that a module defines, without imported modules and names of `typing`."""
     return {
         name
         for name, value in vars(module).items()
@@ -37,7 +37,7 @@ def own_names(module: Any) -> set[str]:
 MADE_BY_OTHERS = {"PrefetchLoader", "PySafeSlice", "TensorMeta"}
 
 
-# What 0.7 had, and what 0.9.0rc1 adds to 0.8.0.
+# Names of 0.7, and names that 0.9.0rc1 adds to 0.8.0.
 MORE = {
     "top": {"PrefetchLoader", "PySafeSlice", "TensorMeta"},
     "rust": {"PrefetchLoader", "PySafeSlice", "TensorMeta", "TensorStream"},
@@ -53,7 +53,7 @@ def test_compat_has_every_name(compat: SimpleNamespace, module: str) -> None:
 
 
 def fits(ours: Any, theirs: Any) -> bool:
-    """Whether ours can be called as theirs: by position in the same order, by the same names and defaults."""
+    """Return whether ours takes the calls of theirs: the same order, names and defaults."""
     own, other = inspect.signature(ours).parameters, inspect.signature(theirs).parameters
     shared = [name for name in own if name in other]
     more = [own[name] for name in own if name not in other]
@@ -96,7 +96,7 @@ def test_compat_has_every_method(compat: SimpleNamespace, kind: str) -> None:
             assert fits(getattr(ours, name), getattr(theirs, name)), name
 
 
-# What 0.9.0rc1 adds to 0.8.0: the classes, and their methods as they are called. All else is as it was.
+# Additions of 0.9.0rc1 to 0.8.0: the classes and their methods. Everything else is the same.
 HANDLE = {
     "prefetch": lambda self, /, plan=None, *, device=None, threads=8: ...,
     "get_tensor_meta": lambda self, /, name: ...,

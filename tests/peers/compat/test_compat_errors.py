@@ -43,7 +43,7 @@ def test_errors_can_be_pickled_while_installed(compat: SimpleNamespace, path: Pa
     assert str(pickle.loads(pickle.dumps(text))) == "text"
 
 
-# What safetensors up to 0.5 printed, which programs look for.
+# Words of safetensors up to 0.5, which programs search for.
 LOOKED_FOR = {
     "HeaderTooSmall": "three bytes",
     "HeaderTooLarge": "a long header",
@@ -100,7 +100,7 @@ def test_load_model_names_a_missing_shard(compat: SimpleNamespace, tmp_path: Pat
 
 
 def test_notes_have_ingots_own_words(compat: SimpleNamespace, path: Path) -> None:
-    """Where the message is upstream's and nothing else, what ingot has to say is shown below it."""
+    """If the message is exactly upstream's, ingot's own message is a note below it."""
     calls = {
         "You are trying to save a sparse": lambda: compat.torch.save({"t": torch.eye(2).to_sparse()}),
         "Cannot copy out of meta tensor": lambda: compat.torch.save({"t": torch.ones(2, device="meta")}),

@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 
 import ingot
 from ingot.engines._tree import put_together, taken_apart
+from support.errors import raises
 
 
 def again(tree: dict[str, Any]) -> dict[str, Any]:
@@ -124,10 +125,8 @@ REFUSED: dict[str, tuple[Any, str]] = {
 @pytest.mark.parametrize("name", REFUSED)
 def test_tree_names_a_value_that_needs_pickle(name: str) -> None:
     value, called = REFUSED[name]
-    with pytest.raises(ingot.SaveError) as caught:
+    with raises(ingot.SaveError, code="not-plain", tensor="callbacks.mine.1.deep") as caught:
         taken_apart({"callbacks": {"mine": [1, {"deep": value}]}})
-    assert caught.value.code == "not-plain"
-    assert caught.value.tensor == "callbacks.mine.1.deep"
     assert f"only pickle could store {called}" in str(caught.value)
 
 
@@ -156,9 +155,8 @@ BROKEN = [
 
 @pytest.mark.parametrize("text", BROKEN, ids=lambda text: text[:40])
 def test_tree_rejects_an_invalid_text(text: str) -> None:
-    with pytest.raises(ingot.CheckpointError, match=r"^model.ckpt: ingot.tree in the metadata") as caught:
+    with raises(ingot.CheckpointError, r"^model.ckpt: ingot.tree in the metadata", code="invalid-tree"):
         put_together(text, {}, "model.ckpt")
-    assert caught.value.code == "invalid-tree"
 
 
 def test_tree_imports_and_calls_nothing() -> None:

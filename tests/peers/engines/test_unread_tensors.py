@@ -19,7 +19,7 @@ VALUES = torch.arange(7 * 5 * 6, dtype=torch.float32).view(7, 5, 6)
 
 
 class Counting:
-    """What is asked of a part of a file, noted."""
+    """A part of a file that records its reads."""
 
     def __init__(self, values: torch.Tensor) -> None:
         self.values = values
@@ -90,7 +90,7 @@ def test_unread_tensor_reads_a_part_when_used(name: str) -> None:
     assert part.elements_read == sum(each.numel() for each in expected)
 
 
-# What no part is: the values are read, once, and torch does the rest.
+# Operations other than parts: the values are read once, and torch does the rest.
 USES: dict[str, Callable[[torch.Tensor], Any]] = {
     "sum": lambda t: t.sum(),
     "sum with a plain one": lambda t: VALUES + t,

@@ -1,6 +1,6 @@
 """vLLM's own loader, groups, models and layers, on the CPU, with ingot for what reads the files.
 
-Nothing of vLLM is replaced. It comes unpacked and without kernels: models are made and loaded, and never run.
+No part of vLLM is replaced. It is installed without kernels: models are made and loaded, and never run.
 """
 
 from __future__ import annotations
@@ -17,8 +17,9 @@ from transformers import LlamaConfig, LlamaForCausalLM, MixtralConfig, MixtralFo
 
 import ingot
 import ingot.torch
+from support.errors import raises
 
-# Those of vLLM's own imports.
+# Warnings of vLLM's own imports.
 pytestmark = pytest.mark.filterwarnings("ignore")
 HERE = Path(__file__).parent
 PINS = dict(
@@ -70,7 +71,7 @@ def nbytes(folder: Path) -> int:
 def ranks(
     folder: Path, place: Path, *, tensor: int = 1, pipeline: int = 1, experts: bool = False, **options: Any
 ) -> list[dict[str, Any]]:
-    """What each rank of a job says."""
+    """Return the report of each rank of a job."""
     asked = {
         "folder": str(folder),
         "tensor": tensor,
@@ -136,7 +137,7 @@ def test_vllm_expert_parallel_ranks_read_their_experts(mixtral: Path, tmp_path: 
 
 @pytest.fixture
 def loader() -> Any:
-    """What makes vLLM's loader for a format, once it has called its plugins."""
+    """Return vLLM's factory of loaders after loading its plugins."""
     from vllm.config import LoadConfig
     from vllm.model_executor.model_loader import get_model_loader
     from vllm.plugins import load_general_plugins
@@ -148,9 +149,8 @@ def loader() -> Any:
 
 
 def test_vllm_names_the_options_for_an_unknown_one(loader: Any) -> None:
-    with pytest.raises(ingot.OptionError) as caught:
+    with raises(ingot.OptionError, code="unknown-loader-option") as caught:
         loader({"thread": 4})
-    assert caught.value.code == "unknown-loader-option"
     assert str(caught.value) == (
         "model_loader_extra_config: unknown option `thread`: expected one of read, device, backend, threads, "
         "ahead, enable_weights_track"
@@ -189,9 +189,8 @@ def prepared(loader: Any, folder: Path) -> Any:
 
 
 def test_vllm_rejects_a_folder_without_tensor_files(loader: Any, tmp_path: Path) -> None:
-    with pytest.raises(ingot.CheckpointError, match=r"expected \*\.safetensors, found none") as caught:
+    with raises(ingot.CheckpointError, r"expected \*\.safetensors, found none", code="no-weights"):
         prepared(loader, tmp_path)
-    assert caught.value.code == "no-weights"
     (tmp_path / "pytorch_model.bin").write_bytes(b"")
     with pytest.raises(ingot.CheckpointError, match=r"found pytorch_model\.bin: .*`ingot convert`"):
         prepared(loader, tmp_path)

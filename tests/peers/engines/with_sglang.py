@@ -36,7 +36,7 @@ from ingot.engines import _weights  # noqa: E402
 
 
 class Model(torch.nn.Module):
-    """Of its layers it has the second half, as the last rank of a pipeline has."""
+    """It has the second half of the layers, as the last rank of a pipeline."""
 
     def __init__(self, layers: int, width: int) -> None:
         super().__init__()
@@ -52,7 +52,7 @@ class Model(torch.nn.Module):
 
 
 def nbytes_read() -> int:
-    """What this process has read by calls. Mapped pages do not count."""
+    """Return the bytes that this process has read by calls. Mapped pages do not count."""
     lines = Path("/proc/self/io").read_text().splitlines()
     return int(next(line for line in lines if line.startswith("rchar")).split()[1])
 
@@ -79,7 +79,7 @@ def main(asked: dict[str, Any]) -> None:
     # The first load imports modules.
     for _ in range(2):
         for parameter in model.parameters():
-            # Nothing is right because it was so before.
+            # Clear the values, so that old ones cannot pass.
             torch.nn.init.constant_(parameter, 7.0)
         before = nbytes_read()
         loader.load_weights_and_postprocess(

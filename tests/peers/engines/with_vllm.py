@@ -34,17 +34,17 @@ from vllm.utils.torch_utils import set_default_torch_dtype
 
 
 def nbytes_read() -> int:
-    """What this process has read by calls. Mapped pages do not count."""
+    """Return the bytes that this process has read by calls. Mapped pages do not count."""
     lines = Path("/proc/self/io").read_text().splitlines()
     return int(next(line for line in lines if line.startswith("rchar")).split()[1])
 
 
 def loaded(config: VllmConfig, load_config: LoadConfig) -> dict[str, Any]:
-    # Where vLLM notes the layers of a model, by names that the second one has too.
+    # vLLM registers the layers of a model by names that the second model has too.
     config.compilation_config.static_forward_context.clear()
     model = initialize_model(vllm_config=config, model_config=config.model_config)
     for parameter in model.parameters():
-        # Nothing is right because it was so before.
+        # Clear the values, so that old ones cannot pass.
         torch.nn.init.constant_(parameter, 7.0)
     loader = get_model_loader(load_config)
     before = nbytes_read()

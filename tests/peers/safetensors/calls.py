@@ -363,7 +363,7 @@ def _meta(file: Any, name: Any) -> Any:
 
 
 def are_there(group: str, m: SimpleNamespace) -> bool:
-    """Whether a wheel has what the calls of a group call. `prefetch` is called as where there is no CUDA."""
+    """Return whether a wheel has the functions of a group. `prefetch` is called without CUDA."""
     return group != "prefetching" or (hasattr(m.top, "PrefetchLoader") and not torch.cuda.is_available())
 
 

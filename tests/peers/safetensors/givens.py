@@ -1,4 +1,4 @@
-"""What calls are given: odd values for each kind of argument, and the folder of files that they read."""
+"""Arguments of calls: odd values of each kind, and the folder of files that they read."""
 
 from __future__ import annotations
 
@@ -141,7 +141,7 @@ DEVICES: dict[str, Any] = {
     "bool": True,
     "disk": "disk",
 }
-# Those that no machine has.
+# Devices that no machine has.
 NO_DEVICES = ("foo", "cuda:x", "negative", "huge", "float", "list", "disk")
 BACKENDS: dict[str, Any] = {
     "zzz": "zzz",
@@ -178,7 +178,7 @@ METADATA: dict[str, Any] = {
     "empty list": [],
 }
 
-# What is given for the plan of `prefetch`.
+# Plans for `prefetch`.
 PLANS: dict[str, Any] = {
     "None": None,
     "empty": {},
@@ -197,7 +197,7 @@ PLANS: dict[str, Any] = {
     "rows of a scalar": {"s": slice(0, 1)},
 }
 
-# What is given beside it.
+# Other arguments of `prefetch`.
 PREFETCHING: dict[str, dict[str, Any]] = {
     "nothing": {},
     "device cpu": {"device": "cpu"},
@@ -230,7 +230,7 @@ def quantised() -> torch.Tensor:
     return torch.quantize_per_tensor(torch.ones(2), 1.0, 0, torch.quint8)
 
 
-# What is given for the tensors of `safetensors.torch.save`.
+# Tensors for `safetensors.torch.save`.
 STATES: dict[str, Callable[[], Any]] = {
     "None": lambda: None,
     "list": lambda: [torch.ones(1)],
@@ -268,7 +268,7 @@ STATES: dict[str, Callable[[], Any]] = {
     "uninitialized": lambda: {"a": nn.parameter.UninitializedParameter()},
 }
 
-# Those that share memory in every way, and which names of them are wanted.
+# Tensors that share memory in every way, and choices of names.
 SHARED: dict[str, Callable[[], Any]] = {
     "twins": lambda: {"a": WHOLE, "b": WHOLE, "c": WHOLE.view(-1)},
     "two groups": lambda: {"c": WHOLE, "b": WHOLE, "z": ONES, "y": ONES, "x": torch.ones(1)},
@@ -378,7 +378,7 @@ def holding(**tensors: Any) -> nn.Module:
     return made
 
 
-# What is given where a module is expected.
+# Arguments in place of a module.
 MODULES: dict[str, Callable[[], Any]] = {
     "None": lambda: None,
     "dict": lambda: {"a": torch.ones(1)},
@@ -421,7 +421,7 @@ def closed(m: SimpleNamespace, place: pathlib.Path) -> Any:
     return file
 
 
-# What the addresses lead to, more than any call may take of it.
+# The memory behind the addresses, larger than any call may read.
 MEMORY = ctypes.create_string_buffer(64)
 
 
@@ -448,7 +448,7 @@ SPECS: dict[str, Mapping[str, Any]] = {
     "F4 scalar": {"dtype": "float4_e2m1fn_x2", "shape": []},
 }
 
-# What is given for the tensors of `serialize`; a function of the modules.
+# Tensors for `serialize`; a function of the modules.
 SERIALIZED: dict[str, Callable[[SimpleNamespace], Any]] = {
     "None": lambda m: None,
     "list": lambda m: [],

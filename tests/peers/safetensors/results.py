@@ -1,4 +1,4 @@
-"""What a call gave, as a value that is equal for the wheel and for ours where a caller sees no difference."""
+"""The result of a call, as a value that is equal for both if callers see no difference."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def file_of(data: bytes) -> Any:
 
 
 def written(place: pathlib.Path) -> Any:
-    """What the call left in the file that it was to write, which goes."""
+    """Return the contents of the file that the call wrote, and remove it."""
     path = place / "out"
     if not path.exists():
         return None

@@ -117,7 +117,7 @@ def test_compat_round_trips_every_dtype(
         loaded = read()
         narrow = NARROW.get(framework, {}).get(code)
         if narrow is not None:
-            # As upstream, which leaves it to the framework.
+            # The framework decides, as in upstream.
             assert str(loaded["t"].dtype).endswith(narrow)
             continue
         assert module.save(loaded) == data

@@ -1,4 +1,4 @@
-"""What goes wrong with safetensors and bintensors, and does not with ingot.
+"""Defects of safetensors and bintensors that ingot does not have.
 
 One test for each defect. Its docstring says what upstream does; `#N` is an issue of safetensors.
 """

@@ -1,6 +1,6 @@
-"""What `ingot.compat` returns and raises, compared with the wheel of safetensors in the same calls.
+"""Results and errors of `ingot.compat`, compared with the wheel of safetensors in the same calls.
 
-What one returns or writes the other does too. What ours raises is caught by the same `except` clauses, and
+Both return and write the same. The same `except` clauses catch the errors of both, and
 has the words that programs look for. MESSAGES.toml lists every exception, and nothing else.
 
 The wheel is the one that is installed: 0.8.0 in `.venv`, and 0.9.0rc1 where `make test-rc` runs this.
@@ -64,7 +64,7 @@ pytestmark = pytest.mark.skipif(
 
 @pytest.fixture(scope="module")
 def differences(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[str, str]]:
-    """The calls that differ: in which way, and what both said."""
+    """Return the calls that differ, with both results."""
     place = tmp_path_factory.mktemp("calls")
     furnish(place)
     with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings():
@@ -83,7 +83,7 @@ def differences(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[str
                         found[name] = kind, "\n  ".join(map(told, said))
         finally:
             ingot.compat.uninstall()
-    # What a call wrote is beside the files that it was given.
+    # The output of a call is beside its input files.
     assert {path.name for path in place.iterdir() if path.suffix} == set()
     return found
 

@@ -56,7 +56,7 @@ class Folder(RuleBasedStateMachine):
         self.models: dict[str, Model] = {}
         self.held: list[Held] = []
 
-    # --- what there is to choose from ---
+    # --- choices ---
 
     def pick(self, number: int, names: Sequence[str] = (*FILES, *FOLDERS)) -> str:
         there = [name for name in names if name in self.models]

@@ -25,7 +25,7 @@ CHANGED = (ingot.StorageError, ingot.CheckpointError, FileNotFoundError)
 
 
 class Reads(Folder):
-    """What reads, while and after others write."""
+    """Rules that read, while and after others write."""
 
     def teardown(self) -> None:
         try:
@@ -62,7 +62,7 @@ class Reads(Folder):
     @precondition(has_held)
     @rule(which=ANY, way=st.sampled_from(["all", "one by one", "rows", "iterated", "fetched", "header"]))
     def read(self, which: int, way: str) -> None:
-        """What was opened, or that it was changed."""
+        """Check that the handle returns the opened file, or reports a change."""
         held = self.held[which % len(self.held)]
         self.read_or_be_told(way, held)
         for found, expected in held.given:

@@ -1,4 +1,4 @@
-"""Rules that save what a caller has, in every way; and saves that fail."""
+"""Rules that save a caller's tensors in every way, and saves that fail."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from .folder import Folder, has_any, has_file
 
 
 class Stopped(Exception):
-    """What a caller's `progress` raises."""
+    """The error of a caller's `progress`."""
 
 
 def stop(done: int, total: int) -> None:
@@ -29,7 +29,7 @@ def stop(done: int, total: int) -> None:
 
 
 class Saves(Folder):
-    """What saves."""
+    """Rules that save."""
 
     @rule(
         name=FILE,

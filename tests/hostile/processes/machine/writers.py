@@ -1,4 +1,4 @@
-"""Rules that write a file bit by bit: by several processes, and without knowing what will be in it."""
+"""Rules that write a file step by step: by several processes, and with unknown tensors."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .helpers import Helper
 
 
 class Writers(Folder):
-    """What writes by `ingot.Writer`."""
+    """Rules that write by `ingot.Writer`."""
 
     helpers: ClassVar[Sequence[Helper]]
 

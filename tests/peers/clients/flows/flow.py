@@ -69,7 +69,7 @@ def wait_for(file: Path) -> None:
 
 
 def told(name: str, value: Any) -> dict[str, Any]:
-    """What the report says of `value`: a digest for each tensor in it, everything else as it is."""
+    """Return `value` for the report: a digest for each tensor, everything else unchanged."""
     if isinstance(value, torch.nn.Module):
         value = value.state_dict()
     if isinstance(value, torch.Tensor):
@@ -102,7 +102,7 @@ def stand_ins() -> dict[str, ModuleType]:
 
 
 def holders() -> list[str]:
-    """What libraries hold of these modules: a line for each module of theirs and each name."""
+    """Return the names that libraries hold of these modules: a line for each module and name."""
     made = {}
     for name, module in stand_ins().items():
         made[id(module)] = name
