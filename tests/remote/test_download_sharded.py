@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import pickle
 import signal
 import threading
@@ -16,7 +15,7 @@ import pytest
 import ingot
 import ingot.numpy
 from support.servers import Answer, Handler, Request, Server, serving
-from support.shards import INDEX, NAMES, checkpoint, folder, same
+from support.shards import INDEX, NAMES, checkpoint, files_in, folder, same
 
 FILES = checkpoint()
 TOTAL = sum(map(len, FILES.values()))
@@ -31,15 +30,6 @@ def server() -> Iterator[Server]:
 
 def asked(server: Server) -> list[str]:
     return [unquote(request.path.partition("?")[0]).removeprefix("/model/") for request in server.requests]
-
-
-def files_in(place: Path) -> dict[str, bytes]:
-    """All files below a directory, hidden ones too."""
-    return {
-        os.path.relpath(os.path.join(root, name), place): Path(root, name).read_bytes()
-        for root, _, names in os.walk(place)
-        for name in names
-    }
 
 
 def test_download_fetches_all_files_of_an_index(server: Server, tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,66 +10,19 @@ import pytest
 
 import ingot
 import ingot.numpy
-from support.hubs import NEAR, TOKEN, find_nothing, take_the_place
-from support.servers import Handler, Request, Server, serving
+from support.hubs import NEAR, Hub, fill_cache, imitated, sha256
+from support.servers import serving
 
 TENSORS = {"a": np.arange(300_000), "b": np.float32(1.5)}
 DATA = ingot.numpy.save(TENSORS)
+FILES = {"model.safetensors": DATA}
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
-
-
-class Hub:
-    """A Hub of one file, with bytes on another host for a limited time."""
-
-    def __init__(self) -> None:
-        self.signature = 1
-        self.path = "/me/gpt/resolve/main/model.safetensors"
-        self.cdn: Server | None = None
-        self.hub: Server | None = None
-
-    def answer(self, handler: Handler, request: Request) -> None:
-        if request.path == "/me/old/resolve/main/model.safetensors":
-            handler.head(307, Location=self.path, Content_Length=0)
-        elif request.path != self.path:
-            find_nothing(handler)
-        elif request.headers.get("authorization") != f"Bearer {TOKEN}":
-            handler.head(401, X_Error_Message="Access to model me/gpt is restricted", Content_Length=0)
-        else:
-            handler.head(
-                302,
-                Location=self.cdn.url(f"/blob?Signature={self.signature}"),
-                X_Repo_Commit=COMMIT,
-                X_Linked_Size=len(DATA),
-                X_Linked_Etag='"sha"',
-                X_Xet_Hash="abc",
-                Content_Length=0,
-            )
-
-    def blob(self, handler: Handler, request: Request) -> None:
-        if request.path != f"/blob?Signature={self.signature}":
-            handler.head(403, Content_Length=0)
-        else:
-            handler.part(DATA, request, ETag='"sha"')
 
 
 @pytest.fixture
 def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Hub]:
-    hub = Hub()
-    with serving(hub.answer) as hub.hub, serving(hub.blob, host="127.0.0.2") as hub.cdn:
-        take_the_place(hub.hub, tmp_path, monkeypatch)
+    with imitated({COMMIT: FILES}, tmp_path, monkeypatch) as hub:
         yield hub
-
-
-def fill_the_cache(folder: Path) -> Path:
-    repo = folder / "hub" / "models--me--gpt"
-    path = repo / "snapshots" / COMMIT / "model.safetensors"
-    path.parent.mkdir(parents=True)
-    (repo / "refs").mkdir()
-    (repo / "refs" / "main").write_text(COMMIT)
-    (repo / "blobs").mkdir()
-    (repo / "blobs" / "sha").write_bytes(DATA)
-    path.symlink_to("../../blobs/sha")
-    return path
 
 
 def test_hub_file_is_opened_by_name(hub: Hub) -> None:
@@ -133,7 +85,7 @@ def test_hub_token_is_sent_to_no_other_url(hub: Hub) -> None:
 
 
 def test_hub_file_in_the_cache_is_not_fetched(hub: Hub, tmp_path: Path) -> None:
-    path = fill_the_cache(tmp_path)
+    path = fill_cache(tmp_path, COMMIT, FILES) / "model.safetensors"
     file = ingot.safe_open("hf://me/gpt", "np", storage_options=NEAR)
     assert (file.path, file.backend) == (str(path), "mmap")
     assert "cache" in file.why
@@ -156,7 +108,7 @@ def test_hub_offline_reads_the_cache_only(hub: Hub, tmp_path: Path, monkeypatch:
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     with pytest.raises(FileNotFoundError, match="HF_HUB_OFFLINE"):
         ingot.safe_open("hf://me/gpt", "np")
-    path = fill_the_cache(tmp_path)
+    path = fill_cache(tmp_path, COMMIT, FILES) / "model.safetensors"
     assert ingot.safe_open("hf://me/gpt", "np").path == str(path)
     assert hub.hub.requests == []
 
@@ -172,31 +124,11 @@ def test_hub_file_is_sliced_and_loaded(hub: Hub) -> None:
 # Files that are kept
 
 
-def linked(hub: Hub, etag: str) -> None:
-    """Set the digest that the Hub states for the file, as it does for LFS and Xet objects."""
-    asked = hub.answer
-
-    def answer(handler: Handler, request: Request) -> None:
-        head = handler.head
-
-        def with_etag(status: int, **headers: str | int) -> None:
-            head(
-                status,
-                **{**headers, **({"X_Linked_Etag": f'"{etag}"'} if "X_Linked_Etag" in headers else {})},
-            )
-
-        handler.head = with_etag  # type: ignore[method-assign]
-        asked(handler, request)
-
-    hub.hub.replace(answer)
-
-
 def test_hub_download_compares_the_digest_of_the_hub(hub: Hub, tmp_path: Path) -> None:
-    linked(hub, hashlib.sha256(DATA).hexdigest())
     done = ingot.download("hf://me/gpt", tmp_path, storage_options=NEAR)
     assert done.path == str(tmp_path / "model.safetensors")
-    assert done.sha256 == hashlib.sha256(DATA).hexdigest()
-    linked(hub, "ab" * 32)
+    assert done.sha256 == sha256(DATA)
+    hub.claims["model.safetensors"] = "ab" * 32
     with pytest.raises(ingot.IntegrityError) as caught:
         ingot.download("hf://me/gpt", tmp_path / "other", storage_options=NEAR)
     assert caught.value.expected == "ab" * 32
@@ -214,7 +146,7 @@ def test_hub_headers_of_another_server_are_ignored(tmp_path: Path) -> None:
 
 
 def test_hub_file_in_the_cache_is_copied(hub: Hub, tmp_path: Path) -> None:
-    fill_the_cache(tmp_path)
+    fill_cache(tmp_path, COMMIT, FILES)
     done = ingot.download(f"hf://me/gpt@{COMMIT}", tmp_path / "x", storage_options=NEAR)
     assert (tmp_path / "x").read_bytes() == DATA
     assert done.fetched == 0

@@ -2,94 +2,30 @@
 
 from __future__ import annotations
 
-import hashlib
-import os
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from urllib.parse import unquote
 
 import numpy as np
 import pytest
 
 import ingot
 import ingot.numpy
-from support.hubs import NEAR, TOKEN, find_nothing, take_the_place
-from support.servers import Handler, Request, Server, serving
-from support.shards import INDEX, NAMES, checkpoint, folder, same, tensors
+from support.hubs import NEAR, Hub, fill_cache, imitated, sha256
+from support.shards import INDEX, NAMES, checkpoint, files_in, same, tensors
 
 OLD, NEW = "0" * 39 + "1", "0" * 39 + "2"
 
 
-def sha256(data: bytes) -> str:
-    return hashlib.sha256(data).hexdigest()
-
-
-class Hub:
-    """A Hub of one repository, `me/gpt`. It serves small files itself; another host has the large ones."""
-
-    def __init__(self) -> None:
-        self.main = OLD
-        self.commits = {OLD: checkpoint(0), NEW: checkpoint(1)}
-        self.hub: Server | None = None
-        self.cdn: Server | None = None
-        #: False digests of large files, by name.
-        self.claims: dict[str, str] = {}
-        #: Called with each request for a file of the repository.
-        self.asked = lambda name: None
-
-    def answer(self, handler: Handler, request: Request) -> None:
-        owner, repo, page, revision, name = unquote(request.path).lstrip("/").split("/", 4)
-        self.asked(name)
-        commit = {"main": self.main}.get(revision, revision)
-        files = self.commits.get(commit, {})
-        if request.headers.get("authorization") != f"Bearer {TOKEN}":
-            handler.head(401, X_Error_Message="Invalid username or password.", Content_Length=0)
-        elif (owner, repo, page) != ("me", "gpt", "resolve") or name not in files:
-            find_nothing(handler)
-        elif name.endswith(".json"):
-            handler.part(files[name], request, X_Repo_Commit=commit, ETag=f'"{commit}"')
-        else:
-            handler.head(
-                302,
-                Location=self.cdn.url(f"/{commit}/{request.path.split('/', 5)[5]}"),
-                X_Repo_Commit=commit,
-                X_Linked_Size=len(files[name]),
-                X_Linked_Etag=f'"{self.claims.get(name, sha256(files[name]))}"',
-                Content_Length=0,
-            )
-
-    def blob(self, handler: Handler, request: Request) -> None:
-        commit = request.path[1:41]
-        folder(self.commits[commit], f"/{commit}/")(handler, request)
-
-    def names(self) -> list[str]:
-        """Return the requests as revision and file."""
-        return [unquote(request.path).removeprefix("/me/gpt/resolve/") for request in self.hub.requests]
-
-
 @pytest.fixture
 def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Hub]:
-    hub = Hub()
-    with serving(hub.answer) as hub.hub, serving(hub.blob, host="127.0.0.2") as hub.cdn:
-        take_the_place(hub.hub, tmp_path, monkeypatch)
+    with imitated({OLD: checkpoint(0), NEW: checkpoint(1)}, tmp_path, monkeypatch) as hub:
         yield hub
 
 
 def fill_the_cache(home: Path, commit: str = OLD, seed: int = 0, without: str | None = None) -> Path:
     """Write the repository as the Hub's clients cache it, and return the index."""
-    repo = home / "hub" / "models--me--gpt"
-    for number, (name, data) in enumerate(checkpoint(seed).items()):
-        blob = repo / "blobs" / f"{commit}-{number}"
-        link = repo / "snapshots" / commit / name
-        blob.parent.mkdir(parents=True, exist_ok=True)
-        link.parent.mkdir(parents=True, exist_ok=True)
-        if name != without:
-            blob.write_bytes(data)
-            link.symlink_to(blob)
-    (repo / "refs").mkdir(exist_ok=True)
-    (repo / "refs" / "main").write_text(commit)
-    return repo / "snapshots" / commit / INDEX
+    return fill_cache(home, commit, checkpoint(seed), without) / INDEX
 
 
 def test_hub_repository_of_shards_is_a_checkpoint(hub: Hub) -> None:
@@ -190,7 +126,7 @@ def test_hub_shard_that_the_cache_lacks_is_fetched(hub: Hub, tmp_path: Path, rev
     assert same(file.get_tensors())
     assert file.path == str(index)
     assert file.shards[1] == f"hf://me/gpt@{OLD}/{NAMES[1]}"
-    assert {request.path.split("/")[-1] for request in hub.cdn.requests} == {NAMES[1]}
+    assert {request.path.partition("?")[0].split("/")[-1] for request in hub.cdn.requests} == {NAMES[1]}
 
 
 def test_hub_checkpoint_offline_reads_the_cache_only(
@@ -215,14 +151,6 @@ def place(tmp_path: Path) -> Path:
     """Return the folder of downloads, outside the cache."""
     (tmp_path / "kept").mkdir()
     return tmp_path / "kept"
-
-
-def files_in(place: Path) -> dict[str, bytes]:
-    return {
-        os.path.relpath(os.path.join(root, name), place): Path(root, name).read_bytes()
-        for root, _, names in os.walk(place)
-        for name in names
-    }
 
 
 @pytest.mark.parametrize("source", ["hf://me/gpt", f"hf://me/gpt/{INDEX}", f"hf://me/gpt@{OLD}"])

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping
+from pathlib import Path
 from urllib.parse import unquote
 
 import numpy as np
@@ -50,6 +52,15 @@ def folder(files: Mapping[str, bytes], at: str = "/model/") -> Answer:
             handler.head(404, Content_Length=0)
 
     return answer
+
+
+def files_in(place: Path) -> dict[str, bytes]:
+    """Return all files below a directory, including hidden ones."""
+    return {
+        os.path.relpath(os.path.join(root, name), place): Path(root, name).read_bytes()
+        for root, _, names in os.walk(place)
+        for name in names
+    }
 
 
 def same(found: Mapping[str, np.ndarray], seed: int = 0) -> bool:
