@@ -80,9 +80,13 @@ def test_import_loads_a_module_when_it_is_named(name: str) -> None:
 
 
 PACKAGES = [
-    ("numpy", "numpy"), ("torch", "torch"), ("flax", "jax"), ("tensorflow", "tensorflow"), ("mlx", "mlx"),
+    ("numpy", "numpy"),
+    ("torch", "torch"),
+    ("flax", "jax"),
+    ("tensorflow", "tensorflow"),
+    ("mlx", "mlx"),
     ("paddle", "paddle"),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("framework", "package"), PACKAGES)

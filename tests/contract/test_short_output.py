@@ -83,10 +83,17 @@ def test_repr_of_results_for_a_large_file_is_short(path: Path, tmp_path: Path) -
     file = ingot.safe_open(path, "np")
     out = tmp_path / "out.safetensors"
     made = [
-        file, file.get_slice(NAMES[0]), file.info(NAMES[0]), ingot.verify(path), ingot.stats(path),
-        ingot.diff(path, path), ingot.check(path), ingot.cast(path, tmp_path / "cast", "F16"),
-        ingot.convert(path, out, dtype="F16", drop="*.1.*"), ingot.repair(path, tmp_path / "repaired"),
-    ]  # fmt: skip
+        file,
+        file.get_slice(NAMES[0]),
+        file.info(NAMES[0]),
+        ingot.verify(path),
+        ingot.stats(path),
+        ingot.diff(path, path),
+        ingot.check(path),
+        ingot.cast(path, tmp_path / "cast", "F16"),
+        ingot.convert(path, out, dtype="F16", drop="*.1.*"),
+        ingot.repair(path, tmp_path / "repaired"),
+    ]
     for one in made:
         assert len(repr(one)) <= LONGEST, type(one)
         assert len(str(one)) <= LONGEST, type(one)

@@ -432,10 +432,22 @@ def durable(writer: Writer, folder: Path) -> Outcome:
 CASES: dict[str, Callable[[Writer, Path], Outcome]] = {
     case.__name__: case
     for case in (
-        refused, replaced, mode_0600, symlink, dangling_link, snapshot, hard_link, read_only,
-        read_only_replaced, read_only_directory, full_disk, killed, interrupted, durable,
+        refused,
+        replaced,
+        mode_0600,
+        symlink,
+        dangling_link,
+        snapshot,
+        hard_link,
+        read_only,
+        read_only_replaced,
+        read_only_directory,
+        full_disk,
+        killed,
+        interrupted,
+        durable,
     )
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("writer", WRITERS)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import io
 import mmap
 import pickle
 import threading
@@ -261,12 +262,15 @@ def test_safe_open_on_meta_has_shapes_and_dtypes(path: Path) -> None:
         assert file.get_slice("b")[torch.tensor([0])].is_meta
 
 
-def test_safe_open_passes_strict_and_the_limit(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "source", [lambda path: path, lambda path: io.BytesIO(path.read_bytes())], ids=["path", "object"]
+)
+def test_safe_open_passes_strict_and_the_limit(tmp_path: Path, source: Callable[[Path], Any]) -> None:
     path = tmp_path / "t"
     ingot.numpy.save_file(TENSORS, path)
     with raises(ingot.HeaderError, code="header-too-large"):
-        ingot.safe_open(path, "np", max_header_size=10)
+        ingot.safe_open(source(path), "np", max_header_size=10)
     path.write_bytes(b"\x0a\0\0\0\0\0\0\0" + b" {}".ljust(10))
-    assert len(ingot.safe_open(path, "np")) == 0
+    assert len(ingot.safe_open(source(path), "np")) == 0
     with raises(ingot.HeaderError, code="not-strict"):
-        ingot.safe_open(path, "np", strict=True)
+        ingot.safe_open(source(path), "np", strict=True)

@@ -243,6 +243,12 @@ def test_load_file_reads_ranges_as_indices(path, framework, backend, index, rows
         np.testing.assert_array_equal(file.get_slice("fused")[index], expected)
 
 
+def test_load_file_reads_none_as_a_new_dimension(path, framework):
+    load, _ = framework
+    found = load(path, slices={"fused": None})
+    np.testing.assert_array_equal(np.asarray(found["fused"]), WHOLE[None], strict=True)
+
+
 def test_load_file_rejects_a_range_past_the_end(path):
     with pytest.raises(SliceError, match="index 12 is out of range for dimension 0 of size 12"):
         ingot.numpy.load_file(path, slices={"fused": [range(10, 14)]})

@@ -221,10 +221,24 @@ def test_repair_fails_for_few_vectors(tmp_path: Path) -> None:
         outcome.setdefault(is_understood(source), set()).add(str(vector.code))
     assert outcome[True].isdisjoint(HOPELESS)
     assert outcome[True] >= {
-        "duplicate-field", "duplicate-metadata-key", "duplicate-tensor", "hole", "invalid-entry",
-        "invalid-metadata", "invalid-padding", "invalid-utf8", "missing-field", "overlap", "partial-byte",
-        "reversed-range", "size-mismatch", "size-overflow", "trailing-bytes", "truncated", "unknown-dtype",
-    }  # fmt: skip
+        "duplicate-field",
+        "duplicate-metadata-key",
+        "duplicate-tensor",
+        "hole",
+        "invalid-entry",
+        "invalid-metadata",
+        "invalid-padding",
+        "invalid-utf8",
+        "missing-field",
+        "overlap",
+        "partial-byte",
+        "reversed-range",
+        "size-mismatch",
+        "size-overflow",
+        "trailing-bytes",
+        "truncated",
+        "unknown-dtype",
+    }
 
 
 names = st.text("abc", min_size=1, max_size=2)

@@ -113,15 +113,33 @@ def test_prefetch_follows_a_plan_and_outlives_its_handle(compat: SimpleNamespace
 
 # Tensors `b` of 3 rows and `s` of none.
 REFUSED: list[Any] = [
-    {"nope": None}, {"b": 3}, {3: None}, {}, {"s": slice(0, 1)}, {"b": slice(0, 4)}, {"b": slice(4, None)},
-    {"b": slice(None, -4)}, {"b": slice(-4, None)}, {"b": slice("a", 2)}, {"b": slice(1.0, 2)},
-    {"b": slice(None, 2**70)}, {"b": slice(0, 2, 0)}, {"b": slice(0, 2, 2)}, {"b": slice(0, 2, -1)},
+    {"nope": None},
+    {"b": 3},
+    {3: None},
+    {},
+    {"s": slice(0, 1)},
+    {"b": slice(0, 4)},
+    {"b": slice(4, None)},
+    {"b": slice(None, -4)},
+    {"b": slice(-4, None)},
+    {"b": slice("a", 2)},
+    {"b": slice(1.0, 2)},
+    {"b": slice(None, 2**70)},
+    {"b": slice(0, 2, 0)},
+    {"b": slice(0, 2, 2)},
+    {"b": slice(0, 2, -1)},
     {"b": slice(0, 2, "a")},
-]  # fmt: skip
+]
 TAKEN: list[Any] = [
-    {"b": slice(2, 1)}, {"b": slice(3, None)}, {"b": slice(-3, 3)}, {"b": slice(None, -3)},
-    {"b": slice(True, None)}, {"b": slice(0, 2, True)}, {"s": None, "b": slice(None)}, None,
-]  # fmt: skip
+    {"b": slice(2, 1)},
+    {"b": slice(3, None)},
+    {"b": slice(-3, 3)},
+    {"b": slice(None, -3)},
+    {"b": slice(True, None)},
+    {"b": slice(0, 2, True)},
+    {"s": None, "b": slice(None)},
+    None,
+]
 
 
 @pytest.mark.parametrize("plan", REFUSED, ids=str)
@@ -156,8 +174,11 @@ def test_serialize_reads_a_tensor_by_its_address(compat: SimpleNamespace, tmp_pa
     ours, theirs = compat.top.TensorSpec(**arguments), REAL.top.TensorSpec(**arguments)
     assert repr(ours) == repr(theirs)
     assert (ours.dtype, ours.shape, ours.data_ptr, ours.data_len) == (
-        "F32", [2], arguments["data_ptr"], 8,
-    )  # fmt: skip
+        "F32",
+        [2],
+        arguments["data_ptr"],
+        8,
+    )
     wanted = REAL.top.serialize({"a": theirs}, {"k": "v"})
     assert compat.top.serialize({"a": ours}, {"k": "v"}) == wanted
     compat.top.serialize_file({"a": ours}, tmp_path / "t.bt", metadata={"k": "v"})

@@ -143,14 +143,29 @@ def test_tree_rejects_a_cycle() -> None:
 
 
 BROKEN = [
-    "", "[]", "1", "{", '{"a": {"$tensor": "no"}}', '{"a": {"$tensor": ["no"]}}', '{"a": {"$os": 1}}',
-    '{"a": {"$tuple": [], "$set": []}}', '{"a": {"$tuple": 3}}', '{"a": {"$dict": [[[], 1]]}}',
-    '{"a": {"$dtype": "save"}}', '{"a": {"$device": "nowhere"}}', '{"a": {"$bytes": 3}}',
-    '{"a": {"$default": ["eval", []]}}', '{"a": {"$set": [{}]}}', '{"a": {"$path": 3}}',
-    '{"a": {"$float": "one"}}', '{"a": {"$ordered": []}}', '{"a": {"$size": ["b"]}}',
+    "",
+    "[]",
+    "1",
+    "{",
+    '{"a": {"$tensor": "no"}}',
+    '{"a": {"$tensor": ["no"]}}',
+    '{"a": {"$os": 1}}',
+    '{"a": {"$tuple": [], "$set": []}}',
+    '{"a": {"$tuple": 3}}',
+    '{"a": {"$dict": [[[], 1]]}}',
+    '{"a": {"$dtype": "save"}}',
+    '{"a": {"$device": "nowhere"}}',
+    '{"a": {"$bytes": 3}}',
+    '{"a": {"$default": ["eval", []]}}',
+    '{"a": {"$set": [{}]}}',
+    '{"a": {"$path": 3}}',
+    '{"a": {"$float": "one"}}',
+    '{"a": {"$ordered": []}}',
+    '{"a": {"$size": ["b"]}}',
     '{"a": ' + "9" * 5000 + "}",
-    '{"a":' * 100_000 + "1" + "}" * 100_000, '{"a": {"$array": "no"}}',
-]  # fmt: skip
+    '{"a":' * 100_000 + "1" + "}" * 100_000,
+    '{"a": {"$array": "no"}}',
+]
 
 
 @pytest.mark.parametrize("text", BROKEN, ids=lambda text: text[:40])

@@ -25,10 +25,18 @@ PRIVATE = {
     "tensorflow": {"_np2tf", "_tf2np"},
     "mlx": {"_np2mx", "_mx2np"},
     "paddle": {
-        "NPDTYPES", "_SIZE", "_TYPES", "_flatten", "_getdtype", "_np2paddle", "_paddle2np", "_to_ndarray",
-        "_tobytes", "_view2paddle",
+        "NPDTYPES",
+        "_SIZE",
+        "_TYPES",
+        "_flatten",
+        "_getdtype",
+        "_np2paddle",
+        "_paddle2np",
+        "_to_ndarray",
+        "_tobytes",
+        "_view2paddle",
     },
-}  # fmt: skip
+}
 # The dtypes that a framework lacks.
 LACKS = {
     "flax": set[str](),
