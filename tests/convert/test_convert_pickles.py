@@ -18,6 +18,8 @@ import pytest
 import torch
 
 import ingot
+from ingot._convert import limits
+from ingot._convert.source import Stream
 from ingot.numpy import load_file
 from support import processes
 from support.errors import raises
@@ -150,6 +152,12 @@ def test_convert_reports_foreign_objects_if_selected() -> None:
     with raises(ingot.ConversionError, r"tensor `callback`: .*not run.*ZipInfo", code="unsafe-pickle"):
         ingot.convert("in.pt", "out.safetensors")
     assert ingot.convert("in.pt", "out.safetensors", drop="callback").dropped == ("callback",)
+
+
+def test_convert_reports_a_foreign_class_that_is_not_called() -> None:
+    torch.save({"w": torch.ones(2), "kind": zipfile.ZipInfo}, "in.pt")
+    with raises(ingot.ConversionError, "not run: `zipfile.ZipInfo`", code="unsafe-pickle", tensor="kind"):
+        ingot.convert("in.pt", "out.safetensors")
 
 
 def test_convert_reports_two_tensors_of_one_name_if_selected() -> None:
@@ -369,3 +377,43 @@ def test_convert_counts_bytes_under_every_name(word: str) -> None:
         Path(path).write_bytes(data)
     Path("in.pkl").write_bytes(pickled)
     assert processes.run(COUNTED, folder=Path.cwd()).said() < 1 << 30
+
+
+@pytest.fixture
+def small_limits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "ALWAYS_HELD_NBYTES", 1 << 20)
+    monkeypatch.setattr(limits, "HELD_GROWTH", 1)
+
+
+@pytest.mark.usefixtures("small_limits")
+def test_convert_holds_more_objects_with_a_larger_max_nbytes() -> None:
+    Path("in.pkl").write_bytes(pickle.dumps({"w": numpy.ones(2), "many": list(range(50_000))}))
+    for max_nbytes in (None, 100):
+        with raises(ingot.ConversionError, "a larger max_nbytes admits it", code="too-large"):
+            ingot.convert("in.pkl", "out.safetensors", max_nbytes=max_nbytes)
+    ingot.convert("in.pkl", "out.safetensors", max_nbytes=16 << 20)
+    assert load_file("out.safetensors")["w"].tolist() == [1, 1]
+
+
+SHARED = [str(number) for number in range(1000)]
+
+
+class AsSet:
+    """Pickles as a set of the shared list, which the file has once."""
+
+    def __reduce__(self) -> tuple[Callable[..., object], tuple[object, ...]]:
+        return set, (SHARED,)
+
+
+@pytest.mark.usefixtures("small_limits")
+def test_convert_counts_the_arguments_of_every_call() -> None:
+    Path("in.pkl").write_bytes(pickle.dumps([AsSet() for _ in range(100)]))
+    with raises(ingot.ConversionError, code="too-large"):
+        ingot.convert("in.pkl", "out.safetensors")
+
+
+def test_stream_rejects_a_read_past_the_end() -> None:
+    stream = Stream("in.pkl", io.BytesIO(b"abc"), end=3)
+    with raises(ingot.ConversionError, code="truncated", expected=4, found=3):
+        stream.read(4)
+    assert stream.read(3) == b"abc"
