@@ -197,8 +197,8 @@ def test_plan_of_many_tensors_takes_linear_time(monkeypatch):
     tensors, asked, nodes = model(100_000)
     took = []
     for _ in range(3):
-        began = time.perf_counter()
+        began = time.process_time()
         plan(tensors, asked, nodes, "job", 0)
-        took.append(time.perf_counter() - began)
-    # A second is owed; a busy machine may take a few.
+        took.append(time.process_time() - began)
+    # It should take a second. CPU time, since other processes may use the machine.
     assert min(took) < 5, took
