@@ -122,9 +122,3 @@ def test_results_are_pickled_and_shown_in_notebooks(path: Path) -> None:
         assert pickle.loads(pickle.dumps(found)) == found
         assert found._repr_html_().startswith("<div>")
         assert repr(found).startswith(type(found).__name__)
-
-
-@pytest.mark.parametrize("function", [ingot.stats, ingot.check])
-def test_stats_and_diff_name_the_nearest_option(function: object, path: Path) -> None:
-    with pytest.raises(TypeError, match="did you mean 'backend'"):
-        function(path, backends="mmap")  # type: ignore[operator]

@@ -92,11 +92,6 @@ def test_cast_reads_a_buffer_and_writes_the_other_format(path: Path, tmp_path: P
     assert ingot.safe_open(out, "np").metadata() == {"k": "v"}
 
 
-def test_cast_refuses_a_dtype_that_floats_are_not_converted_to(path: Path, tmp_path: Path) -> None:
-    with pytest.raises(ingot.OptionError, match="I8"):
-        ingot.cast(path, tmp_path / "x", "I8")
-
-
 class CountingStore:
     """A store of one file that notes where reads begin."""
 
