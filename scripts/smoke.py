@@ -15,6 +15,14 @@ from pathlib import Path
 import ingot
 
 VALUES = bytes(range(256)) * 4096
+# On x86-64, without debug symbols, which would be another 30 MB.
+LARGEST_LIBRARY_NBYTES = 8_000_000
+
+
+def library() -> None:
+    """Check that the extension module is stripped."""
+    nbytes = Path(ingot._native.__file__).stat().st_size
+    assert nbytes <= LARGEST_LIBRARY_NBYTES, f"the extension module has {nbytes:,} bytes"
 
 
 def files(folder: Path) -> None:
@@ -59,6 +67,8 @@ def arrays(folder: Path) -> None:
 
 def main() -> None:
     """Try everything, and say where."""
+    if platform.machine() in ("AMD64", "x86_64"):
+        library()
     with tempfile.TemporaryDirectory() as folder:
         files(Path(folder))
         done = "files"

@@ -6,12 +6,14 @@ import base64
 import csv
 import hashlib
 import io
+import shutil
 import zipfile
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+import ingot
 from support.scripts import script
 
 ROOT = Path(__file__).parents[2]
@@ -70,6 +72,24 @@ def test_check_wheels_finds_paths_of_the_machine(tmp_path: Path, monkeypatch: py
     assert WHEELS.leaks(wheel(tmp_path / "built.whl", tmp_path)) == [f"{SBOM} holds {tmp_path}/"]
     WHEELS.normalise(tmp_path / "built.whl", tmp_path / "normal.whl", tmp_path)
     assert WHEELS.leaks(tmp_path / "normal.whl") == []
+
+
+def test_split_keeps_the_symbols_in_a_file_that_the_library_names(tmp_path: Path) -> None:
+    if not shutil.which("rustc"):
+        pytest.skip("needs Rust")
+    library = Path(ingot._native.__file__).read_bytes()
+    symbols = tmp_path / "symbols" / "ingot.debug"
+    stripped = WHEELS.split(library, symbols)
+    assert len(stripped) <= len(library)
+    assert (symbols.name.encode() in stripped, b".symtab" in stripped) == (True, False)
+    assert symbols.stat().st_size > 0
+
+
+def test_oversized_names_a_library_with_its_symbols(tmp_path: Path) -> None:
+    path = tmp_path / "ingot-1.0-cp311-abi3-manylinux2014_x86_64.whl"
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("ingot/_native.abi3.so", bytes(8_000_001))
+    assert WHEELS.oversized(path) == ["the library has 8,000,001 bytes, expected at most 8,000,000"]
 
 
 def test_check_wheels_names_differing_members(tmp_path: Path) -> None:
