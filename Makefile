@@ -196,6 +196,7 @@ lint-text: $(VENV)/.lint
 	scripts/check-unsafe
 	scripts/check-floors
 	scripts/check-windows
+	scripts/check-commits
 	scripts/licences --check
 	scripts/faults --check
 	$(BIN)/typos

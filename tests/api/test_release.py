@@ -7,6 +7,8 @@ import csv
 import hashlib
 import io
 import shutil
+import subprocess
+import sys
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -154,3 +156,59 @@ def test_check_release_rejects_another_crate_version() -> None:
     cargo = {"workspace": {**CARGO["workspace"], "dependencies": {"ingot-format": {"version": "1.1.0"}}}}
     said = RELEASE.faults("v1.2.0", cargo, CHANGELOG)
     assert said == ["Cargo.toml asks for ingot-format 1.1.0, expected 1.2.0"]
+
+
+def commit(repository: Path, subject: str) -> None:
+    author = ["-c", "user.name=ingot", "-c", "user.email=ingot@example.org"]
+    subprocess.run(
+        ["git", *author, "commit", "--quiet", "--allow-empty", "--message", subject],
+        cwd=repository,
+        check=True,
+    )
+
+
+@pytest.fixture
+def repository(tmp_path: Path) -> Path:
+    """A repository with a long subject before the check was added, and a short one after."""
+    folder = tmp_path / "origin"
+    (folder / "scripts").mkdir(parents=True)
+    subprocess.run(["git", "init", "--quiet", folder], check=True)
+    commit(folder, "x" * 100)
+    shutil.copy(ROOT / "scripts" / "check-commits", folder / "scripts")
+    subprocess.run(["git", "add", "scripts"], cwd=folder, check=True)
+    commit(folder, "Check the subjects of commits")
+    commit(folder, "y" * 72)
+    return folder
+
+
+def checked(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, folder / "scripts" / "check-commits", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+def test_check_commits_ignores_commits_before_it_was_added(repository: Path) -> None:
+    assert checked(repository).returncode == 0
+
+
+@pytest.mark.parametrize("depth", ["1", "2", "100"])
+def test_check_commits_rejects_a_long_subject_in_a_shallow_clone(
+    repository: Path, tmp_path: Path, depth: str
+) -> None:
+    commit(repository, "z" * 73)
+    clone = tmp_path / "clone"
+    subprocess.run(
+        ["git", "clone", "--quiet", "--depth", depth, repository.as_uri(), clone],
+        check=True,
+        capture_output=True,
+    )
+    done = checked(clone)
+    assert done.returncode == 1
+    assert "has 73 characters, expected at most 72" in done.stderr
+
+
+def test_check_commits_rejects_a_long_message(repository: Path) -> None:
+    message = repository / "message"
+    message.write_text("# a comment\n" + "z" * 73 + "\n\nThe body.\n")
+    assert checked(repository, "--message", str(message)).returncode == 1
+    message.write_text("# a comment\nShort\n\n" + "z" * 100 + "\n")
+    assert checked(repository, "--message", str(message)).returncode == 0
