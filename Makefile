@@ -1,4 +1,4 @@
-# make demo | demo-ranks | test | test-all | test-frameworks | test-browser | test-clients | test-engines | test-candle | test-versions | test-windows | test-sanitizers | docs | wheels | check-wheels | lint | bench | bench-loads | bench-remote | bench-ranks | bench-formats | fuzz | nightly | proof | mutants | faults | crossed | clean
+# make dev | demo | demo-ranks | coverage | test | test-all | test-frameworks | test-browser | test-clients | test-engines | test-candle | test-versions | test-windows | test-sanitizers | docs | wheels | check-wheels | lint | bench | bench-loads | bench-remote | bench-ranks | bench-formats | fuzz | nightly | proof | mutants | faults | crossed | clean
 #
 # Every target sets itself up: it checks for Rust and Python, makes .venv, installs the pinned tools and builds the
 # extension module. Nothing runs twice while its inputs stay the same. What may be set, here or in the environment:
@@ -44,7 +44,7 @@ export PYO3_PYTHON := $(CURDIR)/$(BIN)/python
 # With the versions of Cargo.lock. The wheel and the benches are of the profile `release`, which this one inherits.
 CARGO_FLAGS := --profile tests --locked
 
-.PHONY: help demo demo-ranks test test-all test-programs test-rust test-orders test-oldest-rust test-python test-slow test-every-python test-frameworks test-rc test-clients test-engines test-browser test-gpu test-candle test-versions test-windows test-sanitizers docs wheels check-wheels check-crates viewer lint lint-rust lint-python lint-js lint-text lint-types lint-workflows bench bench-loads bench-remote bench-browser bench-ranks bench-gpu bench-formats fuzz nightly proof mutants faults crossed clean tools rebuild
+.PHONY: help dev demo demo-ranks coverage test test-all test-programs test-rust test-orders test-oldest-rust test-python test-slow test-every-python test-frameworks test-rc test-clients test-engines test-browser test-gpu test-candle test-versions test-windows test-sanitizers docs wheels check-wheels check-crates viewer lint lint-rust lint-python lint-js lint-text lint-types lint-workflows bench bench-loads bench-remote bench-browser bench-ranks bench-gpu bench-formats fuzz nightly proof mutants faults crossed clean tools rebuild
 .DELETE_ON_ERROR:
 # Cargo holds one lock and the benches want the machine for themselves.
 .NOTPARALLEL:
@@ -54,6 +54,11 @@ help:
 
 demo: $(VENV)/.ingot $(VENV)/.test $(VENV)/.demo
 	$(BIN)/python examples/demo.py
+
+# What a first contribution needs: a debug build, and what most tests import. The next `make test` builds for release again.
+dev: $(VENV)/.dev $(VENV)/.build
+	env -u CONDA_PREFIX PIP_QUIET=1 VIRTUAL_ENV=$(CURDIR)/$(VENV) $(BIN)/maturin develop --locked --quiet
+	@rm -f $(VENV)/.ingot
 
 # Four ranks on this machine: trains, saves by all of them, and loads on another mesh.
 demo-ranks: $(VENV)/.ingot $(VENV)/.test
@@ -93,6 +98,10 @@ test-python: $(VENV)/.ingot $(VENV)/.test $(VENV)/.demo
 # They measure memory, fill disks and start processes of their own, each in folders of its own.
 test-slow: $(VENV)/.ingot $(VENV)/.test $(VENV)/.demo
 	$(PYTEST) -m slow
+
+# Which lines of the package the quick tests run.
+coverage: $(VENV)/.ingot $(VENV)/.test $(VENV)/.demo $(VENV)/.coverage
+	$(PYTEST) -m "not slow" --cov ingot --cov-report term --cov-report xml
 
 # In one run: what is slow waits for much of its time, while the others work.
 test-every-python: $(VENV)/.ingot $(VENV)/.test $(VENV)/.demo
@@ -328,7 +337,7 @@ $(VENV)/.made: requirements/uv.txt | tools
 	$(BIN)/python $(PIP_INSTALL) -r $<
 	@touch $@
 
-$(VENV)/.build $(VENV)/.formats $(VENV)/.lint: $(VENV)/.%: requirements/%.txt $(VENV)/.made
+$(VENV)/.build $(VENV)/.coverage $(VENV)/.dev $(VENV)/.formats $(VENV)/.lint: $(VENV)/.%: requirements/%.txt $(VENV)/.made
 	$(UV_INSTALL) $(BIN)/python -r $<
 	@touch $@
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
+from collections.abc import Generator
 from pathlib import Path
 
 import pytest
@@ -38,3 +40,58 @@ os.environ.setdefault("XLA_FLAGS", "--xla_force_host_platform_device_count=4")
 def path(tmp_path: Path) -> Path:
     """Return the path for a test's file. Modules override this to create one."""
     return tmp_path / "model.safetensors"
+
+
+REQUIREMENTS = Path(__file__).parents[1] / "requirements"
+
+
+def needed(error: BaseException | None) -> str | None:
+    """Return the package of requirements/test.txt that is not installed, if that is the error."""
+    if not isinstance(error, ModuleNotFoundError) or error.name is None:
+        return None
+    package = error.name.partition(".")[0]
+    text = (REQUIREMENTS / "test.txt").read_text("utf-8").replace("-", "_")
+    return package if re.search(rf"^{package}(?:_\w+)*(?:\[.*\])?==", text, re.MULTILINE) else None
+
+
+class Module(pytest.Module):
+    """A module of tests, skipped if a package that it imports is not installed."""
+
+    def collect(self) -> object:
+        """Collect the tests."""
+        try:
+            return super().collect()
+        except self.CollectError as error:
+            if package := needed(error.__cause__):
+                pytest.skip(f"needs {package}", allow_module_level=True)
+            raise
+
+
+def pytest_pycollect_makemodule(module_path: Path, parent: pytest.Collector) -> Module:
+    return Module.from_parent(parent, path=module_path)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if "torch" in vars(getattr(item, "module", None) or object):
+            item.add_marker("torch")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_setup() -> Generator[None, object, object]:
+    return (yield from skipping())
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call() -> Generator[None, object, object]:
+    return (yield from skipping())
+
+
+def skipping() -> Generator[None, object, object]:
+    """Skip a test that imports a package that is not installed."""
+    try:
+        return (yield)
+    except ModuleNotFoundError as error:
+        if package := needed(error):
+            pytest.skip(f"needs {package}")
+        raise

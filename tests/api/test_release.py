@@ -158,6 +158,16 @@ def test_check_release_rejects_another_crate_version() -> None:
     assert said == ["Cargo.toml asks for ingot-format 1.1.0, expected 1.2.0"]
 
 
+def pins(name: str) -> set[str]:
+    lines = (ROOT / "requirements" / f"{name}.txt").read_text("utf-8").splitlines()
+    return {line for line in lines if "==" in line}
+
+
+def test_make_dev_installs_versions_of_make_test_without_torch() -> None:
+    assert pins("dev") < pins("test")
+    assert not any(line.startswith("torch") for line in pins("dev"))
+
+
 def commit(repository: Path, subject: str) -> None:
     author = ["-c", "user.name=ingot", "-c", "user.email=ingot@example.org"]
     subprocess.run(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -13,8 +13,8 @@ import pytest
 import ingot
 import ingot.numpy
 
-torch = pytest.importorskip("torch")
-import ingot.torch  # noqa: E402
+if TYPE_CHECKING:
+    import torch
 
 INDEX = "model.safetensors.index.json"
 
@@ -57,6 +57,7 @@ def checkpoint(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def tensors() -> dict[str, torch.Tensor]:
+    torch = pytest.importorskip("torch")
     torch.manual_seed(0)
     return {
         "large": torch.randn(900_000),
