@@ -6,9 +6,11 @@ import base64
 import csv
 import hashlib
 import io
+import re
 import shutil
 import subprocess
 import sys
+import tomllib
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -156,6 +158,37 @@ def test_check_release_rejects_another_crate_version() -> None:
     cargo = {"workspace": {**CARGO["workspace"], "dependencies": {"ingot-format": {"version": "1.1.0"}}}}
     said = RELEASE.faults("v1.2.0", cargo, CHANGELOG)
     assert said == ["Cargo.toml asks for ingot-format 1.1.0, expected 1.2.0"]
+
+
+PLACEHOLDER = "FILL-IN"
+
+
+def test_check_release_names_templates_that_are_not_filled_in(tmp_path: Path) -> None:
+    (tmp_path / "conda").mkdir()
+    (tmp_path / "pyproject.toml").write_text('[project]\nname = "ingot-tensors"\n')
+    (tmp_path / "conda" / "recipe.yaml").write_text('context:\n  version: "1.1.0"\n')
+    (tmp_path / "CITATION.cff").write_text(f"repository-code: {PLACEHOLDER}\nversion: 1.2.0\n")
+    said = RELEASE.unfilled(tmp_path, "1.2.0")
+    assert [fault.partition(":")[0] for fault in said] == [
+        "pyproject.toml has no [project.urls]",
+        "CITATION.cff, line 1",
+        "CODE_OF_CONDUCT.md is missing",
+        ".github/CODEOWNERS is missing",
+        "conda/recipe.yaml",
+    ]
+
+
+def test_templates_of_the_repository_exist_and_have_the_version() -> None:
+    version = tomllib.loads((ROOT / "Cargo.toml").read_text("utf-8"))["workspace"]["package"]["version"]
+    said = RELEASE.unfilled(ROOT, version)
+    assert [fault for fault in said if "missing" in fault or "version" in fault] == []
+
+
+def test_pre_commit_runs_the_versions_of_lint() -> None:
+    hooks = (ROOT / ".pre-commit-config.yaml").read_text("utf-8")
+    used = re.findall(r'additional_dependencies: \["([^"]+)"\]', hooks)
+    assert used
+    assert set(used) <= pins("lint")
 
 
 def pins(name: str) -> set[str]:
