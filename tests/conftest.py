@@ -18,7 +18,7 @@ settings.register_profile("ingot", deadline=None, derandomize=True)
 settings.register_profile("nightly", deadline=None, derandomize=False, max_examples=2000, print_blob=True)
 settings.load_profile("ingot")
 
-# A machine of a cloud that runs the tests has an identity of its own, which is not theirs.
+# A cloud machine that runs the tests has an identity, which the tests must not use.
 os.environ["AWS_EC2_METADATA_DISABLED"] = os.environ["NO_GCE_CHECK"] = "true"
 
 # A shell that starts a program in the background has it ignore Ctrl-C, and with it all that this one starts.
@@ -40,6 +40,12 @@ os.environ.setdefault("XLA_FLAGS", "--xla_force_host_platform_device_count=4")
 def path(tmp_path: Path) -> Path:
     """Return the path for a test's file. Modules override this to create one."""
     return tmp_path / "model.safetensors"
+
+
+@pytest.fixture(params=["mmap", "pread"])
+def backend(request: pytest.FixtureRequest) -> str:
+    """Return each backend of local files in turn."""
+    return str(request.param)
 
 
 REQUIREMENTS = Path(__file__).parents[1] / "requirements"

@@ -224,7 +224,7 @@ def test_version_is_that_of_the_distribution() -> None:
 
 
 ROOT = Path(__file__).parents[2]
-# `convert` asks for libraries that are tried at their newest only.
+# `convert` requires libraries whose newest versions only are tested.
 EXTRAS_TRIED = ("numpy", "torch", "jax", "tensorflow", "mlx", "paddle", "cli")
 
 

@@ -182,7 +182,7 @@ def test_pickles_name_public_modules(path: Path, kind: str, protocol: int) -> No
 @pytest.mark.parametrize("name", [name for name in ingot.__all__ if callable(getattr(ingot, name))])
 def test_functions_have_public_modules(name: str) -> None:
     found = getattr(ingot, name)
-    # The source of a class is looked for in the module that it is said to be of.
+    # `inspect` searches for the source of a class in its stated module.
     assert isinstance(found, type) or not PRIVATE.match(found.__module__ + "."), found.__module__
     assert pickle.loads(pickle.dumps(found)) is found
 

@@ -104,7 +104,7 @@ def test_check_wheels_names_differing_members(tmp_path: Path) -> None:
 
 def test_workflow_builds_and_tests_every_wheel() -> None:
     workflow = (ROOT / ".github" / "workflows" / "release.yml").read_text("utf-8")
-    # Windows has a linker of its own there.
+    # Windows has another linker there.
     released = [name for name in WHEELS.TARGETS if not name.endswith("-cross")]
     assert "-cross" not in workflow
     # Once where it is built, and once or more where it is tried.

@@ -1,6 +1,6 @@
 """Output in a real terminal, compared with the files in golden/.
 
-To renew them after a change that is meant, and then look at what `git diff` says of it::
+Renew them after an intended change, and review it with `git diff`::
 
     INGOT_RENEW_GOLDEN=1 python -m pytest tests/cli/test_screens.py
 """

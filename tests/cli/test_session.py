@@ -1,6 +1,6 @@
 """The session that docs/reference/command.md shows, printed again.
 
-To renew it after a change that is meant, and then look at what `git diff` says of it::
+Renew it after an intended change, and review it with `git diff`::
 
     INGOT_RENEW_GOLDEN=1 python -m pytest tests/cli/test_session.py
 """
@@ -25,7 +25,7 @@ LONGEST, HEAD, TAIL = 16, 7, 3
 
 
 def hub(folder: Path) -> Answer:
-    """A look-alike of the Hub, whose repository is what `ingot split` has made by then."""
+    """A server that imitates the Hub, with the output of `ingot split` as its repository."""
 
     def answer(handler: Handler, request: Request) -> None:
         file = folder / "shards" / request.path.removeprefix("/me/minilm/resolve/main/")

@@ -87,7 +87,7 @@ def test_convert_reads_bfloat16_of_npz(save: Any) -> None:
     for name, expected in (("half", half), ("turned", half.T), ("fives", fives)):
         assert found[name].dtype == expected.dtype
         numpy.testing.assert_array_equal(found[name].astype("f4"), expected.astype("f4"))
-    # One byte may be a float of several kinds, or an integer, and a void of NumPy's is no number.
+    # One byte may be one of several floats or an integer, and NumPy's void is no number.
     assert {(one.name, one.value) for one in report.left_out} == {("fours.npy", "<V1"), ("void.npy", "|V2")}
     numpy.save("in.npy", half)
     ingot.convert("in.npy", "lone.safetensors")

@@ -17,6 +17,7 @@ from ingot import _convert
 from ingot.numpy import load_file, save_file
 from support.errors import raises
 from support.processes import run
+from support.progress import Progress
 
 RANDOM = numpy.random.default_rng(0)
 ARRAYS = {
@@ -184,9 +185,9 @@ def test_convert_twice_at_once_writes_one_file(source: str, name: str) -> None:
 
 
 def test_convert_reports_progress_of_writing_and_verifying(source: str) -> None:
-    told: list[tuple[int, int]] = []
-    report = ingot.convert(source, "out.safetensors", progress=lambda done, total: told.append((done, total)))
-    assert told[-1] == (2 * report.nbytes, 2 * report.nbytes)
+    told = Progress()
+    report = ingot.convert(source, "out.safetensors", progress=told)
+    told.assert_complete(2 * report.nbytes)
     assert [done for done, _ in told] == sorted(done for done, _ in told)
 
     def stop(done: int, total: int) -> None:

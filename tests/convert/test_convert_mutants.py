@@ -1,4 +1,4 @@
-"""Files of the formats that ingot reads by itself, with bytes changed at random.
+"""Files of the formats that ingot parses itself, with randomly changed bytes.
 
 They are converted to what NumPy, msgpack or torch reads in them, or refused with one error; nothing is left.
 
@@ -146,7 +146,7 @@ def as_torch_reads_it(data: bytes, found: dict[str, Any]) -> None:
     try:
         read = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
     except ValueError:
-        # It refuses text of Python 2 that is not UTF-8, and an alignment that is no number.
+        # torch rejects text of Python 2 that is not UTF-8, and an invalid alignment.
         return
     for name, array in found.items():
         tensor = read

@@ -296,7 +296,7 @@ def moved(inner: bytes, outer: bytes) -> bytes:
 
 
 def behind(inner: bytes, outer: bytes) -> bytes:
-    """An archive behind another one, as it is."""
+    """An archive behind another one, unchanged."""
     return inner + outer
 
 

@@ -53,7 +53,7 @@ class TestCapture:
         loading = threading.Thread(target=lambda: found.append(framework.load_file(path, 0)))
         loading.start()
         loading.join()
-        # The idle thread frees memory now, as it does by itself after some seconds.
+        # The idle thread frees memory now instead of after some seconds.
         deadline = time.monotonic() + 20
         while gpus.counted()["pinned"] and time.monotonic() < deadline:
             _native.release_pinned()

@@ -14,6 +14,7 @@ torch = pytest.importorskip("torch")
 
 from ingot import torch as framework  # noqa: E402  # It is there, as the line above found.
 from support.errors import raises  # noqa: E402
+from support.progress import Progress  # noqa: E402
 
 from . import far  # noqa: E402
 
@@ -51,12 +52,6 @@ def _small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
 def path(path: Path) -> Path:
     framework.save_file(TENSORS, path)
     return path
-
-
-@pytest.fixture(params=["mmap", "pread"])
-def backend(request: pytest.FixtureRequest) -> str:
-    backend: str = request.param
-    return backend
 
 
 def raw(tensor: Any) -> bytes:
@@ -110,9 +105,9 @@ def test_load_file_combines_options(path: Path, backend: str) -> None:
     assert all_same(found, {name: TENSORS[name] for name in ("matrix", "half", "long")})
     found = framework.load_file(path, "far", backend=backend, keys=ingot.glob("w*", "d*"))
     assert all_same(found, {name: TENSORS[name] for name in ("deep", "wide")})
-    told: list[tuple[int, int]] = []
-    framework.load_file(path, "far", backend=backend, progress=lambda *numbers: told.append(numbers))
-    assert told[-1] == (NBYTES, NBYTES)
+    told = Progress()
+    framework.load_file(path, "far", backend=backend, progress=told)
+    told.assert_complete(NBYTES)
     assert len(told) > 5
 
 
@@ -252,11 +247,9 @@ def test_load_into_fills_and_converts_a_module(path: Path, backend: str) -> None
         "long": torch.zeros(7, device="far"),
         "deep": torch.zeros(3, 40, 50),
     }
-    told: list[tuple[int, int]] = []
+    told = Progress()
     with far.counted() as copies:
-        framework.load_into(
-            target, path, strict=False, backend=backend, progress=lambda *numbers: told.append(numbers)
-        )
+        framework.load_into(target, path, strict=False, backend=backend, progress=told)
         assert sum(copies["in"]) == 2 * 33 * 5 + 2 * 300 * 20 + 8 * 7
     assert torch.equal(target.pop("deep"), TENSORS["deep"])
     expected = {"half": torch.float32, "matrix": torch.bfloat16, "long": torch.float32}
@@ -280,9 +273,9 @@ def test_load_file_sends_each_tensor_to_its_device(path: Path, backend: str) -> 
         )
         assert same(found["matrix"], TENSORS["matrix"][:7].double())
         assert torch.equal(found["half"], TENSORS["half"].double())
-    told: list[tuple[int, int]] = []
-    framework.load_file(path, {"m*": "far", "*": "cpu"}, progress=lambda *numbers: told.append(numbers))
-    assert told[-1] == (NBYTES, NBYTES)
+    told = Progress()
+    framework.load_file(path, {"m*": "far", "*": "cpu"}, progress=told)
+    told.assert_complete(NBYTES)
 
 
 def test_load_file_keeps_aliases_together(tmp_path: Path) -> None:
@@ -296,10 +289,10 @@ def test_load_file_keeps_aliases_together(tmp_path: Path) -> None:
 def test_load_file_verifies_the_bytes_on_the_device(path: Path, tmp_path: Path) -> None:
     sealed = tmp_path / "sealed"
     framework.save_file(TENSORS, sealed, checksums="sha256")
-    told: list[tuple[int, int]] = []
-    found = framework.load_file(sealed, "far", verify=True, progress=lambda *numbers: told.append(numbers))
+    told = Progress()
+    found = framework.load_file(sealed, "far", verify=True, progress=told)
     assert all_same(found)
-    assert told[-1] == (NBYTES, NBYTES)
+    told.assert_complete(NBYTES)
     assert all_same(framework.load_file(sealed, "far", expected_sha256=ingot.hash(sealed, "sha256")))
     spoilt = bytearray(sealed.read_bytes())
     spoilt[-5] ^= 1
@@ -408,13 +401,13 @@ def test_load_file_widens_driver_reads_in_pieces(path: Path, monkeypatch: pytest
     monkeypatch.setattr(_devices, "gpu", lambda device: "the driver")
     checkpoint: Any = ByDriver(ingot._native.Checkpoint.open(path))
     names = ["half", "matrix", "long", "deep"]
-    told: list[tuple[int, int]] = []
+    told = Progress()
     before = sum(far.allocated.values())
     with far.counted():
         found = _devices.relay(torch.device("far")).read(
             checkpoint,
             Wanted(names, [slice(20), None, None, (slice(None), slice(5, 40))], "F64"),
-            Reads(tell=lambda *numbers: told.append(numbers)),
+            Reads(tell=told),
         )
         # The result, and a piece.
         assert far.most[0] - before <= sum(tensor.nbytes for tensor in found) + PIECE_NBYTES
@@ -422,7 +415,7 @@ def test_load_file_widens_driver_reads_in_pieces(path: Path, monkeypatch: pytest
     expected = [tensor.double() for tensor in floats]
     expected.insert(2, TENSORS["long"])
     assert all(map(same, found, expected))
-    # Straight comes what stays as it is, and the floats as they are stored.
+    # Unconverted tensors and the stored floats are read directly.
     assert checkpoint.nbytes[0] == TENSORS["long"].nbytes
     assert max(checkpoint.nbytes[1:]) <= PIECE_NBYTES
     assert sum(checkpoint.nbytes[1:]) == sum(tensor.nbytes for tensor in floats)

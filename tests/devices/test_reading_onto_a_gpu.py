@@ -13,6 +13,7 @@ import pytest
 
 import ingot
 import ingot.numpy
+from support.progress import Progress
 from support.traced import traced
 
 from .simulator import Array, Gpus
@@ -83,10 +84,10 @@ def test_load_file_combines_options(framework: ModuleType, gpus: Gpus, path: Pat
     assert all_same(found, {"matrix": TENSORS["matrix"], "table": TENSORS["table"][:, [0, 5]]})
     found = framework.load_file(path, 0, keys="half*", dtype="F32")
     assert all_same(found, {"half": TENSORS["half"].astype("f4")})
-    told: list[tuple[int, int]] = []
-    framework.load_file(path, 0, progress=lambda done, total: told.append((done, total)))
+    told = Progress()
+    framework.load_file(path, 0, progress=told)
     nbytes = sum(array.nbytes for array in TENSORS.values())
-    assert told[-1] == (nbytes, nbytes)
+    told.assert_complete(nbytes)
 
 
 def test_load_file_sends_each_tensor_to_its_device(framework: ModuleType, gpus: Gpus, path: Path) -> None:

@@ -13,6 +13,7 @@ from ingot._adapters import pieces
 from ingot._native import Checkpoint
 from ingot._read.door import Reads
 from ingot._read.select import Wanted
+from support.progress import Progress
 
 torch = pytest.importorskip("torch")
 
@@ -42,14 +43,12 @@ def test_load_file_fills_whole_tensors_in_pieces(checkpoint: Checkpoint) -> None
         if array.ndim > 1
     ]
     names = [name for name, array in ARRAYS.items() if array.ndim > 1]
-    told: list[tuple[int, int]] = []
-    Filling(checkpoint, Wanted(names), tensors).read(
-        None, Reads(tell=lambda done, total: told.append((done, total)))
-    )
+    told = Progress()
+    Filling(checkpoint, Wanted(names), tensors).read(None, Reads(tell=told))
     for name, tensor in zip(names, tensors, strict=True):
         assert np.array_equal(tensor.numpy(), ARRAYS[name])
     total = sum(tensor.nbytes for tensor in tensors)
-    assert told[-1] == (total, total)
+    told.assert_complete(total)
     # More than one, since none of them fits.
     assert len(told) > 5
 

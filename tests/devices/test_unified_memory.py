@@ -34,12 +34,6 @@ def path(path: Path) -> Path:
     return path
 
 
-@pytest.fixture(params=["mmap", "pread"])
-def backend(request: pytest.FixtureRequest) -> str:
-    backend: str = request.param
-    return backend
-
-
 def are_right(found: dict[str, object]) -> bool:
     return all(np.array_equal(found[name].numpy(), array) for name, array in ARRAYS.items())  # type: ignore[attr-defined]
 

@@ -19,6 +19,7 @@ jax = pytest.importorskip("jax")
 from jax.sharding import NamedSharding, PartitionSpec, SingleDeviceSharding  # noqa: E402
 
 import ingot.flax  # noqa: E402
+from support.progress import Progress  # noqa: E402
 
 from .jax_of_any_age import enable_x64  # noqa: E402
 
@@ -60,13 +61,12 @@ def same(found: Any, expected: Any, where: Any) -> bool:
 
 @pytest.fixture(params=["views", "copies"])
 def _either_way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also as for devices that are no CPU, which are given memory that ingot has read into."""
+    """Also as for other devices than the CPU, which receive memory filled by ingot."""
     if request.param == "copies":
         monkeypatch.setattr(ingot.flax, "_is_host", lambda device: False)
 
 
 @pytest.mark.usefixtures("_either_way")
-@pytest.mark.parametrize("backend", ["mmap", "pread"])
 @pytest.mark.parametrize("spec", SPECS, ids=str)
 def test_load_file_gives_each_device_its_shard(path: Path, spec: tuple[Any, ...], backend: str) -> None:
     where = sharding(*spec)
@@ -161,11 +161,11 @@ def test_load_file_takes_shardings_by_name(path: Path) -> None:
 
 
 def test_load_file_of_a_sharding_reports_progress_and_verifies(path: Path, tmp_path: Path) -> None:
-    told: list[tuple[int, int]] = []
-    ingot.flax.load_file(path, sharding("a"), progress=lambda *numbers: told.append(numbers))
+    told = Progress()
+    ingot.flax.load_file(path, sharding("a"), progress=told)
     with ingot.safe_open(path, "np") as file:
         nbytes = sum(file.info(name).nbytes for name in file)
-    assert told[-1] == (nbytes, nbytes)
+    told.assert_complete(nbytes)
     sealed = tmp_path / "sealed"
     ingot.numpy.save_file(ARRAYS, sealed, checksums="sha256")
     found = ingot.flax.load_file(sealed, sharding("a"), verify=True)

@@ -1,4 +1,4 @@
-"""Ranks that are pretended, one after the other in this process: for what none asks of another."""
+"""Ranks: imitated one after the other in this process, or processes of their own."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 import ingot.dcp
 from ingot.torch import save_file
 
-# torch says so of each save and load without a process group.
+# torch warns of each save and load without a process group.
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 
 FLOATS = ("float64", "float32", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2")

@@ -56,7 +56,6 @@ def local(tensor):
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
-@pytest.mark.parametrize("backend", ["mmap", "pread"])
 @pytest.mark.parametrize("piece", [16, 64 << 20], ids=["in small pieces", "at once"])
 @pytest.mark.parametrize(
     "dtype", [None, torch.float64, torch.int16], ids=["as stored", "converted", "copied"]

@@ -63,7 +63,7 @@ def tensor_parallel(model, mesh, other_way=False):
 
 
 def sharded(layout):
-    """A model without values, as it is made before it is loaded."""
+    """A model without values, as before a load."""
     size = dist.get_world_size()
     with torch.device("meta"):
         model = Model()

@@ -203,7 +203,7 @@ def test_read_once_waits_for_a_late_rank(four, path):
 
 
 def dies(path, read_once, step):
-    """Rank 1 is killed as it comes to its collective of this number."""
+    """Kill rank 1 at its collective of this number."""
     wait, steps = peers.Peers._wait, []
 
     def counted(self, begin, doing):

@@ -236,7 +236,7 @@ def test_background_save_raises_planning_errors_at_once(four, tmp_path, case, ow
 
 
 def breaks(folder, step, nodes):
-    """Rank 1 is killed as the thread comes to its collective of this number."""
+    """Kill rank 1 when its thread reaches its collective of this number."""
     rank = dist.get_rank()
     _save_by_ranks.this_node = lambda: f"node {nodes[rank]}"
     wait, steps = peers.Peers._wait, []

@@ -177,7 +177,7 @@ def test_save_sharded_rejects_what_is_not_whole(four, tmp_path, case, own, messa
 
 
 def breaks(folder, case, step, nodes):
-    """Rank 1 fails as it comes to its collective of this number."""
+    """Make rank 1 fail at its collective of this number."""
     rank = dist.get_rank()
     _save_by_ranks.this_node = lambda: f"node {nodes[rank]}"
     wait, steps = peers.Peers._wait, []

@@ -89,7 +89,6 @@ def test_load_file_allocates_more_than_2_gib(large: Path) -> None:
     assert_marked(ingot.torch.load_file(large, backend="pread")["a"])
 
 
-@pytest.mark.parametrize("backend", ["mmap", "pread"])
 def test_get_slice_crosses_every_limit(folder: Path, backend: Literal["mmap", "pread"]) -> None:
     nbytes = FOUR_GIB + 4097
     expected = marks(nbytes)

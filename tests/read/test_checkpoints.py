@@ -25,7 +25,6 @@ torch = pytest.importorskip("torch")
 import ingot.torch  # noqa: E402
 
 
-@pytest.mark.parametrize("backend", ["mmap", "pread"])
 @pytest.mark.parametrize("spell", [Path, lambda path: path / INDEX], ids=["directory", "index"])
 def test_checkpoint_is_read_by_one_handle(
     checkpoint: Path, spell: Callable[[Path], Any], backend: str
@@ -200,7 +199,6 @@ def test_checkpoint_names_a_broken_shard(checkpoint: Path) -> None:
             read()
 
 
-@pytest.mark.parametrize("backend", ["mmap", "pread"])
 def test_safe_open_reads_the_old_shards_after_a_save(checkpoint: Path, backend: str) -> None:
     with opened(checkpoint, backend=backend) as file:
         for name in (B, A):
@@ -223,7 +221,6 @@ def test_safe_open_rejects_a_shard_written_to_before_its_first_read(checkpoint: 
         np.testing.assert_array_equal(file.get_tensor("a"), LEFT["a"])
 
 
-@pytest.mark.parametrize("backend", ["mmap", "pread"])
 @pytest.mark.parametrize("is_read", [False, True], ids=["unread", "read"])
 def test_safe_open_rejects_a_replaced_shard(tmp_path: Path, backend: str, is_read: bool) -> None:
     files = {f"{number:02}.safetensors": {f"t{number:02}": np.array([number])} for number in range(60)}
@@ -326,7 +323,6 @@ def test_checkpoint_directory_may_be_a_link(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("load", [ingot.numpy.load_file, ingot.torch.load_file], ids=["numpy", "torch"])
-@pytest.mark.parametrize("backend", ["mmap", "pread"])
 def test_load_file_selects_over_shards(checkpoint: Path, load: Callable[..., Any], backend: str) -> None:
     everything = LEFT | RIGHT
 
@@ -350,7 +346,6 @@ def test_load_file_selects_over_shards(checkpoint: Path, load: Callable[..., Any
         some(slices={"b": slice(1), "a": 7})
 
 
-@pytest.mark.parametrize("backend", ["mmap", "pread"])
 def test_checkpoint_fills_destinations(checkpoint: Path, backend: str) -> None:
     strided = torch.zeros(3, 2).T
     out = {"b": torch.zeros(4, dtype=torch.int8), "a": strided}

@@ -110,7 +110,7 @@ def layouts(dtype: numpy.dtype[Any]) -> dict[str, Callable[[], numpy.ndarray]]:
     """Arrays of zeros of the same four by six elements, or of one, in every place that arrays lie in."""
 
     def field() -> numpy.ndarray:
-        # Its elements are no whole number of themselves apart.
+        # Its strides are no multiple of the element size.
         return numpy.zeros((4, 6), numpy.dtype([("before", "u1"), ("here", dtype), ("after", "V2")]))["here"]
 
     return {

@@ -105,7 +105,6 @@ def test_closed_handle_raises_closed_error(path: Path) -> None:
     assert file.path == str(path)
 
 
-@pytest.mark.parametrize("backend", ["mmap", "pread"])
 def test_slices_and_tensors_outlive_the_handle(path: Path, backend: str) -> None:
     with ingot.safe_open(path, "np", backend=backend) as file:
         part, tensor = file.get_slice("b"), file["b"]
@@ -118,7 +117,6 @@ def test_slices_and_tensors_outlive_the_handle(path: Path, backend: str) -> None
     assert (tensor == TENSORS["b"]).all()
 
 
-@pytest.mark.parametrize("backend", ["mmap", "pread"])
 @pytest.mark.parametrize("framework", ["np", "pt"])
 def test_tensors_are_writable_and_the_file_stays(path: Path, backend: str, framework: str) -> None:
     before = path.read_bytes()
@@ -195,7 +193,6 @@ def at_once(work: Callable[[int], object], count: int = 16) -> None:
             done.result()
 
 
-@pytest.mark.parametrize("backend", ["pread", "mmap"])
 def test_safe_open_serves_sixteen_threads(path: Path, backend: str) -> None:
     file = ingot.safe_open(path, "np", backend=backend)
 
@@ -224,7 +221,7 @@ def test_safe_open_serves_sixteen_threads(path: Path, backend: str) -> None:
 
     def ask(number: int) -> None:
         for turn in range(50):
-            # Each thread asks in an order of its own.
+            # Each thread requests in another order.
             question = (number + turn * (1 + number % 4)) % len(questions)
             assert questions[question](), question
 

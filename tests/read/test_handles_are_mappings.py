@@ -76,7 +76,6 @@ def test_handle_completes_names_in_ipython(path: Path) -> None:
     assert ingot.safe_open(path, "pt")._ipython_key_completions_() == sorted(TENSORS)
 
 
-@pytest.mark.parametrize("backend", ["mmap", "pread"])
 @pytest.mark.parametrize("framework", ["np", "pt"])
 @pytest.mark.parametrize("name", TENSORS)
 @every_handle
@@ -96,7 +95,6 @@ def test_slice_has_array_attributes(path: Path, opens: Any, name: str, framework
     assert (again.shape, again.dtype, again.ndim) == (part.shape, part.dtype, part.ndim)
 
 
-@pytest.mark.parametrize("backend", ["mmap", "pread"])
 def test_slice_array_copies_on_request(path: Path, backend: str) -> None:
     part = ingot.safe_open(path, "np", backend=backend).get_slice("layers.0.w")
     copied = part.__array__(copy=True)

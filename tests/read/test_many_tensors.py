@@ -124,7 +124,6 @@ class TestExchange:
         del last
         assert not is_mapped(path)
 
-    @pytest.mark.parametrize("backend", ["mmap", "pread"])
     def test_lending_survives_threads_that_free_in_any_order(self, tmp_path: Path, backend: str) -> None:
         path = tmp_path / "mixed.safetensors"
         # Shapes longer than most, and memory that is one tensor's alone.

@@ -117,7 +117,7 @@ def test_html_escapes_names(tmp_path: Path) -> None:
     for shown in pages.values():
         text = "".join(Seen(shown._repr_html_()).text)  # type: ignore[attr-defined]
         assert not re.search("[\x00-\x1f\x7f\u202e]", text)
-    # Dots part names, all else of them is there.
+    # Dots split names; the rest of each name is shown.
     shown_names = "".join(Seen(pages["handle"]._repr_html_()).text)  # type: ignore[attr-defined]
     for name in HOSTILE:
         assert all(_escaped(part) in shown_names for part in name.split("."))

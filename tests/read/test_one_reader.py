@@ -34,7 +34,6 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-@pytest.mark.parametrize("backend", ["pread", "mmap"])
 @pytest.mark.parametrize("what", OPTIONS)
 def test_slices_take_as_many_reads_as_whole_tensors(
     path: Path, tmp_path: Path, backend: str, what: str
@@ -67,7 +66,6 @@ for name, array in found.items():
     assert reads("less") <= 4 * reads("whole") + 20
 
 
-@pytest.mark.parametrize("backend", ["pread", "mmap"])
 def test_slices_and_conversions_take_the_memory_of_the_result(tmp_path: Path, backend: str) -> None:
     path = tmp_path / "large.safetensors"
     ingot.numpy.save_file({f"{number}": numpy.ones((1024, 4096), numpy.float32) for number in range(8)}, path)

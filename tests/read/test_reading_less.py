@@ -1,4 +1,4 @@
-"""Reading some tensors, parts of them, in another dtype, into memory that is there."""
+"""Reading some tensors, parts of them, in another dtype, into existing memory."""
 
 from __future__ import annotations
 
@@ -19,7 +19,6 @@ import ingot.torch
 from ingot import OptionError, SliceError
 from support.errors import raises
 
-BACKENDS = ("mmap", "pread")
 ARRAYS = {
     "a.weight": np.arange(60, dtype=np.float32).reshape(6, 10) / 7,
     "a.bias": np.arange(6, dtype=np.float64),
@@ -28,11 +27,6 @@ ARRAYS = {
     "scalar": np.array(3.5, np.float32),
     "empty": np.zeros((0, 3), np.float32),
 }
-
-
-@pytest.fixture(params=BACKENDS)
-def backend(request: pytest.FixtureRequest) -> str:
-    return str(request.param)
 
 
 @pytest.fixture(scope="module")
@@ -223,7 +217,6 @@ def framework(request):
     return FRAMEWORKS[request.param]
 
 
-@pytest.mark.parametrize("backend", ["mmap", "pread"])
 @pytest.mark.parametrize(
     ("index", "rows", "columns"),
     [
@@ -254,7 +247,6 @@ def test_load_file_rejects_a_range_past_the_end(path):
         ingot.numpy.load_file(path, slices={"fused": [range(10, 14)]})
 
 
-@pytest.mark.parametrize("backend", ["mmap", "pread"])
 def test_load_file_fills_several_destinations_from_one_tensor(path, framework, backend):
     load, make = framework
     qkv = make(np.zeros((12, 10), np.float32))

@@ -65,7 +65,7 @@ def check(part: ingot._read.handle.TensorSlice, array: numpy.ndarray[Any, Any], 
             part[index]
         return
     except DeprecationWarning:
-        # numpy 1 warns of what numpy 2 refuses, and is no oracle for it.
+        # NumPy 1 only warns of indices that NumPy 2 rejects, so it is no oracle for them.
         assert numpy.__version__.startswith("1.")
         return
     found = part[index]

@@ -157,7 +157,6 @@ def modelled(path: Path, **how: Any) -> dict[str, torch.Tensor]:
 
 
 @pytest.mark.parametrize("kind", PROOFS)
-@pytest.mark.parametrize("backend", ["mmap", "pread"])
 @pytest.mark.parametrize("load", LOADS)
 def test_verify_covers_every_load(tmp_path: Path, load: str, backend: str, kind: str) -> None:
     path = tmp_path / "file.safetensors"
@@ -277,7 +276,6 @@ def test_verify_reads_a_record_of_100_megabytes(tmp_path: Path) -> None:
     assert len(report.missing) == 2_900_000
 
 
-@pytest.mark.parametrize("backend", ["mmap", "pread"])
 @pytest.mark.parametrize("algorithm", [*sorted(ORACLES), "modelspec"])
 def test_verify_does_not_change_the_result(
     tmp_path: Path, tensors: dict[str, torch.Tensor], algorithm: str, backend: str

@@ -210,7 +210,7 @@ def test_credential_with_a_line_end_is_rejected(way: Way, name: str, evil: str) 
     assert caught.value.code == "storage-option"
     assert "control characters" in str(caught.value)
     assert "hunter2" not in str(caught.value)
-    # A container has been asked for what turned out so; the file has not.
+    # The container was asked for credentials, which are invalid; no file was requested.
     assert [request.path for request in way.server.requests if request.path != "/creds"] == []
     assert all("x-evil" not in request.headers for request in way.server.requests)
 

@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 
 import ingot
+from support.progress import Progress, Stopped, stop
 from support.servers import Answer, Handler, Request, Server, good, serving
 
 MIB = 1 << 20
@@ -87,15 +88,11 @@ def test_download_compares_the_digest(server: Server, tmp_path: Path) -> None:
 
 
 def test_download_reports_progress_and_may_be_stopped(server: Server, tmp_path: Path) -> None:
-    told: list[tuple[int, int]] = []
-    ingot.download(server.url("/x"), tmp_path / "x", progress=lambda *pair: told.append(pair))
-    assert told == sorted(told)
-    assert told[-1] == (len(DATA), len(DATA))
+    told = Progress()
+    ingot.download(server.url("/x"), tmp_path / "x", progress=told)
+    told.assert_complete(len(DATA))
 
-    def stop(done: int, total: int) -> None:
-        raise RuntimeError("enough")
-
-    with pytest.raises(RuntimeError, match="enough"):
+    with pytest.raises(Stopped):
         ingot.download(server.url("/y"), tmp_path / "y", progress=stop)
     assert not (tmp_path / "y").exists()
 

@@ -14,6 +14,7 @@ import pytest
 
 import ingot
 import ingot.numpy
+from support.progress import Progress, Stopped, stop
 from support.servers import Answer, Handler, Request, Server, serving
 from support.shards import INDEX, NAMES, checkpoint, files_in, folder, same
 
@@ -67,11 +68,9 @@ def test_download_of_shards_rejects_one_digest(server: Server, tmp_path: Path) -
 
 
 def test_download_reports_progress_of_all_files(server: Server, tmp_path: Path) -> None:
-    told: list[tuple[int, int]] = []
-    ingot.download(server.url(f"/model/{INDEX}"), tmp_path, progress=lambda *pair: told.append(pair))
-    assert told == sorted(told)
-    assert {total for _, total in told} == {TOTAL}
-    assert told[-1] == (TOTAL, TOTAL)
+    told = Progress()
+    ingot.download(server.url(f"/model/{INDEX}"), tmp_path, progress=told)
+    told.assert_complete(TOTAL)
 
 
 def test_download_limits_its_parts_to_threads(tmp_path: Path) -> None:
@@ -265,20 +264,17 @@ def half_named(place: Path, server: Server) -> None:
 
 def test_download_keeps_renamed_shards(server: Server, tmp_path: Path) -> None:
     half_named(tmp_path, server)
-    told: list[tuple[int, int]] = []
-    done = ingot.download(server.url(f"/model/{INDEX}"), tmp_path, progress=lambda *pair: told.append(pair))
+    told = Progress()
+    done = ingot.download(server.url(f"/model/{INDEX}"), tmp_path, progress=told)
     assert files_in(tmp_path) == FILES
     assert (done.files[0].fetched, done.files[2].fetched) == (0, 0)
-    assert told[-1] == (TOTAL, TOTAL)
+    told.assert_complete(TOTAL)
 
 
 def test_download_keeps_renamed_shards_after_any_number_of_breaks(server: Server, tmp_path: Path) -> None:
     half_named(tmp_path, server)
 
-    def stop(done: int, total: int) -> None:
-        raise RuntimeError("enough")
-
-    with pytest.raises(RuntimeError):
+    with pytest.raises(Stopped):
         ingot.download(server.url(f"/model/{INDEX}"), tmp_path, progress=stop)
     half_named(tmp_path, server)
     assert ingot.download(server.url(f"/model/{INDEX}"), tmp_path).files[0].fetched == 0

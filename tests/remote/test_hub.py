@@ -1,4 +1,4 @@
-"""Files of the Hub, from a look-alike: names, tokens, redirects to another host, the cache of its clients."""
+"""Files of the Hub, from an imitation: names, tokens, redirects to another host, the cache of its clients."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_hub_file_is_opened_by_name(hub: Hub) -> None:
     assert (file.path, file.backend) == ("hf://me/gpt/model.safetensors", "hf")
     assert (len(hub.hub.requests), len(hub.cdn.requests)) == (1, 1)
     assert np.array_equal(file["a"], TENSORS["a"])
-    # The bytes are asked for where the first redirect led to, and the token stayed at home.
+    # The bytes are requested at the target of the first redirect, which received no token.
     assert len(hub.hub.requests) == 1
     assert all("authorization" not in request.headers for request in hub.cdn.requests)
     assert all("if-match" in request.headers for request in hub.cdn.requests[1:])

@@ -40,14 +40,14 @@ def document_of(files: dict[str, bytes]) -> dict[str, Any]:
 
 
 class Hub:
-    """A look-alike of the Hub with one model, and of any other server."""
+    """A server that imitates the Hub with one model, and a plain server."""
 
     def __init__(self, files: dict[str, bytes]) -> None:
         self.files = files
         #: By the name of the index.
         self.documents: dict[str, bytes] = {}
         self.server: Server | None = None
-        #: The same files, from a server that is no Hub.
+        #: The same files on a plain server.
         self.other: Server | None = None
 
     def answer(self, handler: Handler, request: Request) -> None:
@@ -70,7 +70,7 @@ class Hub:
                 handler.body(data)
 
     def asked(self) -> list[str]:
-        """The paths that the Hub was asked for."""
+        """Return the paths requested from the Hub."""
         return [unquote(request.path) for request in self.server.requests]
 
     def headers_asked(self) -> list[str]:

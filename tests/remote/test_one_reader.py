@@ -1,4 +1,4 @@
-"""How often a server is asked: for parts and conversions of many tensors hardly more than for all of them."""
+"""Numbers of requests: slices and conversions of many tensors take hardly more than whole tensors."""
 
 from __future__ import annotations
 

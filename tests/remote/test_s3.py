@@ -23,7 +23,7 @@ TENSORS = {"a": np.arange(400_000), "b": np.arange(50, dtype=np.float32)}
 DATA = ingot.numpy.save(TENSORS)
 KEYS = ["model.safetensors", "a b/ü+&=~%2F.safetensors", "a/../b//c.safetensors", "q?x#y.safetensors"]
 
-#: Makes a bucket with these keys and a user who may read them, says so, and serves until its input ends.
+#: Makes a bucket with these keys and a user who may read them, reports it, and serves until its input ends.
 SCRIPT = """
     import json, sys
     port, keys = int(sys.argv[1]), json.loads(sys.argv[2])

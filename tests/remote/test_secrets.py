@@ -306,7 +306,7 @@ MODULES = (
     "ingot.compat.safetensors.numpy",
     "ingot.compat.safetensors.torch",
 )
-# Parameters that have to be given, by name, where they are no place. A new one is added here.
+# Required parameters other than paths, by name. Add new ones here.
 GIVEN: dict[str, Callable[[], object]] = {
     "dtype": lambda: "F16",
     "framework": lambda: "numpy",
@@ -406,7 +406,7 @@ def arguments(function: Callable[..., Any], given: dict[str, object], folder: Pa
 
 
 def calls(function: Callable[..., Any], url: object, folder: Path) -> Iterator[dict[str, object]]:
-    """The URL in each place by itself, and in all of them."""
+    """The URL in place of each path alone, and of all of them."""
     names = places(function)
     for chosen in [*([name] for name in names), *([names] if len(names) > 1 else [])]:
         given: dict[str, object] = {name: [url] if name == "sources" else url for name in chosen}
@@ -544,7 +544,7 @@ def commands(
 
 
 COMMANDS = {" ".join(words): command for words, command in commands(program)}
-# Arguments that are no places, by name. A new one is added here.
+# Arguments other than paths, by name. Add new ones here.
 TYPED = {
     "name": ["a"],
     "names": ["a"],

@@ -115,7 +115,7 @@ def test_load_file_detects_an_index_by_contents() -> None:
     files = {**FILES, "latest": FILES[INDEX]}
     with serving(folder(files)) as server:
         assert same(ingot.numpy.load_file(server.url("/model/latest")))
-        # It was asked for as a file of tensors is, which is all of so short a one.
+        # It was requested like a file of tensors, whose first request covers so short a file.
         assert names(server).count("latest") == 1
 
 
@@ -223,7 +223,7 @@ def many(count: int) -> dict[str, bytes]:
 
 
 def open_connections(server: Server) -> int:
-    """How many this process has to the server, where the system says so."""
+    """Return how many connections this process has to the server, if the system lists them."""
     tables = [Path("/proc/self/net/tcp")]
     lines = [line.split() for table in tables if table.exists() for line in table.read_text().splitlines()]
     return sum(line[2].endswith(f":{server.port:04X}") and line[3] == "01" for line in lines[1:])

@@ -1,4 +1,4 @@
-"""Sharded models of the Hub, from a look-alike: which file a model is, and that it is of one commit."""
+"""Sharded models of the Hub, from an imitation: the files of a model, all of one commit."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The site that `make docs` built: nothing is asked of another host, and no link is broken."""
+"""The site that `make docs` built: it requests no other host, and no link is broken."""
 
 from __future__ import annotations
 

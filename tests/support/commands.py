@@ -1,4 +1,4 @@
-"""Running `ingot`: in this process, as one of its own in a pipe, and in a terminal."""
+"""Running `ingot`: in this process, in another process with pipes, and in a terminal."""
 
 from __future__ import annotations
 

@@ -6,9 +6,6 @@ from pathlib import Path
 
 import numpy
 
-BACKENDS = ["mmap", "pread"]
-
-
 ARRAY = numpy.arange(24, dtype=numpy.float32).reshape(6, 4)
 
 

@@ -15,7 +15,7 @@ from .servers import Handler, Request, Server, serving
 from .shards import folder
 
 TOKEN = "hf_right"
-#: All hosts of each look-alike are on loopback, which redirects do not lead to otherwise.
+#: All hosts of an imitation are on loopback, where redirects need this permission.
 NEAR = {"allow_private_redirects": True, "retries": 1}
 
 

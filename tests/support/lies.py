@@ -180,7 +180,7 @@ def _header(reply: Reply, asked: Asked) -> str:
     """One of its headers that may be lied about."""
     names = [name for name, _ in reply.headers]
     if asked.case.moves_after is not None:
-        # Both versions could pass for one, were nothing said of the first.
+        # Without headers for the first version, both versions could pass for one.
         names = [name for name in names if name not in VERSION_HEADERS] or names
     return asked.random.choice(names or ["ETag"])
 
@@ -240,7 +240,7 @@ def range_changed(reply: Reply, asked: Asked) -> None:
 
 
 def another_range(reply: Reply, asked: Asked) -> None:
-    """Bytes of another place, and it says so."""
+    """Bytes of another range, with true headers."""
     shift = asked.random.choice([-asked.begin, -1, 1, 4096, 100_000])
     begin, end = max(0, asked.begin + shift), min(asked.end + shift, len(asked.data))
     if (begin, end) != (asked.begin, asked.end) and begin < end:

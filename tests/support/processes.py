@@ -1,4 +1,4 @@
-"""Running Python code in a process of its own: for what crashes, is killed, is limited, or is measured."""
+"""Running Python code in a process of its own, for tests of crashes, kills, limits and memory."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ from urllib.parse import unquote
 
 import pytest
 
-#: Every name that the proxies are asked for is this address to them.
+#: Every requested name resolves to this address at the proxies.
 HOME = "127.0.0.1"
 
 
@@ -149,7 +149,7 @@ def proxying(
 
 @dataclass
 class Certificate:
-    """One for loopback and `model.example`, which has to be trusted by name."""
+    """A certificate for loopback and `model.example`, which a client must trust explicitly."""
 
     path: Path
     context: ssl.SSLContext

@@ -133,7 +133,7 @@ def is_possible() -> bool:
 def supervised(
     work: Callable[[], object], folder: Path, decide: Decide = lambda *call: 0, patience: float = 60
 ) -> Ended | None:
-    """Do `work` in a child, whose calls that touch `folder` are decided on; its threads are asked about too.
+    """Run `work` in a child, and decide on each call on `folder`, also of its threads.
 
     This process must have no other threads, and the child's working directory is its own. None where the
     system does not allow it. A child that makes no call for `patience` seconds is killed.

@@ -36,7 +36,7 @@ def traced(
 ) -> Traced:
     """Run `program` in `folder` under strace, which notes the calls in `trace` and those that it changes.
 
-    `inject` says what happens to which calls, as ``"fsync:error=EIO"``; with `only` just to those whose path
+    `inject` defines faults of calls, as ``"fsync:error=EIO"``; with `only` just for calls whose path
     or descriptor is this very one.
     """
     log = folder.parent / f"{folder.name}.strace"

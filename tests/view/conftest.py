@@ -1,4 +1,4 @@
-"""A real browser, and pages of the viewer in it. Every page is held to what holds of all of them."""
+"""A real browser, and pages of the viewer in it. Every page is checked for the common rules."""
 
 from __future__ import annotations
 

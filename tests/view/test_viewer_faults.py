@@ -17,7 +17,7 @@ from view.made_models import write_raw
 
 
 def choose(look: Look, name: str, data: bytes) -> None:
-    """Opens a file by hand, and waits until the page says what became of it."""
+    """Open a file by hand, and wait until the page reports the result."""
     if not look.page.is_visible("input[type=file] >> nth=0"):
         look.page.click("text=Open…")
     chosen = {"name": name, "mimeType": "application/octet-stream", "buffer": data}
@@ -159,7 +159,7 @@ def test_viewer_reports_a_dropped_connection(viewed: Opener, tmp_path: Path) -> 
     assert "network" in look.text(".fault")
     look.page.context.unroute_all()
     look.faults.clear()
-    # It is there again when the server is.
+    # It works again when the server does.
     look.page.click("text=Values")
     look.page.wait_for_selector("main tbody")
 

@@ -1,6 +1,6 @@
 """The viewer in Firefox, where it is installed: that the page of another engine's browser shows the same.
 
-Firefox speaks WebDriver BiDi by itself, so that no driver of it is needed.
+Firefox speaks WebDriver BiDi, so that it needs no driver.
 """
 
 from __future__ import annotations

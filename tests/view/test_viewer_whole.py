@@ -65,7 +65,7 @@ def test_viewer_is_one_file(double_click: DoubleClick, tmp_path: Path) -> None:
         look.page.click(f".tabs button:has-text('{view}')")
         look.settle()
         assert look.page.locator(".fault").count() == 0
-    # It asks for nothing: neither of a network nor of the disk beside it.
+    # It requests nothing from a network or from the disk beside it.
     assert [one.url.partition("#")[0] for one in look.requests if not one.url.startswith("blob:")] == [
         path.as_uri()
     ]

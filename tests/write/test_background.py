@@ -19,6 +19,7 @@ import ingot.numpy
 from ingot._base import progress as _progress
 from ingot._write.background import Line
 from support.processes import run
+from support.progress import Progress
 
 MIB = 1 << 20
 
@@ -291,21 +292,19 @@ def test_background_save_after_an_interrupted_start_runs(
 
 
 def test_progress_receives_bytes_up_to_the_total(tmp_path: Path) -> None:
-    told: list[tuple[int, int]] = []
+    told = Progress()
     for options in ({}, {"background": True}, {"atomic": False}):
         told.clear()
         future = ingot.numpy.save_file(
             {"a": numpy.zeros(40 * MIB, numpy.uint8)},
             tmp_path / "t",
-            progress=lambda *numbers: told.append(numbers),
+            progress=told,
             **options,  # type: ignore[call-overload]
         )
         if future is not None:
             future.result()
         total = (tmp_path / "t").stat().st_size
-        assert told == sorted(told)
-        assert {numbers[1] for numbers in told} == {total}
-        assert told[-1] == (total, total)
+        told.assert_complete(total)
 
 
 @pytest.mark.parametrize("background", [False, True])

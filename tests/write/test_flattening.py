@@ -31,7 +31,7 @@ TREES = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(KEYS, inner, max_size=3),
     max_leaves=8,
 )
-# Two of one name, a key that is no name, no tensor at all, a name that no file can hold.
+# Two tensors of one name, a key that is no name, no tensor, a name that no file can hold.
 REFUSED = {"duplicate-tensor", "key", "no-tensors", "unreadable", "invalid-unicode", "unsafe-name"}
 
 
@@ -73,7 +73,7 @@ def by_torch(tree: Any) -> tuple[str, list[int]]:
 
 def by_paddle(tree: Any) -> tuple[str, list[int]]:
     number = Numbered(lambda array: array)
-    # In one dict, as paddle has them: arrays by themselves are no checkpoint.
+    # In one dict, as in paddle: single arrays are no checkpoint.
     Path("in.pdparams").write_bytes(pickle.dumps(number(tree), 4))
     return "in.pdparams", number.values
 

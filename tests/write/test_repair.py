@@ -66,7 +66,6 @@ LEFT_OUT = {
 }
 
 
-@pytest.mark.parametrize("backend", ["mmap", "pread"])
 def test_safe_open_lenient_reads_sound_tensors_and_lists_the_others(broken: Path, backend: str) -> None:
     with pytest.raises(ingot.HeaderError):
         ingot.safe_open(broken, "np", backend=backend)

@@ -326,7 +326,7 @@ class TestOlderTorch:
 def test_save_rejects_a_header_that_is_too_large(tmp_path: Path, suffix: str) -> None:
     path = tmp_path / f"t.{suffix}"
     path.write_bytes(b"old")
-    # Each would fit by itself.
+    # Each alone would fit.
     metadata = {"k": "x" * 60_000_000}
     arrays = {f"{number}{'n' * 10_000_000}": numpy.zeros(1, numpy.uint8) for number in range(5)}
     for write in (

@@ -30,6 +30,7 @@ from ingot._base.options import Saving
 from ingot.typing import Writable
 from support.errors import raises
 from support.processes import run
+from support.progress import Progress, Stopped, stop
 
 ARRAYS = {
     "rows": numpy.arange(600, dtype="f4").reshape(20, 30),
@@ -190,18 +191,14 @@ def test_save_file_to_a_stream_notices_a_changing_tensor() -> None:
 
 
 def test_save_file_to_a_stream_reports_progress(capfd: pytest.CaptureFixture[str]) -> None:
-    told: list[tuple[int, int]] = []
+    told = Progress()
     memory = io.BytesIO()
-    ingot.numpy.save_file(ARRAYS, memory, progress=lambda done, total: told.append((done, total)))
+    ingot.numpy.save_file(ARRAYS, memory, progress=told)
     nbytes = len(memory.getvalue())
-    assert told == sorted(told)
-    assert told[-1] == (nbytes, nbytes)
-
-    def stop(done: int, total: int) -> None:
-        raise KeyError("enough")
+    told.assert_complete(nbytes)
 
     memory = io.BytesIO()
-    with pytest.raises(KeyError, match="enough"):
+    with pytest.raises(Stopped):
         ingot.numpy.save_file(ARRAYS, memory, progress=stop)
     assert len(memory.getvalue()) <= 4 << 20
     with pytest.raises(TypeError, match="progress must be"):

@@ -240,7 +240,7 @@ class Watched(Way):
             self.note(what, f"refused, and changed {differing(files, self.before)}", ended)
 
     def each_is_interrupted(self) -> None:
-        """A signal that came in between is no failure."""
+        """Check that an interrupted call is no failure."""
         for name, nth in self.kinds():
             if name in INTERRUPTED:
                 self.count += 1
@@ -275,7 +275,7 @@ def findings(name: str) -> Findings | None:
 
 
 def killed_at_random(kills: int, seed: int) -> tuple[int, list[str]]:
-    """Kills of all ways, as many of each, each at any moment of its own."""
+    """Kill all writers equally often, each time at a random moment."""
     chance = random.Random(seed)
     names = list(ways(durable=True))
     known: dict[tuple[str, bool], Way] = {}

@@ -219,7 +219,7 @@ FAR = {"NFS": "6969000000000000", "SMB2": "424d53fe00000000", "CIFS": "424d53ff0
 
 @pytest.mark.parametrize("system", FAR)
 def test_writers_find_a_full_network_disk_before_they_return(models: Path, system: str) -> None:
-    # strace makes the file system say that it is another.
+    # strace makes the file system report another type.
     disguise = f"fstatfs:poke_exit=@arg2={FAR[system]}"
     seen = traced(
         WRITERS + FLUSHED, "model.safetensors", "fast", folder=models, trace=SEEN, inject=[disguise]
@@ -295,7 +295,7 @@ file["a"], file.get_slice("b")[2:], file.metadata()
     calls = [call for call in seen.calls["opening"] if "model.safetensors" in call]
     names = [call.partition("(")[0] for call in calls]
     assert [name for name in names if name.startswith("open")] == names[:1]
-    # Whatever is asked after that is asked of the open file.
+    # Later calls use the open file.
     assert all("<" + str(models / "model.safetensors") in call for call in calls)
     assert names.index("pread64") < names.index("mmap")
     later = [call for call in seen.calls["reading"] if "model.safetensors" in call]

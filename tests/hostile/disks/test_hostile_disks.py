@@ -147,7 +147,7 @@ def test_save_file_explains_a_read_only_directory(tmp_path: Path) -> None:
         found, names, array = run(FORBIDDEN, folder=tmp_path).said()
     finally:
         tmp_path.chmod(0o755)
-    # The advice to write in place is for a file that is there.
+    # The advice to write in place is only for an existing file.
     refused = [["PermissionError", errno.EACCES, name, name == "old"] for name in ("new", "old")]
     assert found == [*refused, ["PermissionError", errno.EACCES, "new", False], "saved"]
     assert names == ["old"]

@@ -146,7 +146,6 @@ with ingot.safe_open(INDEX, "np", backend=BACKEND, confine=True) as file:
 }
 
 
-@pytest.mark.parametrize("backend", ["mmap", "pread"])
 @pytest.mark.parametrize("what", READS)
 def test_load_file_reads_shards_with_few_descriptors(
     folder: Path, tmp_path: Path, what: str, backend: str
@@ -254,7 +253,6 @@ watched(work)
     assert run(PROGRAM + program, tmp_path, folder=folder).said() < 48
 
 
-@pytest.mark.parametrize("backend", ["mmap", "pread"])
 def test_load_file_rejects_a_replaced_shard(folder: Path, tmp_path: Path, backend: str) -> None:
     name = f"model-00006-of-{COUNT:05}.safetensors"
     (tmp_path / "other").write_bytes(shard(5, 7))

@@ -38,7 +38,7 @@ HOSTILE = {
     "private": "a\ue000\U0010fffd",
     "format": "%s%n{0}{name}`tick`",
 }
-# Text of all the world is shown as it is.
+# Text in all scripts is shown unchanged.
 HARMLESS = "café 模型 модель मॉडल 🦀 e\u0301"
 
 

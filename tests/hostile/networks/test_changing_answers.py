@@ -157,7 +157,7 @@ def versions(number: int) -> list[Headers]:
 
 
 def cases_of_versions(body: str) -> Iterator[Case]:
-    """All that can be said of the versions in the first answer and in the later ones."""
+    """All version headers of the first answer and of the later ones."""
     for first, later in product(versions(0), versions(1 if body == "other" else 0)):
         # Nobody can know better where the server says the same, or says nothing, of other bytes.
         if body == "other" and said_alike(first, later):
@@ -187,7 +187,7 @@ ENCODED = [
     *[("gzip",), ("identity", "gzip"), ("gzip", "identity"), ("identity, gzip",), ("", "br"), ("x-gzip",)],
     *[("identity", "identity", "zstd"), ("GZIP",), ("identity,", ",deflate")],
 ]
-#: Headers of one answer, whose bytes come with it, and whether they have to be taken.
+#: Headers of one answer, and whether its bytes must be accepted.
 #: How answers are delimited is tried in crates/remote/tests/answers.rs.
 ODD: list[tuple[Headers, str, bool]] = [
     *[({"Content-Encoding": own}, "own", True) for own in [("identity",), ("identity",) * 2, ("Identity",)]],

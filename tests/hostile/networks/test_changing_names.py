@@ -102,7 +102,7 @@ def test_n4_changed_address_is_rejected(tmp_path: Path) -> None:
     # The address that was checked is the one that was connected to: the first look led to the public server.
     assert asked[0] == "93.184.216.34"
     assert served["93.184.216.34"] == 1
-    # The second one, for the rest of the file, leads to the private one, which is not asked for anything.
+    # The second lookup, for the rest of the file, leads to the private address, which receives no request.
     assert len(asked) > 1
     assert code == "redirect-refused"
     assert served["127.0.0.1"] == 1, "only what the caller has named"

@@ -1,4 +1,4 @@
-"""Servers that answer with other bytes than were asked for, that let callers wait, and that redirect."""
+"""Servers that answer with other bytes than requested, that stall, and that redirect."""
 
 from __future__ import annotations
 

@@ -245,7 +245,7 @@ class Trainer:
     # --- other processes ---
 
     def kill(self) -> None:
-        """A process saves over a file and is killed: the file is one of its own. The next save tidies up."""
+        """A process is killed while it replaces its own file. The next save removes leftovers."""
         path = self.folder / "other.safetensors"
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
         command = [sys.executable, "-c", PRELUDE + CHILD, str(path), str(self.step)]

@@ -13,13 +13,12 @@ import pytest
 import ingot
 import ingot.numpy
 import ingot.torch
-from support.hostile_files import ARRAY, BACKENDS, file_of
+from support.hostile_files import ARRAY, file_of
 from support.processes import run
 
 pytestmark = pytest.mark.slow
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("keep", [0, 7, 100, 4096, 500_000])
 def test_truncated_file_is_an_error_and_no_signal(path: Path, backend: str, keep: int) -> None:
     tensors = {name: numpy.ones((500, 500), numpy.uint8) for name in "abcd"}
@@ -108,7 +107,6 @@ def test_copy_of_a_shrinking_file_is_an_error(path: Path, backend: str, read: st
 
 
 @pytest.mark.parametrize("module", [ingot.numpy, ingot.torch], ids=["numpy", "torch"])
-@pytest.mark.parametrize("backend", BACKENDS)
 def test_save_over_a_mapped_file_keeps_the_old_tensors(path: Path, module: Any, backend: str) -> None:
     ingot.numpy.save_file({"a": ARRAY}, path)
     old = module.load_file(path, backend=backend)
@@ -118,7 +116,6 @@ def test_save_over_a_mapped_file_keeps_the_old_tensors(path: Path, module: Any, 
     assert (numpy.asarray(old["a"]) == ARRAY).all()
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("framework", ["np", "pt"])
 def test_handle_is_closed_while_64_threads_use_it(path: Path, backend: str, framework: str) -> None:
     arrays = {f"t{number}": numpy.full((50, number + 1), number, numpy.int32) for number in range(20)}
@@ -210,7 +207,6 @@ say([codes, bool((numpy.asarray(file["b"]) == 1).all())])
 """
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("framework", ["np", "pt"])
 def test_child_of_a_fork_reads_and_saves(path: Path, backend: str, framework: str) -> None:
     arrays = {name: numpy.full(3_000_000, number, numpy.uint8) for number, name in enumerate("ab")}

@@ -72,7 +72,7 @@ LONG_READS = {
 
 @pytest.mark.skipif(not can_count_io(), reason="this kernel does not count what a process reads and writes")
 def test_ctrl_c_ends_every_long_read(path: Path) -> None:
-    # Digests that are as long as they have to be, of nothing.
+    # Made-up digests of the right length.
     record = '{\\"algorithm\\":\\"sha256\\",\\"tensors\\":{\\"a\\":\\"' + "0" * 64 + '\\"}}'
     header = f'{{"__metadata__":{{"ingot.checksums":"{record}"}},'
     header += f'"a":{{"dtype":"F32","shape":[2,{1 << 29}],"data_offsets":[0,{4 << 30}]}}}}'

@@ -13,7 +13,7 @@ import pytest
 import ingot
 import ingot.numpy
 import ingot.torch
-from support.hostile_files import ARRAY, BACKENDS, file_of
+from support.hostile_files import ARRAY, file_of
 from support.processes import Ended, run
 
 pytestmark = pytest.mark.slow
@@ -23,7 +23,6 @@ def one_tensor(path: Path, nbytes: int) -> None:
     file_of(b'{"a":{"dtype":"U8","shape":[%d],"data_offsets":[0,%d]}}' % (nbytes, nbytes), nbytes, path)
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
 def test_handle_reads_the_end_of_a_tebibyte(path: Path, backend: str) -> None:
     nbytes = 1 << 40
     try:
@@ -277,7 +276,6 @@ say([first[0], last[0], first[1], last[1], last[2] - first[2]])
 """
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("framework", ["np", "pt"])
 def test_open_and_save_leak_nothing(path: Path, backend: str, framework: str) -> None:
     ingot.numpy.save_file({"a": numpy.ones((100, 100)), "b": numpy.ones(20_000)}, path, {"k": "v"})
@@ -289,7 +287,6 @@ def test_open_and_save_leak_nothing(path: Path, backend: str, framework: str) ->
     assert grown < 4 << 20
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
 def test_garbage_collection_closes_handles(path: Path, backend: str) -> None:
     ingot.numpy.save_file({"a": ARRAY}, path)
     program = """

@@ -1,4 +1,4 @@
-"""`background=True` when the interpreter is about to exit: the file is there, or an error is."""
+"""`background=True` at the exit of the interpreter: the file is complete, or an error is printed."""
 
 from __future__ import annotations
 

@@ -44,7 +44,6 @@ def again(part: Any, protocol: int = pickle.HIGHEST_PROTOCOL) -> Any:
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("framework", ["np", "pt"])
-@pytest.mark.parametrize("backend", ["mmap", "pread"])
 def test_slice_is_pickled_like_its_handle(path: Path, kind: str, framework: str, backend: str) -> None:
     with KINDS[kind](path, framework, backend=backend) as file:
         part, handle = file.get_slice("b"), again(file)

@@ -258,7 +258,7 @@ def test_writer_fork_is_not_the_creator(path: Path, kind: str) -> None:
         'writer.write("a", numpy.zeros(3))\n',
     }
     with running(makes[kind] + FORKS, path, 4, 1.0) as creator:
-        # Its child waits for a pipe that ends with it, and is asked before that is noticed.
+        # Its child waits for a pipe that closes with it, and is called before it notices.
         os.kill(creator.pid, signal.SIGSTOP)
         assert creator.stdout is not None
         killed(creator)

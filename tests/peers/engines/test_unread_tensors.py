@@ -187,7 +187,6 @@ def test_unread_tensor_parts_of_parts_equal_the_tensors(steps: list[tuple[str, t
     assert part.elements_read == expected.numel()
 
 
-@pytest.mark.parametrize("backend", ["mmap", "pread"])
 def test_unread_tensor_returns_the_values_of_the_file(path: Path, backend: str) -> None:
     ingot.torch.save_file({"a": VALUES, "scalar": torch.tensor(3.5)}, path)
     with ingot.safe_open(path, "torch", backend=backend) as file:

@@ -58,7 +58,7 @@ def nbytes_read() -> int:
 
 
 def noted(module: Any, name: str, opened: set[str]) -> None:
-    """Have `opened` say that `module` has opened a file."""
+    """Record in `opened` that `module` has opened a file."""
     real = module.safe_open
 
     def safe_open(*args: Any, **kwargs: Any) -> Any:

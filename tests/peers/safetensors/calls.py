@@ -306,7 +306,7 @@ def _models() -> Iterator[tuple[str, Call]]:
 
 
 def _privates() -> Iterator[tuple[str, Call]]:
-    # Both sides are asked about the same tensors, since some of the answers are addresses.
+    # Both sides get the same tensors, since some of the results are addresses.
     states = {
         title: make() for title, make in {**{name: STATES[name] for name in LAID_OUT}, **SHARED}.items()
     }

@@ -234,7 +234,7 @@ def test_written_files_agree(writing: dict[str, Any]) -> None:
     elif difference["upstream"] == "writes-what-it-cannot-read":
         assert deserialize("safetensors", written_upstream(writing)) is None
     else:
-        # One of six orders of three keys is ours; that all of twenty should be it is no chance to wait for.
+        # Three keys have six orders. Twenty files in ingot's order by chance are practically impossible.
         found = {written_upstream(writing) for _ in range(20)}
         assert found != {head + b"\0"}
         assert all(header_and_data(file) == header_and_data(head + b"\0") for file in found)

@@ -64,7 +64,7 @@ def framework(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture(autouse=True)
 def without_64_bits_in_jax() -> Iterator[None]:
-    """Jax as it is when it is imported. Other tests of this process may have switched it."""
+    """Reset jax to its state at import. Other tests of this process may have changed it."""
     jax = sys.modules.get("jax")
     if jax is None:
         yield

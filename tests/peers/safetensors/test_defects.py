@@ -1,6 +1,6 @@
 """Defects of safetensors and bintensors that ingot does not have.
 
-One test for each defect. Its docstring says what upstream does; `#N` is an issue of safetensors.
+One test for each defect. Its docstring describes upstream; `#N` is an issue of safetensors.
 """
 
 from __future__ import annotations

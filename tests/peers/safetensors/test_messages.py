@@ -102,7 +102,7 @@ Outcome = Result | BaseException
 def outcome(call: Call, modules: SimpleNamespace, place: Path) -> Outcome:
     try:
         value = seen(call(modules, place))
-    except BaseException as error:  # PyO3's panics are no `Exception`.
+    except BaseException as error:  # PyO3's panics are not an `Exception`.
         written(place)
         return error
     return Result(value, written(place))

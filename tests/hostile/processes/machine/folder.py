@@ -28,7 +28,7 @@ class Held:
     inode: int
     #: Whether that file, and none in its place, was written to since; or anything in that folder.
     is_written: bool = False
-    #: What it gave, and what that has to be for ever.
+    #: Its results, with their expected values, which never change.
     given: list[tuple[Array, Array]] = field(default_factory=list)
 
     def check(self, found: Tensors, expected: Tensors) -> None:
@@ -38,7 +38,7 @@ class Held:
 
 
 class Folder(RuleBasedStateMachine):
-    """What all rules need to know of the folder."""
+    """State of the folder for all rules."""
 
     root: ClassVar[Path]
     #: Of all machines.

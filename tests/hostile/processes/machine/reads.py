@@ -1,4 +1,4 @@
-"""Rules that open, read and load; and what handles say of files that were changed."""
+"""Rules that open, read and load, also through handles on changed files."""
 
 from __future__ import annotations
 

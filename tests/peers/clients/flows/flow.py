@@ -106,7 +106,7 @@ def holders() -> list[str]:
     made = {}
     for name, module in stand_ins().items():
         made[id(module)] = name
-        # Classes of the wheel's extension module say that they are builtins.
+        # Classes of the wheel's extension module have the module `builtins`.
         native = name.endswith("._safetensors_rust")
         for key, value in vars(module).items():
             if callable(value) and (native or top(value.__module__) in ("safetensors", "ingot")):
