@@ -159,7 +159,7 @@ def test_header_of_many_metadata_keys_takes_little_memory(path: Path, spelled: s
 
 
 def test_header_of_many_unordered_tensors_takes_little_memory(path: Path) -> None:
-    # As above, but for the general parser: with white space, and other keys before the usual ones.
+    # Like the headers above, for the general parser: with white space, and other keys before the usual ones.
     count = 1_200_000
     entries = (
         f'"{number * 7919 % count:07}" : {{"shape" : [0], "data_offsets":[0,0], "dtype":"U8" }}'
