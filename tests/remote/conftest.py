@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from support.clouds import key_pair
+
 #: Variables that say who a caller is, or where services are.
 NAMES = ("AWS_", "GOOGLE_", "AZURE_", "GS_", "GCE_", "CLOUDSDK_", "IDENTITY_", "NO_GCE", "STORAGE_EMULATOR")
 
@@ -19,3 +21,10 @@ def nobody(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
     monkeypatch.setenv("NO_GCE_CHECK", "true")
+
+
+@pytest.fixture(scope="session")
+def pair() -> tuple[bytes, bytes]:
+    """Return a private key and the public one."""
+    pytest.importorskip("google.auth", reason="google-auth verifies what is signed, and is not installed")
+    return key_pair()

@@ -12,20 +12,19 @@ from pathlib import Path
 import pytest
 
 import ingot
+from support import clouds
 from support.clouds import SECRET, Cloud, after, running, told
 from support.servers import Handler, Request, unused_port
 
 
-class Setup:
+class Setup(clouds.Setup):
     """The configuration of a test: variables and the two files."""
 
-    def __init__(self, cloud: Cloud, home: Path, patch: pytest.MonkeyPatch) -> None:
-        self.cloud, self.home, self.patch = cloud, home, patch
-        self.files: dict[str, dict[str, dict[str, str]]] = {"config": {}, "credentials": {}}
+    url = "s3://b/k"
 
-    def variables(self, **variables: str) -> None:
-        for name, value in variables.items():
-            self.patch.setenv(name, value)
+    def __init__(self, cloud: Cloud, home: Path, patch: pytest.MonkeyPatch) -> None:
+        super().__init__(cloud, home, patch)
+        self.files: dict[str, dict[str, dict[str, str]]] = {"config": {}, "credentials": {}}
 
     def put(self, file: str, section: str, **pairs: str) -> None:
         self.files[file].setdefault(section, {}).update(pairs)
@@ -48,12 +47,6 @@ class Setup:
         path = folder / f"{sha1(of.encode()).hexdigest()}.json"
         path.write_text(json.dumps({"accessToken": "login", "expiresAt": after(7200), **more}))
         return path
-
-    def open(self, **options: object) -> str:
-        """Open a file, and return the identity that read it."""
-        given = {"endpoint": self.cloud.url(), "retries": 0, **options}
-        ingot.safe_open("s3://b/k", "np", storage_options=given)
-        return self.cloud.readers[-1]
 
 
 @pytest.fixture

@@ -2,35 +2,30 @@
 
 from __future__ import annotations
 
-import json
 import os
 import time
 from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
-from urllib.parse import unquote, urlsplit
+from typing import ClassVar
+from urllib.parse import urlsplit
 
 import pytest
 
 import ingot
-from support.clouds import DATA, SECRET, Cloud, running, told
+from support import clouds
+from support.clouds import DATA, SECRET, running
 from support.proxies import certificate
-from support.servers import Handler, Request, serving, unused_port
-
-from .test_identities_google import pair  # noqa: F401
+from support.servers import serving, unused_port
 
 APPLICATION = {"tenant_id": "tenant", "client_id": "app", "client_secret": "of-the/app+"}
 
 
-class Setup:
+class Setup(clouds.Setup):
     """The configuration of a test."""
 
-    def __init__(self, cloud: Cloud, home: Path, patch: pytest.MonkeyPatch, key: bytes) -> None:
-        self.cloud, self.home, self.patch, self.key = cloud, home, patch, key
-
-    def variables(self, **variables: str) -> None:
-        for name, value in variables.items():
-            self.patch.setenv(name, value)
+    url = "az://c/b"
+    options: ClassVar[dict[str, object]] = {"account": "me"}
 
     def application(self) -> None:
         self.variables(**{f"AZURE_{name.upper()}": value for name, value in APPLICATION.items()})
@@ -41,7 +36,7 @@ class Setup:
         now = int(time.time())
         claim = {"iss": "https://k8s", "sub": "pod", "iat": now, "exp": now + 3600}
         path = self.home / "assertion"
-        path.write_bytes(jwt.encode(crypt.RSASigner.from_string(self.key, "k1"), claim))
+        path.write_bytes(jwt.encode(crypt.RSASigner.from_string(self.cloud.private, "k1"), claim))
         self.variables(AZURE_FEDERATED_TOKEN_FILE=str(path), AZURE_TENANT_ID="tenant", AZURE_CLIENT_ID="app")
         return path.read_text().strip()
 
@@ -50,12 +45,6 @@ class Setup:
 
     def service(self) -> None:
         self.variables(IDENTITY_ENDPOINT=self.cloud.url("/msi/token"), IDENTITY_HEADER="of-the-app")
-
-    def open(self, **options: object) -> str:
-        """Open a file, and return the identity that read it."""
-        given = {"endpoint": self.cloud.url(), "account": "me", "retries": 0, **options}
-        ingot.safe_open("az://c/b", "np", storage_options=given)
-        return self.cloud.readers[-1]
 
     def of_obstore(self, **config: str) -> str:
         """Return the identity of obstore."""
@@ -78,7 +67,7 @@ class Setup:
 def setup(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-    pair: tuple[bytes, bytes],  # noqa: F811
+    pair: tuple[bytes, bytes],
 ) -> Iterator[Setup]:
     pytest.importorskip("azure.identity", reason="azure-identity is not installed")
     # A machine's service is given minutes to begin.
@@ -86,11 +75,11 @@ def setup(
     cert = certificate(tmp_path)
     monkeypatch.setenv("REQUESTS_CA_BUNDLE", str(cert.path))
     with running() as cloud, serving(cloud.answer, tls=cert.context) as authority:
-        cloud.public = pair[1]
+        cloud.private, cloud.public = pair
         # azure-identity asks an authority over TLS only.
         cloud.authority = authority
         monkeypatch.setenv("AZURE_AUTHORITY_HOST", authority.url("", "https"))
-        yield Setup(cloud, tmp_path, monkeypatch, pair[0])
+        yield Setup(cloud, tmp_path, monkeypatch)
 
 
 def test_azure_application_authenticates_by_secret(setup: Setup) -> None:
@@ -188,12 +177,7 @@ def test_azure_source_that_fails_is_an_error(setup: Setup, name: str, status: in
     setup.machine()
     shown = getattr(setup, name)() or "of-the/app+"
 
-    def answer(handler: Handler, request: Request) -> None:
-        said = f"{unquote(setup.cloud.body.decode())} {request.headers}"
-        text = {"error": "invalid_client", "error_description": said}
-        told(handler, json.dumps({} if status == 200 else text), status)
-
-    setup.cloud.instead[ASKED[name]] = answer
+    setup.fail(ASKED[name], "invalid_client", status)
     with pytest.raises((ingot.SafetensorError, OSError)) as caught:
         setup.open()
     assert "no credentials from " in str(caught.value)

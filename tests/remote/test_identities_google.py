@@ -5,30 +5,29 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from urllib.parse import unquote
 
 import pytest
 
 import ingot
-from support.clouds import SECRET, Cloud, running, told
+from support import clouds
+from support.clouds import SECRET, Cloud, running
 from support.processes import python
-from support.servers import Handler, Request, unused_port
+from support.servers import Request, unused_port
 
 READ = "devstorage.read_only"
 
 
-class Setup:
+class Setup(clouds.Setup):
     """The configuration of a test: variables and files."""
 
-    def __init__(self, cloud: Cloud, home: Path, patch: pytest.MonkeyPatch, key: bytes) -> None:
-        self.cloud, self.home, self.patch, self.key = cloud, home, patch, key
+    url = "gs://b/k"
 
     def service_account(self) -> dict[str, object]:
         return {
             "type": "service_account",
             "client_email": "me@x.iam",
             "private_key_id": "k1",
-            "private_key": self.key.decode(),
+            "private_key": self.cloud.private.decode(),
             "token_uri": self.cloud.url("/google/token"),
         }
 
@@ -71,12 +70,6 @@ class Setup:
         for name in ("GCE_METADATA_HOST", "GCE_METADATA_IP"):
             self.patch.setenv(name, host)
 
-    def open(self, **options: object) -> str:
-        """Open a file, and return the identity that read it."""
-        given = {"endpoint": self.cloud.url(), "retries": 0, **options}
-        ingot.safe_open("gs://b/k", "np", storage_options=given)
-        return self.cloud.readers[-1]
-
 
 def lead(patch: pytest.MonkeyPatch, cloud: Cloud) -> None:
     """Direct the address that is built into google-auth to the server."""
@@ -90,32 +83,13 @@ def lead(patch: pytest.MonkeyPatch, cloud: Cloud) -> None:
     patch.setattr(Request, "__call__", led)
 
 
-@pytest.fixture(scope="module")
-def pair() -> tuple[bytes, bytes]:
-    """A private key, and the public one."""
-    pytest.importorskip("google.auth", reason="google-auth verifies what is signed, and is not installed")
-    from cryptography.hazmat.primitives import serialization
-    from cryptography.hazmat.primitives.asymmetric import rsa
-
-    key = rsa.generate_private_key(65537, 2048)
-    private = key.private_bytes(
-        serialization.Encoding.PEM,
-        serialization.PrivateFormat.PKCS8,
-        serialization.NoEncryption(),
-    )
-    public = key.public_key().public_bytes(
-        serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo
-    )
-    return private, public
-
-
 @pytest.fixture
 def setup(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pair: tuple[bytes, bytes]) -> Iterator[Setup]:
     with running() as cloud:
         monkeypatch.setenv("CLOUD", cloud.url(""))
-        cloud.public = pair[1]
+        cloud.private, cloud.public = pair
         lead(monkeypatch, cloud)
-        yield Setup(cloud, tmp_path, monkeypatch, pair[0])
+        yield Setup(cloud, tmp_path, monkeypatch)
 
 
 #: Prints the identity of google-auth, which reads variables at import, and has built-in addresses.
@@ -222,12 +196,7 @@ def test_gcs_source_that_fails_is_an_error(setup: Setup, name: str, status: int)
         setup.machine()
     SETUPS[name][0](setup)
 
-    def answer(handler: Handler, request: Request) -> None:
-        said = f"{unquote(setup.cloud.body.decode())} {request.headers}"
-        text = {"error": "invalid_grant", "error_description": said}
-        told(handler, json.dumps({} if status == 200 else text), status)
-
-    setup.cloud.instead[ASKED[name]] = answer
+    setup.fail(ASKED[name], "invalid_grant", status)
     with pytest.raises((ingot.SafetensorError, OSError)) as caught:
         setup.open()
     assert setup.cloud.readers == []

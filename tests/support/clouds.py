@@ -14,10 +14,14 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
-from urllib.parse import parse_qs, urlsplit
+from pathlib import Path
+from typing import ClassVar
+from urllib.parse import parse_qs, unquote, urlsplit
 
 import numpy as np
+import pytest
 
+import ingot
 import ingot.numpy
 
 from .servers import Answer, Handler, Request, Server, serving
@@ -48,7 +52,8 @@ class Cloud:
         self.readers: list[str] = []
         #: The body of the last request.
         self.body = b""
-        #: The public key for signed tokens.
+        #: The keys for signed tokens.
+        self.private = b""
         self.public = b""
         #: Answers in the place of a service, by the beginning of its path.
         self.instead: dict[str, Answer] = {}
@@ -286,3 +291,51 @@ def running() -> Iterator[Cloud]:
     cloud = Cloud()
     with serving(cloud.answer) as cloud.server:
         yield cloud
+
+
+class Setup:
+    """The configuration of a test."""
+
+    #: The file, and the options that all calls need.
+    url: ClassVar[str]
+    options: ClassVar[dict[str, object]] = {}
+
+    def __init__(self, cloud: Cloud, home: Path, patch: pytest.MonkeyPatch) -> None:
+        self.cloud, self.home, self.patch = cloud, home, patch
+
+    def variables(self, **variables: str) -> None:
+        for name, value in variables.items():
+            self.patch.setenv(name, value)
+
+    def open(self, **options: object) -> str:
+        """Open a file, and return the identity that read it."""
+        given = {"endpoint": self.cloud.url(), "retries": 0, **self.options, **options}
+        ingot.safe_open(self.url, "np", storage_options=given)
+        return self.cloud.readers[-1]
+
+    def fail(self, path: str, error: str, status: int) -> None:
+        """Answer requests below `path` with an error that repeats the request."""
+
+        def answer(handler: Handler, request: Request) -> None:
+            said = f"{unquote(self.cloud.body.decode())} {request.headers}"
+            text = {"error": error, "error_description": said}
+            told(handler, json.dumps({} if status == 200 else text), status)
+
+        self.cloud.instead[path] = answer
+
+
+def key_pair() -> tuple[bytes, bytes]:
+    """Return a private key and the public one."""
+    from cryptography.hazmat.primitives import serialization
+    from cryptography.hazmat.primitives.asymmetric import rsa
+
+    key = rsa.generate_private_key(65537, 2048)
+    private = key.private_bytes(
+        serialization.Encoding.PEM,
+        serialization.PrivateFormat.PKCS8,
+        serialization.NoEncryption(),
+    )
+    public = key.public_key().public_bytes(
+        serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo
+    )
+    return private, public
