@@ -188,7 +188,6 @@ def test_convert_reports_progress_of_writing_and_verifying(source: str) -> None:
     told = Progress()
     report = ingot.convert(source, "out.safetensors", progress=told)
     told.assert_complete(2 * report.nbytes)
-    assert [done for done, _ in told] == sorted(done for done, _ in told)
 
     def stop(done: int, total: int) -> None:
         raise builtins.KeyboardInterrupt
