@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import importlib
 import inspect
 import io
@@ -27,6 +28,7 @@ from obstore.store import MemoryStore
 
 import ingot
 import ingot.numpy
+from ingot.cli import screen
 from ingot.cli.program import program
 from support.commands import run
 from support.servers import Answer, Handler, Request, Server, good, serving
@@ -605,6 +607,13 @@ def test_commands_print_no_secret_of_an_option(words: str, server: Server, tmp_p
             url = str(urls(server)[kind])
             more = [option.opts[0], *([] if option.is_flag or option.count else [url])]
             assert_no_secret(of_command(line(words, url, *more), tmp_path))
+
+
+def test_commands_print_no_secret_of_a_system_error(server: Server) -> None:
+    url = str(urls(server)["http"])
+    message = screen.told(PermissionError(errno.EACCES, f"refused:\n{url}", url), [url])
+    assert message.count("refused: ") == 1
+    assert_no_secret([message])
 
 
 @pytest.mark.parametrize("words", ["summary", "check", "doctor", "hash", "ls", "info", "verify", "stats"])
