@@ -6,8 +6,8 @@ use std::io;
 use std::mem;
 use std::path::Path;
 
-use super::{Attributes, Birth, Directory, Facts, Kind, Opening, exists, resolve};
-use crate::error::{Step, Stop, step};
+use super::{Attributes, Birth, Directory, Facts, Kind, Opening, exists, in_use, is_a_directory, resolve};
+use crate::error::{EditError, Step, Stop, step};
 use crate::options::SaveOptions;
 use crate::watch::{Unwatched, Watch};
 
@@ -54,27 +54,71 @@ pub(crate) fn is_digest(name: &OsStr) -> bool {
     matches!(name.len(), 40 | 64) && name.iter().all(u8::is_ascii_hexdigit)
 }
 
-impl DirectoryEntry {
-    /// The entry `name`, or the link to it if it is a blob: that gets a file of its own.
-    pub(super) fn new(
+/// A path that is followed along symbolic links one by one, because a new file has to be made in the last directory on the
+/// way. A link to a blob is not followed: the new file gets its name.
+#[derive(Default)]
+pub(super) struct Walk {
+    /// The last link.
+    pub(super) link: Option<(Directory, OsString)>,
+    /// The blob to which a link on the way leads.
+    blob: Option<Blob>,
+}
+
+/// What has the name that a walk comes to.
+pub(super) enum Entered<'w> {
+    End(DirectoryEntry),
+    Link(&'w (Directory, OsString)),
+}
+
+impl Walk {
+    /// Go to `name` in `directory`. `is_blob` if the name is a digest and the directory has the blobs of a store.
+    pub(super) fn enter(
+        &mut self,
+        directory: Directory,
+        name: &OsStr,
+        is_blob: bool,
+    ) -> Result<Entered<'_>, Stop> {
+        let (name, existing) = (name.to_owned(), directory.facts(name).step(step::OPEN)?);
+        if is_blob && self.blob.is_none() {
+            if self.link.is_none() && existing.is_some() {
+                return Err(Stop::Refused(EditError::Blob));
+            }
+            self.blob = self.link.take().map(|(directory, link)| Blob {
+                directory,
+                name: link,
+                digest: name.clone(),
+            });
+        }
+        match existing.map(|facts| facts.kind) {
+            None | Some(Kind::File) => Ok(Entered::End(self.entry(directory, name, existing))),
+            Some(Kind::Link) => Ok(Entered::Link(self.link.insert((directory, name)))),
+            Some(Kind::Directory) => Err(is_a_directory()).step(step::OPEN),
+            // It was a regular file, or absent, a moment ago.
+            Some(Kind::Other) => Err(in_use()).step(step::OPEN),
+        }
+    }
+
+    /// The entry `name`, or the link to it if it is a blob, which gets a file of its own.
+    fn entry(
+        &mut self,
         mut directory: Directory,
         mut name: OsString,
         existing: Option<Facts>,
-        link: Option<Blob>,
     ) -> DirectoryEntry {
-        let blob = link.map(|mut blob| {
+        if let Some(blob) = &mut self.blob {
             mem::swap(&mut blob.directory, &mut directory);
             mem::swap(&mut blob.name, &mut name);
-            blob
-        });
+        }
         DirectoryEntry {
             directory,
             name,
             existing,
-            blob,
+            blob: self.blob.take(),
         }
     }
+}
 
+impl DirectoryEntry {
     /// The directory and the name of the existing file.
     fn current(&self) -> (&Directory, &OsStr) {
         match &self.blob {

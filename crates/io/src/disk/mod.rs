@@ -28,7 +28,7 @@ pub(crate) use system::directory::Directory;
 #[cfg(test)]
 pub(crate) use system::fault::out_of_descriptors;
 pub(crate) use system::fault::{
-    exists, has_no_locks, is_a_directory, is_out_of_descriptors, is_replaced_by_copy, unsupported,
+    exists, has_no_locks, in_use, is_a_directory, is_out_of_descriptors, is_replaced_by_copy, unsupported,
 };
 pub(crate) use system::file::{
     RESERVED_AT_ONCE, append, check_extent, check_room, check_size_limit, descriptors_allowed, facts,
@@ -38,5 +38,5 @@ pub(crate) use system::file::{
 pub(crate) use system::name::{cut, name_bytes, name_of};
 /// What a download asks of what an earlier one left.
 #[cfg(feature = "remote")]
-pub(crate) use system::partial::{confine, in_use, is_ours, open_or_make};
+pub(crate) use system::partial::{confine, is_ours, open_or_make};
 pub(crate) use system::resolve::resolve;

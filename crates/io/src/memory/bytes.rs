@@ -77,15 +77,8 @@ impl<'a> Bytes<'a> {
     }
 
     /// The size in bytes.
-    #[must_use]
-    pub fn len(&self) -> usize {
+    pub(crate) fn len(&self) -> usize {
         self.len
-    }
-
-    /// Whether there is no byte to write.
-    #[must_use]
-    pub fn is_empty(&self) -> bool {
-        self.len == 0
     }
 
     /// Whether the bytes are contiguous, so that they can be lent.
@@ -500,7 +493,7 @@ mod tests {
         // SAFETY: null is allowed.
         assert!(unsafe { Bytes::strided(ptr::null(), 1, &dims(2)) }.is_none());
         // SAFETY: as above.
-        assert!(unsafe { Bytes::strided(ptr::null(), 1, &dims(0)) }.is_some_and(|none| none.is_empty()));
+        assert!(unsafe { Bytes::strided(ptr::null(), 1, &dims(0)) }.is_some_and(|none| none.len() == 0));
     }
 
     #[test]
@@ -532,7 +525,7 @@ mod tests {
     fn null_is_an_empty_payload() {
         // SAFETY: `new` accepts null with a length of 0.
         let payload = unsafe { Bytes::new(std::ptr::null(), 0) }.unwrap();
-        assert!(payload.is_empty());
+        assert!(payload.len() == 0);
         assert!(
             payload
                 .lend(0..0, |lent| if lent.is_empty() {

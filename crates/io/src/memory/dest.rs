@@ -121,15 +121,8 @@ impl<'a> Dest<'a> {
     }
 
     /// The size in bytes.
-    #[must_use]
-    pub fn len(&self) -> usize {
+    pub(crate) fn len(&self) -> usize {
         self.len
-    }
-
-    /// Whether there is nothing to fill.
-    #[must_use]
-    pub fn is_empty(&self) -> bool {
-        self.len == 0
     }
 
     /// Whether the bytes are contiguous in memory.
@@ -143,8 +136,7 @@ impl<'a> Dest<'a> {
     }
 
     /// The first `at` bytes, or all if there are no more, and the rest.
-    #[must_use]
-    pub fn split_at(self, at: usize) -> (Dest<'a>, Dest<'a>) {
+    pub(crate) fn split_at(self, at: usize) -> (Dest<'a>, Dest<'a>) {
         let at = at.min(self.len);
         let is_untouched = self.is_untouched;
         let part = |start, len, strided| Dest {
@@ -208,7 +200,7 @@ impl<'a> Dest<'a> {
     }
 
     /// Write `bytes` to the elements, as many as there are.
-    pub fn copy_from(&mut self, bytes: &[u8]) {
+    pub(crate) fn copy_from(&mut self, bytes: &[u8]) {
         let mut rest = &bytes[..bytes.len().min(self.len)];
         let Some(StridedPart { dims, block, begin }) = self.strided.as_deref() else {
             return self.fill(|dest| dest[..rest.len()].copy_from_slice(rest));
@@ -317,7 +309,7 @@ mod tests {
     fn null_is_an_empty_dest() {
         // SAFETY: `new` accepts null with a length of 0.
         let mut dest = unsafe { Dest::new(std::ptr::null_mut(), 0) }.unwrap();
-        assert!(dest.is_empty());
+        assert!(dest.len() == 0);
         dest.fill(|bytes| assert!(bytes.is_empty()));
         // SAFETY: and with any other.
         assert!(unsafe { Dest::new(std::ptr::null_mut(), 1) }.is_none());
@@ -438,7 +430,7 @@ mod tests {
     fn a_shape_without_elements_needs_no_memory() {
         // SAFETY: there are no elements.
         let empty = unsafe { Dest::strided(std::ptr::null_mut(), 4, &[2, 0], &[4, 4]) }.unwrap();
-        assert!(empty.is_empty());
+        assert!(empty.len() == 0);
         // SAFETY: null is allowed.
         assert!(unsafe { Dest::strided(std::ptr::null_mut(), 4, &[2, 1], &[4, 4]) }.is_none());
     }

@@ -13,6 +13,11 @@ pub(crate) fn is_a_directory() -> io::Error {
     Errno::ISDIR.into()
 }
 
+/// Another process is changing the file.
+pub(crate) fn in_use() -> io::Error {
+    Errno::BUSY.into()
+}
+
 pub(crate) fn unsupported() -> io::Error {
     Errno::OPNOTSUPP.into()
 }

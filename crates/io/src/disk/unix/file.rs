@@ -211,8 +211,8 @@ pub(crate) fn reserve(_: &File, _: u64, _: u64, _: crate::disk::Size) -> io::Res
     Ok(false)
 }
 
-/// Fail if a file of `nbytes` has no room, where the system reports the free space. Reserved space counts as room, and so
-/// do the blocks of the file: no file that fits is refused.
+/// Fail if a file of `nbytes` has no room, where the system reports the free space. Space that is reserved for root counts
+/// as room, and so do the blocks of the file: no file that fits is refused.
 #[cfg(target_os = "linux")]
 pub(crate) fn check_room(file: &File, nbytes: u64) -> io::Result<()> {
     use rustix::fs::{fstatvfs, syncfs};

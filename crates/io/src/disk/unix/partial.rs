@@ -5,7 +5,6 @@ use std::fs::File;
 use std::io;
 
 use rustix::fs::{Mode, OFlags, fchmod};
-use rustix::io::Errno;
 use rustix::process::geteuid;
 
 use super::attributes::Attributes;
@@ -27,9 +26,4 @@ pub(crate) fn is_ours(facts: &Facts) -> bool {
 /// Keeps others out of `file`, which may have been made by an earlier call, and gets these attributes when it is whole.
 pub(crate) fn confine(file: &File, _: &Attributes) -> io::Result<()> {
     Ok(fchmod(file, Mode::from_raw_mode(0o600))?)
-}
-
-/// Another process is changing the file.
-pub(crate) fn in_use() -> io::Error {
-    Errno::BUSY.into()
 }

@@ -12,9 +12,9 @@ use rustix::fs::{self, FileType, Mode, OFlags};
 use rustix::io::{Errno, retry_on_intr};
 
 use super::directory::{Directory, facts_of_target};
-use crate::disk::entry::{BESIDE_BLOBS, BLOBS, Blob, is_digest};
-use crate::disk::{DirectoryEntry, Kind, Resolved};
-use crate::error::{EditError, Step, Stop, step};
+use crate::disk::entry::{BESIDE_BLOBS, BLOBS, Entered, Walk, is_digest};
+use crate::disk::{Kind, Resolved};
+use crate::error::{Step, Stop, step};
 use crate::watch::{POLL, Watch};
 
 /// As many links as Linux follows.
@@ -31,54 +31,29 @@ pub(crate) fn resolve(path: &Path, watch: &dyn Watch) -> Result<Resolved, Stop> 
     follow(path)
 }
 
-/// Follows symlinks one by one, because the last directory on the way is where the new file has to be made. A link to a
-/// blob is not followed: the new file gets its name.
 fn follow(path: &Path) -> Result<Resolved, Stop> {
     let mut path = path.to_path_buf();
-    let mut from: Option<(Directory, OsString)> = None;
-    let mut link_to_blob = None;
+    let mut walk = Walk::default();
     for _ in 0..LINKS {
         if let Some(file) = standard_stream(&path) {
             return file.map(Resolved::Stream).step(step::OPEN);
         }
         let (parent, name) = split(&path).step(step::OPEN)?;
-        let base = from.as_ref().map(|(directory, _)| directory);
-        let directory = Directory::open(base, Path::new(parent)).step(step::OPEN)?;
-        let name = name.to_owned();
-        let existing = directory.facts(&name).step(step::OPEN)?;
-        if link_to_blob.is_none() && is_digest(&name) && is_of_blobs(&directory, Path::new(parent), base) {
-            if from.is_none() && existing.is_some() {
-                return Err(Stop::Refused(EditError::Blob));
-            }
-            link_to_blob = from.take().map(|(directory, link)| Blob {
-                directory,
-                name: link,
-                digest: name.clone(),
-            });
-        }
-        match existing.map(|facts| facts.kind) {
-            None | Some(Kind::File) => {
-                return Ok(Resolved::Entry(DirectoryEntry::new(
-                    directory,
-                    name,
-                    existing,
-                    link_to_blob,
-                )));
-            }
+        let parent = Path::new(parent);
+        let base = walk.link.as_ref().map(|(directory, _)| directory);
+        let directory = Directory::open(base, parent).step(step::OPEN)?;
+        let of_blobs = is_digest(name) && is_of_blobs(&directory, parent, base);
+        let (directory, name) = match walk.enter(directory, name, of_blobs)? {
+            Entered::End(entry) => return Ok(Resolved::Entry(entry)),
+            Entered::Link(link) => link,
+        };
+        if directory.is_proc() {
             // Its text is no path that leads there: `/memfd:x (deleted)`.
-            Some(Kind::Link) if directory.is_proc() => {
-                let file = directory.open_file(&name, OFlags::WRONLY | OFlags::NOCTTY, Mode::empty());
-                return file.map(Resolved::Nameless).step(step::OPEN);
-            }
-            Some(Kind::Link) => {
-                let link = fs::readlinkat(&directory, &name, Vec::new()).step(step::OPEN)?;
-                path = PathBuf::from(OsString::from_vec(link.into_bytes()));
-                from = Some((directory, name));
-            }
-            Some(Kind::Directory) => return Err(Errno::ISDIR).step(step::OPEN),
-            // It was a regular file, or nothing, a moment ago.
-            Some(_) => return Err(Errno::BUSY).step(step::OPEN),
+            let file = directory.open_file(name, OFlags::WRONLY | OFlags::NOCTTY, Mode::empty());
+            return file.map(Resolved::Nameless).step(step::OPEN);
         }
+        let link = fs::readlinkat(directory, name.as_os_str(), Vec::new()).step(step::OPEN)?;
+        path = PathBuf::from(OsString::from_vec(link.into_bytes()));
     }
     Err(Errno::LOOP).step(step::OPEN)
 }

@@ -9,7 +9,6 @@ use windows_sys::Win32::Storage::FileSystem::FILE_FLAG_OPEN_REPARSE_POINT;
 
 use super::attributes::Attributes;
 use super::directory::Directory;
-pub(crate) use super::fault::in_use;
 use crate::disk::{Birth, Facts, Kind};
 
 /// Opens the file `name` both ways, made where nothing has the name.

@@ -6,11 +6,11 @@ use std::io::{self, Write};
 use std::path::{Component, Path, PathBuf, Prefix};
 
 use super::directory::Directory;
-use super::fault::{in_use, is_a_directory, too_many_links};
+use super::fault::{is_a_directory, too_many_links};
 use super::name::device;
-use crate::disk::entry::{BESIDE_BLOBS, BLOBS, Blob, is_digest};
-use crate::disk::{DirectoryEntry, Kind, Resolved};
-use crate::error::{EditError, Step, Stop, step};
+use crate::disk::Resolved;
+use crate::disk::entry::{BESIDE_BLOBS, BLOBS, Entered, Walk, is_digest};
+use crate::error::{Step, Stop, step};
 use crate::watch::Watch;
 
 /// As many links as Windows follows.
@@ -21,8 +21,6 @@ pub(crate) fn resolve(path: &Path, _: &dyn Watch) -> Result<Resolved, Stop> {
     follow(path)
 }
 
-/// Follows symlinks one by one, because the last directory on the way is where the new file has to be made. A link to a
-/// blob is not followed: the new file gets its name.
 fn follow(path: &Path) -> Result<Resolved, Stop> {
     if is_device(path) {
         // What `print!` holds back belongs in front.
@@ -32,42 +30,20 @@ fn follow(path: &Path) -> Result<Resolved, Stop> {
         return opened.map(Resolved::Stream).step(step::OPEN);
     }
     let mut path = rooted(path).step(step::OPEN)?;
-    let mut from = None;
-    let mut link_to_blob = None;
+    let mut walk = Walk::default();
     for _ in 0..LINKS {
         let (Some(name), Some(parent)) = (path.file_name(), path.parent()) else {
             return Err(is_a_directory()).step(step::OPEN);
         };
         let directory = Directory::at(parent).step(step::OPEN)?;
-        let name = name.to_owned();
-        let existing = directory.facts(&name).step(step::OPEN)?;
-        if link_to_blob.is_none() && is_digest(&name) && is_of_blobs(parent) {
-            if from.is_none() && existing.is_some() {
-                return Err(Stop::Refused(EditError::Blob));
-            }
-            link_to_blob = from.take().map(|(directory, link)| Blob {
-                directory,
-                name: link,
-                digest: name.clone(),
-            });
-        }
-        match existing.map(|facts| facts.kind) {
-            None | Some(Kind::File) => {
-                return Ok(Resolved::Entry(DirectoryEntry::new(
-                    directory,
-                    name,
-                    existing,
-                    link_to_blob,
-                )));
-            }
-            Some(Kind::Link) => {
-                let link = fs::read_link(&path).and_then(|link| rooted(&parent.join(link)));
-                path = link.step(step::OPEN)?;
-                from = Some((directory, name));
-            }
-            Some(Kind::Directory) => return Err(is_a_directory()).step(step::OPEN),
-            Some(Kind::Other) => return Err(in_use()).step(step::OPEN),
-        }
+        let of_blobs = is_digest(name) && is_of_blobs(parent);
+        let link = match walk.enter(directory, name, of_blobs)? {
+            Entered::End(entry) => return Ok(Resolved::Entry(entry)),
+            Entered::Link((directory, name)) => fs::read_link(directory.path(name)),
+        };
+        path = link
+            .and_then(|link| rooted(&parent.join(link)))
+            .step(step::OPEN)?;
     }
     Err(too_many_links()).step(step::OPEN)
 }
