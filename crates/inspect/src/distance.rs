@@ -1,9 +1,9 @@
 //! Distances between the values of two tensors.
 //!
 //! The first pass finds the tensors whose bytes differ, and stops reading each at the first difference. The second pass
-//! computes the distances of those.
+//! computes their distances.
 
-mod apart;
+mod differences;
 
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
@@ -11,10 +11,10 @@ use ingot_format::Dtype;
 use ingot_io::binding::{After, Fold, fold};
 use ingot_io::{Error, ReadOptions, Tensor, Watch};
 
-use self::apart::Apart;
+use self::differences::Differences;
 use crate::values::{Number, has_values};
 
-/// How far apart two tensors are whose values are not all equal. A NaN equals every other, and an infinity one of its sign;
+/// The distance between two tensors whose values are not all equal. A NaN equals every other, and an infinity one of its sign;
 /// such pairs count for nothing.
 ///
 /// All fields are `None` if there is nothing to compare: for tensors of different shapes, and for tensors that differ in
@@ -35,19 +35,19 @@ pub struct Distance {
 
 impl Distance {
     /// `None` where all values are equal.
-    fn of(apart: Apart) -> Option<Distance> {
-        let Apart {
+    fn of(found: Differences) -> Option<Distance> {
+        let Differences {
             squares,
             ours,
             theirs,
             products,
             ..
-        } = apart;
+        } = found;
         let norms = ours.sqrt() * theirs.sqrt();
         let of_any = |value: f64, of: f64| (of != 0.0).then_some(value);
-        (apart.different > 0).then_some(Distance {
-            different: Some(apart.different),
-            max_abs: Some(apart.largest),
+        (found.different > 0).then_some(Distance {
+            different: Some(found.different),
+            max_abs: Some(found.largest),
             relative_l2: of_any(squares.sqrt() / ours.sqrt(), ours),
             // Rounding may have led out of the range; a NaN stays one.
             cosine: of_any((products / norms).clamp(-1.0, 1.0), norms),
@@ -55,7 +55,7 @@ impl Distance {
     }
 }
 
-/// How far apart the tensors of each pair are, in their order; `None` where all their values are equal.
+/// Return the distance between the tensors of each pair, in their order; `None` if all their values are equal.
 ///
 /// ```
 /// use ingot_inspect::{Number, distances};
@@ -71,7 +71,7 @@ impl Distance {
 /// let (one, two) = (saved("one.safetensors", 3)?, saved("two.safetensors", 5)?);
 /// let pairs = [[one.find("step")?, two.find("step")?], [one.find("step")?, one.find("step")?]];
 /// let found = distances(&pairs, &ReadOptions::default(), &Unwatched)?;
-/// assert_eq!(found[0].as_ref().and_then(|apart| apart.max_abs), Some(Number::Integer(2)));
+/// assert_eq!(found[0].as_ref().and_then(|distance| distance.max_abs), Some(Number::Integer(2)));
 /// assert_eq!(found[1], None);
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
@@ -111,13 +111,13 @@ pub fn distances(
         .partition(|&rank| dtypes(&pairs[rank]).into_iter().all(has_values));
     let measured = of_ranks(&measurable);
     let measure = Measure(measured.iter().map(dtypes).collect());
-    let apart = fold(&measured, &measure, options, &after(1, &measured))?;
+    let differences = fold(&measured, &measure, options, &after(1, &measured))?;
     let mut found = vec![None; pairs.len()];
     for rank in incomparable.into_iter().chain(unknown) {
         found[rank] = Some(Distance::default());
     }
-    for (rank, apart) in measurable.into_iter().zip(apart) {
-        found[rank] = Distance::of(apart);
+    for (rank, differences) in measurable.into_iter().zip(differences) {
+        found[rank] = Distance::of(differences);
     }
     Ok(found)
 }
@@ -163,17 +163,17 @@ impl Fold<2> for Comparison {
 struct Measure(Vec<[Dtype; 2]>);
 
 impl Fold<2> for Measure {
-    type Result = Apart;
+    type Result = Differences;
 
-    fn empty(&self, _: usize) -> Apart {
-        Apart::NOTHING
+    fn empty(&self, _: usize) -> Differences {
+        Differences::NOTHING
     }
 
-    fn add(&self, pair: usize, apart: &mut Apart, bytes: [&[u8]; 2]) {
-        apart.add(self.0[pair], bytes);
+    fn add(&self, pair: usize, differences: &mut Differences, bytes: [&[u8]; 2]) {
+        differences.add(self.0[pair], bytes);
     }
 
-    fn join(earlier: Apart, later: Apart) -> Apart {
+    fn join(earlier: Differences, later: Differences) -> Differences {
         earlier.joined(later)
     }
 }

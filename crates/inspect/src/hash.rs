@@ -3,7 +3,9 @@
 use std::ops::Range;
 use std::path::Path;
 
-use ingot_format::{Entry, Format, FormatError, Header, Layout, Limits, layout, to_u64, to_usize};
+use ingot_format::{
+    Entry, Format, FormatError, Header, Layout, Limits, layout, saturating_usize, to_u64, to_usize,
+};
 use ingot_io::binding::{LocalFile, ReadAt, hash_range, read_header, read_runs};
 use ingot_io::{Algorithm, Digest, Error, Watch};
 #[cfg(feature = "remote")]
@@ -168,7 +170,7 @@ fn sshs_legacy(
     let mut window = Vec::with_capacity(AUTO_V1_NBYTES);
     let head = new
         .head
-        .get(to_usize(AUTO_V1_BEGIN).unwrap_or(usize::MAX)..)
+        .get(saturating_usize(AUTO_V1_BEGIN)..)
         .unwrap_or_default();
     window.extend_from_slice(&head[..head.len().min(AUTO_V1_NBYTES)]);
     let begin_of_data = AUTO_V1_BEGIN.saturating_sub(new.header.data_start());

@@ -194,18 +194,18 @@ impl Moments {
     )]
     fn joined(self, other: Moments) -> Moments {
         let (one, two) = (self.finite() as f64, other.finite() as f64);
-        let apart = other.mean - self.mean;
+        let delta = other.mean - self.mean;
         let part = if two == 0.0 { 0.0 } else { two / (one + two) };
         // The distance of two large numbers of different signs is no number, and then nor is its square.
-        let mean = if apart.is_finite() {
-            self.mean + apart * part
+        let mean = if delta.is_finite() {
+            self.mean + delta * part
         } else {
             self.mean * (1.0 - part) + other.mean * part
         };
         let between = if part == 0.0 {
             0.0
         } else {
-            apart * apart * one * part
+            delta * delta * one * part
         };
         Moments {
             count: self.count + other.count,
@@ -376,8 +376,8 @@ fn mean_of_large<const N: usize>(elements: &[[u8; N]], decode: impl Fn([u8; N]) 
 /// The sum of the squares of the deviations of finite values from `mean`.
 fn squares<const N: usize>(elements: &[[u8; N]], decode: impl Fn([u8; N]) -> f64, mean: f64) -> f64 {
     let square = |element: [u8; N]| {
-        let apart = decode(element) - mean;
-        apart * apart
+        let delta = decode(element) - mean;
+        delta * delta
     };
     let (rows, rest) = elements.as_chunks::<LANES>();
     let mut lanes = [0.0; LANES];
@@ -459,9 +459,9 @@ impl Histogram {
         for value in as_floats(dtype, bytes) {
             if value.is_finite() {
                 // Scaled before the difference is taken where that would be no number.
-                let apart = value - self.low;
-                let place = if apart.is_finite() {
-                    apart * self.scale
+                let delta = value - self.low;
+                let place = if delta.is_finite() {
+                    delta * self.scale
                 } else {
                     value * self.scale - self.low * self.scale
                 };

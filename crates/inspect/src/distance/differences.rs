@@ -1,8 +1,8 @@
-//! How far apart the values of two runs of elements are.
+//! The differences between the values of two runs of elements.
 
 use std::iter::zip;
 
-use ingot_format::{Dtype, to_usize};
+use ingot_format::{Dtype, saturating_usize};
 
 use crate::values::{Number, as_floats, as_integers, is_integer, rounded};
 
@@ -14,7 +14,7 @@ const LANES: usize = 4;
 
 /// Sums over some pairs of values, which can be joined with the sums over others.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) struct Apart {
+pub(super) struct Differences {
     /// Pairs that are not equal. A NaN equals every other.
     pub(super) different: u64,
     /// The greatest absolute difference: an integer where both are integers, and NaN where one of two alone is.
@@ -29,9 +29,9 @@ pub(super) struct Apart {
     pub(super) products: f64,
 }
 
-impl Apart {
+impl Differences {
     /// Of no pair.
-    pub(super) const NOTHING: Apart = Apart {
+    pub(super) const NOTHING: Differences = Differences {
         different: 0,
         largest: Number::Integer(0),
         squares: 0.0,
@@ -42,18 +42,18 @@ impl Apart {
 
     /// Add the elements of these dtypes in these bytes: the same number in both.
     pub(super) fn add(&mut self, dtypes: [Dtype; 2], bytes: [&[u8]; 2]) {
-        let [one, two] = dtypes.map(|dtype| to_usize(STEP * dtype.bits() / 8).unwrap_or(usize::MAX));
+        let [one, two] = dtypes.map(|dtype| saturating_usize(STEP * dtype.bits() / 8));
         for (ours, theirs) in zip(bytes[0].chunks(one), bytes[1].chunks(two)) {
-            *self = self.joined(Apart::of(dtypes, [ours, theirs]));
+            *self = self.joined(Differences::of(dtypes, [ours, theirs]));
         }
     }
 
-    fn of(dtypes: [Dtype; 2], bytes: [&[u8]; 2]) -> Apart {
+    fn of(dtypes: [Dtype; 2], bytes: [&[u8]; 2]) -> Differences {
         let [one, two] = Values::of(dtypes, bytes);
         match (one, two) {
             (Values::Floats(ours), Values::Floats(theirs)) => {
-                let found = Apart::of_finite(&ours, &theirs);
-                let mut found = found.unwrap_or_else(|| Apart::of_any(floats(&ours, &theirs)));
+                let found = Differences::of_finite(&ours, &theirs);
+                let mut found = found.unwrap_or_else(|| Differences::of_any(floats(&ours, &theirs)));
                 if dtypes.into_iter().all(is_integer) {
                     found.largest = whole(found.largest.as_float());
                 }
@@ -63,24 +63,24 @@ impl Apart {
                 let each = || zip(&ours, &theirs);
                 let triples = each().map(|(&one, &two)| (rounded(one), rounded(two), rounded(one - two)));
                 let largest = each().map(|(one, two)| (one - two).abs()).max();
-                Apart {
+                Differences {
                     largest: Number::Integer(largest.unwrap_or(0)),
-                    ..Apart::of_any(triples)
+                    ..Differences::of_any(triples)
                 }
             }
             (Values::Integers(ours), Values::Floats(theirs)) => {
                 let triple = |(one, two): (i128, f64)| (rounded(one), two, difference(one, two));
-                Apart::of_any(zip(ours, theirs).map(triple))
+                Differences::of_any(zip(ours, theirs).map(triple))
             }
             (Values::Floats(ours), Values::Integers(theirs)) => {
                 let triple = |(one, two): (f64, i128)| (one, rounded(two), -difference(two, one));
-                Apart::of_any(zip(ours, theirs).map(triple))
+                Differences::of_any(zip(ours, theirs).map(triple))
             }
         }
     }
 
     /// Of values that are all finite; `None` where one is not, or a sum is not.
-    fn of_finite(ours: &[f64], theirs: &[f64]) -> Option<Apart> {
+    fn of_finite(ours: &[f64], theirs: &[f64]) -> Option<Differences> {
         let (our_rows, our_rest) = ours.as_chunks::<LANES>();
         let (their_rows, their_rest) = theirs.as_chunks::<LANES>();
         let mut different = [0_u64; LANES];
@@ -88,22 +88,22 @@ impl Apart {
         for (one, two) in zip(our_rows, their_rows) {
             for lane in 0..LANES {
                 let (one, two) = (one[lane], two[lane]);
-                let apart = one - two;
-                let distance = apart.abs();
+                let delta = one - two;
+                let distance = delta.abs();
                 largest[lane] = if distance > largest[lane] {
                     distance
                 } else {
                     largest[lane]
                 };
                 // A check of each addition would prevent vector code; a step has far fewer values.
-                different[lane] = different[lane].wrapping_add(u64::from(apart != 0.0));
-                squares[lane] += apart * apart;
+                different[lane] = different[lane].wrapping_add(u64::from(delta != 0.0));
+                squares[lane] += delta * delta;
                 our[lane] += one * one;
                 their[lane] += two * two;
                 products[lane] += one * two;
             }
         }
-        let found = Apart {
+        let found = Differences {
             different: different.iter().sum(),
             largest: Number::Float(largest.into_iter().fold(0.0, f64::max)),
             squares: squares.iter().sum(),
@@ -111,7 +111,7 @@ impl Apart {
             theirs: their.iter().sum(),
             products: products.iter().sum(),
         };
-        let found = found.joined(Apart::of_any(floats(our_rest, their_rest)));
+        let found = found.joined(Differences::of_any(floats(our_rest, their_rest)));
         // One value that is not finite leaves no finite sum.
         (found.squares + found.ours + found.theirs)
             .is_finite()
@@ -119,23 +119,23 @@ impl Apart {
     }
 
     /// Of any values, each pair with its difference.
-    fn of_any(triples: impl Iterator<Item = (f64, f64, f64)>) -> Apart {
+    fn of_any(triples: impl Iterator<Item = (f64, f64, f64)>) -> Differences {
         let (mut different, mut largest) = (0, 0.0);
         let [mut squares, mut ours, mut theirs, mut products] = [0.0; 4];
-        for (one, two, apart) in triples {
-            // Two infinities of one sign are no distance apart, and their difference is no number.
-            let is_equal = apart == 0.0 || one.is_nan() && two.is_nan() || one.is_infinite() && one == two;
+        for (one, two, delta) in triples {
+            // Two infinities of one sign are equal, and their difference is NaN.
+            let is_equal = delta == 0.0 || one.is_nan() && two.is_nan() || one.is_infinite() && one == two;
             if is_equal && !one.is_finite() {
                 continue;
             }
             different += u64::from(!is_equal);
-            largest = greater(largest, apart.abs());
-            squares += apart * apart;
+            largest = greater(largest, delta.abs());
+            squares += delta * delta;
             ours += one * one;
             theirs += two * two;
             products += one * two;
         }
-        Apart {
+        Differences {
             different,
             largest: Number::Float(largest),
             squares,
@@ -145,8 +145,8 @@ impl Apart {
         }
     }
 
-    pub(super) fn joined(self, other: Apart) -> Apart {
-        Apart {
+    pub(super) fn joined(self, other: Differences) -> Differences {
+        Differences {
             different: self.different + other.different,
             largest: match (self.largest, other.largest) {
                 (Number::Integer(one), Number::Integer(two)) => Number::Integer(one.max(two)),

@@ -40,7 +40,7 @@ impl DeviceBytes {
         self.nbytes
     }
 
-    /// Whether it has none.
+    /// Whether it is empty.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.nbytes == 0
@@ -50,8 +50,8 @@ impl DeviceBytes {
         &self.stream.device
     }
 
-    /// Copies bytes of the same device and stream as these to their places in a slot, and waits until they are there. If that
-    /// fails, the slot goes back to the ring, and the caller's stream waits for copies that still run.
+    /// Copy bytes of the same device and stream as these to their places in a slot, and wait until they have arrived. If
+    /// that fails, the slot returns to the ring, and the caller's stream waits for copies that still run.
     pub(crate) fn fetch(
         &self,
         slot: &mut Lent,

@@ -52,7 +52,7 @@ impl<'a> DeviceDest<'a> {
         self.address + to_u64(self.len)
     }
 
-    /// With so many bytes, which `new` was promised.
+    /// The same with more bytes, which the caller of `new` promised.
     pub(crate) fn reaching(self, end: u64) -> DeviceDest<'a> {
         let len = end.checked_sub(self.address).and_then(to_usize);
         DeviceDest {

@@ -1,4 +1,5 @@
-//! The driver of NVIDIA's GPUs, as far as copies need it. It is looked for when a device is first used, never before.
+//! The driver of NVIDIA's GPUs, with the functions that copies need. It is loaded when a device is first used, never
+//! before.
 //!
 //! The functions are those that the CUDA driver API exports under versioned names, which a driver keeps:
 //! <https://docs.nvidia.com/cuda/cuda-driver-api/>
@@ -183,7 +184,7 @@ impl Driver {
         })
     }
 
-    /// What one of the two functions says of a code.
+    /// Return the text of one of the two functions for a code.
     fn words(&self, of: unsafe extern "C" fn(c_int, *mut *const c_char) -> c_int, code: c_int) -> String {
         let mut words = ptr::null();
         // SAFETY: both ask for a place for a pointer.

@@ -13,7 +13,7 @@ use crate::options::PINNED_VARIABLE;
 pub enum DeviceFault {
     /// There is no driver.
     NoDriver {
-        /// What the system says.
+        /// The system's error.
         reason: String,
     },
     /// The driver lacks a function: it is too old, or something else of its name.
@@ -29,7 +29,7 @@ pub enum DeviceFault {
     Interrupted,
     /// The environment variable for the number of pinned bytes is not a number.
     Pinned {
-        /// What it asks for.
+        /// The value of the variable.
         found: String,
     },
     /// A function of the driver failed.
@@ -40,7 +40,7 @@ pub enum DeviceFault {
         code: i32,
         /// The driver's name for the code.
         name: String,
-        /// What the driver says of it.
+        /// The driver's text.
         text: String,
     },
 }

@@ -61,7 +61,8 @@ impl Gpu {
         self.is_integrated
     }
 
-    /// Whether the context is gone that this device was opened with: `cudaDeviceReset` destroys it under all who use it.
+    /// Return whether the context with which this device was opened is gone: `cudaDeviceReset` destroys it under all its
+    /// users.
     pub(crate) fn is_reset(&self) -> bool {
         if self.was_reset.load(Ordering::Relaxed) {
             return true;
@@ -125,7 +126,7 @@ impl Gpu {
         self.within(Driver::finish)
     }
 
-    /// Notes the copies that are queued by now.
+    /// Mark the copies that are queued so far.
     pub(crate) fn mark(&self, driver: &Driver) -> Result<Event, DeviceFault> {
         let event = self.event(driver)?;
         let recorded = driver.record(event, self.stream);

@@ -71,7 +71,7 @@ impl Device {
         self.gpu.is_integrated()
     }
 
-    /// Waits until all that was sent is there: before memory is given up that it goes to.
+    /// Wait until all bytes have arrived: before their memory is freed.
     pub(crate) fn finish(&self) -> Result<(), DeviceFault> {
         self.gpu.finish()
     }
@@ -81,8 +81,8 @@ impl Device {
         self.ring.lend(&self.gpu, stop)
     }
 
-    /// Copies these bytes of the device to their places in a slot, and waits until they are there. If that fails, the slot goes
-    /// back to the ring.
+    /// Copy these bytes of the device to their places in a slot, and wait until they have arrived. If that fails, the slot
+    /// returns to the ring.
     pub(crate) fn fetch(
         &self,
         slot: &mut Lent,

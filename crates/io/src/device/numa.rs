@@ -3,7 +3,7 @@
 #[cfg(target_os = "linux")]
 pub(super) use linux::near;
 
-/// Does `work`, where the system does not say which processors are near.
+/// Run `work` in place: the system does not report which processors are near.
 #[cfg(not(target_os = "linux"))]
 pub(super) fn near<R>(_: Option<u32>, work: impl FnOnce() -> R) -> R {
     work()
@@ -23,7 +23,7 @@ mod linux {
         work()
     }
 
-    /// A thread that is kept to some processors, until this is dropped.
+    /// A thread that is bound to some processors until this is dropped.
     struct Moved {
         before: CpuSet,
     }

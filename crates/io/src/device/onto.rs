@@ -28,11 +28,11 @@ pub trait Allocator: fmt::Debug + Send + Sync {
     /// Memory for these blocks, to be used in the order of the caller's stream. It may be in use there until then.
     ///
     /// # Errors
-    /// The framework has none.
+    /// The framework has no memory.
     fn allocate(&self, blocks: &[Fresh<'_>]) -> Result<Vec<DeviceRegion>, Refusal>;
 }
 
-/// A device that tensors are read onto, and who allocates there.
+/// A device that tensors are read onto, and its allocator.
 #[derive(Clone, Debug)]
 pub struct Onto {
     /// In the order of whose stream memory is allocated and used.

@@ -16,10 +16,11 @@ use super::gpu::Gpu;
 use super::numa::near;
 use crate::sync::{Condvar, Mutex, PoisonError, locked, thread};
 
-/// Bytes of a slot: a copy of so many takes twenty times as long as it takes to queue it.
+/// Bytes of a slot: copying this many takes twenty times as long as queueing the copy.
 pub(super) const SLOT_NBYTES: usize = 4 << 20;
 
-/// Bytes of all slots at most, unless the environment says otherwise: what keeps sixteen readers and a device busy.
+/// Bytes of all slots at most, unless the environment sets another number: enough to keep sixteen readers and a device
+/// busy.
 pub(super) const PINNED_NBYTES: usize = 128 << 20;
 
 /// How long unused slots are kept: loads often follow each other.
@@ -135,7 +136,7 @@ impl Ring {
         }
     }
 
-    /// Notes that slots are used, and starts the thread that frees idle ones.
+    /// Record that slots are used, and start the thread that frees idle ones.
     fn begin_use(self: &Arc<Ring>) {
         let mut state = locked(&self.state);
         state.used = Instant::now();
@@ -144,8 +145,8 @@ impl Ring {
         }
     }
 
-    /// The slot whose copies are the oldest, or room for a new one, which comes first where those still run. Waits while all
-    /// slots are lent.
+    /// Return the slot with the oldest copies, or room for a new one, which comes first if those copies still run. Wait
+    /// while all slots are lent.
     fn next(&self, stop: StopFlag<'_>) -> Result<Next, DeviceFault> {
         let mut state = locked(&self.state);
         loop {
@@ -205,7 +206,7 @@ impl Ring {
         match slot.finish(stop) {
             Ok(()) if !slot.is_gone() => Ok(Some(slot)),
             Err(fault) if fault == DeviceFault::Interrupted || slot.is_used_by(gpu) => {
-                // Its copies may still run, which is asked again.
+                // Its copies may still run, which is checked again.
                 self.take_back(slot);
                 Err(fault)
             }
@@ -416,7 +417,7 @@ impl Drop for Memory {
             // SAFETY: `free` asks that no code uses the memory any more: only slots that no copy uses are dropped
             // (`give_back`, `leak`), and the slot alone has the address.
             let freed = gpu.within(|driver, _| unsafe { driver.free(*start) });
-            // A context that is lost has taken it along, and a child of a fork has none.
+            // A lost context has taken it along, and a child of a fork has no context.
             drop(freed);
         }
     }
@@ -447,8 +448,8 @@ impl Lent {
         }
     }
 
-    /// Copies these bytes of a device to their places in the slot, and waits until they are there. If that fails, the slot goes
-    /// back to the ring.
+    /// Copy these bytes of a device to their places in the slot, and wait until they have arrived. If that fails, the slot
+    /// returns to the ring.
     pub(super) fn fetch(
         &mut self,
         gpu: &Arc<Gpu>,
@@ -514,7 +515,7 @@ impl Lent {
         Ok(())
     }
 
-    /// The slot, with the copies that use it by now. If they failed, the slot goes back to the ring.
+    /// Return the slot with the copies that use it. If they failed, the slot returns to the ring.
     fn queued(
         &mut self,
         marked: Result<Event, DeviceFault>,
@@ -554,7 +555,7 @@ mod tests {
     /// Longer than any test takes.
     const LONG: Duration = Duration::from_secs(3600);
 
-    /// A ring with a slot that was filled and came back, at a time from which it is never idle.
+    /// A ring with a slot that was filled and returned, at a time from which it is never idle.
     fn used() -> (Fake, Device) {
         let fake = Fake::new(1, 1, 2);
         let device = fake.device(0);
@@ -608,7 +609,7 @@ mod tests {
 
     #[test]
     fn a_slot_whose_device_is_lost_is_forgotten_and_one_that_cannot_tell_yet_is_kept() {
-        // What the driver says of the event, after three calls that make the context the current one.
+        // The driver's answer for the event, after three calls that make the context the current one.
         for (code, left) in [(700, 0), (1, 1)] {
             let (fake, _device) = used();
             let pinned = fake.counters().pinned;

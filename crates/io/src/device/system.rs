@@ -14,7 +14,7 @@ use super::gpu::Gpu;
 use super::ring::{PINNED_NBYTES, Ring, SLOT_NBYTES};
 use crate::options::PINNED_VARIABLE;
 
-/// By the library that is the driver; none for the one of this machine.
+/// Systems by the library of the driver; `None` is the driver of this machine.
 static SYSTEMS: Mutex<BTreeMap<Option<PathBuf>, System>> = Mutex::new(BTreeMap::new());
 
 /// The one that first used a device.
@@ -100,7 +100,7 @@ impl System {
     }
 }
 
-/// What [`PINNED_VARIABLE`] says, in bytes.
+/// The value of [`PINNED_VARIABLE`], in bytes.
 fn pinned_of_environment() -> Result<usize, DeviceFault> {
     match std::env::var(PINNED_VARIABLE) {
         Ok(found) if !found.is_empty() => found.parse().map_err(|_| DeviceFault::Pinned { found }),

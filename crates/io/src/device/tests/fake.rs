@@ -54,7 +54,7 @@ fn path() -> PathBuf {
 }
 
 impl Fake {
-    /// With so many devices, and a ring of so many small slots.
+    /// With this many devices, and a ring of this many small slots.
     pub(super) fn new(seed: u64, devices: usize, slots: usize) -> Fake {
         Fake::with_slots(seed, devices, slots, SMALL_SLOT_NBYTES)
     }
@@ -158,7 +158,8 @@ impl Fake {
         assert_eq!(self.capture_on(Neighbour::DEFAULT, is_capturing), 0);
     }
 
-    /// Begins or ends a capture in global mode; the code of the driver, which says at the end whether it was broken.
+    /// Begin or end a capture in global mode. Return the code of the driver, which reports at the end whether the capture
+    /// was broken.
     pub(super) fn capture_on(&self, stream: Neighbour, is_capturing: bool) -> i32 {
         let capture = self.function::<extern "C" fn(*mut c_void, usize, bool) -> i32>("fake_cuda_capture");
         capture(stream.0, 0, is_capturing)
@@ -295,7 +296,7 @@ impl Drop for Allocated {
     }
 }
 
-/// Bytes that say where they belong.
+/// Bytes that depend on their places.
 pub(super) fn pattern(seed: u64, nbytes: usize) -> Vec<u8> {
     let byte = |at: usize| (to_u64(at).wrapping_mul(31).wrapping_add(seed * 7) % 251).to_le_bytes()[0];
     (0..nbytes).map(byte).collect()

@@ -72,7 +72,7 @@ fn load(fake: &Fake, device: &Device, parts: &[Job<'_>]) -> Result<Vec<DeviceReg
     load_on(1, fake, device, parts)
 }
 
-/// The same on so many threads.
+/// The same on this many threads.
 fn load_on(
     threads: usize,
     fake: &Fake,
@@ -223,7 +223,7 @@ fn the_other_threads_of_a_load_whose_call_fails_wait_for_nobody() {
     fail_each_call(4);
 }
 
-/// Loads on so many threads, once for each call and each code that it may fail with.
+/// Load on this many threads, once for each call and each code with which it may fail.
 fn fail_each_call(threads: usize) {
     let (outcome, counters) = attempt(threads, |_| ());
     assert!(outcome.unwrap());
@@ -275,7 +275,7 @@ fn what_is_copied_is_what_the_tensors_have_in_as_few_copies_as_fit() {
     let nbytes: u64 = parts.iter().map(Job::nbytes).sum();
     let owner = |region: &DeviceRegion| Arc::as_ptr(region.owner()).addr();
     let blocks: BTreeSet<usize> = loaded.iter().map(owner).collect();
-    // What lies between small tensors crosses with them.
+    // Gaps between small tensors are copied with them.
     assert!((nbytes..nbytes + 256 * to_u64(parts.len())).contains(&counters.bytes_in));
     let chunks = nbytes.div_ceil(to_u64(device.chunk_nbytes()));
     assert!(counters.copies <= chunks + to_u64(blocks.len()), "{counters:?}");

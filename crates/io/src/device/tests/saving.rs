@@ -41,7 +41,7 @@ pub(super) fn options() -> SaveOptions {
 
 /// Tensors of a training step that is still under way: some have their values, what others will have is queued.
 struct Step {
-    /// The device of each, and its memory; none on the host.
+    /// The device of each, and its memory; `None` for the host.
     blocks: Vec<Option<(usize, DeviceRegion)>>,
     expected: Vec<Vec<u8>>,
 }
@@ -67,7 +67,7 @@ impl Step {
         Step { blocks, expected }
     }
 
-    /// What is saved of each that lies on a device.
+    /// The payloads of those that are on a device.
     fn on_devices(&self, devices: &[Device]) -> Vec<Option<DeviceBytes>> {
         let bytes = |(home, block): &(usize, DeviceRegion)| Fake::bytes(&devices[*home], block);
         self.blocks
@@ -280,7 +280,7 @@ fn each_piece_with_bytes_of_a_device_is_one_wait_and_others_are_none() {
     let both = [payloads[0].clone(), Payload::Device(&other), payloads[2].clone()];
     assert_eq!((waits(&both), waits(&both[..2])), (2, 2));
 
-    // What lies on the host is written from there: in pieces 0, 1, 3 and 4.
+    // Bytes on the host are written from their memory: in pieces 0, 1, 3 and 4.
     let host = vec![7; 2 * SLOT_NBYTES];
     let mixed = [&host[..], &host[..], &host[..10]].map(Payload::from);
     let [first, second, third] = mixed;
