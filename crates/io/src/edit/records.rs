@@ -68,9 +68,9 @@ pub fn passed_over(path: &Path, header: &Header) -> Vec<(Error, Remedy)> {
     let Some(text) = header.metadata().and_then(|metadata| metadata.get(SHARED_KEY)) else {
         return found;
     };
-    match (parse_shared(text), named(text, header)) {
-        (Err(fault), _) | (_, Err(fault)) => found.push((refused(Some(path), fault), Remedy::ValueLeftOut)),
-        (Ok(names), Ok(_)) => {
+    match shared_names(text, header) {
+        Err(fault) => found.push((refused(Some(path), fault), Remedy::ValueLeftOut)),
+        Ok(names) => {
             let left_out: HashSet<&str> = header.all_left_out().map(|left_out| left_out.0).collect();
             let lost = names
                 .iter()
@@ -88,18 +88,24 @@ pub fn passed_over(path: &Path, header: &Header) -> Vec<(Error, Remedy)> {
 /// Fail if readers would refuse `text` as the record of shared tensors of the file at `path`, or if it describes names of
 /// stored tensors, or tensors that the file lacks.
 pub(crate) fn check_shared(text: &str, header: &Header, path: &Path) -> Result<(), Error> {
-    let fault = match (parse_shared(text), named(text, header)) {
-        (Err(fault), _) | (_, Err(fault)) => Some(fault),
-        (Ok(names), Ok(_)) => names.into_iter().find_map(|shared| {
-            let reason = match (header.find(&shared.name), header.find(&shared.of)) {
-                (Some(_), _) => "gives it another tensor than its own",
-                (None, None) => "gives it a tensor that the file lacks",
-                (None, Some(_)) => return None,
-            };
-            Some(SharedError::about(&shared.name, reason))
-        }),
+    let check = |shared: SharedName| {
+        let reason = match (header.find(&shared.name), header.find(&shared.of)) {
+            (Some(_), _) => "gives it another tensor than its own",
+            (None, None) => "gives it a tensor that the file lacks",
+            (None, Some(_)) => return Ok(()),
+        };
+        Err(SharedError::about(&shared.name, reason))
     };
-    fault.map_or(Ok(()), |fault| Err(refused(Some(path), fault)))
+    shared_names(text, header)
+        .and_then(|names| names.into_iter().try_for_each(check))
+        .map_err(|fault| refused(Some(path), fault))
+}
+
+/// Return the names in `text`, a record of shared tensors, if readers of `header` accept it.
+fn shared_names(text: &str, header: &Header) -> Result<Vec<SharedName>, SharedError> {
+    let names = parse_shared(text)?;
+    named(text, header)?;
+    Ok(names)
 }
 
 /// A tensor of another file, and its name in the new one.

@@ -37,12 +37,9 @@ impl Block {
             nbytes: to_u64(nbytes),
             source: Some(source),
         })?;
-        let begin = if border == 0 {
-            0
-        } else {
-            pages.as_mut_ptr().align_offset(border)
-        };
+        let mut begin = 0;
         if border > 0 {
+            begin = pages.as_mut_ptr().align_offset(border);
             pages.want_huge(begin..begin + nbytes - nbytes % border);
         }
         Ok(Block {

@@ -47,8 +47,8 @@ impl<'a> Bytes<'a> {
     /// `None` if the bytes are more than an address can count, or `start` is null and there are some.
     ///
     /// # Safety
-    /// - If `start` is not null, every element to which `dims` lead from `start` is initialised memory of one region, mapped
-    ///   for reading for all of `'a`; there is none if a dimension has a count of 0.
+    /// - If `start` is not null, every element to which `dims` lead from `start` is initialised memory of one region, which is
+    ///   mapped for reading for all of `'a` and no larger than `isize::MAX`. A dimension with a count of 0 leads to no element.
     /// - They may change at any time. The file then gets some of the old bytes and some of the new.
     #[must_use]
     pub unsafe fn strided(start: *const u8, itemsize: usize, dims: &[Dim]) -> Option<Bytes<'a>> {

@@ -17,31 +17,15 @@ pub struct Memory(Held);
 #[derive(Debug)]
 enum Held {
     Private(Block),
-    Mapped(FileMapping),
+    /// A mapped file. They are counted.
+    Mapped(MmapRaw),
 }
-
-/// A mapped file. They are counted.
-#[derive(Debug)]
-struct FileMapping(MmapRaw);
 
 static MAPPED_FILES: AtomicUsize = AtomicUsize::new(0);
 
 /// How many files are mapped by this process.
 pub(crate) fn mapped_files() -> usize {
     MAPPED_FILES.load(Ordering::Relaxed)
-}
-
-impl FileMapping {
-    fn new(pages: MmapMut) -> FileMapping {
-        MAPPED_FILES.fetch_add(1, Ordering::Relaxed);
-        FileMapping(MmapRaw::from(pages))
-    }
-}
-
-impl Drop for FileMapping {
-    fn drop(&mut self) {
-        MAPPED_FILES.fetch_sub(1, Ordering::Relaxed);
-    }
 }
 
 impl Memory {
@@ -51,7 +35,7 @@ impl Memory {
     pub fn as_ptr(&self) -> *mut u8 {
         match &self.0 {
             Held::Private(block) => block.as_mut_ptr(),
-            Held::Mapped(mapping) => mapping.0.as_mut_ptr(),
+            Held::Mapped(mapping) => mapping.as_mut_ptr(),
         }
     }
 
@@ -60,7 +44,7 @@ impl Memory {
     pub fn len(&self) -> usize {
         match &self.0 {
             Held::Private(block) => block.len(),
-            Held::Mapped(mapping) => mapping.0.len(),
+            Held::Mapped(mapping) => mapping.len(),
         }
     }
 
@@ -90,7 +74,16 @@ impl Memory {
 
 impl From<MmapMut> for Memory {
     fn from(pages: MmapMut) -> Memory {
-        Memory(Held::Mapped(FileMapping::new(pages)))
+        MAPPED_FILES.fetch_add(1, Ordering::Relaxed);
+        Memory(Held::Mapped(MmapRaw::from(pages)))
+    }
+}
+
+impl Drop for Memory {
+    fn drop(&mut self) {
+        if matches!(self.0, Held::Mapped(_)) {
+            MAPPED_FILES.fetch_sub(1, Ordering::Relaxed);
+        }
     }
 }
 

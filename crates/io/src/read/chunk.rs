@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use ingot_format::{Dtype, Row, Rows, Selection, to_u64, to_usize};
+use ingot_format::{Dtype, Row, Rows, Selection, saturating_usize, to_u64, to_usize};
 
 use super::buffer::Destination;
 use super::plan::{Piece, Plan, widths};
@@ -235,7 +235,7 @@ impl<'p> Runs<'p> {
                 break;
             };
             self.skip(run.end - run.start);
-            passed += to_usize(run.end - run.start).unwrap_or(usize::MAX);
+            passed += saturating_usize(run.end - run.start);
             end = run.end;
         }
         let (range, nbytes) = (begin..end, passed);
@@ -290,7 +290,7 @@ impl<'p> Runs<'p> {
             && rows.len() < count
             && let Some(row) = self.next_row(nbytes - taken)
         {
-            taken += to_usize(row.nbytes * row.count).unwrap_or(usize::MAX);
+            taken += saturating_usize(row.nbytes * row.count);
             rows.push(row);
         }
         taken

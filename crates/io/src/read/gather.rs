@@ -8,7 +8,7 @@ use std::cell::LazyCell;
 use std::mem;
 use std::sync::{Mutex, PoisonError};
 
-use ingot_format::{Dtype, StopFlag, to_u64, to_usize};
+use ingot_format::{Dtype, StopFlag, saturating_usize, to_u64, to_usize};
 
 use super::buffer::Destination;
 use super::chunk::{Chunk, Task};
@@ -183,7 +183,7 @@ impl<'d> Batch<'d> {
             && self.has_room()
             && let Some(run) = chunk.runs.next(most - nbytes)
         {
-            let run_nbytes = to_usize(run.end - run.start).unwrap_or(usize::MAX);
+            let run_nbytes = saturating_usize(run.end - run.start);
             self.add(run.start, run_nbytes, !is_straight, nbytes == 0);
             nbytes += run_nbytes;
         }

@@ -4,7 +4,7 @@ use std::io::IoSliceMut;
 use std::mem;
 use std::ops::Range;
 
-use ingot_format::{Row, StopFlag, to_u64, to_usize};
+use ingot_format::{Row, StopFlag, saturating_usize, to_u64, to_usize};
 
 use crate::error::Failure;
 use crate::file::{ReadAt, Stream, read_exactly};
@@ -171,16 +171,15 @@ impl Input<'_> {
         if row.count == 1 {
             return self.fill(row.begin, dest);
         }
-        let number = |value: u64| to_usize(value).unwrap_or(usize::MAX);
         let mixed = level(
             mixed,
             row.begin,
-            number((row.count - 1) * row.stride + row.nbytes),
+            saturating_usize((row.count - 1) * row.stride + row.nbytes),
         );
         read_exactly(self.source, row.begin, mixed, self.stop)?;
-        let blocks = dest.chunks_exact_mut(number(row.nbytes));
-        for (number_of, block) in blocks.enumerate() {
-            let at = number_of * number(row.stride);
+        let blocks = dest.chunks_exact_mut(saturating_usize(row.nbytes));
+        for (number, block) in blocks.enumerate() {
+            let at = number * saturating_usize(row.stride);
             block.copy_from_slice(&mixed[at..at + block.len()]);
         }
         Ok(())
@@ -229,7 +228,7 @@ impl Input<'_> {
         let (mut at, mut rest) = (position, bytes);
         while !rest.is_empty() {
             let end = step_end(witness, at, to_u64(rest.len()));
-            let (bytes, after) = rest.split_at_mut(to_usize(end - at).unwrap_or(usize::MAX));
+            let (bytes, after) = rest.split_at_mut(saturating_usize(end - at));
             read_exactly(self.source, at, bytes, self.stop)?;
             witness.see(at, bytes);
             (at, rest) = (end, after);
@@ -240,17 +239,13 @@ impl Input<'_> {
     /// Read the runs and the gaps between them, and copy the runs from there.
     fn read_mixed(&mut self, runs: &mut [ReadRun<'_>], mixed: &mut Vec<u8>) -> Result<(), Failure> {
         let span = span(runs);
-        let mixed = level(
-            mixed,
-            span.start,
-            to_usize(span.end - span.start).unwrap_or(usize::MAX),
-        );
+        let mixed = level(mixed, span.start, saturating_usize(span.end - span.start));
         match &mut self.stream {
             Some(stream) => stream.fill(span.start, mixed)?,
             None => read_exactly(self.source, span.start, mixed, self.stop)?,
         }
         for (position, bytes) in runs {
-            let at = to_usize(*position - span.start).unwrap_or(usize::MAX);
+            let at = saturating_usize(*position - span.start);
             bytes.copy_from_slice(&mixed[at..at + bytes.len()]);
         }
         Ok(())
@@ -259,14 +254,14 @@ impl Input<'_> {
     /// Read each run into its own place, and the gaps into memory that is discarded.
     fn read_vectored(&mut self, runs: &mut [ReadRun<'_>], waste: &mut Vec<u8>) -> Result<(), Failure> {
         let span = span(runs);
-        let expected = to_usize(span.end - span.start).unwrap_or(usize::MAX);
+        let expected = saturating_usize(span.end - span.start);
         let unwanted = expected - nbytes(runs);
         waste.resize(unwanted.max(waste.len()), 0);
         let mut waste: &mut [u8] = waste;
         let mut places = Vec::with_capacity(2 * runs.len());
         let mut end = span.start;
         for (position, bytes) in runs.iter_mut() {
-            let gap = to_usize(*position - end).unwrap_or(usize::MAX);
+            let gap = saturating_usize(*position - end);
             if gap > 0 {
                 let (between, after) = mem::take(&mut waste).split_at_mut(gap);
                 places.push(IoSliceMut::new(between));
@@ -336,7 +331,7 @@ fn span(runs: &[ReadRun<'_>]) -> Range<u64> {
 
 /// Bytes of all blocks.
 fn bytes_of(row: &Row) -> usize {
-    to_usize(row.nbytes * row.count).unwrap_or(usize::MAX)
+    saturating_usize(row.nbytes * row.count)
 }
 
 fn nbytes(runs: &[ReadRun<'_>]) -> usize {

@@ -205,45 +205,43 @@ pub fn fill(
     options: &ReadOptions,
     watch: &dyn Watch,
 ) -> Result<(), Error> {
-    fill_within(jobs, targets, options, watch, |_, _, read| read(&[]))
+    check_targets(jobs, &targets)?;
+    let (files, ids) = Files::of(jobs.iter().map(|job| *job.tensor()));
+    fill_checked(&files, &ids, jobs, targets, &[], options, watch)
 }
 
-/// Fill the targets as [`fill`] does, by the closure that `within` receives with the files and the tensors. The closure
-/// takes a witness for each file, or none.
-pub(crate) fn fill_within(
-    jobs: &[Job<'_>],
-    targets: Vec<Target<'_>>,
-    options: &ReadOptions,
-    watch: &dyn Watch,
-    within: impl FnOnce(
-        &Files<'_>,
-        &[TensorId],
-        &mut dyn FnMut(&[&dyn Witness]) -> Result<(), Error>,
-    ) -> Result<(), Error>,
-) -> Result<(), Error> {
-    for (job, target) in jobs.iter().zip(&targets) {
+/// Check that each target fits its job, and that no two targets share memory.
+pub(crate) fn check_targets(jobs: &[Job<'_>], targets: &[Target<'_>]) -> Result<(), Error> {
+    for (job, target) in jobs.iter().zip(targets) {
         if let Some(misfit) = target.misfit(job) {
             return Err(job.refuse(misfit));
         }
     }
     let footprints: Vec<Footprint> = targets.iter().map(|target| target.memory.footprint()).collect();
-    if let Some((one, other)) = overlapping(&footprints) {
-        let other = jobs[other].tensor().entry().name.to_owned();
-        return Err(jobs[one].refuse(Misfit::Overlap { other }));
-    }
-    let (files, ids) = Files::of(jobs.iter().map(|job| *job.tensor()));
-    let plan = Plan::into_each(pieces(&files, ids.iter().map(|id| id.file).zip(jobs))?);
+    let Some((one, other)) = overlapping(&footprints) else {
+        return Ok(());
+    };
+    let other = jobs[other].tensor().entry().name.to_owned();
+    Err(jobs[one].refuse(Misfit::Overlap { other }))
+}
+
+/// Fill targets that [`check_targets`] accepts, with the tensors `ids` of `files`. There may be a witness for each file.
+pub(crate) fn fill_checked(
+    files: &Files<'_>,
+    ids: &[TensorId],
+    jobs: &[Job<'_>],
+    targets: Vec<Target<'_>>,
+    witnesses: &[&dyn Witness],
+    options: &ReadOptions,
+    watch: &dyn Watch,
+) -> Result<(), Error> {
+    let plan = Plan::into_each(pieces(files, ids.iter().map(|id| id.file).zip(jobs))?);
     let sources = files.sources();
     let dests = targets.into_iter().map(|target| Destination::Host(target.memory));
     files.check_unchanged()?;
     let reading = reading(&plan, &sources, options);
-    // Taken by the one call that reads.
-    let mut dests = Some(dests);
-    within(&files, &ids, &mut |witnesses| {
-        let dests = dests.take().into_iter().flatten();
-        execute(&plan, &sources, witnesses, dests, reading, watch).map_err(|fault| files.explain(fault))?;
-        files.check_unchanged()
-    })
+    execute(&plan, &sources, witnesses, dests, reading, watch).map_err(|fault| files.explain(fault))?;
+    files.check_unchanged()
 }
 
 /// The pieces of these jobs, each given with the number of its file.

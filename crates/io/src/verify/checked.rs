@@ -1,6 +1,7 @@
 //! Load tensors whose digests are compared first.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::ops::Range;
 use std::ptr;
 
 use ingot_format::{MODEL_SPEC_KEY, SHARED_KEY, SharedName, render_shared};
@@ -17,7 +18,7 @@ use crate::options::ReadOptions;
 use crate::read::buffer::Buffer;
 use crate::read::input::Witness;
 use crate::read::job::{Job, Target};
-use crate::read::{fill, fill_within, read_owned, read_to};
+use crate::read::{check_targets, fill, fill_checked, read_owned, read_to};
 use crate::watch::{Asked, Watch};
 
 /// What tensors are compared with before they are handed out.
@@ -34,6 +35,17 @@ struct Promise {
     tensors: Vec<(Option<usize>, Digest)>,
     algorithm: Algorithm,
     digests: Digests,
+}
+
+impl Promise {
+    /// The SHA-256 of a range of the file.
+    fn of(expected: Digest, range: Range<u64>) -> Promise {
+        Promise {
+            tensors: vec![(None, expected)],
+            algorithm: Algorithm::Sha256,
+            digests: Digests::new(Algorithm::Sha256, Some(range)),
+        }
+    }
 }
 
 impl Checkpoint {
@@ -95,13 +107,13 @@ impl Checkpoint {
         let buffers = self.proven(&jobs, proof, options, watch)?;
         let regions: Vec<Region> = buffers.into_iter().filter_map(Buffer::host).collect();
         let has_name = |tensor: &Tensor<'_>| tensor.archive().header().find(tensor.entry().name).is_some();
-        let record = match tensors.iter().all(has_name) {
-            true => None,
-            false => Some(HashMap::from([(
+        let mut record = None;
+        if !tensors.iter().all(has_name) {
+            record = Some(HashMap::from([(
                 SHARED_KEY.to_owned(),
                 self.record_of(&stored, watch)?,
-            )])),
-        };
+            )]));
+        }
         copied(&stored, &regions, record, self.path())
     }
 
@@ -149,13 +161,14 @@ impl Checkpoint {
         watch: &dyn Watch,
     ) -> Result<(), Error> {
         let mut seen = BTreeSet::new();
-        let (_, ids) = Files::of(jobs.iter().map(|job| *job.tensor()));
-        if !ids.into_iter().all(|id| seen.insert(id)) || !jobs.iter().all(|job| job.tensor().is_stored()) {
+        let (files, ids) = Files::of(jobs.iter().map(|job| *job.tensor()));
+        if !ids.iter().all(|id| seen.insert(id)) || !jobs.iter().all(|job| job.tensor().is_stored()) {
             let copy = self.copy_of(jobs, proof, options, watch)?;
             return fill(&again(jobs, &copy)?, targets, options, &Asked(watch));
         }
-        fill_within(jobs, targets, options, watch, |files, ids, read| {
-            self.compared(files, ids, proof, watch, read)
+        check_targets(jobs, &targets)?;
+        self.compared(&files, &ids, proof, watch, |witnesses| {
+            fill_checked(&files, &ids, jobs, targets, witnesses, options, watch)
         })
     }
 
@@ -177,9 +190,12 @@ impl Checkpoint {
                 _ => file.check_whole(expected, watch)?,
             }
         }
-        let all = promises.iter().map(|of_file| digests(of_file));
-        let feeding = files.sources().into_iter().zip(all);
-        let feeding: Vec<_> = feeding.map(|(source, all)| Feeding { source, all }).collect();
+        let feeding = files.sources().into_iter().zip(&promises);
+        let feeding = feeding.map(|(source, of_file)| Feeding {
+            source,
+            all: of_file.iter().map(|promise| &promise.digests).collect(),
+        });
+        let feeding: Vec<_> = feeding.collect();
         let witnesses: Vec<&dyn Witness> = feeding.iter().map(|feeding| feeding as _).collect();
         let found = read(&witnesses)?;
         drop(feeding);
@@ -222,10 +238,6 @@ fn promises(files: &Files<'_>, ids: &[TensorId], proof: &Proof) -> Result<Vec<Ve
     ids.chunk_by(|one, next| one.file == next.file)
         .map(of_file)
         .collect()
-}
-
-fn digests(promises: &[Promise]) -> Vec<&Digests> {
-    promises.iter().map(|promise| &promise.digests).collect()
 }
 
 impl Archive {
@@ -273,38 +285,26 @@ impl Archive {
                 ingot_format::Quoted(text)
             ),
         })?;
-        Ok(Promise {
-            tensors: vec![(None, expected)],
-            algorithm: Algorithm::Sha256,
-            digests: Digests::new(Algorithm::Sha256, Some(header.data_start()..header.file_nbytes())),
-        })
+        Ok(Promise::of(expected, header.data_start()..header.file_nbytes()))
     }
 
     /// Return the digest that the caller expects of the whole file. The head has been fed already.
     fn whole(&self, expected: Digest, watch: &dyn Watch) -> Result<Promise, Error> {
-        let digests = Digests::new(Algorithm::Sha256, Some(0..self.header().file_nbytes()));
+        let promise = Promise::of(expected, 0..self.header().file_nbytes());
         let feeding = Feeding {
             source: self.source(),
-            all: vec![&digests],
+            all: vec![&promise.digests],
         };
         feed(&[feeding], &[(0, 0..self.header().data_start())], watch)
             .map_err(|fault| self.explain(fault.failure))?;
-        Ok(Promise {
-            tensors: vec![(None, expected)],
-            algorithm: Algorithm::Sha256,
-            digests,
-        })
+        Ok(promise)
     }
 
     /// Read the whole file, of which only a part is requested, and compare its digest with the expected one.
     fn check_whole(&self, expected: Digest, watch: &dyn Watch) -> Result<(), Error> {
-        let digests = Digests::new(Algorithm::Sha256, Some(0..self.header().file_nbytes()));
-        feed_all(self.source(), &digests, watch).map_err(|failure| self.explain(failure))?;
-        self.compare(Promise {
-            tensors: vec![(None, expected)],
-            algorithm: Algorithm::Sha256,
-            digests,
-        })
+        let promise = Promise::of(expected, 0..self.header().file_nbytes());
+        feed_all(self.source(), &promise.digests, watch).map_err(|failure| self.explain(failure))?;
+        self.compare(promise)
     }
 
     /// Whether these tensors of it are all that the file has.

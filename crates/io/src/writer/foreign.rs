@@ -7,6 +7,7 @@ use ingot_format::{StopFlag, saturating_usize, to_u64};
 use super::Writer;
 use crate::error::{Error, Failure, unopened};
 use crate::file::{LocalFile, ReadAt, Tensor, read_exactly};
+use crate::payload::{FileRange, Payload};
 use crate::watch::{Asked, Watch};
 use crate::workers::watched;
 
@@ -45,11 +46,12 @@ impl ForeignFile {
         index: &[ingot_format::Index],
         watch: &dyn Watch,
     ) -> Result<(), Error> {
-        let (_, selection) = writer.select(name, index)?;
+        let (entry, selection) = writer.select(name, index)?;
         self.check_has(position, selection.nbytes())?;
-        let copied = self
-            .source
-            .with(|file| Ok(writer.copy(name, index, file, position, watch)));
+        let copied = self.source.with(|file| {
+            let payload = Payload::File(FileRange::new(file, position, selection.nbytes()));
+            Ok(writer.write(name, index, entry.dtype, selection.shape(), &payload, watch))
+        });
         copied.map_err(unopened(&self.path))?
     }
 

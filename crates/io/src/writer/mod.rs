@@ -262,20 +262,6 @@ impl Writer {
         Ok(())
     }
 
-    /// As [`Writer::write`], with the bytes of `file` from `position` on.
-    pub(crate) fn copy(
-        &self,
-        name: &str,
-        index: &[Index],
-        file: &File,
-        position: u64,
-        watch: &dyn Watch,
-    ) -> Result<(), Error> {
-        let (entry, selection) = self.select(name, index)?;
-        let payload = Payload::File(FileRange::new(file, position, selection.nbytes()));
-        self.write(name, index, entry.dtype, selection.shape(), &payload, watch)
-    }
-
     /// Return the tensor `name`, and the part that `index` selects.
     fn select(&self, name: &str, index: &[Index]) -> Result<(Entry<'_>, Selection), Error> {
         let entry = self.header.get(name).ok_or_else(|| Error::UnknownTensor {

@@ -60,10 +60,9 @@ impl Writing<'_> {
         let pieces = Pieces::of_bytes(&all);
         let watch = Asked(self.watch);
         let copying = Writing {
-            path: self.path,
             pieces: &pieces,
-            options: self.options,
             watch: &watch,
+            ..*self
         };
         copying.fill(entry, true)
     }
