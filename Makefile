@@ -290,6 +290,7 @@ bench-loads: $(VENV)/.ingot $(VENV)/.test $(VENV_PEERS)/.made
 	$(VENV_PEERS)/bin/python benches/python/slow.py --json benches/record/slow.json
 	$(VENV_PEERS)/bin/python benches/python/fresh_saves.py --json benches/record/saves.json
 	$(VENV_PEERS)/bin/python benches/python/plot.py benches/record/loads.json benches/record/loads.svg
+	$(BIN)/python benches/python/plot.py benches/record/loads.json docs/pictures/loading.svg warm
 
 bench-remote: $(VENV)/.ingot $(VENV)/.test $(VENV_PEERS)/.made
 	$(VENV_PEERS)/bin/python benches/python/remote.py

@@ -25,6 +25,7 @@ extensions = [
     "sphinx.ext.autodoc",
     "sphinx.ext.napoleon",
     "sphinx_copybutton",
+    "sphinx_design",
     "sphinx_llm.txt",
     "accessible",
     "elsewhere",
@@ -49,7 +50,8 @@ default_role = "literal"
 
 html_theme = "furo"
 html_title = f"ingot {release}"
-html_static_path: list[str] = []
+html_static_path = ["_static"]
+html_css_files = ["site.css"]
 html_copy_source = False
 html_show_sourcelink = False
 html_show_copyright = False
@@ -62,5 +64,5 @@ llms_txt_description = (
 )
 llms_txt_suffix_mode = "replace"
 llms_txt_nested_enabled = False
-# The marks `*` and `/` of signatures: their text is written all the same.
-llms_txt_suppress_unknown_node_warnings = ["abbreviation"]
+# The marks `*` and `/` of signatures, and links around cards: their text is written all the same.
+llms_txt_suppress_unknown_node_warnings = ["PassthroughTextElement", "abbreviation"]

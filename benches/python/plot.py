@@ -1,4 +1,7 @@
-"""Draws the record of `fresh_loads.py` or `gpu.py` as an SVG: a bar for each side, as long as its median."""
+"""Draw the record of `fresh_loads.py` or `gpu.py` as an SVG: a bar for each side, as long as its median.
+
+plot.py RECORD PICTURE [CHART]    CHART draws one chart alone, such as `warm`
+"""
 
 import json
 import sys
@@ -7,7 +10,7 @@ from pathlib import Path
 
 WIDTH, LABEL, BAR, GAP, HEAD = 860, 300, 18, 6, 34
 TITLES = {
-    "warm": "Loading 2 GiB into memory of its own, file in the page cache",
+    "warm": "Loading 2 GiB into private memory, file in the page cache",
     "cold": "The same, file on the disk",
     "small": "20,000 small tensors, file in the page cache",
     "gpu": "Loading onto a GPU, file in the page cache",
@@ -15,11 +18,11 @@ TITLES = {
 OURS, RAW, OTHERS = "#d9822b", "#b8b8b8", "#5c7080"
 
 
-def drawn(found: dict) -> str:
-    """The whole picture."""
+def drawn(found: dict, only: str | None = None) -> str:
+    """Return the picture of all charts, or of one."""
     parts, y = [], 8
     for name, title in TITLES.items():
-        if name in found:
+        if name in found and only in (None, name):
             part, y = _chart(title, found[name], y)
             parts += part
     versions = found["versions"]
@@ -56,5 +59,5 @@ def _text(
 
 
 if __name__ == "__main__":
-    record, picture = map(Path, sys.argv[1:])
-    picture.write_text(drawn(json.loads(record.read_text())))
+    record, picture = map(Path, sys.argv[1:3])
+    picture.write_text(drawn(json.loads(record.read_text()), *sys.argv[3:]))

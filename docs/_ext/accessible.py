@@ -1,10 +1,12 @@
-"""What the theme lacks for keyboards and screen readers, and what napoleon lacks for a docstring."""
+"""Corrections to the theme, for keyboards and screen readers, and to the reading of docstrings."""
 
 from __future__ import annotations
 
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from sphinx.ext.napoleon.docstring import GoogleDocstring
 
 if TYPE_CHECKING:
     from sphinx.application import Sphinx
@@ -24,14 +26,14 @@ SEVERAL = re.compile(r"^(\w+(?:, \w+)+) : (.*)$")
 
 
 def mended(html: str) -> str:
-    """A page of the theme, with its mends."""
+    """Return a page with the corrections."""
     for found, better in MENDS:
         html = html.replace(found, better)
     return html
 
 
 def finish(app: Sphinx, error: Exception | None) -> None:
-    """Mend every page that was written."""
+    """Correct every page that was written."""
     if error is None and app.builder.name == "html":
         for path in Path(app.outdir).rglob("*.html"):
             html = mended(path.read_text("utf-8"))
@@ -41,7 +43,7 @@ def finish(app: Sphinx, error: Exception | None) -> None:
 def each_attribute(
     app: Sphinx, what: str, name: str, thing: object, options: object, lines: list[str]
 ) -> None:
-    """Give attributes that a docstring describes together an entry each: napoleon takes one name only."""
+    """Split attributes that a docstring describes together: napoleon accepts one name for each entry."""
     try:
         begin = lines.index("Attributes")
     except ValueError:
@@ -59,9 +61,19 @@ def each_attribute(
         number += 1
 
 
+def skip_undocumented_fields(
+    app: Sphinx, what: str, name: str, thing: object, skip: bool, options: object
+) -> bool | None:
+    """Skip the fields of named tuples, whose docstrings only count them: the class describes them."""
+    return True if str(getattr(thing, "__doc__", "")).startswith("Alias for field number") else None
+
+
 def setup(app: Sphinx) -> dict[str, bool]:
-    """What Sphinx calls."""
+    """Connect the corrections to the build."""
+    # In "The address: a token is in it" napoleon takes the first part for the type of the property.
+    GoogleDocstring._parse_attribute_docstring = lambda docstring: []  # type: ignore[method-assign]
     app.connect("build-finished", finish)
+    app.connect("autodoc-skip-member", skip_undocumented_fields)
     # Before napoleon.
     app.connect("autodoc-process-docstring", each_attribute, priority=400)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

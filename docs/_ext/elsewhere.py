@@ -1,7 +1,7 @@
-"""Pages of the repository that stand on the site too, and links to them.
+"""Files of the repository that are pages of the site too, and links to them.
 
-FORMAT.md and its like are read on their own, from the repository. Their links, and links of others to them,
-lead to files; on the site they lead to pages, and to a copy of a file that is no page.
+Files such as FORMAT.md are also read in the repository, so their links lead to files. On the site these links
+lead to pages, or to a copy of a file that is not a page.
 """
 
 from __future__ import annotations
@@ -19,9 +19,10 @@ DOCS = ROOT / "docs"
 # Files of the repository, and the pages that include them.
 PAGES = {
     "CHANGELOG.md": "project/changelog.md",
+    "CODE_OF_CONDUCT.md": "project/conduct.md",
     "CONTRIBUTING.md": "project/contributing.md",
     "README.md": "index.md",
-    "SECURITY.md": "explained/security.md",
+    "SECURITY.md": "project/security.md",
     "benches/README.md": "explained/benches.md",
     "crates/format/FORMAT.md": "explained/format.md",
     "crates/remote/README.md": "guides/remote-crate.md",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 import tomllib
 from importlib.machinery import SourceFileLoader
 from importlib.util import module_from_spec, spec_from_loader
@@ -9,6 +11,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING
 
+from sphinx.util import logging
 from sphinx.util.docutils import SphinxDirective
 
 if TYPE_CHECKING:
@@ -18,26 +21,40 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).resolve().parents[2]
 DIFFERENCES = ROOT / "tests" / "peers" / "safetensors" / "DIFFERENCES.toml"
 FLOORS = ROOT / "scripts" / "check-floors"
+NAMES = ROOT / "scripts" / "names"
+RECORD = ROOT / "benches" / "record" / "2026-11-23-safetensors-0.8.0.json"
+SUMMARY = ROOT / "docs" / "reference" / "summary.toml"
 VERSIONS = ROOT / "requirements" / "versions.toml"
 VERDICTS = {
-    "accept": "accepts",
-    "reject": "refuses",
+    "accept": "accepts such files",
+    "reject": "rejects such files",
     "writes-other-bytes": "writes other bytes",
-    "writes-what-it-cannot-read": "writes what it cannot read",
+    "writes-what-it-cannot-read": "writes a file that it cannot read",
 }
 # Columns of a drawing, without its frame.
 WIDTH = 76
+logger = logging.getLogger(__name__)
+
+
+def script(path: Path) -> ModuleType:
+    """Import a script, which has no suffix."""
+    loader = SourceFileLoader(path.name.replace("-", "_"), str(path))
+    spec = spec_from_loader(loader.name, loader)
+    assert spec is not None
+    module = module_from_spec(spec)
+    loader.exec_module(module)
+    return module
 
 
 def differences() -> str:
-    """A section for each difference, in Markdown."""
+    """Return a section for each difference, in Markdown."""
     sections = []
     for one in tomllib.loads(DIFFERENCES.read_text("utf-8"))["difference"]:
         codes = ", ".join(f"[`{code}`](/reference/codes.md#{code})" for code in one.get("codes", ()))
         sections.append(
-            f"## {one['vectors'][0]}\n\n{one['reason'].strip()}\n\n"
+            f"## {one['title']}\n\n{one['reason'].strip()}\n\n"
             f"ingot {VERDICTS[one['ours']]}{f' ({codes})' if codes else ''}; "
-            f"the other {VERDICTS[one['upstream']]}. Vectors: "
+            f"the other library {VERDICTS[one['upstream']]}. Test vectors: "
             + ", ".join(f"`{vector}`" for vector in one["vectors"])
             + ".\n"
         )
@@ -45,14 +62,9 @@ def differences() -> str:
 
 
 def floors() -> str:
-    """A drawing for each crate, its top floor first, in Markdown."""
-    loader = SourceFileLoader("check_floors", str(FLOORS))
-    spec = spec_from_loader(loader.name, loader)
-    assert spec is not None
-    module: ModuleType = module_from_spec(spec)
-    loader.exec_module(module)
+    """Return a drawing for each crate, its top floor first, in Markdown."""
     drawings = []
-    for crate, storeys in module.FLOORS.items():
+    for crate, storeys in script(FLOORS).FLOORS.items():
         lines = ["┌" + "─" * (WIDTH + 2) + "┐"]
         for storey in reversed(storeys):
             lines += [f"│ {line:^{WIDTH}} │" for line in broken("   ".join(storey.split()))]
@@ -63,7 +75,7 @@ def floors() -> str:
 
 
 def broken(text: str) -> list[str]:
-    """The words of a text, in lines of at most `WIDTH`."""
+    """Return the words of a text, in lines of at most `WIDTH`."""
     lines = [""]
     for word in text.split():
         longer = f"{lines[-1]}   {word}".strip()
@@ -75,7 +87,7 @@ def broken(text: str) -> list[str]:
 
 
 def versions() -> str:
-    """A table of what is supported, in Markdown."""
+    """Return a table of the supported versions, in Markdown."""
     table = tomllib.loads(VERSIONS.read_text("utf-8"))
     pythons = table["python"]["versions"]
     lines = ["| | oldest | newest tested |", "|---|---|---|", f"| Python | {pythons[0]} | {pythons[-1]} |"]
@@ -86,8 +98,57 @@ def versions() -> str:
     return "\n".join(lines)
 
 
+def benchmarks() -> str:
+    """Return the record against safetensors as a table, with its machine, in Markdown.
+
+    The Markdown of the record has formatted figures, and more columns: the spread and the goals of each row.
+    """
+    found = json.loads(RECORD.read_text("utf-8"))
+    machine, packages = found["machine"], found["versions"]
+    lines = ["| what | ingot | peer | ratio |", "|---|---|---|---|"]
+    for line in RECORD.with_suffix(".md").read_text("utf-8").splitlines():
+        cells = [cell.strip() for cell in line.strip("|").split("|")]
+        if len(cells) == 10 and re.search(r"[×x]$", cells[4]):
+            what, peer, ours, theirs, ratio = cells[:5]
+            lines.append(f"| {what} | {ours} | {theirs}{' ¹' if peer == 'bintensors' else ''} | {ratio} |")
+    where = (
+        f"{machine['cpu']}, {machine['cores']} cores, {machine['memory_nbytes'] / 2**30:.0f} GiB, "
+        f"{machine['kernel'].split('-')[0]}, {machine['file_system']}, {found['date'][:10]}. "
+    )
+    peers = ", ".join(f"{name} {version}" for name, version in packages.items())
+    return f"{where}Versions: {peers}.\n\n" + "\n".join(lines)
+
+
+def summary(module: str) -> tuple[str, list[str]]:
+    """Return the tables of a module's public names, in Markdown, and the faults of their groups."""
+    rows = script(NAMES).public(module)
+    says = {row.called: row.says.replace("``", "`").replace("|", "\\|") for row in rows}
+    says = {name: text for name, text in says.items() if "." not in name}
+    for submodule in ("errors", "modelspec"):
+        says.pop(submodule, None)
+    groups = tomllib.loads(SUMMARY.read_text("utf-8")).get(module, {"": list(says)})
+    grouped = {name for names in groups.values() for name in names}
+    faults = [f"{module}.{name} is in no group of {SUMMARY.name}" for name in says if name not in grouped]
+    faults += [f"{SUMMARY.name} lists {module}.{name}, which does not exist" for name in grouped - set(says)]
+    tables = []
+    for title, names in groups.items():
+        lines = [f"**{title}**", ""] if title else []
+        lines += ["| name | purpose |", "|---|---|"]
+        lines += [
+            f"| {{py:obj}}`{name} <{place(module, name)}>` | {says[name]} |" for name in names if name in says
+        ]
+        tables.append("\n".join(lines))
+    return "\n\n".join(tables), faults
+
+
+def place(module: str, name: str) -> str:
+    """Return the full name under which the reference documents a name."""
+    is_option = module == "ingot" and name in ("StorageOptions", "WriteOptions")
+    return f"ingot.typing.{name}" if is_option else f"{module}.{name}"
+
+
 def commands() -> str:
-    """The help of each command, in Markdown."""
+    """Return the help of each command, in Markdown."""
     import click
 
     from ingot.cli.program import SECTIONS, program
@@ -105,11 +166,20 @@ def commands() -> str:
     return "\n".join(parts)
 
 
+class Benchmarks(SphinxDirective):
+    """The directive ``{benchmarks}``."""
+
+    def run(self) -> list[Node]:
+        """Parse the table."""
+        self.env.note_dependency(str(RECORD.with_suffix(".md")))
+        return self.parse_text_to_nodes(benchmarks())
+
+
 class Commands(SphinxDirective):
     """The directive ``{commands}``."""
 
     def run(self) -> list[Node]:
-        """Make the sections."""
+        """Parse the sections."""
         return self.parse_text_to_nodes(commands(), allow_section_headings=True)
 
 
@@ -117,7 +187,7 @@ class Differences(SphinxDirective):
     """The directive ``{differences}``."""
 
     def run(self) -> list[Node]:
-        """Make the sections."""
+        """Parse the sections."""
         self.env.note_dependency(str(DIFFERENCES))
         return self.parse_text_to_nodes(differences(), allow_section_headings=True)
 
@@ -126,24 +196,40 @@ class Floors(SphinxDirective):
     """The directive ``{floors}``."""
 
     def run(self) -> list[Node]:
-        """Make the drawings."""
+        """Parse the drawings."""
         self.env.note_dependency(str(FLOORS))
         return self.parse_text_to_nodes(floors(), allow_section_headings=True)
+
+
+class Summary(SphinxDirective):
+    """The directive ``{summary}``, with the name of a module."""
+
+    has_content = True
+
+    def run(self) -> list[Node]:
+        """Parse the tables."""
+        self.env.note_dependency(str(SUMMARY))
+        tables, faults = summary(self.content[0])
+        for fault in faults:
+            logger.warning(fault, location=self.get_location())
+        return self.parse_text_to_nodes(tables)
 
 
 class Versions(SphinxDirective):
     """The directive ``{versions}``."""
 
     def run(self) -> list[Node]:
-        """Make the table."""
+        """Parse the table."""
         self.env.note_dependency(str(VERSIONS))
         return self.parse_text_to_nodes(versions())
 
 
 def setup(app: Sphinx) -> dict[str, bool]:
-    """What Sphinx calls."""
+    """Register the directives."""
+    app.add_directive("benchmarks", Benchmarks)
     app.add_directive("commands", Commands)
     app.add_directive("differences", Differences)
     app.add_directive("floors", Floors)
+    app.add_directive("summary", Summary)
     app.add_directive("versions", Versions)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

@@ -7,6 +7,7 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import pytest
 
@@ -18,6 +19,7 @@ PAGES = [
     "index",
     "start/install",
     "start/five-minutes",
+    "guides/load",
     "guides/loading",
     "guides/credentials",
     "guides/javascript-api",
@@ -25,8 +27,11 @@ PAGES = [
     "reference/commands",
     "reference/python/ingot",
     "explained/format",
+    "explained/lazy",
     "explained/speed",
     "project/design",
+    "project/make",
+    "start/faq",
     "viewer",
     "search",
     "genindex",
@@ -107,3 +112,43 @@ def test_site_search_works_without_a_server(browser: Any) -> None:
     found = page.locator("#search-results ul.search li a").all_inner_texts()
     page.close()
     assert any("Backends and SIGBUS" in title for title in found)
+
+
+SEARCHES = {
+    "lazy": "explained/lazy",
+    "benchmark": "explained/speed",
+    "migrate": "start/from-safetensors",
+    "multiprocessing": "guides/multiprocessing",
+    "zero-copy": "explained/lazy",
+    "sharded": "guides/checkpoints",
+    "resume": "guides/resume",
+    "convert": "guides/converting",
+    "dequantize": "guides/converting",
+    "numpy view": "explained/lazy",
+}
+
+
+@pytest.mark.parametrize(("words", "name"), SEARCHES.items())
+def test_search_shows_the_right_page_first(browser: Any, words: str, name: str) -> None:
+    page = browser.new_page()
+    page.goto(f"{(SITE / 'search.html').as_uri()}?q={quote(words)}")
+    page.wait_for_selector("#search-results ul.search li a")
+    first = page.locator("#search-results ul.search li a").first.get_attribute("href")
+    page.close()
+    assert first.partition("#")[0] == f"{name}.html"
+
+
+def test_code_blocks_fit_a_window_of_1280_pixels(browser: Any) -> None:
+    page = browser.new_page(viewport={"width": 1280, "height": 900})
+    too_wide = []
+    for path in sorted(SITE.rglob("*.html")):
+        if path.name != "viewer.html":
+            page.goto(path.as_uri())
+            lines = page.evaluate(
+                "() => [...document.querySelectorAll('article pre')]"
+                ".filter(one => one.scrollWidth > one.clientWidth)"
+                ".map(one => one.textContent.split('\\n').sort((a, b) => b.length - a.length)[0])"
+            )
+            too_wide += [(path.relative_to(SITE).as_posix(), line) for line in lines]
+    page.close()
+    assert too_wide == []

@@ -164,3 +164,9 @@ def test_public_names_have_a_reference_entry() -> None:
     )
     missing = [name for name in names if not any(f"ingot.{module}{name}" in places for module in modules)]
     assert [name for name in missing if f"module-ingot.{name}" not in places] == []
+
+
+def test_no_clause_of_a_docstring_is_taken_for_a_type() -> None:
+    rendered = {path.relative_to(SITE).as_posix(): path.read_text("utf-8") for path in pages()}
+    artefacts = ('Type<span class="colon">', "Alias for field number")
+    assert [(name, one) for name, html in rendered.items() for one in artefacts if one in html] == []
