@@ -1,7 +1,7 @@
 """The site: `make docs` builds it, and fails at a warning.
 
-It imports ingot from `python/`, with the module that is built there. Frameworks other than numpy and torch
-are replaced by empty modules.
+It imports ingot from `python/`, with the extension module built there. Empty modules replace
+frameworks other than numpy and torch.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ sys.path[:0] = [str(ROOT / "docs" / "_ext"), str(ROOT / "python")]
 project = "ingot"
 author = "The ingot authors"
 copyright = author
-release = tomllib.loads((ROOT / "Cargo.toml").read_text("utf-8"))["workspace"]["package"]["version"]
+cargo = tomllib.loads((ROOT / "Cargo.toml").read_text("utf-8"))
+release = cargo["workspace"]["package"]["version"]
 
 # What cannot be found is a warning, and so is a page that nothing leads to.
 nitpicky = True
@@ -32,7 +33,7 @@ extensions = [
     "made",
     "viewer",
 ]
-# Types in docstrings are prose ("str, optional", "a list of names"); what is ours among them has to be found.
+# Types in docstrings are prose ("str, optional", "a list of names"); names of ingot must exist.
 nitpick_ignore_regex = [("py:(class|obj|exc)", r"(?!ingot\.).*"), ("py:class", r"ingot\..*\._.*")]
 
 myst_enable_extensions = ["colon_fence", "deflist"]
