@@ -20,11 +20,12 @@ from __future__ import annotations
 
 import re
 from base64 import b64decode
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import closing
 from dataclasses import dataclass, field, fields
 from datetime import datetime
-from typing import Any, Literal, NamedTuple, Unpack
+from functools import partial
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Unpack
 
 from ._base.checks import checked_source
 from ._base.options import Loading, argument, checked, takes, unexpected
@@ -33,7 +34,6 @@ from ._base.text import brief
 from ._read.door import open_checkpoint
 from .typing import HeaderOptions, Source
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     Fault = tuple["Severity", str]
 
@@ -352,14 +352,9 @@ def _version(text: str) -> Iterable[Fault]:
         yield "note", f"is version {text}, judged here by {VERSION}"
 
 
-def _architecture(text: str) -> Iterable[Fault]:
-    if not re.fullmatch(r"[a-z0-9.+_-]+(/[a-z0-9.+_-]+)?", text):
-        yield "warning", f"should be an identifier such as 'stable-diffusion-v1/lora', found {brief(text)}"
-
-
-def _resolution(text: str) -> Iterable[Fault]:
-    if not re.fullmatch(r"[1-9]\d*x[1-9]\d*", text):
-        yield "error", f"must be width, 'x' and height, such as '1024x1024', found {brief(text)}"
+def _pattern(severity: Severity, pattern: str, words: str, text: str) -> Iterable[Fault]:
+    if not re.fullmatch(pattern, text):
+        yield severity, f"{words}, found {brief(text)}"
 
 
 def _date(text: str) -> Iterable[Fault]:
@@ -374,25 +369,10 @@ def _hash(text: str) -> Iterable[Fault]:
         yield "error", "must be '0x' and the 64 lowercase hexadecimal digits of a SHA-256"
 
 
-def _boolean(text: str) -> Iterable[Fault]:
-    if text not in ("true", "false"):
-        yield "error", f"must be 'true' or 'false', found {brief(text)}"
-
-
-def _prediction(text: str) -> Iterable[Fault]:
-    if text not in ("epsilon", "v"):
-        yield "warning", f"should be 'epsilon' or 'v', found {brief(text)}"
-
-
 def _timesteps(text: str) -> Iterable[Fault]:
     match = re.fullmatch(r"(\d+),\s*(\d+)", text)
     if match is None or int(match[1]) > int(match[2]):
         yield "error", f"must be the first and the last step, such as '0,999', found {brief(text)}"
-
-
-def _layer(text: str) -> Iterable[Fault]:
-    if not re.fullmatch(r"-?\d+", text):
-        yield "error", f"must be an integer, found {brief(text)}"
 
 
 THUMBNAIL_SIDE = 256
@@ -439,17 +419,23 @@ def _jpeg_size(image: bytes) -> tuple[int, int] | None:
     return None
 
 
-_CHECKS = {
+_IDENTIFIER = r"[a-z0-9.+_-]+(/[a-z0-9.+_-]+)?"
+_RESOLUTION = r"[1-9]\d*x[1-9]\d*"
+_CHECKS: dict[str, Callable[[str], Iterable[Fault]]] = {
     "sai_model_spec": _version,
-    "architecture": _architecture,
-    "resolution": _resolution,
+    "architecture": partial(
+        _pattern, "warning", _IDENTIFIER, "should be an identifier such as 'stable-diffusion-v1/lora'"
+    ),
+    "resolution": partial(
+        _pattern, "error", _RESOLUTION, "must be width, 'x' and height, such as '1024x1024'"
+    ),
     "date": _date,
     "hash_sha256": _hash,
     "thumbnail": _thumbnail,
-    "is_negative_embedding": _boolean,
-    "prediction_type": _prediction,
+    "is_negative_embedding": partial(_pattern, "error", "true|false", "must be 'true' or 'false'"),
+    "prediction_type": partial(_pattern, "warning", "epsilon|v", "should be 'epsilon' or 'v'"),
     "timestep_range": _timesteps,
-    "encoder_layer": _layer,
+    "encoder_layer": partial(_pattern, "error", r"-?\d+", "must be an integer"),
 }
 
 

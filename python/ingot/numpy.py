@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from functools import lru_cache
 from sys import modules
-from typing import Any, Unpack, overload
+from typing import TYPE_CHECKING, Any, Unpack, overload
 
 import ingot
 from ingot._base.text import located
@@ -32,7 +32,6 @@ try:
 except ModuleNotFoundError as error:
     raise missing("numpy", error) from None
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from ._base.options import AtOnce, InBackground, WithMetadata, WithoutMetadata
 

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from os import PathLike
-from typing import Any, Literal, Protocol, TypedDict
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypedDict
 
 from ._native import TensorInfo
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from datetime import datetime
 
@@ -172,53 +171,21 @@ Checksums = bool | Checksum | Sequence[Checksum] | None
 
 #: How a file is read, as for `ingot.safe_open`.
 Backend = Literal["auto", "mmap", "pread"]
+_OwnFormat = Literal["safetensors", "bintensors", "sharded"]
+_ModelFormat = Literal["torch", "keras", "flax", "onnx", "savedmodel", "tensorflow", "paddle", "gguf"]
+_ArrayFormat = Literal["npz", "npy", "hdf5", "pickle", "arrow", "parquet"]
 #: A format that `ingot.convert` reads.
-SourceFormat = Literal[
-    "safetensors",
-    "bintensors",
-    "sharded",
-    "torch",
-    "npz",
-    "npy",
-    "hdf5",
-    "keras",
-    "flax",
-    "onnx",
-    "savedmodel",
-    "tensorflow",
-    "paddle",
-    "pickle",
-    "gguf",
-    "arrow",
-    "parquet",
-]
+SourceFormat = Literal[_OwnFormat, _ModelFormat, _ArrayFormat]
 #: The name of a framework, as for `ingot.safe_open`.
 Framework = Literal[
     "numpy", "np", "torch", "pt", "pytorch", "flax", "jax", "tensorflow", "tf", "mlx", "paddle"
 ]
-#: A hash of `ingot.hash`; others are names of `hashlib.new`.
-Algorithm = Literal[
-    "sha256",
-    "blake3",
-    "xxh3",
-    "xxh3_128",
-    "autov1",
-    "autov2",
-    "autov3",
-    "sshs_legacy",
-    "modelspec",
-    "md5",
-    "sha1",
-    "sha224",
-    "sha384",
-    "sha512",
-    "sha3_224",
-    "sha3_256",
-    "sha3_384",
-    "sha3_512",
-    "blake2b",
-    "blake2s",
+_OwnHash = Literal[
+    "sha256", "blake3", "xxh3", "xxh3_128", "autov1", "autov2", "autov3", "sshs_legacy", "modelspec"
 ]
+_Sha = Literal["sha1", "sha224", "sha384", "sha512", "sha3_224", "sha3_256", "sha3_384", "sha3_512"]
+#: A hash of `ingot.hash`; others are names of `hashlib.new`.
+Algorithm = Literal[_OwnHash, _Sha, "md5", "blake2b", "blake2s"]
 
 
 class Writable(Protocol):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any, Generic, NamedTuple, TypeVar, Unpack, overload
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar, Unpack, overload
 
 from ingot import _native
 from ingot._base.checks import known_format, named
@@ -19,7 +19,6 @@ from ingot._read.select import Selected
 from ingot._write.save import Payload, write_file
 from ingot.typing import Buffer, Device, Format, LoadOptions, NoOptions, Path, SaveOptions, Source, Writable
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from ingot._base.options import AtOnce, InBackground, WithMetadata, WithoutMetadata
     from ingot._write.background import SaveFuture

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from operator import index
 from os import environ, fsdecode
 from os.path import basename
-from typing import Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from ingot._base.text import located
 from ingot._native import check_destination, check_storage_options, local_path
@@ -18,7 +18,6 @@ from .text import _quoted, brief
 
 Leniency = Literal["refuse", "accept", "salvage"]
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing_extensions import TypeIs
 

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from sys import modules
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from ingot._native import Wrap
 from ingot.errors import DtypeError, OptionError
 
 from .text import _quoted
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
 
     class Adapter(Protocol):

@@ -11,14 +11,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator
 from itertools import filterfalse, islice
-from typing import Any, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from ingot.errors import TensorNotFoundError
 from ingot.typing import Glob
 
 from .text import _escaped, _quoted
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from ingot._native import TensorInfo
 

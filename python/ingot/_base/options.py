@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from functools import cache, partial
-from typing import Any, Literal, NamedTuple, Required, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Required, TypeVar
 
 from ingot import typing
 from ingot._native import local_path
@@ -14,7 +14,6 @@ from . import checks
 from .frameworks import checked_tensor, module_of
 from .keys import checked_keys
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from .keys import Selector
 

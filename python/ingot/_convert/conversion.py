@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from itertools import count
 from os import fsdecode
-from typing import Any, Literal, NamedTuple, Unpack
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Unpack
 
 from ingot._base.checks import checked_shard_size, is_path, one_of
 from ingot._base.keys import shared_prefix
@@ -33,7 +33,6 @@ from .source import Options
 from .values import nbytes
 from .write import KINDS, Destination, Task, check_native, check_npz
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from ingot.typing import Buffer, Tell
 

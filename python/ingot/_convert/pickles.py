@@ -12,7 +12,7 @@ import re
 from _compat_pickle import IMPORT_MAPPING, NAME_MAPPING
 from codecs import escape_decode
 from collections.abc import Callable
-from typing import Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy
 
@@ -24,7 +24,6 @@ from .report import Plain, Unusable
 from .source import Entry, Raw, Region, Stream, raw_bytes, raw_nbytes
 from .values import code_of, dtype_of, elements
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from ingot.errors import ConversionError
     from ingot.numpy import Array

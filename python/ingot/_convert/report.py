@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ingot._base.report import Report
 
 from .limits import refused
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from ingot.errors import ConversionError
 

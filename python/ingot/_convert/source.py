@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
 from importlib import import_module
-from typing import IO, Any, NamedTuple
+from typing import IO, TYPE_CHECKING, Any, NamedTuple
 
 import numpy
 
@@ -20,7 +20,6 @@ from .limits import RECORD_NBYTES, reading, refused
 from .report import LeftOut, Plain
 from .values import dtype_of, nbytes
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from ingot.numpy import Array
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from math import prod
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy
 
@@ -20,7 +20,6 @@ from ingot.errors import ConversionError
 
 from .limits import refused
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from ingot.numpy import Array
 

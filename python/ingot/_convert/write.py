@@ -10,7 +10,7 @@ from contextlib import ExitStack, closing, contextmanager
 from errno import EEXIST
 from io import BufferedWriter, FileIO
 from math import prod
-from typing import Any, BinaryIO, NamedTuple
+from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 
 import numpy
 
@@ -34,7 +34,6 @@ from .values import PIECE_NBYTES, cast, dtype_of, elements, nbytes, pieces, stor
 from .zipped import members
 from .zipped import opened as opened_member
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from ingot._base.options import Saving
     from ingot.numpy import Array

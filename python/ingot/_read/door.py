@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from ingot._base.checks import Leniency, is_path, no_source
 from ingot._base.options import DEFAULT_LOADING, Loading
@@ -13,7 +13,6 @@ from ingot._native import Checkpoint, is_url
 from ingot.errors import CheckpointError, OptionError, StorageError
 from ingot.typing import Source, Tell
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from ingot._native import _ShardHeaders as ShardHeaders
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from os import fsdecode
 from os.path import basename
-from typing import Any, Generic, Literal, Self, TypeAlias, TypeVar, Unpack, overload
+from typing import TYPE_CHECKING, Any, Generic, Literal, Self, TypeAlias, TypeVar, Unpack, overload
 
 from ingot._base.checks import is_path, leniency
 from ingot._base.frameworks import FRAMEWORKS, adapter
@@ -22,7 +22,6 @@ from .load import Value, part, tensor, tensors
 from .loader import AHEAD, PrefetchLoader, planned
 from .moves import Moving, placed, settled
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     import jax
     import mlx.core as mlx

@@ -11,7 +11,7 @@ from contextlib import closing
 from dataclasses import dataclass, field
 from functools import partial
 from threading import Event
-from typing import Any, Literal, NamedTuple, TypeAlias, Unpack
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, Unpack
 
 from ingot import _native
 from ingot._base.checks import is_path
@@ -27,7 +27,6 @@ from . import parameters as _parameters
 from .door import open_checkpoint, resolved
 from .parameters import Counter
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from ingot._native import _FileHeader as FileHeader
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from itertools import filterfalse
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from ingot._base.text import _quoted, located
 from ingot._native import Checkpoint, Destinations, Gpu, Wrap
@@ -28,7 +28,6 @@ from .moves import (
 )
 from .select import Selected, Wanted, is_read, wanted
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing_extensions import TypeVar as WithDefault
 

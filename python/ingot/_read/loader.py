@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from operator import index
-from typing import Any, Generic, Self, Unpack
+from typing import TYPE_CHECKING, Any, Generic, Self, Unpack
 
 from ingot._base.keys import select
 from ingot._base.options import checked, takes
@@ -16,7 +16,6 @@ from ingot.typing import NoOptions
 from .load import Value
 from .moves import Moving, landing, moved
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from ingot._base.keys import Selector
 

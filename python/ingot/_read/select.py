@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
 from itertools import filterfalse
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
 from ingot._base.keys import select
 from ingot._base.text import _quoted
 from ingot.errors import OptionError
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from ingot._base.keys import Selector
     from ingot._base.options import Loading

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from contextlib import closing
 from html import escape
-from typing import Any, Literal, Self, Unpack
+from typing import TYPE_CHECKING, Any, Literal, Self, Unpack
 from weakref import finalize
 
 from ingot._base.checks import checked_source, is_path
@@ -20,7 +20,6 @@ from . import report
 from .server import Server
 from .shelf import Opened, Shelf, opened
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from types import TracebackType
 

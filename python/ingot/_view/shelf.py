@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from functools import cached_property
 from stat import S_ISREG
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from ingot._base.text import _escaped
 from ingot._native import ShardIndex, is_url, local_path, shown_url, url_file_name
@@ -17,7 +17,6 @@ from ingot._read import door
 from ingot._read.inspect import CONFIG, CONFIG_NBYTES, config_beside
 from ingot.errors import CheckpointError, SafetensorError, StorageError
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
     from io import FileIO

@@ -7,7 +7,7 @@ from contextlib import closing
 from dataclasses import dataclass
 from math import prod
 from os import fsdecode
-from typing import Any, Unpack
+from typing import TYPE_CHECKING, Any, Unpack
 
 from ingot import _native
 from ingot._base.checks import FLOATS, float_code, format_for
@@ -24,7 +24,6 @@ from ingot.typing import CastOptions, Dtype, Format, Keys, Path, Source
 from .rearrange import KEPT, of_one, united
 from .save import recorded, rendered
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from ingot._base.keys import Selector
 

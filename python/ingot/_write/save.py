@@ -8,7 +8,7 @@ from errno import EAGAIN
 from math import prod
 from os import PathLike, fsdecode, getcwd
 from os.path import join
-from typing import Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from ingot import _native
 from ingot._base.checks import format_for, is_writable
@@ -20,7 +20,6 @@ from ingot.typing import Path, Tell, Writable
 
 from .failures import warn as warn_of_failures
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from .background import SaveFuture
 

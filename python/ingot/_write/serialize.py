@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Unpack, overload
+from typing import TYPE_CHECKING, Any, Unpack, overload
 
 import ingot
 from ingot import _native
@@ -15,7 +15,6 @@ from ingot.typing import Buffer, Format, NoOptions, Path, SaveOptions, Writable
 
 from .save import write_file
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from ingot._base.options import AtOnce, InBackground
 

@@ -8,7 +8,7 @@ import warnings
 from collections.abc import Sequence
 from functools import partial
 from importlib import import_module
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -18,7 +18,6 @@ from ingot.errors import SafetensorError
 from . import arguments
 from .screen import fail, failure, in_options, one_line, warn
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
 

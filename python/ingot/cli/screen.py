@@ -17,7 +17,7 @@ from dataclasses import fields, is_dataclass
 from errno import errorcode
 from functools import wraps
 from itertools import chain, islice
-from typing import Any, Concatenate, NamedTuple, ParamSpec, TextIO
+from typing import TYPE_CHECKING, Any, Concatenate, NamedTuple, ParamSpec, TextIO
 
 import click
 
@@ -28,7 +28,6 @@ from ingot._base.text import plural as plural
 from ingot._native import TensorInfo, shown_url
 from ingot.errors import OptionError, SafetensorError, SliceError, TensorNotFoundError
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from ingot.typing import Tell
 

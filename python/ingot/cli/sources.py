@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from math import prod
-from typing import Any, NamedTuple, Protocol, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias, TypeVar
 
 import click
 
@@ -20,7 +20,6 @@ from ingot.errors import ConversionError, HeaderError
 
 from .screen import shown
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     import numpy
 

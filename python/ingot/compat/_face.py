@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ._handles import MMAP, chosen, path_only
 from ._wording import reading, writing
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 

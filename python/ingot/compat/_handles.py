@@ -7,7 +7,7 @@ import operator
 import os
 import re
 from collections.abc import Callable
-from typing import IO, Any, Self, Unpack
+from typing import IO, TYPE_CHECKING, Any, Self, Unpack
 
 import ingot
 from ingot._base.checks import checked_backend
@@ -22,7 +22,6 @@ from . import _wording
 from ._tensor_spec import not_an_instance
 from ._wording import StepError, begin_as_upstream, reading, restate
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from ingot._base.frameworks import Adapter
     from ingot._native import TensorInfo

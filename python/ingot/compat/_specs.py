@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import ingot
 from ingot._base.text import _quoted
@@ -13,7 +13,6 @@ from ingot.errors import SaveError
 from ._tensor_spec import TensorSpec
 from ._wording import reading, writing
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 

@@ -15,7 +15,7 @@ from importlib.machinery import PathFinder
 from importlib.util import module_from_spec
 from inspect import signature
 from operator import index as integer
-from typing import Any, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from ingot import errors
 from ingot._base import text
@@ -24,7 +24,6 @@ from ingot.errors import SafetensorError, StorageError
 
 from ._tensor_spec import not_an_instance
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     P = ParamSpec("P")
     R = TypeVar("R")

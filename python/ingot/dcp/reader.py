@@ -41,6 +41,7 @@ from ingot._read.select import Label
 from ingot._write.directory import PART, listed
 from ingot.errors import CheckpointError, RankError, StorageError
 from ingot.torch import _load_by_ranks
+from ingot.torch._filling import packed
 from ingot.torch._into import Slot, read
 from ingot.torch._load_into import FOR_RANKS, ReadOnce, has_ranks
 from ingot.torch._tensors import DTYPES
@@ -197,11 +198,11 @@ class Reader(StorageReader):
         for number, file in enumerate(self._files):
             places = begins(file)
             for info in file.infos():
-                shape = (*info.shape[:-1], info.shape[-1] // 2) if info.dtype == "F4" else info.shape
+                shape = packed(info.dtype, info.shape)
                 begin = (0,) * len(shape) if places is None else places[info.name]
                 if codes.setdefault(info.name, info.dtype) != info.dtype:
                     raise self._misfit(info.name, f"dtype {codes[info.name]}", f"{info.dtype} in {file.path}")
-                chunks.setdefault(info.name, []).append(Chunk(number, begin, tuple(shape)))
+                chunks.setdefault(info.name, []).append(Chunk(number, begin, shape))
         tensors = {name: self._tensor(name, codes[name], found) for name, found in chunks.items()}
         pairs = ((name, chunk) for name, found in chunks.items() for chunk in found)
         places_of = {MetadataIndex(name, chunk.begin): chunk for name, chunk in pairs}

@@ -11,7 +11,7 @@ import threading
 from collections.abc import Mapping
 from importlib import import_module
 from types import new_class
-from typing import Any, Unpack
+from typing import TYPE_CHECKING, Any, Unpack
 
 import torch
 
@@ -24,7 +24,6 @@ from ingot.typing import SaveOptions
 
 from ._tree import KEY, put_together, taken_apart
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from concurrent.futures import Future
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from functools import partial
 from itertools import filterfalse
-from typing import Any, Literal, Unpack, overload
+from typing import TYPE_CHECKING, Any, Literal, Unpack, overload
 
 import torch
 
@@ -32,7 +32,6 @@ Shared = Literal["error", "copy", "alias"]
 Contiguous = Literal["error", "copy"]
 Loaded = Literal["alias", "drop"]
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from ingot._base.options import WithMetadata, WithoutMetadata
 

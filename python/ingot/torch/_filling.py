@@ -283,7 +283,7 @@ class Filling:
 
 def packed(code: str, shape: tuple[int, ...]) -> tuple[int, ...]:
     """Return torch's shape of a tensor with this shape in the header: a byte of F4 is one element."""
-    return (*shape[:-1], shape[-1] // 2) if code == "F4" else tuple(shape)
+    return (*shape[:-1], shape[-1] // 2) if code == "F4" and shape else tuple(shape)
 
 
 def cross(ring: Ring, place: torch.Tensor, values: torch.Tensor) -> None:

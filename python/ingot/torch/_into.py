@@ -26,7 +26,15 @@ from ingot._write.save import recorded
 from ingot.errors import DestinationError, DtypeError
 
 from ._devices import gpu
-from ._filling import Filling, destinations, refuse_captured, refuse_destination, refuse_shapeless, writing
+from ._filling import (
+    Filling,
+    destinations,
+    packed,
+    refuse_captured,
+    refuse_destination,
+    refuse_shapeless,
+    writing,
+)
 from ._tensors import _CODES, PLAIN_CLASSES, _dtype, not_plain, undisturbed, wrap
 
 
@@ -307,9 +315,7 @@ def _ties(tensors: Mapping[str, torch.Tensor]) -> dict[str, int]:
 
 def _refuse_shape(checkpoint: Checkpoint, source: str, name: str, tensor: torch.Tensor) -> None:
     info = checkpoint.info(source)
-    shape = [*info.shape]
-    if info.dtype == "F4" and shape:
-        shape[-1] //= 2
+    shape = [*packed(info.dtype, info.shape)]
     if shape != (found := list(whole_shape(tensor))):
         reason = f"the destination has another shape: expected {shape}, found {found}"
         raise misfit(name, reason, "destination-shape")

@@ -11,7 +11,7 @@ from functools import partial
 from hashlib import sha256
 from math import prod
 from operator import itemgetter
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
@@ -26,11 +26,10 @@ from ingot._read.door import TRIES, Reads
 from ingot._read.load import fill
 from ingot._read.select import Wanted
 from ingot.errors import CheckpointError, RankError, StorageError
-from ingot.torch._filling import destinations, writing
+from ingot.torch._filling import destinations, packed, writing
 from ingot.torch._into import Slot, read, wholes
 from ingot.torch._tensors import DTYPES
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from ingot._native import _ShardHeaders as ShardHeaders
 
@@ -327,5 +326,4 @@ class Load:
 def _tensor(info: TensorInfo) -> Tensor:
     """Return shape and element size as torch stores them: F4 has two elements in one."""
     dtype = DTYPES.get(info.dtype)
-    shape = (*info.shape[:-1], info.shape[-1] // 2) if info.dtype == "F4" and info.shape else info.shape
-    return Tensor(tuple(shape), 1 if dtype is None else dtype.itemsize)
+    return Tensor(packed(info.dtype, info.shape), 1 if dtype is None else dtype.itemsize)

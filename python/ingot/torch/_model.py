@@ -6,7 +6,7 @@ import warnings
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from functools import partial
-from typing import Any, Literal, Unpack, overload
+from typing import TYPE_CHECKING, Any, Literal, Unpack, overload
 
 import torch
 
@@ -24,7 +24,6 @@ from ._into import differences
 from ._shared import overlapping
 from ._tensors import _tensors, not_plain
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from ingot._base.options import AtOnce, InBackground
 

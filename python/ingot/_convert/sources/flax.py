@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from functools import partial
 from io import BytesIO
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy
 
@@ -18,7 +18,6 @@ from ingot._convert.limits import OBJECT_NBYTES, VALUE_NBYTES
 from ingot._convert.source import Contents, Entry, Raw, Region, Stream, raw_bytes, raw_nbytes
 from ingot._convert.values import dtype_of, no_dtype
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from ingot._convert.limits import Budget
     from ingot.numpy import Array

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
-from typing import IO, Any, NamedTuple
+from typing import IO, TYPE_CHECKING, Any, NamedTuple
 
 import numpy
 
@@ -19,7 +19,6 @@ from ingot._convert.zipped import Member, members
 from ingot._convert.zipped import opened as opened_member
 from ingot.errors import ConversionError
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from ingot.numpy import Array
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy
 
@@ -15,7 +15,6 @@ from ingot._convert.report import LeftOut
 from ingot._convert.source import Contents, Entry, Region, Stream, size_of, truncated
 from ingot._convert.values import code_of, dtype_of, nbytes, unpacked
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from ingot._convert.limits import Budget
     from ingot.numpy import Array

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -12,7 +12,6 @@ from ingot._native import is_url
 from ingot.cli import arguments
 from ingot.cli.screen import Column, nbytes, plural, shown
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from ingot._convert import Conversion
     from ingot.cli.arguments import Output

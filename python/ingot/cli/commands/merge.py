@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import click
 
@@ -12,7 +12,6 @@ from ingot.cli.screen import nbytes, plural, shown
 from ingot.cli.sources import opened
 from ingot.errors import SaveError
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from ingot._native import TensorInfo
     from ingot.cli.arguments import Output

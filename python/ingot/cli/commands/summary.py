@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from operator import attrgetter
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from ingot.cli import arguments
 from ingot.cli.screen import Screen, count, cut, described, nbytes, plural, printing, shape, shown
 from ingot.cli.sources import looked_into
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from ingot.cli.sources import Looked, Row
 

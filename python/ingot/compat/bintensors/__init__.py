@@ -12,13 +12,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from hashlib import sha1
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import ingot
 from ingot import deserialize, safe_open
 from ingot.errors import SafetensorError as BintensorError
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from ingot.typing import Path
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -15,7 +15,6 @@ from ingot.compat._tensor_spec import LISTED, TensorSpec, unknown_dtype
 from ingot.compat._wording import reading, reword, writing
 from ingot.errors import DtypeError, SaveError
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 

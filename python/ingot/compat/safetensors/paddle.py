@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import paddle
@@ -17,7 +17,6 @@ from ingot.compat._wording import reading
 
 from . import numpy
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
