@@ -133,7 +133,7 @@ class Spread(Carrier):
             _cut(checkpoint, wanted, rank, outlines[rank][1], dtypes[rank], homes[rank]) for rank in ranks
         )
         cut = [*chain.from_iterable(each)]
-        told = _telling(reads, checkpoint.parts_nbytes(wanted), sum(piece.nbytes for piece in cut))
+        report = _reporting(reads, checkpoint.parts_nbytes(wanted), sum(piece.nbytes for piece in cut))
         shards: list[dict[jax.Device, jax.Array]] = [{} for _ in outlines]
         under_way: list[jax.Array] = []
         for batch in batches(cut):
@@ -147,7 +147,7 @@ class Spread(Carrier):
                         shard = jax.device_put(values, self._alone(device))
                         shards[piece.rank][device] = shard
                         under_way.append(shard)
-            told(batch)
+            report(batch)
         jax.block_until_ready(under_way)
         rows = zip((shape for _, shape in outlines), shards, homes, dtypes, strict=True)
         ready = ((shape, [own[device] for device in boxes], dtype) for shape, own, boxes, dtype in rows)
@@ -234,17 +234,17 @@ def _dtype(code: str) -> Dtype:
     return numpy.dtype(getattr(jnp, F4_LOOSE)) if code == "F4" else _resolve(code)  # type: ignore[no-any-return]
 
 
-def _telling(reads: Reads, total: int, nbytes: int) -> Callable[[list[Piece]], None]:
+def _reporting(reads: Reads, total: int, nbytes: int) -> Callable[[list[Piece]], None]:
     """Return a function that reports how much of `total` has been read. This process reads `nbytes` of it."""
     done = 0
 
-    def told(batch: list[Piece]) -> None:
+    def report(batch: list[Piece]) -> None:
         nonlocal done
         done += sum(piece.nbytes for piece in batch)
         if reads.tell is not None:
             reads.tell(total * done // max(nbytes, 1), total)
 
-    return told
+    return report
 
 
 def _target(device: Any) -> Any:

@@ -235,7 +235,7 @@ def test_commands_show_one_bar(words: list[str], tmp_path: Path, monkeypatch: py
 
     monkeypatch.setattr(screen, "_PATIENCE", 0.0)
     monkeypatch.setattr(screen.Screen, "shows_bars", True)
-    monkeypatch.setattr(screen.progress, "told", recording)
+    monkeypatch.setattr(screen.progress, "reporting", recording)
     run(*words)
     assert len(bars) == 1
     assert len({total for _, total in told}) == 1

@@ -15,7 +15,7 @@ from ingot.typing import Path, Tell
 from .text import _escaped
 
 
-def told(progress: bool | Tell, title: str) -> AbstractContextManager[Tell | None]:
+def reporting(progress: bool | Tell, title: str) -> AbstractContextManager[Tell | None]:
     """Return a context with a callable for ``(bytes done, bytes in all)``, or None without progress.
 
     `progress` is a result of `checked_progress`. True shows a bar: tqdm's if it is installed, else a line on
@@ -36,13 +36,13 @@ def _shown(title: str) -> Iterator[Tell]:
         bar.close()
 
 
-def telling(progress: bool | Tell, verb: str, path: Path) -> AbstractContextManager[Tell | None]:
-    """Do as `told` does, for work on the file at `path`, which may be a URL."""
+def reporting_on(progress: bool | Tell, verb: str, path: Path) -> AbstractContextManager[Tell | None]:
+    """Do as `reporting` does, for work on the file at `path`, which may be a URL."""
     if progress is not True:
-        return told(progress, verb)
+        return reporting(progress, verb)
     # The end of the URL, without secrets.
     shown = shown_url(fsdecode(path)).removesuffix("?…").rstrip("/")
-    return told(progress, f"{verb} {_escaped(basename(shown))}")
+    return reporting(progress, f"{verb} {_escaped(basename(shown))}")
 
 
 def counted(tell: Tell | None, total: int) -> Callable[[int], None]:
@@ -73,11 +73,11 @@ class Several:
         if tell is None or not total:
             return tell
 
-        def told(done: int, of: int) -> None:
+        def report(done: int, of: int) -> None:
             # A step also counts headers, or bytes that it reads twice.
             tell(begin + (nbytes * done // of if of else nbytes), total)
 
-        return told
+        return report
 
 
 def _bar(title: str) -> _Tqdm | _Line:

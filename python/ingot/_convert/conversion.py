@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Unpack
 from ingot._base.checks import checked_shard_size, is_path, one_of
 from ingot._base.keys import shared_prefix
 from ingot._base.options import Saving, checked, takes
-from ingot._base.progress import counted, told
+from ingot._base.progress import counted, reporting
 from ingot._base.text import _escaped
 from ingot._native import is_url, local_path, shown_url
 from ingot._read import door
@@ -69,7 +69,7 @@ def copied(found: Reader | Buffer, beside: str, progress: bool | Tell) -> Iterat
     name = os.path.basename(shown(found).partition("?")[0].replace("\0", ""))[-_LONGEST:] or "source"
     with _folder(beside, shown(found)) as folder:
         path = os.path.join(folder, name)
-        with open(path, "xb") as file, told(progress, f"Fetching {_escaped(name)}") as tell:
+        with open(path, "xb") as file, reporting(progress, f"Fetching {_escaped(name)}") as tell:
             for part in parts:
                 file.write(part)
                 if tell is not None:
@@ -360,7 +360,7 @@ def _converted(options: Mapping[str, Any], *, dry_run: bool = False) -> Conversi
             chosen = selected(contents, choice)
             report = run.report(shown, word, contents, chosen)
             if not dry_run:
-                with told(how.progress, f"Converting {_escaped(os.path.basename(found))}") as tell:
+                with reporting(how.progress, f"Converting {_escaped(os.path.basename(found))}") as tell:
                     run.write(contents, chosen, report, tell)
             return report
 

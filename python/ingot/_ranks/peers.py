@@ -114,7 +114,7 @@ def this_node() -> str:
     return gethostname()
 
 
-class _Apart:
+class _BackgroundGroup:
     """Connections between the ranks of a group that only their background saves use."""
 
     def __init__(self, gloo: Any, number: int) -> None:
@@ -125,7 +125,7 @@ class _Apart:
 
 
 # They go with the group.
-_APART: WeakKeyDictionary[Any, _Apart] = WeakKeyDictionary()
+_APART: WeakKeyDictionary[Any, _BackgroundGroup] = WeakKeyDictionary()
 
 
 class Peers:
@@ -139,7 +139,7 @@ class Peers:
         name = self.group.group_name
         self._number = _MEETINGS[name] = _MEETINGS.get(name, 0) + 1
         self._store = c10d.PrefixStore(f"ingot/{name}/{self._number}", c10d._get_default_store())
-        self._apart: _Apart | None = None
+        self._apart: _BackgroundGroup | None = None
 
     def apart(self) -> Peers:
         """Return these ranks over separate connections, for a thread beside the program's collectives.
@@ -151,7 +151,7 @@ class Peers:
         numbers = self.gather(own.number if own and own.gloo is not None else 0, "connecting")
         if own is None or set(numbers) != {own.number}:
             with self.step("connecting"):
-                own = _APART[self.group] = _Apart(self._connected(), self._number)
+                own = _APART[self.group] = _BackgroundGroup(self._connected(), self._number)
         there = copy(self)
         there._cpu, there._apart = own.gloo, own
         # A separate client, since a client that waits for a key holds its lock.
@@ -196,7 +196,7 @@ class Peers:
             return [pickle.loads(one[8:]) for one in heads]
         return [pickle.loads(one) for one in self._gathered(data, most, doing)]
 
-    def told(self, mine: Any, doing: str) -> Any:
+    def broadcast(self, mine: Any, doing: str) -> Any:
         """Return the first rank's object, on all ranks."""
         data = pickle.dumps(mine) if self.rank == 0 else b""
         head = self._sent(_begin(data), _SHORT_NBYTES, doing)
@@ -244,11 +244,11 @@ class Peers:
             mine = look()
         except BaseException as error:
             fault = error
-        told = self.gather((*mine, self._problem(fault, doing)), doing)
-        self._raise(fault, [problem for *_, problem in told], doing)
+        gathered = self.gather((*mine, self._problem(fault, doing)), doing)
+        self._raise(fault, [problem for *_, problem in gathered], doing)
         for what in mine[0]:
-            self.alike(what, [other[what] for other, *_ in told], doing)
-        return [fact for _, fact, _ in told]
+            self.alike(what, [other[what] for other, *_ in gathered], doing)
+        return [fact for _, fact, _ in gathered]
 
     def alike(self, what: str, found: list[Any], doing: str) -> None:
         """Raise if a rank has found something else than the first. All ranks have the same list."""

@@ -12,7 +12,7 @@ from ingot import _native
 from ingot._base.checks import Leniency
 from ingot._base.keys import select
 from ingot._base.options import Loading, checked, takes
-from ingot._base.progress import telling
+from ingot._base.progress import reporting_on
 from ingot._base.report import Report, reduced
 from ingot._base.text import _escaped, plural
 from ingot._native import Checkpoint, is_url, shown_url
@@ -198,7 +198,7 @@ class _Checked:
 
     def values(self, names: list[str]) -> Iterator[Problem]:
         """Yield tensors with values that are not finite, or not of their dtype."""
-        with telling(self.how.progress, "Reading", self.path) as tell:
+        with reporting_on(self.how.progress, "Reading", self.path) as tell:
             found = measured(self.checkpoint, names, 0, self.how.threads, tell)
         for name in found.unread:
             yield Problem("unread", name, "how 6-bit values are packed is not settled")

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, Unpack
 from ingot import _native
 from ingot._base.keys import NamedTensors, select
 from ingot._base.options import Loading, checked, takes
-from ingot._base.progress import telling
+from ingot._base.progress import reporting_on
 from ingot._base.report import Report, reduced
 from ingot._native import Checkpoint, TensorInfo
 from ingot.typing import Keys, ReadOptions, Source
@@ -130,7 +130,7 @@ def diff(
         if not values:
             return Diff(tensors, metadata)
         alike = [name for name in names if _shape(ours.get(name)) == _shape(theirs.get(name))]
-        with telling(how.progress, "Comparing", one.path or "") as tell:
+        with reporting_on(how.progress, "Comparing", one.path or "") as tell:
             found = _native.distances(one, two, alike, threads=how.threads, progress=tell)
         distances = {name: _of(apart) for name, apart in zip(alike, found, strict=True) if apart is not None}
         return Diff(tensors, metadata, distances)

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, Unpack
 from ingot import _native
 from ingot._base.checks import checked_text, is_path, one_of
 from ingot._base.options import Loading, checked, takes
-from ingot._base.progress import telling
+from ingot._base.progress import reporting_on
 from ingot._base.report import Report, reduced
 from ingot._base.text import _escaped, _quoted, first_lines, located, plural
 from ingot.errors import IntegrityError
@@ -93,14 +93,14 @@ def hash(
     given = checked(hash, locals(), algorithm=known_algorithm)
     opened = resolved(source)
     if is_path(opened):
-        with telling(given["progress"], "Hashing", opened) as tell:
+        with reporting_on(given["progress"], "Hashing", opened) as tell:
             found = _native.hash(opened, algorithm, tell, storage_options)
         return _of_path(opened, algorithm, storage_options) if found is None else found
     # Imported here: it imports the modules of threads.
     from .source import Reader, shown
 
     name = shown(opened)
-    with telling(given["progress"], "Hashing", name) as tell:
+    with reporting_on(given["progress"], "Hashing", name) as tell:
         found = _native.hash_object(opened, name, algorithm, tell)
     if found is not None:
         return found
@@ -314,7 +314,7 @@ def verify(
     """
     how = Loading.among(checked(verify, locals()))
     opened = open_source(source, how._replace(backend="pread"))
-    with closing(opened), telling(how.progress, "Verifying", opened.path or "<buffer>") as tell:
+    with closing(opened), reporting_on(how.progress, "Verifying", opened.path or "<buffer>") as tell:
         found = opened.verify(expected_sha256, progress=tell)
     reports = {name: _report(facts) for name, facts in found}
     report = _together(reports) if len(reports) != 1 else next(iter(reports.values()))

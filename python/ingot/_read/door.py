@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from ingot._base.checks import Leniency, is_path, no_source
 from ingot._base.options import DEFAULT_LOADING, Loading
-from ingot._base.progress import telling
+from ingot._base.progress import reporting_on
 from ingot._native import Checkpoint, is_url
 from ingot.errors import CheckpointError, OptionError, StorageError
 from ingot.typing import Source, Tell
@@ -56,7 +56,7 @@ PLAIN = Reads()
 @contextmanager
 def reading(checkpoint: Checkpoint, how: Loading) -> Iterator[Reads]:
     """Yield how `checkpoint` is read, and show the progress meanwhile."""
-    with telling(how.progress, "Loading", checkpoint.path or "") as tell:
+    with reporting_on(how.progress, "Loading", checkpoint.path or "") as tell:
         yield _reads(how, tell)
 
 

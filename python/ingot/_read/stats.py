@@ -9,7 +9,7 @@ from typing import Any, Unpack
 from ingot import _native
 from ingot._base.keys import select
 from ingot._base.options import Loading, checked, takes
-from ingot._base.progress import telling
+from ingot._base.progress import reporting_on
 from ingot._base.report import Report
 from ingot._native import Checkpoint
 from ingot.typing import Keys, ReadOptions, Source, Tell
@@ -133,7 +133,7 @@ def stats(
         names = select(checkpoint, chosen, dropped)
         if not isinstance(chosen, tuple):
             names = _native.in_natural_order(names)
-        with telling(how.progress, "Reading", checkpoint.path or "") as tell:
+        with reporting_on(how.progress, "Reading", checkpoint.path or "") as tell:
             return measured(checkpoint, names, given["bins"], how.threads, tell)
 
 

@@ -43,14 +43,14 @@ def made(source: Opened, progress: Callable[[int, int], object] | None = None) -
             if isinstance(file, (Document, ReadFile))
         ],
         "statistics": {
-            name: _told(found) for name, found in zip(names, counted, strict=True) if found is not None
+            name: _facts(found) for name, found in zip(names, counted, strict=True) if found is not None
         },
         "thumbnails": dict(_thumbnails(checkpoint)),
     }
     return json.dumps(report, separators=(",", ":"), allow_nan=False)
 
 
-def _told(found: Statistics) -> dict[str, object]:
+def _facts(found: Statistics) -> dict[str, object]:
     fields = ("count", "zeros", "nans", "infinities", "malformed", "min", "max", "mean", "std")
     facts: dict[str, object] = {field: _plain(getattr(found, field)) for field in fields}
     return facts | {"bins": found.bins if found.min is not None else []}

@@ -13,7 +13,7 @@ from ingot import _native
 from ingot._base.checks import FLOATS, float_code, format_for
 from ingot._base.keys import checked_keys, select
 from ingot._base.options import Loading, Saving, checked, takes
-from ingot._base.progress import telling
+from ingot._base.progress import reporting_on
 from ingot._base.report import Report
 from ingot._native import Checkpoint, TensorInfo
 from ingot._read.door import open_source
@@ -126,7 +126,7 @@ def cast(
         pairs = united(_metadata(checkpoint)) if metadata is KEPT else how.metadata
         views, kind = rendered(recorded(checkpoint.shared())), format_for(path, format)
         writer = _native.Writer.create(path, plan.specs(), pairs, kind, views=views, **how.of_new_file())
-        with closing(writer), telling(how.progress, "Casting", path) as tell:
+        with closing(writer), reporting_on(how.progress, "Casting", path) as tell:
             done, total = 0, sum(info.nbytes for info in plan.infos)
             for info in plan.write(writer):
                 done += info.nbytes

@@ -10,7 +10,7 @@ from typing import Any, Unpack
 from ingot import _native
 from ingot._base.checks import checked_text
 from ingot._base.options import Saving, checked, takes
-from ingot._base.progress import telling
+from ingot._base.progress import reporting_on
 from ingot._base.report import Report
 from ingot.typing import Path, Progress, ReplaceOptions, StorageOptions
 
@@ -132,7 +132,7 @@ def download(
     given = checked(download, locals(), source=partial(checked_text, "source"))
     how = Saving.among(download, given)
     path = os.fsdecode(_native.local_path(destination))
-    with telling(how.progress, "Downloading", source) as tell, new_folders(path):
+    with reporting_on(how.progress, "Downloading", source) as tell, new_folders(path):
         known = {name: given[name] for name in ("expected_sha256", "threads", "storage_options")}
         known |= how.of_named_file()
         done, files = _native.download(source, destination, **known, progress=tell)

@@ -13,7 +13,7 @@ from ingot import _native
 from ingot._base.checks import format_for, is_durable
 from ingot._base.frameworks import payload
 from ingot._base.options import DEFAULT_LOADING, Loading, Saving, checked, takes
-from ingot._base.progress import telling
+from ingot._base.progress import reporting_on
 from ingot._base.report import Report, reduced
 from ingot._base.text import _escaped, _quoted, plural
 from ingot._native import Sources
@@ -304,7 +304,7 @@ def repair(
     how = Saving.among(repair, given)
     new: str | bytes = given["destination"]
     held, findings = _examined(source, Loading.among(given))
-    with telling(how.progress, "Repairing", new) as tell:
+    with reporting_on(how.progress, "Repairing", new) as tell:
         picks = [(0, number, name) for number, name in enumerate(held.names(0))]
         Writing(how, is_inherited=True).write(held, new, picks, together(held), tell)
     return _report(held, findings, new, format)

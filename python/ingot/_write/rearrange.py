@@ -10,7 +10,7 @@ from warnings import warn
 from ingot._base.checks import Leniency, format_for
 from ingot._base.keys import NamedTensors, not_found, select
 from ingot._base.options import Loading, Saving, checked, takes
-from ingot._base.progress import Several, telling
+from ingot._base.progress import Several, reporting_on
 from ingot._base.text import _escaped, _quoted
 from ingot._native import MODEL_SPEC_KEY, STALE_KEYS, Sources
 from ingot._read.door import open_checkpoint
@@ -216,7 +216,7 @@ def merge(
             by_name[pick[2]] = pick
         picks = list(by_name.values())
     pairs = together(held) if how.is_inherited else how.saving.metadata
-    with telling(how.saving.progress, "Merging", path) as tell:
+    with reporting_on(how.saving.progress, "Merging", path) as tell:
         how.write(held, path, picks, pairs, tell)
 
 
@@ -296,7 +296,7 @@ def rewrite(
         message = f"{_escaped(path)}: no tensor is renamed or left out: rename, keys and drop change nothing"
         warn(f"rewrite(): {message}", stacklevel=2)
     pairs = together(held) if how.is_inherited else how.saving.metadata
-    with telling(how.saving.progress, "Writing", new) as tell:
+    with reporting_on(how.saving.progress, "Writing", new) as tell:
         how.write(held, new, picks, pairs, tell)
 
 
@@ -392,7 +392,7 @@ def split(
         size = sum(sizes[number] for number in shard)
         new.write(held, shard_path, picks, of_file, steps.step(size))
 
-    with telling(how.saving.progress, "Splitting", held.path(0)) as tell:
+    with reporting_on(how.saving.progress, "Splitting", held.path(0)) as tell:
         steps = Several(tell, sum(sizes))
         write(place, dict(zip(files, shards, strict=True)), save, whole, how.saving)
 

@@ -88,8 +88,8 @@ def write_file(
         write = staging(future, write)
     else:
         future._stage()
-    told = reported(how.progress, "Saving", path, write)
-    return SAVES.put(lambda: told(file), future)
+    save = reported(how.progress, "Saving", path, write)
+    return SAVES.put(lambda: save(file), future)
 
 
 def new_file(
@@ -103,16 +103,16 @@ def new_file(
 def staging(future: SaveFuture, write: Callable[..., None]) -> Callable[..., None]:
     """Return `write` such that `future` is staged when all tensors are written."""
 
-    def told_of(file: NewFile, tell: Tell | None = None) -> None:
-        def told(done: int, total: int) -> None:
+    def staged(file: NewFile, tell: Tell | None = None) -> None:
+        def report(done: int, total: int) -> None:
             if done == total:
                 future._stage()
             if tell is not None:
                 tell(done, total)
 
-        write(file, told)
+        write(file, report)
 
-    return told_of
+    return staged
 
 
 def reported(
@@ -122,10 +122,10 @@ def reported(
     if progress is False:
         return work
     # Imported here: few programs show progress.
-    from ingot._base.progress import telling
+    from ingot._base.progress import reporting_on
 
     def reporting(*given: Any) -> T:
-        with telling(progress, verb, path) as tell:
+        with reporting_on(progress, verb, path) as tell:
             return work(*given, tell)
 
     return reporting

@@ -372,7 +372,7 @@ def bar(screen: Screen, title: str) -> Iterator[Tell]:
         def report(done: int, total: int) -> None:
             nonlocal tell
             if tell is None and screen.shows_bars and time.monotonic() - begun >= _PATIENCE:
-                tell = shown.enter_context(progress.told(True, title))
+                tell = shown.enter_context(progress.reporting(True, title))
             if tell is not None:
                 tell(done, total)
 
@@ -420,7 +420,7 @@ def failure(error: BaseException, typed: Iterable[str]) -> Failure:
         return Failure("interrupted", "interrupted", 130)
     if isinstance(error, click.ClickException):
         return Failure(one_line(_usage(error), typed), "usage", 2)
-    return Failure(told(error, typed), _code(error), status(error))
+    return Failure(message_of(error, typed), _code(error), status(error))
 
 
 def _usage(error: click.ClickException) -> str:
@@ -450,7 +450,7 @@ def _code(error: BaseException) -> str:
     return code or errorcode.get(getattr(error, "errno", None) or 0, "error")
 
 
-def told(error: BaseException, typed: Iterable[str]) -> str:
+def message_of(error: BaseException, typed: Iterable[str]) -> str:
     """Return the message of a failure on one line, escaped, without the secrets of `typed`."""
     if isinstance(error, OSError) and not isinstance(error, SafetensorError) and error.strerror:
         # As the system's own commands say it, without Python's number.

@@ -322,9 +322,9 @@ class Writer(StorageWriter):
         """Raise if a rank saves to another directory. Plans that a planner has kept are of other saves."""
         own = os.path.realpath(self._place.directory)
         for rank, plan in enumerate(plans):
-            told = plan.storage_data
-            if getattr(plan, "usable", True) and isinstance(told, _Local) and told.directory != own:
-                found = f"another directory than the coordinator: expected {own!r}, found {told.directory!r}"
+            local = plan.storage_data
+            if getattr(plan, "usable", True) and isinstance(local, _Local) and local.directory != own:
+                found = f"another directory than the coordinator: expected {own!r}, found {local.directory!r}"
                 message = f"rank {rank} of {len(plans)} has {found}"
                 raise RankError(message, code="ranks-differ", rank=rank)
 
@@ -343,8 +343,8 @@ class Writer(StorageWriter):
         with peers.step("preparing the directory"):
             if not peers.rank:
                 prefix = self._begin_parts()
-        told: str = peers.told(prefix, "preparing the directory")
-        return told
+        shared: str = peers.broadcast(prefix, "preparing the directory")
+        return shared
 
     def _files(self, sizes: dict[str, int]) -> Files:
         """Return the files for tensors of these sizes, in order."""

@@ -49,14 +49,14 @@ def open_once(open_with: Callable[[ShardHeaders | None], Checkpoint], peers: Pee
     All of them call it. Where it raises on the first rank, the others find out by themselves.
     """
     if peers.rank != 0:
-        return open_with(peers.told(None, "opening"))
+        return open_with(peers.broadcast(None, "opening"))
     headers = None
     try:
         checkpoint = open_with(None)
         headers = checkpoint.shard_headers()
         return checkpoint
     finally:
-        peers.told(headers, "opening")
+        peers.broadcast(headers, "opening")
 
 
 class Opened(NamedTuple):
@@ -76,8 +76,8 @@ def load(
     save replaces the files meanwhile, all ranks look again.
     """
     for left in reversed(range(tries)):
-        with ExitStack() as told:
-            looked = _look(partial(_enter, told, look), peers, asked, left)
+        with ExitStack() as stack:
+            looked = _look(partial(_enter, stack, look), peers, asked, left)
             if looked is None:
                 continue
             one, facts = looked
@@ -91,8 +91,8 @@ def load(
                 return
 
 
-def _enter(told: ExitStack, look: Callable[[], AbstractContextManager[Looked]]) -> Looked:
-    return told.enter_context(look())
+def _enter(stack: ExitStack, look: Callable[[], AbstractContextManager[Looked]]) -> Looked:
+    return stack.enter_context(look())
 
 
 def _is_replaced(looked: Looked, fault: BaseException, peers: Peers) -> bool:

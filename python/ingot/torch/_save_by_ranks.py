@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import torch
 
 from ingot._base.options import Saving
-from ingot._base.progress import counted, telling
+from ingot._base.progress import counted, reporting_on
 from ingot._base.text import _quoted, located
 from ingot._ranks.local import Held, held, identity, is_distributed
 from ingot._ranks.peers import Parcels, Peers, Run, padded, sides, this_node
@@ -115,8 +115,8 @@ class Together:
         self.moved: Callable[[int], None] = lambda nbytes: None
         with peers.step("looking at the tensors"):
             mine = self._look(look())
-        told = self._tell(mine)
-        self._holders = self._merge(told)
+        gathered = self._tell(mine)
+        self._holders = self._merge(gathered)
         with peers.step("planning"):
             self.writers = self._writers()
 
@@ -148,15 +148,15 @@ class Together:
         digest = sha256(repr((mine.names, mine.specs)).encode()).digest()
         is_same = len(set(self._peers.gather(digest, "comparing names"))) == 1
         short = mine._replace(names=None, specs=None) if is_same else mine
-        told = self._peers.gather(short, "planning")
+        gathered = self._peers.gather(short, "planning")
         if not is_same:
-            return told
-        return [mine._replace(kinds=one.kinds, parts=one.parts, shared=one.shared) for one in told]
+            return gathered
+        return [mine._replace(kinds=one.kinds, parts=one.parts, shared=one.shared) for one in gathered]
 
-    def _merge(self, told: list[_Mine]) -> dict[str, list[tuple[int, Part]]]:
+    def _merge(self, gathered: list[_Mine]) -> dict[str, list[tuple[int, Part]]]:
         """Return the holders of each tensor. Raise if they disagree about its dtype or shape."""
         holders: dict[str, list[tuple[int, Part]]] = {}
-        for rank, one in enumerate(told):
+        for rank, one in enumerate(gathered):
             for name, spec, kind in zip(one.names or (), one.specs or (), one.kinds, strict=True):
                 first = self.specs.setdefault(name, spec)
                 if first != spec:
@@ -268,12 +268,12 @@ def write(
     fill = _Fill(together, files, how, peers, stage)
     saving = f"saving to {place.directory}"
     if peers.rank:
-        with telling(how.progress, "Saving", place.directory) as tell:
+        with reporting_on(how.progress, "Saving", place.directory) as tell:
             fill(None, tell)
     else:
         try:
             with (
-                telling(how.progress, "Saving", place.directory) as tell,
+                reporting_on(how.progress, "Saving", place.directory) as tell,
                 shards.aside(place, files.tensors, files.weight_map, how) as paths,
             ):
                 fill(paths, tell)
@@ -299,9 +299,9 @@ class _Fill:
         peers = self._peers
         peers.agree(None, "preparing the directory")
         self.is_under_way = True
-        told = peers.gather((this_node(), paths), "preparing the files")
-        paths = dict(told[0][1] or {})
-        nodes = [node for node, _ in told]
+        gathered = peers.gather((this_node(), paths), "preparing the files")
+        paths = dict(gathered[0][1] or {})
+        nodes = [node for node, _ in gathered]
         order = spread([nodes.index(node) for node in nodes])
         owners = {name: order[number % peers.size] for number, name in enumerate(paths)}
         with ExitStack() as opened:

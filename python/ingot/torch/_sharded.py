@@ -11,7 +11,7 @@ import torch
 
 import ingot
 from ingot._base.options import Saving, argument, checked, takes
-from ingot._base.progress import Several, telling
+from ingot._base.progress import Several, reporting_on
 from ingot._base.text import located
 from ingot._native import NewFile
 from ingot._ranks.local import has_group, is_distributed, known_group
@@ -223,7 +223,7 @@ def _save_alone(asked: _Asked) -> ingot.SaveFuture | None:
             nbytes = sum(sizes[name] for name in names[file])
             (write_last if file == last else NewFile.write)(files[file], steps.step(nbytes))
 
-        with telling(how.progress, "Saving", place.directory) as tell:
+        with reporting_on(how.progress, "Saving", place.directory) as tell:
             steps = Several(tell, sum(sizes.values()))
             write(place, {file: file for file in files}, save, of_index, how, prefix)
 

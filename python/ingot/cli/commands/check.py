@@ -10,7 +10,7 @@ import click
 from ingot._native import shown_url
 from ingot._read.check import Check, Problem, check
 from ingot.cli import arguments
-from ingot.cli.screen import Screen, bar, plural, printing, shown, status, told
+from ingot.cli.screen import Screen, bar, message_of, plural, printing, shown, status
 from ingot.errors import SafetensorError
 
 
@@ -39,7 +39,7 @@ def command(screen: Screen, /, paths: tuple[str, ...], **options: Any) -> int:
                 raise
             found, code = _failed(path, error), status(error)
         # At once: the next path may take long.
-        _tell(screen, found, options)
+        _print(screen, found, options)
         every.append(found)
         greatest = max(greatest, code)
     screen.reports(every)
@@ -55,11 +55,11 @@ def _checked(screen: Screen, path: str, options: dict[str, Any]) -> Check:
 
 def _failed(path: str, error: SafetensorError | OSError) -> Check:
     name = shown_url(path)
-    what = told(error, [path]).removeprefix(f"{shown(name)}: ")
+    what = message_of(error, [path]).removeprefix(f"{shown(name)}: ")
     return Check(name, 0, (Problem("error", name, what),))
 
 
-def _tell(screen: Screen, found: Check, options: dict[str, Any]) -> None:
+def _print(screen: Screen, found: Check, options: dict[str, Any]) -> None:
     if screen.quiet and not found.ok:
         screen.result(shown(found.source))
     for kind, where, what in found.problems:

@@ -63,11 +63,11 @@ def command(to: Output, /, path: str, destination: str, **options: Any) -> int:
     else:
         done = _convert.planned(path, destination, **options, **to.existing.options())
     to.answer(done)
-    _tell(to, done)
+    _print(to, done)
     return 0
 
 
-def _tell(to: Output, done: Conversion) -> None:
+def _print(to: Output, done: Conversion) -> None:
     # With several files there is an index.
     files = "" if len(done.files) == 1 else f" in {len(done.files) - 1:,} files and an index"
     what = [f"{plural(done.tensors, 'tensor')}, {nbytes(done.nbytes)}"]

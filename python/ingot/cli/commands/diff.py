@@ -46,7 +46,7 @@ def command(screen: Screen, a: str, b: str, values: bool, keys: Glob | None, dro
 
 
 def _print(screen: Screen, found: Diff) -> None:
-    rows = [(_sign(*pair), name, *map(_told, pair)) for name, pair in found.tensors.items()]
+    rows = [(_sign(*pair), name, *map(_described, pair)) for name, pair in found.tensors.items()]
     rows += [
         (_sign(*pair), f"metadata: {key}", *(abridged(text or "") for text in pair))
         for key, pair in found.metadata.items()
@@ -72,5 +72,5 @@ def _sign(one: object, two: object) -> str:
     return "-" if two is None else "+" if one is None else "~"
 
 
-def _told(info: TensorInfo | None) -> str:
+def _described(info: TensorInfo | None) -> str:
     return "" if info is None else f"{info.dtype} {shape(info.shape)}"

@@ -39,13 +39,13 @@ def command(screen: Screen, path: str | None) -> int:
         rows.append(("backend", source.handle.backend, source.handle.why))
     screen.answer({what: {"found": found, "note": note} for what, found, note in rows})
     if screen.is_terminal:
-        _tell(screen, rows)
+        _print(screen, rows)
     else:
         screen.table(_COLUMNS, rows)
     return 0
 
 
-def _tell(screen: Screen, rows: list[tuple[str, str, str]]) -> None:
+def _print(screen: Screen, rows: list[tuple[str, str, str]]) -> None:
     """Print the rows for a terminal without cutting paths and reasons."""
     width = max(len(what) for what, _, _ in rows)
     for what, found, note in rows:

@@ -48,11 +48,11 @@ def command(
     if to.screen.quiet and not to.dry_run:
         to.screen.result(shown(done.path))
     else:
-        _tell(to, done)
+        _print(to, done)
     return 0
 
 
-def _tell(to: Output, done: Download) -> None:
+def _print(to: Output, done: Download) -> None:
     files = done.files or (done,)
     rows = [(file.path, to.screen.size(file.nbytes)) for file in files]
     to.screen.table((Column("file"), Column("size", right=True)), rows)

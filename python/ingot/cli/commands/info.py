@@ -24,7 +24,7 @@ def command(screen: Screen, path: str, name: str) -> int:
         screen.answer(facts)
         return 0
     size = nbytes(info.nbytes)
-    told = {
+    lines = {
         "dtype": info.dtype,
         "shape": shape(info.shape),
         "parameters": f"{facts['parameters']:,}",
@@ -33,7 +33,7 @@ def command(screen: Screen, path: str, name: str) -> int:
     }
     if screen.is_terminal:
         screen.say(screen.strong(shown(name)))
-        for label, text in told.items():
+        for label, text in lines.items():
             screen.say(f"  {label:<12}{shown(str(text))}")
     else:
         plain = {**facts, "shape": shape(info.shape)}

@@ -38,7 +38,9 @@ def show(screen: Screen, path: str) -> int:
     if not pairs:
         warn(f"{shown(shown_url(path))}: no key begins with {_PREFIX}")
         return 1
-    screen.table((Column("key"), Column("value")), [(key, _told(key, text)) for key, text in pairs.items()])
+    screen.table(
+        (Column("key"), Column("value")), [(key, _shortened(key, text)) for key, text in pairs.items()]
+    )
     return 0
 
 
@@ -111,7 +113,7 @@ def _hash(screen: Screen, file: str) -> str:
         return hashes.hash(file, "modelspec", progress=tell)
 
 
-def _told(key: str, text: str) -> str:
+def _shortened(key: str, text: str) -> str:
     """Return a value for a terminal: the kind and the size of a picture."""
     head, comma, data = text.partition(",")
     if key == f"{_PREFIX}thumbnail" and comma and head.startswith("data:"):

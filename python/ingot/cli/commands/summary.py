@@ -116,8 +116,8 @@ def _dtypes(dtypes: dict[str, Totals]) -> list[str]:
     lines = []
     for dtype, sums in dtypes.items():
         sizes = f"{count(sums.parameters)} parameters, {nbytes(sums.nbytes)}"
-        told = "cannot be converted" if sums.unsized else sizes
-        lines.append(f"{dtype}: {plural(sums.tensors, 'tensor')}, {told}")
+        sized = "cannot be converted" if sums.unsized else sizes
+        lines.append(f"{dtype}: {plural(sums.tensors, 'tensor')}, {sized}")
     return _first(lines, "dtype")
 
 
