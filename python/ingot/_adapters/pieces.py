@@ -7,6 +7,8 @@ from math import prod
 from operator import index as integer
 from typing import Any, NamedTuple
 
+from ingot._base import batches as _batches
+
 # What an index takes along one dimension: a place, a stretch with a step, or a list of places.
 Taken = int | range | list[int]
 Box = tuple[slice, ...]
@@ -60,16 +62,7 @@ def pieces(rank: int, index: Any, shape: tuple[int, ...], nbits: int) -> Iterato
 
 def batches(some: Iterable[Piece]) -> Iterator[list[Piece]]:
     """Yield batches of these pieces that fit into `PIECE_NBYTES` at multiples of `ALIGNMENT`."""
-    batch: list[Piece] = []
-    filled = 0
-    for piece in some:
-        if batch and filled + piece.nbytes > PIECE_NBYTES:
-            yield batch
-            batch, filled = [], 0
-        batch.append(piece)
-        filled += aligned(piece.nbytes)
-    if batch:
-        yield batch
+    return _batches.batches(some, lambda piece: aligned(piece.nbytes), PIECE_NBYTES)
 
 
 def room(some: Iterable[Piece]) -> int:

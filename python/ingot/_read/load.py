@@ -7,6 +7,7 @@ from functools import partial
 from itertools import filterfalse
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from ingot._base.batches import batches
 from ingot._base.text import _quoted, located
 from ingot._native import Checkpoint, Destinations, Gpu, Wrap
 from ingot.errors import IntegrityError, SliceError
@@ -263,21 +264,13 @@ def _proven(
     checkpoint: Checkpoint, names: list[str], wrap: Wrap, by: Carrier, reads: Reads
 ) -> dict[str, Any]:
     """Return tensors that were compared with their digests in host memory, in batches."""
-    batches: list[list[str]] = []
-    filled = 0
-    for name in names:
-        nbytes = checkpoint.info(name).nbytes
-        if not batches or filled + nbytes > PROVEN_NBYTES:
-            batches.append([])
-            filled = 0
-        batches[-1].append(name)
-        filled += nbytes
+    some = [*batches(names, lambda name: checkpoint.info(name).nbytes, PROVEN_NBYTES)]
     found: dict[str, Any] = {}
-    shares = reads.shares(*(partial(_nbytes, checkpoint, batch) for batch in batches))
-    for batch, share in zip(batches, shares, strict=True):
-        some = checkpoint.proven(batch, wrap, *share.proof, **share.options())
+    shares = reads.shares(*(partial(_nbytes, checkpoint, batch) for batch in some))
+    for batch, share in zip(some, shares, strict=True):
+        read = checkpoint.proven(batch, wrap, *share.proof, **share.options())
         for name in batch:
-            found[name] = moved(checkpoint, name, some.pop(name), by)
+            found[name] = moved(checkpoint, name, read.pop(name), by)
     return found
 
 

@@ -21,7 +21,7 @@ T = TypeVar("T")
 F = TypeVar("F", bound="Future[Any]")
 
 
-class SavingFuture(Future[None]):
+class ObservedFuture(Future[None]):
     """A future that records whether the program has asked for its result."""
 
     def __init__(self, outcome: Outcome) -> None:
@@ -43,7 +43,7 @@ class SavingFuture(Future[None]):
             self._outcome.is_asked |= self.done()
 
 
-class SaveFuture(SavingFuture):
+class SaveFuture(ObservedFuture):
     """A save in the background: what ``save_file(..., background=True)`` returns. Its result is None.
 
     Attributes
@@ -58,8 +58,8 @@ class SaveFuture(SavingFuture):
         super().__init__(Outcome())
         self._path = path
         # `Line._disown` calls this again in the child of a fork, whose program may hold both futures.
-        staged: SavingFuture = self.__dict__.get("staged") or SavingFuture(self._outcome)
-        SavingFuture.__init__(staged, self._outcome)
+        staged: ObservedFuture = self.__dict__.get("staged") or ObservedFuture(self._outcome)
+        ObservedFuture.__init__(staged, self._outcome)
         self.staged: Future[None] = staged
         # It is not queued, so it cannot be cancelled.
         self.staged.set_running_or_notify_cancel()

@@ -6,10 +6,12 @@ from collections.abc import Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass
 from math import prod
+from operator import attrgetter
 from os import fsdecode
 from typing import TYPE_CHECKING, Any, Unpack
 
 from ingot import _native
+from ingot._base.batches import batches
 from ingot._base.checks import FLOATS, float_code, format_for
 from ingot._base.keys import checked_keys, select
 from ingot._base.options import Loading, Saving, checked, takes
@@ -181,7 +183,7 @@ class _Plan:
 
     def write(self, writer: _native.Writer) -> Iterator[TensorInfo]:
         """Write the tensors, and yield each that is written."""
-        for batch in _batches(self.infos):
+        for batch in batches(self.infos, attrgetter("nbytes"), _BATCH_NBYTES):
             names = [info.name for info in batch if info.name in self.changed]
             parts = self.checkpoint.parts(Wanted(names, None, self.dtype), RAW, threads=self.threads)
             converted = dict(zip(names, parts, strict=True))
@@ -201,16 +203,3 @@ class _Plan:
 def _metadata(checkpoint: Checkpoint) -> Iterator[tuple[str, dict[str, str]]]:
     index = checkpoint.metadata() if checkpoint.is_sharded else None
     return of_one(checkpoint.path or "<buffer>", checkpoint.shard_metadata(), index)
-
-
-def _batches(infos: list[TensorInfo]) -> Iterator[list[TensorInfo]]:
-    batch: list[TensorInfo] = []
-    size = 0
-    for info in infos:
-        if batch and size + info.nbytes > _BATCH_NBYTES:
-            yield batch
-            batch, size = [], 0
-        batch.append(info)
-        size += info.nbytes
-    if batch:
-        yield batch
