@@ -20,7 +20,7 @@ def main() -> int:
         tensor that is not there, a destination that is and no ``--overwrite``, a package that is missing. 130
         after Ctrl-C, 141 where the reader of the output has gone.
     """
-    # Lists of 500,000 tensors are no garbage, and it takes long to look through them again and again.
+    # Lists of 500,000 tensors are not garbage, and scanning them repeatedly takes time.
     gc.set_threshold(200_000)
     try:
         from .program import run

@@ -90,14 +90,14 @@ def _local(given: str) -> str:
 
 
 def paths(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """Tell a shell to complete paths as it always does."""
+    """Make a shell complete paths as usual."""
     from click.shell_completion import CompletionItem
 
     return [CompletionItem(incomplete, type="file")]
 
 
 def tensor_names(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """Tell a shell which tensors of PATH begin so, in natural order; nothing where a URL would be asked."""
+    """Complete names of tensors of PATH, in natural order. A URL is not opened for it."""
     from click.shell_completion import CompletionItem
 
     path = context.params.get("path")
@@ -105,7 +105,7 @@ def tensor_names(context: click.Context, parameter: click.Parameter, incomplete:
         return []
     with suppress(SafetensorError, OSError):
         names = [info.name for info in opened(path).in_natural_order()]
-        # What cannot be printed cannot be completed.
+        # Unprintable names cannot be completed.
         return [CompletionItem(name) for name in names if name.startswith(incomplete) and name.isprintable()]
     return []
 
@@ -120,7 +120,7 @@ def matching_paths(incomplete: str) -> list[CompletionItem]:
     return [CompletionItem(os.path.join(path, "") if os.path.isdir(path) else path) for path in found]
 
 
-# Whatever `sources.opened` takes; that it is there is found out by opening it.
+# Any source of `sources.opened`. A missing one is reported when it is opened.
 path: Decorator = click.argument("path", metavar="PATH", callback=anywhere, shell_complete=paths)
 several: Decorator = click.argument(
     "paths", metavar="PATH...", nargs=-1, required=True, callback=anywhere, shell_complete=paths

@@ -32,7 +32,7 @@ SECTIONS = {
 }
 COMMANDS = tuple(name for names in SECTIONS.values() for name in names)
 _OWN_OPTIONS = ("-h", "--help", "--version")
-# The variable by which shells ask for what may follow.
+# The variable by which shells request completions.
 _COMPLETE = "_INGOT_COMPLETE"
 
 
@@ -150,7 +150,7 @@ def _carried_out(given: list[str]) -> int:
     except click.exceptions.Exit as ended:
         return ended.exit_code
     except click.exceptions.NoArgsIsHelpError as error:
-        # Its message is the help.
+        # The message of this error is the help.
         sys.stderr.write(error.format_message() + "\n")
         return 2
     except BrokenPipeError:
@@ -187,7 +187,7 @@ _FAULTS = (
 
 
 def _never_fail_to_encode() -> None:
-    """Write as escapes what the terminal's encoding does not have."""
+    """Make the output escape characters that the terminal's encoding lacks."""
     for stream in (sys.stdout, sys.stderr):
         reconfigure = getattr(stream, "reconfigure", None)
         if reconfigure is not None:

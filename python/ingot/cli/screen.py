@@ -1,4 +1,4 @@
-"""Where a command prints, and in which of its forms.
+"""Print the results of commands in one of four forms.
 
 For people on a terminal: tables with headings, cut to its width. In a pipe: one line for each row, its cells
 separated by tabs, nothing cut and no headings. With ``--json``: one line of ASCII. With ``--quiet``: only
@@ -63,7 +63,7 @@ def real(value: float | None) -> str:
     return str(value) if isinstance(value, int) else f"{value:.6g}"
 
 
-# Narrower than this no cell is cut, however narrow the terminal.
+# Cells are never cut to less than this.
 _NARROWEST = 12
 _GAP = "  "
 _ROWS_AT_ONCE = 500
@@ -84,7 +84,7 @@ class Column(NamedTuple):
 def plain(rows: Iterable[Sequence[str]]) -> Iterator[str]:
     """Yield the rows as lines with tabs between the cells."""
     rest = iter(rows)
-    # Many at once, since hardly any needs escapes: to look at each cell takes half the time of a long list.
+    # Many cells at once, since few need escapes, and checking each takes half the time of a long list.
     while block := list(islice(rest, _ROWS_AT_ONCE)):
         text = "".join(chain.from_iterable(block))
         if text.isascii() and text.isprintable():
@@ -202,7 +202,7 @@ _PART = 1 << 16
 
 
 class Screen:
-    """Standard output, in the form that was asked for."""
+    """Standard output in the requested form."""
 
     def __init__(self, as_json: bool = False, quiet: bool = False) -> None:
         self.out: TextIO = sys.stdout
@@ -211,7 +211,7 @@ class Screen:
         self.is_terminal = self.out.isatty()
         self.has_colour = self.is_terminal and not os.environ.get("NO_COLOR") and _term() != "dumb"
         if self.has_colour and sys.platform == "win32":
-            # Older consoles print the signs for colours as they are. click brings it there.
+            # Older consoles print escape sequences as text. click installs colorama on Windows.
             import colorama
 
             colorama.just_fix_windows_console()
@@ -307,11 +307,11 @@ def _term() -> str:
 def _json(value: object) -> str:
     import json
 
-    # In ASCII: names may hold what steers a terminal, and lone surrogates have no UTF-8.
+    # In ASCII, since names may contain control characters and lone surrogates.
     try:
         return json.dumps(value, allow_nan=False)
     except ValueError:
-        # Rare, and to look at every value of a long answer takes longer than to write it.
+        # Rare, and checking every value of a long result takes longer than writing it.
         return json.dumps(finite(value), allow_nan=False)
 
 
@@ -453,7 +453,7 @@ def _code(error: BaseException) -> str:
 def message_of(error: BaseException, typed: Iterable[str]) -> str:
     """Return the message of a failure on one line, escaped, without the secrets of `typed`."""
     if isinstance(error, OSError) and not isinstance(error, SafetensorError) and error.strerror:
-        # As the system's own commands say it, without Python's number.
+        # As the system's commands report it, without Python's errno.
         where = f"{os.fsdecode(error.filename)}: " if error.filename else ""
         return one_line(where + in_options(error.strerror), typed)
     return one_line(in_options(str(error)), typed) or type(error).__name__
@@ -476,7 +476,7 @@ def in_options(message: str) -> str:
     """Return `message` with the command's options in place of Python's arguments."""
     for phrase, other in _PHRASES.items():
         message = message.replace(phrase, other)
-    # What stands between backticks is a name.
+    # Text between backticks is a name.
     parts = message.split("`")
     parts[::2] = [_ARGUMENT.sub(_option, part) for part in parts[::2]]
     return "`".join(parts)

@@ -47,7 +47,7 @@ class Source:
         self.path = shown_url(path)
         self.handle = handle
         self.format = handle.format
-        # One, where this is no checkpoint of many. What is shown of a URL does not open it again.
+        # One file unless this is a sharded checkpoint. A URL is kept to be opened again.
         self.files = [path] if is_url(path) and not handle.is_sharded else handle.shards
         self._file_names = {file: _name(file) for file in self.files}
 
@@ -157,7 +157,7 @@ def text_of(value: object) -> str:
 
 
 class Info(NamedTuple):
-    """A tensor of another format, as the `TensorInfo` of a header. None is what the format does not say."""
+    """A tensor of another format, like `TensorInfo`. A field is None if the format lacks it."""
 
     name: str
     dtype: str
@@ -195,7 +195,7 @@ class Foreign:
         return self._listing.left_out
 
     def aliases(self) -> tuple[Info, ...]:
-        """Return no names: only files of this package have these."""
+        """Return no names, since only files of this package have aliases."""
         return ()
 
     def infos(self) -> list[Info]:
@@ -206,7 +206,7 @@ class Foreign:
         """Return the tensors in natural order of the names."""
         infos = self.infos()
         ranks = {name: rank for rank, name in enumerate(in_natural_order([info.name for info in infos]))}
-        # Nothing keeps a source from having a name twice.
+        # A source may have two tensors of one name.
         return sorted(infos, key=lambda info: ranks[info.name])
 
 
@@ -225,10 +225,10 @@ def looked_into(path: str) -> Source | Foreign:
     try:
         return opened(path)
     except (HeaderError, IsADirectoryError, FileNotFoundError) as error:
-        # Files of TensorFlow are named by what their names begin with.
+        # A TensorFlow checkpoint is given by the prefix of its files.
         if is_url(path) or not (os.path.exists(path) or os.path.exists(path + ".index")):
             raise
-        # It brings NumPy, which files of this package do without.
+        # Imported here: it imports NumPy, which files of this package do not need.
         from ingot import _convert
 
         try:
@@ -238,7 +238,7 @@ def looked_into(path: str) -> Source | Foreign:
                 raise error from None
             raise
         except ModuleNotFoundError as lacking:
-            # Which format it is, is looked at with NumPy: without it, a damaged file of ours may be meant.
+            # Detecting the format needs NumPy. Without it, the file may be a damaged file of ours.
             if lacking.name == "numpy":
                 raise error from None
             raise

@@ -1,4 +1,4 @@
-"""Files that hold parts of tensors: what torch's Hugging Face storage notes in their metadata.
+"""Read and write the metadata of files with parts of tensors, as torch's Hugging Face storage has it.
 
 A file is an ordinary one of tensors, and ``DCP_SHARDING_INFO`` in its metadata says of each where it begins
 in the whole. The shape of the whole is nowhere: it is what the parts of all files reach.

@@ -1,4 +1,4 @@
-"""Loading by `torch.distributed.checkpoint`."""
+"""Load by `torch.distributed.checkpoint`."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def _opened(folder: str, open_whole: Callable[[], Checkpoint], how: Loading) -> 
             raise
         opened = _parts(folder, how)
         if opened is not None and any(begins(one) is None for one in opened):
-            # Of whole tensors: an index would have to say which of them are a checkpoint.
+            # Several files of whole tensors without an index are no checkpoint.
             raise
         return opened
     return [whole] if begins(whole) is None else _parts(folder, how)
@@ -128,7 +128,7 @@ def _names(folder: str) -> list[str]:
 
 
 class Reader(StorageReader):
-    """Loads from ordinary files: what `torch.distributed.checkpoint.load` takes as its `storage_reader`.
+    """Load from ordinary files, as the `storage_reader` of `torch.distributed.checkpoint.load`.
 
     Parameters
     ----------
@@ -180,11 +180,11 @@ class Reader(StorageReader):
 
     @property
     def checkpoint_id(self) -> Any:
-        """What is loaded from."""
+        """The source of the load."""
         return self._path
 
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
-        """Begin to load from `checkpoint_id`, or from the same again."""
+        """Begin another load, from `checkpoint_id` if it is given."""
         if checkpoint_id is not None:
             self._path = checkpoint_id
         self._load_id = uuid4().hex

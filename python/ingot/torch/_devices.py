@@ -1,4 +1,4 @@
-"""Devices of torch: how tensors come to them."""
+"""Move tensors to torch's devices, or read them onto devices."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def _allocate(
 
 
 class Relay(Carrier):
-    """Has tensors read in pieces, which torch copies to a device. `relay` makes them."""
+    """A carrier that reads tensors in pieces, which torch copies to a device. `relay` makes one."""
 
     __slots__ = ("_target",)
 

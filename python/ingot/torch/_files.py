@@ -1,4 +1,4 @@
-"""Files of tensors: loading and saving them."""
+"""Load and save files of tensors."""
 
 from __future__ import annotations
 
@@ -439,7 +439,7 @@ def _shown(shared: Shared, views: Views) -> dict[str, Any]:
 
 
 def _payload(tensors: dict[str, torch.Tensor], shared: Shared) -> Callable[[str, torch.Tensor], Any]:
-    """`payload`, which before the first copy looks for memory that these tensors share.
+    """Return `payload`, which checks for shared memory before the first copy.
 
     What is copied no longer shares anything, so the extension cannot see it any more.
     """
@@ -458,7 +458,7 @@ def _payload(tensors: dict[str, torch.Tensor], shared: Shared) -> Callable[[str,
 def _copies(shared: Shared, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """Return copies on the tensors' devices. Tensors that cannot be stored are refused later."""
     if shared == "error":
-        # What is copied no longer shares anything.
+        # Copies share no memory.
         refuse_shared(_plain_ones(tensors))
     return copied(tensors, "device")
 

@@ -1,4 +1,4 @@
-"""Tensors that are there already, and are read into: straight, or in pieces that torch copies.
+"""Read into existing tensors: directly, or in pieces that torch copies.
 
 For autograd this is what ``copy_`` under ``torch.no_grad()`` is.
 """
@@ -136,7 +136,7 @@ def refuse_destination(name: str, tensor: torch.Tensor) -> None:
         raise misfit(name, "a meta tensor has no memory to be filled: call `model.to_empty(device=…)` first")
     reason = not_plain(tensor)
     if reason is not None:
-        # The rest is advice for saving.
+        # The rest of the message is advice for saving.
         fact = reason.partition(": ")[0]
         raise misfit(name, f"{fact}: expected a plain tensor with memory of its own")
     if tensor.is_conj() or tensor.is_neg():
@@ -168,7 +168,7 @@ def is_widened(stored: str, code: str) -> bool:
 
 
 class Filling:
-    """What is wanted of a file, and tensors of one device that torch is to fill with it.
+    """The wanted parts of a file, and the tensors of one device that torch fills with them.
 
     Raises `DestinationError` for the first that has another shape, before anything is read.
     """
@@ -193,7 +193,7 @@ class Filling:
                 raise misfit(name, reason, "destination-shape")
 
     def read(self, gpu: Gpu | None, reads: Reads) -> None:
-        """Fill them, a batch of pieces after the other. `gpu` is their device where it can be read onto."""
+        """Fill the tensors in batches of pieces. `gpu` is their device if it can be read onto."""
         if not self._tensors:
             return
         device = self._tensors[0].device
@@ -229,7 +229,7 @@ class Filling:
         return sum(place.nbytes for place in places)
 
     def _pass(self, device: torch.device, threads: int | None) -> Generator[int]:
-        """Likewise through memory of the host, which is pinned where torch has such memory for the device."""
+        """Read the pieces into host memory, pinned if torch can pin it for the device, and copy them."""
         with undisturbed():
             way = link(device)
         with Ring(way, room(self._cut())) as ring:
@@ -287,9 +287,9 @@ def packed(code: str, shape: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def cross(ring: Ring, place: torch.Tensor, values: torch.Tensor) -> None:
-    """Copy `values`, which lie in a piece of the ring, to another device, and convert them there."""
+    """Copy `values` from a piece of the ring to another device, and convert them there."""
     if values.dtype != place.dtype:
-        # torch would convert them on the host, and have more bytes cross, out of memory that is not pinned.
+        # torch would convert on the host, and copy more bytes from memory that is not pinned.
         raw = torch.empty(values.shape, dtype=values.dtype, device=place.device)
         cross(ring, raw, values)
         place.copy_(raw)

@@ -1,4 +1,4 @@
-"""Reading into tensors that are there already."""
+"""Read into existing tensors."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def fitting(
     """
     own = tensors_of(target) if own is None else own
     names = checkpoint.offset_names()
-    # There may be many, so that no Python code runs for each.
+    # There may be many tensors, so no Python code runs for each.
     stored = dict(zip(names, names, strict=True))
     views = recorded(checkpoint.shared())
     aliases = {name: name if "shape" in place else place["of"] for name, place in views.items()}
@@ -91,7 +91,7 @@ def fitting(
     selected = stored
     if how.keys is not None or how.drop is not None:
         chosen = Selected(how.keys, how.drop).names(checkpoint, aliases=bool(views))
-        # In the order of the file, in which names are found without a search.
+        # In file order, in which names are found without a search.
         selected = {name: source for name, source in stored.items() if name in chosen}
     taken = {name: own[name] for name in selected if name in own}
     for name in [name for name in views if name in taken and _is_filled_with(views[name], name, taken)]:
@@ -170,7 +170,7 @@ def slots(checkpoint: Checkpoint, found: Fitting) -> list[Slot]:
 
 
 class Slot(NamedTuple):
-    """A tensor that is to be filled: with all of one of the file, or with this rank's part of that."""
+    """A tensor to fill with a whole tensor of the file, or with this rank's part of one."""
 
     name: str
     # In the file.
@@ -198,7 +198,7 @@ def slot(name: str, source: str, tensor: torch.Tensor) -> Slot:
 def tensors_of(target: torch.nn.Module | Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """Return the tensors of a dict, or those that a module's `state_dict` has, under the same names."""
     if isinstance(target, torch.nn.Module):
-        # What an old torch pickled may lack attributes of a module.
+        # A module that an old torch pickled may lack attributes.
         with suppress(KeyError):
             state = _state(target)
             if state is not None:
@@ -355,10 +355,10 @@ def wholes(slots: Iterable[Slot]) -> list[torch.Tensor]:
 
 
 class _Requests:
-    """What is read of a file, and memory for it: a column for each, as `Wanted` has them."""
+    """The parts to read and their destinations, as columns like those of `Wanted`."""
 
     def __init__(self) -> None:
-        #: Each by what messages call it.
+        #: The destinations by their names in messages.
         self.tensors: dict[str, torch.Tensor] = {}
         self._names: list[str] = []
         self._codes: list[str] = []
@@ -380,7 +380,7 @@ class _Requests:
         self._indices.append(index if index is None or code != "F4" else in_elements(index))
 
     def wanted(self) -> Wanted:
-        # Where all come whole none is asked of each.
+        # No indices if all tensors are whole.
         indices = self._indices if any(index is not None for index in self._indices) else None
         return Wanted(self._names, indices, self._codes)
 

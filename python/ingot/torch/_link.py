@@ -1,4 +1,4 @@
-"""Copies between the host and a device that torch makes: through pinned memory, in the order of streams.
+"""Copy between the host and a device by torch: through pinned memory, in the order of streams.
 
 The calls are the same for every accelerator of torch: CUDA, ROCm, XPU, MTIA, and what an extension registers.
 """
@@ -18,11 +18,11 @@ RING = 2
 
 
 class Link:
-    """The way to a device whose copies go on while the host does other things."""
+    """A device to which copies run while the host continues."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        # For copies to the host that are made later than they were requested.
+        # The stream of copies to the host that are made later than requested.
         self._stream: torch.Stream | None = None
 
     def memory(self, nbytes: int) -> torch.Tensor:
@@ -90,7 +90,7 @@ def _is_the_accelerator(device: torch.device) -> bool:
 
 
 class Ring:
-    """Memory of the host that tensors pass on their way to a device, used again when its copies are done.
+    """Host memory through which tensors are copied to a device. A piece is reused when its copies are done.
 
     At the end of a ``with`` all copies are done, and the memory goes back to torch, which keeps some of what
     is pinned for those who ask next. Without a way that has streams it is one piece, and is not pinned.

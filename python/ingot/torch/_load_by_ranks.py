@@ -1,4 +1,4 @@
-"""Loading by many ranks, so that each byte is read once: one rank sends the others their parts."""
+"""Load by many ranks such that each byte is read once: one rank sends the others their parts."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def open_once(open_with: Callable[[ShardHeaders | None], Checkpoint], peers: Pee
 
 
 class Opened(NamedTuple):
-    """What a rank has opened: on which machine, whether it is mapped, and the version of the files."""
+    """The machine of a rank, whether its files are mapped, and their version."""
 
     node: str
     is_mapped: bool
@@ -180,7 +180,7 @@ def fingerprint(checkpoint: Checkpoint) -> str:
 
 
 class _Piece(NamedTuple):
-    """What comes to this rank: the number of a tensor, and where in this rank's part of it."""
+    """A piece that this rank receives: the number of a tensor, and the place in this rank's part of it."""
 
     tensor: int
     place: Box
@@ -197,7 +197,7 @@ class Load:
         self._checkpoint, self._peers = checkpoint, peers
         self._infos = checkpoint.infos()
         self._numbers = {info.name: number for number, info in enumerate(self._infos)}
-        # Of a tensor that a rank has two places for, the second reads for itself.
+        # If a rank has two destinations for a tensor, the second is read separately.
         self._own: dict[int, Slot] = {}
         self._alone: list[Slot] = []
         for one in slots:
@@ -249,7 +249,7 @@ class Load:
                 try:
                     staged = settled(stage).result()
                     following = next(rounds, None)
-                    # Its buffer is not that which is packed from now.
+                    # It reads into another buffer than the one that is packed now.
                     stage = ahead.submit(self._stage, following, by_others)
                     window = self._pack(windows, staged)
                 except BaseException as error:
@@ -273,7 +273,7 @@ class Load:
     def _stage(
         self, windows: list[tuple[int, list[Block]]] | None, reads: Reads
     ) -> list[tuple[Block, torch.Tensor]]:
-        """Read the window of this rank: each block as elements of no dtype."""
+        """Read the window of this rank: each block as integers of the element's size."""
         mine = dict(windows or []).get(self._peers.rank, [])
         shapes = [(sides(block.box), block.pattern.tensor.itemsize) for block in mine]
         memory = Run(torch.empty(sum(padded(*one) for one in shapes), dtype=torch.uint8))

@@ -1,4 +1,4 @@
-"""Loading into tensors that are there already: by one process, or by ranks together."""
+"""Load into existing tensors, by one process or by many ranks."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ def load_into(
     def asked() -> Loading:
         return Loading.among(checked(load_into, given, target=_known_target, **FOR_RANKS))
 
-    # Listed once: it takes time if there are many.
+    # Listed once, since it takes time for many tensors.
     own = tensors_of(target) if isinstance(target, torch.nn.Module) and has_ranks() else None
     if _is_shared(target if own is None else own, read_once):
         return _together(target, own, source, strict, read_once, process_group, asked)

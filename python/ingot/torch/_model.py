@@ -1,4 +1,4 @@
-"""Whole modules: which names to keep where tensors are shared, saving, loading."""
+"""Save and load whole modules, and select the names to keep of tensors that share memory."""
 
 from __future__ import annotations
 
@@ -260,7 +260,7 @@ def shared_storages(tensors: Mapping[str, torch.Tensor]) -> list[set[str]]:
     """Group names by storage, and by overlap within a storage."""
     groups: dict[tuple[Any, ...], list[str]] = defaultdict(list)
     for name, tensor in tensors.items():
-        # A module may put anything into its state. What is no tensor is refused when it is saved.
+        # A state dict may have any value. Saving refuses values that are not tensors.
         if not isinstance(tensor, torch.Tensor) or not_plain(tensor) is not None:
             continue
         place = storage_ptr(tensor), storage_size(tensor)

@@ -1,4 +1,4 @@
-"""One checkpoint that many ranks write: each element once, by one that has it.
+"""Write one checkpoint by many ranks: each element once, by a rank that holds it.
 
 On one machine all ranks fill the same files. Ranks of several machines cannot be sure that a file that two of
 them write holds what both wrote, so there each file has one writer, to whom the others send.
@@ -36,7 +36,7 @@ from ._tensors import as_of_now, copied
 
 
 class Spec(NamedTuple):
-    """What a tensor is: the code of its dtype, and its shape as torch has it."""
+    """The dtype code of a tensor, and its shape in torch."""
 
     code: str
     shape: tuple[int, ...]
@@ -67,7 +67,7 @@ class _Mine(NamedTuple):
 
 
 class Looked(NamedTuple):
-    """What a rank has in memory of each tensor; and names that share one, each with that which is kept."""
+    """The parts of tensors that a rank holds, and the names that share a tensor, each with the kept name."""
 
     held: dict[str, Held]
     shared: dict[str, str]
@@ -100,7 +100,7 @@ def look(tensors: Mapping[str, torch.Tensor], shared: Callable[..., dict[str, st
 
 
 class Together:
-    """What all ranks save: the names, in one order, and which rank writes what of each."""
+    """The tensors that all ranks save: the names in one order, and the part of each that a rank writes."""
 
     def __init__(self, look: Callable[[], Looked], peers: Peers) -> None:
         """`look` is called once, in a step in which all ranks raise if it raises on one."""
@@ -109,7 +109,7 @@ class Together:
         self.local: dict[str, torch.Tensor] = {}
         #: Of all ranks.
         self.specs: dict[str, Spec] = {}
-        #: Names that need not be written, each with that which is.
+        #: Names that are not written, each with the name that is.
         self.shared: dict[str, str] = {}
         #: Called with the bytes of each block that is written.
         self.moved: Callable[[int], None] = lambda nbytes: None
@@ -248,7 +248,7 @@ def write_later(together: Together, files: Files, place: Place, how: Saving, pee
     try:
         return SAVES.put(work, future)
     except BaseException:
-        # Ctrl-C. The others do not wait for a save that never begins here.
+        # After Ctrl-C the others must not wait for a save that never begins here.
         apart.leave()
         raise
 
@@ -278,7 +278,7 @@ def write(
             ):
                 fill(paths, tell)
         except BaseException as fault:
-            # What the others have not heard of: while all ranks wrote, each step was agreed on.
+            # A failure that the others do not know, since no step was under way in which all ranks agree.
             if not isinstance(fault, RankError) and not fill.is_under_way:
                 peers.agree(fault, saving)
             raise
@@ -286,7 +286,7 @@ def write(
 
 
 class _Fill:
-    """All files under names of their own, written by all ranks. The first has the paths."""
+    """Write all files under temporary names by all ranks. The first rank has the paths."""
 
     def __init__(
         self, together: Together, files: Files, how: Saving, peers: Peers, stage: Callable[[], None]
@@ -361,7 +361,7 @@ class _Fill:
 
 
 class _Sending:
-    """Each file is written by one rank, to which the others send their parts of its tensors, in windows."""
+    """Send the parts of tensors to the rank that writes their file, in windows."""
 
     def __init__(
         self,

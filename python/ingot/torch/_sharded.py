@@ -1,4 +1,4 @@
-"""Saving a state dict as several files and an index, as huggingface_hub does."""
+"""Save a state dict as several files and an index, as huggingface_hub does."""
 
 from __future__ import annotations
 
@@ -152,7 +152,7 @@ def save_sharded(
         how, limit = Saving.among(save_sharded, given), given["max_shard_size"]
         place = Place(destination, filename_pattern)
         if background or together:
-            # Where a relative path leads now, and for this rank.
+            # The absolute path now, on this rank.
             place = Place(os.path.join(os.getcwd(), place.directory), filename_pattern)
         return _Asked(argument(save_sharded, "tensors", tensors, _tensors), place, limit, how)
 
@@ -196,7 +196,7 @@ def _save_alone(asked: _Asked) -> ingot.SaveFuture | None:
     own, place, limit, how = asked
     where = how.snapshot_of()
     place.check(how.existing)
-    # All of them before the first file is written.
+    # All tensors are checked before the first file is written.
     for name, tensor in own.items():
         storable(name, tensor)
     shared = _shared(own)
@@ -276,7 +276,7 @@ def _save_together(
             place.check(how.existing)
     together = Together(partial(look, own, _shared), peers)
     specs = {name: spec for name, spec in together.specs.items() if name not in together.shared}
-    # In one process the storages of empty tensors are alike.
+    # In one process the storages of empty tensors are equal.
     homes = {name: name if spec.nbytes else None for name, spec in specs.items()}
     sizes = {name: spec.nbytes for name, spec in specs.items()}
     files = Files(*planned(place, sizes, homes, limit, how.metadata or {}, together.shared))

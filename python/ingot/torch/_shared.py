@@ -66,7 +66,7 @@ def _lies_in(tensor: torch.Tensor, whole: torch.Tensor) -> bool:
         tensor.dtype == whole.dtype
         and not _is_lazy(tensor)
         and tensor.dim() <= _MAX_DIMS
-        # An expanded tensor has more elements than memory. A file shall not ask for more than it holds.
+        # An expanded tensor has more elements than memory, and a file must not describe more than it holds.
         and tensor.numel() <= whole.numel()
         and (tensor.data_ptr() - whole.data_ptr()) % whole.itemsize == 0
     )
@@ -146,7 +146,7 @@ def extent(tensor: torch.Tensor) -> tuple[int, int]:
 
 
 def first_pair(names: Iterable[str], tensors: Mapping[str, torch.Tensor]) -> tuple[str, str] | None:
-    """Two tensors with a byte in common. Exact: each marks its bytes on a map of the memory they span."""
+    """Return two tensors with a byte in common, or None. Each marks its bytes on a map of the memory."""
     extents = {name: extent(tensors[name]) for name in names}
     start = min(begin for begin, _ in extents.values())
     taken = torch.zeros(max(end for _, end in extents.values()) - start, dtype=torch.bool, device="cpu")
@@ -154,7 +154,7 @@ def first_pair(names: Iterable[str], tensors: Mapping[str, torch.Tensor]) -> tup
     for name, (begin, _) in extents.items():
         mark = _bytes_of(tensors[name], taken, begin - start)
         if mark.any():
-            # Who marked them? Take the map clean again and ask each of those before.
+            # Find the tensor that marked them: clear the map, and check the marks of those before.
             taken.fill_(False)
             mark.fill_(True)
             return next(other for other, before in marks.items() if before.any()), name
@@ -166,7 +166,7 @@ def first_pair(names: Iterable[str], tensors: Mapping[str, torch.Tensor]) -> tup
 def _bytes_of(tensor: torch.Tensor, taken: torch.Tensor, first: int) -> torch.Tensor:
     """Return the part of `taken` that represents the bytes of `tensor` from `first` on."""
     nbytes = tensor.itemsize
-    # A broadcast dimension is the same bytes again and again: once is enough, and torch fills no tensor
-    # twice.
+    # A broadcast dimension repeats the same bytes, which are marked once. torch does not fill a tensor
+    # with overlapping memory.
     sizes = [1 if stride == 0 else size for size, stride in zip(tensor.shape, tensor.stride(), strict=True)]
     return taken.as_strided([*sizes, nbytes], [*(stride * nbytes for stride in tensor.stride()), 1], first)

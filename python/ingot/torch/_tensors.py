@@ -1,4 +1,4 @@
-"""Tensors of torch: which have bytes that a file can hold, and how they are handed over and made."""
+"""Export and make torch's tensors, and refuse tensors that files cannot hold."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from ingot.errors import SaveError
 
 from ._link import link
 
-# Those that this torch has. One that it lacks blocks the tensors of that dtype only.
+# The dtypes of this torch. A missing dtype affects only its tensors.
 DTYPES: dict[str, torch.dtype] = {
     code: getattr(torch, name) for code, name in {**NAMES, "F4": F4_PACKED}.items() if hasattr(torch, name)
 }
@@ -37,11 +37,11 @@ _to_dlpack = torch._C._to_dlpack
 _exchange = getattr(torch.Tensor, "__dlpack_c_exchange_api__", None)
 
 
-# How many modes are active, and one of them: looked up once, since every handle that is opened asks.
+# Return the number of active modes, and one mode. Looked up once, since every opened handle calls them.
 _modes, _mode = torch._C._len_torch_dispatch_stack, torch._C._get_dispatch_mode
 _FAKE = torch._C._TorchDispatchModeKey.FAKE
 
-# Those whose values are where torch looks for them.
+# The classes whose memory has the tensor's values.
 PLAIN_CLASSES = {torch.Tensor, torch.nn.Parameter}
 
 
@@ -135,7 +135,7 @@ def undisturbed() -> AbstractContextManager[object]:
 
 def fake_mode() -> Any:
     """Return the active `FakeTensorMode`, or None."""
-    # Nearly always no mode is, and their number is asked in half the time.
+    # Nearly always no mode is active, and counting them takes half the time.
     return _mode(_FAKE) if _modes() else None
 
 
@@ -216,7 +216,7 @@ def storable(name: str, tensor: torch.Tensor) -> str:
 def refuse_strided(tensors: Mapping[str, torch.Tensor]) -> None:
     """Raise `SaveError` where a tensor does not lie in C order. It begins as upstream's error does."""
     values = tensors.values()
-    # With `map`, so that no Python function runs per tensor where all is well.
+    # With `map`, so that no Python function runs per tensor if all are contiguous.
     if (
         set(map(type, values)) <= PLAIN_CLASSES
         and set(map(_layout, values)) <= {torch.strided}
@@ -249,7 +249,7 @@ def _tensors(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
 
 
 def _places(tensors: list[torch.Tensor]) -> tuple[list[Any], list[int]] | None:
-    """Return where the elements of these tensors are. None if one of them is a lazy negation.
+    """Return the places of the elements of these tensors, or None if one is a lazy negation.
 
     That is the storage, and how many elements the tensor leaves out before its first: a storage may have been
     freed or shrunk, which DLPack does not report, nor lazy negation. Uses `map`, so that no Python
@@ -308,7 +308,7 @@ def at(tensor: torch.Tensor, index: Any) -> torch.Tensor:
         return tensor[index]
 
 
-# Tensors that are saved in the background.
+# Copies for background saves.
 
 
 def copied(tensors: Mapping[str, torch.Tensor], where: str) -> dict[str, torch.Tensor]:

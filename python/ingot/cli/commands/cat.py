@@ -107,5 +107,5 @@ def _plain(array: Array) -> Array:
 
 def widened(array: Array) -> Array:
     """Return the same values in a dtype of NumPy itself: float32 for bfloat16 and smaller floats."""
-    # A dtype that was registered, and is no record.
+    # The dtypes of ml_dtypes are registered with NumPy.
     return array.astype("float32") if array.dtype.isbuiltin == 2 else array

@@ -1,4 +1,4 @@
-"""``ingot check``: what files should not be like, though they can be read."""
+"""``ingot check``: problems of files that can be read."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``ingot completion``: what a shell needs to complete commands and options."""
+"""``ingot completion``: scripts by which shells complete commands and options."""
 
 from __future__ import annotations
 

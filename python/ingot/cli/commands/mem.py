@@ -11,7 +11,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from ingot._native import TensorInfo
 
-# By what people call them, with the bits of an element.
+# Common names, with the bits of an element.
 _DTYPES = {"F32": 32, "BF16, F16": 16, "8 bits": 8, "4 bits": 4}
 _COLUMNS = (
     Column("dtype"),
@@ -40,6 +40,6 @@ def command(screen: Screen, path: str) -> int:
 
 
 def _size(info: TensorInfo, bits: int) -> int:
-    # What is quantised already is not made larger or smaller by anybody.
+    # Quantised tensors keep their size.
     is_float = info.dtype in checks.FLOATS
     return -(-info.parameter_count * bits // 8) if is_float else info.nbytes

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from ingot.cli.sources import Source
 
 _COLUMNS = (Column("key"), Column("value"))
-# What transformers refuses a file without.
+# The key that transformers requires.
 _KEPT = "format"
 _every_file: arguments.Decorator = click.option(
     "--files", "every_file", is_flag=True, help="Change each file of a sharded checkpoint, not its index."
@@ -179,7 +179,7 @@ def _parsed(text: str | bytes, where: str) -> dict[str, str]:
     """Return the pairs of a JSON object, whose values must be text."""
     try:
         found = json.loads(text, object_pairs_hook=_distinct)
-    # UnicodeDecodeError is one too; a text of nothing but brackets is the other.
+    # UnicodeDecodeError is a ValueError; deeply nested brackets raise RecursionError.
     except (ValueError, RecursionError) as error:
         raise click.UsageError(f"{where}: is no JSON: {error}") from None
     if not isinstance(found, dict):

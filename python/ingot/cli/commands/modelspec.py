@@ -1,4 +1,4 @@
-"""``ingot modelspec``: what a model file says of itself, by ModelSpec 1.0.1."""
+"""``ingot modelspec``: the ModelSpec 1.0.1 metadata of a model."""
 
 from __future__ import annotations
 
