@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from ._read.loader import PrefetchLoader
     from ._read.source import Ranges
     from ._read.stats import Stats, stats
+    from ._state.face import StateReport
     from ._view.notebook import View, view
     from ._write.background import SaveFuture
     from ._write.cast import Cast, cast
@@ -67,6 +68,7 @@ __all__ = [
     "Repair",
     "RepoMetadata",
     "SaveFuture",
+    "StateReport",
     "Stats",
     "StorageOptions",
     "TensorInfo",
@@ -122,6 +124,7 @@ _LATER = {
         "_read.loader": "PrefetchLoader",
         "_read.source": "Ranges",
         "_read.stats": "Stats TensorStats stats",
+        "_state.face": "StateReport",
         "_view.notebook": "View view",
         "_write.background": "SaveFuture",
         "_write.cast": "Cast cast",

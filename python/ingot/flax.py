@@ -29,6 +29,7 @@ from ._base.text import _escaped
 from ._read.door import Reads
 from ._read.moves import Carrier, about
 from ._read.select import Wanted
+from ._state.face import States
 from ._write import save as _save
 from .errors import DtypeError, OptionError, SaveError
 
@@ -52,7 +53,7 @@ else:
     from jax.experimental import enable_x64 as _64_bits  # type: ignore[no-redef]
 
 
-__all__ = ["load", "load_file", "save", "save_file"]
+__all__ = ["load", "load_file", "load_state", "save", "save_file", "save_state"]
 
 Dtype = numpy.dtype[Any]
 Boxes = dict[jax.Device, Box]
@@ -334,6 +335,9 @@ load = _whole.load
 load_file = _whole.load_file
 save = _whole.save
 save_file = _whole.save_file
+_states = States("flax", _whole)
+load_state = _states.load_state
+save_state = _states.save_state
 
 
 def __dir__() -> list[str]:

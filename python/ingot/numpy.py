@@ -23,6 +23,7 @@ from ._read.door import Reads
 from ._read.load import Memory
 from ._read.moves import misfit
 from ._read.select import Wanted
+from ._state.face import States
 from ._write.save import Box, boxes
 from .errors import DtypeError, OptionError, SaveError
 from .typing import Buffer, Format, LoadOptions, NoOptions, Path, SaveOptions, Source, Writable
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
     from ._base.options import AtOnce, InBackground, WithMetadata, WithoutMetadata
 
 
-__all__ = ["load", "load_file", "save", "save_file"]
+__all__ = ["load", "load_file", "load_state", "save", "save_file", "save_state"]
 
 # Header code to what NumPy makes a dtype of.
 DTYPES = TYPE_STRINGS
@@ -479,6 +480,9 @@ def at(array: Array, index: Any) -> Array:
 
 
 _whole: Whole[Array] = Whole(wrap, mover, at, payload, value="array", export=_export, into=_fill)
+_states = States("numpy", _whole)
+load_state = _states.load_state
+save_state = _states.save_state
 
 
 def __dir__() -> list[str]:

@@ -46,6 +46,7 @@ __all__ = [
     "Source",
     "SourceFormat",
     "Spec",
+    "StateOptions",
     "StorageOptions",
     "Tell",
     "Writable",
@@ -378,6 +379,17 @@ class FillOptions(ReadOptions, CheckOptions, total=False):
 
 class LoadOptions(ReadOptions, SelectOptions, CheckOptions, total=False):
     """How a file is loaded: what every `load_file` takes beside the options of its framework."""
+
+
+class StateOptions(ReadOptions, CheckOptions, total=False):
+    """How a training state is loaded.
+
+    With `keys` and `drop` the result has the selected tensors and what leads to them, and no other values.
+    Without a `backend`, tensors are read into memory of their own.
+    """
+
+    keys: Keys | None
+    drop: Keys | None
 
 
 class WriteOptions(TypedDict, total=False):

@@ -61,8 +61,9 @@ def test_public_names_have_a_summary(name: str) -> None:
 def test_docstrings_list_the_exceptions() -> None:
     silent = {name for name, row in ROWS.items() if row.is_function and not row.raises}
     # torch calls these, not users. The docstring of the class lists their exceptions.
-    of_torch = {name for name in silent if name.startswith(("ingot.dcp.Reader.", "ingot.dcp.Writer."))}
-    assert silent - of_torch == SILENT
+    of_torch = ("ingot.dcp.Reader.", "ingot.dcp.Writer.", "ingot.torch.RNG.")
+    silent = {name for name in silent if not name.startswith(of_torch)}
+    assert silent == SILENT
 
 
 @pytest.mark.parametrize("name", [name for name, row in ROWS.items() if row.raises])

@@ -27,6 +27,7 @@ GIVEN: dict[str, Callable[[Path, Path], tuple[Any, ...]]] = {
     "download": lambda file, new: ("https://localhost:1/a.safetensors", new),
     "hash": lambda file, new: (file,),
     "load_file": lambda file, new: (file,),
+    "load_state": lambda file, new: (file,),
     "load_into": lambda file, new: ({}, file),
     "load_model": lambda file, new: (None, file),
     "merge": lambda file, new: ([file], new),
@@ -35,6 +36,7 @@ GIVEN: dict[str, Callable[[Path, Path], tuple[Any, ...]]] = {
     "rewrite": lambda file, new: (file, new),
     "ingot.numpy.save_file": lambda file, new: (ONES, new),
     "save_file": lambda file, new: ({}, new),
+    "save_state": lambda file, new: (ONES, new),
     "serialize_file": lambda file, new: (BYTES, new),
     "split": lambda file, new: (file, new),
     "update_metadata": lambda file, new: (file, {"k": "v" * 600}),
@@ -62,14 +64,14 @@ def given(name: str, file: Path, new: Path) -> tuple[Any, ...]:
 def test_progress_shows_a_bar_or_nothing(
     name: str, progress: bool | None, path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    ingot.numpy.save_file(ONES, path, checksums=True)
+    ingot.numpy.save_state(ONES, path, checksums=True)
     call(name, path, path.with_name("new.safetensors"), progress)
     assert bool(capsys.readouterr().err) == (progress is True)
 
 
 @pytest.mark.parametrize("name", NEAR)
 def test_progress_receives_done_and_total_bytes(name: str, path: Path) -> None:
-    ingot.numpy.save_file(ONES, path, checksums=True)
+    ingot.numpy.save_state(ONES, path, checksums=True)
     told: list[tuple[int, int]] = []
     call(name, path, path.with_name("new.safetensors"), lambda *now: told.append(now))
     assert told == sorted(told)

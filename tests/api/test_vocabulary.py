@@ -63,6 +63,10 @@ OTHERWISE = {
         "*.save_file": "upstream replaces the file",
         "ingot.serialize_file": "upstream replaces the file",
         "*.save_model": "upstream replaces the file",
+        "*.save_state": "training replaces its last state, as with torch.save",
+    },
+    "destination": {
+        "*.save_state": "what is written to has a `write`, as for save_file",
     },
     "device": {
         "ingot.safe_open.prefetch": "None is the device of the handle, by its name only as upstream has it",
@@ -70,6 +74,7 @@ OTHERWISE = {
         "ingot.tensorflow.*": "None is the device that TensorFlow is on",
         "ingot.mlx.*": "mlx has one memory",
         "ingot.paddle.*": "None is the CPU, as upstream has it",
+        "*.load_state": "None is the CPU or the default device of jax: one function serves all frameworks",
     },
     "dtype": {
         "ingot.cast": "there is no default",

@@ -182,6 +182,7 @@ def right(name: str, argument: str, path: Path) -> Any:
         "source": path,
         "sources": [path],
         "specs": {"b": ("F32", [2])},
+        "state": {"a": torch.zeros(2), "step": 3},
         "store": Store(),
         "target": {"a": torch.zeros(2)},
         "tensor": ARRAY,
@@ -200,7 +201,7 @@ def positional(function: Any) -> list[inspect.Parameter]:
 
 
 # Arguments for which every value is right, or which a framework judges.
-FREE = {"default", "device"}
+FREE = {"default", "device", "state"}
 # Values that are right.
 FITTING = [
     ("max_shard_size", 5),

@@ -26,6 +26,8 @@ SAVES = {
     "ingot.torch.save_file": (ingot.torch.save_file, tensors),
     "ingot.torch.save_model": (ingot.torch.save_model, model),
     "ingot.torch.save_sharded": (ingot.torch.save_sharded, tensors),
+    "ingot.torch.save_state": (ingot.torch.save_state, {"model": model, "step": 3}),
+    "ingot.numpy.save_state": (ingot.numpy.save_state, arrays),
 }
 resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)

@@ -85,6 +85,7 @@ WRITERS: dict[str, Change] = {
     "background": lambda path: ingot.torch.save_file(NEW, path, background=True).result(),
     "checksums": lambda path: ingot.torch.save_file(NEW, path, checksums="xxh3"),
     "save_model": save_model,
+    "save_state": lambda path: ingot.torch.save_state(NEW, path),
     "serialize_file": serialize_file,
     "Writer": use_writer,
     "Writer_reserve": append_to_writer,

@@ -39,6 +39,10 @@ WEIGHTS = {"weight": numpy.eye(2, dtype=numpy.float32), "bias": numpy.ones(2, nu
 INDEX = "model.safetensors.index.json"
 
 
+# The state of a dict with all weights.
+STATE = json.dumps({"version": 1, "tree": {name: {"$tensor": name} for name in WEIGHTS}})
+
+
 @cache
 def files() -> dict[str, bytes]:
     """A model of one file and a sharded one, each with its configuration, by folder and name."""
@@ -48,13 +52,16 @@ def files() -> dict[str, bytes]:
     def saved(*names: str) -> bytes:
         file = io.BytesIO()
         # With digests, which `verify` compares.
-        ingot.numpy.save_file({name: WEIGHTS[name] for name in names}, file, checksums="blake3")
+        metadata = {"ingot.state": STATE}
+        ingot.numpy.save_file({name: WEIGHTS[name] for name in names}, file, metadata, checksums="blake3")
         return file.getvalue()
 
     return {
         "single/model.safetensors": saved(*WEIGHTS),
         "single/config.json": config,
-        f"sharded/{INDEX}": json.dumps({"metadata": {"total_size": 24}, "weight_map": shards}).encode(),
+        f"sharded/{INDEX}": json.dumps(
+            {"metadata": {"total_size": 24, "ingot.state": STATE}, "weight_map": shards}
+        ).encode(),
         **{f"sharded/{shard}": saved(name) for name, shard in shards.items()},
         "sharded/config.json": config,
     }
@@ -195,6 +202,13 @@ def load_into_model(url: str, options: Options, folder: Path) -> None:
     ingot.torch.load_into(torch.nn.Linear(2, 2), url, storage_options=options)
 
 
+def load_state(module: str) -> Call:
+    def load(url: str, options: Options, folder: Path) -> None:
+        import_module(module).load_state(url, storage_options=options)
+
+    return load
+
+
 def load_model(url: str, options: Options, folder: Path) -> None:
     ingot.torch.load_model(torch.nn.Linear(2, 2), url, storage_options=options)
 
@@ -300,6 +314,10 @@ CALLS: dict[str, tuple[tuple[str, ...], Call]] = {
     **{
         f"ingot.{module}.load_file": (BOTH, load_file(f"ingot.{module}"))
         for module in ("numpy", "torch", "flax", "tensorflow", "mlx", "paddle")
+    },
+    **{
+        f"ingot.{module}.load_state": (BOTH, load_state(f"ingot.{module}"))
+        for module in ("numpy", "torch", "flax")
     },
 }
 NEEDS = {"ingot.flax": "jax", "ingot.tensorflow": "tensorflow", "ingot.mlx": "mlx", "ingot.paddle": "paddle"}

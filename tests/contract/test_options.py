@@ -228,6 +228,14 @@ CALLS: dict[str, Call] = {
         tensors(), out, **options
     ),
     "ingot.torch.save_model": save_model,
+    "ingot.torch.save_state": lambda source, out, /, **options: ingot.torch.save_state(
+        tensors(), out, **options
+    ),
+    "ingot.torch.load_state": lambda source, out, /, **options: ingot.torch.load_state(source, **options),
+    "ingot.numpy.save_state": lambda source, out, /, **options: ingot.numpy.save_state(
+        ARRAYS, out, **options
+    ),
+    "ingot.numpy.load_state": lambda source, out, /, **options: ingot.numpy.load_state(source, **options),
     "ingot.torch.save_sharded": lambda source, out, /, **options: ingot.torch.save_sharded(
         tensors(), out, **options
     ),
@@ -309,7 +317,10 @@ def given(option: str, value: Any) -> dict[str, Any]:
 def source(tmp_path: Path) -> Path:
     path = tmp_path / "source" / "model.safetensors"
     path.parent.mkdir()
-    ingot.numpy.save_file(ARRAYS, path, {"format": "pt"}, checksums=True, durable=False)
+    # A state too: the tree of the same two tensors.
+    tree = '{"version":1,"tree":{"a":{"$tensor":"a"},"b":{"$tensor":"b"}}}'
+    metadata = {"format": "pt", "ingot.state": tree}
+    ingot.numpy.save_file(ARRAYS, path, metadata, checksums=True, durable=False)
     return path
 
 

@@ -38,6 +38,7 @@ RESULTS: list[Any] = [
     ingot.Verification(False, bad=[ingot.Mismatch("a", "0", "1")]),
     ingot.FileMetadata({"k": "v"}, {"a": INFO}, {"F32": 1}),
     ingot.RepoMetadata(None, False, {"a": "f"}, {}, {"F32": 1}, 1),
+    ingot.StateReport({"config": "Config"}, ["best"]),
     ingot.Stats({}, {"a": "F6_E2M3"}),
     ingot.Diff({"a": (INFO, None)}, {"k": ("v", None)}, {"b": ingot.Distance(1, 2, 0.5, 0.5)}),
     ingot.Check("path", 1, (ingot.Problem("nan", "a", "1 of 2 values"),)),

@@ -38,7 +38,9 @@ WEIGHTS = {
     "weight": numpy.arange(6, dtype=numpy.float32).reshape(2, 3),
     "bias": numpy.ones(2, numpy.float32),
 }
-METADATA = {"made": "by hand", "modelspec.title": "Ducks"}
+# As `save_state` describes a dict of these.
+TREE = '{"version":1,"tree":{"weight":{"$tensor":"weight"},"bias":{"$tensor":"bias"}}}'
+METADATA = {"made": "by hand", "modelspec.title": "Ducks", "ingot.state": TREE}
 PLAIN = {name: array.tolist() for name, array in WEIGHTS.items()}
 
 
@@ -113,9 +115,9 @@ def opened(source: Any, _: Path, call: Callable[..., Any]) -> object:
         return {name: array.tolist() for name, array in file.items()}, known(file.metadata())
 
 
-def loaded(source: Any, _: Path, module: str) -> object:
-    load_file = import_module(module).load_file
-    return {name: numpy.asarray(tensor).tolist() for name, tensor in load_file(source).items()}
+def loaded(source: Any, _: Path, module: str, function: str = "load_file") -> object:
+    load = getattr(import_module(module), function)
+    return {name: numpy.asarray(tensor).tolist() for name, tensor in load(source).items()}
 
 
 def filled(source: Any, _: Path, call: Callable[..., Any]) -> object:
@@ -183,6 +185,11 @@ READERS: dict[str, Callable[[Any, Path], object]] = {
         f"ingot.{module}.load_file": partial(loaded, module=f"ingot.{module}")
         for module, needed in FRAMEWORKS.items()
         if find_spec(needed)
+    },
+    **{
+        f"ingot.{module}.load_state": partial(loaded, module=f"ingot.{module}", function="load_state")
+        for module in ("numpy", "torch", "flax")
+        if find_spec(FRAMEWORKS[module])
     },
     "ingot.torch.load_into": partial(filled, call=ingot.torch.load_into),
     "ingot.torch.load_model": partial(filled, call=ingot.torch.load_model),

@@ -144,6 +144,7 @@ WRITERS = {
     "save_file": Writer(lambda path, **options: ingot.numpy.save_file(NEW, path, **existing(options))),
     "save_file_background": Writer(save_in_background),
     "save_model": Writer(save_model),
+    "save_state": Writer(lambda path, **options: ingot.torch.save_state(STATE, path, **existing(options))),
     "serialize_file": Writer(serialize_file),
     "save_sharded": Writer(
         lambda path, **options: ingot.torch.save_sharded(STATE, path, SHARD_NBYTES, **existing(options)), True

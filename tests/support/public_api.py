@@ -30,7 +30,12 @@ MADE = (
     "ingot.engines.lightning.CheckpointIO",
 )
 #: Classes whose methods implement interfaces of torch and Lightning.
-OF_OTHERS = ("ingot.dcp.Reader", "ingot.dcp.Writer", "ingot.engines.lightning.CheckpointIO")
+OF_OTHERS = (
+    "ingot.dcp.Reader",
+    "ingot.dcp.Writer",
+    "ingot.engines.lightning.CheckpointIO",
+    "ingot.torch.RNG",
+)
 
 
 def public_api() -> dict[str, Any]:

@@ -70,7 +70,7 @@ def is_of_framework(kind: type) -> bool:
 
 def payload(name: str, tensor: Any) -> Any:
     """Return the payload that the module of the tensor's framework makes."""
-    module = _owner(tensor)
+    module = owner(tensor)
     if module is None:
         raise not_a_tensor(name, tensor, "an array or a tensor")
     made: Any = adapter(module)
@@ -79,12 +79,12 @@ def payload(name: str, tensor: Any) -> Any:
 
 def checked_tensor(tensor: Any) -> Any:
     """Return `tensor`, which must be of a framework."""
-    if _owner(tensor) is None:
+    if owner(tensor) is None:
         raise TypeError(f"tensor must be an array or a tensor, found {type(tensor).__name__}")
     return tensor
 
 
-def _owner(tensor: Any) -> str | None:
+def owner(tensor: Any) -> str | None:
     """Return the module for the framework of a tensor, whose class may be derived from a framework's."""
     owners = (_OWNERS.get(kind.__module__.partition(".")[0]) for kind in type(tensor).__mro__)
     return next(filter(None, owners), None)

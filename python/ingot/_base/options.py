@@ -181,6 +181,7 @@ FLAGS = (
     "raises",
     "replace_read_only",
     "return_metadata",
+    "return_report",
     "shards",
     "strict",
     "values",

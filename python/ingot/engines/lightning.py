@@ -15,14 +15,12 @@ from typing import TYPE_CHECKING, Any, Unpack
 
 import torch
 
-from ingot._base.options import checked, takes
-from ingot._base.text import _escaped
+from ingot._base.options import Saving, checked, takes
 from ingot._base.waits import wait_for
-from ingot.errors import CheckpointError
-from ingot.torch import load_file, save_file
+from ingot.errors import SaveError
+from ingot.torch import load_state
+from ingot.torch._state import states
 from ingot.typing import SaveOptions
-
-from ._tree import KEY, put_together, taken_apart
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
@@ -75,22 +73,19 @@ class CheckpointIO(Base):  # type: ignore[misc]
 
     Notes
     -----
-    A checkpoint is one file of tensors, each named after its place: ``state_dict.layer.weight``,
-    ``optimizer_states.0.state.0.exp_avg``. All the rest stands as JSON under ``ingot.tree`` in its metadata:
-    numbers, texts, None, lists, tuples, sets, bytes, dicts with any keys (`OrderedDict`, `defaultdict`,
-    `Counter`), paths, dtypes, devices, arrays of NumPy. What only pickle could store, such as a module or a
-    function among the hyperparameters, is refused with its place. No code of a checkpoint runs when it is
-    loaded.
+    A checkpoint is a training state, as `ingot.torch.save_state` writes them: one file of tensors, each named
+    after its path (``state_dict.layer.weight``, ``optimizer_states.0.state.0.exp_avg``), and a tree of all
+    other values in the metadata. Values that only pickle could store, such as a module or a function among
+    the hyperparameters, are rejected with their path. No code in a checkpoint is run when it is loaded.
 
     On the CPU one file serves all ranks, as they have the same: of strategies that shard a model
     (``FSDPStrategy``, ``ModelParallelStrategy``) Lightning saves by itself, and asks no plugin.
     """
 
     def __init__(self, *, background: bool = False, **options: Unpack[SaveOptions]) -> None:
-        given: Any = checked(CheckpointIO, locals())
+        given = checked(CheckpointIO, locals())
         super().__init__()
-        self._background = given.pop("background")
-        self._options: SaveOptions = given
+        self._how = Saving.among(CheckpointIO, given)._replace(metadata={"format": "pt"})
         self._saving: SaveFuture | None = None
         # Set when a checkpoint has been removed, or stays.
         self._removals: list[threading.Event] = []
@@ -116,25 +111,23 @@ class CheckpointIO(Base):  # type: ignore[misc]
         TypeError
             `storage_options` are given.
         OSError, StorageError, OptionError
-            As `ingot.torch.save_file` does; for the save before, where that was in the background.
+            As for `ingot.torch.save_state`; also of the save before, if that was in the background.
         """
         if storage_options is not None:
             reason = "CheckpointIO takes its options when it is made"
             raise TypeError(f"storage_options are not for ingot's CheckpointIO: {reason}")
         self.teardown()
-        tensors, tree = taken_apart(checkpoint)
-        metadata = {"format": "pt", KEY: tree}
         files, inner = _place(path)
-        if not _is_local(files):
-            with files.transaction, files.open(inner, "wb") as file:
-                save_file(tensors, file, metadata, shared="alias", **self._options)
-            return
-        os.makedirs(os.path.dirname(inner), exist_ok=True)
-        if self._background:
-            options: Any = {**self._options, "background": True}
-            self._saving = save_file(tensors, inner, metadata, shared="alias", **options)
-        else:
-            save_file(tensors, inner, metadata, shared="alias", **self._options)
+        try:
+            if _is_local(files):
+                os.makedirs(os.path.dirname(inner), exist_ok=True)
+                # Live objects, such as modules among the hyperparameters, are not taken by their states.
+                self._saving = states.saved_tree(dict(checkpoint), inner, self._how, {})
+            else:
+                with files.transaction, files.open(inner, "wb") as file:
+                    states.saved_tree(dict(checkpoint), file, self._how._replace(background=False), {})
+        except SaveError as fault:
+            raise _with_way_out(fault) from None
 
     def load_checkpoint(
         self, path: Path, map_location: object = None, weights_only: bool | None = None
@@ -158,14 +151,14 @@ class CheckpointIO(Base):  # type: ignore[misc]
         Raises
         ------
         CheckpointError
-            The file has no tree (``code`` is ``"no-tree"``: another program wrote it), or a damaged one
-            (``"invalid-tree"``).
+            The file has no state (``code`` is ``"no-state"``: another program wrote it), or a damaged one
+            (``"invalid-state"``).
         HeaderError
             It is no file of tensors, such as a checkpoint that Lightning wrote by itself.
         TypeError
             `map_location` is a dict or a function: these are about a pickle's storages.
         OSError, StorageError, DtypeError, OptionError
-            As `ingot.torch.load_file` does.
+            As for `ingot.torch.load_state`.
         """
         if map_location is not None and not isinstance(map_location, str | int | torch.device):
             kind = type(map_location).__name__
@@ -174,15 +167,7 @@ class CheckpointIO(Base):  # type: ignore[misc]
         self.teardown()
         from fsspec.core import OpenFile
 
-        # Not mapped: the file may be removed or replaced while its tensors are used.
-        file = OpenFile(*_place(path))
-        tensors, metadata = load_file(file, map_location or "cpu", backend="pread", return_metadata=True)
-        shown = _escaped(os.fspath(path))
-        if metadata is None or KEY not in metadata:
-            found_file = f"a file without {KEY} in its metadata: load its tensors by ingot.torch.load_file"
-            message = f"{shown}: expected a checkpoint that ingot's CheckpointIO wrote, found {found_file}"
-            raise CheckpointError(message, code="no-tree", path=os.fspath(path))
-        found: dict[str, Any] = put_together(metadata[KEY], tensors, shown)
+        found: dict[str, Any] = load_state(OpenFile(*_place(path)), map_location or "cpu")
         return found
 
     def remove_checkpoint(self, path: Path) -> None:
@@ -237,6 +222,16 @@ class CheckpointIO(Base):  # type: ignore[misc]
             # A future has its result before what follows it has run.
             for done in removals:
                 wait_for(done.wait)
+
+
+def _with_way_out(fault: SaveError) -> SaveError:
+    """Add to the error about a hyperparameter how to leave it out."""
+    # Of a module, or of a data module, of Lightning.
+    place, _, name = (fault.tensor or "").partition(".")
+    if fault.code == "not-plain" and place.endswith("hyper_parameters"):
+        name = name.partition(".")[0].partition("[")[0]
+        fault.args = (f"{fault}, or leave it out by save_hyperparameters(ignore=[{name!r}])",)
+    return fault
 
 
 def _place(path: Path) -> tuple[Any, str]:

@@ -19,25 +19,29 @@ from ._into import IncompatibleKeys
 from ._load_into import load_into
 from ._model import load_model, save_model
 from ._sharded import save_sharded
+from ._state import RNG, load_state, save_state
 from ._tensors import DTYPES as DTYPES
 from ._tensors import at as at
 from ._tensors import wrap as wrap
 
 __all__ = [
+    "RNG",
     "IncompatibleKeys",
     "load",
     "load_file",
     "load_into",
     "load_model",
+    "load_state",
     "save",
     "save_file",
     "save_model",
     "save_sharded",
+    "save_state",
 ]
 
 for _name in __all__:
-    # The name by which users know a function. A class has the module in which its source is found.
-    if hasattr(globals()[_name], "__code__"):
+    # The name by which users know a function. A class and a method keep the module of their source.
+    if hasattr(globals()[_name], "__code__") and not hasattr(globals()[_name], "__self__"):
         globals()[_name].__module__ = __name__
 
 

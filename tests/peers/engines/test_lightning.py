@@ -242,7 +242,7 @@ def test_load_checkpoint_rejects_files_of_other_programs(tmp_path: Path) -> None
     plain, pickled = tmp_path / "plain.ckpt", tmp_path / "pickled.ckpt"
     ingot.torch.save_file({"a": torch.ones(1)}, plain)
     torch.save({"state_dict": {}}, pickled)
-    with raises(ingot.CheckpointError, r"plain\.ckpt: expected a checkpoint that", code="no-tree"):
+    with raises(ingot.CheckpointError, r"plain\.ckpt: expected ingot.state in the metadata", code="no-state"):
         CheckpointIO().load_checkpoint(plain)
     with pytest.raises(ingot.HeaderError, match=r"pickled\.ckpt.*a PyTorch checkpoint"):
         CheckpointIO().load_checkpoint(pickled)

@@ -1,0 +1,204 @@
+"""Trees of state, taken apart into JSON and tensors by name: FORMAT.md, "Training state"."""
+
+from __future__ import annotations
+
+import json
+from array import array
+from collections.abc import Iterable, Mapping
+from enum import Enum
+from math import isfinite
+from typing import Any, NamedTuple
+
+from ingot._base.frameworks import owner
+from ingot._base.text import _quoted
+from ingot.errors import SaveError
+
+from .kinds import KINDS, of_framework
+from .objects import MAX_DEPTH, TreePath, fields_of, is_live, is_tensor, spelled
+
+#: The key in the metadata of a file.
+KEY = "ingot.state"
+#: The version of the schema.
+VERSION = 1
+#: Values of a tree. A reader takes up to 100 bytes of memory for each.
+MAX_NODES = 4_000_000
+#: Longer trees are a tensor, since every reader of the file parses the metadata.
+_INLINE_NBYTES = 1 << 20
+#: Longer bytes are a tensor, and so are more numbers, of 8 bytes each.
+_SHORT_NBYTES = 1 << 10
+#: Other readers have integers of 64 bits.
+_LARGE = 1 << 63
+
+
+class Raw(NamedTuple):
+    """Numbers or bytes that are stored as a tensor of one dimension."""
+
+    dtype: str
+    data: Any
+
+
+class Encoder:
+    """Takes a tree apart, into nodes of JSON and `tensors` by name.
+
+    Parameters
+    ----------
+    framework : str
+        The framework whose tensors need no mark.
+    states : dict of int to object
+        The states of live objects, by the ids of these.
+    """
+
+    def __init__(self, framework: str, states: Mapping[int, Any]) -> None:
+        self.tensors: dict[str, Any] = {}
+        self._framework = framework
+        self._states = states
+        # By the ids of tensors, which `tensors` keeps alive.
+        self._names: dict[int, str] = {}
+        self._nodes = 0
+        # Set within keys of dicts and members of sets, which have no tensors.
+        self._is_hashed = False
+
+    def metadata(self, tree: Any) -> dict[str, str]:
+        """Take `tree` apart. Return the metadata that describes it."""
+        text = _json(self.node(tree, ()))
+        head: dict[str, Any] = {"version": VERSION, "framework": self._framework}
+        if len(text) > _INLINE_NBYTES:
+            return {KEY: _json({**head, "tensor": self._store(Raw("U8", text.encode()), (KEY,))})}
+        # The tree is JSON already.
+        return {KEY: f'{_json(head)[:-1]},"tree":{text}}}'}
+
+    def node(self, value: Any, path: TreePath) -> Any:
+        """Return the node of `value`."""
+        self._nodes += 1
+        if len(path) > MAX_DEPTH or self._nodes > MAX_NODES:
+            raise self._too_large(path)
+        kind = type(value)
+        if value is None or kind is bool or kind is str:
+            return value
+        if (kind is int and -_LARGE <= value < _LARGE) or (kind is float and isfinite(value)):
+            return value
+        if kind is list:
+            return self.items(value, path)
+        if kind is dict:
+            return self.mapping(value, path)
+        if kind in KINDS:
+            return {KINDS[kind].tag: KINDS[kind].apart(self, value, path)}
+        return self._object(value, path)
+
+    def items(self, values: Iterable[Any], path: TreePath) -> Any:
+        """Return the node of a list: of many numbers the name of a tensor."""
+        values = [*values]
+        raw = None if 8 * len(values) <= _SHORT_NBYTES or self._is_hashed else _numbers(values)
+        if raw is not None:
+            return {"$numbers": self._store(raw, path)}
+        return [self.node(value, (*path, place)) for place, value in enumerate(values)]
+
+    def members(self, values: Iterable[Any], path: TreePath) -> Any:
+        """Return the node of a list of the members of a set, in an order that depends on them only."""
+        values = [*values]
+        if set(map(type, values)) <= {int}:
+            return self.items(sorted(values), path)
+        return sorted((self._hashed(value, path) for value in values), key=_json)
+
+    def mapping(self, values: Mapping[Any, Any], path: TreePath) -> Any:
+        """Return the node of a dict: an object if its keys allow it, else pairs."""
+        if all(type(key) is str and not key.startswith("$") for key in values):
+            return {key: self.node(value, (*path, key)) for key, value in values.items()}
+        pairs = [[self._hashed(key, path), self.node(value, (*path, key))] for key, value in values.items()]
+        return {"$dict": pairs}
+
+    def long_bytes(self, value: bytes | bytearray, path: TreePath) -> Any:
+        """Return the node of many bytes, which are a tensor, and None for few."""
+        if len(value) <= _SHORT_NBYTES or self._is_hashed:
+            return None
+        return {"$tensor": self._store(Raw("U8", value), path)}
+
+    def refused(self, value: Any, path: TreePath) -> SaveError:
+        """Return the error for a value that only pickle could store."""
+        kind = value if isinstance(value, type) else type(value)
+        called = f"{kind.__module__}.{kind.__qualname__}"
+        found = f"the class {called}" if isinstance(value, type) else called
+        way_out = "save numbers, texts, lists, dicts or tensors of it instead"
+        return _refused(path, f"only pickle could store {found}: {way_out}", "not-plain", called)
+
+    def _hashed(self, value: Any, path: TreePath) -> Any:
+        before, self._is_hashed = self._is_hashed, True
+        node = self.node(value, (*path, "a key"))
+        self._is_hashed = before
+        return node
+
+    def _object(self, value: Any, path: TreePath) -> Any:
+        known = of_framework(value)
+        if known is not None:
+            return {known[0]: known[1]}
+        if isinstance(value, Enum):
+            return {"$enum": _enum_node(value)}
+        if not self._is_hashed and id(value) in self._states:
+            return self.node(self._states[id(value)], path)
+        if is_live(value):
+            raise self.refused(value, path)
+        if not self._is_hashed and is_tensor(value):
+            return self._tensor(value, path)
+        inner = fields_of(value)
+        if inner is None:
+            raise self.refused(value, path)
+        tag = "$namedtuple" if isinstance(value, tuple) else "$dataclass"
+        return {tag: {"class": type(value).__qualname__, "fields": self.mapping(inner, path)}}
+
+    def _tensor(self, value: Any, path: TreePath) -> Any:
+        kind: Any = type(value)
+        # A part of a tensor that ranks share can be flattened too.
+        if hasattr(kind, "__tensor_flatten__") and not hasattr(kind, "full_tensor"):
+            names, context = value.__tensor_flatten__()
+            inner = {name: self.node(getattr(value, name), (*path, name)) for name in names}
+            node = {"class": kind.__qualname__, "tensors": inner, "shape": [*value.shape]}
+            context = self.node(context, (*path, "context"))
+            return {"$subclass": {**node, "stride": [*value.stride()], "context": context}}
+        framework = owner(value)
+        name = self._names.get(id(value)) or self._store(value, path)
+        self._names[id(value)] = name
+        return {"$tensor": name if framework == self._framework else [name, framework]}
+
+    def _store(self, tensor: Any, path: TreePath) -> str:
+        name = ".".join(map(str, path))
+        # Steps may have dots in them, so that two paths make one name; and one name is reserved.
+        while name in self.tensors or name == "__metadata__":
+            name += "'"
+        self.tensors[name] = tensor
+        return name
+
+    def _too_large(self, path: TreePath) -> SaveError:
+        if self._nodes > MAX_NODES:
+            return _refused(
+                path, f"the tree has more than {MAX_NODES:,} values", "state-too-large", MAX_NODES
+            )
+        reason = f"values are nested deeper than {MAX_DEPTH} levels, or one contains itself"
+        return _refused(path[:3], reason, "state-too-large", MAX_DEPTH)
+
+
+def _refused(path: TreePath, reason: str, code: str, found: object) -> SaveError:
+    place = spelled(path)
+    return SaveError(f"{_quoted(place)}: {reason}", code=code, tensor=place, found=found)
+
+
+def _json(node: Any) -> str:
+    return json.dumps(node, separators=(",", ":"), allow_nan=False)
+
+
+def _numbers(values: list[Any]) -> Raw | None:
+    """Return numbers of one type, and None if they are of several or larger than 64 bits."""
+    kinds = set(map(type, values))
+    try:
+        if kinds == {int}:
+            return Raw("I64", array("q", values))
+    except OverflowError:
+        return None
+    if kinds == {float}:
+        return Raw("F64", array("d", values))
+    return Raw("BOOL", bytes(values)) if kinds == {bool} else None
+
+
+def _enum_node(value: Enum) -> dict[str, Any]:
+    # A combination of flags may have no name, and values may be anything.
+    shown = value.value if type(value.value) in (int, str) else None
+    return {"class": type(value).__qualname__, "name": value.name, "value": shown}

@@ -1,0 +1,78 @@
+"""What a tree of state consists of: paths, live objects, tensors, and classes of the caller."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import Field, fields, is_dataclass
+from sys import modules
+from typing import Any, TypeAlias
+
+from ingot._base.frameworks import owner
+
+#: The keys, indices and names of fields that lead from the root of a tree to a value.
+TreePath: TypeAlias = tuple[Any, ...]
+
+#: Values within values. Deeper trees are cycles or attacks.
+MAX_DEPTH = 100
+
+
+def spelled(path: TreePath) -> str:
+    """Return a path as messages show it, such as ``optimizer.state[3].hook``."""
+    parts = (f".{step}" if isinstance(step, str) else f"[{step!r}]" for step in path)
+    return "".join(parts).removeprefix(".")
+
+
+def is_live(value: Any) -> bool:
+    """Return whether `value` saves and loads its state by methods of its own."""
+    if value is None or isinstance(value, type):
+        return False
+    return callable(getattr(value, "state_dict", None)) and callable(getattr(value, "load_state_dict", None))
+
+
+def is_tensor(value: Any) -> bool:
+    """Return whether `value` is a tensor or an array of a framework, and no scalar of NumPy."""
+    if not hasattr(value, "shape") or not hasattr(value, "dtype"):
+        return False
+    numpy = modules.get("numpy")
+    return owner(value) is not None and (numpy is None or not isinstance(value, numpy.generic))
+
+
+def fields_of(value: Any) -> dict[str, Any] | None:
+    """Return the fields of a dataclass or a named tuple, and None for other values."""
+    if isinstance(value, type):
+        return None
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return dict(zip(value._fields, value, strict=True))
+    if not is_dataclass(value):
+        return None
+    return {one.name: getattr(value, one.name) for one in fields(value) if not is_static(one)}
+
+
+def is_static(field: Field[Any]) -> bool:
+    """Return whether flax declares a field, such as a function, to be no part of a tree."""
+    return not field.metadata.get("pytree_node", True)
+
+
+# Values that have none within. Trees have lists of millions of them.
+_PLAIN = frozenset((type(None), bool, int, float, complex, str, bytes))
+
+
+def within(tree: Any, path: TreePath = ()) -> Iterator[tuple[TreePath, Any]]:
+    """Yield the values of a tree with their paths, without numbers and texts.
+
+    Live objects and tensors are not looked into.
+    """
+    yield path, tree
+    if is_live(tree) or len(path) >= MAX_DEPTH:
+        return
+    inner = fields_of(tree)
+    items: Iterable[tuple[Any, Any]] = ()
+    if inner is not None:
+        items = inner.items()
+    elif isinstance(tree, Mapping):
+        items = tree.items()
+    elif isinstance(tree, list | tuple):
+        items = enumerate(tree)
+    for step, value in items:
+        if type(value) not in _PLAIN:
+            yield from within(value, (*path, step))

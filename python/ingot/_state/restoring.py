@@ -1,0 +1,302 @@
+"""Trees of state that are put together for a caller: planned and checked first, and then read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from enum import Enum
+from sys import modules
+from typing import Any, NamedTuple, Protocol
+
+from ingot._base.frameworks import FRAMEWORKS
+from ingot._base.keys import select
+from ingot._base.options import Loading
+from ingot._base.text import _escaped
+from ingot._native import Checkpoint, TensorInfo
+
+from .decoder import Decoder, fault, parsed, unknown_class
+from .encoder import KEY, VERSION
+from .objects import TreePath, fields_of, is_live, is_tensor, spelled, within
+
+# What is imported for tensors of a module, if it has another name.
+_PACKAGES = {"flax": "jax", "mlx": "mlx.core"}
+
+
+class Contents(NamedTuple):
+    """An open file, and where its bytes are read: in the file, or in a copy that is compared with digests."""
+
+    checkpoint: Checkpoint
+    source: Checkpoint
+
+    @property
+    def shown(self) -> str:
+        """What messages call the file."""
+        return "the file" if self.checkpoint.path is None else _escaped(self.checkpoint.path)
+
+    def info(self, name: str, path: TreePath) -> TensorInfo:
+        """Return the dtype and the shape of a tensor that the tree names at `path`."""
+        if not isinstance(name, str) or name not in self.checkpoint:
+            raise fault(self.shown, path, f"the file has no tensor {name!r}")
+        return self.checkpoint.info(name)
+
+    def raw(self, name: str, path: TreePath) -> tuple[str, memoryview]:
+        """Return the dtype and the bytes of a tensor."""
+        info = self.info(name, path)
+        return info.dtype, self.source.tensor_bytes(name, 0, info.nbytes)
+
+    def tree(self) -> Any:
+        """Return the JSON of the tree."""
+        text = (self.checkpoint.metadata() or {}).get(KEY)
+        if not isinstance(text, str):
+            reason = f"expected {KEY} in the metadata, found none: load its tensors by load_file"
+            raise fault(self.shown, (), reason, "no-state")
+        head = parsed(text, self.shown)
+        version = head.get("version") if isinstance(head, dict) else None
+        if type(version) is not int or version < 1:
+            reason = f"{KEY} in the metadata is invalid: expected a version, found {version!r}"
+            raise fault(self.shown, (), reason)
+        if version > VERSION:
+            reason = f"expected version {VERSION} of {KEY}, found {version}: update ingot"
+            raise fault(self.shown, (), reason, "later-state", expected=VERSION, found=version)
+        if "tree" in head:
+            return head["tree"]
+        _, content = self.raw(head.get("tensor"), ())
+        return parsed(content, self.shown)
+
+
+class Stored(NamedTuple):
+    """A tensor of the file, in place of one that is not loaded yet."""
+
+    name: str
+    shape: tuple[int, ...]
+
+
+class Live(NamedTuple):
+    """A live object, and the argument of its `load_state_dict`."""
+
+    value: Any
+    state: Any
+    path: TreePath
+
+
+class Planner(Protocol):
+    """Handles the tensors and the live objects of a caller for one framework."""
+
+    framework: str
+
+    def plan(self, live: Live, restoring: Restoring) -> None:
+        """Check the state of a live object, whose tensors are not loaded yet."""
+
+    def place(self, own: Any, stored: Stored, path: TreePath, restoring: Restoring) -> None:
+        """Plan to read a tensor of the file into the caller's tensor, or to its device."""
+
+    def state_for(self, live: Live, restoring: Restoring) -> Any:
+        """Return the argument for `load_state_dict`."""
+
+
+class Restoring(Decoder):
+    """Puts a tree together twice: once to plan the reads, and once with the loaded tensors.
+
+    Attributes
+    ----------
+    filled : dict of path to (tensor, str)
+        The caller's tensors that are filled, and the name of each in the file.
+    devices : dict of str to object
+        The devices of new tensors that do not go to the default device.
+    loaded : dict of str to tensor, optional
+        The other tensors by name, after they have been read.
+    known : object
+        Facts about the caller's live objects, for the framework.
+    lives : list of Live
+        The live objects, in the order of the tree.
+    missing : list of str
+        The paths of values that only the caller has.
+    is_partial : bool
+        Whether the caller loads some of the tensors only.
+    """
+
+    def __init__(
+        self, contents: Contents, planner: Planner, into: Any, types: Iterable[type], is_partial: bool
+    ) -> None:
+        super().__init__(contents.shown)
+        self.filled: dict[TreePath, tuple[Any, str]] = {}
+        self.devices: dict[str, Any] = {}
+        self.loaded: dict[str, Any] | None = None
+        self.known: Any = None
+        self.lives: list[Live] = []
+        self.missing: list[str] = []
+        self.is_partial = is_partial
+        self.values = {} if into is None else dict(within(into))
+        self._contents = contents
+        self._planner = planner
+        self._classes = {kind.__qualname__: kind for kind in types}
+        # The name of the tensor at each path, and the module that makes it.
+        self._asked: dict[TreePath, tuple[str, str]] = {}
+        self._raws: dict[str, tuple[str, memoryview]] = {}
+        # The paths of the caller's tensors and live objects that the file has something for.
+        self._met: set[TreePath] = set()
+
+    def planned(self, node: Any) -> None:
+        """Plan the reads for `node`. Raise if it does not fit the caller's objects."""
+        self.value(node, ())
+        if self.is_partial:
+            return
+        for path, own in self.values.items():
+            if path not in self._met and (is_live(own) or is_tensor(own)):
+                what = "a tensor" if is_tensor(own) else f"the state of a {type(own).__name__}"
+                raise fault(self.shown, path, f"expected {what}, found none in the file", "state-missing")
+
+    def restored(self, node: Any, loaded: dict[str, Any]) -> Any:
+        """Return the tree of `node` with the tensors that were read, and note the live objects in it."""
+        self.loaded = loaded
+        self.plain.clear()
+        self.missing.clear()
+        self._nodes = 0
+        return self.value(node, ())
+
+    def own(self, path: TreePath) -> Any:
+        return self.values.get(path)
+
+    def class_named(self, name: str, path: TreePath) -> Any:
+        own = self.own(path)
+        is_typed = isinstance(own, Enum) or fields_of(own) is not None or hasattr(own, "__tensor_flatten__")
+        return type(own) if is_typed else self._classes.get(name)
+
+    def add_classes(self, kinds: Iterable[type]) -> None:
+        """Add classes that objects of the caller have."""
+        self._classes = {kind.__qualname__: kind for kind in kinds} | self._classes
+
+    def mapping(self, node: Any, path: TreePath) -> dict[Any, Any]:
+        found = super().mapping(node, path)
+        own = self.own(path)
+        if isinstance(own, Mapping) and not is_live(own):
+            lacking = {key: value for key, value in own.items() if key not in found}
+            self.missing += [spelled((*path, key)) for key in lacking]
+            found |= lacking
+        return found
+
+    def raw(self, name: str, path: TreePath) -> tuple[str, memoryview]:
+        if name not in self._raws:
+            self._raws[name] = self._contents.raw(name, path)
+        return self._raws[name]
+
+    def tensor(self, name: str, framework: str | None, path: TreePath) -> Any:
+        if path in self.filled and self.loaded is not None:
+            return self.filled[path][0]
+        module = self._module(framework, path)
+        if self.loaded is not None:
+            return self.loaded[name]
+        stored = Stored(name, self._contents.info(name, path).shape)
+        own = self.own(path)
+        self._asked[path] = name, module
+        if is_tensor(own) and module == self._planner.framework:
+            self._met.add(path)
+            self._planner.place(own, stored, path, self)
+        return stored
+
+    def fresh(self) -> dict[str, list[str]]:
+        """Return the names of the tensors that are not filled in place, by the modules that make them."""
+        found: dict[str, dict[str, None]] = {}
+        for path, (name, module) in self._asked.items():
+            if path not in self.filled:
+                found.setdefault(module, {})[name] = None
+        return {module: [*names] for module, names in found.items()}
+
+    def _module(self, framework: str | None, path: TreePath) -> str:
+        """Return the module that makes a tensor: of its framework if that is imported, else the caller's."""
+        own = self._planner.framework
+        if framework is None or framework == own:
+            return own
+        if framework not in FRAMEWORKS.values():
+            raise ValueError(f"{framework!r} is no framework")
+        if _PACKAGES.get(framework, framework) in modules:
+            return framework
+        self.noted(None, path, f"tensor of {framework}")
+        return own
+
+    def flattened(self, kind: Any, inner: dict[str, Any], node: dict[str, Any], path: TreePath) -> Any:
+        shape, stride = self.items(node["shape"], path), self.items(node["stride"], path)
+        context = self.value(node["context"], (*path, "context"))
+        if self.loaded is None:
+            return Stored("", tuple(shape))
+        return kind.__tensor_unflatten__(inner, context, tuple(shape), tuple(stride))
+
+    def live(self, value: Any, node: Any, path: TreePath) -> Any:
+        self._met.add(path)
+        known = len(self.plain)
+        found = Live(value, self.stored(node, path), path)
+        if len(self.plain) > known:
+            _, kind = [*self.plain.items()][known]
+            raise unknown_class(self.shown, path, f"the state of a {type(value).__name__}", kind)
+        if self.loaded is None:
+            self._planner.plan(found, self)
+        else:
+            self.lives.append(found._replace(state=self._planner.state_for(found, self)))
+        return value
+
+
+def selected(node: Any, contents: Contents, how: Loading) -> Any:
+    """Return `node` with the tensors that `keys` and `drop` select, and nothing else than the way to them."""
+    keys = tuple(contents.checkpoint.all_names()) if how.keys is None else how.keys
+    names = {*select(contents.checkpoint, keys, how.drop)}
+    try:
+        found = _some(node, names)
+    except (TypeError, ValueError, LookupError, AttributeError, RecursionError):
+        raise fault(contents.shown, (), "the tree is invalid") from None
+    return {} if found is _GONE else found
+
+
+_GONE = object()
+
+
+def _some(node: Any, names: set[str]) -> Any:
+    """Return what leads to the tensors with these names, or `_GONE`."""
+    if type(node) is list:
+        inner = [_some(one, names) for one in node]
+        # The others keep their places.
+        return _GONE if set(map(id, inner)) <= {id(_GONE)} else [_or_none(one) for one in inner]
+    if type(node) is not dict:
+        return _GONE
+    tag, content = next(iter(node.items()), ("", None))
+    if not tag.startswith("$"):
+        kept = {key: found for key, one in node.items() if (found := _some(one, names)) is not _GONE}
+        return kept or _GONE
+    within_tag = _WITHIN.get(tag)
+    return _GONE if within_tag is None else within_tag(node, content, names)
+
+
+def _or_none(found: Any) -> Any:
+    return None if found is _GONE else found
+
+
+def _some_tensor(node: Any, inner: Any, names: set[str]) -> Any:
+    return node if (inner if isinstance(inner, str) else inner[0]) in names else _GONE
+
+
+def _some_pairs(_: Any, inner: Any, names: set[str]) -> Any:
+    pairs = [[key, found] for key, one in inner if (found := _some(one, names)) is not _GONE]
+    return {"$dict": pairs} if pairs else _GONE
+
+
+def _some_at(place: int) -> Callable[[Any, Any, set[str]], Any]:
+    """Return a function for tags with a list, whose item at `place` has the tensors."""
+
+    def some(node: Any, inner: Any, names: set[str]) -> Any:
+        found = _some(inner[place], names)
+        return _GONE if found is _GONE else {next(iter(node)): [*inner[:place], found, *inner[place + 1 :]]}
+
+    return some
+
+
+# For tags whose nodes have tensors within.
+_WITHIN: dict[str, Callable[[Any, Any, set[str]], Any]] = {
+    "$tensor": _some_tensor,
+    "$subclass": lambda node, inner, names: _GONE if _some(inner["tensors"], names) is _GONE else node,
+    "$dict": _some_pairs,
+    "$ordered": _some_at(0),
+    "$default": _some_at(1),
+    "$deque": _some_at(0),
+    "$tuple": lambda _, inner, names: _GONE if (found := _some(inner, names)) is _GONE else {"$tuple": found},
+    # Without all of its fields it is a dict.
+    "$namedtuple": lambda _, inner, names: _some(inner["fields"], names),
+    "$dataclass": lambda _, inner, names: _some(inner["fields"], names),
+}

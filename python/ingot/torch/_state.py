@@ -1,0 +1,196 @@
+"""Training states of torch: modules are filled in place, and optimizers have names for their parameters."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+import ingot
+from ingot._adapters.face import Whole
+from ingot._base.options import Saving
+from ingot._native import Checkpoint
+from ingot._read.door import Reads
+from ingot._read.load import tensors
+from ingot._read.moves import Moving
+from ingot._read.select import Label
+from ingot._state import optimizers
+from ingot._state.decoder import fault
+from ingot._state.face import States, other_shape, payload
+from ingot._state.objects import TreePath, is_live, spelled
+from ingot._state.optimizers import unwrapped
+from ingot._state.restoring import Contents, Live, Restoring, Stored
+from ingot._state.rng import RNG as RNG
+from ingot._write.save import recorded, rendered, write_file
+from ingot.errors import DestinationError, SaveError
+from ingot.typing import Path, Writable
+
+from ._devices import mover
+from ._devices import payload as tensor_payload
+from ._into import Fitting, differences, fill_tensors, load_fitting, tensors_of
+from ._shared import restore, views_among
+from ._tensors import _export, _plain_ones, at, copied, wrap
+
+
+class _States(States):
+    last = (RNG,)
+
+    def states_of(self, lives: Mapping[TreePath, Any]) -> dict[int, Any]:
+        modules = optimizers.names_in(lives)
+        states: dict[int, Any] = {}
+        numbered: dict[TreePath, list[TreePath]] = defaultdict(list)
+        for path, live in lives.items():
+            if isinstance(live, torch.nn.Module):
+                states[id(live)] = unwrapped(live).state_dict()
+                continue
+            state = states[id(live)] = live.state_dict()
+            if not isinstance(live, torch.optim.Optimizer) or not optimizers.is_of_parameters(state):
+                continue
+            names = optimizers.names_for(live, modules)
+            if names is not None:
+                states[id(live)] = optimizers.by_name(live, state, names)
+            elif path and isinstance(path[-1], int):
+                numbered[path[:-1]].append(path)
+        for paths in numbered.values():
+            _refuse_equal_keys(paths)
+        return states
+
+    def write(
+        self, stored: dict[str, Any], destination: Path | Writable, how: Saving
+    ) -> ingot.SaveFuture | None:
+        own = {name: one for name, one in stored.items() if isinstance(one, torch.Tensor)}
+        views = views_among(_plain_ones(own))
+        stored = {name: one for name, one in stored.items() if name not in views}
+        known = {"export": _export, "shared": "copy", "views": rendered(views)}
+        return write_file(destination, stored, payload, how, copies=_copied, **known)
+
+    def load(self, contents: Contents, names: list[str], move: Moving, reads: Reads) -> dict[str, Any]:
+        views = recorded(contents.checkpoint.shared())
+        bases = dict.fromkeys(views[name]["of"] if name in views else name for name in names)
+        found = tensors(contents.source, bases, wrap, move, reads)
+        restore(found, {name: views[name] for name in names if name in views})
+        return found
+
+    def fill(self, checkpoint: Checkpoint, filled: Mapping[TreePath, tuple[Any, str]], reads: Reads) -> None:
+        own: dict[str, torch.Tensor] = {Label(spelled(path)): one for path, (one, _) in filled.items()}
+        found = Fitting(own, [name for _, name in filled.values()], own)
+        load_fitting(checkpoint, found.each_once(), reads)
+
+    def prepare(self, restoring: Restoring) -> Any:
+        lives = {path: value for path, value in restoring.values.items() if is_live(value)}
+        for live in lives.values():
+            if isinstance(live, torch.optim.Optimizer):
+                restoring.add_classes(optimizers.classes_of(live))
+        return optimizers.names_in(lives)
+
+    def plan(self, live: Live, restoring: Restoring) -> None:
+        if isinstance(live.value, torch.nn.Module):
+            _plan_module(live, unwrapped(live.value), restoring)
+            return
+        super().plan(live, restoring)
+        if isinstance(live.value, torch.optim.Optimizer) and optimizers.is_of_parameters(live.state):
+            _plan_optimizer(live, restoring)
+
+    def state_for(self, live: Live, restoring: Restoring) -> Any:
+        if isinstance(live.value, torch.nn.Module) and restoring.is_partial:
+            return {**unwrapped(live.value).state_dict(keep_vars=True), **live.state}
+        if isinstance(live.value, torch.optim.Optimizer) and optimizers.is_of_parameters(live.state):
+            return optimizers.by_place(live.value, live.state, _names(live, restoring))
+        return live.state
+
+    def apply(self, live: Live) -> None:
+        is_module = isinstance(live.value, torch.nn.Module)
+        value = unwrapped(live.value) if is_module else live.value
+        value.load_state_dict(live.state)
+
+
+def _names(live: Live, restoring: Restoring) -> optimizers.Names | None:
+    return optimizers.names_for(live.value, restoring.known)
+
+
+def _plan_module(live: Live, module: torch.nn.Module, restoring: Restoring) -> None:
+    """Plan to fill the tensors of a module in place, if the names and shapes of the file are its own."""
+    if not isinstance(live.state, Mapping):
+        reason = f"expected the state of a {type(module).__name__}, found a {type(live.state).__name__}"
+        raise fault(restoring.shown, live.path, reason, "state-names")
+    own = _own_tensors(module)
+    stored = {name: one for name, one in live.state.items() if isinstance(one, Stored)}
+    lists = {
+        "missing in the file": [name for name in own if name not in stored and not restoring.is_partial],
+        "unexpected in the file": [name for name in stored if name not in own],
+    }
+    shapes = [name for name in own if name in stored and tuple(own[name].shape) != stored[name].shape]
+    if not shapes and not any(lists.values()):
+        for name, one in stored.items():
+            restoring.filled[(*live.path, name)] = own[name], one.name
+        return
+    if _changes_states(module):
+        # `load_state_dict` gets new tensors, and decides.
+        return
+    if shapes:
+        expected, found = own[shapes[0]].shape, stored[shapes[0]].shape
+        raise other_shape(restoring.shown, (*live.path, shapes[0]), expected, found)
+    lines = differences(lists, stored, own)
+    reason = f"the {type(module).__name__} and its state in the file have other tensors:"
+    raise fault(restoring.shown, live.path, "\n".join([reason, *lines]), "state-names")
+
+
+def _own_tensors(module: torch.nn.Module) -> dict[str, torch.Tensor]:
+    """Return the tensors of a module by name: none if its `state_dict` returns copies."""
+    try:
+        return tensors_of(module)
+    except DestinationError:
+        return {}
+
+
+def _changes_states(module: torch.nn.Module) -> bool:
+    """Return whether `load_state_dict` of a module may take other names and shapes than it has.
+
+    Modules of torch itself only fill in what older versions did not store.
+    """
+    return any(map(_has_hooks, module.modules())) or not _own_tensors(module)
+
+
+def _has_hooks(module: torch.nn.Module) -> bool:
+    methods = (type(module)._load_from_state_dict, type(module).load_state_dict)
+    is_of_torch = all(method.__module__.startswith("torch.") for method in methods)
+    return not is_of_torch or bool(module._load_state_dict_pre_hooks)
+
+
+def _plan_optimizer(live: Live, restoring: Restoring) -> None:
+    """Compare the state of an optimizer with its parameters, and plan where it is loaded to."""
+    optimizer, names = live.value, _names(live, restoring)
+    try:
+        state = optimizers.by_place(optimizer, live.state, names)
+    except ValueError as error:
+        raise fault(restoring.shown, live.path, f"{error}", "optimizer-state") from None
+    parameters = optimizers.parameters(optimizer)
+    for place, key, expected, found in optimizers.misfits(optimizer, state):
+        called = place if names is None else names[id(parameters[place])]
+        raise other_shape(restoring.shown, (*live.path, "state", called, key), expected, found)
+    for place, parameter in enumerate(parameters):
+        for key, value in state["state"].get(place, {}).items():
+            # The number of steps stays on the host, unless the optimizer moves it.
+            if isinstance(value, Stored) and key != "step" and not parameter.is_cpu:
+                restoring.devices[value.name] = parameter.device
+
+
+def _refuse_equal_keys(paths: list[TreePath]) -> None:
+    if len(paths) > 1:
+        first, second = (spelled(path) for path in paths[:2])
+        reason = f"`{first}` and `{second}` have states under equal integers"
+        message = f"{reason}: put the modules of their parameters into the same tree, for their names"
+        raise SaveError(message, code="equal-keys", tensor=first, found=second)
+
+
+def _copied(stored: dict[str, Any]) -> dict[str, Any]:
+    """Return copies of the tensors of torch on their devices, and the others as they are."""
+    own = {name: one for name, one in stored.items() if isinstance(one, torch.Tensor)}
+    return {**stored, **copied(own, "device")}
+
+
+states = _States("torch", Whole(wrap, mover, at, tensor_payload, export=_export, into=fill_tensors))
+save_state = states.save_state
+load_state = states.load_state
