@@ -1,4 +1,4 @@
-//! What goes wrong below the layer that knows paths and names.
+//! Failures below the layer that knows paths and names, and the errors that they become.
 
 use std::io;
 use std::path::Path;
@@ -6,17 +6,15 @@ use std::path::Path;
 use ingot_format::{FormatError, to_u64, to_usize};
 
 use super::Error;
-use super::checkpoint::CheckpointFault;
-use super::edit::EditError;
-use super::write::step;
+use super::faults::{CheckpointFault, EditError, step};
 use crate::device::{DeviceFault, Refusal};
 
-/// Why bytes could not be had.
+/// A failure to read bytes.
 #[derive(Debug)]
 pub(crate) enum Failure {
-    /// The system refuses the memory.
+    /// The memory cannot be allocated.
     OutOfMemory { nbytes: u64, source: Option<io::Error> },
-    /// Reading failed, or gave fewer bytes than there should be (then there is no `source`).
+    /// Reading failed, or returned fewer bytes than expected (then there is no `source`).
     Read {
         position: u64,
         expected: usize,
@@ -25,14 +23,14 @@ pub(crate) enum Failure {
     },
     /// A device cannot be used.
     Device(DeviceFault),
-    /// A framework gives no memory of a device.
+    /// A framework cannot allocate memory of a device.
     Refused(Refusal),
-    /// The caller wants no more.
+    /// The caller interrupted the call.
     Interrupted,
 }
 
 impl Failure {
-    /// The error, about `tensor` of the file at `path`.
+    /// Return the error about `tensor` of the file at `path`.
     pub(crate) fn about(self, path: Option<&Path>, tensor: Option<&str>) -> Error {
         match self {
             Failure::Interrupted => Error::Interrupted,
@@ -77,20 +75,20 @@ impl From<DeviceFault> for Failure {
 }
 
 impl From<DeviceFault> for Error {
-    /// For one that is met before anything is read.
+    /// Convert a fault that occurs before anything is read.
     fn from(fault: DeviceFault) -> Error {
         Failure::from(fault).into()
     }
 }
 
 impl From<Failure> for Error {
-    /// For a failure that is that of no file.
+    /// Convert a failure that concerns no file.
     fn from(failure: Failure) -> Error {
         failure.about(None, None)
     }
 }
 
-/// A failure, and which of several files it was met in: `None` where it is that of none.
+/// A failure, and the number of the file that it concerns, if any.
 #[derive(Debug)]
 pub(crate) struct InFile {
     pub(crate) file: Option<usize>,
@@ -103,7 +101,7 @@ impl From<Failure> for InFile {
     }
 }
 
-/// `nbytes` as a size in memory, or that no memory is so large.
+/// Convert `nbytes` to a size in memory. Fail if no memory is so large.
 pub(crate) fn size(nbytes: u64) -> Result<usize, Failure> {
     to_usize(nbytes)
         .filter(|&nbytes| nbytes <= usize::MAX / 4)
@@ -111,7 +109,7 @@ pub(crate) fn size(nbytes: u64) -> Result<usize, Failure> {
 }
 
 impl EditError {
-    /// The error, about the file at `path`.
+    /// Return the error about the file at `path`.
     pub(crate) fn about(self, path: &Path) -> Error {
         let path = path.to_owned();
         Error::Edit { path, fault: self }
@@ -119,14 +117,14 @@ impl EditError {
 }
 
 impl CheckpointFault {
-    /// The error, about the checkpoint at `path`.
+    /// Return the error about the checkpoint at `path`.
     pub(crate) fn about(self, path: &Path) -> Error {
         let path = path.to_owned();
         Error::Checkpoint { path, fault: self }
     }
 }
 
-/// Makes an error of why the file at `path` was not opened.
+/// Return a function that makes an error of a failure to open the file at `path`.
 pub(crate) fn unopened(path: &Path) -> impl Fn(io::Error) -> Error + Copy {
     move |source| {
         let path = path.to_owned();
@@ -134,7 +132,7 @@ pub(crate) fn unopened(path: &Path) -> impl Fn(io::Error) -> Error + Copy {
     }
 }
 
-/// Make an error of why the tensors of the file at `path` cannot be laid out.
+/// Return a function that makes an error of a failure to lay out the tensors of the file at `path`.
 pub(crate) fn unstorable(path: &Path) -> impl Fn(FormatError) -> Error + Copy {
     move |fault| {
         let path = Some(path.to_owned());
@@ -142,7 +140,7 @@ pub(crate) fn unstorable(path: &Path) -> impl Fn(FormatError) -> Error + Copy {
     }
 }
 
-/// Why a save ended early. [`save`](crate::save) adds the path.
+/// A reason why a save ended early. [`save`](crate::save) adds the path.
 pub(crate) enum Stop {
     Fault { step: &'static str, source: io::Error },
     Refused(EditError),
@@ -156,7 +154,8 @@ impl From<io::Error> for Stop {
 }
 
 impl Stop {
-    /// An error of the operating system; or that the watch wanted no more while a payload was read, which comes as one.
+    /// Return the reason for an error of the operating system. An interruption while a payload is read comes as such an error
+    /// too.
     pub(crate) fn of(step: &'static str, source: io::Error) -> Stop {
         let inner = source.get_ref();
         let by_watch = inner.and_then(|inner| inner.downcast_ref());
@@ -167,8 +166,8 @@ impl Stop {
         }
     }
 
-    /// The error, about the file at `path` that takes `nbytes` bytes: that of what a payload was read from, where that is
-    /// why it could not be written.
+    /// Return the error about the file at `path`, which takes `nbytes` bytes. If reading a payload failed, that is the error of
+    /// the payload's source.
     pub(crate) fn about(self, path: &Path, nbytes: u64) -> Error {
         let (step, source) = match self {
             Stop::Interrupted => return Error::Interrupted,
@@ -189,7 +188,7 @@ impl Stop {
     }
 }
 
-/// Adds to an error of the operating system what was being done.
+/// Adds the step of a save to an error of the operating system.
 pub(crate) trait Step<T> {
     fn step(self, step: &'static str) -> Result<T, Stop>;
 }

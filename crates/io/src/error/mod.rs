@@ -1,10 +1,8 @@
-//! What can go wrong with a file, in words: nothing here can fail, and nothing is done. [`Error`] is what callers get, the
-//! faults inside it are those of one thing each, a [`Failure`] or a [`Stop`] is what becomes an error once path and tensor are known.
+//! Errors. [`Error`] is the type that callers receive. It contains a fault of a header, an index, a checkpoint, an edit and so
+//! on. A [`Failure`] or a [`Stop`] becomes an error once path and tensor are known.
 
-mod checkpoint;
-mod edit;
 mod failure;
-mod write;
+mod faults;
 
 use std::fmt;
 use std::io;
@@ -12,28 +10,27 @@ use std::path::{Path, PathBuf};
 
 use ingot_format::{Dtype, Escaped, FormatError, IndexError, Quoted, SelectionError, SharedError};
 
-use self::write::hint;
+use self::faults::{about, hint};
 use crate::device::{DeviceFault, Refusal};
 use crate::digest::Unequal;
 use crate::options::{BACKEND_VARIABLE, Backend, THREADS_VARIABLE};
 
-pub use checkpoint::CheckpointFault;
-pub use edit::EditError;
 pub(crate) use failure::{Failure, InFile, Step, Stop, size, unopened, unstorable};
-pub(crate) use write::step;
+pub(crate) use faults::step;
+pub use faults::{CheckpointFault, EditError, Misfit};
 
-/// A failure to open, read or save, with what a reader needs to put it right.
+/// A failure to open, read or save, with the facts that help to fix it.
 ///
-/// `Display` gives one line: path, tensor, what is wrong, expected and found. Names and paths are escaped in it;
-/// the fields hold them as they are.
+/// `Display` writes one line: path, tensor, fault, expected and found. Names and paths are escaped in it; the fields hold
+/// them unchanged.
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum Error {
-    /// The file cannot be opened. The system's own error says why.
+    /// The file cannot be opened.
     Open {
         /// The file.
         path: PathBuf,
-        /// What the system says.
+        /// The system's error.
         source: io::Error,
     },
     /// The header breaks a rule of FORMAT.md.
@@ -54,16 +51,16 @@ pub enum Error {
     Checkpoint {
         /// The index, or the directory.
         path: PathBuf,
-        /// What is wrong.
+        /// The reason.
         fault: CheckpointFault,
     },
     /// The file has no tensor of this name.
     UnknownTensor {
         /// The file.
         path: Option<PathBuf>,
-        /// The name that was asked for.
+        /// The requested name.
         tensor: String,
-        /// The name in the file that is most like it.
+        /// The most similar name in the file.
         nearest: Option<String>,
     },
     /// The index does not fit the tensor.
@@ -74,22 +71,22 @@ pub enum Error {
         tensor: String,
         /// Its shape.
         shape: Vec<u64>,
-        /// What does not fit.
+        /// The reason.
         fault: SelectionError,
     },
-    /// Reading failed, or gave fewer bytes than there should be.
+    /// Reading failed, or returned fewer bytes than expected.
     Read {
         /// The file.
         path: Option<PathBuf>,
-        /// The tensor whose bytes were read; `None` for the header, and for a file that is read whatever it holds.
+        /// The tensor whose bytes were read; `None` for the header, and for a file that is read as a whole.
         tensor: Option<String>,
-        /// Where in the file, in bytes.
+        /// The position in the file, in bytes.
         position: u64,
-        /// Bytes asked for.
+        /// Bytes requested.
         expected: u64,
         /// Bytes found.
         found: u64,
-        /// What the system says; `None` when the file just ended.
+        /// The system's error; `None` if the file ended.
         source: Option<io::Error>,
     },
     /// The file was written to, replaced, removed, lengthened or shortened since it was opened.
@@ -98,102 +95,102 @@ pub enum Error {
         path: Option<PathBuf>,
         /// Its size when it was opened, in bytes.
         nbytes_at_open: u64,
-        /// Its size now; `None` when it is gone, or has the same size.
+        /// Its size now; `None` if it was removed, or has the same size.
         nbytes_now: Option<u64>,
     },
-    /// There is no memory for the tensors.
+    /// The memory for the tensors cannot be allocated.
     OutOfMemory {
         /// The file.
         path: Option<PathBuf>,
-        /// Bytes that were asked for.
+        /// Bytes requested.
         nbytes: u64,
-        /// What the system says.
+        /// The system's error.
         source: Option<io::Error>,
     },
     /// The tensors cannot be laid out in a file of this format.
     Unstorable {
         /// The file to be written; `None` for bytes in memory.
         path: Option<PathBuf>,
-        /// Why not.
+        /// The reason.
         fault: FormatError,
     },
-    /// Saving failed. What the path held before is still there, unless `step` says otherwise.
+    /// Saving failed. An existing file is unchanged, except after some values of `step`, which say so.
     Write {
         /// The file to be written, never a temporary one.
         path: PathBuf,
-        /// What could not be done, to stand after "could not".
+        /// The step that failed, as words after "could not".
         step: &'static str,
-        /// Bytes that the new file takes.
+        /// The size of the new file in bytes.
         nbytes: u64,
-        /// What the system says.
+        /// The system's error.
         source: io::Error,
     },
-    /// The environment asks for a way to read that there is not.
+    /// The environment variable for the backend has an unknown value.
     UnknownBackend {
-        /// What it asks for.
+        /// The value.
         found: String,
     },
-    /// The environment asks for a number of threads that is none.
+    /// The environment variable for the number of threads has an invalid value.
     InvalidThreads {
-        /// What it asks for.
+        /// The value.
         found: String,
     },
-    /// The tensor is not converted to the dtype that was asked for.
+    /// The tensor cannot be converted to the requested dtype.
     Conversion {
         /// The file.
         path: Option<PathBuf>,
         /// The tensor.
         tensor: String,
-        /// The dtype that it has in the file.
+        /// The dtype in the file.
         stored: Dtype,
-        /// The dtype that was asked for.
+        /// The requested dtype.
         wanted: Dtype,
     },
-    /// The memory that a tensor was to be read into does not fit it.
+    /// The destination of a tensor does not fit the tensor.
     #[doc(hidden)]
     Destination {
         /// The file.
         path: Option<PathBuf>,
         /// The tensor.
         tensor: String,
-        /// What does not fit.
+        /// The reason.
         misfit: Misfit,
     },
     /// The file was not edited, merged or filled.
     Edit {
         /// The file to be written.
         path: PathBuf,
-        /// Why not.
+        /// The reason.
         fault: EditError,
     },
     /// The record of digests in the file's metadata cannot be used. FORMAT.md, "Checksums".
     Checksums {
         /// The file.
         path: Option<PathBuf>,
-        /// Why not.
+        /// The reason.
         reason: String,
     },
     /// The record of shared tensors in the file's metadata cannot be used. FORMAT.md, "Shared tensors".
     Shared {
         /// The file.
         path: Option<PathBuf>,
-        /// Why not.
+        /// The reason.
         fault: SharedError,
     },
-    /// The file keeps no digest of a tensor that was to be compared with one.
+    /// The file has no recorded digest of a tensor that was to be verified.
     NoDigest {
         /// The file.
         path: Option<PathBuf>,
         /// The tensor.
         tensor: String,
     },
-    /// Bytes are not those that a digest was taken of.
+    /// Bytes differ from a recorded digest.
     Digest {
         /// The file.
         path: Option<PathBuf>,
         /// The tensor; `None` for the whole file.
         tensor: Option<String>,
-        /// The two digests. Boxed, because they are larger than all the rest.
+        /// The two digests. Boxed, because they are larger than the other variants.
         unequal: Box<Unequal>,
     },
     /// The handle was closed.
@@ -206,82 +203,31 @@ pub enum Error {
     Device {
         /// The file.
         path: Option<PathBuf>,
-        /// The tensor; `None` where it is not known which.
+        /// The tensor, if it is known.
         tensor: Option<String>,
-        /// What is wrong with it.
+        /// The reason.
         fault: Box<DeviceFault>,
     },
-    /// A framework gives no memory of a device for the tensors.
+    /// A framework cannot allocate memory of a device for the tensors.
     #[doc(hidden)]
     Refused {
         /// The file.
         path: Option<PathBuf>,
-        /// What the framework says.
+        /// The framework's error.
         source: Refusal,
     },
-    /// The caller stopped it. Nothing half-done stays behind.
+    /// The caller interrupted the call. No partial result is left behind.
     Interrupted,
 }
 
-/// Why memory does not fit the tensor that was to be read into it.
-#[derive(Clone, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum Misfit {
-    /// It is for elements of another kind.
-    Dtype {
-        /// What would be read.
-        expected: Dtype,
-        /// What the memory is for.
-        found: Dtype,
-    },
-    /// It has another shape.
-    Shape {
-        /// The shape that would be read.
-        expected: Vec<u64>,
-        /// The shape of the memory.
-        found: Vec<u64>,
-    },
-    /// Some of it is to take another tensor too.
-    Overlap {
-        /// The other tensor.
-        other: String,
-    },
-}
-
-impl Misfit {
-    /// The code and the text.
-    fn row(&self) -> (&'static str, String) {
-        match self {
-            Misfit::Dtype { expected, found } => (
-                "destination-dtype",
-                format!("the destination has another dtype: expected {expected}, found {found}"),
-            ),
-            Misfit::Shape { expected, found } => (
-                "destination-shape",
-                format!("the destination has another shape: expected {expected:?}, found {found:?}"),
-            ),
-            Misfit::Overlap { other } => (
-                "destination-overlap",
-                format!("the destination shares memory with that of {}", Quoted(other)),
-            ),
-        }
-    }
-}
-
-impl fmt::Display for Misfit {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.row().1)
-    }
-}
-
 impl Error {
-    /// A stable name for the failure, in kebab-case; programs may match it.
+    /// Returns a stable name for the failure, in kebab-case; programs may match it.
     #[must_use]
     pub fn code(&self) -> &'static str {
         self.row().0
     }
 
-    /// The code, and the text after path and tensor.
+    /// Return the code, and the text after path and tensor.
     fn row(&self) -> (&'static str, String) {
         match self {
             Error::Open { source, .. } => (code_of(source).unwrap_or("open"), source.to_string()),
@@ -384,7 +330,7 @@ impl Error {
         }
     }
 
-    /// The file that the failure concerns.
+    /// Returns the file that the failure concerns.
     #[must_use]
     pub fn path(&self) -> Option<&Path> {
         match self {
@@ -413,7 +359,7 @@ impl Error {
         }
     }
 
-    /// The tensor that the failure concerns.
+    /// Returns the tensor that the failure concerns.
     #[must_use]
     pub fn tensor(&self) -> Option<&str> {
         match self {
@@ -427,7 +373,7 @@ impl Error {
         }
     }
 
-    /// Return the tensor at the beginning of the text.
+    /// Return the tensor at the beginning of the text; the text of a fault names its tensor itself.
     fn subject(&self) -> Option<&str> {
         match self {
             Error::UnknownTensor { tensor, .. }
@@ -440,7 +386,7 @@ impl Error {
         }
     }
 
-    /// The sizes that had to agree and did not, in bytes: what was expected, what was found.
+    /// Returns the expected and the found size in bytes, for a failure of sizes.
     #[must_use]
     pub fn expected_found(&self) -> Option<(u64, u64)> {
         match *self {
@@ -457,8 +403,8 @@ impl Error {
         }
     }
 
-    /// The bytes that the failure concerns: of the data section for a fault of the header, of the file for a
-    /// failure to read.
+    /// Returns the range of bytes that the failure concerns: of the data section for a fault of the header, of the file for a
+    /// failed read.
     #[must_use]
     pub fn range(&self) -> Option<(u64, u64)> {
         match *self {
@@ -470,14 +416,14 @@ impl Error {
         }
     }
 
-    /// What the caller can do about it, as its text says it too. `None` where there is nothing to be said.
+    /// Returns advice for the caller, which is also the end of the text.
     #[must_use]
     pub fn hint(&self) -> Option<&'static str> {
         match self {
             Error::Write {
                 path, step, source, ..
             } => hint(path, step, source),
-            // What is opened so is a destination that has to be new.
+            // Only a destination that must be new is opened like this.
             Error::Open { source, .. } if source.kind() == io::ErrorKind::AlreadyExists => {
                 Some("overwrite=True replaces it")
             }
@@ -485,7 +431,7 @@ impl Error {
         }
     }
 
-    /// What the system said, where the failure came from it.
+    /// Returns the system's error, if it is the cause.
     #[must_use]
     pub fn system(&self) -> Option<&io::Error> {
         match self {
@@ -496,7 +442,7 @@ impl Error {
     }
 }
 
-/// The name of a failure that came over a network.
+/// Return the code of a network fault.
 fn code_of(source: &io::Error) -> Option<&'static str> {
     #[cfg(feature = "remote")]
     if let Some(fault) = ingot_remote::Fault::of(source) {
@@ -511,10 +457,7 @@ impl fmt::Display for Error {
         if let Some(path) = self.path() {
             write!(f, "{}: ", Escaped(&path.to_string_lossy()))?;
         }
-        if let Some(tensor) = self.subject() {
-            write!(f, "tensor {}: ", Quoted(tensor))?;
-        }
-        f.write_str(&self.row().1)?;
+        about(f, self.subject(), &self.row().1)?;
         self.hint().map_or(Ok(()), |hint| write!(f, " — {hint}"))
     }
 }
